@@ -1,0 +1,79 @@
+#pragma once
+
+// What the protocols above the agent (RRefs, autograd) need of it: to send requests and to answer them. The agent is
+// the real one; protocol tests put a simulated network in its place.
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "base/error.h"
+#include "base/ids.h"
+#include "base/result.h"
+#include "base/timer.h"
+#include "wire/message.h"
+
+namespace torchrpc {
+
+/// The way back to a caller, usable once; from any thread. Dropped unused, it answers with an error: a request is
+/// never left hanging.
+class Responder {
+ public:
+  using Sink = std::function<void(Result<Message>)>;
+
+  Responder() = default;
+  explicit Responder(Sink sink) : sink_(std::make_shared<Once>(std::move(sink))) {}
+
+  void reply(Message message) const { complete(std::move(message)); }
+  void fail(Error error) const { complete(std::move(error)); }
+  void complete(Result<Message> result) const;
+
+ private:
+  struct Once {
+    explicit Once(Sink sink) : sink(std::move(sink)) {}
+    ~Once();
+    Sink sink;
+  };
+  std::shared_ptr<Once> sink_;
+};
+
+/// A request that has arrived.
+struct Request {
+  WorkerInfo from;
+  Message message;
+};
+
+class Messenger {
+ public:
+  using ReplyHandler = std::function<void(Result<Message>)>;
+  using RequestHandler = std::function<void(Request request, Responder responder)>;
+
+  /// On which thread a handler runs.
+  enum class Where {
+    kLoop,  ///< at once, on the transport's loop: brief, no blocking, no user code, nothing of Python
+    kPool,
+  };
+
+  virtual ~Messenger() = default;
+
+  virtual const WorkerInfo& self() const = 0;
+  /// Who has that id; for one that is not known the name says so ("worker 7").
+  virtual WorkerInfo worker(WorkerId id) const = 0;
+
+  /// Sends a request; `handler` is called exactly once, with the reply or with an error (kTimeout after `timeout`,
+  /// 0: never; kWorkerLost; what the callee answered), on the loop, the timer or the calling thread: it must not
+  /// block. Requests to oneself are served like any other.
+  virtual void request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) = 0;
+
+  /// The same for messages that may arrive any number of times: tried again, with growing pauses, until it is
+  /// answered or `to` is known to be lost (kWorkerLost) or this node goes down (kShutdown).
+  virtual void requestReliably(WorkerId to, Message message, ReplyHandler handler) = 0;
+
+  /// Registers who serves a kind; before the node starts, once a kind.
+  virtual void on(Kind kind, Where where, RequestHandler handler) = 0;
+
+  /// Runs a task on the pool.
+  virtual void post(std::function<void()> task) = 0;
+};
+
+}  // namespace torchrpc

@@ -1,0 +1,56 @@
+#pragma once
+
+// The numbers that name workers, calls, RRefs and forks.
+
+#include <cstdint>
+#include <functional>
+#include <ostream>
+#include <string>
+
+namespace torchrpc {
+
+/// A worker's rank in its group: 0 to world size - 1.
+using WorkerId = int32_t;
+constexpr WorkerId kNoWorker = -1;
+
+/// A call, unique on the caller while the caller lives.
+using CallId = uint64_t;
+
+/// Unique in the group: the worker that made the number, and a counter of its own.
+struct GloballyUniqueId {
+  WorkerId created_on = kNoWorker;
+  uint64_t local_id = 0;
+
+  friend bool operator==(const GloballyUniqueId&, const GloballyUniqueId&) = default;
+  friend auto operator<=>(const GloballyUniqueId&, const GloballyUniqueId&) = default;
+};
+
+/// "GloballyUniqueId(created_on=0, local_id=3)"
+std::string toString(const GloballyUniqueId& id);
+std::ostream& operator<<(std::ostream& out, const GloballyUniqueId& id);
+
+/// One per value that RRefs refer to.
+using RRefId = GloballyUniqueId;
+/// One per user's reference to it.
+using ForkId = GloballyUniqueId;
+
+struct WorkerInfo {
+  std::string name;
+  WorkerId id = kNoWorker;
+
+  friend bool operator==(const WorkerInfo&, const WorkerInfo&) = default;
+};
+
+/// "WorkerInfo(id=0, name=worker0)": the text that user code matches on.
+std::string toString(const WorkerInfo& worker);
+
+}  // namespace torchrpc
+
+template <>
+struct std::hash<torchrpc::GloballyUniqueId> {
+  size_t operator()(const torchrpc::GloballyUniqueId& id) const noexcept {
+    // Fibonacci hashing of the counter, with the worker in the high bits.
+    return (id.local_id ^ (static_cast<uint64_t>(static_cast<uint32_t>(id.created_on)) << 40)) *
+        0x9E3779B97F4A7C15ull;
+  }
+};

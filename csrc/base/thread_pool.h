@@ -1,0 +1,58 @@
+#pragma once
+
+// Where handlers, user code and future callbacks run. Threads start when there is work for them, up to `size`;
+// a thread that blocks on another call (BlockingScope) is replaced while it does, so that nested blocking calls
+// cannot use the pool up.
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+
+namespace torchrpc {
+
+class ThreadPool {
+ public:
+  struct Options {
+    size_t size = 16;        ///< threads that run at once (those inside a BlockingScope not counted)
+    size_t max_size = 1024;  ///< threads altogether: past it a BlockingScope brings no replacement
+    std::string name = "torchrpc";
+  };
+  struct Stats {
+    size_t threads = 0;  ///< started
+    size_t idle = 0;
+    size_t blocked = 0;  ///< inside a BlockingScope
+    size_t queued = 0;   ///< tasks that no thread has taken
+  };
+
+  explicit ThreadPool(Options options);
+  /// close().
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  /// Runs `task` on some thread; tasks start in the order posted. A task that throws is logged, not fatal.
+  /// False, and the task is destroyed unrun, after close(). Thread-safe.
+  bool post(std::function<void()> task);
+
+  /// Takes no more tasks, runs what is queued, waits for the threads. Must not be called from a pool thread.
+  /// Idempotent.
+  void close();
+
+  Stats stats() const;
+
+  /// While one lives on a pool thread, that thread does not count as running. Nests; a no-op on other threads.
+  class BlockingScope {
+   public:
+    BlockingScope();
+    ~BlockingScope();
+    BlockingScope(const BlockingScope&) = delete;
+    BlockingScope& operator=(const BlockingScope&) = delete;
+  };
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace torchrpc

@@ -1,0 +1,60 @@
+#pragma once
+
+// Deadlines. One interface, two clocks: a thread that sleeps (ThreadTimer), and one that a test moves by hand
+// (ManualTimer).
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+namespace torchrpc {
+
+using Duration = std::chrono::steady_clock::duration;
+using TimePoint = std::chrono::steady_clock::time_point;
+
+/// "No deadline".
+constexpr TimePoint kNever = TimePoint::max();
+
+class Timer {
+ public:
+  using Id = uint64_t;
+  virtual ~Timer() = default;
+
+  virtual TimePoint now() const = 0;
+
+  /// Runs `task` once, at `when` or soon after, on the timer's thread: it must be brief and must not block.
+  /// A task that `close` finds pending is dropped unrun. Thread-safe.
+  virtual Id at(TimePoint when, std::function<void()> task) = 0;
+
+  /// True if the task will not run; false if it has run, runs now, or is unknown. Thread-safe; does not wait.
+  virtual bool cancel(Id id) = 0;
+
+  /// Drops what is pending and waits for a task under way (unless called from it). Idempotent.
+  virtual void close() = 0;
+
+  Id after(Duration delay, std::function<void()> task) { return at(now() + delay, std::move(task)); }
+};
+
+/// The real one: a thread of its own, started with the first task.
+std::unique_ptr<Timer> makeThreadTimer();
+
+/// For tests: time stands still until advanced; tasks run inside advance(), in order of their time.
+class ManualTimer : public Timer {
+ public:
+  ManualTimer();
+  ~ManualTimer() override;
+  TimePoint now() const override;
+  Id at(TimePoint when, std::function<void()> task) override;
+  bool cancel(Id id) override;
+  void close() override;
+  void advance(Duration by);
+  /// How many tasks are pending.
+  size_t pending() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace torchrpc

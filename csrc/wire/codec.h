@@ -1,0 +1,83 @@
+#pragma once
+
+// Writing and reading of plain numbers and strings, little-endian, bounds-checked.
+
+#include <bit>
+#include <concepts>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "base/error.h"
+#include "base/ids.h"
+
+namespace torchrpc {
+
+/// Appends to a string.
+class Writer {
+ public:
+  explicit Writer(std::string& out) : out_(out) {}
+
+  template <typename T>
+    requires std::is_arithmetic_v<T> || std::is_enum_v<T>
+  void put(T value) {
+    const auto at = out_.size();
+    out_.resize(at + sizeof(T));
+    std::memcpy(out_.data() + at, &value, sizeof(T));
+  }
+  /// A length (8 bytes) and the bytes.
+  void putString(std::string_view bytes) {
+    put<uint64_t>(bytes.size());
+    out_.append(bytes);
+  }
+  void putBytes(const void* data, size_t size) { out_.append(static_cast<const char*>(data), size); }
+  void putId(const GloballyUniqueId& id) {
+    put(id.created_on);
+    put(id.local_id);
+  }
+
+ private:
+  std::string& out_;
+};
+
+/// Reads what Writer wrote. Every overrun throws Error(kProtocol).
+class Reader {
+ public:
+  explicit Reader(std::string_view bytes) : rest_(bytes) {}
+
+  template <typename T>
+    requires std::is_arithmetic_v<T> || std::is_enum_v<T>
+  T get() {
+    T value;
+    std::memcpy(&value, getBytes(sizeof(T)).data(), sizeof(T));
+    return value;
+  }
+  std::string_view getString() { return getBytes(get<uint64_t>()); }
+  std::string_view getBytes(uint64_t size) {
+    if (size > rest_.size()) {
+      throw Error(ErrorCode::kProtocol, "malformed message: it ends before its contents do");
+    }
+    auto out = rest_.substr(0, size);
+    rest_.remove_prefix(size);
+    return out;
+  }
+  GloballyUniqueId getId() {
+    GloballyUniqueId id;
+    id.created_on = get<WorkerId>();
+    id.local_id = get<uint64_t>();
+    return id;
+  }
+  size_t remaining() const { return rest_.size(); }
+  void expectEnd() const {
+    if (!rest_.empty()) throw Error(ErrorCode::kProtocol, "malformed message: bytes left over at its end");
+  }
+
+ private:
+  std::string_view rest_;
+};
+
+static_assert(std::endian::native == std::endian::little, "the wire format is little-endian");
+
+}  // namespace torchrpc

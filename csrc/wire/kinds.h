@@ -1,0 +1,48 @@
+#pragma once
+
+// The kinds of message, one row each. The numbers are part of the wire protocol: never reuse one.
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+namespace torchrpc {
+
+/// What a message asks of the one who gets it.
+enum class Role : uint8_t {
+  kRequest,  ///< is answered by one kReply or kError of the same call id
+  kReply,    ///< answers a request
+  kOneWay,   ///< is not answered
+};
+
+// X(enumerator, number, role, name): `name` is what debug output and fault injection call it.
+#define TORCHRPC_KINDS(X)                                      \
+  X(kHello, 1, kOneWay, "HELLO")                               \
+  X(kReply, 2, kReply, "REPLY")                                \
+  X(kError, 3, kReply, "ERROR")                                \
+  X(kBuiltinCall, 16, kRequest, "SCRIPT_CALL")                 \
+  X(kNativeCall, 17, kRequest, "NATIVE_CALL")                  \
+  X(kPythonCall, 18, kRequest, "PYTHON_CALL")                  \
+  X(kBuiltinRemote, 32, kRequest, "SCRIPT_REMOTE_CALL")        \
+  X(kNativeRemote, 33, kRequest, "NATIVE_REMOTE_CALL")         \
+  X(kPythonRemote, 34, kRequest, "PYTHON_REMOTE_CALL")         \
+  X(kRRefFetch, 48, kRequest, "SCRIPT_RREF_FETCH_CALL")        \
+  X(kPythonRRefFetch, 49, kRequest, "PYTHON_RREF_FETCH_CALL")  \
+  X(kRRefForkRequest, 50, kRequest, "RREF_FORK_REQUEST")       \
+  X(kRRefChildAccept, 51, kRequest, "RREF_CHILD_ACCEPT")       \
+  X(kRRefUserDelete, 52, kRequest, "RREF_USER_DELETE")
+
+enum class Kind : uint16_t {
+#define X(enumerator, number, role, name) enumerator = number,
+  TORCHRPC_KINDS(X)
+#undef X
+};
+
+/// The role of a kind; nothing for a number that is no kind (a peer can send any).
+std::optional<Role> roleOf(Kind kind);
+/// The name of a kind, "UNKNOWN" for a number that is none.
+std::string_view name(Kind kind);
+/// The kind of a name, if there is one.
+std::optional<Kind> kindOf(std::string_view name);
+
+}  // namespace torchrpc
