@@ -1,0 +1,262 @@
+// The pool: order, growth under blocking, its limits, and its end.
+
+#include <catch2/catch.hpp>
+
+#include <pthread.h>
+
+#include <atomic>
+#include <future>
+#include <latch>
+#include <thread>
+#include <vector>
+
+#include "base/thread_pool.h"
+
+namespace torchrpc {
+
+namespace {
+
+// Waits, as a blocking call would, for a task that itself waits for one, and so on.
+void nest(ThreadPool& pool, int depth, std::atomic<int>& reached) {
+  ++reached;
+  if (depth == 0) return;
+  std::promise<void> done;
+  pool.post([&] {
+    nest(pool, depth - 1, reached);
+    done.set_value();
+  });
+  ThreadPool::BlockingScope blocking;
+  done.get_future().wait();
+}
+
+std::string threadName() {
+  char name[16];
+  pthread_getname_np(pthread_self(), name, sizeof name);
+  return name;
+}
+
+}  // namespace
+
+TEST_CASE("a pool has no thread until there is work") {
+  ThreadPool pool({});
+  CHECK(pool.stats().threads == 0);
+  std::promise<std::string> name;
+  REQUIRE(pool.post([&] { name.set_value(threadName()); }));
+  CHECK(name.get_future().get() == "torchrpc-0");
+  CHECK(pool.stats().threads == 1);
+}
+
+TEST_CASE("a thread's name keeps its number when the pool's is long") {
+  ThreadPool pool({.size = 1, .name = "a-very-long-name-indeed"});
+  std::promise<std::string> name;
+  pool.post([&] { name.set_value(threadName()); });
+  CHECK(name.get_future().get() == "a-very-long-n-0");
+}
+
+TEST_CASE("an idle thread is used before a new one is started") {
+  ThreadPool pool({.size = 4});
+  for (int i = 0; i < 200; ++i) {
+    std::promise<void> done;
+    pool.post([&] { done.set_value(); });
+    done.get_future().wait();
+    while (pool.stats().idle == 0) std::this_thread::yield();
+  }
+  CHECK(pool.stats().threads == 1);
+}
+
+TEST_CASE("tasks start in the order posted") {
+  ThreadPool pool({.size = 1});
+  std::vector<int> ran;
+  for (int i = 0; i < 1000; ++i) pool.post([&, i] { ran.push_back(i); });
+  pool.close();
+  REQUIRE(ran.size() == 1000);
+  CHECK(std::is_sorted(ran.begin(), ran.end()));
+}
+
+TEST_CASE("as many tasks run at once as the pool's size, and no more") {
+  ThreadPool pool({.size = 4});
+  std::latch all(4);
+  std::atomic<int> running = 0;
+  std::atomic<int> most = 0;
+  for (int i = 0; i < 4; ++i) pool.post([&] { all.arrive_and_wait(); });
+  for (int i = 0; i < 500; ++i) {
+    pool.post([&] {
+      const int now = ++running;
+      int seen = most;
+      while (seen < now && !most.compare_exchange_weak(seen, now)) {
+      }
+      std::this_thread::yield();
+      --running;
+    });
+  }
+  pool.close();
+  CHECK(most <= 4);
+}
+
+TEST_CASE("a burst of short tasks starts no more threads than the pool's size") {
+  ThreadPool pool({.size = 3});
+  for (int i = 0; i < 10000; ++i) pool.post([] {});
+  CHECK(pool.stats().threads <= 3);
+}
+
+TEST_CASE("calls that block on each other 64 deep end on a pool of four") {
+  ThreadPool pool({.size = 4});
+  std::atomic<int> reached = 0;
+  std::promise<void> done;
+  pool.post([&] {
+    nest(pool, 64, reached);
+    done.set_value();
+  });
+  REQUIRE(done.get_future().wait_for(std::chrono::seconds(60)) == std::future_status::ready);
+  CHECK(reached == 65);
+}
+
+TEST_CASE("many nested calls side by side end on a pool of one, and leave one thread") {
+  ThreadPool pool({.size = 1});
+  std::atomic<int> reached = 0;
+  std::latch done(20);
+  for (int i = 0; i < 20; ++i) {
+    pool.post([&] {
+      nest(pool, 10, reached);
+      done.count_down();
+    });
+  }
+  done.wait();
+  CHECK(reached == 20 * 11);
+  while (pool.stats().threads > 1) std::this_thread::yield();
+}
+
+TEST_CASE("blocked threads are counted, once however deep their scopes") {
+  ThreadPool pool({.size = 2});
+  std::latch inside(1);
+  std::promise<void> go;
+  pool.post([&] {
+    ThreadPool::BlockingScope outer;
+    ThreadPool::BlockingScope inner;
+    inside.count_down();
+    go.get_future().wait();
+  });
+  inside.wait();
+  CHECK(pool.stats().blocked == 1);
+  go.set_value();
+  while (pool.stats().blocked != 0) std::this_thread::yield();
+}
+
+TEST_CASE("a blocking scope on a thread of no pool does nothing") {
+  ThreadPool::BlockingScope blocking;
+  SUCCEED();
+}
+
+TEST_CASE("a pool at its greatest size starts no thread for a blocked one, and goes on when it can") {
+  ThreadPool pool({.size = 2, .max_size = 2});
+  std::latch inside(2);
+  std::promise<void> go;
+  auto until = go.get_future().share();
+  for (int i = 0; i < 2; ++i) {
+    pool.post([&] {
+      ThreadPool::BlockingScope blocking;
+      inside.count_down();
+      until.wait();
+    });
+  }
+  inside.wait();
+  std::promise<void> ran;
+  pool.post([&] { ran.set_value(); });
+  CHECK(pool.stats().threads == 2);
+  CHECK(pool.stats().queued == 1);
+  go.set_value();
+  ran.get_future().wait();
+}
+
+TEST_CASE("a task that throws harms nothing but itself") {
+  ThreadPool pool({.size = 1});
+  std::promise<void> next;
+  pool.post([] { throw std::runtime_error("expected in this test's output"); });
+  pool.post([] { throw 1; });
+  pool.post([&] { next.set_value(); });
+  next.get_future().wait();
+}
+
+TEST_CASE("close runs what is queued, and after it nothing is taken") {
+  ThreadPool pool({.size = 2});
+  std::atomic<int> ran = 0;
+  for (int i = 0; i < 1000; ++i) pool.post([&] { ++ran; });
+  pool.close();
+  CHECK(ran == 1000);
+  CHECK(pool.stats().threads == 0);
+
+  auto kept = std::make_shared<int>();
+  CHECK_FALSE(pool.post([kept] {}));
+  CHECK(kept.use_count() == 1);
+  pool.close();
+}
+
+TEST_CASE("close runs queued tasks that block on each other's queue positions") {
+  ThreadPool pool({.size = 1});
+  std::promise<void> go;
+  std::atomic<bool> ended = false;
+  pool.post([&] {
+    ThreadPool::BlockingScope blocking;
+    go.get_future().wait();
+    ended = true;
+  });
+  pool.post([&] { go.set_value(); });
+  pool.close();
+  CHECK(ended);
+}
+
+TEST_CASE("close from two threads waits in both") {
+  ThreadPool pool({.size = 2});
+  std::promise<void> go;
+  std::atomic<bool> ended = false;
+  pool.post([&] {
+    go.get_future().wait();
+    ended = true;
+  });
+  std::vector<std::thread> closers;
+  for (int i = 0; i < 2; ++i) {
+    closers.emplace_back([&] {
+      pool.close();
+      if (!ended) std::terminate();
+    });
+  }
+  go.set_value();
+  for (auto& closer : closers) closer.join();
+}
+
+TEST_CASE("a pool that one of its own threads closes says so instead of waiting for itself") {
+  ThreadPool pool({.size = 1, .name = "mine"});
+  std::promise<std::string> text;
+  pool.post([&] {
+    try {
+      pool.close();
+    } catch (const std::exception& error) {
+      text.set_value(error.what());
+    }
+  });
+  CHECK(text.get_future().get() == "thread pool mine closed by one of its threads");
+}
+
+TEST_CASE("posting from many threads loses nothing") {
+  ThreadPool pool({.size = 3});
+  std::atomic<int> ran = 0;
+  std::vector<std::thread> posters;
+  for (int i = 0; i < 4; ++i) {
+    posters.emplace_back([&] {
+      for (int j = 0; j < 5000; ++j) {
+        pool.post([&] {
+          if (j % 50 == 0) {
+            ThreadPool::BlockingScope blocking;
+            std::this_thread::yield();
+          }
+          ++ran;
+        });
+      }
+    });
+  }
+  for (auto& poster : posters) poster.join();
+  pool.close();
+  CHECK(ran == 20000);
+}
+
+}  // namespace torchrpc
