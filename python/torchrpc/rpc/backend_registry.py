@@ -1,0 +1,261 @@
+"""Kinds of agents, and how the one there is (TENSORPIPE) comes up: who is in the group, with which devices."""
+
+import collections
+import enum
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import torchrpc.rpc.api as api
+from torchrpc._C import TensorPipeAgent, _get_current_rpc_agent, _is_current_rpc_agent_set
+
+from ._rendezvous import check_group_kind, gather
+from ._utils import _group_membership_management, _update_group_membership
+from .constants import DEFAULT_INIT_METHOD, DEFAULT_NUM_WORKER_THREADS, DEFAULT_RPC_TIMEOUT_SEC
+from .options import TensorPipeRpcBackendOptions
+
+__all__ = [
+    "BackendType",
+    "BackendValue",
+    "backend_registered",
+    "construct_rpc_backend_options",
+    "init_backend",
+    "register_backend",
+]
+
+BackendValue = collections.namedtuple("BackendValue", ["construct_rpc_backend_options_handler", "init_backend_handler"])
+_DeviceMap = dict[torch.device, torch.device]
+
+
+def _make_enum(members: dict[str, BackendValue]) -> Any:
+    made: Any = enum.Enum("BackendType", members)
+    made.__repr__ = lambda self: f"BackendType.{self.name}"
+    made.__doc__ = "The registered backends. `BackendType.TENSORPIPE` is always there; see `register_backend`."
+    return made
+
+
+BackendType = _make_enum({})
+
+
+def backend_registered(backend_name: str) -> bool:
+    """Whether there is a backend of that name."""
+    return backend_name in BackendType.__members__
+
+
+def register_backend(
+    backend_name: str, construct_rpc_backend_options_handler: Callable, init_backend_handler: Callable
+) -> Any:
+    """Add a backend and return its member of BackendType (which is a new enum from now on).
+
+    Args:
+        backend_name (str): its name.
+        construct_rpc_backend_options_handler: called as (rpc_timeout, init_method, **kwargs), gives options.
+        init_backend_handler: called with the keywords store, name, rank, world_size and rpc_backend_options, gives an
+            agent.
+
+    Raises:
+        RuntimeError: the name is taken.
+    """
+    global BackendType
+    if backend_registered(backend_name):
+        raise RuntimeError(f"RPC backend {backend_name}: already registered")
+    members = {member.name: member.value for member in BackendType}
+    members[backend_name] = BackendValue(construct_rpc_backend_options_handler, init_backend_handler)
+    BackendType = _make_enum(members)
+    return BackendType[backend_name]
+
+
+def is_backend(backend: Any) -> bool:
+    """Whether it is a member of BackendType, be it one from before another backend was registered."""
+    return isinstance(backend, enum.Enum) and isinstance(backend.value, BackendValue)
+
+
+def construct_rpc_backend_options(
+    backend: Any,
+    rpc_timeout: float = DEFAULT_RPC_TIMEOUT_SEC,
+    init_method: str = DEFAULT_INIT_METHOD,
+    **kwargs: Any,
+) -> Any:
+    """The backend's options."""
+    return backend.value.construct_rpc_backend_options_handler(rpc_timeout, init_method, **kwargs)
+
+
+def init_backend(backend: Any, *args: Any, **kwargs: Any) -> Any:
+    """The backend's agent."""
+    return backend.value.init_backend_handler(*args, **kwargs)
+
+
+# --- Devices ---
+
+
+def _valid(devices: Iterable[torch.device], count: int) -> bool:
+    return all(d.type == "cpu" or (d.type == "cuda" and 0 <= d.index < count) for d in devices)
+
+
+def _validate_device_maps(
+    all_names: list[str],
+    all_device_counts: dict[str, int],
+    all_device_maps: dict[str, dict[str, _DeviceMap]],
+    all_devices: dict[str, list[torch.device]],
+    is_static_group: bool = True,
+) -> None:
+    """Raise ValueError for device maps and device lists that do not fit together."""
+    for node in all_names:
+        devices, count = all_devices[node], all_device_counts[node]
+        if len(set(devices)) != len(devices):
+            raise ValueError(f"Node {node} has duplicated devices\ndevices = {devices}")
+        if not _valid(devices, count):
+            raise ValueError(
+                f"Node {node} has devices with invalid indices\ndevices = {devices}\ndevice count = {count}"
+            )
+    for source in all_names:
+        maps = all_device_maps[source]
+        if is_static_group and not set(maps).issubset(all_names):
+            raise ValueError(
+                f"Node {source} has invalid target node names in its device maps\n"
+                f"device maps = {maps.keys()}\nnode names = {all_names}"
+            )
+        for target, device_map in maps.items():
+            if len(set(device_map.values())) != len(device_map):
+                raise ValueError(
+                    f"Node {source} has duplicated target devices in its device map for {target}\n"
+                    f"device map = {device_map}"
+                )
+            for side, node, used in (("source", source, device_map.keys()), ("target", target, device_map.values())):
+                devices, count = all_devices.get(node), all_device_counts.get(node)
+                _validate_side(side, used, source, target, device_map, devices, count)
+
+
+def _validate_side(
+    side: str, used: Any, source: str, target: str, device_map: _DeviceMap, devices: Any, count: int | None
+) -> None:
+    where = f"in its device map for {target}\ndevice map = {device_map}"
+    if devices:
+        if not set(used).issubset(devices):
+            raise ValueError(f"Node {source} has unexpected {side} devices {where}\ndevices = {devices}")
+    elif count is not None and not _valid(used, count):
+        raise ValueError(f"Node {source} has {side} devices with invalid indices {where}\ndevice count = {count}")
+
+
+def _create_device_list(
+    my_devices: list[torch.device], my_device_maps: dict[str, _DeviceMap], reverse_device_maps: dict[str, _DeviceMap]
+) -> list[torch.device]:
+    """The devices given, or else those that this worker's maps and the others' maps to it name."""
+    if not my_devices:
+        maps = [*my_device_maps.values(), *reverse_device_maps.values()]
+        my_devices = list({device for map_ in maps for device in map_} - {torch.device("cpu")})
+    return sorted(my_devices, key=lambda device: device.index)
+
+
+def _create_reverse_mapping(
+    my_name: str, all_names: list[str], all_device_maps: dict[str, dict[str, _DeviceMap]]
+) -> dict[str, _DeviceMap]:
+    """For replies: how the devices here map to those of each worker that has a map to here."""
+    return {
+        node: {target: source for source, target in all_device_maps[node][my_name].items()}
+        for node in all_names
+        if my_name in all_device_maps[node]
+    }
+
+
+def _start_cuda(devices: list[torch.device]) -> None:
+    if torch.cuda.is_available() and devices:
+        torch.cuda.init()
+
+
+# --- TENSORPIPE ---
+
+
+def _tensorpipe_construct_rpc_backend_options_handler(
+    rpc_timeout: float,
+    init_method: str,
+    num_worker_threads: int = DEFAULT_NUM_WORKER_THREADS,
+    _transports: list[str] | None = None,
+    _channels: list[str] | None = None,
+    **kwargs: Any,
+) -> TensorPipeRpcBackendOptions:
+    return TensorPipeRpcBackendOptions(
+        rpc_timeout=rpc_timeout,
+        init_method=init_method,
+        num_worker_threads=num_worker_threads,
+        _transports=_transports,
+        _channels=_channels,
+    )
+
+
+def _tensorpipe_init_backend_handler(
+    store: Any, name: str, rank: int, world_size: int | None, rpc_backend_options: Any
+) -> TensorPipeAgent:
+    if not isinstance(store, dist.Store):
+        raise TypeError(f"`store` must be a c10d::Store. {store}")
+    if not isinstance(rpc_backend_options, TensorPipeRpcBackendOptions):
+        raise TypeError(f"`rpc_backend_options` must be a `TensorPipeRpcBackendOptions`. {rpc_backend_options}")
+    check_group_kind(store, is_static=bool(world_size))
+    if world_size:
+        return _init_static_group(store, name, rank, world_size, rpc_backend_options)
+    return _init_dynamic_group(store, name, rank, rpc_backend_options)
+
+
+def _init_static_group(
+    store: dist.Store, name: str, rank: int, world_size: int, options: TensorPipeRpcBackendOptions
+) -> TensorPipeAgent:
+    mine = (torch.cuda.device_count(), options.device_maps, options.devices)
+    everyone = gather(store, name, rank, world_size, mine)
+    counts, maps, devices = ({worker: facts[i] for worker, facts in everyone.items()} for i in range(3))
+    names = list(everyone)
+    _validate_device_maps(names, counts, maps, devices)
+    reverse_maps = _create_reverse_mapping(name, names, maps)
+    my_devices = _create_device_list(options.devices, options.device_maps, reverse_maps)
+    _start_cuda(my_devices)
+    agent = TensorPipeAgent(store, name, rank, world_size, options, reverse_maps, my_devices)
+    _start(agent)
+    return agent
+
+
+def _init_dynamic_group(
+    store: dist.Store, name: str, rank: int, options: TensorPipeRpcBackendOptions
+) -> TensorPipeAgent:
+    with _group_membership_management(store, name, True):
+        agent = TensorPipeAgent(store, name, rank, None, options, {}, [])
+        _start(agent)
+        try:
+            _introduce(agent)
+        except Exception:
+            api.shutdown(graceful=False)
+            raise
+        return agent
+
+
+def _start(agent: TensorPipeAgent) -> None:
+    try:
+        api._init_rpc_states(agent)
+    except BaseException:
+        agent.shutdown()
+        if _is_current_rpc_agent_set():
+            api._reset_current_rpc_agent()
+        raise
+
+
+def _get_device_infos() -> tuple[int, dict[str, _DeviceMap], list[torch.device]]:
+    """Runs on every member when a worker joins."""
+    options = _get_current_rpc_agent()._get_backend_options()
+    _start_cuda(options.devices)
+    return torch.cuda.device_count(), options.device_maps, options.devices
+
+
+def _introduce(agent: TensorPipeAgent) -> None:
+    """Exchange devices with all members of a group without a fixed size, and have them take this worker in."""
+    me = agent.get_worker_info()
+    names = [worker.name for worker in agent.get_worker_infos()]
+    facts = {name: _get_device_infos() if name == me.name else api.rpc_sync(name, _get_device_infos) for name in names}
+    counts, maps, devices = ({name: fact[i] for name, fact in facts.items()} for i in range(3))
+    _validate_device_maps(names, counts, maps, devices, is_static_group=False)
+    reverse_maps = _create_reverse_mapping(me.name, names, maps)
+    for name in names:
+        theirs = _create_device_list(devices[name], maps[name], reverse_maps)
+        api.rpc_sync(name, _update_group_membership, args=(me, theirs, reverse_maps, True))
+
+
+register_backend("TENSORPIPE", _tensorpipe_construct_rpc_backend_options_handler, _tensorpipe_init_backend_handler)
