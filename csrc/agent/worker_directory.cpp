@@ -14,6 +14,7 @@ namespace torchrpc {
 namespace {
 
 constexpr auto kMembersKey = "members";
+constexpr auto kTellAfter = std::chrono::seconds(10);  // of silence that make a person wonder
 
 std::vector<uint8_t> toBytes(std::string_view text) { return {text.begin(), text.end()}; }
 std::string toText(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
@@ -28,6 +29,7 @@ std::string encodeRecord(const WorkerRecord& record) {
   writer.putString(record.address);
   writer.put(record.world_size);
   writer.put(record.incarnation);
+  writer.putString(record.facts);
   return out;
 }
 
@@ -39,6 +41,7 @@ WorkerRecord decodeRecord(std::string_view bytes) {
   record.address = reader.getString();
   record.world_size = reader.get<int32_t>();
   record.incarnation = reader.get<uint64_t>();
+  record.facts = reader.getString();
   reader.expectEnd();
   return record;
 }
@@ -125,66 +128,88 @@ void Rendezvous::claimKindOfGroup() {
 
 WorkerRecord Rendezvous::read(WorkerId id) { return decodeRecord(toText(store_->get(workerKey(id)))); }
 
+std::string Rendezvous::missing(const std::string& prefix) const {
+  std::string out;
+  try {
+    for (WorkerId id = 0; id < self_.world_size; ++id) {
+      const auto rank = std::to_string(id);
+      if (!store_->check({prefix + rank})) out += (out.empty() ? "" : ", ") + rank;
+    }
+  } catch (const std::exception&) {
+    return {};
+  }
+  return out;
+}
+
 void Rendezvous::waitForAll(const std::string& prefix, Duration timeout, const std::string& what) {
   std::vector<std::string> keys;
   for (WorkerId id = 0; id < self_.world_size; ++id) keys.push_back(prefix + std::to_string(id));
-  std::string cause;
+  const auto who = self_.info.name + " (rank " + std::to_string(self_.info.id) + ")";
+  const bool tell = timeout == Duration::zero() || timeout > kTellAfter;
   try {
-    store_->wait(keys, storeTimeout(timeout));
+    store_->wait(keys, storeTimeout(tell ? kTellAfter : timeout));
     return;
   } catch (const std::exception& e) {
-    cause = e.what();
+    const auto ranks = missing(prefix);
+    if (ranks.empty()) throw storeLost(e);
+    if (tell) TORCH_WARN(who, " has waited ", seconds(kTellAfter), " for the workers of rank ", ranks, " to ", what);
   }
-  std::string missing;
-  try {
-    for (const auto& key : keys) {
-      if (!store_->check({key})) missing += (missing.empty() ? "" : ", ") + key.substr(prefix.size());
+  if (tell) {
+    try {
+      store_->wait(keys, storeTimeout(timeout == Duration::zero() ? timeout : timeout - kTellAfter));
+      return;
+    } catch (const std::exception& e) {
+      if (missing(prefix).empty()) throw storeLost(e);
     }
-  } catch (const std::exception&) {
-    missing.clear();
-  }
-  if (missing.empty()) {
-    throw Error(
-        ErrorCode::kRendezvous,
-        "the store through which the group of " + self_.info.name + " meets stopped answering: " + cause);
   }
   throw Error(
       ErrorCode::kRendezvous,
-      self_.info.name + " (rank " + std::to_string(self_.info.id) + ") waited " + seconds(timeout) + " for the " +
-          std::to_string(self_.world_size) + " workers of its group to " + what + "; missing: rank " + missing +
-          ". Start the missing ranks, check that all were given the same world_size, MASTER_ADDR and MASTER_PORT, "
-          "or raise rpc_timeout");
+      who + " waited " + seconds(timeout) + " for the " + std::to_string(self_.world_size) +
+          " workers of its group to " + what + "; missing: rank " + missing(prefix) +
+          ". Start the missing ranks, check that all workers were given the same world_size and address to meet at, "
+          "or allow more time");
+}
+
+Error Rendezvous::storeLost(const std::exception& cause) const {
+  return {
+      ErrorCode::kRendezvous,
+      "the store through which the group of " + self_.info.name + " meets does not answer: " + cause.what()};
+}
+
+void Rendezvous::claimRank() {
+  const auto mine = encodeRecord(self_);
+  const auto stored = toText(store_->compareSet(workerKey(self_.info.id), {}, toBytes(mine)));
+  if (stored == mine) return;
+  throw Error(
+      ErrorCode::kRendezvous,
+      "rank " + std::to_string(self_.info.id) + " is taken: " + decodeRecord(stored).info.name + " and " +
+          self_.info.name + " were both started with it. Give every worker a rank of its own (or, if an earlier run " +
+          "left the store behind, as a file:// one can, another store)");
 }
 
 std::vector<WorkerRecord> Rendezvous::meetAll(Duration timeout) {
   claimKindOfGroup();
-  const auto mine = encodeRecord(self_);
-  const auto stored = toText(store_->compareSet(workerKey(self_.info.id), {}, toBytes(mine)));
-  if (stored != mine) {
-    throw Error(
-        ErrorCode::kRendezvous,
-        "rank " + std::to_string(self_.info.id) + " is taken: " + decodeRecord(stored).info.name + " and " +
-            self_.info.name + " were both started with it. Give every worker a rank of its own");
-  }
-  waitForAll("worker/", timeout, "join");
-
+  claimRank();
   std::vector<WorkerRecord> records;
   std::unordered_map<std::string, WorkerId> names;
-  for (WorkerId id = 0; id < self_.world_size; ++id) {
+  std::optional<std::string> conflict;
+  for (WorkerId id = 0; id < self_.world_size && !conflict; ++id) {
+    // One at a time: rank 0's word is the first that everybody compares with.
+    if (!store_->check({workerKey(id)})) waitForAll("worker/", timeout, "join");
     const auto& record = records.emplace_back(read(id));
     if (record.world_size != self_.world_size) {
-      throw Error(
-          ErrorCode::kRendezvous,
-          "world sizes differ: " + self_.info.name + " was started with world_size=" +
-              std::to_string(self_.world_size) + ", " + record.info.name + " with " +
-              std::to_string(record.world_size) + ". Pass the same to all");
+      conflict = "world sizes differ: " + self_.info.name + " was started with world_size=" +
+          std::to_string(self_.world_size) + ", " + record.info.name + " with " + std::to_string(record.world_size) +
+          ". Pass the same to all";
+    } else if (auto [it, fresh] = names.emplace(record.info.name, id); !fresh) {
+      conflict = "RPC worker name " + record.info.name + " is not unique: ranks " + std::to_string(it->second) +
+          " and " + std::to_string(id) + " both have it. Give every worker a name of its own";
     }
-    if (auto [it, fresh] = names.emplace(record.info.name, id); !fresh) {
-      throw Error(
-          ErrorCode::kRendezvous,
-          "RPC worker name " + record.info.name + " is not unique: ranks " + std::to_string(it->second) + " and " +
-              std::to_string(id) + " both have it. Give every worker a name of its own");
-    }
+  }
+  if (conflict) {
+    // The store may live in this process and end with it: let the others find the same in it first.
+    leaveTogether(std::chrono::seconds(2));
+    throw Error(ErrorCode::kRendezvous, *conflict);
   }
   return records;
 }

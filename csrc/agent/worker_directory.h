@@ -12,6 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/error.h"
 #include "base/ids.h"
 #include "base/mutex.h"
 #include "base/timer.h"
@@ -30,6 +31,7 @@ struct WorkerRecord {
   std::string address;       ///< of its transport
   int32_t world_size = 0;    ///< 0: the group grows as workers join
   uint64_t incarnation = 0;  ///< random, one per start: a restarted worker has another
+  std::string facts;         ///< what else all are to know of it; opaque to the core
 
   friend bool operator==(const WorkerRecord&, const WorkerRecord&) = default;
 };
@@ -64,6 +66,7 @@ class Rendezvous {
   Rendezvous(StorePtr store, WorkerRecord self);
 
   /// Static group: publishes this worker, reads the others, checks that names are unique and world sizes agree.
+  /// Logs whom it waits for, once, if that takes long.
   std::vector<WorkerRecord> meetAll(Duration timeout);
 
   /// Group that grows: publishes this worker, reads those already there. The caller keeps joins apart from each other.
@@ -83,8 +86,12 @@ class Rendezvous {
  private:
   WorkerRecord read(WorkerId id);
   void claimKindOfGroup();
-  /// Waits for keys of all workers, "<prefix><rank>"; the error says which workers are missing, and `what` they miss.
+  void claimRank();
+  /// Waits for a key of each worker, "<prefix><rank>"; the error says who is missing, and `what` they have not done.
   void waitForAll(const std::string& prefix, Duration timeout, const std::string& what);
+  /// The ranks without such a key, as text; empty if the store does not answer.
+  std::string missing(const std::string& prefix) const;
+  Error storeLost(const std::exception& cause) const;
 
   const StorePtr store_;
   const WorkerRecord self_;

@@ -10,8 +10,8 @@ namespace torchrpc::bindings {
 namespace {
 
 /// The bytes of `object` as the current pickler makes them; tensors and buffers go beside them.
-void appendPickle(Message& message, const py::object& object) {
-  const py::tuple pickled = internalFunction("serialize")(object);
+void appendPickle(Message& message, py::handle serialize, const py::object& object) {
+  const py::tuple pickled = serialize(object);
   char* data = nullptr;
   Py_ssize_t size = 0;
   if (PyBytes_AsStringAndSize(py::object(pickled[0]).ptr(), &data, &size) != 0) throw py::error_already_set();
@@ -40,10 +40,6 @@ bool encodePlainCall(
   return encodePlain(args, writer, message.tensors, rrefs) && encodePlain(kwargs, writer, message.tensors, rrefs);
 }
 
-py::object pythonUdf(const py::object& function, const py::tuple& args, const py::dict& kwargs) {
-  return internalFunction("PythonUDF")(function, args, kwargs);
-}
-
 }  // namespace
 
 Outgoing encodePythonCall(
@@ -65,7 +61,10 @@ Outgoing encodePythonCall(
   writer.put(ValueFormat::kPickle);
   writer.put(async_execution);
   OutgoingRRefs rrefs(node, to.id);
-  appendPickle(out.message, pythonUdf(function, args, kwargs));
+  // Users may put a pickler of their own there for a while.
+  const auto pickler = py::module_::import("torchrpc.rpc.api").attr("_default_pickler");
+  appendPickle(
+      out.message, pickler.attr("serialize"), internalFunction("PythonUDF")(function, args, kwargs));
   out.forks = rrefs.commit(out.message);
   return out;
 }
@@ -108,7 +107,7 @@ Message encodeResult(Node& node, const WorkerInfo& to, const py::object& value) 
   reply.tensors.clear();
   writer.put(ValueFormat::kPickle);
   OutgoingRRefs rrefs(node, to.id);
-  appendPickle(reply, value);
+  appendPickle(reply, internalFunction("serialize"), value);
   rrefs.commit(reply);
   return reply;
 }

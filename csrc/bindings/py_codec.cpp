@@ -319,7 +319,7 @@ py::object findCallable(std::string_view module_name, std::string_view qualname)
   }
   PyErr_Clear();
   // Not there: let Python import it, or say what is missing.
-  return internalFunction("_find_callable")(name, py::str(qualname.data(), qualname.size()));
+  return internalFunction("find_global")(name, py::str(qualname.data(), qualname.size()));
 }
 
 }  // namespace torchrpc::bindings

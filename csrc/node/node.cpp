@@ -53,13 +53,13 @@ void Node::serve(Kind call, Kind remote, std::shared_ptr<CallableRunner> runner)
 }
 
 void Node::start() {
-  WorkerRecord self{options_.self, agent_.listen(), options_.world_size, incarnation_};
+  WorkerRecord self{options_.self, agent_.listen(), options_.world_size, incarnation_, options_.facts};
   rendezvous_ = std::make_unique<Rendezvous>(store_, self);
-  // A store has a time-out of its own; the calls' one says how long the group may take to gather.
-  const auto records = isStaticGroup() ? rendezvous_->meetAll(options_.timeout) : rendezvous_->joinGroup(options_.timeout);
+  const auto limit = options_.init_timeout;
+  const auto records = isStaticGroup() ? rendezvous_->meetAll(limit) : rendezvous_->joinGroup(limit);
   for (const auto& record : records) agent_.directory().add(record);
   // Nobody calls before all know where the others are.
-  if (isStaticGroup()) rendezvous_->sumOverAll("ready", 0, options_.timeout);
+  if (isStaticGroup()) rendezvous_->sumOverAll("ready", 0, limit);
 }
 
 namespace {
@@ -81,13 +81,17 @@ WorkerInfo Node::worker(const std::string& name) const {
       name);
 }
 
-WorkerInfo Node::worker(WorkerId id) const {
-  if (const auto record = agent_.directory().find(id)) return record->info;
+WorkerRecord Node::record(WorkerId id) const {
+  if (auto record = agent_.directory().find(id)) return *std::move(record);
   throw Error(
       ErrorCode::kUnknownWorker,
       "Unknown destination worker id " + std::to_string(id) + ": could not find destination in the RPC group of " +
           self().name + ", whose workers are " + listOf(workers()));
 }
+
+WorkerInfo Node::worker(WorkerId id) const { return record(id).info; }
+
+std::string Node::facts(WorkerId id) const { return record(id).facts; }
 
 void Node::admit(const WorkerInfo& worker) {
   if (worker.id == self().id) return;

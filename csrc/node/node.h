@@ -22,6 +22,8 @@ class Node {
     int32_t world_size = 0;  ///< 0: the group grows as workers join
     size_t threads = 16;     ///< of the pool that user code runs on
     Duration timeout = std::chrono::seconds(60);  ///< of calls that name none; 0: never
+    Duration init_timeout = std::chrono::minutes(30);  ///< for the group to gather
+    std::string facts;  ///< what all workers are to know of this one, besides; see facts()
     Limits limits;
     /// Makes the reply to a fetch of an RRef's value, where it is not a plain one; may be empty.
     std::function<Message(const c10::IValue& value, const WorkerInfo& to)> encode_value;
@@ -53,6 +55,8 @@ class Node {
   WorkerInfo worker(const std::string& name) const;
   WorkerInfo worker(WorkerId id) const;
   std::vector<WorkerInfo> workers() const { return agent_.directory().all(); }
+  /// What a worker of the group gave as Options::facts. Throws Error(kUnknownWorker).
+  std::string facts(WorkerId id) const;
   /// Group that grows: a worker has joined or left.
   void admit(const WorkerInfo& worker);
   void expel(const WorkerInfo& worker);
@@ -67,6 +71,8 @@ class Node {
   std::map<std::string, std::string> metrics() const { return agent_.metrics(); }
 
  private:
+  WorkerRecord record(WorkerId id) const;
+
   const Options options_;
   const StorePtr store_;
   const uint64_t incarnation_;
