@@ -21,8 +21,10 @@ constexpr size_t kDefaultThreads = 16;
 
 std::shared_ptr<Node> makeNode(
     StorePtr store, const std::string& name, WorkerId id, std::optional<int32_t> world_size,
-    const TensorPipeOptionsBase& options) {
+    const TensorPipeOptionsBase& options, std::string facts, double init_timeout) {
   Node::Options node_options{.self = {name, id}, .world_size = world_size.value_or(0)};
+  node_options.facts = std::move(facts);
+  node_options.init_timeout = std::chrono::ceil<Duration>(std::chrono::duration<double>(init_timeout));
   node_options.threads = options.num_worker_threads;
   if (!(options.rpc_timeout >= 0)) {
     throw Error(
@@ -141,22 +143,25 @@ void bindWorkerInfo(py::module_& module) {
 
 PyAgent::PyAgent(
     StorePtr store, const std::string& name, WorkerId id, std::optional<int32_t> world_size,
-    TensorPipeOptionsBase options, py::dict reverse_device_maps, py::list devices)
+    TensorPipeOptionsBase options, py::dict reverse_device_maps, py::list devices, std::string facts,
+    double init_timeout)
     : options_(std::move(options)),
       reverse_device_maps_(std::move(reverse_device_maps)),
       devices_(std::move(devices)),
-      node_(makeNode(std::move(store), name, id, world_size, options_)) {}
+      node_(makeNode(std::move(store), name, id, world_size, options_, std::move(facts), init_timeout)) {}
 
 py::dict PyAgent::deviceMap(const WorkerInfo& to) const {
   const py::str name(to.name);
   return options_.device_maps.contains(name) ? py::dict(options_.device_maps[name]) : py::dict();
 }
 
+void PyAgent::setDevices(py::list devices, py::dict reverse_device_maps) {
+  devices_ = std::move(devices);
+  reverse_device_maps_ = std::move(reverse_device_maps);
+}
+
 void PyAgent::updateMembership(const WorkerInfo& worker, py::list devices, py::dict reverse_device_maps, bool join) {
-  if (join) {
-    devices_ = std::move(devices);
-    reverse_device_maps_ = std::move(reverse_device_maps);
-  }
+  if (join) setDevices(std::move(devices), std::move(reverse_device_maps));
   py::gil_scoped_release no_gil;
   join ? node_->admit(worker) : node_->expel(worker);
 }
@@ -170,12 +175,15 @@ void bindAgent(py::module_& module) {
   py::class_<PyAgent, RpcAgent, std::shared_ptr<PyAgent>>(module, "TensorPipeAgent")
       .def(
           py::init([](StorePtr store, const std::string& name, WorkerId id, std::optional<int32_t> world_size,
-                      const TensorPipeOptionsBase& options, py::dict reverse_device_maps, py::list devices) {
+                      const TensorPipeOptionsBase& options, py::dict reverse_device_maps, py::list devices,
+                      const py::bytes& facts, double init_timeout) {
             return std::make_shared<PyAgent>(
-                std::move(store), name, id, world_size, options, std::move(reverse_device_maps), std::move(devices));
+                std::move(store), name, id, world_size, options, std::move(reverse_device_maps), std::move(devices),
+                facts, init_timeout);
           }),
           py::arg("store"), py::arg("name"), py::arg("worker_id"), py::arg("world_size"), py::arg("opts"),
-          py::arg("reverse_device_maps"), py::arg("devices"))
+          py::arg("reverse_device_maps"), py::arg("devices"), py::arg("facts") = py::bytes(),
+          py::arg("init_timeout") = 1800.0)
       .def("start", [](PyAgent& self) { nodeOf(self).start(); }, no_gil)
       .def(
           "join",
@@ -193,6 +201,10 @@ void bindAgent(py::module_& module) {
           "get_worker_info", [](const PyAgent& self, WorkerId id) { return nodeOf(self).worker(id); }, py::arg("id"))
       .def("get_worker_infos", [](const PyAgent& self) { return nodeOf(self).workers(); })
       .def("_get_device_map", &PyAgent::deviceMap, py::arg("dst"))
+      .def(
+          "_get_facts", [](const PyAgent& self, WorkerId id) { return py::bytes(nodeOf(self).facts(id)); },
+          py::arg("id"))
+      .def("_set_devices", &PyAgent::setDevices, py::arg("devices"), py::arg("reverse_device_maps"))
       .def("get_debug_info", &debugInfo)
       .def("get_metrics", [](const PyAgent& self) { return nodeOf(self).metrics(); })
       .def(

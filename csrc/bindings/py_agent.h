@@ -42,11 +42,13 @@ class PyAgent : public RpcAgent {
  public:
   PyAgent(
       StorePtr store, const std::string& name, WorkerId id, std::optional<int32_t> world_size,
-      TensorPipeOptionsBase options, py::dict reverse_device_maps, py::list devices);
+      TensorPipeOptionsBase options, py::dict reverse_device_maps, py::list devices, std::string facts,
+      double init_timeout);
 
   const std::shared_ptr<Node>& node() const { return node_; }
   const TensorPipeOptionsBase& options() const { return options_; }
   py::dict deviceMap(const WorkerInfo& to) const;
+  void setDevices(py::list devices, py::dict reverse_device_maps);
   void updateMembership(const WorkerInfo& worker, py::list devices, py::dict reverse_device_maps, bool join);
 
  private:

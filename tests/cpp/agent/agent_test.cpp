@@ -1,5 +1,6 @@
 // The agent over loopback: requests, replies, errors, time-outs, losses, the end.
 
+#include <ATen/ATen.h>
 #include <catch2/catch.hpp>
 
 #include <latch>

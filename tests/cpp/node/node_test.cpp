@@ -1,5 +1,6 @@
 // Whole nodes in one process: operators, native functions, RRefs, and the group's beginning and end.
 
+#include <ATen/ATen.h>
 #include <catch2/catch.hpp>
 
 #include <future>
