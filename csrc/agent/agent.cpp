@@ -4,6 +4,19 @@
 
 namespace torchrpc {
 
+namespace {
+
+Error lost(const WorkerInfo& peer, const Error& reason) {
+  return {ErrorCode::kWorkerLost, "the connection to " + toString(peer) + " was lost: " + reason.text(), peer.name};
+}
+
+/// What the transport says of a frame that did not go out, for the caller.
+Error notSent(const WorkerInfo& to, const Error& reason) {
+  return reason.code() == ErrorCode::kFrameTooLarge ? reason : lost(to, reason);
+}
+
+}  // namespace
+
 Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_ptr<Timer> timer)
     : options_(std::move(options)),
       directory_(options_.self),
@@ -72,8 +85,8 @@ void Agent::request(WorkerId to, Message message, Duration timeout, ReplyHandler
     auto frame = encodeFrame(message, options_.limits);
     const auto link = connections_.link(worker(to));
     if (!calls_.assign(id, link->id())) return;
-    link->send(std::move(frame), [this, id](const Status& failure) {
-      if (failure) complete(id, *failure);
+    link->send(std::move(frame), [this, id, to](const Status& failure) {
+      if (failure) complete(id, notSent(worker(to), *failure));
     });
   } catch (const Error& e) {
     complete(id, e);
@@ -229,9 +242,7 @@ void Agent::reply(const std::shared_ptr<Link>& link, CallId id, Result<Message> 
 
 void Agent::onLost(const Link& link, const Error& reason) {
   const auto& peer = link.peer();
-  const Error lost(
-      ErrorCode::kWorkerLost, "the connection to " + toString(peer) + " was lost: " + reason.text(), peer.name);
-  for (auto& call : calls_.takeLink(link.id())) call.handler(lost);
+  for (auto& call : calls_.takeLink(link.id())) call.handler(lost(peer, reason));
   if (closing_) return;
   for (const auto& handler : lost_handlers_) handler(peer);
 }

@@ -64,9 +64,10 @@ TEST_CASE("two workers of one name are told so, all of them") {
 }
 
 TEST_CASE("world sizes that differ are told") {
-  const auto outcomes = meet({record(0, 2), record(1, 3)}, 200ms);
-  CHECK_THAT(outcomes[0], Catch::Contains("world sizes differ") && Catch::Contains("world_size=2"));
-  CHECK_THAT(outcomes[1], Catch::Contains("missing: rank 2"));
+  for (const auto& outcome : meet({record(0, 2), record(1, 3)})) {
+    CHECK_THAT(
+        outcome, Catch::Contains("world sizes differ") && Catch::Contains("worker0") && Catch::Contains("worker1"));
+  }
 }
 
 TEST_CASE("a rank that two workers were given is told to the second") {
