@@ -1,0 +1,40 @@
+"""torchrpc: `torch.distributed.rpc` rebuilt outside torch, on a C++ core of its own.
+
+Importing this package loads neither torch nor C++: `torchrpc.rpc` does, on first use. `import torch` itself comes here
+(see `_autoload`), so this file must stay free.
+"""
+
+import importlib
+from typing import Any
+
+__all__ = ["__version__", "install", "rpc"]
+
+
+def install() -> None:
+    """Make `torch.distributed.rpc`, and all that hangs on it, mean torchrpc in this process.
+
+    Call it before the first `init_rpc`, best as the first line of a script. Names that a module has already copied
+    (`from torch.distributed.rpc import rpc_sync` above this call) stay torch's own in that module. Processes started
+    later are not affected: set `TORCHRPC_REPLACE=1`, or run `python -m torchrpc script.py`, for those.
+
+    It starts no thread and loads no C++ (the first use of the module does). Calling it again does nothing.
+
+    Raises:
+        RuntimeError: torch's own RPC is initialised already, or torchrpc's extension is not there.
+    """
+    from ._install import install
+
+    install()
+
+
+def __getattr__(name: str) -> Any:
+    if name == "rpc":
+        return importlib.import_module("torchrpc.rpc")
+    if name == "__version__":
+        from importlib import metadata
+
+        try:
+            return metadata.version("torchrpc")
+        except metadata.PackageNotFoundError:  # run from a source tree
+            return "0+unknown"
+    raise AttributeError(f"module 'torchrpc' has no attribute {name!r}")

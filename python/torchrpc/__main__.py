@@ -1,0 +1,43 @@
+"""`python -m torchrpc script.py ARGS`: run a script with torch.distributed.rpc replaced, in it and all its children.
+
+The interpreter is started again without the words `-m torchrpc`, so the script sees exactly what it would see if it
+were run by itself: argv, `__main__`, sys.path, the re-import by `mp.spawn`. The environment carries the request to
+every process, where `import torch` finds it (`_autoload`).
+"""
+
+import os
+import sys
+from importlib import metadata
+
+USAGE = """\
+usage: python -m torchrpc SCRIPT [ARGS...]
+       python -m torchrpc -m MODULE [ARGS...]
+
+Runs a script or a module with torch.distributed.rpc replaced by torchrpc, in this process and in all that it starts."""
+
+
+def command() -> list[str]:
+    """This process' command line without what brought it here: `-m torchrpc`, `-mtorchrpc`, `-um torchrpc`."""
+    arguments = sys.argv[1:]
+    head = sys.orig_argv[1 : len(sys.orig_argv) - len(arguments)]
+    if head[-1] == "torchrpc":
+        head.pop()
+    flag = head.pop().removesuffix("torchrpc").removesuffix("m")
+    return [sys.executable, *head, *([flag] if flag != "-" else []), *arguments]
+
+
+def main() -> int:
+    arguments = sys.argv[1:]
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE, file=sys.stdout if arguments else sys.stderr)
+        return 0 if arguments else 2
+    if not any(hook.value.startswith("torchrpc.") for hook in metadata.entry_points(group="torch.backends")):
+        sys.exit("torchrpc can be imported, but is not installed: `import torch` will not find it. Run pip install.")
+    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
+        sys.exit("TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps `import torch` from loading torchrpc. Unset it.")
+    os.environ["TORCHRPC_REPLACE"] = "1"
+    os.execv(sys.executable, command())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

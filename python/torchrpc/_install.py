@@ -1,0 +1,125 @@
+"""Puts torchrpc's modules where torch's own RPC modules are.
+
+Nothing of `torchrpc.rpc` is loaded for it: the module put in place is a shell that loads itself on first use, and then
+calls `on_load`, which hands our classes to those parts of torch that took hold of torch's while torch was imported.
+"""
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import types
+from typing import Any
+
+# torch's module -> ours; their submodules follow.
+MODULES = {
+    "torch.distributed.rpc": "torchrpc.rpc",
+}
+# Names that torch's other modules copied out of the modules above: (module, its attribute, where ours is).
+HOLDERS = [
+    ("torch._jit_internal", "RRef", "torchrpc.rpc.api:RRef"),
+    ("torch._jit_internal", "PyRRef", "torchrpc._C:PyRRef"),
+    ("torch.jit.annotations", "RRef", "torchrpc.rpc.api:RRef"),
+    ("torch.nn.parallel.distributed", "RRef", "torchrpc.rpc.api:RRef"),
+    ("torch.distributed._shard.sharded_tensor.api", "rpc", "torchrpc.rpc:"),
+    ("torch.distributed._shard.sharded_tensor.utils", "rpc", "torchrpc.rpc:"),
+]
+# The C++ module behind torch's; dependants compare types with its classes.
+BINDINGS, OUR_BINDINGS = "torch._C._distributed_rpc", "torchrpc._C"
+
+_installed = False
+
+
+def install() -> None:
+    """See `torchrpc.install`."""
+    global _installed
+    import torch.distributed  # noqa: F401  may come here again, by way of _autoload
+
+    if _installed:
+        return
+    if importlib.util.find_spec(OUR_BINDINGS) is None:
+        raise RuntimeError(
+            "torchrpc was asked to replace torch.distributed.rpc, but its extension torchrpc._C is not built for "
+            f"Python {sys.version_info[0]}.{sys.version_info[1]}. Build it (pip install .) or unset TORCHRPC_REPLACE."
+        )
+    bindings = sys.modules.get(BINDINGS)
+    if bindings is not None and bindings._is_current_rpc_agent_set():
+        raise RuntimeError(
+            "torchrpc cannot replace torch.distributed.rpc: torch's own RPC is already initialised in this process. "
+            "Call torchrpc.install() before init_rpc, or shut RPC down first."
+        )
+    for theirs, ours in MODULES.items():
+        for name in [name for name in sys.modules if name.startswith(theirs + ".")]:
+            del sys.modules[name]
+        _put(theirs, importlib.import_module(ours))
+    _put(BINDINGS, _stand_in(BINDINGS, OUR_BINDINGS))
+    sys.meta_path.insert(0, _SubmoduleFinder())
+    _installed = True
+    if OUR_BINDINGS in sys.modules:
+        on_load()
+
+
+def fill_gap() -> None:
+    """Serve `torch.distributed.rpc` where torch was built without it; never raises."""
+    import torch.distributed
+
+    if torch.distributed.is_available() and importlib.util.find_spec(OUR_BINDINGS) is not None:
+        install()
+
+
+def on_load() -> None:
+    """Called when `torchrpc.rpc` has loaded: finishes what `install` began."""
+    if not _installed:
+        return
+    _put(BINDINGS, sys.modules[OUR_BINDINGS])
+    for holder, attribute, target in HOLDERS:
+        module, _, name = target.partition(":")
+        if holder in sys.modules:
+            ours = importlib.import_module(module)
+            setattr(sys.modules[holder], attribute, getattr(ours, name) if name else ours)
+
+
+def _put(name: str, module: types.ModuleType) -> None:
+    """Make `name` mean `module`, for imports and as an attribute of its parent."""
+    parent, _, leaf = name.rpartition(".")
+    sys.modules[name] = module
+    setattr(sys.modules[parent], leaf, module)
+
+
+def _stand_in(name: str, target: str) -> types.ModuleType:
+    """A module that reads its attributes from `target`, which it imports when first asked."""
+    module = types.ModuleType(name, f"Stands for {target} until that is loaded.")
+
+    def forward(attribute: str) -> Any:
+        if attribute.startswith("__"):
+            raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
+        return getattr(importlib.import_module(target), attribute)
+
+    module.__getattr__ = forward  # type: ignore[method-assign]
+    return module
+
+
+class _SubmoduleFinder(importlib.abc.MetaPathFinder):
+    """Finds `torch.distributed.rpc.api` to be the very module `torchrpc.rpc.api`."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+        for theirs, ours in MODULES.items():
+            if fullname.startswith(theirs + "."):
+                name = ours + fullname[len(theirs) :]
+                if importlib.util.find_spec(name) is not None:
+                    return importlib.machinery.ModuleSpec(fullname, _AliasLoader(name))
+        return None
+
+
+class _AliasLoader(importlib.abc.Loader):
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def create_module(self, spec: Any) -> types.ModuleType:
+        module = importlib.import_module(self.name)
+        self.spec = module.__spec__
+        return module
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        module.__spec__ = self.spec  # the import system has put the alias's in its place

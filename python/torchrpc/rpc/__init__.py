@@ -1,0 +1,65 @@
+"""The API of `torch.distributed.rpc`, with the same names, signatures, exceptions and message texts.
+
+This file is a shell: it loads the extension and the modules beside it when a name of theirs is first used, so that
+putting it in torch's place (`_install`) costs nothing in a process that never makes a call.
+"""
+
+import importlib
+import sys
+from typing import Any
+
+_EXPORTS = {
+    "torchrpc._C": (
+        "PyRRef RpcAgent RpcBackendOptions TensorPipeAgent WorkerInfo enable_gil_profiling get_rpc_timeout "
+        "_DEFAULT_INIT_METHOD _DEFAULT_NUM_WORKER_THREADS _DEFAULT_RPC_TIMEOUT_SEC _UNSET_RPC_TIMEOUT "
+        "_TensorPipeRpcBackendOptionsBase _cleanup_python_rpc_handler _delete_all_user_and_unforked_owner_rrefs "
+        "_destroy_rref_context _get_current_rpc_agent _invoke_remote_builtin _invoke_remote_python "
+        "_invoke_rpc_builtin _invoke_rpc_python _is_current_rpc_agent_set _reset_current_rpc_agent "
+        "_rref_context_get_debug_info _set_and_start_rpc_agent _set_rpc_timeout"
+    ),
+    "torchrpc.rpc.api": "AllGatherStates RRef get_worker_info remote rpc_async rpc_sync shutdown _wait_all",
+    "torchrpc.rpc.backend_registry": (
+        "BackendValue backend_registered construct_rpc_backend_options init_backend register_backend"
+    ),
+    "torchrpc.rpc._init": "init_rpc _get_debug_info _init_rpc_backend _is_tensorpipe_available _validate_rpc_args",
+    "torchrpc.rpc.options": "TensorPipeRpcBackendOptions",
+}
+_SUBMODULES = "api backend_registry constants functions internal options rref_proxy"
+
+
+def is_available() -> bool:
+    """Whether calls can be made here; always true."""
+    return True
+
+
+def _load() -> None:
+    namespace = globals()
+    for module, names in _EXPORTS.items():
+        loaded = importlib.import_module(module)
+        namespace.update((name, getattr(loaded, name)) for name in names.split())
+    for name in _SUBMODULES.split():
+        importlib.import_module(f"{__name__}.{name}")
+    importlib.import_module("torchrpc.rpc._asyncio").make_futures_awaitable()
+    namespace["__all__"] = [name for name in __dir__() if not name.startswith("_")]
+    importlib.import_module("torchrpc._install").on_load()
+
+
+def __dir__() -> list[str]:
+    names = {"BackendType", "Backend", "is_available", *_SUBMODULES.split()}
+    return sorted(names.union(*(exported.split() for exported in _EXPORTS.values())))
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("BackendType", "Backend"):
+        # Looked up each time: register_backend() makes another enum.
+        return importlib.import_module("torchrpc.rpc.backend_registry").BackendType
+    if name.startswith("__") and name != "__all__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if submodule := sys.modules.get(f"{__name__}.{name}"):  # one that is being loaded
+        return submodule
+    if "__all__" not in globals():
+        _load()
+    try:
+        return globals()[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None

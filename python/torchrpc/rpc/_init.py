@@ -1,0 +1,150 @@
+"""`init_rpc`: from its arguments to a running agent."""
+
+import logging
+import numbers
+import threading
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+import torchrpc.rpc.api as api
+import torchrpc.rpc.backend_registry as backend_registry
+from torchrpc._C import RpcBackendOptions, WorkerInfo, _is_current_rpc_agent_set, _rref_context_get_debug_info
+
+from ._rendezvous import open_store
+
+logger = logging.getLogger(__name__)
+
+_is_tensorpipe_available = True
+
+_init_counter = 0
+_init_counter_lock = threading.Lock()
+_store: Any = None  # of the latest group: rank 0's serves workers that leave later than it does
+
+
+def init_rpc(
+    name: str,
+    backend: Any = None,
+    rank: int = -1,
+    world_size: int | None = None,
+    rpc_backend_options: Any = None,
+    *,
+    rpc_backend: Any = None,
+) -> None:
+    """Join a group of workers; when it returns, this process can call all of them and serves their calls.
+
+    Args:
+        name (str): this worker's name, one of its own in the group: letters, digits, `_`, `:`, `-`, `.`, shorter
+            than 128.
+        backend (BackendType): default, and the only one there is: `BackendType.TENSORPIPE`.
+        rank (int): this worker's number, from 0; with `env://` the variable RANK is the default.
+        world_size (int): how many workers the group has. None: workers come and go at run time.
+        rpc_backend_options (TensorPipeRpcBackendOptions): threads, time-out, where to meet, devices.
+        rpc_backend (BackendType): another spelling of `backend`.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: a wrong argument, or a variable missing in the environment.
+        RuntimeError: RPC is initialized already; the group could not be formed (no one at the address, a port in use,
+            names or world sizes that do not fit): the text says which worker and what to do.
+
+    One thread at a time may call it.
+    """
+    backend = rpc_backend if backend is None else backend
+    backend, rpc_backend_options = _resolve_backend(backend, rpc_backend_options)
+    _validate_name_and_ranks(name, rank, world_size)
+    if _is_current_rpc_agent_set():
+        raise RuntimeError("RPC is already initialized. Call shutdown() first.")
+    global _init_counter, _store
+    store, rank = open_store(rpc_backend_options.init_method, rank, world_size or None)
+    store.set_timeout(timedelta(seconds=rpc_backend_options.rpc_timeout))
+    _store = store
+    with _init_counter_lock:
+        store = dist.PrefixStore(f"rpc_prefix_{_init_counter}", store)  # groups may share a store one after another
+        _init_counter += 1
+    _init_rpc_backend(backend, store, name, rank, world_size, rpc_backend_options)
+
+
+def _resolve_backend(backend: Any, options: Any) -> tuple[Any, Any]:
+    """Backend and options, each from the other if it is not given."""
+    if backend is not None and not backend_registry.is_backend(backend):
+        raise TypeError(f"Argument backend must be a member of BackendType, but is {backend!r}.")
+    if options is not None and not isinstance(options, RpcBackendOptions):
+        raise TypeError(
+            "Argument rpc_backend_options must be an instance of RpcBackendOptions, but is a "
+            f"{type(options).__name__}. Use TensorPipeRpcBackendOptions(...)."
+        )
+    if backend is None:
+        backend = backend_registry.BackendType.TENSORPIPE if options is None else _infer_backend(options)
+    if options is None:
+        options = backend_registry.construct_rpc_backend_options(backend)
+    return backend, options
+
+
+def _infer_backend(options: Any) -> Any:
+    for candidate in backend_registry.BackendType:
+        if isinstance(options, type(backend_registry.construct_rpc_backend_options(candidate))):
+            if candidate.name != "TENSORPIPE":
+                logger.warning("RPC uses %r, inferred from its options. Pass backend= to say so.", candidate)
+            return candidate
+    raise TypeError(f"Could not infer backend for options {options}")
+
+
+def _validate_name_and_ranks(name: Any, rank: Any, world_size: Any) -> None:
+    for argument, value, kind in (("name", name, str), ("rank", rank, numbers.Integral)):
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise _type_error(argument, value, kind)
+    if world_size is not None and (not isinstance(world_size, numbers.Integral) or isinstance(world_size, bool)):
+        raise _type_error("world_size", world_size, numbers.Integral)
+    if world_size is not None and world_size < 0:
+        raise ValueError(
+            f"{name}: world_size must not be negative, but is {world_size}. None is for a group of any size."
+        )
+    if rank < -1 or (world_size and rank >= world_size):
+        most = f" to {world_size - 1}, as world_size is {world_size}" if world_size else ""
+        raise ValueError(f"{name}: rank must be from 0{most}, but is {rank}.")
+    WorkerInfo(name, max(rank, 0))  # raises for a name that is not one
+
+
+def _type_error(argument: str, value: Any, kind: Any) -> RuntimeError:
+    return RuntimeError(f"Argument {argument}={value!r} must be of type {kind} but got type {type(value)}")
+
+
+def _validate_rpc_args(
+    backend: Any, store: Any, name: Any, rank: Any, world_size: Any, rpc_backend_options: Any
+) -> None:
+    """Raise RuntimeError for an argument of the wrong type, ValueError for a number out of range."""
+    if not backend_registry.is_backend(backend):
+        raise _type_error("backend", backend, backend_registry.BackendType)
+    if not isinstance(store, dist.Store):
+        raise _type_error("store", store, dist.Store)
+    if not isinstance(rpc_backend_options, RpcBackendOptions):
+        raise _type_error("rpc_backend_options", rpc_backend_options, RpcBackendOptions)
+    _validate_name_and_ranks(name, rank, world_size)
+    if rank < 0:
+        raise ValueError(f"{name}: rank must be from 0, but is {rank}. Pass rank= to init_rpc.")
+
+
+def _init_rpc_backend(
+    backend: Any = None,
+    store: Any = None,
+    name: Any = None,
+    rank: int = -1,
+    world_size: int | None = None,
+    rpc_backend_options: Any = None,
+) -> None:
+    """The second half of `init_rpc`, for those who bring their own store."""
+    backend = backend if backend is not None else backend_registry.BackendType.TENSORPIPE
+    _validate_rpc_args(backend, store, name, rank, world_size, rpc_backend_options)
+    if _is_current_rpc_agent_set():
+        raise RuntimeError("RPC is already initialized. Call shutdown() first.")
+    agent = backend_registry.init_backend(
+        backend, store=store, name=name, rank=rank, world_size=world_size, rpc_backend_options=rpc_backend_options
+    )
+    api._init_rpc_states(agent)
+
+
+@api._require_initialized
+def _get_debug_info() -> dict[str, str]:
+    """What the RRef tables and the agent count."""
+    return {**_rref_context_get_debug_info(), **api._get_current_rpc_agent().get_debug_info()}

@@ -1,0 +1,239 @@
+"""Values that have no plain form, as bytes and tensors: pickle protocol 5 with tensors and large buffers beside it.
+
+Beyond pickle it knows RRefs, script modules and functions without a name of their own (lambdas, nested functions),
+which travel as code. Every call makes its own pickler: any thread, and calls within calls (a __getstate__ that serializes).
+"""
+
+import io
+import marshal
+import pickle
+import struct
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from torchrpc import _C
+
+from ._exceptions import find_global, find_module, same_type, this_worker
+
+# Smaller buffers are cheaper in the pickle than as a tensor of their own.
+_OUT_OF_BAND_BYTES = 4096
+_COUNT = struct.Struct("<I")
+
+_Reducer = Callable[[Any], tuple]
+
+
+# --- What the pickle calls when it is read. The names stand for methods of the reading unpickler. ---
+
+
+def _tensor(index: int) -> torch.Tensor:
+    raise pickle.UnpicklingError("This was pickled for an RPC message and can only be read there.")
+
+
+def _rref(index: int) -> _C.PyRRef:
+    return _C._received_rref(index)
+
+
+def _script_module(data: bytes) -> torch.jit.ScriptModule:
+    return torch.jit.load(io.BytesIO(data))
+
+
+def _empty_cell() -> types.CellType:
+    return types.CellType()
+
+
+def _function(code: bytes, python: str, module: str, name: str, cells: tuple) -> types.FunctionType:
+    if python != sys.implementation.cache_tag:
+        raise RuntimeError(
+            f"The function {name} of module {module} arrived as code of {python}, but {this_worker()} runs "
+            f"{sys.implementation.cache_tag}. Lambdas and nested functions need the same Python on both sides: use a "
+            "function that has a name at the top level of a module."
+        )
+    return types.FunctionType(marshal.loads(code), vars(find_module(module)), name, None, cells or None)
+
+
+def _fill_function(function: types.FunctionType, state: dict) -> None:
+    for cell, *content in state["cells"]:
+        if content:
+            cell.cell_contents = content[0]
+    function.__dict__.update(state["dict"])
+    for name, value in state["attributes"].items():
+        setattr(function, name, value)
+
+
+_ATTRIBUTES = ("__defaults__", "__kwdefaults__", "__annotations__", "__qualname__", "__module__", "__doc__")
+
+
+class _Pickler(pickle.Pickler):
+    """Writes one object; tensors and buffers are appended to the given lists."""
+
+    def __init__(self, file: io.BytesIO, reducers: dict[type, _Reducer], tensors: list, buffers: list) -> None:
+        def keep(buffer: pickle.PickleBuffer) -> bool:  # true: in the pickle
+            raw = buffer.raw()
+            if raw.nbytes < _OUT_OF_BAND_BYTES or raw.readonly:
+                return True
+            buffers.append(torch.frombuffer(raw, dtype=torch.uint8))
+            return False
+
+        super().__init__(file, protocol=5, buffer_callback=keep)
+        self.reducers = reducers
+        self.tensors = tensors
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        if kind is torch.Tensor:
+            self.tensors.append(obj)
+            return _tensor, (len(self.tensors) - 1,)
+        if kind is types.FunctionType:
+            return NotImplemented if _has_name(obj) else _reduce_function(obj)
+        if kind is types.CellType:
+            return _empty_cell, ()  # filled by the function, which may be what it holds
+        if kind in self.reducers:
+            return self.reducers[kind](obj)
+        if issubclass(kind, _C.PyRRef):
+            return self.reduce_rref(obj)
+        if issubclass(kind, torch.jit.ScriptModule):
+            file = io.BytesIO()
+            torch.jit.save(obj, file)
+            return _script_module, (file.getvalue(),)
+        return NotImplemented
+
+    def reduce_rref(self, rref: _C.PyRRef) -> tuple:
+        return _rref, (rref._fork_index(),)
+
+
+class _Probe(_Pickler):
+    """Only finds out whether something can be written: makes no forks."""
+
+    def reduce_rref(self, rref: _C.PyRRef) -> tuple:
+        return _rref, (0,)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, tensors: list[torch.Tensor]) -> None:
+        super().__init__(io.BytesIO(data), buffers=_buffers(data, tensors))
+        self.at = tensors.__getitem__
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name == "_tensor" and module == __name__:
+            return self.at
+        return find_global(module, name)
+
+
+def _buffers(data: bytes, tensors: list[torch.Tensor]) -> Iterator[Any]:
+    """The buffers behind the tensors, as writable arrays on the tensors' own memory."""
+    (count,) = _COUNT.unpack_from(data, len(data) - _COUNT.size)
+    return (tensor.numpy() for tensor in tensors[len(tensors) - count :])
+
+
+def _has_name(function: types.FunctionType) -> bool:
+    """Whether its module has it under its name, so that a receiver can find its own."""
+    found: Any = sys.modules.get(function.__module__)
+    for part in function.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is function
+
+
+def _reduce_function(function: types.FunctionType) -> tuple:
+    """As code, with closure, defaults and attributes by value; globals are those of the receiver's module."""
+    cells = function.__closure__ or ()
+    made_of = (
+        marshal.dumps(function.__code__),
+        sys.implementation.cache_tag,
+        function.__globals__.get("__name__", "__main__"),
+        function.__name__,
+        cells,
+    )
+    state = {
+        "cells": [(cell, *_content(cell)) for cell in cells],
+        "dict": function.__dict__,
+        "attributes": {name: getattr(function, name) for name in _ATTRIBUTES},
+    }
+    return _function, made_of, state, None, None, _fill_function
+
+
+def _content(cell: types.CellType) -> tuple:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:  # not assigned yet
+        return ()
+
+
+class _InternalRPCPickler:
+    """Turns objects into bytes and tensors, and back. Thread safe; subclasses may override both methods."""
+
+    def __init__(self) -> None:
+        self._reducers: dict[type, _Reducer] = {}
+
+    def _register_reducer(self, obj_class: type, reducer: _Reducer) -> None:
+        """Have instances of exactly this class pickled by `reducer(obj)`, which returns what `__reduce__` does."""
+        self._reducers.setdefault(obj_class, reducer)
+
+    def serialize(self, obj: Any) -> tuple[bytes, list[torch.Tensor]]:
+        """The bytes and the tensors (exact torch.Tensor objects, then large buffers) that make up `obj`.
+
+        Tensors and buffers are not copied: change them before they are sent, and the receiver may see it.
+
+        Raises:
+            RuntimeError: an RRef outside an RPC message, a future.
+            TypeError, AttributeError, pickle.PicklingError: something else that cannot be pickled.
+        """
+        return self._dump(_Pickler, obj)
+
+    def deserialize(self, binary_data: bytes, tensor_table: list[torch.Tensor]) -> Any:
+        """What `serialize` was given. Large buffers come back writable, on the memory of their tensors.
+
+        Raises:
+            AttributeError, ModuleNotFoundError: a function, class or module that this worker does not have (they are
+                RuntimeErrors, too).
+        """
+        return _Unpickler(binary_data, tensor_table).load()
+
+    def _check(self, obj: Any) -> None:
+        """Raise what serialize() would raise because of `obj`, if anything."""
+        self._dump(_Probe, obj)
+
+    def _dump(self, pickler: type[_Pickler], obj: Any) -> tuple[bytes, list[torch.Tensor]]:
+        file, tensors, buffers = io.BytesIO(), [], []
+        pickler(file, self._reducers, tensors, buffers).dump(obj)
+        file.write(_COUNT.pack(len(buffers)))  # behind the end of the pickle, where its reader does not look
+        return file.getvalue(), tensors + buffers
+
+
+_internal_rpc_pickler = _InternalRPCPickler()
+
+
+def serialize(obj: Any) -> tuple[bytes, list[torch.Tensor]]:
+    """A value that goes back to a caller, as bytes and tensors. Raises as the pickler's method, but says more."""
+    try:
+        return _internal_rpc_pickler.serialize(obj)
+    except Exception as exc:
+        raise same_type(
+            type(exc),
+            f"{this_worker()} cannot send a value of type {type(obj).__qualname__}: {exc}. Return plain data, tensors "
+            "or picklable objects; call the function with rpc.remote() to leave its result where it is.",
+        ) from exc
+
+
+def deserialize(binary_data: bytes, tensor_table: list[torch.Tensor]) -> Any:
+    """What `serialize` was given on another worker."""
+    return _internal_rpc_pickler.deserialize(binary_data, tensor_table)
+
+
+def explain_unsendable(exc: Exception, to: str, func: Any, args: tuple, kwargs: dict) -> Exception:
+    """`exc`, raised on sending a call; if an argument is to blame, an exception of its type that names it."""
+    name = getattr(func, "__qualname__", repr(func))
+    parts = {f"argument {i}": arg for i, arg in enumerate(args)} | {f"argument {k}": arg for k, arg in kwargs.items()}
+    for part, value in {"the function": func, **parts}.items():
+        try:
+            _internal_rpc_pickler._check(value)
+        except Exception as why:
+            return same_type(
+                type(why),
+                f"Cannot send {part} ({type(value).__qualname__}) of the call of {name} to {to}: {why}. Nothing was "
+                f"sent. Use plain data, tensors or picklable objects, or create it on {to} with rpc.remote().",
+            )
+    return exc

@@ -1,0 +1,424 @@
+"""Calls, RRefs, and the end of a group. Private names keep upstream's spelling where others use or replace them: code
+here looks them up in this module each time.
+"""
+
+import atexit
+import collections
+import contextlib
+import functools
+import logging
+import numbers
+import os
+import threading
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch.jit._builtins import _find_builtin
+
+from torchrpc._C import (
+    PyRRef,
+    TensorPipeAgent,
+    WorkerInfo,
+    _cleanup_python_rpc_handler,
+    _delete_all_user_and_unforked_owner_rrefs,
+    _destroy_rref_context,
+    _get_current_rpc_agent,
+    _invoke_remote_builtin,
+    _invoke_remote_python,
+    _invoke_rpc_builtin,
+    _invoke_rpc_python,
+    _is_current_rpc_agent_set,
+    _reset_current_rpc_agent,
+    _set_and_start_rpc_agent,
+    get_rpc_timeout,
+)
+
+from ._pickler import explain_unsendable
+from ._utils import _group_membership_management, _update_group_membership
+from .constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
+from .internal import _internal_rpc_pickler
+
+__all__ = ["AllGatherStates", "RRef", "get_worker_info", "remote", "rpc_async", "rpc_sync", "shutdown"]
+
+logger = logging.getLogger(__name__)
+
+# Whether shutdown() is silent about RRefs that the program still holds. They are harmless, unless one looks for leaks.
+_ignore_rref_leak = True
+
+_default_pickler = _internal_rpc_pickler
+_thread_local_var = threading.local()
+
+_T = TypeVar("_T")
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+@contextlib.contextmanager
+def _use_rpc_pickler(rpc_pickler: Any) -> Iterator[None]:
+    """Have calls made in the block (by any thread) serialized by `rpc_pickler`, an `_InternalRPCPickler`."""
+    global _default_pickler
+    _default_pickler = rpc_pickler
+    try:
+        yield
+    finally:
+        _default_pickler = _internal_rpc_pickler
+
+
+def _check_initialized() -> None:
+    if not _is_current_rpc_agent_set():
+        raise RuntimeError("RPC has not been initialized. Call torch.distributed.rpc.init_rpc first.")
+
+
+def _require_initialized(func: _F) -> _F:
+    """Decorator: RuntimeError unless `init_rpc` has been called."""
+
+    @functools.wraps(func)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        _check_initialized()
+        return func(*args, **kwargs)
+
+    return wrapper  # type: ignore[return-value]
+
+
+# --- Workers and references ---
+
+
+@_require_initialized
+def get_worker_info(worker_name: str | int | None = None) -> WorkerInfo:
+    """Name and id of a worker: of the one with that name (or id), of this one without an argument.
+
+    Raises:
+        RuntimeError: no such worker in the group, or RPC is not initialized.
+    """
+    agent = _get_current_rpc_agent()
+    return agent.get_worker_info() if worker_name is None else agent.get_worker_info(worker_name)
+
+
+def _to_worker_info(to: Any) -> WorkerInfo:
+    if isinstance(to, WorkerInfo):
+        return to
+    if isinstance(to, (str, int)):
+        return _get_current_rpc_agent().get_worker_info(to)
+    if isinstance(to, numbers.Integral):
+        return _get_current_rpc_agent().get_worker_info(int(to))
+    raise ValueError(f"Cannot get WorkerInfo from name {to}")
+
+
+class RRef(PyRRef, Generic[_T]):
+    """A reference to a value of some type `_T` that lives on one worker, its owner.
+
+    `RRef(value, type_hint=None)` makes one whose owner is this worker; `remote` makes one elsewhere. It can be sent in
+    calls and results, and by no other way. The owner keeps the value as long as any worker holds a reference. All
+    methods may be called from any thread; those that need the value wait for it.
+
+    Raises:
+        RuntimeError: RPC is not initialized.
+    """
+
+
+def _rref_typeof_on_owner(rref: PyRRef, blocking: bool = True) -> Any:
+    kind = type(rref.local_value())
+    if blocking:
+        return kind
+    future: torch.futures.Future = torch.futures.Future()
+    future.set_result(kind)
+    return future
+
+
+def _rref_typeof_on_user(rref: PyRRef, timeout: float = UNSET_RPC_TIMEOUT, blocking: bool = True) -> Any:
+    future = rpc_async(rref.owner(), _rref_typeof_on_owner, args=(rref,), timeout=timeout)
+    return future.wait() if blocking else future
+
+
+# --- Calls ---
+
+
+def _check_call(args: Any, kwargs: Any, timeout: Any) -> None:
+    """Say what is wrong with a call's arguments; only called if they are not of the usual types."""
+    if not isinstance(args, (tuple, list)):
+        raise TypeError(
+            f"args must be a tuple or a list of positional arguments, but is a {type(args).__name__}. For one argument "
+            "write args=(x,)."
+        )
+    if not isinstance(kwargs, dict):
+        raise TypeError(f"kwargs must be a dict of keyword arguments, but is a {type(kwargs).__name__}.")
+    if not isinstance(timeout, numbers.Real):
+        raise TypeError(f"timeout must be a number of seconds, but is a {type(timeout).__name__}: {timeout!r}.")
+    if timeout != UNSET_RPC_TIMEOUT and not timeout >= 0:
+        raise ValueError(f"timeout must not be negative, but is {timeout}. 0: no limit; leave it out for the default.")
+
+
+def _invoke(builtin: Callable, python: Callable, to: Any, func: Any, args: Any, kwargs: Any, timeout: Any) -> Any:
+    """Start a call by one of the two ways into the core."""
+    if not _is_current_rpc_agent_set():
+        _check_initialized()
+    if not callable(func):
+        raise TypeError("function should be callable.")
+    dst = to if type(to) is WorkerInfo else _to_worker_info(to)
+    if args is None:
+        args = ()
+    if kwargs is None:
+        kwargs = {}
+    if type(args) is not tuple or type(kwargs) is not dict or timeout != UNSET_RPC_TIMEOUT:
+        _check_call(args, kwargs, timeout)
+        args = tuple(args)
+    if type(func) is types.BuiltinFunctionType and (operator := _find_builtin(func)) is not None:
+        return builtin(dst, operator, timeout, *args, **kwargs)
+    try:
+        return python(dst, func, args, kwargs, timeout, hasattr(func, "_wrapped_async_rpc_function"))
+    except Exception as exc:
+        told = explain_unsendable(exc, dst.name, func, args, kwargs)
+        if told is exc:
+            raise
+        raise told from exc
+
+
+def rpc_sync(to: Any, func: Callable, args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
+    """Run `func(*args, **kwargs)` on the worker `to` and give its result.
+
+    Args:
+        to (str, int or WorkerInfo): name, rank or info of the worker; oneself is allowed.
+        func (Callable): a torch operator (runs there without the GIL), a function or class that `to` can import, a
+            method of a picklable object, a lambda or a nested function (sent as code: its globals are those of the
+            module of the same name there).
+        args (tuple), kwargs (dict): anything picklable, tensors of any layout, RRefs. Tensors are not copied before
+            they are sent.
+        timeout (float): seconds until a RuntimeError; 0: no limit; default: the group's.
+
+    Raises:
+        RuntimeError: RPC is not initialized, no such worker, time-out, a lost worker.
+        TypeError, ValueError: arguments of the wrong kind.
+        Exception: what `func` raised, of its type, with the remote traceback in its text.
+
+    Any thread may call.
+    """
+    return _invoke(_invoke_rpc_builtin, _invoke_rpc_python, to, func, args, kwargs, timeout).wait()
+
+
+def rpc_async(to: Any, func: Callable, args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
+    """Like `rpc_sync`, but return at once, with a `torch.futures.Future` for the result.
+
+    `future.wait()` gives the result or raises what the call raised; in a coroutine, `await future` does. Keep tensors
+    that you sent unchanged until then. Arguments that cannot be sent raise here.
+    """
+    future = _invoke(_invoke_rpc_builtin, _invoke_rpc_python, to, func, args, kwargs, timeout)
+    if hasattr(_thread_local_var, "future_list"):
+        _thread_local_var.future_list.append(future)
+    return future
+
+
+def remote(to: Any, func: Callable, args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT) -> PyRRef:
+    """Run `func` (a class, say) on the worker `to` and leave the result there; return an RRef to it at once.
+
+    Arguments are those of `rpc_sync`. An error, a time-out included, is raised when the RRef is used.
+    """
+    return _invoke(_invoke_remote_builtin, _invoke_remote_python, to, func, args, kwargs, timeout)
+
+
+@contextlib.contextmanager
+def _wait_all() -> Iterator[None]:
+    """Wait, when the block ends, for all that this thread has called by `rpc_async` in it; raise the first error."""
+    _thread_local_var.future_list = []
+    try:
+        yield
+    finally:
+        try:
+            torch.futures.wait_all(_thread_local_var.future_list)
+        finally:
+            del _thread_local_var.future_list
+
+
+# --- Gathering from all workers ---
+
+
+class AllGatherStates:
+    """One `_all_gather` under way on this worker."""
+
+    def __init__(self) -> None:
+        self.gathered_objects: dict[str, Any] = {}
+        self.proceed_signal = threading.Event()  # set when gathered_objects is complete
+
+
+_ALL_WORKER_NAMES: set[str] = set()
+_all_gather_dict_lock = threading.RLock()
+_all_gather_sequence_id: dict[str, int] = {}
+_all_gather_sequence_id_to_states: collections.defaultdict[str, AllGatherStates] = collections.defaultdict(
+    AllGatherStates
+)
+
+
+def _init_rpc_states(agent: Any) -> None:
+    """Make `agent` this process' agent and start it, unless its maker has done so."""
+    global _ALL_WORKER_NAMES
+    if not _is_current_rpc_agent_set():
+        _set_and_start_rpc_agent(agent)
+    _ALL_WORKER_NAMES = {worker.name for worker in agent.get_worker_infos()}
+    atexit.unregister(_leave_at_exit)
+    atexit.register(_leave_at_exit, os.getpid())
+
+
+def _gather_to_leader(sequence_id: str, worker_name: str, obj: Any, worker_names: set[str] | None = None) -> None:
+    """Runs on the leader for each worker."""
+    with _all_gather_dict_lock:
+        if not worker_names:
+            worker_names = _ALL_WORKER_NAMES
+        if worker_name not in worker_names:
+            raise AssertionError(f"{worker_name} is not expected by leader.")
+        states = _all_gather_sequence_id_to_states[sequence_id]
+        if worker_name in states.gathered_objects:
+            raise AssertionError(f"{worker_name} reported intent sequence id {sequence_id} twice. ")
+        states.gathered_objects[worker_name] = obj
+        if worker_names == set(states.gathered_objects):
+            states.proceed_signal.set()
+
+
+def _broadcast_to_followers(sequence_id: str, objects_map: dict[str, Any]) -> None:
+    """Runs on each follower when the leader has everything."""
+    with _all_gather_dict_lock:
+        states = _all_gather_sequence_id_to_states[sequence_id]
+    if states.proceed_signal.is_set():
+        raise AssertionError(f"Termination signal sequence id {sequence_id} got set twice.")
+    states.gathered_objects = objects_map
+    states.proceed_signal.set()
+
+
+@_require_initialized
+def _all_gather(obj: Any, worker_names: set[str] | None = None, timeout: float = UNSET_RPC_TIMEOUT) -> dict[str, Any]:
+    """Every worker (of `worker_names`) gives an object and gets {name: object} of all.
+
+    The worker with the least name leads: it collects and hands out. Blocks until this worker has it all.
+
+    Args:
+        timeout (float): seconds for each message and for the wait; unset: the group's for messages, none for the wait;
+            0: none for either.
+
+    Raises:
+        RuntimeError: time-out, or a worker that could not be reached.
+    """
+    names = set(worker_names or _ALL_WORKER_NAMES)
+    leader = min(names)
+    me = _get_current_rpc_agent().get_worker_info().name
+    with _all_gather_dict_lock:
+        group = "".join(sorted(names))
+        number = _all_gather_sequence_id.get(group, 0)
+        _all_gather_sequence_id[group] = number + 1
+    sequence_id = group + str(number)
+
+    message_timeout = get_rpc_timeout() if timeout == UNSET_RPC_TIMEOUT else timeout
+    wait_timeout = None if timeout in (UNSET_RPC_TIMEOUT, DEFAULT_SHUTDOWN_TIMEOUT) else timeout
+    if me == leader:
+        _gather_to_leader(sequence_id, me, obj, names)
+    else:
+        rpc_sync(leader, _gather_to_leader, args=(sequence_id, me, obj, names), timeout=message_timeout)
+
+    with _all_gather_dict_lock:
+        states = _all_gather_sequence_id_to_states[sequence_id]
+    if not states.proceed_signal.wait(wait_timeout):
+        missing = sorted(names - set(states.gathered_objects)) if me == leader else [leader]
+        raise RuntimeError(f"{me} timed out in _all_gather after {wait_timeout:.2f} seconds, waiting for {missing}.")
+    if me == leader:
+        _hand_out(sequence_id, states.gathered_objects, names - {leader}, message_timeout)
+    with _all_gather_dict_lock:
+        return _all_gather_sequence_id_to_states.pop(sequence_id).gathered_objects
+
+
+def _hand_out(sequence_id: str, objects: dict[str, Any], followers: Iterable[str], timeout: float) -> None:
+    futures = {
+        name: rpc_async(name, _broadcast_to_followers, args=(sequence_id, objects), timeout=timeout)
+        for name in followers
+    }
+    errors = []
+    for name, future in futures.items():
+        try:
+            future.wait()
+        except RuntimeError as exc:
+            errors.append((name, exc))
+    if errors:
+        raise RuntimeError(
+            f"Followers {[name for name, _ in errors]} timed out in _all_gather after {timeout:.2f} seconds. "
+            f"The first exception is {errors[0][1]}"
+        )
+
+
+@_require_initialized
+def _barrier(worker_names: Iterable[str]) -> None:
+    """Block until all workers of that list have come here. Time-outs are logged, not raised."""
+    try:
+        _all_gather(None, set(worker_names))
+    except RuntimeError:
+        logger.exception("Failed to complete barrier")
+
+
+@_require_initialized
+def _wait_all_workers(timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
+    """Block until all workers have come here."""
+    try:
+        _all_gather(None, timeout=timeout)
+    except RuntimeError:
+        logger.exception("Failed to respond to 'Shutdown Proceed' in time")
+        raise
+
+
+# --- The end ---
+
+
+@_require_initialized
+def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
+    """Leave the group and stop this process' part of RPC; after it `init_rpc` may be called again.
+
+    Args:
+        graceful (bool): wait until all workers have called shutdown() and all work is done, and delete this worker's
+            references. False: stop at once; calls of others to this worker fail.
+        timeout (float): seconds to wait; 0: no limit.
+
+    Raises:
+        RuntimeError: a worker did not come in time; this worker is shut down all the same. Or, if
+            `api._ignore_rref_leak` is False, the program still holds references.
+    """
+    if not graceful:
+        _finalize_shutdown()
+        return
+    try:
+        agent = _get_current_rpc_agent()
+        if not isinstance(agent, TensorPipeAgent) or agent.is_static_group:
+            _wait_all_workers(timeout)
+            _delete_all_user_and_unforked_owner_rrefs()
+            agent.join(shutdown=True, timeout=timeout)
+        else:
+            _leave_group(agent, timeout)
+    finally:
+        _finalize_shutdown()
+
+
+def _leave_group(agent: TensorPipeAgent, timeout: float) -> None:
+    """Tell the other members of a group without a fixed size."""
+    me = agent.get_worker_info()
+    with _group_membership_management(agent.store, me.name, False):
+        for worker in agent.get_worker_infos():
+            if worker.name != me.name:
+                rpc_sync(worker.name, _update_group_membership, args=(me, [], {}, False))
+        agent.join(shutdown=True, timeout=timeout)
+
+
+def _finalize_shutdown() -> None:
+    try:
+        _destroy_rref_context(_ignore_rref_leak)
+    finally:
+        _drop_agent()
+
+
+def _drop_agent() -> None:
+    """Stop the agent and forget everything of its group, so that the next one begins afresh."""
+    _get_current_rpc_agent().shutdown()
+    _cleanup_python_rpc_handler()
+    _reset_current_rpc_agent()
+    with _all_gather_dict_lock:
+        _all_gather_sequence_id.clear()
+        _all_gather_sequence_id_to_states.clear()
+
+
+def _leave_at_exit(pid: int) -> None:
+    """A process that ends without shutdown() must stop its threads while Python is still there for them."""
+    if pid == os.getpid() and _is_current_rpc_agent_set():
+        _drop_agent()

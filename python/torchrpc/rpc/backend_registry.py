@@ -1,0 +1,263 @@
+"""Kinds of agents, and how the one there is (TENSORPIPE) comes up: who is in the group, with which devices."""
+
+import collections
+import enum
+import pickle
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import torchrpc.rpc.api as api
+from torchrpc._C import TensorPipeAgent, _is_current_rpc_agent_set
+
+from ._rendezvous import init_timeout
+from ._utils import _group_membership_management, _update_group_membership
+from .constants import DEFAULT_INIT_METHOD, DEFAULT_NUM_WORKER_THREADS, DEFAULT_RPC_TIMEOUT_SEC
+from .options import TensorPipeRpcBackendOptions
+
+__all__ = [
+    "BackendType",
+    "BackendValue",
+    "backend_registered",
+    "construct_rpc_backend_options",
+    "init_backend",
+    "register_backend",
+]
+
+BackendValue = collections.namedtuple("BackendValue", ["construct_rpc_backend_options_handler", "init_backend_handler"])
+_DeviceMap = dict[torch.device, torch.device]
+
+
+def _make_enum(members: dict[str, BackendValue]) -> Any:
+    made: Any = enum.Enum("BackendType", members)
+    made.__repr__ = lambda self: f"BackendType.{self.name}"
+    made.__doc__ = "The registered backends. `BackendType.TENSORPIPE` is always there; see `register_backend`."
+    return made
+
+
+BackendType = _make_enum({})
+
+
+def backend_registered(backend_name: str) -> bool:
+    """Whether there is a backend of that name."""
+    return backend_name in BackendType.__members__
+
+
+def register_backend(
+    backend_name: str, construct_rpc_backend_options_handler: Callable, init_backend_handler: Callable
+) -> Any:
+    """Add a backend and return its member of BackendType (which is a new enum from now on).
+
+    Args:
+        backend_name (str): its name.
+        construct_rpc_backend_options_handler: called as (rpc_timeout, init_method, **kwargs), gives options.
+        init_backend_handler: called with the keywords store, name, rank, world_size and rpc_backend_options, gives an
+            agent.
+
+    Raises:
+        RuntimeError: the name is taken.
+    """
+    global BackendType
+    if backend_registered(backend_name):
+        raise RuntimeError(f"RPC backend {backend_name}: already registered")
+    members = {member.name: member.value for member in BackendType}
+    members[backend_name] = BackendValue(construct_rpc_backend_options_handler, init_backend_handler)
+    BackendType = _make_enum(members)
+    return BackendType[backend_name]
+
+
+def is_backend(backend: Any) -> bool:
+    """Whether it is a member of BackendType, be it one from before another backend was registered."""
+    return isinstance(backend, enum.Enum) and isinstance(backend.value, BackendValue)
+
+
+def construct_rpc_backend_options(
+    backend: Any,
+    rpc_timeout: float = DEFAULT_RPC_TIMEOUT_SEC,
+    init_method: str = DEFAULT_INIT_METHOD,
+    **kwargs: Any,
+) -> Any:
+    """The backend's options."""
+    return backend.value.construct_rpc_backend_options_handler(rpc_timeout, init_method, **kwargs)
+
+
+def init_backend(backend: Any, *args: Any, **kwargs: Any) -> Any:
+    """The backend's agent."""
+    return backend.value.init_backend_handler(*args, **kwargs)
+
+
+# --- Devices ---
+
+
+def _valid(devices: Iterable[torch.device], count: int) -> bool:
+    return all(d.type == "cpu" or (d.type == "cuda" and 0 <= d.index < count) for d in devices)
+
+
+def _validate_device_maps(
+    all_names: list[str],
+    all_device_counts: dict[str, int],
+    all_device_maps: dict[str, dict[str, _DeviceMap]],
+    all_devices: dict[str, list[torch.device]],
+    is_static_group: bool = True,
+) -> None:
+    """Raise ValueError for device maps and device lists that do not fit together."""
+    for node in all_names:
+        devices, count = all_devices[node], all_device_counts[node]
+        if len(set(devices)) != len(devices):
+            raise ValueError(f"Node {node} has duplicated devices\ndevices = {devices}")
+        if not _valid(devices, count):
+            raise ValueError(
+                f"Node {node} has devices with invalid indices\ndevices = {devices}\ndevice count = {count}"
+            )
+    for source in all_names:
+        maps = all_device_maps[source]
+        if is_static_group and not set(maps).issubset(all_names):
+            raise ValueError(
+                f"Node {source} has invalid target node names in its device maps\n"
+                f"device maps = {maps.keys()}\nnode names = {all_names}"
+            )
+        for target, device_map in maps.items():
+            if len(set(device_map.values())) != len(device_map):
+                raise ValueError(
+                    f"Node {source} has duplicated target devices in its device map for {target}\n"
+                    f"device map = {device_map}"
+                )
+            for side, node, used in (("source", source, device_map.keys()), ("target", target, device_map.values())):
+                devices, count = all_devices.get(node), all_device_counts.get(node)
+                _validate_side(side, used, source, target, device_map, devices, count)
+
+
+def _validate_side(
+    side: str, used: Any, source: str, target: str, device_map: _DeviceMap, devices: Any, count: int | None
+) -> None:
+    where = f"in its device map for {target}\ndevice map = {device_map}"
+    if devices:
+        if not set(used).issubset(devices):
+            raise ValueError(f"Node {source} has unexpected {side} devices {where}\ndevices = {devices}")
+    elif count is not None and not _valid(used, count):
+        raise ValueError(f"Node {source} has {side} devices with invalid indices {where}\ndevice count = {count}")
+
+
+def _create_device_list(
+    my_devices: list[torch.device], my_device_maps: dict[str, _DeviceMap], reverse_device_maps: dict[str, _DeviceMap]
+) -> list[torch.device]:
+    """The devices given, or else those that this worker's maps and the others' maps to it name."""
+    if not my_devices:
+        maps = [*my_device_maps.values(), *reverse_device_maps.values()]
+        my_devices = list({device for map_ in maps for device in map_} - {torch.device("cpu")})
+    return sorted(my_devices, key=lambda device: device.index)
+
+
+def _create_reverse_mapping(
+    my_name: str, all_names: list[str], all_device_maps: dict[str, dict[str, _DeviceMap]]
+) -> dict[str, _DeviceMap]:
+    """For replies: how the devices here map to those of each worker that has a map to here."""
+    return {
+        node: {target: source for source, target in all_device_maps[node][my_name].items()}
+        for node in all_names
+        if my_name in all_device_maps[node]
+    }
+
+
+def _start_cuda(devices: list[torch.device]) -> None:
+    if torch.cuda.is_available() and devices:
+        torch.cuda.init()
+
+
+# --- TENSORPIPE ---
+
+
+def _tensorpipe_construct_rpc_backend_options_handler(
+    rpc_timeout: float,
+    init_method: str,
+    num_worker_threads: int = DEFAULT_NUM_WORKER_THREADS,
+    _transports: list[str] | None = None,
+    _channels: list[str] | None = None,
+    **kwargs: Any,
+) -> TensorPipeRpcBackendOptions:
+    return TensorPipeRpcBackendOptions(
+        rpc_timeout=rpc_timeout,
+        init_method=init_method,
+        num_worker_threads=num_worker_threads,
+        _transports=_transports,
+        _channels=_channels,
+    )
+
+
+def _tensorpipe_init_backend_handler(
+    store: Any, name: str, rank: int, world_size: int | None, rpc_backend_options: Any
+) -> TensorPipeAgent:
+    if not isinstance(store, dist.Store):
+        raise TypeError(f"`store` must be a c10d::Store. {store}")
+    if not isinstance(rpc_backend_options, TensorPipeRpcBackendOptions):
+        raise TypeError(f"`rpc_backend_options` must be a `TensorPipeRpcBackendOptions`. {rpc_backend_options}")
+    if world_size:
+        return _init_static_group(store, name, rank, world_size, rpc_backend_options)
+    return _init_dynamic_group(store, name, rank, rpc_backend_options)
+
+
+def _make_agent(
+    store: dist.Store, name: str, rank: int, world_size: int | None, options: TensorPipeRpcBackendOptions
+) -> TensorPipeAgent:
+    facts = pickle.dumps((torch.cuda.device_count(), options.device_maps, options.devices))
+    return TensorPipeAgent(
+        store, name, rank, world_size, options, {}, [], facts, init_timeout=init_timeout().total_seconds()
+    )
+
+
+def _init_static_group(
+    store: dist.Store, name: str, rank: int, world_size: int, options: TensorPipeRpcBackendOptions
+) -> TensorPipeAgent:
+    agent = _make_agent(store, name, rank, world_size, options)
+    _start(agent)
+    _settle_devices(agent)
+    return agent
+
+
+def _init_dynamic_group(
+    store: dist.Store, name: str, rank: int, options: TensorPipeRpcBackendOptions
+) -> TensorPipeAgent:
+    with _group_membership_management(store, name, True):
+        agent = _make_agent(store, name, rank, None, options)
+        _start(agent)
+        _settle_devices(agent)
+        return agent
+
+
+def _start(agent: TensorPipeAgent) -> None:
+    try:
+        api._init_rpc_states(agent)
+    except BaseException:
+        agent.shutdown()
+        if _is_current_rpc_agent_set():
+            api._reset_current_rpc_agent()
+        raise
+
+
+def _settle_devices(agent: TensorPipeAgent) -> None:
+    """Check the devices of all workers against each other, and keep what concerns this one.
+
+    In a group without a fixed size, all members are told what concerns them, and take this worker in.
+    """
+    try:
+        me, workers = agent.get_worker_info(), agent.get_worker_infos()
+        facts = {worker.name: pickle.loads(agent._get_facts(worker.id)) for worker in workers}
+        counts, maps, devices = ({name: fact[i] for name, fact in facts.items()} for i in range(3))
+        names = list(facts)
+        _validate_device_maps(names, counts, maps, devices, agent.is_static_group)
+        for name in [me.name] if agent.is_static_group else names:
+            reverse_maps = _create_reverse_mapping(name, names, maps)
+            used = _create_device_list(devices[name], maps[name], reverse_maps)
+            if name == me.name:
+                _start_cuda(used)
+                agent._set_devices(used, reverse_maps)
+            else:
+                api.rpc_sync(name, _update_group_membership, args=(me, used, reverse_maps, True))
+    except BaseException:
+        api.shutdown(graceful=False)
+        raise
+
+
+register_backend("TENSORPIPE", _tensorpipe_construct_rpc_backend_options_handler, _tensorpipe_init_backend_handler)

@@ -1,0 +1,16 @@
+"""Defaults, as the core knows them. Times are in seconds."""
+
+from torchrpc._C import (
+    _DEFAULT_INIT_METHOD,
+    _DEFAULT_NUM_WORKER_THREADS,
+    _DEFAULT_RPC_TIMEOUT_SEC,
+    _UNSET_RPC_TIMEOUT,
+)
+
+DEFAULT_RPC_TIMEOUT_SEC: float = _DEFAULT_RPC_TIMEOUT_SEC
+DEFAULT_INIT_METHOD: str = _DEFAULT_INIT_METHOD
+DEFAULT_NUM_WORKER_THREADS: int = _DEFAULT_NUM_WORKER_THREADS
+DEFAULT_SHUTDOWN_TIMEOUT: float = 0  # none
+UNSET_RPC_TIMEOUT: float = _UNSET_RPC_TIMEOUT  # the group's default
+
+__all__: list[str] = []

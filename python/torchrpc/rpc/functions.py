@@ -1,0 +1,33 @@
+"""Decorators for functions that are called remotely."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def async_execution(fn: _F) -> _F:
+    """Mark a function whose result comes later: it returns a `torch.futures.Future`, and the caller gets its value.
+
+    The callee's thread is free as soon as the function returns; the reply goes out when the future completes, from
+    whatever thread completes it. With `staticmethod` or `classmethod` this decorator stands inside, next to the
+    function. It works for `rpc_sync`, `rpc_async`, `remote` and for the proxies of an RRef.
+
+    Raises (at the caller):
+        RuntimeError: the function returned something that is not a future.
+
+    Example:
+        >>> @rpc.functions.async_execution
+        ... def add_there(to, x, y, z):
+        ...     return rpc.rpc_async(to, torch.add, args=(x, y)).then(lambda fut: fut.wait() + z)
+        >>> rpc.rpc_sync("worker1", add_there, args=("worker2", torch.ones(2), 1, 2))
+        tensor([4., 4.])
+    """
+
+    @functools.wraps(fn)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return fn(*args, **kwargs)
+
+    wrapper._wrapped_async_rpc_function = fn  # type: ignore[attr-defined]
+    return wrapper  # type: ignore[return-value]

@@ -1,0 +1,71 @@
+"""What the layers of RPC share: kinds of call, records, pickling, exceptions. The extension calls in here."""
+
+import collections
+import enum
+from typing import Any
+
+import torch
+
+from ._exceptions import _describe_exception, same_type
+from ._exceptions import _rebuild_exception as _rebuild_exception
+from ._exceptions import find_global as find_global
+from ._pickler import _internal_rpc_pickler as _internal_rpc_pickler
+from ._pickler import _InternalRPCPickler as _InternalRPCPickler
+from ._pickler import deserialize, serialize
+
+__all__ = ["PythonUDF", "RPCExecMode", "RemoteException", "deserialize", "serialize"]
+
+PythonUDF = collections.namedtuple("PythonUDF", ["func", "args", "kwargs"])
+RemoteException = collections.namedtuple("RemoteException", ["msg", "exception_type"])
+
+
+class RPCExecMode(enum.Enum):
+    """How a function is called; the value is part of the names that profilers show."""
+
+    SYNC = "sync"
+    ASYNC = "async"
+    ASYNC_JIT = "async_jit"
+    REMOTE = "remote"
+
+
+class _AsyncResult:
+    """Returned by a function to say that the future in it is not the result, but brings it."""
+
+    __slots__ = ("future",)
+
+    def __init__(self, future: torch.futures.Future) -> None:
+        self.future = future
+
+
+def _run_function(python_udf: PythonUDF) -> Any:
+    """Call `python_udf.func`; an exception comes back as a RemoteException."""
+    try:
+        if isinstance(python_udf, Exception):
+            raise python_udf
+        return python_udf.func(*python_udf.args, **(python_udf.kwargs or {}))
+    except Exception as exc:
+        return RemoteException(_describe_exception(exc)[0], type(exc))
+
+
+def _handle_exception(result: Any) -> None:
+    """Raise what `result` tells of, if it is a RemoteException."""
+    if isinstance(result, RemoteException):
+        raise same_type(result.exception_type, result.msg)
+
+
+def _build_rpc_profiling_key(
+    exec_type: RPCExecMode, func_name: str, current_worker_name: str, dst_worker_name: str
+) -> str:
+    """The name under which a profiler shows a call."""
+    return f"rpc_{exec_type.value}#{func_name}({current_worker_name} -> {dst_worker_name})"
+
+
+def _start_record_function(
+    exec_type: RPCExecMode, func_name: str, current_worker_name: str, dest_worker_name: str
+) -> Any:
+    """Begin a profiler's event for a call; the caller ends it. The autograd profiler must be on."""
+    assert torch.autograd._profiler_enabled(), "Autograd profiler should be enabled."
+    record = torch.autograd._RecordFunction()
+    key = _build_rpc_profiling_key(exec_type, str(func_name), current_worker_name, dest_worker_name)
+    torch.autograd._run_before_callbacks(record, key)
+    return record

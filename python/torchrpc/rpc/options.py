@@ -1,0 +1,105 @@
+"""The options of a worker, with devices in any spelling that torch.device takes."""
+
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
+
+import torch
+
+from torchrpc._C import _TensorPipeRpcBackendOptionsBase
+
+from .constants import DEFAULT_INIT_METHOD, DEFAULT_NUM_WORKER_THREADS, DEFAULT_RPC_TIMEOUT_SEC
+
+__all__ = ["TensorPipeRpcBackendOptions"]
+
+DeviceType: TypeAlias = int | str | torch.device
+
+
+def _to_device(device: DeviceType) -> torch.device:
+    device = torch.device(device)
+    if device.type != "cuda":
+        raise ValueError(f"`set_devices` expect a list of CUDA devices, but got device type {device.type}.")
+    return device
+
+
+def _to_device_map(device_map: Mapping[DeviceType, DeviceType]) -> dict[torch.device, torch.device]:
+    full: dict[torch.device, torch.device] = {}
+    reverse: dict[torch.device, torch.device] = {}
+    for key, value in device_map.items():
+        source, target = torch.device(key), torch.device(value)
+        if target in reverse:
+            raise ValueError(
+                f"`device_map` only supports 1-to-1 mapping, trying to map {source} and {reverse[target]} to {target}"
+            )
+        full[source] = target
+        reverse[target] = source
+    return full
+
+
+def _to_device_list(devices: Iterable[DeviceType]) -> list[torch.device]:
+    return [_to_device(device) for device in devices]
+
+
+class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
+    """What `init_rpc` may be told about this worker.
+
+    Args:
+        num_worker_threads (int): threads that run the functions others call here.
+        rpc_timeout (float): seconds a call may take unless it says otherwise; 0: no limit.
+        init_method (str): where the workers meet: `env://` (MASTER_ADDR and MASTER_PORT), `tcp://host:port` or
+            `file:///path/on/a/shared/file/system`.
+        device_maps (dict): callee's name -> {device here: device there}, for tensors that are not on the CPU.
+        devices (list): the CUDA devices of this worker; default: those that the maps of all workers name.
+        _transports, _channels (list of str): which of TensorPipe's to use, the first the best; unknown ones are passed
+            over with a warning.
+
+    Raises:
+        ValueError: a device map that is not 1-to-1, or a device in `devices` that is not a CUDA device.
+        TypeError: an argument of another type.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_worker_threads: int = DEFAULT_NUM_WORKER_THREADS,
+        rpc_timeout: float = DEFAULT_RPC_TIMEOUT_SEC,
+        init_method: str = DEFAULT_INIT_METHOD,
+        device_maps: dict[str, dict[DeviceType, DeviceType]] | None = None,
+        devices: list[DeviceType] | None = None,
+        _transports: list[str] | None = None,
+        _channels: list[str] | None = None,
+    ) -> None:
+        super().__init__(
+            num_worker_threads,
+            _transports,
+            _channels,
+            rpc_timeout,
+            init_method,
+            {to: _to_device_map(device_map) for to, device_map in (device_maps or {}).items()},
+            _to_device_list(devices or []),
+        )
+
+    def set_device_map(self, to: str, device_map: dict[DeviceType, DeviceType]) -> None:
+        """Add to the map {device here: device there} for calls to the worker named `to`.
+
+        Replies go back by the inverse of the map. May be called several times, before `init_rpc`.
+
+        Raises:
+            ValueError: the map, with what was set before, is not 1-to-1.
+        """
+        added = _to_device_map(device_map)
+        current = self.device_maps.get(to, {})
+        for source, target in added.items():
+            if current.get(source, target) != target:
+                raise ValueError(
+                    f"`set_device_map` only supports 1-to-1 mapping, trying to map {source} to {target} and "
+                    f"{current[source]}"
+                )
+        self._set_device_map(to, added)
+
+    def set_devices(self, devices: list[DeviceType]) -> None:
+        """Say which CUDA devices this worker uses; calls are ordered after the work on their current streams.
+
+        Raises:
+            ValueError: one that is not a CUDA device.
+        """
+        self.devices = _to_device_list(devices)

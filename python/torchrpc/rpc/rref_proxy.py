@@ -1,0 +1,43 @@
+"""What `rref.rpc_sync()`, `rref.rpc_async()` and `rref.remote()` return: calls of the methods of a remote object."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torchrpc._C import PyRRef
+
+from . import api
+from .constants import UNSET_RPC_TIMEOUT
+from .internal import _AsyncResult
+
+
+def _call_method(rref: PyRRef, name: str, args: tuple, kwargs: dict) -> Any:
+    """Runs on the owner, which alone knows whether the method is an `async_execution` one."""
+    method = getattr(rref.local_value(), name)
+    result = method(*args, **kwargs)
+    return _AsyncResult(result) if hasattr(method, "_wrapped_async_rpc_function") else result
+
+
+class RRefProxy:
+    """Turns `proxy.method(*args, **kwargs)` into a call on the RRef's owner. Made by PyRRef.
+
+    Args:
+        rref: what to call methods of.
+        rpc_api: `rpc_sync`, `rpc_async` or `remote`.
+        timeout (float): seconds; default: the group's.
+    """
+
+    def __init__(self, rref: PyRRef, rpc_api: Callable[..., Any], timeout: float = UNSET_RPC_TIMEOUT) -> None:
+        self.rref = rref
+        self.rpc_api = rpc_api
+        self.rpc_timeout = timeout
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        rref, rpc_api, timeout = self.rref, self.rpc_api, self.rpc_timeout
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if rpc_api is api.remote:
+                # remote() has no way to say later that there is no such method, so it asks first (once for an RRef).
+                getattr(rref._get_type(timeout=timeout), name)
+            return rpc_api(rref.owner(), _call_method, args=(rref, name, args, kwargs), timeout=timeout)
+
+        return call

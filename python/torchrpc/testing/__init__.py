@@ -1,0 +1,211 @@
+"""Groups of worker processes for tests: start them, run something in each, end all of them whatever happens.
+
+`run_ranks` runs a function in N processes; `workers` makes this process worker0 of a group whose others only serve.
+Workers meet in a file of their own, so that no port can be taken from under them.
+"""
+
+import contextlib
+import faulthandler
+import multiprocessing as mp
+import multiprocessing.connection
+import os
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+__all__ = ["RankError", "run_ranks", "workers"]
+
+
+class RankError(RuntimeError):
+    """A process failed: its traceback, or how it ended."""
+
+
+def run_ranks(
+    fn: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    start_method: str = "spawn",
+    timeout: float = 60.0,
+    init: bool = True,
+    env: dict[str, str] | None = None,
+) -> list[Any]:
+    """Run `fn(rank, *args)` in `world_size` processes and return what they return, in order.
+
+    Args:
+        fn: picklable, unless `start_method` is "fork".
+        start_method: "spawn", "fork" or "forkserver".
+        timeout: seconds for all of it; shortly before, the processes print their stacks.
+        init: the processes are `worker0`, `worker1` … of a group while `fn` runs, which is shut down afterwards.
+            Otherwise `fn` calls init_rpc itself; MASTER_ADDR and MASTER_PORT are set.
+        env: variables to set there.
+
+    Raises:
+        RankError: one of them raised, died or did not end in time. All have been killed by then.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        url = f"file://{folder}/store" if init else None
+        variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **(env or {})}
+        group = _Processes(start_method, timeout)
+        with group:
+            for rank in range(world_size):
+                group.start(rank, _run, fn, args, rank, world_size, url, variables)
+            return group.results()
+
+
+@contextlib.contextmanager
+def workers(
+    world_size: int, start_method: str = "forkserver", timeout: float = 60.0, **options: Any
+) -> Iterator[list[str]]:
+    """Be worker0 of a group while the block runs; gives the names of all. The others serve calls until it ends.
+
+    Args:
+        timeout: seconds the others have to end once the block has.
+        options: for TensorPipeRpcBackendOptions, the same for all.
+
+    Raises:
+        RankError: one of the others raised or died, or did not end in time.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        url = f"file://{folder}/store"
+        group = _Processes(start_method, timeout)
+        with group:
+            for rank in range(1, world_size):
+                group.start(rank, _serve, rank, world_size, url, options)
+            _join(0, world_size, url, **options)
+            import torchrpc.rpc as rpc
+
+            try:
+                yield [f"worker{rank}" for rank in range(world_size)]
+            finally:
+                group.extend(timeout)
+                rpc.shutdown(timeout=timeout)
+            group.results()
+
+
+def free_port() -> int:
+    """A port that nobody uses just now."""
+    import socket
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+class _Processes:
+    """Started processes; leaving the block kills those that still run."""
+
+    def __init__(self, start_method: str, timeout: float) -> None:
+        self.context: Any = mp.get_context(start_method)
+        if start_method == "forkserver":
+            self.context.set_forkserver_preload(["torchrpc.testing._preload"])
+        self.timeout = timeout
+        self.deadline = time.monotonic() + timeout
+        self.running: dict[Any, tuple[int, Any]] = {}  # connection -> rank, process
+        self.processes: list[Any] = []
+        self.values: dict[int, Any] = {}
+
+    def start(self, rank: int, body: Callable[..., Any], *args: Any) -> None:
+        here, there = self.context.Pipe(duplex=False)
+        process = self.context.Process(target=_child, args=(there, body, args), daemon=True)
+        process.start()
+        there.close()
+        self.running[here] = rank, process
+        self.processes.append(process)
+
+    def extend(self, timeout: float) -> None:
+        self.deadline = time.monotonic() + timeout
+
+    def results(self) -> list[Any]:
+        """What they return, when all have ended."""
+        while self.running:
+            ready = multiprocessing.connection.wait(list(self.running), max(self.deadline - time.monotonic(), 0))
+            if not ready:
+                self.dump_stacks()
+                ranks = sorted(rank for rank, _ in self.running.values())
+                raise RankError(f"ranks {ranks} did not end in {self.timeout:g} s; their stacks are on stderr.")
+            for connection in ready:
+                self.collect(connection)
+        return [self.values[rank] for rank in sorted(self.values)]
+
+    def collect(self, connection: Any) -> None:
+        rank, process = self.running.pop(connection)
+        try:
+            failed, value = connection.recv()
+        except EOFError:
+            process.join(5)
+            raise RankError(f"rank {rank} died (exit code {process.exitcode}).") from None
+        if failed:
+            raise RankError(f"rank {rank} failed:\n{value}")
+        self.values[rank] = value
+
+    def dump_stacks(self) -> None:
+        import signal
+
+        for _, process in self.running.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGUSR1)
+        time.sleep(0.5)
+
+    def __enter__(self) -> "_Processes":
+        return self
+
+    def __exit__(self, kind: Any, *rest: Any) -> None:
+        for process in self.processes:
+            if kind is None:
+                process.join(max(self.deadline - time.monotonic(), 1))
+            if process.is_alive():
+                process.kill()
+            process.join()
+
+
+def _child(connection: Any, body: Callable[..., Any], args: tuple) -> None:
+    import signal
+
+    faulthandler.register(signal.SIGUSR1)
+    try:
+        outcome = (False, body(*args))
+    except BaseException:
+        outcome = (True, traceback.format_exc())
+    connection.send(outcome)
+    connection.close()
+
+
+def _run(
+    fn: Callable[..., Any], args: tuple, rank: int, world_size: int, url: str | None, variables: dict[str, str]
+) -> Any:
+    os.environ.update(variables)
+    if url is None:
+        return fn(rank, *args)
+    import torchrpc.rpc as rpc
+
+    _join(rank, world_size, url)
+    try:
+        value = fn(rank, *args)
+    except BaseException:
+        rpc.shutdown(graceful=False)
+        raise
+    rpc.shutdown()
+    return value
+
+
+def _serve(rank: int, world_size: int, url: str, options: dict[str, Any]) -> None:
+    import torchrpc.rpc as rpc
+
+    _join(rank, world_size, url, **options)
+    rpc.shutdown()
+
+
+def _join(rank: int, world_size: int, url: str, **options: Any) -> None:
+    import torch
+
+    import torchrpc.rpc as rpc
+
+    torch.set_num_threads(1)  # many processes on few cores; and a thread pool would not survive a fork
+    rpc.init_rpc(
+        f"worker{rank}",
+        rank=rank,
+        world_size=world_size,
+        rpc_backend_options=rpc.TensorPipeRpcBackendOptions(init_method=url, **options),
+    )
