@@ -17,7 +17,7 @@ class LoopbackGroup {
  public:
   struct Options {
     int size = 2;
-    std::shared_ptr<Timer> timer = makeThreadTimer();
+    std::shared_ptr<Timer> timer;  ///< of all agents; empty: each has one of its own
     FaultPolicy faults;  ///< empty: none
     size_t threads = 4;
     Limits limits;
@@ -50,18 +50,21 @@ class LoopbackGroup {
  private:
   void add(int id) {
     auto transport = makeLoopbackTransport(network_, options_.limits);
-    if (options_.faults) transport = makeFaultyTransport(std::move(transport), options_.faults, *options_.timer);
+    std::shared_ptr<Timer> timer = options_.timer ? options_.timer : makeThreadTimer();
+    timers_.push_back(timer);
+    if (options_.faults) transport = makeFaultyTransport(std::move(transport), options_.faults, *timer);
     agents_.push_back(std::make_unique<Agent>(
         Agent::Options{
             .self = infoOf(id),
             .incarnation = incarnationOf(id),
             .threads = options_.threads,
             .limits = options_.limits},
-        std::move(transport), options_.timer));
+        std::move(transport), std::move(timer)));
   }
 
   const Options options_;
   const std::shared_ptr<LoopbackNetwork> network_;
+  std::vector<std::shared_ptr<Timer>> timers_;  // outlive the transports
   std::vector<std::unique_ptr<Agent>> agents_;
   std::vector<std::string> addresses_;
 };
