@@ -1,5 +1,8 @@
 // PyRRef, the base of rpc.RRef.
 
+#include <pybind11/chrono.h>
+#include <pybind11/stl.h>
+
 #include "bindings/bind.h"
 #include "bindings/current_node.h"
 #include "bindings/py_errors.h"
