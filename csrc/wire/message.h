@@ -38,9 +38,9 @@ struct Header {
 struct Message {
   Kind kind{};
   CallId call = 0;               ///< set by the agent; 0 for one-way messages
-  std::vector<Header> headers;   ///< few, so a list
-  std::string payload;           ///< made and read by whoever owns the kind
-  std::vector<at::Tensor> tensors;  ///< the payload refers to them by index
+  std::vector<Header> headers{};   ///< few, so a list
+  std::string payload{};           ///< made and read by whoever owns the kind
+  std::vector<at::Tensor> tensors{};  ///< the payload refers to them by index
 
   /// The bytes of the first header of that kind, or nullptr.
   const std::string* header(HeaderKind kind) const;
