@@ -38,7 +38,10 @@ Messenger& SimNetwork::node(WorkerId id) { return *nodes_.at(id); }
 
 void SimNetwork::send(WorkerId from, WorkerId to, Message message, bool reliable, Messenger::ReplyHandler handler) {
   if (!alive(from)) return;
-  if (noticed(from, to)) return handler(Error(ErrorCode::kWorkerLost, info(to).name + " is lost", info(to).name));
+  if (noticed(from, to)) {
+    on_undelivered(from, message);
+    return handler(Error(ErrorCode::kWorkerLost, info(to).name + " is lost", info(to).name));
+  }
   const auto call = next_call_++;
   calls_.emplace(call, Call{from, to, std::move(message), std::move(handler), reliable});
   pushRequest(call);
@@ -55,7 +58,10 @@ void SimNetwork::finish(uint64_t call, Result<Message> result) {
 }
 
 void SimNetwork::handOver(const Packet& packet) {
-  if (!alive(packet.to)) return;
+  if (!alive(packet.to)) {
+    if (packet.content.ok() && alive(packet.from)) on_undelivered(packet.from, packet.content.value());
+    return;
+  }
   *packet.delivered = true;
   if (packet.reply) {
     if (calls_.count(packet.call)) {
@@ -142,7 +148,10 @@ void SimNetwork::notify(size_t index) {
       if (call.from == notice.survivor && call.to == notice.lost) lost.push_back(id);
     }
     const auto name = info(notice.lost).name;
-    for (const auto call : lost) finish(call, Error(ErrorCode::kWorkerLost, name + " is lost", name));
+    for (const auto call : lost) {
+      on_undelivered(notice.survivor, calls_.at(call).message);
+      finish(call, Error(ErrorCode::kWorkerLost, name + " is lost", name));
+    }
   };
   const bool calls_first = (notice.survivor + notice.lost) % 2 == 0;  // an agent may do either
   if (calls_first) fail_calls();
