@@ -23,7 +23,7 @@ struct RRefFork {
   WorkerId owner = kNoWorker;
   WorkerId parent = kNoWorker;    ///< the worker that made the fork and keeps its own RRef alive until told
   uint64_t creation = kNoNumber;  ///< the number of the call that makes the value; none: the owner has it already
-  uint64_t delivery = kNoNumber;  ///< the fork's own number among those of parent to receiver; none: not known to whom
+  uint64_t delivery = kNoNumber;  ///< its number among the forks of parent to receiver; none: unknown, or the owner
 
   /// Whether the owner made it for a holder that it knew: it counts as registered then, nobody need tell of it.
   bool registered() const { return parent == owner && delivery != kNoNumber; }

@@ -69,7 +69,8 @@ Status OwnerTable::registerFork(WorkerId holder, const ForkRequest& request) {
 
 void OwnerTable::removeFork(WorkerId holder, const UserDelete& request, EndedList& ended) {
   MutexLock lock(mutex_);
-  if (request.registration != kNoNumber) peers_[holder].registrations.insert(request.registration);
+  auto& peer = peers_[holder];
+  if (request.registration != kNoNumber && !peer.lost) peer.registrations.insert(request.registration);
   auto it = entries_.find(request.rref);
   if (it == entries_.end()) return;
   auto& entry = it->second;

@@ -68,13 +68,26 @@ class Confirmation : public std::enable_shared_from_this<Confirmation> {
   RRefService::Adopted done_;
 };
 
-/// The first completion counts.
-Messenger::ReplyHandler onlyOnce(Messenger::ReplyHandler handler) {
-  auto called = std::make_shared<std::atomic<bool>>(false);
-  return [called, handler = std::move(handler)](Result<Message> reply) {
-    if (!called->exchange(true)) handler(std::move(reply));
-  };
-}
+/// A fetch under way: ends with the owner's reply or with the failure of its RRef, whichever comes first. Until then it
+/// keeps the user alive, so that the value cannot go; and not longer, so that a failed user is given up.
+class PendingFetch {
+ public:
+  PendingFetch(std::shared_ptr<UserRRef> rref, Messenger::ReplyHandler done)
+      : rref_(std::move(rref)), done_(std::move(done)) {}
+
+  void complete(Result<Message> reply) {
+    if (ended_.exchange(true)) return;
+    const auto rref = std::move(rref_);
+    const auto done = std::move(done_);
+    done(std::move(reply));
+  }
+
+ private:
+  std::atomic<bool> ended_{false};
+  // of whoever has ended it:
+  std::shared_ptr<UserRRef> rref_;
+  Messenger::ReplyHandler done_;
+};
 
 }  // namespace
 
@@ -152,7 +165,7 @@ RRefFork RRefService::fork(const RRefPtr& rref, WorkerId to) {
     child.creation = user->numbers().creation;
     state_->users.addChild(child.fork, user, to);
   }
-  if (to != kNoWorker) child.delivery = state_->users.numberDelivery(to);
+  if (to != kNoWorker && to != child.owner) child.delivery = state_->users.numberDelivery(to);
   return child;
 }
 
@@ -226,14 +239,13 @@ void RRefService::fetch(
     const std::shared_ptr<UserRRef>& rref, Kind kind, Duration timeout, Messenger::ReplyHandler done) {
   if (rref->deleted()) return done(deletedError(*rref, "to_here() on it"));
   if (auto failure = rref->failure()) return done(*failure);
-  done = onlyOnce(std::move(done));
-  rref->whenConfirmed([done](const Status& failure) {
-    if (failure) done(*failure);
+  auto request = message(kind, encode(Fetch{rref->id(), rref->numbers().creation}));
+  auto fetch = std::make_shared<PendingFetch>(rref, std::move(done));
+  rref->whenConfirmed([fetch](const Status& failure) {
+    if (failure) fetch->complete(*failure);
   });
-  // The request keeps the user alive: the value cannot go while it is under way.
-  state_->messenger.request(
-      rref->owner().id, message(kind, encode(Fetch{rref->id(), rref->numbers().creation})), timeout,
-      [rref, done](Result<Message> reply) { done(std::move(reply)); });
+  state_->messenger.request(rref->owner().id, std::move(request), timeout,
+                            [fetch](Result<Message> reply) { fetch->complete(std::move(reply)); });
 }
 
 // --- the end ---

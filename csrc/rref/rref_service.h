@@ -55,7 +55,7 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
   /// here until the child is accepted, or until abandon(). Throws Error(kRRefDeleted, kRRefCreation, kWorkerLost).
   RRefFork fork(const RRefPtr& rref, WorkerId to);
 
-  /// The message that carried these forks is known not to have been delivered.
+  /// The message that carried these forks is known not to have been delivered, or its receiver is lost.
   void abandon(const std::vector<RRefFork>& forks);
 
   /// Takes in the forks that arrived in a message, of any kind, wanted or not: what is not adopted is never released.

@@ -21,7 +21,8 @@ Result<UserTable::Adopted> UserTable::adopt(const RRefFork& fork, const WorkerIn
   if (auto known = users_.find(fork.fork); known != users_.end()) {
     if (auto user = known->second.lock()) return Adopted{std::move(user), false};
   }
-  if (fork.delivery != kNoNumber && !peers_[fork.parent].deliveries.insert(fork.delivery)) {
+  auto& parent = peers_[fork.parent];
+  if (fork.delivery != kNoNumber && !parent.lost && !parent.deliveries.insert(fork.delivery)) {
     return goneError(fork.rref, owner);
   }
   const auto registration = fork.registered() ? kNoNumber : registrations_.next(owner.id);
