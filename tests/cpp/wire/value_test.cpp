@@ -2,10 +2,11 @@
 
 #include <catch2/catch.hpp>
 
-#include <ATen/Functions.h>
+#include <ATen/ATen.h>
 #include <ATen/core/Dict.h>
 #include <ATen/core/Generator.h>
 #include <ATen/core/List.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 
 #include "wire/samples.h"
 #include "wire/value_codec.h"
@@ -141,9 +142,36 @@ TEST_CASE("a sequence becomes a list of the argument's element type, even an emp
   CHECK(roundTrip(tupleOf({3, 4}), list(c10::SymIntType::get())).toSymIntVector().size() == 2);
   CHECK(roundTrip(listOf({true}), list(c10::BoolType::get())).isBoolList());
 
-  const auto maybe = roundTrip(listOf({IValue(), at::ones({1})}), list(c10::OptionalType::ofTensor()));
-  CHECK(maybe.isOptionalTensorList());
+  const auto maybe = roundTrip(listOf({IValue(), at::ones({1})}), list(optional(c10::TensorType::get())));
+  CHECK(maybe.toList().elementType()->annotation_str() == "Optional[Tensor]");
   CHECK(maybe.toListRef()[0].isNone());
+}
+
+TEST_CASE("torch's operators take what was decoded for their arguments") {
+  const auto call = [](const char* name, const char* overload, const std::vector<IValue>& arguments) {
+    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
+    torch::jit::Stack stack;
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      stack.push_back(roundTrip(arguments[i], op.schema().arguments()[i].type()));
+    }
+    op.callBoxed(stack);
+    return stack.at(0).isTensorList() ? stack[0].toTensorVector().at(0) : stack[0].toTensor();
+  };
+  const auto x = at::arange(12, at::kFloat).reshape({3, 4});
+  const auto rows = at::tensor({2, 0}, at::kLong);
+
+  CHECK(call("aten::add", "Tensor", {x, x, 2}).equal(x * 3));
+  CHECK(call("aten::add", "Scalar", {x, 1.5, 1}).equal(x + 1.5));
+  CHECK(call("aten::index", "Tensor", {x, listOf({rows})}).equal(x.index_select(0, rows)));
+  CHECK(call("aten::index", "Tensor", {x, listOf({IValue(), rows})}).equal(x.index_select(1, rows)));
+  CHECK(call("aten::cat", "", {tupleOf({x, x}), 1}).equal(at::cat({x, x}, 1)));
+  CHECK(call("aten::view", "", {x, tupleOf({4, 3})}).equal(x.view({4, 3})));
+  CHECK(call("aten::split_with_sizes", "", {x, listOf({1, 2}), 0}).equal(x.slice(0, 0, 1)));
+  CHECK(call("aten::sum", "dim_IntList", {x, listOf({0}), false, 7}).equal(x.sum(0, false, at::kDouble)));
+  CHECK(call("aten::clamp", "", {x, IValue(), 3}).equal(x.clamp_max(3)));
+  CHECK(call("aten::full", "", {listOf({2, 2}), 7, 6, 0, "cpu", false}).equal(at::full({2, 2}, 7, at::kFloat)));
+  CHECK(call("aten::upsample_nearest2d", "vec", {x.reshape({1, 1, 3, 4}), IValue(), listOf({2, 2.0})}).numel() == 48);
+  CHECK(call("aten::rand", "generator", {listOf({2}), IValue(), 6, 0, "cpu", false}).numel() == 2);
 }
 
 TEST_CASE("tuples and dicts take the types of their parts") {
