@@ -126,14 +126,15 @@ class Encoder {
   }
   void putNumbers(at::IntArrayRef numbers) { head_.putBytes(numbers.data(), numbers.size() * sizeof(int64_t)); }
 
-  // A view arrives with its strides, and what lies between its elements goes along, unless that is most of it.
+  // A view arrives with its strides, and what lies between its elements goes along, unless that is much.
   void strided(const at::Tensor& tensor, uint8_t bits = 0) {
     if (!byteSize(tensor.sizes(), tensor.itemsize())) {
       cannotSend("a tensor of sizes " + c10::str(tensor.sizes()), "their product overflows");
     }
     const auto span = elementSpan(tensor.sizes(), tensor.strides());
     const auto numel = static_cast<uint64_t>(tensor.numel());
-    if (tensor.is_meta() || (span && *span <= 2 * numel)) return range(tensor, span.value_or(0), bits);
+    const auto enough = std::max(2 * numel, kInlineTensorBytes / tensor.itemsize());
+    if (tensor.is_meta() || (span && *span <= enough)) return range(tensor, span.value_or(0), bits);
     at::NoGradGuard no_grad;
     range(tensor.contiguous(), numel, bits);
   }
