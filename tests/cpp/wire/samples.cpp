@@ -35,7 +35,7 @@ void addShapes(std::vector<Sample>& samples) {
   samples.push_back({"small view of a large one", big.slice(0, 500, 510)});
   samples.push_back({"transposed", at::rand({3, 5}).t()});
   samples.push_back({"channels last", at::rand({2, 3, 4, 5}).contiguous(at::MemoryFormat::ChannelsLast)});
-  samples.push_back({"channels last of one channel", at::rand({2, 1, 4, 5}).contiguous(at::MemoryFormat::ChannelsLast)});
+  samples.push_back({"one channel, last", at::rand({2, 1, 4, 5}).contiguous(at::MemoryFormat::ChannelsLast)});
   samples.push_back({"large channels last", at::rand({2, 3, 40, 50}).contiguous(at::MemoryFormat::ChannelsLast)});
   samples.push_back({"expanded", at::rand({3, 1}).expand({3, 4})});
   samples.push_back({"large and expanded", at::rand({1}).expand({5000})});
