@@ -61,8 +61,8 @@ class Agent final : public Messenger {
   bool waitIdle(Duration timeout) { return activity_.waitIdle(timeout); }
   /// Calls made and served here since the start, control messages included.
   int64_t activityCount() const { return activity_.total(); }
-  /// The group has agreed to end: connections that break from now on are no losses.
-  void expectGoodbyes() { leaving_ = true; }
+  /// While the group is about to end, connections that break are no losses.
+  void expectGoodbyes(bool ending) { leaving_ = ending; }
   /// Fails what is under way with kShutdown, closes connections, waits for the pool. Not from the loop or the pool.
   void close();
 

@@ -109,7 +109,7 @@ void Node::join(Duration timeout) {
   };
   if (!isStaticGroup()) {
     if (!agent_.waitIdle(timeout)) throw busy();
-    agent_.expectGoodbyes();
+    agent_.expectGoodbyes(true);
     rendezvous_->leaveGroup();
     return;
   }
@@ -118,11 +118,13 @@ void Node::join(Duration timeout) {
   for (int round = 0;; ++round) {
     if (!agent_.waitIdle(timeout)) throw busy();
     const auto begun = agent_.activityCount();
+    // The first to learn that this was the last round leaves at once.
+    agent_.expectGoodbyes(true);
     const auto sum = rendezvous_->sumOverAll("join" + std::to_string(round), begun, timeout);
     if (sum == seen) break;
+    agent_.expectGoodbyes(false);
     seen = sum;
   }
-  agent_.expectGoodbyes();
   rendezvous_->leaveTogether(std::chrono::seconds(5));
 }
 
