@@ -243,7 +243,7 @@ void Agent::reply(const std::shared_ptr<Link>& link, CallId id, Result<Message> 
 void Agent::onLost(const Link& link, const Error& reason) {
   const auto& peer = link.peer();
   for (auto& call : calls_.takeLink(link.id())) call.handler(lost(peer, reason));
-  if (closing_) return;
+  if (closing_ || leaving_) return;
   for (const auto& handler : lost_handlers_) handler(peer);
 }
 

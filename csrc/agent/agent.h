@@ -61,6 +61,8 @@ class Agent final : public Messenger {
   bool waitIdle(Duration timeout) { return activity_.waitIdle(timeout); }
   /// Calls made and served here since the start, control messages included.
   int64_t activityCount() const { return activity_.total(); }
+  /// The group has agreed to end: connections that break from now on are no losses.
+  void expectGoodbyes() { leaving_ = true; }
   /// Fails what is under way with kShutdown, closes connections, waits for the pool. Not from the loop or the pool.
   void close();
 
@@ -99,6 +101,7 @@ class Agent final : public Messenger {
   ConnectionPool connections_;
   ThreadPool pool_;
   std::atomic<bool> closing_{false};
+  std::atomic<bool> leaving_{false};
   std::atomic<uint64_t> late_replies_{0};
   std::atomic<uint64_t> malformed_{0};
   Mutex mutex_;

@@ -93,9 +93,11 @@ void WorkerDirectory::remove(WorkerId id) {
   by_id_.erase(it);
 }
 
-void validateSelf(const WorkerInfo& self, int32_t world_size) {
-  auto fail = [](std::string text) { throw Error(ErrorCode::kInvalidArgument, std::move(text)); };
-  const auto& name = self.name;
+namespace {
+[[noreturn]] void fail(std::string text) { throw Error(ErrorCode::kInvalidArgument, std::move(text)); }
+}  // namespace
+
+void validateName(const std::string& name) {
   if (name.empty()) fail("Worker name must be non-empty: pass init_rpc a name such as \"worker0\"");
   if (name.size() >= 128) {
     fail("Worker name must be shorter than 128 characters, but \"" + name.substr(0, 32) + "…\" has " +
@@ -105,6 +107,11 @@ void validateSelf(const WorkerInfo& self, int32_t world_size) {
   if (!std::all_of(name.begin(), name.end(), allowed)) {
     fail("Worker name must match ^[A-Za-z0-9-_:]*$, but got \"" + name + "\"");
   }
+}
+
+void validateSelf(const WorkerInfo& self, int32_t world_size) {
+  const auto& name = self.name;
+  validateName(name);
   if (self.id < 0) fail("rank must be 0 or more, but " + name + " got " + std::to_string(self.id));
   if (world_size < 0) fail("world_size must be positive, but " + name + " got " + std::to_string(world_size));
   if (world_size > 0 && self.id >= world_size) {
@@ -121,7 +128,7 @@ void Rendezvous::claimKindOfGroup() {
   if (kind != mine) {
     throw Error(
         ErrorCode::kRendezvous,
-        "RPC group mixes statically and dynamically initialized members, which is not supported: " + self_.info.name +
+        "RPC group mixes statically and dynamically initialized members which is not supported: " + self_.info.name +
             " is " + mine + ", the group is " + kind + ". Pass world_size on all workers, or on none");
   }
 }

@@ -56,6 +56,8 @@ class WorkerDirectory {
   std::unordered_map<std::string, WorkerId> by_name_;
 };
 
+/// Throws Error(kInvalidArgument) for a name that cannot be a worker's.
+void validateName(const std::string& name);
 /// Throws Error(kInvalidArgument) for a name, rank or world size that cannot be.
 void validateSelf(const WorkerInfo& self, int32_t world_size);
 

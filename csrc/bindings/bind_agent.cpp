@@ -7,6 +7,7 @@
 #include "bindings/current_node.h"
 #include "bindings/py_agent.h"
 #include "bindings/py_calls.h"
+#include "bindings/py_errors.h"
 #include "bindings/py_future.h"
 #include "bindings/py_runner.h"
 #include "transport/tensorpipe_transport.h"
@@ -39,7 +40,11 @@ std::shared_ptr<Node> makeNode(
     if (!node) throw Error(ErrorCode::kShutdown, "RPC has shut down");
     if (!value.isPyObject()) return plainReply(value);
     py::gil_scoped_acquire gil;
-    return encodeResult(*node, to, toObject(value));
+    try {
+      return encodeResult(*node, to, toObject(value));
+    } catch (py::error_already_set& e) {
+      throw toError(e, node->self());
+    }
   };
   const char* master = std::getenv("MASTER_ADDR");
   auto transport = makeTensorPipeTransport(
@@ -123,8 +128,11 @@ void bindOptions(py::module_& module) {
 void bindWorkerInfo(py::module_& module) {
   py::class_<WorkerInfo>(module, "WorkerInfo", "A worker of the group: its name and its id.")
       .def(
-          py::init([](std::string name, WorkerId id) { return WorkerInfo{std::move(name), id}; }), py::arg("name"),
-          py::arg("worker_id"))
+          py::init([](std::string name, WorkerId id) {
+            validateName(name);
+            return WorkerInfo{std::move(name), id};
+          }),
+          py::arg("name"), py::arg("id"), "Raises RuntimeError for a name that cannot be a worker's.")
       .def_readonly("name", &WorkerInfo::name, "The name it was started with.")
       .def_readonly("id", &WorkerInfo::id, "Its rank, unique in the group.")
       .def("__eq__", [](const WorkerInfo& self, const py::object& other) {
@@ -170,7 +178,8 @@ void bindAgent(py::module_& module) {
   bindOptions(module);
   bindWorkerInfo(module);
 
-  py::class_<RpcAgent, std::shared_ptr<RpcAgent>>(module, "RpcAgent", "Base of the agents of all backends.");
+  py::class_<RpcAgent, std::shared_ptr<RpcAgent>>(module, "RpcAgent", "Base of the agents of all backends.")
+      .def(py::init<>());
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
   py::class_<PyAgent, RpcAgent, std::shared_ptr<PyAgent>>(module, "TensorPipeAgent")
       .def(

@@ -28,7 +28,8 @@ Message encodeOperatorCall(Kind kind, const std::string& name, const py::args& a
     }
   }
   throw Error(
-      ErrorCode::kInvalidArgument, "Failed to match operator name " + name + " to the arguments given; tried:" + tried);
+      ErrorCode::kInvalidArgument,
+      "Overloaded torch operator invoked from Python failed to match any schema: " + name + " was tried as" + tried);
 }
 
 /// Errors after which the receiver has certainly not seen the message.

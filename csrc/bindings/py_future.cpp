@@ -10,65 +10,66 @@ namespace {
 
 using torch::jit::PythonFutureWrapper;
 
-/// What a failed call's future holds: the exception to raise from wait() and value().
-struct Raises {
-  py::object exception;
-};
+/// A Python exception that a future holds: thrown from wait() and value() as often as they are called.
+class Raised : public std::exception {
+ public:
+  explicit Raised(const py::error_already_set& error) : text_(error.what()), value_(toValue(error.value())) {}
+  const char* what() const noexcept override { return text_.c_str(); }
+  /// Needs the GIL.
+  py::object exception() const { return toObject(value_); }
 
-void raiseIfRaises(const py::object& value) {
-  if (!py::isinstance<Raises>(value)) return;
-  const auto exception = py::cast<const Raises&>(value).exception;
-  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
-  throw py::error_already_set();
-}
+ private:
+  std::string text_;
+  c10::IValue value_;  // takes the GIL when it goes
+};
 
 }  // namespace
 
-void bindFutures(py::module_& module) { py::class_<Raises>(module, "_Raises"); }
+void bindFutures(py::module_& /*module*/) {
+  py::register_exception_translator([](std::exception_ptr raised) {
+    try {
+      if (raised) std::rethrow_exception(raised);
+    } catch (const Raised& e) {
+      const auto exception = e.exception();
+      PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
+    }
+  });
+}
 
 FuturePtr makeFuture() { return c10::make_intrusive<c10::ivalue::Future>(c10::PyObjectType::get()); }
 
 py::object wrapFuture(FuturePtr future) {
-  return py::cast(std::make_shared<PythonFutureWrapper>(std::move(future), raiseIfRaises));
+  return py::cast(std::make_shared<PythonFutureWrapper>(std::move(future)));
 }
 
 c10::IValue toValue(const py::object& object) { return torch::jit::toIValue(object, c10::PyObjectType::get()); }
 
 py::object toObject(const c10::IValue& value) { return torch::jit::toPyObject(value); }
 
-void complete(const FuturePtr& future, const WorkerInfo& self, const std::function<py::object()>& make) {
+void complete(const FuturePtr& future, const std::function<py::object()>& make) {
+  // Its callbacks run when it is completed, and take the GIL themselves.
   c10::IValue value;
+  std::exception_ptr failure;
   {
     py::gil_scoped_acquire gil;
-    py::object object;
     try {
-      object = make();
+      value = toValue(make());
     } catch (py::error_already_set& e) {
-      object = py::cast(Raises{e.value()});
-    } catch (const Error& e) {
-      object = py::cast(Raises{toException(e)});
-    } catch (const std::exception& e) {
-      object = py::cast(Raises{toException(Error(ErrorCode::kUnknown, e.what(), self.name))});
+      failure = std::make_exception_ptr(Raised(e));
+    } catch (const std::exception&) {
+      failure = std::current_exception();
     }
-    value = toValue(object);
   }
-  // Its callbacks run now, and take the GIL themselves.
-  future->markCompleted(std::move(value));
+  failure ? future->setError(failure) : future->markCompleted(std::move(value));
 }
 
-void fail(const FuturePtr& future, const Error& error) {
-  if (error.code() == ErrorCode::kUserException) {
-    complete(future, {error.worker(), kNoWorker}, [&]() -> py::object { throw error; });
-  } else {
-    future->setError(std::make_exception_ptr(error));
-  }
-}
+void fail(const FuturePtr& future, const Error& error) { future->setError(std::make_exception_ptr(error)); }
 
 Messenger::ReplyHandler completeWithReply(std::shared_ptr<Node> node, FuturePtr future) {
   return [node = std::move(node), future = std::move(future)](Result<Message> result) {
     auto reply = std::make_shared<Result<Message>>(std::move(result));
     auto decode = [node, future, reply](const std::vector<RRefPtr>& rrefs) {
-      complete(future, node->self(), [&] { return decodeResult(node, reply->value(), rrefs); });
+      complete(future, [&] { return decodeResult(node, reply->value(), rrefs); });
     };
     node->agent().post([node, future, reply, decode] {
       if (!*reply) return fail(future, reply->error());

@@ -18,14 +18,14 @@ using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 /// A future of a Python object. Made and completed with or without the GIL.
 FuturePtr makeFuture();
 
-/// As a torch._C.Future that raises what `fail` was given. Needs the GIL.
+/// As a torch._C.Future. Needs the GIL.
 py::object wrapFuture(FuturePtr future);
 
 /// Completes with what `make` gives, called with the GIL held; what it throws becomes the future's error. Blocks for
 /// the GIL: never on the loop.
-void complete(const FuturePtr& future, const WorkerInfo& self, const std::function<py::object()>& make);
+void complete(const FuturePtr& future, const std::function<py::object()>& make);
 
-/// Completes with an error. As complete().
+/// Completes with an error, which Python sees as toException's. As complete().
 void fail(const FuturePtr& future, const Error& error);
 
 /// Completes with the value in a reply, on a thread of the pool. From any thread.

@@ -74,9 +74,10 @@ py::object PyRRef::localValue() const {
   if (!rref_->isOwner()) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        "For UserRRef(rref_id=" + toString(rref_->id()) + "), can't call localValue() on user " +
-            toString(node_->self()) + ". Call it on owner " + toString(rref_->owner()) +
-            ", or fetch a copy with to_here()");
+        "For UserRRef(rref_id=" + toString(rref_->id()) +
+            ", fork_id=" + toString(static_cast<const UserRRef&>(*rref_).forkId()) +
+            "), can't call localValue() on user " + toString(node_->self()) + ". Call it on owner " +
+            toString(rref_->owner()) + ", or fetch a copy with to_here()");
   }
   return toObject(waitForValue(static_cast<const OwnerRRef&>(*rref_), Duration::zero()));
 }
@@ -101,7 +102,7 @@ py::object PyRRef::creationFuture() const {
   const auto settle = [node = node_, future](Status failure) {
     node->agent().post([node, future, failure = std::move(failure)] {
       if (failure) return fail(future, *failure);
-      complete(future, node->self(), [] { return py::none(); });
+      complete(future, [] { return py::none(); });
     });
   };
   {

@@ -58,7 +58,7 @@ class PythonRunner final : public CallableRunner {
         guardedWithGil(node->self(), fail, [&] { succeed(*node, from, value()); });
       });
     } catch (const std::invalid_argument&) {
-      throw py::type_error(
+      throw std::runtime_error(
           "Functions decorated with @rpc.async_function must return a torch.futures.Future object, but got " +
           py::cast<std::string>(py::repr(py::type::of(future))));
     }
@@ -76,10 +76,6 @@ class PythonRunner final : public CallableRunner {
       body();
     } catch (py::error_already_set& e) {
       error = toError(e, self);
-    } catch (const py::builtin_exception& e) {
-      e.set_error();
-      py::error_already_set raised;
-      error = toError(raised, self);
     } catch (const Error& e) {
       error = e;
     } catch (const std::exception& e) {

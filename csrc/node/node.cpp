@@ -109,6 +109,8 @@ void Node::join(Duration timeout) {
   };
   if (!isStaticGroup()) {
     if (!agent_.waitIdle(timeout)) throw busy();
+    agent_.expectGoodbyes();
+    rendezvous_->leaveGroup();
     return;
   }
   // The group is quiet once everyone has been idle and nothing has begun anywhere since the round before.
@@ -120,6 +122,7 @@ void Node::join(Duration timeout) {
     if (sum == seen) break;
     seen = sum;
   }
+  agent_.expectGoodbyes();
   rendezvous_->leaveTogether(std::chrono::seconds(5));
 }
 

@@ -13,6 +13,8 @@
 #include "transport/tensorpipe_backends.h"
 
 #include <c10/util/Exception.h>
+#include <pthread.h>
+#include <signal.h>
 
 #include <algorithm>
 #include <functional>
@@ -70,9 +72,28 @@ const std::vector<ChannelKind>& channelKinds() {
   return kinds;
 }
 
-/// The context, or nothing and the reason.
+/// TensorPipe's threads write to sockets whose other end may be gone, without MSG_NOSIGNAL: unless SIGPIPE is ignored,
+/// as in Python, that ends the process. A thread inherits the signals that are blocked where it is started.
+class SigpipeBlocked {
+ public:
+  SigpipeBlocked() {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &set, &before_);
+  }
+  ~SigpipeBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SigpipeBlocked(const SigpipeBlocked&) = delete;
+  SigpipeBlocked& operator=(const SigpipeBlocked&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+/// The context, or nothing and the reason. Its threads start here.
 template <typename TContext>
 std::shared_ptr<TContext> tryMake(const Kind<TContext>& kind, const std::string& address, std::string& reason) {
+  const SigpipeBlocked blocked;
   try {
     auto context = kind.make(address);
     if (context && context->isViable()) return context;

@@ -42,9 +42,10 @@ LoopScope::~LoopScope() { current_loop = outer_; }
 bool LoopScope::in(const TensorPipeShared* shared) { return current_loop == shared; }
 
 std::string reasonOf(const tensorpipe::Error& error) {
-  if (error.isOfType<tensorpipe::EOFError>()) return "the other side died or closed it";
   const auto text = error.what();
-  return text.substr(0, text.find(" (this error originated at "));
+  // Of shm, and of uv.
+  const bool ended = error.isOfType<tensorpipe::EOFError>() || text.starts_with("EOF:");
+  return ended ? "the other side died or closed it" : text.substr(0, text.find(" (this error originated at "));
 }
 
 /// Keeps a frame's memory until it is written.

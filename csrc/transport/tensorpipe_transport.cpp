@@ -98,7 +98,8 @@ void TensorPipeTransport::acceptNext() {
 
 void TensorPipeTransport::onAccept(const tensorpipe::Error& error, std::shared_ptr<tensorpipe::Pipe> pipe) noexcept {
   if (error) {
-    if (!shared_->activity.closed()) TORCH_WARN("torchrpc takes no more connections: ", reasonOf(error));
+    // Known weakness: TensorPipe gives a listener up when one peer dies in the middle of its handshake.
+    if (!shared_->activity.closed()) TORCH_WARN("torchrpc: this node accepts no more connections, TensorPipe's listener failed: ", reasonOf(error));
     return shared_->activity.end();
   }
   LoopScope scope(shared_.get());

@@ -66,7 +66,7 @@ struct Frame {
 /// Tensors of at most this many bytes stand in the head; larger ones are segments of their own.
 constexpr size_t kInlineTensorBytes = 4096;
 
-/// Serialises a message. Tensors keep dtype, sizes, strides (where dense and not overlapping), requires_grad and the
+/// Serialises a message. Tensors keep dtype, sizes, strides (unless most of their range is not theirs), requires_grad and the
 /// conjugate and negative bits; sparse ones go as their parts. Segments share memory with the tensors (no copy)
 /// wherever a tensor is dense. Throws Error: kSerialization for a tensor that cannot travel, kFrameTooLarge.
 Frame encodeFrame(const Message& message, const Limits& limits = {});

@@ -72,6 +72,18 @@ at::DimVector contiguousStrides(at::IntArrayRef sizes) {
   return strides;
 }
 
+// From the first element to the last, both counted; nothing if that overflows. After byteSize.
+std::optional<uint64_t> elementSpan(at::IntArrayRef sizes, at::IntArrayRef strides) {
+  int64_t last = 0;
+  for (size_t dim = 0; dim < sizes.size(); ++dim) {
+    if (sizes[dim] == 0) return 0;
+    int64_t reach = 0;
+    if (__builtin_mul_overflow(sizes[dim] - 1, strides[dim], &reach)) return std::nullopt;
+    if (__builtin_add_overflow(last, reach, &last)) return std::nullopt;
+  }
+  return static_cast<uint64_t>(last) + 1;
+}
+
 class Encoder {
  public:
   Encoder(Writer& head, std::vector<Segment>& segments, const Limits& limits)
@@ -114,19 +126,28 @@ class Encoder {
   }
   void putNumbers(at::IntArrayRef numbers) { head_.putBytes(numbers.data(), numbers.size() * sizeof(int64_t)); }
 
+  // A view arrives with its strides, and what lies between its elements goes along, unless that is much.
   void strided(const at::Tensor& tensor, uint8_t bits = 0) {
-    if (tensor.is_meta() || tensor.numel() == 0 || tensor.unsafeGetTensorImpl()->is_non_overlapping_and_dense()) {
-      return dense(tensor, bits);
+    if (!byteSize(tensor.sizes(), tensor.itemsize())) {
+      cannotSend("a tensor of sizes " + c10::str(tensor.sizes()), "their product overflows");
     }
+    const auto span = elementSpan(tensor.sizes(), tensor.strides());
+    const auto numel = static_cast<uint64_t>(tensor.numel());
+    const auto enough = std::max(2 * numel, kInlineTensorBytes / tensor.itemsize());
+    if (tensor.is_meta() || (span && *span <= enough)) return range(tensor, span.value_or(0), bits);
     at::NoGradGuard no_grad;
-    dense(tensor.contiguous(), bits);
+    range(tensor.contiguous(), numel, bits);
   }
 
-  // Every element of a dense tensor lies in the numel elements from its first on, whatever its strides.
-  void dense(const at::Tensor& tensor, uint8_t bits) {
-    const auto bytes = byteSize(tensor.sizes(), tensor.itemsize());
-    if (!bytes) cannotSend("a tensor of sizes " + c10::str(tensor.sizes()), "their product overflows");
-    const bool in_segment = !tensor.is_meta() && *bytes > kInlineTensorBytes;
+  // A part of another tensor has its elements side by side.
+  void part(const at::Tensor& tensor) {
+    strided(tensor.unsafeGetTensorImpl()->is_non_overlapping_and_dense() ? tensor : tensor.contiguous());
+  }
+
+  // The memory from the first element to the last.
+  void range(const at::Tensor& tensor, uint64_t elements, uint8_t bits) {
+    const uint64_t bytes = elements * tensor.itemsize();
+    const bool in_segment = !tensor.is_meta() && bytes > kInlineTensorBytes;
     const bool has_strides = tensor.strides() != contiguousStrides(tensor.sizes());
     if (tensor.is_conj()) bits |= kConjugate;
     if (tensor.is_neg()) bits |= kNegative;
@@ -136,7 +157,7 @@ class Encoder {
 
     start({Form::kStrided, static_cast<uint8_t>(tensor.scalar_type()), bits}, tensor.sizes());
     if (has_strides) putNumbers(tensor.strides());
-    if (*bytes > 0 && !tensor.is_meta()) data(tensor, *bytes, in_segment);
+    if (bytes > 0 && !tensor.is_meta()) data(tensor, bytes, in_segment);
   }
 
   void data(const at::Tensor& tensor, uint64_t bytes, bool in_segment) {
@@ -164,17 +185,17 @@ class Encoder {
     at::NoGradGuard no_grad;
     if (tensor.is_coalesced()) bits |= kCoalesced;
     start({Form::kSparseCoo, 0, bits}, tensor.sizes());
-    strided(tensor._indices());
-    strided(tensor._values());
+    part(tensor._indices());
+    part(tensor._values());
   }
 
   void sparseCompressed(
       const at::Tensor& tensor, uint8_t bits, const at::Tensor& compressed, const at::Tensor& plain) {
     at::NoGradGuard no_grad;
     start({Form::kSparseCompressed, static_cast<uint8_t>(tensor.layout()), bits}, tensor.sizes());
-    strided(compressed);
-    strided(plain);
-    strided(tensor.values());
+    part(compressed);
+    part(plain);
+    part(tensor.values());
   }
 
   void quantized(const at::Tensor& tensor) {
@@ -184,7 +205,7 @@ class Encoder {
     start({Form::kQuantized});
     head_.put<double>(tensor.q_scale());
     head_.put<int64_t>(tensor.q_zero_point());
-    strided(tensor.int_repr());
+    part(tensor.int_repr());
   }
 
   Writer& head_;
@@ -245,12 +266,13 @@ class Decoder {
     const auto dtype = static_cast<at::ScalarType>(start.detail);
     if (dtype >= at::ScalarType::Undefined || c10::isQIntType(dtype)) malformed("unknown dtype");
     const auto sizes = getNumbers(start.dims);
-    const auto bytes = byteSize(sizes, c10::elementSize(dtype));
-    if (!bytes) malformed("sizes that overflow");
+    if (!byteSize(sizes, c10::elementSize(dtype))) malformed("sizes that overflow");
     const auto strides = (start.bits & kStrides) != 0 ? getNumbers(start.dims) : contiguousStrides(sizes);
+    const auto span = elementSpan(sizes, strides);
+    if (!span) malformed("strides that overflow");
 
     at::Tensor tensor = (start.bits & kMeta) != 0 ? meta(start, dtype, sizes, strides)
-                                                  : onCpu(start, dtype, *bytes, sizes, strides);
+                                                  : onCpu(start, dtype, *span, sizes, strides);
     if ((start.bits & kConjugate) != 0) {
       if (!tensor.is_complex()) malformed("a conjugate that is not complex");
       tensor.unsafeGetTensorImpl()->_set_conj(true);
@@ -269,28 +291,17 @@ class Decoder {
   }
 
   at::Tensor onCpu(
-      const Start& start, at::ScalarType dtype, uint64_t bytes, at::IntArrayRef sizes, at::IntArrayRef strides) {
-    if (bytes > limits_.segment_bytes) malformed("more data than the limit allows");
+      const Start& start, at::ScalarType dtype, uint64_t elements, at::IntArrayRef sizes, at::IntArrayRef strides) {
     const uint64_t item_size = c10::elementSize(dtype);
-    if (bytes > 0 && !withinElements(sizes, strides, bytes / item_size)) malformed("strides that leave its data");
+    if (elements > limits_.segment_bytes / item_size) malformed("more data than the limit allows");
+    const uint64_t bytes = elements * item_size;
     Segment data = (start.bits & kSegment) != 0 ? takeSegment(bytes, item_size) : copyInline(bytes);
 
     auto tensor = at::detail::make_tensor<c10::TensorImpl>(
         std::move(data.storage), c10::DispatchKeySet(c10::DispatchKey::CPU), c10::scalarTypeToTypeMeta(dtype));
     auto* impl = tensor.unsafeGetTensorImpl();
     impl->set_sizes_and_strides(sizes, strides, static_cast<int64_t>(data.offset / item_size));
-    if (bytes > 0 && !impl->is_non_overlapping_and_dense()) malformed("strides that overlap");
     return tensor;
-  }
-
-  static bool withinElements(at::IntArrayRef sizes, at::IntArrayRef strides, uint64_t elements) {
-    int64_t last = 0;
-    for (size_t dim = 0; dim < sizes.size(); ++dim) {
-      int64_t reach = 0;
-      if (__builtin_mul_overflow(sizes[dim] - 1, strides[dim], &reach)) return false;
-      if (__builtin_add_overflow(last, reach, &last)) return false;
-    }
-    return static_cast<uint64_t>(last) < elements;
   }
 
   Segment takeSegment(uint64_t bytes, uint64_t item_size) {
@@ -317,7 +328,9 @@ class Decoder {
   at::Tensor part() {
     const Start start = getStart();
     if (start.form != Form::kStrided || (start.bits & (kRequiresGrad | kMeta)) != 0) malformed("not a part");
-    return strided(start);
+    auto tensor = strided(start);
+    if (!tensor.unsafeGetTensorImpl()->is_non_overlapping_and_dense()) malformed("a part with gaps or overlaps");
+    return tensor;
   }
 
   at::Tensor sparseCoo(const Start& start) {

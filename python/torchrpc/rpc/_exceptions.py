@@ -4,6 +4,7 @@ Both ends run on pool threads, or on the caller's own when it waits.
 """
 
 import contextlib
+import functools
 import importlib
 import io
 import pickle
@@ -50,11 +51,8 @@ def find_module(name: str) -> Any:
     """
     if name in ("__main__", "__mp_main__"):
         return sys.modules.get(name) or sys.modules["__main__"]
-    module = sys.modules.get(name)
-    if module is not None:
-        return module
     try:
-        return importlib.import_module(name)
+        return importlib.import_module(name)  # waits if another thread is just importing it
     except ImportError as exc:
         raise ModuleNotImportableError(
             f"{this_worker()} cannot import the module {name}: {exc}. Functions and classes travel by name: install "
@@ -69,6 +67,8 @@ def find_global(module: str, qualified_name: str) -> Any:
     Raises:
         ModuleNotImportableError, NameNotFoundError: with what to do about it.
     """
+    with contextlib.suppress(KeyError, AttributeError):  # there, or as good as there: in a module being imported
+        return functools.reduce(getattr, qualified_name.split("."), sys.modules[module])
     found = find_module(module)
     for part in qualified_name.split("."):
         try:
@@ -102,8 +102,8 @@ def _describe_exception(exc: BaseException) -> tuple[str, bytes]:
         print(text, file=sys.stderr)
     try:
         return text, pickle.dumps((type(exc), _plain_state(exc)))
-    except Exception:
-        return text, b""
+    except Exception as why:
+        return f"{text}\nThe caller gets a RuntimeError instead of a {type(exc).__qualname__}: {why}", b""
 
 
 def _plain_state(exc: BaseException) -> dict[str, Any]:
@@ -123,11 +123,11 @@ def _rebuild_exception(text: str, detail: bytes, worker_name: str) -> BaseExcept
 
     A type whose constructor wants more than a text gives an instance of a subclass of it, which is also a RuntimeError
     (what torch's RPC raises then). A type that cannot be had here, or that is no Exception, gives a RuntimeError that
-    says why.
+    says why; so does, as it is, an error without `detail`.
     """
     text = _Text(text)
     if not detail:
-        return RuntimeError(_ABOUT_TYPE.format(why=f"{worker_name} could not name its type to others.", text=text))
+        return RuntimeError(text)
     try:
         cls, state = _TypeUnpickler(detail).load()
         if not issubclass(cls, Exception):
@@ -136,7 +136,7 @@ def _rebuild_exception(text: str, detail: bytes, worker_name: str) -> BaseExcept
         vars(exc).update(state)
         return exc
     except Exception as why:
-        return RuntimeError(_ABOUT_TYPE.format(why=why, text=text))
+        return RuntimeError(_ABOUT_TYPE.format(why=f"{why} (raised on {worker_name})", text=text))
 
 
 def same_type(cls: type[BaseException], text: str) -> BaseException:

@@ -1,7 +1,7 @@
 """Values that have no plain form, as bytes and tensors: pickle protocol 5 with tensors and large buffers beside it.
 
 Beyond pickle it knows RRefs, script modules and functions without a name of their own (lambdas, nested functions),
-which travel as code. Every call makes its own pickler: any thread, and calls within calls (a __getstate__ that serializes).
+which travel as code. Every call makes its own pickler: any thread, and calls within calls (from a __getstate__, say).
 """
 
 import io
@@ -33,8 +33,8 @@ def _tensor(index: int) -> torch.Tensor:
     raise pickle.UnpicklingError("This was pickled for an RPC message and can only be read there.")
 
 
-def _rref(index: int) -> _C.PyRRef:
-    return _C._received_rref(index)
+def _rref(fork: tuple) -> _C.PyRRef:
+    return _C.PyRRef._deserialize(fork)
 
 
 def _script_module(data: bytes) -> torch.jit.ScriptModule:
@@ -102,14 +102,14 @@ class _Pickler(pickle.Pickler):
         return NotImplemented
 
     def reduce_rref(self, rref: _C.PyRRef) -> tuple:
-        return _rref, (rref._fork_index(),)
+        return _rref, (rref._serialize(),)
 
 
 class _Probe(_Pickler):
     """Only finds out whether something can be written: makes no forks."""
 
     def reduce_rref(self, rref: _C.PyRRef) -> tuple:
-        return _rref, (0,)
+        return _rref, ((),)
 
 
 class _Unpickler(pickle.Unpickler):
@@ -124,9 +124,9 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _buffers(data: bytes, tensors: list[torch.Tensor]) -> Iterator[Any]:
-    """The buffers behind the tensors, as writable arrays on the tensors' own memory."""
+    """The buffers behind the tensors, writable and on the tensors' own memory."""
     (count,) = _COUNT.unpack_from(data, len(data) - _COUNT.size)
-    return (tensor.numpy() for tensor in tensors[len(tensors) - count :])
+    return (memoryview(tensor.numpy()) for tensor in tensors[len(tensors) - count :])
 
 
 def _has_name(function: types.FunctionType) -> bool:
@@ -178,7 +178,7 @@ class _InternalRPCPickler:
         Tensors and buffers are not copied: change them before they are sent, and the receiver may see it.
 
         Raises:
-            RuntimeError: an RRef outside an RPC message, a future.
+            RuntimeError: an RRef that has been deleted, a future.
             TypeError, AttributeError, pickle.PicklingError: something else that cannot be pickled.
         """
         return self._dump(_Pickler, obj)

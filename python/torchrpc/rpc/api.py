@@ -98,7 +98,7 @@ def get_worker_info(worker_name: str | int | None = None) -> WorkerInfo:
 def _to_worker_info(to: Any) -> WorkerInfo:
     if isinstance(to, WorkerInfo):
         return to
-    if isinstance(to, (str, int)):
+    if isinstance(to, str):
         return _get_current_rpc_agent().get_worker_info(to)
     if isinstance(to, numbers.Integral):
         return _get_current_rpc_agent().get_worker_info(int(to))

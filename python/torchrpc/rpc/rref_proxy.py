@@ -36,7 +36,7 @@ class RRefProxy:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if rpc_api is api.remote:
-                # remote() has no way to say later that there is no such method, so it asks first (once for an RRef).
+                # remote() has no way to say later that there is no such method, so it asks first.
                 getattr(rref._get_type(timeout=timeout), name)
             return rpc_api(rref.owner(), _call_method, args=(rref, name, args, kwargs), timeout=timeout)
 

@@ -79,7 +79,7 @@ def workers(
             try:
                 yield [f"worker{rank}" for rank in range(world_size)]
             finally:
-                group.extend(timeout)
+                group.end(timeout)
                 rpc.shutdown(timeout=timeout)
             group.results()
 
@@ -107,15 +107,19 @@ class _Processes:
         self.values: dict[int, Any] = {}
 
     def start(self, rank: int, body: Callable[..., Any], *args: Any) -> None:
-        here, there = self.context.Pipe(duplex=False)
+        here, there = self.context.Pipe()
         process = self.context.Process(target=_child, args=(there, body, args), daemon=True)
         process.start()
         there.close()
         self.running[here] = rank, process
         self.processes.append(process)
 
-    def extend(self, timeout: float) -> None:
+    def end(self, timeout: float) -> None:
+        """Tell those that serve to come to the end, in that many seconds from now."""
         self.deadline = time.monotonic() + timeout
+        for connection in self.running:
+            with contextlib.suppress(OSError):  # has died; results() will say so
+                connection.send("end")
 
     def results(self) -> list[Any]:
         """What they return, when all have ended."""
@@ -165,7 +169,7 @@ def _child(connection: Any, body: Callable[..., Any], args: tuple) -> None:
 
     faulthandler.register(signal.SIGUSR1)
     try:
-        outcome = (False, body(*args))
+        outcome = (False, body(connection, *args))
     except BaseException:
         outcome = (True, traceback.format_exc())
     connection.send(outcome)
@@ -173,7 +177,7 @@ def _child(connection: Any, body: Callable[..., Any], args: tuple) -> None:
 
 
 def _run(
-    fn: Callable[..., Any], args: tuple, rank: int, world_size: int, url: str | None, variables: dict[str, str]
+    _: Any, fn: Callable[..., Any], args: tuple, rank: int, world_size: int, url: str | None, variables: dict[str, str]
 ) -> Any:
     os.environ.update(variables)
     if url is None:
@@ -190,10 +194,11 @@ def _run(
     return value
 
 
-def _serve(rank: int, world_size: int, url: str, options: dict[str, Any]) -> None:
+def _serve(connection: Any, rank: int, world_size: int, url: str, options: dict[str, Any]) -> None:
     import torchrpc.rpc as rpc
 
     _join(rank, world_size, url, **options)
+    connection.recv()  # EOFError if whoever started this is gone
     rpc.shutdown()
 
 

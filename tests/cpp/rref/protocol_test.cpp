@@ -78,6 +78,7 @@ TEST_CASE("a parent lives until its child is known to the owner") {
   REQUIRE(group.network.deliverFirst(Kind::kRRefForkRequest));
   CHECK(group.info(0).pending_children == 1);
   CHECK(group.network.count(Kind::kRRefUserDelete) == 0);
+  CHECK(group.network.count(Kind::kRRefChildAccept) == 0);
   REQUIRE(group.network.deliverFirst(Kind::kRRefForkRequest, true));
   REQUIRE(group.network.deliverFirst(Kind::kRRefChildAccept));
   CHECK(group.info(0).pending_children == 0);
@@ -404,6 +405,18 @@ TEST_CASE("a fetch under way fails as soon as its RRef's creation does") {
   CHECK(got->error().code() == ErrorCode::kRRefCreation);
 }
 
+TEST_CASE("a fetch that has failed with its RRef's creation does not keep the RRef") {
+  SimGroup group(2);
+  auto rref = group[0].remote(1);
+  group[0].fetch(user(rref), [](const auto&) {});
+  rref.reset();
+  group.network.drop(static_cast<size_t>(group.network.find(Kind::kNativeRemote)));
+  CHECK(group.network.count(Kind::kRRefUserDelete) == 1);
+  group.network.drain();
+  CHECK(group.network.openCalls().empty());
+  CHECK(group.clean());
+}
+
 TEST_CASE("a fetch keeps the value until it is answered") {
   SimGroup group(2);
   auto rref = group[0].remote(1);
@@ -444,6 +457,33 @@ TEST_CASE("a carrier that comes again gives the same RRef, or an error once that
   group[2].rrefs().adopt({fork}, true, [&](auto result) { error = result.error().code(); });
   CHECK(error == ErrorCode::kRRefDeleted);
   rref.reset();
+  group.network.drain();
+  CHECK(group.clean());
+}
+
+TEST_CASE("a deletion that comes late does not touch a fork registered again since") {
+  SimGroup group(2);
+  auto rref = group[0].rrefs().createOwner();
+  const auto fork = group[0].rrefs().fork(rref, kNoWorker);
+  const auto other = group[0].rrefs().fork(rref, kNoWorker);  // keeps the value meanwhile
+  RRefPtr adopted;
+  const auto adopt = [&] {
+    group[1].rrefs().adopt({fork}, true, [&](auto result) { adopted = result.value().at(0); });
+    group.network.drain();
+  };
+  adopt();
+  adopted.reset();
+  group.network.repeat(static_cast<size_t>(group.network.find(Kind::kRRefUserDelete)));
+  CHECK(group.info(0).forks == 1);
+  const auto index = static_cast<size_t>(group.network.find(Kind::kRRefUserDelete));
+  group[1].rrefs().adopt({fork}, true, [&](auto result) { adopted = result.value().at(0); });
+  REQUIRE(group.network.deliverFirst(Kind::kRRefForkRequest));
+  CHECK(group.info(0).forks == 2);
+  group.network.deliver(index);
+  CHECK(group.info(0).forks == 2);
+  group.network.drain();
+  adopted.reset();
+  group[0].rrefs().abandon({other});
   group.network.drain();
   CHECK(group.clean());
 }
@@ -515,6 +555,30 @@ TEST_CASE("the death of the owner fails its RRefs, confirmed or not") {
   CHECK(user(confirmed)->failure()->worker() == "worker1");
   confirmed.reset();
   pending.reset();
+  group.network.drain();
+  CHECK(group.clean());
+}
+
+TEST_CASE("an RRef that arrives when its owner is known to be dead has failed") {
+  SimGroup group(2);
+  const auto fork = group[0].rrefs().fork(group[0].rrefs().createOwner(), 1);
+  group.network.kill(0);
+  group.network.notify(0);
+  std::optional<ErrorCode> error;
+  group[1].rrefs().adopt({fork}, true, [&](auto result) { error = result.error().code(); });
+  CHECK(error == ErrorCode::kWorkerLost);
+  CHECK(group.clean());
+}
+
+TEST_CASE("a fork for a worker that is known to be dead keeps nothing") {
+  SimGroup group(3);
+  auto rref = group[0].remote(1);
+  group.network.drain();
+  group.network.kill(2);
+  group.network.drain();
+  group[0].rrefs().fork(rref, 2);
+  group[0].rrefs().fork(group[0].rrefs().createOwner(), 2);
+  rref.reset();
   group.network.drain();
   CHECK(group.clean());
 }

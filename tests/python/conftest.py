@@ -1,0 +1,50 @@
+"""What all Python tests share."""
+
+import os
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+
+torch.set_num_threads(1)  # a pool of threads would not survive the forks of some tests
+os.environ.pop("TORCHRPC_REPLACE", None)
+
+
+@pytest.fixture(scope="session")
+def hook_path(tmp_path_factory):
+    """Environment in which `import torch` finds torchrpc's hook, be the package installed or run from its source."""
+    source = str(Path(__file__).parents[2] / "python")
+    path = [source, *filter(None, [os.environ.get("PYTHONPATH")])]
+    if not any(hook.value.startswith("torchrpc.") for hook in metadata.entry_points(group="torch.backends")):
+        site = tmp_path_factory.mktemp("site")
+        info = site / "torchrpc-0.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torchrpc\nVersion: 0.0\n")
+        (info / "entry_points.txt").write_text("[torch.backends]\ntorchrpc = torchrpc._autoload:autoload\n")
+        path.insert(0, str(site))
+    else:
+        path = path[1:]  # the installed one
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1"}
+
+
+@pytest.fixture
+def run_python(hook_path, tmp_path):
+    """Runs a Python program in a process of its own and gives its output."""
+    import subprocess
+
+    def run(*command, env=None, check=True):
+        result = subprocess.run(
+            [sys.executable, *map(str, command)],
+            env={**hook_path, **(env or {})},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        if check:
+            assert result.returncode == 0, result.stdout + result.stderr
+        return result
+
+    return run

@@ -1,0 +1,335 @@
+"""Calls of every kind of callable with every kind of payload, in one group of three workers."""
+
+import operator
+import threading
+from collections import OrderedDict, namedtuple
+
+import numpy as np
+import pytest
+import torch
+
+import torchrpc.rpc as rpc
+from torchrpc.testing import workers
+
+Point = namedtuple("Point", "x y")
+GLOBAL = 7
+SEEN = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group():
+    with workers(3) as names:
+        yield names
+
+
+def identity(x):
+    return x
+
+
+def same_object(a, b):
+    return a is b
+
+
+def add(a, b=10, *, c=0):
+    return a + b + c
+
+
+def my_name():
+    return rpc.get_worker_info().name
+
+
+def mutate(values):
+    values.append(1)
+    return values
+
+
+def call_onwards(to, function, *args):
+    return rpc.rpc_sync(to, function, args=args)
+
+
+def remember(value):
+    SEEN.append(value)
+    return len(SEEN)
+
+
+def set_global(value):
+    global GLOBAL
+    GLOBAL = value
+
+
+class Counter:
+    def __init__(self, start=0):
+        self.count = start
+
+    def add(self, n):
+        self.count += n
+        return self.count
+
+    @classmethod
+    def made(cls, start):
+        return cls(start).count
+
+    @staticmethod
+    def static(x):
+        return -x
+
+
+def equal(a, b):
+    if isinstance(a, torch.Tensor):
+        if a.layout != b.layout or a.dtype != b.dtype or a.shape != b.shape:
+            return False
+        return torch.equal(a.to_dense(), b.to_dense()) if a.layout != torch.strided else torch.equal(a, b)
+    return bool(np.array_equal(a, b)) if isinstance(a, np.ndarray) else type(a) is type(b) and a == b
+
+
+TENSORS = {
+    "float": torch.rand(3, 4),
+    "scalar": torch.tensor(2.5),
+    "zero-size": torch.empty(0, 5),
+    "strided": torch.rand(10, 10)[::2, 1::3],
+    "transposed": torch.rand(4, 6).t(),
+    "expanded": torch.rand(1, 4).expand(3, 4),
+    "bfloat16": torch.rand(5).bfloat16(),
+    "half": torch.rand(5).half(),
+    "bool": torch.tensor([True, False]),
+    "complex": torch.rand(3, dtype=torch.complex64),
+    "int8": torch.arange(100, dtype=torch.int8),
+    "sparse": torch.sparse_coo_tensor([[0, 1, 1], [2, 0, 2]], [3.0, 4.0, 5.0], (2, 3)),
+    "coalesced": torch.sparse_coo_tensor([[0, 1], [2, 0]], [3.0, 4.0], (2, 3)).coalesce(),
+    "csr": torch.eye(4).to_sparse_csr(),
+    "4 MiB": torch.arange(1 << 20, dtype=torch.float32),
+}
+PLAIN = [
+    None,
+    True,
+    -(2**63),
+    2**100,
+    0.1,
+    float("inf"),
+    "",
+    "é漢\U0001f600",
+    b"\x00\xff",
+    (),
+    [],
+    {},
+    (1, [2, {"a": b"b"}]),
+    3 + 4j,
+]
+OBJECTS = [
+    Point(1, 2),
+    {1, 2},
+    OrderedDict(a=1),
+    slice(1, 2),
+    torch.float64,
+    torch.device("cpu"),
+    np.arange(10_000),
+    ValueError,
+]
+
+
+@pytest.mark.parametrize("kind", TENSORS)
+def test_every_tensor_arrives_equal(kind):
+    sent = TENSORS[kind]
+    assert equal(rpc.rpc_sync("worker1", identity, (sent,)), sent)
+    assert equal(rpc.rpc_sync("worker1", identity, ({"point": Point(sent, 1)},))["point"].x, sent)
+
+
+@pytest.mark.parametrize("value", PLAIN + OBJECTS, ids=repr)
+def test_every_value_arrives_equal(value):
+    assert equal(rpc.rpc_sync("worker1", identity, (value,)), value)
+
+
+@pytest.mark.parametrize("kind", [k for k in TENSORS if TENSORS[k].layout == torch.strided and k not in ("bool",)])
+def test_operators_run_remotely(kind):
+    sent = TENSORS[kind]
+    assert equal(rpc.rpc_sync("worker1", torch.add, args=(sent, sent)), torch.add(sent, sent))
+
+
+def test_operators_take_defaults_keywords_and_lists():
+    x = torch.rand(4, 3)
+    assert torch.equal(rpc.rpc_sync("worker1", torch.sum, args=(x,), kwargs={"dim": 1}), x.sum(1))
+    assert torch.equal(rpc.rpc_sync("worker1", torch.cat, args=([x, x], 1)), torch.cat([x, x], 1))
+    assert torch.equal(rpc.rpc_sync("worker1", torch.add, args=(x, 1)), x + 1)
+    first, second = rpc.rpc_sync("worker1", torch.split, args=(x, 2))
+    assert torch.equal(first, x[:2]) and torch.equal(second, x[2:])
+
+
+def test_an_operator_given_wrong_arguments_is_refused_here():
+    with pytest.raises(RuntimeError, match="Overloaded torch operator invoked from Python failed to match any schema"):
+        rpc.rpc_sync("worker1", torch.add, args=())
+
+
+def test_an_operator_that_fails_there_names_the_reason():
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        rpc.rpc_sync("worker1", torch.add, args=(torch.rand(10), torch.rand(5)))
+
+
+def test_the_three_ways_to_call_agree():
+    assert rpc.rpc_sync("worker1", add, (1,), {"c": 5}) == 16
+    assert rpc.rpc_async("worker1", add, (1,), {"c": 5}).wait() == 16
+    assert rpc.remote("worker1", add, (1,), {"c": 5}).to_here() == 16
+
+
+def test_a_worker_can_be_named_in_every_way(group):
+    info = rpc.get_worker_info("worker2")
+    for to in ("worker2", 2, info, np.int64(2)):
+        assert rpc.rpc_sync(to, my_name) == "worker2"
+    assert rpc.rpc_sync(rpc.get_worker_info(), my_name) == "worker0"
+    assert [rpc.rpc_sync(name, my_name) for name in group] == group
+
+
+def test_python_builtins_classes_and_methods_can_be_called():
+    assert rpc.rpc_sync("worker1", min, (3, 1, 2)) == 1
+    assert rpc.rpc_sync("worker1", sorted, ([3, 1],), {"reverse": True}) == [3, 1]
+    assert rpc.rpc_sync("worker1", operator.mul, (6, 7)) == 42
+    assert rpc.rpc_sync("worker1", Counter.made, (3,)) == 3
+    assert rpc.rpc_sync("worker1", Counter.static, (3,)) == -3
+    assert rpc.rpc_sync("worker1", Counter(5).add, (3,)) == 8
+    assert rpc.rpc_sync("worker1", Counter, (4,)).count == 4
+    assert rpc.rpc_sync("worker1", torch.einsum, ("ij->ji", torch.ones(2, 3))).shape == (3, 2)
+
+
+def test_lambdas_and_closures_are_sent_as_code():
+    k = torch.ones(2)
+    assert torch.equal(rpc.rpc_sync("worker1", lambda x: add(x, k), (torch.ones(2),)), torch.full((2,), 2.0))
+
+    def fibonacci(n):
+        return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+
+    assert rpc.rpc_async("worker1", fibonacci, (15,)).wait() == 610
+    assert rpc.remote("worker1", lambda: my_name()).to_here() == "worker1"
+    assert rpc.rpc_sync("worker1", lambda: lambda x: x + 1)(1) == 2
+
+
+def test_globals_of_a_lambda_are_the_callees():
+    rpc.rpc_sync("worker1", set_global, (1000,))
+    try:
+        assert rpc.rpc_sync("worker1", lambda: GLOBAL) == 1000
+        assert GLOBAL == 7
+    finally:
+        rpc.rpc_sync("worker1", set_global, (7,))
+
+
+def test_plain_and_pickled_calls_share_no_objects_with_the_caller():
+    for extra in (None, Point(0, 0)):
+        values = [extra]
+        assert rpc.rpc_sync("worker0", mutate, (values,)) == [extra, 1]
+        assert values == [extra]
+
+
+def test_an_object_sent_twice_in_a_call_is_one_object_there():
+    for shared in ([1], {"a": 1}, torch.ones(1), Point(1, 2)):
+        assert rpc.rpc_sync("worker1", same_object, (shared, shared)) is True
+
+
+def test_a_container_may_contain_itself():
+    loop = [1]
+    loop.append(loop)
+    back = rpc.rpc_sync("worker1", identity, (loop,))
+    assert back[0] == 1 and back[1] is back
+
+
+def test_calls_can_be_nested_and_come_back():
+    assert rpc.rpc_sync("worker1", call_onwards, ("worker2", my_name)) == "worker2"
+    assert rpc.rpc_sync("worker1", call_onwards, ("worker0", add, 1)) == 11
+
+
+def test_tensors_that_require_grad_arrive_as_plain_values():
+    x = torch.rand(3, requires_grad=True)
+    assert torch.equal(rpc.rpc_sync("worker1", torch.mul, (x, 2)), x.detach() * 2)
+
+
+def test_many_calls_at_once_each_get_their_own_answer():
+    futures = [rpc.rpc_async(f"worker{1 + i % 2}", add, (i,), {"c": torch.tensor(i)}) for i in range(200)]
+    assert [int(f) for f in torch.futures.wait_all(futures)] == [2 * i + 10 for i in range(200)]
+
+
+def test_threads_can_call_at_once():
+    results = {}
+
+    def run(n):
+        results[n] = [rpc.rpc_sync("worker1", add, (n, i)) for i in range(20)]
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {n: [n + i for i in range(20)] for n in range(4)}
+
+
+def test_calls_run_once():
+    before = rpc.rpc_sync("worker1", remember, (0,))
+    for _ in range(10):
+        rpc.rpc_sync("worker1", remember, (0,))
+    assert rpc.rpc_sync("worker1", remember, (0,)) == before + 11
+
+
+def test_all_gather_and_barrier_bring_all_together():
+    others = [rpc.rpc_async(f"worker{rank}", rpc.api._all_gather, (rank,)) for rank in (1, 2)]
+    expected = {"worker0": 0, "worker1": 1, "worker2": 2}
+    assert rpc.api._all_gather(0) == expected
+    assert [f.wait() for f in others] == [expected, expected]
+    pair = ["worker0", "worker2"]
+    other = rpc.rpc_async("worker2", rpc.api._barrier, (pair,))
+    rpc.api._barrier(pair)
+    other.wait()
+
+
+def test_all_gather_names_who_is_missing():
+    with pytest.raises(RuntimeError, match=r"timed out in _all_gather after 0\.20 seconds, waiting for .*worker1"):
+        rpc.api._all_gather(0, {"worker0", "worker1"}, timeout=0.2)
+
+
+def test_wait_all_waits_for_the_calls_of_its_block():
+    with rpc.api._wait_all():
+        future = rpc.rpc_async("worker1", add, (1,))
+        assert rpc.api._thread_local_var.future_list == [future]
+    assert future.done() and not hasattr(rpc.api._thread_local_var, "future_list")
+    with pytest.raises(ZeroDivisionError), rpc.api._wait_all():
+        rpc.rpc_async("worker1", operator.truediv, (1, 0))
+
+
+def test_the_pickler_can_be_replaced_for_a_while():
+    class Counting(type(rpc.internal._internal_rpc_pickler)):
+        calls = 0
+
+        def serialize(self, obj):
+            Counting.calls += 1
+            return super().serialize(obj)
+
+    with rpc.api._use_rpc_pickler(Counting()):
+        assert rpc.rpc_sync("worker1", identity, (Point(1, 2),)) == Point(1, 2)
+    assert Counting.calls == 1
+    assert rpc.api._default_pickler is rpc.internal._internal_rpc_pickler
+
+
+@pytest.mark.parametrize("api", [rpc.rpc_sync, rpc.rpc_async, rpc.remote], ids=lambda f: f.__name__)
+def test_bad_calls_are_refused_at_once(api):
+    for arguments, kind, text in [
+        (("worker1", 5), TypeError, "function should be callable."),
+        (("worker1", add, 5), TypeError, "args must be a tuple or a list"),
+        (("worker1", add, torch.ones(2)), TypeError, "but is a Tensor"),
+        (("worker1", add, (1,), [1]), TypeError, "kwargs must be a dict"),
+        (("worker1", add, (1,), {}, "1"), TypeError, "timeout must be a number of seconds"),
+        (("worker1", add, (1,), {}, -2), ValueError, "timeout must not be negative"),
+        (("worker1", add, (1,), {}, float("nan")), ValueError, "timeout"),
+        ((1.5, add, (1,)), ValueError, "Cannot get WorkerInfo from name 1.5"),
+        ((None, add, (1,)), ValueError, "Cannot get WorkerInfo from name None"),
+        (("nobody", add, (1,)), RuntimeError, "could not find destination"),
+        ((17, add, (1,)), RuntimeError, "could not find destination"),
+        ((-1, add, (1,)), RuntimeError, "could not find destination"),
+    ]:
+        with pytest.raises(kind, match=text):
+            api(*arguments)
+
+
+@pytest.mark.parametrize("api", [rpc.rpc_sync, rpc.rpc_async, rpc.remote], ids=lambda f: f.__name__)
+def test_an_argument_that_cannot_be_sent_is_blamed(api):
+    with pytest.raises(TypeError, match=r"argument 1 \(lock\) of the call of add to worker1: cannot pickle"):
+        api("worker1", add, (1, threading.Lock()))
+    with pytest.raises(TypeError, match=r"argument b \(lock\)"):
+        api("worker1", add, (1,), {"b": threading.Lock()})
+    with pytest.raises(RuntimeError, match=r"Can not pickle torch.futures.Future"):
+        api("worker1", identity, (torch.futures.Future(),))
+    assert rpc.rpc_sync("worker1", add, (1,)) == 11

@@ -1,0 +1,173 @@
+"""What a caller sees when something goes wrong on the callee."""
+
+import sys
+import threading
+import time
+
+import pytest
+
+import torchrpc.rpc as rpc
+from torchrpc.testing import workers
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group():
+    with workers(2) as names:
+        yield names
+
+
+class CustomError(Exception):
+    def __init__(self, code, message):
+        super().__init__(message)
+        self.code = code
+
+
+class OnlyThereError(Exception):
+    pass
+
+
+class BadState:
+    def __getstate__(self):
+        raise ValueError("not to be pickled")
+
+
+def fail(kind, *args):
+    raise kind(*args)
+
+
+def fail_with_local_type():
+    class LocalError(Exception):
+        pass
+
+    raise LocalError("hidden")
+
+
+def forget(name):
+    delattr(sys.modules[__name__], name)
+
+
+def raise_type_unknown_to_the_caller():
+    kind = type("InventedError", (Exception,), {"__module__": __name__})
+    globals()["InventedError"] = kind
+    raise kind("from elsewhere")
+
+
+def not_on_callee():
+    return 1
+
+
+def nested_failure(to):
+    return rpc.rpc_sync(to, fail, (KeyError, "deep"))
+
+
+def sleep(seconds):
+    time.sleep(seconds)
+    return seconds
+
+
+MODES = {
+    "rpc_sync": lambda *args, **kw: rpc.rpc_sync("worker1", *args, **kw),
+    "rpc_async": lambda *args, **kw: rpc.rpc_async("worker1", *args, **kw).wait(),
+    "remote": lambda *args, **kw: rpc.remote("worker1", *args, **kw).to_here(),
+}
+
+
+@pytest.fixture(params=MODES)
+def call(request):
+    return MODES[request.param]
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyError, ZeroDivisionError, StopIteration])
+def test_the_type_is_kept_and_the_text_tells_where(call, kind):
+    with pytest.raises(kind) as raised:
+        call(fail, (kind, "Expected error"))
+    text = str(raised.value)
+    assert text.startswith("On WorkerInfo(id=1, name=worker1):\n")
+    assert f"{kind.__name__}('Expected error')" in text and "in fail" in text and "raise kind(*args)" in text
+
+
+def test_a_custom_type_keeps_its_attributes(call):
+    with pytest.raises(CustomError, match="seventeen") as raised:
+        call(fail, (CustomError, 17, "seventeen"))
+    assert raised.value.code == 17
+
+
+def test_a_type_without_a_name_becomes_a_runtime_error_that_names_it(call):
+    with pytest.raises(RuntimeError, match=r"LocalError.*hidden"):
+        call(fail_with_local_type)
+
+
+def test_a_type_that_the_caller_cannot_import_becomes_a_runtime_error(call):
+    with pytest.raises(RuntimeError, match=r"(?s)InventedError.*from elsewhere"):
+        call(raise_type_unknown_to_the_caller)
+
+
+def test_nested_errors_name_both_workers():
+    with pytest.raises(KeyError, match=r"(?s)name=worker1.*name=worker0.*deep"):
+        rpc.rpc_sync("worker1", nested_failure, ("worker0",))
+
+
+def test_wrong_arguments_raise_a_type_error(call):
+    with pytest.raises(TypeError, match=r"not_on_callee\(\) takes 0 positional arguments"):
+        call(not_on_callee, (1,))
+
+
+def test_a_function_that_the_callee_lacks_is_named_with_a_remedy():
+    rpc.rpc_sync("worker1", forget, ("OnlyThereError",))
+    for mode in MODES.values():
+        for kind in (AttributeError, RuntimeError):  # torch's own raises either, as the version goes
+            with pytest.raises(kind, match=r"(?s)worker1 has no OnlyThereError.*RPC pickler does not serialize"):
+                mode(OnlyThereError, ("x",))
+
+
+def test_a_result_that_cannot_be_sent_is_blamed_and_the_group_goes_on():
+    for mode in (MODES["rpc_sync"], MODES["rpc_async"]):
+        with pytest.raises(TypeError, match=r"worker1 cannot send a value of type lock: .*rpc\.remote\(\)"):
+            mode(threading.Lock)
+    with pytest.raises(ValueError, match="not to be pickled"):
+        rpc.rpc_sync("worker1", BadState)
+    assert rpc.rpc_sync("worker1", not_on_callee) == 1
+
+
+def test_a_value_that_cannot_be_sent_can_stay_in_an_rref():
+    rref = rpc.remote("worker1", threading.Lock)
+    with pytest.raises(TypeError, match="cannot send a value of type lock"):
+        rref.to_here()
+    assert rref.rpc_sync().locked() is False
+
+
+def test_system_exit_ends_nobody(call):
+    with pytest.raises(RuntimeError, match="SystemExit"):
+        call(sys.exit, (3,))
+    assert rpc.rpc_sync("worker1", not_on_callee) == 1
+
+
+def test_a_call_that_takes_too_long_says_so():
+    for run in (
+        lambda: rpc.rpc_sync("worker1", sleep, (0.5,), timeout=0.05),
+        lambda: rpc.rpc_async("worker1", sleep, (0.5,), timeout=0.05).wait(),
+    ):
+        with pytest.raises(RuntimeError, match="RPC ran for more than"):
+            run()
+    assert rpc.rpc_sync("worker1", sleep, (0.1,), timeout=0) == 0.1
+
+
+def test_the_default_timeout_can_be_changed():
+    assert rpc.get_rpc_timeout() == 60
+    rpc._set_rpc_timeout(0.05)
+    try:
+        with pytest.raises(RuntimeError, match="RPC ran for more than"):
+            rpc.rpc_sync("worker1", sleep, (0.5,))
+        assert rpc.rpc_sync("worker1", sleep, (0.1,), timeout=30) == 0.1
+    finally:
+        rpc._set_rpc_timeout(60)
+
+
+def test_every_waiter_of_a_failed_future_gets_the_error():
+    future = rpc.rpc_async("worker1", fail, (ValueError, "again"))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="again"):
+            future.wait()
+    assert future.done()
+    with pytest.raises(ValueError, match="again"):
+        future.then(lambda f: f.wait()).wait()

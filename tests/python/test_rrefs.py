@@ -1,0 +1,210 @@
+"""References to values on other workers, and calls of their methods."""
+
+import gc
+import time
+
+import pytest
+import torch
+
+import torchrpc.rpc as rpc
+from torchrpc.testing import workers
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group():
+    with workers(3) as names:
+        yield names
+
+
+class Box:
+    def __init__(self, value):
+        self.value = value
+
+    def get(self):
+        return self.value
+
+    def add(self, other, *, times=1):
+        self.value = self.value + other * times
+        return self.value
+
+    def slow(self, seconds):
+        time.sleep(seconds)
+        return self.value
+
+    @rpc.functions.async_execution
+    def add_later(self, to, other):
+        return rpc.rpc_async(to, torch.add, args=(self.value, other)).then(lambda fut: fut.wait() + 1)
+
+    @classmethod
+    @rpc.functions.async_execution
+    def class_later(cls, to, a, b):
+        return rpc.rpc_async(to, torch.add, args=(a, b))
+
+    @staticmethod
+    @rpc.functions.async_execution
+    def static_later(to, a, b):
+        return rpc.rpc_async(to, torch.add, args=(a, b))
+
+    def fail(self):
+        raise KeyError("boxed")
+
+
+def to_here(rref):
+    return rref.to_here()
+
+
+def owner_of(rref):
+    return rref.owner_name(), rref.is_owner(), rref.confirmed_by_owner()
+
+
+def make_rref(to, value):
+    return rpc.remote(to, Box, (value,))
+
+
+def slow_box(seconds):
+    time.sleep(seconds)
+    return Box(seconds)
+
+
+def debug_info():
+    return {key: int(value) for key, value in rpc._rref_context_get_debug_info().items()}
+
+
+def eventually(check, seconds=10):
+    end = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < end, "did not come true"
+        time.sleep(0.01)
+
+
+def test_a_local_reference_holds_the_value_itself():
+    value = Box(1)
+    rref = rpc.RRef(value)
+    assert rref.is_owner() and rref.confirmed_by_owner() and rref.owner() == rpc.get_worker_info()
+    assert rref.local_value() is value and rref.to_here() is value
+    assert rref.rpc_sync().get() == 1
+
+
+def test_a_remote_reference_knows_its_owner_and_fetches():
+    rref = rpc.remote("worker1", torch.add, (torch.ones(2), 1))
+    assert rref.owner().name == rref.owner_name() == "worker1" and not rref.is_owner()
+    assert torch.equal(rref.to_here(), torch.full((2,), 2.0))
+    assert torch.equal(rref.to_here(timeout=5), torch.full((2,), 2.0))
+    with pytest.raises(RuntimeError, match=r"can't call localValue\(\) on user"):
+        rref.local_value()
+
+
+def test_references_travel_in_calls_results_and_containers():
+    rref = rpc.remote("worker1", Box, (5,))
+    assert rpc.rpc_sync("worker2", owner_of, (rref,)) == ("worker1", False, True)
+    assert rpc.rpc_sync("worker1", owner_of, (rref,)) == ("worker1", True, True)
+    assert rpc.rpc_sync("worker2", lambda box: box["r"][0].rpc_sync().get(), ({"r": [rref]},)) == 5
+    back = rpc.rpc_sync("worker2", make_rref, ("worker1", 6))
+    assert back.owner_name() == "worker1" and back.rpc_sync().get() == 6
+    mine = rpc.RRef(torch.ones(1))
+    assert torch.equal(rpc.rpc_sync("worker1", to_here, (mine,)), torch.ones(1))
+    assert rpc.remote("worker2", to_here, (rpc.remote("worker1", int, (3,)),)).to_here() == 3
+
+
+def test_a_reference_to_a_reference_works():
+    outer = rpc.remote("worker1", make_rref, ("worker2", 9))
+    assert outer.to_here().rpc_sync().get() == 9
+
+
+def test_methods_can_be_called_in_three_ways():
+    rref = rpc.remote("worker1", Box, (1,))
+    assert rref.rpc_sync().add(2) == 3
+    assert rref.rpc_async().add(1, times=3).wait() == 6
+    assert rref.remote().add(4).to_here() == 10
+    assert rpc.rpc_sync("worker1", Box.get, (Box(3),)) == 3
+
+
+def test_async_methods_are_followed_in_three_ways():
+    one = torch.ones(1)
+    rref = rpc.remote("worker1", Box, (one,))
+    assert rref.rpc_sync().add_later("worker2", 1) == 3
+    assert rref.rpc_async().add_later("worker2", 1).wait() == 3
+    assert rref.remote().add_later("worker2", 1).to_here() == 3
+    assert rref.rpc_sync().class_later("worker2", one, 1) == 2
+    assert rref.rpc_async().static_later("worker2", one, 1).wait() == 2
+
+
+def test_methods_of_a_tensor_can_be_called():
+    rref = rpc.remote("worker1", torch.add, (torch.ones(2, 2), 1))
+    assert rref.rpc_sync().size() == torch.Size([2, 2])
+    assert torch.equal(rref.rpc_async().view(1, 4).wait(), torch.full((1, 4), 2.0))
+
+
+def test_a_missing_method_is_an_attribute_error():
+    rref = rpc.remote("worker1", Box, (1,))
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        rref.rpc_sync().nothing()
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        rref.rpc_async().nothing().wait()
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        rref.remote().nothing()
+
+
+def test_a_failing_method_raises_here():
+    with pytest.raises(KeyError, match="boxed"):
+        rpc.remote("worker1", Box, (1,)).rpc_sync().fail()
+
+
+def test_rpc_async_of_a_reference_is_asynchronous():
+    start = time.monotonic()
+    rref = rpc.remote("worker1", slow_box, (0.5,))
+    future = rref.rpc_async().get()
+    assert time.monotonic() - start < 0.4 and not future.done()
+    assert future.wait() == 0.5
+
+
+def test_the_type_of_the_value_can_be_asked_for():
+    rref = rpc.remote("worker1", Box, (1,))
+    assert rref._get_type() is Box and rref._get_type(blocking=False).wait() is Box
+    assert rpc.RRef(3)._get_type() is int
+
+
+def test_time_limits_hold_for_references():
+    slow = rpc.remote("worker1", slow_box, (0.5,))
+    for limited in (
+        lambda: slow.to_here(timeout=0.05),
+        lambda: slow.rpc_sync(timeout=0.05).get(),
+        lambda: slow.rpc_async(timeout=0.05).get().wait(),
+        lambda: slow._get_type(timeout=0.05),
+    ):
+        with pytest.raises(RuntimeError, match="RPC ran for more than"):
+            limited()
+    assert slow.to_here().value == 0.5
+
+
+def test_an_error_of_the_function_is_raised_at_each_use():
+    rref = rpc.remote("worker1", int, ("x",))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="invalid literal"):
+            rref.to_here()
+
+
+def test_references_are_not_pickled_outside_a_call(tmp_path):
+    with pytest.raises(RuntimeError, match="Can not pickle rref in python pickler"):
+        torch.save(rpc.RRef(1), tmp_path / "x")
+
+
+def test_references_print_and_are_generic():
+    assert str(rpc.RRef(1)).startswith("OwnerRRef(GloballyUniqueId(created_on=0, local_id=")
+    assert "UserRRef" in repr(rpc.remote("worker1", int))
+    assert rpc.RRef[int].__origin__ is rpc.RRef
+    assert isinstance(rpc.RRef(1), rpc.PyRRef)
+
+
+def test_values_die_with_their_last_reference():
+    eventually(lambda: gc.collect() is not None and rpc.rpc_sync("worker1", debug_info)["num_owner_rrefs"] == 0)
+    rref = rpc.remote("worker1", Box, (1,))
+    assert rref.rpc_sync().get() == 1
+    assert rpc.rpc_sync("worker1", debug_info)["num_owner_rrefs"] == 1
+    del rref
+    eventually(lambda: rpc.rpc_sync("worker1", debug_info)["num_owner_rrefs"] == 0)
+
+
+def test_debug_info_has_the_keys_that_others_read():
+    assert set(debug_info()) >= {"num_owner_rrefs", "num_forks", "num_pending_users", "num_pending_futures"}
+    assert rpc._get_debug_info()["agent.thread_pool_size"] == "16"
