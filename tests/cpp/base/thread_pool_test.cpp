@@ -5,8 +5,8 @@
 #include <pthread.h>
 
 #include <atomic>
-#include <future>
 #include <latch>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -20,13 +20,13 @@ namespace {
 void nest(ThreadPool& pool, int depth, std::atomic<int>& reached) {
   ++reached;
   if (depth == 0) return;
-  std::promise<void> done;
+  std::latch done(1);
   pool.post([&] {
     nest(pool, depth - 1, reached);
-    done.set_value();
+    done.count_down();
   });
   ThreadPool::BlockingScope blocking;
-  done.get_future().wait();
+  done.wait();
 }
 
 std::string threadName() {
@@ -40,25 +40,31 @@ std::string threadName() {
 TEST_CASE("a pool has no thread until there is work") {
   ThreadPool pool({});
   CHECK(pool.stats().threads == 0);
-  std::promise<std::string> name;
-  REQUIRE(pool.post([&] { name.set_value(threadName()); }));
-  CHECK(name.get_future().get() == "torchrpc-0");
+  std::string name;
+  std::latch done(1);
+  REQUIRE(pool.post([&] {
+    name = threadName();
+    done.count_down();
+  }));
+  done.wait();
+  CHECK(name == "torchrpc-0");
   CHECK(pool.stats().threads == 1);
 }
 
 TEST_CASE("a thread's name keeps its number when the pool's is long") {
   ThreadPool pool({.size = 1, .name = "a-very-long-name-indeed"});
-  std::promise<std::string> name;
-  pool.post([&] { name.set_value(threadName()); });
-  CHECK(name.get_future().get() == "a-very-long-n-0");
+  std::string name;
+  pool.post([&] { name = threadName(); });
+  pool.close();
+  CHECK(name == "a-very-long-n-0");
 }
 
 TEST_CASE("an idle thread is used before a new one is started") {
   ThreadPool pool({.size = 4});
   for (int i = 0; i < 200; ++i) {
-    std::promise<void> done;
-    pool.post([&] { done.set_value(); });
-    done.get_future().wait();
+    std::latch done(1);
+    pool.post([&] { done.count_down(); });
+    done.wait();
     while (pool.stats().idle == 0) std::this_thread::yield();
   }
   CHECK(pool.stats().threads == 1);
@@ -102,12 +108,12 @@ TEST_CASE("a burst of short tasks starts no more threads than the pool's size") 
 TEST_CASE("calls that block on each other 64 deep end on a pool of four") {
   ThreadPool pool({.size = 4});
   std::atomic<int> reached = 0;
-  std::promise<void> done;
+  std::latch done(1);
   pool.post([&] {
     nest(pool, 64, reached);
-    done.set_value();
+    done.count_down();
   });
-  REQUIRE(done.get_future().wait_for(std::chrono::seconds(60)) == std::future_status::ready);
+  done.wait();
   CHECK(reached == 65);
 }
 
@@ -129,16 +135,16 @@ TEST_CASE("many nested calls side by side end on a pool of one, and leave one th
 TEST_CASE("blocked threads are counted, once however deep their scopes") {
   ThreadPool pool({.size = 2});
   std::latch inside(1);
-  std::promise<void> go;
+  std::latch go(1);
   pool.post([&] {
     ThreadPool::BlockingScope outer;
     ThreadPool::BlockingScope inner;
     inside.count_down();
-    go.get_future().wait();
+    go.wait();
   });
   inside.wait();
   CHECK(pool.stats().blocked == 1);
-  go.set_value();
+  go.count_down();
   while (pool.stats().blocked != 0) std::this_thread::yield();
 }
 
@@ -150,31 +156,30 @@ TEST_CASE("a blocking scope on a thread of no pool does nothing") {
 TEST_CASE("a pool at its greatest size starts no thread for a blocked one, and goes on when it can") {
   ThreadPool pool({.size = 2, .max_size = 2});
   std::latch inside(2);
-  std::promise<void> go;
-  auto until = go.get_future().share();
+  std::latch go(1);
   for (int i = 0; i < 2; ++i) {
     pool.post([&] {
       ThreadPool::BlockingScope blocking;
       inside.count_down();
-      until.wait();
+      go.wait();
     });
   }
   inside.wait();
-  std::promise<void> ran;
-  pool.post([&] { ran.set_value(); });
+  std::latch ran(1);
+  pool.post([&] { ran.count_down(); });
   CHECK(pool.stats().threads == 2);
   CHECK(pool.stats().queued == 1);
-  go.set_value();
-  ran.get_future().wait();
+  go.count_down();
+  ran.wait();
 }
 
 TEST_CASE("a task that throws harms nothing but itself") {
   ThreadPool pool({.size = 1});
-  std::promise<void> next;
+  std::latch next(1);
   pool.post([] { throw std::runtime_error("expected in this test's output"); });
   pool.post([] { throw 1; });
-  pool.post([&] { next.set_value(); });
-  next.get_future().wait();
+  pool.post([&] { next.count_down(); });
+  next.wait();
 }
 
 TEST_CASE("close runs what is queued, and after it nothing is taken") {
@@ -193,24 +198,24 @@ TEST_CASE("close runs what is queued, and after it nothing is taken") {
 
 TEST_CASE("close runs queued tasks that block on each other's queue positions") {
   ThreadPool pool({.size = 1});
-  std::promise<void> go;
+  std::latch go(1);
   std::atomic<bool> ended = false;
   pool.post([&] {
     ThreadPool::BlockingScope blocking;
-    go.get_future().wait();
+    go.wait();
     ended = true;
   });
-  pool.post([&] { go.set_value(); });
+  pool.post([&] { go.count_down(); });
   pool.close();
   CHECK(ended);
 }
 
 TEST_CASE("close from two threads waits in both") {
   ThreadPool pool({.size = 2});
-  std::promise<void> go;
+  std::latch go(1);
   std::atomic<bool> ended = false;
   pool.post([&] {
-    go.get_future().wait();
+    go.wait();
     ended = true;
   });
   std::vector<std::thread> closers;
@@ -220,21 +225,24 @@ TEST_CASE("close from two threads waits in both") {
       if (!ended) std::terminate();
     });
   }
-  go.set_value();
+  go.count_down();
   for (auto& closer : closers) closer.join();
 }
 
 TEST_CASE("a pool that one of its own threads closes says so instead of waiting for itself") {
   ThreadPool pool({.size = 1, .name = "mine"});
-  std::promise<std::string> text;
+  std::string text;
+  std::latch caught(1);
   pool.post([&] {
     try {
       pool.close();
     } catch (const std::exception& error) {
-      text.set_value(error.what());
+      text = error.what();
+      caught.count_down();
     }
   });
-  CHECK(text.get_future().get() == "thread pool mine closed by one of its threads");
+  caught.wait();
+  CHECK(text == "thread pool mine closed by one of its threads");
 }
 
 TEST_CASE("posting from many threads loses nothing") {
@@ -244,7 +252,7 @@ TEST_CASE("posting from many threads loses nothing") {
   for (int i = 0; i < 4; ++i) {
     posters.emplace_back([&] {
       for (int j = 0; j < 5000; ++j) {
-        pool.post([&] {
+        pool.post([&ran, j] {
           if (j % 50 == 0) {
             ThreadPool::BlockingScope blocking;
             std::this_thread::yield();

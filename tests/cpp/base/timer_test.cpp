@@ -2,7 +2,8 @@
 
 #include <catch2/catch.hpp>
 
-#include <future>
+#include <algorithm>
+#include <atomic>
 #include <latch>
 #include <random>
 #include <thread>
@@ -109,15 +110,18 @@ TEST_CASE("a closed timer drops its tasks and takes no more") {
 TEST_CASE("a thread timer runs its tasks on a thread of its own, in order of their time") {
   auto timer = makeThreadTimer();
   std::vector<int> ran;
-  std::promise<std::thread::id> done;
+  std::thread::id thread;
+  std::latch done(1);
   const auto now = timer->now();
   timer->at(now + 30ms, [&] {
     ran.push_back(3);
-    done.set_value(std::this_thread::get_id());
+    thread = std::this_thread::get_id();
+    done.count_down();
   });
   timer->at(now + 20ms, [&] { ran.push_back(2); });
   timer->at(now + 10ms, [&] { ran.push_back(1); });
-  CHECK(done.get_future().get() != std::this_thread::get_id());
+  done.wait();
+  CHECK(thread != std::this_thread::get_id());
   CHECK(timer->now() >= now + 30ms);
   CHECK(ran == std::vector{1, 2, 3});
 }
@@ -126,19 +130,19 @@ TEST_CASE("a thread timer that sleeps towards a late task wakes for an earlier o
   auto timer = makeThreadTimer();
   timer->at(kNever, [] {});
   timer->after(1h, [] {});
-  std::promise<void> done;
-  timer->after(1ms, [&] { done.set_value(); });
-  CHECK(done.get_future().wait_for(60s) == std::future_status::ready);
+  std::latch done(1);
+  timer->after(1ms, [&] { done.count_down(); });
+  done.wait();
 }
 
 TEST_CASE("a thread timer's close waits for the task under way") {
   auto timer = makeThreadTimer();
   std::latch running(1);
   std::atomic<bool> finished = false;
-  std::promise<void> go;
+  std::latch go(1);
   timer->at(timer->now(), [&] {
     running.count_down();
-    go.get_future().wait();
+    go.wait();
     finished = true;
   });
   running.wait();
@@ -146,18 +150,18 @@ TEST_CASE("a thread timer's close waits for the task under way") {
     timer->close();
     CHECK(finished);
   });
-  go.set_value();
+  go.count_down();
   closer.join();
 }
 
 TEST_CASE("a thread timer can be closed by one of its tasks") {
   auto timer = makeThreadTimer();
-  std::promise<void> closed;
+  std::latch closed(1);
   timer->at(timer->now(), [&] {
     timer->close();
-    closed.set_value();
+    closed.count_down();
   });
-  closed.get_future().wait();
+  closed.wait();
   CHECK(timer->after(0s, [] {}) == 0);
 }
 
