@@ -27,7 +27,10 @@ uint64_t environment(const char* name, uint64_t otherwise) {
 class Schedule {
  public:
   explicit Schedule(uint64_t seed)
-      : random_(seed), size_(2 + static_cast<int>(random_() % 3)), deadly_(random_() % 3 == 0), lossy_(random_() % 2 == 0),
+      : random_(seed),
+        size_(2 + static_cast<int>(random_() % 3)),
+        deadly_(random_() % 3 == 0),
+        lossy_(random_() % 2 == 0),
         group_(size_, hooks()) {
     handles_.resize(static_cast<size_t>(size_));
   }

@@ -17,10 +17,12 @@ Message encodeNumber(const c10::IValue& value, const WorkerInfo&) {
 
 RRefNode::RRefNode(Messenger& messenger, Hooks hooks)
     : messenger_(messenger), hooks_(std::move(hooks)), service_(RRefService::create(messenger, {encodeNumber})) {
-  messenger.on(Kind::kNativeCall, Messenger::Where::kLoop,
-               [this](Request request, Responder responder) { serveCall(request, responder); });
-  messenger.on(Kind::kNativeRemote, Messenger::Where::kLoop,
-               [this](Request request, Responder responder) { serveRemote(request, responder); });
+  messenger.on(Kind::kNativeCall, Messenger::Where::kLoop, [this](Request request, Responder responder) {
+    serveCall(request, responder);
+  });
+  messenger.on(Kind::kNativeRemote, Messenger::Where::kLoop, [this](Request request, Responder responder) {
+    serveRemote(request, responder);
+  });
 }
 
 std::vector<RRefFork> RRefNode::forksOf(const Message& message) {

@@ -39,7 +39,9 @@ class RRefNode {
 
   void abandon(const Message& message) { service_->abandon(forksOf(message)); }
   /// A reply that nobody waits for: its forks are taken in all the same, and let go.
-  void discard(const Message& message) { service_->adopt(forksOf(message), false, [](const auto&) {}); }
+  void discard(const Message& message) {
+    service_->adopt(forksOf(message), false, [](const auto&) {});
+  }
 
   static std::vector<RRefFork> forksOf(const Message& message);
   /// The number in a value of the tests': an int, or a tensor's address (see TrackedValue in model_test.cpp).
