@@ -61,11 +61,13 @@ class PendingFetch {
   PendingFetch(std::shared_ptr<UserRRef> rref, Messenger::ReplyHandler done)
       : rref_(std::move(rref)), done_(std::move(done)) {}
 
-  void complete(Result<Message> reply) {
-    if (ended_.exchange(true)) return;
+  /// False if it has ended before; `reply` is as it was then.
+  bool complete(Result<Message>&& reply) {
+    if (ended_.exchange(true)) return false;
     const auto rref = std::move(rref_);
     const auto done = std::move(done_);
     done(std::move(reply));
+    return true;
   }
 
  private:

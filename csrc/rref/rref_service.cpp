@@ -146,6 +146,11 @@ void RRefService::adopt(const std::vector<RRefFork>& forks, bool wait_for_owner,
   std::make_shared<Confirmation>(std::move(rrefs), std::move(done))->start();
 }
 
+void RRefService::discard(const Message& message) {
+  const auto* forks = message.header(HeaderKind::kRRefForks);
+  if (forks) adopt(decodeForks(*forks), /*wait_for_owner=*/false, [](const auto&) {});
+}
+
 Result<RRefPtr> RRefService::adoptOne(const RRefFork& fork) {
   if (fork.owner == state_->self.id) {
     OwnerTable::EndedList ended;
@@ -193,9 +198,11 @@ void RRefService::fetch(
   rref->whenConfirmed([fetch](const Status& failure) {
     if (failure) fetch->complete(*failure);
   });
-  state_->messenger.request(rref->owner().id, std::move(request), timeout, [fetch](Result<Message> reply) {
-    fetch->complete(std::move(reply));
-  });
+  state_->messenger.request(
+      rref->owner().id, std::move(request), timeout, [weak = weak_from_this(), fetch](Result<Message> reply) {
+        if (fetch->complete(std::move(reply)) || !reply.ok()) return;
+        if (auto self = weak.lock()) self->discard(reply.value());
+      });
 }
 
 // --- the end ---

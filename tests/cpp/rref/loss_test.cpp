@@ -176,6 +176,21 @@ TEST_CASE("a fetch that has failed with its RRef's creation does not keep the RR
   CHECK(group.clean());
 }
 
+TEST_CASE("RRefs in a value that comes too late are let go") {
+  RRefNode::Hooks hooks;
+  hooks.inside_values = [](RRefNode& node) { return RRefNode::RRefs{node.rrefs().createOwner()}; };
+  SimGroup group(2, hooks);
+  auto rref = group[0].remote(1);
+  group[0].fetch(user(rref), [](const auto&) {});
+  const auto fetch_fails = GENERATE(true, false);
+  group.network.timeOut(group.network.openCalls().at(fetch_fails ? 1 : 0));  // the fetch itself, or the creation
+  group.network.drain();
+  CHECK(group.info(1).forks == 1);
+  rref.reset();
+  group.network.drain();
+  CHECK(group.clean());
+}
+
 TEST_CASE("a carrier that comes again gives the same RRef, or an error once that is gone") {
   SimGroup group(3);
   const bool from_owner = GENERATE(true, false);

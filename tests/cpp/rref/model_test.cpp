@@ -118,6 +118,7 @@ class Schedule {
       if (!args.empty() && chance(30) && usable(args[0])) results.push_back(args[0]);
       return results;
     };
+    hooks.inside_values = [this](RRefNode& node) { return someHeld(node.id(), 1); };
     hooks.remote_function = [this](RRefNode& node, const RRefId& id, RRefs args) {
       checkArguments(args);
       for (const auto& arg : args) {
