@@ -6,11 +6,13 @@ address, would show after half an hour and without a name.
 """
 
 import contextlib
+import functools
 import logging
 import os
 import pickle
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -22,6 +24,7 @@ from torch.distributed.rendezvous import _rendezvous_helper
 logger = logging.getLogger(__name__)
 
 _WAIT_VARIABLE = "TORCHRPC_INIT_TIMEOUT"
+_FORMED = "torchrpc/formed"
 _TELL_AFTER = 10.0  # seconds of silence that make a person wonder
 _HOW_TO_MEET = (
     "Set MASTER_ADDR and MASTER_PORT to the host name and a free port of the machine of rank 0, the same for all "
@@ -122,34 +125,57 @@ def _told(text: str) -> Iterator[None]:
         timer.cancel()
 
 
-def check_group_kind(store: dist.Store, is_static: bool) -> None:
-    """Raise RuntimeError if others joined this group with a world size and this worker without, or the reverse."""
-    mine = "static" if is_static else "dynamic"
-    if store.compare_set("torchrpc/group_kind", "", mine).decode() != mine:
+def enter_group(root: dist.Store, name: str, rank: int, world_size: int | None) -> dist.Store:
+    """The part of `root` that belongs to the group now forming there.
+
+    Groups of a fixed size may follow one another on one store; each has a number, and what tells that a number is used
+    up is in the store, not in the process: its members may have been in other groups before, and not in the same ones.
+
+    Raises:
+        RuntimeError: others came with a world size and this worker without, or the reverse; or two workers of one rank.
+    """
+    kind = "static" if world_size else "dynamic"
+    if root.compare_set("torchrpc/group_kind", "", kind).decode() != kind:
         raise RuntimeError(
             "RPC group mixes statically and dynamically initialized members which is not supported. This worker has "
-            f"{'a' if is_static else 'no'} world_size, others have {'none' if is_static else 'one'}: pass the same "
-            "world_size to init_rpc everywhere, or nowhere."
+            f"{'a' if world_size else 'no'} world_size, others have {'none' if world_size else 'one'}: pass the same "
+            "world_size to init_rpc everywhere, or nowhere; a group of another kind needs a port or file of its own."
         )
+    number = 0
+    store = dist.PrefixStore("rpc_prefix_0", root)
+    if not world_size:
+        return store
+    while store.check([_FORMED]):
+        number += 1
+        store = dist.PrefixStore(f"rpc_prefix_{number}", root)
+    if store.compare_set(f"torchrpc/rank{rank}/process", "", _process(os.getpid())).decode() != _process(os.getpid()):
+        raise RuntimeError(
+            f"{name}: another worker of the group has rank {rank}, too. Give each worker a rank of its own, from 0 to "
+            f"{world_size - 1}; if an earlier run left its store behind (a file:// init_method), use another."
+        )
+    return store
+
+
+@functools.cache
+def _process(pid: int) -> str:
+    """A name for this process that no other has; by its pid, because forks inherit the cache."""
+    return uuid.uuid4().hex
 
 
 def gather(store: dist.Store, name: str, rank: int, world_size: int, facts: Any) -> dict[str, Any]:
     """Give `facts` to all workers of a group and return {name: facts} of all, in the order of ranks.
 
     Raises:
-        RuntimeError: two workers of one name or of one rank, world sizes that differ, a worker that did not come.
+        RuntimeError: two workers of one name, world sizes that differ, a worker that did not come.
     """
-    if store.add(f"torchrpc/rank{rank}/taken", 1) > 1:
-        raise RuntimeError(
-            f"{name}: another worker of the group has rank {rank}, too. Give each worker a rank of its own, from 0 to "
-            f"{world_size - 1}; if an earlier run left its store behind (a file:// init_method), use another."
-        )
     store.set(f"torchrpc/rank{rank}", pickle.dumps((name, world_size, facts)))
     try:
-        return _read_all(store, name, rank, world_size)
+        everyone = _read_all(store, name, rank, world_size)
     except _GroupError:
         _let_others_read(store, world_size)
         raise
+    store.set(_FORMED, "1")
+    return everyone
 
 
 class _GroupError(RuntimeError):

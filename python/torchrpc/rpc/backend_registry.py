@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torchrpc.rpc.api as api
 from torchrpc._C import TensorPipeAgent, _get_current_rpc_agent, _is_current_rpc_agent_set
 
-from ._rendezvous import check_group_kind, gather
+from ._rendezvous import gather
 from ._utils import _group_membership_management, _update_group_membership
 from .constants import DEFAULT_INIT_METHOD, DEFAULT_NUM_WORKER_THREADS, DEFAULT_RPC_TIMEOUT_SEC
 from .options import TensorPipeRpcBackendOptions
@@ -192,7 +192,6 @@ def _tensorpipe_init_backend_handler(
         raise TypeError(f"`store` must be a c10d::Store. {store}")
     if not isinstance(rpc_backend_options, TensorPipeRpcBackendOptions):
         raise TypeError(f"`rpc_backend_options` must be a `TensorPipeRpcBackendOptions`. {rpc_backend_options}")
-    check_group_kind(store, is_static=bool(world_size))
     if world_size:
         return _init_static_group(store, name, rank, world_size, rpc_backend_options)
     return _init_dynamic_group(store, name, rank, rpc_backend_options)
