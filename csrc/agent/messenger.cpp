@@ -4,7 +4,7 @@ namespace torchrpc {
 
 Responder::Once::~Once() {
   if (sink) {
-    sink(Error(ErrorCode::kUnknown, "the callee dropped the request without an answer"));
+    sink(Error(ErrorCode::kShutdown, "the request was dropped without an answer, as happens at shutdown"));
   }
 }
 

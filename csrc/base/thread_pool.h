@@ -2,7 +2,7 @@
 
 // Where handlers, user code and future callbacks run. Threads start when there is work for them, up to `size`;
 // a thread that blocks on another call (BlockingScope) is replaced while it does, so that nested blocking calls
-// cannot use the pool up.
+// cannot use the pool up. Of the threads that this leaves over, `size` stay, idle.
 
 #include <cstddef>
 #include <functional>
@@ -14,7 +14,7 @@ namespace torchrpc {
 class ThreadPool {
  public:
   struct Options {
-    size_t size = 16;        ///< threads that run at once (those inside a BlockingScope not counted)
+    size_t size = 16;        ///< threads that run at once (those inside a BlockingScope not counted); at least 1
     size_t max_size = 1024;  ///< threads altogether: past it a BlockingScope brings no replacement
     std::string name = "torchrpc";
   };
@@ -52,7 +52,7 @@ class ThreadPool {
 
  private:
   struct State;
-  std::shared_ptr<State> state_;
+  std::unique_ptr<State> state_;
 };
 
 }  // namespace torchrpc

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <utility>
 
 namespace torchrpc {
 
@@ -23,17 +24,23 @@ class Timer {
 
   virtual TimePoint now() const = 0;
 
-  /// Runs `task` once, at `when` or soon after, on the timer's thread: it must be brief and must not block.
-  /// A task that `close` finds pending is dropped unrun. Thread-safe.
+  /// Runs `task` once, at `when` or soon after, on the timer's thread: it must be brief, not block and not throw.
+  /// Tasks of one time run in the order of the calls. A task that `close` finds pending, or that comes after it (which
+  /// gives the id 0), is dropped unrun. Thread-safe.
   virtual Id at(TimePoint when, std::function<void()> task) = 0;
 
   /// True if the task will not run; false if it has run, runs now, or is unknown. Thread-safe; does not wait.
   virtual bool cancel(Id id) = 0;
 
-  /// Drops what is pending and waits for a task under way (unless called from it). Idempotent.
+  /// Drops what is pending and waits for a task under way (unless called from it). Idempotent. A task must not destroy
+  /// the timer it runs on.
   virtual void close() = 0;
 
-  Id after(Duration delay, std::function<void()> task) { return at(now() + delay, std::move(task)); }
+  /// As at(), counted from now; a delay too long for the clock means kNever.
+  Id after(Duration delay, std::function<void()> task) {
+    const TimePoint start = now();
+    return at(delay < kNever - start ? start + delay : kNever, std::move(task));
+  }
 };
 
 /// The real one: a thread of its own, started with the first task.

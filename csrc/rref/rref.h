@@ -5,18 +5,26 @@
 
 #include <ATen/core/ivalue.h>
 
+#include <chrono>
 #include <functional>
 #include <memory>
-#include <string>
+#include <optional>
 #include <vector>
 
 #include "base/ids.h"
 #include "base/mutex.h"
 #include "base/result.h"
+#include "base/timer.h"
 
 namespace torchrpc {
 
 class RRefService;
+
+/// The end of a wait of that length; waits longer than the clock can count have none.
+inline TimePoint deadlineAfter(Duration timeout) {
+  const auto now = std::chrono::steady_clock::now();
+  return timeout < kNever - now ? now + timeout : kNever;
+}
 
 class RRef {
  public:
@@ -47,6 +55,8 @@ class OwnerRRef : public RRef {
   bool setError(Error error);
 
   bool ready() const;
+  /// The error of a remote() to oneself that failed; nullopt for a value, another error, or none of them yet.
+  Status creationFailure() const;
   /// Calls `handler` once: at once if ready, else from setValue or setError, on that thread, under no lock.
   void whenReady(ValueHandler handler);
   /// Blocks until ready; throws the error, or Error(kTimeout) (0: waits for ever).
@@ -65,17 +75,27 @@ class OwnerRRef : public RRef {
 /// One fork. Its destruction tells the owner (asynchronously). Thread-safe.
 class UserRRef : public RRef {
  public:
+  /// The protocol's numbers (wire/PROTOCOL.md, "RRefs"): of the call that makes the value, and of the message with
+  /// which this node tells the owner of the fork; 0 where there is none.
+  struct Numbers {
+    uint64_t creation = 0;
+    uint64_t registration = 0;
+  };
+  using ConfirmedHandler = std::function<void(const Status&)>;
+
   /// Only RRefService makes these.
-  UserRRef(RRefId id, ForkId fork, WorkerInfo owner, std::weak_ptr<RRefService> service);
+  UserRRef(RRefId id, ForkId fork, WorkerInfo owner, Numbers numbers, std::weak_ptr<RRefService> service)
+      : RRef(id, std::move(owner)), fork_(fork), numbers_(numbers), service_(std::move(service)) {}
   ~UserRRef() override;
   bool isOwner() const override { return false; }
   const ForkId& forkId() const { return fork_; }
+  const Numbers& numbers() const { return numbers_; }
 
-  /// Whether the owner has said that it knows this fork.
+  /// Whether the owner has said that it knows this fork (and is not lost since).
   bool confirmed() const;
-  /// Calls `handler` once, when confirmed (nullopt) or failed (the creation's error), at once if already so.
-  void whenConfirmed(std::function<void(const Status&)> handler);
-  /// The error of a creation that failed or timed out; nullopt while all is well.
+  /// Calls `handler` once: when confirmed (nullopt) or failed (why), at once if already so; under no lock.
+  void whenConfirmed(ConfirmedHandler handler);
+  /// Why it cannot be used: its creation failed, or its owner is lost; nullopt while all is well.
   Status failure() const;
   /// Whether the service has deleted it at shutdown: it can be neither fetched nor forked any more.
   bool deleted() const;
@@ -83,18 +103,20 @@ class UserRRef : public RRef {
  private:
   friend class RRefService;
   enum class State { kPending, kConfirmed, kFailed };
+  /// Pending to confirmed (nullopt), or anything to failed; other changes are ignored.
   void settle(Status failure);
   /// True for the first caller: the one who must tell the owner.
   bool markDeleted();
 
   const ForkId fork_;
+  const Numbers numbers_;
   const std::weak_ptr<RRefService> service_;
   mutable Mutex mutex_;
   // guarded by mutex_:
   State state_ = State::kPending;
   Status failure_;
   bool deleted_ = false;
-  std::vector<std::function<void(const Status&)>> handlers_;
+  std::vector<ConfirmedHandler> handlers_;
 };
 
 }  // namespace torchrpc

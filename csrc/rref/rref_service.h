@@ -1,32 +1,21 @@
 #pragma once
 
 // One node's side of the RRef protocol (wire/PROTOCOL.md, "RRefs"): who holds which fork, what the owner must know
-// before it may drop a value, and which user functions must wait for it.
+// before it may drop a value, and which user functions must wait for it. The two tables keep the state and take the
+// decisions; the service sends the messages, settles the RRefs and lets the values go.
 // Threads: every method from any thread; handlers on the loop. One leaf mutex in each table.
 
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "agent/messenger.h"
+#include "rref/fork_protocol.h"
+#include "rref/owner_table.h"
 #include "rref/rref.h"
 
 namespace torchrpc {
-
-/// One RRef in flight: an entry of the kRRefForks header.
-struct RRefFork {
-  RRefId rref;
-  ForkId fork;
-  WorkerId owner = kNoWorker;
-  WorkerId parent = kNoWorker;  ///< the worker that made the fork and keeps its own RRef alive until told
-
-  friend bool operator==(const RRefFork&, const RRefFork&) = default;
-};
-std::string encodeForks(const std::vector<RRefFork>& forks);
-/// Throws Error(kProtocol).
-std::vector<RRefFork> decodeForks(std::string_view bytes);
 
 class RRefService : public std::enable_shared_from_this<RRefService> {
  public:
@@ -35,10 +24,11 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
     std::function<Message(const c10::IValue& value, const WorkerInfo& to)> encode_value;
   };
   struct DebugInfo {
-    size_t owner_rrefs = 0;     ///< values kept for users
-    size_t forks = 0;           ///< forks known to the owner tables of this node
-    size_t pending_users = 0;   ///< users not confirmed yet
+    size_t owner_rrefs = 0;       ///< values kept for users
+    size_t forks = 0;             ///< forks known to the owner tables of this node
+    size_t pending_users = 0;     ///< users not confirmed yet
     size_t pending_children = 0;  ///< own RRefs kept alive for children in flight
+    size_t number_runs = 0;       ///< what is remembered of messages past: runs of numbers
   };
 
   static std::shared_ptr<RRefService> create(Messenger& messenger, Options options);
@@ -54,53 +44,70 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
   RRefPtr remote(const WorkerInfo& to, Message call, Duration timeout);
 
   /// The callee's side of it: the owner entry for a k…Remote request, made on its first arrival, found again on
-  /// later ones (`created` false: the function must not run twice). Throws Error(kProtocol) without the header.
-  struct Hosted {
-    std::shared_ptr<OwnerRRef> rref;
-    bool created = false;
-  };
+  /// later ones (`created` false: the function must not run, again or at all: its caller has given it up).
+  /// Throws Error(kProtocol) without the header.
+  using Hosted = OwnerTable::Hosted;
   Hosted host(const Request& request);
 
   // --- RRefs in messages ---
 
   /// Makes a child of `rref` to travel to `to` (kNoWorker: the receiver is not known yet). A user's RRef stays alive
-  /// here until the child is accepted, or until abandon(). Throws Error(kRRefDeleted, kRRefCreation).
+  /// here until the child is accepted, or until abandon(). Throws Error(kRRefDeleted, kRRefCreation, kWorkerLost).
   RRefFork fork(const RRefPtr& rref, WorkerId to);
 
-  /// The message that carried these forks is known not to have been delivered.
+  /// The message that carried these forks is known not to have been delivered, or its receiver is lost.
   void abandon(const std::vector<RRefFork>& forks);
 
-  /// Takes in the forks that arrived in a message: gives the RRefs in the same order, after the owner of each has
-  /// confirmed it (`wait_for_owner`; false: at once, confirmation follows). Idempotent a fork.
+  /// Takes in the forks that arrived in a message, of any kind, wanted or not: what is not adopted is never released.
+  /// Gives the RRefs in the same order, after the owner of each has confirmed it (`wait_for_owner`; false: at once,
+  /// confirmation follows). Idempotent a fork. `done` is called on this thread or on the loop.
   using Adopted = std::function<void(Result<std::vector<RRefPtr>>)>;
   void adopt(const std::vector<RRefFork>& forks, bool wait_for_owner, Adopted done);
 
   /// Fetches the value as the owner's reply message (kReply, made by its encode_value).
-  /// Fails at once if the RRef is deleted or its creation failed.
+  /// Fails at once if the RRef is deleted or its creation failed, and as soon as it does.
   void fetch(const std::shared_ptr<UserRRef>& rref, Kind kind, Duration timeout, Messenger::ReplyHandler done);
 
   // --- the end ---
 
-  /// Waits until no user is pending and no child in flight, then deletes all users (their owners are told) and drops
-  /// the owner entries without forks. False if it took longer than `timeout`.
+  /// Waits until no user is pending and no child in flight, then deletes all users (their owners are told) and waits
+  /// until nobody holds a value of this node's. False if it took longer than `timeout`; the users are deleted anyway.
   bool deleteAllUsers(Duration timeout);
 
   /// The rest: texts that name each value still referred to by someone (a leak), and forgets all of it.
+  /// Values go on the calling thread.
   std::vector<std::string> destroy();
 
-  /// A worker is gone: forks it held are dropped, RRefs that it owned fail, children in flight to it are abandoned.
+  /// A worker is gone for good: forks it held are dropped, RRefs that it owned fail, children in flight to it are
+  /// abandoned. To be called after the last of its messages, or before; what comes later does no harm.
   void onWorkerLost(const WorkerInfo& worker);
 
   DebugInfo debugInfo() const;
 
   /// Called by ~UserRRef.
-  void release(const UserRRef& rref);
+  void release(UserRRef& rref);
 
   ~RRefService();
 
  private:
-  RRefService(Messenger& messenger, Options options);
+  RRefService() = default;
+
+  GloballyUniqueId newId();
+  RRefPtr remoteToSelf(Message call, Duration timeout);
+  Result<RRefPtr> adoptOne(const RRefFork& fork);
+  void introduce(const std::shared_ptr<UserRRef>& user, const RRefFork& fork);
+  void acceptChild(const RRefFork& fork);
+  void settle(const std::shared_ptr<UserRRef>& user, Status failure);
+  void retire(OwnerTable::EndedList ended);
+  void tell(WorkerId to, Kind kind, std::string payload);
+
   void serve();
+  void serve(Kind kind, void (RRefService::*handler)(const Request&, const Responder&));
+  void serveForkRequest(const Request& request, const Responder& responder);
+  void serveChildAccept(const Request& request, const Responder& responder);
+  void serveUserDelete(const Request& request, const Responder& responder);
+  void serveFetch(const Request& request, const Responder& responder);
+  void answerFetch(const c10::IValue& value, const WorkerInfo& to, const Responder& responder);
 
   struct State;
   std::unique_ptr<State> state_;

@@ -12,12 +12,15 @@
 namespace torchrpc {
 
 struct TensorPipeOptions {
-  /// Names in order of preference; empty optional: every one that the probe finds usable.
+  /// Names in order of preference; empty optional: what is usable here and pays (see tensorpipe_backends.cpp).
   /// Names that do not exist here are passed over with a warning, never fatal (unless none is left).
   std::optional<std::vector<std::string>> transports;  ///< of shm, uv, ibv
-  std::optional<std::vector<std::string>> channels;    ///< of basic, cma, mpt_uv, xth
-  /// The address to listen on and to be reached at: a host name or an IP address. Empty: loopback if
-  /// `rendezvous_host` is a loopback address, else the address of the interface that leads there.
+  /// Of basic, cma, mpt_uv, xth: the ways beside the connection that large segments take. With an empty list they
+  /// stay on the connection. A list without "basic" gets it as its last resort: the one that works everywhere.
+  std::optional<std::vector<std::string>> channels;
+  /// The address to listen on and to be reached at: a host name or an IP address. Empty: that of the interface which
+  /// TORCHRPC_SOCKET_IFNAME (or TP_SOCKET_IFNAME, GLOO_SOCKET_IFNAME) names; else loopback if `rendezvous_host` is
+  /// "localhost" or a loopback address, else the address of the interface that leads there.
   std::string host;
   /// Where the group meets (MASTER_ADDR), if known.
   std::string rendezvous_host;

@@ -1,10 +1,13 @@
 #pragma once
 
 // The contract every transport keeps: loopback (in process), TensorPipe, and decorators such as the faulty one.
-// One suite of tests (tests/cpp/transport_contract_test.cpp) runs on all of them.
+// One suite of tests (tests/cpp/transport/transport_contract_test.cpp) runs on all of them.
 //
-// Threads: a transport has one loop thread. Handlers and completions are called there and nowhere else, and never
-// while a lock of the transport's is held, so they may call back into it. They must not block.
+// Threads: handlers and completions are called on the loop: one of the transport's own threads or, so that no message
+// pays for a hand-over, a thread that is just then inside a call of this interface (a sender may find itself
+// delivering a frame that arrived meanwhile). Those of one connection never run at once, those of different
+// connections may. None is called while a lock of the transport's is held, so they may call back into it. They must
+// not block and must not throw. Corollary: never call into a transport while holding a lock that a handler takes.
 
 #include <functional>
 #include <memory>
@@ -23,11 +26,12 @@ class Connection {
 
   /// Queues a frame; returns at once. Frames of one connection arrive in the order of the calls. `done` is called
   /// exactly once: without an error when the frame's memory is no longer needed (not: when it has arrived), with one
-  /// (kWorkerLost, or kFrameTooLarge, which leaves the connection usable) when it will not be sent.
-  /// Thread-safe.
+  /// (kWorkerLost, kShutdown, or kFrameTooLarge, which leaves the connection usable) when it will not be sent; perhaps before
+  /// send() returns. Thread-safe.
   virtual void send(Frame frame, std::function<void(Status)> done) = 0;
 
   /// Ends the connection; what is queued fails. Handlers hear of it once, on the loop. Thread-safe, idempotent.
+  /// Dropping the last reference does not close: a connection lives until one side closes it or its transport.
   virtual void close() = 0;
 
   /// For messages to people: transport, addresses.
@@ -47,7 +51,7 @@ class ConnectionHandler {
 
 class Transport {
  public:
-  /// Called for every connection a peer opens; returns who handles it.
+  /// Called for every connection a peer opens, on the loop; returns who handles it, or nullptr to refuse it.
   using Acceptor = std::function<std::shared_ptr<ConnectionHandler>(std::shared_ptr<Connection>)>;
 
   /// close().
@@ -58,16 +62,18 @@ class Transport {
   virtual std::string listen(Acceptor acceptor) = 0;
 
   /// Opens a connection to an address that a listen() of the same kind of transport returned. Returns at once, frames
-  /// can be sent at once; that nobody is there shows as onClosed. Throws Error(kInvalidArgument) for an address that
-  /// is not of this transport's making. Thread-safe.
+  /// can be sent at once; that nobody is there shows as onClosed (the handler may be called before connect()
+  /// returns). Throws Error(kInvalidArgument) for an address that is not of this transport's making, or that offers
+  /// nothing this side can use, and Error(kShutdown) after close(). Thread-safe.
   virtual std::shared_ptr<Connection> connect(
       const std::string& address, const std::string& peer_name, std::shared_ptr<ConnectionHandler> handler) = 0;
 
-  /// Ends all connections (each handler hears onClosed), stops listening, waits for the loop thread. After it nothing
-  /// is called any more. Must not be called from the loop. Idempotent.
+  /// Ends all connections (each handler hears onClosed), stops listening, waits for the loop. After it nothing is
+  /// called any more but the completion of a send() that comes later, inside that call. Must not be called from the
+  /// loop. Idempotent.
   virtual void close() = 0;
 
-  /// Whether the calling thread is the loop.
+  /// Whether this thread is inside a handler or a completion of this transport: the place where nothing may block.
   virtual bool inLoop() const = 0;
 
   /// For debug output: e.g. "tensorpipe(shm,uv; cma,basic)".

@@ -4,6 +4,7 @@
 
 #include <bit>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -23,9 +24,7 @@ class Writer {
   template <typename T>
     requires std::is_arithmetic_v<T> || std::is_enum_v<T>
   void put(T value) {
-    const auto at = out_.size();
-    out_.resize(at + sizeof(T));
-    std::memcpy(out_.data() + at, &value, sizeof(T));
+    putBytes(&value, sizeof(T));
   }
   /// A length (8 bytes) and the bytes.
   void putString(std::string_view bytes) {
@@ -37,6 +36,10 @@ class Writer {
     put(id.created_on);
     put(id.local_id);
   }
+  /// Zeros up to the next multiple of `alignment` bytes from the string's start.
+  void align(size_t alignment) { out_.append(padding(out_.size(), alignment), '\0'); }
+
+  static size_t padding(size_t at, size_t alignment) { return (alignment - at % alignment) % alignment; }
 
  private:
   std::string& out_;
@@ -45,7 +48,7 @@ class Writer {
 /// Reads what Writer wrote. Every overrun throws Error(kProtocol).
 class Reader {
  public:
-  explicit Reader(std::string_view bytes) : rest_(bytes) {}
+  explicit Reader(std::string_view bytes) : size_(bytes.size()), rest_(bytes) {}
 
   template <typename T>
     requires std::is_arithmetic_v<T> || std::is_enum_v<T>
@@ -69,12 +72,19 @@ class Reader {
     id.local_id = get<uint64_t>();
     return id;
   }
+  /// Passes over what Writer::align wrote, if this reader began where that string did.
+  void align(size_t alignment) {
+    for (char byte : getBytes(Writer::padding(size_ - rest_.size(), alignment))) {
+      if (byte != 0) throw Error(ErrorCode::kProtocol, "malformed message: padding that is not zero");
+    }
+  }
   size_t remaining() const { return rest_.size(); }
   void expectEnd() const {
     if (!rest_.empty()) throw Error(ErrorCode::kProtocol, "malformed message: bytes left over at its end");
   }
 
  private:
+  size_t size_;
   std::string_view rest_;
 };
 

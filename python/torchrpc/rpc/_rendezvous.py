@@ -1,4 +1,4 @@
-"""How the workers of a group find the store where they meet, and one another in it.
+"""How the workers of a group find the store where they meet.
 
 Only the thread that calls `init_rpc` comes here. env:// and tcp:// are resolved here rather than by torch, because
 torch's handlers let rank 0 wait for the whole group inside the store's constructor: a wrong world size, or a wrong
@@ -6,13 +6,9 @@ address, would show after half an hour and without a name.
 """
 
 import contextlib
-import functools
 import logging
 import os
-import pickle
 import threading
-import time
-import uuid
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -24,7 +20,6 @@ from torch.distributed.rendezvous import _rendezvous_helper
 logger = logging.getLogger(__name__)
 
 _WAIT_VARIABLE = "TORCHRPC_INIT_TIMEOUT"
-_FORMED = "torchrpc/formed"
 _TELL_AFTER = 10.0  # seconds of silence that make a person wonder
 _HOW_TO_MEET = (
     "Set MASTER_ADDR and MASTER_PORT to the host name and a free port of the machine of rank 0, the same for all "
@@ -123,103 +118,3 @@ def _told(text: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-
-
-def enter_group(root: dist.Store, name: str, rank: int, world_size: int | None) -> dist.Store:
-    """The part of `root` that belongs to the group now forming there.
-
-    Groups of a fixed size may follow one another on one store; each has a number, and what tells that a number is used
-    up is in the store, not in the process: its members may have been in other groups before, and not in the same ones.
-
-    Raises:
-        RuntimeError: others came with a world size and this worker without, or the reverse; or two workers of one rank.
-    """
-    kind = "static" if world_size else "dynamic"
-    if root.compare_set("torchrpc/group_kind", "", kind).decode() != kind:
-        raise RuntimeError(
-            "RPC group mixes statically and dynamically initialized members which is not supported. This worker has "
-            f"{'a' if world_size else 'no'} world_size, others have {'none' if world_size else 'one'}: pass the same "
-            "world_size to init_rpc everywhere, or nowhere; a group of another kind needs a port or file of its own."
-        )
-    number = 0
-    store = dist.PrefixStore("rpc_prefix_0", root)
-    if not world_size:
-        return store
-    while store.check([_FORMED]):
-        number += 1
-        store = dist.PrefixStore(f"rpc_prefix_{number}", root)
-    if store.compare_set(f"torchrpc/rank{rank}/process", "", _process(os.getpid())).decode() != _process(os.getpid()):
-        raise RuntimeError(
-            f"{name}: another worker of the group has rank {rank}, too. Give each worker a rank of its own, from 0 to "
-            f"{world_size - 1}; if an earlier run left its store behind (a file:// init_method), use another."
-        )
-    return store
-
-
-@functools.cache
-def _process(pid: int) -> str:
-    """A name for this process that no other has; by its pid, because forks inherit the cache."""
-    return uuid.uuid4().hex
-
-
-def gather(store: dist.Store, name: str, rank: int, world_size: int, facts: Any) -> dict[str, Any]:
-    """Give `facts` to all workers of a group and return {name: facts} of all, in the order of ranks.
-
-    Raises:
-        RuntimeError: two workers of one name, world sizes that differ, a worker that did not come.
-    """
-    store.set(f"torchrpc/rank{rank}", pickle.dumps((name, world_size, facts)))
-    try:
-        everyone = _read_all(store, name, rank, world_size)
-    except _GroupError:
-        _let_others_read(store, world_size)
-        raise
-    store.set(_FORMED, "1")
-    return everyone
-
-
-class _GroupError(RuntimeError):
-    """What all workers of the group find out by themselves, if they are given the time to."""
-
-
-def _read_all(store: dist.Store, name: str, rank: int, world_size: int) -> dict[str, Any]:
-    everyone: dict[str, Any] = {}
-    ranks: dict[str, int] = {}
-    deadline = time.monotonic() + init_timeout().total_seconds()
-    for other in range(world_size):  # in order: rank 0's word is the first that everybody checks
-        other_name, other_size, facts = pickle.loads(_read(store, f"torchrpc/rank{other}", name, other, deadline))
-        if other_size != world_size:
-            raise _GroupError(
-                f"{name} (rank {rank}) was initialized with world_size={world_size}, but {other_name} (rank {other}) "
-                f"with world_size={other_size}. Pass the same world_size to init_rpc on all workers."
-            )
-        if other_name in ranks:
-            raise _GroupError(
-                f"RPC worker name {other_name} is not unique: ranks {ranks[other_name]} and {other} have it. Give each "
-                "worker a name of its own."
-            )
-        everyone[other_name], ranks[other_name] = facts, other
-    return everyone
-
-
-def _read(store: dist.Store, key: str, name: str, rank: int, deadline: float) -> bytes:
-    left = timedelta(seconds=max(deadline - time.monotonic(), 0.001))
-    try:
-        with _told(f"{name} waits for rank {rank} to come up. Was it started, with the same address and world_size?"):
-            store.wait([key], left)
-    except RuntimeError as exc:
-        raise RuntimeError(
-            f"{name} gave up waiting for rank {rank} to join the group: {exc}. Was it started, with the same address "
-            f"and world_size? {_WAIT_VARIABLE} (seconds) says how long to wait."
-        ) from exc
-    return store.get(key)
-
-
-def _let_others_read(store: dist.Store, world_size: int, seconds: float = 2.0) -> None:
-    """A store that lives in this process ends with it; give the others a moment to find the same error in it."""
-    end = time.monotonic() + seconds
-    with contextlib.suppress(RuntimeError):  # gone with its process
-        told = store.add("torchrpc/told", 1)
-        while told < world_size and time.monotonic() < end:
-            time.sleep(0.01)
-            told = store.add("torchrpc/told", 0)

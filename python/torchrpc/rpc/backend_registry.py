@@ -2,6 +2,7 @@
 
 import collections
 import enum
+import pickle
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -9,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 import torchrpc.rpc.api as api
-from torchrpc._C import TensorPipeAgent, _get_current_rpc_agent, _is_current_rpc_agent_set
+from torchrpc._C import TensorPipeAgent, _is_current_rpc_agent_set
 
-from ._rendezvous import gather
+from ._rendezvous import init_timeout
 from ._utils import _group_membership_management, _update_group_membership
 from .constants import DEFAULT_INIT_METHOD, DEFAULT_NUM_WORKER_THREADS, DEFAULT_RPC_TIMEOUT_SEC
 from .options import TensorPipeRpcBackendOptions
@@ -197,19 +198,21 @@ def _tensorpipe_init_backend_handler(
     return _init_dynamic_group(store, name, rank, rpc_backend_options)
 
 
+def _make_agent(
+    store: dist.Store, name: str, rank: int, world_size: int | None, options: TensorPipeRpcBackendOptions
+) -> TensorPipeAgent:
+    facts = pickle.dumps((torch.cuda.device_count(), options.device_maps, options.devices))
+    return TensorPipeAgent(
+        store, name, rank, world_size, options, {}, [], facts, init_timeout=init_timeout().total_seconds()
+    )
+
+
 def _init_static_group(
     store: dist.Store, name: str, rank: int, world_size: int, options: TensorPipeRpcBackendOptions
 ) -> TensorPipeAgent:
-    mine = (torch.cuda.device_count(), options.device_maps, options.devices)
-    everyone = gather(store, name, rank, world_size, mine)
-    counts, maps, devices = ({worker: facts[i] for worker, facts in everyone.items()} for i in range(3))
-    names = list(everyone)
-    _validate_device_maps(names, counts, maps, devices)
-    reverse_maps = _create_reverse_mapping(name, names, maps)
-    my_devices = _create_device_list(options.devices, options.device_maps, reverse_maps)
-    _start_cuda(my_devices)
-    agent = TensorPipeAgent(store, name, rank, world_size, options, reverse_maps, my_devices)
+    agent = _make_agent(store, name, rank, world_size, options)
     _start(agent)
+    _settle_devices(agent)
     return agent
 
 
@@ -217,13 +220,9 @@ def _init_dynamic_group(
     store: dist.Store, name: str, rank: int, options: TensorPipeRpcBackendOptions
 ) -> TensorPipeAgent:
     with _group_membership_management(store, name, True):
-        agent = TensorPipeAgent(store, name, rank, None, options, {}, [])
+        agent = _make_agent(store, name, rank, None, options)
         _start(agent)
-        try:
-            _introduce(agent)
-        except Exception:
-            api.shutdown(graceful=False)
-            raise
+        _settle_devices(agent)
         return agent
 
 
@@ -237,24 +236,28 @@ def _start(agent: TensorPipeAgent) -> None:
         raise
 
 
-def _get_device_infos() -> tuple[int, dict[str, _DeviceMap], list[torch.device]]:
-    """Runs on every member when a worker joins."""
-    options = _get_current_rpc_agent()._get_backend_options()
-    _start_cuda(options.devices)
-    return torch.cuda.device_count(), options.device_maps, options.devices
+def _settle_devices(agent: TensorPipeAgent) -> None:
+    """Check the devices of all workers against each other, and keep what concerns this one.
 
-
-def _introduce(agent: TensorPipeAgent) -> None:
-    """Exchange devices with all members of a group without a fixed size, and have them take this worker in."""
-    me = agent.get_worker_info()
-    names = [worker.name for worker in agent.get_worker_infos()]
-    facts = {name: _get_device_infos() if name == me.name else api.rpc_sync(name, _get_device_infos) for name in names}
-    counts, maps, devices = ({name: fact[i] for name, fact in facts.items()} for i in range(3))
-    _validate_device_maps(names, counts, maps, devices, is_static_group=False)
-    reverse_maps = _create_reverse_mapping(me.name, names, maps)
-    for name in names:
-        theirs = _create_device_list(devices[name], maps[name], reverse_maps)
-        api.rpc_sync(name, _update_group_membership, args=(me, theirs, reverse_maps, True))
+    In a group without a fixed size, all members are told what concerns them, and take this worker in.
+    """
+    try:
+        me, workers = agent.get_worker_info(), agent.get_worker_infos()
+        facts = {worker.name: pickle.loads(agent._get_facts(worker.id)) for worker in workers}
+        counts, maps, devices = ({name: fact[i] for name, fact in facts.items()} for i in range(3))
+        names = list(facts)
+        _validate_device_maps(names, counts, maps, devices, agent.is_static_group)
+        for name in [me.name] if agent.is_static_group else names:
+            reverse_maps = _create_reverse_mapping(name, names, maps)
+            used = _create_device_list(devices[name], maps[name], reverse_maps)
+            if name == me.name:
+                _start_cuda(used)
+                agent._set_devices(used, reverse_maps)
+            else:
+                api.rpc_sync(name, _update_group_membership, args=(me, used, reverse_maps, True))
+    except BaseException:
+        api.shutdown(graceful=False)
+        raise
 
 
 register_backend("TENSORPIPE", _tensorpipe_construct_rpc_backend_options_handler, _tensorpipe_init_backend_handler)

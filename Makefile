@@ -1,0 +1,61 @@
+# make demo and make test do everything from a fresh clone on; the rest needs one of them first.
+
+BUILD := build/release
+PYTHON := .venv/bin/python
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+INSTALLED := .venv/torchrpc.installed
+
+.PHONY: demo test lint format asan tsan package setup-demo setup-test clean
+.DEFAULT_GOAL := test
+
+# Trains CartPole through RPC until it is solved; the learning curve is in reinforcement_learning.png.
+demo: setup-demo
+	$(MAKE) package
+	$(PYTHON) -m torchrpc tutorials/reinforcement_learning.py $(ARGS)
+
+# The C++ tests, then the Python tests.
+test: setup-test
+	$(MAKE) package
+	cmake --build $(BUILD)
+	ctest --preset release
+	$(PYTHON) -m pytest $(ARGS)
+
+# ruff, clang-format, mypy: what pre-commit runs, over all files.
+lint: setup-demo
+	ruff check .
+	ruff format --check .
+	mypy
+	git ls-files '*.cpp' '*.h' | xargs clang-format --dry-run --Werror
+
+format: setup-demo
+	ruff check --fix .
+	ruff format .
+	git ls-files '*.cpp' '*.h' | xargs clang-format -i
+
+# The C++ tests under the sanitizers.
+asan tsan: setup-test
+	cmake --preset $@
+	cmake --build --preset $@
+	ctest --preset $@
+
+# The package in .venv is this tree (an editable install); its binaries are put into python/torchrpc.
+package:
+	cmake --preset release
+	cmake --build $(BUILD) --target torchrpc_package
+	cmake --install $(BUILD) --component core --prefix python/torchrpc
+	cmake --install $(BUILD) --component python --prefix python/torchrpc
+	$(MAKE) $(INSTALLED)
+
+$(INSTALLED): setup.py pyproject.toml CMakeLists.txt
+	TORCHRPC_BUILD_DIR=$(BUILD) TORCHRPC_CMAKE_ARGS=-DTORCHRPC_BUILD_TESTS=ON \
+	  $(PYTHON) -m pip install --disable-pip-version-check --no-build-isolation --no-deps --editable .
+	touch $@
+
+setup-demo setup-test:
+	tools/setup.sh $(@:setup-%=%)
+
+# All that was built; not .venv.
+clean:
+	rm -rf build dist python/torchrpc/lib python/torchrpc/include python/torchrpc/share
+	find python -name '*.so' -delete
+	rm -f $(INSTALLED)

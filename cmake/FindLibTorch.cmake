@@ -1,0 +1,41 @@
+# LibTorch as the chosen Python has it installed: targets torch_cpu and torch_python.
+#
+# Not torch's own TorchConfig.cmake: that one looks for whatever torch was built with (a CUDA toolkit, MKL, kineto),
+# and torchrpc needs two libraries and the headers.
+set(LibTorch_SUPPORTED 2.13)
+
+execute_process(
+  COMMAND ${Python_EXECUTABLE} -c
+          "import importlib.util as u, importlib.metadata as m, os; \
+           print(os.path.dirname(u.find_spec('torch').origin) + ';' + m.version('torch'))"
+  OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE failed ERROR_QUIET)
+if(failed)
+  message(FATAL_ERROR
+    "${Python_EXECUTABLE} has no torch. Install torch==${LibTorch_SUPPORTED}.0 there, or name another Python "
+    "with -DPython_EXECUTABLE=...")
+endif()
+list(GET found 0 LibTorch_DIR)
+list(GET found 1 LibTorch_VERSION)
+if(NOT LibTorch_VERSION MATCHES "^${LibTorch_SUPPORTED}\\.")
+  message(FATAL_ERROR
+    "${Python_EXECUTABLE} has torch ${LibTorch_VERSION}; torchrpc is built against torch ${LibTorch_SUPPORTED}, whose "
+    "C++ interface other versions do not keep. Install torch==${LibTorch_SUPPORTED}.0.")
+endif()
+if(NOT EXISTS ${LibTorch_DIR}/include/tensorpipe/tensorpipe.h)
+  message(FATAL_ERROR "torch in ${LibTorch_DIR} was built without TensorPipe, which torchrpc's transport is made of.")
+endif()
+message(STATUS "LibTorch ${LibTorch_VERSION}: ${LibTorch_DIR}")
+
+function(add_libtorch_target name)
+  add_library(${name} SHARED IMPORTED)
+  set_target_properties(${name} PROPERTIES
+    IMPORTED_LOCATION ${LibTorch_DIR}/lib/lib${name}.so
+    INTERFACE_INCLUDE_DIRECTORIES "${LibTorch_DIR}/include;${LibTorch_DIR}/include/torch/csrc/api/include")
+endfunction()
+add_libtorch_target(c10)
+add_libtorch_target(torch_cpu)
+add_libtorch_target(torch_python)
+# What torch's own headers look at, as torch was built.
+target_compile_definitions(torch_cpu INTERFACE USE_DISTRIBUTED USE_C10D_GLOO USE_RPC USE_TENSORPIPE)
+target_link_libraries(torch_cpu INTERFACE c10)
+target_link_libraries(torch_python INTERFACE torch_cpu Python::Module)

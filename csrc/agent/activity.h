@@ -1,0 +1,53 @@
+#pragma once
+
+// How much is under way on a node (calls made, requests served), so that a graceful shutdown can wait for none.
+
+#include <atomic>
+#include <memory>
+
+#include "base/mutex.h"
+#include "base/timer.h"
+
+namespace torchrpc {
+
+class Activity {
+ public:
+  void begin() {
+    running_.fetch_add(1, std::memory_order_acq_rel);
+    total_.fetch_add(1, std::memory_order_acq_rel);
+  }
+  void end() {
+    if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+      MutexLock lock(mutex_);
+      idle_.notify_all();
+    }
+  }
+  /// False if something still ran after `timeout` (0: waits as long as it takes).
+  bool waitIdle(Duration timeout) {
+    auto idle = [this] { return running_.load(std::memory_order_acquire) == 0; };
+    MutexLock lock(mutex_);
+    if (timeout == Duration::zero()) {
+      idle_.wait(lock, idle);
+      return true;
+    }
+    return idle_.wait_for(lock, timeout, idle);
+  }
+  int64_t running() const { return running_.load(std::memory_order_acquire); }
+  /// Begun since the start.
+  int64_t total() const { return total_.load(std::memory_order_acquire); }
+
+ private:
+  std::atomic<int64_t> running_{0};
+  std::atomic<int64_t> total_{0};
+  Mutex mutex_;
+  CondVar idle_;
+};
+
+/// Something under way: begins when made, ends when the last copy is gone.
+using ActivityToken = std::shared_ptr<void>;
+inline ActivityToken begin(Activity& activity) {
+  activity.begin();
+  return {static_cast<void*>(&activity), [](void* of) { static_cast<Activity*>(of)->end(); }};
+}
+
+}  // namespace torchrpc

@@ -1,0 +1,280 @@
+#include "agent/agent.h"
+
+#include <c10/util/Exception.h>
+
+namespace torchrpc {
+
+namespace {
+
+Error lost(const WorkerInfo& peer, const Error& reason) {
+  return {ErrorCode::kWorkerLost, "the connection to " + toString(peer) + " was lost: " + reason.text(), peer.name};
+}
+
+/// What the transport says of a frame that did not go out, for the caller.
+Error notSent(const WorkerInfo& to, const Error& reason) {
+  return reason.code() == ErrorCode::kFrameTooLarge ? reason : lost(to, reason);
+}
+
+}  // namespace
+
+Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_ptr<Timer> timer)
+    : options_(std::move(options)),
+      directory_(options_.self),
+      timer_(std::move(timer)),
+      transport_(std::move(transport)),
+      connections_(
+          *transport_, directory_, options_.incarnation,
+          {.on_frame = [this](const auto& link, Frame frame) { onFrame(link, std::move(frame)); },
+           .on_lost = [this](const Link& link, const Error& reason) { onLost(link, reason); }}),
+      pool_({.size = options_.threads, .name = "torchrpc"}) {}
+
+Agent::~Agent() { close(); }
+
+void Agent::on(Kind kind, Where where, RequestHandler handler) {
+  TORCH_INTERNAL_ASSERT(served_.emplace(kind, Served{where, std::move(handler)}).second, "two handlers for a kind");
+}
+
+void Agent::onWorkerLost(LostHandler handler) { lost_handlers_.push_back(std::move(handler)); }
+
+std::string Agent::listen() { return connections_.listen(); }
+
+void Agent::post(std::function<void()> task) {
+  // Once the pool has closed there is no loop left to protect: whoever still has a task runs it.
+  if (!pool_.post(task)) task();
+}
+
+WorkerInfo Agent::worker(WorkerId id) const {
+  if (const auto record = directory_.find(id)) return record->info;
+  return {"worker " + std::to_string(id), id};
+}
+
+void Agent::forget(WorkerId id) {
+  directory_.remove(id);
+  connections_.drop(id);
+}
+
+Error Agent::closing() const {
+  return {ErrorCode::kShutdown, "RPC is shutting down on " + self().name + ": the call was not completed", self().name};
+}
+
+// --- calls made here ---
+
+void Agent::request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) {
+  const auto id = message.call = calls_.nextId();
+  CallTable::Call call{.to = to, .timeout = timeout};
+  if (timeout > Duration::zero()) call.deadline = timer_->now() + timeout;
+  call.handler = [token = begin(activity_), handler = std::move(handler)](Result<Message> result) {
+    handler(std::move(result));
+  };
+  const auto deadline = call.deadline;
+  bool earliest = false;
+  if (closing_ || !calls_.add(id, call, earliest)) {
+    call.handler(closing());
+    return;
+  }
+  if (earliest) armTimer(deadline);
+
+  try {
+    if (to == self().id) {
+      serve({self(), copyMessage(message)}, [this, id](Result<Message> result) {
+        if (result) result = copyMessage(result.value());
+        complete(id, std::move(result));
+      });
+      return;
+    }
+    auto frame = encodeFrame(message, options_.limits);
+    const auto link = connections_.link(worker(to));
+    if (!calls_.assign(id, link->id())) return;
+    link->send(std::move(frame), [this, id, to](const Status& failure) {
+      if (failure) complete(id, notSent(worker(to), *failure));
+    });
+  } catch (const Error& e) {
+    complete(id, e);
+  }
+}
+
+void Agent::complete(CallId id, Result<Message> result) {
+  auto call = calls_.take(id);
+  if (!call) {
+    late_replies_.fetch_add(1, std::memory_order_relaxed);
+    return;
+  }
+  if (result && result.value().kind == Kind::kError) {
+    try {
+      result = decodeError(result.value());
+    } catch (const Error& e) {
+      result = e;
+    }
+  }
+  call->handler(std::move(result));
+}
+
+void Agent::armTimer(TimePoint deadline) {
+  timer_->at(deadline, [this] { expire(); });
+}
+
+void Agent::expire() {
+  TimePoint next;
+  auto expired = calls_.takeExpired(timer_->now(), next);
+  if (next != kNever) armTimer(next);
+  for (auto& call : expired) {
+    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(call.timeout).count();
+    const auto to = worker(call.to);
+    call.handler(Error(
+        ErrorCode::kTimeout,
+        "RPC ran for more than set timeout (" + std::to_string(ms) + " ms) and will now be marked with an error: " +
+            to.name + " has not replied. Pass a longer timeout to the call, or rpc_timeout to the backend's options",
+        to.name));
+  }
+}
+
+// --- requests that must arrive ---
+
+struct Agent::Retry {
+  static constexpr int kAttemptsWithoutAnswer = 8;
+  static constexpr auto kFirstPause = std::chrono::milliseconds(10);
+  static constexpr auto kLongestPause = std::chrono::seconds(2);
+  static constexpr auto kAttemptTimeout = std::chrono::seconds(20);
+
+  Retry(WorkerId to, Message message, Responder done, ActivityToken token)
+      : to(to), message(std::move(message)), done(std::move(done)), token(std::move(token)) {}
+
+  const WorkerId to;
+  const Message message;
+  const Responder done;  // answers even if the timer drops the next attempt at shutdown
+  const ActivityToken token;
+  Duration pause = kFirstPause;
+  int lost = 0;  // attempts in a row that found no way to the worker
+};
+
+void Agent::requestReliably(WorkerId to, Message message, ReplyHandler handler) {
+  attempt(std::make_shared<Retry>(to, std::move(message), Responder(std::move(handler)), begin(activity_)));
+}
+
+void Agent::attempt(std::shared_ptr<Retry> retry) {
+  request(retry->to, retry->message, Retry::kAttemptTimeout, [this, retry](Result<Message> result) {
+    const auto code = result ? ErrorCode::kUnknown : result.error().code();
+    retry->lost = code == ErrorCode::kWorkerLost ? retry->lost + 1 : 0;
+    const bool worth_it = code == ErrorCode::kTimeout ||
+        (code == ErrorCode::kWorkerLost && retry->lost < Retry::kAttemptsWithoutAnswer);
+    if (result || !worth_it || closing_) {
+      retry->done.complete(std::move(result));
+      return;
+    }
+    timer_->after(retry->pause, [this, retry] { attempt(retry); });
+    retry->pause = std::min<Duration>(retry->pause * 2, Retry::kLongestPause);
+  });
+}
+
+// --- what arrives ---
+
+void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
+  const auto info = peekFrame(frame.head);
+  const auto role = info ? roleOf(info->kind) : std::nullopt;
+  if (!role || *role == Role::kOneWay) {
+    malformed_.fetch_add(1, std::memory_order_relaxed);
+    return;
+  }
+  Result<Message> message = closing();
+  try {
+    message = decodeFrame(std::move(frame), options_.limits);
+  } catch (const Error& e) {
+    malformed_.fetch_add(1, std::memory_order_relaxed);
+    message = e;
+  }
+  if (*role == Role::kReply) {
+    complete(info->call, std::move(message));
+    return;
+  }
+  auto answer = [this, link, id = info->call, token = begin(activity_)](Result<Message> result) {
+    reply(link, id, std::move(result), token);
+  };
+  if (message) {
+    serve({link->peer(), std::move(message).value()}, std::move(answer));
+  } else {
+    answer(message.error());
+  }
+}
+
+void Agent::serve(Request request, Responder::Sink answer) {
+  const auto it = served_.find(request.message.kind);
+  if (it == served_.end()) {
+    answer(Error(
+        ErrorCode::kProtocol,
+        self().name + " does not serve messages of kind " + std::string(name(request.message.kind)), self().name));
+    return;
+  }
+  const auto& served = it->second;
+  Responder responder(std::move(answer));
+  if (served.where == Where::kLoop) {
+    run(served, std::move(request), responder);
+    return;
+  }
+  auto shared = std::make_shared<Request>(std::move(request));
+  if (!pool_.post([this, &served, shared, responder] { run(served, std::move(*shared), responder); })) {
+    responder.fail(closing());
+  }
+}
+
+void Agent::run(const Served& served, Request request, const Responder& responder) {
+  try {
+    served.handler(std::move(request), responder);
+  } catch (const Error& e) {
+    responder.fail(e);
+  } catch (const std::exception& e) {
+    responder.fail(Error(ErrorCode::kUnknown, e.what(), self().name));
+  }
+}
+
+void Agent::reply(const std::shared_ptr<Link>& link, CallId id, Result<Message> result, ActivityToken token) {
+  auto encode = [&](Message message) {
+    message.call = id;
+    return encodeFrame(message, options_.limits);
+  };
+  Frame frame;
+  try {
+    frame = encode(result ? std::move(result).value() : encodeError(result.error()));
+  } catch (const Error& e) {
+    frame = encode(encodeError(e));
+  }
+  link->send(std::move(frame), [token = std::move(token)](const Status&) {});
+}
+
+void Agent::onLost(const Link& link, const Error& reason) {
+  const auto& peer = link.peer();
+  for (auto& call : calls_.takeLink(link.id())) call.handler(lost(peer, reason));
+  if (closing_ || leaving_) return;
+  for (const auto& handler : lost_handlers_) handler(peer);
+}
+
+// --- the end ---
+
+void Agent::close() {
+  {
+    MutexLock lock(mutex_);
+    if (std::exchange(closed_, true)) return;
+  }
+  closing_ = true;
+  for (auto& call : calls_.close()) call.handler(closing());
+  timer_->close();
+  transport_->close();
+  pool_.close();
+}
+
+std::map<std::string, std::string> Agent::metrics() const {
+  const auto pool = pool_.stats();
+  return {
+      {"agent.num_pending_calls", std::to_string(calls_.size())},
+      {"agent.num_connections", std::to_string(connections_.size())},
+      {"agent.late_replies", std::to_string(late_replies_.load())},
+      {"agent.malformed_frames", std::to_string(malformed_.load())},
+      {"agent.thread_pool_size", std::to_string(options_.threads)},
+      {"agent.num_threads", std::to_string(pool.threads)},
+      {"agent.num_idle_threads", std::to_string(pool.idle)},
+      {"agent.num_blocked_threads", std::to_string(pool.blocked)},
+      {"agent.num_queued_tasks", std::to_string(pool.queued)},
+      {"agent.transport", transport_->describe()},
+  };
+}
+
+}  // namespace torchrpc

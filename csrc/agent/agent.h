@@ -1,0 +1,112 @@
+#pragma once
+
+// Sends requests to workers and serves theirs: the call table, the connections, the handlers of each kind of message,
+// the pool that user code runs on. Knows neither RRefs nor autograd nor Python; they register handlers.
+// Threads: public methods from any, unless they say otherwise.
+
+#include <array>
+#include <atomic>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "agent/activity.h"
+#include "agent/call_table.h"
+#include "agent/connection_pool.h"
+#include "agent/messenger.h"
+#include "agent/worker_directory.h"
+#include "base/thread_pool.h"
+#include "base/timer.h"
+#include "transport/transport.h"
+#include "wire/limits.h"
+
+namespace torchrpc {
+
+class Agent final : public Messenger {
+ public:
+  struct Options {
+    WorkerInfo self;
+    uint64_t incarnation = 0;
+    size_t threads = 16;
+    Limits limits;
+  };
+  using LostHandler = std::function<void(const WorkerInfo&)>;
+
+  Agent(Options options, std::unique_ptr<Transport> transport, std::shared_ptr<Timer> timer);
+  /// close().
+  ~Agent() override;
+
+  // --- before the start ---
+  void on(Kind kind, Where where, RequestHandler handler) override;
+  /// Called on the loop when the connection to a worker has broken while this node was not closing.
+  void onWorkerLost(LostHandler handler);
+  /// From here on requests are served. Returns the address to publish.
+  std::string listen();
+
+  // --- calls ---
+  void request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) override;
+  void requestReliably(WorkerId to, Message message, ReplyHandler handler) override;
+  void post(std::function<void()> task) override;
+
+  // --- who is there ---
+  const WorkerInfo& self() const override { return directory_.self(); }
+  WorkerInfo worker(WorkerId id) const override;
+  WorkerDirectory& directory() { return directory_; }
+  /// Ends the connection to a worker that has left the group.
+  void forget(WorkerId id);
+
+  // --- the end ---
+  /// Waits until no call is under way, neither made nor served here. False after `timeout` (0: never).
+  bool waitIdle(Duration timeout) { return activity_.waitIdle(timeout); }
+  /// Calls made and served here since the start, control messages included.
+  int64_t activityCount() const { return activity_.total(); }
+  /// The group has agreed to end: connections that break from now on are no losses.
+  void expectGoodbyes() { leaving_ = true; }
+  /// Fails what is under way with kShutdown, closes connections, waits for the pool. Not from the loop or the pool.
+  void close();
+
+  std::map<std::string, std::string> metrics() const;
+
+ private:
+  struct Retry;
+  struct Served {
+    Where where = Where::kPool;
+    RequestHandler handler;
+  };
+
+  void onFrame(const std::shared_ptr<Link>& link, Frame frame);
+  void onLost(const Link& link, const Error& reason);
+  /// Hands a request that has arrived to its handler; `answer` is the way back.
+  void serve(Request request, Responder::Sink answer);
+  void run(const Served& served, Request request, const Responder& responder);
+  /// Takes the call out of the table and completes it; late and repeated replies are counted.
+  void complete(CallId id, Result<Message> result);
+  void reply(const std::shared_ptr<Link>& link, CallId id, Result<Message> result, ActivityToken token);
+  void expire();
+  void armTimer(TimePoint deadline);
+  void attempt(std::shared_ptr<Retry> retry);
+  Error closing() const;
+
+  const Options options_;
+  WorkerDirectory directory_;
+  const std::shared_ptr<Timer> timer_;
+  const std::unique_ptr<Transport> transport_;
+  // set before the start:
+  std::map<Kind, Served> served_;
+  std::vector<LostHandler> lost_handlers_;
+  // with their own synchronization:
+  Activity activity_;
+  CallTable calls_;
+  ConnectionPool connections_;
+  ThreadPool pool_;
+  std::atomic<bool> closing_{false};
+  std::atomic<bool> leaving_{false};
+  std::atomic<uint64_t> late_replies_{0};
+  std::atomic<uint64_t> malformed_{0};
+  Mutex mutex_;
+  // guarded by mutex_:
+  bool closed_ = false;
+};
+
+}  // namespace torchrpc

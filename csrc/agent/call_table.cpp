@@ -1,0 +1,76 @@
+#include "agent/call_table.h"
+
+namespace torchrpc {
+
+bool CallTable::add(CallId id, Call& call, bool& earliest) {
+  MutexLock lock(mutex_);
+  if (closed_) return false;
+  if (call.deadline != kNever) {
+    auto [it, fresh] = deadlines_.emplace(call.deadline, id);
+    earliest = it == deadlines_.begin();
+  } else {
+    earliest = false;
+  }
+  calls_.emplace(id, std::move(call));
+  return true;
+}
+
+bool CallTable::assign(CallId id, uint64_t link) {
+  MutexLock lock(mutex_);
+  auto it = calls_.find(id);
+  if (it == calls_.end()) return false;
+  it->second.link = link;
+  return true;
+}
+
+std::optional<CallTable::Call> CallTable::takeLocked(CallId id) {
+  auto it = calls_.find(id);
+  if (it == calls_.end()) return std::nullopt;
+  auto call = std::move(it->second);
+  calls_.erase(it);
+  if (call.deadline != kNever) deadlines_.erase({call.deadline, id});
+  return call;
+}
+
+std::optional<CallTable::Call> CallTable::take(CallId id) {
+  MutexLock lock(mutex_);
+  return takeLocked(id);
+}
+
+std::vector<CallTable::Call> CallTable::takeLink(uint64_t link) {
+  MutexLock lock(mutex_);
+  std::vector<CallId> ids;
+  for (const auto& [id, call] : calls_) {
+    if (call.link == link) ids.push_back(id);
+  }
+  std::vector<Call> out;
+  for (auto id : ids) out.push_back(*takeLocked(id));
+  return out;
+}
+
+std::vector<CallTable::Call> CallTable::takeExpired(TimePoint now, TimePoint& next) {
+  MutexLock lock(mutex_);
+  std::vector<Call> out;
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+    out.push_back(*takeLocked(deadlines_.begin()->second));
+  }
+  next = deadlines_.empty() ? kNever : deadlines_.begin()->first;
+  return out;
+}
+
+std::vector<CallTable::Call> CallTable::close() {
+  MutexLock lock(mutex_);
+  closed_ = true;
+  std::vector<Call> out;
+  for (auto& [id, call] : calls_) out.push_back(std::move(call));
+  calls_.clear();
+  deadlines_.clear();
+  return out;
+}
+
+size_t CallTable::size() const {
+  MutexLock lock(mutex_);
+  return calls_.size();
+}
+
+}  // namespace torchrpc

@@ -1,0 +1,55 @@
+#pragma once
+
+// Calls under way: who is to hear of each reply. Whoever takes an entry out completes it, exactly once; what comes
+// later for that id is late or repeated, and is counted, not asserted.
+
+#include <atomic>
+#include <optional>
+#include <set>
+#include <unordered_map>
+#include <vector>
+
+#include "agent/messenger.h"
+#include "base/mutex.h"
+
+namespace torchrpc {
+
+class CallTable {
+ public:
+  struct Call {
+    WorkerId to = kNoWorker;
+    uint64_t link = 0;  ///< the connection it went out on; 0: none yet, or none needed
+    Duration timeout{0};
+    TimePoint deadline = kNever;
+    Messenger::ReplyHandler handler;
+  };
+
+  /// Ids are handed out before the call is registered, so that its frame can be made first.
+  CallId nextId() { return next_id_.fetch_add(1, std::memory_order_relaxed); }
+
+  /// False, leaving `call` untouched, once closed. `earliest` tells whether its deadline is now the next one.
+  bool add(CallId id, Call& call, bool& earliest);
+  /// The call has been given to that connection; false if it is no longer there.
+  bool assign(CallId id, uint64_t link);
+  std::optional<Call> take(CallId id);
+  /// Those that went out on a connection that is gone.
+  std::vector<Call> takeLink(uint64_t link);
+  /// Those whose deadline has passed; `next` is set to the deadline that comes then (kNever if none).
+  std::vector<Call> takeExpired(TimePoint now, TimePoint& next);
+  /// All of them; no more are taken in.
+  std::vector<Call> close();
+
+  size_t size() const;
+
+ private:
+  std::atomic<CallId> next_id_{1};
+  mutable Mutex mutex_;
+  // guarded by mutex_:
+  bool closed_ = false;
+  std::unordered_map<CallId, Call> calls_;
+  std::set<std::pair<TimePoint, CallId>> deadlines_;
+
+  std::optional<Call> takeLocked(CallId id) TORCHRPC_REQUIRES(mutex_);
+};
+
+}  // namespace torchrpc

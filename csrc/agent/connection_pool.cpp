@@ -1,0 +1,190 @@
+#include "agent/connection_pool.h"
+
+#include "wire/codec.h"
+
+namespace torchrpc {
+
+namespace {
+constexpr uint32_t kProtocolVersion = 1;
+}
+
+// --- Link ---
+
+void Link::send(Frame frame, std::function<void(Status)> done) {
+  std::shared_ptr<Connection> connection;
+  Status closed;
+  {
+    MutexLock lock(mutex_);
+    closed = closed_;
+    if (!closed && !connection_) {
+      waiting_.push_back({std::move(frame), std::move(done)});
+      return;
+    }
+    connection = connection_;
+  }
+  if (closed) {
+    done(std::move(closed));
+  } else {
+    connection->send(std::move(frame), std::move(done));
+  }
+}
+
+void Link::attach(std::shared_ptr<Connection> connection) {
+  for (;;) {
+    std::deque<Waiting> waiting;
+    {
+      MutexLock lock(mutex_);
+      if (closed_) return;
+      if (waiting_.empty()) {
+        connection_ = std::move(connection);
+        return;
+      }
+      waiting.swap(waiting_);
+    }
+    for (auto& each : waiting) connection->send(std::move(each.frame), std::move(each.done));
+  }
+}
+
+void Link::close() {
+  std::shared_ptr<Connection> connection;
+  {
+    MutexLock lock(mutex_);
+    connection = connection_;
+  }
+  if (connection) connection->close();
+}
+
+void Link::onFrame(Frame frame) {
+  if (peer_.id != kNoWorker) {
+    pool_.events_.on_frame(shared_from_this(), std::move(frame));
+    return;
+  }
+  try {
+    pool_.greet(*this, std::move(frame));
+  } catch (const Error& e) {
+    TORCH_WARN_ONCE("torchrpc: a connection was refused: ", e.text());
+    close();
+  }
+}
+
+void Link::onClosed(const Error& reason) {
+  std::deque<Waiting> waiting;
+  std::shared_ptr<Connection> connection;
+  {
+    MutexLock lock(mutex_);
+    if (closed_) return;
+    closed_ = reason;
+    waiting.swap(waiting_);
+    connection.swap(connection_);
+  }
+  for (auto& each : waiting) each.done(reason);
+  pool_.remove(*this, reason);
+}
+
+// --- ConnectionPool ---
+
+ConnectionPool::ConnectionPool(
+    Transport& transport, const WorkerDirectory& directory, uint64_t incarnation, Events events)
+    : transport_(transport), directory_(directory), incarnation_(incarnation), events_(std::move(events)) {}
+
+std::string ConnectionPool::listen() {
+  return transport_.listen([this](std::shared_ptr<Connection> connection) {
+    auto link = std::make_shared<Link>(*this, next_link_++, WorkerInfo{});
+    link->attach(std::move(connection));
+    return link;
+  });
+}
+
+std::string ConnectionPool::hello() const {
+  std::string payload;
+  Writer writer(payload);
+  writer.put(kProtocolVersion);
+  writer.put(directory_.self().id);
+  writer.putString(directory_.self().name);
+  writer.put(incarnation_);
+  return payload;
+}
+
+void ConnectionPool::greet(Link& link, Frame frame) {
+  const auto message = decodeFrame(std::move(frame));
+  if (message.kind != Kind::kHello) throw Error(ErrorCode::kProtocol, "it did not begin with HELLO");
+  Reader reader(message.payload);
+  if (const auto version = reader.get<uint32_t>(); version != kProtocolVersion) {
+    throw Error(
+        ErrorCode::kProtocol,
+        "it speaks version " + std::to_string(version) + " of the protocol, this worker " +
+            std::to_string(kProtocolVersion) + ": install the same torchrpc on all workers");
+  }
+  WorkerInfo peer;
+  peer.id = reader.get<WorkerId>();
+  peer.name = reader.getString();
+  const auto incarnation = reader.get<uint64_t>();
+  reader.expectEnd();
+  // A group that grows may hear from a worker before it has been told of it.
+  if (const auto known = directory_.find(peer.id);
+      peer.id < 0 || (known && (known->info != peer || known->incarnation != incarnation))) {
+    throw Error(ErrorCode::kProtocol, "it says it is " + toString(peer) + ", which the group knows as another worker");
+  }
+  link.peer_ = peer;
+  MutexLock lock(mutex_);
+  links_.try_emplace(peer.id, link.shared_from_this());
+}
+
+std::shared_ptr<Link> ConnectionPool::link(const WorkerInfo& to) {
+  std::shared_ptr<Link> fresh;
+  {
+    MutexLock lock(mutex_);
+    if (auto it = links_.find(to.id); it != links_.end()) return it->second;
+  }
+  const auto record = directory_.find(to.id);
+  if (!record) {
+    throw Error(
+        ErrorCode::kUnknownWorker, "could not find destination " + toString(to) + " in the RPC group", to.name);
+  }
+  {
+    MutexLock lock(mutex_);
+    auto [it, added] = links_.try_emplace(to.id);
+    if (!added) return it->second;
+    fresh = it->second = std::make_shared<Link>(*this, next_link_++, record->info);
+  }
+  try {
+    auto connection = transport_.connect(record->address, to.name, fresh);
+    Message greeting{.kind = Kind::kHello, .payload = hello()};
+    connection->send(encodeFrame(greeting), [](const Status&) {});
+    fresh->attach(std::move(connection));
+  } catch (const Error& e) {
+    fresh->onClosed(e);
+  }
+  return fresh;
+}
+
+void ConnectionPool::drop(WorkerId worker) {
+  std::shared_ptr<Link> link;
+  {
+    MutexLock lock(mutex_);
+    auto it = links_.find(worker);
+    if (it == links_.end()) return;
+    link = it->second;
+  }
+  link->close();
+}
+
+void ConnectionPool::remove(const Link& link, const Error& reason) {
+  std::shared_ptr<Link> last;
+  {
+    MutexLock lock(mutex_);
+    auto it = links_.find(link.peer().id);
+    if (it != links_.end() && it->second.get() == &link) {
+      last = std::move(it->second);
+      links_.erase(it);
+    }
+  }
+  if (link.peer().id != kNoWorker) events_.on_lost(link, reason);
+}
+
+size_t ConnectionPool::size() const {
+  MutexLock lock(mutex_);
+  return links_.size();
+}
+
+}  // namespace torchrpc

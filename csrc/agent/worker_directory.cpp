@@ -1,0 +1,291 @@
+#include "agent/worker_directory.h"
+
+#include <algorithm>
+#include <cctype>
+#include <thread>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "base/error.h"
+#include "wire/codec.h"
+
+namespace torchrpc {
+
+namespace {
+
+constexpr auto kMembersKey = "members";
+constexpr auto kTellAfter = std::chrono::seconds(10);  // of silence that make a person wonder
+
+std::vector<uint8_t> toBytes(std::string_view text) { return {text.begin(), text.end()}; }
+std::string toText(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
+
+std::string workerKey(WorkerId id) { return "worker/" + std::to_string(id); }
+
+std::string encodeRecord(const WorkerRecord& record) {
+  std::string out;
+  Writer writer(out);
+  writer.put(record.info.id);
+  writer.putString(record.info.name);
+  writer.putString(record.address);
+  writer.put(record.world_size);
+  writer.put(record.incarnation);
+  writer.putString(record.facts);
+  return out;
+}
+
+WorkerRecord decodeRecord(std::string_view bytes) {
+  Reader reader(bytes);
+  WorkerRecord record;
+  record.info.id = reader.get<WorkerId>();
+  record.info.name = reader.getString();
+  record.address = reader.getString();
+  record.world_size = reader.get<int32_t>();
+  record.incarnation = reader.get<uint64_t>();
+  record.facts = reader.getString();
+  reader.expectEnd();
+  return record;
+}
+
+std::chrono::milliseconds storeTimeout(Duration timeout) {
+  // Stores take no "for ever"; a month stands for it.
+  if (timeout == Duration::zero()) return std::chrono::hours(24 * 30);
+  return std::chrono::ceil<std::chrono::milliseconds>(timeout);
+}
+
+std::string seconds(Duration duration) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.3g s", std::chrono::duration<double>(duration).count());
+  return text;
+}
+
+}  // namespace
+
+std::optional<WorkerRecord> WorkerDirectory::find(WorkerId id) const {
+  MutexLock lock(mutex_);
+  auto it = by_id_.find(id);
+  return it == by_id_.end() ? std::nullopt : std::optional(it->second);
+}
+
+std::optional<WorkerRecord> WorkerDirectory::find(const std::string& name) const {
+  MutexLock lock(mutex_);
+  auto it = by_name_.find(name);
+  return it == by_name_.end() ? std::nullopt : std::optional(by_id_.at(it->second));
+}
+
+std::vector<WorkerInfo> WorkerDirectory::all() const {
+  MutexLock lock(mutex_);
+  std::vector<WorkerInfo> out;
+  for (const auto& [id, record] : by_id_) out.push_back(record.info);
+  return out;
+}
+
+void WorkerDirectory::add(WorkerRecord record) {
+  MutexLock lock(mutex_);
+  by_name_[record.info.name] = record.info.id;
+  by_id_[record.info.id] = std::move(record);
+}
+
+void WorkerDirectory::remove(WorkerId id) {
+  MutexLock lock(mutex_);
+  auto it = by_id_.find(id);
+  if (it == by_id_.end()) return;
+  by_name_.erase(it->second.info.name);
+  by_id_.erase(it);
+}
+
+namespace {
+[[noreturn]] void fail(std::string text) { throw Error(ErrorCode::kInvalidArgument, std::move(text)); }
+}  // namespace
+
+void validateName(const std::string& name) {
+  if (name.empty()) fail("Worker name must be non-empty: pass init_rpc a name such as \"worker0\"");
+  if (name.size() >= 128) {
+    fail("Worker name must be shorter than 128 characters, but \"" + name.substr(0, 32) + "…\" has " +
+         std::to_string(name.size()));
+  }
+  auto allowed = [](unsigned char c) { return std::isalnum(c) || c == '_' || c == ':' || c == '-'; };
+  if (!std::all_of(name.begin(), name.end(), allowed)) {
+    fail("Worker name must match ^[A-Za-z0-9-_:]*$, but got \"" + name + "\"");
+  }
+}
+
+void validateSelf(const WorkerInfo& self, int32_t world_size) {
+  const auto& name = self.name;
+  validateName(name);
+  if (self.id < 0) fail("rank must be 0 or more, but " + name + " got " + std::to_string(self.id));
+  if (world_size < 0) fail("world_size must be positive, but " + name + " got " + std::to_string(world_size));
+  if (world_size > 0 && self.id >= world_size) {
+    fail("rank must be less than world_size, but " + name + " got rank " + std::to_string(self.id) +
+         " in a group of " + std::to_string(world_size));
+  }
+}
+
+Rendezvous::Rendezvous(StorePtr store, WorkerRecord self) : store_(std::move(store)), self_(std::move(self)) {}
+
+void Rendezvous::claimKindOfGroup() {
+  const std::string mine = self_.world_size > 0 ? "static" : "dynamic";
+  const auto kind = toText(store_->compareSet("group_kind", {}, toBytes(mine)));
+  if (kind != mine) {
+    throw Error(
+        ErrorCode::kRendezvous,
+        "RPC group mixes statically and dynamically initialized members which is not supported: " + self_.info.name +
+            " is " + mine + ", the group is " + kind + ". Pass world_size on all workers, or on none");
+  }
+}
+
+WorkerRecord Rendezvous::read(WorkerId id) { return decodeRecord(toText(store_->get(workerKey(id)))); }
+
+std::string Rendezvous::missing(const std::string& prefix) const {
+  std::string out;
+  try {
+    for (WorkerId id = 0; id < self_.world_size; ++id) {
+      const auto rank = std::to_string(id);
+      if (!store_->check({prefix + rank})) out += (out.empty() ? "" : ", ") + rank;
+    }
+  } catch (const std::exception&) {
+    return {};
+  }
+  return out;
+}
+
+void Rendezvous::waitForAll(const std::string& prefix, Duration timeout, const std::string& what) {
+  std::vector<std::string> keys;
+  for (WorkerId id = 0; id < self_.world_size; ++id) keys.push_back(prefix + std::to_string(id));
+  const auto who = self_.info.name + " (rank " + std::to_string(self_.info.id) + ")";
+  const bool tell = timeout == Duration::zero() || timeout > kTellAfter;
+  try {
+    store_->wait(keys, storeTimeout(tell ? kTellAfter : timeout));
+    return;
+  } catch (const std::exception& e) {
+    const auto ranks = missing(prefix);
+    if (ranks.empty()) throw storeLost(e);
+    if (tell) TORCH_WARN(who, " has waited ", seconds(kTellAfter), " for the workers of rank ", ranks, " to ", what);
+  }
+  if (tell) {
+    try {
+      store_->wait(keys, storeTimeout(timeout == Duration::zero() ? timeout : timeout - kTellAfter));
+      return;
+    } catch (const std::exception& e) {
+      if (missing(prefix).empty()) throw storeLost(e);
+    }
+  }
+  throw Error(
+      ErrorCode::kRendezvous,
+      who + " waited " + seconds(timeout) + " for the " + std::to_string(self_.world_size) +
+          " workers of its group to " + what + "; missing: rank " + missing(prefix) +
+          ". Start the missing ranks, check that all workers were given the same world_size and address to meet at, "
+          "or allow more time");
+}
+
+Error Rendezvous::storeLost(const std::exception& cause) const {
+  return {
+      ErrorCode::kRendezvous,
+      "the store through which the group of " + self_.info.name + " meets does not answer: " + cause.what()};
+}
+
+void Rendezvous::claimRank() {
+  const auto mine = encodeRecord(self_);
+  const auto stored = toText(store_->compareSet(workerKey(self_.info.id), {}, toBytes(mine)));
+  if (stored == mine) return;
+  throw Error(
+      ErrorCode::kRendezvous,
+      "rank " + std::to_string(self_.info.id) + " is taken: " + decodeRecord(stored).info.name + " and " +
+          self_.info.name + " were both started with it. Give every worker a rank of its own (or, if an earlier run " +
+          "left the store behind, as a file:// one can, another store)");
+}
+
+std::vector<WorkerRecord> Rendezvous::meetAll(Duration timeout) {
+  claimKindOfGroup();
+  claimRank();
+  std::vector<WorkerRecord> records;
+  std::unordered_map<std::string, WorkerId> names;
+  std::optional<std::string> conflict;
+  for (WorkerId id = 0; id < self_.world_size && !conflict; ++id) {
+    // One at a time: rank 0's word is the first that everybody compares with.
+    if (!store_->check({workerKey(id)})) waitForAll("worker/", timeout, "join");
+    const auto& record = records.emplace_back(read(id));
+    if (record.world_size != self_.world_size) {
+      conflict = "world sizes differ: " + self_.info.name + " was started with world_size=" +
+          std::to_string(self_.world_size) + ", " + record.info.name + " with " + std::to_string(record.world_size) +
+          ". Pass the same to all";
+    } else if (auto [it, fresh] = names.emplace(record.info.name, id); !fresh) {
+      conflict = "RPC worker name " + record.info.name + " is not unique: ranks " + std::to_string(it->second) +
+          " and " + std::to_string(id) + " both have it. Give every worker a name of its own";
+    }
+  }
+  if (conflict) {
+    // The store may live in this process and end with it: let the others find the same in it first.
+    leaveTogether(std::chrono::seconds(2));
+    throw Error(ErrorCode::kRendezvous, *conflict);
+  }
+  return records;
+}
+
+std::vector<WorkerRecord> Rendezvous::joinGroup(Duration timeout) {
+  claimKindOfGroup();
+  store_->compareSet(kMembersKey, {}, toBytes(","));
+  auto members = toText(store_->get(kMembersKey));  // ",0,2,5,"
+  std::vector<WorkerRecord> records;
+  for (size_t at = 1; at < members.size();) {
+    const auto end = members.find(',', at);
+    const auto record = lookUp(std::stoi(members.substr(at, end - at)), timeout);
+    if (record.info.id == self_.info.id || record.info.name == self_.info.name) {
+      throw Error(
+          ErrorCode::kRendezvous,
+          (record.info.id == self_.info.id
+               ? "rank " + std::to_string(self_.info.id) + " is not unique: "
+               : "RPC worker name " + self_.info.name + " is not unique: ") +
+              toString(record.info) + " is in the group already, " + toString(self_.info) + " cannot join it");
+    }
+    records.push_back(record);
+    at = end + 1;
+  }
+  store_->set(workerKey(self_.info.id), toBytes(encodeRecord(self_)));
+  store_->set(kMembersKey, toBytes(members + std::to_string(self_.info.id) + ","));
+  records.push_back(self_);
+  return records;
+}
+
+void Rendezvous::leaveGroup() {
+  auto members = toText(store_->get(kMembersKey));
+  const auto mine = "," + std::to_string(self_.info.id) + ",";
+  if (const auto at = members.find(mine); at != std::string::npos) {
+    members.replace(at, mine.size(), ",");
+    store_->set(kMembersKey, toBytes(members));
+  }
+}
+
+WorkerRecord Rendezvous::lookUp(WorkerId id, Duration timeout) {
+  try {
+    store_->wait({workerKey(id)}, storeTimeout(timeout));
+    return read(id);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& e) {
+    throw Error(
+        ErrorCode::kRendezvous,
+        "worker " + std::to_string(id) + " has not published where it can be reached: " + e.what());
+  }
+}
+
+int64_t Rendezvous::sumOverAll(const std::string& name, int64_t number, Duration timeout) {
+  store_->set(name + "/" + std::to_string(self_.info.id), toBytes(std::to_string(number)));
+  waitForAll(name + "/", timeout, "reach '" + name + "'");
+  int64_t sum = 0;
+  for (WorkerId id = 0; id < self_.world_size; ++id) {
+    sum += std::stoll(toText(store_->get(name + "/" + std::to_string(id))));
+  }
+  return sum;
+}
+
+void Rendezvous::leaveTogether(Duration timeout) {
+  try {
+    const auto left = store_->add("left", 1);
+    if (left == self_.world_size) store_->set("all_left", toBytes("1"));
+    if (self_.info.id == 0) store_->wait({"all_left"}, storeTimeout(timeout));
+  } catch (const std::exception&) {
+    // The group has agreed to end: a store that went first, or a worker that did not say good-bye, changes nothing.
+  }
+}
+
+}  // namespace torchrpc

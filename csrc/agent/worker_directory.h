@@ -1,0 +1,102 @@
+#pragma once
+
+// Who is in the group and where each can be reached; and how a node learns it, through c10d's Store.
+// Lookups come from any thread; the rendezvous blocks, so it belongs to the thread that starts the node.
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/error.h"
+#include "base/ids.h"
+#include "base/mutex.h"
+#include "base/timer.h"
+
+namespace c10d {
+class Store;
+}
+
+namespace torchrpc {
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+/// What a worker publishes of itself.
+struct WorkerRecord {
+  WorkerInfo info;
+  std::string address;       ///< of its transport
+  int32_t world_size = 0;    ///< 0: the group grows as workers join
+  uint64_t incarnation = 0;  ///< random, one per start: a restarted worker has another
+  std::string facts;         ///< what else all are to know of it; opaque to the core
+
+  friend bool operator==(const WorkerRecord&, const WorkerRecord&) = default;
+};
+
+class WorkerDirectory {
+ public:
+  explicit WorkerDirectory(WorkerInfo self) : self_(std::move(self)) {}
+
+  const WorkerInfo& self() const { return self_; }
+  std::optional<WorkerRecord> find(WorkerId id) const;
+  std::optional<WorkerRecord> find(const std::string& name) const;
+  /// By id.
+  std::vector<WorkerInfo> all() const;
+  void add(WorkerRecord record);
+  void remove(WorkerId id);
+
+ private:
+  const WorkerInfo self_;
+  mutable Mutex mutex_;
+  // guarded by mutex_:
+  std::map<WorkerId, WorkerRecord> by_id_;
+  std::unordered_map<std::string, WorkerId> by_name_;
+};
+
+/// Throws Error(kInvalidArgument) for a name that cannot be a worker's.
+void validateName(const std::string& name);
+/// Throws Error(kInvalidArgument) for a name, rank or world size that cannot be.
+void validateSelf(const WorkerInfo& self, int32_t world_size);
+
+/// The meeting of a group at a Store. Every method throws Error(kRendezvous) naming who is missing or in conflict, and
+/// what to do. Not thread-safe.
+class Rendezvous {
+ public:
+  Rendezvous(StorePtr store, WorkerRecord self);
+
+  /// Static group: publishes this worker, reads the others, checks that names are unique and world sizes agree.
+  /// Logs whom it waits for, once, if that takes long.
+  std::vector<WorkerRecord> meetAll(Duration timeout);
+
+  /// Group that grows: publishes this worker, reads those already there. The caller keeps joins apart from each other.
+  std::vector<WorkerRecord> joinGroup(Duration timeout);
+  void leaveGroup();
+  /// The record of one member, after it has joined.
+  WorkerRecord lookUp(WorkerId id, Duration timeout);
+
+  /// Returns once all workers of a static group have called it for this `name`; the sum of their numbers.
+  /// `timeout` 0: waits as long as it takes.
+  int64_t sumOverAll(const std::string& name, int64_t number, Duration timeout);
+
+  /// To be called last: worker 0, who often hosts the store, returns only when the others have done reading (or after
+  /// `timeout`).
+  void leaveTogether(Duration timeout);
+
+ private:
+  WorkerRecord read(WorkerId id);
+  void claimKindOfGroup();
+  void claimRank();
+  /// Waits for a key of each worker, "<prefix><rank>"; the error says who is missing, and `what` they have not done.
+  void waitForAll(const std::string& prefix, Duration timeout, const std::string& what);
+  /// The ranks without such a key, as text; empty if the store does not answer.
+  std::string missing(const std::string& prefix) const;
+  Error storeLost(const std::exception& cause) const;
+
+  const StorePtr store_;
+  const WorkerRecord self_;
+};
+
+}  // namespace torchrpc

@@ -1,0 +1,218 @@
+// One queue under one mutex. A thread is active while it runs a task outside of any BlockingScope; a task is taken
+// only while fewer than `size` threads are. Whoever adds a task, or stops being active without looking at the queue
+// itself, brings a thread for it: an idle one, or a new one.
+
+#include "base/thread_pool.h"
+
+#include <c10/util/Logging.h>
+#include <cxxabi.h>
+#include <pthread.h>
+
+#include <deque>
+#include <list>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "base/error.h"
+#include "base/mutex.h"
+
+namespace torchrpc {
+
+using Threads = std::list<std::thread>;
+
+struct ThreadPool::State {
+  explicit State(Options options) : options(std::move(options)) {}
+
+  // Constant after construction:
+  const Options options;
+
+  mutable Mutex mutex;
+  CondVar work;     ///< a token was put, or the pool ends
+  CondVar one_gone;
+
+  // Guarded by mutex:
+  std::deque<std::function<void()>> tasks TORCHRPC_GUARDED_BY(mutex);
+  Threads live TORCHRPC_GUARDED_BY(mutex);
+  Threads ended TORCHRPC_GUARDED_BY(mutex);            ///< to be joined
+  size_t active TORCHRPC_GUARDED_BY(mutex) = 0;
+  size_t blocked TORCHRPC_GUARDED_BY(mutex) = 0;
+  size_t idle TORCHRPC_GUARDED_BY(mutex) = 0;          ///< waiting and not called for
+  size_t tokens TORCHRPC_GUARDED_BY(mutex) = 0;        ///< each calls one waiting thread
+  size_t starting TORCHRPC_GUARDED_BY(mutex) = 0;      ///< new threads that have not come yet
+  size_t threads_made TORCHRPC_GUARDED_BY(mutex) = 0;  ///< ever; for their names
+  bool closed TORCHRPC_GUARDED_BY(mutex) = false;
+
+  bool finished() const TORCHRPC_REQUIRES(mutex) { return closed && tasks.empty(); }
+
+  void bringThread() TORCHRPC_REQUIRES(mutex);
+  void startThread() TORCHRPC_REQUIRES(mutex);
+  void threadMain(Threads::iterator self, size_t number);
+  void serve(MutexLock& lock) TORCHRPC_REQUIRES(mutex);
+  void runTask(MutexLock& lock) TORCHRPC_REQUIRES(mutex);
+};
+
+namespace {
+
+// The pool whose thread this is, and how many BlockingScopes it is in.
+thread_local void* current_pool = nullptr;
+thread_local size_t blocking_depth = 0;
+
+void nameThread(const std::string& pool, size_t number) {
+  constexpr size_t kLongest = 15;  // Linux
+  const auto digits = std::to_string(number);
+  const auto prefix = pool.substr(0, kLongest - 1 - digits.size());
+  pthread_setname_np(pthread_self(), (prefix + '-' + digits).c_str());
+}
+
+void runLogged(const std::function<void()>& task) {
+  try {
+    task();
+  } catch (const abi::__forced_unwind&) {
+    throw;  // pthread_exit: what Python, while it ends, does to threads that want the GIL
+  } catch (const std::exception& error) {
+    LOG(ERROR) << "a task on a thread pool threw: " << error.what();
+  } catch (...) {
+    LOG(ERROR) << "a task on a thread pool threw something that is not a std::exception";
+  }
+}
+
+}  // namespace
+
+void ThreadPool::State::bringThread() {
+  const size_t coming = tokens + starting;
+  if (coming >= tasks.size() || active + coming >= options.size) return;
+  if (idle > 0) {
+    --idle;
+    ++tokens;
+    work.notify_one();
+  } else if (live.size() < options.max_size) {
+    startThread();
+  }
+}
+
+void ThreadPool::State::startThread() {
+  const auto self = live.emplace(live.end());
+  try {
+    *self = std::thread([this, self, number = threads_made] { threadMain(self, number); });
+    ++threads_made;
+    ++starting;
+  } catch (const std::system_error& error) {
+    live.erase(self);
+    LOG(ERROR) << "thread pool " << options.name << " stays at " << live.size() << " threads: " << error.what();
+  }
+}
+
+void ThreadPool::State::threadMain(Threads::iterator self, size_t number) {
+  nameThread(options.name, number);
+  current_pool = this;
+
+  // Takes this thread off the list however it ends, and joins those that ended before. The last is left to close().
+  struct Leave {
+    State& state;
+    Threads::iterator self;
+    ~Leave() {
+      Threads before;
+      {
+        MutexLock lock(state.mutex);
+        before.swap(state.ended);
+        state.ended.splice(state.ended.end(), state.live, self);
+        state.one_gone.notify_all();
+      }
+      for (auto& thread : before) thread.join();
+    }
+  } leave{*this, self};
+
+  MutexLock lock(mutex);
+  --starting;
+  serve(lock);
+}
+
+void ThreadPool::State::serve(MutexLock& lock) {
+  for (;;) {
+    if (!tasks.empty() && active < options.size) {
+      runTask(lock);
+    } else if (finished() || idle >= options.size) {
+      break;
+    } else {
+      ++idle;
+      while (tokens == 0 && !finished()) work.wait(lock);
+      if (tokens > 0) {
+        --tokens;
+      } else {
+        --idle;
+      }
+    }
+  }
+  if (finished()) work.notify_all();
+}
+
+void ThreadPool::State::runTask(MutexLock& lock) {
+  auto task = std::move(tasks.front());
+  tasks.pop_front();
+  ++active;
+  struct Inactive {
+    State& state;
+    MutexLock& lock;
+    ~Inactive() {
+      lock.lock();
+      --state.active;
+    }
+  } inactive{*this, lock};
+  lock.unlock();
+  runLogged(task);
+  task = nullptr;
+}
+
+ThreadPool::ThreadPool(Options options) : state_(std::make_unique<State>(std::move(options))) {}
+ThreadPool::~ThreadPool() { close(); }
+
+bool ThreadPool::post(std::function<void()> task) {
+  MutexLock lock(state_->mutex);
+  if (state_->closed) return false;
+  state_->tasks.push_back(std::move(task));
+  state_->bringThread();
+  if (!state_->live.empty()) return true;
+  task = std::move(state_->tasks.back());
+  state_->tasks.pop_back();
+  throw Error(ErrorCode::kUnknown, "thread pool " + state_->options.name + " could not start a single thread");
+}
+
+void ThreadPool::close() {
+  if (current_pool == state_.get()) {
+    throw Error(ErrorCode::kInvalidArgument, "thread pool " + state_->options.name + " closed by one of its threads");
+  }
+  Threads ended;
+  {
+    MutexLock lock(state_->mutex);
+    state_->closed = true;
+    state_->work.notify_all();
+    while (!state_->live.empty()) state_->one_gone.wait(lock);
+    ended.swap(state_->ended);
+  }
+  for (auto& thread : ended) thread.join();
+}
+
+ThreadPool::Stats ThreadPool::stats() const {
+  MutexLock lock(state_->mutex);
+  return {state_->live.size(), state_->idle, state_->blocked, state_->tasks.size()};
+}
+
+ThreadPool::BlockingScope::BlockingScope() {
+  auto* state = static_cast<State*>(current_pool);
+  if (state == nullptr || blocking_depth++ > 0) return;
+  MutexLock lock(state->mutex);
+  --state->active;
+  ++state->blocked;
+  state->bringThread();
+}
+
+ThreadPool::BlockingScope::~BlockingScope() {
+  auto* state = static_cast<State*>(current_pool);
+  if (state == nullptr || --blocking_depth > 0) return;
+  MutexLock lock(state->mutex);
+  ++state->active;
+  --state->blocked;
+}
+
+}  // namespace torchrpc

@@ -1,0 +1,255 @@
+// Options, workers and the agent.
+
+#include <pybind11/chrono.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "bindings/bind.h"
+#include "bindings/current_node.h"
+#include "bindings/py_agent.h"
+#include "bindings/py_calls.h"
+#include "bindings/py_errors.h"
+#include "bindings/py_future.h"
+#include "bindings/py_runner.h"
+#include "transport/tensorpipe_transport.h"
+
+namespace torchrpc::bindings {
+
+namespace {
+
+constexpr double kUnsetTimeout = -1.0;
+constexpr double kDefaultTimeout = 60.0;
+constexpr size_t kDefaultThreads = 16;
+
+std::shared_ptr<Node> makeNode(
+    StorePtr store, const std::string& name, WorkerId id, std::optional<int32_t> world_size,
+    const TensorPipeOptionsBase& options, std::string facts, double init_timeout) {
+  Node::Options node_options{.self = {name, id}, .world_size = world_size.value_or(0)};
+  node_options.facts = std::move(facts);
+  node_options.init_timeout = std::chrono::ceil<Duration>(std::chrono::duration<double>(init_timeout));
+  node_options.threads = options.num_worker_threads;
+  if (!(options.rpc_timeout >= 0)) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "rpc_timeout must be a number of seconds, 0 for none, but got " + std::to_string(options.rpc_timeout));
+  }
+  node_options.timeout = std::chrono::ceil<Duration>(std::chrono::duration<double>(std::min(options.rpc_timeout, 3e9)));
+  // The node makes the runner and the encoder reachable, so they must not keep it alive.
+  auto self = std::make_shared<std::weak_ptr<Node>>();
+  node_options.encode_value = [self](const c10::IValue& value, const WorkerInfo& to) {
+    const auto node = self->lock();
+    if (!node) throw Error(ErrorCode::kShutdown, "RPC has shut down");
+    if (!value.isPyObject()) return plainReply(value);
+    py::gil_scoped_acquire gil;
+    try {
+      return encodeResult(*node, to, toObject(value));
+    } catch (py::error_already_set& e) {
+      throw toError(e, node->self());
+    }
+  };
+  const char* master = std::getenv("MASTER_ADDR");
+  auto transport = makeTensorPipeTransport(
+      {.transports = options.transports,
+       .channels = options.channels,
+       .rendezvous_host = master ? master : "",
+       .node_name = name});
+  auto node = std::make_shared<Node>(std::move(node_options), std::move(store), std::move(transport));
+  *self = node;
+  node->serve(Kind::kPythonCall, Kind::kPythonRemote, makePythonRunner(node));
+  return node;
+}
+
+/// `nodeOf(self)` for methods; they block without the GIL.
+Node& nodeOf(const PyAgent& agent) { return *agent.node(); }
+
+std::map<std::string, std::string> debugInfo(const PyAgent& agent) {
+  auto info = nodeOf(agent).metrics();
+  info["agent.thread_pool_size"] = std::to_string(agent.options().num_worker_threads);
+  return info;
+}
+
+void bindOptions(py::module_& module) {
+  module.attr("_DEFAULT_INIT_METHOD") = "env://";
+  module.attr("_DEFAULT_NUM_WORKER_THREADS") = kDefaultThreads;
+  module.attr("_DEFAULT_RPC_TIMEOUT_SEC") = kDefaultTimeout;
+  module.attr("_UNSET_RPC_TIMEOUT") = kUnsetTimeout;
+
+  py::class_<RpcBackendOptions, std::shared_ptr<RpcBackendOptions>>(
+      module, "RpcBackendOptions", "What every RPC backend can be told; backends derive their own options from it.")
+      .def(
+          py::init([](double rpc_timeout, std::string init_method) {
+            auto options = std::make_shared<RpcBackendOptions>();
+            options->rpc_timeout = rpc_timeout;
+            options->init_method = std::move(init_method);
+            return options;
+          }),
+          py::arg("rpc_timeout") = kDefaultTimeout, py::arg("init_method") = "env://")
+      .def_readwrite(
+          "rpc_timeout", &RpcBackendOptions::rpc_timeout, "Seconds that calls may take by default; 0: no limit.")
+      .def_readwrite("init_method", &RpcBackendOptions::init_method, "URL of the rendezvous: env://, tcp://, file://.");
+
+  py::class_<TensorPipeOptionsBase, RpcBackendOptions, std::shared_ptr<TensorPipeOptionsBase>>(
+      module, "_TensorPipeRpcBackendOptionsBase")
+      .def(
+          py::init([](size_t num_worker_threads, std::optional<std::vector<std::string>> transports,
+                      std::optional<std::vector<std::string>> channels, double rpc_timeout, std::string init_method,
+                      py::dict device_maps, py::list devices) {
+            if (num_worker_threads == 0) {
+              throw Error(ErrorCode::kInvalidArgument, "num_worker_threads must be positive, but got 0");
+            }
+            auto options = std::make_shared<TensorPipeOptionsBase>();
+            options->num_worker_threads = num_worker_threads;
+            options->transports = std::move(transports);
+            options->channels = std::move(channels);
+            options->rpc_timeout = rpc_timeout;
+            options->init_method = std::move(init_method);
+            options->device_maps = std::move(device_maps);
+            options->devices = std::move(devices);
+            return options;
+          }),
+          py::arg("num_worker_threads") = kDefaultThreads, py::arg("_transports") = std::nullopt,
+          py::arg("_channels") = std::nullopt, py::arg("rpc_timeout") = kDefaultTimeout,
+          py::arg("init_method") = "env://", py::arg("device_maps") = py::dict(), py::arg("devices") = py::list())
+      .def_readwrite("num_worker_threads", &TensorPipeOptionsBase::num_worker_threads)
+      .def_readonly("_transports", &TensorPipeOptionsBase::transports)
+      .def_readonly("_channels", &TensorPipeOptionsBase::channels)
+      .def_readwrite("device_maps", &TensorPipeOptionsBase::device_maps)
+      .def_readwrite("devices", &TensorPipeOptionsBase::devices)
+      .def(
+          "_set_device_map",
+          [](TensorPipeOptionsBase& self, const std::string& to, const py::dict& device_map) {
+            py::dict merged;
+            if (self.device_maps.contains(to)) merged = py::dict(self.device_maps[py::str(to)]);
+            for (const auto& [from, target] : device_map) merged[from] = target;
+            self.device_maps[py::str(to)] = merged;
+          },
+          py::arg("to"), py::arg("device_map"));
+}
+
+void bindWorkerInfo(py::module_& module) {
+  py::class_<WorkerInfo>(module, "WorkerInfo", "A worker of the group: its name and its id.")
+      .def(
+          py::init([](std::string name, WorkerId id) {
+            validateName(name);
+            return WorkerInfo{std::move(name), id};
+          }),
+          py::arg("name"), py::arg("id"), "Raises RuntimeError for a name that cannot be a worker's.")
+      .def_readonly("name", &WorkerInfo::name, "The name it was started with.")
+      .def_readonly("id", &WorkerInfo::id, "Its rank, unique in the group.")
+      .def("__eq__", [](const WorkerInfo& self, const py::object& other) {
+        return py::isinstance<WorkerInfo>(other) && self == py::cast<const WorkerInfo&>(other);
+      }, py::arg("other"))
+      .def("__hash__", [](const WorkerInfo& self) { return std::hash<std::string>()(self.name) ^ self.id; })
+      .def("__repr__", [](const WorkerInfo& self) { return toString(self); })
+      .def(py::pickle(
+          [](const WorkerInfo& self) { return py::make_tuple(self.name, self.id); },
+          [](const py::tuple& state) {
+            return WorkerInfo{py::cast<std::string>(state[0]), py::cast<WorkerId>(state[1])};
+          }));
+}
+
+}  // namespace
+
+PyAgent::PyAgent(
+    StorePtr store, const std::string& name, WorkerId id, std::optional<int32_t> world_size,
+    TensorPipeOptionsBase options, py::dict reverse_device_maps, py::list devices, std::string facts,
+    double init_timeout)
+    : options_(std::move(options)),
+      reverse_device_maps_(std::move(reverse_device_maps)),
+      devices_(std::move(devices)),
+      node_(makeNode(std::move(store), name, id, world_size, options_, std::move(facts), init_timeout)) {}
+
+py::dict PyAgent::deviceMap(const WorkerInfo& to) const {
+  const py::str name(to.name);
+  return options_.device_maps.contains(name) ? py::dict(options_.device_maps[name]) : py::dict();
+}
+
+void PyAgent::setDevices(py::list devices, py::dict reverse_device_maps) {
+  devices_ = std::move(devices);
+  reverse_device_maps_ = std::move(reverse_device_maps);
+}
+
+void PyAgent::updateMembership(const WorkerInfo& worker, py::list devices, py::dict reverse_device_maps, bool join) {
+  if (join) setDevices(std::move(devices), std::move(reverse_device_maps));
+  py::gil_scoped_release no_gil;
+  join ? node_->admit(worker) : node_->expel(worker);
+}
+
+void bindAgent(py::module_& module) {
+  bindOptions(module);
+  bindWorkerInfo(module);
+
+  py::class_<RpcAgent, std::shared_ptr<RpcAgent>>(module, "RpcAgent", "Base of the agents of all backends.")
+      .def(py::init<>());
+  const auto no_gil = py::call_guard<py::gil_scoped_release>();
+  py::class_<PyAgent, RpcAgent, std::shared_ptr<PyAgent>>(module, "TensorPipeAgent")
+      .def(
+          py::init([](StorePtr store, const std::string& name, WorkerId id, std::optional<int32_t> world_size,
+                      const TensorPipeOptionsBase& options, py::dict reverse_device_maps, py::list devices,
+                      const py::bytes& facts, double init_timeout) {
+            return std::make_shared<PyAgent>(
+                std::move(store), name, id, world_size, options, std::move(reverse_device_maps), std::move(devices),
+                facts, init_timeout);
+          }),
+          py::arg("store"), py::arg("name"), py::arg("worker_id"), py::arg("world_size"), py::arg("opts"),
+          py::arg("reverse_device_maps"), py::arg("devices"), py::arg("facts") = py::bytes(),
+          py::arg("init_timeout") = 1800.0)
+      .def("start", [](PyAgent& self) { nodeOf(self).start(); }, no_gil)
+      .def(
+          "join",
+          [](PyAgent& self, bool /*shutdown*/, double timeout) {
+            nodeOf(self).join(timeout == 0 ? Duration::zero() : toDuration(nodeOf(self), timeout));
+          },
+          py::arg("shutdown") = false, py::arg("timeout") = 0.0, no_gil)
+      .def("sync", [](PyAgent&) {})
+      .def("shutdown", [](PyAgent& self) { nodeOf(self).shutdown(); }, no_gil)
+      .def("get_worker_info", [](const PyAgent& self) { return nodeOf(self).self(); })
+      .def(
+          "get_worker_info", [](const PyAgent& self, const std::string& name) { return nodeOf(self).worker(name); },
+          py::arg("worker_name"))
+      .def(
+          "get_worker_info", [](const PyAgent& self, WorkerId id) { return nodeOf(self).worker(id); }, py::arg("id"))
+      .def("get_worker_infos", [](const PyAgent& self) { return nodeOf(self).workers(); })
+      .def("_get_device_map", &PyAgent::deviceMap, py::arg("dst"))
+      .def(
+          "_get_facts", [](const PyAgent& self, WorkerId id) { return py::bytes(nodeOf(self).facts(id)); },
+          py::arg("id"))
+      .def("_set_devices", &PyAgent::setDevices, py::arg("devices"), py::arg("reverse_device_maps"))
+      .def("get_debug_info", &debugInfo)
+      .def("get_metrics", [](const PyAgent& self) { return nodeOf(self).metrics(); })
+      .def(
+          "_update_group_membership", &PyAgent::updateMembership, py::arg("worker_info"), py::arg("my_devices"),
+          py::arg("reverse_device_map"), py::arg("is_join"))
+      .def("_get_backend_options", [](const PyAgent& self) { return self.options(); })
+      .def_property_readonly("is_static_group", [](const PyAgent& self) { return nodeOf(self).isStaticGroup(); })
+      .def_property_readonly("store", [](const PyAgent& self) { return nodeOf(self).store(); });
+
+  module.def("_is_current_rpc_agent_set", &isCurrentAgentSet);
+  module.def("_get_current_rpc_agent", &currentAgent);
+  module.def(
+      "_set_and_start_rpc_agent",
+      [](const py::object& agent) {
+        // Set first: calls may arrive before start() returns, and their functions may make calls.
+        setCurrentAgent(agent);
+        try {
+          agent.attr("start")();
+        } catch (...) {
+          setCurrentAgent({});
+          throw;
+        }
+      },
+      py::arg("agent"));
+  module.def("_reset_current_rpc_agent", [] { setCurrentAgent({}); });
+  module.def("_cleanup_python_rpc_handler", [] {});
+  module.def("get_rpc_timeout", [] {
+    return std::chrono::duration<double>(currentNode()->timeout()).count();
+  });
+  module.def(
+      "_set_rpc_timeout", [](double seconds) {
+        const auto node = currentNode();
+        node->setTimeout(toDuration(*node, seconds));
+      },
+      py::arg("timeout"));
+  module.def("enable_gil_profiling", [](bool /*enable*/) {}, py::arg("flag"));
+}
+
+}  // namespace torchrpc::bindings

@@ -1,0 +1,181 @@
+// PyRRef, the base of rpc.RRef.
+
+#include <pybind11/chrono.h>
+#include <pybind11/stl.h>
+
+#include "bindings/bind.h"
+#include "bindings/current_node.h"
+#include "bindings/py_errors.h"
+#include "bindings/py_future.h"
+#include "bindings/py_rref.h"
+
+namespace torchrpc::bindings {
+
+namespace {
+
+constexpr auto kNotPickled =
+    "Can not pickle rref in python pickler, it can only be pickled when using RPC: pass it as an argument of a call, "
+    "return it, or use RRef.to_here() for a copy of its value";
+
+py::object apiFunction(const char* name) { return py::module_::import("torchrpc.rpc.api").attr(name); }
+
+py::object proxy(const py::object& self, const char* api, double timeout) {
+  return py::module_::import("torchrpc.rpc.rref_proxy").attr("RRefProxy")(self, apiFunction(api), timeout);
+}
+
+std::shared_ptr<PyRRef> makeOwner(py::object value, const py::object& /*type_hint*/) {
+  const auto node = currentNode();
+  auto rref = node->rrefs().createOwner();
+  rref->setValue(toValue(value));
+  return std::make_shared<PyRRef>(node, std::move(rref));
+}
+
+uint32_t forkIndex(const PyRRef& self) {
+  if (auto* message = OutgoingRRefs::current()) return message->add(self.rref());
+  throw std::runtime_error(kNotPickled);
+}
+
+py::object received(uint32_t index) {
+  if (const auto* message = IncomingRRefs::current()) return message->get(index);
+  throw std::runtime_error("an RRef of a message can only be read while the message is received");
+}
+
+/// Inside a message the index of a fork; elsewhere the fork itself, which somebody must take in.
+py::tuple serialize(const PyRRef& self) {
+  if (OutgoingRRefs::current()) return py::make_tuple(forkIndex(self));
+  const auto fork = self.node()->rrefs().fork(self.rref(), kNoWorker);
+  return py::make_tuple(py::bytes(encodeForks({fork})));
+}
+
+py::object deserialize(const py::tuple& serialized) {
+  if (serialized.size() == 1 && py::isinstance<py::bytes>(serialized[0])) {
+    const auto node = currentNode();
+    const auto bytes = py::cast<std::string>(serialized[0]);
+    Result<std::vector<RRefPtr>> adopted = std::vector<RRefPtr>();
+    // Without waiting for the owner it is done on return.
+    node->rrefs().adopt(decodeForks(bytes), /*wait_for_owner=*/false, [&](auto rrefs) { adopted = std::move(rrefs); });
+    return wrap(node, std::move(adopted).take().at(0));
+  }
+  return received(py::cast<uint32_t>(serialized[0]));
+}
+
+/// Asked once: an RRef's value does not change its type.
+py::object typeOf(const py::object& self, double timeout, bool blocking) {
+  auto& rref = py::cast<PyRRef&>(self);
+  if (!rref.type_future) {
+    rref.type_future = rref.rref()->isOwner() ? apiFunction("_rref_typeof_on_owner")(self, false)
+                                              : apiFunction("_rref_typeof_on_user")(self, timeout, false);
+  }
+  const auto future = rref.type_future;
+  if (!blocking) return future;
+  try {
+    return future.attr("wait")();
+  } catch (const py::error_already_set&) {
+    rref.type_future = py::object();  // it may have been too slow
+    throw;
+  }
+}
+
+std::string describe(const PyRRef& self) {
+  const auto& rref = *self.rref();
+  if (rref.isOwner()) return "OwnerRRef(" + toString(rref.id()) + ")";
+  return "UserRRef(RRefId = " + toString(rref.id()) +
+      ", ForkId = " + toString(static_cast<const UserRRef&>(rref).forkId()) + ")";
+}
+
+}  // namespace
+
+void bindRRef(py::module_& module) {
+  py::class_<PyRRef, std::shared_ptr<PyRRef>>(
+      module, "PyRRef", py::dynamic_attr(),
+      "A reference to a value that lives on some worker, its owner. While any reference to it is alive, on any worker, "
+      "so is the value. Thread-safe.")
+      .def(
+          py::init(&makeOwner), py::arg("value"), py::arg("type_hint") = py::none(),
+          "Makes this worker the owner of `value`. `type_hint` is accepted for TorchScript types and not used.")
+      .def(
+          "is_owner", [](const PyRRef& self) { return self.rref()->isOwner(); },
+          "Whether the value lives on this worker.")
+      .def(
+          "confirmed_by_owner", &PyRRef::confirmedByOwner,
+          "Whether the owner has said that it knows of this reference; always true on the owner.")
+      .def("owner", [](const PyRRef& self) { return self.rref()->owner(); }, "The WorkerInfo of the owner.")
+      .def("owner_name", [](const PyRRef& self) { return self.rref()->owner().name; }, "The name of the owner.")
+      .def(
+          "to_here", &PyRRef::toHere, py::arg("timeout") = -1.0,
+          "A copy of the value; on the owner the value itself. Waits for it at most `timeout` seconds (0: for ever; "
+          "default: rpc_timeout). Raises what the function that was to make the value raised, and RuntimeError for a "
+          "time-out, a lost owner or a deleted reference.")
+      .def(
+          "local_value", &PyRRef::localValue,
+          "The value itself, waited for without limit. Only on the owner: RuntimeError elsewhere.")
+      .def(
+          "rpc_sync", [](const py::object& self, double timeout) { return proxy(self, "rpc_sync", timeout); },
+          py::arg("timeout") = -1.0,
+          "A proxy whose methods call the value's methods on the owner and wait for the result.")
+      .def(
+          "rpc_async", [](const py::object& self, double timeout) { return proxy(self, "rpc_async", timeout); },
+          py::arg("timeout") = -1.0,
+          "A proxy whose methods call the value's methods on the owner and return a Future of the result.")
+      .def(
+          "remote", [](const py::object& self, double timeout) { return proxy(self, "remote", timeout); },
+          py::arg("timeout") = -1.0,
+          "A proxy whose methods call the value's methods on the owner and return an RRef to the result.")
+      .def("_get_type", &typeOf, py::arg("timeout") = -1.0, py::arg("blocking") = true)
+      .def("_get_future", &PyRRef::creationFuture)
+      .def("_get_profiling_future", [](const PyRRef& self) {
+        if (!self.profiling_future) throw std::runtime_error("no profile was recorded when this RRef was created");
+        return self.profiling_future;
+      })
+      .def(
+          "_set_profiling_future", [](PyRRef& self, py::object future) { self.profiling_future = std::move(future); },
+          py::arg("future"))
+      .def("_fork_index", &forkIndex)
+      .def("_serialize", &serialize)
+      .def_static("_deserialize", &deserialize, py::arg("serialized"))
+      .def("__getstate__", [](const PyRRef&) -> py::object { throw std::runtime_error(kNotPickled); })
+      .def(
+          "__reduce_ex__", [](const PyRRef&, int) -> py::object { throw std::runtime_error(kNotPickled); },
+          py::arg("protocol"))
+      .def("__str__", &describe)
+      .def("__repr__", &describe);
+
+  module.def(
+      "_delete_all_user_and_unforked_owner_rrefs",
+      [](std::chrono::duration<double> timeout) {
+        const auto node = currentNode();
+        py::gil_scoped_release no_gil;
+        if (!node->rrefs().deleteAllUsers(toDuration(*node, timeout.count()))) {
+          throw Error(ErrorCode::kTimeout, "RRefs were still in flight when the time to delete them was over");
+        }
+      },
+      py::arg("timeout") = std::chrono::duration<double>(100));
+  module.def(
+      "_destroy_rref_context",
+      [](bool ignore_leak) {
+        const auto node = currentNode();
+        py::gil_scoped_release no_gil;
+        const auto leaks = node->rrefs().destroy();
+        if (leaks.empty() || ignore_leak) return;
+        std::string text;
+        for (const auto& leak : leaks) text += leak + "\n";
+        throw Error(
+            ErrorCode::kUnknown,
+            text + "Leaking RRefs: drop the references above before shutdown, or set rpc.api._ignore_rref_leak");
+      },
+      py::arg("ignore_leak"));
+  module.def("_received_rref", &received, py::arg("index"));
+  module.def("_rref_context_get_debug_info", [] {
+    const auto node = currentNode();
+    const auto info = node->rrefs().debugInfo();
+    return std::map<std::string, std::string>{
+        {"num_owner_rrefs", std::to_string(info.owner_rrefs)},
+        {"num_forks", std::to_string(info.forks)},
+        {"num_pending_futures", node->metrics().at("agent.num_pending_calls")},
+        {"num_pending_users", std::to_string(info.pending_users)},
+        {"num_pending_children", std::to_string(info.pending_children)},
+    };
+  });
+}
+
+}  // namespace torchrpc::bindings

@@ -1,0 +1,13 @@
+// torchrpc._C: the core as Python sees it. The stub beside the extension lists it; a test compares the two.
+
+#include "bindings/bind.h"
+
+PYBIND11_MODULE(_C, module) {
+  using namespace torchrpc::bindings;
+  module.doc() = "The C++ core of torchrpc. Private: use torchrpc.rpc.";
+  bindErrors(module);
+  bindFutures(module);
+  bindAgent(module);
+  bindRRef(module);
+  bindCalls(module);
+}

@@ -1,0 +1,61 @@
+#pragma once
+
+// TensorPipeAgent and its options as Python sees them.
+
+#include <ATen/core/ivalue.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/csrc/utils/pybind.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "node/node.h"
+
+namespace torchrpc::bindings {
+
+namespace py = pybind11;
+
+struct RpcBackendOptions {
+  double rpc_timeout = 60;
+  std::string init_method = "env://";
+  virtual ~RpcBackendOptions() = default;
+};
+
+struct TensorPipeOptionsBase : RpcBackendOptions {
+  size_t num_worker_threads = 16;
+  std::optional<std::vector<std::string>> transports;
+  std::optional<std::vector<std::string>> channels;
+  py::dict device_maps;  ///< worker name to a dict of devices
+  py::list devices;
+};
+
+/// Only for isinstance: third parties derive their agents from it.
+struct RpcAgent {
+  virtual ~RpcAgent() = default;
+};
+
+/// A worker of this process. The GIL protects the Python members.
+class PyAgent : public RpcAgent {
+ public:
+  PyAgent(
+      StorePtr store, const std::string& name, WorkerId id, std::optional<int32_t> world_size,
+      TensorPipeOptionsBase options, py::dict reverse_device_maps, py::list devices, std::string facts,
+      double init_timeout);
+
+  const std::shared_ptr<Node>& node() const { return node_; }
+  const TensorPipeOptionsBase& options() const { return options_; }
+  py::dict deviceMap(const WorkerInfo& to) const;
+  void setDevices(py::list devices, py::dict reverse_device_maps);
+  void updateMembership(const WorkerInfo& worker, py::list devices, py::dict reverse_device_maps, bool join);
+
+ private:
+  const TensorPipeOptionsBase options_;
+  py::dict reverse_device_maps_;
+  py::list devices_;
+  const std::shared_ptr<Node> node_;
+};
+
+}  // namespace torchrpc::bindings

@@ -1,0 +1,126 @@
+#include "bindings/py_calls.h"
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include "bindings/py_codec.h"
+#include "bindings/py_errors.h"
+
+namespace torchrpc::bindings {
+
+namespace {
+
+/// The bytes of `object` as the current pickler makes them; tensors and buffers go beside them.
+void appendPickle(Message& message, py::handle serialize, const py::object& object) {
+  const py::tuple pickled = serialize(object);
+  char* data = nullptr;
+  Py_ssize_t size = 0;
+  if (PyBytes_AsStringAndSize(py::object(pickled[0]).ptr(), &data, &size) != 0) throw py::error_already_set();
+  message.payload.append(data, static_cast<size_t>(size));
+  for (const auto tensor : py::cast<py::sequence>(pickled[1])) {
+    message.tensors.push_back(THPVariable_Unpack(tensor.ptr()));
+  }
+}
+
+py::object unpickle(std::string_view bytes, const std::vector<at::Tensor>& tensors) {
+  py::list table;
+  for (const auto& tensor : tensors) table.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor)));
+  // Without a copy: the bytes outlive the call.
+  const auto view = py::memoryview::from_memory(bytes.data(), static_cast<Py_ssize_t>(bytes.size()));
+  return internalFunction("deserialize")(view, table);
+}
+
+/// Writes the plain form of a call; false where it has none.
+bool encodePlainCall(
+    Message& message, OutgoingRRefs& rrefs, const py::object& function, const py::tuple& args, const py::dict& kwargs) {
+  const auto name = nameOf(function);
+  if (!name) return false;
+  Writer writer(message.payload);
+  writer.putString(name->module);
+  writer.putString(name->qualname);
+  return encodePlain(args, writer, message.tensors, rrefs) && encodePlain(kwargs, writer, message.tensors, rrefs);
+}
+
+}  // namespace
+
+Outgoing encodePythonCall(
+    Node& node, Kind kind, const WorkerInfo& to, const py::object& function, const py::tuple& args,
+    const py::dict& kwargs, bool async_execution) {
+  Outgoing out{.message = {.kind = kind}};
+  Writer writer(out.message.payload);
+  writer.put(ValueFormat::kPlain);
+  writer.put(async_execution);
+  {
+    OutgoingRRefs rrefs(node, to.id);
+    if (encodePlainCall(out.message, rrefs, function, args, kwargs)) {
+      out.forks = rrefs.commit(out.message);
+      return out;
+    }
+  }
+  out.message.payload.clear();
+  out.message.tensors.clear();
+  writer.put(ValueFormat::kPickle);
+  writer.put(async_execution);
+  OutgoingRRefs rrefs(node, to.id);
+  // Users may put a pickler of their own there for a while.
+  const auto pickler = py::module_::import("torchrpc.rpc.api").attr("_default_pickler");
+  appendPickle(
+      out.message, pickler.attr("serialize"), internalFunction("PythonUDF")(function, args, kwargs));
+  out.forks = rrefs.commit(out.message);
+  return out;
+}
+
+PythonCall decodePythonCall(const std::shared_ptr<Node>& node, const Invocation& invocation) {
+  const IncomingRRefs rrefs(node, invocation.rrefs);
+  const auto& tensors = invocation.message.tensors;
+  Reader reader(invocation.message.payload);
+  const auto format = reader.get<ValueFormat>();
+  PythonCall call;
+  call.async_execution = reader.get<uint8_t>() != 0;
+  if (format == ValueFormat::kPlain) {
+    const auto module = reader.getString();
+    const auto qualname = reader.getString();
+    call.function = findCallable(module, qualname);
+    call.args = py::cast<py::tuple>(decodePlain(reader, tensors, rrefs));
+    call.kwargs = py::cast<py::dict>(decodePlain(reader, tensors, rrefs));
+    reader.expectEnd();
+    return call;
+  }
+  const auto udf = unpickle(reader.getBytes(reader.remaining()), tensors);
+  call.function = udf.attr("func");
+  call.args = py::tuple(udf.attr("args"));
+  call.kwargs = py::dict(udf.attr("kwargs"));
+  return call;
+}
+
+Message encodeResult(Node& node, const WorkerInfo& to, const py::object& value) {
+  Message reply{.kind = Kind::kReply};
+  Writer writer(reply.payload);
+  writer.put(ValueFormat::kPlain);
+  {
+    OutgoingRRefs rrefs(node, to.id);
+    if (encodePlain(value, writer, reply.tensors, rrefs)) {
+      rrefs.commit(reply);
+      return reply;
+    }
+  }
+  reply.payload.clear();
+  reply.tensors.clear();
+  writer.put(ValueFormat::kPickle);
+  OutgoingRRefs rrefs(node, to.id);
+  appendPickle(reply, internalFunction("serialize"), value);
+  rrefs.commit(reply);
+  return reply;
+}
+
+py::object decodeResult(const std::shared_ptr<Node>& node, const Message& reply, const std::vector<RRefPtr>& received) {
+  const IncomingRRefs rrefs(node, received);
+  Reader reader(reply.payload);
+  if (reader.remaining() == 0) return py::none();
+  const auto format = reader.get<ValueFormat>();
+  if (format == ValueFormat::kPickle) return unpickle(reader.getBytes(reader.remaining()), reply.tensors);
+  auto value = decodePlain(reader, reply.tensors, rrefs);
+  reader.expectEnd();
+  return value;
+}
+
+}  // namespace torchrpc::bindings

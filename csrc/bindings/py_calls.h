@@ -1,0 +1,39 @@
+#pragma once
+
+// Calls of Python functions as messages: plain data where it is, a pickle otherwise. Needs the GIL.
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <vector>
+
+#include "bindings/py_rref.h"
+#include "node/callable.h"
+
+namespace torchrpc::bindings {
+
+/// A message and the RRefs in it, to be abandoned if it never leaves.
+struct Outgoing {
+  Message message;
+  std::vector<RRefFork> forks;
+};
+
+/// The call `function(*args, **kwargs)` on `to`. Throws Error, and what pickling raises.
+Outgoing encodePythonCall(
+    Node& node, Kind kind, const WorkerInfo& to, const py::object& function, const py::tuple& args,
+    const py::dict& kwargs, bool async_execution);
+
+/// The reverse, on the callee.
+struct PythonCall {
+  py::object function;
+  py::tuple args;
+  py::dict kwargs;
+  bool async_execution = false;
+};
+PythonCall decodePythonCall(const std::shared_ptr<Node>& node, const Invocation& invocation);
+
+/// A result, or an RRef's value, on its way to `to`.
+Message encodeResult(Node& node, const WorkerInfo& to, const py::object& value);
+/// The reverse, on the caller; `rrefs` are those that came with it.
+py::object decodeResult(const std::shared_ptr<Node>& node, const Message& reply, const std::vector<RRefPtr>& rrefs);
+
+}  // namespace torchrpc::bindings

@@ -1,0 +1,325 @@
+#include "bindings/py_codec.h"
+
+#include <torch/csrc/Device.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <algorithm>
+
+#include "bindings/py_errors.h"
+
+namespace torchrpc::bindings {
+
+namespace {
+
+constexpr uint32_t kMaxDepth = 200;
+
+/// One encodePlain: remembers the containers it has seen, for one that stands twice is pickle's business.
+class PlainEncoder {
+ public:
+  PlainEncoder(Writer& out, std::vector<at::Tensor>& tensors, OutgoingRRefs& rrefs)
+      : out_(out), tensors_(tensors), rrefs_(rrefs) {}
+
+  bool encode(PyObject* object, uint32_t depth) {
+    if (object == Py_None) return tag(ValueTag::kNone);
+    if (object == Py_True) return tag(ValueTag::kTrue);
+    if (object == Py_False) return tag(ValueTag::kFalse);
+    if (PyLong_CheckExact(object)) return encodeInt(object);
+    if (PyFloat_CheckExact(object)) {
+      out_.put(ValueTag::kDouble);
+      out_.put(PyFloat_AS_DOUBLE(object));
+      return true;
+    }
+    if (PyUnicode_CheckExact(object)) return encodeString(object);
+    if (THPVariable_CheckExact(object)) return encodeTensor(THPVariable_Unpack(object));
+    if (PyTuple_CheckExact(object)) return enter(object, PyTuple_GET_SIZE(object), depth) && encodeTuple(object, depth);
+    if (PyList_CheckExact(object)) return enter(object, PyList_GET_SIZE(object), depth) && encodeList(object, depth);
+    if (PyDict_CheckExact(object)) return enter(object, PyDict_GET_SIZE(object), depth) && encodeDict(object, depth);
+    if (PyBytes_CheckExact(object)) {
+      tag(ValueTag::kBytes);
+      out_.putString({PyBytes_AS_STRING(object), static_cast<size_t>(PyBytes_GET_SIZE(object))});
+      return true;
+    }
+    return encodeRarer(object);
+  }
+
+ private:
+  bool tag(ValueTag value) {
+    out_.put(value);
+    return true;
+  }
+
+  bool encodeInt(PyObject* object) {
+    int overflow = 0;
+    const auto value = PyLong_AsLongLongAndOverflow(object, &overflow);
+    if (overflow != 0) return false;
+    tag(ValueTag::kInt);
+    out_.put<int64_t>(value);
+    return true;
+  }
+
+  bool encodeString(PyObject* object) {
+    Py_ssize_t size = 0;
+    const char* utf8 = PyUnicode_AsUTF8AndSize(object, &size);
+    if (!utf8) {  // lone surrogates
+      PyErr_Clear();
+      return false;
+    }
+    tag(ValueTag::kString);
+    out_.putString({utf8, static_cast<size_t>(size)});
+    return true;
+  }
+
+  bool encodeTensor(const at::Tensor& tensor) {
+    auto it = std::find_if(tensors_.begin(), tensors_.end(), [&](const auto& each) { return each.is_same(tensor); });
+    tag(ValueTag::kTensor);
+    out_.put(static_cast<uint32_t>(it - tensors_.begin()));
+    if (it == tensors_.end()) tensors_.push_back(tensor);
+    return true;
+  }
+
+  /// Whether a container may be encoded: not too deep, not seen before.
+  bool enter(PyObject* container, Py_ssize_t size, uint32_t depth) {
+    if (depth >= kMaxDepth || size > UINT32_MAX) return false;
+    if (size == 0 && PyTuple_CheckExact(container)) return true;  // there is only one empty tuple
+    if (std::find(seen_.begin(), seen_.end(), container) != seen_.end()) return false;
+    if (seen_.size() >= kMaxContainers) return false;
+    seen_.push_back(container);
+    return true;
+  }
+
+  bool encodeTuple(PyObject* tuple, uint32_t depth) {
+    tag(ValueTag::kTuple);
+    out_.put(static_cast<uint32_t>(PyTuple_GET_SIZE(tuple)));
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); ++i) {
+      if (!encode(PyTuple_GET_ITEM(tuple, i), depth + 1)) return false;
+    }
+    return true;
+  }
+
+  bool encodeList(PyObject* list, uint32_t depth) {
+    tag(ValueTag::kList);
+    out_.put(static_cast<uint32_t>(PyList_GET_SIZE(list)));
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
+      if (!encode(PyList_GET_ITEM(list, i), depth + 1)) return false;
+    }
+    return true;
+  }
+
+  bool encodeDict(PyObject* dict, uint32_t depth) {
+    tag(ValueTag::kDict);
+    out_.put(static_cast<uint32_t>(PyDict_GET_SIZE(dict)));
+    PyObject *key = nullptr, *value = nullptr;
+    for (Py_ssize_t at = 0; PyDict_Next(dict, &at, &key, &value);) {
+      if (!encode(key, depth + 1) || !encode(value, depth + 1)) return false;
+    }
+    return true;
+  }
+
+  bool encodeRarer(PyObject* object) {
+    if (PyComplex_CheckExact(object)) {
+      tag(ValueTag::kComplex);
+      out_.put(PyComplex_RealAsDouble(object));
+      out_.put(PyComplex_ImagAsDouble(object));
+      return true;
+    }
+    if (THPDtype_Check(object)) {
+      tag(ValueTag::kDtype);
+      out_.put(static_cast<uint8_t>(reinterpret_cast<THPDtype*>(object)->scalar_type));
+      return true;
+    }
+    if (THPDevice_Check(object)) {
+      tag(ValueTag::kDevice);
+      out_.putString(reinterpret_cast<THPDevice*>(object)->device.str());
+      return true;
+    }
+    if (py::isinstance<PyRRef>(object)) {
+      const auto index = rrefs_.add(py::cast<const PyRRef&>(py::handle(object)).rref());
+      tag(ValueTag::kRRef);
+      out_.put(index);
+      return true;
+    }
+    return false;
+  }
+
+  // Looking a container up is linear, so many of them are left to pickle, which has a hash table.
+  static constexpr size_t kMaxContainers = 64;
+  Writer& out_;
+  std::vector<at::Tensor>& tensors_;
+  OutgoingRRefs& rrefs_;
+  std::vector<PyObject*> seen_;
+};
+
+class PlainDecoder {
+ public:
+  PlainDecoder(Reader& in, const std::vector<at::Tensor>& tensors, const IncomingRRefs& rrefs, const Limits& limits)
+      : in_(in), tensors_(tensors), rrefs_(rrefs), limits_(limits) {}
+
+  py::object decode(uint32_t depth) {
+    if (depth > limits_.depth) throw Error(ErrorCode::kProtocol, "malformed message: a value is nested too deeply");
+    switch (in_.get<ValueTag>()) {
+      case ValueTag::kNone: return py::none();
+      case ValueTag::kFalse: return py::bool_(false);
+      case ValueTag::kTrue: return py::bool_(true);
+      case ValueTag::kInt: return py::int_(in_.get<int64_t>());
+      case ValueTag::kDouble: return py::float_(in_.get<double>());
+      case ValueTag::kComplex: {
+        const auto real = in_.get<double>();
+        return steal(PyComplex_FromDoubles(real, in_.get<double>()));
+      }
+      case ValueTag::kString: {
+        const auto text = in_.getString();
+        return steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), nullptr));
+      }
+      case ValueTag::kBytes: {
+        const auto bytes = in_.getString();
+        return steal(PyBytes_FromStringAndSize(bytes.data(), static_cast<Py_ssize_t>(bytes.size())));
+      }
+      case ValueTag::kTensor: return decodeTensor();
+      case ValueTag::kList: return decodeList(depth);
+      case ValueTag::kTuple: return decodeTuple(depth);
+      case ValueTag::kDict: return decodeDict(depth);
+      case ValueTag::kDevice: return decodeDevice();
+      case ValueTag::kDtype: return decodeDtype();
+      case ValueTag::kRRef: return rrefs_.get(in_.get<uint32_t>());
+    }
+    throw Error(ErrorCode::kProtocol, "malformed message: an unknown kind of value");
+  }
+
+ private:
+  static py::object steal(PyObject* object) {
+    if (!object) throw py::error_already_set();
+    return py::reinterpret_steal<py::object>(object);
+  }
+
+  /// How many values follow: each takes a byte at least, so a count beyond what is left is a lie.
+  uint32_t count(uint32_t bytes_each) {
+    const auto n = in_.get<uint32_t>();
+    if (uint64_t{n} * bytes_each > in_.remaining()) {
+      throw Error(ErrorCode::kProtocol, "malformed message: it ends before its contents do");
+    }
+    return n;
+  }
+
+  py::object decodeTensor() {
+    const auto index = in_.get<uint32_t>();
+    if (index >= tensors_.size()) throw Error(ErrorCode::kProtocol, "malformed message: it refers to no such tensor");
+    return steal(THPVariable_Wrap(tensors_[index]));
+  }
+
+  py::object decodeList(uint32_t depth) {
+    const auto n = count(1);
+    auto list = steal(PyList_New(n));
+    for (uint32_t i = 0; i < n; ++i) PyList_SET_ITEM(list.ptr(), i, decode(depth + 1).release().ptr());
+    return list;
+  }
+
+  py::object decodeTuple(uint32_t depth) {
+    const auto n = count(1);
+    auto tuple = steal(PyTuple_New(n));
+    for (uint32_t i = 0; i < n; ++i) PyTuple_SET_ITEM(tuple.ptr(), i, decode(depth + 1).release().ptr());
+    return tuple;
+  }
+
+  py::object decodeDict(uint32_t depth) {
+    const auto n = count(2);
+    auto dict = steal(PyDict_New());
+    for (uint32_t i = 0; i < n; ++i) {
+      const auto key = decode(depth + 1);
+      const auto value = decode(depth + 1);
+      if (PyDict_SetItem(dict.ptr(), key.ptr(), value.ptr()) != 0) throw py::error_already_set();
+    }
+    return dict;
+  }
+
+  py::object decodeDevice() {
+    try {
+      return steal(THPDevice_New(c10::Device(std::string(in_.getString()))));
+    } catch (const c10::Error&) {
+      throw Error(ErrorCode::kProtocol, "malformed message: no such device");
+    }
+  }
+
+  py::object decodeDtype() {
+    const auto number = in_.get<uint8_t>();
+    if (number >= static_cast<uint8_t>(at::ScalarType::NumOptions) ||
+        number == static_cast<uint8_t>(at::ScalarType::Undefined)) {
+      throw Error(ErrorCode::kProtocol, "malformed message: no such dtype");
+    }
+    return py::reinterpret_borrow<py::object>(
+        reinterpret_cast<PyObject*>(torch::getTHPDtype(static_cast<at::ScalarType>(number))));
+  }
+
+  Reader& in_;
+  const std::vector<at::Tensor>& tensors_;
+  const IncomingRRefs& rrefs_;
+  const Limits& limits_;
+};
+
+py::object attribute(py::handle object, const char* name) {
+  PyObject* found = PyObject_GetAttrString(object.ptr(), name);
+  if (!found) PyErr_Clear();
+  return py::reinterpret_steal<py::object>(found);
+}
+
+std::string_view view(py::handle text) {
+  Py_ssize_t size = 0;
+  const char* utf8 = PyUnicode_CheckExact(text.ptr()) ? PyUnicode_AsUTF8AndSize(text.ptr(), &size) : nullptr;
+  if (!utf8) PyErr_Clear();
+  return utf8 ? std::string_view(utf8, static_cast<size_t>(size)) : std::string_view();
+}
+
+/// Follows "Class.method" from a module; null, with a Python error set, if there is no such thing.
+py::object follow(py::object from, std::string_view qualname) {
+  while (from && !qualname.empty()) {
+    const auto dot = qualname.find('.');
+    const std::string part(qualname.substr(0, dot));
+    from = py::reinterpret_steal<py::object>(PyObject_GetAttrString(from.ptr(), part.c_str()));
+    qualname = dot == std::string_view::npos ? std::string_view() : qualname.substr(dot + 1);
+  }
+  return from;
+}
+
+}  // namespace
+
+bool encodePlain(py::handle object, Writer& out, std::vector<at::Tensor>& tensors, OutgoingRRefs& rrefs) {
+  return PlainEncoder(out, tensors, rrefs).encode(object.ptr(), 0);
+}
+
+py::object decodePlain(
+    Reader& in, const std::vector<at::Tensor>& tensors, const IncomingRRefs& rrefs, const Limits& limits) {
+  return PlainDecoder(in, tensors, rrefs, limits).decode(0);
+}
+
+std::optional<CallableName> nameOf(py::handle callable) {
+  if (!PyFunction_Check(callable.ptr()) && !PyCFunction_Check(callable.ptr()) && !PyType_Check(callable.ptr())) {
+    return std::nullopt;
+  }
+  const auto module_name = attribute(callable, "__module__");
+  const auto qualname = attribute(callable, "__qualname__");
+  if (!module_name || !qualname) return std::nullopt;
+  CallableName name{std::string(view(module_name)), std::string(view(qualname))};
+  if (name.module.empty() || name.qualname.empty()) return std::nullopt;
+  auto module = py::reinterpret_steal<py::object>(PyImport_GetModule(module_name.ptr()));
+  if (!module) {
+    PyErr_Clear();
+    return std::nullopt;
+  }
+  const auto found = follow(std::move(module), name.qualname);
+  if (!found) PyErr_Clear();
+  if (found.ptr() != callable.ptr()) return std::nullopt;
+  return name;
+}
+
+py::object findCallable(std::string_view module_name, std::string_view qualname) {
+  const py::str name(module_name.data(), module_name.size());
+  if (auto module = py::reinterpret_steal<py::object>(PyImport_GetModule(name.ptr()))) {
+    if (auto found = follow(std::move(module), qualname)) return found;
+  }
+  PyErr_Clear();
+  // Not there: let Python import it, or say what is missing.
+  return internalFunction("find_global")(name, py::str(qualname.data(), qualname.size()));
+}
+
+}  // namespace torchrpc::bindings

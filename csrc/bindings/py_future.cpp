@@ -1,0 +1,101 @@
+#include "bindings/py_future.h"
+
+#include <torch/csrc/jit/python/pybind_utils.h>
+
+#include "bindings/py_calls.h"
+
+namespace torchrpc::bindings {
+
+namespace {
+
+using torch::jit::PythonFutureWrapper;
+
+/// A Python exception that a future holds: thrown from wait() and value() as often as they are called.
+class Raised : public std::exception {
+ public:
+  explicit Raised(const py::error_already_set& error) : text_(error.what()), value_(toValue(error.value())) {}
+  const char* what() const noexcept override { return text_.c_str(); }
+  /// Needs the GIL.
+  py::object exception() const { return toObject(value_); }
+
+ private:
+  std::string text_;
+  c10::IValue value_;  // takes the GIL when it goes
+};
+
+}  // namespace
+
+void bindFutures(py::module_& /*module*/) {
+  py::register_exception_translator([](std::exception_ptr raised) {
+    try {
+      if (raised) std::rethrow_exception(raised);
+    } catch (const Raised& e) {
+      const auto exception = e.exception();
+      PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
+    }
+  });
+}
+
+FuturePtr makeFuture() { return c10::make_intrusive<c10::ivalue::Future>(c10::PyObjectType::get()); }
+
+py::object wrapFuture(FuturePtr future) {
+  return py::cast(std::make_shared<PythonFutureWrapper>(std::move(future)));
+}
+
+c10::IValue toValue(const py::object& object) { return torch::jit::toIValue(object, c10::PyObjectType::get()); }
+
+py::object toObject(const c10::IValue& value) { return torch::jit::toPyObject(value); }
+
+void complete(const FuturePtr& future, const std::function<py::object()>& make) {
+  // Its callbacks run when it is completed, and take the GIL themselves.
+  c10::IValue value;
+  std::exception_ptr failure;
+  {
+    py::gil_scoped_acquire gil;
+    try {
+      value = toValue(make());
+    } catch (py::error_already_set& e) {
+      failure = std::make_exception_ptr(Raised(e));
+    } catch (const std::exception&) {
+      failure = std::current_exception();
+    }
+  }
+  failure ? future->setError(failure) : future->markCompleted(std::move(value));
+}
+
+void fail(const FuturePtr& future, const Error& error) { future->setError(std::make_exception_ptr(error)); }
+
+Messenger::ReplyHandler completeWithReply(std::shared_ptr<Node> node, FuturePtr future) {
+  return [node = std::move(node), future = std::move(future)](Result<Message> result) {
+    auto reply = std::make_shared<Result<Message>>(std::move(result));
+    auto decode = [node, future, reply](const std::vector<RRefPtr>& rrefs) {
+      complete(future, [&] { return decodeResult(node, reply->value(), rrefs); });
+    };
+    node->agent().post([node, future, reply, decode] {
+      if (!*reply) return fail(future, reply->error());
+      const auto* forks = reply->value().header(HeaderKind::kRRefForks);
+      if (!forks) return decode({});
+      try {
+        node->rrefs().adopt(
+            decodeForks(*forks), /*wait_for_owner=*/false, [future, decode](Result<std::vector<RRefPtr>> rrefs) {
+              if (!rrefs) return fail(future, rrefs.error());
+              decode(rrefs.value());
+            });
+      } catch (const Error& e) {
+        fail(future, e);
+      }
+    });
+  };
+}
+
+void whenDone(const py::object& object, ValueOrRaised done) {
+  if (!py::isinstance<PythonFutureWrapper>(object)) throw std::invalid_argument("not a torch.futures.Future");
+  const auto wrapper = py::cast<std::shared_ptr<PythonFutureWrapper>>(object);
+  py::gil_scoped_release no_gil;
+  wrapper->fut->addCallback([wrapper, done = std::move(done)](c10::ivalue::Future& /*future*/) {
+    py::gil_scoped_acquire gil;
+    done([&] { return wrapper->value(); });
+  });
+}
+
+}  // namespace torchrpc::bindings

@@ -1,0 +1,120 @@
+#include "bindings/py_rref.h"
+
+#include "bindings/current_node.h"
+#include "bindings/py_calls.h"
+#include "bindings/py_errors.h"
+#include "bindings/py_future.h"
+
+namespace torchrpc::bindings {
+
+namespace {
+thread_local OutgoingRRefs* outgoing = nullptr;
+thread_local IncomingRRefs* incoming = nullptr;
+
+/// The value of an owner's RRef, waited for without the GIL.
+c10::IValue waitForValue(const OwnerRRef& rref, Duration timeout) {
+  py::gil_scoped_release no_gil;
+  const ThreadPool::BlockingScope blocking;
+  return rref.wait(timeout);
+}
+}  // namespace
+
+// --- RRefs in messages ---
+
+OutgoingRRefs::OutgoingRRefs(Node& node, WorkerId to) : node_(node), to_(to), outer_(std::exchange(outgoing, this)) {}
+
+OutgoingRRefs::~OutgoingRRefs() {
+  outgoing = outer_;
+  if (!forks_.empty()) node_.rrefs().abandon(forks_);
+}
+
+OutgoingRRefs* OutgoingRRefs::current() { return outgoing; }
+
+uint32_t OutgoingRRefs::add(const RRefPtr& rref) {
+  forks_.push_back(node_.rrefs().fork(rref, to_));
+  return static_cast<uint32_t>(forks_.size() - 1);
+}
+
+std::vector<RRefFork> OutgoingRRefs::commit(Message& message) {
+  if (!forks_.empty()) message.headers.push_back({HeaderKind::kRRefForks, encodeForks(forks_)});
+  return std::exchange(forks_, {});
+}
+
+IncomingRRefs::IncomingRRefs(std::shared_ptr<Node> node, const std::vector<RRefPtr>& rrefs)
+    : node_(std::move(node)), rrefs_(rrefs), outer_(std::exchange(incoming, this)) {}
+
+IncomingRRefs::~IncomingRRefs() { incoming = outer_; }
+
+IncomingRRefs* IncomingRRefs::current() { return incoming; }
+
+py::object IncomingRRefs::get(uint32_t index) const {
+  if (index >= rrefs_.size()) throw Error(ErrorCode::kProtocol, "malformed message: it refers to no such RRef");
+  return wrap(node_, rrefs_[index]);
+}
+
+py::object wrap(std::shared_ptr<Node> node, RRefPtr rref, Kind fetch_kind) {
+  return py::cast(std::make_shared<PyRRef>(std::move(node), std::move(rref), fetch_kind));
+}
+
+// --- PyRRef ---
+
+PyRRef::~PyRRef() {
+  // Its last reference may be dropped by C++ code of torch's that does not hold the GIL.
+  py::gil_scoped_acquire gil;
+  profiling_future.release().dec_ref();
+  type_future.release().dec_ref();
+}
+
+bool PyRRef::confirmedByOwner() const {
+  if (rref_->isOwner()) return true;
+  return static_cast<const UserRRef&>(*rref_).confirmed();
+}
+
+py::object PyRRef::localValue() const {
+  if (!rref_->isOwner()) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "For UserRRef(rref_id=" + toString(rref_->id()) +
+            ", fork_id=" + toString(static_cast<const UserRRef&>(*rref_).forkId()) +
+            "), can't call localValue() on user " + toString(node_->self()) + ". Call it on owner " +
+            toString(rref_->owner()) + ", or fetch a copy with to_here()");
+  }
+  return toObject(waitForValue(static_cast<const OwnerRRef&>(*rref_), Duration::zero()));
+}
+
+py::object PyRRef::toHere(double timeout) const {
+  const auto limit = toDuration(*node_, timeout);
+  if (rref_->isOwner()) return toObject(waitForValue(static_cast<const OwnerRRef&>(*rref_), limit));
+
+  auto future = makeFuture();
+  {
+    py::gil_scoped_release no_gil;
+    node_->rrefs().fetch(
+        std::static_pointer_cast<UserRRef>(rref_), fetch_kind_, limit, completeWithReply(node_, future));
+    const ThreadPool::BlockingScope blocking;
+    future->wait();
+  }
+  return wrapFuture(std::move(future)).attr("value")();
+}
+
+py::object PyRRef::creationFuture() const {
+  auto future = makeFuture();
+  const auto settle = [node = node_, future](Status failure) {
+    node->agent().post([node, future, failure = std::move(failure)] {
+      if (failure) return fail(future, *failure);
+      complete(future, [] { return py::none(); });
+    });
+  };
+  {
+    py::gil_scoped_release no_gil;
+    if (rref_->isOwner()) {
+      std::static_pointer_cast<OwnerRRef>(rref_)->whenReady(
+          [settle](const Result<c10::IValue>& value) { settle(value ? Status() : value.error()); });
+    } else {
+      std::static_pointer_cast<UserRRef>(rref_)->whenConfirmed(settle);
+    }
+  }
+  return wrapFuture(std::move(future));
+}
+
+}  // namespace torchrpc::bindings

@@ -1,0 +1,98 @@
+#include "bindings/py_runner.h"
+
+#include "bindings/py_calls.h"
+#include "bindings/py_errors.h"
+#include "bindings/py_future.h"
+
+namespace torchrpc::bindings {
+
+namespace {
+
+class PythonRunner final : public CallableRunner {
+ public:
+  explicit PythonRunner(std::weak_ptr<Node> node) : node_(std::move(node)) {}
+
+  void call(Invocation invocation, Responder responder) override {
+    run(std::move(invocation),
+        [responder](Node& node, const WorkerInfo& to, const py::object& value) {
+          auto reply = encodeResult(node, to, value);
+          py::gil_scoped_release no_gil;
+          responder.reply(std::move(reply));
+        },
+        [responder](Error error) { responder.fail(std::move(error)); });
+  }
+
+  void evaluate(Invocation invocation, ValueHandler done) override {
+    run(std::move(invocation),
+        [done](Node&, const WorkerInfo&, const py::object& value) {
+          auto result = toValue(value);
+          py::gil_scoped_release no_gil;
+          done(std::move(result));
+        },
+        [done](Error error) { done(std::move(error)); });
+  }
+
+ private:
+  using Succeed = std::function<void(Node&, const WorkerInfo& to, const py::object& value)>;
+  using Fail = std::function<void(Error)>;
+
+  /// Calls exactly one of the two: `succeed` with the GIL held, `fail` without it.
+  void run(Invocation invocation, Succeed succeed, Fail fail) {
+    const auto node = node_.lock();
+    if (!node) return fail(Error(ErrorCode::kShutdown, "RPC has shut down"));
+    guarded(node->self(), fail, [&] {
+      auto call = decodePythonCall(node, invocation);
+      auto value = call.function(*call.args, **call.kwargs);
+      const bool later = py::isinstance(value, internalFunction("_AsyncResult"));
+      if (!call.async_execution && !later) return succeed(*node, invocation.from, value);
+      follow(node, invocation.from, later ? value.attr("future") : value, std::move(succeed), fail);
+    });
+  }
+
+  /// The function's result is that of the future it has returned.
+  static void follow(
+      const std::shared_ptr<Node>& node, const WorkerInfo& from, const py::object& future, Succeed succeed,
+      const Fail& fail) {
+    try {
+      whenDone(future, [node, from, succeed = std::move(succeed), fail](const std::function<py::object()>& value) {
+        guardedWithGil(node->self(), fail, [&] { succeed(*node, from, value()); });
+      });
+    } catch (const std::invalid_argument&) {
+      throw std::runtime_error(
+          "Functions decorated with @rpc.async_function must return a torch.futures.Future object, but got " +
+          py::cast<std::string>(py::repr(py::type::of(future))));
+    }
+  }
+
+  static void guarded(const WorkerInfo& self, const Fail& fail, const std::function<void()>& body) {
+    py::gil_scoped_acquire gil;
+    guardedWithGil(self, fail, body);
+  }
+
+  /// Runs `body`; what it throws goes to `fail`, without the GIL.
+  static void guardedWithGil(const WorkerInfo& self, const Fail& fail, const std::function<void()>& body) {
+    std::optional<Error> error;
+    try {
+      body();
+    } catch (py::error_already_set& e) {
+      error = toError(e, self);
+    } catch (const Error& e) {
+      error = e;
+    } catch (const std::exception& e) {
+      error = Error(ErrorCode::kUserException, "On " + toString(self) + ":\n" + e.what(), self.name);
+    }
+    if (!error) return;
+    py::gil_scoped_release no_gil;
+    fail(std::move(*error));
+  }
+
+  const std::weak_ptr<Node> node_;
+};
+
+}  // namespace
+
+std::shared_ptr<CallableRunner> makePythonRunner(std::weak_ptr<Node> node) {
+  return std::make_shared<PythonRunner>(std::move(node));
+}
+
+}  // namespace torchrpc::bindings

@@ -1,0 +1,59 @@
+#include "node/builtin_callables.h"
+
+#include <torch/csrc/jit/runtime/operator.h>
+
+#include "wire/value_codec.h"
+
+namespace torchrpc {
+
+Message encodeBuiltinCall(Kind kind, const c10::FunctionSchema& schema, const torch::jit::Stack& stack) {
+  Message message{.kind = kind};
+  Writer writer(message.payload);
+  writer.putString(schema.name());
+  writer.putString(schema.overload_name());
+  writer.put<uint32_t>(static_cast<uint32_t>(stack.size()));
+  for (const auto& value : stack) encodeValue(value, writer, message.tensors);
+  return message;
+}
+
+std::shared_ptr<torch::jit::Operator> BuiltinRunner::find(const std::string& name, const std::string& overload) {
+  const auto key = name + "." + overload;
+  {
+    MutexLock lock(mutex_);
+    if (auto it = found_.find(key); it != found_.end()) return it->second;
+  }
+  for (const auto& op : torch::jit::getAllOperatorsFor(c10::Symbol::fromQualString(name))) {
+    if (op->schema().overload_name() == overload) {
+      MutexLock lock(mutex_);
+      return found_.emplace(key, op).first->second;
+    }
+  }
+  throw Error(
+      ErrorCode::kNoSuchFunction,
+      "no operator " + name + (overload.empty() ? "" : "." + overload) +
+          " here: the callee needs the same torch version and operator libraries as the caller");
+}
+
+c10::IValue BuiltinRunner::run(const Invocation& invocation) {
+  Reader reader(invocation.message.payload);
+  const std::string name(reader.getString());
+  const std::string overload(reader.getString());
+  if (name.find("::") == std::string::npos) throw Error(ErrorCode::kProtocol, "malformed message: no operator's name");
+  const auto op = find(name, overload);
+  const auto& arguments = op->schema().arguments();
+  if (const auto count = reader.get<uint32_t>(); count != arguments.size()) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        name + " takes " + std::to_string(arguments.size()) + " arguments, the call has " + std::to_string(count));
+  }
+  torch::jit::Stack stack;
+  for (const auto& argument : arguments) {
+    stack.push_back(decodeValue(reader, invocation.message.tensors, argument.type()));
+  }
+  reader.expectEnd();
+  op->getOperation()(stack);
+  if (stack.empty()) return {};
+  return stack.size() == 1 ? std::move(stack.front()) : c10::ivalue::Tuple::create(std::move(stack));
+}
+
+}  // namespace torchrpc

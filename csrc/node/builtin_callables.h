@@ -1,0 +1,32 @@
+#pragma once
+
+// torch's operators as callables: named by their schema, looked up in the registries of LibTorch, run without Python.
+
+#include <ATen/core/function_schema.h>
+#include <ATen/core/stack.h>
+
+#include "node/callable.h"
+
+namespace torch::jit {
+struct Operator;
+}
+
+namespace torchrpc {
+
+/// The payload of a call to an operator: its name, its overload's name and one value for each argument of the schema.
+/// `stack` is in the schema's order with defaults filled in.
+Message encodeBuiltinCall(Kind kind, const c10::FunctionSchema& schema, const torch::jit::Stack& stack);
+
+class BuiltinRunner final : public ValueRunner {
+ protected:
+  c10::IValue run(const Invocation& invocation) override;
+
+ private:
+  std::shared_ptr<torch::jit::Operator> find(const std::string& name, const std::string& overload);
+
+  Mutex mutex_;
+  // guarded by mutex_:
+  std::unordered_map<std::string, std::shared_ptr<torch::jit::Operator>> found_;
+};
+
+}  // namespace torchrpc

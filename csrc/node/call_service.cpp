@@ -1,0 +1,79 @@
+#include "node/call_service.h"
+
+#include <thread>
+
+namespace torchrpc {
+
+namespace {
+
+/// Whatever user code may throw, as an Error.
+template <typename F>
+void guard(const std::function<void(Error)>& fail, F&& body) {
+  try {
+    body();
+  } catch (const Error& e) {
+    fail(e);
+  } catch (const std::exception& e) {
+    fail(Error(ErrorCode::kUserException, e.what()));
+  }
+}
+
+}  // namespace
+
+void CallService::serve(Kind call_kind, Kind remote_kind, std::shared_ptr<CallableRunner> runner) {
+  messenger_.on(call_kind, Messenger::Where::kPool, [this, runner](Request request, const Responder& responder) {
+    call(*runner, std::move(request), responder);
+  });
+  messenger_.on(remote_kind, Messenger::Where::kPool, [this, runner](Request request, const Responder& responder) {
+    remote(*runner, std::move(request), responder);
+  });
+}
+
+void CallService::prepare(Request request, Run run, std::function<void(Error)> fail) {
+  auto invocation = std::make_shared<Invocation>(
+      Invocation{.from = std::move(request.from), .message = std::move(request.message)});
+  const auto* forks = invocation->message.header(HeaderKind::kRRefForks);
+  if (!forks) {
+    guard(fail, [&] { run(std::move(*invocation)); });
+    return;
+  }
+  // Owners usually have confirmed already, and this thread goes on; otherwise the news comes on the loop.
+  auto ready = [this, invocation, run = std::move(run), fail, here = std::this_thread::get_id()](
+                   Result<std::vector<RRefPtr>> rrefs) {
+    if (!rrefs) return fail(rrefs.error());
+    invocation->rrefs = std::move(rrefs).value();
+    auto task = [invocation, run, fail] { guard(fail, [&] { run(std::move(*invocation)); }); };
+    if (std::this_thread::get_id() == here) {
+      task();
+    } else {
+      messenger_.post(std::move(task));
+    }
+  };
+  guard(fail, [&] { rrefs_.adopt(decodeForks(*forks), /*wait_for_owner=*/true, std::move(ready)); });
+}
+
+void CallService::call(CallableRunner& runner, Request request, const Responder& responder) {
+  prepare(
+      std::move(request),
+      [&runner, responder](Invocation invocation) { runner.call(std::move(invocation), responder); },
+      [responder](Error error) { responder.fail(std::move(error)); });
+}
+
+void CallService::remote(CallableRunner& runner, Request request, const Responder& responder) {
+  const auto hosted = rrefs_.host(request);
+  // The caller's RRef is confirmed when the function has run: its time-out covers the function, as in a plain call.
+  hosted.rref->whenReady([responder](const auto&) { responder.reply(Message{.kind = Kind::kReply}); });
+  if (!hosted.created) return;
+  auto settle = [rref = hosted.rref](Result<c10::IValue> result) {
+    if (result) {
+      rref->setValue(std::move(result).value());
+    } else {
+      rref->setError(result.error());
+    }
+  };
+  prepare(
+      std::move(request),
+      [&runner, settle](Invocation invocation) { runner.evaluate(std::move(invocation), settle); }, settle);
+}
+
+}  // namespace torchrpc

@@ -1,0 +1,32 @@
+#pragma once
+
+// Serves calls: takes in the RRefs that came with one, waits for their owners, runs the function, and answers or makes
+// the result an RRef's value.
+
+#include <memory>
+
+#include "node/callable.h"
+#include "rref/rref_service.h"
+
+namespace torchrpc {
+
+class CallService {
+ public:
+  /// `messenger` and `rrefs` must outlive it, and it the calls.
+  CallService(Messenger& messenger, RRefService& rrefs) : messenger_(messenger), rrefs_(rrefs) {}
+
+  /// Registers who runs calls of kind `call` and remote calls of kind `remote`; before the node starts.
+  void serve(Kind call, Kind remote, std::shared_ptr<CallableRunner> runner);
+
+ private:
+  using Run = std::function<void(Invocation)>;
+  /// `run`s the request on a pool thread once its RRefs are confirmed; otherwise `fail`s.
+  void prepare(Request request, Run run, std::function<void(Error)> fail);
+  void call(CallableRunner& runner, Request request, const Responder& responder);
+  void remote(CallableRunner& runner, Request request, const Responder& responder);
+
+  Messenger& messenger_;
+  RRefService& rrefs_;
+};
+
+}  // namespace torchrpc

@@ -1,0 +1,56 @@
+#pragma once
+
+// What runs the functions that calls name: one runner for each kind of callable (torch operators, native functions,
+// and Python functions, whose runner is in bindings/). Runners are called on the pool.
+
+#include <ATen/core/ivalue.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "agent/messenger.h"
+#include "rref/rref.h"
+
+namespace torchrpc {
+
+/// A call that has arrived and whose RRef arguments their owners have confirmed.
+struct Invocation {
+  WorkerInfo from;
+  Message message;
+  std::vector<RRefPtr> rrefs;  ///< the payload refers to them by index
+};
+
+class CallableRunner {
+ public:
+  using ValueHandler = std::function<void(Result<c10::IValue>)>;
+  virtual ~CallableRunner() = default;
+
+  /// Runs the function and answers with its result, at once or later (a function may return a future).
+  virtual void call(Invocation invocation, Responder responder) = 0;
+  /// Runs the function and gives its result, which becomes an RRef's value; `done` once, from any thread.
+  virtual void evaluate(Invocation invocation, ValueHandler done) = 0;
+};
+
+/// How the value in a payload is written.
+enum class ValueFormat : uint8_t {
+  kPlain = 0,   ///< wire/value_codec
+  kPickle = 1,  ///< a Python pickle; tensors, buffers and RRefs beside it
+};
+
+/// A reply that holds a value in plain form. Throws Error(kSerialization) for a value that has none.
+Message plainReply(const c10::IValue& value);
+/// The value of a reply in plain form; throws Error(kSerialization) if it is a pickle.
+c10::IValue plainValue(const Message& reply);
+
+/// A runner of functions from values to a value: what operators and native functions have in common.
+class ValueRunner : public CallableRunner {
+ public:
+  void call(Invocation invocation, Responder responder) final;
+  void evaluate(Invocation invocation, ValueHandler done) final;
+
+ protected:
+  virtual c10::IValue run(const Invocation& invocation) = 0;
+};
+
+}  // namespace torchrpc

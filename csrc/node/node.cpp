@@ -1,0 +1,131 @@
+#include "node/node.h"
+
+#include <random>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "node/builtin_callables.h"
+#include "node/native_registry.h"
+
+namespace torchrpc {
+
+namespace {
+
+uint64_t randomNumber() {
+  std::random_device device;
+  return (static_cast<uint64_t>(device()) << 32) | device();
+}
+
+const Node::Options& validated(const Node::Options& options) {
+  validateSelf(options.self, options.world_size);
+  return options;
+}
+
+}  // namespace
+
+Node::Node(Options options, StorePtr store, std::unique_ptr<Transport> transport)
+    : options_(validated(options)),
+      store_(std::move(store)),
+      incarnation_(randomNumber()),
+      timeout_(options_.timeout.count()),
+      agent_(
+          {.self = options_.self,
+           .incarnation = incarnation_,
+           .threads = options_.threads,
+           .limits = options_.limits},
+          std::move(transport), makeThreadTimer()),
+      rrefs_(RRefService::create(
+          agent_,
+          {.encode_value =
+               [encode = options_.encode_value](const c10::IValue& value, const WorkerInfo& to) {
+                 return encode ? encode(value, to) : plainReply(value);
+               }})),
+      calls_(agent_, *rrefs_) {
+  agent_.onWorkerLost([this](const WorkerInfo& worker) { rrefs_->onWorkerLost(worker); });
+  serve(Kind::kBuiltinCall, Kind::kBuiltinRemote, std::make_shared<BuiltinRunner>());
+  serve(Kind::kNativeCall, Kind::kNativeRemote, std::make_shared<NativeRunner>());
+}
+
+Node::~Node() { shutdown(); }
+
+void Node::serve(Kind call, Kind remote, std::shared_ptr<CallableRunner> runner) {
+  calls_.serve(call, remote, std::move(runner));
+}
+
+void Node::start() {
+  WorkerRecord self{options_.self, agent_.listen(), options_.world_size, incarnation_, options_.facts};
+  rendezvous_ = std::make_unique<Rendezvous>(store_, self);
+  const auto limit = options_.init_timeout;
+  const auto records = isStaticGroup() ? rendezvous_->meetAll(limit) : rendezvous_->joinGroup(limit);
+  for (const auto& record : records) agent_.directory().add(record);
+  // Nobody calls before all know where the others are.
+  if (isStaticGroup()) rendezvous_->sumOverAll("ready", 0, limit);
+}
+
+namespace {
+
+std::string listOf(const std::vector<WorkerInfo>& workers) {
+  std::string out;
+  for (const auto& worker : workers) out += (out.empty() ? "" : ", ") + worker.name;
+  return out.empty() ? "none" : out;
+}
+
+}  // namespace
+
+WorkerInfo Node::worker(const std::string& name) const {
+  if (const auto record = agent_.directory().find(name)) return record->info;
+  throw Error(
+      ErrorCode::kUnknownWorker,
+      "Unknown destination worker " + name + ": could not find destination in the RPC group of " + self().name +
+          ", whose workers are " + listOf(workers()),
+      name);
+}
+
+WorkerRecord Node::record(WorkerId id) const {
+  if (auto record = agent_.directory().find(id)) return *std::move(record);
+  throw Error(
+      ErrorCode::kUnknownWorker,
+      "Unknown destination worker id " + std::to_string(id) + ": could not find destination in the RPC group of " +
+          self().name + ", whose workers are " + listOf(workers()));
+}
+
+WorkerInfo Node::worker(WorkerId id) const { return record(id).info; }
+
+std::string Node::facts(WorkerId id) const { return record(id).facts; }
+
+void Node::admit(const WorkerInfo& worker) {
+  if (worker.id == self().id) return;
+  agent_.directory().add(rendezvous_->lookUp(worker.id, timeout()));
+}
+
+void Node::expel(const WorkerInfo& worker) {
+  if (worker.id != self().id) agent_.forget(worker.id);
+}
+
+void Node::join(Duration timeout) {
+  const auto busy = [&] {
+    return Error(
+        ErrorCode::kTimeout, "calls were still under way on " + self().name + " when the time to shut down was over");
+  };
+  if (!isStaticGroup()) {
+    if (!agent_.waitIdle(timeout)) throw busy();
+    agent_.expectGoodbyes();
+    rendezvous_->leaveGroup();
+    return;
+  }
+  // The group is quiet once everyone has been idle and nothing has begun anywhere since the round before.
+  int64_t seen = -1;
+  for (int round = 0;; ++round) {
+    if (!agent_.waitIdle(timeout)) throw busy();
+    const auto begun = agent_.activityCount();
+    const auto sum = rendezvous_->sumOverAll("join" + std::to_string(round), begun, timeout);
+    if (sum == seen) break;
+    seen = sum;
+  }
+  agent_.expectGoodbyes();
+  rendezvous_->leaveTogether(std::chrono::seconds(5));
+}
+
+void Node::shutdown() { agent_.close(); }
+
+}  // namespace torchrpc

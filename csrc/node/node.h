@@ -1,0 +1,87 @@
+#pragma once
+
+// A worker: transport, agent, RRefs and the runners of callables put together. Several can live in one process.
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "agent/agent.h"
+#include "node/call_service.h"
+#include "node/callable.h"
+#include "rref/rref_service.h"
+
+namespace torchrpc {
+
+class Node {
+ public:
+  struct Options {
+    WorkerInfo self;
+    int32_t world_size = 0;  ///< 0: the group grows as workers join
+    size_t threads = 16;     ///< of the pool that user code runs on
+    Duration timeout = std::chrono::seconds(60);  ///< of calls that name none; 0: never
+    Duration init_timeout = std::chrono::minutes(30);  ///< for the group to gather
+    std::string facts;  ///< what all workers are to know of this one, besides; see facts()
+    Limits limits;
+    /// Makes the reply to a fetch of an RRef's value, where it is not a plain one; may be empty.
+    std::function<Message(const c10::IValue& value, const WorkerInfo& to)> encode_value;
+  };
+
+  /// Throws Error(kInvalidArgument) for a name, rank or world size that cannot be.
+  Node(Options options, StorePtr store, std::unique_ptr<Transport> transport);
+  /// shutdown().
+  ~Node();
+  Node(const Node&) = delete;
+  Node& operator=(const Node&) = delete;
+
+  // --- the start, on one thread ---
+  /// Registers a runner besides those of operators and native functions; before start().
+  void serve(Kind call, Kind remote, std::shared_ptr<CallableRunner> runner);
+  /// Joins the group. On return every worker of a static group serves calls; a group that grows: those that have
+  /// joined. Throws Error(kRendezvous).
+  void start();
+
+  // --- in between, any thread ---
+  const WorkerInfo& self() const { return agent_.self(); }
+  Agent& agent() { return agent_; }
+  RRefService& rrefs() { return *rrefs_; }
+  const StorePtr& store() const { return store_; }
+  bool isStaticGroup() const { return options_.world_size > 0; }
+  Duration timeout() const { return Duration(timeout_.load()); }
+  void setTimeout(Duration timeout) { timeout_ = timeout.count(); }
+  /// Throws Error(kUnknownWorker) with the names there are.
+  WorkerInfo worker(const std::string& name) const;
+  WorkerInfo worker(WorkerId id) const;
+  std::vector<WorkerInfo> workers() const { return agent_.directory().all(); }
+  /// What a worker of the group gave as Options::facts. Throws Error(kUnknownWorker).
+  std::string facts(WorkerId id) const;
+  /// Group that grows: a worker has joined or left.
+  void admit(const WorkerInfo& worker);
+  void expel(const WorkerInfo& worker);
+
+  // --- the end, on one thread ---
+  /// Waits until no call is under way in the whole (static) group or, if the group grows, here. Throws
+  /// Error(kRendezvous) naming who did not come within `timeout` (0: waits as long as it takes).
+  void join(Duration timeout);
+  /// Ends all that is under way; nothing of this node runs when it returns. Not from a thread of the pool. Idempotent.
+  void shutdown();
+
+  std::map<std::string, std::string> metrics() const { return agent_.metrics(); }
+
+ private:
+  WorkerRecord record(WorkerId id) const;
+
+  const Options options_;
+  const StorePtr store_;
+  const uint64_t incarnation_;
+  std::atomic<Duration::rep> timeout_;
+  mutable Agent agent_;
+  const std::shared_ptr<RRefService> rrefs_;
+  CallService calls_;
+  // the starting and ending thread only:
+  std::unique_ptr<Rendezvous> rendezvous_;
+};
+
+}  // namespace torchrpc

@@ -1,0 +1,143 @@
+#include "rref/fork_protocol.h"
+
+#include "rref/rref.h"
+#include "wire/codec.h"
+
+namespace torchrpc {
+
+namespace {
+
+/// The records are plain ids and numbers, one after the other.
+template <typename... Fields>
+std::string pack(const Fields&... fields) {
+  std::string bytes;
+  Writer out(bytes);
+  const auto write = [&out](const auto& field) {
+    if constexpr (std::is_same_v<std::decay_t<decltype(field)>, GloballyUniqueId>) {
+      out.putId(field);
+    } else {
+      out.put(field);
+    }
+  };
+  (write(fields), ...);
+  return bytes;
+}
+
+template <typename... Fields>
+void unpack(Reader& in, Fields&... fields) {
+  const auto read = [&in](auto& field) {
+    if constexpr (std::is_same_v<std::decay_t<decltype(field)>, GloballyUniqueId>) {
+      field = in.getId();
+    } else {
+      field = in.get<std::decay_t<decltype(field)>>();
+    }
+  };
+  (read(fields), ...);
+}
+
+template <typename... Fields>
+void unpackAll(std::string_view bytes, Fields&... fields) {
+  Reader in(bytes);
+  unpack(in, fields...);
+  in.expectEnd();
+}
+
+}  // namespace
+
+std::string encodeForks(const std::vector<RRefFork>& forks) {
+  std::string bytes;
+  for (const auto& f : forks) bytes += pack(f.rref, f.fork, f.owner, f.parent, f.creation, f.delivery);
+  return bytes;
+}
+
+std::vector<RRefFork> decodeForks(std::string_view bytes) {
+  std::vector<RRefFork> forks;
+  Reader in(bytes);
+  while (in.remaining() > 0) {
+    auto& f = forks.emplace_back();
+    unpack(in, f.rref, f.fork, f.owner, f.parent, f.creation, f.delivery);
+  }
+  return forks;
+}
+
+std::string encode(const RemoteResult& result) { return pack(result.rref, result.fork, result.creation); }
+
+RemoteResult decodeRemoteResult(std::string_view bytes) {
+  RemoteResult result;
+  unpackAll(bytes, result.rref, result.fork, result.creation);
+  return result;
+}
+
+std::string encode(const ForkRequest& request) {
+  return pack(request.rref, request.fork, request.creation, request.registration);
+}
+
+ForkRequest decodeForkRequest(std::string_view bytes) {
+  ForkRequest request;
+  unpackAll(bytes, request.rref, request.fork, request.creation, request.registration);
+  return request;
+}
+
+std::string encodeChildAccept(const ForkId& fork) { return pack(fork); }
+
+ForkId decodeChildAccept(std::string_view bytes) {
+  ForkId fork;
+  unpackAll(bytes, fork);
+  return fork;
+}
+
+std::string encode(const UserDelete& request) { return pack(request.rref, request.fork, request.registration); }
+
+UserDelete decodeUserDelete(std::string_view bytes) {
+  UserDelete request;
+  unpackAll(bytes, request.rref, request.fork, request.registration);
+  return request;
+}
+
+std::string encode(const Fetch& request) { return pack(request.rref, request.creation); }
+
+Fetch decodeFetch(std::string_view bytes) {
+  Fetch request;
+  unpackAll(bytes, request.rref, request.creation);
+  return request;
+}
+
+Error deletedError(const UserRRef& rref, std::string_view attempt) {
+  return Error(
+      ErrorCode::kRRefDeleted,
+      "User RRef with RRefId=" + toString(rref.id()) + " and ForkId=" + toString(rref.forkId()) +
+          " has been deleted. Cannot call " + std::string(attempt) + " after deletion.",
+      rref.owner().name);
+}
+
+Error goneError(const RRefId& rref, const WorkerInfo& owner) {
+  return Error(
+      ErrorCode::kRRefDeleted,
+      "RRef " + toString(rref) + " does not exist on " + owner.name +
+          " any more: nobody held it, or a worker that did has been lost.",
+      owner.name);
+}
+
+Error creationError(const WorkerInfo& owner, const Error& cause) {
+  const std::string text =
+      cause.code() == ErrorCode::kTimeout
+          ? "RRef creation via rpc.remote() timed out, and it is possible that the RRef on the owner node does not exist."
+          : "RRef creation via rpc.remote() failed, and " + owner.name + " may not have it.";
+  return Error(ErrorCode::kRRefCreation, text + " Cause: " + cause.text(), owner.name);
+}
+
+Error neverCreatedError(const RRefId& rref, const WorkerInfo& owner) {
+  return Error(
+      ErrorCode::kRRefCreation,
+      "RRef creation failed: the call of rpc.remote() that was to make " + toString(rref) + " never arrived on " +
+          owner.name + ".",
+      owner.name);
+}
+
+Error ownerLostError(const UserRRef& rref) {
+  const auto& owner = rref.owner();
+  return Error(ErrorCode::kWorkerLost, "RRef " + toString(rref.id()) + " is lost with its owner, " + owner.name + ".",
+               owner.name);
+}
+
+}  // namespace torchrpc

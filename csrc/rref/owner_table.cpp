@@ -1,0 +1,145 @@
+#include "rref/owner_table.h"
+
+namespace torchrpc {
+
+/// The entry of `rref`; made if the call that creates the value is still to come; end() if there will never be one.
+OwnerTable::Entries::iterator OwnerTable::locate(const RRefId& rref, uint64_t creation) {
+  auto it = entries_.find(rref);
+  if (it != entries_.end() || creation == kNoNumber) return it;
+  const auto& creator = peers_[rref.created_on];
+  if (creator.lost || creator.registrations.contains(creation)) return it;
+  return entries_.emplace(rref, Entry{std::make_shared<OwnerRRef>(rref, self_), creation, {}}).first;
+}
+
+/// The call that was to make the value will not come.
+void OwnerTable::giveUp(Entry& entry, EndedList& ended) {
+  entry.expected = kNoNumber;
+  ended.push_back({entry.rref, neverCreatedError(entry.rref->id(), self_)});
+}
+
+OwnerTable::Entries::iterator OwnerTable::dropIfUnheld(Entries::iterator it, EndedList& ended) {
+  if (!it->second.forks.empty() || it->second.expected != kNoNumber) return std::next(it);
+  ended.push_back({std::move(it->second.rref), std::nullopt});
+  it = entries_.erase(it);
+  if (entries_.empty()) emptied_.notify_all();
+  return it;
+}
+
+void OwnerTable::addFork(const std::shared_ptr<OwnerRRef>& rref, const ForkId& fork, WorkerId holder) {
+  MutexLock lock(mutex_);
+  if (peers_[holder].lost) return;  // nobody is there to let go of it
+  auto& entry = entries_[rref->id()];
+  entry.rref = rref;
+  entry.forks[fork] = {holder, kNoNumber};
+}
+
+void OwnerTable::expect(const std::shared_ptr<OwnerRRef>& rref, const RemoteResult& call) {
+  MutexLock lock(mutex_);
+  entries_.emplace(call.rref, Entry{rref, call.creation, {{call.fork, {self_.id, call.creation}}}});
+}
+
+OwnerTable::Hosted OwnerTable::host(WorkerId creator, const RemoteResult& call) {
+  {
+    MutexLock lock(mutex_);
+    auto it = locate(call.rref, call.creation);
+    auto& peer = peers_[creator];
+    if (it != entries_.end()) {
+      if (peer.lost || !peer.registrations.insert(call.creation)) return {it->second.rref, false};
+      it->second.expected = kNoNumber;
+      it->second.forks[call.fork] = {creator, call.creation};
+      return {it->second.rref, true};
+    }
+  }
+  auto orphan = std::make_shared<OwnerRRef>(call.rref, self_);
+  orphan->setError(gone(call.rref));
+  return {std::move(orphan), false};
+}
+
+Status OwnerTable::registerFork(WorkerId holder, const ForkRequest& request) {
+  MutexLock lock(mutex_);
+  auto& peer = peers_[holder];
+  if (peer.lost) return gone(request.rref);
+  if (peer.registrations.contains(request.registration)) return std::nullopt;
+  auto it = locate(request.rref, request.creation);
+  if (it == entries_.end()) return gone(request.rref);
+  peer.registrations.insert(request.registration);
+  it->second.forks[request.fork] = {holder, request.registration};
+  return std::nullopt;
+}
+
+void OwnerTable::removeFork(WorkerId holder, const UserDelete& request, EndedList& ended) {
+  MutexLock lock(mutex_);
+  auto& peer = peers_[holder];
+  if (request.registration != kNoNumber && !peer.lost) peer.registrations.insert(request.registration);
+  auto it = entries_.find(request.rref);
+  if (it == entries_.end()) return;
+  auto& entry = it->second;
+  auto fork = entry.forks.find(request.fork);
+  // A fork that was registered again since, under another number, is not the one that this is about.
+  const bool same = fork != entry.forks.end() && (fork->second.registration == kNoNumber ||
+                                                  fork->second.registration == request.registration);
+  if (same) entry.forks.erase(fork);
+  const bool cancelled = entry.expected != kNoNumber && entry.expected == request.registration &&
+                         holder == request.rref.created_on;
+  if (cancelled) giveUp(entry, ended);
+  dropIfUnheld(it, ended);
+}
+
+Result<std::shared_ptr<OwnerRRef>> OwnerTable::adopt(const RRefFork& fork, EndedList& ended) {
+  MutexLock lock(mutex_);
+  auto it = locate(fork.rref, fork.creation);
+  if (it == entries_.end()) return gone(fork.rref);
+  auto rref = it->second.rref;
+  it->second.forks.erase(fork.fork);
+  dropIfUnheld(it, ended);
+  return rref;
+}
+
+Result<std::shared_ptr<OwnerRRef>> OwnerTable::find(const Fetch& request) {
+  MutexLock lock(mutex_);
+  auto it = locate(request.rref, request.creation);
+  if (it == entries_.end()) return gone(request.rref);
+  return it->second.rref;
+}
+
+OwnerTable::EndedList OwnerTable::loseWorker(WorkerId worker) {
+  EndedList ended;
+  MutexLock lock(mutex_);
+  auto& peer = peers_[worker];
+  peer.lost = true;
+  peer.registrations = {};
+  for (auto it = entries_.begin(); it != entries_.end();) {
+    auto& entry = it->second;
+    std::erase_if(entry.forks, [worker](const auto& fork) { return fork.second.worker == worker; });
+    if (entry.expected != kNoNumber && it->first.created_on == worker) giveUp(entry, ended);
+    it = dropIfUnheld(it, ended);
+  }
+  return ended;
+}
+
+bool OwnerTable::waitEmpty(TimePoint deadline) {
+  MutexLock lock(mutex_);
+  return emptied_.wait_until(lock, deadline, [this] { return entries_.empty(); });
+}
+
+std::vector<OwnerTable::Entry> OwnerTable::clear() {
+  Entries entries;
+  {
+    MutexLock lock(mutex_);
+    entries.swap(entries_);
+    emptied_.notify_all();
+  }
+  std::vector<Entry> list;
+  for (auto& [id, entry] : entries) list.push_back(std::move(entry));
+  return list;
+}
+
+OwnerTable::Counts OwnerTable::counts() const {
+  MutexLock lock(mutex_);
+  Counts counts{entries_.size()};
+  for (const auto& [id, entry] : entries_) counts.forks += entry.forks.size();
+  for (const auto& [id, peer] : peers_) counts.runs += peer.registrations.runs();
+  return counts;
+}
+
+}  // namespace torchrpc

@@ -1,0 +1,110 @@
+#include "rref/rref.h"
+
+#include "base/thread_pool.h"
+#include "rref/rref_service.h"
+
+namespace torchrpc {
+
+bool OwnerRRef::setValue(c10::IValue value) { return settle(std::move(value)); }
+
+bool OwnerRRef::setError(Error error) { return settle(std::move(error)); }
+
+bool OwnerRRef::settle(Result<c10::IValue> result) {
+  std::vector<ValueHandler> handlers;
+  {
+    MutexLock lock(mutex_);
+    if (result_) return false;
+    result_.emplace(std::move(result));
+    handlers.swap(handlers_);
+  }
+  settled_.notify_all();
+  for (const auto& handler : handlers) handler(*result_);
+  return true;
+}
+
+bool OwnerRRef::ready() const {
+  MutexLock lock(mutex_);
+  return result_.has_value();
+}
+
+Status OwnerRRef::creationFailure() const {
+  MutexLock lock(mutex_);
+  if (!result_ || result_->ok() || result_->error().code() != ErrorCode::kRRefCreation) return std::nullopt;
+  return result_->error();
+}
+
+void OwnerRRef::whenReady(ValueHandler handler) {
+  {
+    MutexLock lock(mutex_);
+    if (!result_) {
+      handlers_.push_back(std::move(handler));
+      return;
+    }
+  }
+  handler(*result_);
+}
+
+c10::IValue OwnerRRef::wait(Duration timeout) const {
+  ThreadPool::BlockingScope blocking;
+  const auto ready = [this] { return result_.has_value(); };
+  {
+    MutexLock lock(mutex_);
+    if (timeout == Duration::zero()) {
+      settled_.wait(lock, ready);
+    } else if (!settled_.wait_until(lock, deadlineAfter(timeout), ready)) {
+      throw Error(ErrorCode::kTimeout, "RRef " + toString(id()) + " had no value yet when the time was up.", owner().name);
+    }
+  }
+  return Result(*result_).take();
+}
+
+UserRRef::~UserRRef() {
+  if (auto service = service_.lock()) service->release(*this);
+}
+
+bool UserRRef::confirmed() const {
+  MutexLock lock(mutex_);
+  return state_ == State::kConfirmed;
+}
+
+void UserRRef::whenConfirmed(ConfirmedHandler handler) {
+  Status failure;
+  {
+    MutexLock lock(mutex_);
+    if (state_ == State::kPending) {
+      handlers_.push_back(std::move(handler));
+      return;
+    }
+    failure = failure_;
+  }
+  handler(failure);
+}
+
+Status UserRRef::failure() const {
+  MutexLock lock(mutex_);
+  return failure_;
+}
+
+bool UserRRef::deleted() const {
+  MutexLock lock(mutex_);
+  return deleted_;
+}
+
+void UserRRef::settle(Status failure) {
+  std::vector<ConfirmedHandler> handlers;
+  {
+    MutexLock lock(mutex_);
+    if (state_ == State::kFailed || (state_ == State::kConfirmed && !failure)) return;
+    state_ = failure ? State::kFailed : State::kConfirmed;
+    failure_ = failure;
+    handlers.swap(handlers_);
+  }
+  for (const auto& handler : handlers) handler(failure);
+}
+
+bool UserRRef::markDeleted() {
+  MutexLock lock(mutex_);
+  return !std::exchange(deleted_, true);
+}
+
+}  // namespace torchrpc

@@ -1,0 +1,386 @@
+#include "rref/rref_service.h"
+
+#include <atomic>
+
+#include "base/thread_pool.h"
+#include "rref/user_table.h"
+
+namespace torchrpc {
+
+struct RRefService::State {
+  // constant:
+  Messenger& messenger;
+  const Options options;
+  const WorkerInfo self;
+  // with locks of their own:
+  OwnerTable owners;
+  UserTable users;
+  std::atomic<uint64_t> next_id{0};
+  std::atomic<bool> closed{false};
+};
+
+namespace {
+
+Message message(Kind kind, std::string payload = {}) {
+  Message message;
+  message.kind = kind;
+  message.payload = std::move(payload);
+  return message;
+}
+
+Status failureOf(const Result<Message>& reply) { return reply.ok() ? Status() : Status(reply.error()); }
+
+/// Calls `done` with the RRefs of a message when the owner of each has answered.
+class Confirmation : public std::enable_shared_from_this<Confirmation> {
+ public:
+  Confirmation(std::vector<RRefPtr> rrefs, RRefService::Adopted done)
+      : waiting_(rrefs.size()), rrefs_(std::move(rrefs)), done_(std::move(done)) {}
+
+  void start() {
+    const auto rrefs = rrefs_;  // the last arrival takes the member away
+    if (rrefs.empty()) return done_(rrefs);
+    for (const auto& rref : rrefs) {
+      auto user = std::dynamic_pointer_cast<UserRRef>(rref);
+      if (!user) {
+        arrive(std::nullopt);
+      } else {
+        user->whenConfirmed([self = shared_from_this()](const Status& failure) { self->arrive(failure); });
+      }
+    }
+  }
+
+ private:
+  void arrive(const Status& failure) {
+    {
+      MutexLock lock(mutex_);
+      if (failure && !failure_) failure_ = failure;
+      if (--waiting_ > 0) return;
+    }
+    if (failure_) return done_(*failure_);
+    done_(std::move(rrefs_));
+  }
+
+  Mutex mutex_;
+  // guarded by mutex_, constant once nothing is waited for:
+  size_t waiting_;
+  Status failure_;
+  std::vector<RRefPtr> rrefs_;
+  RRefService::Adopted done_;
+};
+
+/// A fetch under way: ends with the owner's reply or with the failure of its RRef, whichever comes first. Until then it
+/// keeps the user alive, so that the value cannot go; and not longer, so that a failed user is given up.
+class PendingFetch {
+ public:
+  PendingFetch(std::shared_ptr<UserRRef> rref, Messenger::ReplyHandler done)
+      : rref_(std::move(rref)), done_(std::move(done)) {}
+
+  void complete(Result<Message> reply) {
+    if (ended_.exchange(true)) return;
+    const auto rref = std::move(rref_);
+    const auto done = std::move(done_);
+    done(std::move(reply));
+  }
+
+ private:
+  std::atomic<bool> ended_{false};
+  // of whoever has ended it:
+  std::shared_ptr<UserRRef> rref_;
+  Messenger::ReplyHandler done_;
+};
+
+}  // namespace
+
+std::shared_ptr<RRefService> RRefService::create(Messenger& messenger, Options options) {
+  std::shared_ptr<RRefService> service(new RRefService);
+  const auto& self = messenger.self();
+  service->state_.reset(
+      new State{messenger, std::move(options), self, OwnerTable(self), UserTable(service->weak_from_this())});
+  service->serve();
+  return service;
+}
+
+RRefService::~RRefService() = default;
+
+GloballyUniqueId RRefService::newId() { return {state_->self.id, state_->next_id++}; }
+
+// --- making RRefs ---
+
+std::shared_ptr<OwnerRRef> RRefService::createOwner() { return std::make_shared<OwnerRRef>(newId(), state_->self); }
+
+RRefPtr RRefService::remote(const WorkerInfo& to, Message call, Duration timeout) {
+  if (to.id == state_->self.id) return remoteToSelf(std::move(call), timeout);
+  const auto id = newId();
+  const auto user = state_->users.create(id, newId(), to);
+  call.headers.push_back({HeaderKind::kRRefResult, encode(RemoteResult{id, user->forkId(), user->numbers().creation})});
+  state_->messenger.request(to.id, std::move(call), timeout, [weak = weak_from_this(), user](Result<Message> reply) {
+    auto self = weak.lock();
+    if (self) self->settle(user, reply.ok() ? Status() : creationError(user->owner(), reply.error()));
+  });
+  return user;
+}
+
+/// The owner itself is the holder, under a fork of the RRef's own id, until the call is answered.
+RRefPtr RRefService::remoteToSelf(Message call, Duration timeout) {
+  auto rref = createOwner();
+  const RemoteResult result{rref->id(), rref->id(), state_->users.numberRegistration(state_->self.id)};
+  state_->owners.expect(rref, result);
+  call.headers.push_back({HeaderKind::kRRefResult, encode(result)});
+  state_->messenger.request(
+      state_->self.id, std::move(call), timeout, [weak = weak_from_this(), rref, result](Result<Message> reply) mutable {
+        auto self = weak.lock();
+        if (!self) return;
+        const Status failure = reply.ok() ? Status() : creationError(rref->owner(), reply.error());
+        OwnerTable::EndedList ended{{std::move(rref), failure}};
+        const auto holder = self->state_->self.id;
+        self->state_->owners.removeFork(holder, {result.rref, result.fork, result.creation}, ended);
+        self->retire(std::move(ended));
+      });
+  return rref;
+}
+
+RRefService::Hosted RRefService::host(const Request& request) {
+  const auto* header = request.message.header(HeaderKind::kRRefResult);
+  if (!header) throw Error(ErrorCode::kProtocol, "a remote call without the ids of its RRef", request.from.name);
+  const auto call = decodeRemoteResult(*header);
+  if (call.rref.created_on != request.from.id || call.creation == kNoNumber) {
+    throw Error(ErrorCode::kProtocol, "a remote call with ids that are not its sender's", request.from.name);
+  }
+  return state_->owners.host(request.from.id, call);
+}
+
+// --- RRefs in messages ---
+
+RRefFork RRefService::fork(const RRefPtr& rref, WorkerId to) {
+  RRefFork child{rref->id(), {}, rref->owner().id, state_->self.id};
+  if (auto owner = std::dynamic_pointer_cast<OwnerRRef>(rref)) {
+    if (auto failure = owner->creationFailure()) throw *failure;
+    child.fork = newId();
+    state_->owners.addFork(owner, child.fork, to);
+  } else {
+    auto user = std::static_pointer_cast<UserRRef>(rref);
+    if (user->deleted()) throw deletedError(*user, "fork an UserRRef");
+    if (auto failure = user->failure()) throw *failure;
+    child.fork = newId();
+    child.creation = user->numbers().creation;
+    state_->users.addChild(child.fork, user, to);
+  }
+  if (to != kNoWorker && to != child.owner) child.delivery = state_->users.numberDelivery(to);
+  return child;
+}
+
+void RRefService::abandon(const std::vector<RRefFork>& forks) {
+  OwnerTable::EndedList ended;
+  for (const auto& fork : forks) {
+    if (fork.owner == state_->self.id) {
+      state_->owners.removeFork(state_->self.id, {fork.rref, fork.fork, kNoNumber}, ended);
+    } else {
+      state_->users.removeChild(fork.fork);
+    }
+  }
+  retire(std::move(ended));
+}
+
+void RRefService::adopt(const std::vector<RRefFork>& forks, bool wait_for_owner, Adopted done) {
+  std::vector<RRefPtr> rrefs;
+  Status failure;
+  for (const auto& fork : forks) {  // all of them, whatever becomes of one
+    auto rref = adoptOne(fork);
+    if (rref.ok()) {
+      rrefs.push_back(std::move(rref).value());
+    } else if (!failure) {
+      failure = rref.error();
+    }
+  }
+  if (failure) return done(*failure);
+  if (!wait_for_owner) return done(std::move(rrefs));
+  std::make_shared<Confirmation>(std::move(rrefs), std::move(done))->start();
+}
+
+Result<RRefPtr> RRefService::adoptOne(const RRefFork& fork) {
+  if (fork.owner == state_->self.id) {
+    OwnerTable::EndedList ended;
+    auto rref = state_->owners.adopt(fork, ended);
+    retire(std::move(ended));
+    acceptChild(fork);
+    if (!rref.ok()) return rref.error();
+    return RRefPtr(std::move(rref).value());
+  }
+  auto adopted = state_->users.adopt(fork, state_->messenger.worker(fork.owner));
+  if (!adopted.ok()) return adopted.error();
+  const auto& [user, fresh] = adopted.value();
+  if (fresh) introduce(user, fork);
+  return RRefPtr(user);
+}
+
+/// Makes sure that the owner knows of a new user, then that the parent knows that it does.
+void RRefService::introduce(const std::shared_ptr<UserRRef>& user, const RRefFork& fork) {
+  if (fork.registered()) {
+    const bool lost = state_->users.lost(fork.owner);
+    return settle(user, lost ? Status(ownerLostError(*user)) : Status());
+  }
+  const ForkRequest request{fork.rref, fork.fork, fork.creation, user->numbers().registration};
+  state_->messenger.requestReliably(
+      fork.owner, message(Kind::kRRefForkRequest, encode(request)),
+      [weak = weak_from_this(), user, fork](Result<Message> reply) {
+        auto self = weak.lock();
+        if (!self) return;
+        self->settle(user, failureOf(reply));
+        self->acceptChild(fork);
+      });
+}
+
+/// A parent that is the owner keeps nothing for its child but what is in its table.
+void RRefService::acceptChild(const RRefFork& fork) {
+  if (fork.parent != fork.owner) tell(fork.parent, Kind::kRRefChildAccept, encodeChildAccept(fork.fork));
+}
+
+void RRefService::fetch(
+    const std::shared_ptr<UserRRef>& rref, Kind kind, Duration timeout, Messenger::ReplyHandler done) {
+  if (rref->deleted()) return done(deletedError(*rref, "to_here() on it"));
+  if (auto failure = rref->failure()) return done(*failure);
+  auto request = message(kind, encode(Fetch{rref->id(), rref->numbers().creation}));
+  auto fetch = std::make_shared<PendingFetch>(rref, std::move(done));
+  rref->whenConfirmed([fetch](const Status& failure) {
+    if (failure) fetch->complete(*failure);
+  });
+  state_->messenger.request(rref->owner().id, std::move(request), timeout,
+                            [fetch](Result<Message> reply) { fetch->complete(std::move(reply)); });
+}
+
+// --- the end ---
+
+bool RRefService::deleteAllUsers(Duration timeout) {
+  ThreadPool::BlockingScope blocking;
+  const auto deadline = deadlineAfter(timeout);
+  const bool idle = state_->users.waitIdle(deadline);
+  for (const auto& user : state_->users.live()) release(*user);
+  return state_->owners.waitEmpty(deadline) && idle;
+}
+
+std::vector<std::string> RRefService::destroy() {
+  state_->closed = true;
+  const Error shutdown(ErrorCode::kShutdown, "RPC has been shut down on " + state_->self.name + ".");
+  for (const auto& user : state_->users.live()) {
+    user->markDeleted();
+    if (!user->confirmed()) settle(user, shutdown);
+  }
+  state_->users.clear();
+  std::vector<std::string> leaks;
+  for (const auto& held : state_->owners.clear()) {
+    for (const auto& [fork, holder] : held.forks) {
+      const auto by = holder.worker == kNoWorker ? "nobody yet" : state_->messenger.worker(holder.worker).name;
+      leaks.push_back("Leaking RRef " + toString(held.rref->id()) + " with fork Id " + toString(fork) + ", held by " +
+                      by + ".");
+    }
+    held.rref->setError(shutdown);
+  }
+  return leaks;
+}
+
+void RRefService::onWorkerLost(const WorkerInfo& worker) {
+  state_->users.loseWorker(worker.id);
+  for (const auto& user : state_->users.live()) {
+    if (user->owner().id == worker.id) settle(user, ownerLostError(*user));
+  }
+  retire(state_->owners.loseWorker(worker.id));
+}
+
+void RRefService::release(UserRRef& rref) {
+  state_->users.remove(rref);
+  if (!rref.markDeleted() || state_->closed) return;
+  tell(rref.owner().id, Kind::kRRefUserDelete, encode(UserDelete{rref.id(), rref.forkId(), rref.numbers().registration}));
+}
+
+RRefService::DebugInfo RRefService::debugInfo() const {
+  const auto owners = state_->owners.counts();
+  const auto users = state_->users.counts();
+  return {owners.rrefs, owners.forks, users.pending_users, users.pending_children, owners.runs + users.runs};
+}
+
+// --- what the methods above share ---
+
+void RRefService::settle(const std::shared_ptr<UserRRef>& user, Status failure) {
+  user->settle(std::move(failure));
+  state_->users.settled(*user);
+}
+
+/// On the pool: a value may take long to destroy, or need a lock of its language's.
+void RRefService::retire(OwnerTable::EndedList ended) {
+  if (ended.empty()) return;
+  state_->messenger.post([ended = std::move(ended)] {
+    for (const auto& [rref, failure] : ended) {
+      if (failure) rref->setError(*failure);
+    }  // and the values go with `ended`
+  });
+}
+
+/// Whoever has lost the peer has been told so by onWorkerLost: the reply tells nothing more.
+void RRefService::tell(WorkerId to, Kind kind, std::string payload) {
+  state_->messenger.requestReliably(to, message(kind, std::move(payload)), [](const Result<Message>&) {});
+}
+
+// --- the messages that arrive ---
+
+void RRefService::serve() {
+  serve(Kind::kRRefForkRequest, &RRefService::serveForkRequest);
+  serve(Kind::kRRefChildAccept, &RRefService::serveChildAccept);
+  serve(Kind::kRRefUserDelete, &RRefService::serveUserDelete);
+  serve(Kind::kRRefFetch, &RRefService::serveFetch);
+  serve(Kind::kPythonRRefFetch, &RRefService::serveFetch);
+}
+
+void RRefService::serve(Kind kind, void (RRefService::*handler)(const Request&, const Responder&)) {
+  state_->messenger.on(
+      kind, Messenger::Where::kLoop, [weak = weak_from_this(), handler](const Request& request, const Responder& responder) {
+        auto self = weak.lock();
+        if (!self || self->state_->closed) return responder.fail(Error(ErrorCode::kShutdown, "RPC has been shut down."));
+        try {
+          (self.get()->*handler)(request, responder);
+        } catch (const Error& error) {
+          responder.fail(error);
+        }
+      });
+}
+
+void RRefService::serveForkRequest(const Request& request, const Responder& responder) {
+  if (auto refused = state_->owners.registerFork(request.from.id, decodeForkRequest(request.message.payload))) {
+    responder.fail(*refused);
+  } else {
+    responder.reply(message(Kind::kReply));
+  }
+}
+
+void RRefService::serveChildAccept(const Request& request, const Responder& responder) {
+  state_->users.removeChild(decodeChildAccept(request.message.payload));
+  responder.reply(message(Kind::kReply));
+}
+
+void RRefService::serveUserDelete(const Request& request, const Responder& responder) {
+  OwnerTable::EndedList ended;
+  state_->owners.removeFork(request.from.id, decodeUserDelete(request.message.payload), ended);
+  retire(std::move(ended));
+  responder.reply(message(Kind::kReply));
+}
+
+void RRefService::serveFetch(const Request& request, const Responder& responder) {
+  auto rref = state_->owners.find(decodeFetch(request.message.payload));
+  if (!rref.ok()) return responder.fail(rref.error());
+  rref.value()->whenReady([weak = weak_from_this(), to = request.from, responder](const Result<c10::IValue>& value) {
+    if (!value.ok()) return responder.fail(value.error());
+    if (auto self = weak.lock()) {
+      self->state_->messenger.post(
+          [self, to, responder, value = value.value()] { self->answerFetch(value, to, responder); });
+    }
+  });
+}
+
+void RRefService::answerFetch(const c10::IValue& value, const WorkerInfo& to, const Responder& responder) {
+  try {
+    responder.reply(state_->options.encode_value(value, to));
+  } catch (const Error& error) {
+    responder.fail(error);
+  }
+}
+
+}  // namespace torchrpc

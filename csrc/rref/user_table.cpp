@@ -1,0 +1,130 @@
+#include "rref/user_table.h"
+
+namespace torchrpc {
+
+UserTable::User UserTable::insert(
+    const RRefId& rref, const ForkId& fork, const WorkerInfo& owner, UserRRef::Numbers numbers) {
+  auto user = std::make_shared<UserRRef>(rref, fork, owner, numbers, service_);
+  users_[fork] = user;
+  pending_[fork] = user;
+  return user;
+}
+
+UserTable::User UserTable::create(const RRefId& rref, const ForkId& fork, const WorkerInfo& owner) {
+  MutexLock lock(mutex_);
+  const auto creation = registrations_.next(owner.id);
+  return insert(rref, fork, owner, {creation, creation});
+}
+
+Result<UserTable::Adopted> UserTable::adopt(const RRefFork& fork, const WorkerInfo& owner) {
+  MutexLock lock(mutex_);
+  if (auto known = users_.find(fork.fork); known != users_.end()) {
+    if (auto user = known->second.lock()) return Adopted{std::move(user), false};
+  }
+  auto& parent = peers_[fork.parent];
+  if (fork.delivery != kNoNumber && !parent.lost && !parent.deliveries.insert(fork.delivery)) {
+    return goneError(fork.rref, owner);
+  }
+  const auto registration = fork.registered() ? kNoNumber : registrations_.next(owner.id);
+  return Adopted{insert(fork.rref, fork.fork, owner, {fork.creation, registration}), true};
+}
+
+void UserTable::settled(const UserRRef& user) {
+  User kept;
+  MutexLock lock(mutex_);
+  auto it = pending_.find(user.forkId());
+  if (it == pending_.end() || it->second.get() != &user) return;
+  kept = std::move(it->second);
+  pending_.erase(it);
+  notifyIfIdle();
+}
+
+void UserTable::remove(const UserRRef& user) {
+  MutexLock lock(mutex_);
+  auto it = users_.find(user.forkId());
+  if (it != users_.end() && it->second.expired()) users_.erase(it);
+}
+
+void UserTable::addChild(const ForkId& child, const User& parent, WorkerId to) {
+  MutexLock lock(mutex_);
+  // One that nobody will accept, or whose parent protects nothing any more, need not wait.
+  if (peers_[to].lost || peers_[parent->owner().id].lost) return;
+  children_.emplace(child, Child{parent, to});
+}
+
+void UserTable::removeChild(const ForkId& child) {
+  User kept;
+  MutexLock lock(mutex_);
+  auto it = children_.find(child);
+  if (it == children_.end()) return;
+  kept = std::move(it->second.parent);
+  children_.erase(it);
+  notifyIfIdle();
+}
+
+uint64_t UserTable::numberDelivery(WorkerId to) {
+  MutexLock lock(mutex_);
+  return deliveries_.next(to);
+}
+
+uint64_t UserTable::numberRegistration(WorkerId owner) {
+  MutexLock lock(mutex_);
+  return registrations_.next(owner);
+}
+
+void UserTable::loseWorker(WorkerId worker) {
+  std::vector<Child> orphaned;
+  MutexLock lock(mutex_);
+  auto& peer = peers_[worker];
+  peer.lost = true;
+  peer.deliveries = {};
+  std::erase_if(children_, [&](auto& entry) {
+    auto& child = entry.second;
+    if (child.to != worker && child.parent->owner().id != worker) return false;
+    orphaned.push_back(std::move(child));
+    return true;
+  });
+  notifyIfIdle();
+}
+
+bool UserTable::lost(WorkerId worker) const {
+  MutexLock lock(mutex_);
+  auto it = peers_.find(worker);
+  return it != peers_.end() && it->second.lost;
+}
+
+std::vector<UserTable::User> UserTable::live() const {
+  std::vector<User> users;
+  MutexLock lock(mutex_);
+  for (const auto& [fork, weak] : users_) {
+    if (auto user = weak.lock()) users.push_back(std::move(user));
+  }
+  return users;
+}
+
+void UserTable::notifyIfIdle() {
+  if (pending_.empty() && children_.empty()) idle_.notify_all();
+}
+
+bool UserTable::waitIdle(TimePoint deadline) {
+  MutexLock lock(mutex_);
+  return idle_.wait_until(lock, deadline, [this] { return pending_.empty() && children_.empty(); });
+}
+
+void UserTable::clear() {
+  std::map<ForkId, User> pending;
+  std::map<ForkId, Child> children;
+  MutexLock lock(mutex_);
+  pending.swap(pending_);
+  children.swap(children_);
+  idle_.notify_all();
+}
+
+UserTable::Counts UserTable::counts() const {
+  MutexLock lock(mutex_);
+  Counts counts{pending_.size(), children_.size()};
+  for (const auto& [id, peer] : peers_) counts.runs += peer.deliveries.runs();
+  return counts;
+}
+
+}  // namespace torchrpc

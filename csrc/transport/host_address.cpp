@@ -1,0 +1,199 @@
+#include "transport/host_address.h"
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "base/error.h"
+
+namespace torchrpc {
+
+namespace {
+
+/// An IPv4 or IPv6 address, port 0.
+struct Address {
+  sockaddr_storage storage{};
+  socklen_t length = 0;
+
+  Address(const sockaddr* from, socklen_t length) : length(length) { std::memcpy(&storage, from, length); }
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
+  sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
+  int family() const { return storage.ss_family; }
+  const in6_addr& v6() const { return reinterpret_cast<const sockaddr_in6&>(storage).sin6_addr; }
+  in_addr_t v4() const { return ntohl(reinterpret_cast<const sockaddr_in&>(storage).sin_addr.s_addr); }
+
+  bool isLoopback() const {
+    return family() == AF_INET ? (v4() >> 24) == 127
+                               : IN6_IS_ADDR_LOOPBACK(&v6()) || (IN6_IS_ADDR_V4MAPPED(&v6()) && v6().s6_addr[12] == 127);
+  }
+  bool isLinkLocal() const { return family() == AF_INET ? (v4() >> 16) == 0xA9FE : IN6_IS_ADDR_LINKLOCAL(&v6()); }
+  bool isUnspecified() const { return family() == AF_INET ? v4() == INADDR_ANY : IN6_IS_ADDR_UNSPECIFIED(&v6()); }
+
+  std::string text() const {
+    char buffer[NI_MAXHOST] = {};
+    getnameinfo(get(), length, buffer, sizeof(buffer), nullptr, 0, NI_NUMERICHOST);
+    return buffer;
+  }
+};
+
+class Socket {
+ public:
+  Socket(int family, int type) : fd_(::socket(family, type | SOCK_CLOEXEC, 0)) {}
+  ~Socket() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  Socket(const Socket&) = delete;
+  Socket& operator=(const Socket&) = delete;
+  int fd() const { return fd_; }
+
+ private:
+  const int fd_;
+};
+
+/// The addresses of a name; what cannot be resolved is an error that names `option`.
+std::vector<Address> resolve(const std::string& host, const std::string& option) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* list = nullptr;
+  const int rc = getaddrinfo(host.c_str(), nullptr, &hints, &list);
+  std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(list, &freeaddrinfo);
+  std::vector<Address> found;
+  for (auto* entry = rc == 0 ? list : nullptr; entry; entry = entry->ai_next) {
+    if (entry->ai_family == AF_INET || entry->ai_family == AF_INET6) found.emplace_back(entry->ai_addr, entry->ai_addrlen);
+  }
+  if (!found.empty()) return found;
+  throw Error(ErrorCode::kInvalidArgument, option + " '" + host + "' cannot be resolved (" +
+                                               (rc == 0 ? "it has no IP address" : gai_strerror(rc)) +
+                                               "): give a name that resolves on this machine, or an IP address");
+}
+
+/// Why the address cannot be listened on here, if it cannot.
+std::optional<std::string> bindError(const Address& address) {
+  Socket socket(address.family(), SOCK_STREAM);
+  if (socket.fd() >= 0 && ::bind(socket.fd(), address.get(), address.length) == 0) return std::nullopt;
+  return std::strerror(errno);
+}
+
+/// The local address that packets to `target` would carry; nothing is sent.
+std::optional<Address> sourceTowards(Address target) {
+  // A UDP socket cannot be connected to port 0.
+  auto& port = target.family() == AF_INET ? reinterpret_cast<sockaddr_in&>(target.storage).sin_port
+                                          : reinterpret_cast<sockaddr_in6&>(target.storage).sin6_port;
+  port = htons(9);
+  Socket socket(target.family(), SOCK_DGRAM);
+  if (socket.fd() < 0 || ::connect(socket.fd(), target.get(), target.length) != 0) return std::nullopt;
+  Address source = target;
+  if (::getsockname(socket.fd(), source.get(), &source.length) != 0) return std::nullopt;
+  if (source.isLinkLocal() || source.isUnspecified()) return std::nullopt;
+  return source;
+}
+
+/// The address of the interface with the default route, loopback on a machine that has no other.
+std::string addressTowardsTheWorld() {
+  // Addresses set aside for documentation: routed like any other, owned by nobody.
+  for (const char* far : {"198.51.100.1", "2001:db8::1"}) {
+    for (const auto& target : resolve(far, "")) {
+      if (auto source = sourceTowards(target)) return source->text();
+    }
+  }
+  return "127.0.0.1";
+}
+
+std::optional<std::string> addressOfInterfaces(const std::string& names, const std::string& variable) {
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) list = nullptr;
+  std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(list, &freeifaddrs);
+  std::set<std::string> known;
+  for (size_t begin = 0; begin <= names.size();) {
+    const size_t end = std::min(names.find(',', begin), names.size());
+    const auto name = names.substr(begin, end - begin);
+    begin = end + 1;
+    for (const int family : {AF_INET, AF_INET6}) {
+      for (auto* entry = list; entry; entry = entry->ifa_next) {
+        if (!entry->ifa_addr || entry->ifa_addr->sa_family != family) continue;
+        known.insert(entry->ifa_name);
+        const Address address(entry->ifa_addr, family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
+        if (name == entry->ifa_name && !address.isLinkLocal()) return address.text();
+      }
+    }
+  }
+  std::string choices;
+  for (const auto& name : known) choices += (choices.empty() ? "" : ", ") + name;
+  throw Error(ErrorCode::kInvalidArgument, "no interface '" + names + "' with an IP address that is not link-local, which " +
+                                               variable + " names; this machine has " + choices);
+}
+
+std::optional<std::string> addressFromEnvironment() {
+  for (const char* variable : {"TORCHRPC_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"}) {
+    const char* names = std::getenv(variable);
+    if (names && *names) return addressOfInterfaces(names, variable);
+  }
+  return std::nullopt;
+}
+
+/// The first of a name's addresses that is this machine's.
+std::string addressOfHost(const std::string& host) {
+  std::string tried;
+  for (const auto& address : resolve(host, "host")) {
+    if (address.isUnspecified()) {
+      throw Error(ErrorCode::kInvalidArgument, "host '" + host + "' is no address that peers can reach: give the "
+                                               "address of one interface, or leave it empty");
+    }
+    const auto error = address.isLinkLocal() ? std::string("link-local addresses are not supported") : bindError(address);
+    if (!error) return address.text();
+    tried += (tried.empty() ? "" : "; ") + address.text() + ": " + *error;
+  }
+  throw Error(ErrorCode::kInvalidArgument, "host '" + host + "' is not an address of this machine (" + tried +
+                                               "): give one that is, or leave it empty");
+}
+
+bool isNumeric(const std::string& host) {
+  in6_addr ignored;
+  return inet_pton(AF_INET, host.c_str(), &ignored) == 1 || inet_pton(AF_INET6, host.c_str(), &ignored) == 1;
+}
+
+std::string addressTowards(const std::string& rendezvous_host) {
+  const auto targets = resolve(rendezvous_host, "the rendezvous host");
+  // Many machines give their own name a loopback address. Peers elsewhere know that name too: it does not mean
+  // "this machine only", as a literal loopback address does.
+  const bool local_only = isNumeric(rendezvous_host) || rendezvous_host == "localhost";
+  for (const auto& target : targets) {
+    if (target.isLoopback() && !local_only) return addressTowardsTheWorld();
+    if (target.isLoopback() && !bindError(target)) return target.text();
+    if (auto source = target.isLoopback() ? std::nullopt : sourceTowards(target)) return source->text();
+  }
+  throw Error(ErrorCode::kInvalidArgument, "no interface of this machine leads to the rendezvous host '" + rendezvous_host +
+                                               "' (" + targets.front().text() +
+                                               "): set TORCHRPC_SOCKET_IFNAME to the interface to use");
+}
+
+}  // namespace
+
+std::string chooseHostAddress(const HostChoice& choice) {
+  if (!choice.host.empty()) return addressOfHost(choice.host);
+  if (auto address = addressFromEnvironment()) return *address;
+  return choice.rendezvous_host.empty() ? addressTowardsTheWorld() : addressTowards(choice.rendezvous_host);
+}
+
+void checkCanListen(const std::string& address) {
+  for (const auto& resolved : resolve(address, "address")) {
+    if (auto error = bindError(resolved)) {
+      throw Error(ErrorCode::kRendezvous, "cannot listen on " + address + ": " + *error);
+    }
+  }
+}
+
+std::string bracketed(const std::string& address) {
+  return address.find(':') == std::string::npos ? address : "[" + address + "]";
+}
+
+}  // namespace torchrpc

@@ -1,0 +1,27 @@
+#pragma once
+
+// Which address a node listens on. Stands apart from TensorPipe: any transport over IP needs it.
+
+#include <string>
+
+namespace torchrpc {
+
+struct HostChoice {
+  std::string host;             ///< a name or an address given by the user; may be empty
+  std::string rendezvous_host;  ///< where the group meets; may be empty
+};
+
+/// A numeric address of this machine. In this order: `host`; that of the interface named by TORCHRPC_SOCKET_IFNAME,
+/// TP_SOCKET_IFNAME or GLOO_SOCKET_IFNAME (the first that is set; names separated by commas, the first that has an
+/// address); loopback if `rendezvous_host` is "localhost" or a loopback address; that of the interface which leads
+/// there, or which leads out. Never a link-local one, never loopback because something could not be resolved.
+/// Throws Error(kInvalidArgument) naming the option or variable.
+std::string chooseHostAddress(const HostChoice& choice);
+
+/// Throws Error(kRendezvous) unless this machine can listen on the numeric address.
+void checkCanListen(const std::string& address);
+
+/// "10.0.0.1:80", "[fd00::2]:80"; without a port: "10.0.0.1", "[fd00::2]".
+std::string bracketed(const std::string& address);
+
+}  // namespace torchrpc

@@ -1,0 +1,37 @@
+// What a message can do apart from becoming a frame (frame.cpp): its headers, and errors as messages.
+
+#include "wire/message.h"
+
+#include "wire/codec.h"
+
+namespace torchrpc {
+
+const std::string* Message::header(HeaderKind kind) const {
+  for (const auto& header : headers) {
+    if (header.kind == kind) return &header.bytes;
+  }
+  return nullptr;
+}
+
+Message encodeError(const Error& error) {
+  Message message{.kind = Kind::kError};
+  Writer out(message.payload);
+  out.put(error.code());
+  out.putString(error.text());
+  out.putString(error.worker());
+  out.putString(error.detail());
+  return message;
+}
+
+Error decodeError(const Message& message) {
+  Reader in(message.payload);
+  auto code = in.get<ErrorCode>();
+  if (name(code) == name(ErrorCode::kUnknown)) code = ErrorCode::kUnknown;  // also a newer peer's codes
+  std::string text(in.getString());
+  std::string worker(in.getString());
+  std::string detail(in.getString());
+  in.expectEnd();
+  return Error(code, std::move(text), std::move(worker), std::move(detail));
+}
+
+}  // namespace torchrpc

@@ -1,0 +1,355 @@
+// IValues as bytes and back. Decoding is led by the type that is wanted, if there is one. No state, any thread.
+
+#include "wire/value_codec.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <unordered_map>
+#include <utility>
+
+namespace torchrpc {
+
+namespace {
+
+using c10::IValue;
+using c10::TypeKind;
+using c10::TypePtr;
+
+class Encoder {
+ public:
+  Encoder(Writer& out, std::vector<at::Tensor>& tensors, const Limits& limits)
+      : out_(out), tensors_(tensors), limits_(limits) {}
+
+  void encode(const IValue& value, uint32_t depth = 0) {
+    if (depth > limits_.depth) {
+      throw Error(
+          ErrorCode::kSerialization,
+          "cannot send a value of more than " + std::to_string(limits_.depth) + " containers inside each other");
+    }
+    if (value.isNone()) {
+      out_.put(ValueTag::kNone);
+    } else if (value.isTensor()) {
+      out_.put(ValueTag::kTensor);
+      out_.put(indexOf(value.toTensor()));
+    } else if (value.isBool()) {
+      out_.put(value.toBool() ? ValueTag::kTrue : ValueTag::kFalse);
+    } else if (value.isInt()) {
+      out_.put(ValueTag::kInt);
+      out_.put<int64_t>(value.toInt());
+    } else if (value.isDouble()) {
+      out_.put(ValueTag::kDouble);
+      out_.put<double>(value.toDouble());
+    } else if (value.isComplexDouble()) {
+      const auto number = value.toComplexDouble();
+      out_.put(ValueTag::kComplex);
+      out_.put<double>(number.real());
+      out_.put<double>(number.imag());
+    } else if (value.isString()) {
+      out_.put(ValueTag::kString);
+      out_.putString(value.toStringView());
+    } else if (value.isDevice()) {
+      out_.put(ValueTag::kDevice);
+      out_.putString(value.toDevice().str());
+    } else if (value.isList()) {
+      encodeAll(ValueTag::kList, value.toListRef(), depth);
+    } else if (value.isTuple()) {
+      encodeAll(ValueTag::kTuple, value.toTupleRef().elements(), depth);
+    } else if (value.isGenericDict()) {
+      encodeDict(value.toGenericDict(), depth);
+    } else {
+      throw Error(ErrorCode::kSerialization, "cannot send a value of type " + value.tagKind() + " as plain data");
+    }
+  }
+
+ private:
+  void start(ValueTag tag, size_t count) {
+    if (count > UINT32_MAX) throw Error(ErrorCode::kSerialization, "cannot send a container of 2^32 values or more");
+    out_.put(tag);
+    out_.put(static_cast<uint32_t>(count));
+  }
+
+  template <typename Values>
+  void encodeAll(ValueTag tag, const Values& values, uint32_t depth) {
+    start(tag, values.size());
+    for (const IValue& value : values) encode(value, depth + 1);
+  }
+
+  void encodeDict(const c10::impl::GenericDict& dict, uint32_t depth) {
+    start(ValueTag::kDict, dict.size());
+    for (const auto& entry : dict) {
+      encode(entry.key(), depth + 1);
+      encode(entry.value(), depth + 1);
+    }
+  }
+
+  uint32_t indexOf(const at::Tensor& tensor) {
+    if (tensors_.size() < kFew) {
+      const auto found = std::find_if(
+          tensors_.begin(), tensors_.end(), [&](const at::Tensor& known) { return known.is_same(tensor); });
+      const auto index = static_cast<uint32_t>(found - tensors_.begin());
+      if (found == tensors_.end()) tensors_.push_back(tensor);
+      return index;
+    }
+    for (; indexed_ < tensors_.size(); ++indexed_) {
+      indices_.emplace(tensors_[indexed_].unsafeGetTensorImpl(), static_cast<uint32_t>(indexed_));
+    }
+    const auto [found, is_new] = indices_.emplace(tensor.unsafeGetTensorImpl(), static_cast<uint32_t>(indexed_));
+    if (is_new) {
+      tensors_.push_back(tensor);
+      ++indexed_;
+    }
+    return found->second;
+  }
+
+  static constexpr size_t kFew = 16;  // tensors that are looked through; more are looked up
+
+  Writer& out_;
+  std::vector<at::Tensor>& tensors_;
+  const Limits& limits_;
+  std::unordered_map<const c10::TensorImpl*, uint32_t> indices_;  // of the first indexed_ of tensors_
+  size_t indexed_ = 0;
+};
+
+[[noreturn]] void malformed(const char* what) {
+  throw Error(ErrorCode::kProtocol, std::string("malformed value: ") + what);
+}
+
+const char* describe(ValueTag tag) {
+  switch (tag) {
+    case ValueTag::kNone: return "None";
+    case ValueTag::kFalse:
+    case ValueTag::kTrue: return "a bool";
+    case ValueTag::kInt: return "an int";
+    case ValueTag::kDouble: return "a float";
+    case ValueTag::kComplex: return "a complex";
+    case ValueTag::kString: return "a str";
+    case ValueTag::kBytes: return "bytes";
+    case ValueTag::kTensor: return "a tensor";
+    case ValueTag::kList: return "a list";
+    case ValueTag::kTuple: return "a tuple";
+    case ValueTag::kDict: return "a dict";
+    case ValueTag::kDevice: return "a device";
+    case ValueTag::kDtype: return "a dtype";
+    case ValueTag::kRRef: return "an RRef";
+  }
+  malformed("unknown tag");
+}
+
+class Decoder {
+ public:
+  Decoder(Reader& in, const std::vector<at::Tensor>& tensors, const Limits& limits)
+      : in_(in), tensors_(tensors), limits_(limits) {}
+
+  IValue decode(const TypePtr& type, uint32_t depth = 0) {
+    if (depth > limits_.depth) malformed("more containers inside each other than the limit allows");
+    const auto tag = in_.get<ValueTag>();
+    if (!type) return any(tag, depth);
+    return typed(tag, *type, depth);
+  }
+
+ private:
+  // What to do about the value that `tag` begins, wanted as `type`.
+  IValue typed(ValueTag tag, const c10::Type& type, uint32_t depth) {
+    switch (type.kind()) {
+      case TypeKind::AnyType: return any(tag, depth);
+      case TypeKind::OptionalType:
+        if (tag == ValueTag::kNone) return {};
+        return typed(tag, *type.expectRef<c10::OptionalType>().getElementType(), depth);
+      case TypeKind::NoneType: return scalar(tag, type, tag == ValueTag::kNone);
+      case TypeKind::TensorType: return scalar(tag, type, tag == ValueTag::kTensor);
+      case TypeKind::BoolType: return scalar(tag, type, isBool(tag));
+      case TypeKind::IntType:
+      case TypeKind::SymIntType:
+      case TypeKind::ScalarTypeType:
+      case TypeKind::LayoutType:
+      case TypeKind::MemoryFormatType: return scalar(tag, type, tag == ValueTag::kInt || tag == ValueTag::kDtype);
+      case TypeKind::FloatType: return real(tag, type);
+      case TypeKind::ComplexType: return complex(tag, type);
+      case TypeKind::NumberType:
+        return scalar(tag, type, isReal(tag) || isBool(tag) || tag == ValueTag::kComplex);
+      case TypeKind::StringType: return scalar(tag, type, tag == ValueTag::kString);
+      case TypeKind::DeviceObjType: return device(tag, type);
+      case TypeKind::ListType: return list(tag, type.expectRef<c10::ListType>(), depth);
+      case TypeKind::TupleType: return tuple(tag, type.expectRef<c10::TupleType>(), depth);
+      case TypeKind::DictType: return dict(tag, type.expectRef<c10::DictType>(), depth);
+      default: misfit(tag, type);  // generators, streams, objects: nothing plain is one
+    }
+  }
+
+  [[noreturn]] static void misfit(ValueTag tag, const c10::Type& type) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "expected a value of type " + type.annotation_str() + " but got " + std::string(describe(tag)));
+  }
+  static bool isBool(ValueTag tag) { return tag == ValueTag::kFalse || tag == ValueTag::kTrue; }
+  static bool isReal(ValueTag tag) { return tag == ValueTag::kInt || tag == ValueTag::kDouble; }
+  static bool isSequence(ValueTag tag) { return tag == ValueTag::kList || tag == ValueTag::kTuple; }
+
+  IValue scalar(ValueTag tag, const c10::Type& type, bool fits) {
+    if (!fits) misfit(tag, type);
+    return any(tag, 0);
+  }
+  IValue real(ValueTag tag, const c10::Type& type) {
+    IValue number = scalar(tag, type, isReal(tag));
+    return number.isInt() ? IValue(static_cast<double>(number.toInt())) : number;
+  }
+  IValue complex(ValueTag tag, const c10::Type& type) {
+    if (tag == ValueTag::kComplex) return any(tag, 0);
+    return c10::complex<double>(real(tag, type).toDouble(), 0);
+  }
+  IValue device(ValueTag tag, const c10::Type& type) {
+    if (tag != ValueTag::kDevice && tag != ValueTag::kString) misfit(tag, type);
+    // A name will do; a wrong one is then the caller's mistake.
+    return getDevice(tag == ValueTag::kString ? ErrorCode::kInvalidArgument : ErrorCode::kProtocol);
+  }
+
+  IValue list(ValueTag tag, const c10::ListType& type, uint32_t depth) {
+    if (!isSequence(tag)) misfit(tag, type);
+    auto element = type.getElementType();
+    auto values = getValues(getCount(1), depth, [&](uint32_t) { return element; });
+    // Kernels take int[] for SymInt[].
+    return makeList(element->kind() == TypeKind::SymIntType ? c10::IntType::get() : element, std::move(values));
+  }
+
+  IValue tuple(ValueTag tag, const c10::TupleType& type, uint32_t depth) {
+    if (!isSequence(tag)) misfit(tag, type);
+    const uint32_t count = getCount(1);
+    const auto elements = type.elements();
+    if (count != elements.size()) {
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          "expected a value of type " + type.annotation_str() + " but got " + std::to_string(count) + " values");
+    }
+    return c10::ivalue::Tuple::create(getValues(count, depth, [&](uint32_t i) { return elements[i]; }));
+  }
+
+  IValue dict(ValueTag tag, const c10::DictType& type, uint32_t depth) {
+    if (tag != ValueTag::kDict) misfit(tag, type);
+    return getDict(type.getKeyType(), type.getValueType(), depth);
+  }
+
+  // The value that `tag` begins, as it is.
+  IValue any(ValueTag tag, uint32_t depth) {
+    switch (tag) {
+      case ValueTag::kNone: return {};
+      case ValueTag::kFalse: return false;
+      case ValueTag::kTrue: return true;
+      case ValueTag::kInt: return in_.get<int64_t>();
+      case ValueTag::kDouble: return in_.get<double>();
+      case ValueTag::kComplex: {
+        const auto real = in_.get<double>();
+        return c10::complex<double>(real, in_.get<double>());
+      }
+      case ValueTag::kString:
+      case ValueTag::kBytes: return std::string(in_.getString());
+      case ValueTag::kTensor: return getTensor();
+      case ValueTag::kList: {
+        auto values = getValues(getCount(1), depth);
+        const auto element = commonType(values);
+        return makeList(element, std::move(values));
+      }
+      case ValueTag::kTuple: return c10::ivalue::Tuple::create(getValues(getCount(1), depth));
+      case ValueTag::kDict: return getDict(nullptr, nullptr, depth);
+      case ValueTag::kDevice: return getDevice(ErrorCode::kProtocol);
+      case ValueTag::kDtype: return getDtype();
+      case ValueTag::kRRef:
+        in_.get<uint32_t>();
+        throw Error(ErrorCode::kInvalidArgument, "a builtin or native function cannot take an RRef: send its value");
+    }
+    malformed("unknown tag");
+  }
+
+  // Each element takes at least `least` bytes: what a lying count can reserve is bounded by the bytes there are.
+  uint32_t getCount(size_t least) {
+    const auto count = in_.get<uint32_t>();
+    if (count > in_.remaining() / least) malformed("it ends before its contents do");
+    return count;
+  }
+
+  template <typename TypeOf>
+  std::vector<IValue> getValues(uint32_t count, uint32_t depth, TypeOf type_of) {
+    std::vector<IValue> values;
+    values.reserve(count);
+    for (uint32_t i = 0; i < count; ++i) values.push_back(decode(type_of(i), depth + 1));
+    return values;
+  }
+  std::vector<IValue> getValues(uint32_t count, uint32_t depth) {
+    return getValues(count, depth, [](uint32_t) { return TypePtr(); });
+  }
+
+  static IValue makeList(const TypePtr& element, std::vector<IValue> values) {
+    c10::impl::GenericList list(element);
+    list.reserve(values.size());
+    for (auto& value : values) list.push_back(std::move(value));
+    return list;
+  }
+
+  static TypePtr commonType(const std::vector<IValue>& values) {
+    const auto all = [&](bool (IValue::*is)() const) {
+      return std::all_of(values.begin(), values.end(), [&](const IValue& value) { return (value.*is)(); });
+    };
+    if (values.empty()) return c10::AnyType::get();
+    if (all(&IValue::isTensor)) return c10::TensorType::get();
+    if (all(&IValue::isInt)) return c10::IntType::get();
+    if (all(&IValue::isDouble)) return c10::FloatType::get();
+    if (all(&IValue::isBool)) return c10::BoolType::get();
+    return c10::AnyType::get();
+  }
+
+  IValue getDict(const TypePtr& key_type, const TypePtr& value_type, uint32_t depth) {
+    const TypePtr any_type = c10::AnyType::get();
+    c10::impl::GenericDict dict(key_type ? key_type : any_type, value_type ? value_type : any_type);
+    const uint32_t count = getCount(2);
+    dict.reserve(count);
+    for (uint32_t i = 0; i < count; ++i) {
+      auto key = decode(key_type, depth + 1);
+      if (!canBeKey(key)) malformed("a dict's key that cannot be one");
+      auto value = decode(value_type, depth + 1);
+      if (!dict.insert(std::move(key), std::move(value)).second) malformed("a dict's key that comes twice");
+    }
+    return dict;
+  }
+  static bool canBeKey(const IValue& key) {
+    return key.isInt() || key.isString() || key.isDouble() || key.isBool() || key.isComplexDouble() ||
+        key.isTensor() || key.isDevice();
+  }
+
+  at::Tensor getTensor() {
+    const auto index = in_.get<uint32_t>();
+    if (index >= tensors_.size()) malformed("it refers to a tensor that is not there");
+    return tensors_[index];
+  }
+
+  at::Device getDevice(ErrorCode if_wrong) {
+    const std::string text(in_.getString());
+    try {
+      return at::Device(text);
+    } catch (const std::exception&) {
+      throw Error(if_wrong, "there is no device named '" + text.substr(0, 100) + "'");
+    }
+  }
+
+  int64_t getDtype() {
+    const auto number = in_.get<uint8_t>();
+    if (number >= static_cast<uint8_t>(at::ScalarType::Undefined)) malformed("unknown dtype");
+    return number;
+  }
+
+  Reader& in_;
+  const std::vector<at::Tensor>& tensors_;
+  const Limits& limits_;
+};
+
+}  // namespace
+
+void encodeValue(const IValue& value, Writer& out, std::vector<at::Tensor>& tensors, const Limits& limits) {
+  Encoder(out, tensors, limits).encode(value);
+}
+
+IValue decodeValue(
+    Reader& in, const std::vector<at::Tensor>& tensors, const TypePtr& type, const Limits& limits) {
+  return Decoder(in, tensors, limits).decode(type);
+}
+
+}  // namespace torchrpc

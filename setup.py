@@ -1,0 +1,60 @@
+"""Builds the wheel and the editable install with the one CMake build; all else is in pyproject.toml.
+
+Environment: TORCHRPC_BUILD_DIR (default: build/pip), TORCHRPC_CMAKE_ARGS (more arguments for the configuring; they
+win over the ones here), CMAKE_BUILD_PARALLEL_LEVEL.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).parent.resolve()
+
+
+def version() -> str:
+    found = re.search(r"^project\(torchrpc VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text(), re.MULTILINE)
+    assert found, "CMakeLists.txt names no version"
+    return found.group(1)
+
+
+def require_torch() -> None:
+    """Says what to do where torch is missing: most often pip has hidden it in a build environment of its own."""
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise SystemExit(
+            f"torchrpc is built against the torch that is installed, and {sys.executable} has none ({error}).\n"
+            "Run: pip install torch==2.13.0 setuptools cmake ninja && pip install --no-build-isolation torchrpc\n"
+            "(for a source tree: pip install --no-build-isolation .)"
+        ) from error
+
+
+class CMakeBuild(build_ext):
+    """Builds with CMake and installs into the package: the source tree's for an editable install."""
+
+    def run(self) -> None:
+        require_torch()
+        in_place = self.inplace or self.editable_mode
+        package = (ROOT / "python" if in_place else Path(self.build_lib).resolve()) / "torchrpc"
+        build = ROOT / os.environ.get("TORCHRPC_BUILD_DIR", "build/pip")
+        options = {
+            "CMAKE_BUILD_TYPE": "Release",
+            "Python_EXECUTABLE": sys.executable,
+            "TORCHRPC_BUILD_TESTS": "OFF",
+            "TORCHRPC_BUILD_BENCHMARKS": "OFF",
+        }
+        defines = [f"-D{name}={value}" for name, value in options.items()]
+        more = shlex.split(os.environ.get("TORCHRPC_CMAKE_ARGS", ""))
+        subprocess.run(["cmake", "-S", ROOT, "-B", build, "-G", "Ninja", *defines, *more], check=True)
+        subprocess.run(["cmake", "--build", build, "--target", "torchrpc_package"], check=True)
+        for component in ("core", "python"):
+            subprocess.run(["cmake", "--install", build, "--prefix", package, "--component", component], check=True)
+
+
+setup(version=version(), ext_modules=[Extension("torchrpc._C", [])], cmdclass={"build_ext": CMakeBuild})

@@ -1,0 +1,349 @@
+// The agent over loopback: requests, replies, errors, time-outs, losses, the end.
+
+#include <ATen/ATen.h>
+#include <catch2/catch.hpp>
+
+#include <latch>
+#include <thread>
+
+#include "agent/loopback_group.h"
+
+using namespace torchrpc;
+using namespace torchrpc::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr auto kCall = Kind::kNativeCall;
+
+void echo(Request request, const Responder& responder) {
+  request.message.kind = Kind::kReply;
+  responder.reply(std::move(request.message));
+}
+
+/// Holds requests until the test lets them go.
+struct Holding {
+  Mutex mutex;
+  std::vector<Responder> held;
+  std::latch arrived;
+  explicit Holding(int expected) : arrived(expected) {}
+
+  Messenger::RequestHandler handler() {
+    return [this](const Request&, Responder responder) {
+      {
+        MutexLock lock(mutex);
+        held.push_back(std::move(responder));
+      }
+      arrived.count_down();
+    };
+  }
+  std::vector<Responder> takeAll() {
+    MutexLock lock(mutex);
+    return std::exchange(held, {});
+  }
+};
+
+Error errorOf(Pending& pending) {
+  auto result = pending.get();
+  REQUIRE_FALSE(result.ok());
+  return result.error();
+}
+
+}  // namespace
+
+TEST_CASE("a request is answered by the handler of its kind") {
+  const auto where = GENERATE(Messenger::Where::kLoop, Messenger::Where::kPool);
+  LoopbackGroup group({});
+  WorkerInfo caller;
+  group[1].on(kCall, where, [&](Request request, const Responder& responder) {
+    caller = request.from;
+    echo(std::move(request), responder);
+  });
+  group.start();
+  Pending pending;
+  auto request = message(kCall, "hello");
+  request.tensors = {at::arange(6).reshape({2, 3})};
+  group[0].request(1, request, 10s, pending.handler());
+  const auto reply = pending.get().take();
+  CHECK(reply.payload == "hello");
+  CHECK(reply.tensors.at(0).equal(request.tensors[0]));
+  CHECK(caller == group[0].self());
+}
+
+TEST_CASE("a call to oneself is served with copies of its tensors") {
+  LoopbackGroup group({.size = 1});
+  at::Tensor seen;
+  group[0].on(kCall, Messenger::Where::kPool, [&](Request request, const Responder& responder) {
+    seen = request.message.tensors.at(0);
+    seen.fill_(7);
+    echo(std::move(request), responder);
+  });
+  group.start();
+  const auto mine = at::zeros({3});
+  auto request = message(kCall);
+  request.tensors = {mine};
+  Pending pending;
+  group[0].request(0, request, 10s, pending.handler());
+  const auto reply = pending.get().take();
+  CHECK(mine.equal(at::zeros({3})));
+  CHECK(reply.tensors.at(0).equal(seen));
+  CHECK(reply.tensors.at(0).data_ptr() != seen.data_ptr());
+}
+
+TEST_CASE("what a handler throws reaches the caller with its code") {
+  LoopbackGroup group({});
+  group[1].on(kCall, Messenger::Where::kPool, [](const Request&, const Responder&) {
+    throw Error(ErrorCode::kNoSuchFunction, "no such thing", "worker1", "detail");
+  });
+  group[1].on(Kind::kNativeRemote, Messenger::Where::kPool, [](const Request&, const Responder&) {
+    throw std::runtime_error("plain");
+  });
+  group.start();
+  Pending own, plain;
+  group[0].request(1, message(kCall), 10s, own.handler());
+  group[0].request(1, message(Kind::kNativeRemote), 10s, plain.handler());
+  const auto error = errorOf(own);
+  CHECK(error.code() == ErrorCode::kNoSuchFunction);
+  CHECK(error.text() == "no such thing");
+  CHECK(error.worker() == "worker1");
+  CHECK(error.detail() == "detail");
+  CHECK(errorOf(plain).text() == "plain");
+}
+
+TEST_CASE("a request that its handler drops is answered with an error") {
+  LoopbackGroup group({});
+  group[1].on(kCall, Messenger::Where::kPool, [](const Request&, const Responder&) {});
+  group.start();
+  Pending pending;
+  group[0].request(1, message(kCall), 10s, pending.handler());
+  CHECK_THAT(errorOf(pending).text(), Catch::Contains("without an answer"));
+}
+
+TEST_CASE("a kind that nobody serves is an error that names the worker and the kind") {
+  LoopbackGroup group({});
+  group.start();
+  Pending pending;
+  group[0].request(1, message(kCall), 10s, pending.handler());
+  const auto error = errorOf(pending);
+  CHECK(error.code() == ErrorCode::kProtocol);
+  CHECK_THAT(error.text(), Catch::Contains("worker1") && Catch::Contains("NATIVE_CALL"));
+}
+
+TEST_CASE("a call that is not answered in time fails, naming the worker, and its late reply completes nothing") {
+  auto timer = std::make_shared<ManualTimer>();
+  LoopbackGroup group({.timer = timer});
+  Holding holding(2);
+  group[1].on(kCall, Messenger::Where::kPool, holding.handler());
+  group.start();
+  Pending brief, patient;
+  group[0].request(1, message(kCall), 500ms, brief.handler());
+  group[0].request(1, message(kCall), 0s, patient.handler());
+  holding.arrived.wait();
+
+  timer->advance(499ms);
+  CHECK_FALSE(brief.done());
+  timer->advance(1ms);
+  const auto error = errorOf(brief);
+  CHECK(error.code() == ErrorCode::kTimeout);
+  CHECK(error.worker() == "worker1");
+  CHECK_THAT(error.text(), Catch::StartsWith("RPC ran for more than set timeout (500 ms)") && Catch::Contains("worker1"));
+
+  timer->advance(24h);
+  CHECK_FALSE(patient.done());
+  for (auto& responder : holding.takeAll()) responder.reply(message(Kind::kReply));
+  CHECK(patient.get().ok());
+  REQUIRE(group[0].waitIdle(20s));
+  CHECK(brief.completions() == 1);
+  CHECK(group[0].metrics().at("agent.late_replies") == "1");
+}
+
+TEST_CASE("time-outs are kept in the order of their deadlines, not of the calls") {
+  auto timer = std::make_shared<ManualTimer>();
+  LoopbackGroup group({.timer = timer});
+  Holding holding(3);
+  group[1].on(kCall, Messenger::Where::kPool, holding.handler());
+  group.start();
+  Pending last, first, middle;
+  group[0].request(1, message(kCall), 30s, last.handler());
+  group[0].request(1, message(kCall), 10s, first.handler());
+  group[0].request(1, message(kCall), 20s, middle.handler());
+  holding.arrived.wait();
+  timer->advance(10s);
+  CHECK((first.done() && !middle.done() && !last.done()));
+  timer->advance(10s);
+  CHECK((middle.done() && !last.done()));
+  timer->advance(10s);
+  CHECK(last.done());
+}
+
+TEST_CASE("the loss of a worker ends the calls to it, by name, and no others") {
+  LoopbackGroup group({.size = 3});
+  Holding holding(2);
+  group[1].on(kCall, Messenger::Where::kPool, holding.handler());
+  group[2].on(kCall, Messenger::Where::kPool, holding.handler());
+  std::promise<WorkerInfo> lost;
+  group[0].onWorkerLost([&](const WorkerInfo& worker) { lost.set_value(worker); });
+  group.start();
+  Pending doomed, safe;
+  group[0].request(1, message(kCall), 0s, doomed.handler());
+  group[0].request(2, message(kCall), 0s, safe.handler());
+  holding.arrived.wait();
+  group[1].close();
+  const auto error = errorOf(doomed);
+  CHECK(error.code() == ErrorCode::kWorkerLost);
+  CHECK(error.worker() == "worker1");
+  CHECK_THAT(error.text(), Catch::Contains("WorkerInfo(id=1, name=worker1)"));
+  CHECK(lost.get_future().get().name == "worker1");
+  CHECK_FALSE(safe.done());
+  for (auto& responder : holding.takeAll()) responder.reply(message(Kind::kReply));
+  CHECK(safe.get().ok());
+}
+
+TEST_CASE("a call to a worker that the group does not have fails at once") {
+  LoopbackGroup group({});
+  group.start();
+  Pending pending;
+  group[0].request(7, message(kCall), 0s, pending.handler());
+  REQUIRE(pending.done());
+  const auto error = errorOf(pending);
+  CHECK(error.code() == ErrorCode::kUnknownWorker);
+  CHECK_THAT(error.text(), Catch::Contains("worker 7"));
+}
+
+TEST_CASE("a message that cannot be sent fails its call and leaves the connection usable") {
+  Limits limits;
+  limits.head_bytes = 1 << 16;
+  LoopbackGroup group({.limits = limits});
+  group[1].on(kCall, Messenger::Where::kPool, echo);
+  group.start();
+  Pending large, small;
+  group[0].request(1, message(kCall, std::string(1 << 17, 'x')), 10s, large.handler());
+  CHECK(errorOf(large).code() == ErrorCode::kFrameTooLarge);
+  group[0].request(1, message(kCall, "x"), 10s, small.handler());
+  CHECK(small.get().ok());
+}
+
+TEST_CASE("a reply that cannot be sent becomes an error reply") {
+  Limits limits;
+  limits.head_bytes = 1 << 16;
+  LoopbackGroup group({.limits = limits});
+  group[1].on(kCall, Messenger::Where::kPool, [](const Request&, const Responder& responder) {
+    responder.reply(message(Kind::kReply, std::string(1 << 17, 'x')));
+  });
+  group.start();
+  Pending pending;
+  group[0].request(1, message(kCall), 10s, pending.handler());
+  CHECK(errorOf(pending).code() == ErrorCode::kFrameTooLarge);
+}
+
+TEST_CASE("closing fails what is under way, once each, and what is asked for afterwards") {
+  LoopbackGroup group({});
+  Holding holding(1);
+  group[1].on(kCall, Messenger::Where::kPool, holding.handler());
+  group.start();
+  Pending before, after;
+  group[0].request(1, message(kCall), 0s, before.handler());
+  holding.arrived.wait();
+  group[0].close();
+  CHECK(errorOf(before).code() == ErrorCode::kShutdown);
+  group[0].request(1, message(kCall), 0s, after.handler());
+  CHECK(errorOf(after).code() == ErrorCode::kShutdown);
+  CHECK(before.completions() == 1);
+}
+
+TEST_CASE("a reliable request is tried again until it is answered") {
+  std::atomic<int> sends{0};
+  auto policy = [&](const FrameInfo& frame, const std::string&) -> Fault {
+    if (frame.kind == Kind::kRRefUserDelete && sends++ < 3) return {Fault::Action::kFail};
+    return {};
+  };
+  LoopbackGroup group({.faults = policy});
+  group[1].on(Kind::kRRefUserDelete, Messenger::Where::kLoop, echo);
+  group.start();
+  Pending pending;
+  group[0].requestReliably(1, message(Kind::kRRefUserDelete), pending.handler());
+  CHECK(pending.get().ok());
+  CHECK(sends == 4);
+}
+
+TEST_CASE("a reliable request to a worker that is gone ends with its loss") {
+  LoopbackGroup group({});
+  group[1].on(Kind::kRRefUserDelete, Messenger::Where::kLoop, echo);
+  group.start();
+  group[1].close();
+  Pending pending;
+  group[0].requestReliably(1, message(Kind::kRRefUserDelete), pending.handler());
+  CHECK(errorOf(pending).code() == ErrorCode::kWorkerLost);
+}
+
+TEST_CASE("a reliable request is answered by a shutdown between two attempts") {
+  auto timer = std::make_shared<ManualTimer>();
+  auto policy = [](const FrameInfo& frame, const std::string&) -> Fault {
+    return {frame.kind == Kind::kRRefUserDelete ? Fault::Action::kFail : Fault::Action::kDeliver};
+  };
+  LoopbackGroup group({.timer = timer, .faults = policy});
+  group.start();
+  Pending pending;
+  group[0].requestReliably(1, message(Kind::kRRefUserDelete), pending.handler());
+  while (timer->pending() == 0) std::this_thread::yield();
+  CHECK_FALSE(pending.done());
+  group[0].close();
+  CHECK(errorOf(pending).code() == ErrorCode::kShutdown);
+}
+
+namespace {
+
+/// A peer that speaks to an agent's transport directly.
+struct Stranger : ConnectionHandler {
+  std::promise<Error> closed;
+  void onFrame(Frame) override {}
+  void onClosed(const Error& reason) override { closed.set_value(reason); }
+};
+
+}  // namespace
+
+TEST_CASE("a connection that does not begin with HELLO is refused") {
+  LoopbackGroup group({});
+  std::atomic<bool> served{false};
+  group[1].on(kCall, Messenger::Where::kLoop, [&](Request request, const Responder& responder) {
+    served = true;
+    echo(std::move(request), responder);
+  });
+  group.start();
+  const auto frame = GENERATE(
+      encodeFrame(message(kCall)), encodeFrame(message(Kind::kHello, "nonsense")), Frame{.head = "garbage"},
+      Frame{.head = ""});
+  auto transport = makeLoopbackTransport(group.network());
+  auto stranger = std::make_shared<Stranger>();
+  auto connection = transport->connect(group.address(1), "worker1", stranger);
+  connection->send(frame, [](const Status&) {});
+  CHECK(stranger->closed.get_future().wait_for(20s) == std::future_status::ready);
+  CHECK_FALSE(served);
+  Pending pending;
+  group[0].request(1, message(kCall), 10s, pending.handler());
+  CHECK(pending.get().ok());
+}
+
+TEST_CASE("many threads on several agents call each other") {
+  constexpr int kAgents = 4, kThreads = 3, kCalls = 200;
+  LoopbackGroup group({.size = kAgents});
+  for (int id = 0; id < kAgents; ++id) group[id].on(kCall, Messenger::Where::kPool, echo);
+  group.start();
+  std::atomic<int> right{0};
+  std::vector<std::thread> threads;
+  for (int from = 0; from < kAgents; ++from) {
+    for (int t = 0; t < kThreads; ++t) {
+      threads.emplace_back([&, from, t] {
+        for (int i = 0; i < kCalls; ++i) {
+          Pending pending;
+          const auto text = std::to_string(from * 1000000 + t * 10000 + i);
+          group[from].request((from + i) % kAgents, message(kCall, text), 20s, pending.handler());
+          if (pending.get().take().payload == text) ++right;
+        }
+      });
+    }
+  }
+  for (auto& thread : threads) thread.join();
+  CHECK(right == kAgents * kThreads * kCalls);
+  for (int id = 0; id < kAgents; ++id) CHECK(group[id].waitIdle(20s));
+}

@@ -1,0 +1,100 @@
+// The call table: an entry is taken out once, by whoever comes first.
+
+#include <catch2/catch.hpp>
+
+#include <thread>
+
+#include "agent/call_table.h"
+
+using namespace torchrpc;
+using namespace std::chrono_literals;
+
+namespace {
+
+CallId add(CallTable& table, TimePoint deadline = kNever, uint64_t link = 0) {
+  const auto id = table.nextId();
+  CallTable::Call call{.to = 1, .link = link, .deadline = deadline};
+  bool earliest = false;
+  REQUIRE(table.add(id, call, earliest));
+  return id;
+}
+
+const TimePoint kStart = TimePoint() + 1h;
+
+}  // namespace
+
+TEST_CASE("a call is taken once") {
+  CallTable table;
+  const auto id = add(table);
+  CHECK(table.take(id));
+  CHECK_FALSE(table.take(id));
+  CHECK(table.size() == 0);
+}
+
+TEST_CASE("the first deadline is announced, later ones are not") {
+  CallTable table;
+  bool earliest = false;
+  for (auto [deadline, expected] : {std::pair(kStart + 5s, true), {kStart + 9s, false}, {kStart + 1s, true}}) {
+    CallTable::Call call{.deadline = deadline};
+    REQUIRE(table.add(table.nextId(), call, earliest));
+    CHECK(earliest == expected);
+  }
+}
+
+TEST_CASE("expired calls come out in the order of their deadlines") {
+  CallTable table;
+  add(table, kStart + 2s);
+  add(table, kStart + 1s);
+  add(table, kStart + 3s);
+  add(table);
+  TimePoint next;
+  const auto expired = table.takeExpired(kStart + 2s, next);
+  REQUIRE(expired.size() == 2);
+  CHECK(expired[0].deadline == kStart + 1s);
+  CHECK(next == kStart + 3s);
+  CHECK(table.takeExpired(kStart + 3s, next).size() == 1);
+  CHECK(next == kNever);
+  CHECK(table.size() == 1);
+}
+
+TEST_CASE("a taken call's deadline is gone with it") {
+  CallTable table;
+  table.take(add(table, kStart));
+  TimePoint next;
+  CHECK(table.takeExpired(kStart + 1s, next).empty());
+}
+
+TEST_CASE("a lost link takes its own calls only") {
+  CallTable table;
+  add(table, kNever, 1);
+  const auto other = add(table, kNever, 2);
+  const auto late = add(table);
+  CHECK(table.assign(late, 1));
+  CHECK(table.takeLink(1).size() == 2);
+  CHECK(table.take(other));
+  CHECK_FALSE(table.assign(late, 1));
+}
+
+TEST_CASE("a closed table gives its calls up and takes no more") {
+  CallTable table;
+  add(table);
+  CHECK(table.close().size() == 1);
+  CallTable::Call call{.handler = [](const Result<Message>&) {}};
+  bool earliest = false;
+  CHECK_FALSE(table.add(table.nextId(), call, earliest));
+  CHECK(call.handler);
+}
+
+TEST_CASE("of two threads that take a call one gets it") {
+  CallTable table;
+  std::vector<CallId> ids;
+  for (int i = 0; i < 2000; ++i) ids.push_back(add(table));
+  std::atomic<int> taken{0};
+  auto takeAll = [&] {
+    for (auto id : ids) taken += table.take(id).has_value();
+  };
+  std::thread other(takeAll);
+  takeAll();
+  other.join();
+  CHECK(taken == 2000);
+}

@@ -1,0 +1,101 @@
+#pragma once
+
+// Agents of one process that know each other, over loopback; and a way to wait for replies.
+
+#include <future>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "agent/agent.h"
+#include "transport/faulty_transport.h"
+#include "transport/loopback_transport.h"
+
+namespace torchrpc::test {
+
+class LoopbackGroup {
+ public:
+  struct Options {
+    int size = 2;
+    std::shared_ptr<Timer> timer;  ///< of all agents; empty: each has one of its own
+    FaultPolicy faults;  ///< empty: none
+    size_t threads = 4;
+    Limits limits;
+  };
+
+  explicit LoopbackGroup(Options options) : options_(std::move(options)), network_(makeLoopbackNetwork()) {
+    for (int id = 0; id < options_.size; ++id) add(id);
+  }
+  ~LoopbackGroup() {
+    for (auto& agent : agents_) agent->close();
+  }
+
+  Agent& operator[](int id) { return *agents_.at(id); }
+  const std::shared_ptr<LoopbackNetwork>& network() const { return network_; }
+  const std::string& address(int id) const { return addresses_.at(id); }
+
+  /// After the handlers are registered: everyone listens and knows the others.
+  void start() {
+    for (auto& agent : agents_) addresses_.push_back(agent->listen());
+    for (auto& agent : agents_) {
+      for (int id = 0; id < options_.size; ++id) {
+        agent->directory().add({.info = infoOf(id), .address = addresses_[id], .incarnation = incarnationOf(id)});
+      }
+    }
+  }
+
+  static WorkerInfo infoOf(int id) { return {"worker" + std::to_string(id), id}; }
+  static uint64_t incarnationOf(int id) { return 100 + id; }
+
+ private:
+  void add(int id) {
+    auto transport = makeLoopbackTransport(network_, options_.limits);
+    std::shared_ptr<Timer> timer = options_.timer ? options_.timer : makeThreadTimer();
+    timers_.push_back(timer);
+    if (options_.faults) transport = makeFaultyTransport(std::move(transport), options_.faults, *timer);
+    agents_.push_back(std::make_unique<Agent>(
+        Agent::Options{
+            .self = infoOf(id),
+            .incarnation = incarnationOf(id),
+            .threads = options_.threads,
+            .limits = options_.limits},
+        std::move(transport), std::move(timer)));
+  }
+
+  const Options options_;
+  const std::shared_ptr<LoopbackNetwork> network_;
+  std::vector<std::shared_ptr<Timer>> timers_;  // outlive the transports
+  std::vector<std::unique_ptr<Agent>> agents_;
+  std::vector<std::string> addresses_;
+};
+
+/// A call whose outcome can be waited for; counts how often it was completed.
+class Pending {
+ public:
+  Messenger::ReplyHandler handler() {
+    return [state = state_](Result<Message> result) {
+      if (state->completions.fetch_add(1) == 0) state->promise.set_value(std::move(result));
+    };
+  }
+  /// Fails the test by a throw when nothing comes in 20 s.
+  Result<Message> get() {
+    auto future = state_->promise.get_future();
+    if (future.wait_for(std::chrono::seconds(20)) != std::future_status::ready) {
+      throw std::runtime_error("a call was never completed");
+    }
+    return future.get();
+  }
+  bool done() const { return state_->completions > 0; }
+  int completions() const { return state_->completions; }
+
+ private:
+  struct State {
+    std::promise<Result<Message>> promise;
+    std::atomic<int> completions{0};
+  };
+  std::shared_ptr<State> state_ = std::make_shared<State>();
+};
+
+inline Message message(Kind kind, std::string payload = {}) { return {.kind = kind, .payload = std::move(payload)}; }
+
+}  // namespace torchrpc::test

@@ -1,0 +1,141 @@
+// How a group meets at a store: names, ranks, sizes, who is missing.
+
+#include <catch2/catch.hpp>
+
+#include <thread>
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "agent/worker_directory.h"
+#include "base/error.h"
+
+using namespace torchrpc;
+using namespace std::chrono_literals;
+
+namespace {
+
+StorePtr makeStore() { return c10::make_intrusive<c10d::HashStore>(); }
+
+WorkerRecord record(WorkerId id, int32_t world_size, std::string name = {}) {
+  if (name.empty()) name = "worker" + std::to_string(id);
+  return {.info = {name, id}, .address = "address" + std::to_string(id), .world_size = world_size, .incarnation = 5};
+}
+
+/// What meetAll gives each of these, all at once: the records or the error's text.
+std::vector<std::string> meet(const std::vector<WorkerRecord>& workers, Duration timeout = 10s) {
+  auto store = makeStore();
+  std::vector<std::string> outcomes(workers.size());
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < workers.size(); ++i) {
+    threads.emplace_back([&, i] {
+      try {
+        Rendezvous rendezvous(store, workers[i]);
+        for (const auto& each : rendezvous.meetAll(timeout)) outcomes[i] += each.info.name + "@" + each.address + " ";
+      } catch (const Error& e) {
+        outcomes[i] = e.text();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  return outcomes;
+}
+
+std::string errorText(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& e) {
+    return e.text();
+  }
+  return "no error";
+}
+
+}  // namespace
+
+TEST_CASE("the workers of a static group learn each other's addresses") {
+  for (const auto& outcome : meet({record(0, 3), record(1, 3), record(2, 3)})) {
+    CHECK(outcome == "worker0@address0 worker1@address1 worker2@address2 ");
+  }
+}
+
+TEST_CASE("two workers of one name are told so, all of them") {
+  for (const auto& outcome : meet({record(0, 2, "twin"), record(1, 2, "twin")})) {
+    CHECK_THAT(outcome, Catch::Contains("RPC worker name twin is not unique") && Catch::Contains("ranks 0 and 1"));
+  }
+}
+
+TEST_CASE("world sizes that differ are told") {
+  for (const auto& outcome : meet({record(0, 2), record(1, 3)})) {
+    CHECK_THAT(
+        outcome, Catch::Contains("world sizes differ") && Catch::Contains("worker0") && Catch::Contains("worker1"));
+  }
+}
+
+TEST_CASE("a rank that two workers were given is told to the second") {
+  auto store = makeStore();
+  Rendezvous(store, record(0, 1, "first")).meetAll(1s);
+  const auto text = errorText([&] { Rendezvous(store, record(0, 1, "second")).meetAll(1s); });
+  CHECK_THAT(text, Catch::Contains("rank 0 is taken: first and second"));
+}
+
+TEST_CASE("the workers that do not come are named by rank") {
+  const auto outcomes = meet({record(1, 4)}, 100ms);
+  CHECK_THAT(outcomes[0], Catch::Contains("worker1 (rank 1)") && Catch::Contains("missing: rank 0, 2, 3"));
+}
+
+TEST_CASE("a group that grows is joined one by one, and left") {
+  auto store = makeStore();
+  Rendezvous first(store, record(0, 0)), second(store, record(4, 0)), third(store, record(2, 0));
+  CHECK(first.joinGroup(1s).size() == 1);
+  CHECK(second.joinGroup(1s).size() == 2);
+  second.leaveGroup();
+  const auto there = third.joinGroup(1s);
+  REQUIRE(there.size() == 2);
+  CHECK(there[0] == record(0, 0));
+  CHECK(first.lookUp(2, 1s) == record(2, 0));
+  CHECK_THAT(errorText([&] { Rendezvous(store, record(9, 0, "worker0")).joinGroup(1s); }),
+             Catch::Contains("RPC worker name worker0 is not unique"));
+}
+
+TEST_CASE("static and growing groups do not mix") {
+  auto store = makeStore();
+  Rendezvous(store, record(0, 0)).joinGroup(1s);
+  CHECK_THAT(errorText([&] { Rendezvous(store, record(1, 2)).meetAll(1s); }),
+             Catch::Contains("RPC group mixes statically and dynamically initialized members"));
+}
+
+TEST_CASE("a sum over all is the same everywhere") {
+  auto store = makeStore();
+  std::vector<int64_t> sums(3);
+  std::vector<std::thread> threads;
+  for (int id = 0; id < 3; ++id) {
+    threads.emplace_back([&, id] { sums[id] = Rendezvous(store, record(id, 3)).sumOverAll("round", 10 + id, 10s); });
+  }
+  for (auto& thread : threads) thread.join();
+  CHECK(sums == std::vector<int64_t>{33, 33, 33});
+}
+
+TEST_CASE("names, ranks and world sizes are checked before anything starts") {
+  auto text = [](std::string name, WorkerId id, int32_t size) {
+    return errorText([&] { validateSelf({std::move(name), id}, size); });
+  };
+  CHECK(text("worker0:a-b_c", 0, 1) == "no error");
+  CHECK(text("worker0", 5, 0) == "no error");
+  CHECK_THAT(text("", 0, 1), Catch::Contains("must be non-empty"));
+  CHECK_THAT(text("a b", 0, 1), Catch::Contains("Worker name must match") && Catch::Contains("a b"));
+  CHECK_THAT(text(std::string(128, 'a'), 0, 1), Catch::Contains("shorter than 128"));
+  CHECK_THAT(text("worker0", -1, 1), Catch::Contains("rank must be 0 or more"));
+  CHECK_THAT(text("worker0", 2, 2), Catch::Contains("rank 2 in a group of 2"));
+  CHECK_THAT(text("worker0", 0, -2), Catch::Contains("world_size must be positive"));
+}
+
+TEST_CASE("the directory finds workers by name and id until they leave") {
+  WorkerDirectory directory({"worker0", 0});
+  directory.add(record(0, 0));
+  directory.add(record(3, 0));
+  CHECK(directory.find("worker3")->info.id == 3);
+  CHECK(directory.find(3)->address == "address3");
+  CHECK(directory.all().size() == 2);
+  directory.remove(3);
+  CHECK_FALSE(directory.find("worker3"));
+  CHECK_FALSE(directory.find(3));
+}

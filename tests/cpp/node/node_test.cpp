@@ -1,0 +1,236 @@
+// Whole nodes in one process: operators, native functions, RRefs, and the group's beginning and end.
+
+#include <ATen/ATen.h>
+#include <catch2/catch.hpp>
+
+#include <future>
+#include <latch>
+#include <thread>
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/jit/runtime/operator.h>
+
+#include "node/builtin_callables.h"
+#include "node/native_registry.h"
+#include "node/node.h"
+#include "transport/loopback_transport.h"
+#include "wire/value_codec.h"
+
+using namespace torchrpc;
+using namespace std::chrono_literals;
+
+namespace {
+
+/// A group in which every node has started.
+class NodeGroup {
+ public:
+  explicit NodeGroup(int size, bool grows = false) : store_(c10::make_intrusive<c10d::HashStore>()) {
+    auto network = makeLoopbackNetwork();
+    for (int id = 0; id < size; ++id) {
+      nodes_.push_back(std::make_unique<Node>(
+          Node::Options{
+              .self = {"worker" + std::to_string(id), id}, .world_size = grows ? 0 : size, .threads = 2,
+              .timeout = 20s},
+          store_, makeLoopbackTransport(network)));
+    }
+    if (grows) {
+      for (auto& node : nodes_) node->start();
+    } else {
+      together([](Node& node) { node.start(); });
+    }
+  }
+  Node& operator[](int id) { return *nodes_.at(id); }
+
+  void together(const std::function<void(Node&)>& act) {
+    std::vector<std::thread> threads;
+    for (auto& node : nodes_) threads.emplace_back([&] { act(*node); });
+    for (auto& thread : threads) thread.join();
+  }
+
+ private:
+  const StorePtr store_;
+  std::vector<std::unique_ptr<Node>> nodes_;
+};
+
+c10::IValue call(Node& from, WorkerId to, Message request) {
+  auto promise = std::make_shared<std::promise<Result<Message>>>();
+  from.agent().request(to, std::move(request), 20s, [promise](Result<Message> result) {
+    promise->set_value(std::move(result));
+  });
+  return plainValue(promise->get_future().get().take());
+}
+
+Message operatorCall(const std::string& name, const std::string& overload, torch::jit::Stack stack, Kind kind) {
+  for (const auto& op : torch::jit::getAllOperatorsFor(c10::Symbol::fromQualString(name))) {
+    if (op->schema().overload_name() == overload) return encodeBuiltinCall(kind, op->schema(), stack);
+  }
+  throw std::runtime_error("no such operator");
+}
+
+Message addition(const at::Tensor& a, const at::Tensor& b, Kind kind = Kind::kBuiltinCall) {
+  return operatorCall("aten::add", "Tensor", {a, b, 1}, kind);
+}
+
+c10::IValue fetch(Node& from, const RRefPtr& rref) {
+  if (rref->isOwner()) return std::static_pointer_cast<OwnerRRef>(rref)->wait(20s);
+  auto promise = std::make_shared<std::promise<Result<Message>>>();
+  from.rrefs().fetch(
+      std::static_pointer_cast<UserRRef>(rref), Kind::kRRefFetch, 20s,
+      [promise](Result<Message> result) { promise->set_value(std::move(result)); });
+  return plainValue(promise->get_future().get().take());
+}
+
+std::string errorText(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+const bool registered = [] {
+  registerNativeFunction("test::scale", [](std::vector<c10::IValue> args) -> c10::IValue {
+    return args.at(0).toTensor() * args.at(1).toDouble();
+  });
+  registerNativeFunction("test::fail", [](std::vector<c10::IValue>) -> c10::IValue {
+    throw std::runtime_error("it failed on purpose");
+  });
+  return true;
+}();
+
+}  // namespace
+
+TEST_CASE("an operator runs on the callee") {
+  REQUIRE(registered);
+  NodeGroup group(2);
+  const auto to = GENERATE(0, 1);
+  const auto sum = call(group[0], to, addition(at::ones({2}), at::full({2}, 3)));
+  CHECK(sum.toTensor().equal(at::full({2}, 4)));
+}
+
+TEST_CASE("an operator with several results gives a tuple, one with lists takes them") {
+  NodeGroup group(2);
+  const auto top = call(
+      group[0], 1,
+      operatorCall("aten::topk", "", {at::arange(5), 2, -1, true, true}, Kind::kBuiltinCall));
+  REQUIRE(top.isTuple());
+  CHECK(top.toTupleRef().elements()[1].toTensor().equal(at::tensor({4, 3}, at::kLong)));
+  const auto stacked = call(
+      group[0], 1,
+      operatorCall("aten::cat", "", {std::vector<at::Tensor>{at::ones({1}), at::zeros({2})}, 0}, Kind::kBuiltinCall));
+  CHECK(stacked.toTensor().numel() == 3);
+}
+
+TEST_CASE("what an operator throws reaches the caller") {
+  NodeGroup group(2);
+  CHECK_THAT(
+      errorText([&] { call(group[0], 1, addition(at::ones({2}), at::ones({3}))); }),
+      Catch::Contains("must match the size"));
+}
+
+TEST_CASE("an operator that the callee does not have is named") {
+  NodeGroup group(2);
+  Message request{.kind = Kind::kBuiltinCall};
+  Writer writer(request.payload);
+  writer.putString("nowhere::nothing");
+  writer.putString("");
+  writer.put<uint32_t>(0);
+  CHECK_THAT(errorText([&] { call(group[0], 1, request); }), Catch::Contains("no operator nowhere::nothing"));
+}
+
+TEST_CASE("a native function is called by name") {
+  NodeGroup group(2);
+  const auto scaled = call(group[0], 1, encodeNativeCall(Kind::kNativeCall, "test::scale", {at::ones({2}), 2.5}));
+  CHECK(scaled.toTensor().equal(at::full({2}, 2.5)));
+  CHECK_THAT(
+      errorText([&] { call(group[0], 1, encodeNativeCall(Kind::kNativeCall, "test::fail", {})); }),
+      Catch::Contains("it failed on purpose"));
+  CHECK_THAT(
+      errorText([&] { call(group[0], 1, encodeNativeCall(Kind::kNativeCall, "test::none", {})); }),
+      Catch::Contains("no native function named test::none"));
+  CHECK_THAT(
+      errorText([] { registerNativeFunction("test::fail", nullptr); }), Catch::Contains("is registered already"));
+}
+
+TEST_CASE("a remote call's value stays on the owner until it is fetched") {
+  NodeGroup group(2);
+  const auto to = GENERATE(0, 1);
+  auto rref = group[0].rrefs().remote(group[to].self(), addition(at::ones({2}), at::ones({2}), Kind::kBuiltinRemote), 20s);
+  CHECK(rref->owner() == group[to].self());
+  CHECK(fetch(group[0], rref).toTensor().equal(at::full({2}, 2)));
+}
+
+TEST_CASE("what a remote call throws comes with the fetch") {
+  NodeGroup group(2);
+  const auto to = GENERATE(0, 1);
+  auto rref = group[0].rrefs().remote(group[to].self(), encodeNativeCall(Kind::kNativeRemote, "test::fail", {}), 20s);
+  CHECK_THAT(errorText([&] { fetch(group[0], rref); }), Catch::Contains("it failed on purpose"));
+}
+
+TEST_CASE("a released value is dropped by its owner") {
+  NodeGroup group(2);
+  auto rref = group[0].rrefs().remote(group[1].self(), addition(at::ones({2}), at::ones({2}), Kind::kBuiltinRemote), 20s);
+  fetch(group[0], rref);
+  CHECK(group[1].rrefs().debugInfo().owner_rrefs == 1);
+  rref.reset();
+  REQUIRE(group[0].agent().waitIdle(20s));
+  CHECK(group[1].rrefs().debugInfo().owner_rrefs == 0);
+}
+
+TEST_CASE("an unknown worker is told with the names there are") {
+  NodeGroup group(2);
+  CHECK_THAT(
+      errorText([&] { group[0].worker("worker9"); }),
+      Catch::Contains("worker9") && Catch::Contains("worker0, worker1"));
+  CHECK_THAT(errorText([&] { group[0].worker(9); }), Catch::Contains("id 9"));
+  CHECK(group[0].worker("worker1").id == 1);
+}
+
+TEST_CASE("joining waits for calls that make calls") {
+  // worker0 calls worker1, whose function calls worker2 when all the others are joining already.
+  std::latch joining(3);
+  std::atomic<bool> chained{false};
+  NodeGroup* nodes = nullptr;
+  static int number = 0;
+  const auto name = "test::chain" + std::to_string(number++);
+  registerNativeFunction(name, [&](std::vector<c10::IValue>) -> c10::IValue {
+    joining.wait();
+    call((*nodes)[1], 2, addition(at::ones({1}), at::ones({1})));
+    chained = true;
+    return {};
+  });
+  NodeGroup group(3);
+  nodes = &group;
+  group[0].agent().request(1, encodeNativeCall(Kind::kNativeCall, name, {}), 0s, [](const Result<Message>& result) {
+    CHECK(result.ok());
+  });
+  group.together([&](Node& node) {
+    joining.count_down();
+    node.join(0s);
+    CHECK(chained);
+  });
+}
+
+TEST_CASE("joining names the workers that do not come") {
+  NodeGroup group(2);
+  CHECK_THAT(errorText([&] { group[0].join(100ms); }), Catch::Contains("missing: rank 1"));
+}
+
+TEST_CASE("a group that grows learns of each other") {
+  NodeGroup group(2, /*grows=*/true);
+  CHECK_THAT(errorText([&] { group[0].worker("worker1"); }), Catch::Contains("could not find destination"));
+  group[0].admit(group[1].self());
+  CHECK(call(group[0], 1, addition(at::ones({1}), at::ones({1}))).toTensor().item<double>() == 2);
+  group[0].expel(group[1].self());
+  CHECK_THAT(errorText([&] { group[0].worker("worker1"); }), Catch::Contains("could not find destination"));
+}
+
+TEST_CASE("a node can be shut down at any time, and again") {
+  NodeGroup group(2);
+  group[1].shutdown();
+  group[1].shutdown();
+  CHECK_THAT(errorText([&] { call(group[0], 1, addition(at::ones({1}), at::ones({1}))); }), Catch::Contains("worker1"));
+  CHECK_THAT(errorText([&] { call(group[1], 0, addition(at::ones({1}), at::ones({1}))); }),
+             Catch::Contains("shutting down"));
+}

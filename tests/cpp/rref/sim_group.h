@@ -1,0 +1,63 @@
+#pragma once
+
+// Nodes with RRefs on a simulated network, for tests of single cases.
+
+#include <catch2/catch.hpp>
+
+#include <memory>
+#include <vector>
+
+#include "rref/rref_node.h"
+#include "rref/sim_network.h"
+
+namespace torchrpc::testing {
+
+inline std::shared_ptr<UserRRef> user(const RRefPtr& rref) { return std::dynamic_pointer_cast<UserRRef>(rref); }
+inline std::shared_ptr<OwnerRRef> owner(const RRefPtr& rref) { return std::dynamic_pointer_cast<OwnerRRef>(rref); }
+
+struct SimGroup {
+  explicit SimGroup(int size, RRefNode::Hooks hooks) : network(size) {
+    for (WorkerId id = 0; id < size; ++id) nodes.push_back(std::make_unique<RRefNode>(network.node(id), hooks));
+    network.on_undelivered = [this](WorkerId sender, const Message& message) { nodes[sender]->abandon(message); };
+    network.on_late_reply = [this](WorkerId receiver, const Message& message) { nodes[receiver]->discard(message); };
+    network.on_lost = [this](WorkerId survivor, WorkerInfo lost) { nodes[survivor]->rrefs().onWorkerLost(lost); };
+  }
+  /// The user function keeps what it gets in `kept`.
+  explicit SimGroup(int size) : SimGroup(size, keeping()) {}
+
+  RRefNode::Hooks keeping() {
+    RRefNode::Hooks hooks;
+    hooks.function = [this](RRefNode&, const WorkerInfo&, RRefNode::RRefs args) {
+      for (auto& arg : args) kept.push_back(std::move(arg));
+      return RRefNode::RRefs();
+    };
+    return hooks;
+  }
+
+  RRefNode& operator[](WorkerId id) { return *nodes[id]; }
+  RRefService::DebugInfo info(WorkerId id) { return nodes[id]->rrefs().debugInfo(); }
+
+  /// Nothing is held or pending anywhere on living nodes.
+  bool clean() {
+    for (const auto& node : nodes) {
+      const auto i = node->rrefs().debugInfo();
+      if (network.alive(node->id()) && i.owner_rrefs + i.forks + i.pending_users + i.pending_children > 0) return false;
+    }
+    return true;
+  }
+
+  SimNetwork network;
+  std::vector<std::unique_ptr<RRefNode>> nodes;
+  std::vector<RRefPtr> kept;
+};
+
+/// The value at `rref`, after letting everything happen.
+inline Result<int64_t> fetched(SimGroup& group, WorkerId at, const RRefPtr& rref) {
+  std::optional<Result<int64_t>> got;
+  group[at].fetch(user(rref), [&](Result<int64_t> value) { got = std::move(value); });
+  group.network.drain();
+  REQUIRE(got);
+  return *got;
+}
+
+}  // namespace torchrpc::testing

@@ -1,0 +1,44 @@
+#pragma once
+
+// The transports that the contract's tests run on.
+
+#include "base/timer.h"
+#include "transport/faulty_transport.h"
+#include "transport/loopback_transport.h"
+#include "transport/tensorpipe_transport.h"
+
+namespace torchrpc::test {
+
+struct Loopback {
+  std::shared_ptr<LoopbackNetwork> network = makeLoopbackNetwork();
+  std::unique_ptr<Transport> make(Limits limits) { return makeLoopbackTransport(network, limits); }
+};
+
+inline std::unique_ptr<Transport> makeTensorPipe(
+    std::vector<std::string> transports, std::optional<std::vector<std::string>> channels, Limits limits = {}) {
+  TensorPipeOptions options;
+  options.transports = std::move(transports);
+  options.channels = std::move(channels);
+  options.host = "127.0.0.1";
+  options.node_name = "tester";
+  options.limits = limits;
+  return makeTensorPipeTransport(std::move(options));
+}
+
+struct TensorPipeUv {
+  std::unique_ptr<Transport> make(Limits limits) { return makeTensorPipe({"uv"}, {}, limits); }
+};
+
+struct TensorPipeShm {
+  std::unique_ptr<Transport> make(Limits limits) { return makeTensorPipe({"shm", "uv"}, {}, limits); }
+};
+
+struct Faultless {
+  std::unique_ptr<ManualTimer> timer = std::make_unique<ManualTimer>();
+  Loopback inner;
+  std::unique_ptr<Transport> make(Limits limits) {
+    return makeFaultyTransport(inner.make(limits), [](auto&, auto&) { return Fault{}; }, *timer);
+  }
+};
+
+}  // namespace torchrpc::test

@@ -1,0 +1,346 @@
+// The contract of transport.h, on every transport.
+
+#include <thread>
+
+#include "transport/kinds.h"
+#include "transport/witness.h"
+
+using namespace torchrpc;
+using namespace torchrpc::test;
+
+#define CONTRACT(name) \
+  TEMPLATE_TEST_CASE(name, "[contract]", Loopback, TensorPipeUv, TensorPipeShm, Faultless)
+
+CONTRACT("ten thousand small frames arrive whole and in order") {
+  Pair<TestType> pair;
+  auto connection = pair.connect(pair.witness());
+  for (int i = 0; i < 10'000; ++i) pair.send(*connection, headOnly(std::to_string(i)));
+  auto bob = pair.accepted().witness;
+  REQUIRE(bob->awaitFrames(10'000));
+  int wrong = 0;
+  for (int i = 0; i < 10'000; ++i) wrong += bob->takeFrame().head != std::to_string(i);
+  CHECK(wrong == 0);
+}
+
+CONTRACT("frames of 64 MiB arrive whole") {
+  Pair<TestType> pair;
+  auto connection = pair.connect(pair.witness());
+  constexpr size_t kBytes = 64 << 20;
+  std::vector<std::shared_ptr<Sent>> sent;
+  for (char i = 1; i <= 3; ++i) sent.push_back(pair.send(*connection, {"large", {filled(kBytes, i)}}));
+  for (char i = 1; i <= 3; ++i) {
+    auto frame = pair.accepted().witness->takeFrame();
+    REQUIRE(frame.segments.size() == 1);
+    CHECK(isFilled(frame.segments[0], kBytes, i));
+  }
+  for (auto& one : sent) CHECK_FALSE(pair.outcome(one));
+}
+
+CONTRACT("heads and segments of any size arrive together and in order") {
+  Pair<TestType> pair;
+  auto connection = pair.connect(pair.witness());
+  const std::vector<size_t> sizes = {0, 1, 5'000, 32 << 10, (32 << 10) + 1, 1 << 20};
+  for (size_t head : sizes) {
+    Frame frame{std::string(head, 'h'), {}};
+    for (size_t segment : sizes) frame.segments.push_back(filled(segment, 's'));
+    pair.send(*connection, frame);
+    pair.send(*connection, headOnly(std::string(head, 'n')));
+  }
+  auto bob = pair.accepted().witness;
+  for (size_t head : sizes) {
+    CAPTURE(head);
+    auto full = bob->takeFrame();
+    CHECK(full.head == std::string(head, 'h'));
+    REQUIRE(full.segments.size() == sizes.size());
+    for (size_t i = 0; i < sizes.size(); ++i) CHECK(isFilled(full.segments[i], sizes[i], 's'));
+    auto bare = bob->takeFrame();
+    CHECK(bare.head == std::string(head, 'n'));
+    CHECK(bare.segments.empty());
+  }
+}
+
+CONTRACT("a frame may consist of many zero-size segments") {
+  Pair<TestType> pair;
+  auto connection = pair.connect(pair.witness());
+  pair.send(*connection, {"h", std::vector<Segment>(100, filled(0, 0))});
+  CHECK(pair.accepted().witness->takeFrame().segments.size() == 100);
+}
+
+CONTRACT("part of a storage is sent as that part") {
+  Pair<TestType> pair;
+  auto connection = pair.connect(pair.witness());
+  auto segment = filled(10'000, 'x');
+  static_cast<char*>(segment.mutableData())[4'000] = 'y';
+  segment.offset = 4'000;
+  segment.bytes = 1;
+  pair.send(*connection, {"h", {segment}});
+  auto frame = pair.accepted().witness->takeFrame();
+  REQUIRE(frame.segments.size() == 1);
+  CHECK(isFilled(frame.segments[0], 1, 'y'));
+}
+
+CONTRACT("what arrives shares no memory with what was sent") {
+  Pair<TestType> pair;
+  auto connection = pair.connect(pair.witness());
+  auto segment = filled(5'000, 'a');
+  CHECK_FALSE(pair.outcome(pair.send(*connection, {"h", {segment}})));
+  std::memset(segment.mutableData(), 'b', 5'000);
+  auto frame = pair.accepted().witness->takeFrame();
+  // Sent frames may still be under way when their memory is free again, so only the identity is certain to differ.
+  CHECK(frame.segments[0].data() != segment.data());
+  std::memset(frame.segments[0].mutableData(), 'c', 5'000);
+  CHECK(isFilled(segment, 5'000, 'b'));
+}
+
+CONTRACT("both sides send over one connection") {
+  Pair<TestType> pair;
+  pair.on_accept = [&](const std::shared_ptr<Connection>& connection, Witness& bob) {
+    bob.hook = [&, connection](Frame& frame) { pair.send(*connection, {"re " + frame.head, frame.segments}); };
+  };
+  auto alice = pair.witness();
+  auto connection = pair.connect(alice);
+  for (int i = 0; i < 200; ++i) pair.send(*connection, {std::to_string(i), {filled(10'000, static_cast<char>(i))}});
+  for (int i = 0; i < 200; ++i) {
+    auto frame = alice->takeFrame();
+    CHECK(frame.head == "re " + std::to_string(i));
+    CHECK(isFilled(frame.segments.at(0), 10'000, static_cast<char>(i)));
+  }
+}
+
+CONTRACT("frames of concurrent senders all arrive, each sender's in order") {
+  Pair<TestType> pair;
+  auto connection = pair.connect(pair.witness());
+  constexpr int kThreads = 4, kFrames = 500;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < kFrames; ++i) pair.send(*connection, headOnly(std::to_string(t) + " " + std::to_string(i)));
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  auto bob = pair.accepted().witness;
+  REQUIRE(bob->awaitFrames(kThreads * kFrames));
+  std::vector<int> next(kThreads, 0);
+  for (int i = 0; i < kThreads * kFrames; ++i) {
+    const auto head = bob->takeFrame().head;
+    auto& expected = next.at(head[0] - '0');
+    CHECK(head.substr(2) == std::to_string(expected));
+    ++expected;
+  }
+}
+
+CONTRACT("a handler may close its connection from inside onFrame") {
+  Pair<TestType> pair;
+  auto alice = pair.witness();
+  std::shared_ptr<Connection> connection;
+  pair.on_accept = [&](const std::shared_ptr<Connection>& accepted, Witness& bob) {
+    bob.hook = [accepted](Frame&) { accepted->close(); };
+  };
+  connection = pair.connect(alice);
+  pair.send(*connection, headOnly("1"));
+  pair.send(*connection, headOnly("2"));
+  CHECK(pair.accepted().witness->awaitClosed().code() == ErrorCode::kShutdown);
+  CHECK(pair.accepted().witness->frameCount() <= 2);
+  CHECK(alice->awaitClosed().code() == ErrorCode::kWorkerLost);
+}
+
+CONTRACT("a handler may send from inside onClosed") {
+  Pair<TestType> pair;
+  auto alice = pair.witness();
+  std::shared_ptr<Connection> connection;
+  std::shared_ptr<Sent> late;
+  alice->closed_hook = [&] { late = pair.send(*connection, headOnly("late")); };
+  connection = pair.connect(alice);
+  connection->close();
+  alice->awaitClosed();
+  CHECK(pair.outcome(late));
+}
+
+CONTRACT("closing with sends pending completes each of them once") {
+  Pair<TestType> pair;
+  auto alice = pair.witness();
+  auto connection = pair.connect(alice);
+  std::vector<std::shared_ptr<Sent>> sent;
+  for (int i = 0; i < 50; ++i) sent.push_back(pair.send(*connection, {"h", {filled(1 << 20, 'p')}}));
+  connection->close();
+  connection->close();
+  for (int i = 0; i < 10; ++i) sent.push_back(pair.send(*connection, headOnly("after")));
+  CHECK(alice->awaitClosed().code() == ErrorCode::kShutdown);
+  for (size_t i = 50; i < sent.size(); ++i) CHECK(pair.outcome(sent[i]));
+  // That the first fifty complete too, with or without an error, is what the pair checks at its end.
+}
+
+CONTRACT("a peer that closes is named, and sending to it fails") {
+  Pair<TestType> pair;
+  auto alice = pair.witness();
+  auto connection = pair.connect(alice);
+  pair.accepted().connection->close();
+  const auto reason = alice->awaitClosed();
+  CHECK(reason.code() == ErrorCode::kWorkerLost);
+  CHECK(reason.worker() == "bob");
+  CHECK_THAT(reason.text(), Catch::Contains("bob"));
+  const auto error = pair.outcome(pair.send(*connection, headOnly("hello?")));
+  REQUIRE(error);
+  CHECK(error->code() == ErrorCode::kWorkerLost);
+  CHECK(pair.accepted().witness->awaitClosed().code() == ErrorCode::kShutdown);
+}
+
+CONTRACT("connecting to a node that has gone shows as onClosed") {
+  Pair<TestType> pair;
+  pair.b->close();
+  auto alice = pair.witness();
+  auto connection = pair.connect(alice);
+  auto sent = pair.send(*connection, headOnly("anybody there?"));
+  const auto reason = alice->awaitClosed();
+  CHECK(reason.code() == ErrorCode::kWorkerLost);
+  CHECK(reason.worker() == "bob");
+  CHECK(pair.outcome(sent));
+}
+
+CONTRACT("an acceptor may refuse a connection") {
+  Pair<TestType> pair;
+  pair.refuse = true;
+  auto alice = pair.witness();
+  auto connection = pair.connect(alice);
+  CHECK(alice->awaitClosed().code() == ErrorCode::kWorkerLost);
+}
+
+CONTRACT("closing a transport ends every connection of its, from both sides") {
+  Pair<TestType> pair;
+  std::vector<std::shared_ptr<Witness>> alices;
+  for (int i = 0; i < 5; ++i) {
+    alices.push_back(pair.witness());
+    auto connection = pair.connect(alices.back());
+    pair.send(*connection, headOnly("hello"));
+    REQUIRE(pair.accepted(i).witness->awaitFrames(1));
+  }
+  pair.a->close();
+  pair.a->close();
+  for (auto& alice : alices) CHECK(alice->awaitClosed().code() == ErrorCode::kShutdown);
+  for (int i = 0; i < 5; ++i) CHECK(pair.accepted(i).witness->awaitClosed().code() == ErrorCode::kWorkerLost);
+}
+
+CONTRACT("after close, connecting throws and sending fails at once") {
+  Pair<TestType> pair;
+  auto connection = pair.connect(pair.witness());
+  pair.a->close();
+  auto sent = pair.send(*connection, headOnly("late"));
+  CHECK(sent->done);
+  CHECK(sent->error);
+  struct Nobody : ConnectionHandler {
+    void onFrame(Frame) override {}
+    void onClosed(const Error&) override {}
+  };
+  try {
+    pair.a->connect(pair.address, "bob", std::make_shared<Nobody>());
+    FAIL("connected");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::kShutdown);
+  }
+}
+
+CONTRACT("closing while threads send and connect loses no callback") {
+  Pair<TestType> pair;
+  auto connection = pair.connect(pair.witness());
+  std::atomic<bool> stop{false};
+  std::atomic<int> rounds{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([&] {
+      while (!stop) {
+        pair.send(*connection, {"h", {filled(5'000, 'c')}});
+        ++rounds;
+      }
+    });
+  }
+  while (rounds < 100) std::this_thread::yield();
+  pair.b->close();
+  pair.a->close();
+  stop = true;
+  for (auto& thread : threads) thread.join();
+}
+
+CONTRACT("a frame too large to send is refused and the connection stays") {
+  Limits small;
+  small.head_bytes = 1'000;
+  small.segment_bytes = 2'000;
+  small.tensors = 3;
+  Pair<TestType> pair(small);
+  auto connection = pair.connect(pair.witness());
+  std::vector<Frame> refused;
+  refused.push_back(headOnly(std::string(1'001, 'x')));
+  refused.push_back({"h", {filled(2'001, 'x')}});
+  refused.push_back({"h", std::vector<Segment>(4, filled(1, 'x'))});
+  for (auto& frame : refused) {
+    const auto error = pair.outcome(pair.send(*connection, std::move(frame)));
+    REQUIRE(error);
+    CHECK(error->code() == ErrorCode::kFrameTooLarge);
+  }
+  pair.send(*connection, {std::string(1'000, 'x'), std::vector<Segment>(3, filled(2'000, 'x'))});
+  CHECK(pair.accepted().witness->takeFrame().head.size() == 1'000);
+}
+
+CONTRACT("a frame larger than the receiver allows ends the connection") {
+  Limits small;
+  small.head_bytes = 1'000;
+  small.segment_bytes = 2'000;
+  small.tensors = 3;
+  for (const auto& frame : {headOnly(std::string(1'001, 'x')), headOnly(std::string(100'000, 'x')),
+                            Frame{"h", {filled(2'001, 'x')}}, Frame{"h", std::vector<Segment>(4, filled(1, 'x'))}}) {
+    Pair<TestType> pair({}, small);
+    auto alice = pair.witness();
+    auto connection = pair.connect(alice);
+    pair.send(*connection, frame);
+    CHECK(pair.accepted().witness->awaitClosed().code() == ErrorCode::kFrameTooLarge);
+    CHECK(pair.accepted().witness->frameCount() == 0);
+    CHECK(alice->awaitClosed().code() == ErrorCode::kWorkerLost);
+  }
+}
+
+CONTRACT("an address of another transport's making is the caller's mistake") {
+  Pair<TestType> pair;
+  for (const char* address : {"", "nonsense", "loopback:", "loopback:x", "tensorpipe:", "tensorpipe:uv://",
+                              "tensorpipe:uv://127.0.0.1:1", "tensorpipe:uv://nowhere.invalid:1#uv:*"}) {
+    CAPTURE(address);
+    struct Nobody : ConnectionHandler {
+      void onFrame(Frame) override {}
+      void onClosed(const Error&) override {}
+    };
+    try {
+      pair.a->connect(address, "bob", std::make_shared<Nobody>());
+      FAIL("connected");
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::kInvalidArgument);
+    }
+  }
+}
+
+CONTRACT("a transport may connect to itself") {
+  Pair<TestType> pair;
+  auto self = std::make_shared<Witness>(pair.ledger, *pair.b);
+  auto connection = pair.b->connect(pair.address, "bob", self);
+  pair.send(*connection, headOnly("to myself"));
+  CHECK(pair.accepted().witness->takeFrame().head == "to myself");
+}
+
+CONTRACT("a connection outlives the last reference to it") {
+  Pair<TestType> pair;
+  auto alice = pair.witness();
+  pair.send(*pair.connect(alice), headOnly("hello"));
+  pair.accepted().witness->takeFrame();
+  pair.send(*pair.accepted().connection, headOnly("welcome"));
+  CHECK(alice->takeFrame().head == "welcome");
+}
+
+CONTRACT("the loop is where handlers run and nowhere else") {
+  Pair<TestType> pair;
+  CHECK_FALSE(pair.a->inLoop());
+  auto alice = pair.witness();
+  std::atomic<bool> others_loop{false};
+  alice->hook = [&](Frame&) { others_loop = pair.b->inLoop(); };
+  auto connection = pair.connect(alice);
+  pair.send(*pair.accepted().connection, headOnly("hello"));
+  REQUIRE(alice->awaitFrames(1));
+  CHECK_FALSE(others_loop);
+  CHECK_FALSE(pair.a->inLoop());
+}

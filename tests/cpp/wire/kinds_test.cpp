@@ -1,0 +1,27 @@
+#include <catch2/catch.hpp>
+
+#include "wire/kinds.h"
+
+namespace torchrpc {
+
+TEST_CASE("a kind's name leads back to the kind") {
+  for (int number = 0; number < 100; ++number) {
+    const auto kind = static_cast<Kind>(number);
+    if (roleOf(kind)) {
+      CHECK(kindOf(name(kind)) == kind);
+    } else {
+      CHECK(name(kind) == "UNKNOWN");
+    }
+  }
+  CHECK_FALSE(kindOf("UNKNOWN"));
+  CHECK_FALSE(kindOf(""));
+}
+
+TEST_CASE("kinds have the role that decides who answers") {
+  CHECK(roleOf(Kind::kHello) == Role::kOneWay);
+  CHECK(roleOf(Kind::kError) == Role::kReply);
+  CHECK(roleOf(Kind::kPythonCall) == Role::kRequest);
+  CHECK_FALSE(roleOf(static_cast<Kind>(9999)));
+}
+
+}  // namespace torchrpc

@@ -1,0 +1,152 @@
+// Tensors over the wire: every kind that can travel arrives the same; what cannot says why.
+
+#include <catch2/catch.hpp>
+
+#include <ATen/ATen.h>
+
+#include "wire/message.h"
+#include "wire/samples.h"
+
+namespace torchrpc {
+
+namespace {
+
+Frame frameOf(const at::Tensor& tensor, const Limits& limits = {}) {
+  return encodeFrame({.kind = Kind::kReply, .tensors = {tensor}}, limits);
+}
+
+std::string refusal(const at::Tensor& tensor) {
+  try {
+    frameOf(tensor);
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::kSerialization);
+    return error.what();
+  }
+  return "not refused";
+}
+
+}  // namespace
+
+TEST_CASE("every kind of tensor arrives as it was sent") {
+  for (const auto& sample : sampleTensors()) {
+    INFO(sample.name);
+    CHECK(arrivedSame(sample.tensor, roundTrip(sample.tensor)));
+  }
+}
+
+TEST_CASE("every kind of tensor can be sent on after it has arrived") {
+  for (const auto& sample : sampleTensors()) {
+    INFO(sample.name);
+    CHECK(arrivedSame(sample.tensor, roundTrip(roundTrip(sample.tensor))));
+  }
+}
+
+TEST_CASE("an arrived tensor can be computed with, changed and resized") {
+  auto tensor = roundTrip(at::ones({2, 3}));
+  tensor.add_(1).resize_({100});
+  CHECK(tensor.slice(0, 0, 6).sum().item<float>() == 12);
+  auto large = roundTrip(at::ones({3000}));
+  large.mul_(2).resize_({6000});
+  CHECK(large.slice(0, 0, 3000).sum().item<float>() == 6000);
+
+  auto parameter = roundTrip(at::ones({3}).requires_grad_());
+  (parameter * 2).sum().backward();
+  CHECK(parameter.grad().sum().item<float>() == 6);
+}
+
+TEST_CASE("a small tensor stands in the head, a large one shares its memory with a segment") {
+  const auto limit = static_cast<int64_t>(kInlineTensorBytes);
+  CHECK(frameOf(at::ones({limit}, at::kByte)).segments.empty());
+
+  const auto large = at::ones({limit + 1}, at::kByte);
+  const auto frame = frameOf(large);
+  REQUIRE(frame.segments.size() == 1);
+  CHECK(frame.segments[0].data() == large.const_data_ptr());
+  CHECK(frame.segments[0].bytes == kInlineTensorBytes + 1);
+  CHECK(frame.head.size() < 200);
+}
+
+TEST_CASE("a view sends only its own part of the storage") {
+  const auto whole = at::arange(100'000);
+  const auto view = whole.slice(0, 5000, 6000);
+  const auto frame = frameOf(view);
+  REQUIRE(frame.segments.size() == 1);
+  CHECK(frame.segments[0].data() == view.const_data_ptr());
+  CHECK(frame.segments[0].bytes == 8000);
+  CHECK(roundTrip(view).storage().nbytes() == 8000);
+}
+
+TEST_CASE("a transposed tensor is sent without a copy") {
+  const auto tensor = at::rand({60, 70}).t();
+  const auto frame = frameOf(tensor);
+  REQUIRE(frame.segments.size() == 1);
+  CHECK(frame.segments[0].data() == tensor.const_data_ptr());
+}
+
+TEST_CASE("an expanded tensor is sent as small as it is stored") {
+  const auto tensor = at::rand({1}).expand({5000});
+  CHECK(frameOf(tensor).segments.empty());
+  const auto arrived = roundTrip(tensor);
+  CHECK(arrived.strides() == tensor.strides());
+  CHECK(arrived.equal(tensor));
+}
+
+TEST_CASE("a view with gaps keeps its strides, unless most of its range is gaps") {
+  const auto whole = at::rand({100, 100});
+  const auto most = whole.narrow(1, 0, 60);
+  CHECK(roundTrip(most).strides() == most.strides());
+  CHECK(roundTrip(most).equal(most));
+  const auto least = whole.narrow(1, 0, 40);
+  CHECK(roundTrip(least).is_contiguous());
+  CHECK(roundTrip(least).storage().nbytes() == 100 * 40 * sizeof(float));
+  CHECK(roundTrip(least).equal(least));
+}
+
+TEST_CASE("an arrived segment's memory is the tensor's") {
+  auto frame = transported(frameOf(at::rand({5000})));
+  const void* memory = frame.segments[0].data();
+  const auto arrived = decodeFrame(std::move(frame));
+  CHECK(arrived.tensors[0].const_data_ptr() == memory);
+  CHECK(arrived.tensors[0].storage().use_count() == 1);
+}
+
+TEST_CASE("sending a tensor with a graph leaves the graph alone") {
+  auto leaf = at::rand({3, 1}).requires_grad_();
+  const auto view = leaf.expand({3, 4});
+  const auto arrived = roundTrip(view);
+  CHECK(arrived.is_leaf());
+  CHECK(arrived.requires_grad());
+  view.sum().backward();
+  CHECK(leaf.grad().sum().item<float>() == 12);
+}
+
+TEST_CASE("tensors that cannot travel are refused by kind, with a remedy") {
+  CHECK(refusal(at::rand({4, 4}).to_mkldnn()) == "cannot send a tensor of layout Mkldnn: call .to_dense() first");
+  const auto per_channel = at::quantize_per_channel(at::rand({2, 2}), at::ones({2}), at::zeros({2}, at::kInt), 0, at::kQInt8);
+  CHECK(refusal(per_channel) ==
+        "cannot send a quantized tensor of scheme per_channel_affine: call .dequantize() first");
+  CHECK(refusal(at::_nested_tensor_from_tensor_list({at::rand({2}), at::rand({3})})) ==
+        "cannot send a nested tensor: send the list that .unbind() gives");
+
+  auto freed = at::rand({10});
+  freed.storage().unsafeGetStorageImpl()->set_nbytes(0);
+  CHECK_THAT(refusal(freed), Catch::Contains("storage is smaller than the tensor"));
+
+  const auto elsewhere = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, at::Device("cuda:1")), nullptr, false),
+      c10::DispatchKeySet(c10::DispatchKey::CUDA), caffe2::TypeMeta::Make<float>());
+  CHECK(refusal(elsewhere) ==
+        "cannot send a tensor on cuda:1: devices are not supported yet, call .cpu() first");
+}
+
+TEST_CASE("a tensor larger than the limit is refused before anything is sent") {
+  try {
+    frameOf(at::ones({5000}, at::kByte), {.segment_bytes = 4999});
+    FAIL("not refused");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::kFrameTooLarge);
+    CHECK_THAT(error.what(), Catch::Contains("5000 bytes") && Catch::Contains("4999"));
+  }
+}
+
+}  // namespace torchrpc

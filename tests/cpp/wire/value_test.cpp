@@ -1,0 +1,229 @@
+// Plain values: as they are, and as an operator's argument types want them.
+
+#include <catch2/catch.hpp>
+
+#include <ATen/ATen.h>
+#include <ATen/core/Dict.h>
+#include <ATen/core/Generator.h>
+#include <ATen/core/List.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include "wire/samples.h"
+#include "wire/value_codec.h"
+
+namespace torchrpc {
+
+namespace {
+
+using c10::IValue;
+
+IValue tupleOf(std::vector<IValue> values) { return c10::ivalue::Tuple::create(std::move(values)); }
+
+IValue listOf(std::vector<IValue> values) {
+  c10::impl::GenericList list(c10::AnyType::get());
+  for (auto& value : values) list.push_back(std::move(value));
+  return list;
+}
+
+IValue nested(uint32_t depth) {
+  IValue value = 1;
+  for (uint32_t i = 0; i < depth; ++i) value = listOf({value});
+  return value;
+}
+
+template <typename Call>
+Error errorOf(Call call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error;
+  }
+  return Error(ErrorCode::kUnknown, "no error");
+}
+
+c10::TypePtr optional(c10::TypePtr type) { return c10::OptionalType::create(std::move(type)); }
+c10::TypePtr list(c10::TypePtr type) { return c10::ListType::create(std::move(type)); }
+
+}  // namespace
+
+TEST_CASE("random values arrive as they were sent") {
+  const auto seed = GENERATE(1u, 2u, 3u);
+  INFO("seed " << seed);
+  std::mt19937 random(seed);
+  std::vector<at::Tensor> tensors;
+  for (const auto& sample : sampleTensors()) tensors.push_back(sample.tensor);
+  for (int i = 0; i < 300; ++i) {
+    const auto value = randomValue(random, tensors, 4);
+    INFO(value.tagKind());
+    CHECK(arrivedSame(value, roundTrip(value)));
+  }
+}
+
+TEST_CASE("lists of one kind of value arrive as lists of that kind") {
+  CHECK(roundTrip(std::vector<int64_t>{1, 2}).isIntList());
+  CHECK(roundTrip(std::vector<double>{1, 2}).isDoubleList());
+  CHECK(roundTrip(c10::List<bool>({true, false})).isBoolList());
+  CHECK(roundTrip(std::vector<at::Tensor>{at::ones({1})}).isTensorList());
+  CHECK(roundTrip(listOf({1, 2.0})).toList().elementType()->kind() == c10::TypeKind::AnyType);
+  CHECK(roundTrip(listOf({})).toList().elementType()->kind() == c10::TypeKind::AnyType);
+}
+
+TEST_CASE("a dict keeps its order and the kinds of its keys") {
+  c10::impl::GenericDict dict(c10::AnyType::get(), c10::AnyType::get());
+  for (const IValue& key : {IValue("z"), IValue(1), IValue(1.0), IValue(true), IValue("a")}) dict.insert(key, 0);
+  const auto arrived = roundTrip(dict).toGenericDict();
+  std::vector<std::string> kinds;
+  for (const auto& entry : arrived) kinds.push_back(entry.key().tagKind());
+  CHECK(kinds == std::vector<std::string>{"String", "Int", "Double", "Bool", "String"});
+}
+
+TEST_CASE("a tensor that comes many times is sent once and stays one") {
+  const auto copies = GENERATE(2u, 100u);
+  std::vector<IValue> values;
+  for (size_t i = 0; i < copies; ++i) values.push_back(at::ones({2}));
+  for (size_t i = 0; i < copies; ++i) values.push_back(values[i]);
+
+  std::string bytes;
+  Writer out(bytes);
+  std::vector<at::Tensor> tensors;
+  encodeValue(tupleOf(values), out, tensors);
+  encodeValue(tupleOf(values), out, tensors);
+  CHECK(tensors.size() == copies);
+
+  Reader in(bytes);
+  const auto elements = decodeValue(in, tensors).toTupleRef().elements().vec();
+  for (size_t i = 0; i < copies; ++i) CHECK(elements[i].is(elements[copies + i]));
+}
+
+TEST_CASE("what has no plain form is refused by its type") {
+  const auto send = [](const IValue& value) { return errorOf([&] { roundTrip(value); }); };
+  const auto future = send(c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get()));
+  CHECK(future.code() == ErrorCode::kSerialization);
+  CHECK_THAT(future.text(), Catch::Contains("Future"));
+  CHECK(send(listOf({c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get())})).code() ==
+        ErrorCode::kSerialization);
+}
+
+TEST_CASE("values nested deeper than the limit are refused on both sides") {
+  CHECK(arrivedSame(nested(1000), roundTrip(nested(1000))));
+  CHECK(errorOf([] { roundTrip(nested(1001)); }).code() == ErrorCode::kSerialization);
+
+  std::string bytes;
+  Writer out(bytes);
+  std::vector<at::Tensor> tensors;
+  encodeValue(nested(1001), out, tensors, {.depth = 1001});
+  Reader in(bytes);
+  CHECK(errorOf([&] { decodeValue(in, tensors); }).code() == ErrorCode::kProtocol);
+}
+
+TEST_CASE("a value becomes what the argument's type asks for") {
+  CHECK(roundTrip(2, c10::FloatType::get()).isDouble());
+  CHECK(roundTrip(2, c10::ComplexType::get()).toComplexDouble() == c10::complex<double>(2, 0));
+  CHECK(roundTrip(2, c10::NumberType::get()).isInt());
+  CHECK(roundTrip(2.5, c10::NumberType::get()).isDouble());
+  CHECK(roundTrip(true, c10::NumberType::get()).isBool());
+  CHECK(roundTrip(2, c10::SymIntType::get()).toInt() == 2);
+  CHECK(roundTrip(6, c10::ScalarTypeType::get()).toInt() == 6);
+  CHECK(roundTrip(0, c10::LayoutType::get()).toInt() == 0);
+  CHECK(roundTrip(1, c10::MemoryFormatType::get()).toInt() == 1);
+  CHECK(roundTrip("cpu", c10::DeviceObjType::get()).toDevice() == at::Device(at::kCPU));
+  CHECK(roundTrip(at::Device("cuda:1"), c10::DeviceObjType::get()).toDevice() == at::Device("cuda:1"));
+  CHECK(roundTrip(IValue(), optional(c10::GeneratorType::get())).isNone());
+  CHECK(roundTrip(IValue(), optional(c10::IntType::get())).isNone());
+  CHECK(roundTrip(3, optional(c10::IntType::get())).toInt() == 3);
+  CHECK(roundTrip(IValue(), c10::AnyType::get()).isNone());
+}
+
+TEST_CASE("a sequence becomes a list of the argument's element type, even an empty one") {
+  CHECK(roundTrip(tupleOf({1, 2}), list(c10::IntType::get())).toIntVector() == std::vector<int64_t>{1, 2});
+  CHECK(roundTrip(listOf({1, 2.5}), list(c10::FloatType::get())).toDoubleVector() == std::vector<double>{1, 2.5});
+  CHECK(roundTrip(listOf({}), list(c10::FloatType::get())).isDoubleList());
+  CHECK(roundTrip(listOf({}), list(c10::TensorType::get())).isTensorList());
+  CHECK(roundTrip(tupleOf({3, 4}), list(c10::SymIntType::get())).toSymIntVector().size() == 2);
+  CHECK(roundTrip(listOf({true}), list(c10::BoolType::get())).isBoolList());
+
+  const auto maybe = roundTrip(listOf({IValue(), at::ones({1})}), list(optional(c10::TensorType::get())));
+  CHECK(maybe.toList().elementType()->annotation_str() == "Optional[Tensor]");
+  CHECK(maybe.toListRef()[0].isNone());
+}
+
+TEST_CASE("torch's operators take what was decoded for their arguments") {
+  const auto call = [](const char* name, const char* overload, const std::vector<IValue>& arguments) {
+    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
+    torch::jit::Stack stack;
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      stack.push_back(roundTrip(arguments[i], op.schema().arguments()[i].type()));
+    }
+    op.callBoxed(stack);
+    return stack.at(0).isTensorList() ? stack[0].toTensorVector().at(0) : stack[0].toTensor();
+  };
+  const auto x = at::arange(12, at::kFloat).reshape({3, 4});
+  const auto rows = at::tensor({2, 0}, at::kLong);
+
+  CHECK(call("aten::add", "Tensor", {x, x, 2}).equal(x * 3));
+  CHECK(call("aten::add", "Scalar", {x, 1.5, 1}).equal(x + 1.5));
+  CHECK(call("aten::index", "Tensor", {x, listOf({rows})}).equal(x.index_select(0, rows)));
+  CHECK(call("aten::index", "Tensor", {x, listOf({IValue(), rows})}).equal(x.index_select(1, rows)));
+  CHECK(call("aten::cat", "", {tupleOf({x, x}), 1}).equal(at::cat({x, x}, 1)));
+  CHECK(call("aten::view", "", {x, tupleOf({4, 3})}).equal(x.view({4, 3})));
+  CHECK(call("aten::split_with_sizes", "", {x, listOf({1, 2}), 0}).equal(x.slice(0, 0, 1)));
+  CHECK(call("aten::sum", "dim_IntList", {x, listOf({0}), false, 7}).equal(x.sum(0, false, at::kDouble)));
+  CHECK(call("aten::clamp", "", {x, IValue(), 3}).equal(x.clamp_max(3)));
+  CHECK(call("aten::full", "", {listOf({2, 2}), 7, 6, 0, "cpu", false}).equal(at::full({2, 2}, 7, at::kFloat)));
+  CHECK(call("aten::upsample_nearest2d", "vec", {x.reshape({1, 1, 3, 4}), IValue(), listOf({2, 2.0})}).numel() == 48);
+  CHECK(call("aten::rand", "generator", {listOf({2}), IValue(), 6, 0, "cpu", false}).numel() == 2);
+}
+
+TEST_CASE("tuples and dicts take the types of their parts") {
+  const auto pair = c10::TupleType::create({c10::FloatType::get(), c10::StringType::get()});
+  CHECK(roundTrip(tupleOf({1, "x"}), pair).toTupleRef().elements()[0].isDouble());
+
+  c10::impl::GenericDict dict(c10::AnyType::get(), c10::AnyType::get());
+  dict.insert("a", 1);
+  const auto type = c10::DictType::create(c10::StringType::get(), c10::FloatType::get());
+  const auto arrived = roundTrip(dict, type);
+  CHECK(c10::impl::toTypedDict<std::string, double>(arrived.toGenericDict()).at("a") == 1.0);
+}
+
+TEST_CASE("a value that does not fit the argument's type is the caller's mistake, and named") {
+  const auto send = [](const IValue& value, const c10::TypePtr& type) {
+    return errorOf([&] { roundTrip(value, type); });
+  };
+  const auto error = send("x", list(c10::IntType::get()));
+  CHECK(error.code() == ErrorCode::kInvalidArgument);
+  CHECK(error.text() == "expected a value of type List[int] but got a str");
+
+  const std::vector<std::pair<IValue, c10::TypePtr>> misfits = {
+      {1.5, c10::IntType::get()},
+      {true, c10::IntType::get()},
+      {true, c10::FloatType::get()},
+      {1, c10::BoolType::get()},
+      {"1", c10::NumberType::get()},
+      {IValue(), c10::TensorType::get()},
+      {1, c10::TensorType::get()},
+      {1, c10::StringType::get()},
+      {"no such device", c10::DeviceObjType::get()},
+      {1, c10::GeneratorType::get()},
+      {listOf({1, IValue()}), list(c10::IntType::get())},
+      {tupleOf({1}), c10::TupleType::create({c10::IntType::get(), c10::IntType::get()})},
+      {"x", optional(c10::IntType::get())},
+  };
+  for (const auto& [value, type] : misfits) {
+    INFO(value.tagKind() << " for " << type->annotation_str());
+    CHECK(send(value, type).code() == ErrorCode::kInvalidArgument);
+  }
+}
+
+TEST_CASE("tags that only Python writes are read where they have a meaning") {
+  const auto read = [](std::string bytes, const c10::TypePtr& type = nullptr) {
+    Reader in(bytes);
+    return decodeValue(in, {}, type);
+  };
+  CHECK(read({13, 6}, c10::ScalarTypeType::get()).toInt() == 6);
+  CHECK(read({13, 6}, c10::IntType::get()).toInt() == 6);
+  CHECK(errorOf([&] { read({13, 100}); }).code() == ErrorCode::kProtocol);
+  CHECK(read(std::string("\x07\x02\0\0\0\0\0\0\0ab", 11)).toStringRef() == "ab");
+  CHECK(errorOf([&] { read(std::string("\x0e\0\0\0\0", 5)); }).code() == ErrorCode::kInvalidArgument);
+}
+
+}  // namespace torchrpc

@@ -1,0 +1,95 @@
+"""The layers of csrc: each includes only itself and what stands below it, and outsiders stay where they belong."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+CSRC = Path(__file__).resolve().parents[2] / "csrc"
+
+# A layer -> the layers that it may include, itself aside.
+BELOW = {
+    "base": set(),
+    "wire": {"base"},
+    "transport": {"wire", "base"},
+    "agent": {"transport", "wire", "base"},
+    "rref": {"agent", "transport", "wire", "base"},
+    "autograd": {"rref", "agent", "transport", "wire", "base"},
+    "optim": {"rref", "agent", "transport", "wire", "base"},
+    "node": {"optim", "autograd", "rref", "agent", "transport", "wire", "base"},
+    "bindings": {"node", "optim", "autograd", "rref", "agent", "transport", "wire", "base"},
+}
+
+# What is included, and the only files that may include it, as patterns of "layer/file".
+CONFINED = [
+    (r"pybind11/|Python\.h|torch/csrc/(utils/pybind|Exceptions|.*/python/)", r"bindings/"),
+    (r"tensorpipe/", r"transport/tensorpipe_"),
+    (r"torch/csrc/distributed/c10d/", r"agent/(worker_directory|shutdown)|(node|bindings)/"),
+    (r"torch/csrc/autograd/(engine|graph_task|input_buffer|function)", r"autograd/|bindings/"),
+    (r"torch/csrc/distributed/(rpc|autograd)/", r"nowhere"),
+]
+
+
+def includes(text):
+    """[(line number, what is included)]"""
+    found = re.finditer(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"]', text, re.MULTILINE)
+    return [(text.count("\n", 0, match.start()) + 1, match[1]) for match in found]
+
+
+def violations(file, text):
+    """What is wrong with the includes of `file` ("layer/name")."""
+    layer = file.split("/")[0]
+    wrong = []
+    for line, included in includes(text):
+        other = included.split("/")[0]
+        if "/" in included and other in BELOW and other != layer and other not in BELOW[layer]:
+            wrong.append(f"csrc/{file}:{line}: {layer}/ may not include {included}: {other}/ is not below it")
+        for what, where in CONFINED:
+            if re.match(what, included) and not re.match(where, file):
+                wrong.append(f"csrc/{file}:{line}: {included} belongs in {where} only")
+    return wrong
+
+
+def sources():
+    return sorted(path for path in CSRC.glob("*/*") if path.suffix in {".h", ".cpp"})
+
+
+def test_every_folder_is_a_layer():
+    assert {path.parent.name for path in sources()} <= set(BELOW)
+
+
+def test_includes_point_downwards():
+    assert sources()
+    wrong = [v for path in sources() for v in violations(path.relative_to(CSRC).as_posix(), path.read_text())]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("wire/codec.h", '#include "transport/transport.h"'),
+        ("rref/rref.h", '#include "autograd/context.h"'),
+        ("autograd/context.h", '#  include "optim/optimizers.h"'),
+        ("agent/agent.cpp", "#include <pybind11/pybind11.h>"),
+        ("node/node.cpp", "#include <Python.h>"),
+        ("transport/loopback_transport.cpp", "#include <tensorpipe/tensorpipe.h>"),
+        ("agent/agent.h", "#include <torch/csrc/distributed/c10d/Store.hpp>"),
+        ("bindings/module.cpp", "#include <torch/csrc/distributed/rpc/rpc_agent.h>"),
+    ],
+)
+def test_a_wrong_include_is_seen(file, line):
+    assert len(violations(file, f"#pragma once\n\n{line}\n")) == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("rref/rref.h", '#include "agent/messenger.h"'),
+        ("wire/codec.h", '#include "wire/kinds.h"'),
+        ("bindings/module.cpp", "#include <torch/csrc/utils/pybind.h>"),
+        ("transport/tensorpipe_transport.cpp", "#include <tensorpipe/tensorpipe.h>"),
+        ("agent/worker_directory.h", "#include <torch/csrc/distributed/c10d/Store.hpp>"),
+    ],
+)
+def test_a_right_include_is_not(file, line):
+    assert violations(file, line) == []
