@@ -56,7 +56,7 @@ def init_rpc(
     store, rank = open_store(rpc_backend_options.init_method, rank, world_size or None)
     store.set_timeout(timedelta(seconds=rpc_backend_options.rpc_timeout))
     _store = store
-    store = enter_group(store, name, rank, world_size)
+    store = enter_group(store, world_size)
     _init_rpc_backend(backend, store, name, rank, world_size, rpc_backend_options)
 
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torchrpc.rpc.api as api
 from torchrpc._C import TensorPipeAgent, _is_current_rpc_agent_set
 
-from ._rendezvous import init_timeout
+from ._rendezvous import init_timeout, mark_formed
 from ._utils import _group_membership_management, _update_group_membership
 from .constants import DEFAULT_INIT_METHOD, DEFAULT_NUM_WORKER_THREADS, DEFAULT_RPC_TIMEOUT_SEC
 from .options import TensorPipeRpcBackendOptions
@@ -212,6 +212,7 @@ def _init_static_group(
 ) -> TensorPipeAgent:
     agent = _make_agent(store, name, rank, world_size, options)
     _start(agent)
+    mark_formed(store)
     _settle_devices(agent)
     return agent
 
@@ -255,6 +256,8 @@ def _settle_devices(agent: TensorPipeAgent) -> None:
                 agent._set_devices(used, reverse_maps)
             else:
                 api.rpc_sync(name, _update_group_membership, args=(me, used, reverse_maps, True))
+        if agent.is_static_group and any(maps.values()):
+            api._all_gather(None)  # nobody calls by a map before all know it
     except BaseException:
         api.shutdown(graceful=False)
         raise
