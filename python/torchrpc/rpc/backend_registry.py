@@ -31,7 +31,8 @@ _DeviceMap = dict[torch.device, torch.device]
 
 
 def _make_enum(members: dict[str, BackendValue]) -> Any:
-    made: Any = enum.Enum("BackendType", members)
+    make: Any = enum.Enum
+    made = make("BackendType", members)
     made.__repr__ = lambda self: f"BackendType.{self.name}"
     made.__doc__ = "The registered backends. `BackendType.TENSORPIPE` is always there; see `register_backend`."
     return made
@@ -125,8 +126,8 @@ def _validate_device_maps(
                     f"device map = {device_map}"
                 )
             for side, node, used in (("source", source, device_map.keys()), ("target", target, device_map.values())):
-                devices, count = all_devices.get(node), all_device_counts.get(node)
-                _validate_side(side, used, source, target, device_map, devices, count)
+                known = all_devices.get(node), all_device_counts.get(node)
+                _validate_side(side, used, source, target, device_map, *known)
 
 
 def _validate_side(
