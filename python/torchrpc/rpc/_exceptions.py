@@ -139,7 +139,7 @@ def _rebuild_exception(text: str, detail: bytes, worker_name: str) -> BaseExcept
         return RuntimeError(_ABOUT_TYPE.format(why=f"{why} (raised on {worker_name})", text=text))
 
 
-def same_type(cls: type[BaseException], text: str) -> BaseException:
+def same_type(cls: type[BaseException], text: str) -> Any:
     """An exception of type `cls` that says `text`, whatever the constructor of `cls` wants."""
     text = _Text(text)
     try:

@@ -2,7 +2,6 @@
 
 import logging
 import numbers
-import threading
 from datetime import timedelta
 from typing import Any
 
@@ -12,14 +11,12 @@ import torchrpc.rpc.api as api
 import torchrpc.rpc.backend_registry as backend_registry
 from torchrpc._C import RpcBackendOptions, WorkerInfo, _is_current_rpc_agent_set, _rref_context_get_debug_info
 
-from ._rendezvous import open_store
+from ._rendezvous import enter_group, open_store
 
 logger = logging.getLogger(__name__)
 
 _is_tensorpipe_available = True
 
-_init_counter = 0
-_init_counter_lock = threading.Lock()
 _store: Any = None  # of the latest group: rank 0's serves workers that leave later than it does
 
 
@@ -55,13 +52,11 @@ def init_rpc(
     _validate_name_and_ranks(name, rank, world_size)
     if _is_current_rpc_agent_set():
         raise RuntimeError("RPC is already initialized. Call shutdown() first.")
-    global _init_counter, _store
+    global _store
     store, rank = open_store(rpc_backend_options.init_method, rank, world_size or None)
     store.set_timeout(timedelta(seconds=rpc_backend_options.rpc_timeout))
     _store = store
-    with _init_counter_lock:
-        store = dist.PrefixStore(f"rpc_prefix_{_init_counter}", store)  # groups may share a store one after another
-        _init_counter += 1
+    store = enter_group(store, world_size)
     _init_rpc_backend(backend, store, name, rank, world_size, rpc_backend_options)
 
 

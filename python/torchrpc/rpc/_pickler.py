@@ -197,7 +197,9 @@ class _InternalRPCPickler:
         self._dump(_Probe, obj)
 
     def _dump(self, pickler: type[_Pickler], obj: Any) -> tuple[bytes, list[torch.Tensor]]:
-        file, tensors, buffers = io.BytesIO(), [], []
+        file = io.BytesIO()
+        tensors: list[torch.Tensor] = []
+        buffers: list[torch.Tensor] = []
         pickler(file, self._reducers, tensors, buffers).dump(obj)
         file.write(_COUNT.pack(len(buffers)))  # behind the end of the pickle, where its reader does not look
         return file.getvalue(), tensors + buffers

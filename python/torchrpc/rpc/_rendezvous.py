@@ -11,7 +11,6 @@ import os
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 import torch.distributed as dist
@@ -20,6 +19,7 @@ from torch.distributed.rendezvous import _rendezvous_helper
 logger = logging.getLogger(__name__)
 
 _WAIT_VARIABLE = "TORCHRPC_INIT_TIMEOUT"
+_FORMED = "formed"
 _TELL_AFTER = 10.0  # seconds of silence that make a person wonder
 _HOW_TO_MEET = (
     "Set MASTER_ADDR and MASTER_PORT to the host name and a free port of the machine of rank 0, the same for all "
@@ -118,3 +118,22 @@ def _told(text: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+def enter_group(root: dist.Store, world_size: int | None) -> dist.Store:
+    """The part of `root` that belongs to the group now forming there.
+
+    Groups of a fixed size may follow one another on one store; each has a number, and what tells that a number is used
+    up is in the store, not in the process: its members may have been in other groups before, and not in the same ones.
+    """
+    number = 0
+    store = dist.PrefixStore("rpc_prefix_0", root)
+    while world_size and store.check([_FORMED]):
+        number += 1
+        store = dist.PrefixStore(f"rpc_prefix_{number}", root)
+    return store
+
+
+def mark_formed(store: dist.Store) -> None:
+    """The group that this store is of has come up: the next one must take another."""
+    store.set(_FORMED, "1")

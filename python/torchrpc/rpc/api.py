@@ -145,7 +145,7 @@ def _check_call(args: Any, kwargs: Any, timeout: Any) -> None:
         raise TypeError(f"kwargs must be a dict of keyword arguments, but is a {type(kwargs).__name__}.")
     if not isinstance(timeout, numbers.Real):
         raise TypeError(f"timeout must be a number of seconds, but is a {type(timeout).__name__}: {timeout!r}.")
-    if timeout != UNSET_RPC_TIMEOUT and not timeout >= 0:
+    if timeout != UNSET_RPC_TIMEOUT and not float(timeout) >= 0:
         raise ValueError(f"timeout must not be negative, but is {timeout}. 0: no limit; leave it out for the default.")
 
 

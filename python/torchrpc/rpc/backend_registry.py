@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torchrpc.rpc.api as api
 from torchrpc._C import TensorPipeAgent, _is_current_rpc_agent_set
 
-from ._rendezvous import init_timeout
+from ._rendezvous import init_timeout, mark_formed
 from ._utils import _group_membership_management, _update_group_membership
 from .constants import DEFAULT_INIT_METHOD, DEFAULT_NUM_WORKER_THREADS, DEFAULT_RPC_TIMEOUT_SEC
 from .options import TensorPipeRpcBackendOptions
@@ -31,7 +31,8 @@ _DeviceMap = dict[torch.device, torch.device]
 
 
 def _make_enum(members: dict[str, BackendValue]) -> Any:
-    made: Any = enum.Enum("BackendType", members)
+    make: Any = enum.Enum
+    made = make("BackendType", members)
     made.__repr__ = lambda self: f"BackendType.{self.name}"
     made.__doc__ = "The registered backends. `BackendType.TENSORPIPE` is always there; see `register_backend`."
     return made
@@ -125,8 +126,8 @@ def _validate_device_maps(
                     f"device map = {device_map}"
                 )
             for side, node, used in (("source", source, device_map.keys()), ("target", target, device_map.values())):
-                devices, count = all_devices.get(node), all_device_counts.get(node)
-                _validate_side(side, used, source, target, device_map, devices, count)
+                known = all_devices.get(node), all_device_counts.get(node)
+                _validate_side(side, used, source, target, device_map, *known)
 
 
 def _validate_side(
@@ -212,6 +213,7 @@ def _init_static_group(
 ) -> TensorPipeAgent:
     agent = _make_agent(store, name, rank, world_size, options)
     _start(agent)
+    mark_formed(store)
     _settle_devices(agent)
     return agent
 
@@ -255,6 +257,8 @@ def _settle_devices(agent: TensorPipeAgent) -> None:
                 agent._set_devices(used, reverse_maps)
             else:
                 api.rpc_sync(name, _update_group_membership, args=(me, used, reverse_maps, True))
+        if agent.is_static_group and any(maps.values()):
+            api._all_gather(None)  # nobody calls by a map before all know it
     except BaseException:
         api.shutdown(graceful=False)
         raise

@@ -2,6 +2,4 @@
 
 import torch  # noqa: F401
 
-import torchrpc.rpc
-
-torchrpc.rpc._load()
+import torchrpc.rpc.api  # noqa: F401

@@ -1,0 +1,162 @@
+# What __init__.py fills in on first use; test_stubs.py compares the two.
+from typing import Any
+
+from torchrpc._C import (
+    _DEFAULT_INIT_METHOD as _DEFAULT_INIT_METHOD,
+)
+from torchrpc._C import (
+    _DEFAULT_NUM_WORKER_THREADS as _DEFAULT_NUM_WORKER_THREADS,
+)
+from torchrpc._C import (
+    _DEFAULT_RPC_TIMEOUT_SEC as _DEFAULT_RPC_TIMEOUT_SEC,
+)
+from torchrpc._C import (
+    _UNSET_RPC_TIMEOUT as _UNSET_RPC_TIMEOUT,
+)
+from torchrpc._C import (
+    PyRRef as PyRRef,
+)
+from torchrpc._C import (
+    RpcAgent as RpcAgent,
+)
+from torchrpc._C import (
+    RpcBackendOptions as RpcBackendOptions,
+)
+from torchrpc._C import (
+    TensorPipeAgent as TensorPipeAgent,
+)
+from torchrpc._C import (
+    WorkerInfo as WorkerInfo,
+)
+from torchrpc._C import (
+    _cleanup_python_rpc_handler as _cleanup_python_rpc_handler,
+)
+from torchrpc._C import (
+    _delete_all_user_and_unforked_owner_rrefs as _delete_all_user_and_unforked_owner_rrefs,
+)
+from torchrpc._C import (
+    _destroy_rref_context as _destroy_rref_context,
+)
+from torchrpc._C import (
+    _get_current_rpc_agent as _get_current_rpc_agent,
+)
+from torchrpc._C import (
+    _invoke_remote_builtin as _invoke_remote_builtin,
+)
+from torchrpc._C import (
+    _invoke_remote_python as _invoke_remote_python,
+)
+from torchrpc._C import (
+    _invoke_rpc_builtin as _invoke_rpc_builtin,
+)
+from torchrpc._C import (
+    _invoke_rpc_python as _invoke_rpc_python,
+)
+from torchrpc._C import (
+    _is_current_rpc_agent_set as _is_current_rpc_agent_set,
+)
+from torchrpc._C import (
+    _reset_current_rpc_agent as _reset_current_rpc_agent,
+)
+from torchrpc._C import (
+    _rref_context_get_debug_info as _rref_context_get_debug_info,
+)
+from torchrpc._C import (
+    _set_and_start_rpc_agent as _set_and_start_rpc_agent,
+)
+from torchrpc._C import (
+    _set_rpc_timeout as _set_rpc_timeout,
+)
+from torchrpc._C import (
+    _TensorPipeRpcBackendOptionsBase as _TensorPipeRpcBackendOptionsBase,
+)
+from torchrpc._C import (
+    enable_gil_profiling as enable_gil_profiling,
+)
+from torchrpc._C import (
+    get_rpc_timeout as get_rpc_timeout,
+)
+
+from . import (
+    api as api,
+)
+from . import (
+    backend_registry as backend_registry,
+)
+from . import (
+    constants as constants,
+)
+from . import (
+    functions as functions,
+)
+from . import (
+    internal as internal,
+)
+from . import (
+    options as options,
+)
+from . import (
+    rref_proxy as rref_proxy,
+)
+from ._init import (
+    _get_debug_info as _get_debug_info,
+)
+from ._init import (
+    _init_rpc_backend as _init_rpc_backend,
+)
+from ._init import (
+    _is_tensorpipe_available as _is_tensorpipe_available,
+)
+from ._init import (
+    _validate_rpc_args as _validate_rpc_args,
+)
+from ._init import (
+    init_rpc as init_rpc,
+)
+from .api import (
+    AllGatherStates as AllGatherStates,
+)
+from .api import (
+    RRef as RRef,
+)
+from .api import (
+    _wait_all as _wait_all,
+)
+from .api import (
+    get_worker_info as get_worker_info,
+)
+from .api import (
+    remote as remote,
+)
+from .api import (
+    rpc_async as rpc_async,
+)
+from .api import (
+    rpc_sync as rpc_sync,
+)
+from .api import (
+    shutdown as shutdown,
+)
+from .backend_registry import (
+    BackendValue as BackendValue,
+)
+from .backend_registry import (
+    backend_registered as backend_registered,
+)
+from .backend_registry import (
+    construct_rpc_backend_options as construct_rpc_backend_options,
+)
+from .backend_registry import (
+    init_backend as init_backend,
+)
+from .backend_registry import (
+    register_backend as register_backend,
+)
+from .options import (
+    TensorPipeRpcBackendOptions as TensorPipeRpcBackendOptions,
+)
+
+Backend: Any
+BackendType: Any
+
+def is_available() -> bool: ...

@@ -1,0 +1,118 @@
+"""The stubs say what is there: the extension's compared with its binary, the package's with what it loads."""
+
+import ast
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+import torchrpc
+from torchrpc import _C, rpc
+
+STUBS = Path(importlib.util.find_spec("torchrpc").origin).parent
+IMPLIED = {"__init__", "__repr__", "__str__", "__getstate__", "__setstate__", "__reduce_ex__", "__dict__", "__doc__"}
+
+
+def stub_functions(body):
+    """{name: list of parameter lists} of a stub's functions, properties and variables (those have None)."""
+    found = {}
+    for node in body:
+        if isinstance(node, ast.FunctionDef):
+            if any(isinstance(d, ast.Name) and d.id == "property" for d in node.decorator_list):
+                found[node.name] = None
+                continue
+            names = [a.arg for a in node.args.posonlyargs + node.args.args]
+            static = any(isinstance(d, ast.Name) and d.id == "staticmethod" for d in node.decorator_list)
+            names += [f"*{node.args.vararg.arg}"] if node.args.vararg else []
+            names += [f"**{node.args.kwarg.arg}"] if node.args.kwarg else []
+            found.setdefault(node.name, []).append(names[1:] if names[:1] == ["self"] and not static else names)
+        elif isinstance(node, ast.AnnAssign):
+            found[node.target.id] = None
+    return found
+
+
+def split_parameters(text):
+    parts, depth, start = [], 0, 0
+    for i, char in enumerate(text):
+        depth += char in "([{"
+        depth -= char in ")]}"
+        if char == "," and depth == 0:
+            parts.append(text[start:i])
+            start = i + 1
+    return [part.strip().split(":")[0].split("=")[0].strip() for part in [*parts, text[start:]] if part.strip()]
+
+
+def binary_signatures(function):
+    """Parameter lists out of pybind's docstring: one line, or numbered lines for overloads."""
+    name = function.__name__
+    lines = re.findall(rf"^(?:\d+\. )?{re.escape(name)}\((.*)\) -> ", function.__doc__ or "", re.M)
+    return [
+        [p for p in split_parameters(line) if p not in ("self", "/")] for line in lines if line != "*args, **kwargs"
+    ]
+
+
+@pytest.fixture(scope="module")
+def stub():
+    tree = ast.parse((STUBS / "_C.pyi").read_text())
+    return tree.body, {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+def public(names):
+    return {n for n in names if not (n.startswith("__") or n.startswith("_pybind11") or n in ("_T", "_Raises"))}
+
+
+def test_the_extensions_stub_has_its_names(stub):
+    body, classes = stub
+    assert set(stub_functions(body)) | set(classes) == public(dir(_C))
+
+
+def test_the_extensions_functions_have_the_stubs_parameters(stub):
+    body, _ = stub
+    for name, parameters in stub_functions(body).items():
+        if parameters is not None:
+            assert parameters == binary_signatures(getattr(_C, name)), name
+
+
+def test_the_extensions_classes_have_the_stubs_members(stub):
+    _, classes = stub
+    for class_name, node in classes.items():
+        members, there = stub_functions(node.body), vars(getattr(_C, class_name))
+        assert public(members) == public(there), class_name
+        for name in set(members) & set(there):
+            if members[name] is None:
+                assert isinstance(there[name], property), f"{class_name}.{name}"
+            else:
+                function = getattr(_C, class_name).__dict__[name]
+                function = function.__func__ if isinstance(function, staticmethod) else function
+                assert members[name] == binary_signatures(function), f"{class_name}.{name}"
+        bases = {base.id for base in node.bases if isinstance(base, ast.Name)}
+        assert bases <= {base.__name__ for base in getattr(_C, class_name).__mro__}
+
+
+def test_the_packages_stub_has_what_it_loads():
+    tree = ast.parse((STUBS / "rpc" / "__init__.pyi").read_text())
+    named = {
+        alias.asname for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names if alias.asname
+    }
+    assert named | {"Backend", "is_available"} == set(dir(rpc))
+
+
+def test_every_promised_name_is_there_and_documented():
+    for name in dir(rpc):
+        assert hasattr(rpc, name), name
+    assert set(rpc.__all__) == {name for name in dir(rpc) if not name.startswith("_")}
+    for name in ("rpc_sync", "rpc_async", "remote", "shutdown", "init_rpc", "get_worker_info", "RRef", "is_available"):
+        assert getattr(rpc, name).__doc__
+    for name in public(dir(_C.PyRRef)):
+        if not name.startswith("_"):
+            assert "\n" in getattr(_C.PyRRef, name).__doc__.strip(), name  # more than pybind's signature
+
+
+def test_the_package_knows_its_version_and_is_typed():
+    assert re.match(r"\d+", torchrpc.__version__)
+    assert (STUBS / "py.typed").exists()
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = torchrpc.nothing
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = rpc.nothing
