@@ -32,6 +32,7 @@ class Agent final : public Messenger {
     Limits limits;
   };
   using LostHandler = std::function<void(const WorkerInfo&)>;
+  using LateReplyHandler = std::function<void(const Message&)>;
 
   Agent(Options options, std::unique_ptr<Transport> transport, std::shared_ptr<Timer> timer);
   /// close().
@@ -41,6 +42,8 @@ class Agent final : public Messenger {
   void on(Kind kind, Where where, RequestHandler handler) override;
   /// Called on the loop when the connection to a worker has broken while this node was not closing.
   void onWorkerLost(LostHandler handler);
+  /// Called on the loop with replies to calls that have ended: what travels in them may have to be let go.
+  void onLateReply(LateReplyHandler handler) { late_reply_handler_ = std::move(handler); }
   /// From here on requests are served. Returns the address to publish.
   std::string listen();
 
@@ -95,6 +98,7 @@ class Agent final : public Messenger {
   // set before the start:
   std::map<Kind, Served> served_;
   std::vector<LostHandler> lost_handlers_;
+  LateReplyHandler late_reply_handler_;
   // with their own synchronization:
   Activity activity_;
   CallTable calls_;

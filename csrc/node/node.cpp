@@ -41,6 +41,7 @@ Node::Node(Options options, StorePtr store, std::unique_ptr<Transport> transport
                  return encode ? encode(value, to) : plainReply(value);
                }})),
       calls_(agent_, *rrefs_) {
+  agent_.onLateReply([this](const Message& reply) { rrefs_->discard(reply); });
   agent_.onWorkerLost([this](const WorkerInfo& worker) { rrefs_->onWorkerLost(worker); });
   serve(Kind::kBuiltinCall, Kind::kBuiltinRemote, std::make_shared<BuiltinRunner>());
   serve(Kind::kNativeCall, Kind::kNativeRemote, std::make_shared<NativeRunner>());

@@ -148,7 +148,11 @@ void RRefService::adopt(const std::vector<RRefFork>& forks, bool wait_for_owner,
 
 void RRefService::discard(const Message& message) {
   const auto* forks = message.header(HeaderKind::kRRefForks);
-  if (forks) adopt(decodeForks(*forks), /*wait_for_owner=*/false, [](const auto&) {});
+  if (!forks) return;
+  try {
+    adopt(decodeForks(*forks), /*wait_for_owner=*/false, [](const auto&) {});
+  } catch (const Error&) {
+  }
 }
 
 Result<RRefPtr> RRefService::adoptOne(const RRefFork& fork) {
