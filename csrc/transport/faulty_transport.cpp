@@ -21,12 +21,10 @@ struct PendingSend {
 
   void run() {
     switch (action) {
-      case Fault::Action::kDeliver:
-        return connection->send(std::move(frame), std::move(done));
+      case Fault::Action::kDeliver: return connection->send(std::move(frame), std::move(done));
       case Fault::Action::kFail:
         return done(Error(ErrorCode::kWorkerLost, "a fault was injected into " + connection->describe()));
-      case Fault::Action::kDrop:
-        return done(std::nullopt);
+      case Fault::Action::kDrop: return done(std::nullopt);
       case Fault::Action::kRepeat:
         // One after the other, so that the memory is free when `done` is called.
         return connection->send(frame, [again = *this](Status error) {

@@ -23,7 +23,6 @@ using FaultPolicy = std::function<Fault(const FrameInfo& frame, const std::strin
 
 /// `timer` must outlive the transport. kFail completes the send with Error(kWorkerLost) and leaves the connection up;
 /// kDrop completes it as if it had been sent. `peer_name` is empty on accepted connections.
-std::unique_ptr<Transport> makeFaultyTransport(
-    std::unique_ptr<Transport> inner, FaultPolicy policy, Timer& timer);
+std::unique_ptr<Transport> makeFaultyTransport(std::unique_ptr<Transport> inner, FaultPolicy policy, Timer& timer);
 
 }  // namespace torchrpc

@@ -1,16 +1,15 @@
 #include "transport/host_address.h"
 
 #include <arpa/inet.h>
-#include <ifaddrs.h>
-#include <netdb.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <cstdlib>
 #include <cstring>
+#include <ifaddrs.h>
 #include <memory>
+#include <netdb.h>
 #include <optional>
 #include <set>
+#include <sys/socket.h>
+#include <unistd.h>
 #include <vector>
 
 #include "base/error.h"
@@ -32,8 +31,9 @@ struct Address {
   in_addr_t v4() const { return ntohl(reinterpret_cast<const sockaddr_in&>(storage).sin_addr.s_addr); }
 
   bool isLoopback() const {
-    return family() == AF_INET ? (v4() >> 24) == 127
-                               : IN6_IS_ADDR_LOOPBACK(&v6()) || (IN6_IS_ADDR_V4MAPPED(&v6()) && v6().s6_addr[12] == 127);
+    return family() == AF_INET
+        ? (v4() >> 24) == 127
+        : IN6_IS_ADDR_LOOPBACK(&v6()) || (IN6_IS_ADDR_V4MAPPED(&v6()) && v6().s6_addr[12] == 127);
   }
   bool isLinkLocal() const { return family() == AF_INET ? (v4() >> 16) == 0xA9FE : IN6_IS_ADDR_LINKLOCAL(&v6()); }
   bool isUnspecified() const { return family() == AF_INET ? v4() == INADDR_ANY : IN6_IS_ADDR_UNSPECIFIED(&v6()); }
@@ -68,12 +68,14 @@ std::vector<Address> resolve(const std::string& host, const std::string& option)
   std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(list, &freeaddrinfo);
   std::vector<Address> found;
   for (auto* entry = rc == 0 ? list : nullptr; entry; entry = entry->ai_next) {
-    if (entry->ai_family == AF_INET || entry->ai_family == AF_INET6) found.emplace_back(entry->ai_addr, entry->ai_addrlen);
+    if (entry->ai_family == AF_INET || entry->ai_family == AF_INET6)
+      found.emplace_back(entry->ai_addr, entry->ai_addrlen);
   }
   if (!found.empty()) return found;
-  throw Error(ErrorCode::kInvalidArgument, option + " '" + host + "' cannot be resolved (" +
-                                               (rc == 0 ? "it has no IP address" : gai_strerror(rc)) +
-                                               "): give a name that resolves on this machine, or an IP address");
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      option + " '" + host + "' cannot be resolved (" + (rc == 0 ? "it has no IP address" : gai_strerror(rc)) +
+          "): give a name that resolves on this machine, or an IP address");
 }
 
 /// Why the address cannot be listened on here, if it cannot.
@@ -128,8 +130,10 @@ std::optional<std::string> addressOfInterfaces(const std::string& names, const s
   }
   std::string choices;
   for (const auto& name : known) choices += (choices.empty() ? "" : ", ") + name;
-  throw Error(ErrorCode::kInvalidArgument, "no interface '" + names + "' with an IP address that is not link-local, which " +
-                                               variable + " names; this machine has " + choices);
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      "no interface '" + names + "' with an IP address that is not link-local, which " + variable +
+          " names; this machine has " + choices);
 }
 
 std::optional<std::string> addressFromEnvironment() {
@@ -145,15 +149,20 @@ std::string addressOfHost(const std::string& host) {
   std::string tried;
   for (const auto& address : resolve(host, "host")) {
     if (address.isUnspecified()) {
-      throw Error(ErrorCode::kInvalidArgument, "host '" + host + "' is no address that peers can reach: give the "
-                                               "address of one interface, or leave it empty");
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          "host '" + host +
+              "' is no address that peers can reach: give the "
+              "address of one interface, or leave it empty");
     }
-    const auto error = address.isLinkLocal() ? std::string("link-local addresses are not supported") : bindError(address);
+    const auto error =
+        address.isLinkLocal() ? std::string("link-local addresses are not supported") : bindError(address);
     if (!error) return address.text();
     tried += (tried.empty() ? "" : "; ") + address.text() + ": " + *error;
   }
-  throw Error(ErrorCode::kInvalidArgument, "host '" + host + "' is not an address of this machine (" + tried +
-                                               "): give one that is, or leave it empty");
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      "host '" + host + "' is not an address of this machine (" + tried + "): give one that is, or leave it empty");
 }
 
 bool isNumeric(const std::string& host) {
@@ -171,9 +180,10 @@ std::string addressTowards(const std::string& rendezvous_host) {
     if (target.isLoopback() && !bindError(target)) return target.text();
     if (auto source = target.isLoopback() ? std::nullopt : sourceTowards(target)) return source->text();
   }
-  throw Error(ErrorCode::kInvalidArgument, "no interface of this machine leads to the rendezvous host '" + rendezvous_host +
-                                               "' (" + targets.front().text() +
-                                               "): set TORCHRPC_SOCKET_IFNAME to the interface to use");
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      "no interface of this machine leads to the rendezvous host '" + rendezvous_host + "' (" + targets.front().text() +
+          "): set TORCHRPC_SOCKET_IFNAME to the interface to use");
 }
 
 }  // namespace
@@ -207,7 +217,7 @@ bool isPortFree(const std::string& address_and_port) {
   // Connections that are left over from an earlier listener do not count.
   const int on = 1;
   return socket.fd() >= 0 && ::setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 &&
-         ::bind(socket.fd(), found->ai_addr, found->ai_addrlen) == 0;
+      ::bind(socket.fd(), found->ai_addr, found->ai_addrlen) == 0;
 }
 
 std::string bracketed(const std::string& address) {

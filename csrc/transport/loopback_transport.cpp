@@ -65,9 +65,7 @@ class LoopbackEnd : public Connection, public std::enable_shared_from_this<Loopb
     return true;
   }
 
-  void send(Frame frame, std::function<void(Status)> done) override {
-    done(trySend(std::move(frame)));
-  }
+  void send(Frame frame, std::function<void(Status)> done) override { done(trySend(std::move(frame))); }
   void close() override { end({ErrorCode::kShutdown, "the connection to " + peer_ + " was closed from this side"}); }
   std::string describe() const override { return "loopback connection to " + peer_; }
 
@@ -109,7 +107,8 @@ class LoopbackEnd : public Connection, public std::enable_shared_from_this<Loopb
     }
     if (auto handler = std::move(handler_)) handler->onClosed(reason);
     if (auto other = other_.lock()) {
-      other->end({ErrorCode::kWorkerLost, "the connection to " + other->peer_ + " was closed from there", other->peer_});
+      other->end(
+          {ErrorCode::kWorkerLost, "the connection to " + other->peer_ + " was closed from there", other->peer_});
     }
   }
 
@@ -165,7 +164,8 @@ uint64_t parseAddress(const std::string& address) {
     auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
     if (error == std::errc() && end == text.data() + text.size()) return number;
   }
-  throw Error(ErrorCode::kInvalidArgument, "'" + address + "' is not the address of a loopback transport (loopback:<n>)");
+  throw Error(
+      ErrorCode::kInvalidArgument, "'" + address + "' is not the address of a loopback transport (loopback:<n>)");
 }
 
 class LoopbackTransport : public Transport {
@@ -184,7 +184,8 @@ class LoopbackTransport : public Transport {
       const std::string& address, const std::string& peer_name, std::shared_ptr<ConnectionHandler> handler) override {
     const auto number = parseAddress(address);
     auto near = std::make_shared<LoopbackEnd>(station_, peer_name, std::move(handler));
-    if (!near->enroll()) throw Error(ErrorCode::kShutdown, "cannot connect to " + peer_name + ": the transport is closed");
+    if (!near->enroll())
+      throw Error(ErrorCode::kShutdown, "cannot connect to " + peer_name + ": the transport is closed");
     auto station = network_->find(number);
     auto far = station ? std::make_shared<LoopbackEnd>(station, "the peer at " + describe(), nullptr) : nullptr;
     if (far) LoopbackEnd::join(near, far);

@@ -13,12 +13,12 @@
 #include "transport/tensorpipe_backends.h"
 
 #include <c10/util/Exception.h>
-#include <pthread.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <functional>
 #include <iterator>
+#include <pthread.h>
+#include <signal.h>
 
 #include "base/error.h"
 #include "transport/host_address.h"
@@ -120,9 +120,7 @@ std::string joinNames(const std::vector<std::string>& names) {
 /// What a list of names leaves; names without effect are warned about.
 template <typename TContext>
 std::vector<Backend<TContext>> makeListed(
-    const char* what,
-    const std::vector<Kind<TContext>>& kinds,
-    const std::vector<std::string>& names,
+    const char* what, const std::vector<Kind<TContext>>& kinds, const std::vector<std::string>& names,
     const std::string& address) {
   std::vector<Backend<TContext>> made;
   std::string reasons;
@@ -137,9 +135,10 @@ std::vector<Backend<TContext>> makeListed(
     reasons += (reasons.empty() ? "" : "; ") + name + ": " + reason;
   }
   if (made.empty()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                std::string("no usable ") + what + " in the option " + what + "s: it gives " + joinNames(names) +
-                    (reasons.empty() ? "" : " (" + reasons + ")") + ", there are " + joinNames(kinds));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        std::string("no usable ") + what + " in the option " + what + "s: it gives " + joinNames(names) +
+            (reasons.empty() ? "" : " (" + reasons + ")") + ", there are " + joinNames(kinds));
   }
   if (!reasons.empty()) TORCH_WARN("torchrpc passes over ", what, "s that cannot be used here: ", reasons);
   return made;
@@ -174,8 +173,7 @@ std::vector<TransportBackend> makeTransports(const std::optional<std::vector<std
 }
 
 std::vector<ChannelBackend> makeChannels(
-    const std::optional<std::vector<std::string>>& names,
-    const std::vector<TransportBackend>& transports,
+    const std::optional<std::vector<std::string>>& names, const std::vector<TransportBackend>& transports,
     const std::string& address) {
   std::vector<ChannelBackend> made;
   if (names) {

@@ -26,8 +26,7 @@ std::vector<TransportBackend> makeTransports(const std::optional<std::vector<std
 /// The same for channels; none for an empty list, else "basic" is among them. `address` is where channels that listen
 /// themselves do so.
 std::vector<ChannelBackend> makeChannels(
-    const std::optional<std::vector<std::string>>& names,
-    const std::vector<TransportBackend>& transports,
+    const std::optional<std::vector<std::string>>& names, const std::vector<TransportBackend>& transports,
     const std::string& address);
 
 /// "a,b"

@@ -87,7 +87,8 @@ tensorpipe::Message toMessage(Frame& frame, bool channels) {
   bool large = false;
   for (const auto& segment : frame.segments) large |= segment.bytes >= kChannelBytes;
   for (const auto& segment : frame.segments) {
-    // TensorPipe wants a pointer to what it only reads; mutable_data() would end sharing between copy-on-write storages.
+    // TensorPipe wants a pointer to what it only reads; mutable_data() would end sharing between copy-on-write
+    // storages.
     auto* data = const_cast<void*>(segment.data());
     if (large && channels) {
       message.tensors.push_back({tensorpipe::CpuBuffer{data}, segment.bytes, {}, {}});
@@ -225,8 +226,9 @@ void TensorPipeConnection::finish(Error reason) {
 
 Error TensorPipeConnection::lost(const std::string& reason) const {
   const auto who = peer_.name.empty() ? "a peer" : peer_.name;
-  return {ErrorCode::kWorkerLost, "the connection to " + who + " (tensorpipe, " + peer_.route + ") is lost: " + reason,
-          peer_.name};
+  return {
+      ErrorCode::kWorkerLost, "the connection to " + who + " (tensorpipe, " + peer_.route + ") is lost: " + reason,
+      peer_.name};
 }
 
 Error TensorPipeConnection::closeReason(const tensorpipe::Error& error) const {

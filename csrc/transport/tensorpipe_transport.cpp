@@ -163,10 +163,11 @@ const TensorPipeAddress::Way& TensorPipeTransport::chooseWay(
   }
   std::string theirs;
   for (const auto& way : address.ways) theirs += (theirs.empty() ? "" : ", ") + way.url;
-  throw Error(ErrorCode::kInvalidArgument,
-              "no way to " + peer_name + ": it can be reached by " + theirs + ", this node uses " + namesOf(transports_) +
-                  " (shm: within one host only); give both the same transports",
-              peer_name);
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      "no way to " + peer_name + ": it can be reached by " + theirs + ", this node uses " + namesOf(transports_) +
+          " (shm: within one host only); give both the same transports",
+      peer_name);
 }
 
 std::shared_ptr<Connection> TensorPipeTransport::connect(
@@ -181,12 +182,12 @@ std::shared_ptr<Connection> TensorPipeTransport::connect(
     pipe = context_.connect(way.url, tensorpipe::PipeOptions().remoteName(peer_name));
   } catch (const std::exception& error) {
     shared_->activity.end();
-    throw Error(ErrorCode::kInvalidArgument, "cannot connect to " + peer_name + " at " + way.url + ": " + error.what(),
-                peer_name);
+    throw Error(
+        ErrorCode::kInvalidArgument, "cannot connect to " + peer_name + " at " + way.url + ": " + error.what(),
+        peer_name);
   }
   auto connection = std::make_shared<TensorPipeConnection>(
-      shared_, std::move(pipe),
-      TensorPipeConnection::Peer{peer_name, way.url, parsed.channels && !channels_.empty()});
+      shared_, std::move(pipe), TensorPipeConnection::Peer{peer_name, way.url, parsed.channels && !channels_.empty()});
   connection->start(std::move(handler));
   return connection;
 }

@@ -5,9 +5,10 @@
 //
 // Threads: handlers and completions are called on the loop: one of the transport's own threads or, so that no message
 // pays for a hand-over, a thread that is just then inside a call of this interface (a sender may find itself
-// delivering a frame that arrived meanwhile). Those of one connection never run at once, those of different
-// connections may. None is called while a lock of the transport's is held, so they may call back into it. They must
-// not block and must not throw. Corollary: never call into a transport while holding a lock that a handler takes.
+// delivering a frame that arrived meanwhile). Those of one connection never run at once, but for the completion of a
+// frame that send() turns down; those of different connections may. None is called while a lock of the transport's is
+// held, so they may call back into it. They must not block and must not throw. Corollary: never call into a transport
+// while holding a lock that a handler takes.
 
 #include <functional>
 #include <memory>
@@ -25,9 +26,9 @@ class Connection {
   virtual ~Connection() = default;
 
   /// Queues a frame; returns at once. Frames of one connection arrive in the order of the calls. `done` is called
-  /// exactly once: without an error when the frame's memory is no longer needed (not: when it has arrived), with one
-  /// (kWorkerLost, kShutdown, or kFrameTooLarge, which leaves the connection usable) when it will not be sent; perhaps before
-  /// send() returns. Thread-safe.
+  /// exactly once, perhaps before send() returns: without an error when the frame's memory is no longer needed (not:
+  /// when it has arrived), with one when it will not be sent: kWorkerLost, kShutdown, or kFrameTooLarge, which leaves
+  /// the connection usable. Thread-safe.
   virtual void send(Frame frame, std::function<void(Status)> done) = 0;
 
   /// Ends the connection; what is queued fails. Handlers hear of it once, on the loop. Thread-safe, idempotent.

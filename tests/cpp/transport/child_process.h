@@ -2,14 +2,14 @@
 
 // A test that needs another process runs its own program again, with one hidden test case and a text for it.
 
+#include <catch2/catch.hpp>
+
+#include <cstdlib>
 #include <signal.h>
 #include <spawn.h>
+#include <string>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <catch2/catch.hpp>
-#include <cstdlib>
-#include <string>
 #include <vector>
 
 namespace torchrpc::test {

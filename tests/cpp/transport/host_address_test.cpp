@@ -3,6 +3,7 @@
 #include "transport/host_address.h"
 
 #include <catch2/catch.hpp>
+
 #include <cstdlib>
 
 #include "base/error.h"
@@ -71,8 +72,9 @@ TEST_CASE("our own variable goes before those of others") {
 
 TEST_CASE("an interface that does not exist is an error that names the variable and those that do") {
   Environment set("TP_SOCKET_IFNAME", "nosuch0");
-  CHECK_THAT(failure({"", "127.0.0.1"}),
-             Catch::Contains("'nosuch0'") && Catch::Contains("TP_SOCKET_IFNAME") && Catch::Contains("lo"));
+  CHECK_THAT(
+      failure({"", "127.0.0.1"}),
+      Catch::Contains("'nosuch0'") && Catch::Contains("TP_SOCKET_IFNAME") && Catch::Contains("lo"));
 }
 
 TEST_CASE("whatever is chosen can be listened on") {

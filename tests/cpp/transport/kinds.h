@@ -37,8 +37,12 @@ struct Faultless {
   std::unique_ptr<ManualTimer> timer = std::make_unique<ManualTimer>();
   Loopback inner;
   std::unique_ptr<Transport> make(Limits limits) {
-    return makeFaultyTransport(inner.make(limits), [](auto&, auto&) { return Fault{}; }, *timer);
+    return makeFaultyTransport(
+        inner.make(limits), [](auto&, auto&) { return Fault{}; }, *timer);
   }
 };
+
+/// One test on each of them.
+#define CONTRACT(name) TEMPLATE_TEST_CASE(name, "[contract]", Loopback, TensorPipeUv, TensorPipeShm, Faultless)
 
 }  // namespace torchrpc::test

@@ -1,16 +1,15 @@
 // What only TensorPipe has: backends and their probes, addresses, peers in other processes.
 
 #include <arpa/inet.h>
+#include <cstddef>
+#include <filesystem>
+#include <fstream>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <netinet/in.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
-
-#include <cstddef>
-#include <filesystem>
-#include <fstream>
 #include <thread>
 
 #include "transport/child_process.h"
@@ -57,12 +56,9 @@ BackendProbe probeOf(const std::vector<BackendProbe>& probes, const std::string&
 
 TEST_CASE("segments of all sizes arrive whatever channels the two sides have") {
   const auto channels = GENERATE(
-      std::pair<Names, Names>{{"basic"}, {"basic"}},
-      std::pair<Names, Names>{{"cma", "basic"}, {"cma"}},
-      std::pair<Names, Names>{{"cma"}, {"basic"}},
-      std::pair<Names, Names>{{"mpt_uv"}, {"mpt_uv", "cma"}},
-      std::pair<Names, Names>{{}, {"cma", "basic"}},
-      std::pair<Names, Names>{{"basic"}, {}});
+      std::pair<Names, Names>{{"basic"}, {"basic"}}, std::pair<Names, Names>{{"cma", "basic"}, {"cma"}},
+      std::pair<Names, Names>{{"cma"}, {"basic"}}, std::pair<Names, Names>{{"mpt_uv"}, {"mpt_uv", "cma"}},
+      std::pair<Names, Names>{{}, {"cma", "basic"}}, std::pair<Names, Names>{{"basic"}, {}});
   const auto transports = GENERATE(Names{"uv"}, Names{"shm", "uv"});
   TensorPipeMixed::configurations = {{transports, channels.first}, {transports, channels.second}};
   Pair<TensorPipeMixed> pair;
@@ -110,8 +106,9 @@ TEST_CASE("shared memory is not tried with a peer on another host") {
 TEST_CASE("peers without a transport in common are told so") {
   auto shm = makeTensorPipe({"shm"}, {});
   std::string text;
-  CHECK(codeOf([&] { shm->connect("tensorpipe:uv://10.0.0.1:1#uv:*", "bob", nullptr); }, &text) ==
-        ErrorCode::kInvalidArgument);
+  CHECK(
+      codeOf([&] { shm->connect("tensorpipe:uv://10.0.0.1:1#uv:*", "bob", nullptr); }, &text) ==
+      ErrorCode::kInvalidArgument);
   CHECK_THAT(text, Catch::Contains("bob") && Catch::Contains("uv://10.0.0.1:1") && Catch::Contains("shm"));
 }
 

@@ -4,8 +4,9 @@
 // that write into it, and a pair of transports that, at its end, fails the test for a promise broken: a callback
 // dropped unheard, called twice, called at once with another, or called too late.
 
-#include <atomic>
 #include <catch2/catch.hpp>
+
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
@@ -111,7 +112,8 @@ class Witness : public ConnectionHandler {
   /// What holds for every call.
   struct Visit {
     Visit(Witness& witness, const char* what) : witness(witness) {
-      if (witness.busy_.exchange(true)) witness.ledger_.complain(std::string(what) + " while another call is under way");
+      if (witness.busy_.exchange(true))
+        witness.ledger_.complain(std::string(what) + " while another call is under way");
       if (!witness.transport_.inLoop()) witness.ledger_.complain(std::string(what) + " not in the loop");
       if (witness.ledger_.read([&] { return witness.ledger_.over; })) {
         witness.ledger_.complain(std::string(what) + " after close()");
@@ -160,7 +162,9 @@ class Pair {
   }
 
   std::shared_ptr<Witness> witness() { return std::make_shared<Witness>(ledger, *a); }
-  std::shared_ptr<Connection> connect(const std::shared_ptr<Witness>& witness) { return a->connect(address, "bob", witness); }
+  std::shared_ptr<Connection> connect(const std::shared_ptr<Witness>& witness) {
+    return a->connect(address, "bob", witness);
+  }
 
   struct Accepted {
     std::shared_ptr<Connection> connection;
