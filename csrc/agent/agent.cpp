@@ -97,6 +97,7 @@ void Agent::complete(CallId id, Result<Message> result) {
   auto call = calls_.take(id);
   if (!call) {
     late_replies_.fetch_add(1, std::memory_order_relaxed);
+    if (result && late_reply_handler_) late_reply_handler_(result.value());
     return;
   }
   if (result && result.value().kind == Kind::kError) {

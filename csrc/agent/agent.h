@@ -32,6 +32,7 @@ class Agent final : public Messenger {
     Limits limits;
   };
   using LostHandler = std::function<void(const WorkerInfo&)>;
+  using LateReplyHandler = std::function<void(const Message&)>;
 
   Agent(Options options, std::unique_ptr<Transport> transport, std::shared_ptr<Timer> timer);
   /// close().
@@ -41,6 +42,8 @@ class Agent final : public Messenger {
   void on(Kind kind, Where where, RequestHandler handler) override;
   /// Called on the loop when the connection to a worker has broken while this node was not closing.
   void onWorkerLost(LostHandler handler);
+  /// Called on the loop with replies to calls that have ended: what travels in them may have to be let go.
+  void onLateReply(LateReplyHandler handler) { late_reply_handler_ = std::move(handler); }
   /// From here on requests are served. Returns the address to publish.
   std::string listen();
 
@@ -61,8 +64,8 @@ class Agent final : public Messenger {
   bool waitIdle(Duration timeout) { return activity_.waitIdle(timeout); }
   /// Calls made and served here since the start, control messages included.
   int64_t activityCount() const { return activity_.total(); }
-  /// The group has agreed to end: connections that break from now on are no losses.
-  void expectGoodbyes() { leaving_ = true; }
+  /// While the group is about to end, connections that break are no losses.
+  void expectGoodbyes(bool ending) { leaving_ = ending; }
   /// Fails what is under way with kShutdown, closes connections, waits for the pool. Not from the loop or the pool.
   void close();
 
@@ -95,6 +98,7 @@ class Agent final : public Messenger {
   // set before the start:
   std::map<Kind, Served> served_;
   std::vector<LostHandler> lost_handlers_;
+  LateReplyHandler late_reply_handler_;
   // with their own synchronization:
   Activity activity_;
   CallTable calls_;

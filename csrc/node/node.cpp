@@ -41,6 +41,7 @@ Node::Node(Options options, StorePtr store, std::unique_ptr<Transport> transport
                  return encode ? encode(value, to) : plainReply(value);
                }})),
       calls_(agent_, *rrefs_) {
+  agent_.onLateReply([this](const Message& reply) { rrefs_->discard(reply); });
   agent_.onWorkerLost([this](const WorkerInfo& worker) { rrefs_->onWorkerLost(worker); });
   serve(Kind::kBuiltinCall, Kind::kBuiltinRemote, std::make_shared<BuiltinRunner>());
   serve(Kind::kNativeCall, Kind::kNativeRemote, std::make_shared<NativeRunner>());
@@ -109,7 +110,7 @@ void Node::join(Duration timeout) {
   };
   if (!isStaticGroup()) {
     if (!agent_.waitIdle(timeout)) throw busy();
-    agent_.expectGoodbyes();
+    agent_.expectGoodbyes(true);
     rendezvous_->leaveGroup();
     return;
   }
@@ -118,11 +119,13 @@ void Node::join(Duration timeout) {
   for (int round = 0;; ++round) {
     if (!agent_.waitIdle(timeout)) throw busy();
     const auto begun = agent_.activityCount();
+    // The first to learn that this was the last round leaves at once.
+    agent_.expectGoodbyes(true);
     const auto sum = rendezvous_->sumOverAll("join" + std::to_string(round), begun, timeout);
     if (sum == seen) break;
+    agent_.expectGoodbyes(false);
     seen = sum;
   }
-  agent_.expectGoodbyes();
   rendezvous_->leaveTogether(std::chrono::seconds(5));
 }
 

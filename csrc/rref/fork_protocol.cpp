@@ -60,7 +60,9 @@ std::vector<RRefFork> decodeForks(std::string_view bytes) {
   return forks;
 }
 
-std::string encode(const RemoteResult& result) { return pack(result.rref, result.fork, result.creation); }
+std::string encode(const RemoteResult& result) {
+  return pack(result.rref, result.fork, result.creation);
+}
 
 RemoteResult decodeRemoteResult(std::string_view bytes) {
   RemoteResult result;
@@ -78,7 +80,9 @@ ForkRequest decodeForkRequest(std::string_view bytes) {
   return request;
 }
 
-std::string encodeChildAccept(const ForkId& fork) { return pack(fork); }
+std::string encodeChildAccept(const ForkId& fork) {
+  return pack(fork);
+}
 
 ForkId decodeChildAccept(std::string_view bytes) {
   ForkId fork;
@@ -86,7 +90,9 @@ ForkId decodeChildAccept(std::string_view bytes) {
   return fork;
 }
 
-std::string encode(const UserDelete& request) { return pack(request.rref, request.fork, request.registration); }
+std::string encode(const UserDelete& request) {
+  return pack(request.rref, request.fork, request.registration);
+}
 
 UserDelete decodeUserDelete(std::string_view bytes) {
   UserDelete request;
@@ -94,7 +100,9 @@ UserDelete decodeUserDelete(std::string_view bytes) {
   return request;
 }
 
-std::string encode(const Fetch& request) { return pack(request.rref, request.creation); }
+std::string encode(const Fetch& request) {
+  return pack(request.rref, request.creation);
+}
 
 Fetch decodeFetch(std::string_view bytes) {
   Fetch request;
@@ -119,10 +127,10 @@ Error goneError(const RRefId& rref, const WorkerInfo& owner) {
 }
 
 Error creationError(const WorkerInfo& owner, const Error& cause) {
-  const std::string text =
-      cause.code() == ErrorCode::kTimeout
-          ? "RRef creation via rpc.remote() timed out, and it is possible that the RRef on the owner node does not exist."
-          : "RRef creation via rpc.remote() failed, and " + owner.name + " may not have it.";
+  const std::string text = cause.code() == ErrorCode::kTimeout
+                               ? "RRef creation via rpc.remote() timed out, and it is possible that the RRef on the "
+                                 "owner node does not exist."
+                               : "RRef creation via rpc.remote() failed, and " + owner.name + " may not have it.";
   return Error(ErrorCode::kRRefCreation, text + " Cause: " + cause.text(), owner.name);
 }
 
@@ -136,8 +144,9 @@ Error neverCreatedError(const RRefId& rref, const WorkerInfo& owner) {
 
 Error ownerLostError(const UserRRef& rref) {
   const auto& owner = rref.owner();
-  return Error(ErrorCode::kWorkerLost, "RRef " + toString(rref.id()) + " is lost with its owner, " + owner.name + ".",
-               owner.name);
+  return Error(
+      ErrorCode::kWorkerLost, "RRef " + toString(rref.id()) + " is lost with its owner, " + owner.name + ".",
+      owner.name);
 }
 
 }  // namespace torchrpc

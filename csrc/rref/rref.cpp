@@ -5,9 +5,13 @@
 
 namespace torchrpc {
 
-bool OwnerRRef::setValue(c10::IValue value) { return settle(std::move(value)); }
+bool OwnerRRef::setValue(c10::IValue value) {
+  return settle(std::move(value));
+}
 
-bool OwnerRRef::setError(Error error) { return settle(std::move(error)); }
+bool OwnerRRef::setError(Error error) {
+  return settle(std::move(error));
+}
 
 bool OwnerRRef::settle(Result<c10::IValue> result) {
   std::vector<ValueHandler> handlers;
@@ -52,7 +56,8 @@ c10::IValue OwnerRRef::wait(Duration timeout) const {
     if (timeout == Duration::zero()) {
       settled_.wait(lock, ready);
     } else if (!settled_.wait_until(lock, deadlineAfter(timeout), ready)) {
-      throw Error(ErrorCode::kTimeout, "RRef " + toString(id()) + " had no value yet when the time was up.", owner().name);
+      throw Error(
+          ErrorCode::kTimeout, "RRef " + toString(id()) + " had no value yet when the time was up.", owner().name);
     }
   }
   return Result(*result_).take();

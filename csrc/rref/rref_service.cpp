@@ -3,6 +3,7 @@
 #include <atomic>
 
 #include "base/thread_pool.h"
+#include "rref/pending.h"
 #include "rref/user_table.h"
 
 namespace torchrpc {
@@ -28,66 +29,9 @@ Message message(Kind kind, std::string payload = {}) {
   return message;
 }
 
-Status failureOf(const Result<Message>& reply) { return reply.ok() ? Status() : Status(reply.error()); }
-
-/// Calls `done` with the RRefs of a message when the owner of each has answered.
-class Confirmation : public std::enable_shared_from_this<Confirmation> {
- public:
-  Confirmation(std::vector<RRefPtr> rrefs, RRefService::Adopted done)
-      : waiting_(rrefs.size()), rrefs_(std::move(rrefs)), done_(std::move(done)) {}
-
-  void start() {
-    const auto rrefs = rrefs_;  // the last arrival takes the member away
-    if (rrefs.empty()) return done_(rrefs);
-    for (const auto& rref : rrefs) {
-      auto user = std::dynamic_pointer_cast<UserRRef>(rref);
-      if (!user) {
-        arrive(std::nullopt);
-      } else {
-        user->whenConfirmed([self = shared_from_this()](const Status& failure) { self->arrive(failure); });
-      }
-    }
-  }
-
- private:
-  void arrive(const Status& failure) {
-    {
-      MutexLock lock(mutex_);
-      if (failure && !failure_) failure_ = failure;
-      if (--waiting_ > 0) return;
-    }
-    if (failure_) return done_(*failure_);
-    done_(std::move(rrefs_));
-  }
-
-  Mutex mutex_;
-  // guarded by mutex_, constant once nothing is waited for:
-  size_t waiting_;
-  Status failure_;
-  std::vector<RRefPtr> rrefs_;
-  RRefService::Adopted done_;
-};
-
-/// A fetch under way: ends with the owner's reply or with the failure of its RRef, whichever comes first. Until then it
-/// keeps the user alive, so that the value cannot go; and not longer, so that a failed user is given up.
-class PendingFetch {
- public:
-  PendingFetch(std::shared_ptr<UserRRef> rref, Messenger::ReplyHandler done)
-      : rref_(std::move(rref)), done_(std::move(done)) {}
-
-  void complete(Result<Message> reply) {
-    if (ended_.exchange(true)) return;
-    const auto rref = std::move(rref_);
-    const auto done = std::move(done_);
-    done(std::move(reply));
-  }
-
- private:
-  std::atomic<bool> ended_{false};
-  // of whoever has ended it:
-  std::shared_ptr<UserRRef> rref_;
-  Messenger::ReplyHandler done_;
-};
+Status failureOf(const Result<Message>& reply) {
+  return reply.ok() ? Status() : Status(reply.error());
+}
 
 }  // namespace
 
@@ -102,11 +46,15 @@ std::shared_ptr<RRefService> RRefService::create(Messenger& messenger, Options o
 
 RRefService::~RRefService() = default;
 
-GloballyUniqueId RRefService::newId() { return {state_->self.id, state_->next_id++}; }
+GloballyUniqueId RRefService::newId() {
+  return {state_->self.id, state_->next_id++};
+}
 
 // --- making RRefs ---
 
-std::shared_ptr<OwnerRRef> RRefService::createOwner() { return std::make_shared<OwnerRRef>(newId(), state_->self); }
+std::shared_ptr<OwnerRRef> RRefService::createOwner() {
+  return std::make_shared<OwnerRRef>(newId(), state_->self);
+}
 
 RRefPtr RRefService::remote(const WorkerInfo& to, Message call, Duration timeout) {
   if (to.id == state_->self.id) return remoteToSelf(std::move(call), timeout);
@@ -127,7 +75,8 @@ RRefPtr RRefService::remoteToSelf(Message call, Duration timeout) {
   state_->owners.expect(rref, result);
   call.headers.push_back({HeaderKind::kRRefResult, encode(result)});
   state_->messenger.request(
-      state_->self.id, std::move(call), timeout, [weak = weak_from_this(), rref, result](Result<Message> reply) mutable {
+      state_->self.id, std::move(call), timeout,
+      [weak = weak_from_this(), rref, result](Result<Message> reply) mutable {
         auto self = weak.lock();
         if (!self) return;
         const Status failure = reply.ok() ? Status() : creationError(rref->owner(), reply.error());
@@ -197,6 +146,15 @@ void RRefService::adopt(const std::vector<RRefFork>& forks, bool wait_for_owner,
   std::make_shared<Confirmation>(std::move(rrefs), std::move(done))->start();
 }
 
+void RRefService::discard(const Message& message) {
+  const auto* forks = message.header(HeaderKind::kRRefForks);
+  if (!forks) return;
+  try {
+    adopt(decodeForks(*forks), /*wait_for_owner=*/false, [](const auto&) {});
+  } catch (const Error&) {
+  }
+}
+
 Result<RRefPtr> RRefService::adoptOne(const RRefFork& fork) {
   if (fork.owner == state_->self.id) {
     OwnerTable::EndedList ended;
@@ -244,8 +202,11 @@ void RRefService::fetch(
   rref->whenConfirmed([fetch](const Status& failure) {
     if (failure) fetch->complete(*failure);
   });
-  state_->messenger.request(rref->owner().id, std::move(request), timeout,
-                            [fetch](Result<Message> reply) { fetch->complete(std::move(reply)); });
+  state_->messenger.request(
+      rref->owner().id, std::move(request), timeout, [weak = weak_from_this(), fetch](Result<Message> reply) {
+        if (fetch->complete(std::move(reply)) || !reply.ok()) return;
+        if (auto self = weak.lock()) self->discard(reply.value());
+      });
 }
 
 // --- the end ---
@@ -270,8 +231,8 @@ std::vector<std::string> RRefService::destroy() {
   for (const auto& held : state_->owners.clear()) {
     for (const auto& [fork, holder] : held.forks) {
       const auto by = holder.worker == kNoWorker ? "nobody yet" : state_->messenger.worker(holder.worker).name;
-      leaks.push_back("Leaking RRef " + toString(held.rref->id()) + " with fork Id " + toString(fork) + ", held by " +
-                      by + ".");
+      leaks.push_back(
+          "Leaking RRef " + toString(held.rref->id()) + " with fork Id " + toString(fork) + ", held by " + by + ".");
     }
     held.rref->setError(shutdown);
   }
@@ -289,7 +250,9 @@ void RRefService::onWorkerLost(const WorkerInfo& worker) {
 void RRefService::release(UserRRef& rref) {
   state_->users.remove(rref);
   if (!rref.markDeleted() || state_->closed) return;
-  tell(rref.owner().id, Kind::kRRefUserDelete, encode(UserDelete{rref.id(), rref.forkId(), rref.numbers().registration}));
+  tell(
+      rref.owner().id, Kind::kRRefUserDelete,
+      encode(UserDelete{rref.id(), rref.forkId(), rref.numbers().registration}));
 }
 
 RRefService::DebugInfo RRefService::debugInfo() const {
@@ -332,9 +295,11 @@ void RRefService::serve() {
 
 void RRefService::serve(Kind kind, void (RRefService::*handler)(const Request&, const Responder&)) {
   state_->messenger.on(
-      kind, Messenger::Where::kLoop, [weak = weak_from_this(), handler](const Request& request, const Responder& responder) {
+      kind, Messenger::Where::kLoop,
+      [weak = weak_from_this(), handler](const Request& request, const Responder& responder) {
         auto self = weak.lock();
-        if (!self || self->state_->closed) return responder.fail(Error(ErrorCode::kShutdown, "RPC has been shut down."));
+        if (!self || self->state_->closed)
+          return responder.fail(Error(ErrorCode::kShutdown, "RPC has been shut down."));
         try {
           (self.get()->*handler)(request, responder);
         } catch (const Error& error) {

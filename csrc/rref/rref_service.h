@@ -64,6 +64,10 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
   using Adopted = std::function<void(Result<std::vector<RRefPtr>>)>;
   void adopt(const std::vector<RRefFork>& forks, bool wait_for_owner, Adopted done);
 
+  /// Takes in the forks of a message that nobody has a use for (a reply that comes too late), and lets them go.
+  /// Forks that are malformed are none.
+  void discard(const Message& message);
+
   /// Fetches the value as the owner's reply message (kReply, made by its encode_value).
   /// Fails at once if the RRef is deleted or its creation failed, and as soon as it does.
   void fetch(const std::shared_ptr<UserRRef>& rref, Kind kind, Duration timeout, Messenger::ReplyHandler done);

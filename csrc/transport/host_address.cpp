@@ -192,6 +192,24 @@ void checkCanListen(const std::string& address) {
   }
 }
 
+bool isPortFree(const std::string& address_and_port) {
+  const auto colon = address_and_port.rfind(':');
+  if (colon == std::string::npos) return false;
+  auto host = address_and_port.substr(0, colon);
+  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.c_str(), address_and_port.c_str() + colon + 1, &hints, &found) != 0) return false;
+  std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, &freeaddrinfo);
+  Socket socket(found->ai_family, SOCK_STREAM);
+  // Connections that are left over from an earlier listener do not count.
+  const int on = 1;
+  return socket.fd() >= 0 && ::setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 &&
+         ::bind(socket.fd(), found->ai_addr, found->ai_addrlen) == 0;
+}
+
 std::string bracketed(const std::string& address) {
   return address.find(':') == std::string::npos ? address : "[" + address + "]";
 }

@@ -21,7 +21,10 @@ std::string chooseHostAddress(const HostChoice& choice);
 /// Throws Error(kRendezvous) unless this machine can listen on the numeric address.
 void checkCanListen(const std::string& address);
 
-/// "10.0.0.1:80", "[fd00::2]:80"; without a port: "10.0.0.1", "[fd00::2]".
+/// Whether nobody listens on "10.0.0.1:80" or "[fd00::2]:80" here; false for what is not of that form.
+bool isPortFree(const std::string& address_and_port);
+
+/// "10.0.0.1" as it is, "[fd00::2]".
 std::string bracketed(const std::string& address);
 
 }  // namespace torchrpc

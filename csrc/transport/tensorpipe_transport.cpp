@@ -1,13 +1,23 @@
 // Owns the context: the only place that joins TensorPipe's threads, so that the last reference to it is never dropped
 // on one of them. Everything else (connections, callbacks) holds TensorPipeShared and pipes, which may go anywhere.
+//
+// Note [A listener that fails]
+// TensorPipe gives a listener up when any one peer dies in the middle of its handshake, or is no TensorPipe at all: the
+// node would never be reached again. So we listen again, at the same addresses, as soon as the old sockets are closed.
+// That takes waiting, which the loop must not do: a thread that is started for it does. Peers that connect in those
+// few milliseconds are refused.
 
 #include "transport/tensorpipe_transport.h"
 
 #include <c10/util/Exception.h>
 #include <tensorpipe/tensorpipe.h>
 
+#include <algorithm>
+#include <chrono>
 #include <mutex>
+#include <thread>
 
+#include "transport/event_loop.h"
 #include "transport/host_address.h"
 #include "transport/tensorpipe_address.h"
 #include "transport/tensorpipe_backends.h"
@@ -49,6 +59,8 @@ class TensorPipeTransport : public Transport {
  private:
   void acceptNext();
   void onAccept(const tensorpipe::Error& error, std::shared_ptr<tensorpipe::Pipe> pipe) noexcept;
+  void onListenerFailed(const tensorpipe::Error& error);
+  void listenAgain();
   const TensorPipeAddress::Way& chooseWay(const TensorPipeAddress& address, const std::string& peer_name) const;
 
   // Constant after construction.
@@ -63,7 +75,11 @@ class TensorPipeTransport : public Transport {
 
   // Written by listen(), before the first callback that reads them.
   Acceptor acceptor_;
+  std::vector<std::string> urls_;
+
+  // One thread at a time: listen(), then the accept callback, then what that posts to recovery_, and so on.
   std::shared_ptr<tensorpipe::Listener> listener_;
+  std::unique_ptr<EventLoop> recovery_;
 };
 
 std::string TensorPipeTransport::listen(Acceptor acceptor) {
@@ -83,7 +99,8 @@ std::string TensorPipeTransport::listen(Acceptor acceptor) {
   }
   TensorPipeAddress address;
   for (const auto& [name, transport] : transports_) {
-    address.ways.push_back({listener_->url(name), transport->domainDescriptor()});
+    urls_.push_back(listener_->url(name));
+    address.ways.push_back({urls_.back(), transport->domainDescriptor()});
   }
   address.channels = !channels_.empty();
   acceptNext();
@@ -97,11 +114,7 @@ void TensorPipeTransport::acceptNext() {
 }
 
 void TensorPipeTransport::onAccept(const tensorpipe::Error& error, std::shared_ptr<tensorpipe::Pipe> pipe) noexcept {
-  if (error) {
-    // Known weakness: TensorPipe gives a listener up when one peer dies in the middle of its handshake.
-    if (!shared_->activity.closed()) TORCH_WARN("torchrpc: this node accepts no more connections, TensorPipe's listener failed: ", reasonOf(error));
-    return shared_->activity.end();
-  }
+  if (error) return onListenerFailed(error);
   LoopScope scope(shared_.get());
   acceptNext();
   if (!shared_->activity.begin()) return pipe->close();
@@ -116,6 +129,29 @@ void TensorPipeTransport::onAccept(const tensorpipe::Error& error, std::shared_p
     return shared_->activity.end();
   }
   connection->start(std::move(handler));
+}
+
+void TensorPipeTransport::onListenerFailed(const tensorpipe::Error& error) {
+  if (shared_->activity.closed()) return shared_->activity.end();
+  if (!recovery_) {
+    recovery_ = std::make_unique<EventLoop>();
+    TORCH_WARN_ONCE("torchrpc listens again: TensorPipe's listener failed (", reasonOf(error), ")");
+  }
+  recovery_->post([this] { listenAgain(); });
+}
+
+void TensorPipeTransport::listenAgain() {
+  listener_->close();
+  const auto is_free = [](const std::string& url) {
+    // A name of shm's that is still taken only fails the listener once more; a port that is ends the process.
+    return url.starts_with("shm://") || isPortFree(url.substr(url.find("://") + 3));
+  };
+  do {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    if (shared_->activity.closed()) return shared_->activity.end();
+  } while (!std::all_of(urls_.begin(), urls_.end(), is_free));
+  listener_ = context_.listen(urls_);
+  acceptNext();
 }
 
 const TensorPipeAddress::Way& TensorPipeTransport::chooseWay(
@@ -160,6 +196,7 @@ void TensorPipeTransport::close() {
     shared_->activity.close();
     context_.close();
     shared_->activity.wait();
+    recovery_.reset();
     context_.join();
   });
 }

@@ -27,7 +27,10 @@ uint64_t environment(const char* name, uint64_t otherwise) {
 class Schedule {
  public:
   explicit Schedule(uint64_t seed)
-      : random_(seed), size_(2 + static_cast<int>(random_() % 3)), deadly_(random_() % 3 == 0), lossy_(random_() % 2 == 0),
+      : random_(seed),
+        size_(2 + static_cast<int>(random_() % 3)),
+        deadly_(random_() % 3 == 0),
+        lossy_(random_() % 2 == 0),
         group_(size_, hooks()) {
     handles_.resize(static_cast<size_t>(size_));
   }
@@ -115,6 +118,7 @@ class Schedule {
       if (!args.empty() && chance(30) && usable(args[0])) results.push_back(args[0]);
       return results;
     };
+    hooks.inside_values = [this](RRefNode& node) { return someHeld(node.id(), 1); };
     hooks.remote_function = [this](RRefNode& node, const RRefId& id, RRefs args) {
       checkArguments(args);
       for (const auto& arg : args) {

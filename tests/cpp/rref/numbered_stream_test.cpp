@@ -1,11 +1,11 @@
 // The numbers that make a message count once.
 
+#include "rref/numbered_stream.h"
+
 #include <catch2/catch.hpp>
 
 #include <random>
 #include <set>
-
-#include "rref/numbered_stream.h"
 
 using namespace torchrpc;
 

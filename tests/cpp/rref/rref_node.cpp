@@ -4,23 +4,17 @@
 
 namespace torchrpc::testing {
 
-namespace {
-
-Message encodeNumber(const c10::IValue& value, const WorkerInfo&) {
-  Message reply;
-  reply.kind = Kind::kReply;
-  Writer(reply.payload).put(RRefNode::numberOf(value));
-  return reply;
-}
-
-}  // namespace
-
 RRefNode::RRefNode(Messenger& messenger, Hooks hooks)
-    : messenger_(messenger), hooks_(std::move(hooks)), service_(RRefService::create(messenger, {encodeNumber})) {
-  messenger.on(Kind::kNativeCall, Messenger::Where::kLoop,
-               [this](Request request, Responder responder) { serveCall(request, responder); });
-  messenger.on(Kind::kNativeRemote, Messenger::Where::kLoop,
-               [this](Request request, Responder responder) { serveRemote(request, responder); });
+    : messenger_(messenger),
+      hooks_(std::move(hooks)),
+      service_(
+          RRefService::create(messenger, {[this](const auto& value, const auto& to) { return encode(value, to); }})) {
+  messenger.on(Kind::kNativeCall, Messenger::Where::kLoop, [this](Request request, Responder responder) {
+    serveCall(request, responder);
+  });
+  messenger.on(Kind::kNativeRemote, Messenger::Where::kLoop, [this](Request request, Responder responder) {
+    serveRemote(request, responder);
+  });
 }
 
 std::vector<RRefFork> RRefNode::forksOf(const Message& message) {
@@ -30,6 +24,14 @@ std::vector<RRefFork> RRefNode::forksOf(const Message& message) {
 
 int64_t RRefNode::numberOf(const c10::IValue& value) {
   return value.isInt() ? value.toInt() : value.toTensor().const_data_ptr<int64_t>()[0];
+}
+
+Message RRefNode::encode(const c10::IValue& value, const WorkerInfo& to) {
+  Message reply;
+  reply.kind = Kind::kReply;
+  Writer(reply.payload).put(numberOf(value));
+  attach(reply, hooks_.inside_values(*this), to.id);
+  return reply;
 }
 
 void RRefNode::attach(Message& message, const RRefs& rrefs, WorkerId to) {
@@ -62,9 +64,10 @@ void RRefNode::call(WorkerId to, const RRefs& args, CallDone done, bool known) {
 }
 
 void RRefNode::fetch(const std::shared_ptr<UserRRef>& rref, std::function<void(Result<int64_t>)> done) {
-  service_->fetch(rref, Kind::kRRefFetch, {}, [done = std::move(done)](Result<Message> reply) {
+  service_->fetch(rref, Kind::kRRefFetch, {}, [service = service_, done = std::move(done)](Result<Message> reply) {
     if (!reply.ok()) return done(reply.error());
     done(Reader(reply.value().payload).get<int64_t>());
+    service->discard(reply.value());
   });
 }
 

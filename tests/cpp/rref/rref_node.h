@@ -24,6 +24,8 @@ class RRefNode {
     std::function<c10::IValue(RRefNode&, const RRefId&, RRefs)> remote_function = [](auto&, const auto& id, auto) {
       return c10::IValue(static_cast<int64_t>(id.local_id));
     };
+    /// The RRefs that are part of each value, and travel with it when it is fetched.
+    std::function<RRefs(RRefNode&)> inside_values = [](auto&) { return RRefs(); };
   };
 
   RRefNode(Messenger& messenger, Hooks hooks);
@@ -39,13 +41,16 @@ class RRefNode {
 
   void abandon(const Message& message) { service_->abandon(forksOf(message)); }
   /// A reply that nobody waits for: its forks are taken in all the same, and let go.
-  void discard(const Message& message) { service_->adopt(forksOf(message), false, [](const auto&) {}); }
+  void discard(const Message& message) {
+    service_->adopt(forksOf(message), false, [](const auto&) {});
+  }
 
   static std::vector<RRefFork> forksOf(const Message& message);
   /// The number in a value of the tests': an int, or a tensor's address (see TrackedValue in model_test.cpp).
   static int64_t numberOf(const c10::IValue& value);
 
  private:
+  Message encode(const c10::IValue& value, const WorkerInfo& to);
   void attach(Message& message, const RRefs& rrefs, WorkerId to);
   void serveCall(const Request& request, const Responder& responder);
   void serveRemote(const Request& request, const Responder& responder);

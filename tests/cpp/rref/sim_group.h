@@ -12,14 +12,20 @@
 
 namespace torchrpc::testing {
 
-inline std::shared_ptr<UserRRef> user(const RRefPtr& rref) { return std::dynamic_pointer_cast<UserRRef>(rref); }
-inline std::shared_ptr<OwnerRRef> owner(const RRefPtr& rref) { return std::dynamic_pointer_cast<OwnerRRef>(rref); }
+inline std::shared_ptr<UserRRef> user(const RRefPtr& rref) {
+  return std::dynamic_pointer_cast<UserRRef>(rref);
+}
+inline std::shared_ptr<OwnerRRef> owner(const RRefPtr& rref) {
+  return std::dynamic_pointer_cast<OwnerRRef>(rref);
+}
 
 struct SimGroup {
   explicit SimGroup(int size, RRefNode::Hooks hooks) : network(size) {
     for (WorkerId id = 0; id < size; ++id) nodes.push_back(std::make_unique<RRefNode>(network.node(id), hooks));
     network.on_undelivered = [this](WorkerId sender, const Message& message) { nodes[sender]->abandon(message); };
-    network.on_late_reply = [this](WorkerId receiver, const Message& message) { nodes[receiver]->discard(message); };
+    network.on_late_reply = [this](WorkerId receiver, const Message& message) {
+      nodes[receiver]->rrefs().discard(message);
+    };
     network.on_lost = [this](WorkerId survivor, WorkerInfo lost) { nodes[survivor]->rrefs().onWorkerLost(lost); };
   }
   /// The user function keeps what it gets in `kept`.

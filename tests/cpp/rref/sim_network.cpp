@@ -34,7 +34,9 @@ SimNetwork::~SimNetwork() {
   for (const auto& node : nodes_) dead_.insert(node->self().id);  // what is destroyed now must not start anything
 }
 
-Messenger& SimNetwork::node(WorkerId id) { return *nodes_.at(id); }
+Messenger& SimNetwork::node(WorkerId id) {
+  return *nodes_.at(id);
+}
 
 void SimNetwork::send(WorkerId from, WorkerId to, Message message, bool reliable, Messenger::ReplyHandler handler) {
   if (!alive(from)) return;
@@ -71,9 +73,10 @@ void SimNetwork::handOver(const Packet& packet) {
     }
     return;
   }
-  Responder responder([this, to = packet.to, from = packet.from, call = packet.call, kind = packet.kind](Result<Message> r) {
-    if (alive(to)) packets_.push_back({to, from, call, true, kind, std::move(r), std::make_shared<bool>(false)});
-  });
+  Responder responder(
+      [this, to = packet.to, from = packet.from, call = packet.call, kind = packet.kind](Result<Message> r) {
+        if (alive(to)) packets_.push_back({to, from, call, true, kind, std::move(r), std::make_shared<bool>(false)});
+      });
   const auto& [where, handler] = nodes_.at(packet.to)->handlers.at(packet.kind);
   Request request{info(packet.from), packet.content.value()};
   if (where == Messenger::Where::kLoop) return handler(std::move(request), std::move(responder));
@@ -116,7 +119,9 @@ std::vector<uint64_t> SimNetwork::openCalls() const {
   return open;
 }
 
-void SimNetwork::timeOut(uint64_t call) { finish(call, Error(ErrorCode::kTimeout, "RPC ran for more than set timeout")); }
+void SimNetwork::timeOut(uint64_t call) {
+  finish(call, Error(ErrorCode::kTimeout, "RPC ran for more than set timeout"));
+}
 
 void SimNetwork::kill(WorkerId worker) {
   dead_.insert(worker);

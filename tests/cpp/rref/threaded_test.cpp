@@ -88,7 +88,10 @@ class ThreadedNode : public Messenger {
   using Nodes = std::vector<std::unique_ptr<ThreadedNode>>;
 
   ThreadedNode(const Nodes& nodes, WorkerId id, Traffic& traffic)
-      : nodes_(nodes), self_(info(id)), traffic_(traffic), pool_({.size = 3, .max_size = 16, .name = "test"}),
+      : nodes_(nodes),
+        self_(info(id)),
+        traffic_(traffic),
+        pool_({.size = 3, .max_size = 16, .name = "test"}),
         loop_(traffic) {}
 
   static WorkerInfo info(WorkerId id) { return {"worker" + std::to_string(id), id}; }

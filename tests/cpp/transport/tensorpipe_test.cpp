@@ -1,13 +1,17 @@
 // What only TensorPipe has: backends and their probes, addresses, peers in other processes.
 
+#include <arpa/inet.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <netinet/in.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 
 #include <cstddef>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include "transport/child_process.h"
 #include "transport/kinds.h"
@@ -184,6 +188,36 @@ TEMPLATE_TEST_CASE("a peer that is killed is heard of", "", TensorPipeUv, Tensor
   const auto reason = bob.witness->awaitClosed();
   CHECK(reason.code() == ErrorCode::kWorkerLost);
   CHECK_THAT(reason.text(), Catch::Contains("tester") && Catch::Contains("died"));
+}
+
+TEST_CASE("a node stays reachable when peers die in the middle of a handshake") {
+  const auto transports = GENERATE(Names{"uv"}, Names{"shm", "uv"});
+  TensorPipeMixed::configurations = {{transports, {}}};
+  Pair<TensorPipeMixed> pair;
+  const auto url = TensorPipeAddress::parse(pair.address).ways.back().url;
+  const auto port = static_cast<uint16_t>(std::stoi(url.substr(url.rfind(':') + 1)));
+  for (int round = 0; round < 5; ++round) {
+    {
+      // Somebody who connects and is gone.
+      sockaddr_in target{};
+      target.sin_family = AF_INET;
+      target.sin_port = htons(port);
+      target.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+      const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+      while (::connect(fd, reinterpret_cast<sockaddr*>(&target), sizeof(target)) != 0) std::this_thread::yield();
+      ::close(fd);
+    }
+    // While the node recovers it refuses; that it recovers is what counts.
+    Status failure;
+    for (int attempt = 0; attempt < 10'000; ++attempt) {
+      auto alice = pair.witness();
+      auto connection = pair.connect(alice);
+      failure = pair.outcome(pair.send(*connection, headOnly("hello")));
+      if (!failure) break;
+      alice->awaitClosed();
+    }
+    CHECK_FALSE(failure);
+  }
 }
 
 TEST_CASE("no thread of TensorPipe's can die of SIGPIPE") {

@@ -122,7 +122,8 @@ TEST_CASE("sending a tensor with a graph leaves the graph alone") {
 
 TEST_CASE("tensors that cannot travel are refused by kind, with a remedy") {
   CHECK(refusal(at::rand({4, 4}).to_mkldnn()) == "cannot send a tensor of layout Mkldnn: call .to_dense() first");
-  const auto per_channel = at::quantize_per_channel(at::rand({2, 2}), at::ones({2}), at::zeros({2}, at::kInt), 0, at::kQInt8);
+  const auto zero_points = at::zeros({2}, at::kInt);
+  const auto per_channel = at::quantize_per_channel(at::rand({2, 2}), at::ones({2}), zero_points, 0, at::kQInt8);
   CHECK(refusal(per_channel) ==
         "cannot send a quantized tensor of scheme per_channel_affine: call .dequantize() first");
   CHECK(refusal(at::_nested_tensor_from_tensor_list({at::rand({2}), at::rand({3})})) ==

@@ -1,0 +1,205 @@
+// From bytes and segments to tensors. Everything that is read here may be a lie; nothing is taken at its word.
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/ops/_make_per_tensor_quantized_tensor.h>
+#include <ATen/ops/_sparse_compressed_tensor_unsafe.h>
+#include <ATen/ops/_sparse_coo_tensor_unsafe.h>
+#include <ATen/ops/_validate_sparse_compressed_tensor_args.h>
+#include <ATen/ops/_validate_sparse_coo_tensor_args.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/ScalarTypeToTypeMeta.h>
+
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "wire/tensor_codec.h"
+#include "wire/tensor_format.h"
+
+namespace torchrpc {
+
+namespace {
+
+using namespace tensor_format;
+
+[[noreturn]] void malformed(const char* what) {
+  throw Error(ErrorCode::kProtocol, std::string("malformed tensor: ") + what);
+}
+
+class Decoder {
+ public:
+  Decoder(Reader& head, std::span<Segment>& segments, const Limits& limits)
+      : head_(head), segments_(segments), limits_(limits) {}
+
+  at::Tensor decode() {
+    const Start start = getStart();
+    switch (start.form) {
+      case Form::kUndefined: return undefined(start);
+      case Form::kStrided: return withGrad(strided(start), start);
+      case Form::kSparseCoo: return withGrad(sparseCoo(start), start);
+      case Form::kSparseCompressed: return withGrad(sparseCompressed(start), start);
+      case Form::kQuantized: return quantized(start);
+    }
+    malformed("unknown form");
+  }
+
+ private:
+  Start getStart() {
+    Start start;
+    std::memcpy(&start, head_.getBytes(sizeof start).data(), sizeof start);
+    return start;
+  }
+  at::DimVector getNumbers(size_t count) {
+    at::DimVector numbers(count);
+    if (count > 0) std::memcpy(numbers.data(), head_.getBytes(count * sizeof(int64_t)).data(), count * sizeof(int64_t));
+    for (int64_t number : numbers) {
+      if (number < 0) malformed("negative size or stride");
+    }
+    return numbers;
+  }
+  static void expectBits(const Start& start, uint8_t allowed) {
+    if ((start.bits & ~allowed) != 0) malformed("unknown bits");
+  }
+
+  static at::Tensor withGrad(at::Tensor tensor, const Start& start) {
+    if ((start.bits & kRequiresGrad) != 0) {
+      if (!tensor.is_floating_point() && !tensor.is_complex()) malformed("a gradient of integers");
+      tensor.set_requires_grad(true);
+    }
+    return tensor;
+  }
+
+  at::Tensor undefined(const Start& start) {
+    if (start.detail != 0 || start.bits != 0 || start.dims != 0) malformed("contents of an undefined tensor");
+    return {};
+  }
+
+  at::Tensor strided(const Start& start) {
+    expectBits(start, kRequiresGrad | kConjugate | kNegative | kStrides | kSegment | kMeta);
+    const auto dtype = static_cast<at::ScalarType>(start.detail);
+    if (dtype >= at::ScalarType::Undefined || c10::isQIntType(dtype)) malformed("unknown dtype");
+    const auto sizes = getNumbers(start.dims);
+    if (!byteSize(sizes, c10::elementSize(dtype))) malformed("sizes that overflow");
+    const auto strides = (start.bits & kStrides) != 0 ? getNumbers(start.dims) : contiguousStrides(sizes);
+
+    at::Tensor tensor = (start.bits & kMeta) != 0 ? meta(start, dtype, sizes, strides)
+                                                  : onCpu(start, dtype, sizes, strides);
+    if ((start.bits & kConjugate) != 0) {
+      if (!tensor.is_complex()) malformed("a conjugate that is not complex");
+      tensor.unsafeGetTensorImpl()->_set_conj(true);
+    }
+    if ((start.bits & kNegative) != 0) {
+      if (dtype == at::kBool) malformed("a negative of bool");
+      tensor.unsafeGetTensorImpl()->_set_neg(true);
+    }
+    return tensor;
+  }
+
+  static at::Tensor meta(
+      const Start& start, at::ScalarType dtype, at::IntArrayRef sizes, at::IntArrayRef strides) {
+    if ((start.bits & kSegment) != 0) malformed("data of a meta tensor");
+    return at::Tensor(at::detail::empty_strided_meta(sizes, strides, dtype));
+  }
+
+  at::Tensor onCpu(
+      const Start& start, at::ScalarType dtype, at::IntArrayRef sizes, at::IntArrayRef strides) {
+    const auto elements = elementSpan(sizes, strides);
+    if (!elements) malformed("strides that overflow");
+    const uint64_t item_size = c10::elementSize(dtype);
+    if (*elements > limits_.segment_bytes / item_size) malformed("more data than the limit allows");
+    const uint64_t bytes = *elements * item_size;
+    Segment data = (start.bits & kSegment) != 0 ? takeSegment(bytes, item_size) : copyInline(bytes);
+
+    auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+        std::move(data.storage), c10::DispatchKeySet(c10::DispatchKey::CPU), c10::scalarTypeToTypeMeta(dtype));
+    auto* impl = tensor.unsafeGetTensorImpl();
+    impl->set_sizes_and_strides(sizes, strides, static_cast<int64_t>(data.offset / item_size));
+    return tensor;
+  }
+
+  Segment takeSegment(uint64_t bytes, uint64_t item_size) {
+    if (segments_.empty()) malformed("its segment is missing");
+    Segment segment = std::move(segments_.front());
+    segments_ = segments_.subspan(1);
+    const bool inside = segment.storage && segment.storage.device().is_cpu() &&
+        segment.offset <= segment.storage.nbytes() && segment.bytes <= segment.storage.nbytes() - segment.offset;
+    if (!inside || segment.bytes != bytes || bytes == 0 || segment.offset % item_size != 0) {
+      malformed("its segment is of another size");
+    }
+    return segment;
+  }
+
+  Segment copyInline(uint64_t bytes) {
+    if (bytes == 0) return {makeStorage(0)};
+    head_.align(kDataAlignment);
+    const auto data = head_.getBytes(bytes);
+    auto storage = makeStorage(bytes);
+    std::memcpy(storage.mutable_data(), data.data(), bytes);
+    return {std::move(storage), 0, bytes};
+  }
+
+  at::Tensor part() {
+    const Start start = getStart();
+    if (start.form != Form::kStrided || (start.bits & (kRequiresGrad | kMeta)) != 0) malformed("not a part");
+    auto tensor = strided(start);
+    if (!tensor.unsafeGetTensorImpl()->is_non_overlapping_and_dense()) malformed("a part with gaps or overlaps");
+    return tensor;
+  }
+
+  at::Tensor sparseCoo(const Start& start) {
+    expectBits(start, kRequiresGrad | kCoalesced);
+    if (start.detail != 0) malformed("unknown sparse layout");
+    const auto sizes = getNumbers(start.dims);
+    if (!byteSize(sizes, 1)) malformed("sizes that overflow");
+    const auto indices = part();
+    const auto values = part();
+    // With no data behind their number, only that number would bound what checking them costs.
+    if (indices.numel() == 0 && values.numel() == 0 && values.dim() > 0 && values.size(0) > 1) {
+      malformed("indices without data");
+    }
+    const bool coalesced = (start.bits & kCoalesced) != 0;
+    at::_validate_sparse_coo_tensor_args(indices, values, sizes, coalesced);
+    return at::_sparse_coo_tensor_unsafe(indices, values, sizes, values.options().layout(at::kSparse), coalesced);
+  }
+
+  at::Tensor sparseCompressed(const Start& start) {
+    expectBits(start, kRequiresGrad);
+    const auto layout = static_cast<at::Layout>(start.detail);
+    if (layout != at::kSparseCsr && layout != at::kSparseCsc && layout != at::kSparseBsr && layout != at::kSparseBsc) {
+      malformed("unknown sparse layout");
+    }
+    const auto sizes = getNumbers(start.dims);
+    if (!byteSize(sizes, 1)) malformed("sizes that overflow");
+    const auto compressed = part();
+    const auto plain = part();
+    const auto values = part();
+    at::_validate_sparse_compressed_tensor_args(compressed, plain, values, sizes, layout);
+    return at::_sparse_compressed_tensor_unsafe(compressed, plain, values, sizes, values.options().layout(layout));
+  }
+
+  at::Tensor quantized(const Start& start) {
+    expectBits(start, 0);
+    if (start.detail != 0 || start.dims != 0) malformed("unknown quantization");
+    const auto scale = head_.get<double>();
+    const auto zero_point = head_.get<int64_t>();
+    return at::_make_per_tensor_quantized_tensor(part(), scale, zero_point);
+  }
+
+  Reader& head_;
+  std::span<Segment>& segments_;
+  const Limits& limits_;
+};
+
+}  // namespace
+
+at::Tensor decodeTensor(Reader& head, std::span<Segment>& segments, const Limits& limits) {
+  return Decoder(head, segments, limits).decode();
+}
+
+c10::Storage makeStorage(size_t bytes) {
+  auto* allocator = c10::GetCPUAllocator();
+  return c10::Storage(
+      c10::Storage::use_byte_size_t(), bytes, allocator->allocate(bytes), allocator, /*resizable=*/true);
+}
+
+}  // namespace torchrpc

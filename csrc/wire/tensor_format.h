@@ -1,0 +1,70 @@
+#pragma once
+
+// What the two halves of the tensor codec (tensor_encoder.cpp, tensor_decoder.cpp) agree on. For them only.
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+
+namespace torchrpc::tensor_format {
+
+enum class Form : uint8_t { kUndefined = 0, kStrided = 1, kSparseCoo = 2, kSparseCompressed = 3, kQuantized = 4 };
+
+// Bits of Start::bits; PROTOCOL.md says which form has which.
+constexpr uint8_t kRequiresGrad = 1;
+constexpr uint8_t kConjugate = 2;
+constexpr uint8_t kNegative = 4;
+constexpr uint8_t kStrides = 8;   // strides follow the sizes: they are not those of a contiguous tensor
+constexpr uint8_t kSegment = 16;  // the data is the next segment
+constexpr uint8_t kMeta = 32;     // on the meta device: no data
+constexpr uint8_t kCoalesced = 64;
+
+constexpr size_t kDataAlignment = 8;
+
+// What every tensor begins with, before its sizes.
+struct Start {
+  Form form = Form::kUndefined;
+  uint8_t detail = 0;  // strided: the c10::ScalarType; compressed: the c10::Layout
+  uint8_t bits = 0;
+  uint8_t dims = 0;
+};
+static_assert(sizeof(Start) == 4);
+
+// The bytes of so many elements; nothing if a number of them overflows. Sizes of 0 count as 1 in that, so that
+// strides computed from the sizes do not overflow either.
+inline std::optional<uint64_t> byteSize(at::IntArrayRef sizes, uint64_t item_size) {
+  int64_t bytes = static_cast<int64_t>(item_size);
+  bool empty = false;
+  for (int64_t size : sizes) {
+    if (size < 0 || __builtin_mul_overflow(bytes, std::max<int64_t>(size, 1), &bytes)) return std::nullopt;
+    empty |= size == 0;
+  }
+  return empty ? 0 : static_cast<uint64_t>(bytes);
+}
+
+// After byteSize: its products are the largest here.
+inline at::DimVector contiguousStrides(at::IntArrayRef sizes) {
+  at::DimVector strides(sizes.size());
+  int64_t stride = 1;
+  for (size_t dim = sizes.size(); dim-- > 0;) {
+    strides[dim] = stride;
+    stride *= std::max<int64_t>(sizes[dim], 1);
+  }
+  return strides;
+}
+
+// From the first element to the last, both counted; nothing if that overflows. After byteSize.
+inline std::optional<uint64_t> elementSpan(at::IntArrayRef sizes, at::IntArrayRef strides) {
+  int64_t last = 0;
+  for (size_t dim = 0; dim < sizes.size(); ++dim) {
+    if (sizes[dim] == 0) return 0;
+    int64_t reach = 0;
+    if (__builtin_mul_overflow(sizes[dim] - 1, strides[dim], &reach)) return std::nullopt;
+    if (__builtin_add_overflow(last, reach, &last)) return std::nullopt;
+  }
+  return static_cast<uint64_t>(last) + 1;
+}
+
+}  // namespace torchrpc::tensor_format

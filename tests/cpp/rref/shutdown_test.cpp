@@ -1,0 +1,58 @@
+// The end of a node: users are deleted, leaks are named, whoever waits is told.
+
+#include "rref/sim_group.h"
+
+using namespace torchrpc;
+using namespace torchrpc::testing;
+
+TEST_CASE("deleteAllUsers deletes every user, so that none can be used any more") {
+  SimGroup group(2);
+  auto rref = group[0].remote(1);
+  group.network.drain();
+  CHECK(group[0].rrefs().deleteAllUsers(std::chrono::seconds(1)));
+  group.network.drain();
+  CHECK(group.clean());
+  const std::string named =
+      "User RRef with RRefId=GloballyUniqueId(created_on=0, local_id=0) and "
+      "ForkId=GloballyUniqueId(created_on=0, local_id=1) has been deleted. ";
+  CHECK(fetched(group, 0, rref).error().text() == named + "Cannot call to_here() on it after deletion.");
+  CHECK_THROWS_WITH(group[0].rrefs().fork(rref, 1), named + "Cannot call fork an UserRRef after deletion.");
+  rref.reset();
+  CHECK(group.network.packets().empty());  // the owner has been told once
+}
+
+TEST_CASE("deleteAllUsers says so when its time is up, and deletes them all the same") {
+  SimGroup group(2);
+  auto rref = group[0].remote(1);
+  CHECK_FALSE(group[0].rrefs().deleteAllUsers(std::chrono::milliseconds(1)));
+  CHECK(user(rref)->deleted());
+  group.network.drain();
+  CHECK(group.clean());
+}
+
+TEST_CASE("deleteAllUsers waits for those who hold this node's values") {
+  SimGroup group(2);
+  auto rref = group[0].remote(1);
+  group.network.drain();
+  CHECK_FALSE(group[1].rrefs().deleteAllUsers(std::chrono::milliseconds(1)));
+  CHECK(group[0].rrefs().deleteAllUsers(std::chrono::milliseconds(1)));
+  group.network.drain();
+  CHECK(group[1].rrefs().deleteAllUsers(std::chrono::milliseconds(1)));
+}
+
+TEST_CASE("destroy names what leaks, and settles what waits") {
+  SimGroup group(2);
+  auto held = group[0].remote(1);
+  group.network.drain();
+  auto pending = group[0].remote(1);
+  const auto leaks = group[1].rrefs().destroy();
+  REQUIRE(leaks.size() == 1);
+  CHECK(
+      leaks[0] ==
+      "Leaking RRef GloballyUniqueId(created_on=0, local_id=0) with fork Id GloballyUniqueId(created_on=0, "
+      "local_id=1), held by worker0.");
+  CHECK(group[0].rrefs().destroy().empty());
+  CHECK(user(pending)->failure()->code() == ErrorCode::kShutdown);
+  CHECK(user(held)->deleted());
+  CHECK(group.clean());
+}
