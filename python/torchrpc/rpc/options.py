@@ -14,8 +14,14 @@ __all__ = ["TensorPipeRpcBackendOptions"]
 DeviceType: TypeAlias = int | str | torch.device
 
 
+def _any_device(device: DeviceType) -> torch.device:
+    # torch.device(0) means the accelerator there is; options may be made, and tested, where there is none.
+    bare = isinstance(device, int) and not torch.accelerator.is_available()
+    return torch.device("cuda", device) if bare else torch.device(device)  # type: ignore[arg-type]
+
+
 def _to_device(device: DeviceType) -> torch.device:
-    device = torch.device(device)
+    device = _any_device(device)
     if device.type != "cuda":
         raise ValueError(f"`set_devices` expect a list of CUDA devices, but got device type {device.type}.")
     return device
@@ -25,7 +31,7 @@ def _to_device_map(device_map: Mapping[DeviceType, DeviceType]) -> dict[torch.de
     full: dict[torch.device, torch.device] = {}
     reverse: dict[torch.device, torch.device] = {}
     for key, value in device_map.items():
-        source, target = torch.device(key), torch.device(value)
+        source, target = _any_device(key), _any_device(value)
         if target in reverse:
             raise ValueError(
                 f"`device_map` only supports 1-to-1 mapping, trying to map {source} and {reverse[target]} to {target}"

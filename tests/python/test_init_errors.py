@@ -1,0 +1,215 @@
+"""What init_rpc says to input that cannot work: it names worker, argument and remedy, and leaves nothing behind."""
+
+import os
+import socket
+import time
+
+import pytest
+import torch
+
+import torchrpc.rpc as rpc
+from torchrpc.testing import free_port, run_ranks
+
+OPTIONS = rpc.TensorPipeRpcBackendOptions
+
+
+def init(name="worker0", rank=0, world_size=1, **options):
+    rpc.init_rpc(name, rank=rank, world_size=world_size, rpc_backend_options=OPTIONS(**options) if options else None)
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch):
+    for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    yield
+    left = rpc._is_current_rpc_agent_set()
+    if left:
+        rpc.shutdown(graceful=False)
+    assert not left, "an agent was left behind"
+
+
+@pytest.mark.parametrize("missing", ["MASTER_ADDR", "MASTER_PORT"])
+def test_a_missing_variable_is_named(monkeypatch, missing):
+    present = {"MASTER_ADDR": "localhost", "MASTER_PORT": "1234"}
+    del present[missing]
+    for name, value in present.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=rf"environment variable {missing} expected, but not set\. Set MASTER_ADDR"):
+        init()
+
+
+def test_a_missing_rank_is_named(tmp_path):
+    for method, text in [
+        ("env://", "environment variable RANK expected"),
+        ("tcp://127.0.0.1:23456", "rank parameter missing"),
+        (f"file://{tmp_path}/store", "rank parameter missing"),
+    ]:
+        for world_size in (None, 2):
+            with pytest.raises(ValueError, match=text):
+                init(rank=-1, world_size=world_size, init_method=method)
+
+
+@pytest.mark.parametrize("port", ["http", "0", "70000", "-1"])
+def test_a_port_that_is_none_is_named(monkeypatch, port):
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", port)
+    with pytest.raises(ValueError, match=f"must be a number from 1 to 65535, but is '{port}'"):
+        init()
+
+
+def test_an_address_where_nobody_listens_is_named(monkeypatch):
+    monkeypatch.setenv("TORCHRPC_INIT_TIMEOUT", "0.5")
+    port = free_port()
+    start = time.monotonic()
+    with pytest.raises(RuntimeError, match=rf"rank 1 found nobody at 127\.0\.0\.1:{port}.*MASTER_ADDR.*INIT_TIMEOUT"):
+        init("worker1", rank=1, world_size=2, init_method=f"tcp://127.0.0.1:{port}")
+    assert time.monotonic() - start < 20
+
+
+def test_a_host_that_does_not_exist_is_named(monkeypatch):
+    monkeypatch.setenv("TORCHRPC_INIT_TIMEOUT", "0.5")
+    with pytest.raises(RuntimeError, match=r"rank 1 found nobody at no-such-host\.invalid:1234"):
+        init("worker1", rank=1, world_size=2, init_method="tcp://no-such-host.invalid:1234")
+
+
+def test_a_port_in_use_is_named():
+    with socket.socket() as listener:
+        listener.bind(("0.0.0.0", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        with pytest.raises(
+            RuntimeError, match=rf"rank 0 cannot serve the group's store at 127\.0\.0\.1:{port}.*in use"
+        ):
+            init(init_method=f"tcp://127.0.0.1:{port}")
+
+
+def test_a_wait_that_is_no_number_is_named(monkeypatch):
+    monkeypatch.setenv("TORCHRPC_INIT_TIMEOUT", "soon")
+    with pytest.raises(ValueError, match="TORCHRPC_INIT_TIMEOUT must be a number of seconds, but is 'soon'"):
+        init(init_method=f"tcp://127.0.0.1:{free_port()}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "text"),
+    [
+        ({"name": 5}, RuntimeError, "Argument name=5 must be of type"),
+        ({"name": ""}, RuntimeError, "must be non-empty"),
+        ({"name": "a b"}, RuntimeError, "Worker name must match"),
+        ({"name": "x" * 128}, RuntimeError, "shorter than 128"),
+        ({"rank": "0"}, RuntimeError, "Argument rank='0' must be of type"),
+        ({"rank": True}, RuntimeError, "Argument rank=True must be of type"),
+        ({"rank": -2}, ValueError, "w: rank must be from 0 to 1, as world_size is 2, but is -2"),
+        ({"rank": 2}, ValueError, "w: rank must be from 0 to 1, as world_size is 2, but is 2"),
+        ({"world_size": "2"}, RuntimeError, "Argument world_size='2' must be of type"),
+        ({"world_size": -1}, ValueError, "w: world_size must not be negative"),
+        ({"backend": "TENSORPIPE"}, TypeError, "Argument backend must be a member of BackendType"),
+        ({"rpc_backend": 5}, TypeError, "Argument backend must be a member of BackendType"),
+        (
+            {"rpc_backend_options": {}},
+            TypeError,
+            "Argument rpc_backend_options must be an instance of RpcBackendOptions",
+        ),
+        ({"rpc_backend_options": rpc.RpcBackendOptions()}, TypeError, "Could not infer backend for options"),
+    ],
+)
+def test_arguments_are_checked_before_anything_is_done(arguments, kind, text):
+    with pytest.raises(kind, match=text):
+        rpc.init_rpc(**{"name": "w", "rank": 0, "world_size": 2, **arguments})
+
+
+def test_options_of_another_backend_are_refused(tmp_path):
+    options = rpc.RpcBackendOptions(init_method=f"file://{tmp_path}/store")
+    with pytest.raises(TypeError, match="`rpc_backend_options` must be a `TensorPipeRpcBackendOptions`"):
+        rpc.init_rpc("w", backend=rpc.BackendType.TENSORPIPE, rank=0, world_size=1, rpc_backend_options=options)
+
+
+def test_calls_before_init_say_so():
+    for call in (
+        lambda: rpc.rpc_sync("worker1", len, ("x",)),
+        lambda: rpc.rpc_async("worker1", torch.add, (1, 2)),
+        lambda: rpc.remote("worker1", len, ("x",)),
+        lambda: rpc.get_worker_info(),
+        lambda: rpc.shutdown(),
+        lambda: rpc.api._all_gather(1),
+    ):
+        with pytest.raises(RuntimeError, match=r"^RPC has not been initialized"):
+            call()
+    with pytest.raises(RuntimeError, match="Current RPC agent is not set! Did you initialize the RPC framework"):
+        rpc.RRef(1)
+
+
+def test_a_group_of_one_works_and_cannot_be_joined_twice(tmp_path):
+    init(init_method=f"file://{tmp_path}/store")
+    try:
+        assert rpc.rpc_sync("worker0", len, ("abc",)) == 3
+        with pytest.raises(RuntimeError, match="is already initialized"):
+            init(init_method=f"file://{tmp_path}/store")
+        with pytest.raises(RuntimeError, match="is already initialized"):
+            init(init_method=f"tcp://127.0.0.1:{free_port()}")
+    finally:
+        rpc.shutdown()
+
+
+def errors_of(rank, names, sizes, ranks=None):
+    """What init_rpc says on this rank, or None."""
+    try:
+        rpc.init_rpc(names[rank], rank=(ranks or range(9))[rank], world_size=sizes[rank])
+    except Exception as exc:
+        assert not rpc._is_current_rpc_agent_set()
+        return f"{type(exc).__name__}: {exc}"
+    rpc.shutdown()
+    return None
+
+
+def errors_of_all(*args):
+    return run_ranks(errors_of, len(args[0]), *args, start_method="forkserver", init=False, timeout=60)
+
+
+def test_two_workers_of_one_name_are_told_on_all_ranks():
+    start = time.monotonic()
+    for text in errors_of_all(["a", "b", "a"], [3, 3, 3]):
+        assert text.startswith("RuntimeError") and "name a is not unique" in text and "ranks 0 and 2" in text
+    assert time.monotonic() - start < 30
+
+
+def test_world_sizes_that_differ_are_told_on_all_ranks():
+    start = time.monotonic()
+    for text in errors_of_all(["a", "b"], [2, 3]):
+        assert text.startswith("RuntimeError") and "world" in text and "2" in text and "3" in text
+    assert time.monotonic() - start < 30
+
+
+def only_rank_1_of_two(rank):
+    os.environ["TORCHRPC_INIT_TIMEOUT"] = "1"
+    return errors_of(rank, ["a", "b"], [2, 2])
+
+
+def test_a_worker_that_does_not_come_is_told():
+    (text,) = run_ranks(only_rank_1_of_two, 1, start_method="forkserver", init=False)
+    assert text.startswith("RuntimeError") and "missing: rank 1" in text and "a (rank 0)" in text
+
+
+def mixed_kinds(rank):
+    """A group of one with a world size, then a worker without."""
+    options = OPTIONS(init_method=f"file://{os.environ['STORE']}")
+    if rank == 0:
+        rpc.init_rpc("a", rank=0, world_size=1, rpc_backend_options=options)
+        open(os.environ["STORE"] + ".up", "w").close()
+        while not os.path.exists(os.environ["STORE"] + ".tried"):
+            time.sleep(0.01)
+        rpc.shutdown()
+        return None
+    while not os.path.exists(os.environ["STORE"] + ".up"):
+        time.sleep(0.01)
+    try:
+        rpc.init_rpc("b", rank=1, rpc_backend_options=options)
+    except RuntimeError as exc:
+        return str(exc)
+    finally:
+        open(os.environ["STORE"] + ".tried", "w").close()
+
+
+def test_groups_with_and_without_world_size_do_not_mix(tmp_path):
+    env = {"STORE": str(tmp_path / "store")}
+    _, text = run_ranks(mixed_kinds, 2, start_method="forkserver", init=False, env=env)
+    assert "RPC group mixes statically and dynamically initialized members which is not supported" in text

@@ -1,0 +1,347 @@
+"""Taking torch.distributed.rpc's place: by install(), by the environment, by `python -m torchrpc`, in all children."""
+
+import sys
+import textwrap
+
+import pytest
+
+WHICH = """
+def which():
+    import sys, torch, torch.distributed.rpc as rpc
+    ours = sys.modules.get("torchrpc.rpc")
+    return "torchrpc" if rpc is ours and torch.distributed.rpc is ours else "torch"
+"""
+
+CHILDREN = (
+    WHICH
+    + """
+import multiprocessing, os, subprocess, sys
+
+def report(queue):
+    queue.put(which())
+
+def child(method):
+    context = multiprocessing.get_context(method)
+    queue = context.Queue()
+    process = context.Process(target=report, args=(queue,))
+    process.start()
+    value = queue.get(timeout=60)
+    process.join()
+    return value
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["sub"]:
+        print(which())
+    else:
+        print("self", which())
+        for method in ("spawn", "fork", "forkserver"):
+            print(method, child(method))
+        print("subprocess", subprocess.check_output([sys.executable, __file__, "sub"], text=True).strip())
+        pid = os.fork()
+        if pid == 0:
+            print("os.fork", which(), flush=True)
+            os._exit(0)
+        os.waitpid(pid, 0)
+"""
+)
+EVERYWHERE = ["self", "spawn", "fork", "forkserver", "subprocess", "os.fork"]
+
+CALLS = """
+import os, sys
+import torch
+import torch.distributed.rpc as rpc
+import torch.multiprocessing as mp
+from torch.distributed.rpc import RRef, rpc_sync
+from torch.distributed.rpc.api import _all_gather
+import torch.distributed.rpc.internal as internal
+
+class Box:
+    def __init__(self, value):
+        self.value = value
+    def get(self):
+        return self.value
+
+def twice(x):
+    return 2 * x
+
+def run(rank):
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+    if rank == 0:
+        k = 3
+        rref = rpc.remote("worker1", Box, args=(5,))
+        print(type(rref).__module__, internal.__name__, rpc_sync("worker1", twice, (4,)),
+              rpc_sync("worker1", lambda x: twice(x) + k, (4,)), rref.rpc_sync().get(), isinstance(rref, rpc.PyRRef),
+              type(rref) is torch._C._distributed_rpc.PyRRef, RRef[int].__origin__ is RRef)
+    assert _all_gather(rank) == {"worker0": 0, "worker1": 1}
+    rpc.shutdown()
+
+if __name__ == "__main__":
+    os.environ.setdefault("MASTER_ADDR", "localhost")
+    os.environ["MASTER_PORT"] = sys.argv[1]
+    mp.start_processes(run, nprocs=2, start_method=sys.argv[2])
+"""
+CALLED = "8 11 5 True True True"
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(text, name="script.py"):
+        (tmp_path / name).write_text(textwrap.dedent(text))
+        return name
+
+    return write
+
+
+def told(output):
+    return dict(line.split() for line in output.splitlines())
+
+
+def test_nothing_is_replaced_unless_asked(run_python, script):
+    assert set(told(run_python(script(CHILDREN)).stdout).values()) == {"torch"}
+    result = run_python("-c", WHICH + "import torchrpc.rpc; torchrpc.rpc.rpc_sync; print(which())")
+    assert result.stdout.strip() == "torch"
+
+
+def test_the_environment_replaces_in_every_process(run_python, script):
+    output = told(run_python(script(CHILDREN), env={"TORCHRPC_REPLACE": "1"}).stdout)
+    assert output == {name: "torchrpc" for name in EVERYWHERE}
+
+
+def test_the_launcher_replaces_in_every_process(run_python, script):
+    output = told(run_python("-m", "torchrpc", script(CHILDREN)).stdout)
+    assert output == {name: "torchrpc" for name in EVERYWHERE}
+
+
+@pytest.mark.parametrize("value", ["0", "", "false", "no"])
+def test_the_environment_can_say_no(run_python, value):
+    assert run_python("-c", WHICH + "print(which())", env={"TORCHRPC_REPLACE": value}).stdout.strip() == "torch"
+
+
+def test_install_replaces_this_process_and_what_it_forks(run_python, script):
+    text = CHILDREN.replace('print("self"', 'import torchrpc; torchrpc.install(); torchrpc.install(); print("self"')
+    output = told(run_python(script(text)).stdout)
+    assert {name for name, which in output.items() if which == "torchrpc"} == {"self", "fork", "os.fork"}
+    above = run_python(script("import torchrpc\ntorchrpc.install()\n" + CHILDREN)).stdout
+    assert {name for name, which in told(above).items() if which == "torchrpc"} == set(EVERYWHERE)
+
+
+def test_torchrun_hands_it_on(run_python, script):
+    name = script(WHICH + "print(f'{which()} of rank', flush=True)")
+    run = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", name]
+    assert run_python(*run, env={"TORCHRPC_REPLACE": "1"}).stdout.split("\n")[:2] == ["torchrpc of rank"] * 2
+
+
+def test_the_launcher_keeps_what_a_script_sees(run_python, script, tmp_path):
+    text = "import sys, __main__; print(sys.argv, sys.path[0], __name__, __main__.__file__, sys.flags.dev_mode)"
+    (tmp_path / "folder").mkdir()
+    name = script(text, "folder/script.py")
+    plain = run_python("-X", "dev", name, "-x", "--flag", "a b").stdout
+    for how in (["-m", "torchrpc"], ["-mtorchrpc"], ["-um", "torchrpc"]):
+        assert run_python("-X", "dev", *how, name, "-x", "--flag", "a b").stdout == plain
+    module = run_python("-m", "folder.script", "1").stdout
+    assert run_python("-m", "torchrpc", "-m", "folder.script", "1").stdout == module
+
+
+def test_the_launcher_tells_how_it_is_used(run_python):
+    assert "usage: python -m torchrpc" in run_python("-m", "torchrpc", "-h").stdout
+    result = run_python("-m", "torchrpc", check=False)
+    assert result.returncode == 2 and "usage: python -m torchrpc" in result.stderr
+    result = run_python("-m", "torchrpc", "x.py", env={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, check=False)
+    assert result.returncode == 1 and "Unset it" in result.stderr
+
+
+def test_the_exit_status_is_the_scripts(run_python, script):
+    assert run_python("-m", "torchrpc", script("raise SystemExit(7)"), check=False).returncode == 7
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_an_unchanged_script_runs(run_python, script, method):
+    from torchrpc.testing import free_port
+
+    output = run_python("-m", "torchrpc", script(CALLS), free_port(), method).stdout
+    assert output.strip() == f"torchrpc._C torchrpc.rpc.internal {CALLED}"
+
+
+def test_the_same_script_still_runs_on_torch(run_python, script):
+    from torchrpc.testing import free_port
+
+    text = CALLS.replace('rpc_sync("worker1", lambda x: twice(x) + k, (4,))', "11")
+    output = run_python(script(text), free_port(), "spawn").stdout
+    assert output.strip() == f"torch._C._distributed_rpc torch.distributed.rpc.internal {CALLED}"
+
+
+def test_torch_itself_uses_the_replacement(run_python):
+    run_python(
+        "-c",
+        """if True:
+        import torchrpc; torchrpc.install()
+        import torch, sys
+        assert not any("_C." in getattr(m, "__file__", "") and "torchrpc" in m.__name__ for m in list(sys.modules.values())
+                       if getattr(m, "__file__", None)), "the extension was loaded too early"
+        import torch.distributed.rpc as rpc
+        from torch.distributed.rpc import RRef
+        from torch._jit_internal import is_rref
+        import torch.nn.parallel.distributed as ddp, torch.jit.annotations as annotations
+        assert RRef is rpc.RRef is ddp.RRef is annotations.RRef and RRef.__module__ == "torchrpc.rpc.api"
+        assert is_rref(RRef[int])
+        @torch.jit.script
+        def fetch(rref: RRef[torch.Tensor]) -> torch.Tensor:
+            return rref.to_here()
+        import torch._C._distributed_rpc as bindings, torchrpc
+        assert bindings is torchrpc._C is torch._C._distributed_rpc
+        import torch.distributed.rpc.backend_registry as registry
+        assert registry is sys.modules["torchrpc.rpc.backend_registry"] and registry.__spec__.name == registry.__name__
+        from torch.distributed.rpc import *
+        assert init_rpc is rpc.init_rpc and rpc_async is rpc.api.rpc_async
+        from torch.distributed.nn import RemoteModule
+        try:
+            import torch.distributed.rpc.nothing
+        except ModuleNotFoundError:
+            pass
+        else:
+            raise SystemExit("found nothing")
+        """,
+    )
+
+
+def test_the_bindings_stand_in_until_they_are_loaded(run_python):
+    run_python(
+        "-c",
+        """if True:
+        import torchrpc; torchrpc.install()
+        from torch._C._distributed_rpc import PyRRef
+        import torchrpc._C
+        assert PyRRef is torchrpc._C.PyRRef
+        """,
+    )
+
+
+def test_install_starts_no_thread(run_python):
+    threads = "import os, torchrpc, torch; torchrpc.install(); torch.distributed.rpc.rpc_sync"
+    assert run_python("-c", threads + "; print(len(os.listdir('/proc/self/task')))").stdout.strip() == "1"
+
+
+CONFLICT = """
+import tempfile, torch, torch.distributed.rpc as rpc
+options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{tempfile.mkdtemp()}/s")
+rpc.init_rpc("w", rank=0, world_size=1, rpc_backend_options=options)
+import torchrpc
+try:
+    torchrpc.install()
+except RuntimeError as exc:
+    print(exc)
+rpc.shutdown()
+torchrpc.install()
+import torch.distributed.rpc as now
+print(now.__name__)
+"""
+
+
+def test_a_conflict_with_torchs_own_rpc_is_told(run_python):
+    first, second = run_python("-c", CONFLICT).stdout.strip().split("\n")
+    assert "torch's own RPC is already initialised in this process" in first and "before init_rpc" in first
+    assert second == "torchrpc.rpc"
+
+
+@pytest.fixture
+def without_extension(tmp_path, hook_path):
+    """The package as it would be if it were not built."""
+    import importlib.util
+    import os
+    import shutil
+    from pathlib import Path
+
+    source = Path(importlib.util.find_spec("torchrpc").origin).parent
+    shutil.copytree(source, tmp_path / "bare" / "torchrpc", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    return {"PYTHONPATH": os.pathsep.join([str(tmp_path / "bare"), hook_path["PYTHONPATH"]])}
+
+
+def test_a_replacement_that_cannot_be_had_is_told(run_python, without_extension):
+    assert run_python("-c", "import torch", env=without_extension).stderr == ""
+    result = run_python("-c", "import torch", env={**without_extension, "TORCHRPC_REPLACE": "1"}, check=False)
+    assert result.returncode == 1 and "its extension torchrpc._C is not built" in result.stderr
+
+
+def test_an_import_of_torch_that_does_not_ask_loads_next_to_nothing(run_python):
+    loaded = run_python("-c", "import torch, sys; print(*sorted(m for m in sys.modules if 'torchrpc' in m))").stdout
+    assert loaded.split() == ["torchrpc", "torchrpc._autoload"]
+
+
+def test_an_import_of_torchrpc_loads_no_torch(run_python):
+    assert run_python("-c", "import torchrpc, sys; print('torch' in sys.modules)").stdout.strip() == "False"
+
+
+def test_an_import_of_torchrpc_rpc_loads_the_extension_on_first_use_only(run_python):
+    text = "import torchrpc.rpc as rpc, sys; a = 'torchrpc._C' in sys.modules; rpc.rpc_sync; "
+    assert run_python("-c", text + "print(a, 'torchrpc._C' in sys.modules)").stdout.strip() == "False True"
+    assert sys.modules  # and the submodules can be imported first, in any order
+    for name in ("internal", "api", "backend_registry", "rref_proxy", "options", "functions", "constants", "_init"):
+        run_python("-c", f"import torchrpc.rpc.{name}; import torchrpc.rpc; torchrpc.rpc.init_rpc")
+
+
+def test_a_torch_without_rpc_gets_one(run_python):
+    run_python(
+        "-c",
+        """if True:
+        import torch, sys
+        del torch._C._rpc_init  # as it is where torch was built without RPC
+        from torchrpc._autoload import autoload
+        autoload()
+        import torch.distributed.rpc as rpc
+        assert rpc is sys.modules["torchrpc.rpc"] and rpc.is_available()
+        """,
+    )
+
+
+SEED = """
+import os, torch
+import torch.distributed.rpc as rpc
+from torch.distributed.rpc import RRef
+import multiprocessing
+
+class Server:
+    def __init__(self):
+        self.total = torch.zeros(2)
+
+    @staticmethod
+    @rpc.functions.async_execution
+    def later(x):
+        future = torch.futures.Future()
+        future.set_result(x + 1)
+        return future
+
+    def add(self, gradients):
+        for value in gradients.values():
+            self.total += value
+        return True
+
+server = None
+
+def run(role, rank):
+    global server
+    rpc.init_rpc(name=role, rank=rank, world_size=2, rpc_backend=rpc.Backend.TENSORPIPE)
+    if role == "ps":
+        server = RRef(Server())
+    else:
+        import time
+        while (ps := rpc.rpc_sync("ps", lambda: server)) is None:
+            time.sleep(0.01)
+        pushed = rpc.rpc_async("ps", lambda rref, g: rref.local_value().add(g), args=(ps, {"w": torch.ones(2)}))
+        print(pushed.wait(), ps.rpc_sync().later(1), ps.to_here().total.tolist())
+    rpc.shutdown()
+
+if __name__ == "__main__":
+    import sys
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", sys.argv[1]
+    ranks = [multiprocessing.Process(target=run, args=a) for a in (("ps", 0), ("worker", 1))]
+    [p.start() for p in ranks]
+    [p.join() for p in ranks]
+    sys.exit(max(p.exitcode for p in ranks))
+"""
+
+
+def test_the_article_on_parameter_servers_has_its_spelling(run_python, script):
+    from torchrpc.testing import free_port
+
+    output = run_python("-m", "torchrpc", script(SEED), free_port()).stdout
+    assert output.strip() == "True 2 [1.0, 1.0]"

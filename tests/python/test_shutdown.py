@@ -1,0 +1,211 @@
+"""How groups end, and that the next one begins afresh."""
+
+import os
+import re
+import time
+
+import pytest
+import torch
+
+import torchrpc.rpc as rpc
+from torchrpc.testing import RankError, run_ranks, workers
+
+DONE = []
+
+
+def note(value):
+    time.sleep(0.05)
+    DONE.append(value)
+
+
+def join(rank, world_size, method, **options):
+    rpc.init_rpc(
+        f"worker{rank}",
+        rank=rank,
+        world_size=world_size,
+        rpc_backend_options=rpc.TensorPipeRpcBackendOptions(init_method=method, **options),
+    )
+
+
+def work_until_the_end(rank):
+    """Every worker leaves at once; calls under way must still be served."""
+    futures = [rpc.rpc_async(f"worker{(rank + 1) % 3}", note, (i,)) for i in range(5)]
+    rpc.shutdown()
+    return len(DONE), [f.done() for f in futures]
+
+
+def run_and_leave(rank, fn):
+    method = f"tcp://127.0.0.1:{os.environ['MASTER_PORT']}"
+    join(rank, 3, method)
+    return fn(rank)
+
+
+def test_shutdown_waits_for_the_work_of_all():
+    results = run_ranks(run_and_leave, 3, work_until_the_end, start_method="forkserver", init=False)
+    assert results == [(5, [True] * 5)] * 3
+
+
+def init_again(rank):
+    port = os.environ["MASTER_PORT"]
+    values = []
+    for _ in range(3):
+        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)  # over env://, the same port each time
+        values.append(rpc.rpc_sync(f"worker{1 - rank}", int, (port,)))
+        rpc.shutdown()
+        with pytest.raises(RuntimeError, match=r"^RPC has not been initialized"):
+            rpc.rpc_sync("worker0", len, ("x",))
+    return values
+
+
+def test_groups_follow_one_another_on_one_port():
+    first, second = run_ranks(init_again, 2, start_method="forkserver", init=False)
+    assert first == second and len(set(first)) == 1
+
+
+def share_the_port(rank):
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+    value = rpc.rpc_sync(f"worker{1 - rank}", rpc.get_worker_info)
+    dist.barrier()
+    rpc.shutdown()
+    dist.barrier()
+    dist.destroy_process_group()
+    return value.name
+
+
+def test_the_port_can_be_shared_with_a_process_group():
+    assert run_ranks(share_the_port, 2, start_method="forkserver", init=False) == ["worker1", "worker0"]
+
+
+def test_a_process_may_be_in_groups_with_others_one_after_the_other():
+    for size in (2, 3, 2):
+        with workers(size) as names:
+            assert [rpc.rpc_sync(name, rpc.get_worker_info).name for name in names] == names
+
+
+def one_does_not_come(rank):
+    if rank == 0:
+        with pytest.raises(RuntimeError, match="timed out in _all_gather"):
+            rpc.shutdown(timeout=0.3)
+        assert not rpc._is_current_rpc_agent_set()
+        return "gave up"
+    time.sleep(1.5)
+    rpc.shutdown(graceful=False)
+    return "left"
+
+
+def test_shutdown_with_a_timeout_gives_up():
+    results = run_ranks(run_and_leave, 3, one_does_not_come, start_method="forkserver", init=False)
+    assert results == ["gave up", "left", "left"]
+
+
+def leave_alone(rank):
+    start = time.monotonic()
+    rpc.shutdown(graceful=False)
+    return time.monotonic() - start
+
+
+def test_an_ungraceful_shutdown_waits_for_nobody():
+    assert max(run_ranks(run_and_leave, 3, leave_alone, start_method="forkserver", init=False)) < 5
+
+
+def hold_a_reference(rank):
+    rpc.api._ignore_rref_leak = False
+    held = rpc.RRef(torch.ones(1))
+    rref = rpc.remote(f"worker{(rank + 1) % 3}", torch.add, (torch.ones(1), 1))
+    rpc.rpc_sync(f"worker{(rank + 1) % 3}", len, ([held],))
+    assert rref.to_here() == 2
+    rpc.shutdown()
+    with pytest.raises(RuntimeError, match=re.escape("Cannot call to_here() on it after deletion.")):
+        rref.to_here()
+    with pytest.raises(RuntimeError, match=r"Cannot call fork an UserRRef after deletion\."):
+        rpc.internal.serialize(rref)
+    return "ok"
+
+
+def test_references_held_at_shutdown_are_deleted():
+    assert run_ranks(run_and_leave, 3, hold_a_reference, start_method="forkserver", init=False) == ["ok"] * 3
+
+
+def leak(rank):
+    rpc.api._ignore_rref_leak = False
+    rpc.api._delete_all_user_and_unforked_owner_rrefs = lambda: None
+    rref = rpc.remote(f"worker{(rank + 1) % 3}", torch.add, (torch.ones(1), 1))
+    rref.to_here()
+    with pytest.raises(RuntimeError, match="Leaking RRef"):
+        rpc.shutdown()
+    assert not rpc._is_current_rpc_agent_set()
+    return "ok"
+
+
+def test_leaks_are_reported_if_asked_for():
+    assert run_ranks(run_and_leave, 3, leak, start_method="forkserver", init=False) == ["ok"] * 3
+
+
+SCRIPT = """
+import sys, time, torchrpc.rpc as rpc
+options = rpc.TensorPipeRpcBackendOptions(init_method=sys.argv[1])
+rpc.init_rpc("worker0", rank=0, world_size=1, rpc_backend_options=options)
+rpc.rpc_async("worker0", time.sleep, (0.5,))
+print("end of script")
+"""
+
+
+def test_a_script_may_end_without_shutdown_and_with_a_call_under_way(run_python, tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    result = run_python("script.py", f"file://{tmp_path}/store", check=False)
+    assert "end of script" in result.stdout
+    assert result.returncode == 0, result.stderr
+
+
+def join_one_by_one(rank):
+    """A group without a fixed size: each comes, calls all who are there, and leaves."""
+    join(rank, None, os.environ["METHOD"])
+    seen = {}
+    end = time.monotonic() + 30
+    while len(seen) < 3 and time.monotonic() < end:
+        for info in rpc._get_current_rpc_agent().get_worker_infos():
+            if info.name not in seen:
+                seen[info.name] = rpc.rpc_sync(info.name, rpc.get_worker_info).id
+        time.sleep(0.02)
+    torch.futures.wait_all([rpc.rpc_async(name, note, (rank,)) for name in seen])
+    while len(DONE) < 3 and time.monotonic() < end:
+        time.sleep(0.02)
+    rpc.shutdown()
+    return seen
+
+
+def test_workers_come_to_and_leave_a_group_without_a_size(tmp_path):
+    env = {"METHOD": f"file://{tmp_path}/store"}  # a store in the process of rank 0 would leave with it
+    results = run_ranks(join_one_by_one, 3, start_method="forkserver", init=False, env=env)
+    assert results == [{"worker0": 0, "worker1": 1, "worker2": 2}] * 3
+
+
+def fail_on_rank_1(rank):
+    if rank == 1:
+        raise ValueError("wrong on purpose")
+    time.sleep(60)
+
+
+def test_the_helper_reports_a_failing_rank_and_ends_the_others():
+    start = time.monotonic()
+    with pytest.raises(RankError, match=r"(?s)rank 1 failed.*wrong on purpose"):
+        run_ranks(fail_on_rank_1, 2, start_method="forkserver", init=False)
+    with pytest.raises(RankError, match=r"rank 0 died \(exit code 3\)"):
+        run_ranks(die, 1, start_method="forkserver", init=False)
+    assert time.monotonic() - start < 30
+
+
+def die(rank):
+    os._exit(3)
+
+
+def test_the_helper_gives_up_on_ranks_that_hang():
+    with pytest.raises(RankError, match=r"ranks \[0, 1\] did not end in 1 s"):
+        run_ranks(hang, 2, start_method="forkserver", init=False, timeout=1)
+
+
+def hang(rank):
+    time.sleep(60)
