@@ -97,7 +97,7 @@ void Agent::complete(CallId id, Result<Message> result) {
   auto call = calls_.take(id);
   if (!call) {
     late_replies_.fetch_add(1, std::memory_order_relaxed);
-    if (result && late_reply_handler_) late_reply_handler_(result.value());
+    if (result && late_reply_observer_) late_reply_observer_(result.value());
     return;
   }
   if (result && result.value().kind == Kind::kError) {
@@ -228,15 +228,16 @@ void Agent::run(const Served& served, Request request, const Responder& responde
 }
 
 void Agent::reply(const std::shared_ptr<Link>& link, CallId id, Result<Message> result, ActivityToken token) {
-  auto encode = [&](Message message) {
-    message.call = id;
-    return encodeFrame(message, options_.limits);
-  };
+  auto message = result ? std::move(result).value() : encodeError(result.error());
+  message.call = id;
   Frame frame;
   try {
-    frame = encode(result ? std::move(result).value() : encodeError(result.error()));
+    frame = encodeFrame(message, options_.limits);
   } catch (const Error& e) {
-    frame = encode(encodeError(e));
+    if (unsent_reply_observer_) unsent_reply_observer_(message);
+    message = encodeError(e);
+    message.call = id;
+    frame = encodeFrame(message, options_.limits);
   }
   link->send(std::move(frame), [token = std::move(token)](const Status&) {});
 }

@@ -42,6 +42,9 @@ Node::Node(Options options, StorePtr store, std::unique_ptr<Transport> transport
                }})),
       calls_(agent_, *rrefs_) {
   agent_.onLateReply([this](const Message& reply) { rrefs_->discard(reply); });
+  agent_.onUnsentReply([this](const Message& reply) {
+    if (const auto* forks = reply.header(HeaderKind::kRRefForks)) rrefs_->abandon(decodeForks(*forks));
+  });
   agent_.onWorkerLost([this](const WorkerInfo& worker) { rrefs_->onWorkerLost(worker); });
   serve(Kind::kBuiltinCall, Kind::kBuiltinRemote, std::make_shared<BuiltinRunner>());
   serve(Kind::kNativeCall, Kind::kNativeRemote, std::make_shared<NativeRunner>());
