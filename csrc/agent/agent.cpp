@@ -48,11 +48,6 @@ WorkerInfo Agent::worker(WorkerId id) const {
   return {"worker " + std::to_string(id), id};
 }
 
-void Agent::forget(WorkerId id) {
-  directory_.remove(id);
-  connections_.drop(id);
-}
-
 Error Agent::closing() const {
   return {ErrorCode::kShutdown, "RPC is shutting down on " + self().name + ": the call was not completed", self().name};
 }

@@ -58,8 +58,6 @@ class Agent final : public Messenger {
   const WorkerInfo& self() const override { return directory_.self(); }
   WorkerInfo worker(WorkerId id) const override;
   WorkerDirectory& directory() { return directory_; }
-  /// Ends the connection to a worker that has left the group.
-  void forget(WorkerId id);
 
   // --- the end ---
   /// Waits until no call is under way, neither made nor served here. False after `timeout` (0: never).

@@ -158,17 +158,6 @@ std::shared_ptr<Link> ConnectionPool::link(const WorkerInfo& to) {
   return fresh;
 }
 
-void ConnectionPool::drop(WorkerId worker) {
-  std::shared_ptr<Link> link;
-  {
-    MutexLock lock(mutex_);
-    auto it = links_.find(worker);
-    if (it == links_.end()) return;
-    link = it->second;
-  }
-  link->close();
-}
-
 void ConnectionPool::remove(const Link& link, const Error& reason) {
   std::shared_ptr<Link> last;
   {

@@ -2,6 +2,7 @@
 
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_variable.h>
 
 #include "bindings/bind.h"
 #include "bindings/current_node.h"
@@ -76,6 +77,18 @@ py::object typeOf(const py::object& self, double timeout, bool blocking) {
   }
 }
 
+void backward(const PyRRef& self, int64_t context_id, bool retain_graph) {
+  if (context_id != -1) {
+    throw std::runtime_error("this version of torchrpc has no distributed autograd: RRef.backward() takes no context");
+  }
+  if (!self.rref()->isOwner()) {
+    throw std::runtime_error("User RRefs require 'dist_autograd_ctx_id' to be specified");
+  }
+  const auto value = self.localValue();
+  if (!THPVariable_Check(value.ptr())) throw std::runtime_error("RRef should contain a tensor for .backward()");
+  value.attr("backward")(py::arg("retain_graph") = retain_graph);
+}
+
 std::string describe(const PyRRef& self) {
   const auto& rref = *self.rref();
   if (rref.isOwner()) return "OwnerRRef(" + toString(rref.id()) + ")";
@@ -121,6 +134,10 @@ void bindRRef(py::module_& module) {
           "remote", [](const py::object& self, double timeout) { return proxy(self, "remote", timeout); },
           py::arg("timeout") = -1.0,
           "A proxy whose methods call the value's methods on the owner and return an RRef to the result.")
+      .def(
+          "backward", &backward, py::arg("dist_autograd_ctx_id") = -1, py::arg("retain_graph") = false,
+          "Runs torch's backward pass from the value, a tensor with one element; only on the owner. Contexts of "
+          "distributed autograd are not supported yet: RuntimeError.")
       .def("_get_type", &typeOf, py::arg("timeout") = -1.0, py::arg("blocking") = true)
       .def("_get_future", &PyRRef::creationFuture)
       .def("_get_profiling_future", [](const PyRRef& self) {

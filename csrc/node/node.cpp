@@ -103,7 +103,8 @@ void Node::admit(const WorkerInfo& worker) {
 }
 
 void Node::expel(const WorkerInfo& worker) {
-  if (worker.id != self().id) agent_.forget(worker.id);
+  // Its connection is still needed, for the answer to the call that says so; it ends with the worker.
+  if (worker.id != self().id) agent_.directory().remove(worker.id);
 }
 
 void Node::join(Duration timeout) {
