@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
-#include <thread>
+#include <numeric>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -148,18 +148,25 @@ std::string Rendezvous::missing(const std::string& prefix) const {
   return out;
 }
 
-void Rendezvous::waitForAll(const std::string& prefix, Duration timeout, const std::string& what) {
+std::vector<WorkerId> Rendezvous::allRanks() const {
+  std::vector<WorkerId> ranks(self_.world_size);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+void Rendezvous::waitFor(
+    const std::vector<WorkerId>& ranks, const std::string& prefix, Duration timeout, const std::string& what) {
   std::vector<std::string> keys;
-  for (WorkerId id = 0; id < self_.world_size; ++id) keys.push_back(prefix + std::to_string(id));
+  for (auto rank : ranks) keys.push_back(prefix + std::to_string(rank));
   const auto who = self_.info.name + " (rank " + std::to_string(self_.info.id) + ")";
   const bool tell = timeout == Duration::zero() || timeout > kTellAfter;
   try {
     store_->wait(keys, storeTimeout(tell ? kTellAfter : timeout));
     return;
   } catch (const std::exception& e) {
-    const auto ranks = missing(prefix);
-    if (ranks.empty()) throw storeLost(e);
-    if (tell) TORCH_WARN(who, " has waited ", seconds(kTellAfter), " for the workers of rank ", ranks, " to ", what);
+    const auto absent = missing(prefix);
+    if (absent.empty()) throw storeLost(e);
+    if (tell) TORCH_WARN(who, " has waited ", seconds(kTellAfter), " for the workers of rank ", absent, " to ", what);
   }
   if (tell) {
     try {
@@ -202,7 +209,7 @@ std::vector<WorkerRecord> Rendezvous::meetAll(Duration timeout) {
   std::optional<std::string> conflict;
   for (WorkerId id = 0; id < self_.world_size && !conflict; ++id) {
     // One at a time: rank 0's word is the first that everybody compares with.
-    if (!store_->check({workerKey(id)})) waitForAll("worker/", timeout, "join");
+    waitFor({id}, "worker/", timeout, "join");
     const auto& record = records.emplace_back(read(id));
     if (record.world_size != self_.world_size) {
       conflict = "world sizes differ: " + self_.info.name + " was started with world_size=" +
@@ -270,7 +277,7 @@ WorkerRecord Rendezvous::lookUp(WorkerId id, Duration timeout) {
 
 int64_t Rendezvous::sumOverAll(const std::string& name, int64_t number, Duration timeout) {
   store_->set(name + "/" + std::to_string(self_.info.id), toBytes(std::to_string(number)));
-  waitForAll(name + "/", timeout, "reach '" + name + "'");
+  waitFor(allRanks(), name + "/", timeout, "reach '" + name + "'");
   int64_t sum = 0;
   for (WorkerId id = 0; id < self_.world_size; ++id) {
     sum += std::stoll(toText(store_->get(name + "/" + std::to_string(id))));

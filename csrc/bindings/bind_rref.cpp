@@ -31,19 +31,9 @@ std::shared_ptr<PyRRef> makeOwner(py::object value, const py::object& /*type_hin
   return std::make_shared<PyRRef>(node, std::move(rref));
 }
 
-uint32_t forkIndex(const PyRRef& self) {
-  if (auto* message = OutgoingRRefs::current()) return message->add(self.rref());
-  throw std::runtime_error(kNotPickled);
-}
-
-py::object received(uint32_t index) {
-  if (const auto* message = IncomingRRefs::current()) return message->get(index);
-  throw std::runtime_error("an RRef of a message can only be read while the message is received");
-}
-
 /// Inside a message the index of a fork; elsewhere the fork itself, which somebody must take in.
 py::tuple serialize(const PyRRef& self) {
-  if (OutgoingRRefs::current()) return py::make_tuple(forkIndex(self));
+  if (auto* message = OutgoingRRefs::current()) return py::make_tuple(message->add(self.rref()));
   const auto fork = self.node()->rrefs().fork(self.rref(), kNoWorker);
   return py::make_tuple(py::bytes(encodeForks({fork})));
 }
@@ -57,7 +47,9 @@ py::object deserialize(const py::tuple& serialized) {
     node->rrefs().adopt(decodeForks(bytes), /*wait_for_owner=*/false, [&](auto rrefs) { adopted = std::move(rrefs); });
     return wrap(node, std::move(adopted).take().at(0));
   }
-  return received(py::cast<uint32_t>(serialized[0]));
+  const auto* message = IncomingRRefs::current();
+  if (!message) throw std::runtime_error("an RRef of a message can only be read while the message is received");
+  return message->get(py::cast<uint32_t>(serialized[0]));
 }
 
 /// Asked once: an RRef's value does not change its type.
@@ -147,7 +139,6 @@ void bindRRef(py::module_& module) {
       .def(
           "_set_profiling_future", [](PyRRef& self, py::object future) { self.profiling_future = std::move(future); },
           py::arg("future"))
-      .def("_fork_index", &forkIndex)
       .def("_serialize", &serialize)
       .def_static("_deserialize", &deserialize, py::arg("serialized"))
       .def("__getstate__", [](const PyRRef&) -> py::object { throw std::runtime_error(kNotPickled); })
@@ -181,7 +172,6 @@ void bindRRef(py::module_& module) {
             text + "Leaking RRefs: drop the references above before shutdown, or set rpc.api._ignore_rref_leak");
       },
       py::arg("ignore_leak"));
-  module.def("_received_rref", &received, py::arg("index"));
   module.def("_rref_context_get_debug_info", [] {
     const auto node = currentNode();
     const auto info = node->rrefs().debugInfo();
