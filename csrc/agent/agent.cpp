@@ -151,8 +151,8 @@ void Agent::attempt(std::shared_ptr<Retry> retry) {
   request(retry->to, retry->message, Retry::kAttemptTimeout, [this, retry](Result<Message> result) {
     const auto code = result ? ErrorCode::kUnknown : result.error().code();
     retry->lost = code == ErrorCode::kWorkerLost ? retry->lost + 1 : 0;
-    const bool worth_it = code == ErrorCode::kTimeout ||
-        (code == ErrorCode::kWorkerLost && retry->lost < Retry::kAttemptsWithoutAnswer);
+    const bool worth_it =
+        code == ErrorCode::kTimeout || (code == ErrorCode::kWorkerLost && retry->lost < Retry::kAttemptsWithoutAnswer);
     if (result || !worth_it || closing_) {
       retry->done.complete(std::move(result));
       return;

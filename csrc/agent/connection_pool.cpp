@@ -138,8 +138,7 @@ std::shared_ptr<Link> ConnectionPool::link(const WorkerInfo& to) {
   }
   const auto record = directory_.find(to.id);
   if (!record) {
-    throw Error(
-        ErrorCode::kUnknownWorker, "could not find destination " + toString(to) + " in the RPC group", to.name);
+    throw Error(ErrorCode::kUnknownWorker, "could not find destination " + toString(to) + " in the RPC group", to.name);
   }
   {
     MutexLock lock(mutex_);

@@ -1,10 +1,10 @@
 #include "agent/worker_directory.h"
 
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
 #include <algorithm>
 #include <cctype>
 #include <numeric>
-
-#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "base/error.h"
 #include "wire/codec.h"
@@ -100,8 +100,9 @@ namespace {
 void validateName(const std::string& name) {
   if (name.empty()) fail("Worker name must be non-empty: pass init_rpc a name such as \"worker0\"");
   if (name.size() >= 128) {
-    fail("Worker name must be shorter than 128 characters, but \"" + name.substr(0, 32) + "…\" has " +
-         std::to_string(name.size()));
+    fail(
+        "Worker name must be shorter than 128 characters, but \"" + name.substr(0, 32) + "…\" has " +
+        std::to_string(name.size()));
   }
   auto allowed = [](unsigned char c) { return std::isalnum(c) || c == '_' || c == ':' || c == '-'; };
   if (!std::all_of(name.begin(), name.end(), allowed)) {
@@ -115,8 +116,9 @@ void validateSelf(const WorkerInfo& self, int32_t world_size) {
   if (self.id < 0) fail("rank must be 0 or more, but " + name + " got " + std::to_string(self.id));
   if (world_size < 0) fail("world_size must be positive, but " + name + " got " + std::to_string(world_size));
   if (world_size > 0 && self.id >= world_size) {
-    fail("rank must be less than world_size, but " + name + " got rank " + std::to_string(self.id) +
-         " in a group of " + std::to_string(world_size));
+    fail(
+        "rank must be less than world_size, but " + name + " got rank " + std::to_string(self.id) + " in a group of " +
+        std::to_string(world_size));
   }
 }
 
@@ -212,9 +214,9 @@ std::vector<WorkerRecord> Rendezvous::meetAll(Duration timeout) {
     waitFor({id}, "worker/", timeout, "join");
     const auto& record = records.emplace_back(read(id));
     if (record.world_size != self_.world_size) {
-      conflict = "world sizes differ: " + self_.info.name + " was started with world_size=" +
-          std::to_string(self_.world_size) + ", " + record.info.name + " with " + std::to_string(record.world_size) +
-          ". Pass the same to all";
+      conflict = "world sizes differ: " + self_.info.name +
+          " was started with world_size=" + std::to_string(self_.world_size) + ", " + record.info.name + " with " +
+          std::to_string(record.world_size) + ". Pass the same to all";
     } else if (auto [it, fresh] = names.emplace(record.info.name, id); !fresh) {
       conflict = "RPC worker name " + record.info.name + " is not unique: ranks " + std::to_string(it->second) +
           " and " + std::to_string(id) + " both have it. Give every worker a name of its own";
@@ -239,9 +241,8 @@ std::vector<WorkerRecord> Rendezvous::joinGroup(Duration timeout) {
     if (record.info.id == self_.info.id || record.info.name == self_.info.name) {
       throw Error(
           ErrorCode::kRendezvous,
-          (record.info.id == self_.info.id
-               ? "rank " + std::to_string(self_.info.id) + " is not unique: "
-               : "RPC worker name " + self_.info.name + " is not unique: ") +
+          (record.info.id == self_.info.id ? "rank " + std::to_string(self_.info.id) + " is not unique: "
+                                           : "RPC worker name " + self_.info.name + " is not unique: ") +
               toString(record.info) + " is in the group already, " + toString(self_.info) + " cannot join it");
     }
     records.push_back(record);

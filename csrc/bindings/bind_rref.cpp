@@ -104,8 +104,10 @@ void bindRRef(py::module_& module) {
       .def(
           "confirmed_by_owner", &PyRRef::confirmedByOwner,
           "Whether the owner has said that it knows of this reference; always true on the owner.")
-      .def("owner", [](const PyRRef& self) { return self.rref()->owner(); }, "The WorkerInfo of the owner.")
-      .def("owner_name", [](const PyRRef& self) { return self.rref()->owner().name; }, "The name of the owner.")
+      .def(
+          "owner", [](const PyRRef& self) { return self.rref()->owner(); }, "The WorkerInfo of the owner.")
+      .def(
+          "owner_name", [](const PyRRef& self) { return self.rref()->owner().name; }, "The name of the owner.")
       .def(
           "to_here", &PyRRef::toHere, py::arg("timeout") = -1.0,
           "A copy of the value; on the owner the value itself. Waits for it at most `timeout` seconds (0: for ever; "
@@ -132,10 +134,12 @@ void bindRRef(py::module_& module) {
           "distributed autograd are not supported yet: RuntimeError.")
       .def("_get_type", &typeOf, py::arg("timeout") = -1.0, py::arg("blocking") = true)
       .def("_get_future", &PyRRef::creationFuture)
-      .def("_get_profiling_future", [](const PyRRef& self) {
-        if (!self.profiling_future) throw std::runtime_error("no profile was recorded when this RRef was created");
-        return self.profiling_future;
-      })
+      .def(
+          "_get_profiling_future",
+          [](const PyRRef& self) {
+            if (!self.profiling_future) throw std::runtime_error("no profile was recorded when this RRef was created");
+            return self.profiling_future;
+          })
       .def(
           "_set_profiling_future", [](PyRRef& self, py::object future) { self.profiling_future = std::move(future); },
           py::arg("future"))

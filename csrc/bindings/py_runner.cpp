@@ -20,7 +20,8 @@ class PythonRunner final : public CallableRunner {
   explicit PythonRunner(std::weak_ptr<Node> node) : node_(std::move(node)) {}
 
   void call(Invocation invocation, Responder responder) override {
-    run(std::move(invocation),
+    run(
+        std::move(invocation),
         [responder](Node& node, const WorkerInfo& to, const py::object& value) {
           auto reply = encodeResult(node, to, value);
           py::gil_scoped_release no_gil;
@@ -30,7 +31,8 @@ class PythonRunner final : public CallableRunner {
   }
 
   void evaluate(Invocation invocation, ValueHandler done) override {
-    run(std::move(invocation),
+    run(
+        std::move(invocation),
         [done](Node&, const WorkerInfo&, const py::object& value) {
           auto result = toValue(value);
           py::gil_scoped_release no_gil;
