@@ -162,6 +162,11 @@ PyAgent::PyAgent(
       devices_(std::move(devices)),
       node_(makeNode(std::move(store), name, id, world_size, options_, std::move(facts), init_timeout)) {}
 
+PyAgent::~PyAgent() {
+  py::gil_scoped_release no_gil;
+  node_->shutdown();
+}
+
 py::dict PyAgent::deviceMap(const WorkerInfo& to) const {
   const py::str name(to.name);
   return options_.device_maps.contains(name) ? py::dict(options_.device_maps[name]) : py::dict();

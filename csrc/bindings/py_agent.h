@@ -45,6 +45,11 @@ class PyAgent : public RpcAgent {
       TensorPipeOptionsBase options, py::dict reverse_device_maps, py::list devices, std::string facts,
       double init_timeout);
 
+  /// Stops the node without the GIL, for which its threads may be waiting.
+  ~PyAgent() override;
+  PyAgent(const PyAgent&) = delete;
+  PyAgent& operator=(const PyAgent&) = delete;
+
   const std::shared_ptr<Node>& node() const { return node_; }
   const TensorPipeOptionsBase& options() const { return options_; }
   py::dict deviceMap(const WorkerInfo& to) const;
