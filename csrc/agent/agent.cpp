@@ -48,11 +48,6 @@ WorkerInfo Agent::worker(WorkerId id) const {
   return {"worker " + std::to_string(id), id};
 }
 
-void Agent::forget(WorkerId id) {
-  directory_.remove(id);
-  connections_.drop(id);
-}
-
 Error Agent::closing() const {
   return {ErrorCode::kShutdown, "RPC is shutting down on " + self().name + ": the call was not completed", self().name};
 }
@@ -97,7 +92,7 @@ void Agent::complete(CallId id, Result<Message> result) {
   auto call = calls_.take(id);
   if (!call) {
     late_replies_.fetch_add(1, std::memory_order_relaxed);
-    if (result && late_reply_handler_) late_reply_handler_(result.value());
+    if (result && late_reply_observer_) late_reply_observer_(result.value());
     return;
   }
   if (result && result.value().kind == Kind::kError) {
@@ -156,8 +151,8 @@ void Agent::attempt(std::shared_ptr<Retry> retry) {
   request(retry->to, retry->message, Retry::kAttemptTimeout, [this, retry](Result<Message> result) {
     const auto code = result ? ErrorCode::kUnknown : result.error().code();
     retry->lost = code == ErrorCode::kWorkerLost ? retry->lost + 1 : 0;
-    const bool worth_it = code == ErrorCode::kTimeout ||
-        (code == ErrorCode::kWorkerLost && retry->lost < Retry::kAttemptsWithoutAnswer);
+    const bool worth_it =
+        code == ErrorCode::kTimeout || (code == ErrorCode::kWorkerLost && retry->lost < Retry::kAttemptsWithoutAnswer);
     if (result || !worth_it || closing_) {
       retry->done.complete(std::move(result));
       return;
@@ -228,15 +223,16 @@ void Agent::run(const Served& served, Request request, const Responder& responde
 }
 
 void Agent::reply(const std::shared_ptr<Link>& link, CallId id, Result<Message> result, ActivityToken token) {
-  auto encode = [&](Message message) {
-    message.call = id;
-    return encodeFrame(message, options_.limits);
-  };
+  auto message = result ? std::move(result).value() : encodeError(result.error());
+  message.call = id;
   Frame frame;
   try {
-    frame = encode(result ? std::move(result).value() : encodeError(result.error()));
+    frame = encodeFrame(message, options_.limits);
   } catch (const Error& e) {
-    frame = encode(encodeError(e));
+    if (unsent_reply_observer_) unsent_reply_observer_(message);
+    message = encodeError(e);
+    message.call = id;
+    frame = encodeFrame(message, options_.limits);
   }
   link->send(std::move(frame), [token = std::move(token)](const Status&) {});
 }

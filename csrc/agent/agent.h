@@ -32,7 +32,7 @@ class Agent final : public Messenger {
     Limits limits;
   };
   using LostHandler = std::function<void(const WorkerInfo&)>;
-  using LateReplyHandler = std::function<void(const Message&)>;
+  using ReplyObserver = std::function<void(const Message&)>;
 
   Agent(Options options, std::unique_ptr<Transport> transport, std::shared_ptr<Timer> timer);
   /// close().
@@ -43,7 +43,9 @@ class Agent final : public Messenger {
   /// Called on the loop when the connection to a worker has broken while this node was not closing.
   void onWorkerLost(LostHandler handler);
   /// Called on the loop with replies to calls that have ended: what travels in them may have to be let go.
-  void onLateReply(LateReplyHandler handler) { late_reply_handler_ = std::move(handler); }
+  void onLateReply(ReplyObserver observer) { late_reply_observer_ = std::move(observer); }
+  /// Called with replies that could not be sent (too large, say): what was to travel in them stays here.
+  void onUnsentReply(ReplyObserver observer) { unsent_reply_observer_ = std::move(observer); }
   /// From here on requests are served. Returns the address to publish.
   std::string listen();
 
@@ -56,8 +58,6 @@ class Agent final : public Messenger {
   const WorkerInfo& self() const override { return directory_.self(); }
   WorkerInfo worker(WorkerId id) const override;
   WorkerDirectory& directory() { return directory_; }
-  /// Ends the connection to a worker that has left the group.
-  void forget(WorkerId id);
 
   // --- the end ---
   /// Waits until no call is under way, neither made nor served here. False after `timeout` (0: never).
@@ -98,7 +98,8 @@ class Agent final : public Messenger {
   // set before the start:
   std::map<Kind, Served> served_;
   std::vector<LostHandler> lost_handlers_;
-  LateReplyHandler late_reply_handler_;
+  ReplyObserver late_reply_observer_;
+  ReplyObserver unsent_reply_observer_;
   // with their own synchronization:
   Activity activity_;
   CallTable calls_;

@@ -138,8 +138,7 @@ std::shared_ptr<Link> ConnectionPool::link(const WorkerInfo& to) {
   }
   const auto record = directory_.find(to.id);
   if (!record) {
-    throw Error(
-        ErrorCode::kUnknownWorker, "could not find destination " + toString(to) + " in the RPC group", to.name);
+    throw Error(ErrorCode::kUnknownWorker, "could not find destination " + toString(to) + " in the RPC group", to.name);
   }
   {
     MutexLock lock(mutex_);
@@ -156,17 +155,6 @@ std::shared_ptr<Link> ConnectionPool::link(const WorkerInfo& to) {
     fresh->onClosed(e);
   }
   return fresh;
-}
-
-void ConnectionPool::drop(WorkerId worker) {
-  std::shared_ptr<Link> link;
-  {
-    MutexLock lock(mutex_);
-    auto it = links_.find(worker);
-    if (it == links_.end()) return;
-    link = it->second;
-  }
-  link->close();
 }
 
 void ConnectionPool::remove(const Link& link, const Error& reason) {

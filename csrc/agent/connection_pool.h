@@ -70,9 +70,6 @@ class ConnectionPool {
   /// The link to a worker, opened if need be. Throws Error(kUnknownWorker).
   std::shared_ptr<Link> link(const WorkerInfo& to);
 
-  /// Ends the link to a worker that has left.
-  void drop(WorkerId worker);
-
   size_t size() const;
 
  private:

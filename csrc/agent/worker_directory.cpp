@@ -1,10 +1,10 @@
 #include "agent/worker_directory.h"
 
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
 #include <algorithm>
 #include <cctype>
-#include <thread>
-
-#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <numeric>
 
 #include "base/error.h"
 #include "wire/codec.h"
@@ -100,8 +100,9 @@ namespace {
 void validateName(const std::string& name) {
   if (name.empty()) fail("Worker name must be non-empty: pass init_rpc a name such as \"worker0\"");
   if (name.size() >= 128) {
-    fail("Worker name must be shorter than 128 characters, but \"" + name.substr(0, 32) + "…\" has " +
-         std::to_string(name.size()));
+    fail(
+        "Worker name must be shorter than 128 characters, but \"" + name.substr(0, 32) + "…\" has " +
+        std::to_string(name.size()));
   }
   auto allowed = [](unsigned char c) { return std::isalnum(c) || c == '_' || c == ':' || c == '-'; };
   if (!std::all_of(name.begin(), name.end(), allowed)) {
@@ -115,8 +116,9 @@ void validateSelf(const WorkerInfo& self, int32_t world_size) {
   if (self.id < 0) fail("rank must be 0 or more, but " + name + " got " + std::to_string(self.id));
   if (world_size < 0) fail("world_size must be positive, but " + name + " got " + std::to_string(world_size));
   if (world_size > 0 && self.id >= world_size) {
-    fail("rank must be less than world_size, but " + name + " got rank " + std::to_string(self.id) +
-         " in a group of " + std::to_string(world_size));
+    fail(
+        "rank must be less than world_size, but " + name + " got rank " + std::to_string(self.id) + " in a group of " +
+        std::to_string(world_size));
   }
 }
 
@@ -148,18 +150,25 @@ std::string Rendezvous::missing(const std::string& prefix) const {
   return out;
 }
 
-void Rendezvous::waitForAll(const std::string& prefix, Duration timeout, const std::string& what) {
+std::vector<WorkerId> Rendezvous::allRanks() const {
+  std::vector<WorkerId> ranks(self_.world_size);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+void Rendezvous::waitFor(
+    const std::vector<WorkerId>& ranks, const std::string& prefix, Duration timeout, const std::string& what) {
   std::vector<std::string> keys;
-  for (WorkerId id = 0; id < self_.world_size; ++id) keys.push_back(prefix + std::to_string(id));
+  for (auto rank : ranks) keys.push_back(prefix + std::to_string(rank));
   const auto who = self_.info.name + " (rank " + std::to_string(self_.info.id) + ")";
   const bool tell = timeout == Duration::zero() || timeout > kTellAfter;
   try {
     store_->wait(keys, storeTimeout(tell ? kTellAfter : timeout));
     return;
   } catch (const std::exception& e) {
-    const auto ranks = missing(prefix);
-    if (ranks.empty()) throw storeLost(e);
-    if (tell) TORCH_WARN(who, " has waited ", seconds(kTellAfter), " for the workers of rank ", ranks, " to ", what);
+    const auto absent = missing(prefix);
+    if (absent.empty()) throw storeLost(e);
+    if (tell) TORCH_WARN(who, " has waited ", seconds(kTellAfter), " for the workers of rank ", absent, " to ", what);
   }
   if (tell) {
     try {
@@ -202,12 +211,12 @@ std::vector<WorkerRecord> Rendezvous::meetAll(Duration timeout) {
   std::optional<std::string> conflict;
   for (WorkerId id = 0; id < self_.world_size && !conflict; ++id) {
     // One at a time: rank 0's word is the first that everybody compares with.
-    if (!store_->check({workerKey(id)})) waitForAll("worker/", timeout, "join");
+    waitFor({id}, "worker/", timeout, "join");
     const auto& record = records.emplace_back(read(id));
     if (record.world_size != self_.world_size) {
-      conflict = "world sizes differ: " + self_.info.name + " was started with world_size=" +
-          std::to_string(self_.world_size) + ", " + record.info.name + " with " + std::to_string(record.world_size) +
-          ". Pass the same to all";
+      conflict = "world sizes differ: " + self_.info.name +
+          " was started with world_size=" + std::to_string(self_.world_size) + ", " + record.info.name + " with " +
+          std::to_string(record.world_size) + ". Pass the same to all";
     } else if (auto [it, fresh] = names.emplace(record.info.name, id); !fresh) {
       conflict = "RPC worker name " + record.info.name + " is not unique: ranks " + std::to_string(it->second) +
           " and " + std::to_string(id) + " both have it. Give every worker a name of its own";
@@ -232,9 +241,8 @@ std::vector<WorkerRecord> Rendezvous::joinGroup(Duration timeout) {
     if (record.info.id == self_.info.id || record.info.name == self_.info.name) {
       throw Error(
           ErrorCode::kRendezvous,
-          (record.info.id == self_.info.id
-               ? "rank " + std::to_string(self_.info.id) + " is not unique: "
-               : "RPC worker name " + self_.info.name + " is not unique: ") +
+          (record.info.id == self_.info.id ? "rank " + std::to_string(self_.info.id) + " is not unique: "
+                                           : "RPC worker name " + self_.info.name + " is not unique: ") +
               toString(record.info) + " is in the group already, " + toString(self_.info) + " cannot join it");
     }
     records.push_back(record);
@@ -270,7 +278,7 @@ WorkerRecord Rendezvous::lookUp(WorkerId id, Duration timeout) {
 
 int64_t Rendezvous::sumOverAll(const std::string& name, int64_t number, Duration timeout) {
   store_->set(name + "/" + std::to_string(self_.info.id), toBytes(std::to_string(number)));
-  waitForAll(name + "/", timeout, "reach '" + name + "'");
+  waitFor(allRanks(), name + "/", timeout, "reach '" + name + "'");
   int64_t sum = 0;
   for (WorkerId id = 0; id < self_.world_size; ++id) {
     sum += std::stoll(toText(store_->get(name + "/" + std::to_string(id))));

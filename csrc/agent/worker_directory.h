@@ -89,8 +89,10 @@ class Rendezvous {
   WorkerRecord read(WorkerId id);
   void claimKindOfGroup();
   void claimRank();
-  /// Waits for a key of each worker, "<prefix><rank>"; the error says who is missing, and `what` they have not done.
-  void waitForAll(const std::string& prefix, Duration timeout, const std::string& what);
+  /// Waits for the keys "<prefix><rank>" of these ranks; the error says who is missing, and `what` they have not done.
+  void waitFor(
+      const std::vector<WorkerId>& ranks, const std::string& prefix, Duration timeout, const std::string& what);
+  std::vector<WorkerId> allRanks() const;
   /// The ranks without such a key, as text; empty if the store does not answer.
   std::string missing(const std::string& prefix) const;
   Error storeLost(const std::exception& cause) const;

@@ -14,19 +14,19 @@ namespace torchrpc {
 /// The kinds of error. The numbers are part of the wire protocol: never reuse one.
 enum class ErrorCode : uint16_t {
   kUnknown = 0,
-  kInvalidArgument = 1,   ///< the local caller's mistake; nothing was sent
-  kTimeout = 2,           ///< the deadline passed before the reply came
-  kWorkerLost = 3,        ///< the peer died, or the way to it broke
-  kUnknownWorker = 4,     ///< no worker of that name or id in the group
-  kUserException = 5,     ///< the called function raised; `detail` says what, in its own language
-  kNoSuchFunction = 6,    ///< the callee cannot find what it was asked to run
-  kSerialization = 7,     ///< a value that cannot be sent, or bytes that are not one
-  kFrameTooLarge = 8,     ///< larger than Limits allows
-  kProtocol = 9,          ///< a peer sent what the protocol does not allow
-  kShutdown = 10,         ///< the local node is going down
-  kRRefCreation = 11,     ///< the owner may never have created the value
-  kRRefDeleted = 12,      ///< a reference used after its deletion
-  kRendezvous = 13,       ///< the group could not be formed
+  kInvalidArgument = 1,  ///< the local caller's mistake; nothing was sent
+  kTimeout = 2,          ///< the deadline passed before the reply came
+  kWorkerLost = 3,       ///< the peer died, or the way to it broke
+  kUnknownWorker = 4,    ///< no worker of that name or id in the group
+  kUserException = 5,    ///< the called function raised; `detail` says what, in its own language
+  kNoSuchFunction = 6,   ///< the callee cannot find what it was asked to run
+  kSerialization = 7,    ///< a value that cannot be sent, or bytes that are not one
+  kFrameTooLarge = 8,    ///< larger than Limits allows
+  kProtocol = 9,         ///< a peer sent what the protocol does not allow
+  kShutdown = 10,        ///< the local node is going down
+  kRRefCreation = 11,    ///< the owner may never have created the value
+  kRRefDeleted = 12,     ///< a reference used after its deletion
+  kRendezvous = 13,      ///< the group could not be formed
 };
 
 /// The name of a code, for logs and debug output, e.g. "timeout".

@@ -3,8 +3,8 @@
 namespace torchrpc {
 
 std::string toString(const GloballyUniqueId& id) {
-  return "GloballyUniqueId(created_on=" + std::to_string(id.created_on) +
-      ", local_id=" + std::to_string(id.local_id) + ")";
+  return "GloballyUniqueId(created_on=" + std::to_string(id.created_on) + ", local_id=" + std::to_string(id.local_id) +
+      ")";
 }
 
 std::ostream& operator<<(std::ostream& out, const GloballyUniqueId& id) { return out << toString(id); }

@@ -5,11 +5,11 @@
 #include "base/thread_pool.h"
 
 #include <c10/util/Logging.h>
-#include <cxxabi.h>
-#include <pthread.h>
 
+#include <cxxabi.h>
 #include <deque>
 #include <list>
+#include <pthread.h>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -28,13 +28,13 @@ struct ThreadPool::State {
   const Options options;
 
   mutable Mutex mutex;
-  CondVar work;     ///< a token was put, or the pool ends
+  CondVar work;  ///< a token was put, or the pool ends
   CondVar one_gone;
 
   // Guarded by mutex:
   std::deque<std::function<void()>> tasks TORCHRPC_GUARDED_BY(mutex);
   Threads live TORCHRPC_GUARDED_BY(mutex);
-  Threads ended TORCHRPC_GUARDED_BY(mutex);            ///< to be joined
+  Threads ended TORCHRPC_GUARDED_BY(mutex);  ///< to be joined
   size_t active TORCHRPC_GUARDED_BY(mutex) = 0;
   size_t blocked TORCHRPC_GUARDED_BY(mutex) = 0;
   size_t idle TORCHRPC_GUARDED_BY(mutex) = 0;          ///< waiting and not called for

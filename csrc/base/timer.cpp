@@ -3,10 +3,9 @@
 
 #include "base/timer.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <mutex>
+#include <pthread.h>
 #include <thread>
 #include <unordered_map>
 #include <utility>

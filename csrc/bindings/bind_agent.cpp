@@ -63,6 +63,7 @@ Node& nodeOf(const PyAgent& agent) { return *agent.node(); }
 
 std::map<std::string, std::string> debugInfo(const PyAgent& agent) {
   auto info = nodeOf(agent).metrics();
+  if (const auto wait = averageGilWait()) info["agent.gil_average_wait_time_us"] = std::to_string(*wait);
   info["agent.thread_pool_size"] = std::to_string(agent.options().num_worker_threads);
   return info;
 }
@@ -135,9 +136,12 @@ void bindWorkerInfo(py::module_& module) {
           py::arg("name"), py::arg("id"), "Raises RuntimeError for a name that cannot be a worker's.")
       .def_readonly("name", &WorkerInfo::name, "The name it was started with.")
       .def_readonly("id", &WorkerInfo::id, "Its rank, unique in the group.")
-      .def("__eq__", [](const WorkerInfo& self, const py::object& other) {
-        return py::isinstance<WorkerInfo>(other) && self == py::cast<const WorkerInfo&>(other);
-      }, py::arg("other"))
+      .def(
+          "__eq__",
+          [](const WorkerInfo& self, const py::object& other) {
+            return py::isinstance<WorkerInfo>(other) && self == py::cast<const WorkerInfo&>(other);
+          },
+          py::arg("other"))
       .def("__hash__", [](const WorkerInfo& self) { return std::hash<std::string>()(self.name) ^ self.id; })
       .def("__repr__", [](const WorkerInfo& self) { return toString(self); })
       .def(py::pickle(
@@ -193,7 +197,8 @@ void bindAgent(py::module_& module) {
           py::arg("store"), py::arg("name"), py::arg("worker_id"), py::arg("world_size"), py::arg("opts"),
           py::arg("reverse_device_maps"), py::arg("devices"), py::arg("facts") = py::bytes(),
           py::arg("init_timeout") = 1800.0)
-      .def("start", [](PyAgent& self) { nodeOf(self).start(); }, no_gil)
+      .def(
+          "start", [](PyAgent& self) { nodeOf(self).start(); }, no_gil)
       .def(
           "join",
           [](PyAgent& self, bool /*shutdown*/, double timeout) {
@@ -201,7 +206,8 @@ void bindAgent(py::module_& module) {
           },
           py::arg("shutdown") = false, py::arg("timeout") = 0.0, no_gil)
       .def("sync", [](PyAgent&) {})
-      .def("shutdown", [](PyAgent& self) { nodeOf(self).shutdown(); }, no_gil)
+      .def(
+          "shutdown", [](PyAgent& self) { nodeOf(self).shutdown(); }, no_gil)
       .def("get_worker_info", [](const PyAgent& self) { return nodeOf(self).self(); })
       .def(
           "get_worker_info", [](const PyAgent& self, const std::string& name) { return nodeOf(self).worker(name); },
@@ -240,16 +246,15 @@ void bindAgent(py::module_& module) {
       py::arg("agent"));
   module.def("_reset_current_rpc_agent", [] { setCurrentAgent({}); });
   module.def("_cleanup_python_rpc_handler", [] {});
-  module.def("get_rpc_timeout", [] {
-    return std::chrono::duration<double>(currentNode()->timeout()).count();
-  });
+  module.def("get_rpc_timeout", [] { return std::chrono::duration<double>(currentNode()->timeout()).count(); });
   module.def(
-      "_set_rpc_timeout", [](double seconds) {
+      "_set_rpc_timeout",
+      [](double seconds) {
         const auto node = currentNode();
         node->setTimeout(toDuration(*node, seconds));
       },
       py::arg("timeout"));
-  module.def("enable_gil_profiling", [](bool /*enable*/) {}, py::arg("flag"));
+  module.def("enable_gil_profiling", &profileGil, py::arg("flag"));
 }
 
 }  // namespace torchrpc::bindings

@@ -40,10 +40,8 @@ bool neverDelivered(const Error& error) {
     case ErrorCode::kWorkerLost:
     case ErrorCode::kFrameTooLarge:
     case ErrorCode::kSerialization:
-    case ErrorCode::kShutdown:
-      return true;
-    default:
-      return false;
+    case ErrorCode::kShutdown: return true;
+    default: return false;
   }
 }
 

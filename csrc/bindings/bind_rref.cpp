@@ -2,6 +2,7 @@
 
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_variable.h>
 
 #include "bindings/bind.h"
 #include "bindings/current_node.h"
@@ -30,19 +31,9 @@ std::shared_ptr<PyRRef> makeOwner(py::object value, const py::object& /*type_hin
   return std::make_shared<PyRRef>(node, std::move(rref));
 }
 
-uint32_t forkIndex(const PyRRef& self) {
-  if (auto* message = OutgoingRRefs::current()) return message->add(self.rref());
-  throw std::runtime_error(kNotPickled);
-}
-
-py::object received(uint32_t index) {
-  if (const auto* message = IncomingRRefs::current()) return message->get(index);
-  throw std::runtime_error("an RRef of a message can only be read while the message is received");
-}
-
 /// Inside a message the index of a fork; elsewhere the fork itself, which somebody must take in.
 py::tuple serialize(const PyRRef& self) {
-  if (OutgoingRRefs::current()) return py::make_tuple(forkIndex(self));
+  if (auto* message = OutgoingRRefs::current()) return py::make_tuple(message->add(self.rref()));
   const auto fork = self.node()->rrefs().fork(self.rref(), kNoWorker);
   return py::make_tuple(py::bytes(encodeForks({fork})));
 }
@@ -56,7 +47,9 @@ py::object deserialize(const py::tuple& serialized) {
     node->rrefs().adopt(decodeForks(bytes), /*wait_for_owner=*/false, [&](auto rrefs) { adopted = std::move(rrefs); });
     return wrap(node, std::move(adopted).take().at(0));
   }
-  return received(py::cast<uint32_t>(serialized[0]));
+  const auto* message = IncomingRRefs::current();
+  if (!message) throw std::runtime_error("an RRef of a message can only be read while the message is received");
+  return message->get(py::cast<uint32_t>(serialized[0]));
 }
 
 /// Asked once: an RRef's value does not change its type.
@@ -74,6 +67,18 @@ py::object typeOf(const py::object& self, double timeout, bool blocking) {
     rref.type_future = py::object();  // it may have been too slow
     throw;
   }
+}
+
+void backward(const PyRRef& self, int64_t context_id, bool retain_graph) {
+  if (context_id != -1) {
+    throw std::runtime_error("this version of torchrpc has no distributed autograd: RRef.backward() takes no context");
+  }
+  if (!self.rref()->isOwner()) {
+    throw std::runtime_error("User RRefs require 'dist_autograd_ctx_id' to be specified");
+  }
+  const auto value = self.localValue();
+  if (!THPVariable_Check(value.ptr())) throw std::runtime_error("RRef should contain a tensor for .backward()");
+  value.attr("backward")(py::arg("retain_graph") = retain_graph);
 }
 
 std::string describe(const PyRRef& self) {
@@ -99,8 +104,10 @@ void bindRRef(py::module_& module) {
       .def(
           "confirmed_by_owner", &PyRRef::confirmedByOwner,
           "Whether the owner has said that it knows of this reference; always true on the owner.")
-      .def("owner", [](const PyRRef& self) { return self.rref()->owner(); }, "The WorkerInfo of the owner.")
-      .def("owner_name", [](const PyRRef& self) { return self.rref()->owner().name; }, "The name of the owner.")
+      .def(
+          "owner", [](const PyRRef& self) { return self.rref()->owner(); }, "The WorkerInfo of the owner.")
+      .def(
+          "owner_name", [](const PyRRef& self) { return self.rref()->owner().name; }, "The name of the owner.")
       .def(
           "to_here", &PyRRef::toHere, py::arg("timeout") = -1.0,
           "A copy of the value; on the owner the value itself. Waits for it at most `timeout` seconds (0: for ever; "
@@ -121,16 +128,21 @@ void bindRRef(py::module_& module) {
           "remote", [](const py::object& self, double timeout) { return proxy(self, "remote", timeout); },
           py::arg("timeout") = -1.0,
           "A proxy whose methods call the value's methods on the owner and return an RRef to the result.")
+      .def(
+          "backward", &backward, py::arg("dist_autograd_ctx_id") = -1, py::arg("retain_graph") = false,
+          "Runs torch's backward pass from the value, a tensor with one element; only on the owner. Contexts of "
+          "distributed autograd are not supported yet: RuntimeError.")
       .def("_get_type", &typeOf, py::arg("timeout") = -1.0, py::arg("blocking") = true)
       .def("_get_future", &PyRRef::creationFuture)
-      .def("_get_profiling_future", [](const PyRRef& self) {
-        if (!self.profiling_future) throw std::runtime_error("no profile was recorded when this RRef was created");
-        return self.profiling_future;
-      })
+      .def(
+          "_get_profiling_future",
+          [](const PyRRef& self) {
+            if (!self.profiling_future) throw std::runtime_error("no profile was recorded when this RRef was created");
+            return self.profiling_future;
+          })
       .def(
           "_set_profiling_future", [](PyRRef& self, py::object future) { self.profiling_future = std::move(future); },
           py::arg("future"))
-      .def("_fork_index", &forkIndex)
       .def("_serialize", &serialize)
       .def_static("_deserialize", &deserialize, py::arg("serialized"))
       .def("__getstate__", [](const PyRRef&) -> py::object { throw std::runtime_error(kNotPickled); })
@@ -164,7 +176,6 @@ void bindRRef(py::module_& module) {
             text + "Leaking RRefs: drop the references above before shutdown, or set rpc.api._ignore_rref_leak");
       },
       py::arg("ignore_leak"));
-  module.def("_received_rref", &received, py::arg("index"));
   module.def("_rref_context_get_debug_info", [] {
     const auto node = currentNode();
     const auto info = node->rrefs().debugInfo();

@@ -63,8 +63,7 @@ Outgoing encodePythonCall(
   OutgoingRRefs rrefs(node, to.id);
   // Users may put a pickler of their own there for a while.
   const auto pickler = py::module_::import("torchrpc.rpc.api").attr("_default_pickler");
-  appendPickle(
-      out.message, pickler.attr("serialize"), internalFunction("PythonUDF")(function, args, kwargs));
+  appendPickle(out.message, pickler.attr("serialize"), internalFunction("PythonUDF")(function, args, kwargs));
   out.forks = rrefs.commit(out.message);
   return out;
 }

@@ -11,7 +11,8 @@ namespace torchrpc::bindings {
 
 namespace py = pybind11;
 
-/// The exception that Python code gets to see: for kUserException the one the callee raised, rebuilt, else RuntimeError.
+/// The exception that Python code gets to see: for kUserException the one the callee raised, rebuilt, else
+/// RuntimeError.
 py::object toException(const Error& error);
 
 /// What a Python exception raised on worker `self` becomes on its way to the caller.

@@ -38,9 +38,7 @@ void bindFutures(py::module_& /*module*/) {
 
 FuturePtr makeFuture() { return c10::make_intrusive<c10::ivalue::Future>(c10::PyObjectType::get()); }
 
-py::object wrapFuture(FuturePtr future) {
-  return py::cast(std::make_shared<PythonFutureWrapper>(std::move(future)));
-}
+py::object wrapFuture(FuturePtr future) { return py::cast(std::make_shared<PythonFutureWrapper>(std::move(future))); }
 
 c10::IValue toValue(const py::object& object) { return torch::jit::toIValue(object, c10::PyObjectType::get()); }
 

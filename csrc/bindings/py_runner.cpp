@@ -8,12 +8,20 @@ namespace torchrpc::bindings {
 
 namespace {
 
+struct GilWaits {
+  std::atomic<bool> enabled{false};
+  std::atomic<int64_t> nanoseconds{0};
+  std::atomic<int64_t> count{0};
+};
+GilWaits gil_waits;
+
 class PythonRunner final : public CallableRunner {
  public:
   explicit PythonRunner(std::weak_ptr<Node> node) : node_(std::move(node)) {}
 
   void call(Invocation invocation, Responder responder) override {
-    run(std::move(invocation),
+    run(
+        std::move(invocation),
         [responder](Node& node, const WorkerInfo& to, const py::object& value) {
           auto reply = encodeResult(node, to, value);
           py::gil_scoped_release no_gil;
@@ -23,7 +31,8 @@ class PythonRunner final : public CallableRunner {
   }
 
   void evaluate(Invocation invocation, ValueHandler done) override {
-    run(std::move(invocation),
+    run(
+        std::move(invocation),
         [done](Node&, const WorkerInfo&, const py::object& value) {
           auto result = toValue(value);
           py::gil_scoped_release no_gil;
@@ -65,7 +74,12 @@ class PythonRunner final : public CallableRunner {
   }
 
   static void guarded(const WorkerInfo& self, const Fail& fail, const std::function<void()>& body) {
+    const auto start = gil_waits.enabled ? std::chrono::steady_clock::now() : TimePoint();
     py::gil_scoped_acquire gil;
+    if (start != TimePoint()) {
+      gil_waits.nanoseconds += std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count();
+      ++gil_waits.count;
+    }
     guardedWithGil(self, fail, body);
   }
 
@@ -90,6 +104,18 @@ class PythonRunner final : public CallableRunner {
 };
 
 }  // namespace
+
+void profileGil(bool enabled) {
+  gil_waits.nanoseconds = 0;
+  gil_waits.count = 0;
+  gil_waits.enabled = enabled;
+}
+
+std::optional<double> averageGilWait() {
+  if (!gil_waits.enabled) return std::nullopt;
+  const auto count = gil_waits.count.load();
+  return count == 0 ? 0.0 : static_cast<double>(gil_waits.nanoseconds) / 1000.0 / static_cast<double>(count);
+}
 
 std::shared_ptr<CallableRunner> makePythonRunner(std::weak_ptr<Node> node) {
   return std::make_shared<PythonRunner>(std::move(node));

@@ -30,16 +30,16 @@ void CallService::serve(Kind call_kind, Kind remote_kind, std::shared_ptr<Callab
 }
 
 void CallService::prepare(Request request, Run run, std::function<void(Error)> fail) {
-  auto invocation = std::make_shared<Invocation>(
-      Invocation{.from = std::move(request.from), .message = std::move(request.message)});
+  auto invocation =
+      std::make_shared<Invocation>(Invocation{.from = std::move(request.from), .message = std::move(request.message)});
   const auto* forks = invocation->message.header(HeaderKind::kRRefForks);
   if (!forks) {
     guard(fail, [&] { run(std::move(*invocation)); });
     return;
   }
   // Owners usually have confirmed already, and this thread goes on; otherwise the news comes on the loop.
-  auto ready = [this, invocation, run = std::move(run), fail, here = std::this_thread::get_id()](
-                   Result<std::vector<RRefPtr>> rrefs) {
+  auto ready = [this, invocation, run = std::move(run), fail,
+                here = std::this_thread::get_id()](Result<std::vector<RRefPtr>> rrefs) {
     if (!rrefs) return fail(rrefs.error());
     invocation->rrefs = std::move(rrefs).value();
     auto task = [invocation, run, fail] { guard(fail, [&] { run(std::move(*invocation)); }); };
@@ -72,8 +72,8 @@ void CallService::remote(CallableRunner& runner, Request request, const Responde
     }
   };
   prepare(
-      std::move(request),
-      [&runner, settle](Invocation invocation) { runner.evaluate(std::move(invocation), settle); }, settle);
+      std::move(request), [&runner, settle](Invocation invocation) { runner.evaluate(std::move(invocation), settle); },
+      settle);
 }
 
 }  // namespace torchrpc

@@ -1,8 +1,8 @@
 #include "node/node.h"
 
-#include <random>
-
 #include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <random>
 
 #include "node/builtin_callables.h"
 #include "node/native_registry.h"
@@ -29,19 +29,18 @@ Node::Node(Options options, StorePtr store, std::unique_ptr<Transport> transport
       incarnation_(randomNumber()),
       timeout_(options_.timeout.count()),
       agent_(
-          {.self = options_.self,
-           .incarnation = incarnation_,
-           .threads = options_.threads,
-           .limits = options_.limits},
+          {.self = options_.self, .incarnation = incarnation_, .threads = options_.threads, .limits = options_.limits},
           std::move(transport), makeThreadTimer()),
       rrefs_(RRefService::create(
           agent_,
-          {.encode_value =
-               [encode = options_.encode_value](const c10::IValue& value, const WorkerInfo& to) {
-                 return encode ? encode(value, to) : plainReply(value);
-               }})),
+          {.encode_value = [encode = options_.encode_value](
+                               const c10::IValue& value,
+                               const WorkerInfo& to) { return encode ? encode(value, to) : plainReply(value); }})),
       calls_(agent_, *rrefs_) {
   agent_.onLateReply([this](const Message& reply) { rrefs_->discard(reply); });
+  agent_.onUnsentReply([this](const Message& reply) {
+    if (const auto* forks = reply.header(HeaderKind::kRRefForks)) rrefs_->abandon(decodeForks(*forks));
+  });
   agent_.onWorkerLost([this](const WorkerInfo& worker) { rrefs_->onWorkerLost(worker); });
   serve(Kind::kBuiltinCall, Kind::kBuiltinRemote, std::make_shared<BuiltinRunner>());
   serve(Kind::kNativeCall, Kind::kNativeRemote, std::make_shared<NativeRunner>());
@@ -100,7 +99,8 @@ void Node::admit(const WorkerInfo& worker) {
 }
 
 void Node::expel(const WorkerInfo& worker) {
-  if (worker.id != self().id) agent_.forget(worker.id);
+  // Its connection is still needed, for the answer to the call that says so; it ends with the worker.
+  if (worker.id != self().id) agent_.directory().remove(worker.id);
 }
 
 void Node::join(Duration timeout) {

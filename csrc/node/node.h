@@ -19,9 +19,9 @@ class Node {
  public:
   struct Options {
     WorkerInfo self;
-    int32_t world_size = 0;  ///< 0: the group grows as workers join
-    size_t threads = 16;     ///< of the pool that user code runs on
-    Duration timeout = std::chrono::seconds(60);  ///< of calls that name none; 0: never
+    int32_t world_size = 0;                            ///< 0: the group grows as workers join
+    size_t threads = 16;                               ///< of the pool that user code runs on
+    Duration timeout = std::chrono::seconds(60);       ///< of calls that name none; 0: never
     Duration init_timeout = std::chrono::minutes(30);  ///< for the group to gather
     std::string facts;  ///< what all workers are to know of this one, besides; see facts()
     Limits limits;

@@ -60,9 +60,7 @@ std::vector<RRefFork> decodeForks(std::string_view bytes) {
   return forks;
 }
 
-std::string encode(const RemoteResult& result) {
-  return pack(result.rref, result.fork, result.creation);
-}
+std::string encode(const RemoteResult& result) { return pack(result.rref, result.fork, result.creation); }
 
 RemoteResult decodeRemoteResult(std::string_view bytes) {
   RemoteResult result;
@@ -80,9 +78,7 @@ ForkRequest decodeForkRequest(std::string_view bytes) {
   return request;
 }
 
-std::string encodeChildAccept(const ForkId& fork) {
-  return pack(fork);
-}
+std::string encodeChildAccept(const ForkId& fork) { return pack(fork); }
 
 ForkId decodeChildAccept(std::string_view bytes) {
   ForkId fork;
@@ -90,9 +86,7 @@ ForkId decodeChildAccept(std::string_view bytes) {
   return fork;
 }
 
-std::string encode(const UserDelete& request) {
-  return pack(request.rref, request.fork, request.registration);
-}
+std::string encode(const UserDelete& request) { return pack(request.rref, request.fork, request.registration); }
 
 UserDelete decodeUserDelete(std::string_view bytes) {
   UserDelete request;
@@ -100,9 +94,7 @@ UserDelete decodeUserDelete(std::string_view bytes) {
   return request;
 }
 
-std::string encode(const Fetch& request) {
-  return pack(request.rref, request.creation);
-}
+std::string encode(const Fetch& request) { return pack(request.rref, request.creation); }
 
 Fetch decodeFetch(std::string_view bytes) {
   Fetch request;
@@ -128,9 +120,9 @@ Error goneError(const RRefId& rref, const WorkerInfo& owner) {
 
 Error creationError(const WorkerInfo& owner, const Error& cause) {
   const std::string text = cause.code() == ErrorCode::kTimeout
-                               ? "RRef creation via rpc.remote() timed out, and it is possible that the RRef on the "
-                                 "owner node does not exist."
-                               : "RRef creation via rpc.remote() failed, and " + owner.name + " may not have it.";
+      ? "RRef creation via rpc.remote() timed out, and it is possible that the RRef on the "
+        "owner node does not exist."
+      : "RRef creation via rpc.remote() failed, and " + owner.name + " may not have it.";
   return Error(ErrorCode::kRRefCreation, text + " Cause: " + cause.text(), owner.name);
 }
 

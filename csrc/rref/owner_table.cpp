@@ -77,7 +77,7 @@ void OwnerTable::removeFork(WorkerId holder, const UserDelete& request, EndedLis
   auto fork = entry.forks.find(request.fork);
   // A fork that was registered again since, under another number, is not the one that this is about.
   const bool same = fork != entry.forks.end() &&
-                    (fork->second.registration == kNoNumber || fork->second.registration == request.registration);
+      (fork->second.registration == kNoNumber || fork->second.registration == request.registration);
   if (same) entry.forks.erase(fork);
   const bool cancelled =
       entry.expected != kNoNumber && entry.expected == request.registration && holder == request.rref.created_on;

@@ -5,13 +5,9 @@
 
 namespace torchrpc {
 
-bool OwnerRRef::setValue(c10::IValue value) {
-  return settle(std::move(value));
-}
+bool OwnerRRef::setValue(c10::IValue value) { return settle(std::move(value)); }
 
-bool OwnerRRef::setError(Error error) {
-  return settle(std::move(error));
-}
+bool OwnerRRef::setError(Error error) { return settle(std::move(error)); }
 
 bool OwnerRRef::settle(Result<c10::IValue> result) {
   std::vector<ValueHandler> handlers;

@@ -29,9 +29,7 @@ Message message(Kind kind, std::string payload = {}) {
   return message;
 }
 
-Status failureOf(const Result<Message>& reply) {
-  return reply.ok() ? Status() : Status(reply.error());
-}
+Status failureOf(const Result<Message>& reply) { return reply.ok() ? Status() : Status(reply.error()); }
 
 }  // namespace
 
@@ -46,15 +44,11 @@ std::shared_ptr<RRefService> RRefService::create(Messenger& messenger, Options o
 
 RRefService::~RRefService() = default;
 
-GloballyUniqueId RRefService::newId() {
-  return {state_->self.id, state_->next_id++};
-}
+GloballyUniqueId RRefService::newId() { return {state_->self.id, state_->next_id++}; }
 
 // --- making RRefs ---
 
-std::shared_ptr<OwnerRRef> RRefService::createOwner() {
-  return std::make_shared<OwnerRRef>(newId(), state_->self);
-}
+std::shared_ptr<OwnerRRef> RRefService::createOwner() { return std::make_shared<OwnerRRef>(newId(), state_->self); }
 
 RRefPtr RRefService::remote(const WorkerInfo& to, Message call, Duration timeout) {
   if (to.id == state_->self.id) return remoteToSelf(std::move(call), timeout);

@@ -37,9 +37,9 @@ struct Header {
 
 struct Message {
   Kind kind{};
-  CallId call = 0;               ///< set by the agent; 0 for one-way messages
-  std::vector<Header> headers{};   ///< few, so a list
-  std::string payload{};           ///< made and read by whoever owns the kind
+  CallId call = 0;                    ///< set by the agent; 0 for one-way messages
+  std::vector<Header> headers{};      ///< few, so a list
+  std::string payload{};              ///< made and read by whoever owns the kind
   std::vector<at::Tensor> tensors{};  ///< the payload refers to them by index
 
   /// The bytes of the first header of that kind, or nullptr.
@@ -66,8 +66,8 @@ struct Frame {
 /// Tensors of at most this many bytes stand in the head; larger ones are segments of their own.
 constexpr size_t kInlineTensorBytes = 4096;
 
-/// Serialises a message. Tensors keep dtype, sizes, strides (unless most of their range is not theirs), requires_grad and the
-/// conjugate and negative bits; sparse ones go as their parts. Segments share memory with the tensors (no copy)
+/// Serialises a message. Tensors keep dtype, sizes, strides (unless most of their range is not theirs), requires_grad
+/// and the conjugate and negative bits; sparse ones go as their parts. Segments share memory with the tensors (no copy)
 /// wherever a tensor is dense. Throws Error: kSerialization for a tensor that cannot travel, kFrameTooLarge.
 Frame encodeFrame(const Message& message, const Limits& limits = {});
 

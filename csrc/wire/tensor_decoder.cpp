@@ -82,8 +82,8 @@ class Decoder {
     if (!byteSize(sizes, c10::elementSize(dtype))) malformed("sizes that overflow");
     const auto strides = (start.bits & kStrides) != 0 ? getNumbers(start.dims) : contiguousStrides(sizes);
 
-    at::Tensor tensor = (start.bits & kMeta) != 0 ? meta(start, dtype, sizes, strides)
-                                                  : onCpu(start, dtype, sizes, strides);
+    at::Tensor tensor =
+        (start.bits & kMeta) != 0 ? meta(start, dtype, sizes, strides) : onCpu(start, dtype, sizes, strides);
     if ((start.bits & kConjugate) != 0) {
       if (!tensor.is_complex()) malformed("a conjugate that is not complex");
       tensor.unsafeGetTensorImpl()->_set_conj(true);
@@ -95,14 +95,12 @@ class Decoder {
     return tensor;
   }
 
-  static at::Tensor meta(
-      const Start& start, at::ScalarType dtype, at::IntArrayRef sizes, at::IntArrayRef strides) {
+  static at::Tensor meta(const Start& start, at::ScalarType dtype, at::IntArrayRef sizes, at::IntArrayRef strides) {
     if ((start.bits & kSegment) != 0) malformed("data of a meta tensor");
     return at::Tensor(at::detail::empty_strided_meta(sizes, strides, dtype));
   }
 
-  at::Tensor onCpu(
-      const Start& start, at::ScalarType dtype, at::IntArrayRef sizes, at::IntArrayRef strides) {
+  at::Tensor onCpu(const Start& start, at::ScalarType dtype, at::IntArrayRef sizes, at::IntArrayRef strides) {
     const auto elements = elementSpan(sizes, strides);
     if (!elements) malformed("strides that overflow");
     const uint64_t item_size = c10::elementSize(dtype);

@@ -123,8 +123,7 @@ class Encoder {
     part(tensor._values());
   }
 
-  void sparseCompressed(
-      const at::Tensor& tensor, uint8_t bits, const at::Tensor& compressed, const at::Tensor& plain) {
+  void sparseCompressed(const at::Tensor& tensor, uint8_t bits, const at::Tensor& compressed, const at::Tensor& plain) {
     at::NoGradGuard no_grad;
     start({Form::kSparseCompressed, static_cast<uint8_t>(tensor.layout()), bits}, tensor.sizes());
     part(compressed);

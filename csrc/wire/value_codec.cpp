@@ -166,8 +166,7 @@ class Decoder {
       case TypeKind::MemoryFormatType: return scalar(tag, type, tag == ValueTag::kInt || tag == ValueTag::kDtype);
       case TypeKind::FloatType: return real(tag, type);
       case TypeKind::ComplexType: return complex(tag, type);
-      case TypeKind::NumberType:
-        return scalar(tag, type, isReal(tag) || isBool(tag) || tag == ValueTag::kComplex);
+      case TypeKind::NumberType: return scalar(tag, type, isReal(tag) || isBool(tag) || tag == ValueTag::kComplex);
       case TypeKind::StringType: return scalar(tag, type, tag == ValueTag::kString);
       case TypeKind::DeviceObjType: return device(tag, type);
       case TypeKind::ListType: return list(tag, type.expectRef<c10::ListType>(), depth);
@@ -311,8 +310,8 @@ class Decoder {
     return dict;
   }
   static bool canBeKey(const IValue& key) {
-    return key.isInt() || key.isString() || key.isDouble() || key.isBool() || key.isComplexDouble() ||
-        key.isTensor() || key.isDevice();
+    return key.isInt() || key.isString() || key.isDouble() || key.isBool() || key.isComplexDouble() || key.isTensor() ||
+        key.isDevice();
   }
 
   at::Tensor getTensor() {
@@ -347,8 +346,7 @@ void encodeValue(const IValue& value, Writer& out, std::vector<at::Tensor>& tens
   Encoder(out, tensors, limits).encode(value);
 }
 
-IValue decodeValue(
-    Reader& in, const std::vector<at::Tensor>& tensors, const TypePtr& type, const Limits& limits) {
+IValue decodeValue(Reader& in, const std::vector<at::Tensor>& tensors, const TypePtr& type, const Limits& limits) {
   return Decoder(in, tensors, limits).decode(type);
 }
 

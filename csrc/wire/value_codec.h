@@ -36,15 +36,13 @@ enum class ValueTag : uint8_t {
 /// Appends `value`; its tensors are appended to `tensors` (the same TensorImpl twice: one entry, two references).
 /// Throws Error(kSerialization) for what has no plain form (objects, futures, generators), naming its type, and for
 /// nesting deeper than `limits.depth`.
-void encodeValue(
-    const c10::IValue& value, Writer& out, std::vector<at::Tensor>& tensors, const Limits& limits = {});
+void encodeValue(const c10::IValue& value, Writer& out, std::vector<at::Tensor>& tensors, const Limits& limits = {});
 
 /// Reads one value. `type`, if given, is what the value is for (an operator's argument): it chooses the element types
 /// of lists and dicts, turns int into float where the type is float, and rejects, with Error(kInvalidArgument), a
 /// value that does not fit. Without it lists of only ints, floats, bools or tensors become lists of that, other lists
 /// and dicts generic ones. Throws Error(kProtocol) on malformed bytes, whatever they are.
 c10::IValue decodeValue(
-    Reader& in, const std::vector<at::Tensor>& tensors, const c10::TypePtr& type = nullptr,
-    const Limits& limits = {});
+    Reader& in, const std::vector<at::Tensor>& tensors, const c10::TypePtr& type = nullptr, const Limits& limits = {});
 
 }  // namespace torchrpc

@@ -17,7 +17,7 @@ DeviceType: TypeAlias = int | str | torch.device
 def _any_device(device: DeviceType) -> torch.device:
     # torch.device(0) means the accelerator there is; options may be made, and tested, where there is none.
     bare = isinstance(device, int) and not torch.accelerator.is_available()
-    return torch.device("cuda", device) if bare else torch.device(device)  # type: ignore[arg-type]
+    return torch.device("cuda", device) if bare else torch.device(device)
 
 
 def _to_device(device: DeviceType) -> torch.device:

@@ -146,7 +146,8 @@ TEST_CASE("a call that is not answered in time fails, naming the worker, and its
   const auto error = errorOf(brief);
   CHECK(error.code() == ErrorCode::kTimeout);
   CHECK(error.worker() == "worker1");
-  CHECK_THAT(error.text(), Catch::StartsWith("RPC ran for more than set timeout (500 ms)") && Catch::Contains("worker1"));
+  CHECK_THAT(
+      error.text(), Catch::StartsWith("RPC ran for more than set timeout (500 ms)") && Catch::Contains("worker1"));
 
   timer->advance(24h);
   CHECK_FALSE(patient.done());

@@ -1,10 +1,10 @@
 // The call table: an entry is taken out once, by whoever comes first.
 
+#include "agent/call_table.h"
+
 #include <catch2/catch.hpp>
 
 #include <thread>
-
-#include "agent/call_table.h"
 
 using namespace torchrpc;
 using namespace std::chrono_literals;

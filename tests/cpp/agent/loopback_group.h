@@ -18,7 +18,7 @@ class LoopbackGroup {
   struct Options {
     int size = 2;
     std::shared_ptr<Timer> timer;  ///< of all agents; empty: each has one of its own
-    FaultPolicy faults;  ///< empty: none
+    FaultPolicy faults;            ///< empty: none
     size_t threads = 4;
     Limits limits;
   };

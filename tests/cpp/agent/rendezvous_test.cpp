@@ -1,10 +1,9 @@
 // How a group meets at a store: names, ranks, sizes, who is missing.
 
 #include <catch2/catch.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <thread>
-
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "agent/worker_directory.h"
 #include "base/error.h"
@@ -92,15 +91,17 @@ TEST_CASE("a group that grows is joined one by one, and left") {
   REQUIRE(there.size() == 2);
   CHECK(there[0] == record(0, 0));
   CHECK(first.lookUp(2, 1s) == record(2, 0));
-  CHECK_THAT(errorText([&] { Rendezvous(store, record(9, 0, "worker0")).joinGroup(1s); }),
-             Catch::Contains("RPC worker name worker0 is not unique"));
+  CHECK_THAT(
+      errorText([&] { Rendezvous(store, record(9, 0, "worker0")).joinGroup(1s); }),
+      Catch::Contains("RPC worker name worker0 is not unique"));
 }
 
 TEST_CASE("static and growing groups do not mix") {
   auto store = makeStore();
   Rendezvous(store, record(0, 0)).joinGroup(1s);
-  CHECK_THAT(errorText([&] { Rendezvous(store, record(1, 2)).meetAll(1s); }),
-             Catch::Contains("RPC group mixes statically and dynamically initialized members"));
+  CHECK_THAT(
+      errorText([&] { Rendezvous(store, record(1, 2)).meetAll(1s); }),
+      Catch::Contains("RPC group mixes statically and dynamically initialized members"));
 }
 
 TEST_CASE("a sum over all is the same everywhere") {

@@ -1,11 +1,12 @@
 // Errors, results and ids: the texts that people and scripts see.
 
+#include "base/error.h"
+
 #include <catch2/catch.hpp>
 
 #include <set>
 #include <unordered_set>
 
-#include "base/error.h"
 #include "base/ids.h"
 #include "base/result.h"
 

@@ -1,16 +1,15 @@
 // The pool: order, growth under blocking, its limits, and its end.
 
-#include <catch2/catch.hpp>
+#include "base/thread_pool.h"
 
-#include <pthread.h>
+#include <catch2/catch.hpp>
 
 #include <atomic>
 #include <latch>
+#include <pthread.h>
 #include <string>
 #include <thread>
 #include <vector>
-
-#include "base/thread_pool.h"
 
 namespace torchrpc {
 

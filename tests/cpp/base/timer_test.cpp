@@ -1,5 +1,7 @@
 // Both timers: what is due runs, in order, once; what is cancelled or pending at the end does not.
 
+#include "base/timer.h"
+
 #include <catch2/catch.hpp>
 
 #include <algorithm>
@@ -8,8 +10,6 @@
 #include <random>
 #include <thread>
 #include <vector>
-
-#include "base/timer.h"
 
 namespace torchrpc {
 

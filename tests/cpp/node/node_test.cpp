@@ -1,18 +1,18 @@
 // Whole nodes in one process: operators, native functions, RRefs, and the group's beginning and end.
 
+#include "node/node.h"
+
 #include <ATen/ATen.h>
 #include <catch2/catch.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/jit/runtime/operator.h>
 
 #include <future>
 #include <latch>
 #include <thread>
 
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <torch/csrc/jit/runtime/operator.h>
-
 #include "node/builtin_callables.h"
 #include "node/native_registry.h"
-#include "node/node.h"
 #include "transport/loopback_transport.h"
 #include "wire/value_codec.h"
 
@@ -29,7 +29,9 @@ class NodeGroup {
     for (int id = 0; id < size; ++id) {
       nodes_.push_back(std::make_unique<Node>(
           Node::Options{
-              .self = {"worker" + std::to_string(id), id}, .world_size = grows ? 0 : size, .threads = 2,
+              .self = {"worker" + std::to_string(id), id},
+              .world_size = grows ? 0 : size,
+              .threads = 2,
               .timeout = 20s},
           store_, makeLoopbackTransport(network)));
     }
@@ -54,9 +56,8 @@ class NodeGroup {
 
 c10::IValue call(Node& from, WorkerId to, Message request) {
   auto promise = std::make_shared<std::promise<Result<Message>>>();
-  from.agent().request(to, std::move(request), 20s, [promise](Result<Message> result) {
-    promise->set_value(std::move(result));
-  });
+  from.agent().request(
+      to, std::move(request), 20s, [promise](Result<Message> result) { promise->set_value(std::move(result)); });
   return plainValue(promise->get_future().get().take());
 }
 
@@ -93,9 +94,8 @@ const bool registered = [] {
   registerNativeFunction("test::scale", [](std::vector<c10::IValue> args) -> c10::IValue {
     return args.at(0).toTensor() * args.at(1).toDouble();
   });
-  registerNativeFunction("test::fail", [](std::vector<c10::IValue>) -> c10::IValue {
-    throw std::runtime_error("it failed on purpose");
-  });
+  registerNativeFunction(
+      "test::fail", [](std::vector<c10::IValue>) -> c10::IValue { throw std::runtime_error("it failed on purpose"); });
   return true;
 }();
 
@@ -111,9 +111,8 @@ TEST_CASE("an operator runs on the callee") {
 
 TEST_CASE("an operator with several results gives a tuple, one with lists takes them") {
   NodeGroup group(2);
-  const auto top = call(
-      group[0], 1,
-      operatorCall("aten::topk", "", {at::arange(5), 2, -1, true, true}, Kind::kBuiltinCall));
+  const auto top =
+      call(group[0], 1, operatorCall("aten::topk", "", {at::arange(5), 2, -1, true, true}, Kind::kBuiltinCall));
   REQUIRE(top.isTuple());
   CHECK(top.toTupleRef().elements()[1].toTensor().equal(at::tensor({4, 3}, at::kLong)));
   const auto stacked = call(
@@ -156,7 +155,8 @@ TEST_CASE("a native function is called by name") {
 TEST_CASE("a remote call's value stays on the owner until it is fetched") {
   NodeGroup group(2);
   const auto to = GENERATE(0, 1);
-  auto rref = group[0].rrefs().remote(group[to].self(), addition(at::ones({2}), at::ones({2}), Kind::kBuiltinRemote), 20s);
+  auto rref =
+      group[0].rrefs().remote(group[to].self(), addition(at::ones({2}), at::ones({2}), Kind::kBuiltinRemote), 20s);
   CHECK(rref->owner() == group[to].self());
   CHECK(fetch(group[0], rref).toTensor().equal(at::full({2}, 2)));
 }
@@ -170,7 +170,8 @@ TEST_CASE("what a remote call throws comes with the fetch") {
 
 TEST_CASE("a released value is dropped by its owner") {
   NodeGroup group(2);
-  auto rref = group[0].rrefs().remote(group[1].self(), addition(at::ones({2}), at::ones({2}), Kind::kBuiltinRemote), 20s);
+  auto rref =
+      group[0].rrefs().remote(group[1].self(), addition(at::ones({2}), at::ones({2}), Kind::kBuiltinRemote), 20s);
   fetch(group[0], rref);
   CHECK(group[1].rrefs().debugInfo().owner_rrefs == 1);
   rref.reset();
@@ -202,9 +203,8 @@ TEST_CASE("joining waits for calls that make calls") {
   });
   NodeGroup group(3);
   nodes = &group;
-  group[0].agent().request(1, encodeNativeCall(Kind::kNativeCall, name, {}), 0s, [](const Result<Message>& result) {
-    CHECK(result.ok());
-  });
+  group[0].agent().request(
+      1, encodeNativeCall(Kind::kNativeCall, name, {}), 0s, [](const Result<Message>& result) { CHECK(result.ok()); });
   group.together([&](Node& node) {
     joining.count_down();
     node.join(0s);
@@ -231,6 +231,6 @@ TEST_CASE("a node can be shut down at any time, and again") {
   group[1].shutdown();
   group[1].shutdown();
   CHECK_THAT(errorText([&] { call(group[0], 1, addition(at::ones({1}), at::ones({1}))); }), Catch::Contains("worker1"));
-  CHECK_THAT(errorText([&] { call(group[1], 0, addition(at::ones({1}), at::ones({1}))); }),
-             Catch::Contains("shutting down"));
+  CHECK_THAT(
+      errorText([&] { call(group[1], 0, addition(at::ones({1}), at::ones({1}))); }), Catch::Contains("shutting down"));
 }

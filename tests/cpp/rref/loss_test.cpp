@@ -13,9 +13,7 @@ TEST_CASE("a message that was never delivered gives its forks back") {
     group.network.drain();
     group[0].call(2, {rref});
   }
-  SECTION("the owner's") {
-    group[0].call(2, {group[0].rrefs().createOwner()});
-  }
+  SECTION("the owner's") { group[0].call(2, {group[0].rrefs().createOwner()}); }
   group.network.drop(0);
   group.network.drain();
   CHECK(group.clean());

@@ -12,12 +12,8 @@
 
 namespace torchrpc::testing {
 
-inline std::shared_ptr<UserRRef> user(const RRefPtr& rref) {
-  return std::dynamic_pointer_cast<UserRRef>(rref);
-}
-inline std::shared_ptr<OwnerRRef> owner(const RRefPtr& rref) {
-  return std::dynamic_pointer_cast<OwnerRRef>(rref);
-}
+inline std::shared_ptr<UserRRef> user(const RRefPtr& rref) { return std::dynamic_pointer_cast<UserRRef>(rref); }
+inline std::shared_ptr<OwnerRRef> owner(const RRefPtr& rref) { return std::dynamic_pointer_cast<OwnerRRef>(rref); }
 
 struct SimGroup {
   explicit SimGroup(int size, RRefNode::Hooks hooks) : network(size) {

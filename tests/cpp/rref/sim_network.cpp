@@ -34,9 +34,7 @@ SimNetwork::~SimNetwork() {
   for (const auto& node : nodes_) dead_.insert(node->self().id);  // what is destroyed now must not start anything
 }
 
-Messenger& SimNetwork::node(WorkerId id) {
-  return *nodes_.at(id);
-}
+Messenger& SimNetwork::node(WorkerId id) { return *nodes_.at(id); }
 
 void SimNetwork::send(WorkerId from, WorkerId to, Message message, bool reliable, Messenger::ReplyHandler handler) {
   if (!alive(from)) return;

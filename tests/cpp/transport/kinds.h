@@ -37,8 +37,7 @@ struct Faultless {
   std::unique_ptr<ManualTimer> timer = std::make_unique<ManualTimer>();
   Loopback inner;
   std::unique_ptr<Transport> make(Limits limits) {
-    return makeFaultyTransport(
-        inner.make(limits), [](auto&, auto&) { return Fault{}; }, *timer);
+    return makeFaultyTransport(inner.make(limits), [](auto&, auto&) { return Fault{}; }, *timer);
   }
 };
 

@@ -1,8 +1,7 @@
 // Messages as frames: what is put in comes out, limits hold, lies are found out.
 
-#include <catch2/catch.hpp>
-
 #include <ATen/Functions.h>
+#include <catch2/catch.hpp>
 
 #include "wire/codec.h"
 #include "wire/message.h"
@@ -135,11 +134,11 @@ TEST_CASE("an error of a code that a newer peer may know keeps its text") {
 TEST_CASE("bytes that are no error are malformed") {
   const auto message = encodeError(Error(ErrorCode::kTimeout, "text", "worker"));
   for (size_t size = 0; size < message.payload.size(); ++size) {
-    CHECK(codeOf([&] { decodeError({.kind = Kind::kError, .payload = message.payload.substr(0, size)}); }) ==
-          ErrorCode::kProtocol);
+    CHECK(codeOf([&] {
+            decodeError({.kind = Kind::kError, .payload = message.payload.substr(0, size)});
+          }) == ErrorCode::kProtocol);
   }
-  CHECK(codeOf([&] { decodeError({.kind = Kind::kError, .payload = message.payload + "x"}); }) ==
-        ErrorCode::kProtocol);
+  CHECK(codeOf([&] { decodeError({.kind = Kind::kError, .payload = message.payload + "x"}); }) == ErrorCode::kProtocol);
 }
 
 }  // namespace torchrpc

@@ -17,8 +17,8 @@ namespace {
 size_t below(std::mt19937& random, size_t end) { return end == 0 ? 0 : random() % end; }
 
 // What a mutation may write over 8 bytes: numbers at which arithmetic goes wrong.
-constexpr uint64_t kOddNumbers[] = {0, 1, 2, 0x7fffffff, 0xffffffff, 1ull << 32, 1ull << 61, 1ull << 62,
-                                    0x7fffffffffffffff, 1ull << 63, ~0ull};
+constexpr uint64_t kOddNumbers[] = {
+    0, 1, 2, 0x7fffffff, 0xffffffff, 1ull << 32, 1ull << 61, 1ull << 62, 0x7fffffffffffffff, 1ull << 63, ~0ull};
 
 void mutateOnce(std::string& bytes, std::mt19937& random) {
   const size_t at = below(random, bytes.size());
@@ -110,8 +110,12 @@ TEST_CASE("any bytes for a value are a value or an error that says so") {
   std::mt19937 random(seed);
   const std::vector<at::Tensor> known = {at::Tensor(), sampleTensors()[0].tensor};
   const std::vector<c10::TypePtr> types = {
-      nullptr, c10::AnyType::get(), c10::ListType::ofInts(), c10::ListType::create(c10::AnyType::get()),
-      c10::DictType::create(c10::StringType::get(), c10::AnyType::get()), c10::NumberType::get(),
+      nullptr,
+      c10::AnyType::get(),
+      c10::ListType::ofInts(),
+      c10::ListType::create(c10::AnyType::get()),
+      c10::DictType::create(c10::StringType::get(), c10::AnyType::get()),
+      c10::NumberType::get(),
       c10::OptionalType::create(c10::DeviceObjType::get())};
   for (int i = 0; i < 20000; ++i) {
     std::string bytes;

@@ -1,6 +1,6 @@
-#include <catch2/catch.hpp>
-
 #include "wire/kinds.h"
+
+#include <catch2/catch.hpp>
 
 namespace torchrpc {
 

@@ -14,10 +14,26 @@ namespace {
 void addDtypes(std::vector<Sample>& samples) {
   const auto numbers = at::arange(0, 24, at::kFloat).reshape({2, 3, 4});
   for (auto dtype :
-       {at::kByte, at::kChar, at::kShort, at::kInt, at::kLong, at::kHalf, at::kFloat, at::kDouble, at::kBool,
-        at::kBFloat16, at::kFloat8_e5m2, at::kFloat8_e4m3fn, at::kFloat8_e5m2fnuz, at::kFloat8_e4m3fnuz,
-        at::ScalarType::UInt16, at::ScalarType::UInt32, at::ScalarType::UInt64, at::kComplexHalf,
-        at::kComplexFloat, at::kComplexDouble}) {
+       {at::kByte,
+        at::kChar,
+        at::kShort,
+        at::kInt,
+        at::kLong,
+        at::kHalf,
+        at::kFloat,
+        at::kDouble,
+        at::kBool,
+        at::kBFloat16,
+        at::kFloat8_e5m2,
+        at::kFloat8_e4m3fn,
+        at::kFloat8_e5m2fnuz,
+        at::kFloat8_e4m3fnuz,
+        at::ScalarType::UInt16,
+        at::ScalarType::UInt32,
+        at::ScalarType::UInt64,
+        at::kComplexHalf,
+        at::kComplexFloat,
+        at::kComplexDouble}) {
     samples.push_back({c10::toString(dtype), numbers.to(dtype)});
   }
 }

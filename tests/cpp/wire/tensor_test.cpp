@@ -1,8 +1,7 @@
 // Tensors over the wire: every kind that can travel arrives the same; what cannot says why.
 
-#include <catch2/catch.hpp>
-
 #include <ATen/ATen.h>
+#include <catch2/catch.hpp>
 
 #include "wire/message.h"
 #include "wire/samples.h"
@@ -124,10 +123,11 @@ TEST_CASE("tensors that cannot travel are refused by kind, with a remedy") {
   CHECK(refusal(at::rand({4, 4}).to_mkldnn()) == "cannot send a tensor of layout Mkldnn: call .to_dense() first");
   const auto zero_points = at::zeros({2}, at::kInt);
   const auto per_channel = at::quantize_per_channel(at::rand({2, 2}), at::ones({2}), zero_points, 0, at::kQInt8);
-  CHECK(refusal(per_channel) ==
-        "cannot send a quantized tensor of scheme per_channel_affine: call .dequantize() first");
-  CHECK(refusal(at::_nested_tensor_from_tensor_list({at::rand({2}), at::rand({3})})) ==
-        "cannot send a nested tensor: send the list that .unbind() gives");
+  CHECK(
+      refusal(per_channel) == "cannot send a quantized tensor of scheme per_channel_affine: call .dequantize() first");
+  CHECK(
+      refusal(at::_nested_tensor_from_tensor_list({at::rand({2}), at::rand({3})})) ==
+      "cannot send a nested tensor: send the list that .unbind() gives");
 
   auto freed = at::rand({10});
   freed.storage().unsafeGetStorageImpl()->set_nbytes(0);
@@ -136,8 +136,7 @@ TEST_CASE("tensors that cannot travel are refused by kind, with a remedy") {
   const auto elsewhere = at::detail::make_tensor<c10::TensorImpl>(
       c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, at::Device("cuda:1")), nullptr, false),
       c10::DispatchKeySet(c10::DispatchKey::CUDA), caffe2::TypeMeta::Make<float>());
-  CHECK(refusal(elsewhere) ==
-        "cannot send a tensor on cuda:1: devices are not supported yet, call .cpu() first");
+  CHECK(refusal(elsewhere) == "cannot send a tensor on cuda:1: devices are not supported yet, call .cpu() first");
 }
 
 TEST_CASE("a tensor larger than the limit is refused before anything is sent") {

@@ -1,12 +1,11 @@
 // Plain values: as they are, and as an operator's argument types want them.
 
-#include <catch2/catch.hpp>
-
 #include <ATen/ATen.h>
 #include <ATen/core/Dict.h>
 #include <ATen/core/Generator.h>
 #include <ATen/core/List.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <catch2/catch.hpp>
 
 #include "wire/samples.h"
 #include "wire/value_codec.h"
@@ -100,8 +99,9 @@ TEST_CASE("what has no plain form is refused by its type") {
   const auto future = send(c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get()));
   CHECK(future.code() == ErrorCode::kSerialization);
   CHECK_THAT(future.text(), Catch::Contains("Future"));
-  CHECK(send(listOf({c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get())})).code() ==
-        ErrorCode::kSerialization);
+  CHECK(
+      send(listOf({c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get())})).code() ==
+      ErrorCode::kSerialization);
 }
 
 TEST_CASE("values nested deeper than the limit are refused on both sides") {
