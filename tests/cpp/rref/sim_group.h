@@ -27,6 +27,11 @@ struct SimGroup {
   /// The user function keeps what it gets in `kept`.
   explicit SimGroup(int size) : SimGroup(size, keeping()) {}
 
+  /// As a node's shutdown does: what still waits for an owner, a dead one perhaps, keeps itself alive until it is told.
+  ~SimGroup() {
+    for (const auto& node : nodes) node->rrefs().destroy();
+  }
+
   RRefNode::Hooks keeping() {
     RRefNode::Hooks hooks;
     hooks.function = [this](RRefNode&, const WorkerInfo&, RRefNode::RRefs args) {
