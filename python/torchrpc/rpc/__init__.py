@@ -8,6 +8,8 @@ import importlib
 import sys
 from typing import Any
 
+import torch  # noqa: F401  the extension finds torch's libraries because torch has loaded them
+
 _EXPORTS = {
     "torchrpc._C": (
         "PyRRef RpcAgent RpcBackendOptions TensorPipeAgent WorkerInfo enable_gil_profiling get_rpc_timeout "
