@@ -193,8 +193,7 @@ TEST_CASE("joining waits for calls that make calls") {
   std::latch joining(3);
   std::atomic<bool> chained{false};
   NodeGroup* nodes = nullptr;
-  static int number = 0;
-  const auto name = "test::chain" + std::to_string(number++);
+  const std::string name = "test::chain";
   registerNativeFunction(name, [&](std::vector<c10::IValue>) -> c10::IValue {
     joining.wait();
     call((*nodes)[1], 2, addition(at::ones({1}), at::ones({1})));
@@ -203,13 +202,17 @@ TEST_CASE("joining waits for calls that make calls") {
   });
   NodeGroup group(3);
   nodes = &group;
-  group[0].agent().request(
-      1, encodeNativeCall(Kind::kNativeCall, name, {}), 0s, [](const Result<Message>& result) { CHECK(result.ok()); });
+  std::atomic<bool> answered{false};
+  group[0].agent().request(1, encodeNativeCall(Kind::kNativeCall, name, {}), 0s, [&](const Result<Message>& result) {
+    answered = result.ok();
+  });
+  std::atomic<int> waited{0};
   group.together([&](Node& node) {
     joining.count_down();
     node.join(0s);
-    CHECK(chained);
+    waited += chained && answered;
   });
+  CHECK(waited == 3);
 }
 
 TEST_CASE("joining names the workers that do not come") {
