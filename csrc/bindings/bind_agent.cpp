@@ -64,7 +64,6 @@ Node& nodeOf(const PyAgent& agent) { return *agent.node(); }
 std::map<std::string, std::string> debugInfo(const PyAgent& agent) {
   auto info = nodeOf(agent).metrics();
   if (const auto wait = averageGilWait()) info["agent.gil_average_wait_time_us"] = std::to_string(*wait);
-  info["agent.thread_pool_size"] = std::to_string(agent.options().num_worker_threads);
   return info;
 }
 
