@@ -16,6 +16,10 @@ uint64_t randomNumber() {
   return (static_cast<uint64_t>(device()) << 32) | device();
 }
 
+std::vector<std::pair<at::Tensor, at::Tensor>> noContexts(int64_t context) {
+  throw Error(ErrorCode::kInvalidArgument, "Could not find autograd context with id: " + std::to_string(context));
+}
+
 const Node::Options& validated(const Node::Options& options) {
   validateSelf(options.self, options.world_size);
   return options;
@@ -36,7 +40,8 @@ Node::Node(Options options, StorePtr store, std::unique_ptr<Transport> transport
           {.encode_value = [encode = options_.encode_value](
                                const c10::IValue& value,
                                const WorkerInfo& to) { return encode ? encode(value, to) : plainReply(value); }})),
-      calls_(agent_, *rrefs_) {
+      calls_(agent_, *rrefs_),
+      optim_(agent_, *rrefs_, noContexts) {
   agent_.onLateReply([this](const Message& reply) { rrefs_->discard(reply); });
   agent_.onUnsentReply([this](const Message& reply) {
     if (const auto* forks = reply.header(HeaderKind::kRRefForks)) rrefs_->abandon(decodeForks(*forks));

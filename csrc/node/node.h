@@ -11,6 +11,7 @@
 #include "agent/agent.h"
 #include "node/call_service.h"
 #include "node/callable.h"
+#include "optim/distributed_optimizer.h"
 #include "rref/rref_service.h"
 
 namespace torchrpc {
@@ -47,6 +48,7 @@ class Node {
   const WorkerInfo& self() const { return agent_.self(); }
   Agent& agent() { return agent_; }
   RRefService& rrefs() { return *rrefs_; }
+  OptimService& optim() { return optim_; }
   const StorePtr& store() const { return store_; }
   bool isStaticGroup() const { return options_.world_size > 0; }
   Duration timeout() const { return Duration(timeout_.load()); }
@@ -80,6 +82,7 @@ class Node {
   mutable Agent agent_;
   const std::shared_ptr<RRefService> rrefs_;
   CallService calls_;
+  OptimService optim_;
   // the starting and ending thread only:
   std::unique_ptr<Rendezvous> rendezvous_;
 };

@@ -203,6 +203,8 @@ void RRefService::fetch(
       });
 }
 
+Result<std::shared_ptr<OwnerRRef>> RRefService::find(const Fetch& request) { return state_->owners.find(request); }
+
 // --- the end ---
 
 bool RRefService::deleteAllUsers(Duration timeout) {
@@ -323,7 +325,7 @@ void RRefService::serveUserDelete(const Request& request, const Responder& respo
 }
 
 void RRefService::serveFetch(const Request& request, const Responder& responder) {
-  auto rref = state_->owners.find(decodeFetch(request.message.payload));
+  auto rref = find(decodeFetch(request.message.payload));
   if (!rref.ok()) return responder.fail(rref.error());
   rref.value()->whenReady([weak = weak_from_this(), to = request.from, responder](const Result<c10::IValue>& value) {
     if (!value.ok()) return responder.fail(value.error());

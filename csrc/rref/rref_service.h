@@ -72,6 +72,10 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
   /// Fails at once if the RRef is deleted or its creation failed, and as soon as it does.
   void fetch(const std::shared_ptr<UserRRef>& rref, Kind kind, Duration timeout, Messenger::ReplyHandler done);
 
+  /// The RRef of this node's that a holder names in a request about its value, as a fetch does: one that may still be
+  /// on its way, if the request says which call makes it. kRRefDeleted if there is none.
+  Result<std::shared_ptr<OwnerRRef>> find(const Fetch& request);
+
   // --- the end ---
 
   /// Waits until no user is pending and no child in flight, then deletes all users (their owners are told) and waits

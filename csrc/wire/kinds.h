@@ -30,7 +30,11 @@ enum class Role : uint8_t {
   X(kPythonRRefFetch, 49, kRequest, "PYTHON_RREF_FETCH_CALL") \
   X(kRRefForkRequest, 50, kRequest, "RREF_FORK_REQUEST")      \
   X(kRRefChildAccept, 51, kRequest, "RREF_CHILD_ACCEPT")      \
-  X(kRRefUserDelete, 52, kRequest, "RREF_USER_DELETE")
+  X(kRRefUserDelete, 52, kRequest, "RREF_USER_DELETE")        \
+  X(kOptimCreate, 80, kRequest, "OPTIM_CREATE")               \
+  X(kOptimStep, 81, kRequest, "OPTIM_STEP")                   \
+  X(kOptimState, 82, kRequest, "OPTIM_STATE")                 \
+  X(kOptimLoad, 83, kRequest, "OPTIM_LOAD")
 
 enum class Kind : uint16_t {
 #define X(enumerator, number, role, name) enumerator = number,
