@@ -10,5 +10,6 @@ PYBIND11_MODULE(_C, module) {
   bindAgent(module);
   bindRRef(module);
   bindCalls(module);
+  bindAutograd(module);
   bindOptim(module);
 }

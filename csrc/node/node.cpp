@@ -16,10 +16,6 @@ uint64_t randomNumber() {
   return (static_cast<uint64_t>(device()) << 32) | device();
 }
 
-std::vector<std::pair<at::Tensor, at::Tensor>> noContexts(int64_t context) {
-  throw Error(ErrorCode::kInvalidArgument, "Could not find autograd context with id: " + std::to_string(context));
-}
-
 const Node::Options& validated(const Node::Options& options) {
   validateSelf(options.self, options.world_size);
   return options;
@@ -35,18 +31,23 @@ Node::Node(Options options, StorePtr store, std::unique_ptr<Transport> transport
       agent_(
           {.self = options_.self, .incarnation = incarnation_, .threads = options_.threads, .limits = options_.limits},
           std::move(transport), makeThreadTimer()),
+      autograd_(agent_, {.to_error = options_.to_error, .patience = [this] { return timeout(); }}),
       rrefs_(RRefService::create(
-          agent_,
+          autograd_.recorder(),
           {.encode_value = [encode = options_.encode_value](
                                const c10::IValue& value,
                                const WorkerInfo& to) { return encode ? encode(value, to) : plainReply(value); }})),
-      calls_(agent_, *rrefs_),
-      optim_(agent_, *rrefs_, noContexts) {
+      calls_(autograd_.recorder(), *rrefs_),
+      optim_(agent_, *rrefs_, [this](int64_t context) { return autograd_.gradients(context); }) {
+  autograd_.serve(*rrefs_);
   agent_.onLateReply([this](const Message& reply) { rrefs_->discard(reply); });
   agent_.onUnsentReply([this](const Message& reply) {
     if (const auto* forks = reply.header(HeaderKind::kRRefForks)) rrefs_->abandon(decodeForks(*forks));
   });
-  agent_.onWorkerLost([this](const WorkerInfo& worker) { rrefs_->onWorkerLost(worker); });
+  agent_.onWorkerLost([this](const WorkerInfo& worker) {
+    rrefs_->onWorkerLost(worker);
+    autograd_.onWorkerLost(worker);
+  });
   serve(Kind::kBuiltinCall, Kind::kBuiltinRemote, std::make_shared<BuiltinRunner>());
   serve(Kind::kNativeCall, Kind::kNativeRemote, std::make_shared<NativeRunner>());
 }
@@ -134,6 +135,9 @@ void Node::join(Duration timeout) {
   rendezvous_->leaveTogether(std::chrono::seconds(5));
 }
 
-void Node::shutdown() { agent_.close(); }
+void Node::shutdown() {
+  autograd_.close();  // passes that wait on the pool end
+  agent_.close();
+}
 
 }  // namespace torchrpc

@@ -149,6 +149,7 @@ void DistributedOptimizer::setOptions(const std::vector<Options>& groups) {
 }
 
 void DistributedOptimizer::stepAsync(int64_t context, std::function<void(Status)> done) {
+  service_.checkContext(context);
   uint64_t revision;
   std::vector<Options> options;
   {
@@ -157,7 +158,7 @@ void DistributedOptimizer::stepAsync(int64_t context, std::function<void(Status)
     options = options_;
   }
   const auto question = [&](const Part& part) {
-    OptimStep step{.optimizer = part.optimizer->id(), .context = context, .revision = revision};
+    OptimStep step{.optimizer = OptimService::nameOf(*part.optimizer), .context = context, .revision = revision};
     if (part.acknowledged != revision) step.options = options;
     return encode(step);
   };
@@ -180,7 +181,8 @@ void DistributedOptimizer::step(int64_t context) {
 }
 
 std::vector<ParamState> DistributedOptimizer::state() {
-  const auto replies = askAndWait("state", [](const Part& part) { return encodeOptimState(part.optimizer->id()); });
+  const auto replies =
+      askAndWait("state", [](const Part& part) { return encodeOptimState(OptimService::nameOf(*part.optimizer)); });
   std::vector<ParamState> all(params_);
   for (size_t i = 0; i < parts_.size(); ++i) {
     auto states = decodeStates(replies[i].value());
@@ -200,7 +202,7 @@ void DistributedOptimizer::load(const std::vector<ParamState>& states) {
   askAndWait("loading", [&](const Part& part) {
     std::vector<ParamState> its;
     for (const size_t param : part.params) its.push_back(states[param]);
-    return encodeOptimLoad(part.optimizer->id(), its);
+    return encodeOptimLoad(OptimService::nameOf(*part.optimizer), its);
   });
 }
 

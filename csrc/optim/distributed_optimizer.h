@@ -35,9 +35,10 @@ class DistributedOptimizer {
   void setOptions(const std::vector<Options>& groups);
 
   /// Steps all parameters by their gradients in a context of distributed autograd; those without one stay. Blocks until
-  /// all owners have done so. Throws the first error, naming the owner; the others have then stepped nevertheless.
+  /// all owners have done so. Throws Error: kInvalidArgument if this worker knows no such context; the first error of
+  /// an owner, naming it: the others have stepped nevertheless.
   void step(int64_t context);
-  /// `done` once, from any thread; it must not block.
+  /// Throws for an unknown context as step(). `done` once, from any thread; it must not block.
   void stepAsync(int64_t context, std::function<void(Status)> done);
 
   /// The state of each parameter, in the order given; empty for one that has never been stepped.

@@ -88,7 +88,7 @@ OptimCreate decodeOptimCreate(const Message& message) {
 Message encode(const OptimStep& request) {
   Message message{.kind = Kind::kOptimStep};
   Writer writer(message.payload);
-  writer.putId(request.optimizer);
+  writer.putString(request.optimizer);
   writer.put(request.context);
   writer.put(request.revision);
   encodeValue(toValue(request.options), writer, message.tensors);
@@ -98,7 +98,7 @@ Message encode(const OptimStep& request) {
 OptimStep decodeOptimStep(const Message& message) {
   Reader reader(message.payload);
   OptimStep request;
-  request.optimizer = reader.getId();
+  request.optimizer = reader.getString();
   request.context = reader.get<int64_t>();
   request.revision = reader.get<uint64_t>();
   const auto options = decodeValue(reader, message.tensors);
@@ -108,25 +108,25 @@ OptimStep decodeOptimStep(const Message& message) {
   return request;
 }
 
-Message encodeOptimState(const RRefId& optimizer) {
+Message encodeOptimState(const std::string& optimizer) {
   Message message{.kind = Kind::kOptimState};
-  Writer(message.payload).putId(optimizer);
+  Writer(message.payload).putString(optimizer);
   return message;
 }
 
-Message encodeOptimLoad(const RRefId& optimizer, const std::vector<ParamState>& states) {
+Message encodeOptimLoad(const std::string& optimizer, const std::vector<ParamState>& states) {
   Message message{.kind = Kind::kOptimLoad};
   Writer writer(message.payload);
-  writer.putId(optimizer);
+  writer.putString(optimizer);
   encodeValue(toValue(states), writer, message.tensors);
   return message;
 }
 
-RRefId decodeOptimTarget(const Message& message) { return Reader(message.payload).getId(); }
+std::string decodeOptimTarget(const Message& message) { return std::string(Reader(message.payload).getString()); }
 
 std::vector<ParamState> decodeOptimLoad(const Message& message) {
   Reader reader(message.payload);
-  reader.getId();
+  reader.getString();
   return readStates(reader, message);
 }
 

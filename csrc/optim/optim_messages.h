@@ -27,7 +27,7 @@ OptimCreate decodeOptimCreate(const Message& message);
 
 /// kOptimStep: options of all groups if `revision` is new to the owner, else none.
 struct OptimStep {
-  RRefId optimizer;
+  std::string optimizer;  ///< the name of its RRef
   int64_t context = 0;
   uint64_t revision = 0;
   std::vector<Options> options;
@@ -36,11 +36,11 @@ Message encode(const OptimStep& request);
 OptimStep decodeOptimStep(const Message& message);
 
 /// kOptimState.
-Message encodeOptimState(const RRefId& optimizer);
+Message encodeOptimState(const std::string& optimizer);
 /// kOptimLoad.
-Message encodeOptimLoad(const RRefId& optimizer, const std::vector<ParamState>& states);
-/// The optimizer that a kOptimStep, kOptimState or kOptimLoad is for.
-RRefId decodeOptimTarget(const Message& message);
+Message encodeOptimLoad(const std::string& optimizer, const std::vector<ParamState>& states);
+/// The name of the RRef of the optimizer that a kOptimStep, kOptimState or kOptimLoad is for.
+std::string decodeOptimTarget(const Message& message);
 /// The states in a kOptimLoad.
 std::vector<ParamState> decodeOptimLoad(const Message& message);
 

@@ -13,6 +13,8 @@ void guarded(const Responder& responder, const WorkerInfo& self, F&& body) {
     body();
   } catch (const Error& error) {
     responder.fail(error);
+  } catch (const c10::Error& error) {
+    responder.fail(Error(ErrorCode::kUserException, error.what_without_backtrace(), self.name));
   } catch (const std::exception& error) {
     responder.fail(Error(ErrorCode::kUserException, error.what(), self.name));
   }
@@ -147,6 +149,11 @@ void OptimService::request(const RRefPtr& optimizer, Message message, Duration t
       [optimizer, done = std::move(done)](Result<Message> reply) { done(std::move(reply)); });
 }
 
+std::string OptimService::nameOf(const RRef& optimizer) {
+  const auto* user = dynamic_cast<const UserRRef*>(&optimizer);
+  return user ? RRefService::encodeName(*user) : "";
+}
+
 // --- the owner's side ---
 
 void OptimService::serveCreate(const Request& request, const Responder& responder) {
@@ -202,7 +209,7 @@ void OptimService::host(
 }
 
 void OptimService::serveRequest(const Request& request, const Responder& responder) {
-  const auto rref = rrefs_.find({.rref = decodeOptimTarget(request.message)}).take();
+  const auto rref = rrefs_.findNamed(decodeOptimTarget(request.message)).take();
   const auto value = rref->wait(Duration(1));  // an optimizer's RRef is ready from the start
   responder.reply(perform(optimizerIn(value, messenger_.self()), request.message));
 }
@@ -217,9 +224,21 @@ Message OptimService::perform(Optimizer& optimizer, const Message& message) {
   return {.kind = Kind::kReply};
 }
 
+/// Its client has made sure that there is such a context: one that has never come here has left no gradients here.
+std::optional<OptimService::GradientList> OptimService::gradientsIn(int64_t context) const {
+  try {
+    return gradients_(context);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kInvalidArgument) return std::nullopt;
+    throw;
+  }
+}
+
 void OptimService::step(Optimizer& optimizer, const OptimStep& request) {
   std::unordered_map<const at::TensorImpl*, at::Tensor> found;
-  for (auto& [leaf, gradient] : gradients_(request.context)) found.emplace(leaf.unsafeGetTensorImpl(), gradient);
+  if (const auto gradients = gradientsIn(request.context)) {
+    for (const auto& [leaf, gradient] : *gradients) found.emplace(leaf.unsafeGetTensorImpl(), gradient);
+  }
   Tensors grads;
   for (const auto& param : optimizer.params()) {
     const auto it = found.find(param.unsafeGetTensorImpl());

@@ -20,9 +20,10 @@ namespace torchrpc {
 
 class OptimService {
  public:
-  /// The gradients of a distributed autograd context on this node: (leaf, gradient). Throws Error if there is no such
-  /// context here.
-  using Gradients = std::function<std::vector<std::pair<at::Tensor, at::Tensor>>(int64_t context)>;
+  using GradientList = std::vector<std::pair<at::Tensor, at::Tensor>>;  // leaf, gradient
+  /// The gradients in a distributed autograd context on this node. Throws Error(kInvalidArgument) if this node knows no
+  /// such context.
+  using Gradients = std::function<GradientList(int64_t context)>;
 
   /// Before the node starts. `messenger` and `rrefs` must outlive it, and it the calls.
   OptimService(Messenger& messenger, RRefService& rrefs, Gradients gradients);
@@ -35,6 +36,11 @@ class OptimService {
       const WorkerInfo& owner, const OptimCreate& what, const std::vector<RRefPtr>& params, Duration timeout,
       Created done);
 
+  /// What a request about an optimizer calls it.
+  static std::string nameOf(const RRef& optimizer);
+  /// Throws Error(kInvalidArgument) if this node knows no such context.
+  void checkContext(int64_t context) const { gradients_(context); }
+
   /// Sends one of the requests about an optimizer to its owner, which keeps it meanwhile. `done` once, on any thread.
   void request(const RRefPtr& optimizer, Message message, Duration timeout, Messenger::ReplyHandler done);
 
@@ -46,6 +52,7 @@ class OptimService {
       const WorkerInfo& creator, const OptimCreate& what, const std::vector<c10::IValue>& params,
       const Responder& responder);
   Message perform(Optimizer& optimizer, const Message& message);
+  std::optional<GradientList> gradientsIn(int64_t context) const;
   void step(Optimizer& optimizer, const OptimStep& request);
 
   // constant:

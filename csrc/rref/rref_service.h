@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "agent/messenger.h"
@@ -72,9 +73,11 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
   /// Fails at once if the RRef is deleted or its creation failed, and as soon as it does.
   void fetch(const std::shared_ptr<UserRRef>& rref, Kind kind, Duration timeout, Messenger::ReplyHandler done);
 
-  /// The RRef of this node's that a holder names in a request about its value, as a fetch does: one that may still be
-  /// on its way, if the request says which call makes it. kRRefDeleted if there is none.
-  Result<std::shared_ptr<OwnerRRef>> find(const Fetch& request);
+  // --- RRefs named in messages of other layers, whose sender keeps them alive meanwhile ---
+
+  static std::string encodeName(const UserRRef& rref);
+  /// The owner's side: the RRef of that name; kRRefDeleted if there is none any more, kProtocol for other bytes.
+  Result<std::shared_ptr<OwnerRRef>> findNamed(std::string_view name);
 
   // --- the end ---
 

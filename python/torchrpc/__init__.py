@@ -1,17 +1,22 @@
-"""torchrpc: `torch.distributed.rpc` rebuilt outside torch, on a C++ core of its own.
+"""torchrpc: `torch.distributed.rpc` and what is built on it, rebuilt outside torch, on a C++ core of its own.
 
-Importing this package loads neither torch nor C++: `torchrpc.rpc` does, on first use. `import torch` itself comes here
+Importing this package loads neither torch nor C++: its parts do, on first use. `import torch` itself comes here
 (see `_autoload`), so this file must stay free.
 """
 
 import importlib
 from typing import Any
 
-__all__ = ["__version__", "install", "rpc"]
+_PARTS = ["autograd", "nn", "optim", "rpc"]
+
+__all__ = ["__version__", "autograd", "install", "nn", "optim", "rpc"]
 
 
 def install() -> None:
-    """Make `torch.distributed.rpc`, and all that hangs on it, mean torchrpc in this process.
+    """Make `torch.distributed.rpc`, and all that is built on it, mean torchrpc in this process.
+
+    Also replaced: `torch.distributed.autograd`, `torch.distributed.optim.DistributedOptimizer` and
+    `torch.distributed.nn.RemoteModule`; the rest of torch.distributed.optim and .nn stays torch's.
 
     Call it before the first `init_rpc`, best as the first line of a script. Names that a module has already copied
     (`from torch.distributed.rpc import rpc_sync` above this call) stay torch's own in that module. Processes started
@@ -28,8 +33,8 @@ def install() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "rpc":
-        return importlib.import_module("torchrpc.rpc")
+    if name in _PARTS:
+        return importlib.import_module(f"torchrpc.{name}")
     if name == "__version__":
         from importlib import metadata
 

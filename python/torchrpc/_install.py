@@ -1,7 +1,8 @@
 """Puts torchrpc's modules where torch's own RPC modules are.
 
-Nothing of `torchrpc.rpc` is loaded for it: the module put in place is a shell that loads itself on first use, and then
-calls `on_load`, which hands our classes to those parts of torch that took hold of torch's while torch was imported.
+Little is loaded for it. `torchrpc.rpc` and `torchrpc.autograd` are shells that load themselves on first use; the first
+then calls `on_load`, which hands our classes to those parts of torch that took hold of torch's while torch was
+imported. Modules that torch has not imported yet are found to be ours when they are asked for.
 """
 
 import importlib
@@ -15,6 +16,10 @@ from typing import Any
 # torch's module -> ours; their submodules follow.
 MODULES = {
     "torch.distributed.rpc": "torchrpc.rpc",
+    "torch.distributed.autograd": "torchrpc.autograd",
+    "torch._C._distributed_autograd": "torchrpc.autograd",
+    "torch.distributed.optim.optimizer": "torchrpc.optim",
+    "torch.distributed.nn.api.remote_module": "torchrpc.nn.remote_module",
 }
 # Names that torch's other modules copied out of the modules above: (module, its attribute, where ours is).
 HOLDERS = [
@@ -24,9 +29,13 @@ HOLDERS = [
     ("torch.nn.parallel.distributed", "RRef", "torchrpc.rpc.api:RRef"),
     ("torch.distributed._shard.sharded_tensor.api", "rpc", "torchrpc.rpc:"),
     ("torch.distributed._shard.sharded_tensor.utils", "rpc", "torchrpc.rpc:"),
+    ("torch.distributed.optim", "DistributedOptimizer", "torchrpc.optim:DistributedOptimizer"),
+    ("torch.distributed.nn", "RemoteModule", "torchrpc.nn.remote_module:RemoteModule"),
 ]
 # The C++ module behind torch's; dependants compare types with its classes.
 BINDINGS, OUR_BINDINGS = "torch._C._distributed_rpc", "torchrpc._C"
+# What torch's modules look for in torch._C to know whether there is RPC.
+MARKS = ["_rpc_init", "_dist_autograd_init"]
 
 _installed = False
 
@@ -34,7 +43,7 @@ _installed = False
 def install() -> None:
     """See `torchrpc.install`."""
     global _installed
-    import torch.distributed  # noqa: F401  may come here again, by way of _autoload
+    import torch.distributed  # may come here again, by way of _autoload
 
     if _installed:
         return
@@ -49,12 +58,16 @@ def install() -> None:
             "torchrpc cannot replace torch.distributed.rpc: torch's own RPC is already initialised in this process. "
             "Call torchrpc.install() before init_rpc, or shut RPC down first."
         )
+    for mark in MARKS:
+        if not hasattr(torch._C, mark):
+            setattr(torch._C, mark, lambda: True)
     for theirs, ours in MODULES.items():
         for name in [name for name in sys.modules if name.startswith(theirs + ".")]:
             del sys.modules[name]
-        _put(theirs, importlib.import_module(ours))
+        if theirs.rpartition(".")[0] in sys.modules:
+            _put(theirs, importlib.import_module(ours))
     _put(BINDINGS, _stand_in(BINDINGS, OUR_BINDINGS))
-    sys.meta_path.insert(0, _SubmoduleFinder())
+    sys.meta_path.insert(0, _AliasFinder())
     _installed = True
     if OUR_BINDINGS in sys.modules:
         on_load()
@@ -77,7 +90,8 @@ def on_load() -> None:
         module, _, name = target.partition(":")
         if holder in sys.modules:
             ours = importlib.import_module(module)
-            setattr(sys.modules[holder], attribute, getattr(ours, name) if name else ours)
+            if not name or hasattr(ours, name):  # else it is being imported by the holder, which copies it afterwards
+                setattr(sys.modules[holder], attribute, getattr(ours, name) if name else ours)
 
 
 def _put(name: str, module: types.ModuleType) -> None:
@@ -100,12 +114,12 @@ def _stand_in(name: str, target: str) -> types.ModuleType:
     return module
 
 
-class _SubmoduleFinder(importlib.abc.MetaPathFinder):
+class _AliasFinder(importlib.abc.MetaPathFinder):
     """Finds `torch.distributed.rpc.api` to be the very module `torchrpc.rpc.api`."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
         for theirs, ours in MODULES.items():
-            if fullname.startswith(theirs + "."):
+            if fullname == theirs or fullname.startswith(theirs + "."):
                 name = ours + fullname[len(theirs) :]
                 if importlib.util.find_spec(name) is not None:
                     return importlib.machinery.ModuleSpec(fullname, _AliasLoader(name))

@@ -1,4 +1,6 @@
-"""Taking torch.distributed.rpc's place: by install(), by the environment, by `python -m torchrpc`, in all children."""
+"""Taking the place of torch.distributed.rpc and what is built on it: by install(), by the environment, by
+`python -m torchrpc`, in all children.
+"""
 
 import textwrap
 
@@ -192,7 +194,8 @@ import torch.distributed.rpc.backend_registry as registry
 assert registry is sys.modules["torchrpc.rpc.backend_registry"] and registry.__spec__.name == registry.__name__
 from torch.distributed.rpc import *
 assert init_rpc is rpc.init_rpc and rpc_async is rpc.api.rpc_async
-from torch.distributed.nn import RemoteModule
+import torch.distributed.autograd as dist_autograd
+assert dist_autograd is torchrpc.autograd is torch._C._distributed_autograd and dist_autograd.is_available()
 try:
     import torch.distributed.rpc.nothing
 except ModuleNotFoundError:
@@ -202,6 +205,53 @@ except ModuleNotFoundError:
 
 def test_torch_itself_uses_the_replacement(run_python, script):
     assert run_python(script(TORCHS_OWN_USE)).stdout.strip() == "ok"
+
+
+LATER = """
+import sys, torch
+{before}
+import torchrpc
+torchrpc.install()
+{between}
+from torch.distributed.optim import DistributedOptimizer, ZeroRedundancyOptimizer
+from torch.distributed.nn import RemoteModule
+import torch.distributed.optim.optimizer as optimizer
+import torch.distributed.nn.api.remote_module as remote_module
+import torch.distributed.nn.functional as functional
+print(DistributedOptimizer is torchrpc.optim.DistributedOptimizer is optimizer.DistributedOptimizer
+          is torch.distributed.optim.DistributedOptimizer,
+      RemoteModule is torchrpc.nn.RemoteModule is remote_module.RemoteModule is torch.distributed.nn.RemoteModule,
+      remote_module._RemoteModule.__module__, torch.distributed.optim.optimizer is optimizer,
+      ZeroRedundancyOptimizer.__module__, functional.__name__)
+"""
+REPLACED = (
+    "True True torchrpc.nn.remote_module True torch.distributed.optim.zero_redundancy_optimizer "
+    "torch.distributed.nn.functional"
+)
+LOADED = "assert ('torch.distributed.optim' in sys.modules) is ('torch.distributed.nn' in sys.modules) is {}"
+
+
+@pytest.mark.parametrize("first", ["optim", "nn", "optim.optimizer", "nn.api.remote_module", "nn.functional"])
+def test_modules_that_torch_imports_late_are_found_to_be_ours(run_python, script, first):
+    between = LOADED.format(False) + f"\nimport torch.distributed.{first}"
+    assert run_python(script(LATER.format(before="", between=between))).stdout.strip() == REPLACED
+
+
+def test_modules_that_are_imported_already_are_replaced(run_python, script):
+    before = "import torch.distributed.optim, torch.distributed.nn"
+    text = LATER.format(before=before, between=LOADED.format(True))
+    assert run_python(script(text)).stdout.strip() == REPLACED
+
+
+def test_without_install_torchs_own_stay(run_python):
+    run_python(
+        "-c",
+        """if True:
+        import torchrpc.nn, torchrpc.autograd, torch.distributed.nn, torch.distributed.autograd
+        assert torchrpc.nn.RemoteModule is not torch.distributed.nn.RemoteModule
+        assert torchrpc.autograd.context is not torch.distributed.autograd.context
+        """,
+    )
 
 
 def test_the_bindings_stand_in_until_they_are_loaded(run_python):
@@ -288,11 +338,15 @@ def test_a_torch_without_rpc_gets_one(run_python):
         "-c",
         """if True:
         import torch, sys
-        del torch._C._rpc_init  # as it is where torch was built without RPC
+        del torch._C._rpc_init, torch._C._dist_autograd_init  # as it is where torch was built without RPC
         from torchrpc._autoload import autoload
         autoload()
-        import torch.distributed.rpc as rpc
+        import torch.distributed.rpc as rpc, torch.distributed.autograd as dist_autograd
         assert rpc is sys.modules["torchrpc.rpc"] and rpc.is_available()
+        assert dist_autograd is sys.modules["torchrpc.autograd"]
+        from torch.distributed.optim import DistributedOptimizer
+        from torch.distributed.nn import RemoteModule
+        assert RemoteModule.__module__.startswith("torchrpc.")
         """,
     )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+import torchrpc.autograd as dist_autograd
 import torchrpc.rpc.api as api
 import torchrpc.rpc.backend_registry as backend_registry
 from torchrpc._C import RpcBackendOptions, WorkerInfo, _is_current_rpc_agent_set, _rref_context_get_debug_info
@@ -57,6 +58,7 @@ def init_rpc(
     store.set_timeout(timedelta(seconds=rpc_backend_options.rpc_timeout))
     _store = store
     store = enter_group(store, world_size)
+    dist_autograd._init(rank)
     _init_rpc_backend(backend, store, name, rank, world_size, rpc_backend_options)
 
 

@@ -96,9 +96,7 @@ class _Pickler(pickle.Pickler):
         if issubclass(kind, _C.PyRRef):
             return self.reduce_rref(obj)
         if issubclass(kind, torch.jit.ScriptModule):
-            file = io.BytesIO()
-            torch.jit.save(obj, file)
-            return _script_module, (file.getvalue(),)
+            return _reduce_script_module(obj)
         return NotImplemented
 
     def reduce_rref(self, rref: _C.PyRRef) -> tuple:
@@ -153,6 +151,15 @@ def _reduce_function(function: types.FunctionType) -> tuple:
         "attributes": {name: getattr(function, name) for name in _ATTRIBUTES},
     }
     return _function, made_of, state, None, None, _fill_function
+
+
+def _reduce_script_module(module: torch.jit.ScriptModule) -> tuple:
+    file = io.BytesIO()
+    try:
+        torch.jit.save(module, file)
+    except torch.jit.Error as exc:  # raised by its __getstate__
+        raise RuntimeError(str(exc)) from exc
+    return _script_module, (file.getvalue(),)
 
 
 def _content(cell: types.CellType) -> tuple:

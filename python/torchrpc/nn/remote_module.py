@@ -1,0 +1,284 @@
+"""RemoteModule: stands for an `nn.Module` that another worker owns, and runs its forward there.
+
+It holds an RRef to the module and two callables, `forward` and `forward_async`. These, not methods, do the calls, and
+hold the RRef themselves: with bound methods in its `__dict__` an object would keep itself, and its module, alive until
+Python's collector runs.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed import _remote_device
+from torch.utils import _pytree as pytree
+
+from torchrpc.rpc import api
+from torchrpc.rpc.api import RRef
+from torchrpc.rpc.internal import _internal_rpc_pickler
+
+__all__ = ["RemoteModule"]
+
+# What makes up a RemoteModule when it is sent; `forward` and `forward_async` are made again from it.
+_REMOTE_MODULE_PICKLED_ATTRIBUTES = (
+    "on",
+    "device",
+    "is_device_map_set",
+    "is_scriptable",
+    "module_interface",
+    "module_rref",
+)
+# What nn.Module gives to every module: empty here.
+_OF_EVERY_MODULE = frozenset([*vars(nn.Module()), "forward_async", "forward"])
+
+# Methods of nn.Module that would have to reach the module behind the reference, and do not.
+_UNSUPPORTED = """
+    add_module apply bfloat16 buffers children cpu cuda double extra_repr float get_buffer get_parameter get_submodule
+    half ipu load_state_dict modules mtia named_buffers named_children named_modules named_parameters
+    register_backward_hook register_buffer register_forward_hook register_forward_pre_hook register_full_backward_hook
+    register_full_backward_pre_hook register_module register_parameter requires_grad_ share_memory state_dict to
+    to_empty type xpu zero_grad
+"""
+
+
+# --- What runs on the owner ---
+
+
+def _create_module(module_cls: Callable[..., Any], args: tuple, kwargs: dict, device: str, interface: Any) -> nn.Module:
+    module = module_cls(*args, **kwargs)
+    if not isinstance(module, nn.Module):
+        raise ValueError(
+            "Expect `module_cls(*args, **kwargs)` returns an instance of <class nn.Module>, but it returns an instance "
+            f"of {type(module)}."
+        )
+    try:
+        module.to(device)
+    except Exception as exc:
+        worker = api.get_worker_info().name
+        raise RuntimeError(f"{worker} cannot place a {type(module).__name__} on its device {device}: {exc}") from exc
+    return module if interface is None else torch.jit.script(module)
+
+
+def _run_forward(rref: RRef, device: str, is_device_map_set: bool, args: tuple, kwargs: dict) -> Any:
+    module = rref.local_value()
+    if torch.device(device).type == "cpu":
+        return module.forward(*args, **kwargs)
+    args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), (args, kwargs))
+    result = module.forward(*args, **kwargs)
+    # Without a device map only CPU tensors can travel.
+    return result if is_device_map_set else pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, result)
+
+
+def _parameter_rrefs(rref: RRef, recurse: bool) -> list[RRef]:
+    return [RRef(parameter) for parameter in rref.local_value().parameters(recurse)]
+
+
+def _set_training(rref: RRef, mode: bool) -> None:
+    rref.local_value().train(mode)
+
+
+# --- The stand-in ---
+
+
+class _Forward:
+    """Calls the module's forward on its owner and gives a future, or its result if it is to `wait`."""
+
+    def __init__(self, rref: RRef, device: str, is_device_map_set: bool, wait: bool) -> None:
+        self.bound = (rref, device, is_device_map_set)
+        self.wait = wait
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        future = api.rpc_async(self.bound[0].owner(), _run_forward, args=(*self.bound, args, kwargs))
+        return future.wait() if self.wait else future
+
+
+class _RemoteModule(nn.Module):
+    """A RemoteModule that can also be compiled by `torch.jit.script`.
+
+    The arguments are RemoteModule's, and `_module_interface_cls`, a class decorated by `torch.jit.interface` that
+    tells the types of `forward`. The module on the owner is compiled, too. Scripts that are given the compiled object
+    can call `forward` and `forward_async`; a call of the latter holds a thread of torch's inter-op pool until it ends.
+    """
+
+    def __init__(
+        self,
+        remote_device: str,
+        module_cls: Callable[..., nn.Module],
+        args: tuple | None = None,
+        kwargs: dict[str, Any] | None = None,
+        _module_interface_cls: Any = None,
+    ) -> None:
+        super().__init__()
+        if not callable(module_cls):
+            raise TypeError(f"module_cls must be a class or function that makes a module, but is {module_cls!r}.")
+        self._place(remote_device, _module_interface_cls)
+        made_of = (module_cls, tuple(args or ()), dict(kwargs or {}), self.device, _module_interface_cls)
+        self._refer_to(api.remote(self.on, _create_module, args=made_of))
+
+    def _place(self, remote_device: str, interface: Any) -> None:
+        """Take in where the module is to be: a worker of the group and a device of its."""
+        if not api._is_current_rpc_agent_set():
+            raise RuntimeError("RemoteModule only works in RPC. Call init_rpc first.")
+        place = _remote_device(remote_device)
+        agent = api._get_current_rpc_agent()
+        self.on = place.rank() if place.worker_name() is None else place.worker_name()
+        if self.on is None:
+            self.on = agent.get_worker_info().name
+        self.device = str(place.device())
+        self.is_device_map_set = bool(agent._get_device_map(api._to_worker_info(self.on)))
+        self.is_scriptable = interface is not None
+        self.module_interface = interface
+        if interface is not None:
+            from ._scripting import check_interface
+
+            check_interface(interface)
+
+    def _refer_to(self, rref: Any) -> None:
+        self.module_rref = rref
+        self.forward_async = _Forward(rref, self.device, self.is_device_map_set, wait=False)
+        self.forward = _Forward(rref, self.device, self.is_device_map_set, wait=True)
+
+    @staticmethod
+    def init_from_module_rref(
+        remote_device: str, module_rref: RRef, _module_interface_cls: Any = None
+    ) -> "RemoteModule":
+        """A RemoteModule for a module that exists: several of them can share one.
+
+        Args:
+            remote_device (str): as for the constructor; the device must be the module's. The worker is the owner of
+                `module_rref`, whatever is said here.
+            module_rref (RRef): to the module, from `get_module_rref()` for example.
+
+        Raises:
+            As the constructor.
+        """
+        module = RemoteModule.__new__(RemoteModule)
+        nn.Module.__init__(module)
+        module._place(remote_device, _module_interface_cls)
+        module.on = module_rref.owner_name()
+        module._refer_to(module_rref)
+        return module
+
+    def remote_parameters(self, recurse: bool = True) -> list[RRef]:
+        """RRefs to the module's parameters, for DistributedOptimizer. Without `recurse` only to the module's own.
+
+        Raises:
+            Exception: what creating the module raised; RuntimeError for a lost worker or a time-out.
+        """
+        return api.rpc_sync(self.module_rref.owner(), _parameter_rrefs, args=(self.module_rref, recurse))
+
+    def get_module_rref(self) -> RRef:
+        """The RRef to the module."""
+        return self.module_rref
+
+    def train(self, mode: bool = True) -> "_RemoteModule":
+        """Put the module into training mode, or out of it, and wait until it is. Gives this object."""
+        api.rpc_sync(self.module_rref.owner(), _set_training, args=(self.module_rref, mode))
+        self.training = mode
+        return self
+
+    def eval(self) -> "_RemoteModule":
+        """`train(False)`."""
+        return self.train(False)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(on={self.on!r}, device={self.device!r})"
+
+    def __getstate__(self) -> Any:
+        raise RuntimeError(
+            "Cannot pickle RemoteModule in python pickler. RemoteModule can only be pickled when using RPC"
+        )
+
+    def __setstate__(self, state: Any) -> None:
+        raise RuntimeError(
+            "Cannot unpickle RemoteModule in python pickler. RemoteModule can only be unpickled when using RPC"
+        )
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        if not self.is_scriptable:
+            raise RuntimeError(
+                "torch.jit.script cannot compile this RemoteModule: it was made without _module_interface_cls, which "
+                "tells the types of forward."
+            )
+        from ._scripting import compilable
+
+        return compilable(self.module_interface, self.forward_async)
+
+
+def _unsupported(name: str) -> Callable[..., Any]:
+    remedy = ". Please use ``remote_parameters`` instead." if name == "parameters" else ""
+
+    def method(self: _RemoteModule, *args: Any, **kwargs: Any) -> Any:
+        raise ValueError(f"Method ``{name}`` not supported for RemoteModule{remedy}")
+
+    method.__name__, method.__qualname__ = name, f"_RemoteModule.{name}"
+    return method
+
+
+for _name in [*_UNSUPPORTED.split(), "parameters"]:
+    setattr(_RemoteModule, _name, _unsupported(_name))
+
+
+class RemoteModule(_RemoteModule):
+    """A module on another worker, with the looks of a local one.
+
+    The constructor has the module made on its owner and returns at once; what goes wrong there is raised by the first
+    use. Calls are recorded by distributed autograd, and gradients stay with the parameters, on the owner. It can be
+    sent in calls and results, alone or inside other objects, and refers to the same module wherever it arrives; it can
+    be pickled in no other way.
+
+        layer = RemoteModule("worker1", nn.Linear, args=(20, 30))
+        out = layer(torch.randn(128, 20))
+        optimizer = DistributedOptimizer(torch.optim.SGD, layer.remote_parameters(), lr=0.05)
+
+    Two attributes make the calls, with the arguments of the module's own forward: `forward(...)`, or calling the
+    object, waits and gives the result; `forward_async(...)` gives a Future of it. If the module is on a device other
+    than the CPU, tensors among the arguments are moved there, and results come back on the CPU, unless the group has a
+    device map for the owner. Other methods of nn.Module raise ValueError, but for `train` and `eval`.
+
+    Args:
+        remote_device (str): "WORKER", "WORKER/DEVICE", "rank:RANK" or "rank:RANK/DEVICE", as in "worker1/cuda:0";
+            "cpu" is the default device. A device alone is one of this worker.
+        module_cls (class or function): makes the module; called on the owner.
+        args (tuple), kwargs (dict): for `module_cls`.
+
+    Raises:
+        RuntimeError: RPC is not initialized, no such worker, not the name of a device.
+        ValueError, TypeError: `remote_device` or `module_cls` of a wrong form.
+
+    Any thread may call it, if the module can be called by several at a time.
+    """
+
+    def __init__(
+        self,
+        remote_device: str,
+        module_cls: Callable[..., nn.Module],
+        args: tuple | None = None,
+        kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(remote_device, module_cls, args, kwargs)
+
+
+# --- Sending one ---
+
+
+def _receive(kind: type[_RemoteModule], attributes: tuple) -> _RemoteModule:
+    module = object.__new__(kind)
+    module.__dict__.update(zip(_REMOTE_MODULE_PICKLED_ATTRIBUTES, attributes, strict=True))
+    module._refer_to(module.module_rref)
+    return module
+
+
+def _send(module: _RemoteModule) -> tuple:
+    if left := sorted(vars(module).keys() - _OF_EVERY_MODULE - set(_REMOTE_MODULE_PICKLED_ATTRIBUTES)):
+        warnings.warn(f"A RemoteModule is sent without the attributes that were added to it: {left}.", stacklevel=2)
+    attributes = tuple(vars(module)[name] for name in _REMOTE_MODULE_PICKLED_ATTRIBUTES)
+    return _receive, (type(module), attributes)
+
+
+for _kind in (_RemoteModule, RemoteModule):
+    _internal_rpc_pickler._register_reducer(_kind, _send)

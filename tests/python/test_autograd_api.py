@@ -1,0 +1,100 @@
+"""torchrpc.autograd as Python sees it: names, the default mode, what reaches the core. What passes compute is tested
+elsewhere.
+"""
+
+import types
+
+import pytest
+
+import torchrpc.autograd as dist_autograd
+
+NAMES = (
+    "DistAutogradContext _current_context _get_debug_info _get_max_id _init _is_valid_context _new_context "
+    "_release_context _retrieve_context backward context get_gradients is_available"
+)
+
+
+@pytest.fixture
+def core(monkeypatch):
+    """Stands for the extension and keeps what it is asked."""
+    asked = []
+    new_context = types.SimpleNamespace(_context_id=lambda: 7)
+    fake = types.SimpleNamespace(
+        backward=lambda *args: asked.append(args),
+        _new_context=lambda: new_context,
+        _release_context=lambda context_id: asked.append(("released", context_id)),
+    )
+    monkeypatch.setattr(dist_autograd, "_core", lambda: fake)
+    return asked
+
+
+@pytest.fixture
+def default_mode():
+    """Sets the default mode for one test."""
+    yield dist_autograd.set_default_mode
+    dist_autograd.set_default_mode(None)
+
+
+def test_it_has_the_names_of_torchs():
+    import torch.distributed.autograd as theirs
+
+    assert set(theirs.__all__) <= set(dist_autograd.__all__)
+    assert set(NAMES.split()) <= set(dir(dist_autograd)) & set(dir(theirs))
+    with pytest.raises(AttributeError, match=r"'torchrpc.autograd' has no attribute 'nothing'"):
+        dist_autograd.nothing  # noqa: B018
+
+
+def test_nothing_of_the_extension_is_loaded_before_its_use(run_python):
+    text = "import sys, torchrpc.autograd as a; a.context(); a.get_default_mode(); a._init(0); "
+    assert run_python("-c", text + "print('torchrpc._C' in sys.modules)").stdout.strip() == "False"
+
+
+def test_smart_is_the_default_mode_of_torchrpc(core, monkeypatch):
+    monkeypatch.delenv("TORCHRPC_BACKWARD_MODE", raising=False)
+    dist_autograd.backward(7, [])
+    assert core == [(7, [], False, "smart")]
+
+
+def test_fast_is_the_default_mode_in_torchs_place(run_python):
+    text = "import torchrpc; torchrpc.install(); import torch.distributed.autograd as a; print(a.get_default_mode())"
+    assert run_python("-c", text).stdout.strip() == "fast"
+    assert run_python("-c", text, env={"TORCHRPC_BACKWARD_MODE": "smart"}).stdout.strip() == "smart"
+
+
+def test_a_call_beats_the_program_which_beats_the_environment(core, monkeypatch, default_mode):
+    monkeypatch.setenv("TORCHRPC_BACKWARD_MODE", "FAST")
+    dist_autograd.backward(1, [])
+    default_mode("smart")
+    dist_autograd.backward(2, [], True)
+    dist_autograd.backward(3, [], retain_graph=True, mode="fast")
+    assert core == [(1, [], False, "fast"), (2, [], True, "smart"), (3, [], True, "fast")]
+
+
+def test_what_is_no_mode_is_told(core, monkeypatch):
+    choices = "must be one of 'fast', 'smart', but is 'quick'"
+    with pytest.raises(ValueError, match=f"mode {choices}"):
+        dist_autograd.backward(1, [], mode="quick")
+    with pytest.raises(ValueError, match=f"mode {choices}"):
+        dist_autograd.set_default_mode("quick")
+    monkeypatch.setenv("TORCHRPC_BACKWARD_MODE", "quick")
+    with pytest.raises(ValueError, match=f"TORCHRPC_BACKWARD_MODE {choices}"):
+        dist_autograd.backward(1, [])
+    assert core == []
+
+
+def test_a_context_is_released_when_its_block_fails(core):
+    with pytest.raises(KeyError), dist_autograd.context() as context_id:
+        assert context_id == 7
+        raise KeyError
+    assert core == [("released", 7)]
+
+
+def test_init_rpc_tells_autograd_its_rank(monkeypatch, tmp_path):
+    from torchrpc import rpc
+
+    ranks = []
+    monkeypatch.setattr(dist_autograd, "_init", ranks.append)
+    options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{tmp_path}/store")
+    rpc.init_rpc("alone", rank=0, world_size=1, rpc_backend_options=options)
+    rpc.shutdown()
+    assert ranks == [0]
