@@ -60,7 +60,9 @@ class PythonParts:
     `groups` and `defaults` are what the class makes of its arguments.
     """
 
-    def __init__(self, cls: Callable[..., Any], given: list[Options], args: tuple, kwargs: Options, lock_free: bool) -> None:
+    def __init__(
+        self, cls: Callable[..., Any], given: list[Options], args: tuple, kwargs: Options, lock_free: bool
+    ) -> None:
         import torchrpc.rpc as rpc
 
         self._places: dict[Any, list[int]] = {}  # owner -> numbers of its parameters

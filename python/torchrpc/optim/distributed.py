@@ -15,9 +15,9 @@ _WITHOUT_CORE = ("foreach", "differentiable", "capturable")
 class DistributedOptimizer(torch.optim.Optimizer):
     """Steps parameters on the workers that own them, each by its gradient in a context of distributed autograd.
 
-    The classes SGD, Adam, AdamW, Adagrad, RMSprop, Adadelta, Adamax and Rprop of torch.optim are served by the C++ core,
-    which steps without Python on the owners; any other class (a subclass of these, too) is constructed and stepped in
-    Python there. It is a torch.optim.Optimizer as far as `torch.optim.lr_scheduler` needs one: schedulers change
+    The classes SGD, Adam, AdamW, Adagrad, RMSprop, Adadelta, Adamax and Rprop of torch.optim are served by the core in
+    C++, which steps without Python on the owners; any other class (a subclass of these, too) is constructed and stepped
+    in Python there. It is a torch.optim.Optimizer as far as `torch.optim.lr_scheduler` needs one: schedulers change
     `param_groups` here, and the change travels with the next step.
 
         with dist_autograd.context() as context_id:
@@ -76,7 +76,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._parts = PythonParts(optimizer_class, given, args, kwargs, lock_free)
             groups, defaults = self._parts.groups, self._parts.defaults
         self._sealed = False
-        super().__init__([{**group, "params": own["params"]} for group, own in zip(groups, given, strict=True)], defaults)
+        super().__init__(
+            [{**group, "params": own["params"]} for group, own in zip(groups, given, strict=True)], defaults
+        )
         self._sealed = True
         self.remote_optimizers = self._parts.remote_optimizers
 
@@ -95,8 +97,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The state of all parameters, fetched from their owners, and the options: in the form of `torch.optim`.
 
-        Parameters are numbered in the order in which they were given, whoever owns them, so a local optimizer of the same
-        class can load it, and so can one whose parameters are distributed in another way. `torch.save` takes it.
+        Parameters are numbered in the order in which they were given, whoever owns them, so a local optimizer of the
+        same class can load it, and so can one whose parameters are distributed in another way. `torch.save` takes it.
         """
         self.state.update(enumerate_states(self._parts.state()))
         try:
@@ -118,7 +120,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         saved = state_dict["param_groups"]
         if len(saved) != len(self.param_groups):
             raise ValueError("loaded state dict has a different number of parameter groups")
-        if any(len(theirs["params"]) != len(ours["params"]) for theirs, ours in zip(saved, self.param_groups, strict=True)):
+        if any(
+            len(theirs["params"]) != len(ours["params"]) for theirs, ours in zip(saved, self.param_groups, strict=True)
+        ):
             raise ValueError(
                 "loaded state dict contains a parameter group that doesn't match the size of optimizer's group"
             )
@@ -180,7 +184,7 @@ def _checked_groups(params_rref: Iterable[Any]) -> list[dict[str, Any]]:
             if not isinstance(param, PyRRef):
                 raise TypeError(
                     "DistributedOptimizer can only optimize parameters that RRefs refer to, but one of the params is a "
-                    f"{torch.typename(param)}: wrap local ones as torchrpc.rpc.RRef(parameter)."
+                    f"{type(param).__name__}: wrap local ones as torchrpc.rpc.RRef(parameter)."
                 )
     if not any(group["params"] for group in groups):
         raise ValueError("optimizer got an empty parameter list")
