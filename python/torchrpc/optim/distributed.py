@@ -82,7 +82,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._sealed = True
         self.remote_optimizers = self._parts.remote_optimizers
 
-    def step(self, context_id: int) -> None:  # type: ignore[override]
+    def step(self, context_id: int) -> None:
         """Step all parameters that have a gradient in this context, on all owners at once; wait until it is done.
 
         Args:
