@@ -11,4 +11,5 @@ PYBIND11_MODULE(_C, module) {
   bindRRef(module);
   bindCalls(module);
   bindAutograd(module);
+  bindOptim(module);
 }

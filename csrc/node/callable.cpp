@@ -5,6 +5,11 @@
 namespace torchrpc {
 
 Message plainReply(const c10::IValue& value) {
+  if (value.isCapsule()) {
+    throw Error(
+        ErrorCode::kSerialization,
+        "the RRef's value is an object of the C++ core, such as an optimizer, which stays with its owner");
+  }
   Message reply{.kind = Kind::kReply};
   Writer writer(reply.payload);
   writer.put(ValueFormat::kPlain);

@@ -37,7 +37,8 @@ Node::Node(Options options, StorePtr store, std::unique_ptr<Transport> transport
           {.encode_value = [encode = options_.encode_value](
                                const c10::IValue& value,
                                const WorkerInfo& to) { return encode ? encode(value, to) : plainReply(value); }})),
-      calls_(autograd_.recorder(), *rrefs_) {
+      calls_(autograd_.recorder(), *rrefs_),
+      optim_(agent_, *rrefs_, [this](int64_t context) { return autograd_.gradients(context); }) {
   autograd_.serve(*rrefs_);
   agent_.onLateReply([this](const Message& reply) { rrefs_->discard(reply); });
   agent_.onUnsentReply([this](const Message& reply) {

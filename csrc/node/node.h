@@ -12,6 +12,7 @@
 #include "autograd/autograd_service.h"
 #include "node/call_service.h"
 #include "node/callable.h"
+#include "optim/distributed_optimizer.h"
 #include "rref/rref_service.h"
 
 namespace torchrpc {
@@ -53,6 +54,7 @@ class Node {
   Messenger& messenger() { return autograd_.recorder(); }
   AutogradService& autograd() { return autograd_; }
   RRefService& rrefs() { return *rrefs_; }
+  OptimService& optim() { return optim_; }
   const StorePtr& store() const { return store_; }
   bool isStaticGroup() const { return options_.world_size > 0; }
   Duration timeout() const { return Duration(timeout_.load()); }
@@ -87,6 +89,7 @@ class Node {
   AutogradService autograd_;
   const std::shared_ptr<RRefService> rrefs_;
   CallService calls_;
+  OptimService optim_;
   // the starting and ending thread only:
   std::unique_ptr<Rendezvous> rendezvous_;
 };

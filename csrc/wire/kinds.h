@@ -35,7 +35,11 @@ enum class Role : uint8_t {
   X(kAutogradGradients, 65, kRequest, "BACKWARD_AUTOGRAD_REQ")      \
   X(kAutogradAbort, 66, kRequest, "BACKWARD_ABORT_REQ")             \
   X(kAutogradRelease, 67, kRequest, "CLEANUP_AUTOGRAD_CONTEXT_REQ") \
-  X(kRRefBackward, 68, kRequest, "RREF_BACKWARD_REQ")
+  X(kRRefBackward, 68, kRequest, "RREF_BACKWARD_REQ")               \
+  X(kOptimCreate, 80, kRequest, "OPTIM_CREATE")                     \
+  X(kOptimStep, 81, kRequest, "OPTIM_STEP")                         \
+  X(kOptimState, 82, kRequest, "OPTIM_STATE")                       \
+  X(kOptimLoad, 83, kRequest, "OPTIM_LOAD")
 
 enum class Kind : uint16_t {
 #define X(enumerator, number, role, name) enumerator = number,

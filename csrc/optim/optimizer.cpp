@@ -1,0 +1,227 @@
+#include "optim/optimizer.h"
+
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/view_as_real.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/StringUtil.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <set>
+#include <tuple>
+
+#include "base/error.h"
+#include "base/thread_pool.h"
+
+namespace torchrpc {
+
+namespace {
+
+/// Waits for its turn as a blocking call does: another thread of the pool takes over meanwhile.
+class Turn {
+ public:
+  explicit Turn(Mutex& mutex) : mutex_(mutex) {
+    if (mutex_.try_lock()) return;
+    const ThreadPool::BlockingScope blocking;
+    mutex_.lock();
+  }
+  ~Turn() { mutex_.unlock(); }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  Mutex& mutex_;
+};
+
+[[noreturn]] void reject(const std::string& text) { throw Error(ErrorCode::kInvalidArgument, text); }
+
+/// The kernels read memory from end to end, as if all tensors lay in it alike.
+bool fusedFits(const at::Tensor& param, const at::Tensor& grad, const ParamState& state, const Algorithm& algorithm) {
+  if (!algorithm.hasFused() || algorithm.wantsFused() == false) return false;
+  if (!param.device().is_cpu() && !param.device().is_cuda()) return false;
+  const auto alike = [&](const at::Tensor& tensor) {
+    return tensor.layout() == at::kStrided && tensor.dtype() == param.dtype() && tensor.strides() == param.strides();
+  };
+  if (!param.is_non_overlapping_and_dense() || !alike(grad)) return false;
+  for (const auto& [name, tensor] : state) {
+    if (name != kStep.name && !alike(tensor)) return false;
+  }
+  const auto type = param.scalar_type();
+  if (type == at::kFloat || type == at::kDouble) return true;
+  return algorithm.wantsFused() == true && (type == at::kHalf || type == at::kBFloat16);
+}
+
+at::Tensor realOf(const at::Tensor& tensor) { return tensor.is_complex() ? at::view_as_real(tensor) : tensor; }
+
+/// On the CPU parameters go through all kernels while they are in the caches; elsewhere it is launches that cost.
+bool isFull(int64_t elements, const at::Device& device) { return device.is_cpu() && elements >= 16384; }
+
+}  // namespace
+
+Optimizer::Optimizer(std::string kind, std::vector<Group> groups, std::shared_ptr<Mutex> turn)
+    : kind_(std::move(kind)), lock_free_(!turn), turn_(turn ? std::move(turn) : std::make_shared<Mutex>()) {
+  std::set<const at::TensorImpl*> seen;
+  for (auto& group : groups) {
+    for (auto& param : group.params) {
+      const auto which = "parameter " + std::to_string(params_.size());
+      if (!param.defined()) reject(which + " is an undefined tensor");
+      if (!param.is_leaf()) reject("can't optimize a non-leaf Tensor: " + which + " is the result of an operation");
+      if (!seen.insert(param.unsafeGetTensorImpl()).second) {
+        reject("some parameters appear twice: " + which + " is the same tensor as one before it; give each once");
+      }
+      slots_.push_back({algorithms_.size(), {}});
+      params_.push_back(std::move(param));
+    }
+    algorithms_.push_back(makeAlgorithm(kind_, group.options, Ranges::kChecked));
+    options_.push_back(std::move(group.options));
+  }
+  if (algorithms_.empty()) reject("optimizer got an empty parameter list");
+}
+
+void Optimizer::step(const Tensors& grads) {
+  const c10::NoGradGuard no_grad;
+  const Turn turn(*turn_);
+  check(grads);
+  for (size_t group = 0; group < algorithms_.size(); ++group) stepGroup(group, grads);
+}
+
+void Optimizer::check(const Tensors& grads) const {
+  if (grads.size() != params_.size()) {
+    reject(c10::str("there are ", params_.size(), " parameters, but ", grads.size(), " gradients"));
+  }
+  for (size_t i = 0; i < grads.size(); ++i) {
+    if (!grads[i].defined()) continue;
+    const bool sparse = grads[i].layout() != at::kStrided;
+    if (sparse && !(grads[i].is_sparse() && algorithms_[slots_[i].group]->takesSparse())) {
+      const auto instead = kind_.starts_with("Adam") && kind_ != "Adamax" ? ", please consider SparseAdam instead" : "";
+      reject(kind_ + " does not support sparse gradients" + instead);
+    }
+    if (grads[i].sizes() != params_[i].sizes() || grads[i].device() != params_[i].device()) {
+      reject(c10::str(
+          "the gradient of parameter ", i, " has size ", grads[i].sizes(), " on ", grads[i].device(),
+          ", the parameter has size ", params_[i].sizes(), " on ", params_[i].device()));
+    }
+  }
+}
+
+void Optimizer::stepGroup(size_t group, const Tensors& grads) {
+  const auto& algorithm = *algorithms_[group];
+  struct Run {
+    Batch batch;
+    bool fused = false;
+    int64_t elements = 0;
+  };
+  std::map<std::tuple<c10::DeviceType, c10::DeviceIndex, c10::ScalarType, c10::ScalarType, bool>, Run> runs;
+  const auto flush = [&](Run& run) {
+    run.fused ? algorithm.stepFused(run.batch) : algorithm.step(run.batch);
+    run.batch = {};
+    run.elements = 0;
+  };
+  for (size_t i = 0; i < params_.size(); ++i) {
+    if (slots_[i].group != group || !grads[i].defined()) continue;
+    const auto& grad = grads[i];
+    // An alias shares the memory, not the count of changes by which graphs notice them.
+    const auto param = lock_free_ ? params_[i].variable_data() : params_[i];
+    auto& state = slots_[i].state;
+    complete(state, param, algorithm);
+    if (grad.is_sparse()) {
+      algorithm.stepSparse(param, grad, state);
+      continue;
+    }
+    const bool fused = fusedFits(param, grad, state, algorithm);
+    const auto device = param.device();
+    auto& run = runs[{device.type(), device.index(), param.scalar_type(), grad.scalar_type(), fused}];
+    run.fused = fused;
+    run.batch.complex = param.is_complex();
+    run.batch.params.push_back(realOf(param));
+    run.batch.grads.push_back(realOf(grad));
+    run.batch.states.push_back(&state);
+    if (fused) param.unsafeGetTensorImpl()->bump_version();  // the kernels do not
+    run.elements += param.numel();
+    if (isFull(run.elements, device)) flush(run);
+  }
+  for (auto& [_, run] : runs) {
+    if (!run.batch.params.empty()) flush(run);
+  }
+}
+
+void Optimizer::complete(ParamState& state, const at::Tensor& param, const Algorithm& algorithm) const {
+  for (const auto& part : algorithm.layout()) {
+    if (!part.needed || state.count(part.name)) continue;
+    if (part.scalar) {
+      // Where the fused kernels want it; elsewhere reading it would wait for the device.
+      const bool there = algorithm.hasFused() && param.is_cuda() && algorithm.wantsFused() != false;
+      state[part.name] = at::zeros({}, at::TensorOptions(at::kFloat).device(there ? param.device() : at::kCPU));
+    } else {
+      auto& tensor = state[part.name] = at::empty_like(param);
+      realOf(tensor).fill_(part.initial);
+    }
+  }
+}
+
+std::vector<ParamState> Optimizer::state() {
+  const c10::NoGradGuard no_grad;
+  const Turn turn(*turn_);
+  std::vector<ParamState> out;
+  for (const auto& slot : slots_) {
+    auto& copy = out.emplace_back();
+    for (const auto& [name, tensor] : slot.state) copy[name] = tensor.clone();
+  }
+  return out;
+}
+
+void Optimizer::load(const std::vector<ParamState>& states) {
+  const c10::NoGradGuard no_grad;
+  const Turn turn(*turn_);
+  if (states.size() != params_.size()) {
+    reject(c10::str("there are ", params_.size(), " parameters, but states of ", states.size()));
+  }
+  std::vector<ParamState> fitting;
+  for (size_t i = 0; i < states.size(); ++i) fitting.push_back(fitted(states[i], i));
+  for (size_t i = 0; i < states.size(); ++i) slots_[i].state = std::move(fitting[i]);
+}
+
+ParamState Optimizer::fitted(const ParamState& loaded, size_t param) const {
+  if (loaded.empty()) return {};
+  const auto& algorithm = *algorithms_[slots_[param].group];
+  const auto layout = algorithm.layout();
+  ParamState out;
+  for (const auto& [name, tensor] : loaded) {
+    const auto part =
+        std::find_if(layout.begin(), layout.end(), [&](const auto& candidate) { return name == candidate.name; });
+    if (part == layout.end())
+      reject(kind_ + " keeps no '" + name + "' of a parameter: is the state another optimizer's?");
+    const auto sizes = part->scalar ? at::IntArrayRef() : params_[param].sizes();
+    if (!tensor.defined() || tensor.sizes() != sizes) {
+      reject(c10::str("'", name, "' of parameter ", param, " must be a tensor of size ", sizes));
+    }
+    if (!part->scalar)
+      out[name] = at::empty_like(params_[param]).copy_(tensor.is_sparse() ? tensor.to_dense() : tensor);
+  }
+  complete(out, params_[param], algorithm);
+  for (const auto& part : layout) {
+    if (part.scalar && loaded.count(part.name)) out[part.name].copy_(loaded.at(part.name));
+  }
+  return out;
+}
+
+void Optimizer::setOptions(uint64_t revision, const std::vector<Options>& groups) {
+  const Turn turn(*turn_);
+  if (revision <= revision_) return;
+  if (groups.size() != options_.size()) {
+    reject(c10::str("there are ", options_.size(), " groups of parameters, but options of ", groups.size()));
+  }
+  auto merged = groups;
+  std::vector<std::unique_ptr<Algorithm>> algorithms;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    merged[i].insert(options_[i].begin(), options_[i].end());
+    algorithms.push_back(makeAlgorithm(kind_, merged[i], Ranges::kFree));
+  }
+  algorithms_ = std::move(algorithms);
+  options_ = std::move(merged);
+  revision_ = revision;
+}
+
+}  // namespace torchrpc

@@ -1,0 +1,42 @@
+#pragma once
+
+// What an optimizer is set to: the options of torch.optim, by their names there.
+
+#include <ATen/core/ivalue.h>
+
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+
+namespace torchrpc {
+
+/// Option -> number, bool, pair of numbers or None. Those that are not given have torch.optim's defaults.
+using Options = std::map<std::string, c10::IValue>;
+
+/// Reads options with their types; throws Error(kInvalidArgument) for one of another type, or of a name that the
+/// optimizer does not have.
+class OptionReader {
+ public:
+  OptionReader(std::string optimizer, const Options& options) : optimizer_(std::move(optimizer)), options_(options) {}
+
+  const std::string& optimizer() const { return optimizer_; }
+  double number(const char* name, double fallback);
+  bool flag(const char* name, bool fallback);
+  std::pair<double, double> pair(const char* name, std::pair<double, double> fallback);
+  /// True, False or None.
+  std::optional<bool> choice(const char* name);
+  /// After all that there are have been read.
+  void expectNoOther() const;
+
+ private:
+  const c10::IValue* find(const char* name);
+  [[noreturn]] void reject(const char* name, const char* wanted) const;
+
+  const std::string optimizer_;
+  const Options& options_;
+  std::set<std::string> known_;
+};
+
+}  // namespace torchrpc

@@ -1,0 +1,196 @@
+"""DistributedOptimizer: what the client sees. Who steps the parameters on their owners is in `_parts`."""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from typing import Any
+
+import torch
+
+from ._parts import NATIVE, NativeParts, PythonParts
+
+# What the core has no use for: the arithmetic is the same, or Python does it.
+_WITHOUT_CORE = ("foreach", "differentiable", "capturable")
+
+
+class DistributedOptimizer(torch.optim.Optimizer):
+    """Steps parameters on the workers that own them, each by its gradient in a context of distributed autograd.
+
+    The classes SGD, Adam, AdamW, Adagrad, RMSprop, Adadelta, Adamax and Rprop of torch.optim are served by the core in
+    C++, which steps without Python on the owners; any other class (a subclass of these, too) is constructed and stepped
+    in Python there. It is a torch.optim.Optimizer as far as `torch.optim.lr_scheduler` needs one: schedulers change
+    `param_groups` here, and the change travels with the next step.
+
+        with dist_autograd.context() as context_id:
+            loss = ...
+            dist_autograd.backward(context_id, [loss])
+            optimizer.step(context_id)
+
+    Steps of all optimizers on a worker take turns, because trainers may share parameters. There is no order among
+    workers, and nothing keeps one trainer's step from coming between another's forward and backward pass: if the graph
+    has saved a parameter that is changed meanwhile, that backward pass fails ("modified by an inplace operation").
+
+    Args:
+        optimizer_class (type): a subclass of torch.optim.Optimizer that all owners can import.
+        params_rref (iterable): RRefs of leaf tensors, or dicts that hold such a list as "params" and options of their
+            own beside it: parameter groups.
+        args, kwargs: for `optimizer_class`, after the parameters.
+        lock_free (bool): steps do not wait for those of other trainers, and graphs in flight stay valid: several
+            trainers may share parameters and train at the same time (Niu et al. 2011, Hogwild!: A Lock-Free Approach to
+            Parallelizing Stochastic Gradient Descent, arXiv:1106.5730). The price: a backward pass that meets
+            parameters changed since its forward pass takes the newer values where it needs them, so its gradients are
+            partly stale; and of two updates of one element at the same time one may be lost. Both matter little when
+            updates are small or sparse. State such as momentum is each optimizer's own, and its own steps take turns.
+
+    Raises:
+        ValueError: no parameters; a tensor that is no leaf; what the class finds wrong with its options.
+        TypeError: something else than RRefs, or an RRef to something else than a tensor.
+        RuntimeError: the same, found by an owner that steps without Python; RPC is not initialized; a worker is lost.
+
+    Any thread may call its methods. `remote_optimizers` are RRefs to the optimizers, one on each owner; they keep these
+    alive.
+    """
+
+    def __init__(
+        self,
+        optimizer_class: Callable[..., torch.optim.Optimizer],
+        params_rref: Iterable[Any],
+        *args: Any,
+        lock_free: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        given = _checked_groups(params_rref)
+        # The class itself says what it makes of its arguments, or what is wrong with them.
+        local = _placeholder(optimizer_class, given, args, kwargs) if optimizer_class in NATIVE else None
+        self.is_functional_optim = local is not None and not any(
+            group.get("differentiable") or group.get("capturable") for group in local.param_groups
+        )
+        self._parts: NativeParts | PythonParts
+        if local is not None and self.is_functional_optim:
+            groups, defaults = local.param_groups, local.defaults
+            self._core_options: frozenset[str] | None = frozenset(defaults) - frozenset(_WITHOUT_CORE)
+            rrefs = [group["params"] for group in given]
+            options = [self._options_of(group) for group in groups]
+            self._parts = NativeParts(NATIVE[optimizer_class], rrefs, options, lock_free)
+        else:
+            self._core_options = None
+            self._parts = PythonParts(optimizer_class, given, args, kwargs, lock_free)
+            groups, defaults = self._parts.groups, self._parts.defaults
+        self._sealed = False
+        super().__init__(
+            [{**group, "params": own["params"]} for group, own in zip(groups, given, strict=True)], defaults
+        )
+        self._sealed = True
+        self.remote_optimizers = self._parts.remote_optimizers
+
+    def step(self, context_id: int) -> None:
+        """Step all parameters that have a gradient in this context, on all owners at once; wait until it is done.
+
+        Args:
+            context_id (int): a context of distributed autograd that this worker knows.
+
+        Raises:
+            RuntimeError: there is no such context; a worker is lost. Also what an optimizer raises on its owner; the
+                other owners have stepped then.
+        """
+        self._parts.step(context_id, self._options())
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of all parameters, fetched from their owners, and the options: in the form of `torch.optim`.
+
+        Parameters are numbered in the order in which they were given, whoever owns them, so a local optimizer of the
+        same class can load it, and so can one whose parameters are distributed in another way. `torch.save` takes it.
+        """
+        self.state.update(enumerate_states(self._parts.state()))
+        try:
+            return super().state_dict()
+        finally:
+            self.state.clear()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Give the owners a state that `state_dict` has returned, here or of a local optimizer of the same class.
+
+        The options change here at once, and on the owners with the next step.
+
+        Raises:
+            ValueError: other groups than this optimizer's.
+            RuntimeError: a state that does not fit a parameter; a worker is lost.
+        """
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = hook(self, state_dict) or state_dict
+        saved = state_dict["param_groups"]
+        if len(saved) != len(self.param_groups):
+            raise ValueError("loaded state dict has a different number of parameter groups")
+        if any(
+            len(theirs["params"]) != len(ours["params"]) for theirs, ours in zip(saved, self.param_groups, strict=True)
+        ):
+            raise ValueError(
+                "loaded state dict contains a parameter group that doesn't match the size of optimizer's group"
+            )
+        states = state_dict["state"]
+        numbers = chain.from_iterable(group["params"] for group in saved)
+        options = [{key: value for key, value in group.items() if key != "params"} for group in saved]
+        self._parts.load([states.get(number, {}) for number in numbers], options)
+        for group, loaded in zip(self.param_groups, options, strict=True):
+            group.update(loaded)
+        for hook in self._optimizer_load_state_dict_post_hooks.values():
+            hook(self)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Not after construction: pass all groups to the constructor, as a list of dicts.
+
+        Raises:
+            RuntimeError: always.
+        """
+        if self._sealed:
+            raise RuntimeError("DistributedOptimizer takes all groups of parameters at once, when it is constructed.")
+        self.param_groups.append(param_group)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Does nothing: gradients belong to the autograd context, and end with it."""
+
+    def _options_of(self, group: dict[str, Any]) -> dict[str, Any]:
+        """What an owner needs to know of a group; numbers in tensors as numbers, so that changes in place are seen."""
+        wanted = group.keys() - {"params"} if self._core_options is None else group.keys() & self._core_options
+        return {
+            key: value.item() if isinstance(value := group[key], torch.Tensor) and value.numel() == 1 else value
+            for key in wanted
+        }
+
+    def _options(self) -> list[dict[str, Any]]:
+        return [self._options_of(group) for group in self.param_groups]
+
+
+def enumerate_states(states: list[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The states that are not empty, by the number of their parameter."""
+    return ((number, state) for number, state in enumerate(states) if state)
+
+
+def _checked_groups(params_rref: Iterable[Any]) -> list[dict[str, Any]]:
+    """The groups that the user gives, as dicts with a list of RRefs."""
+    from torchrpc._C import PyRRef
+
+    if isinstance(params_rref, (PyRRef, torch.Tensor, dict)):
+        raise TypeError(f"params_rref must be a list of RRefs or of dicts, but is a {type(params_rref).__name__}.")
+    given = list(params_rref)
+    if not given:
+        raise ValueError("optimizer got an empty parameter list")
+    groups = [dict(group) for group in given] if isinstance(given[0], dict) else [{"params": given}]
+    for number, group in enumerate(groups):
+        if "params" not in group:
+            raise ValueError(f"group {number} of params_rref has no 'params': give it a list of RRefs.")
+        params = group["params"]
+        group["params"] = params = [params] if isinstance(params, PyRRef) else list(params)
+        for param in params:
+            if not isinstance(param, PyRRef):
+                raise TypeError(
+                    "DistributedOptimizer can only optimize parameters that RRefs refer to, but one of the params is a "
+                    f"{type(param).__name__}: wrap local ones as torchrpc.rpc.RRef(parameter)."
+                )
+    if not any(group["params"] for group in groups):
+        raise ValueError("optimizer got an empty parameter list")
+    return groups
+
+
+def _placeholder(cls: Any, groups: list[dict[str, Any]], args: tuple, kwargs: dict[str, Any]) -> torch.optim.Optimizer:
+    """An optimizer of that class over parameters that stand for those of the groups."""
+    return cls([{**group, "params": [torch.zeros(1)]} for group in groups], *args, **kwargs)
