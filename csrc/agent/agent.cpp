@@ -43,6 +43,10 @@ void Agent::post(std::function<void()> task) {
   if (!pool_.post(task)) task();
 }
 
+void Agent::postAfter(Duration delay, std::function<void()> task) {
+  timer_->after(delay, [this, task = std::move(task)] { pool_.post(task); });
+}
+
 WorkerInfo Agent::worker(WorkerId id) const {
   if (const auto record = directory_.find(id)) return record->info;
   return {"worker " + std::to_string(id), id};

@@ -74,6 +74,8 @@ class Messenger {
 
   /// Runs a task on the pool.
   virtual void post(std::function<void()> task) = 0;
+  /// The same after a while; dropped if the node goes down before.
+  virtual void postAfter(Duration delay, std::function<void()> task) = 0;
 };
 
 }  // namespace torchrpc

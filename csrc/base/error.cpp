@@ -18,6 +18,7 @@ std::string_view name(ErrorCode code) {
     case ErrorCode::kRRefCreation: return "rref creation";
     case ErrorCode::kRRefDeleted: return "rref deleted";
     case ErrorCode::kRendezvous: return "rendezvous";
+    case ErrorCode::kBackward: return "backward";
   }
   return "unknown";  // a number that a newer peer sent
 }

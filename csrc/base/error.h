@@ -27,6 +27,7 @@ enum class ErrorCode : uint16_t {
   kRRefCreation = 11,    ///< the owner may never have created the value
   kRRefDeleted = 12,     ///< a reference used after its deletion
   kRendezvous = 13,      ///< the group could not be formed
+  kBackward = 14,        ///< a node or hook of a backward pass threw; `detail` as with kUserException
 };
 
 /// The name of a code, for logs and debug output, e.g. "timeout".

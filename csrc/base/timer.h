@@ -17,6 +17,12 @@ using TimePoint = std::chrono::steady_clock::time_point;
 /// "No deadline".
 constexpr TimePoint kNever = TimePoint::max();
 
+/// The end of a wait of that length; waits longer than the clock can count have none.
+inline TimePoint deadlineAfter(Duration timeout) {
+  const auto now = std::chrono::steady_clock::now();
+  return timeout < kNever - now ? now + timeout : kNever;
+}
+
 class Timer {
  public:
   using Id = uint64_t;

@@ -11,5 +11,6 @@ void bindFutures(pybind11::module_& module);
 void bindAgent(pybind11::module_& module);
 void bindRRef(pybind11::module_& module);
 void bindCalls(pybind11::module_& module);
+void bindAutograd(pybind11::module_& module);
 
 }  // namespace torchrpc::bindings

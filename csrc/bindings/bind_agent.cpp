@@ -46,6 +46,9 @@ std::shared_ptr<Node> makeNode(
       throw toError(e, node->self());
     }
   };
+  node_options.to_error = [self_info = node_options.self](std::exception_ptr raised) {
+    return toError(std::move(raised), self_info);
+  };
   const char* master = std::getenv("MASTER_ADDR");
   auto transport = makeTensorPipeTransport(
       {.transports = options.transports,

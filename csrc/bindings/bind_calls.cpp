@@ -57,7 +57,7 @@ py::object send(const std::shared_ptr<Node>& node, const WorkerInfo& to, Outgoin
         done(std::move(result));
       };
     }
-    node->agent().request(to.id, std::move(call.message), limit, std::move(done));
+    node->messenger().request(to.id, std::move(call.message), limit, std::move(done));
   }
   return wrapFuture(std::move(future));
 }

@@ -70,8 +70,11 @@ py::object typeOf(const py::object& self, double timeout, bool blocking) {
 }
 
 void backward(const PyRRef& self, int64_t context_id, bool retain_graph) {
-  if (context_id != -1) {
-    throw std::runtime_error("this version of torchrpc has no distributed autograd: RRef.backward() takes no context");
+  if (context_id != kNoContext) {
+    const auto name = py::module_::import("torchrpc.autograd").attr("get_default_mode")();
+    const auto mode = modeOf(py::cast<std::string>(name));
+    py::gil_scoped_release no_gil;
+    return self.node()->autograd().backward(context_id, self.rref(), retain_graph, mode);
   }
   if (!self.rref()->isOwner()) {
     throw std::runtime_error("User RRefs require 'dist_autograd_ctx_id' to be specified");
@@ -130,8 +133,10 @@ void bindRRef(py::module_& module) {
           "A proxy whose methods call the value's methods on the owner and return an RRef to the result.")
       .def(
           "backward", &backward, py::arg("dist_autograd_ctx_id") = -1, py::arg("retain_graph") = false,
-          "Runs torch's backward pass from the value, a tensor with one element; only on the owner. Contexts of "
-          "distributed autograd are not supported yet: RuntimeError.")
+          "Runs a backward pass from the value, a tensor with one element: in an autograd context (whose id is "
+          "`dist_autograd_ctx_id`), from anywhere and over all workers, or, on the owner, without one, as "
+          "Tensor.backward() does. RuntimeError for a value that is no such tensor, and what "
+          "torch.distributed.autograd.backward raises.")
       .def("_get_type", &typeOf, py::arg("timeout") = -1.0, py::arg("blocking") = true)
       .def("_get_future", &PyRRef::creationFuture)
       .def(

@@ -46,4 +46,10 @@ Duration toDuration(const Node& node, double seconds) {
   return std::chrono::ceil<Duration>(std::chrono::duration<double>(seconds));
 }
 
+BackwardMode modeOf(const std::string& name) {
+  if (name == "fast") return BackwardMode::kFast;
+  if (name == "smart") return BackwardMode::kSmart;
+  throw Error(ErrorCode::kInvalidArgument, "mode must be \"fast\" or \"smart\", but is \"" + name + "\"");
+}
+
 }  // namespace torchrpc::bindings

@@ -26,4 +26,7 @@ std::shared_ptr<Node> currentNode();
 /// A timeout in seconds as Python gives it: -1 means the node's own. Throws Error(kInvalidArgument).
 Duration toDuration(const Node& node, double seconds);
 
+/// The mode of a backward pass as Python names it. Throws Error(kInvalidArgument).
+BackwardMode modeOf(const std::string& name);
+
 }  // namespace torchrpc::bindings

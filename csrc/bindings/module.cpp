@@ -10,4 +10,5 @@ PYBIND11_MODULE(_C, module) {
   bindAgent(module);
   bindRRef(module);
   bindCalls(module);
+  bindAutograd(module);
 }

@@ -1,5 +1,7 @@
 #include "bindings/py_errors.h"
 
+#include <torch/csrc/Exceptions.h>
+
 #include <unordered_map>
 
 namespace torchrpc::bindings {
@@ -13,8 +15,9 @@ py::handle internalFunction(const char* name) {
 }
 
 py::object toException(const Error& error) {
-  if (error.code() == ErrorCode::kUserException) {
-    return internalFunction("_rebuild_exception")(error.text(), py::bytes(error.detail()), error.worker());
+  const bool in_backward = error.code() == ErrorCode::kBackward;
+  if (error.code() == ErrorCode::kUserException || in_backward) {
+    return internalFunction("_rebuild_exception")(error.text(), py::bytes(error.detail()), error.worker(), in_backward);
   }
   return py::reinterpret_borrow<py::object>(PyExc_RuntimeError)(error.text());
 }
@@ -26,6 +29,31 @@ Error toError(py::error_already_set& raised, const WorkerInfo& self) {
   return {
       ErrorCode::kUserException, py::cast<std::string>(description[0]), self.name,
       py::cast<std::string>(description[1])};
+}
+
+Error toError(std::exception_ptr raised, const WorkerInfo& self) {
+  const auto describe = [&self](py::error_already_set& e) {
+    const auto shown = py::cast<std::string>(py::str(e.value()));
+    const auto error = toError(e, self);
+    return Error(error.code(), shown + "\n" + error.text(), error.worker(), error.detail());
+  };
+  py::gil_scoped_acquire gil;
+  try {
+    try {
+      std::rethrow_exception(std::move(raised));
+    } catch (python_error& e) {
+      // torch's engine may have made it the thread's current error already.
+      if (e.type) e.restore();
+      if (!PyErr_Occurred()) throw std::runtime_error("a Python exception that is known no more");
+      throw py::error_already_set();
+    }
+  } catch (py::error_already_set& e) {
+    return describe(e);
+  } catch (const c10::Error& e) {
+    return {ErrorCode::kUserException, e.what_without_backtrace(), self.name};
+  } catch (const std::exception& e) {
+    return {ErrorCode::kUserException, e.what(), self.name};
+  }
 }
 
 void bindErrors(py::module_& /*module*/) {

@@ -4,6 +4,8 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <exception>
+
 #include "base/error.h"
 #include "base/ids.h"
 
@@ -11,12 +13,15 @@ namespace torchrpc::bindings {
 
 namespace py = pybind11;
 
-/// The exception that Python code gets to see: for kUserException the one the callee raised, rebuilt, else
-/// RuntimeError.
+/// The exception that Python code gets to see: for kUserException the one the callee raised, rebuilt; for kBackward
+/// likewise, but always a RuntimeError as well; else a RuntimeError.
 py::object toException(const Error& error);
 
 /// What a Python exception raised on worker `self` becomes on its way to the caller.
 Error toError(py::error_already_set& raised, const WorkerInfo& self);
+
+/// The same of what an autograd node or hook threw, Python's or not. Takes the GIL itself.
+Error toError(std::exception_ptr raised, const WorkerInfo& self);
 
 /// Makes C++ functions that throw Error raise toException's.
 void bindErrors(py::module_& module);

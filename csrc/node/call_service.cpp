@@ -2,6 +2,8 @@
 
 #include <thread>
 
+#include "autograd/context.h"
+
 namespace torchrpc {
 
 namespace {
@@ -38,11 +40,14 @@ void CallService::prepare(Request request, Run run, std::function<void(Error)> f
     return;
   }
   // Owners usually have confirmed already, and this thread goes on; otherwise the news comes on the loop.
-  auto ready = [this, invocation, run = std::move(run), fail,
-                here = std::this_thread::get_id()](Result<std::vector<RRefPtr>> rrefs) {
+  auto ready = [this, invocation, run = std::move(run), fail, here = std::this_thread::get_id(),
+                context = currentContext()](Result<std::vector<RRefPtr>> rrefs) {
     if (!rrefs) return fail(rrefs.error());
     invocation->rrefs = std::move(rrefs).value();
-    auto task = [invocation, run, fail] { guard(fail, [&] { run(std::move(*invocation)); }); };
+    auto task = [invocation, run, fail, context] {
+      const ContextScope scope(context);
+      guard(fail, [&] { run(std::move(*invocation)); });
+    };
     if (std::this_thread::get_id() == here) {
       task();
     } else {

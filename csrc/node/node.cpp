@@ -31,17 +31,22 @@ Node::Node(Options options, StorePtr store, std::unique_ptr<Transport> transport
       agent_(
           {.self = options_.self, .incarnation = incarnation_, .threads = options_.threads, .limits = options_.limits},
           std::move(transport), makeThreadTimer()),
+      autograd_(agent_, {.to_error = options_.to_error, .patience = [this] { return timeout(); }}),
       rrefs_(RRefService::create(
-          agent_,
+          autograd_.recorder(),
           {.encode_value = [encode = options_.encode_value](
                                const c10::IValue& value,
                                const WorkerInfo& to) { return encode ? encode(value, to) : plainReply(value); }})),
-      calls_(agent_, *rrefs_) {
+      calls_(autograd_.recorder(), *rrefs_) {
+  autograd_.serve(*rrefs_);
   agent_.onLateReply([this](const Message& reply) { rrefs_->discard(reply); });
   agent_.onUnsentReply([this](const Message& reply) {
     if (const auto* forks = reply.header(HeaderKind::kRRefForks)) rrefs_->abandon(decodeForks(*forks));
   });
-  agent_.onWorkerLost([this](const WorkerInfo& worker) { rrefs_->onWorkerLost(worker); });
+  agent_.onWorkerLost([this](const WorkerInfo& worker) {
+    rrefs_->onWorkerLost(worker);
+    autograd_.onWorkerLost(worker);
+  });
   serve(Kind::kBuiltinCall, Kind::kBuiltinRemote, std::make_shared<BuiltinRunner>());
   serve(Kind::kNativeCall, Kind::kNativeRemote, std::make_shared<NativeRunner>());
 }
@@ -129,6 +134,9 @@ void Node::join(Duration timeout) {
   rendezvous_->leaveTogether(std::chrono::seconds(5));
 }
 
-void Node::shutdown() { agent_.close(); }
+void Node::shutdown() {
+  autograd_.close();  // passes that wait on the pool end
+  agent_.close();
+}
 
 }  // namespace torchrpc

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "agent/agent.h"
+#include "autograd/autograd_service.h"
 #include "node/call_service.h"
 #include "node/callable.h"
 #include "rref/rref_service.h"
@@ -27,6 +28,8 @@ class Node {
     Limits limits;
     /// Makes the reply to a fetch of an RRef's value, where it is not a plain one; may be empty.
     std::function<Message(const c10::IValue& value, const WorkerInfo& to)> encode_value;
+    /// What a node or hook of a backward pass threw, as an error; may be empty.
+    std::function<Error(std::exception_ptr raised)> to_error;
   };
 
   /// Throws Error(kInvalidArgument) for a name, rank or world size that cannot be.
@@ -46,6 +49,9 @@ class Node {
   // --- in between, any thread ---
   const WorkerInfo& self() const { return agent_.self(); }
   Agent& agent() { return agent_; }
+  /// What calls are to be sent through, so that autograd contexts record them.
+  Messenger& messenger() { return autograd_.recorder(); }
+  AutogradService& autograd() { return autograd_; }
   RRefService& rrefs() { return *rrefs_; }
   const StorePtr& store() const { return store_; }
   bool isStaticGroup() const { return options_.world_size > 0; }
@@ -78,6 +84,7 @@ class Node {
   const uint64_t incarnation_;
   std::atomic<Duration::rep> timeout_;
   mutable Agent agent_;
+  AutogradService autograd_;
   const std::shared_ptr<RRefService> rrefs_;
   CallService calls_;
   // the starting and ending thread only:

@@ -20,12 +20,6 @@ namespace torchrpc {
 
 class RRefService;
 
-/// The end of a wait of that length; waits longer than the clock can count have none.
-inline TimePoint deadlineAfter(Duration timeout) {
-  const auto now = std::chrono::steady_clock::now();
-  return timeout < kNever - now ? now + timeout : kNever;
-}
-
 class RRef {
  public:
   virtual ~RRef() = default;

@@ -191,7 +191,7 @@ void RRefService::fetch(
     const std::shared_ptr<UserRRef>& rref, Kind kind, Duration timeout, Messenger::ReplyHandler done) {
   if (rref->deleted()) return done(deletedError(*rref, "to_here() on it"));
   if (auto failure = rref->failure()) return done(*failure);
-  auto request = message(kind, encode(Fetch{rref->id(), rref->numbers().creation}));
+  auto request = message(kind, encodeName(*rref));
   auto fetch = std::make_shared<PendingFetch>(rref, std::move(done));
   rref->whenConfirmed([fetch](const Status& failure) {
     if (failure) fetch->complete(*failure);
@@ -201,6 +201,16 @@ void RRefService::fetch(
         if (fetch->complete(std::move(reply)) || !reply.ok()) return;
         if (auto self = weak.lock()) self->discard(reply.value());
       });
+}
+
+std::string RRefService::encodeName(const UserRRef& rref) { return encode(Fetch{rref.id(), rref.numbers().creation}); }
+
+Result<std::shared_ptr<OwnerRRef>> RRefService::findNamed(std::string_view name) {
+  try {
+    return state_->owners.find(decodeFetch(name));
+  } catch (const Error& malformed) {
+    return malformed;
+  }
 }
 
 // --- the end ---
@@ -323,7 +333,7 @@ void RRefService::serveUserDelete(const Request& request, const Responder& respo
 }
 
 void RRefService::serveFetch(const Request& request, const Responder& responder) {
-  auto rref = state_->owners.find(decodeFetch(request.message.payload));
+  auto rref = findNamed(request.message.payload);
   if (!rref.ok()) return responder.fail(rref.error());
   rref.value()->whenReady([weak = weak_from_this(), to = request.from, responder](const Result<c10::IValue>& value) {
     if (!value.ok()) return responder.fail(value.error());

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "agent/messenger.h"
@@ -71,6 +72,12 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
   /// Fetches the value as the owner's reply message (kReply, made by its encode_value).
   /// Fails at once if the RRef is deleted or its creation failed, and as soon as it does.
   void fetch(const std::shared_ptr<UserRRef>& rref, Kind kind, Duration timeout, Messenger::ReplyHandler done);
+
+  // --- RRefs named in messages of other layers, whose sender keeps them alive meanwhile ---
+
+  static std::string encodeName(const UserRRef& rref);
+  /// The owner's side: the RRef of that name; kRRefDeleted if there is none any more, kProtocol for other bytes.
+  Result<std::shared_ptr<OwnerRRef>> findNamed(std::string_view name);
 
   // --- the end ---
 

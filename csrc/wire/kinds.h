@@ -16,21 +16,26 @@ enum class Role : uint8_t {
 };
 
 // X(enumerator, number, role, name): `name` is what debug output and fault injection call it.
-#define TORCHRPC_KINDS(X)                                     \
-  X(kHello, 1, kOneWay, "HELLO")                              \
-  X(kReply, 2, kReply, "REPLY")                               \
-  X(kError, 3, kReply, "ERROR")                               \
-  X(kBuiltinCall, 16, kRequest, "SCRIPT_CALL")                \
-  X(kNativeCall, 17, kRequest, "NATIVE_CALL")                 \
-  X(kPythonCall, 18, kRequest, "PYTHON_CALL")                 \
-  X(kBuiltinRemote, 32, kRequest, "SCRIPT_REMOTE_CALL")       \
-  X(kNativeRemote, 33, kRequest, "NATIVE_REMOTE_CALL")        \
-  X(kPythonRemote, 34, kRequest, "PYTHON_REMOTE_CALL")        \
-  X(kRRefFetch, 48, kRequest, "SCRIPT_RREF_FETCH_CALL")       \
-  X(kPythonRRefFetch, 49, kRequest, "PYTHON_RREF_FETCH_CALL") \
-  X(kRRefForkRequest, 50, kRequest, "RREF_FORK_REQUEST")      \
-  X(kRRefChildAccept, 51, kRequest, "RREF_CHILD_ACCEPT")      \
-  X(kRRefUserDelete, 52, kRequest, "RREF_USER_DELETE")
+#define TORCHRPC_KINDS(X)                                           \
+  X(kHello, 1, kOneWay, "HELLO")                                    \
+  X(kReply, 2, kReply, "REPLY")                                     \
+  X(kError, 3, kReply, "ERROR")                                     \
+  X(kBuiltinCall, 16, kRequest, "SCRIPT_CALL")                      \
+  X(kNativeCall, 17, kRequest, "NATIVE_CALL")                       \
+  X(kPythonCall, 18, kRequest, "PYTHON_CALL")                       \
+  X(kBuiltinRemote, 32, kRequest, "SCRIPT_REMOTE_CALL")             \
+  X(kNativeRemote, 33, kRequest, "NATIVE_REMOTE_CALL")              \
+  X(kPythonRemote, 34, kRequest, "PYTHON_REMOTE_CALL")              \
+  X(kRRefFetch, 48, kRequest, "SCRIPT_RREF_FETCH_CALL")             \
+  X(kPythonRRefFetch, 49, kRequest, "PYTHON_RREF_FETCH_CALL")       \
+  X(kRRefForkRequest, 50, kRequest, "RREF_FORK_REQUEST")            \
+  X(kRRefChildAccept, 51, kRequest, "RREF_CHILD_ACCEPT")            \
+  X(kRRefUserDelete, 52, kRequest, "RREF_USER_DELETE")              \
+  X(kAutogradMark, 64, kRequest, "BACKWARD_MARK_REQ")               \
+  X(kAutogradGradients, 65, kRequest, "BACKWARD_AUTOGRAD_REQ")      \
+  X(kAutogradAbort, 66, kRequest, "BACKWARD_ABORT_REQ")             \
+  X(kAutogradRelease, 67, kRequest, "CLEANUP_AUTOGRAD_CONTEXT_REQ") \
+  X(kRRefBackward, 68, kRequest, "RREF_BACKWARD_REQ")
 
 enum class Kind : uint16_t {
 #define X(enumerator, number, role, name) enumerator = number,

@@ -28,6 +28,7 @@ enum class HeaderKind : uint16_t {
   kProfiling = 3,        ///< the caller records a profile (bindings/)
   kDeadline = 4,         ///< what is left of the caller's time
   kRRefResult = 5,       ///< the ids of the RRef that a remote call's result becomes (rref/)
+  kAutogradRolls = 6,    ///< which autograd contexts are still alive (autograd/)
 };
 
 struct Header {

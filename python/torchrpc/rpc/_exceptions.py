@@ -118,12 +118,14 @@ def _plain_state(exc: BaseException) -> dict[str, Any]:
     return state
 
 
-def _rebuild_exception(text: str, detail: bytes, worker_name: str) -> BaseException:
+def _rebuild_exception(
+    text: str, detail: bytes, worker_name: str, also_runtime_error: bool = False
+) -> BaseException:
     """On the caller: an exception of the type raised on `worker_name`, whose str() is `text`, with its attributes.
 
     A type whose constructor wants more than a text gives an instance of a subclass of it, which is also a RuntimeError
     (what torch's RPC raises then). A type that cannot be had here, or that is no Exception, gives a RuntimeError that
-    says why; so does, as it is, an error without `detail`.
+    says why; so does, as it is, an error without `detail`. `also_runtime_error` asks for that subclass always.
     """
     text = _Text(text)
     if not detail:
@@ -132,7 +134,7 @@ def _rebuild_exception(text: str, detail: bytes, worker_name: str) -> BaseExcept
         cls, state = _TypeUnpickler(detail).load()
         if not issubclass(cls, Exception):
             raise TypeError(f"{cls.__name__} is not an Exception.")
-        exc = same_type(cls, text)
+        exc = _both_types(cls, text) if also_runtime_error else same_type(cls, text)
         vars(exc).update(state)
         return exc
     except Exception as why:
@@ -149,10 +151,17 @@ def same_type(cls: type[BaseException], text: str) -> Any:
         why: Any = "its constructor drops the text."
     except Exception as failed:
         why = failed
+    return _both_types(cls, _ABOUT_TYPE.format(why=why, text=text))
+
+
+def _both_types(cls: type[BaseException], text: str) -> Any:
+    """An instance of a subclass of `cls` and RuntimeError that says `text`; no constructor is called."""
+    text = _Text(text)
     bases = (cls,) if issubclass(cls, RuntimeError) else (cls, RuntimeError)
-    about = _Text(_ABOUT_TYPE.format(why=why, text=text))
-    described = type(cls.__name__, bases, {"__module__": cls.__module__, "__str__": lambda self: about})
-    return described.__new__(described, about)
+    if cls is Exception:
+        bases = (RuntimeError,)
+    described = type(cls.__name__, bases, {"__module__": cls.__module__, "__str__": lambda self: text})
+    return described.__new__(described, text)
 
 
 class _TypeUnpickler(pickle.Unpickler):

@@ -18,6 +18,7 @@ class SimNetwork::Node : public Messenger {
   void post(std::function<void()> task) override {
     if (network_.alive(self_.id)) network_.tasks_.push_back({self_.id, std::move(task)});
   }
+  void postAfter(Duration, std::function<void()> task) override { post(std::move(task)); }
 
   std::map<Kind, std::pair<Where, RequestHandler>> handlers;
 

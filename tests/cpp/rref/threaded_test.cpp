@@ -107,6 +107,7 @@ class ThreadedNode : public Messenger {
     if (repeats_++ % 4 == 0) send(to, message, once);
     send(to, message, once);
   }
+  void postAfter(Duration, std::function<void()> task) override { post(std::move(task)); }
   void post(std::function<void()> task) override {
     traffic_.begin();
     pool_.post([this, task = std::move(task)]() mutable {

@@ -1,0 +1,278 @@
+#include "autograd/autograd_service.h"
+
+#include <ATen/core/jit_type.h>
+#include <ATen/ops/ones_like.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <future>
+
+#include "base/thread_pool.h"
+
+namespace torchrpc {
+
+namespace {
+
+/// How long news of ended contexts wait for a call that takes them along.
+constexpr Duration kNewsDelay = std::chrono::milliseconds(20);
+
+Error noContext(ContextId id) {
+  return {
+      ErrorCode::kInvalidArgument,
+      "Could not find autograd context with id: " + std::to_string(id) +
+          ": it has ended, or this worker has taken no part in it"};
+}
+
+Error raisedAsText(std::exception_ptr raised) {
+  try {
+    std::rethrow_exception(std::move(raised));
+  } catch (const c10::Error& e) {
+    return {ErrorCode::kUserException, e.what_without_backtrace()};
+  } catch (const std::exception& e) {
+    return {ErrorCode::kUserException, e.what()};
+  } catch (...) {
+    return {ErrorCode::kUserException, "an exception that is no std::exception"};
+  }
+}
+
+BackwardPass::Environment environment(Messenger& messenger, AutogradService::Options options) {
+  auto to_error = options.to_error ? std::move(options.to_error) : raisedAsText;
+  return {
+      .messenger = messenger,
+      .to_error =
+          [&messenger, to_error = std::move(to_error)](std::exception_ptr raised) {
+            const auto error = to_error(std::move(raised));
+            const auto& self = messenger.self();
+            return Error(
+                ErrorCode::kBackward, "Error on Node " + std::to_string(self.id) + ": " + error.text(), self.name,
+                error.detail());
+          },
+      .patience = options.patience ? std::move(options.patience) : [] { return Duration::zero(); },
+  };
+}
+
+}  // namespace
+
+void checkRoots(const std::vector<at::Tensor>& roots) {
+  const auto refuse = [](const std::string& text) -> void { throw Error(ErrorCode::kInvalidArgument, text); };
+  if (roots.empty()) refuse("No tensors provided for gradient computation. Pass the loss: backward(id, [loss]).");
+  for (size_t i = 0; i < roots.size(); ++i) {
+    const auto& root = roots[i];
+    const auto which = "root " + std::to_string(i);
+    if (!root.defined()) refuse(which + " is None");
+    if (!root.requires_grad()) refuse("requires_grad not set on " + which);
+    if (root.numel() != 1) {
+      refuse(which + " is not a scalar, all roots need to be scalar: reduce it, with sum() or mean() say");
+    }
+    if (!root.grad_fn()) {
+      refuse(which + " does not have a valid gradient function: it is a leaf, not the result of a computation");
+    }
+  }
+}
+
+AutogradService::AutogradService(Messenger& messenger, Options options)
+    : messenger_(messenger),
+      environment_(environment(messenger, std::move(options))),
+      contexts_(messenger.self().id),
+      recorder_(messenger, contexts_, [this](const std::vector<ContextPtr>& ended) {
+        end(ended, Error(ErrorCode::kInvalidArgument, "the autograd context has ended on its owner"));
+      }) {
+  serve(Kind::kAutogradMark, &AutogradService::serveMark);
+  serve(Kind::kAutogradGradients, &AutogradService::serveGradients);
+  serve(Kind::kAutogradAbort, &AutogradService::serveAbort);
+  serve(Kind::kAutogradRelease, &AutogradService::serveRelease);
+}
+
+AutogradService::~AutogradService() { close(); }
+
+void AutogradService::serve(Kind kind, void (AutogradService::*handler)(Request, const Responder&)) {
+  messenger_.on(kind, Messenger::Where::kPool, [this, handler](Request request, const Responder& responder) {
+    (this->*handler)(std::move(request), responder);
+  });
+}
+
+// --- contexts ---
+
+ContextPtr AutogradService::newContext() {
+  if (const auto& current = currentContext()) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "Already have an autograd context id for this thread: " + std::to_string(current->id()) +
+            ". Contexts do not nest; end that one first.");
+  }
+  auto context = contexts_.create();
+  setCurrentContext(context);
+  return context;
+}
+
+ContextPtr AutogradService::context(ContextId id) const {
+  auto found = contexts_.find(id);
+  if (!found) throw noContext(id);
+  return found;
+}
+
+void AutogradService::release(ContextId id) {
+  if (currentContext() && currentContext()->id() == id) setCurrentContext(nullptr);
+  const auto context = contexts_.remove(id);
+  if (!context) throw noContext(id);
+  end({context}, noContext(id));
+}
+
+void AutogradService::end(const std::vector<ContextPtr>& contexts, const Error& reason) {
+  for (const auto& context : contexts) contexts_.owe(context->owner(), context->end(reason));
+  scheduleNews();
+}
+
+void AutogradService::scheduleNews() {
+  if (contexts_.owed().empty() || news_scheduled_.exchange(true)) return;
+  messenger_.postAfter(kNewsDelay, [this] {
+    news_scheduled_ = false;
+    sendNews();
+  });
+}
+
+void AutogradService::sendNews() {
+  for (const auto worker : contexts_.owed()) {
+    Message message{.kind = Kind::kAutogradRelease, .payload = contexts_.takeRolls(worker)};
+    if (message.payload.empty()) continue;
+    messenger_.requestReliably(worker, std::move(message), [](const Result<Message>&) {});
+  }
+}
+
+void AutogradService::serveRelease(Request request, const Responder& responder) {
+  recorder_.takeInRolls(request.message.payload);
+  responder.reply({.kind = Kind::kReply});
+}
+
+void AutogradService::onWorkerLost(const WorkerInfo& worker) {
+  messenger_.post([this, worker] {
+    for (const auto& context : contexts_.all()) {
+      for (const auto& pass : context->passes()) pass->onWorkerLost(worker);
+    }
+    end(contexts_.removeAllOf(worker.id),
+        Error(ErrorCode::kWorkerLost, toString(worker) + ", the owner of the autograd context, was lost", worker.name));
+  });
+}
+
+void AutogradService::close() {
+  for (const auto& context : contexts_.close()) {
+    context->end(Error(ErrorCode::kShutdown, "RPC has been shut down on " + messenger_.self().name + "."));
+  }
+}
+
+AutogradService::DebugInfo AutogradService::debugInfo() const {
+  DebugInfo info;
+  for (const auto& context : contexts_.all()) {
+    ++info.contexts;
+    info.backward_passes += context->passes().size();
+  }
+  return info;
+}
+
+// --- backward ---
+
+void AutogradService::backward(
+    ContextId id, const std::vector<at::Tensor>& roots, bool retain_graph, BackwardMode mode) {
+  const auto context = this->context(id);
+  checkRoots(roots);
+  edge_list edges;
+  variable_list gradients;
+  for (const auto& root : roots) {
+    edges.push_back(torch::autograd::impl::gradient_edge(root));
+    gradients.push_back(at::ones_like(root, at::MemoryFormat::Preserve));
+  }
+  const PassHeader header{id, contexts_.newPassId(), mode, retain_graph};
+  const auto pass = context->pass(header.pass, [&] { return makePass(context, header); });
+  if (!pass) throw noContext(id);
+  const ContextScope scope(context);
+  pass->run(std::move(edges), std::move(gradients));
+}
+
+std::shared_ptr<BackwardPass> AutogradService::makePass(const ContextPtr& context, const PassHeader& header) {
+  return std::make_shared<BackwardPass>(environment_, context, header.pass, header.mode, header.retain_graph);
+}
+
+std::shared_ptr<BackwardPass> AutogradService::passOf(const PassHeader& header) {
+  const auto context = this->context(header.context);
+  auto pass = context->pass(header.pass, [&] { return makePass(context, header); });
+  if (!pass) throw Error(ErrorCode::kInvalidArgument, "the backward pass has failed on " + messenger_.self().name);
+  return pass;
+}
+
+namespace {
+
+BackwardPass::Done answerTo(const Responder& responder) {
+  return [responder](const Status& failure) {
+    if (failure) {
+      responder.fail(*failure);
+    } else {
+      responder.reply({.kind = Kind::kReply});
+    }
+  };
+}
+
+}  // namespace
+
+void AutogradService::serveMark(Request request, const Responder& responder) {
+  const auto mark = decodeMark(request.message);
+  passOf(mark.pass)->mark(request.from.id, mark.sends, answerTo(responder));
+}
+
+void AutogradService::serveGradients(Request request, const Responder& responder) {
+  auto gradients = decodeGradients(request.message);
+  const auto pass = passOf(gradients.pass);
+  // Calls made again by checkpointing are to find their context.
+  const ContextScope scope(context(gradients.pass.context));
+  pass->receive(request.from.id, gradients.send, std::move(gradients.gradients), answerTo(responder));
+}
+
+void AutogradService::serveAbort(Request request, const Responder& responder) {
+  const auto header = decodePassHeader(request.message);
+  responder.reply({.kind = Kind::kReply});
+  const auto context = contexts_.find(header.context);
+  const auto pass = context ? context->endPass(header.pass, /*failed=*/true) : nullptr;
+  if (!pass) return;
+  pass->fail(Error(
+      ErrorCode::kBackward, "the backward pass was given up by " + request.from.name + ", where it failed",
+      request.from.name));
+}
+
+// --- RRef.backward ---
+
+void AutogradService::backwardFrom(const PassHeader& header, const OwnerRRef& root) {
+  const auto value = root.wait(Duration::zero());
+  at::Tensor tensor;
+  try {
+    // A Python object knows itself how to become a tensor.
+    tensor =
+        value.isPyObject() ? value.toPyObjectHolder()->toIValue(c10::TensorType::get()).toTensor() : value.toTensor();
+  } catch (const std::exception&) {
+    throw Error(
+        ErrorCode::kInvalidArgument, "RRef should contain a tensor for .backward(), on " + messenger_.self().name);
+  }
+  backward(header.context, {tensor}, header.retain_graph, header.mode);
+}
+
+void AutogradService::serve(RRefService& rrefs) {
+  messenger_.on(
+      Kind::kRRefBackward, Messenger::Where::kPool, [this, &rrefs](const Request& request, const Responder& responder) {
+        const auto wanted = decodeRRefBackward(request.message);
+        backwardFrom(wanted.pass, *rrefs.findNamed(wanted.rref).take());
+        responder.reply({.kind = Kind::kReply});
+      });
+}
+
+void AutogradService::backward(ContextId id, const RRefPtr& root, bool retain_graph, BackwardMode mode) {
+  const PassHeader header{.context = id, .mode = mode, .retain_graph = retain_graph};
+  if (root->isOwner()) return backwardFrom(header, static_cast<const OwnerRRef&>(*root));
+  const auto context = this->context(id);
+  context->addKnownWorker(root->owner().id);
+  std::promise<Status> ended;
+  auto request = encode(RRefBackwardRequest{header, RRefService::encodeName(static_cast<const UserRRef&>(*root))});
+  messenger_.request(root->owner().id, std::move(request), Duration::zero(), [&ended](const Result<Message>& reply) {
+    ended.set_value(reply ? Status() : Status(reply.error()));
+  });
+  const ThreadPool::BlockingScope blocking;
+  if (const auto failure = ended.get_future().get()) throw *failure;
+}
+
+}  // namespace torchrpc

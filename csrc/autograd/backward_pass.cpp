@@ -1,0 +1,319 @@
+#include "autograd/backward_pass.h"
+
+#include <atomic>
+#include <map>
+
+#include "base/thread_pool.h"
+
+namespace torchrpc {
+
+using torch::autograd::AccumulateGrad;
+
+BackwardPass::BackwardPass(
+    const Environment& environment, ContextPtr context, PassId id, BackwardMode mode, bool retain_graph)
+    : environment_(environment), context_(std::move(context)), id_(id), mode_(mode), retain_graph_(retain_graph) {
+  graph_.emplace(
+      retain_graph,
+      LocalGraph::Exits{
+          .deliver = [this](const RecvFunction& recv, variable_list gradients) { deliver(recv, std::move(gradients)); },
+          .accumulate =
+              [this](const at::Tensor& leaf, at::Tensor gradient) { context_->accumulate(leaf, std::move(gradient)); },
+          .lend = [this](const AccumulateGrad& leaf) { return lend(leaf); },
+      });
+}
+
+// --- which send functions take part ---
+
+BackwardPass::Received BackwardPass::addSends(const std::vector<c10::intrusive_ptr<SendFunction>>& sends) {
+  Received received;
+  for (const auto& send : sends) {
+    if (!marked_.insert(send->id()).second) continue;
+    missing_.insert(send->id());
+    const auto more = graph_->add(send);
+    received.insert(received.end(), more.begin(), more.end());
+  }
+  return received;
+}
+
+void BackwardPass::mark(WorkerId from, const std::vector<MessageId>& ids, Done done) {
+  std::vector<c10::intrusive_ptr<SendFunction>> sends;
+  Status refused;
+  for (const auto id : ids) {
+    sends.push_back(context_->send(id));
+    if (!sends.back()) refused = Error(ErrorCode::kProtocol, "a backward pass through a message that was not recorded");
+  }
+  Received received;
+  if (!refused) {
+    MutexLock lock(mutex_);
+    heard_from_.insert(from);
+    if (ended_) {
+      refused = failure_;
+    } else if (began_) {
+      refused = Error(ErrorCode::kProtocol, "a backward pass that has begun cannot grow");
+    } else {
+      received = addSends(sends);
+    }
+  }
+  if (refused) return done(refused);
+  markOthers(received, std::move(done));
+}
+
+void BackwardPass::markOthers(const Received& received, Done done) {
+  if (received.empty()) return done(std::nullopt);
+  std::map<WorkerId, std::vector<MessageId>> by_worker;
+  for (const auto* recv : received) by_worker[recv->sender()].push_back(recv->id());
+  {
+    MutexLock lock(mutex_);
+    for (const auto& [worker, sends] : by_worker) reached_.insert(worker);
+  }
+  struct Answers {
+    Done done;
+    Mutex mutex;
+    // guarded by mutex:
+    size_t missing;
+    Status failure;
+  };
+  auto answers = std::make_shared<Answers>();
+  answers->done = std::move(done);
+  answers->missing = by_worker.size();
+  for (auto& [worker, sends] : by_worker) {
+    environment_.messenger.request(
+        worker, encode(MarkRequest{header(), std::move(sends)}), Duration::zero(), [answers](Result<Message> reply) {
+          Status failure;
+          {
+            MutexLock lock(answers->mutex);
+            if (!reply && !answers->failure) answers->failure = reply.error();
+            if (--answers->missing > 0) return;
+            failure = answers->failure;
+          }
+          answers->done(std::move(failure));
+        });
+  }
+}
+
+void BackwardPass::markFrom(const Received& received) {
+  if (received.empty()) return;
+  markOthers(received, [self = shared_from_this()](Status failure) {
+    MutexLock lock(self->mutex_);
+    self->all_marked_ = true;
+    if (failure && !self->failure_) self->failure_ = std::move(failure);
+    lock.unlock();
+    self->changed_.notify_all();
+  });
+  const ThreadPool::BlockingScope blocking;
+  MutexLock lock(mutex_);
+  while (!all_marked_ && !failure_) changed_.wait(lock);
+  throwIfFailed(failure_);
+}
+
+// --- the work ---
+
+void BackwardPass::run(edge_list roots, variable_list gradients) {
+  const auto root = c10::make_intrusive<SendFunction>(kNoAutogradId, std::move(roots));
+  const auto sends = mode_ == BackwardMode::kFast ? context_->sends() : std::vector<c10::intrusive_ptr<SendFunction>>();
+  Received received;
+  {
+    MutexLock lock(mutex_);
+    received = graph_->add(root);
+    addSends(sends);
+  }
+  try {
+    if (mode_ == BackwardMode::kSmart) markFrom(received);
+  } catch (const Error& e) {
+    fail(e);
+    throw;
+  }
+  {
+    MutexLock lock(mutex_);
+    throwIfFailed(failure_);
+    began_ = true;
+  }
+  graph_->give(*root, std::move(gradients));
+  work();
+  const ThreadPool::BlockingScope blocking;
+  MutexLock lock(mutex_);
+  while (!ended_) changed_.wait(lock);
+  throwIfFailed(failure_);
+}
+
+void BackwardPass::receive(WorkerId from, MessageId id, variable_list gradients, Done done) {
+  auto send = context_->send(id);
+  const auto sends = mode_ == BackwardMode::kFast ? context_->sends() : std::vector<c10::intrusive_ptr<SendFunction>>();
+  Status refused;
+  bool begins = false;
+  {
+    MutexLock lock(mutex_);
+    heard_from_.insert(from);
+    if (!began_ && !ended_) addSends(sends);
+    if (ended_ && failure_) {
+      refused = failure_;
+    } else if (!send || gradients.size() != send->num_outputs() || missing_.erase(id) == 0) {
+      refused = Error(ErrorCode::kProtocol, "gradients that the backward pass does not wait for");
+    } else {
+      arrived_.push_back({std::move(send), std::move(gradients)});
+      begins = !std::exchange(began_, true);
+      if (begins) done_ = std::move(done);
+    }
+  }
+  if (begins) return work();
+  changed_.notify_all();
+  done(std::move(refused));
+}
+
+void BackwardPass::work() {
+  Status failure;
+  const auto note = [&](const std::function<void()>& body) {
+    try {
+      body();
+    } catch (const Error& e) {
+      failure = e;
+    } catch (...) {
+      failure = environment_.to_error(std::current_exception());
+    }
+  };
+  // What nodes throw is looked at before torch's engine, which makes a Python exception the thread's current error.
+  note([&] {
+    runInGraphTask([&] {
+      note([&] { runGraph(); });
+      throwIfFailed(failure);
+    });
+  });
+  loans_.clear();
+  graph_.reset();
+  if (failure) return fail(*std::move(failure));
+  {
+    MutexLock lock(mutex_);
+    worked_ = true;
+  }
+  finishIfDone();
+}
+
+void BackwardPass::runGraph() {
+  while (auto arrivals = nextArrivals()) {
+    for (auto& arrival : *arrivals) graph_->give(*arrival.send, std::move(arrival.gradients));
+    if (graph_->canRun()) graph_->runNext();
+  }
+}
+
+std::optional<std::vector<BackwardPass::Arrival>> BackwardPass::nextArrivals() {
+  {
+    MutexLock lock(mutex_);
+    throwIfFailed(failure_);
+    if (!arrived_.empty() || graph_->canRun()) return std::exchange(arrived_, {});
+    if (missing_.empty()) return std::nullopt;
+  }
+  const auto patience = mode_ == BackwardMode::kFast ? environment_.patience() : Duration::zero();
+  const auto deadline = patience > Duration::zero() ? deadlineAfter(patience) : kNever;
+  const ThreadPool::BlockingScope blocking;
+  MutexLock lock(mutex_);
+  while (arrived_.empty() && !failure_) {
+    if (deadline == kNever) {
+      changed_.wait(lock);
+    } else if (changed_.wait_until(lock, deadline) == std::cv_status::timeout && arrived_.empty() && !failure_) {
+      lock.unlock();
+      throw impatience();
+    }
+  }
+  throwIfFailed(failure_);
+  return std::exchange(arrived_, {});
+}
+
+Error BackwardPass::impatience() {
+  MutexLock lock(mutex_);
+  return {
+      ErrorCode::kTimeout,
+      "RPC ran for more than set timeout: the backward pass of autograd context " + std::to_string(context_->id()) +
+          " still misses the gradients of " + std::to_string(missing_.size()) + " of the " +
+          std::to_string(marked_.size()) + " messages with tensors that require grad which " +
+          environment_.messenger.self().name +
+          " has sent. In FAST mode every one of them must contribute to the loss: use mode=\"smart\", or detach "
+          "what the loss does not use.",
+      environment_.messenger.self().name};
+}
+
+// --- where gradients go ---
+
+void BackwardPass::deliver(const RecvFunction& recv, variable_list gradients) {
+  {
+    MutexLock lock(mutex_);
+    throwIfFailed(failure_);
+    ++outstanding_;
+    reached_.insert(recv.sender());
+  }
+  auto& messenger = environment_.messenger;
+  messenger.request(
+      recv.sender(), encode(GradientRequest{header(), recv.id(), std::move(gradients)}), Duration::zero(),
+      [&messenger, self = shared_from_this()](Result<Message> reply) mutable {
+        if (!reply) {
+          // On the pool: what goes with the pass may need Python.
+          messenger.post([self = std::move(self), error = reply.error()] { self->fail(error); });
+          return;
+        }
+        {
+          MutexLock lock(self->mutex_);
+          --self->outstanding_;
+        }
+        self->finishIfDone();
+      });
+}
+
+std::shared_ptr<void> BackwardPass::lend(const AccumulateGrad& node) {
+  const auto& leaf = node.variable;
+  if (node.post_hooks().empty()) return std::make_shared<GradLoan>(context_, leaf, GradLoan::Length::kNode);
+  if (lent_.insert(leaf.unsafeGetTensorImpl()).second) {
+    loans_.push_back(std::make_unique<GradLoan>(context_, leaf, GradLoan::Length::kPass));
+  }
+  return nullptr;
+}
+
+// --- the end ---
+
+void BackwardPass::finishIfDone() {
+  Done done;
+  {
+    MutexLock lock(mutex_);
+    if (ended_ || !worked_ || outstanding_ > 0) return;
+    ended_ = true;
+    done = std::move(done_);
+  }
+  changed_.notify_all();
+  context_->endPass(id_, /*failed=*/false);
+  if (done) done(std::nullopt);
+}
+
+void BackwardPass::fail(Error error) {
+  Done done;
+  std::set<WorkerId> reached;
+  {
+    MutexLock lock(mutex_);
+    if (ended_) return;
+    ended_ = true;
+    failure_ = error;
+    done = std::move(done_);
+    reached = std::move(reached_);
+  }
+  changed_.notify_all();
+  context_->endPass(id_, /*failed=*/true);
+  tellAbort(reached);
+  if (done) done(std::move(error));
+}
+
+void BackwardPass::tellAbort(const std::set<WorkerId>& workers) {
+  for (const auto worker : workers) {
+    if (worker == environment_.messenger.self().id) continue;  // it is this very pass
+    environment_.messenger.requestReliably(worker, encodeAbort(header()), [](const Result<Message>&) {});
+  }
+}
+
+void BackwardPass::onWorkerLost(const WorkerInfo& worker) {
+  {
+    MutexLock lock(mutex_);
+    if (!heard_from_.contains(worker.id) && !reached_.contains(worker.id)) return;
+  }
+  fail(Error(
+      ErrorCode::kWorkerLost,
+      toString(worker) + " was lost during the backward pass of autograd context " + std::to_string(context_->id()),
+      worker.name));
+}
+
+}  // namespace torchrpc

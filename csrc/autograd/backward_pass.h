@@ -1,0 +1,114 @@
+#pragma once
+
+// One worker's part of one backward pass. README.md explains the algorithm: which send functions take part (marking),
+// how gradients flow, and how the worker that began it learns that all of it has ended.
+//
+// The local graph runs on one thread: the caller's on the worker that has the roots, a thread of the pool on others,
+// which waits there for gradients that are still to come.
+
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "agent/messenger.h"
+#include "autograd/context.h"
+#include "autograd/grad_loan.h"
+#include "autograd/local_graph.h"
+#include "autograd/pass_messages.h"
+#include "base/mutex.h"
+
+namespace torchrpc {
+
+class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
+ public:
+  struct Environment {
+    Messenger& messenger;
+    /// What user code threw, as an error that can travel.
+    std::function<Error(std::exception_ptr raised)> to_error;
+    /// How long a kFast pass waits while nothing moves; 0: for ever.
+    std::function<Duration()> patience;
+  };
+  using Done = std::function<void(Status)>;
+
+  BackwardPass(const Environment& environment, ContextPtr context, PassId id, BackwardMode mode, bool retain_graph);
+
+  /// The worker with the roots: runs the whole pass; blocks until it has ended everywhere. Throws Error.
+  void run(edge_list roots, variable_list gradients);
+
+  /// From another worker: takes these send functions, and what they depend on, here and elsewhere, into the pass; then
+  /// calls `done`.
+  void mark(WorkerId from, const std::vector<MessageId>& sends, Done done);
+
+  /// From another worker: gradients for a send function. `done` is called at once, but for the first that begin the
+  /// work here: then when all that follows from it has ended. Such a call returns when the local graph has run.
+  void receive(WorkerId from, MessageId send, variable_list gradients, Done done);
+
+  /// Ends it, here and on the workers it has reached from here. The first failure counts.
+  void fail(Error error);
+
+  /// The pass fails if it has come from or gone to that worker.
+  void onWorkerLost(const WorkerInfo& worker);
+
+ private:
+  struct Arrival {
+    c10::intrusive_ptr<SendFunction> send;
+    variable_list gradients;
+  };
+  using Received = std::vector<const RecvFunction*>;
+
+  /// Takes send functions into the graph; gives the receive functions that are new with them. Under mutex_.
+  Received addSends(const std::vector<c10::intrusive_ptr<SendFunction>>& sends) TORCHRPC_REQUIRES(mutex_);
+  void markOthers(const Received& received, Done done);
+  /// Marks all that the roots depend on, everywhere.
+  void markFrom(const Received& received);
+
+  /// Runs the local graph to its end, in a graph task of torch's.
+  void work();
+  void runGraph();
+  /// What has come since the last call; waits if there is nothing else to do. nullopt: that was all.
+  std::optional<std::vector<Arrival>> nextArrivals();
+  Error impatience();
+
+  void deliver(const RecvFunction& recv, variable_list gradients);
+  std::shared_ptr<void> lend(const torch::autograd::AccumulateGrad& leaf);
+  /// Once nothing is left to do, here or further on, tells whoever waits.
+  void finishIfDone();
+  void tellAbort(const std::set<WorkerId>& workers);
+  PassHeader header() const { return {context_->id(), id_, mode_, retain_graph_}; }
+  static void throwIfFailed(const Status& failure) {
+    if (failure) throw *failure;
+  }
+
+  const Environment& environment_;
+  const ContextPtr context_;
+  const PassId id_;
+  const BackwardMode mode_;
+  const bool retain_graph_;
+  // under mutex_ before the work begins, then the working thread only, which lets it go:
+  std::optional<LocalGraph> graph_;
+  // the working thread only:
+  std::vector<std::unique_ptr<GradLoan>> loans_;  ///< to the pass' end
+  std::unordered_set<const at::TensorImpl*> lent_;
+  Mutex mutex_;
+  CondVar changed_;
+  // guarded by mutex_:
+  bool all_marked_ = false;
+  bool began_ = false;   ///< the work here
+  bool worked_ = false;  ///< the local graph has run to its end
+  bool ended_ = false;
+  Status failure_;
+  std::set<MessageId> marked_;   ///< send functions that take part
+  std::set<MessageId> missing_;  ///< those of them whose gradients have not come
+  std::vector<Arrival> arrived_;
+  size_t outstanding_ = 0;         ///< gradients sent whose receivers have not said that they are done
+  std::set<WorkerId> heard_from_;  ///< workers that the pass has come from
+  std::set<WorkerId> reached_;     ///< workers that it has gone to from here
+  Done done_;                      ///< tells who began the work here
+};
+
+}  // namespace torchrpc

@@ -1,0 +1,156 @@
+#include "autograd/context.h"
+
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+
+#include "autograd/backward_pass.h"
+
+namespace torchrpc {
+
+void AutogradContext::addSend(c10::intrusive_ptr<SendFunction> function) {
+  MutexLock lock(mutex_);
+  if (!ended_) contents_.sends.emplace(function->id(), std::move(function));
+}
+
+void AutogradContext::addRecv(c10::intrusive_ptr<RecvFunction> function) {
+  MutexLock lock(mutex_);
+  if (!ended_) contents_.recvs.emplace(function->id(), std::move(function));
+}
+
+bool AutogradContext::addKnownWorker(WorkerId worker) {
+  MutexLock lock(mutex_);
+  if (!ended_) contents_.known_workers.insert(worker);
+  return !ended_;
+}
+
+c10::intrusive_ptr<SendFunction> AutogradContext::send(MessageId id) const {
+  MutexLock lock(mutex_);
+  const auto found = contents_.sends.find(id);
+  return found == contents_.sends.end() ? nullptr : found->second;
+}
+
+namespace {
+
+template <typename Map>
+auto valuesOf(const Map& map) {
+  std::vector<typename Map::mapped_type> out;
+  out.reserve(map.size());
+  for (const auto& [key, value] : map) out.push_back(value);
+  return out;
+}
+
+}  // namespace
+
+std::vector<c10::intrusive_ptr<SendFunction>> AutogradContext::sends() const {
+  MutexLock lock(mutex_);
+  return valuesOf(contents_.sends);
+}
+
+std::vector<c10::intrusive_ptr<RecvFunction>> AutogradContext::recvs() const {
+  MutexLock lock(mutex_);
+  return valuesOf(contents_.recvs);
+}
+
+std::set<WorkerId> AutogradContext::knownWorkers() const {
+  MutexLock lock(mutex_);
+  return contents_.known_workers;
+}
+
+void AutogradContext::accumulate(const at::Tensor& leaf, at::Tensor gradient) {
+  // Added up outside the lock; another pass may have put a gradient in meanwhile, which is then added, too.
+  at::Tensor sum = takeGradient(leaf);
+  torch::autograd::AccumulateGrad::accumulateGrad(
+      leaf, sum, gradient, /*num_expected_refs=*/1, [&](at::Tensor&& updated) { sum = std::move(updated); });
+  putGradient(leaf, std::move(sum));
+}
+
+at::Tensor AutogradContext::takeGradient(const at::Tensor& leaf) {
+  MutexLock lock(mutex_);
+  const auto place = contents_.places.find(leaf.unsafeGetTensorImpl());
+  return place == contents_.places.end() ? at::Tensor() : std::move(contents_.gradients[place->second].value);
+}
+
+void AutogradContext::putGradient(const at::Tensor& leaf, at::Tensor gradient) {
+  while (true) {
+    at::Tensor other;
+    {
+      MutexLock lock(mutex_);
+      if (ended_ || !gradient.defined()) return;
+      const auto [place, is_new] = contents_.places.try_emplace(leaf.unsafeGetTensorImpl(), contents_.gradients.size());
+      if (is_new) contents_.gradients.push_back({leaf, {}});
+      auto& value = contents_.gradients[place->second].value;
+      if (!value.defined()) {
+        value = std::move(gradient);
+        return;
+      }
+      other = std::move(value);
+    }
+    gradient = other + gradient;
+  }
+}
+
+std::vector<std::pair<at::Tensor, at::Tensor>> AutogradContext::gradients() const {
+  std::vector<std::pair<at::Tensor, at::Tensor>> out;
+  MutexLock lock(mutex_);
+  out.reserve(contents_.gradients.size());
+  for (const auto& gradient : contents_.gradients) {
+    if (gradient.value.defined()) out.emplace_back(gradient.leaf, gradient.value);
+  }
+  return out;
+}
+
+std::shared_ptr<BackwardPass> AutogradContext::pass(
+    PassId id, const std::function<std::shared_ptr<BackwardPass>()>& make) {
+  if (auto found = findPass(id)) return found;
+  auto made = make();
+  MutexLock lock(mutex_);
+  if (ended_ || contents_.failed_passes.contains(id)) return nullptr;
+  return contents_.passes.emplace(id, std::move(made)).first->second;
+}
+
+std::shared_ptr<BackwardPass> AutogradContext::findPass(PassId id) const {
+  MutexLock lock(mutex_);
+  const auto found = contents_.passes.find(id);
+  return found == contents_.passes.end() ? nullptr : found->second;
+}
+
+std::shared_ptr<BackwardPass> AutogradContext::endPass(PassId id, bool failed) {
+  MutexLock lock(mutex_);
+  if (failed && !ended_) contents_.failed_passes.insert(id);
+  auto removed = contents_.passes.extract(id);
+  return removed ? std::move(removed.mapped()) : nullptr;
+}
+
+std::vector<std::shared_ptr<BackwardPass>> AutogradContext::passes() const {
+  MutexLock lock(mutex_);
+  return valuesOf(contents_.passes);
+}
+
+std::set<WorkerId> AutogradContext::end(const Error& reason) {
+  Contents contents;
+  {
+    MutexLock lock(mutex_);
+    ended_ = true;
+    contents = std::exchange(contents_, {});
+  }
+  for (const auto& [id, pass] : contents.passes) pass->fail(reason);
+  return std::move(contents.known_workers);
+}
+
+namespace {
+
+ContextPtr& current() {
+  thread_local ContextPtr context;
+  return context;
+}
+
+}  // namespace
+
+const ContextPtr& currentContext() { return current(); }
+
+void setCurrentContext(ContextPtr context) { current() = std::move(context); }
+
+ContextScope::ContextScope(ContextPtr context) : outer_(std::exchange(current(), std::move(context))) {}
+
+ContextScope::~ContextScope() { current() = std::move(outer_); }
+
+}  // namespace torchrpc

@@ -1,0 +1,85 @@
+#pragma once
+
+// The contexts of one worker, its own and others', and what it knows of their ends.
+//
+// How others learn that a context has ended: its owner says at times which of its contexts are alive (a Roll: all ids
+// below `next` that are not listed have ended). Rolls are ordered by their version and each says everything, so they
+// may be lost, repeated and overtaken, and a message of a context that comes after its end makes nothing again.
+// A worker passes rolls on to the workers that it has taken the ended contexts to. See README.md.
+// Thread-safe.
+
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "autograd/context.h"
+#include "base/mutex.h"
+
+namespace torchrpc {
+
+/// Which contexts of one owner are alive.
+struct Roll {
+  WorkerId owner = kNoWorker;
+  uint64_t version = 0;
+  int64_t next = 0;  ///< counter of the owner's next context
+  std::set<ContextId> alive;
+
+  bool hasEnded(ContextId id) const { return (id & kLargestCounter) < next && !alive.contains(id); }
+};
+
+class ContextTable {
+ public:
+  explicit ContextTable(WorkerId self) : self_(self) {}
+
+  /// Throws Error(kShutdown) after close().
+  ContextPtr create();
+  /// Null if there is none.
+  ContextPtr find(ContextId id) const;
+  /// The context that a message from another worker names, made if it is new; null if it has ended.
+  ContextPtr enter(ContextId id);
+  /// Takes one of this worker's own contexts out; null if there is none. The caller end()s it.
+  ContextPtr remove(ContextId id);
+  ContextId largestId() const { return makeAutogradId(self_, kLargestCounter); }
+  MessageId newMessageId();
+  PassId newPassId() { return newMessageId(); }
+  size_t size() const;
+  std::vector<ContextPtr> all() const;
+
+  // --- rolls ---
+
+  /// A roll of `owner`'s contexts is to go to these workers.
+  void owe(WorkerId owner, const std::set<WorkerId>& workers);
+  /// The rolls that `worker` is to get with the next message, as bytes; empty if none. They are owed no more.
+  std::string takeRolls(WorkerId worker);
+  /// That message was not delivered: they are owed again.
+  void oweAgain(WorkerId worker, std::string_view rolls);
+  std::vector<WorkerId> owed() const;
+  /// Takes in the rolls of a message: gives the contexts that have ended and are out of the table now.
+  /// Throws Error(kProtocol).
+  std::vector<ContextPtr> takeIn(std::string_view rolls);
+  /// Worker `id` is gone for good, and with it all its contexts, which are given.
+  std::vector<ContextPtr> removeAllOf(WorkerId id);
+  /// Empties the table for good.
+  std::vector<ContextPtr> close();
+
+ private:
+  Roll ownRoll() const;
+  std::vector<ContextPtr> removeEnded(const Roll& roll);
+
+  const WorkerId self_;
+  mutable Mutex mutex_;
+  // guarded by mutex_:
+  bool closed_ = false;
+  std::unordered_map<ContextId, ContextPtr> contexts_;
+  int64_t next_context_ = 1;
+  int64_t next_message_ = 1;
+  uint64_t version_ = 0;                         ///< of the own roll: how many own contexts have ended
+  std::map<WorkerId, Roll> rolls_;               ///< the latest of each other owner
+  std::map<WorkerId, std::set<WorkerId>> owed_;  ///< worker -> owners whose rolls it is to get
+};
+
+}  // namespace torchrpc

@@ -1,0 +1,145 @@
+#include "autograd/local_graph.h"
+
+#include <ATen/ops/isnan.h>
+#include <ATen/ops/ones.h>
+#include <c10/core/StreamGuard.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
+#include <torch/csrc/autograd/engine.h>
+
+namespace torchrpc {
+
+using torch::autograd::AccumulateGrad;
+using torch::autograd::AnomalyMode;
+using torch::autograd::Edge;
+using torch::autograd::Node;
+
+std::vector<const RecvFunction*> LocalGraph::add(NodePtr root) {
+  std::vector<const RecvFunction*> received;
+  std::vector<const Node*> to_visit{root.get()};
+  pending_[root.get()].node = std::move(root);
+  while (!to_visit.empty()) {
+    const Node* node = to_visit.back();
+    to_visit.pop_back();
+    for (const auto& edge : node->next_edges()) {
+      if (!edge.is_valid()) continue;
+      auto& next = pending_[edge.function.get()];
+      ++next.missing;
+      if (next.node) continue;
+      next.node = edge.function;
+      to_visit.push_back(edge.function.get());
+      if (const auto* recv = dynamic_cast<const RecvFunction*>(edge.function.get())) received.push_back(recv);
+    }
+  }
+  return received;
+}
+
+void LocalGraph::give(const Node& root, variable_list gradients) {
+  ready_.push({pending_.at(&root).node, std::move(gradients)});
+}
+
+void LocalGraph::runNext() {
+  // top() is const, but the element goes anyway.
+  auto [node, gradients] = std::move(const_cast<Ready&>(ready_.top()));  // NOLINT
+  ready_.pop();
+  const auto stream = node->stream();
+  const c10::OptionalStreamGuard guard(stream);
+  variable_list outputs;
+  try {
+    outputs = call(*node, std::move(gradients));
+  } catch (...) {
+    if (AnomalyMode::is_enabled()) node->metadata()->print_stack(node->name());
+    throw;
+  }
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (node->next_edge(i).is_valid()) pass(node->next_edge(i), std::move(outputs[i]), stream);
+  }
+}
+
+void LocalGraph::pass(const Edge& edge, at::Tensor gradient, std::optional<c10::Stream> stream) {
+  auto& next = pending_.at(edge.function.get());
+  if (!next.inputs) next.inputs.emplace(next.node->num_inputs());
+  next.inputs->add(edge.input_nr, std::move(gradient), stream, next.node->stream(), next.node.get());
+  if (--next.missing > 0) return;
+  ready_.push({next.node, std::move(next.inputs->buffer)});
+  next.inputs.reset();
+}
+
+namespace {
+
+void checkForNan(const Node& node, const variable_list& outputs) {
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    TORCH_CHECK(
+        !outputs[i].defined() || !at::isnan(outputs[i]).any().item<bool>(), "Function '", node.name(),
+        "' returned nan values in its ", i, "th output.");
+  }
+}
+
+variable_list runHooksBefore(Node& node, variable_list gradients) {
+  for (const auto& hook : node.tensor_pre_hooks()) gradients = (*hook)(gradients);
+  for (const auto& [output, hook] : node.retains_grad_hooks()) gradients = (*hook)(gradients);
+  for (const auto& hook : node.pre_hooks()) gradients = (*hook)(gradients);
+  return gradients;
+}
+
+}  // namespace
+
+variable_list LocalGraph::call(Node& node, variable_list gradients) {
+  gradients = runHooksBefore(node, std::move(gradients));
+  std::shared_ptr<void> loan;
+  if (const auto* leaf = dynamic_cast<const AccumulateGrad*>(&node)) {
+    if (leaf->post_hooks().empty() && !leaf->tensor_post_acc_grad_hooks()) {
+      if (gradients[0].defined()) exits_.accumulate(leaf->variable, std::move(gradients[0]));
+      return {};
+    }
+    loan = exits_.lend(*leaf);
+  }
+  if (!retain_graph_) node.will_release_variables();
+  variable_list inputs;  // for the hooks; a node may keep what nobody else has
+  if (!node.post_hooks().empty()) inputs = gradients;
+  variable_list outputs;
+  if (const auto* recv = dynamic_cast<const RecvFunction*>(&node)) {
+    const RecvFunction::Delivery delivery(*recv, exits_.deliver);
+    outputs = node(std::move(gradients));
+  } else {
+    outputs = node(std::move(gradients));
+  }
+  torch::autograd::validate_outputs(node.next_edges(), outputs, [&](const std::string& message) {
+    return "Function " + node.name() + " returned an " + message;
+  });
+  for (const auto& hook : node.post_hooks()) outputs = (*hook)(outputs, inputs);
+  if (!retain_graph_) node.release_variables();
+  if (AnomalyMode::is_enabled() && AnomalyMode::should_check_nan()) checkForNan(node, outputs);
+  return outputs;
+}
+
+namespace {
+
+/// The only node of the graph task.
+class Body final : public Node {
+ public:
+  explicit Body(std::function<void()> run) : run_(std::move(run)) { add_input_metadata(signal()); }
+
+  static const at::Tensor& signal() {
+    static const at::Tensor tensor = at::ones({1});
+    return tensor;
+  }
+
+ protected:
+  variable_list apply(variable_list&& /*gradients*/) override {
+    run_();
+    return {};
+  }
+
+ private:
+  const std::function<void()> run_;
+};
+
+}  // namespace
+
+void runInGraphTask(std::function<void()> body) {
+  const auto node = c10::make_intrusive<Body>(std::move(body));
+  torch::autograd::Engine::get_default_engine().execute(
+      {Edge(node, 0)}, {Body::signal()}, /*keep_graph=*/false, /*create_graph=*/false, /*accumulate_grad=*/true);
+}
+
+}  // namespace torchrpc

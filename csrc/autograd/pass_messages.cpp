@@ -1,0 +1,100 @@
+#include "autograd/pass_messages.h"
+
+#include "wire/codec.h"
+
+namespace torchrpc {
+
+namespace {
+
+void write(const PassHeader& pass, Writer& writer) {
+  writer.put(pass.context);
+  writer.put(pass.pass);
+  writer.put(pass.mode);
+  writer.put(pass.retain_graph);
+}
+
+PassHeader readPassHeader(Reader& reader) {
+  PassHeader pass;
+  pass.context = reader.get<ContextId>();
+  pass.pass = reader.get<PassId>();
+  pass.mode = reader.get<BackwardMode>();
+  if (pass.mode > BackwardMode::kSmart) {
+    throw Error(ErrorCode::kProtocol, "malformed message: a backward pass of no known mode");
+  }
+  pass.retain_graph = reader.get<uint8_t>() != 0;
+  return pass;
+}
+
+}  // namespace
+
+Message encode(const MarkRequest& request) {
+  Message message{.kind = Kind::kAutogradMark};
+  Writer writer(message.payload);
+  write(request.pass, writer);
+  for (const auto send : request.sends) writer.put(send);
+  return message;
+}
+
+Message encode(const GradientRequest& request) {
+  Message message{.kind = Kind::kAutogradGradients};
+  Writer writer(message.payload);
+  write(request.pass, writer);
+  writer.put(request.send);
+  for (const auto& gradient : request.gradients) {
+    writer.put(gradient.defined());
+    if (gradient.defined()) message.tensors.push_back(gradient);
+  }
+  return message;
+}
+
+Message encode(const RRefBackwardRequest& request) {
+  Message message{.kind = Kind::kRRefBackward};
+  Writer writer(message.payload);
+  write(request.pass, writer);
+  writer.putString(request.rref);
+  return message;
+}
+
+Message encodeAbort(const PassHeader& pass) {
+  Message message{.kind = Kind::kAutogradAbort};
+  Writer writer(message.payload);
+  write(pass, writer);
+  return message;
+}
+
+PassHeader decodePassHeader(const Message& message) {
+  Reader reader(message.payload);
+  return readPassHeader(reader);
+}
+
+MarkRequest decodeMark(const Message& message) {
+  Reader reader(message.payload);
+  MarkRequest request{.pass = readPassHeader(reader)};
+  while (reader.remaining() > 0) request.sends.push_back(reader.get<MessageId>());
+  return request;
+}
+
+GradientRequest decodeGradients(const Message& message) {
+  Reader reader(message.payload);
+  GradientRequest request{.pass = readPassHeader(reader)};
+  request.send = reader.get<MessageId>();
+  size_t next = 0;
+  while (reader.remaining() > 0) {
+    const bool defined = reader.get<uint8_t>() != 0;
+    if (defined && next == message.tensors.size()) {
+      throw Error(ErrorCode::kProtocol, "malformed message: fewer gradients than it says");
+    }
+    request.gradients.push_back(defined ? message.tensors[next++] : at::Tensor());
+  }
+  return request;
+}
+
+RRefBackwardRequest decodeRRefBackward(const Message& message) {
+  Reader reader(message.payload);
+  RRefBackwardRequest request{.pass = readPassHeader(reader)};
+  request.rref = reader.getString();
+  reader.expectEnd();
+  return request;
+}
+
+}  // namespace torchrpc

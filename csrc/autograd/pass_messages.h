@@ -1,0 +1,55 @@
+#pragma once
+
+// The messages of backward passes (wire/PROTOCOL.md, "Autograd").
+
+#include <string>
+#include <vector>
+
+#include "autograd/functions.h"
+#include "autograd/ids.h"
+#include "wire/message.h"
+
+namespace torchrpc {
+
+/// Which send functions of a context a backward pass waits for.
+enum class BackwardMode : uint8_t {
+  kFast = 0,   ///< all of them, on every worker that it comes to; no messages but the gradients
+  kSmart = 1,  ///< those that the roots depend on, found out first
+};
+
+struct PassHeader {
+  ContextId context = kNoContext;
+  PassId pass = kNoAutogradId;
+  BackwardMode mode = BackwardMode::kFast;
+  bool retain_graph = false;
+};
+
+struct MarkRequest {
+  PassHeader pass;
+  std::vector<MessageId> sends;
+};
+
+struct GradientRequest {
+  PassHeader pass;
+  MessageId send = kNoAutogradId;
+  variable_list gradients;  ///< one for each tensor that was sent; undefined ones among them
+};
+
+/// "Begin a pass from the value of this RRef of yours."
+struct RRefBackwardRequest {
+  PassHeader pass;  ///< without the pass' id: the owner makes it
+  std::string rref;
+};
+
+Message encode(const MarkRequest& request);
+Message encode(const GradientRequest& request);
+Message encode(const RRefBackwardRequest& request);
+Message encodeAbort(const PassHeader& pass);
+
+/// These throw Error(kProtocol).
+PassHeader decodePassHeader(const Message& message);
+MarkRequest decodeMark(const Message& message);
+GradientRequest decodeGradients(const Message& message);
+RRefBackwardRequest decodeRRefBackward(const Message& message);
+
+}  // namespace torchrpc

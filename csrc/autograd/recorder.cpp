@@ -1,0 +1,151 @@
+#include "autograd/recorder.h"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/functions/utils.h>
+
+#include "wire/codec.h"
+
+namespace torchrpc {
+
+namespace {
+
+/// Whether messages of that kind carry values of users.
+bool carriesValues(Kind kind) {
+  switch (kind) {
+    case Kind::kBuiltinCall:
+    case Kind::kNativeCall:
+    case Kind::kPythonCall:
+    case Kind::kBuiltinRemote:
+    case Kind::kNativeRemote:
+    case Kind::kPythonRemote:
+    case Kind::kRRefFetch:
+    case Kind::kPythonRRefFetch: return true;
+    default: return false;
+  }
+}
+
+/// Whether the callee may use the context although no tensor that requires grad comes with it: operators may not.
+bool mayUseContext(Kind kind) { return kind != Kind::kBuiltinCall && kind != Kind::kBuiltinRemote; }
+
+/// The kAutogradContext header.
+struct Recorded {
+  ContextId context = kNoContext;
+  MessageId message = kNoAutogradId;  ///< none if no tensor requires grad
+  uint32_t tensors = 0;               ///< how many of the message's require grad
+};
+
+std::string encode(const Recorded& recorded) {
+  std::string out;
+  Writer writer(out);
+  writer.put(recorded.context);
+  writer.put(recorded.message);
+  writer.put(recorded.tensors);
+  return out;
+}
+
+std::optional<Recorded> recordedIn(const Message& message) {
+  const auto* bytes = message.header(HeaderKind::kAutogradContext);
+  if (!bytes) return std::nullopt;
+  Reader reader(*bytes);
+  Recorded recorded;
+  recorded.context = reader.get<ContextId>();
+  recorded.message = reader.get<MessageId>();
+  recorded.tensors = reader.get<uint32_t>();
+  reader.expectEnd();
+  return recorded;
+}
+
+}  // namespace
+
+// --- recording ---
+
+void Recorder::recordSend(AutogradContext& context, Message& message, bool always) {
+  edge_list edges;
+  if (at::GradMode::is_enabled()) {
+    for (const auto& tensor : message.tensors) {
+      if (tensor.requires_grad()) edges.push_back(torch::autograd::impl::gradient_edge(tensor));
+    }
+  }
+  if (edges.empty() && !always) return;
+  Recorded recorded{.context = context.id(), .tensors = static_cast<uint32_t>(edges.size())};
+  if (!edges.empty()) {
+    recorded.message = contexts_.newMessageId();
+    context.addSend(c10::make_intrusive<SendFunction>(recorded.message, std::move(edges)));
+  }
+  message.headers.push_back({HeaderKind::kAutogradContext, encode(recorded)});
+}
+
+void Recorder::recordRecv(AutogradContext& context, const Message& message, WorkerId from) {
+  const auto recorded = recordedIn(message);
+  if (!recorded || recorded->message == kNoAutogradId) return;
+  const auto function = c10::make_intrusive<RecvFunction>(recorded->message, from);
+  for (const auto& tensor : message.tensors) {
+    if (!tensor.requires_grad()) continue;
+    tensor.set_requires_grad(false);  // it is no leaf
+    torch::autograd::set_history(tensor, function);
+  }
+  if (function->num_inputs() != recorded->tensors) {
+    throw Error(ErrorCode::kProtocol, "malformed message: tensors that require grad and are not recorded");
+  }
+  context.addRecv(function);
+}
+
+// --- the caller's side ---
+
+void Recorder::request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) {
+  if (!carriesValues(message.kind)) return messenger_.request(to, std::move(message), timeout, std::move(handler));
+  auto context = currentContext();
+  if (context && (to == self().id || context->addKnownWorker(to))) {
+    recordSend(*context, message, mayUseContext(message.kind));
+  }
+  const bool recorded = message.header(HeaderKind::kAutogradContext) != nullptr;
+  auto rolls = contexts_.takeRolls(to);
+  if (!rolls.empty()) message.headers.push_back({HeaderKind::kAutogradRolls, rolls});
+  if (!recorded && rolls.empty()) return messenger_.request(to, std::move(message), timeout, std::move(handler));
+  messenger_.request(
+      to, std::move(message), timeout,
+      [this, to, context = recorded ? std::move(context) : nullptr, rolls = std::move(rolls),
+       handler = std::move(handler)](Result<Message> reply) {
+        if (!reply && !rolls.empty()) contexts_.oweAgain(to, rolls);
+        if (reply && context) {
+          try {
+            recordRecv(*context, reply.value(), to);
+          } catch (const Error& malformed) {
+            reply = malformed;
+          }
+        }
+        handler(std::move(reply));
+      });
+}
+
+// --- the callee's side ---
+
+void Recorder::takeInRolls(const std::string& rolls) {
+  auto ended = contexts_.takeIn(rolls);
+  if (ended.empty()) return;
+  messenger_.post([this, ended = std::move(ended)]() mutable { on_ended_(std::move(ended)); });
+}
+
+ContextPtr Recorder::enter(const Request& request) {
+  if (const auto* rolls = request.message.header(HeaderKind::kAutogradRolls)) takeInRolls(*rolls);
+  const auto recorded = recordedIn(request.message);
+  if (!recorded) return nullptr;
+  auto context = contexts_.enter(recorded->context);
+  if (context) recordRecv(*context, request.message, request.from.id);
+  return context;
+}
+
+void Recorder::on(Kind kind, Where where, RequestHandler handler) {
+  if (!carriesValues(kind)) return messenger_.on(kind, where, std::move(handler));
+  messenger_.on(kind, where, [this, handler = std::move(handler)](Request request, Responder responder) {
+    auto context = enter(request);
+    if (!context) return handler(std::move(request), std::move(responder));
+    const ContextScope scope(context);
+    handler(std::move(request), Responder([this, context = std::move(context), responder](Result<Message> reply) {
+              if (reply) recordSend(*context, reply.value(), /*always=*/false);
+              responder.complete(std::move(reply));
+            }));
+  });
+}
+
+}  // namespace torchrpc

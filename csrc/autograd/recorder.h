@@ -1,0 +1,51 @@
+#pragma once
+
+// What calls are sent and served through: a Messenger that records in autograd contexts the tensors which require grad
+// in calls, RRef fetches and their replies, takes the caller's context to the callee, and carries news of contexts that
+// have ended. Other messages pass untouched.
+// Threads: as Messenger.
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "agent/messenger.h"
+#include "autograd/context.h"
+#include "autograd/context_table.h"
+
+namespace torchrpc {
+
+class Recorder final : public Messenger {
+ public:
+  /// `messenger` and `contexts` must outlive it. Contexts that others have ended go to `on_ended`, on the pool.
+  Recorder(Messenger& messenger, ContextTable& contexts, std::function<void(std::vector<ContextPtr>)> on_ended)
+      : messenger_(messenger), contexts_(contexts), on_ended_(std::move(on_ended)) {}
+
+  const WorkerInfo& self() const override { return messenger_.self(); }
+  WorkerInfo worker(WorkerId id) const override { return messenger_.worker(id); }
+  /// Recorded in the calling thread's current context.
+  void request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) override;
+  void requestReliably(WorkerId to, Message message, ReplyHandler handler) override {
+    messenger_.requestReliably(to, std::move(message), std::move(handler));
+  }
+  /// The handler of a call runs with the caller's context as the thread's current one; its reply is recorded.
+  void on(Kind kind, Where where, RequestHandler handler) override;
+  void post(std::function<void()> task) override { messenger_.post(std::move(task)); }
+  void postAfter(Duration delay, std::function<void()> task) override { messenger_.postAfter(delay, std::move(task)); }
+
+  /// Takes in news of ended contexts. Throws Error(kProtocol).
+  void takeInRolls(const std::string& rolls);
+
+ private:
+  /// Records what the message takes out of this worker. `always`: the context goes with it even without tensors.
+  void recordSend(AutogradContext& context, Message& message, bool always);
+  /// Records what has come in with a message; throws Error(kProtocol).
+  void recordRecv(AutogradContext& context, const Message& message, WorkerId from);
+  ContextPtr enter(const Request& request);
+
+  Messenger& messenger_;
+  ContextTable& contexts_;
+  const std::function<void(std::vector<ContextPtr>)> on_ended_;
+};
+
+}  // namespace torchrpc
