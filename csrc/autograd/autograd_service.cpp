@@ -2,6 +2,7 @@
 
 #include <ATen/core/jit_type.h>
 #include <ATen/ops/ones_like.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <future>
@@ -184,6 +185,7 @@ void AutogradService::backward(
   const auto pass = context->pass(header.pass, [&] { return makePass(context, header); });
   if (!pass) throw noContext(id);
   const ContextScope scope(context);
+  RECORD_FUNCTION("torch::distributed::autograd::backward", c10::ArrayRef<const c10::IValue>());
   pass->run(std::move(edges), std::move(gradients));
 }
 

@@ -1,6 +1,7 @@
 #include "autograd/backward_pass.h"
 
-#include <atomic>
+#include <ATen/core/grad_mode.h>
+
 #include <map>
 
 #include "base/thread_pool.h"
@@ -181,6 +182,10 @@ void BackwardPass::work() {
   loans_.clear();
   graph_.reset();
   if (failure) return fail(*std::move(failure));
+  // Only now, so that a pass that fails leaves nothing here, and that gradients which share memory are copied.
+  const at::NoGradGuard no_grad;
+  for (const auto& [leaf, gradient] : captured_) context_->accumulate(leaf, gradient);
+  captured_.clear();
   {
     MutexLock lock(mutex_);
     worked_ = true;

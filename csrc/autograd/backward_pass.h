@@ -92,6 +92,7 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   // under mutex_ before the work begins, then the working thread only, which lets it go:
   std::optional<LocalGraph> graph_;
   // the working thread only:
+  std::vector<std::pair<at::Tensor, at::Tensor>> captured_;  ///< leaves and their gradients
   std::vector<std::unique_ptr<GradLoan>> loans_;  ///< to the pass' end
   std::unordered_set<const at::TensorImpl*> lent_;
   Mutex mutex_;

@@ -55,7 +55,7 @@ std::set<WorkerId> AutogradContext::knownWorkers() const {
   return contents_.known_workers;
 }
 
-void AutogradContext::accumulate(const at::Tensor& leaf, at::Tensor gradient) {
+void AutogradContext::accumulate(const at::Tensor& leaf, const at::Tensor& gradient) {
   // Added up outside the lock; another pass may have put a gradient in meanwhile, which is then added, too.
   at::Tensor sum = takeGradient(leaf);
   torch::autograd::AccumulateGrad::accumulateGrad(

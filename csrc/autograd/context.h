@@ -45,9 +45,9 @@ class AutogradContext {
 
   // --- gradients ---
 
-  /// Adds `gradient` to what there is for `leaf`, as AccumulateGrad does with .grad: one that nobody else refers to is
-  /// taken and not copied.
-  void accumulate(const at::Tensor& leaf, at::Tensor gradient);
+  /// Adds `gradient` to what there is for `leaf`, as AccumulateGrad does with .grad: one that nobody but the caller
+  /// refers to is taken and not copied.
+  void accumulate(const at::Tensor& leaf, const at::Tensor& gradient);
   /// Takes the gradient of `leaf` out (undefined if there is none), and puts one in.
   at::Tensor takeGradient(const at::Tensor& leaf);
   void putGradient(const at::Tensor& leaf, at::Tensor gradient);

@@ -16,13 +16,16 @@ using torch::autograd::edge_list;
 using torch::autograd::variable_list;
 using NodePtr = c10::intrusive_ptr<torch::autograd::Node>;
 
-/// Its edges lead to what made the tensors that were sent; as a node it passes gradients on.
+/// Its edges lead to what made the tensors that were sent; as a node it passes gradients on. The roots of a pass get
+/// one, too, without an id.
 class SendFunction final : public torch::autograd::Node {
  public:
   SendFunction(MessageId id, edge_list edges) : Node(std::move(edges)), id_(id) {}
 
   MessageId id() const { return id_; }
-  std::string name() const override { return "torch::distributed::autograd::SendRpcBackward"; }
+  std::string name() const override {
+    return id_ == kNoAutogradId ? "torchrpc::GraphRoot" : "torch::distributed::autograd::SendRpcBackward";
+  }
 
  protected:
   variable_list apply(variable_list&& gradients) override { return std::move(gradients); }

@@ -17,7 +17,7 @@ import torch
 
 from torchrpc import _C
 
-from ._exceptions import find_global, find_module, same_type, this_worker
+from ._exceptions import NameNotFoundError, find_global, find_module, same_type, this_worker
 
 # Smaller buffers are cheaper in the pickle than as a tensor of their own.
 _OUT_OF_BAND_BYTES = 4096
@@ -39,6 +39,16 @@ def _rref(fork: tuple) -> _C.PyRRef:
 
 def _script_module(data: bytes) -> torch.jit.ScriptModule:
     return torch.jit.load(io.BytesIO(data))
+
+
+def _script_function(qualified_name: str) -> torch.jit.ScriptFunction:
+    compiled = torch.jit._state._python_cu
+    if (found := compiled.find_function(qualified_name)) is None:
+        module, _, name = qualified_name.removeprefix("__torch__.").rpartition(".")
+        find_module(module)  # it may just not have been imported here
+        if (found := compiled.find_function(qualified_name)) is None:
+            raise NameNotFoundError(f"{this_worker()} has no script function {name} in its module {module}.")
+    return found
 
 
 def _empty_cell() -> types.CellType:
@@ -97,6 +107,8 @@ class _Pickler(pickle.Pickler):
             return self.reduce_rref(obj)
         if issubclass(kind, torch.jit.ScriptModule):
             return _reduce_script_module(obj)
+        if kind is torch.jit.ScriptFunction:
+            return _script_function, (obj.qualified_name,)
         return NotImplemented
 
     def reduce_rref(self, rref: _C.PyRRef) -> tuple:
