@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import torchrpc.autograd as dist_autograd
 import torchrpc.rpc as rpc
 from torchrpc.nn import RemoteModule
 from torchrpc.nn.remote_module import _REMOTE_MODULE_PICKLED_ATTRIBUTES, _RemoteModule, _run_forward
@@ -132,6 +133,20 @@ def test_remote_parameters_are_references_to_the_owner_s():
     assert [rref.owner_name() for rref in rrefs] == ["worker1"] * 3
     assert rrefs[0].to_here().item() == 3
     assert len(module.remote_parameters(recurse=False)) == 1
+
+
+def gradient_of_factor(context_id, rref):
+    return dist_autograd.get_gradients(context_id)[rref.local_value().factor]
+
+
+def test_gradients_stay_with_the_parameters_on_the_owner():
+    module = scale()
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    with dist_autograd.context() as context_id:
+        dist_autograd.backward(context_id, [module(x)["value"].sum()])
+        assert dist_autograd.get_gradients(context_id)[x].tolist() == [3, 3]
+        args = (context_id, module.get_module_rref())
+        assert rpc.rpc_sync("worker1", gradient_of_factor, args=args).item() == 3
 
 
 def test_train_and_eval_reach_the_module():

@@ -10,8 +10,8 @@ import pytest
 TUTORIALS = Path(__file__).resolve().parents[2] / "tutorials"
 
 
-def run_tutorial(name, *arguments, cwd):
-    command = [sys.executable, "-m", "torchrpc", TUTORIALS / f"{name}.py", *arguments]
+def run_tutorial(name, *arguments, cwd, on=("-m", "torchrpc")):
+    command = [sys.executable, *on, TUTORIALS / f"{name}.py", *arguments]
     run = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=110)
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout
@@ -36,6 +36,32 @@ def test_reinforcement_learning_learns_cartpole(tmp_path):
     output = run_tutorial("reinforcement_learning", "--target=60", "--episodes=400", "--output=curve.png", cwd=tmp_path)
     assert output.startswith("solved: ")
     assert_is_picture(tmp_path / "curve.png")
+
+
+@pytest.mark.parametrize("trainers", [1, 2])
+def test_trainers_share_a_model_on_a_parameter_server(tmp_path, trainers):
+    options = [f"--trainers={trainers}", "--epochs=2", "--lr=0.1", "--output=loss.png"]
+    output = run_tutorial("parameter_server", *options, cwd=tmp_path)
+    pattern = r"loss ([\d.]+) at the start, ([\d.]+) at the end; accuracy ([\d.]+)%"
+    start, end, accuracy = map(float, re.search(pattern, output).groups())
+    assert end < start / 2
+    assert accuracy > 80
+    assert_is_picture(tmp_path / "loss.png")
+
+
+def test_one_trainer_has_the_losses_that_it_has_on_torch(tmp_path):
+    options = ["--images=192", "--epochs=1", "--seed=3"]
+    run_tutorial("parameter_server", *options, "--losses=torch.json", cwd=tmp_path, on=())
+    output = run_tutorial("parameter_server", *options, "--compare=torch.json", cwd=tmp_path)
+    assert float(re.search(r"largest difference to torch.json: (\S+)", output)[1]) < 1e-4
+
+
+def test_the_rnn_learns_its_text_and_tells_its_memory(tmp_path):
+    output = run_tutorial("rnn", "--iterations=200", "--output=curves.png", cwd=tmp_path)
+    start, end = map(float, re.search(r"loss ([\d.]+) at the start, ([\d.]+) at the end", output).groups())
+    assert end < start / 2
+    assert re.findall(r"(.*): resident \d+ KiB .* slope \S+ KiB per 1,000", output) == ["trainer", "parameter server"]
+    assert_is_picture(tmp_path / "curves.png")
 
 
 @pytest.mark.parametrize("path", sorted(TUTORIALS.glob("*.py")), ids=lambda path: path.stem)
