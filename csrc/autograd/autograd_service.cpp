@@ -224,18 +224,15 @@ void AutogradService::serveGradients(Request request, const Responder& responder
   const auto pass = passOf(gradients.pass);
   // Calls made again by checkpointing are to find their context.
   const ContextScope scope(context(gradients.pass.context));
-  pass->receive(request.from.id, gradients.send, std::move(gradients.gradients), answerTo(responder));
+  pass->receive(request.from.id, std::move(gradients), answerTo(responder));
 }
 
 void AutogradService::serveAbort(Request request, const Responder& responder) {
-  const auto header = decodePassHeader(request.message);
+  const auto abort = decodeAbort(request.message);
   responder.reply({.kind = Kind::kReply});
-  const auto context = contexts_.find(header.context);
-  const auto pass = context ? context->endPass(header.pass, /*failed=*/true) : nullptr;
-  if (!pass) return;
-  pass->fail(Error(
-      ErrorCode::kBackward, "the backward pass was given up by " + request.from.name + ", where it failed",
-      request.from.name));
+  const auto context = contexts_.find(abort.pass.context);
+  if (const auto pass = context ? context->endPass(abort.pass.pass, /*failed=*/true) : nullptr)
+    pass->fail(abort.reason);
 }
 
 // --- RRef.backward ---

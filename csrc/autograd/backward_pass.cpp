@@ -2,8 +2,6 @@
 
 #include <ATen/core/grad_mode.h>
 
-#include <map>
-
 #include "base/thread_pool.h"
 
 namespace torchrpc {
@@ -17,15 +15,16 @@ BackwardPass::BackwardPass(
       retain_graph,
       LocalGraph::Exits{
           .deliver = [this](const RecvFunction& recv, variable_list gradients) { deliver(recv, std::move(gradients)); },
-          .accumulate =
-              [this](const at::Tensor& leaf, at::Tensor gradient) { context_->accumulate(leaf, std::move(gradient)); },
+          .accumulate = [this](
+                            const at::Tensor& leaf,
+                            at::Tensor gradient) { captured_.emplace_back(leaf, std::move(gradient)); },
           .lend = [this](const AccumulateGrad& leaf) { return lend(leaf); },
       });
 }
 
 // --- which send functions take part ---
 
-BackwardPass::Received BackwardPass::addSends(const std::vector<c10::intrusive_ptr<SendFunction>>& sends) {
+BackwardPass::Received BackwardPass::addSends(const Sends& sends) {
   Received received;
   for (const auto& send : sends) {
     if (!marked_.insert(send->id()).second) continue;
@@ -36,26 +35,25 @@ BackwardPass::Received BackwardPass::addSends(const std::vector<c10::intrusive_p
   return received;
 }
 
-void BackwardPass::mark(WorkerId from, const std::vector<MessageId>& ids, Done done) {
-  std::vector<c10::intrusive_ptr<SendFunction>> sends;
-  Status refused;
+BackwardPass::Sends BackwardPass::sendsOf(const std::vector<MessageId>& ids) const {
+  Sends sends;
   for (const auto id : ids) {
     sends.push_back(context_->send(id));
-    if (!sends.back()) refused = Error(ErrorCode::kProtocol, "a backward pass through a message that was not recorded");
+    if (!sends.back()) throw Error(ErrorCode::kProtocol, "a backward pass through a message that was not recorded");
   }
+  return sends;
+}
+
+void BackwardPass::mark(WorkerId from, const std::vector<MessageId>& ids, Done done) {
+  const auto sends = sendsOf(ids);
   Received received;
-  if (!refused) {
+  {
     MutexLock lock(mutex_);
     heard_from_.insert(from);
-    if (ended_) {
-      refused = failure_;
-    } else if (began_) {
-      refused = Error(ErrorCode::kProtocol, "a backward pass that has begun cannot grow");
-    } else {
-      received = addSends(sends);
-    }
+    throwIfFailed(failure_);
+    if (began_) throw Error(ErrorCode::kProtocol, "a backward pass that has begun cannot grow");
+    received = addSends(sends);
   }
-  if (refused) return done(refused);
   markOthers(received, std::move(done));
 }
 
@@ -92,13 +90,34 @@ void BackwardPass::markOthers(const Received& received, Done done) {
   }
 }
 
-void BackwardPass::markFrom(const Received& received) {
-  if (received.empty()) return;
+bool BackwardPass::plan(Received& received) {
+  const auto self = environment_.messenger.self().id;
+  for (size_t i = 0; i < received.size(); ++i) {  // it grows
+    const auto& recv = *received[i];
+    if (!recv.dependencies()) return false;
+    std::vector<MessageId> own;
+    (recv.sender() == self ? own : plan_[recv.sender()]).push_back(recv.id());
+    for (const auto id : *recv.dependencies()) {
+      if (makerOf(id) != self) return false;
+      own.push_back(id);
+    }
+    const auto sends = sendsOf(own);
+    MutexLock lock(mutex_);
+    const auto more = addSends(sends);
+    received.insert(received.end(), more.begin(), more.end());
+  }
+  return true;
+}
+
+void BackwardPass::markFrom(Received received) {
+  if (plan(received)) return;
+  plan_.clear();
   markOthers(received, [self = shared_from_this()](Status failure) {
-    MutexLock lock(self->mutex_);
-    self->all_marked_ = true;
-    if (failure && !self->failure_) self->failure_ = std::move(failure);
-    lock.unlock();
+    {
+      MutexLock lock(self->mutex_);
+      self->all_marked_ = true;
+      if (failure && !self->failure_) self->failure_ = std::move(failure);
+    }
     self->changed_.notify_all();
   });
   const ThreadPool::BlockingScope blocking;
@@ -111,7 +130,7 @@ void BackwardPass::markFrom(const Received& received) {
 
 void BackwardPass::run(edge_list roots, variable_list gradients) {
   const auto root = c10::make_intrusive<SendFunction>(kNoAutogradId, std::move(roots));
-  const auto sends = mode_ == BackwardMode::kFast ? context_->sends() : std::vector<c10::intrusive_ptr<SendFunction>>();
+  const auto sends = mode_ == BackwardMode::kFast ? context_->sends() : Sends();
   Received received;
   {
     MutexLock lock(mutex_);
@@ -119,7 +138,7 @@ void BackwardPass::run(edge_list roots, variable_list gradients) {
     addSends(sends);
   }
   try {
-    if (mode_ == BackwardMode::kSmart) markFrom(received);
+    if (mode_ == BackwardMode::kSmart) markFrom(std::move(received));
   } catch (const Error& e) {
     fail(e);
     throw;
@@ -137,21 +156,21 @@ void BackwardPass::run(edge_list roots, variable_list gradients) {
   throwIfFailed(failure_);
 }
 
-void BackwardPass::receive(WorkerId from, MessageId id, variable_list gradients, Done done) {
-  auto send = context_->send(id);
-  const auto sends = mode_ == BackwardMode::kFast ? context_->sends() : std::vector<c10::intrusive_ptr<SendFunction>>();
+void BackwardPass::receive(WorkerId from, GradientRequest request, Done done) {
+  auto send = context_->send(request.send);
+  const auto taking_part = mode_ == BackwardMode::kFast ? context_->sends() : sendsOf(request.sends);
   Status refused;
   bool begins = false;
   {
     MutexLock lock(mutex_);
     heard_from_.insert(from);
-    if (!began_ && !ended_) addSends(sends);
+    if (!began_ && !ended_) addSends(taking_part);
     if (ended_ && failure_) {
       refused = failure_;
-    } else if (!send || gradients.size() != send->num_outputs() || missing_.erase(id) == 0) {
+    } else if (!send || request.gradients.size() != send->num_outputs() || missing_.erase(request.send) == 0) {
       refused = Error(ErrorCode::kProtocol, "gradients that the backward pass does not wait for");
     } else {
-      arrived_.push_back({std::move(send), std::move(gradients)});
+      arrived_.push_back({std::move(send), std::move(request.gradients)});
       begins = !std::exchange(began_, true);
       if (begins) done_ = std::move(done);
     }
@@ -245,9 +264,15 @@ void BackwardPass::deliver(const RecvFunction& recv, variable_list gradients) {
     ++outstanding_;
     reached_.insert(recv.sender());
   }
+  const auto planned = plan_.find(recv.sender());
+  GradientRequest request{
+      .pass = header(),
+      .sends = planned == plan_.end() ? std::vector<MessageId>() : planned->second,
+      .send = recv.id(),
+      .gradients = std::move(gradients)};
   auto& messenger = environment_.messenger;
   messenger.request(
-      recv.sender(), encode(GradientRequest{header(), recv.id(), std::move(gradients)}), Duration::zero(),
+      recv.sender(), encode(request), Duration::zero(),
       [&messenger, self = shared_from_this()](Result<Message> reply) mutable {
         if (!reply) {
           // On the pool: what goes with the pass may need Python.
@@ -299,14 +324,15 @@ void BackwardPass::fail(Error error) {
   }
   changed_.notify_all();
   context_->endPass(id_, /*failed=*/true);
-  tellAbort(reached);
+  tellAbort(reached, error);
   if (done) done(std::move(error));
 }
 
-void BackwardPass::tellAbort(const std::set<WorkerId>& workers) {
+void BackwardPass::tellAbort(const std::set<WorkerId>& workers, const Error& reason) {
   for (const auto worker : workers) {
     if (worker == environment_.messenger.self().id) continue;  // it is this very pass
-    environment_.messenger.requestReliably(worker, encodeAbort(header()), [](const Result<Message>&) {});
+    environment_.messenger.requestReliably(
+        worker, encode(AbortRequest{header(), reason}), [](const Result<Message>&) {});
   }
 }
 

@@ -8,6 +8,7 @@
 
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -41,12 +42,13 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   void run(edge_list roots, variable_list gradients);
 
   /// From another worker: takes these send functions, and what they depend on, here and elsewhere, into the pass; then
-  /// calls `done`.
+  /// calls `done`. Throws Error(kProtocol).
   void mark(WorkerId from, const std::vector<MessageId>& sends, Done done);
 
   /// From another worker: gradients for a send function. `done` is called at once, but for the first that begin the
-  /// work here: then when all that follows from it has ended. Such a call returns when the local graph has run.
-  void receive(WorkerId from, MessageId send, variable_list gradients, Done done);
+  /// work here: then when all that follows from it has ended. Such a call returns when the local graph has run. Throws
+  /// Error(kProtocol).
+  void receive(WorkerId from, GradientRequest request, Done done);
 
   /// Ends it, here and on the workers it has reached from here. The first failure counts.
   void fail(Error error);
@@ -59,13 +61,17 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
     c10::intrusive_ptr<SendFunction> send;
     variable_list gradients;
   };
+  using Sends = std::vector<c10::intrusive_ptr<SendFunction>>;
   using Received = std::vector<const RecvFunction*>;
 
-  /// Takes send functions into the graph; gives the receive functions that are new with them. Under mutex_.
-  Received addSends(const std::vector<c10::intrusive_ptr<SendFunction>>& sends) TORCHRPC_REQUIRES(mutex_);
+  /// Throws Error(kProtocol) if one was not recorded.
+  Sends sendsOf(const std::vector<MessageId>& ids) const;
+  /// Takes send functions into the graph; gives the receive functions that are new with them.
+  Received addSends(const Sends& sends) TORCHRPC_REQUIRES(mutex_);
   void markOthers(const Received& received, Done done);
-  /// Marks all that the roots depend on, everywhere.
-  void markFrom(const Received& received);
+  /// Marks all that the roots depend on, everywhere: without a message if what came with the tensors tells it all.
+  void markFrom(Received received);
+  bool plan(Received& received);
 
   /// Runs the local graph to its end, in a graph task of torch's.
   void work();
@@ -78,7 +84,7 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   std::shared_ptr<void> lend(const torch::autograd::AccumulateGrad& leaf);
   /// Once nothing is left to do, here or further on, tells whoever waits.
   void finishIfDone();
-  void tellAbort(const std::set<WorkerId>& workers);
+  void tellAbort(const std::set<WorkerId>& workers, const Error& reason);
   PassHeader header() const { return {context_->id(), id_, mode_, retain_graph_}; }
   static void throwIfFailed(const Status& failure) {
     if (failure) throw *failure;
@@ -89,11 +95,13 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   const PassId id_;
   const BackwardMode mode_;
   const bool retain_graph_;
+  // constant once the work begins, with the roots only:
+  std::map<WorkerId, std::vector<MessageId>> plan_;  ///< send functions of others that take part, for them to be told
   // under mutex_ before the work begins, then the working thread only, which lets it go:
   std::optional<LocalGraph> graph_;
   // the working thread only:
   std::vector<std::pair<at::Tensor, at::Tensor>> captured_;  ///< leaves and their gradients
-  std::vector<std::unique_ptr<GradLoan>> loans_;  ///< to the pass' end
+  std::vector<std::unique_ptr<GradLoan>> loans_;             ///< to the pass' end
   std::unordered_set<const at::TensorImpl*> lent_;
   Mutex mutex_;
   CondVar changed_;

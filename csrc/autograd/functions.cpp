@@ -1,5 +1,7 @@
 #include "autograd/functions.h"
 
+#include <unordered_set>
+
 #include "base/error.h"
 
 namespace torchrpc {
@@ -26,6 +28,24 @@ variable_list RecvFunction::apply(variable_list&& gradients) {
   }
   current_delivery->deliver_(*this, std::move(gradients));
   return {};
+}
+
+std::optional<std::vector<MessageId>> dependenciesOf(const edge_list& edges) {
+  constexpr size_t kMostNodes = 256;
+  std::vector<MessageId> found;
+  std::unordered_set<const torch::autograd::Node*> seen;
+  std::vector<const edge_list*> to_visit{&edges};
+  while (!to_visit.empty()) {
+    const auto* next = to_visit.back();
+    to_visit.pop_back();
+    for (const auto& edge : *next) {
+      if (!edge.is_valid() || !seen.insert(edge.function.get()).second) continue;
+      if (seen.size() > kMostNodes) return std::nullopt;
+      if (const auto* recv = dynamic_cast<const RecvFunction*>(edge.function.get())) found.push_back(recv->id());
+      to_visit.push_back(&std::as_const(*edge.function).next_edges());
+    }
+  }
+  return found;
 }
 
 }  // namespace torchrpc

@@ -6,7 +6,10 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <functional>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "autograd/ids.h"
 
@@ -39,10 +42,13 @@ class RecvFunction final : public torch::autograd::Node {
  public:
   using Deliver = std::function<void(const RecvFunction&, variable_list gradients)>;
 
-  RecvFunction(MessageId id, WorkerId sender) : id_(id), sender_(sender) {}
+  /// `dependencies`: the messages to `sender` that what it sent was computed from there, if it has told.
+  RecvFunction(MessageId id, WorkerId sender, std::optional<std::vector<MessageId>> dependencies)
+      : id_(id), sender_(sender), dependencies_(std::move(dependencies)) {}
 
   MessageId id() const { return id_; }
   WorkerId sender() const { return sender_; }
+  const std::optional<std::vector<MessageId>>& dependencies() const { return dependencies_; }
   std::string name() const override { return "torch::distributed::autograd::RecvRpcBackward"; }
 
   /// While one lives, this thread runs `function` for a distributed backward pass, and what arrives at it goes to
@@ -67,6 +73,11 @@ class RecvFunction final : public torch::autograd::Node {
  private:
   const MessageId id_;
   const WorkerId sender_;
+  const std::optional<std::vector<MessageId>> dependencies_;
 };
+
+/// The receive functions that the local graph reaches from these edges, by number; nullopt if the graph is too large to
+/// look through while somebody waits for a message.
+std::optional<std::vector<MessageId>> dependenciesOf(const edge_list& edges);
 
 }  // namespace torchrpc

@@ -39,6 +39,8 @@ Message encode(const GradientRequest& request) {
   Message message{.kind = Kind::kAutogradGradients};
   Writer writer(message.payload);
   write(request.pass, writer);
+  writer.put<uint32_t>(static_cast<uint32_t>(request.sends.size()));
+  for (const auto send : request.sends) writer.put(send);
   writer.put(request.send);
   for (const auto& gradient : request.gradients) {
     writer.put(gradient.defined());
@@ -55,16 +57,12 @@ Message encode(const RRefBackwardRequest& request) {
   return message;
 }
 
-Message encodeAbort(const PassHeader& pass) {
+Message encode(const AbortRequest& request) {
   Message message{.kind = Kind::kAutogradAbort};
   Writer writer(message.payload);
-  write(pass, writer);
+  write(request.pass, writer);
+  write(request.reason, writer);
   return message;
-}
-
-PassHeader decodePassHeader(const Message& message) {
-  Reader reader(message.payload);
-  return readPassHeader(reader);
 }
 
 MarkRequest decodeMark(const Message& message) {
@@ -77,6 +75,7 @@ MarkRequest decodeMark(const Message& message) {
 GradientRequest decodeGradients(const Message& message) {
   Reader reader(message.payload);
   GradientRequest request{.pass = readPassHeader(reader)};
+  for (auto left = reader.get<uint32_t>(); left > 0; --left) request.sends.push_back(reader.get<MessageId>());
   request.send = reader.get<MessageId>();
   size_t next = 0;
   while (reader.remaining() > 0) {
@@ -86,6 +85,14 @@ GradientRequest decodeGradients(const Message& message) {
     }
     request.gradients.push_back(defined ? message.tensors[next++] : at::Tensor());
   }
+  return request;
+}
+
+AbortRequest decodeAbort(const Message& message) {
+  Reader reader(message.payload);
+  const auto pass = readPassHeader(reader);
+  AbortRequest request{pass, readError(reader)};
+  reader.expectEnd();
   return request;
 }
 

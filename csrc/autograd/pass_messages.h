@@ -31,8 +31,15 @@ struct MarkRequest {
 
 struct GradientRequest {
   PassHeader pass;
+  std::vector<MessageId> sends;  ///< which of the receiver's take part, where it has not been told by MarkRequests
   MessageId send = kNoAutogradId;
   variable_list gradients;  ///< one for each tensor that was sent; undefined ones among them
+};
+
+/// "The pass has failed where it came from."
+struct AbortRequest {
+  PassHeader pass;
+  Error reason;
 };
 
 /// "Begin a pass from the value of this RRef of yours."
@@ -44,12 +51,12 @@ struct RRefBackwardRequest {
 Message encode(const MarkRequest& request);
 Message encode(const GradientRequest& request);
 Message encode(const RRefBackwardRequest& request);
-Message encodeAbort(const PassHeader& pass);
+Message encode(const AbortRequest& request);
 
 /// These throw Error(kProtocol).
-PassHeader decodePassHeader(const Message& message);
 MarkRequest decodeMark(const Message& message);
 GradientRequest decodeGradients(const Message& message);
+AbortRequest decodeAbort(const Message& message);
 RRefBackwardRequest decodeRRefBackward(const Message& message);
 
 }  // namespace torchrpc

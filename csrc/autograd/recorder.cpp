@@ -32,6 +32,8 @@ struct Recorded {
   ContextId context = kNoContext;
   MessageId message = kNoAutogradId;  ///< none if no tensor requires grad
   uint32_t tensors = 0;               ///< how many of the message's require grad
+  /// The recorded messages to the sender that these tensors were computed from; nullopt: not told.
+  std::optional<std::vector<MessageId>> dependencies{};
 };
 
 std::string encode(const Recorded& recorded) {
@@ -40,6 +42,8 @@ std::string encode(const Recorded& recorded) {
   writer.put(recorded.context);
   writer.put(recorded.message);
   writer.put(recorded.tensors);
+  writer.put(recorded.dependencies.has_value());
+  for (const auto id : recorded.dependencies.value_or(std::vector<MessageId>())) writer.put(id);
   return out;
 }
 
@@ -51,6 +55,8 @@ std::optional<Recorded> recordedIn(const Message& message) {
   recorded.context = reader.get<ContextId>();
   recorded.message = reader.get<MessageId>();
   recorded.tensors = reader.get<uint32_t>();
+  if (reader.get<uint8_t>() != 0) recorded.dependencies.emplace();
+  while (recorded.dependencies && reader.remaining() > 0) recorded.dependencies->push_back(reader.get<MessageId>());
   reader.expectEnd();
   return recorded;
 }
@@ -69,6 +75,8 @@ void Recorder::recordSend(AutogradContext& context, Message& message, bool alway
   if (edges.empty() && !always) return;
   Recorded recorded{.context = context.id(), .tensors = static_cast<uint32_t>(edges.size())};
   if (!edges.empty()) {
+    // Only in replies: what a call's arguments depend on is the caller's, who is likely to have the roots, too.
+    if (message.kind == Kind::kReply) recorded.dependencies = dependenciesOf(edges);
     recorded.message = contexts_.newMessageId();
     context.addSend(c10::make_intrusive<SendFunction>(recorded.message, std::move(edges)));
   }
@@ -76,9 +84,9 @@ void Recorder::recordSend(AutogradContext& context, Message& message, bool alway
 }
 
 void Recorder::recordRecv(AutogradContext& context, const Message& message, WorkerId from) {
-  const auto recorded = recordedIn(message);
+  auto recorded = recordedIn(message);
   if (!recorded || recorded->message == kNoAutogradId) return;
-  const auto function = c10::make_intrusive<RecvFunction>(recorded->message, from);
+  const auto function = c10::make_intrusive<RecvFunction>(recorded->message, from, std::move(recorded->dependencies));
   for (const auto& tensor : message.tensors) {
     if (!tensor.requires_grad()) continue;
     tensor.set_requires_grad(false);  // it is no leaf

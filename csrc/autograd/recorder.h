@@ -37,7 +37,8 @@ class Recorder final : public Messenger {
   void takeInRolls(const std::string& rolls);
 
  private:
-  /// Records what the message takes out of this worker. `always`: the context goes with it even without tensors.
+  /// Records what the message takes out of this worker, with the context's number even if no tensor needs it
+  /// (`always`); tells in a reply what its tensors depend on.
   void recordSend(AutogradContext& context, Message& message, bool always);
   /// Records what has come in with a message; throws Error(kProtocol).
   void recordRecv(AutogradContext& context, const Message& message, WorkerId from);

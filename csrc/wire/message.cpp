@@ -13,25 +13,34 @@ const std::string* Message::header(HeaderKind kind) const {
   return nullptr;
 }
 
-Message encodeError(const Error& error) {
-  Message message{.kind = Kind::kError};
-  Writer out(message.payload);
+void write(const Error& error, Writer& out) {
   out.put(error.code());
   out.putString(error.text());
   out.putString(error.worker());
   out.putString(error.detail());
-  return message;
 }
 
-Error decodeError(const Message& message) {
-  Reader in(message.payload);
+Error readError(Reader& in) {
   auto code = in.get<ErrorCode>();
   if (name(code) == name(ErrorCode::kUnknown)) code = ErrorCode::kUnknown;  // also a newer peer's codes
   std::string text(in.getString());
   std::string worker(in.getString());
   std::string detail(in.getString());
-  in.expectEnd();
   return Error(code, std::move(text), std::move(worker), std::move(detail));
+}
+
+Message encodeError(const Error& error) {
+  Message message{.kind = Kind::kError};
+  Writer out(message.payload);
+  write(error, out);
+  return message;
+}
+
+Error decodeError(const Message& message) {
+  Reader in(message.payload);
+  auto error = readError(in);
+  in.expectEnd();
+  return error;
 }
 
 }  // namespace torchrpc

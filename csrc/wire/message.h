@@ -20,6 +20,9 @@
 
 namespace torchrpc {
 
+class Reader;
+class Writer;
+
 /// Optional parts of a message that a layer other than the one that made it adds and reads.
 /// Unknown ones are passed over. The numbers are part of the wire protocol.
 enum class HeaderKind : uint16_t {
@@ -91,5 +94,8 @@ Message copyMessage(const Message& message);
 Message encodeError(const Error& error);
 /// Throws Error(kProtocol) on malformed bytes.
 Error decodeError(const Message& message);
+/// The same within another payload.
+void write(const Error& error, Writer& out);
+Error readError(Reader& in);
 
 }  // namespace torchrpc
