@@ -193,7 +193,7 @@ void BackwardPass::work() {
   };
   // What nodes throw is looked at before torch's engine, which makes a Python exception the thread's current error.
   note([&] {
-    runInGraphTask([&] {
+    graph_->runInGraphTask([&] {
       note([&] { runGraph(); });
       throwIfFailed(failure);
     });

@@ -203,6 +203,18 @@ def callbacks_at_the_end(here, x):
     return x * here.weight
 
 
+def questions_about_the_pass(here, x):
+    middle = x * here.weight
+    nodes = middle.grad_fn, (x * here.bias).grad_fn
+
+    def hook(_):
+        taking_part = [torch._C._will_engine_execute_node(node) for node in nodes]
+        here.note(taking_part, torch._C._autograd._get_current_graph_task_keep_graph())
+
+    middle.register_hook(hook)
+    return middle
+
+
 def retained_gradients(here, x):
     middle = (x * here.weight).tanh()
     middle.retain_grad()
@@ -368,6 +380,7 @@ STAGES = [
     hooks_of_tensors,
     partly_used_results,
     passes_within_passes,
+    questions_about_the_pass,
     reentrant_checkpoints,
     retained_gradients,
     sparse_and_dense_gradients,
