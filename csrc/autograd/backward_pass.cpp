@@ -181,6 +181,7 @@ void BackwardPass::receive(WorkerId from, GradientRequest request, Done done) {
 }
 
 void BackwardPass::work() {
+  const auto entered = environment_.enter_user_code();
   Status failure;
   const auto note = [&](const std::function<void()>& body) {
     try {
