@@ -5,12 +5,9 @@ namespace torchrpc {
 bool CallTable::add(CallId id, Call& call, bool& earliest) {
   MutexLock lock(mutex_);
   if (closed_) return false;
-  if (call.deadline != kNever) {
-    auto [it, fresh] = deadlines_.emplace(call.deadline, id);
-    earliest = it == deadlines_.begin();
-  } else {
-    earliest = false;
-  }
+  if (call.deadline != kNever) deadlines_.emplace(call.deadline, id);
+  earliest = call.deadline < watched_;
+  if (earliest) watched_ = call.deadline;
   calls_.emplace(id, std::move(call));
   return true;
 }
@@ -51,10 +48,12 @@ std::vector<CallTable::Call> CallTable::takeLink(uint64_t link) {
 std::vector<CallTable::Call> CallTable::takeExpired(TimePoint now, TimePoint& next) {
   MutexLock lock(mutex_);
   std::vector<Call> out;
+  next = kNever;
+  if (now < watched_) return out;  // an earlier look has seen to it
   while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
     out.push_back(*takeLocked(deadlines_.begin()->second));
   }
-  next = deadlines_.empty() ? kNever : deadlines_.begin()->first;
+  watched_ = next = deadlines_.empty() ? kNever : deadlines_.begin()->first;
   return out;
 }
 
