@@ -5,9 +5,12 @@ namespace torchrpc {
 bool CallTable::add(CallId id, Call& call, bool& earliest) {
   MutexLock lock(mutex_);
   if (closed_) return false;
-  if (call.deadline != kNever) deadlines_.emplace(call.deadline, id);
-  earliest = call.deadline < watched_;
-  if (earliest) watched_ = call.deadline;
+  if (call.deadline != kNever) {
+    auto [it, fresh] = deadlines_.emplace(call.deadline, id);
+    earliest = it == deadlines_.begin();
+  } else {
+    earliest = false;
+  }
   calls_.emplace(id, std::move(call));
   return true;
 }
@@ -48,12 +51,10 @@ std::vector<CallTable::Call> CallTable::takeLink(uint64_t link) {
 std::vector<CallTable::Call> CallTable::takeExpired(TimePoint now, TimePoint& next) {
   MutexLock lock(mutex_);
   std::vector<Call> out;
-  next = kNever;
-  if (now < watched_) return out;  // an earlier look has seen to it
   while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
     out.push_back(*takeLocked(deadlines_.begin()->second));
   }
-  watched_ = next = deadlines_.empty() ? kNever : deadlines_.begin()->first;
+  next = deadlines_.empty() ? kNever : deadlines_.begin()->first;
   return out;
 }
 

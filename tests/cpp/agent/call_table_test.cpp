@@ -41,37 +41,6 @@ TEST_CASE("the first deadline is announced, later ones are not") {
   }
 }
 
-TEST_CASE("calls one after the other ask for one look, not for one each") {
-  CallTable table;
-  bool earliest = false;
-  const auto callUntil = [&](TimePoint deadline) {
-    const auto id = table.nextId();
-    CallTable::Call call{.deadline = deadline};
-    REQUIRE(table.add(id, call, earliest));
-    return id;
-  };
-  table.take(callUntil(kStart + 1s));
-  CHECK(earliest);
-  table.take(callUntil(kStart + 2s));
-  CHECK_FALSE(earliest);
-  callUntil(kStart + 3s);
-  CHECK_FALSE(earliest);
-  TimePoint next;
-  CHECK(table.takeExpired(kStart + 1s, next).empty());
-  CHECK(next == kStart + 3s);
-  callUntil(kStart + 4s);
-  CHECK_FALSE(earliest);
-}
-
-TEST_CASE("a look before the one that is due leaves that one to come") {
-  CallTable table;
-  add(table, kStart + 2s);
-  TimePoint next;
-  CHECK(table.takeExpired(kStart + 1s, next).empty());
-  CHECK(next == kNever);
-  CHECK(table.takeExpired(kStart + 2s, next).size() == 1);
-}
-
 TEST_CASE("expired calls come out in the order of their deadlines") {
   CallTable table;
   add(table, kStart + 2s);
