@@ -81,6 +81,8 @@ std::vector<ContextPtr> ContextTable::all() const {
 
 void ContextTable::owe(WorkerId owner, const std::set<WorkerId>& workers) {
   MutexLock lock(mutex_);
+  // Of another's context that was only let go of here, its owner has said nothing yet.
+  if (owner != self_ && !rolls_.contains(owner)) return;
   for (const auto worker : workers) {
     if (worker != self_ && worker != owner) owed_[worker].insert(owner);
   }
