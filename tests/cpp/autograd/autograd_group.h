@@ -25,9 +25,8 @@ class AutogradGroup {
         worker->rrefs().onWorkerLost(lost);
         worker->autograd().onWorkerLost(lost);
       });
-      agents_[id].onLateReply([worker = workers_.back().get()](const Message& reply) {
-        worker->rrefs().discard(reply);
-      });
+      agents_[id].onLateReply(
+          [worker = workers_.back().get()](const Message& reply) { worker->rrefs().discard(reply); });
     }
     agents_.start();
   }
@@ -63,7 +62,7 @@ class AutogradGroup {
     options.size = size;
     return options;
   }
-  size_t total(size_t AutogradService::DebugInfo::*count) {
+  size_t total(size_t AutogradService::DebugInfo::* count) {
     size_t sum = 0;
     for (auto& worker : workers_) sum += worker->autograd().debugInfo().*count;
     return sum;

@@ -1,7 +1,7 @@
 #pragma once
 
-// A worker with distributed autograd and RRefs over any Messenger: what the agent and a language binding would do around
-// AutogradService, with functions of the test's from tensors to tensors as the user functions.
+// A worker with distributed autograd and RRefs over any Messenger: what the agent and a language binding would do
+// around AutogradService, with functions of the test's from tensors to tensors as the user functions.
 
 #include <ATen/ATen.h>
 

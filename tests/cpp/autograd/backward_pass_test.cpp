@@ -158,8 +158,9 @@ TEST_CASE("FAST gives up after its patience when a result is not used, and says 
       errorOf([&] { t.group[0].autograd().backward(context.id(), {used.sum()}, false, BackwardMode::kFast); });
   CHECK(error.code() == ErrorCode::kTimeout);
   CHECK_THAT(
-      error.text(), Contains("RPC ran for more than set timeout") && Contains("misses the gradients of 1 of the 2") &&
-                        Contains("mode=\"smart\""));
+      error.text(),
+      Contains("RPC ran for more than set timeout") && Contains("misses the gradients of 1 of the 2") &&
+          Contains("mode=\"smart\""));
   CHECK(t.quiet());
   t.group[0].autograd().backward(context.id(), {unused.sum()}, false, BackwardMode::kSmart);
   CHECK(holds(gradientOf(t.group[0], context.id(), x), 3));
@@ -175,8 +176,7 @@ TEST_CASE("passes in different contexts run at once and know nothing of each oth
     const auto y = t.group[root].callOne(2, "weigh", {x});
     both.arrive_and_wait();
     t.group[root].autograd().backward(context.id(), {y.sum()}, false, mode);
-    return std::pair(
-        gradientOf(t.group[root], context.id(), x), gradientOf(t.group[2], context.id(), t.weights[2]));
+    return std::pair(gradientOf(t.group[root], context.id(), x), gradientOf(t.group[2], context.id(), t.weights[2]));
   };
   auto other = std::async(std::launch::async, train, 1, 20.);
   const auto [x, w] = train(0, 10.);

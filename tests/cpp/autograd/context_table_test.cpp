@@ -1,4 +1,4 @@
-// Contexts and the rolls by which workers learn of their ends: lost, repeated, overtaken, passed on, and malformed ones.
+// Contexts and the rolls by which workers learn of their ends: lost, repeated, overtaken, passed on, malformed.
 
 #include "autograd/context_table.h"
 
@@ -102,7 +102,8 @@ TEST_CASE("a roll ends the contexts that it does not list, and only once") {
 
 TEST_CASE("a message that comes after the end of its context makes nothing again") {
   ContextTable owner(0), other(1);
-  const auto known = makeKnown(owner, {&other}, {1}), late = makeKnown(owner, {}, {1}), alive = makeKnown(owner, {}, {1});
+  const auto known = makeKnown(owner, {&other}, {1}), late = makeKnown(owner, {}, {1}),
+             alive = makeKnown(owner, {}, {1});
   endOwn(owner, known);
   endOwn(owner, late);
   takeIn(other, owner.takeRolls(1));

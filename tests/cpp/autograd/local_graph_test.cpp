@@ -34,9 +34,10 @@ struct Backward {
         retain_graph,
         {.deliver = [this](const RecvFunction& recv, variable_list g) { delivered[recv.id()] = std::move(g); },
          .accumulate = [this](const at::Tensor& leaf, at::Tensor g) { gradients.emplace_back(leaf, std::move(g)); },
-         .lend = [this](const torch::autograd::AccumulateGrad& node) {
-           return std::make_shared<GradLoan>(context, node.variable, GradLoan::Length::kNode);
-         }});
+         .lend =
+             [this](const torch::autograd::AccumulateGrad& node) {
+               return std::make_shared<GradLoan>(context, node.variable, GradLoan::Length::kNode);
+             }});
     edge_list edges;
     variable_list ones;
     for (const auto& root : roots) {
@@ -226,10 +227,10 @@ TEST_CASE("a hook after accumulation sees the pass' gradient as .grad, which is 
   a.mutable_grad() = at::full({2}, 50.);
   int runs = 0;
   torch::autograd::impl::set_post_acc_grad_hooks(a, std::make_unique<PostAccumulateHook>([&](const at::Tensor& leaf) {
-    ++runs;
-    CHECK(holds(leaf.grad(), 3));
-    leaf.mutable_grad() = leaf.grad() * 2;
-  }));
+                                                   ++runs;
+                                                   CHECK(holds(leaf.grad(), 3));
+                                                   leaf.mutable_grad() = leaf.grad() * 2;
+                                                 }));
   const Backward ours({(a * 3).sum()});
   CHECK(runs == 1);
   CHECK(ours.gradients.empty());
@@ -252,7 +253,8 @@ TEST_CASE("gradients that do not fit are refused with the node's name, others ar
   };
   CHECK_THAT(
       text({at::ones({3})}),
-      Contains("Function Giving returned an invalid gradient at index 0 - got [3] but expected shape compatible with") &&
+      Contains(
+          "Function Giving returned an invalid gradient at index 0 - got [3] but expected shape compatible with") &&
           Contains("[2]"));
   CHECK_THAT(text({at::ones({2}), at::ones({2})}), Contains("invalid number of gradients"));
   CHECK_THAT(text({}), Contains("invalid number of gradients"));

@@ -1,5 +1,5 @@
-// Random graphs cut over 3 or 4 workers whose messages are late and overtake each other, against the same computation on
-// one. Calls are nested, come back to their callers, share parameters and return what nobody uses.
+// Random graphs cut over 3 or 4 workers whose messages are late and overtake each other, against the same computation
+// on one. Calls are nested, come back to their callers, share parameters and return what nobody uses.
 // TORCHRPC_TEST_SEED=<n> runs only the graph of that seed, TORCHRPC_TEST_GRAPHS=<n> that many.
 
 #include <cstdlib>
