@@ -75,9 +75,13 @@ AutogradService::AutogradService(Messenger& messenger, Options options)
     : messenger_(messenger),
       environment_(environment(messenger, std::move(options))),
       contexts_(messenger.self().id),
-      recorder_(messenger, contexts_, [this](const std::vector<ContextPtr>& ended) {
-        end(ended, Error(ErrorCode::kInvalidArgument, "the autograd context has ended on its owner"));
-      }) {
+      recorder_(
+          messenger, contexts_,
+          {.on_ended =
+               [this](const std::vector<ContextPtr>& ended) {
+                 end(ended, Error(ErrorCode::kInvalidArgument, "the autograd context has ended on its owner"));
+               },
+           .on_owed = [this] { scheduleNews(); }}) {
   serve(Kind::kAutogradMark, &AutogradService::serveMark);
   serve(Kind::kAutogradGradients, &AutogradService::serveGradients);
   serve(Kind::kAutogradAbort, &AutogradService::serveAbort);

@@ -56,8 +56,8 @@ class AutogradService {
   ContextPtr newContext();
   /// Throws Error(kInvalidArgument) if this worker knows none of that id.
   ContextPtr context(ContextId id) const;
-  /// Ends one of this worker's contexts: graph, gradients and passes here at once; workers that know it learn of it
-  /// with the next call that goes to them, or soon. No longer the thread's current one. Throws as context().
+  /// Ends a context: graph, gradients and passes here at once. If it is this worker's own, workers that know it learn
+  /// of it with the next call that goes to them, or soon. No longer the thread's current one. Throws as context().
   void release(ContextId id);
   ContextId largestId() const { return contexts_.largestId(); }
 

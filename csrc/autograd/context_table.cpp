@@ -14,13 +14,17 @@ void writeRoll(const Roll& roll, Writer& writer) {
   for (const auto id : roll.alive) writer.put(id);
 }
 
-Roll readRoll(Reader& reader) {
-  Roll roll;
-  roll.owner = reader.get<WorkerId>();
-  roll.version = reader.get<uint64_t>();
-  roll.next = reader.get<int64_t>();
-  for (auto left = reader.get<uint32_t>(); left > 0; --left) roll.alive.insert(reader.get<ContextId>());
-  return roll;
+std::vector<Roll> readRolls(std::string_view bytes) {
+  std::vector<Roll> rolls;
+  Reader reader(bytes);
+  while (reader.remaining() > 0) {
+    auto& roll = rolls.emplace_back();
+    roll.owner = reader.get<WorkerId>();
+    roll.version = reader.get<uint64_t>();
+    roll.next = reader.get<int64_t>();
+    for (auto left = reader.get<uint32_t>(); left > 0; --left) roll.alive.insert(reader.get<ContextId>());
+  }
+  return rolls;
 }
 
 }  // namespace
@@ -77,6 +81,8 @@ std::vector<ContextPtr> ContextTable::all() const {
 
 void ContextTable::owe(WorkerId owner, const std::set<WorkerId>& workers) {
   MutexLock lock(mutex_);
+  // Of another's context that was only let go of here, its owner has said nothing yet.
+  if (owner != self_ && !rolls_.contains(owner)) return;
   for (const auto worker : workers) {
     if (worker != self_ && worker != owner) owed_[worker].insert(owner);
   }
@@ -101,8 +107,7 @@ std::string ContextTable::takeRolls(WorkerId worker) {
 }
 
 void ContextTable::oweAgain(WorkerId worker, std::string_view rolls) {
-  Reader reader(rolls);
-  while (reader.remaining() > 0) owe(readRoll(reader).owner, {worker});
+  for (const auto& roll : readRolls(rolls)) owe(roll.owner, {worker});
 }
 
 std::vector<WorkerId> ContextTable::owed() const {
@@ -127,10 +132,9 @@ std::vector<ContextPtr> ContextTable::removeEnded(const Roll& roll) {
 
 std::vector<ContextPtr> ContextTable::takeIn(std::string_view bytes) {
   std::vector<ContextPtr> ended;
-  Reader reader(bytes);
-  while (reader.remaining() > 0) {
-    auto roll = readRoll(reader);
-    MutexLock lock(mutex_);
+  auto rolls = readRolls(bytes);
+  MutexLock lock(mutex_);
+  for (auto& roll : rolls) {
     if (roll.owner == self_) continue;
     auto& latest = rolls_[roll.owner];
     if (latest.version >= roll.version) continue;

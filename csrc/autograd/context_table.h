@@ -41,7 +41,7 @@ class ContextTable {
   ContextPtr find(ContextId id) const;
   /// The context that a message from another worker names, made if it is new; null if it has ended.
   ContextPtr enter(ContextId id);
-  /// Takes one of this worker's own contexts out; null if there is none. The caller end()s it.
+  /// Takes a context out; null if there is none. The caller end()s it. Another worker's may come back with a message.
   ContextPtr remove(ContextId id);
   ContextId largestId() const { return makeAutogradId(self_, kLargestCounter); }
   MessageId newMessageId();
@@ -51,7 +51,7 @@ class ContextTable {
 
   // --- rolls ---
 
-  /// A roll of `owner`'s contexts is to go to these workers.
+  /// A roll of `owner`'s contexts, if there is one yet, is to go to these workers.
   void owe(WorkerId owner, const std::set<WorkerId>& workers);
   /// The rolls that `worker` is to get with the next message, as bytes; empty if none. They are owed no more.
   std::string takeRolls(WorkerId worker);

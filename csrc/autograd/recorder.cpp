@@ -114,7 +114,10 @@ void Recorder::request(WorkerId to, Message message, Duration timeout, ReplyHand
       to, std::move(message), timeout,
       [this, to, context = recorded ? std::move(context) : nullptr, rolls = std::move(rolls),
        handler = std::move(handler)](Result<Message> reply) {
-        if (!reply && !rolls.empty()) contexts_.oweAgain(to, rolls);
+        if (!reply && !rolls.empty()) {
+          contexts_.oweAgain(to, rolls);
+          events_.on_owed();
+        }
         if (reply && context) {
           try {
             recordRecv(*context, reply.value(), to);
@@ -131,7 +134,7 @@ void Recorder::request(WorkerId to, Message message, Duration timeout, ReplyHand
 void Recorder::takeInRolls(const std::string& rolls) {
   auto ended = contexts_.takeIn(rolls);
   if (ended.empty()) return;
-  messenger_.post([this, ended = std::move(ended)]() mutable { on_ended_(std::move(ended)); });
+  messenger_.post([this, ended = std::move(ended)]() mutable { events_.on_ended(std::move(ended)); });
 }
 
 ContextPtr Recorder::enter(const Request& request) {

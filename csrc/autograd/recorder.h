@@ -17,9 +17,16 @@ namespace torchrpc {
 
 class Recorder final : public Messenger {
  public:
-  /// `messenger` and `contexts` must outlive it. Contexts that others have ended go to `on_ended`, on the pool.
-  Recorder(Messenger& messenger, ContextTable& contexts, std::function<void(std::vector<ContextPtr>)> on_ended)
-      : messenger_(messenger), contexts_(contexts), on_ended_(std::move(on_ended)) {}
+  struct Events {
+    /// Contexts that others have ended; on the pool.
+    std::function<void(std::vector<ContextPtr>)> on_ended;
+    /// News that a call took along did not arrive, and are owed again; on any thread.
+    std::function<void()> on_owed;
+  };
+
+  /// `messenger` and `contexts` must outlive it.
+  Recorder(Messenger& messenger, ContextTable& contexts, Events events)
+      : messenger_(messenger), contexts_(contexts), events_(std::move(events)) {}
 
   const WorkerInfo& self() const override { return messenger_.self(); }
   WorkerInfo worker(WorkerId id) const override { return messenger_.worker(id); }
@@ -46,7 +53,7 @@ class Recorder final : public Messenger {
 
   Messenger& messenger_;
   ContextTable& contexts_;
-  const std::function<void(std::vector<ContextPtr>)> on_ended_;
+  const Events events_;
 };
 
 }  // namespace torchrpc

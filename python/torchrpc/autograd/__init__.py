@@ -83,8 +83,9 @@ def backward(
         retain_graph (bool): keep the graph, so that another pass through it can follow.
         mode (str): how workers find out which gradients they have to wait for; None: `get_default_mode()`.
 
-            "smart": the pass first asks, along the recorded calls, which of them the roots depend on, and only those
-            take part. Results of calls that the loss does not use cost nothing and keep nobody waiting.
+            "smart": only recorded calls that the roots depend on take part. Which these are is known from the replies,
+            or found out first, by asking along the calls. Results that the loss does not use cost nothing and keep
+            nobody waiting.
 
             "fast": every recorded call is taken to be part of the pass, so nobody needs to be asked. As in torch, it
             waits for gradients that never come if the loss does not use the result of a recorded call; it gives up

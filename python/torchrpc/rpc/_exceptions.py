@@ -118,9 +118,7 @@ def _plain_state(exc: BaseException) -> dict[str, Any]:
     return state
 
 
-def _rebuild_exception(
-    text: str, detail: bytes, worker_name: str, also_runtime_error: bool = False
-) -> BaseException:
+def _rebuild_exception(text: str, detail: bytes, worker_name: str, also_runtime_error: bool = False) -> BaseException:
     """On the caller: an exception of the type raised on `worker_name`, whose str() is `text`, with its attributes.
 
     A type whose constructor wants more than a text gives an instance of a subclass of it, which is also a RuntimeError

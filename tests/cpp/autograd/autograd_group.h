@@ -1,0 +1,128 @@
+#pragma once
+
+// Workers of one process with distributed autograd, over loopback; and the waiting for what comes in its own time.
+
+#include <catch2/catch.hpp>
+
+#include <atomic>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "agent/loopback_group.h"
+#include "autograd/autograd_worker.h"
+
+namespace torchrpc::test {
+
+class AutogradGroup {
+ public:
+  explicit AutogradGroup(int size, AutogradWorker::Functions functions = {}, LoopbackGroup::Options options = {})
+      : functions_(std::move(functions)), agents_(withSize(std::move(options), size)) {
+    for (int id = 0; id < size; ++id) {
+      workers_.push_back(
+          std::make_unique<AutogradWorker>(agents_[id], functions_, [this] { return Duration(patience_.load()); }));
+      agents_[id].onWorkerLost([worker = workers_.back().get()](const WorkerInfo& lost) {
+        worker->rrefs().onWorkerLost(lost);
+        worker->autograd().onWorkerLost(lost);
+      });
+      agents_[id].onLateReply(
+          [worker = workers_.back().get()](const Message& reply) { worker->rrefs().discard(reply); });
+    }
+    agents_.start();
+  }
+  ~AutogradGroup() {
+    for (auto& worker : workers_) worker->autograd().close();
+    for (auto& worker : workers_) agents_[worker->id()].close();
+    for (auto& worker : workers_) worker->rrefs().destroy();
+  }
+
+  AutogradWorker& operator[](int id) { return *workers_.at(static_cast<size_t>(id)); }
+  Agent& agent(int id) { return agents_[id]; }
+  int size() const { return static_cast<int>(workers_.size()); }
+  void setPatience(Duration patience) { patience_ = patience.count(); }
+
+  /// Contexts and passes, on all workers.
+  size_t contexts() { return total(&AutogradService::DebugInfo::contexts); }
+  size_t passes() { return total(&AutogradService::DebugInfo::backward_passes); }
+
+  /// An RRef of `to` to a value of `owner`'s.
+  RRefPtr give(int owner, const at::Tensor& value, int to) {
+    const auto rref = (*this)[owner].rrefs().createOwner();
+    rref->setValue(value);
+    if (owner == to) return rref;
+    std::promise<RRefPtr> adopted;
+    (*this)[to].rrefs().adopt(
+        {(*this)[owner].rrefs().fork(rref, to)}, /*wait_for_owner=*/false,
+        [&](Result<std::vector<RRefPtr>> rrefs) { adopted.set_value(std::move(rrefs).take().at(0)); });
+    return adopted.get_future().get();
+  }
+
+ private:
+  static LoopbackGroup::Options withSize(LoopbackGroup::Options options, int size) {
+    options.size = size;
+    return options;
+  }
+  size_t total(size_t AutogradService::DebugInfo::* count) {
+    size_t sum = 0;
+    for (auto& worker : workers_) sum += worker->autograd().debugInfo().*count;
+    return sum;
+  }
+
+  const AutogradWorker::Functions functions_;
+  std::atomic<Duration::rep> patience_{0};
+  LoopbackGroup agents_;
+  std::vector<std::unique_ptr<AutogradWorker>> workers_;
+};
+
+/// A context of this worker's, current on this thread while it lives.
+class OwnContext {
+ public:
+  explicit OwnContext(AutogradWorker& worker) : worker_(worker), id_(worker.autograd().newContext()->id()) {}
+  ~OwnContext() { release(); }
+  ContextId id() const { return id_; }
+  void release() {
+    if (!std::exchange(released_, true)) worker_.autograd().release(id_);
+  }
+
+ private:
+  AutogradWorker& worker_;
+  const ContextId id_;
+  bool released_ = false;
+};
+
+/// The gradient that a context has for a leaf; undefined if none.
+inline at::Tensor gradientOf(AutogradWorker& worker, ContextId context, const at::Tensor& leaf) {
+  for (const auto& [tensor, gradient] : worker.autograd().gradients(context)) {
+    if (tensor.is_same(leaf)) return gradient;
+  }
+  return {};
+}
+
+inline bool holds(const at::Tensor& tensor, double value) {
+  return tensor.defined() && tensor.detach().allclose(at::full_like(tensor, value));
+}
+
+inline at::Tensor leaf(double value) { return at::full({2}, value).requires_grad_(); }
+
+/// Waits for what other threads are about to do; false after 20 s.
+template <typename Condition>
+bool eventually(Condition&& condition) {
+  for (int i = 0; i < 20000; ++i) {
+    if (condition()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return false;
+}
+
+/// The error that `body` throws.
+template <typename F>
+Error errorOf(F&& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error;
+  }
+  return {ErrorCode::kUnknown, "no error"};
+}
+
+}  // namespace torchrpc::test

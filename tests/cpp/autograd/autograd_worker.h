@@ -1,0 +1,121 @@
+#pragma once
+
+// A worker with distributed autograd and RRefs over any Messenger: what the agent and a language binding would do
+// around AutogradService, with functions of the test's from tensors to tensors as the user functions.
+
+#include <ATen/ATen.h>
+
+#include <functional>
+#include <future>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "autograd/autograd_service.h"
+#include "base/thread_pool.h"
+
+namespace torchrpc::test {
+
+using Tensors = std::vector<at::Tensor>;
+
+/// Passes everything on and counts the requests that are served here, by kind.
+class Counter final : public Messenger {
+ public:
+  explicit Counter(Messenger& messenger) : messenger_(messenger) {}
+
+  const WorkerInfo& self() const override { return messenger_.self(); }
+  WorkerInfo worker(WorkerId id) const override { return messenger_.worker(id); }
+  void request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) override {
+    messenger_.request(to, std::move(message), timeout, std::move(handler));
+  }
+  void requestReliably(WorkerId to, Message message, ReplyHandler handler) override {
+    messenger_.requestReliably(to, std::move(message), std::move(handler));
+  }
+  void on(Kind kind, Where where, RequestHandler handler) override {
+    messenger_.on(kind, where, [this, kind, handler = std::move(handler)](Request request, Responder responder) {
+      {
+        MutexLock lock(mutex_);
+        ++served_[kind];
+      }
+      handler(std::move(request), std::move(responder));
+    });
+  }
+  void post(std::function<void()> task) override { messenger_.post(std::move(task)); }
+  void postAfter(Duration delay, std::function<void()> task) override { messenger_.postAfter(delay, std::move(task)); }
+
+  int served(Kind kind) const {
+    MutexLock lock(mutex_);
+    const auto found = served_.find(kind);
+    return found == served_.end() ? 0 : found->second;
+  }
+
+ private:
+  Messenger& messenger_;
+  mutable Mutex mutex_;
+  std::map<Kind, int> served_;  // guarded by mutex_
+};
+
+class AutogradWorker {
+ public:
+  using Function = std::function<Tensors(AutogradWorker& here, Tensors args)>;
+  using Functions = std::map<std::string, Function>;
+
+  /// `functions` by the names that calls use; they must outlive the worker, and stay as they are while there are calls.
+  AutogradWorker(Messenger& messenger, const Functions& functions, std::function<Duration()> patience)
+      : counter_(messenger),
+        functions_(functions),
+        autograd_(counter_, {.patience = std::move(patience)}),
+        rrefs_(RRefService::create(autograd_.recorder(), {.encode_value = [](const c10::IValue& value, const auto&) {
+                                     return Message{.kind = Kind::kReply, .tensors = {value.toTensor()}};
+                                   }})) {
+    autograd_.serve(*rrefs_);
+    for (const auto kind : {Kind::kNativeCall, Kind::kBuiltinCall}) {
+      autograd_.recorder().on(
+          kind, Messenger::Where::kPool, [this](const Request& request, const Responder& responder) {
+            const auto& function = functions_.at(request.message.payload);
+            responder.reply({.kind = Kind::kReply, .tensors = function(*this, request.message.tensors)});
+          });
+    }
+  }
+
+  WorkerId id() const { return counter_.self().id; }
+  AutogradService& autograd() { return autograd_; }
+  RRefService& rrefs() { return *rrefs_; }
+  /// Past the recorder, for messages of the test's own making.
+  Messenger& messenger() { return counter_; }
+  int served(Kind kind) const { return counter_.served(kind); }
+
+  /// Calls a function in the thread's current context and waits for its results.
+  Tensors call(WorkerId to, const std::string& function, Tensors args, Kind kind = Kind::kNativeCall) {
+    const auto reply = send(
+        autograd_.recorder(), to, {.kind = kind, .payload = function, .tensors = std::move(args)},
+        std::chrono::seconds(30));
+    return reply ? reply.value().tensors : throw reply.error();
+  }
+  at::Tensor callOne(WorkerId to, const std::string& function, Tensors args, Kind kind = Kind::kNativeCall) {
+    return call(to, function, std::move(args), kind).at(0);
+  }
+
+  /// The reply to a message that the test has made.
+  Result<Message> ask(WorkerId to, Message message) {
+    return send(counter_, to, std::move(message), std::chrono::seconds(20));
+  }
+
+  static Result<Message> send(Messenger& through, WorkerId to, Message message, Duration timeout) {
+    auto promise = std::make_shared<std::promise<Result<Message>>>();
+    auto reply = promise->get_future();
+    through.request(
+        to, std::move(message), timeout, [promise](Result<Message> result) { promise->set_value(std::move(result)); });
+    const ThreadPool::BlockingScope blocking;
+    return reply.get();
+  }
+
+ private:
+  Counter counter_;
+  const Functions& functions_;
+  AutogradService autograd_;
+  const std::shared_ptr<RRefService> rrefs_;
+};
+
+}  // namespace torchrpc::test

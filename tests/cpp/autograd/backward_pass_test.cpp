@@ -1,0 +1,310 @@
+// Backward passes over several workers: what the gradients are, which messages they take, and how they fail.
+
+#include <future>
+#include <latch>
+
+#include "autograd/autograd_group.h"
+
+using namespace torchrpc;
+using namespace torchrpc::test;
+using Catch::Matchers::Contains;
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr auto kMark = Kind::kAutogradMark;
+constexpr auto kGradients = Kind::kAutogradGradients;
+
+/// What the tests call: "w<id>" of worker i has the value i + 2.
+struct Model {
+  std::vector<at::Tensor> weights{leaf(2), leaf(3), leaf(4), leaf(5)};
+  AutogradWorker::Functions functions{
+      {"mul", [](AutogradWorker&, Tensors args) -> Tensors { return {args.at(0) * args.at(1)}; }},
+      {"weigh", [this](AutogradWorker& here, Tensors args) -> Tensors { return {args.at(0) * weight(here)}; }},
+      // To the next worker and back.
+      {"nested",
+       [this](AutogradWorker& here, Tensors args) -> Tensors {
+         return {here.callOne((here.id() + 1) % 3, "weigh", {args.at(0) * weight(here)}) * 2};
+       }},
+      // To the worker before this one and back.
+      {"bounce",
+       [this](AutogradWorker& here, Tensors args) -> Tensors {
+         return {here.callOne(here.id() - 1, "weigh", {args.at(0) * weight(here)})};
+       }},
+      // Its two results depend on its two arguments each.
+      {"pair",
+       [this](AutogradWorker& here, Tensors args) -> Tensors {
+         return {args.at(0) * weight(here), args.at(1) * weight(here)};
+       }},
+      {"fail backward",
+       [this](AutogradWorker& here, Tensors args) -> Tensors {
+         const auto result = args.at(0) * weight(here);
+         result.register_hook([](const at::Tensor&) -> at::Tensor { throw std::runtime_error("broken on purpose"); });
+         return {result};
+       }},
+  };
+  at::Tensor& weight(AutogradWorker& here) { return weights.at(static_cast<size_t>(here.id())); }
+};
+
+struct Target : Model {
+  explicit Target(int size) : group(size, functions) {}
+  /// No pass is left anywhere, soon: the last reply tells the root and ends the pass on its worker one after the other.
+  bool quiet() {
+    return eventually([&] { return group.passes() == 0; });
+  }
+  int served(Kind kind) {
+    int sum = 0;
+    for (int id = 0; id < group.size(); ++id) sum += group[id].served(kind);
+    return sum;
+  }
+  at::Tensor gradient(int worker, ContextId context) {
+    return gradientOf(group[worker], context, weights.at(static_cast<size_t>(worker)));
+  }
+  AutogradGroup group;
+};
+
+BackwardMode anyMode() { return GENERATE(BackwardMode::kFast, BackwardMode::kSmart); }
+
+}  // namespace
+
+TEST_CASE("a remote operator's gradient reaches both of its arguments") {
+  Target t(3);
+  const auto mode = anyMode();
+  const auto to = GENERATE(0, 1);
+  const OwnContext context(t.group[0]);
+  const auto a = leaf(2), b = leaf(7);
+  const auto product = t.group[0].callOne(to, "mul", {a, b}, Kind::kBuiltinCall);
+  t.group[0].autograd().backward(context.id(), {product.sum()}, false, mode);
+  CHECK(holds(gradientOf(t.group[0], context.id(), a), 7));
+  CHECK(holds(gradientOf(t.group[0], context.id(), b), 2));
+  CHECK_FALSE(a.grad().defined());
+  CHECK(t.quiet());
+}
+
+TEST_CASE("a pass goes through calls in calls, each worker keeps its own gradients") {
+  Target t(3);
+  const auto mode = anyMode();
+  const OwnContext context(t.group[0]);
+  const auto x = leaf(1);
+  const auto y = t.group[0].callOne(1, "nested", {x * t.weights[0]});  // 2 * w2 * w1 * w0 * x
+  t.group[0].autograd().backward(context.id(), {y.sum()}, false, mode);
+  CHECK(holds(gradientOf(t.group[0], context.id(), x), 48));
+  CHECK(holds(t.gradient(0, context.id()), 24));
+  CHECK(holds(t.gradient(1, context.id()), 16));
+  CHECK(holds(t.gradient(2, context.id()), 12));
+  CHECK(t.group[0].autograd().gradients(context.id()).size() == 2);
+  CHECK(t.group[1].autograd().gradients(context.id()).size() == 1);
+  CHECK(t.quiet());
+}
+
+TEST_CASE("a pass comes back to the worker that it has come from") {
+  Target t(2);
+  const auto mode = anyMode();
+  const OwnContext context(t.group[0]);
+  const auto x = leaf(1);
+  const auto y = t.group[0].callOne(1, "bounce", {x});  // w0 * w1 * x
+  t.group[0].autograd().backward(context.id(), {(y * t.weights[0]).sum()}, false, mode);
+  CHECK(holds(gradientOf(t.group[0], context.id(), x), 12));
+  CHECK(holds(t.gradient(0, context.id()), 12));
+  CHECK(holds(t.gradient(1, context.id()), 4));
+  CHECK(t.quiet());
+}
+
+TEST_CASE("SMART takes results that are not used for what they are, and sends nothing to their workers") {
+  Target t(3);
+  const OwnContext context(t.group[0]);
+  const auto x = leaf(1);
+  const auto used = t.group[0].callOne(1, "weigh", {x});
+  const auto unused = t.group[0].callOne(2, "weigh", {x});
+  t.group[0].autograd().backward(context.id(), {used.sum()}, false, BackwardMode::kSmart);
+  CHECK(holds(gradientOf(t.group[0], context.id(), x), 3));
+  CHECK(t.group[2].autograd().gradients(context.id()).empty());
+  CHECK(t.group[1].served(kGradients) == 1);
+  for (const auto kind : {kMark, kGradients, Kind::kAutogradAbort}) CHECK(t.group[2].served(kind) == 0);
+  CHECK(t.quiet());
+}
+
+TEST_CASE("SMART needs no marking where replies tell what they depend on, FAST never") {
+  Target t(3);
+  const auto mode = anyMode();
+  const OwnContext context(t.group[0]);
+  const auto x = leaf(1);
+  const auto y = t.group[0].callOne(1, "weigh", {t.group[0].callOne(2, "weigh", {x})});
+  t.group[0].autograd().backward(context.id(), {y.sum()}, false, mode);
+  CHECK(holds(gradientOf(t.group[0], context.id(), x), 12));
+  CHECK(t.served(kMark) == 0);
+  CHECK(t.served(kGradients) == 4);
+}
+
+TEST_CASE("of a message's tensors, the ones that are not used get no gradient") {
+  Target t(2);
+  const auto mode = anyMode();
+  const OwnContext context(t.group[0]);
+  const auto a = leaf(2), b = leaf(7);
+  const auto results = t.group[0].call(1, "pair", {a, b});
+  t.group[0].autograd().backward(context.id(), {results.at(0).sum()}, false, mode);
+  CHECK(holds(gradientOf(t.group[0], context.id(), a), 3));
+  CHECK_FALSE(gradientOf(t.group[0], context.id(), b).defined());
+  CHECK(holds(t.gradient(1, context.id()), 2));
+}
+
+TEST_CASE("FAST gives up after its patience when a result is not used, and says what to do") {
+  Target t(2);
+  t.group.setPatience(50ms);
+  const OwnContext context(t.group[0]);
+  const auto x = leaf(1);
+  const auto used = t.group[0].callOne(1, "weigh", {x}), unused = t.group[0].callOne(1, "weigh", {x});
+  const auto error =
+      errorOf([&] { t.group[0].autograd().backward(context.id(), {used.sum()}, false, BackwardMode::kFast); });
+  CHECK(error.code() == ErrorCode::kTimeout);
+  CHECK_THAT(
+      error.text(),
+      Contains("RPC ran for more than set timeout") && Contains("misses the gradients of 1 of the 2") &&
+          Contains("mode=\"smart\""));
+  CHECK(t.quiet());
+  t.group[0].autograd().backward(context.id(), {unused.sum()}, false, BackwardMode::kSmart);
+  CHECK(holds(gradientOf(t.group[0], context.id(), x), 3));
+}
+
+TEST_CASE("passes in different contexts run at once and know nothing of each other") {
+  Target t(3);
+  const auto mode = anyMode();
+  std::latch both(2);
+  const auto train = [&](int root, double value) {
+    const OwnContext context(t.group[root]);
+    const auto x = leaf(value);
+    const auto y = t.group[root].callOne(2, "weigh", {x});
+    both.arrive_and_wait();
+    t.group[root].autograd().backward(context.id(), {y.sum()}, false, mode);
+    return std::pair(gradientOf(t.group[root], context.id(), x), gradientOf(t.group[2], context.id(), t.weights[2]));
+  };
+  auto other = std::async(std::launch::async, train, 1, 20.);
+  const auto [x, w] = train(0, 10.);
+  const auto [other_x, other_w] = other.get();
+  CHECK(holds(x, 4));
+  CHECK(holds(w, 10));
+  CHECK(holds(other_x, 4));
+  CHECK(holds(other_w, 20));
+  CHECK(t.quiet());
+}
+
+TEST_CASE("a second pass over a retained graph adds to the gradients, over one that was not it fails everywhere") {
+  Target t(2);
+  const auto mode = anyMode();
+  const OwnContext context(t.group[0]);
+  const auto x = leaf(1);
+  const auto loss = t.group[0].callOne(1, "weigh", {x * x}).sum();
+  const auto backward = [&](bool retain) { t.group[0].autograd().backward(context.id(), {loss}, retain, mode); };
+  backward(true);
+  backward(true);
+  CHECK(holds(gradientOf(t.group[0], context.id(), x), 12));
+  CHECK(holds(t.gradient(1, context.id()), 2));
+  backward(false);
+  const auto error = errorOf([&] { backward(false); });
+  CHECK(error.code() == ErrorCode::kBackward);
+  CHECK_THAT(error.text(), Contains("Error on Node 1") && Contains("a second time"));
+  CHECK(holds(gradientOf(t.group[0], context.id(), x), 18));
+  CHECK(holds(t.gradient(1, context.id()), 3));
+  CHECK(t.quiet());
+}
+
+TEST_CASE("what a remote node throws reaches the root, and the pass ends everywhere without a gradient") {
+  Target t(3);
+  const auto mode = anyMode();
+  const OwnContext context(t.group[0]);
+  const auto x = leaf(1);
+  const auto fine = t.group[0].callOne(2, "weigh", {x});
+  const auto broken = t.group[0].callOne(1, "fail backward", {fine});
+  const auto error =
+      errorOf([&] { t.group[0].autograd().backward(context.id(), {(broken + fine).sum()}, false, mode); });
+  CHECK(error.code() == ErrorCode::kBackward);
+  CHECK(error.text() == "Error on Node 1: broken on purpose");
+  CHECK(error.worker() == "worker1");
+  CHECK(t.quiet());
+  for (int id = 0; id < 3; ++id) CHECK(t.group[id].autograd().gradients(context.id()).empty());
+}
+
+TEST_CASE("what a node of the root's throws ends the pass on the others, too") {
+  Target t(2);
+  const auto mode = anyMode();
+  const OwnContext context(t.group[0]);
+  const auto x = leaf(1);
+  const auto product = x * 2;
+  product.register_hook([](const at::Tensor&) -> at::Tensor { throw std::runtime_error("broken at home"); });
+  const auto y = t.group[0].callOne(1, "weigh", {product});
+  const auto error = errorOf([&] { t.group[0].autograd().backward(context.id(), {y.sum()}, false, mode); });
+  CHECK(error.text() == "Error on Node 0: broken at home");
+  CHECK(t.quiet());
+  CHECK(t.group[0].autograd().gradients(context.id()).empty());
+}
+
+TEST_CASE("roots that cannot be are told, and nothing is sent") {
+  Target t(2);
+  const OwnContext context(t.group[0]);
+  const auto x = leaf(1);
+  const auto text = [&](const Tensors& roots, ContextId id) {
+    return errorOf([&] { t.group[0].autograd().backward(id, roots, false, BackwardMode::kFast); }).text();
+  };
+  CHECK_THAT(text({}, context.id()), Contains("No tensors provided"));
+  CHECK_THAT(text({x * 2}, context.id()), Contains("not a scalar"));
+  CHECK_THAT(text({at::ones({1})}, context.id()), Contains("requires_grad not set"));
+  CHECK_THAT(text({at::ones({1}).requires_grad_()}, context.id()), Contains("valid gradient function"));
+  CHECK_THAT(text({x.sum()}, 12345), Contains("Could not find autograd context with id: 12345"));
+  CHECK(t.group.passes() == 0);
+}
+
+TEST_CASE("a pass begins at the owner of an RRef") {
+  Target t(2);
+  const auto mode = anyMode();
+  const auto owner = GENERATE(0, 1);
+  const OwnContext context(t.group[0]);
+  const auto x = leaf(1);
+  // The call makes the context known there; the value stands for its result.
+  const auto y = t.group[0].callOne(1, "weigh", {x}).sum();
+  at::Tensor value = y;
+  if (owner == 1) value = (leaf(1) * 2).sum();
+  const auto rref = t.group.give(owner, value, 0);
+  if (owner == 0) {
+    t.group[0].autograd().backward(context.id(), rref, false, mode);
+    CHECK(holds(t.gradient(1, context.id()), 1));
+  } else {
+    t.group[0].autograd().backward(context.id(), rref, false, BackwardMode::kSmart);
+    CHECK(t.group[1].autograd().gradients(context.id()).size() == 1);
+  }
+  const auto text = t.group.give(owner, at::ones({2}), 0);
+  CHECK_THAT(
+      errorOf([&] { t.group[0].autograd().backward(context.id(), text, false, mode); }).text(),
+      Contains("requires_grad not set"));
+  CHECK(t.quiet());
+}
+
+TEST_CASE("a worker that is lost in the middle of a pass ends it by name") {
+  Model model;
+  std::latch reached(1), released(1);
+  model.functions["hang backward"] = [&](AutogradWorker& here, Tensors args) -> Tensors {
+    const auto result = args.at(0) * model.weight(here);
+    result.register_hook([&](const at::Tensor& gradient) {
+      reached.count_down();
+      released.wait();
+      return gradient;
+    });
+    return {result};
+  };
+  AutogradGroup group(3, model.functions);
+  const auto mode = anyMode();
+  const OwnContext context(group[0]);
+  const auto x = leaf(1);
+  const auto y = group[0].callOne(2, "weigh", {group[0].callOne(1, "hang backward", {x})});
+  auto failure = std::async(std::launch::async, [&] {
+    return errorOf([&] { group[0].autograd().backward(context.id(), {y.sum()}, false, mode); });
+  });
+  reached.wait();
+  std::thread dying([&] { group.agent(1).close(); });
+  const auto error = failure.get();
+  CHECK(error.code() == ErrorCode::kWorkerLost);
+  CHECK_THAT(error.text(), Contains("worker1"));
+  released.count_down();
+  dying.join();
+  CHECK(eventually([&] { return group[0].autograd().debugInfo().backward_passes == 0; }));
+  CHECK(eventually([&] { return group[2].autograd().debugInfo().backward_passes == 0; }));
+}

@@ -1,0 +1,203 @@
+// The ends of contexts: how the other workers learn of them, and that nothing is left.
+
+#include <future>
+#include <latch>
+
+#include "autograd/autograd_group.h"
+
+using namespace torchrpc;
+using namespace torchrpc::test;
+using Catch::Matchers::Contains;
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr auto kNewsInterval = 25ms;  // or a little more
+
+AutogradWorker::Functions functions() {
+  return {
+      {"double", [](AutogradWorker&, Tensors args) -> Tensors { return {args.at(0) * 2}; }},
+      {"forward",
+       [](AutogradWorker& here, Tensors args) -> Tensors { return {here.callOne(here.id() + 1, "double", args)}; }},
+  };
+}
+
+/// A group in which time stands still.
+struct Still {
+  explicit Still(int size, FaultPolicy faults = {})
+      : group(size, functions(), {.timer = timer, .faults = std::move(faults)}) {}
+
+  size_t contexts(int worker) { return group[worker].autograd().debugInfo().contexts; }
+  bool gone(int worker) {
+    return eventually([&] { return contexts(worker) == 0; });
+  }
+  int releases(int worker) { return group[worker].served(Kind::kAutogradRelease); }
+
+  std::shared_ptr<ManualTimer> timer = std::make_shared<ManualTimer>();
+  AutogradGroup group;
+};
+
+}  // namespace
+
+TEST_CASE("a context is current on the thread that made it, once, until its end") {
+  Still still(1);
+  auto& autograd = still.group[0].autograd();
+  OwnContext context(still.group[0]);
+  CHECK(currentContext()->id() == context.id());
+  CHECK_THAT(errorOf([&] { autograd.newContext(); }).text(), Contains("Already have an autograd context id"));
+  CHECK(std::async(std::launch::async, [] { return !currentContext(); }).get());
+  context.release();
+  CHECK_FALSE(currentContext());
+  CHECK_THAT(errorOf([&] { autograd.release(context.id()); }).text(), Contains("Could not find autograd context"));
+}
+
+TEST_CASE("the end of a context goes along with the next call, without a request of its own") {
+  Still still(2);
+  {
+    const OwnContext context(still.group[0]);
+    still.group[0].callOne(1, "double", {leaf(1)});
+    CHECK(still.contexts(1) == 1);
+  }
+  CHECK(still.contexts(0) == 0);
+  CHECK(still.contexts(1) == 1);
+  still.group[0].callOne(1, "double", {at::ones({2})});
+  CHECK(still.gone(1));
+  still.timer->advance(kNewsInterval);
+  still.group[0].callOne(1, "double", {at::ones({2})});
+  CHECK(still.releases(1) == 0);
+}
+
+TEST_CASE("the ends of contexts go in one request, after a while, where there is no call") {
+  Still still(2);
+  std::vector<ContextId> contexts;
+  for (int i = 0; i < 10; ++i) {
+    contexts.push_back(still.group[0].autograd().newContext()->id());
+    still.group[0].callOne(1, "double", {leaf(1)});
+    setCurrentContext(nullptr);
+  }
+  for (const auto id : contexts) still.group[0].autograd().release(id);
+  CHECK(still.contexts(1) == 10);
+  still.timer->advance(kNewsInterval);
+  CHECK(still.gone(1));
+  CHECK(still.releases(1) == 1);
+}
+
+TEST_CASE("workers that only a third one has taken the context to learn of its end from that one") {
+  Still still(3);
+  {
+    const OwnContext context(still.group[0]);
+    still.group[0].callOne(1, "forward", {leaf(1)});
+    CHECK(still.contexts(2) == 1);
+  }
+  // Each worker tells the next one an interval later; when it has begun to wait cannot be seen from here.
+  CHECK(eventually([&] {
+    still.timer->advance(kNewsInterval);
+    return still.contexts(1) + still.contexts(2) == 0;
+  }));
+  CHECK(still.releases(0) == 0);
+}
+
+TEST_CASE("news that went with a call which was lost is sent again without another call") {
+  std::atomic<bool> dropping{false};
+  Still still(2, [&](const FrameInfo& frame, const std::string&) {
+    return Fault{dropping && frame.kind == Kind::kNativeCall ? Fault::Action::kDrop : Fault::Action::kDeliver};
+  });
+  {
+    const OwnContext context(still.group[0]);
+    still.group[0].callOne(1, "double", {leaf(1)});
+  }
+  dropping = true;
+  auto lost = std::async(
+      std::launch::async, [&] { return errorOf([&] { still.group[0].callOne(1, "double", {at::ones({2})}); }); });
+  CHECK(eventually([&] {
+    still.timer->advance(31s);
+    return lost.wait_for(0s) == std::future_status::ready;
+  }));
+  CHECK(lost.get().code() == ErrorCode::kTimeout);
+  CHECK(eventually([&] {
+    still.timer->advance(kNewsInterval);
+    return still.contexts(1) == 0;
+  }));
+}
+
+TEST_CASE("a context is let go of here although its owner lives, and calls go on") {
+  Still still(3);
+  const OwnContext context(still.group[0]);
+  still.group[0].callOne(1, "forward", {leaf(1)});
+  still.group[1].autograd().release(context.id());
+  CHECK(still.contexts(1) == 0);
+  CHECK(holds(still.group[1].callOne(2, "double", {at::ones({2})}), 2));
+  still.timer->advance(kNewsInterval);
+  CHECK(still.contexts(2) == 1);
+}
+
+TEST_CASE("the contexts of a dead owner go on all workers, also where only a third one knew it") {
+  AutogradGroup group(3, functions());
+  const OwnContext kept(group[1]);
+  group[1].callOne(2, "double", {leaf(1)});
+  std::async(std::launch::async, [&] {
+    group[0].autograd().newContext();
+    group[0].callOne(1, "forward", {leaf(1)});
+    setCurrentContext(nullptr);
+  }).get();
+  for (const int id : {1, 2}) CHECK(group[id].autograd().debugInfo().contexts == 2);
+  group.agent(0).close();
+  for (const int id : {1, 2}) {
+    CHECK(eventually([&] { return group[id].autograd().debugInfo().contexts == 1; }));
+    CHECK(group[id].autograd().context(kept.id()));
+  }
+}
+
+TEST_CASE("a context that ends in the middle of a pass ends it") {
+  std::latch reached(1), released(1);
+  auto functions = ::functions();
+  functions["hang backward"] = [&](AutogradWorker&, Tensors args) -> Tensors {
+    const auto result = args.at(0) * 2;
+    result.register_hook([&](const at::Tensor& gradient) {
+      reached.count_down();
+      released.wait();
+      return gradient;
+    });
+    return {result};
+  };
+  AutogradGroup group(2, functions);
+  OwnContext context(group[0]);
+  const auto y = group[0].callOne(1, "hang backward", {leaf(1)}).sum();
+  auto failure = std::async(std::launch::async, [&] {
+    return errorOf([&] { group[0].autograd().backward(context.id(), {y}, false, BackwardMode::kSmart); });
+  });
+  reached.wait();
+  context.release();
+  CHECK_THAT(failure.get().text(), Contains("Could not find autograd context with id"));
+  released.count_down();
+  CHECK(eventually([&] { return group.contexts() == 0; }));
+}
+
+TEST_CASE("after many contexts every table is empty") {
+  AutogradGroup group(3, functions());
+  const auto train = [&](int root) {
+    for (int i = 0; i < 100; ++i) {
+      const OwnContext context(group[root]);
+      const auto x = leaf(1);
+      const auto y = group[root].callOne(i % 2, "forward", {x}) + group[root].callOne(i % 3, "double", {x});
+      if (i % 4) group[root].autograd().backward(context.id(), {y.sum()}, false, BackwardMode::kSmart);
+    }
+  };
+  auto other = std::async(std::launch::async, train, 2);
+  train(0);
+  other.get();
+  CHECK(eventually([&] { return group.contexts() == 0; }));
+  CHECK(group.passes() == 0);
+}
+
+TEST_CASE("after the end there are no contexts, and asking for one is an error") {
+  AutogradGroup group(2, functions());
+  const auto id = group[0].autograd().newContext()->id();
+  group[0].callOne(1, "double", {leaf(1)});
+  group[0].autograd().close();
+  group[0].autograd().close();
+  CHECK(group[0].autograd().debugInfo().contexts == 0);
+  CHECK_THAT(errorOf([&] { group[0].autograd().context(id); }).text(), Contains("Could not find"));
+  setCurrentContext(nullptr);
+  CHECK(errorOf([&] { group[0].autograd().newContext(); }).code() == ErrorCode::kShutdown);
+}
