@@ -66,12 +66,12 @@ void Agent::request(WorkerId to, Message message, Duration timeout, ReplyHandler
     handler(std::move(result));
   };
   const auto deadline = call.deadline;
-  bool earliest = false;
-  if (closing_ || !calls_.add(id, call, earliest)) {
+  bool wake = false;
+  if (closing_ || !calls_.add(id, call, wake)) {
     call.handler(closing());
     return;
   }
-  if (earliest) armTimer(deadline);
+  if (wake) armTimer(deadline);
 
   try {
     if (to == self().id) {

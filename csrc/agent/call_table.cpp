@@ -2,15 +2,12 @@
 
 namespace torchrpc {
 
-bool CallTable::add(CallId id, Call& call, bool& earliest) {
+bool CallTable::add(CallId id, Call& call, bool& wake) {
   MutexLock lock(mutex_);
   if (closed_) return false;
-  if (call.deadline != kNever) {
-    auto [it, fresh] = deadlines_.emplace(call.deadline, id);
-    earliest = it == deadlines_.begin();
-  } else {
-    earliest = false;
-  }
+  if (call.deadline != kNever) deadlines_.emplace(call.deadline, id);
+  wake = call.deadline < wake_at_;
+  if (wake) wake_at_ = call.deadline;
   calls_.emplace(id, std::move(call));
   return true;
 }
@@ -54,7 +51,7 @@ std::vector<CallTable::Call> CallTable::takeExpired(TimePoint now, TimePoint& ne
   while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
     out.push_back(*takeLocked(deadlines_.begin()->second));
   }
-  next = deadlines_.empty() ? kNever : deadlines_.begin()->first;
+  next = wake_at_ = deadlines_.empty() ? kNever : deadlines_.begin()->first;
   return out;
 }
 

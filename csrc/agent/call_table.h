@@ -27,14 +27,15 @@ class CallTable {
   /// Ids are handed out before the call is registered, so that its frame can be made first.
   CallId nextId() { return next_id_.fetch_add(1, std::memory_order_relaxed); }
 
-  /// False, leaving `call` untouched, once closed. `earliest` tells whether its deadline is now the next one.
-  bool add(CallId id, Call& call, bool& earliest);
+  /// False, leaving `call` untouched, once closed. `wake` tells whether takeExpired() must now be called at its
+  /// deadline, because it has not been asked for by then: not for every call, most of which end long before.
+  bool add(CallId id, Call& call, bool& wake);
   /// The call has been given to that connection; false if it is no longer there.
   bool assign(CallId id, uint64_t link);
   std::optional<Call> take(CallId id);
   /// Those that went out on a connection that is gone.
   std::vector<Call> takeLink(uint64_t link);
-  /// Those whose deadline has passed; `next` is set to the deadline that comes then (kNever if none).
+  /// Those whose deadline has passed; `next` is set to when it must be called again (kNever: not for these).
   std::vector<Call> takeExpired(TimePoint now, TimePoint& next);
   /// All of them; no more are taken in.
   std::vector<Call> close();
@@ -48,6 +49,7 @@ class CallTable {
   bool closed_ = false;
   std::unordered_map<CallId, Call> calls_;
   std::set<std::pair<TimePoint, CallId>> deadlines_;
+  TimePoint wake_at_ = kNever;  ///< when takeExpired() will be called
 
   std::optional<Call> takeLocked(CallId id) TORCHRPC_REQUIRES(mutex_);
 };

@@ -47,6 +47,7 @@ BackwardPass::Environment environment(Messenger& messenger, AutogradService::Opt
                 ErrorCode::kBackward, "Error on Node " + std::to_string(self.id) + ": " + error.text(), self.name,
                 error.detail());
           },
+      .enter_user_code = options.enter_user_code ? std::move(options.enter_user_code) : [] { return nullptr; },
       .patience = options.patience ? std::move(options.patience) : [] { return Duration::zero(); },
   };
 }

@@ -27,6 +27,8 @@ class AutogradService {
   struct Options {
     /// An exception of user code (of a node or hook) as an error that can travel; empty: its what().
     std::function<Error(std::exception_ptr raised)> to_error;
+    /// What user code needs on the thread that runs it, as long as it lives; empty: nothing.
+    std::function<std::shared_ptr<void>()> enter_user_code;
     /// How long a kFast pass waits for gradients while nothing moves; 0: for ever.
     std::function<Duration()> patience;
   };

@@ -181,6 +181,7 @@ void BackwardPass::receive(WorkerId from, GradientRequest request, Done done) {
 }
 
 void BackwardPass::work() {
+  const auto entered = environment_.enter_user_code();
   Status failure;
   const auto note = [&](const std::function<void()>& body) {
     try {
@@ -193,7 +194,7 @@ void BackwardPass::work() {
   };
   // What nodes throw is looked at before torch's engine, which makes a Python exception the thread's current error.
   note([&] {
-    runInGraphTask([&] {
+    graph_->runInGraphTask([&] {
       note([&] { runGraph(); });
       throwIfFailed(failure);
     });

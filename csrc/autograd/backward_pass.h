@@ -31,6 +31,8 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
     Messenger& messenger;
     /// What user code threw, as an error that can travel.
     std::function<Error(std::exception_ptr raised)> to_error;
+    /// What nodes and hooks need on the thread that runs them, as long as it lives.
+    std::function<std::shared_ptr<void>()> enter_user_code;
     /// How long a kFast pass waits while nothing moves; 0: for ever.
     std::function<Duration()> patience;
   };

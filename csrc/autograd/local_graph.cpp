@@ -16,6 +16,7 @@ using torch::autograd::Node;
 std::vector<const RecvFunction*> LocalGraph::add(NodePtr root) {
   std::vector<const RecvFunction*> received;
   std::vector<const Node*> to_visit{root.get()};
+  roots_.emplace_back(root, 0);
   pending_[root.get()].node = std::move(root);
   while (!to_visit.empty()) {
     const Node* node = to_visit.back();
@@ -114,10 +115,12 @@ variable_list LocalGraph::call(Node& node, variable_list gradients) {
 
 namespace {
 
-/// The only node of the graph task.
+/// What torch's engine runs of the graph task. It counts the nodes of the graph below before, and runs none of them.
 class Body final : public Node {
  public:
-  explicit Body(std::function<void()> run) : run_(std::move(run)) { add_input_metadata(signal()); }
+  Body(edge_list graph, std::function<void()> run) : Node(std::move(graph)), run_(std::move(run)) {
+    add_input_metadata(signal());
+  }
 
   static const at::Tensor& signal() {
     static const at::Tensor tensor = at::ones({1});
@@ -126,6 +129,7 @@ class Body final : public Node {
 
  protected:
   variable_list apply(variable_list&& /*gradients*/) override {
+    set_next_edges({});
     run_();
     return {};
   }
@@ -136,10 +140,10 @@ class Body final : public Node {
 
 }  // namespace
 
-void runInGraphTask(std::function<void()> body) {
-  const auto node = c10::make_intrusive<Body>(std::move(body));
+void LocalGraph::runInGraphTask(std::function<void()> body) const {
+  const auto node = c10::make_intrusive<Body>(roots_, std::move(body));
   torch::autograd::Engine::get_default_engine().execute(
-      {Edge(node, 0)}, {Body::signal()}, /*keep_graph=*/false, /*create_graph=*/false, /*accumulate_grad=*/true);
+      {Edge(node, 0)}, {Body::signal()}, retain_graph_, /*create_graph=*/false, /*accumulate_grad=*/true);
 }
 
 }  // namespace torchrpc

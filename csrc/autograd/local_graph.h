@@ -43,6 +43,11 @@ class LocalGraph {
   /// Runs a node that has all its gradients. Throws what it, or a hook, throws.
   void runNext();
 
+  /// Runs `body` inside a graph task of torch's engine, on this thread, with gradients' recording off: there is a
+  /// current graph task, which knows this graph's nodes, for hooks to ask about, backward passes begun in it are
+  /// re-entrant ones, and callbacks queued with the engine run once `body` has returned. Throws what they throw.
+  void runInGraphTask(std::function<void()> body) const;
+
  private:
   struct Pending {
     NodePtr node;
@@ -63,13 +68,9 @@ class LocalGraph {
 
   const bool retain_graph_;
   const Exits exits_;
+  edge_list roots_;
   std::unordered_map<const torch::autograd::Node*, Pending> pending_;
   std::priority_queue<Ready, std::vector<Ready>, MadeEarlier> ready_;
 };
-
-/// Runs `body` inside a graph task of torch's engine, on this thread, with gradients' recording off: there is a current
-/// graph task for hooks to ask about, backward passes begun in it are re-entrant ones, and callbacks queued with the
-/// engine run once `body` has returned. Throws what they throw.
-void runInGraphTask(std::function<void()> body);
 
 }  // namespace torchrpc

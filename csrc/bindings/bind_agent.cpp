@@ -20,6 +20,12 @@ constexpr double kUnsetTimeout = -1.0;
 constexpr double kDefaultTimeout = 60.0;
 constexpr size_t kDefaultThreads = 16;
 
+/// Keeps the Python state of a thread, which holds an exception raised, when C++ lets the GIL go in between.
+struct PythonThread {
+  py::gil_scoped_acquire gil;
+  py::gil_scoped_release no_gil;
+};
+
 std::shared_ptr<Node> makeNode(
     StorePtr store, const std::string& name, WorkerId id, std::optional<int32_t> world_size,
     const TensorPipeOptionsBase& options, std::string facts, double init_timeout) {
@@ -49,6 +55,7 @@ std::shared_ptr<Node> makeNode(
   node_options.to_error = [self_info = node_options.self](std::exception_ptr raised) {
     return toError(std::move(raised), self_info);
   };
+  node_options.enter_user_code = [] { return std::make_shared<PythonThread>(); };
   const char* master = std::getenv("MASTER_ADDR");
   auto transport = makeTensorPipeTransport(
       {.transports = options.transports,

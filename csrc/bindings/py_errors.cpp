@@ -50,7 +50,7 @@ Error toError(std::exception_ptr raised, const WorkerInfo& self) {
   } catch (py::error_already_set& e) {
     return describe(e);
   } catch (const c10::Error& e) {
-    return {ErrorCode::kUserException, e.what_without_backtrace(), self.name};
+    return {ErrorCode::kUserException, torch::processErrorMsg(e.what_without_backtrace()), self.name};
   } catch (const std::exception& e) {
     return {ErrorCode::kUserException, e.what(), self.name};
   }

@@ -31,7 +31,11 @@ Node::Node(Options options, StorePtr store, std::unique_ptr<Transport> transport
       agent_(
           {.self = options_.self, .incarnation = incarnation_, .threads = options_.threads, .limits = options_.limits},
           std::move(transport), makeThreadTimer()),
-      autograd_(agent_, {.to_error = options_.to_error, .patience = [this] { return timeout(); }}),
+      autograd_(
+          agent_,
+          {.to_error = options_.to_error,
+           .enter_user_code = options_.enter_user_code,
+           .patience = [this] { return timeout(); }}),
       rrefs_(RRefService::create(
           autograd_.recorder(),
           {.encode_value = [encode = options_.encode_value](

@@ -31,6 +31,8 @@ class Node {
     std::function<Message(const c10::IValue& value, const WorkerInfo& to)> encode_value;
     /// What a node or hook of a backward pass threw, as an error; may be empty.
     std::function<Error(std::exception_ptr raised)> to_error;
+    /// What the user's autograd nodes and hooks need on the thread that runs them, as long as it lives; empty: nothing.
+    std::function<std::shared_ptr<void>()> enter_user_code;
   };
 
   /// Throws Error(kInvalidArgument) for a name, rank or world size that cannot be.

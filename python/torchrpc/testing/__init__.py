@@ -80,7 +80,8 @@ def workers(
                 yield [f"worker{rank}" for rank in range(world_size)]
             finally:
                 group.end(timeout)
-                rpc.shutdown(timeout=timeout)
+                if rpc._is_current_rpc_agent_set():  # unless the block has done it
+                    rpc.shutdown(timeout=timeout)
             group.results()
 
 

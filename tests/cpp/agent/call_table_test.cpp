@@ -14,8 +14,8 @@ namespace {
 CallId add(CallTable& table, TimePoint deadline = kNever, uint64_t link = 0) {
   const auto id = table.nextId();
   CallTable::Call call{.to = 1, .link = link, .deadline = deadline};
-  bool earliest = false;
-  REQUIRE(table.add(id, call, earliest));
+  bool wake = false;
+  REQUIRE(table.add(id, call, wake));
   return id;
 }
 
@@ -33,11 +33,28 @@ TEST_CASE("a call is taken once") {
 
 TEST_CASE("the first deadline is announced, later ones are not") {
   CallTable table;
-  bool earliest = false;
+  bool wake = false;
   for (auto [deadline, expected] : {std::pair(kStart + 5s, true), {kStart + 9s, false}, {kStart + 1s, true}}) {
     CallTable::Call call{.deadline = deadline};
-    REQUIRE(table.add(table.nextId(), call, earliest));
-    CHECK(earliest == expected);
+    REQUIRE(table.add(table.nextId(), call, wake));
+    CHECK(wake == expected);
+  }
+}
+
+TEST_CASE("calls one after the other are announced once, until the time has come") {
+  CallTable table;
+  TimePoint next;
+  for (int round = 0; round < 2; ++round) {
+    for (int i = 0; i < 3; ++i) {
+      bool wake = false;
+      CallTable::Call call{.deadline = kStart + round * 1h + i * 1s};
+      const auto id = table.nextId();
+      REQUIRE(table.add(id, call, wake));
+      CHECK(wake == (i == 0));
+      table.take(id);
+    }
+    CHECK(table.takeExpired(kStart + round * 1h, next).empty());
+    CHECK(next == kNever);
   }
 }
 
@@ -80,8 +97,8 @@ TEST_CASE("a closed table gives its calls up and takes no more") {
   add(table);
   CHECK(table.close().size() == 1);
   CallTable::Call call{.handler = [](const Result<Message>&) {}};
-  bool earliest = false;
-  CHECK_FALSE(table.add(table.nextId(), call, earliest));
+  bool wake = false;
+  CHECK_FALSE(table.add(table.nextId(), call, wake));
   CHECK(call.handler);
 }
 
