@@ -79,8 +79,9 @@ def make_case(rpc_utils, test):
 
         mixin = fixtures.TensorPipeRpcAgentTestFixture
     suite = getattr(rpc_utils, test.suite)
-    (case,) = rpc_utils.generate_tests("", mixin, [suite], __name__).values()
-    return case(test.method)
+    made = rpc_utils.generate_tests("", mixin, [suite], __name__)
+    globals().update(made)  # where pickle looks for it
+    return made[test.suite](test.method)
 
 
 def run_test(rpc_utils, test, log, verdict):

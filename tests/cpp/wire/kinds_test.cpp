@@ -2,13 +2,16 @@
 
 #include <catch2/catch.hpp>
 
+#include <algorithm>
+
 namespace torchrpc {
 
 TEST_CASE("a kind's name leads back to the kind") {
   for (int number = 0; number < 100; ++number) {
     const auto kind = static_cast<Kind>(number);
     if (roleOf(kind)) {
-      CHECK_THAT(kindsOf(name(kind)), Catch::VectorContains(kind));
+      const auto kinds = kindsOf(name(kind));
+      CHECK(std::find(kinds.begin(), kinds.end(), kind) != kinds.end());
     } else {
       CHECK(name(kind) == "UNKNOWN");
     }
@@ -18,8 +21,8 @@ TEST_CASE("a kind's name leads back to the kind") {
 }
 
 TEST_CASE("operators and script functions go by one name") {
-  CHECK(kindsOf("SCRIPT_CALL") == std::vector{Kind::kBuiltinCall, Kind::kScriptCall});
-  CHECK(kindsOf("SCRIPT_REMOTE_CALL") == std::vector{Kind::kBuiltinRemote, Kind::kScriptRemote});
+  CHECK((kindsOf("SCRIPT_CALL") == std::vector{Kind::kBuiltinCall, Kind::kScriptCall}));
+  CHECK((kindsOf("SCRIPT_REMOTE_CALL") == std::vector{Kind::kBuiltinRemote, Kind::kScriptRemote}));
 }
 
 TEST_CASE("kinds have the role that decides who answers") {
