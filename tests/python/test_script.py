@@ -146,7 +146,7 @@ def test_a_script_function_that_is_not_there_is_named(group):
     def local(x: Tensor) -> Tensor:
         return x
 
-    with pytest.raises(RuntimeError, match="worker1 has no script function .*local"):
+    with pytest.raises(RuntimeError, match=r"worker1 has no script function .*local"):
         rpc.rpc_sync("worker1", local, (torch.ones(1),))
 
 

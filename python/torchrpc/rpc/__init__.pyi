@@ -45,6 +45,8 @@ from torchrpc._C import (
 )
 from torchrpc._C import (
     _invoke_remote_python as _invoke_remote_python,
+)
+from torchrpc._C import (
     _invoke_remote_torchscript as _invoke_remote_torchscript,
 )
 from torchrpc._C import (
@@ -52,6 +54,8 @@ from torchrpc._C import (
 )
 from torchrpc._C import (
     _invoke_rpc_python as _invoke_rpc_python,
+)
+from torchrpc._C import (
     _invoke_rpc_torchscript as _invoke_rpc_torchscript,
 )
 from torchrpc._C import (
