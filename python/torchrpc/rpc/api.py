@@ -409,7 +409,10 @@ def _leave_group(agent: TensorPipeAgent, timeout: float) -> None:
     with _group_membership_management(agent.store, me.name, False):
         for worker in agent.get_worker_infos():
             if worker.name != me.name:
-                rpc_sync(worker.name, _update_group_membership, args=(me, [], {}, False))
+                try:
+                    rpc_sync(worker.name, _update_group_membership, args=(me, [], {}, False))
+                except RuntimeError as exc:  # it may be gone itself
+                    logger.warning("%s could not tell %s that it leaves the group: %s", me.name, worker.name, exc)
         agent.join(shutdown=True, timeout=timeout)
 
 
