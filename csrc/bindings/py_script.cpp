@@ -117,20 +117,28 @@ class ScriptRunner final : public CallableRunner {
 
 }  // namespace
 
+const c10::FunctionSchema& scriptSchema(const std::string& qualified_name) {
+  return findScriptFunction(qualified_name).function_->getSchema();
+}
+
+Message encodeScriptCall(Kind kind, const std::string& qualified_name, const Stack& stack, bool async_execution) {
+  Message message{.kind = kind};
+  Writer writer(message.payload);
+  writer.putString(qualified_name);
+  writer.put(async_execution);
+  writer.put<uint32_t>(static_cast<uint32_t>(stack.size()));
+  for (const auto& value : stack) encodeValue(value, writer, message.tensors);
+  return message;
+}
+
 Outgoing encodeScriptCall(
     Node& node, Kind kind, const WorkerInfo& to, const std::string& qualified_name, const py::tuple& args,
     const py::dict& kwargs, bool async_execution) {
   const auto function = findScriptFunction(qualified_name);
   const auto stack = torch::jit::createStackForSchema(
       function.function_->getSchema(), torch::jit::tuple_slice(args), kwargs, std::nullopt);
-  Outgoing out{.message = {.kind = kind}};
-  Writer writer(out.message.payload);
-  writer.putString(qualified_name);
-  writer.put(async_execution);
-  writer.put<uint32_t>(static_cast<uint32_t>(stack.size()));
   try {
-    for (const auto& value : stack) encodeValue(value, writer, out.message.tensors);
-    return out;
+    return {.message = encodeScriptCall(kind, qualified_name, stack, async_execution)};
   } catch (const Error& e) {
     if (e.code() != ErrorCode::kSerialization) throw;
   }

@@ -20,6 +20,13 @@ Outgoing encodeScriptCall(
     Node& node, Kind kind, const WorkerInfo& to, const std::string& qualified_name, const py::tuple& args,
     const py::dict& kwargs, bool async_execution);
 
+/// The same of values that match the schema. Any thread. Throws Error.
+Message encodeScriptCall(
+    Kind kind, const std::string& qualified_name, const std::vector<c10::IValue>& stack, bool async_execution);
+
+/// The schema of a script function. Needs the GIL. Throws what Python raises if there is none of that name.
+const c10::FunctionSchema& scriptSchema(const std::string& qualified_name);
+
 /// `node` is held weakly: it owns the runner.
 std::shared_ptr<CallableRunner> makeScriptRunner(std::weak_ptr<Node> node);
 

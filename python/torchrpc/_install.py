@@ -86,6 +86,7 @@ def on_load() -> None:
     if not _installed:
         return
     _put(BINDINGS, sys.modules[OUR_BINDINGS])
+    sys.modules[OUR_BINDINGS]._serve_torchscript()
     for holder, attribute, target in HOLDERS:
         module, _, name = target.partition(":")
         if holder in sys.modules:
