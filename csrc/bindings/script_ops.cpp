@@ -1,5 +1,6 @@
-// rpc_async and rpc_sync inside TorchScript: the operators prim::rpc_async and prim::rpc_sync, which LibTorch binds to
-// its own RPC, are replaced by operators of ours (torchrpc.install() asks for it). What is called is a script function.
+// rpc_async, rpc_sync, backward and get_gradients inside TorchScript: LibTorch binds the operators behind them to its
+// own RPC; they are replaced by operators of ours (torchrpc.install() asks for it). What is called is a script
+// function. RRefs are not served: the interpreter's way of handing them to Python takes LibTorch's own class only.
 // Threads: whichever the interpreter runs on, with or without the GIL.
 
 #include <ATen/ThreadLocalPythonObjects.h>
@@ -138,14 +139,52 @@ torch::jit::Operation rpcSync(const torch::jit::Node* made_from) {
   };
 }
 
-void replace(const char* name, torch::jit::OperationCreator make) {
+torch::jit::Operation remote(const torch::jit::Node* /*made_from*/) {
+  return [](Stack& /*stack*/) {
+    throw std::runtime_error(
+        "rpc.remote() inside TorchScript is not served by torchrpc, whose RRefs TorchScript cannot hold: call it from "
+        "Python, or use rpc_async");
+  };
+}
+
+void getGradients(Stack& stack) {
+  const auto id = torch::jit::pop(stack).toInt();
+  py::gil_scoped_acquire gil;
+  const auto node = currentNode();
+  py::gil_scoped_release no_gil;
+  c10::Dict<at::Tensor, at::Tensor> gradients;
+  for (const auto& [leaf, gradient] : node->autograd().gradients(id)) gradients.insert(leaf, gradient);
+  stack.emplace_back(std::move(gradients));
+}
+
+void backward(Stack& stack) {
+  const bool retain_graph = torch::jit::pop(stack).toBool();
+  const auto roots = torch::jit::pop(stack).toTensorVector();
+  const auto id = torch::jit::pop(stack).toInt();
+  py::gil_scoped_acquire gil;
+  const auto node = currentNode();
+  py::gil_scoped_release no_gil;
+  node->autograd().backward(id, roots, retain_graph, BackwardMode::kSmart);
+}
+
+void replace(const char* name, torch::jit::Operator ours) {
   const auto symbol = c10::Symbol::fromQualString(name);
   // Code that has been compiled may hold plain pointers to the old ones.
   static auto& replaced = *new std::vector<std::shared_ptr<torch::jit::Operator>>();
   const auto old = torch::jit::getAllOperatorsFor(symbol);
   for (const auto& each : old) torch::jit::deregisterOperator(each->schema());
   replaced.insert(replaced.end(), old.begin(), old.end());
-  torch::jit::registerOperator(torch::jit::Operator(symbol, make, c10::AliasAnalysisKind::INTERNAL_SPECIAL_CASE));
+  torch::jit::registerOperator(std::move(ours));
+}
+
+void replaceCall(const char* name, torch::jit::OperationCreator make) {
+  constexpr auto kAlias = c10::AliasAnalysisKind::INTERNAL_SPECIAL_CASE;
+  replace(name, torch::jit::Operator(c10::Symbol::fromQualString(name), make, kAlias));
+}
+
+void replaceFunction(const char* name, const std::string& signature, torch::jit::Operation operation) {
+  constexpr auto kAlias = c10::AliasAnalysisKind::CONSERVATIVE;
+  replace(name, torch::jit::Operator(name + signature, std::move(operation), kAlias));
 }
 
 }  // namespace
@@ -161,8 +200,11 @@ void inheritContext(std::optional<ContextId> id) {
 
 void bindScriptOps(py::module_& module) {
   module.def("_serve_torchscript", [] {
-    replace("prim::rpc_async", rpcAsync);
-    replace("prim::rpc_sync", rpcSync);
+    replaceCall("prim::rpc_async", rpcAsync);
+    replaceCall("prim::rpc_sync", rpcSync);
+    replaceCall("prim::rpc_remote", remote);
+    replaceFunction("aten::get_gradients", "(int context_id) -> Dict(Tensor, Tensor)", getGradients);
+    replaceFunction("aten::dist_backward", "(int context_id, Tensor[] roots, bool retain_graph=False) -> ()", backward);
   });
 }
 

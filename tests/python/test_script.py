@@ -146,7 +146,7 @@ def test_a_script_function_that_is_not_there_is_named(group):
     def local(x: Tensor) -> Tensor:
         return x
 
-    with pytest.raises(RuntimeError, match=r"worker1 has no script function .*local"):
+    with pytest.raises(RuntimeError, match=r"undefined function local: worker1 has no such"):
         rpc.rpc_sync("worker1", local, (torch.ones(1),))
 
 
@@ -168,3 +168,44 @@ def test_an_rref_to_a_script_module_needs_its_interface(group):
     with pytest.raises(RuntimeError, match="must provide its ModuleInterface type hint"):
         rpc.RRef(module)
     assert rpc.RRef(module, type_hint=Layer).to_here() is module
+
+
+CALLS_INSIDE = """
+import tempfile
+import torch
+import torch.distributed.autograd as dist_autograd
+import torch.distributed.rpc as rpc
+
+@torch.jit.script
+def scale(x, factor: float = 2.0, offset: int = 0):
+    return x * factor + offset
+
+@torch.jit.script
+def call(to: str, x):
+    both = rpc.rpc_async(to, scale, (x,), {"factor": 3.0}).wait() + rpc.rpc_sync(to, scale, (x, 1.0, 1))
+    return both
+
+@torch.jit.script
+def call_in_a_fork(to: str, x):
+    return torch.jit.wait(torch.jit.fork(call, to, x))
+
+@torch.jit.script
+def gradients(context: int, loss):
+    dist_autograd.backward(context, [loss])
+    return dist_autograd.get_gradients(context)
+
+with tempfile.NamedTemporaryFile() as file:
+    options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{file.name}")
+    rpc.init_rpc("me", rank=0, world_size=1, rpc_backend_options=options)
+    x = torch.ones(1, requires_grad=True)
+    print(call("me", x).item())
+    with dist_autograd.context() as context:
+        print(gradients(context, call_in_a_fork("me", x).sum())[x].item())
+    rpc.shutdown()
+"""
+
+
+def test_script_functions_make_calls_and_run_backward_passes(run_python, tmp_path):
+    script = tmp_path / "calls_inside.py"
+    script.write_text(CALLS_INSIDE)
+    assert run_python("-W", "ignore", "-m", "torchrpc", script).stdout.split() == ["5.0", "4.0"]
