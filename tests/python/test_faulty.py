@@ -111,8 +111,6 @@ def be_late():
     with pytest.raises(RuntimeError, match="RPC ran for more than set timeout"):
         rpc.rpc_sync("worker1", DONE.append, (1,), timeout=0.05)
     start = time.monotonic()
-    assert rpc.rpc_sync("worker1", torch.neg, (torch.ones(1),)) == -1  # of a kind that is not late
-    assert time.monotonic() - start < 0.5
     return rpc.rpc_sync("worker1", plus_one, (1,)), time.monotonic() - start
 
 
