@@ -242,8 +242,7 @@ void AutogradService::serveAbort(Request request, const Responder& responder) {
 
 // --- RRef.backward ---
 
-void AutogradService::backwardFrom(const PassHeader& header, const OwnerRRef& root) {
-  const auto value = root.wait(Duration::zero());
+void AutogradService::backwardFrom(const PassHeader& header, const c10::IValue& value) {
   at::Tensor tensor;
   try {
     // A Python object knows itself how to become a tensor.
@@ -260,14 +259,25 @@ void AutogradService::serve(RRefService& rrefs) {
   messenger_.on(
       Kind::kRRefBackward, Messenger::Where::kPool, [this, &rrefs](const Request& request, const Responder& responder) {
         const auto wanted = decodeRRefBackward(request.message);
-        backwardFrom(wanted.pass, *rrefs.findNamed(wanted.rref).take());
-        responder.reply({.kind = Kind::kReply});
+        const auto root = rrefs.findNamed(wanted.rref).take();
+        // No thread waits for the value, which may never come.
+        root->whenReady([this, pass = wanted.pass, responder](const Result<c10::IValue>& value) {
+          if (!value) return responder.fail(value.error());
+          messenger_.post([this, pass, responder, value = value.value()] {
+            try {
+              backwardFrom(pass, value);
+              responder.reply({.kind = Kind::kReply});
+            } catch (const Error& e) {
+              responder.fail(e);
+            }
+          });
+        });
       });
 }
 
 void AutogradService::backward(ContextId id, const RRefPtr& root, bool retain_graph, BackwardMode mode) {
   const PassHeader header{.context = id, .mode = mode, .retain_graph = retain_graph};
-  if (root->isOwner()) return backwardFrom(header, static_cast<const OwnerRRef&>(*root));
+  if (root->isOwner()) return backwardFrom(header, static_cast<const OwnerRRef&>(*root).wait(Duration::zero()));
   const auto context = this->context(id);
   context->addKnownWorker(root->owner().id);
   std::promise<Status> ended;

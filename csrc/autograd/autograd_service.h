@@ -93,7 +93,7 @@ class AutogradService {
   void serveGradients(Request request, const Responder& responder);
   void serveAbort(Request request, const Responder& responder);
   void serveRelease(Request request, const Responder& responder);
-  void backwardFrom(const PassHeader& header, const OwnerRRef& root);
+  void backwardFrom(const PassHeader& header, const c10::IValue& value);
 
   /// Ends contexts that are out of the table; the workers that know them are owed the news.
   void end(const std::vector<ContextPtr>& contexts, const Error& reason);

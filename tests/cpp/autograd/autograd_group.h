@@ -49,6 +49,10 @@ class AutogradGroup {
   RRefPtr give(int owner, const at::Tensor& value, int to) {
     const auto rref = (*this)[owner].rrefs().createOwner();
     rref->setValue(value);
+    return share(owner, rref, to);
+  }
+  /// The same to a value that may be still to come.
+  RRefPtr share(int owner, const std::shared_ptr<OwnerRRef>& rref, int to) {
     if (owner == to) return rref;
     std::promise<RRefPtr> adopted;
     (*this)[to].rrefs().adopt(

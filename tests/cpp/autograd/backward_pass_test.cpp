@@ -278,6 +278,21 @@ TEST_CASE("a pass begins at the owner of an RRef") {
   CHECK(t.quiet());
 }
 
+TEST_CASE("a pass begins when the value of its RRef has come") {
+  Target t(2);
+  const OwnContext context(t.group[0]);
+  t.group[0].callOne(1, "weigh", {leaf(1)});
+  const auto owned = t.group[1].rrefs().createOwner();
+  const auto rref = t.group.share(1, owned, 0);
+  auto pass = std::async(
+      std::launch::async, [&] { t.group[0].autograd().backward(context.id(), rref, false, BackwardMode::kSmart); });
+  while (t.group[1].served(Kind::kRRefBackward) == 0) std::this_thread::yield();
+  CHECK(t.group[1].autograd().gradients(context.id()).empty());
+  owned->setValue((leaf(1) * 2).sum());
+  pass.get();
+  CHECK(t.group[1].autograd().gradients(context.id()).size() == 1);
+}
+
 TEST_CASE("a worker that is lost in the middle of a pass ends it by name") {
   Model model;
   std::latch reached(1), released(1);
