@@ -12,6 +12,7 @@ void bindAgent(pybind11::module_& module);
 void bindRRef(pybind11::module_& module);
 void bindCalls(pybind11::module_& module);
 void bindAutograd(pybind11::module_& module);
+void bindProfiling(pybind11::module_& module);
 void bindOptim(pybind11::module_& module);
 
 }  // namespace torchrpc::bindings

@@ -11,5 +11,6 @@ PYBIND11_MODULE(_C, module) {
   bindRRef(module);
   bindCalls(module);
   bindAutograd(module);
+  bindProfiling(module);
   bindOptim(module);
 }

@@ -17,6 +17,18 @@ from torchrpc._C import (
     PyRRef as PyRRef,
 )
 from torchrpc._C import (
+    RemoteProfilerManager as RemoteProfilerManager,
+)
+from torchrpc._C import (
+    _disable_server_process_global_profiler as _disable_server_process_global_profiler,
+)
+from torchrpc._C import (
+    _enable_server_process_global_profiler as _enable_server_process_global_profiler,
+)
+from torchrpc._C import (
+    _set_profiler_node_id as _set_profiler_node_id,
+)
+from torchrpc._C import (
     RpcAgent as RpcAgent,
 )
 from torchrpc._C import (
@@ -98,6 +110,9 @@ from . import (
 from . import (
     rref_proxy as rref_proxy,
 )
+from . import (
+    server_process_global_profiler as server_process_global_profiler,
+)
 from ._init import (
     _get_debug_info as _get_debug_info,
 )
@@ -154,6 +169,9 @@ from .backend_registry import (
 )
 from .options import (
     TensorPipeRpcBackendOptions as TensorPipeRpcBackendOptions,
+)
+from .server_process_global_profiler import (
+    _server_process_global_profile as _server_process_global_profile,
 )
 
 Backend: Any
