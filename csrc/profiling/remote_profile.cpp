@@ -21,7 +21,7 @@ constexpr auto kRemoteMark = "#remote_op: ";
 
 // --- Recording ---
 
-Recording::Recording(const ProfilerConfig& config) {
+Recording::Recording(const ProfilerConfig& config) : callbacks_(at::get_record_function_tls_()) {
   torch::autograd::profiler::enableProfilerLegacy(config);
   profile_ = c10::ThreadLocalDebugInfo::current();
 }
@@ -29,6 +29,7 @@ Recording::Recording(const ProfilerConfig& config) {
 void Recording::leave() {
   torch::autograd::profiler::disableProfilerLegacy(
       ProfilerDisableOptions(/*shouldCleanupTLSState=*/true, /*shouldConsolidate=*/false));
+  at::set_record_function_tls_(callbacks_);  // which that leaves as they were
 }
 
 thread_event_lists Recording::take() const {

@@ -28,6 +28,7 @@ class Recording {
   thread_event_lists take() const;
 
  private:
+  const at::RecordFunctionTLS callbacks_;  ///< of the thread, before
   std::shared_ptr<c10::ThreadLocalDebugInfo> profile_;
 };
 
