@@ -83,7 +83,7 @@ Messenger::ReplyHandler completeWithReply(std::shared_ptr<Node> node, FuturePtr 
       });
     };
     auto failed = [future, range](const Error& error) {
-      { const EndOfRange end{range}; }
+      if (range) range->end();
       fail(future, error);
     };
     node->agent().post([node, reply, decode, failed] {

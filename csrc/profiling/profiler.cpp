@@ -124,12 +124,10 @@ void serveInTrace(
   if (!range) return handler(std::move(request), responder);
   // Before the reply leaves, so that it lies within the caller's range, but on this thread: ranges nest in a thread.
   const Leaving leaving{[&] { range->end(); }};
-  handler(
-      std::move(request),
-      Responder([range, responder, here = std::this_thread::get_id()](Result<Message> reply) {
-        if (std::this_thread::get_id() == here) range->end();
-        responder.complete(std::move(reply));
-      }));
+  handler(std::move(request), Responder([range, responder, here = std::this_thread::get_id()](Result<Message> reply) {
+            if (std::this_thread::get_id() == here) range->end();
+            responder.complete(std::move(reply));
+          }));
 }
 
 }  // namespace
@@ -140,8 +138,7 @@ void Profiler::serve(const RequestHandler& handler, Request request, const Respo
   if (((shown && !shown->config.empty()) || server) && !torch::profiler::impl::profilerEnabled()) {
     const auto served = std::make_shared<Served>(shown.value_or(Shown()), std::move(server), responder);
     const Leaving leaving{[&] { served->leave(); }};
-    return handler(
-        std::move(request), Responder([served](Result<Message> reply) { served->reply(std::move(reply)); }));
+    return handler(std::move(request), Responder([served](Result<Message> reply) { served->reply(std::move(reply)); }));
   }
   if (!traceIsOn()) return handler(std::move(request), responder);
   const auto name = shown ? shown->name : kindRange(request.message.kind, request.from, self());

@@ -39,7 +39,8 @@ class Range {
  public:
   enum class Side { kCaller, kCallee };
 
-  /// Begins one in the profiles that are being recorded; null if there are none. `id` is told by both sides.
+  /// Begins one in the profiles that are being recorded; null if there are none. Both sides show `id`; see Note
+  /// [The number of a range].
   static std::shared_ptr<Range> begin(const std::string& name, const GloballyUniqueId& id, Side side);
   /// One that is recorded by someone else: it only names a call, so that what the callee records is asked for.
   static std::shared_ptr<Range> named(std::string name);
@@ -73,6 +74,7 @@ class Range {
   friend void stopTrace(Duration);
 
   Range(std::string name, const GloballyUniqueId& id, Side side);
+  int64_t sequenceNumber() const;
   void record();
   void finish();
 

@@ -4,6 +4,7 @@ docs/profiling.md shows what one looks like.
 """
 
 import contextlib
+import functools
 import gzip
 import json
 import tempfile
@@ -18,7 +19,7 @@ import torch
 import torchrpc.rpc as rpc
 from torchrpc._C import _start_trace, _stop_trace
 
-from ._merge import UNNUMBERED, WorkerTrace, absolute_ns, merge, ranges
+from ._merge import UNNUMBERED, WorkerTrace, absolute_ns, label, merge, ranges
 
 __all__ = ["profile"]
 
@@ -55,7 +56,7 @@ class profile:
     def __init__(self, workers: Iterable[str] | None = None, **options: Any) -> None:
         self._workers = workers
         self._options = options
-        self._running: list[rpc.WorkerInfo] = []  # besides this one
+        self._running: list[rpc.WorkerInfo] = []
         self._recorded: list[WorkerTrace] = []
         self.local: torch.profiler.profile | None = None
 
@@ -65,8 +66,8 @@ class profile:
 
     def export_chrome_trace(self, path: str | Path) -> None:
         """Write the trace of all workers: a process for each, arrows from calls to what they run. `.gz` compresses."""
-        opened = gzip.open(path, "wt") if str(path).endswith(".gz") else open(path, "w")
-        with opened as file:
+        opener: Any = gzip.open if str(path).endswith(".gz") else open
+        with opener(path, "wt") as file:
             json.dump(merge(self._recorded), file)
 
     def __enter__(self) -> "profile":
@@ -76,28 +77,34 @@ class profile:
         if wanted is not None and (unknown := wanted - {info.name for info in infos}):
             raise ValueError(f"no such workers in the group: {', '.join(sorted(unknown))}")
         others = [info for info in infos if info != me and (wanted is None or info.name in wanted)]
-        try:
-            for info in others:
-                rpc.rpc_sync(info, _start, args=(self._options,))
+        # All at the same time: the first time, torch takes seconds for it.
+        starting = {info: rpc.rpc_async(info, _start, args=(self._options,)).wait for info in others}
+        errors = []
+        for info, start in {me: functools.partial(_start, self._options), **starting}.items():
+            try:
+                start()
                 self._running.append(info)
-            _start(self._options)
-        except BaseException:
-            self._stop_others()
-            raise
+            except Exception as exc:
+                errors.append(exc)
+        if errors:
+            self._stop()
+            raise errors[0]
         return self
 
     def __exit__(self, *_: object) -> None:
-        me = rpc.get_worker_info()
-        self.local, trace = _end()
-        self._recorded = [WorkerTrace(me.name, me.id, trace), *self._stop_others()]
+        self._recorded = self._stop()
 
-    def _stop_others(self) -> list[WorkerTrace]:
+    def _stop(self) -> list[WorkerTrace]:
+        me, running, self._running = rpc.get_worker_info(), self._running, []
         stopped = []
-        while self._running:
-            info = self._running.pop()
-            trace = json.loads(gzip.decompress(rpc.rpc_sync(info, _stop, timeout=0)))
+        if me in running:
+            self.local, trace = _end()
+            stopped.append(WorkerTrace(me.name, me.id, trace))
+        stopping = {info: rpc.rpc_async(info, _stop, timeout=0) for info in running if info != me}
+        for info, packed in stopping.items():
+            trace = json.loads(gzip.decompress(packed.wait()))
             stopped.append(WorkerTrace(info.name, info.id, trace, _clock_ahead(info)))
-        return sorted(stopped, key=lambda worker: worker.rank)
+        return stopped
 
 
 # --- What runs on each worker ---
@@ -130,7 +137,7 @@ def _end() -> tuple[torch.profiler.profile, dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         recorder.export_chrome_trace(str(path))
-        trace = json.loads(path.read_text())
+        trace = label(json.loads(path.read_text()))
     # The call that ends the profile is in it, cut off; it is none of the program's.
     ours = [event for event in ranges(trace, "callee", UNNUMBERED) if absolute_ns(trace, event, end=True) >= ending]
     trace["traceEvents"] = [event for event in trace["traceEvents"] if event not in ours]

@@ -21,14 +21,26 @@ class WorkerTrace:
     clock_ahead: int = 0  # nanoseconds, of its clock
 
 
-def absolute_ns(trace: Trace, event: Event, end: bool = False) -> float:
-    """When an event of that trace begins or ends, in nanoseconds since 1970."""
+def absolute_ns(trace: Trace, event: Event, end: bool = False) -> int:
+    """When an event of that trace begins or ends, in nanoseconds since 1970: too many for a float."""
     microseconds = event["ts"] + (event.get("dur", 0) if end else 0)
-    return trace.get("baseTimeNanoseconds", 0) + microseconds * 1000
+    return int(trace.get("baseTimeNanoseconds", 0)) + round(microseconds * 1000)
+
+
+def label(trace: Trace) -> Trace:
+    """Say in the ranges of calls what their number stands for: the call, "caller's rank:its number", and the side."""
+    for event in trace["traceEvents"]:
+        args = event.get("args", {})
+        if event.get("cat") == "user_annotation" and event["name"].startswith("rpc") and "Sequence number" in args:
+            number = args.pop("Sequence number")
+            args.pop("Fwd thread id", None)
+            args["rpc_call"] = f"{(number >> 42) - 1}:{(number >> 1) & ((1 << 41) - 1)}"
+            args["rpc_side"] = "callee" if number & 1 else "caller"
+    return trace
 
 
 def ranges(trace: Trace, side: str, call: str | None = None) -> Iterator[Event]:
-    """The ranges of calls on one side, "caller" or "callee"; only those of one call, if given."""
+    """The labelled ranges of calls on one side, "caller" or "callee"; only those of one call, if given."""
     for event in trace["traceEvents"]:
         args = event.get("args", {})
         if args.get("rpc_side") == side and call in (None, args["rpc_call"]):
@@ -43,13 +55,13 @@ def merge(workers: list[WorkerTrace]) -> Trace:
     start = min((event["ts"] for event in events if event["ph"] != "M"), default=0)
     for event in events:
         if event["ph"] != "M":
-            event["ts"] = round(event["ts"] - start, 3)
+            event["ts"] = (event["ts"] - start) / 1000
     events += _arrows({"traceEvents": events})
-    return {"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": int(start * 1000), "traceEvents": events}
+    return {"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": start, "traceEvents": events}
 
 
 def _events_of(worker: WorkerTrace) -> list[Event]:
-    """Its events as those of process `rank`, with times in microseconds since 1970."""
+    """Its events as those of process `rank`, with the times they begin in nanoseconds since 1970."""
     pid = worker.rank
     rows = _rows(ranges(worker.trace, "caller"))
     events = [
@@ -64,7 +76,7 @@ def _events_of(worker: WorkerTrace) -> list[Event]:
                 events.append({**event, "pid": pid, "ts": 0})
             continue
         moved = {**event, "pid": pid}
-        moved["ts"] = (absolute_ns(worker.trace, event) - worker.clock_ahead) / 1000
+        moved["ts"] = absolute_ns(worker.trace, event) - worker.clock_ahead
         if "id" in event:  # of arrows: unique in its own trace only
             moved["id"] = f"{worker.rank}/{event['id']}"
         if id(event) in rows:

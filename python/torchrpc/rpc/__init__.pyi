@@ -20,15 +20,6 @@ from torchrpc._C import (
     RemoteProfilerManager as RemoteProfilerManager,
 )
 from torchrpc._C import (
-    _disable_server_process_global_profiler as _disable_server_process_global_profiler,
-)
-from torchrpc._C import (
-    _enable_server_process_global_profiler as _enable_server_process_global_profiler,
-)
-from torchrpc._C import (
-    _set_profiler_node_id as _set_profiler_node_id,
-)
-from torchrpc._C import (
     RpcAgent as RpcAgent,
 )
 from torchrpc._C import (
@@ -48,6 +39,12 @@ from torchrpc._C import (
 )
 from torchrpc._C import (
     _destroy_rref_context as _destroy_rref_context,
+)
+from torchrpc._C import (
+    _disable_server_process_global_profiler as _disable_server_process_global_profiler,
+)
+from torchrpc._C import (
+    _enable_server_process_global_profiler as _enable_server_process_global_profiler,
 )
 from torchrpc._C import (
     _get_current_rpc_agent as _get_current_rpc_agent,
@@ -75,6 +72,9 @@ from torchrpc._C import (
 )
 from torchrpc._C import (
     _set_and_start_rpc_agent as _set_and_start_rpc_agent,
+)
+from torchrpc._C import (
+    _set_profiler_node_id as _set_profiler_node_id,
 )
 from torchrpc._C import (
     _set_rpc_timeout as _set_rpc_timeout,

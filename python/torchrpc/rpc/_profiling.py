@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch.jit._builtins import _find_builtin
 
-from torchrpc._C import _calls_are_shown, _CallRange, _get_current_rpc_agent
+from torchrpc._C import _CallRange, _calls_are_shown, _get_current_rpc_agent
 
 from .internal import RPCExecMode, _build_rpc_profiling_key
 
