@@ -218,9 +218,9 @@ def test_a_call_that_is_still_under_way_is_cut_off_and_ends_well(merged):
 
 def test_one_profile_at_a_time():
     with workers(2):
-        with torchrpc.profiler.profile():
-            with pytest.raises(RuntimeError, match="worker0 already"), torchrpc.profiler.profile():
-                pass
+        second = torchrpc.profiler.profile()
+        with torchrpc.profiler.profile(), pytest.raises(RuntimeError, match="worker0 already"):
+            second.__enter__()
         with torchrpc.profiler.profile():
             pass
 

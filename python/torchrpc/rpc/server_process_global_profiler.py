@@ -22,7 +22,7 @@ class _server_process_global_profile(profile):
     def __enter__(self) -> Any:
         if not self.enabled:
             return None
-        if self.entered:
+        if self.entered:  # type: ignore[has-type]
             raise RuntimeError("autograd profiler traces are not reentrant")
         self.entered = True
         _enable_server_process_global_profiler(self.config())
