@@ -17,15 +17,14 @@ from matplotlib import pyplot as plt
 from matplotlib.patches import Rectangle
 
 FORWARD, BACKWARD, CALLS, SERVED = "#4c78a8", "#e45756", "#bab0ac", "#f2cf5b"
-DEPTH = 3  # ranges inside each other that are drawn
+DEPTH = 5  # ranges inside each other that are drawn
 
 
-def color_of(event):
+def color_of(event, backward):
     side = event.get("args", {}).get("rpc_side")
     if side:
         return CALLS if side == "caller" else SERVED
-    name = event["name"]
-    return BACKWARD if "Backward" in name or "backward" in name or "AccumulateGrad" in name else FORWARD
+    return BACKWARD if backward else FORWARD
 
 
 def with_depths(events):
@@ -34,9 +33,9 @@ def with_depths(events):
     for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
         while around and around[-1][0] <= event["ts"]:
             around.pop()
-        color = BACKWARD if any(color == BACKWARD for _, color in around) else color_of(event)
-        placed.append((event, len(around), color))
-        around.append((event["ts"] + event["dur"], color))
+        backward = "backward" in event["name"].lower() or (bool(around) and around[-1][1])
+        placed.append((event, len(around), color_of(event, backward)))
+        around.append((event["ts"] + event["dur"], backward))
     return placed
 
 

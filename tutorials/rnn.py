@@ -157,7 +157,7 @@ def run_trainer(options, results):
     bar = trange(options.iterations)
     for iteration, (data, target, first) in zip(bar, batches(text, options.steps), strict=False):
         hidden = (nothing, nothing) if first else tuple(state.detach() for state in hidden)
-        shown = options.profile and iteration == min(10, options.iterations - 1)
+        shown = options.profile and iteration == min(100, options.iterations - 1)
         with profiled(options.profile) if shown else contextlib.nullcontext(), dist_autograd.context() as context_id:
             output, hidden = model(data, hidden)
             loss = criterion(output.view(-1, ntoken), target)
