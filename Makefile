@@ -5,7 +5,7 @@ PYTHON := .venv/bin/python
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 INSTALLED := .venv/torchrpc.installed
 
-.PHONY: demo test lint format asan tsan package setup-demo setup-test clean
+.PHONY: demo test conformance lint format asan tsan package setup-demo setup-test clean
 .DEFAULT_GOAL := test
 
 # Trains CartPole through RPC until it is solved; the learning curve is in reinforcement_learning.png.
@@ -19,6 +19,11 @@ test: setup-test
 	cmake --build $(BUILD)
 	ctest --preset release
 	$(PYTHON) -m pytest $(ARGS)
+
+# The RPC tests that ship inside torch, run on torchrpc.
+conformance: setup-test
+	$(MAKE) package
+	$(PYTHON) tests/conformance/run.py $(ARGS)
 
 # ruff, clang-format, mypy: what pre-commit runs, over all files.
 lint: setup-demo

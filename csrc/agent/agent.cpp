@@ -73,6 +73,17 @@ void Agent::request(WorkerId to, Message message, Duration timeout, ReplyHandler
   }
   if (wake) armTimer(deadline);
 
+  const auto fault = options_.faults ? options_.faults(message) : SendFault();
+  if (fault.fail) {
+    complete(id, notSent(worker(to), {ErrorCode::kWorkerLost, "this fault was injected"}));
+  } else if (fault.delay > Duration::zero()) {
+    timer_->after(fault.delay, [this, to, id, message = std::move(message)] { send(to, id, message); });
+  } else {
+    send(to, id, message);
+  }
+}
+
+void Agent::send(WorkerId to, CallId id, const Message& message) {
   try {
     if (to == self().id) {
       serve({self(), copyMessage(message)}, [this, id](Result<Message> result) {
@@ -83,7 +94,7 @@ void Agent::request(WorkerId to, Message message, Duration timeout, ReplyHandler
     }
     auto frame = encodeFrame(message, options_.limits);
     const auto link = connections_.link(worker(to));
-    if (!calls_.assign(id, link->id())) return;
+    calls_.assign(id, link->id());  // sent even if its time is over: what travels in it is on its way
     link->send(std::move(frame), [this, id, to](const Status& failure) {
       if (failure) complete(id, notSent(worker(to), *failure));
     });

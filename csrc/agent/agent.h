@@ -15,6 +15,7 @@
 #include "agent/call_table.h"
 #include "agent/connection_pool.h"
 #include "agent/messenger.h"
+#include "agent/send_faults.h"
 #include "agent/worker_directory.h"
 #include "base/thread_pool.h"
 #include "base/timer.h"
@@ -30,6 +31,7 @@ class Agent final : public Messenger {
     uint64_t incarnation = 0;
     size_t threads = 16;
     Limits limits;
+    SendFaultPolicy faults;  ///< for tests of programs; empty: none
   };
   using LostHandler = std::function<void(const WorkerInfo&)>;
   using ReplyObserver = std::function<void(const Message&)>;
@@ -79,6 +81,8 @@ class Agent final : public Messenger {
     RequestHandler handler;
   };
 
+  /// Sends a request that is in the call table.
+  void send(WorkerId to, CallId id, const Message& message);
   void onFrame(const std::shared_ptr<Link>& link, Frame frame);
   void onLost(const Link& link, const Error& reason);
   /// Hands a request that has arrived to its handler; `answer` is the way back.

@@ -48,6 +48,8 @@ std::vector<CallTable::Call> CallTable::takeLink(uint64_t link) {
 std::vector<CallTable::Call> CallTable::takeExpired(TimePoint now, TimePoint& next) {
   MutexLock lock(mutex_);
   std::vector<Call> out;
+  next = kNever;
+  if (now < wake_at_) return out;  // set before an earlier deadline came, whose call has seen to all since
   while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
     out.push_back(*takeLocked(deadlines_.begin()->second));
   }

@@ -234,10 +234,10 @@ void AutogradService::serveGradients(Request request, const Responder& responder
 
 void AutogradService::serveAbort(Request request, const Responder& responder) {
   const auto abort = decodeAbort(request.message);
-  responder.reply({.kind = Kind::kReply});
   const auto context = contexts_.find(abort.pass.context);
-  if (const auto pass = context ? context->endPass(abort.pass.pass, /*failed=*/true) : nullptr)
-    pass->fail(abort.reason);
+  const auto pass = context ? context->endPass(abort.pass.pass, /*failed=*/true) : nullptr;
+  responder.reply({.kind = Kind::kReply});
+  if (pass) pass->fail(abort.reason);
 }
 
 // --- RRef.backward ---

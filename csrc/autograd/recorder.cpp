@@ -15,9 +15,11 @@ bool carriesValues(Kind kind) {
     case Kind::kBuiltinCall:
     case Kind::kNativeCall:
     case Kind::kPythonCall:
+    case Kind::kScriptCall:
     case Kind::kBuiltinRemote:
     case Kind::kNativeRemote:
     case Kind::kPythonRemote:
+    case Kind::kScriptRemote:
     case Kind::kRRefFetch:
     case Kind::kPythonRRefFetch: return true;
     default: return false;

@@ -10,6 +10,7 @@
 #include "bindings/py_errors.h"
 #include "bindings/py_future.h"
 #include "bindings/py_runner.h"
+#include "bindings/py_script.h"
 #include "transport/tensorpipe_transport.h"
 
 namespace torchrpc::bindings {
@@ -28,8 +29,9 @@ struct PythonThread {
 
 std::shared_ptr<Node> makeNode(
     StorePtr store, const std::string& name, WorkerId id, std::optional<int32_t> world_size,
-    const TensorPipeOptionsBase& options, std::string facts, double init_timeout) {
+    const TensorPipeOptionsBase& options, std::string facts, double init_timeout, SendFaultPolicy faults) {
   Node::Options node_options{.self = {name, id}, .world_size = world_size.value_or(0)};
+  node_options.faults = std::move(faults);
   node_options.facts = std::move(facts);
   node_options.init_timeout = std::chrono::ceil<Duration>(std::chrono::duration<double>(init_timeout));
   node_options.threads = options.num_worker_threads;
@@ -44,13 +46,7 @@ std::shared_ptr<Node> makeNode(
   node_options.encode_value = [self](const c10::IValue& value, const WorkerInfo& to) {
     const auto node = self->lock();
     if (!node) throw Error(ErrorCode::kShutdown, "RPC has shut down");
-    if (!value.isPyObject()) return plainReply(value);
-    py::gil_scoped_acquire gil;
-    try {
-      return encodeResult(*node, to, toObject(value));
-    } catch (py::error_already_set& e) {
-      throw toError(e, node->self());
-    }
+    return encodeResult(*node, to, value);
   };
   node_options.to_error = [self_info = node_options.self](std::exception_ptr raised) {
     return toError(std::move(raised), self_info);
@@ -65,6 +61,7 @@ std::shared_ptr<Node> makeNode(
   auto node = std::make_shared<Node>(std::move(node_options), std::move(store), std::move(transport));
   *self = node;
   node->serve(Kind::kPythonCall, Kind::kPythonRemote, makePythonRunner(node));
+  node->serve(Kind::kScriptCall, Kind::kScriptRemote, makeScriptRunner(node));
   return node;
 }
 
@@ -165,11 +162,12 @@ void bindWorkerInfo(py::module_& module) {
 PyAgent::PyAgent(
     StorePtr store, const std::string& name, WorkerId id, std::optional<int32_t> world_size,
     TensorPipeOptionsBase options, py::dict reverse_device_maps, py::list devices, std::string facts,
-    double init_timeout)
+    double init_timeout, SendFaultPolicy faults)
     : options_(std::move(options)),
       reverse_device_maps_(std::move(reverse_device_maps)),
       devices_(std::move(devices)),
-      node_(makeNode(std::move(store), name, id, world_size, options_, std::move(facts), init_timeout)) {}
+      node_(makeNode(
+          std::move(store), name, id, world_size, options_, std::move(facts), init_timeout, std::move(faults))) {}
 
 PyAgent::~PyAgent() {
   py::gil_scoped_release no_gil;

@@ -6,6 +6,7 @@
 
 #include "bindings/bind.h"
 #include "bindings/current_node.h"
+#include "bindings/script_context.h"
 
 namespace torchrpc::bindings {
 
@@ -56,13 +57,19 @@ void bindAutograd(py::module_& module) {
 
   module.def("_new_context", [] {
     const auto node = currentNode();
-    py::gil_scoped_release no_gil;
-    return PyContext{node->autograd().newContext()};
+    PyContext context;
+    {
+      py::gil_scoped_release no_gil;
+      context = {node->autograd().newContext()};
+    }
+    inheritContext(context.context->id());
+    return context;
   });
   module.def(
       "_release_context",
       [](ContextId id) {
         const auto node = currentNode();
+        inheritContext({});
         py::gil_scoped_release no_gil;
         node->autograd().release(id);
       },

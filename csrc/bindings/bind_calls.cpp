@@ -1,4 +1,4 @@
-// rpc_sync, rpc_async and remote, of torch operators and of Python functions.
+// rpc_sync, rpc_async and remote, of torch operators, of script functions and of Python functions.
 
 #include <torch/csrc/jit/frontend/schema_matching.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
@@ -9,6 +9,7 @@
 #include "bindings/py_calls.h"
 #include "bindings/py_future.h"
 #include "bindings/py_rref.h"
+#include "bindings/py_script.h"
 #include "node/builtin_callables.h"
 
 namespace torchrpc::bindings {
@@ -94,6 +95,29 @@ void bindCalls(py::module_& module) {
             timeout, Kind::kRRefFetch);
       },
       py::arg("dst"), py::arg("qualified_name"), py::arg("timeout"));
+  module.def(
+      "_invoke_rpc_torchscript",
+      [](const WorkerInfo& dst, const std::string& qualified_name, const py::tuple& args, const py::dict& kwargs,
+         double timeout, bool is_async_execution) {
+        const auto node = currentNode();
+        return send(
+            node, dst,
+            encodeScriptCall(*node, Kind::kScriptCall, dst, qualified_name, args, kwargs, is_async_execution), timeout);
+      },
+      py::arg("dst"), py::arg("qualified_name"), py::arg("args"), py::arg("kwargs"), py::arg("timeout"),
+      py::arg("is_async_execution"));
+  module.def(
+      "_invoke_remote_torchscript",
+      [](const WorkerInfo& dst, const std::string& qualified_name, const py::tuple& args, const py::dict& kwargs,
+         double timeout, bool is_async_execution) {
+        const auto node = currentNode();
+        return sendRemote(
+            node, dst,
+            encodeScriptCall(*node, Kind::kScriptRemote, dst, qualified_name, args, kwargs, is_async_execution),
+            timeout, Kind::kRRefFetch);
+      },
+      py::arg("dst"), py::arg("qualified_name"), py::arg("args"), py::arg("kwargs"), py::arg("timeout"),
+      py::arg("is_async_execution"));
   module.def(
       "_invoke_rpc_python",
       [](const WorkerInfo& dst, const py::object& func, const py::tuple& args, const py::dict& kwargs, double timeout,

@@ -3,6 +3,7 @@
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
 
 #include "bindings/bind.h"
 #include "bindings/current_node.h"
@@ -24,7 +25,12 @@ py::object proxy(const py::object& self, const char* api, double timeout) {
   return py::module_::import("torchrpc.rpc.rref_proxy").attr("RRefProxy")(self, apiFunction(api), timeout);
 }
 
-std::shared_ptr<PyRRef> makeOwner(py::object value, const py::object& /*type_hint*/) {
+std::shared_ptr<PyRRef> makeOwner(py::object value, const py::object& type_hint) {
+  if (type_hint.is_none() && torch::jit::as_module(value)) {
+    throw std::runtime_error(
+        "The RRef being created contains a ScriptModule, must provide its ModuleInterface type hint. Write "
+        "RRef(module, type_hint=YourModuleInterface)");
+  }
   const auto node = currentNode();
   auto rref = node->rrefs().createOwner();
   rref->setValue(toValue(value));
@@ -100,7 +106,8 @@ void bindRRef(py::module_& module) {
       "so is the value. Thread-safe.")
       .def(
           py::init(&makeOwner), py::arg("value"), py::arg("type_hint") = py::none(),
-          "Makes this worker the owner of `value`. `type_hint` is accepted for TorchScript types and not used.")
+          "Makes this worker the owner of `value`. `type_hint` is for TorchScript: a script module must come with its "
+          "interface.")
       .def(
           "is_owner", [](const PyRRef& self) { return self.rref()->isOwner(); },
           "Whether the value lives on this worker.")

@@ -10,6 +10,8 @@ PYBIND11_MODULE(_C, module) {
   bindAgent(module);
   bindRRef(module);
   bindCalls(module);
+  bindScriptOps(module);
+  bindFaulty(module);
   bindAutograd(module);
   bindProfiling(module);
   bindOptim(module);

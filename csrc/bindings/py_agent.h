@@ -43,7 +43,7 @@ class PyAgent : public RpcAgent {
   PyAgent(
       StorePtr store, const std::string& name, WorkerId id, std::optional<int32_t> world_size,
       TensorPipeOptionsBase options, py::dict reverse_device_maps, py::list devices, std::string facts,
-      double init_timeout);
+      double init_timeout, SendFaultPolicy faults = {});
 
   /// Stops the node without the GIL, for which its threads may be waiting.
   ~PyAgent() override;

@@ -4,6 +4,7 @@
 
 #include "bindings/py_codec.h"
 #include "bindings/py_errors.h"
+#include "bindings/py_future.h"
 
 namespace torchrpc::bindings {
 
@@ -109,6 +110,24 @@ Message encodeResult(Node& node, const WorkerInfo& to, const py::object& value) 
   appendPickle(reply, internalFunction("serialize"), value);
   rrefs.commit(reply);
   return reply;
+}
+
+Message encodeResult(Node& node, const WorkerInfo& to, const c10::IValue& value) {
+  if (!value.isPyObject()) {
+    try {
+      return plainReply(value);
+    } catch (const Error& e) {
+      if (e.code() != ErrorCode::kSerialization || value.isCapsule()) throw;
+    }
+  }
+  py::gil_scoped_acquire gil;
+  try {
+    return encodeResult(node, to, toObject(value));
+  } catch (py::error_already_set& e) {
+    throw toError(e, node.self());
+  } catch (const std::runtime_error& e) {  // what Python cannot hold
+    throw Error(ErrorCode::kSerialization, e.what(), node.self().name);
+  }
 }
 
 py::object decodeResult(const std::shared_ptr<Node>& node, const Message& reply, const std::vector<RRefPtr>& received) {

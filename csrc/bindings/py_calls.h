@@ -1,6 +1,7 @@
 #pragma once
 
-// Calls of Python functions as messages: plain data where it is, a pickle otherwise. Needs the GIL.
+// Calls of Python functions as messages: plain data where it is, a pickle otherwise. Needs the GIL where nothing else
+// is said.
 
 #include <torch/csrc/utils/pybind.h>
 
@@ -33,6 +34,8 @@ PythonCall decodePythonCall(const std::shared_ptr<Node>& node, const Invocation&
 
 /// A result, or an RRef's value, on its way to `to`.
 Message encodeResult(Node& node, const WorkerInfo& to, const py::object& value);
+/// The same of a value of the core; takes the GIL if it needs it. Throws Error only.
+Message encodeResult(Node& node, const WorkerInfo& to, const c10::IValue& value);
 /// The reverse, on the caller; `rrefs` are those that came with it.
 py::object decodeResult(const std::shared_ptr<Node>& node, const Message& reply, const std::vector<RRefPtr>& rrefs);
 

@@ -39,22 +39,26 @@ void CallService::prepare(Request request, Run run, std::function<void(Error)> f
     guard(fail, [&] { run(std::move(*invocation)); });
     return;
   }
-  // Owners usually have confirmed already, and this thread goes on; otherwise the news comes on the loop.
-  auto ready = [this, invocation, run = std::move(run), fail, here = std::this_thread::get_id(),
-                context = currentContext()](Result<std::vector<RRefPtr>> rrefs) {
+  auto go = [invocation, run = std::move(run), fail](Result<std::vector<RRefPtr>> rrefs) {
     if (!rrefs) return fail(rrefs.error());
     invocation->rrefs = std::move(rrefs).value();
-    auto task = [invocation, run, fail, context] {
-      const ContextScope scope(context);
-      guard(fail, [&] { run(std::move(*invocation)); });
-    };
-    if (std::this_thread::get_id() == here) {
-      task();
-    } else {
-      messenger_.post(std::move(task));
+    guard(fail, [&] { run(std::move(*invocation)); });
+  };
+  // Owners usually have confirmed already, and this thread goes on, but not before adopt() has returned: until then it
+  // may be running the transport's callbacks, among them the owner's answer, in which nothing may block.
+  auto here = std::make_shared<std::optional<Result<std::vector<RRefPtr>>>>();
+  auto ready = [this, go, early = std::weak_ptr(here), thread = std::this_thread::get_id(),
+                context = currentContext()](Result<std::vector<RRefPtr>> rrefs) {
+    if (std::this_thread::get_id() == thread) {
+      if (const auto place = early.lock()) return void(place->emplace(std::move(rrefs)));
     }
+    messenger_.post([go, context, rrefs = std::move(rrefs)] {
+      const ContextScope scope(context);
+      go(rrefs);
+    });
   };
   guard(fail, [&] { rrefs_.adopt(decodeForks(*forks), /*wait_for_owner=*/true, std::move(ready)); });
+  if (*here) go(*std::move(*here));
 }
 
 void CallService::call(CallableRunner& runner, Request request, const Responder& responder) {

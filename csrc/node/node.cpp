@@ -29,7 +29,11 @@ Node::Node(Options options, StorePtr store, std::unique_ptr<Transport> transport
       incarnation_(randomNumber()),
       timeout_(options_.timeout.count()),
       agent_(
-          {.self = options_.self, .incarnation = incarnation_, .threads = options_.threads, .limits = options_.limits},
+          {.self = options_.self,
+           .incarnation = incarnation_,
+           .threads = options_.threads,
+           .limits = options_.limits,
+           .faults = options_.faults},
           std::move(transport), makeThreadTimer()),
       profiler_(agent_),
       autograd_(

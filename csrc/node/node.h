@@ -28,6 +28,7 @@ class Node {
     Duration init_timeout = std::chrono::minutes(30);  ///< for the group to gather
     std::string facts;  ///< what all workers are to know of this one, besides; see facts()
     Limits limits;
+    SendFaultPolicy faults;  ///< for tests of programs; empty: none
     /// Makes the reply to a fetch of an RRef's value, where it is not a plain one; may be empty.
     std::function<Message(const c10::IValue& value, const WorkerInfo& to)> encode_value;
     /// What a node or hook of a backward pass threw, as an error; may be empty.

@@ -73,8 +73,9 @@ RRefPtr RRefService::remoteToSelf(Message call, Duration timeout) {
       [weak = weak_from_this(), rref, result](Result<Message> reply) mutable {
         auto self = weak.lock();
         if (!self) return;
-        const Status failure = reply.ok() ? Status() : creationError(rref->owner(), reply.error());
-        OwnerTable::EndedList ended{{std::move(rref), failure}};
+        // At once, so that whoever sees the call ended sees why.
+        if (!reply.ok()) rref->setError(creationError(rref->owner(), reply.error()));
+        OwnerTable::EndedList ended{{std::move(rref), std::nullopt}};
         const auto holder = self->state_->self.id;
         self->state_->owners.removeFork(holder, {result.rref, result.fork, result.creation}, ended);
         self->retire(std::move(ended));

@@ -22,12 +22,13 @@ std::string_view name(Kind kind) {
   return "UNKNOWN";
 }
 
-std::optional<Kind> kindOf(std::string_view wanted) {
+std::vector<Kind> kindsOf(std::string_view wanted) {
+  std::vector<Kind> kinds;
 #define X(enumerator, number, role, name) \
-  if (wanted == name) return Kind::enumerator;
+  if (wanted == name) kinds.push_back(Kind::enumerator);
   TORCHRPC_KINDS(X)
 #undef X
-  return std::nullopt;
+  return kinds;
 }
 
 }  // namespace torchrpc

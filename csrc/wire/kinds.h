@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
+#include <vector>
 
 namespace torchrpc {
 
@@ -15,7 +16,8 @@ enum class Role : uint8_t {
   kOneWay,   ///< is not answered
 };
 
-// X(enumerator, number, role, name): `name` is what debug output and fault injection call it.
+// X(enumerator, number, role, name): `name` is what debug output and fault injection call it; torch operators and
+// script functions share theirs, as in upstream.
 #define TORCHRPC_KINDS(X)                                           \
   X(kHello, 1, kOneWay, "HELLO")                                    \
   X(kReply, 2, kReply, "REPLY")                                     \
@@ -23,9 +25,11 @@ enum class Role : uint8_t {
   X(kBuiltinCall, 16, kRequest, "SCRIPT_CALL")                      \
   X(kNativeCall, 17, kRequest, "NATIVE_CALL")                       \
   X(kPythonCall, 18, kRequest, "PYTHON_CALL")                       \
+  X(kScriptCall, 19, kRequest, "SCRIPT_CALL")                       \
   X(kBuiltinRemote, 32, kRequest, "SCRIPT_REMOTE_CALL")             \
   X(kNativeRemote, 33, kRequest, "NATIVE_REMOTE_CALL")              \
   X(kPythonRemote, 34, kRequest, "PYTHON_REMOTE_CALL")              \
+  X(kScriptRemote, 35, kRequest, "SCRIPT_REMOTE_CALL")              \
   X(kRRefFetch, 48, kRequest, "SCRIPT_RREF_FETCH_CALL")             \
   X(kPythonRRefFetch, 49, kRequest, "PYTHON_RREF_FETCH_CALL")       \
   X(kRRefForkRequest, 50, kRequest, "RREF_FORK_REQUEST")            \
@@ -51,7 +55,7 @@ enum class Kind : uint16_t {
 std::optional<Role> roleOf(Kind kind);
 /// The name of a kind, "UNKNOWN" for a number that is none.
 std::string_view name(Kind kind);
-/// The kind of a name, if there is one.
-std::optional<Kind> kindOf(std::string_view name);
+/// The kinds of a name: several for those that users do not tell apart, none for a name that is none.
+std::vector<Kind> kindsOf(std::string_view name);
 
 }  // namespace torchrpc

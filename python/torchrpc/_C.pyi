@@ -92,6 +92,37 @@ class TensorPipeAgent(RpcAgent):
     @property
     def store(self) -> Store: ...
 
+class FaultyTensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
+    def __init__(
+        self,
+        num_worker_threads: int,
+        rpc_timeout: float,
+        init_method: str,
+        messages_to_fail: Sequence[str],
+        messages_to_delay: dict[str, float],
+        num_fail_sends: int = ...,
+    ) -> None: ...
+    @property
+    def messages_to_fail(self) -> list[str]: ...
+    @property
+    def messages_to_delay(self) -> dict[str, float]: ...
+    @property
+    def num_fail_sends(self) -> int: ...
+
+class FaultyTensorPipeAgent(TensorPipeAgent):
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        rank: int,
+        world_size: int | None,
+        options: FaultyTensorPipeRpcBackendOptions,
+        reverse_device_maps: dict[str, dict[torch.device, torch.device]],
+        devices: list[torch.device],
+        facts: bytes = ...,
+        init_timeout: float = ...,
+    ) -> None: ...
+
 class PyRRef(Generic[_T]):
     def __init__(self, value: _T, type_hint: Any = ...) -> None: ...
     def is_owner(self) -> bool: ...
@@ -160,6 +191,13 @@ def _invoke_rpc_builtin(
 ) -> torch.futures.Future: ...
 def _invoke_remote_builtin(
     dst: WorkerInfo, qualified_name: str, timeout: float, *args: Any, **kwargs: Any
+) -> PyRRef: ...
+def _serve_torchscript() -> None: ...
+def _invoke_rpc_torchscript(
+    dst: WorkerInfo, qualified_name: str, args: tuple, kwargs: dict, timeout: float, is_async_execution: bool
+) -> torch.futures.Future: ...
+def _invoke_remote_torchscript(
+    dst: WorkerInfo, qualified_name: str, args: tuple, kwargs: dict, timeout: float, is_async_execution: bool
 ) -> PyRRef: ...
 def _invoke_rpc_python(
     dst: WorkerInfo, func: Callable, args: tuple, kwargs: dict, timeout: float, is_async_execution: bool

@@ -86,12 +86,24 @@ def on_load() -> None:
     if not _installed:
         return
     _put(BINDINGS, sys.modules[OUR_BINDINGS])
+    _serve_torchscript()
     for holder, attribute, target in HOLDERS:
         module, _, name = target.partition(":")
         if holder in sys.modules:
             ours = importlib.import_module(module)
             if not name or hasattr(ours, name):  # else it is being imported by the holder, which copies it afterwards
                 setattr(sys.modules[holder], attribute, getattr(ours, name) if name else ours)
+
+
+def _serve_torchscript() -> None:
+    """Calls and backward passes inside TorchScript go through the operators behind these functions."""
+    from torch.jit._builtins import _register_builtin
+
+    from torchrpc import autograd
+
+    _register_builtin(autograd.get_gradients, "aten::get_gradients")
+    _register_builtin(autograd.backward, "aten::dist_backward")
+    sys.modules[OUR_BINDINGS]._serve_torchscript()
 
 
 def _put(name: str, module: types.ModuleType) -> None:

@@ -214,9 +214,10 @@ def test_data_parallel_models_have_their_mean_gradients_in_the_context():
 
 
 def resident_bytes():
+    """Without shared memory: rings of messages become resident as they are first gone round."""
     gc.collect()
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * 4096
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("RssAnon"))
 
 
 def train_steps(count):
@@ -248,4 +249,4 @@ def test_memory_is_flat_over_3000_passes_on_both_sides():
     for side in zip(*sizes, strict=True):
         growth = sum(side[half:]) / half - sum(side[:half]) / half  # over 1,000 passes
         print(f"{growth / 1000:.0f} bytes a pass")
-        assert growth < 1 << 20, sizes  # a tensor of 16 KiB kept of each pass would be 16 MiB
+        assert growth < 1 << 19, sizes  # a tensor of 16 KiB kept of each pass would be 16 MiB

@@ -16,10 +16,10 @@ _EXPORTS = {
         "_DEFAULT_INIT_METHOD _DEFAULT_NUM_WORKER_THREADS _DEFAULT_RPC_TIMEOUT_SEC _UNSET_RPC_TIMEOUT "
         "_TensorPipeRpcBackendOptionsBase _cleanup_python_rpc_handler _delete_all_user_and_unforked_owner_rrefs "
         "_destroy_rref_context _get_current_rpc_agent _invoke_remote_builtin _invoke_remote_python "
-        "_invoke_rpc_builtin _invoke_rpc_python _is_current_rpc_agent_set _reset_current_rpc_agent "
+        "_invoke_remote_torchscript _invoke_rpc_builtin _invoke_rpc_python _invoke_rpc_torchscript "
         "_disable_server_process_global_profiler _enable_server_process_global_profiler "
-        "_rref_context_get_debug_info _set_and_start_rpc_agent _set_profiler_node_id "
-        "_set_rpc_timeout get_rpc_timeout"
+        "_is_current_rpc_agent_set _reset_current_rpc_agent _rref_context_get_debug_info "
+        "_set_and_start_rpc_agent _set_profiler_node_id _set_rpc_timeout get_rpc_timeout"
     ),
     "torchrpc.rpc.api": "AllGatherStates RRef get_worker_info remote rpc_async rpc_sync shutdown _wait_all",
     "torchrpc.rpc.backend_registry": (

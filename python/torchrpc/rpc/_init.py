@@ -150,5 +150,6 @@ def _init_rpc_backend(
 
 @api._require_initialized
 def _get_debug_info() -> dict[str, str]:
-    """What the RRef tables and the agent count."""
-    return {**_rref_context_get_debug_info(), **api._get_current_rpc_agent().get_debug_info()}
+    """What the RRef tables, the agent and distributed autograd count."""
+    agent = api._get_current_rpc_agent()
+    return {**_rref_context_get_debug_info(), **agent.get_debug_info(), **dist_autograd._get_debug_info()}

@@ -47,7 +47,10 @@ def _script_function(qualified_name: str) -> torch.jit.ScriptFunction:
         module, _, name = qualified_name.removeprefix("__torch__.").rpartition(".")
         find_module(module)  # it may just not have been imported here
         if (found := compiled.find_function(qualified_name)) is None:
-            raise NameNotFoundError(f"{this_worker()} has no script function {name} in its module {module}.")
+            raise NameNotFoundError(
+                f"attempted to get undefined function {name}: {this_worker()} has no such script function in its "
+                f"module {module}. Define it there, too, at the top level of that module."
+            )
     return found
 
 

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-from torch.distributed import Store
+from torch.distributed import DistNetworkError, Store
 
 from torchrpc._C import WorkerInfo, _get_current_rpc_agent
 
@@ -18,24 +18,34 @@ _TOKEN = "RpcGroupManagementToken"
 def _group_membership_management(store: Store, name: str, is_join: bool) -> Iterator[None]:
     """Hold the token while the block runs; waits for its holder, at most the store's timeout.
 
-    The token is given back if the block fails, too, so that one worker's error does not stop all others.
+    The token is given back if the block fails, too, so that one worker's error does not stop all others. Who leaves a
+    group whose store is gone (with the process of rank 0, say) does so without a token: nobody can join it any more.
 
     Raises:
         RuntimeError: the holder did not give it back in time.
     """
     mine = f"Token_for_{name}_{'join' if is_join else 'leave'}"
+    ignored = () if is_join else (DistNetworkError,)
+    with contextlib.suppress(*ignored):
+        _take_token(store, mine)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(*ignored):
+            store.set(_TOKEN, "")
+            store.set(mine, "Done")  # wakes those that wait for this holder
+
+
+def _take_token(store: Store, mine: str) -> None:
     while (holder := store.compare_set(_TOKEN, "", mine).decode()) != mine:
         try:
             store.wait([holder])
+        except DistNetworkError:
+            raise
         except RuntimeError:
             logger.error("%s waited too long for %s, which holds the token of the group's membership.", mine, holder)
             raise
     store.delete_key(mine)  # left from an earlier time, it would make waiters spin
-    try:
-        yield
-    finally:
-        store.set(_TOKEN, "")
-        store.set(mine, "Done")  # wakes those that wait for this holder
 
 
 def _update_group_membership(worker_info: WorkerInfo, my_devices: list, reverse_device_map: dict, is_join: bool) -> Any:

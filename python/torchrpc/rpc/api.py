@@ -27,8 +27,10 @@ from torchrpc._C import (
     _get_current_rpc_agent,
     _invoke_remote_builtin,
     _invoke_remote_python,
+    _invoke_remote_torchscript,
     _invoke_rpc_builtin,
     _invoke_rpc_python,
+    _invoke_rpc_torchscript,
     _is_current_rpc_agent_set,
     _reset_current_rpc_agent,
     _set_and_start_rpc_agent,
@@ -150,8 +152,13 @@ def _check_call(args: Any, kwargs: Any, timeout: Any) -> None:
         raise ValueError(f"timeout must not be negative, but is {timeout}. 0: no limit; leave it out for the default.")
 
 
-def _invoke(builtin: Callable, python: Callable, to: Any, func: Any, args: Any, kwargs: Any, timeout: Any) -> Any:
-    """Start a call by one of the two ways into the core."""
+# The ways into the core: for torch operators, script functions and Python callables.
+_CALL = (_invoke_rpc_builtin, _invoke_rpc_torchscript, _invoke_rpc_python)
+_REMOTE = (_invoke_remote_builtin, _invoke_remote_torchscript, _invoke_remote_python)
+
+
+def _invoke(ways: tuple[Callable, ...], to: Any, func: Any, args: Any, kwargs: Any, timeout: Any) -> Any:
+    """Start a call."""
     if not _is_current_rpc_agent_set():
         _check_initialized()
     if not callable(func):
@@ -164,10 +171,15 @@ def _invoke(builtin: Callable, python: Callable, to: Any, func: Any, args: Any, 
     if type(args) is not tuple or type(kwargs) is not dict or timeout != UNSET_RPC_TIMEOUT:
         _check_call(args, kwargs, timeout)
         args = tuple(args)
+    builtin, script, python = ways
     if type(func) is types.BuiltinFunctionType and (operator := _find_builtin(func)) is not None:
         return builtin(dst, operator, timeout, *args, **kwargs)
+    wrapped = getattr(func, "_wrapped_async_rpc_function", None)
+    runs = func if wrapped is None else wrapped
+    if isinstance(runs, torch.jit.ScriptFunction):
+        return script(dst, runs.qualified_name, args, kwargs, timeout, wrapped is not None)
     try:
-        return python(dst, func, args, kwargs, timeout, hasattr(func, "_wrapped_async_rpc_function"))
+        return python(dst, func, args, kwargs, timeout, wrapped is not None)
     except Exception as exc:
         told = explain_unsendable(exc, dst.name, func, args, kwargs)
         if told is exc:
@@ -181,9 +193,9 @@ def rpc_sync(to: Any, func: Callable, args: Any = None, kwargs: Any = None, time
 
     Args:
         to (str, int or WorkerInfo): name, rank or info of the worker; oneself is allowed.
-        func (Callable): a torch operator (runs there without the GIL), a function or class that `to` can import, a
-            method of a picklable object, a lambda or a nested function (sent as code: its globals are those of the
-            module of the same name there).
+        func (Callable): a torch operator or a script function (they run there without the GIL), a function or class
+            that `to` can import, a method of a picklable object, a lambda or a nested function (sent as code: its
+            globals are those of the module of the same name there).
         args (tuple), kwargs (dict): anything picklable, tensors of any layout, RRefs. Tensors are not copied before
             they are sent.
         timeout (float): seconds until a RuntimeError; 0: no limit; default: the group's.
@@ -195,7 +207,7 @@ def rpc_sync(to: Any, func: Callable, args: Any = None, kwargs: Any = None, time
 
     Any thread may call.
     """
-    return _invoke(_invoke_rpc_builtin, _invoke_rpc_python, to, func, args, kwargs, timeout).wait()
+    return _invoke(_CALL, to, func, args, kwargs, timeout).wait()
 
 
 @shown_in_profiles(RPCExecMode.ASYNC)
@@ -205,7 +217,7 @@ def rpc_async(to: Any, func: Callable, args: Any = None, kwargs: Any = None, tim
     `future.wait()` gives the result or raises what the call raised; in a coroutine, `await future` does. Keep tensors
     that you sent unchanged until then. Arguments that cannot be sent raise here.
     """
-    future = _invoke(_invoke_rpc_builtin, _invoke_rpc_python, to, func, args, kwargs, timeout)
+    future = _invoke(_CALL, to, func, args, kwargs, timeout)
     if hasattr(_thread_local_var, "future_list"):
         _thread_local_var.future_list.append(future)
     return future
@@ -217,7 +229,7 @@ def remote(to: Any, func: Callable, args: Any = None, kwargs: Any = None, timeou
 
     Arguments are those of `rpc_sync`. An error, a time-out included, is raised when the RRef is used.
     """
-    return _invoke(_invoke_remote_builtin, _invoke_remote_python, to, func, args, kwargs, timeout)
+    return _invoke(_REMOTE, to, func, args, kwargs, timeout)
 
 
 @contextlib.contextmanager
@@ -401,7 +413,10 @@ def _leave_group(agent: TensorPipeAgent, timeout: float) -> None:
     with _group_membership_management(agent.store, me.name, False):
         for worker in agent.get_worker_infos():
             if worker.name != me.name:
-                rpc_sync(worker.name, _update_group_membership, args=(me, [], {}, False))
+                try:
+                    rpc_sync(worker.name, _update_group_membership, args=(me, [], {}, False))
+                except RuntimeError as exc:  # it may be gone itself
+                    logger.warning("%s could not tell %s that it leaves the group: %s", me.name, worker.name, exc)
         agent.join(shutdown=True, timeout=timeout)
 
 

@@ -187,31 +187,34 @@ def _tensorpipe_construct_rpc_backend_options_handler(
     )
 
 
-def _tensorpipe_init_backend_handler(
-    store: Any, name: str, rank: int, world_size: int | None, rpc_backend_options: Any
-) -> TensorPipeAgent:
-    if not isinstance(store, dist.Store):
-        raise TypeError(f"`store` must be a c10d::Store. {store}")
-    if not isinstance(rpc_backend_options, TensorPipeRpcBackendOptions):
-        raise TypeError(f"`rpc_backend_options` must be a `TensorPipeRpcBackendOptions`. {rpc_backend_options}")
-    if world_size:
-        return _init_static_group(store, name, rank, world_size, rpc_backend_options)
-    return _init_dynamic_group(store, name, rank, rpc_backend_options)
+def _init_handler(agent_type: type[TensorPipeAgent], options_type: type) -> Callable[..., TensorPipeAgent]:
+    """An init_backend_handler that makes agents of that type."""
+
+    def init(store: Any, name: str, rank: int, world_size: int | None, rpc_backend_options: Any) -> TensorPipeAgent:
+        if not isinstance(store, dist.Store):
+            raise TypeError(f"`store` must be a c10d::Store. {store}")
+        if not isinstance(rpc_backend_options, options_type):
+            raise TypeError(f"`rpc_backend_options` must be a `{options_type.__name__}`. {rpc_backend_options}")
+        if world_size:
+            return _init_static_group(agent_type, store, name, rank, world_size, rpc_backend_options)
+        return _init_dynamic_group(agent_type, store, name, rank, rpc_backend_options)
+
+    return init
 
 
 def _make_agent(
-    store: dist.Store, name: str, rank: int, world_size: int | None, options: TensorPipeRpcBackendOptions
+    agent_type: type[TensorPipeAgent], store: dist.Store, name: str, rank: int, world_size: int | None, options: Any
 ) -> TensorPipeAgent:
     facts = pickle.dumps((torch.cuda.device_count(), options.device_maps, options.devices))
-    return TensorPipeAgent(
+    return agent_type(
         store, name, rank, world_size, options, {}, [], facts, init_timeout=init_timeout().total_seconds()
     )
 
 
 def _init_static_group(
-    store: dist.Store, name: str, rank: int, world_size: int, options: TensorPipeRpcBackendOptions
+    agent_type: type[TensorPipeAgent], store: dist.Store, name: str, rank: int, world_size: int, options: Any
 ) -> TensorPipeAgent:
-    agent = _make_agent(store, name, rank, world_size, options)
+    agent = _make_agent(agent_type, store, name, rank, world_size, options)
     _start(agent)
     mark_formed(store)
     _settle_devices(agent)
@@ -219,10 +222,10 @@ def _init_static_group(
 
 
 def _init_dynamic_group(
-    store: dist.Store, name: str, rank: int, options: TensorPipeRpcBackendOptions
+    agent_type: type[TensorPipeAgent], store: dist.Store, name: str, rank: int, options: Any
 ) -> TensorPipeAgent:
     with _group_membership_management(store, name, True):
-        agent = _make_agent(store, name, rank, None, options)
+        agent = _make_agent(agent_type, store, name, rank, None, options)
         _start(agent)
         _settle_devices(agent)
         return agent
@@ -264,4 +267,5 @@ def _settle_devices(agent: TensorPipeAgent) -> None:
         raise
 
 
+_tensorpipe_init_backend_handler = _init_handler(TensorPipeAgent, TensorPipeRpcBackendOptions)
 register_backend("TENSORPIPE", _tensorpipe_construct_rpc_backend_options_handler, _tensorpipe_init_backend_handler)

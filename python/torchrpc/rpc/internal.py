@@ -11,6 +11,7 @@ from ._exceptions import _rebuild_exception as _rebuild_exception
 from ._exceptions import find_global as find_global
 from ._pickler import _internal_rpc_pickler as _internal_rpc_pickler
 from ._pickler import _InternalRPCPickler as _InternalRPCPickler
+from ._pickler import _script_function as _script_function
 from ._pickler import deserialize, serialize
 
 __all__ = ["PythonUDF", "RPCExecMode", "RemoteException", "deserialize", "serialize"]

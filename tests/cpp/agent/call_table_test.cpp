@@ -58,6 +58,15 @@ TEST_CASE("calls one after the other are announced once, until the time has come
   }
 }
 
+TEST_CASE("a call before the time has come leaves that time as it is and asks for no other") {
+  CallTable table;
+  add(table, kStart + 2s);
+  TimePoint next;
+  CHECK(table.takeExpired(kStart + 1s, next).empty());
+  CHECK(next == kNever);
+  CHECK(table.takeExpired(kStart + 2s, next).size() == 1);
+}
+
 TEST_CASE("expired calls come out in the order of their deadlines") {
   CallTable table;
   add(table, kStart + 2s);

@@ -18,7 +18,8 @@ class LoopbackGroup {
   struct Options {
     int size = 2;
     std::shared_ptr<Timer> timer;  ///< of all agents; empty: each has one of its own
-    FaultPolicy faults;            ///< empty: none
+    FaultPolicy faults;            ///< of frames; empty: none
+    SendFaultPolicy send_faults;   ///< of requests of worker0; empty: none
     size_t threads = 4;
     Limits limits;
   };
@@ -58,7 +59,8 @@ class LoopbackGroup {
             .self = infoOf(id),
             .incarnation = incarnationOf(id),
             .threads = options_.threads,
-            .limits = options_.limits},
+            .limits = options_.limits,
+            .faults = id == 0 ? options_.send_faults : SendFaultPolicy()},
         std::move(transport), std::move(timer)));
   }
 

@@ -47,7 +47,7 @@ struct Backward {
     const auto root = c10::make_intrusive<SendFunction>(kNoAutogradId, std::move(edges));
     received = graph.add(root);
     graph.give(*root, std::move(ones));
-    runInGraphTask([&] {
+    graph.runInGraphTask([&] {
       while (graph.canRun()) graph.runNext();
     });
   }
@@ -287,7 +287,7 @@ TEST_CASE("torch's own engine is refused at a receive function, with the remedy"
 TEST_CASE("inside, there is a graph task of torch's, whose callbacks run at the end") {
   std::vector<std::string> order;
   auto& engine = torch::autograd::Engine::get_default_engine();
-  runInGraphTask([&] {
+  LocalGraph(false, {}).runInGraphTask([&] {
     CHECK_FALSE(at::GradMode::is_enabled());
     CHECK(torch::autograd::get_current_graph_task_id() >= 0);
     engine.queue_callback([&] { order.push_back("callback"); });

@@ -2,19 +2,27 @@
 
 #include <catch2/catch.hpp>
 
+#include <algorithm>
+
 namespace torchrpc {
 
 TEST_CASE("a kind's name leads back to the kind") {
   for (int number = 0; number < 100; ++number) {
     const auto kind = static_cast<Kind>(number);
     if (roleOf(kind)) {
-      CHECK(kindOf(name(kind)) == kind);
+      const auto kinds = kindsOf(name(kind));
+      CHECK(std::find(kinds.begin(), kinds.end(), kind) != kinds.end());
     } else {
       CHECK(name(kind) == "UNKNOWN");
     }
   }
-  CHECK_FALSE(kindOf("UNKNOWN"));
-  CHECK_FALSE(kindOf(""));
+  CHECK(kindsOf("UNKNOWN").empty());
+  CHECK(kindsOf("").empty());
+}
+
+TEST_CASE("operators and script functions go by one name") {
+  CHECK((kindsOf("SCRIPT_CALL") == std::vector{Kind::kBuiltinCall, Kind::kScriptCall}));
+  CHECK((kindsOf("SCRIPT_REMOTE_CALL") == std::vector{Kind::kBuiltinRemote, Kind::kScriptRemote}));
 }
 
 TEST_CASE("kinds have the role that decides who answers") {

@@ -1,0 +1,193 @@
+#!/usr/bin/env python3
+"""Runs the RPC test suite that ships inside the torch wheel (torch.testing._internal.distributed) on torchrpc.
+
+    run.py [-k REGEX] [-j N] [--timeout SECONDS] [--list]
+
+Each test runs in a session of its own, so that what it leaves behind ends with it, and is given `--timeout` seconds. It
+and its ranks are forked from this process, which has imported everything and started no thread. What must not pass is
+in known_differences.txt, and is not run. Exit status 1 if anything fails.
+"""
+
+import argparse
+import contextlib
+import multiprocessing as mp
+import multiprocessing.connection
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+from typing import NamedTuple
+
+KNOWN = Path(__file__).with_name("known_differences.txt")
+# Measure time so closely that they fail on torch's own RPC as well if others use the processor: run last, alone.
+ALONE = {"RpcTest.test_set_and_get_default_rpc_timeout", "DdpUnderDistAutogradTest.test_backward_ddp_outside"}
+SHOWN_LINES = 60  # of the output of a test that fails
+
+
+class Test(NamedTuple):
+    suite: str
+    method: str
+    faulty: bool  # on the backend FAULTY_TENSORPIPE
+
+    def __str__(self):
+        return f"{self.suite}.{self.method}"
+
+
+def prepare(timeout):
+    """Install torchrpc and import the suites; gives the module that lists them."""
+    os.environ["DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"] = str(int(timeout))  # then the ranks' stacks are printed
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy would start threads
+    import torchrpc
+
+    torchrpc.install()
+    from torch.testing._internal.distributed import rpc_utils
+
+    def fork_ranks(self):
+        with contextlib.suppress(RuntimeError):
+            mp.set_start_method("spawn")  # what the code under test expects
+        self._start_processes(mp.get_context("fork").Process)
+
+    rpc_utils.SpawnHelper._spawn_processes = fork_ranks
+    return rpc_utils
+
+
+def collect(rpc_utils):
+    """All tests that need no GPU, in the suites' order."""
+    names = unittest.TestLoader().getTestCaseNames
+    for suite in [*rpc_utils.GENERIC_TESTS, *rpc_utils.TENSORPIPE_TESTS, *rpc_utils.FAULTY_AGENT_TESTS]:
+        for method in names(suite):
+            yield Test(suite.__name__, method, suite in rpc_utils.FAULTY_AGENT_TESTS)
+
+
+def known_differences():
+    lines = (line.partition("#")[0].strip() for line in KNOWN.read_text().splitlines())
+    return {line for line in lines if line}
+
+
+def make_case(rpc_utils, test):
+    """The test case. In the test's process only: the faulty fixture registers a backend, which others must not see."""
+    if test.faulty:
+        from torch.testing._internal.distributed.rpc import faulty_rpc_agent_test_fixture as fixtures
+
+        mixin = fixtures.FaultyRpcAgentTestFixture
+    else:
+        from torch.testing._internal.distributed.rpc import tensorpipe_rpc_agent_test_fixture as fixtures
+
+        mixin = fixtures.TensorPipeRpcAgentTestFixture
+    suite = getattr(rpc_utils, test.suite)
+    made = rpc_utils.generate_tests("", mixin, [suite], __name__)
+    globals().update(made)  # where pickle looks for it
+    return made[test.suite](test.method)
+
+
+def run_test(rpc_utils, test, log, verdict):
+    """The life of a test's process: runs it and sends (status, text)."""
+    os.setsid()
+    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    result = unittest.TestResult()
+    make_case(rpc_utils, test).run(result)
+    problems = [text for _, text in result.errors + result.failures]
+    if problems or result.unexpectedSuccesses:
+        verdict.send(("FAILED", "\n".join(problems)))
+    elif result.skipped:
+        verdict.send(("skipped", result.skipped[0][1]))
+    else:
+        verdict.send(("passed", ""))
+
+
+class Running:
+    """A test under way."""
+
+    def __init__(self, rpc_utils, test, folder, limit):
+        self.test, self.limit, self.start = test, limit, time.monotonic()
+        self.log = os.path.join(folder, str(test))
+        self.verdict, theirs = mp.Pipe(duplex=False)
+        self.process = mp.get_context("fork").Process(target=run_test, args=(rpc_utils, test, self.log, theirs))
+        self.process.start()
+        theirs.close()
+
+    def result(self):
+        """None while it runs, else (status, text, seconds); then nothing of it is left."""
+        seconds = time.monotonic() - self.start
+        status, text = "FAILED", "it did not end in time"
+        if self.verdict.poll():
+            try:
+                status, text = self.verdict.recv()
+            except EOFError:
+                text = "it ended without a verdict"
+        elif seconds < self.limit:
+            return None
+        self.kill()
+        if status == "FAILED":
+            text += "\n" + "\n".join(Path(self.log).read_text(errors="replace").splitlines()[-SHOWN_LINES:])
+        return status, text, seconds
+
+    def kill(self):
+        """End it and the processes it has started."""
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:  # it is no leader yet, or has left nothing
+            self.process.kill()
+        self.process.join()
+
+
+def run(rpc_utils, tests, jobs, limit):
+    """Run the tests, `jobs` at once; gives {status: number}."""
+    counts = {"passed": 0, "skipped": 0, "FAILED": 0}
+    waiting, running = list(reversed(tests)), []
+    with tempfile.TemporaryDirectory(prefix="torchrpc_conformance_") as folder:
+        os.environ["TMPDIR"] = tempfile.tempdir = folder  # where the suite leaves its files
+        try:
+            while waiting or running:
+                while waiting and len(running) < jobs:
+                    running.append(Running(rpc_utils, waiting.pop(), folder, limit))
+                mp.connection.wait([each.verdict for each in running], timeout=1)
+                for each in list(running):
+                    if result := each.result():
+                        running.remove(each)
+                        status, text, seconds = result
+                        counts[status] += 1
+                        print(f"{status:8} {seconds:5.1f} s  {each.test}", flush=True)
+                        if status == "FAILED":
+                            print(text, flush=True)
+        finally:
+            for each in running:
+                each.kill()
+            tempfile.tempdir = None
+            del os.environ["TMPDIR"]
+    return counts
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Run torch's own RPC test suite on torchrpc.")
+    parser.add_argument("-k", metavar="REGEX", default="", help="only tests whose Suite.method it matches")
+    parser.add_argument("-j", "--jobs", type=int, default=2, help="tests at once (default 2)")
+    parser.add_argument("--timeout", type=float, default=60, help="seconds a test (default 60)")
+    parser.add_argument("--list", action="store_true", help="list the tests and exit")
+    args = parser.parse_args()
+    rpc_utils = prepare(args.timeout)
+    everything = list(collect(rpc_utils))
+    left_out = known_differences()
+    if gone := left_out - {str(test) for test in everything}:
+        sys.exit(f"{KNOWN.name} lists tests that do not exist: {', '.join(sorted(gone))}")
+    tests = [test for test in everything if str(test) not in left_out and re.search(args.k, str(test))]
+    if args.list:
+        print("\n".join(map(str, tests)))
+        return
+    if len(os.listdir("/proc/self/task")) > 1:
+        sys.exit("the imports have started threads: tests cannot be forked from here")
+    together = run(rpc_utils, [test for test in tests if str(test) not in ALONE], args.jobs, args.timeout + 20)
+    alone = run(rpc_utils, [test for test in tests if str(test) in ALONE], 1, args.timeout + 20)
+    counts = {status: together[status] + alone[status] for status in together}
+    print(", ".join(f"{number} {status}" for status, number in counts.items()) + f"; {len(left_out)} known differences")
+    sys.exit(1 if counts["FAILED"] else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+// CallService over a messenger that answers on the sender's thread, inside the call, as TensorPipe's callbacks may.
+
+#include "node/call_service.h"
+
+#include <catch2/catch.hpp>
+
+#include <map>
+
+#include "rref/fork_protocol.h"
+
+using namespace torchrpc;
+
+namespace {
+
+/// Messages to others are answered at once, empty.
+class AnsweringMessenger final : public Messenger {
+ public:
+  const WorkerInfo& self() const override { return self_; }
+  WorkerInfo worker(WorkerId id) const override { return {"worker" + std::to_string(id), id}; }
+  void request(WorkerId /*to*/, Message message, Duration /*timeout*/, ReplyHandler handler) override {
+    sent.push_back(message.kind);
+    in_callback = true;
+    handler(Message{.kind = Kind::kReply});
+    in_callback = false;
+  }
+  void requestReliably(WorkerId to, Message message, ReplyHandler handler) override {
+    request(to, std::move(message), Duration::zero(), std::move(handler));
+  }
+  void on(Kind kind, Where /*where*/, RequestHandler handler) override { handlers[kind] = std::move(handler); }
+  void post(std::function<void()> task) override { posted.push_back(std::move(task)); }
+  void postAfter(Duration /*delay*/, std::function<void()> task) override { posted.push_back(std::move(task)); }
+
+  bool in_callback = false;
+  std::vector<Kind> sent;
+  std::map<Kind, RequestHandler> handlers;
+  std::vector<std::function<void()>> posted;
+
+ private:
+  const WorkerInfo self_{"worker1", 1};
+};
+
+class NotingRunner final : public CallableRunner {
+ public:
+  explicit NotingRunner(const AnsweringMessenger& messenger) : messenger_(messenger) {}
+  void call(Invocation invocation, Responder responder) override {
+    ++runs;
+    rrefs = invocation.rrefs.size();
+    in_callback = messenger_.in_callback;
+    responder.reply({.kind = Kind::kReply});
+  }
+  void evaluate(Invocation /*invocation*/, ValueHandler done) override { done(c10::IValue()); }
+
+  int runs = 0;
+  size_t rrefs = 0;
+  bool in_callback = false;
+
+ private:
+  const AnsweringMessenger& messenger_;
+};
+
+}  // namespace
+
+TEST_CASE("a function whose RRefs are confirmed in the transport's callback runs outside of it") {
+  AnsweringMessenger messenger;
+  const auto rrefs = RRefService::create(messenger, {});
+  CallService calls(messenger, *rrefs);
+  const auto runner = std::make_shared<NotingRunner>(messenger);
+  calls.serve(Kind::kNativeCall, Kind::kNativeRemote, runner);
+
+  const RRefFork fork{.rref = {2, 1}, .fork = {0, 1}, .owner = 2, .parent = 0, .delivery = 1};
+  Message call{.kind = Kind::kNativeCall};
+  call.headers.push_back({HeaderKind::kRRefForks, encodeForks({fork})});
+  bool answered = false;
+  messenger.handlers.at(Kind::kNativeCall)(
+      {.from = {"worker0", 0}, .message = std::move(call)},
+      Responder([&](const Result<Message>& reply) { answered = reply.ok(); }));
+  for (size_t i = 0; i < messenger.posted.size(); ++i) std::exchange(messenger.posted[i], nullptr)();
+
+  CHECK(std::count(messenger.sent.begin(), messenger.sent.end(), Kind::kRRefForkRequest) == 1);
+  CHECK(runner->runs == 1);
+  CHECK(runner->rrefs == 1);
+  CHECK_FALSE(runner->in_callback);
+  CHECK(answered);
+}

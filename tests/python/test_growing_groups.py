@@ -1,0 +1,146 @@
+"""Groups without a fixed size: workers join and leave while the others work."""
+
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import torchrpc.rpc as rpc
+from torchrpc.testing import run_ranks
+
+PATIENCE = 30
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def is_served(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def names():
+    return sorted(worker.name for worker in rpc.api._get_current_rpc_agent().get_worker_infos())
+
+
+class Member:
+    """One process of a group: joins, leaves, and tells the others what it has done by files."""
+
+    def __init__(self, rank, folder, method):
+        self.rank, self.folder, self.method = rank, Path(folder), method
+
+    def join(self):
+        options = rpc.TensorPipeRpcBackendOptions(init_method=self.method, rpc_timeout=PATIENCE)
+        rpc.init_rpc(f"worker{self.rank}", rank=self.rank, rpc_backend_options=options)
+
+    def tell(self, what):
+        (self.folder / f"{self.rank}_{what}").touch()
+
+    def await_told(self, rank, what):
+        wait_until((self.folder / f"{rank}_{what}").exists)
+
+    def await_told_by_all(self, what):
+        for rank in range(3):
+            self.await_told(rank, what)
+
+
+def run_member(rank, scenario, folder, kind):
+    port = int(os.environ["MASTER_PORT"])
+    method = f"tcp://127.0.0.1:{port}" if kind == "tcp" else f"file://{folder}/store"
+    return scenario(Member(rank, folder, method), port if kind == "tcp" else None)
+
+
+def run_group(size, scenario, folder, kind):
+    return run_ranks(run_member, size, scenario, str(folder), kind, start_method="forkserver", init=False, timeout=60)
+
+
+@pytest.fixture(params=["tcp", "file"])
+def kind(request):
+    return request.param
+
+
+def come_one_by_one(member, port):
+    if member.rank > 0:
+        member.await_told(member.rank - 1, "joined")
+    member.join()
+    seen = names()
+    member.tell("joined")
+    member.await_told(2, "joined")
+    answers = [rpc.rpc_sync(f"worker{to}", torch.add, (torch.ones(1), to)).item() for to in range(3)]
+    member.tell("called")
+    member.await_told_by_all("called")
+    rpc.shutdown()
+    return seen, answers
+
+
+def test_who_comes_later_is_known_to_those_who_were_there(tmp_path, kind):
+    results = run_group(3, come_one_by_one, tmp_path, kind)
+    everyone = ["worker0", "worker1", "worker2"]
+    assert [seen for seen, _ in results] == [everyone[:1], everyone[:2], everyone]
+    assert [answers for _, answers in results] == [[1.0, 2.0, 3.0]] * 3
+
+
+def leave_in_order(member, port):
+    """Rank 0, where the others met, leaves first, and its process ends."""
+    member.join()
+    member.tell("joined")
+    member.await_told_by_all("joined")
+    if member.rank == 0:
+        rpc.shutdown()
+        member.tell("left")
+        return names_or_none()
+    member.await_told(0, "left")
+    if port:
+        wait_until(lambda: not is_served(port))
+    with pytest.raises(RuntimeError, match=r"could not find destination.*worker1, worker2"):
+        rpc.rpc_sync("worker0", torch.ones, (1,))
+    answer = rpc.rpc_sync(f"worker{3 - member.rank}", torch.add, (torch.ones(1), 1)).item()
+    member.tell("called")
+    member.await_told(3 - member.rank, "called")
+    if member.rank == 2:
+        member.await_told(1, "left")
+        assert names() == ["worker2"]
+    rpc.shutdown()
+    member.tell("left")
+    return answer
+
+
+def names_or_none():
+    return names() if rpc.api._is_current_rpc_agent_set() else None
+
+
+def test_the_first_worker_may_leave(tmp_path, kind):
+    assert run_group(3, leave_in_order, tmp_path, kind) == [None, 2.0, 2.0]
+
+
+def come_back(member, port):
+    seen = []
+    for time_ in range(2):
+        if member.rank == 1:
+            member.await_told(0, f"ready{time_}")
+            member.join()
+            seen.append(rpc.rpc_sync("worker0", names))
+            rpc.shutdown()
+            member.tell(f"left{time_}")
+        else:
+            if time_ == 0:
+                member.join()
+            member.tell(f"ready{time_}")
+            member.await_told(1, f"left{time_}")
+            seen.append(names())
+    if member.rank == 0:
+        rpc.shutdown()
+    return seen
+
+
+def test_a_worker_may_come_back(tmp_path, kind):
+    stayed, came = run_group(2, come_back, tmp_path, kind)
+    assert stayed == [["worker0"]] * 2
+    assert came == [["worker0", "worker1"]] * 2
