@@ -9,6 +9,7 @@ Written for torch.distributed.*; runs unchanged on torchrpc:
     python rnn.py                             # on torch's own RPC
     python -m torchrpc rnn.py                 # on torchrpc
     python -m torchrpc rnn.py --iterations 10000
+    python -m torchrpc rnn.py --profile trace.json     # torchrpc only: what both processes do in one iteration
 
 The shape is that of a published article whose code cannot run as it was printed. Mended here:
 
@@ -133,6 +134,16 @@ def resident_kib():
     return pages * os.sysconf("SC_PAGE_SIZE") // 1024
 
 
+@contextlib.contextmanager
+def profiled(path):
+    """Record the block on all workers, as one trace for ui.perfetto.dev."""
+    import torchrpc.profiler
+
+    with torchrpc.profiler.profile() as prof:
+        yield
+    prof.export_chrome_trace(path)
+
+
 def run_trainer(options, results):
     text, ntoken = load_text()
     model = RNNModel("ps", ntoken, options.size, options.size, options.layers, options.dropout)
@@ -146,7 +157,8 @@ def run_trainer(options, results):
     bar = trange(options.iterations)
     for iteration, (data, target, first) in zip(bar, batches(text, options.steps), strict=False):
         hidden = (nothing, nothing) if first else tuple(state.detach() for state in hidden)
-        with dist_autograd.context() as context_id:
+        shown = options.profile and iteration == min(100, options.iterations - 1)
+        with profiled(options.profile) if shown else contextlib.nullcontext(), dist_autograd.context() as context_id:
             output, hidden = model(data, hidden)
             loss = criterion(output.view(-1, ntoken), target)
             dist_autograd.backward(context_id, [loss])
@@ -230,6 +242,7 @@ def main():
     parser.add_argument("--dropout", type=float, default=0.1, help="(default %(default)s)")
     parser.add_argument("--lr", type=float, default=0.01, help="learning rate (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(default %(default)s)")
+    parser.add_argument("--profile", metavar="FILE", help="write a trace of one iteration, of both processes")
     parser.add_argument("--output", default="rnn.png", help="the plot (default %(default)s)")
     options = parser.parse_args()
 

@@ -122,6 +122,8 @@ class Body final : public Node {
     add_input_metadata(signal());
   }
 
+  std::string name() const override { return "torchrpc::BackwardPass"; }
+
   static const at::Tensor& signal() {
     static const at::Tensor tensor = at::ones({1});
     return tensor;

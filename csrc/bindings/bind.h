@@ -14,6 +14,7 @@ void bindCalls(pybind11::module_& module);
 void bindScriptOps(pybind11::module_& module);
 void bindFaulty(pybind11::module_& module);
 void bindAutograd(pybind11::module_& module);
+void bindProfiling(pybind11::module_& module);
 void bindOptim(pybind11::module_& module);
 
 }  // namespace torchrpc::bindings

@@ -13,5 +13,6 @@ PYBIND11_MODULE(_C, module) {
   bindScriptOps(module);
   bindFaulty(module);
   bindAutograd(module);
+  bindProfiling(module);
   bindOptim(module);
 }

@@ -3,6 +3,7 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 #include "bindings/py_calls.h"
+#include "profiling/range.h"
 
 namespace torchrpc::bindings {
 
@@ -21,6 +22,13 @@ class Raised : public std::exception {
  private:
   std::string text_;
   c10::IValue value_;  // takes the GIL when it goes
+};
+
+struct EndOfRange {
+  const std::shared_ptr<Range>& range;  ///< may be null
+  ~EndOfRange() {
+    if (range) range->end();
+  }
 };
 
 }  // namespace
@@ -64,23 +72,32 @@ void complete(const FuturePtr& future, const std::function<py::object()>& make) 
 void fail(const FuturePtr& future, const Error& error) { future->setError(std::make_exception_ptr(error)); }
 
 Messenger::ReplyHandler completeWithReply(std::shared_ptr<Node> node, FuturePtr future) {
-  return [node = std::move(node), future = std::move(future)](Result<Message> result) {
+  // Ends before the future completes: who waits for it may stop the profile.
+  const auto range = Range::holdExpectedCall();
+  return [node = std::move(node), future = std::move(future), range](Result<Message> result) {
     auto reply = std::make_shared<Result<Message>>(std::move(result));
-    auto decode = [node, future, reply](const std::vector<RRefPtr>& rrefs) {
-      complete(future, [&] { return decodeResult(node, reply->value(), rrefs); });
+    auto decode = [node, future, range, reply](const std::vector<RRefPtr>& rrefs) {
+      complete(future, [&] {
+        const EndOfRange end{range};
+        return decodeResult(node, reply->value(), rrefs);
+      });
     };
-    node->agent().post([node, future, reply, decode] {
-      if (!*reply) return fail(future, reply->error());
+    auto failed = [future, range](const Error& error) {
+      if (range) range->end();
+      fail(future, error);
+    };
+    node->agent().post([node, reply, decode, failed] {
+      if (!*reply) return failed(reply->error());
       const auto* forks = reply->value().header(HeaderKind::kRRefForks);
       if (!forks) return decode({});
       try {
         node->rrefs().adopt(
-            decodeForks(*forks), /*wait_for_owner=*/false, [future, decode](Result<std::vector<RRefPtr>> rrefs) {
-              if (!rrefs) return fail(future, rrefs.error());
+            decodeForks(*forks), /*wait_for_owner=*/false, [decode, failed](Result<std::vector<RRefPtr>> rrefs) {
+              if (!rrefs) return failed(rrefs.error());
               decode(rrefs.value());
             });
       } catch (const Error& e) {
-        fail(future, e);
+        failed(e);
       }
     });
   };

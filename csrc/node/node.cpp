@@ -35,8 +35,9 @@ Node::Node(Options options, StorePtr store, std::unique_ptr<Transport> transport
            .limits = options_.limits,
            .faults = options_.faults},
           std::move(transport), makeThreadTimer()),
+      profiler_(agent_),
       autograd_(
-          agent_,
+          profiler_,
           {.to_error = options_.to_error,
            .enter_user_code = options_.enter_user_code,
            .patience = [this] { return timeout(); }}),
@@ -46,7 +47,7 @@ Node::Node(Options options, StorePtr store, std::unique_ptr<Transport> transport
                                const c10::IValue& value,
                                const WorkerInfo& to) { return encode ? encode(value, to) : plainReply(value); }})),
       calls_(autograd_.recorder(), *rrefs_),
-      optim_(agent_, *rrefs_, [this](int64_t context) { return autograd_.gradients(context); }) {
+      optim_(profiler_, *rrefs_, [this](int64_t context) { return autograd_.gradients(context); }) {
   autograd_.serve(*rrefs_);
   agent_.onLateReply([this](const Message& reply) { rrefs_->discard(reply); });
   agent_.onUnsentReply([this](const Message& reply) {

@@ -13,6 +13,7 @@
 #include "node/call_service.h"
 #include "node/callable.h"
 #include "optim/distributed_optimizer.h"
+#include "profiling/profiler.h"
 #include "rref/rref_service.h"
 
 namespace torchrpc {
@@ -56,6 +57,7 @@ class Node {
   /// What calls are to be sent through, so that autograd contexts record them.
   Messenger& messenger() { return autograd_.recorder(); }
   AutogradService& autograd() { return autograd_; }
+  Profiler& profiler() { return profiler_; }
   RRefService& rrefs() { return *rrefs_; }
   OptimService& optim() { return optim_; }
   const StorePtr& store() const { return store_; }
@@ -89,6 +91,7 @@ class Node {
   const uint64_t incarnation_;
   std::atomic<Duration::rep> timeout_;
   mutable Agent agent_;
+  Profiler profiler_;
   AutogradService autograd_;
   const std::shared_ptr<RRefService> rrefs_;
   CallService calls_;

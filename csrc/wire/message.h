@@ -28,7 +28,7 @@ class Writer;
 enum class HeaderKind : uint16_t {
   kRRefForks = 1,        ///< the RRefs that travel in this message (rref/)
   kAutogradContext = 2,  ///< the distributed autograd context it belongs to (autograd/)
-  kProfiling = 3,        ///< the caller records a profile (bindings/)
+  kProfiling = 3,        ///< how profiles show a call, and what they want of the callee (profiling/)
   kDeadline = 4,         ///< what is left of the caller's time
   kRRefResult = 5,       ///< the ids of the RRef that a remote call's result becomes (rref/)
   kAutogradRolls = 6,    ///< which autograd contexts are still alive (autograd/)

@@ -7,9 +7,9 @@ Importing this package loads neither torch nor C++: its parts do, on first use. 
 import importlib
 from typing import Any
 
-_PARTS = ["autograd", "nn", "optim", "rpc"]
+_PARTS = ["autograd", "nn", "optim", "profiler", "rpc"]
 
-__all__ = ["__version__", "autograd", "install", "nn", "optim", "rpc"]
+__all__ = ["__version__", "autograd", "install", "nn", "optim", "profiler", "rpc"]
 
 
 def install() -> None:

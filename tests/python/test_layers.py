@@ -13,11 +13,12 @@ BELOW = {
     "wire": {"base"},
     "transport": {"wire", "base"},
     "agent": {"transport", "wire", "base"},
+    "profiling": {"agent", "transport", "wire", "base"},
     "rref": {"agent", "transport", "wire", "base"},
     "autograd": {"rref", "agent", "transport", "wire", "base"},
     "optim": {"rref", "agent", "transport", "wire", "base"},
-    "node": {"optim", "autograd", "rref", "agent", "transport", "wire", "base"},
-    "bindings": {"node", "optim", "autograd", "rref", "agent", "transport", "wire", "base"},
+    "node": {"profiling", "optim", "autograd", "rref", "agent", "transport", "wire", "base"},
+    "bindings": {"node", "profiling", "optim", "autograd", "rref", "agent", "transport", "wire", "base"},
 }
 
 # What is included, and the only files that may include it, as patterns of "layer/file".

@@ -12,13 +12,14 @@ import torch  # noqa: F401  the extension finds torch's libraries because torch 
 
 _EXPORTS = {
     "torchrpc._C": (
-        "PyRRef RpcAgent RpcBackendOptions TensorPipeAgent WorkerInfo enable_gil_profiling get_rpc_timeout "
+        "PyRRef RemoteProfilerManager RpcAgent RpcBackendOptions TensorPipeAgent WorkerInfo enable_gil_profiling "
         "_DEFAULT_INIT_METHOD _DEFAULT_NUM_WORKER_THREADS _DEFAULT_RPC_TIMEOUT_SEC _UNSET_RPC_TIMEOUT "
         "_TensorPipeRpcBackendOptionsBase _cleanup_python_rpc_handler _delete_all_user_and_unforked_owner_rrefs "
         "_destroy_rref_context _get_current_rpc_agent _invoke_remote_builtin _invoke_remote_python "
         "_invoke_remote_torchscript _invoke_rpc_builtin _invoke_rpc_python _invoke_rpc_torchscript "
-        "_is_current_rpc_agent_set _reset_current_rpc_agent "
-        "_rref_context_get_debug_info _set_and_start_rpc_agent _set_rpc_timeout"
+        "_disable_server_process_global_profiler _enable_server_process_global_profiler "
+        "_is_current_rpc_agent_set _reset_current_rpc_agent _rref_context_get_debug_info "
+        "_set_and_start_rpc_agent _set_profiler_node_id _set_rpc_timeout get_rpc_timeout"
     ),
     "torchrpc.rpc.api": "AllGatherStates RRef get_worker_info remote rpc_async rpc_sync shutdown _wait_all",
     "torchrpc.rpc.backend_registry": (
@@ -26,8 +27,9 @@ _EXPORTS = {
     ),
     "torchrpc.rpc._init": "init_rpc _get_debug_info _init_rpc_backend _is_tensorpipe_available _validate_rpc_args",
     "torchrpc.rpc.options": "TensorPipeRpcBackendOptions",
+    "torchrpc.rpc.server_process_global_profiler": "_server_process_global_profile",
 }
-_SUBMODULES = "api backend_registry constants functions internal options rref_proxy"
+_SUBMODULES = "api backend_registry constants functions internal options rref_proxy server_process_global_profiler"
 
 
 def is_available() -> bool:

@@ -17,6 +17,9 @@ from torchrpc._C import (
     PyRRef as PyRRef,
 )
 from torchrpc._C import (
+    RemoteProfilerManager as RemoteProfilerManager,
+)
+from torchrpc._C import (
     RpcAgent as RpcAgent,
 )
 from torchrpc._C import (
@@ -36,6 +39,12 @@ from torchrpc._C import (
 )
 from torchrpc._C import (
     _destroy_rref_context as _destroy_rref_context,
+)
+from torchrpc._C import (
+    _disable_server_process_global_profiler as _disable_server_process_global_profiler,
+)
+from torchrpc._C import (
+    _enable_server_process_global_profiler as _enable_server_process_global_profiler,
 )
 from torchrpc._C import (
     _get_current_rpc_agent as _get_current_rpc_agent,
@@ -71,6 +80,9 @@ from torchrpc._C import (
     _set_and_start_rpc_agent as _set_and_start_rpc_agent,
 )
 from torchrpc._C import (
+    _set_profiler_node_id as _set_profiler_node_id,
+)
+from torchrpc._C import (
     _set_rpc_timeout as _set_rpc_timeout,
 )
 from torchrpc._C import (
@@ -103,6 +115,9 @@ from . import (
 )
 from . import (
     rref_proxy as rref_proxy,
+)
+from . import (
+    server_process_global_profiler as server_process_global_profiler,
 )
 from ._init import (
     _get_debug_info as _get_debug_info,
@@ -160,6 +175,9 @@ from .backend_registry import (
 )
 from .options import (
     TensorPipeRpcBackendOptions as TensorPipeRpcBackendOptions,
+)
+from .server_process_global_profiler import (
+    _server_process_global_profile as _server_process_global_profile,
 )
 
 Backend: Any

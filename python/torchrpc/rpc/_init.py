@@ -10,7 +10,13 @@ import torch.distributed as dist
 import torchrpc.autograd as dist_autograd
 import torchrpc.rpc.api as api
 import torchrpc.rpc.backend_registry as backend_registry
-from torchrpc._C import RpcBackendOptions, WorkerInfo, _is_current_rpc_agent_set, _rref_context_get_debug_info
+from torchrpc._C import (
+    RpcBackendOptions,
+    WorkerInfo,
+    _is_current_rpc_agent_set,
+    _rref_context_get_debug_info,
+    _set_profiler_node_id,
+)
 
 from ._rendezvous import enter_group, open_store
 
@@ -59,6 +65,7 @@ def init_rpc(
     _store = store
     store = enter_group(store, world_size)
     dist_autograd._init(rank)
+    _set_profiler_node_id(rank)
     _init_rpc_backend(backend, store, name, rank, world_size, rpc_backend_options)
 
 

@@ -38,9 +38,10 @@ from torchrpc._C import (
 )
 
 from ._pickler import explain_unsendable
+from ._profiling import shown_in_profiles
 from ._utils import _group_membership_management, _update_group_membership
 from .constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
-from .internal import _internal_rpc_pickler
+from .internal import RPCExecMode, _internal_rpc_pickler
 
 __all__ = ["AllGatherStates", "RRef", "get_worker_info", "remote", "rpc_async", "rpc_sync", "shutdown"]
 
@@ -186,6 +187,7 @@ def _invoke(ways: tuple[Callable, ...], to: Any, func: Any, args: Any, kwargs: A
         raise told from exc
 
 
+@shown_in_profiles(RPCExecMode.SYNC)
 def rpc_sync(to: Any, func: Callable, args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
     """Run `func(*args, **kwargs)` on the worker `to` and give its result.
 
@@ -208,6 +210,7 @@ def rpc_sync(to: Any, func: Callable, args: Any = None, kwargs: Any = None, time
     return _invoke(_CALL, to, func, args, kwargs, timeout).wait()
 
 
+@shown_in_profiles(RPCExecMode.ASYNC)
 def rpc_async(to: Any, func: Callable, args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
     """Like `rpc_sync`, but return at once, with a `torch.futures.Future` for the result.
 
@@ -220,6 +223,7 @@ def rpc_async(to: Any, func: Callable, args: Any = None, kwargs: Any = None, tim
     return future
 
 
+@shown_in_profiles(RPCExecMode.REMOTE)
 def remote(to: Any, func: Callable, args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT) -> PyRRef:
     """Run `func` (a class, say) on the worker `to` and leave the result there; return an RRef to it at once.
 

@@ -1,0 +1,79 @@
+// Profiles: the range of a call made from Python, traces, and profiles of what this process serves.
+
+#include <pybind11/chrono.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "bindings/bind.h"
+#include "bindings/current_node.h"
+#include "bindings/py_future.h"
+#include "profiling/profiler.h"
+#include "profiling/remote_profile.h"
+
+namespace torchrpc::bindings {
+
+namespace {
+
+/// `with _CallRange(name):` names the one call that the block makes. The GIL guards it.
+class PyCallRange {
+ public:
+  explicit PyCallRange(const std::string& name)
+      : node_(currentNode()), range_(Range::begin(name, node_->profiler().newId(), Range::Side::kCaller)) {
+    if (!range_) return;
+    ended_ = makeFuture();
+    // The thread that ends it may be the loop.
+    range_->whenEnded([node = node_, ended = ended_] {
+      node->agent().post([ended] { complete(ended, [] { return py::none(); }); });
+    });
+  }
+
+  void enter() { outer_ = Range::expectCall(range_); }
+  void exit() {
+    const auto unused = Range::expectCall(std::move(outer_));
+    if (unused) unused->end();  // the call has not come to be
+  }
+  /// A torch Future that completes when the range has ended.
+  py::object ended() const {
+    if (!ended_) throw std::runtime_error("no profile was on when the call was made");
+    return wrapFuture(ended_);
+  }
+
+ private:
+  const std::shared_ptr<Node> node_;
+  const std::shared_ptr<Range> range_;
+  std::shared_ptr<Range> outer_;
+  FuturePtr ended_;
+};
+
+struct RemoteProfilerManager {};
+
+}  // namespace
+
+void bindProfiling(py::module_& module) {
+  py::class_<PyCallRange>(module, "_CallRange")
+      .def(py::init<const std::string&>(), py::arg("name"))
+      .def("__enter__", &PyCallRange::enter)
+      .def("__exit__", [](PyCallRange& self, const py::args&) { self.exit(); })
+      .def("ended", &PyCallRange::ended);
+  module.def("_calls_are_shown", [] { return traceIsOn() || legacyProfileHere(); });
+
+  py::class_<RemoteProfilerManager>(
+      module, "RemoteProfilerManager", "For programs that record the ranges of calls themselves.")
+      .def_static(
+          "set_current_profiling_key",
+          [](const std::string& key) {
+            if (legacyProfileHere()) Range::expectCall(Range::named(key));
+          },
+          py::arg("key"), "Names the next call of this thread, whose remote events join this thread's legacy profile.");
+
+  module.def("_start_trace", &startTrace);
+  module.def(
+      "_stop_trace",
+      [](double patience) { stopTrace(std::chrono::ceil<Duration>(std::chrono::duration<double>(patience))); },
+      py::arg("patience"), py::call_guard<py::gil_scoped_release>());
+  module.def("_set_profiler_node_id", &at::RecordFunction::setDefaultNodeId, py::arg("node_id"));
+  module.def("_enable_server_process_global_profiler", &ServerProfile::enable, py::arg("config"));
+  module.def("_disable_server_process_global_profiler", &ServerProfile::disable);
+}
+
+}  // namespace torchrpc::bindings

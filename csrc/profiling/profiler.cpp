@@ -1,0 +1,158 @@
+#include "profiling/profiler.h"
+
+#include <torch/csrc/profiler/api.h>
+
+#include <optional>
+#include <thread>
+
+#include "profiling/remote_profile.h"
+#include "wire/codec.h"
+
+namespace torchrpc {
+
+namespace {
+
+/// Whether the messages of that kind are what users know as calls: what the thread's expected range is for.
+bool isCall(Kind kind) {
+  const auto number = static_cast<uint16_t>(kind);
+  return number >= static_cast<uint16_t>(Kind::kBuiltinCall) && number < static_cast<uint16_t>(Kind::kRRefFetch);
+}
+
+/// The kProfiling header of a request.
+struct Shown {
+  std::string name;  ///< of the range
+  GloballyUniqueId id;
+  std::string config;  ///< of the profile that the caller wants; empty: none
+};
+
+std::string encode(const Shown& shown) {
+  std::string out;
+  Writer writer(out);
+  writer.putString(shown.name);
+  writer.putId(shown.id);
+  writer.putString(shown.config);
+  return out;
+}
+
+std::optional<Shown> shownIn(const Message& message) {
+  const auto* bytes = message.header(HeaderKind::kProfiling);
+  if (!bytes) return std::nullopt;
+  Reader reader(*bytes);
+  Shown shown;
+  shown.name = reader.getString();
+  shown.id = reader.getId();
+  shown.config = reader.getString();
+  return shown;
+}
+
+std::string kindRange(Kind kind, const WorkerInfo& from, const WorkerInfo& to) {
+  return "rpc#" + std::string(name(kind)) + "(" + from.name + " -> " + to.name + ")";
+}
+
+}  // namespace
+
+// --- the caller's side ---
+
+std::shared_ptr<Range> Profiler::rangeOf(Kind kind, WorkerId to) {
+  if (Range::expectedCall() && isCall(kind)) return Range::expectCall(nullptr);
+  if (!traceIsOn()) return nullptr;
+  return Range::begin(kindRange(kind, self(), worker(to)), newId(), Range::Side::kCaller);
+}
+
+void Profiler::request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) {
+  auto range = rangeOf(message.kind, to);
+  if (!range) return messenger_.request(to, std::move(message), timeout, std::move(handler));
+  Shown shown{range->name(), range->id(), {}};
+  if (range->profile()) shown.config = encodeConfig(torch::profiler::impl::getProfilerConfig());
+  message.headers.push_back({HeaderKind::kProfiling, encode(shown)});
+  messenger_.request(
+      to, std::move(message), timeout, [range = std::move(range), handler = std::move(handler)](Result<Message> reply) {
+        const auto* events = reply && range->profile() ? reply.value().header(HeaderKind::kProfiling) : nullptr;
+        if (events) {
+          try {
+            addRemoteEvents(range->profile(), range->name(), *events);
+          } catch (const Error& malformed) {
+            reply = malformed;
+          }
+        }
+        if (!range->held()) range->end();
+        handler(std::move(reply));
+      });
+}
+
+// --- the callee's side ---
+
+namespace {
+
+/// Records while a request is served, for the caller if it asks for it and for `server`.
+class Served {
+ public:
+  Served(const Shown& shown, std::shared_ptr<ServerProfile> server, const Responder& responder)
+      : for_caller_(!shown.config.empty()),
+        server_(std::move(server)),
+        recording_(for_caller_ ? decodeConfig(shown.config) : server_->config()),
+        responder_(responder) {}
+
+  void leave() { recording_.leave(); }
+
+  /// The recording ends before the reply goes out, so that the caller finds it complete.
+  void reply(Result<Message> reply) {
+    const auto events = recording_.take();
+    if (server_) server_->add(events);
+    if (for_caller_ && reply) reply.value().headers.push_back({HeaderKind::kProfiling, encodeEvents(events)});
+    responder_.complete(std::move(reply));
+  }
+
+ private:
+  const bool for_caller_;
+  const std::shared_ptr<ServerProfile> server_;
+  Recording recording_;
+  const Responder responder_;
+};
+
+/// Calls `leave` at the end of the scope.
+template <typename Leave>
+struct Leaving {
+  Leave leave;
+  ~Leaving() { leave(); }
+};
+
+void serveInTrace(
+    const Messenger::RequestHandler& handler, const std::string& name, const GloballyUniqueId& id, Request request,
+    const Responder& responder) {
+  const auto range = Range::begin(name, id, Range::Side::kCallee);
+  if (!range) return handler(std::move(request), responder);
+  // Before the reply leaves, so that it lies within the caller's range, but on this thread: ranges nest in a thread.
+  const Leaving leaving{[&] { range->end(); }};
+  handler(std::move(request), Responder([range, responder, here = std::this_thread::get_id()](Result<Message> reply) {
+            if (std::this_thread::get_id() == here) range->end();
+            responder.complete(std::move(reply));
+          }));
+}
+
+}  // namespace
+
+void Profiler::serve(const RequestHandler& handler, Request request, const Responder& responder) {
+  const auto shown = shownIn(request.message);
+  auto server = ServerProfile::current();
+  if (((shown && !shown->config.empty()) || server) && !torch::profiler::impl::profilerEnabled()) {
+    const auto served = std::make_shared<Served>(shown.value_or(Shown()), std::move(server), responder);
+    const Leaving leaving{[&] { served->leave(); }};
+    return handler(std::move(request), Responder([served](Result<Message> reply) { served->reply(std::move(reply)); }));
+  }
+  if (!traceIsOn()) return handler(std::move(request), responder);
+  const auto name = shown ? shown->name : kindRange(request.message.kind, request.from, self());
+  serveInTrace(handler, name, shown ? shown->id : GloballyUniqueId(), std::move(request), responder);
+}
+
+void Profiler::on(Kind kind, Where where, RequestHandler handler) {
+  if (where == Where::kLoop) return messenger_.on(kind, where, std::move(handler));
+  messenger_.on(kind, where, [this, handler = std::move(handler)](Request request, Responder responder) {
+    if (!traceIsOn() && !ServerProfile::current() && !request.message.header(HeaderKind::kProfiling)) {
+      return handler(std::move(request), std::move(responder));
+    }
+    serve(handler, std::move(request), responder);
+  });
+}
+
+}  // namespace torchrpc

@@ -1,0 +1,172 @@
+"""Profiles of a group of workers: torch.profiler on all of them at once, and one trace with one time axis.
+
+docs/profiling.md shows what one looks like.
+"""
+
+import contextlib
+import functools
+import gzip
+import json
+import tempfile
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import torchrpc.rpc as rpc
+from torchrpc._C import _start_trace, _stop_trace
+
+from ._merge import UNNUMBERED, WorkerTrace, absolute_ns, label, merge, ranges
+
+__all__ = ["profile"]
+
+# Seconds that the end of a profile waits for functions which still run for others.
+PATIENCE = 1.0
+PINGS = 20
+
+
+class profile:
+    """Record what this worker and others do while the block runs, with `torch.profiler`, in all their threads.
+
+    Each call shows as a range on both sides: `rpc_async#f(worker0 -> worker1)`, on the caller from the call to its
+    completion, on the callee while it runs there. So do the messages of a backward pass, fetches of RRefs and steps
+    of optimizers, named after their kind: `rpc#BACKWARD_AUTOGRAD_REQ(worker0 -> worker1)`.
+
+    Args:
+        workers (list of str): names of the workers to record; default: all of the group. This one is always recorded.
+        options: for `torch.profiler.profile` on each worker: `activities`, `record_shapes`, `profile_memory`,
+            `with_stack`, `with_flops`. They must be picklable. Not `schedule`.
+
+    Attributes:
+        local (torch.profiler.profile): this worker's own, with `events()` and `key_averages()`, once the block ended.
+        traces (dict): worker name -> its own Chrome trace, as the dict that its JSON stands for.
+
+    One process takes part in one profile at a time; RuntimeError otherwise. A worker that cannot be reached raises.
+    Functions that still run for others a second after the end are cut off there.
+
+    Example:
+        >>> with torchrpc.profiler.profile(record_shapes=True) as prof:
+        ...     rpc.rpc_sync("worker1", torch.add, args=(x, y))
+        >>> prof.export_chrome_trace("trace.json")  # for chrome://tracing or ui.perfetto.dev
+    """
+
+    def __init__(self, workers: Iterable[str] | None = None, **options: Any) -> None:
+        self._workers = workers
+        self._options = options
+        self._running: list[rpc.WorkerInfo] = []
+        self._recorded: list[WorkerTrace] = []
+        self.local: torch.profiler.profile | None = None
+
+    @property
+    def traces(self) -> dict[str, Any]:
+        return {worker.name: worker.trace for worker in self._recorded}
+
+    def export_chrome_trace(self, path: str | Path) -> None:
+        """Write the trace of all workers: a process for each, arrows from calls to what they run. `.gz` compresses."""
+        opener: Any = gzip.open if str(path).endswith(".gz") else open
+        with opener(path, "wt") as file:
+            json.dump(merge(self._recorded), file)
+
+    def __enter__(self) -> "profile":
+        me = rpc.get_worker_info()
+        wanted = None if self._workers is None else set(self._workers)
+        infos = rpc.api._get_current_rpc_agent().get_worker_infos()
+        if wanted is not None and (unknown := wanted - {info.name for info in infos}):
+            raise ValueError(f"no such workers in the group: {', '.join(sorted(unknown))}")
+        others = [info for info in infos if info != me and (wanted is None or info.name in wanted)]
+        # All at the same time: the first time, torch takes seconds for it.
+        starting = {info: rpc.rpc_async(info, _start, args=(self._options,)).wait for info in others}
+        errors = []
+        for info, start in {me: functools.partial(_start, self._options), **starting}.items():
+            try:
+                start()
+                self._running.append(info)
+            except Exception as exc:
+                errors.append(exc)
+        if errors:
+            self._stop()
+            raise errors[0]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._recorded = self._stop()
+
+    def _stop(self) -> list[WorkerTrace]:
+        me, running, self._running = rpc.get_worker_info(), self._running, []
+        stopped = []
+        if me in running:
+            self.local, trace = _end()
+            stopped.append(WorkerTrace(me.name, me.id, trace))
+        stopping = {info: rpc.rpc_async(info, _stop, timeout=0) for info in running if info != me}
+        for info, packed in stopping.items():
+            trace = json.loads(gzip.decompress(packed.wait()))
+            stopped.append(WorkerTrace(info.name, info.id, trace, _clock_ahead(info)))
+        return stopped
+
+
+# --- What runs on each worker ---
+
+_lock = threading.Lock()
+_current: torch.profiler.profile | None = None
+
+
+def _start(options: dict[str, Any]) -> None:
+    global _current
+    everywhere = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    with _lock:
+        if _current is not None:
+            raise RuntimeError(f"a profile is being recorded on {rpc.get_worker_info().name} already")
+        recorder = torch.profiler.profile(experimental_config=everywhere, **options)
+        recorder.start()
+        _current = recorder
+    _start_trace()
+
+
+def _end() -> tuple[torch.profiler.profile, dict[str, Any]]:
+    """Stop recording; give the recorder and its trace."""
+    global _current
+    ending = time.time_ns()
+    _stop_trace(PATIENCE)
+    with _lock:
+        recorder, _current = _current, None
+    assert recorder is not None
+    recorder.stop()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        recorder.export_chrome_trace(str(path))
+        trace = label(json.loads(path.read_text()))
+    # The call that ends the profile is in it, cut off; it is none of the program's.
+    ours = [event for event in ranges(trace, "callee", UNNUMBERED) if absolute_ns(trace, event, end=True) >= ending]
+    trace["traceEvents"] = [event for event in trace["traceEvents"] if event not in ours]
+    return recorder, trace
+
+
+def _stop() -> bytes:
+    return gzip.compress(json.dumps(_end()[1]).encode(), compresslevel=1)
+
+
+# --- Clocks ---
+
+
+def _clock() -> tuple[str, int]:
+    """What boot of what machine this is, and its time."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    with contextlib.suppress(OSError):
+        return boot.read_text(), time.time_ns()
+    return "", time.time_ns()
+
+
+def _clock_ahead(worker: rpc.WorkerInfo) -> int:
+    """Nanoseconds that the clock of `worker` is ahead of ours: 0 on this machine, else good to half a round trip."""
+    if _clock()[0] and rpc.rpc_sync(worker, _clock)[0] == _clock()[0]:
+        return 0
+    tries = []
+    for _ in range(PINGS):
+        sent = time.time_ns()
+        there = rpc.rpc_sync(worker, _clock)[1]
+        received = time.time_ns()
+        tries.append((received - sent, there - (sent + received) // 2))
+    return min(tries)[1]
