@@ -47,7 +47,7 @@ def shorten(text, width, characters_per_unit):
 
 
 def rows_of(trace):
-    """([(label, [(event, depth, color)])] from the top: by process, what it calls first, then in the order of use; end)."""
+    """Rows (key, label, [(event, depth, color)]) by process: what it calls, its threads as they begin; and the end."""
     names, threads = {}, defaultdict(list)
     for event in trace["traceEvents"]:
         if event["ph"] == "M" and event["name"] == "process_name":
