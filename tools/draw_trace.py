@@ -47,7 +47,7 @@ def shorten(text, width, characters_per_unit):
 
 
 def rows_of(trace):
-    """[(label, [(event, depth, color)])] from the top: by process, what it calls first."""
+    """Rows (key, label, [(event, depth, color)]) by process: what it calls, its threads as they begin; and the end."""
     names, threads = {}, defaultdict(list)
     for event in trace["traceEvents"]:
         if event["ph"] == "M" and event["name"] == "process_name":
@@ -55,15 +55,14 @@ def rows_of(trace):
         if event["ph"] == "M" and event["name"] == "thread_name" and event["args"]["name"] == "calls made":
             threads[event["pid"], event["tid"]] = []
     calls = set(threads)
-    for event in trace["traceEvents"]:
-        if event["ph"] == "X":
-            threads[event["pid"], event["tid"]].append(event)
+    for event in sorted((event for event in trace["traceEvents"] if event["ph"] == "X"), key=lambda event: event["ts"]):
+        threads[event["pid"], event["tid"]].append(event)
     end = max(event["ts"] + event["dur"] for events in threads.values() for event in events)
     rows = []
-    for key in sorted(threads, key=lambda key: (-key[0], key not in calls, -sum(e["dur"] for e in threads[key]))):
+    for key in sorted(threads, key=lambda key: (-key[0], key not in calls, threads[key][0]["ts"])):
         if key in calls:
             rows.append((key, f"{names[key[0]]}\ncalls", with_depths(threads[key])))
-        elif any(event["dur"] > end / 200 for event in threads[key]):
+        elif any(event["dur"] > end / 200 or "rpc_side" in event["args"] for event in threads[key]):
             rows.append((key, f"{names[key[0]]}\nthread", with_depths(threads[key])))
     return rows, end
 

@@ -1,5 +1,6 @@
 """The tutorials, small, as a user runs them on torchrpc."""
 
+import json
 import re
 import subprocess
 import sys
@@ -69,3 +70,17 @@ def test_help_needs_no_group(path):
     run = subprocess.run([sys.executable, path, "--help"], capture_output=True, text=True, timeout=60)
     assert run.returncode == 0
     assert "--output" in run.stdout
+
+
+def test_the_rnn_s_profile_has_both_processes_and_can_be_drawn(tmp_path):
+    run_tutorial("rnn", "--iterations=5", "--profile=trace.json", "--output=curves.png", cwd=tmp_path)
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert names == {0: "ps", 1: "trainer"}
+    for pid, forward, backward in [(0, "aten::embedding", "EmbeddingBackward"), (1, "aten::lstm", "NllLossBackward")]:
+        there = {event["name"] for event in events if event["pid"] == pid}
+        assert forward in there
+        assert any(backward in name for name in there)
+    draw = TUTORIALS.parent / "tools" / "draw_trace.py"
+    subprocess.run([sys.executable, draw, "trace.json", "trace.png"], cwd=tmp_path, check=True, timeout=60)
+    assert_is_picture(tmp_path / "trace.png")
