@@ -21,12 +21,13 @@ MODULES = {
     "torch.distributed.optim.optimizer": "torchrpc.optim",
     "torch.distributed.nn.api.remote_module": "torchrpc.nn.remote_module",
 }
-# Names that torch's other modules copied out of the modules above: (module, its attribute, where ours is).
+# Names that torch's other modules took from the modules above: (module, its attribute, where ours is).
 HOLDERS = [
     ("torch._jit_internal", "RRef", "torchrpc.rpc.api:RRef"),
     ("torch._jit_internal", "PyRRef", "torchrpc._C:PyRRef"),
     ("torch.jit.annotations", "RRef", "torchrpc.rpc.api:RRef"),
     ("torch.nn.parallel.distributed", "RRef", "torchrpc.rpc.api:RRef"),
+    ("torch.nn.parallel.distributed", "RPC_AVAILABLE", "torchrpc._rref_types:AVAILABLE"),
     ("torch.distributed._shard.sharded_tensor.api", "rpc", "torchrpc.rpc:"),
     ("torch.distributed._shard.sharded_tensor.utils", "rpc", "torchrpc.rpc:"),
     ("torch.distributed.optim", "DistributedOptimizer", "torchrpc.optim:DistributedOptimizer"),
@@ -36,6 +37,11 @@ HOLDERS = [
 BINDINGS, OUR_BINDINGS = "torch._C._distributed_rpc", "torchrpc._C"
 # What torch's modules look for in torch._C to know whether there is RPC.
 MARKS = ["_rpc_init", "_dist_autograd_init"]
+# What modules imported without RPC have not, or of another kind.
+MISSING = {
+    "torch._jit_internal": ["RRef", "PyRRef", "is_rref", "is_rref_instance"],
+    "torch.jit.annotations": ["RRef", "RRefType", "is_rref"],
+}
 
 _installed = False
 
@@ -58,9 +64,8 @@ def install() -> None:
             "torchrpc cannot replace torch.distributed.rpc: torch's own RPC is already initialised in this process. "
             "Call torchrpc.install() before init_rpc, or shut RPC down first."
         )
-    for mark in MARKS:
-        if not hasattr(torch._C, mark):
-            setattr(torch._C, mark, lambda: True)
+    if not hasattr(torch._C, "_rpc_init"):
+        _fill_in()
     for theirs, ours in MODULES.items():
         for name in [name for name in sys.modules if name.startswith(theirs + ".")]:
             del sys.modules[name]
@@ -93,6 +98,19 @@ def on_load() -> None:
             ours = importlib.import_module(module)
             if not name or hasattr(ours, name):  # else it is being imported by the holder, which copies it afterwards
                 setattr(sys.modules[holder], attribute, getattr(ours, name) if name else ours)
+
+
+def _fill_in() -> None:
+    """Makes a torch without RPC look like one with RPC."""
+    import torch
+
+    from . import _rref_types
+
+    for mark in MARKS:
+        setattr(torch._C, mark, lambda: True)
+    for holder, names in MISSING.items():
+        for name in names:
+            setattr(sys.modules[holder], name, getattr(_rref_types, name))
 
 
 def _serve_torchscript() -> None:

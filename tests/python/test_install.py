@@ -403,3 +403,46 @@ def test_the_article_on_parameter_servers_has_its_spelling(run_python, script):
 
     output = run_python("-m", "torchrpc", script(SEED), free_port()).stdout
     assert output.strip() == "True 2 [1.0, 1.0]"
+
+
+WITHOUT_RPC = """
+import importlib.machinery, sys
+
+load = importlib.machinery.ExtensionFileLoader.exec_module
+
+def load_without_rpc(self, module):
+    load(self, module)
+    if module.__name__ == "torch._C":
+        for name in ("_rpc_init", "_dist_autograd_init", "_faulty_agent_init"):
+            delattr(module, name)
+
+importlib.machinery.ExtensionFileLoader.exec_module = load_without_rpc
+
+import torch
+import torch.distributed.rpc as rpc
+import torch.distributed.autograd as dist_autograd
+from torch.distributed.nn import RemoteModule
+from torch.distributed.optim import DistributedOptimizer
+
+def train(module, optimizer):
+    with dist_autograd.context() as context_id:
+        loss = module.forward(torch.ones(1, 2)).sum()
+        dist_autograd.backward(context_id, [loss])
+        optimizer.step(context_id)
+    return loss.item()
+
+@torch.jit.script
+def same(rref: rpc.RRef[torch.Tensor]) -> rpc.RRef[torch.Tensor]:
+    return rref
+
+options = rpc.TensorPipeRpcBackendOptions(init_method="file://" + sys.argv[1])
+rpc.init_rpc("worker0", rank=0, world_size=1, rpc_backend_options=options)
+module = RemoteModule("worker0/cpu", torch.nn.Linear, (2, 2))
+optimizer = DistributedOptimizer(torch.optim.SGD, module.remote_parameters(), lr=0.1)
+print(sys.modules["torchrpc.rpc"] is rpc, train(module, optimizer) > train(module, optimizer))
+rpc.shutdown()
+"""
+
+
+def test_a_torch_without_rpc_has_ours(run_python, script, tmp_path):
+    assert run_python(script(WITHOUT_RPC), tmp_path / "store").stdout.strip() == "True True"

@@ -1,0 +1,28 @@
+"""How torch's own modules know RRefs where torch has RPC: for those that were imported while it had none.
+
+Loads nothing: before `torchrpc.rpc` is loaded there are no RRefs.
+"""
+
+import sys
+from typing import Any, get_origin
+
+from torch._C import RRefType
+
+__all__ = ["AVAILABLE", "PyRRef", "RRef", "RRefType", "is_rref", "is_rref_instance"]
+
+AVAILABLE = True
+RRef = PyRRef = None  # until they are loaded
+
+
+def is_rref(annotation: Any) -> bool:
+    """Whether a type annotation is `RRef[something]`. RuntimeError for a plain `RRef`."""
+    ours = getattr(sys.modules.get("torchrpc.rpc.api"), "RRef", None)
+    if ours is not None and annotation is ours:
+        raise RuntimeError("TorchScript must know what an RRef refers to: write RRef[int], say, instead of RRef.")
+    return ours is not None and get_origin(annotation) is ours
+
+
+def is_rref_instance(obj: Any) -> bool:
+    """Whether it is an RRef."""
+    ours = getattr(sys.modules.get("torchrpc._C"), "PyRRef", None)
+    return ours is not None and isinstance(obj, ours)
