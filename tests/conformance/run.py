@@ -25,6 +25,9 @@ from typing import NamedTuple
 KNOWN = Path(__file__).with_name("known_differences.txt")
 # Measure time so closely that they fail on torch's own RPC as well if others use the processor: run last, alone.
 ALONE = {"RpcTest.test_set_and_get_default_rpc_timeout", "DdpUnderDistAutogradTest.test_backward_ddp_outside"}
+# Hang now and then on torch's own RPC, too: DDP's reducer ends with the GIL held and waits for gloo's thread, which
+# waits for the GIL to let go of a tensor. Tried again, alone.
+HANG_IN_TORCH = {"DdpComparisonTest.test_ddp_comparison", "DdpComparisonTest.test_ddp_comparison_uneven_inputs"}
 SHOWN_LINES = 60  # of the output of a test that fails
 
 
@@ -138,8 +141,8 @@ class Running:
 
 
 def run(rpc_utils, tests, jobs, limit):
-    """Run the tests, `jobs` at once; gives {status: number}."""
-    counts = {"passed": 0, "skipped": 0, "FAILED": 0}
+    """Run the tests, `jobs` at once; gives {status: tests}."""
+    outcome = {"passed": [], "skipped": [], "FAILED": []}
     waiting, running = list(reversed(tests)), []
     with tempfile.TemporaryDirectory(prefix="torchrpc_conformance_") as folder:
         os.environ["TMPDIR"] = tempfile.tempdir = folder  # where the suite leaves its files
@@ -152,7 +155,7 @@ def run(rpc_utils, tests, jobs, limit):
                     if result := each.result():
                         running.remove(each)
                         status, text, seconds = result
-                        counts[status] += 1
+                        outcome[status].append(each.test)
                         print(f"{status:8} {seconds:5.1f} s  {each.test}", flush=True)
                         if status == "FAILED":
                             print(text, flush=True)
@@ -161,7 +164,7 @@ def run(rpc_utils, tests, jobs, limit):
                 each.kill()
             tempfile.tempdir = None
             del os.environ["TMPDIR"]
-    return counts
+    return outcome
 
 
 def main():
@@ -182,11 +185,18 @@ def main():
         return
     if len(os.listdir("/proc/self/task")) > 1:
         sys.exit("the imports have started threads: tests cannot be forked from here")
-    together = run(rpc_utils, [test for test in tests if str(test) not in ALONE], args.jobs, args.timeout + 20)
-    alone = run(rpc_utils, [test for test in tests if str(test) in ALONE], 1, args.timeout + 20)
-    counts = {status: together[status] + alone[status] for status in together}
-    print(", ".join(f"{number} {status}" for status, number in counts.items()) + f"; {len(left_out)} known differences")
-    sys.exit(1 if counts["FAILED"] else 0)
+    limit = args.timeout + 20
+    outcome = run(rpc_utils, [test for test in tests if str(test) not in ALONE], args.jobs, limit)
+    alone = [test for test in tests if str(test) in ALONE]
+    for _ in range(3):
+        for status, more in run(rpc_utils, alone, 1, limit).items():
+            outcome[status] += more
+        alone = [test for test in outcome["FAILED"] if str(test) in HANG_IN_TORCH]
+        outcome["FAILED"] = [test for test in outcome["FAILED"] if test not in alone]
+    outcome["FAILED"] += alone
+    numbers = ", ".join(f"{len(found)} {status}" for status, found in outcome.items())
+    print(f"{numbers}; {len(left_out)} known differences")
+    sys.exit(1 if outcome["FAILED"] else 0)
 
 
 if __name__ == "__main__":
