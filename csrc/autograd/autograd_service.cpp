@@ -6,8 +6,10 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <future>
+#include <map>
 
 #include "base/thread_pool.h"
+#include "wire/codec.h"
 
 namespace torchrpc {
 
@@ -86,6 +88,7 @@ AutogradService::AutogradService(Messenger& messenger, Options options)
   serve(Kind::kAutogradGradients, &AutogradService::serveGradients);
   serve(Kind::kAutogradAbort, &AutogradService::serveAbort);
   serve(Kind::kAutogradRelease, &AutogradService::serveRelease);
+  serve(Kind::kAutogradHeld, &AutogradService::serveHeld);
 }
 
 AutogradService::~AutogradService() { close(); }
@@ -149,6 +152,29 @@ void AutogradService::serveRelease(Request request, const Responder& responder) 
   responder.reply({.kind = Kind::kReply});
 }
 
+void AutogradService::tellOwners() {
+  std::map<WorkerId, Message> messages;
+  for (const auto& context : contexts_.all()) {
+    if (context->owner() == messenger_.self().id) continue;
+    auto& message = messages.try_emplace(context->owner(), Message{.kind = Kind::kAutogradHeld}).first->second;
+    Writer(message.payload).put(context->id());
+  }
+  for (auto& [owner, message] : messages) {
+    messenger_.requestReliably(owner, std::move(message), [](const Result<Message>&) {});
+  }
+}
+
+void AutogradService::serveHeld(Request request, const Responder& responder) {
+  const auto holder = request.from.id;
+  const auto self = messenger_.self().id;
+  for (Reader reader(request.message.payload); reader.remaining() > 0;) {
+    const auto context = contexts_.find(reader.get<ContextId>());
+    if (!context || !context->addKnownWorker(holder)) contexts_.owe(self, {holder});
+  }
+  scheduleNews();
+  responder.reply({.kind = Kind::kReply});
+}
+
 void AutogradService::onWorkerLost(const WorkerInfo& worker) {
   messenger_.post([this, worker] {
     for (const auto& context : contexts_.all()) {
@@ -156,6 +182,7 @@ void AutogradService::onWorkerLost(const WorkerInfo& worker) {
     }
     end(contexts_.removeAllOf(worker.id),
         Error(ErrorCode::kWorkerLost, toString(worker) + ", the owner of the autograd context, was lost", worker.name));
+    tellOwners();
   });
 }
 

@@ -93,6 +93,7 @@ class AutogradService {
   void serveGradients(Request request, const Responder& responder);
   void serveAbort(Request request, const Responder& responder);
   void serveRelease(Request request, const Responder& responder);
+  void serveHeld(Request request, const Responder& responder);
   void backwardFrom(const PassHeader& header, const c10::IValue& value);
 
   /// Ends contexts that are out of the table; the workers that know them are owed the news.
@@ -100,6 +101,8 @@ class AutogradService {
   /// Sends the news that no call has taken along, after a while.
   void scheduleNews();
   void sendNews();
+  /// Tells owners which of their contexts have come here, through whomever.
+  void tellOwners();
 
   Messenger& messenger_;
   const BackwardPass::Environment environment_;

@@ -40,6 +40,7 @@ enum class Role : uint8_t {
   X(kAutogradAbort, 66, kRequest, "BACKWARD_ABORT_REQ")             \
   X(kAutogradRelease, 67, kRequest, "CLEANUP_AUTOGRAD_CONTEXT_REQ") \
   X(kRRefBackward, 68, kRequest, "RREF_BACKWARD_REQ")               \
+  X(kAutogradHeld, 69, kRequest, "HELD_AUTOGRAD_CONTEXTS_REQ")      \
   X(kOptimCreate, 80, kRequest, "OPTIM_CREATE")                     \
   X(kOptimStep, 81, kRequest, "OPTIM_STEP")                         \
   X(kOptimState, 82, kRequest, "OPTIM_STATE")                       \

@@ -148,6 +148,21 @@ TEST_CASE("the contexts of a dead owner go on all workers, also where only a thi
   }
 }
 
+TEST_CASE("a context ends also where it came through a worker that has died") {
+  const bool dies_first = GENERATE(true, false);
+  AutogradGroup group(3, functions());
+  OwnContext context(group[0]);
+  group[0].callOne(1, "forward", {leaf(1)});
+  CHECK(group[2].autograd().debugInfo().contexts == 1);
+  CHECK_FALSE(group[0].autograd().context(context.id())->knownWorkers().contains(2));
+  group.agent(1).close();
+  if (dies_first) {
+    CHECK(eventually([&] { return group[0].autograd().context(context.id())->knownWorkers().contains(2); }));
+  }
+  context.release();
+  CHECK(eventually([&] { return group[2].autograd().debugInfo().contexts == 0; }));
+}
+
 TEST_CASE("a context that ends in the middle of a pass ends it") {
   std::latch reached(1), released(1);
   auto functions = ::functions();
