@@ -7,6 +7,7 @@
 #include "bindings/bind.h"
 #include "bindings/current_node.h"
 #include "bindings/py_future.h"
+#include "profiling/expected_call.h"
 #include "profiling/profiler.h"
 #include "profiling/remote_profile.h"
 
@@ -27,11 +28,8 @@ class PyCallRange {
     });
   }
 
-  void enter() { outer_ = Range::expectCall(range_); }
-  void exit() {
-    const auto unused = Range::expectCall(std::move(outer_));
-    if (unused) unused->end();  // the call has not come to be
-  }
+  void enter() { expected_.emplace(range_); }
+  void exit() { expected_.reset(); }
   /// A torch Future that completes when the range has ended.
   py::object ended() const {
     if (!ended_) throw std::runtime_error("no profile was on when the call was made");
@@ -41,7 +39,7 @@ class PyCallRange {
  private:
   const std::shared_ptr<Node> node_;
   const std::shared_ptr<Range> range_;
-  std::shared_ptr<Range> outer_;
+  std::optional<ExpectedCall> expected_;
   FuturePtr ended_;
 };
 
@@ -55,7 +53,7 @@ void bindProfiling(py::module_& module) {
       .def("__enter__", &PyCallRange::enter)
       .def("__exit__", [](PyCallRange& self, const py::args&) { self.exit(); })
       .def("ended", &PyCallRange::ended);
-  module.def("_calls_are_shown", [] { return traceIsOn() || legacyProfileHere(); });
+  module.def("_calls_are_shown", &callsAreShown);
 
   py::class_<RemoteProfilerManager>(
       module, "RemoteProfilerManager", "For programs that record the ranges of calls themselves.")

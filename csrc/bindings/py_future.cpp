@@ -3,7 +3,7 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 #include "bindings/py_calls.h"
-#include "profiling/range.h"
+#include "profiling/expected_call.h"
 
 namespace torchrpc::bindings {
 
@@ -22,13 +22,6 @@ class Raised : public std::exception {
  private:
   std::string text_;
   c10::IValue value_;  // takes the GIL when it goes
-};
-
-struct EndOfRange {
-  const std::shared_ptr<Range>& range;  ///< may be null
-  ~EndOfRange() {
-    if (range) range->end();
-  }
 };
 
 }  // namespace

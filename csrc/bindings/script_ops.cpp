@@ -15,6 +15,7 @@
 #include "bindings/py_future.h"
 #include "bindings/py_script.h"
 #include "bindings/script_context.h"
+#include "profiling/expected_call.h"
 #include "wire/value_codec.h"
 
 namespace torchrpc::bindings {
@@ -98,6 +99,13 @@ c10::IValue valueOf(const std::shared_ptr<Node>& node, const Message& reply, con
   return torch::jit::toIValue(decodeResult(node, reply, {}), type);
 }
 
+/// As profilers show a call made inside TorchScript; null if none is on.
+std::shared_ptr<Range> rangeOf(Node& node, const std::string& function, const WorkerInfo& to) {
+  if (!callsAreShown()) return nullptr;
+  const auto name = "rpc_async_jit#" + function + "(" + node.self().name + " -> " + to.name + ")";
+  return Range::begin(name, node.profiler().newId(), Range::Side::kCaller);
+}
+
 FuturePtr start(const ScriptedCall& call) {
   py::gil_scoped_acquire gil;
   const auto node = currentNode();
@@ -107,14 +115,23 @@ FuturePtr start(const ScriptedCall& call) {
   const auto type = schema.returns().at(0).type();
   auto future = c10::make_intrusive<c10::ivalue::Future>(type);
   const ContextScope scope(inheritedContext(*node));
+  const ExpectedCall shown(rangeOf(*node, call.function, to));
   py::gil_scoped_release no_gil;
   node->messenger().request(
-      to.id, std::move(message), toDuration(*node, call.timeout), [node, future, type](Result<Message> reply) {
+      to.id, std::move(message), toDuration(*node, call.timeout),
+      [node, future, type, range = Range::holdExpectedCall()](Result<Message> reply) {
         // What waits for it goes on where it is completed.
-        node->agent().post([node, future, type, reply = std::move(reply)] {
-          if (!reply) return fail(future, reply.error());
+        node->agent().post([node, future, type, range, reply = std::move(reply)] {
+          const auto value = [&] {
+            const EndOfRange end{range};
+            return valueOf(node, reply.value(), type);
+          };
+          if (!reply) {
+            if (range) range->end();
+            return fail(future, reply.error());
+          }
           try {
-            future->markCompleted(valueOf(node, reply.value(), type));
+            future->markCompleted(value());
           } catch (...) {
             future->setError(std::current_exception());
           }

@@ -9,6 +9,7 @@ from torch.jit._builtins import _find_builtin
 
 from torchrpc._C import _CallRange, _calls_are_shown, _get_current_rpc_agent
 
+from .constants import UNSET_RPC_TIMEOUT
 from .internal import RPCExecMode, _build_rpc_profiling_key
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -39,12 +40,16 @@ def shown_in_profiles(mode: RPCExecMode) -> Callable[[_F], _F]:
 
     def decorate(call: _F) -> _F:
         @functools.wraps(call)
-        def wrapper(to: Any, func: Callable, *args: Any, **kwargs: Any) -> Any:
-            shown = _range_of(mode, to, func) if _calls_are_shown() else None
+        def wrapper(
+            to: Any, func: Callable, args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT
+        ) -> Any:
+            if not _calls_are_shown():  # as it is nearly always: the cheapest way on
+                return call(to, func, args, kwargs, timeout)
+            shown = _range_of(mode, to, func)
             if shown is None:
-                return call(to, func, *args, **kwargs)
+                return call(to, func, args, kwargs, timeout)
             with shown:
-                result = call(to, func, *args, **kwargs)
+                result = call(to, func, args, kwargs, timeout)
             if mode is RPCExecMode.REMOTE:
                 result._set_profiling_future(shown.ended())
             return result
