@@ -130,7 +130,8 @@ class _Processes:
                 self.dump_stacks()
                 ranks = sorted(rank for rank, _ in self.running.values())
                 raise RankError(f"ranks {ranks} did not end in {self.timeout:g} s; their stacks are on stderr.")
-            for connection in ready:
+            # Who died comes first: it is why others may have failed.
+            for connection in sorted(ready, key=lambda ready: self.running[ready][1].exitcode in (None, 0)):
                 self.collect(connection)
         return [self.values[rank] for rank in sorted(self.values)]
 
