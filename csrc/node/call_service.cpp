@@ -44,8 +44,9 @@ void CallService::prepare(Request request, Run run, std::function<void(Error)> f
     invocation->rrefs = std::move(rrefs).value();
     guard(fail, [&] { run(std::move(*invocation)); });
   };
-  // Owners usually have confirmed already, and this thread goes on, but not before adopt() has returned: until then it
-  // may be running the transport's callbacks, among them the owner's answer, in which nothing may block.
+  // Owners usually have confirmed already, and this thread goes on, once adopt() has returned. What comes later may
+  // come on this thread, too, but then in the transport's callbacks, which it runs while it sends; nothing may block
+  // there.
   auto here = std::make_shared<std::optional<Result<std::vector<RRefPtr>>>>();
   auto ready = [this, go, early = std::weak_ptr(here), thread = std::this_thread::get_id(),
                 context = currentContext()](Result<std::vector<RRefPtr>> rrefs) {

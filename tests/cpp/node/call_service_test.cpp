@@ -1,4 +1,5 @@
-// CallService over a messenger that answers on the sender's thread, inside the call, as TensorPipe's callbacks may.
+// CallService over a messenger whose answers come on the thread that has asked, as TensorPipe's callbacks may: within
+// the call, or later, when that thread writes something else.
 
 #include "node/call_service.h"
 
@@ -12,15 +13,19 @@ using namespace torchrpc;
 
 namespace {
 
-/// Messages to others are answered at once, empty.
+/// Messages to others are answered, empty: at once, or by answer().
 class AnsweringMessenger final : public Messenger {
  public:
   const WorkerInfo& self() const override { return self_; }
   WorkerInfo worker(WorkerId id) const override { return {"worker" + std::to_string(id), id}; }
   void request(WorkerId /*to*/, Message message, Duration /*timeout*/, ReplyHandler handler) override {
     sent.push_back(message.kind);
+    waiting.push_back(std::move(handler));
+    if (at_once) answer();
+  }
+  void answer() {
     in_callback = true;
-    handler(Message{.kind = Kind::kReply});
+    for (const auto& handler : std::exchange(waiting, {})) handler(Message{.kind = Kind::kReply});
     in_callback = false;
   }
   void requestReliably(WorkerId to, Message message, ReplyHandler handler) override {
@@ -30,8 +35,10 @@ class AnsweringMessenger final : public Messenger {
   void post(std::function<void()> task) override { posted.push_back(std::move(task)); }
   void postAfter(Duration /*delay*/, std::function<void()> task) override { posted.push_back(std::move(task)); }
 
+  bool at_once = true;
   bool in_callback = false;
   std::vector<Kind> sent;
+  std::vector<ReplyHandler> waiting;
   std::map<Kind, RequestHandler> handlers;
   std::vector<std::function<void()>> posted;
 
@@ -62,6 +69,7 @@ class NotingRunner final : public CallableRunner {
 
 TEST_CASE("a function whose RRefs are confirmed in the transport's callback runs outside of it") {
   AnsweringMessenger messenger;
+  messenger.at_once = GENERATE(true, false);
   const auto rrefs = RRefService::create(messenger, {});
   CallService calls(messenger, *rrefs);
   const auto runner = std::make_shared<NotingRunner>(messenger);
@@ -74,6 +82,7 @@ TEST_CASE("a function whose RRefs are confirmed in the transport's callback runs
   messenger.handlers.at(Kind::kNativeCall)(
       {.from = {"worker0", 0}, .message = std::move(call)},
       Responder([&](const Result<Message>& reply) { answered = reply.ok(); }));
+  messenger.answer();
   for (size_t i = 0; i < messenger.posted.size(); ++i) std::exchange(messenger.posted[i], nullptr)();
 
   CHECK(std::count(messenger.sent.begin(), messenger.sent.end(), Kind::kRRefForkRequest) == 1);
