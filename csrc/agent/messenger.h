@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "base/error.h"
 #include "base/ids.h"
@@ -76,6 +77,28 @@ class Messenger {
   virtual void post(std::function<void()> task) = 0;
   /// The same after a while; dropped if the node goes down before.
   virtual void postAfter(Duration delay, std::function<void()> task) = 0;
+};
+
+/// Passes everything on: for messengers that add something to another one.
+class ForwardingMessenger : public Messenger {
+ public:
+  /// `next` must outlive it.
+  explicit ForwardingMessenger(Messenger& next) : next_(next) {}
+
+  const WorkerInfo& self() const override { return next_.self(); }
+  WorkerInfo worker(WorkerId id) const override { return next_.worker(id); }
+  void request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) override {
+    next_.request(to, std::move(message), timeout, std::move(handler));
+  }
+  void requestReliably(WorkerId to, Message message, ReplyHandler handler) override {
+    next_.requestReliably(to, std::move(message), std::move(handler));
+  }
+  void on(Kind kind, Where where, RequestHandler handler) override { next_.on(kind, where, std::move(handler)); }
+  void post(std::function<void()> task) override { next_.post(std::move(task)); }
+  void postAfter(Duration delay, std::function<void()> task) override { next_.postAfter(delay, std::move(task)); }
+
+ private:
+  Messenger& next_;
 };
 
 }  // namespace torchrpc

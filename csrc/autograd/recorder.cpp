@@ -10,21 +10,7 @@ namespace torchrpc {
 namespace {
 
 /// Whether messages of that kind carry values of users.
-bool carriesValues(Kind kind) {
-  switch (kind) {
-    case Kind::kBuiltinCall:
-    case Kind::kNativeCall:
-    case Kind::kPythonCall:
-    case Kind::kScriptCall:
-    case Kind::kBuiltinRemote:
-    case Kind::kNativeRemote:
-    case Kind::kPythonRemote:
-    case Kind::kScriptRemote:
-    case Kind::kRRefFetch:
-    case Kind::kPythonRRefFetch: return true;
-    default: return false;
-  }
-}
+bool carriesValues(Kind kind) { return isCall(kind) || kind == Kind::kRRefFetch || kind == Kind::kPythonRRefFetch; }
 
 /// Whether the callee may use the context although no tensor that requires grad comes with it: operators may not.
 bool mayUseContext(Kind kind) { return kind != Kind::kBuiltinCall && kind != Kind::kBuiltinRemote; }
@@ -103,7 +89,8 @@ void Recorder::recordRecv(AutogradContext& context, const Message& message, Work
 // --- the caller's side ---
 
 void Recorder::request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) {
-  if (!carriesValues(message.kind)) return messenger_.request(to, std::move(message), timeout, std::move(handler));
+  if (!carriesValues(message.kind))
+    return ForwardingMessenger::request(to, std::move(message), timeout, std::move(handler));
   auto context = currentContext();
   if (context && (to == self().id || context->addKnownWorker(to))) {
     recordSend(*context, message, mayUseContext(message.kind));
@@ -111,8 +98,9 @@ void Recorder::request(WorkerId to, Message message, Duration timeout, ReplyHand
   const bool recorded = message.header(HeaderKind::kAutogradContext) != nullptr;
   auto rolls = contexts_.takeRolls(to);
   if (!rolls.empty()) message.headers.push_back({HeaderKind::kAutogradRolls, rolls});
-  if (!recorded && rolls.empty()) return messenger_.request(to, std::move(message), timeout, std::move(handler));
-  messenger_.request(
+  if (!recorded && rolls.empty())
+    return ForwardingMessenger::request(to, std::move(message), timeout, std::move(handler));
+  ForwardingMessenger::request(
       to, std::move(message), timeout,
       [this, to, context = recorded ? std::move(context) : nullptr, rolls = std::move(rolls),
        handler = std::move(handler)](Result<Message> reply) {
@@ -136,7 +124,7 @@ void Recorder::request(WorkerId to, Message message, Duration timeout, ReplyHand
 void Recorder::takeInRolls(const std::string& rolls) {
   auto ended = contexts_.takeIn(rolls);
   if (ended.empty()) return;
-  messenger_.post([this, ended = std::move(ended)]() mutable { events_.on_ended(std::move(ended)); });
+  post([this, ended = std::move(ended)]() mutable { events_.on_ended(std::move(ended)); });
 }
 
 ContextPtr Recorder::enter(const Request& request) {
@@ -149,8 +137,8 @@ ContextPtr Recorder::enter(const Request& request) {
 }
 
 void Recorder::on(Kind kind, Where where, RequestHandler handler) {
-  if (!carriesValues(kind)) return messenger_.on(kind, where, std::move(handler));
-  messenger_.on(kind, where, [this, handler = std::move(handler)](Request request, Responder responder) {
+  if (!carriesValues(kind)) return ForwardingMessenger::on(kind, where, std::move(handler));
+  ForwardingMessenger::on(kind, where, [this, handler = std::move(handler)](Request request, Responder responder) {
     auto context = enter(request);
     if (!context) return handler(std::move(request), std::move(responder));
     const ContextScope scope(context);

@@ -15,7 +15,7 @@
 
 namespace torchrpc {
 
-class Recorder final : public Messenger {
+class Recorder final : public ForwardingMessenger {
  public:
   struct Events {
     /// Contexts that others have ended; on the pool.
@@ -26,19 +26,12 @@ class Recorder final : public Messenger {
 
   /// `messenger` and `contexts` must outlive it.
   Recorder(Messenger& messenger, ContextTable& contexts, Events events)
-      : messenger_(messenger), contexts_(contexts), events_(std::move(events)) {}
+      : ForwardingMessenger(messenger), contexts_(contexts), events_(std::move(events)) {}
 
-  const WorkerInfo& self() const override { return messenger_.self(); }
-  WorkerInfo worker(WorkerId id) const override { return messenger_.worker(id); }
   /// Recorded in the calling thread's current context.
   void request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) override;
-  void requestReliably(WorkerId to, Message message, ReplyHandler handler) override {
-    messenger_.requestReliably(to, std::move(message), std::move(handler));
-  }
   /// The handler of a call runs with the caller's context as the thread's current one; its reply is recorded.
   void on(Kind kind, Where where, RequestHandler handler) override;
-  void post(std::function<void()> task) override { messenger_.post(std::move(task)); }
-  void postAfter(Duration delay, std::function<void()> task) override { messenger_.postAfter(delay, std::move(task)); }
 
   /// Takes in news of ended contexts. Throws Error(kProtocol).
   void takeInRolls(const std::string& rolls);
@@ -51,7 +44,6 @@ class Recorder final : public Messenger {
   void recordRecv(AutogradContext& context, const Message& message, WorkerId from);
   ContextPtr enter(const Request& request);
 
-  Messenger& messenger_;
   ContextTable& contexts_;
   const Events events_;
 };

@@ -1,5 +1,6 @@
 #include "profiling/profiler.h"
 
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/profiler/api.h>
 
 #include <optional>
@@ -11,12 +12,6 @@
 namespace torchrpc {
 
 namespace {
-
-/// Whether the messages of that kind are what users know as calls: what the thread's expected range is for.
-bool isCall(Kind kind) {
-  const auto number = static_cast<uint16_t>(kind);
-  return number >= static_cast<uint16_t>(Kind::kBuiltinCall) && number < static_cast<uint16_t>(Kind::kRRefFetch);
-}
 
 /// The kProfiling header of a request.
 struct Shown {
@@ -61,11 +56,11 @@ std::shared_ptr<Range> Profiler::rangeOf(Kind kind, WorkerId to) {
 
 void Profiler::request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) {
   auto range = rangeOf(message.kind, to);
-  if (!range) return messenger_.request(to, std::move(message), timeout, std::move(handler));
+  if (!range) return ForwardingMessenger::request(to, std::move(message), timeout, std::move(handler));
   Shown shown{range->name(), range->id(), {}};
   if (range->profile()) shown.config = encodeConfig(torch::profiler::impl::getProfilerConfig());
   message.headers.push_back({HeaderKind::kProfiling, encode(shown)});
-  messenger_.request(
+  ForwardingMessenger::request(
       to, std::move(message), timeout, [range = std::move(range), handler = std::move(handler)](Result<Message> reply) {
         const auto* events = reply && range->profile() ? reply.value().header(HeaderKind::kProfiling) : nullptr;
         if (events) {
@@ -110,20 +105,13 @@ class Served {
   const Responder responder_;
 };
 
-/// Calls `leave` at the end of the scope.
-template <typename Leave>
-struct Leaving {
-  Leave leave;
-  ~Leaving() { leave(); }
-};
-
 void serveInTrace(
     const Messenger::RequestHandler& handler, const std::string& name, const GloballyUniqueId& id, Request request,
     const Responder& responder) {
   const auto range = Range::begin(name, id, Range::Side::kCallee);
   if (!range) return handler(std::move(request), responder);
   // Before the reply leaves, so that it lies within the caller's range, but on this thread: ranges nest in a thread.
-  const Leaving leaving{[&] { range->end(); }};
+  const auto leaving = c10::make_scope_exit([&] { range->end(); });
   handler(std::move(request), Responder([range, responder, here = std::this_thread::get_id()](Result<Message> reply) {
             if (std::this_thread::get_id() == here) range->end();
             responder.complete(std::move(reply));
@@ -137,7 +125,7 @@ void Profiler::serve(const RequestHandler& handler, Request request, const Respo
   auto server = ServerProfile::current();
   if (((shown && !shown->config.empty()) || server) && !torch::profiler::impl::profilerEnabled()) {
     const auto served = std::make_shared<Served>(shown.value_or(Shown()), std::move(server), responder);
-    const Leaving leaving{[&] { served->leave(); }};
+    const auto leaving = c10::make_scope_exit([&] { served->leave(); });
     return handler(std::move(request), Responder([served](Result<Message> reply) { served->reply(std::move(reply)); }));
   }
   if (!traceIsOn()) return handler(std::move(request), responder);
@@ -146,8 +134,8 @@ void Profiler::serve(const RequestHandler& handler, Request request, const Respo
 }
 
 void Profiler::on(Kind kind, Where where, RequestHandler handler) {
-  if (where == Where::kLoop) return messenger_.on(kind, where, std::move(handler));
-  messenger_.on(kind, where, [this, handler = std::move(handler)](Request request, Responder responder) {
+  if (where == Where::kLoop) return ForwardingMessenger::on(kind, where, std::move(handler));
+  ForwardingMessenger::on(kind, where, [this, handler = std::move(handler)](Request request, Responder responder) {
     if (!traceIsOn() && !ServerProfile::current() && !request.message.header(HeaderKind::kProfiling)) {
       return handler(std::move(request), std::move(responder));
     }

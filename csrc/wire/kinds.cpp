@@ -22,6 +22,20 @@ std::string_view name(Kind kind) {
   return "UNKNOWN";
 }
 
+bool isCall(Kind kind) {
+  switch (kind) {
+    case Kind::kBuiltinCall:
+    case Kind::kNativeCall:
+    case Kind::kPythonCall:
+    case Kind::kScriptCall:
+    case Kind::kBuiltinRemote:
+    case Kind::kNativeRemote:
+    case Kind::kPythonRemote:
+    case Kind::kScriptRemote: return true;
+    default: return false;
+  }
+}
+
 std::vector<Kind> kindsOf(std::string_view wanted) {
   std::vector<Kind> kinds;
 #define X(enumerator, number, role, name) \

@@ -54,6 +54,8 @@ enum class Kind : uint16_t {
 
 /// The role of a kind; nothing for a number that is no kind (a peer can send any).
 std::optional<Role> roleOf(Kind kind);
+/// Whether it is what users know as a call: it runs a function, whose result is sent back or kept.
+bool isCall(Kind kind);
 /// The name of a kind, "UNKNOWN" for a number that is none.
 std::string_view name(Kind kind);
 /// The kinds of a name: several for those that users do not tell apart, none for a name that is none.

@@ -2,11 +2,11 @@
 
 import os
 import tempfile
-import time
 
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
+from waiting import eventually
 
 import torchrpc.autograd as dist_autograd
 import torchrpc.rpc as rpc
@@ -38,13 +38,6 @@ def passes_under_way():
 
 def leaves_with_gradients(context_id):
     return len(dist_autograd.get_gradients(context_id))
-
-
-def eventually(check, seconds=10):
-    end = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < end, "did not come true"
-        time.sleep(0.01)
 
 
 def no_passes_on(names):

@@ -7,6 +7,7 @@ import time
 
 import pytest
 import torch
+from waiting import eventually
 
 import torchrpc.autograd as dist_autograd
 import torchrpc.rpc as rpc
@@ -27,13 +28,6 @@ def passes_under_way():
 
 def contexts_here():
     return int(dist_autograd._get_debug_info()["num_autograd_contexts"])
-
-
-def eventually(check, seconds=10):
-    end = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < end, "did not come true"
-        time.sleep(0.01)
 
 
 def all_zero(count, names):

@@ -2,11 +2,11 @@
 
 import gc
 import io
-import time
 
 import pytest
 import torch
 from torch.optim import lr_scheduler
+from waiting import eventually
 
 import torchrpc.autograd as dist_autograd
 import torchrpc.rpc as rpc
@@ -62,13 +62,6 @@ def make_group_options():
 def debug_info():
     gc.collect()
     return {key: int(value) for key, value in rpc._rref_context_get_debug_info().items()}
-
-
-def eventually(check, seconds=10):
-    end = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < end, "did not come true"
-        time.sleep(0.01)
 
 
 def weights():

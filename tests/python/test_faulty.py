@@ -5,6 +5,7 @@ import time
 
 import pytest
 import torch
+from waiting import eventually
 
 import torchrpc.autograd as dist_autograd
 import torchrpc.rpc as rpc
@@ -49,10 +50,7 @@ def contexts_here():
 
 
 def wait_for_none_of(count, worker):
-    deadline = time.monotonic() + 20
-    while rpc.rpc_sync(worker, count):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    eventually(lambda: not rpc.rpc_sync(worker, count), seconds=20)
 
 
 def fail_calls():

@@ -2,23 +2,16 @@
 
 import os
 import socket
-import time
 from pathlib import Path
 
 import pytest
 import torch
+from waiting import eventually
 
 import torchrpc.rpc as rpc
 from torchrpc.testing import run_ranks
 
 PATIENCE = 30
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def is_served(port):
@@ -44,7 +37,7 @@ class Member:
         (self.folder / f"{self.rank}_{what}").touch()
 
     def await_told(self, rank, what):
-        wait_until((self.folder / f"{rank}_{what}").exists)
+        eventually((self.folder / f"{rank}_{what}").exists, PATIENCE)
 
     def await_told_by_all(self, what):
         for rank in range(3):
@@ -98,7 +91,7 @@ def leave_in_order(member, port):
         return names_or_none()
     member.await_told(0, "left")
     if port:
-        wait_until(lambda: not is_served(port))
+        eventually(lambda: not is_served(port), PATIENCE)
     with pytest.raises(RuntimeError, match=r"could not find destination.*worker1, worker2"):
         rpc.rpc_sync("worker0", torch.ones, (1,))
     answer = rpc.rpc_sync(f"worker{3 - member.rank}", torch.add, (torch.ones(1), 1)).item()

@@ -5,6 +5,7 @@ import time
 
 import pytest
 import torch
+from waiting import eventually
 
 import torchrpc.rpc as rpc
 from torchrpc.testing import workers
@@ -68,13 +69,6 @@ def slow_box(seconds):
 
 def debug_info():
     return {key: int(value) for key, value in rpc._rref_context_get_debug_info().items()}
-
-
-def eventually(check, seconds=10):
-    end = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < end, "did not come true"
-        time.sleep(0.01)
 
 
 def test_a_local_reference_holds_the_value_itself():

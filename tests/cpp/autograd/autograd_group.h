@@ -11,6 +11,7 @@
 
 #include "agent/loopback_group.h"
 #include "autograd/autograd_worker.h"
+#include "outcomes.h"
 
 namespace torchrpc::test {
 
@@ -107,26 +108,5 @@ inline bool holds(const at::Tensor& tensor, double value) {
 }
 
 inline at::Tensor leaf(double value) { return at::full({2}, value).requires_grad_(); }
-
-/// Waits for what other threads are about to do; false after 20 s.
-template <typename Condition>
-bool eventually(Condition&& condition) {
-  for (int i = 0; i < 20000; ++i) {
-    if (condition()) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return false;
-}
-
-/// The error that `body` throws.
-template <typename F>
-Error errorOf(F&& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error;
-  }
-  return {ErrorCode::kUnknown, "no error"};
-}
 
 }  // namespace torchrpc::test

@@ -20,29 +20,20 @@ namespace torchrpc::test {
 using Tensors = std::vector<at::Tensor>;
 
 /// Passes everything on and counts the requests that are served here, by kind.
-class Counter final : public Messenger {
+class Counter final : public ForwardingMessenger {
  public:
-  explicit Counter(Messenger& messenger) : messenger_(messenger) {}
+  using ForwardingMessenger::ForwardingMessenger;
 
-  const WorkerInfo& self() const override { return messenger_.self(); }
-  WorkerInfo worker(WorkerId id) const override { return messenger_.worker(id); }
-  void request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) override {
-    messenger_.request(to, std::move(message), timeout, std::move(handler));
-  }
-  void requestReliably(WorkerId to, Message message, ReplyHandler handler) override {
-    messenger_.requestReliably(to, std::move(message), std::move(handler));
-  }
   void on(Kind kind, Where where, RequestHandler handler) override {
-    messenger_.on(kind, where, [this, kind, handler = std::move(handler)](Request request, Responder responder) {
-      {
-        MutexLock lock(mutex_);
-        ++served_[kind];
-      }
-      handler(std::move(request), std::move(responder));
-    });
+    ForwardingMessenger::on(
+        kind, where, [this, kind, handler = std::move(handler)](Request request, Responder responder) {
+          {
+            MutexLock lock(mutex_);
+            ++served_[kind];
+          }
+          handler(std::move(request), std::move(responder));
+        });
   }
-  void post(std::function<void()> task) override { messenger_.post(std::move(task)); }
-  void postAfter(Duration delay, std::function<void()> task) override { messenger_.postAfter(delay, std::move(task)); }
 
   int served(Kind kind) const {
     MutexLock lock(mutex_);
@@ -51,7 +42,6 @@ class Counter final : public Messenger {
   }
 
  private:
-  Messenger& messenger_;
   mutable Mutex mutex_;
   std::map<Kind, int> served_;  // guarded by mutex_
 };

@@ -11,6 +11,7 @@
 
 #include "agent/loopback_group.h"
 #include "optim/distributed_optimizer.h"
+#include "outcomes.h"
 
 namespace torchrpc::test {
 
@@ -100,16 +101,5 @@ struct TrackedParameter {
   }
   bool waitGone() { return gone.get_future().wait_for(std::chrono::seconds(20)) == std::future_status::ready; }
 };
-
-/// The error that `body` throws.
-template <typename F>
-Error errorOf(F&& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error;
-  }
-  return {ErrorCode::kUnknown, "no error"};
-}
 
 }  // namespace torchrpc::test
