@@ -4,7 +4,6 @@
 #include <torch/csrc/profiler/api.h>
 
 #include <optional>
-#include <thread>
 
 #include "profiling/remote_profile.h"
 #include "wire/codec.h"
@@ -110,10 +109,11 @@ void serveInTrace(
     const Responder& responder) {
   const auto range = Range::begin(name, id, Range::Side::kCallee);
   if (!range) return handler(std::move(request), responder);
-  // Before the reply leaves, so that it lies within the caller's range, but on this thread: ranges nest in a thread.
+  // At the latest when this thread leaves the handler, as ranges nest in a thread; and before the reply goes out,
+  // perhaps from another thread, so that it lies within the caller's range.
   const auto leaving = c10::make_scope_exit([&] { range->end(); });
-  handler(std::move(request), Responder([range, responder, here = std::this_thread::get_id()](Result<Message> reply) {
-            if (std::this_thread::get_id() == here) range->end();
+  handler(std::move(request), Responder([range, responder](Result<Message> reply) {
+            range->end();
             responder.complete(std::move(reply));
           }));
 }

@@ -133,22 +133,27 @@ void Range::record() {
 
 void Range::end() {
   if (serving_here == this) serving_here = nullptr;
-  if (!in_trace_) {
-    if (!ended_.exchange(true)) finish();
-    return;
-  }
   std::shared_ptr<Range> mine;
-  {
+  if (in_trace_) {
     MutexLock lock(open().mutex);
     mine = open().take(this);
   }
-  if (mine) whileBusy([&] { finish(); });
+  // If another thread is ending it, its end must be recorded when this returns.
+  if (mine) {
+    whileBusy([&] { finish(); });
+  } else {
+    finish();
+  }
 }
 
 void Range::finish() {
   const c10::DebugInfoGuard guard(profile_);  // null: changes nothing
-  record_.reset();
-  if (then_) std::exchange(then_, nullptr)();
+  std::function<void()> then;
+  std::call_once(ended_, [&] {
+    record_.reset();
+    then.swap(then_);
+  });
+  if (then) then();
 }
 
 void Range::whenEnded(std::function<void()> then) { then_ = std::move(then); }

@@ -13,6 +13,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "base/ids.h"
@@ -55,7 +56,7 @@ class Range {
   /// The legacy profile that the range is in; null if it is in none.
   const std::shared_ptr<c10::ThreadLocalDebugInfo>& profile() const { return profile_; }
 
-  /// Ends it; without effect the second time.
+  /// Ends it, if it has not ended: when this returns, the end is recorded, whichever thread did that.
   void end();
   /// `then` runs when the range has ended, on the thread that ends it. Once, and before that.
   void whenEnded(std::function<void()> then);
@@ -83,10 +84,10 @@ class Range {
   const Side side_;
   bool held_ = false;  ///< the calling thread only, before the call
   bool in_trace_ = false;
-  std::function<void()> then_;
   std::shared_ptr<c10::ThreadLocalDebugInfo> profile_;
+  std::function<void()> then_;
   std::unique_ptr<at::RecordFunction> record_;
-  std::atomic<bool> ended_{false};
+  std::once_flag ended_;
 };
 
 }  // namespace torchrpc
