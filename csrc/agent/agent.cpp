@@ -26,7 +26,8 @@ Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_
           *transport_, directory_, options_.incarnation,
           {.on_frame = [this](const auto& link, Frame frame) { onFrame(link, std::move(frame)); },
            .on_lost = [this](const Link& link, const Error& reason) { onLost(link, reason); }}),
-      pool_({.size = options_.threads, .name = "torchrpc"}) {}
+      pool_({.size = options_.threads, .name = "torchrpc"}),
+      lane_(pool_, options_.enter_lane) {}
 
 Agent::~Agent() { close(); }
 
@@ -41,6 +42,10 @@ std::string Agent::listen() { return connections_.listen(); }
 void Agent::post(std::function<void()> task) {
   // Once the pool has closed there is no loop left to protect: whoever still has a task runs it.
   if (!pool_.post(task)) task();
+}
+
+void Agent::postToLane(std::function<void()> task) {
+  if (!lane_.post(task)) task();
 }
 
 void Agent::postAfter(Duration delay, std::function<void()> task) {
@@ -222,9 +227,9 @@ void Agent::serve(Request request, Responder::Sink answer) {
     return;
   }
   auto shared = std::make_shared<Request>(std::move(request));
-  if (!pool_.post([this, &served, shared, responder] { run(served, std::move(*shared), responder); })) {
-    responder.fail(closing());
-  }
+  auto task = [this, &served, shared, responder] { run(served, std::move(*shared), responder); };
+  const bool posted = served.where == Where::kLane ? lane_.post(std::move(task)) : pool_.post(std::move(task));
+  if (!posted) responder.fail(closing());
 }
 
 void Agent::run(const Served& served, Request request, const Responder& responder) {

@@ -17,6 +17,7 @@
 #include "agent/messenger.h"
 #include "agent/send_faults.h"
 #include "agent/worker_directory.h"
+#include "base/lane.h"
 #include "base/thread_pool.h"
 #include "base/timer.h"
 #include "transport/transport.h"
@@ -32,6 +33,7 @@ class Agent final : public Messenger {
     size_t threads = 16;
     Limits limits;
     SendFaultPolicy faults;  ///< for tests of programs; empty: none
+    Lane::Enter enter_lane;  ///< what functions that share an interpreter need; empty: nothing
   };
   using LostHandler = std::function<void(const WorkerInfo&)>;
   using ReplyObserver = std::function<void(const Message&)>;
@@ -56,6 +58,8 @@ class Agent final : public Messenger {
   void requestReliably(WorkerId to, Message message, ReplyHandler handler) override;
   void post(std::function<void()> task) override;
   void postAfter(Duration delay, std::function<void()> task) override;
+  /// Runs a task in the lane.
+  void postToLane(std::function<void()> task);
 
   // --- who is there ---
   const WorkerInfo& self() const override { return directory_.self(); }
@@ -110,6 +114,7 @@ class Agent final : public Messenger {
   CallTable calls_;
   ConnectionPool connections_;
   ThreadPool pool_;
+  Lane lane_;
   std::atomic<bool> closing_{false};
   std::atomic<bool> leaving_{false};
   std::atomic<uint64_t> late_replies_{0};

@@ -53,6 +53,7 @@ class Messenger {
   enum class Where {
     kLoop,  ///< at once, on the transport's loop: brief, no blocking, no user code, nothing of Python
     kPool,
+    kLane,  ///< on the pool, in the lane of functions that share an interpreter
   };
 
   virtual ~Messenger() = default;

@@ -1,11 +1,19 @@
 // One queue under one mutex. A thread is active while it runs a task outside of any BlockingScope; a task is taken
 // only while fewer than `size` threads are. Whoever adds a task, or stops being active without looking at the queue
 // itself, brings a thread for it: an idle one, or a new one.
+//
+// Note [Standing by]
+// With a thread for each task a queue of short tasks would cost more in waking threads, which then fight for the mutex
+// and the cores, than in running them. So once `busy_from` threads are active, one more comes at a time and stands by:
+// it takes a task if for kStalled nobody has taken one. Tasks that block without saying so, or that take long, thus get
+// threads one after another, up to `size`.
 
 #include "base/thread_pool.h"
 
 #include <c10/util/Logging.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cxxabi.h>
 #include <deque>
 #include <list>
@@ -21,14 +29,22 @@ namespace torchrpc {
 
 using Threads = std::list<std::thread>;
 
+namespace {
+constexpr auto kStalled = std::chrono::microseconds(200);
+
+size_t busyFrom() { return std::max<size_t>(2, std::thread::hardware_concurrency() / 2); }
+}  // namespace
+
 struct ThreadPool::State {
   explicit State(Options options) : options(std::move(options)) {}
 
   // Constant after construction:
   const Options options;
+  const size_t busy_from = busyFrom();
 
   mutable Mutex mutex;
-  CondVar work;  ///< a token was put, or the pool ends
+  CondVar work;     ///< a token was put, or the pool ends
+  CondVar stalled;  ///< never notified: who stands by sleeps
   CondVar one_gone;
 
   // Guarded by mutex:
@@ -37,19 +53,23 @@ struct ThreadPool::State {
   Threads ended TORCHRPC_GUARDED_BY(mutex);  ///< to be joined
   size_t active TORCHRPC_GUARDED_BY(mutex) = 0;
   size_t blocked TORCHRPC_GUARDED_BY(mutex) = 0;
-  size_t idle TORCHRPC_GUARDED_BY(mutex) = 0;          ///< waiting and not called for
-  size_t tokens TORCHRPC_GUARDED_BY(mutex) = 0;        ///< each calls one waiting thread
-  size_t starting TORCHRPC_GUARDED_BY(mutex) = 0;      ///< new threads that have not come yet
-  size_t threads_made TORCHRPC_GUARDED_BY(mutex) = 0;  ///< ever; for their names
+  size_t idle TORCHRPC_GUARDED_BY(mutex) = 0;           ///< waiting and not called for
+  size_t tokens TORCHRPC_GUARDED_BY(mutex) = 0;         ///< each calls one waiting thread
+  size_t starting TORCHRPC_GUARDED_BY(mutex) = 0;       ///< new threads that have not come yet
+  uint64_t taken TORCHRPC_GUARDED_BY(mutex) = 0;        ///< tasks, ever
+  bool standing_by TORCHRPC_GUARDED_BY(mutex) = false;  ///< a thread is
+  size_t threads_made TORCHRPC_GUARDED_BY(mutex) = 0;   ///< ever; for their names
   bool closed TORCHRPC_GUARDED_BY(mutex) = false;
 
   bool finished() const TORCHRPC_REQUIRES(mutex) { return closed && tasks.empty(); }
 
+  void add(std::function<void()>& task) TORCHRPC_REQUIRES(mutex);
   void bringThread() TORCHRPC_REQUIRES(mutex);
   void startThread() TORCHRPC_REQUIRES(mutex);
   void threadMain(Threads::iterator self, size_t number);
   void serve(MutexLock& lock) TORCHRPC_REQUIRES(mutex);
   void runTask(MutexLock& lock) TORCHRPC_REQUIRES(mutex);
+  void standBy(MutexLock& lock) TORCHRPC_REQUIRES(mutex);
 };
 
 namespace {
@@ -65,7 +85,9 @@ void nameThread(const std::string& pool, size_t number) {
   pthread_setname_np(pthread_self(), (prefix + '-' + digits).c_str());
 }
 
-void runLogged(const std::function<void()>& task) {
+}  // namespace
+
+void ThreadPool::runLogged(const std::function<void()>& task) {
   try {
     task();
   } catch (const abi::__forced_unwind&) {
@@ -77,11 +99,10 @@ void runLogged(const std::function<void()>& task) {
   }
 }
 
-}  // namespace
-
 void ThreadPool::State::bringThread() {
   const size_t coming = tokens + starting;
   if (coming >= tasks.size() || active + coming >= options.size) return;
+  if (active + coming >= busy_from && (standing_by || coming > 0)) return;
   if (idle > 0) {
     --idle;
     ++tokens;
@@ -130,8 +151,11 @@ void ThreadPool::State::threadMain(Threads::iterator self, size_t number) {
 
 void ThreadPool::State::serve(MutexLock& lock) {
   for (;;) {
-    if (!tasks.empty() && active < options.size) {
+    const bool may_run = !tasks.empty() && active < options.size;
+    if (may_run && active < busy_from) {
       runTask(lock);
+    } else if (may_run && !standing_by) {
+      standBy(lock);
     } else if (finished() || idle >= options.size) {
       break;
     } else {
@@ -147,10 +171,20 @@ void ThreadPool::State::serve(MutexLock& lock) {
   if (finished()) work.notify_all();
 }
 
+void ThreadPool::State::standBy(MutexLock& lock) {
+  standing_by = true;
+  const auto before = taken;
+  stalled.wait_for(lock, kStalled);
+  standing_by = false;
+  if (taken == before && !tasks.empty() && active < options.size) runTask(lock);
+}
+
 void ThreadPool::State::runTask(MutexLock& lock) {
   auto task = std::move(tasks.front());
   tasks.pop_front();
+  ++taken;
   ++active;
+  bringThread();
   struct Inactive {
     State& state;
     MutexLock& lock;
@@ -170,12 +204,22 @@ ThreadPool::~ThreadPool() { close(); }
 bool ThreadPool::post(std::function<void()> task) {
   MutexLock lock(state_->mutex);
   if (state_->closed) return false;
-  state_->tasks.push_back(std::move(task));
-  state_->bringThread();
-  if (!state_->live.empty()) return true;
-  task = std::move(state_->tasks.back());
-  state_->tasks.pop_back();
-  throw Error(ErrorCode::kUnknown, "thread pool " + state_->options.name + " could not start a single thread");
+  state_->add(task);
+  return true;
+}
+
+void ThreadPool::postBeside(std::function<void()> task) {
+  MutexLock lock(state_->mutex);
+  state_->add(task);
+}
+
+void ThreadPool::State::add(std::function<void()>& task) {
+  tasks.push_back(std::move(task));
+  bringThread();
+  if (!live.empty()) return;
+  task = std::move(tasks.back());  // the caller destroys it, after the lock
+  tasks.pop_back();
+  throw Error(ErrorCode::kUnknown, "thread pool " + options.name + " could not start a single thread");
 }
 
 void ThreadPool::close() {

@@ -34,12 +34,17 @@ class ThreadPool {
   /// Runs `task` on some thread; tasks start in the order posted. A task that throws is logged, not fatal.
   /// False, and the task is destroyed unrun, after close(). Thread-safe.
   bool post(std::function<void()> task);
+  /// The same, called by a task of this pool that needs another one beside it: taken even while the pool closes.
+  void postBeside(std::function<void()> task);
 
   /// Takes no more tasks, runs what is queued, waits for the threads. Must not be called from a pool thread.
   /// Idempotent.
   void close();
 
   Stats stats() const;
+
+  /// Runs a task as a pool does.
+  static void runLogged(const std::function<void()>& task);
 
   /// While one lives on a pool thread, that thread does not count as running. Nests; a no-op on other threads.
   class BlockingScope {

@@ -9,6 +9,7 @@
 #include "bindings/py_calls.h"
 #include "bindings/py_errors.h"
 #include "bindings/py_future.h"
+#include "bindings/py_gil.h"
 #include "bindings/py_runner.h"
 #include "bindings/py_script.h"
 #include "transport/tensorpipe_transport.h"
@@ -20,12 +21,6 @@ namespace {
 constexpr double kUnsetTimeout = -1.0;
 constexpr double kDefaultTimeout = 60.0;
 constexpr size_t kDefaultThreads = 16;
-
-/// Keeps the Python state of a thread, which holds an exception raised, when C++ lets the GIL go in between.
-struct PythonThread {
-  py::gil_scoped_acquire gil;
-  py::gil_scoped_release no_gil;
-};
 
 std::shared_ptr<Node> makeNode(
     StorePtr store, const std::string& name, WorkerId id, std::optional<int32_t> world_size,
@@ -51,7 +46,14 @@ std::shared_ptr<Node> makeNode(
   node_options.to_error = [self_info = node_options.self](std::exception_ptr raised) {
     return toError(std::move(raised), self_info);
   };
-  node_options.enter_user_code = [] { return std::make_shared<PythonThread>(); };
+  node_options.enter_user_code = [] {
+    keepPythonState();
+    return nullptr;
+  };
+  node_options.enter_lane = [] {
+    keepPythonState();
+    return std::make_shared<py::gil_scoped_acquire>();
+  };
   const char* master = std::getenv("MASTER_ADDR");
   auto transport = makeTensorPipeTransport(
       {.transports = options.transports,

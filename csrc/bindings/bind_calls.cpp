@@ -7,7 +7,9 @@
 #include "bindings/bind.h"
 #include "bindings/current_node.h"
 #include "bindings/py_calls.h"
+#include "bindings/py_errors.h"
 #include "bindings/py_future.h"
+#include "bindings/py_gil.h"
 #include "bindings/py_rref.h"
 #include "bindings/py_script.h"
 #include "node/builtin_callables.h"
@@ -46,100 +48,112 @@ bool neverDelivered(const Error& error) {
   }
 }
 
-py::object send(const std::shared_ptr<Node>& node, const WorkerInfo& to, Outgoing call, double timeout) {
+/// Lets go of the RRefs in a call that did not leave.
+Messenger::ReplyHandler abandoning(
+    const std::shared_ptr<Node>& node, std::vector<RRefFork> forks, Messenger::ReplyHandler done) {
+  if (forks.empty()) return done;
+  return [node, forks = std::move(forks), done = std::move(done)](Result<Message> result) {
+    if (!result && neverDelivered(result.error())) node->rrefs().abandon(forks);
+    done(std::move(result));
+  };
+}
+
+/// How a call is made, once it is a message.
+using Way = py::object (*)(const std::shared_ptr<Node>&, const WorkerInfo& to, Outgoing, double timeout);
+
+py::object callAsync(const std::shared_ptr<Node>& node, const WorkerInfo& to, Outgoing call, double timeout) {
   const auto limit = toDuration(*node, timeout);
   auto future = makeFuture();
+  auto done = abandoning(node, std::move(call.forks), completeWithReply(node, future));
   {
-    py::gil_scoped_release no_gil;
-    auto done = completeWithReply(node, future);
-    if (!call.forks.empty()) {
-      done = [node, forks = std::move(call.forks), done = std::move(done)](Result<Message> result) {
-        if (!result && neverDelivered(result.error())) node->rrefs().abandon(forks);
-        done(std::move(result));
-      };
-    }
+    const GilWhileSmall gil(call.message);
     node->messenger().request(to.id, std::move(call.message), limit, std::move(done));
   }
   return wrapFuture(std::move(future));
 }
 
-py::object sendRemote(
-    const std::shared_ptr<Node>& node, const WorkerInfo& to, Outgoing call, double timeout, Kind fetch_kind) {
+py::object callSync(const std::shared_ptr<Node>& node, const WorkerInfo& to, Outgoing call, double timeout) {
+  const auto limit = toDuration(*node, timeout);
+  return waitForReply(node, [&](Messenger::ReplyHandler done) {
+    const GilWhileSmall gil(call.message);
+    node->messenger().request(
+        to.id, std::move(call.message), limit, abandoning(node, std::move(call.forks), std::move(done)));
+  });
+}
+
+template <Kind fetch_kind>
+py::object callRemote(const std::shared_ptr<Node>& node, const WorkerInfo& to, Outgoing call, double timeout) {
   const auto limit = toDuration(*node, timeout);
   RRefPtr rref;
   {
-    py::gil_scoped_release no_gil;
+    const GilWhileSmall gil(call.message);
     rref = node->rrefs().remote(to, std::move(call.message), limit);
   }
   return wrap(node, std::move(rref), fetch_kind);
 }
 
+void bindBuiltin(py::module_& module, const char* name, Kind kind, Way way) {
+  module.def(
+      name,
+      [kind, way](
+          const WorkerInfo& dst, const std::string& qualified_name, double timeout, const py::args& args,
+          const py::kwargs& kwargs) {
+        return way(currentNode(), dst, {.message = encodeOperatorCall(kind, qualified_name, args, kwargs)}, timeout);
+      },
+      py::arg("dst"), py::arg("qualified_name"), py::arg("timeout"));
+}
+
+void bindScript(py::module_& module, const char* name, Kind kind, Way way) {
+  module.def(
+      name,
+      [kind, way](
+          const WorkerInfo& dst, const std::string& qualified_name, const py::tuple& args, const py::dict& kwargs,
+          double timeout, bool is_async_execution) {
+        const auto node = currentNode();
+        auto call = encodeScriptCall(*node, kind, dst, qualified_name, args, kwargs, is_async_execution);
+        return way(node, dst, std::move(call), timeout);
+      },
+      py::arg("dst"), py::arg("qualified_name"), py::arg("args"), py::arg("kwargs"), py::arg("timeout"),
+      py::arg("is_async_execution"));
+}
+
+/// What cannot be pickled raises in words that name it.
+Outgoing encodeOrExplain(
+    Node& node, Kind kind, const WorkerInfo& to, const py::object& function, const py::tuple& args,
+    const py::dict& kwargs, bool async_execution) {
+  try {
+    return encodePythonCall(node, kind, to, function, args, kwargs, async_execution);
+  } catch (const py::error_already_set& e) {
+    if (e.matches(PyExc_Exception)) internalFunction("raise_unsendable")(e.value(), to.name, function, args, kwargs);
+    throw;
+  }
+}
+
+void bindPython(py::module_& module, const char* name, Kind kind, Way way) {
+  module.def(
+      name,
+      [kind, way](
+          const WorkerInfo& dst, const py::object& func, const py::tuple& args, const py::dict& kwargs, double timeout,
+          bool is_async_execution) {
+        const auto node = currentNode();
+        return way(node, dst, encodeOrExplain(*node, kind, dst, func, args, kwargs, is_async_execution), timeout);
+      },
+      py::arg("dst"), py::arg("func"), py::arg("args"), py::arg("kwargs"), py::arg("timeout"),
+      py::arg("is_async_execution"));
+}
+
 }  // namespace
 
 void bindCalls(py::module_& module) {
-  module.def(
-      "_invoke_rpc_builtin",
-      [](const WorkerInfo& dst, const std::string& qualified_name, double timeout, const py::args& args,
-         const py::kwargs& kwargs) {
-        return send(
-            currentNode(), dst, {.message = encodeOperatorCall(Kind::kBuiltinCall, qualified_name, args, kwargs)},
-            timeout);
-      },
-      py::arg("dst"), py::arg("qualified_name"), py::arg("timeout"));
-  module.def(
-      "_invoke_remote_builtin",
-      [](const WorkerInfo& dst, const std::string& qualified_name, double timeout, const py::args& args,
-         const py::kwargs& kwargs) {
-        return sendRemote(
-            currentNode(), dst, {.message = encodeOperatorCall(Kind::kBuiltinRemote, qualified_name, args, kwargs)},
-            timeout, Kind::kRRefFetch);
-      },
-      py::arg("dst"), py::arg("qualified_name"), py::arg("timeout"));
-  module.def(
-      "_invoke_rpc_torchscript",
-      [](const WorkerInfo& dst, const std::string& qualified_name, const py::tuple& args, const py::dict& kwargs,
-         double timeout, bool is_async_execution) {
-        const auto node = currentNode();
-        return send(
-            node, dst,
-            encodeScriptCall(*node, Kind::kScriptCall, dst, qualified_name, args, kwargs, is_async_execution), timeout);
-      },
-      py::arg("dst"), py::arg("qualified_name"), py::arg("args"), py::arg("kwargs"), py::arg("timeout"),
-      py::arg("is_async_execution"));
-  module.def(
-      "_invoke_remote_torchscript",
-      [](const WorkerInfo& dst, const std::string& qualified_name, const py::tuple& args, const py::dict& kwargs,
-         double timeout, bool is_async_execution) {
-        const auto node = currentNode();
-        return sendRemote(
-            node, dst,
-            encodeScriptCall(*node, Kind::kScriptRemote, dst, qualified_name, args, kwargs, is_async_execution),
-            timeout, Kind::kRRefFetch);
-      },
-      py::arg("dst"), py::arg("qualified_name"), py::arg("args"), py::arg("kwargs"), py::arg("timeout"),
-      py::arg("is_async_execution"));
-  module.def(
-      "_invoke_rpc_python",
-      [](const WorkerInfo& dst, const py::object& func, const py::tuple& args, const py::dict& kwargs, double timeout,
-         bool is_async_execution) {
-        const auto node = currentNode();
-        return send(
-            node, dst, encodePythonCall(*node, Kind::kPythonCall, dst, func, args, kwargs, is_async_execution),
-            timeout);
-      },
-      py::arg("dst"), py::arg("func"), py::arg("args"), py::arg("kwargs"), py::arg("timeout"),
-      py::arg("is_async_execution"));
-  module.def(
-      "_invoke_remote_python",
-      [](const WorkerInfo& dst, const py::object& func, const py::tuple& args, const py::dict& kwargs, double timeout,
-         bool is_async_execution) {
-        const auto node = currentNode();
-        return sendRemote(
-            node, dst, encodePythonCall(*node, Kind::kPythonRemote, dst, func, args, kwargs, is_async_execution),
-            timeout, Kind::kPythonRRefFetch);
-      },
-      py::arg("dst"), py::arg("func"), py::arg("args"), py::arg("kwargs"), py::arg("timeout"),
-      py::arg("is_async_execution"));
+  bindBuiltin(module, "_invoke_rpc_builtin", Kind::kBuiltinCall, callAsync);
+  bindBuiltin(module, "_invoke_sync_builtin", Kind::kBuiltinCall, callSync);
+  bindBuiltin(module, "_invoke_remote_builtin", Kind::kBuiltinRemote, callRemote<Kind::kRRefFetch>);
+  bindScript(module, "_invoke_rpc_torchscript", Kind::kScriptCall, callAsync);
+  bindScript(module, "_invoke_sync_torchscript", Kind::kScriptCall, callSync);
+  bindScript(module, "_invoke_remote_torchscript", Kind::kScriptRemote, callRemote<Kind::kRRefFetch>);
+  bindPython(module, "_invoke_rpc_python", Kind::kPythonCall, callAsync);
+  bindPython(module, "_invoke_sync_python", Kind::kPythonCall, callSync);
+  bindPython(module, "_invoke_remote_python", Kind::kPythonRemote, callRemote<Kind::kPythonRRefFetch>);
 }
 
 }  // namespace torchrpc::bindings

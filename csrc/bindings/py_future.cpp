@@ -2,6 +2,7 @@
 
 #include <torch/csrc/jit/python/pybind_utils.h>
 
+#include "base/waiter.h"
 #include "bindings/py_calls.h"
 #include "profiling/expected_call.h"
 
@@ -79,7 +80,7 @@ Messenger::ReplyHandler completeWithReply(std::shared_ptr<Node> node, FuturePtr 
       if (range) range->end();
       fail(future, error);
     };
-    node->agent().post([node, reply, decode, failed] {
+    node->agent().postToLane([node, reply, decode, failed] {
       if (!*reply) return failed(reply->error());
       const auto* forks = reply->value().header(HeaderKind::kRRefForks);
       if (!forks) return decode({});
@@ -94,6 +95,48 @@ Messenger::ReplyHandler completeWithReply(std::shared_ptr<Node> node, FuturePtr 
       }
     });
   };
+}
+
+namespace {
+
+constexpr auto kBetweenSignals = std::chrono::milliseconds(100);
+
+using ReplyWaiter = Waiter<Result<Message>>;
+
+/// Needs the GIL. Throws what a signal handler raises.
+Result<Message> waitFor(Node& node, ReplyWaiter& waiter) {
+  for (;;) {
+    {
+      py::gil_scoped_release no_gil;
+      const ThreadPool::BlockingScope blocking;
+      if (auto reply = waiter.waitFor(kBetweenSignals)) return *std::move(reply);
+    }
+    if (PyErr_CheckSignals() == 0) continue;
+    py::error_already_set interrupted;
+    if (const auto reply = waiter.abandon(); reply && *reply) node.rrefs().discard(reply->value());
+    throw interrupted;
+  }
+}
+
+}  // namespace
+
+py::object waitForReply(const std::shared_ptr<Node>& node, const std::function<void(Messenger::ReplyHandler)>& start) {
+  const auto range = Range::holdExpectedCall();
+  const EndOfRange end{range};
+  const auto waiter = std::make_shared<ReplyWaiter>();
+  start([waiter, weak = std::weak_ptr(node)](Result<Message> result) {
+    const auto unwanted = waiter->set(std::move(result));
+    if (!unwanted || !*unwanted) return;
+    if (const auto node = weak.lock()) node->rrefs().discard(unwanted->value());
+  });
+  const auto message = waitFor(*node, *waiter).take();
+  Result<std::vector<RRefPtr>> rrefs = std::vector<RRefPtr>();
+  // Without waiting for the owner it is done on return.
+  if (const auto* forks = message.header(HeaderKind::kRRefForks)) {
+    node->rrefs().adopt(
+        decodeForks(*forks), /*wait_for_owner=*/false, [&](auto adopted) { rrefs = std::move(adopted); });
+  }
+  return decodeResult(node, message, std::move(rrefs).take());
 }
 
 void whenDone(const py::object& object, ValueOrRaised done) {

@@ -31,6 +31,10 @@ void fail(const FuturePtr& future, const Error& error);
 /// Completes with the value in a reply, on a thread of the pool. From any thread.
 Messenger::ReplyHandler completeWithReply(std::shared_ptr<Node> node, FuturePtr future);
 
+/// Has `start` make a request and waits for the value in the reply, without the GIL; Ctrl-C ends the wait. Needs the
+/// GIL. Throws what the request came to.
+py::object waitForReply(const std::shared_ptr<Node>& node, const std::function<void(Messenger::ReplyHandler)>& start);
+
 /// Once a torch Future (given as the Python object) is complete: calls `done` with its value or what it raises; on
 /// the thread that completes it, with the GIL held. Throws std::invalid_argument if it is no Future.
 using ValueOrRaised = std::function<void(const std::function<py::object()>& value)>;

@@ -86,21 +86,15 @@ py::object PyRRef::toHere(double timeout) const {
   const auto limit = toDuration(*node_, timeout);
   if (rref_->isOwner()) return toObject(waitForValue(static_cast<const OwnerRRef&>(*rref_), limit));
 
-  auto future = makeFuture();
-  {
-    py::gil_scoped_release no_gil;
-    node_->rrefs().fetch(
-        std::static_pointer_cast<UserRRef>(rref_), fetch_kind_, limit, completeWithReply(node_, future));
-    const ThreadPool::BlockingScope blocking;
-    future->wait();
-  }
-  return wrapFuture(std::move(future)).attr("value")();
+  return waitForReply(node_, [&](Messenger::ReplyHandler done) {
+    node_->rrefs().fetch(std::static_pointer_cast<UserRRef>(rref_), fetch_kind_, limit, std::move(done));
+  });
 }
 
 py::object PyRRef::creationFuture() const {
   auto future = makeFuture();
   const auto settle = [node = node_, future](Status failure) {
-    node->agent().post([node, future, failure = std::move(failure)] {
+    node->agent().postToLane([node, future, failure = std::move(failure)] {
       if (failure) return fail(future, *failure);
       complete(future, [] { return py::none(); });
     });

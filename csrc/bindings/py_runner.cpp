@@ -3,6 +3,7 @@
 #include "bindings/py_calls.h"
 #include "bindings/py_errors.h"
 #include "bindings/py_future.h"
+#include "bindings/py_gil.h"
 
 namespace torchrpc::bindings {
 
@@ -19,12 +20,14 @@ class PythonRunner final : public CallableRunner {
  public:
   explicit PythonRunner(std::weak_ptr<Node> node) : node_(std::move(node)) {}
 
+  Messenger::Where where() const override { return Messenger::Where::kLane; }
+
   void call(Invocation invocation, Responder responder) override {
     run(
         std::move(invocation),
         [responder](Node& node, const WorkerInfo& to, const py::object& value) {
           auto reply = encodeResult(node, to, value);
-          py::gil_scoped_release no_gil;
+          const GilWhileSmall gil(reply);
           responder.reply(std::move(reply));
         },
         [responder](Error error) { responder.fail(std::move(error)); });

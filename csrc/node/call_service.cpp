@@ -23,10 +23,10 @@ void guard(const std::function<void(Error)>& fail, F&& body) {
 }  // namespace
 
 void CallService::serve(Kind call_kind, Kind remote_kind, std::shared_ptr<CallableRunner> runner) {
-  messenger_.on(call_kind, Messenger::Where::kPool, [this, runner](Request request, const Responder& responder) {
+  messenger_.on(call_kind, runner->where(), [this, runner](Request request, const Responder& responder) {
     call(*runner, std::move(request), responder);
   });
-  messenger_.on(remote_kind, Messenger::Where::kPool, [this, runner](Request request, const Responder& responder) {
+  messenger_.on(remote_kind, runner->where(), [this, runner](Request request, const Responder& responder) {
     remote(*runner, std::move(request), responder);
   });
 }

@@ -1,7 +1,7 @@
 #pragma once
 
 // What runs the functions that calls name: one runner for each kind of callable (torch operators, native functions,
-// and Python functions, whose runner is in bindings/). Runners are called on the pool.
+// and Python functions, whose runner is in bindings/).
 
 #include <ATen/core/ivalue.h>
 
@@ -25,6 +25,9 @@ class CallableRunner {
  public:
   using ValueHandler = std::function<void(Result<c10::IValue>)>;
   virtual ~CallableRunner() = default;
+
+  /// Where it wants to be called.
+  virtual Messenger::Where where() const { return Messenger::Where::kPool; }
 
   /// Runs the function and answers with its result, at once or later (a function may return a future).
   virtual void call(Invocation invocation, Responder responder) = 0;

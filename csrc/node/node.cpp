@@ -33,7 +33,8 @@ Node::Node(Options options, StorePtr store, std::unique_ptr<Transport> transport
            .incarnation = incarnation_,
            .threads = options_.threads,
            .limits = options_.limits,
-           .faults = options_.faults},
+           .faults = options_.faults,
+           .enter_lane = options_.enter_lane},
           std::move(transport), makeThreadTimer()),
       profiler_(agent_),
       autograd_(

@@ -35,6 +35,8 @@ class Node {
     std::function<Error(std::exception_ptr raised)> to_error;
     /// What the user's autograd nodes and hooks need on the thread that runs them, as long as it lives; empty: nothing.
     std::function<std::shared_ptr<void>()> enter_user_code;
+    /// What runners in the lane need; see CallableRunner::where().
+    Lane::Enter enter_lane;
   };
 
   /// Throws Error(kInvalidArgument) for a name, rank or world size that cannot be.

@@ -5,6 +5,8 @@
 
 #include <string>
 
+#include "transport/block_cache.h"
+
 namespace torchrpc {
 
 Status checkSize(const char* what, uint64_t bytes, uint64_t limit) {
@@ -27,11 +29,24 @@ Status checkFrame(const Frame& frame, const Limits& limits) {
           std::to_string(limits.tensors));
 }
 
+namespace {
+
+constexpr size_t kCachedFrom = 512 << 10;
+constexpr size_t kKept = 128 << 20;
+
+c10::DataPtr newMemory(size_t bytes) {
+  if (bytes < kCachedFrom) return c10::GetCPUAllocator()->allocate(bytes);
+  static auto& blocks = *new BlockCache(kKept);  // tensors may go while the process exits
+  return blocks.allocate(bytes);
+}
+
+}  // namespace
+
 Segment newSegment(size_t bytes) {
   // Resizable like the storage of any tensor that torch makes: it becomes one.
+  const auto size = static_cast<int64_t>(bytes);
   return {
-      c10::Storage(c10::Storage::use_byte_size_t(), static_cast<int64_t>(bytes), c10::GetCPUAllocator(), true), 0,
-      bytes};
+      c10::Storage(c10::Storage::use_byte_size_t(), size, newMemory(bytes), c10::GetCPUAllocator(), true), 0, bytes};
 }
 
 }  // namespace torchrpc

@@ -16,7 +16,8 @@ Status checkFrame(const Frame& frame, const Limits& limits);
 /// The same for one part: `what` is "head" or "segment".
 Status checkSize(const char* what, uint64_t bytes, uint64_t limit);
 
-/// Memory of its own from torch's CPU allocator, not initialised. Throws what the allocator throws.
+/// Memory of its own, not initialised: from torch's CPU allocator or, where large, from a cache of blocks. Throws what
+/// allocators throw.
 Segment newSegment(size_t bytes);
 
 }  // namespace torchrpc

@@ -247,17 +247,17 @@ def deserialize(binary_data: bytes, tensor_table: list[torch.Tensor]) -> Any:
     return _internal_rpc_pickler.deserialize(binary_data, tensor_table)
 
 
-def explain_unsendable(exc: Exception, to: str, func: Any, args: tuple, kwargs: dict) -> Exception:
-    """`exc`, raised on sending a call; if an argument is to blame, an exception of its type that names it."""
+def raise_unsendable(exc: Exception, to: str, func: Any, args: tuple, kwargs: dict) -> None:
+    """Raise `exc`, which came up when a call was to be sent; if an argument is to blame, in words that name it."""
     name = getattr(func, "__qualname__", repr(func))
     parts = {f"argument {i}": arg for i, arg in enumerate(args)} | {f"argument {k}": arg for k, arg in kwargs.items()}
     for part, value in {"the function": func, **parts}.items():
         try:
             _internal_rpc_pickler._check(value)
         except Exception as why:
-            return same_type(
+            raise same_type(
                 type(why),
                 f"Cannot send {part} ({type(value).__qualname__}) of the call of {name} to {to}: {why}. Nothing was "
                 f"sent. Use plain data, tensors or picklable objects, or create it on {to} with rpc.remote().",
-            )
-    return exc
+            ) from exc
+    raise exc

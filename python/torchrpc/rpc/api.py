@@ -31,13 +31,15 @@ from torchrpc._C import (
     _invoke_rpc_builtin,
     _invoke_rpc_python,
     _invoke_rpc_torchscript,
+    _invoke_sync_builtin,
+    _invoke_sync_python,
+    _invoke_sync_torchscript,
     _is_current_rpc_agent_set,
     _reset_current_rpc_agent,
     _set_and_start_rpc_agent,
     get_rpc_timeout,
 )
 
-from ._pickler import explain_unsendable
 from ._profiling import shown_in_profiles
 from ._utils import _group_membership_management, _update_group_membership
 from .constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
@@ -153,12 +155,13 @@ def _check_call(args: Any, kwargs: Any, timeout: Any) -> None:
 
 
 # The ways into the core: for torch operators, script functions and Python callables.
-_CALL = (_invoke_rpc_builtin, _invoke_rpc_torchscript, _invoke_rpc_python)
+_SYNC = (_invoke_sync_builtin, _invoke_sync_torchscript, _invoke_sync_python)
+_ASYNC = (_invoke_rpc_builtin, _invoke_rpc_torchscript, _invoke_rpc_python)
 _REMOTE = (_invoke_remote_builtin, _invoke_remote_torchscript, _invoke_remote_python)
 
 
 def _invoke(ways: tuple[Callable, ...], to: Any, func: Any, args: Any, kwargs: Any, timeout: Any) -> Any:
-    """Start a call."""
+    """Make a call; give its result, a future of it or an RRef to it."""
     if not _is_current_rpc_agent_set():
         _check_initialized()
     if not callable(func):
@@ -178,13 +181,7 @@ def _invoke(ways: tuple[Callable, ...], to: Any, func: Any, args: Any, kwargs: A
     runs = func if wrapped is None else wrapped
     if isinstance(runs, torch.jit.ScriptFunction):
         return script(dst, runs.qualified_name, args, kwargs, timeout, wrapped is not None)
-    try:
-        return python(dst, func, args, kwargs, timeout, wrapped is not None)
-    except Exception as exc:
-        told = explain_unsendable(exc, dst.name, func, args, kwargs)
-        if told is exc:
-            raise
-        raise told from exc
+    return python(dst, func, args, kwargs, timeout, wrapped is not None)
 
 
 @shown_in_profiles(RPCExecMode.SYNC)
@@ -207,7 +204,7 @@ def rpc_sync(to: Any, func: Callable, args: Any = None, kwargs: Any = None, time
 
     Any thread may call.
     """
-    return _invoke(_CALL, to, func, args, kwargs, timeout).wait()
+    return _invoke(_SYNC, to, func, args, kwargs, timeout)
 
 
 @shown_in_profiles(RPCExecMode.ASYNC)
@@ -217,7 +214,7 @@ def rpc_async(to: Any, func: Callable, args: Any = None, kwargs: Any = None, tim
     `future.wait()` gives the result or raises what the call raised; in a coroutine, `await future` does. Keep tensors
     that you sent unchanged until then. Arguments that cannot be sent raise here.
     """
-    future = _invoke(_CALL, to, func, args, kwargs, timeout)
+    future = _invoke(_ASYNC, to, func, args, kwargs, timeout)
     if hasattr(_thread_local_var, "future_list"):
         _thread_local_var.future_list.append(future)
     return future

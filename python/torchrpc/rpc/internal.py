@@ -13,6 +13,7 @@ from ._pickler import _internal_rpc_pickler as _internal_rpc_pickler
 from ._pickler import _InternalRPCPickler as _InternalRPCPickler
 from ._pickler import _script_function as _script_function
 from ._pickler import deserialize, serialize
+from ._pickler import raise_unsendable as raise_unsendable
 
 __all__ = ["PythonUDF", "RPCExecMode", "RemoteException", "deserialize", "serialize"]
 

@@ -1,0 +1,47 @@
+#pragma once
+
+// A value that one thread waits for and another gives, once. The shortest way from a completion to a blocked caller.
+
+#include <optional>
+#include <utility>
+
+#include "base/mutex.h"
+#include "base/timer.h"
+
+namespace torchrpc {
+
+template <typename T>
+class Waiter {
+ public:
+  /// Gives the value back if nobody waits for it any more. Once; never blocks.
+  std::optional<T> set(T value) {
+    MutexLock lock(mutex_);
+    if (abandoned_) return value;
+    value_.emplace(std::move(value));
+    arrived_.notify_one();  // under the lock: the one who waits may destroy this as soon as it has the value
+    return std::nullopt;
+  }
+
+  /// The value, or nothing if it has not come after so long.
+  std::optional<T> waitFor(Duration patience) {
+    MutexLock lock(mutex_);
+    arrived_.wait_for(lock, patience, [this] { return value_.has_value(); });
+    return std::exchange(value_, std::nullopt);
+  }
+
+  /// Waits no longer; gives the value if it has come meanwhile.
+  std::optional<T> abandon() {
+    MutexLock lock(mutex_);
+    abandoned_ = true;
+    return std::exchange(value_, std::nullopt);
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar arrived_;
+  // guarded by mutex_:
+  std::optional<T> value_;
+  bool abandoned_ = false;
+};
+
+}  // namespace torchrpc

@@ -1,0 +1,55 @@
+"""A signal, such as Ctrl-C's, ends a wait at once and leaves nothing behind."""
+
+import signal
+import time
+
+import pytest
+import torch
+from waiting import eventually
+
+import torchrpc.rpc as rpc
+from torchrpc._C import _rref_context_get_debug_info
+from torchrpc.testing import workers
+
+
+class Interrupted(Exception):
+    pass
+
+
+def slow_rref():
+    time.sleep(1)
+    return rpc.RRef(1)
+
+
+def owned():
+    return int(_rref_context_get_debug_info()["num_owner_rrefs"])
+
+
+@pytest.fixture
+def interrupt_after():
+    def interrupt(*_):
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(lambda: rpc.rpc_sync("worker1", slow_rref), id="rpc_sync"),
+        pytest.param(lambda: rpc.remote("worker1", slow_rref).to_here(), id="to_here"),
+    ],
+)
+def test_a_signal_ends_the_wait_for_a_call(interrupt_after, call):
+    with workers(2):
+        interrupt_after(0.2)
+        start = time.monotonic()
+        with pytest.raises(Interrupted):
+            call()
+        assert time.monotonic() - start < 0.9
+        assert rpc.rpc_sync("worker1", torch.add, args=(torch.ones(1), 1)).item() == 2
+        # The RRef that the call brings later is let go of.
+        time.sleep(1)
+        eventually(lambda: rpc.rpc_sync("worker1", owned) == 0)
