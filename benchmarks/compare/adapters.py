@@ -88,19 +88,16 @@ def serve_grpc(pipe) -> None:
     """A process that answers pickled calls of Server's methods until the pipe closes."""
     import grpc
 
+    def handler(method):
+        return grpc.unary_unary_rpc_method_handler(
+            lambda arguments, _: method(*arguments),
+            request_deserializer=pickle.loads,
+            response_serializer=pickle.dumps,
+        )
+
     server = grpc.server(futures.ThreadPoolExecutor(16), options=GRPC_OPTIONS)
-    handler = grpc.method_handlers_generic_handler(
-        "Server",
-        {
-            name: grpc.unary_unary_rpc_method_handler(
-                lambda arguments, _, method=getattr(Server(), name): method(*arguments),
-                request_deserializer=pickle.loads,
-                response_serializer=pickle.dumps,
-            )
-            for name in ("nothing", "add", "echo")
-        },
-    )
-    server.add_generic_rpc_handlers((handler,))
+    handlers = {name: handler(getattr(Server(), name)) for name in ("nothing", "add", "echo")}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Server", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     pipe.send(port)

@@ -73,7 +73,7 @@ class Group:
             "budget": budget,
             "rows": [row.name for row in rows],
         }
-        self.stderr = [tempfile.TemporaryFile() for _ in range(size)]
+        self.stderr = [tempfile.TemporaryFile() for _ in range(size)]  # noqa: SIM115 - closed in __exit__
         self.pipe, child_end = os.pipe()
         self.processes = [
             subprocess.Popen(

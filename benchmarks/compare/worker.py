@@ -1,7 +1,7 @@
 """One process of a group: python worker.py JSON, as systems.Group starts it.
 
-worker0 writes a line of JSON for everything that happens to the pipe that it was given: what is installed, the beginning
-of each row, its result or its error. The other workers serve calls until worker0 is through.
+worker0 writes a line of JSON for everything that happens to the pipe that it was given: what is installed, the
+beginning of each row, its result or its error. The other workers serve calls until worker0 is through.
 """
 
 import contextlib
