@@ -68,7 +68,7 @@ class Group:
             "kind": system.kind,
             "torchrpc": system.is_torchrpc,
             "world_size": size,
-            "ports": _free_ports(1 + len(rows)),
+            "ports": free_ports(1 + len(rows)),
             "options": TRANSPORTS[transport],
             "budget": budget,
             "rows": [row.name for row in rows],
@@ -172,7 +172,7 @@ def run_session(system: System, transport: str, rows: list[Row], budget: float, 
                     yield row.name, failure
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
