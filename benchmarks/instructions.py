@@ -29,7 +29,7 @@ CALLS = {
 }
 
 
-# --- what the two processes do -----------------------------------------------------------------------------------------
+# --- what the two processes do ---------------------------------------------------------------------------------------
 def add(a, b):
     return a + b
 
@@ -41,7 +41,7 @@ def serve(rank: int, port: int, transport: str) -> None:
 
     torch.set_num_threads(1)
     method = f"tcp://127.0.0.1:{port}"
-    options = rpc.TensorPipeRpcBackendOptions(init_method=method, rpc_timeout=0, **TRANSPORTS[transport])
+    options = rpc.TensorPipeRpcBackendOptions(init_method=method, rpc_timeout=600, **TRANSPORTS[transport])
     rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=options)
     arguments = torch.ones(4), torch.ones(4)
     functions = {"torch.add": torch.add, "python": add}
@@ -55,28 +55,30 @@ def serve(rank: int, port: int, transport: str) -> None:
     rpc.shutdown()
 
 
-# --- the two ways to count ---------------------------------------------------------------------------------------------
+# --- the two ways to count -------------------------------------------------------------------------------------------
 class Perf:
-    name = "perf"
-    prefix: tuple[str, ...] = ()
+    name, event = "perf", "instructions:u"
 
-    def __init__(self, _directory: Path, event: str = "instructions:u"):
-        self.event = event
+    def __init__(self, _directory: Path):
+        self.pids: list[int] = []
         self.running: list[subprocess.Popen] = []
 
     @classmethod
     def works(cls) -> bool:
         if not shutil.which("perf"):
             return False
-        run = subprocess.run(["perf", "stat", "-x,", "-e", "instructions:u", "true"], capture_output=True, text=True)
+        run = subprocess.run(["perf", "stat", "-x,", "-e", cls.event, "true"], capture_output=True, text=True)
         return run.returncode == 0 and bool(re.search(r"^\d+,", run.stderr, re.M))
 
     def command(self, _rank: int) -> list[str]:
         return []
 
-    def start(self, pids: list[int]) -> None:
+    def attach(self, pids: list[int]) -> None:
+        self.pids = pids
+
+    def start(self) -> None:
         command = ["perf", "stat", "-x,", "-e", self.event, "-p"]
-        self.running = [subprocess.Popen([*command, str(pid)], stderr=subprocess.PIPE, text=True) for pid in pids]
+        self.running = [subprocess.Popen([*command, str(pid)], stderr=subprocess.PIPE, text=True) for pid in self.pids]
         time.sleep(0.5)  # for it to attach; nothing happens meanwhile
 
     def stop(self) -> list[int]:
@@ -101,23 +103,25 @@ class Callgrind:
         out = f"--callgrind-out-file={self.directory}/callgrind.worker{rank}"
         return ["valgrind", "-q", "--tool=callgrind", "--instr-atstart=no", "--fair-sched=yes", out]
 
-    def start(self, pids: list[int]) -> None:
+    def attach(self, pids: list[int]) -> None:
         self.pids = pids
-        self._control("--instr=on")
+        self._control("--instr=on")  # and on it stays: with threads, counts are wrong after it was off in between
+
+    def start(self) -> None:
+        self._control("--zero")
 
     def stop(self) -> list[int]:
         before = set(self.directory.iterdir())
         self._control("--dump")
-        self._control("--instr=off")
         new = sorted(set(self.directory.iterdir()) - before)  # worker0's, then worker1's
-        return [int(re.search(r"^(?:totals|summary): (\d+)", path.read_text(), re.M)[1]) for path in new]
+        return [int(re.search(r"^summary: (\d+)", path.read_text(), re.M)[1]) for path in new]
 
     def _control(self, option: str) -> None:
         for pid in self.pids:
-            subprocess.run(["callgrind_control", option, str(pid)], check=True, stdout=subprocess.DEVNULL, timeout=60)
+            subprocess.run(["callgrind_control", option, str(pid)], check=True, capture_output=True, timeout=60)
 
 
-# --- the count -----------------------------------------------------------------------------------------------------------
+# --- the count -------------------------------------------------------------------------------------------------------
 def count(system: str, transport: str, calls: int, counter) -> dict[str, list[float]]:
     """Instructions of caller and callee, for each of CALLS."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TORCHRPC_")}
@@ -138,10 +142,11 @@ def count(system: str, transport: str, calls: int, counter) -> dict[str, list[fl
             processes.append(process)
         caller = processes[0]
         expect(caller, "ready torchrpc" if KNOWN[system].is_torchrpc else "ready torch.")
+        counter.attach([process.pid for process in processes])
         counts = {}
         for name in CALLS:
             make(caller, name, 50)
-            counter.start([process.pid for process in processes])
+            counter.start()
             make(caller, name, calls)
             counts[name] = [total / calls for total in counter.stop()]
         caller.stdin.close()
