@@ -17,6 +17,7 @@ from itertools import groupby
 from pathlib import Path
 
 import group_rows  # noqa: F401 - fills ROWS
+import machine
 import pair_rows  # noqa: F401 - fills ROWS
 import report
 from rows import ROWS
@@ -31,8 +32,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rows", default="", metavar="REGEX", help="those whose name or session it is found in")
     parser.add_argument("--rounds", type=int, default=None, help="default: 3; with --quick 1")
     parser.add_argument("--transports", default=",".join(TRANSPORTS), help="of %(default)s")
-    parser.add_argument("--systems", default=",".join(installed()), metavar="A,B,…", help=f"of {', '.join(KNOWN)}; the "
-                        "first is what the others are compared with; default: %(default)s")  # fmt: skip
+    parser.add_argument(
+        "--systems",
+        default=",".join(installed()),
+        metavar="A,B,…",
+        help=f"of {', '.join(KNOWN)}; the first is what the others are compared with (%(default)s)",
+    )
     parser.add_argument(
         "--also",
         nargs="+",
@@ -43,6 +48,13 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--seconds", type=float, default=None, help="spent on a measurement (1; with --quick 0.1)")
     parser.add_argument("--row-seconds", type=float, default=90, help="after which a row has failed")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=10,
+        metavar="SECONDS",
+        help="to wait, at most, before each session while others are busy on this machine (%(default)s)",
+    )
     parser.add_argument("--quick", action="store_true", help="one short round: to see whether all works")
     parser.add_argument("--output", type=Path, default=Path("compare"), help="prefix of .json and .png (%(default)s)")
     parser.add_argument("--list", action="store_true", help="name the rows, then end")
@@ -69,17 +81,6 @@ def chosen_systems(arguments: argparse.Namespace) -> list[System]:
     return systems
 
 
-def machine() -> dict:
-    with open("/proc/cpuinfo") as file:
-        model = re.search(r"model name\s*: (.*)", file.read())
-    return {
-        "cpu": model[1] if model else "unknown",
-        "cpus": len(os.sched_getaffinity(0)),
-        "kernel": os.uname().release,
-        "load_before": os.getloadavg()[0],
-    }
-
-
 class Comparison:
     def __init__(self, arguments: argparse.Namespace):
         self.arguments = arguments
@@ -90,10 +91,11 @@ class Comparison:
         self.sessions = [list(group) for _, group in groupby(rows, lambda row: row.session)]
         self.saved: dict = {
             "date": datetime.datetime.now().isoformat(timespec="minutes"),
-            "machine": machine(),
+            "machine": machine.describe(),
             "settings": {"rounds": arguments.rounds, "seconds": arguments.seconds},
             "systems": [{"label": each.label, "kind": each.kind} for each in self.systems],
             "versions": {},
+            "others_share": [],
             "transports": {name: TRANSPORTS[name] for name in arguments.transports},
             "rows": [{"name": row.name, "unit": row.unit, "targets": row.targets} for row in rows],
             "results": {name: {} for name in arguments.transports},
@@ -112,7 +114,10 @@ class Comparison:
                 rows = [row for row in rows if system.runs(row, transport)]
                 if rows:
                     progress.set_description(f"{rows[0].session}, {transport}, {system.label}")
+                    machine.wait_for_quiet(self.arguments.patience)
+                    others = machine.OthersShare()
                     self._session(system, transport, rows)
+                    self.saved["others_share"].append(round(others.share(), 3))
                     self.save()
 
     def _in_turn(self, round_: int) -> list[System]:

@@ -89,9 +89,11 @@ def _failures(results: Results) -> list[str]:
 
 def everything(saved: dict) -> str:
     machine = saved["machine"]
+    others = saved["others_share"]
     lines = [
         f"{machine['cpus']} CPUs ({machine['cpu']}), load {machine['load_before']:.1f} before and "
         f"{machine.get('load_after', float('nan')):.1f} after, {saved['date']}",
+        f"others had {statistics.median(others):.0%} of the processors (median over sessions; most {max(others):.0%})",
         *(f"{label}: {', '.join(f'{k} {v}' for k, v in found.items())}" for label, found in saved["versions"].items()),
         f"medians of {saved['settings']['rounds']} rounds; ratio: times better, of medians (least–largest of a round);"
         " !: short of the target",
