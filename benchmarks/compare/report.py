@@ -41,7 +41,7 @@ class Results:
 
     def ratio(self, row: dict, label: str) -> Ratio | None:
         base, ours = self.median(row, self.baseline), self.median(row, label)
-        if not base or not ours:
+        if not base or not ours or row["unit"] == PERCENT:  # shares of nearly nothing have no useful ratio
             return None
         cells = self.cells[row["name"]]
         rounds = zip(cells[self.baseline], cells[label], strict=False)
@@ -114,10 +114,12 @@ def plot(saved: dict, path) -> None:
 
     panels = [Results(saved, transport) for transport in saved["transports"] if saved["results"].get(transport)]
     height = max(3.0, 1.2 + 0.3 * max(len(each.rows) * max(1, len(each.compared)) for each in panels))
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(6 + 4 * len(panels), height), sharey=True, squeeze=False)
+    figure, axes = pyplot.subplots(
+        1, len(panels), figsize=(6 + 4 * len(panels), height), sharey=True, squeeze=False, layout="constrained"
+    )
     for axis, results in zip(axes[0], panels, strict=True):
         _draw(axis, results)
-    figure.tight_layout()
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside upper right", ncols=4, fontsize=8)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 
@@ -137,11 +139,11 @@ def _draw(axis, results: Results) -> None:
         axis.plot(*zip(*wanted, strict=True), "k|", markersize=11, label="target")
     axis.axvline(1, color="grey", linewidth=0.8)
     axis.set_xscale("log")
+    axis.xaxis.set_major_formatter("{x:g}")
     axis.set_yticks(list(places), [row["name"] for row in results.rows], fontsize=8)
     axis.set_ylim(len(results.rows) - 0.5, -0.5)
     axis.set_xlabel(f"times better than {results.baseline}")
     axis.set_title(f"transport: {results.transport}")
-    axis.legend(loc="lower right", fontsize=8)
 
 
 def amount(value: float, unit: str) -> str:
