@@ -25,7 +25,7 @@ conformance: setup-test
 	$(MAKE) package
 	$(PYTHON) tests/conformance/run.py $(ARGS)
 
-# torchrpc beside torch's own RPC: about half an hour; ARGS=--quick for a glance. Results in build/compare.{json,png}.
+# torchrpc beside torch's own RPC: about an hour; ARGS=--quick for a glance. Results in build/compare.{json,png}.
 bench: setup-demo
 	$(MAKE) package
 	$(PYTHON) benchmarks/compare --output=build/compare $(ARGS)
