@@ -5,7 +5,7 @@ PYTHON := .venv/bin/python
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 INSTALLED := .venv/torchrpc.installed
 
-.PHONY: demo test conformance lint format asan tsan package setup-demo setup-test clean
+.PHONY: demo test conformance bench bench-cpp lint format asan tsan package setup-demo setup-test clean
 .DEFAULT_GOAL := test
 
 # Trains CartPole through RPC until it is solved; the learning curve is in reinforcement_learning.png.
@@ -24,6 +24,17 @@ test: setup-test
 conformance: setup-test
 	$(MAKE) package
 	$(PYTHON) tests/conformance/run.py $(ARGS)
+
+# torchrpc beside torch's own RPC: about an hour; ARGS=--quick for a glance. Results in build/compare.{json,png}.
+bench: setup-demo
+	$(MAKE) package
+	$(PYTHON) benchmarks/compare --output=build/compare $(ARGS)
+
+# The parts of the C++ core.
+bench-cpp: setup-test
+	cmake --preset release -DTORCHRPC_BUILD_BENCHMARKS=ON
+	cmake --build $(BUILD) --target cpp_benchmarks
+	$(BUILD)/benchmarks/cpp_benchmarks $(ARGS)
 
 # ruff, clang-format, mypy: what pre-commit runs, over all files.
 lint: setup-demo

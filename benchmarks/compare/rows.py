@@ -1,0 +1,87 @@
+"""What a row is and how it is timed; the rows themselves are in pair_rows.py and group_rows.py.
+
+A row is a function of a Meter that runs on worker0 of a group and returns one number. It is written for
+`torch.distributed.rpc`: whose RPC that is, the environment of its processes decides, never the row.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+SECONDS, RATE, CPU_SECONDS, PERCENT, MEBIBYTES = "time", "/s", "CPU s", "% of a core", "MiB"
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    session: str  # rows of one session run one after the other in one group of fresh processes
+    world_size: int
+    unit: str  # one of the above
+    targets: dict[str, float]  # transport -> how many times better than the baseline it is to be
+    run: Callable  # of a Meter; on worker0
+    other: Callable | None  # of a Meter and an adapter's peer: the same for systems with another API
+    bare: bool  # `run` runs on every worker, and RPC is not initialised
+
+    @property
+    def more_is_better(self) -> bool:
+        return self.unit == RATE
+
+
+ROWS: dict[str, Row] = {}
+
+
+def row(name, session, *, workers=2, unit=SECONDS, targets=(), other=None, bare=False):
+    """Enters a function into ROWS; targets are those for the default transport and for uv."""
+
+    def enter(run):
+        by_transport = dict(zip(("default", "uv"), targets, strict=False))
+        ROWS[name] = Row(name, session, workers, unit, by_transport, run, other, bare)
+        return run
+
+    return enter
+
+
+@dataclass(frozen=True)
+class Meter:
+    budget: float  # seconds to spend on a measurement
+    rank: int = 0
+    world_size: int = 1
+    init_method: str = ""  # for rows that are bare: where the group can meet
+    options: dict = field(default_factory=dict)  # for rows that are bare: of TensorPipe's backend
+    store: Any = None  # for rows that are bare: a c10d.Store of the group
+
+    def latency(self, call: Callable[[], object], least: int = 5) -> float:
+        """Median seconds of a call, after a warm-up of a quarter of the budget."""
+        self._repeat(call, self.budget / 4, 2)
+        return statistics.median(self._repeat(call, self.budget, least))
+
+    def rate(self, burst: Callable[[int], object], count: int) -> float:
+        """Median calls per second of bursts of `count` calls."""
+        return count / self.latency(lambda: burst(count), least=3)
+
+    def long_run(self, run: Callable[[int], object]) -> tuple[int, float]:
+        """Runs `count` repetitions that take about the budget in all; gives (count, seconds)."""
+        run(3)
+        count, seconds = 3, 0.0
+        while True:
+            begin = time.perf_counter()
+            run(count)
+            seconds = time.perf_counter() - begin
+            if seconds > self.budget / 4:
+                break
+            count = min(4 * count, int(count * self.budget / 3 / seconds) + 1)
+        count = max(1, int(count * self.budget / seconds))
+        begin = time.perf_counter()
+        run(count)
+        return count, time.perf_counter() - begin
+
+    def _repeat(self, call: Callable[[], object], budget: float, least: int) -> list[float]:
+        times: list[float] = []
+        end = time.perf_counter() + budget
+        while len(times) < least or time.perf_counter() < end:
+            begin = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - begin)
+        return times

@@ -1,0 +1,180 @@
+"""The systems that are compared, and the groups of fresh processes that run rows on them."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from adapters import CONNECT
+from rows import Row
+
+# What a transport means to TensorPipe, as torch's own RPC calls it.
+TRANSPORTS: dict[str, dict[str, list[str]]] = {"default": {}, "uv": {"_transports": ["uv"], "_channels": ["basic"]}}
+OURS = {"TORCHRPC_REPLACE": "1"}
+WORKER = Path(__file__).with_name("worker.py")
+START_SECONDS, STOP_SECONDS = 120, 30
+
+
+@dataclass(frozen=True)
+class System:
+    label: str
+    environment: dict[str, str] = field(default_factory=dict)  # what its processes have besides ours
+    kind: str = "rpc"  # torch.distributed.rpc's API, or one of adapters.CONNECT
+
+    def runs(self, row: Row, transport: str) -> bool:
+        """Other systems have one transport, shown beside the default one."""
+        return self.kind == "rpc" or (row.other is not None and transport == "default")
+
+    @property
+    def is_torchrpc(self) -> bool:
+        return "TORCHRPC_REPLACE" in self.environment
+
+
+KNOWN = {
+    "torch": System("torch"),
+    "torchrpc": System("torchrpc", OURS),
+    "native": System("native", {**OURS, "TORCHRPC_TRANSPORT": "native"}),
+    **{kind: System(kind, kind=kind) for kind in CONNECT},
+}
+
+
+def installed() -> list[str]:
+    return ["torch", "torchrpc", *(kind for kind in CONNECT if importlib.util.find_spec(kind) is not None)]
+
+
+class Failed(Exception):
+    """A group of processes ended or hung; the text is the last line of what it said."""
+
+
+class Group:
+    """Fresh processes that run rows of one session. worker.py is the other side."""
+
+    def __init__(self, system: System, transport: str, rows: list[Row], budget: float, row_seconds: float):
+        self.rows, self.row_seconds = rows, row_seconds
+        size = rows[0].world_size if system.kind == "rpc" else 1
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("TORCHRPC_")}
+        environment |= {"OMP_NUM_THREADS": "1", **system.environment}
+        arguments = {
+            "kind": system.kind,
+            "torchrpc": system.is_torchrpc,
+            "world_size": size,
+            "ports": free_ports(1 + len(rows)),
+            "options": TRANSPORTS[transport],
+            "budget": budget,
+            "rows": [row.name for row in rows],
+        }
+        self.stderr = [tempfile.TemporaryFile() for _ in range(size)]  # noqa: SIM115 - closed in __exit__
+        self.pipe, child_end = os.pipe()
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, WORKER, json.dumps({**arguments, "rank": rank, "fd": child_end})],
+                env=environment,
+                pass_fds=[child_end],
+                stdout=subprocess.DEVNULL,
+                stderr=self.stderr[rank],
+                start_new_session=True,
+            )
+            for rank in range(size)
+        ]
+        os.close(child_end)
+
+    def __enter__(self) -> "Group":
+        return self
+
+    def __exit__(self, *_) -> None:
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        os.close(self.pipe)
+        for file in self.stderr:
+            file.close()
+
+    def events(self) -> Iterator[dict]:
+        """What worker0 tells, up to its end; raises Failed when a process dies or a row exceeds its time."""
+        deadline = time.monotonic() + START_SECONDS
+        rest = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.pipe, selectors.EVENT_READ)
+            while True:
+                if not selector.select(0.2):
+                    self._check_alive()
+                    if time.monotonic() > deadline:
+                        raise Failed(f"no answer within {self.row_seconds:.0f} s" + self._last_words())
+                    continue
+                data = os.read(self.pipe, 1 << 16)
+                if not data:
+                    raise Failed("worker0 ended early" + self._last_words())
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
+                    event = json.loads(line)
+                    if "done" in event:
+                        return
+                    deadline = time.monotonic() + self.row_seconds
+                    yield event
+
+    def stop(self) -> None:
+        """Lets the processes end by themselves, for a while."""
+        deadline = time.monotonic() + STOP_SECONDS
+        for process in self.processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.1, deadline - time.monotonic()))
+
+    def _check_alive(self) -> None:
+        for rank, process in enumerate(self.processes):
+            if process.poll():
+                raise Failed(f"worker{rank} ended with {process.returncode}" + self._last_words(rank))
+
+    def _last_words(self, *ranks: int) -> str:
+        for rank in ranks or range(len(self.stderr)):
+            self.stderr[rank].seek(0)
+            lines = self.stderr[rank].read().decode(errors="replace").strip().splitlines()
+            if lines:
+                return ": " + lines[-1].strip()
+        return ""
+
+
+def run_session(system: System, transport: str, rows: list[Row], budget: float, row_seconds: float) -> Iterator[tuple]:
+    """Yields ("versions", dict), (row's name, its value) or (row's name, Failed), every row once.
+
+    When a group fails on a row, another one goes on with the rows after it.
+    """
+    left = list(rows)
+    while left:
+        begun = None
+        with Group(system, transport, left, budget, row_seconds) as group:
+            try:
+                for event in group.events():
+                    if "versions" in event:
+                        yield "versions", event["versions"]
+                    elif "begin" in event:
+                        begun = event["begin"]
+                    else:
+                        left = [row for row in left if row.name != event["row"]]
+                        begun = None
+                        yield event["row"], Failed(event["error"]) if "error" in event else event["value"]
+                group.stop()
+                return
+            except Failed as failure:
+                broken = [row for row in left if begun in (row.name, None)]  # all of them, if it was not in a row
+                left = [row for row in left if row not in broken]
+                for row in broken:
+                    yield row.name, failure
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]

@@ -1,0 +1,39 @@
+// A call's way through the call table, while others are under way, by one thread and by two.
+
+#include <benchmark/benchmark.h>
+
+#include "agent/call_table.h"
+
+using namespace torchrpc;
+
+namespace {
+
+CallTable::Call callUntil(TimePoint deadline) {
+  return {.to = 1, .timeout = std::chrono::seconds(60), .deadline = deadline, .handler = [](const Result<Message>&) {}};
+}
+
+/// range(0) calls under way that are not taken.
+void addsAssignsTakes(benchmark::State& state) {
+  static std::unique_ptr<CallTable> table;
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::hours(1);
+  if (state.thread_index() == 0) {
+    table = std::make_unique<CallTable>();
+    for (int64_t i = 0; i < state.range(0); ++i) {
+      auto call = callUntil(deadline);
+      bool wake = false;
+      table->add(table->nextId(), call, wake);
+    }
+  }
+  for (auto _ : state) {
+    const auto id = table->nextId();
+    auto call = callUntil(deadline);
+    bool wake = false;
+    table->add(id, call, wake);
+    table->assign(id, 1);
+    benchmark::DoNotOptimize(table->take(id));
+  }
+}
+
+BENCHMARK(addsAssignsTakes)->ArgName("under_way")->Arg(0)->Arg(1000)->Arg(100'000)->Threads(1)->Threads(2);
+
+}  // namespace

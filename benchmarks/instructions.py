@@ -1,0 +1,197 @@
+"""Counts the instructions that one call costs its caller and its callee, all threads and Python included.
+
+    python benchmarks/instructions.py [--systems torch,torchrpc] [--calls 300] [--keep DIRECTORY]
+
+Uses the processor's counter through perf where there is one, else callgrind (valgrind), which takes a minute or two to
+start a process. The transport is uv, where waiting costs nothing: over shm TensorPipe's polling is in the counts. With
+--keep, callgrind's profiles stay for callgrind_annotate or KCachegrind. Counts are of user space; perf's vary by a few
+percent, callgrind's by less.
+"""
+
+import argparse
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).with_name("compare")))
+from systems import KNOWN, TRANSPORTS, free_ports
+
+CALLS = {
+    "torch.add": "rpc_sync of torch.add, two tensors of 4 floats",
+    "python": "rpc_sync of a Python function, the same tensors",
+}
+
+
+# --- what the two processes do ---------------------------------------------------------------------------------------
+def add(a, b):
+    return a + b
+
+
+def serve(rank: int, port: int, transport: str) -> None:
+    """worker0 makes as many calls as each line of its input says, then tells that it has."""
+    import torch
+    import torch.distributed.rpc as rpc
+
+    torch.set_num_threads(1)
+    method = f"tcp://127.0.0.1:{port}"
+    options = rpc.TensorPipeRpcBackendOptions(init_method=method, rpc_timeout=600, **TRANSPORTS[transport])
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=options)
+    arguments = torch.ones(4), torch.ones(4)
+    functions = {"torch.add": torch.add, "python": add}
+    if rank == 0:
+        print("ready", rpc.rpc_sync.__module__, flush=True)
+        for line in sys.stdin:
+            name, count = line.split()
+            for _ in range(int(count)):
+                rpc.rpc_sync("worker1", functions[name], args=arguments)
+            print("done", flush=True)
+    rpc.shutdown()
+
+
+# --- the two ways to count -------------------------------------------------------------------------------------------
+class Perf:
+    name, event = "perf", "instructions:u"
+
+    def __init__(self, _directory: Path):
+        self.pids: list[int] = []
+        self.running: list[subprocess.Popen] = []
+
+    @classmethod
+    def works(cls) -> bool:
+        if not shutil.which("perf"):
+            return False
+        run = subprocess.run(["perf", "stat", "-x,", "-e", cls.event, "true"], capture_output=True, text=True)
+        return run.returncode == 0 and bool(re.search(r"^\d+,", run.stderr, re.M))
+
+    def command(self, _rank: int) -> list[str]:
+        return []
+
+    def attach(self, pids: list[int]) -> None:
+        self.pids = pids
+
+    def start(self) -> None:
+        command = ["perf", "stat", "-x,", "-e", self.event, "-p"]
+        self.running = [subprocess.Popen([*command, str(pid)], stderr=subprocess.PIPE, text=True) for pid in self.pids]
+        time.sleep(0.5)  # for it to attach; nothing happens meanwhile
+
+    def stop(self) -> list[int]:
+        for process in self.running:
+            process.send_signal(signal.SIGINT)
+        outputs = [process.communicate()[1] for process in self.running]
+        return [int(float(re.search(r"^([\d.]+),", output, re.M)[1])) for output in outputs]
+
+
+class Callgrind:
+    name = "callgrind"
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+        self.pids: list[int] = []
+
+    @classmethod
+    def works(cls) -> bool:
+        return bool(shutil.which("valgrind") and shutil.which("callgrind_control"))
+
+    def command(self, rank: int) -> list[str]:
+        out = f"--callgrind-out-file={self.directory}/callgrind.worker{rank}"
+        return ["valgrind", "-q", "--tool=callgrind", "--instr-atstart=no", "--fair-sched=yes", out]
+
+    def attach(self, pids: list[int]) -> None:
+        self.pids = pids
+        self._control("--instr=on")  # and on it stays: with threads, counts are wrong after it was off in between
+
+    def start(self) -> None:
+        self._control("--zero")
+
+    def stop(self) -> list[int]:
+        before = set(self.directory.iterdir())
+        self._control("--dump")
+        new = sorted(set(self.directory.iterdir()) - before)  # worker0's, then worker1's
+        return [int(re.search(r"^summary: (\d+)", path.read_text(), re.M)[1]) for path in new]
+
+    def _control(self, option: str) -> None:
+        for pid in self.pids:
+            subprocess.run(["callgrind_control", option, str(pid)], check=True, capture_output=True, timeout=60)
+
+
+# --- the count -------------------------------------------------------------------------------------------------------
+def count(system: str, transport: str, calls: int, counter) -> dict[str, list[float]]:
+    """Instructions of caller and callee, for each of CALLS."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("TORCHRPC_")}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", **KNOWN[system].environment}
+    (port,) = free_ports(1)
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for rank in range(2):
+            serving = [sys.executable, __file__, "--serve", str(rank), str(port), transport]
+            process = subprocess.Popen(
+                [*counter.command(rank), *serving],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            stack.callback(process.kill)
+            processes.append(process)
+        caller = processes[0]
+        expect(caller, "ready torchrpc" if KNOWN[system].is_torchrpc else "ready torch.")
+        counter.attach([process.pid for process in processes])
+        counts = {}
+        for name in CALLS:
+            make(caller, name, 50)
+            counter.start()
+            make(caller, name, calls)
+            counts[name] = [total / calls for total in counter.stop()]
+        caller.stdin.close()
+        for process in processes:
+            process.wait(60)
+        return counts
+
+
+def make(caller: subprocess.Popen, name: str, calls: int) -> None:
+    print(name, calls, file=caller.stdin, flush=True)
+    expect(caller, "done")
+
+
+def expect(caller: subprocess.Popen, start: str) -> None:
+    line = caller.stdout.readline()
+    if not line.startswith(start):
+        sys.exit(f"worker0 was to say {start!r}, but said {line!r}")
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--serve"]:
+        serve(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+        return
+    counters = {each.name: each for each in (Perf, Callgrind) if each.works()}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--systems", default="torch,torchrpc", help="of torch, torchrpc, native (%(default)s)")
+    parser.add_argument("--calls", type=int, default=300, help="that are counted, of each kind (%(default)s)")
+    parser.add_argument("--transport", choices=TRANSPORTS, default="uv")
+    parser.add_argument("--counter", choices=counters, default=next(iter(counters), None))
+    parser.add_argument("--keep", type=Path, help="an empty directory for callgrind's profiles")
+    arguments = parser.parse_args()
+    if not counters:
+        parser.error("neither perf with a counter of instructions nor valgrind is here")
+    with tempfile.TemporaryDirectory() as temporary:
+        print(f"instructions per call, {arguments.transport}, {arguments.counter}, {arguments.calls} calls\n")
+        print("| system | call | caller | callee | both |\n|-|-|-|-|-|")
+        for system in arguments.systems.split(","):
+            directory = (arguments.keep or Path(temporary)) / system
+            directory.mkdir(parents=True)
+            counts = count(system, arguments.transport, arguments.calls, counters[arguments.counter](directory))
+            for name, (caller, callee) in counts.items():
+                print(
+                    f"| {system} | {CALLS[name]} | {caller:,.0f} | {callee:,.0f} | {caller + callee:,.0f} |", flush=True
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""The comparison of benchmarks/compare, run as its user runs it, on few rows."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMPARE = Path(__file__).resolve().parents[2] / "benchmarks" / "compare"
+
+
+@pytest.fixture
+def compare(hook_path, tmp_path):
+    def run(*arguments):
+        command = [sys.executable, COMPARE, *arguments, "--patience=0", f"--output={tmp_path / 'out'}"]
+        run = subprocess.run(command, env=hook_path, capture_output=True, text=True, timeout=110)
+        assert run.returncode == 0, run.stdout + run.stderr
+        return run.stdout
+
+    return run
+
+
+def test_rows_of_both_systems_stand_side_by_side(compare, tmp_path):
+    output = compare("--quick", "--rows=nothing in or out|^init 2", "--transports=uv")
+    assert "| row " in output and "torchrpc / torch" in output
+    saved = json.loads((tmp_path / "out.json").read_text())
+    assert set(saved["versions"]) >= {"torch", "torchrpc"}
+    assert "torchrpc" in saved["versions"]["torchrpc"] and "torchrpc" not in saved["versions"]["torch"]
+    rows = saved["results"]["uv"]
+    assert set(rows) == {"a Python function, nothing in or out", "init_rpc and shutdown, 2 workers"}
+    for cells in rows.values():
+        assert all(len(cells[label]) == 1 and cells[label][0] > 0 for label in ("torch", "torchrpc"))
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+    assert compare(f"--show={tmp_path / 'out.json'}") == output
+
+
+def test_a_system_that_fails_says_so_and_the_others_go_on(compare):
+    # That column's processes find themselves on torch's RPC, and end.
+    selection = ("--quick", "--rows=nothing in or out", "--transports=uv", "--systems=torchrpc")
+    output = compare(*selection, "--also", "broken", "TORCHRPC_REPLACE=0")
+    assert "| failed " in output
+    assert "failed: a Python function, nothing in or out: broken: worker" in output
+    assert " µs " in output
+
+
+def test_every_row_is_named(compare):
+    rows = compare("--list").splitlines()
+    assert len(rows) == len(set(rows)) > 30
