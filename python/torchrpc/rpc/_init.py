@@ -154,7 +154,7 @@ def _init_rpc_backend(
         api._init_rpc_states(agent)
     except BaseException:
         if _is_current_rpc_agent_set():  # so that one can try again
-            api.shutdown(graceful=False)
+            api._drop_agent()
         raise
 
 

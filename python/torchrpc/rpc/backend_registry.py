@@ -60,7 +60,8 @@ def register_backend(
         backend_name (str): its name.
         construct_rpc_backend_options_handler: called as (rpc_timeout, init_method, **kwargs), gives options.
         init_backend_handler: called with the keywords store, name, rank, world_size and rpc_backend_options, gives an
-            agent.
+            agent, a TensorPipeAgent of its own making: others can say who is in the group, but make no calls. It may
+            have started it, by `api._init_rpc_states(agent)`.
 
     Raises:
         RuntimeError: the name is taken.
