@@ -176,12 +176,13 @@ def _invoke(ways: tuple[Callable, ...], to: Any, func: Any, args: Any, kwargs: A
         return builtin(dst, operator, timeout, *args, **kwargs)
     wrapped = getattr(func, "_wrapped_async_rpc_function", None)
     runs = func if wrapped is None else wrapped
-    if isinstance(runs, torch.jit.ScriptFunction):
-        return script(dst, runs.qualified_name, args, kwargs, timeout, wrapped is not None)
+    is_script = isinstance(runs, torch.jit.ScriptFunction)
     try:
+        if is_script:
+            return script(dst, runs.qualified_name, args, kwargs, timeout, wrapped is not None)
         return python(dst, func, args, kwargs, timeout, wrapped is not None)
     except Exception as exc:
-        told = explain_unsendable(exc, dst.name, func, args, kwargs)
+        told = explain_unsendable(exc, dst.name, runs if is_script else func, args, kwargs)
         if told is exc:
             raise
         raise told from exc
