@@ -110,7 +110,13 @@ void bindScript(py::module_& module, const char* name, Kind kind, Way way) {
           const WorkerInfo& dst, const std::string& qualified_name, const py::tuple& args, const py::dict& kwargs,
           double timeout, bool is_async_execution) {
         const auto node = currentNode();
-        auto call = encodeScriptCall(*node, kind, dst, qualified_name, args, kwargs, is_async_execution);
+        Outgoing call;
+        try {
+          call = encodeScriptCall(*node, kind, dst, qualified_name, args, kwargs, is_async_execution);
+        } catch (const std::exception&) {
+          internalFunction("refuse_rrefs")(dst.name, qualified_name, args, kwargs);
+          throw;
+        }
         return way(node, dst, std::move(call), timeout);
       },
       py::arg("dst"), py::arg("qualified_name"), py::arg("args"), py::arg("kwargs"), py::arg("timeout"),

@@ -29,7 +29,9 @@ py::object currentAgent() {
 std::shared_ptr<Node> currentNode() {
   const auto agent = currentAgent();
   if (!py::isinstance<PyAgent>(agent)) {
-    throw std::runtime_error("the current RPC agent is not one of torchrpc's own: its backend does not offer this");
+    const auto type = py::cast<std::string>(py::type::of(agent).attr("__qualname__"));
+    throw std::runtime_error(
+        "the current RPC agent, a " + type + ", is not one of torchrpc's own: its backend does not offer this");
   }
   return py::cast<const PyAgent&>(agent).node();
 }

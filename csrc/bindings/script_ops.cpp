@@ -164,6 +164,12 @@ torch::jit::Operation remote(const torch::jit::Node* /*made_from*/) {
   };
 }
 
+void refuseToPickleRRefs() {
+  throw std::runtime_error(
+      "torchrpc cannot save script modules with RRefs: TorchScript cannot hold its RRefs. Keep them outside of the "
+      "module, and save what they refer to on its owner");
+}
+
 void getGradients(Stack& stack) {
   const auto id = torch::jit::pop(stack).toInt();
   py::gil_scoped_acquire gil;
@@ -216,6 +222,8 @@ void inheritContext(std::optional<ContextId> id) {
 }
 
 void bindScriptOps(py::module_& module) {
+  module.def("_enable_jit_rref_pickle", &refuseToPickleRRefs);
+  module.def("_disable_jit_rref_pickle", [] {});
   module.def("_serve_torchscript", [] {
     replaceCall("prim::rpc_async", rpcAsync);
     replaceCall("prim::rpc_sync", rpcSync);

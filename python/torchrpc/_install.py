@@ -33,8 +33,8 @@ HOLDERS = [
     ("torch.distributed.optim", "DistributedOptimizer", "torchrpc.optim:DistributedOptimizer"),
     ("torch.distributed.nn", "RemoteModule", "torchrpc.nn.remote_module:RemoteModule"),
 ]
-# The C++ module behind torch's; dependants compare types with its classes.
-BINDINGS, OUR_BINDINGS = "torch._C._distributed_rpc", "torchrpc._C"
+# The C++ modules behind torch's; dependants compare types with their classes.
+BINDINGS, OUR_BINDINGS = ["torch._C._distributed_rpc", "torch._C._distributed_rpc_testing"], "torchrpc._C"
 # What torch's modules look for in torch._C to know whether there is RPC.
 MARKS = ["_rpc_init", "_dist_autograd_init"]
 # What modules imported without RPC have not, or of another kind.
@@ -58,7 +58,7 @@ def install() -> None:
             "torchrpc was asked to replace torch.distributed.rpc, but its extension torchrpc._C is not built for "
             f"Python {sys.version_info[0]}.{sys.version_info[1]}. Build it (pip install .) or unset TORCHRPC_REPLACE."
         )
-    bindings = sys.modules.get(BINDINGS)
+    bindings = sys.modules.get(BINDINGS[0])
     if bindings is not None and bindings._is_current_rpc_agent_set():
         raise RuntimeError(
             "torchrpc cannot replace torch.distributed.rpc: torch's own RPC is already initialised in this process. "
@@ -71,7 +71,8 @@ def install() -> None:
             del sys.modules[name]
         if theirs.rpartition(".")[0] in sys.modules:
             _put(theirs, importlib.import_module(ours))
-    _put(BINDINGS, _stand_in(BINDINGS, OUR_BINDINGS))
+    for name in BINDINGS:
+        _put(name, _stand_in(name, OUR_BINDINGS))
     sys.meta_path.insert(0, _AliasFinder())
     _installed = True
     if OUR_BINDINGS in sys.modules:
@@ -90,7 +91,8 @@ def on_load() -> None:
     """Called when `torchrpc.rpc` has loaded: finishes what `install` began."""
     if not _installed:
         return
-    _put(BINDINGS, sys.modules[OUR_BINDINGS])
+    for name in BINDINGS:
+        _put(name, sys.modules[OUR_BINDINGS])
     _serve_torchscript()
     for holder, attribute, target in HOLDERS:
         module, _, name = target.partition(":")

@@ -2,13 +2,17 @@
 
 import os
 import socket
+import threading
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from waiting import eventually
 
 import torchrpc.rpc as rpc
+from torchrpc.rpc import _utils
 from torchrpc.testing import run_ranks
 
 PATIENCE = 30
@@ -137,3 +141,37 @@ def test_a_worker_may_come_back(tmp_path, kind):
     stayed, came = run_group(2, come_back, tmp_path, kind)
     assert stayed == [["worker0"]] * 2
     assert came == [["worker0", "worker1"]] * 2
+
+
+def test_who_waits_for_the_token_can_still_use_the_store():
+    """Or else the holder, who calls the waiting worker, waits for it in turn."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=10))
+    waiting = threading.Event()
+
+    class Watched(dist.PrefixStore):
+        def wait(self, keys):
+            waiting.set()
+            return super().wait(keys)
+
+        def clone(self):
+            return Watched("group", store.clone())
+
+    entered = []
+
+    def leave():
+        with _utils._group_membership_management(Watched("group", store), "leaver", False):
+            entered.append(True)
+
+    group = dist.PrefixStore("group", store)
+    group.compare_set(_utils._TOKEN, "", "holder")
+    store.set("address", "here")
+    thread = threading.Thread(target=leave)
+    thread.start()
+    assert waiting.wait(PATIENCE)
+    for _ in range(100):  # while the other thread comes to wait
+        assert store.get("address") == b"here"
+    assert not entered
+    group.set(_utils._TOKEN, "")
+    group.set("holder", "Done")
+    thread.join(PATIENCE)
+    assert entered == [True]

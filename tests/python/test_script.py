@@ -170,6 +170,21 @@ def test_an_rref_to_a_script_module_needs_its_interface(group):
     assert rpc.RRef(module, type_hint=Layer).to_here() is module
 
 
+def test_an_rref_for_a_script_function_is_refused_with_the_way_around(to):
+    rref = rpc.RRef(torch.ones(1))
+    for call in (rpc.rpc_sync, rpc.rpc_async, rpc.remote):
+        with pytest.raises(
+            RuntimeError, match=rf"argument factor \(RRef\) of the call of .*scale to {to}: TorchScript"
+        ):
+            call(to, scale, (torch.ones(1),), {"factor": rref})
+
+
+def test_rrefs_cannot_be_saved_in_script_modules():
+    rpc._disable_jit_rref_pickle()  # as it is anyway
+    with pytest.raises(RuntimeError, match="cannot save script modules with RRefs"):
+        rpc._enable_jit_rref_pickle()
+
+
 CALLS_INSIDE = """
 import tempfile
 import torch

@@ -4,6 +4,7 @@ This file is a shell: it loads the extension and the modules beside it when a na
 putting it in torch's place (`_install`) costs nothing in a process that never makes a call.
 """
 
+import atexit
 import importlib
 import sys
 from typing import Any
@@ -17,7 +18,8 @@ _EXPORTS = {
         "_TensorPipeRpcBackendOptionsBase _cleanup_python_rpc_handler _delete_all_user_and_unforked_owner_rrefs "
         "_destroy_rref_context _get_current_rpc_agent _invoke_remote_builtin _invoke_remote_python "
         "_invoke_remote_torchscript _invoke_rpc_builtin _invoke_rpc_python _invoke_rpc_torchscript "
-        "_disable_server_process_global_profiler _enable_server_process_global_profiler "
+        "_disable_jit_rref_pickle _disable_server_process_global_profiler "
+        "_enable_jit_rref_pickle _enable_server_process_global_profiler "
         "_is_current_rpc_agent_set _reset_current_rpc_agent _rref_context_get_debug_info "
         "_set_and_start_rpc_agent _set_profiler_node_id _set_rpc_timeout get_rpc_timeout"
     ),
@@ -35,6 +37,14 @@ _SUBMODULES = "api backend_registry constants functions internal options rref_pr
 def is_available() -> bool:
     """Whether calls can be made here; always true."""
     return True
+
+
+def _leave_at_exit() -> None:
+    if api := sys.modules.get(f"{__name__}.api"):
+        api._leave_at_exit()
+
+
+atexit.register(_leave_at_exit)  # early, to run after what programs register, which may be their shutdown()
 
 
 def _load() -> None:

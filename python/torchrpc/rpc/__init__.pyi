@@ -41,7 +41,13 @@ from torchrpc._C import (
     _destroy_rref_context as _destroy_rref_context,
 )
 from torchrpc._C import (
+    _disable_jit_rref_pickle as _disable_jit_rref_pickle,
+)
+from torchrpc._C import (
     _disable_server_process_global_profiler as _disable_server_process_global_profiler,
+)
+from torchrpc._C import (
+    _enable_jit_rref_pickle as _enable_jit_rref_pickle,
 )
 from torchrpc._C import (
     _enable_server_process_global_profiler as _enable_server_process_global_profiler,

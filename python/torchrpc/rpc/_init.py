@@ -18,7 +18,7 @@ from torchrpc._C import (
     _set_profiler_node_id,
 )
 
-from ._rendezvous import enter_group, open_store
+from ._rendezvous import enter_group, init_timeout, open_store
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ def init_rpc(
         raise RuntimeError("RPC is already initialized. Call shutdown() first.")
     global _store
     store, rank = open_store(rpc_backend_options.init_method, rank, world_size or None)
-    store.set_timeout(timedelta(seconds=rpc_backend_options.rpc_timeout))
+    store.set_timeout(timedelta(seconds=rpc_backend_options.rpc_timeout) or init_timeout())
     _store = store
     store = enter_group(store, world_size)
     dist_autograd._init(rank)
@@ -82,6 +82,11 @@ def _resolve_backend(backend: Any, options: Any) -> tuple[Any, Any]:
         backend = backend_registry.BackendType.TENSORPIPE if options is None else _infer_backend(options)
     if options is None:
         options = backend_registry.construct_rpc_backend_options(backend)
+        if not isinstance(options, RpcBackendOptions):
+            raise TypeError(
+                f"The construct_rpc_backend_options_handler of {backend!r} must return an instance of "
+                f"RpcBackendOptions, but returned a {type(options).__name__}."
+            )
     return backend, options
 
 
@@ -142,10 +147,15 @@ def _init_rpc_backend(
     _validate_rpc_args(backend, store, name, rank, world_size, rpc_backend_options)
     if _is_current_rpc_agent_set():
         raise RuntimeError("RPC is already initialized. Call shutdown() first.")
-    agent = backend_registry.init_backend(
-        backend, store=store, name=name, rank=rank, world_size=world_size, rpc_backend_options=rpc_backend_options
-    )
-    api._init_rpc_states(agent)
+    try:
+        agent = backend_registry.init_backend(
+            backend, store=store, name=name, rank=rank, world_size=world_size, rpc_backend_options=rpc_backend_options
+        )
+        api._init_rpc_states(agent)
+    except BaseException:
+        if _is_current_rpc_agent_set():  # so that one can try again
+            api._drop_agent()
+        raise
 
 
 @api._require_initialized

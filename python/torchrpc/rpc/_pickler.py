@@ -247,11 +247,24 @@ def deserialize(binary_data: bytes, tensor_table: list[torch.Tensor]) -> Any:
     return _internal_rpc_pickler.deserialize(binary_data, tensor_table)
 
 
+def _parts(args: tuple, kwargs: dict) -> dict[str, Any]:
+    return {f"argument {key}": value for key, value in [*enumerate(args), *kwargs.items()]}
+
+
+def refuse_rrefs(to: str, function: str, args: tuple, kwargs: dict) -> None:
+    """Raise if a script function is to be called with an RRef."""
+    for part, value in _parts(args, kwargs).items():
+        if isinstance(value, _C.PyRRef):
+            raise RuntimeError(
+                f"Cannot send {part} (RRef) of the call of {function} to {to}: TorchScript cannot hold RRefs of "
+                "torchrpc. Call a Python function, and the script function there with the value."
+            )
+
+
 def raise_unsendable(exc: Exception, to: str, func: Any, args: tuple, kwargs: dict) -> None:
     """Raise `exc`, which came up when a call was to be sent; if an argument is to blame, in words that name it."""
     name = getattr(func, "__qualname__", repr(func))
-    parts = {f"argument {i}": arg for i, arg in enumerate(args)} | {f"argument {k}": arg for k, arg in kwargs.items()}
-    for part, value in {"the function": func, **parts}.items():
+    for part, value in {"the function": func, **_parts(args, kwargs)}.items():
         try:
             _internal_rpc_pickler._check(value)
         except Exception as why:

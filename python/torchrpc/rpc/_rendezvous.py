@@ -32,7 +32,8 @@ def init_timeout() -> timedelta:
     """How long to wait for other workers to come up: TORCHRPC_INIT_TIMEOUT (seconds), or torch's half an hour."""
     text = os.environ.get(_WAIT_VARIABLE)
     if not text:
-        return dist.constants.default_pg_timeout
+        limit = dist.constants.default_pg_timeout
+        return limit if isinstance(limit, timedelta) else timedelta(seconds=limit)  # some programs put a number there
     try:
         return timedelta(seconds=float(text))
     except ValueError:

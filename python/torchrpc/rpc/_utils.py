@@ -36,10 +36,17 @@ def _group_membership_management(store: Store, name: str, is_join: bool) -> Iter
             store.set(mine, "Done")  # wakes those that wait for this holder
 
 
+def _of_its_own(store: Store) -> Store:
+    """Another connection to it: who waits on one bars it for all threads, those that serve the holder included."""
+    other = store.clone()
+    other.set_timeout(store.timeout)
+    return other
+
+
 def _take_token(store: Store, mine: str) -> None:
     while (holder := store.compare_set(_TOKEN, "", mine).decode()) != mine:
         try:
-            store.wait([holder])
+            _of_its_own(store).wait([holder])
         except DistNetworkError:
             raise
         except RuntimeError:

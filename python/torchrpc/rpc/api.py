@@ -2,7 +2,6 @@
 here looks them up in this module each time.
 """
 
-import atexit
 import collections
 import contextlib
 import functools
@@ -41,6 +40,7 @@ from torchrpc._C import (
 )
 
 from ._profiling import shown_in_profiles
+from ._rendezvous import mark_formed
 from ._utils import _group_membership_management, _update_group_membership
 from .constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
 from .internal import RPCExecMode, _internal_rpc_pickler
@@ -254,6 +254,7 @@ class AllGatherStates:
 
 
 _ALL_WORKER_NAMES: set[str] = set()
+_agents_process = 0  # a fork has the agent of its parent, but must not stop it
 _all_gather_dict_lock = threading.RLock()
 _all_gather_sequence_id: dict[str, int] = {}
 _all_gather_sequence_id_to_states: collections.defaultdict[str, AllGatherStates] = collections.defaultdict(
@@ -263,12 +264,13 @@ _all_gather_sequence_id_to_states: collections.defaultdict[str, AllGatherStates]
 
 def _init_rpc_states(agent: Any) -> None:
     """Make `agent` this process' agent and start it, unless its maker has done so."""
-    global _ALL_WORKER_NAMES
+    global _ALL_WORKER_NAMES, _agents_process
     if not _is_current_rpc_agent_set():
         _set_and_start_rpc_agent(agent)
+        if isinstance(agent, TensorPipeAgent) and agent.is_static_group:
+            mark_formed(agent.store)
     _ALL_WORKER_NAMES = {worker.name for worker in agent.get_worker_infos()}
-    atexit.unregister(_leave_at_exit)
-    atexit.register(_leave_at_exit, os.getpid())
+    _agents_process = os.getpid()
 
 
 def _gather_to_leader(sequence_id: str, worker_name: str, obj: Any, worker_names: set[str] | None = None) -> None:
@@ -434,7 +436,7 @@ def _drop_agent() -> None:
         _all_gather_sequence_id_to_states.clear()
 
 
-def _leave_at_exit(pid: int) -> None:
+def _leave_at_exit() -> None:
     """A process that ends without shutdown() must stop its threads while Python is still there for them."""
-    if pid == os.getpid() and _is_current_rpc_agent_set():
+    if _agents_process == os.getpid() and _is_current_rpc_agent_set():
         _drop_agent()

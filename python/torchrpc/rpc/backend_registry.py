@@ -12,9 +12,14 @@ import torch.distributed as dist
 import torchrpc.rpc.api as api
 from torchrpc._C import TensorPipeAgent, _is_current_rpc_agent_set
 
-from ._rendezvous import init_timeout, mark_formed
+from ._rendezvous import init_timeout
 from ._utils import _group_membership_management, _update_group_membership
-from .constants import DEFAULT_INIT_METHOD, DEFAULT_NUM_WORKER_THREADS, DEFAULT_RPC_TIMEOUT_SEC
+from .constants import (
+    DEFAULT_INIT_METHOD,
+    DEFAULT_NUM_WORKER_THREADS,
+    DEFAULT_PROCESS_GROUP_TIMEOUT,
+    DEFAULT_RPC_TIMEOUT_SEC,
+)
 from .options import TensorPipeRpcBackendOptions
 
 __all__ = [
@@ -55,7 +60,8 @@ def register_backend(
         backend_name (str): its name.
         construct_rpc_backend_options_handler: called as (rpc_timeout, init_method, **kwargs), gives options.
         init_backend_handler: called with the keywords store, name, rank, world_size and rpc_backend_options, gives an
-            agent.
+            agent, a TensorPipeAgent of its own making: others can say who is in the group, but make no calls. It may
+            have started it, by `api._init_rpc_states(agent)`.
 
     Raises:
         RuntimeError: the name is taken.
@@ -85,14 +91,22 @@ def construct_rpc_backend_options(
 
 
 def init_backend(backend: Any, *args: Any, **kwargs: Any) -> Any:
-    """The backend's agent."""
-    return backend.value.init_backend_handler(*args, **kwargs)
+    """The backend's agent. TypeError if its handler gives none."""
+    agent = backend.value.init_backend_handler(*args, **kwargs)
+    if agent is None:
+        raise TypeError(f"The init_backend_handler of {backend!r} returned None. It must return the agent it has made.")
+    return agent
+
+
+def _init_process_group(store: dist.Store, rank: int, world_size: int) -> dist.ProcessGroup:
+    """A group over gloo, for backends whose workers exchange something before they have agents."""
+    return dist.ProcessGroupGloo(store, rank, world_size, DEFAULT_PROCESS_GROUP_TIMEOUT)
 
 
 # --- Devices ---
 
 
-def _valid(devices: Iterable[torch.device], count: int) -> bool:
+def _tensorpipe_validate_devices(devices: Iterable[torch.device], count: int) -> bool:
     return all(d.type == "cpu" or (d.type == "cuda" and 0 <= d.index < count) for d in devices)
 
 
@@ -108,7 +122,7 @@ def _validate_device_maps(
         devices, count = all_devices[node], all_device_counts[node]
         if len(set(devices)) != len(devices):
             raise ValueError(f"Node {node} has duplicated devices\ndevices = {devices}")
-        if not _valid(devices, count):
+        if not _tensorpipe_validate_devices(devices, count):
             raise ValueError(
                 f"Node {node} has devices with invalid indices\ndevices = {devices}\ndevice count = {count}"
             )
@@ -137,7 +151,7 @@ def _validate_side(
     if devices:
         if not set(used).issubset(devices):
             raise ValueError(f"Node {source} has unexpected {side} devices {where}\ndevices = {devices}")
-    elif count is not None and not _valid(used, count):
+    elif count is not None and not _tensorpipe_validate_devices(used, count):
         raise ValueError(f"Node {source} has {side} devices with invalid indices {where}\ndevice count = {count}")
 
 
@@ -216,7 +230,6 @@ def _init_static_group(
 ) -> TensorPipeAgent:
     agent = _make_agent(agent_type, store, name, rank, world_size, options)
     _start(agent)
-    mark_formed(store)
     _settle_devices(agent)
     return agent
 

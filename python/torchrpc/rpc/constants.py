@@ -1,5 +1,7 @@
 """Defaults, as the core knows them. Times are in seconds."""
 
+from datetime import timedelta
+
 from torchrpc._C import (
     _DEFAULT_INIT_METHOD,
     _DEFAULT_NUM_WORKER_THREADS,
@@ -11,6 +13,7 @@ DEFAULT_RPC_TIMEOUT_SEC: float = _DEFAULT_RPC_TIMEOUT_SEC
 DEFAULT_INIT_METHOD: str = _DEFAULT_INIT_METHOD
 DEFAULT_NUM_WORKER_THREADS: int = _DEFAULT_NUM_WORKER_THREADS
 DEFAULT_SHUTDOWN_TIMEOUT: float = 0  # none
+DEFAULT_PROCESS_GROUP_TIMEOUT = timedelta(milliseconds=2**31 - 1)  # as long as gloo can count
 UNSET_RPC_TIMEOUT: float = _UNSET_RPC_TIMEOUT  # the group's default
 
 __all__: list[str] = []

@@ -14,6 +14,7 @@ from ._pickler import _InternalRPCPickler as _InternalRPCPickler
 from ._pickler import _script_function as _script_function
 from ._pickler import deserialize, serialize
 from ._pickler import raise_unsendable as raise_unsendable
+from ._pickler import refuse_rrefs as refuse_rrefs
 
 __all__ = ["PythonUDF", "RPCExecMode", "RemoteException", "deserialize", "serialize"]
 
