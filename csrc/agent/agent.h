@@ -57,9 +57,8 @@ class Agent final : public Messenger {
   void request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) override;
   void requestReliably(WorkerId to, Message message, ReplyHandler handler) override;
   void post(std::function<void()> task) override;
+  void postToLane(std::function<void()> task) override;
   void postAfter(Duration delay, std::function<void()> task) override;
-  /// Runs a task in the lane.
-  void postToLane(std::function<void()> task);
 
   // --- who is there ---
   const WorkerInfo& self() const override { return directory_.self(); }

@@ -76,6 +76,8 @@ class Messenger {
 
   /// Runs a task on the pool.
   virtual void post(std::function<void()> task) = 0;
+  /// Runs a task in the lane of functions that share an interpreter.
+  virtual void postToLane(std::function<void()> task) = 0;
   /// The same after a while; dropped if the node goes down before.
   virtual void postAfter(Duration delay, std::function<void()> task) = 0;
 };
@@ -96,6 +98,7 @@ class ForwardingMessenger : public Messenger {
   }
   void on(Kind kind, Where where, RequestHandler handler) override { next_.on(kind, where, std::move(handler)); }
   void post(std::function<void()> task) override { next_.post(std::move(task)); }
+  void postToLane(std::function<void()> task) override { next_.postToLane(std::move(task)); }
   void postAfter(Duration delay, std::function<void()> task) override { next_.postAfter(delay, std::move(task)); }
 
  private:

@@ -35,12 +35,7 @@ class PythonRunner final : public CallableRunner {
 
   void evaluate(Invocation invocation, ValueHandler done) override {
     run(
-        std::move(invocation),
-        [done](Node&, const WorkerInfo&, const py::object& value) {
-          auto result = toValue(value);
-          py::gil_scoped_release no_gil;
-          done(std::move(result));
-        },
+        std::move(invocation), [done](Node&, const WorkerInfo&, const py::object& value) { done(toValue(value)); },
         [done](Error error) { done(std::move(error)); });
   }
 

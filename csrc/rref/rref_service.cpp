@@ -338,10 +338,11 @@ void RRefService::serveFetch(const Request& request, const Responder& responder)
   if (!rref.ok()) return responder.fail(rref.error());
   rref.value()->whenReady([weak = weak_from_this(), to = request.from, responder](const Result<c10::IValue>& value) {
     if (!value.ok()) return responder.fail(value.error());
-    if (auto self = weak.lock()) {
-      self->state_->messenger.post(
-          [self, to, responder, value = value.value()] { self->answerFetch(value, to, responder); });
-    }
+    const auto self = weak.lock();
+    if (!self) return;
+    auto& messenger = self->state_->messenger;
+    auto answer = [self, to, responder, value = value.value()] { self->answerFetch(value, to, responder); };
+    value.value().isPyObject() ? messenger.postToLane(std::move(answer)) : messenger.post(std::move(answer));
   });
 }
 

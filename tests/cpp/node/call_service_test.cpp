@@ -33,6 +33,7 @@ class AnsweringMessenger final : public Messenger {
   }
   void on(Kind kind, Where /*where*/, RequestHandler handler) override { handlers[kind] = std::move(handler); }
   void post(std::function<void()> task) override { posted.push_back(std::move(task)); }
+  void postToLane(std::function<void()> task) override { post(std::move(task)); }
   void postAfter(Duration /*delay*/, std::function<void()> task) override { posted.push_back(std::move(task)); }
 
   bool at_once = true;

@@ -108,6 +108,7 @@ class ThreadedNode : public Messenger {
     send(to, message, once);
   }
   void postAfter(Duration, std::function<void()> task) override { post(std::move(task)); }
+  void postToLane(std::function<void()> task) override { post(std::move(task)); }
   void post(std::function<void()> task) override {
     traffic_.begin();
     pool_.post([this, task = std::move(task)]() mutable {
