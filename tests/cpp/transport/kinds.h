@@ -5,6 +5,7 @@
 #include "base/timer.h"
 #include "transport/faulty_transport.h"
 #include "transport/loopback_transport.h"
+#include "transport/native_transport.h"
 #include "transport/tensorpipe_transport.h"
 
 namespace torchrpc::test {
@@ -33,6 +34,25 @@ struct TensorPipeShm {
   std::unique_ptr<Transport> make(Limits limits) { return makeTensorPipe({"shm", "uv"}, {}, limits); }
 };
 
+inline std::unique_ptr<Transport> makeNative(NativeOptions options, Limits limits) {
+  options.host = "127.0.0.1";
+  options.node_name = "tester";
+  options.limits = limits;
+  return makeNativeTransport(std::move(options));
+}
+
+struct NativeTcp {
+  std::unique_ptr<Transport> make(Limits limits) { return makeNative({.unix_sockets = false}, limits); }
+};
+
+struct NativeUnix {
+  std::unique_ptr<Transport> make(Limits limits) { return makeNative({.shared_memory = false}, limits); }
+};
+
+struct NativeShm {
+  std::unique_ptr<Transport> make(Limits limits) { return makeNative({}, limits); }
+};
+
 struct Faultless {
   std::unique_ptr<ManualTimer> timer = std::make_unique<ManualTimer>();
   Loopback inner;
@@ -42,6 +62,8 @@ struct Faultless {
 };
 
 /// One test on each of them.
-#define CONTRACT(name) TEMPLATE_TEST_CASE(name, "[contract]", Loopback, TensorPipeUv, TensorPipeShm, Faultless)
+#define CONTRACT(name) \
+  TEMPLATE_TEST_CASE(  \
+      name, "[contract]", Loopback, TensorPipeUv, TensorPipeShm, NativeTcp, NativeUnix, NativeShm, Faultless)
 
 }  // namespace torchrpc::test
