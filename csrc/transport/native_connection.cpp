@@ -85,20 +85,31 @@ void NativeConnection::flush() {
       shared_->loop.post(
           [self, error = static_cast<int>(-written)] { self->finish(ErrorCode::kWorkerLost, socketErrorText(error)); });
     } else {
-      shared_->loop.post([self] {
-        if (self->watch_) self->watch_.want(true, true);
-      });
+      awaitRoom(*stream);
     }
   }
 }
 
-void NativeConnection::flushAgain() {
+void NativeConnection::awaitRoom(NativeStream& stream) {
+  switch (stream.awaitRoom()) {
+    case NativeStream::Room::kNow: flushAgain(); break;
+    case NativeStream::Room::kWatched:
+      shared_->loop.post([self = shared_from_this()] {
+        if (self->watch_) self->watch_.want(true, true);
+      });
+      break;
+    case NativeStream::Room::kRung: break;
+  }
+}
+
+bool NativeConnection::flushAgain() {
   {
     MutexLock lock(mutex_);
-    if (!std::exchange(blocked_, false) || flushing_ || closed_) return;
+    if (flushing_ || closed_ || !std::exchange(blocked_, false)) return false;
     flushing_ = true;
   }
   flush();
+  return true;
 }
 
 void NativeConnection::complete(std::vector<NativeFrameQueue::Outgoing>& outgoing, const Status& status) {
@@ -124,6 +135,7 @@ void NativeConnection::open(std::unique_ptr<NativeStream> stream, int fd) {
     return finish(error.code(), error.text());
   }
   watch_.want(true, false);
+  shared_->loop.heat(*this);  // the peer may have written before we could ask for a bell
   {
     MutexLock lock(mutex_);
     if (closed_) return;
@@ -145,9 +157,22 @@ void NativeConnection::onReady(NativeLoop::Ready ready) {
     flushAgain();
   }
   if (!ready.readable) return;
-  while (readSome() > 0 && ready.failed) {
+  reading_->hear();
+  shared_->loop.heat(*this);
+  while (poll() && ready.failed) {
   }
   if (ready.failed) finish(ErrorCode::kWorkerLost, socketErrorText(ECONNRESET));
+}
+
+bool NativeConnection::poll() {
+  const auto self = shared_from_this();
+  if (!reading_ || !reading_->ready()) return false;
+  const bool read = readSome() > 0;
+  return flushAgain() || read;
+}
+
+void NativeConnection::disarm() {
+  if (reading_) reading_->disarm();
 }
 
 size_t NativeConnection::readSome() {
@@ -202,6 +227,7 @@ void NativeConnection::finish(ErrorCode code, const std::string& text) {
     stream_.reset();
   }
   watch_ = {};
+  shared_->loop.forget(*this);
   if (reading_) std::exchange(reading_, nullptr)->shutDown();
   std::vector<NativeFrameQueue::Outgoing> all(
       std::make_move_iterator(failed.begin()), std::make_move_iterator(failed.end()));

@@ -16,7 +16,9 @@
 
 namespace torchrpc {
 
-class NativeConnection : public Connection, public std::enable_shared_from_this<NativeConnection> {
+class NativeConnection : public Connection,
+                         public NativeLoop::Spinner,
+                         public std::enable_shared_from_this<NativeConnection> {
  public:
   /// `route`: for people, e.g. "tcp 10.0.0.1:4242". A callback must have been begun: it ends with onClosed.
   NativeConnection(std::shared_ptr<NativeShared> shared, std::string peer_name, std::string route);
@@ -26,6 +28,9 @@ class NativeConnection : public Connection, public std::enable_shared_from_this<
   std::string describe() const override;
 
   // On the loop.
+  bool poll() override;
+  bool arm() override { return !reading_ || reading_->arm(); }
+  void disarm() override;
   /// Before anything else is called on the loop.
   void setHandler(std::shared_ptr<ConnectionHandler> handler) { handler_ = std::move(handler); }
   /// The peer has proved itself: what is queued goes out, frames come in. `fd` is what tells of news.
@@ -36,8 +41,10 @@ class NativeConnection : public Connection, public std::enable_shared_from_this<
  private:
   /// Writes until there is nothing left or no room; by whoever has set flushing_.
   void flush();
-  /// After the stream was full.
-  void flushAgain();
+  /// After the stream was full; false if it was not, or somebody else writes.
+  bool flushAgain();
+  /// See NativeStream::awaitRoom.
+  void awaitRoom(NativeStream& stream);
   void complete(std::vector<NativeFrameQueue::Outgoing>& outgoing, const Status& status);
   void onReady(NativeLoop::Ready ready);
   /// What there is, up to a limit; how much that was.

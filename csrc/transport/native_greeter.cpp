@@ -90,7 +90,11 @@ void NativeGreeter::onReady() {
 
 void NativeGreeter::onGreeting(const Greeting& greeting) {
   if (!opener_ && greeting.type == GreetingType::kHello) return receiveHello(greeting);
-  if (opener_ && greeting.type == GreetingType::kWelcome) return succeed(greeting);
+  if (opener_ && greeting.type == GreetingType::kWelcome) {
+    const bool shares = greeting.flags & Greeting::kSharedMemory;
+    if (shares == static_cast<bool>(memory_)) return succeed(greeting);
+    return fail(ErrorCode::kProtocol, "its shared memory did not come with its greeting");
+  }
   if (opener_ && greeting.type == GreetingType::kRefusal) {
     return fail(ErrorCode::kProtocol, "it refuses us: " + greeting.text);
   }

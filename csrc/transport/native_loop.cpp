@@ -141,7 +141,7 @@ void NativeLoop::run() {
       }
     }
     if (spin() && now() - asked_uv_ < kUvInterval) continue;
-    sleeping_ = !disarmed_;
+    sleeping_ = !unarmed_;
     // After the flag is up: who posts now wakes us.
     const bool awake = !sleeping_ || has_tasks_;
     uv_run(&state_->loop, awake ? UV_RUN_NOWAIT : UV_RUN_ONCE);
@@ -167,13 +167,13 @@ void NativeLoop::runTasks() {
 // ---- spinning ----
 
 void NativeLoop::heat(Spinner& spinner) {
+  unarmed_ = true;
   for (auto& hot : hot_) {
     if (hot.spinner != &spinner) continue;
     hot.idle_rounds = 0;
     return;
   }
   hot_.push_back({&spinner});
-  if (disarmed_) spinner.disarm();
 }
 
 void NativeLoop::forget(Spinner& spinner) {
@@ -204,32 +204,36 @@ bool NativeLoop::armAll() {
 }
 
 bool NativeLoop::spin() {
+  if (hot_.empty()) return false;
   const bool worth_it = longest_spin_ > Duration::zero() && (credit_ > 0 || ++unspun_ % kSpinAgain == 0);
-  if (!hot_.empty() && worth_it) {
-    if (!std::exchange(disarmed_, true)) {
-      for (auto& hot : hot_) {
-        if (hot.spinner) hot.spinner->disarm();
-      }
-    }
-    const auto until = now() + longest_spin_;
-    for (auto before = now(); before < until;) {
-      if (pollAll()) {
-        credit_ = std::min(credit_ + 1, kMostCredit);
-        return true;
-      }
-      if (has_tasks_) return true;
-      ::sched_yield();
-      const auto after = now();
-      // Somebody else needs this core more.
-      if (after - before > kLongYield) break;
-      before = after;
-    }
-    credit_ = std::max(credit_ - 1, 0);
+  if (worth_it && lookAround()) return true;
+  if (!worth_it && !unarmed_) return false;
+  unarmed_ = false;
+  if (armAll()) return false;
+  pollAll();
+  unarmed_ = true;
+  return true;
+}
+
+bool NativeLoop::lookAround() {
+  unarmed_ = true;
+  for (auto& hot : hot_) {
+    if (hot.spinner) hot.spinner->disarm();
   }
-  if (!disarmed_) return false;
-  // Something that has come meanwhile is for the next round, which needs no bell.
-  if (!armAll()) return true;
-  disarmed_ = false;
+  const auto until = now() + longest_spin_;
+  for (auto before = now(); before < until;) {
+    if (pollAll()) {
+      credit_ = std::min(credit_ + 1, kMostCredit);
+      return true;
+    }
+    if (has_tasks_) return true;
+    ::sched_yield();
+    const auto after = now();
+    // Somebody else needs this core more.
+    if (after - before > kLongYield) break;
+    before = after;
+  }
+  credit_ = std::max(credit_ - 1, 0);
   return false;
 }
 

@@ -81,7 +81,7 @@ class NativeLoop {
   /// Called once.
   Watch after(Duration delay, std::function<void()> callback);
 
-  /// The spinner has been active: it is worth looking at for a while. It is armed when it is new here.
+  /// The spinner has been active: it is worth looking at for a while. It is armed before the loop sleeps.
   void heat(Spinner& spinner);
   void forget(Spinner& spinner);
 
@@ -94,6 +94,8 @@ class NativeLoop {
   /// See Note [Spinning]. True if there is more to do.
   bool spin();
   bool pollAll();
+  /// Spins. Whether there was anything.
+  bool lookAround();
   /// False if something has come meanwhile.
   bool armAll();
 
@@ -117,7 +119,7 @@ class NativeLoop {
     int idle_rounds = 0;
   };
   std::vector<Hot> hot_;
-  bool disarmed_ = false;
+  bool unarmed_ = false;  ///< some spinner may have to be armed before the loop sleeps
   int credit_ = 1;
   unsigned unspun_ = 0;
   TimePoint asked_uv_{};

@@ -19,6 +19,8 @@ class SocketStream : public NativeStream {
     const auto received = ::recvmsg(socket_.get(), &message, 0);
     return received == 0 ? -ECONNRESET : resultOf(received);
   }
+  Room awaitRoom() override { return Room::kWatched; }
+  bool ready() override { return true; }
   void shutDown() override { ::shutdown(socket_.get(), SHUT_RDWR); }
 
  private:

@@ -18,6 +18,7 @@
 #include "transport/native_address.h"
 #include "transport/native_connection.h"
 #include "transport/native_greeter.h"
+#include "transport/native_ring.h"
 
 namespace torchrpc {
 
@@ -40,7 +41,9 @@ class NativeTransport : public Transport {
       const std::string& address, const std::string& peer_name, std::shared_ptr<ConnectionHandler> handler) override;
   void close() override;
   bool inLoop() const override { return LoopScope::in(shared_->callbacks); }
-  std::string describe() const override { return host_.empty() ? "native(tcp)" : "native(unix,tcp)"; }
+  std::string describe() const override {
+    return host_.empty() ? "native(tcp)" : options_.shared_memory ? "native(shm,tcp)" : "native(unix,tcp)";
+  }
   std::map<std::string, std::string> metrics() const override;
 
  private:
@@ -58,7 +61,7 @@ class NativeTransport : public Transport {
   void greet(Descriptor socket, bool tcp);
   void onMet(NativeGreeter::Met met, bool tcp);
   void dial(const std::shared_ptr<NativeConnection>& connection, const SocketAddress& to, const NativeAddress& address);
-  void open(NativeConnection& connection, NativeGreeter::Met met);
+  void open(NativeConnection& connection, NativeGreeter::Met met, bool opener);
   void closeAll();
 
   // Constant after construction.
@@ -142,9 +145,15 @@ void NativeTransport::greet(Descriptor socket, bool tcp) {
     ++shared_->refused;
   }
   const auto place = callers_.insert(callers_.end(), nullptr);
-  Greeting self{.listener = own_.id, .group = options_.group, .name = options_.node_name};
+  const bool shares = !tcp && options_.shared_memory;
+  Greeting self{
+      .flags = shares ? Greeting::kSharedMemory : uint16_t{0},
+      .listener = own_.id,
+      .group = options_.group,
+      .name = options_.node_name};
   *place = std::make_unique<NativeGreeter>(
-      *shared_, std::move(socket), std::move(self), nullptr, [this, place, tcp](Result<NativeGreeter::Met> met) {
+      *shared_, std::move(socket), std::move(self), &RingMemory::make,
+      [this, place, tcp](Result<NativeGreeter::Met> met) {
         const auto greeter = std::move(*place);
         callers_.erase(place);
         if (met) return onMet(std::move(met).value(), tcp);
@@ -166,7 +175,7 @@ void NativeTransport::onMet(NativeGreeter::Met met, bool tcp) {
   if (!handler) return shared_->callbacks.end();
   connection->setHandler(std::move(handler));
   shared_->connections.insert(connection);
-  open(*connection, std::move(met));
+  open(*connection, std::move(met), false);
 }
 
 // ---- opening ----
@@ -195,20 +204,30 @@ std::shared_ptr<Connection> NativeTransport::connect(
 void NativeTransport::dial(
     const std::shared_ptr<NativeConnection>& connection, const SocketAddress& to, const NativeAddress& address) {
   const auto place = calls_.insert(calls_.end(), nullptr);
-  Greeting hello{.listener = address.id, .group = options_.group, .name = options_.node_name};
+  const bool shares = !to.isTcp() && options_.shared_memory;
+  Greeting hello{
+      .flags = shares ? Greeting::kSharedMemory : uint16_t{0},
+      .listener = address.id,
+      .group = options_.group,
+      .name = options_.node_name};
   *place = std::make_unique<NativeGreeter>(
       *shared_, to, std::move(hello), [this, place, connection](Result<NativeGreeter::Met> met) {
         const auto greeter = std::move(*place);
         calls_.erase(place);
         if (!met) return connection->finish(met.error().code(), met.error().text());
-        open(*connection, std::move(met).value());
+        open(*connection, std::move(met).value(), true);
       });
   (*place)->start(options_.handshake_deadline);
 }
 
-void NativeTransport::open(NativeConnection& connection, NativeGreeter::Met met) {
+void NativeTransport::open(NativeConnection& connection, NativeGreeter::Met met, bool opener) {
   const int fd = met.socket.get();
-  connection.open(makeSocketStream(std::move(met.socket)), fd);
+  if (!met.memory) return connection.open(makeSocketStream(std::move(met.socket)), fd);
+  try {
+    connection.open(makeRingStream(std::move(met.socket), met.memory, opener), fd);
+  } catch (const Error& error) {
+    connection.finish(error.code(), error.text());
+  }
 }
 
 // ---- the end ----
