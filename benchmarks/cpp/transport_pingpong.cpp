@@ -17,7 +17,9 @@
 
 #include "transport/frame_memory.h"
 #include "transport/native_transport.h"
+#ifndef TORCHRPC_WITHOUT_TENSORPIPE
 #include "transport/tensorpipe_transport.h"
+#endif
 
 using namespace torchrpc;
 
@@ -26,10 +28,12 @@ namespace {
 constexpr int kRounds = 3;
 
 const std::map<std::string, std::function<std::unique_ptr<Transport>()>> kTransports = {
+#ifndef TORCHRPC_WITHOUT_TENSORPIPE
     {"tensorpipe-shm",
      [] { return makeTensorPipeTransport({.transports = {{"shm", "uv"}}, .host = "127.0.0.1", .node_name = "b"}); }},
     {"tensorpipe-uv",
      [] { return makeTensorPipeTransport({.transports = {{"uv"}}, .host = "127.0.0.1", .node_name = "b"}); }},
+#endif
     {"native-tcp", [] { return makeNativeTransport({.host = "127.0.0.1", .unix_sockets = false}); }},
     {"native-unix", [] { return makeNativeTransport({.host = "127.0.0.1", .shared_memory = false}); }},
     {"native-shm", [] { return makeNativeTransport({.host = "127.0.0.1"}); }},

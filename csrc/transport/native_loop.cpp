@@ -18,10 +18,11 @@ constexpr auto kUvInterval = std::chrono::microseconds(25);
 // Note [Spinning]
 // A message that finds the loop awake saves the two system calls and the scheduler's 5 to 10 µs of being woken. So the
 // loop looks at the rings that have been busy for a while before it sleeps, and yields between two looks: a thread that
-// is ready to run goes first, and one that then runs for long ends the spinning. Spinning that finds nothing uses up
-// credit, without which the loop sleeps at once and tries only now and then.
+// is ready to run goes first. Spinning that finds nothing uses up credit, without which the loop sleeps at once and
+// tries only now and then; where others need the cores it has none left, and tries ever less often: who yields there
+// is back after milliseconds, who sleeps and is woken much sooner.
 constexpr int kMostCredit = 8;
-constexpr int kSpinAgain = 16;
+constexpr unsigned kSpinAgain = 16, kSpinAgainAtMost = 1 << 14;
 constexpr auto kLongYield = std::chrono::microseconds(20);
 constexpr int kIdleRounds = 8;  // without news, until a ring is no longer looked at
 
@@ -205,7 +206,7 @@ bool NativeLoop::armAll() {
 
 bool NativeLoop::spin() {
   if (hot_.empty()) return false;
-  const bool worth_it = longest_spin_ > Duration::zero() && (credit_ > 0 || ++unspun_ % kSpinAgain == 0);
+  const bool worth_it = longest_spin_ > Duration::zero() && (credit_ > 0 || ++unspun_ >= spin_again_);
   if (worth_it && lookAround()) return true;
   if (!worth_it && !unarmed_) return false;
   unarmed_ = false;
@@ -217,6 +218,7 @@ bool NativeLoop::spin() {
 
 bool NativeLoop::lookAround() {
   unarmed_ = true;
+  unspun_ = 0;
   for (auto& hot : hot_) {
     if (hot.spinner) hot.spinner->disarm();
   }
@@ -224,13 +226,17 @@ bool NativeLoop::lookAround() {
   for (auto before = now(); before < until;) {
     if (pollAll()) {
       credit_ = std::min(credit_ + 1, kMostCredit);
+      spin_again_ = kSpinAgain;
       return true;
     }
     if (has_tasks_) return true;
     ::sched_yield();
     const auto after = now();
-    // Somebody else needs this core more.
-    if (after - before > kLongYield) break;
+    if (after - before > kLongYield) {
+      credit_ = 0;
+      spin_again_ = std::min(spin_again_ * 2, kSpinAgainAtMost);
+      return false;
+    }
     before = after;
   }
   credit_ = std::max(credit_ - 1, 0);

@@ -121,7 +121,8 @@ class NativeLoop {
   std::vector<Hot> hot_;
   bool unarmed_ = false;  ///< some spinner may have to be armed before the loop sleeps
   int credit_ = 1;
-  unsigned unspun_ = 0;
+  unsigned unspun_ = 0;  ///< rounds since the loop last spun
+  unsigned spin_again_ = 16;
   TimePoint asked_uv_{};
   std::vector<char> scratch_;
 

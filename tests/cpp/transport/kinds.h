@@ -6,7 +6,9 @@
 #include "transport/faulty_transport.h"
 #include "transport/loopback_transport.h"
 #include "transport/native_transport.h"
+#ifndef TORCHRPC_WITHOUT_TENSORPIPE
 #include "transport/tensorpipe_transport.h"
+#endif
 
 namespace torchrpc::test {
 
@@ -15,6 +17,7 @@ struct Loopback {
   std::unique_ptr<Transport> make(Limits limits) { return makeLoopbackTransport(network, limits); }
 };
 
+#ifndef TORCHRPC_WITHOUT_TENSORPIPE
 inline std::unique_ptr<Transport> makeTensorPipe(
     std::vector<std::string> transports, std::optional<std::vector<std::string>> channels, Limits limits = {}) {
   TensorPipeOptions options;
@@ -33,6 +36,11 @@ struct TensorPipeUv {
 struct TensorPipeShm {
   std::unique_ptr<Transport> make(Limits limits) { return makeTensorPipe({"shm", "uv"}, {}, limits); }
 };
+
+#define TORCHRPC_TENSORPIPE_KINDS , TensorPipeUv, TensorPipeShm
+#else
+#define TORCHRPC_TENSORPIPE_KINDS
+#endif
 
 inline std::unique_ptr<Transport> makeNative(NativeOptions options, Limits limits) {
   options.host = "127.0.0.1";
@@ -64,6 +72,6 @@ struct Faultless {
 /// One test on each of them.
 #define CONTRACT(name) \
   TEMPLATE_TEST_CASE(  \
-      name, "[contract]", Loopback, TensorPipeUv, TensorPipeShm, NativeTcp, NativeUnix, NativeShm, Faultless)
+      name, "[contract]", Loopback, NativeTcp, NativeUnix, NativeShm, Faultless TORCHRPC_TENSORPIPE_KINDS)
 
 }  // namespace torchrpc::test
