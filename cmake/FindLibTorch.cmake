@@ -21,8 +21,10 @@ if(NOT LibTorch_VERSION MATCHES "^${LibTorch_SUPPORTED}\\.")
     "${Python_EXECUTABLE} has torch ${LibTorch_VERSION}; torchrpc is built against torch ${LibTorch_SUPPORTED}, whose "
     "C++ interface other versions do not keep. Install torch==${LibTorch_SUPPORTED}.0.")
 endif()
-if(NOT EXISTS ${LibTorch_DIR}/include/tensorpipe/tensorpipe.h)
-  message(FATAL_ERROR "torch in ${LibTorch_DIR} was built without TensorPipe, which torchrpc's transport is made of.")
+if(TORCHRPC_WITH_TENSORPIPE AND NOT EXISTS ${LibTorch_DIR}/include/tensorpipe/tensorpipe.h)
+  message(FATAL_ERROR
+    "torch in ${LibTorch_DIR} was built without TensorPipe: give -DTORCHRPC_WITH_TENSORPIPE=OFF, which leaves the native "
+    "transport.")
 endif()
 message(STATUS "LibTorch ${LibTorch_VERSION}: ${LibTorch_DIR}")
 
@@ -36,6 +38,9 @@ add_libtorch_target(c10)
 add_libtorch_target(torch_cpu)
 add_libtorch_target(torch_python)
 # What torch's own headers look at, as torch was built.
-target_compile_definitions(torch_cpu INTERFACE USE_DISTRIBUTED USE_C10D_GLOO USE_RPC USE_TENSORPIPE)
+target_compile_definitions(torch_cpu INTERFACE USE_DISTRIBUTED USE_C10D_GLOO)
+if(EXISTS ${LibTorch_DIR}/include/tensorpipe/tensorpipe.h)
+  target_compile_definitions(torch_cpu INTERFACE USE_RPC USE_TENSORPIPE)
+endif()
 target_link_libraries(torch_cpu INTERFACE c10)
 target_link_libraries(torch_python INTERFACE torch_cpu Python::Module)

@@ -24,6 +24,7 @@ else
   can_make_venv || required+=("$version-venv")
   has_python_headers || required+=("$version-dev")
 fi
+has_header uv.h || required+=(libuv1-dev)
 if [ "$purpose" = test ]; then
   has_header catch2/catch.hpp || required+=(catch2)
   has_header benchmark/benchmark.h || optional+=(libbenchmark-dev)

@@ -280,7 +280,7 @@ void Agent::close() {
 
 std::map<std::string, std::string> Agent::metrics() const {
   const auto pool = pool_.stats();
-  return {
+  std::map<std::string, std::string> metrics = {
       {"agent.num_pending_calls", std::to_string(calls_.size())},
       {"agent.num_connections", std::to_string(connections_.size())},
       {"agent.late_replies", std::to_string(late_replies_.load())},
@@ -292,6 +292,8 @@ std::map<std::string, std::string> Agent::metrics() const {
       {"agent.num_queued_tasks", std::to_string(pool.queued)},
       {"agent.transport", transport_->describe()},
   };
+  metrics.merge(transport_->metrics());
+  return metrics;
 }
 
 }  // namespace torchrpc

@@ -12,7 +12,7 @@
 #include "bindings/py_gil.h"
 #include "bindings/py_runner.h"
 #include "bindings/py_script.h"
-#include "transport/tensorpipe_transport.h"
+#include "transport/transport_choice.h"
 
 namespace torchrpc::bindings {
 
@@ -55,8 +55,9 @@ std::shared_ptr<Node> makeNode(
     return std::make_shared<py::gil_scoped_acquire>();
   };
   const char* master = std::getenv("MASTER_ADDR");
-  auto transport = makeTensorPipeTransport(
-      {.transports = options.transports,
+  auto transport = makeTransport(
+      {.kind = options.transport,
+       .transports = options.transports,
        .channels = options.channels,
        .rendezvous_host = master ? master : "",
        .node_name = name});
@@ -101,7 +102,7 @@ void bindOptions(py::module_& module) {
       .def(
           py::init([](size_t num_worker_threads, std::optional<std::vector<std::string>> transports,
                       std::optional<std::vector<std::string>> channels, double rpc_timeout, std::string init_method,
-                      py::dict device_maps, py::list devices) {
+                      py::dict device_maps, py::list devices, std::string transport) {
             if (num_worker_threads == 0) {
               throw Error(ErrorCode::kInvalidArgument, "num_worker_threads must be positive, but got 0");
             }
@@ -113,12 +114,15 @@ void bindOptions(py::module_& module) {
             options->init_method = std::move(init_method);
             options->device_maps = std::move(device_maps);
             options->devices = std::move(devices);
+            options->transport = std::move(transport);
             return options;
           }),
           py::arg("num_worker_threads") = kDefaultThreads, py::arg("_transports") = std::nullopt,
           py::arg("_channels") = std::nullopt, py::arg("rpc_timeout") = kDefaultTimeout,
-          py::arg("init_method") = "env://", py::arg("device_maps") = py::dict(), py::arg("devices") = py::list())
+          py::arg("init_method") = "env://", py::arg("device_maps") = py::dict(), py::arg("devices") = py::list(),
+          py::arg("transport") = "")
       .def_readwrite("num_worker_threads", &TensorPipeOptionsBase::num_worker_threads)
+      .def_readonly("transport", &TensorPipeOptionsBase::transport)
       .def_readonly("_transports", &TensorPipeOptionsBase::transports)
       .def_readonly("_channels", &TensorPipeOptionsBase::channels)
       .def_readwrite("device_maps", &TensorPipeOptionsBase::device_maps)

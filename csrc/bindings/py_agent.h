@@ -26,6 +26,7 @@ struct RpcBackendOptions {
 
 struct TensorPipeOptionsBase : RpcBackendOptions {
   size_t num_worker_threads = 16;
+  std::string transport;  ///< as TransportOptions::kind
   std::optional<std::vector<std::string>> transports;
   std::optional<std::vector<std::string>> channels;
   py::dict device_maps;  ///< worker name to a dict of devices

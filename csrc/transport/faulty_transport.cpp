@@ -141,6 +141,7 @@ class FaultyTransport : public Transport {
   }
   bool inLoop() const override { return inner_->inLoop(); }
   std::string describe() const override { return "faulty " + inner_->describe(); }
+  std::map<std::string, std::string> metrics() const override { return inner_->metrics(); }
 
  private:
   // Constant after construction.

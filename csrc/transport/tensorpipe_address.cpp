@@ -2,7 +2,7 @@
 
 #include <string_view>
 
-#include "base/error.h"
+#include "transport/address_kind.h"
 
 namespace torchrpc {
 
@@ -20,7 +20,7 @@ std::string TensorPipeAddress::text() const {
 }
 
 TensorPipeAddress TensorPipeAddress::parse(const std::string& text) {
-  const Error malformed(ErrorCode::kInvalidArgument, "'" + text + "' is not the address of a TensorPipe node");
+  const auto malformed = wrongAddress("tensorpipe", text);
   std::string_view rest = text;
   if (!rest.starts_with(kScheme)) throw malformed;
   rest.remove_prefix(kScheme.size());

@@ -17,29 +17,7 @@ namespace {
 constexpr size_t kMetadataBytes = 32 << 10;
 constexpr size_t kChannelBytes = 512 << 10;
 
-thread_local const TensorPipeShared* current_loop = nullptr;
-
 }  // namespace
-
-bool Activity::begin() {
-  if (!(state_.fetch_add(1) & kClosed)) return true;
-  end();
-  return false;
-}
-
-void Activity::end() {
-  if (state_.fetch_sub(1) == (kClosed | 1)) state_.notify_all();
-}
-
-void Activity::close() { state_.fetch_or(kClosed); }
-
-void Activity::wait() {
-  for (auto state = state_.load(); state != kClosed; state = state_.load()) state_.wait(state);
-}
-
-LoopScope::LoopScope(const TensorPipeShared* shared) : outer_(std::exchange(current_loop, shared)) {}
-LoopScope::~LoopScope() { current_loop = outer_; }
-bool LoopScope::in(const TensorPipeShared* shared) { return current_loop == shared; }
 
 std::string reasonOf(const tensorpipe::Error& error) {
   const auto text = error.what();
@@ -103,7 +81,7 @@ tensorpipe::Message toMessage(Frame& frame, bool channels) {
 
 void TensorPipeConnection::send(Frame frame, std::function<void(Status)> done) {
   if (auto error = checkFrame(frame, shared_->limits)) return done(std::move(error));
-  if (!shared_->activity.begin()) return done(Error(ErrorCode::kShutdown, describe() + " was closed from this side"));
+  if (!shared_->callbacks.begin()) return done(Error(ErrorCode::kShutdown, describe() + " was closed from this side"));
   auto outgoing = std::make_shared<Outgoing>(Outgoing{std::move(frame), std::move(done)});
   auto message = toMessage(outgoing->frame, peer_.channels);
   pipe_->write(std::move(message), [self = shared_from_this(), outgoing](const tensorpipe::Error& error) {
@@ -113,11 +91,11 @@ void TensorPipeConnection::send(Frame frame, std::function<void(Status)> done) {
 
 void TensorPipeConnection::onSent(const tensorpipe::Error& error, Outgoing& outgoing) noexcept {
   {
-    LoopScope scope(shared_.get());
+    LoopScope scope(shared_->callbacks);
     outgoing.frame = {};
     std::exchange(outgoing.done, nullptr)(error ? Status(closeReason(error)) : std::nullopt);
   }
-  shared_->activity.end();
+  shared_->callbacks.end();
 }
 
 // ---- receiving ----
@@ -179,7 +157,7 @@ tensorpipe::Allocation allocate(tensorpipe::Descriptor& descriptor, bool head_ap
 }  // namespace
 
 void TensorPipeConnection::onDescriptor(const tensorpipe::Error& error, tensorpipe::Descriptor descriptor) noexcept {
-  LoopScope scope(shared_.get());
+  LoopScope scope(shared_->callbacks);
   if (error) return finish(closeReason(error));
   const bool head_apart = descriptor.metadata.empty();
   const bool whole = !head_apart && descriptor.payloads.empty() && descriptor.tensors.empty();
@@ -208,7 +186,7 @@ void TensorPipeConnection::onDescriptor(const tensorpipe::Error& error, tensorpi
 }
 
 void TensorPipeConnection::onBody(const tensorpipe::Error& error, Frame& frame) noexcept {
-  LoopScope scope(shared_.get());
+  LoopScope scope(shared_->callbacks);
   if (error) return finish(closeReason(error));
   handler_->onFrame(std::move(frame));
   readNext();
@@ -221,7 +199,7 @@ void TensorPipeConnection::finish(Error reason) {
   auto handler = std::move(handler_);
   handler->onClosed(reason);
   handler.reset();
-  shared_->activity.end();
+  shared_->callbacks.end();
 }
 
 Error TensorPipeConnection::lost(const std::string& reason) const {
@@ -232,7 +210,7 @@ Error TensorPipeConnection::lost(const std::string& reason) const {
 }
 
 Error TensorPipeConnection::closeReason(const tensorpipe::Error& error) const {
-  if (!closed_here_ && !shared_->activity.closed()) return lost(reasonOf(error));
+  if (!closed_here_ && !shared_->callbacks.closed()) return lost(reasonOf(error));
   return {ErrorCode::kShutdown, describe() + " was closed from this side"};
 }
 

@@ -12,47 +12,16 @@
 #include <optional>
 #include <string>
 
-#include "base/mutex.h"
+#include "transport/callbacks.h"
 #include "transport/transport.h"
 
 namespace torchrpc {
-
-/// Counts what TensorPipe still has to call back, so that closing can wait for the last of it: joining a context waits
-/// for its own threads only, not for a sender that runs callbacks.
-class Activity {
- public:
-  /// False after close(); else end() must follow.
-  bool begin();
-  void end();
-  /// From now on begin() fails.
-  void close();
-  bool closed() const { return state_.load() & kClosed; }
-  /// After close(): returns when all that has begun has ended.
-  void wait();
-
- private:
-  static constexpr uint64_t kClosed = uint64_t{1} << 63;
-  std::atomic<uint64_t> state_{0};
-};
 
 /// Shared by a transport and its connections; outlives both.
 struct TensorPipeShared {
   explicit TensorPipeShared(Limits limits) : limits(limits) {}
   const Limits limits;
-  Activity activity;
-};
-
-/// Marks the thread as being in a callback of `shared`'s transport.
-class LoopScope {
- public:
-  explicit LoopScope(const TensorPipeShared* shared);
-  ~LoopScope();
-  LoopScope(const LoopScope&) = delete;
-  LoopScope& operator=(const LoopScope&) = delete;
-  static bool in(const TensorPipeShared* shared);
-
- private:
-  const TensorPipeShared* const outer_;
+  Callbacks callbacks;
 };
 
 /// TensorPipe's reason without the place in its source.
@@ -68,7 +37,7 @@ class TensorPipeConnection : public Connection, public std::enable_shared_from_t
 
   TensorPipeConnection(std::shared_ptr<TensorPipeShared> shared, std::shared_ptr<tensorpipe::Pipe> pipe, Peer peer);
 
-  /// Called once, the activity begun on its behalf: it ends with the call to onClosed.
+  /// Called once, the callback begun on its behalf: it ends with the call to onClosed.
   void start(std::shared_ptr<ConnectionHandler> handler);
 
   void send(Frame frame, std::function<void(Status)> done) override;

@@ -51,7 +51,7 @@ class TensorPipeTransport : public Transport {
   std::shared_ptr<Connection> connect(
       const std::string& address, const std::string& peer_name, std::shared_ptr<ConnectionHandler> handler) override;
   void close() override;
-  bool inLoop() const override { return LoopScope::in(shared_.get()); }
+  bool inLoop() const override { return LoopScope::in(shared_->callbacks); }
   std::string describe() const override {
     return "tensorpipe(" + namesOf(transports_) + (channels_.empty() ? "" : "; " + namesOf(channels_)) + ")";
   }
@@ -89,12 +89,12 @@ std::string TensorPipeTransport::listen(Acceptor acceptor) {
   for (const auto& transport : transports_) {
     urls.push_back(transport.name + "://" + (transport.name == "shm" ? "" : bracketed(address_)));
   }
-  if (!shared_->activity.begin()) throw Error(ErrorCode::kShutdown, "cannot listen: the transport is closed");
+  if (!shared_->callbacks.begin()) throw Error(ErrorCode::kShutdown, "cannot listen: the transport is closed");
   acceptor_ = std::move(acceptor);
   try {
     listener_ = context_.listen(urls);
   } catch (const std::exception& error) {
-    shared_->activity.end();
+    shared_->callbacks.end();
     throw Error(ErrorCode::kRendezvous, describe() + " cannot listen on " + address_ + ": " + error.what());
   }
   TensorPipeAddress address;
@@ -115,9 +115,9 @@ void TensorPipeTransport::acceptNext() {
 
 void TensorPipeTransport::onAccept(const tensorpipe::Error& error, std::shared_ptr<tensorpipe::Pipe> pipe) noexcept {
   if (error) return onListenerFailed(error);
-  LoopScope scope(shared_.get());
+  LoopScope scope(shared_->callbacks);
   acceptNext();
-  if (!shared_->activity.begin()) return pipe->close();
+  if (!shared_->callbacks.begin()) return pipe->close();
   const std::string& remote = pipe->getRemoteName();
   TensorPipeConnection::Peer peer;
   peer.channels = !channels_.empty() && remote.starts_with(kWithChannels);
@@ -126,13 +126,13 @@ void TensorPipeTransport::onAccept(const tensorpipe::Error& error, std::shared_p
   auto handler = acceptor_(connection);
   if (!handler) {
     pipe->close();
-    return shared_->activity.end();
+    return shared_->callbacks.end();
   }
   connection->start(std::move(handler));
 }
 
 void TensorPipeTransport::onListenerFailed(const tensorpipe::Error& error) {
-  if (shared_->activity.closed()) return shared_->activity.end();
+  if (shared_->callbacks.closed()) return shared_->callbacks.end();
   if (!recovery_) {
     recovery_ = std::make_unique<EventLoop>();
     TORCH_WARN_ONCE("torchrpc listens again: TensorPipe's listener failed (", reasonOf(error), ")");
@@ -148,7 +148,7 @@ void TensorPipeTransport::listenAgain() {
   };
   do {
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    if (shared_->activity.closed()) return shared_->activity.end();
+    if (shared_->callbacks.closed()) return shared_->callbacks.end();
   } while (!std::all_of(urls_.begin(), urls_.end(), is_free));
   listener_ = context_.listen(urls_);
   acceptNext();
@@ -174,14 +174,14 @@ std::shared_ptr<Connection> TensorPipeTransport::connect(
     const std::string& address, const std::string& peer_name, std::shared_ptr<ConnectionHandler> handler) {
   const auto parsed = TensorPipeAddress::parse(address);
   const auto& way = chooseWay(parsed, peer_name);
-  if (!shared_->activity.begin()) {
+  if (!shared_->callbacks.begin()) {
     throw Error(ErrorCode::kShutdown, "cannot connect to " + peer_name + ": the transport is closed", peer_name);
   }
   std::shared_ptr<tensorpipe::Pipe> pipe;
   try {
     pipe = context_.connect(way.url, tensorpipe::PipeOptions().remoteName(peer_name));
   } catch (const std::exception& error) {
-    shared_->activity.end();
+    shared_->callbacks.end();
     throw Error(
         ErrorCode::kInvalidArgument, "cannot connect to " + peer_name + " at " + way.url + ": " + error.what(),
         peer_name);
@@ -194,9 +194,9 @@ std::shared_ptr<Connection> TensorPipeTransport::connect(
 
 void TensorPipeTransport::close() {
   std::call_once(close_once_, [this] {
-    shared_->activity.close();
+    shared_->callbacks.close();
     context_.close();
-    shared_->activity.wait();
+    shared_->callbacks.wait();
     recovery_.reset();
     context_.join();
   });

@@ -1,16 +1,17 @@
 #pragma once
 
-// The contract every transport keeps: loopback (in process), TensorPipe, and decorators such as the faulty one.
+// The contract every transport keeps: loopback (in process), TensorPipe, native, and decorators such as the faulty one.
 // One suite of tests (tests/cpp/transport/transport_contract_test.cpp) runs on all of them.
 //
 // Threads: handlers and completions are called on the loop: one of the transport's own threads or, so that no message
 // pays for a hand-over, a thread that is just then inside a call of this interface (a sender may find itself
-// delivering a frame that arrived meanwhile). Those of one connection never run at once, but for the completion of a
-// frame that send() turns down; those of different connections may. None is called while a lock of the transport's is
-// held, so they may call back into it. They must not block and must not throw. Corollary: never call into a transport
-// while holding a lock that a handler takes.
+// delivering a frame that arrived meanwhile). The handler of one connection is never called twice at once; completions
+// come when they come, even while the handler is running, and so do calls of different connections. None is called
+// while a lock of the transport's is held, so they may call back into it. They must not block and must not throw.
+// Corollary: never call into a transport while holding a lock that a handler or a completion takes.
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -79,6 +80,9 @@ class Transport {
 
   /// For debug output: e.g. "tensorpipe(shm,uv; cma,basic)".
   virtual std::string describe() const = 0;
+
+  /// Counters for debug output, "transport.<name>" to text. Thread-safe.
+  virtual std::map<std::string, std::string> metrics() const { return {}; }
 };
 
 }  // namespace torchrpc

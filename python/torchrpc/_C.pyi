@@ -31,6 +31,8 @@ class _TensorPipeRpcBackendOptionsBase(RpcBackendOptions):
     device_maps: dict[str, dict[torch.device, torch.device]]
     devices: list[torch.device]
     @property
+    def transport(self) -> str: ...
+    @property
     def _transports(self) -> list[str] | None: ...
     @property
     def _channels(self) -> list[str] | None: ...
@@ -43,6 +45,7 @@ class _TensorPipeRpcBackendOptionsBase(RpcBackendOptions):
         init_method: str = ...,
         device_maps: dict[str, dict[torch.device, torch.device]] = ...,
         devices: list[torch.device] = ...,
+        transport: str = ...,
     ) -> None: ...
     def _set_device_map(self, to: str, device_map: dict[torch.device, torch.device]) -> None: ...
 

@@ -55,8 +55,10 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             `file:///path/on/a/shared/file/system`.
         device_maps (dict): callee's name -> {device here: device there}, for tensors that are not on the CPU.
         devices (list): the CUDA devices of this worker; default: those that the maps of all workers name.
+        transport (str): `"native"`, `"tensorpipe"` or `"auto"`, the same on all workers; default: what the environment
+            variable TORCHRPC_TRANSPORT says, else `"auto"`: native.
         _transports, _channels (list of str): which of TensorPipe's to use, the first the best; unknown ones are passed
-            over with a warning.
+            over with a warning. A list of either means TensorPipe.
 
     Raises:
         ValueError: a device map that is not 1-to-1, or a device in `devices` that is not a CUDA device.
@@ -71,6 +73,7 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         init_method: str = DEFAULT_INIT_METHOD,
         device_maps: dict[str, dict[DeviceType, DeviceType]] | None = None,
         devices: list[DeviceType] | None = None,
+        transport: str | None = None,
         _transports: list[str] | None = None,
         _channels: list[str] | None = None,
     ) -> None:
@@ -82,6 +85,7 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             init_method,
             {to: _to_device_map(device_map) for to, device_map in (device_maps or {}).items()},
             _to_device_list(devices or []),
+            transport or "",
         )
 
     def set_device_map(self, to: str, device_map: dict[DeviceType, DeviceType]) -> None:

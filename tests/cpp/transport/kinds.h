@@ -5,7 +5,10 @@
 #include "base/timer.h"
 #include "transport/faulty_transport.h"
 #include "transport/loopback_transport.h"
+#include "transport/native_transport.h"
+#ifndef TORCHRPC_WITHOUT_TENSORPIPE
 #include "transport/tensorpipe_transport.h"
+#endif
 
 namespace torchrpc::test {
 
@@ -14,6 +17,7 @@ struct Loopback {
   std::unique_ptr<Transport> make(Limits limits) { return makeLoopbackTransport(network, limits); }
 };
 
+#ifndef TORCHRPC_WITHOUT_TENSORPIPE
 inline std::unique_ptr<Transport> makeTensorPipe(
     std::vector<std::string> transports, std::optional<std::vector<std::string>> channels, Limits limits = {}) {
   TensorPipeOptions options;
@@ -33,6 +37,30 @@ struct TensorPipeShm {
   std::unique_ptr<Transport> make(Limits limits) { return makeTensorPipe({"shm", "uv"}, {}, limits); }
 };
 
+#define TORCHRPC_TENSORPIPE_KINDS , TensorPipeUv, TensorPipeShm
+#else
+#define TORCHRPC_TENSORPIPE_KINDS
+#endif
+
+inline std::unique_ptr<Transport> makeNative(NativeOptions options, Limits limits) {
+  options.host = "127.0.0.1";
+  options.node_name = "tester";
+  options.limits = limits;
+  return makeNativeTransport(std::move(options));
+}
+
+struct NativeTcp {
+  std::unique_ptr<Transport> make(Limits limits) { return makeNative({.unix_sockets = false}, limits); }
+};
+
+struct NativeUnix {
+  std::unique_ptr<Transport> make(Limits limits) { return makeNative({.shared_memory = false}, limits); }
+};
+
+struct NativeShm {
+  std::unique_ptr<Transport> make(Limits limits) { return makeNative({}, limits); }
+};
+
 struct Faultless {
   std::unique_ptr<ManualTimer> timer = std::make_unique<ManualTimer>();
   Loopback inner;
@@ -42,6 +70,8 @@ struct Faultless {
 };
 
 /// One test on each of them.
-#define CONTRACT(name) TEMPLATE_TEST_CASE(name, "[contract]", Loopback, TensorPipeUv, TensorPipeShm, Faultless)
+#define CONTRACT(name) \
+  TEMPLATE_TEST_CASE(  \
+      name, "[contract]", Loopback, NativeTcp, NativeUnix, NativeShm, Faultless TORCHRPC_TENSORPIPE_KINDS)
 
 }  // namespace torchrpc::test

@@ -1,0 +1,243 @@
+#include "transport/native_connection.h"
+
+#include <array>
+#include <cerrno>
+#include <utility>
+
+#include "transport/frame_memory.h"
+
+namespace torchrpc {
+
+namespace {
+constexpr size_t kParts = 64;
+// What one connection reads before others have their turn.
+constexpr size_t kTurnBytes = 1 << 20;
+}  // namespace
+
+NativeConnection::NativeConnection(std::shared_ptr<NativeShared> shared, std::string peer_name, std::string route)
+    : shared_(std::move(shared)),
+      peer_name_(std::move(peer_name)),
+      route_(std::move(route)),
+      reader_(shared_->limits) {}
+
+std::string NativeConnection::describe() const {
+  return "native connection to " + (peer_name_.empty() ? "a peer" : peer_name_) + " (" + route_ + ")";
+}
+
+// ---- sending ----
+
+void NativeConnection::send(Frame frame, std::function<void(Status)> done) {
+  if (auto error = checkFrame(frame, shared_->limits)) return done(std::move(error));
+  if (!shared_->callbacks.begin()) return done(Error(ErrorCode::kShutdown, describe() + " was closed from this side"));
+  Status closed;
+  {
+    MutexLock lock(mutex_);
+    closed = closed_;
+    if (!closed) {
+      outgoing_.push(std::move(frame), std::move(done));
+      if (flushing_ || blocked_ || !stream_) return;
+      flushing_ = true;
+    }
+  }
+  if (!closed) return flush();
+  {
+    LoopScope scope(shared_->callbacks);
+    std::exchange(done, nullptr)(std::move(closed));
+  }
+  shared_->callbacks.end();
+}
+
+void NativeConnection::flush() {
+  const auto self = shared_from_this();  // a completion may drop the last reference
+  std::vector<NativeFrameQueue::Outgoing> gone;
+  std::array<iovec, kParts> parts;
+  for (bool more = true; more;) {
+    std::shared_ptr<NativeStream> stream;
+    size_t count = 0;
+    {
+      MutexLock lock(mutex_);
+      stream = stream_;
+      if (!closed_) count = outgoing_.gather(parts);
+    }
+    const auto written = count == 0 ? 0 : stream->write({parts.data(), count});
+    Status closed;
+    std::deque<NativeFrameQueue::Outgoing> failed;
+    bool blocked = false;
+    {
+      MutexLock lock(mutex_);
+      if (written > 0) outgoing_.advance(static_cast<size_t>(written), gone);
+      blocked = written <= 0 && count > 0;
+      more = !closed_ && !blocked && !outgoing_.empty();
+      closed = closed_;
+      if (closed) failed = outgoing_.takeAll();
+      if (!more) flushing_ = false;
+      blocked_ = blocked && !closed_;
+    }
+    complete(gone, std::nullopt);
+    gone.clear();
+    if (!failed.empty()) {
+      std::vector<NativeFrameQueue::Outgoing> all(
+          std::make_move_iterator(failed.begin()), std::make_move_iterator(failed.end()));
+      complete(all, closed);
+    }
+    if (!blocked || closed) continue;
+    if (written < 0) {
+      shared_->loop.post(
+          [self, error = static_cast<int>(-written)] { self->finish(ErrorCode::kWorkerLost, socketErrorText(error)); });
+    } else {
+      awaitRoom(*stream);
+    }
+  }
+}
+
+void NativeConnection::awaitRoom(NativeStream& stream) {
+  switch (stream.awaitRoom()) {
+    case NativeStream::Room::kNow: flushAgain(); break;
+    case NativeStream::Room::kWatched:
+      shared_->loop.post([self = shared_from_this()] {
+        if (self->watch_) self->watch_.want(true, true);
+      });
+      break;
+    case NativeStream::Room::kRung: break;
+  }
+}
+
+bool NativeConnection::flushAgain() {
+  {
+    MutexLock lock(mutex_);
+    if (flushing_ || closed_ || !std::exchange(blocked_, false)) return false;
+    flushing_ = true;
+  }
+  flush();
+  return true;
+}
+
+void NativeConnection::complete(std::vector<NativeFrameQueue::Outgoing>& outgoing, const Status& status) {
+  if (outgoing.empty()) return;
+  {
+    LoopScope scope(shared_->callbacks);
+    for (auto& each : outgoing) {
+      each.frame = {};
+      std::exchange(each.done, nullptr)(status);
+    }
+  }
+  for (size_t i = 0; i < outgoing.size(); ++i) shared_->callbacks.end();
+}
+
+// ---- receiving ----
+
+void NativeConnection::open(std::unique_ptr<NativeStream> stream, int fd) {
+  if (isClosed()) return;
+  reading_ = std::move(stream);
+  try {
+    watch_ = shared_->loop.watch(fd, [this](NativeLoop::Ready ready) { onReady(ready); });
+  } catch (const Error& error) {
+    return finish(error.code(), error.text());
+  }
+  watch_.want(true, false);
+  shared_->loop.heat(*this);  // the peer may have written before we could ask for a bell
+  {
+    MutexLock lock(mutex_);
+    if (closed_) return;
+    stream_ = reading_;
+    flushing_ = true;
+  }
+  flush();
+}
+
+bool NativeConnection::isClosed() {
+  MutexLock lock(mutex_);
+  return closed_.has_value();
+}
+
+void NativeConnection::onReady(NativeLoop::Ready ready) {
+  const auto self = shared_from_this();
+  if (ready.writable) {
+    watch_.want(true, false);
+    flushAgain();
+  }
+  if (!ready.readable) return;
+  reading_->hear();
+  shared_->loop.heat(*this);
+  while (poll() && ready.failed) {
+  }
+  if (ready.failed) finish(ErrorCode::kWorkerLost, socketErrorText(ECONNRESET));
+}
+
+bool NativeConnection::poll() {
+  const auto self = shared_from_this();
+  if (!reading_ || !reading_->ready()) return false;
+  const bool read = readSome() > 0;
+  return flushAgain() || read;
+}
+
+void NativeConnection::disarm() {
+  if (reading_) reading_->disarm();
+}
+
+size_t NativeConnection::readSome() {
+  std::array<iovec, kParts> parts;
+  const auto scratch = shared_->loop.scratch();
+  LoopScope scope(shared_->callbacks);
+  size_t total = 0;
+  while (total < kTurnBytes && !isClosed()) {
+    const std::span<const iovec> room(parts.data(), reader_.room(scratch, parts));
+    size_t asked = 0;
+    for (const auto& part : room) asked += part.iov_len;
+    const auto read = reading_->read(room);
+    if (read < 0) {
+      finish(ErrorCode::kWorkerLost, socketErrorText(static_cast<int>(-read)));
+      break;
+    }
+    total += static_cast<size_t>(read);
+    const auto refused = reader_.take(static_cast<size_t>(read), scratch, [this](Frame frame) {
+      handler_->onFrame(std::move(frame));
+      return !isClosed();
+    });
+    if (refused) finish(refused->code(), refused->text());
+    if (static_cast<size_t>(read) < asked) break;
+  }
+  return total;
+}
+
+// ---- the end ----
+
+void NativeConnection::close() {
+  {
+    MutexLock lock(mutex_);
+    if (closed_) return;
+    closed_ = Error(ErrorCode::kShutdown, describe() + " was closed from this side");
+  }
+  shared_->loop.post([self = shared_from_this()] { self->finish(ErrorCode::kShutdown, {}); });
+}
+
+void NativeConnection::finish(ErrorCode code, const std::string& text) {
+  if (!handler_) return;  // has ended before
+  auto reason = Error(code, describe() + (code == ErrorCode::kShutdown ? " was closed from this side" : ": " + text));
+  if (code == ErrorCode::kWorkerLost || (code == ErrorCode::kProtocol && !reading_)) {
+    const auto who = peer_name_.empty() ? "a peer" : peer_name_;
+    reason = {code, "the connection to " + who + " (native, " + route_ + ") is lost: " + text, peer_name_};
+  }
+  std::deque<NativeFrameQueue::Outgoing> failed;
+  {
+    MutexLock lock(mutex_);
+    if (closed_) reason = *closed_;
+    closed_ = reason;
+    if (!flushing_) failed = outgoing_.takeAll();  // else by who is writing
+    stream_.reset();
+  }
+  watch_ = {};
+  shared_->loop.forget(*this);
+  if (reading_) std::exchange(reading_, nullptr)->shutDown();
+  std::vector<NativeFrameQueue::Outgoing> all(
+      std::make_move_iterator(failed.begin()), std::make_move_iterator(failed.end()));
+  complete(all, reason);
+  {
+    LoopScope scope(shared_->callbacks);
+    std::exchange(handler_, nullptr)->onClosed(reason);
+  }
+  shared_->callbacks.end();
+  shared_->connections.erase(shared_from_this());
+}
+
+}  // namespace torchrpc

@@ -1,0 +1,74 @@
+#pragma once
+
+// One way to one peer: frames queued by any thread, written by the one that finds nobody else writing, read on the
+// loop. Internal to native_*.cpp.
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/mutex.h"
+#include "transport/native_frames.h"
+#include "transport/native_shared.h"
+#include "transport/native_stream.h"
+#include "transport/transport.h"
+
+namespace torchrpc {
+
+class NativeConnection : public Connection,
+                         public NativeLoop::Spinner,
+                         public std::enable_shared_from_this<NativeConnection> {
+ public:
+  /// `route`: for people, e.g. "tcp 10.0.0.1:4242". A callback must have been begun: it ends with onClosed.
+  NativeConnection(std::shared_ptr<NativeShared> shared, std::string peer_name, std::string route);
+
+  void send(Frame frame, std::function<void(Status)> done) override;
+  void close() override;
+  std::string describe() const override;
+
+  // On the loop.
+  bool poll() override;
+  bool arm() override { return !reading_ || reading_->arm(); }
+  void disarm() override;
+  /// Before anything else is called on the loop.
+  void setHandler(std::shared_ptr<ConnectionHandler> handler) { handler_ = std::move(handler); }
+  /// The peer has proved itself: what is queued goes out, frames come in. `fd` is what tells of news.
+  void open(std::unique_ptr<NativeStream> stream, int fd);
+  /// Ends it; `code` as onClosed has it, and what to say if it was the peer's doing or the network's.
+  void finish(ErrorCode code, const std::string& text);
+
+ private:
+  /// Writes until there is nothing left or no room; by whoever has set flushing_.
+  void flush();
+  /// After the stream was full; false if it was not, or somebody else writes.
+  bool flushAgain();
+  /// See NativeStream::awaitRoom.
+  void awaitRoom(NativeStream& stream);
+  void complete(std::vector<NativeFrameQueue::Outgoing>& outgoing, const Status& status);
+  void onReady(NativeLoop::Ready ready);
+  /// What there is, up to a limit; how much that was.
+  size_t readSome();
+  bool isClosed();
+
+  // Constant after construction.
+  const std::shared_ptr<NativeShared> shared_;
+  const std::string peer_name_;
+  const std::string route_;
+
+  // Guarded by mutex_.
+  Mutex mutex_;
+  NativeFrameQueue outgoing_ TORCHRPC_GUARDED_BY(mutex_);
+  std::shared_ptr<NativeStream> stream_ TORCHRPC_GUARDED_BY(mutex_);  ///< from open() to the end
+  bool flushing_ TORCHRPC_GUARDED_BY(mutex_) = false;
+  bool blocked_ TORCHRPC_GUARDED_BY(mutex_) = false;  ///< the stream was full: the loop goes on
+  Status closed_ TORCHRPC_GUARDED_BY(mutex_);         ///< no more is sent or delivered
+
+  // On the loop only.
+  std::shared_ptr<ConnectionHandler> handler_;
+  std::shared_ptr<NativeStream> reading_;
+  NativeLoop::Watch watch_;
+  NativeFrameReader reader_;
+};
+
+}  // namespace torchrpc

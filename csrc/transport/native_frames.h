@@ -1,0 +1,90 @@
+#pragma once
+
+// Frames as bytes of a stream, both ways: nothing is copied but headers and what shares a read with them. PROTOCOL.md
+// has the bytes. Internal to native_*.cpp.
+// Threads: one at a time.
+
+#include <array>
+#include <deque>
+#include <functional>
+#include <span>
+#include <sys/uio.h>
+#include <vector>
+
+#include "transport/transport.h"
+
+namespace torchrpc {
+
+/// Stands before each frame, little-endian; then the size of each segment (u64), the head, the segments.
+struct NativeFrameHeader {
+  uint64_t head_bytes = 0;
+  uint32_t segments = 0;
+  uint32_t flags = 0;
+};
+
+/// Frames on their way out.
+class NativeFrameQueue {
+ public:
+  struct Outgoing {
+    Frame frame;
+    std::function<void(Status)> done;
+    NativeFrameHeader header{};
+    std::vector<uint64_t> sizes{};
+
+    /// Header, sizes, head, then the segments.
+    size_t parts() const { return 3 + frame.segments.size(); }
+    iovec part(size_t index) const;
+  };
+
+  void push(Frame frame, std::function<void(Status)> done);
+  bool empty() const { return queue_.empty(); }
+  /// What comes next, as many parts as fit; they stay valid until advance() passes them.
+  size_t gather(std::span<iovec> parts) const;
+  /// That many bytes have been written: adds the frames that have gone whole to `gone`.
+  void advance(size_t bytes, std::vector<Outgoing>& gone);
+  std::deque<Outgoing> takeAll();
+
+ private:
+  std::deque<Outgoing> queue_;
+  // How far the first has gone.
+  size_t part_ = 0;
+  size_t offset_ = 0;
+};
+
+/// Frames on their way in. Sizes are held to the limits before anything is allocated for them.
+class NativeFrameReader {
+ public:
+  explicit NativeFrameReader(const Limits& limits) : limits_(limits) {}
+
+  /// Where the next bytes belong; what comes after them, and small frames, go to `scratch`.
+  size_t room(std::span<char> scratch, std::span<iovec> parts) const;
+  /// That many bytes have come there. Calls `deliver` for each frame that is whole, until it returns false.
+  /// An error: the peer breaks the protocol or the limits.
+  Status take(size_t bytes, std::span<char> scratch, const std::function<bool(Frame)>& deliver);
+
+ private:
+  enum class Stage { kHeader, kSizes, kBody };
+  struct Target {
+    char* data;
+    size_t bytes;
+  };
+  void begin(Stage stage);
+  void addTarget(void* data, size_t bytes);
+  /// Passes `bytes` of the targets.
+  void fill(size_t bytes);
+  bool filled() const { return next_ == targets_.size(); }
+  /// The targets of this stage are full. A frame, if it was the last.
+  Result<std::optional<Frame>> nextStage();
+  Status checkSizes() const;
+
+  const Limits& limits_;
+  Stage stage_ = Stage::kHeader;
+  std::array<char, sizeof(NativeFrameHeader)> header_bytes_;
+  NativeFrameHeader header_;
+  std::vector<uint64_t> sizes_;
+  Frame frame_;
+  std::vector<Target> targets_;
+  size_t next_ = 0;
+};
+
+}  // namespace torchrpc

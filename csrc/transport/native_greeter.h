@@ -1,0 +1,62 @@
+#pragma once
+
+// One socket until its peer has proved itself: connecting, the handshake, its deadline. Holds a few hundred bytes and
+// what a greeting needs. Internal to native_*.cpp.
+// Threads: the loop.
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "base/result.h"
+#include "transport/native_handshake.h"
+#include "transport/native_shared.h"
+#include "transport/native_socket.h"
+
+namespace torchrpc {
+
+class NativeGreeter {
+ public:
+  /// A peer that is who it should be.
+  struct Met {
+    Descriptor socket;
+    Greeting peer;
+    Descriptor memory;  ///< that the two share, if they do
+  };
+  /// Called once, at the end of a callback of the loop's: may destroy the greeter. Errors: kWorkerLost, kProtocol.
+  using Done = std::function<void(Result<Met>)>;
+  /// Makes what the two sides are going to share; invalid if they cannot.
+  using MemoryMaker = std::function<Descriptor()>;
+
+  /// For the side that listens: `self` is what a HELLO must match, and the name to give.
+  NativeGreeter(NativeShared& shared, Descriptor accepted, Greeting self, MemoryMaker make_memory, Done done);
+  /// For the side that opens: connects and says `hello`.
+  NativeGreeter(NativeShared& shared, SocketAddress address, Greeting hello, Done done);
+
+  void start(Duration deadline);
+
+ private:
+  void connect();
+  void onConnected();
+  void onReady();
+  /// A whole message.
+  void onGreeting(const Greeting& greeting);
+  void receiveHello(const Greeting& hello);
+  void fail(ErrorCode code, const std::string& text);
+  void succeed(const Greeting& peer);
+
+  NativeShared& shared_;
+  const bool opener_;
+  const SocketAddress address_;
+  const Greeting self_;
+  const MemoryMaker make_memory_;
+  Done done_;
+  Descriptor socket_, memory_;
+  NativeLoop::Watch watch_, retry_, deadline_;
+  bool connected_;
+  std::string bytes_;
+  size_t wanted_ = kGreetingPrefixBytes;
+  GreetingPrefix prefix_;
+};
+
+}  // namespace torchrpc

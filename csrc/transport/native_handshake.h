@@ -1,0 +1,50 @@
+#pragma once
+
+// What the two sides of a connection say to each other before the first frame: the bytes. PROTOCOL.md specifies them.
+// Nothing here allocates more than a message's few KiB, whatever the bytes are. Internal to native_*.cpp.
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace torchrpc {
+
+/// Of which version a peer is shows in its first bytes, which no version changes.
+constexpr uint16_t kNativeVersion = 1;
+constexpr size_t kGreetingPrefixBytes = 16;
+constexpr size_t kGreetingBodyBytes = 4096;  ///< at most
+
+enum class GreetingType : uint16_t {
+  kHello = 1,  ///< the opener's first
+  // 2, 3: a challenge and the answer to it, for groups that share a secret
+  kWelcome = 4,  ///< frames may follow
+  kRefusal = 5,  ///< the last word
+};
+
+/// All that the messages of a handshake can say; each type has its own part of it.
+struct Greeting {
+  GreetingType type = GreetingType::kHello;
+  uint16_t flags = 0;     ///< hello: what the opener can do; welcome: what of it is done
+  uint64_t listener = 0;  ///< hello: whom the opener wants, as the address says
+  std::string group{};    ///< hello: opaque; both sides must have the same
+  std::string name{};     ///< hello, welcome: the node's, for messages to people
+  std::string proof{};    ///< hello, welcome: of a shared secret; empty where the group has none
+  std::string text{};     ///< refusal: why
+
+  static constexpr uint16_t kSharedMemory = 1;  ///< flag: rings beside the socket
+
+  std::string bytes() const;
+};
+
+/// A message's fixed beginning. Throws Error(kProtocol), as parseGreeting does.
+struct GreetingPrefix {
+  GreetingType type{};
+  uint16_t body_bytes = 0;
+
+  static GreetingPrefix parse(std::string_view bytes);
+};
+
+Greeting parseGreeting(GreetingType type, std::string_view body);
+
+}  // namespace torchrpc

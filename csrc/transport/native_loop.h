@@ -1,0 +1,133 @@
+#pragma once
+
+// The one thread of a native transport: libuv tells it which sockets are ready, the rest of the transport what to do
+// then. It can also spin for a while before it sleeps, for peers that write to shared memory.
+// Threads: post(), stop(), inLoop() from any; all else on the loop.
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "base/mutex.h"
+#include "base/timer.h"
+
+namespace torchrpc {
+
+class NativeLoop {
+  struct Handle;
+  struct State;
+
+ public:
+  /// What a watch or a timer is called with.
+  struct Ready {
+    bool readable = false;
+    bool writable = false;
+    bool failed = false;  ///< the last call: read what is left
+  };
+  using Callback = std::function<void(Ready)>;
+
+  /// A descriptor that is watched, or a deadline; until it is destroyed (on the loop, perhaps in its own callback).
+  class Watch {
+   public:
+    Watch() = default;
+    Watch(Watch&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+    Watch& operator=(Watch&& other) noexcept {
+      std::swap(handle_, other.handle_);
+      return *this;
+    }
+    ~Watch();
+    /// What to be told of; neither: paused. Only for descriptors.
+    void want(bool readable, bool writable);
+    explicit operator bool() const { return handle_ != nullptr; }
+
+   private:
+    friend class NativeLoop;
+    explicit Watch(Handle* handle) : handle_(handle) {}
+    Handle* handle_ = nullptr;
+  };
+
+  /// What the loop looks at before it sleeps. The owner takes it away before it is destroyed.
+  class Spinner {
+   public:
+    virtual ~Spinner() = default;
+    /// Does what there is to do; whether there was anything.
+    virtual bool poll() = 0;
+    /// The loop is about to sleep: whoever is at the other end must wake it from now on. False if there is something
+    /// to do at once.
+    virtual bool arm() = 0;
+    /// The loop looks by itself again.
+    virtual void disarm() = 0;
+  };
+
+  /// Throws Error(kRendezvous) if the system gives us no loop. `longest_spin`: zero never spins.
+  explicit NativeLoop(Duration longest_spin);
+  /// stop().
+  ~NativeLoop();
+  NativeLoop(const NativeLoop&) = delete;
+  NativeLoop& operator=(const NativeLoop&) = delete;
+
+  /// False, and the task is destroyed unrun, once stop() has let go of the last task.
+  bool post(std::function<void()> task);
+  /// Runs what is queued, and what that posts, then ends the thread. All watches must be gone by then. Not from the
+  /// loop. Idempotent.
+  void stop();
+  bool inLoop() const;
+
+  /// Told of nothing until want(). Throws Error(kWorkerLost) if the descriptor cannot be watched.
+  Watch watch(int fd, Callback callback);
+  /// Called once.
+  Watch after(Duration delay, std::function<void()> callback);
+
+  /// The spinner has been active: it is worth looking at for a while. It is armed before the loop sleeps.
+  void heat(Spinner& spinner);
+  void forget(Spinner& spinner);
+
+  /// Memory for whoever is called by the loop, until it returns.
+  std::span<char> scratch() { return scratch_; }
+
+ private:
+  void run();
+  void runTasks();
+  /// See Note [Spinning]. True if there is more to do.
+  bool spin();
+  bool pollAll();
+  /// Spins. Whether there was anything.
+  bool lookAround();
+  /// False if something has come meanwhile.
+  bool armAll();
+
+  // Constant after construction.
+  const Duration longest_spin_;
+  std::unique_ptr<State> state_;  // on the loop only, but for the waking of it
+
+  // Own synchronization.
+  std::atomic<bool> has_tasks_{false};
+  std::atomic<bool> sleeping_{false};
+
+  // Guarded by mutex_.
+  Mutex mutex_;
+  std::vector<std::function<void()>> tasks_ TORCHRPC_GUARDED_BY(mutex_);
+  bool stopping_ TORCHRPC_GUARDED_BY(mutex_) = false;
+  bool stopped_ TORCHRPC_GUARDED_BY(mutex_) = false;
+
+  // On the loop only.
+  struct Hot {
+    Spinner* spinner;  // nullptr once forgotten
+    int idle_rounds = 0;
+  };
+  std::vector<Hot> hot_;
+  bool unarmed_ = false;  ///< some spinner may have to be armed before the loop sleeps
+  int credit_ = 1;
+  unsigned unspun_ = 0;  ///< rounds since the loop last spun
+  unsigned spin_again_ = 16;
+  TimePoint asked_uv_{};
+  std::vector<char> scratch_;
+
+  // Touched by the constructor and by stop() only.
+  std::thread thread_;
+};
+
+}  // namespace torchrpc

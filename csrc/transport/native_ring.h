@@ -1,0 +1,66 @@
+#pragma once
+
+// Rings of bytes in memory that two processes share: one writes, one reads, neither waits. Whatever the other process
+// does to the shared part, nothing outside the ring is read or written. Internal to native_*.cpp.
+// Threads: one writer and one reader a ring.
+
+#include <atomic>
+#include <cstdint>
+#include <span>
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#include "transport/native_socket.h"
+
+namespace torchrpc {
+
+/// The shared part of a ring, beside its bytes. Positions only grow; each is written by one side.
+struct RingControl {
+  alignas(64) std::atomic<uint64_t> written;
+  alignas(64) std::atomic<uint64_t> read;
+  /// Set by the side that is going to wait, cleared by the other, which then rings.
+  alignas(64) std::atomic<uint32_t> reader_sleeps;
+  alignas(64) std::atomic<uint32_t> writer_waits;
+};
+static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
+
+/// Two rings, one for each direction.
+class RingMemory {
+ public:
+  /// A memfd with two empty rings, which can neither shrink nor grow; invalid if there is none to be had.
+  static Descriptor make();
+  /// Throws Error(kWorkerLost) if it cannot be mapped, Error(kProtocol) if it is not what make() makes.
+  explicit RingMemory(const Descriptor& memory);
+  ~RingMemory();
+  RingMemory(const RingMemory&) = delete;
+  RingMemory& operator=(const RingMemory&) = delete;
+
+  RingControl& control(int ring) const;
+  std::span<char> bytes(int ring) const;
+
+ private:
+  char* base_ = nullptr;
+  size_t size_ = 0;
+};
+
+/// One side of a ring. Sequentially consistent: see Note [Bells].
+class RingEnd {
+ public:
+  enum class Side { kWriter, kReader };
+  RingEnd(Side side, RingControl& control, std::span<char> bytes);
+
+  /// How many bytes can be moved now; negative: the peer has broken the ring.
+  ssize_t available() const;
+  /// Moves a stretch of bytes between the ring and the parts' bytes from `skip` on, as many as are available and as
+  /// should be moved in one go, so that the other side can work at the same time. As available().
+  ssize_t move(std::span<const iovec> parts, size_t skip);
+
+ private:
+  const bool writes_;
+  std::atomic<uint64_t>& own_;
+  const std::atomic<uint64_t>& other_;
+  const std::span<char> bytes_;
+  std::atomic<uint64_t> position_{0};  // ours: what stands in the shared memory is the peer's to change
+};
+
+}  // namespace torchrpc

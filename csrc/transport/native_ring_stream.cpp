@@ -1,0 +1,105 @@
+// Note [Bells]
+// Whoever is going to sleep says so in the ring's control, then looks once more, then sleeps; whoever moves bytes does
+// that first and then looks whether the other sleeps. All of that in one order for both (sequentially consistent), so
+// one of the two always sees the other. A bell is a byte on the Unix socket that the loop watches anyway,
+// for the end of the peer.
+
+#include <cerrno>
+
+#include "transport/native_ring.h"
+#include "transport/native_stream.h"
+
+namespace torchrpc {
+
+namespace {
+
+using Flag = std::atomic<uint32_t>;
+
+class RingStream : public NativeStream {
+ public:
+  RingStream(Descriptor socket, const Descriptor& memory, bool opener)
+      : socket_(std::move(socket)),
+        memory_(memory),
+        out_control_(memory_.control(opener ? 0 : 1)),
+        in_control_(memory_.control(opener ? 1 : 0)),
+        out_(RingEnd::Side::kWriter, out_control_, memory_.bytes(opener ? 0 : 1)),
+        in_(RingEnd::Side::kReader, in_control_, memory_.bytes(opener ? 1 : 0)) {
+    in_control_.reader_sleeps = 1;
+  }
+
+  ssize_t write(std::span<const iovec> parts) override {
+    waits_for_room_ = false;
+    return moveAll(out_, parts, out_control_.reader_sleeps);
+  }
+  Room awaitRoom() override {
+    waits_for_room_ = true;
+    if (!loop_looks_) out_control_.writer_waits = 1;
+    return out_.available() != 0 ? Room::kNow : Room::kRung;
+  }
+
+  ssize_t read(std::span<const iovec> parts) override {
+    const auto moved = moveAll(in_, parts, in_control_.writer_waits);
+    // What the peer wrote before it went counts.
+    return moved == 0 && ended_ ? -ECONNRESET : moved;
+  }
+  void hear() override {
+    char bells[64];
+    for (;;) {
+      const auto heard = ::recv(socket_.get(), bells, sizeof(bells), 0);
+      if (heard < 0 && errno == EINTR) continue;
+      if (heard == 0 || (heard < 0 && errno != EAGAIN)) ended_ = true;
+      if (heard < static_cast<ssize_t>(sizeof(bells))) return;
+    }
+  }
+  bool ready() override { return ended_ || in_.available() != 0 || (waits_for_room_ && out_.available() != 0); }
+  bool arm() override {
+    loop_looks_ = false;
+    in_control_.reader_sleeps = 1;
+    if (waits_for_room_) out_control_.writer_waits = 1;
+    return !ready();
+  }
+  void disarm() override {
+    loop_looks_ = true;
+    in_control_.reader_sleeps.store(0, std::memory_order_relaxed);
+  }
+
+  void shutDown() override { ::shutdown(socket_.get(), SHUT_RDWR); }
+
+ private:
+  ssize_t moveAll(RingEnd& end, std::span<const iovec> parts, Flag& sleeper) {
+    size_t moved = 0;
+    for (;;) {
+      const auto more = end.move(parts, moved);
+      if (more < 0) return more;
+      if (more == 0) return static_cast<ssize_t>(moved);
+      moved += static_cast<size_t>(more);
+      if (sleeper.load() && sleeper.exchange(0)) {
+        // A bell that finds no room is not needed: there are others. One that finds nobody: the loop hears of it.
+        ::send(socket_.get(), "", 1, MSG_NOSIGNAL);
+      }
+    }
+  }
+
+  // Constant after construction, or with synchronization of their own.
+  const Descriptor socket_;
+  const RingMemory memory_;
+  RingControl& out_control_;
+  RingControl& in_control_;
+  std::atomic<bool> waits_for_room_{false};
+  std::atomic<bool> loop_looks_{false};  ///< by itself, at ready()
+
+  // Whoever writes.
+  RingEnd out_;
+
+  // On the loop only. (waits_for_room_ makes out_ the loop's as far as ready() goes.)
+  RingEnd in_;
+  bool ended_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<NativeStream> makeRingStream(Descriptor socket, const Descriptor& memory, bool opener) {
+  return std::make_unique<RingStream>(std::move(socket), memory, opener);
+}
+
+}  // namespace torchrpc

@@ -1,0 +1,31 @@
+#pragma once
+
+// What a native transport and its connections share; outlives both. Internal to native_*.cpp.
+
+#include <atomic>
+#include <memory>
+#include <unordered_set>
+
+#include "transport/callbacks.h"
+#include "transport/native_loop.h"
+#include "wire/limits.h"
+
+namespace torchrpc {
+
+class NativeConnection;
+
+struct NativeShared {
+  NativeShared(Limits limits, Duration longest_spin) : limits(limits), loop(longest_spin) {}
+
+  // Constant, or with synchronization of their own.
+  const Limits limits;
+  Callbacks callbacks;
+  NativeLoop loop;
+  std::atomic<uint64_t> accepted{0};
+  std::atomic<uint64_t> refused{0};  ///< peers that did not get through the handshake
+
+  // On the loop only.
+  std::unordered_set<std::shared_ptr<NativeConnection>> connections;  ///< that have not ended
+};
+
+}  // namespace torchrpc

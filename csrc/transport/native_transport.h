@@ -1,0 +1,32 @@
+#pragma once
+
+// Our own transport: TCP between hosts, Unix sockets and shared memory within one. One thread, one listening socket
+// (two where Unix sockets are used), one connection a pair of workers.
+
+#include <memory>
+#include <string>
+
+#include "base/timer.h"
+#include "transport/transport.h"
+
+namespace torchrpc {
+
+struct NativeOptions {
+  /// As in TensorPipeOptions: the address to listen on and to be reached at, and where the group meets.
+  std::string host;
+  std::string rendezvous_host;
+  std::string node_name;
+  /// Opaque; peers that say another are refused. At most 1,024 bytes.
+  std::string group;
+  bool unix_sockets = true;   ///< between workers of one host
+  bool shared_memory = true;  ///< beside Unix sockets
+  Duration handshake_deadline = std::chrono::seconds(10);
+  size_t unproven_peers = 256;  ///< that may be in the middle of a handshake; the oldest goes
+  /// How long the loop looks for news itself before it sleeps; see Note [Spinning]. Zero: never.
+  Duration longest_spin = std::chrono::microseconds(40);
+  Limits limits;
+};
+
+std::unique_ptr<Transport> makeNativeTransport(NativeOptions options);
+
+}  // namespace torchrpc

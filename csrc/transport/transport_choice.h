@@ -1,0 +1,35 @@
+#pragma once
+
+// Which transport a node uses, where its user leaves that open or names one.
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "transport/transport.h"
+
+namespace torchrpc {
+
+struct TransportOptions {
+  /// "native", "tensorpipe" or "auto"; empty: what the environment variable TORCHRPC_TRANSPORT says, else "auto", which
+  /// is native: the faster one at every size (benchmarks/cpp/transport_pingpong.cpp), and the one that strangers cannot
+  /// bring down. All workers of a group must use the same.
+  std::string kind;
+  /// TensorPipe's transports and channels, as in TensorPipeOptions; a list of either makes the choice TensorPipe,
+  /// unless the transports are just {"native"}.
+  std::optional<std::vector<std::string>> transports;
+  std::optional<std::vector<std::string>> channels;
+  std::string host;  ///< this and the next: as in TensorPipeOptions
+  std::string rendezvous_host;
+  std::string node_name;
+  Limits limits;
+};
+
+/// Throws Error(kInvalidArgument) naming the option or variable and what would be accepted.
+std::unique_ptr<Transport> makeTransport(TransportOptions options);
+
+/// Whether this build has TensorPipe.
+bool hasTensorPipe();
+
+}  // namespace torchrpc

@@ -1,0 +1,261 @@
+// What the native transport makes of bytes, its own and others': greetings, frames in pieces of any size, rings.
+
+#include <algorithm>
+#include <cstring>
+#include <fcntl.h>
+#include <numeric>
+#include <random>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "transport/native_frames.h"
+#include "transport/native_handshake.h"
+#include "transport/native_ring.h"
+#include "transport/witness.h"
+
+using namespace torchrpc;
+using namespace torchrpc::test;
+
+namespace {
+
+Greeting parsed(const std::string& bytes) {
+  const auto prefix = GreetingPrefix::parse(bytes);
+  return parseGreeting(prefix.type, std::string_view(bytes).substr(kGreetingPrefixBytes));
+}
+
+/// Nothing but an error of the protocol's may come of bytes that are no greeting.
+bool isGreeting(const std::string& bytes) {
+  try {
+    parsed(bytes);
+    return true;
+  } catch (const Error& error) {
+    REQUIRE(error.code() == ErrorCode::kProtocol);
+    return false;
+  }
+}
+
+Greeting someHello() {
+  return {.flags = 1, .listener = 42, .group = std::string("g\0roup", 6), .name = "alice", .proof = "p"};
+}
+
+/// All of the queue's bytes, taken in pieces of random size.
+std::string drain(NativeFrameQueue& queue, std::mt19937& random, std::vector<NativeFrameQueue::Outgoing>& gone) {
+  std::string bytes;
+  std::array<iovec, 5> parts;
+  while (!queue.empty()) {
+    const auto count = queue.gather(parts);
+    REQUIRE(count > 0);
+    size_t all = 0;
+    for (size_t i = 0; i < count; ++i) all += parts[i].iov_len;
+    const size_t written = 1 + random() % all;
+    for (size_t i = 0, rest = written; rest > 0; ++i) {
+      const auto some = std::min(rest, parts[i].iov_len);
+      bytes.append(static_cast<const char*>(parts[i].iov_base), some);
+      rest -= some;
+    }
+    queue.advance(written, gone);
+  }
+  return bytes;
+}
+
+/// Gives `bytes` to the reader in pieces of random size; what came of it.
+Status feed(NativeFrameReader& reader, std::string_view bytes, std::mt19937& random, std::vector<Frame>& frames) {
+  std::array<char, 100> scratch;
+  std::array<iovec, 6> parts;
+  while (!bytes.empty()) {
+    const auto count = reader.room(scratch, parts);
+    size_t room = 0;
+    for (size_t i = 0; i < count; ++i) room += parts[i].iov_len;
+    const size_t read = std::min<size_t>(bytes.size(), 1 + random() % room);
+    for (size_t i = 0, rest = read; rest > 0; ++i) {
+      const auto some = std::min(rest, parts[i].iov_len);
+      std::memcpy(parts[i].iov_base, bytes.data(), some);
+      bytes.remove_prefix(some);
+      rest -= some;
+    }
+    auto refused = reader.take(read, scratch, [&](Frame frame) {
+      frames.push_back(std::move(frame));
+      return true;
+    });
+    if (refused) return refused;
+  }
+  return std::nullopt;
+}
+
+Frame randomFrame(std::mt19937& random) {
+  const size_t sizes[] = {0, 1, 7, 99, 100, 101, 1'000};
+  Frame frame{std::string(sizes[random() % 7], static_cast<char>(random())), {}};
+  for (size_t i = random() % 4; i > 0; --i) {
+    frame.segments.push_back(filled(sizes[random() % 7], static_cast<char>(random())));
+  }
+  return frame;
+}
+
+bool isSame(const Frame& a, const Frame& b) {
+  return a.head == b.head &&
+      std::equal(a.segments.begin(), a.segments.end(), b.segments.begin(), b.segments.end(), [](auto& x, auto& y) {
+           return x.bytes == y.bytes && (x.bytes == 0 || std::memcmp(x.data(), y.data(), x.bytes) == 0);
+         });
+}
+
+}  // namespace
+
+// ---- greetings ----
+
+TEST_CASE("a greeting survives its bytes") {
+  const auto hello = parsed(someHello().bytes());
+  CHECK(hello.type == GreetingType::kHello);
+  CHECK(hello.listener == 42);
+  CHECK(hello.flags == 1);
+  CHECK(hello.group == std::string("g\0roup", 6));
+  CHECK(hello.name == "alice");
+  CHECK(hello.proof == "p");
+  const auto welcome = parsed(Greeting{.type = GreetingType::kWelcome, .flags = 1, .name = "bob"}.bytes());
+  CHECK(welcome.type == GreetingType::kWelcome);
+  CHECK(welcome.name == "bob");
+  CHECK(parsed(Greeting{.type = GreetingType::kRefusal, .text = "no"}.bytes()).text == "no");
+}
+
+TEST_CASE("a greeting is never larger than its limit") {
+  const std::string huge(100'000, 'x');
+  const auto bytes = Greeting{.group = huge, .name = huge, .proof = huge}.bytes();
+  CHECK(bytes.size() <= kGreetingPrefixBytes + kGreetingBodyBytes);
+  CHECK(isGreeting(bytes));
+}
+
+TEST_CASE("another version of the protocol is named") {
+  auto bytes = someHello().bytes();
+  bytes[8] = 77;
+  try {
+    parsed(bytes);
+    FAIL("understood");
+  } catch (const Error& error) {
+    CHECK_THAT(error.text(), Catch::Contains("version 77") && Catch::Contains("same torchrpc"));
+  }
+}
+
+TEST_CASE("bytes that are no greeting are an error, whatever they are") {
+  const auto seed = GENERATE(1u, 2u, 3u);
+  CAPTURE(seed);
+  std::mt19937 random(seed);
+  const std::string whole = someHello().bytes();
+  for (size_t end = 0; end < whole.size(); ++end) CHECK_FALSE(isGreeting(whole.substr(0, end)));
+  CHECK_FALSE(isGreeting(whole + "x"));
+  for (int i = 0; i < 20'000; ++i) {
+    auto bytes = whole;
+    for (size_t flips = 1 + random() % 4; flips > 0; --flips) {
+      bytes[random() % bytes.size()] = static_cast<char>(random());
+    }
+    isGreeting(bytes);
+    std::string noise(random() % 200, '\0');
+    std::generate(noise.begin(), noise.end(), [&] { return static_cast<char>(random()); });
+    CHECK_FALSE(isGreeting(noise));
+  }
+}
+
+// ---- frames ----
+
+TEST_CASE("frames cut into pieces of any size arrive whole and in order") {
+  const auto seed = GENERATE(range(0u, 20u));
+  CAPTURE(seed);
+  std::mt19937 random(seed);
+  std::vector<Frame> sent;
+  NativeFrameQueue queue;
+  for (int i = 0; i < 50; ++i) {
+    sent.push_back(randomFrame(random));
+    queue.push(sent.back(), nullptr);
+  }
+  std::vector<NativeFrameQueue::Outgoing> gone;
+  const auto bytes = drain(queue, random, gone);
+  CHECK(gone.size() == 50);
+  const Limits limits;
+  NativeFrameReader reader(limits);
+  std::vector<Frame> received;
+  REQUIRE_FALSE(feed(reader, bytes, random, received));
+  REQUIRE(received.size() == 50);
+  for (int i = 0; i < 50; ++i) CHECK(isSame(received[i], sent[i]));
+}
+
+TEST_CASE("small frames that wait are written in one go") {
+  NativeFrameQueue queue;
+  for (int i = 0; i < 20; ++i) queue.push(headOnly("frame"), nullptr);
+  std::array<iovec, 64> parts;
+  const auto count = queue.gather(parts);
+  CHECK(count == 40);  // a header and a head each
+  std::vector<NativeFrameQueue::Outgoing> gone;
+  queue.advance(20 * (sizeof(NativeFrameHeader) + 5), gone);
+  CHECK(gone.size() == 20);
+  CHECK(queue.empty());
+}
+
+TEST_CASE("random bytes instead of frames end in an error or wait for more, within the limits") {
+  const auto seed = GENERATE(range(0u, 5u));
+  CAPTURE(seed);
+  std::mt19937 random(seed);
+  Limits limits;
+  limits.head_bytes = 10'000;
+  limits.segment_bytes = 10'000;
+  limits.tensors = 10;
+  for (int i = 0; i < 1'000; ++i) {
+    NativeFrameReader reader(limits);
+    std::string noise(1 + random() % 300, '\0');
+    std::generate(noise.begin(), noise.end(), [&] { return static_cast<char>(random() % 3 ? 0 : random()); });
+    std::vector<Frame> frames;
+    if (const auto error = feed(reader, noise, random, frames)) {
+      const bool expected = error->code() == ErrorCode::kProtocol || error->code() == ErrorCode::kFrameTooLarge;
+      CHECK(expected);
+    }
+    for (const auto& frame : frames) CHECK(frame.head.size() <= limits.head_bytes);
+  }
+}
+
+// ---- rings ----
+
+TEST_CASE("bytes go through a ring in order, whatever the sizes of writes and reads") {
+  const auto seed = GENERATE(range(0u, 5u));
+  CAPTURE(seed);
+  std::mt19937 random(seed);
+  const auto memory = RingMemory::make();
+  const RingMemory here(memory), there(memory);
+  RingEnd writer(RingEnd::Side::kWriter, here.control(0), here.bytes(0));
+  RingEnd reader(RingEnd::Side::kReader, there.control(0), there.bytes(0));
+  std::string sent(3 << 20, '\0'), received;
+  std::generate(sent.begin(), sent.end(), [&] { return static_cast<char>(random()); });
+  std::string piece(200'000, '\0');
+  for (size_t at = 0; received.size() < sent.size();) {
+    const size_t bytes = std::min<size_t>(sent.size() - at, random() % 200'000);
+    const iovec out[] = {{sent.data() + at, bytes / 2}, {sent.data() + at + bytes / 2, bytes - bytes / 2}};
+    const auto written = writer.move(out, 0);
+    REQUIRE(written >= 0);
+    at += static_cast<size_t>(written);
+    const iovec in[] = {{piece.data(), random() % piece.size()}};
+    const auto read = reader.move(in, 0);
+    REQUIRE(read >= 0);
+    received.append(piece, 0, static_cast<size_t>(read));
+  }
+  CHECK(received == sent);
+}
+
+TEST_CASE("positions that a peer cannot have are seen") {
+  const auto memory = RingMemory::make();
+  const RingMemory rings(memory);
+  RingEnd writer(RingEnd::Side::kWriter, rings.control(0), rings.bytes(0));
+  RingEnd reader(RingEnd::Side::kReader, rings.control(1), rings.bytes(1));
+  rings.control(0).read = 1;
+  CHECK(writer.available() < 0);
+  rings.control(1).written = uint64_t{1} << 40;
+  CHECK(reader.available() < 0);
+  const iovec part{nullptr, 0};
+  CHECK(reader.move({&part, 1}, 0) < 0);
+}
+
+TEST_CASE("memory that a peer could take away again is refused") {
+  Descriptor unsealed(::memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  REQUIRE(::ftruncate(unsealed.get(), 4096 + (512 << 10)) == 0);
+  CHECK_THROWS_AS(RingMemory(unsealed), Error);
+  Descriptor odd(::memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  REQUIRE(::ftruncate(odd.get(), 5'000) == 0);
+  REQUIRE(::fcntl(odd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0);
+  CHECK_THROWS_AS(RingMemory(odd), Error);
+  CHECK_THROWS_AS(RingMemory(Descriptor(::open("/dev/null", O_RDWR | O_CLOEXEC))), Error);
+}

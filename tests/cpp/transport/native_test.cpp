@@ -1,0 +1,184 @@
+// What only the native transport has: its addresses and ways, what it costs when idle, peers in other processes.
+
+#include <ctime>
+#include <thread>
+
+#include "transport/child_process.h"
+#include "transport/kinds.h"
+#include "transport/native_address.h"
+#include "transport/transport_choice.h"
+#include "transport/witness.h"
+
+using namespace torchrpc;
+using namespace torchrpc::test;
+
+namespace {
+
+std::string textOf(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::kInvalidArgument);
+    return error.text();
+  }
+  return "";
+}
+
+struct Nobody : ConnectionHandler {
+  void onFrame(Frame) override {}
+  void onClosed(const Error&) override {}
+};
+
+double cpuSeconds() {
+  timespec time{};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+}
+
+}  // namespace
+
+TEST_CASE("a native address survives its text") {
+  const NativeAddress address{0xab, "10.0.0.1:4242", "boot.1", "torchrpc-1"};
+  CHECK(address.text() == "native:id=ab;tcp=10.0.0.1:4242;host=boot.1;unix=torchrpc-1");
+  CHECK(NativeAddress::parse(address.text()).text() == address.text());
+  CHECK(NativeAddress::parse("native:id=1;tcp=[::1]:2").text() == "native:id=1;tcp=[::1]:2");
+  CHECK(NativeAddress::parse("native:id=1;tcp=[::1]:2;later=x").tcp == "[::1]:2");
+}
+
+TEST_CASE("what is no native address is refused") {
+  for (const char* text :
+       {"native:", "native:id=x;tcp=1.2.3.4:5", "native:id=1", "native:id=1;tcp=localhost:1", "native:id=1;tcp=1.2.3.4",
+        "native:id=1;tcp=1.2.3.4:5;host=h", "native:id=1;tcp=1.2.3.4:5;unix=u", "native:;"}) {
+    CAPTURE(text);
+    CHECK_THAT(textOf([&] { NativeAddress::parse(text); }), Catch::Contains("not the address"));
+  }
+}
+
+TEST_CASE("workers of one host share memory, others meet over TCP") {
+  Pair<NativeShm> pair;
+  CHECK(pair.a->describe() == "native(shm,tcp)");
+  CHECK_THAT(pair.connect(pair.witness())->describe(), Catch::Contains("unix"));
+  pair.accepted(0);
+  auto address = NativeAddress::parse(pair.address);
+  address.host = "another-boot.1";
+  auto far = pair.a->connect(address.text(), "bob", pair.witness());
+  CHECK_THAT(far->describe(), Catch::Contains("tcp 127.0.0.1:"));
+  pair.send(*far, headOnly("hello"));
+  CHECK(pair.accepted(1).witness->takeFrame().head == "hello");
+}
+
+TEST_CASE("one side with shared memory and one without meet over the socket") {
+  struct Mixed {
+    bool next = false;
+    std::unique_ptr<Transport> make(Limits limits) {
+      return makeNative({.shared_memory = std::exchange(next, true)}, limits);
+    }
+  };
+  Pair<Mixed> pair;
+  auto connection = pair.connect(pair.witness());
+  pair.send(*connection, {"hello", {filled(3 << 20, 'x')}});
+  CHECK(isFilled(pair.accepted().witness->takeFrame().segments.at(0), 3 << 20, 'x'));
+}
+
+TEST_CASE("an idle node uses no processor time") {
+  Pair<NativeShm> pair;
+  auto connection = pair.connect(pair.witness());
+  for (int i = 0; i < 100; ++i) pair.send(*connection, headOnly("busy"));
+  REQUIRE(pair.accepted().witness->awaitFrames(100));
+  const auto before = cpuSeconds();
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  CHECK(cpuSeconds() - before < 0.05);
+}
+
+TEST_CASE("child: a native peer that waits to be killed", "[.child]") {
+  auto transport = makeNative({}, {});
+  auto connection = transport->connect(ChildProcess::argument(), "parent", std::make_shared<Nobody>());
+  connection->send(headOnly("I live"), [](Status) {});
+  for (;;) pause();
+}
+
+TEMPLATE_TEST_CASE("a native peer that is killed is heard of", "", NativeTcp, NativeUnix, NativeShm) {
+  Pair<TestType> pair;
+  ChildProcess child("child: a native peer that waits to be killed", pair.address);
+  CHECK(pair.accepted().witness->takeFrame().head == "I live");
+  child.kill(SIGKILL);
+  CHECK(pair.accepted().witness->awaitClosed().code() == ErrorCode::kWorkerLost);
+}
+
+TEST_CASE("child: a native peer that echoes large tensors", "[.child]") {
+  auto transport = makeNative({}, {});
+  struct Echo : ConnectionHandler {
+    std::shared_ptr<Connection> connection;
+    std::atomic<bool> over{false};
+    void onFrame(Frame frame) override {
+      connection->send(std::move(frame), [](const Status&) {});
+    }
+    void onClosed(const Error&) override {
+      over = true;
+      over.notify_one();
+    }
+  };
+  auto echo = std::make_shared<Echo>();
+  echo->connection = transport->connect(ChildProcess::argument(), "parent", echo);
+  echo->connection->send(headOnly("I live"), [](Status) {});
+  echo->over.wait(false);
+}
+
+TEST_CASE("tensors of any size go to another process and back through shared memory") {
+  Pair<NativeShm> pair;
+  ChildProcess child("child: a native peer that echoes large tensors", pair.address);
+  auto bob = pair.accepted();
+  CHECK(bob.witness->takeFrame().head == "I live");
+  const std::vector<size_t> sizes = {1, 5'000, 300'000, 20 << 20};
+  for (char i = 1; i <= 4; ++i) pair.send(*bob.connection, {"h", {filled(sizes[i - 1], i), filled(sizes[4 - i], i)}});
+  for (char i = 1; i <= 4; ++i) {
+    auto frame = bob.witness->takeFrame();
+    CHECK(isFilled(frame.segments.at(0), sizes[i - 1], i));
+    CHECK(isFilled(frame.segments.at(1), sizes[4 - i], i));
+  }
+  bob.connection->close();
+  CHECK(child.wait() == 0);
+}
+
+// ---- the choice ----
+
+TEST_CASE("the transport is native unless somebody says otherwise") {
+  ::unsetenv("TORCHRPC_TRANSPORT");
+  CHECK(makeTransport({.host = "127.0.0.1"})->describe().starts_with("native("));
+  CHECK(makeTransport({.kind = "auto", .host = "127.0.0.1"})->describe().starts_with("native("));
+  CHECK(makeTransport({.transports = {{"native"}}, .host = "127.0.0.1"})->describe().starts_with("native("));
+}
+
+TEST_CASE("a transport that does not exist is refused with those that do") {
+  CHECK_THAT(
+      textOf([] { makeTransport({.kind = "pigeon"}); }),
+      Catch::Contains("pigeon") && Catch::Contains("native") && Catch::Contains("tensorpipe"));
+  ::setenv("TORCHRPC_TRANSPORT", "pigeon", 1);
+  CHECK_THAT(textOf([] { makeTransport({}); }), Catch::Contains("TORCHRPC_TRANSPORT"));
+  ::unsetenv("TORCHRPC_TRANSPORT");
+}
+
+TEST_CASE("a worker with another transport is named with the remedy") {
+  auto native = makeNative({}, {});
+  CHECK_THAT(
+      textOf([&] { native->connect("tensorpipe:uv://10.0.0.1:1#uv:*", "bob", std::make_shared<Nobody>()); }),
+      Catch::Contains("tensorpipe") && Catch::Contains("TORCHRPC_TRANSPORT"));
+}
+
+#ifndef TORCHRPC_WITHOUT_TENSORPIPE
+TEST_CASE("TensorPipe is used where it is asked for, by whichever way") {
+  CHECK(makeTransport({.kind = "tensorpipe", .host = "127.0.0.1"})->describe().starts_with("tensorpipe("));
+  CHECK(makeTransport({.transports = {{"uv"}}, .host = "127.0.0.1"})->describe().starts_with("tensorpipe(uv"));
+  CHECK(makeTransport({.channels = {{"basic"}}, .host = "127.0.0.1"})->describe().starts_with("tensorpipe("));
+  ::setenv("TORCHRPC_TRANSPORT", "tensorpipe", 1);
+  CHECK(makeTransport({.host = "127.0.0.1"})->describe().starts_with("tensorpipe("));
+  // What a script says in its options goes before the environment.
+  CHECK(makeTransport({.kind = "native", .host = "127.0.0.1"})->describe().starts_with("native("));
+  ::unsetenv("TORCHRPC_TRANSPORT");
+  CHECK_THAT(textOf([] { makeTransport({.kind = "native", .transports = {{"uv"}}}); }), Catch::Contains("_transports"));
+}
+#else
+TEST_CASE("asking a build without TensorPipe for it is answered with the remedy") {
+  CHECK_THAT(textOf([] { makeTransport({.kind = "tensorpipe"}); }), Catch::Contains("built without TensorPipe"));
+}
+#endif
