@@ -36,9 +36,10 @@ def work(rank: int, workers: int, calls: int, store: str, out: int) -> None:
     rpc.init_rpc(f"worker{rank}", rank=rank, world_size=workers, rpc_backend_options=options)
     met = time.monotonic()
     one = torch.ones(4)
+    peers = [peer for peer in range(workers) if peer != rank]
     for _ in range(calls):
-        futures = [rpc.rpc_async(f"worker{peer}", torch.add, args=(one, peer)) for peer in range(workers) if peer != rank]
-        for peer, future in zip((peer for peer in range(workers) if peer != rank), futures, strict=True):
+        futures = [rpc.rpc_async(f"worker{peer}", torch.add, args=(one, peer)) for peer in peers]
+        for peer, future in zip(peers, futures, strict=True):
             assert future.wait()[0] == 1 + peer
     called = time.monotonic()
     private, shared = memory()
