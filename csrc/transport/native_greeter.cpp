@@ -127,9 +127,9 @@ void NativeGreeter::receiveHello(const Greeting& hello) {
 // ---- the end ----
 
 void NativeGreeter::fail(ErrorCode code, const std::string& text) {
+  if (!opener_) ++shared_.refused;
   // Only those who speak our language get an answer.
-  const bool understands = bytes_.size() >= kGreetingPrefixBytes;
-  if (!opener_ && code == ErrorCode::kProtocol && understands) {
+  if (!opener_ && code == ErrorCode::kProtocol && GreetingPrefix::isOurs(bytes_)) {
     sendSmall(socket_.get(), Greeting{.type = GreetingType::kRefusal, .text = text}.bytes());
   }
   watch_ = {};

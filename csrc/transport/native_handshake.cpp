@@ -52,9 +52,11 @@ std::string Greeting::bytes() const {
   return message + body;
 }
 
+bool GreetingPrefix::isOurs(std::string_view bytes) { return bytes.starts_with(kMagic); }
+
 GreetingPrefix GreetingPrefix::parse(std::string_view bytes) {
   Reader in(bytes);
-  if (in.getBytes(kMagic.size()) != kMagic) throw Error(ErrorCode::kProtocol, "what came is not torchrpc's protocol");
+  if (!isOurs(in.getBytes(kMagic.size()))) throw Error(ErrorCode::kProtocol, "what came is not torchrpc's protocol");
   if (const auto version = in.get<uint16_t>(); version != kNativeVersion) {
     throw Error(
         ErrorCode::kProtocol,

@@ -42,6 +42,8 @@ struct GreetingPrefix {
   GreetingType type{};
   uint16_t body_bytes = 0;
 
+  /// Of whichever version.
+  static bool isOurs(std::string_view bytes);
   static GreetingPrefix parse(std::string_view bytes);
 };
 

@@ -198,7 +198,9 @@ bool NativeLoop::armAll() {
   bool quiet = true;
   for (auto& hot : hot_) {
     ++hot.idle_rounds;
-    if (hot.spinner && !hot.spinner->arm()) quiet = false;
+    if (!hot.spinner || hot.spinner->arm()) continue;
+    hot.idle_rounds = 0;  // stays: nobody will ring for what has come before
+    quiet = false;
   }
   std::erase_if(hot_, [](const Hot& hot) { return !hot.spinner || hot.idle_rounds > kIdleRounds; });
   return quiet;

@@ -58,6 +58,7 @@ class NativeTransport : public Transport {
   // On the loop.
   void startAccepting(Listener& listener);
   void acceptMany(Listener& listener);
+  void dropOldestCaller();
   void greet(Descriptor socket, bool tcp);
   void onMet(NativeGreeter::Met met, bool tcp);
   void dial(const std::shared_ptr<NativeConnection>& connection, const SocketAddress& to, const NativeAddress& address);
@@ -130,7 +131,7 @@ void NativeTransport::acceptMany(Listener& listener) {
     } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
       // The listener stays ready, so looking again at once would burn the core.
       TORCH_WARN_ONCE("torchrpc cannot accept a connection: ", socketErrorText(errno));
-      if (!callers_.empty()) callers_.pop_front();
+      dropOldestCaller();
       listener.watch.want(false, false);
       listener.pause = shared_->loop.after(kAcceptPause, [&listener] { listener.watch.want(true, false); });
       return;
@@ -138,12 +139,15 @@ void NativeTransport::acceptMany(Listener& listener) {
   }
 }
 
+void NativeTransport::dropOldestCaller() {
+  if (callers_.empty()) return;
+  ++shared_->refused;
+  callers_.pop_front();
+}
+
 void NativeTransport::greet(Descriptor socket, bool tcp) {
   if (tcp) tuneTcp(socket.get());
-  if (callers_.size() >= options_.unproven_peers) {
-    callers_.pop_front();
-    ++shared_->refused;
-  }
+  if (callers_.size() >= options_.unproven_peers) dropOldestCaller();
   const auto place = callers_.insert(callers_.end(), nullptr);
   const bool shares = !tcp && options_.shared_memory;
   Greeting self{
@@ -156,8 +160,7 @@ void NativeTransport::greet(Descriptor socket, bool tcp) {
       [this, place, tcp](Result<NativeGreeter::Met> met) {
         const auto greeter = std::move(*place);
         callers_.erase(place);
-        if (met) return onMet(std::move(met).value(), tcp);
-        ++shared_->refused;
+        if (met) onMet(std::move(met).value(), tcp);
       });
   (*place)->start(options_.handshake_deadline);
 }

@@ -39,6 +39,24 @@ def test_no_symbol_of_torch_rpc_is_used():
         assert not forbidden_symbols(symbols), f"{binary} uses torch's own implementation"
 
 
+def libuv_symbols(listing):
+    """The lines of `nm -D` output that import or export libuv: LibTorch exports one of its own."""
+    return [line for line in listing.splitlines() if re.search(r" uv_\w+$", line)]
+
+
+def test_libuv_stays_inside():
+    for binary in our_binaries():
+        run = subprocess.run(["nm", "-D", binary], capture_output=True, text=True, check=True)
+        assert not libuv_symbols(run.stdout), f"{binary} could be bound to LibTorch's libuv, or LibTorch to ours"
+
+
+def test_the_check_for_libuv_can_fail():
+    assert libuv_symbols("                 U uv_run\n0000000000001234 T uv_close\n                 U uvw\n") == [
+        "                 U uv_run",
+        "0000000000001234 T uv_close",
+    ]
+
+
 def test_the_check_can_fail():
     listing = (
         "                 U c10::Error::what() const\n"

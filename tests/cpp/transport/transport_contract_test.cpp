@@ -213,3 +213,35 @@ CONTRACT("the loop is where handlers run and nowhere else") {
   CHECK_FALSE(others_loop);
   CHECK_FALSE(pair.a->inLoop());
 }
+
+CONTRACT("many nodes may all call each other at once") {
+  constexpr int kNodes = 10, kFrames = 20;
+  TestType kind;
+  Ledger ledger;
+  std::vector<std::unique_ptr<Transport>> nodes;
+  std::vector<std::string> addresses;
+  std::deque<std::shared_ptr<Witness>> heard, opened;
+  for (int i = 0; i < kNodes; ++i) {
+    nodes.push_back(kind.make({}));
+    addresses.push_back(nodes[i]->listen([&, i](std::shared_ptr<Connection> connection) {
+      auto witness = std::make_shared<Witness>(ledger, *nodes[i]);
+      witness->hook = [connection](Frame& frame) { connection->send(frame, [](const Status&) {}); };
+      ledger.write([&] { heard.push_back(witness); });
+      return witness;
+    }));
+  }
+  for (int i = 0; i < kNodes; ++i) {
+    for (int j = 0; j < kNodes; ++j) {
+      opened.push_back(std::make_shared<Witness>(ledger, *nodes[i]));
+      auto connection = nodes[i]->connect(addresses[j], std::to_string(j), opened.back());
+      for (int k = 0; k < kFrames; ++k) connection->send(headOnly(std::to_string(k)), [](const Status&) {});
+    }
+  }
+  for (auto& witness : opened) {
+    REQUIRE(witness->awaitFrames(kFrames));
+    for (int k = 0; k < kFrames; ++k) CHECK(witness->takeFrame().head == std::to_string(k));
+  }
+  for (auto& node : nodes) node->close();
+  for (const auto& complaint : ledger.complaints) FAIL_CHECK(complaint);
+  CHECK(ledger.kept == ledger.promised);
+}

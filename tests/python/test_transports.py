@@ -1,0 +1,63 @@
+"""Which transport a group uses, and that workers which disagree say so."""
+
+import os
+
+import pytest
+import torch
+
+import torchrpc.rpc as rpc
+from torchrpc import testing
+
+TRANSPORTS = {
+    "native": {"transport": "native"},
+    "listed native": {"_transports": ["native"]},
+    "tensorpipe": {"transport": "tensorpipe"},
+    "listed uv": {"_transports": ["uv"]},
+}
+
+
+def transport_in_use():
+    return rpc.api._get_current_rpc_agent().get_debug_info()["agent.transport"]
+
+
+@pytest.mark.parametrize("said", TRANSPORTS)
+def test_a_group_uses_what_its_options_say(said):
+    with testing.workers(2, **TRANSPORTS[said]) as names:
+        assert transport_in_use().startswith("native" if "native" in said else "tensorpipe")
+        large = torch.rand(1000, 1000)
+        assert torch.equal(rpc.rpc_sync(names[1], torch.add, args=(large, 1)), large + 1)
+
+
+def test_the_environment_chooses_where_options_do_not(monkeypatch):
+    monkeypatch.setenv("TORCHRPC_TRANSPORT", "tensorpipe")
+    with testing.workers(1):
+        assert transport_in_use().startswith("tensorpipe")
+    monkeypatch.delenv("TORCHRPC_TRANSPORT")
+    with testing.workers(1):
+        assert transport_in_use().startswith("native")
+
+
+def test_strangers_are_counted():
+    with testing.workers(2) as names:
+        rpc.rpc_sync(names[1], torch.ones, args=([1],))
+        info = rpc.api._get_current_rpc_agent().get_debug_info()
+        assert info["transport.refused_peers"] == "0"
+
+
+def disagree(rank):
+    options = rpc.TensorPipeRpcBackendOptions(
+        init_method=os.environ["INIT_METHOD"], transport=["native", "tensorpipe"][rank]
+    )
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=options)
+    try:
+        rpc.rpc_sync(f"worker{1 - rank}", torch.ones, args=([1],))
+    except Exception as error:
+        return str(error)
+    finally:
+        rpc.shutdown(graceful=False)
+
+
+def test_workers_that_disagree_are_told_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setenv("INIT_METHOD", f"file://{tmp_path}/store")
+    for text in testing.run_ranks(disagree, 2, init=False):
+        assert text and "TORCHRPC_TRANSPORT" in text
