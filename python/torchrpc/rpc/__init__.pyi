@@ -140,6 +140,9 @@ from ._init import (
 from ._init import (
     init_rpc as init_rpc,
 )
+from ._waiting import (
+    wait as wait,
+)
 from .api import (
     AllGatherStates as AllGatherStates,
 )
