@@ -8,9 +8,9 @@ import importlib
 from typing import Any
 
 _PARTS = ["autograd", "nn", "optim", "profiler", "rpc"]
-_FUNCTIONS = {"wait": "torchrpc.rpc._waiting"}  # name -> where it is
+_FUNCTIONS = {"batched": "torchrpc.rpc._batching", "wait": "torchrpc.rpc._waiting"}  # name -> where it is
 
-__all__ = ["__version__", "autograd", "install", "nn", "optim", "profiler", "rpc", "wait"]
+__all__ = ["__version__", "autograd", "batched", "install", "nn", "optim", "profiler", "rpc", "wait"]
 
 
 def install() -> None:

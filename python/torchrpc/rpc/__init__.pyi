@@ -125,6 +125,9 @@ from . import (
 from . import (
     server_process_global_profiler as server_process_global_profiler,
 )
+from ._batching import (
+    batched as batched,
+)
 from ._init import (
     _get_debug_info as _get_debug_info,
 )
