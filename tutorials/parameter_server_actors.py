@@ -23,14 +23,14 @@ On several machines, say 1 driver + 1 server + 2 workers on two of them, run on 
         parameter_server_actors.py
 
 Against Ray's tutorial: gradients are averaged, not summed, so that the step does not grow with the number of workers;
-weights and gradients travel as one vector each, which is cut into equal shards, and pass through the driver, while Ray's
-servers could fetch them from where they are.
+weights and gradients travel as one vector each, which is cut into equal shards, and pass through the driver.
 """
 
 import argparse
 import json
 import os
 import socket
+import sys
 import threading
 import time
 from pathlib import Path
@@ -177,6 +177,7 @@ class Ray:
         import ray
 
         self.ray = ray
+        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # this file is no module that others import
         ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
         self.get, self.wait = ray.get, ray.wait
 
