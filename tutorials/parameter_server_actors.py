@@ -178,7 +178,8 @@ class Ray:
 
         self.ray = ray
         ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # this file is no module that others import
-        ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        environment = {"env_vars": {"OMP_NUM_THREADS": "1"}}  # as on RPC
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR", runtime_env=environment)
         self.get, self.wait = ray.get, ray.wait
 
     def make(self, where, kind, *args):
