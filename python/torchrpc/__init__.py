@@ -8,8 +8,9 @@ import importlib
 from typing import Any
 
 _PARTS = ["autograd", "nn", "optim", "profiler", "rpc"]
+_FUNCTIONS = {"batched": "torchrpc.rpc._batching", "wait": "torchrpc.rpc._waiting"}  # name -> where it is
 
-__all__ = ["__version__", "autograd", "install", "nn", "optim", "profiler", "rpc"]
+__all__ = ["__version__", "autograd", "batched", "install", "nn", "optim", "profiler", "rpc", "wait"]
 
 
 def install() -> None:
@@ -35,6 +36,8 @@ def install() -> None:
 def __getattr__(name: str) -> Any:
     if name in _PARTS:
         return importlib.import_module(f"torchrpc.{name}")
+    if name in _FUNCTIONS:
+        return getattr(importlib.import_module(_FUNCTIONS[name]), name)
     if name == "__version__":
         from importlib import metadata
 

@@ -24,6 +24,8 @@ _EXPORTS = {
         "_set_and_start_rpc_agent _set_profiler_node_id _set_rpc_timeout get_rpc_timeout"
     ),
     "torchrpc.rpc.api": "AllGatherStates RRef get_worker_info remote rpc_async rpc_sync shutdown _wait_all",
+    "torchrpc.rpc._batching": "batched",
+    "torchrpc.rpc._waiting": "wait",
     "torchrpc.rpc.backend_registry": (
         "BackendValue backend_registered construct_rpc_backend_options init_backend register_backend"
     ),

@@ -125,6 +125,9 @@ from . import (
 from . import (
     server_process_global_profiler as server_process_global_profiler,
 )
+from ._batching import (
+    batched as batched,
+)
 from ._init import (
     _get_debug_info as _get_debug_info,
 )
@@ -139,6 +142,9 @@ from ._init import (
 )
 from ._init import (
     init_rpc as init_rpc,
+)
+from ._waiting import (
+    wait as wait,
 )
 from .api import (
     AllGatherStates as AllGatherStates,

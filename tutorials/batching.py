@@ -1,0 +1,260 @@
+"""A server that answers many callers with one forward pass, and what that brings.
+
+The server has a network that knows handwritten digits. Every caller sends one image at a time and waits for the answer.
+Three ways to answer:
+
+- one by one: each call is a forward pass of its own;
+- by hand: with `async_execution`, calls are kept until every caller has one, then answered together. If one caller
+  stays away, all wait for ever;
+- batched: with `torchrpc.batched`, which does the same in one line, and has a time limit.
+
+    --absent 1        that many callers stop halfway: see which ways stall
+
+Written for torch.distributed.rpc; runs unchanged on torchrpc (`batched` works on both, where torchrpc is installed):
+
+    python batching.py                  # on torch's own RPC
+    python -m torchrpc batching.py      # on torchrpc
+
+On several machines, say the server and two processes of callers, with `--processes 2` (rank 0 is the server):
+
+    TORCHRPC_REPLACE=1 torchrun --nnodes 3 --nproc-per-node 1 --node-rank 0, 1 or 2 --master-addr HOST
+        --master-port 29500 batching.py
+"""
+
+import argparse
+import functools
+import os
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+import torch.distributed.rpc as rpc
+import torch.multiprocessing as mp
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn import functional as F
+from tqdm import tqdm, trange
+
+try:
+    from torchrpc import batched
+except ImportError:  # then there are two ways
+    batched = None
+
+WAYS = ["one by one", "by hand", *(["batched"] if batched else [])]
+
+
+@functools.cache
+def load_data(seed):
+    """Images (n, 64) in 0..1 and labels (n,), in two parts: for training and for the callers."""
+    digits = load_digits()
+    order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(seed))
+    images = torch.tensor(digits.data, dtype=torch.float32)[order] / 16
+    labels = torch.tensor(digits.target)[order]
+    return (images[:1500], labels[:1500]), (images[1500:], labels[1500:])
+
+
+# --- The server ---
+
+
+def train(options):
+    """A network larger than the digits need: what a forward pass costs is to read its weights."""
+    torch.manual_seed(options.seed)
+    size = options.size
+    layers = nn.Linear(64, size), nn.ReLU(), nn.Linear(size, size), nn.ReLU(), nn.Linear(size, 10)
+    model = nn.Sequential(*layers)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    (images, labels), _ = load_data(options.seed)
+    for _ in trange(options.training, desc="training"):
+        batch = torch.randint(len(labels), (128,))
+        optimizer.zero_grad()
+        F.cross_entropy(model(images[batch]), labels[batch]).backward()
+        optimizer.step()
+    return model
+
+
+class Server:
+    """Callers ask it, many at a time. Each of the ways takes an image (64,) and gives its digit."""
+
+    def __init__(self, model, options):
+        self.model = model
+        self.callers = options.processes * options.callers
+        self.passes = 0
+        self.lock = threading.Lock()
+        self.images, self.answers = [], torch.futures.Future()
+
+    @torch.no_grad()
+    def predict(self, images):
+        self.passes += 1
+        return self.model(images).argmax(dim=1)
+
+    def ask_one_by_one(self, image):
+        return self.predict(image[None])[0]
+
+    @rpc.functions.async_execution
+    def ask_by_hand(self, image):
+        with self.lock:
+            place, answers = len(self.images), self.answers
+            self.images.append(image)
+            full = len(self.images) == self.callers
+            if full:
+                images, self.images, self.answers = self.images, [], torch.futures.Future()
+        answer = answers.then(lambda future: future.wait()[place])
+        if full:
+            answers.set_result(self.predict(torch.stack(images)))
+        return answer
+
+    if batched:
+
+        @batched(max_batch=lambda self: self.callers, timeout=0.02)
+        def ask_batched(self, images):
+            return self.predict(images)
+
+    def give_up(self):
+        """Let the calls go that still wait by hand."""
+        with self.lock:
+            answers, self.images, self.answers = self.answers, [], torch.futures.Future()
+        answers.set_exception(RuntimeError("the server has given up waiting"))
+
+
+# --- The callers ---
+
+
+@dataclass
+class Seen:
+    """What one caller or all of them have seen."""
+
+    latencies: list  # seconds, one for each answer
+    correct: int = 0
+    given_up: int = 0  # callers that got no answer
+
+
+def call(number, server, way, options):
+    """One caller: asks, waits, and asks again."""
+    _, (images, labels) = load_data(options.seed)
+    method = "ask_" + way.replace(" ", "_")
+    absent = number >= options.processes * options.callers - options.absent
+    seen = Seen([])
+    for i in range(options.calls // 2 if absent else options.calls):
+        which = (number + i) % len(labels)
+        begun = time.perf_counter()
+        try:
+            answer = getattr(server.rpc_sync(timeout=options.patience), method)(images[which])
+        except RuntimeError:  # the time is up
+            seen.given_up = 1
+            break
+        seen.latencies.append(time.perf_counter() - begun)
+        seen.correct += int(answer == labels[which])
+    return seen
+
+
+def run_callers(rank, server, way, options):
+    """All callers of one process, each in a thread."""
+    numbers = range((rank - 1) * options.callers, rank * options.callers)
+    with ThreadPoolExecutor(options.callers) as threads:
+        return list(threads.map(lambda number: call(number, server, way, options), numbers))
+
+
+def measure(server, server_rref, way, options):
+    """(what all callers have seen, answers per second, answers per forward pass)"""
+    ranks = range(1, 1 + options.processes)
+    server.passes = 0
+    begun = time.perf_counter()
+    futures = [rpc.rpc_async(rank, run_callers, args=(rank, server_rref, way, options), timeout=0) for rank in ranks]
+    parts = [part for future in futures for part in future.wait()]
+    seconds = time.perf_counter() - begun
+    server.give_up()
+    everyone = Seen(
+        sorted(latency for part in parts for latency in part.latencies),
+        sum(part.correct for part in parts),
+        sum(part.given_up for part in parts),
+    )
+    answers = len(everyone.latencies)
+    return everyone, answers / seconds, answers / max(1, server.passes)
+
+
+# --- The outcome ---
+
+
+def report(results, options):
+    for way, (seen, rate, together) in results.items():
+        latencies = [1000 * latency for latency in seen.latencies]
+        median, slowest = latencies[len(latencies) // 2], latencies[len(latencies) * 99 // 100]
+        print(
+            f"{way}: {rate:.0f} answers/s, {together:.1f} in a forward pass; latency {median:.1f} ms in the middle, "
+            f"{slowest:.1f} ms at 99 %; accuracy {seen.correct / len(latencies):.1%}; {seen.given_up} callers gave up"
+        )
+    print(f"picture in {options.output}")
+
+
+def plot(results, options):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    _, (left, right) = plt.subplots(1, 2, figsize=(10, 4.5))
+    for way, (seen, rate, together) in results.items():
+        bar = left.bar(way, rate)
+        left.text(way, rate, f"{together:.1f} in a pass", ha="center", va="bottom")
+        shares = [100 * (i + 1) / len(seen.latencies) for i in range(len(seen.latencies))]
+        right.plot([1000 * latency for latency in seen.latencies], shares, color=bar[0].get_facecolor(), label=way)
+    left.set_ylabel("answers a second")
+    left.margins(y=0.1)
+    right.set_xlabel("latency, ms")
+    right.set_ylabel("answers that came by then, %")
+    right.set_xscale("log")
+    right.legend()
+    left.set_title(f"{options.processes * options.callers} callers, {options.absent} of them stop halfway")
+    plt.tight_layout()
+    plt.savefig(options.output, dpi=120)
+
+
+def run(rank, options):
+    torch.set_num_threads(1)  # the processes share the cores
+    name = "server" if rank == 0 else f"callers{rank}"
+    load_data(options.seed)
+    threads = rpc.TensorPipeRpcBackendOptions(num_worker_threads=max(16, options.processes * options.callers))
+    rpc.init_rpc(name, rank=rank, world_size=1 + options.processes, rpc_backend_options=threads)
+    if rank == 0:
+        server = Server(train(options), options)
+        rref = rpc.RRef(server)
+        results = {way: measure(server, rref, way, options) for way in tqdm(WAYS, desc="ways")}
+        plot(results, options)
+        report(results, options)
+    rpc.shutdown()
+
+
+def launch(options, world_size):
+    """Start all processes, or be the one that torchrun has started."""
+    if "RANK" in os.environ:
+        if int(os.environ["WORLD_SIZE"]) != world_size:
+            raise SystemExit(f"These options need {world_size} processes; torchrun has {os.environ['WORLD_SIZE']}.")
+        run(int(os.environ["RANK"]), options)
+        return
+    os.environ.setdefault("MASTER_ADDR", "localhost")
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        os.environ.setdefault("MASTER_PORT", str(probe.getsockname()[1]))
+    mp.spawn(run, args=(options,), nprocs=world_size)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--processes", type=int, default=2, help="with callers in them (default %(default)s)")
+    parser.add_argument("--callers", type=int, default=8, help="threads that call, a process (default %(default)s)")
+    parser.add_argument("--calls", type=int, default=200, help="of each caller (default %(default)s)")
+    parser.add_argument("--absent", type=int, default=0, help="callers that stop halfway (default %(default)s)")
+    parser.add_argument("--patience", type=float, default=5, help="seconds a caller waits (default %(default)s)")
+    parser.add_argument("--size", type=int, default=2048, help="of the network's layers (default %(default)s)")
+    parser.add_argument("--training", type=int, default=60, help="steps beforehand (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="(default %(default)s)")
+    parser.add_argument("--output", default="batching.png", help="the plot (default %(default)s)")
+    options = parser.parse_args()
+    launch(options, world_size=1 + options.processes)
+
+
+if __name__ == "__main__":
+    main()

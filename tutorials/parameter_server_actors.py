@@ -1,0 +1,387 @@
+"""A driver that trains a network with remote objects: parameter servers and workers, as in Ray's tutorial.
+
+The driver makes a `ParameterServer` and some `DataWorker`s in other processes and has RRefs to them. Workers compute
+gradients with the weights that they are sent; the server applies gradients and gives new weights. Two ways to train:
+
+- synchronously: the gradients of all workers, averaged, then new weights for all;
+- asynchronously: whichever gradient comes first is applied, and its worker goes on with the new weights.
+
+And what changes if one line does:
+
+    --servers 2                   the parameters are sharded over several servers
+    --optimizer Adam              another update rule
+    --wait-for 1 --slow 0.05      does not wait for the slowest workers (backup workers, Chen et al. 2016); one is slow
+
+Written for torch.distributed.rpc; runs unchanged on torchrpc, and, where Ray is installed, on Ray:
+
+    python parameter_server_actors.py --results torch.json           # on torch's own RPC
+    python -m torchrpc parameter_server_actors.py --compare torch.json --ray     # all three in one picture
+
+On several machines, say 1 driver + 1 server + 2 workers on two of them, run on both (rank 0 is the driver):
+
+    TORCHRPC_REPLACE=1 torchrun --nnodes 2 --nproc-per-node 2 --node-rank 0 or 1 --master-addr HOST --master-port 29500
+        parameter_server_actors.py
+
+Against Ray's tutorial: gradients are averaged, not summed, so that the step does not grow with the number of workers;
+weights and gradients travel as one vector each, which is cut into equal shards, and pass through the driver.
+"""
+
+import argparse
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed.rpc as rpc
+import torch.multiprocessing as mp
+from torch import nn, optim
+from torch.nn import functional as F
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from tqdm import tqdm
+
+# --- The data ---
+
+
+def load_data(options):
+    """Images (n, 1, 28, 28) of mean 0 and variance 1, and labels (n,): for training and for the test."""
+    try:
+        images, labels = load_mnist(options.data)
+    except (ImportError, RuntimeError, OSError):  # no torchvision, no network
+        images, labels = load_digits()
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(options.seed))
+    images, labels = ((images - images.mean()) / images.std())[order], labels[order]
+    return (images[:-297], labels[:-297]), (images[-297:], labels[-297:])
+
+
+def load_mnist(folder):
+    from torchvision import datasets
+
+    data = datasets.MNIST(folder, download=True)
+    return data.data[:, None].float(), data.targets
+
+
+def load_digits():
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    images = torch.tensor(digits.images, dtype=torch.float32)[:, None]
+    return F.interpolate(images, size=28, mode="bilinear"), torch.tensor(digits.target)
+
+
+# --- The remote objects ---
+
+
+class ConvNet(nn.Module):
+    def __init__(self, seed):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.conv1 = nn.Conv2d(1, 3, kernel_size=3)
+        self.fc = nn.Linear(192, 10)
+
+    def forward(self, x):
+        x = F.relu(F.max_pool2d(self.conv1(x), 3))
+        return F.log_softmax(self.fc(x.view(-1, 192)), dim=1)
+
+    def get_weights(self):
+        return parameters_to_vector(self.parameters()).detach()
+
+    def set_weights(self, weights):
+        vector_to_parameters(weights, self.parameters())
+
+
+class ParameterServer:
+    """Has one shard of the weights. Called by the driver, one call at a time."""
+
+    def __init__(self, shard, options):
+        self.weights = ConvNet(options.seed).get_weights().tensor_split(options.servers)[shard].clone()
+        self.optimizer = getattr(optim, options.optimizer)([self.weights], lr=options.lr)
+
+    def get_weights(self):
+        return self.weights.clone()  # the reply is sent when the next step may have begun
+
+    def apply_gradients(self, *gradients):
+        self.weights.grad = torch.stack(gradients).mean(dim=0)
+        self.optimizer.step()
+        return self.get_weights()
+
+
+class DataWorker:
+    """Has a share of the data. Called by the driver, one call at a time."""
+
+    def __init__(self, number, options):
+        self.model = ConvNet(options.seed)
+        (images, labels), _ = load_data(options)
+        self.images, self.labels = images[number :: options.workers], labels[number :: options.workers]
+        self.batch = options.batch
+        self.delay = options.slow if number == options.workers - 1 else 0.0
+        self.generator = torch.Generator().manual_seed(1000 * options.seed + number)
+        self.batches = iter(())
+
+    def next_batch(self):
+        """Without end: when the data are used up, in a new order."""
+        indices = next(self.batches, None)
+        if indices is None:
+            self.batches = iter(torch.randperm(len(self.labels), generator=self.generator).split(self.batch))
+            indices = next(self.batches)
+        return self.images[indices], self.labels[indices]
+
+    def compute_gradients(self, *shards):
+        self.model.set_weights(torch.cat(shards))
+        images, labels = self.next_batch()
+        self.model.zero_grad()
+        F.nll_loss(self.model(images), labels).backward()
+        time.sleep(self.delay)
+        return parameters_to_vector(parameter.grad for parameter in self.model.parameters())
+
+
+# --- Where they live ---
+
+
+def wait_in_python(futures, num_returns=1):
+    """What torchrpc.wait does, for torch's own RPC: (ready, rest)."""
+    done = threading.Semaphore(0)
+    for future in futures:
+        future.add_done_callback(lambda _: done.release())
+    for _ in range(num_returns):
+        done.acquire()
+    ready = [future for future in futures if future.done()][:num_returns]
+    return ready, [future for future in futures if future not in ready]
+
+
+class Rpc:
+    """Objects behind RRefs, on workers of the group."""
+
+    name = rpc.__name__.partition(".")[0]  # torch or torchrpc
+    wait = staticmethod(getattr(rpc, "wait", wait_in_python))
+
+    def make(self, where, kind, *args):
+        return rpc.remote(where, kind, args=args)
+
+    def call(self, there, method, *args):
+        return getattr(there.rpc_async(), method)(*args)
+
+    def get(self, futures):
+        return torch.futures.wait_all(futures)
+
+
+class Ray:
+    """Ray's actors, on this machine."""
+
+    name = "Ray"
+
+    def __init__(self):
+        import ray
+
+        self.ray = ray
+        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # this file is no module that others import
+        environment = {"env_vars": {"OMP_NUM_THREADS": "1"}}  # as on RPC
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR", runtime_env=environment)
+        self.get, self.wait = ray.get, ray.wait
+
+    def make(self, where, kind, *args):
+        return self.ray.remote(kind).options(num_cpus=0).remote(*args)
+
+    def call(self, there, method, *args):
+        return getattr(there, method).remote(*args)
+
+
+# --- The driver ---
+
+
+class Driver:
+    """Trains with servers and workers that live in `system`, and keeps a record of the accuracy."""
+
+    def __init__(self, system, options):
+        self.system, self.options = system, options
+        self.servers = [
+            system.make(f"server{shard}", ParameterServer, shard, options) for shard in range(options.servers)
+        ]
+        self.workers = [
+            system.make(f"worker{number}", DataWorker, number, options) for number in range(options.workers)
+        ]
+        self.model = ConvNet(options.seed)
+        _, self.test = load_data(options)
+        self.shards = system.get([system.call(server, "get_weights") for server in self.servers])
+        system.get([self.start(worker) for worker in self.workers])  # all have their data, and are warm
+
+    def start(self, worker):
+        """A future of the worker's gradients at the present weights."""
+        return self.system.call(worker, "compute_gradients", *self.shards)
+
+    def update(self, *gradients):
+        """New weights, by one step with the mean of the gradients."""
+        parts = zip(*(gradient.tensor_split(self.options.servers) for gradient in gradients), strict=True)
+        self.shards = self.system.get(
+            [
+                self.system.call(server, "apply_gradients", *(part.clone() for part in shard))
+                for server, shard in zip(self.servers, parts, strict=True)
+            ]
+        )
+
+    def train_synchronously(self):
+        """Each update takes the gradients of `wait_for` workers; what the others began before counts no more."""
+        computing = {}  # future -> number of the worker, update that it is for
+        idle = set(range(len(self.workers)))
+        for i in range(self.options.iterations):
+            computing.update({self.start(self.workers[number]): (number, i) for number in sorted(idle)})
+            fresh = {}
+            while len(fresh) < self.options.wait_for:
+                (done,), _ = self.system.wait(list(computing))
+                number, started = computing.pop(done)
+                if started == i:
+                    fresh[number] = done
+                else:
+                    computing[self.start(self.workers[number])] = number, i
+            self.update(*self.system.get([fresh[number] for number in sorted(fresh)]))
+            idle = set(fresh)
+            yield self.options.wait_for
+        self.system.get(list(computing))
+
+    def train_asynchronously(self):
+        """Each update takes one gradient. As many gradients in all as synchronously with all workers."""
+        computing = {self.start(worker): worker for worker in self.workers}
+        for _ in range(self.options.iterations * self.options.workers):
+            (done,), _ = self.system.wait(list(computing))
+            worker = computing.pop(done)
+            self.update(*self.system.get([done]))
+            computing[self.start(worker)] = worker  # at the end: none is passed over
+            yield 1
+        self.system.get(list(computing))
+
+    def accuracy(self):
+        images, labels = self.test
+        self.model.set_weights(torch.cat(self.shards))
+        with torch.no_grad():
+            return (self.model(images).argmax(dim=1) == labels).float().mean().item()
+
+    def run(self, mode):
+        """[(seconds, updates, gradients, accuracy)] before, after every ten updates, and at the end."""
+        updates = self.options.iterations * (self.options.workers if mode == "asynchronous" else 1)
+        training = self.train_asynchronously() if mode == "asynchronous" else self.train_synchronously()
+        record, seconds, gradients = [(0.0, 0, 0, self.accuracy())], 0.0, 0
+        begun = time.perf_counter()
+        for i, used in enumerate(tqdm(training, total=updates, desc=f"{self.system.name}, {mode}"), start=1):
+            gradients += used
+            if i % 10 == 0 or i == updates:
+                seconds += time.perf_counter() - begun  # the clock stands while the accuracy is taken
+                record.append((seconds, i, gradients, self.accuracy()))
+                begun = time.perf_counter()
+        return record
+
+
+MODES = ["synchronous", "asynchronous"]
+
+
+def train_on(system, options):
+    """{"system, mode": record}"""
+    return {f"{system.name}, {mode}": Driver(system, options).run(mode) for mode in MODES}
+
+
+# --- The outcome ---
+
+
+def rate(record):
+    seconds, updates, *_ = record[-1]
+    return updates / seconds
+
+
+def plot(records, options):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    _, (left, right) = plt.subplots(1, 2, figsize=(11, 4.5), width_ratios=(3, 2))
+    for label, record in records.items():
+        color = f"C{list(records).index(label) // len(MODES)}"
+        style = "--" if label.endswith(", asynchronous") else "-"
+        left.plot([row[0] for row in record], [100 * row[3] for row in record], style, color=color, label=label)
+        right.barh(label, rate(record), color=color, fill=style == "-", edgecolor=color)
+        right.text(rate(record), label, f" {rate(record):.0f}", va="center")
+    left.set_xlabel("seconds")
+    left.set_ylabel("test accuracy, %")
+    left.legend()
+    right.set_xlabel("updates a second")
+    right.margins(x=0.15)
+    right.invert_yaxis()
+    left.set_title(f"{options.workers} workers, {options.servers} server(s), {options.optimizer}")
+    plt.tight_layout()
+    plt.savefig(options.output, dpi=120)
+
+
+def report(records, options):
+    for label, record in records.items():
+        seconds, updates, gradients, accuracy = record[-1]
+        print(
+            f"{label}: {updates} updates by {gradients} gradients in {seconds:.2f} s, {rate(record):.0f} updates/s; "
+            f"accuracy {accuracy:.1%}"
+        )
+    print(f"curves in {options.output}")
+
+
+def run(rank, options):
+    torch.set_num_threads(1)  # the processes share the cores
+    names = [
+        "driver",
+        *(f"server{shard}" for shard in range(options.servers)),
+        *(f"worker{number}" for number in range(options.workers)),
+    ]
+    rpc.init_rpc(names[rank], rank=rank, world_size=len(names))
+    records = train_on(Rpc(), options) if rank == 0 else {}
+    rpc.shutdown()  # servers and workers serve until here
+    if rank == 0:
+        if options.ray:
+            records |= train_on(Ray(), options)
+        if options.results:
+            Path(options.results).write_text(json.dumps(records))
+        for path in options.compare:
+            records |= json.loads(Path(path).read_text())
+        plot(records, options)
+        report(records, options)
+
+
+def launch(options, world_size):
+    """Start all processes, or be the one that torchrun has started."""
+    if "RANK" in os.environ:
+        if int(os.environ["WORLD_SIZE"]) != world_size:
+            raise SystemExit(f"These options need {world_size} processes; torchrun has {os.environ['WORLD_SIZE']}.")
+        run(int(os.environ["RANK"]), options)
+        return
+    os.environ.setdefault("MASTER_ADDR", "localhost")
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        os.environ.setdefault("MASTER_PORT", str(probe.getsockname()[1]))
+    mp.spawn(run, args=(options,), nprocs=world_size)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--iterations", type=int, default=200, help="synchronous updates (default %(default)s)")
+    parser.add_argument("--workers", type=int, default=2, help="that compute gradients (default %(default)s)")
+    parser.add_argument("--servers", type=int, default=1, help="that share the parameters (default %(default)s)")
+    parser.add_argument(
+        "--optimizer", default="SGD", choices=["SGD", "Adam", "Adagrad", "RMSprop"], help="(default %(default)s)"
+    )
+    parser.add_argument("--lr", type=float, default=0.05, help="learning rate (default %(default)s)")
+    parser.add_argument("--batch", type=int, default=128, help="images a gradient (default %(default)s)")
+    parser.add_argument("--wait-for", type=int, help="gradients a synchronous update takes (default: all workers')")
+    parser.add_argument("--slow", type=float, default=0.0, help="seconds the last worker loses each time (default 0)")
+    parser.add_argument("--data", default="data", help="folder for MNIST (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="(default %(default)s)")
+    parser.add_argument("--ray", action="store_true", help="afterwards, the same on Ray")
+    parser.add_argument("--results", help="write the curves into this file, as JSON")
+    parser.add_argument("--compare", nargs="*", default=[], help="files of --results: draw their curves, too")
+    parser.add_argument("--output", default="parameter_server_actors.png", help="the plot (default %(default)s)")
+    options = parser.parse_args()
+    options.wait_for = options.wait_for or options.workers
+    if not 1 <= options.wait_for <= options.workers:
+        parser.error(f"--wait-for must be from 1 to the number of workers, {options.workers}")
+    launch(options, world_size=1 + options.servers + options.workers)
+
+
+if __name__ == "__main__":
+    main()
