@@ -7,7 +7,7 @@
 #include <cstdlib>
 
 #include "base/error.h"
-#include "transport/tensorpipe_transport.h"
+#include "transport/native_transport.h"
 
 using namespace torchrpc;
 
@@ -79,10 +79,8 @@ TEST_CASE("an interface that does not exist is an error that names the variable 
 
 TEST_CASE("whatever is chosen can be listened on") {
   checkCanListen(chooseHostAddress({"", ""}));
-  TensorPipeOptions options;
-  options.transports = std::vector<std::string>{"uv"};
-  const auto address = makeTensorPipeTransport(options)->listen([](auto) { return nullptr; });
-  CHECK_THAT(address, Catch::StartsWith("tensorpipe:uv://"));
+  const auto address = makeNativeTransport({})->listen([](auto) { return nullptr; });
+  CHECK_THAT(address, Catch::StartsWith("native:id="));
   CHECK_THAT(address, !Catch::Contains("fe80"));
 }
 
