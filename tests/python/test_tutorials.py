@@ -68,34 +68,28 @@ def test_the_rnn_learns_its_text_and_tells_its_memory(tmp_path):
 ACTORS = re.compile(r"(\w+), (a?synchronous): (\d+) updates by (\d+) gradients in .* accuracy ([\d.]+)%")
 
 
-def test_actors_train_synchronously_and_asynchronously(tmp_path):
-    output = run_tutorial("parameter_server_actors", "--iterations=60", "--lr=0.1", cwd=tmp_path)
-    rows = ACTORS.findall(output)
-    assert [row[:4] for row in rows] == [
-        ("torchrpc", "synchronous", "60", "120"),
-        ("torchrpc", "asynchronous", "120", "120"),
-    ]
-    assert all(float(row[4]) > 80 for row in rows)
-    assert_is_picture(tmp_path / "parameter_server_actors.png")
-
-
-def test_actors_have_the_same_synchronous_curve_on_torch(tmp_path):
-    options = ["--iterations=20", "--batch=32"]
+def test_actors_train_both_ways_and_synchronously_as_on_torch(tmp_path):
+    options = ["--iterations=50", "--batch=32", "--lr=0.1"]
     run_tutorial("parameter_server_actors", *options, "--results=torch.json", cwd=tmp_path, on=())
     options += ["--results=ours.json", "--compare", "torch.json"]
-    run_tutorial("parameter_server_actors", *options, cwd=tmp_path)
+    rows = ACTORS.findall(run_tutorial("parameter_server_actors", *options, cwd=tmp_path))
+    assert [row[:4] for row in rows] == [
+        (system, *counts)
+        for system in ("torchrpc", "torch")
+        for counts in (("synchronous", "50", "100"), ("asynchronous", "100", "100"))
+    ]
+    assert all(float(row[4]) > 80 for row in rows)
     theirs, ours = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("torch", "ours"))
     theirs, ours = theirs["torch, synchronous"], ours["torchrpc, synchronous"]
     assert [row[1:] for row in theirs] == [row[1:] for row in ours]
+    assert_is_picture(tmp_path / "parameter_server_actors.png")
 
 
 def test_shards_and_other_rules_train_and_slow_workers_are_not_waited_for(tmp_path):
     slow = ["--workers=2", "--wait-for=1", "--slow=1"]
     options = ["--iterations=30", "--batch=32", "--servers=2", "--optimizer=Adam", "--lr=0.01", *slow]
     output = run_tutorial("parameter_server_actors", *options, cwd=tmp_path)
-    seconds, rate = re.search(
-        r" synchronous: 30 updates by 30 gradients in ([\d.]+) s, (\d+) updates/s", output
-    ).groups()
+    seconds = re.search(r" synchronous: 30 updates by 30 gradients in ([\d.]+) s", output)[1]
     assert float(seconds) < 30 * 1.0  # what the slow worker alone would take
     assert float(ACTORS.search(output)[5]) > 60
 
