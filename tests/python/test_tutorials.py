@@ -65,6 +65,82 @@ def test_the_rnn_learns_its_text_and_tells_its_memory(tmp_path):
     assert_is_picture(tmp_path / "curves.png")
 
 
+ACTORS = re.compile(r"(\w+), (a?synchronous): (\d+) updates by (\d+) gradients in .* accuracy ([\d.]+)%")
+
+
+def test_actors_train_both_ways_and_synchronously_as_on_torch(tmp_path):
+    options = ["--iterations=50", "--batch=32", "--lr=0.1"]
+    run_tutorial("parameter_server_actors", *options, "--results=torch.json", cwd=tmp_path, on=())
+    options += ["--results=ours.json", "--compare", "torch.json"]
+    rows = ACTORS.findall(run_tutorial("parameter_server_actors", *options, cwd=tmp_path))
+    assert [row[:4] for row in rows] == [
+        (system, *counts)
+        for system in ("torchrpc", "torch")
+        for counts in (("synchronous", "50", "100"), ("asynchronous", "100", "100"))
+    ]
+    assert all(float(row[4]) > 80 for row in rows)
+    theirs, ours = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("torch", "ours"))
+    theirs, ours = theirs["torch, synchronous"], ours["torchrpc, synchronous"]
+    assert [row[1:] for row in theirs] == [row[1:] for row in ours]
+    assert_is_picture(tmp_path / "parameter_server_actors.png")
+
+
+def test_shards_and_other_rules_train_and_slow_workers_are_not_waited_for(tmp_path):
+    slow = ["--workers=2", "--wait-for=1", "--slow=1"]
+    options = ["--iterations=30", "--batch=32", "--servers=2", "--optimizer=Adam", "--lr=0.01", *slow]
+    output = run_tutorial("parameter_server_actors", *options, cwd=tmp_path)
+    seconds = re.search(r" synchronous: 30 updates by 30 gradients in ([\d.]+) s", output)[1]
+    assert float(seconds) < 30 * 1.0  # what the slow worker alone would take
+    assert float(ACTORS.search(output)[5]) > 60
+
+
+WAYS = re.compile(r"([a-z ]+): \d+ answers/s, ([\d.]+) in a forward pass; .* accuracy ([\d.]+)%; (\d+) callers gave up")
+
+
+def test_batching_answers_the_same_with_fewer_passes(tmp_path):
+    output = run_tutorial("batching", "--callers=3", "--calls=20", "--size=256", "--training=40", cwd=tmp_path)
+    ways = {way: row for way, *row in WAYS.findall(output)}
+    assert list(ways) == ["one by one", "by hand", "batched"]
+    assert len({accuracy for _, accuracy, _ in ways.values()}) == 1
+    assert float(ways["one by one"][0]) == 1.0 and float(ways["by hand"][0]) == 6.0
+    assert float(ways["batched"][0]) > 1.5
+    assert_is_picture(tmp_path / "batching.png")
+
+
+def test_an_absent_caller_stalls_batching_by_hand_only(tmp_path):
+    options = ["--callers=3", "--calls=10", "--absent=1", "--patience=1", "--size=256", "--training=5"]
+    output = run_tutorial("batching", *options, cwd=tmp_path)
+    assert {way: int(gave_up) for way, *_, gave_up in WAYS.findall(output)} == {
+        "one by one": 0,
+        "by hand": 5,
+        "batched": 0,
+    }
+
+
+def test_a_pipeline_learns_the_same_in_parts(tmp_path):
+    options = ["--parts", "1", "3", "--steps=40", "--batch=128", "--size=128", "--lr=0.2"]
+    output = run_tutorial("pipeline", *options, cwd=tmp_path)
+    rows = re.findall(
+        r"part\(s\): .* ([\d.]+) at the start, ([\d.]+) at the end, at most (\S+) .* accuracy ([\d.]+)%", output
+    )
+    assert len(rows) == 2
+    for start, end, difference, accuracy in rows:
+        assert float(end) < float(start) / 2
+        assert float(difference) < 1e-4
+        assert float(accuracy) > 70
+    assert_is_picture(tmp_path / "pipeline.png")
+
+
+@pytest.mark.parametrize("on", [("-m", "torchrpc"), ()], ids=["torchrpc", "torch"])
+def test_coroutines_search_and_stop_the_worse_trials(tmp_path, on):
+    output = run_tutorial("asyncio_calls", "--trials=10", "--rounds=4", "--steps=20", cwd=tmp_path, on=on)
+    pattern = r"accuracy ([\d.]+)% .* (\d+) rounds of 40; the loop was busy"
+    accuracy, rounds = map(float, re.search(pattern, output).groups())
+    assert accuracy > 70
+    assert 10 <= rounds < 40
+    assert_is_picture(tmp_path / "asyncio_calls.png")
+
+
 @pytest.mark.parametrize("path", sorted(TUTORIALS.glob("*.py")), ids=lambda path: path.stem)
 def test_help_needs_no_group(path):
     run = subprocess.run([sys.executable, path, "--help"], capture_output=True, text=True, timeout=60)
