@@ -49,9 +49,8 @@ void NativeConnection::send(Frame frame, std::function<void(Status)> done) {
 
 void NativeConnection::flush() {
   const auto self = shared_from_this();  // a completion may drop the last reference
-  std::vector<NativeFrameQueue::Outgoing> gone;
   std::array<iovec, kParts> parts;
-  for (bool more = true; more;) {
+  for (;;) {
     std::shared_ptr<NativeStream> stream;
     size_t count = 0;
     {
@@ -60,52 +59,49 @@ void NativeConnection::flush() {
       if (!closed_) count = outgoing_.gather(parts);
     }
     const auto written = count == 0 ? 0 : stream->write({parts.data(), count});
+    std::vector<NativeFrameQueue::Outgoing> gone, failed;
     Status closed;
-    std::deque<NativeFrameQueue::Outgoing> failed;
-    bool blocked = false;
+    bool over = false, full = false;
     {
       MutexLock lock(mutex_);
       if (written > 0) outgoing_.advance(static_cast<size_t>(written), gone);
-      blocked = written <= 0 && count > 0;
-      more = !closed_ && !blocked && !outgoing_.empty();
       closed = closed_;
       if (closed) failed = outgoing_.takeAll();
-      if (!more) flushing_ = false;
-      blocked_ = blocked && !closed_;
+      over = outgoing_.empty();
+      if (over) flushing_ = false;
+      blocked_ = full = !over && count > 0 && written <= 0;
     }
     complete(gone, std::nullopt);
-    gone.clear();
-    if (!failed.empty()) {
-      std::vector<NativeFrameQueue::Outgoing> all(
-          std::make_move_iterator(failed.begin()), std::make_move_iterator(failed.end()));
-      complete(all, closed);
-    }
-    if (!blocked || closed) continue;
-    if (written < 0) {
-      shared_->loop.post(
-          [self, error = static_cast<int>(-written)] { self->finish(ErrorCode::kWorkerLost, socketErrorText(error)); });
-    } else {
-      awaitRoom(*stream);
-    }
+    complete(failed, closed);
+    if (over || (full && waitForRoom(*stream, written))) return;
   }
 }
 
-void NativeConnection::awaitRoom(NativeStream& stream) {
-  switch (stream.awaitRoom()) {
-    case NativeStream::Room::kNow: flushAgain(); break;
-    case NativeStream::Room::kWatched:
-      shared_->loop.post([self = shared_from_this()] {
-        if (self->watch_) self->watch_.want(true, true);
-      });
-      break;
-    case NativeStream::Room::kRung: break;
+bool NativeConnection::waitForRoom(NativeStream& stream, ssize_t written) {
+  // We still are the one who writes: nobody else touches the stream before it knows that we wait.
+  if (written < 0) {
+    shared_->loop.post([self = shared_from_this(), error = static_cast<int>(-written)] {
+      self->finish(ErrorCode::kWorkerLost, socketErrorText(error));
+    });
+  } else if (const auto room = stream.awaitRoom(); room == NativeStream::Room::kNow) {
+    flushAgain();
+  } else if (room == NativeStream::Room::kWatched) {
+    shared_->loop.post([self = shared_from_this()] {
+      if (self->watch_) self->watch_.want(true, true);
+    });
   }
+  MutexLock lock(mutex_);
+  // The news of room, or the end, may have come already, and left the rest to us.
+  if (closed_ || !blocked_) return false;
+  flushing_ = false;
+  return true;
 }
 
 bool NativeConnection::flushAgain() {
   {
     MutexLock lock(mutex_);
-    if (flushing_ || closed_ || !std::exchange(blocked_, false)) return false;
+    if (!std::exchange(blocked_, false) || closed_) return false;
+    if (flushing_) return true;
     flushing_ = true;
   }
   flush();
@@ -218,7 +214,7 @@ void NativeConnection::finish(ErrorCode code, const std::string& text) {
     const auto who = peer_name_.empty() ? "a peer" : peer_name_;
     reason = {code, "the connection to " + who + " (native, " + route_ + ") is lost: " + text, peer_name_};
   }
-  std::deque<NativeFrameQueue::Outgoing> failed;
+  std::vector<NativeFrameQueue::Outgoing> failed;
   {
     MutexLock lock(mutex_);
     if (closed_) reason = *closed_;
@@ -229,9 +225,7 @@ void NativeConnection::finish(ErrorCode code, const std::string& text) {
   watch_ = {};
   shared_->loop.forget(*this);
   if (reading_) std::exchange(reading_, nullptr)->shutDown();
-  std::vector<NativeFrameQueue::Outgoing> all(
-      std::make_move_iterator(failed.begin()), std::make_move_iterator(failed.end()));
-  complete(all, reason);
+  complete(failed, reason);
   {
     LoopScope scope(shared_->callbacks);
     std::exchange(handler_, nullptr)->onClosed(reason);

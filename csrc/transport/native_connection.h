@@ -41,10 +41,10 @@ class NativeConnection : public Connection,
  private:
   /// Writes until there is nothing left or no room; by whoever has set flushing_.
   void flush();
-  /// After the stream was full; false if it was not, or somebody else writes.
+  /// After the stream was full; false if it was not.
   bool flushAgain();
-  /// See NativeStream::awaitRoom.
-  void awaitRoom(NativeStream& stream);
+  /// Within flush(): lets go of the writing until there is room. False: there is some.
+  bool waitForRoom(NativeStream& stream, ssize_t written);
   void complete(std::vector<NativeFrameQueue::Outgoing>& outgoing, const Status& status);
   void onReady(NativeLoop::Ready ready);
   /// What there is, up to a limit; how much that was.

@@ -56,7 +56,11 @@ void NativeFrameQueue::advance(size_t bytes, std::vector<Outgoing>& gone) {
   }
 }
 
-std::deque<NativeFrameQueue::Outgoing> NativeFrameQueue::takeAll() { return std::exchange(queue_, {}); }
+std::vector<NativeFrameQueue::Outgoing> NativeFrameQueue::takeAll() {
+  std::vector<Outgoing> all(std::make_move_iterator(queue_.begin()), std::make_move_iterator(queue_.end()));
+  queue_.clear();
+  return all;
+}
 
 // ---- in ----
 

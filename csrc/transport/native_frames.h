@@ -42,7 +42,7 @@ class NativeFrameQueue {
   size_t gather(std::span<iovec> parts) const;
   /// That many bytes have been written: adds the frames that have gone whole to `gone`.
   void advance(size_t bytes, std::vector<Outgoing>& gone);
-  std::deque<Outgoing> takeAll();
+  std::vector<Outgoing> takeAll();
 
  private:
   std::deque<Outgoing> queue_;
