@@ -31,7 +31,9 @@ std::string choose(const TransportOptions& options) {
         "_transports and _channels list TensorPipe's, but the option transport is 'native': leave out one of the two");
   }
   if (listed && !lists_native) return "tensorpipe";
-  return kind == "tensorpipe" ? kind : "native";
+  if (lists_native) return "native";
+  if (kind == "native" || kind == "tensorpipe") return kind;
+  return hasTensorPipe() ? "tensorpipe" : "native";
 }
 
 }  // namespace
