@@ -172,11 +172,7 @@ def main() -> None:
         return
     counters = {each.name: each for each in (Perf, Callgrind) if each.works()}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--systems",
-        default="torch,torchrpc",
-        help="of torch, torchrpc, native (torchrpc's own transport) (%(default)s)",
-    )
+    parser.add_argument("--systems", default="torch,torchrpc", help="of torch, torchrpc, tensorpipe (%(default)s)")
     parser.add_argument("--calls", type=int, default=300, help="that are counted, of each kind (%(default)s)")
     parser.add_argument("--transport", choices=TRANSPORTS, default="uv")
     parser.add_argument("--counter", choices=counters, default=next(iter(counters), None))

@@ -43,7 +43,7 @@ class System:
 KNOWN = {
     "torch": System("torch"),
     "torchrpc": System("torchrpc", OURS),
-    "native": System("native", {**OURS, "TORCHRPC_TRANSPORT": "native"}),
+    "tensorpipe": System("tensorpipe", {**OURS, "TORCHRPC_TRANSPORT": "tensorpipe"}),
     **{kind: System(kind, kind=kind) for kind in CONNECT},
 }
 

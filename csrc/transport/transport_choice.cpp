@@ -31,9 +31,7 @@ std::string choose(const TransportOptions& options) {
         "_transports and _channels list TensorPipe's, but the option transport is 'native': leave out one of the two");
   }
   if (listed && !lists_native) return "tensorpipe";
-  if (lists_native) return "native";
-  if (kind == "native" || kind == "tensorpipe") return kind;
-  return hasTensorPipe() ? "tensorpipe" : "native";
+  return kind == "tensorpipe" ? kind : "native";
 }
 
 }  // namespace

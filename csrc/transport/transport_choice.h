@@ -12,9 +12,9 @@
 namespace torchrpc {
 
 struct TransportOptions {
-  /// "native", "tensorpipe" or "auto"; empty: what the environment variable TORCHRPC_TRANSPORT says, else "auto":
-  /// TensorPipe where this build has it. (The native one is faster, but a message has been seen to stay in it.) All
-  /// workers of a group must use the same.
+  /// "native", "tensorpipe" or "auto"; empty: what the environment variable TORCHRPC_TRANSPORT says, else "auto", which
+  /// is native: the faster one at every size (benchmarks/cpp/transport_pingpong.cpp), and the one that strangers cannot
+  /// bring down. All workers of a group must use the same.
   std::string kind;
   /// TensorPipe's transports and channels, as in TensorPipeOptions; a list of either makes the choice TensorPipe,
   /// unless the transports are just {"native"}.
