@@ -26,7 +26,10 @@ Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_
           *transport_, directory_, options_.incarnation,
           {.on_frame = [this](const auto& link, Frame frame) { onFrame(link, std::move(frame)); },
            .on_lost = [this](const Link& link, const Error& reason) { onLost(link, reason); }}),
-      pool_({.size = options_.threads, .name = "torchrpc"}),
+      pool_(
+          {.size = options_.threads,
+           .name = "torchrpc",
+           .look = [this](const std::function<bool()>& done) { transport_->assist(done); }}),
       lane_(pool_, options_.enter_lane) {}
 
 Agent::~Agent() { close(); }

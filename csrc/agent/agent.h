@@ -59,6 +59,7 @@ class Agent final : public Messenger {
   void post(std::function<void()> task) override;
   void postToLane(std::function<void()> task) override;
   void postAfter(Duration delay, std::function<void()> task) override;
+  void assist(const std::function<bool()>& done) override { transport_->assist(done); }
 
   // --- who is there ---
   const WorkerInfo& self() const override { return directory_.self(); }

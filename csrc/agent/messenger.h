@@ -80,6 +80,9 @@ class Messenger {
   virtual void postToLane(std::function<void()> task) = 0;
   /// The same after a while; dropped if the node goes down before.
   virtual void postAfter(Duration delay, std::function<void()> task) = 0;
+
+  /// For a thread that is about to block until a message has come: see Transport::assist.
+  virtual void assist(const std::function<bool()>& done) { static_cast<void>(done); }
 };
 
 /// Passes everything on: for messengers that add something to another one.
@@ -100,6 +103,7 @@ class ForwardingMessenger : public Messenger {
   void post(std::function<void()> task) override { next_.post(std::move(task)); }
   void postToLane(std::function<void()> task) override { next_.postToLane(std::move(task)); }
   void postAfter(Duration delay, std::function<void()> task) override { next_.postAfter(delay, std::move(task)); }
+  void assist(const std::function<bool()>& done) override { next_.assist(done); }
 
  private:
   Messenger& next_;

@@ -121,6 +121,7 @@ void BackwardPass::markFrom(Received received) {
     self->changed_.notify_all();
   });
   const ThreadPool::BlockingScope blocking;
+  assist([this] { return all_marked_ || failure_; });
   MutexLock lock(mutex_);
   while (!all_marked_ && !failure_) changed_.wait(lock);
   throwIfFailed(failure_);
@@ -151,6 +152,7 @@ void BackwardPass::run(edge_list roots, variable_list gradients) {
   graph_->give(*root, std::move(gradients));
   work();
   const ThreadPool::BlockingScope blocking;
+  assist([this] { return ended_; });
   MutexLock lock(mutex_);
   while (!ended_) changed_.wait(lock);
   throwIfFailed(failure_);
@@ -230,6 +232,7 @@ std::optional<std::vector<BackwardPass::Arrival>> BackwardPass::nextArrivals() {
   const auto patience = mode_ == BackwardMode::kFast ? environment_.patience() : Duration::zero();
   const auto deadline = patience > Duration::zero() ? deadlineAfter(patience) : kNever;
   const ThreadPool::BlockingScope blocking;
+  assist([this] { return !arrived_.empty() || failure_; });
   MutexLock lock(mutex_);
   while (arrived_.empty() && !failure_) {
     if (deadline == kNever) {
@@ -241,6 +244,13 @@ std::optional<std::vector<BackwardPass::Arrival>> BackwardPass::nextArrivals() {
   }
   throwIfFailed(failure_);
   return std::exchange(arrived_, {});
+}
+
+void BackwardPass::assist(const std::function<bool()>& over) {
+  environment_.messenger.assist([&] {
+    MutexLock lock(mutex_);
+    return over();
+  });
 }
 
 Error BackwardPass::impatience() {

@@ -7,6 +7,8 @@
 // and the cores, than in running them. So once `busy_from` threads are active, one more comes at a time and stands by:
 // it takes a task if for kStalled nobody has taken one. Tasks that block without saying so, or that take long, thus get
 // threads one after another, up to `size`.
+//
+// A thread that looks for tasks before it sleeps is as good as one that comes: nobody is woken for the first task.
 
 #include "base/thread_pool.h"
 
@@ -58,6 +60,7 @@ struct ThreadPool::State {
   size_t starting TORCHRPC_GUARDED_BY(mutex) = 0;       ///< new threads that have not come yet
   uint64_t taken TORCHRPC_GUARDED_BY(mutex) = 0;        ///< tasks, ever
   bool standing_by TORCHRPC_GUARDED_BY(mutex) = false;  ///< a thread is
+  bool looking TORCHRPC_GUARDED_BY(mutex) = false;      ///< a thread is
   size_t threads_made TORCHRPC_GUARDED_BY(mutex) = 0;   ///< ever; for their names
   bool closed TORCHRPC_GUARDED_BY(mutex) = false;
 
@@ -70,6 +73,7 @@ struct ThreadPool::State {
   void serve(MutexLock& lock) TORCHRPC_REQUIRES(mutex);
   void runTask(MutexLock& lock) TORCHRPC_REQUIRES(mutex);
   void standBy(MutexLock& lock) TORCHRPC_REQUIRES(mutex);
+  void look(MutexLock& lock) TORCHRPC_REQUIRES(mutex);
 };
 
 namespace {
@@ -100,7 +104,7 @@ void ThreadPool::runLogged(const std::function<void()>& task) {
 }
 
 void ThreadPool::State::bringThread() {
-  const size_t coming = tokens + starting;
+  const size_t coming = tokens + starting + (looking ? 1 : 0);
   if (coming >= tasks.size() || active + coming >= options.size) return;
   if (active + coming >= busy_from && (standing_by || coming > 0)) return;
   if (idle > 0) {
@@ -150,14 +154,18 @@ void ThreadPool::State::threadMain(Threads::iterator self, size_t number) {
 }
 
 void ThreadPool::State::serve(MutexLock& lock) {
-  for (;;) {
+  for (bool looked = false;;) {
     const bool may_run = !tasks.empty() && active < options.size;
     if (may_run && active < busy_from) {
       runTask(lock);
+      looked = false;
     } else if (may_run && !standing_by) {
       standBy(lock);
     } else if (finished() || idle >= options.size) {
       break;
+    } else if (options.look && !looking && !looked) {
+      look(lock);
+      looked = true;
     } else {
       ++idle;
       while (tokens == 0 && !finished()) work.wait(lock);
@@ -177,6 +185,17 @@ void ThreadPool::State::standBy(MutexLock& lock) {
   stalled.wait_for(lock, kStalled);
   standing_by = false;
   if (taken == before && !tasks.empty() && active < options.size) runTask(lock);
+}
+
+void ThreadPool::State::look(MutexLock& lock) {
+  looking = true;
+  lock.unlock();
+  options.look([this] {
+    MutexLock inner(mutex);
+    return !tasks.empty() || closed;
+  });
+  lock.lock();
+  looking = false;
 }
 
 void ThreadPool::State::runTask(MutexLock& lock) {

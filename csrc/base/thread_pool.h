@@ -17,6 +17,9 @@ class ThreadPool {
     size_t size = 16;        ///< threads that run at once (those inside a BlockingScope not counted); at least 1
     size_t max_size = 1024;  ///< threads altogether: past it a BlockingScope brings no replacement
     std::string name = "torchrpc";
+    /// What a thread, one at a time, does before it sleeps: look for what will bring a task, until `done` or until it
+    /// is better to sleep. May post to the pool.
+    std::function<void(const std::function<bool()>& done)> look{};
   };
   struct Stats {
     size_t threads = 0;  ///< started

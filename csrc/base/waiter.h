@@ -22,6 +22,11 @@ class Waiter {
     return std::nullopt;
   }
 
+  bool hasValue() {
+    MutexLock lock(mutex_);
+    return value_.has_value();
+  }
+
   /// The value, or nothing if it has not come after so long.
   std::optional<T> waitFor(Duration patience) {
     MutexLock lock(mutex_);

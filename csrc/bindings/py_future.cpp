@@ -105,10 +105,11 @@ using ReplyWaiter = Waiter<Result<Message>>;
 
 /// Needs the GIL. Throws what a signal handler raises.
 Result<Message> waitFor(Node& node, ReplyWaiter& waiter) {
-  for (;;) {
+  for (bool first = true;; first = false) {
     {
       py::gil_scoped_release no_gil;
       const ThreadPool::BlockingScope blocking;
+      if (first) node.agent().assist([&] { return waiter.hasValue(); });
       if (auto reply = waiter.waitFor(kBetweenSignals)) return *std::move(reply);
     }
     if (PyErr_CheckSignals() == 0) continue;

@@ -140,6 +140,7 @@ class FaultyTransport : public Transport {
     inner_->close();
   }
   bool inLoop() const override { return inner_->inLoop(); }
+  void assist(const std::function<bool()>& done) override { inner_->assist(done); }
   std::string describe() const override { return "faulty " + inner_->describe(); }
   std::map<std::string, std::string> metrics() const override { return inner_->metrics(); }
 

@@ -162,7 +162,7 @@ void NativeConnection::onReady(NativeLoop::Ready ready) {
 
 bool NativeConnection::poll() {
   const auto self = shared_from_this();
-  if (!reading_ || !reading_->ready()) return false;
+  if (!reading_ || broken_ || !reading_->ready()) return false;
   const bool read = readSome() > 0;
   return flushAgain() || read;
 }
@@ -182,7 +182,7 @@ size_t NativeConnection::readSome() {
     for (const auto& part : room) asked += part.iov_len;
     const auto read = reading_->read(room);
     if (read < 0) {
-      finish(ErrorCode::kWorkerLost, socketErrorText(static_cast<int>(-read)));
+      breakOff(ErrorCode::kWorkerLost, socketErrorText(static_cast<int>(-read)));
       break;
     }
     total += static_cast<size_t>(read);
@@ -190,13 +190,19 @@ size_t NativeConnection::readSome() {
       handler_->onFrame(std::move(frame));
       return !isClosed();
     });
-    if (refused) finish(refused->code(), refused->text());
-    if (static_cast<size_t>(read) < asked) break;
+    if (refused) breakOff(refused->code(), refused->text());
+    if (broken_ || static_cast<size_t>(read) < asked) break;
   }
   return total;
 }
 
 // ---- the end ----
+
+void NativeConnection::breakOff(ErrorCode code, const std::string& text) {
+  if (shared_->loop.inLoop()) return finish(code, text);
+  broken_ = true;
+  shared_->loop.post([self = shared_from_this(), code, text] { self->finish(code, text); });
+}
 
 void NativeConnection::close() {
   {

@@ -1,7 +1,7 @@
 #pragma once
 
 // One way to one peer: frames queued by any thread, written by the one that finds nobody else writing, read on the
-// loop. Internal to native_*.cpp.
+// loop or by who assists it. Internal to native_*.cpp.
 
 #include <memory>
 #include <optional>
@@ -27,10 +27,11 @@ class NativeConnection : public Connection,
   void close() override;
   std::string describe() const override;
 
-  // On the loop.
+  // In the loop's turn.
   bool poll() override;
-  bool arm() override { return !reading_ || reading_->arm(); }
+  bool arm() override { return !reading_ || broken_ || reading_->arm(); }
   void disarm() override;
+  // On the loop.
   /// Before anything else is called on the loop.
   void setHandler(std::shared_ptr<ConnectionHandler> handler) { handler_ = std::move(handler); }
   /// The peer has proved itself: what is queued goes out, frames come in. `fd` is what tells of news.
@@ -49,6 +50,8 @@ class NativeConnection : public Connection,
   void onReady(NativeLoop::Ready ready);
   /// What there is, up to a limit; how much that was.
   size_t readSome();
+  /// finish() by the loop, as soon as it can; nothing is read any more.
+  void breakOff(ErrorCode code, const std::string& text);
   bool isClosed();
 
   // Constant after construction.
@@ -64,11 +67,12 @@ class NativeConnection : public Connection,
   bool blocked_ TORCHRPC_GUARDED_BY(mutex_) = false;  ///< the stream was full: the loop goes on
   Status closed_ TORCHRPC_GUARDED_BY(mutex_);         ///< no more is sent or delivered
 
-  // On the loop only.
+  // In the loop's turn; all but reader_ and broken_ changed on the loop only.
   std::shared_ptr<ConnectionHandler> handler_;
   std::shared_ptr<NativeStream> reading_;
   NativeLoop::Watch watch_;
   NativeFrameReader reader_;
+  bool broken_ = false;  ///< about to be finished
 };
 
 }  // namespace torchrpc

@@ -16,14 +16,19 @@ constexpr size_t kScratchBytes = 64 << 10;
 constexpr auto kUvInterval = std::chrono::microseconds(25);
 
 // Note [Spinning]
-// A message that finds the loop awake saves the two system calls and the scheduler's 5 to 10 µs of being woken. So the
-// loop looks at the rings that have been busy for a while before it sleeps, and yields between two looks: a thread that
-// is ready to run goes first. Spinning that finds nothing uses up credit, without which the loop sleeps at once and
-// tries only now and then; where others need the cores it has none left, and tries ever less often: who yields there
-// is back after milliseconds, who sleeps and is woken much sooner.
+// A message that finds somebody looking saves the system calls and the scheduler's 5 to 50 µs of waking a thread. Two
+// look at the rings that have been busy for a while. A thread that waits for a message *assists*: it takes the loop's
+// turn, polls the rings, and has its message without another thread's help. (What only the loop may do, which is all
+// that touches libuv, it posts.) And the loop itself looks around before it sleeps, for what others will send.
+// Both yield between two looks: a thread that is ready to run goes first. A look after a yield that took long, and
+// found nothing, is the last: others need the cores, and who sleeps is back sooner than who yields. The loop also needs
+// credit, which spinning in vain uses up; without it sleeps at once and tries only now and then, ever less often where
+// the cores are short.
+// Whoever gives the turn away has armed all rings before: then a message rings, and the loop wakes up for it.
 constexpr int kMostCredit = 8;
 constexpr unsigned kSpinAgain = 16, kSpinAgainAtMost = 1 << 14;
 constexpr auto kLongYield = std::chrono::microseconds(20);
+constexpr auto kForTurn = std::chrono::microseconds(20);  // an assistant's patience
 constexpr int kIdleRounds = 8;  // without news, until a ring is no longer looked at
 
 thread_local const NativeLoop* current_loop = nullptr;
@@ -46,6 +51,10 @@ struct NativeLoop::Handle {
   Callback callback;
 
   static Handle& of(void* handle) { return *static_cast<Handle*>(static_cast<uv_handle_t*>(handle)->data); }
+  static void call(void* handle, Ready ready) {
+    static_cast<NativeLoop*>(static_cast<uv_handle_t*>(handle)->loop->data)->takeTurn();
+    of(handle).callback(ready);
+  }
 };
 
 // ---- watches ----
@@ -62,7 +71,7 @@ void NativeLoop::Watch::want(bool readable, bool writable) {
   }
   uv_poll_start(&handle_->poll, events, [](uv_poll_t* poll, int status, int events) {
     const bool failed = status < 0;
-    Handle::of(poll).callback({failed || (events & UV_READABLE), failed || (events & UV_WRITABLE), failed});
+    Handle::call(poll, {failed || (events & UV_READABLE), failed || (events & UV_WRITABLE), failed});
   });
 }
 
@@ -85,7 +94,7 @@ NativeLoop::Watch NativeLoop::after(Duration delay, std::function<void()> callba
   // libuv counts from when it last looked at the clock.
   uv_update_time(&state_->loop);
   uv_timer_start(
-      &handle->timer, [](uv_timer_t* timer) { Handle::of(timer).callback({}); },
+      &handle->timer, [](uv_timer_t* timer) { Handle::call(timer, {}); },
       static_cast<uint64_t>(std::max<int64_t>(0, milliseconds)), 0);
   return Watch(handle.release());
 }
@@ -102,6 +111,7 @@ NativeLoop::NativeLoop(Duration longest_spin)
   if (error != 0) {
     throw Error(ErrorCode::kRendezvous, std::string("the transport's event loop cannot start: ") + uv_strerror(error));
   }
+  state_->loop.data = this;
   thread_ = std::thread([this] { run(); });
 }
 
@@ -145,13 +155,29 @@ void NativeLoop::run() {
     sleeping_ = !unarmed_;
     // After the flag is up: who posts now wakes us.
     const bool awake = !sleeping_ || has_tasks_;
+    if (!awake) giveTurn();
     uv_run(&state_->loop, awake ? UV_RUN_NOWAIT : UV_RUN_ONCE);
+    takeTurn();
     sleeping_ = false;
     asked_uv_ = now();
   }
+  giveTurn();
   uv_close(reinterpret_cast<uv_handle_t*>(&state_->wake), nullptr);
   uv_run(&state_->loop, UV_RUN_DEFAULT);
   uv_loop_close(&state_->loop);
+}
+
+void NativeLoop::takeTurn() {
+  if (!std::exchange(has_turn_, true)) turn_.acquire();
+}
+
+void NativeLoop::giveTurn() {
+  if (std::exchange(has_turn_, false)) turn_.release();
+}
+
+void NativeLoop::wake() {
+  MutexLock lock(mutex_);
+  if (!stopped_) uv_async_send(&state_->wake);
 }
 
 void NativeLoop::runTasks() {
@@ -206,6 +232,31 @@ bool NativeLoop::armAll() {
   return quiet;
 }
 
+void NativeLoop::disarmAll() {
+  for (auto& hot : hot_) {
+    if (hot.spinner) hot.spinner->disarm();
+  }
+}
+
+bool NativeLoop::lookUntil(const std::function<bool()>& over, bool go_on) {
+  bool found = false;
+  auto looked = now();
+  for (auto until = looked + longest_spin_; !over();) {
+    if (pollAll()) {
+      found = true;
+      if (!go_on) return true;
+      looked = now();
+      until = looked + longest_spin_;
+      continue;
+    }
+    const auto then = now();
+    if (then >= until || then - looked > kLongYield) break;
+    ::sched_yield();
+    looked = then;
+  }
+  return found;
+}
+
 bool NativeLoop::spin() {
   if (hot_.empty()) return false;
   const bool worth_it = longest_spin_ > Duration::zero() && (credit_ > 0 || ++unspun_ >= spin_again_);
@@ -221,28 +272,37 @@ bool NativeLoop::spin() {
 bool NativeLoop::lookAround() {
   unarmed_ = true;
   unspun_ = 0;
-  for (auto& hot : hot_) {
-    if (hot.spinner) hot.spinner->disarm();
+  disarmAll();
+  const auto before = now();
+  if (lookUntil([this] { return has_tasks_ || assistants_ > 0; }, /*go_on=*/false)) {
+    credit_ = std::min(credit_ + 1, kMostCredit);
+    spin_again_ = kSpinAgain;
+    return true;
   }
-  const auto until = now() + longest_spin_;
-  for (auto before = now(); before < until;) {
-    if (pollAll()) {
-      credit_ = std::min(credit_ + 1, kMostCredit);
-      spin_again_ = kSpinAgain;
-      return true;
-    }
-    if (has_tasks_) return true;
-    ::sched_yield();
-    const auto after = now();
-    if (after - before > kLongYield) {
-      credit_ = 0;
-      spin_again_ = std::min(spin_again_ * 2, kSpinAgainAtMost);
-      return false;
-    }
-    before = after;
-  }
+  if (has_tasks_) return true;
+  if (assistants_ > 0) return false;
   credit_ = std::max(credit_ - 1, 0);
+  if (now() - before < longest_spin_) {  // the cores are short
+    credit_ = 0;
+    spin_again_ = std::min(spin_again_ * 2, kSpinAgainAtMost);
+  }
   return false;
+}
+
+void NativeLoop::assist(const std::function<bool()>& done) {
+  if (longest_spin_ == Duration::zero()) return;
+  ++assistants_;
+  bool mine = turn_.try_acquire();
+  for (const auto until = now() + kForTurn; !mine && now() < until; mine = turn_.try_acquire()) ::sched_yield();
+  --assistants_;
+  if (!mine) return;
+  disarmAll();
+  lookUntil(done, /*go_on=*/true);
+  if (!armAll()) {
+    unarmed_ = true;
+    wake();
+  }
+  turn_.release();
 }
 
 }  // namespace torchrpc

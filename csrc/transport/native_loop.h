@@ -1,12 +1,15 @@
 #pragma once
 
 // The one thread of a native transport: libuv tells it which sockets are ready, the rest of the transport what to do
-// then. It can also spin for a while before it sleeps, for peers that write to shared memory.
-// Threads: post(), stop(), inLoop() from any; all else on the loop.
+// then. It can also spin for a while before it sleeps, for peers that write to shared memory; a thread that waits for
+// a message does that better itself: see Note [Spinning].
+// Threads: post(), stop(), inLoop(), assist() from any; all else on the loop, or, where it says "in turn", on the
+// thread that assists.
 
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <semaphore>
 #include <span>
 #include <thread>
 #include <vector>
@@ -49,7 +52,7 @@ class NativeLoop {
     Handle* handle_ = nullptr;
   };
 
-  /// What the loop looks at before it sleeps. The owner takes it away before it is destroyed.
+  /// What the loop looks at before it sleeps. The owner takes it away before it is destroyed. Called in turn.
   class Spinner {
    public:
     virtual ~Spinner() = default;
@@ -75,12 +78,15 @@ class NativeLoop {
   /// loop. Idempotent.
   void stop();
   bool inLoop() const;
+  /// Looks at what is hot, in the loop's place, until `done` or until it is not worth it any more. Not in turn.
+  void assist(const std::function<bool()>& done);
 
   /// Told of nothing until want(). Throws Error(kWorkerLost) if the descriptor cannot be watched.
   Watch watch(int fd, Callback callback);
   /// Called once.
   Watch after(Duration delay, std::function<void()> callback);
 
+  // In turn.
   /// The spinner has been active: it is worth looking at for a while. It is armed before the loop sleeps.
   void heat(Spinner& spinner);
   void forget(Spinner& spinner);
@@ -91,11 +97,19 @@ class NativeLoop {
  private:
   void run();
   void runTasks();
-  /// See Note [Spinning]. True if there is more to do.
+  void wake();
+  /// The loop's own turn; idempotent.
+  void takeTurn();
+  void giveTurn();
+  // In turn; see Note [Spinning].
+  /// True if there is more to do.
   bool spin();
-  bool pollAll();
-  /// Spins. Whether there was anything.
+  /// Spins. Whether there was anything, with or without `done`.
   bool lookAround();
+  /// Whether it has found something; until `over`, or as long as Note [Spinning] says.
+  bool lookUntil(const std::function<bool()>& over, bool go_on);
+  bool pollAll();
+  void disarmAll();
   /// False if something has come meanwhile.
   bool armAll();
 
@@ -106,6 +120,8 @@ class NativeLoop {
   // Own synchronization.
   std::atomic<bool> has_tasks_{false};
   std::atomic<bool> sleeping_{false};
+  std::atomic<int> assistants_{0};  ///< that want the turn
+  std::binary_semaphore turn_{0};   ///< is free
 
   // Guarded by mutex_.
   Mutex mutex_;
@@ -113,18 +129,21 @@ class NativeLoop {
   bool stopping_ TORCHRPC_GUARDED_BY(mutex_) = false;
   bool stopped_ TORCHRPC_GUARDED_BY(mutex_) = false;
 
-  // On the loop only.
+  // In turn.
   struct Hot {
     Spinner* spinner;  // nullptr once forgotten
     int idle_rounds = 0;
   };
   std::vector<Hot> hot_;
   bool unarmed_ = false;  ///< some spinner may have to be armed before the loop sleeps
+  std::vector<char> scratch_;
+
+  // On the loop only.
+  bool has_turn_ = true;
   int credit_ = 1;
   unsigned unspun_ = 0;  ///< rounds since the loop last spun
   unsigned spin_again_ = 16;
   TimePoint asked_uv_{};
-  std::vector<char> scratch_;
 
   // Touched by the constructor and by stop() only.
   std::thread thread_;

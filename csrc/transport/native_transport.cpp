@@ -33,7 +33,7 @@ class NativeTransport : public Transport {
       : options_(std::move(options)),
         address_(chooseHostAddress({options_.host, options_.rendezvous_host})),
         host_(options_.unix_sockets ? hostIdentity() : ""),
-        shared_(std::make_shared<NativeShared>(options_.limits, options_.longest_spin)) {}
+        shared_(std::make_shared<NativeShared>(options_.limits, getenv("TORCHRPC_SPIN") ? std::chrono::microseconds(atoi(getenv("TORCHRPC_SPIN"))) : options_.longest_spin)) {}
   ~NativeTransport() override { close(); }
 
   std::string listen(Acceptor acceptor) override;
@@ -41,6 +41,7 @@ class NativeTransport : public Transport {
       const std::string& address, const std::string& peer_name, std::shared_ptr<ConnectionHandler> handler) override;
   void close() override;
   bool inLoop() const override { return LoopScope::in(shared_->callbacks); }
+  void assist(const std::function<bool()>& done) override { shared_->loop.assist(done); }
   std::string describe() const override {
     return host_.empty() ? "native(tcp)" : options_.shared_memory ? "native(shm,tcp)" : "native(unix,tcp)";
   }

@@ -78,6 +78,10 @@ class Transport {
   /// Whether this thread is inside a handler or a completion of this transport: the place where nothing may block.
   virtual bool inLoop() const = 0;
 
+  /// For a thread that is about to wait for a message: may carry messages in the loop's place, calling handlers, until
+  /// `done` or until it is better to sleep. Not from the loop.
+  virtual void assist(const std::function<bool()>& done) { static_cast<void>(done); }
+
   /// For debug output: e.g. "tensorpipe(shm,uv; cma,basic)".
   virtual std::string describe() const = 0;
 
