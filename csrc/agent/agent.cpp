@@ -38,6 +38,8 @@ void Agent::on(Kind kind, Where where, RequestHandler handler) {
   TORCH_INTERNAL_ASSERT(served_.emplace(kind, Served{where, std::move(handler)}).second, "two handlers for a kind");
 }
 
+void Agent::onFirst(Kind kind, QuickHandler handler) { served_.at(kind).first = std::move(handler); }
+
 void Agent::onWorkerLost(LostHandler handler) { lost_handlers_.push_back(std::move(handler)); }
 
 std::string Agent::listen() { return connections_.listen(); }
@@ -226,18 +228,24 @@ void Agent::serve(Request request, Responder::Sink answer) {
   const auto& served = it->second;
   Responder responder(std::move(answer));
   if (served.where == Where::kLoop) {
-    run(served, std::move(request), responder);
-    return;
+    return answering(responder, [&] { served.handler(std::move(request), responder); });
+  }
+  if (served.first) {
+    bool done = true;  // so it is if it throws
+    answering(responder, [&] { done = served.first(request, responder); });
+    if (done) return;
   }
   auto shared = std::make_shared<Request>(std::move(request));
-  auto task = [this, &served, shared, responder] { run(served, std::move(*shared), responder); };
+  auto task = [this, &served, shared, responder] {
+    answering(responder, [&] { served.handler(std::move(*shared), responder); });
+  };
   const bool posted = served.where == Where::kLane ? lane_.post(std::move(task)) : pool_.post(std::move(task));
   if (!posted) responder.fail(closing());
 }
 
-void Agent::run(const Served& served, Request request, const Responder& responder) {
+void Agent::answering(const Responder& responder, const std::function<void()>& handle) {
   try {
-    served.handler(std::move(request), responder);
+    handle();
   } catch (const Error& e) {
     responder.fail(e);
   } catch (const std::exception& e) {

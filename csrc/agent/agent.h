@@ -44,6 +44,7 @@ class Agent final : public Messenger {
 
   // --- before the start ---
   void on(Kind kind, Where where, RequestHandler handler) override;
+  void onFirst(Kind kind, QuickHandler handler) override;
   /// Called on the loop when the connection to a worker has broken while this node was not closing.
   void onWorkerLost(LostHandler handler);
   /// Called on the loop with replies to calls that have ended: what travels in them may have to be let go.
@@ -83,6 +84,7 @@ class Agent final : public Messenger {
   struct Served {
     Where where = Where::kPool;
     RequestHandler handler;
+    QuickHandler first{};
   };
 
   /// Sends a request that is in the call table.
@@ -91,7 +93,8 @@ class Agent final : public Messenger {
   void onLost(const Link& link, const Error& reason);
   /// Hands a request that has arrived to its handler; `answer` is the way back.
   void serve(Request request, Responder::Sink answer);
-  void run(const Served& served, Request request, const Responder& responder);
+  /// What `handle` throws is the answer.
+  void answering(const Responder& responder, const std::function<void()>& handle);
   /// Takes the call out of the table and completes it; late and repeated replies are counted.
   void complete(CallId id, Result<Message> result);
   void reply(const std::shared_ptr<Link>& link, CallId id, Result<Message> result, ActivityToken token);

@@ -48,6 +48,8 @@ class Messenger {
  public:
   using ReplyHandler = std::function<void(Result<Message>)>;
   using RequestHandler = std::function<void(Request request, Responder responder)>;
+  /// Whether it has served the request.
+  using QuickHandler = std::function<bool(const Request& request, const Responder& responder)>;
 
   /// On which thread a handler runs.
   enum class Where {
@@ -73,6 +75,9 @@ class Messenger {
 
   /// Registers who serves a kind; before the node starts, once a kind.
   virtual void on(Kind kind, Where where, RequestHandler handler) = 0;
+  /// Registers, after that, who is asked first, on the loop and on its terms: for requests of which some need no
+  /// thread of the pool. May never be asked.
+  virtual void onFirst(Kind kind, QuickHandler handler) { static_cast<void>(kind), static_cast<void>(handler); }
 
   /// Runs a task on the pool.
   virtual void post(std::function<void()> task) = 0;
@@ -100,6 +105,7 @@ class ForwardingMessenger : public Messenger {
     next_.requestReliably(to, std::move(message), std::move(handler));
   }
   void on(Kind kind, Where where, RequestHandler handler) override { next_.on(kind, where, std::move(handler)); }
+  void onFirst(Kind kind, QuickHandler handler) override { next_.onFirst(kind, std::move(handler)); }
   void post(std::function<void()> task) override { next_.post(std::move(task)); }
   void postToLane(std::function<void()> task) override { next_.postToLane(std::move(task)); }
   void postAfter(Duration delay, std::function<void()> task) override { next_.postAfter(delay, std::move(task)); }

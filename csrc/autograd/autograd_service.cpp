@@ -86,6 +86,10 @@ AutogradService::AutogradService(Messenger& messenger, Options options)
            .on_owed = [this] { scheduleNews(); }}) {
   serve(Kind::kAutogradMark, &AutogradService::serveMark);
   serve(Kind::kAutogradGradients, &AutogradService::serveGradients);
+  // Most gradients are for a thread that is at work on the pass already.
+  messenger_.onFirst(Kind::kAutogradGradients, [this](const Request& request, const Responder& responder) {
+    return passGradientsOn(request, responder);
+  });
   serve(Kind::kAutogradAbort, &AutogradService::serveAbort);
   serve(Kind::kAutogradRelease, &AutogradService::serveRelease);
   serve(Kind::kAutogradHeld, &AutogradService::serveHeld);
@@ -257,6 +261,15 @@ void AutogradService::serveGradients(Request request, const Responder& responder
   // Calls made again by checkpointing are to find their context.
   const ContextScope scope(context(gradients.pass.context));
   pass->receive(request.from.id, std::move(gradients), answerTo(responder));
+}
+
+bool AutogradService::passGradientsOn(const Request& request, const Responder& responder) {
+  auto gradients = decodeGradients(request.message);
+  const auto context = contexts_.find(gradients.pass.context);
+  const auto pass = context ? context->findPass(gradients.pass.pass) : nullptr;
+  if (!pass || !pass->isAtWork()) return false;
+  pass->receive(request.from.id, std::move(gradients), answerTo(responder));
+  return true;
 }
 
 void AutogradService::serveAbort(Request request, const Responder& responder) {

@@ -91,6 +91,8 @@ class AutogradService {
   void serve(Kind kind, void (AutogradService::*handler)(Request, const Responder&));
   void serveMark(Request request, const Responder& responder);
   void serveGradients(Request request, const Responder& responder);
+  /// On the loop: for a pass that is at work here.
+  bool passGradientsOn(const Request& request, const Responder& responder);
   void serveAbort(Request request, const Responder& responder);
   void serveRelease(Request request, const Responder& responder);
   void serveHeld(Request request, const Responder& responder);

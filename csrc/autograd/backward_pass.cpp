@@ -182,6 +182,11 @@ void BackwardPass::receive(WorkerId from, GradientRequest request, Done done) {
   done(std::move(refused));
 }
 
+bool BackwardPass::isAtWork() {
+  MutexLock lock(mutex_);
+  return began_;
+}
+
 void BackwardPass::work() {
   const auto entered = environment_.enter_user_code();
   Status failure;

@@ -52,6 +52,9 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   /// Error(kProtocol).
   void receive(WorkerId from, GradientRequest request, Done done);
 
+  /// The work here has begun: from now on receive() is brief.
+  bool isAtWork();
+
   /// Ends it, here and on the workers it has reached from here. The first failure counts.
   void fail(Error error);
 

@@ -133,14 +133,25 @@ void Profiler::serve(const RequestHandler& handler, Request request, const Respo
   serveInTrace(handler, name, shown ? shown->id : GloballyUniqueId(), std::move(request), responder);
 }
 
+namespace {
+bool isShown(const Message& message) {
+  return traceIsOn() || ServerProfile::current() || message.header(HeaderKind::kProfiling);
+}
+}  // namespace
+
 void Profiler::on(Kind kind, Where where, RequestHandler handler) {
   if (where == Where::kLoop) return ForwardingMessenger::on(kind, where, std::move(handler));
   ForwardingMessenger::on(kind, where, [this, handler = std::move(handler)](Request request, Responder responder) {
-    if (!traceIsOn() && !ServerProfile::current() && !request.message.header(HeaderKind::kProfiling)) {
-      return handler(std::move(request), std::move(responder));
-    }
+    if (!isShown(request.message)) return handler(std::move(request), std::move(responder));
     serve(handler, std::move(request), responder);
   });
+}
+
+void Profiler::onFirst(Kind kind, QuickHandler handler) {
+  ForwardingMessenger::onFirst(
+      kind, [handler = std::move(handler)](const Request& request, const Responder& responder) {
+        return !isShown(request.message) && handler(request, responder);
+      });
 }
 
 }  // namespace torchrpc

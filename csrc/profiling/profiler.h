@@ -25,6 +25,8 @@ class Profiler final : public ForwardingMessenger {
   void request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) override;
   /// What runs on the pool is shown; on the loop there is no user code.
   void on(Kind kind, Where where, RequestHandler handler) override;
+  /// Not asked for what is to be shown.
+  void onFirst(Kind kind, QuickHandler handler) override;
 
  private:
   std::shared_ptr<Range> rangeOf(Kind kind, WorkerId to);

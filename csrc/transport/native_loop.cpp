@@ -12,23 +12,15 @@ namespace torchrpc {
 namespace {
 
 constexpr size_t kScratchBytes = 64 << 10;
-// While it spins the loop asks libuv for news this often: sockets and timers must not wait for the rings.
-constexpr auto kUvInterval = std::chrono::microseconds(25);
-
 // Note [Spinning]
-// A message that finds somebody looking saves the system calls and the scheduler's 5 to 50 µs of waking a thread. Two
-// look at the rings that have been busy for a while. A thread that waits for a message *assists*: it takes the loop's
-// turn, polls the rings, and has its message without another thread's help. (What only the loop may do, which is all
-// that touches libuv, it posts.) And the loop itself looks around before it sleeps, for what others will send.
-// Both yield between two looks: a thread that is ready to run goes first. A look after a yield that took long, and
-// found nothing, is the last: others need the cores, and who sleeps is back sooner than who yields. The loop also needs
-// credit, which spinning in vain uses up; without it sleeps at once and tries only now and then, ever less often where
-// the cores are short.
+// A message that finds somebody looking saves the system calls and the 5 to 50 µs that it takes to wake a thread. So a
+// thread that is about to wait for a message, or for a task that a message may bring, *assists*: it takes the loop's
+// turn and polls the rings that have been busy, and has its message without another thread's help. (What only the loop
+// may do, which is all that touches libuv, it posts.) The loop itself sleeps as soon as it can: it would be in the way.
+// Who looks yields between two looks, so that a thread which is ready to run goes first. A look after a yield that took
+// long, and found nothing, is the last: others need the cores, and who sleeps is back sooner than who yields.
 // Whoever gives the turn away has armed all rings before: then a message rings, and the loop wakes up for it.
-constexpr int kMostCredit = 8;
-constexpr unsigned kSpinAgain = 16, kSpinAgainAtMost = 1 << 14;
 constexpr auto kLongYield = std::chrono::microseconds(20);
-constexpr auto kForTurn = std::chrono::microseconds(20);  // an assistant's patience
 constexpr int kIdleRounds = 8;  // without news, until a ring is no longer looked at
 
 thread_local const NativeLoop* current_loop = nullptr;
@@ -151,15 +143,13 @@ void NativeLoop::run() {
         break;
       }
     }
-    if (spin() && now() - asked_uv_ < kUvInterval) continue;
-    sleeping_ = !unarmed_;
+    sleeping_ = !unarmed_ || armHot();
     // After the flag is up: who posts now wakes us.
     const bool awake = !sleeping_ || has_tasks_;
     if (!awake) giveTurn();
     uv_run(&state_->loop, awake ? UV_RUN_NOWAIT : UV_RUN_ONCE);
     takeTurn();
     sleeping_ = false;
-    asked_uv_ = now();
   }
   giveTurn();
   uv_close(reinterpret_cast<uv_handle_t*>(&state_->wake), nullptr);
@@ -191,7 +181,7 @@ void NativeLoop::runTasks() {
   for (auto& task : batch) std::exchange(task, nullptr)();
 }
 
-// ---- spinning ----
+// ---- what is hot ----
 
 void NativeLoop::heat(Spinner& spinner) {
   unarmed_ = true;
@@ -232,19 +222,23 @@ bool NativeLoop::armAll() {
   return quiet;
 }
 
-void NativeLoop::disarmAll() {
+bool NativeLoop::armHot() {
+  unarmed_ = !armAll();
+  if (unarmed_) pollAll();
+  return !unarmed_;
+}
+
+void NativeLoop::assist(const std::function<bool()>& done) {
+  if (longest_spin_ == Duration::zero()) return;
+  for (const auto until = now() + longest_spin_; !turn_.try_acquire(); ::sched_yield()) {
+    if (done() || now() > until) return;
+  }
   for (auto& hot : hot_) {
     if (hot.spinner) hot.spinner->disarm();
   }
-}
-
-bool NativeLoop::lookUntil(const std::function<bool()>& over, bool go_on) {
-  bool found = false;
   auto looked = now();
-  for (auto until = looked + longest_spin_; !over();) {
+  for (auto until = looked + longest_spin_; !done();) {
     if (pollAll()) {
-      found = true;
-      if (!go_on) return true;
       looked = now();
       until = looked + longest_spin_;
       continue;
@@ -254,50 +248,6 @@ bool NativeLoop::lookUntil(const std::function<bool()>& over, bool go_on) {
     ::sched_yield();
     looked = then;
   }
-  return found;
-}
-
-bool NativeLoop::spin() {
-  if (hot_.empty()) return false;
-  const bool worth_it = longest_spin_ > Duration::zero() && (credit_ > 0 || ++unspun_ >= spin_again_);
-  if (worth_it && lookAround()) return true;
-  if (!worth_it && !unarmed_) return false;
-  unarmed_ = false;
-  if (armAll()) return false;
-  pollAll();
-  unarmed_ = true;
-  return true;
-}
-
-bool NativeLoop::lookAround() {
-  unarmed_ = true;
-  unspun_ = 0;
-  disarmAll();
-  const auto before = now();
-  if (lookUntil([this] { return has_tasks_ || assistants_ > 0; }, /*go_on=*/false)) {
-    credit_ = std::min(credit_ + 1, kMostCredit);
-    spin_again_ = kSpinAgain;
-    return true;
-  }
-  if (has_tasks_) return true;
-  if (assistants_ > 0) return false;
-  credit_ = std::max(credit_ - 1, 0);
-  if (now() - before < longest_spin_) {  // the cores are short
-    credit_ = 0;
-    spin_again_ = std::min(spin_again_ * 2, kSpinAgainAtMost);
-  }
-  return false;
-}
-
-void NativeLoop::assist(const std::function<bool()>& done) {
-  if (longest_spin_ == Duration::zero()) return;
-  ++assistants_;
-  bool mine = turn_.try_acquire();
-  for (const auto until = now() + kForTurn; !mine && now() < until; mine = turn_.try_acquire()) ::sched_yield();
-  --assistants_;
-  if (!mine) return;
-  disarmAll();
-  lookUntil(done, /*go_on=*/true);
   if (!armAll()) {
     unarmed_ = true;
     wake();

@@ -1,8 +1,7 @@
 #pragma once
 
 // The one thread of a native transport: libuv tells it which sockets are ready, the rest of the transport what to do
-// then. It can also spin for a while before it sleeps, for peers that write to shared memory; a thread that waits for
-// a message does that better itself: see Note [Spinning].
+// then. Peers that write to shared memory are looked after by threads that wait for them: see Note [Spinning].
 // Threads: post(), stop(), inLoop(), assist() from any; all else on the loop, or, where it says "in turn", on the
 // thread that assists.
 
@@ -52,7 +51,7 @@ class NativeLoop {
     Handle* handle_ = nullptr;
   };
 
-  /// What the loop looks at before it sleeps. The owner takes it away before it is destroyed. Called in turn.
+  /// What can be polled rather than waited for. The owner takes it away before it is destroyed. Called in turn.
   class Spinner {
    public:
     virtual ~Spinner() = default;
@@ -102,14 +101,9 @@ class NativeLoop {
   void takeTurn();
   void giveTurn();
   // In turn; see Note [Spinning].
-  /// True if there is more to do.
-  bool spin();
-  /// Spins. Whether there was anything, with or without `done`.
-  bool lookAround();
-  /// Whether it has found something; until `over`, or as long as Note [Spinning] says.
-  bool lookUntil(const std::function<bool()>& over, bool go_on);
+  /// Whether the loop can sleep.
+  bool armHot();
   bool pollAll();
-  void disarmAll();
   /// False if something has come meanwhile.
   bool armAll();
 
@@ -120,8 +114,7 @@ class NativeLoop {
   // Own synchronization.
   std::atomic<bool> has_tasks_{false};
   std::atomic<bool> sleeping_{false};
-  std::atomic<int> assistants_{0};  ///< that want the turn
-  std::binary_semaphore turn_{0};   ///< is free
+  std::binary_semaphore turn_{0};  ///< is free
 
   // Guarded by mutex_.
   Mutex mutex_;
@@ -140,10 +133,6 @@ class NativeLoop {
 
   // On the loop only.
   bool has_turn_ = true;
-  int credit_ = 1;
-  unsigned unspun_ = 0;  ///< rounds since the loop last spun
-  unsigned spin_again_ = 16;
-  TimePoint asked_uv_{};
 
   // Touched by the constructor and by stop() only.
   std::thread thread_;

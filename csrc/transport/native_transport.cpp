@@ -33,7 +33,7 @@ class NativeTransport : public Transport {
       : options_(std::move(options)),
         address_(chooseHostAddress({options_.host, options_.rendezvous_host})),
         host_(options_.unix_sockets ? hostIdentity() : ""),
-        shared_(std::make_shared<NativeShared>(options_.limits, getenv("TORCHRPC_SPIN") ? std::chrono::microseconds(atoi(getenv("TORCHRPC_SPIN"))) : options_.longest_spin)) {}
+        shared_(std::make_shared<NativeShared>(options_.limits, options_.longest_spin)) {}
   ~NativeTransport() override { close(); }
 
   std::string listen(Acceptor acceptor) override;

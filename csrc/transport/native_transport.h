@@ -22,7 +22,7 @@ struct NativeOptions {
   bool shared_memory = true;  ///< beside Unix sockets
   Duration handshake_deadline = std::chrono::seconds(10);
   size_t unproven_peers = 256;  ///< that may be in the middle of a handshake; the oldest goes
-  /// How long the loop looks for news itself before it sleeps; see Note [Spinning]. Zero: never.
+  /// How long threads that wait look for news themselves before they sleep; see Note [Spinning]. Zero: never.
   Duration longest_spin = std::chrono::microseconds(100);
   Limits limits;
 };

@@ -27,11 +27,16 @@ class Counter final : public ForwardingMessenger {
   void on(Kind kind, Where where, RequestHandler handler) override {
     ForwardingMessenger::on(
         kind, where, [this, kind, handler = std::move(handler)](Request request, Responder responder) {
-          {
-            MutexLock lock(mutex_);
-            ++served_[kind];
-          }
+          count(kind);
           handler(std::move(request), std::move(responder));
+        });
+  }
+  void onFirst(Kind kind, QuickHandler handler) override {
+    ForwardingMessenger::onFirst(
+        kind, [this, kind, handler = std::move(handler)](const Request& request, const Responder& responder) {
+          const bool served = handler(request, responder);
+          if (served) count(kind);
+          return served;
         });
   }
 
@@ -42,6 +47,11 @@ class Counter final : public ForwardingMessenger {
   }
 
  private:
+  void count(Kind kind) {
+    MutexLock lock(mutex_);
+    ++served_[kind];
+  }
+
   mutable Mutex mutex_;
   std::map<Kind, int> served_;  // guarded by mutex_
 };

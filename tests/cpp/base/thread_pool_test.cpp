@@ -181,6 +181,42 @@ TEST_CASE("a task that throws harms nothing but itself") {
   next.wait();
 }
 
+TEST_CASE("one thread looks before it sleeps, and runs what it finds itself") {
+  std::unique_ptr<ThreadPool> pool;
+  std::atomic<int> looking = 0, found = 0;
+  std::latch ran(3);
+  pool = std::make_unique<ThreadPool>(ThreadPool::Options{.look = [&](const std::function<bool()>& done) {
+    CHECK(++looking == 1);
+    if (!done() && found < 2) {
+      ++found;
+      pool->post([&, finder = std::this_thread::get_id()] {
+        CHECK(std::this_thread::get_id() == finder);
+        ran.count_down();
+      });
+      CHECK(done());
+    }
+    --looking;
+  }});
+  pool->post([&] { ran.count_down(); });
+  ran.wait();
+  pool->close();
+  CHECK(found == 2);
+}
+
+TEST_CASE("a task that another thread posts ends a look") {
+  std::latch looks(1), ran(1);
+  ThreadPool pool({.look = [&](const std::function<bool()>& done) {
+    looks.count_down();
+    while (!done()) std::this_thread::yield();
+  }});
+  std::atomic<bool> first = true;
+  pool.post([&] { first = false; });
+  looks.wait();
+  CHECK_FALSE(first);
+  pool.post([&] { ran.count_down(); });
+  ran.wait();
+}
+
 TEST_CASE("close runs what is queued, and after it nothing is taken") {
   ThreadPool pool({.size = 2});
   std::atomic<int> ran = 0;
