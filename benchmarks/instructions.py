@@ -3,13 +3,15 @@
     python benchmarks/instructions.py [--systems torch,torchrpc] [--calls 300] [--keep DIRECTORY]
 
 Uses the processor's counter through perf where there is one, else callgrind (valgrind), which takes a minute or two to
-start a process. The transport is uv, where waiting costs nothing: over shm TensorPipe's polling is in the counts. With
+start a process. The transport is TCP, where waiting costs nothing (torchrpc is told not to spin): over shared memory
+TensorPipe's polling is in the counts. With
 --keep, callgrind's profiles stay for callgrind_annotate or KCachegrind. Counts are of user space; perf's vary by a few
 percent, callgrind's by less.
 """
 
 import argparse
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -34,14 +36,14 @@ def add(a, b):
     return a + b
 
 
-def serve(rank: int, port: int, transport: str) -> None:
+def serve(rank: int, port: int, transport: dict) -> None:
     """worker0 makes as many calls as each line of its input says, then tells that it has."""
     import torch
     import torch.distributed.rpc as rpc
 
     torch.set_num_threads(1)
     method = f"tcp://127.0.0.1:{port}"
-    options = rpc.TensorPipeRpcBackendOptions(init_method=method, rpc_timeout=600, **TRANSPORTS[transport])
+    options = rpc.TensorPipeRpcBackendOptions(init_method=method, rpc_timeout=600, **transport)
     rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=options)
     arguments = torch.ones(4), torch.ones(4)
     functions = {"torch.add": torch.add, "python": add}
@@ -125,12 +127,13 @@ class Callgrind:
 def count(system: str, transport: str, calls: int, counter) -> dict[str, list[float]]:
     """Instructions of caller and callee, for each of CALLS."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TORCHRPC_")}
-    environment |= {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", **KNOWN[system].environment}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "TORCHRPC_SPIN_US": "0", **KNOWN[system].environment}
     (port,) = free_ports(1)
     with contextlib.ExitStack() as stack:
         processes = []
         for rank in range(2):
-            serving = [sys.executable, __file__, "--serve", str(rank), str(port), transport]
+            options = json.dumps(KNOWN[system].options(transport))
+            serving = [sys.executable, __file__, "--serve", str(rank), str(port), options]
             process = subprocess.Popen(
                 [*counter.command(rank), *serving],
                 env=environment,
@@ -168,13 +171,13 @@ def expect(caller: subprocess.Popen, start: str) -> None:
 
 def main() -> None:
     if sys.argv[1:2] == ["--serve"]:
-        serve(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+        serve(int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4]))
         return
     counters = {each.name: each for each in (Perf, Callgrind) if each.works()}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--systems", default="torch,torchrpc", help="of torch, torchrpc, tensorpipe (%(default)s)")
     parser.add_argument("--calls", type=int, default=300, help="that are counted, of each kind (%(default)s)")
-    parser.add_argument("--transport", choices=TRANSPORTS, default="uv")
+    parser.add_argument("--transport", choices=TRANSPORTS, default="tcp")
     parser.add_argument("--counter", choices=counters, default=next(iter(counters), None))
     parser.add_argument("--keep", type=Path, help="an empty directory for callgrind's profiles")
     arguments = parser.parse_args()

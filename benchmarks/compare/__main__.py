@@ -96,7 +96,7 @@ class Comparison:
             "systems": [{"label": each.label, "kind": each.kind} for each in self.systems],
             "versions": {},
             "others_share": [],
-            "transports": {name: TRANSPORTS[name] for name in arguments.transports},
+            "transports": arguments.transports,
             "rows": [{"name": row.name, "unit": row.unit, "targets": row.targets} for row in rows],
             "results": {name: {} for name in arguments.transports},
         }

@@ -98,10 +98,9 @@ def everything(saved: dict) -> str:
         f"medians of {saved['settings']['rounds']} rounds; ratio: times better, of medians (least–largest of a round);"
         " !: short of the target",
     ]
-    for transport, options in saved["transports"].items():
+    for transport in saved["transports"]:
         if saved["results"].get(transport):
-            about = ", ".join(f"{name}={value}" for name, value in options.items()) or "TensorPipe's own choice"
-            lines += ["", f"transport {transport} ({about})", "", table(saved, transport)]
+            lines += ["", f"transport: {transport}", "", table(saved, transport)]
     return "\n".join(lines)
 
 

@@ -33,10 +33,10 @@ ROWS: dict[str, Row] = {}
 
 
 def row(name, session, *, workers=2, unit=SECONDS, targets=(), other=None, bare=False):
-    """Enters a function into ROWS; targets are those for the default transport and for uv."""
+    """Enters a function into ROWS; targets are those for the default transport and for TCP."""
 
     def enter(run):
-        by_transport = dict(zip(("default", "uv"), targets, strict=False))
+        by_transport = dict(zip(("default", "tcp"), targets, strict=False))
         ROWS[name] = Row(name, session, workers, unit, by_transport, run, other, bare)
         return run
 

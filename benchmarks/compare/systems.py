@@ -18,8 +18,8 @@ from pathlib import Path
 from adapters import CONNECT
 from rows import Row
 
-# What a transport means to TensorPipe, as torch's own RPC calls it.
-TRANSPORTS: dict[str, dict[str, list[str]]] = {"default": {}, "uv": {"_transports": ["uv"], "_channels": ["basic"]}}
+TRANSPORTS = ("default", "tcp")
+TENSORPIPE_TCP = {"_transports": ["uv"], "_channels": ["basic"]}
 OURS = {"TORCHRPC_REPLACE": "1"}
 WORKER = Path(__file__).with_name("worker.py")
 START_SECONDS, STOP_SECONDS = 120, 30
@@ -30,10 +30,14 @@ class System:
     label: str
     environment: dict[str, str] = field(default_factory=dict)  # what its processes have besides ours
     kind: str = "rpc"  # torch.distributed.rpc's API, or one of adapters.CONNECT
+    tcp: dict = field(default_factory=lambda: TENSORPIPE_TCP)  # the options that mean TCP
 
     def runs(self, row: Row, transport: str) -> bool:
         """Other systems have one transport, shown beside the default one."""
         return self.kind == "rpc" or (row.other is not None and transport == "default")
+
+    def options(self, transport: str) -> dict:
+        return self.tcp if transport == "tcp" else {}
 
     @property
     def is_torchrpc(self) -> bool:
@@ -42,7 +46,7 @@ class System:
 
 KNOWN = {
     "torch": System("torch"),
-    "torchrpc": System("torchrpc", OURS),
+    "torchrpc": System("torchrpc", OURS, tcp={"transport": "tcp"}),
     "tensorpipe": System("tensorpipe", {**OURS, "TORCHRPC_TRANSPORT": "tensorpipe"}),
     **{kind: System(kind, kind=kind) for kind in CONNECT},
 }
@@ -69,7 +73,7 @@ class Group:
             "torchrpc": system.is_torchrpc,
             "world_size": size,
             "ports": free_ports(1 + len(rows)),
-            "options": TRANSPORTS[transport],
+            "options": system.options(transport),
             "budget": budget,
             "rows": [row.name for row in rows],
         }

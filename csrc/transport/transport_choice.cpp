@@ -1,6 +1,10 @@
 #include "transport/transport_choice.h"
 
+#include <algorithm>
+#include <array>
+#include <charconv>
 #include <cstdlib>
+#include <string_view>
 
 #include "transport/native_transport.h"
 #ifndef TORCHRPC_WITHOUT_TENSORPIPE
@@ -11,7 +15,7 @@ namespace torchrpc {
 
 namespace {
 
-/// "native" or "tensorpipe".
+/// "native", "tcp" or "tensorpipe".
 std::string choose(const TransportOptions& options) {
   const bool listed = options.transports || options.channels;
   const bool lists_native = options.transports == std::vector<std::string>{"native"};
@@ -21,27 +25,46 @@ std::string choose(const TransportOptions& options) {
     const char* variable = std::getenv("TORCHRPC_TRANSPORT");
     if (variable && *variable) kind = variable, said_by = "TORCHRPC_TRANSPORT";
   }
-  if (!kind.empty() && kind != "auto" && kind != "native" && kind != "tensorpipe") {
+  constexpr std::array<std::string_view, 4> kKinds = {"auto", "native", "tcp", "tensorpipe"};
+  if (!kind.empty() && std::ranges::find(kKinds, kind) == kKinds.end()) {
     throw Error(
-        ErrorCode::kInvalidArgument, said_by + " is '" + kind + "': it can be 'auto', 'native' or 'tensorpipe'");
+        ErrorCode::kInvalidArgument, said_by + " is '" + kind + "': it can be 'auto', 'native', 'tcp' or 'tensorpipe'");
   }
-  if (listed && !lists_native && kind == "native") {
+  if (listed && !lists_native && (kind == "native" || kind == "tcp")) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        "_transports and _channels list TensorPipe's, but the option transport is 'native': leave out one of the two");
+        "_transports and _channels list TensorPipe's, but the option transport is '" + kind +
+            "': leave out one of the two");
   }
   if (listed && !lists_native) return "tensorpipe";
-  return kind == "tensorpipe" ? kind : "native";
+  return kind == "tensorpipe" || kind == "tcp" ? kind : "native";
+}
+
+Duration longestSpin() {
+  const char* text = std::getenv("TORCHRPC_SPIN_US");
+  if (!text || !*text) return NativeOptions().longest_spin;
+  const std::string_view digits = text;
+  int64_t microseconds = 0;
+  const auto [end, error] = std::from_chars(digits.begin(), digits.end(), microseconds);
+  if (error != std::errc() || end != digits.end() || microseconds < 0) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "TORCHRPC_SPIN_US is '" + std::string(digits) + "': it is a number of microseconds, 0 for never");
+  }
+  return std::chrono::microseconds(microseconds);
 }
 
 }  // namespace
 
 std::unique_ptr<Transport> makeTransport(TransportOptions options) {
-  if (choose(options) == "native") {
+  const auto kind = choose(options);
+  if (kind != "tensorpipe") {
     return makeNativeTransport(
         {.host = std::move(options.host),
          .rendezvous_host = std::move(options.rendezvous_host),
          .node_name = std::move(options.node_name),
+         .unix_sockets = kind != "tcp",
+         .longest_spin = longestSpin(),
          .limits = options.limits});
   }
 #ifndef TORCHRPC_WITHOUT_TENSORPIPE

@@ -55,8 +55,9 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             `file:///path/on/a/shared/file/system`.
         device_maps (dict): callee's name -> {device here: device there}, for tensors that are not on the CPU.
         devices (list): the CUDA devices of this worker; default: those that the maps of all workers name.
-        transport (str): `"native"`, `"tensorpipe"` or `"auto"`, the same on all workers; default: what the environment
-            variable TORCHRPC_TRANSPORT says, else `"auto"`: native.
+        transport (str): `"native"` (shared memory within a host, else TCP), `"tcp"` (TCP everywhere), `"tensorpipe"` or
+            `"auto"`, the same on all workers; default: what the environment variable TORCHRPC_TRANSPORT says, else
+            `"auto"`: native.
         _transports, _channels (list of str): which of TensorPipe's to use, the first the best; unknown ones are passed
             over with a warning. A list of either means TensorPipe.
 

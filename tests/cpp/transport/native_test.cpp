@@ -213,6 +213,20 @@ TEST_CASE("a transport that does not exist is refused with those that do") {
   ::unsetenv("TORCHRPC_TRANSPORT");
 }
 
+TEST_CASE("TCP can be had within a host, too") {
+  CHECK(makeTransport({.kind = "tcp", .host = "127.0.0.1"})->describe() == "native(tcp)");
+}
+
+TEST_CASE("how long to spin is a number") {
+  for (const char* text : {"-1", "1ms", "x"}) {
+    ::setenv("TORCHRPC_SPIN_US", text, 1);
+    CHECK_THAT(textOf([] { makeTransport({.host = "127.0.0.1"}); }), Catch::Contains("TORCHRPC_SPIN_US"));
+  }
+  ::setenv("TORCHRPC_SPIN_US", "0", 1);
+  CHECK_NOTHROW(makeTransport({.host = "127.0.0.1"}));
+  ::unsetenv("TORCHRPC_SPIN_US");
+}
+
 TEST_CASE("a worker with another transport is named with the remedy") {
   auto native = makeNative({}, {});
   CHECK_THAT(
