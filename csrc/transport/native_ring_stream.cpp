@@ -60,7 +60,7 @@ class RingStream : public NativeStream {
   }
   void disarm() override {
     loop_looks_ = true;
-    in_control_.reader_sleeps.store(0, std::memory_order_relaxed);
+    in_control_.reader_sleeps = 0;
   }
 
   void shutDown() override { ::shutdown(socket_.get(), SHUT_RDWR); }

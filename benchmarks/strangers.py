@@ -1,0 +1,135 @@
+"""What strangers cost: connections of four kinds to a live worker, while two peers call each other through it.
+
+python benchmarks/strangers.py [connections of each kind]
+
+Prints, for each kind, what the calls took without and with the strangers, how many of these the worker turned away, and
+its memory before and after. Exit status 1 if a call failed.
+"""
+
+import contextlib
+import os
+import socket
+import statistics
+import sys
+import tempfile
+import time
+
+import torch
+import torch.multiprocessing as mp
+
+import torchrpc.rpc as rpc
+
+AT_ONCE = 200  # that are held open
+GREETING = b"torchrpc"  # how a peer of ours begins: csrc/wire/PROTOCOL.md
+
+
+# --- on the worker in the middle --------------------------------------------------------------------------------------
+def listening_port() -> int:
+    """Of this process; there is one."""
+    inodes = set()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            inodes.add(os.readlink(f"/proc/self/fd/{fd}"))
+        except FileNotFoundError:
+            continue
+    with open("/proc/self/net/tcp") as table:
+        for line in list(table)[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
+                return int(fields[1].rpartition(":")[2], 16)
+    raise RuntimeError("no listening socket")
+
+
+def state() -> tuple[int, int]:
+    """How many strangers were turned away, and the resident memory in KiB."""
+    refused = int(rpc.api._get_current_rpc_agent().get_debug_info()["transport.refused_peers"])
+    with open("/proc/self/status") as status:
+        return refused, next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
+
+
+def pass_on(tensor):
+    return rpc.rpc_sync("far", torch.add, args=(tensor, 1))
+
+
+# --- the strangers ----------------------------------------------------------------------------------------------------
+def connect(port: int) -> socket.socket:
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port), timeout=10)
+        except OSError:  # the backlog is full
+            time.sleep(0.001)
+
+
+def send(stranger: socket.socket, data: bytes) -> None:
+    with contextlib.suppress(OSError):  # it has been turned away
+        stranger.sendall(data)
+
+
+def strangers(kind: str, port: int, count: int) -> None:
+    held: list[socket.socket] = []
+    for _ in range(count):
+        stranger = connect(port)
+        if kind == "random bytes":
+            send(stranger, os.urandom(1024))
+        elif kind == "stop half-way":
+            send(stranger, GREETING)
+        elif kind == "slow":
+            send(stranger, GREETING[:1])
+            for other in held[:: AT_ONCE // 4]:
+                send(other, GREETING[1:2])
+        if kind == "close at once":
+            stranger.close()
+            continue
+        held.append(stranger)
+        if len(held) > AT_ONCE:
+            held.pop(0).close()
+    for stranger in held:
+        stranger.close()
+
+
+# --- the peers --------------------------------------------------------------------------------------------------------
+def call_until(over, least: int = 200) -> list[float]:
+    seconds = []
+    while len(seconds) < least or not over():
+        start = time.perf_counter()
+        result = rpc.rpc_sync("middle", pass_on, args=(torch.ones(4),))
+        seconds.append(time.perf_counter() - start)
+        if result[0] != 2:
+            raise RuntimeError(f"{result[0]} instead of 2")
+    return seconds
+
+
+def measure(count: int) -> None:
+    port = rpc.rpc_sync("middle", listening_port)
+    call_until(lambda: True, 2000)
+    print(f"| {count:,} strangers that | s | calls, us | with strangers | turned away | KiB before | after |")
+    print("|-|-|-|-|-|-|-|")
+    for kind in ("random bytes", "close at once", "stop half-way", "slow"):
+        refused, before = rpc.rpc_sync("middle", state)
+        without = call_until(lambda: True, 2000)
+        process = mp.get_context("spawn").Process(target=strangers, args=(kind, port, count))
+        process.start()
+        while rpc.rpc_sync("middle", state)[0] == refused:
+            time.sleep(0.01)
+        start = time.monotonic()
+        within = call_until(lambda process=process: not process.is_alive())
+        seconds = time.monotonic() - start
+        process.join()
+        now, after = rpc.rpc_sync("middle", state)
+        calm, beset = (f"{statistics.median(each) * 1e6:.0f}" for each in (without, within))
+        print(f"| {kind} | {seconds:.1f} | {calm} | {beset} | {now - refused:,} | {before:,} | {after:,} |", flush=True)
+
+
+def work(rank: int, store: str, count: int) -> None:
+    torch.set_num_threads(1)
+    options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{store}", num_worker_threads=4)
+    rpc.init_rpc(("near", "middle", "far")[rank], rank=rank, world_size=3, rpc_backend_options=options)
+    if rank == 0:
+        measure(count)
+    rpc.shutdown()
+
+
+if __name__ == "__main__":
+    connections = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(work, args=(os.path.join(folder, "store"), connections), nprocs=3)
