@@ -274,10 +274,12 @@ Error BackwardPass::impatience() {
 // --- where gradients go ---
 
 void BackwardPass::deliver(const RecvFunction& recv, variable_list gradients) {
+  // The worker with the roots waits for its gradients anyway: nobody needs to wait for its answer.
+  const bool awaited = recv.sender() != makerOf(id_);
   {
     MutexLock lock(mutex_);
     throwIfFailed(failure_);
-    ++outstanding_;
+    if (awaited) ++outstanding_;
     reached_.insert(recv.sender());
   }
   const auto planned = plan_.find(recv.sender());
@@ -289,12 +291,13 @@ void BackwardPass::deliver(const RecvFunction& recv, variable_list gradients) {
   auto& messenger = environment_.messenger;
   messenger.request(
       recv.sender(), encode(request), Duration::zero(),
-      [&messenger, self = shared_from_this()](Result<Message> reply) mutable {
+      [&messenger, awaited, self = shared_from_this()](Result<Message> reply) mutable {
         if (!reply) {
           // On the pool: what goes with the pass may need Python.
           messenger.post([self = std::move(self), error = reply.error()] { self->fail(error); });
           return;
         }
+        if (!awaited) return;
         {
           MutexLock lock(self->mutex_);
           --self->outstanding_;
@@ -330,14 +333,18 @@ void BackwardPass::finishIfDone() {
 void BackwardPass::fail(Error error) {
   Done done;
   std::set<WorkerId> reached;
+  bool late = false;
   {
     MutexLock lock(mutex_);
-    if (ended_) return;
+    late = ended_ && !failure_;
+    if (ended_ && !late) return;
     ended_ = true;
     failure_ = error;
     done = std::move(done_);
     reached = std::move(reached_);
   }
+  // Gradients that nobody waited for here did not arrive where somebody does.
+  if (late) return tellAbort({makerOf(id_)}, error);
   changed_.notify_all();
   context_->endPass(id_, /*failed=*/true);
   tellAbort(reached, error);
