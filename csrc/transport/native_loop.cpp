@@ -19,8 +19,10 @@ constexpr size_t kScratchBytes = 64 << 10;
 // may do, which is all that touches libuv, it posts.) The loop itself sleeps as soon as it can: it would be in the way.
 // Who looks yields between two looks, so that a thread which is ready to run goes first. A look after a yield that took
 // long, and found nothing, is the last: others need the cores, and who sleeps is back sooner than who yields.
+// An assistant gives the turn back after kLongestTurn whatever comes, and none begins while the loop waits for it.
 // Whoever gives the turn away has armed all rings before: then a message rings, and the loop wakes up for it.
 constexpr auto kLongYield = std::chrono::microseconds(20);
+constexpr auto kLongestTurn = std::chrono::milliseconds(5);
 constexpr int kIdleRounds = 8;  // without news, until a ring is no longer looked at
 
 thread_local const NativeLoop* current_loop = nullptr;
@@ -158,7 +160,10 @@ void NativeLoop::run() {
 }
 
 void NativeLoop::takeTurn() {
-  if (!std::exchange(has_turn_, true)) turn_.acquire();
+  if (std::exchange(has_turn_, true)) return;
+  waits_for_turn_ = true;
+  turn_.acquire();
+  waits_for_turn_ = false;
 }
 
 void NativeLoop::giveTurn() {
@@ -230,14 +235,15 @@ bool NativeLoop::armHot() {
 
 void NativeLoop::assist(const std::function<bool()>& done) {
   if (longest_spin_ == Duration::zero()) return;
-  for (const auto until = now() + longest_spin_; !turn_.try_acquire(); ::sched_yield()) {
+  for (const auto until = now() + longest_spin_; waits_for_turn_ || !turn_.try_acquire(); ::sched_yield()) {
     if (done() || now() > until) return;
   }
   for (auto& hot : hot_) {
     if (hot.spinner) hot.spinner->disarm();
   }
   auto looked = now();
-  for (auto until = looked + longest_spin_; !done();) {
+  const auto latest = looked + kLongestTurn;
+  for (auto until = looked + longest_spin_; !done() && looked < latest;) {
     if (pollAll()) {
       looked = now();
       until = looked + longest_spin_;

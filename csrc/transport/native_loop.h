@@ -115,6 +115,7 @@ class NativeLoop {
   std::atomic<bool> has_tasks_{false};
   std::atomic<bool> sleeping_{false};
   std::binary_semaphore turn_{0};  ///< is free
+  std::atomic<bool> waits_for_turn_{false};
 
   // Guarded by mutex_.
   Mutex mutex_;

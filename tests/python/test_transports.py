@@ -37,6 +37,12 @@ def test_the_environment_chooses_where_options_do_not(monkeypatch):
         assert transport_in_use().startswith("native")
 
 
+def test_tcp_can_be_had_within_a_host():
+    with testing.workers(2, transport="tcp") as names:
+        assert transport_in_use() == "native(tcp)"
+        assert rpc.rpc_sync(names[1], torch.add, args=(torch.ones(2), 1)).tolist() == [2, 2]
+
+
 def test_strangers_are_counted():
     with testing.workers(2) as names:
         rpc.rpc_sync(names[1], torch.ones, args=([1],))

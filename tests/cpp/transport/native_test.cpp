@@ -180,6 +180,33 @@ TEMPLATE_TEST_CASE("threads that assist bring frames, in order, and lose none", 
   CHECK(by_assistants > 0);
 }
 
+TEST_CASE("whoever assists gives the loop its turn whatever comes") {
+  Pair<NativeShm> pair;
+  auto connection = pair.connect(pair.witness());
+  const auto accepted = pair.accepted();
+  std::atomic<bool> over{false};
+  std::atomic<int> queued{0};
+  std::jthread flood([&] {
+    while (!over) {
+      if (queued > 64) continue;
+      ++queued;
+      connection->send(headOnly("more"), [&](const Status&) { --queued; });
+    }
+  });
+  REQUIRE(accepted.witness->awaitFrames(1));
+  std::jthread assistant([&] {
+    while (!over) pair.b->assist([] { return false; });  // returns, or the test hangs
+  });
+  // Only the loop can accept connections.
+  for (size_t i = 1; i <= 20; ++i) {
+    pair.connect(pair.witness());
+    pair.accepted(i);
+  }
+  over = true;
+  flood.join();
+  while (queued > 0) std::this_thread::yield();
+}
+
 TEST_CASE("a transport can be closed while threads assist, and assisting a closed one returns") {
   Pair<NativeShm> pair;
   auto connection = pair.connect(pair.witness());
