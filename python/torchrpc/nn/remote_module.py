@@ -151,7 +151,7 @@ class _RemoteModule(nn.Module):
             module_rref (RRef): to the module, from `get_module_rref()` for example.
 
         Raises:
-            As the constructor.
+            RuntimeError, ValueError, TypeError: as the constructor.
         """
         module = RemoteModule.__new__(RemoteModule)
         nn.Module.__init__(module)
@@ -240,7 +240,8 @@ class RemoteModule(_RemoteModule):
         remote_device (str): "WORKER", "WORKER/DEVICE", "rank:RANK" or "rank:RANK/DEVICE", as in "worker1/cuda:0";
             "cpu" is the default device. A device alone is one of this worker.
         module_cls (class or function): makes the module; called on the owner.
-        args (tuple), kwargs (dict): for `module_cls`.
+        args (tuple): for `module_cls`.
+        kwargs (dict): likewise.
 
     Raises:
         RuntimeError: RPC is not initialized, no such worker, not the name of a device.

@@ -195,8 +195,9 @@ def rpc_sync(to: Any, func: Callable, args: Any = None, kwargs: Any = None, time
         func (Callable): a torch operator or a script function (they run there without the GIL), a function or class
             that `to` can import, a method of a picklable object, a lambda or a nested function (sent as code: its
             globals are those of the module of the same name there).
-        args (tuple), kwargs (dict): anything picklable, tensors of any layout, RRefs. Tensors are not copied before
-            they are sent.
+        args (tuple): anything picklable, tensors of any shape, dtype and layout on the CPU, RRefs. Tensors are not
+            copied before they are sent.
+        kwargs (dict): likewise.
         timeout (float): seconds until a RuntimeError; 0: no limit; default: the group's.
 
     Raises:
