@@ -126,6 +126,12 @@ def test_what_a_command_names_exists(command):
             assert not {option for option in options_of(command) - {"help"} if f'"--{option}' not in source}
 
 
+@pytest.mark.parametrize("page", sorted({*PAGES, *ROOT.glob("*.md"), *(ROOT / "csrc").rglob("*.md")}), ids=name)
+def test_files_that_a_page_links_to_exist(page):
+    for target in re.findall(r"\]\((?!\w+:|#)([^)#\s]+)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
 def test_every_variable_on_a_page_is_read_somewhere():
     source = "\n".join(path.read_text() for path in SOURCES) + (ROOT / "setup.py").read_text()
     source += "".join(path.read_text() for path in ROOT.glob("**/CMakeLists.txt") if "build" not in path.parts)
