@@ -20,11 +20,8 @@ project_copyright = author
 release = version = re.search(r"^project\(torchrpc VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text(), re.M)[1]
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 default_role = "code"
-nitpicky = False
-exclude_patterns = ["README.md"]
 
 autodoc_typehints = "none"  # the docstrings tell
 autodoc_member_order = "bysource"

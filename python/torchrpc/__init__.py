@@ -51,7 +51,7 @@ def _wrong_torch() -> str:
         return ""
     return (
         f"This torchrpc works with torch {_TORCH}, but this environment has torch {found}. Install the one that fits "
-        f"(pip install 'torch=={_TORCH}.*'), or a torchrpc that is made for torch {found}."
+        f"(pip install torch=={_TORCH}.0), or a torchrpc that is made for torch {found}."
     )
 
 

@@ -91,7 +91,7 @@ def _open_tcp(host: str, port: int, rank: int, use_libuv: bool) -> dist.Store:
     serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
     limit = init_timeout()
     try:
-        with _told(f"rank {rank} waits for rank 0 to listen at {host}:{port}. {_HOW_TO_MEET}"):
+        with _told(f"rank {rank} waits for rank 0 to listen at {host}:{port}. {_HOW_TO_MEET} {_DOCTOR}"):
             return dist.TCPStore(
                 host, port, None, serves, limit, wait_for_workers=False, multi_tenant=True, use_libuv=use_libuv
             )
