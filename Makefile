@@ -5,7 +5,7 @@ PYTHON := .venv/bin/python
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 INSTALLED := .venv/torchrpc.installed
 
-.PHONY: demo test conformance bench bench-cpp lint format asan tsan package setup-demo setup-test clean
+.PHONY: demo test conformance bench bench-cpp docs dist lint format asan tsan package setup-demo setup-test clean
 .DEFAULT_GOAL := test
 
 # Trains CartPole through RPC until it is solved; the learning curve is in reinforcement_learning.png.
@@ -35,6 +35,17 @@ bench-cpp: setup-test
 	cmake --preset release -DTORCHRPC_BUILD_BENCHMARKS=ON
 	cmake --build $(BUILD) --target cpp_benchmarks
 	$(BUILD)/benchmarks/cpp_benchmarks $(ARGS)
+
+# The site, from docs/ and the docstrings: build/docs/index.html. Warnings are errors.
+docs: setup-demo
+	$(MAKE) package
+	$(PYTHON) -m sphinx -W --keep-going -b html docs build/docs $(ARGS)
+
+# An sdist, and a wheel built from it, in dist/; then the wheel is tried in a fresh environment.
+dist: setup-demo
+	rm -rf dist
+	$(PYTHON) -m build --no-isolation --outdir dist
+	tools/check_wheel.sh dist/torchrpc-*.whl
 
 # ruff, clang-format, mypy: what pre-commit runs, over all files.
 lint: setup-demo

@@ -25,12 +25,13 @@ def version() -> str:
 
 def require_torch() -> None:
     """Says what to do where torch is missing: most often pip has hidden it in a build environment of its own."""
+    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # a torchrpc that is installed already may not fit this torch
     try:
         import torch  # noqa: F401
     except ImportError as error:
         raise SystemExit(
             f"torchrpc is built against the torch that is installed, and {sys.executable} has none ({error}).\n"
-            "Run: pip install torch==2.13.0 setuptools cmake ninja && pip install --no-build-isolation torchrpc\n"
+            "Run: pip install torch==2.13.0 'setuptools>=77' cmake ninja && pip install --no-build-isolation torchrpc\n"
             "(for a source tree: pip install --no-build-isolation .)"
         ) from error
 

@@ -5,7 +5,10 @@ Importing this package loads neither torch nor C++: its parts do, on first use. 
 """
 
 import importlib
+import sys
 from typing import Any
+
+_TORCH = "2.13"  # what the extension is built for; pyproject.toml says it to pip
 
 _PARTS = ["autograd", "nn", "optim", "profiler", "rpc"]
 _FUNCTIONS = {"batched": "torchrpc.rpc._batching", "wait": "torchrpc.rpc._waiting"}  # name -> where it is
@@ -33,6 +36,25 @@ def install() -> None:
     install()
 
 
+def _wrong_torch() -> str:
+    """What to tell if the torch in this environment is not one that the extension works with; else an empty text."""
+    if "torch" in sys.modules:
+        found = getattr(sys.modules["torch"], "__version__", "")
+    else:
+        from importlib import metadata
+
+        try:
+            found = metadata.version("torch")
+        except metadata.PackageNotFoundError:  # importing torch will tell, or it is there without metadata
+            return ""
+    if not found or ".".join(found.split(".")[:2]) == _TORCH:
+        return ""
+    return (
+        f"This torchrpc works with torch {_TORCH}, but this environment has torch {found}. Install the one that fits "
+        f"(pip install torch=={_TORCH}.0), or a torchrpc that is made for torch {found}."
+    )
+
+
 def __getattr__(name: str) -> Any:
     if name in _PARTS:
         return importlib.import_module(f"torchrpc.{name}")
@@ -46,3 +68,8 @@ def __getattr__(name: str) -> Any:
         except metadata.PackageNotFoundError:  # run from a source tree
             return "0+unknown"
     raise AttributeError(f"module 'torchrpc' has no attribute {name!r}")
+
+
+# While torch is being imported, that is for `_autoload` to say: an error here would keep torch from being imported.
+if not getattr(getattr(sys.modules.get("torch"), "__spec__", None), "_initializing", False) and (why := _wrong_torch()):
+    raise ImportError(why)

@@ -1,4 +1,5 @@
 """`python -m torchrpc script.py ARGS`: run a script with torch.distributed.rpc replaced, in it and all its children.
+`python -m torchrpc doctor`: see `doctor`.
 
 The interpreter is started again without the words `-m torchrpc`, so the script sees exactly what it would see if it
 were run by itself: argv, `__main__`, sys.path, the re-import by `mp.spawn`. The environment carries the request to
@@ -12,8 +13,10 @@ from importlib import metadata
 USAGE = """\
 usage: python -m torchrpc SCRIPT [ARGS...]
        python -m torchrpc -m MODULE [ARGS...]
+       python -m torchrpc doctor [--help]
 
-Runs a script or a module with torch.distributed.rpc replaced by torchrpc, in this process and in all that it starts."""
+Runs a script or a module with torch.distributed.rpc replaced by torchrpc, in this process and in all that it starts.
+`doctor` says what works on this machine; a script of that name is run as ./doctor."""
 
 
 def command() -> list[str]:
@@ -31,6 +34,10 @@ def main() -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE, file=sys.stdout if arguments else sys.stderr)
         return 0 if arguments else 2
+    if arguments[0] == "doctor":
+        from . import doctor
+
+        return doctor.main(arguments[1:])
     if not any(hook.value.startswith("torchrpc.") for hook in metadata.entry_points(group="torch.backends")):
         sys.exit("torchrpc can be imported, but is not installed: `import torch` will not find it. Run pip install.")
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":

@@ -6,6 +6,8 @@ Nearly every process that comes here wants nothing of torchrpc and must not pay 
 import os
 import sys
 
+from . import _wrong_torch
+
 
 def asked_to_replace() -> bool:
     """Whether the environment asks for torch.distributed.rpc to be replaced."""
@@ -17,6 +19,11 @@ def autoload() -> None:
 
     Raises RuntimeError only if it was asked to replace and cannot.
     """
+    if why := _wrong_torch():
+        if asked_to_replace():
+            raise RuntimeError(why)
+        del sys.modules["torchrpc"]  # who imports it by name is told
+        return
     if asked_to_replace():
         from ._install import install
 

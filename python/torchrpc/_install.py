@@ -56,7 +56,8 @@ def install() -> None:
     if importlib.util.find_spec(OUR_BINDINGS) is None:
         raise RuntimeError(
             "torchrpc was asked to replace torch.distributed.rpc, but its extension torchrpc._C is not built for "
-            f"Python {sys.version_info[0]}.{sys.version_info[1]}. Build it (pip install .) or unset TORCHRPC_REPLACE."
+            f"Python {sys.version_info[0]}.{sys.version_info[1]}. Build it (pip install .) or unset TORCHRPC_REPLACE. "
+            "`python -m torchrpc doctor` tells more."
         )
     bindings = sys.modules.get(BINDINGS[0])
     if bindings is not None and bindings._is_current_rpc_agent_set():

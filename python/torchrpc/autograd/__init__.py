@@ -3,10 +3,14 @@
 This file is a shell, as `torchrpc.rpc` is: the extension is loaded when something here is first used, so that putting
 it in torch's place costs nothing in a process without RPC. All functions may be called from any thread.
 
-    with dist_autograd.context() as context_id:
-        loss = rpc.rpc_sync("worker1", torch.mul, args=(weight, 3)).sum()
-        dist_autograd.backward(context_id, [loss])
-        gradient = dist_autograd.get_gradients(context_id)[weight]
+Example:
+    >>> weight = torch.ones(2, requires_grad=True)
+    >>> with dist_autograd.context() as context_id:
+    ...     loss = rpc.rpc_sync("worker1", torch.mul, args=(weight, 3)).sum()
+    ...     dist_autograd.backward(context_id, [loss])
+    ...     gradient = dist_autograd.get_gradients(context_id)[weight]
+    >>> gradient
+    tensor([3., 3.])
 """
 
 import importlib
@@ -75,7 +79,8 @@ def backward(
     """Compute the gradients of `roots` on all workers that they depend on, and wait until all of them are there.
 
     They are added to those that the context has already; `get_gradients` and DistributedOptimizer find them there, on
-    the worker of each leaf. `.grad` does not change. Hooks run on the worker of the tensor that they belong to.
+    the worker of each leaf, each with the shape, dtype and device of its leaf. `.grad` does not change. Hooks run on
+    the worker of the tensor that they belong to. Any thread may call, several at a time in different contexts.
 
     Args:
         context_id (int): what `context()` gave.
@@ -103,7 +108,8 @@ def backward(
 def get_gradients(context_id: int) -> dict[torch.Tensor, torch.Tensor]:
     """The gradients that backward passes have left in a context on this worker: {leaf tensor: gradient}.
 
-    They are the context's own tensors, not copies: a later pass through the same context changes them.
+    They have the shapes and dtypes of their leaves, and are the context's own tensors, not copies: a later pass through
+    the same context changes them. Any thread may call.
 
     Raises:
         RuntimeError: there is no context of that id here.

@@ -151,7 +151,7 @@ class _RemoteModule(nn.Module):
             module_rref (RRef): to the module, from `get_module_rref()` for example.
 
         Raises:
-            As the constructor.
+            RuntimeError, ValueError, TypeError: as the constructor.
         """
         module = RemoteModule.__new__(RemoteModule)
         nn.Module.__init__(module)
@@ -231,10 +231,6 @@ class RemoteModule(_RemoteModule):
     sent in calls and results, alone or inside other objects, and refers to the same module wherever it arrives; it can
     be pickled in no other way.
 
-        layer = RemoteModule("worker1", nn.Linear, args=(20, 30))
-        out = layer(torch.randn(128, 20))
-        optimizer = DistributedOptimizer(torch.optim.SGD, layer.remote_parameters(), lr=0.05)
-
     Two attributes make the calls, with the arguments of the module's own forward: `forward(...)`, or calling the
     object, waits and gives the result; `forward_async(...)` gives a Future of it. If the module is on a device other
     than the CPU, tensors among the arguments are moved there, and results come back on the CPU, unless the group has a
@@ -244,13 +240,20 @@ class RemoteModule(_RemoteModule):
         remote_device (str): "WORKER", "WORKER/DEVICE", "rank:RANK" or "rank:RANK/DEVICE", as in "worker1/cuda:0";
             "cpu" is the default device. A device alone is one of this worker.
         module_cls (class or function): makes the module; called on the owner.
-        args (tuple), kwargs (dict): for `module_cls`.
+        args (tuple): for `module_cls`.
+        kwargs (dict): likewise.
 
     Raises:
         RuntimeError: RPC is not initialized, no such worker, not the name of a device.
         ValueError, TypeError: `remote_device` or `module_cls` of a wrong form.
 
     Any thread may call it, if the module can be called by several at a time.
+
+    Example:
+        >>> layer = RemoteModule("worker1", nn.Linear, args=(20, 30))
+        >>> layer(torch.randn(128, 20)).shape
+        torch.Size([128, 30])
+        >>> optimizer = DistributedOptimizer(torch.optim.SGD, layer.remote_parameters(), lr=0.05)
     """
 
     def __init__(

@@ -20,11 +20,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
     in Python there. It is a torch.optim.Optimizer as far as `torch.optim.lr_scheduler` needs one: schedulers change
     `param_groups` here, and the change travels with the next step.
 
-        with dist_autograd.context() as context_id:
-            loss = ...
-            dist_autograd.backward(context_id, [loss])
-            optimizer.step(context_id)
-
     Steps of all optimizers on a worker take turns, because trainers may share parameters. There is no order among
     workers, and nothing keeps one trainer's step from coming between another's forward and backward pass: if the graph
     has saved a parameter that is changed meanwhile, that backward pass fails ("modified by an inplace operation").
@@ -48,6 +43,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     Any thread may call its methods. `remote_optimizers` are RRefs to the optimizers, one on each owner; they keep these
     alive.
+
+    Example:
+        >>> weight = rpc.remote("worker1", torch.nn.Parameter, args=(torch.ones(2),))
+        >>> optimizer = DistributedOptimizer(torch.optim.SGD, [weight], lr=0.5)
+        >>> with dist_autograd.context() as context_id:
+        ...     loss = weight.to_here().sum()
+        ...     dist_autograd.backward(context_id, [loss])
+        ...     optimizer.step(context_id)
+        >>> weight.to_here().tolist()
+        [0.5, 0.5]
     """
 
     def __init__(

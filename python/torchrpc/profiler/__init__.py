@@ -49,7 +49,7 @@ class profile:
 
     Example:
         >>> with torchrpc.profiler.profile(record_shapes=True) as prof:
-        ...     rpc.rpc_sync("worker1", torch.add, args=(x, y))
+        ...     rpc.rpc_sync("worker1", torch.add, args=(torch.ones(2), 1))
         >>> prof.export_chrome_trace("trace.json")  # for chrome://tracing or ui.perfetto.dev
     """
 

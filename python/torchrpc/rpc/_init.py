@@ -44,7 +44,8 @@ def init_rpc(
         backend (BackendType): default, and the only one there is: `BackendType.TENSORPIPE`.
         rank (int): this worker's number, from 0; with `env://` the variable RANK is the default.
         world_size (int): how many workers the group has. None: workers come and go at run time.
-        rpc_backend_options (TensorPipeRpcBackendOptions): threads, time-out, where to meet, devices.
+        rpc_backend_options (TensorPipeRpcBackendOptions): threads, time-out, where to meet, devices; default: 16
+            threads, 60 seconds, `env://`.
         rpc_backend (BackendType): another spelling of `backend`.
 
     Raises:
@@ -52,7 +53,8 @@ def init_rpc(
         RuntimeError: RPC is initialized already; the group could not be formed (no one at the address, a port in use,
             names or world sizes that do not fit): the text says which worker and what to do.
 
-    One thread at a time may call it.
+    It waits for the others as long as the environment variable TORCHRPC_INIT_TIMEOUT says (seconds), else half an
+    hour. One thread at a time may call it.
     """
     backend = rpc_backend if backend is None else backend
     backend, rpc_backend_options = _resolve_backend(backend, rpc_backend_options)

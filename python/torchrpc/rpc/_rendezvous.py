@@ -26,6 +26,7 @@ _HOW_TO_MEET = (
     "workers, or pass rpc_backend_options=TensorPipeRpcBackendOptions(init_method='tcp://host:port'), or "
     "'file:///path' on a file system that all share."
 )
+_DOCTOR = "`python -m torchrpc doctor` shows the addresses and transports that work on this machine."
 
 
 def init_timeout() -> timedelta:
@@ -90,7 +91,7 @@ def _open_tcp(host: str, port: int, rank: int, use_libuv: bool) -> dist.Store:
     serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
     limit = init_timeout()
     try:
-        with _told(f"rank {rank} waits for rank 0 to listen at {host}:{port}. {_HOW_TO_MEET}"):
+        with _told(f"rank {rank} waits for rank 0 to listen at {host}:{port}. {_HOW_TO_MEET} {_DOCTOR}"):
             return dist.TCPStore(
                 host, port, None, serves, limit, wait_for_workers=False, multi_tenant=True, use_libuv=use_libuv
             )
@@ -98,13 +99,13 @@ def _open_tcp(host: str, port: int, rank: int, use_libuv: bool) -> dist.Store:
         if serves:
             told = (
                 f"rank 0 cannot serve the group's store at {host}:{port}: {exc}. Is the port in use (by an earlier run "
-                "that has not ended, say)? Choose another MASTER_PORT for all workers."
+                f"that has not ended, say)? Choose another MASTER_PORT for all workers. {_DOCTOR}"
             )
         else:
             told = (
                 f"rank {rank} found nobody at {host}:{port}, where rank 0 should listen, in {limit.total_seconds():g} "
                 f"s: {exc}. Is rank 0 running, and is this its address? {_HOW_TO_MEET} {_WAIT_VARIABLE} (seconds) says "
-                "how long to wait."
+                f"how long to wait. {_DOCTOR}"
             )
         raise type(exc)(told) from exc
 

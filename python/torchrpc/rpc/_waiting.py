@@ -116,7 +116,7 @@ def wait(
     one by one, append new futures at the end.
 
     Example:
-        >>> pending = {rpc.rpc_async(worker, work): worker for worker in workers}
+        >>> pending = {rpc.rpc_async(worker, len, args=(worker,)): worker for worker in ("worker1", "worker2")}
         >>> while pending:
         ...     (done,), _ = torchrpc.wait(pending)
         ...     print(pending.pop(done), done.wait())

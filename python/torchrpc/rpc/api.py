@@ -93,6 +93,8 @@ def _require_initialized(func: _F) -> _F:
 def get_worker_info(worker_name: str | int | None = None) -> WorkerInfo:
     """Name and id of a worker: of the one with that name (or id), of this one without an argument.
 
+    Any thread may call; nothing is sent.
+
     Raises:
         RuntimeError: no such worker in the group, or RPC is not initialized.
     """
@@ -193,8 +195,9 @@ def rpc_sync(to: Any, func: Callable, args: Any = None, kwargs: Any = None, time
         func (Callable): a torch operator or a script function (they run there without the GIL), a function or class
             that `to` can import, a method of a picklable object, a lambda or a nested function (sent as code: its
             globals are those of the module of the same name there).
-        args (tuple), kwargs (dict): anything picklable, tensors of any layout, RRefs. Tensors are not copied before
-            they are sent.
+        args (tuple): anything picklable, tensors of any shape, dtype and layout on the CPU, RRefs. Tensors are not
+            copied before they are sent.
+        kwargs (dict): likewise.
         timeout (float): seconds until a RuntimeError; 0: no limit; default: the group's.
 
     Raises:
@@ -203,6 +206,10 @@ def rpc_sync(to: Any, func: Callable, args: Any = None, kwargs: Any = None, time
         Exception: what `func` raised, of its type, with the remote traceback in its text.
 
     Any thread may call.
+
+    Example:
+        >>> rpc.rpc_sync("worker1", torch.add, args=(torch.ones(2), 3), timeout=10)
+        tensor([4., 4.])
     """
     return _invoke(_SYNC, to, func, args, kwargs, timeout)
 
@@ -212,7 +219,16 @@ def rpc_async(to: Any, func: Callable, args: Any = None, kwargs: Any = None, tim
     """Like `rpc_sync`, but return at once, with a `torch.futures.Future` for the result.
 
     `future.wait()` gives the result or raises what the call raised; in a coroutine, `await future` does. Keep tensors
-    that you sent unchanged until then. Arguments that cannot be sent raise here.
+    that you sent unchanged until then. Any thread may call, and wait for the future.
+
+    Raises:
+        RuntimeError, TypeError, ValueError: as `rpc_sync`, for arguments that cannot be sent; what happens later is
+            raised by the future.
+
+    Example:
+        >>> futures = [rpc.rpc_async(to, torch.add, args=(torch.ones(2), 1)) for to in ("worker1", "worker2")]
+        >>> torch.futures.wait_all(futures)
+        [tensor([2., 2.]), tensor([2., 2.])]
     """
     future = _invoke(_ASYNC, to, func, args, kwargs, timeout)
     if hasattr(_thread_local_var, "future_list"):
@@ -224,7 +240,16 @@ def rpc_async(to: Any, func: Callable, args: Any = None, kwargs: Any = None, tim
 def remote(to: Any, func: Callable, args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT) -> PyRRef:
     """Run `func` (a class, say) on the worker `to` and leave the result there; return an RRef to it at once.
 
-    Arguments are those of `rpc_sync`. An error, a time-out included, is raised when the RRef is used.
+    Arguments are those of `rpc_sync`. An error, a time-out included, is raised when the RRef is used. Any thread may
+    call.
+
+    Raises:
+        RuntimeError, TypeError, ValueError: as `rpc_sync`, for arguments that cannot be sent.
+
+    Example:
+        >>> layer = rpc.remote("worker1", torch.nn.Linear, args=(4, 2))
+        >>> layer.rpc_sync().forward(torch.ones(3, 4)).shape
+        torch.Size([3, 2])
     """
     return _invoke(_REMOTE, to, func, args, kwargs, timeout)
 
@@ -390,6 +415,8 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
     Raises:
         RuntimeError: a worker did not come in time; this worker is shut down all the same. Or, if
             `api._ignore_rref_leak` is False, the program still holds references.
+
+    One thread calls it, not one that serves a call. A worker that has died is waited for, too: see `timeout`.
     """
     if not graceful:
         _finalize_shutdown()

@@ -58,7 +58,7 @@ def register_backend(
 
     Args:
         backend_name (str): its name.
-        construct_rpc_backend_options_handler: called as (rpc_timeout, init_method, **kwargs), gives options.
+        construct_rpc_backend_options_handler: called as `(rpc_timeout, init_method, **kwargs)`, gives options.
         init_backend_handler: called with the keywords store, name, rank, world_size and rpc_backend_options, gives an
             agent, a TensorPipeAgent of its own making: others can say who is in the group, but make no calls. It may
             have started it, by `api._init_rpc_states(agent)`.

@@ -1,0 +1,76 @@
+"""The documentation site: `make docs`, or `python -m sphinx -W docs build/docs`.
+
+Pages are Markdown and read well in the source tree, too: links lead from file to file, and files beside the code
+(`SHOWN`) become pages here. `relink` turns both into links of the site.
+"""
+
+import os
+import posixpath
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "python"))
+os.environ.pop("TORCHRPC_REPLACE", None)
+
+project = "torchrpc"
+author = "torchrpc contributors"
+project_copyright = author
+release = version = re.search(r"^project\(torchrpc VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text(), re.M)[1]
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+myst_heading_anchors = 4
+default_role = "code"
+
+autodoc_typehints = "none"  # the docstrings tell
+autodoc_member_order = "bysource"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+
+html_theme = "furo"
+html_title = f"torchrpc {release}"
+html_show_sourcelink = False
+
+# Page -> the file of the source tree that is shown there.
+SHOWN = {
+    "architecture": "csrc/README.md",
+    "protocol": "csrc/wire/PROTOCOL.md",
+    "autograd_algorithm": "csrc/autograd/README.md",
+    "optimizers": "csrc/optim/README.md",
+    "benchmarks": "benchmarks/README.md",
+    "contributing": "CONTRIBUTING.md",
+    "changelog": "CHANGELOG.md",
+}
+PAGES = {path: page for page, path in SHOWN.items()}
+LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
+
+
+def relink(text, path, page):
+    """The Markdown of a file at `path`, for the page of that name: links to files without a page become plain text."""
+
+    def replace(match):
+        label, target, anchor = match[1], match[2], match[3] or ""
+        file = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
+        if file in PAGES:
+            found = PAGES[file] + ".md"
+        elif file.startswith("docs/"):
+            found = file.removeprefix("docs/")
+        else:
+            return label
+        return f"[{label}]({posixpath.relpath(found, posixpath.dirname(page) or '.')}{anchor})"
+
+    return LINK.sub(replace, text)
+
+
+def read(app, page, source):
+    path = SHOWN.get(page, f"docs/{page}.md")
+    if page in SHOWN:
+        app.env.note_dependency(str(ROOT / path))
+        source[0] = (ROOT / path).read_text()
+    source[0] = relink(source[0], path, page)
+
+
+def setup(app):
+    app.connect("source-read", read)

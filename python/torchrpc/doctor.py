@@ -1,0 +1,290 @@
+"""`python -m torchrpc doctor`: what would happen on this machine, and why not something else.
+
+Each trial of a transport and each call runs in a process of its own, forked from this one after torch is loaded, so
+that one that crashes or hangs is a finding like any other. Nothing is asked that `init_rpc` would not do.
+"""
+
+import argparse
+import contextlib
+import os
+import platform
+import re
+import resource
+import shutil
+import socket
+import statistics
+import struct
+import time
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+__all__ = ["main"]
+
+OK, NOTE, FAILED = "ok", "note", "FAILED"
+# As csrc/transport/host_address.h has them: the first that is set counts.
+INTERFACE_VARIABLES = ("TORCHRPC_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+TRANSPORTS = ("shm", "ibv", "uv")  # TensorPipe's, and its channels
+CHANNELS = ("cma", "mpt_uv", "basic", "xth")
+DESCRIPTORS_A_PEER = 14  # over shared memory; csrc/transport/tensorpipe_backends.cpp
+SECONDS_A_TRIAL = 30.0
+WARM_UP, CALLS = 50, 200
+
+DESCRIPTION = """\
+Says what torchrpc would do on this machine: versions, the address that workers would listen on, which transports work
+and why others do not, limits of the system, and how long a call between two processes takes. It reads the environment
+variables that init_rpc reads, so run it as your program is run.
+
+Exit code: 0 if calls work (notes say what is worth knowing), 1 if they cannot."""
+
+
+class Finding(NamedTuple):
+    level: str
+    text: str
+
+
+class Report:
+    """Prints findings as they come; knows whether one of them means that calls cannot work."""
+
+    def __init__(self) -> None:
+        self.failed = False
+
+    def section(self, title: str, findings: Iterator[Finding]) -> None:
+        print(f"\n{title}", flush=True)
+        for level, text in findings:
+            self.failed |= level == FAILED
+            print(f"  {level:6}  {text}", flush=True)
+
+
+# --- Trials in processes of their own ---
+
+
+def trial(function: Callable[..., Any], *args: Any, processes: int = 1) -> tuple[Any, str]:
+    """What the function gives on rank 0, or None; and why it failed, or an empty text."""
+    from .testing import RankError, run_ranks
+
+    # A group of one machine is tried with the address that a real one would have.
+    env = {"MASTER_ADDR": os.environ.get("MASTER_ADDR", "")}
+    try:
+        values = run_ranks(
+            function, processes, *args, start_method="fork", timeout=SECONDS_A_TRIAL, init=False, env=env
+        )
+        return values[0], ""
+    except RankError as error:
+        return None, str(error).strip().splitlines()[-1].removeprefix("RuntimeError: ")
+
+
+def published_address(_: int, options: dict[str, Any]) -> tuple[str, str]:
+    """Start a worker that is alone; what it says of its transport, and the address that it publishes."""
+    import torch.distributed as dist
+
+    from .rpc import TensorPipeAgent, TensorPipeRpcBackendOptions
+
+    store = dist.HashStore()
+    agent = TensorPipeAgent(store, "doctor", 0, 1, TensorPipeRpcBackendOptions(**options), {}, [], init_timeout=10.0)
+    agent.start()
+    try:
+        return agent.get_debug_info()["agent.transport"], store.get("worker/0").decode(errors="replace")
+    finally:
+        agent.shutdown()
+
+
+def timed_calls(rank: int, url: str, options: dict[str, Any]) -> tuple[str, float, float]:
+    """Two workers; on rank 0 the transport, and the median seconds of an addition and of an echo of 1 MiB."""
+    import torch
+
+    from . import rpc
+
+    torch.set_num_threads(1)
+    backend_options = rpc.TensorPipeRpcBackendOptions(init_method=url, rpc_timeout=SECONDS_A_TRIAL, **options)
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=backend_options)
+    result = ("", 0.0, 0.0)
+    if rank == 0:
+        used = rpc._get_debug_info()["agent.transport"]
+        small, large = torch.ones(4), torch.ones(2**18)
+        result = (used, median_call(rpc, small, CALLS), median_call(rpc, large, CALLS // 10))
+    rpc.shutdown()
+    return result
+
+
+def median_call(rpc: Any, tensor: Any, calls: int) -> float:
+    import torch
+
+    times = []
+    for number in range(WARM_UP + calls):
+        start = time.perf_counter()
+        rpc.rpc_sync("worker1", torch.add, args=(tensor, 1))
+        if number >= WARM_UP:
+            times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+# --- Sections ---
+
+
+def versions() -> Iterator[Finding]:
+    system = f"Python {platform.python_version()}, {platform.system()} {platform.release()} {platform.machine()}"
+    yield Finding(OK if system.endswith("x86_64") else NOTE, system)
+    try:
+        import torch
+    except Exception as error:
+        yield Finding(FAILED, f"torch cannot be imported: {error}")
+        return
+    import torchrpc
+
+    yield Finding(OK, f"torch {torch.__version__} in {Path(torch.__file__).parent}")
+    yield Finding(OK, f"torchrpc {torchrpc.__version__} in {Path(__file__).parent}")
+    try:
+        from . import _C
+
+        yield Finding(OK, f"the extension {Path(_C.__file__ or '').name} loads")
+    except Exception as error:
+        yield Finding(FAILED, f"the extension torchrpc._C does not load: {error}. Build it again (pip install .).")
+        return
+    yield replacing()
+
+
+def replacing() -> Finding:
+    """Whether scripts that say torch.distributed.rpc can get torchrpc."""
+    if not any(hook.value.startswith("torchrpc.") for hook in metadata.entry_points(group="torch.backends")):
+        return Finding(NOTE, "`import torch` does not find torchrpc (no pip install): TORCHRPC_REPLACE has no effect")
+    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
+        return Finding(NOTE, "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps TORCHRPC_REPLACE from having an effect")
+    return Finding(OK, "TORCHRPC_REPLACE=1 and `python -m torchrpc script.py` replace torch.distributed.rpc")
+
+
+def address() -> Iterator[Finding]:
+    yield from meeting_point()
+    named = [name for name in INTERFACE_VARIABLES if os.environ.get(name)]
+    if named:
+        why = f"by {named[0]}={os.environ[named[0]]}"
+    elif os.environ.get("MASTER_ADDR"):
+        why = "the one that leads to MASTER_ADDR"
+    else:
+        why = "the one of the default route, as MASTER_ADDR is not set"
+    found, reason = trial(published_address, {"transport": "native"})
+    if found is None:
+        yield Finding(FAILED, f"no address to listen on ({why}): {reason}")
+        return
+    match = re.search(r"tcp=\[?([^;]*?)\]?:\d+;", found[1])
+    host = match[1] if match else "?"
+    yield Finding(OK, f"workers listen on {host} (interface {interface_of(host)}; {why}), each on a free port")
+    if host.startswith("127.") or host == "::1":
+        yield Finding(NOTE, "that is this machine only; for workers elsewhere set MASTER_ADDR to a name they know")
+    else:
+        yield Finding(NOTE, "who can reach that address can run code here: see the documentation, Threat model")
+
+
+def meeting_point() -> Iterator[Finding]:
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if not host or not port:
+        missing = " and ".join(name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name))
+        yield Finding(NOTE, f"not set: {missing}, where the workers meet unless init_method says it")
+        return
+    try:
+        found = {info[4][0] for info in socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)}
+    except (OSError, ValueError, OverflowError) as error:
+        yield Finding(FAILED, f"MASTER_ADDR={host}, MASTER_PORT={port} cannot be resolved: {error}")
+        return
+    yield Finding(OK, f"workers meet at {host}:{port} ({', '.join(sorted(map(str, found)))})")
+    try:
+        socket.create_connection((host, int(port)), timeout=3).close()
+        yield Finding(NOTE, "somebody listens there: a group that runs, else choose another MASTER_PORT")
+    except OSError as error:
+        yield Finding(NOTE, f"nobody listens there yet ({error}): rank 0 will, if {host} is its machine")
+
+
+def interface_of(host: str) -> str:
+    """The name of the network interface that has this address."""
+    import fcntl
+
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/net/if_inet6").read_text().splitlines():
+            digits, *_, name = line.split()
+            if ":" in host and bytes.fromhex(digits) == socket.inet_pton(socket.AF_INET6, host):
+                return name
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                answer = fcntl.ioctl(asking, 0x8915, struct.pack("256s", name.encode()))  # SIOCGIFADDR
+                if socket.inet_ntoa(answer[20:24]) == host:
+                    return name
+    return "unknown"
+
+
+def transports() -> Iterator[Finding]:
+    asked = os.environ.get("TORCHRPC_TRANSPORT")
+    said = f"TORCHRPC_TRANSPORT={asked}" if asked else "nothing else is said"
+    found, reason = trial(published_address, {})
+    if found is None:
+        yield Finding(FAILED, f"no transport as {said}: {reason}")
+    else:
+        yield Finding(OK, f"{found[0]}: what is used as {said}")
+    yield probed("native", {"transport": "native"})
+    for name in TRANSPORTS:
+        yield probed(f"tensorpipe, transport {name}", {"_transports": [name]})
+    for name in CHANNELS:
+        yield probed(f"tensorpipe, channel {name}", {"_transports": ["uv"], "_channels": [name]})
+
+
+def probed(name: str, options: dict[str, Any]) -> Finding:
+    found, reason = trial(published_address, options)
+    if found is not None:
+        return Finding(OK, f"{name} works")
+    # "no usable transport in …: it gives 'ibv' (ibv: no device), there are …"
+    refused = re.search(r" \(\w+: (.*)\), there are ", reason)
+    return Finding(NOTE, f"{name} is not used: {refused[1] if refused else reason}")
+
+
+def limits() -> Iterator[Finding]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    hosts = soft // DESCRIPTORS_A_PEER
+    text = f"descriptors: {soft}, enough for about {hosts} workers on this machine"
+    yield Finding(OK, text) if soft >= 1024 else Finding(NOTE, f"{text}; `ulimit -n {hard}` gives all there are")
+    with contextlib.suppress(OSError):
+        space = shutil.disk_usage("/dev/shm")
+        free = f"{space.free / 2**20:,.0f} MiB free of {space.total / 2**20:,.0f}"
+        yield Finding(OK, f"/dev/shm: {free} (calls share memory without it; torch's DataLoader needs it)")
+    try:
+        scope = Path("/proc/sys/kernel/yama/ptrace_scope").read_text().strip()
+        says = {"0": "processes of one user may read each other's memory", "1": "only after they have allowed it"}
+        yield Finding(OK, f"ptrace scope {scope}: {says.get(scope, 'reading the memory of others is forbidden')} (cma)")
+    except OSError:
+        yield Finding(OK, "ptrace scope: not limited by Yama (cma)")
+
+
+def calls() -> Iterator[Finding]:
+    kinds: list[tuple[str, dict[str, Any]]] = [
+        ("as your program would", {}),
+        ("native", {"transport": "native"}),
+        ("tensorpipe over TCP", {"_transports": ["uv"]}),
+    ]
+    for name, options in kinds:
+        from .testing import free_port
+
+        found, reason = trial(timed_calls, f"tcp://127.0.0.1:{free_port()}", options, processes=2)
+        if found is None:
+            yield Finding(FAILED if not options else NOTE, f"{name}: a call between two processes fails: {reason}")
+        else:
+            used, small, large = found
+            times = f"{small * 1e6:,.0f} µs for torch.add of 4 numbers, {large * 1e6:,.0f} µs with 1 MiB each way"
+            yield Finding(OK, f"{name}, {used}: {times}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the report. The exit code: 1 if calls cannot work, else 0."""
+    parser = argparse.ArgumentParser(
+        "python -m torchrpc doctor", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.parse_args(arguments)
+    report = Report()
+    report.section("Versions", versions())
+    if not report.failed:
+        report.section("Limits", limits())
+        report.section("Address", address())
+    if not report.failed:  # nothing can be tried without an address
+        report.section("Transports", transports())
+        report.section("Calls between two processes (medians)", calls())
+    print("\nCalls cannot work here: see FAILED above." if report.failed else "\nCalls work here.")
+    return int(report.failed)

@@ -1,0 +1,73 @@
+"""The code of Markdown pages, and how their fragments are run.
+
+A Python block with `init_rpc(` or `__main__` is a program of its own. All others of a page are fragments: they run in
+their order, in one namespace, on worker0 of a group whose other workers serve. As in a reader's script, imports,
+functions and classes are there on all workers before anything runs: they are a module that the workers can import.
+"""
+
+import ast
+import contextlib
+import importlib
+import io
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
+PRINTS = re.compile(r"^\s*print\(.*\)  # (.*)$")
+DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+class Block(NamedTuple):
+    language: str
+    line: int  # of its first line, from 1
+    code: str
+
+    @property
+    def is_program(self):
+        return "init_rpc(" in self.code or "__main__" in self.code
+
+    @property
+    def printed(self):
+        """What its lines say that they print."""
+        return [match[1] for match in map(PRINTS.match, self.code.splitlines()) if match]
+
+
+def blocks(page):
+    text = Path(page).read_text()
+    return [Block(match[1], text[: match.start(2)].count("\n") + 1, match[2]) for match in FENCE.finditer(text)]
+
+
+def fragments(page):
+    """The statements of the page's fragments, with the page's line numbers."""
+    for block in blocks(page):
+        if block.language == "python" and not block.is_program:
+            yield from ast.parse("\n" * (block.line - 1) + block.code, page).body
+
+
+def run_fragments(page, name, folder):
+    """Run them as a module of that name, whose definitions go to a folder where all workers look for modules.
+
+    Raises:
+        AssertionError: a line that says what it prints, as `print(1)  # 1` does, and does not.
+    """
+    lines = ["", *Path(page).read_text().splitlines()]
+    statements = list(fragments(page))
+    defined = [""] * len(lines)
+    for statement in statements:
+        if isinstance(statement, DEFINITIONS):
+            first = min([statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", []))])
+            defined[first : statement.end_lineno + 1] = lines[first : statement.end_lineno + 1]
+    (Path(folder) / f"{name}.py").write_text("\n".join(defined[1:]) + "\n")
+    importlib.invalidate_caches()
+    namespace = vars(importlib.import_module(name))
+    for statement in statements:
+        if not isinstance(statement, DEFINITIONS):
+            said = io.StringIO()
+            with contextlib.redirect_stdout(said):
+                exec(compile(ast.Module([statement], []), page, "exec"), namespace)
+            promise = PRINTS.match(lines[statement.end_lineno])
+            if promise and said.getvalue().strip() != promise[1]:
+                raise AssertionError(
+                    f"{page}:{statement.end_lineno} promises {promise[1]}, but prints {said.getvalue()}"
+                )

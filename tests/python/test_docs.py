@@ -1,0 +1,158 @@
+"""What the documentation shows works: its Python blocks and examples are run, its commands and names exist."""
+
+import doctest
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from doc_pages import blocks, run_fragments
+
+from torchrpc import testing
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def name(page):
+    return str(page.relative_to(ROOT))
+
+
+PYTHON = [(page, block) for page in PAGES for block in blocks(page) if block.language == "python"]
+WITH_FRAGMENTS = sorted({page for page, block in PYTHON if not block.is_program})
+PROGRAMS = {
+    block.code: pytest.param(block, id=f"{name(page)}:{block.line}") for page, block in PYTHON if block.is_program
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """worker0 of three is this process; what lies in the folder can be imported on all of them."""
+    folder = tmp_path_factory.mktemp("pages")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        with testing.workers(3, _transports=["uv"]):  # idle workers that poll would slow the programs below
+            yield folder
+
+
+@pytest.mark.parametrize("page", WITH_FRAGMENTS, ids=name)
+def test_the_fragments_of_a_page_run(folder, tmp_path, monkeypatch, page):
+    monkeypatch.chdir(tmp_path)
+    run_fragments(page, "page_" + page.stem, folder)
+
+
+@pytest.mark.parametrize("block", PROGRAMS.values())
+def test_a_program_on_a_page_runs(run_python, tmp_path, block):
+    program = tmp_path / "example.py"
+    program.write_text(block.code)
+    env = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(testing.free_port()), "OMP_NUM_THREADS": "1"}
+    printed = run_python(program, env=env).stdout.splitlines()
+    assert block.printed, "a program should say what it prints"
+    assert not set(block.printed) - set(printed)
+
+
+# --- Examples in docstrings ---
+
+WITH_EXAMPLES = """
+    autograd nn.remote_module optim.distributed profiler rpc.api rpc.functions rpc._batching rpc._waiting
+"""
+PRELUDE = """
+import torch
+import torchrpc
+import torchrpc.autograd as dist_autograd
+import torchrpc.profiler
+import torchrpc.rpc as rpc
+from torch import nn
+from torchrpc.nn import RemoteModule
+from torchrpc.optim import DistributedOptimizer
+"""
+
+
+def examples():
+    for module in WITH_EXAMPLES.split():
+        found = doctest.DocTestFinder().find(importlib.import_module(f"torchrpc.{module}"))
+        yield from (pytest.param(example, id=example.name) for example in found if example.examples)
+
+
+@pytest.mark.parametrize("example", list(examples()))
+def test_the_example_of_a_docstring_runs(folder, tmp_path, monkeypatch, example):
+    monkeypatch.chdir(tmp_path)
+    lines = [
+        f"print({part.source.strip()})  # {want}" if (want := part.want.strip()) else part.source
+        for part in example.examples
+    ]
+    page = tmp_path / "example.md"
+    page.write_text(f"```python\n{PRELUDE}\n" + "\n".join(lines) + "\n```\n")
+    run_fragments(page, "example_" + re.sub(r"\W", "_", example.name), folder)
+
+
+# --- Commands and names ---
+
+
+def commands():
+    for page in PAGES:
+        for block in blocks(page):
+            if block.language in ("sh", "shell", "bash"):
+                for line in re.sub(r"\\\n", " ", block.code).splitlines():
+                    if line.strip():
+                        yield pytest.param(line.partition(" #")[0], id=f"{name(page)}: {line}")
+
+
+def options_of(text):
+    return set(re.findall(r"(?<=\s)--([a-z-]+)", text))
+
+
+SOURCES = [
+    path
+    for folder in ("csrc", "python", "tutorials")
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in (".py", ".cpp", ".h")
+]
+
+
+@pytest.mark.parametrize("command", list(commands()))
+def test_what_a_command_names_exists(command):
+    words = command.split()
+    while re.match(r"[A-Z_]+=", words[0]):
+        words.pop(0)
+    if words[0] == "make":
+        targets = set(re.findall(r"^([\w -]+):", (ROOT / "Makefile").read_text(), re.M))
+        assert {words[1]} <= {word for target in targets for word in target.split()}
+    for word in words:
+        if re.match(r"(tutorials|benchmarks|tools|tests|docs)/\S+\.py$", word):
+            source = (ROOT / word).read_text()
+            assert not {option for option in options_of(command) - {"help"} if f'"--{option}' not in source}
+
+
+@pytest.mark.parametrize("page", sorted({*PAGES, *ROOT.glob("*.md"), *(ROOT / "csrc").rglob("*.md")}), ids=name)
+def test_files_that_a_page_links_to_exist(page):
+    for target in re.findall(r"\]\((?!\w+:|#)([^)#\s]+)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+def test_every_variable_on_a_page_is_read_somewhere():
+    source = "\n".join(path.read_text() for path in SOURCES) + (ROOT / "setup.py").read_text()
+    source += "".join(path.read_text() for path in ROOT.glob("**/CMakeLists.txt") if "build" not in path.parts)
+    for page in PAGES:
+        for variable in set(re.findall(r"\bTORCHRPC_[A-Z_]+\b", page.read_text())):
+            assert variable in source, f"{name(page)} names {variable}"
+
+
+def test_every_variable_that_is_read_is_on_the_page_about_tuning():
+    # What is read from the environment stands in quotes.
+    quoted = {found for path in SOURCES for found in re.findall(r'"(TORCHRPC_[A-Z_]+)"', path.read_text())}
+    assert quoted, "the sources read no variable at all?"
+    assert not [variable for variable in quoted if variable not in (ROOT / "docs" / "tuning.md").read_text()]
+
+
+# --- The site ---
+
+
+def test_the_site_builds_without_a_warning(tmp_path):
+    pytest.importorskip("sphinx")
+    build = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", ROOT / "docs", tmp_path / "html"]
+    result = subprocess.run(build, capture_output=True, text=True, timeout=110)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "html" / "index.html").exists()

@@ -1,0 +1,117 @@
+"""What the package says of itself, and to environments that it does not fit."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+import tomllib
+
+import torchrpc
+
+ROOT = Path(__file__).resolve().parents[2]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_pip_is_told_the_torch_that_the_package_checks_for():
+    assert f"torch=={torchrpc._TORCH}.*" in PYPROJECT["project"]["dependencies"]
+
+
+def test_the_version_is_in_one_place():
+    stated = re.search(r"^project\(torchrpc VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text(), re.M)[1]
+    assert "version" in PYPROJECT["project"]["dynamic"] and "version" not in PYPROJECT["project"]
+    assert stated not in (ROOT / "pyproject.toml").read_text()
+    assert re.search(rf"^## {re.escape(stated)}\b", (ROOT / "CHANGELOG.md").read_text(), re.M)
+
+
+# --- Another torch: a stand-in that imports as torch does, hooks included ---
+
+FAKE_TORCH = """
+__version__ = "{version}"
+class _C:
+    _rpc_init = None
+from importlib.metadata import entry_points
+for hook in entry_points(group="torch.backends"):
+    hook.load()()
+"""
+
+
+@pytest.fixture
+def run_with_torch(hook_path, tmp_path):
+    """Runs a program where `import torch` gives something that says it is that version; gives code and stderr."""
+
+    def run(version, program, **env):
+        package, info = tmp_path / "torch", tmp_path / f"torch-{version}.dist-info"
+        package.mkdir()
+        info.mkdir()
+        (package / "__init__.py").write_text(FAKE_TORCH.format(version=version))
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+        path = os.pathsep.join(filter(None, [str(tmp_path), hook_path.get("PYTHONPATH")]))
+        result = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**hook_path, "PYTHONPATH": path, **env},
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        return result.returncode, result.stderr
+
+    return run
+
+
+TOLD = "This torchrpc works with torch 2.13, but this environment has torch 2.12.1"
+
+
+@pytest.mark.parametrize("program", ["import torchrpc", "import torchrpc.rpc", "import torch; import torchrpc"])
+def test_another_torch_is_told_at_import(run_with_torch, program):
+    code, text = run_with_torch("2.12.1", program)
+    assert code == 1
+    assert re.search(rf"^ImportError: {TOLD}.*pip install torch==2\.13\.0", text, re.M), text
+
+
+def test_another_torch_can_be_imported_itself(run_with_torch):
+    assert run_with_torch("2.12.1", "import torch") == (0, "")
+
+
+def test_another_torch_cannot_be_replaced_in_silence(run_with_torch):
+    code, text = run_with_torch("2.12.1", "import torch", TORCHRPC_REPLACE="1")
+    assert code == 1 and f"RuntimeError: {TOLD}" in text
+
+
+@pytest.mark.parametrize("version", ["2.13.0", "2.13.1+cpu", "2.13.0a0+git1234"])
+def test_any_build_of_the_right_release_will_do(run_with_torch, version):
+    assert run_with_torch(version, "import torch; import torchrpc") == (0, "")
+
+
+# --- The sdist ---
+
+MADE = (".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", "*.so", ".*_cache", "*.png", "lib", "share")
+NOT_SHIPPED = {".ci", ".gitignore", ".pre-commit-config.yaml", "PKG-INFO", "setup.cfg"}
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory):
+    """The names in it."""
+    copy, out = tmp_path_factory.mktemp("source") / "torchrpc", tmp_path_factory.mktemp("dist")
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*MADE), symlinks=True)
+    program = "import sys; from setuptools import build_meta; print(build_meta.build_sdist(sys.argv[1]))"
+    built = subprocess.run([sys.executable, "-c", program, out], cwd=copy, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    with tarfile.open(out / built.stdout.splitlines()[-1]) as archive:
+        return copy, {name.partition("/")[2] for name in archive.getnames()}
+
+
+def test_the_sdist_has_every_file_of_the_source(sdist):
+    source, names = sdist
+    files = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
+    missing = {name for name in files - names if Path(name).parts[0] not in NOT_SHIPPED and ".egg-info" not in name}
+    assert not missing
+
+
+def test_the_sdist_has_nothing_that_was_built(sdist):
+    _, names = sdist
+    assert not [name for name in names if name.endswith((".so", ".pyc", ".o"))]
