@@ -24,8 +24,8 @@ GREETING = b"torchrpc"  # how a peer of ours begins: csrc/wire/PROTOCOL.md
 
 
 # --- on the worker in the middle --------------------------------------------------------------------------------------
-def listening_port() -> int:
-    """Of this process; there is one."""
+def listening_at() -> tuple[str, int]:
+    """Where this process does; there is one place."""
     inodes = set()
     for fd in os.listdir("/proc/self/fd"):
         try:
@@ -36,7 +36,8 @@ def listening_port() -> int:
         for line in list(table)[1:]:
             fields = line.split()
             if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
-                return int(fields[1].rpartition(":")[2], 16)
+                host, _, port = fields[1].partition(":")
+                return socket.inet_ntoa(int(host, 16).to_bytes(4, sys.byteorder)), int(port, 16)
     raise RuntimeError("no listening socket")
 
 
@@ -52,12 +53,13 @@ def pass_on(tensor):
 
 
 # --- the strangers ----------------------------------------------------------------------------------------------------
-def connect(port: int) -> socket.socket:
-    while True:
+def connect(to: tuple[str, int]) -> socket.socket:
+    for _ in range(1000):
         try:
-            return socket.create_connection(("127.0.0.1", port), timeout=10)
+            return socket.create_connection(to, timeout=10)
         except OSError:  # the backlog is full
             time.sleep(0.001)
+    raise ConnectionError(f"nobody answers at {to}")
 
 
 def send(stranger: socket.socket, data: bytes) -> None:
@@ -65,10 +67,10 @@ def send(stranger: socket.socket, data: bytes) -> None:
         stranger.sendall(data)
 
 
-def strangers(kind: str, port: int, count: int) -> None:
+def strangers(kind: str, to: tuple[str, int], count: int) -> None:
     held: list[socket.socket] = []
     for _ in range(count):
-        stranger = connect(port)
+        stranger = connect(to)
         if kind == "random bytes":
             send(stranger, os.urandom(1024))
         elif kind == "stop half-way":
@@ -100,16 +102,16 @@ def call_until(over, least: int = 200) -> list[float]:
 
 
 def measure(count: int) -> None:
-    port = rpc.rpc_sync("middle", listening_port)
+    to = rpc.rpc_sync("middle", listening_at)
     call_until(lambda: True, 2000)
     print(f"| {count:,} strangers that | s | calls, us | with strangers | turned away | KiB before | after |")
     print("|-|-|-|-|-|-|-|")
     for kind in ("random bytes", "close at once", "stop half-way", "slow"):
         refused, before = rpc.rpc_sync("middle", state)
         without = call_until(lambda: True, 2000)
-        process = mp.get_context("spawn").Process(target=strangers, args=(kind, port, count))
+        process = mp.get_context("spawn").Process(target=strangers, args=(kind, to, count))
         process.start()
-        while rpc.rpc_sync("middle", state)[0] == refused:
+        while process.is_alive() and rpc.rpc_sync("middle", state)[0] == refused:
             time.sleep(0.01)
         start = time.monotonic()
         within = call_until(lambda process=process: not process.is_alive())
