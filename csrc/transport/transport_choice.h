@@ -13,10 +13,9 @@ namespace torchrpc {
 
 struct TransportOptions {
   /// "native", "tcp" (native, within a host, too), "tensorpipe" or "auto"; empty: what the environment variable
-  /// TORCHRPC_TRANSPORT says, else "auto", which is native: the faster one at every size
-  /// (benchmarks/cpp/transport_pingpong.cpp), and the one that strangers cannot bring down. All workers of a group must
-  /// use the same. The native one also reads TORCHRPC_SPIN_US: how long threads that wait look for news before they
-  /// sleep.
+  /// TORCHRPC_TRANSPORT says, else "auto", which is native: the one that makes small calls several times faster, sleeps
+  /// when it is idle, and cannot be brought down by strangers (benchmarks/README.md). All workers of a group must use
+  /// the same. The native one also reads TORCHRPC_SPIN_US: how long threads that wait look for news before they sleep.
   std::string kind;
   /// TensorPipe's transports and channels, as in TensorPipeOptions; a list of either makes the choice TensorPipe,
   /// unless the transports are just {"native"}.
