@@ -77,7 +77,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def chosen_systems(arguments: argparse.Namespace) -> list[System]:
     systems = [KNOWN[label] for label in arguments.systems]
     for label, *variables in arguments.also:
-        systems.append(System(label, OURS | dict(variable.split("=", 1) for variable in variables)))
+        environment = OURS | dict(variable.split("=", 1) for variable in variables)
+        systems.append(System(label, environment, tcp=KNOWN["torchrpc"].tcp))
     return systems
 
 

@@ -22,12 +22,12 @@ def compare(hook_path, tmp_path):
 
 
 def test_rows_of_both_systems_stand_side_by_side(compare, tmp_path):
-    output = compare("--quick", "--rows=nothing in or out|^init 2", "--transports=uv")
+    output = compare("--quick", "--rows=nothing in or out|^init 2", "--transports=tcp")
     assert "| row " in output and "torchrpc / torch" in output
     saved = json.loads((tmp_path / "out.json").read_text())
     assert set(saved["versions"]) >= {"torch", "torchrpc"}
     assert "torchrpc" in saved["versions"]["torchrpc"] and "torchrpc" not in saved["versions"]["torch"]
-    rows = saved["results"]["uv"]
+    rows = saved["results"]["tcp"]
     assert set(rows) == {"a Python function, nothing in or out", "init_rpc and shutdown, 2 workers"}
     for cells in rows.values():
         assert all(len(cells[label]) == 1 and cells[label][0] > 0 for label in ("torch", "torchrpc"))
@@ -37,7 +37,7 @@ def test_rows_of_both_systems_stand_side_by_side(compare, tmp_path):
 
 def test_a_system_that_fails_says_so_and_the_others_go_on(compare):
     # That column's processes find themselves on torch's RPC, and end.
-    selection = ("--quick", "--rows=nothing in or out", "--transports=uv", "--systems=torchrpc")
+    selection = ("--quick", "--rows=nothing in or out", "--transports=tcp", "--systems=torchrpc")
     output = compare(*selection, "--also", "broken", "TORCHRPC_REPLACE=0")
     assert "| failed " in output
     assert "failed: a Python function, nothing in or out: broken: worker" in output

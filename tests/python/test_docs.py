@@ -33,7 +33,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
-        with testing.workers(3, _transports=["uv"]):  # idle workers that poll would slow the programs below
+        with testing.workers(3):
             yield folder
 
 
