@@ -217,6 +217,17 @@ void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
   }
 }
 
+template <typename Handle>
+void Agent::answering(const Responder& responder, const Handle& handle) {
+  try {
+    handle();
+  } catch (const Error& e) {
+    responder.fail(e);
+  } catch (const std::exception& e) {
+    responder.fail(Error(ErrorCode::kUnknown, e.what(), self().name));
+  }
+}
+
 void Agent::serve(Request request, Responder::Sink answer) {
   const auto it = served_.find(request.message.kind);
   if (it == served_.end()) {
@@ -241,16 +252,6 @@ void Agent::serve(Request request, Responder::Sink answer) {
   };
   const bool posted = served.where == Where::kLane ? lane_.post(std::move(task)) : pool_.post(std::move(task));
   if (!posted) responder.fail(closing());
-}
-
-void Agent::answering(const Responder& responder, const std::function<void()>& handle) {
-  try {
-    handle();
-  } catch (const Error& e) {
-    responder.fail(e);
-  } catch (const std::exception& e) {
-    responder.fail(Error(ErrorCode::kUnknown, e.what(), self().name));
-  }
 }
 
 void Agent::reply(const std::shared_ptr<Link>& link, CallId id, Result<Message> result, ActivityToken token) {

@@ -94,7 +94,8 @@ class Agent final : public Messenger {
   /// Hands a request that has arrived to its handler; `answer` is the way back.
   void serve(Request request, Responder::Sink answer);
   /// What `handle` throws is the answer.
-  void answering(const Responder& responder, const std::function<void()>& handle);
+  template <typename Handle>
+  void answering(const Responder& responder, const Handle& handle);
   /// Takes the call out of the table and completes it; late and repeated replies are counted.
   void complete(CallId id, Result<Message> result);
   void reply(const std::shared_ptr<Link>& link, CallId id, Result<Message> result, ActivityToken token);

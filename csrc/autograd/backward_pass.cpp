@@ -120,11 +120,7 @@ void BackwardPass::markFrom(Received received) {
     }
     self->changed_.notify_all();
   });
-  const ThreadPool::BlockingScope blocking;
-  assist([this] { return all_marked_ || failure_; });
-  MutexLock lock(mutex_);
-  while (!all_marked_ && !failure_) changed_.wait(lock);
-  throwIfFailed(failure_);
+  waitUntil([this] { return all_marked_ || failure_; });
 }
 
 // --- the work ---
@@ -151,11 +147,7 @@ void BackwardPass::run(edge_list roots, variable_list gradients) {
   }
   graph_->give(*root, std::move(gradients));
   work();
-  const ThreadPool::BlockingScope blocking;
-  assist([this] { return ended_; });
-  MutexLock lock(mutex_);
-  while (!ended_) changed_.wait(lock);
-  throwIfFailed(failure_);
+  waitUntil([this] { return ended_; });
 }
 
 void BackwardPass::receive(WorkerId from, GradientRequest request, Done done) {
@@ -236,26 +228,27 @@ std::optional<std::vector<BackwardPass::Arrival>> BackwardPass::nextArrivals() {
   }
   const auto patience = mode_ == BackwardMode::kFast ? environment_.patience() : Duration::zero();
   const auto deadline = patience > Duration::zero() ? deadlineAfter(patience) : kNever;
-  const ThreadPool::BlockingScope blocking;
-  assist([this] { return !arrived_.empty() || failure_; });
+  if (!waitUntil([this] { return !arrived_.empty() || failure_; }, deadline)) throw impatience();
   MutexLock lock(mutex_);
-  while (arrived_.empty() && !failure_) {
-    if (deadline == kNever) {
-      changed_.wait(lock);
-    } else if (changed_.wait_until(lock, deadline) == std::cv_status::timeout && arrived_.empty() && !failure_) {
-      lock.unlock();
-      throw impatience();
-    }
-  }
-  throwIfFailed(failure_);
   return std::exchange(arrived_, {});
 }
 
-void BackwardPass::assist(const std::function<bool()>& over) {
+bool BackwardPass::waitUntil(const std::function<bool()>& over, TimePoint deadline) {
+  const ThreadPool::BlockingScope blocking;
   environment_.messenger.assist([&] {
     MutexLock lock(mutex_);
     return over();
   });
+  MutexLock lock(mutex_);
+  while (!over()) {
+    if (deadline == kNever) {
+      changed_.wait(lock);
+    } else if (changed_.wait_until(lock, deadline) == std::cv_status::timeout && !over()) {
+      return false;
+    }
+  }
+  throwIfFailed(failure_);
+  return true;
 }
 
 Error BackwardPass::impatience() {
@@ -336,9 +329,8 @@ void BackwardPass::fail(Error error) {
   bool late = false;
   {
     MutexLock lock(mutex_);
-    late = ended_ && !failure_;
-    if (ended_ && !late) return;
-    ended_ = true;
+    if (ended_ && failure_) return;
+    late = std::exchange(ended_, true);
     failure_ = error;
     done = std::move(done_);
     reached = std::move(reached_);

@@ -81,8 +81,9 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   /// Runs the local graph to its end, in a graph task of torch's.
   void work();
   void runGraph();
-  /// Carries messages, perhaps, until `over`, which is called under mutex_.
-  void assist(const std::function<bool()>& over);
+  /// Blocks until `over`, which is called under mutex_, carrying messages where that helps. False: not by `deadline`.
+  /// Throws the failure, if there is one by then.
+  bool waitUntil(const std::function<bool()>& over, TimePoint deadline = kNever);
   /// What has come since the last call; waits if there is nothing else to do. nullopt: that was all.
   std::optional<std::vector<Arrival>> nextArrivals();
   Error impatience();

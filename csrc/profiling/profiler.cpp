@@ -118,6 +118,10 @@ void serveInTrace(
           }));
 }
 
+bool isShown(const Message& message) {
+  return traceIsOn() || ServerProfile::current() || message.header(HeaderKind::kProfiling);
+}
+
 }  // namespace
 
 void Profiler::serve(const RequestHandler& handler, Request request, const Responder& responder) {
@@ -132,12 +136,6 @@ void Profiler::serve(const RequestHandler& handler, Request request, const Respo
   const auto name = shown ? shown->name : kindRange(request.message.kind, request.from, self());
   serveInTrace(handler, name, shown ? shown->id : GloballyUniqueId(), std::move(request), responder);
 }
-
-namespace {
-bool isShown(const Message& message) {
-  return traceIsOn() || ServerProfile::current() || message.header(HeaderKind::kProfiling);
-}
-}  // namespace
 
 void Profiler::on(Kind kind, Where where, RequestHandler handler) {
   if (where == Where::kLoop) return ForwardingMessenger::on(kind, where, std::move(handler));

@@ -12,6 +12,7 @@ namespace torchrpc {
 namespace {
 
 constexpr size_t kScratchBytes = 64 << 10;
+
 // Note [Spinning]
 // A message that finds somebody looking saves the system calls and the 5 to 50 µs that it takes to wake a thread. So a
 // thread that is about to wait for a message, or for a task that a message may bring, *assists*: it takes the loop's
@@ -128,8 +129,8 @@ void NativeLoop::stop() {
     MutexLock lock(mutex_);
     stopping_ = true;
     has_tasks_ = true;
-    if (!stopped_) uv_async_send(&state_->wake);
   }
+  wake();
   if (thread_.joinable()) thread_.join();
 }
 

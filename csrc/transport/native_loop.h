@@ -57,10 +57,10 @@ class NativeLoop {
     virtual ~Spinner() = default;
     /// Does what there is to do; whether there was anything.
     virtual bool poll() = 0;
-    /// The loop is about to sleep: whoever is at the other end must wake it from now on. False if there is something
+    /// Nobody is going to look: whoever is at the other end must wake the loop from now on. False if there is something
     /// to do at once.
     virtual bool arm() = 0;
-    /// The loop looks by itself again.
+    /// Somebody looks again.
     virtual void disarm() = 0;
   };
 

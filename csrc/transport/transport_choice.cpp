@@ -83,12 +83,4 @@ std::unique_ptr<Transport> makeTransport(TransportOptions options) {
 #endif
 }
 
-bool hasTensorPipe() {
-#ifndef TORCHRPC_WITHOUT_TENSORPIPE
-  return true;
-#else
-  return false;
-#endif
-}
-
 }  // namespace torchrpc

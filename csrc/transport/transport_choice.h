@@ -30,7 +30,4 @@ struct TransportOptions {
 /// Throws Error(kInvalidArgument) naming the option or variable and what would be accepted.
 std::unique_ptr<Transport> makeTransport(TransportOptions options);
 
-/// Whether this build has TensorPipe.
-bool hasTensorPipe();
-
 }  // namespace torchrpc

@@ -1,6 +1,8 @@
 """Which transport a group uses, and that workers which disagree say so."""
 
 import os
+import re
+import socket
 
 import pytest
 import torch
@@ -43,11 +45,25 @@ def test_tcp_can_be_had_within_a_host():
         assert rpc.rpc_sync(names[1], torch.add, args=(torch.ones(2), 1)).tolist() == [2, 2]
 
 
-def test_strangers_are_counted():
+def test_strangers_are_counted_and_peers_are_not():
     with testing.workers(2) as names:
         rpc.rpc_sync(names[1], torch.ones, args=([1],))
         info = rpc.api._get_current_rpc_agent().get_debug_info()
         assert info["transport.refused_peers"] == "0"
+
+    store = torch.distributed.HashStore()
+    options = rpc.TensorPipeRpcBackendOptions(transport="native")
+    agent = rpc.TensorPipeAgent(store, "alone", 0, 1, options, {}, [], init_timeout=10.0)
+    agent.start()
+    try:
+        address = store.get("worker/0").decode(errors="replace")
+        host, port = re.search(r"tcp=\[?([^;]*?)\]?:(\d+);", address).groups()
+        with socket.create_connection((host, int(port)), timeout=60) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n")  # as long as the beginning of a greeting
+            assert stranger.recv(1) == b""
+        assert agent.get_debug_info()["transport.refused_peers"] == "1"
+    finally:
+        agent.shutdown()
 
 
 def disagree(rank):
