@@ -12,11 +12,7 @@
 
 namespace torchrpc::bindings {
 
-/// A message and the RRefs in it, to be abandoned if it never leaves.
-struct Outgoing {
-  Message message;
-  std::vector<RRefFork> forks;
-};
+using Outgoing = Node::Outgoing;
 
 /// The call `function(*args, **kwargs)` on `to`. Throws Error, and what pickling raises.
 Outgoing encodePythonCall(
