@@ -2,16 +2,14 @@
 
 // From the public API's handles to the core's objects.
 
-#include "api/core.h"
-
 #include <memory>
 
-#include "torchrpc/node.h"
+#include "api/core.h"
 
 namespace torchrpc::api {
 
 /// What C++ workers publish in place of Python's facts, and where all workers of a group that has such meet before
-/// they leave it; both as in python/torchrpc/rpc/_native_workers.py.
+/// they leave it; both as in python/torchrpc/rpc/_native.py.
 constexpr const char* kNativeFacts = "native";
 constexpr const char* kLeaving = "leaving";
 

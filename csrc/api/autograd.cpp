@@ -2,8 +2,6 @@
 
 #include "api/access.h"
 
-#include "torchrpc/autograd.h"
-
 namespace torchrpc {
 inline namespace v1 {
 

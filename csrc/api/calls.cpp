@@ -1,9 +1,8 @@
 // Calls of the public API as messages: of registered functions, operators and Python functions.
 
-#include "api/access.h"
-
 #include <torch/csrc/jit/runtime/operator.h>
 
+#include "api/access.h"
 #include "api/future_state.h"
 
 namespace torchrpc {
@@ -44,7 +43,8 @@ Message operatorCall(Kind kind, const std::string& full_name, const Values& args
 }
 
 Message pythonCall(Kind kind, const std::string& name, const Values& args, const RRefPlace& rrefs) {
-  const auto split = std::min(name.find(':'), name.rfind('.'));
+  const auto colon = name.find(':');
+  const auto split = colon == std::string::npos ? name.rfind('.') : colon;
   if (split == std::string::npos || split == 0 || split + 1 == name.size()) {
     reject("a Python function's name has the form module.function or module:Class.method, not " + name);
   }
@@ -60,21 +60,19 @@ Message pythonCall(Kind kind, const std::string& name, const Values& args, const
   return message;
 }
 
-core::Node::Outgoing encode(
-    core::Node& node, WorkerId to, const Callable& what, const Values& args, bool remote) {
+core::Node::Outgoing encode(core::Node& node, WorkerId to, const Callable& what, const Values& args, bool remote) {
   OutgoingForks forks(node.rrefs(), to);
   core::Node::Outgoing out;
   switch (what.kind()) {
     case Callable::Kind::kFunction:
-      out.message = encodeNativeCall(
-          remote ? Kind::kNativeRemote : Kind::kNativeCall, what.name(), args, placeAmong(forks));
+      out.message =
+          encodeNativeCall(remote ? Kind::kNativeRemote : Kind::kNativeCall, what.name(), args, placeAmong(forks));
       break;
     case Callable::Kind::kOperator:
       out.message = operatorCall(remote ? Kind::kBuiltinRemote : Kind::kBuiltinCall, what.name(), args);
       break;
     case Callable::Kind::kPython:
-      out.message =
-          pythonCall(remote ? Kind::kPythonRemote : Kind::kPythonCall, what.name(), args, placeAmong(forks));
+      out.message = pythonCall(remote ? Kind::kPythonRemote : Kind::kPythonCall, what.name(), args, placeAmong(forks));
       break;
   }
   out.forks = forks.commit(out.message);

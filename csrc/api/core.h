@@ -1,10 +1,11 @@
 #pragma once
 
-// The core's names, for the files that put the public API upon it. Public classes have the names of the core's
-// (torchrpc::v1::Node is around a torchrpc::Node), so each of those files includes this header first, before any of
-// include/torchrpc, and says core::Node where it means the core's.
+// The core and the public API upon it, in one file. Public classes have the names of the core's (torchrpc::v1::Node is
+// around a torchrpc::Node), so the core's headers must come first: the files of this layer have both from here, include
+// none of either themselves, and say core::Node where they mean the core's.
 
 #include "autograd/autograd_service.h"
+#include "base/thread_pool.h"
 #include "node/builtin_callables.h"
 #include "node/native_registry.h"
 #include "node/node.h"
@@ -19,3 +20,7 @@ using DistributedOptimizer = torchrpc::DistributedOptimizer;
 using Node = torchrpc::Node;
 
 }  // namespace torchrpc::core
+
+#include "torchrpc/autograd.h"
+#include "torchrpc/function.h"
+#include "torchrpc/optim.h"

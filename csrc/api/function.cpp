@@ -1,13 +1,10 @@
 // What the templates of torchrpc/function.h share: registered functions as the core's native handlers.
 
-#include "api/access.h"
-
-#include "torchrpc/function.h"
-
 #include <c10/util/Exception.h>
 
 #include <unordered_map>
 
+#include "api/access.h"
 #include "api/future_state.h"
 
 namespace torchrpc {
@@ -38,7 +35,8 @@ Result<c10::IValue> resultOf(FutureState& ready) {
 }
 
 /// What a function did wrong, with its name: the caller may have called another that called it.
-Outcome invoke(const std::string& name, const Handler& handler, const Call& call, const std::vector<c10::IValue>& args) {
+Outcome invoke(
+    const std::string& name, const Handler& handler, const Call& call, const std::vector<c10::IValue>& args) {
   const auto where = [&] { return "On " + toString(call.node.self()) + ", in " + name + ": "; };
   try {
     return handler(call, args);
@@ -57,8 +55,9 @@ Outcome invoke(const std::string& name, const Handler& handler, const Call& call
 
 void registerHandler(std::string name, Handler handler, const void* function) {
   registerNativeHandler(
-      name, [name, handler = std::move(handler)](
-                const NativeCall& native, const std::vector<c10::IValue>& args, const CallableRunner::ValueHandler& done) {
+      name,
+      [name, handler = std::move(handler)](
+          const NativeCall& native, const std::vector<c10::IValue>& args, const CallableRunner::ValueHandler& done) {
         auto outcome = invoke(name, handler, {NodeRef(std::weak_ptr<void>(native.node)), native.from}, args);
         if (!outcome.later) return done(std::move(outcome.value));
         whenReady(*outcome.later, [later = outcome.later, done] { done(resultOf(*later)); });

@@ -1,7 +1,5 @@
 #include "api/future_state.h"
 
-#include "base/thread_pool.h"
-
 namespace torchrpc {
 inline namespace v1 {
 namespace detail {

@@ -4,8 +4,6 @@
 // Threads: settled on any (the loop, mostly), once; whoever needs the value first decodes the reply, so that a blocked
 // caller does it itself. Continuations run on the node's pool.
 
-#include "api/core.h"
-
 #include <exception>
 #include <functional>
 #include <memory>
@@ -13,8 +11,8 @@
 #include <variant>
 #include <vector>
 
+#include "api/core.h"
 #include "base/mutex.h"
-#include "torchrpc/future.h"
 
 namespace torchrpc {
 inline namespace v1 {

@@ -1,9 +1,8 @@
 // Nodes of the public API: the start and the end of a core::Node, and the look-ups.
 
-#include "api/access.h"
-
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "api/access.h"
 #include "api/rendezvous.h"
 #include "transport/transport_choice.h"
 
@@ -26,8 +25,9 @@ class NoPython final : public CallableRunner {
   Error error() const {
     return {
         ErrorCode::kNoSuchFunction,
-        self_ + " is a C++ program without Python: it runs torch operators, and functions that it has registered, "
-                "which Python calls as torchrpc.cpp_function(name)",
+        self_ +
+            " is a C++ program without Python: it runs torch operators, and functions that it has registered, "
+            "which Python calls as torchrpc.cpp_function(name)",
         self_};
   }
   const std::string self_;
@@ -51,11 +51,13 @@ Meeting meetingOf(const NodeOptions& options) {
   return meeting;
 }
 
-std::shared_ptr<core::Node> start(const NodeOptions& options, const Meeting& meeting, const StorePtr& root) {
-  auto store = enterGroup(root);
+/// Joins the group at `root`, or, if that is null, where the options say.
+std::shared_ptr<core::Node> start(const NodeOptions& options, const StorePtr& root) {
+  const auto meeting = meetingOf(options);
+  auto store = enterGroup(root ? root : openStore(meeting));
   const char* master = std::getenv("MASTER_ADDR");
-  auto transport = makeTransport(
-      {.kind = options.transport, .rendezvous_host = master ? master : "", .node_name = options.name});
+  auto transport =
+      makeTransport({.kind = options.transport, .rendezvous_host = master ? master : "", .node_name = options.name});
   auto node = std::make_shared<core::Node>(coreOptions(options, meeting), store, std::move(transport));
   const auto no_python = std::make_shared<NoPython>(options.name);
   node->serve(Kind::kPythonCall, Kind::kPythonRemote, no_python);
@@ -100,16 +102,10 @@ NodeRef NodeRef::withTimeout(Duration timeout) const {
   return other;
 }
 
-Node::Node(const NodeOptions& options) {
-  const auto meeting = api::meetingOf(options);
-  owned_ = api::start(options, meeting, api::openStore(meeting));
-  core_ = owned_;
-}
+Node::Node(const NodeOptions& options) : Node(api::start(options, nullptr)) {}
 
-Node::Node(const NodeOptions& options, const c10::intrusive_ptr<c10d::Store>& store) {
-  owned_ = api::start(options, api::meetingOf(options), store);
-  core_ = owned_;
-}
+Node::Node(const NodeOptions& options, const c10::intrusive_ptr<c10d::Store>& store)
+    : Node(api::start(options, store)) {}
 
 Node::~Node() { stop(); }
 

@@ -1,9 +1,6 @@
 // The distributed optimizer in the public API.
 
 #include "api/access.h"
-
-#include "torchrpc/optim.h"
-
 #include "api/future_state.h"
 
 namespace torchrpc {

@@ -52,9 +52,8 @@ StorePtr openTcp(const Meeting& meeting, const std::string& host, const std::str
   } catch (const std::exception& e) {
     throw Error(
         ErrorCode::kRendezvous,
-        options.isServer
-            ? "rank 0 cannot serve the group's store at " + place + ": is the port in use? " + e.what()
-            : "rank " + std::to_string(meeting.rank) + " found nobody at " + place +
+        options.isServer ? "rank 0 cannot serve the group's store at " + place + ": is the port in use? " + e.what()
+                         : "rank " + std::to_string(meeting.rank) + " found nobody at " + place +
                 ", where rank 0 should listen: is it running, and is this its address? " + e.what());
   }
 }
@@ -77,7 +76,8 @@ StorePtr openStore(const Meeting& meeting) {
   const auto scheme = url.substr(0, colon);
   const std::string rest(colon == std::string_view::npos ? std::string_view() : url.substr(colon + 3));
   if (scheme == "env") {
-    const std::string remedy = "Set MASTER_ADDR and MASTER_PORT to host and port of rank 0, or NodeOptions::rendezvous.";
+    const std::string remedy =
+        "Set MASTER_ADDR and MASTER_PORT to host and port of rank 0, or NodeOptions::rendezvous.";
     return openTcp(meeting, required("MASTER_ADDR", remedy), required("MASTER_PORT", remedy));
   }
   if (scheme == "tcp") {

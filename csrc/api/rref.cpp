@@ -1,10 +1,7 @@
 // What the templates of torchrpc/rref.h share.
 
 #include "api/access.h"
-
 #include "api/future_state.h"
-#include "base/thread_pool.h"
-#include "torchrpc/rref.h"
 
 namespace torchrpc {
 inline namespace v1 {

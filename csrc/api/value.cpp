@@ -18,8 +18,8 @@ c10::IValue readable(const c10::IValue& value, const c10::TypePtr& type) {
   } catch (const std::exception&) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        "expected a value of type " + type->annotation_str() + ", but Python holds another there: " +
-            value.toPyObjectHolder()->toStr());
+        "expected a value of type " + type->annotation_str() +
+            ", but Python holds another there: " + value.toPyObjectHolder()->toStr());
   }
 }
 

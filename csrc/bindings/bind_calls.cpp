@@ -79,6 +79,16 @@ void bindBuiltin(py::module_& module, const char* name, Kind kind, Way way) {
       py::arg("dst"), py::arg("qualified_name"), py::arg("timeout"));
 }
 
+void bindNative(py::module_& module, const char* name, Kind kind, Way way) {
+  module.def(
+      name,
+      [kind, way](const WorkerInfo& dst, const std::string& function, const py::tuple& args, double timeout) {
+        const auto node = currentNode();
+        return way(node, dst, encodeNativeCall(*node, kind, dst, function, args), timeout);
+      },
+      py::arg("dst"), py::arg("name"), py::arg("args"), py::arg("timeout"));
+}
+
 void bindScript(py::module_& module, const char* name, Kind kind, Way way) {
   module.def(
       name,
@@ -130,6 +140,9 @@ void bindCalls(py::module_& module) {
   bindBuiltin(module, "_invoke_rpc_builtin", Kind::kBuiltinCall, callAsync);
   bindBuiltin(module, "_invoke_sync_builtin", Kind::kBuiltinCall, callSync);
   bindBuiltin(module, "_invoke_remote_builtin", Kind::kBuiltinRemote, callRemote<Kind::kRRefFetch>);
+  bindNative(module, "_invoke_rpc_native", Kind::kNativeCall, callAsync);
+  bindNative(module, "_invoke_sync_native", Kind::kNativeCall, callSync);
+  bindNative(module, "_invoke_remote_native", Kind::kNativeRemote, callRemote<Kind::kRRefFetch>);
   bindScript(module, "_invoke_rpc_torchscript", Kind::kScriptCall, callAsync);
   bindScript(module, "_invoke_sync_torchscript", Kind::kScriptCall, callSync);
   bindScript(module, "_invoke_remote_torchscript", Kind::kScriptRemote, callRemote<Kind::kRRefFetch>);

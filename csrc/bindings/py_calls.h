@@ -19,6 +19,10 @@ Outgoing encodePythonCall(
     Node& node, Kind kind, const WorkerInfo& to, const py::object& function, const py::tuple& args,
     const py::dict& kwargs, bool async_execution);
 
+/// The call of the C++ function of that name. Throws Error for arguments that are not plain data.
+Outgoing encodeNativeCall(
+    Node& node, Kind kind, const WorkerInfo& to, const std::string& name, const py::tuple& args);
+
 /// The reverse, on the callee.
 struct PythonCall {
   py::object function;

@@ -44,9 +44,10 @@ Node::Node(Options options, StorePtr store, std::unique_ptr<Transport> transport
            .patience = [this] { return timeout(); }}),
       rrefs_(RRefService::create(
           autograd_.recorder(),
-          {.encode_value = [this, encode = options_.encode_value](
-                               const c10::IValue& value,
-                               const WorkerInfo& to) { return encode ? encode(value, to) : replyWith(value, to.id); }})),
+          {.encode_value =
+               [this, encode = options_.encode_value](const c10::IValue& value, const WorkerInfo& to) {
+                 return encode ? encode(value, to) : replyWith(value, to.id);
+               }})),
       calls_(autograd_.recorder(), *rrefs_),
       optim_(profiler_, *rrefs_, [this](int64_t context) { return autograd_.gradients(context); }) {
   autograd_.serve(*rrefs_);

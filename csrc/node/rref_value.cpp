@@ -9,12 +9,12 @@ const RRefValue& RRefValue::of(const c10::IValue& value) {
     // The value keeps it alive.
     if (const auto* rref = dynamic_cast<const RRefValue*>(value.toRRef().get())) return *rref;
   }
-  throw Error(ErrorCode::kInvalidArgument, "expected an RRef of torchrpc's, but got a value of type " + value.tagKind());
+  throw Error(
+      ErrorCode::kInvalidArgument, "expected an RRef of torchrpc's, but got a value of type " + value.tagKind());
 }
 
 c10::IValue RRefValue::wrap(RRefPtr rref, std::weak_ptr<Node> node) {
-  return c10::intrusive_ptr<c10::RRefInterface>(
-      c10::make_intrusive<RRefValue>(std::move(rref), std::move(node)));
+  return c10::intrusive_ptr<c10::RRefInterface>(c10::make_intrusive<RRefValue>(std::move(rref), std::move(node)));
 }
 
 std::shared_ptr<Node> RRefValue::node() const {

@@ -45,8 +45,7 @@ class AutogradContext {
   void backward(
       const std::vector<at::Tensor>& roots, bool retain_graph = false, BackwardMode mode = BackwardMode::kSmart);
   /// The same from the value of an RRef, on whichever worker it is.
-  void backward(
-      const RRef<at::Tensor>& root, bool retain_graph = false, BackwardMode mode = BackwardMode::kSmart);
+  void backward(const RRef<at::Tensor>& root, bool retain_graph = false, BackwardMode mode = BackwardMode::kSmart);
 
   /// The gradients of leaves on this worker, in the order of their first ones.
   Gradients gradients() const;

@@ -93,12 +93,19 @@ struct Adapter<R, const Call&, A...> {
   }
 };
 
+/// Which of them calls an `F`.
 template <typename F>
-struct AdapterOf : AdapterOf<decltype(&F::operator())> {};
+struct AdapterOf {
+  using type = typename AdapterOf<decltype(&F::operator())>::type;
+};
 template <typename R, typename... A>
-struct AdapterOf<R (*)(A...)> : Adapter<R, A...> {};
+struct AdapterOf<R (*)(A...)> {
+  using type = Adapter<R, A...>;
+};
 template <typename F, typename R, typename... A>
-struct AdapterOf<R (F::*)(A...) const> : Adapter<R, A...> {};
+struct AdapterOf<R (F::*)(A...) const> {
+  using type = Adapter<R, A...>;
+};
 
 }  // namespace detail
 
@@ -113,7 +120,7 @@ template <typename F>
 void registerFunction(std::string name, F function) {
   const void* address = nullptr;
   if constexpr (std::is_pointer_v<F>) address = reinterpret_cast<const void*>(function);
-  detail::registerHandler(std::move(name), detail::AdapterOf<F>::adapt(std::move(function)), address);
+  detail::registerHandler(std::move(name), detail::AdapterOf<F>::type::adapt(std::move(function)), address);
 }
 
 }  // namespace v1
@@ -124,8 +131,8 @@ void registerFunction(std::string name, F function) {
 
 /// At namespace scope: registers a function under its own name (as it is written here) when the program or library is
 /// loaded. It can be called by that name, or, in C++, as `node.call("ps", function, args...)`, type-checked.
-#define TORCHRPC_FUNCTION(function)                                                       \
+#define TORCHRPC_FUNCTION(function)                                                          \
   [[maybe_unused]] static const bool TORCHRPC_JOIN(torchrpc_registered_, __COUNTER__) = [] { \
-    ::torchrpc::registerFunction(#function, &function);                                   \
-    return true;                                                                          \
+    ::torchrpc::registerFunction(#function, &function);                                      \
+    return true;                                                                             \
   }()

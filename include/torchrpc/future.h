@@ -75,7 +75,7 @@ class Future {
   /// kUserException ...), or what a continuation threw; Error(kInvalidArgument) if the result is no `T`. On a thread of
   /// a node's pool another thread takes over meanwhile.
   T wait() const { return fromValue<T>(detail::waitFor(*state_)); }
-  /// The same for at most `patience`, then throws Error(kTimeout); the call goes on.
+  /// The same for at most `patience` (0: for ever), then throws Error(kTimeout); the call goes on.
   T wait(Duration patience) const { return fromValue<T>(detail::waitFor(*state_, patience)); }
 
   /// Calls `function` with this future, ready, on a thread of the node's pool (never the calling one); gives the future
@@ -104,6 +104,22 @@ class Future {
  private:
   detail::FutureStatePtr state_;
 };
+
+namespace detail {
+
+/// What callers get of a function that returns `R`: of a future its value.
+template <typename R>
+struct Awaited {
+  using type = std::decay_t<R>;
+};
+template <typename T>
+struct Awaited<Future<T>> {
+  using type = T;
+};
+template <typename R>
+using ResultOf = typename Awaited<R>::type;
+
+}  // namespace detail
 
 }  // namespace v1
 }  // namespace torchrpc

@@ -35,13 +35,23 @@ struct Call;
 /// there (torchrpc/function.h).
 class Callable {
  public:
-  enum class Kind { kFunction, kOperator, kPython };
+  /// Whose name it is.
+  enum class Kind {
+    kFunction,  ///< a registered C++ function's
+    kOperator,  ///< an operator's, see op()
+    kPython,    ///< a Python function's, see python()
+  };
 
-  Callable(std::string name) : Callable(Kind::kFunction, std::move(name)) {}        // NOLINT: implicit by design
-  Callable(const char* name) : Callable(Kind::kFunction, std::string(name)) {}      // NOLINT: implicit by design
+  /// A registered C++ function.
+  Callable(std::string name) : Callable(Kind::kFunction, std::move(name)) {}  // NOLINT: implicit by design
+  /// The same.
+  Callable(const char* name) : Callable(Kind::kFunction, std::string(name)) {}  // NOLINT: implicit by design
+  /// Anything else; op() and python() are shorter.
   Callable(Kind kind, std::string name) : kind_(kind), name_(std::move(name)) {}
 
+  /// What it is.
   Kind kind() const { return kind_; }
+  /// What it is called.
   const std::string& name() const { return name_; }
 
  private:
@@ -61,15 +71,20 @@ inline Callable python(std::string name) { return {Callable::Kind::kPython, std:
 /// To whom a call goes: the name, the rank or the WorkerInfo of a worker of the group, oneself included.
 class Destination {
  public:
-  Destination(const char* name) : worker_{name, kNoWorker} {}                   // NOLINT: implicit by design
-  Destination(std::string name) : worker_{std::move(name), kNoWorker} {}        // NOLINT: implicit by design
-  Destination(WorkerInfo worker) : worker_(std::move(worker)) {}                // NOLINT: implicit by design
+  /// By name.
+  Destination(const char* name) : worker_{name, kNoWorker} {}  // NOLINT: implicit by design
+  /// By name.
+  Destination(std::string name) : worker_{std::move(name), kNoWorker} {}  // NOLINT: implicit by design
+  /// As self(), worker() or an RRef's owner() gave it.
+  Destination(WorkerInfo worker) : worker_(std::move(worker)) {}  // NOLINT: implicit by design
+  /// By rank.
   Destination(std::integral auto rank) : worker_{{}, static_cast<WorkerId>(rank)} {}  // NOLINT: implicit by design
 
+  /// What was given: without a name, or without an id, unless it was a WorkerInfo.
   const WorkerInfo& worker() const { return worker_; }
 
  private:
-  WorkerInfo worker_;  // without a name or without an id, unless it was a WorkerInfo
+  WorkerInfo worker_;
 };
 
 class NodeRef;
@@ -126,7 +141,7 @@ class NodeRef {
   }
   /// The same of a function that this program has registered, too, whose types the compiler then checks.
   template <typename R, typename... A, typename... Args>
-  R call(const Destination& to, R (*function)(A...), Args&&... args) const {
+  detail::ResultOf<R> call(const Destination& to, R (*function)(A...), Args&&... args) const {
     return callAsync(to, function, std::forward<Args>(args)...).wait();
   }
 
@@ -137,8 +152,8 @@ class NodeRef {
   }
   /// The same of a registered function.
   template <typename R, typename... A, typename... Args>
-  Future<R> callAsync(const Destination& to, R (*function)(A...), Args&&... args) const {
-    return Future<R>(detail::startCall(
+  Future<detail::ResultOf<R>> callAsync(const Destination& to, R (*function)(A...), Args&&... args) const {
+    return Future<detail::ResultOf<R>>(detail::startCall(
         *this, to, detail::nameOf(reinterpret_cast<const void*>(function)),
         detail::Parameters<A...>::pack(std::forward<Args>(args)...)));
   }
@@ -147,12 +162,12 @@ class NodeRef {
   /// those who use the RRef.
   template <typename T, typename... Args>
   RRef<T> remote(const Destination& to, const Callable& what, Args&&... args) const {
-    return RRef<T>(detail::startRemote(*this, to, what, {toValue(std::forward<Args>(args))...}));
+    return RRef<T>::of(detail::startRemote(*this, to, what, {toValue(std::forward<Args>(args))...}));
   }
   /// The same of a registered function.
   template <typename R, typename... A, typename... Args>
-  RRef<R> remote(const Destination& to, R (*function)(A...), Args&&... args) const {
-    return RRef<R>(detail::startRemote(
+  RRef<detail::ResultOf<R>> remote(const Destination& to, R (*function)(A...), Args&&... args) const {
+    return RRef<detail::ResultOf<R>>::of(detail::startRemote(
         *this, to, detail::nameOf(reinterpret_cast<const void*>(function)),
         detail::Parameters<A...>::pack(std::forward<Args>(args)...)));
   }
@@ -160,25 +175,26 @@ class NodeRef {
   /// An RRef to a value that this worker owns. A tensor is not copied.
   template <typename T>
   RRef<std::decay_t<T>> makeRRef(T&& value) const {
-    return RRef<std::decay_t<T>>(detail::makeRRef(*this, toValue(std::forward<T>(value))));
+    return RRef<std::decay_t<T>>::of(detail::makeRRef(*this, toValue(std::forward<T>(value))));
   }
 
   /// For the library's own use.
   explicit NodeRef(std::weak_ptr<void> core) : core_(std::move(core)) {}
+  /// For the library's own use.
   const std::weak_ptr<void>& core() const { return core_; }
+  /// What withTimeout() was given.
   const std::optional<Duration>& timeout() const { return timeout_; }
 
- protected:
-  NodeRef() = default;
+ private:
   std::weak_ptr<void> core_;
   std::optional<Duration> timeout_;
 };
 
 /// How a node starts. The environment variables are those of torchrun.
 struct NodeOptions {
-  std::string name;             ///< one of its own in the group: letters, digits, `_`, `:`, `-`, `.`
-  int32_t rank = kNoWorker;     ///< from 0; kNoWorker: what RANK says
-  int32_t world_size = 0;       ///< of the group, Python workers included; 0: what WORLD_SIZE says
+  std::string name;          ///< one of its own in the group: letters, digits, `_`, `:`, `-`, `.`
+  int32_t rank = kNoWorker;  ///< from 0; kNoWorker: what RANK says
+  int32_t world_size = 0;    ///< of the group, Python workers included; 0: what WORLD_SIZE says
   /// Where the group meets: "tcp://host:port" (rank 0 listens there), "env://" (MASTER_ADDR and MASTER_PORT), or
   /// "file:///path" of a file that does not exist yet, on a file system that all share. As init_method in Python.
   std::string rendezvous = "env://";
@@ -212,6 +228,8 @@ class Node : public NodeRef {
   void stop();
 
  private:
+  explicit Node(std::shared_ptr<void> core) : NodeRef(core), owned_(std::move(core)) {}
+
   std::shared_ptr<void> owned_;
 };
 

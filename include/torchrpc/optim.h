@@ -27,13 +27,14 @@ using OptimizerOptions = std::map<std::string, c10::IValue>;
 /// Parameters that are stepped with the same options.
 struct ParamGroup {
   std::vector<RRef<at::Tensor>> params;  ///< to leaf tensors, on any workers
-  OptimizerOptions options;
+  OptimizerOptions options;              ///< of theirs
 };
 
 /// Steps parameters where they are: one optimizer on each worker that owns some, C++ or Python, all of them asked at
 /// once. Every method may be called from any thread. Dropping it drops the optimizers.
 class DistributedOptimizer {
  public:
+  /// What holds for all groups.
   struct Settings {
     bool lock_free = false;                       ///< Hogwild: steps of several trainers do not wait for each other
     Duration timeout = std::chrono::seconds(60);  ///< of each request to an owner; 0: none
@@ -55,6 +56,7 @@ class DistributedOptimizer {
   /// so. Throws Error: kInvalidArgument if this worker knows no such context; the first error of an owner, naming it:
   /// the others have stepped nevertheless.
   void step(const AutogradContext& context) { step(context.id()); }
+  /// The same by the id of the context.
   void step(int64_t context_id);
   /// The same without blocking. The context must live until it is over.
   Future<void> stepAsync(int64_t context_id);
@@ -64,8 +66,9 @@ class DistributedOptimizer {
   void setOptions(const std::vector<OptimizerOptions>& groups);
 
   /// The state of each parameter (a copy) by the names of torch.optim, in the order given; empty for one that has never
-  /// been stepped. load() is the reverse. Both block, and throw as step() does.
+  /// been stepped. Blocks, and throws as step() does.
   std::vector<std::map<std::string, at::Tensor>> state();
+  /// The reverse: copies the tensors. Likewise; Error(kInvalidArgument) for states that do not fit.
   void load(const std::vector<std::map<std::string, at::Tensor>>& states);
 
  private:

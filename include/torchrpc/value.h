@@ -81,8 +81,7 @@ struct MapTraits {
     if (!dict.isGenericDict()) misfit("a dict", value);
     Map map;
     for (const auto& entry : dict.toGenericDict()) {
-      map.emplace(
-          fromValue<typename Map::key_type>(entry.key()), fromValue<typename Map::mapped_type>(entry.value()));
+      map.emplace(fromValue<typename Map::key_type>(entry.key()), fromValue<typename Map::mapped_type>(entry.value()));
     }
     return map;
   }
@@ -252,8 +251,7 @@ template <typename T>
 struct ValueTraits<std::shared_ptr<T>> {
   static c10::TypePtr type() { return c10::AnyType::get(); }
   static c10::IValue to(std::shared_ptr<T> object) {
-    return c10::IValue(c10::intrusive_ptr<torch::CustomClassHolder>(
-        c10::make_intrusive<detail::Box<T>>(std::move(object))));
+    return c10::IValue::make_capsule(c10::make_intrusive<detail::Box<T>>(std::move(object)));
   }
   static std::shared_ptr<T> from(const c10::IValue& value) {
     if (value.isCapsule()) {

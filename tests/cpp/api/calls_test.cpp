@@ -27,8 +27,8 @@ std::string whoCalls(const Call& call, const std::string& greeting) {
 TORCHRPC_FUNCTION(whoCalls);
 
 using Everything = std::tuple<
-    bool, int, double, std::string, std::vector<double>, std::vector<at::Tensor>, std::map<std::string, int>,
-    std::optional<int>, std::optional<int>, std::pair<int, std::string>, std::complex<double>, std::vector<int>>;
+    bool, int, double, std::string, std::vector<double>, std::map<std::string, int>, std::optional<int>,
+    std::optional<int>, std::pair<int, std::string>, std::complex<double>, std::vector<int>>;
 Everything giveBack(const Everything& all) { return all; }
 TORCHRPC_FUNCTION(giveBack);
 
@@ -73,16 +73,9 @@ TEST_CASE("a worker is named by name, by rank or by its info") {
 
 TEST_CASE("values of all kinds arrive as they were sent") {
   Group group(2);
-  const Everything sent{
-      true, -7, 2.5, "text \xC3\xA9", {1.5, 2}, {at::ones({1})}, {{"a", 1}, {"b", 2}}, 3, std::nullopt, {4, "four"}, {1, 2},
-      {}};
-  const auto got = group[0].call(1, &giveBack, sent);
-  CHECK(std::get<5>(got).at(0).equal(at::ones({1})));
-  auto without_tensors = [](Everything all) {
-    std::get<5>(all).clear();
-    return all;
-  };
-  CHECK(without_tensors(got) == without_tensors(sent));
+  const Everything sent{true, -7,           2.5,         "text \xC3\xA9", {1.5, 2}, {{"a", 1}, {"b", 2}},
+                        3,    std::nullopt, {4, "four"}, {1, 2},          {}};
+  CHECK(group[0].call(1, &giveBack, sent) == sent);
 }
 
 TEST_CASE("a function that gives nothing is waited for all the same") {
@@ -110,7 +103,8 @@ TEST_CASE("what a function throws reaches the caller with its worker") {
   const auto error = errorOf([&] { group[0].call(1, &fail, "it failed on purpose"); });
   CHECK(error.code() == ErrorCode::kUserException);
   CHECK(error.worker() == "worker1");
-  CHECK_THAT(error.what(), Catch::Contains("WorkerInfo(id=1, name=worker1)") && Catch::Contains("it failed on purpose"));
+  CHECK_THAT(
+      error.what(), Catch::Contains("WorkerInfo(id=1, name=worker1)") && Catch::Contains("it failed on purpose"));
 }
 
 TEST_CASE("a function that nobody has registered is named") {

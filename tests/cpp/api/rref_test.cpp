@@ -1,5 +1,7 @@
 // RRefs, distributed autograd and the optimizer through the public API.
 
+#include "torchrpc/rref.h"
+
 #include <ATen/ATen.h>
 
 #include <atomic>
@@ -8,7 +10,6 @@
 #include "torchrpc/autograd.h"
 #include "torchrpc/function.h"
 #include "torchrpc/optim.h"
-#include "torchrpc/rref.h"
 
 using namespace torchrpc;
 
@@ -40,9 +41,7 @@ TORCHRPC_FUNCTION(passOn);
 TORCHRPC_FUNCTION(twice);
 TORCHRPC_FUNCTION(failToMake);
 
-at::Tensor weight(const Call& call) {
-  return at::full({2}, 10.0 + call.node.self().id).set_requires_grad(true);
-}
+at::Tensor weight(const Call& call) { return at::full({2}, 10.0 + call.node.self().id).set_requires_grad(true); }
 at::Tensor timesWeight(const RRef<at::Tensor>& w, const at::Tensor& x) { return (w.localValue() * x).sum(); }
 at::Tensor gradientOf(const Call& call, const RRef<at::Tensor>& w) {
   for (const auto& [leaf, gradient] : gradients(call.node, currentContextId())) {
@@ -100,8 +99,9 @@ TEST_CASE("what a remote call throws is thrown by those who use its RRef") {
   const auto rref = group[0].remote(to, &failToMake);
   CHECK_THAT(errorOf([&] { rref.toHere(); }).what(), Catch::Contains("no tensor today"));
   CHECK(errorOf([] { RRef<int>().owner(); }).code() == ErrorCode::kInvalidArgument);
-  CHECK(errorOf([&] { group[0].call<RRef<int>>(1, op("aten::ones"), std::vector<int>{1}); }).code() ==
-        ErrorCode::kInvalidArgument);
+  CHECK(errorOf([&] {
+          group[0].call<RRef<int>>(1, op("aten::ones"), std::vector<int>{1});
+        }).code() == ErrorCode::kInvalidArgument);
 }
 
 TEST_CASE("a backward pass leaves gradients on the workers of the leaves") {
@@ -149,6 +149,7 @@ TEST_CASE("an optimizer steps parameters where they are") {
   optimizer.setOptions({{{"lr", 1.0}}});
   step(true);
   CHECK(weights[1].toHere().equal(at::full({2}, 10.0)));
-  CHECK(errorOf([&] { DistributedOptimizer(group[0], "SGD", weights, {{"momentun", 1.0}}); }).code() ==
-        ErrorCode::kInvalidArgument);
+  CHECK(errorOf([&] {
+          DistributedOptimizer(group[0], "SGD", weights, {{"momentun", 1.0}});
+        }).code() == ErrorCode::kInvalidArgument);
 }
