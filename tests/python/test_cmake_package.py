@@ -101,9 +101,9 @@ def test_a_project_of_twenty_lines_builds_and_two_processes_run(consumer):
 
 
 def test_another_torch_is_refused_with_both_versions(consumer, tmp_path):
-    other = tmp_path / "torch/include/torch/csrc/api/include/torch"
+    other = tmp_path / "torch/share/cmake/Torch"
     other.mkdir(parents=True)
-    (other / "version.h").write_text("#define TORCH_VERSION_MAJOR 1\n#define TORCH_VERSION_MINOR 99\n")
+    (other / "TorchConfigVersion.cmake").write_text('set(PACKAGE_VERSION "1.99.0")\n')
     run = configure(consumer, consumer / "build", f"-Dtorchrpc_TORCH_DIR={tmp_path}/torch", check=False)
     assert run.returncode != 0
     told = " ".join(run.stderr.split())
