@@ -4,6 +4,7 @@ test_mixed_groups.py. The C++ worker is rank 1 and called "cpp" (or, before the 
 
 import subprocess
 import sys
+from pathlib import Path
 
 import torch
 
@@ -169,7 +170,8 @@ def main():
     others = [
         subprocess.Popen([worker, cpp, str(cpp_rank), "3", port]),
         subprocess.Popen(
-            [sys.executable, "-c", f"import cpp_group; cpp_group.run_python('silent', {silent}, 3, {port}, None, [])"]
+            [sys.executable, "-c", f"import cpp_group; cpp_group.run_python('silent', {silent}, 3, {port}, None, [])"],
+            cwd=Path(__file__).parent,
         ),
     ]
     import cpp_group  # under its own name, so that functions sent to it are the same on all workers

@@ -46,28 +46,25 @@ def steps_in(seconds):
     return steps
 
 
-def measure(function, words, calls):
-    """The results, the calls per second with eight callers, and the steps of the callee's own code meanwhile."""
-    results = [None] * calls
-    pending = iter(range(calls))
-    lock = threading.Lock()
+def measure(function, words, seconds):
+    """Calls per second with eight callers, and the steps of the callee's own code in that time."""
+    end = time.perf_counter() + seconds
+    counts = []
 
     def call_on():
-        while True:
-            with lock:
-                i = next(pending, None)
-            if i is None:
-                return
-            results[i] = rpc.rpc_sync("callee", function, args=(words[i % len(words)], words))
+        count = 0
+        while time.perf_counter() < end:
+            rpc.rpc_sync("callee", function, args=(words[count % len(words)], words))
+            count += 1
+        counts.append(count)
 
     callers = [threading.Thread(target=call_on) for _ in range(8)]
-    start = time.perf_counter()
     for caller in callers:
         caller.start()
-    steps = rpc.rpc_sync("callee", steps_in, args=(0.2,))
+    steps = rpc.rpc_sync("callee", steps_in, args=(seconds,))
     for caller in callers:
         caller.join()
-    return results, calls / (time.perf_counter() - start), steps
+    return sum(counts) / seconds, steps
 
 
 def run(rank, options):
@@ -79,20 +76,26 @@ def run(rank, options):
     if rank == 0:
         letters = random.Random(0)
         words = ["".join(letters.choices(string.ascii_lowercase, k=12)) for _ in range(options.words)]
-        python, python_rate, python_steps = measure(distances, words, options.calls)
-        native, native_rate, native_steps = measure(cpp_function("distances"), words, options.calls)
-        assert python == native, "the two functions differ"
-        print(f"Python: {python_rate:.0f} calls/s, and {python_steps} steps of the callee's own code in 0.2 s")
-        print(f"C++:    {native_rate:.0f} calls/s, and {native_steps} steps of the callee's own code in 0.2 s")
-        print(f"The C++ function is called {native_rate / python_rate:.1f} times as often, with the same results.")
+        native = cpp_function("distances")
+        for word in words:
+            results = [rpc.rpc_sync("callee", function, args=(word, words)) for function in (distances, native)]
+            assert results[0] == results[1], "the two functions differ"
+        rates = []
+        for language, function in (("Python", distances), ("C++", native)):
+            rate, steps = measure(function, words, options.seconds)
+            print(
+                f"{language}: {rate:.0f} calls/s, beside {steps / options.seconds:.0f} steps/s of the callee's own code"
+            )
+            rates.append(rate)
+        print(f"The C++ function is called {rates[1] / rates[0]:.1f} times as often, with the same results.")
     rpc.shutdown()
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library", help="libnative_function.so")
-    parser.add_argument("--calls", type=int, default=400, help="(default %(default)s)")
-    parser.add_argument("--words", type=int, default=20, help="in the list (default %(default)s)")
+    parser.add_argument("--seconds", type=float, default=2, help="to measure each (default %(default)s)")
+    parser.add_argument("--words", type=int, default=50, help="in the list (default %(default)s)")
     options = parser.parse_args()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
