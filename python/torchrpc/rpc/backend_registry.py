@@ -255,7 +255,7 @@ def _start(agent: TensorPipeAgent) -> None:
         raise
 
 
-def _device_facts(agent: TensorPipeAgent, worker: WorkerInfo) -> tuple[int, dict[str, _DeviceMap], list[torch.device]]:
+def _device_facts(agent: TensorPipeAgent, worker: WorkerInfo) -> tuple[Any, Any, Any]:
     """How many devices a worker has, its device maps and its devices; C++ workers have none."""
     return (0, {}, []) if is_native(agent, worker) else pickle.loads(agent._get_facts(worker.id))
 
