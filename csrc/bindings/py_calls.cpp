@@ -69,8 +69,7 @@ Outgoing encodePythonCall(
   return out;
 }
 
-Outgoing encodeNativeCall(
-    Node& node, Kind kind, const WorkerInfo& to, const std::string& name, const py::tuple& args) {
+Outgoing encodeNativeCall(Node& node, Kind kind, const WorkerInfo& to, const std::string& name, const py::tuple& args) {
   Outgoing out{.message = {.kind = kind}};
   Writer writer(out.message.payload);
   writer.putString(name);
@@ -82,7 +81,8 @@ Outgoing encodeNativeCall(
     throw Error(
         ErrorCode::kSerialization,
         "argument " + std::to_string(i) + " of the C++ function " + name + ", a " + type +
-            ", cannot be sent: C++ takes None, bool, int, float, complex, str, bytes, torch.Tensor, dtype, device, RRef, "
+            ", cannot be sent: C++ takes None, bool, int, float, complex, str, bytes, torch.Tensor, dtype, device, "
+            "RRef "
             "and lists, tuples and dicts of those");
   }
   out.forks = rrefs.commit(out.message);
