@@ -82,8 +82,7 @@ Outgoing encodeNativeCall(Node& node, Kind kind, const WorkerInfo& to, const std
         ErrorCode::kSerialization,
         "argument " + std::to_string(i) + " of the C++ function " + name + ", a " + type +
             ", cannot be sent: C++ takes None, bool, int, float, complex, str, bytes, torch.Tensor, dtype, device, "
-            "RRef "
-            "and lists, tuples and dicts of those");
+            "RRef and lists, tuples and dicts of those");
   }
   out.forks = rrefs.commit(out.message);
   return out;
