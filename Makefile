@@ -5,7 +5,7 @@ PYTHON := .venv/bin/python
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 INSTALLED := .venv/torchrpc.installed
 
-.PHONY: demo test conformance bench bench-cpp docs dist lint format asan tsan package setup-demo setup-test clean
+.PHONY: demo test conformance bench bench-cpp docs cpp-docs dist lint format asan tsan asan-mixed package setup-demo setup-test clean
 .DEFAULT_GOAL := test
 
 # Trains CartPole through RPC until it is solved; the learning curve is in reinforcement_learning.png.
@@ -64,6 +64,18 @@ asan tsan: setup-test
 	cmake --preset $@
 	cmake --build --preset $@
 	ctest --preset $@
+
+# Groups of Python workers and a C++ worker that runs under AddressSanitizer.
+asan-mixed: setup-test
+	$(MAKE) package
+	cmake --preset asan
+	cmake --build --preset asan --target mixed_worker
+	TORCHRPC_MIXED_WORKER=build/asan/tests/cpp/mixed_worker $(PYTHON) -m pytest tests/python/test_mixed_groups.py
+
+# The pages of the C++ API, in build/cpp-docs/html. Needs doxygen.
+cpp-docs:
+	mkdir -p build
+	doxygen tools/Doxyfile
 
 # The package in .venv is this tree (an editable install); its binaries are put into python/torchrpc.
 package:

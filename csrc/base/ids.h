@@ -7,11 +7,9 @@
 #include <ostream>
 #include <string>
 
-namespace torchrpc {
+#include "torchrpc/worker_info.h"  // IWYU pragma: export
 
-/// A worker's rank in its group: 0 to world size - 1.
-using WorkerId = int32_t;
-constexpr WorkerId kNoWorker = -1;
+namespace torchrpc {
 
 /// A call, unique on the caller while the caller lives.
 using CallId = uint64_t;
@@ -33,16 +31,6 @@ std::ostream& operator<<(std::ostream& out, const GloballyUniqueId& id);
 using RRefId = GloballyUniqueId;
 /// One per user's reference to it.
 using ForkId = GloballyUniqueId;
-
-struct WorkerInfo {
-  std::string name;
-  WorkerId id = kNoWorker;
-
-  friend bool operator==(const WorkerInfo&, const WorkerInfo&) = default;
-};
-
-/// "WorkerInfo(id=0, name=worker0)": the text that user code matches on.
-std::string toString(const WorkerInfo& worker);
 
 }  // namespace torchrpc
 

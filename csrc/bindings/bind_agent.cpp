@@ -223,6 +223,12 @@ void bindAgent(py::module_& module) {
             nodeOf(self).join(timeout == 0 ? Duration::zero() : toDuration(nodeOf(self), timeout));
           },
           py::arg("shutdown") = false, py::arg("timeout") = 0.0, no_gil)
+      .def(
+          "_meet",
+          [](PyAgent& self, const std::string& what, double timeout) {
+            nodeOf(self).meet(what, timeout == 0 ? Duration::zero() : toDuration(nodeOf(self), timeout));
+          },
+          py::arg("what"), py::arg("timeout"), no_gil)
       .def("sync", [](PyAgent&) {})
       .def(
           "shutdown", [](PyAgent& self) { nodeOf(self).shutdown(); }, no_gil)

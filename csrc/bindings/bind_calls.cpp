@@ -35,39 +35,16 @@ Message encodeOperatorCall(Kind kind, const std::string& name, const py::args& a
       "Overloaded torch operator invoked from Python failed to match any schema: " + name + " was tried as" + tried);
 }
 
-/// Errors after which the receiver has certainly not seen the message.
-bool neverDelivered(const Error& error) {
-  switch (error.code()) {
-    case ErrorCode::kInvalidArgument:
-    case ErrorCode::kUnknownWorker:
-    case ErrorCode::kWorkerLost:
-    case ErrorCode::kFrameTooLarge:
-    case ErrorCode::kSerialization:
-    case ErrorCode::kShutdown: return true;
-    default: return false;
-  }
-}
-
-/// Lets go of the RRefs in a call that did not leave.
-Messenger::ReplyHandler abandoning(
-    const std::shared_ptr<Node>& node, std::vector<RRefFork> forks, Messenger::ReplyHandler done) {
-  if (forks.empty()) return done;
-  return [node, forks = std::move(forks), done = std::move(done)](Result<Message> result) {
-    if (!result && neverDelivered(result.error())) node->rrefs().abandon(forks);
-    done(std::move(result));
-  };
-}
-
 /// How a call is made, once it is a message.
 using Way = py::object (*)(const std::shared_ptr<Node>&, const WorkerInfo& to, Outgoing, double timeout);
 
 py::object callAsync(const std::shared_ptr<Node>& node, const WorkerInfo& to, Outgoing call, double timeout) {
   const auto limit = toDuration(*node, timeout);
   auto future = makeFuture();
-  auto done = abandoning(node, std::move(call.forks), completeWithReply(node, future));
+  auto done = completeWithReply(node, future);
   {
     const GilWhileSmall gil(call.message);
-    node->messenger().request(to.id, std::move(call.message), limit, std::move(done));
+    node->call(to.id, std::move(call), limit, std::move(done));
   }
   return wrapFuture(std::move(future));
 }
@@ -76,8 +53,7 @@ py::object callSync(const std::shared_ptr<Node>& node, const WorkerInfo& to, Out
   const auto limit = toDuration(*node, timeout);
   return waitForReply(node, [&](Messenger::ReplyHandler done) {
     const GilWhileSmall gil(call.message);
-    node->messenger().request(
-        to.id, std::move(call.message), limit, abandoning(node, std::move(call.forks), std::move(done)));
+    node->call(to.id, std::move(call), limit, std::move(done));
   });
 }
 
@@ -101,6 +77,16 @@ void bindBuiltin(py::module_& module, const char* name, Kind kind, Way way) {
         return way(currentNode(), dst, {.message = encodeOperatorCall(kind, qualified_name, args, kwargs)}, timeout);
       },
       py::arg("dst"), py::arg("qualified_name"), py::arg("timeout"));
+}
+
+void bindNative(py::module_& module, const char* name, Kind kind, Way way) {
+  module.def(
+      name,
+      [kind, way](const WorkerInfo& dst, const std::string& function, const py::tuple& args, double timeout) {
+        const auto node = currentNode();
+        return way(node, dst, encodeNativeCall(*node, kind, dst, function, args), timeout);
+      },
+      py::arg("dst"), py::arg("name"), py::arg("args"), py::arg("timeout"));
 }
 
 void bindScript(py::module_& module, const char* name, Kind kind, Way way) {
@@ -154,6 +140,9 @@ void bindCalls(py::module_& module) {
   bindBuiltin(module, "_invoke_rpc_builtin", Kind::kBuiltinCall, callAsync);
   bindBuiltin(module, "_invoke_sync_builtin", Kind::kBuiltinCall, callSync);
   bindBuiltin(module, "_invoke_remote_builtin", Kind::kBuiltinRemote, callRemote<Kind::kRRefFetch>);
+  bindNative(module, "_invoke_rpc_native", Kind::kNativeCall, callAsync);
+  bindNative(module, "_invoke_sync_native", Kind::kNativeCall, callSync);
+  bindNative(module, "_invoke_remote_native", Kind::kNativeRemote, callRemote<Kind::kRRefFetch>);
   bindScript(module, "_invoke_rpc_torchscript", Kind::kScriptCall, callAsync);
   bindScript(module, "_invoke_sync_torchscript", Kind::kScriptCall, callSync);
   bindScript(module, "_invoke_remote_torchscript", Kind::kScriptRemote, callRemote<Kind::kRRefFetch>);

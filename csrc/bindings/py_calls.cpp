@@ -69,6 +69,25 @@ Outgoing encodePythonCall(
   return out;
 }
 
+Outgoing encodeNativeCall(Node& node, Kind kind, const WorkerInfo& to, const std::string& name, const py::tuple& args) {
+  Outgoing out{.message = {.kind = kind}};
+  Writer writer(out.message.payload);
+  writer.putString(name);
+  writer.put(static_cast<uint32_t>(args.size()));
+  OutgoingRRefs rrefs(node, to.id);
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (encodePlain(args[i], writer, out.message.tensors, rrefs)) continue;
+    const auto type = py::cast<std::string>(py::type::of(args[i]).attr("__qualname__"));
+    throw Error(
+        ErrorCode::kSerialization,
+        "argument " + std::to_string(i) + " of the C++ function " + name + ", a " + type +
+            ", cannot be sent: C++ takes None, bool, int, float, complex, str, bytes, torch.Tensor, dtype, device, "
+            "RRef and lists, tuples and dicts of those");
+  }
+  out.forks = rrefs.commit(out.message);
+  return out;
+}
+
 PythonCall decodePythonCall(const std::shared_ptr<Node>& node, const Invocation& invocation) {
   const IncomingRRefs rrefs(node, invocation.rrefs);
   const auto& tensors = invocation.message.tensors;

@@ -12,16 +12,15 @@
 
 namespace torchrpc::bindings {
 
-/// A message and the RRefs in it, to be abandoned if it never leaves.
-struct Outgoing {
-  Message message;
-  std::vector<RRefFork> forks;
-};
+using Outgoing = Node::Outgoing;
 
 /// The call `function(*args, **kwargs)` on `to`. Throws Error, and what pickling raises.
 Outgoing encodePythonCall(
     Node& node, Kind kind, const WorkerInfo& to, const py::object& function, const py::tuple& args,
     const py::dict& kwargs, bool async_execution);
+
+/// The call of the C++ function of that name. Throws Error for arguments that are not plain data.
+Outgoing encodeNativeCall(Node& node, Kind kind, const WorkerInfo& to, const std::string& name, const py::tuple& args);
 
 /// The reverse, on the callee.
 struct PythonCall {

@@ -131,13 +131,7 @@ py::object waitForReply(const std::shared_ptr<Node>& node, const std::function<v
     if (const auto node = weak.lock()) node->rrefs().discard(unwanted->value());
   });
   const auto message = waitFor(*node, *waiter).take();
-  Result<std::vector<RRefPtr>> rrefs = std::vector<RRefPtr>();
-  // Without waiting for the owner it is done on return.
-  if (const auto* forks = message.header(HeaderKind::kRRefForks)) {
-    node->rrefs().adopt(
-        decodeForks(*forks), /*wait_for_owner=*/false, [&](auto adopted) { rrefs = std::move(adopted); });
-  }
-  return decodeResult(node, message, std::move(rrefs).take());
+  return decodeResult(node, message, node->takeIn(message));
 }
 
 void whenDone(const py::object& object, ValueOrRaised done) {

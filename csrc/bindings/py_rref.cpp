@@ -21,24 +21,12 @@ c10::IValue waitForValue(const OwnerRRef& rref, Duration timeout) {
 
 // --- RRefs in messages ---
 
-OutgoingRRefs::OutgoingRRefs(Node& node, WorkerId to) : node_(node), to_(to), outer_(std::exchange(outgoing, this)) {}
+OutgoingRRefs::OutgoingRRefs(Node& node, WorkerId to)
+    : OutgoingForks(node.rrefs(), to), outer_(std::exchange(outgoing, this)) {}
 
-OutgoingRRefs::~OutgoingRRefs() {
-  outgoing = outer_;
-  if (!forks_.empty()) node_.rrefs().abandon(forks_);
-}
+OutgoingRRefs::~OutgoingRRefs() { outgoing = outer_; }
 
 OutgoingRRefs* OutgoingRRefs::current() { return outgoing; }
-
-uint32_t OutgoingRRefs::add(const RRefPtr& rref) {
-  forks_.push_back(node_.rrefs().fork(rref, to_));
-  return static_cast<uint32_t>(forks_.size() - 1);
-}
-
-std::vector<RRefFork> OutgoingRRefs::commit(Message& message) {
-  if (!forks_.empty()) message.headers.push_back({HeaderKind::kRRefForks, encodeForks(forks_)});
-  return std::exchange(forks_, {});
-}
 
 IncomingRRefs::IncomingRRefs(std::shared_ptr<Node> node, const std::vector<RRefPtr>& rrefs)
     : node_(std::move(node)), rrefs_(rrefs), outer_(std::exchange(incoming, this)) {}

@@ -41,7 +41,7 @@ class PyRRef {
 };
 
 /// While one lives on a thread, RRefs pickled there become forks of one message to `to`.
-class OutgoingRRefs {
+class OutgoingRRefs : public OutgoingForks {
  public:
   OutgoingRRefs(Node& node, WorkerId to);
   ~OutgoingRRefs();
@@ -50,16 +50,9 @@ class OutgoingRRefs {
 
   /// The one of this thread, or nullptr.
   static OutgoingRRefs* current();
-  /// Adds a fork of `rref` to the message; returns its index there. Throws Error.
-  uint32_t add(const RRefPtr& rref);
-  /// Moves the forks into the message's header; without it they are abandoned.
-  std::vector<RRefFork> commit(Message& message);
 
  private:
-  Node& node_;
-  const WorkerId to_;
   OutgoingRRefs* const outer_;
-  std::vector<RRefFork> forks_;
 };
 
 /// While one lives on a thread, unpickled RRefs come from this list.

@@ -17,11 +17,13 @@ namespace torchrpc {
 /// `stack` is in the schema's order with defaults filled in.
 Message encodeBuiltinCall(Kind kind, const c10::FunctionSchema& schema, const torch::jit::Stack& stack);
 
-class BuiltinRunner final : public ValueRunner {
- protected:
-  c10::IValue run(const Invocation& invocation) override;
+class BuiltinRunner final : public CallableRunner {
+ public:
+  void call(Invocation invocation, Responder responder) override { responder.reply(plainReply(run(invocation))); }
+  void evaluate(Invocation invocation, ValueHandler done) override { done(run(invocation)); }
 
  private:
+  c10::IValue run(const Invocation& invocation);
   std::shared_ptr<torch::jit::Operator> find(const std::string& name, const std::string& overload);
 
   Mutex mutex_;

@@ -1,37 +1,32 @@
 #include "node/callable.h"
 
-#include "wire/value_codec.h"
-
 namespace torchrpc {
 
-Message plainReply(const c10::IValue& value) {
+Message plainReply(const c10::IValue& value, const RRefPlace& rrefs) {
   if (value.isCapsule()) {
     throw Error(
         ErrorCode::kSerialization,
-        "the RRef's value is an object of the C++ core, such as an optimizer, which stays with its owner");
+        "the value is a C++ object, which stays where it is: pass an RRef to it to functions that run there");
   }
   Message reply{.kind = Kind::kReply};
   Writer writer(reply.payload);
   writer.put(ValueFormat::kPlain);
-  encodeValue(value, writer, reply.tensors);
+  encodeValue(value, writer, reply.tensors, {}, rrefs);
   return reply;
 }
 
-c10::IValue plainValue(const Message& reply) {
+c10::IValue plainValue(const Message& reply, const RRefAt& rrefs) {
   Reader reader(reply.payload);
+  if (reader.remaining() == 0) return {};
   if (reader.get<ValueFormat>() != ValueFormat::kPlain) {
     throw Error(
         ErrorCode::kSerialization,
         "the value is a Python object that only Python can read: return plain data (numbers, strings, tensors, lists, "
         "tuples, dicts) to C++ callers");
   }
-  auto value = decodeValue(reader, reply.tensors);
+  auto value = decodeValue(reader, reply.tensors, nullptr, {}, rrefs);
   reader.expectEnd();
   return value;
 }
-
-void ValueRunner::call(Invocation invocation, Responder responder) { responder.reply(plainReply(run(invocation))); }
-
-void ValueRunner::evaluate(Invocation invocation, ValueHandler done) { done(run(invocation)); }
 
 }  // namespace torchrpc

@@ -11,6 +11,7 @@
 
 #include "agent/messenger.h"
 #include "rref/rref.h"
+#include "wire/value_codec.h"
 
 namespace torchrpc {
 
@@ -42,18 +43,8 @@ enum class ValueFormat : uint8_t {
 };
 
 /// A reply that holds a value in plain form. Throws Error(kSerialization) for a value that has none.
-Message plainReply(const c10::IValue& value);
+Message plainReply(const c10::IValue& value, const RRefPlace& rrefs = {});
 /// The value of a reply in plain form; throws Error(kSerialization) if it is a pickle.
-c10::IValue plainValue(const Message& reply);
-
-/// A runner of functions from values to a value: what operators and native functions have in common.
-class ValueRunner : public CallableRunner {
- public:
-  void call(Invocation invocation, Responder responder) final;
-  void evaluate(Invocation invocation, ValueHandler done) final;
-
- protected:
-  virtual c10::IValue run(const Invocation& invocation) = 0;
-};
+c10::IValue plainValue(const Message& reply, const RRefAt& rrefs = {});
 
 }  // namespace torchrpc

@@ -44,9 +44,10 @@ Node::Node(Options options, StorePtr store, std::unique_ptr<Transport> transport
            .patience = [this] { return timeout(); }}),
       rrefs_(RRefService::create(
           autograd_.recorder(),
-          {.encode_value = [encode = options_.encode_value](
-                               const c10::IValue& value,
-                               const WorkerInfo& to) { return encode ? encode(value, to) : plainReply(value); }})),
+          {.encode_value =
+               [this, encode = options_.encode_value](const c10::IValue& value, const WorkerInfo& to) {
+                 return encode ? encode(value, to) : replyWith(value, to.id);
+               }})),
       calls_(autograd_.recorder(), *rrefs_),
       optim_(profiler_, *rrefs_, [this](int64_t context) { return autograd_.gradients(context); }) {
   autograd_.serve(*rrefs_);
@@ -59,7 +60,7 @@ Node::Node(Options options, StorePtr store, std::unique_ptr<Transport> transport
     autograd_.onWorkerLost(worker);
   });
   serve(Kind::kBuiltinCall, Kind::kBuiltinRemote, std::make_shared<BuiltinRunner>());
-  serve(Kind::kNativeCall, Kind::kNativeRemote, std::make_shared<NativeRunner>());
+  serve(Kind::kNativeCall, Kind::kNativeRemote, std::make_shared<NativeRunner>(*this));
 }
 
 Node::~Node() { shutdown(); }
@@ -118,6 +119,51 @@ void Node::expel(const WorkerInfo& worker) {
   // Its connection is still needed, for the answer to the call that says so; it ends with the worker.
   if (worker.id != self().id) agent_.directory().remove(worker.id);
 }
+
+namespace {
+
+/// Errors after which the receiver has certainly not seen the message.
+bool neverDelivered(const Error& error) {
+  switch (error.code()) {
+    case ErrorCode::kInvalidArgument:
+    case ErrorCode::kUnknownWorker:
+    case ErrorCode::kWorkerLost:
+    case ErrorCode::kFrameTooLarge:
+    case ErrorCode::kSerialization:
+    case ErrorCode::kShutdown: return true;
+    default: return false;
+  }
+}
+
+}  // namespace
+
+void Node::call(WorkerId to, Outgoing call, Duration timeout, Messenger::ReplyHandler done) {
+  if (!call.forks.empty()) {
+    done = [rrefs = rrefs_, forks = std::move(call.forks), done = std::move(done)](Result<Message> result) {
+      if (!result && neverDelivered(result.error())) rrefs->abandon(forks);
+      done(std::move(result));
+    };
+  }
+  messenger().request(to, std::move(call.message), timeout, std::move(done));
+}
+
+Message Node::replyWith(const c10::IValue& value, WorkerId to) {
+  OutgoingForks forks(*rrefs_, to);
+  auto reply = plainReply(value, placeAmong(forks));
+  forks.commit(reply);
+  return reply;
+}
+
+std::vector<RRefPtr> Node::takeIn(const Message& reply) {
+  const auto* forks = reply.header(HeaderKind::kRRefForks);
+  if (!forks) return {};
+  Result<std::vector<RRefPtr>> rrefs = std::vector<RRefPtr>();
+  // Without waiting for the owner it is done on return.
+  rrefs_->adopt(decodeForks(*forks), /*wait_for_owner=*/false, [&](auto adopted) { rrefs = std::move(adopted); });
+  return std::move(rrefs).take();
+}
+
+void Node::meet(const std::string& what, Duration timeout) { rendezvous_->sumOverAll(what, 0, timeout); }
 
 void Node::join(Duration timeout) {
   const auto busy = [&] {

@@ -12,13 +12,14 @@
 #include "autograd/autograd_service.h"
 #include "node/call_service.h"
 #include "node/callable.h"
+#include "node/rref_value.h"
 #include "optim/distributed_optimizer.h"
 #include "profiling/profiler.h"
 #include "rref/rref_service.h"
 
 namespace torchrpc {
 
-class Node {
+class Node : public std::enable_shared_from_this<Node> {
  public:
   struct Options {
     WorkerInfo self;
@@ -76,7 +77,23 @@ class Node {
   void admit(const WorkerInfo& worker);
   void expel(const WorkerInfo& worker);
 
+  // --- calls, any thread ---
+  /// A call's message and the forks in it.
+  struct Outgoing {
+    Message message;
+    std::vector<RRefFork> forks;
+  };
+  /// Sends a call, recorded in the thread's autograd context; lets go of its RRefs if it certainly never arrives.
+  void call(WorkerId to, Outgoing call, Duration timeout, Messenger::ReplyHandler done);
+  /// A value on its way to `to`, in plain form. Throws Error(kSerialization).
+  Message replyWith(const c10::IValue& value, WorkerId to);
+  /// Takes in the RRefs that came with a reply; without waiting for their owners. Throws Error.
+  std::vector<RRefPtr> takeIn(const Message& reply);
+
   // --- the end, on one thread ---
+  /// Returns when all workers of a static group have called it. Throws Error(kRendezvous) naming who did not come
+  /// within `timeout` (0: waits as long as it takes).
+  void meet(const std::string& what, Duration timeout);
   /// Waits until no call is under way in the whole (static) group or, if the group grows, here. Throws
   /// Error(kRendezvous) naming who did not come within `timeout` (0: waits as long as it takes).
   void join(Duration timeout);

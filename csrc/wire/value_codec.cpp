@@ -18,8 +18,8 @@ using c10::TypePtr;
 
 class Encoder {
  public:
-  Encoder(Writer& out, std::vector<at::Tensor>& tensors, const Limits& limits)
-      : out_(out), tensors_(tensors), limits_(limits) {}
+  Encoder(Writer& out, std::vector<at::Tensor>& tensors, const Limits& limits, const RRefPlace& rrefs)
+      : out_(out), tensors_(tensors), limits_(limits), rrefs_(rrefs) {}
 
   void encode(const IValue& value, uint32_t depth = 0) {
     if (depth > limits_.depth) {
@@ -57,6 +57,9 @@ class Encoder {
       encodeAll(ValueTag::kTuple, value.toTupleRef().elements(), depth);
     } else if (value.isGenericDict()) {
       encodeDict(value.toGenericDict(), depth);
+    } else if (value.isRRef() && rrefs_) {
+      out_.put(ValueTag::kRRef);
+      out_.put(rrefs_(value));
     } else {
       throw Error(ErrorCode::kSerialization, "cannot send a value of type " + value.tagKind() + " as plain data");
     }
@@ -107,6 +110,7 @@ class Encoder {
   Writer& out_;
   std::vector<at::Tensor>& tensors_;
   const Limits& limits_;
+  const RRefPlace& rrefs_;
   std::unordered_map<const c10::TensorImpl*, uint32_t> indices_;  // of the first indexed_ of tensors_
   size_t indexed_ = 0;
 };
@@ -138,8 +142,8 @@ const char* describe(ValueTag tag) {
 
 class Decoder {
  public:
-  Decoder(Reader& in, const std::vector<at::Tensor>& tensors, const Limits& limits)
-      : in_(in), tensors_(tensors), limits_(limits) {}
+  Decoder(Reader& in, const std::vector<at::Tensor>& tensors, const Limits& limits, const RRefAt& rrefs)
+      : in_(in), tensors_(tensors), limits_(limits), rrefs_(rrefs) {}
 
   IValue decode(const TypePtr& type, uint32_t depth = 0) {
     if (depth > limits_.depth) malformed("more containers inside each other than the limit allows");
@@ -252,9 +256,11 @@ class Decoder {
       case ValueTag::kDict: return getDict(nullptr, nullptr, depth);
       case ValueTag::kDevice: return getDevice(ErrorCode::kProtocol);
       case ValueTag::kDtype: return getDtype();
-      case ValueTag::kRRef:
-        in_.get<uint32_t>();
-        throw Error(ErrorCode::kInvalidArgument, "a builtin or native function cannot take an RRef: send its value");
+      case ValueTag::kRRef: {
+        const auto place = in_.get<uint32_t>();
+        if (rrefs_) return rrefs_(place);
+        throw Error(ErrorCode::kInvalidArgument, "an operator cannot take an RRef: send its value");
+      }
     }
     malformed("unknown tag");
   }
@@ -338,16 +344,20 @@ class Decoder {
   Reader& in_;
   const std::vector<at::Tensor>& tensors_;
   const Limits& limits_;
+  const RRefAt& rrefs_;
 };
 
 }  // namespace
 
-void encodeValue(const IValue& value, Writer& out, std::vector<at::Tensor>& tensors, const Limits& limits) {
-  Encoder(out, tensors, limits).encode(value);
+void encodeValue(
+    const IValue& value, Writer& out, std::vector<at::Tensor>& tensors, const Limits& limits, const RRefPlace& rrefs) {
+  Encoder(out, tensors, limits, rrefs).encode(value);
 }
 
-IValue decodeValue(Reader& in, const std::vector<at::Tensor>& tensors, const TypePtr& type, const Limits& limits) {
-  return Decoder(in, tensors, limits).decode(type);
+IValue decodeValue(
+    Reader& in, const std::vector<at::Tensor>& tensors, const TypePtr& type, const Limits& limits,
+    const RRefAt& rrefs) {
+  return Decoder(in, tensors, limits, rrefs).decode(type);
 }
 
 }  // namespace torchrpc

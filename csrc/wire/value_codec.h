@@ -6,6 +6,7 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -33,16 +34,23 @@ enum class ValueTag : uint8_t {
   kRRef = 14,    ///< u32 index into the kRRefForks header's list (rref/)
 };
 
+/// The place of an RRef among those of the message that is written, and the RRef at a place of one that is read.
+using RRefPlace = std::function<uint32_t(const c10::IValue& rref)>;
+using RRefAt = std::function<c10::IValue(uint32_t place)>;
+
 /// Appends `value`; its tensors are appended to `tensors` (the same TensorImpl twice: one entry, two references).
 /// Throws Error(kSerialization) for what has no plain form (objects, futures, generators), naming its type, and for
-/// nesting deeper than `limits.depth`.
-void encodeValue(const c10::IValue& value, Writer& out, std::vector<at::Tensor>& tensors, const Limits& limits = {});
+/// nesting deeper than `limits.depth`. RRefs have a plain form where `rrefs` is given.
+void encodeValue(
+    const c10::IValue& value, Writer& out, std::vector<at::Tensor>& tensors, const Limits& limits = {},
+    const RRefPlace& rrefs = {});
 
 /// Reads one value. `type`, if given, is what the value is for (an operator's argument): it chooses the element types
 /// of lists and dicts, turns int into float where the type is float, and rejects, with Error(kInvalidArgument), a
 /// value that does not fit. Without it lists of only ints, floats, bools or tensors become lists of that, other lists
 /// and dicts generic ones. Throws Error(kProtocol) on malformed bytes, whatever they are.
 c10::IValue decodeValue(
-    Reader& in, const std::vector<at::Tensor>& tensors, const c10::TypePtr& type = nullptr, const Limits& limits = {});
+    Reader& in, const std::vector<at::Tensor>& tensors, const c10::TypePtr& type = nullptr, const Limits& limits = {},
+    const RRefAt& rrefs = {});
 
 }  // namespace torchrpc

@@ -11,9 +11,25 @@ from typing import Any
 _TORCH = "2.13"  # what the extension is built for; pyproject.toml says it to pip
 
 _PARTS = ["autograd", "nn", "optim", "profiler", "rpc"]
-_FUNCTIONS = {"batched": "torchrpc.rpc._batching", "wait": "torchrpc.rpc._waiting"}  # name -> where it is
+_FUNCTIONS = {  # name -> where it is
+    "batched": "torchrpc.rpc._batching",
+    "cpp_function": "torchrpc.rpc._native",
+    "wait": "torchrpc.rpc._waiting",
+}
 
-__all__ = ["__version__", "autograd", "batched", "install", "nn", "optim", "profiler", "rpc", "wait"]
+__all__ = [
+    "__version__",
+    "autograd",
+    "batched",
+    "cmake_prefix_path",
+    "cpp_function",
+    "install",
+    "nn",
+    "optim",
+    "profiler",
+    "rpc",
+    "wait",
+]
 
 
 def install() -> None:
@@ -60,6 +76,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"torchrpc.{name}")
     if name in _FUNCTIONS:
         return getattr(importlib.import_module(_FUNCTIONS[name]), name)
+    if name == "cmake_prefix_path":  # for find_package(torchrpc): cmake -DCMAKE_PREFIX_PATH=...
+        return __path__[0]
     if name == "__version__":
         from importlib import metadata
 

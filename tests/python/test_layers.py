@@ -18,6 +18,7 @@ BELOW = {
     "autograd": {"rref", "agent", "transport", "wire", "base"},
     "optim": {"rref", "agent", "transport", "wire", "base"},
     "node": {"profiling", "optim", "autograd", "rref", "agent", "transport", "wire", "base"},
+    "api": {"node", "profiling", "optim", "autograd", "rref", "agent", "transport", "wire", "base"},
     "bindings": {"node", "profiling", "optim", "autograd", "rref", "agent", "transport", "wire", "base"},
 }
 
@@ -26,9 +27,10 @@ CONFINED = [
     (r"pybind11/|Python\.h|torch/csrc/(utils/pybind|Exceptions|.*/python/)", r"bindings/"),
     (r"tensorpipe/", r"transport/tensorpipe_"),
     (r"uv\.h", r"transport/native_loop\.cpp"),
-    (r"torch/csrc/distributed/c10d/", r"agent/(worker_directory|shutdown)|(node|bindings)/"),
+    (r"torch/csrc/distributed/c10d/", r"agent/(worker_directory|shutdown)|(node|api|bindings)/"),
     (r"torch/csrc/autograd/(engine|graph_task|input_buffer|function)", r"autograd/|bindings/"),
     (r"torch/csrc/distributed/(rpc|autograd)/", r"nowhere"),
+    (r"torchrpc/", r"(base|api)/"),
 ]
 
 
@@ -77,6 +79,8 @@ def test_includes_point_downwards():
         ("transport/loopback_transport.cpp", "#include <tensorpipe/tensorpipe.h>"),
         ("agent/agent.h", "#include <torch/csrc/distributed/c10d/Store.hpp>"),
         ("bindings/module.cpp", "#include <torch/csrc/distributed/rpc/rpc_agent.h>"),
+        ("bindings/module.cpp", '#include "api/access.h"'),
+        ("node/node.h", '#include "torchrpc/node.h"'),
     ],
 )
 def test_a_wrong_include_is_seen(file, line):

@@ -9,6 +9,7 @@ from torch.jit._builtins import _find_builtin
 
 from torchrpc._C import _CallRange, _calls_are_shown, _get_current_rpc_agent
 
+from ._native import CppFunction
 from .constants import UNSET_RPC_TIMEOUT
 from .internal import RPCExecMode, _build_rpc_profiling_key
 
@@ -19,6 +20,8 @@ def _name_of(func: Callable) -> str:
     operator = _find_builtin(func)
     if operator is not None:
         return operator
+    if isinstance(func, CppFunction):
+        return func.name
     func = getattr(func, "_wrapped_async_rpc_function", func)
     if isinstance(func, torch.jit.ScriptFunction):
         return torch._jit_internal._qualified_name(func)

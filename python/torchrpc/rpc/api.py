@@ -25,12 +25,15 @@ from torchrpc._C import (
     _destroy_rref_context,
     _get_current_rpc_agent,
     _invoke_remote_builtin,
+    _invoke_remote_native,
     _invoke_remote_python,
     _invoke_remote_torchscript,
     _invoke_rpc_builtin,
+    _invoke_rpc_native,
     _invoke_rpc_python,
     _invoke_rpc_torchscript,
     _invoke_sync_builtin,
+    _invoke_sync_native,
     _invoke_sync_python,
     _invoke_sync_torchscript,
     _is_current_rpc_agent_set,
@@ -39,6 +42,7 @@ from torchrpc._C import (
     get_rpc_timeout,
 )
 
+from ._native import CppFunction, is_native, wait_for_native_workers
 from ._profiling import shown_in_profiles
 from ._rendezvous import mark_formed
 from ._utils import _group_membership_management, _update_group_membership
@@ -156,10 +160,10 @@ def _check_call(args: Any, kwargs: Any, timeout: Any) -> None:
         raise ValueError(f"timeout must not be negative, but is {timeout}. 0: no limit; leave it out for the default.")
 
 
-# The ways into the core: for torch operators, script functions and Python callables.
-_SYNC = (_invoke_sync_builtin, _invoke_sync_torchscript, _invoke_sync_python)
-_ASYNC = (_invoke_rpc_builtin, _invoke_rpc_torchscript, _invoke_rpc_python)
-_REMOTE = (_invoke_remote_builtin, _invoke_remote_torchscript, _invoke_remote_python)
+# The ways into the core: for torch operators, C++ functions, script functions and Python callables.
+_SYNC = (_invoke_sync_builtin, _invoke_sync_native, _invoke_sync_torchscript, _invoke_sync_python)
+_ASYNC = (_invoke_rpc_builtin, _invoke_rpc_native, _invoke_rpc_torchscript, _invoke_rpc_python)
+_REMOTE = (_invoke_remote_builtin, _invoke_remote_native, _invoke_remote_torchscript, _invoke_remote_python)
 
 
 def _invoke(ways: tuple[Callable, ...], to: Any, func: Any, args: Any, kwargs: Any, timeout: Any) -> Any:
@@ -176,9 +180,13 @@ def _invoke(ways: tuple[Callable, ...], to: Any, func: Any, args: Any, kwargs: A
     if type(args) is not tuple or type(kwargs) is not dict or timeout != UNSET_RPC_TIMEOUT:
         _check_call(args, kwargs, timeout)
         args = tuple(args)
-    builtin, script, python = ways
+    builtin, native, script, python = ways
     if type(func) is types.BuiltinFunctionType and (operator := _find_builtin(func)) is not None:
         return builtin(dst, operator, timeout, *args, **kwargs)
+    if type(func) is CppFunction:
+        if kwargs:
+            raise TypeError(f"{func!r} takes positional arguments only, but kwargs has {sorted(kwargs)}.")
+        return native(dst, func.name, args, timeout)
     wrapped = getattr(func, "_wrapped_async_rpc_function", None)
     runs = func if wrapped is None else wrapped
     if isinstance(runs, torch.jit.ScriptFunction):
@@ -192,9 +200,9 @@ def rpc_sync(to: Any, func: Callable, args: Any = None, kwargs: Any = None, time
 
     Args:
         to (str, int or WorkerInfo): name, rank or info of the worker; oneself is allowed.
-        func (Callable): a torch operator or a script function (they run there without the GIL), a function or class
-            that `to` can import, a method of a picklable object, a lambda or a nested function (sent as code: its
-            globals are those of the module of the same name there).
+        func (Callable): a torch operator, a script function or a `torchrpc.cpp_function` (they run there without the
+            GIL), a function or class that `to` can import, a method of a picklable object, a lambda or a nested
+            function (sent as code: its globals are those of the module of the same name there).
         args (tuple): anything picklable, tensors of any shape, dtype and layout on the CPU, RRefs. Tensors are not
             copied before they are sent.
         kwargs (dict): likewise.
@@ -278,7 +286,7 @@ class AllGatherStates:
         self.proceed_signal = threading.Event()  # set when gathered_objects is complete
 
 
-_ALL_WORKER_NAMES: set[str] = set()
+_ALL_WORKER_NAMES: set[str] = set()  # those that run Python
 _agents_process = 0  # a fork has the agent of its parent, but must not stop it
 _all_gather_dict_lock = threading.RLock()
 _all_gather_sequence_id: dict[str, int] = {}
@@ -294,7 +302,7 @@ def _init_rpc_states(agent: Any) -> None:
         _set_and_start_rpc_agent(agent)
         if isinstance(agent, TensorPipeAgent) and agent.is_static_group:
             mark_formed(agent.store)
-    _ALL_WORKER_NAMES = {worker.name for worker in agent.get_worker_infos()}
+    _ALL_WORKER_NAMES = {worker.name for worker in agent.get_worker_infos() if not is_native(agent, worker)}
     _agents_process = os.getpid()
 
 
@@ -425,6 +433,7 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
         agent = _get_current_rpc_agent()
         if not isinstance(agent, TensorPipeAgent) or agent.is_static_group:
             _wait_all_workers(timeout)
+            wait_for_native_workers(agent, timeout)
             _delete_all_user_and_unforked_owner_rrefs()
             agent.join(shutdown=True, timeout=timeout)
         else:

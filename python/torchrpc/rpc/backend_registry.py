@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 
 import torchrpc.rpc.api as api
-from torchrpc._C import TensorPipeAgent, _is_current_rpc_agent_set
+from torchrpc._C import TensorPipeAgent, WorkerInfo, _is_current_rpc_agent_set
 
+from ._native import is_native
 from ._rendezvous import init_timeout
 from ._utils import _group_membership_management, _update_group_membership
 from .constants import (
@@ -254,6 +255,11 @@ def _start(agent: TensorPipeAgent) -> None:
         raise
 
 
+def _device_facts(agent: TensorPipeAgent, worker: WorkerInfo) -> tuple[Any, Any, Any]:
+    """How many devices a worker has, its device maps and its devices; C++ workers have none."""
+    return (0, {}, []) if is_native(agent, worker) else pickle.loads(agent._get_facts(worker.id))
+
+
 def _settle_devices(agent: TensorPipeAgent) -> None:
     """Check the devices of all workers against each other, and keep what concerns this one.
 
@@ -261,7 +267,7 @@ def _settle_devices(agent: TensorPipeAgent) -> None:
     """
     try:
         me, workers = agent.get_worker_info(), agent.get_worker_infos()
-        facts = {worker.name: pickle.loads(agent._get_facts(worker.id)) for worker in workers}
+        facts = {worker.name: _device_facts(agent, worker) for worker in workers}
         counts, maps, devices = ({name: fact[i] for name, fact in facts.items()} for i in range(3))
         names = list(facts)
         _validate_device_maps(names, counts, maps, devices, agent.is_static_group)

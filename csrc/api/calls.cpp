@@ -1,0 +1,115 @@
+// Calls of the public API as messages: of registered functions, operators and Python functions.
+
+#include <torch/csrc/jit/runtime/operator.h>
+
+#include "api/access.h"
+#include "api/future_state.h"
+
+namespace torchrpc {
+
+namespace api {
+
+namespace {
+
+using Values = std::vector<c10::IValue>;
+
+[[noreturn]] void reject(const std::string& text) { throw Error(ErrorCode::kInvalidArgument, text); }
+
+/// "aten::add.Tensor" in its parts; the second is empty if the overload is left open.
+std::pair<std::string, std::optional<std::string>> operatorParts(const std::string& name) {
+  const auto scope = name.find("::");
+  if (scope == std::string::npos) reject("an operator's name has the form aten::add or aten::add.Tensor, not " + name);
+  const auto dot = name.find('.', scope);
+  if (dot == std::string::npos) return {name, std::nullopt};
+  return {name.substr(0, dot), name.substr(dot + 1)};
+}
+
+Message operatorCall(Kind kind, const std::string& full_name, const Values& args) {
+  const auto [name, overload] = operatorParts(full_name);
+  std::string tried;
+  for (const auto& op : torch::jit::getAllOperatorsFor(c10::Symbol::fromQualString(name))) {
+    const auto& schema = op->schema();
+    if (overload && schema.overload_name() != *overload) continue;
+    try {
+      auto stack = args;
+      schema.checkAndNormalizeInputs(stack);
+      return encodeBuiltinCall(kind, schema, stack);
+    } catch (const c10::Error& e) {
+      tried += std::string("\n  ") + e.what_without_backtrace();
+    }
+  }
+  if (tried.empty()) throw Error(ErrorCode::kNoSuchFunction, "there is no operator " + full_name + " here");
+  reject("no overload of " + full_name + " takes these arguments:" + tried);
+}
+
+Message pythonCall(Kind kind, const std::string& name, const Values& args, const RRefPlace& rrefs) {
+  const auto colon = name.find(':');
+  const auto split = colon == std::string::npos ? name.rfind('.') : colon;
+  if (split == std::string::npos || split == 0 || split + 1 == name.size()) {
+    reject("a Python function's name has the form module.function or module:Class.method, not " + name);
+  }
+  Message message{.kind = kind};
+  Writer writer(message.payload);
+  writer.put(ValueFormat::kPlain);
+  writer.put(false);  // it does not return a future
+  writer.putString(name.substr(0, split));
+  writer.putString(name.substr(split + 1));
+  encodeValue(c10::ivalue::Tuple::create(args), writer, message.tensors, {}, rrefs);
+  const c10::TypePtr any = c10::AnyType::get();
+  encodeValue(c10::impl::GenericDict(any, any), writer, message.tensors);
+  return message;
+}
+
+core::Node::Outgoing encode(core::Node& node, WorkerId to, const Callable& what, const Values& args, bool remote) {
+  OutgoingForks forks(node.rrefs(), to);
+  core::Node::Outgoing out;
+  switch (what.kind()) {
+    case Callable::Kind::kFunction:
+      out.message =
+          encodeNativeCall(remote ? Kind::kNativeRemote : Kind::kNativeCall, what.name(), args, placeAmong(forks));
+      break;
+    case Callable::Kind::kOperator:
+      out.message = operatorCall(remote ? Kind::kBuiltinRemote : Kind::kBuiltinCall, what.name(), args);
+      break;
+    case Callable::Kind::kPython:
+      out.message = pythonCall(remote ? Kind::kPythonRemote : Kind::kPythonCall, what.name(), args, placeAmong(forks));
+      break;
+  }
+  out.forks = forks.commit(out.message);
+  return out;
+}
+
+}  // namespace
+}  // namespace api
+
+inline namespace v1 {
+namespace detail {
+
+FutureStatePtr startCall(
+    const NodeRef& ref, const Destination& to, const Callable& what, std::vector<c10::IValue> args) {
+  const auto node = api::coreOf(ref);
+  const auto worker = api::resolve(*node, to);
+  auto call = api::encode(*node, worker.id, what, args, /*remote=*/false);
+  auto state = std::make_shared<FutureState>(node);
+  node->call(worker.id, std::move(call), api::timeoutOf(ref, *node), settleWithReply(state));
+  return state;
+}
+
+c10::IValue startRemote(
+    const NodeRef& ref, const Destination& to, const Callable& what, std::vector<c10::IValue> args) {
+  const auto node = api::coreOf(ref);
+  const auto worker = api::resolve(*node, to);
+  auto call = api::encode(*node, worker.id, what, args, /*remote=*/true);
+  return RRefValue::wrap(node->rrefs().remote(worker, std::move(call.message), api::timeoutOf(ref, *node)), node);
+}
+
+c10::IValue makeRRef(const NodeRef& ref, c10::IValue value) {
+  const auto node = api::coreOf(ref);
+  auto rref = node->rrefs().createOwner();
+  rref->setValue(std::move(value));
+  return RRefValue::wrap(std::move(rref), node);
+}
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace torchrpc

@@ -1,0 +1,93 @@
+// What the templates of torchrpc/function.h share: registered functions as the core's native handlers.
+
+#include <c10/util/Exception.h>
+
+#include <unordered_map>
+
+#include "api/access.h"
+#include "api/future_state.h"
+
+namespace torchrpc {
+inline namespace v1 {
+namespace detail {
+
+namespace {
+
+struct Names {
+  Mutex mutex;
+  std::unordered_map<const void*, std::string> by_address;  // guarded by mutex
+};
+
+// Static initialisers of other files register here, so it is made with the first use.
+Names& names() {
+  static Names instance;
+  return instance;
+}
+
+Result<c10::IValue> resultOf(FutureState& ready) {
+  try {
+    return ready.wait(Duration::zero());
+  } catch (const Error& e) {
+    return e;
+  } catch (const std::exception& e) {
+    return Error(ErrorCode::kUserException, e.what());
+  }
+}
+
+/// What a function did wrong, with its name: the caller may have called another that called it.
+Outcome invoke(
+    const std::string& name, const Handler& handler, const Call& call, const std::vector<c10::IValue>& args) {
+  const auto where = [&] { return "On " + toString(call.node.self()) + ", in " + name + ": "; };
+  try {
+    return handler(call, args);
+  } catch (const Error& e) {
+    throw Error(e.code(), where() + e.text(), e.worker(), e.detail());
+  } catch (const c10::Error& e) {
+    throw Error(ErrorCode::kUserException, where() + e.what_without_backtrace(), call.node.self().name);
+  } catch (const std::exception& e) {
+    throw Error(ErrorCode::kUserException, where() + e.what(), call.node.self().name);
+  } catch (...) {
+    throw Error(ErrorCode::kUserException, where() + "something was thrown that is no std::exception");
+  }
+}
+
+}  // namespace
+
+void registerHandler(std::string name, Handler handler, const void* function) {
+  registerNativeHandler(
+      name,
+      [name, handler = std::move(handler)](
+          const NativeCall& native, const std::vector<c10::IValue>& args, const CallableRunner::ValueHandler& done) {
+        auto outcome = invoke(name, handler, {NodeRef(std::weak_ptr<void>(native.node)), native.from}, args);
+        if (!outcome.later) return done(std::move(outcome.value));
+        whenReady(*outcome.later, [later = outcome.later, done] { done(resultOf(*later)); });
+      });
+  if (!function) return;
+  auto& all = names();
+  MutexLock lock(all.mutex);
+  all.by_address.emplace(function, std::move(name));
+}
+
+Callable nameOf(const void* function) {
+  auto& all = names();
+  MutexLock lock(all.mutex);
+  if (const auto it = all.by_address.find(function); it != all.by_address.end()) return it->second;
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      "this function is not registered here: write TORCHRPC_FUNCTION(its name) after it, or call it by name");
+}
+
+void expectArguments(size_t wanted, size_t given) {
+  if (wanted == given) return;
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      "it takes " + std::to_string(wanted) + " arguments, the call has " + std::to_string(given));
+}
+
+void rethrowForArgument(size_t index, const Error& error) {
+  throw Error(error.code(), "argument " + std::to_string(index) + ": " + error.text(), error.worker());
+}
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace torchrpc

@@ -1,0 +1,103 @@
+#include "api/rendezvous.h"
+
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <charconv>
+#include <cstdlib>
+#include <string_view>
+
+namespace torchrpc::api {
+
+namespace {
+
+constexpr const char* kFormed = "formed";  // as in python/torchrpc/rpc/_rendezvous.py
+
+[[noreturn]] void reject(const std::string& text) { throw Error(ErrorCode::kInvalidArgument, text); }
+
+std::string environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value ? value : "";
+}
+
+std::string required(const char* name, const std::string& remedy) {
+  auto value = environment(name);
+  if (value.empty()) reject(std::string("the environment variable ") + name + " is not set. " + remedy);
+  return value;
+}
+
+int32_t number(const std::string& text, const std::string& what) {
+  int32_t value = 0;
+  const auto end = text.data() + text.size();
+  if (const auto [at, error] = std::from_chars(text.data(), end, value); error != std::errc() || at != end) {
+    reject(what + " must be a number, but is '" + text + "'");
+  }
+  return value;
+}
+
+StorePtr openTcp(const Meeting& meeting, const std::string& host, const std::string& port_text) {
+  const auto port = number(port_text, "the port to meet at");
+  if (port < 1 || port > 65535) reject("the port to meet at must be from 1 to 65535, but is " + port_text);
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(port);
+  // Under torchrun the launcher serves the store.
+  options.isServer = meeting.rank == 0 && environment("TORCHELASTIC_USE_AGENT_STORE") != "True";
+  options.waitWorkers = false;
+  options.multiTenant = true;
+  options.timeout = std::chrono::duration_cast<std::chrono::milliseconds>(meeting.timeout);
+  const auto place = host + ":" + port_text;
+  try {
+    return c10::make_intrusive<c10d::TCPStore>(host, options);
+  } catch (const std::exception& e) {
+    throw Error(
+        ErrorCode::kRendezvous,
+        options.isServer ? "rank 0 cannot serve the group's store at " + place + ": is the port in use? " + e.what()
+                         : "rank " + std::to_string(meeting.rank) + " found nobody at " + place +
+                ", where rank 0 should listen: is it running, and is this its address? " + e.what());
+  }
+}
+
+}  // namespace
+
+void resolve(Meeting& meeting) {
+  if (meeting.rank == kNoWorker) {
+    meeting.rank = number(required("RANK", "Set it, or NodeOptions::rank."), "RANK");
+  }
+  if (meeting.world_size == 0) {
+    meeting.world_size = number(required("WORLD_SIZE", "Set it, or NodeOptions::world_size."), "WORLD_SIZE");
+  }
+  if (meeting.world_size < 1) reject("world_size must be positive: groups that grow are Python's only");
+}
+
+StorePtr openStore(const Meeting& meeting) {
+  const std::string_view url(meeting.url);
+  const auto colon = url.find("://");
+  const auto scheme = url.substr(0, colon);
+  const std::string rest(colon == std::string_view::npos ? std::string_view() : url.substr(colon + 3));
+  if (scheme == "env") {
+    const std::string remedy =
+        "Set MASTER_ADDR and MASTER_PORT to host and port of rank 0, or NodeOptions::rendezvous.";
+    return openTcp(meeting, required("MASTER_ADDR", remedy), required("MASTER_PORT", remedy));
+  }
+  if (scheme == "tcp") {
+    const auto port = rest.rfind(':');
+    if (port == std::string::npos) reject("the port is missing in " + meeting.url + ": write tcp://host:port");
+    auto host = rest.substr(0, port);
+    if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+    return openTcp(meeting, host, rest.substr(port + 1));
+  }
+  if (scheme == "file" && !rest.empty()) return c10::make_intrusive<c10d::FileStore>(rest, meeting.world_size);
+  reject("cannot meet at '" + meeting.url + "': write tcp://host:port, env:// or file:///path");
+}
+
+StorePtr enterGroup(StorePtr root) {
+  for (int group = 0;; ++group) {
+    auto store = c10::make_intrusive<c10d::PrefixStore>("rpc_prefix_" + std::to_string(group), root);
+    if (!store->check({kFormed})) return store;
+  }
+}
+
+void markFormed(c10d::Store& store) { store.set(kFormed, std::vector<uint8_t>{'1'}); }
+
+}  // namespace torchrpc::api

@@ -1,0 +1,68 @@
+// What the templates of torchrpc/rref.h share.
+
+#include "api/access.h"
+#include "api/future_state.h"
+
+namespace torchrpc {
+inline namespace v1 {
+namespace detail {
+
+namespace {
+
+/// Settles `state` with the value of an RRef owned here.
+void follow(const std::shared_ptr<OwnerRRef>& rref, const std::shared_ptr<FutureState>& state) {
+  rref->whenReady([state](const Result<c10::IValue>& value) {
+    if (value) {
+      state->settle(value.value());
+    } else {
+      state->settle(std::make_exception_ptr(value.error()));
+    }
+  });
+}
+
+const RRefValue& rrefOf(const c10::IValue& value) {
+  if (value.isNone()) throw Error(ErrorCode::kInvalidArgument, "this RRef refers to nothing: it has not been assigned");
+  return RRefValue::of(value);
+}
+
+}  // namespace
+
+c10::IValue checkedRRef(c10::IValue value) {
+  RRefValue::of(value);
+  return value;
+}
+
+WorkerInfo ownerOf(const c10::IValue& rref) { return rrefOf(rref).rref()->owner(); }
+
+bool isOwned(const c10::IValue& rref) { return rrefOf(rref).rref()->isOwner(); }
+
+FutureStatePtr fetch(const c10::IValue& value, const Duration* timeout) {
+  const auto& rref = rrefOf(value);
+  const auto node = rref.node();
+  auto state = std::make_shared<FutureState>(node);
+  if (rref.isOwner()) {
+    follow(std::static_pointer_cast<OwnerRRef>(rref.rref()), state);
+  } else {
+    node->rrefs().fetch(
+        std::static_pointer_cast<UserRRef>(rref.rref()), Kind::kRRefFetch, timeout ? *timeout : node->timeout(),
+        settleWithReply(state));
+  }
+  return state;
+}
+
+c10::IValue localValue(const c10::IValue& value) {
+  const auto& rref = rrefOf(value);
+  if (!rref.isOwner()) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "localValue() of a value that lives on " + rref.ownerName() +
+            ": call a function there with the RRef, or fetch a copy with toHere()",
+        rref.ownerName());
+  }
+  const ThreadPool::BlockingScope blocking;
+  return static_cast<const OwnerRRef&>(*rref.rref()).wait(Duration::zero());
+}
+
+}  // namespace detail
+}  // namespace v1
+}  // namespace torchrpc

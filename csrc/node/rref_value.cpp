@@ -1,0 +1,40 @@
+#include "node/rref_value.h"
+
+#include "node/node.h"
+
+namespace torchrpc {
+
+const RRefValue& RRefValue::of(const c10::IValue& value) {
+  if (value.isRRef()) {
+    // The value keeps it alive.
+    if (const auto* rref = dynamic_cast<const RRefValue*>(value.toRRef().get())) return *rref;
+  }
+  throw Error(
+      ErrorCode::kInvalidArgument, "expected an RRef of torchrpc's, but got a value of type " + value.tagKind());
+}
+
+c10::IValue RRefValue::wrap(RRefPtr rref, std::weak_ptr<Node> node) {
+  return c10::intrusive_ptr<c10::RRefInterface>(c10::make_intrusive<RRefValue>(std::move(rref), std::move(node)));
+}
+
+std::shared_ptr<Node> RRefValue::node() const {
+  if (auto node = node_.lock()) return node;
+  throw Error(ErrorCode::kShutdown, "the RRef cannot be used any more: its node has shut down");
+}
+
+bool RRefValue::confirmedByOwner() const {
+  return rref_->isOwner() || static_cast<const UserRRef&>(*rref_).confirmed();
+}
+
+RRefPlace placeAmong(OutgoingForks& forks) {
+  return [&forks](const c10::IValue& value) { return forks.add(RRefValue::of(value).rref()); };
+}
+
+RRefAt amongReceived(const std::vector<RRefPtr>& rrefs, std::weak_ptr<Node> node) {
+  return [&rrefs, node = std::move(node)](uint32_t place) {
+    if (place >= rrefs.size()) throw Error(ErrorCode::kProtocol, "malformed message: it refers to no such RRef");
+    return RRefValue::wrap(rrefs[place], node);
+  };
+}
+
+}  // namespace torchrpc

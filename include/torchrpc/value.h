@@ -1,0 +1,272 @@
+#pragma once
+
+// Which C++ types can be arguments and results of calls, and what they are on the way: a c10::IValue.
+// Everything here may be used from any thread.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
+
+#include <complex>
+#include <concepts>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "torchrpc/error.h"
+
+namespace torchrpc {
+inline namespace v1 {
+
+/// How values of type `T` travel. There are specialisations for bool, integers, floating-point and complex numbers,
+/// strings, at::Tensor, at::ScalarType, at::Device, std::optional, std::vector, std::pair, std::tuple, std::map and
+/// std::unordered_map of such, RRef, c10::IValue (anything), and for std::shared_ptr and std::unique_ptr of any class,
+/// whose object stays in its process: what an RRef refers to. Python sees their Python counterparts.
+///
+/// Specialise it for types of your own, with
+/// - `static c10::IValue to(T value)`, made of values that travel;
+/// - `static T from(const c10::IValue& value)`, which throws Error(kInvalidArgument) for a value that does not fit;
+/// - `static c10::TypePtr type()`, the type of an operator's argument that takes it (c10::AnyType::get() if in doubt).
+template <typename T>
+struct ValueTraits;
+
+/// `value` as a message holds it. Tensors are not copied.
+template <typename T>
+c10::IValue toValue(T&& value) {
+  return ValueTraits<std::decay_t<T>>::to(std::forward<T>(value));
+}
+
+/// The reverse. Throws Error(kInvalidArgument) naming both types if `value` is no `T`.
+template <typename T>
+T fromValue(const c10::IValue& value) {
+  if constexpr (!std::is_void_v<T>) return ValueTraits<T>::from(value);
+}
+
+namespace detail {
+
+/// Throws Error(kInvalidArgument): "expected `wanted`, but got an int".
+[[noreturn]] void misfit(const char* wanted, const c10::IValue& value);
+/// A value that Python holds, as one that C++ can read; other values as they are. Takes the GIL if it needs it.
+c10::IValue readable(const c10::IValue& value, const c10::TypePtr& type);
+/// The elements of a list or tuple of `size` values (any size: -1). Throws Error(kInvalidArgument).
+std::vector<c10::IValue> elements(const c10::IValue& value, const char* wanted, int64_t size = -1);
+/// A list whose elements have that type.
+c10::IValue makeList(const c10::TypePtr& element, std::vector<c10::IValue> values);
+
+/// An object that stays in its process.
+template <typename T>
+struct Box : torch::CustomClassHolder {
+  explicit Box(std::shared_ptr<T> object) : object(std::move(object)) {}
+  std::shared_ptr<T> object;
+};
+
+template <typename Map>
+struct MapTraits {
+  static c10::TypePtr type() { return c10::AnyType::get(); }
+  static c10::IValue to(const Map& map) {
+    c10::impl::GenericDict dict(c10::AnyType::get(), c10::AnyType::get());
+    for (const auto& [key, value] : map) dict.insert(toValue(key), toValue(value));
+    return dict;
+  }
+  static Map from(const c10::IValue& value) {
+    const auto dict = readable(value, type());
+    if (!dict.isGenericDict()) misfit("a dict", value);
+    Map map;
+    for (const auto& entry : dict.toGenericDict()) {
+      map.emplace(fromValue<typename Map::key_type>(entry.key()), fromValue<typename Map::mapped_type>(entry.value()));
+    }
+    return map;
+  }
+};
+
+template <typename Tuple>
+struct TupleTraits {
+  static c10::TypePtr type() { return c10::AnyType::get(); }
+  static c10::IValue to(const Tuple& tuple) {
+    return std::apply(
+        [](const auto&... each) { return c10::ivalue::Tuple::create(std::vector<c10::IValue>{toValue(each)...}); },
+        tuple);
+  }
+  static Tuple from(const c10::IValue& value) {
+    const auto values = elements(value, "a tuple", std::tuple_size_v<Tuple>);
+    return [&]<size_t... i>(std::index_sequence<i...>) {
+      return Tuple(fromValue<std::tuple_element_t<i, Tuple>>(values[i])...);
+    }(std::make_index_sequence<std::tuple_size_v<Tuple>>());
+  }
+};
+
+}  // namespace detail
+
+template <>
+struct ValueTraits<c10::IValue> {
+  static c10::TypePtr type() { return c10::AnyType::get(); }
+  static c10::IValue to(c10::IValue value) { return value; }
+  static c10::IValue from(const c10::IValue& value) { return value; }
+};
+
+template <>
+struct ValueTraits<at::Tensor> {
+  static c10::TypePtr type() { return c10::TensorType::get(); }
+  static c10::IValue to(at::Tensor tensor) { return tensor; }
+  static at::Tensor from(const c10::IValue& value) {
+    const auto tensor = detail::readable(value, type());
+    if (!tensor.isTensor()) detail::misfit("a tensor", value);
+    return tensor.toTensor();
+  }
+};
+
+template <>
+struct ValueTraits<bool> {
+  static c10::TypePtr type() { return c10::BoolType::get(); }
+  static c10::IValue to(bool value) { return value; }
+  static bool from(const c10::IValue& value) {
+    const auto flag = detail::readable(value, type());
+    if (!flag.isBool()) detail::misfit("a bool", value);
+    return flag.toBool();
+  }
+};
+
+template <std::integral T>
+struct ValueTraits<T> {
+  static c10::TypePtr type() { return c10::IntType::get(); }
+  static c10::IValue to(T value) {
+    if (!std::in_range<int64_t>(value)) throw Error(ErrorCode::kInvalidArgument, "an integer beyond 64 bits with sign");
+    return static_cast<int64_t>(value);
+  }
+  static T from(const c10::IValue& value) {
+    const auto number = detail::readable(value, type());
+    if (!number.isInt() || !std::in_range<T>(number.toInt())) detail::misfit("an integer of the type's range", value);
+    return static_cast<T>(number.toInt());
+  }
+};
+
+template <std::floating_point T>
+struct ValueTraits<T> {
+  static c10::TypePtr type() { return c10::FloatType::get(); }
+  static c10::IValue to(T value) { return static_cast<double>(value); }
+  static T from(const c10::IValue& value) {
+    const auto number = detail::readable(value, type());
+    if (number.isInt()) return static_cast<T>(number.toInt());
+    if (!number.isDouble()) detail::misfit("a number", value);
+    return static_cast<T>(number.toDouble());
+  }
+};
+
+template <std::floating_point T>
+struct ValueTraits<std::complex<T>> {
+  static c10::TypePtr type() { return c10::ComplexType::get(); }
+  static c10::IValue to(std::complex<T> value) { return c10::complex<double>(value.real(), value.imag()); }
+  static std::complex<T> from(const c10::IValue& value) {
+    const auto number = detail::readable(value, type());
+    if (!number.isComplexDouble()) return fromValue<T>(number);
+    return {static_cast<T>(number.toComplexDouble().real()), static_cast<T>(number.toComplexDouble().imag())};
+  }
+};
+
+template <>
+struct ValueTraits<std::string> {
+  static c10::TypePtr type() { return c10::StringType::get(); }
+  static c10::IValue to(std::string value) { return value; }
+  static std::string from(const c10::IValue& value) {
+    const auto text = detail::readable(value, type());
+    if (!text.isString()) detail::misfit("a string", value);
+    return text.toStringRef();
+  }
+};
+
+/// Only to be sent.
+template <>
+struct ValueTraits<const char*> {
+  static c10::TypePtr type() { return c10::StringType::get(); }
+  static c10::IValue to(const char* value) { return std::string(value); }
+};
+template <>
+struct ValueTraits<std::string_view> {
+  static c10::TypePtr type() { return c10::StringType::get(); }
+  static c10::IValue to(std::string_view value) { return std::string(value); }
+};
+
+template <>
+struct ValueTraits<at::ScalarType> {
+  static c10::TypePtr type() { return c10::IntType::get(); }
+  static c10::IValue to(at::ScalarType value) { return static_cast<int64_t>(value); }
+  static at::ScalarType from(const c10::IValue& value) { return static_cast<at::ScalarType>(fromValue<int8_t>(value)); }
+};
+
+template <>
+struct ValueTraits<at::Device> {
+  static c10::TypePtr type() { return c10::DeviceObjType::get(); }
+  static c10::IValue to(at::Device value) { return value; }
+  static at::Device from(const c10::IValue& value) {
+    const auto device = detail::readable(value, type());
+    if (!device.isDevice()) detail::misfit("a device", value);
+    return device.toDevice();
+  }
+};
+
+template <typename T>
+struct ValueTraits<std::optional<T>> {
+  static c10::TypePtr type() { return c10::OptionalType::create(ValueTraits<T>::type()); }
+  static c10::IValue to(std::optional<T> value) { return value ? toValue(*std::move(value)) : c10::IValue(); }
+  static std::optional<T> from(const c10::IValue& value) {
+    if (value.isNone()) return std::nullopt;
+    return fromValue<T>(value);
+  }
+};
+
+template <typename T>
+struct ValueTraits<std::vector<T>> {
+  static c10::TypePtr type() { return c10::ListType::create(ValueTraits<T>::type()); }
+  static c10::IValue to(const std::vector<T>& values) {
+    std::vector<c10::IValue> list;
+    list.reserve(values.size());
+    for (const auto& value : values) list.push_back(toValue(static_cast<const T&>(value)));
+    return detail::makeList(ValueTraits<T>::type(), std::move(list));
+  }
+  static std::vector<T> from(const c10::IValue& value) {
+    std::vector<T> values;
+    for (const auto& element : detail::elements(value, "a list")) values.push_back(fromValue<T>(element));
+    return values;
+  }
+};
+
+template <typename... T>
+struct ValueTraits<std::tuple<T...>> : detail::TupleTraits<std::tuple<T...>> {};
+template <typename A, typename B>
+struct ValueTraits<std::pair<A, B>> : detail::TupleTraits<std::pair<A, B>> {};
+template <typename... T>
+struct ValueTraits<std::map<T...>> : detail::MapTraits<std::map<T...>> {};
+template <typename... T>
+struct ValueTraits<std::unordered_map<T...>> : detail::MapTraits<std::unordered_map<T...>> {};
+
+template <typename T>
+struct ValueTraits<std::shared_ptr<T>> {
+  static c10::TypePtr type() { return c10::AnyType::get(); }
+  static c10::IValue to(std::shared_ptr<T> object) {
+    return c10::IValue::make_capsule(c10::make_intrusive<detail::Box<T>>(std::move(object)));
+  }
+  static std::shared_ptr<T> from(const c10::IValue& value) {
+    if (value.isCapsule()) {
+      if (const auto* box = dynamic_cast<const detail::Box<T>*>(value.toCapsule().get())) return box->object;
+    }
+    detail::misfit("an object of the function's C++ class", value);
+  }
+};
+
+/// Only to be given: the object is shared from then on.
+template <typename T>
+struct ValueTraits<std::unique_ptr<T>> {
+  static c10::TypePtr type() { return c10::AnyType::get(); }
+  static c10::IValue to(std::unique_ptr<T> object) { return toValue(std::shared_ptr<T>(std::move(object))); }
+};
+
+}  // namespace v1
+}  // namespace torchrpc

@@ -1,0 +1,191 @@
+// Calls through the public API: registered functions, operators, futures, errors.
+
+#include <ATen/ATen.h>
+
+#include <atomic>
+#include <latch>
+#include <map>
+#include <optional>
+#include <stdexcept>
+#include <tuple>
+
+#include "api/group.h"
+#include "torchrpc/function.h"
+#include "torchrpc/node.h"
+
+using namespace torchrpc;
+using namespace std::chrono_literals;
+
+namespace {
+
+at::Tensor scale(const at::Tensor& x, double factor) { return x * factor; }
+TORCHRPC_FUNCTION(scale);
+
+std::string whoCalls(const Call& call, const std::string& greeting) {
+  return greeting + " " + call.caller.name + ", here is " + call.node.self().name;
+}
+TORCHRPC_FUNCTION(whoCalls);
+
+using Everything = std::tuple<
+    bool, int, double, std::string, std::vector<double>, std::map<std::string, int>, std::optional<int>,
+    std::optional<int>, std::pair<int, std::string>, std::complex<double>, std::vector<int>>;
+Everything giveBack(const Everything& all) { return all; }
+TORCHRPC_FUNCTION(giveBack);
+
+std::atomic<int> poked{0};
+void poke() { ++poked; }
+TORCHRPC_FUNCTION(poke);
+
+int fail(const std::string& why) { throw std::runtime_error(why); }
+TORCHRPC_FUNCTION(fail);
+
+/// Calls on until nobody is left: answers when the last has.
+Future<int> countDown(const Call& call, int left) {
+  if (left == 0) return Future<int>::of(0);
+  const int next = 1 - call.node.self().id;
+  return call.node.callAsync<int>(next, "countDown", left - 1).then([](const Future<int>& rest) {
+    return rest.wait() + 1;
+  });
+}
+TORCHRPC_FUNCTION(countDown);
+
+}  // namespace
+
+TEST_CASE("a function is called by its name, or by itself") {
+  Group group(2);
+  const auto to = GENERATE(0, 1);
+  CHECK(group[0].call<at::Tensor>(to, "scale", at::ones({2}), 2.5).equal(at::full({2}, 2.5)));
+  const at::Tensor scaled = group[0].call(to, &scale, at::ones({2}), 3);
+  CHECK(scaled.equal(at::full({2}, 3.0)));
+  group.shutdown();
+}
+
+TEST_CASE("a worker is named by name, by rank or by its info") {
+  Group group(2);
+  const auto info = group[0].worker("worker1");
+  CHECK(info == WorkerInfo{"worker1", 1});
+  for (const Destination& to : {Destination("worker1"), Destination(1), Destination(info)}) {
+    CHECK(group[0].call(to, &whoCalls, "hello") == "hello worker0, here is worker1");
+  }
+  CHECK(group[0].workers().size() == 2);
+  CHECK(errorOf([&] { group[0].call("worker7", "scale"); }).code() == ErrorCode::kUnknownWorker);
+}
+
+TEST_CASE("values of all kinds arrive as they were sent") {
+  Group group(2);
+  const Everything sent{true, -7,           2.5,         "text \xC3\xA9", {1.5, 2}, {{"a", 1}, {"b", 2}},
+                        3,    std::nullopt, {4, "four"}, {1, 2},          {}};
+  CHECK(group[0].call(1, &giveBack, sent) == sent);
+}
+
+TEST_CASE("a function that gives nothing is waited for all the same") {
+  Group group(2);
+  const int before = poked;
+  group[0].call(1, &poke);
+  group[0].call("worker1", "poke");
+  CHECK(poked == before + 2);
+}
+
+TEST_CASE("arguments that do not fit are told with function and place") {
+  Group group(2);
+  const auto few = errorOf([&] { group[0].call<at::Tensor>(1, "scale", at::ones({1})); });
+  CHECK(few.code() == ErrorCode::kInvalidArgument);
+  CHECK_THAT(few.what(), Catch::Contains("scale") && Catch::Contains("takes 2 arguments, the call has 1"));
+  const auto wrong = errorOf([&] { group[0].call<at::Tensor>(1, "scale", at::ones({1}), "two"); });
+  CHECK(wrong.code() == ErrorCode::kInvalidArgument);
+  CHECK_THAT(wrong.what(), Catch::Contains("argument 1: expected a number, but got a value of type String"));
+  const auto result = errorOf([&] { group[0].call<int>(1, "scale", at::ones({1}), 2.0); });
+  CHECK(result.code() == ErrorCode::kInvalidArgument);
+}
+
+TEST_CASE("what a function throws reaches the caller with its worker") {
+  Group group(2);
+  const auto error = errorOf([&] { group[0].call(1, &fail, "it failed on purpose"); });
+  CHECK(error.code() == ErrorCode::kUserException);
+  CHECK(error.worker() == "worker1");
+  CHECK_THAT(
+      error.what(), Catch::Contains("WorkerInfo(id=1, name=worker1)") && Catch::Contains("it failed on purpose"));
+}
+
+TEST_CASE("a function that nobody has registered is named") {
+  Group group(2);
+  const auto error = errorOf([&] { group[0].call(1, "nowhere"); });
+  CHECK(error.code() == ErrorCode::kNoSuchFunction);
+  CHECK_THAT(error.what(), Catch::Contains("nowhere"));
+  CHECK(errorOf([] { registerFunction("scale", &scale); }).code() == ErrorCode::kInvalidArgument);
+}
+
+TEST_CASE("an operator is found by its name and its arguments") {
+  Group group(2);
+  CHECK(group[0].call<at::Tensor>(1, op("aten::add"), at::ones({2}), at::ones({2})).equal(at::full({2}, 2.0)));
+  CHECK(group[0].call<at::Tensor>(1, op("aten::add.Scalar"), at::ones({2}), 4).equal(at::full({2}, 5.0)));
+  const auto all = std::vector<at::Tensor>{at::ones({1}), at::zeros({2})};
+  CHECK(group[0].call<at::Tensor>(1, op("aten::cat"), all).numel() == 3);
+  const auto [values, places] =
+      group[0].call<std::tuple<at::Tensor, at::Tensor>>(1, op("aten::topk"), at::arange(5), 2);
+  CHECK(places.equal(at::tensor({4, 3}, at::kLong)));
+  CHECK(errorOf([&] { group[0].call(1, op("aten::nothing")); }).code() == ErrorCode::kNoSuchFunction);
+  CHECK(errorOf([&] { group[0].call(1, op("aten::relu"), 1); }).code() == ErrorCode::kInvalidArgument);
+}
+
+TEST_CASE("a continuation runs with the result, and its own becomes a future") {
+  Group group(2);
+  const auto future = group[0].callAsync(1, &scale, at::ones({3}), 2);
+  const auto sum = future.then([](const Future<at::Tensor>& scaled) { return scaled.wait().sum().item<double>(); });
+  CHECK(sum.wait() == 6.0);
+  CHECK(sum.ready());
+  const auto text = sum.then([](const Future<double>& it) { return "it is " + std::to_string(it.wait()); });
+  CHECK_THAT(text.wait(), Catch::StartsWith("it is 6"));
+}
+
+TEST_CASE("a continuation that throws, or whose call failed, fails") {
+  Group group(2);
+  const auto failed = group[0].callAsync(1, &fail, "first");
+  const auto passed_on = failed.then([](const Future<int>& it) { return it.wait(); });
+  CHECK_THAT(errorOf([&] { passed_on.wait(); }).what(), Catch::Contains("first"));
+  const auto thrown = failed.then([](const Future<int>&) { throw std::logic_error("second"); });
+  CHECK_THROWS_AS(thrown.wait(), std::logic_error);
+}
+
+TEST_CASE("a function that returns a future answers when it is ready") {
+  Group group(2);
+  CHECK(group[0].call(1, &countDown, 10) == 10);
+  group.shutdown();
+}
+
+TEST_CASE("a call that takes too long times out, and waiting may be shorter") {
+  Group group(2);
+  std::latch release(1);
+  registerFunction("blockUntilReleased", [&] { release.wait(); });
+  const auto future = group[0].callAsync<void>(1, "blockUntilReleased");
+  CHECK(errorOf([&] { future.wait(1ms); }).code() == ErrorCode::kTimeout);
+  const auto error = errorOf([&] { group[0].withTimeout(10ms).call(1, "blockUntilReleased"); });
+  CHECK(error.code() == ErrorCode::kTimeout);
+  CHECK(error.worker() == "worker1");
+  release.count_down();
+  CHECK_NOTHROW(future.wait());
+}
+
+TEST_CASE("after the end calls fail and futures do not hang") {
+  Group group(2);
+  std::latch release(1);
+  registerFunction("blockToTheEnd", [&] { release.wait(); });
+  const NodeRef handle = group[0];
+  const auto future = handle.callAsync<void>(1, "blockToTheEnd");
+  const auto after = future.then([](const Future<void>& it) { it.wait(); });
+  group[0].stop();
+  CHECK(errorOf([&] { future.wait(); }).code() == ErrorCode::kShutdown);
+  CHECK(errorOf([&] { after.wait(); }).code() == ErrorCode::kShutdown);
+  CHECK(errorOf([&] { handle.call(1, "poke"); }).code() == ErrorCode::kShutdown);
+  const auto late = future.then([](const Future<void>&) { return 1; });
+  CHECK(late.wait() == 1);
+  release.count_down();
+}
+
+TEST_CASE("a Python function cannot run where there is no Python, and that is said") {
+  Group group(2);
+  const auto error = errorOf([&] { group[0].call(1, python("math.sqrt"), 4.0); });
+  CHECK(error.code() == ErrorCode::kNoSuchFunction);
+  CHECK_THAT(error.what(), Catch::Contains("worker1 is a C++ program without Python"));
+  CHECK(errorOf([&] { group[0].call(1, python("sqrt"), 4.0); }).code() == ErrorCode::kInvalidArgument);
+}

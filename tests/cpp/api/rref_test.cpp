@@ -1,0 +1,155 @@
+// RRefs, distributed autograd and the optimizer through the public API.
+
+#include "torchrpc/rref.h"
+
+#include <ATen/ATen.h>
+
+#include <atomic>
+
+#include "api/group.h"
+#include "torchrpc/autograd.h"
+#include "torchrpc/function.h"
+#include "torchrpc/optim.h"
+
+using namespace torchrpc;
+
+namespace {
+
+std::atomic<int> counters{0};
+
+/// What stays where it is.
+struct Counter {
+  explicit Counter(int start) : value(start) { ++counters; }
+  ~Counter() { --counters; }
+  std::atomic<int> value;
+};
+using CounterRef = RRef<std::shared_ptr<Counter>>;
+
+std::unique_ptr<Counter> makeCounter(int start) { return std::make_unique<Counter>(start); }
+int add(const CounterRef& counter, int n) { return counter.localValue()->value += n; }
+TORCHRPC_FUNCTION(makeCounter);
+TORCHRPC_FUNCTION(add);
+
+at::Tensor fetched(const RRef<at::Tensor>& rref) { return rref.toHere(); }
+RRef<at::Tensor> keep(const Call& call, const at::Tensor& x) { return call.node.makeRRef(x); }
+RRef<at::Tensor> passOn(const RRef<at::Tensor>& rref) { return rref; }
+std::vector<RRef<at::Tensor>> twice(const RRef<at::Tensor>& rref) { return {rref, rref}; }
+at::Tensor failToMake() { throw std::runtime_error("no tensor today"); }
+TORCHRPC_FUNCTION(fetched);
+TORCHRPC_FUNCTION(keep);
+TORCHRPC_FUNCTION(passOn);
+TORCHRPC_FUNCTION(twice);
+TORCHRPC_FUNCTION(failToMake);
+
+at::Tensor weight(const Call& call) { return at::full({2}, 10.0 + call.node.self().id).set_requires_grad(true); }
+at::Tensor timesWeight(const RRef<at::Tensor>& w, const at::Tensor& x) { return (w.localValue() * x).sum(); }
+at::Tensor gradientOf(const Call& call, const RRef<at::Tensor>& w) {
+  for (const auto& [leaf, gradient] : gradients(call.node, currentContextId())) {
+    if (leaf.is_same(w.localValue())) return gradient;
+  }
+  return {};
+}
+TORCHRPC_FUNCTION(weight);
+TORCHRPC_FUNCTION(timesWeight);
+TORCHRPC_FUNCTION(gradientOf);
+
+}  // namespace
+
+TEST_CASE("a remote call's result stays on the callee until it is fetched") {
+  Group group(2);
+  const auto to = GENERATE(0, 1);
+  const auto rref = group[0].remote<at::Tensor>(to, op("aten::ones"), std::vector<int>{3});
+  CHECK(rref.owner().id == to);
+  CHECK(rref.isOwner() == (to == 0));
+  CHECK(rref.toHere().equal(at::ones({3})));
+  CHECK(rref.toHereAsync().then([](const auto& it) { return it.wait().numel(); }).wait() == 3);
+}
+
+TEST_CASE("RRefs are arguments and results, of functions on any worker") {
+  Group group(3);
+  const auto mine = group[0].makeRRef(at::arange(3));
+  CHECK(group[0].call(1, &fetched, mine).equal(at::arange(3)));
+  const auto theirs = group[0].call(1, &keep, at::ones({2}));
+  CHECK(theirs.owner().name == "worker1");
+  CHECK(group[0].call(2, &fetched, theirs).equal(at::ones({2})));
+  const auto back = group[0].call(2, &passOn, mine);
+  CHECK(back.isOwner());
+  CHECK(back.localValue().is_same(mine.localValue()));
+  const auto pair = group[0].call(2, &twice, theirs);
+  CHECK(pair.at(1).toHere().equal(at::ones({2})));
+}
+
+TEST_CASE("an object lives on its owner as long as somebody refers to it") {
+  Group group(2);
+  {
+    const auto counter = group[0].remote<std::shared_ptr<Counter>>(1, "makeCounter", 5);
+    CHECK(group[0].call(counter.owner(), &add, counter, 2) == 7);
+    CHECK(group[0].call(counter.owner(), &add, counter, 1) == 8);
+    CHECK(counters == 1);
+    CHECK(errorOf([&] { counter.toHere(); }).code() == ErrorCode::kSerialization);
+    CHECK_THAT(errorOf([&] { counter.localValue(); }).what(), Catch::Contains("lives on worker1"));
+  }
+  group.shutdown();
+  CHECK(counters == 0);
+}
+
+TEST_CASE("what a remote call throws is thrown by those who use its RRef") {
+  Group group(2);
+  const auto to = GENERATE(0, 1);
+  const auto rref = group[0].remote(to, &failToMake);
+  CHECK_THAT(errorOf([&] { rref.toHere(); }).what(), Catch::Contains("no tensor today"));
+  CHECK(errorOf([] { RRef<int>().owner(); }).code() == ErrorCode::kInvalidArgument);
+  CHECK(errorOf([&] {
+          group[0].call<RRef<int>>(1, op("aten::ones"), std::vector<int>{1});
+        }).code() == ErrorCode::kInvalidArgument);
+}
+
+TEST_CASE("a backward pass leaves gradients on the workers of the leaves") {
+  Group group(3);
+  const auto w1 = group[0].remote(1, &weight);
+  const auto w2 = group[0].remote(2, &weight);
+  const auto x = at::ones({2}).set_requires_grad(true);
+  {
+    AutogradContext context(group[0]);
+    CHECK(currentContextId() == context.id());
+    const auto loss = group[0].call(1, &timesWeight, w1, x) + group[0].call(2, &timesWeight, w2, x);
+    context.backward({loss});
+    CHECK(context.gradient(x).equal(at::full({2}, 23.0)));
+    CHECK(context.gradients().size() == 1);
+    CHECK(group[0].call(1, &gradientOf, w1).equal(at::ones({2})));
+    CHECK(!x.grad().defined());
+    CHECK(errorOf([&] { AutogradContext inner(group[0]); }).code() == ErrorCode::kInvalidArgument);
+  }
+  CHECK(currentContextId() == -1);
+  AutogradContext context(group[0]);
+  const auto loss = group[0].remote(1, &timesWeight, w1, x);
+  context.backward(loss);
+  CHECK(context.gradient(x).equal(at::full({2}, 11.0)));
+  CHECK_THROWS_AS(context.backward({at::ones({2})}), Error);
+}
+
+TEST_CASE("an optimizer steps parameters where they are") {
+  Group group(3);
+  const std::vector<RRef<at::Tensor>> weights = {group[0].remote(1, &weight), group[0].remote(2, &weight)};
+  DistributedOptimizer optimizer(group[0], "SGD", weights, {{"lr", 0.5}});
+  const auto x = at::ones({2});
+  const auto step = [&](bool wait) {
+    AutogradContext context(group[0]);
+    context.backward({group[0].call(1, &timesWeight, weights[0], x) + group[0].call(2, &timesWeight, weights[1], x)});
+    if (wait) {
+      optimizer.step(context);
+    } else {
+      optimizer.stepAsync(context.id()).wait();
+    }
+  };
+  step(true);
+  step(false);
+  CHECK(weights[0].toHere().equal(at::full({2}, 10.0)));
+  CHECK(weights[1].toHere().equal(at::full({2}, 11.0)));
+  optimizer.setOptions({{{"lr", 1.0}}});
+  step(true);
+  CHECK(weights[1].toHere().equal(at::full({2}, 10.0)));
+  CHECK(errorOf([&] {
+          DistributedOptimizer(group[0], "SGD", weights, {{"momentun", 1.0}});
+        }).code() == ErrorCode::kInvalidArgument);
+}

@@ -1,0 +1,185 @@
+"""A Python worker in a group with a C++ worker: `python cpp_group.py CPP_WORKER` makes the checks of
+test_mixed_groups.py. The C++ worker is rank 1 and called "cpp" (or, before the others in the alphabet, "a_cpp").
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+import torchrpc.autograd as dist_autograd
+import torchrpc.rpc as rpc
+from torchrpc import cpp_function
+from torchrpc.optim import DistributedOptimizer
+
+# --- what C++ calls ---
+
+
+def add(a, b):
+    return a + b
+
+
+def is_main(name):
+    return name == rpc.get_worker_info().name
+
+
+class Shapes:
+    @staticmethod
+    def square(x):
+        return x * x
+
+
+class Unsendable:
+    pass
+
+
+def give_unsendable():
+    return Unsendable()
+
+
+def fail():
+    raise KeyError("not here")
+
+
+def squared_error(parameter, x):
+    return ((parameter.local_value() * x - 1) ** 2).sum()
+
+
+# --- the checks ---
+
+
+def raises(text, action):
+    try:
+        action()
+    except RuntimeError as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(f"no error with {text!r}")
+
+
+def python_calls_cpp(cpp):
+    x = torch.arange(3.0)
+    assert torch.equal(rpc.rpc_sync(cpp, cpp_function("scale"), args=(x, 2)), 2 * x)
+    assert torch.equal(rpc.rpc_async(cpp, cpp_function("scale"), args=(x, 0.5)).wait(), x / 2)
+    assert torch.equal(rpc.remote(cpp, cpp_function("scale"), args=(x, 3.0)).to_here(), 3 * x)
+    assert torch.equal(rpc.rpc_sync(cpp, torch.add, args=(x, x)), 2 * x)
+    value = {"a": [1, 2.5, None, True, "text", (1, 2)], "b": {"c": [torch.ones(2)], "d": 1j}}
+    echoed = rpc.rpc_sync(cpp, cpp_function("echo"), args=(value,))
+    assert torch.equal(echoed["b"].pop("c")[0], value["b"].pop("c")[0])
+    assert echoed == value
+
+
+def errors_name_what_is_wrong(cpp):
+    call = lambda name, *args: rpc.rpc_sync(cpp, cpp_function(name), args=args)  # noqa: E731
+    raises("it failed on purpose", lambda: call("failOnPurpose"))
+    raises("takes 2 arguments, the call has 1", lambda: call("scale", torch.ones(1)))
+    raises("argument 1: expected a number", lambda: call("scale", torch.ones(1), "two"))
+    raises("no native function named nothing", lambda: call("nothing"))
+    raises("argument 0 of the C++ function echo, a Unsendable, cannot be sent", lambda: call("echo", Unsendable()))
+    raises(f"{cpp} is a C++ program without Python", lambda: rpc.rpc_sync(cpp, add, args=(1, 2)))
+    raises("which stays where it is", lambda: rpc.remote(cpp, cpp_function("makeCounter")).to_here())
+    try:
+        rpc.rpc_sync(cpp, cpp_function("echo"), kwargs={"value": 1})
+    except TypeError as error:
+        assert "positional arguments only" in str(error)
+    else:
+        raise AssertionError("keyword arguments were taken")
+
+
+def objects_stay_in_cpp(cpp):
+    counter = rpc.remote(cpp, cpp_function("makeCounter"))
+    assert rpc.rpc_sync(counter.owner(), cpp_function("count"), args=(counter, 2)) == 2
+    assert rpc.rpc_sync(counter.owner(), cpp_function("count"), args=(counter, 3)) == 5
+
+
+def cpp_calls_python(cpp):
+    module = __name__ if __name__ != "__main__" else "cpp_group"
+    call = lambda name, *args: rpc.rpc_sync(cpp, cpp_function("callPython"), args=(name, list(args)))  # noqa: E731
+    assert call("math.sqrt", 9.0) == 3.0
+    assert torch.equal(call(f"{module}.add", torch.ones(2), torch.ones(2)), torch.full((2,), 2.0))
+    assert call(f"{module}:Shapes.square", 7) == 49
+    assert torch.equal(
+        rpc.rpc_sync(cpp, cpp_function("remotePython"), args=("torch.neg", torch.ones(2))).to_here(), -torch.ones(2)
+    )
+    failing = lambda name: rpc.rpc_sync(cpp, cpp_function("callPythonAndFail"), args=(f"{module}.{name}",))  # noqa: E731
+    text = failing("fail")
+    assert text.startswith("user exception") and "KeyError" in text, text
+    assert "only Python can read" in failing("give_unsendable")
+    assert "nowhere" in failing("nowhere")
+
+
+def rrefs_pass_both_ways(cpp):
+    mine = rpc.RRef(torch.arange(4))
+    assert torch.equal(rpc.rpc_sync(cpp, cpp_function("fetch"), args=(mine,)), torch.arange(4))
+    assert rpc.rpc_sync(cpp, cpp_function("fetchText"), args=(rpc.RRef("text"),)) == "text"
+    assert rpc.rpc_sync(cpp, cpp_function("fetchDict"), args=(rpc.RRef({"a": 1, "b": 0.5}),)) == {"a": 1, "b": 0.5}
+    theirs = rpc.rpc_sync(cpp, cpp_function("keep"), args=(torch.ones(2),))
+    assert theirs.owner_name() == cpp and torch.equal(theirs.to_here(), torch.ones(2))
+    first, second = rpc.rpc_sync(cpp, cpp_function("both"), args=(mine, theirs))
+    assert first.is_owner() and first.local_value() is mine.local_value()
+    assert torch.equal(second.to_here(), torch.ones(2))
+    raises("expected a tensor", lambda: rpc.rpc_sync(cpp, cpp_function("fetch"), args=(rpc.RRef("text"),)))
+
+
+def autograd_and_optimizer_cross(cpp):
+    weight = rpc.remote(cpp, cpp_function("weight"))
+    optimizer = DistributedOptimizer(torch.optim.SGD, [weight], lr=0.5)
+    x = torch.ones(2, requires_grad=True)
+    with dist_autograd.context() as context:
+        loss = rpc.rpc_sync(cpp, cpp_function("timesWeight"), args=(weight, x))
+        dist_autograd.backward(context, [loss])
+        assert torch.equal(dist_autograd.get_gradients(context)[x], torch.full((2,), 10.0))
+        optimizer.step(context)
+    assert torch.equal(weight.to_here(), torch.full((2,), 9.5))
+
+
+def cpp_trains_what_python_owns(cpp):
+    module = __name__ if __name__ != "__main__" else "cpp_group"
+    parameter = torch.zeros(2, requires_grad=True)
+    losses = rpc.rpc_sync(cpp, cpp_function("trainThere"), args=(f"{module}.squared_error", rpc.RRef(parameter), 5))
+    assert losses[0] == 2.0 and losses == sorted(losses, reverse=True) and losses[-1] < 0.5, losses
+    assert (parameter > 0.5).all()
+
+
+CHECKS = [
+    python_calls_cpp,
+    errors_name_what_is_wrong,
+    objects_stay_in_cpp,
+    cpp_calls_python,
+    rrefs_pass_both_ways,
+    autograd_and_optimizer_cross,
+    cpp_trains_what_python_owns,
+]
+
+
+def run_python(name, rank, world_size, port, cpp, checks):
+    torch.set_num_threads(1)
+    options = rpc.TensorPipeRpcBackendOptions(init_method=f"tcp://127.0.0.1:{port}")
+    rpc.init_rpc(name, rank=rank, world_size=world_size, rpc_backend_options=options)
+    for check in checks:
+        check(cpp)
+        print(check.__name__, "holds")
+    rpc.shutdown()
+
+
+def main():
+    """cpp_group.py WORKER PORT CPP_NAME CPP_RANK: this process and the C++ worker; a third, silent, Python worker."""
+    worker, port, cpp, cpp_rank = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+    mine, silent = [rank for rank in range(3) if rank != cpp_rank]
+    others = [
+        subprocess.Popen([worker, cpp, str(cpp_rank), "3", port]),
+        subprocess.Popen(
+            [sys.executable, "-c", f"import cpp_group; cpp_group.run_python('silent', {silent}, 3, {port}, None, [])"],
+            cwd=Path(__file__).parent,
+        ),
+    ]
+    import cpp_group  # under its own name, so that functions sent to it are the same on all workers
+
+    cpp_group.run_python("main", mine, 3, port, cpp, cpp_group.CHECKS)
+    for other in others:
+        assert other.wait(60) == 0
+
+
+if __name__ == "__main__":
+    main()

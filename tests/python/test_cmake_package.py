@@ -1,0 +1,182 @@
+"""find_package(torchrpc) against the installed package, as a user's project does it; and the C++ tutorials."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import torchrpc
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = Path(torchrpc.cmake_prefix_path)
+
+CMAKE = """
+cmake_minimum_required(VERSION 3.25)
+project(consumer LANGUAGES CXX)
+find_package(torchrpc REQUIRED)
+add_executable(consumer consumer.cpp)
+target_link_libraries(consumer PRIVATE torchrpc::torchrpc)
+"""
+
+PROGRAM = """
+#include <torchrpc/function.h>
+#include <torchrpc/node.h>
+#include <cstdio>
+static int addUp(const std::vector<int>& numbers) {
+  int sum = 0;
+  for (const int each : numbers) sum += each;
+  return sum;
+}
+TORCHRPC_FUNCTION(addUp);
+int main(int, char** argv) {
+  torchrpc::Node node({.name = argv[1]});
+  if (node.self().id == 0) std::printf("%d\\n", node.call("b", &addUp, std::vector<int>{1, 2, 3}));
+  node.shutdown();
+}
+"""
+
+
+def cmake(*arguments, check=True):
+    if not (PACKAGE / "share/cmake/torchrpc").exists():
+        pytest.skip("torchrpc is not installed with its headers: `make package` does it")
+    ccache = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if "-S" in arguments and shutil.which("ccache") else []
+    # Ninja, as everywhere here; without the variables that could lead to another LibTorch.
+    run = subprocess.run(
+        ["cmake", *map(str, arguments), *ccache], capture_output=True, text=True, timeout=300, env=clean_environment()
+    )
+    if check:
+        assert run.returncode == 0, run.stdout + run.stderr
+    return run
+
+
+def clean_environment(**more):
+    return {**{k: v for k, v in os.environ.items() if k not in ("CMAKE_PREFIX_PATH", "LD_LIBRARY_PATH")}, **more}
+
+
+def configure(source, build, *arguments, prefix=PACKAGE, **options):
+    return cmake("-S", source, "-B", build, "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={prefix}", *arguments, **options)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def libraries(program):
+    return subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
+
+
+def assert_without_python(program):
+    linked = libraries(program)
+    assert "libtorchrpc.so" in linked and "not found" not in linked, linked
+    assert not re.search(r"libpython|libtorch_python", linked), linked
+
+
+@pytest.fixture
+def consumer(tmp_path):
+    (tmp_path / "CMakeLists.txt").write_text(CMAKE)
+    (tmp_path / "consumer.cpp").write_text(PROGRAM)
+    return tmp_path
+
+
+@pytest.mark.timeout(400)
+def test_a_project_of_twenty_lines_builds_and_two_processes_run(consumer):
+    configure(consumer, consumer / "build")
+    cmake("--build", consumer / "build")
+    program = consumer / "build/consumer"
+    assert_without_python(program)
+    here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": "2"}
+    second = subprocess.Popen([program, "b"], env=clean_environment(**here, RANK="1"))
+    first = subprocess.run(
+        [program, "a"], env=clean_environment(**here, RANK="0"), capture_output=True, text=True, timeout=60
+    )
+    assert first.stdout == "6\n", first.stderr
+    assert second.wait(60) == 0
+
+
+def test_another_torch_is_refused_with_both_versions(consumer, tmp_path):
+    other = tmp_path / "torch/share/cmake/Torch"
+    other.mkdir(parents=True)
+    (other / "TorchConfigVersion.cmake").write_text('set(PACKAGE_VERSION "1.99.0")\n')
+    run = configure(consumer, consumer / "build", f"-Dtorchrpc_TORCH_DIR={tmp_path}/torch", check=False)
+    assert run.returncode != 0
+    told = " ".join(run.stderr.split())
+    assert "built with torch 2.13" in told and "found torch 1.99" in told
+
+
+def test_the_old_abi_is_refused(consumer):
+    run = configure(consumer, consumer / "build", "-DCMAKE_CXX_FLAGS=-D_GLIBCXX_USE_CXX11_ABI=0", check=False)
+    assert run.returncode != 0
+    assert "C++11 ABI" in run.stderr
+
+
+def test_a_later_version_is_not_found(consumer):
+    text = (consumer / "CMakeLists.txt").read_text().replace("find_package(torchrpc", "find_package(torchrpc 99.0")
+    (consumer / "CMakeLists.txt").write_text(text)
+    run = configure(consumer, consumer / "build", check=False)
+    assert run.returncode != 0
+    assert "99.0" in run.stderr
+
+
+def test_what_cmake_installs_elsewhere_is_found(consumer):
+    if not (ROOT / "build/release/cmake_install.cmake").exists():
+        pytest.skip("build/release is not there: `make package` makes it")
+    cmake("--install", ROOT / "build/release", "--component", "core", "--prefix", consumer / "prefix")
+    configure(consumer, consumer / "build", prefix=consumer / "prefix")
+
+
+@pytest.fixture(scope="module")
+def tutorials(tmp_path_factory):
+    build = tmp_path_factory.mktemp("tutorials")
+    configure(ROOT / "tutorials/cpp", build)
+    cmake("--build", build)
+    return build
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    path = tmp_path_factory.mktemp("digits") / "digits.csv"
+    subprocess.run([sys.executable, ROOT / "tutorials/cpp/export_digits.py", path], check=True, timeout=60)
+    return path
+
+
+def assert_both_trainers_learned(output):
+    told = re.findall(r"trainer(\d): (\d+) updates, ([\d.]+) ms per update, .* accuracy ([\d.]+)%", output)
+    assert sorted(trainer for trainer, *_ in told) == ["1", "2"], output
+    assert all(int(updates) > 200 and float(accuracy) > 90 for _, updates, _, accuracy in told), output
+
+
+@pytest.mark.timeout(400)
+def test_the_cpp_parameter_server_learns_the_digits_without_python(tutorials, digits):
+    program = tutorials / "parameter_server"
+    assert_without_python(program)
+    run = subprocess.run(
+        [program, digits, "2", "10", free_port()], capture_output=True, text=True, timeout=100, env=clean_environment()
+    )
+    assert run.returncode == 0, run.stderr
+    assert_both_trainers_learned(run.stdout)
+
+
+def test_the_same_parameter_server_in_python_learns_the_digits(digits, run_python):
+    run = run_python(ROOT / "tutorials/cpp/parameter_server.py", digits, "--epochs=10")
+    assert_both_trainers_learned(run.stdout)
+
+
+def test_python_calls_a_native_function_faster(tutorials, run_python):
+    library = tutorials / "libnative_function.so"
+    run = run_python(ROOT / "tutorials/cpp/native_function.py", library, "--seconds=1")
+    assert "with the same results" in run.stdout
+    assert float(re.search(r"called ([\d.]+) times as often", run.stdout)[1]) > 1
+
+
+def test_an_agent_in_python_learns_from_environments_in_cpp(tutorials, run_python):
+    server = tutorials / "environment_server"
+    assert_without_python(server)
+    run = run_python(ROOT / "tutorials/cpp/agent.py", server, "--target=80")
+    assert "solved: " in run.stdout

@@ -1,0 +1,50 @@
+"""Groups of Python and C++ workers: calls, RRefs, autograd and optimizers across the border; see cpp_group.py.
+
+TORCHRPC_MIXED_WORKER names the C++ worker to use: that of an asan build, say.
+"""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CHECKS = [
+    "python_calls_cpp",
+    "errors_name_what_is_wrong",
+    "objects_stay_in_cpp",
+    "cpp_calls_python",
+    "rrefs_pass_both_ways",
+    "autograd_and_optimizer_cross",
+    "cpp_trains_what_python_owns",
+]
+
+
+@pytest.fixture(scope="module")
+def worker():
+    path = Path(os.environ.get("TORCHRPC_MIXED_WORKER", ROOT / "build/release/tests/cpp/mixed_worker")).resolve()
+    if not path.exists():
+        pytest.skip(f"{path} is not built: `make test` does it")
+    return path
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+# The first in the alphabet leads what Python workers do together; rank 0 hosts the store.
+@pytest.mark.parametrize(("name", "rank"), [("cpp", 1), ("a_cpp", 0), ("cpp", 2)])
+def test_python_and_cpp_work_in_one_group(worker, run_python, name, rank):
+    run = run_python(
+        ROOT / "tests/python/cpp_group.py",
+        worker,
+        free_port(),
+        name,
+        rank,
+        env={"OMP_NUM_THREADS": "1"},
+    )
+    assert [line for line in run.stdout.splitlines() if line.endswith("holds")] == [f"{c} holds" for c in CHECKS]
+    assert f"{name} is done" in run.stdout
