@@ -72,6 +72,7 @@ void NativeConnection::flush() {
       blocked_ = full = !over && count > 0 && written <= 0;
     }
     complete(gone, std::nullopt);
+    if (!failed.empty() && stream) stream->shutDown();  // the peer may be about to read their memory
     complete(failed, closed);
     if (over || (full && waitForRoom(*stream, written))) return;
   }

@@ -10,6 +10,7 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
+#include "transport/native_loan.h"
 #include "transport/native_socket.h"
 
 namespace torchrpc {
@@ -21,6 +22,7 @@ struct RingControl {
   /// Set by the side that is going to wait, cleared by the other, which then rings.
   alignas(64) std::atomic<uint32_t> reader_sleeps;
   alignas(64) std::atomic<uint32_t> writer_waits;
+  LoanControl loan;
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
 

@@ -42,7 +42,7 @@ class NativeStream {
 std::unique_ptr<NativeStream> makeSocketStream(Descriptor socket);
 
 /// Rings in `memory`, and the socket as the bell and the sign of life. The two sides say a different `opener`.
-/// Throws as RingMemory does.
-std::unique_ptr<NativeStream> makeRingStream(Descriptor socket, const Descriptor& memory, bool opener);
+/// `borrows`: copies large parts out of the peer's memory where it can. Throws as RingMemory does.
+std::unique_ptr<NativeStream> makeRingStream(Descriptor socket, const Descriptor& memory, bool opener, bool borrows);
 
 }  // namespace torchrpc

@@ -61,6 +61,10 @@ struct NativeShm {
   std::unique_ptr<Transport> make(Limits limits) { return makeNative({}, limits); }
 };
 
+struct NativeRings {
+  std::unique_ptr<Transport> make(Limits limits) { return makeNative({.borrows = false}, limits); }
+};
+
 struct Faultless {
   std::unique_ptr<ManualTimer> timer = std::make_unique<ManualTimer>();
   Loopback inner;
@@ -70,8 +74,9 @@ struct Faultless {
 };
 
 /// One test on each of them.
-#define CONTRACT(name) \
-  TEMPLATE_TEST_CASE(  \
-      name, "[contract]", Loopback, NativeTcp, NativeUnix, NativeShm, Faultless TORCHRPC_TENSORPIPE_KINDS)
+#define CONTRACT(name)                                                             \
+  TEMPLATE_TEST_CASE(                                                              \
+      name, "[contract]", Loopback, NativeTcp, NativeUnix, NativeShm, NativeRings, \
+      Faultless TORCHRPC_TENSORPIPE_KINDS)
 
 }  // namespace torchrpc::test

@@ -6,11 +6,13 @@
 #include <numeric>
 #include <random>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "transport/native_frames.h"
 #include "transport/native_handshake.h"
 #include "transport/native_ring.h"
+#include "transport/native_stream.h"
 #include "transport/witness.h"
 
 using namespace torchrpc;
@@ -258,4 +260,114 @@ TEST_CASE("memory that a peer could take away again is refused") {
   REQUIRE(::fcntl(odd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0);
   CHECK_THROWS_AS(RingMemory(odd), Error);
   CHECK_THROWS_AS(RingMemory(Descriptor(::open("/dev/null", O_RDWR | O_CLOEXEC))), Error);
+}
+
+// ---- loans ----
+
+namespace {
+
+/// Two ends of a stream in this process. The reader knows that it can read the writer's memory.
+struct Lending {
+  Descriptor memory = RingMemory::make();
+  RingMemory rings{memory};
+  std::unique_ptr<NativeStream> writer, reader;
+  std::string sent, received;
+
+  explicit Lending(size_t bytes) : sent(bytes, '\0'), received(bytes, '\0') {
+    int sockets[2];
+    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, sockets) == 0);
+    writer = makeRingStream(Descriptor(sockets[0]), memory, true, true);
+    reader = makeRingStream(Descriptor(sockets[1]), memory, false, true);
+    read(0);
+    for (size_t i = 0; i < bytes; ++i) sent[i] = static_cast<char>(i * 31 + i / 1000);
+  }
+
+  LoanControl& loan() const { return rings.control(0).loan; }
+  ssize_t write(size_t from) const {
+    const iovec parts[] = {
+        {const_cast<char*>(sent.data()), 1'000}, {const_cast<char*>(sent.data()) + 1'000, sent.size() - 1'000}};
+    const iovec rest{const_cast<char*>(sent.data()) + from, sent.size() - from};
+    return from == 0 ? writer->write(parts) : writer->write({&rest, 1});
+  }
+  ssize_t read(size_t from) {
+    const iovec part{received.data() + from, received.size() - from};
+    return reader->read({&part, 1});
+  }
+  /// All that has not been sent and received yet.
+  void finish(size_t written, size_t read_so_far) {
+    for (int turns = 0; read_so_far < sent.size() && turns < 1'000; ++turns) {
+      const auto more = written < sent.size() ? write(written) : 0;
+      const auto came = read(read_so_far);
+      REQUIRE(more >= 0);
+      REQUIRE(came >= 0);
+      written += static_cast<size_t>(more);
+      read_so_far += static_cast<size_t>(came);
+    }
+    CHECK((received == sent));
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a large part is read out of the writer's memory, which has it back when all has been taken") {
+  Lending lending(3 << 20);
+  REQUIRE(lending.loan().answer == 1);
+  CHECK(lending.write(0) == 1'000);
+  CHECK(lending.loan().lent == lending.sent.size() - 1'000);
+  CHECK(lending.write(1'000) == 0);
+  CHECK(lending.writer->awaitRoom() == NativeStream::Room::kRung);
+  CHECK(lending.read(0) == 1'000);
+  const auto stretch = lending.read(1'000);
+  CHECK(stretch > 0);
+  CHECK(lending.writer->ready());
+  CHECK(lending.write(1'000) == stretch);
+  CHECK_FALSE(lending.writer->ready());
+  lending.finish(1'000 + stretch, 1'000 + stretch);
+  CHECK(lending.loan().taken == lending.loan().lent);
+  CHECK((lending.received == lending.sent));
+}
+
+TEST_CASE("what a borrower turns out not to be able to read comes through the ring") {
+  Lending lending(3 << 20);
+  const auto taken = GENERATE(0, 1);  // turns
+  CHECK(lending.write(0) == 1'000);
+  CHECK(lending.read(0) == 1'000);
+  size_t so_far = 1'000;
+  for (int i = 0; i < taken; ++i) so_far += static_cast<size_t>(lending.read(so_far));
+  lending.loan().answer = 2;
+  lending.finish(1'000, so_far);
+  CHECK(lending.loan().taken == so_far - 1'000);
+}
+
+TEST_CASE("memory that cannot be read any more is not waited for") {
+  Lending lending(2 << 20);
+  CHECK(lending.write(0) == 1'000);
+  CHECK(lending.read(0) == 1'000);
+  const auto end = lending.loan().end.exchange(4'096);
+  CHECK(lending.read(1'000) == 0);
+  CHECK(lending.loan().answer == 2);
+  lending.loan().end = end;
+  lending.finish(1'000, 1'000);
+}
+
+TEST_CASE("what is read after the writer has given up is not delivered") {
+  Lending lending(2 << 20);
+  CHECK(lending.write(0) == 1'000);
+  CHECK(lending.read(0) == 1'000);
+  lending.writer->shutDown();
+  CHECK(lending.read(1'000) == -ECONNRESET);
+}
+
+TEST_CASE("a borrower that claims more than it was lent is seen") {
+  Lending lending(2 << 20);
+  CHECK(lending.write(0) == 1'000);
+  lending.loan().taken = uint64_t{1} << 40;
+  CHECK(lending.write(1'000) == -EPROTO);
+}
+
+TEST_CASE("nothing is lent to who does not say that it can read it") {
+  Lending lending(2 << 20);
+  lending.loan().answer = 0;
+  CHECK(lending.write(0) > 100'000);
+  CHECK(lending.loan().lent == 0);
 }

@@ -97,7 +97,7 @@ TEST_CASE("child: a native peer that waits to be killed", "[.child]") {
   for (;;) pause();
 }
 
-TEMPLATE_TEST_CASE("a native peer that is killed is heard of", "", NativeTcp, NativeUnix, NativeShm) {
+TEMPLATE_TEST_CASE("a native peer that is killed is heard of", "", NativeTcp, NativeUnix, NativeShm, NativeRings) {
   Pair<TestType> pair;
   ChildProcess child("child: a native peer that waits to be killed", pair.address);
   CHECK(pair.accepted().witness->takeFrame().head == "I live");
