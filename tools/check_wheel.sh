@@ -12,7 +12,8 @@ say "What is in it"
 python3 - "$wheel" <<'END'
 import sys, zipfile
 names = zipfile.ZipFile(sys.argv[1]).namelist()
-for wanted in ("torchrpc/lib/libtorchrpc.so", "torchrpc/_C.pyi", "torchrpc/rpc/__init__.pyi", "torchrpc/py.typed"):
+for wanted in ("torchrpc/lib/libtorchrpc.so", "torchrpc/_C.pyi", "torchrpc/rpc/__init__.pyi", "torchrpc/py.typed",
+               "torchrpc/include/torchrpc/node.h", "torchrpc/share/cmake/torchrpc/torchrpcConfig.cmake"):
     assert wanted in names, f"{wanted} is missing"
 assert any(name.startswith("torchrpc/_C.") and name.endswith(".so") for name in names), "no extension"
 assert not [name for name in names if name.startswith(("tests/", "build/"))], "too much"
@@ -45,5 +46,29 @@ if __name__ == "__main__":
     mp.spawn(run, nprocs=2)
 END
 MASTER_ADDR=localhost MASTER_PORT=$((20000 + RANDOM % 10000)) env/bin/python -m torchrpc script.py
+
+say "A C++ program against it"
+cat > CMakeLists.txt <<'END'
+cmake_minimum_required(VERSION 3.25)
+project(example LANGUAGES CXX)
+find_package(torchrpc REQUIRED)
+add_executable(example example.cpp)
+target_link_libraries(example PRIVATE torchrpc::torchrpc)
+END
+cat > example.cpp <<'END'
+#include <ATen/ATen.h>
+#include <torchrpc/node.h>
+
+#include <cstdio>
+
+int main(int, char** argv) {
+  torchrpc::Node node({.name = "alone", .rank = 0, .world_size = 1, .rendezvous = argv[1]});
+  std::printf("%g\n", node.call<at::Tensor>("alone", torchrpc::op("aten::add"), at::ones({}), 2).item<double>());
+  node.shutdown();
+}
+END
+cmake -S . -B cpp -DCMAKE_PREFIX_PATH="$(env/bin/python -c 'import torchrpc; print(torchrpc.cmake_prefix_path)')" >/dev/null
+cmake --build cpp
+[ "$(cpp/example "file://$folder/store")" = 3 ]
 
 say "The wheel works"

@@ -9,36 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from doc_pages import blocks
 
 import torchrpc
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(torchrpc.cmake_prefix_path)
 
-CMAKE = """
-cmake_minimum_required(VERSION 3.25)
-project(consumer LANGUAGES CXX)
-find_package(torchrpc REQUIRED)
-add_executable(consumer consumer.cpp)
-target_link_libraries(consumer PRIVATE torchrpc::torchrpc)
-"""
-
-PROGRAM = """
-#include <torchrpc/function.h>
-#include <torchrpc/node.h>
-#include <cstdio>
-static int addUp(const std::vector<int>& numbers) {
-  int sum = 0;
-  for (const int each : numbers) sum += each;
-  return sum;
-}
-TORCHRPC_FUNCTION(addUp);
-int main(int, char** argv) {
-  torchrpc::Node node({.name = argv[1]});
-  if (node.self().id == 0) std::printf("%d\\n", node.call("b", &addUp, std::vector<int>{1, 2, 3}));
-  node.shutdown();
-}
-"""
+PAGE = blocks(ROOT / "docs/cpp.md")
+CMAKE, PROGRAM, COMMANDS = (next(b.code for b in PAGE if b.language == language) for language in ("cmake", "cpp", "sh"))
 
 
 def cmake(*arguments, check=True):
@@ -81,22 +60,22 @@ def assert_without_python(program):
 @pytest.fixture
 def consumer(tmp_path):
     (tmp_path / "CMakeLists.txt").write_text(CMAKE)
-    (tmp_path / "consumer.cpp").write_text(PROGRAM)
+    (tmp_path / "example.cpp").write_text(PROGRAM)
     return tmp_path
 
 
 @pytest.mark.timeout(400)
-def test_a_project_of_twenty_lines_builds_and_two_processes_run(consumer):
+def test_the_project_on_the_page_builds_and_two_processes_run(consumer):
     configure(consumer, consumer / "build")
     cmake("--build", consumer / "build")
-    program = consumer / "build/consumer"
+    program = consumer / "build/example"
     assert_without_python(program)
     here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": "2"}
     second = subprocess.Popen([program, "b"], env=clean_environment(**here, RANK="1"))
     first = subprocess.run(
         [program, "a"], env=clean_environment(**here, RANK="0"), capture_output=True, text=True, timeout=60
     )
-    assert first.stdout == "6\n", first.stderr
+    assert first.stdout == COMMANDS.rsplit("# ", 1)[1], first.stderr
     assert second.wait(60) == 0
 
 
