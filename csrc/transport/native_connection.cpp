@@ -11,6 +11,7 @@ namespace torchrpc {
 namespace {
 constexpr size_t kParts = 64;
 // What one connection reads before others have their turn.
+constexpr size_t kLarge = 256 << 10;
 constexpr size_t kTurnBytes = 1 << 20;
 }  // namespace
 
@@ -170,6 +171,14 @@ bool NativeConnection::poll() {
 
 void NativeConnection::disarm() {
   if (reading_) reading_->disarm();
+}
+
+bool NativeConnection::keepsLoopBusy() {
+  // Each read or write of a large tensor takes as long as a look; who looks in vain fights with them for the socket.
+  if (!reading_ || !reading_->isLocked()) return false;
+  if (reader_.missing() > kLarge) return true;
+  MutexLock lock(mutex_);
+  return blocked_;
 }
 
 size_t NativeConnection::readSome() {

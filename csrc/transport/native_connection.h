@@ -31,6 +31,7 @@ class NativeConnection : public Connection,
   bool poll() override;
   bool arm() override { return !reading_ || broken_ || reading_->arm(); }
   void disarm() override;
+  bool keepsLoopBusy() override;
   // On the loop.
   /// Before anything else is called on the loop.
   void setHandler(std::shared_ptr<ConnectionHandler> handler) { handler_ = std::move(handler); }

@@ -74,6 +74,12 @@ void NativeFrameReader::begin(Stage stage) {
   next_ = 0;
 }
 
+size_t NativeFrameReader::missing() const {
+  size_t bytes = 0;
+  for (size_t i = next_; i < targets_.size(); ++i) bytes += targets_[i].bytes;
+  return bytes;
+}
+
 size_t NativeFrameReader::room(std::span<char> scratch, std::span<iovec> parts) const {
   size_t used = 0;
   // A header is so small that the bytes behind it are better read in the same go, which only scratch has room for.

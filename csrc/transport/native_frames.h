@@ -56,6 +56,8 @@ class NativeFrameReader {
  public:
   explicit NativeFrameReader(const Limits& limits) : limits_(limits) {}
 
+  /// How many bytes of the frame in hand are known to come yet.
+  size_t missing() const;
   /// Where the next bytes belong; what comes after them, and small frames, go to `scratch`.
   size_t room(std::span<char> scratch, std::span<iovec> parts) const;
   /// That many bytes have come there. Calls `deliver` for each frame that is whole, until it returns false.

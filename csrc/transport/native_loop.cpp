@@ -1,5 +1,6 @@
 #include "transport/native_loop.h"
 
+#include <algorithm>
 #include <pthread.h>
 #include <sched.h>
 #include <utility>
@@ -216,6 +217,10 @@ bool NativeLoop::pollAll() {
   return any;
 }
 
+bool NativeLoop::isBusy() const {
+  return std::ranges::any_of(hot_, [](const Hot& hot) { return hot.spinner && hot.spinner->keepsLoopBusy(); });
+}
+
 bool NativeLoop::armAll() {
   bool quiet = true;
   for (auto& hot : hot_) {
@@ -244,7 +249,7 @@ void NativeLoop::assist(const std::function<bool()>& done) {
   }
   auto looked = now();
   const auto latest = looked + kLongestTurn;
-  for (auto until = looked + longest_spin_; !done() && looked < latest;) {
+  for (auto until = looked + longest_spin_; !done() && looked < latest && !isBusy();) {
     if (pollAll()) {
       looked = now();
       until = looked + longest_spin_;

@@ -57,6 +57,8 @@ class NativeLoop {
     virtual ~Spinner() = default;
     /// Does what there is to do; whether there was anything.
     virtual bool poll() = 0;
+    /// Whether it had better be left to the loop for now. In the loop's turn.
+    virtual bool keepsLoopBusy() { return false; }
     /// Nobody is going to look: whoever is at the other end must wake the loop from now on. False if there is something
     /// to do at once.
     virtual bool arm() = 0;
@@ -105,6 +107,7 @@ class NativeLoop {
   bool armHot();
   bool pollAll();
   /// False if something has come meanwhile.
+  bool isBusy() const;
   bool armAll();
 
   // Constant after construction.

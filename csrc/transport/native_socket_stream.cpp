@@ -21,6 +21,7 @@ class SocketStream : public NativeStream {
   }
   Room awaitRoom() override { return Room::kWatched; }
   bool ready() override { return true; }
+  bool isLocked() const override { return true; }
   void shutDown() override { ::shutdown(socket_.get(), SHUT_RDWR); }
 
  private:

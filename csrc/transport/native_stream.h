@@ -31,6 +31,8 @@ class NativeStream {
   virtual void hear() {}
   /// Whether it is worth trying to read, or to write what there was no room for.
   virtual bool ready() = 0;
+  /// Whether reading and writing exclude each other.
+  virtual bool isLocked() const { return false; }
   /// As NativeLoop::Spinner.
   virtual bool arm() { return true; }
   virtual void disarm() {}
