@@ -11,6 +11,9 @@ namespace torchrpc {
 namespace {
 constexpr size_t kParts = 64;
 // What one connection reads before others have their turn.
+// So many frames in a row, with none coming in between, each go at once: a call that somebody waits for is one of them.
+// What follows is a burst, which the loop sends many at a time: a system call takes longer than making a call.
+constexpr int kAlone = 4;
 constexpr size_t kLarge = 256 << 10;
 constexpr size_t kTurnBytes = 1 << 20;
 }  // namespace
@@ -31,6 +34,7 @@ void NativeConnection::send(Frame frame, std::function<void(Status)> done) {
   if (auto error = checkFrame(frame, shared_->limits)) return done(std::move(error));
   if (!shared_->callbacks.begin()) return done(Error(ErrorCode::kShutdown, describe() + " was closed from this side"));
   Status closed;
+  bool together = false;
   {
     MutexLock lock(mutex_);
     closed = closed_;
@@ -38,9 +42,13 @@ void NativeConnection::send(Frame frame, std::function<void(Status)> done) {
       outgoing_.push(std::move(frame), std::move(done));
       if (flushing_ || blocked_ || !stream_) return;
       flushing_ = true;
+      together = stream_->isLocked() && ++sent_in_a_row_ > kAlone;
     }
   }
-  if (!closed) return flush();
+  if (!closed) {
+    if (together && shared_->loop.post([self = shared_from_this()] { self->flush(); })) return;
+    return flush();
+  }
   {
     LoopScope scope(shared_->callbacks);
     std::exchange(done, nullptr)(std::move(closed));
@@ -196,6 +204,7 @@ size_t NativeConnection::readSome() {
       break;
     }
     total += static_cast<size_t>(read);
+    if (read > 0) sent_in_a_row_ = 0;
     const auto refused = reader_.take(static_cast<size_t>(read), scratch, [this](Frame frame) {
       handler_->onFrame(std::move(frame));
       return !isClosed();

@@ -3,6 +3,7 @@
 // One way to one peer: frames queued by any thread, written by the one that finds nobody else writing, read on the
 // loop or by who assists it. Internal to native_*.cpp.
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -67,6 +68,8 @@ class NativeConnection : public Connection,
   bool flushing_ TORCHRPC_GUARDED_BY(mutex_) = false;
   bool blocked_ TORCHRPC_GUARDED_BY(mutex_) = false;  ///< the stream was full: the loop goes on
   Status closed_ TORCHRPC_GUARDED_BY(mutex_);         ///< no more is sent or delivered
+
+  std::atomic<int> sent_in_a_row_{0};  ///< since something was read
 
   // In the loop's turn; all but reader_ and broken_ changed on the loop only.
   std::shared_ptr<ConnectionHandler> handler_;
