@@ -20,10 +20,13 @@ constexpr size_t kScratchBytes = 64 << 10;
 // turn and polls the rings that have been busy, and has its message without another thread's help. (What only the loop
 // may do, which is all that touches libuv, it posts.) The loop itself sleeps as soon as it can: it would be in the way.
 // Who looks yields between two looks, so that a thread which is ready to run goes first. A look after a yield that took
-// long, and found nothing, is the last: others need the cores, and who sleeps is back sooner than who yields.
+// long, and found nothing, is the last: others need the cores, and who sleeps is back sooner than who yields. After one
+// that took a time slice nobody looks for kRest times as long: the machine has more work than cores.
 // An assistant gives the turn back after kLongestTurn whatever comes, and none begins while the loop waits for it.
 // Whoever gives the turn away has armed all rings before: then a message rings, and the loop wakes up for it.
 constexpr auto kLongYield = std::chrono::microseconds(20);
+constexpr auto kTimeSlice = std::chrono::microseconds(500);
+constexpr int kRest = 50;
 constexpr auto kLongestTurn = std::chrono::milliseconds(5);
 constexpr int kIdleRounds = 8;  // without news, until a ring is no longer looked at
 
@@ -239,26 +242,34 @@ bool NativeLoop::armHot() {
   return !unarmed_;
 }
 
+bool NativeLoop::yield() {
+  const auto before = now();
+  ::sched_yield();
+  const auto away = now() - before;
+  if (away >= kTimeSlice) rest_until_ = before + kRest * away;
+  return away <= kLongYield;
+}
+
 void NativeLoop::assist(const std::function<bool()>& done) {
-  if (longest_spin_ == Duration::zero()) return;
-  for (const auto until = now() + longest_spin_; waits_for_turn_ || !turn_.try_acquire(); ::sched_yield()) {
-    if (done() || now() > until) return;
+  const auto begin = now();
+  if (longest_spin_ == Duration::zero() || begin < rest_until_.load()) return;
+  while (waits_for_turn_ || !turn_.try_acquire()) {
+    if (done() || now() > begin + longest_spin_ || !yield()) return;
   }
   for (auto& hot : hot_) {
     if (hot.spinner) hot.spinner->disarm();
   }
-  auto looked = now();
-  const auto latest = looked + kLongestTurn;
-  for (auto until = looked + longest_spin_; !done() && looked < latest && !isBusy();) {
+  auto heard = now();
+  const auto latest = heard + kLongestTurn;
+  for (bool alone = true; !done() && now() < latest && !isBusy();) {
     if (pollAll()) {
-      looked = now();
-      until = looked + longest_spin_;
-      continue;
+      heard = now();
+      alone = true;
+    } else if (!alone || now() > heard + longest_spin_) {
+      break;
+    } else {
+      alone = yield();
     }
-    const auto then = now();
-    if (then >= until || then - looked > kLongYield) break;
-    ::sched_yield();
-    looked = then;
   }
   if (!armAll()) {
     unarmed_ = true;

@@ -106,9 +106,12 @@ class NativeLoop {
   /// Whether the loop can sleep.
   bool armHot();
   bool pollAll();
-  /// False if something has come meanwhile.
+  /// Whether what is hot had better be left to the loop.
   bool isBusy() const;
+  /// False if something has come meanwhile.
   bool armAll();
+  /// Lets others run, also out of turn. False if that took long.
+  bool yield();
 
   // Constant after construction.
   const Duration longest_spin_;
@@ -119,6 +122,7 @@ class NativeLoop {
   std::atomic<bool> sleeping_{false};
   std::binary_semaphore turn_{0};  ///< is free
   std::atomic<bool> waits_for_turn_{false};
+  std::atomic<TimePoint> rest_until_{TimePoint::min()};  ///< nobody looks before
 
   // Guarded by mutex_.
   Mutex mutex_;

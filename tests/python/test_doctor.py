@@ -108,7 +108,7 @@ def test_a_trial_that_dies_or_hangs_is_a_finding(monkeypatch):
 def test_few_descriptors_are_noted(calm, monkeypatch):
     monkeypatch.setattr(doctor.resource, "getrlimit", lambda _: (40, 4096))
     first = next(iter(doctor.limits()))
-    assert first.level == "note" and "enough for about 2 workers" in first.text and "ulimit -n 4096" in first.text
+    assert first.level == "note" and "enough for about 20 workers" in first.text and "ulimit -n 4096" in first.text
 
 
 def test_without_the_extension_it_says_so_and_stops(capsys, monkeypatch):
