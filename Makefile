@@ -5,7 +5,7 @@ PYTHON := .venv/bin/python
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 INSTALLED := .venv/torchrpc.installed
 
-.PHONY: demo test conformance bench bench-cpp docs cpp-docs dist lint format asan tsan asan-mixed package setup-demo setup-test clean
+.PHONY: demo test conformance bench bench-cpp docs cpp-docs dist lint format asan tsan asan-mixed fuzz package setup-demo setup-test clean
 .DEFAULT_GOAL := test
 
 # Trains CartPole through RPC until it is solved; the learning curve is in reinforcement_learning.png.
@@ -64,6 +64,12 @@ asan tsan: setup-test
 	cmake --preset $@
 	cmake --build --preset $@
 	ctest --preset $@
+
+# The decoders of what strangers may send, under libFuzzer: RUNS=... executions of each, or SECONDS_EACH=... Needs clang.
+fuzz: setup-test
+	cmake --preset fuzz
+	cmake --build --preset fuzz
+	RUNS=$(RUNS) SECONDS_EACH=$(SECONDS_EACH) tests/fuzz/run.sh
 
 # Groups of Python workers and a C++ worker that runs under AddressSanitizer.
 asan-mixed: setup-test

@@ -25,6 +25,7 @@ else
   has_python_headers || required+=("$version-dev")
 fi
 has_header uv.h || required+=(libuv1-dev)
+has_header sodium.h || required+=(libsodium-dev)
 if [ "$purpose" = test ]; then
   has_header catch2/catch.hpp || required+=(catch2)
   has_header benchmark/benchmark.h || optional+=(libbenchmark-dev)

@@ -4,7 +4,7 @@
 
 #include "api/access.h"
 #include "api/rendezvous.h"
-#include "transport/transport_choice.h"
+#include "node/group_transport.h"
 
 namespace torchrpc {
 
@@ -34,13 +34,15 @@ class NoPython final : public CallableRunner {
 };
 
 core::Node::Options coreOptions(const NodeOptions& options, const Meeting& meeting) {
+  const auto& allowed = options.allowed_functions;
   return {
       .self = {options.name, meeting.rank},
       .world_size = meeting.world_size,
       .threads = options.threads,
       .timeout = options.timeout,
       .init_timeout = options.init_timeout,
-      .facts = kNativeFacts};
+      .facts = kNativeFacts,
+      .allowed = allowed ? std::make_shared<const AllowList>(*allowed) : nullptr};
 }
 
 Meeting meetingOf(const NodeOptions& options) {
@@ -55,9 +57,9 @@ Meeting meetingOf(const NodeOptions& options) {
 std::shared_ptr<core::Node> start(const NodeOptions& options, const StorePtr& root) {
   const auto meeting = meetingOf(options);
   auto store = enterGroup(root ? root : openStore(meeting));
-  const char* master = std::getenv("MASTER_ADDR");
-  auto transport =
-      makeTransport({.kind = options.transport, .rendezvous_host = master ? master : "", .node_name = options.name});
+  auto transport = makeGroupTransport(
+      {.kind = options.transport, .node_name = options.name, .secret = options.secret, .port = options.port}, *store,
+      options.rendezvous);
   auto node = std::make_shared<core::Node>(coreOptions(options, meeting), store, std::move(transport));
   const auto no_python = std::make_shared<NoPython>(options.name);
   node->serve(Kind::kPythonCall, Kind::kPythonRemote, no_python);

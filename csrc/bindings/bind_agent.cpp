@@ -12,7 +12,8 @@
 #include "bindings/py_gil.h"
 #include "bindings/py_runner.h"
 #include "bindings/py_script.h"
-#include "transport/transport_choice.h"
+#include "node/group_transport.h"
+#include "transport/host_address.h"
 
 namespace torchrpc::bindings {
 
@@ -30,6 +31,7 @@ std::shared_ptr<Node> makeNode(
   node_options.facts = std::move(facts);
   node_options.init_timeout = std::chrono::ceil<Duration>(std::chrono::duration<double>(init_timeout));
   node_options.threads = options.num_worker_threads;
+  if (options.allowed) node_options.allowed = std::make_shared<AllowList>(*options.allowed);
   if (!(options.rpc_timeout >= 0)) {
     throw Error(
         ErrorCode::kInvalidArgument,
@@ -54,13 +56,17 @@ std::shared_ptr<Node> makeNode(
     keepPythonState();
     return std::make_shared<py::gil_scoped_acquire>();
   };
-  const char* master = std::getenv("MASTER_ADDR");
-  auto transport = makeTransport(
-      {.kind = options.transport,
-       .transports = options.transports,
-       .channels = options.channels,
-       .rendezvous_host = master ? master : "",
-       .node_name = name});
+  TransportOptions transport_options{
+      .kind = options.transport,
+      .transports = options.transports,
+      .channels = options.channels,
+      .node_name = name,
+      .secret = options.secret,
+      .port = options.port};
+  auto transport = [&] {
+    py::gil_scoped_release no_gil;  // the store may have to wait, or be Python's
+    return makeGroupTransport(std::move(transport_options), *store, options.init_method);
+  }();
   auto node = std::make_shared<Node>(std::move(node_options), std::move(store), std::move(transport));
   *self = node;
   node->serve(Kind::kPythonCall, Kind::kPythonRemote, makePythonRunner(node));
@@ -102,7 +108,8 @@ void bindOptions(py::module_& module) {
       .def(
           py::init([](size_t num_worker_threads, std::optional<std::vector<std::string>> transports,
                       std::optional<std::vector<std::string>> channels, double rpc_timeout, std::string init_method,
-                      py::dict device_maps, py::list devices, std::string transport) {
+                      py::dict device_maps, py::list devices, std::string transport, std::string secret,
+                      std::string port, std::optional<std::vector<std::string>> allowed) {
             if (num_worker_threads == 0) {
               throw Error(ErrorCode::kInvalidArgument, "num_worker_threads must be positive, but got 0");
             }
@@ -115,12 +122,15 @@ void bindOptions(py::module_& module) {
             options->device_maps = std::move(device_maps);
             options->devices = std::move(devices);
             options->transport = std::move(transport);
+            options->secret = std::move(secret);
+            options->port = std::move(port);
+            options->allowed = std::move(allowed);
             return options;
           }),
           py::arg("num_worker_threads") = kDefaultThreads, py::arg("_transports") = std::nullopt,
           py::arg("_channels") = std::nullopt, py::arg("rpc_timeout") = kDefaultTimeout,
           py::arg("init_method") = "env://", py::arg("device_maps") = py::dict(), py::arg("devices") = py::list(),
-          py::arg("transport") = "")
+          py::arg("transport") = "", py::arg("secret") = "", py::arg("port") = "", py::arg("allowed") = std::nullopt)
       .def_readwrite("num_worker_threads", &TensorPipeOptionsBase::num_worker_threads)
       .def_readonly("transport", &TensorPipeOptionsBase::transport)
       .def_readonly("_transports", &TensorPipeOptionsBase::transports)
@@ -253,6 +263,19 @@ void bindAgent(py::module_& module) {
       .def_property_readonly("is_static_group", [](const PyAgent& self) { return nodeOf(self).isStaticGroup(); })
       .def_property_readonly("store", [](const PyAgent& self) { return nodeOf(self).store(); });
 
+  module.def(
+      "_listen_where_peers_meet", &listenWherePeersMeet, py::arg("host"), py::arg("port"),
+      "A descriptor that listens there, for a store; None if the system's own choice is better.", no_gil);
+  module.def(
+      "_allowed_by",
+      [](const std::string& name) -> std::optional<std::string> {
+        const bool ours = isCurrentAgentSet() && py::isinstance<PyAgent>(currentAgent());
+        const auto allowed = ours ? currentNode()->allowed() : nullptr;
+        return allowed ? std::optional(allowed->entryFor(name)) : std::nullopt;
+      },
+      py::arg("name"),
+      "The entry of this worker's allowed_functions that allows it, empty if there is none; None: it has no such "
+      "list.");
   module.def("_is_current_rpc_agent_set", &isCurrentAgentSet);
   module.def("_get_current_rpc_agent", &currentAgent);
   module.def(

@@ -27,6 +27,9 @@ struct RpcBackendOptions {
 struct TensorPipeOptionsBase : RpcBackendOptions {
   size_t num_worker_threads = 16;
   std::string transport;  ///< as TransportOptions::kind
+  std::string secret;     ///< this and the next: as in TransportOptions
+  std::string port;
+  std::optional<std::vector<std::string>> allowed;  ///< as AllowList has them; none: everything
   std::optional<std::vector<std::string>> transports;
   std::optional<std::vector<std::string>> channels;
   py::dict device_maps;  ///< worker name to a dict of devices

@@ -22,12 +22,12 @@ void appendPickle(Message& message, py::handle serialize, const py::object& obje
   }
 }
 
-py::object unpickle(std::string_view bytes, const std::vector<at::Tensor>& tensors) {
+py::object unpickle(const Node& node, std::string_view bytes, const std::vector<at::Tensor>& tensors) {
   py::list table;
   for (const auto& tensor : tensors) table.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor)));
   // Without a copy: the bytes outlive the call.
   const auto view = py::memoryview::from_memory(bytes.data(), static_cast<Py_ssize_t>(bytes.size()));
-  return internalFunction("deserialize")(view, table);
+  return internalFunction(node.allowed() ? "deserialize_allowed" : "deserialize")(view, table);
 }
 
 /// Writes the plain form of a call; false where it has none.
@@ -98,13 +98,16 @@ PythonCall decodePythonCall(const std::shared_ptr<Node>& node, const Invocation&
   if (format == ValueFormat::kPlain) {
     const auto module = reader.getString();
     const auto qualname = reader.getString();
-    call.function = findCallable(module, qualname);
+    call.function = node->allowed()
+        ? internalFunction("find_allowed")(
+              py::str(module.data(), module.size()), py::str(qualname.data(), qualname.size()))
+        : findCallable(module, qualname);
     call.args = py::cast<py::tuple>(decodePlain(reader, tensors, rrefs));
     call.kwargs = py::cast<py::dict>(decodePlain(reader, tensors, rrefs));
     reader.expectEnd();
     return call;
   }
-  const auto udf = unpickle(reader.getBytes(reader.remaining()), tensors);
+  const auto udf = unpickle(*node, reader.getBytes(reader.remaining()), tensors);
   call.function = udf.attr("func");
   call.args = py::tuple(udf.attr("args"));
   call.kwargs = py::dict(udf.attr("kwargs"));
@@ -154,7 +157,7 @@ py::object decodeResult(const std::shared_ptr<Node>& node, const Message& reply,
   Reader reader(reply.payload);
   if (reader.remaining() == 0) return py::none();
   const auto format = reader.get<ValueFormat>();
-  if (format == ValueFormat::kPickle) return unpickle(reader.getBytes(reader.remaining()), reply.tensors);
+  if (format == ValueFormat::kPickle) return unpickle(*node, reader.getBytes(reader.remaining()), reply.tensors);
   auto value = decodePlain(reader, reply.tensors, rrefs);
   reader.expectEnd();
   return value;

@@ -48,6 +48,7 @@ class ScriptRunner final : public CallableRunner {
     Reader reader(invocation.message.payload);
     const std::string name(reader.getString());
     const bool async_execution = reader.get<uint8_t>() != 0;
+    AllowList::check(node.allowed(), name);
     const auto function = find(node.self(), name);
     auto stack = readArguments(function->getSchema(), reader, invocation.message.tensors);
     // What the function does after a wait goes to the pool as well. The node outlives its pool's tasks.

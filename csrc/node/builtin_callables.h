@@ -5,6 +5,7 @@
 #include <ATen/core/function_schema.h>
 #include <ATen/core/stack.h>
 
+#include "node/allow_list.h"
 #include "node/callable.h"
 
 namespace torch::jit {
@@ -19,6 +20,7 @@ Message encodeBuiltinCall(Kind kind, const c10::FunctionSchema& schema, const to
 
 class BuiltinRunner final : public CallableRunner {
  public:
+  explicit BuiltinRunner(AllowListPtr allowed = nullptr) : allowed_(std::move(allowed)) {}
   void call(Invocation invocation, Responder responder) override { responder.reply(plainReply(run(invocation))); }
   void evaluate(Invocation invocation, ValueHandler done) override { done(run(invocation)); }
 
@@ -26,6 +28,7 @@ class BuiltinRunner final : public CallableRunner {
   c10::IValue run(const Invocation& invocation);
   std::shared_ptr<torch::jit::Operator> find(const std::string& name, const std::string& overload);
 
+  const AllowListPtr allowed_;
   Mutex mutex_;
   // guarded by mutex_:
   std::unordered_map<std::string, std::shared_ptr<torch::jit::Operator>> found_;

@@ -76,7 +76,9 @@ void NativeRunner::call(Invocation invocation, Responder responder) {
 
 void NativeRunner::evaluate(Invocation invocation, ValueHandler done) {
   Reader reader(invocation.message.payload);
-  const auto handler = find(std::string(reader.getString()));
+  const std::string name(reader.getString());
+  AllowList::check(node_.allowed(), "cpp_function(" + name + ")");
+  const auto handler = find(name);
   const auto node = node_.weak_from_this();
   const auto rrefs = amongReceived(invocation.rrefs, node);
   std::vector<c10::IValue> args;

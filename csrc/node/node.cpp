@@ -59,7 +59,7 @@ Node::Node(Options options, StorePtr store, std::unique_ptr<Transport> transport
     rrefs_->onWorkerLost(worker);
     autograd_.onWorkerLost(worker);
   });
-  serve(Kind::kBuiltinCall, Kind::kBuiltinRemote, std::make_shared<BuiltinRunner>());
+  serve(Kind::kBuiltinCall, Kind::kBuiltinRemote, std::make_shared<BuiltinRunner>(options_.allowed));
   serve(Kind::kNativeCall, Kind::kNativeRemote, std::make_shared<NativeRunner>(*this));
 }
 

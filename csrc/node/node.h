@@ -10,6 +10,7 @@
 
 #include "agent/agent.h"
 #include "autograd/autograd_service.h"
+#include "node/allow_list.h"
 #include "node/call_service.h"
 #include "node/callable.h"
 #include "node/rref_value.h"
@@ -38,6 +39,7 @@ class Node : public std::enable_shared_from_this<Node> {
     std::function<std::shared_ptr<void>()> enter_user_code;
     /// What runners in the lane need; see CallableRunner::where().
     Lane::Enter enter_lane;
+    AllowListPtr allowed;  ///< what callers may run
   };
 
   /// Throws Error(kInvalidArgument) for a name, rank or world size that cannot be.
@@ -64,6 +66,7 @@ class Node : public std::enable_shared_from_this<Node> {
   RRefService& rrefs() { return *rrefs_; }
   OptimService& optim() { return optim_; }
   const StorePtr& store() const { return store_; }
+  const AllowListPtr& allowed() const { return options_.allowed; }
   bool isStaticGroup() const { return options_.world_size > 0; }
   Duration timeout() const { return Duration(timeout_.load()); }
   void setTimeout(Duration timeout) { timeout_ = timeout.count(); }

@@ -1,5 +1,6 @@
 #include "transport/host_address.h"
 
+#include <algorithm>
 #include <arpa/inet.h>
 #include <cstdlib>
 #include <cstring>
@@ -10,6 +11,7 @@
 #include <set>
 #include <sys/socket.h>
 #include <unistd.h>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -27,6 +29,11 @@ struct Address {
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
   sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
   int family() const { return storage.ss_family; }
+  void setPort(uint16_t port) {
+    auto& place = family() == AF_INET ? reinterpret_cast<sockaddr_in&>(storage).sin_port
+                                      : reinterpret_cast<sockaddr_in6&>(storage).sin6_port;
+    place = htons(port);
+  }
   const in6_addr& v6() const { return reinterpret_cast<const sockaddr_in6&>(storage).sin6_addr; }
   in_addr_t v4() const { return ntohl(reinterpret_cast<const sockaddr_in&>(storage).sin_addr.s_addr); }
 
@@ -54,9 +61,10 @@ class Socket {
   Socket(const Socket&) = delete;
   Socket& operator=(const Socket&) = delete;
   int fd() const { return fd_; }
+  int release() { return std::exchange(fd_, -1); }
 
  private:
-  const int fd_;
+  int fd_;
 };
 
 /// The addresses of a name; what cannot be resolved is an error that names `option`.
@@ -88,9 +96,7 @@ std::optional<std::string> bindError(const Address& address) {
 /// The local address that packets to `target` would carry; nothing is sent.
 std::optional<Address> sourceTowards(Address target) {
   // A UDP socket cannot be connected to port 0.
-  auto& port = target.family() == AF_INET ? reinterpret_cast<sockaddr_in&>(target.storage).sin_port
-                                          : reinterpret_cast<sockaddr_in6&>(target.storage).sin6_port;
-  port = htons(9);
+  target.setPort(9);
   Socket socket(target.family(), SOCK_DGRAM);
   if (socket.fd() < 0 || ::connect(socket.fd(), target.get(), target.length) != 0) return std::nullopt;
   Address source = target;
@@ -170,11 +176,13 @@ bool isNumeric(const std::string& host) {
   return inet_pton(AF_INET, host.c_str(), &ignored) == 1 || inet_pton(AF_INET6, host.c_str(), &ignored) == 1;
 }
 
+/// Many machines give their own name a loopback address. Peers elsewhere know that name too: it does not mean "this
+/// machine only", as a literal loopback address does.
+bool meansThisMachineOnly(const std::string& host) { return isNumeric(host) || host == "localhost"; }
+
 std::string addressTowards(const std::string& rendezvous_host) {
   const auto targets = resolve(rendezvous_host, "the rendezvous host");
-  // Many machines give their own name a loopback address. Peers elsewhere know that name too: it does not mean
-  // "this machine only", as a literal loopback address does.
-  const bool local_only = isNumeric(rendezvous_host) || rendezvous_host == "localhost";
+  const bool local_only = meansThisMachineOnly(rendezvous_host);
   for (const auto& target : targets) {
     if (target.isLoopback() && !local_only) return addressTowardsTheWorld();
     if (target.isLoopback() && !bindError(target)) return target.text();
@@ -192,6 +200,25 @@ std::string chooseHostAddress(const HostChoice& choice) {
   if (!choice.host.empty()) return addressOfHost(choice.host);
   if (auto address = addressFromEnvironment()) return *address;
   return choice.rendezvous_host.empty() ? addressTowardsTheWorld() : addressTowards(choice.rendezvous_host);
+}
+
+std::optional<int> listenWherePeersMeet(const std::string& host, uint16_t port) {
+  auto places = resolve(host, "the rendezvous host");
+  // Who says "localhost" finds both of its addresses, who says 127.0.0.1 only that one.
+  std::ranges::stable_sort(places, {}, [](const Address& place) { return place.family() == AF_INET6; });
+  for (auto& place : places) {
+    if (place.isUnspecified() || (place.isLoopback() && !meansThisMachineOnly(host))) return std::nullopt;
+  }
+  for (auto& place : places) {
+    place.setPort(port);
+    Socket socket(place.family(), SOCK_STREAM);
+    const int on = 1;
+    if (socket.fd() >= 0 && ::setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 &&
+        ::bind(socket.fd(), place.get(), place.length) == 0 && ::listen(socket.fd(), SOMAXCONN) == 0) {
+      return socket.release();
+    }
+  }
+  return std::nullopt;
 }
 
 void checkCanListen(const std::string& address) {

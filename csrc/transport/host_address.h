@@ -2,6 +2,8 @@
 
 // Which address a node listens on. Stands apart from TensorPipe: any transport over IP needs it.
 
+#include <cstdint>
+#include <optional>
 #include <string>
 
 namespace torchrpc {
@@ -17,6 +19,12 @@ struct HostChoice {
 /// there, or which leads out. Never a link-local one, never loopback because something could not be resolved.
 /// Throws Error(kInvalidArgument) naming the option or variable.
 std::string chooseHostAddress(const HostChoice& choice);
+
+/// A descriptor, the caller's, that listens on `port` at the one address of this machine by which peers come who meet
+/// at `host`: loopback if that is "localhost" or a loopback address. Nothing if there is no such address (a name that
+/// means loopback here and another address elsewhere, an address that is translated on the way), or if the port is in
+/// use.
+std::optional<int> listenWherePeersMeet(const std::string& host, uint16_t port);
 
 /// Throws Error(kRendezvous) unless this machine can listen on the numeric address.
 void checkCanListen(const std::string& address);

@@ -2,11 +2,24 @@
 
 #include <cerrno>
 
+#include "base/unguessable.h"
+#include "transport/native_proof.h"
+
 namespace torchrpc {
 
 namespace {
 // A Unix socket whose listener is busy with many others says so at once, where TCP would wait.
 constexpr auto kBusyPause = std::chrono::milliseconds(2);
+
+const std::string kRemedy =
+    ": give all workers of the group the same secret (TORCHRPC_SECRET_FILE, TORCHRPC_SECRET or the option secret), or "
+    "give none and let it come through the store";
+
+/// What a proof is of, for the greeting that brings the proof.
+std::string withoutProof(Greeting greeting) {
+  greeting.proof.clear();
+  return greeting.bytes();
+}
 }  // namespace
 
 NativeGreeter::NativeGreeter(
@@ -52,53 +65,92 @@ void NativeGreeter::connect() {
 }
 
 void NativeGreeter::onConnected() {
-  int error = socketError(socket_.get());
-  if (error == 0) {
-    connected_ = true;
-    if (address_.isTcp()) tuneTcp(socket_.get());
-    error = sendSmall(socket_.get(), self_.bytes());
+  if (const int error = socketError(socket_.get()); error != 0) {
+    return fail(ErrorCode::kWorkerLost, socketErrorText(error));
   }
-  if (error != 0) return fail(ErrorCode::kWorkerLost, socketErrorText(error));
+  connected_ = true;
+  if (address_.isTcp()) tuneTcp(socket_.get());
+  auto hello = self_;
+  if (hasSecret()) hello.nonce = unguessable(kNonceBytes);
+  if (say(hello)) return;
   watch_.want(true, false);
+}
+
+void NativeGreeter::receiveChallenge(const Greeting& challenge) {
+  if (!hasSecret()) return fail(ErrorCode::kProtocol, unlikeSecrets(challenge.name, self_.name));
+  if (challenge.nonce.size() != kNonceBytes) return fail(ErrorCode::kProtocol, "a malformed challenge");
+  challenged_ = true;
+  transcript_ += challenge.bytes();
+  Greeting answer{.type = GreetingType::kAnswer};
+  answer.proof = prove(shared_.secret, Prover::kOpener, transcript_ + withoutProof(answer));
+  say(answer);
+}
+
+void NativeGreeter::receiveWelcome(const Greeting& welcome) {
+  if (hasSecret() && !challenged_) return fail(ErrorCode::kProtocol, unlikeSecrets(self_.name, welcome.name));
+  if (hasSecret() && !isProof(welcome.proof, shared_.secret, Prover::kListener, transcript_ + withoutProof(welcome))) {
+    return fail(ErrorCode::kProtocol, "it does not know the secret of the group of " + self_.name + kRemedy);
+  }
+  const bool shares = welcome.flags & Greeting::kSharedMemory;
+  if (shares == static_cast<bool>(memory_)) return succeed(welcome);
+  fail(ErrorCode::kProtocol, "its shared memory did not come with its greeting");
 }
 
 // ---- both ----
 
 void NativeGreeter::onReady() {
-  // Reads no further than the greeting: what follows is not ours.
+  try {
+    if (!readGreeting()) return;
+    const auto greeting = parseGreeting(prefix_.type, std::string_view(bytes_).substr(kGreetingPrefixBytes));
+    onGreeting(greeting);
+  } catch (const Error& malformed) {
+    fail(malformed.code(), malformed.text());
+  }
+}
+
+bool NativeGreeter::readGreeting() {
   for (;;) {
     const size_t have = bytes_.size();
     bytes_.resize(wanted_);
     const auto received = receive(socket_.get(), bytes_.data() + have, wanted_ - have, opener_ ? &memory_ : nullptr);
     const int error = errno;
     bytes_.resize(have + static_cast<size_t>(std::max<ssize_t>(received, 0)));
-    if (received < 0 && (error == EAGAIN || error == EINTR)) return;
-    if (received <= 0) return fail(ErrorCode::kWorkerLost, socketErrorText(received == 0 ? ECONNRESET : error));
+    if (received < 0 && (error == EAGAIN || error == EINTR)) return false;
+    if (received <= 0) throw Error(ErrorCode::kWorkerLost, socketErrorText(received == 0 ? ECONNRESET : error));
     if (bytes_.size() < wanted_) continue;
-    try {
-      if (wanted_ == kGreetingPrefixBytes) {
-        prefix_ = GreetingPrefix::parse(bytes_);
-        wanted_ += prefix_.body_bytes;
-        if (wanted_ > kGreetingPrefixBytes) continue;
-      }
-      return onGreeting(parseGreeting(prefix_.type, std::string_view(bytes_).substr(kGreetingPrefixBytes)));
-    } catch (const Error& malformed) {
-      return fail(malformed.code(), malformed.text());
-    }
+    if (wanted_ > kGreetingPrefixBytes) return true;
+    prefix_ = GreetingPrefix::parse(bytes_);
+    if (prefix_.body_bytes == 0) return true;
+    wanted_ += prefix_.body_bytes;
   }
 }
 
 void NativeGreeter::onGreeting(const Greeting& greeting) {
-  if (!opener_ && greeting.type == GreetingType::kHello) return receiveHello(greeting);
-  if (opener_ && greeting.type == GreetingType::kWelcome) {
-    const bool shares = greeting.flags & Greeting::kSharedMemory;
-    if (shares == static_cast<bool>(memory_)) return succeed(greeting);
-    return fail(ErrorCode::kProtocol, "its shared memory did not come with its greeting");
-  }
+  const auto is = [&](GreetingType type, bool opener, bool challenged) {
+    return greeting.type == type && opener_ == opener && challenged_ == challenged;
+  };
+  if (opener_ && greeting.type == GreetingType::kWelcome) return receiveWelcome(greeting);
   if (opener_ && greeting.type == GreetingType::kRefusal) {
     return fail(ErrorCode::kProtocol, "it refuses us: " + greeting.text);
   }
-  fail(ErrorCode::kProtocol, "a greeting that is not for this side");
+  if (is(GreetingType::kHello, false, false)) return receiveHello(greeting);
+  if (is(GreetingType::kAnswer, false, true)) return receiveAnswer(greeting);
+  if (is(GreetingType::kChallenge, true, false)) return receiveChallenge(greeting);
+  fail(ErrorCode::kProtocol, "a greeting that is not for this side, or not in its turn");
+}
+
+bool NativeGreeter::say(const Greeting& greeting, int descriptor) {
+  const auto bytes = greeting.bytes();
+  if (hasSecret()) transcript_ += bytes;
+  bytes_.clear();
+  wanted_ = kGreetingPrefixBytes;
+  const int error = sendSmall(socket_.get(), bytes, descriptor);
+  if (error != 0) fail(ErrorCode::kWorkerLost, socketErrorText(error));
+  return error != 0;
+}
+
+std::string NativeGreeter::unlikeSecrets(const std::string& with, const std::string& without) {
+  return "worker " + with + " is in a group with a secret, worker " + without + " knows of none" + kRemedy;
 }
 
 // ---- the side that listens ----
@@ -110,18 +162,36 @@ void NativeGreeter::receiveHello(const Greeting& hello) {
   if (hello.group != self_.group) {
     return fail(ErrorCode::kProtocol, "worker " + self_.name + " is in another group than " + hello.name);
   }
-  if (!hello.proof.empty()) {
-    return fail(ErrorCode::kProtocol, "worker " + self_.name + " knows of no secret");
+  if (hello.nonce.empty() == hasSecret()) {
+    return fail(
+        ErrorCode::kProtocol,
+        hasSecret() ? unlikeSecrets(self_.name, hello.name) : unlikeSecrets(hello.name, self_.name));
   }
+  hello_ = hello;
+  if (!hasSecret()) return welcome();
+  if (hello.nonce.size() != kNonceBytes) return fail(ErrorCode::kProtocol, "a malformed greeting");
+  challenged_ = true;
+  transcript_ = hello.bytes();
+  say({.type = GreetingType::kChallenge, .name = self_.name, .nonce = unguessable(kNonceBytes)});
+}
+
+void NativeGreeter::receiveAnswer(const Greeting& answer) {
+  if (!isProof(answer.proof, shared_.secret, Prover::kOpener, transcript_ + withoutProof(answer))) {
+    return fail(ErrorCode::kProtocol, "worker " + hello_.name + " does not know the secret of " + self_.name + kRemedy);
+  }
+  transcript_ += answer.bytes();
+  welcome();
+}
+
+void NativeGreeter::welcome() {
   Descriptor memory;
-  if ((hello.flags & self_.flags & Greeting::kSharedMemory) && make_memory_) memory = make_memory_();
+  if ((hello_.flags & self_.flags & Greeting::kSharedMemory) && make_memory_) memory = make_memory_();
   Greeting welcome{.type = GreetingType::kWelcome, .name = self_.name};
   if (memory) welcome.flags |= Greeting::kSharedMemory;
-  if (const int error = sendSmall(socket_.get(), welcome.bytes(), memory.get()); error != 0) {
-    return fail(ErrorCode::kWorkerLost, socketErrorText(error));
-  }
+  if (hasSecret()) welcome.proof = prove(shared_.secret, Prover::kListener, transcript_ + withoutProof(welcome));
+  if (say(welcome, memory.get())) return;
   memory_ = std::move(memory);
-  succeed(hello);
+  succeed(hello_);
 }
 
 // ---- the end ----

@@ -39,9 +39,20 @@ class NativeGreeter {
   void connect();
   void onConnected();
   void onReady();
+  /// Reads no further than the greeting: what follows is not ours. False: it is not whole yet.
+  bool readGreeting();
   /// A whole message.
   void onGreeting(const Greeting& greeting);
+  void receiveChallenge(const Greeting& challenge);
+  void receiveWelcome(const Greeting& welcome);
   void receiveHello(const Greeting& hello);
+  void receiveAnswer(const Greeting& answer);
+  void welcome();
+  /// Sends, and puts it among what has been said; true if that failed, and so has all this.
+  bool say(const Greeting& greeting, int descriptor = -1);
+  bool hasSecret() const { return !shared_.secret.empty(); }
+  /// Of a side that has (not) got a secret, where the other has not (has).
+  static std::string unlikeSecrets(const std::string& with, const std::string& without);
   void fail(ErrorCode code, const std::string& text);
   void succeed(const Greeting& peer);
 
@@ -54,6 +65,9 @@ class NativeGreeter {
   Descriptor socket_, memory_;
   NativeLoop::Watch watch_, retry_, deadline_;
   bool connected_;
+  bool challenged_ = false;  ///< the challenge has been sent, or has come
+  Greeting hello_;           ///< the listener: what the opener began with
+  std::string transcript_;   ///< all greetings of both sides up to now; kept where there is a secret
   std::string bytes_;
   size_t wanted_ = kGreetingPrefixBytes;
   GreetingPrefix prefix_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "transport/native_proof.h"
 #include "wire/codec.h"
 
 namespace torchrpc {
@@ -11,7 +12,6 @@ namespace {
 
 constexpr std::string_view kMagic = "torchrpc";
 constexpr size_t kNameBytes = 1024;
-constexpr size_t kProofBytes = 256;
 
 void putShort(Writer& out, std::string_view text, size_t limit) {
   text = text.substr(0, limit);
@@ -30,18 +30,25 @@ std::string getShort(Reader& in, size_t limit) {
 std::string Greeting::bytes() const {
   std::string body;
   Writer out(body);
-  if (type == GreetingType::kHello) {
-    out.put(listener);
-    out.put(flags);
-    putShort(out, group, kNameBytes);
-    putShort(out, name, kNameBytes);
-    putShort(out, proof, kProofBytes);
-  } else if (type == GreetingType::kWelcome) {
-    out.put(flags);
-    putShort(out, name, kNameBytes);
-    putShort(out, proof, kProofBytes);
-  } else {
-    putShort(out, text, kNameBytes);
+  switch (type) {
+    case GreetingType::kHello:
+      out.put(listener);
+      out.put(flags);
+      putShort(out, group, kNameBytes);
+      putShort(out, name, kNameBytes);
+      putShort(out, nonce, kNonceBytes);
+      break;
+    case GreetingType::kChallenge:
+      putShort(out, name, kNameBytes);
+      putShort(out, nonce, kNonceBytes);
+      break;
+    case GreetingType::kAnswer: putShort(out, proof, kProofBytes); break;
+    case GreetingType::kWelcome:
+      out.put(flags);
+      putShort(out, name, kNameBytes);
+      putShort(out, proof, kProofBytes);
+      break;
+    case GreetingType::kRefusal: putShort(out, text, kNameBytes); break;
   }
   std::string message(kMagic);
   Writer prefix(message);
@@ -81,8 +88,13 @@ Greeting parseGreeting(GreetingType type, std::string_view body) {
       greeting.flags = in.get<uint16_t>();
       greeting.group = getShort(in, kNameBytes);
       greeting.name = getShort(in, kNameBytes);
-      greeting.proof = getShort(in, kProofBytes);
+      greeting.nonce = getShort(in, kNonceBytes);
       break;
+    case GreetingType::kChallenge:
+      greeting.name = getShort(in, kNameBytes);
+      greeting.nonce = getShort(in, kNonceBytes);
+      break;
+    case GreetingType::kAnswer: greeting.proof = getShort(in, kProofBytes); break;
     case GreetingType::kWelcome:
       greeting.flags = in.get<uint16_t>();
       greeting.name = getShort(in, kNameBytes);

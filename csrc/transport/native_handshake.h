@@ -11,15 +11,16 @@
 namespace torchrpc {
 
 /// Of which version a peer is shows in its first bytes, which no version changes.
-constexpr uint16_t kNativeVersion = 1;
+constexpr uint16_t kNativeVersion = 2;
 constexpr size_t kGreetingPrefixBytes = 16;
 constexpr size_t kGreetingBodyBytes = 4096;  ///< at most
 
 enum class GreetingType : uint16_t {
-  kHello = 1,  ///< the opener's first
-  // 2, 3: a challenge and the answer to it, for groups that share a secret
-  kWelcome = 4,  ///< frames may follow
-  kRefusal = 5,  ///< the last word
+  kHello = 1,      ///< the opener's first
+  kChallenge = 2,  ///< prove that you know the secret of the group; only where there is one
+  kAnswer = 3,     ///< to a challenge
+  kWelcome = 4,    ///< frames may follow
+  kRefusal = 5,    ///< the last word
 };
 
 /// All that the messages of a handshake can say; each type has its own part of it.
@@ -28,8 +29,9 @@ struct Greeting {
   uint16_t flags = 0;     ///< hello: what the opener can do; welcome: what of it is done
   uint64_t listener = 0;  ///< hello: whom the opener wants, as the address says
   std::string group{};    ///< hello: opaque; both sides must have the same
-  std::string name{};     ///< hello, welcome: the node's, for messages to people
-  std::string proof{};    ///< hello, welcome: of a shared secret; empty where the group has none
+  std::string name{};     ///< hello, challenge, welcome: the node's, for messages to people
+  std::string nonce{};    ///< hello, challenge: made by chance for this connection; empty where there is no secret
+  std::string proof{};    ///< answer, welcome: of the secret, over all that has been said; empty where there is none
   std::string text{};     ///< refusal: why
 
   static constexpr uint16_t kSharedMemory = 1;  ///< flag: rings beside the socket

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <memory>
+#include <string>
 #include <unordered_set>
 
 #include "transport/callbacks.h"
@@ -15,10 +16,12 @@ namespace torchrpc {
 class NativeConnection;
 
 struct NativeShared {
-  NativeShared(Limits limits, Duration longest_spin) : limits(limits), loop(longest_spin) {}
+  NativeShared(Limits limits, Duration longest_spin, std::string secret)
+      : limits(limits), secret(std::move(secret)), loop(longest_spin) {}
 
   // Constant, or with synchronization of their own.
   const Limits limits;
+  const std::string secret;  ///< that peers must prove to know; empty: none
   Callbacks callbacks;
   NativeLoop loop;
   std::atomic<uint64_t> accepted{0};

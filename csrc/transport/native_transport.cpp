@@ -3,7 +3,8 @@
 // Note [Strangers]
 // Whoever reaches the port may connect. Until its greeting is complete a peer is a NativeGreeter: one descriptor and a
 // few hundred bytes, gone at its deadline, or sooner when more than `unproven_peers` wait (the oldest goes), or when
-// the process runs out of descriptors. None of that touches connections that are open.
+// the process runs out of descriptors. None of that touches connections that are open. Where the group has a secret,
+// who does not prove to know it never becomes a NativeConnection, which reads frames.
 
 #include "transport/native_transport.h"
 
@@ -33,7 +34,7 @@ class NativeTransport : public Transport {
       : options_(std::move(options)),
         address_(chooseHostAddress({options_.host, options_.rendezvous_host})),
         host_(options_.unix_sockets ? hostIdentity() : ""),
-        shared_(std::make_shared<NativeShared>(options_.limits, options_.longest_spin)) {}
+        shared_(std::make_shared<NativeShared>(options_.limits, options_.longest_spin, options_.secret)) {}
   ~NativeTransport() override { close(); }
 
   std::string listen(Acceptor acceptor) override;
@@ -56,6 +57,7 @@ class NativeTransport : public Transport {
   };
   using Greeters = std::list<std::unique_ptr<NativeGreeter>>;
 
+  Descriptor listenOnTcp() const;
   // On the loop.
   void startAccepting(Listener& listener);
   void acceptMany(Listener& listener);
@@ -98,8 +100,7 @@ std::string NativeTransport::listen(Acceptor acceptor) {
   std::random_device chance;
   own_.id = (static_cast<uint64_t>(chance()) << 32) | chance();
   std::list<Listener> listeners;
-  const auto any_port = bracketed(address_) + ":0";
-  listeners.push_back({SocketAddress::tcp(any_port)->listen(address_), true});
+  listeners.push_back({listenOnTcp(), true});
   own_.tcp = SocketAddress::textOf(listeners.back().socket.get());
   if (!host_.empty()) {
     own_.host = host_;
@@ -115,6 +116,23 @@ std::string NativeTransport::listen(Acceptor acceptor) {
   });
   if (!posted) throw Error(ErrorCode::kShutdown, "cannot listen: the transport is closed");
   return own_.text();
+}
+
+Descriptor NativeTransport::listenOnTcp() const {
+  const auto [first, last] = options_.ports;
+  for (uint32_t port = first;; ++port) {
+    const auto place = bracketed(address_) + ":" + std::to_string(port);
+    try {
+      return SocketAddress::tcp(place)->listen(port == 0 ? address_ : place);
+    } catch (const Error& error) {
+      if (first == last) throw;
+      if (port < last) continue;
+      throw Error(
+          error.code(),
+          "no port from " + std::to_string(first) + " to " + std::to_string(last) + " is free on " + address_ +
+              ": give a larger range by the option port or TORCHRPC_PORT. The last: " + error.text());
+    }
+  }
 }
 
 void NativeTransport::startAccepting(Listener& listener) {

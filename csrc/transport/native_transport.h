@@ -3,6 +3,7 @@
 // Our own transport: TCP between hosts, Unix sockets and shared memory within one. One thread, one listening socket
 // (two where Unix sockets are used), one connection a pair of workers.
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -11,6 +12,11 @@
 
 namespace torchrpc {
 
+/// Both 0: whichever the system chooses.
+struct PortRange {
+  uint16_t first = 0, last = 0;
+};
+
 struct NativeOptions {
   /// As in TensorPipeOptions: the address to listen on and to be reached at, and where the group meets.
   std::string host;
@@ -18,6 +24,9 @@ struct NativeOptions {
   std::string node_name;
   /// Opaque; peers that say another are refused. At most 1,024 bytes.
   std::string group;
+  /// That both sides of every connection must prove to know, before anything of theirs is read; empty: none.
+  std::string secret;
+  PortRange ports;            ///< to listen on: the first that is free
   bool unix_sockets = true;   ///< between workers of one host
   bool shared_memory = true;  ///< beside Unix sockets
   bool borrows = true;        ///< where there is shared memory: large tensors are copied out of the sender's memory

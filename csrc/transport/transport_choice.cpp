@@ -54,7 +54,29 @@ Duration longestSpin() {
   return std::chrono::microseconds(microseconds);
 }
 
+PortRange portRange(std::string text) {
+  std::string said_by = "the option port";
+  const char* variable = std::getenv("TORCHRPC_PORT");
+  if (text.empty() && variable && *variable) text = variable, said_by = "TORCHRPC_PORT";
+  if (text.empty()) return {};
+  const auto end = text.data() + text.size();
+  PortRange range;
+  auto read = std::from_chars(text.data(), end, range.first);
+  range.last = range.first;
+  if (read.ec == std::errc() && read.ptr != end && *read.ptr == '-') {
+    read = std::from_chars(read.ptr + 1, end, range.last);
+  }
+  const bool all = range.first == 0 && range.last != 0;
+  if (read.ec == std::errc() && read.ptr == end && range.first <= range.last && !all) return range;
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      said_by + " is '" + text +
+          "': it can be a port, 0 for one that the system chooses, or a range such as 29600-29700");
+}
+
 }  // namespace
+
+bool provesSecrets(const TransportOptions& options) { return choose(options) != "tensorpipe"; }
 
 std::unique_ptr<Transport> makeTransport(TransportOptions options) {
   const auto kind = choose(options);
@@ -63,9 +85,23 @@ std::unique_ptr<Transport> makeTransport(TransportOptions options) {
         {.host = std::move(options.host),
          .rendezvous_host = std::move(options.rendezvous_host),
          .node_name = std::move(options.node_name),
+         .secret = std::move(options.secret),
+         .ports = portRange(std::move(options.port)),
          .unix_sockets = kind != "tcp",
          .longest_spin = longestSpin(),
          .limits = options.limits});
+  }
+  if (!options.secret.empty()) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "a secret was given, which TensorPipe cannot prove: use the native transport (TORCHRPC_TRANSPORT=native and no "
+        "_transports or _channels), or give no secret");
+  }
+  if (const auto ports = portRange(std::move(options.port)); ports.last != 0) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "a port was given, but TensorPipe listens where the system chooses: use the native transport, or leave out the "
+        "option port and TORCHRPC_PORT");
   }
 #ifndef TORCHRPC_WITHOUT_TENSORPIPE
   return makeTensorPipeTransport(

@@ -24,8 +24,16 @@ struct TransportOptions {
   std::string host;  ///< this and the next: as in TensorPipeOptions
   std::string rendezvous_host;
   std::string node_name;
+  /// Of the group; empty: none. TensorPipe cannot prove one.
+  std::string secret;
+  /// A port to listen on or a range of them, "29600" or "29600-29700", of which the first free one is taken; empty:
+  /// what TORCHRPC_PORT says, else "0": the system chooses. The native transport's only.
+  std::string port;
   Limits limits;
 };
+
+/// Whether the transport that these options choose makes peers prove a secret. Throws as makeTransport.
+bool provesSecrets(const TransportOptions& options);
 
 /// Throws Error(kInvalidArgument) naming the option or variable and what would be accepted.
 std::unique_ptr<Transport> makeTransport(TransportOptions options);

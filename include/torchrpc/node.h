@@ -202,6 +202,14 @@ struct NodeOptions {
   Duration timeout = std::chrono::seconds(60);       ///< of calls that name none; 0: none
   Duration init_timeout = std::chrono::minutes(30);  ///< for the group to gather
   std::string transport;                             ///< "native", "tensorpipe" or "auto"; as in Python
+  /// That workers prove to each other when they connect: at least 16 bytes, the same on all; empty: what
+  /// TORCHRPC_SECRET_FILE or TORCHRPC_SECRET say, else one that comes through the rendezvous.
+  std::string secret;
+  /// What others may run here, and nothing else: operators ("aten::add"), registered functions ("cpp_function(name)"),
+  /// or how such names begin ("aten::*").
+  std::optional<std::vector<std::string>> allowed_functions;
+  /// To listen on: "29600", or the first free one of "29600-29700"; empty: what TORCHRPC_PORT says, else any.
+  std::string port;
 };
 
 /// A worker. Several can live in one process. The constructor, shutdown() and the destructor are for one thread; the

@@ -169,11 +169,26 @@ def address() -> Iterator[Finding]:
         return
     match = re.search(r"tcp=\[?([^;]*?)\]?:\d+;", found[1])
     host = match[1] if match else "?"
-    yield Finding(OK, f"workers listen on {host} (interface {interface_of(host)}; {why}), each on a free port")
+    ports = os.environ.get("TORCHRPC_PORT", "0")
+    port = "a free port" if ports == "0" else f"{ports} (TORCHRPC_PORT)"
+    yield Finding(OK, f"workers listen on {host} (interface {interface_of(host)}; {why}), each on {port}")
     if host.startswith("127.") or host == "::1":
         yield Finding(NOTE, "that is this machine only; for workers elsewhere set MASTER_ADDR to a name they know")
     else:
-        yield Finding(NOTE, "who can reach that address can run code here: see the documentation, Threat model")
+        yield Finding(NOTE, "what passes there is not encrypted: see the documentation, Threat model")
+    yield secret()
+
+
+def secret() -> Finding:
+    """What workers prove to each other. Whether a file may be used has shown in the trial before."""
+    given = [name for name in ("TORCHRPC_SECRET_FILE", "TORCHRPC_SECRET") if os.environ.get(name)]
+    if given:
+        return Finding(OK, f"workers prove a secret that {given[0]} gives; it does not go through the store")
+    return Finding(
+        NOTE,
+        "workers prove a secret that comes through the store: who can reach MASTER_ADDR:MASTER_PORT can join. If that "
+        "is too many, set TORCHRPC_SECRET_FILE on all workers",
+    )
 
 
 def meeting_point() -> Iterator[Finding]:

@@ -50,6 +50,22 @@ def test_libuv_stays_inside():
         assert not libuv_symbols(run.stdout), f"{binary} could be bound to LibTorch's libuv, or LibTorch to ours"
 
 
+def libsodium_symbols(listing):
+    """The lines of `nm -D` output that import or export libsodium: another copy may be in the process."""
+    return [line for line in listing.splitlines() if re.search(r" (_?sodium_|_?crypto_|randombytes)\w*$", line)]
+
+
+def test_libsodium_stays_inside():
+    for binary in our_binaries():
+        run = subprocess.run(["nm", "-D", binary], capture_output=True, text=True, check=True)
+        assert not libsodium_symbols(run.stdout), f"{binary} could be bound to another libsodium"
+
+
+def test_the_check_for_libsodium_can_fail():
+    listing = "                 U sodium_memcmp\n0000000000001234 T crypto_auth_hmacsha256_init\n        U crypt\n"
+    assert len(libsodium_symbols(listing)) == 2
+
+
 def test_the_check_for_libuv_can_fail():
     assert libuv_symbols("                 U uv_run\n0000000000001234 T uv_close\n                 U uvw\n") == [
         "                 U uv_run",

@@ -17,6 +17,7 @@ import torch
 
 from torchrpc import _C
 
+from ._allow_list import check_allowed, find_allowed
 from ._exceptions import NameNotFoundError, find_global, find_module, same_type, this_worker
 
 # Smaller buffers are cheaper in the pickle than as a tensor of their own.
@@ -52,6 +53,11 @@ def _script_function(qualified_name: str) -> torch.jit.ScriptFunction:
                 f"module {module}. Define it there, too, at the top level of that module."
             )
     return found
+
+
+def _allowed_script_function(qualified_name: str) -> torch.jit.ScriptFunction:
+    check_allowed(qualified_name)
+    return _script_function(qualified_name)
 
 
 def _empty_cell() -> types.CellType:
@@ -134,6 +140,17 @@ class _Unpickler(pickle.Unpickler):
         if name == "_tensor" and module == __name__:
             return self.at
         return find_global(module, name)
+
+
+class _AllowedUnpickler(_Unpickler):
+    """Builds what the worker's `allowed_functions` allow, and data."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name == "_tensor" and module == __name__:
+            return self.at
+        if name == "_script_function" and module == __name__:
+            return _allowed_script_function
+        return find_allowed(module, name)
 
 
 def _buffers(data: bytes, tensors: list[torch.Tensor]) -> Iterator[Any]:
@@ -245,6 +262,11 @@ def serialize(obj: Any) -> tuple[bytes, list[torch.Tensor]]:
 def deserialize(binary_data: bytes, tensor_table: list[torch.Tensor]) -> Any:
     """What `serialize` was given on another worker."""
     return _internal_rpc_pickler.deserialize(binary_data, tensor_table)
+
+
+def deserialize_allowed(binary_data: bytes, tensor_table: list[torch.Tensor]) -> Any:
+    """The same on a worker with `allowed_functions`. NotAllowedError for what they do not allow."""
+    return _AllowedUnpickler(binary_data, tensor_table).load()
 
 
 def _parts(args: tuple, kwargs: dict) -> dict[str, Any]:

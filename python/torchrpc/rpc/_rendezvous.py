@@ -16,6 +16,8 @@ from urllib.parse import parse_qs, urlparse
 import torch.distributed as dist
 from torch.distributed.rendezvous import _rendezvous_helper
 
+from torchrpc._C import _listen_where_peers_meet
+
 logger = logging.getLogger(__name__)
 
 _WAIT_VARIABLE = "TORCHRPC_INIT_TIMEOUT"
@@ -93,7 +95,16 @@ def _open_tcp(host: str, port: int, rank: int, use_libuv: bool) -> dist.Store:
     try:
         with _told(f"rank {rank} waits for rank 0 to listen at {host}:{port}. {_HOW_TO_MEET} {_DOCTOR}"):
             return dist.TCPStore(
-                host, port, None, serves, limit, wait_for_workers=False, multi_tenant=True, use_libuv=use_libuv
+                host,
+                port,
+                None,
+                serves,
+                limit,
+                wait_for_workers=False,
+                multi_tenant=True,
+                # Left to itself the store would listen on all interfaces.
+                master_listen_fd=_listen_where_peers_meet(host, port) if serves else None,
+                use_libuv=use_libuv,
             )
     except (RuntimeError, ValueError) as exc:
         if serves:

@@ -2,7 +2,7 @@
 
 import collections
 import enum
-import pickle
+import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -220,7 +220,7 @@ def _init_handler(agent_type: type[TensorPipeAgent], options_type: type) -> Call
 def _make_agent(
     agent_type: type[TensorPipeAgent], store: dist.Store, name: str, rank: int, world_size: int | None, options: Any
 ) -> TensorPipeAgent:
-    facts = pickle.dumps((torch.cuda.device_count(), options.device_maps, options.devices))
+    facts = _describe_devices(torch.cuda.device_count(), options.device_maps, options.devices)
     return agent_type(
         store, name, rank, world_size, options, {}, [], facts, init_timeout=init_timeout().total_seconds()
     )
@@ -255,9 +255,21 @@ def _start(agent: TensorPipeAgent) -> None:
         raise
 
 
+def _describe_devices(count: int, maps: dict[str, _DeviceMap], devices: list[torch.device]) -> bytes:
+    """For `_read_devices` on other workers. Not a pickle: it goes through the store, which others may write to."""
+    described = {name: [(str(here), str(there)) for here, there in map_.items()] for name, map_ in maps.items()}
+    return json.dumps([count, described, [str(device) for device in devices]]).encode()
+
+
+def _read_devices(facts: bytes) -> tuple[int, dict[str, _DeviceMap], list[torch.device]]:
+    count, maps, devices = json.loads(facts)
+    read = {name: {torch.device(here): torch.device(there) for here, there in map_} for name, map_ in maps.items()}
+    return int(count), read, [torch.device(device) for device in devices]
+
+
 def _device_facts(agent: TensorPipeAgent, worker: WorkerInfo) -> tuple[Any, Any, Any]:
     """How many devices a worker has, its device maps and its devices; C++ workers have none."""
-    return (0, {}, []) if is_native(agent, worker) else pickle.loads(agent._get_facts(worker.id))
+    return (0, {}, []) if is_native(agent, worker) else _read_devices(agent._get_facts(worker.id))
 
 
 def _settle_devices(agent: TensorPipeAgent) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ._allow_list import find_allowed as find_allowed
 from ._exceptions import _describe_exception, same_type
 from ._exceptions import _rebuild_exception as _rebuild_exception
 from ._exceptions import find_global as find_global
@@ -13,6 +14,7 @@ from ._pickler import _internal_rpc_pickler as _internal_rpc_pickler
 from ._pickler import _InternalRPCPickler as _InternalRPCPickler
 from ._pickler import _script_function as _script_function
 from ._pickler import deserialize, serialize
+from ._pickler import deserialize_allowed as deserialize_allowed
 from ._pickler import raise_unsendable as raise_unsendable
 from ._pickler import refuse_rrefs as refuse_rrefs
 

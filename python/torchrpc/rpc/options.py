@@ -1,12 +1,13 @@
 """The options of a worker, with devices in any spelling that torch.device takes."""
 
-from collections.abc import Iterable, Mapping
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
 
 import torch
 
 from torchrpc._C import _TensorPipeRpcBackendOptionsBase
 
+from ._allow_list import names_of
 from .constants import DEFAULT_INIT_METHOD, DEFAULT_NUM_WORKER_THREADS, DEFAULT_RPC_TIMEOUT_SEC
 
 __all__ = ["TensorPipeRpcBackendOptions"]
@@ -45,6 +46,16 @@ def _to_device_list(devices: Iterable[DeviceType]) -> list[torch.device]:
     return [_to_device(device) for device in devices]
 
 
+def _checked_secret(secret: str | bytes | None) -> str | bytes:
+    if secret is None:
+        return ""
+    if not isinstance(secret, str | bytes):
+        raise TypeError(f"secret must be a str or bytes, but is a {type(secret).__name__}.")
+    if not secret:
+        raise ValueError("secret is empty. Give at least 16 bytes made by chance, or leave it out.")
+    return secret
+
+
 class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
     """What `init_rpc` may be told about this worker.
 
@@ -58,6 +69,15 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         transport (str): `"native"` (shared memory within a host, else TCP), `"tcp"` (TCP everywhere), `"tensorpipe"` or
             `"auto"`, the same on all workers; default: what the environment variable TORCHRPC_TRANSPORT says, else
             `"auto"`: native.
+        secret (str or bytes): what workers prove to each other when they connect, at least 16 bytes, the same on all;
+            default: what the environment variables TORCHRPC_SECRET_FILE (a file that only its owner may read) or
+            TORCHRPC_SECRET say, else one that the group makes and hands round through the rendezvous.
+        port (int or str): the TCP port to listen on, or a range such as `"29600-29700"`, of which the first free one is
+            taken; 0 or default: what TORCHRPC_PORT says, else one that the system chooses.
+        allowed_functions (list): what others may run here, and nothing else: functions and classes, or their names
+            (`"package.module.function"`, `"aten::add"` for torch.add, `"cpp_function(name)"`), or how names begin
+            (`"package.*"`). Methods of objects that RRefs refer to may be called if their class is listed. What arrives
+            in pickles is limited to the same and to plain data: no lambdas. Default: everything may be run.
         _transports, _channels (list of str): which of TensorPipe's to use, the first the best; unknown ones are passed
             over with a warning. A list of either means TensorPipe.
 
@@ -75,6 +95,9 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         device_maps: dict[str, dict[DeviceType, DeviceType]] | None = None,
         devices: list[DeviceType] | None = None,
         transport: str | None = None,
+        secret: str | bytes | None = None,
+        port: int | str | None = None,
+        allowed_functions: Iterable[Callable[..., Any] | str] | None = None,
         _transports: list[str] | None = None,
         _channels: list[str] | None = None,
     ) -> None:
@@ -87,6 +110,9 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             {to: _to_device_map(device_map) for to, device_map in (device_maps or {}).items()},
             _to_device_list(devices or []),
             transport or "",
+            _checked_secret(secret),
+            "" if port is None else str(port),
+            None if allowed_functions is None else names_of(allowed_functions),
         )
 
     def set_device_map(self, to: str, device_map: dict[DeviceType, DeviceType]) -> None:

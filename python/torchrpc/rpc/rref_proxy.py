@@ -6,13 +6,16 @@ from typing import Any
 from torchrpc._C import PyRRef
 
 from . import api
+from ._allow_list import check_method
 from .constants import UNSET_RPC_TIMEOUT
 from .internal import _AsyncResult
 
 
 def _call_method(rref: PyRRef, name: str, args: tuple, kwargs: dict) -> Any:
     """Runs on the owner, which alone knows whether the method is an `async_execution` one."""
-    method = getattr(rref.local_value(), name)
+    value = rref.local_value()
+    check_method(value, name)
+    method = getattr(value, name)
     result = method(*args, **kwargs)
     return _AsyncResult(result) if hasattr(method, "_wrapped_async_rpc_function") else result
 

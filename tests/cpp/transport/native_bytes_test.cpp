@@ -37,7 +37,7 @@ bool isGreeting(const std::string& bytes) {
 }
 
 Greeting someHello() {
-  return {.flags = 1, .listener = 42, .group = std::string("g\0roup", 6), .name = "alice", .proof = "p"};
+  return {.flags = 1, .listener = 42, .group = std::string("g\0roup", 6), .name = "alice", .nonce = "n"};
 }
 
 /// All of the queue's bytes, taken in pieces of random size.
@@ -111,8 +111,15 @@ TEST_CASE("a greeting survives its bytes") {
   CHECK(hello.flags == 1);
   CHECK(hello.group == std::string("g\0roup", 6));
   CHECK(hello.name == "alice");
-  CHECK(hello.proof == "p");
-  const auto welcome = parsed(Greeting{.type = GreetingType::kWelcome, .flags = 1, .name = "bob"}.bytes());
+  CHECK(hello.nonce == "n");
+  const auto challenge = parsed(Greeting{.type = GreetingType::kChallenge, .name = "bob", .nonce = "m"}.bytes());
+  CHECK(challenge.type == GreetingType::kChallenge);
+  CHECK(challenge.name == "bob");
+  CHECK(challenge.nonce == "m");
+  CHECK(parsed(Greeting{.type = GreetingType::kAnswer, .proof = "p"}.bytes()).proof == "p");
+  const auto welcome =
+      parsed(Greeting{.type = GreetingType::kWelcome, .flags = 1, .name = "bob", .proof = "q"}.bytes());
+  CHECK(welcome.proof == "q");
   CHECK(welcome.type == GreetingType::kWelcome);
   CHECK(welcome.name == "bob");
   CHECK(parsed(Greeting{.type = GreetingType::kRefusal, .text = "no"}.bytes()).text == "no");
@@ -120,7 +127,7 @@ TEST_CASE("a greeting survives its bytes") {
 
 TEST_CASE("a greeting is never larger than its limit") {
   const std::string huge(100'000, 'x');
-  const auto bytes = Greeting{.group = huge, .name = huge, .proof = huge}.bytes();
+  const auto bytes = Greeting{.group = huge, .name = huge, .nonce = huge}.bytes();
   CHECK(bytes.size() <= kGreetingPrefixBytes + kGreetingBodyBytes);
   CHECK(isGreeting(bytes));
 }

@@ -1,0 +1,19 @@
+#include "base/unguessable.h"
+
+#include <cerrno>
+#include <sys/random.h>
+#include <system_error>
+
+namespace torchrpc {
+
+std::string unguessable(size_t bytes) {
+  std::string out(bytes, '\0');
+  for (size_t have = 0; have < bytes;) {
+    const auto got = ::getrandom(out.data() + have, bytes - have, 0);
+    if (got < 0 && errno != EINTR) throw std::system_error(errno, std::generic_category(), "getrandom");
+    if (got > 0) have += static_cast<size_t>(got);
+  }
+  return out;
+}
+
+}  // namespace torchrpc

@@ -1,0 +1,210 @@
+// Eight nodes that call each other at random for a while, with faults on: requests that fail to be sent, frames that
+// are lost, late or repeated, connections that are cut, deadlines too short to be met. Every call must be completed
+// exactly once, in time, and never with another call's reply.
+//
+// Usage: stress [--transport loopback|native|tcp|tensorpipe] [--seconds N] [--seed N]. Exit code: 1 if a promise was
+// broken.
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <deque>
+#include <iostream>
+#include <random>
+#include <thread>
+
+#include "agent/agent.h"
+#include "stress/cutter.h"
+#include "transport/faulty_transport.h"
+#include "transport/loopback_transport.h"
+#include "transport/transport_choice.h"
+#include "wire/codec.h"
+
+using namespace torchrpc;
+using namespace torchrpc::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr int kNodes = 8;
+constexpr int kSenders = 2;
+constexpr size_t kInFlight = 400;  // for each sender
+constexpr auto kGrace = 20s;       // after the longest deadline: a call that has not ended by then never will
+
+struct Settings {
+  std::string transport = "loopback";
+  double seconds = 5;
+  uint32_t seed = 1;
+};
+
+/// What became of one call.
+struct Call {
+  std::string question;
+  std::atomic<int> completions{0};
+};
+
+struct Tally {
+  std::atomic<uint64_t> made{0}, answered{0}, failed{0}, late{0}, lost{0}, doubled{0}, wrong{0}, cut{0};
+};
+
+Fault frameFault(const FrameInfo& frame, std::atomic<uint32_t>& counter) {
+  if (frame.kind == Kind::kHello) return {};
+  std::minstd_rand random(counter++ * 2654435761u + 1);
+  random.discard(3);
+  switch (random() % 400) {
+    case 0: return {.action = Fault::Action::kDrop};
+    case 1: return {.action = Fault::Action::kFail};
+    case 2: return {.action = Fault::Action::kRepeat};
+    case 3: return {.delay = std::chrono::milliseconds(random() % 40)};
+    default: return {};
+  }
+}
+
+class Group {
+ public:
+  explicit Group(const Settings& settings) {
+    const auto network = makeLoopbackNetwork();
+    for (int id = 0; id < kNodes; ++id) {
+      timers_.push_back(makeThreadTimer());
+      auto bare = settings.transport == "loopback"
+          ? makeLoopbackTransport(network)
+          : makeTransport({.kind = settings.transport, .host = "127.0.0.1", .node_name = nameOf(id)});
+      auto cutter = std::make_unique<Cutter>(std::move(bare));
+      cutters_.push_back(cutter.get());
+      auto faulty = makeFaultyTransport(
+          std::move(cutter), [this](const FrameInfo& frame, auto&) { return frameFault(frame, frames_); },
+          *timers_.back());
+      agents_.push_back(std::make_unique<Agent>(
+          Agent::Options{.self = {nameOf(id), id}, .incarnation = 100u + id, .threads = 3, .faults = sendFaults()},
+          std::move(faulty), timers_.back()));
+      serve(*agents_.back());
+    }
+    std::vector<std::string> addresses;
+    for (auto& agent : agents_) addresses.push_back(agent->listen());
+    for (auto& agent : agents_) {
+      for (int id = 0; id < kNodes; ++id) {
+        agent->directory().add({.info = {nameOf(id), id}, .address = addresses[id], .incarnation = 100u + id});
+      }
+    }
+  }
+  ~Group() { close(); }
+
+  Agent& operator[](size_t id) { return *agents_[id]; }
+  void cut(std::minstd_rand& random) { cutters_[random() % kNodes]->cut(random); }
+  void close() {
+    for (auto& agent : agents_) agent->close();
+  }
+
+ private:
+  static std::string nameOf(int id) { return "worker" + std::to_string(id); }
+
+  SendFaultPolicy sendFaults() {
+    return [this](const Message&) { return SendFault{.fail = requests_++ % 997 == 0}; };
+  }
+
+  /// Three kinds of answer: on the loop, on the pool, and on the pool after asking somebody else.
+  static void serve(Agent& agent) {
+    const auto echo = [](Request request, const Responder& responder) {
+      responder.reply({.kind = Kind::kReply, .payload = request.message.payload, .tensors = request.message.tensors});
+    };
+    agent.on(Kind::kBuiltinCall, Messenger::Where::kLoop, echo);
+    agent.on(Kind::kNativeCall, Messenger::Where::kPool, echo);
+    agent.on(Kind::kPythonCall, Messenger::Where::kPool, [&agent](Request request, const Responder& responder) {
+      request.message.kind = Kind::kNativeCall;
+      const auto third = static_cast<WorkerId>((agent.self().id + 1) % kNodes);
+      agent.request(third, std::move(request.message), 300ms, [responder](Result<Message> reply) {
+        reply ? responder.reply(std::move(reply).value()) : responder.fail(reply.error());
+      });
+    });
+  }
+
+  std::atomic<uint32_t> frames_{1};
+  std::atomic<uint32_t> requests_{1};
+  std::vector<std::shared_ptr<Timer>> timers_;  // outlive the transports
+  std::vector<Cutter*> cutters_;                // the agents'
+  std::vector<std::unique_ptr<Agent>> agents_;
+};
+
+Message question(std::minstd_rand& random, uint64_t number, std::string& text) {
+  constexpr Kind kKinds[] = {Kind::kBuiltinCall, Kind::kNativeCall, Kind::kPythonCall};
+  Message message{.kind = kKinds[random() % 3]};
+  Writer(message.payload).put(number);
+  const size_t sizes[] = {0, 10, 1000, 20'000, 300'000};
+  message.payload.append(sizes[random() % 100 == 0 ? 4 : random() % 4], static_cast<char>(number));
+  text = message.payload;
+  return message;
+}
+
+/// Makes calls until the time is over, then waits for the last of them.
+void send(Group& group, Tally& tally, uint32_t seed, TimePoint end) {
+  std::minstd_rand random(seed);
+  std::deque<std::shared_ptr<Call>> pending;
+  uint64_t number = uint64_t{seed} << 32;
+  const auto settle = [&](bool all) {
+    const auto patience = std::chrono::steady_clock::now() + 5s + kGrace;
+    while (!pending.empty() && (all || pending.size() >= kInFlight)) {
+      const auto& oldest = *pending.front();
+      if (oldest.completions == 0 && std::chrono::steady_clock::now() < patience) {
+        std::this_thread::sleep_for(1ms);
+        continue;
+      }
+      if (oldest.completions == 0) ++tally.lost;
+      pending.pop_front();
+    }
+  };
+  while (std::chrono::steady_clock::now() < end) {
+    auto call = std::make_shared<Call>();
+    auto message = question(random, ++number, call->question);
+    const Duration limits[] = {1ms, 20ms, 500ms, 5s};
+    ++tally.made;
+    group[random() % kNodes].request(
+        static_cast<WorkerId>(random() % kNodes), std::move(message), limits[random() % 4],
+        [call, &tally](Result<Message> reply) {
+          if (call->completions++ > 0) ++tally.doubled;
+          if (!reply) return void(reply.error().code() == ErrorCode::kTimeout ? ++tally.late : ++tally.failed);
+          ++(reply.value().payload == call->question ? tally.answered : tally.wrong);
+        });
+    pending.push_back(std::move(call));
+    settle(false);
+    if (random() % 20'000 == 0) group.cut(random), ++tally.cut;
+  }
+  settle(true);
+}
+
+Settings parse(int count, char** arguments) {
+  Settings settings;
+  for (int i = 1; i + 1 < count; i += 2) {
+    const std::string name = arguments[i], value = arguments[i + 1];
+    if (name == "--transport") settings.transport = value;
+    if (name == "--seconds") settings.seconds = std::stod(value);
+    if (name == "--seed") settings.seed = static_cast<uint32_t>(std::stoul(value));
+  }
+  return settings;
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  const auto settings = parse(count, arguments);
+  std::cout << "8 nodes over " << settings.transport << ", " << settings.seconds << " s, seed " << settings.seed
+            << std::endl;
+  Tally tally;
+  {
+    Group group(settings);
+    const auto end = std::chrono::steady_clock::now() +
+        std::chrono::duration_cast<Duration>(std::chrono::duration<double>(settings.seconds));
+    std::vector<std::thread> senders;
+    for (uint32_t i = 0; i < kSenders; ++i) {
+      senders.emplace_back([&, i] { send(group, tally, settings.seed * 100 + i, end); });
+    }
+    for (auto& sender : senders) sender.join();
+    group.close();
+  }
+  const uint64_t ended = tally.answered + tally.failed + tally.late;
+  std::cout << tally.made << " calls: " << tally.answered << " answered, " << tally.failed << " failed, " << tally.late
+            << " timed out, " << tally.cut << " connections cut; " << tally.lost << " lost, " << tally.doubled
+            << " doubled, " << tally.wrong << " with another's reply" << std::endl;
+  const bool good = ended == tally.made && tally.lost + tally.doubled + tally.wrong == 0 && tally.answered > 0;
+  std::cout << (good ? "clean" : "BROKEN") << std::endl;
+  return good ? 0 : 1;
+}

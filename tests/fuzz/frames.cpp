@@ -1,0 +1,40 @@
+// Frames on a stream, which arrive in pieces of any size.
+
+#include <cstring>
+#include <random>
+
+#include "input.h"
+#include "transport/native_frames.h"
+
+using namespace torchrpc;
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  fuzz::Input input(data, size);
+  std::minstd_rand random(input.byte() + 1);
+  auto bytes = input.rest();
+  const auto limits = fuzz::limits();
+  NativeFrameReader reader(limits);
+  std::array<char, 64> scratch;
+  std::array<iovec, 6> parts;
+  while (!bytes.empty()) {
+    const auto count = reader.room(scratch, parts);
+    size_t room = 0;
+    for (size_t i = 0; i < count; ++i) room += parts[i].iov_len;
+    fuzz::expect(room > 0);
+    const size_t read = std::min<size_t>(bytes.size(), 1 + random() % room);
+    for (size_t i = 0, left = read; left > 0; ++i) {
+      const auto some = std::min(left, parts[i].iov_len);
+      std::memcpy(parts[i].iov_base, bytes.data(), some);
+      bytes.remove_prefix(some);
+      left -= some;
+    }
+    const auto refused = reader.take(read, scratch, [&](Frame frame) {
+      fuzz::expect(frame.head.size() <= limits.head_bytes && frame.segments.size() <= limits.tensors);
+      return true;
+    });
+    if (!refused) continue;
+    fuzz::expectRefusal(*refused);
+    break;
+  }
+  return 0;
+}

@@ -1,0 +1,63 @@
+#pragma once
+
+// What the fuzzers share: an input begins with a few bytes that say how the rest is to be used.
+
+#include <cstdint>
+#include <cstdlib>
+#include <string_view>
+
+#include "base/error.h"
+#include "wire/tensor_codec.h"
+
+namespace torchrpc::fuzz {
+
+class Input {
+ public:
+  Input(const uint8_t* data, size_t size) : rest_(reinterpret_cast<const char*>(data), size) {}
+  /// The next byte; 0 at the end.
+  uint8_t byte() {
+    if (rest_.empty()) return 0;
+    const auto first = static_cast<uint8_t>(rest_.front());
+    rest_.remove_prefix(1);
+    return first;
+  }
+  /// Up to three segments of memory, as they come beside a head.
+  std::vector<Segment> segments() {
+    std::vector<Segment> out(byte() % 4);
+    for (auto& segment : out) {
+      const size_t bytes = byte() * size_t{256};
+      segment = {makeStorage(bytes), 0, bytes};
+      if (bytes > 0) std::memset(segment.mutableData(), 1, bytes);
+    }
+    return out;
+  }
+  std::string_view rest() const { return rest_; }
+
+ private:
+  std::string_view rest_;
+};
+
+/// Hostile bytes may be refused by these errors only.
+inline void expectRefusal(const Error& error, bool or_argument = false) {
+  const auto code = error.code();
+  const bool expected = code == ErrorCode::kProtocol || code == ErrorCode::kFrameTooLarge ||
+      (or_argument && code == ErrorCode::kInvalidArgument);
+  if (!expected) std::abort();
+}
+
+/// What must hold of what was decoded.
+inline void expect(bool holds) {
+  if (!holds) std::abort();
+}
+
+/// Small enough that what is allocated shows whether the limits are kept.
+inline Limits limits() {
+  Limits limits;
+  limits.head_bytes = 1 << 20;
+  limits.segment_bytes = 1 << 20;
+  limits.tensors = 64;
+  limits.depth = 100;
+  return limits;
+}
+
+}  // namespace torchrpc::fuzz

@@ -1,0 +1,77 @@
+// Writes what the corpora began with: one of everything that honest workers send. Usage: fuzz_seeds FOLDER
+
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+
+#include "transport/native_address.h"
+#include "transport/native_handshake.h"
+#include "wire/samples.h"
+#include "wire/value_codec.h"
+
+using namespace torchrpc;
+
+namespace {
+
+std::filesystem::path root;
+
+void write(const std::string& target, const std::string& bytes) {
+  static int number = 0;
+  std::filesystem::create_directories(root / target);
+  std::ofstream(root / target / ("seed" + std::to_string(number++)), std::ios::binary) << bytes;
+}
+
+/// How fuzz::Input reads segments; those that are no multiple of 256 bytes are left out.
+std::string segmentsOf(const Frame& frame) {
+  std::string out(1, static_cast<char>(frame.segments.size()));
+  for (const auto& segment : frame.segments) out += static_cast<char>(segment.bytes / 256);
+  return out;
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  if (count != 2) {
+    std::cerr << "usage: fuzz_seeds FOLDER\n";
+    return 2;
+  }
+  root = arguments[1];
+  const std::string nonce(32, 'n');
+  for (const auto& greeting :
+       {Greeting{.listener = 42, .group = "g", .name = "alice", .nonce = nonce},
+        Greeting{.type = GreetingType::kChallenge, .name = "bob", .nonce = nonce},
+        Greeting{.type = GreetingType::kAnswer, .proof = nonce},
+        Greeting{.type = GreetingType::kWelcome, .flags = 1, .name = "bob", .proof = nonce},
+        Greeting{.type = GreetingType::kRefusal, .text = "no"}}) {
+    write("handshake", '\0' + greeting.bytes());
+  }
+  write("handshake", "\1native:id=4f;tcp=[fd00::2]:4242;host=83cc.40;unix=torchrpc-4f");
+  std::mt19937 random(1);
+  for (int i = 0; i < 40; ++i) {
+    const auto frame = encodeFrame(randomMessage(random));
+    if (frame.head.size() > 2000) continue;
+    if (frame.segments.size() < 4) write("message", segmentsOf(frame) + frame.head);
+    std::string stream(1, static_cast<char>(i));
+    const uint64_t head_bytes = frame.head.size();
+    const uint32_t segments = 0, flags = 0;
+    Writer out(stream);
+    out.put(head_bytes);
+    out.put(segments);
+    out.put(flags);
+    if (i % 8 == 0) write("frames", stream + frame.head);
+  }
+  for (const auto& sample : sampleTensors()) {
+    Frame frame;
+    Writer head(frame.head);
+    encodeTensor(sample.tensor, head, frame.segments, Limits());
+    if (frame.segments.size() < 4 && frame.head.size() < 2000) write("tensor", segmentsOf(frame) + frame.head);
+  }
+  const std::vector<at::Tensor> tensors(3);
+  for (int i = 0; i < 60; ++i) {
+    std::string bytes(1, static_cast<char>(i % 16));
+    std::vector<at::Tensor> out;
+    Writer writer(bytes);
+    encodeValue(randomValue(random, tensors), writer, out);
+    if (bytes.size() < 500) write("value", bytes);
+  }
+}

@@ -1,0 +1,70 @@
+"""A worker of test_hosts.py: joins, does what the scenario says, prints what it has seen as one line of JSON.
+
+Arguments: scenario, and for those that are not started by torchrun rank, world size and URL.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+import torchrpc.rpc as rpc
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import chaos_strangers
+
+
+def say(**seen):
+    print(json.dumps(seen), flush=True)
+
+
+def greet(name):
+    return f"{name} from {rpc.get_worker_info().name}"
+
+
+def talk(size):
+    """Call everybody, with something small and something large."""
+    me = rpc.get_worker_info().name
+    answers = [rpc.rpc_sync(f"worker{rank}", greet, args=(me,)) for rank in range(size)]
+    large = torch.arange(300_000.0)
+    sums = [rpc.rpc_sync(f"worker{rank}", torch.add, args=(large, 1)).sum().item() for rank in range(size)]
+    assert set(sums) == {(large + 1).sum().item()}
+    return answers
+
+
+def cut_off(size):
+    """Call when the network has gone: the test takes the link down when it reads that this is ready."""
+    say(ready=True)
+    sys.stdin.readline()
+    begin = time.monotonic()
+    try:
+        rpc.rpc_sync("worker1", greet, args=("again",), timeout=2)
+        return {"error": "", "seconds": time.monotonic() - begin}
+    except RuntimeError as exc:
+        return {"error": str(exc), "seconds": time.monotonic() - begin}
+
+
+def main(scenario, rank=None, world_size=None, url="env://"):
+    rank = int(os.environ["RANK"] if rank is None else rank)
+    size = int(os.environ["WORLD_SIZE"] if world_size is None else world_size)
+    options = rpc.TensorPipeRpcBackendOptions(init_method=url, rpc_timeout=30)
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=size, rpc_backend_options=options)
+    listening = sorted({address for address, _ in chaos_strangers.listening()})
+    if scenario == "talk":
+        answers = talk(size)
+        rpc.shutdown()
+        say(listening=listening, answers=answers)
+    elif rank == 0:
+        say(**cut_off(size))
+        os._exit(0)
+    else:
+        say(ready=True)
+        sys.stdin.readline()
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

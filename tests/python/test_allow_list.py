@@ -1,0 +1,264 @@
+"""Workers with `allowed_functions`: what is listed runs, nothing else does, and pickles build nothing else."""
+
+import collections
+import enum
+import os
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import torchrpc.rpc as rpc
+from torchrpc import autograd as dist_autograd
+from torchrpc import cpp_function
+from torchrpc.nn import RemoteModule
+from torchrpc.optim import DistributedOptimizer
+from torchrpc.rpc._allow_list import find_allowed
+from torchrpc.testing import workers
+
+REFUSED = r"worker1 does not let others run or send {}: its allowed_functions do not have it"
+
+
+def double(value):
+    return 2 * value
+
+
+def triple(value):
+    return 3 * value
+
+
+def echo(value):
+    return value
+
+
+def raises_own_error():
+    raise OwnError("mine")
+
+
+class OwnError(Exception):
+    pass
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+class Counter:
+    def __init__(self, start=0):
+        self.value = start
+
+    def add(self, number):
+        self.value += number
+        return self.value
+
+    def _secret(self):
+        return "secret"
+
+
+class Unlisted(Counter):
+    pass
+
+
+class Evil:
+    """A pickle that calls os.system."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.path}",)
+
+
+@torch.jit.script
+def script_double(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+
+@torch.jit.script
+def script_triple(x: torch.Tensor) -> torch.Tensor:
+    return 3 * x
+
+
+ALLOWED = [double, echo, Counter, torch.add, script_double, raises_own_error, torch.nn.Linear]
+
+
+@pytest.fixture
+def group():
+    with workers(2, allowed_functions=ALLOWED):
+        yield
+
+
+def refused(function, *args, name=".*"):
+    with pytest.raises(RuntimeError, match=REFUSED.format(name)):
+        rpc.rpc_sync("worker1", function, args=args)
+
+
+def test_what_is_listed_runs(group):
+    assert rpc.rpc_sync("worker1", double, args=(21,)) == 42
+    assert rpc.remote("worker1", double, args=(21,)).to_here() == 42
+    assert rpc.rpc_sync("worker1", torch.add, args=(torch.ones(1), 1)).item() == 2
+    assert rpc.rpc_sync("worker1", script_double, args=(torch.ones(1),)).item() == 2
+
+
+def test_what_is_not_listed_does_not_run(group, tmp_path):
+    trace = tmp_path / "trace"
+    refused(triple, 1, name=rf"{triple.__module__}\.triple")
+    refused(os.system, f"touch {trace}", name=r"posix\.system")
+    refused(eval, f"open({str(trace)!r}, 'w')", name=r"builtins\.eval")
+    refused(subprocess.getoutput, f"touch {trace}")
+    with pytest.raises(RuntimeError, match=REFUSED.format(".*")):
+        rpc.remote("worker1", os.system, args=(f"touch {trace}",)).to_here()
+    assert not trace.exists()
+
+
+def test_operators_script_functions_and_cpp_functions_are_refused_unless_listed(group):
+    words = "does not let others run {}: its allowed_functions do not have it"
+    for function, args, name in (
+        (torch.mul, (torch.ones(1), 2), "aten::mul"),
+        (script_triple, (torch.ones(1),), f"__torch__.{script_triple.qualified_name.split('.', 1)[1]}"),
+        (cpp_function("f"), (), r"cpp_function\(f\)"),
+    ):
+        with pytest.raises(RuntimeError, match=words.format(name)):
+            rpc.rpc_sync("worker1", function, args=args)
+
+
+def test_pickles_that_call_are_refused_before_they_do(group, tmp_path):
+    trace = tmp_path / "trace"
+    refused(echo, Evil(trace), name=r"posix\.system")
+    refused(echo, [{"deep": (Evil(trace),)}], name=r"posix\.system")
+    assert not trace.exists()
+
+
+def test_code_and_script_modules_are_refused(group):
+    refused(lambda: 1, name=r"torchrpc\.rpc\._pickler\._\w+")
+    refused(echo, torch.jit.script(torch.nn.Linear(1, 1)), name=r"torchrpc\.rpc\._pickler\._script_module")
+    refused(echo, script_triple, name=r"__torch__\..*script_triple")
+
+
+def is_imported(module):
+    return module in sys.modules
+
+
+def test_a_refused_name_is_not_imported():
+    sys.modules["this"] = fake = type(sys)("this")
+    fake.function = type("function", (), {"__module__": "this"})
+    try:
+        with workers(2, allowed_functions=[is_imported]):
+            refused(fake.function, name=r"this\.function")
+            assert not rpc.rpc_sync("worker1", is_imported, args=("this",))
+    finally:
+        del sys.modules["this"]
+
+
+def test_plain_data_passes_as_argument_and_result(group):
+    values = [
+        {1, 2},
+        frozenset("ab"),
+        1 + 2j,
+        bytearray(b"x"),
+        collections.OrderedDict(a=1),
+        torch.float32,
+        torch.Size([1, 2]),
+        torch.device("cpu"),
+        torch.strided,
+        range(3),
+        [None, True, "text", b"bytes", (1.5,)],
+        2**100,
+        rpc.get_worker_info("worker1"),
+    ]
+    for value in values:
+        assert rpc.rpc_sync("worker1", echo, args=([value, object],))[0] == value
+    assert torch.equal(rpc.rpc_sync("worker1", echo, args=({1: torch.ones(2), "x": {3}},))[1], torch.ones(2))
+    parameter = rpc.rpc_sync("worker1", echo, args=(torch.nn.Parameter(torch.ones(2)),))
+    assert isinstance(parameter, torch.nn.Parameter)
+
+
+def test_types_are_refused_unless_listed(group):
+    refused(echo, Color.RED, name=rf"{Color.__module__}\.Color")
+    assert rpc.rpc_sync("worker1", echo, args=(Counter(5),)).value == 5
+
+
+def test_rrefs_and_their_methods_pass_for_listed_classes(group):
+    counter = rpc.remote("worker1", Counter, args=(1,))
+    assert counter.rpc_sync().add(2) == 3
+    assert counter.remote().add(2).to_here() == 5
+    assert rpc.rpc_sync("worker1", echo, args=([counter, {1}],))[0].to_here().value == 5
+    for name in ("_secret", "__getattribute__"):
+        with pytest.raises(RuntimeError, match=REFUSED.format(rf".*Counter\.{name}")):
+            getattr(counter.rpc_sync(), name)("value")
+
+
+def make_unlisted():
+    return Unlisted()
+
+
+def test_methods_of_objects_of_other_classes_are_refused():
+    with workers(2, allowed_functions=[make_unlisted]):
+        thing = rpc.remote("worker1", make_unlisted)
+        with pytest.raises(RuntimeError, match=REFUSED.format(r".*Unlisted\.add")):
+            thing.rpc_sync().add(1)
+
+
+def look_up(module, name):
+    find_allowed(module, name)
+
+
+def test_a_beginning_allows_what_a_package_made_not_what_it_imported():
+    here = double.__module__
+    with workers(2, allowed_functions=[f"{here}.*", "aten::*"]):
+        assert rpc.rpc_sync("worker1", triple, args=(2,)) == 6
+        assert rpc.rpc_sync("worker1", torch.mul, args=(torch.ones(1), 2)).item() == 2
+        rpc.rpc_sync("worker1", look_up, args=(here, "double"))
+        for name in ("os.system", "double.__globals__"):
+            refused(look_up, here, name, name=rf"{here}\.{name}")
+
+
+def test_exceptions_of_pythons_own_keep_their_type_and_others_become_runtime_errors(group):
+    with pytest.raises(TypeError, match="unsupported operand"):
+        rpc.rpc_sync("worker1", double, args=(None,))
+    with pytest.raises(RuntimeError, match="mine"):
+        rpc.rpc_sync("worker1", raises_own_error)
+
+
+def test_the_groups_own_machinery_needs_no_listing(group):
+    weight = rpc.remote("worker1", torch.add, args=(torch.ones(2), 0))
+    module = RemoteModule("worker1", torch.nn.Linear, args=(2, 1))
+    with dist_autograd.context() as context:
+        loss = module(torch.ones(1, 2)).sum()
+        dist_autograd.backward(context, [loss])
+        DistributedOptimizer(torch.optim.SGD, module.remote_parameters(), lr=0.1).step(context)
+    assert weight.to_here().tolist() == [1.0, 1.0]
+    assert weight._get_type() is torch.Tensor
+    assert rpc.api._all_gather(1) == {"worker0": 1, "worker1": 1}
+    with torch.profiler.profile() as profile:
+        rpc.rpc_sync("worker1", torch.add, args=(torch.ones(2), 1))
+    assert any("aten::add" in event.name for event in profile.events())
+
+
+@pytest.mark.parametrize(
+    ("entries", "error", "words"),
+    [
+        ("package.function", TypeError, "must be a list"),
+        ([5], TypeError, "neither a function nor the name"),
+        ([lambda: 1], ValueError, "no name of its own"),
+    ],
+)
+def test_entries_that_name_nothing_are_refused(entries, error, words):
+    with pytest.raises(error, match=words):
+        rpc.TensorPipeRpcBackendOptions(allowed_functions=entries)
+
+
+def test_an_entry_that_would_allow_everything_is_refused(tmp_path):
+    options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{tmp_path}/store", allowed_functions=["*"])
+    with pytest.raises(ValueError, match="would allow everything"):
+        rpc.init_rpc("worker0", rank=0, world_size=1, rpc_backend_options=options)
+
+
+def test_what_workers_publish_of_themselves_runs_no_code(tmp_path):
+    from torchrpc.rpc.backend_registry import _read_devices
+
+    with pytest.raises(ValueError, match=r"."):
+        _read_devices(pickle.dumps(Evil(tmp_path / "trace")))
+    assert not (tmp_path / "trace").exists()
