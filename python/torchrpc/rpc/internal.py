@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ._exceptions import WorkerLostError as WorkerLostError
 from ._exceptions import _describe_exception, same_type
 from ._exceptions import _rebuild_exception as _rebuild_exception
 from ._exceptions import find_global as find_global

@@ -58,6 +58,11 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         transport (str): `"native"` (shared memory within a host, else TCP), `"tcp"` (TCP everywhere), `"tensorpipe"` or
             `"auto"`, the same on all workers; default: what the environment variable TORCHRPC_TRANSPORT says, else
             `"auto"`: native.
+        liveness_timeout (float): seconds without a sign of life after which a worker is lost of whom something is
+            awaited (a reply, a value, its end in `shutdown`); a function that runs for long is no such silence. 0: only
+            connections that break tell. Default: what the environment variable TORCHRPC_LIVENESS_TIMEOUT says, else 30.
+        propagate_deadlines (bool): tell callees how much time a call has left: calls that their functions make get no
+            more than that.
         _transports, _channels (list of str): which of TensorPipe's to use, the first the best; unknown ones are passed
             over with a warning. A list of either means TensorPipe.
 
@@ -75,6 +80,8 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         device_maps: dict[str, dict[DeviceType, DeviceType]] | None = None,
         devices: list[DeviceType] | None = None,
         transport: str | None = None,
+        liveness_timeout: float | None = None,
+        propagate_deadlines: bool = False,
         _transports: list[str] | None = None,
         _channels: list[str] | None = None,
     ) -> None:
@@ -87,6 +94,8 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             {to: _to_device_map(device_map) for to, device_map in (device_maps or {}).items()},
             _to_device_list(devices or []),
             transport or "",
+            liveness_timeout,
+            propagate_deadlines,
         )
 
     def set_device_map(self, to: str, device_map: dict[DeviceType, DeviceType]) -> None:
