@@ -5,6 +5,7 @@
 #include <atomic>
 #include <memory>
 
+#include "base/interrupt.h"
 #include "base/mutex.h"
 #include "base/timer.h"
 
@@ -24,13 +25,9 @@ class Activity {
   }
   /// False if something still ran after `timeout` (0: waits as long as it takes).
   bool waitIdle(Duration timeout) {
-    auto idle = [this] { return running_.load(std::memory_order_acquire) == 0; };
+    const auto deadline = timeout == Duration::zero() ? kNever : deadlineAfter(timeout);
     MutexLock lock(mutex_);
-    if (timeout == Duration::zero()) {
-      idle_.wait(lock, idle);
-      return true;
-    }
-    return idle_.wait_for(lock, timeout, idle);
+    return waitInterruptibly(idle_, lock, deadline, [this] { return running_.load(std::memory_order_acquire) == 0; });
   }
   int64_t running() const { return running_.load(std::memory_order_acquire); }
   /// Begun since the start.

@@ -2,12 +2,26 @@
 
 #include <c10/util/Exception.h>
 
+#include "agent/deadline.h"
+#include "wire/codec.h"
+
 namespace torchrpc {
 
 namespace {
 
 Error lost(const WorkerInfo& peer, const Error& reason) {
   return {ErrorCode::kWorkerLost, "the connection to " + toString(peer) + " was lost: " + reason.text(), peer.name};
+}
+
+/// Whether it is what a program asks for: not what the protocols say to each other, which must arrive.
+bool isOfUser(Kind kind) { return isCall(kind) || kind == Kind::kRRefFetch || kind == Kind::kPythonRRefFetch; }
+
+size_t sizeOf(const Message& message) {
+  size_t bytes = message.payload.size();
+  for (const auto& tensor : message.tensors) {
+    if (tensor.defined() && tensor.has_storage()) bytes += tensor.nbytes();
+  }
+  return bytes;
 }
 
 /// What the transport says of a frame that did not go out, for the caller.
@@ -23,14 +37,21 @@ Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_
       timer_(std::move(timer)),
       transport_(std::move(transport)),
       connections_(
-          *transport_, directory_, options_.incarnation,
+          *transport_, directory_, options_.incarnation, options_.grows,
           {.on_frame = [this](const auto& link, Frame frame) { onFrame(link, std::move(frame)); },
-           .on_lost = [this](const Link& link, const Error& reason) { onLost(link, reason); }}),
+           .on_lost = [this](const Link& link, const Error& reason) { onLost(link, reason); },
+           .on_heard = [this](const Link& link) { liveness_.onHeard(link.peer().id); }}),
+      liveness_(options_.liveness, *timer_, connections_),
       pool_(
           {.size = options_.threads,
            .name = "torchrpc",
            .look = [this](const std::function<bool()>& done) { transport_->assist(done); }}),
-      lane_(pool_, options_.enter_lane) {}
+      lane_(pool_, options_.enter_lane) {
+  liveness_.addSource([this](std::set<WorkerId>& workers) {
+    calls_.addAwaited(workers);
+    workers.erase(self().id);
+  });
+}
 
 Agent::~Agent() { close(); }
 
@@ -62,6 +83,17 @@ WorkerInfo Agent::worker(WorkerId id) const {
   return {"worker " + std::to_string(id), id};
 }
 
+bool Agent::lives(const WorkerRecord& worker) {
+  const auto patience = options_.liveness;
+  return connections_.answers(worker, patience == Duration::zero() ? std::chrono::seconds(30) : patience);
+}
+
+void Agent::forget(const WorkerRecord& earlier) {
+  const auto& name = earlier.info.name;
+  connections_.closeAll(earlier, {ErrorCode::kWorkerLost, name + " has been started again", name});
+  for (const auto& handler : lost_handlers_) handler(earlier.info);
+}
+
 Error Agent::closing() const {
   return {ErrorCode::kShutdown, "RPC is shutting down on " + self().name + ": the call was not completed", self().name};
 }
@@ -69,8 +101,9 @@ Error Agent::closing() const {
 // --- calls made here ---
 
 void Agent::request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) {
+  timeout = limit(message, timeout);
   const auto id = message.call = calls_.nextId();
-  CallTable::Call call{.to = to, .timeout = timeout};
+  CallTable::Call call{.to = to, .timeout = timeout, .bytes = sizeOf(message)};
   if (timeout > Duration::zero()) call.deadline = timer_->now() + timeout;
   call.handler = [token = begin(activity_), handler = std::move(handler)](Result<Message> result) {
     handler(std::move(result));
@@ -82,6 +115,7 @@ void Agent::request(WorkerId to, Message message, Duration timeout, ReplyHandler
     return;
   }
   if (wake) armTimer(deadline);
+  liveness_.wake();
 
   const auto fault = options_.faults ? options_.faults(message) : SendFault();
   if (fault.fail) {
@@ -91,6 +125,28 @@ void Agent::request(WorkerId to, Message message, Duration timeout, ReplyHandler
   } else {
     send(to, id, message);
   }
+}
+
+Duration Agent::limit(Message& message, Duration timeout) const {
+  const auto deadline = currentDeadline();
+  if ((!options_.propagate_deadlines && deadline == kNever) || !isOfUser(message.kind)) return timeout;
+  if (deadline != kNever) {
+    const auto left = std::max<Duration>(deadline - timer_->now(), Duration(1));
+    timeout = timeout == Duration::zero() ? left : std::min(timeout, left);
+  }
+  if (timeout == Duration::zero()) return timeout;
+  std::string bytes;
+  Writer(bytes).put(static_cast<int64_t>(std::chrono::nanoseconds(timeout).count()));
+  message.headers.push_back({HeaderKind::kDeadline, std::move(bytes)});
+  return timeout;
+}
+
+TimePoint Agent::deadlineOf(const Message& request) const {
+  const auto* header = request.header(HeaderKind::kDeadline);
+  if (!header) return kNever;
+  const std::chrono::nanoseconds left(Reader(*header).get<int64_t>());
+  const auto now = timer_->now();
+  return left < kNever - now ? now + left : kNever;
 }
 
 void Agent::send(WorkerId to, CallId id, const Message& message) {
@@ -165,7 +221,7 @@ struct Agent::Retry {
   const Responder done;  // answers even if the timer drops the next attempt at shutdown
   const ActivityToken token;
   Duration pause = kFirstPause;
-  int lost = 0;  // attempts in a row that found no way to the worker
+  int lost = 0;  // attempts that found no way to the worker
 };
 
 void Agent::requestReliably(WorkerId to, Message message, ReplyHandler handler) {
@@ -173,9 +229,14 @@ void Agent::requestReliably(WorkerId to, Message message, ReplyHandler handler) 
 }
 
 void Agent::attempt(std::shared_ptr<Retry> retry) {
+  if (liveness_.silent(retry->to)) {
+    const auto to = worker(retry->to);
+    retry->done.fail(lost(to, {ErrorCode::kWorkerLost, to.name + " is silent", to.name}));
+    return;
+  }
   request(retry->to, retry->message, Retry::kAttemptTimeout, [this, retry](Result<Message> result) {
     const auto code = result ? ErrorCode::kUnknown : result.error().code();
-    retry->lost = code == ErrorCode::kWorkerLost ? retry->lost + 1 : 0;
+    if (code == ErrorCode::kWorkerLost) ++retry->lost;
     const bool worth_it =
         code == ErrorCode::kTimeout || (code == ErrorCode::kWorkerLost && retry->lost < Retry::kAttemptsWithoutAnswer);
     if (result || !worth_it || closing_) {
@@ -191,6 +252,8 @@ void Agent::attempt(std::shared_ptr<Retry> retry) {
 
 void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
   const auto info = peekFrame(frame.head);
+  if (info && info->kind == Kind::kPing) return link->send(encodeFrame({.kind = Kind::kPong}), [](const Status&) {});
+  if (info && info->kind == Kind::kPong) return;
   const auto role = info ? roleOf(info->kind) : std::nullopt;
   if (!role || *role == Role::kOneWay) {
     malformed_.fetch_add(1, std::memory_order_relaxed);
@@ -207,6 +270,7 @@ void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
     complete(info->call, std::move(message));
     return;
   }
+  liveness_.wake();  // it may have brought what its sender then holds
   auto answer = [this, link, id = info->call, token = begin(activity_)](Result<Message> result) {
     reply(link, id, std::move(result), token);
   };
@@ -246,8 +310,15 @@ void Agent::serve(Request request, Responder::Sink answer) {
     answering(responder, [&] { done = served.first(request, responder); });
     if (done) return;
   }
+  TimePoint deadline = kNever;
+  try {
+    deadline = deadlineOf(request.message);
+  } catch (const Error& e) {
+    return responder.fail(e);
+  }
   auto shared = std::make_shared<Request>(std::move(request));
-  auto task = [this, &served, shared, responder] {
+  auto task = [this, &served, shared, responder, deadline] {
+    const DeadlineScope scope(deadline);
     answering(responder, [&] { served.handler(std::move(*shared), responder); });
   };
   const bool posted = served.where == Where::kLane ? lane_.post(std::move(task)) : pool_.post(std::move(task));
@@ -272,22 +343,28 @@ void Agent::reply(const std::shared_ptr<Link>& link, CallId id, Result<Message> 
 void Agent::onLost(const Link& link, const Error& reason) {
   const auto& peer = link.peer();
   for (auto& call : calls_.takeLink(link.id())) call.handler(lost(peer, reason));
+  const auto known = directory_.find(peer.id);
+  if (known && known->incarnation != link.incarnation()) return;  // it has been started again since
+  liveness_.onLost(peer.id);
   if (closing_ || leaving_) return;
   for (const auto& handler : lost_handlers_) handler(peer);
 }
 
 // --- the end ---
 
-void Agent::close() {
+bool Agent::close(Duration patience) {
+  bool first = false;
   {
     MutexLock lock(mutex_);
-    if (std::exchange(closed_, true)) return;
+    first = !std::exchange(closed_, true);
   }
-  closing_ = true;
-  for (auto& call : calls_.close()) call.handler(closing());
-  timer_->close();
-  transport_->close();
-  pool_.close();
+  if (first) {
+    closing_ = true;
+    for (auto& call : calls_.close()) call.handler(closing());
+    timer_->close();
+    transport_->close();
+  }
+  return pool_.close(patience);
 }
 
 std::map<std::string, std::string> Agent::metrics() const {

@@ -14,6 +14,7 @@
 #include "agent/activity.h"
 #include "agent/call_table.h"
 #include "agent/connection_pool.h"
+#include "agent/liveness.h"
 #include "agent/messenger.h"
 #include "agent/send_faults.h"
 #include "agent/worker_directory.h"
@@ -31,6 +32,9 @@ class Agent final : public Messenger {
     WorkerInfo self;
     uint64_t incarnation = 0;
     size_t threads = 16;
+    bool grows = false;                ///< workers may be started again under their id
+    bool propagate_deadlines = false;  ///< tell callees how much time there is
+    Duration liveness{0};              ///< after which silence a worker of whom something is awaited is lost; 0: never
     Limits limits;
     SendFaultPolicy faults;  ///< for tests of programs; empty: none
     Lane::Enter enter_lane;  ///< what functions that share an interpreter need; empty: nothing
@@ -47,6 +51,8 @@ class Agent final : public Messenger {
   void onFirst(Kind kind, QuickHandler handler) override;
   /// Called on the loop when the connection to a worker has broken while this node was not closing.
   void onWorkerLost(LostHandler handler);
+  /// Who adds the workers of whom something else than a reply is awaited; called on the timer.
+  void addAwaited(Liveness::Awaited source) { liveness_.addSource(std::move(source)); }
   /// Called on the loop with replies to calls that have ended: what travels in them may have to be let go.
   void onLateReply(ReplyObserver observer) { late_reply_observer_ = std::move(observer); }
   /// Called with replies that could not be sent (too large, say): what was to travel in them stays here.
@@ -66,8 +72,20 @@ class Agent final : public Messenger {
   const WorkerInfo& self() const override { return directory_.self(); }
   WorkerInfo worker(WorkerId id) const override;
   WorkerDirectory& directory() { return directory_; }
+  /// Whether a worker of the group, which need not be in the directory, answers. Blocks.
+  bool lives(const WorkerRecord& worker);
+  /// A worker has been started again: what there was with the earlier one is lost.
+  void forget(const WorkerRecord& earlier);
+  /// Which of these others are lost; for who waits for them, from time to time. See Liveness.
+  std::vector<WorkerId> lostAmong(const std::vector<WorkerId>& workers) { return liveness_.lostAmong(workers); }
+
+  /// For who is about to make calls, not in answer to one: whether there is room for another, waited for so long at
+  /// most. So that what is under way is bounded, here and at the callees.
+  bool awaitRoom(Duration patience) { return ThreadPool::onThread() || calls_.awaitRoom(patience); }
 
   // --- the end ---
+  /// Whether close() has been called.
+  bool isClosing() const { return closing_; }
   /// Waits until no call is under way, neither made nor served here. False after `timeout` (0: never).
   bool waitIdle(Duration timeout) { return activity_.waitIdle(timeout); }
   /// Calls made and served here since the start, control messages included.
@@ -75,7 +93,11 @@ class Agent final : public Messenger {
   /// While the group is about to end, connections that break are no losses.
   void expectGoodbyes(bool ending) { leaving_ = ending; }
   /// Fails what is under way with kShutdown, closes connections, waits for the pool. Not from the loop or the pool.
-  void close();
+  void close() { close(Duration::max()); }
+  /// The same, but false after so long with functions still running here: then see ThreadPool::close.
+  bool close(Duration patience);
+  /// After a close() that was false: what has not begun never will.
+  void abandon() { pool_.drop(); }
 
   std::map<std::string, std::string> metrics() const;
 
@@ -87,6 +109,11 @@ class Agent final : public Messenger {
     QuickHandler first{};
   };
 
+  /// The time that a call has, not more than what is left to the one that this thread serves; it is written into the
+  /// message where it is to be known there.
+  Duration limit(Message& message, Duration timeout) const;
+  /// By when a request that has come just now is to be answered.
+  TimePoint deadlineOf(const Message& request) const;
   /// Sends a request that is in the call table.
   void send(WorkerId to, CallId id, const Message& message);
   void onFrame(const std::shared_ptr<Link>& link, Frame frame);
@@ -117,6 +144,7 @@ class Agent final : public Messenger {
   Activity activity_;
   CallTable calls_;
   ConnectionPool connections_;
+  Liveness liveness_;
   ThreadPool pool_;
   Lane lane_;
   std::atomic<bool> closing_{false};

@@ -8,6 +8,7 @@ bool CallTable::add(CallId id, Call& call, bool& wake) {
   if (call.deadline != kNever) deadlines_.emplace(call.deadline, id);
   wake = call.deadline < wake_at_;
   if (wake) wake_at_ = call.deadline;
+  bytes_ += call.bytes;
   calls_.emplace(id, std::move(call));
   return true;
 }
@@ -23,8 +24,11 @@ bool CallTable::assign(CallId id, uint64_t link) {
 std::optional<CallTable::Call> CallTable::takeLocked(CallId id) {
   auto it = calls_.find(id);
   if (it == calls_.end()) return std::nullopt;
+  const bool full = !hasRoom();
   auto call = std::move(it->second);
   calls_.erase(it);
+  bytes_ -= call.bytes;
+  if (full && hasRoom()) room_.notify_all();
   if (call.deadline != kNever) deadlines_.erase({call.deadline, id});
   return call;
 }
@@ -64,7 +68,18 @@ std::vector<CallTable::Call> CallTable::close() {
   for (auto& [id, call] : calls_) out.push_back(std::move(call));
   calls_.clear();
   deadlines_.clear();
+  room_.notify_all();
   return out;
+}
+
+bool CallTable::awaitRoom(Duration patience) {
+  MutexLock lock(mutex_);
+  return hasRoom() || room_.wait_for(lock, patience, [this] { return hasRoom(); });
+}
+
+void CallTable::addAwaited(std::set<WorkerId>& workers) const {
+  MutexLock lock(mutex_);
+  for (const auto& [id, call] : calls_) workers.insert(call.to);
 }
 
 size_t CallTable::size() const {

@@ -21,6 +21,7 @@ class CallTable {
     uint64_t link = 0;  ///< the connection it went out on; 0: none yet, or none needed
     Duration timeout{0};
     TimePoint deadline = kNever;
+    size_t bytes = 0;  ///< roughly, of the request
     Messenger::ReplyHandler handler;
   };
 
@@ -41,16 +42,29 @@ class CallTable {
   std::vector<Call> close();
 
   size_t size() const;
+  /// Whether there are few enough calls for another one, waited for so long at most.
+  bool awaitRoom(Duration patience);
+  /// Adds the workers whose replies are awaited.
+  void addAwaited(std::set<WorkerId>& workers) const;
 
  private:
+  // Enough for any network to be busy, and little enough to be kept by callees that are slow.
+  static constexpr size_t kMostCalls = 1 << 14;
+  static constexpr size_t kMostBytes = size_t{1} << 30;
+
   std::atomic<CallId> next_id_{1};
   mutable Mutex mutex_;
+  CondVar room_;
   // guarded by mutex_:
   bool closed_ = false;
   std::unordered_map<CallId, Call> calls_;
   std::set<std::pair<TimePoint, CallId>> deadlines_;
+  size_t bytes_ = 0;            ///< of all calls
   TimePoint wake_at_ = kNever;  ///< when takeExpired() will be called
 
+  bool hasRoom() const TORCHRPC_REQUIRES(mutex_) {
+    return closed_ || (calls_.size() < kMostCalls && bytes_ < kMostBytes);
+  }
   std::optional<Call> takeLocked(CallId id) TORCHRPC_REQUIRES(mutex_);
 };
 

@@ -1,5 +1,6 @@
 #include "agent/connection_pool.h"
 
+#include "base/waiter.h"
 #include "wire/codec.h"
 
 namespace torchrpc {
@@ -45,34 +46,61 @@ void Link::attach(std::shared_ptr<Connection> connection) {
   }
 }
 
-void Link::close() {
+void Link::close(Error why) {
   std::shared_ptr<Connection> connection;
   {
     MutexLock lock(mutex_);
+    if (!verdict_) verdict_ = std::move(why);
     connection = connection_;
   }
   if (connection) connection->close();
 }
 
+bool Link::heard() {
+  std::shared_ptr<Connection> connection;
+  {
+    MutexLock lock(mutex_);
+    connection = connection_;
+  }
+  const auto progress = connection ? connection->progress() : 0;
+  const bool moved = std::exchange(progress_, progress) != progress;
+  return frame_came_.exchange(false, std::memory_order_relaxed) || moved;
+}
+
 void Link::onFrame(Frame frame) {
   if (peer_.id != kNoWorker) {
+    if (!frame_came_.load(std::memory_order_relaxed)) {
+      frame_came_.store(true, std::memory_order_relaxed);
+      pool_.events_.on_heard(*this);
+    }
     pool_.events_.on_frame(shared_from_this(), std::move(frame));
     return;
   }
   try {
-    pool_.greet(*this, std::move(frame));
+    begin(std::move(frame));
   } catch (const Error& e) {
     TORCH_WARN_ONCE("torchrpc: a connection was refused: ", e.text());
-    close();
+    close(e);
   }
 }
 
-void Link::onClosed(const Error& reason) {
+void Link::begin(Frame frame) {
+  const auto info = peekFrame(frame.head);
+  if (info && info->kind == Kind::kPing) {
+    send(encodeFrame({.kind = Kind::kPong}), [](const Status&) {});
+  } else {
+    pool_.greet(*this, std::move(frame));
+  }
+}
+
+void Link::onClosed(const Error& ended) {
+  Error reason = ended;
   std::deque<Waiting> waiting;
   std::shared_ptr<Connection> connection;
   {
     MutexLock lock(mutex_);
     if (closed_) return;
+    if (verdict_) reason = *verdict_;
     closed_ = reason;
     waiting.swap(waiting_);
     connection.swap(connection_);
@@ -84,12 +112,16 @@ void Link::onClosed(const Error& reason) {
 // --- ConnectionPool ---
 
 ConnectionPool::ConnectionPool(
-    Transport& transport, const WorkerDirectory& directory, uint64_t incarnation, Events events)
-    : transport_(transport), directory_(directory), incarnation_(incarnation), events_(std::move(events)) {}
+    Transport& transport, const WorkerDirectory& directory, uint64_t incarnation, bool grows, Events events)
+    : transport_(transport),
+      directory_(directory),
+      incarnation_(incarnation),
+      grows_(grows),
+      events_(std::move(events)) {}
 
 std::string ConnectionPool::listen() {
   return transport_.listen([this](std::shared_ptr<Connection> connection) {
-    auto link = std::make_shared<Link>(*this, next_link_++, WorkerInfo{});
+    auto link = std::make_shared<Link>(*this, next_link_++);
     link->attach(std::move(connection));
     return link;
   });
@@ -120,14 +152,55 @@ void ConnectionPool::greet(Link& link, Frame frame) {
   peer.name = reader.getString();
   const auto incarnation = reader.get<uint64_t>();
   reader.expectEnd();
-  // A group that grows may hear from a worker before it has been told of it.
-  if (const auto known = directory_.find(peer.id);
-      peer.id < 0 || (known && (known->info != peer || known->incarnation != incarnation))) {
+  // A group that grows may hear from a worker before it has been told of it, or that it has been started again.
+  const auto known = directory_.find(peer.id);
+  const bool same = !known || (known->info == peer && known->incarnation == incarnation);
+  const bool again = known && grows_ && known->info == peer && known->incarnation < incarnation;
+  if (peer.id < 0 || peer.id == directory_.self().id || !(same || again)) {
     throw Error(ErrorCode::kProtocol, "it says it is " + toString(peer) + ", which the group knows as another worker");
   }
+  link.incarnation_ = incarnation;
   link.peer_ = peer;
   MutexLock lock(mutex_);
-  links_.try_emplace(peer.id, link.shared_from_this());
+  std::erase_if(greeted_, [](const auto& each) { return each.expired(); });
+  greeted_.push_back(link.weak_from_this());
+  if (!again) links_.try_emplace(peer.id, link.shared_from_this());  // else not before the group has said so
+}
+
+void ConnectionPool::closeAll(const WorkerRecord& peer, const Error& why) {
+  std::vector<std::shared_ptr<Link>> links;
+  {
+    MutexLock lock(mutex_);
+    if (auto it = links_.find(peer.info.id); it != links_.end()) links.push_back(it->second);
+    for (const auto& each : greeted_) {
+      if (auto link = each.lock()) links.push_back(std::move(link));
+    }
+  }
+  for (const auto& link : links) {
+    if (link->peer() == peer.info && link->incarnation() == peer.incarnation) link->close(why);
+  }
+}
+
+namespace {
+
+/// Waits for an answer to a PING, or for the end of the connection.
+struct Ear : ConnectionHandler {
+  Waiter<bool> answered;
+  void onFrame(Frame) override { answered.set(true); }
+  void onClosed(const Error&) override { answered.set(false); }
+};
+
+}  // namespace
+
+bool ConnectionPool::answers(const WorkerRecord& worker, Duration patience) try {
+  const auto ear = std::make_shared<Ear>();
+  const auto connection = transport_.connect(worker.address, worker.info.name, ear);
+  connection->send(encodeFrame({.kind = Kind::kPing}), [](const Status&) {});
+  const bool answered = ear->answered.waitFor(patience).value_or(false);
+  connection->close();
+  return answered;
+} catch (const Error&) {
+  return false;
 }
 
 std::shared_ptr<Link> ConnectionPool::link(const WorkerInfo& to) {
@@ -144,7 +217,7 @@ std::shared_ptr<Link> ConnectionPool::link(const WorkerInfo& to) {
     MutexLock lock(mutex_);
     auto [it, added] = links_.try_emplace(to.id);
     if (!added) return it->second;
-    fresh = it->second = std::make_shared<Link>(*this, next_link_++, record->info);
+    fresh = it->second = std::make_shared<Link>(*this, next_link_++, record->info, record->incarnation);
   }
   try {
     auto connection = transport_.connect(record->address, to.name, fresh);
@@ -168,6 +241,18 @@ void ConnectionPool::remove(const Link& link, const Error& reason) {
     }
   }
   if (link.peer().id != kNoWorker) events_.on_lost(link, reason);
+}
+
+std::vector<std::shared_ptr<Link>> ConnectionPool::links() const {
+  std::vector<std::shared_ptr<Link>> out;
+  MutexLock lock(mutex_);
+  for (const auto& [peer, link] : links_) out.push_back(link);
+  return out;
+}
+
+bool ConnectionPool::hasLink(WorkerId to) const {
+  MutexLock lock(mutex_);
+  return links_.contains(to);
 }
 
 size_t ConnectionPool::size() const {

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <cctype>
-#include <numeric>
 
 #include "base/error.h"
+#include "base/interrupt.h"
 #include "wire/codec.h"
 
 namespace torchrpc {
@@ -46,10 +46,25 @@ WorkerRecord decodeRecord(std::string_view bytes) {
   return record;
 }
 
+constexpr auto kLook = std::chrono::milliseconds(500);  // for workers that are lost
+constexpr auto kLeast = std::chrono::milliseconds(1);
+
 std::chrono::milliseconds storeTimeout(Duration timeout) {
   // Stores take no "for ever"; a month stands for it.
   if (timeout == Duration::zero()) return std::chrono::hours(24 * 30);
   return std::chrono::ceil<std::chrono::milliseconds>(timeout);
+}
+
+std::vector<std::string> keysOf(const std::vector<WorkerId>& ranks, const std::string& prefix) {
+  std::vector<std::string> keys;
+  for (const auto rank : ranks) keys.push_back(prefix + std::to_string(rank));
+  return keys;
+}
+
+std::string listed(const std::vector<WorkerId>& ranks) {
+  std::string out;
+  for (const auto rank : ranks) out += (out.empty() ? "" : ", ") + std::to_string(rank);
+  return out;
 }
 
 std::string seconds(Duration duration) {
@@ -137,12 +152,11 @@ void Rendezvous::claimKindOfGroup() {
 
 WorkerRecord Rendezvous::read(WorkerId id) { return decodeRecord(toText(store_->get(workerKey(id)))); }
 
-std::string Rendezvous::missing(const std::string& prefix) const {
-  std::string out;
+std::vector<WorkerId> Rendezvous::missing(const std::vector<WorkerId>& ranks, const std::string& prefix) const {
+  std::vector<WorkerId> out;
   try {
-    for (WorkerId id = 0; id < self_.world_size; ++id) {
-      const auto rank = std::to_string(id);
-      if (!store_->check({prefix + rank})) out += (out.empty() ? "" : ", ") + rank;
+    for (const auto rank : ranks) {
+      if (!store_->check({prefix + std::to_string(rank)})) out.push_back(rank);
     }
   } catch (const std::exception&) {
     return {};
@@ -150,38 +164,35 @@ std::string Rendezvous::missing(const std::string& prefix) const {
   return out;
 }
 
-std::vector<WorkerId> Rendezvous::allRanks() const {
-  std::vector<WorkerId> ranks(self_.world_size);
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
-}
-
-void Rendezvous::waitFor(
-    const std::vector<WorkerId>& ranks, const std::string& prefix, Duration timeout, const std::string& what) {
-  std::vector<std::string> keys;
-  for (auto rank : ranks) keys.push_back(prefix + std::to_string(rank));
+std::vector<WorkerId> Rendezvous::waitFor(
+    const std::vector<WorkerId>& ranks, const std::string& prefix, Duration timeout, const std::string& what,
+    const LostAmong& lost) {
   const auto who = self_.info.name + " (rank " + std::to_string(self_.info.id) + ")";
-  const bool tell = timeout == Duration::zero() || timeout > kTellAfter;
-  try {
-    store_->wait(keys, storeTimeout(tell ? kTellAfter : timeout));
-    return;
-  } catch (const std::exception& e) {
-    const auto absent = missing(prefix);
-    if (absent.empty()) throw storeLost(e);
-    if (tell) TORCH_WARN(who, " has waited ", seconds(kTellAfter), " for the workers of rank ", absent, " to ", what);
-  }
-  if (tell) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto end = timeout == Duration::zero() ? kNever : deadlineAfter(timeout);
+  auto absent = ranks;
+  for (bool told = false;;) {
+    const auto now = std::chrono::steady_clock::now();
+    const auto left = end - now;
     try {
-      store_->wait(keys, storeTimeout(timeout == Duration::zero() ? timeout : timeout - kTellAfter));
-      return;
+      store_->wait(keysOf(absent, prefix), storeTimeout(std::clamp<Duration>(left, kLeast, lost ? kLook : kTellAfter)));
+      return {};
     } catch (const std::exception& e) {
-      if (missing(prefix).empty()) throw storeLost(e);
+      absent = missing(absent, prefix);
+      if (absent.empty()) throw storeLost(e);
+    }
+    checkInterrupt();
+    if (lost && lost(absent) == absent) return absent;
+    if (left <= Duration::zero()) break;
+    if (!told && now - start >= kTellAfter) {
+      TORCH_WARN(who, " has waited ", seconds(kTellAfter), " for the workers of rank ", listed(absent), " to ", what);
+      told = true;
     }
   }
   throw Error(
       ErrorCode::kRendezvous,
       who + " waited " + seconds(timeout) + " for the " + std::to_string(self_.world_size) +
-          " workers of its group to " + what + "; missing: rank " + missing(prefix) +
+          " workers of its group to " + what + "; missing: rank " + listed(absent) +
           ". Start the missing ranks, check that all workers were given the same world_size and address to meet at, "
           "or allow more time");
 }
@@ -230,14 +241,19 @@ std::vector<WorkerRecord> Rendezvous::meetAll(Duration timeout) {
   return records;
 }
 
-std::vector<WorkerRecord> Rendezvous::joinGroup(Duration timeout) {
+std::vector<WorkerRecord> Rendezvous::joinGroup(
+    Duration timeout, const std::function<bool(const WorkerRecord&)>& lives) {
   claimKindOfGroup();
   store_->compareSet(kMembersKey, {}, toBytes(","));
-  auto members = toText(store_->get(kMembersKey));  // ",0,2,5,"
+  const auto members = toText(store_->get(kMembersKey));  // ",0,2,5,"
   std::vector<WorkerRecord> records;
+  std::string others = ",";
   for (size_t at = 1; at < members.size();) {
     const auto end = members.find(',', at);
-    const auto record = lookUp(std::stoi(members.substr(at, end - at)), timeout);
+    const auto id = members.substr(at, end - at);
+    const auto record = lookUp(std::stoi(id), timeout);
+    at = end + 1;
+    if (record.info == self_.info && record.incarnation < self_.incarnation && !lives(record)) continue;
     if (record.info.id == self_.info.id || record.info.name == self_.info.name) {
       throw Error(
           ErrorCode::kRendezvous,
@@ -246,10 +262,10 @@ std::vector<WorkerRecord> Rendezvous::joinGroup(Duration timeout) {
               toString(record.info) + " is in the group already, " + toString(self_.info) + " cannot join it");
     }
     records.push_back(record);
-    at = end + 1;
+    others += id + ",";
   }
   store_->set(workerKey(self_.info.id), toBytes(encodeRecord(self_)));
-  store_->set(kMembersKey, toBytes(members + std::to_string(self_.info.id) + ","));
+  store_->set(kMembersKey, toBytes(others + std::to_string(self_.info.id) + ","));
   records.push_back(self_);
   return records;
 }
@@ -280,12 +296,17 @@ WorkerRecord Rendezvous::lookUp(WorkerId id, Duration timeout) {
   }
 }
 
-int64_t Rendezvous::sumOverAll(const std::string& name, int64_t number, Duration timeout) {
+int64_t Rendezvous::sumOverAll(
+    const std::string& name, int64_t number, Duration timeout, const LostAmong& lost, std::set<WorkerId>& absent) {
   store_->set(name + "/" + std::to_string(self_.info.id), toBytes(std::to_string(number)));
-  waitFor(allRanks(), name + "/", timeout, "reach '" + name + "'");
-  int64_t sum = 0;
+  std::vector<WorkerId> ranks;
   for (WorkerId id = 0; id < self_.world_size; ++id) {
-    sum += std::stoll(toText(store_->get(name + "/" + std::to_string(id))));
+    if (!absent.contains(id)) ranks.push_back(id);
+  }
+  for (const auto id : waitFor(ranks, name + "/", timeout, "reach '" + name + "'", lost)) absent.insert(id);
+  int64_t sum = 0;
+  for (const auto id : ranks) {
+    if (!absent.contains(id)) sum += std::stoll(toText(store_->get(name + "/" + std::to_string(id))));
   }
   return sum;
 }

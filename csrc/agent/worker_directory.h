@@ -6,8 +6,10 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -67,19 +69,26 @@ class Rendezvous {
  public:
   Rendezvous(StorePtr store, WorkerRecord self);
 
+  /// Which of these workers are lost, and need not be waited for.
+  using LostAmong = std::function<std::vector<WorkerId>(const std::vector<WorkerId>&)>;
+
   /// Static group: publishes this worker, reads the others, checks that names are unique and world sizes agree.
   /// Logs whom it waits for, once, if that takes long.
   std::vector<WorkerRecord> meetAll(Duration timeout);
 
   /// Group that grows: publishes this worker, reads those already there. The caller keeps joins apart from each other.
-  std::vector<WorkerRecord> joinGroup(Duration timeout);
+  /// A worker of the same name or id that does not live (`lives`) any more is taken to be this one, before it was
+  /// started again.
+  std::vector<WorkerRecord> joinGroup(Duration timeout, const std::function<bool(const WorkerRecord&)>& lives);
   void leaveGroup();
   /// The record of one member, after it has joined.
   WorkerRecord lookUp(WorkerId id, Duration timeout);
 
-  /// Returns once all workers of a static group have called it for this `name`; the sum of their numbers.
+  /// Returns once all workers of a static group have called it for this `name`; the sum of their numbers. Without
+  /// those that are lost (`lost` may be empty: nobody is), which are added to `absent`.
   /// `timeout` 0: waits as long as it takes.
-  int64_t sumOverAll(const std::string& name, int64_t number, Duration timeout);
+  int64_t sumOverAll(
+      const std::string& name, int64_t number, Duration timeout, const LostAmong& lost, std::set<WorkerId>& absent);
 
   /// To be called last: worker 0, who often hosts the store, returns only when the others have done reading (or after
   /// `timeout`).
@@ -90,11 +99,12 @@ class Rendezvous {
   void claimKindOfGroup();
   void claimRank();
   /// Waits for the keys "<prefix><rank>" of these ranks; the error says who is missing, and `what` they have not done.
-  void waitFor(
-      const std::vector<WorkerId>& ranks, const std::string& prefix, Duration timeout, const std::string& what);
-  std::vector<WorkerId> allRanks() const;
-  /// The ranks without such a key, as text; empty if the store does not answer.
-  std::string missing(const std::string& prefix) const;
+  /// Gives those that are lost.
+  std::vector<WorkerId> waitFor(
+      const std::vector<WorkerId>& ranks, const std::string& prefix, Duration timeout, const std::string& what,
+      const LostAmong& lost = {});
+  /// Those of the ranks that have no such key; empty if the store does not answer.
+  std::vector<WorkerId> missing(const std::vector<WorkerId>& ranks, const std::string& prefix) const;
   Error storeLost(const std::exception& cause) const;
 
   const StorePtr store_;

@@ -5,10 +5,9 @@
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <future>
 #include <map>
 
-#include "base/thread_pool.h"
+#include "base/waiter.h"
 #include "wire/codec.h"
 
 namespace torchrpc {
@@ -76,7 +75,7 @@ void checkRoots(const std::vector<at::Tensor>& roots) {
 AutogradService::AutogradService(Messenger& messenger, Options options)
     : messenger_(messenger),
       environment_(environment(messenger, std::move(options))),
-      contexts_(messenger.self().id),
+      contexts_(messenger.self().id, options.first_context),
       recorder_(
           messenger, contexts_,
           {.on_ended =
@@ -180,11 +179,12 @@ void AutogradService::serveHeld(Request request, const Responder& responder) {
 }
 
 void AutogradService::onWorkerLost(const WorkerInfo& worker) {
-  messenger_.post([this, worker] {
-    for (const auto& context : contexts_.all()) {
+  // At once: another worker may join under its id soon.
+  messenger_.post([this, worker, all = contexts_.all(), ended = contexts_.removeAllOf(worker.id)] {
+    for (const auto& context : all) {
       for (const auto& pass : context->passes()) pass->onWorkerLost(worker);
     }
-    end(contexts_.removeAllOf(worker.id),
+    end(ended,
         Error(ErrorCode::kWorkerLost, toString(worker) + ", the owner of the autograd context, was lost", worker.name));
     tellOwners();
   });
@@ -193,6 +193,13 @@ void AutogradService::onWorkerLost(const WorkerInfo& worker) {
 void AutogradService::close() {
   for (const auto& context : contexts_.close()) {
     context->end(Error(ErrorCode::kShutdown, "RPC has been shut down on " + messenger_.self().name + "."));
+  }
+}
+
+void AutogradService::addAwaited(std::set<WorkerId>& workers) const {
+  for (const auto& context : contexts_.all()) {
+    workers.insert(makerOf(context->id()));
+    if (!context->passes().empty()) workers.merge(context->knownWorkers());
   }
 }
 
@@ -320,13 +327,13 @@ void AutogradService::backward(ContextId id, const RRefPtr& root, bool retain_gr
   if (root->isOwner()) return backwardFrom(header, static_cast<const OwnerRRef&>(*root).wait(Duration::zero()));
   const auto context = this->context(id);
   context->addKnownWorker(root->owner().id);
-  std::promise<Status> ended;
   auto request = encode(RRefBackwardRequest{header, RRefService::encodeName(static_cast<const UserRRef&>(*root))});
-  messenger_.request(root->owner().id, std::move(request), Duration::zero(), [&ended](const Result<Message>& reply) {
-    ended.set_value(reply ? Status() : Status(reply.error()));
+  const auto failure = waitFor<Status>([&](std::function<void(Status)> done) {
+    messenger_.request(
+        root->owner().id, std::move(request), Duration::zero(),
+        [done = std::move(done)](const Result<Message>& reply) { done(reply ? Status() : Status(reply.error())); });
   });
-  const ThreadPool::BlockingScope blocking;
-  if (const auto failure = ended.get_future().get()) throw *failure;
+  if (failure) throw *failure;
 }
 
 }  // namespace torchrpc

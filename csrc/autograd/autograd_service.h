@@ -10,6 +10,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -31,6 +32,8 @@ class AutogradService {
     std::function<std::shared_ptr<void>()> enter_user_code;
     /// How long a kFast pass waits for gradients while nothing moves; 0: for ever.
     std::function<Duration()> patience;
+    /// What contexts are counted from: where workers may be started again, larger than those of the time before.
+    int64_t first_context = 1;
   };
   struct DebugInfo {
     size_t contexts = 0;
@@ -79,8 +82,13 @@ class AutogradService {
 
   /// A worker is gone for good: its contexts end here, passes that involve it fail. On the loop.
   void onWorkerLost(const WorkerInfo& worker);
+  /// Another worker has joined under the id of a lost one.
+  void welcome(const WorkerInfo& worker) { contexts_.welcome(worker.id); }
   /// Ends all contexts; there are none after it. Idempotent.
   void close();
+
+  /// Adds the workers whose contexts are kept here, and those that take part in backward passes of ours.
+  void addAwaited(std::set<WorkerId>& workers) const;
 
   DebugInfo debugInfo() const;
 

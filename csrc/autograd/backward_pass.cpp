@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include "base/interrupt.h"
 #include "base/thread_pool.h"
 
 namespace torchrpc {
@@ -125,7 +126,14 @@ void BackwardPass::markFrom(Received received) {
 
 // --- the work ---
 
-void BackwardPass::run(edge_list roots, variable_list gradients) {
+void BackwardPass::run(edge_list roots, variable_list gradients) try {
+  runFrom(std::move(roots), std::move(gradients));
+} catch (const Error&) {
+  if (interrupt_) std::rethrow_exception(interrupt_);
+  throw;
+}
+
+void BackwardPass::runFrom(edge_list roots, variable_list gradients) {
   const auto root = c10::make_intrusive<SendFunction>(kNoAutogradId, std::move(roots));
   const auto sends = mode_ == BackwardMode::kFast ? context_->sends() : Sends();
   Received received;
@@ -146,8 +154,13 @@ void BackwardPass::run(edge_list roots, variable_list gradients) {
     began_ = true;
   }
   graph_->give(*root, std::move(gradients));
-  work();
-  waitUntil([this] { return ended_; });
+  try {
+    work();
+    waitUntil([this] { return ended_; });
+  } catch (const Error& e) {
+    fail(e);
+    throw;
+  }
 }
 
 void BackwardPass::receive(WorkerId from, GradientRequest request, Done done) {
@@ -240,12 +253,11 @@ bool BackwardPass::waitUntil(const std::function<bool()>& over, TimePoint deadli
     return over();
   });
   MutexLock lock(mutex_);
-  while (!over()) {
-    if (deadline == kNever) {
-      changed_.wait(lock);
-    } else if (changed_.wait_until(lock, deadline) == std::cv_status::timeout && !over()) {
-      return false;
-    }
+  try {
+    if (!waitInterruptibly(changed_, lock, deadline, over)) return false;
+  } catch (...) {
+    interrupt_ = std::current_exception();
+    throw Error(ErrorCode::kBackward, "the backward pass was interrupted on " + environment_.messenger.self().name);
   }
   throwIfFailed(failure_);
   return true;

@@ -78,6 +78,7 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   void markFrom(Received received);
   bool plan(Received& received);
 
+  void runFrom(edge_list roots, variable_list gradients);
   /// Runs the local graph to its end, in a graph task of torch's.
   void work();
   void runGraph();
@@ -111,6 +112,7 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   std::vector<std::pair<at::Tensor, at::Tensor>> captured_;  ///< leaves and their gradients
   std::vector<std::unique_ptr<GradLoan>> loans_;             ///< to the pass' end
   std::unordered_set<const at::TensorImpl*> lent_;
+  std::exception_ptr interrupt_;  ///< what a signal's handler raised meanwhile
   Mutex mutex_;
   CondVar changed_;
   // guarded by mutex_:

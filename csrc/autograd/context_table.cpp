@@ -153,6 +153,11 @@ std::vector<ContextPtr> ContextTable::removeAllOf(WorkerId id) {
   return removeEnded(rolls_[id]);
 }
 
+void ContextTable::welcome(WorkerId id) {
+  MutexLock lock(mutex_);
+  rolls_.erase(id);
+}
+
 std::vector<ContextPtr> ContextTable::close() {
   std::vector<ContextPtr> out;
   MutexLock lock(mutex_);

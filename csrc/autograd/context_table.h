@@ -33,7 +33,8 @@ struct Roll {
 
 class ContextTable {
  public:
-  explicit ContextTable(WorkerId self) : self_(self) {}
+  /// `first`: what ids are counted from.
+  explicit ContextTable(WorkerId self, int64_t first = 1) : self_(self), next_context_(first), next_message_(first) {}
 
   /// Throws Error(kShutdown) after close().
   ContextPtr create();
@@ -63,6 +64,8 @@ class ContextTable {
   std::vector<ContextPtr> takeIn(std::string_view rolls);
   /// Worker `id` is gone for good, and with it all its contexts, which are given.
   std::vector<ContextPtr> removeAllOf(WorkerId id);
+  /// Another worker, whose contexts begin above those of the one before, has joined under the id of one that is gone.
+  void welcome(WorkerId id);
   /// Empties the table for good.
   std::vector<ContextPtr> close();
 
@@ -75,8 +78,8 @@ class ContextTable {
   // guarded by mutex_:
   bool closed_ = false;
   std::unordered_map<ContextId, ContextPtr> contexts_;
-  int64_t next_context_ = 1;
-  int64_t next_message_ = 1;
+  int64_t next_context_;
+  int64_t next_message_;
   uint64_t version_ = 0;                         ///< of the own roll: how many own contexts have ended
   std::map<WorkerId, Roll> rolls_;               ///< the latest of each other owner
   std::map<WorkerId, std::set<WorkerId>> owed_;  ///< worker -> owners whose rolls it is to get

@@ -241,19 +241,37 @@ void ThreadPool::State::add(std::function<void()>& task) {
   throw Error(ErrorCode::kUnknown, "thread pool " + options.name + " could not start a single thread");
 }
 
-void ThreadPool::close() {
+bool ThreadPool::onThread() { return current_pool != nullptr; }
+
+bool ThreadPool::close(Duration patience) {
   if (current_pool == state_.get()) {
     throw Error(ErrorCode::kInvalidArgument, "thread pool " + state_->options.name + " closed by one of its threads");
   }
   Threads ended;
+  bool all = true;
   {
     MutexLock lock(state_->mutex);
     state_->closed = true;
     state_->work.notify_all();
-    while (!state_->live.empty()) state_->one_gone.wait(lock);
+    const auto deadline = deadlineAfter(patience);
+    while (!state_->live.empty() && all) {
+      if (deadline == kNever) {
+        state_->one_gone.wait(lock);
+      } else {
+        all = state_->one_gone.wait_until(lock, deadline) == std::cv_status::no_timeout;
+      }
+    }
+    all = state_->live.empty();
     ended.swap(state_->ended);
   }
   for (auto& thread : ended) thread.join();
+  return all;
+}
+
+void ThreadPool::drop() {
+  decltype(state_->tasks) dropped;  // destroyed after the lock
+  MutexLock lock(state_->mutex);
+  dropped.swap(state_->tasks);
 }
 
 ThreadPool::Stats ThreadPool::stats() const {

@@ -9,6 +9,8 @@
 #include <memory>
 #include <string>
 
+#include "base/timer.h"
+
 namespace torchrpc {
 
 class ThreadPool {
@@ -42,12 +44,20 @@ class ThreadPool {
 
   /// Takes no more tasks, runs what is queued, waits for the threads. Must not be called from a pool thread.
   /// Idempotent.
-  void close();
+  void close() { close(kForever); }
+  /// The same, but false after so long with threads still there. The pool must not be destroyed before a later call
+  /// has given true.
+  bool close(Duration patience);
+  /// Destroys the tasks that have not begun.
+  void drop();
 
   Stats stats() const;
 
   /// Runs a task as a pool does.
   static void runLogged(const std::function<void()>& task);
+
+  /// Whether this is a thread of some pool.
+  static bool onThread();
 
   /// While one lives on a pool thread, that thread does not count as running. Nests; a no-op on other threads.
   class BlockingScope {
@@ -59,6 +69,7 @@ class ThreadPool {
   };
 
  private:
+  static constexpr Duration kForever = Duration::max();
   struct State;
   std::unique_ptr<State> state_;
 };

@@ -2,10 +2,14 @@
 
 // A value that one thread waits for and another gives, once. The shortest way from a completion to a blocked caller.
 
+#include <functional>
+#include <memory>
 #include <optional>
 #include <utility>
 
+#include "base/interrupt.h"
 #include "base/mutex.h"
+#include "base/thread_pool.h"
 #include "base/timer.h"
 
 namespace torchrpc {
@@ -48,5 +52,16 @@ class Waiter {
   std::optional<T> value_;
   bool abandoned_ = false;
 };
+
+/// What the handler that `start` is given gets; unless a signal ends the wait. For threads that may block.
+template <typename T>
+T waitFor(const std::function<void(std::function<void(T)>)>& start) {
+  const auto waiter = std::make_shared<Waiter<T>>();
+  start([waiter](T value) { waiter->set(std::move(value)); });
+  const ThreadPool::BlockingScope blocking;
+  for (;; checkInterrupt()) {
+    if (auto value = waiter->waitFor(kBetweenSignals)) return *std::move(value);
+  }
+}
 
 }  // namespace torchrpc

@@ -3,6 +3,9 @@
 #include <pybind11/chrono.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <unistd.h>
+
+#include "base/interrupt.h"
 #include "bindings/bind.h"
 #include "bindings/current_node.h"
 #include "bindings/py_agent.h"
@@ -38,6 +41,16 @@ std::shared_ptr<Node> makeNode(
         "rpc_timeout must be a number of seconds, 0 for none, but got " + std::to_string(options.rpc_timeout));
   }
   node_options.timeout = std::chrono::ceil<Duration>(std::chrono::duration<double>(std::min(options.rpc_timeout, 3e9)));
+  if (const auto limit = options.liveness_timeout) {
+    if (!(*limit >= 0)) {
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          "liveness_timeout must be a number of seconds, 0 for none, but got " + std::to_string(*limit));
+    }
+    node_options.liveness_timeout =
+        *limit > 3e9 ? Duration::zero() : std::chrono::ceil<Duration>(std::chrono::duration<double>(*limit));
+  }
+  node_options.propagate_deadlines = options.propagate_deadlines;
   // The node makes the runner and the encoder reachable, so they must not keep it alive.
   auto self = std::make_shared<std::weak_ptr<Node>>();
   node_options.encode_value = [self](const c10::IValue& value, const WorkerInfo& to) {
@@ -109,7 +122,8 @@ void bindOptions(py::module_& module) {
           py::init([](size_t num_worker_threads, std::optional<std::vector<std::string>> transports,
                       std::optional<std::vector<std::string>> channels, double rpc_timeout, std::string init_method,
                       py::dict device_maps, py::list devices, std::string transport, std::string secret,
-                      std::string port, std::optional<std::vector<std::string>> allowed) {
+                      std::string port, std::optional<std::vector<std::string>> allowed,
+                      std::optional<double> liveness_timeout, bool propagate_deadlines) {
             if (num_worker_threads == 0) {
               throw Error(ErrorCode::kInvalidArgument, "num_worker_threads must be positive, but got 0");
             }
@@ -125,14 +139,19 @@ void bindOptions(py::module_& module) {
             options->secret = std::move(secret);
             options->port = std::move(port);
             options->allowed = std::move(allowed);
+            options->liveness_timeout = liveness_timeout;
+            options->propagate_deadlines = propagate_deadlines;
             return options;
           }),
           py::arg("num_worker_threads") = kDefaultThreads, py::arg("_transports") = std::nullopt,
           py::arg("_channels") = std::nullopt, py::arg("rpc_timeout") = kDefaultTimeout,
           py::arg("init_method") = "env://", py::arg("device_maps") = py::dict(), py::arg("devices") = py::list(),
-          py::arg("transport") = "", py::arg("secret") = "", py::arg("port") = "", py::arg("allowed") = std::nullopt)
+          py::arg("transport") = "", py::arg("secret") = "", py::arg("port") = "", py::arg("allowed") = std::nullopt,
+          py::arg("liveness_timeout") = std::nullopt, py::arg("propagate_deadlines") = false)
       .def_readwrite("num_worker_threads", &TensorPipeOptionsBase::num_worker_threads)
       .def_readonly("transport", &TensorPipeOptionsBase::transport)
+      .def_readwrite("liveness_timeout", &TensorPipeOptionsBase::liveness_timeout)
+      .def_readwrite("propagate_deadlines", &TensorPipeOptionsBase::propagate_deadlines)
       .def_readonly("_transports", &TensorPipeOptionsBase::transports)
       .def_readonly("_channels", &TensorPipeOptionsBase::channels)
       .def_readwrite("device_maps", &TensorPipeOptionsBase::device_maps)
@@ -187,7 +206,18 @@ PyAgent::PyAgent(
 
 PyAgent::~PyAgent() {
   py::gil_scoped_release no_gil;
-  node_->shutdown();
+  if (!abandoned_) node_->shutdown();
+}
+
+bool PyAgent::shutdown(double patience) {
+  const std::chrono::duration<double> limit(std::clamp(patience, 0.0, 3e9));
+  return node_->shutdown(std::chrono::ceil<Duration>(limit));
+}
+
+void PyAgent::abandon() {
+  // Its threads use it as long as they run: it is never destroyed.
+  if (!abandoned_.exchange(true)) new std::shared_ptr<Node>(node_);
+  node_->agent().abandon();
 }
 
 py::dict PyAgent::deviceMap(const WorkerInfo& to) const {
@@ -206,7 +236,19 @@ void PyAgent::updateMembership(const WorkerInfo& worker, py::list devices, py::d
   join ? node_->admit(worker) : node_->expel(worker);
 }
 
+namespace {
+
+/// Python has its main thread alone run signal handlers.
+void checkSignals() {
+  if (::gettid() != ::getpid()) return;
+  py::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+}  // namespace
+
 void bindAgent(py::module_& module) {
+  setInterruptCheck(checkSignals);
   bindOptions(module);
   bindWorkerInfo(module);
 
@@ -239,9 +281,13 @@ void bindAgent(py::module_& module) {
             nodeOf(self).meet(what, timeout == 0 ? Duration::zero() : toDuration(nodeOf(self), timeout));
           },
           py::arg("what"), py::arg("timeout"), no_gil)
-      .def("sync", [](PyAgent&) {})
       .def(
-          "shutdown", [](PyAgent& self) { nodeOf(self).shutdown(); }, no_gil)
+          "_lost_among",
+          [](PyAgent& self, const std::vector<WorkerId>& workers) { return nodeOf(self).agent().lostAmong(workers); },
+          py::arg("workers"), no_gil)
+      .def("sync", [](PyAgent&) {})
+      .def("_abandon", &PyAgent::abandon, no_gil)
+      .def("shutdown", &PyAgent::shutdown, py::arg("patience") = std::numeric_limits<double>::infinity(), no_gil)
       .def("get_worker_info", [](const PyAgent& self) { return nodeOf(self).self(); })
       .def(
           "get_worker_info", [](const PyAgent& self, const std::string& name) { return nodeOf(self).worker(name); },

@@ -36,10 +36,19 @@ Message encodeOperatorCall(Kind kind, const std::string& name, const py::args& a
 }
 
 /// How a call is made, once it is a message.
-using Way = py::object (*)(const std::shared_ptr<Node>&, const WorkerInfo& to, Outgoing, double timeout);
+using Way = py::object (*)(const std::shared_ptr<Node>&, const WorkerInfo& to, Outgoing, Duration limit);
 
-py::object callAsync(const std::shared_ptr<Node>& node, const WorkerInfo& to, Outgoing call, double timeout) {
-  const auto limit = toDuration(*node, timeout);
+/// How long a call may take, for which there is room now. Before RRefs are forked for a call that is never made.
+Duration limitOf(Node& node, const WorkerInfo& to, double timeout) {
+  const auto limit = toDuration(node, timeout);
+  if (!node.agent().awaitRoom(Duration::zero())) {
+    py::gil_scoped_release no_gil;
+    node.awaitRoom(to, limit);
+  }
+  return limit;
+}
+
+py::object callAsync(const std::shared_ptr<Node>& node, const WorkerInfo& to, Outgoing call, Duration limit) {
   auto future = makeFuture();
   auto done = completeWithReply(node, future);
   {
@@ -49,8 +58,7 @@ py::object callAsync(const std::shared_ptr<Node>& node, const WorkerInfo& to, Ou
   return wrapFuture(std::move(future));
 }
 
-py::object callSync(const std::shared_ptr<Node>& node, const WorkerInfo& to, Outgoing call, double timeout) {
-  const auto limit = toDuration(*node, timeout);
+py::object callSync(const std::shared_ptr<Node>& node, const WorkerInfo& to, Outgoing call, Duration limit) {
   return waitForReply(node, [&](Messenger::ReplyHandler done) {
     const GilWhileSmall gil(call.message);
     node->call(to.id, std::move(call), limit, std::move(done));
@@ -58,8 +66,7 @@ py::object callSync(const std::shared_ptr<Node>& node, const WorkerInfo& to, Out
 }
 
 template <Kind fetch_kind>
-py::object callRemote(const std::shared_ptr<Node>& node, const WorkerInfo& to, Outgoing call, double timeout) {
-  const auto limit = toDuration(*node, timeout);
+py::object callRemote(const std::shared_ptr<Node>& node, const WorkerInfo& to, Outgoing call, Duration limit) {
   RRefPtr rref;
   {
     const GilWhileSmall gil(call.message);
@@ -74,7 +81,9 @@ void bindBuiltin(py::module_& module, const char* name, Kind kind, Way way) {
       [kind, way](
           const WorkerInfo& dst, const std::string& qualified_name, double timeout, const py::args& args,
           const py::kwargs& kwargs) {
-        return way(currentNode(), dst, {.message = encodeOperatorCall(kind, qualified_name, args, kwargs)}, timeout);
+        const auto node = currentNode();
+        const auto limit = limitOf(*node, dst, timeout);
+        return way(node, dst, {.message = encodeOperatorCall(kind, qualified_name, args, kwargs)}, limit);
       },
       py::arg("dst"), py::arg("qualified_name"), py::arg("timeout"));
 }
@@ -84,7 +93,8 @@ void bindNative(py::module_& module, const char* name, Kind kind, Way way) {
       name,
       [kind, way](const WorkerInfo& dst, const std::string& function, const py::tuple& args, double timeout) {
         const auto node = currentNode();
-        return way(node, dst, encodeNativeCall(*node, kind, dst, function, args), timeout);
+        const auto limit = limitOf(*node, dst, timeout);
+        return way(node, dst, encodeNativeCall(*node, kind, dst, function, args), limit);
       },
       py::arg("dst"), py::arg("name"), py::arg("args"), py::arg("timeout"));
 }
@@ -96,6 +106,7 @@ void bindScript(py::module_& module, const char* name, Kind kind, Way way) {
           const WorkerInfo& dst, const std::string& qualified_name, const py::tuple& args, const py::dict& kwargs,
           double timeout, bool is_async_execution) {
         const auto node = currentNode();
+        const auto limit = limitOf(*node, dst, timeout);
         Outgoing call;
         try {
           call = encodeScriptCall(*node, kind, dst, qualified_name, args, kwargs, is_async_execution);
@@ -103,7 +114,7 @@ void bindScript(py::module_& module, const char* name, Kind kind, Way way) {
           internalFunction("refuse_rrefs")(dst.name, qualified_name, args, kwargs);
           throw;
         }
-        return way(node, dst, std::move(call), timeout);
+        return way(node, dst, std::move(call), limit);
       },
       py::arg("dst"), py::arg("qualified_name"), py::arg("args"), py::arg("kwargs"), py::arg("timeout"),
       py::arg("is_async_execution"));
@@ -128,7 +139,8 @@ void bindPython(py::module_& module, const char* name, Kind kind, Way way) {
           const WorkerInfo& dst, const py::object& func, const py::tuple& args, const py::dict& kwargs, double timeout,
           bool is_async_execution) {
         const auto node = currentNode();
-        return way(node, dst, encodeOrExplain(*node, kind, dst, func, args, kwargs, is_async_execution), timeout);
+        const auto limit = limitOf(*node, dst, timeout);
+        return way(node, dst, encodeOrExplain(*node, kind, dst, func, args, kwargs, is_async_execution), limit);
       },
       py::arg("dst"), py::arg("func"), py::arg("args"), py::arg("kwargs"), py::arg("timeout"),
       py::arg("is_async_execution"));

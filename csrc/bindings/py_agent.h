@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/utils/pybind.h>
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <optional>
@@ -32,6 +33,8 @@ struct TensorPipeOptionsBase : RpcBackendOptions {
   std::optional<std::vector<std::string>> allowed;  ///< as AllowList has them; none: everything
   std::optional<std::vector<std::string>> transports;
   std::optional<std::vector<std::string>> channels;
+  std::optional<double> liveness_timeout;  ///< empty: the default
+  bool propagate_deadlines = false;
   py::dict device_maps;  ///< worker name to a dict of devices
   py::list devices;
 };
@@ -54,6 +57,11 @@ class PyAgent : public RpcAgent {
   PyAgent(const PyAgent&) = delete;
   PyAgent& operator=(const PyAgent&) = delete;
 
+  /// Stops the node; false after so many seconds with functions still running in it.
+  bool shutdown(double patience);
+  /// After that: they may go on for as long as the process lives.
+  void abandon();
+
   const std::shared_ptr<Node>& node() const { return node_; }
   const TensorPipeOptionsBase& options() const { return options_; }
   py::dict deviceMap(const WorkerInfo& to) const;
@@ -65,6 +73,7 @@ class PyAgent : public RpcAgent {
   py::dict reverse_device_maps_;
   py::list devices_;
   const std::shared_ptr<Node> node_;
+  std::atomic<bool> abandoned_{false};
 };
 
 }  // namespace torchrpc::bindings

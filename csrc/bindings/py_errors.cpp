@@ -19,6 +19,7 @@ py::object toException(const Error& error) {
   if (error.code() == ErrorCode::kUserException || in_backward) {
     return internalFunction("_rebuild_exception")(error.text(), py::bytes(error.detail()), error.worker(), in_backward);
   }
+  if (error.code() == ErrorCode::kWorkerLost) return internalFunction("WorkerLostError")(error.text(), error.worker());
   return py::reinterpret_borrow<py::object>(PyExc_RuntimeError)(error.text());
 }
 

@@ -14,7 +14,7 @@ namespace torchrpc::bindings {
 namespace py = pybind11;
 
 /// The exception that Python code gets to see: for kUserException the one the callee raised, rebuilt; for kBackward
-/// likewise, but always a RuntimeError as well; else a RuntimeError.
+/// likewise, but always a RuntimeError as well; for kWorkerLost a WorkerLostError; else a RuntimeError.
 py::object toException(const Error& error);
 
 /// What a Python exception raised on worker `self` becomes on its way to the caller.

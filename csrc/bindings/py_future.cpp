@@ -27,7 +27,11 @@ class Raised : public std::exception {
 
 }  // namespace
 
-void bindFutures(py::module_& /*module*/) {
+void bindFutures(py::module_& module) {
+  module.def(
+      "_wait_until_done", &waitUntilDone, py::arg("future"),
+      "Blocks, without the GIL, until a torch.futures.Future has its value or its error; a signal's handler runs "
+      "meanwhile, and what it raises ends the wait.");
   py::register_exception_translator([](std::exception_ptr raised) {
     try {
       if (raised) std::rethrow_exception(raised);
@@ -99,8 +103,6 @@ Messenger::ReplyHandler completeWithReply(std::shared_ptr<Node> node, FuturePtr 
 
 namespace {
 
-constexpr auto kBetweenSignals = std::chrono::milliseconds(100);
-
 using ReplyWaiter = Waiter<Result<Message>>;
 
 /// Needs the GIL. Throws what a signal handler raises.
@@ -132,6 +134,15 @@ py::object waitForReply(const std::shared_ptr<Node>& node, const std::function<v
   });
   const auto message = waitFor(*node, *waiter).take();
   return decodeResult(node, message, node->takeIn(message));
+}
+
+void waitUntilDone(const py::object& object) {
+  const auto future = py::cast<std::shared_ptr<PythonFutureWrapper>>(object)->fut;
+  if (future->completed()) return;
+  py::gil_scoped_release no_gil;
+  torchrpc::waitFor<bool>([&future](std::function<void(bool)> done) {
+    future->addCallback([done = std::move(done)](c10::ivalue::Future&) { done(true); });
+  });
 }
 
 void whenDone(const py::object& object, ValueOrRaised done) {

@@ -1,5 +1,8 @@
 #include "bindings/py_runner.h"
 
+#include <cxxabi.h>
+#include <unistd.h>
+
 #include "bindings/py_calls.h"
 #include "bindings/py_errors.h"
 #include "bindings/py_future.h"
@@ -86,6 +89,9 @@ class PythonRunner final : public CallableRunner {
     std::optional<Error> error;
     try {
       body();
+    } catch (const abi::__forced_unwind&) {
+      // The interpreter has ended and takes its threads away. Where this one was, destructors need the interpreter.
+      for (;;) ::pause();
     } catch (py::error_already_set& e) {
       error = toError(e, self);
     } catch (const Error& e) {

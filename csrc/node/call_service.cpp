@@ -2,6 +2,7 @@
 
 #include <thread>
 
+#include "agent/deadline.h"
 #include "autograd/context.h"
 
 namespace torchrpc {
@@ -48,13 +49,14 @@ void CallService::prepare(Request request, Run run, std::function<void(Error)> f
   // come on this thread, too, but then in the transport's callbacks, which it runs while it sends; nothing may block
   // there.
   auto here = std::make_shared<std::optional<Result<std::vector<RRefPtr>>>>();
-  auto ready = [this, go, early = std::weak_ptr(here), thread = std::this_thread::get_id(),
-                context = currentContext()](Result<std::vector<RRefPtr>> rrefs) {
+  auto ready = [this, go, early = std::weak_ptr(here), thread = std::this_thread::get_id(), context = currentContext(),
+                deadline = currentDeadline()](Result<std::vector<RRefPtr>> rrefs) {
     if (std::this_thread::get_id() == thread) {
       if (const auto place = early.lock()) return void(place->emplace(std::move(rrefs)));
     }
-    messenger_.post([go, context, rrefs = std::move(rrefs)] {
+    messenger_.post([go, context, deadline, rrefs = std::move(rrefs)] {
       const ContextScope scope(context);
+      const DeadlineScope limit(deadline);
       go(rrefs);
     });
   };

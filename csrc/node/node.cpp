@@ -2,8 +2,9 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include <random>
+#include <chrono>
 
+#include "base/interrupt.h"
 #include "node/builtin_callables.h"
 #include "node/native_registry.h"
 
@@ -11,10 +12,14 @@ namespace torchrpc {
 
 namespace {
 
-uint64_t randomNumber() {
-  std::random_device device;
-  return (static_cast<uint64_t>(device()) << 32) | device();
+/// Larger than that of an earlier start, unless the clock has been set back.
+uint64_t newIncarnation() {
+  return std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
 }
+
+// Where workers may be started again under their id, they count from their incarnation, so that no number means two
+// things. Contexts have 48 bits for it: tens of microseconds, until 2059.
+constexpr uint64_t kPerContext = 10'000;
 
 const Node::Options& validated(const Node::Options& options) {
   validateSelf(options.self, options.world_size);
@@ -26,12 +31,15 @@ const Node::Options& validated(const Node::Options& options) {
 Node::Node(Options options, StorePtr store, std::unique_ptr<Transport> transport)
     : options_(validated(options)),
       store_(std::move(store)),
-      incarnation_(randomNumber()),
+      incarnation_(newIncarnation()),
       timeout_(options_.timeout.count()),
       agent_(
           {.self = options_.self,
            .incarnation = incarnation_,
            .threads = options_.threads,
+           .grows = !isStaticGroup(),
+           .propagate_deadlines = options_.propagate_deadlines,
+           .liveness = options_.liveness_timeout ? *options_.liveness_timeout : defaultLivenessTimeout(),
            .limits = options_.limits,
            .faults = options_.faults,
            .enter_lane = options_.enter_lane},
@@ -41,13 +49,14 @@ Node::Node(Options options, StorePtr store, std::unique_ptr<Transport> transport
           profiler_,
           {.to_error = options_.to_error,
            .enter_user_code = options_.enter_user_code,
-           .patience = [this] { return timeout(); }}),
+           .patience = [this] { return timeout(); },
+           .first_context = isStaticGroup() ? 1 : static_cast<int64_t>(incarnation_ / kPerContext) & kLargestCounter}),
       rrefs_(RRefService::create(
           autograd_.recorder(),
-          {.encode_value =
-               [this, encode = options_.encode_value](const c10::IValue& value, const WorkerInfo& to) {
-                 return encode ? encode(value, to) : replyWith(value, to.id);
-               }})),
+          {.encode_value = [this, encode = options_.encode_value](
+                               const c10::IValue& value,
+                               const WorkerInfo& to) { return encode ? encode(value, to) : replyWith(value, to.id); },
+           .first_id = isStaticGroup() ? 0 : incarnation_})),
       calls_(autograd_.recorder(), *rrefs_),
       optim_(profiler_, *rrefs_, [this](int64_t context) { return autograd_.gradients(context); }) {
   autograd_.serve(*rrefs_);
@@ -58,6 +67,11 @@ Node::Node(Options options, StorePtr store, std::unique_ptr<Transport> transport
   agent_.onWorkerLost([this](const WorkerInfo& worker) {
     rrefs_->onWorkerLost(worker);
     autograd_.onWorkerLost(worker);
+  });
+  agent_.addAwaited([this](std::set<WorkerId>& workers) {
+    rrefs_->addAwaited(workers);
+    autograd_.addAwaited(workers);
+    workers.erase(self().id);
   });
   serve(Kind::kBuiltinCall, Kind::kBuiltinRemote, std::make_shared<BuiltinRunner>(options_.allowed));
   serve(Kind::kNativeCall, Kind::kNativeRemote, std::make_shared<NativeRunner>(*this));
@@ -73,10 +87,11 @@ void Node::start() {
   WorkerRecord self{options_.self, agent_.listen(), options_.world_size, incarnation_, options_.facts};
   rendezvous_ = std::make_unique<Rendezvous>(store_, self);
   const auto limit = options_.init_timeout;
-  const auto records = isStaticGroup() ? rendezvous_->meetAll(limit) : rendezvous_->joinGroup(limit);
+  const auto lives = [this](const WorkerRecord& record) { return agent_.lives(record); };
+  const auto records = isStaticGroup() ? rendezvous_->meetAll(limit) : rendezvous_->joinGroup(limit, lives);
   for (const auto& record : records) agent_.directory().add(record);
   // Nobody calls before all know where the others are.
-  if (isStaticGroup()) rendezvous_->sumOverAll("ready", 0, limit);
+  if (isStaticGroup()) rendezvous_->sumOverAll("ready", 0, limit, {}, absent_);
 }
 
 namespace {
@@ -112,7 +127,14 @@ std::string Node::facts(WorkerId id) const { return record(id).facts; }
 
 void Node::admit(const WorkerInfo& worker) {
   if (worker.id == self().id) return;
-  agent_.directory().add(rendezvous_->lookUp(worker.id, timeout()));
+  auto record = rendezvous_->lookUp(worker.id, timeout());
+  const auto before = agent_.directory().find(worker.id);
+  const bool again = before && before->incarnation != record.incarnation;
+  agent_.directory().add(std::move(record));
+  if (!again) return;
+  agent_.forget(*before);
+  rrefs_->welcome(worker);
+  autograd_.welcome(worker);
 }
 
 void Node::expel(const WorkerInfo& worker) {
@@ -120,27 +142,10 @@ void Node::expel(const WorkerInfo& worker) {
   if (worker.id != self().id) agent_.directory().remove(worker.id);
 }
 
-namespace {
-
-/// Errors after which the receiver has certainly not seen the message.
-bool neverDelivered(const Error& error) {
-  switch (error.code()) {
-    case ErrorCode::kInvalidArgument:
-    case ErrorCode::kUnknownWorker:
-    case ErrorCode::kWorkerLost:
-    case ErrorCode::kFrameTooLarge:
-    case ErrorCode::kSerialization:
-    case ErrorCode::kShutdown: return true;
-    default: return false;
-  }
-}
-
-}  // namespace
-
 void Node::call(WorkerId to, Outgoing call, Duration timeout, Messenger::ReplyHandler done) {
   if (!call.forks.empty()) {
     done = [rrefs = rrefs_, forks = std::move(call.forks), done = std::move(done)](Result<Message> result) {
-      if (!result && neverDelivered(result.error())) rrefs->abandon(forks);
+      if (!result && RRefService::neverDelivered(result.error())) rrefs->abandon(forks);
       done(std::move(result));
     };
   }
@@ -163,7 +168,26 @@ std::vector<RRefPtr> Node::takeIn(const Message& reply) {
   return std::move(rrefs).take();
 }
 
-void Node::meet(const std::string& what, Duration timeout) { rendezvous_->sumOverAll(what, 0, timeout); }
+void Node::meet(const std::string& what, Duration timeout) {
+  rendezvous_->sumOverAll(what, 0, timeout, lostAmong(), absent_);
+  requireAll();
+}
+
+Rendezvous::LostAmong Node::lostAmong() {
+  return [this](const std::vector<WorkerId>& workers) {
+    if (agent_.isClosing()) throw Error(ErrorCode::kShutdown, self().name + " has shut down meanwhile");
+    return agent_.lostAmong(workers);
+  };
+}
+
+void Node::requireAll() const {
+  if (absent_.empty()) return;
+  std::vector<WorkerInfo> workers;
+  for (const auto id : absent_) workers.push_back(agent_.worker(id));
+  throw Error(
+      ErrorCode::kWorkerLost, self().name + " has left the group without " + listOf(workers) + ", lost before the end",
+      workers.front().name);
+}
 
 void Node::join(Duration timeout) {
   const auto busy = [&] {
@@ -183,17 +207,31 @@ void Node::join(Duration timeout) {
     const auto begun = agent_.activityCount();
     // The first to learn that this was the last round leaves at once.
     agent_.expectGoodbyes(true);
-    const auto sum = rendezvous_->sumOverAll("join" + std::to_string(round), begun, timeout);
+    const auto sum = rendezvous_->sumOverAll("join" + std::to_string(round), begun, timeout, lostAmong(), absent_);
     if (sum == seen) break;
     agent_.expectGoodbyes(false);
     seen = sum;
   }
-  rendezvous_->leaveTogether(std::chrono::seconds(5));
+  rendezvous_->leaveTogether(std::chrono::seconds(absent_.empty() ? 5 : 1));
+  requireAll();
 }
 
-void Node::shutdown() {
+void Node::awaitRoom(const WorkerInfo& to, Duration timeout) {
+  const auto deadline = timeout == Duration::zero() ? kNever : deadlineAfter(timeout);
+  while (!agent_.awaitRoom(kBetweenSignals)) {
+    checkInterrupt();
+    if (std::chrono::steady_clock::now() < deadline) continue;
+    throw Error(
+        ErrorCode::kTimeout,
+        "RPC ran for more than set timeout: too many calls of " + self().name + " are under way, so that the one to " +
+            to.name + " was not sent",
+        to.name);
+  }
+}
+
+bool Node::shutdown(Duration patience) {
   autograd_.close();  // passes that wait on the pool end
-  agent_.close();
+  return agent_.close(patience);
 }
 
 }  // namespace torchrpc

@@ -5,6 +5,8 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -28,6 +30,8 @@ class Node : public std::enable_shared_from_this<Node> {
     size_t threads = 16;                               ///< of the pool that user code runs on
     Duration timeout = std::chrono::seconds(60);       ///< of calls that name none; 0: never
     Duration init_timeout = std::chrono::minutes(30);  ///< for the group to gather
+    bool propagate_deadlines = false;                  ///< calls made while serving a call end with it
+    std::optional<Duration> liveness_timeout;          ///< after which silence a worker is lost; empty: the default
     std::string facts;  ///< what all workers are to know of this one, besides; see facts()
     Limits limits;
     SendFaultPolicy faults;  ///< for tests of programs; empty: none
@@ -95,18 +99,26 @@ class Node : public std::enable_shared_from_this<Node> {
 
   // --- the end, on one thread ---
   /// Returns when all workers of a static group have called it. Throws Error(kRendezvous) naming who did not come
-  /// within `timeout` (0: waits as long as it takes).
+  /// within `timeout` (0: waits as long as it takes), and Error(kWorkerLost), when all others have come, naming who is
+  /// lost.
   void meet(const std::string& what, Duration timeout);
-  /// Waits until no call is under way in the whole (static) group or, if the group grows, here. Throws
-  /// Error(kRendezvous) naming who did not come within `timeout` (0: waits as long as it takes).
+  /// Waits until no call is under way in the whole (static) group or, if the group grows, here. Throws as meet().
   void join(Duration timeout);
   /// Ends all that is under way; nothing of this node runs when it returns. Not from a thread of the pool. Idempotent.
-  void shutdown();
+  void shutdown() { shutdown(Duration::max()); }
+  /// The same, but false after so long with functions still running here: such a node must never be destroyed.
+  bool shutdown(Duration patience);
+  /// Waits for room for another call, at most as long as that call may take; for calls that serve none. Throws
+  /// Error(kTimeout).
+  void awaitRoom(const WorkerInfo& to, Duration timeout);
 
   std::map<std::string, std::string> metrics() const { return agent_.metrics(); }
 
  private:
   WorkerRecord record(WorkerId id) const;
+  Rendezvous::LostAmong lostAmong();
+  /// Throws Error(kWorkerLost) if somebody was lost on the way to the end.
+  void requireAll() const;
 
   const Options options_;
   const StorePtr store_;
@@ -120,6 +132,7 @@ class Node : public std::enable_shared_from_this<Node> {
   OptimService optim_;
   // the starting and ending thread only:
   std::unique_ptr<Rendezvous> rendezvous_;
+  std::set<WorkerId> absent_;  ///< lost while the others met
 };
 
 }  // namespace torchrpc

@@ -1,9 +1,8 @@
 #include "optim/distributed_optimizer.h"
 
 #include <atomic>
-#include <future>
 
-#include "base/thread_pool.h"
+#include "base/waiter.h"
 
 namespace torchrpc {
 
@@ -36,16 +35,6 @@ class Gathering {
   std::vector<std::optional<Result<T>>> results_;
   const Done done_;
 };
-
-/// What `start` hands to the handler that it is given.
-template <typename T>
-T waitFor(const std::function<void(std::function<void(T)>)>& start) {
-  auto promise = std::make_shared<std::promise<T>>();
-  auto future = promise->get_future();
-  start([promise](T value) { promise->set_value(std::move(value)); });
-  const ThreadPool::BlockingScope blocking;
-  return future.get();
-}
 
 Error failedOn(const WorkerInfo& owner, const char* what, const Error& error) {
   return {

@@ -123,7 +123,8 @@ Error creationError(const WorkerInfo& owner, const Error& cause) {
       ? "RRef creation via rpc.remote() timed out, and it is possible that the RRef on the "
         "owner node does not exist."
       : "RRef creation via rpc.remote() failed, and " + owner.name + " may not have it.";
-  return Error(ErrorCode::kRRefCreation, text + " Cause: " + cause.text(), owner.name);
+  const auto code = cause.code() == ErrorCode::kWorkerLost ? ErrorCode::kWorkerLost : ErrorCode::kRRefCreation;
+  return Error(code, text + " Cause: " + cause.text(), owner.name);
 }
 
 Error neverCreatedError(const RRefId& rref, const WorkerInfo& owner) {
@@ -137,7 +138,9 @@ Error neverCreatedError(const RRefId& rref, const WorkerInfo& owner) {
 Error ownerLostError(const UserRRef& rref) {
   const auto& owner = rref.owner();
   return Error(
-      ErrorCode::kWorkerLost, "RRef " + toString(rref.id()) + " is lost with its owner, " + owner.name + ".",
+      ErrorCode::kWorkerLost,
+      "RRef " + toString(rref.id()) + " is lost with its owner, " + owner.name + ". It stays so if " + owner.name +
+          " is started again: make a new one.",
       owner.name);
 }
 

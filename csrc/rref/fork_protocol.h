@@ -77,7 +77,7 @@ Fetch decodeFetch(std::string_view bytes);
 Error deletedError(const UserRRef& rref, std::string_view attempt);
 /// The kRRefDeleted error of an RRef that its owner has dropped: a worker's death took it, or a message came twice.
 Error goneError(const RRefId& rref, const WorkerInfo& owner);
-/// The kRRefCreation error that `cause` makes of a remote(), for its caller.
+/// What `cause` makes of a remote(), for its caller: a kRRefCreation error, or kWorkerLost if that is the cause.
 Error creationError(const WorkerInfo& owner, const Error& cause);
 /// The same for the others who wait at the owner: the caller has given up, and its call has never arrived.
 Error neverCreatedError(const RRefId& rref, const WorkerInfo& owner);

@@ -1,5 +1,7 @@
 #include "rref/owner_table.h"
 
+#include "base/interrupt.h"
+
 namespace torchrpc {
 
 /// The entry of `rref`; made if the call that creates the value is still to come; end() if there will never be one.
@@ -117,9 +119,14 @@ OwnerTable::EndedList OwnerTable::loseWorker(WorkerId worker) {
   return ended;
 }
 
+void OwnerTable::welcome(WorkerId worker) {
+  MutexLock lock(mutex_);
+  peers_.erase(worker);
+}
+
 bool OwnerTable::waitEmpty(TimePoint deadline) {
   MutexLock lock(mutex_);
-  return emptied_.wait_until(lock, deadline, [this] { return entries_.empty(); });
+  return waitInterruptibly(emptied_, lock, deadline, [this] { return entries_.empty(); });
 }
 
 std::vector<OwnerTable::Entry> OwnerTable::clear() {
@@ -132,6 +139,14 @@ std::vector<OwnerTable::Entry> OwnerTable::clear() {
   std::vector<Entry> list;
   for (auto& [id, entry] : entries) list.push_back(std::move(entry));
   return list;
+}
+
+void OwnerTable::addHolders(std::set<WorkerId>& workers) const {
+  MutexLock lock(mutex_);
+  for (const auto& [id, entry] : entries_) {
+    for (const auto& [fork, holder] : entry.forks) workers.insert(holder.worker);
+  }
+  workers.erase(kNoWorker);
 }
 
 OwnerTable::Counts OwnerTable::counts() const {

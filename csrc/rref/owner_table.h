@@ -6,6 +6,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "rref/fork_protocol.h"
@@ -63,12 +64,17 @@ class OwnerTable {
   /// A worker is gone, with the forks it held and the calls it had on their way; what still arrives from it counts
   /// for nothing.
   EndedList loseWorker(WorkerId worker);
+  /// Another worker has joined under the id of a lost one.
+  void welcome(WorkerId worker);
 
   /// Waits until no entry is left; false if `deadline` passes first.
   bool waitEmpty(TimePoint deadline);
 
   /// Empties the table; gives what was in it.
   std::vector<Entry> clear();
+
+  /// Adds the workers that hold something.
+  void addHolders(std::set<WorkerId>& workers) const;
 
   struct Counts {
     size_t rrefs = 0;

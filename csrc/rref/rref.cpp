@@ -1,5 +1,6 @@
 #include "rref/rref.h"
 
+#include "base/interrupt.h"
 #include "base/thread_pool.h"
 #include "rref/rref_service.h"
 
@@ -49,9 +50,8 @@ c10::IValue OwnerRRef::wait(Duration timeout) const {
   const auto ready = [this] { return result_.has_value(); };
   {
     MutexLock lock(mutex_);
-    if (timeout == Duration::zero()) {
-      settled_.wait(lock, ready);
-    } else if (!settled_.wait_until(lock, deadlineAfter(timeout), ready)) {
+    const auto deadline = timeout == Duration::zero() ? kNever : deadlineAfter(timeout);
+    if (!waitInterruptibly(settled_, lock, deadline, ready)) {
       throw Error(
           ErrorCode::kTimeout, "RRef " + toString(id()) + " had no value yet when the time was up.", owner().name);
     }

@@ -38,11 +38,17 @@ std::shared_ptr<RRefService> RRefService::create(Messenger& messenger, Options o
   const auto& self = messenger.self();
   service->state_.reset(
       new State{messenger, std::move(options), self, OwnerTable(self), UserTable(service->weak_from_this())});
+  service->state_->next_id = service->state_->options.first_id;
   service->serve();
   return service;
 }
 
 RRefService::~RRefService() = default;
+
+void RRefService::welcome(const WorkerInfo& worker) {
+  state_->users.welcome(worker.id);
+  state_->owners.welcome(worker.id);
+}
 
 GloballyUniqueId RRefService::newId() { return {state_->self.id, state_->next_id++}; }
 
@@ -50,15 +56,37 @@ GloballyUniqueId RRefService::newId() { return {state_->self.id, state_->next_id
 
 std::shared_ptr<OwnerRRef> RRefService::createOwner() { return std::make_shared<OwnerRRef>(newId(), state_->self); }
 
+bool RRefService::neverDelivered(const Error& error) {
+  switch (error.code()) {
+    case ErrorCode::kInvalidArgument:
+    case ErrorCode::kUnknownWorker:
+    case ErrorCode::kWorkerLost:
+    case ErrorCode::kFrameTooLarge:
+    case ErrorCode::kSerialization:
+    case ErrorCode::kShutdown: return true;
+    default: return false;
+  }
+}
+
+std::vector<RRefFork> RRefService::forksIn(const Message& message) {
+  const auto* forks = message.header(HeaderKind::kRRefForks);
+  return forks ? decodeForks(*forks) : std::vector<RRefFork>();
+}
+
 RRefPtr RRefService::remote(const WorkerInfo& to, Message call, Duration timeout) {
   if (to.id == state_->self.id) return remoteToSelf(std::move(call), timeout);
   const auto id = newId();
   const auto user = state_->users.create(id, newId(), to);
   call.headers.push_back({HeaderKind::kRRefResult, encode(RemoteResult{id, user->forkId(), user->numbers().creation})});
-  state_->messenger.request(to.id, std::move(call), timeout, [weak = weak_from_this(), user](Result<Message> reply) {
-    auto self = weak.lock();
-    if (self) self->settle(user, reply.ok() ? Status() : creationError(user->owner(), reply.error()));
-  });
+  auto forks = forksIn(call);
+  state_->messenger.request(
+      to.id, std::move(call), timeout,
+      [weak = weak_from_this(), user, forks = std::move(forks)](Result<Message> reply) {
+        auto self = weak.lock();
+        if (!self) return;
+        self->settle(user, reply.ok() ? Status() : creationError(user->owner(), reply.error()));
+        if (!reply.ok() && neverDelivered(reply.error())) self->abandon(forks);
+      });
   return user;
 }
 
@@ -68,13 +96,18 @@ RRefPtr RRefService::remoteToSelf(Message call, Duration timeout) {
   const RemoteResult result{rref->id(), rref->id(), state_->users.numberRegistration(state_->self.id)};
   state_->owners.expect(rref, result);
   call.headers.push_back({HeaderKind::kRRefResult, encode(result)});
+  auto forks = forksIn(call);
   state_->messenger.request(
       state_->self.id, std::move(call), timeout,
-      [weak = weak_from_this(), rref, result](Result<Message> reply) mutable {
+      [weak = weak_from_this(), rref, result, forks = std::move(forks)](Result<Message> reply) mutable {
         auto self = weak.lock();
         if (!self) return;
         // At once, so that whoever sees the call ended sees why.
-        if (!reply.ok()) rref->setError(creationError(rref->owner(), reply.error()));
+        if (!reply.ok()) {
+          const auto failure = creationError(rref->owner(), reply.error());
+          rref->setError(Error(ErrorCode::kRRefCreation, failure.text(), failure.worker()));
+          if (neverDelivered(reply.error())) self->abandon(forks);
+        }
         OwnerTable::EndedList ended{{std::move(rref), std::nullopt}};
         const auto holder = self->state_->self.id;
         self->state_->owners.removeFork(holder, {result.rref, result.fork, result.creation}, ended);
@@ -258,6 +291,11 @@ void RRefService::release(UserRRef& rref) {
   tell(
       rref.owner().id, Kind::kRRefUserDelete,
       encode(UserDelete{rref.id(), rref.forkId(), rref.numbers().registration}));
+}
+
+void RRefService::addAwaited(std::set<WorkerId>& workers) const {
+  state_->owners.addHolders(workers);
+  state_->users.addOwners(workers);
 }
 
 RRefService::DebugInfo RRefService::debugInfo() const {

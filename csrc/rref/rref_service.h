@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,6 +24,8 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
   struct Options {
     /// Makes the reply to a fetch out of a value; runs on the pool. May throw Error.
     std::function<Message(const c10::IValue& value, const WorkerInfo& to)> encode_value;
+    /// What ids are counted from: where workers may be started again, larger than those of the time before.
+    uint64_t first_id = 0;
   };
   struct DebugInfo {
     size_t owner_rrefs = 0;       ///< values kept for users
@@ -38,6 +41,9 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
 
   /// A value of this node's own; not in any table until it is first forked.
   std::shared_ptr<OwnerRRef> createOwner();
+
+  /// Whether the receiver of a message that failed so has certainly not seen it.
+  static bool neverDelivered(const Error& error);
 
   /// `remote()`: sends `call` (a k…Remote message without its kRRefResult header, which is added here) and returns the
   /// user's RRef at once. It is confirmed by the reply and failed (kRRefCreation, with the texts users match on)
@@ -92,6 +98,11 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
   /// A worker is gone for good: forks it held are dropped, RRefs that it owned fail, children in flight to it are
   /// abandoned. To be called after the last of its messages, or before; what comes later does no harm.
   void onWorkerLost(const WorkerInfo& worker);
+  /// Another worker, with ids of its own, has joined under the id of a lost one.
+  void welcome(const WorkerInfo& worker);
+
+  /// Adds the workers that own what is held here, or hold what is owned here.
+  void addAwaited(std::set<WorkerId>& workers) const;
 
   DebugInfo debugInfo() const;
 
@@ -104,6 +115,7 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
   RRefService() = default;
 
   GloballyUniqueId newId();
+  static std::vector<RRefFork> forksIn(const Message& message);
   RRefPtr remoteToSelf(Message call, Duration timeout);
   Result<RRefPtr> adoptOne(const RRefFork& fork);
   void introduce(const std::shared_ptr<UserRRef>& user, const RRefFork& fork);

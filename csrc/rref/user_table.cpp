@@ -1,5 +1,7 @@
 #include "rref/user_table.h"
 
+#include "base/interrupt.h"
+
 namespace torchrpc {
 
 UserTable::User UserTable::insert(
@@ -87,6 +89,11 @@ void UserTable::loseWorker(WorkerId worker) {
   notifyIfIdle();
 }
 
+void UserTable::welcome(WorkerId worker) {
+  MutexLock lock(mutex_);
+  peers_.erase(worker);
+}
+
 bool UserTable::lost(WorkerId worker) const {
   MutexLock lock(mutex_);
   auto it = peers_.find(worker);
@@ -108,7 +115,7 @@ void UserTable::notifyIfIdle() {
 
 bool UserTable::waitIdle(TimePoint deadline) {
   MutexLock lock(mutex_);
-  return idle_.wait_until(lock, deadline, [this] { return pending_.empty() && children_.empty(); });
+  return waitInterruptibly(idle_, lock, deadline, [this] { return pending_.empty() && children_.empty(); });
 }
 
 void UserTable::clear() {
@@ -118,6 +125,13 @@ void UserTable::clear() {
   pending.swap(pending_);
   children.swap(children_);
   idle_.notify_all();
+}
+
+void UserTable::addOwners(std::set<WorkerId>& workers) const {
+  for (const auto& user : live()) workers.insert(user->owner().id);
+  MutexLock lock(mutex_);
+  for (const auto& [fork, child] : children_) workers.insert(child.to);
+  workers.erase(kNoWorker);
 }
 
 UserTable::Counts UserTable::counts() const {

@@ -7,6 +7,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "rref/fork_protocol.h"
@@ -47,6 +48,8 @@ class UserTable {
 
   /// Forgets the children that a lost worker was to accept, or whose value it owned.
   void loseWorker(WorkerId worker);
+  /// Another worker has joined under the id of a lost one.
+  void welcome(WorkerId worker);
   bool lost(WorkerId worker) const;
 
   std::vector<User> live() const;
@@ -54,6 +57,9 @@ class UserTable {
   bool waitIdle(TimePoint deadline);
   /// Lets go of all that it keeps alive.
   void clear();
+
+  /// Adds the workers that own what is held here, and those that children are on their way to.
+  void addOwners(std::set<WorkerId>& workers) const;
 
   struct Counts {
     size_t pending_users = 0;

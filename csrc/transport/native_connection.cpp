@@ -56,7 +56,7 @@ void NativeConnection::send(Frame frame, std::function<void(Status)> done) {
   shared_->callbacks.end();
 }
 
-void NativeConnection::flush() {
+void NativeConnection::flush(bool again) {
   const auto self = shared_from_this();  // a completion may drop the last reference
   std::array<iovec, kParts> parts;
   for (;;) {
@@ -68,6 +68,7 @@ void NativeConnection::flush() {
       if (!closed_) count = outgoing_.gather(parts);
     }
     const auto written = count == 0 ? 0 : stream->write({parts.data(), count});
+    if (again && written > 0) progress_.fetch_add(1, std::memory_order_relaxed);
     std::vector<NativeFrameQueue::Outgoing> gone, failed;
     Status closed;
     bool over = false, full = false;
@@ -114,7 +115,7 @@ bool NativeConnection::flushAgain() {
     if (flushing_) return true;
     flushing_ = true;
   }
-  flush();
+  flush(/*again=*/true);
   return true;
 }
 
@@ -205,6 +206,7 @@ size_t NativeConnection::readSome() {
     }
     total += static_cast<size_t>(read);
     if (read > 0) sent_in_a_row_ = 0;
+    if (read > 0) progress_.fetch_add(1, std::memory_order_relaxed);
     const auto refused = reader_.take(static_cast<size_t>(read), scratch, [this](Frame frame) {
       handler_->onFrame(std::move(frame));
       return !isClosed();

@@ -26,6 +26,7 @@ class NativeConnection : public Connection,
 
   void send(Frame frame, std::function<void(Status)> done) override;
   void close() override;
+  uint64_t progress() const override { return progress_.load(std::memory_order_relaxed); }
   std::string describe() const override;
 
   // In the loop's turn.
@@ -42,8 +43,8 @@ class NativeConnection : public Connection,
   void finish(ErrorCode code, const std::string& text);
 
  private:
-  /// Writes until there is nothing left or no room; by whoever has set flushing_.
-  void flush();
+  /// Writes until there is nothing left or no room; by whoever has set flushing_. `again`: there was none before.
+  void flush(bool again = false);
   /// After the stream was full; false if it was not.
   bool flushAgain();
   /// Within flush(): lets go of the writing until there is room. False: there is some.
@@ -60,6 +61,8 @@ class NativeConnection : public Connection,
   const std::shared_ptr<NativeShared> shared_;
   const std::string peer_name_;
   const std::string route_;
+
+  std::atomic<uint64_t> progress_{0};
 
   // Guarded by mutex_.
   Mutex mutex_;

@@ -10,6 +10,7 @@
 // while a lock of the transport's is held, so they may call back into it. They must not block and must not throw.
 // Corollary: never call into a transport while holding a lock that a handler or a completion takes.
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -35,6 +36,10 @@ class Connection {
   /// Ends the connection; what is queued fails. Handlers hear of it once, on the loop. Thread-safe, idempotent.
   /// Dropping the last reference does not close: a connection lives until one side closes it or its transport.
   virtual void close() = 0;
+
+  /// A number that changes while the peer shows that it takes part: bytes of it arrive, or it makes room for ours. What
+  /// moves whole frames only, or at once, need not count. Thread-safe.
+  virtual uint64_t progress() const { return 0; }
 
   /// For messages to people: transport, addresses.
   virtual std::string describe() const = 0;

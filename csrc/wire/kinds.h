@@ -22,6 +22,8 @@ enum class Role : uint8_t {
   X(kHello, 1, kOneWay, "HELLO")                                    \
   X(kReply, 2, kReply, "REPLY")                                     \
   X(kError, 3, kReply, "ERROR")                                     \
+  X(kPing, 4, kOneWay, "PING")                                      \
+  X(kPong, 5, kOneWay, "PONG")                                      \
   X(kBuiltinCall, 16, kRequest, "SCRIPT_CALL")                      \
   X(kNativeCall, 17, kRequest, "NATIVE_CALL")                       \
   X(kPythonCall, 18, kRequest, "PYTHON_CALL")                       \

@@ -15,9 +15,11 @@ _FUNCTIONS = {  # name -> where it is
     "batched": "torchrpc.rpc._batching",
     "cpp_function": "torchrpc.rpc._native",
     "wait": "torchrpc.rpc._waiting",
+    "WorkerLostError": "torchrpc.rpc._exceptions",
 }
 
 __all__ = [
+    "WorkerLostError",
     "__version__",
     "autograd",
     "batched",

@@ -25,6 +25,7 @@ _EXPORTS = {
     ),
     "torchrpc.rpc.api": "AllGatherStates RRef get_worker_info remote rpc_async rpc_sync shutdown _wait_all",
     "torchrpc.rpc._batching": "batched",
+    "torchrpc.rpc._exceptions": "WorkerLostError",
     "torchrpc.rpc._waiting": "wait",
     "torchrpc.rpc.backend_registry": (
         "BackendValue backend_registered construct_rpc_backend_options init_backend register_backend"
@@ -56,7 +57,7 @@ def _load() -> None:
         namespace.update((name, getattr(loaded, name)) for name in names.split())
     for name in _SUBMODULES.split():
         importlib.import_module(f"{__name__}.{name}")
-    importlib.import_module("torchrpc.rpc._asyncio").make_futures_awaitable()
+    importlib.import_module("torchrpc.rpc._asyncio").extend_futures()
     namespace["__all__"] = [name for name in __dir__() if not name.startswith("_")]
     importlib.import_module("torchrpc._install").on_load()
 

@@ -128,6 +128,9 @@ from . import (
 from ._batching import (
     batched as batched,
 )
+from ._exceptions import (
+    WorkerLostError as WorkerLostError,
+)
 from ._init import (
     _get_debug_info as _get_debug_info,
 )

@@ -1,4 +1,4 @@
-"""`await rpc.rpc_async(...)`: makes torch's futures awaitable in any asyncio event loop.
+"""Torch's futures: awaitable in any asyncio event loop (`await rpc.rpc_async(...)`), with a `wait()` that Ctrl-C ends.
 
 A future completes on a thread of its own choosing; the loop is woken through call_soon_threadsafe.
 """
@@ -9,6 +9,8 @@ from collections.abc import Generator
 from typing import Any
 
 import torch
+
+from torchrpc._C import _wait_until_done
 
 
 def _settle(waiter: "asyncio.Future[None]") -> None:
@@ -31,7 +33,17 @@ def _await(self: "torch._C.Future") -> Generator[Any, None, Any]:
     return self.wait()
 
 
-def make_futures_awaitable() -> None:
-    """Give `torch._C.Future` (and so `torch.futures.Future`) an `__await__`, unless torch has one."""
+_wait_in_torch = torch._C.Future.wait
+
+
+def _wait(self: "torch._C.Future") -> Any:
+    """Block until the future is complete; give its value or raise its error."""
+    _wait_until_done(self)
+    return _wait_in_torch(self)
+
+
+def extend_futures() -> None:
+    """Give `torch._C.Future` (and so `torch.futures.Future`) an `__await__`, unless torch has one, and our `wait`."""
     if not hasattr(torch._C.Future, "__await__"):
         torch._C.Future.__await__ = _await
+    torch._C.Future.wait = _wait

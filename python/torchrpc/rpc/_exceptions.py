@@ -20,6 +20,20 @@ _ABOUT_TYPE = (
 )
 
 
+class WorkerLostError(RuntimeError):
+    """A worker that something is awaited of has died, is stopped or cannot be reached; the text says which, and how.
+
+    Raised by what depends on it: calls, RRefs that it owns, backward passes, optimizer steps, `shutdown`. `worker` is
+    its name.
+    """
+
+    __module__ = "torchrpc.rpc"
+
+    def __init__(self, text: str, worker: str = "") -> None:
+        super().__init__(text)
+        self.worker = worker
+
+
 class NameNotFoundError(AttributeError, RuntimeError):
     """This worker has no function or class of the name that arrived."""
 

@@ -6,9 +6,11 @@ import collections
 import contextlib
 import functools
 import logging
+import math
 import numbers
 import os
 import threading
+import time
 import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
@@ -42,6 +44,7 @@ from torchrpc._C import (
     get_rpc_timeout,
 )
 
+from ._exceptions import WorkerLostError
 from ._native import CppFunction, is_native, wait_for_native_workers
 from ._profiling import shown_in_profiles
 from ._rendezvous import mark_formed
@@ -58,6 +61,11 @@ _ignore_rref_leak = True
 
 _default_pickler = _internal_rpc_pickler
 _thread_local_var = threading.local()
+
+_LOOK_FOR_LOST = 0.25  # seconds
+_CERTAINTY = 1.5  # longer than it takes to see that a worker whose connection broke is not there
+_BETWEEN_SIGNALS = 0.1
+_AT_MOST = 3.0  # that functions may keep a process from ending
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -342,10 +350,10 @@ def _all_gather(obj: Any, worker_names: set[str] | None = None, timeout: float =
             0: none for either.
 
     Raises:
+        WorkerLostError: some are lost; when all others have come.
         RuntimeError: time-out, or a worker that could not be reached.
     """
     names = set(worker_names or _ALL_WORKER_NAMES)
-    leader = min(names)
     me = _get_current_rpc_agent().get_worker_info().name
     with _all_gather_dict_lock:
         group = "".join(sorted(names))
@@ -355,20 +363,62 @@ def _all_gather(obj: Any, worker_names: set[str] | None = None, timeout: float =
 
     message_timeout = get_rpc_timeout() if timeout == UNSET_RPC_TIMEOUT else timeout
     wait_timeout = None if timeout in (UNSET_RPC_TIMEOUT, DEFAULT_SHUTDOWN_TIMEOUT) else timeout
+    lost: set[str] = set()
+    while True:
+        leader = min(names - lost)
+        try:
+            if me == leader:
+                _gather_to_leader(sequence_id, me, obj, names)
+            else:
+                rpc_sync(leader, _gather_to_leader, args=(sequence_id, me, obj, names), timeout=message_timeout)
+            states = _await_all(sequence_id, me, leader, names, wait_timeout)
+            break
+        except WorkerLostError:
+            if me == leader or leader not in _lost_of({leader}, patience=_CERTAINTY):
+                raise
+            lost.add(leader)  # the next one leads
+    missing = sorted(names - set(states.gathered_objects))
     if me == leader:
-        _gather_to_leader(sequence_id, me, obj, names)
-    else:
-        rpc_sync(leader, _gather_to_leader, args=(sequence_id, me, obj, names), timeout=message_timeout)
+        _hand_out(sequence_id, states.gathered_objects, names - {leader, *missing}, message_timeout)
+    with _all_gather_dict_lock:
+        gathered = _all_gather_sequence_id_to_states.pop(sequence_id).gathered_objects
+    if missing:
+        raise WorkerLostError(f"{me} went on without {', '.join(missing)}, lost before all had come.", missing[0])
+    return gathered
 
+
+def _await_all(sequence_id: str, me: str, leader: str, names: set[str], timeout: float | None) -> AllGatherStates:
+    """Block until the leader has heard of all that are not lost, or a follower of the leader."""
     with _all_gather_dict_lock:
         states = _all_gather_sequence_id_to_states[sequence_id]
-    if not states.proceed_signal.wait(wait_timeout):
-        missing = sorted(names - set(states.gathered_objects)) if me == leader else [leader]
-        raise RuntimeError(f"{me} timed out in _all_gather after {wait_timeout:.2f} seconds, waiting for {missing}.")
-    if me == leader:
-        _hand_out(sequence_id, states.gathered_objects, names - {leader}, message_timeout)
-    with _all_gather_dict_lock:
-        return _all_gather_sequence_id_to_states.pop(sequence_id).gathered_objects
+    end = math.inf if timeout is None else time.monotonic() + timeout
+    while not states.proceed_signal.wait(max(0, min(_LOOK_FOR_LOST, end - time.monotonic()))):
+        awaited = names - set(states.gathered_objects) if me == leader else {leader}
+        if time.monotonic() >= end:
+            waiting_for = sorted(awaited)
+            raise RuntimeError(f"{me} timed out in _all_gather after {timeout:.2f} seconds, waiting for {waiting_for}.")
+        if awaited <= (lost := _lost_of(awaited)):
+            if me != leader:
+                raise WorkerLostError(f"{leader}, who leads _all_gather for {me}, was lost.", leader)
+            logger.warning("%s waits no longer for %s, lost before they came.", me, sorted(lost))
+            states.proceed_signal.set()
+    return states
+
+
+def _lost_of(names: set[str], patience: float = 0) -> set[str]:
+    """Which of these workers are lost. Someone whose connection has just broken counts after a moment: ask with it."""
+    agent = _get_current_rpc_agent()
+    if not isinstance(agent, TensorPipeAgent):
+        return set()
+    ids = {}
+    for name in names:
+        with contextlib.suppress(RuntimeError):
+            ids[agent.get_worker_info(name).id] = name
+    gone = names - set(ids.values())  # they have left the group
+    end = time.monotonic() + patience
+    while len(lost := agent._lost_among(list(ids))) < len(ids) and time.monotonic() < end:
+        time.sleep(0.05)
+    return gone | {ids[worker] for worker in lost}
 
 
 def _hand_out(sequence_id: str, objects: dict[str, Any], followers: Iterable[str], timeout: float) -> None:
@@ -383,9 +433,11 @@ def _hand_out(sequence_id: str, objects: dict[str, Any], followers: Iterable[str
         except RuntimeError as exc:
             errors.append((name, exc))
     if errors:
+        names, first = [name for name, _ in errors], errors[0][1]
+        if isinstance(first, WorkerLostError):
+            raise WorkerLostError(f"Followers {names} of _all_gather were lost: {first}", first.worker)
         raise RuntimeError(
-            f"Followers {[name for name, _ in errors]} timed out in _all_gather after {timeout:.2f} seconds. "
-            f"The first exception is {errors[0][1]}"
+            f"Followers {names} timed out in _all_gather after {timeout:.2f} seconds. The first exception is {first}"
         )
 
 
@@ -421,25 +473,46 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
         timeout (float): seconds to wait; 0: no limit.
 
     Raises:
-        RuntimeError: a worker did not come in time; this worker is shut down all the same. Or, if
-            `api._ignore_rref_leak` is False, the program still holds references.
+        WorkerLostError: it names a worker that is lost; the others have ended in good order.
+        RuntimeError: a worker did not come in time. Or, if `api._ignore_rref_leak` is False, the program still holds
+            references.
 
-    One thread calls it, not one that serves a call. A worker that has died is waited for, too: see `timeout`.
+    This worker is shut down all the same. One thread calls it, not one that serves a call. A worker that is lost (see
+    the option `liveness_timeout`) is not waited for; one that is busy is, however long.
     """
-    if not graceful:
-        _finalize_shutdown()
-        return
+    patience = _AT_MOST
     try:
-        agent = _get_current_rpc_agent()
-        if not isinstance(agent, TensorPipeAgent) or agent.is_static_group:
-            _wait_all_workers(timeout)
-            wait_for_native_workers(agent, timeout)
-            _delete_all_user_and_unforked_owner_rrefs()
-            agent.join(shutdown=True, timeout=timeout)
-        else:
-            _leave_group(agent, timeout)
-    finally:
-        _finalize_shutdown()
+        if graceful:
+            _end_gracefully(timeout)
+        patience = math.inf
+    except Exception:
+        patience = math.inf
+        raise
+    finally:  # after Ctrl-C functions that still run are not waited for
+        _finalize_shutdown(patience)
+
+
+def _end_gracefully(timeout: float) -> None:
+    agent = _get_current_rpc_agent()
+    if isinstance(agent, TensorPipeAgent) and not agent.is_static_group:
+        _leave_group(agent, timeout)
+        return
+    lost: WorkerLostError | None = None
+    for step in (
+        lambda: _wait_all_workers(timeout),
+        lambda: wait_for_native_workers(agent, timeout),
+        _delete_all_user_and_unforked_owner_rrefs,
+        lambda: agent.join(shutdown=True, timeout=timeout),
+    ):
+        try:
+            step()
+        except WorkerLostError as exc:  # the others go on together
+            lost = lost or exc
+        except RuntimeError:  # the store may have gone with who was lost
+            if not lost:
+                raise
+    if lost:
+        raise lost
 
 
 def _leave_group(agent: TensorPipeAgent, timeout: float) -> None:
@@ -455,24 +528,46 @@ def _leave_group(agent: TensorPipeAgent, timeout: float) -> None:
         agent.join(shutdown=True, timeout=timeout)
 
 
-def _finalize_shutdown() -> None:
+def _finalize_shutdown(patience: float = math.inf) -> None:
     try:
         _destroy_rref_context(_ignore_rref_leak)
     finally:
-        _drop_agent()
+        _drop_agent(patience)
 
 
-def _drop_agent() -> None:
-    """Stop the agent and forget everything of its group, so that the next one begins afresh."""
-    _get_current_rpc_agent().shutdown()
-    _cleanup_python_rpc_handler()
-    _reset_current_rpc_agent()
-    with _all_gather_dict_lock:
-        _all_gather_sequence_id.clear()
-        _all_gather_sequence_id_to_states.clear()
+def _drop_agent(patience: float = math.inf) -> None:
+    """Stop the agent and forget everything of its group, so that the next one begins afresh.
+
+    Functions that others have called here and that still run are waited for, at most `patience` seconds, or until
+    Ctrl-C.
+    """
+    agent = _get_current_rpc_agent()
+    try:
+        if isinstance(agent, TensorPipeAgent):
+            _stop(agent, time.monotonic() + patience)
+        else:
+            agent.shutdown()
+    finally:
+        _cleanup_python_rpc_handler()
+        _reset_current_rpc_agent()
+        with _all_gather_dict_lock:
+            _all_gather_sequence_id.clear()
+            _all_gather_sequence_id_to_states.clear()
+
+
+def _stop(agent: TensorPipeAgent, end: float) -> None:
+    try:
+        while not agent.shutdown(patience=_BETWEEN_SIGNALS):
+            if time.monotonic() >= end:
+                logger.warning("%s ends while functions run that others have called.", agent.get_worker_info().name)
+                agent._abandon()
+                return
+    except BaseException:  # what a signal's handler raises
+        agent._abandon()
+        raise
 
 
 def _leave_at_exit() -> None:
     """A process that ends without shutdown() must stop its threads while Python is still there for them."""
     if _agents_process == os.getpid() and _is_current_rpc_agent_set():
-        _drop_agent()
+        _drop_agent(_AT_MOST)

@@ -3,6 +3,7 @@
 import collections
 import enum
 import json
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch.distributed as dist
 import torchrpc.rpc.api as api
 from torchrpc._C import TensorPipeAgent, WorkerInfo, _is_current_rpc_agent_set
 
+from ._exceptions import WorkerLostError
 from ._native import is_native
 from ._rendezvous import init_timeout
 from ._utils import _group_membership_management, _update_group_membership
@@ -31,6 +33,8 @@ __all__ = [
     "init_backend",
     "register_backend",
 ]
+
+logger = logging.getLogger(__name__)
 
 BackendValue = collections.namedtuple("BackendValue", ["construct_rpc_backend_options_handler", "init_backend_handler"])
 _DeviceMap = dict[torch.device, torch.device]
@@ -290,12 +294,19 @@ def _settle_devices(agent: TensorPipeAgent) -> None:
                 _start_cuda(used)
                 agent._set_devices(used, reverse_maps)
             else:
-                api.rpc_sync(name, _update_group_membership, args=(me, used, reverse_maps, True))
+                _tell_member(name, me, used, reverse_maps)
         if agent.is_static_group and any(maps.values()):
             api._all_gather(None)  # nobody calls by a map before all know it
     except BaseException:
         api.shutdown(graceful=False)
         raise
+
+
+def _tell_member(name: str, me: WorkerInfo, devices: list[torch.device], reverse_maps: dict[str, _DeviceMap]) -> None:
+    try:
+        api.rpc_sync(name, _update_group_membership, args=(me, devices, reverse_maps, True))
+    except WorkerLostError as exc:
+        logger.warning("%s joins a group that has lost %s: %s", me.name, name, exc)
 
 
 _tensorpipe_init_backend_handler = _init_handler(TensorPipeAgent, TensorPipeRpcBackendOptions)

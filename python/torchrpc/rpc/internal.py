@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ._allow_list import find_allowed as find_allowed
+from ._exceptions import WorkerLostError as WorkerLostError
 from ._exceptions import _describe_exception, same_type
 from ._exceptions import _rebuild_exception as _rebuild_exception
 from ._exceptions import find_global as find_global

@@ -78,6 +78,11 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             (`"package.module.function"`, `"aten::add"` for torch.add, `"cpp_function(name)"`), or how names begin
             (`"package.*"`). Methods of objects that RRefs refer to may be called if their class is listed. What arrives
             in pickles is limited to the same and to plain data: no lambdas. Default: everything may be run.
+        liveness_timeout (float): seconds without a sign of life after which a worker is lost of whom something is
+            awaited (a reply, a value, its end in `shutdown`); a function that runs for long is no such silence. 0: only
+            connections that break tell. Default: what the environment variable TORCHRPC_LIVENESS_TIMEOUT says, else 30.
+        propagate_deadlines (bool): tell callees how much time a call has left: calls that their functions make get no
+            more than that.
         _transports, _channels (list of str): which of TensorPipe's to use, the first the best; unknown ones are passed
             over with a warning. A list of either means TensorPipe.
 
@@ -98,6 +103,8 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         secret: str | bytes | None = None,
         port: int | str | None = None,
         allowed_functions: Iterable[Callable[..., Any] | str] | None = None,
+        liveness_timeout: float | None = None,
+        propagate_deadlines: bool = False,
         _transports: list[str] | None = None,
         _channels: list[str] | None = None,
     ) -> None:
@@ -113,6 +120,8 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             _checked_secret(secret),
             "" if port is None else str(port),
             None if allowed_functions is None else names_of(allowed_functions),
+            liveness_timeout,
+            propagate_deadlines,
         )
 
     def set_device_map(self, to: str, device_map: dict[DeviceType, DeviceType]) -> None:

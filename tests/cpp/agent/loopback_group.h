@@ -22,6 +22,8 @@ class LoopbackGroup {
     SendFaultPolicy send_faults;   ///< of requests of worker0; empty: none
     size_t threads = 4;
     Limits limits;
+    Duration liveness{0};
+    bool propagate_deadlines = false;
   };
 
   explicit LoopbackGroup(Options options) : options_(std::move(options)), network_(makeLoopbackNetwork()) {
@@ -59,6 +61,8 @@ class LoopbackGroup {
             .self = infoOf(id),
             .incarnation = incarnationOf(id),
             .threads = options_.threads,
+            .propagate_deadlines = options_.propagate_deadlines,
+            .liveness = options_.liveness,
             .limits = options_.limits,
             .faults = id == 0 ? options_.send_faults : SendFaultPolicy()},
         std::move(transport), std::move(timer)));

@@ -1,0 +1,61 @@
+"""Does what a cluster does to programs - kills workers, stops them, cuts them off, interrupts and overloads them - and
+shows what was seen: a table of cases. Each runs in processes of its own, which are killed at its end.
+
+    python tests/chaos.py                       # all cases, a few minutes
+    python tests/chaos.py --cases death         # those whose part or name matches
+    python tests/chaos.py --system torch        # the same on torch's own RPC, where it can be done
+    python tests/chaos.py --scale 1             # long cases at full length: hours
+
+Ends with 1 if a case fails (not so on torch). The cases are in chaos_cases/, one module for each part.
+"""
+
+import argparse
+import importlib
+import json
+import re
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from chaos_cases.harness import CASES, Outcome, Settings, run_case
+
+PARTS = ["death", "timeouts", "exits", "load"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--system", choices=["torchrpc", "torch"], default="torchrpc")
+    parser.add_argument("--cases", default="", metavar="REGEX", help="of 'part: name'")
+    parser.add_argument("--scale", type=float, default=0.01, help="of the long cases: 1 is 100,000 calls, 20,000 steps")
+    parser.add_argument("--transport", default="", help="as TORCHRPC_TRANSPORT says it")
+    parser.add_argument("--list", action="store_true", help="only name the cases")
+    parser.add_argument("--output", type=Path, help="write the outcomes as JSON, too")
+    args = parser.parse_args()
+    for part in PARTS:
+        importlib.import_module(f"chaos_cases.{part}")
+    chosen = [case for case in CASES if re.search(args.cases, f"{case.part}: {case.name}")]
+    if args.list:
+        print("\n".join(f"{case.part}: {case.name}" for case in chosen))
+        return 0
+    settings = Settings(args.system, args.scale, args.transport)
+    outcomes = []
+    width = max((len(case.name) for case in chosen), default=0)
+    for case in chosen:
+        outcome = run_case(case, settings)
+        outcomes.append(outcome)
+        told = f"{outcome.verdict:7} {outcome.seconds:6.1f} s  {outcome.seen}"
+        print(f"{case.part:9} {case.name:{width}}  {told}", flush=True)
+    if args.output:
+        args.output.write_text(json.dumps([vars(outcome) for outcome in outcomes], indent=1))
+    return summary(outcomes, args.system)
+
+
+def summary(outcomes: list[Outcome], system: str) -> int:
+    failed = [outcome.name for outcome in outcomes if outcome.verdict == "FAIL"]
+    print(f"{len(outcomes) - len(failed)} of {len(outcomes)} cases as they should be on {system}.")
+    return 1 if failed and system == "torchrpc" else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The cases of tests/chaos.py."""

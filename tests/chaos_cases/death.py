@@ -1,0 +1,412 @@
+"""Part 1: a worker is killed, stopped, or cut off; what depends on it ends, the others go on."""
+
+import os
+import signal
+import subprocess
+import time
+
+import torch
+
+from .harness import Process, Run, case, check
+from .worker import Worker
+
+KILLED, STOPPED = 5.0, 5.0  # seconds within which a death shows; STOPPED with liveness_timeout=2
+
+
+# --- what runs on the workers ---
+
+
+def hang(seconds: float = 1000) -> None:
+    time.sleep(seconds)
+
+
+def value() -> torch.Tensor:
+    return torch.ones(2)
+
+
+def serve(worker: Worker) -> None:
+    worker.init()
+    worker.await_word("end")
+    end(worker)
+
+
+def end(worker: Worker, graceful: bool = True) -> None:
+    worker.outcome("end", lambda: worker.rpc.shutdown(graceful=graceful))
+
+
+def call_until_lost(worker: Worker) -> None:
+    worker.init()
+    worker.rpc.rpc_sync("worker1", value)
+    future = worker.rpc.rpc_async("worker1", hang)
+    worker.tell("calling")
+    worker.outcome("lost", future.wait)
+    worker.outcome("other", lambda: worker.rpc.rpc_sync("worker2", value, timeout=10))
+    end(worker)
+
+
+def hold_until_lost(worker: Worker) -> None:
+    """Of an RRef whose value the owner never comes to make."""
+    worker.init()
+    made = worker.rpc.remote("worker1", value)
+    made.to_here()
+    rref = worker.rpc.remote("worker1", hang)
+    worker.tell("calling")
+    worker.outcome("lost", lambda: rref.to_here(timeout=60))
+    worker.outcome("held", lambda: made.to_here(timeout=10))
+    worker.outcome("other", lambda: worker.rpc.rpc_sync("worker2", value, timeout=10))
+    end(worker)
+
+
+def remote_sum(x: torch.Tensor) -> torch.Tensor:
+    return HangsInBackward.apply(x).sum()
+
+
+class HangsInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        time.sleep(1000)
+        return grad
+
+
+def backward_until_lost(worker: Worker) -> None:
+    worker.init()
+    x = torch.ones(2, requires_grad=True)
+    with worker.autograd.context() as context:
+        loss = worker.rpc.rpc_sync("worker1", remote_sum, args=(x,))
+        worker.tell("calling")
+        worker.outcome("lost", lambda: worker.autograd.backward(context, [loss]))
+    worker.outcome("other", lambda: worker.rpc.rpc_sync("worker2", value, timeout=10))
+    end(worker)
+
+
+def parameter() -> torch.Tensor:
+    return torch.ones(2, requires_grad=True)
+
+
+class SlowSGD(torch.optim.SGD):
+    def step(self, *args):
+        time.sleep(1000)
+
+
+def times_two(rref, x: torch.Tensor) -> torch.Tensor:
+    return (rref.local_value() * x).sum()
+
+
+def step_until_lost(worker: Worker) -> None:
+    worker.init()
+    rref = worker.rpc.remote("worker1", parameter)
+    rref.to_here()
+    optimizer = worker.optimizer.DistributedOptimizer(SlowSGD, [rref], lr=0.1)
+    with worker.autograd.context() as context:
+        loss = worker.rpc.rpc_sync("worker1", times_two, args=(rref, torch.ones(2)))
+        worker.autograd.backward(context, [loss])
+        worker.tell("calling")
+        worker.outcome("lost", lambda: optimizer.step(context))
+    worker.outcome("other", lambda: worker.rpc.rpc_sync("worker2", value, timeout=10))
+    end(worker)
+
+
+# --- the cases ---
+
+
+def named(told: dict, seconds: float, system: str) -> str:
+    """A WorkerLostError that names the worker, in time."""
+    seen = f"{told['type'] or 'no error'} after {told['seconds']:.1f} s: {told['text'][:70]}"
+    check(told["type"], seen)
+    check(told["seconds"] <= seconds, seen)
+    check("worker1" in told["text"], f"nobody is named: {seen}")
+    if system == "torchrpc":
+        check(told["type"] == "WorkerLostError" and told["worker"] == "worker1", seen)
+    return f"{told['type']} after {told['seconds']:.2f} s"
+
+
+def lose(run: Run, survivor, number: signal.Signals) -> str:
+    first, victim, third = run.group(survivor, serve, serve)
+    for process in (first, victim, third):
+        process.expect("ready")
+    first.expect("calling")
+    time.sleep(0.3)  # for the call to be under way
+    victim.send(number)
+    limit = KILLED if number == signal.SIGKILL else STOPPED
+    seen = named(first.expect("lost", within=limit + 20), limit, run.system)
+    other = first.expect("other")
+    check(not other["type"], f"the others no longer call each other: {other['text']}")
+    third.tell("end")
+    return f"{seen}; shutdown {ended(first, third, run.system)}"
+
+
+def ended(first: Process, third: Process, system: str) -> str:
+    """Both survivors leave, and know without whom."""
+    tolds = [process.expect("end", within=15) for process in (first, third)]
+    for told in tolds:
+        check(told["seconds"] <= 8, f"shutdown took {told['seconds']:.1f} s")
+        if system == "torchrpc":
+            check(told["type"] == "WorkerLostError" and "worker1" in told["text"], f"shutdown said: {told['text']}")
+    for process in (first, third):
+        process.exit_code(within=5)
+    return f"{max(told['seconds'] for told in tolds):.1f} s"
+
+
+SURVIVORS = {
+    "call": call_until_lost,
+    "to_here": hold_until_lost,
+    "backward": backward_until_lost,
+    "optimizer step": step_until_lost,
+}
+
+for what, survivor in SURVIVORS.items():
+    case(f"killed in {what}", limit=60)(lambda run, survivor=survivor: lose(run, survivor, signal.SIGKILL))
+    case(f"stopped in {what}", limit=60)(lambda run, survivor=survivor: lose(run, survivor, signal.SIGSTOP))
+
+
+@case("a worker with a long job, without the GIL or with it, is no lost one", systems=("torchrpc",))
+def busy_is_alive(run: Run) -> str:
+    first, second = run.group(call_the_busy, serve, liveness=1)
+    second.expect("ready")
+    told = first.expect("done", within=30)
+    check(not told["type"], told["text"])
+    second.tell("end")
+    first.expect("end"), second.expect("end")
+    return f"answered after {told['seconds']:.1f} s with liveness_timeout=1"
+
+
+def keep_the_gil(seconds: float) -> None:
+    import ctypes
+
+    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+
+
+def call_the_busy(worker: Worker) -> None:
+    worker.init()
+
+    def call() -> None:
+        worker.rpc.rpc_sync("worker1", hang, args=(3,))
+        worker.rpc.rpc_sync("worker1", keep_the_gil, args=(3,))
+
+    worker.outcome("done", call)
+    end(worker)
+
+
+# --- what the dead held ---
+
+
+class Watched:
+    alive = 0
+
+    def __init__(self) -> None:
+        Watched.alive += 1
+
+    def __del__(self) -> None:
+        Watched.alive -= 1
+
+
+def count_alive() -> int:
+    return Watched.alive
+
+
+def contexts() -> int:
+    import sys
+
+    base = "torchrpc" if "torchrpc.rpc" in sys.modules else "torch.distributed"
+    autograd = sys.modules[f"{base}.autograd"]
+    return int(autograd._get_debug_info()["num_autograd_contexts"])
+
+
+def hold(worker: Worker) -> None:
+    worker.init()
+    rref = worker.rpc.remote("worker0", Watched)
+    rref.confirmed_by_owner()
+    x = torch.ones(2, requires_grad=True)
+    with worker.autograd.context():
+        worker.rpc.rpc_sync("worker0", torch.add, args=(x, x))
+        worker.tell("holding")
+        worker.await_word("never")
+
+
+def release_of_the_dead(worker: Worker) -> None:
+    worker.init()
+    worker.await_word("look")
+    start = time.monotonic()
+    while count_alive() + contexts() and time.monotonic() < start + 10:
+        time.sleep(0.05)
+    worker.tell("left", [count_alive(), contexts(), time.monotonic() - start])
+    worker.rpc.shutdown(graceful=False)
+
+
+def released(run: Run, number: signal.Signals) -> str:
+    first, victim = run.group(release_of_the_dead, hold)
+    victim.expect("holding")
+    time.sleep(0.3)
+    victim.send(number)
+    first.tell("look")
+    values, open_contexts, seconds = first.expect("left", within=15)
+    seen = f"{values} values and {open_contexts} contexts left after {seconds:.1f} s"
+    check(values == 0 and open_contexts == 0, seen)
+    return seen
+
+
+@case("RRefs and contexts that the killed held are released")
+def released_of_killed(run: Run) -> str:
+    return released(run, signal.SIGKILL)
+
+
+@case("RRefs and contexts that the stopped held are released")
+def released_of_stopped(run: Run) -> str:
+    return released(run, signal.SIGSTOP)
+
+
+# --- shutdown ---
+
+
+def leave(worker: Worker) -> None:
+    worker.init()
+    worker.await_word("end")
+    end(worker)
+
+
+def shut_down_without(run: Run, number: signal.Signals, victim_rank: int) -> str:
+    processes = run.group(leave, leave, leave)
+    for process in processes:
+        process.expect("ready")
+    processes[victim_rank].send(number)
+    name = f"worker{victim_rank}"
+    survivors = [process for rank, process in enumerate(processes) if rank != victim_rank]
+    for process in survivors:
+        process.tell("end")
+    seen = []
+    for process in survivors:
+        told = process.expect("end", within=20)
+        seen.append(told["seconds"])
+        check(told["seconds"] <= 10, f"{process.name} took {told['seconds']:.1f} s")
+        if run.system == "torchrpc":
+            check(name in told["text"], f"{process.name} does not name {name}: {told['text']}")
+    return f"{max(seen):.1f} s, naming {name}"
+
+
+for rank in (1, 0):
+    role = "worker0, who serves the store and leads" if rank == 0 else "worker1"
+    case(f"shutdown with {role} killed")(lambda run, rank=rank: shut_down_without(run, signal.SIGKILL, rank))
+    case(f"shutdown with {role} stopped")(lambda run, rank=rank: shut_down_without(run, signal.SIGSTOP, rank))
+
+
+@case("shutdown waits for a live worker's long job")
+def shutdown_waits(run: Run) -> str:
+    first, second = run.group(work_at_the_end, leave, liveness=1)
+    first.expect("ready"), second.expect("ready")
+    second.tell("end")
+    job = first.expect("job", within=20)
+    check(not job["type"], f"the job failed: {job['text']}")
+    told = second.expect("end", within=10)
+    check(not told["type"], f"shutdown failed: {told['text']}")
+    return f"{told['seconds']:.1f} s, no error"
+
+
+def work_at_the_end(worker: Worker) -> None:
+    worker.init()
+    future = worker.rpc.rpc_async("worker1", hang, args=(5,))
+    worker.outcome("job", future.wait)
+    end(worker)
+
+
+# --- restart ---
+
+
+def member(worker: Worker) -> None:
+    """Of a group without a fixed size."""
+    worker.init(init_method=worker.options.get("init_method", "env://"))
+    worker.await_word("end")
+    end(worker)
+
+
+def member_with_reference(worker: Worker) -> None:
+    worker.init()
+    worker.await_word("refer")
+    rref = worker.rpc.remote("worker1", value)
+    rref.to_here()
+    worker.tell("refers")
+    worker.await_word("call")
+    worker.outcome("called", lambda: worker.rpc.rpc_sync("worker1", value, timeout=10))
+    worker.outcome("stale", lambda: rref.to_here(timeout=10))
+    worker.outcome("fresh", lambda: worker.rpc.remote("worker1", value).to_here(timeout=10))
+    end(worker)
+
+
+def restart(run: Run, number: signal.Signals) -> str:
+    first = run.start(member_with_reference, 0, None)
+    first.expect("ready")
+    victim = run.start(member, 1, None)
+    victim.expect("ready")
+    first.tell("refer")
+    first.expect("refers")
+    victim.send(number)
+    again = run.start(member, 1, None)
+    again.expect("ready", within=20)
+    first.tell("call")
+    called, stale, fresh = (first.expect(event) for event in ("called", "stale", "fresh"))
+    check(not called["type"], f"the new worker1 cannot be called: {called['text']}")
+    check(stale["type"] == "WorkerLostError" and "worker1" in stale["text"], f"the old RRef: {stale['text']}")
+    check(not fresh["type"], f"a new RRef: {fresh['text']}")
+    if number == signal.SIGSTOP:
+        victim.send(signal.SIGCONT)  # the old one must do no harm
+    first.expect("end")
+    again.tell("end")
+    left = again.expect("end", within=15)
+    check(not left["type"], f"the new worker1 leaves: {left['text']}")
+    return "joins under its name; the old RRef says: " + stale["text"][:60]
+
+
+@case("a killed worker is started again under its name", systems=("torchrpc",))
+def restart_killed(run: Run) -> str:
+    return restart(run, signal.SIGKILL)
+
+
+@case("a stopped worker is replaced under its name, then goes on", systems=("torchrpc",))
+def restart_stopped(run: Run) -> str:
+    return restart(run, signal.SIGSTOP)
+
+
+# --- cut off ---
+
+
+@case("cut off: the link between two hosts (network namespaces) goes down", limit=60)
+def cut_off(run: Run) -> str:
+    check(os.geteuid() == 0, "needs root, for network namespaces")
+    here, there = f"chaos{os.getpid()}a", f"chaos{os.getpid()}b"
+    ip(f"netns add {here}", f"netns add {there}")
+    try:
+        ip(
+            f"link add va netns {here} type veth peer name vb netns {there}",
+            *(f"-n {name} link set lo up" for name in (here, there)),
+            f"-n {here} addr add 10.9.8.1/24 dev va",
+            f"-n {there} addr add 10.9.8.2/24 dev vb",
+            f"-n {here} link set va up",
+            f"-n {there} link set vb up",
+        )
+        env = {"MASTER_ADDR": "10.9.8.1"}
+        enter = {name: ("ip", "netns", "exec", name) for name in (here, there)}
+        first = run.start(call_until_lost, 0, 3, prefix=enter[here], env={**env, **interface("va")})
+        victim = run.start(serve, 1, 3, prefix=enter[there], env={**env, **interface("vb")})
+        third = run.start(serve, 2, 3, prefix=enter[here], env={**env, **interface("va")})
+        first.expect("calling")
+        time.sleep(0.3)
+        ip(f"-n {here} link set va down")
+        seen = named(first.expect("lost", within=STOPPED + 20), STOPPED, run.system)
+        check(not first.expect("other")["type"], "the others no longer call each other")
+        third.tell("end")
+        victim.tell("end")
+        return f"{seen}; shutdown {ended(first, third, run.system)}"
+    finally:
+        ip(f"netns del {here}", f"netns del {there}")
+
+
+def interface(name: str) -> dict[str, str]:
+    return {"TP_SOCKET_IFNAME": name, "GLOO_SOCKET_IFNAME": name}
+
+
+def ip(*commands: str) -> None:
+    for command in commands:
+        subprocess.run(["ip", *command.split()], check=True, capture_output=True)

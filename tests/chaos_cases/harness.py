@@ -1,0 +1,226 @@
+"""How a case runs: its processes, what they tell, and what becomes of them.
+
+A case is a function `case(run)` in this process that starts workers (`run.group`), each of which runs a function of the
+same module with a `Worker` (worker.py). They tell what happens as lines of JSON on stdout; the case waits for that,
+with limits, and signals processes. What it returns is what was seen; it fails by raising. All processes are in
+sessions of their own and are killed, with their children, when the case ends.
+"""
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).parents[1]
+
+
+class CaseFailure(Exception):
+    """Something was seen that should not be."""
+
+
+@dataclass
+class Settings:
+    system: str = "torchrpc"
+    scale: float = 0.01
+    transport: str = ""
+
+
+@dataclass
+class Case:
+    part: str
+    name: str
+    function: Callable[["Run"], str]
+    limit: float
+    systems: tuple[str, ...]
+
+
+@dataclass
+class Outcome:
+    part: str
+    name: str
+    verdict: str
+    seconds: float
+    seen: str
+
+
+CASES: list[Case] = []
+
+
+def case(name: str, limit: float = 40, systems: tuple[str, ...] = ("torchrpc", "torch")) -> Callable:
+    """Decorator: a case of the part that the module is named after, which may take `limit` seconds."""
+
+    def register(function: Callable[["Run"], str]) -> Callable:
+        CASES.append(Case(function.__module__.rpartition(".")[2], name, function, limit, systems))
+        return function
+
+    return register
+
+
+def run_case(case: Case, settings: Settings) -> Outcome:
+    start = time.monotonic()
+    if settings.system not in case.systems:
+        return Outcome(case.part, case.name, "-", 0.0, f"cannot be done on {settings.system}")
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(settings, start + case.limit, case.function.__module__, Path(folder))
+        try:
+            verdict, seen = "pass", case.function(run)
+        except CaseFailure as failure:
+            verdict, seen = "FAIL", str(failure)
+        finally:
+            run.end()
+    return Outcome(case.part, case.name, verdict, time.monotonic() - start, seen)
+
+
+@dataclass
+class Process:
+    """A worker, seen from the case."""
+
+    name: str
+    popen: subprocess.Popen
+    deadline: float
+    events: "queue.Queue[dict | None]" = field(default_factory=queue.Queue)
+    errors: Path = Path()
+
+    def read(self) -> None:
+        assert self.popen.stdout
+        for line in self.popen.stdout:
+            with contextlib.suppress(ValueError):
+                self.events.put(json.loads(line))
+        self.events.put(None)
+
+    def expect(self, event: str, within: float = 30.0) -> Any:
+        """Wait until it tells of that event; gives what it said. Others in between are passed over."""
+        end = min(time.monotonic() + within, self.deadline)
+        while True:
+            try:
+                told = self.events.get(timeout=max(end - time.monotonic(), 0))
+            except queue.Empty:
+                raise CaseFailure(f"{self.name}: no '{event}' in {within:g} s{self.last_words()}") from None
+            if told is None:
+                raise CaseFailure(f"{self.name} ended ({self.popen.wait()}) before '{event}'{self.last_words()}")
+            if told["event"] == "failed":
+                raise CaseFailure(f"{self.name}: {told['error']}")
+            if told["event"] == event:
+                return told.get("value")
+
+    def tell(self, what: str) -> None:
+        """Let its `await_word(what)` return."""
+        assert self.popen.stdin
+        with contextlib.suppress(BrokenPipeError):
+            self.popen.stdin.write(what + "\n")
+            self.popen.stdin.flush()
+
+    def send(self, number: signal.Signals) -> None:
+        self.popen.send_signal(number)
+
+    def exit_code(self, within: float) -> int:
+        try:
+            return self.popen.wait(min(within, max(self.deadline - time.monotonic(), 0)))
+        except subprocess.TimeoutExpired:
+            raise CaseFailure(f"{self.name} still runs after {within:g} s") from None
+
+    def last_words(self) -> str:
+        text = self.errors.read_text(errors="replace").strip().splitlines() if self.errors.exists() else []
+        return f" ({text[-1][:160]})" if text else ""
+
+
+class Run:
+    """One run of one case."""
+
+    def __init__(self, settings: Settings, deadline: float, module: str, folder: Path) -> None:
+        self.settings = settings
+        self.system, self.scale = settings.system, settings.scale
+        self.deadline, self.module, self.folder = deadline, module, folder
+        self.processes: list[Process] = []
+        self.prefix: list[str] = []
+        self._port: int | None = None
+
+    @property
+    def port(self) -> int:
+        if self._port is None:
+            import socket
+
+            with socket.socket() as listener:
+                listener.bind(("127.0.0.1", 0))
+                self._port = listener.getsockname()[1]
+        return self._port
+
+    def group(self, *functions: Callable, liveness: float = 2, **options: Any) -> list[Process]:
+        """Start a group of fixed size: rank i runs functions[i]."""
+        return [self.start(f, rank, len(functions), liveness=liveness, **options) for rank, f in enumerate(functions)]
+
+    def start(
+        self,
+        function: Callable,
+        rank: int,
+        size: int | None,
+        liveness: float = 2,
+        prefix: tuple[str, ...] = (),
+        env: dict[str, str] | None = None,
+        **options: Any,
+    ) -> Process:
+        spec = {
+            "system": self.system,
+            "module": self.module,
+            "function": function.__name__,
+            "rank": rank,
+            "size": size,
+            "scale": self.scale,
+            "options": options,
+        }
+        errors = self.folder / f"stderr{len(self.processes)}"
+        variables = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self.port),
+            "TORCHRPC_LIVENESS_TIMEOUT": str(liveness),
+            "TORCHRPC_TRANSPORT": self.settings.transport,
+            "PYTHONUNBUFFERED": "1",
+            **(env or {}),
+        }
+        with errors.open("w") as stderr:
+            popen = subprocess.Popen(
+                [*prefix, sys.executable, "-m", "chaos_cases.worker", json.dumps(spec)],
+                cwd=TESTS,
+                env={**os.environ, **variables, "PYTHONPATH": os.pathsep.join([*sys.path, str(TESTS)])},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                start_new_session=True,
+            )
+        process = Process(f"worker{rank}", popen, self.deadline, errors=errors)
+        threading.Thread(target=process.read, daemon=True).start()
+        self.processes.append(process)
+        return process
+
+    def end(self) -> None:
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.popen.pid, signal.SIGKILL)
+            process.popen.wait()
+            for stream in (process.popen.stdin, process.popen.stdout):
+                with contextlib.suppress(OSError):
+                    assert stream
+                    stream.close()
+
+
+def check(condition: Any, seen: str) -> None:
+    """A failure that says what was seen unless the condition holds."""
+    if not condition:
+        raise CaseFailure(seen)
+
+
+@contextlib.contextmanager
+def timed() -> Iterator[Callable[[], float]]:
+    start = time.monotonic()
+    yield lambda: time.monotonic() - start

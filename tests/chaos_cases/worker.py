@@ -1,0 +1,83 @@
+"""A worker of a case: `python -m chaos_cases.worker SPEC` runs one function of the case's module.
+
+It runs on torchrpc or, told so, on torch's own RPC; `Worker.rpc` and `Worker.autograd` are the modules.
+"""
+
+import importlib
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+
+class Worker:
+    """What a case's function is given."""
+
+    def __init__(self, spec: dict) -> None:
+        self.system, self.rank, self.size, self.scale = (spec[key] for key in ("system", "rank", "size", "scale"))
+        self.options = spec["options"]
+        self.name = f"worker{self.rank}"
+        self.is_torch = self.system == "torch"
+        base = "torch.distributed" if self.is_torch else "torchrpc"
+        self.rpc: Any = importlib.import_module(f"{base}.rpc")
+        self.autograd: Any = importlib.import_module(f"{base}.autograd")
+
+    @property
+    def optimizer(self) -> Any:
+        return importlib.import_module("torch.distributed.optim" if self.is_torch else "torchrpc.optim")
+
+    def init(self, **more: Any) -> None:
+        options = {"rpc_timeout": 60, **self.options, **more}
+        self.rpc.init_rpc(
+            self.name,
+            rank=self.rank,
+            world_size=self.size,
+            rpc_backend_options=self.rpc.TensorPipeRpcBackendOptions(**options),
+        )
+        self.tell("ready", os.getpid())
+
+    def tell(self, event: str, value: Any = None) -> None:
+        print(json.dumps({"event": event, "value": value}), flush=True)
+
+    def await_word(self, word: str) -> None:
+        for line in sys.stdin:
+            if line.strip() == word:
+                return
+        os._exit(7)  # whoever started this is gone
+
+    def outcome(self, event: str, call: Callable[[], Any]) -> None:
+        """Tell what became of a call: its type, its text, the seconds it took."""
+        start = time.monotonic()
+        try:
+            told = {"type": "", "text": repr(call())[:80], "worker": ""}
+        except Exception as exc:
+            told = {"type": type(exc).__name__, "text": str(exc), "worker": getattr(exc, "worker", "")}
+        self.tell(event, {**told, "seconds": time.monotonic() - start})
+
+
+def memory_mib() -> float:
+    """What this process holds of memory."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE") / 2**20
+
+
+def main() -> None:
+    spec = json.loads(sys.argv[1])
+    import torch
+
+    torch.set_num_threads(1)
+    worker = Worker(spec)
+    function = getattr(importlib.import_module(spec["module"]), spec["function"])
+    try:
+        function(worker)
+    except Exception as exc:
+        traceback.print_exc()
+        print(json.dumps({"event": "failed", "error": f"{type(exc).__name__}: {exc}"[:300]}), flush=True)
+        raise
+
+
+if __name__ == "__main__":
+    main()
