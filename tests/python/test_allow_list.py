@@ -172,8 +172,8 @@ def test_plain_data_passes_as_argument_and_result(group):
     for value in values:
         assert rpc.rpc_sync("worker1", echo, args=([value, object],))[0] == value
     assert torch.equal(rpc.rpc_sync("worker1", echo, args=({1: torch.ones(2), "x": {3}},))[1], torch.ones(2))
-    parameter = rpc.rpc_sync("worker1", echo, args=(torch.nn.Parameter(torch.ones(2)),))
-    assert isinstance(parameter, torch.nn.Parameter)
+    values = rpc.rpc_sync("worker1", echo, args=([torch.nn.Parameter(torch.ones(2)), object],))
+    assert isinstance(values[0], torch.nn.Parameter)
 
 
 def test_types_are_refused_unless_listed(group):
