@@ -1,9 +1,9 @@
 // How workers come to the secret of their group: by hand, or from each other through the store.
 
+#include "agent/group_secret.h"
+
 #include <catch2/catch.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
-
-#include "agent/group_secret.h"
 
 using namespace torchrpc;
 

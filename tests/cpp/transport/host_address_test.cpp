@@ -1,13 +1,13 @@
 // Which address a node takes. What depends on this machine's network is checked by what must hold on any.
 
 #include "transport/host_address.h"
-#include "transport/native_socket.h"
 
 #include <catch2/catch.hpp>
 
 #include <cstdlib>
 
 #include "base/error.h"
+#include "transport/native_socket.h"
 #include "transport/native_transport.h"
 
 using namespace torchrpc;
