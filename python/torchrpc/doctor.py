@@ -172,11 +172,11 @@ def address() -> Iterator[Finding]:
     ports = os.environ.get("TORCHRPC_PORT", "0")
     port = "a free port" if ports == "0" else f"{ports} (TORCHRPC_PORT)"
     yield Finding(OK, f"workers listen on {host} (interface {interface_of(host)}; {why}), each on {port}")
+    yield secret()
     if host.startswith("127.") or host == "::1":
         yield Finding(NOTE, "that is this machine only; for workers elsewhere set MASTER_ADDR to a name they know")
     else:
         yield Finding(NOTE, "what passes there is not encrypted: see the documentation, Threat model")
-    yield secret()
 
 
 def secret() -> Finding:

@@ -83,7 +83,7 @@ def test_a_meeting_point_is_looked_at(calm, monkeypatch):
 def test_an_address_that_others_reach_comes_with_a_warning(calm):
     levels = {finding.level: finding.text for finding in doctor.address()}
     assert "10.1.2.3" in levels["ok"] and "MASTER_ADDR is not set" in levels["ok"]
-    assert "can run code here" in levels["note"]
+    assert "not encrypted" in levels["note"]
 
 
 def die(_):

@@ -27,7 +27,7 @@ CONFINED = [
     (r"pybind11/|Python\.h|torch/csrc/(utils/pybind|Exceptions|.*/python/)", r"bindings/"),
     (r"tensorpipe/", r"transport/tensorpipe_"),
     (r"uv\.h", r"transport/native_loop\.cpp"),
-    (r"torch/csrc/distributed/c10d/", r"agent/(worker_directory|shutdown)|(node|api|bindings)/"),
+    (r"torch/csrc/distributed/c10d/", r"agent/(worker_directory|group_secret|shutdown)|(node|api|bindings)/"),
     (r"torch/csrc/autograd/(engine|graph_task|input_buffer|function)", r"autograd/|bindings/"),
     (r"torch/csrc/distributed/(rpc|autograd)/", r"nowhere"),
     (r"torchrpc/", r"(base|api)/"),

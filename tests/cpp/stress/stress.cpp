@@ -166,7 +166,7 @@ void send(Group& group, Tally& tally, uint32_t seed, TimePoint end) {
         });
     pending.push_back(std::move(call));
     settle(false);
-    if (random() % 20'000 == 0) group.cut(random), ++tally.cut;
+    if (random() % 500 == 0) group.cut(random), ++tally.cut;
   }
   settle(true);
 }

@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "base/error.h"
+#include "transport/native_socket.h"
 #include "transport/native_transport.h"
 
 using namespace torchrpc;
@@ -86,4 +87,34 @@ TEST_CASE("whatever is chosen can be listened on") {
 
 TEST_CASE("an address of another machine cannot be listened on") {
   CHECK_THROWS_AS(checkCanListen("198.51.100.7"), Error);
+}
+
+// ---- where a store listens ----
+
+namespace {
+
+/// "127.0.0.1:0", where that descriptor listens; nothing if there is none. Closes it.
+std::string placeOf(std::optional<int> listener) {
+  if (!listener) return "nowhere";
+  const Descriptor owner(*listener);
+  return SocketAddress::textOf(owner.get());
+}
+
+}  // namespace
+
+TEST_CASE("a group that meets at loopback has its store on loopback") {
+  CHECK_THAT(placeOf(listenWherePeersMeet("127.0.0.1", 0)), Catch::StartsWith("127.0.0.1:"));
+  CHECK_THAT(placeOf(listenWherePeersMeet("localhost", 0)), Catch::StartsWith("127.0.0.1:"));
+}
+
+TEST_CASE("where no one address is the right one, the store chooses itself") {
+  CHECK(placeOf(listenWherePeersMeet("0.0.0.0", 0)) == "nowhere");
+  CHECK(placeOf(listenWherePeersMeet("203.0.113.1", 0)) == "nowhere");
+}
+
+TEST_CASE("a port that is in use is left to the store, which may be the one that uses it") {
+  const Descriptor first(listenWherePeersMeet("127.0.0.1", 0).value());
+  const auto place = SocketAddress::textOf(first.get());
+  const auto port = static_cast<uint16_t>(std::stoi(place.substr(place.rfind(':') + 1)));
+  CHECK(placeOf(listenWherePeersMeet("127.0.0.1", port)) == "nowhere");
 }

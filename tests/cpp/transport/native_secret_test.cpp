@@ -1,5 +1,6 @@
 // Who comes to the door of a node whose group has a secret, and does not know it: every way to do without is tried.
 
+#include <poll.h>
 #include <sys/socket.h>
 
 #include "base/unguessable.h"
@@ -105,7 +106,7 @@ TEST_CASE("those who know the secret of their group connect by every way") {
   auto alice = pair.witness();
   auto connection = pair.connect(alice);
   pair.send(*connection, headOnly("hi"));
-  CHECK(pair.accepted->takeFrame().head == "hi");
+  CHECK(pair.accepted().witness->takeFrame().head == "hi");
 }
 
 TEST_CASE("another secret is refused, and the caller reads what to do") {
