@@ -504,7 +504,7 @@ def _end_gracefully(timeout: float) -> None:
         (_delete_all_user_and_unforked_owner_rrefs, False),
         (lambda: agent.join(shutdown=True, timeout=timeout), True),
     ):
-        if lost and needs_store and agent._lost_among([0]):
+        if lost and needs_store and agent.get_worker_info().id != 0 and agent._lost_among([0]):
             continue  # rank 0 serves the store: one that is stopped would keep us waiting for it
         try:
             step()
