@@ -157,7 +157,7 @@ TEST_CASE("what must arrive is not tried again with a silent worker") {
 }
 
 TEST_CASE("who is waited for is found lost if it is gone, and not if it lives") {
-  Group group(std::shared_ptr<Timer>(makeThreadTimer()));
+  Group group{std::shared_ptr<Timer>(makeThreadTimer())};
   group.agents.start();
   group.agents[1].close();
   std::vector<WorkerId> lost;
