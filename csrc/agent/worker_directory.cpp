@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <numeric>
 
 #include "base/error.h"
 #include "base/interrupt.h"
@@ -189,10 +190,12 @@ std::vector<WorkerId> Rendezvous::waitFor(
       told = true;
     }
   }
+  std::vector<WorkerId> everyone(self_.world_size);  // those that would be waited for next, too
+  std::iota(everyone.begin(), everyone.end(), 0);
   throw Error(
       ErrorCode::kRendezvous,
       who + " waited " + seconds(timeout) + " for the " + std::to_string(self_.world_size) +
-          " workers of its group to " + what + "; missing: rank " + listed(absent) +
+          " workers of its group to " + what + "; missing: rank " + listed(missing(everyone, prefix)) +
           ". Start the missing ranks, check that all workers were given the same world_size and address to meet at, "
           "or allow more time");
 }

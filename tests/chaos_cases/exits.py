@@ -55,6 +55,15 @@ def call_self_and_end(worker: Worker) -> None:
     worker.tell("last")
 
 
+def call_self_briefly_and_end(worker: Worker) -> None:
+    """The function ends while the interpreter does."""
+    worker.init()
+    for i in range(20):
+        worker.rpc.rpc_async("worker0", hang, args=(0.5 + i / 10,))
+    time.sleep(0.3)
+    worker.tell("last")
+
+
 def call_peer_and_end(worker: Worker) -> None:
     worker.init()
     worker.futures = [worker.rpc.rpc_async("worker1", hang), worker.rpc.remote("worker1", hang)]
@@ -96,6 +105,7 @@ def exit_case(name: str, function, codes: tuple[int, ...]) -> None:
 
 exit_case("end without shutdown()", init_and_end, (0,))
 exit_case("end with a call to oneself outstanding", call_self_and_end, (0,))
+exit_case("end with calls to oneself that end meanwhile", call_self_briefly_and_end, (0,))
 exit_case("end with calls to a peer outstanding", call_peer_and_end, (0,))
 exit_case("end while a peer's call runs here", serve_and_end, (0,))
 exit_case("end by an exception, calls outstanding", raise_at_the_end, (1,))
@@ -211,9 +221,11 @@ WAITS = {
 }
 for what, function in WAITS.items():
     case(f"Ctrl-C in {what}", limit=30)(
-        lambda run, function=function: ends(run, function, INTERRUPTED, signal.SIGINT, rpc_timeout=0)
+        lambda run, function=function: ends(run, function, INTERRUPTED, signal.SIGINT, rpc_timeout=600)
     )
-case("SIGTERM in rpc_sync", limit=30)(lambda run: ends(run, in_call, (-signal.SIGTERM,), signal.SIGTERM, rpc_timeout=0))
+case("SIGTERM in rpc_sync", limit=30)(
+    lambda run: ends(run, in_call, (-signal.SIGTERM,), signal.SIGTERM, rpc_timeout=600)
+)
 
 
 # --- again ---

@@ -65,7 +65,7 @@ _thread_local_var = threading.local()
 _LOOK_FOR_LOST = 0.25  # seconds
 _CERTAINTY = 1.5  # longer than it takes to see that a worker whose connection broke is not there
 _BETWEEN_SIGNALS = 0.1
-_AT_MOST = 3.0  # that functions may keep a process from ending
+_AT_MOST = 2.0  # that functions may keep a process from ending
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -498,12 +498,14 @@ def _end_gracefully(timeout: float) -> None:
         _leave_group(agent, timeout)
         return
     lost: WorkerLostError | None = None
-    for step in (
-        lambda: _wait_all_workers(timeout),
-        lambda: wait_for_native_workers(agent, timeout),
-        _delete_all_user_and_unforked_owner_rrefs,
-        lambda: agent.join(shutdown=True, timeout=timeout),
+    for step, needs_store in (
+        (lambda: _wait_all_workers(timeout), False),
+        (lambda: wait_for_native_workers(agent, timeout), True),
+        (_delete_all_user_and_unforked_owner_rrefs, False),
+        (lambda: agent.join(shutdown=True, timeout=timeout), True),
     ):
+        if lost and needs_store and agent.get_worker_info().id != 0 and agent._lost_among([0]):
+            continue  # rank 0 serves the store: one that is stopped would keep us waiting for it
         try:
             step()
         except WorkerLostError as exc:  # the others go on together

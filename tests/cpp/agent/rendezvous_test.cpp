@@ -48,6 +48,14 @@ std::string errorText(const std::function<void()>& body) {
   return "no error";
 }
 
+const auto alive = [](const WorkerRecord&) { return true; };
+const auto dead = [](const WorkerRecord&) { return false; };
+
+WorkerRecord startedAgain(WorkerRecord earlier) {
+  ++earlier.incarnation;
+  return earlier;
+}
+
 }  // namespace
 
 TEST_CASE("the workers of a static group learn each other's addresses") {
@@ -84,21 +92,43 @@ TEST_CASE("the workers that do not come are named by rank") {
 TEST_CASE("a group that grows is joined one by one, and left") {
   auto store = makeStore();
   Rendezvous first(store, record(0, 0)), second(store, record(4, 0)), third(store, record(2, 0));
-  CHECK(first.joinGroup(1s).size() == 1);
-  CHECK(second.joinGroup(1s).size() == 2);
+  CHECK(first.joinGroup(1s, alive).size() == 1);
+  CHECK(second.joinGroup(1s, alive).size() == 2);
   second.leaveGroup();
-  const auto there = third.joinGroup(1s);
+  const auto there = third.joinGroup(1s, alive);
   REQUIRE(there.size() == 2);
   CHECK(there[0] == record(0, 0));
   CHECK(first.lookUp(2, 1s) == record(2, 0));
   CHECK_THAT(
-      errorText([&] { Rendezvous(store, record(9, 0, "worker0")).joinGroup(1s); }),
+      errorText([&] { Rendezvous(store, record(9, 0, "worker0")).joinGroup(1s, alive); }),
       Catch::Contains("RPC worker name worker0 is not unique"));
+}
+
+TEST_CASE("a worker that has been started again takes the place of the one before, unless that lives") {
+  auto store = makeStore();
+  Rendezvous(store, record(0, 0)).joinGroup(1s, alive);
+  Rendezvous(store, record(1, 0)).joinGroup(1s, alive);
+  Rendezvous again(store, startedAgain(record(1, 0)));
+  CHECK_THAT(errorText([&] { again.joinGroup(1s, alive); }), Catch::Contains("rank 1 is not unique"));
+  const auto there = again.joinGroup(1s, dead);
+  REQUIRE(there.size() == 2);
+  CHECK(there[1] == startedAgain(record(1, 0)));
+  CHECK(Rendezvous(store, record(2, 0)).joinGroup(1s, dead).size() == 3);
+  CHECK_THAT(
+      errorText([&] { Rendezvous(store, record(1, 0)).joinGroup(1s, dead); }), Catch::Contains("rank 1 is not unique"));
+}
+
+TEST_CASE("a sum goes without the lost, and says who they are") {
+  auto store = makeStore();
+  std::set<WorkerId> absent;
+  const auto lost = [](const std::vector<WorkerId>& missing) { return missing; };
+  CHECK(Rendezvous(store, record(0, 3)).sumOverAll("round", 10, 0s, lost, absent) == 10);
+  CHECK(absent == std::set<WorkerId>{1, 2});
 }
 
 TEST_CASE("static and growing groups do not mix") {
   auto store = makeStore();
-  Rendezvous(store, record(0, 0)).joinGroup(1s);
+  Rendezvous(store, record(0, 0)).joinGroup(1s, alive);
   CHECK_THAT(
       errorText([&] { Rendezvous(store, record(1, 2)).meetAll(1s); }),
       Catch::Contains("RPC group mixes statically and dynamically initialized members"));
@@ -109,7 +139,10 @@ TEST_CASE("a sum over all is the same everywhere") {
   std::vector<int64_t> sums(3);
   std::vector<std::thread> threads;
   for (int id = 0; id < 3; ++id) {
-    threads.emplace_back([&, id] { sums[id] = Rendezvous(store, record(id, 3)).sumOverAll("round", 10 + id, 10s); });
+    threads.emplace_back([&, id] {
+      std::set<WorkerId> absent;
+      sums[id] = Rendezvous(store, record(id, 3)).sumOverAll("round", 10 + id, 10s, {}, absent);
+    });
   }
   for (auto& thread : threads) thread.join();
   CHECK(sums == std::vector<int64_t>{33, 33, 33});

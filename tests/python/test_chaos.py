@@ -1,0 +1,45 @@
+"""The quick ones of tests/chaos.py, one of each sort; `python tests/chaos.py` runs all, at full length if told so."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from chaos_cases.harness import CASES, Settings, run_case
+
+for part in ("death", "timeouts", "exits", "load"):
+    importlib.import_module(f"chaos_cases.{part}")
+
+QUICK = [
+    "killed in call",
+    "stopped in to_here",
+    "killed in backward",
+    "stopped in optimizer step",
+    "RRefs and contexts that the stopped held are released",
+    "shutdown with worker1 stopped",
+    "shutdown with worker0, who serves the store and leads killed",
+    "shutdown waits for a live worker's long job",
+    "a killed worker is started again under its name",
+    "remote(timeout=0.1) of a slow function, then to_here(), owner is oneself",
+    "remote(timeout=0.1) of a slow function, then to_here(), owner is a peer",
+    "remote(timeout=0.1) of a slow function, then shutdown",
+    "propagate_deadlines: a nested call ends with its caller's deadline",
+    "end with a call to oneself outstanding",
+    "end while a peer's call runs here",
+    "Ctrl-C in future.wait()",
+    "Ctrl-C in backward",
+    "Ctrl-C in an optimizer's step",
+    "Ctrl-C in shutdown() while a function runs here",
+    "nested blocking calls, 64 deep, 4 threads",
+    "num_worker_threads=512 before it is used",
+]
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_it_ends_as_it_should(name):
+    [case] = [case for case in CASES if case.name == name]
+    outcome = run_case(case, Settings(scale=0.001))
+    assert outcome.verdict == "pass", outcome.seen
