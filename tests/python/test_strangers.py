@@ -12,12 +12,12 @@ import torchrpc.rpc as rpc
 from torchrpc.testing import RankError, free_port, run_ranks, workers
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-import chaos_strangers
+from chaos_cases import strangers
 
 SECRET = "0123456789abcdef0123456789abcdef"
 
 
-@pytest.mark.parametrize("case", [pytest.param(run, id=name) for name, run in chaos_strangers.CASES])
+@pytest.mark.parametrize("case", [pytest.param(run, id=name) for name, run in strangers.CASES])
 def test_strangers_are_kept_out(case):
     assert case("torchrpc")
 
@@ -97,7 +97,7 @@ def test_a_secret_of_another_type_is_refused():
 
 
 def listening_ports():
-    return [port for _, port in chaos_strangers.listening()]
+    return [port for _, port in strangers.listening()]
 
 
 def test_the_port_can_be_chosen(tmp_path):
@@ -158,7 +158,7 @@ def where(rank, url):
         world_size=2,
         rpc_backend_options=rpc.TensorPipeRpcBackendOptions(init_method=url),
     )
-    addresses = [address for address, _ in chaos_strangers.listening()]
+    addresses = [address for address, _ in strangers.listening()]
     rpc.shutdown()
     return addresses
 

@@ -1,7 +1,7 @@
-"""Who comes to a group and does not belong to it, against real processes: `CASES` is a list of (name, function).
+"""Parts 5 and 6: who comes to a group and does not belong to it, and what bytes they bring.
 
-A function takes the system ("torchrpc", or "torch" for torch's own RPC) and gives the text of what was seen, or raises
-AssertionError. tests/chaos.py prints them as rows of its table; tests/python/test_strangers.py runs them on torchrpc.
+The functions of CASES take the system ("torchrpc", or "torch" for torch's own RPC) and give the text of what was seen, or
+raise AssertionError; tests/python/test_strangers.py runs them, too.
 """
 
 import contextlib
@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from .harness import CaseFailure, Run, case
 
 PATIENCE = 60.0  # seconds for whatever a process is asked to do
 STRANGERS = 1000
@@ -233,3 +235,17 @@ CASES: list[tuple[str, Callable[[str], str]]] = [
     ("a group at localhost listens on loopback only", listens_on_loopback_only),
     ("functions that are not on the allow-list", refuses_what_is_not_listed),
 ]
+
+
+def _register(name: str, function: Callable[[str], str]) -> None:
+    def tried(run: Run) -> str:
+        try:
+            return function(run.system)
+        except AssertionError as failure:
+            raise CaseFailure(str(failure)) from failure
+
+    case(name, limit=300)(tried)
+
+
+for _name, _function in CASES:
+    _register(_name, _function)
