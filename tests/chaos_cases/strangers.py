@@ -1,7 +1,7 @@
 """Parts 5 and 6: who comes to a group and does not belong to it, and what bytes they bring.
 
-The functions of CASES take the system ("torchrpc", or "torch" for torch's own RPC) and give the text of what was seen, or
-raise AssertionError; tests/python/test_strangers.py runs them, too.
+The functions of CASES take the system ("torchrpc", or "torch" for torch's own RPC) and give the text of what was seen,
+or raise AssertionError; tests/python/test_strangers.py runs them, too.
 """
 
 import contextlib
