@@ -201,7 +201,7 @@ struct NodeOptions {
   size_t threads = 16;                               ///< that run functions at once
   Duration timeout = std::chrono::seconds(60);       ///< of calls that name none; 0: none
   Duration init_timeout = std::chrono::minutes(30);  ///< for the group to gather
-  std::string transport;                             ///< "native", "tensorpipe" or "auto"; as in Python
+  std::string transport;                             ///< "native", "tcp", "tensorpipe" or "auto"; as in Python
   /// That workers prove to each other when they connect: at least 16 bytes, the same on all; empty: what
   /// TORCHRPC_SECRET_FILE or TORCHRPC_SECRET say, else one that comes through the rendezvous.
   std::string secret;

@@ -313,7 +313,7 @@ def test_optimizers_go_with_the_last_reference():
 def test_an_optimizer_cannot_be_fetched():
     optimizer = DistributedOptimizer(torch.optim.SGD, weights()[0][:2])
     for rref in optimizer.remote_optimizers:
-        with pytest.raises(RuntimeError, match="stays with its owner"):
+        with pytest.raises(RuntimeError, match="stays where it is"):
             rref.to_here()
 
 
