@@ -41,7 +41,8 @@ def test_reinforcement_learning_learns_cartpole(tmp_path):
 
 @pytest.mark.parametrize("trainers", [1, 2])
 def test_trainers_share_a_model_on_a_parameter_server(tmp_path, trainers):
-    options = [f"--trainers={trainers}", "--epochs=2", "--lr=0.1", "--output=loss.png"]
+    # The server takes the steps of all: 0.1 from each of two trainers diverges now and then (2 of 8 runs).
+    options = [f"--trainers={trainers}", "--epochs=2", f"--lr={0.1 / trainers}", "--output=loss.png"]
     output = run_tutorial("parameter_server", *options, cwd=tmp_path)
     pattern = r"loss ([\d.]+) at the start, ([\d.]+) at the end; accuracy ([\d.]+)%"
     start, end, accuracy = map(float, re.search(pattern, output).groups())
