@@ -19,6 +19,26 @@ struct GilWaits {
 };
 GilWaits gil_waits;
 
+/// When the interpreter ends it takes its threads away, by unwinding their stacks. Destructors further out need the
+/// interpreter: the thread stays where it is until the process has ended.
+struct StayAtTheEnd {
+  ~StayAtTheEnd() {
+    if (!_Py_IsFinalizing()) return;
+    for (;;) ::pause();
+  }
+};
+
+/// Nothing of Python's is destroyed between the guard and the function.
+py::object callPython(const py::object& function, const py::tuple& args, const py::dict& kwargs) {
+  PyObject* value = nullptr;
+  {
+    const StayAtTheEnd stay;
+    value = PyObject_Call(function.ptr(), args.ptr(), kwargs.ptr());
+  }
+  if (!value) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(value);
+}
+
 class PythonRunner final : public CallableRunner {
  public:
   explicit PythonRunner(std::weak_ptr<Node> node) : node_(std::move(node)) {}
@@ -52,7 +72,7 @@ class PythonRunner final : public CallableRunner {
     if (!node) return fail(Error(ErrorCode::kShutdown, "RPC has shut down"));
     guarded(node->self(), fail, [&] {
       auto call = decodePythonCall(node, invocation);
-      auto value = call.function(*call.args, **call.kwargs);
+      auto value = callPython(call.function, call.args, call.kwargs);
       const bool later = py::isinstance(value, internalFunction("_AsyncResult"));
       if (!call.async_execution && !later) return succeed(*node, invocation.from, value);
       follow(node, invocation.from, later ? value.attr("future") : value, std::move(succeed), fail);

@@ -28,6 +28,12 @@ std::string NativeConnection::describe() const {
   return "native connection to " + (peer_name_.empty() ? "a peer" : peer_name_) + " (" + route_ + ")";
 }
 
+uint64_t NativeConnection::progress() const {
+  // While the peer copies what we have lent neither of us reads or writes.
+  MutexLock lock(mutex_);
+  return progress_.load(std::memory_order_relaxed) + (stream_ ? stream_->taken() : 0);
+}
+
 // ---- sending ----
 
 void NativeConnection::send(Frame frame, std::function<void(Status)> done) {

@@ -26,7 +26,7 @@ class NativeConnection : public Connection,
 
   void send(Frame frame, std::function<void(Status)> done) override;
   void close() override;
-  uint64_t progress() const override { return progress_.load(std::memory_order_relaxed); }
+  uint64_t progress() const override;
   std::string describe() const override;
 
   // In the loop's turn.
@@ -65,7 +65,7 @@ class NativeConnection : public Connection,
   std::atomic<uint64_t> progress_{0};
 
   // Guarded by mutex_.
-  Mutex mutex_;
+  mutable Mutex mutex_;
   NativeFrameQueue outgoing_ TORCHRPC_GUARDED_BY(mutex_);
   std::shared_ptr<NativeStream> stream_ TORCHRPC_GUARDED_BY(mutex_);  ///< from open() to the end
   bool flushing_ TORCHRPC_GUARDED_BY(mutex_) = false;

@@ -38,6 +38,8 @@ class Lender {
   ssize_t collect();
   /// Whether collect() would give something, or end the loan. Any thread.
   bool hasNews() const;
+  /// What the borrower says, since the start. Any thread.
+  uint64_t taken() const { return control_.taken; }
   /// Before memory that may be lent goes: what the borrower copies from now on it throws away. Any thread.
   void withdraw() { control_.withdrawn = 1; }
 

@@ -94,6 +94,7 @@ class RingStream : public NativeStream {
     out_control_.writer_waits = 0;
   }
 
+  uint64_t taken() const override { return lender_.taken(); }
   void shutDown() override {
     lender_.withdraw();
     ::shutdown(socket_.get(), SHUT_RDWR);

@@ -37,6 +37,8 @@ class NativeStream {
   virtual bool arm() { return true; }
   virtual void disarm() {}
 
+  /// How many bytes of lent memory the peer has taken; any thread.
+  virtual uint64_t taken() const { return 0; }
   /// Ends both directions at once; whichever thread is in a call.
   virtual void shutDown() = 0;
 };
