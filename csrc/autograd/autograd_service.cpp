@@ -239,7 +239,7 @@ std::shared_ptr<BackwardPass> AutogradService::makePass(const ContextPtr& contex
 std::shared_ptr<BackwardPass> AutogradService::passOf(const PassHeader& header) {
   const auto context = this->context(header.context);
   auto pass = context->pass(header.pass, [&] { return makePass(context, header); });
-  if (!pass) throw Error(ErrorCode::kInvalidArgument, "the backward pass has failed on " + messenger_.self().name);
+  if (!pass) throw noContext(header.context);
   return pass;
 }
 
@@ -282,7 +282,7 @@ bool AutogradService::passGradientsOn(const Request& request, const Responder& r
 void AutogradService::serveAbort(Request request, const Responder& responder) {
   const auto abort = decodeAbort(request.message);
   const auto context = contexts_.find(abort.pass.context);
-  const auto pass = context ? context->endPass(abort.pass.pass, /*failed=*/true) : nullptr;
+  const auto pass = context ? context->endPass(abort.pass.pass, abort.reason) : nullptr;
   responder.reply({.kind = Kind::kReply});
   if (pass) pass->fail(abort.reason);
 }

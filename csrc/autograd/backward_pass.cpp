@@ -331,7 +331,7 @@ void BackwardPass::finishIfDone() {
     done = std::move(done_);
   }
   changed_.notify_all();
-  context_->endPass(id_, /*failed=*/false);
+  context_->endPass(id_, std::nullopt);
   if (done) done(std::nullopt);
 }
 
@@ -350,7 +350,7 @@ void BackwardPass::fail(Error error) {
   // Gradients that nobody waited for here did not arrive where somebody does.
   if (late) return tellAbort({makerOf(id_)}, error);
   changed_.notify_all();
-  context_->endPass(id_, /*failed=*/true);
+  context_->endPass(id_, error);
   tellAbort(reached, error);
   if (done) done(std::move(error));
 }

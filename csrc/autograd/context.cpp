@@ -103,7 +103,8 @@ std::shared_ptr<BackwardPass> AutogradContext::pass(
   if (auto found = findPass(id)) return found;
   auto made = make();
   MutexLock lock(mutex_);
-  if (ended_ || contents_.failed_passes.contains(id)) return nullptr;
+  if (ended_) return nullptr;
+  if (const auto failed = contents_.failures.find(id); failed != contents_.failures.end()) throw failed->second;
   return contents_.passes.emplace(id, std::move(made)).first->second;
 }
 
@@ -113,9 +114,9 @@ std::shared_ptr<BackwardPass> AutogradContext::findPass(PassId id) const {
   return found == contents_.passes.end() ? nullptr : found->second;
 }
 
-std::shared_ptr<BackwardPass> AutogradContext::endPass(PassId id, bool failed) {
+std::shared_ptr<BackwardPass> AutogradContext::endPass(PassId id, const Status& failure) {
   MutexLock lock(mutex_);
-  if (failed && !ended_) contents_.failed_passes.insert(id);
+  if (failure && !ended_) contents_.failures.try_emplace(id, *failure);
   auto removed = contents_.passes.extract(id);
   return removed ? std::move(removed.mapped()) : nullptr;
 }

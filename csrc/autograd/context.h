@@ -17,6 +17,7 @@
 #include "autograd/ids.h"
 #include "base/error.h"
 #include "base/mutex.h"
+#include "base/result.h"
 
 namespace torchrpc {
 
@@ -56,13 +57,14 @@ class AutogradContext {
 
   // --- backward passes ---
 
-  /// The pass of that id, made by `make` if there is none. Null if the context or the pass has ended.
+  /// The pass of that id, made by `make` if there is none. Null if the context has ended; throws the Error that the
+  /// pass has failed with.
   std::shared_ptr<BackwardPass> pass(PassId id, const std::function<std::shared_ptr<BackwardPass>()>& make);
   /// Null if there is none of that id.
   std::shared_ptr<BackwardPass> findPass(PassId id) const;
-  /// The pass has ended: takes it out, gives it if it was there. One that failed is remembered, for gradients of it may
-  /// still be on their way.
-  std::shared_ptr<BackwardPass> endPass(PassId id, bool failed);
+  /// The pass has ended: takes it out, gives it if it was there. A failure is remembered, for marks and gradients of
+  /// the pass may still be on their way.
+  std::shared_ptr<BackwardPass> endPass(PassId id, const Status& failure);
   std::vector<std::shared_ptr<BackwardPass>> passes() const;
 
   /// Ends it: its passes fail with `reason`, graph and gradients are let go, on this thread, under no lock. Idempotent.
@@ -82,7 +84,7 @@ class AutogradContext {
     std::unordered_map<const at::TensorImpl*, size_t> places;  ///< of a leaf's gradient in `gradients`
     std::vector<Gradient> gradients;
     std::map<PassId, std::shared_ptr<BackwardPass>> passes;
-    std::set<PassId> failed_passes;
+    std::map<PassId, Error> failures;  ///< of passes
   };
 
   const ContextId id_;

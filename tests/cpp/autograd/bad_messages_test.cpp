@@ -199,8 +199,8 @@ TEST_CASE("a pass that has begun takes no marks, and one that has failed neither
 
   REQUIRE(t.refusal(encode(AbortRequest{pass, Error(ErrorCode::kBackward, "it failed")})) == "no error");
   CHECK(begun.get().error().text() == "it failed");
-  CHECK_THAT(t.refusal(encode(MarkRequest{pass, {second}})), Contains("has failed on worker1"));
-  CHECK_THAT(t.refusal(encode(GradientRequest{pass, {}, second, {at::ones({2})}})), Contains("has failed on worker1"));
+  CHECK_THAT(t.refusal(encode(MarkRequest{pass, {second}})), Contains("it failed"));
+  CHECK_THAT(t.refusal(encode(GradientRequest{pass, {}, second, {at::ones({2})}})), Contains("it failed"));
   CHECK(t.group[1].autograd().gradients(t.id).empty());
   CHECK(t.endsClean());
 }
@@ -209,7 +209,7 @@ TEST_CASE("an abort that comes before its pass keeps it from beginning") {
   Target t;
   const auto pass = t.pass();
   REQUIRE(t.refusal(encode(AbortRequest{pass, Error(ErrorCode::kBackward, "it failed")})) == "no error");
-  CHECK_THAT(t.refusal(encode(MarkRequest{pass, {t.send_of_1}})), Contains("has failed on worker1"));
+  CHECK_THAT(t.refusal(encode(MarkRequest{pass, {t.send_of_1}})), Contains("it failed"));
   CHECK(t.group.passes() == 0);
   CHECK(t.endsClean());
 }
