@@ -29,6 +29,7 @@ has_header sodium.h || required+=(libsodium-dev)
 if [ "$purpose" = test ]; then
   has_header catch2/catch.hpp || required+=(catch2)
   has_header benchmark/benchmark.h || optional+=(libbenchmark-dev)
+  command -v doxygen >/dev/null || optional+=(doxygen)
 fi
 command -v ccache >/dev/null || optional+=(ccache)
 

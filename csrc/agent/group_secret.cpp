@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/unguessable.h"
+#include "base/random.h"
 
 namespace torchrpc {
 

@@ -32,7 +32,7 @@ struct WorkerRecord {
   WorkerInfo info;
   std::string address;       ///< of its transport
   int32_t world_size = 0;    ///< 0: the group grows as workers join
-  uint64_t incarnation = 0;  ///< random, one per start: a restarted worker has another
+  uint64_t incarnation = 0;  ///< when it started: a restarted worker has another
   std::string facts;         ///< what else all are to know of it; opaque to the core
 
   friend bool operator==(const WorkerRecord&, const WorkerRecord&) = default;

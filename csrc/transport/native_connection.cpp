@@ -9,12 +9,13 @@
 namespace torchrpc {
 
 namespace {
-constexpr size_t kParts = 64;
-// What one connection reads before others have their turn.
+constexpr size_t kParts = 64;  // of one gathered write
 // So many frames in a row, with none coming in between, each go at once: a call that somebody waits for is one of them.
 // What follows is a burst, which the loop sends many at a time: a system call takes longer than making a call.
 constexpr int kAlone = 4;
+// Who still misses so many bytes of a tensor leaves the socket to the loop.
 constexpr size_t kLarge = 256 << 10;
+// What one connection reads before others have their turn.
 constexpr size_t kTurnBytes = 1 << 20;
 }  // namespace
 

@@ -2,7 +2,7 @@
 
 #include <cerrno>
 
-#include "base/unguessable.h"
+#include "base/random.h"
 #include "transport/native_proof.h"
 
 namespace torchrpc {

@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <random>
+
+#include "base/random.h"
 
 namespace torchrpc {
 
@@ -10,11 +11,6 @@ namespace {
 
 // What is copied in one go: the lender, too, should see that it goes on.
 constexpr uint64_t kStretch = 256 << 10;
-
-uint64_t randomNumber() {
-  std::random_device random;
-  return uint64_t{random()} << 32 | random();
-}
 
 }  // namespace
 

@@ -13,8 +13,8 @@
 #include <cerrno>
 #include <list>
 #include <mutex>
-#include <random>
 
+#include "base/random.h"
 #include "transport/host_address.h"
 #include "transport/native_address.h"
 #include "transport/native_connection.h"
@@ -97,8 +97,7 @@ std::map<std::string, std::string> NativeTransport::metrics() const {
 // ---- listening ----
 
 std::string NativeTransport::listen(Acceptor acceptor) {
-  std::random_device chance;
-  own_.id = (static_cast<uint64_t>(chance()) << 32) | chance();
+  own_.id = randomNumber();
   std::list<Listener> listeners;
   listeners.push_back({listenOnTcp(), true});
   own_.tcp = SocketAddress::textOf(listeners.back().socket.get());

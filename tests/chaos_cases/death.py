@@ -8,30 +8,12 @@ import time
 import torch
 
 from .harness import Process, Run, case, check
-from .worker import Worker
+from .worker import Worker, finish, hang, serve, value
 
 KILLED, STOPPED = 5.0, 5.0  # seconds within which a death shows; STOPPED with liveness_timeout=2
 
 
 # --- what runs on the workers ---
-
-
-def hang(seconds: float = 1000) -> None:
-    time.sleep(seconds)
-
-
-def value() -> torch.Tensor:
-    return torch.ones(2)
-
-
-def serve(worker: Worker) -> None:
-    worker.init()
-    worker.await_word("end")
-    end(worker)
-
-
-def end(worker: Worker, graceful: bool = True) -> None:
-    worker.outcome("end", lambda: worker.rpc.shutdown(graceful=graceful))
 
 
 def call_until_lost(worker: Worker) -> None:
@@ -41,7 +23,7 @@ def call_until_lost(worker: Worker) -> None:
     worker.tell("calling")
     worker.outcome("lost", future.wait)
     worker.outcome("other", lambda: worker.rpc.rpc_sync("worker2", value, timeout=10))
-    end(worker)
+    finish(worker)
 
 
 def hold_until_lost(worker: Worker) -> None:
@@ -54,7 +36,7 @@ def hold_until_lost(worker: Worker) -> None:
     worker.outcome("lost", lambda: rref.to_here(timeout=60))
     worker.outcome("held", lambda: made.to_here(timeout=10))
     worker.outcome("other", lambda: worker.rpc.rpc_sync("worker2", value, timeout=10))
-    end(worker)
+    finish(worker)
 
 
 def remote_sum(x: torch.Tensor) -> torch.Tensor:
@@ -80,7 +62,7 @@ def backward_until_lost(worker: Worker) -> None:
         worker.tell("calling")
         worker.outcome("lost", lambda: worker.autograd.backward(context, [loss]))
     worker.outcome("other", lambda: worker.rpc.rpc_sync("worker2", value, timeout=10))
-    end(worker)
+    finish(worker)
 
 
 def parameter() -> torch.Tensor:
@@ -107,7 +89,7 @@ def step_until_lost(worker: Worker) -> None:
         worker.tell("calling")
         worker.outcome("lost", lambda: optimizer.step(context))
     worker.outcome("other", lambda: worker.rpc.rpc_sync("worker2", value, timeout=10))
-    end(worker)
+    finish(worker)
 
 
 # --- the cases ---
@@ -188,7 +170,7 @@ def call_the_busy(worker: Worker) -> None:
         worker.rpc.rpc_sync("worker1", keep_the_gil, args=(3,))
 
     worker.outcome("done", call)
-    end(worker)
+    finish(worker)
 
 
 # --- what the dead held ---
@@ -265,7 +247,7 @@ def released_of_stopped(run: Run) -> str:
 def leave(worker: Worker) -> None:
     worker.init()
     worker.await_word("end")
-    end(worker)
+    finish(worker)
 
 
 def shut_down_without(run: Run, number: signal.Signals, victim_rank: int) -> str:
@@ -309,7 +291,7 @@ def work_at_the_end(worker: Worker) -> None:
     worker.init()
     future = worker.rpc.rpc_async("worker1", hang, args=(5,))
     worker.outcome("job", future.wait)
-    end(worker)
+    finish(worker)
 
 
 # --- restart ---
@@ -319,7 +301,7 @@ def member(worker: Worker) -> None:
     """Of a group without a fixed size."""
     worker.init(init_method=worker.options.get("init_method", "env://"))
     worker.await_word("end")
-    end(worker)
+    finish(worker)
 
 
 def member_with_reference(worker: Worker) -> None:
@@ -332,7 +314,7 @@ def member_with_reference(worker: Worker) -> None:
     worker.outcome("called", lambda: worker.rpc.rpc_sync("worker1", value, timeout=10))
     worker.outcome("stale", lambda: rref.to_here(timeout=10))
     worker.outcome("fresh", lambda: worker.rpc.remote("worker1", value).to_here(timeout=10))
-    end(worker)
+    finish(worker)
 
 
 def restart(run: Run, number: signal.Signals) -> str:

@@ -7,17 +7,9 @@ import time
 import torch
 
 from .harness import Run, case, check
-from .worker import Worker
+from .worker import Worker, hang, value
 
 LIMIT = 5.0  # seconds from the end of the program, or the signal, to the end of the process
-
-
-def hang(seconds: float = 1000) -> None:
-    time.sleep(seconds)
-
-
-def value() -> torch.Tensor:
-    return torch.ones(2)
 
 
 def serve(worker: Worker) -> None:
@@ -35,10 +27,7 @@ def ends(run: Run, first_function, codes: tuple[int, ...], number: signal.Signal
         time.sleep(0.5)
         start = time.monotonic()
         first.send(number)
-    try:
-        code = first.popen.wait(LIMIT + 3)
-    except Exception:
-        check(False, f"still alive after {time.monotonic() - start:.0f} s")
+    code = first.exit_code(within=LIMIT + 3)
     seconds = time.monotonic() - start
     check(code in codes and seconds <= LIMIT, f"exit code {code} after {seconds:.1f} s{first.last_words()}")
     second.tell("end")

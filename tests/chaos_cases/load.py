@@ -7,17 +7,11 @@ import time
 import torch
 
 from .harness import Run, case, check
-from .worker import Worker, memory_mib
+from .worker import Worker, finish, memory_mib, serve
 
 
 def rpc_here():
     return sys.modules.get("torchrpc.rpc") or sys.modules["torch.distributed.rpc"]
-
-
-def serve(worker: Worker) -> None:
-    worker.init()
-    worker.await_word("end")
-    worker.outcome("end", worker.rpc.shutdown)
 
 
 def run_both(run: Run, first_function, within: float, **options):
@@ -29,10 +23,6 @@ def run_both(run: Run, first_function, within: float, **options):
         told = process.expect("end", within=20)
         check(not told["type"], f"{process.name}'s shutdown: {told['text']}")
     return seen
-
-
-def finish(worker: Worker) -> None:
-    worker.outcome("end", worker.rpc.shutdown)
 
 
 def deeper(depth: int) -> int:

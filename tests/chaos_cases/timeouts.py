@@ -6,7 +6,7 @@ import time
 import torch
 
 from .harness import Run, case, check
-from .worker import Worker
+from .worker import Worker, finish, serve
 
 SLOW = 3.0  # seconds
 
@@ -23,12 +23,6 @@ class SlowModule:
 
     def quick(self) -> int:
         return 7
-
-
-def serve(worker: Worker) -> None:
-    worker.init()
-    worker.await_word("end")
-    worker.outcome("end", worker.rpc.shutdown)
 
 
 def limited(run: Run, first_function, limit: float = 15) -> dict:
@@ -53,9 +47,9 @@ def timed_out(told: dict) -> str:
     return f"{told['type']} after {told['seconds']:.2f} s"
 
 
-def finish(worker: Worker, to: str = "worker1") -> None:
-    worker.outcome("usable", lambda: worker.rpc.rpc_sync(to, torch.add, args=(torch.ones(1), 1), timeout=10))
-    worker.outcome("end", worker.rpc.shutdown)
+def try_and_finish(worker: Worker) -> None:
+    worker.outcome("usable", lambda: worker.rpc.rpc_sync("worker1", torch.add, args=(torch.ones(1), 1), timeout=10))
+    finish(worker)
 
 
 def remote_then_fetch(to: str):
@@ -64,7 +58,7 @@ def remote_then_fetch(to: str):
         rref = worker.rpc.remote(to, slow, timeout=0.1)
         time.sleep(0.5)
         worker.outcome("seen", rref.to_here)
-        finish(worker)
+        try_and_finish(worker)
 
     run.__name__ = f"remote_to_{to}"
     return run
@@ -88,7 +82,7 @@ def remote_only(worker: Worker) -> None:
     worker.init()
     rref = worker.rpc.remote("worker1", slow, timeout=0.1)
     worker.outcome("seen", lambda: time.sleep(0.5))
-    finish(worker)
+    try_and_finish(worker)
     del rref
 
 
@@ -103,7 +97,7 @@ def fetch_with_timeout(worker: Worker) -> None:
     rref = worker.rpc.remote("worker1", slow)
     worker.outcome("seen", lambda: rref.to_here(timeout=0.2))
     assert rref.to_here(timeout=20).item() == 1  # the value comes all the same
-    finish(worker)
+    try_and_finish(worker)
 
 
 @case("to_here(timeout=0.2), then to_here() again")
@@ -118,7 +112,7 @@ def call_with_timeout(worker: Worker) -> None:
     time.sleep(1.2)  # the late answer comes
     answers += [worker.rpc.rpc_sync("worker1", torch.add, args=(torch.ones(1), i)).item() for i in range(200)]
     assert answers == [i + 1.0 for i in range(200)] * 2
-    finish(worker)
+    try_and_finish(worker)
 
 
 @case("rpc_sync(timeout=0.2); its late answer completes no other call")
@@ -131,7 +125,7 @@ def proxy_with_timeout(worker: Worker) -> None:
     rref = worker.rpc.remote("worker1", SlowModule)
     worker.outcome("seen", lambda: rref.rpc_sync(timeout=0.3).answer())
     assert rref.rpc_sync().quick() == 7
-    finish(worker)
+    try_and_finish(worker)
 
 
 @case("a proxy's method (timeout=0.3)")
@@ -166,7 +160,7 @@ def backward_with_timeout(worker: Worker) -> None:
         loss = worker.rpc.rpc_sync("worker1", torch.add, args=(x, x), timeout=10).sum()
         worker.autograd.backward(context, [loss])
         assert worker.autograd.get_gradients(context)[x].tolist() == [2, 2]
-    finish(worker)
+    try_and_finish(worker)
 
 
 @case("backward with rpc_timeout=0.5 and a slow function on the way")
@@ -181,7 +175,7 @@ def unused_result(worker: Worker) -> None:
         worker.rpc.rpc_sync("worker1", torch.mul, args=(x, x))
         loss = worker.rpc.rpc_sync("worker1", torch.add, args=(x, x)).sum()
         worker.outcome("seen", lambda: worker.autograd.backward(context, [loss]))
-    finish(worker)
+    try_and_finish(worker)
 
 
 @case("backward of a loss that does not use a call's result")
@@ -216,7 +210,7 @@ def call_nested(worker: Worker) -> None:
     time.sleep(0.5)
     inner = worker.rpc.rpc_sync("worker1", last_nested)
     assert inner < 1, inner
-    finish(worker)
+    try_and_finish(worker)
 
 
 @case("propagate_deadlines: a nested call ends with its caller's deadline", systems=("torchrpc",))

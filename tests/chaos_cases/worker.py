@@ -12,6 +12,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 
 class Worker:
     """What a case's function is given."""
@@ -58,6 +60,28 @@ class Worker:
         self.tell(event, {**told, "seconds": time.monotonic() - start})
 
 
+def serve(worker: Worker) -> None:
+    """What a worker runs that others call."""
+    worker.init()
+    worker.await_word("end")
+    finish(worker)
+
+
+def finish(worker: Worker) -> None:
+    worker.outcome("end", worker.rpc.shutdown)
+
+
+# --- what workers call on each other ---
+
+
+def hang(seconds: float = 1000) -> None:
+    time.sleep(seconds)
+
+
+def value() -> torch.Tensor:
+    return torch.ones(2)
+
+
 def memory_mib() -> float:
     """What this process holds of memory."""
     with open("/proc/self/statm") as file:
@@ -66,8 +90,6 @@ def memory_mib() -> float:
 
 def main() -> None:
     spec = json.loads(sys.argv[1])
-    import torch
-
     torch.set_num_threads(1)
     worker = Worker(spec)
     function = getattr(importlib.import_module(spec["module"]), spec["function"])

@@ -39,38 +39,28 @@ def test_no_symbol_of_torch_rpc_is_used():
         assert not forbidden_symbols(symbols), f"{binary} uses torch's own implementation"
 
 
-def libuv_symbols(listing):
-    """The lines of `nm -D` output that import or export libuv: LibTorch exports one of its own."""
-    return [line for line in listing.splitlines() if re.search(r" uv_\w+$", line)]
+def symbols_of(library, listing):
+    """The lines of `nm -D` output that import or export those of a library that is to stay inside."""
+    return [line for line in listing.splitlines() if re.search(INSIDE[library], line)]
 
 
-def test_libuv_stays_inside():
+# LibTorch exports a libuv of its own, and another libsodium may be in the process: ours and theirs must not meet.
+INSIDE = {"libuv": r" uv_\w+$", "libsodium": r" (_?sodium_|_?crypto_|randombytes)\w*$"}
+
+
+@pytest.mark.parametrize("library", INSIDE)
+def test_a_static_library_stays_inside(library):
     for binary in our_binaries():
         run = subprocess.run(["nm", "-D", binary], capture_output=True, text=True, check=True)
-        assert not libuv_symbols(run.stdout), f"{binary} could be bound to LibTorch's libuv, or LibTorch to ours"
+        assert not symbols_of(library, run.stdout), f"{binary} could be bound to another {library}, or that to ours"
 
 
-def libsodium_symbols(listing):
-    """The lines of `nm -D` output that import or export libsodium: another copy may be in the process."""
-    return [line for line in listing.splitlines() if re.search(r" (_?sodium_|_?crypto_|randombytes)\w*$", line)]
-
-
-def test_libsodium_stays_inside():
-    for binary in our_binaries():
-        run = subprocess.run(["nm", "-D", binary], capture_output=True, text=True, check=True)
-        assert not libsodium_symbols(run.stdout), f"{binary} could be bound to another libsodium"
-
-
-def test_the_check_for_libsodium_can_fail():
-    listing = "                 U sodium_memcmp\n0000000000001234 T crypto_auth_hmacsha256_init\n        U crypt\n"
-    assert len(libsodium_symbols(listing)) == 2
-
-
-def test_the_check_for_libuv_can_fail():
-    assert libuv_symbols("                 U uv_run\n0000000000001234 T uv_close\n                 U uvw\n") == [
-        "                 U uv_run",
-        "0000000000001234 T uv_close",
-    ]
+def test_the_check_for_libraries_can_fail():
+    uv = ["                 U uv_run", "0000000000001234 T uv_close"]
+    sodium = ["                 U sodium_memcmp", "0000000000001234 T crypto_auth_hmacsha256_init"]
+    listing = "\n".join([*uv, "                 U uvw", *sodium, "        U crypt"])
+    assert symbols_of("libuv", listing) == uv
+    assert symbols_of("libsodium", listing) == sodium
 
 
 def test_the_check_can_fail():

@@ -480,15 +480,15 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
     This worker is shut down all the same. One thread calls it, not one that serves a call. A worker that is lost (see
     the option `liveness_timeout`) is not waited for; one that is busy is, however long.
     """
-    patience = _AT_MOST
+    patience = math.inf
     try:
         if graceful:
             _end_gracefully(timeout)
-        patience = math.inf
-    except Exception:
-        patience = math.inf
+    except BaseException as exc:
+        if not isinstance(exc, Exception):  # after Ctrl-C functions that still run are not waited for
+            patience = _AT_MOST
         raise
-    finally:  # after Ctrl-C functions that still run are not waited for
+    finally:
         _finalize_shutdown(patience)
 
 

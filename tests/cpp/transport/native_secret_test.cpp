@@ -3,7 +3,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
-#include "base/unguessable.h"
+#include "base/random.h"
 #include "transport/kinds.h"
 #include "transport/native_address.h"
 #include "transport/native_handshake.h"

@@ -1,6 +1,7 @@
-#include "base/unguessable.h"
+#include "base/random.h"
 
 #include <cerrno>
+#include <random>
 #include <sys/random.h>
 #include <system_error>
 
@@ -14,6 +15,11 @@ std::string unguessable(size_t bytes) {
     if (got > 0) have += static_cast<size_t>(got);
   }
   return out;
+}
+
+uint64_t randomNumber() {
+  std::random_device random;
+  return uint64_t{random()} << 32 | random();
 }
 
 }  // namespace torchrpc

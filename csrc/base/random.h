@@ -1,14 +1,16 @@
 #pragma once
 
-// Random bytes for what must not be guessed. Apart from ids and incarnations, which only must not collide.
-// Threads: any.
+// Random numbers: for what must not be guessed, and for what only must not collide. Threads: any.
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 namespace torchrpc {
 
 /// From the kernel's generator, once it is seeded.
 std::string unguessable(size_t bytes);
+
+uint64_t randomNumber();
 
 }  // namespace torchrpc
