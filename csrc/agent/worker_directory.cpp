@@ -6,6 +6,7 @@
 #include <cctype>
 #include <numeric>
 
+#include "base/doctor.h"
 #include "base/error.h"
 #include "base/interrupt.h"
 #include "wire/codec.h"
@@ -197,7 +198,8 @@ std::vector<WorkerId> Rendezvous::waitFor(
       who + " waited " + seconds(timeout) + " for the " + std::to_string(self_.world_size) +
           " workers of its group to " + what + "; missing: rank " + listed(missing(everyone, prefix)) +
           ". Start the missing ranks, check that all workers were given the same world_size and address to meet at, "
-          "or allow more time");
+          "or allow more time. " +
+          kAskDoctor);
 }
 
 Error Rendezvous::storeLost(const std::exception& cause) const {

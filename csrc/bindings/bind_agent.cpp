@@ -5,6 +5,7 @@
 
 #include <unistd.h>
 
+#include "base/doctor.h"
 #include "base/interrupt.h"
 #include "bindings/bind.h"
 #include "bindings/current_node.h"
@@ -97,6 +98,7 @@ std::map<std::string, std::string> debugInfo(const PyAgent& agent) {
 }
 
 void bindOptions(py::module_& module) {
+  module.attr("_ASK_DOCTOR") = kAskDoctor;
   module.attr("_DEFAULT_INIT_METHOD") = "env://";
   module.attr("_DEFAULT_NUM_WORKER_THREADS") = kDefaultThreads;
   module.attr("_DEFAULT_RPC_TIMEOUT_SEC") = kDefaultTimeout;

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/doctor.h"
 #include "base/error.h"
 
 namespace torchrpc {
@@ -139,7 +140,7 @@ std::optional<std::string> addressOfInterfaces(const std::string& names, const s
   throw Error(
       ErrorCode::kInvalidArgument,
       "no interface '" + names + "' with an IP address that is not link-local, which " + variable +
-          " names; this machine has " + choices);
+          " names; this machine has " + choices + ". " + kAskDoctor);
 }
 
 std::optional<std::string> addressFromEnvironment() {
@@ -168,7 +169,8 @@ std::string addressOfHost(const std::string& host) {
   }
   throw Error(
       ErrorCode::kInvalidArgument,
-      "host '" + host + "' is not an address of this machine (" + tried + "): give one that is, or leave it empty");
+      "host '" + host + "' is not an address of this machine (" + tried + "): give one that is, or leave it empty. " +
+          kAskDoctor);
 }
 
 bool isNumeric(const std::string& host) {
@@ -191,7 +193,7 @@ std::string addressTowards(const std::string& rendezvous_host) {
   throw Error(
       ErrorCode::kInvalidArgument,
       "no interface of this machine leads to the rendezvous host '" + rendezvous_host + "' (" + targets.front().text() +
-          "): set TORCHRPC_SOCKET_IFNAME to the interface to use");
+          "): set TORCHRPC_SOCKET_IFNAME to the interface to use. " + kAskDoctor);
 }
 
 }  // namespace
@@ -224,7 +226,7 @@ std::optional<int> listenWherePeersMeet(const std::string& host, uint16_t port) 
 void checkCanListen(const std::string& address) {
   for (const auto& resolved : resolve(address, "address")) {
     if (auto error = bindError(resolved)) {
-      throw Error(ErrorCode::kRendezvous, "cannot listen on " + address + ": " + *error);
+      throw Error(ErrorCode::kRendezvous, "cannot listen on " + address + ": " + *error + ". " + kAskDoctor);
     }
   }
 }

@@ -12,6 +12,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "base/doctor.h"
 #include "base/error.h"
 #include "transport/host_address.h"
 
@@ -61,7 +62,7 @@ Descriptor SocketAddress::listen(const std::string& text) const {
       ::bind(listener.get(), reinterpret_cast<const sockaddr*>(&storage_), length_) == 0 &&
       ::listen(listener.get(), SOMAXCONN) == 0;
   if (ready) return listener;
-  throw Error(ErrorCode::kRendezvous, "cannot listen on " + text + ": " + socketErrorText(errno));
+  throw Error(ErrorCode::kRendezvous, "cannot listen on " + text + ": " + socketErrorText(errno) + ". " + kAskDoctor);
 }
 
 int SocketAddress::connect(int fd) const {

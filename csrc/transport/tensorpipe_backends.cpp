@@ -20,6 +20,7 @@
 #include <pthread.h>
 #include <signal.h>
 
+#include "base/doctor.h"
 #include "base/error.h"
 #include "transport/host_address.h"
 #include "transport/tensorpipe_transport.h"
@@ -138,7 +139,7 @@ std::vector<Backend<TContext>> makeListed(
     throw Error(
         ErrorCode::kInvalidArgument,
         std::string("no usable ") + what + " in the option " + what + "s: it gives " + joinNames(names) +
-            (reasons.empty() ? "" : " (" + reasons + ")") + ", there are " + joinNames(kinds));
+            (reasons.empty() ? "" : " (" + reasons + ")") + ", there are " + joinNames(kinds) + ". " + kAskDoctor);
   }
   if (!reasons.empty()) TORCH_WARN("torchrpc passes over ", what, "s that cannot be used here: ", reasons);
   return made;
@@ -168,7 +169,11 @@ std::vector<TransportBackend> makeTransports(const std::optional<std::vector<std
   for (const auto& kind : transportKinds()) {
     if (auto context = tryMake(kind, "", ignored)) made.push_back({kind.name, std::move(context)});
   }
-  if (made.empty()) throw Error(ErrorCode::kInvalidArgument, "none of TensorPipe's transports works on this machine");
+  if (made.empty()) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        std::string("none of TensorPipe's transports works on this machine") + ". " + kAskDoctor);
+  }
   return made;
 }
 

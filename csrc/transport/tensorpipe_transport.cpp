@@ -17,6 +17,7 @@
 #include <mutex>
 #include <thread>
 
+#include "base/doctor.h"
 #include "transport/event_loop.h"
 #include "transport/host_address.h"
 #include "transport/tensorpipe_address.h"
@@ -95,7 +96,8 @@ std::string TensorPipeTransport::listen(Acceptor acceptor) {
     listener_ = context_.listen(urls);
   } catch (const std::exception& error) {
     shared_->callbacks.end();
-    throw Error(ErrorCode::kRendezvous, describe() + " cannot listen on " + address_ + ": " + error.what());
+    throw Error(
+        ErrorCode::kRendezvous, describe() + " cannot listen on " + address_ + ": " + error.what() + ". " + kAskDoctor);
   }
   TensorPipeAddress address;
   for (const auto& [name, transport] : transports_) {
@@ -166,7 +168,7 @@ const TensorPipeAddress::Way& TensorPipeTransport::chooseWay(
   throw Error(
       ErrorCode::kInvalidArgument,
       "no way to " + peer_name + ": it can be reached by " + theirs + ", this node uses " + namesOf(transports_) +
-          " (shm: within one host only); give both the same transports",
+          " (shm: within one host only); give both the same transports. " + kAskDoctor,
       peer_name);
 }
 

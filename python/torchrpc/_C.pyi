@@ -7,6 +7,7 @@ from torch.distributed import Store
 
 _T = TypeVar("_T")
 
+_ASK_DOCTOR: str
 _DEFAULT_INIT_METHOD: str
 _DEFAULT_NUM_WORKER_THREADS: int
 _DEFAULT_RPC_TIMEOUT_SEC: float

@@ -62,6 +62,7 @@ class Report:
 
 def trial(function: Callable[..., Any], *args: Any, processes: int = 1) -> tuple[Any, str]:
     """What the function gives on rank 0, or None; and why it failed, or an empty text."""
+    from ._C import _ASK_DOCTOR
     from .testing import RankError, run_ranks
 
     # A group of one machine is tried with the address that a real one would have.
@@ -72,7 +73,8 @@ def trial(function: Callable[..., Any], *args: Any, processes: int = 1) -> tuple
         )
         return values[0], ""
     except RankError as error:
-        return None, str(error).strip().splitlines()[-1].removeprefix("RuntimeError: ")
+        text = str(error).strip().splitlines()[-1].removeprefix("RuntimeError: ")
+        return None, text.removesuffix(f". {_ASK_DOCTOR}")
 
 
 def published_address(_: int, options: dict[str, Any]) -> tuple[str, str]:

@@ -49,6 +49,7 @@ def test_an_interface_that_does_not_exist_means_no_calls(diagnose):
     code, text = diagnose(TORCHRPC_SOCKET_IFNAME="nope0")
     assert code == 1
     assert re.search(r"FAILED +no address to listen on \(by TORCHRPC_SOCKET_IFNAME=nope0\): no interface 'nope0'", text)
+    assert "torchrpc doctor`" not in text  # which other programs are told to ask
     assert "Transports" not in text  # what cannot be tried is not shown as refused
 
 

@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, urlparse
 import torch.distributed as dist
 from torch.distributed.rendezvous import _rendezvous_helper
 
-from torchrpc._C import _listen_where_peers_meet
+from torchrpc._C import _ASK_DOCTOR, _listen_where_peers_meet
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,6 @@ _HOW_TO_MEET = (
     "workers, or pass rpc_backend_options=TensorPipeRpcBackendOptions(init_method='tcp://host:port'), or "
     "'file:///path' on a file system that all share."
 )
-_DOCTOR = "`python -m torchrpc doctor` shows the addresses and transports that work on this machine."
 
 
 def init_timeout() -> timedelta:
@@ -93,7 +92,7 @@ def _open_tcp(host: str, port: int, rank: int, use_libuv: bool) -> dist.Store:
     serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
     limit = init_timeout()
     try:
-        with _told(f"rank {rank} waits for rank 0 to listen at {host}:{port}. {_HOW_TO_MEET} {_DOCTOR}"):
+        with _told(f"rank {rank} waits for rank 0 to listen at {host}:{port}. {_HOW_TO_MEET} {_ASK_DOCTOR}."):
             return dist.TCPStore(
                 host,
                 port,
@@ -110,13 +109,13 @@ def _open_tcp(host: str, port: int, rank: int, use_libuv: bool) -> dist.Store:
         if serves:
             told = (
                 f"rank 0 cannot serve the group's store at {host}:{port}: {exc}. Is the port in use (by an earlier run "
-                f"that has not ended, say)? Choose another MASTER_PORT for all workers. {_DOCTOR}"
+                f"that has not ended, say)? Choose another MASTER_PORT for all workers. {_ASK_DOCTOR}."
             )
         else:
             told = (
                 f"rank {rank} found nobody at {host}:{port}, where rank 0 should listen, in {limit.total_seconds():g} "
                 f"s: {exc}. Is rank 0 running, and is this its address? {_HOW_TO_MEET} {_WAIT_VARIABLE} (seconds) says "
-                f"how long to wait. {_DOCTOR}"
+                f"how long to wait. {_ASK_DOCTOR}."
             )
         raise type(exc)(told) from exc
 

@@ -65,7 +65,7 @@ _thread_local_var = threading.local()
 _LOOK_FOR_LOST = 0.25  # seconds
 _CERTAINTY = 1.5  # longer than it takes to see that a worker whose connection broke is not there
 _BETWEEN_SIGNALS = 0.1
-_AT_MOST = 2.0  # that functions may keep a process from ending
+_AT_MOST = 1.0  # that functions may keep a process from ending
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])
