@@ -153,6 +153,7 @@ void AutogradService::sendNews() {
 void AutogradService::serveRelease(Request request, const Responder& responder) {
   recorder_.takeInRolls(request.message.payload);
   responder.reply({.kind = Kind::kReply});
+  recorder_.endContexts();
 }
 
 void AutogradService::tellOwners() {
@@ -191,6 +192,7 @@ void AutogradService::onWorkerLost(const WorkerInfo& worker) {
 }
 
 void AutogradService::close() {
+  recorder_.endContexts();
   for (const auto& context : contexts_.close()) {
     context->end(Error(ErrorCode::kShutdown, "RPC has been shut down on " + messenger_.self().name + "."));
   }
@@ -245,13 +247,10 @@ std::shared_ptr<BackwardPass> AutogradService::passOf(const PassHeader& header) 
 
 namespace {
 
-BackwardPass::Done answerTo(const Responder& responder) {
-  return [responder](const Status& failure) {
-    if (failure) {
-      responder.fail(*failure);
-    } else {
-      responder.reply({.kind = Kind::kReply});
-    }
+BackwardPass::Answer answerTo(const Responder& responder) {
+  return [responder](const Result<GradientReply>& reply) {
+    if (!reply) return responder.fail(reply.error());
+    responder.reply(encode(reply.value()));
   };
 }
 
@@ -259,7 +258,10 @@ BackwardPass::Done answerTo(const Responder& responder) {
 
 void AutogradService::serveMark(Request request, const Responder& responder) {
   const auto mark = decodeMark(request.message);
-  passOf(mark.pass)->mark(request.from.id, mark.sends, answerTo(responder));
+  passOf(mark.pass)->mark(request.from.id, mark.sends, [responder](const Status& failure) {
+    if (failure) return responder.fail(*failure);
+    responder.reply({.kind = Kind::kReply});
+  });
 }
 
 void AutogradService::serveGradients(Request request, const Responder& responder) {

@@ -9,6 +9,12 @@ namespace torchrpc {
 
 using torch::autograd::AccumulateGrad;
 
+namespace {
+
+Error notAwaited() { return {ErrorCode::kProtocol, "gradients that the backward pass does not wait for"}; }
+
+}  // namespace
+
 BackwardPass::BackwardPass(
     const Environment& environment, ContextPtr context, PassId id, BackwardMode mode, bool retain_graph)
     : environment_(environment), context_(std::move(context)), id_(id), mode_(mode), retain_graph_(retain_graph) {
@@ -163,8 +169,8 @@ void BackwardPass::runFrom(edge_list roots, variable_list gradients) {
   }
 }
 
-void BackwardPass::receive(WorkerId from, GradientRequest request, Done done) {
-  auto send = context_->send(request.send);
+void BackwardPass::receive(WorkerId from, GradientRequest request, Answer answer) {
+  Arrival arrival{context_->send(request.gradients.send), std::move(request.gradients.gradients)};
   const auto taking_part = mode_ == BackwardMode::kFast ? context_->sends() : sendsOf(request.sends);
   Status refused;
   bool begins = false;
@@ -174,17 +180,25 @@ void BackwardPass::receive(WorkerId from, GradientRequest request, Done done) {
     if (!began_ && !ended_) addSends(taking_part);
     if (ended_ && failure_) {
       refused = failure_;
-    } else if (!send || request.gradients.size() != send->num_outputs() || missing_.erase(request.send) == 0) {
-      refused = Error(ErrorCode::kProtocol, "gradients that the backward pass does not wait for");
-    } else {
-      arrived_.push_back({std::move(send), std::move(request.gradients)});
-      begins = !std::exchange(began_, true);
-      if (begins) done_ = std::move(done);
+    } else if (!accept(std::move(arrival))) {
+      refused = notAwaited();
+    } else if (!std::exchange(began_, true)) {
+      begins = true;
+      began_by_ = from;
+      answer_ = std::move(answer);
     }
   }
   if (begins) return work();
   changed_.notify_all();
-  done(std::move(refused));
+  if (refused) return answer(*std::move(refused));
+  answer(GradientReply());
+}
+
+bool BackwardPass::accept(Arrival arrival) {
+  const auto& [send, gradients] = arrival;
+  if (!send || gradients.size() != send->num_outputs() || missing_.erase(send->id()) == 0) return false;
+  arrived_.push_back(std::move(arrival));
+  return true;
 }
 
 bool BackwardPass::isAtWork() {
@@ -228,8 +242,16 @@ void BackwardPass::work() {
 void BackwardPass::runGraph() {
   while (auto arrivals = nextArrivals()) {
     for (auto& arrival : *arrivals) graph_->give(*arrival.send, std::move(arrival.gradients));
-    if (graph_->canRun()) graph_->runNext();
+    if (!graph_->canRun()) continue;
+    sendHeld();
+    graph_->runNext();
   }
+  bool others_work = false;
+  {
+    MutexLock lock(mutex_);
+    others_work = outstanding_ > 0;
+  }
+  if (others_work) sendHeld();
 }
 
 std::optional<std::vector<BackwardPass::Arrival>> BackwardPass::nextArrivals() {
@@ -239,6 +261,7 @@ std::optional<std::vector<BackwardPass::Arrival>> BackwardPass::nextArrivals() {
     if (!arrived_.empty() || graph_->canRun()) return std::exchange(arrived_, {});
     if (missing_.empty()) return std::nullopt;
   }
+  sendHeld();
   const auto patience = mode_ == BackwardMode::kFast ? environment_.patience() : Duration::zero();
   const auto deadline = patience > Duration::zero() ? deadlineAfter(patience) : kNever;
   if (!waitUntil([this] { return !arrived_.empty() || failure_; }, deadline)) throw impatience();
@@ -279,36 +302,64 @@ Error BackwardPass::impatience() {
 // --- where gradients go ---
 
 void BackwardPass::deliver(const RecvFunction& recv, variable_list gradients) {
+  MessageGradients of_message{recv.id(), std::move(gradients)};
+  bool answers = false;
+  {
+    MutexLock lock(mutex_);
+    throwIfFailed(failure_);
+    answers = began_by_ == recv.sender();
+  }
+  if (answers) {
+    held_ = std::move(of_message);
+  } else {
+    send(recv.sender(), std::move(of_message));
+  }
+}
+
+void BackwardPass::sendHeld() {
+  if (!held_) return;
+  auto gradients = *std::exchange(held_, std::nullopt);
+  send(*began_by_, std::move(gradients));
+}
+
+void BackwardPass::send(WorkerId to, MessageGradients gradients) {
   // The worker with the roots waits for its gradients anyway: nobody needs to wait for its answer.
-  const bool awaited = recv.sender() != makerOf(id_);
+  const bool awaited = to != makerOf(id_);
   {
     MutexLock lock(mutex_);
     throwIfFailed(failure_);
     if (awaited) ++outstanding_;
-    reached_.insert(recv.sender());
+    reached_.insert(to);
   }
-  const auto planned = plan_.find(recv.sender());
+  const auto planned = plan_.find(to);
   GradientRequest request{
       .pass = header(),
       .sends = planned == plan_.end() ? std::vector<MessageId>() : planned->second,
-      .send = recv.id(),
       .gradients = std::move(gradients)};
-  auto& messenger = environment_.messenger;
-  messenger.request(
-      recv.sender(), encode(request), Duration::zero(),
-      [&messenger, awaited, self = shared_from_this()](Result<Message> reply) mutable {
-        if (!reply) {
-          // On the pool: what goes with the pass may need Python.
-          messenger.post([self = std::move(self), error = reply.error()] { self->fail(error); });
-          return;
-        }
-        if (!awaited) return;
-        {
-          MutexLock lock(self->mutex_);
-          --self->outstanding_;
-        }
-        self->finishIfDone();
-      });
+  environment_.messenger.request(
+      to, encode(request), Duration::zero(),
+      [awaited, self = shared_from_this()](const Result<Message>& reply) { self->onAnswer(awaited, reply); });
+}
+
+void BackwardPass::onAnswer(bool awaited, const Result<Message>& reply) {
+  Status failure;
+  try {
+    if (!reply) throw reply.error();
+    auto with = decodeGradientReply(reply.value()).gradients;
+    auto arrival = with ? std::optional(Arrival{context_->send(with->send), std::move(with->gradients)}) : std::nullopt;
+    MutexLock lock(mutex_);
+    if (arrival && !accept(*std::move(arrival))) throw notAwaited();
+    if (awaited) --outstanding_;
+  } catch (const Error& e) {
+    failure = e;
+  }
+  if (failure) {
+    // On the pool: what goes with the pass may need Python.
+    environment_.messenger.post([self = shared_from_this(), failure] { self->fail(*failure); });
+    return;
+  }
+  changed_.notify_all();
+  finishIfDone();
 }
 
 std::shared_ptr<void> BackwardPass::lend(const AccumulateGrad& node) {
@@ -323,20 +374,20 @@ std::shared_ptr<void> BackwardPass::lend(const AccumulateGrad& node) {
 // --- the end ---
 
 void BackwardPass::finishIfDone() {
-  Done done;
+  Answer answer;
   {
     MutexLock lock(mutex_);
     if (ended_ || !worked_ || outstanding_ > 0) return;
     ended_ = true;
-    done = std::move(done_);
+    answer = std::move(answer_);
   }
   changed_.notify_all();
   context_->endPass(id_, std::nullopt);
-  if (done) done(std::nullopt);
+  if (answer) answer(GradientReply{std::exchange(held_, std::nullopt)});
 }
 
 void BackwardPass::fail(Error error) {
-  Done done;
+  Answer answer;
   std::set<WorkerId> reached;
   bool late = false;
   {
@@ -344,7 +395,7 @@ void BackwardPass::fail(Error error) {
     if (ended_ && failure_) return;
     late = std::exchange(ended_, true);
     failure_ = error;
-    done = std::move(done_);
+    answer = std::move(answer_);
     reached = std::move(reached_);
   }
   // Gradients that nobody waited for here did not arrive where somebody does.
@@ -352,7 +403,7 @@ void BackwardPass::fail(Error error) {
   changed_.notify_all();
   context_->endPass(id_, error);
   tellAbort(reached, error);
-  if (done) done(std::move(error));
+  if (answer) answer(std::move(error));
 }
 
 void BackwardPass::tellAbort(const std::set<WorkerId>& workers, const Error& reason) {

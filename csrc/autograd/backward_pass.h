@@ -37,6 +37,7 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
     std::function<Duration()> patience;
   };
   using Done = std::function<void(Status)>;
+  using Answer = std::function<void(Result<GradientReply>)>;
 
   BackwardPass(const Environment& environment, ContextPtr context, PassId id, BackwardMode mode, bool retain_graph);
 
@@ -47,10 +48,10 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   /// calls `done`. Throws Error(kProtocol).
   void mark(WorkerId from, const std::vector<MessageId>& sends, Done done);
 
-  /// From another worker: gradients for a send function. `done` is called at once, but for the first that begin the
+  /// From another worker: gradients for a send function. `answer` is called at once, but for the first that begin the
   /// work here: then when all that follows from it has ended. Such a call returns when the local graph has run. Throws
   /// Error(kProtocol).
-  void receive(WorkerId from, GradientRequest request, Done done);
+  void receive(WorkerId from, GradientRequest request, Answer answer);
 
   /// The work here has begun: from now on receive() is brief.
   bool isAtWork();
@@ -63,7 +64,7 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
 
  private:
   struct Arrival {
-    c10::intrusive_ptr<SendFunction> send;
+    c10::intrusive_ptr<SendFunction> send;  ///< null: not recorded
     variable_list gradients;
   };
   using Sends = std::vector<c10::intrusive_ptr<SendFunction>>;
@@ -89,7 +90,12 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   std::optional<std::vector<Arrival>> nextArrivals();
   Error impatience();
 
+  /// Takes gradients in, unless the pass does not wait for them.
+  bool accept(Arrival arrival) TORCHRPC_REQUIRES(mutex_);
   void deliver(const RecvFunction& recv, variable_list gradients);
+  void send(WorkerId to, MessageGradients gradients);
+  void sendHeld();
+  void onAnswer(bool awaited, const Result<Message>& reply);
   std::shared_ptr<void> lend(const torch::autograd::AccumulateGrad& leaf);
   /// Once nothing is left to do, here or further on, tells whoever waits.
   void finishIfDone();
@@ -112,7 +118,8 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   std::vector<std::pair<at::Tensor, at::Tensor>> captured_;  ///< leaves and their gradients
   std::vector<std::unique_ptr<GradLoan>> loans_;             ///< to the pass' end
   std::unordered_set<const at::TensorImpl*> lent_;
-  std::exception_ptr interrupt_;  ///< what a signal's handler raised meanwhile
+  std::optional<MessageGradients> held_;  ///< for who began the work here: goes with the answer if nothing follows
+  std::exception_ptr interrupt_;          ///< what a signal's handler raised meanwhile
   Mutex mutex_;
   CondVar changed_;
   // guarded by mutex_:
@@ -127,7 +134,8 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   size_t outstanding_ = 0;         ///< gradients sent whose receivers have not said that they are done
   std::set<WorkerId> heard_from_;  ///< workers that the pass has come from
   std::set<WorkerId> reached_;     ///< workers that it has gone to from here
-  Done done_;                      ///< tells who began the work here
+  Answer answer_;                  ///< to who began the work here
+  std::optional<WorkerId> began_by_;
 };
 
 }  // namespace torchrpc

@@ -25,6 +25,29 @@ PassHeader readPassHeader(Reader& reader) {
   return pass;
 }
 
+void write(const MessageGradients& gradients, Message& message) {
+  Writer writer(message.payload);
+  writer.put(gradients.send);
+  for (const auto& gradient : gradients.gradients) {
+    writer.put(gradient.defined());
+    if (gradient.defined()) message.tensors.push_back(gradient);
+  }
+}
+
+/// Takes all that is left.
+MessageGradients readGradients(Reader& reader, const Message& message) {
+  MessageGradients gradients{.send = reader.get<MessageId>()};
+  size_t next = 0;
+  while (reader.remaining() > 0) {
+    const bool defined = reader.get<uint8_t>() != 0;
+    if (defined && next == message.tensors.size()) {
+      throw Error(ErrorCode::kProtocol, "malformed message: fewer gradients than it says");
+    }
+    gradients.gradients.push_back(defined ? message.tensors[next++] : at::Tensor());
+  }
+  return gradients;
+}
+
 }  // namespace
 
 Message encode(const MarkRequest& request) {
@@ -41,11 +64,13 @@ Message encode(const GradientRequest& request) {
   write(request.pass, writer);
   writer.put<uint32_t>(static_cast<uint32_t>(request.sends.size()));
   for (const auto send : request.sends) writer.put(send);
-  writer.put(request.send);
-  for (const auto& gradient : request.gradients) {
-    writer.put(gradient.defined());
-    if (gradient.defined()) message.tensors.push_back(gradient);
-  }
+  write(request.gradients, message);
+  return message;
+}
+
+Message encode(const GradientReply& reply) {
+  Message message{.kind = Kind::kReply};
+  if (reply.gradients) write(*reply.gradients, message);
   return message;
 }
 
@@ -76,16 +101,14 @@ GradientRequest decodeGradients(const Message& message) {
   Reader reader(message.payload);
   GradientRequest request{.pass = readPassHeader(reader)};
   for (auto left = reader.get<uint32_t>(); left > 0; --left) request.sends.push_back(reader.get<MessageId>());
-  request.send = reader.get<MessageId>();
-  size_t next = 0;
-  while (reader.remaining() > 0) {
-    const bool defined = reader.get<uint8_t>() != 0;
-    if (defined && next == message.tensors.size()) {
-      throw Error(ErrorCode::kProtocol, "malformed message: fewer gradients than it says");
-    }
-    request.gradients.push_back(defined ? message.tensors[next++] : at::Tensor());
-  }
+  request.gradients = readGradients(reader, message);
   return request;
+}
+
+GradientReply decodeGradientReply(const Message& message) {
+  Reader reader(message.payload);
+  if (reader.remaining() == 0) return {};
+  return {readGradients(reader, message)};
 }
 
 AbortRequest decodeAbort(const Message& message) {

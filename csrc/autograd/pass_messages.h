@@ -2,6 +2,7 @@
 
 // The messages of backward passes (wire/PROTOCOL.md, "Autograd").
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,11 +30,20 @@ struct MarkRequest {
   std::vector<MessageId> sends;
 };
 
+/// Of a message of the receiver's: one for each tensor that was sent; undefined ones among them.
+struct MessageGradients {
+  MessageId send = kNoAutogradId;
+  variable_list gradients;
+};
+
 struct GradientRequest {
   PassHeader pass;
   std::vector<MessageId> sends;  ///< which of the receiver's take part, where it has not been told by MarkRequests
-  MessageId send = kNoAutogradId;
-  variable_list gradients;  ///< one for each tensor that was sent; undefined ones among them
+  MessageGradients gradients;
+};
+
+struct GradientReply {
+  std::optional<MessageGradients> gradients;  ///< the last for the worker that is answered
 };
 
 /// "The pass has failed where it came from."
@@ -50,12 +60,14 @@ struct RRefBackwardRequest {
 
 Message encode(const MarkRequest& request);
 Message encode(const GradientRequest& request);
+Message encode(const GradientReply& reply);
 Message encode(const RRefBackwardRequest& request);
 Message encode(const AbortRequest& request);
 
 /// These throw Error(kProtocol).
 MarkRequest decodeMark(const Message& message);
 GradientRequest decodeGradients(const Message& message);
+GradientReply decodeGradientReply(const Message& message);
 AbortRequest decodeAbort(const Message& message);
 RRefBackwardRequest decodeRRefBackward(const Message& message);
 

@@ -3,11 +3,18 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
 #include "wire/codec.h"
 
 namespace torchrpc {
 
 namespace {
+
+// How long contexts that have ended may wait for a call of theirs to be over.
+constexpr Duration kSoon = std::chrono::milliseconds(20);
 
 /// Whether messages of that kind carry values of users.
 bool carriesValues(Kind kind) { return isCall(kind) || kind == Kind::kRRefFetch || kind == Kind::kPythonRRefFetch; }
@@ -124,7 +131,27 @@ void Recorder::request(WorkerId to, Message message, Duration timeout, ReplyHand
 void Recorder::takeInRolls(const std::string& rolls) {
   auto ended = contexts_.takeIn(rolls);
   if (ended.empty()) return;
-  post([this, ended = std::move(ended)]() mutable { events_.on_ended(std::move(ended)); });
+  {
+    MutexLock lock(mutex_);
+    std::move(ended.begin(), ended.end(), std::back_inserter(ended_));
+    if (std::exchange(scheduled_, true)) return;
+  }
+  postAfter(kSoon, [this] {
+    {
+      MutexLock lock(mutex_);
+      scheduled_ = false;
+    }
+    endContexts();
+  });
+}
+
+void Recorder::endContexts() {
+  std::vector<ContextPtr> ended;
+  {
+    MutexLock lock(mutex_);
+    ended.swap(ended_);
+  }
+  if (!ended.empty()) events_.on_ended(std::move(ended));
 }
 
 ContextPtr Recorder::enter(const Request& request) {
@@ -138,7 +165,7 @@ ContextPtr Recorder::enter(const Request& request) {
 
 void Recorder::on(Kind kind, Where where, RequestHandler handler) {
   if (!carriesValues(kind)) return ForwardingMessenger::on(kind, where, std::move(handler));
-  ForwardingMessenger::on(kind, where, [this, handler = std::move(handler)](Request request, Responder responder) {
+  auto recorded = [this, handler = std::move(handler)](Request request, Responder responder) {
     auto context = enter(request);
     if (!context) return handler(std::move(request), std::move(responder));
     const ContextScope scope(context);
@@ -146,6 +173,11 @@ void Recorder::on(Kind kind, Where where, RequestHandler handler) {
               if (reply) recordSend(*context, reply.value(), /*always=*/false);
               responder.complete(std::move(reply));
             }));
+  };
+  if (where == Where::kLoop) return ForwardingMessenger::on(kind, where, std::move(recorded));
+  ForwardingMessenger::on(kind, where, [this, recorded = std::move(recorded)](Request request, Responder responder) {
+    recorded(std::move(request), std::move(responder));
+    endContexts();  // now that the caller has its answer; another thread would be in the way of the call
   });
 }
 

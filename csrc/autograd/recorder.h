@@ -12,13 +12,14 @@
 #include "agent/messenger.h"
 #include "autograd/context.h"
 #include "autograd/context_table.h"
+#include "base/mutex.h"
 
 namespace torchrpc {
 
 class Recorder final : public ForwardingMessenger {
  public:
   struct Events {
-    /// Contexts that others have ended; on the pool.
+    /// Contexts that others have ended; on the pool, or where endContexts() is called.
     std::function<void(std::vector<ContextPtr>)> on_ended;
     /// News that a call took along did not arrive, and are owed again; on any thread.
     std::function<void()> on_owed;
@@ -33,8 +34,9 @@ class Recorder final : public ForwardingMessenger {
   /// The handler of a call runs with the caller's context as the thread's current one; its reply is recorded.
   void on(Kind kind, Where where, RequestHandler handler) override;
 
-  /// Takes in news of ended contexts. Throws Error(kProtocol).
+  /// Takes in news of contexts, which endContexts() ends, or the pool soon. Throws Error(kProtocol).
   void takeInRolls(const std::string& rolls);
+  void endContexts();
 
  private:
   /// Records what the message takes out of this worker, with the context's number even if no tensor needs it
@@ -46,6 +48,10 @@ class Recorder final : public ForwardingMessenger {
 
   ContextTable& contexts_;
   const Events events_;
+  Mutex mutex_;
+  // guarded by mutex_:
+  std::vector<ContextPtr> ended_;  ///< on their owners
+  bool scheduled_ = false;
 };
 
 }  // namespace torchrpc

@@ -18,6 +18,7 @@ constexpr auto kGradients = Kind::kAutogradGradients;
 /// What the tests call: "w<id>" of worker i has the value i + 2.
 struct Model {
   std::vector<at::Tensor> weights{leaf(2), leaf(3), leaf(4), leaf(5)};
+  at::Tensor kept;
   AutogradWorker::Functions functions{
       {"mul", [](AutogradWorker&, Tensors args) -> Tensors { return {args.at(0) * args.at(1)}; }},
       {"weigh", [this](AutogradWorker& here, Tensors args) -> Tensors { return {args.at(0) * weight(here)}; }},
@@ -36,6 +37,14 @@ struct Model {
        [this](AutogradWorker& here, Tensors args) -> Tensors {
          return {args.at(0) * weight(here), args.at(1) * weight(here)};
        }},
+      // What it has been given before stays in the graph.
+      {"keep",
+       [this](AutogradWorker& here, Tensors args) -> Tensors {
+         kept = args.at(0) * weight(here);
+         return {at::ones({2})};
+       }},
+      {"add kept",
+       [this](AutogradWorker& here, Tensors args) -> Tensors { return {args.at(0) * weight(here) + kept}; }},
       {"fail backward",
        [this](AutogradWorker& here, Tensors args) -> Tensors {
          const auto result = args.at(0) * weight(here);
@@ -133,7 +142,22 @@ TEST_CASE("SMART needs no marking where replies tell what they depend on, FAST n
   t.group[0].autograd().backward(context.id(), {y.sum()}, false, mode);
   CHECK(holds(gradientOf(t.group[0], context.id(), x), 12));
   CHECK(t.served(kMark) == 0);
-  CHECK(t.served(kGradients) == 4);
+  CHECK(t.served(kGradients) == 2);  // what comes home comes with the answers
+}
+
+TEST_CASE("of the gradients for the worker that has begun the work, the last come with the answer") {
+  Target t(2);
+  const auto mode = anyMode();
+  const OwnContext context(t.group[0]);
+  const auto x = leaf(1), y = leaf(2);
+  t.group[0].callOne(1, "keep", {x});
+  const auto sum = t.group[0].callOne(1, "add kept", {y});
+  t.group[0].autograd().backward(context.id(), {sum.sum()}, false, mode);
+  CHECK(holds(gradientOf(t.group[0], context.id(), x), 3));
+  CHECK(holds(gradientOf(t.group[0], context.id(), y), 3));
+  CHECK(t.group[1].served(kGradients) == 1);
+  CHECK(t.group[0].served(kGradients) == 1);
+  CHECK(t.quiet());
 }
 
 TEST_CASE("of a message's tensors, the ones that are not used get no gradient") {

@@ -59,7 +59,7 @@ struct Target {
   Message valid(int which) {
     switch (which) {
       case 0: return encode(MarkRequest{pass(), {send_of_1}});
-      case 1: return encode(GradientRequest{pass(), {send_of_1}, send_of_1, {at::ones({2})}});
+      case 1: return encode(GradientRequest{pass(), {send_of_1}, {send_of_1, {at::ones({2})}}});
       case 2: return encode(AbortRequest{pass(), Error(ErrorCode::kBackward, "it failed", "worker0")});
       case 3: return {.kind = Kind::kAutogradRelease, .payload = rolls(1, {id})};
       case 4: return encode(RRefBackwardRequest{pass(), rref_name});
@@ -148,7 +148,7 @@ TEST_CASE("bytes that have changed on their way do no harm") {
 TEST_CASE("gradients that do not fit are refused, and the pass goes with them") {
   Target t;
   const auto refusal = [&](MessageId send, const variable_list& gradients) {
-    return t.refusal(encode(GradientRequest{t.pass(), {t.send_of_1}, send, gradients}));
+    return t.refusal(encode(GradientRequest{t.pass(), {t.send_of_1}, {send, gradients}}));
   };
   CHECK_THAT(refusal(t.send_of_1, {}), Contains("does not wait for"));
   CHECK_THAT(refusal(t.send_of_1, {at::ones({2}), at::ones({2})}), Contains("does not wait for"));
@@ -157,9 +157,9 @@ TEST_CASE("gradients that do not fit are refused, and the pass goes with them") 
   CHECK_THAT(refusal(t.send_of_1, {at::ones({2}, at::kComplexFloat)}), Contains("Error on Node 1"));
   CHECK_THAT(refusal(t.send_of_1, {at::ones({2}, at::device(at::kMeta))}), Contains("Error on Node 1"));
   CHECK_THAT(
-      t.refusal(encode(GradientRequest{t.pass(), {t.send_of_1 + 1}, t.send_of_1, {at::ones({2})}})),
+      t.refusal(encode(GradientRequest{t.pass(), {t.send_of_1 + 1}, {t.send_of_1, {at::ones({2})}}})),
       Contains("not recorded"));
-  auto fewer = encode(GradientRequest{t.pass(), {t.send_of_1}, t.send_of_1, {at::ones({2})}});
+  auto fewer = encode(GradientRequest{t.pass(), {t.send_of_1}, {t.send_of_1, {at::ones({2})}}});
   fewer.tensors.clear();
   CHECK_THAT(t.refusal(fewer), Contains("fewer gradients than it says"));
   CHECK(t.group[1].autograd().gradients(t.id).empty());
@@ -191,16 +191,17 @@ TEST_CASE("a pass that has begun takes no marks, and one that has failed neither
   const auto pass = t.pass();
   REQUIRE(t.refusal(encode(MarkRequest{pass, {t.send_of_1, second}})) == "no error");
   Pending begun;
-  t.group.agent(0).request(1, encode(GradientRequest{pass, {}, t.send_of_1, {at::ones({2})}}), 20s, begun.handler());
+  t.group.agent(0).request(1, encode(GradientRequest{pass, {}, {t.send_of_1, {at::ones({2})}}}), 20s, begun.handler());
   REQUIRE(eventually([&] { return t.refusal(encode(MarkRequest{pass, {second}})) != "no error"; }));
   CHECK_THAT(t.refusal(encode(MarkRequest{pass, {second}})), Contains("cannot grow"));
-  CHECK_THAT(t.refusal(encode(GradientRequest{pass, {}, t.send_of_1, {at::ones({2})}})), Contains("does not wait for"));
+  CHECK_THAT(
+      t.refusal(encode(GradientRequest{pass, {}, {t.send_of_1, {at::ones({2})}}})), Contains("does not wait for"));
   CHECK_FALSE(begun.done());
 
   REQUIRE(t.refusal(encode(AbortRequest{pass, Error(ErrorCode::kBackward, "it failed")})) == "no error");
   CHECK(begun.get().error().text() == "it failed");
   CHECK_THAT(t.refusal(encode(MarkRequest{pass, {second}})), Contains("it failed"));
-  CHECK_THAT(t.refusal(encode(GradientRequest{pass, {}, second, {at::ones({2})}})), Contains("it failed"));
+  CHECK_THAT(t.refusal(encode(GradientRequest{pass, {}, {second, {at::ones({2})}}})), Contains("it failed"));
   CHECK(t.group[1].autograd().gradients(t.id).empty());
   CHECK(t.endsClean());
 }
@@ -233,4 +234,18 @@ TEST_CASE("tensors that require grad must be as many as the header says") {
   CHECK_THAT(refusal(1, at::ones({2})), Contains("require grad and are not recorded"));
   CHECK(t.at1().recvs().size() == 1);
   CHECK(t.endsClean());
+}
+
+TEST_CASE("an answer whose gradients are cut short is refused, an empty one brings none") {
+  const auto whole = encode(GradientReply{MessageGradients{7, {at::ones({2}), at::Tensor(), at::ones({3})}}});
+  CHECK(decodeGradientReply(whole).gradients->gradients.size() == 3);
+  CHECK_FALSE(decodeGradientReply({.kind = Kind::kReply}).gradients);
+  auto fewer = whole;
+  fewer.tensors.pop_back();
+  CHECK_THROWS_WITH(decodeGradientReply(fewer), Contains("fewer gradients than it says"));
+  for (size_t size = 1; size < sizeof(MessageId); ++size) {
+    auto part = whole;
+    part.payload.resize(size);
+    CHECK_THROWS_WITH(decodeGradientReply(part), Contains("malformed"));
+  }
 }
