@@ -20,6 +20,10 @@ def twice(x):
     return torch.mul(x, 2)
 
 
+def plus(rref, y):
+    return rref.local_value() + y
+
+
 def through(to, x):
     return rpc.rpc_sync(to, twice, args=(x,))
 
@@ -168,8 +172,9 @@ def test_calls_at_the_same_time_do_not_overlap_in_a_row(merged):
 @pytest.mark.parametrize("mode", ["smart", "fast"])
 def test_both_sides_of_a_backward_pass_are_shown(merged, mode):
     with workers(2), dist_autograd.context() as context_id:
-        x = torch.ones(3, requires_grad=True)
-        loss = rpc.rpc_sync("worker1", twice, args=(x,)).sum()
+        x, y = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+        kept = rpc.remote("worker1", twice, args=(x,))
+        loss = rpc.rpc_sync("worker1", plus, args=(kept, y)).sum()
         with torchrpc.profiler.profile() as prof:
             dist_autograd.backward(context_id, [loss], mode=mode)
     events = merged(prof)
@@ -178,7 +183,7 @@ def test_both_sides_of_a_backward_pass_are_shown(merged, mode):
     assert is_inside(caller, whole)
     assert is_inside(callee, caller)
     assert any("MulBackward0" in name for name in operators_of(events, callee))
-    # The gradient of x comes back by a request of worker1's to worker0.
+    # The gradient of y comes back by a request of worker1's to worker0, the last one, of x, with the answer.
     [(back, there)] = sides(events, "rpc#BACKWARD_AUTOGRAD_REQ(worker1 -> worker0)")
     assert is_inside(there, back)
 
