@@ -434,11 +434,8 @@ def _hand_out(sequence_id: str, objects: dict[str, Any], followers: Iterable[str
             errors.append((name, exc))
     if errors:
         names, first = [name for name, _ in errors], errors[0][1]
-        if isinstance(first, WorkerLostError):
-            raise WorkerLostError(f"Followers {names} of _all_gather were lost: {first}", first.worker)
-        raise RuntimeError(
-            f"Followers {names} timed out in _all_gather after {timeout:.2f} seconds. The first exception is {first}"
-        )
+        text = f"Followers {names} timed out in _all_gather after {timeout:.2f} seconds. The first exception is {first}"
+        raise WorkerLostError(text, first.worker) if isinstance(first, WorkerLostError) else RuntimeError(text)
 
 
 @_require_initialized
