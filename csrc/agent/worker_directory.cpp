@@ -240,7 +240,7 @@ std::vector<WorkerRecord> Rendezvous::meetAll(Duration timeout) {
   }
   if (conflict) {
     // The store may live in this process and end with it: let the others find the same in it first.
-    leaveTogether(std::chrono::seconds(2));
+    releaseStore("conflict", std::chrono::seconds(2));
     throw Error(ErrorCode::kRendezvous, *conflict);
   }
   return records;
@@ -316,13 +316,13 @@ int64_t Rendezvous::sumOverAll(
   return sum;
 }
 
-void Rendezvous::leaveTogether(Duration timeout) {
+void Rendezvous::releaseStore(const std::string& phase, Duration timeout) {
   try {
-    const auto left = store_->add("left", 1);
-    if (left == self_.world_size) store_->set("all_left", toBytes("1"));
-    if (self_.info.id == 0) store_->wait({"all_left"}, storeTimeout(timeout));
+    const auto all = "all_" + phase;
+    if (store_->add(phase, 1) == self_.world_size) store_->set(all, toBytes("1"));
+    if (self_.info.id == 0) store_->wait({all}, storeTimeout(timeout));
   } catch (const std::exception&) {
-    // The group has agreed to end: a store that went first, or a worker that did not say good-bye, changes nothing.
+    // What was needed has been read: a store that went first, or a worker that does not come, changes nothing.
   }
 }
 

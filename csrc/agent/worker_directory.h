@@ -90,9 +90,10 @@ class Rendezvous {
   int64_t sumOverAll(
       const std::string& name, int64_t number, Duration timeout, const LostAmong& lost, std::set<WorkerId>& absent);
 
-  /// To be called last: worker 0, who often hosts the store, returns only when the others have done reading (or after
-  /// `timeout`).
-  void leaveTogether(Duration timeout);
+  /// To be called by all when they have read what they need of one `phase`, each of which has a name of its own.
+  /// Worker 0, whose process often serves the store and may end next, returns only when the others have called it (or
+  /// after `timeout`).
+  void releaseStore(const std::string& phase, Duration timeout);
 
  private:
   WorkerRecord read(WorkerId id);

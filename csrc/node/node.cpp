@@ -91,7 +91,9 @@ void Node::start() {
   const auto records = isStaticGroup() ? rendezvous_->meetAll(limit) : rendezvous_->joinGroup(limit, lives);
   for (const auto& record : records) agent_.directory().add(record);
   // Nobody calls before all know where the others are.
-  if (isStaticGroup()) rendezvous_->sumOverAll("ready", 0, limit, {}, absent_);
+  if (!isStaticGroup()) return;
+  rendezvous_->sumOverAll("ready", 0, limit, {}, absent_);
+  rendezvous_->releaseStore("started", std::chrono::seconds(2));
 }
 
 namespace {
@@ -212,7 +214,7 @@ void Node::join(Duration timeout) {
     agent_.expectGoodbyes(false);
     seen = sum;
   }
-  rendezvous_->leaveTogether(std::chrono::seconds(absent_.empty() ? 5 : 1));
+  rendezvous_->releaseStore("left", std::chrono::seconds(absent_.empty() ? 5 : 1));
   requireAll();
 }
 

@@ -85,6 +85,22 @@ def test_a_process_may_be_in_groups_with_others_one_after_the_other():
             assert [rpc.rpc_sync(name, rpc.get_worker_info).name for name in names] == names
 
 
+def gather_at_once(rank):
+    """Worker 0 calls while init_rpc has not returned on worker 1."""
+    if rank:
+        mark_formed = rpc.api.mark_formed
+        rpc.api.mark_formed = lambda store: (time.sleep(0.5), mark_formed(store))
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+    if rank == 0:
+        other = rpc.rpc_async("worker1", rpc.api._all_gather, (1,))
+        assert rpc.api._all_gather(0, timeout=20) == other.wait() == {"worker0": 0, "worker1": 1}
+    rpc.shutdown()
+
+
+def test_all_gather_can_be_called_on_a_worker_that_still_begins():
+    run_ranks(gather_at_once, 2, start_method="forkserver", init=False)
+
+
 def one_does_not_come(rank):
     if rank == 0:
         with pytest.raises(RuntimeError, match="timed out in _all_gather"):

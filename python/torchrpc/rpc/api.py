@@ -294,7 +294,6 @@ class AllGatherStates:
         self.proceed_signal = threading.Event()  # set when gathered_objects is complete
 
 
-_ALL_WORKER_NAMES: set[str] = set()  # those that run Python
 _agents_process = 0  # a fork has the agent of its parent, but must not stop it
 _all_gather_dict_lock = threading.RLock()
 _all_gather_sequence_id: dict[str, int] = {}
@@ -305,20 +304,24 @@ _all_gather_sequence_id_to_states: collections.defaultdict[str, AllGatherStates]
 
 def _init_rpc_states(agent: Any) -> None:
     """Make `agent` this process' agent and start it, unless its maker has done so."""
-    global _ALL_WORKER_NAMES, _agents_process
+    global _agents_process
     if not _is_current_rpc_agent_set():
         _set_and_start_rpc_agent(agent)
         if isinstance(agent, TensorPipeAgent) and agent.is_static_group:
             mark_formed(agent.store)
-    _ALL_WORKER_NAMES = {worker.name for worker in agent.get_worker_infos() if not is_native(agent, worker)}
     _agents_process = os.getpid()
+
+
+def _python_workers() -> set[str]:
+    """Those who can take part. Not kept: others may call before init_rpc has returned here."""
+    agent = _get_current_rpc_agent()
+    return {worker.name for worker in agent.get_worker_infos() if not is_native(agent, worker)}
 
 
 def _gather_to_leader(sequence_id: str, worker_name: str, obj: Any, worker_names: set[str] | None = None) -> None:
     """Runs on the leader for each worker."""
     with _all_gather_dict_lock:
-        if not worker_names:
-            worker_names = _ALL_WORKER_NAMES
+        worker_names = worker_names or _python_workers()
         if worker_name not in worker_names:
             raise AssertionError(f"{worker_name} is not expected by leader.")
         states = _all_gather_sequence_id_to_states[sequence_id]
@@ -353,7 +356,7 @@ def _all_gather(obj: Any, worker_names: set[str] | None = None, timeout: float =
         WorkerLostError: some are lost; when all others have come.
         RuntimeError: time-out, or a worker that could not be reached.
     """
-    names = set(worker_names or _ALL_WORKER_NAMES)
+    names = set(worker_names or _python_workers())
     me = _get_current_rpc_agent().get_worker_info().name
     with _all_gather_dict_lock:
         group = "".join(sorted(names))

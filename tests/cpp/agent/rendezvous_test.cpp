@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <atomic>
 #include <thread>
 
 #include "agent/worker_directory.h"
@@ -146,6 +147,24 @@ TEST_CASE("a sum over all is the same everywhere") {
   }
   for (auto& thread : threads) thread.join();
   CHECK(sums == std::vector<int64_t>{33, 33, 33});
+}
+
+TEST_CASE("worker 0 stays until the others have read what they need") {
+  auto store = makeStore();
+  std::atomic<bool> read = false;
+  std::thread other([&] {
+    std::this_thread::sleep_for(200ms);
+    read = true;
+    Rendezvous(store, record(1, 2)).releaseStore("phase", 10s);
+  });
+  Rendezvous first(store, record(0, 2));
+  first.releaseStore("phase", 10s);
+  CHECK(read);
+  other.join();
+
+  const auto begin = std::chrono::steady_clock::now();
+  first.releaseStore("next phase", 100ms);  // to which nobody else comes
+  CHECK(std::chrono::steady_clock::now() - begin >= 100ms);
 }
 
 TEST_CASE("names, ranks and world sizes are checked before anything starts") {
