@@ -3,6 +3,7 @@
 import os
 import socket
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -143,35 +144,56 @@ def test_a_worker_may_come_back(tmp_path, kind):
     assert came == [["worker0", "worker1"]] * 2
 
 
-def test_who_waits_for_the_token_can_still_use_the_store():
-    """Or else the holder, who calls the waiting worker, waits for it in turn."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=10))
-    waiting = threading.Event()
-
-    class Watched(dist.PrefixStore):
-        def wait(self, keys):
-            waiting.set()
-            return super().wait(keys)
-
-        def clone(self):
-            return Watched("group", store.clone())
-
+def leave_in_thread(store):
+    """A thread that enters its name in the list when it has its turn to leave."""
     entered = []
 
     def leave():
-        with _utils._group_membership_management(Watched("group", store), "leaver", False):
-            entered.append(True)
+        with _utils._group_membership_management(store, "leaver", False):
+            entered.append("leaver")
 
-    group = dist.PrefixStore("group", store)
-    group.compare_set(_utils._TOKEN, "", "holder")
-    store.set("address", "here")
     thread = threading.Thread(target=leave)
     thread.start()
-    assert waiting.wait(PATIENCE)
-    for _ in range(100):  # while the other thread comes to wait
+    return thread, entered
+
+
+def store_with_holder():
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=10))
+    assert store.compare_set(_utils._TOKEN, "", "holder") == b"holder"
+    return store
+
+
+def test_who_waits_for_the_token_can_still_use_the_store():
+    """Or else the holder, who calls the waiting worker, waits for it in turn."""
+    store = store_with_holder()
+    thread, entered = leave_in_thread(store)
+    store.set("address", "here")
+    for _ in range(100):  # while the other thread waits
         assert store.get("address") == b"here"
+        time.sleep(0.001)
     assert not entered
-    group.set(_utils._TOKEN, "")
-    group.set("holder", "Done")
+    store.set(_utils._TOKEN, "")
     thread.join(PATIENCE)
-    assert entered == [True]
+    assert entered == ["leaver"] and store.get(_utils._TOKEN) == b""
+
+
+def test_who_waits_to_leave_does_so_when_the_store_goes():
+    store = store_with_holder()
+    client = dist.TCPStore("127.0.0.1", store.port, is_master=False, timeout=timedelta(seconds=10))
+    thread, entered = leave_in_thread(client)
+    time.sleep(0.1)
+    assert not entered
+    del store
+    thread.join(5)
+    assert entered == ["leaver"]
+
+
+def test_the_holder_of_the_token_is_named():
+    store = store_with_holder()
+    store.set_timeout(timedelta(seconds=0.1))
+    with (
+        pytest.raises(RuntimeError, match=r"joiner, to join the group, waited 0\.1 s for the turn of holder"),
+        _utils._group_membership_management(store, "joiner", True),
+    ):
+        pass
+    assert store.get(_utils._TOKEN) == b"holder"

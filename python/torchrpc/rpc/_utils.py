@@ -1,7 +1,7 @@
 """Joining and leaving a group that has no fixed size: one worker at a time, by a token in the store."""
 
 import contextlib
-import logging
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,9 +9,8 @@ from torch.distributed import DistNetworkError, Store
 
 from torchrpc._C import WorkerInfo, _get_current_rpc_agent
 
-logger = logging.getLogger(__name__)
-
 _TOKEN = "RpcGroupManagementToken"
+_LOOK_AGAIN = 0.01  # s
 
 
 @contextlib.contextmanager
@@ -24,35 +23,27 @@ def _group_membership_management(store: Store, name: str, is_join: bool) -> Iter
     Raises:
         RuntimeError: the holder did not give it back in time.
     """
-    mine = f"Token_for_{name}_{'join' if is_join else 'leave'}"
     ignored = () if is_join else (DistNetworkError,)
     with contextlib.suppress(*ignored):
-        _take_token(store, mine)
+        _take_token(store, f"{name}, to {'join' if is_join else 'leave'}")
     try:
         yield
     finally:
         with contextlib.suppress(*ignored):
             store.set(_TOKEN, "")
-            store.set(mine, "Done")  # wakes those that wait for this holder
-
-
-def _of_its_own(store: Store) -> Store:
-    """Another connection to it: who waits on one bars it for all threads, those that serve the holder included."""
-    other = store.clone()
-    other.set_timeout(store.timeout)
-    return other
 
 
 def _take_token(store: Store, mine: str) -> None:
+    # Not store.wait(): it bars the store for all threads, those that serve the holder included, and another connection
+    # takes a minute to learn that the store has gone.
+    end = time.monotonic() + store.timeout.total_seconds()
     while (holder := store.compare_set(_TOKEN, "", mine).decode()) != mine:
-        try:
-            _of_its_own(store).wait([holder])
-        except DistNetworkError:
-            raise
-        except RuntimeError:
-            logger.error("%s waited too long for %s, which holds the token of the group's membership.", mine, holder)
-            raise
-    store.delete_key(mine)  # left from an earlier time, it would make waiters spin
+        if time.monotonic() > end:
+            raise RuntimeError(
+                f"{mine} the group, waited {store.timeout.total_seconds():g} s for the turn of {holder}, to end. "
+                "If that worker is dead, start the group anew; else allow more time by rpc_timeout."
+            )
+        time.sleep(_LOOK_AGAIN)
 
 
 def _update_group_membership(worker_info: WorkerInfo, my_devices: list, reverse_device_map: dict, is_join: bool) -> Any:
