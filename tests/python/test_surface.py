@@ -73,6 +73,9 @@ LEFT_OUT = {
     "groups that follow one another on a store are counted in the store, not in the process": {
         RPC: "_init_counter _init_counter_lock",
     },
+    "the agent is asked each time: others may call before init_rpc has returned": {
+        f"{RPC}.api": "_ALL_WORKER_NAMES",
+    },
     "a Python call goes to the core as it is, not pickled (_invoke_rpc_python, _invoke_remote_python)": {
         RPC: "_invoke_remote_python_udf _invoke_rpc_python_udf",
         "torch._C._distributed_rpc": "_invoke_remote_python_udf _invoke_rpc_python_udf",
