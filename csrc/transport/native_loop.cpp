@@ -141,6 +141,7 @@ void NativeLoop::stop() {
 void NativeLoop::run() {
   current_loop = this;
   pthread_setname_np(pthread_self(), "torchrpc_loop");
+  takeTurn();
   for (;;) {
     runTasks();
     {
@@ -167,12 +168,12 @@ void NativeLoop::run() {
 void NativeLoop::takeTurn() {
   if (std::exchange(has_turn_, true)) return;
   waits_for_turn_ = true;
-  turn_.acquire();
+  turn_.lock();
   waits_for_turn_ = false;
 }
 
 void NativeLoop::giveTurn() {
-  if (std::exchange(has_turn_, false)) turn_.release();
+  if (std::exchange(has_turn_, false)) turn_.unlock();
 }
 
 void NativeLoop::wake() {
@@ -250,10 +251,13 @@ bool NativeLoop::yield() {
   return away <= kLongYield;
 }
 
+bool NativeLoop::isOverworked() const { return now() < rest_until_.load(); }
+
 void NativeLoop::assist(const std::function<bool()>& done) {
   const auto begin = now();
   if (longest_spin_ == Duration::zero() || begin < rest_until_.load()) return;
-  while (waits_for_turn_ || !turn_.try_acquire()) {
+  std::unique_lock turn(turn_, std::defer_lock);
+  while (waits_for_turn_ || !turn.try_lock()) {
     if (done() || now() > begin + longest_spin_ || !yield()) return;
   }
   for (auto& hot : hot_) {
@@ -275,7 +279,6 @@ void NativeLoop::assist(const std::function<bool()>& done) {
     unarmed_ = true;
     wake();
   }
-  turn_.release();
 }
 
 }  // namespace torchrpc

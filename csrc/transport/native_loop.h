@@ -8,7 +8,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
-#include <semaphore>
+#include <mutex>
 #include <span>
 #include <thread>
 #include <vector>
@@ -92,6 +92,9 @@ class NativeLoop {
   void heat(Spinner& spinner);
   void forget(Spinner& spinner);
 
+  /// Whether the machine has had more work than cores just now. Any thread.
+  bool isOverworked() const;
+
   /// Memory for whoever is called by the loop, until it returns.
   std::span<char> scratch() { return scratch_; }
 
@@ -120,7 +123,7 @@ class NativeLoop {
   // Own synchronization.
   std::atomic<bool> has_tasks_{false};
   std::atomic<bool> sleeping_{false};
-  std::binary_semaphore turn_{0};  ///< is free
+  std::mutex turn_;  ///< no leaf lock: whoever has it is called back by what is hot
   std::atomic<bool> waits_for_turn_{false};
   std::atomic<TimePoint> rest_until_{TimePoint::min()};  ///< nobody looks before
 
@@ -140,7 +143,7 @@ class NativeLoop {
   std::vector<char> scratch_;
 
   // On the loop only.
-  bool has_turn_ = true;
+  bool has_turn_ = false;
 
   // Touched by the constructor and by stop() only.
   std::thread thread_;

@@ -17,7 +17,7 @@ namespace torchrpc {
 namespace {
 
 constexpr size_t kControlBytes = 4096;  // for both rings
-constexpr size_t kRingBytes = 256 << 10;
+constexpr size_t kRingBytes = 1 << 20;
 constexpr size_t kMostRingBytes = 64 << 20;  // that a peer may ask us to map
 // What is moved before the other side is told: large enough for the cost of telling, small enough for both sides to
 // copy at the same time.
@@ -66,6 +66,7 @@ std::span<char> RingMemory::bytes(int ring) const {
 
 RingEnd::RingEnd(Side side, RingControl& control, std::span<char> bytes)
     : writes_(side == Side::kWriter),
+      control_(control),
       own_(writes_ ? control.written : control.read),
       other_(writes_ ? control.read : control.written),
       bytes_(bytes) {}
@@ -84,6 +85,9 @@ ssize_t RingEnd::move(std::span<const iovec> parts, size_t skip) {
   if (there <= 0) return there;
   const size_t most = std::min(static_cast<size_t>(there), kStretch);
   const auto begin = position_.load(std::memory_order_relaxed);
+  // What goes into an empty ring stands at its begin: small messages keep to the memory that is in the caches.
+  if (writes_ && static_cast<size_t>(there) == bytes_.size()) control_.begin = begin;
+  const uint64_t origin = control_.begin;
   size_t moved = 0;
   for (const auto& part : parts) {
     if (skip >= part.iov_len) {
@@ -94,7 +98,7 @@ ssize_t RingEnd::move(std::span<const iovec> parts, size_t skip) {
     size_t rest = std::min(part.iov_len - skip, most - moved);
     skip = 0;
     while (rest > 0) {
-      const size_t at = (begin + moved) % bytes_.size();
+      const size_t at = (begin + moved - origin) % bytes_.size();
       const size_t run = std::min(rest, bytes_.size() - at);
       if (writes_) {
         std::memcpy(bytes_.data() + at, data, run);

@@ -18,6 +18,9 @@ namespace torchrpc {
 /// The shared part of a ring, beside its bytes. Positions only grow; each is written by one side.
 struct RingControl {
   alignas(64) std::atomic<uint64_t> written;
+  /// The position that stands at the ring's begin. Changes only while the ring is empty: a reader that has seen bytes
+  /// beyond its own position sees the right one.
+  std::atomic<uint64_t> begin;
   alignas(64) std::atomic<uint64_t> read;
   /// Set by the side that is going to wait, cleared by the other, which then rings.
   alignas(64) std::atomic<uint32_t> reader_sleeps;
@@ -59,6 +62,7 @@ class RingEnd {
 
  private:
   const bool writes_;
+  RingControl& control_;
   std::atomic<uint64_t>& own_;
   const std::atomic<uint64_t>& other_;
   const std::span<char> bytes_;

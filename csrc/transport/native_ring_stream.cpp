@@ -17,14 +17,18 @@ namespace {
 
 using Flag = std::atomic<uint32_t>;
 
-// Measured: what is smaller is faster through the ring, as both sides copy at the same time, if they have a core each.
+// Measured on two cores: through the ring both sides copy at the same time, and a large part takes half the time that
+// it takes one of them to copy it out of the other's memory. Without a core each they take turns, a ring full a time
+// slice: then lending is faster.
 constexpr size_t kLentFrom = 1 << 20;
 
 class RingStream : public NativeStream {
  public:
-  RingStream(Descriptor socket, const Descriptor& memory, bool opener, bool borrows)
+  RingStream(
+      Descriptor socket, const Descriptor& memory, bool opener, bool borrows, std::function<bool()> prefers_lending)
       : socket_(std::move(socket)),
         memory_(memory),
+        prefers_lending_(std::move(prefers_lending)),
         out_control_(memory_.control(opener ? 0 : 1)),
         in_control_(memory_.control(opener ? 1 : 0)),
         out_(RingEnd::Side::kWriter, out_control_, memory_.bytes(opener ? 0 : 1)),
@@ -44,7 +48,7 @@ class RingStream : public NativeStream {
     }
     // What comes before the next part to be lent goes through the ring.
     size_t before = 0, count = 0;
-    const bool lends = lender_.mayLend();
+    const bool lends = lender_.mayLend() && prefers_lending_();
     while (count < parts.size() && !(lends && before + parts[count].iov_len >= std::max(before, moved) + kLentFrom)) {
       before += parts[count++].iov_len;
     }
@@ -128,6 +132,7 @@ class RingStream : public NativeStream {
   // Constant after construction, or with synchronization of their own.
   const Descriptor socket_;
   const RingMemory memory_;
+  const std::function<bool()> prefers_lending_;
   RingControl& out_control_;
   RingControl& in_control_;
   std::atomic<bool> waits_for_room_{false};
@@ -145,8 +150,9 @@ class RingStream : public NativeStream {
 
 }  // namespace
 
-std::unique_ptr<NativeStream> makeRingStream(Descriptor socket, const Descriptor& memory, bool opener, bool borrows) {
-  return std::make_unique<RingStream>(std::move(socket), memory, opener, borrows);
+std::unique_ptr<NativeStream> makeRingStream(
+    Descriptor socket, const Descriptor& memory, bool opener, bool borrows, std::function<bool()> prefers_lending) {
+  return std::make_unique<RingStream>(std::move(socket), memory, opener, borrows, std::move(prefers_lending));
 }
 
 }  // namespace torchrpc

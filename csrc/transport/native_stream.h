@@ -3,6 +3,7 @@
 // What a native connection reads from and writes to: a socket, or rings in shared memory beside one. Never blocks.
 // Internal to native_*.cpp.
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <sys/types.h>
@@ -46,7 +47,9 @@ class NativeStream {
 std::unique_ptr<NativeStream> makeSocketStream(Descriptor socket);
 
 /// Rings in `memory`, and the socket as the bell and the sign of life. The two sides say a different `opener`.
-/// `borrows`: copies large parts out of the peer's memory where it can. Throws as RingMemory does.
-std::unique_ptr<NativeStream> makeRingStream(Descriptor socket, const Descriptor& memory, bool opener, bool borrows);
+/// `borrows`: copies large parts out of the peer's memory where it can and the peer wants it; `prefers_lending`:
+/// whether we want it now, asked by whoever writes. Throws as RingMemory does.
+std::unique_ptr<NativeStream> makeRingStream(
+    Descriptor socket, const Descriptor& memory, bool opener, bool borrows, std::function<bool()> prefers_lending);
 
 }  // namespace torchrpc

@@ -245,7 +245,8 @@ void NativeTransport::open(NativeConnection& connection, NativeGreeter::Met met,
   const int fd = met.socket.get();
   if (!met.memory) return connection.open(makeSocketStream(std::move(met.socket)), fd);
   try {
-    connection.open(makeRingStream(std::move(met.socket), met.memory, opener, options_.borrows), fd);
+    const auto overworked = [&loop = shared_->loop] { return loop.isOverworked(); };
+    connection.open(makeRingStream(std::move(met.socket), met.memory, opener, options_.borrows, overworked), fd);
   } catch (const Error& error) {
     connection.finish(error.code(), error.text());
   }

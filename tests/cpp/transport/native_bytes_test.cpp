@@ -280,11 +280,11 @@ struct Lending {
   std::unique_ptr<NativeStream> writer, reader;
   std::string sent, received;
 
-  explicit Lending(size_t bytes) : sent(bytes, '\0'), received(bytes, '\0') {
+  explicit Lending(size_t bytes, bool prefers_lending = true) : sent(bytes, '\0'), received(bytes, '\0') {
     int sockets[2];
     REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, sockets) == 0);
-    writer = makeRingStream(Descriptor(sockets[0]), memory, true, true);
-    reader = makeRingStream(Descriptor(sockets[1]), memory, false, true);
+    writer = makeRingStream(Descriptor(sockets[0]), memory, true, true, [=] { return prefers_lending; });
+    reader = makeRingStream(Descriptor(sockets[1]), memory, false, true, [] { return true; });
     read(0);
     for (size_t i = 0; i < bytes; ++i) sent[i] = static_cast<char>(i * 31 + i / 1000);
   }
@@ -377,4 +377,32 @@ TEST_CASE("nothing is lent to who does not say that it can read it") {
   lending.loan().answer = 0;
   CHECK(lending.write(0) > 100'000);
   CHECK(lending.loan().lent == 0);
+}
+
+TEST_CASE("nothing is lent while the ring is faster") {
+  Lending lending(3 << 20, /*prefers_lending=*/false);
+  const auto written = lending.write(0);
+  CHECK(written > 100'000);
+  CHECK(lending.loan().lent == 0);
+  lending.finish(static_cast<size_t>(written), 0);
+  CHECK(lending.loan().taken == 0);
+}
+
+TEST_CASE("what follows an empty ring stands at its begin, so that small messages stay in few pages") {
+  const auto memory = RingMemory::make();
+  const RingMemory rings(memory);
+  RingEnd writer(RingEnd::Side::kWriter, rings.control(0), rings.bytes(0));
+  RingEnd reader(RingEnd::Side::kReader, rings.control(0), rings.bytes(0));
+  std::string in(100, '\0');
+  const iovec room{in.data(), in.size()};
+  for (int i = 0; i < 100; ++i) {
+    std::string out(100, static_cast<char>(i));
+    const iovec part{out.data(), out.size()};
+    REQUIRE(writer.move({&part, 1}, 0) == 100);
+    CHECK(std::memcmp(rings.bytes(0).data(), out.data(), out.size()) == 0);
+    REQUIRE(reader.move({&room, 1}, 0) == 100);
+    CHECK(in == out);
+  }
+  rings.control(0).begin = 12'345;  // whatever a peer says, bytes outside the ring are not touched
+  REQUIRE(writer.available() == static_cast<ssize_t>(rings.bytes(0).size()));
 }
