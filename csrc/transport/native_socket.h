@@ -52,7 +52,8 @@ class SocketAddress {
   socklen_t length_ = 0;
 };
 
-/// TCP only: no delay, and a word from the kernel when the host at the other end has gone silently.
+/// For a TCP connection: no delay, a word from the kernel when the host at the other end has gone silently, and buffers
+/// that suit a peer on this host.
 void tuneTcp(int fd);
 
 /// Process at the other end of a Unix socket; 0 if it is not to be known from here.
