@@ -125,7 +125,8 @@ class NativeLoop {
   std::atomic<bool> sleeping_{false};
   std::mutex turn_;  ///< no leaf lock: whoever has it is called back by what is hot
   std::atomic<bool> waits_for_turn_{false};
-  std::atomic<TimePoint> rest_until_{TimePoint::min()};  ///< nobody looks before
+  std::atomic<TimePoint> rest_until_{TimePoint()};  ///< nobody looks before
+  std::atomic<Duration> rest_{Duration::zero()};    ///< how long the last one was
 
   // Guarded by mutex_.
   Mutex mutex_;
