@@ -21,10 +21,10 @@ constexpr size_t kScratchBytes = 64 << 10;
 // may do, which is all that touches libuv, it posts.) The loop itself sleeps as soon as it can: it would be in the way.
 // Who looks yields between two looks, so that a thread which is ready to run goes first. A look after a yield that took
 // long, and found nothing, is the last: others need the cores, and who sleeps is back sooner than who yields. After one
-// that took a time slice nobody looks for kShortRest times as long: the machine has more work than cores. Perhaps it had
-// so once; a rest that is needed again within its own length is twice as long, up to kLongRest time slices.
-// An assistant gives the turn back after kLongestTurn whatever comes, and none begins while the loop waits for it.
-// Whoever gives the turn away has armed all rings before: then a message rings, and the loop wakes up for it.
+// that took a time slice nobody looks for kShortRest times as long: the machine has more work than cores. Perhaps it
+// had so once; a rest that is needed again within its own length is twice as long, up to kLongRest time slices. An
+// assistant gives the turn back after kLongestTurn whatever comes, and none begins while the loop waits for it. Whoever
+// gives the turn away has armed all rings before: then a message rings, and the loop wakes up for it.
 constexpr auto kLongYield = std::chrono::microseconds(20);
 constexpr auto kTimeSlice = std::chrono::microseconds(500);
 constexpr int kShortRest = 2;
