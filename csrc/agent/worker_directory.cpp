@@ -154,14 +154,15 @@ void Rendezvous::claimKindOfGroup() {
 
 WorkerRecord Rendezvous::read(WorkerId id) { return decodeRecord(toText(store_->get(workerKey(id)))); }
 
-std::vector<WorkerId> Rendezvous::missing(const std::vector<WorkerId>& ranks, const std::string& prefix) const {
+std::optional<std::vector<WorkerId>> Rendezvous::missing(
+    const std::vector<WorkerId>& ranks, const std::string& prefix) const {
   std::vector<WorkerId> out;
   try {
     for (const auto rank : ranks) {
       if (!store_->check({prefix + std::to_string(rank)})) out.push_back(rank);
     }
   } catch (const std::exception&) {
-    return {};
+    return std::nullopt;
   }
   return out;
 }
@@ -180,8 +181,10 @@ std::vector<WorkerId> Rendezvous::waitFor(
       store_->wait(keysOf(absent, prefix), storeTimeout(std::clamp<Duration>(left, kLeast, lost ? kLook : kTellAfter)));
       return {};
     } catch (const std::exception& e) {
-      absent = missing(absent, prefix);
-      if (absent.empty()) throw storeLost(e);
+      auto still = missing(absent, prefix);
+      if (!still) throw storeLost(e);
+      if (still->empty()) return {};  // they have come just now
+      absent = *std::move(still);
     }
     checkInterrupt();
     if (lost && lost(absent) == absent) return absent;
@@ -196,7 +199,7 @@ std::vector<WorkerId> Rendezvous::waitFor(
   throw Error(
       ErrorCode::kRendezvous,
       who + " waited " + seconds(timeout) + " for the " + std::to_string(self_.world_size) +
-          " workers of its group to " + what + "; missing: rank " + listed(missing(everyone, prefix)) +
+          " workers of its group to " + what + "; missing: rank " + listed(missing(everyone, prefix).value_or(absent)) +
           ". Start the missing ranks, check that all workers were given the same world_size and address to meet at, "
           "or allow more time. " +
           kAskDoctor);

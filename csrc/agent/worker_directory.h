@@ -104,8 +104,8 @@ class Rendezvous {
   std::vector<WorkerId> waitFor(
       const std::vector<WorkerId>& ranks, const std::string& prefix, Duration timeout, const std::string& what,
       const LostAmong& lost = {});
-  /// Those of the ranks that have no such key; empty if the store does not answer.
-  std::vector<WorkerId> missing(const std::vector<WorkerId>& ranks, const std::string& prefix) const;
+  /// Those of the ranks that have no such key; nothing if the store does not answer.
+  std::optional<std::vector<WorkerId>> missing(const std::vector<WorkerId>& ranks, const std::string& prefix) const;
   Error storeLost(const std::exception& cause) const;
 
   const StorePtr store_;
