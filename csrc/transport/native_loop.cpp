@@ -252,8 +252,9 @@ bool NativeLoop::yield() {
   if (away >= kTimeSlice) {
     const Duration last = rest_;
     const bool again = before < rest_until_.load() + last;
-    rest_ = again ? std::min<Duration>(2 * last, kLongRest * away) : kShortRest * away;
-    rest_until_ = before + away + rest_.load();
+    const Duration rest = again ? std::min<Duration>(2 * last, kLongRest * away) : kShortRest * away;
+    rest_ = rest;
+    rest_until_ = before + away + rest;
   }
   return away <= kLongYield;
 }

@@ -48,10 +48,10 @@ class RingStream : public NativeStream {
     }
     // What comes before the next part to be lent goes through the ring.
     size_t before = 0, count = 0;
-    const bool lends = lender_.mayLend() && prefers_lending_();
-    while (count < parts.size() && !(lends && before + parts[count].iov_len >= std::max(before, moved) + kLentFrom)) {
-      before += parts[count++].iov_len;
-    }
+    const auto lends = [&](size_t bytes) {
+      return before + bytes >= std::max(before, moved) + kLentFrom && lender_.mayLend() && prefers_lending_();
+    };
+    while (count < parts.size() && !lends(parts[count].iov_len)) before += parts[count++].iov_len;
     const auto written = moveAll(out_, parts.first(count), moved, out_control_.reader_sleeps);
     if (written < 0 || count == parts.size() || static_cast<size_t>(written) < before) return written;
     const auto begun = static_cast<size_t>(written) - before;
