@@ -144,9 +144,22 @@ def test_a_worker_may_come_back(tmp_path, kind):
     assert came == [["worker0", "worker1"]] * 2
 
 
-def leave_in_thread(store):
-    """A thread that enters its name in the list when it has its turn to leave."""
-    entered = []
+class Watched(dist.PrefixStore):
+    """Tells when somebody has asked for the token."""
+
+    def __init__(self, store):
+        super().__init__("group", store)
+        self.asked = threading.Event()
+
+    def compare_set(self, *args):
+        value = super().compare_set(*args)
+        self.asked.set()
+        return value
+
+
+def wait_to_leave(store):
+    """A thread that waits for its turn; it enters its name in the list when it has it."""
+    store, entered = Watched(store), []
 
     def leave():
         with _utils._group_membership_management(store, "leaver", False):
@@ -154,46 +167,47 @@ def leave_in_thread(store):
 
     thread = threading.Thread(target=leave)
     thread.start()
+    assert store.asked.wait(PATIENCE)
     return thread, entered
 
 
 def store_with_holder():
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=10))
-    assert store.compare_set(_utils._TOKEN, "", "holder") == b"holder"
-    return store
+    group = dist.PrefixStore("group", store)
+    assert group.compare_set(_utils._TOKEN, "", "holder") == b"holder"
+    return store, group
 
 
 def test_who_waits_for_the_token_can_still_use_the_store():
     """Or else the holder, who calls the waiting worker, waits for it in turn."""
-    store = store_with_holder()
-    thread, entered = leave_in_thread(store)
+    store, group = store_with_holder()
+    thread, entered = wait_to_leave(store)
     store.set("address", "here")
     for _ in range(100):  # while the other thread waits
         assert store.get("address") == b"here"
         time.sleep(0.001)
     assert not entered
-    store.set(_utils._TOKEN, "")
+    group.set(_utils._TOKEN, "")
     thread.join(PATIENCE)
-    assert entered == ["leaver"] and store.get(_utils._TOKEN) == b""
+    assert entered == ["leaver"] and group.get(_utils._TOKEN) == b""
 
 
 def test_who_waits_to_leave_does_so_when_the_store_goes():
-    store = store_with_holder()
+    store, group = store_with_holder()
     client = dist.TCPStore("127.0.0.1", store.port, is_master=False, timeout=timedelta(seconds=10))
-    thread, entered = leave_in_thread(client)
-    time.sleep(0.1)
+    thread, entered = wait_to_leave(client)
     assert not entered
-    del store
+    del store, group
     thread.join(5)
     assert entered == ["leaver"]
 
 
 def test_the_holder_of_the_token_is_named():
-    store = store_with_holder()
-    store.set_timeout(timedelta(seconds=0.1))
+    _, group = store_with_holder()
+    group.set_timeout(timedelta(seconds=0.1))
     with (
         pytest.raises(RuntimeError, match=r"joiner, to join the group, waited 0\.1 s for the turn of holder"),
-        _utils._group_membership_management(store, "joiner", True),
+        _utils._group_membership_management(group, "joiner", True),
     ):
         pass
-    assert store.get(_utils._TOKEN) == b"holder"
+    assert group.get(_utils._TOKEN) == b"holder"

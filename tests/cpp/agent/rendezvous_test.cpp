@@ -149,6 +149,27 @@ TEST_CASE("a sum over all is the same everywhere") {
   CHECK(sums == std::vector<int64_t>{33, 33, 33});
 }
 
+TEST_CASE("who comes just as a wait for it ends has come; a store that fails is named") {
+  struct Late : c10d::HashStore {
+    bool fails = false;
+    void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds&) override {
+      for (const auto& key : keys) set(key, std::vector<uint8_t>{'7'});
+      throw std::runtime_error("Wait timeout");
+    }
+    bool check(const std::vector<std::string>& keys) override {
+      if (fails) throw std::runtime_error("gone");
+      return c10d::HashStore::check(keys);
+    }
+  };
+  auto store = c10::make_intrusive<Late>();
+  std::set<WorkerId> absent;
+  CHECK(Rendezvous(store, record(0, 2)).sumOverAll("round", 7, 10s, {}, absent) == 14);
+  store->fails = true;
+  CHECK_THAT(
+      errorText([&] { Rendezvous(store, record(0, 2)).sumOverAll("round", 7, 10s, {}, absent); }),
+      Catch::Contains("does not answer: Wait timeout"));
+}
+
 TEST_CASE("worker 0 stays until the others have read what they need") {
   auto store = makeStore();
   std::atomic<bool> read = false;

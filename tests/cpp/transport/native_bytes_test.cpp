@@ -403,6 +403,20 @@ TEST_CASE("what follows an empty ring stands at its begin, so that small message
     REQUIRE(reader.move({&room, 1}, 0) == 100);
     CHECK(in == out);
   }
-  rings.control(0).begin = 12'345;  // whatever a peer says, bytes outside the ring are not touched
-  REQUIRE(writer.available() == static_cast<ssize_t>(rings.bytes(0).size()));
+}
+
+TEST_CASE("wherever a peer says that the ring's begin stands, only the ring is read") {
+  const auto memory = RingMemory::make();
+  const RingMemory rings(memory);
+  const auto bytes = rings.bytes(0);
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i % 251);
+  RingEnd reader(RingEnd::Side::kReader, rings.control(0), bytes);
+  rings.control(0).written = 100;
+  const uint64_t begin = GENERATE(uint64_t{0}, uint64_t{12'345}, uint64_t{50}, ~uint64_t{0}, uint64_t{1} << 63);
+  rings.control(0).begin = begin;
+  CHECK(reader.available() == 100);
+  std::string in(100, '\0');
+  const iovec room{in.data(), in.size()};
+  REQUIRE(reader.move({&room, 1}, 0) == 100);
+  for (size_t i = 0; i < in.size(); ++i) CHECK(in[i] == bytes[(i - begin) % bytes.size()]);
 }
