@@ -159,7 +159,7 @@ void Agent::send(WorkerId to, CallId id, const Message& message) {
       return;
     }
     auto frame = encodeFrame(message, options_.limits);
-    const auto link = connections_.link(worker(to));
+    const auto link = connections_.link(to);
     calls_.assign(id, link->id());  // sent even if its time is over: what travels in it is on its way
     link->send(std::move(frame), [this, id, to](const Status& failure) {
       if (failure) complete(id, notSent(worker(to), *failure));
@@ -250,6 +250,13 @@ void Agent::attempt(std::shared_ptr<Retry> retry) {
 
 // --- what arrives ---
 
+Result<Message> Agent::decode(Frame frame) try {
+  return decodeFrame(std::move(frame), options_.limits);
+} catch (const Error& e) {
+  malformed_.fetch_add(1, std::memory_order_relaxed);
+  return e;
+}
+
 void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
   const auto info = peekFrame(frame.head);
   if (info && info->kind == Kind::kPing) return link->send(encodeFrame({.kind = Kind::kPong}), [](const Status&) {});
@@ -259,13 +266,7 @@ void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
     malformed_.fetch_add(1, std::memory_order_relaxed);
     return;
   }
-  Result<Message> message = closing();
-  try {
-    message = decodeFrame(std::move(frame), options_.limits);
-  } catch (const Error& e) {
-    malformed_.fetch_add(1, std::memory_order_relaxed);
-    message = e;
-  }
+  auto message = decode(std::move(frame));
   if (*role == Role::kReply) {
     complete(info->call, std::move(message));
     return;

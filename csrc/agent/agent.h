@@ -116,6 +116,7 @@ class Agent final : public Messenger {
   TimePoint deadlineOf(const Message& request) const;
   /// Sends a request that is in the call table.
   void send(WorkerId to, CallId id, const Message& message);
+  Result<Message> decode(Frame frame);
   void onFrame(const std::shared_ptr<Link>& link, Frame frame);
   void onLost(const Link& link, const Error& reason);
   /// Hands a request that has arrived to its handler; `answer` is the way back.

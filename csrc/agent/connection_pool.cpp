@@ -203,24 +203,25 @@ bool ConnectionPool::answers(const WorkerRecord& worker, Duration patience) try 
   return false;
 }
 
-std::shared_ptr<Link> ConnectionPool::link(const WorkerInfo& to) {
+std::shared_ptr<Link> ConnectionPool::link(WorkerId to) {
   std::shared_ptr<Link> fresh;
   {
     MutexLock lock(mutex_);
-    if (auto it = links_.find(to.id); it != links_.end()) return it->second;
+    if (auto it = links_.find(to); it != links_.end()) return it->second;
   }
-  const auto record = directory_.find(to.id);
+  const auto record = directory_.find(to);
   if (!record) {
-    throw Error(ErrorCode::kUnknownWorker, "could not find destination " + toString(to) + " in the RPC group", to.name);
+    const auto name = "worker " + std::to_string(to);
+    throw Error(ErrorCode::kUnknownWorker, "could not find destination " + name + " in the RPC group", name);
   }
   {
     MutexLock lock(mutex_);
-    auto [it, added] = links_.try_emplace(to.id);
+    auto [it, added] = links_.try_emplace(to);
     if (!added) return it->second;
     fresh = it->second = std::make_shared<Link>(*this, next_link_++, record->info, record->incarnation);
   }
   try {
-    auto connection = transport_.connect(record->address, to.name, fresh);
+    auto connection = transport_.connect(record->address, record->info.name, fresh);
     Message greeting{.kind = Kind::kHello, .payload = hello()};
     connection->send(encodeFrame(greeting), [](const Status&) {});
     fresh->attach(std::move(connection));

@@ -87,7 +87,7 @@ class ConnectionPool {
   std::string listen();
 
   /// The link to a worker, opened if need be. Throws Error(kUnknownWorker).
-  std::shared_ptr<Link> link(const WorkerInfo& to);
+  std::shared_ptr<Link> link(WorkerId to);
   /// The links that messages are sent over, one a peer.
   std::vector<std::shared_ptr<Link>> links() const;
   bool hasLink(WorkerId to) const;

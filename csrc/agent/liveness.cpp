@@ -92,7 +92,7 @@ void Liveness::look() {
 
 void Liveness::probe(WorkerId worker) {
   try {
-    connections_.link({"worker " + std::to_string(worker), worker})->send(ping(), [](const Status&) {});
+    connections_.link(worker)->send(ping(), [](const Status&) {});
   } catch (const Error&) {
     onLost(worker);  // it has left the group
   }

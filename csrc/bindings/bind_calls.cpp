@@ -35,55 +35,60 @@ Message encodeOperatorCall(Kind kind, const std::string& name, const py::args& a
       "Overloaded torch operator invoked from Python failed to match any schema: " + name + " was tried as" + tried);
 }
 
-/// How a call is made, once it is a message.
-using Way = py::object (*)(const std::shared_ptr<Node>&, const WorkerInfo& to, Outgoing, Duration limit);
-
-/// How long a call may take, for which there is room now. Before RRefs are forked for a call that is never made.
-Duration limitOf(Node& node, const WorkerInfo& to, double timeout) {
-  const auto limit = toDuration(node, timeout);
-  if (!node.agent().awaitRoom(Duration::zero())) {
+/// Where a call goes, for which there is room now. Made before RRefs are forked for a call that is never made.
+struct Route {
+  /// `to`: a worker's name or info.
+  Route(const py::object& to, double timeout)
+      : to(PyUnicode_Check(to.ptr()) ? node->worker(py::cast<std::string>(to)) : py::cast<WorkerInfo>(to)),
+        limit(toDuration(*node, timeout)) {
+    if (node->agent().awaitRoom(Duration::zero())) return;
     py::gil_scoped_release no_gil;
-    node.awaitRoom(to, limit);
+    node->awaitRoom(this->to, limit);
   }
-  return limit;
-}
 
-py::object callAsync(const std::shared_ptr<Node>& node, const WorkerInfo& to, Outgoing call, Duration limit) {
+  const std::shared_ptr<Node> node = currentNode();
+  const WorkerInfo to;
+  const Duration limit;
+};
+
+/// How a call is made, once it is a message.
+using Way = py::object (*)(const Route&, Outgoing);
+
+py::object callAsync(const Route& route, Outgoing call) {
   auto future = makeFuture();
-  auto done = completeWithReply(node, future);
+  auto done = completeWithReply(route.node, future);
   {
     const GilWhileSmall gil(call.message);
-    node->call(to.id, std::move(call), limit, std::move(done));
+    route.node->call(route.to.id, std::move(call), route.limit, std::move(done));
   }
   return wrapFuture(std::move(future));
 }
 
-py::object callSync(const std::shared_ptr<Node>& node, const WorkerInfo& to, Outgoing call, Duration limit) {
-  return waitForReply(node, [&](Messenger::ReplyHandler done) {
+py::object callSync(const Route& route, Outgoing call) {
+  return waitForReply(route.node, [&](Messenger::ReplyHandler done) {
     const GilWhileSmall gil(call.message);
-    node->call(to.id, std::move(call), limit, std::move(done));
+    route.node->call(route.to.id, std::move(call), route.limit, std::move(done));
   });
 }
 
 template <Kind fetch_kind>
-py::object callRemote(const std::shared_ptr<Node>& node, const WorkerInfo& to, Outgoing call, Duration limit) {
+py::object callRemote(const Route& route, Outgoing call) {
   RRefPtr rref;
   {
     const GilWhileSmall gil(call.message);
-    rref = node->rrefs().remote(to, std::move(call.message), limit);
+    rref = route.node->rrefs().remote(route.to, std::move(call.message), route.limit);
   }
-  return wrap(node, std::move(rref), fetch_kind);
+  return wrap(route.node, std::move(rref), fetch_kind);
 }
 
 void bindBuiltin(py::module_& module, const char* name, Kind kind, Way way) {
   module.def(
       name,
       [kind, way](
-          const WorkerInfo& dst, const std::string& qualified_name, double timeout, const py::args& args,
+          const py::object& dst, const std::string& qualified_name, double timeout, const py::args& args,
           const py::kwargs& kwargs) {
-        const auto node = currentNode();
-        const auto limit = limitOf(*node, dst, timeout);
-        return way(node, dst, {.message = encodeOperatorCall(kind, qualified_name, args, kwargs)}, limit);
+        const Route route(dst, timeout);
+        return way(route, {.message = encodeOperatorCall(kind, qualified_name, args, kwargs)});
       },
       py::arg("dst"), py::arg("qualified_name"), py::arg("timeout"));
 }
@@ -91,10 +96,9 @@ void bindBuiltin(py::module_& module, const char* name, Kind kind, Way way) {
 void bindNative(py::module_& module, const char* name, Kind kind, Way way) {
   module.def(
       name,
-      [kind, way](const WorkerInfo& dst, const std::string& function, const py::tuple& args, double timeout) {
-        const auto node = currentNode();
-        const auto limit = limitOf(*node, dst, timeout);
-        return way(node, dst, encodeNativeCall(*node, kind, dst, function, args), limit);
+      [kind, way](const py::object& dst, const std::string& function, const py::tuple& args, double timeout) {
+        const Route route(dst, timeout);
+        return way(route, encodeNativeCall(*route.node, kind, route.to, function, args));
       },
       py::arg("dst"), py::arg("name"), py::arg("args"), py::arg("timeout"));
 }
@@ -103,18 +107,17 @@ void bindScript(py::module_& module, const char* name, Kind kind, Way way) {
   module.def(
       name,
       [kind, way](
-          const WorkerInfo& dst, const std::string& qualified_name, const py::tuple& args, const py::dict& kwargs,
+          const py::object& dst, const std::string& qualified_name, const py::tuple& args, const py::dict& kwargs,
           double timeout, bool is_async_execution) {
-        const auto node = currentNode();
-        const auto limit = limitOf(*node, dst, timeout);
+        const Route route(dst, timeout);
         Outgoing call;
         try {
-          call = encodeScriptCall(*node, kind, dst, qualified_name, args, kwargs, is_async_execution);
+          call = encodeScriptCall(*route.node, kind, route.to, qualified_name, args, kwargs, is_async_execution);
         } catch (const std::exception&) {
-          internalFunction("refuse_rrefs")(dst.name, qualified_name, args, kwargs);
+          internalFunction("refuse_rrefs")(route.to.name, qualified_name, args, kwargs);
           throw;
         }
-        return way(node, dst, std::move(call), limit);
+        return way(route, std::move(call));
       },
       py::arg("dst"), py::arg("qualified_name"), py::arg("args"), py::arg("kwargs"), py::arg("timeout"),
       py::arg("is_async_execution"));
@@ -122,12 +125,14 @@ void bindScript(py::module_& module, const char* name, Kind kind, Way way) {
 
 /// What cannot be pickled raises in words that name it.
 Outgoing encodeOrExplain(
-    Node& node, Kind kind, const WorkerInfo& to, const py::object& function, const py::tuple& args,
-    const py::dict& kwargs, bool async_execution) {
+    const Route& route, Kind kind, const py::object& function, const py::tuple& args, const py::dict& kwargs,
+    bool async_execution) {
   try {
-    return encodePythonCall(node, kind, to, function, args, kwargs, async_execution);
+    return encodePythonCall(*route.node, kind, route.to, function, args, kwargs, async_execution);
   } catch (const py::error_already_set& e) {
-    if (e.matches(PyExc_Exception)) internalFunction("raise_unsendable")(e.value(), to.name, function, args, kwargs);
+    if (e.matches(PyExc_Exception)) {
+      internalFunction("raise_unsendable")(e.value(), route.to.name, function, args, kwargs);
+    }
     throw;
   }
 }
@@ -136,11 +141,10 @@ void bindPython(py::module_& module, const char* name, Kind kind, Way way) {
   module.def(
       name,
       [kind, way](
-          const WorkerInfo& dst, const py::object& func, const py::tuple& args, const py::dict& kwargs, double timeout,
+          const py::object& dst, const py::object& func, const py::tuple& args, const py::dict& kwargs, double timeout,
           bool is_async_execution) {
-        const auto node = currentNode();
-        const auto limit = limitOf(*node, dst, timeout);
-        return way(node, dst, encodeOrExplain(*node, kind, dst, func, args, kwargs, is_async_execution), limit);
+        const Route route(dst, timeout);
+        return way(route, encodeOrExplain(route, kind, func, args, kwargs, is_async_execution));
       },
       py::arg("dst"), py::arg("func"), py::arg("args"), py::arg("kwargs"), py::arg("timeout"),
       py::arg("is_async_execution"));

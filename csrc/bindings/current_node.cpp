@@ -6,34 +6,40 @@ namespace torchrpc::bindings {
 
 namespace {
 
+struct Current {
+  py::object agent;
+  std::shared_ptr<Node> node;  ///< if the agent is one of our own
+};
+
 // The GIL guards it. Never destroyed: at exit the interpreter is gone before static destructors run.
-py::object& current() {
-  static auto& agent = *new py::object();
-  return agent;
+Current& current() {
+  static auto& current = *new Current();
+  return current;
 }
 
 }  // namespace
 
-bool isCurrentAgentSet() { return static_cast<bool>(current()); }
+bool isCurrentAgentSet() { return static_cast<bool>(current().agent); }
 
-void setCurrentAgent(py::object agent) { std::swap(current(), agent); }
+void setCurrentAgent(py::object agent) {
+  Current next{.agent = std::move(agent)};
+  if (next.agent && py::isinstance<PyAgent>(next.agent)) next.node = py::cast<const PyAgent&>(next.agent).node();
+  std::swap(current(), next);
+}
 
 py::object currentAgent() {
-  if (!current()) {
+  if (!current().agent) {
     throw std::runtime_error(
         "Current RPC agent is not set! Did you initialize the RPC framework (e.g. by calling `rpc.init_rpc`)?");
   }
-  return current();
+  return current().agent;
 }
 
 std::shared_ptr<Node> currentNode() {
-  const auto agent = currentAgent();
-  if (!py::isinstance<PyAgent>(agent)) {
-    const auto type = py::cast<std::string>(py::type::of(agent).attr("__qualname__"));
-    throw std::runtime_error(
-        "the current RPC agent, a " + type + ", is not one of torchrpc's own: its backend does not offer this");
-  }
-  return py::cast<const PyAgent&>(agent).node();
+  if (const auto& node = current().node) return node;
+  const auto type = py::cast<std::string>(py::type::of(currentAgent()).attr("__qualname__"));
+  throw std::runtime_error(
+      "the current RPC agent, a " + type + ", is not one of torchrpc's own: its backend does not offer this");
 }
 
 Duration toDuration(const Node& node, double seconds) {

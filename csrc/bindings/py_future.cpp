@@ -69,35 +69,57 @@ void complete(const FuturePtr& future, const std::function<py::object()>& make) 
 
 void fail(const FuturePtr& future, const Error& error) { future->setError(std::make_exception_ptr(error)); }
 
-Messenger::ReplyHandler completeWithReply(std::shared_ptr<Node> node, FuturePtr future) {
-  // Ends before the future completes: who waits for it may stop the profile.
-  const auto range = Range::holdExpectedCall();
-  return [node = std::move(node), future = std::move(future), range](Result<Message> result) {
-    auto reply = std::make_shared<Result<Message>>(std::move(result));
-    auto decode = [node, future, range, reply](const std::vector<RRefPtr>& rrefs) {
-      complete(future, [&] {
-        const EndOfRange end{range};
-        return decodeResult(node, reply->value(), rrefs);
-      });
-    };
-    auto failed = [future, range](const Error& error) {
-      if (range) range->end();
-      fail(future, error);
-    };
-    node->agent().postToLane([node, reply, decode, failed] {
-      if (!*reply) return failed(reply->error());
-      const auto* forks = reply->value().header(HeaderKind::kRRefForks);
-      if (!forks) return decode({});
-      try {
-        node->rrefs().adopt(
-            decodeForks(*forks), /*wait_for_owner=*/false, [decode, failed](Result<std::vector<RRefPtr>> rrefs) {
-              if (!rrefs) return failed(rrefs.error());
-              decode(rrefs.value());
-            });
-      } catch (const Error& e) {
-        failed(e);
-      }
+namespace {
+
+/// A call whose reply a future waits for.
+class AwaitedCall : public std::enable_shared_from_this<AwaitedCall> {
+ public:
+  AwaitedCall(std::shared_ptr<Node> node, FuturePtr future) : node_(std::move(node)), future_(std::move(future)) {}
+
+  void take(Result<Message> result) {
+    result_.emplace(std::move(result));
+    node_->agent().postToLane([self = shared_from_this()] { self->finish(); });
+  }
+
+ private:
+  void finish() {
+    if (!*result_) return fail(result_->error());
+    const auto* forks = result_->value().header(HeaderKind::kRRefForks);
+    if (!forks) return decode({});
+    try {
+      node_->rrefs().adopt(
+          decodeForks(*forks), /*wait_for_owner=*/false,
+          [self = shared_from_this()](Result<std::vector<RRefPtr>> rrefs) {
+            rrefs ? self->decode(rrefs.value()) : self->fail(rrefs.error());
+          });
+    } catch (const Error& e) {
+      fail(e);
+    }
+  }
+
+  // The range ends before the future completes: who waits for it may stop the profile.
+  void decode(const std::vector<RRefPtr>& rrefs) {
+    complete(future_, [&] {
+      const EndOfRange end{range_};
+      return decodeResult(node_, result_->value(), rrefs);
     });
+  }
+  void fail(const Error& error) {
+    if (range_) range_->end();
+    bindings::fail(future_, error);
+  }
+
+  const std::shared_ptr<Node> node_;
+  const FuturePtr future_;
+  const std::shared_ptr<Range> range_ = Range::holdExpectedCall();
+  std::optional<Result<Message>> result_;  // set once, before the lane has it
+};
+
+}  // namespace
+
+Messenger::ReplyHandler completeWithReply(std::shared_ptr<Node> node, FuturePtr future) {
+  return [call = std::make_shared<AwaitedCall>(std::move(node), std::move(future))](Result<Message> result) {
+    call->take(std::move(result));
   };
 }
 

@@ -180,7 +180,8 @@ def _invoke(ways: tuple[Callable, ...], to: Any, func: Any, args: Any, kwargs: A
         _check_initialized()
     if not callable(func):
         raise TypeError("function should be callable.")
-    dst = to if type(to) is WorkerInfo else _to_worker_info(to)
+    if type(to) is not str and type(to) is not WorkerInfo:
+        to = _to_worker_info(to)
     if args is None:
         args = ()
     if kwargs is None:
@@ -190,16 +191,16 @@ def _invoke(ways: tuple[Callable, ...], to: Any, func: Any, args: Any, kwargs: A
         args = tuple(args)
     builtin, native, script, python = ways
     if type(func) is types.BuiltinFunctionType and (operator := _find_builtin(func)) is not None:
-        return builtin(dst, operator, timeout, *args, **kwargs)
+        return builtin(to, operator, timeout, *args, **kwargs)
     if type(func) is CppFunction:
         if kwargs:
             raise TypeError(f"{func!r} takes positional arguments only, but kwargs has {sorted(kwargs)}.")
-        return native(dst, func.name, args, timeout)
+        return native(to, func.name, args, timeout)
     wrapped = getattr(func, "_wrapped_async_rpc_function", None)
     runs = func if wrapped is None else wrapped
     if isinstance(runs, torch.jit.ScriptFunction):
-        return script(dst, runs.qualified_name, args, kwargs, timeout, wrapped is not None)
-    return python(dst, func, args, kwargs, timeout, wrapped is not None)
+        return script(to, runs.qualified_name, args, kwargs, timeout, wrapped is not None)
+    return python(to, func, args, kwargs, timeout, wrapped is not None)
 
 
 @shown_in_profiles(RPCExecMode.SYNC)
@@ -247,7 +248,7 @@ def rpc_async(to: Any, func: Callable, args: Any = None, kwargs: Any = None, tim
         [tensor([2., 2.]), tensor([2., 2.])]
     """
     future = _invoke(_ASYNC, to, func, args, kwargs, timeout)
-    if hasattr(_thread_local_var, "future_list"):
+    if "future_list" in _thread_local_var.__dict__:  # hasattr() would make up an error
         _thread_local_var.future_list.append(future)
     return future
 
