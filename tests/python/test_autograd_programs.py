@@ -238,15 +238,14 @@ def large_times_weight(x):
     return (x * large_weight).tanh()
 
 
-def test_memory_is_flat_over_3000_passes_on_both_sides():
+def test_memory_stops_growing_on_both_sides():
+    # Each thread that runs something for the first time has the allocator get more, sooner or later.
+    sizes = []
     with workers(2):
-        train_steps(1000)
-        sizes = []
-        for _ in range(10):
+        for _ in range(50):
             train_steps(200)
-            sizes.append([resident_bytes(), rpc.rpc_sync("worker1", resident_bytes)])
-    half = len(sizes) // 2
-    for side in zip(*sizes, strict=True):
-        growth = sum(side[half:]) / half - sum(side[:half]) / half  # over 1,000 passes
-        print(f"{growth / 1000:.0f} bytes a pass")
-        assert growth < 1 << 19, sizes  # a tensor of 16 KiB kept of each pass would be 16 MiB
+            sizes.append((resident_bytes(), rpc.rpc_sync("worker1", resident_bytes)))
+            grown = [side[-1] - side[-6] for side in zip(*sizes, strict=True)] if len(sizes) > 5 else None
+            if grown and max(grown) < 1 << 17:  # 131 bytes a pass: a tensor kept of each would be 16 KiB
+                return
+    pytest.fail(f"still growing after 10,000 passes: {sizes}")
