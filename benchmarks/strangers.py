@@ -2,8 +2,8 @@
 
 python benchmarks/strangers.py [connections of each kind]
 
-Prints, for each kind, what the calls took without and with the strangers, how many of these the worker turned away, and
-its memory before and after. Exit status 1 if a call failed.
+Prints, for each kind and for as many connections that have nothing to do with the worker, what the calls took without and
+with them, how many the worker turned away, and its memory before and after. Exit status 1 if a call failed.
 """
 
 import contextlib
@@ -19,6 +19,8 @@ import torch.multiprocessing as mp
 
 import torchrpc.rpc as rpc
 
+ELSEWHERE = "go elsewhere"  # take as much of the processors, and nothing of the worker: what the others compare with
+KINDS = (ELSEWHERE, "random bytes", "close at once", "stop half-way", "slow")
 AT_ONCE = 200  # that are held open
 GREETING = b"torchrpc"  # how a peer of ours begins: csrc/wire/PROTOCOL.md
 
@@ -53,13 +55,16 @@ def pass_on(tensor):
 
 
 # --- the strangers ----------------------------------------------------------------------------------------------------
-def connect(to: tuple[str, int]) -> socket.socket:
+def connect(to: tuple[str, int], kind: str) -> socket.socket:
+    # Each kind comes from an address of its own: a port is not free again until a minute after the connection's end.
+    host = f"127.0.0.{2 + KINDS.index(kind)}"
     for _ in range(1000):
         try:
-            return socket.create_connection(to, timeout=10)
-        except OSError:  # the backlog is full
+            return socket.create_connection(to, timeout=10, source_address=(host, 0))
+        except OSError as error:  # the backlog is full
+            failure = error
             time.sleep(0.001)
-    raise ConnectionError(f"nobody answers at {to}")
+    raise ConnectionError(f"nobody answers at {to}") from failure
 
 
 def send(stranger: socket.socket, data: bytes) -> None:
@@ -69,8 +74,12 @@ def send(stranger: socket.socket, data: bytes) -> None:
 
 def strangers(kind: str, to: tuple[str, int], count: int) -> None:
     held: list[socket.socket] = []
-    for _ in range(count):
-        stranger = connect(to)
+    with socket.create_server(("127.0.0.1", 0), backlog=AT_ONCE) as own:
+        for _ in range(count if kind == ELSEWHERE else 0):
+            connect(own.getsockname(), kind).close()
+            own.accept()[0].close()
+    for _ in range(count if kind != ELSEWHERE else 0):
+        stranger = connect(to, kind)
         if kind == "random bytes":
             send(stranger, os.urandom(1024))
         elif kind == "stop half-way":
@@ -106,12 +115,12 @@ def measure(count: int) -> None:
     call_until(lambda: True, 2000)
     print(f"| {count:,} strangers that | s | calls, us | with strangers | turned away | KiB before | after |")
     print("|-|-|-|-|-|-|-|")
-    for kind in ("random bytes", "close at once", "stop half-way", "slow"):
+    for kind in KINDS:
         refused, before = rpc.rpc_sync("middle", state)
         without = call_until(lambda: True, 2000)
         process = mp.get_context("spawn").Process(target=strangers, args=(kind, to, count))
         process.start()
-        while process.is_alive() and rpc.rpc_sync("middle", state)[0] == refused:
+        while process.is_alive() and kind != ELSEWHERE and rpc.rpc_sync("middle", state)[0] == refused:
             time.sleep(0.01)
         start = time.monotonic()
         within = call_until(lambda process=process: not process.is_alive())
