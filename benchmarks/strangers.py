@@ -2,8 +2,8 @@
 
 python benchmarks/strangers.py [connections of each kind]
 
-Prints, for each kind and for as many connections that have nothing to do with the worker, what the calls took without and
-with them, how many the worker turned away, and its memory before and after. Exit status 1 if a call failed.
+Prints, for each kind and for as many connections that have nothing to do with the worker, what the calls took without
+and with them, how many the worker turned away, and its memory before and after. Exit status 1 if a call failed.
 """
 
 import contextlib
