@@ -20,6 +20,7 @@
 #include <deque>
 #include <list>
 #include <pthread.h>
+#include <sched.h>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -34,6 +35,15 @@ using Threads = std::list<std::thread>;
 namespace {
 constexpr auto kStalled = std::chrono::microseconds(200);
 
+/// How the thread that makes it is scheduled.
+struct Scheduling {
+  int policy = SCHED_OTHER;
+  sched_param parameters{};
+
+  Scheduling() { pthread_getschedparam(pthread_self(), &policy, &parameters); }
+  void apply() const { pthread_setschedparam(pthread_self(), policy, &parameters); }
+};
+
 size_t busyFrom() { return std::max<size_t>(2, std::thread::hardware_concurrency() / 2); }
 }  // namespace
 
@@ -43,6 +53,7 @@ struct ThreadPool::State {
   // Constant after construction:
   const Options options;
   const size_t busy_from = busyFrom();
+  const Scheduling scheduling;
 
   mutable Mutex mutex;
   CondVar work;     ///< a token was put, or the pool ends
@@ -130,6 +141,7 @@ void ThreadPool::State::startThread() {
 
 void ThreadPool::State::threadMain(Threads::iterator self, size_t number) {
   nameThread(options.name, number);
+  scheduling.apply();  // not as whoever has started it: that may be a transport's loop
   current_pool = this;
 
   // Takes this thread off the list however it ends, and joins those that ended before. The last is left to close().

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <latch>
 #include <pthread.h>
+#include <sched.h>
 #include <string>
 #include <thread>
 #include <vector>
@@ -56,6 +57,23 @@ TEST_CASE("a thread's name keeps its number when the pool's is long") {
   pool.post([&] { name = threadName(); });
   pool.close();
   CHECK(name == "a-very-long-n-0");
+}
+
+TEST_CASE("threads are scheduled as the one that made the pool, whoever starts them") {
+  const int usual = sched_getscheduler(0);
+  REQUIRE(usual != SCHED_BATCH);
+  std::atomic<int> theirs = -1;
+  ThreadPool pool({.size = 1, .name = "pool"});
+  int starters = -1;
+  std::thread([&] {
+    const sched_param parameters{};
+    pthread_setschedparam(pthread_self(), SCHED_BATCH, &parameters);
+    starters = sched_getscheduler(0);
+    pool.post([&] { theirs = sched_getscheduler(0); });
+  }).join();
+  pool.close();
+  CHECK(starters == SCHED_BATCH);
+  CHECK(theirs == usual);
 }
 
 TEST_CASE("an idle thread is used before a new one is started") {
