@@ -13,6 +13,7 @@ import statistics
 import sys
 import tempfile
 import time
+from multiprocessing.synchronize import Event
 
 import torch
 import torch.multiprocessing as mp
@@ -72,13 +73,19 @@ def send(stranger: socket.socket, data: bytes) -> None:
         stranger.sendall(data)
 
 
-def strangers(kind: str, to: tuple[str, int], count: int) -> None:
-    held: list[socket.socket] = []
-    with socket.create_server(("127.0.0.1", 0), backlog=AT_ONCE) as own:
-        for _ in range(count if kind == ELSEWHERE else 0):
-            connect(own.getsockname(), kind).close()
+def go_elsewhere(count: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as own:
+        for _ in range(count):
+            connect(own.getsockname(), ELSEWHERE).close()
             own.accept()[0].close()
-    for _ in range(count if kind != ELSEWHERE else 0):
+
+
+def strangers(kind: str, to: tuple[str, int], count: int, begun: Event) -> None:
+    begun.set()
+    if kind == ELSEWHERE:
+        return go_elsewhere(count)
+    held: list[socket.socket] = []
+    for _ in range(count):
         stranger = connect(to, kind)
         if kind == "random bytes":
             send(stranger, os.urandom(1024))
@@ -111,6 +118,7 @@ def call_until(over, least: int = 200) -> list[float]:
 
 
 def measure(count: int) -> None:
+    spawning = mp.get_context("spawn")
     to = rpc.rpc_sync("middle", listening_at)
     call_until(lambda: True, 2000)
     print(f"| {count:,} strangers that | s | calls, us | with strangers | turned away | KiB before | after |")
@@ -118,10 +126,10 @@ def measure(count: int) -> None:
     for kind in KINDS:
         refused, before = rpc.rpc_sync("middle", state)
         without = call_until(lambda: True, 2000)
-        process = mp.get_context("spawn").Process(target=strangers, args=(kind, to, count))
+        begun = spawning.Event()
+        process = spawning.Process(target=strangers, args=(kind, to, count, begun))
         process.start()
-        while process.is_alive() and kind != ELSEWHERE and rpc.rpc_sync("middle", state)[0] == refused:
-            time.sleep(0.01)
+        begun.wait(60)
         start = time.monotonic()
         within = call_until(lambda process=process: not process.is_alive())
         seconds = time.monotonic() - start
