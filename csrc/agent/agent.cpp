@@ -78,10 +78,7 @@ void Agent::postAfter(Duration delay, std::function<void()> task) {
   timer_->after(delay, [this, task = std::move(task)] { pool_.post(task); });
 }
 
-WorkerInfo Agent::worker(WorkerId id) const {
-  if (const auto record = directory_.find(id)) return record->info;
-  return {"worker " + std::to_string(id), id};
-}
+WorkerInfo Agent::worker(WorkerId id) const { return directory_.info(id); }
 
 bool Agent::lives(const WorkerRecord& worker) {
   const auto patience = options_.liveness;

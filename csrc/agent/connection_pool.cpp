@@ -211,7 +211,7 @@ std::shared_ptr<Link> ConnectionPool::link(WorkerId to) {
   }
   const auto record = directory_.find(to);
   if (!record) {
-    const auto name = "worker " + std::to_string(to);
+    const auto name = directory_.info(to).name;
     throw Error(ErrorCode::kUnknownWorker, "could not find destination " + name + " in the RPC group", name);
   }
   {

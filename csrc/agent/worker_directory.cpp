@@ -69,6 +69,8 @@ std::string listed(const std::vector<WorkerId>& ranks) {
   return out;
 }
 
+std::string unknownName(WorkerId id) { return "worker " + std::to_string(id); }
+
 std::string seconds(Duration duration) {
   char text[32];
   std::snprintf(text, sizeof(text), "%.3g s", std::chrono::duration<double>(duration).count());
@@ -87,6 +89,11 @@ std::optional<WorkerRecord> WorkerDirectory::find(const std::string& name) const
   MutexLock lock(mutex_);
   auto it = by_name_.find(name);
   return it == by_name_.end() ? std::nullopt : std::optional(by_id_.at(it->second));
+}
+
+WorkerInfo WorkerDirectory::info(WorkerId id) const {
+  if (const auto record = find(id)) return record->info;
+  return {unknownName(id), id};
 }
 
 std::vector<WorkerInfo> WorkerDirectory::all() const {
@@ -298,9 +305,7 @@ WorkerRecord Rendezvous::lookUp(WorkerId id, Duration timeout) {
   } catch (const Error&) {
     throw;
   } catch (const std::exception& e) {
-    throw Error(
-        ErrorCode::kRendezvous,
-        "worker " + std::to_string(id) + " has not published where it can be reached: " + e.what());
+    throw Error(ErrorCode::kRendezvous, unknownName(id) + " has not published where it can be reached: " + e.what());
   }
 }
 

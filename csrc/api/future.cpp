@@ -15,8 +15,8 @@ void FutureState::settleWith(Outcome outcome) {
     if (outcome_.index() != 0) return;
     outcome_ = std::move(outcome);
     actions.swap(actions_);
-    settled_.notify_all();
   }
+  settled_.notify_all();
   for (auto& action : actions) run(std::move(action));
 }
 
@@ -31,6 +31,7 @@ c10::IValue FutureState::wait(Duration patience) {
     const ThreadPool::BlockingScope blocking;
     const auto deadline = patience == Duration::zero() ? kNever : deadlineAfter(patience);
     const auto settled = [this] { return outcome_.index() != 0; };
+    if (const auto node = ready() ? nullptr : node_.lock()) node->agent().assist([this] { return ready(); });
     MutexLock lock(mutex_);
     if (deadline == kNever) {
       settled_.wait(lock, settled);

@@ -77,8 +77,9 @@ struct ThreadPool::State {
 
   bool finished() const TORCHRPC_REQUIRES(mutex) { return closed && tasks.empty(); }
 
-  void add(std::function<void()>& task) TORCHRPC_REQUIRES(mutex);
-  void bringThread() TORCHRPC_REQUIRES(mutex);
+  [[nodiscard]] bool add(std::function<void()>& task) TORCHRPC_REQUIRES(mutex);
+  /// Whether `work` is to be notified once the lock is released.
+  [[nodiscard]] bool bringThread() TORCHRPC_REQUIRES(mutex);
   void startThread() TORCHRPC_REQUIRES(mutex);
   void threadMain(Threads::iterator self, size_t number);
   void serve(MutexLock& lock) TORCHRPC_REQUIRES(mutex);
@@ -114,17 +115,17 @@ void ThreadPool::runLogged(const std::function<void()>& task) {
   }
 }
 
-void ThreadPool::State::bringThread() {
+bool ThreadPool::State::bringThread() {
   const size_t coming = tokens + starting + (looking ? 1 : 0);
-  if (coming >= tasks.size() || active + coming >= options.size) return;
-  if (active + coming >= busy_from && (standing_by || coming > 0)) return;
+  if (coming >= tasks.size() || active + coming >= options.size) return false;
+  if (active + coming >= busy_from && (standing_by || coming > 0)) return false;
   if (idle > 0) {
     --idle;
     ++tokens;
-    work.notify_one();
-  } else if (live.size() < options.max_size) {
-    startThread();
+    return true;
   }
+  if (live.size() < options.max_size) startThread();
+  return false;
 }
 
 void ThreadPool::State::startThread() {
@@ -215,7 +216,7 @@ void ThreadPool::State::runTask(MutexLock& lock) {
   tasks.pop_front();
   ++taken;
   ++active;
-  bringThread();
+  const bool called = bringThread();
   struct Inactive {
     State& state;
     MutexLock& lock;
@@ -225,6 +226,7 @@ void ThreadPool::State::runTask(MutexLock& lock) {
     }
   } inactive{*this, lock};
   lock.unlock();
+  if (called) work.notify_one();
   runLogged(task);
   task = nullptr;
 }
@@ -233,21 +235,29 @@ ThreadPool::ThreadPool(Options options) : state_(std::make_unique<State>(std::mo
 ThreadPool::~ThreadPool() { close(); }
 
 bool ThreadPool::post(std::function<void()> task) {
-  MutexLock lock(state_->mutex);
-  if (state_->closed) return false;
-  state_->add(task);
+  bool called = false;
+  {
+    MutexLock lock(state_->mutex);
+    if (state_->closed) return false;
+    called = state_->add(task);
+  }
+  if (called) state_->work.notify_one();
   return true;
 }
 
 void ThreadPool::postBeside(std::function<void()> task) {
-  MutexLock lock(state_->mutex);
-  state_->add(task);
+  bool called = false;
+  {
+    MutexLock lock(state_->mutex);
+    called = state_->add(task);
+  }
+  if (called) state_->work.notify_one();
 }
 
-void ThreadPool::State::add(std::function<void()>& task) {
+bool ThreadPool::State::add(std::function<void()>& task) {
   tasks.push_back(std::move(task));
-  bringThread();
-  if (!live.empty()) return;
+  const bool called = bringThread();
+  if (!live.empty()) return called;
   task = std::move(tasks.back());  // the caller destroys it, after the lock
   tasks.pop_back();
   throw Error(ErrorCode::kUnknown, "thread pool " + options.name + " could not start a single thread");
@@ -294,10 +304,14 @@ ThreadPool::Stats ThreadPool::stats() const {
 ThreadPool::BlockingScope::BlockingScope() {
   auto* state = static_cast<State*>(current_pool);
   if (state == nullptr || blocking_depth++ > 0) return;
-  MutexLock lock(state->mutex);
-  --state->active;
-  ++state->blocked;
-  state->bringThread();
+  bool called = false;
+  {
+    MutexLock lock(state->mutex);
+    --state->active;
+    ++state->blocked;
+    called = state->bringThread();
+  }
+  if (called) state->work.notify_one();
 }
 
 ThreadPool::BlockingScope::~BlockingScope() {

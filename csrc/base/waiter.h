@@ -1,6 +1,7 @@
 #pragma once
 
 // A value that one thread waits for and another gives, once. The shortest way from a completion to a blocked caller.
+// Shared by the two: who waits may be gone before who gives has come back.
 
 #include <functional>
 #include <memory>
@@ -19,10 +20,12 @@ class Waiter {
  public:
   /// Gives the value back if nobody waits for it any more. Once; never blocks.
   std::optional<T> set(T value) {
-    MutexLock lock(mutex_);
-    if (abandoned_) return value;
-    value_.emplace(std::move(value));
-    arrived_.notify_one();  // under the lock: the one who waits may destroy this as soon as it has the value
+    {
+      MutexLock lock(mutex_);
+      if (abandoned_) return value;
+      value_.emplace(std::move(value));
+    }
+    arrived_.notify_one();
     return std::nullopt;
   }
 
