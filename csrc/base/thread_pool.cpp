@@ -77,9 +77,14 @@ struct ThreadPool::State {
 
   bool finished() const TORCHRPC_REQUIRES(mutex) { return closed && tasks.empty(); }
 
+  /// As bringThread().
   [[nodiscard]] bool add(std::function<void()>& task) TORCHRPC_REQUIRES(mutex);
-  /// Whether `work` is to be notified once the lock is released.
+  /// Whether a waiting thread is called for: unlockAndCall() does it.
   [[nodiscard]] bool bringThread() TORCHRPC_REQUIRES(mutex);
+  void unlockAndCall(MutexLock& lock, bool called) {
+    lock.unlock();
+    if (called) work.notify_one();
+  }
   void startThread() TORCHRPC_REQUIRES(mutex);
   void threadMain(Threads::iterator self, size_t number);
   void serve(MutexLock& lock) TORCHRPC_REQUIRES(mutex);
@@ -225,8 +230,7 @@ void ThreadPool::State::runTask(MutexLock& lock) {
       --state.active;
     }
   } inactive{*this, lock};
-  lock.unlock();
-  if (called) work.notify_one();
+  unlockAndCall(lock, called);
   runLogged(task);
   task = nullptr;
 }
@@ -235,23 +239,17 @@ ThreadPool::ThreadPool(Options options) : state_(std::make_unique<State>(std::mo
 ThreadPool::~ThreadPool() { close(); }
 
 bool ThreadPool::post(std::function<void()> task) {
-  bool called = false;
-  {
-    MutexLock lock(state_->mutex);
-    if (state_->closed) return false;
-    called = state_->add(task);
-  }
-  if (called) state_->work.notify_one();
+  MutexLock lock(state_->mutex);
+  if (state_->closed) return false;
+  const bool called = state_->add(task);
+  state_->unlockAndCall(lock, called);
   return true;
 }
 
 void ThreadPool::postBeside(std::function<void()> task) {
-  bool called = false;
-  {
-    MutexLock lock(state_->mutex);
-    called = state_->add(task);
-  }
-  if (called) state_->work.notify_one();
+  MutexLock lock(state_->mutex);
+  const bool called = state_->add(task);
+  state_->unlockAndCall(lock, called);
 }
 
 bool ThreadPool::State::add(std::function<void()>& task) {
@@ -304,14 +302,11 @@ ThreadPool::Stats ThreadPool::stats() const {
 ThreadPool::BlockingScope::BlockingScope() {
   auto* state = static_cast<State*>(current_pool);
   if (state == nullptr || blocking_depth++ > 0) return;
-  bool called = false;
-  {
-    MutexLock lock(state->mutex);
-    --state->active;
-    ++state->blocked;
-    called = state->bringThread();
-  }
-  if (called) state->work.notify_one();
+  MutexLock lock(state->mutex);
+  --state->active;
+  ++state->blocked;
+  const bool called = state->bringThread();
+  state->unlockAndCall(lock, called);
 }
 
 ThreadPool::BlockingScope::~BlockingScope() {
