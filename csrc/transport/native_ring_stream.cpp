@@ -19,8 +19,8 @@ using Flag = std::atomic<uint32_t>;
 
 // Measured on two cores: through the ring both sides copy at the same time, and a large part takes half the time that
 // it takes one of them to copy it out of the other's memory. Without a core each they take turns, a ring full a time
-// slice: then lending is faster.
-constexpr size_t kLentFrom = 1 << 20;
+// slice: then lending is faster, for what is larger than a few rings.
+constexpr size_t kLentFrom = 4 << 20;
 
 class RingStream : public NativeStream {
  public:

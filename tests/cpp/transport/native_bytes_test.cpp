@@ -273,6 +273,8 @@ TEST_CASE("memory that a peer could take away again is refused") {
 
 namespace {
 
+constexpr size_t kLent = 5 << 20;  // is enough to be lent
+
 /// Two ends of a stream in this process. The reader knows that it can read the writer's memory.
 struct Lending {
   Descriptor memory = RingMemory::make();
@@ -317,7 +319,7 @@ struct Lending {
 }  // namespace
 
 TEST_CASE("a large part is read out of the writer's memory, which has it back when all has been taken") {
-  Lending lending(3 << 20);
+  Lending lending(kLent);
   REQUIRE(lending.loan().answer == 1);
   CHECK(lending.write(0) == 1'000);
   CHECK(lending.loan().lent == lending.sent.size() - 1'000);
@@ -335,7 +337,7 @@ TEST_CASE("a large part is read out of the writer's memory, which has it back wh
 }
 
 TEST_CASE("what a borrower turns out not to be able to read comes through the ring") {
-  Lending lending(3 << 20);
+  Lending lending(kLent);
   const auto taken = GENERATE(0, 1);  // turns
   CHECK(lending.write(0) == 1'000);
   CHECK(lending.read(0) == 1'000);
@@ -347,7 +349,7 @@ TEST_CASE("what a borrower turns out not to be able to read comes through the ri
 }
 
 TEST_CASE("memory that cannot be read any more is not waited for") {
-  Lending lending(2 << 20);
+  Lending lending(kLent);
   CHECK(lending.write(0) == 1'000);
   CHECK(lending.read(0) == 1'000);
   const auto end = lending.loan().end.exchange(4'096);
@@ -358,7 +360,7 @@ TEST_CASE("memory that cannot be read any more is not waited for") {
 }
 
 TEST_CASE("what is read after the writer has given up is not delivered") {
-  Lending lending(2 << 20);
+  Lending lending(kLent);
   CHECK(lending.write(0) == 1'000);
   CHECK(lending.read(0) == 1'000);
   lending.writer->shutDown();
@@ -366,21 +368,21 @@ TEST_CASE("what is read after the writer has given up is not delivered") {
 }
 
 TEST_CASE("a borrower that claims more than it was lent is seen") {
-  Lending lending(2 << 20);
+  Lending lending(kLent);
   CHECK(lending.write(0) == 1'000);
   lending.loan().taken = uint64_t{1} << 40;
   CHECK(lending.write(1'000) == -EPROTO);
 }
 
 TEST_CASE("nothing is lent to who does not say that it can read it") {
-  Lending lending(2 << 20);
+  Lending lending(kLent);
   lending.loan().answer = 0;
   CHECK(lending.write(0) > 100'000);
   CHECK(lending.loan().lent == 0);
 }
 
 TEST_CASE("nothing is lent while the ring is faster") {
-  Lending lending(3 << 20, /*prefers_lending=*/false);
+  Lending lending(kLent, /*prefers_lending=*/false);
   const auto written = lending.write(0);
   CHECK(written > 100'000);
   CHECK(lending.loan().lent == 0);
