@@ -28,6 +28,8 @@ from systems import KNOWN, TRANSPORTS, free_ports
 CALLS = {
     "torch.add": "rpc_sync of torch.add, two tensors of 4 floats",
     "python": "rpc_sync of a Python function, the same tensors",
+    "many torch.add": "rpc_async of torch.add, all at once",
+    "many python": "rpc_async of the Python function, all at once",
 }
 
 
@@ -50,9 +52,12 @@ def serve(rank: int, port: int, transport: dict) -> None:
     if rank == 0:
         print("ready", rpc.rpc_sync.__module__, flush=True)
         for line in sys.stdin:
-            name, count = line.split()
-            for _ in range(int(count)):
-                rpc.rpc_sync("worker1", functions[name], args=arguments)
+            name, count = line.rsplit(maxsplit=1)
+            many, function = name.startswith("many "), functions[name.removeprefix("many ")]
+            call = rpc.rpc_async if many else rpc.rpc_sync
+            made = [call("worker1", function, args=arguments) for _ in range(int(count))]
+            if many:
+                torch.futures.wait_all(made)
             print("done", flush=True)
     rpc.shutdown()
 
