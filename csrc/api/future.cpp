@@ -31,7 +31,9 @@ c10::IValue FutureState::wait(Duration patience) {
     const ThreadPool::BlockingScope blocking;
     const auto deadline = patience == Duration::zero() ? kNever : deadlineAfter(patience);
     const auto settled = [this] { return outcome_.index() != 0; };
-    if (const auto node = ready() ? nullptr : node_.lock()) node->agent().assist([this] { return ready(); });
+    if (const auto node = ready() ? nullptr : node_.lock()) {
+      node->agent().assist([&] { return ready() || TimePoint::clock::now() >= deadline; });
+    }
     MutexLock lock(mutex_);
     if (deadline == kNever) {
       settled_.wait(lock, settled);

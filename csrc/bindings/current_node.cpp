@@ -42,6 +42,8 @@ std::shared_ptr<Node> currentNode() {
       "the current RPC agent, a " + type + ", is not one of torchrpc's own: its backend does not offer this");
 }
 
+std::shared_ptr<Node> currentNodeIfOurs() { return current().node; }
+
 Duration toDuration(const Node& node, double seconds) {
   if (seconds == -1.0) return node.timeout();
   if (!(seconds >= 0)) {

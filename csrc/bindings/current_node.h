@@ -22,6 +22,8 @@ void setCurrentAgent(py::object agent);
 
 /// The node of the current agent. Needs the GIL. Throws RuntimeError if there is none or it is another backend's.
 std::shared_ptr<Node> currentNode();
+/// The same; nullptr where that throws.
+std::shared_ptr<Node> currentNodeIfOurs();
 
 /// A timeout in seconds as Python gives it: -1 means the node's own. Throws Error(kInvalidArgument).
 Duration toDuration(const Node& node, double seconds);

@@ -3,6 +3,7 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 #include "base/waiter.h"
+#include "bindings/current_node.h"
 #include "bindings/py_calls.h"
 #include "profiling/expected_call.h"
 
@@ -11,6 +12,8 @@ namespace torchrpc::bindings {
 namespace {
 
 using torch::jit::PythonFutureWrapper;
+
+py::object waitForValue(const std::shared_ptr<PythonFutureWrapper>& future);
 
 /// A Python exception that a future holds: thrown from wait() and value() as often as they are called.
 class Raised : public std::exception {
@@ -28,10 +31,10 @@ class Raised : public std::exception {
 }  // namespace
 
 void bindFutures(py::module_& module) {
-  module.def(
-      "_wait_until_done", &waitUntilDone, py::arg("future"),
-      "Blocks, without the GIL, until a torch.futures.Future has its value or its error; a signal's handler runs "
-      "meanwhile, and what it raises ends the wait.");
+  module.attr("_wait_for_future") = py::cpp_function(
+      &waitForValue, py::name("wait"), py::is_method(py::type::of<PythonFutureWrapper>()),
+      "Blocks, without the GIL, until the future is complete; gives its value or raises its error. A signal's handler "
+      "runs meanwhile, and what it raises ends the wait.");
   py::register_exception_translator([](std::exception_ptr raised) {
     try {
       if (raised) std::rethrow_exception(raised);
@@ -71,6 +74,23 @@ void fail(const FuturePtr& future, const Error& error) { future->setError(std::m
 
 namespace {
 
+class AwaitedCall;
+
+/// While a thread that waits for a future assists: it completes that future itself, if it is the one who finds the
+/// reply. Other futures it leaves to the lane: their callbacks may wait for it.
+struct OwnReply {
+  explicit OwnReply(const FuturePtr& future) : future(future) { current = this; }
+  ~OwnReply() { current = nullptr; }
+  OwnReply(const OwnReply&) = delete;
+  OwnReply& operator=(const OwnReply&) = delete;
+
+  static thread_local OwnReply* current;
+  const FuturePtr future;
+  std::shared_ptr<AwaitedCall> arrived;
+};
+
+thread_local OwnReply* OwnReply::current = nullptr;
+
 /// A call whose reply a future waits for.
 class AwaitedCall : public std::enable_shared_from_this<AwaitedCall> {
  public:
@@ -78,10 +98,13 @@ class AwaitedCall : public std::enable_shared_from_this<AwaitedCall> {
 
   void take(Result<Message> result) {
     result_.emplace(std::move(result));
-    node_->agent().postToLane([self = shared_from_this()] { self->finish(); });
+    if (auto* own = OwnReply::current; own && own->future == future_) {
+      own->arrived = shared_from_this();
+    } else {
+      node_->agent().postToLane([self = shared_from_this()] { self->finish(); });
+    }
   }
 
- private:
   void finish() {
     if (!*result_) return fail(result_->error());
     const auto* forks = result_->value().header(HeaderKind::kRRefForks);
@@ -97,6 +120,7 @@ class AwaitedCall : public std::enable_shared_from_this<AwaitedCall> {
     }
   }
 
+ private:
   // The range ends before the future completes: who waits for it may stop the profile.
   void decode(const std::vector<RRefPtr>& rrefs) {
     complete(future_, [&] {
@@ -158,14 +182,32 @@ py::object waitForReply(const std::shared_ptr<Node>& node, const std::function<v
   return decodeResult(node, message, node->takeIn(message));
 }
 
-void waitUntilDone(const py::object& object) {
-  const auto future = py::cast<std::shared_ptr<PythonFutureWrapper>>(object)->fut;
+namespace {
+
+/// Without the GIL.
+void waitUntilDone(Node* node, const FuturePtr& future) {
+  const ThreadPool::BlockingScope blocking;
+  if (node && node->agent().hasCalls()) {
+    OwnReply own(future);
+    node->agent().assist([&] { return own.arrived || future->completed(); });
+    if (own.arrived) own.arrived->finish();
+  }
   if (future->completed()) return;
-  py::gil_scoped_release no_gil;
   torchrpc::waitFor<bool>([&future](std::function<void(bool)> done) {
     future->addCallback([done = std::move(done)](c10::ivalue::Future&) { done(true); });
   });
 }
+
+py::object waitForValue(const std::shared_ptr<PythonFutureWrapper>& future) {
+  if (!future->fut->completed()) {
+    const auto node = currentNodeIfOurs();
+    py::gil_scoped_release no_gil;
+    waitUntilDone(node.get(), future->fut);
+  }
+  return torch::jit::tracer::isTracing() ? future->wait() : future->value();
+}
+
+}  // namespace
 
 void whenDone(const py::object& object, ValueOrRaised done) {
   if (!py::isinstance<PythonFutureWrapper>(object)) throw std::invalid_argument("not a torch.futures.Future");

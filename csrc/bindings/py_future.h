@@ -35,9 +35,6 @@ Messenger::ReplyHandler completeWithReply(std::shared_ptr<Node> node, FuturePtr 
 /// GIL. Throws what the request came to.
 py::object waitForReply(const std::shared_ptr<Node>& node, const std::function<void(Messenger::ReplyHandler)>& start);
 
-/// Blocks until a torch Future is complete; Ctrl-C ends the wait. Needs the GIL.
-void waitUntilDone(const py::object& future);
-
 /// Once a torch Future (given as the Python object) is complete: calls `done` with its value or what it raises; on
 /// the thread that completes it, with the GIL held. Throws std::invalid_argument if it is no Future.
 using ValueOrRaised = std::function<void(const std::function<py::object()>& value)>;

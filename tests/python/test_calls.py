@@ -258,6 +258,33 @@ def test_threads_can_call_at_once():
     assert results == {n: [n + i for i in range(20)] for n in range(4)}
 
 
+def test_who_waits_for_a_future_may_find_the_reply_itself_or_leave_it_to_others():
+    seen, waited, failures = [], [], []
+
+    def use(n):
+        try:
+            for i in range(n, 400, 4):
+                future = rpc.rpc_async("worker1", add, (i,))
+                then = future.then(lambda f: seen.append(f.value()))
+                other = threading.Thread(target=lambda: waited.append(future.wait()))
+                other.start()
+                assert future.wait() == i + 10
+                then.wait()
+                other.join()
+                with pytest.raises(ZeroDivisionError):
+                    rpc.rpc_async("worker2", operator.truediv, (i, 0)).wait()
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=use, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert sorted(seen) == sorted(waited) == list(range(10, 410))
+
+
 def test_calls_run_once():
     before = rpc.rpc_sync("worker1", remember, (0,))
     for _ in range(10):

@@ -39,6 +39,7 @@ def interrupt_after():
     "call",
     [
         pytest.param(lambda: rpc.rpc_sync("worker1", slow_rref), id="rpc_sync"),
+        pytest.param(lambda: rpc.rpc_async("worker1", slow_rref).wait(), id="future"),
         pytest.param(lambda: rpc.remote("worker1", slow_rref).to_here(), id="to_here"),
     ],
 )

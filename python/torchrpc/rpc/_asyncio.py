@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torchrpc._C import _wait_until_done
+from torchrpc._C import _wait_for_future
 
 
 def _settle(waiter: "asyncio.Future[None]") -> None:
@@ -33,17 +33,8 @@ def _await(self: "torch._C.Future") -> Generator[Any, None, Any]:
     return self.wait()
 
 
-_wait_in_torch = torch._C.Future.wait
-
-
-def _wait(self: "torch._C.Future") -> Any:
-    """Block until the future is complete; give its value or raise its error."""
-    _wait_until_done(self)
-    return _wait_in_torch(self)
-
-
 def extend_futures() -> None:
     """Give `torch._C.Future` (and so `torch.futures.Future`) an `__await__`, unless torch has one, and our `wait`."""
     if not hasattr(torch._C.Future, "__await__"):
         torch._C.Future.__await__ = _await
-    torch._C.Future.wait = _wait
+    torch._C.Future.wait = _wait_for_future
