@@ -102,9 +102,8 @@ void Agent::request(WorkerId to, Message message, Duration timeout, ReplyHandler
   const auto id = message.call = calls_.nextId();
   CallTable::Call call{.to = to, .timeout = timeout, .bytes = sizeOf(message)};
   if (timeout > Duration::zero()) call.deadline = timer_->now() + timeout;
-  call.handler = [token = begin(activity_), handler = std::move(handler)](Result<Message> result) {
-    handler(std::move(result));
-  };
+  call.token = begin(activity_);
+  call.handler = std::move(handler);
   const auto deadline = call.deadline;
   bool wake = false;
   if (closing_ || !calls_.add(id, call, wake)) {

@@ -1,15 +1,36 @@
 #include "agent/call_table.h"
 
+#include <algorithm>
+#include <functional>
+
 namespace torchrpc {
+
+void CallTable::addDeadline(TimePoint deadline, CallId id) {
+  deadlines_.emplace_back(deadline, id);
+  std::ranges::push_heap(deadlines_, std::greater());
+  // Most calls end long before their deadline, which is left here: taking it out would cost more than the call.
+  constexpr size_t kFew = 64;
+  if (deadlines_.size() < 2 * calls_.size() + kFew) return;
+  std::erase_if(deadlines_, [this](const auto& each) { return !calls_.contains(each.second); });
+  std::ranges::make_heap(deadlines_, std::greater());
+}
+
+std::pair<TimePoint, CallId> CallTable::popDeadline() {
+  std::ranges::pop_heap(deadlines_, std::greater());
+  const auto next = deadlines_.back();
+  deadlines_.pop_back();
+  return next;
+}
 
 bool CallTable::add(CallId id, Call& call, bool& wake) {
   MutexLock lock(mutex_);
   if (closed_) return false;
-  if (call.deadline != kNever) deadlines_.emplace(call.deadline, id);
-  wake = call.deadline < wake_at_;
-  if (wake) wake_at_ = call.deadline;
+  const auto deadline = call.deadline;
+  wake = deadline < wake_at_;
+  if (wake) wake_at_ = deadline;
   bytes_ += call.bytes;
   calls_.emplace(id, std::move(call));
+  if (deadline != kNever) addDeadline(deadline, id);
   return true;
 }
 
@@ -29,7 +50,6 @@ std::optional<CallTable::Call> CallTable::takeLocked(CallId id) {
   calls_.erase(it);
   bytes_ -= call.bytes;
   if (full && hasRoom()) room_.notify_all();
-  if (call.deadline != kNever) deadlines_.erase({call.deadline, id});
   return call;
 }
 
@@ -54,10 +74,11 @@ std::vector<CallTable::Call> CallTable::takeExpired(TimePoint now, TimePoint& ne
   std::vector<Call> out;
   next = kNever;
   if (now < wake_at_) return out;  // set before an earlier deadline came, whose call has seen to all since
-  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
-    out.push_back(*takeLocked(deadlines_.begin()->second));
+  const auto ended = [this] { return !calls_.contains(deadlines_.front().second); };
+  while (!deadlines_.empty() && (deadlines_.front().first <= now || ended())) {
+    if (auto call = takeLocked(popDeadline().second)) out.push_back(*std::move(call));
   }
-  next = wake_at_ = deadlines_.empty() ? kNever : deadlines_.begin()->first;
+  next = wake_at_ = deadlines_.empty() ? kNever : deadlines_.front().first;
   return out;
 }
 

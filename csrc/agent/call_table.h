@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "agent/activity.h"
 #include "agent/messenger.h"
 #include "base/mutex.h"
 
@@ -21,7 +22,8 @@ class CallTable {
     uint64_t link = 0;  ///< the connection it went out on; 0: none yet, or none needed
     Duration timeout{0};
     TimePoint deadline = kNever;
-    size_t bytes = 0;  ///< roughly, of the request
+    size_t bytes = 0;     ///< roughly, of the request
+    ActivityToken token;  ///< until the handler has gone
     Messenger::ReplyHandler handler;
   };
 
@@ -58,14 +60,17 @@ class CallTable {
   // guarded by mutex_:
   bool closed_ = false;
   std::unordered_map<CallId, Call> calls_;
-  std::set<std::pair<TimePoint, CallId>> deadlines_;
-  size_t bytes_ = 0;            ///< of all calls
-  TimePoint wake_at_ = kNever;  ///< when takeExpired() will be called
+  std::vector<std::pair<TimePoint, CallId>> deadlines_;  ///< a heap, the next first; of calls that have ended, too
+  size_t bytes_ = 0;                                     ///< of all calls
+  TimePoint wake_at_ = kNever;                           ///< when takeExpired() will be called
 
   bool hasRoom() const TORCHRPC_REQUIRES(mutex_) {
     return closed_ || (calls_.size() < kMostCalls && bytes_ < kMostBytes);
   }
   std::optional<Call> takeLocked(CallId id) TORCHRPC_REQUIRES(mutex_);
+  void addDeadline(TimePoint deadline, CallId id) TORCHRPC_REQUIRES(mutex_);
+  /// Takes the next deadline off.
+  std::pair<TimePoint, CallId> popDeadline() TORCHRPC_REQUIRES(mutex_);
 };
 
 }  // namespace torchrpc

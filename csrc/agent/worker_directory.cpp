@@ -91,9 +91,16 @@ std::optional<WorkerRecord> WorkerDirectory::find(const std::string& name) const
   return it == by_name_.end() ? std::nullopt : std::optional(by_id_.at(it->second));
 }
 
+std::optional<WorkerInfo> WorkerDirectory::info(const std::string& name) const {
+  MutexLock lock(mutex_);
+  auto it = by_name_.find(name);
+  return it == by_name_.end() ? std::nullopt : std::optional(WorkerInfo{name, it->second});
+}
+
 WorkerInfo WorkerDirectory::info(WorkerId id) const {
-  if (const auto record = find(id)) return record->info;
-  return {unknownName(id), id};
+  MutexLock lock(mutex_);
+  auto it = by_id_.find(id);
+  return it == by_id_.end() ? WorkerInfo{unknownName(id), id} : it->second.info;
 }
 
 std::vector<WorkerInfo> WorkerDirectory::all() const {

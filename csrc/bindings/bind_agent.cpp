@@ -324,7 +324,7 @@ void bindAgent(py::module_& module) {
       py::arg("name"),
       "The entry of this worker's allowed_functions that allows it, empty if there is none; None: it has no such "
       "list.");
-  module.def("_is_current_rpc_agent_set", &isCurrentAgentSet);
+  bindQuestion<isCurrentAgentSet>(module, "_is_current_rpc_agent_set");
   module.def("_get_current_rpc_agent", &currentAgent);
   module.def(
       "_set_and_start_rpc_agent",

@@ -53,7 +53,7 @@ void bindProfiling(py::module_& module) {
       .def("__enter__", &PyCallRange::enter)
       .def("__exit__", [](PyCallRange& self, const py::args&) { self.exit(); })
       .def("ended", &PyCallRange::ended);
-  module.def("_calls_are_shown", &callsAreShown);
+  bindQuestion<callsAreShown>(module, "_calls_are_shown");
 
   py::class_<RemoteProfilerManager>(
       module, "RemoteProfilerManager", "For programs that record the ranges of calls themselves.")

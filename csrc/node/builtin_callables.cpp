@@ -6,8 +6,14 @@
 
 namespace torchrpc {
 
+namespace {
+constexpr size_t kUsual = 128;  // bytes of a call
+}
+
 Message encodeBuiltinCall(Kind kind, const c10::FunctionSchema& schema, const torch::jit::Stack& stack) {
   Message message{.kind = kind};
+  message.payload.reserve(kUsual);
+  message.tensors.reserve(stack.size());
   Writer writer(message.payload);
   writer.putString(schema.name());
   writer.putString(schema.overload_name());
@@ -48,6 +54,7 @@ c10::IValue BuiltinRunner::run(const Invocation& invocation) {
         name + " takes " + std::to_string(arguments.size()) + " arguments, the call has " + std::to_string(count));
   }
   torch::jit::Stack stack;
+  stack.reserve(arguments.size());
   for (const auto& argument : arguments) {
     stack.push_back(decodeValue(reader, invocation.message.tensors, argument.type()));
   }

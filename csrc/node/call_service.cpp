@@ -33,13 +33,11 @@ void CallService::serve(Kind call_kind, Kind remote_kind, std::shared_ptr<Callab
 }
 
 void CallService::prepare(Request request, Run run, std::function<void(Error)> fail) {
-  auto invocation =
-      std::make_shared<Invocation>(Invocation{.from = std::move(request.from), .message = std::move(request.message)});
-  const auto* forks = invocation->message.header(HeaderKind::kRRefForks);
-  if (!forks) {
-    guard(fail, [&] { run(std::move(*invocation)); });
-    return;
-  }
+  Invocation plain{.from = std::move(request.from), .message = std::move(request.message)};
+  const auto* forks = plain.message.header(HeaderKind::kRRefForks);
+  if (!forks) return guard(fail, [&] { run(std::move(plain)); });
+  const auto invocation = std::make_shared<Invocation>(std::move(plain));
+  forks = invocation->message.header(HeaderKind::kRRefForks);
   auto go = [invocation, run = std::move(run), fail](Result<std::vector<RRefPtr>> rrefs) {
     if (!rrefs) return fail(rrefs.error());
     invocation->rrefs = std::move(rrefs).value();

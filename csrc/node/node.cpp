@@ -107,7 +107,7 @@ std::string listOf(const std::vector<WorkerInfo>& workers) {
 }  // namespace
 
 WorkerInfo Node::worker(const std::string& name) const {
-  if (const auto record = agent_.directory().find(name)) return record->info;
+  if (auto info = agent_.directory().info(name)) return *std::move(info);
   throw Error(
       ErrorCode::kUnknownWorker,
       "Unknown destination worker " + name + ": could not find destination in the RPC group of " + self().name +

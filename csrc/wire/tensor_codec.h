@@ -25,7 +25,7 @@ at::Tensor decodeTensor(Reader& head, std::span<Segment>& segments, const Limits
 /// About the bytes that encodeTensor will add to the head, and seldom less: for reserving.
 size_t tensorHeadBytes(const at::Tensor& tensor);
 
-/// Memory of torch's own CPU allocator, uninitialised.
+/// Uninitialised memory, from torch's CPU allocator unless it is small; resizable, like that of any tensor.
 c10::Storage makeStorage(size_t bytes);
 
 }  // namespace torchrpc

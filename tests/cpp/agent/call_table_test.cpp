@@ -90,6 +90,18 @@ TEST_CASE("a taken call's deadline is gone with it") {
   CHECK(table.takeExpired(kStart + 1s, next).empty());
 }
 
+TEST_CASE("among many calls that have ended those under way keep their deadlines") {
+  CallTable table;
+  add(table, kStart + 2h);
+  add(table, kStart + 1s);
+  for (int i = 500; i > 0; --i) REQUIRE(table.take(add(table, kStart + i * 1s)));
+  TimePoint next;
+  const auto expired = table.takeExpired(kStart + 1h, next);
+  REQUIRE(expired.size() == 1);
+  CHECK(expired[0].deadline == kStart + 1s);
+  CHECK(next == kStart + 2h);
+}
+
 TEST_CASE("a lost link takes its own calls only") {
   CallTable table;
   add(table, kNever, 1);
