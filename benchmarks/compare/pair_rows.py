@@ -51,7 +51,12 @@ def empty_call(meter: Meter):
     return meter.latency(lambda: rpc.rpc_sync(PEER, nothing))
 
 
-@row("the same with two tensors of 4 floats", "calls", targets=(8, 6), other=lambda m, peer: m.latency(peer.add))
+@row("the same by rpc_async and wait()", "calls", targets=(8, 5))
+def waited_call(meter: Meter):
+    return meter.latency(lambda: rpc.rpc_async(PEER, nothing).wait())
+
+
+@row("a Python function, two tensors of 4 floats", "calls", targets=(8, 6), other=lambda m, peer: m.latency(peer.add))
 def tensor_call(meter: Meter):
     return meter.latency(lambda: rpc.rpc_sync(PEER, add, args=(A, B)))
 

@@ -236,7 +236,8 @@ def rpc_async(to: Any, func: Callable, args: Any = None, kwargs: Any = None, tim
     """Like `rpc_sync`, but return at once, with a `torch.futures.Future` for the result.
 
     `future.wait()` gives the result or raises what the call raised; in a coroutine, `await future` does. Keep tensors
-    that you sent unchanged until then. Any thread may call, and wait for the future.
+    that you sent unchanged until then. Any thread may call, and wait for the future. Its callbacks (`then`) run on a
+    thread of the pool or on one that waits for it.
 
     Raises:
         RuntimeError, TypeError, ValueError: as `rpc_sync`, for arguments that cannot be sent; what happens later is
