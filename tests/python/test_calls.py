@@ -266,7 +266,7 @@ def test_who_waits_for_a_future_may_find_the_reply_itself_or_leave_it_to_others(
             for i in range(n, 400, 4):
                 future = rpc.rpc_async("worker1", add, (i,))
                 then = future.then(lambda f: seen.append(f.value()))
-                other = threading.Thread(target=lambda: waited.append(future.wait()))
+                other = threading.Thread(target=lambda future=future: waited.append(future.wait()))
                 other.start()
                 assert future.wait() == i + 10
                 then.wait()
