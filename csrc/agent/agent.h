@@ -79,6 +79,7 @@ class Agent final : public Messenger {
   /// Which of these others are lost; for who waits for them, from time to time. See Liveness.
   std::vector<WorkerId> lostAmong(const std::vector<WorkerId>& workers) { return liveness_.lostAmong(workers); }
 
+  /// Whether replies are awaited.
   bool hasCalls() const { return calls_.size() > 0; }
   /// For who is about to make calls, not in answer to one: whether there is room for another, waited for so long at
   /// most. So that what is under way is bounded, here and at the callees.

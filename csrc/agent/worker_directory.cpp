@@ -85,12 +85,6 @@ std::optional<WorkerRecord> WorkerDirectory::find(WorkerId id) const {
   return it == by_id_.end() ? std::nullopt : std::optional(it->second);
 }
 
-std::optional<WorkerRecord> WorkerDirectory::find(const std::string& name) const {
-  MutexLock lock(mutex_);
-  auto it = by_name_.find(name);
-  return it == by_name_.end() ? std::nullopt : std::optional(by_id_.at(it->second));
-}
-
 std::optional<WorkerInfo> WorkerDirectory::info(const std::string& name) const {
   MutexLock lock(mutex_);
   auto it = by_name_.find(name);

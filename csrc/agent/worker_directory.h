@@ -44,7 +44,6 @@ class WorkerDirectory {
 
   const WorkerInfo& self() const { return self_; }
   std::optional<WorkerRecord> find(WorkerId id) const;
-  std::optional<WorkerRecord> find(const std::string& name) const;
   std::optional<WorkerInfo> info(const std::string& name) const;
   /// Of a worker that is not known it is the id, and words for a name.
   WorkerInfo info(WorkerId id) const;

@@ -206,10 +206,10 @@ TEST_CASE("the directory finds workers by name and id until they leave") {
   WorkerDirectory directory({"worker0", 0});
   directory.add(record(0, 0));
   directory.add(record(3, 0));
-  CHECK(directory.find("worker3")->info.id == 3);
+  CHECK(directory.info("worker3")->id == 3);
   CHECK(directory.find(3)->address == "address3");
   CHECK(directory.all().size() == 2);
   directory.remove(3);
-  CHECK_FALSE(directory.find("worker3"));
+  CHECK_FALSE(directory.info("worker3"));
   CHECK_FALSE(directory.find(3));
 }
