@@ -4,6 +4,7 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <span>
 #include <string>
 
 namespace torchrpc::bindings {
@@ -19,14 +20,35 @@ void bindAutograd(pybind11::module_& module);
 void bindProfiling(pybind11::module_& module);
 void bindOptim(pybind11::module_& module);
 
-/// A function without arguments, and without the hundreds of instructions that pybind11 puts before each function: for
-/// what Python asks before every call. `ask` must not throw.
+template <size_t count>
+using Positional = std::span<PyObject* const, count>;
+
+/// A function of that many positional arguments, without the hundreds of instructions that pybind11 puts before each
+/// function: for what every call goes through. It throws as others do. `signature` is for its docstring.
+template <size_t count, auto function>
+void bindDirectly(pybind11::module_& module, const char* name, const char* signature) {
+  const _PyCFunctionFast run = [](PyObject* /*module*/, PyObject* const* given, Py_ssize_t size) -> PyObject* {
+    try {
+      if (static_cast<size_t>(size) != count) throw pybind11::type_error("takes another number of arguments");
+      return function(Positional<count>(given, count)).release().ptr();
+    } catch (pybind11::error_already_set& e) {
+      e.restore();
+    } catch (...) {
+      pybind11::detail::try_translate_exceptions();
+    }
+    return nullptr;
+  };
+  static const std::string doc = std::string(name) + signature;
+  const auto untyped = reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(run));
+  static PyMethodDef method{name, untyped, METH_FASTCALL, doc.c_str()};
+  module.attr(name) = pybind11::reinterpret_steal<pybind11::object>(PyCFunction_New(&method, nullptr));
+}
+
+/// Likewise a question that Python asks before every call.
 template <bool (*ask)()>
 void bindQuestion(pybind11::module_& module, const char* name) {
-  static const std::string doc = std::string(name) + "() -> bool";
-  const PyCFunction call = [](PyObject*, PyObject*) { return PyBool_FromLong(ask()); };
-  static PyMethodDef method{name, call, METH_NOARGS, doc.c_str()};
-  module.attr(name) = pybind11::reinterpret_steal<pybind11::object>(PyCFunction_New(&method, nullptr));
+  constexpr auto answer = [](Positional<0>) -> pybind11::object { return pybind11::bool_(ask()); };
+  bindDirectly<0, answer>(module, name, "() -> bool");
 }
 
 }  // namespace torchrpc::bindings

@@ -23,7 +23,6 @@ namespace torchrpc::bindings {
 
 namespace {
 
-constexpr double kUnsetTimeout = -1.0;
 constexpr double kDefaultTimeout = 60.0;
 constexpr size_t kDefaultThreads = 16;
 

@@ -1,8 +1,12 @@
 // rpc_sync, rpc_async and remote, of torch operators, of script functions and of Python functions.
 
-#include <torch/csrc/jit/frontend/schema_matching.h>
+#include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
-#include <torch/csrc/jit/runtime/operator.h>
+#include <torch/csrc/utils/pythoncapi_compat.h>
+
+#include <cmath>
+#include <tuple>
+#include <utility>
 
 #include "bindings/bind.h"
 #include "bindings/current_node.h"
@@ -10,30 +14,13 @@
 #include "bindings/py_errors.h"
 #include "bindings/py_future.h"
 #include "bindings/py_gil.h"
+#include "bindings/py_operators.h"
 #include "bindings/py_rref.h"
 #include "bindings/py_script.h"
-#include "node/builtin_callables.h"
 
 namespace torchrpc::bindings {
 
 namespace {
-
-/// The call to the first overload of an operator whose schema takes these arguments.
-Message encodeOperatorCall(Kind kind, const std::string& name, const py::args& args, const py::kwargs& kwargs) {
-  const auto symbol = c10::Symbol::fromQualString(name);
-  std::string tried;
-  for (const auto& op : torch::jit::getAllOperatorsFor(symbol)) {
-    try {
-      const auto stack = torch::jit::createStackForSchema(op->schema(), args, kwargs, std::nullopt);
-      return encodeBuiltinCall(kind, op->schema(), stack);
-    } catch (const torch::jit::schema_match_error& e) {
-      tried += std::string("\n  ") + e.what();
-    }
-  }
-  throw Error(
-      ErrorCode::kInvalidArgument,
-      "Overloaded torch operator invoked from Python failed to match any schema: " + name + " was tried as" + tried);
-}
 
 /// Where a call goes, for which there is room now. Made before RRefs are forked for a call that is never made.
 struct Route {
@@ -71,8 +58,8 @@ py::object callSync(const Route& route, Outgoing call) {
   });
 }
 
-template <Kind fetch_kind>
 py::object callRemote(const Route& route, Outgoing call) {
+  const auto fetch_kind = call.message.kind == Kind::kPythonRemote ? Kind::kPythonRRefFetch : Kind::kRRefFetch;
   RRefPtr rref;
   {
     const GilWhileSmall gil(call.message);
@@ -81,50 +68,8 @@ py::object callRemote(const Route& route, Outgoing call) {
   return wrap(route.node, std::move(rref), fetch_kind);
 }
 
-void bindBuiltin(py::module_& module, const char* name, Kind kind, Way way) {
-  module.def(
-      name,
-      [kind, way](
-          const py::object& dst, const std::string& qualified_name, double timeout, const py::args& args,
-          const py::kwargs& kwargs) {
-        const Route route(dst, timeout);
-        return way(route, {.message = encodeOperatorCall(kind, qualified_name, args, kwargs)});
-      },
-      py::arg("dst"), py::arg("qualified_name"), py::arg("timeout"));
-}
-
-void bindNative(py::module_& module, const char* name, Kind kind, Way way) {
-  module.def(
-      name,
-      [kind, way](const py::object& dst, const std::string& function, const py::tuple& args, double timeout) {
-        const Route route(dst, timeout);
-        return way(route, encodeNativeCall(*route.node, kind, route.to, function, args));
-      },
-      py::arg("dst"), py::arg("name"), py::arg("args"), py::arg("timeout"));
-}
-
-void bindScript(py::module_& module, const char* name, Kind kind, Way way) {
-  module.def(
-      name,
-      [kind, way](
-          const py::object& dst, const std::string& qualified_name, const py::tuple& args, const py::dict& kwargs,
-          double timeout, bool is_async_execution) {
-        const Route route(dst, timeout);
-        Outgoing call;
-        try {
-          call = encodeScriptCall(*route.node, kind, route.to, qualified_name, args, kwargs, is_async_execution);
-        } catch (const std::exception&) {
-          internalFunction("refuse_rrefs")(route.to.name, qualified_name, args, kwargs);
-          throw;
-        }
-        return way(route, std::move(call));
-      },
-      py::arg("dst"), py::arg("qualified_name"), py::arg("args"), py::arg("kwargs"), py::arg("timeout"),
-      py::arg("is_async_execution"));
-}
-
 /// What cannot be pickled raises in words that name it.
-Outgoing encodeOrExplain(
+Outgoing encodePython(
     const Route& route, Kind kind, const py::object& function, const py::tuple& args, const py::dict& kwargs,
     bool async_execution) {
   try {
@@ -137,34 +82,101 @@ Outgoing encodeOrExplain(
   }
 }
 
-void bindPython(py::module_& module, const char* name, Kind kind, Way way) {
-  module.def(
-      name,
-      [kind, way](
-          const py::object& dst, const py::object& func, const py::tuple& args, const py::dict& kwargs, double timeout,
-          bool is_async_execution) {
-        const Route route(dst, timeout);
-        return way(route, encodeOrExplain(route, kind, func, args, kwargs, is_async_execution));
-      },
-      py::arg("dst"), py::arg("func"), py::arg("args"), py::arg("kwargs"), py::arg("timeout"),
-      py::arg("is_async_execution"));
+Outgoing encodeNative(
+    const Route& route, Kind kind, const py::object& function, const py::tuple& args, const py::dict& kwargs) {
+  if (!kwargs.empty()) internalFunction("refuse_keywords")(function, kwargs);
+  return encodeNativeCall(*route.node, kind, route.to, py::cast<std::string>(function.attr("name")), args);
+}
+
+Outgoing encodeScript(
+    const Route& route, Kind kind, const std::string& name, const py::tuple& args, const py::dict& kwargs,
+    bool async_execution) {
+  try {
+    return encodeScriptCall(*route.node, kind, route.to, name, args, kwargs, async_execution);
+  } catch (const std::exception&) {
+    internalFunction("refuse_rrefs")(route.to.name, name, args, kwargs);
+    throw;
+  }
+}
+
+/// What `function` wraps, if it is an async_execution one; else null.
+py::object wrappedBy(const py::object& function) {
+  static auto* const mark = PyUnicode_InternFromString("_wrapped_async_rpc_function");
+  PyObject* wrapped = nullptr;
+  // Not py::getattr, which would raise for each function that has none.
+  if (PyObject_GetOptionalAttr(function.ptr(), mark, &wrapped) < 0) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(wrapped);
+}
+
+/// The kinds of message that a call may be, by what it calls.
+struct Kinds {
+  Kind builtin, native, script, python;
+};
+constexpr Kinds kCalls{Kind::kBuiltinCall, Kind::kNativeCall, Kind::kScriptCall, Kind::kPythonCall};
+constexpr Kinds kRemotes{Kind::kBuiltinRemote, Kind::kNativeRemote, Kind::kScriptRemote, Kind::kPythonRemote};
+
+Outgoing encode(
+    const Route& route, const Kinds& kinds, const py::object& function, const py::args& args,
+    const py::kwargs& kwargs) {
+  using torch::jit::StrongFunctionPtr;
+  if (auto* op = Operator::of(function)) return {.message = op->encodeCall(kinds.builtin, args, kwargs)};
+  if (py::type::handle_of(function).is(internalFunction("CppFunction"))) {
+    return encodeNative(route, kinds.native, function, args, kwargs);
+  }
+  const auto wrapped = wrappedBy(function);
+  const auto async_execution = static_cast<bool>(wrapped);
+  if (const auto& runs = async_execution ? wrapped : function; py::isinstance<StrongFunctionPtr>(runs)) {
+    const auto name = py::cast<StrongFunctionPtr>(runs).function_->qualname().qualifiedName();
+    return encodeScript(route, kinds.script, name, args, kwargs, async_execution);
+  }
+  return encodePython(route, kinds.python, function, args, kwargs, async_execution);
+}
+
+/// The arguments of rpc_sync, rpc_async and remote.
+struct Given {
+  explicit Given(Positional<5> given)
+      : to(borrow(given[0])),
+        function(borrow(given[1])),
+        args(Py_IsNone(given[2]) ? py::tuple() : borrow(given[2])),
+        kwargs(Py_IsNone(given[3]) ? py::dict() : borrow(given[3])),
+        timeout(borrow(given[4])) {
+    if (isUsual()) return;
+    const auto usual = internalFunction("check_call")(to, function, args, kwargs, timeout);
+    std::tie(to, args) = py::cast<std::pair<py::object, py::object>>(usual);
+  }
+
+  py::object to, function, args, kwargs, timeout;
+
+ private:
+  static py::object borrow(PyObject* object) { return py::reinterpret_borrow<py::object>(object); }
+
+  /// Of the types that arguments have nearly always, and nothing to complain of.
+  bool isUsual() const {
+    static const py::handle worker_info = py::type::of<WorkerInfo>().release();
+    const auto to_type = py::type::handle_of(to);
+    const auto seconds = PyFloat_CheckExact(timeout.ptr()) ? PyFloat_AS_DOUBLE(timeout.ptr()) : std::nan("");
+    return isCurrentAgentSet() && PyCallable_Check(function.ptr()) && PyTuple_CheckExact(args.ptr()) &&
+        PyDict_CheckExact(kwargs.ptr()) && (seconds >= 0 || seconds == kUnsetTimeout) &&
+        (PyUnicode_CheckExact(to.ptr()) || to_type.is(worker_info));
+  }
+};
+
+template <const Kinds& kinds, Way way>
+py::object call(Positional<5> arguments) {
+  const Given given(arguments);
+  const Route route(given.to, py::cast<double>(given.timeout));
+  const auto args = py::reinterpret_borrow<py::args>(given.args);
+  const auto kwargs = py::reinterpret_borrow<py::kwargs>(given.kwargs);
+  return way(route, encode(route, kinds, given.function, args, kwargs));
 }
 
 }  // namespace
 
 void bindCalls(py::module_& module) {
-  bindBuiltin(module, "_invoke_rpc_builtin", Kind::kBuiltinCall, callAsync);
-  bindBuiltin(module, "_invoke_sync_builtin", Kind::kBuiltinCall, callSync);
-  bindBuiltin(module, "_invoke_remote_builtin", Kind::kBuiltinRemote, callRemote<Kind::kRRefFetch>);
-  bindNative(module, "_invoke_rpc_native", Kind::kNativeCall, callAsync);
-  bindNative(module, "_invoke_sync_native", Kind::kNativeCall, callSync);
-  bindNative(module, "_invoke_remote_native", Kind::kNativeRemote, callRemote<Kind::kRRefFetch>);
-  bindScript(module, "_invoke_rpc_torchscript", Kind::kScriptCall, callAsync);
-  bindScript(module, "_invoke_sync_torchscript", Kind::kScriptCall, callSync);
-  bindScript(module, "_invoke_remote_torchscript", Kind::kScriptRemote, callRemote<Kind::kRRefFetch>);
-  bindPython(module, "_invoke_rpc_python", Kind::kPythonCall, callAsync);
-  bindPython(module, "_invoke_sync_python", Kind::kPythonCall, callSync);
-  bindPython(module, "_invoke_remote_python", Kind::kPythonRemote, callRemote<Kind::kPythonRRefFetch>);
+  constexpr auto signature = "(to, func, args, kwargs, timeout) -> object";
+  bindDirectly<5, call<kCalls, callSync>>(module, "_call_sync", signature);
+  bindDirectly<5, call<kCalls, callAsync>>(module, "_call_async", signature);
+  bindDirectly<5, call<kRemotes, callRemote>>(module, "_call_remote", signature);
 }
 
 }  // namespace torchrpc::bindings

@@ -119,7 +119,7 @@ void bindRRef(py::module_& module) {
       .def(
           "owner_name", [](const PyRRef& self) { return self.rref()->owner().name; }, "The name of the owner.")
       .def(
-          "to_here", &PyRRef::toHere, py::arg("timeout") = -1.0,
+          "to_here", &PyRRef::toHere, py::arg("timeout") = kUnsetTimeout,
           "A copy of the value; on the owner the value itself. Waits for it at most `timeout` seconds (0: for ever; "
           "default: rpc_timeout). Raises what the function that was to make the value raised, and RuntimeError for a "
           "time-out, a lost owner or a deleted reference.")
@@ -128,15 +128,15 @@ void bindRRef(py::module_& module) {
           "The value itself, waited for without limit. Only on the owner: RuntimeError elsewhere.")
       .def(
           "rpc_sync", [](const py::object& self, double timeout) { return proxy(self, "rpc_sync", timeout); },
-          py::arg("timeout") = -1.0,
+          py::arg("timeout") = kUnsetTimeout,
           "A proxy whose methods call the value's methods on the owner and wait for the result.")
       .def(
           "rpc_async", [](const py::object& self, double timeout) { return proxy(self, "rpc_async", timeout); },
-          py::arg("timeout") = -1.0,
+          py::arg("timeout") = kUnsetTimeout,
           "A proxy whose methods call the value's methods on the owner and return a Future of the result.")
       .def(
           "remote", [](const py::object& self, double timeout) { return proxy(self, "remote", timeout); },
-          py::arg("timeout") = -1.0,
+          py::arg("timeout") = kUnsetTimeout,
           "A proxy whose methods call the value's methods on the owner and return an RRef to the result.")
       .def(
           "backward", &backward, py::arg("dist_autograd_ctx_id") = -1, py::arg("retain_graph") = false,
@@ -144,7 +144,7 @@ void bindRRef(py::module_& module) {
           "`dist_autograd_ctx_id`), from anywhere and over all workers, or, on the owner, without one, as "
           "Tensor.backward() does. RuntimeError for a value that is no such tensor, and what "
           "torch.distributed.autograd.backward raises.")
-      .def("_get_type", &typeOf, py::arg("timeout") = -1.0, py::arg("blocking") = true)
+      .def("_get_type", &typeOf, py::arg("timeout") = kUnsetTimeout, py::arg("blocking") = true)
       .def("_get_future", &PyRRef::creationFuture)
       .def(
           "_get_profiling_future",

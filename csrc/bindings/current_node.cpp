@@ -45,7 +45,7 @@ std::shared_ptr<Node> currentNode() {
 std::shared_ptr<Node> currentNodeIfOurs() { return current().node; }
 
 Duration toDuration(const Node& node, double seconds) {
-  if (seconds == -1.0) return node.timeout();
+  if (seconds == kUnsetTimeout) return node.timeout();
   if (!(seconds >= 0)) {
     throw Error(
         ErrorCode::kInvalidArgument,

@@ -25,7 +25,10 @@ std::shared_ptr<Node> currentNode();
 /// The same; nullptr where that throws.
 std::shared_ptr<Node> currentNodeIfOurs();
 
-/// A timeout in seconds as Python gives it: -1 means the node's own. Throws Error(kInvalidArgument).
+/// What Python gives for a timeout to mean the node's own.
+constexpr double kUnsetTimeout = -1.0;
+
+/// A timeout in seconds as Python gives it. Throws Error(kInvalidArgument).
 Duration toDuration(const Node& node, double seconds);
 
 /// The mode of a backward pass as Python names it. Throws Error(kInvalidArgument).

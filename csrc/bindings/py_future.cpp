@@ -1,5 +1,6 @@
 #include "bindings/py_future.h"
 
+#include <pybind11/stl.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 #include "base/waiter.h"
@@ -13,7 +14,10 @@ namespace {
 
 using torch::jit::PythonFutureWrapper;
 
-py::object waitForValue(const std::shared_ptr<PythonFutureWrapper>& future);
+using Wrapped = std::shared_ptr<PythonFutureWrapper>;
+
+py::object waitForValue(const Wrapped& future);
+py::list waitForValues(const std::vector<Wrapped>& futures);
 
 /// A Python exception that a future holds: thrown from wait() and value() as often as they are called.
 class Raised : public std::exception {
@@ -35,6 +39,9 @@ void bindFutures(py::module_& module) {
       &waitForValue, py::name("wait"), py::is_method(py::type::of<PythonFutureWrapper>()),
       "Blocks, without the GIL, until the future is complete; gives its value or raises its error. A signal's handler "
       "runs meanwhile, and what it raises ends the wait.");
+  module.def(
+      "_wait_for_futures", &waitForValues, py::arg("futures"),
+      "Blocks likewise until all are complete or one has failed; gives their values or raises that error.");
   py::register_exception_translator([](std::exception_ptr raised) {
     try {
       if (raised) std::rethrow_exception(raised);
@@ -198,13 +205,34 @@ void waitUntilDone(Node* node, const FuturePtr& future) {
   });
 }
 
-py::object waitForValue(const std::shared_ptr<PythonFutureWrapper>& future) {
-  if (!future->fut->completed()) {
-    const auto node = currentNodeIfOurs();
-    py::gil_scoped_release no_gil;
-    waitUntilDone(node.get(), future->fut);
-  }
+/// Needs the GIL.
+void letWait(const FuturePtr& future) {
+  if (future->completed()) return;
+  const auto node = currentNodeIfOurs();
+  py::gil_scoped_release no_gil;
+  waitUntilDone(node.get(), future);
+}
+
+py::object waitForValue(const Wrapped& future) {
+  letWait(future->fut);
   return torch::jit::tracer::isTracing() ? future->wait() : future->value();
+}
+
+py::list waitForValues(const std::vector<Wrapped>& futures) {
+  std::vector<FuturePtr> pending;
+  for (const auto& future : futures) {
+    if (!future->fut->completed() || future->fut->hasError()) pending.push_back(future->fut);
+  }
+  if (!pending.empty()) {
+    c10::List<FuturePtr> list(c10::FutureType::create(pending.front()->elementType()));
+    for (auto& future : pending) list.push_back(std::move(future));
+    const auto all = c10::collectAll(list);
+    letWait(all);
+    if (all->hasError()) PythonFutureWrapper(all).value();
+  }
+  py::list values(futures.size());
+  for (size_t i = 0; i < futures.size(); ++i) values[i] = waitForValue(futures[i]);
+  return values;
 }
 
 }  // namespace

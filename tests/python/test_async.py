@@ -113,6 +113,34 @@ def test_wait_all_raises_the_first_error():
         torch.futures.wait_all(futures)
 
 
+def test_wait_all_gives_the_values_in_order_of_whatever_futures():
+    own = torch.futures.Future()
+    own.set_result("mine")
+    then = rpc.rpc_async("worker1", sleep, (0.01,)).then(lambda done: done.wait() + 1)
+    local = torch.futures.Future()
+    timer = threading.Timer(0.02, lambda: local.set_result("late"))
+    timer.start()
+    slow = rpc.rpc_async("worker2", sleep, (0.03,))
+    assert torch.futures.wait_all([slow, own, then, local, own]) == [0.03, "mine", 1.01, "late", "mine"]
+    assert torch.futures.wait_all([]) == []
+    timer.join()
+
+
+def test_wait_all_does_not_wait_for_others_after_an_error():
+    never = torch.futures.Future()
+    failing = rpc.rpc_async("worker1", fail)
+    with pytest.raises(ValueError, match="Expected error"):
+        torch.futures.wait_all([never, failing])
+    with pytest.raises(ValueError, match="Expected error"):  # it has failed already
+        torch.futures.wait_all([never, failing])
+    assert not never.done()
+
+
+def test_wait_all_takes_futures_only():
+    with pytest.raises(TypeError):
+        torch.futures.wait_all([rpc.rpc_async("worker1", sleep, (0.01,)), 3])
+
+
 def test_a_coroutine_awaits_calls():
     async def main():
         one = await rpc.rpc_async("worker1", sleep, (0.01,))

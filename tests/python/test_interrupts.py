@@ -40,6 +40,7 @@ def interrupt_after():
     [
         pytest.param(lambda: rpc.rpc_sync("worker1", slow_rref), id="rpc_sync"),
         pytest.param(lambda: rpc.rpc_async("worker1", slow_rref).wait(), id="future"),
+        pytest.param(lambda: torch.futures.wait_all([rpc.rpc_async("worker1", slow_rref)]), id="wait_all"),
         pytest.param(lambda: rpc.remote("worker1", slow_rref).to_here(), id="to_here"),
     ],
 )

@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch.autograd.profiler_legacy import profile as legacy_profile
 
+import torchrpc._C
 import torchrpc.autograd as dist_autograd
 import torchrpc.profiler
 import torchrpc.rpc as rpc
 from torchrpc.profiler._merge import WorkerTrace, absolute_ns, merge
+from torchrpc.rpc.constants import UNSET_RPC_TIMEOUT
 from torchrpc.testing import workers
 
 
@@ -307,7 +309,7 @@ def test_a_call_that_ends_after_the_legacy_profile_does_no_harm():
 def test_a_program_may_record_the_range_of_a_call_itself():
     with workers(2), legacy_profile() as prof:
         rpc.RemoteProfilerManager.set_current_profiling_key("mine")
-        rpc.api.rpc_sync.__wrapped__("worker1", twice, args=(torch.ones(1),))
+        torchrpc._C._call_sync("worker1", twice, (torch.ones(1),), None, UNSET_RPC_TIMEOUT)
     assert "mine#remote_op: aten::mul" in {event.name for event in prof.function_events}
 
 

@@ -76,9 +76,11 @@ LEFT_OUT = {
     "the agent is asked each time: others may call before init_rpc has returned": {
         f"{RPC}.api": "_ALL_WORKER_NAMES",
     },
-    "a Python call goes to the core as it is, not pickled (_invoke_rpc_python, _invoke_remote_python)": {
-        RPC: "_invoke_remote_python_udf _invoke_rpc_python_udf",
-        "torch._C._distributed_rpc": "_invoke_remote_python_udf _invoke_rpc_python_udf",
+    "a call goes to the core as it is, whatever it calls (_call_sync, _call_async, _call_remote)": {
+        RPC: "_invoke_remote_builtin _invoke_remote_python_udf _invoke_remote_torchscript "
+        "_invoke_rpc_builtin _invoke_rpc_python_udf _invoke_rpc_torchscript",
+        "torch._C._distributed_rpc": "_invoke_remote_builtin _invoke_remote_python_udf _invoke_remote_torchscript "
+        "_invoke_rpc_builtin _invoke_rpc_python_udf _invoke_rpc_torchscript",
         f"{RPC}.api": "_invoke_rpc",
     },
     "methods of a remote object are looked up by its owner": {

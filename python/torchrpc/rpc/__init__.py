@@ -16,9 +16,7 @@ _EXPORTS = {
         "PyRRef RemoteProfilerManager RpcAgent RpcBackendOptions TensorPipeAgent WorkerInfo enable_gil_profiling "
         "_DEFAULT_INIT_METHOD _DEFAULT_NUM_WORKER_THREADS _DEFAULT_RPC_TIMEOUT_SEC _UNSET_RPC_TIMEOUT "
         "_TensorPipeRpcBackendOptionsBase _cleanup_python_rpc_handler _delete_all_user_and_unforked_owner_rrefs "
-        "_destroy_rref_context _get_current_rpc_agent _invoke_remote_builtin _invoke_remote_python "
-        "_invoke_remote_torchscript _invoke_rpc_builtin _invoke_rpc_python _invoke_rpc_torchscript "
-        "_disable_jit_rref_pickle _disable_server_process_global_profiler "
+        "_destroy_rref_context _get_current_rpc_agent _disable_jit_rref_pickle _disable_server_process_global_profiler "
         "_enable_jit_rref_pickle _enable_server_process_global_profiler "
         "_is_current_rpc_agent_set _reset_current_rpc_agent _rref_context_get_debug_info "
         "_set_and_start_rpc_agent _set_profiler_node_id _set_rpc_timeout get_rpc_timeout"
@@ -57,7 +55,7 @@ def _load() -> None:
         namespace.update((name, getattr(loaded, name)) for name in names.split())
     for name in _SUBMODULES.split():
         importlib.import_module(f"{__name__}.{name}")
-    importlib.import_module("torchrpc.rpc._asyncio").extend_futures()
+    importlib.import_module("torchrpc.rpc._futures").extend_futures()
     namespace["__all__"] = [name for name in __dir__() if not name.startswith("_")]
     importlib.import_module("torchrpc._install").on_load()
 

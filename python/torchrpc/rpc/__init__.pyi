@@ -56,24 +56,6 @@ from torchrpc._C import (
     _get_current_rpc_agent as _get_current_rpc_agent,
 )
 from torchrpc._C import (
-    _invoke_remote_builtin as _invoke_remote_builtin,
-)
-from torchrpc._C import (
-    _invoke_remote_python as _invoke_remote_python,
-)
-from torchrpc._C import (
-    _invoke_remote_torchscript as _invoke_remote_torchscript,
-)
-from torchrpc._C import (
-    _invoke_rpc_builtin as _invoke_rpc_builtin,
-)
-from torchrpc._C import (
-    _invoke_rpc_python as _invoke_rpc_python,
-)
-from torchrpc._C import (
-    _invoke_rpc_torchscript as _invoke_rpc_torchscript,
-)
-from torchrpc._C import (
     _is_current_rpc_agent_set as _is_current_rpc_agent_set,
 )
 from torchrpc._C import (

@@ -39,6 +39,10 @@ def cpp_function(name: str) -> CppFunction:
     return CppFunction(name)
 
 
+def refuse_keywords(function: CppFunction, kwargs: dict[str, Any]) -> NoReturn:
+    raise TypeError(f"{function!r} takes positional arguments only, but kwargs has {sorted(kwargs)}.")
+
+
 def is_native(agent: Any, worker: WorkerInfo) -> bool:
     """Whether a worker of the agent's group is a C++ program without Python."""
     return isinstance(agent, TensorPipeAgent) and agent._get_facts(worker.id) == _FACTS

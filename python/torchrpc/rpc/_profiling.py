@@ -1,19 +1,15 @@
-"""How profilers show calls: the decorator of rpc_sync, rpc_async and remote."""
+"""How profilers show calls."""
 
-import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.jit._builtins import _find_builtin
 
-from torchrpc._C import _CallRange, _calls_are_shown, _get_current_rpc_agent
+from torchrpc._C import _CallRange, _get_current_rpc_agent
 
 from ._native import CppFunction
-from .constants import UNSET_RPC_TIMEOUT
 from .internal import RPCExecMode, _build_rpc_profiling_key
-
-_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def _name_of(func: Callable) -> str:
@@ -38,25 +34,15 @@ def _range_of(mode: RPCExecMode, to: Any, func: Callable) -> _CallRange | None:
         return None
 
 
-def shown_in_profiles(mode: RPCExecMode) -> Callable[[_F], _F]:
-    """Decorate a way of calling: profiles that are being recorded show what goes through it."""
-
-    def decorate(call: _F) -> _F:
-        @functools.wraps(call)
-        def wrapper(
-            to: Any, func: Callable, args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT
-        ) -> Any:
-            if not _calls_are_shown():  # as it is nearly always: the cheapest way on
-                return call(to, func, args, kwargs, timeout)
-            shown = _range_of(mode, to, func)
-            if shown is None:
-                return call(to, func, args, kwargs, timeout)
-            with shown:
-                result = call(to, func, args, kwargs, timeout)
-            if mode is RPCExecMode.REMOTE:
-                result._set_profiling_future(shown.ended())
-            return result
-
-        return wrapper  # type: ignore[return-value]
-
-    return decorate
+def call_shown(
+    mode: RPCExecMode, call: Callable[..., Any], to: Any, func: Any, args: Any, kwargs: Any, timeout: float
+) -> Any:
+    """Make a call by a function of the extension, so that the profiles that are being recorded show it."""
+    shown = _range_of(mode, to, func)
+    if shown is None:
+        return call(to, func, args, kwargs, timeout)
+    with shown:
+        result = call(to, func, args, kwargs, timeout)
+    if mode is RPCExecMode.REMOTE:
+        result._set_profiling_future(shown.ended())
+    return result

@@ -7,46 +7,37 @@ import contextlib
 import functools
 import logging
 import math
-import numbers
 import os
 import threading
 import time
-import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch.jit._builtins import _find_builtin
 
 from torchrpc._C import (
     PyRRef,
     TensorPipeAgent,
     WorkerInfo,
+    _call_async,
+    _call_remote,
+    _call_sync,
+    _calls_are_shown,
     _cleanup_python_rpc_handler,
     _delete_all_user_and_unforked_owner_rrefs,
     _destroy_rref_context,
     _get_current_rpc_agent,
-    _invoke_remote_builtin,
-    _invoke_remote_native,
-    _invoke_remote_python,
-    _invoke_remote_torchscript,
-    _invoke_rpc_builtin,
-    _invoke_rpc_native,
-    _invoke_rpc_python,
-    _invoke_rpc_torchscript,
-    _invoke_sync_builtin,
-    _invoke_sync_native,
-    _invoke_sync_python,
-    _invoke_sync_torchscript,
     _is_current_rpc_agent_set,
     _reset_current_rpc_agent,
     _set_and_start_rpc_agent,
     get_rpc_timeout,
 )
 
+from ._checks import _check_initialized as _check_initialized
+from ._checks import _to_worker_info as _to_worker_info
 from ._exceptions import WorkerLostError
-from ._native import CppFunction, is_native, wait_for_native_workers
-from ._profiling import shown_in_profiles
+from ._native import is_native, wait_for_native_workers
+from ._profiling import call_shown
 from ._rendezvous import mark_formed
 from ._utils import _group_membership_management, _update_group_membership
 from .constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
@@ -61,6 +52,7 @@ _ignore_rref_leak = True
 
 _default_pickler = _internal_rpc_pickler
 _thread_local_var = threading.local()
+_waiting_blocks: list[None] = []  # one for each _wait_all() that any thread is in
 
 _LOOK_FOR_LOST = 0.25  # seconds
 _CERTAINTY = 1.5  # longer than it takes to see that a worker whose connection broke is not there
@@ -80,11 +72,6 @@ def _use_rpc_pickler(rpc_pickler: Any) -> Iterator[None]:
         yield
     finally:
         _default_pickler = _internal_rpc_pickler
-
-
-def _check_initialized() -> None:
-    if not _is_current_rpc_agent_set():
-        raise RuntimeError("RPC has not been initialized. Call torch.distributed.rpc.init_rpc first.")
 
 
 def _require_initialized(func: _F) -> _F:
@@ -112,16 +99,6 @@ def get_worker_info(worker_name: str | int | None = None) -> WorkerInfo:
     """
     agent = _get_current_rpc_agent()
     return agent.get_worker_info() if worker_name is None else agent.get_worker_info(worker_name)
-
-
-def _to_worker_info(to: Any) -> WorkerInfo:
-    if isinstance(to, WorkerInfo):
-        return to
-    if isinstance(to, str):
-        return _get_current_rpc_agent().get_worker_info(to)
-    if isinstance(to, numbers.Integral):
-        return _get_current_rpc_agent().get_worker_info(int(to))
-    raise ValueError(f"Cannot get WorkerInfo from name {to}")
 
 
 class RRef(PyRRef, Generic[_T]):
@@ -153,57 +130,6 @@ def _rref_typeof_on_user(rref: PyRRef, timeout: float = UNSET_RPC_TIMEOUT, block
 # --- Calls ---
 
 
-def _check_call(args: Any, kwargs: Any, timeout: Any) -> None:
-    """Say what is wrong with a call's arguments; only called if they are not of the usual types."""
-    if not isinstance(args, (tuple, list)):
-        raise TypeError(
-            f"args must be a tuple or a list of positional arguments, but is a {type(args).__name__}. For one argument "
-            "write args=(x,)."
-        )
-    if not isinstance(kwargs, dict):
-        raise TypeError(f"kwargs must be a dict of keyword arguments, but is a {type(kwargs).__name__}.")
-    if not isinstance(timeout, numbers.Real):
-        raise TypeError(f"timeout must be a number of seconds, but is a {type(timeout).__name__}: {timeout!r}.")
-    if timeout != UNSET_RPC_TIMEOUT and not float(timeout) >= 0:
-        raise ValueError(f"timeout must not be negative, but is {timeout}. 0: no limit; leave it out for the default.")
-
-
-# The ways into the core: for torch operators, C++ functions, script functions and Python callables.
-_SYNC = (_invoke_sync_builtin, _invoke_sync_native, _invoke_sync_torchscript, _invoke_sync_python)
-_ASYNC = (_invoke_rpc_builtin, _invoke_rpc_native, _invoke_rpc_torchscript, _invoke_rpc_python)
-_REMOTE = (_invoke_remote_builtin, _invoke_remote_native, _invoke_remote_torchscript, _invoke_remote_python)
-
-
-def _invoke(ways: tuple[Callable, ...], to: Any, func: Any, args: Any, kwargs: Any, timeout: Any) -> Any:
-    """Make a call; give its result, a future of it or an RRef to it."""
-    if not _is_current_rpc_agent_set():
-        _check_initialized()
-    if not callable(func):
-        raise TypeError("function should be callable.")
-    if type(to) is not str and type(to) is not WorkerInfo:
-        to = _to_worker_info(to)
-    if args is None:
-        args = ()
-    if kwargs is None:
-        kwargs = {}
-    if type(args) is not tuple or type(kwargs) is not dict or timeout != UNSET_RPC_TIMEOUT:
-        _check_call(args, kwargs, timeout)
-        args = tuple(args)
-    builtin, native, script, python = ways
-    if type(func) is types.BuiltinFunctionType and (operator := _find_builtin(func)) is not None:
-        return builtin(to, operator, timeout, *args, **kwargs)
-    if type(func) is CppFunction:
-        if kwargs:
-            raise TypeError(f"{func!r} takes positional arguments only, but kwargs has {sorted(kwargs)}.")
-        return native(to, func.name, args, timeout)
-    wrapped = getattr(func, "_wrapped_async_rpc_function", None)
-    runs = func if wrapped is None else wrapped
-    if isinstance(runs, torch.jit.ScriptFunction):
-        return script(to, runs.qualified_name, args, kwargs, timeout, wrapped is not None)
-    return python(to, func, args, kwargs, timeout, wrapped is not None)
-
-
-@shown_in_profiles(RPCExecMode.SYNC)
 def rpc_sync(to: Any, func: Callable, args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
     """Run `func(*args, **kwargs)` on the worker `to` and give its result.
 
@@ -228,10 +154,11 @@ def rpc_sync(to: Any, func: Callable, args: Any = None, kwargs: Any = None, time
         >>> rpc.rpc_sync("worker1", torch.add, args=(torch.ones(2), 3), timeout=10)
         tensor([4., 4.])
     """
-    return _invoke(_SYNC, to, func, args, kwargs, timeout)
+    if _calls_are_shown():
+        return call_shown(RPCExecMode.SYNC, _call_sync, to, func, args, kwargs, timeout)
+    return _call_sync(to, func, args, kwargs, timeout)
 
 
-@shown_in_profiles(RPCExecMode.ASYNC)
 def rpc_async(to: Any, func: Callable, args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
     """Like `rpc_sync`, but return at once, with a `torch.futures.Future` for the result.
 
@@ -248,13 +175,15 @@ def rpc_async(to: Any, func: Callable, args: Any = None, kwargs: Any = None, tim
         >>> torch.futures.wait_all(futures)
         [tensor([2., 2.]), tensor([2., 2.])]
     """
-    future = _invoke(_ASYNC, to, func, args, kwargs, timeout)
-    if "future_list" in _thread_local_var.__dict__:  # hasattr() would make up an error
+    if _calls_are_shown():
+        future = call_shown(RPCExecMode.ASYNC, _call_async, to, func, args, kwargs, timeout)
+    else:
+        future = _call_async(to, func, args, kwargs, timeout)
+    if _waiting_blocks and hasattr(_thread_local_var, "future_list"):
         _thread_local_var.future_list.append(future)
     return future
 
 
-@shown_in_profiles(RPCExecMode.REMOTE)
 def remote(to: Any, func: Callable, args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT) -> PyRRef:
     """Run `func` (a class, say) on the worker `to` and leave the result there; return an RRef to it at once.
 
@@ -269,16 +198,20 @@ def remote(to: Any, func: Callable, args: Any = None, kwargs: Any = None, timeou
         >>> layer.rpc_sync().forward(torch.ones(3, 4)).shape
         torch.Size([3, 2])
     """
-    return _invoke(_REMOTE, to, func, args, kwargs, timeout)
+    if _calls_are_shown():
+        return call_shown(RPCExecMode.REMOTE, _call_remote, to, func, args, kwargs, timeout)
+    return _call_remote(to, func, args, kwargs, timeout)
 
 
 @contextlib.contextmanager
 def _wait_all() -> Iterator[None]:
     """Wait, when the block ends, for all that this thread has called by `rpc_async` in it; raise the first error."""
     _thread_local_var.future_list = []
+    _waiting_blocks.append(None)
     try:
         yield
     finally:
+        _waiting_blocks.pop()
         try:
             torch.futures.wait_all(_thread_local_var.future_list)
         finally:

@@ -1,4 +1,4 @@
-"""Torch's futures: awaitable in any asyncio event loop (`await rpc.rpc_async(...)`), with a `wait()` that Ctrl-C ends.
+"""Torch's futures: awaitable in any asyncio event loop (`await rpc.rpc_async(...)`), with waits that Ctrl-C ends.
 
 A future completes on a thread of its own choosing; the loop is woken through call_soon_threadsafe.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torchrpc._C import _wait_for_future
+from torchrpc._C import _wait_for_future, _wait_for_futures
 
 
 def _settle(waiter: "asyncio.Future[None]") -> None:
@@ -33,8 +33,18 @@ def _await(self: "torch._C.Future") -> Generator[Any, None, Any]:
     return self.wait()
 
 
+def _wait_all(futures: "list[torch.futures.Future]") -> list[Any]:
+    """Wait until all of the futures are complete; give their values, in order.
+
+    Raises:
+        Exception: the error of the first that fails, without waiting for the others.
+    """
+    return _wait_for_futures(futures)
+
+
 def extend_futures() -> None:
-    """Give `torch._C.Future` (and so `torch.futures.Future`) an `__await__`, unless torch has one, and our `wait`."""
+    """Give `torch._C.Future` (and so `torch.futures.Future`) an `__await__`, unless torch has one, and our waits."""
     if not hasattr(torch._C.Future, "__await__"):
         torch._C.Future.__await__ = _await
     torch._C.Future.wait = _wait_for_future
+    torch.futures.wait_all = _wait_all

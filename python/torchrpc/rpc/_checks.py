@@ -1,0 +1,43 @@
+"""What is wrong with the arguments of a call. The extension asks when they are not of the usual types."""
+
+import numbers
+from typing import Any
+
+from torchrpc._C import WorkerInfo, _get_current_rpc_agent, _is_current_rpc_agent_set
+
+from .constants import UNSET_RPC_TIMEOUT
+
+
+def _check_initialized() -> None:
+    if not _is_current_rpc_agent_set():
+        raise RuntimeError("RPC has not been initialized. Call torch.distributed.rpc.init_rpc first.")
+
+
+def _to_worker_info(to: Any) -> Any:
+    if isinstance(to, WorkerInfo):
+        return to
+    if isinstance(to, str):
+        return _get_current_rpc_agent().get_worker_info(to)
+    if isinstance(to, numbers.Integral):
+        return _get_current_rpc_agent().get_worker_info(int(to))
+    raise ValueError(f"Cannot get WorkerInfo from name {to}")
+
+
+def check_call(to: Any, func: Any, args: Any, kwargs: Any, timeout: Any) -> tuple[Any, tuple]:
+    """Give the worker's info and the positional arguments as a tuple."""
+    _check_initialized()
+    if not callable(func):
+        raise TypeError("function should be callable.")
+    worker = _to_worker_info(to)
+    if not isinstance(args, (tuple, list)):
+        raise TypeError(
+            f"args must be a tuple or a list of positional arguments, but is a {type(args).__name__}. For one argument "
+            "write args=(x,)."
+        )
+    if not isinstance(kwargs, dict):
+        raise TypeError(f"kwargs must be a dict of keyword arguments, but is a {type(kwargs).__name__}.")
+    if not isinstance(timeout, numbers.Real):
+        raise TypeError(f"timeout must be a number of seconds, but is a {type(timeout).__name__}: {timeout!r}.")
+    if timeout != UNSET_RPC_TIMEOUT and not float(timeout) >= 0:
+        raise ValueError(f"timeout must not be negative, but is {timeout}. 0: no limit; leave it out for the default.")
+    return worker, tuple(args)
