@@ -137,18 +137,17 @@ Duration Agent::limit(Message& message, Duration timeout) const {
   return timeout;
 }
 
-TimePoint Agent::deadlineOf(const Message& request) const {
+TimePoint Agent::deadlineOf(const Message& request, TimePoint arrived) {
   const auto* header = request.header(HeaderKind::kDeadline);
   if (!header) return kNever;
   const std::chrono::nanoseconds left(Reader(*header).get<int64_t>());
-  const auto now = timer_->now();
-  return left < kNever - now ? now + left : kNever;
+  return left < kNever - arrived ? arrived + left : kNever;
 }
 
 void Agent::send(WorkerId to, CallId id, const Message& message) {
   try {
     if (to == self().id) {
-      serve({self(), copyMessage(message)}, [this, id](Result<Message> result) {
+      serve(self(), message.kind, encodeCopy(message, options_.limits), [this, id](Result<Message> result) {
         if (result) result = copyMessage(result.value());
         complete(id, std::move(result));
       });
@@ -262,20 +261,12 @@ void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
     malformed_.fetch_add(1, std::memory_order_relaxed);
     return;
   }
-  auto message = decode(std::move(frame));
-  if (*role == Role::kReply) {
-    complete(info->call, std::move(message));
-    return;
-  }
+  if (*role == Role::kReply) return complete(info->call, decode(std::move(frame)));
   liveness_.wake();  // it may have brought what its sender then holds
   auto answer = [this, link, id = info->call, token = begin(activity_)](Result<Message> result) {
     reply(link, id, std::move(result), token);
   };
-  if (message) {
-    serve({link->peer(), std::move(message).value()}, std::move(answer));
-  } else {
-    answer(message.error());
-  }
+  serve(link->peer(), info->kind, std::move(frame), std::move(answer));
 }
 
 template <typename Handle>
@@ -289,34 +280,38 @@ void Agent::answering(const Responder& responder, const Handle& handle) {
   }
 }
 
-void Agent::serve(Request request, Responder::Sink answer) {
-  const auto it = served_.find(request.message.kind);
+void Agent::serve(const WorkerInfo& from, Kind kind, Frame frame, Responder::Sink answer) {
+  const auto it = served_.find(kind);
   if (it == served_.end()) {
     answer(Error(
-        ErrorCode::kProtocol,
-        self().name + " does not serve messages of kind " + std::string(name(request.message.kind)), self().name));
+        ErrorCode::kProtocol, self().name + " does not serve messages of kind " + std::string(name(kind)),
+        self().name));
     return;
   }
   const auto& served = it->second;
-  Responder responder(std::move(answer));
-  if (served.where == Where::kLoop) {
-    return answering(responder, [&] { served.handler(std::move(request), responder); });
+  const Responder responder(std::move(answer));
+  if (served.where == Where::kPool && !served.first) {
+    // Decoding takes the loop longer than all else: each thread of the pool does it for what it serves.
+    return serveLater(served, responder, [this, from = from, frame = std::move(frame)]() mutable -> Request {
+      return {std::move(from), decode(std::move(frame)).take()};
+    });
   }
-  if (served.first) {
-    bool done = true;  // so it is if it throws
-    answering(responder, [&] { done = served.first(request, responder); });
-    if (done) return;
-  }
-  TimePoint deadline = kNever;
-  try {
-    deadline = deadlineOf(request.message);
-  } catch (const Error& e) {
-    return responder.fail(e);
-  }
-  auto shared = std::make_shared<Request>(std::move(request));
-  auto task = [this, &served, shared, responder, deadline] {
-    const DeadlineScope scope(deadline);
-    answering(responder, [&] { served.handler(std::move(*shared), responder); });
+  answering(responder, [&] {
+    Request request{from, decode(std::move(frame)).take()};
+    if (served.where == Where::kLoop) return served.handler(std::move(request), responder);
+    if (served.first && served.first(request, responder)) return;
+    serveLater(served, responder, [request = std::move(request)]() mutable { return std::move(request); });
+  });
+}
+
+template <typename TakeRequest>
+void Agent::serveLater(const Served& served, const Responder& responder, TakeRequest take) {
+  auto task = [this, &served, responder, take = std::move(take), arrived = timer_->now()]() mutable {
+    answering(responder, [&] {
+      auto request = take();
+      const DeadlineScope scope(deadlineOf(request.message, arrived));
+      served.handler(std::move(request), responder);
+    });
   };
   const bool posted = served.where == Where::kLane ? lane_.post(std::move(task)) : pool_.post(std::move(task));
   if (!posted) responder.fail(closing());

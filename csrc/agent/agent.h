@@ -114,15 +114,18 @@ class Agent final : public Messenger {
   /// The time that a call has, not more than what is left to the one that this thread serves; it is written into the
   /// message where it is to be known there.
   Duration limit(Message& message, Duration timeout) const;
-  /// By when a request that has come just now is to be answered.
-  TimePoint deadlineOf(const Message& request) const;
+  /// By when a request is to be answered.
+  static TimePoint deadlineOf(const Message& request, TimePoint arrived);
   /// Sends a request that is in the call table.
   void send(WorkerId to, CallId id, const Message& message);
   Result<Message> decode(Frame frame);
   void onFrame(const std::shared_ptr<Link>& link, Frame frame);
   void onLost(const Link& link, const Error& reason);
-  /// Hands a request that has arrived to its handler; `answer` is the way back.
-  void serve(Request request, Responder::Sink answer);
+  /// Hands a request that has arrived to its handler, on the thread where that runs; `answer` is the way back.
+  void serve(const WorkerInfo& from, Kind kind, Frame frame, Responder::Sink answer);
+  /// On the pool or in the lane: serves the request that `take` gives.
+  template <typename TakeRequest>
+  void serveLater(const Served& served, const Responder& responder, TakeRequest take);
   /// What `handle` throws is the answer.
   template <typename Handle>
   void answering(const Responder& responder, const Handle& handle);

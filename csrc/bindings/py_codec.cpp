@@ -270,6 +270,19 @@ std::string_view view(py::handle text) {
   return utf8 ? std::string_view(utf8, static_cast<size_t>(size)) : std::string_view();
 }
 
+/// From sys.modules, even if it is still being imported; null if it is not there.
+py::object knownModule(py::handle name) {
+  return py::reinterpret_borrow<py::object>(PyDict_GetItemWithError(PyImport_GetModuleDict(), name.ptr()));
+}
+
+/// The same, once another thread that imports it has done so.
+py::object importedModule(py::handle name) {
+  auto module = knownModule(name);
+  // A program's own module has none. PyImport_GetModule() finds that out by an error, for thousands of instructions.
+  if (module && attribute(module, "__spec__").is_none()) return module;
+  return py::reinterpret_steal<py::object>(PyImport_GetModule(name.ptr()));
+}
+
 /// Follows "Class.method" from a module; null, with a Python error set, if there is no such thing.
 py::object follow(py::object from, std::string_view qualname) {
   while (from && !qualname.empty()) {
@@ -301,7 +314,7 @@ std::optional<CallableName> nameOf(py::handle callable) {
   if (!module_name || !qualname) return std::nullopt;
   CallableName name{std::string(view(module_name)), std::string(view(qualname))};
   if (name.module.empty() || name.qualname.empty()) return std::nullopt;
-  auto module = py::reinterpret_steal<py::object>(PyImport_GetModule(module_name.ptr()));
+  auto module = knownModule(module_name);
   if (!module) {
     PyErr_Clear();
     return std::nullopt;
@@ -314,7 +327,7 @@ std::optional<CallableName> nameOf(py::handle callable) {
 
 py::object findCallable(std::string_view module_name, std::string_view qualname) {
   const py::str name(module_name.data(), module_name.size());
-  if (auto module = py::reinterpret_steal<py::object>(PyImport_GetModule(name.ptr()))) {
+  if (auto module = importedModule(name)) {
     if (auto found = follow(std::move(module), qualname)) return found;
   }
   PyErr_Clear();

@@ -115,14 +115,16 @@ std::optional<FrameInfo> peekFrame(std::string_view head) {
   return FrameInfo{fixed.kind, fixed.call};
 }
 
-Message copyMessage(const Message& message) {
-  Frame frame = encodeFrame(message);
+Frame encodeCopy(const Message& message, const Limits& limits) {
+  Frame frame = encodeFrame(message, limits);
   for (auto& segment : frame.segments) {
     auto copy = makeStorage(segment.bytes);
     std::memcpy(copy.mutable_data(), segment.data(), segment.bytes);
     segment = {std::move(copy), 0, segment.bytes};
   }
-  return decodeFrame(std::move(frame));
+  return frame;
 }
+
+Message copyMessage(const Message& message) { return decodeFrame(encodeCopy(message)); }
 
 }  // namespace torchrpc

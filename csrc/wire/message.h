@@ -87,6 +87,9 @@ struct FrameInfo {
 };
 std::optional<FrameInfo> peekFrame(std::string_view head);
 
+/// As encodeFrame, with segments of its own: as if it had arrived, for calls to oneself.
+Frame encodeCopy(const Message& message, const Limits& limits = {});
+
 /// A deep copy, as a round trip over the wire would give: for calls to oneself.
 Message copyMessage(const Message& message);
 
