@@ -105,7 +105,8 @@ py::object wrappedBy(const py::object& function) {
   PyObject* wrapped = nullptr;
   // Not py::getattr, which would raise for each function that has none.
   if (PyObject_GetOptionalAttr(function.ptr(), mark, &wrapped) < 0) throw py::error_already_set();
-  return py::reinterpret_steal<py::object>(wrapped);
+  auto found = py::reinterpret_steal<py::object>(wrapped);
+  return found && found.is_none() ? py::object() : found;
 }
 
 /// The kinds of message that a call may be, by what it calls.

@@ -189,6 +189,17 @@ def test_python_builtins_classes_and_methods_can_be_called():
     assert rpc.rpc_sync("worker1", torch.einsum, ("ij->ji", torch.ones(2, 3))).shape == (3, 2)
 
 
+def unmarked():
+    return 1
+
+
+unmarked._wrapped_async_rpc_function = None
+
+
+def test_a_function_that_wraps_none_is_an_ordinary_one():
+    assert rpc.rpc_sync("worker1", unmarked) == 1
+
+
 def test_lambdas_and_closures_are_sent_as_code():
     k = torch.ones(2)
     assert torch.equal(rpc.rpc_sync("worker1", lambda x: add(x, k), (torch.ones(2),)), torch.full((2,), 2.0))
