@@ -29,8 +29,9 @@ Message Operator::encodeCall(Kind kind, const py::args& args, const py::kwargs& 
   for (const bool again : {false, true}) {
     // Libraries may have added overloads. Others may look for them while a conversion lets the GIL go.
     if (again || !overloads_) overloads_ = std::make_shared<Overloads>(torch::jit::getAllOperatorsFor(symbol_));
+    const auto overloads = overloads_;
     tried.clear();
-    for (const auto& overload : *std::shared_ptr(overloads_)) {
+    for (const auto& overload : *overloads) {
       try {
         const auto stack = torch::jit::createStackForSchema(overload->schema(), args, kwargs, std::nullopt);
         return encodeBuiltinCall(kind, overload->schema(), stack);
