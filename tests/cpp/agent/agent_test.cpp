@@ -224,6 +224,23 @@ TEST_CASE("a message that cannot be sent fails its call and leaves the connectio
   CHECK(small.get().ok());
 }
 
+TEST_CASE("a request that cannot be decoded is answered with an error, wherever its handler runs") {
+  const auto where = GENERATE(Messenger::Where::kLoop, Messenger::Where::kPool, Messenger::Where::kLane);
+  Limits one;
+  one.tensors = 1;
+  LoopbackGroup group({.callee_limits = one});
+  group[1].on(kCall, where, echo);
+  group.start();
+  auto two = message(kCall);
+  two.tensors = {at::ones(1), at::ones(1)};
+  Pending refused, taken;
+  group[0].request(1, std::move(two), 10s, refused.handler());
+  CHECK(errorOf(refused).code() == ErrorCode::kProtocol);
+  CHECK(group[1].metrics().at("agent.malformed_frames") == "1");
+  group[0].request(1, message(kCall), 10s, taken.handler());
+  CHECK(taken.get().ok());
+}
+
 TEST_CASE("a reply that cannot be sent becomes an error reply") {
   Limits limits;
   limits.head_bytes = 1 << 16;

@@ -4,6 +4,7 @@
 
 #include <future>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,7 @@ class LoopbackGroup {
     SendFaultPolicy send_faults;   ///< of requests of worker0; empty: none
     size_t threads = 4;
     Limits limits;
+    std::optional<Limits> callee_limits{};  ///< of what worker1 sends and takes in; empty: as others
     Duration liveness{0};
     bool propagate_deadlines = false;
   };
@@ -63,7 +65,7 @@ class LoopbackGroup {
             .threads = options_.threads,
             .propagate_deadlines = options_.propagate_deadlines,
             .liveness = options_.liveness,
-            .limits = options_.limits,
+            .limits = id == 1 ? options_.callee_limits.value_or(options_.limits) : options_.limits,
             .faults = id == 0 ? options_.send_faults : SendFaultPolicy()},
         std::move(transport), std::move(timer)));
   }
