@@ -6,6 +6,7 @@
 #include <string>
 
 #include "transport/block_cache.h"
+#include "wire/tensor_codec.h"
 
 namespace torchrpc {
 
@@ -42,11 +43,6 @@ c10::DataPtr newMemory(size_t bytes) {
 
 }  // namespace
 
-Segment newSegment(size_t bytes) {
-  // Resizable like the storage of any tensor that torch makes: it becomes one.
-  const auto size = static_cast<int64_t>(bytes);
-  return {
-      c10::Storage(c10::Storage::use_byte_size_t(), size, newMemory(bytes), c10::GetCPUAllocator(), true), 0, bytes};
-}
+Segment newSegment(size_t bytes) { return {storageOf(newMemory(bytes), bytes), 0, bytes}; }
 
 }  // namespace torchrpc

@@ -29,24 +29,23 @@ std::string NativeConnection::describe() const {
   return "native connection to " + (peer_name_.empty() ? "a peer" : peer_name_) + " (" + route_ + ")";
 }
 
-uint64_t NativeConnection::progress() const {
-  // While the peer copies what we have lent neither of us reads or writes.
-  MutexLock lock(mutex_);
-  return progress_.load(std::memory_order_relaxed) + (stream_ ? stream_->taken() : 0);
-}
+uint64_t NativeConnection::progress() const { return progress_.load(std::memory_order_relaxed); }
 
 // ---- sending ----
 
 void NativeConnection::send(Frame frame, std::function<void(Status)> done) {
   if (auto error = checkFrame(frame, shared_->limits)) return done(std::move(error));
   if (!shared_->callbacks.begin()) return done(Error(ErrorCode::kShutdown, describe() + " was closed from this side"));
+  // Whoever sends something large copies it: the loop has the others to look after.
+  const auto stream = frame.segments.empty() ? nullptr : openStream();
+  NativeFrameQueue::Outgoing outgoing(std::move(frame), std::move(done), stream.get());
   Status closed;
   bool together = false;
   {
     MutexLock lock(mutex_);
     closed = closed_;
     if (!closed) {
-      outgoing_.push(std::move(frame), std::move(done));
+      outgoing_.push(std::move(outgoing));
       if (flushing_ || blocked_ || !stream_) return;
       flushing_ = true;
       together = stream_->isLocked() && ++sent_in_a_row_ > kAlone;
@@ -58,7 +57,7 @@ void NativeConnection::send(Frame frame, std::function<void(Status)> done) {
   }
   {
     LoopScope scope(shared_->callbacks);
-    std::exchange(done, nullptr)(std::move(closed));
+    std::exchange(outgoing.done, nullptr)(std::move(closed));
   }
   shared_->callbacks.end();
 }
@@ -89,7 +88,6 @@ void NativeConnection::flush(bool again) {
       blocked_ = full = !over && count > 0 && written <= 0;
     }
     complete(gone, std::nullopt);
-    if (!failed.empty() && stream) stream->shutDown();  // the peer may be about to read their memory
     complete(failed, closed);
     if (over || (full && waitForRoom(*stream, written))) return;
   }
@@ -159,6 +157,11 @@ void NativeConnection::open(std::unique_ptr<NativeStream> stream, int fd) {
   flush();
 }
 
+std::shared_ptr<NativeStream> NativeConnection::openStream() {
+  MutexLock lock(mutex_);
+  return stream_;
+}
+
 bool NativeConnection::isClosed() {
   MutexLock lock(mutex_);
   return closed_.has_value();
@@ -214,7 +217,7 @@ size_t NativeConnection::readSome() {
     total += static_cast<size_t>(read);
     if (read > 0) sent_in_a_row_ = 0;
     if (read > 0) progress_.fetch_add(1, std::memory_order_relaxed);
-    const auto refused = reader_.take(static_cast<size_t>(read), scratch, [this](Frame frame) {
+    const auto refused = reader_.take(static_cast<size_t>(read), scratch, *reading_, [this](Frame frame) {
       handler_->onFrame(std::move(frame));
       return !isClosed();
     });

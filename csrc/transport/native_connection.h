@@ -34,6 +34,7 @@ class NativeConnection : public Connection,
   bool arm() override { return !reading_ || broken_ || reading_->arm(); }
   void disarm() override;
   bool keepsLoopBusy() override;
+  NativeLoop::Outlook outlook() const override { return reading_ ? reading_->outlook() : NativeLoop::Outlook::kNone; }
   // On the loop.
   /// Before anything else is called on the loop.
   void setHandler(std::shared_ptr<ConnectionHandler> handler) { handler_ = std::move(handler); }
@@ -56,6 +57,7 @@ class NativeConnection : public Connection,
   /// finish() by the loop, as soon as it can; nothing is read any more.
   void breakOff(ErrorCode code, const std::string& text);
   bool isClosed();
+  std::shared_ptr<NativeStream> openStream();
 
   // Constant after construction.
   const std::shared_ptr<NativeShared> shared_;

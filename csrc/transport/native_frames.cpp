@@ -10,18 +10,31 @@ namespace torchrpc {
 
 // ---- out ----
 
+NativeFrameQueue::Outgoing::Outgoing(Frame whole, std::function<void(Status)> done, NativeStream* stream)
+    : frame(std::move(whole)),
+      done(std::move(done)),
+      header{frame.head.size(), static_cast<uint32_t>(frame.segments.size()), 0} {
+  auto& segments = frame.segments;
+  layout.reserve(2 * segments.size());
+  for (const auto& segment : segments) layout.push_back(segment.bytes);
+  if (!stream) return;
+  for (size_t i = 0; i < segments.size(); ++i) {
+    const auto place = stream->place(segments[i]);
+    if (!place) continue;
+    header.flags = NativeFrameHeader::kPlaces;
+    layout.resize(2 * segments.size(), NativeFrameHeader::kInStream);
+    layout[segments.size() + i] = *place;
+    segments[i] = {};
+  }
+  std::erase_if(segments, [](const Segment& segment) { return !segment.storage; });
+}
+
 iovec NativeFrameQueue::Outgoing::part(size_t index) const {
   const auto of = [](const void* data, size_t bytes) { return iovec{const_cast<void*>(data), bytes}; };
   if (index == 0) return of(&header, sizeof(header));
-  if (index == 1) return of(sizes.data(), sizes.size() * sizeof(uint64_t));
+  if (index == 1) return of(layout.data(), layout.size() * sizeof(uint64_t));
   if (index == 2) return of(frame.head.data(), frame.head.size());
   return of(frame.segments[index - 3].data(), frame.segments[index - 3].bytes);
-}
-
-void NativeFrameQueue::push(Frame frame, std::function<void(Status)> done) {
-  auto& outgoing = queue_.emplace_back(Outgoing{std::move(frame), std::move(done)});
-  outgoing.header = {outgoing.frame.head.size(), static_cast<uint32_t>(outgoing.frame.segments.size()), 0};
-  for (const auto& segment : outgoing.frame.segments) outgoing.sizes.push_back(segment.bytes);
 }
 
 size_t NativeFrameQueue::gather(std::span<iovec> parts) const {
@@ -104,7 +117,8 @@ void NativeFrameReader::fill(size_t bytes) {
   }
 }
 
-Status NativeFrameReader::take(size_t bytes, std::span<char> scratch, const std::function<bool(Frame)>& deliver) {
+Status NativeFrameReader::take(
+    size_t bytes, std::span<char> scratch, NativeStream& stream, const std::function<bool(Frame)>& deliver) {
   if (stage_ != Stage::kHeader) {
     size_t open = 0;
     for (size_t i = next_; i < targets_.size() && open < bytes; ++i) open += targets_[i].bytes;
@@ -127,47 +141,59 @@ Status NativeFrameReader::take(size_t bytes, std::span<char> scratch, const std:
       continue;
     }
     if (!filled()) return std::nullopt;
-    auto frame = nextStage();
+    auto frame = nextStage(stream);
     if (!frame) return frame.error();
     if (frame.value() && !deliver(*std::move(frame).value())) return std::nullopt;
   }
 }
 
+Status NativeFrameReader::checkHeader() const {
+  if ((header_.flags & ~NativeFrameHeader::kPlaces) != 0) {
+    return Error(ErrorCode::kProtocol, "a frame with flags that do not exist");
+  }
+  if (header_.segments <= limits_.tensors) return checkSize("head", header_.head_bytes, limits_.head_bytes);
+  return Error(ErrorCode::kFrameTooLarge, "a message of more than " + std::to_string(limits_.tensors) + " segments");
+}
+
 Status NativeFrameReader::checkSizes() const {
-  for (const auto bytes : sizes_) {
-    if (auto error = checkSize("segment", bytes, limits_.segment_bytes)) return error;
+  for (size_t i = 0; i < header_.segments; ++i) {
+    if (auto error = checkSize("segment", layout_[i], limits_.segment_bytes)) return error;
   }
   return std::nullopt;
 }
 
-Result<std::optional<Frame>> NativeFrameReader::nextStage() try {
+void NativeFrameReader::beginBody(NativeStream& stream) {
+  begin(Stage::kBody);
+  frame_.head.resize(header_.head_bytes);
+  addTarget(frame_.head.data(), frame_.head.size());
+  frame_.segments.reserve(header_.segments);
+  for (size_t i = 0; i < header_.segments; ++i) {
+    const auto bytes = layout_[i];
+    const auto place = header_.flags != 0 ? layout_[header_.segments + i] : NativeFrameHeader::kInStream;
+    const bool placed = place != NativeFrameHeader::kInStream;
+    frame_.segments.push_back(placed ? stream.take(place, bytes) : newSegment(bytes));
+    if (!placed) addTarget(frame_.segments.back().mutableData(), bytes);
+  }
+}
+
+Result<std::optional<Frame>> NativeFrameReader::nextStage(NativeStream& stream) try {
   switch (stage_) {
     case Stage::kHeader:
       std::memcpy(&header_, header_bytes_.data(), sizeof(header_));
-      if (header_.flags != 0) return Error(ErrorCode::kProtocol, "a frame with flags that do not exist");
-      if (auto error = checkSize("head", header_.head_bytes, limits_.head_bytes)) return *std::move(error);
-      if (header_.segments > limits_.tensors) {
-        return Error(
-            ErrorCode::kFrameTooLarge, "a message of more than " + std::to_string(limits_.tensors) + " segments");
-      }
-      begin(Stage::kSizes);
-      sizes_.resize(header_.segments);
-      addTarget(sizes_.data(), sizes_.size() * sizeof(uint64_t));
+      if (auto error = checkHeader()) return *std::move(error);
+      begin(Stage::kLayout);
+      layout_.resize(size_t{header_.segments} * (header_.flags != 0 ? 2 : 1));
+      addTarget(layout_.data(), layout_.size() * sizeof(uint64_t));
       return std::optional<Frame>();
-    case Stage::kSizes:
+    case Stage::kLayout:
       if (auto error = checkSizes()) return *std::move(error);
-      begin(Stage::kBody);
-      frame_.head.resize(header_.head_bytes);
-      addTarget(frame_.head.data(), frame_.head.size());
-      frame_.segments.reserve(sizes_.size());
-      for (const auto bytes : sizes_) {
-        frame_.segments.push_back(newSegment(bytes));
-        addTarget(frame_.segments.back().mutableData(), bytes);
-      }
+      beginBody(stream);
       return std::optional<Frame>();
     case Stage::kBody: begin(Stage::kHeader); return std::optional<Frame>(std::exchange(frame_, {}));
   }
   return std::optional<Frame>();
+} catch (const Error& error) {
+  return error;
 } catch (const std::exception& failure) {
   return Error(ErrorCode::kFrameTooLarge, std::string("no memory for a message: ") + failure.what());
 }

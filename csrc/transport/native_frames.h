@@ -11,32 +11,40 @@
 #include <sys/uio.h>
 #include <vector>
 
+#include "transport/native_stream.h"
 #include "transport/transport.h"
 
 namespace torchrpc {
 
-/// Stands before each frame, little-endian; then the size of each segment (u64), the head, the segments.
+/// Stands before each frame, little-endian; then the size of each segment (u64) and, if one of them does not stand in
+/// the stream, the place of each; then the head, and the segments that do.
 struct NativeFrameHeader {
   uint64_t head_bytes = 0;
   uint32_t segments = 0;
   uint32_t flags = 0;
+
+  static constexpr uint32_t kPlaces = 1;               ///< flag: places follow the sizes
+  static constexpr uint64_t kInStream = ~uint64_t{0};  ///< a place
 };
 
 /// Frames on their way out.
 class NativeFrameQueue {
  public:
   struct Outgoing {
-    Frame frame;
-    std::function<void(Status)> done;
-    NativeFrameHeader header{};
-    std::vector<uint64_t> sizes{};
+    /// Has what is large placed beside the stream, if one is given. Any thread.
+    Outgoing(Frame frame, std::function<void(Status)> done, NativeStream* stream = nullptr);
 
-    /// Header, sizes, head, then the segments.
+    Frame frame;  ///< of its segments those that go through the stream
+    std::function<void(Status)> done;
+    NativeFrameHeader header;
+    std::vector<uint64_t> layout{};  ///< sizes, and places
+
+    /// Header, layout, head, then the segments.
     size_t parts() const { return 3 + frame.segments.size(); }
     iovec part(size_t index) const;
   };
 
-  void push(Frame frame, std::function<void(Status)> done);
+  void push(Outgoing outgoing) { queue_.push_back(std::move(outgoing)); }
   bool empty() const { return queue_.empty(); }
   /// What comes next, as many parts as fit; they stay valid until advance() passes them.
   size_t gather(std::span<iovec> parts) const;
@@ -60,12 +68,12 @@ class NativeFrameReader {
   size_t missing() const;
   /// Where the next bytes belong; what comes after them, and small frames, go to `scratch`.
   size_t room(std::span<char> scratch, std::span<iovec> parts) const;
-  /// That many bytes have come there. Calls `deliver` for each frame that is whole, until it returns false.
-  /// An error: the peer breaks the protocol or the limits.
-  Status take(size_t bytes, std::span<char> scratch, const std::function<bool(Frame)>& deliver);
+  /// That many bytes have come there, from `stream`. Calls `deliver` for each frame that is whole, until it returns
+  /// false. An error: the peer breaks the protocol or the limits.
+  Status take(size_t bytes, std::span<char> scratch, NativeStream& stream, const std::function<bool(Frame)>& deliver);
 
  private:
-  enum class Stage { kHeader, kSizes, kBody };
+  enum class Stage { kHeader, kLayout, kBody };
   struct Target {
     char* data;
     size_t bytes;
@@ -76,14 +84,16 @@ class NativeFrameReader {
   void fill(size_t bytes);
   bool filled() const { return next_ == targets_.size(); }
   /// The targets of this stage are full. A frame, if it was the last.
-  Result<std::optional<Frame>> nextStage();
+  Result<std::optional<Frame>> nextStage(NativeStream& stream);
+  Status checkHeader() const;
   Status checkSizes() const;
+  void beginBody(NativeStream& stream);
 
   const Limits& limits_;
   Stage stage_ = Stage::kHeader;
   std::array<char, sizeof(NativeFrameHeader)> header_bytes_;
   NativeFrameHeader header_;
-  std::vector<uint64_t> sizes_;
+  std::vector<uint64_t> layout_;
   Frame frame_;
   std::vector<Target> targets_;
   size_t next_ = 0;

@@ -19,6 +19,7 @@ constexpr size_t kScratchBytes = 64 << 10;
 // thread that is about to wait for a message, or for a task that a message may bring, *assists*: it takes the loop's
 // turn and polls the rings that have been busy, and has its message without another thread's help. (What only the loop
 // may do, which is all that touches libuv, it posts.) The loop itself sleeps as soon as it can: it would be in the way.
+// Only if a peer has rung ahead, and is about to have copied something large, it looks for that.
 // Who looks yields between two looks, so that a thread which is ready to run goes first. A look after a yield that took
 // long, and found nothing, is the last: others need the cores, and who sleeps is back sooner than who yields. After one
 // that took a time slice nobody looks for kShortRest times as long: the machine has more work than cores. Perhaps it
@@ -164,6 +165,7 @@ void NativeLoop::run() {
         break;
       }
     }
+    if (unarmed_) awaitComing();
     sleeping_ = !unarmed_ || armHot();
     // After the flag is up: who posts now wakes us.
     const bool awake = !sleeping_ || has_tasks_;
@@ -238,6 +240,22 @@ bool NativeLoop::isBusy() const {
   return std::ranges::any_of(hot_, [](const Hot& hot) { return hot.spinner && hot.spinner->keepsLoopBusy(); });
 }
 
+NativeLoop::Outlook NativeLoop::outlook() const {
+  auto best = Outlook::kNone;
+  for (const auto& hot : hot_) {
+    if (hot.spinner) best = std::max(best, hot.spinner->outlook());
+  }
+  return best;
+}
+
+void NativeLoop::awaitComing() {
+  const auto latest = now() + longest_spin_;
+  while (outlook() == Outlook::kComing && !has_tasks_ && now() < latest) {
+    if (!yield()) break;
+    pollAll();
+  }
+}
+
 bool NativeLoop::armAll() {
   bool quiet = true;
   for (auto& hot : hot_) {
@@ -270,8 +288,6 @@ bool NativeLoop::yield() {
   return away <= kLongYield;
 }
 
-bool NativeLoop::isOverworked() const { return now() < rest_until_.load(); }
-
 void NativeLoop::assist(const std::function<bool()>& done) {
   const auto begin = now();
   if (longest_spin_ == Duration::zero() || begin < rest_until_.load()) return;
@@ -288,7 +304,7 @@ void NativeLoop::assist(const std::function<bool()>& done) {
     if (pollAll()) {
       heard = now();
       alone = true;
-    } else if (!alone || now() > heard + longest_spin_) {
+    } else if (!alone || (now() > heard + longest_spin_ && outlook() == Outlook::kNone)) {
       break;
     } else {
       alone = yield();

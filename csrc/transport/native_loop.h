@@ -51,12 +51,21 @@ class NativeLoop {
     Handle* handle_ = nullptr;
   };
 
+  /// What there is to be expected of who is polled.
+  enum class Outlook {
+    kNone,
+    kAnswer,  ///< the answer to something large may be on its way
+    kComing,  ///< something large is nearly there
+  };
+
   /// What can be polled rather than waited for. The owner takes it away before it is destroyed. Called in turn.
   class Spinner {
    public:
     virtual ~Spinner() = default;
     /// Does what there is to do; whether there was anything.
     virtual bool poll() = 0;
+    /// Read after poll(), in turn.
+    virtual Outlook outlook() const { return Outlook::kNone; }
     /// Whether it had better be left to the loop for now. In the loop's turn.
     virtual bool keepsLoopBusy() { return false; }
     /// Nobody is going to look: whoever is at the other end must wake the loop from now on. False if there is something
@@ -92,9 +101,6 @@ class NativeLoop {
   void heat(Spinner& spinner);
   void forget(Spinner& spinner);
 
-  /// Whether the machine has had more work than cores just now. Any thread.
-  bool isOverworked() const;
-
   /// Memory for whoever is called by the loop, until it returns.
   std::span<char> scratch() { return scratch_; }
 
@@ -111,6 +117,9 @@ class NativeLoop {
   bool pollAll();
   /// Whether what is hot had better be left to the loop.
   bool isBusy() const;
+  Outlook outlook() const;
+  /// Looks for what is nearly there.
+  void awaitComing();
   /// False if something has come meanwhile.
   bool armAll();
   /// Lets others run, also out of turn. False if that took long.

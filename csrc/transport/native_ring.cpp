@@ -1,7 +1,6 @@
 #include "transport/native_ring.h"
 
 #include <algorithm>
-#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <fcntl.h>
@@ -16,22 +15,23 @@ namespace torchrpc {
 
 namespace {
 
-constexpr size_t kControlBytes = 4096;  // for both rings
-constexpr size_t kRingBytes = 1 << 20;
-constexpr size_t kMostRingBytes = 64 << 20;  // that a peer may ask us to map
+// Of each direction; PROTOCOL.md has the layout.
+constexpr size_t kControlBytes = 4096;
+constexpr size_t kRingBytes = 8 << 20;
+constexpr size_t kAllBytes = 2 * (kControlBytes + kRingBytes + BlockControl::kBytes);
 // What is moved before the other side is told: large enough for the cost of telling, small enough for both sides to
 // copy at the same time.
 constexpr size_t kStretch = 32 << 10;
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
-static_assert(2 * sizeof(RingControl) <= kControlBytes);
+static_assert(sizeof(RingControl) <= kControlBytes);
 
 }  // namespace
 
 Descriptor RingMemory::make() {
   Descriptor memory(::memfd_create("torchrpc", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  const bool ready = memory && ::ftruncate(memory.get(), kControlBytes + 2 * kRingBytes) == 0 &&
-      ::fcntl(memory.get(), F_ADD_SEALS, kSeals) == 0;
+  const bool ready =
+      memory && ::ftruncate(memory.get(), kAllBytes) == 0 && ::fcntl(memory.get(), F_ADD_SEALS, kSeals) == 0;
   return ready ? std::move(memory) : Descriptor();
 }
 
@@ -39,29 +39,29 @@ RingMemory::RingMemory(const Descriptor& memory) {
   struct stat status{};
   // Sealed: a peer that could shrink it could make us fault.
   const bool ours = ::fstat(memory.get(), &status) == 0 && (::fcntl(memory.get(), F_GET_SEALS) & kSeals) == kSeals;
-  const auto size = ours ? static_cast<size_t>(status.st_size) : 0;
-  const size_t ring = size > kControlBytes ? (size - kControlBytes) / 2 : 0;
-  if (!std::has_single_bit(ring) || ring > kMostRingBytes || kControlBytes + 2 * ring != size) {
+  if (!ours || static_cast<size_t>(status.st_size) != kAllBytes) {
     throw Error(ErrorCode::kProtocol, "the shared memory that the peer gives is not as it must be");
   }
-  void* base = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, memory.get(), 0);
+  void* base = ::mmap(nullptr, kAllBytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory.get(), 0);
   if (base == MAP_FAILED) {
     throw Error(ErrorCode::kWorkerLost, std::string("shared memory cannot be mapped: ") + std::strerror(errno));
   }
   base_ = static_cast<char*>(base);
-  size_ = size;
 }
 
-RingMemory::~RingMemory() { ::munmap(base_, size_); }
+RingMemory::~RingMemory() { ::munmap(base_, kAllBytes); }
 
-RingControl& RingMemory::control(int ring) const {
+RingControl& RingMemory::control(int direction) const {
   // Zeros are a valid state, and both sides may have begun.
-  return *std::launder(reinterpret_cast<RingControl*>(base_ + ring * (kControlBytes / 2)));
+  return *std::launder(reinterpret_cast<RingControl*>(base_ + direction * kControlBytes));
 }
 
-std::span<char> RingMemory::bytes(int ring) const {
-  const size_t bytes = (size_ - kControlBytes) / 2;
-  return {base_ + kControlBytes + ring * bytes, bytes};
+std::span<char> RingMemory::ring(int direction) const {
+  return {base_ + 2 * kControlBytes + direction * kRingBytes, kRingBytes};
+}
+
+std::span<char> RingMemory::blocks(int direction) const {
+  return {base_ + 2 * (kControlBytes + kRingBytes) + direction * BlockControl::kBytes, BlockControl::kBytes};
 }
 
 RingEnd::RingEnd(Side side, RingControl& control, std::span<char> bytes)

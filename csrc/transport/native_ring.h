@@ -1,7 +1,7 @@
 #pragma once
 
-// Rings of bytes in memory that two processes share: one writes, one reads, neither waits. Whatever the other process
-// does to the shared part, nothing outside the ring is read or written. Internal to native_*.cpp.
+// Memory that two processes share, and the rings of bytes in it: one writes, one reads, neither waits. Whatever the
+// other process does to the shared part, nothing outside the ring is read or written. Internal to native_*.cpp.
 // Threads: one writer and one reader a ring.
 
 #include <atomic>
@@ -10,12 +10,13 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
-#include "transport/native_loan.h"
+#include "transport/native_blocks.h"
 #include "transport/native_socket.h"
 
 namespace torchrpc {
 
-/// The shared part of a ring, beside its bytes. Positions only grow; each is written by one side.
+/// The shared part of one direction, beside the bytes of ring and blocks. Positions only grow; each is written by one
+/// side.
 struct RingControl {
   alignas(64) std::atomic<uint64_t> written;
   /// The position that stands at the ring's begin. Changes only while the ring is empty: a reader that has seen bytes
@@ -25,14 +26,14 @@ struct RingControl {
   /// Set by the side that is going to wait, cleared by the other, which then rings.
   alignas(64) std::atomic<uint32_t> reader_sleeps;
   alignas(64) std::atomic<uint32_t> writer_waits;
-  LoanControl loan;
+  BlockControl blocks;
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
 
-/// Two rings, one for each direction.
+/// A ring and blocks for each of two directions. Takes memory where it has been used.
 class RingMemory {
  public:
-  /// A memfd with two empty rings, which can neither shrink nor grow; invalid if there is none to be had.
+  /// An empty one, in a memfd that can neither shrink nor grow; invalid if there is none to be had.
   static Descriptor make();
   /// Throws Error(kWorkerLost) if it cannot be mapped, Error(kProtocol) if it is not what make() makes.
   explicit RingMemory(const Descriptor& memory);
@@ -40,12 +41,12 @@ class RingMemory {
   RingMemory(const RingMemory&) = delete;
   RingMemory& operator=(const RingMemory&) = delete;
 
-  RingControl& control(int ring) const;
-  std::span<char> bytes(int ring) const;
+  RingControl& control(int direction) const;
+  std::span<char> ring(int direction) const;
+  std::span<char> blocks(int direction) const;
 
  private:
   char* base_ = nullptr;
-  size_t size_ = 0;
 };
 
 /// One side of a ring. Sequentially consistent: see Note [Bells].

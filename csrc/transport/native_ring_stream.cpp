@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 
-#include "transport/native_loan.h"
+#include "base/timer.h"
+#include "transport/native_blocks.h"
 #include "transport/native_ring.h"
 #include "transport/native_stream.h"
 
@@ -16,48 +18,32 @@ namespace torchrpc {
 namespace {
 
 using Flag = std::atomic<uint32_t>;
+using Outlook = NativeLoop::Outlook;
 
-// Measured on two cores: through the ring both sides copy at the same time, and a large part takes half the time that
-// it takes one of them to copy it out of the other's memory. Without a core each they take turns, a ring full a time
-// slice: then lending is faster, for what is larger than a few rings.
-constexpr size_t kLentFrom = 4 << 20;
+// The answer to something large is taken to be so large, too: who waits for it looks until it could be here.
+constexpr int kThereAndBack = 2;
+constexpr auto kLongestAnswer = std::chrono::milliseconds(1);
+
+auto now() { return std::chrono::steady_clock::now(); }
 
 class RingStream : public NativeStream {
  public:
-  RingStream(
-      Descriptor socket, const Descriptor& memory, bool opener, bool borrows, std::function<bool()> prefers_lending)
+  RingStream(Descriptor socket, const Descriptor& memory, bool opener, bool places)
       : socket_(std::move(socket)),
-        memory_(memory),
-        prefers_lending_(std::move(prefers_lending)),
-        out_control_(memory_.control(opener ? 0 : 1)),
-        in_control_(memory_.control(opener ? 1 : 0)),
-        out_(RingEnd::Side::kWriter, out_control_, memory_.bytes(opener ? 0 : 1)),
-        lender_(out_control_.loan),
-        in_(RingEnd::Side::kReader, in_control_, memory_.bytes(opener ? 1 : 0)),
-        borrower_(in_control_.loan, borrows ? peerProcess(socket_.get()) : 0) {
+        memory_(std::make_shared<RingMemory>(memory)),
+        places_(places),
+        out_control_(memory_->control(opener ? 0 : 1)),
+        in_control_(memory_->control(opener ? 1 : 0)),
+        blocks_out_(out_control_.blocks, memory_->blocks(opener ? 0 : 1)),
+        blocks_in_(memory_, in_control_.blocks, memory_->blocks(opener ? 1 : 0)),
+        out_(RingEnd::Side::kWriter, out_control_, memory_->ring(opener ? 0 : 1)),
+        in_(RingEnd::Side::kReader, in_control_, memory_->ring(opener ? 1 : 0)) {
     in_control_.reader_sleeps = 1;
   }
 
   ssize_t write(std::span<const iovec> parts) override {
     waits_for_room_ = false;
-    size_t moved = 0;
-    if (lender_.stands()) {
-      const auto taken = lender_.collect();
-      if (taken < 0 || lender_.stands()) return taken;
-      moved = static_cast<size_t>(taken);
-    }
-    // What comes before the next part to be lent goes through the ring.
-    size_t before = 0, count = 0;
-    const auto lends = [&](size_t bytes) {
-      return before + bytes >= std::max(before, moved) + kLentFrom && lender_.mayLend() && prefers_lending_();
-    };
-    while (count < parts.size() && !lends(parts[count].iov_len)) before += parts[count++].iov_len;
-    const auto written = moveAll(out_, parts.first(count), moved, out_control_.reader_sleeps);
-    if (written < 0 || count == parts.size() || static_cast<size_t>(written) < before) return written;
-    const auto begun = static_cast<size_t>(written) - before;
-    lender_.lend(static_cast<char*>(parts[count].iov_base) + begun, parts[count].iov_len - begun);
-    ring(out_control_.reader_sleeps);
-    return written;
+    return moveAll(out_, parts, out_control_.reader_sleeps);
   }
   Room awaitRoom() override {
     waits_for_room_ = true;
@@ -65,15 +51,22 @@ class RingStream : public NativeStream {
     return hasRoom() ? Room::kNow : Room::kRung;
   }
 
-  ssize_t read(std::span<const iovec> parts) override {
-    borrower_.probe();
-    const bool lent = borrower_.isOffered();  // behind all that stands in the ring by now
-    const auto moved = moveAll(in_, parts, 0, in_control_.writer_waits);
-    if (moved != 0) return moved;
-    if (lent) return borrow(parts);
-    // What the peer wrote before it went counts.
-    return ended_ ? -ECONNRESET : 0;
+  std::optional<uint64_t> place(const Segment& data) override {
+    if (!places_) return std::nullopt;
+    const auto begin = now();
+    const auto place = blocks_out_.place(data, [this] { ring(out_control_.reader_sleeps); });
+    if (!place) return std::nullopt;
+    const auto end = now();
+    answer_by_ = end + std::min<Duration>(kThereAndBack * (end - begin), kLongestAnswer);
+    return place;
   }
+
+  ssize_t read(std::span<const iovec> parts) override {
+    const auto moved = moveAll(in_, parts, in_control_.writer_waits);
+    // What the peer wrote before it went counts.
+    return moved == 0 && ended_ ? -ECONNRESET : moved;
+  }
+  Segment take(uint64_t place, size_t bytes) override { return blocks_in_.take(place, bytes); }
   void hear() override {
     char bells[64];
     for (;;) {
@@ -83,8 +76,10 @@ class RingStream : public NativeStream {
       if (heard < static_cast<ssize_t>(sizeof(bells))) return;
     }
   }
-  bool ready() override {
-    return ended_ || in_.available() != 0 || borrower_.isOffered() || (waits_for_room_ && hasRoom());
+  bool ready() override { return ended_ || in_.available() != 0 || (waits_for_room_ && hasRoom()); }
+  Outlook outlook() const override {
+    if (blocks_in_.isComing()) return Outlook::kComing;
+    return now() < answer_by_.load() ? Outlook::kAnswer : Outlook::kNone;
   }
   bool arm() override {
     loop_looks_ = false;
@@ -98,30 +93,20 @@ class RingStream : public NativeStream {
     out_control_.writer_waits = 0;
   }
 
-  uint64_t taken() const override { return lender_.taken(); }
-  void shutDown() override {
-    lender_.withdraw();
-    ::shutdown(socket_.get(), SHUT_RDWR);
-  }
+  void shutDown() override { ::shutdown(socket_.get(), SHUT_RDWR); }
 
  private:
-  bool hasRoom() const { return lender_.stands() ? lender_.hasNews() : out_.available() != 0; }
+  bool hasRoom() const { return out_.available() != 0; }
 
-  /// All that there is room for of the parts' bytes from `moved` on; the new `moved`.
-  ssize_t moveAll(RingEnd& end, std::span<const iovec> parts, size_t moved, Flag& sleeper) {
-    for (;;) {
+  /// All of the parts' bytes that there is room for.
+  ssize_t moveAll(RingEnd& end, std::span<const iovec> parts, Flag& sleeper) {
+    for (size_t moved = 0;;) {
       const auto more = end.move(parts, moved);
       if (more < 0) return more;
       if (more == 0) return static_cast<ssize_t>(moved);
       moved += static_cast<size_t>(more);
       ring(sleeper);
     }
-  }
-
-  ssize_t borrow(std::span<const iovec> parts) {
-    const auto taken = borrower_.take(parts);
-    if (!borrower_.isOffered()) ring(in_control_.writer_waits);
-    return taken;
   }
 
   void ring(Flag& sleeper) {
@@ -131,28 +116,28 @@ class RingStream : public NativeStream {
 
   // Constant after construction, or with synchronization of their own.
   const Descriptor socket_;
-  const RingMemory memory_;
-  const std::function<bool()> prefers_lending_;
+  const std::shared_ptr<const RingMemory> memory_;
+  const bool places_;
   RingControl& out_control_;
   RingControl& in_control_;
+  BlockWriter blocks_out_;
+  const BlockReader blocks_in_;
+  std::atomic<TimePoint> answer_by_{TimePoint()};
   std::atomic<bool> waits_for_room_{false};
   std::atomic<bool> loop_looks_{false};  ///< by itself, at ready()
 
-  // Whoever writes.
+  // Whoever writes. (waits_for_room_ makes it the loop's as far as ready() goes.)
   RingEnd out_;
-  Lender lender_;
 
-  // On the loop only. (waits_for_room_ makes out_ and lender_ the loop's as far as ready() goes.)
+  // On the loop only.
   RingEnd in_;
-  Borrower borrower_;
   bool ended_ = false;
 };
 
 }  // namespace
 
-std::unique_ptr<NativeStream> makeRingStream(
-    Descriptor socket, const Descriptor& memory, bool opener, bool borrows, std::function<bool()> prefers_lending) {
-  return std::make_unique<RingStream>(std::move(socket), memory, opener, borrows, std::move(prefers_lending));
+std::unique_ptr<NativeStream> makeRingStream(Descriptor socket, const Descriptor& memory, bool opener, bool places) {
+  return std::make_unique<RingStream>(std::move(socket), memory, opener, places);
 }
 
 }  // namespace torchrpc

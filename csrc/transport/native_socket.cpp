@@ -112,12 +112,6 @@ void tuneTcp(int fd) {
   if (isWithinHost(fd)) set(SOL_SOCKET, SO_SNDBUF, kSendBufferWithinHost);
 }
 
-pid_t peerProcess(int fd) {
-  ucred peer{};
-  socklen_t length = sizeof(peer);
-  return ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 ? peer.pid : 0;
-}
-
 int socketError(int fd) {
   int error = 0;
   socklen_t length = sizeof(error);

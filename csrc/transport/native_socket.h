@@ -56,9 +56,6 @@ class SocketAddress {
 /// that suit a peer on this host.
 void tuneTcp(int fd);
 
-/// Process at the other end of a Unix socket; 0 if it is not to be known from here.
-pid_t peerProcess(int fd);
-
 /// What a failed connection attempt leaves behind; 0 if it succeeded.
 int socketError(int fd);
 

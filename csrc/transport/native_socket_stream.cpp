@@ -1,5 +1,6 @@
 #include <cerrno>
 
+#include "base/error.h"
 #include "transport/native_stream.h"
 
 namespace torchrpc {
@@ -40,6 +41,10 @@ class SocketStream : public NativeStream {
 };
 
 }  // namespace
+
+Segment NativeStream::take(uint64_t /*place*/, size_t /*bytes*/) {
+  throw Error(ErrorCode::kProtocol, "a tensor in shared memory, where none is shared");
+}
 
 std::unique_ptr<NativeStream> makeSocketStream(Descriptor socket) {
   return std::make_unique<SocketStream>(std::move(socket));

@@ -1,15 +1,17 @@
 #pragma once
 
-// What a native connection reads from and writes to: a socket, or rings in shared memory beside one. Never blocks.
+// What a native connection reads from and writes to: a socket, or shared memory beside one. Never blocks.
 // Internal to native_*.cpp.
 
-#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <sys/types.h>
 #include <sys/uio.h>
 
+#include "transport/native_loop.h"
 #include "transport/native_socket.h"
+#include "wire/message.h"
 
 namespace torchrpc {
 
@@ -25,9 +27,18 @@ class NativeStream {
   enum class Room { kNow, kWatched, kRung };
   virtual Room awaitRoom() = 0;
 
+  // By any thread.
+  /// Copies data to where the peer finds them, beside the stream, if it is large and there is room.
+  virtual std::optional<uint64_t> place(const Segment& data) {
+    static_cast<void>(data);
+    return std::nullopt;
+  }
+
   // On the loop.
   /// As write(); 0: nothing there.
   virtual ssize_t read(std::span<const iovec> parts) = 0;
+  /// What the peer has placed there. Throws Error(kProtocol) if it cannot have.
+  virtual Segment take(uint64_t place, size_t bytes);
   /// The socket has become readable.
   virtual void hear() {}
   /// Whether it is worth trying to read, or to write what there was no room for.
@@ -35,21 +46,18 @@ class NativeStream {
   /// Whether reading and writing exclude each other.
   virtual bool isLocked() const { return false; }
   /// As NativeLoop::Spinner.
+  virtual NativeLoop::Outlook outlook() const { return NativeLoop::Outlook::kNone; }
   virtual bool arm() { return true; }
   virtual void disarm() {}
 
-  /// How many bytes of lent memory the peer has taken; any thread.
-  virtual uint64_t taken() const { return 0; }
   /// Ends both directions at once; whichever thread is in a call.
   virtual void shutDown() = 0;
 };
 
 std::unique_ptr<NativeStream> makeSocketStream(Descriptor socket);
 
-/// Rings in `memory`, and the socket as the bell and the sign of life. The two sides say a different `opener`.
-/// `borrows`: copies large parts out of the peer's memory where it can and the peer wants it; `prefers_lending`:
-/// whether we want it now, asked by whoever writes. Throws as RingMemory does.
-std::unique_ptr<NativeStream> makeRingStream(
-    Descriptor socket, const Descriptor& memory, bool opener, bool borrows, std::function<bool()> prefers_lending);
+/// The shared `memory`, and the socket as the bell and the sign of life. The two sides say a different `opener`.
+/// `places`: whether large data pass the ring by. Throws as RingMemory does.
+std::unique_ptr<NativeStream> makeRingStream(Descriptor socket, const Descriptor& memory, bool opener, bool places);
 
 }  // namespace torchrpc

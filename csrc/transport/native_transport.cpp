@@ -245,8 +245,7 @@ void NativeTransport::open(NativeConnection& connection, NativeGreeter::Met met,
   const int fd = met.socket.get();
   if (!met.memory) return connection.open(makeSocketStream(std::move(met.socket)), fd);
   try {
-    const auto overworked = [&loop = shared_->loop] { return loop.isOverworked(); };
-    connection.open(makeRingStream(std::move(met.socket), met.memory, opener, options_.borrows, overworked), fd);
+    connection.open(makeRingStream(std::move(met.socket), met.memory, opener, options_.blocks), fd);
   } catch (const Error& error) {
     connection.finish(error.code(), error.text());
   }

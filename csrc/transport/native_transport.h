@@ -29,7 +29,7 @@ struct NativeOptions {
   PortRange ports;            ///< to listen on: the first that is free
   bool unix_sockets = true;   ///< between workers of one host
   bool shared_memory = true;  ///< beside Unix sockets
-  bool borrows = true;        ///< where there is shared memory: large tensors are copied out of the sender's memory
+  bool blocks = true;         ///< where there is shared memory: large tensors stay in it, rather than pass through
   Duration handshake_deadline = std::chrono::seconds(10);
   size_t unproven_peers = 256;  ///< that may be in the middle of a handshake; the oldest goes
   /// How long threads that wait look for news themselves before they sleep; see Note [Spinning]. Zero: never.

@@ -25,7 +25,10 @@ at::Tensor decodeTensor(Reader& head, std::span<Segment>& segments, const Limits
 /// About the bytes that encodeTensor will add to the head, and seldom less: for reserving.
 size_t tensorHeadBytes(const at::Tensor& tensor);
 
-/// Uninitialised memory, from torch's CPU allocator unless it is small; resizable, like that of any tensor.
+/// A storage of memory of the CPU; resizable, like that of any tensor that torch makes.
+c10::Storage storageOf(c10::DataPtr memory, size_t bytes);
+
+/// Uninitialised memory, from torch's CPU allocator unless it is small.
 c10::Storage makeStorage(size_t bytes);
 
 }  // namespace torchrpc

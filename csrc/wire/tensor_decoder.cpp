@@ -209,10 +209,14 @@ c10::DataPtr newSmall(size_t bytes) {
 
 }  // namespace
 
+c10::Storage storageOf(c10::DataPtr memory, size_t bytes) {
+  return c10::Storage(
+      c10::Storage::use_byte_size_t(), static_cast<int64_t>(bytes), std::move(memory), c10::GetCPUAllocator(),
+      /*resizable=*/true);
+}
+
 c10::Storage makeStorage(size_t bytes) {
-  auto* allocator = c10::GetCPUAllocator();
-  auto memory = bytes > 0 && bytes <= kSmall ? newSmall(bytes) : allocator->allocate(bytes);
-  return c10::Storage(c10::Storage::use_byte_size_t(), bytes, std::move(memory), allocator, /*resizable=*/true);
+  return storageOf(bytes > 0 && bytes <= kSmall ? newSmall(bytes) : c10::GetCPUAllocator()->allocate(bytes), bytes);
 }
 
 }  // namespace torchrpc

@@ -62,6 +62,7 @@ std::string drain(NativeFrameQueue& queue, std::mt19937& random, std::vector<Nat
 
 /// Gives `bytes` to the reader in pieces of random size; what came of it.
 Status feed(NativeFrameReader& reader, std::string_view bytes, std::mt19937& random, std::vector<Frame>& frames) {
+  const auto stream = makeSocketStream(Descriptor());
   std::array<char, 100> scratch;
   std::array<iovec, 6> parts;
   while (!bytes.empty()) {
@@ -75,7 +76,7 @@ Status feed(NativeFrameReader& reader, std::string_view bytes, std::mt19937& ran
       bytes.remove_prefix(some);
       rest -= some;
     }
-    auto refused = reader.take(read, scratch, [&](Frame frame) {
+    auto refused = reader.take(read, scratch, *stream, [&](Frame frame) {
       frames.push_back(std::move(frame));
       return true;
     });
@@ -172,7 +173,7 @@ TEST_CASE("frames cut into pieces of any size arrive whole and in order") {
   NativeFrameQueue queue;
   for (int i = 0; i < 50; ++i) {
     sent.push_back(randomFrame(random));
-    queue.push(sent.back(), nullptr);
+    queue.push({sent.back(), nullptr});
   }
   std::vector<NativeFrameQueue::Outgoing> gone;
   const auto bytes = drain(queue, random, gone);
@@ -187,7 +188,7 @@ TEST_CASE("frames cut into pieces of any size arrive whole and in order") {
 
 TEST_CASE("small frames that wait are written in one go") {
   NativeFrameQueue queue;
-  for (int i = 0; i < 20; ++i) queue.push(headOnly("frame"), nullptr);
+  for (int i = 0; i < 20; ++i) queue.push({headOnly("frame"), nullptr});
   std::array<iovec, 64> parts;
   const auto count = queue.gather(parts);
   CHECK(count == 40);  // a header and a head each
@@ -218,6 +219,21 @@ TEST_CASE("random bytes instead of frames end in an error or wait for more, with
   }
 }
 
+TEST_CASE("a frame with tensors in shared memory is refused where none is shared") {
+  std::mt19937 random(1);
+  NativeFrameHeader header{.head_bytes = 0, .segments = 1, .flags = NativeFrameHeader::kPlaces};
+  const uint64_t layout[] = {100, 0};
+  std::string bytes(reinterpret_cast<const char*>(&header), sizeof(header));
+  bytes.append(reinterpret_cast<const char*>(layout), sizeof(layout));
+  const Limits limits;
+  NativeFrameReader reader(limits);
+  std::vector<Frame> frames;
+  const auto error = feed(reader, bytes, random, frames);
+  REQUIRE(error);
+  CHECK(error->code() == ErrorCode::kProtocol);
+  CHECK(frames.empty());
+}
+
 // ---- rings ----
 
 TEST_CASE("bytes go through a ring in order, whatever the sizes of writes and reads") {
@@ -226,8 +242,8 @@ TEST_CASE("bytes go through a ring in order, whatever the sizes of writes and re
   std::mt19937 random(seed);
   const auto memory = RingMemory::make();
   const RingMemory here(memory), there(memory);
-  RingEnd writer(RingEnd::Side::kWriter, here.control(0), here.bytes(0));
-  RingEnd reader(RingEnd::Side::kReader, there.control(0), there.bytes(0));
+  RingEnd writer(RingEnd::Side::kWriter, here.control(0), here.ring(0));
+  RingEnd reader(RingEnd::Side::kReader, there.control(0), there.ring(0));
   std::string sent(3 << 20, '\0'), received;
   std::generate(sent.begin(), sent.end(), [&] { return static_cast<char>(random()); });
   std::string piece(200'000, '\0');
@@ -248,8 +264,8 @@ TEST_CASE("bytes go through a ring in order, whatever the sizes of writes and re
 TEST_CASE("positions that a peer cannot have are seen") {
   const auto memory = RingMemory::make();
   const RingMemory rings(memory);
-  RingEnd writer(RingEnd::Side::kWriter, rings.control(0), rings.bytes(0));
-  RingEnd reader(RingEnd::Side::kReader, rings.control(1), rings.bytes(1));
+  RingEnd writer(RingEnd::Side::kWriter, rings.control(0), rings.ring(0));
+  RingEnd reader(RingEnd::Side::kReader, rings.control(1), rings.ring(1));
   rings.control(0).read = 1;
   CHECK(writer.available() < 0);
   rings.control(1).written = uint64_t{1} << 40;
@@ -269,139 +285,18 @@ TEST_CASE("memory that a peer could take away again is refused") {
   CHECK_THROWS_AS(RingMemory(Descriptor(::open("/dev/null", O_RDWR | O_CLOEXEC))), Error);
 }
 
-// ---- loans ----
-
-namespace {
-
-constexpr size_t kLent = 5 << 20;  // is enough to be lent
-
-/// Two ends of a stream in this process. The reader knows that it can read the writer's memory.
-struct Lending {
-  Descriptor memory = RingMemory::make();
-  RingMemory rings{memory};
-  std::unique_ptr<NativeStream> writer, reader;
-  std::string sent, received;
-
-  explicit Lending(size_t bytes, bool prefers_lending = true) : sent(bytes, '\0'), received(bytes, '\0') {
-    int sockets[2];
-    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, sockets) == 0);
-    writer = makeRingStream(Descriptor(sockets[0]), memory, true, true, [=] { return prefers_lending; });
-    reader = makeRingStream(Descriptor(sockets[1]), memory, false, true, [] { return true; });
-    read(0);
-    for (size_t i = 0; i < bytes; ++i) sent[i] = static_cast<char>(i * 31 + i / 1000);
-  }
-
-  LoanControl& loan() const { return rings.control(0).loan; }
-  ssize_t write(size_t from) const {
-    const iovec parts[] = {
-        {const_cast<char*>(sent.data()), 1'000}, {const_cast<char*>(sent.data()) + 1'000, sent.size() - 1'000}};
-    const iovec rest{const_cast<char*>(sent.data()) + from, sent.size() - from};
-    return from == 0 ? writer->write(parts) : writer->write({&rest, 1});
-  }
-  ssize_t read(size_t from) {
-    const iovec part{received.data() + from, received.size() - from};
-    return reader->read({&part, 1});
-  }
-  /// All that has not been sent and received yet.
-  void finish(size_t written, size_t read_so_far) {
-    for (int turns = 0; read_so_far < sent.size() && turns < 1'000; ++turns) {
-      const auto more = written < sent.size() ? write(written) : 0;
-      const auto came = read(read_so_far);
-      REQUIRE(more >= 0);
-      REQUIRE(came >= 0);
-      written += static_cast<size_t>(more);
-      read_so_far += static_cast<size_t>(came);
-    }
-    CHECK((received == sent));
-  }
-};
-
-}  // namespace
-
-TEST_CASE("a large part is read out of the writer's memory, which has it back when all has been taken") {
-  Lending lending(kLent);
-  REQUIRE(lending.loan().answer == 1);
-  CHECK(lending.write(0) == 1'000);
-  CHECK(lending.loan().lent == lending.sent.size() - 1'000);
-  CHECK(lending.write(1'000) == 0);
-  CHECK(lending.writer->awaitRoom() == NativeStream::Room::kRung);
-  CHECK(lending.read(0) == 1'000);
-  const auto stretch = lending.read(1'000);
-  CHECK(stretch > 0);
-  CHECK(lending.writer->ready());
-  CHECK(lending.write(1'000) == stretch);
-  CHECK_FALSE(lending.writer->ready());
-  lending.finish(1'000 + stretch, 1'000 + stretch);
-  CHECK(lending.loan().taken == lending.loan().lent);
-  CHECK((lending.received == lending.sent));
-}
-
-TEST_CASE("what a borrower turns out not to be able to read comes through the ring") {
-  Lending lending(kLent);
-  const auto taken = GENERATE(0, 1);  // turns
-  CHECK(lending.write(0) == 1'000);
-  CHECK(lending.read(0) == 1'000);
-  size_t so_far = 1'000;
-  for (int i = 0; i < taken; ++i) so_far += static_cast<size_t>(lending.read(so_far));
-  lending.loan().answer = 2;
-  lending.finish(1'000, so_far);
-  CHECK(lending.loan().taken == so_far - 1'000);
-}
-
-TEST_CASE("memory that cannot be read any more is not waited for") {
-  Lending lending(kLent);
-  CHECK(lending.write(0) == 1'000);
-  CHECK(lending.read(0) == 1'000);
-  const auto end = lending.loan().end.exchange(4'096);
-  CHECK(lending.read(1'000) == 0);
-  CHECK(lending.loan().answer == 2);
-  lending.loan().end = end;
-  lending.finish(1'000, 1'000);
-}
-
-TEST_CASE("what is read after the writer has given up is not delivered") {
-  Lending lending(kLent);
-  CHECK(lending.write(0) == 1'000);
-  CHECK(lending.read(0) == 1'000);
-  lending.writer->shutDown();
-  CHECK(lending.read(1'000) == -ECONNRESET);
-}
-
-TEST_CASE("a borrower that claims more than it was lent is seen") {
-  Lending lending(kLent);
-  CHECK(lending.write(0) == 1'000);
-  lending.loan().taken = uint64_t{1} << 40;
-  CHECK(lending.write(1'000) == -EPROTO);
-}
-
-TEST_CASE("nothing is lent to who does not say that it can read it") {
-  Lending lending(kLent);
-  lending.loan().answer = 0;
-  CHECK(lending.write(0) > 100'000);
-  CHECK(lending.loan().lent == 0);
-}
-
-TEST_CASE("nothing is lent while the ring is faster") {
-  Lending lending(kLent, /*prefers_lending=*/false);
-  const auto written = lending.write(0);
-  CHECK(written > 100'000);
-  CHECK(lending.loan().lent == 0);
-  lending.finish(static_cast<size_t>(written), 0);
-  CHECK(lending.loan().taken == 0);
-}
-
 TEST_CASE("what follows an empty ring stands at its begin, so that small messages stay in few pages") {
   const auto memory = RingMemory::make();
   const RingMemory rings(memory);
-  RingEnd writer(RingEnd::Side::kWriter, rings.control(0), rings.bytes(0));
-  RingEnd reader(RingEnd::Side::kReader, rings.control(0), rings.bytes(0));
+  RingEnd writer(RingEnd::Side::kWriter, rings.control(0), rings.ring(0));
+  RingEnd reader(RingEnd::Side::kReader, rings.control(0), rings.ring(0));
   std::string in(100, '\0');
   const iovec room{in.data(), in.size()};
   for (int i = 0; i < 100; ++i) {
     std::string out(100, static_cast<char>(i));
     const iovec part{out.data(), out.size()};
     REQUIRE(writer.move({&part, 1}, 0) == 100);
-    CHECK(std::memcmp(rings.bytes(0).data(), out.data(), out.size()) == 0);
+    CHECK(std::memcmp(rings.ring(0).data(), out.data(), out.size()) == 0);
     REQUIRE(reader.move({&room, 1}, 0) == 100);
     CHECK(in == out);
   }
@@ -410,7 +305,7 @@ TEST_CASE("what follows an empty ring stands at its begin, so that small message
 TEST_CASE("wherever a peer says that the ring's begin stands, only the ring is read") {
   const auto memory = RingMemory::make();
   const RingMemory rings(memory);
-  const auto bytes = rings.bytes(0);
+  const auto bytes = rings.ring(0);
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i % 251);
   RingEnd reader(RingEnd::Side::kReader, rings.control(0), bytes);
   rings.control(0).written = 100;
