@@ -1,5 +1,6 @@
 """Which transport a group uses, and that workers which disagree say so."""
 
+import multiprocessing
 import os
 import re
 import socket
@@ -83,3 +84,59 @@ def test_workers_that_disagree_are_told_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setenv("INIT_METHOD", f"file://{tmp_path}/store")
     for text in testing.run_ranks(disagree, 2, init=False):
         assert text and "TORCHRPC_TRANSPORT" in text
+
+
+KEPT = []
+
+
+def keep(tensors):
+    KEPT.extend(tensors)
+    return tensors
+
+
+def add_to_kept(number):
+    for tensor in KEPT:
+        tensor.add_(number)
+    return [float(tensor[0]) + float(tensor[-1]) for tensor in KEPT]
+
+
+def test_large_tensors_belong_to_each_side_alone_however_many_are_kept():
+    # More than the memory that is shared has room for: some come through the ring.
+    with testing.workers(2) as names:
+        sent = [torch.full((1 << 20,), float(i)) for i in range(40)]
+        came = rpc.rpc_sync(names[1], keep, args=(sent,))
+        for tensor in sent:
+            tensor.fill_(-1)
+        assert rpc.rpc_sync(names[1], add_to_kept, args=(100,)) == [2.0 * (i + 100) for i in range(40)]
+        assert all(bool((tensor == i).all()) for i, tensor in enumerate(came))
+        for tensor in came:
+            tensor.fill_(-2)
+        assert rpc.rpc_sync(names[1], add_to_kept, args=(0,)) == [2.0 * (i + 100) for i in range(40)]
+
+
+def sum_when_told(tensor, told):
+    told.recv()
+    told.send(float(tensor.sum()))
+    tensor.fill_(9)
+    told.send("changed")
+    told.recv()
+
+
+def test_a_forked_process_has_the_tensors_as_they_were():
+    size = 1 << 20
+    with testing.workers(2) as names:
+        received = rpc.rpc_sync(names[1], torch.ones, args=([size],))
+        context = multiprocessing.get_context("fork")
+        here, there = context.Pipe()
+        child = context.Process(target=sum_when_told, args=(received, there))
+        child.start()
+        received.fill_(5)
+        del received  # what comes next could be where it was
+        others = [rpc.rpc_sync(names[1], torch.zeros, args=([size],)) for _ in range(2)]
+        here.send("go")
+        assert here.recv() == size
+        assert here.recv() == "changed"
+        assert not any(bool(tensor.any()) for tensor in others)
+        here.send("end")
+        child.join(60)
+        assert child.exitcode == 0
