@@ -78,20 +78,22 @@ def call_to_self(meter: Meter):
 
 
 # --- tensors --------------------------------------------------------------------------------------------------------
-def _echo_row(mebibytes, targets):
+def _echo_row(size, floats, targets=()):
     def other_echo(meter: Meter, peer):
-        x = torch.ones(mebibytes * MIB)
+        x = torch.ones(floats)
         return meter.latency(lambda: peer.echo(x))
 
-    @row(f"echo of a tensor of {mebibytes} MiB", "tensors", targets=targets, other=other_echo)
+    @row(f"echo of a tensor of {size}", "tensors", targets=targets, other=other_echo)
     def echo_call(meter: Meter):
-        x = torch.ones(mebibytes * MIB)
+        x = torch.ones(floats)
         return meter.latency(lambda: rpc.rpc_sync(PEER, echo, args=(x,)))
 
 
-_echo_row(1, (2.5, 1.5))
-_echo_row(16, (3, 2.5))
-_echo_row(64, (3, 2))
+_echo_row("64 KiB", MIB // 16)
+_echo_row("256 KiB", MIB // 4)
+_echo_row("1 MiB", MIB, (2.5, 1.5))
+_echo_row("16 MiB", 16 * MIB, (3, 2.5))
+_echo_row("64 MiB", 64 * MIB, (3, 2))
 
 
 @row("echo of a list of 1,000 tensors of 16 floats", "lists")
