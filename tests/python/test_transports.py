@@ -103,6 +103,7 @@ def add_to_kept(number):
 def test_large_tensors_belong_to_each_side_alone_however_many_are_kept():
     # More than the memory that is shared has room for: some come through the ring.
     with testing.workers(2) as names:
+        rpc.rpc_sync(names[1], torch.ones, args=([1],))  # what waits for the connection comes through the ring
         sent = [torch.full((1 << 20,), float(i)) for i in range(40)]
         came = rpc.rpc_sync(names[1], keep, args=(sent,))
         for tensor in sent:

@@ -231,6 +231,7 @@ TEST_CASE("a frame with tensors in shared memory is refused where none is shared
   const auto error = feed(reader, bytes, random, frames);
   REQUIRE(error);
   CHECK(error->code() == ErrorCode::kProtocol);
+  CHECK_THAT(error->text(), Catch::Contains("none is shared"));
   CHECK(frames.empty());
 }
 
@@ -276,8 +277,10 @@ TEST_CASE("positions that a peer cannot have are seen") {
 
 TEST_CASE("memory that a peer could take away again is refused") {
   Descriptor unsealed(::memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  REQUIRE(::ftruncate(unsealed.get(), 4096 + (512 << 10)) == 0);
+  REQUIRE(::ftruncate(unsealed.get(), ::lseek(RingMemory::make().get(), 0, SEEK_END)) == 0);
   CHECK_THROWS_AS(RingMemory(unsealed), Error);
+  REQUIRE(::fcntl(unsealed.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0);
+  CHECK_NOTHROW(RingMemory(unsealed));
   Descriptor odd(::memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   REQUIRE(::ftruncate(odd.get(), 5'000) == 0);
   REQUIRE(::fcntl(odd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0);
