@@ -88,9 +88,9 @@ Outgoing encodeNativeCall(Node& node, Kind kind, const WorkerInfo& to, const std
   return out;
 }
 
-PythonCall decodePythonCall(const std::shared_ptr<Node>& node, const Invocation& invocation) {
+PythonCall decodePythonCall(const std::shared_ptr<Node>& node, Invocation& invocation) {
   const IncomingRRefs rrefs(node, invocation.rrefs);
-  const auto& tensors = invocation.message.tensors;
+  const auto tensors = std::move(invocation.message.tensors);
   Reader reader(invocation.message.payload);
   const auto format = reader.get<ValueFormat>();
   PythonCall call;
@@ -152,7 +152,7 @@ Message encodeResult(Node& node, const WorkerInfo& to, const c10::IValue& value)
   }
 }
 
-py::object decodeResult(const std::shared_ptr<Node>& node, const Message& reply, const std::vector<RRefPtr>& received) {
+py::object decodeResult(const std::shared_ptr<Node>& node, Message reply, const std::vector<RRefPtr>& received) {
   const IncomingRRefs rrefs(node, received);
   Reader reader(reply.payload);
   if (reader.remaining() == 0) return py::none();

@@ -29,13 +29,14 @@ struct PythonCall {
   py::dict kwargs;
   bool async_execution = false;
 };
-PythonCall decodePythonCall(const std::shared_ptr<Node>& node, const Invocation& invocation);
+/// Takes the tensors: only Python's objects hold them then, so that who frees them has the GIL.
+PythonCall decodePythonCall(const std::shared_ptr<Node>& node, Invocation& invocation);
 
 /// A result, or an RRef's value, on its way to `to`.
 Message encodeResult(Node& node, const WorkerInfo& to, const py::object& value);
 /// The same of a value of the core; takes the GIL if it needs it. Throws Error only.
 Message encodeResult(Node& node, const WorkerInfo& to, const c10::IValue& value);
 /// The reverse, on the caller; `rrefs` are those that came with it.
-py::object decodeResult(const std::shared_ptr<Node>& node, const Message& reply, const std::vector<RRefPtr>& rrefs);
+py::object decodeResult(const std::shared_ptr<Node>& node, Message reply, const std::vector<RRefPtr>& rrefs);
 
 }  // namespace torchrpc::bindings

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "bindings/py_errors.h"
+#include "wire/tensor_table.h"
 
 namespace torchrpc::bindings {
 
@@ -72,10 +73,8 @@ class PlainEncoder {
   }
 
   bool encodeTensor(const at::Tensor& tensor) {
-    auto it = std::find_if(tensors_.begin(), tensors_.end(), [&](const auto& each) { return each.is_same(tensor); });
     tag(ValueTag::kTensor);
-    out_.put(static_cast<uint32_t>(it - tensors_.begin()));
-    if (it == tensors_.end()) tensors_.push_back(tensor);
+    out_.put(tensors_.indexOf(tensor));
     return true;
   }
 
@@ -146,7 +145,7 @@ class PlainEncoder {
   // Looking a container up is linear, so many of them are left to pickle, which has a hash table.
   static constexpr size_t kMaxContainers = 64;
   Writer& out_;
-  std::vector<at::Tensor>& tensors_;
+  TensorTable tensors_;
   OutgoingRRefs& rrefs_;
   std::vector<PyObject*> seen_;
 };

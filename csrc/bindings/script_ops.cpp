@@ -91,12 +91,12 @@ struct ScriptedCall {
 };
 
 /// The value in a reply, as what the function is declared to return. Throws what Python raises, too.
-c10::IValue valueOf(const std::shared_ptr<Node>& node, const Message& reply, const c10::TypePtr& type) {
+c10::IValue valueOf(const std::shared_ptr<Node>& node, Message reply, const c10::TypePtr& type) {
   Reader reader(reply.payload);
   if (reader.remaining() == 0) return {};
   if (reader.get<ValueFormat>() == ValueFormat::kPlain) return decodeValue(reader, reply.tensors, type);
   py::gil_scoped_acquire gil;
-  return torch::jit::toIValue(decodeResult(node, reply, {}), type);
+  return torch::jit::toIValue(decodeResult(node, std::move(reply), {}), type);
 }
 
 /// As profilers show a call made inside TorchScript; null if none is on.
@@ -121,10 +121,10 @@ FuturePtr start(const ScriptedCall& call) {
       to.id, std::move(message), toDuration(*node, call.timeout),
       [node, future, type, range = Range::holdExpectedCall()](Result<Message> reply) {
         // What waits for it goes on where it is completed.
-        node->agent().post([node, future, type, range, reply = std::move(reply)] {
+        node->agent().post([node, future, type, range, reply = std::move(reply)]() mutable {
           const auto value = [&] {
             const EndOfRange end{range};
-            return valueOf(node, reply.value(), type);
+            return valueOf(node, std::move(reply).value(), type);
           };
           if (!reply) {
             if (range) range->end();

@@ -4,9 +4,9 @@
 
 #include <c10/util/Exception.h>
 
-#include <algorithm>
-#include <unordered_map>
 #include <utility>
+
+#include "wire/tensor_table.h"
 
 namespace torchrpc {
 
@@ -31,7 +31,7 @@ class Encoder {
       out_.put(ValueTag::kNone);
     } else if (value.isTensor()) {
       out_.put(ValueTag::kTensor);
-      out_.put(indexOf(value.toTensor()));
+      out_.put(tensors_.indexOf(value.toTensor()));
     } else if (value.isBool()) {
       out_.put(value.toBool() ? ValueTag::kTrue : ValueTag::kFalse);
     } else if (value.isInt()) {
@@ -86,33 +86,10 @@ class Encoder {
     }
   }
 
-  uint32_t indexOf(const at::Tensor& tensor) {
-    if (tensors_.size() < kFew) {
-      const auto found = std::find_if(
-          tensors_.begin(), tensors_.end(), [&](const at::Tensor& known) { return known.is_same(tensor); });
-      const auto index = static_cast<uint32_t>(found - tensors_.begin());
-      if (found == tensors_.end()) tensors_.push_back(tensor);
-      return index;
-    }
-    for (; indexed_ < tensors_.size(); ++indexed_) {
-      indices_.emplace(tensors_[indexed_].unsafeGetTensorImpl(), static_cast<uint32_t>(indexed_));
-    }
-    const auto [found, is_new] = indices_.emplace(tensor.unsafeGetTensorImpl(), static_cast<uint32_t>(indexed_));
-    if (is_new) {
-      tensors_.push_back(tensor);
-      ++indexed_;
-    }
-    return found->second;
-  }
-
-  static constexpr size_t kFew = 16;  // tensors that are looked through; more are looked up
-
   Writer& out_;
-  std::vector<at::Tensor>& tensors_;
+  TensorTable tensors_;
   const Limits& limits_;
   const RRefPlace& rrefs_;
-  std::unordered_map<const c10::TensorImpl*, uint32_t> indices_;  // of the first indexed_ of tensors_
-  size_t indexed_ = 0;
 };
 
 [[noreturn]] void malformed(const char* what) {

@@ -1,7 +1,9 @@
 """Calls of every kind of callable with every kind of payload, in one group of three workers."""
 
 import operator
+import random
 import threading
+import weakref
 from collections import OrderedDict, namedtuple
 
 import numpy as np
@@ -28,6 +30,18 @@ def identity(x):
 
 def same_object(a, b):
     return a is b
+
+
+def places_of_first_alike(values):
+    """For each tensor the place where it, or another one that shares its memory, stands first."""
+    addresses = [value.data_ptr() for value in values]
+    return [addresses.index(address) for address in addresses]
+
+
+def lives_on_after_use(tensors):
+    seen = [weakref.ref(tensor) for tensor in tensors]
+    tensors.clear()
+    return [tensor() is not None for tensor in seen]
 
 
 def add(a, b=10, *, c=0):
@@ -231,6 +245,19 @@ def test_plain_and_pickled_calls_share_no_objects_with_the_caller():
 def test_an_object_sent_twice_in_a_call_is_one_object_there():
     for shared in ([1], {"a": 1}, torch.ones(1), Point(1, 2)):
         assert rpc.rpc_sync("worker1", same_object, (shared, shared)) is True
+
+
+def test_a_tensor_that_stands_often_in_a_long_list_is_one_tensor_there():
+    tensors = [torch.randn(3) for _ in range(40)]
+    places = [random.randrange(40) for _ in range(200)]
+    sent = [tensors[place] for place in places]
+    assert rpc.rpc_sync("worker1", places_of_first_alike, args=(sent,)) == [places.index(place) for place in places]
+
+
+@pytest.mark.parametrize("count", [1, 100])
+def test_a_function_can_free_the_tensors_it_was_given(count):
+    tensors = [torch.randn(3) for _ in range(count)]
+    assert rpc.rpc_sync("worker1", lives_on_after_use, args=(tensors,)) == [False] * count
 
 
 def test_a_container_may_contain_itself():
