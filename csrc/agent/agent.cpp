@@ -45,7 +45,10 @@ Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_
       pool_(
           {.size = options_.threads,
            .name = "torchrpc",
-           .look = [this](const std::function<bool()>& done) { transport_->assist(done); }}),
+           .look = [this](const std::function<bool()>& done) { transport_->assist(done); },
+           .sleep = [this](
+                        const std::function<bool()>& done,
+                        Alarm& alarm) { transport_->sleep(done, alarm, kNever, /*gives_way=*/true); }}),
       lane_(pool_, options_.enter_lane) {
   liveness_.addSource([this](std::set<WorkerId>& workers) {
     calls_.addAwaited(workers);

@@ -67,6 +67,9 @@ class Agent final : public Messenger {
   void postToLane(std::function<void()> task) override;
   void postAfter(Duration delay, std::function<void()> task) override;
   void assist(const std::function<bool()>& done) override { transport_->assist(done); }
+  void sleep(const std::function<bool()>& done, Alarm& alarm, TimePoint latest) override {
+    transport_->sleep(done, alarm, latest, /*gives_way=*/false);
+  }
 
   // --- who is there ---
   const WorkerInfo& self() const override { return directory_.self(); }

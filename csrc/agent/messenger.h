@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "base/alarm.h"
 #include "base/error.h"
 #include "base/ids.h"
 #include "base/result.h"
@@ -88,6 +89,10 @@ class Messenger {
 
   /// For a thread that is about to block until a message has come: see Transport::assist.
   virtual void assist(const std::function<bool()>& done) { static_cast<void>(done); }
+  /// And if it has not come by then: see Transport::sleep.
+  virtual void sleep(const std::function<bool()>& done, Alarm& alarm, TimePoint latest) {
+    static_cast<void>(done), static_cast<void>(alarm), static_cast<void>(latest);
+  }
 };
 
 /// Passes everything on: for messengers that add something to another one.
@@ -110,6 +115,9 @@ class ForwardingMessenger : public Messenger {
   void postToLane(std::function<void()> task) override { next_.postToLane(std::move(task)); }
   void postAfter(Duration delay, std::function<void()> task) override { next_.postAfter(delay, std::move(task)); }
   void assist(const std::function<bool()>& done) override { next_.assist(done); }
+  void sleep(const std::function<bool()>& done, Alarm& alarm, TimePoint latest) override {
+    next_.sleep(done, alarm, latest);
+  }
 
  private:
   Messenger& next_;

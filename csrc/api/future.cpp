@@ -17,6 +17,7 @@ void FutureState::settleWith(Outcome outcome) {
     actions.swap(actions_);
   }
   settled_.notify_all();
+  alarm_.ring();
   for (auto& action : actions) run(std::move(action));
 }
 
@@ -33,6 +34,7 @@ c10::IValue FutureState::wait(Duration patience) {
     const auto settled = [this] { return outcome_.index() != 0; };
     if (const auto node = ready() ? nullptr : node_.lock()) {
       node->agent().assist([&] { return ready() || TimePoint::clock::now() >= deadline; });
+      node->agent().sleep([&] { return ready(); }, alarm_, deadline);
     }
     MutexLock lock(mutex_);
     if (deadline == kNever) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "api/core.h"
+#include "base/alarm.h"
 #include "base/mutex.h"
 
 namespace torchrpc {
@@ -47,6 +48,7 @@ class FutureState : public std::enable_shared_from_this<FutureState> {
 
   mutable Mutex mutex_;
   CondVar settled_;
+  Alarm alarm_;
   // guarded by mutex_:
   Outcome outcome_;  // a reply becomes its value, once
   std::vector<std::function<void()>> actions_;

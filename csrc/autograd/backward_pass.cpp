@@ -125,7 +125,7 @@ void BackwardPass::markFrom(Received received) {
       self->all_marked_ = true;
       if (failure && !self->failure_) self->failure_ = std::move(failure);
     }
-    self->changed_.notify_all();
+    self->tellChanged();
   });
   waitUntil([this] { return all_marked_ || failure_; });
 }
@@ -189,7 +189,7 @@ void BackwardPass::receive(WorkerId from, GradientRequest request, Answer answer
     }
   }
   if (begins) return work();
-  changed_.notify_all();
+  tellChanged();
   if (refused) return answer(*std::move(refused));
   answer(GradientReply());
 }
@@ -269,12 +269,19 @@ std::optional<std::vector<BackwardPass::Arrival>> BackwardPass::nextArrivals() {
   return std::exchange(arrived_, {});
 }
 
+void BackwardPass::tellChanged() {
+  changed_.notify_all();
+  alarm_.ring();
+}
+
 bool BackwardPass::waitUntil(const std::function<bool()>& over, TimePoint deadline) {
   const ThreadPool::BlockingScope blocking;
-  environment_.messenger.assist([&] {
+  const auto is_over = [&] {
     MutexLock lock(mutex_);
     return over();
-  });
+  };
+  environment_.messenger.assist(is_over);
+  environment_.messenger.sleep(is_over, alarm_, std::min(deadline, deadlineAfter(kBetweenSignals)));
   MutexLock lock(mutex_);
   try {
     if (!waitInterruptibly(changed_, lock, deadline, over)) return false;
@@ -358,7 +365,7 @@ void BackwardPass::onAnswer(bool awaited, const Result<Message>& reply) {
     environment_.messenger.post([self = shared_from_this(), failure] { self->fail(*failure); });
     return;
   }
-  changed_.notify_all();
+  tellChanged();
   finishIfDone();
 }
 
@@ -381,7 +388,7 @@ void BackwardPass::finishIfDone() {
     ended_ = true;
     answer = std::move(answer_);
   }
-  changed_.notify_all();
+  tellChanged();
   context_->endPass(id_, std::nullopt);
   if (answer) answer(GradientReply{std::exchange(held_, std::nullopt)});
 }
@@ -400,7 +407,7 @@ void BackwardPass::fail(Error error) {
   }
   // Gradients that nobody waited for here did not arrive where somebody does.
   if (late) return tellAbort({makerOf(id_)}, error);
-  changed_.notify_all();
+  tellChanged();
   context_->endPass(id_, error);
   tellAbort(reached, error);
   if (answer) answer(std::move(error));

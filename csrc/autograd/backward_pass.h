@@ -83,6 +83,8 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   /// Runs the local graph to its end, in a graph task of torch's.
   void work();
   void runGraph();
+  /// To who waits in waitUntil().
+  void tellChanged();
   /// Blocks until `over`, which is called under mutex_, carrying messages where that helps. False: not by `deadline`.
   /// Throws the failure, if there is one by then.
   bool waitUntil(const std::function<bool()>& over, TimePoint deadline = kNever);
@@ -122,6 +124,7 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   std::exception_ptr interrupt_;          ///< what a signal's handler raised meanwhile
   Mutex mutex_;
   CondVar changed_;
+  Alarm alarm_;  ///< for the thread that works
   // guarded by mutex_:
   bool all_marked_ = false;
   bool began_ = false;   ///< the work here

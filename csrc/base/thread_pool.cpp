@@ -9,6 +9,9 @@
 // threads one after another, up to `size`.
 //
 // A thread that looks for tasks before it sleeps is as good as one that comes: nobody is woken for the first task.
+//
+// A thread that has slept is woken gently: in a burst of tasks a thread is woken for every few, and would take the core
+// from the one that makes them each time. Tasks themselves run as whoever made the pool would run them.
 
 #include "base/thread_pool.h"
 
@@ -20,13 +23,13 @@
 #include <deque>
 #include <list>
 #include <pthread.h>
-#include <sched.h>
 #include <system_error>
 #include <thread>
 #include <utility>
 
 #include "base/error.h"
 #include "base/mutex.h"
+#include "base/scheduling.h"
 
 namespace torchrpc {
 
@@ -34,15 +37,6 @@ using Threads = std::list<std::thread>;
 
 namespace {
 constexpr auto kStalled = std::chrono::microseconds(200);
-
-/// How the thread that makes it is scheduled.
-struct Scheduling {
-  int policy = SCHED_OTHER;
-  sched_param parameters{};
-
-  Scheduling() { pthread_getschedparam(pthread_self(), &policy, &parameters); }
-  void apply() const { pthread_setschedparam(pthread_self(), policy, &parameters); }
-};
 
 size_t busyFrom() { return std::max<size_t>(2, std::thread::hardware_concurrency() / 2); }
 }  // namespace
@@ -56,8 +50,9 @@ struct ThreadPool::State {
   const Scheduling scheduling;
 
   mutable Mutex mutex;
-  CondVar work;     ///< a token was put, or the pool ends
-  CondVar stalled;  ///< never notified: who stands by sleeps
+  CondVar work;      ///< a token was put, or the pool ends
+  Alarm looked_for;  ///< a task was put, or the pool ends: for who looks
+  CondVar stalled;   ///< never notified: who stands by sleeps
   CondVar one_gone;
 
   // Guarded by mutex:
@@ -91,6 +86,8 @@ struct ThreadPool::State {
   void runTask(MutexLock& lock) TORCHRPC_REQUIRES(mutex);
   void standBy(MutexLock& lock) TORCHRPC_REQUIRES(mutex);
   void look(MutexLock& lock) TORCHRPC_REQUIRES(mutex);
+  /// This thread is about to sleep.
+  void becomeGentle();
 };
 
 namespace {
@@ -98,6 +95,7 @@ namespace {
 // The pool whose thread this is, and how many BlockingScopes it is in.
 thread_local void* current_pool = nullptr;
 thread_local size_t blocking_depth = 0;
+thread_local bool is_gentle = false;
 
 void nameThread(const std::string& pool, size_t number) {
   constexpr size_t kLongest = 15;  // Linux
@@ -185,6 +183,7 @@ void ThreadPool::State::serve(MutexLock& lock) {
       look(lock);
       looked = true;
     } else {
+      becomeGentle();
       ++idle;
       while (tokens == 0 && !finished()) work.wait(lock);
       if (tokens > 0) {
@@ -208,12 +207,21 @@ void ThreadPool::State::standBy(MutexLock& lock) {
 void ThreadPool::State::look(MutexLock& lock) {
   looking = true;
   lock.unlock();
-  options.look([this] {
+  const auto done = [this] {
     MutexLock inner(mutex);
     return !tasks.empty() || closed;
-  });
+  };
+  options.look(done);
+  if (options.sleep && !done()) {
+    becomeGentle();
+    options.sleep(done, looked_for);
+  }
   lock.lock();
   looking = false;
+}
+
+void ThreadPool::State::becomeGentle() {
+  if (!std::exchange(is_gentle, true)) scheduling.applyGently();
 }
 
 void ThreadPool::State::runTask(MutexLock& lock) {
@@ -231,6 +239,7 @@ void ThreadPool::State::runTask(MutexLock& lock) {
     }
   } inactive{*this, lock};
   unlockAndCall(lock, called);
+  if (std::exchange(is_gentle, false)) scheduling.apply();
   runLogged(task);
   task = nullptr;
 }
@@ -243,6 +252,7 @@ bool ThreadPool::post(std::function<void()> task) {
   if (state_->closed) return false;
   const bool called = state_->add(task);
   state_->unlockAndCall(lock, called);
+  state_->looked_for.ring();
   return true;
 }
 
@@ -250,6 +260,7 @@ void ThreadPool::postBeside(std::function<void()> task) {
   MutexLock lock(state_->mutex);
   const bool called = state_->add(task);
   state_->unlockAndCall(lock, called);
+  state_->looked_for.ring();
 }
 
 bool ThreadPool::State::add(std::function<void()>& task) {
@@ -273,6 +284,7 @@ bool ThreadPool::close(Duration patience) {
     MutexLock lock(state_->mutex);
     state_->closed = true;
     state_->work.notify_all();
+    state_->looked_for.ring();
     const auto deadline = deadlineAfter(patience);
     while (!state_->live.empty() && all) {
       if (deadline == kNever) {
@@ -296,7 +308,7 @@ void ThreadPool::drop() {
 
 ThreadPool::Stats ThreadPool::stats() const {
   MutexLock lock(state_->mutex);
-  return {state_->live.size(), state_->idle, state_->blocked, state_->tasks.size()};
+  return {state_->live.size(), state_->idle + (state_->looking ? 1 : 0), state_->blocked, state_->tasks.size()};
 }
 
 ThreadPool::BlockingScope::BlockingScope() {

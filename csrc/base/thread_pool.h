@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 
+#include "base/alarm.h"
 #include "base/timer.h"
 
 namespace torchrpc {
@@ -22,6 +23,9 @@ class ThreadPool {
     /// What a thread, one at a time, does before it sleeps: look for what will bring a task, until `done` or until it
     /// is better to sleep. May post to the pool.
     std::function<void(const std::function<bool()>& done)> look{};
+    /// After a look in vain, if given: sleep where tasks come from, until `done` (what makes it so rings the alarm) or
+    /// until it is better to sleep in the pool. May post to it.
+    std::function<void(const std::function<bool()>& done, Alarm& alarm)> sleep{};
   };
   struct Stats {
     size_t threads = 0;  ///< started

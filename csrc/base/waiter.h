@@ -8,6 +8,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/alarm.h"
 #include "base/interrupt.h"
 #include "base/mutex.h"
 #include "base/thread_pool.h"
@@ -26,6 +27,7 @@ class Waiter {
       value_.emplace(std::move(value));
     }
     arrived_.notify_one();
+    alarm_.ring();
     return std::nullopt;
   }
 
@@ -33,6 +35,9 @@ class Waiter {
     MutexLock lock(mutex_);
     return value_.has_value();
   }
+
+  /// For who waits for hasValue() elsewhere.
+  Alarm& alarm() { return alarm_; }
 
   /// The value, or nothing if it has not come after so long.
   std::optional<T> waitFor(Duration patience) {
@@ -51,6 +56,7 @@ class Waiter {
  private:
   Mutex mutex_;
   CondVar arrived_;
+  Alarm alarm_;
   // guarded by mutex_:
   std::optional<T> value_;
   bool abandoned_ = false;

@@ -132,7 +132,7 @@ class AwaitedCall : public std::enable_shared_from_this<AwaitedCall> {
   void decode(const std::vector<RRefPtr>& rrefs) {
     complete(future_, [&] {
       const EndOfRange end{range_};
-      return decodeResult(node_, result_->value(), rrefs);
+      return decodeResult(node_, std::move(*result_).value(), rrefs);
     });
   }
   void fail(const Error& error) {
@@ -160,12 +160,15 @@ using ReplyWaiter = Waiter<Result<Message>>;
 
 /// Needs the GIL. Throws what a signal handler raises.
 Result<Message> waitFor(Node& node, ReplyWaiter& waiter) {
+  const auto has_come = [&] { return waiter.hasValue(); };
   for (bool first = true;; first = false) {
     {
       py::gil_scoped_release no_gil;
       const ThreadPool::BlockingScope blocking;
-      if (first) node.agent().assist([&] { return waiter.hasValue(); });
-      if (auto reply = waiter.waitFor(kBetweenSignals)) return *std::move(reply);
+      const auto latest = deadlineAfter(kBetweenSignals);
+      if (first) node.agent().assist(has_come);
+      node.agent().sleep(has_come, waiter.alarm(), latest);
+      if (auto reply = waiter.waitFor(latest - std::chrono::steady_clock::now())) return *std::move(reply);
     }
     if (PyErr_CheckSignals() == 0) continue;
     py::error_already_set interrupted;
@@ -185,8 +188,9 @@ py::object waitForReply(const std::shared_ptr<Node>& node, const std::function<v
     if (!unwanted || !*unwanted) return;
     if (const auto node = weak.lock()) node->rrefs().discard(unwanted->value());
   });
-  const auto message = waitFor(*node, *waiter).take();
-  return decodeResult(node, message, node->takeIn(message));
+  auto message = waitFor(*node, *waiter).take();
+  const auto rrefs = node->takeIn(message);
+  return decodeResult(node, std::move(message), rrefs);
 }
 
 namespace {
@@ -194,15 +198,18 @@ namespace {
 /// Without the GIL.
 void waitUntilDone(Node* node, const FuturePtr& future) {
   const ThreadPool::BlockingScope blocking;
-  if (node && node->agent().hasCalls()) {
-    OwnReply own(future);
-    node->agent().assist([&] { return own.arrived || future->completed(); });
-    if (own.arrived) own.arrived->finish();
+  OwnReply own(future);
+  const auto over = [&] { return own.arrived || future->completed(); };
+  const bool may_bring_it = node && node->agent().hasCalls();
+  if (may_bring_it) node->agent().assist(over);
+  const auto waiter = std::make_shared<Waiter<bool>>();
+  if (!over()) future->addCallback([waiter](c10::ivalue::Future&) { waiter->set(true); });
+  for (; !over(); checkInterrupt()) {
+    const auto latest = deadlineAfter(kBetweenSignals);
+    if (may_bring_it) node->agent().sleep(over, waiter->alarm(), latest);
+    if (!own.arrived && waiter->waitFor(latest - std::chrono::steady_clock::now())) return;
   }
-  if (future->completed()) return;
-  torchrpc::waitFor<bool>([&future](std::function<void(bool)> done) {
-    future->addCallback([done = std::move(done)](c10::ivalue::Future&) { done(true); });
-  });
+  if (own.arrived) own.arrived->finish();
 }
 
 /// Needs the GIL.

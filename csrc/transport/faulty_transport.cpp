@@ -141,6 +141,9 @@ class FaultyTransport : public Transport {
   }
   bool inLoop() const override { return inner_->inLoop(); }
   void assist(const std::function<bool()>& done) override { inner_->assist(done); }
+  void sleep(const std::function<bool()>& done, Alarm& alarm, TimePoint latest, bool gives_way) override {
+    inner_->sleep(done, alarm, latest, gives_way);
+  }
   std::string describe() const override { return "faulty " + inner_->describe(); }
   std::map<std::string, std::string> metrics() const override { return inner_->metrics(); }
 

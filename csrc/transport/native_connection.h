@@ -31,7 +31,8 @@ class NativeConnection : public Connection,
 
   // In the loop's turn.
   bool poll() override;
-  bool arm() override { return !reading_ || broken_ || reading_->arm(); }
+  bool arm(NativeLoop::Sleeper sleeper) override { return !reading_ || broken_ || reading_->arm(sleeper); }
+  std::optional<Alarm::Bell> bell() override { return reading_ ? reading_->bell() : std::nullopt; }
   void disarm() override;
   bool keepsLoopBusy() override;
   NativeLoop::Outlook outlook() const override { return reading_ ? reading_->outlook() : NativeLoop::Outlook::kNone; }

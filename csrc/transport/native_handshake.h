@@ -11,7 +11,7 @@
 namespace torchrpc {
 
 /// Of which version a peer is shows in its first bytes, which no version changes.
-constexpr uint16_t kNativeVersion = 4;
+constexpr uint16_t kNativeVersion = 5;
 constexpr size_t kGreetingPrefixBytes = 16;
 constexpr size_t kGreetingBodyBytes = 4096;  ///< at most
 

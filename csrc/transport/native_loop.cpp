@@ -7,6 +7,7 @@
 #include <uv.h>
 
 #include "base/error.h"
+#include "base/scheduling.h"
 
 namespace torchrpc {
 
@@ -26,6 +27,15 @@ constexpr size_t kScratchBytes = 64 << 10;
 // had so once; a rest that is needed again within its own length is twice as long, up to kLongRest time slices. An
 // assistant gives the turn back after kLongestTurn whatever comes, and none begins while the loop waits for it. Whoever
 // gives the turn away has armed all rings before: then a message rings, and the loop wakes up for it.
+//
+// Note [Sleeping in the loop's place]
+// Who has looked in vain sleeps. If the loop woke up for what it waits for, and woke it then, that would be two wakings
+// where one will do. So one thread, the *sleeper*, sleeps on the bells of the rings themselves (futexes in their shared
+// memory) and on an alarm that others ring for it; the loop sleeps on, as nothing rings for it. The sleeper has no turn
+// while it sleeps, so that the loop and other threads go on, and takes one when it is woken. Rings it does not sleep
+// on, and sockets, are the loop's. A sleeper may leave while another thread has the turn. That thread has perhaps just
+// armed the rings for it: whoever gives the turn away looks afterwards whether the sleeper that it armed for is still
+// there, and arms again if not. A thread of the pool that has nothing to do gives way to one that waits for a reply.
 constexpr auto kLongYield = std::chrono::microseconds(20);
 constexpr auto kTimeSlice = std::chrono::microseconds(500);
 constexpr int kShortRest = 2;
@@ -36,16 +46,6 @@ constexpr int kIdleRounds = 8;  // without news, until a ring is no longer looke
 thread_local const NativeLoop* current_loop = nullptr;
 
 auto now() { return std::chrono::steady_clock::now(); }
-
-/// From now on this thread, when it is woken, takes no core from one that runs: in a burst of messages the loop is
-/// woken for every few, and the thread that sends them would lose its core each time. An idle core it has at once.
-void preemptNobody() {
-  int policy = 0;
-  sched_param parameters{};
-  if (pthread_getschedparam(pthread_self(), &policy, &parameters) == 0 && policy == SCHED_OTHER) {
-    pthread_setschedparam(pthread_self(), SCHED_BATCH, &parameters);
-  }
-}
 
 }  // namespace
 
@@ -154,7 +154,9 @@ void NativeLoop::stop() {
 void NativeLoop::run() {
   current_loop = this;
   pthread_setname_np(pthread_self(), "torchrpc_loop");
-  preemptNobody();
+  // In a burst of messages the loop is woken for every few, and the thread that sends them would lose its core each
+  // time.
+  Scheduling().applyGently();
   takeTurn();
   for (;;) {
     runTasks();
@@ -168,13 +170,14 @@ void NativeLoop::run() {
     if (unarmed_) awaitComing();
     sleeping_ = !unarmed_ || armHot();
     // After the flag is up: who posts now wakes us.
-    const bool awake = !sleeping_ || has_tasks_;
-    if (!awake) giveTurn();
+    const bool awake = !sleeping_ || has_tasks_ || !giveTurn();
     uv_run(&state_->loop, awake ? UV_RUN_NOWAIT : UV_RUN_ONCE);
     takeTurn();
     sleeping_ = false;
   }
-  giveTurn();
+  do {
+    armAll();
+  } while (!giveTurn());
   uv_close(reinterpret_cast<uv_handle_t*>(&state_->wake), nullptr);
   uv_run(&state_->loop, UV_RUN_DEFAULT);
   uv_loop_close(&state_->loop);
@@ -187,8 +190,10 @@ void NativeLoop::takeTurn() {
   waits_for_turn_ = false;
 }
 
-void NativeLoop::giveTurn() {
-  if (std::exchange(has_turn_, false)) turn_.unlock();
+bool NativeLoop::giveTurn() {
+  has_turn_ = has_turn_ && !unlockTurn();
+  if (has_turn_) unarmed_ = true;
+  return !has_turn_;
 }
 
 void NativeLoop::wake() {
@@ -258,13 +263,18 @@ void NativeLoop::awaitComing() {
 
 bool NativeLoop::armAll() {
   bool quiet = true;
+  const bool sleeps = sleeper_ != nullptr;
+  armed_for_thread_ = false;
   for (auto& hot : hot_) {
     ++hot.idle_rounds;
-    if (!hot.spinner || hot.spinner->arm()) continue;
+    hot.slept_on = hot.slept_on && sleeps;
+    armed_for_thread_ = armed_for_thread_ || hot.slept_on;
+    if (!hot.spinner || hot.spinner->arm(hot.slept_on ? Sleeper::kThread : Sleeper::kLoop)) continue;
     hot.idle_rounds = 0;  // stays: nobody will ring for what has come before
     quiet = false;
   }
-  std::erase_if(hot_, [](const Hot& hot) { return !hot.spinner || hot.idle_rounds > kIdleRounds; });
+  // What is slept on stays until it is armed for the loop again.
+  std::erase_if(hot_, [](const Hot& hot) { return !hot.spinner || (hot.idle_rounds > kIdleRounds && !hot.slept_on); });
   return quiet;
 }
 
@@ -289,12 +299,20 @@ bool NativeLoop::yield() {
 }
 
 void NativeLoop::assist(const std::function<bool()>& done) {
-  const auto begin = now();
-  if (longest_spin_ == Duration::zero() || begin < rest_until_.load()) return;
-  std::unique_lock turn(turn_, std::defer_lock);
-  while (waits_for_turn_ || !turn.try_lock()) {
-    if (done() || now() > begin + longest_spin_ || !yield()) return;
+  if (longest_spin_ == Duration::zero() || now() < rest_until_.load() || !awaitTurn(done)) return;
+  look(done);
+  leaveTurn();
+}
+
+bool NativeLoop::awaitTurn(const std::function<bool()>& done) {
+  const auto latest = now() + longest_spin_;
+  while (waits_for_turn_ || !turn_.try_lock()) {
+    if (done() || now() > latest || !yield()) return false;
   }
+  return true;
+}
+
+void NativeLoop::look(const std::function<bool()>& done) {
   for (auto& hot : hot_) {
     if (hot.spinner) hot.spinner->disarm();
   }
@@ -310,10 +328,70 @@ void NativeLoop::assist(const std::function<bool()>& done) {
       alone = yield();
     }
   }
-  if (!armAll()) {
+}
+
+void NativeLoop::leaveTurn() {
+  do {
+    if (armAll()) continue;
     unarmed_ = true;
     wake();
+  } while (!unlockTurn());
+}
+
+bool NativeLoop::unlockTurn() {
+  const bool for_thread = armed_for_thread_;
+  turn_.unlock();
+  return !for_thread || sleeper_ != nullptr || !turn_.try_lock();
+}
+
+// ---- the sleeper ----
+
+bool NativeLoop::enterSleep(Alarm& alarm, bool gives_way) {
+  MutexLock lock(mutex_);
+  auto* before = sleeper_.load();
+  if (before && !sleeper_gives_way_) return false;
+  sleeper_ = &alarm;
+  sleeper_gives_way_ = gives_way;
+  // Under the lock: it leaves under the lock.
+  if (before) before->ring();
+  return true;
+}
+
+std::vector<Alarm::Bell> NativeLoop::takeBells() {
+  std::vector<Alarm::Bell> bells;
+  for (auto& hot : hot_) {
+    const bool worth_it = hot.spinner && hot.idle_rounds <= kIdleRounds && bells.size() < Alarm::kMostBells;
+    auto bell = worth_it ? hot.spinner->bell() : std::nullopt;
+    hot.slept_on = bell.has_value();
+    if (bell) bells.push_back(*std::move(bell));
   }
+  return bells;
+}
+
+bool NativeLoop::leaveSleep(const Alarm& alarm) {
+  MutexLock lock(mutex_);
+  if (!isSleeper(alarm)) return false;
+  sleeper_ = nullptr;
+  return true;
+}
+
+void NativeLoop::sleep(const std::function<bool()>& done, Alarm& alarm, TimePoint latest, bool gives_way) {
+  if (!Alarm::isAvailable() || done() || !awaitTurn(done)) return;
+  bool in_turn = true;
+  for (bool here = enterSleep(alarm, gives_way); here;) {
+    const auto bells = takeBells();
+    if (bells.empty() || !armAll() || !unlockTurn()) break;
+    alarm.sleep([&] { return done() || !isSleeper(alarm); }, bells, latest);
+    here = isSleeper(alarm) && !done() && now() < latest;
+    in_turn = here && awaitTurn(done);
+    if (!in_turn) break;
+    look(done);
+    here = isSleeper(alarm) && !done();
+  }
+  const bool replaced = !leaveSleep(alarm);
+  // What has woken who is replaced was perhaps meant for the other. Whoever else has the turn arms for the loop.
+  if (!in_turn && replaced) turn_.lock();
+  if (in_turn || replaced || turn_.try_lock()) leaveTurn();
 }
 
 }  // namespace torchrpc

@@ -1,18 +1,21 @@
 #pragma once
 
 // The one thread of a native transport: libuv tells it which sockets are ready, the rest of the transport what to do
-// then. Peers that write to shared memory are looked after by threads that wait for them: see Note [Spinning].
-// Threads: post(), stop(), inLoop(), assist() from any; all else on the loop, or, where it says "in turn", on the
-// thread that assists.
+// then. Peers that write to shared memory are looked after by threads that wait for them: see Note [Spinning] and
+// Note [Sleeping in the loop's place].
+// Threads: post(), stop(), inLoop(), assist(), sleep() from any; all else on the loop, or, where it says "in turn", on
+// the thread that assists.
 
 #include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <thread>
 #include <vector>
 
+#include "base/alarm.h"
 #include "base/mutex.h"
 #include "base/timer.h"
 
@@ -58,6 +61,12 @@ class NativeLoop {
     kComing,  ///< something large is nearly there
   };
 
+  /// Who is to be woken by what comes.
+  enum class Sleeper {
+    kLoop,
+    kThread,  ///< that sleeps on the bell
+  };
+
   /// What can be polled rather than waited for. The owner takes it away before it is destroyed. Called in turn.
   class Spinner {
    public:
@@ -68,11 +77,13 @@ class NativeLoop {
     virtual Outlook outlook() const { return Outlook::kNone; }
     /// Whether it had better be left to the loop for now. In the loop's turn.
     virtual bool keepsLoopBusy() { return false; }
-    /// Nobody is going to look: whoever is at the other end must wake the loop from now on. False if there is something
-    /// to do at once.
-    virtual bool arm() = 0;
+    /// Nobody is going to look: whoever is at the other end must wake `sleeper` from now on (kThread: only where there
+    /// is a bell). False if there is something to do at once.
+    virtual bool arm(Sleeper sleeper) = 0;
     /// Somebody looks again.
     virtual void disarm() = 0;
+    /// What a thread can sleep on.
+    virtual std::optional<Alarm::Bell> bell() = 0;
   };
 
   /// Throws Error(kRendezvous) if the system gives us no loop. `longest_spin`: zero never spins.
@@ -90,6 +101,8 @@ class NativeLoop {
   bool inLoop() const;
   /// Looks at what is hot, in the loop's place, until `done` or until it is not worth it any more. Not in turn.
   void assist(const std::function<bool()>& done);
+  /// Sleeps on the bells of what is hot: see Transport::sleep. Not in turn.
+  void sleep(const std::function<bool()>& done, Alarm& alarm, TimePoint latest, bool gives_way);
 
   /// Told of nothing until want(). Throws Error(kWorkerLost) if the descriptor cannot be watched.
   Watch watch(int fd, Callback callback);
@@ -110,7 +123,8 @@ class NativeLoop {
   void wake();
   /// The loop's own turn; idempotent.
   void takeTurn();
-  void giveTurn();
+  /// False if it has to be kept, as in unlockTurn().
+  bool giveTurn();
   // In turn; see Note [Spinning].
   /// Whether the loop can sleep.
   bool armHot();
@@ -122,8 +136,25 @@ class NativeLoop {
   void awaitComing();
   /// False if something has come meanwhile.
   bool armAll();
+  /// Until `done`, or until there has been no news for a while.
+  void look(const std::function<bool()>& done);
+  /// Becomes the thread that sleeps on bells; false if there is one that does not give way.
+  bool enterSleep(Alarm& alarm, bool gives_way);
+  /// The bells of what is hot, which armAll() arms for that thread from now on; as many as it can sleep on.
+  std::vector<Alarm::Bell> takeBells();
+  /// Ends a turn that is not the loop's: arms what is hot, and leaves to the loop what has come meanwhile.
+  void leaveTurn();
+  /// False if the turn has to be kept: the thread that is armed for has left, and all must be armed for the loop.
+  bool unlockTurn();
+  // Not in turn.
+  bool isSleeper(const Alarm& alarm) const { return sleeper_.load() == &alarm; }
+  /// False if another thread has become the sleeper meanwhile.
+  bool leaveSleep(const Alarm& alarm);
   /// Lets others run, also out of turn. False if that took long.
   bool yield();
+  /// Takes the turn as soon as whoever has it leaves; false if that takes long, or if it is not needed any more. Not in
+  /// turn.
+  bool awaitTurn(const std::function<bool()>& done);
 
   // Constant after construction.
   const Duration longest_spin_;
@@ -136,20 +167,24 @@ class NativeLoop {
   std::atomic<bool> waits_for_turn_{false};
   std::atomic<TimePoint> rest_until_{TimePoint()};  ///< nobody looks before
   std::atomic<Duration> rest_{Duration::zero()};    ///< how long the last one was
+  std::atomic<Alarm*> sleeper_{nullptr};            ///< of the thread that sleeps on bells; changed under mutex_
 
   // Guarded by mutex_.
   Mutex mutex_;
   std::vector<std::function<void()>> tasks_ TORCHRPC_GUARDED_BY(mutex_);
   bool stopping_ TORCHRPC_GUARDED_BY(mutex_) = false;
   bool stopped_ TORCHRPC_GUARDED_BY(mutex_) = false;
+  bool sleeper_gives_way_ TORCHRPC_GUARDED_BY(mutex_) = false;
 
   // In turn.
   struct Hot {
     Spinner* spinner;  // nullptr once forgotten
     int idle_rounds = 0;
+    bool slept_on = false;
   };
   std::vector<Hot> hot_;
-  bool unarmed_ = false;  ///< some spinner may have to be armed before the loop sleeps
+  bool unarmed_ = false;           ///< some spinner may have to be armed before the loop sleeps
+  bool armed_for_thread_ = false;  ///< some spinner was, the last time
   std::vector<char> scratch_;
 
   // On the loop only.

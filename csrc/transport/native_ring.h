@@ -23,12 +23,19 @@ struct RingControl {
   /// beyond its own position sees the right one.
   std::atomic<uint64_t> begin;
   alignas(64) std::atomic<uint64_t> read;
-  /// Set by the side that is going to wait, cleared by the other, which then rings.
+  /// Set by the side that is going to wait, cleared by the other, which then rings: see RingSleep.
   alignas(64) std::atomic<uint32_t> reader_sleeps;
   alignas(64) std::atomic<uint32_t> writer_waits;
   BlockControl blocks;
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
+
+/// Where the side that waits is to be woken.
+enum RingSleep : uint32_t {
+  kAwake = 0,
+  kOnSocket = 1,  ///< it hears a byte on the Unix socket
+  kOnWord = 2,    ///< a thread sleeps on the word that says so (futex)
+};
 
 /// A ring and blocks for each of two directions. Takes memory where it has been used.
 class RingMemory {

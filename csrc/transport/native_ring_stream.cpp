@@ -1,8 +1,8 @@
 // Note [Bells]
 // Whoever is going to sleep says so in the ring's control, then looks once more, then sleeps; whoever moves bytes does
 // that first and then looks whether the other sleeps. All of that in one order for both (sequentially consistent), so
-// one of the two always sees the other. A bell is a byte on the Unix socket that the loop watches anyway,
-// for the end of the peer.
+// one of the two always sees the other. A bell is a byte on the Unix socket that the loop watches anyway, for the end
+// of the peer, or the waking of a thread that sleeps on the very word: see Note [Sleeping in the loop's place].
 
 #include <algorithm>
 #include <cerrno>
@@ -19,6 +19,7 @@ namespace {
 
 using Flag = std::atomic<uint32_t>;
 using Outlook = NativeLoop::Outlook;
+using Sleeper = NativeLoop::Sleeper;
 
 // The answer to something large is taken to be so large, too: who waits for it looks until it could be here.
 constexpr int kThereAndBack = 2;
@@ -38,7 +39,7 @@ class RingStream : public NativeStream {
         blocks_in_(memory_, in_control_.blocks, memory_->blocks(opener ? 1 : 0)),
         out_(RingEnd::Side::kWriter, out_control_, memory_->ring(opener ? 0 : 1)),
         in_(RingEnd::Side::kReader, in_control_, memory_->ring(opener ? 1 : 0)) {
-    in_control_.reader_sleeps = 1;
+    in_control_.reader_sleeps = kOnSocket;
   }
 
   ssize_t write(std::span<const iovec> parts) override {
@@ -47,7 +48,7 @@ class RingStream : public NativeStream {
   }
   Room awaitRoom() override {
     waits_for_room_ = true;
-    if (!loop_looks_) out_control_.writer_waits = 1;
+    if (!loop_looks_) out_control_.writer_waits = kOnSocket;
     return hasRoom() ? Room::kNow : Room::kRung;
   }
 
@@ -81,17 +82,18 @@ class RingStream : public NativeStream {
     if (blocks_in_.isComing()) return Outlook::kComing;
     return now() < answer_by_.load() ? Outlook::kAnswer : Outlook::kNone;
   }
-  bool arm() override {
+  bool arm(Sleeper sleeper) override {
     loop_looks_ = false;
-    in_control_.reader_sleeps = 1;
-    if (waits_for_room_) out_control_.writer_waits = 1;
+    in_control_.reader_sleeps = sleeper == Sleeper::kThread ? kOnWord : kOnSocket;
+    if (waits_for_room_) out_control_.writer_waits = kOnSocket;
     return !ready();
   }
   void disarm() override {
     loop_looks_ = true;
-    in_control_.reader_sleeps = 0;
-    out_control_.writer_waits = 0;
+    in_control_.reader_sleeps = kAwake;
+    out_control_.writer_waits = kAwake;
   }
+  std::optional<Alarm::Bell> bell() override { return Alarm::Bell{{memory_, &in_control_.reader_sleeps}, kOnWord}; }
 
   void shutDown() override { ::shutdown(socket_.get(), SHUT_RDWR); }
 
@@ -111,7 +113,12 @@ class RingStream : public NativeStream {
 
   void ring(Flag& sleeper) {
     // A bell that finds no room is not needed: there are others. One that finds nobody: the loop hears of it.
-    if (sleeper.load() && sleeper.exchange(0)) ::send(socket_.get(), "", 1, MSG_NOSIGNAL);
+    if (sleeper.load() == kAwake) return;
+    switch (sleeper.exchange(kAwake)) {
+      case kOnSocket: ::send(socket_.get(), "", 1, MSG_NOSIGNAL); break;
+      case kOnWord: Alarm::wake(sleeper); break;
+      default: break;
+    }
   }
 
   // Constant after construction, or with synchronization of their own.

@@ -47,8 +47,9 @@ class NativeStream {
   virtual bool isLocked() const { return false; }
   /// As NativeLoop::Spinner.
   virtual NativeLoop::Outlook outlook() const { return NativeLoop::Outlook::kNone; }
-  virtual bool arm() { return true; }
+  virtual bool arm(NativeLoop::Sleeper /*sleeper*/) { return true; }
   virtual void disarm() {}
+  virtual std::optional<Alarm::Bell> bell() { return std::nullopt; }
 
   /// Ends both directions at once; whichever thread is in a call.
   virtual void shutDown() = 0;

@@ -43,6 +43,9 @@ class NativeTransport : public Transport {
   void close() override;
   bool inLoop() const override { return LoopScope::in(shared_->callbacks); }
   void assist(const std::function<bool()>& done) override { shared_->loop.assist(done); }
+  void sleep(const std::function<bool()>& done, Alarm& alarm, TimePoint latest, bool gives_way) override {
+    shared_->loop.sleep(done, alarm, latest, gives_way);
+  }
   std::string describe() const override {
     return host_.empty() ? "native(tcp)" : options_.shared_memory ? "native(shm,tcp)" : "native(unix,tcp)";
   }

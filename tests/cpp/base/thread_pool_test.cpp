@@ -12,7 +12,12 @@
 #include <thread>
 #include <vector>
 
+#include "needs_alarm.h"
+#include "outcomes.h"
+
 namespace torchrpc {
+
+using test::eventually;
 
 namespace {
 
@@ -235,6 +240,63 @@ TEST_CASE("a task that another thread posts ends a look") {
   CHECK_FALSE(first);
   pool.post([&] { ran.count_down(); });
   ran.wait();
+}
+
+TEST_CASE("who has looked in vain sleeps where tasks come from, and posts and the end wake it") {
+  NEEDS_ALARM;
+  std::atomic<int> slept = 0, ran = 0;
+  std::latch both(2);
+  ThreadPool pool(
+      {.look = [](const std::function<bool()>&) {},
+       .sleep =
+           [&](const std::function<bool()>& done, Alarm& alarm) {
+             ++slept;
+             while (!done()) alarm.sleep(done, {}, kNever);
+           }});
+  for (int i = 1; i <= 2; ++i) {
+    pool.post([&] {
+      ++ran;
+      both.count_down();
+    });
+    CHECK(eventually([&] { return slept == i; }));
+    CHECK(ran == i);
+  }
+  both.wait();
+  CHECK(pool.stats().idle == 1);
+  pool.close();
+}
+
+namespace {
+int policyHere() {
+  sched_param parameters{};
+  int policy = -1;
+  ::pthread_getschedparam(::pthread_self(), &policy, &parameters);
+  return policy;
+}
+}  // namespace
+
+TEST_CASE("threads are gentle while they sleep, not while they run tasks") {
+  NEEDS_ALARM;
+  std::atomic<int> asleep = -1;
+  ThreadPool pool(
+      {.look = [](const std::function<bool()>&) {},
+       .sleep =
+           [&](const std::function<bool()>& done, Alarm& alarm) {
+             asleep = policyHere();
+             while (!done()) alarm.sleep(done, {}, kNever);
+           }});
+  for (int i = 0; i < 2; ++i) {
+    std::latch ran(1);
+    int running = -1;
+    pool.post([&] {
+      running = policyHere();
+      ran.count_down();
+    });
+    ran.wait();
+    CHECK(running == policyHere());
+    CHECK(eventually([&] { return asleep == SCHED_BATCH; }));
+    asleep = -1;
+  }
 }
 
 TEST_CASE("close runs what is queued, and after it nothing is taken") {

@@ -1,8 +1,13 @@
 // What only the native transport has: its addresses and ways, what it costs when idle, peers in other processes.
 
+#include <barrier>
 #include <ctime>
+#include <list>
+#include <random>
 #include <thread>
 
+#include "needs_alarm.h"
+#include "outcomes.h"
 #include "transport/child_process.h"
 #include "transport/kinds.h"
 #include "transport/native_address.h"
@@ -230,6 +235,164 @@ TEST_CASE("a transport can be closed while threads assist, and assisting a close
   pair.b->close();
   pair.b->assist([] { return false; });
   over = true;
+}
+
+// ---- sleepers ----
+
+namespace {
+
+/// A thread that waits for frames as callers do: looks, then sleeps where they come in.
+class Listener {
+ public:
+  Listener(Transport& transport, std::atomic<int>& come, bool gives_way)
+      : thread_([this, &transport, &come, gives_way] {
+          current = this;
+          for (int seen = come; !over_; seen = come) {
+            const auto news = [&] { return come != seen || over_; };
+            transport.assist(news);
+            while (!news()) {
+              transport.sleep(news, alarm_, kNever, gives_way);
+              if (!news()) ++sent_away;
+              std::this_thread::sleep_for(std::chrono::microseconds(20));
+            }
+          }
+        }) {}
+  ~Listener() {
+    over_ = true;
+    alarm_.ring();
+  }
+  void tell() { alarm_.ring(); }
+
+  /// The listener that this thread is.
+  static thread_local Listener* current;
+  std::atomic<int> brought{0};
+  std::atomic<int> sent_away{0};  ///< to sleep elsewhere
+
+ private:
+  std::atomic<bool> over_{false};
+  Alarm alarm_;
+  std::jthread thread_;
+};
+
+thread_local Listener* Listener::current = nullptr;
+
+/// Frames to listeners, one after another.
+struct Listening {
+  Listening() {
+    witness.hook = [this](const Frame&) {
+      if (Listener::current) ++Listener::current->brought;
+      ++come;
+      for (auto& listener : listeners) listener.tell();
+    };
+    send();
+  }
+  ~Listening() { listeners.clear(); }
+
+  Listener& listen(bool gives_way = false) { return listeners.emplace_back(*pair.b, come, gives_way); }
+  void send() {
+    pair.send(*connection, headOnly("frame"));
+    REQUIRE(witness.awaitFrames(++sent));
+  }
+  /// Whether some frame, each sent when all have fallen asleep, is brought by that listener.
+  bool isBroughtBy(Listener& listener) {
+    const int before = listener.brought;
+    return eventually([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      send();
+      return listener.brought > before;
+    });
+  }
+
+  Pair<NativeShm> pair;
+  std::shared_ptr<Connection> connection = pair.connect(pair.witness());
+  Witness& witness = *pair.accepted().witness;
+  std::atomic<int> come{0};
+  int sent = 0;
+  std::list<Listener> listeners;
+};
+
+}  // namespace
+
+TEST_CASE("threads that sleep in the loop's place miss no frame") {
+  NEEDS_ALARM;
+  constexpr int kFrames = 10'000;
+  Listening frames;
+  frames.listen(/*gives_way=*/true);
+  frames.listen();
+  frames.listen();
+  // One at a time: nothing that comes later wakes who has missed one.
+  while (frames.sent < kFrames) {
+    frames.send();
+    if (frames.sent % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(frames.sent % 400));
+  }
+}
+
+TEST_CASE("frames are not missed when sleepers leave, or are replaced, while others look") {
+  NEEDS_ALARM;
+  constexpr int kRounds = 5'000;
+  Listening frames;
+  std::barrier round(4);
+  std::atomic<bool> over{false};
+  // In each round they come together, and nobody who could find what another has missed stays until its end.
+  const auto everyRound = [&](unsigned seed, auto visit) {
+    return std::jthread([&, visit, random = std::minstd_rand(seed)]() mutable {
+      while (round.arrive_and_wait(), !over) {
+        const auto begin = deadlineAfter(std::chrono::microseconds(random() % 100));
+        while (std::chrono::steady_clock::now() < begin) std::this_thread::yield();
+        visit(begin + std::chrono::microseconds(random() % 100));
+        round.arrive_and_wait();
+      }
+    });
+  };
+  const auto late = [](TimePoint latest) { return [latest] { return std::chrono::steady_clock::now() >= latest; }; };
+  const auto sleeper = [&](bool gives_way) {
+    return [&, gives_way](TimePoint latest) {
+      Alarm alarm;
+      frames.pair.b->sleep(late(latest), alarm, latest, gives_way);
+    };
+  };
+  const auto idle = everyRound(1, sleeper(true));
+  const auto caller = everyRound(2, sleeper(false));
+  const auto looks = everyRound(3, [&](TimePoint latest) { frames.pair.b->assist(late(latest)); });
+  std::minstd_rand random(4);
+  for (int i = 0; i < kRounds; ++i) {
+    round.arrive_and_wait();
+    const auto then = deadlineAfter(std::chrono::microseconds(random() % 200));
+    while (std::chrono::steady_clock::now() < then) std::this_thread::yield();
+    frames.send();
+    round.arrive_and_wait();
+  }
+  over = true;
+  round.arrive_and_wait();
+}
+
+TEST_CASE("who sleeps in the loop's place brings what comes, and gives way to others") {
+  NEEDS_ALARM;
+  Listening frames;
+  auto& idle = frames.listen(/*gives_way=*/true);
+  CHECK(frames.isBroughtBy(idle));
+  const int before = idle.sent_away;
+  auto& caller = frames.listen();
+  CHECK(frames.isBroughtBy(caller));
+  CHECK(eventually([&] { return idle.sent_away > before; }));
+}
+
+TEST_CASE("a transport can be closed while a thread sleeps in its loop's place") {
+  Pair<NativeShm> pair;
+  auto connection = pair.connect(pair.witness());
+  pair.send(*connection, headOnly("hello"));
+  auto& witness = *pair.accepted().witness;
+  REQUIRE(witness.awaitFrames(1));
+  Alarm alarm;
+  std::atomic<bool> closed{false};
+  std::jthread sleeper([&] { pair.b->sleep([&] { return closed.load(); }, alarm, kNever, /*gives_way=*/false); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  pair.b->close();
+  CHECK(witness.awaitClosed().code() == ErrorCode::kShutdown);
+  closed = true;
+  alarm.ring();
+  sleeper.join();
+  pair.b->sleep([] { return false; }, alarm, kNever, /*gives_way=*/false);
 }
 
 // ---- the choice ----
