@@ -3,7 +3,7 @@
 // How much is under way on a node (calls made, requests served), so that a graceful shutdown can wait for none.
 
 #include <atomic>
-#include <memory>
+#include <utility>
 
 #include "base/interrupt.h"
 #include "base/mutex.h"
@@ -17,6 +17,8 @@ class Activity {
     running_.fetch_add(1, std::memory_order_acq_rel);
     total_.fetch_add(1, std::memory_order_acq_rel);
   }
+  /// What has begun is held once more.
+  void hold() { running_.fetch_add(1, std::memory_order_acq_rel); }
   void end() {
     if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
       MutexLock lock(mutex_);
@@ -40,11 +42,25 @@ class Activity {
   CondVar idle_;
 };
 
-/// Something under way: begins when made, ends when the last copy is gone.
-using ActivityToken = std::shared_ptr<void>;
-inline ActivityToken begin(Activity& activity) {
-  activity.begin();
-  return {static_cast<void*>(&activity), [](void* of) { static_cast<Activity*>(of)->end(); }};
-}
+/// Something under way: begins when made, ends when the last copy is gone, before the Activity is.
+class ActivityToken {
+ public:
+  ActivityToken() = default;
+  explicit ActivityToken(Activity& of) : of_(&of) { of.begin(); }
+  ActivityToken(const ActivityToken& other) : of_(other.of_) {
+    if (of_) of_->hold();
+  }
+  ActivityToken(ActivityToken&& other) noexcept : of_(std::exchange(other.of_, nullptr)) {}
+  ActivityToken& operator=(ActivityToken other) noexcept {
+    std::swap(of_, other.of_);
+    return *this;
+  }
+  ~ActivityToken() {
+    if (of_) of_->end();
+  }
+
+ private:
+  Activity* of_ = nullptr;
+};
 
 }  // namespace torchrpc

@@ -105,7 +105,7 @@ void Agent::request(WorkerId to, Message message, Duration timeout, ReplyHandler
   const auto id = message.call = calls_.nextId();
   CallTable::Call call{.to = to, .timeout = timeout, .bytes = sizeOf(message)};
   if (timeout > Duration::zero()) call.deadline = timer_->now() + timeout;
-  call.token = begin(activity_);
+  call.token = ActivityToken(activity_);
   call.handler = std::move(handler);
   const auto deadline = call.deadline;
   bool wake = false;
@@ -118,7 +118,7 @@ void Agent::request(WorkerId to, Message message, Duration timeout, ReplyHandler
 
   const auto fault = options_.faults ? options_.faults(message) : SendFault();
   if (fault.fail) {
-    complete(id, notSent(worker(to), {ErrorCode::kWorkerLost, "this fault was injected"}));
+    failUnsent(id, {ErrorCode::kWorkerLost, "this fault was injected"});
   } else if (fault.delay > Duration::zero()) {
     timer_->after(fault.delay, [this, to, id, message = std::move(message)] { send(to, id, message); });
   } else {
@@ -150,21 +150,25 @@ TimePoint Agent::deadlineOf(const Message& request, TimePoint arrived) {
 void Agent::send(WorkerId to, CallId id, const Message& message) {
   try {
     if (to == self().id) {
-      serve(self(), message.kind, encodeCopy(message, options_.limits), [this, id](Result<Message> result) {
+      const Responder responder([this, id](Result<Message> result) {
         if (result) result = copyMessage(result.value());
         complete(id, std::move(result));
       });
-      return;
+      return serve(self(), message.kind, encodeCopy(message, options_.limits), responder);
     }
     auto frame = encodeFrame(message, options_.limits);
     const auto link = connections_.link(to);
     calls_.assign(id, link->id());  // sent even if its time is over: what travels in it is on its way
-    link->send(std::move(frame), [this, id, to](const Status& failure) {
-      if (failure) complete(id, notSent(worker(to), *failure));
+    link->send(std::move(frame), [this, id](const Status& failure) {
+      if (failure) failUnsent(id, *failure);
     });
   } catch (const Error& e) {
     complete(id, e);
   }
+}
+
+void Agent::failUnsent(CallId id, const Error& reason) {
+  if (auto call = calls_.take(id)) call->handler(notSent(worker(call->to), reason));
 }
 
 void Agent::complete(CallId id, Result<Message> result) {
@@ -223,7 +227,7 @@ struct Agent::Retry {
 };
 
 void Agent::requestReliably(WorkerId to, Message message, ReplyHandler handler) {
-  attempt(std::make_shared<Retry>(to, std::move(message), Responder(std::move(handler)), begin(activity_)));
+  attempt(std::make_shared<Retry>(to, std::move(message), Responder(std::move(handler)), ActivityToken(activity_)));
 }
 
 void Agent::attempt(std::shared_ptr<Retry> retry) {
@@ -266,10 +270,10 @@ void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
   }
   if (*role == Role::kReply) return complete(info->call, decode(std::move(frame)));
   liveness_.wake();  // it may have brought what its sender then holds
-  auto answer = [this, link, id = info->call, token = begin(activity_)](Result<Message> result) {
+  const Responder responder([this, link, id = info->call, token = ActivityToken(activity_)](Result<Message> result) {
     reply(link, id, std::move(result), token);
-  };
-  serve(link->peer(), info->kind, std::move(frame), std::move(answer));
+  });
+  serve(link->peer(), info->kind, std::move(frame), responder);
 }
 
 template <typename Handle>
@@ -283,16 +287,14 @@ void Agent::answering(const Responder& responder, const Handle& handle) {
   }
 }
 
-void Agent::serve(const WorkerInfo& from, Kind kind, Frame frame, Responder::Sink answer) {
+void Agent::serve(const WorkerInfo& from, Kind kind, Frame frame, const Responder& responder) {
   const auto it = served_.find(kind);
   if (it == served_.end()) {
-    answer(Error(
+    return responder.fail(Error(
         ErrorCode::kProtocol, self().name + " does not serve messages of kind " + std::string(name(kind)),
         self().name));
-    return;
   }
   const auto& served = it->second;
-  const Responder responder(std::move(answer));
   if (served.where == Where::kPool && !served.first) {
     // Decoding takes the loop longer than all else: each thread of the pool does it for what it serves.
     return serveLater(served, responder, [this, from = from, frame = std::move(frame)]() mutable -> Request {

@@ -124,8 +124,8 @@ class Agent final : public Messenger {
   Result<Message> decode(Frame frame);
   void onFrame(const std::shared_ptr<Link>& link, Frame frame);
   void onLost(const Link& link, const Error& reason);
-  /// Hands a request that has arrived to its handler, on the thread where that runs; `answer` is the way back.
-  void serve(const WorkerInfo& from, Kind kind, Frame frame, Responder::Sink answer);
+  /// Hands a request that has arrived to its handler, on the thread where that runs.
+  void serve(const WorkerInfo& from, Kind kind, Frame frame, const Responder& responder);
   /// On the pool or in the lane: serves the request that `take` gives.
   template <typename TakeRequest>
   void serveLater(const Served& served, const Responder& responder, TakeRequest take);
@@ -134,6 +134,8 @@ class Agent final : public Messenger {
   void answering(const Responder& responder, const Handle& handle);
   /// Takes the call out of the table and completes it; late and repeated replies are counted.
   void complete(CallId id, Result<Message> result);
+  /// The same for a call that the transport did not take: nothing of it has arrived.
+  void failUnsent(CallId id, const Error& reason);
   void reply(const std::shared_ptr<Link>& link, CallId id, Result<Message> result, ActivityToken token);
   void expire();
   void armTimer(TimePoint deadline);

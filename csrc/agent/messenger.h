@@ -3,8 +3,10 @@
 // What the protocols above the agent (RRefs, autograd) need of it: to send requests and to answer them. The agent is
 // the real one; protocol tests put a simulated network in its place.
 
+#include <concepts>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -21,22 +23,36 @@ namespace torchrpc {
 /// never left hanging.
 class Responder {
  public:
-  using Sink = std::function<void(Result<Message>)>;
-
   Responder() = default;
-  explicit Responder(Sink sink) : sink_(std::make_shared<Once>(std::move(sink))) {}
+  /// `sink` is called once, with the answer.
+  template <std::invocable<Result<Message>> Sink>
+  explicit Responder(Sink sink) : once_(std::make_shared<OnceTo<Sink>>(std::move(sink))) {}
 
   void reply(Message message) const { complete(std::move(message)); }
   void fail(Error error) const { complete(std::move(error)); }
-  void complete(Result<Message> result) const;
+  void complete(Result<Message> result) const {
+    if (once_) once_->complete(std::move(result));
+  }
 
  private:
+  static Error dropped();
+
   struct Once {
-    explicit Once(Sink sink) : sink(std::move(sink)) {}
-    ~Once();
-    Sink sink;
+    virtual ~Once() = default;
+    virtual void complete(Result<Message> result) = 0;
   };
-  std::shared_ptr<Once> sink_;
+  template <typename Sink>
+  struct OnceTo final : Once {
+    explicit OnceTo(Sink sink) : sink(std::move(sink)) {}
+    ~OnceTo() override {
+      if (sink) complete(dropped());
+    }
+    void complete(Result<Message> result) override {
+      if (auto once = std::exchange(sink, std::nullopt)) (*once)(std::move(result));
+    }
+    std::optional<Sink> sink;
+  };
+  std::shared_ptr<Once> once_;
 };
 
 /// A request that has arrived.

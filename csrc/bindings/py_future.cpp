@@ -17,7 +17,7 @@ using torch::jit::PythonFutureWrapper;
 using Wrapped = std::shared_ptr<PythonFutureWrapper>;
 
 py::object waitForValue(const Wrapped& future);
-py::list waitForValues(const std::vector<Wrapped>& futures);
+py::list waitForValues(const py::sequence& objects);
 
 /// A Python exception that a future holds: thrown from wait() and value() as often as they are called.
 class Raised : public std::exception {
@@ -54,7 +54,27 @@ void bindFutures(py::module_& module) {
 
 FuturePtr makeFuture() { return c10::make_intrusive<c10::ivalue::Future>(c10::PyObjectType::get()); }
 
-py::object wrapFuture(FuturePtr future) { return py::cast(std::make_shared<PythonFutureWrapper>(std::move(future))); }
+namespace {
+
+/// torch.futures.Future: looked up once, as by its C++ name that takes longer than the rest of a cast.
+const py::detail::type_info* futureType() {
+  static const auto* const type = py::detail::get_type_info(typeid(PythonFutureWrapper), /*throw_if_missing=*/true);
+  return type;
+}
+
+Wrapped unwrap(py::handle object) {
+  py::detail::type_caster_generic caster(futureType());
+  if (object.is_none() || !caster.load(object, /*convert=*/false)) throw py::type_error("not a torch.futures.Future");
+  return static_cast<PythonFutureWrapper*>(caster.value)->shared_from_this();
+}
+
+}  // namespace
+
+py::object wrapFuture(FuturePtr future) {
+  const auto wrapper = std::make_shared<PythonFutureWrapper>(std::move(future));
+  return py::reinterpret_steal<py::object>(py::detail::type_caster_generic::cast(
+      wrapper.get(), py::return_value_policy::take_ownership, {}, futureType(), nullptr, nullptr, &wrapper));
+}
 
 c10::IValue toValue(const py::object& object) { return torch::jit::toIValue(object, c10::PyObjectType::get()); }
 
@@ -225,7 +245,10 @@ py::object waitForValue(const Wrapped& future) {
   return torch::jit::tracer::isTracing() ? future->wait() : future->value();
 }
 
-py::list waitForValues(const std::vector<Wrapped>& futures) {
+py::list waitForValues(const py::sequence& objects) {
+  std::vector<Wrapped> futures;
+  futures.reserve(objects.size());
+  for (const auto object : objects) futures.push_back(unwrap(object));
   std::vector<FuturePtr> pending;
   for (const auto& future : futures) {
     if (!future->fut->completed() || future->fut->hasError()) pending.push_back(future->fut);

@@ -10,8 +10,8 @@ namespace torchrpc {
 namespace {
 
 /// Whatever user code may throw, as an Error.
-template <typename F>
-void guard(const std::function<void(Error)>& fail, F&& body) {
+template <typename Fail, typename F>
+void guard(const Fail& fail, F&& body) {
   try {
     body();
   } catch (const Error& e) {
@@ -32,13 +32,14 @@ void CallService::serve(Kind call_kind, Kind remote_kind, std::shared_ptr<Callab
   });
 }
 
-void CallService::prepare(Request request, Run run, std::function<void(Error)> fail) {
+template <typename Run, typename Fail>
+void CallService::prepare(Request request, const Run& run, const Fail& fail) {
   Invocation plain{.from = std::move(request.from), .message = std::move(request.message)};
   const auto* forks = plain.message.header(HeaderKind::kRRefForks);
   if (!forks) return guard(fail, [&] { run(std::move(plain)); });
   const auto invocation = std::make_shared<Invocation>(std::move(plain));
   forks = invocation->message.header(HeaderKind::kRRefForks);
-  auto go = [invocation, run = std::move(run), fail](Result<std::vector<RRefPtr>> rrefs) {
+  auto go = [invocation, run, fail](Result<std::vector<RRefPtr>> rrefs) {
     if (!rrefs) return fail(rrefs.error());
     invocation->rrefs = std::move(rrefs).value();
     guard(fail, [&] { run(std::move(*invocation)); });

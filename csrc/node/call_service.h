@@ -19,9 +19,10 @@ class CallService {
   void serve(Kind call, Kind remote, std::shared_ptr<CallableRunner> runner);
 
  private:
-  using Run = std::function<void(Invocation)>;
-  /// `run`s the request on a pool thread once its RRefs are confirmed; otherwise `fail`s.
-  void prepare(Request request, Run run, std::function<void(Error)> fail);
+  /// `run`s the request, an Invocation then, on a pool thread once its RRefs are confirmed; otherwise `fail`s with an
+  /// Error. Both are copied.
+  template <typename Run, typename Fail>
+  void prepare(Request request, const Run& run, const Fail& fail);
   void call(CallableRunner& runner, Request request, const Responder& responder);
   void remote(CallableRunner& runner, Request request, const Responder& responder);
 
