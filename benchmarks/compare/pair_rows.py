@@ -4,6 +4,7 @@ Each session has fresh processes, and nothing else of the benchmark runs meanwhi
 """
 
 import os
+import statistics
 import time
 
 import torch
@@ -126,6 +127,26 @@ def many_builtin_calls(meter: Meter):
         torch.futures.wait_all([rpc.rpc_async(PEER, torch.add, args=(A, B)) for _ in range(n)])
 
     return meter.rate(burst, 2000)
+
+
+def work(seconds):
+    """Keeps the processor busy for so long; how long it was in the end."""
+    begin = time.perf_counter()
+    while (spent := time.perf_counter() - begin) < seconds:
+        pass
+    return spent
+
+
+@row("what a call adds to a function of 1 ms, 1 ms after the last", "pauses")
+def call_after_pause(meter: Meter):
+    added = []
+    end = time.perf_counter() + meter.budget
+    while time.perf_counter() < end:
+        time.sleep(0.001)
+        begin = time.perf_counter()
+        spent = rpc.rpc_sync(PEER, work, args=(0.001,))
+        added.append(time.perf_counter() - begin - spent)
+    return statistics.median(added)
 
 
 waiting: list[torch.futures.Future] = []  # on the callee

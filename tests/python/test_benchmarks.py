@@ -24,6 +24,7 @@ def compare(hook_path, tmp_path):
 def test_rows_of_both_systems_stand_side_by_side(compare, tmp_path):
     output = compare("--quick", "--rows=nothing in or out|^init 2", "--transports=tcp")
     assert "| row " in output and "torchrpc / torch" in output
+    assert "failed" not in output, output
     saved = json.loads((tmp_path / "out.json").read_text())
     assert set(saved["versions"]) >= {"torch", "torchrpc"}
     assert "torchrpc" in saved["versions"]["torchrpc"] and "torchrpc" not in saved["versions"]["torch"]
