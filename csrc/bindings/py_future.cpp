@@ -62,9 +62,10 @@ const py::detail::type_info* futureType() {
   return type;
 }
 
+/// Null for what is none.
 Wrapped unwrap(py::handle object) {
   py::detail::type_caster_generic caster(futureType());
-  if (object.is_none() || !caster.load(object, /*convert=*/false)) throw py::type_error("not a torch.futures.Future");
+  if (object.is_none() || !caster.load(object, /*convert=*/false)) return nullptr;
   return static_cast<PythonFutureWrapper*>(caster.value)->shared_from_this();
 }
 
@@ -222,12 +223,14 @@ void waitUntilDone(Node* node, const FuturePtr& future) {
   const auto over = [&] { return own.arrived || future->completed(); };
   const bool may_bring_it = node && node->agent().hasCalls();
   if (may_bring_it) node->agent().assist(over);
-  const auto waiter = std::make_shared<Waiter<bool>>();
-  if (!over()) future->addCallback([waiter](c10::ivalue::Future&) { waiter->set(true); });
-  for (; !over(); checkInterrupt()) {
-    const auto latest = deadlineAfter(kBetweenSignals);
-    if (may_bring_it) node->agent().sleep(over, waiter->alarm(), latest);
-    if (!own.arrived && waiter->waitFor(latest - std::chrono::steady_clock::now())) return;
+  if (!over()) {
+    const auto waiter = std::make_shared<Waiter<bool>>();
+    future->addCallback([waiter](c10::ivalue::Future&) { waiter->set(true); });
+    for (; !over(); checkInterrupt()) {
+      const auto latest = deadlineAfter(kBetweenSignals);
+      if (may_bring_it) node->agent().sleep(over, waiter->alarm(), latest);
+      if (!own.arrived && waiter->waitFor(latest - std::chrono::steady_clock::now())) return;
+    }
   }
   if (own.arrived) own.arrived->finish();
 }
@@ -248,7 +251,10 @@ py::object waitForValue(const Wrapped& future) {
 py::list waitForValues(const py::sequence& objects) {
   std::vector<Wrapped> futures;
   futures.reserve(objects.size());
-  for (const auto object : objects) futures.push_back(unwrap(object));
+  for (const auto object : objects) {
+    futures.push_back(unwrap(object));
+    if (!futures.back()) throw py::type_error("not a torch.futures.Future");
+  }
   std::vector<FuturePtr> pending;
   for (const auto& future : futures) {
     if (!future->fut->completed() || future->fut->hasError()) pending.push_back(future->fut);
@@ -268,8 +274,8 @@ py::list waitForValues(const py::sequence& objects) {
 }  // namespace
 
 void whenDone(const py::object& object, ValueOrRaised done) {
-  if (!py::isinstance<PythonFutureWrapper>(object)) throw std::invalid_argument("not a torch.futures.Future");
-  const auto wrapper = py::cast<std::shared_ptr<PythonFutureWrapper>>(object);
+  const auto wrapper = unwrap(object);
+  if (!wrapper) throw std::invalid_argument("not a torch.futures.Future");
   py::gil_scoped_release no_gil;
   wrapper->fut->addCallback([wrapper, done = std::move(done)](c10::ivalue::Future& /*future*/) {
     py::gil_scoped_acquire gil;

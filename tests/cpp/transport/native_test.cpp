@@ -329,7 +329,7 @@ TEST_CASE("threads that sleep in the loop's place miss no frame") {
 
 TEST_CASE("frames are not missed when sleepers leave, or are replaced, while others look") {
   NEEDS_ALARM;
-  constexpr int kRounds = 5'000;
+  constexpr int kRounds = 10'000;
   Listening frames;
   std::barrier round(4);
   std::atomic<bool> over{false};
@@ -345,14 +345,18 @@ TEST_CASE("frames are not missed when sleepers leave, or are replaced, while oth
     });
   };
   const auto late = [](TimePoint latest) { return [latest] { return std::chrono::steady_clock::now() >= latest; }; };
-  const auto sleeper = [&](bool gives_way) {
-    return [&, gives_way](TimePoint latest) {
-      Alarm alarm;
-      frames.pair.b->sleep(late(latest), alarm, latest, gives_way);
-    };
-  };
-  const auto idle = everyRound(1, sleeper(true));
-  const auto caller = everyRound(2, sleeper(false));
+  const auto idle = everyRound(1, [&](TimePoint latest) {
+    Alarm alarm;
+    frames.pair.b->sleep(late(latest), alarm, latest, /*gives_way=*/true);
+  });
+  // In every other round it stays until the frame has come: nobody but itself finds then what it has missed.
+  std::atomic<int> rounds{0};
+  Alarm has_come;
+  const auto caller = everyRound(2, [&](TimePoint latest) {
+    const bool stays = rounds % 2 == 0;
+    const auto come = [&] { return frames.come > rounds + 1; };  // one came before the first
+    frames.pair.b->sleep(stays ? std::function<bool()>(come) : late(latest), has_come, stays ? kNever : latest, false);
+  });
   const auto looks = everyRound(3, [&](TimePoint latest) { frames.pair.b->assist(late(latest)); });
   std::minstd_rand random(4);
   for (int i = 0; i < kRounds; ++i) {
@@ -360,7 +364,9 @@ TEST_CASE("frames are not missed when sleepers leave, or are replaced, while oth
     const auto then = deadlineAfter(std::chrono::microseconds(random() % 200));
     while (std::chrono::steady_clock::now() < then) std::this_thread::yield();
     frames.send();
+    has_come.ring();
     round.arrive_and_wait();
+    ++rounds;
   }
   over = true;
   round.arrive_and_wait();
@@ -378,6 +384,7 @@ TEST_CASE("who sleeps in the loop's place brings what comes, and gives way to ot
 }
 
 TEST_CASE("a transport can be closed while a thread sleeps in its loop's place") {
+  NEEDS_ALARM;
   Pair<NativeShm> pair;
   auto connection = pair.connect(pair.witness());
   pair.send(*connection, headOnly("hello"));
@@ -385,7 +392,10 @@ TEST_CASE("a transport can be closed while a thread sleeps in its loop's place")
   REQUIRE(witness.awaitFrames(1));
   Alarm alarm;
   std::atomic<bool> closed{false};
-  std::jthread sleeper([&] { pair.b->sleep([&] { return closed.load(); }, alarm, kNever, /*gives_way=*/false); });
+  std::jthread sleeper([&] {
+    // It may be sent away while the loop has its turn.
+    while (!closed) pair.b->sleep([&] { return closed.load(); }, alarm, kNever, /*gives_way=*/false);
+  });
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   pair.b->close();
   CHECK(witness.awaitClosed().code() == ErrorCode::kShutdown);
