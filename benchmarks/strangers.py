@@ -2,8 +2,9 @@
 
 python benchmarks/strangers.py [connections of each kind]
 
-Prints, for each kind and for as many connections that have nothing to do with the worker, what the calls took without
-and with them, how many the worker turned away, and its memory before and after. Exit status 1 if a call failed.
+Prints, for each kind, what the calls took: undisturbed, beside as many connections that go elsewhere (which take the
+processors and nothing of the worker), and with the strangers; how many the worker turned away, and its memory before
+and after. Exit status 1 if a call failed.
 """
 
 import contextlib
@@ -20,9 +21,10 @@ import torch.multiprocessing as mp
 
 import torchrpc.rpc as rpc
 
-ELSEWHERE = "go elsewhere"  # take as much of the processors, and nothing of the worker: what the others compare with
-KINDS = (ELSEWHERE, "random bytes", "close at once", "stop half-way", "slow")
+ELSEWHERE = "go elsewhere"
+KINDS = ("random bytes", "close at once", "stop half-way", "slow")
 AT_ONCE = 200  # that are held open
+IP_BIND_ADDRESS_NO_PORT = 24  # Linux: the port is found in connect(), where those that others use are free, too
 GREETING = b"torchrpc"  # how a peer of ours begins: csrc/wire/PROTOCOL.md
 
 
@@ -58,12 +60,18 @@ def pass_on(tensor):
 # --- the strangers ----------------------------------------------------------------------------------------------------
 def connect(to: tuple[str, int], kind: str) -> socket.socket:
     # Each kind comes from an address of its own: a port is not free again until a minute after the connection's end.
-    host = f"127.0.0.{2 + KINDS.index(kind)}"
+    host = f"127.0.0.{2 + [ELSEWHERE, *KINDS].index(kind)}"
     for _ in range(1000):
+        stranger = socket.socket()
+        stranger.settimeout(10)
+        stranger.setsockopt(socket.IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1)
+        stranger.bind((host, 0))
         try:
-            return socket.create_connection(to, timeout=10, source_address=(host, 0))
+            stranger.connect(to)
+            return stranger
         except OSError as error:  # the backlog is full
             failure = error
+            stranger.close()
             time.sleep(0.001)
     raise ConnectionError(f"nobody answers at {to}") from failure
 
@@ -117,26 +125,34 @@ def call_until(over, least: int = 200) -> list[float]:
     return seconds
 
 
-def measure(count: int) -> None:
+def calls_beside(kind: str, to: tuple[str, int], count: int) -> list[float]:
     spawning = mp.get_context("spawn")
+    begun = spawning.Event()
+    process = spawning.Process(target=strangers, args=(kind, to, count, begun))
+    process.start()
+    begun.wait(60)
+    seconds = call_until(lambda: not process.is_alive())
+    process.join()
+    if process.exitcode:
+        raise RuntimeError(f"the process of strangers that {kind} exited with {process.exitcode}")
+    return seconds
+
+
+def measure(count: int) -> None:
     to = rpc.rpc_sync("middle", listening_at)
     call_until(lambda: True, 2000)
-    print(f"| {count:,} strangers that | s | calls, us | with strangers | turned away | KiB before | after |")
-    print("|-|-|-|-|-|-|-|")
+    print(f"| {count:,} strangers that | s | calls, us | beside others | with strangers | turned away | KiB | after |")
+    print("|-|-|-|-|-|-|-|-|")
     for kind in KINDS:
-        refused, before = rpc.rpc_sync("middle", state)
         without = call_until(lambda: True, 2000)
-        begun = spawning.Event()
-        process = spawning.Process(target=strangers, args=(kind, to, count, begun))
-        process.start()
-        begun.wait(60)
+        beside = calls_beside(ELSEWHERE, to, count)
+        refused, before = rpc.rpc_sync("middle", state)
         start = time.monotonic()
-        within = call_until(lambda process=process: not process.is_alive())
+        within = calls_beside(kind, to, count)
         seconds = time.monotonic() - start
-        process.join()
         now, after = rpc.rpc_sync("middle", state)
-        calm, beset = (f"{statistics.median(each) * 1e6:.0f}" for each in (without, within))
-        print(f"| {kind} | {seconds:.1f} | {calm} | {beset} | {now - refused:,} | {before:,} | {after:,} |", flush=True)
+        calls = " | ".join(f"{statistics.median(each) * 1e6:.0f}" for each in (without, beside, within))
+        print(f"| {kind} | {seconds:.1f} | {calls} | {now - refused:,} | {before:,} | {after:,} |", flush=True)
 
 
 def work(rank: int, store: str, count: int) -> None:

@@ -168,6 +168,7 @@ bool NativeConnection::isClosed() {
 }
 
 void NativeConnection::onReady(NativeLoop::Ready ready) {
+  shared_->loop.takeTurn();
   const auto self = shared_from_this();
   if (ready.writable) {
     watch_.want(true, false);

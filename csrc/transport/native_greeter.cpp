@@ -40,7 +40,9 @@ NativeGreeter::NativeGreeter(NativeShared& shared, SocketAddress address, Greeti
       done_(std::move(done)),
       connected_(false) {}
 
-void NativeGreeter::start(Duration deadline) {
+bool NativeGreeter::start(Duration deadline) {
+  // What it says may be here already: then nothing else is made for who is a stranger.
+  if (!opener_ && !onReady()) return false;
   deadline_ = shared_.loop.after(deadline, [this] {
     fail(ErrorCode::kWorkerLost, connected_ ? "it did not finish the handshake in time" : "it cannot be reached");
   });
@@ -52,19 +54,25 @@ void NativeGreeter::start(Duration deadline) {
   }
   if (opener_) return connect();
   watch_.want(true, false);
+  return true;
 }
 
 // ---- the opener ----
 
-void NativeGreeter::connect() {
+bool NativeGreeter::connect() {
   const int error = address_.connect(socket_.get());
   if (error == 0) return onConnected();
-  if (error == EINPROGRESS) return watch_.want(false, true);
-  if (error != EAGAIN) return fail(ErrorCode::kWorkerLost, socketErrorText(error));
-  retry_ = shared_.loop.after(kBusyPause, [this] { connect(); });
+  if (error == EINPROGRESS) {
+    watch_.want(false, true);
+  } else if (error == EAGAIN) {
+    retry_ = shared_.loop.after(kBusyPause, [this] { connect(); });
+  } else {
+    return fail(ErrorCode::kWorkerLost, socketErrorText(error));
+  }
+  return true;
 }
 
-void NativeGreeter::onConnected() {
+bool NativeGreeter::onConnected() {
   if (const int error = socketError(socket_.get()); error != 0) {
     return fail(ErrorCode::kWorkerLost, socketErrorText(error));
   }
@@ -72,39 +80,39 @@ void NativeGreeter::onConnected() {
   if (address_.isTcp()) tuneTcp(socket_.get());
   auto hello = self_;
   if (hasSecret()) hello.nonce = unguessable(kNonceBytes);
-  if (say(hello)) return;
+  if (!say(hello)) return false;
   watch_.want(true, false);
+  return true;
 }
 
-void NativeGreeter::receiveChallenge(const Greeting& challenge) {
+bool NativeGreeter::receiveChallenge(const Greeting& challenge) {
   if (!hasSecret()) return fail(ErrorCode::kProtocol, unlikeSecrets(challenge.name, self_.name));
   if (challenge.nonce.size() != kNonceBytes) return fail(ErrorCode::kProtocol, "a malformed challenge");
   challenged_ = true;
   transcript_ += challenge.bytes();
   Greeting answer{.type = GreetingType::kAnswer};
   answer.proof = prove(shared_.secret, Prover::kOpener, transcript_ + withoutProof(answer));
-  say(answer);
+  return say(answer);
 }
 
-void NativeGreeter::receiveWelcome(const Greeting& welcome) {
+bool NativeGreeter::receiveWelcome(const Greeting& welcome) {
   if (hasSecret() && !challenged_) return fail(ErrorCode::kProtocol, unlikeSecrets(self_.name, welcome.name));
   if (hasSecret() && !isProof(welcome.proof, shared_.secret, Prover::kListener, transcript_ + withoutProof(welcome))) {
     return fail(ErrorCode::kProtocol, "it does not know the secret of the group of " + self_.name + kRemedy);
   }
   const bool shares = welcome.flags & Greeting::kSharedMemory;
   if (shares == static_cast<bool>(memory_)) return succeed(welcome);
-  fail(ErrorCode::kProtocol, "its shared memory did not come with its greeting");
+  return fail(ErrorCode::kProtocol, "its shared memory did not come with its greeting");
 }
 
 // ---- both ----
 
-void NativeGreeter::onReady() {
+bool NativeGreeter::onReady() {
   try {
-    if (!readGreeting()) return;
-    const auto greeting = parseGreeting(prefix_.type, std::string_view(bytes_).substr(kGreetingPrefixBytes));
-    onGreeting(greeting);
+    if (!readGreeting()) return true;
+    return onGreeting(parseGreeting(prefix_.type, std::string_view(bytes_).substr(kGreetingPrefixBytes)));
   } catch (const Error& malformed) {
-    fail(malformed.code(), malformed.text());
+    return fail(malformed.code(), malformed.text());
   }
 }
 
@@ -125,7 +133,7 @@ bool NativeGreeter::readGreeting() {
   }
 }
 
-void NativeGreeter::onGreeting(const Greeting& greeting) {
+bool NativeGreeter::onGreeting(const Greeting& greeting) {
   const auto is = [&](GreetingType type, bool opener, bool challenged) {
     return greeting.type == type && opener_ == opener && challenged_ == challenged;
   };
@@ -136,7 +144,7 @@ void NativeGreeter::onGreeting(const Greeting& greeting) {
   if (is(GreetingType::kHello, false, false)) return receiveHello(greeting);
   if (is(GreetingType::kAnswer, false, true)) return receiveAnswer(greeting);
   if (is(GreetingType::kChallenge, true, false)) return receiveChallenge(greeting);
-  fail(ErrorCode::kProtocol, "a greeting that is not for this side, or not in its turn");
+  return fail(ErrorCode::kProtocol, "a greeting that is not for this side, or not in its turn");
 }
 
 bool NativeGreeter::say(const Greeting& greeting, int descriptor) {
@@ -145,8 +153,7 @@ bool NativeGreeter::say(const Greeting& greeting, int descriptor) {
   bytes_.clear();
   wanted_ = kGreetingPrefixBytes;
   const int error = sendSmall(socket_.get(), bytes, descriptor);
-  if (error != 0) fail(ErrorCode::kWorkerLost, socketErrorText(error));
-  return error != 0;
+  return error == 0 || fail(ErrorCode::kWorkerLost, socketErrorText(error));
 }
 
 std::string NativeGreeter::unlikeSecrets(const std::string& with, const std::string& without) {
@@ -155,7 +162,7 @@ std::string NativeGreeter::unlikeSecrets(const std::string& with, const std::str
 
 // ---- the side that listens ----
 
-void NativeGreeter::receiveHello(const Greeting& hello) {
+bool NativeGreeter::receiveHello(const Greeting& hello) {
   if (hello.listener != self_.listener) {
     return fail(ErrorCode::kProtocol, "another worker than the one wanted listens here now: " + self_.name);
   }
@@ -172,31 +179,31 @@ void NativeGreeter::receiveHello(const Greeting& hello) {
   if (hello.nonce.size() != kNonceBytes) return fail(ErrorCode::kProtocol, "a malformed greeting");
   challenged_ = true;
   transcript_ = hello.bytes();
-  say({.type = GreetingType::kChallenge, .name = self_.name, .nonce = unguessable(kNonceBytes)});
+  return say({.type = GreetingType::kChallenge, .name = self_.name, .nonce = unguessable(kNonceBytes)});
 }
 
-void NativeGreeter::receiveAnswer(const Greeting& answer) {
+bool NativeGreeter::receiveAnswer(const Greeting& answer) {
   if (!isProof(answer.proof, shared_.secret, Prover::kOpener, transcript_ + withoutProof(answer))) {
     return fail(ErrorCode::kProtocol, "worker " + hello_.name + " does not know the secret of " + self_.name + kRemedy);
   }
   transcript_ += answer.bytes();
-  welcome();
+  return welcome();
 }
 
-void NativeGreeter::welcome() {
+bool NativeGreeter::welcome() {
   Descriptor memory;
   if ((hello_.flags & self_.flags & Greeting::kSharedMemory) && make_memory_) memory = make_memory_();
   Greeting welcome{.type = GreetingType::kWelcome, .name = self_.name};
   if (memory) welcome.flags |= Greeting::kSharedMemory;
   if (hasSecret()) welcome.proof = prove(shared_.secret, Prover::kListener, transcript_ + withoutProof(welcome));
-  if (say(welcome, memory.get())) return;
+  if (!say(welcome, memory.get())) return false;
   memory_ = std::move(memory);
-  succeed(hello_);
+  return succeed(hello_);
 }
 
 // ---- the end ----
 
-void NativeGreeter::fail(ErrorCode code, const std::string& text) {
+bool NativeGreeter::fail(ErrorCode code, const std::string& text) {
   if (!opener_) ++shared_.refused;
   // Only those who speak our language get an answer.
   if (!opener_ && code == ErrorCode::kProtocol && GreetingPrefix::isOurs(bytes_)) {
@@ -204,11 +211,13 @@ void NativeGreeter::fail(ErrorCode code, const std::string& text) {
   }
   watch_ = {};
   std::exchange(done_, nullptr)(Error(code, text));
+  return false;
 }
 
-void NativeGreeter::succeed(const Greeting& peer) {
+bool NativeGreeter::succeed(const Greeting& peer) {
   watch_ = {};
   std::exchange(done_, nullptr)(Met{std::move(socket_), peer, std::move(memory_)});
+  return false;
 }
 
 }  // namespace torchrpc

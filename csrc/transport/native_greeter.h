@@ -33,28 +33,30 @@ class NativeGreeter {
   /// For the side that opens: connects and says `hello`.
   NativeGreeter(NativeShared& shared, SocketAddress address, Greeting hello, Done done);
 
-  void start(Duration deadline);
+  // Those that give a bool tell whether the handshake goes on; if not, `done` has been called.
+  bool start(Duration deadline);
 
  private:
-  void connect();
-  void onConnected();
-  void onReady();
+  bool connect();
+  bool onConnected();
+  bool onReady();
+  /// A whole message.
+  bool onGreeting(const Greeting& greeting);
+  bool receiveChallenge(const Greeting& challenge);
+  bool receiveWelcome(const Greeting& welcome);
+  bool receiveHello(const Greeting& hello);
+  bool receiveAnswer(const Greeting& answer);
+  bool welcome();
+  /// Sends, and puts it among what has been said.
+  bool say(const Greeting& greeting, int descriptor = -1);
+  bool fail(ErrorCode code, const std::string& text);
+  bool succeed(const Greeting& peer);
+
   /// Reads no further than the greeting: what follows is not ours. False: it is not whole yet.
   bool readGreeting();
-  /// A whole message.
-  void onGreeting(const Greeting& greeting);
-  void receiveChallenge(const Greeting& challenge);
-  void receiveWelcome(const Greeting& welcome);
-  void receiveHello(const Greeting& hello);
-  void receiveAnswer(const Greeting& answer);
-  void welcome();
-  /// Sends, and puts it among what has been said; true if that failed, and so has all this.
-  bool say(const Greeting& greeting, int descriptor = -1);
   bool hasSecret() const { return !shared_.secret.empty(); }
   /// Of a side that has (not) got a secret, where the other has not (has).
   static std::string unlikeSecrets(const std::string& with, const std::string& without);
-  void fail(ErrorCode code, const std::string& text);
-  void succeed(const Greeting& peer);
 
   NativeShared& shared_;
   const bool opener_;

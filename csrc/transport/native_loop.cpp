@@ -27,6 +27,8 @@ constexpr size_t kScratchBytes = 64 << 10;
 // had so once; a rest that is needed again within its own length is twice as long, up to kLongRest time slices. An
 // assistant gives the turn back after kLongestTurn whatever comes, and none begins while the loop waits for it. Whoever
 // gives the turn away has armed all rings before: then a message rings, and the loop wakes up for it.
+// The loop itself takes the turn for what concerns rings and frames: strangers, who come and go at the door, disturb
+// nobody who looks.
 //
 // Note [Sleeping in the loop's place]
 // Who has looked in vain sleeps. If the loop woke up for what it waits for, and woke it then, that would be two wakings
@@ -63,10 +65,6 @@ struct NativeLoop::Handle {
   Callback callback;
 
   static Handle& of(void* handle) { return *static_cast<Handle*>(static_cast<uv_handle_t*>(handle)->data); }
-  static void call(void* handle, Ready ready) {
-    static_cast<NativeLoop*>(static_cast<uv_handle_t*>(handle)->loop->data)->takeTurn();
-    of(handle).callback(ready);
-  }
 };
 
 // ---- watches ----
@@ -83,7 +81,7 @@ void NativeLoop::Watch::want(bool readable, bool writable) {
   }
   uv_poll_start(&handle_->poll, events, [](uv_poll_t* poll, int status, int events) {
     const bool failed = status < 0;
-    Handle::call(poll, {failed || (events & UV_READABLE), failed || (events & UV_WRITABLE), failed});
+    Handle::of(poll).callback({failed || (events & UV_READABLE), failed || (events & UV_WRITABLE), failed});
   });
 }
 
@@ -106,7 +104,7 @@ NativeLoop::Watch NativeLoop::after(Duration delay, std::function<void()> callba
   // libuv counts from when it last looked at the clock.
   uv_update_time(&state_->loop);
   uv_timer_start(
-      &handle->timer, [](uv_timer_t* timer) { Handle::call(timer, {}); },
+      &handle->timer, [](uv_timer_t* timer) { Handle::of(timer).callback({}); },
       static_cast<uint64_t>(std::max<int64_t>(0, milliseconds)), 0);
   return Watch(handle.release());
 }
@@ -117,7 +115,8 @@ NativeLoop::NativeLoop(Duration longest_spin)
     : longest_spin_(longest_spin), state_(std::make_unique<State>()), scratch_(kScratchBytes) {
   int error = uv_loop_init(&state_->loop);
   if (error == 0) {
-    error = uv_async_init(&state_->loop, &state_->wake, [](uv_async_t*) {});
+    error = uv_async_init(
+        &state_->loop, &state_->wake, [](uv_async_t* wake) { static_cast<NativeLoop*>(wake->loop->data)->takeTurn(); });
     if (error != 0) uv_loop_close(&state_->loop);
   }
   if (error != 0) {
@@ -171,8 +170,9 @@ void NativeLoop::run() {
     sleeping_ = !unarmed_ || armHot();
     // After the flag is up: who posts now wakes us.
     const bool awake = !sleeping_ || has_tasks_ || !giveTurn();
-    uv_run(&state_->loop, awake ? UV_RUN_NOWAIT : UV_RUN_ONCE);
-    takeTurn();
+    do {
+      uv_run(&state_->loop, awake ? UV_RUN_NOWAIT : UV_RUN_ONCE);
+    } while (!has_turn_);
     sleeping_ = false;
   }
   do {

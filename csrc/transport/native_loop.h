@@ -104,10 +104,13 @@ class NativeLoop {
   /// Sleeps on the bells of what is hot: see Transport::sleep. Not in turn.
   void sleep(const std::function<bool()>& done, Alarm& alarm, TimePoint latest, bool gives_way);
 
-  /// Told of nothing until want(). Throws Error(kWorkerLost) if the descriptor cannot be watched.
+  /// Told of nothing until want(). Called out of turn. Throws Error(kWorkerLost) if the descriptor cannot be watched.
   Watch watch(int fd, Callback callback);
-  /// Called once.
+  /// Called once, out of turn.
   Watch after(Duration delay, std::function<void()> callback);
+  /// The loop's turn, until it has done what there is to do: whoever is called out of turn takes it before it touches
+  /// what is only touched in turn. Tasks have it. Idempotent.
+  void takeTurn();
 
   // In turn.
   /// The spinner has been active: it is worth looking at for a while. It is armed before the loop sleeps.
@@ -121,8 +124,6 @@ class NativeLoop {
   void run();
   void runTasks();
   void wake();
-  /// The loop's own turn; idempotent.
-  void takeTurn();
   /// False if it has to be kept, as in unlockTurn().
   bool giveTurn();
   // In turn; see Note [Spinning].

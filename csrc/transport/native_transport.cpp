@@ -167,7 +167,6 @@ void NativeTransport::dropOldestCaller() {
 }
 
 void NativeTransport::greet(Descriptor socket, bool tcp) {
-  if (tcp) tuneTcp(socket.get());
   if (callers_.size() >= options_.unproven_peers) dropOldestCaller();
   const auto place = callers_.insert(callers_.end(), nullptr);
   const bool shares = !tcp && options_.shared_memory;
@@ -187,7 +186,9 @@ void NativeTransport::greet(Descriptor socket, bool tcp) {
 }
 
 void NativeTransport::onMet(NativeGreeter::Met met, bool tcp) {
+  shared_->loop.takeTurn();
   ++shared_->accepted;
+  if (tcp) tuneTcp(met.socket.get());
   if (!shared_->callbacks.begin()) return;
   auto connection =
       std::make_shared<NativeConnection>(shared_, met.peer.name, tcp ? "accepted over tcp" : "accepted over unix");
@@ -236,6 +237,7 @@ void NativeTransport::dial(
       .name = options_.node_name};
   *place = std::make_unique<NativeGreeter>(
       *shared_, to, std::move(hello), [this, place, connection](Result<NativeGreeter::Met> met) {
+        shared_->loop.takeTurn();
         const auto greeter = std::move(*place);
         calls_.erase(place);
         if (!met) return connection->finish(met.error().code(), met.error().text());

@@ -102,6 +102,26 @@ TEST_CASE("strangers of every kind do not disturb those who are connected") {
   CHECK(pair.b->metrics().at("transport.accepted_peers") == "2");
 }
 
+TEST_CASE("strangers are turned away while a thread that waits has the loop's turn") {
+  Guarded::options = {};
+  Pair<Guarded> pair;
+  echo(pair);
+  auto alice = pair.witness();
+  auto connection = pair.connect(alice);
+  uint64_t met = 0;
+  for (int i = 0; i < 5; ++i) {
+    checkAlive(pair, *connection, *alice);
+    pair.b->assist([&] {
+      Stranger stranger(pair.address);
+      stranger.say("GET / HTTP/1.1\r\nHost: torchrpc\r\n\r\n");
+      stranger.hearAll();
+      CHECK(refused(*pair.b) == ++met);
+      return true;
+    });
+  }
+  CHECK(met > 0);
+}
+
 TEST_CASE("of too many peers that have not proved themselves the oldest goes") {
   Guarded::options = {.unproven_peers = 3};
   Pair<Guarded> pair;
