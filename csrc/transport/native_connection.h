@@ -36,7 +36,7 @@ class NativeConnection : public Connection,
   void disarm() override;
   bool keepsLoopBusy() override;
   NativeLoop::Outlook outlook() const override { return reading_ ? reading_->outlook() : NativeLoop::Outlook::kNone; }
-  // On the loop.
+  // On the loop, in its turn.
   /// Before anything else is called on the loop.
   void setHandler(std::shared_ptr<ConnectionHandler> handler) { handler_ = std::move(handler); }
   /// The peer has proved itself: what is queued goes out, frames come in. `fd` is what tells of news.

@@ -115,7 +115,8 @@ TEST_CASE("strangers are turned away while a thread that waits has the loop's tu
       Stranger stranger(pair.address);
       stranger.say("GET / HTTP/1.1\r\nHost: torchrpc\r\n\r\n");
       stranger.hearAll();
-      CHECK(refused(*pair.b) == ++met);
+      ++met;
+      CHECK(refused(*pair.b) == met);
       return true;
     });
   }
