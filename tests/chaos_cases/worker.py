@@ -6,6 +6,7 @@ It runs on torchrpc or, told so, on torch's own RPC; `Worker.rpc` and `Worker.au
 import importlib
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -90,6 +91,7 @@ def memory_mib() -> float:
 
 def main() -> None:
     spec = json.loads(sys.argv[1])
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell runs in the background ignores it
     torch.set_num_threads(1)
     worker = Worker(spec)
     function = getattr(importlib.import_module(spec["module"]), spec["function"])
