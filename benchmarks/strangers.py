@@ -1,12 +1,14 @@
 """What strangers cost: connections of four kinds to a live worker, while two peers call each other through it.
 
-python benchmarks/strangers.py [connections of each kind]
+python benchmarks/strangers.py [connections of each kind] [--a-second RATE]
 
 Prints, for each kind, what the calls took: undisturbed, beside as many connections that go elsewhere (which take the
 processors and nothing of the worker), and with the strangers; how many the worker turned away, and its memory before
-and after. Exit status 1 if a call failed.
+and after. They come as fast as one process makes them, which takes a core for itself, or at the rate asked for. Exit
+status 1 if a call failed.
 """
 
+import argparse
 import contextlib
 import os
 import socket
@@ -14,6 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from multiprocessing.synchronize import Event
 
 import torch
@@ -81,19 +84,29 @@ def send(stranger: socket.socket, data: bytes) -> None:
         stranger.sendall(data)
 
 
-def go_elsewhere(count: int) -> None:
+def paced(count: int, a_second: float) -> Iterator[None]:
+    start = time.monotonic()
+    for i in range(count):
+        early = start + i / a_second - time.monotonic()
+        if early > 0:
+            time.sleep(early)
+        yield
+
+
+def go_elsewhere(arrivals: Iterator[None]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as own:
-        for _ in range(count):
+        for _ in arrivals:
             connect(own.getsockname(), ELSEWHERE).close()
             own.accept()[0].close()
 
 
-def strangers(kind: str, to: tuple[str, int], count: int, begun: Event) -> None:
+def strangers(kind: str, to: tuple[str, int], count: int, a_second: float, begun: Event) -> None:
     begun.set()
+    arrivals = paced(count, a_second)
     if kind == ELSEWHERE:
-        return go_elsewhere(count)
+        return go_elsewhere(arrivals)
     held: list[socket.socket] = []
-    for _ in range(count):
+    for _ in arrivals:
         stranger = connect(to, kind)
         if kind == "random bytes":
             send(stranger, os.urandom(1024))
@@ -125,10 +138,10 @@ def call_until(over, least: int = 200) -> list[float]:
     return seconds
 
 
-def calls_beside(kind: str, to: tuple[str, int], count: int) -> list[float]:
+def calls_beside(kind: str, to: tuple[str, int], count: int, a_second: float) -> list[float]:
     spawning = mp.get_context("spawn")
     begun = spawning.Event()
-    process = spawning.Process(target=strangers, args=(kind, to, count, begun))
+    process = spawning.Process(target=strangers, args=(kind, to, count, a_second, begun))
     process.start()
     begun.wait(60)
     seconds = call_until(lambda: not process.is_alive())
@@ -138,33 +151,36 @@ def calls_beside(kind: str, to: tuple[str, int], count: int) -> list[float]:
     return seconds
 
 
-def measure(count: int) -> None:
+def measure(count: int, a_second: float) -> None:
     to = rpc.rpc_sync("middle", listening_at)
     call_until(lambda: True, 2000)
     print(f"| {count:,} strangers that | s | calls, us | beside others | with strangers | turned away | KiB | after |")
     print("|-|-|-|-|-|-|-|-|")
     for kind in KINDS:
         without = call_until(lambda: True, 2000)
-        beside = calls_beside(ELSEWHERE, to, count)
+        beside = calls_beside(ELSEWHERE, to, count, a_second)
         refused, before = rpc.rpc_sync("middle", state)
         start = time.monotonic()
-        within = calls_beside(kind, to, count)
+        within = calls_beside(kind, to, count, a_second)
         seconds = time.monotonic() - start
         now, after = rpc.rpc_sync("middle", state)
         calls = " | ".join(f"{statistics.median(each) * 1e6:.0f}" for each in (without, beside, within))
         print(f"| {kind} | {seconds:.1f} | {calls} | {now - refused:,} | {before:,} | {after:,} |", flush=True)
 
 
-def work(rank: int, store: str, count: int) -> None:
+def work(rank: int, store: str, count: int, a_second: float) -> None:
     torch.set_num_threads(1)
     options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{store}", num_worker_threads=4)
     rpc.init_rpc(("near", "middle", "far")[rank], rank=rank, world_size=3, rpc_backend_options=options)
     if rank == 0:
-        measure(count)
+        measure(count, a_second)
     rpc.shutdown()
 
 
 if __name__ == "__main__":
-    connections = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
+    parser = argparse.ArgumentParser(description="What strangers cost.")
+    parser.add_argument("connections", type=int, nargs="?", default=10_000, help="of each kind")
+    parser.add_argument("--a-second", type=float, default=float("inf"), help="how many; default: as fast as they can")
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(work, args=(os.path.join(folder, "store"), connections), nprocs=3)
+        mp.spawn(work, args=(os.path.join(folder, "store"), args.connections, args.a_second), nprocs=3)
