@@ -5,7 +5,7 @@ PYTHON := .venv/bin/python
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 INSTALLED := .venv/torchrpc.installed
 
-.PHONY: demo test conformance bench bench-cpp docs cpp-docs dist lint format asan tsan asan-mixed fuzz package setup-demo setup-test clean
+.PHONY: demo test conformance bench bench-cpp docs cpp-docs dist lint format asan tsan native asan-mixed fuzz package setup-demo setup-test clean
 .DEFAULT_GOAL := test
 
 # Trains CartPole through RPC until it is solved; the learning curve is in reinforcement_learning.png.
@@ -59,8 +59,8 @@ format: setup-demo
 	ruff format .
 	git ls-files '*.cpp' '*.h' | xargs clang-format -i
 
-# The C++ tests under the sanitizers.
-asan tsan: setup-test
+# The C++ tests under the sanitizers; the core as for a torch without TensorPipe.
+asan tsan native: setup-test
 	cmake --preset $@
 	cmake --build --preset $@
 	ctest --preset $@
