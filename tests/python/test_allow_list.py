@@ -15,7 +15,7 @@ from torchrpc import autograd as dist_autograd
 from torchrpc import cpp_function
 from torchrpc.nn import RemoteModule
 from torchrpc.optim import DistributedOptimizer
-from torchrpc.rpc._allow_list import find_allowed
+from torchrpc.rpc._allow_list import NotAllowedError, find_allowed
 from torchrpc.testing import workers
 
 REFUSED = r"worker1 does not let others run or send {}: its allowed_functions do not have it"
@@ -39,6 +39,10 @@ def raises_own_error():
 
 class OwnError(Exception):
     pass
+
+
+def loses_a_worker():
+    raise rpc.WorkerLostError("gone", "worker2")
 
 
 class Color(enum.Enum):
@@ -82,7 +86,16 @@ def script_triple(x: torch.Tensor) -> torch.Tensor:
 
 
 # Script functions go to other processes by name only.
-ALLOWED = [double, echo, Counter, torch.add, script_double.qualified_name, raises_own_error, torch.nn.Linear]
+ALLOWED = [
+    double,
+    echo,
+    Counter,
+    torch.add,
+    script_double.qualified_name,
+    raises_own_error,
+    loses_a_worker,
+    torch.nn.Linear,
+]
 
 
 @pytest.fixture
@@ -220,6 +233,15 @@ def test_exceptions_of_pythons_own_keep_their_type_and_others_become_runtime_err
         rpc.rpc_sync("worker1", double, args=(None,))
     with pytest.raises(RuntimeError, match="mine"):
         rpc.rpc_sync("worker1", raises_own_error)
+
+
+def test_exceptions_of_torchrpcs_own_keep_their_type(group):
+    with pytest.raises(NotAllowedError, match=REFUSED.format(r".*\.triple")) as failure:
+        rpc.rpc_sync("worker1", triple, args=(1,))
+    assert "original exception type" not in str(failure.value)
+    with pytest.raises(rpc.WorkerLostError, match="gone") as failure:
+        rpc.rpc_sync("worker1", loses_a_worker)
+    assert failure.value.worker == "worker2"
 
 
 def test_the_groups_own_machinery_needs_no_listing(group):

@@ -28,6 +28,11 @@ _OWN = """
     nn.remote_module._set_training
     profiler._start profiler._stop profiler._clock
 """
+# What else they raise than Python's own exceptions.
+_ERRORS = """
+    rpc.WorkerLostError rpc._allow_list.NotAllowedError rpc._exceptions.NameNotFoundError
+    rpc._exceptions.ModuleNotImportableError
+"""
 # Data, whatever is in it: none of these calls anything that comes with it.
 _DATA = """
     builtins.bool builtins.bytearray builtins.bytes builtins.complex builtins.dict builtins.float builtins.frozenset
@@ -38,7 +43,7 @@ _DATA = """
     torch.Size torch.device torch._utils._rebuild_parameter torch.nn.parameter.Parameter torch.Tensor
     torch.serialization._get_layout
 """
-_ALWAYS = frozenset([*(f"torchrpc.{name}" for name in _OWN.split()), *_DATA.split()])
+_ALWAYS = frozenset([*(f"torchrpc.{name}" for name in (_OWN + _ERRORS).split()), *_DATA.split()])
 
 
 class NotAllowedError(RuntimeError):
