@@ -182,5 +182,7 @@ if __name__ == "__main__":
     parser.add_argument("connections", type=int, nargs="?", default=10_000, help="of each kind")
     parser.add_argument("--a-second", type=float, default=float("inf"), help="how many; default: as fast as they can")
     args = parser.parse_args()
+    if args.connections < 1 or not args.a_second > 0:
+        parser.error("connections and --a-second must be positive")
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(work, args=(os.path.join(folder, "store"), args.connections, args.a_second), nprocs=3)
