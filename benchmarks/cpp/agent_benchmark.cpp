@@ -12,15 +12,15 @@
 
 #include "node/builtin_callables.h"
 #include "node/node.h"
-#include "transport/loopback_transport.h"
-#include "transport/tensorpipe_transport.h"
+#include "testing/loopback_transport.h"
+#include "transport/tensorpipe/transport.h"
 
 using namespace torchrpc;
 using namespace std::chrono_literals;
 
 namespace {
 
-constexpr auto kOnLoop = Kind::kNativeCall, kOnPool = Kind::kPythonCall;  // kinds that nobody else serves here
+constexpr auto kOnLoop = Kind::kCppCall, kOnPool = Kind::kPythonCall;  // kinds that nobody else serves here
 
 std::unique_ptr<Transport> makeTransport(const std::string& name, const std::shared_ptr<LoopbackNetwork>& network) {
   if (name == "loopback") return makeLoopbackTransport(network);

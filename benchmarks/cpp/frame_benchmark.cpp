@@ -11,7 +11,7 @@ namespace {
 
 /// range(0) tensors of range(1) bytes.
 Message makeMessage(const benchmark::State& state) {
-  Message message{.kind = Kind::kNativeCall, .call = 7, .payload = std::string(64, 'x')};
+  Message message{.kind = Kind::kCppCall, .call = 7, .payload = std::string(64, 'x')};
   for (int64_t i = 0; i < state.range(0); ++i) message.tensors.push_back(at::zeros({state.range(1)}, at::kByte));
   return message;
 }

@@ -16,9 +16,9 @@
 #include <unistd.h>
 
 #include "transport/frame_memory.h"
-#include "transport/native_transport.h"
+#include "transport/native/transport.h"
 #ifndef TORCHRPC_WITHOUT_TENSORPIPE
-#include "transport/tensorpipe_transport.h"
+#include "transport/tensorpipe/transport.h"
 #endif
 
 using namespace torchrpc;
@@ -34,9 +34,9 @@ const std::map<std::string, std::function<std::unique_ptr<Transport>()>> kTransp
     {"tensorpipe-uv",
      [] { return makeTensorPipeTransport({.transports = {{"uv"}}, .host = "127.0.0.1", .node_name = "b"}); }},
 #endif
-    {"native-tcp", [] { return makeNativeTransport({.host = "127.0.0.1", .unix_sockets = false}); }},
-    {"native-unix", [] { return makeNativeTransport({.host = "127.0.0.1", .shared_memory = false}); }},
-    {"native-shm", [] { return makeNativeTransport({.host = "127.0.0.1"}); }},
+    {"native-tcp", [] { return native::makeTransport({.host = "127.0.0.1", .unix_sockets = false}); }},
+    {"native-unix", [] { return native::makeTransport({.host = "127.0.0.1", .shared_memory = false}); }},
+    {"native-shm", [] { return native::makeTransport({.host = "127.0.0.1"}); }},
 };
 
 /// A message of that size: small ones in the head, as the agent does.

@@ -5,8 +5,8 @@
 #include <atomic>
 #include <utility>
 
-#include "base/interrupt.h"
-#include "base/mutex.h"
+#include "base/sync/interrupt.h"
+#include "base/sync/mutex.h"
 #include "base/timer.h"
 
 namespace torchrpc {

@@ -45,11 +45,11 @@ Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_
       pool_(
           {.size = options_.threads,
            .name = "torchrpc",
-           .look = [this](const std::function<bool()>& done) { transport_->assist(done); },
+           .look = [this](const std::function<bool()>& done) { transport_->poll(done); },
            .sleep = [this](
                         const std::function<bool()>& done,
-                        Alarm& alarm) { transport_->sleep(done, alarm, kNever, /*gives_way=*/true); }}),
-      lane_(pool_, options_.enter_lane) {
+                        FutexWaiter& waiter) { transport_->sleep(done, waiter, kNever, /*preemptible=*/true); }}),
+      strand_(pool_, options_.enter_strand) {
   liveness_.addSource([this](std::set<WorkerId>& workers) {
     calls_.addAwaited(workers);
     workers.erase(self().id);
@@ -73,8 +73,8 @@ void Agent::post(std::function<void()> task) {
   if (!pool_.post(task)) task();
 }
 
-void Agent::postToLane(std::function<void()> task) {
-  if (!lane_.post(task)) task();
+void Agent::postToStrand(std::function<void()> task) {
+  if (!strand_.post(task)) task();
 }
 
 void Agent::postAfter(Duration delay, std::function<void()> task) {
@@ -318,7 +318,7 @@ void Agent::serveLater(const Served& served, const Responder& responder, TakeReq
       served.handler(std::move(request), responder);
     });
   };
-  const bool posted = served.where == Where::kLane ? lane_.post(std::move(task)) : pool_.post(std::move(task));
+  const bool posted = served.where == Where::kStrand ? strand_.post(std::move(task)) : pool_.post(std::move(task));
   if (!posted) responder.fail(closing());
 }
 

@@ -18,8 +18,8 @@
 #include "agent/messenger.h"
 #include "agent/send_faults.h"
 #include "agent/worker_directory.h"
-#include "base/lane.h"
-#include "base/thread_pool.h"
+#include "base/executor/strand.h"
+#include "base/executor/thread_pool.h"
 #include "base/timer.h"
 #include "transport/transport.h"
 #include "wire/limits.h"
@@ -36,8 +36,8 @@ class Agent final : public Messenger {
     bool propagate_deadlines = false;  ///< tell callees how much time there is
     Duration liveness{0};              ///< after which silence a worker of whom something is awaited is lost; 0: never
     Limits limits;
-    SendFaultPolicy faults;  ///< for tests of programs; empty: none
-    Lane::Enter enter_lane;  ///< what functions that share an interpreter need; empty: nothing
+    SendFaultPolicy faults;      ///< for tests of programs; empty: none
+    Strand::Enter enter_strand;  ///< what functions that share an interpreter need; empty: nothing
   };
   using LostHandler = std::function<void(const WorkerInfo&)>;
   using ReplyObserver = std::function<void(const Message&)>;
@@ -64,11 +64,11 @@ class Agent final : public Messenger {
   void request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) override;
   void requestReliably(WorkerId to, Message message, ReplyHandler handler) override;
   void post(std::function<void()> task) override;
-  void postToLane(std::function<void()> task) override;
+  void postToStrand(std::function<void()> task) override;
   void postAfter(Duration delay, std::function<void()> task) override;
-  void assist(const std::function<bool()>& done) override { transport_->assist(done); }
-  void sleep(const std::function<bool()>& done, Alarm& alarm, TimePoint latest) override {
-    transport_->sleep(done, alarm, latest, /*gives_way=*/false);
+  void poll(const std::function<bool()>& done) override { transport_->poll(done); }
+  void sleep(const std::function<bool()>& done, FutexWaiter& waiter, TimePoint latest) override {
+    transport_->sleep(done, waiter, latest, /*preemptible=*/false);
   }
 
   // --- who is there ---
@@ -157,7 +157,7 @@ class Agent final : public Messenger {
   ConnectionPool connections_;
   Liveness liveness_;
   ThreadPool pool_;
-  Lane lane_;
+  Strand strand_;
   std::atomic<bool> closing_{false};
   std::atomic<bool> leaving_{false};
   std::atomic<uint64_t> late_replies_{0};

@@ -11,7 +11,7 @@
 
 #include "agent/activity.h"
 #include "agent/messenger.h"
-#include "base/mutex.h"
+#include "base/sync/mutex.h"
 
 namespace torchrpc {
 

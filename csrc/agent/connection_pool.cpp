@@ -1,6 +1,6 @@
 #include "agent/connection_pool.h"
 
-#include "base/waiter.h"
+#include "base/sync/waiter.h"
 #include "wire/codec.h"
 
 namespace torchrpc {
@@ -50,13 +50,13 @@ void Link::close(Error why) {
   std::shared_ptr<Connection> connection;
   {
     MutexLock lock(mutex_);
-    if (!verdict_) verdict_ = std::move(why);
+    if (!close_reason_) close_reason_ = std::move(why);
     connection = connection_;
   }
   if (connection) connection->close();
 }
 
-bool Link::heard() {
+bool Link::consumeActivity() {
   std::shared_ptr<Connection> connection;
   {
     MutexLock lock(mutex_);
@@ -100,7 +100,7 @@ void Link::onClosed(const Error& ended) {
   {
     MutexLock lock(mutex_);
     if (closed_) return;
-    if (verdict_) reason = *verdict_;
+    if (close_reason_) reason = *close_reason_;
     closed_ = reason;
     waiting.swap(waiting_);
     connection.swap(connection_);
@@ -184,7 +184,7 @@ void ConnectionPool::closeAll(const WorkerRecord& peer, const Error& why) {
 namespace {
 
 /// Waits for an answer to a PING, or for the end of the connection.
-struct Ear : ConnectionHandler {
+struct PingProbe : ConnectionHandler {
   Waiter<bool> answered;
   void onFrame(Frame) override { answered.set(true); }
   void onClosed(const Error&) override { answered.set(false); }
@@ -193,7 +193,7 @@ struct Ear : ConnectionHandler {
 }  // namespace
 
 bool ConnectionPool::answers(const WorkerRecord& worker, Duration patience) try {
-  const auto ear = std::make_shared<Ear>();
+  const auto ear = std::make_shared<PingProbe>();
   const auto connection = transport_.connect(worker.address, worker.info.name, ear);
   connection->send(encodeFrame({.kind = Kind::kPing}), [](const Status&) {});
   const bool answered = ear->answered.waitFor(patience).value_or(false);

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "agent/worker_directory.h"
-#include "base/mutex.h"
+#include "base/sync/mutex.h"
 #include "transport/transport.h"
 
 namespace torchrpc {
@@ -37,7 +37,7 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   /// Ends it, because `why`. Thread-safe.
   void close(Error why);
   /// Whether anything has come from the peer since the last time this was asked. By one thread.
-  bool heard();
+  bool consumeActivity();
 
   void onFrame(Frame frame) override;
   void onClosed(const Error& reason) override;
@@ -57,14 +57,14 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   // set on the loop before any other frame is looked at:
   WorkerInfo peer_;
   uint64_t incarnation_;
-  std::atomic<bool> frame_came_{false};  ///< since heard()
-  // who asks heard():
+  std::atomic<bool> frame_came_{false};  ///< since consumeActivity()
+  // who asks consumeActivity():
   uint64_t progress_ = 0;
   Mutex mutex_;
   // guarded by mutex_:
   std::shared_ptr<Connection> connection_;
   std::deque<Waiting> waiting_;
-  Status verdict_;  ///< why this side ends it
+  Status close_reason_;  ///< why this side ends it
   Status closed_;
 };
 
@@ -75,7 +75,7 @@ class ConnectionPool {
     std::function<void(const std::shared_ptr<Link>&, Frame)> on_frame;
     /// A link has ended; what was sent over it is not going to be answered.
     std::function<void(const Link&, const Error& reason)> on_lost;
-    /// A frame has come over a link, the first since heard() was asked of it.
+    /// A frame has come over a link, the first since consumeActivity() was asked of it.
     std::function<void(const Link&)> on_heard;
   };
 

@@ -72,7 +72,7 @@ std::string givenSecret(const std::string& option) {
 }
 
 std::string groupSecret(c10d::Store& store, const std::string& given, const std::string& self) {
-  const auto mine = given.empty() ? toHex(unguessable(kSecretBytes)) : kGiven;
+  const auto mine = given.empty() ? toHex(secureRandomBytes(kSecretBytes)) : kGiven;
   const auto stored = store.compareSet(kSecretKey, {}, std::vector<uint8_t>(mine.begin(), mine.end()));
   const std::string secret(stored.begin(), stored.end());
   if ((secret == kGiven) == !given.empty()) return given.empty() ? secret : given;

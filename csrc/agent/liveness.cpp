@@ -67,7 +67,7 @@ void Liveness::look() {
   std::map<uint64_t, int> silences;
   bool busy = false;
   for (const auto& link : connections_.links()) {
-    const bool heard = link->heard();
+    const bool heard = link->consumeActivity();
     const bool wanted = workers.contains(link->peer().id);
     busy = busy || heard || wanted;
     if (heard || !wanted) continue;

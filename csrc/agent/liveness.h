@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "agent/connection_pool.h"
-#include "base/mutex.h"
+#include "base/sync/mutex.h"
 #include "base/timer.h"
 
 namespace torchrpc {

@@ -10,10 +10,10 @@
 #include <string>
 #include <utility>
 
-#include "base/alarm.h"
 #include "base/error.h"
 #include "base/ids.h"
 #include "base/result.h"
+#include "base/sync/futex_waiter.h"
 #include "base/timer.h"
 #include "wire/message.h"
 
@@ -72,7 +72,7 @@ class Messenger {
   enum class Where {
     kLoop,  ///< at once, on the transport's loop: brief, no blocking, no user code, nothing of Python
     kPool,
-    kLane,  ///< on the pool, in the lane of functions that share an interpreter
+    kStrand,  ///< on the pool, in the lane of functions that share an interpreter
   };
 
   virtual ~Messenger() = default;
@@ -99,15 +99,15 @@ class Messenger {
   /// Runs a task on the pool.
   virtual void post(std::function<void()> task) = 0;
   /// Runs a task in the lane of functions that share an interpreter.
-  virtual void postToLane(std::function<void()> task) = 0;
+  virtual void postToStrand(std::function<void()> task) = 0;
   /// The same after a while; dropped if the node goes down before.
   virtual void postAfter(Duration delay, std::function<void()> task) = 0;
 
   /// For a thread that is about to block until a message has come: see Transport::assist.
-  virtual void assist(const std::function<bool()>& done) { static_cast<void>(done); }
+  virtual void poll(const std::function<bool()>& done) { static_cast<void>(done); }
   /// And if it has not come by then: see Transport::sleep.
-  virtual void sleep(const std::function<bool()>& done, Alarm& alarm, TimePoint latest) {
-    static_cast<void>(done), static_cast<void>(alarm), static_cast<void>(latest);
+  virtual void sleep(const std::function<bool()>& done, FutexWaiter& waiter, TimePoint latest) {
+    static_cast<void>(done), static_cast<void>(waiter), static_cast<void>(latest);
   }
 };
 
@@ -128,11 +128,11 @@ class ForwardingMessenger : public Messenger {
   void on(Kind kind, Where where, RequestHandler handler) override { next_.on(kind, where, std::move(handler)); }
   void onFirst(Kind kind, QuickHandler handler) override { next_.onFirst(kind, std::move(handler)); }
   void post(std::function<void()> task) override { next_.post(std::move(task)); }
-  void postToLane(std::function<void()> task) override { next_.postToLane(std::move(task)); }
+  void postToStrand(std::function<void()> task) override { next_.postToStrand(std::move(task)); }
   void postAfter(Duration delay, std::function<void()> task) override { next_.postAfter(delay, std::move(task)); }
-  void assist(const std::function<bool()>& done) override { next_.assist(done); }
-  void sleep(const std::function<bool()>& done, Alarm& alarm, TimePoint latest) override {
-    next_.sleep(done, alarm, latest);
+  void poll(const std::function<bool()>& done) override { next_.poll(done); }
+  void sleep(const std::function<bool()>& done, FutexWaiter& waiter, TimePoint latest) override {
+    next_.sleep(done, waiter, latest);
   }
 
  private:

@@ -3,7 +3,7 @@
 #include <unordered_map>
 
 #include "base/error.h"
-#include "base/mutex.h"
+#include "base/sync/mutex.h"
 #include "wire/kinds.h"
 
 namespace torchrpc {

@@ -8,7 +8,7 @@
 
 #include "base/doctor.h"
 #include "base/error.h"
-#include "base/interrupt.h"
+#include "base/sync/interrupt.h"
 #include "wire/codec.h"
 
 namespace torchrpc {
@@ -31,7 +31,7 @@ std::string encodeRecord(const WorkerRecord& record) {
   writer.putString(record.address);
   writer.put(record.world_size);
   writer.put(record.incarnation);
-  writer.putString(record.facts);
+  writer.putString(record.metadata);
   return out;
 }
 
@@ -43,7 +43,7 @@ WorkerRecord decodeRecord(std::string_view bytes) {
   record.address = reader.getString();
   record.world_size = reader.get<int32_t>();
   record.incarnation = reader.get<uint64_t>();
-  record.facts = reader.getString();
+  record.metadata = reader.getString();
   reader.expectEnd();
   return record;
 }

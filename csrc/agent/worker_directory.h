@@ -16,7 +16,7 @@
 
 #include "base/error.h"
 #include "base/ids.h"
-#include "base/mutex.h"
+#include "base/sync/mutex.h"
 #include "base/timer.h"
 
 namespace c10d {
@@ -33,7 +33,7 @@ struct WorkerRecord {
   std::string address;       ///< of its transport
   int32_t world_size = 0;    ///< 0: the group grows as workers join
   uint64_t incarnation = 0;  ///< when it started: a restarted worker has another
-  std::string facts;         ///< what else all are to know of it; opaque to the core
+  std::string metadata;      ///< what else all are to know of it; opaque to the core
 
   friend bool operator==(const WorkerRecord&, const WorkerRecord&) = default;
 };

@@ -8,9 +8,9 @@
 
 namespace torchrpc::api {
 
-/// What C++ workers publish in place of Python's facts, and where all workers of a group that has such meet before
+/// What C++ workers publish in place of Python's metadata, and where all workers of a group that has such meet before
 /// they leave it; both as in python/torchrpc/rpc/_native.py.
-constexpr const char* kNativeFacts = "native";
+constexpr const char* kCppMetadata = "native";
 constexpr const char* kLeaving = "leaving";
 
 /// The node that a handle means. Throws Error(kShutdown) if it has ended.

@@ -65,8 +65,7 @@ core::Node::Outgoing encode(core::Node& node, WorkerId to, const Callable& what,
   core::Node::Outgoing out;
   switch (what.kind()) {
     case Callable::Kind::kFunction:
-      out.message =
-          encodeNativeCall(remote ? Kind::kNativeRemote : Kind::kNativeCall, what.name(), args, placeAmong(forks));
+      out.message = encodeCppCall(remote ? Kind::kCppRemote : Kind::kCppCall, what.name(), args, placeAmong(forks));
       break;
     case Callable::Kind::kOperator:
       out.message = operatorCall(remote ? Kind::kBuiltinRemote : Kind::kBuiltinCall, what.name(), args);

@@ -5,9 +5,9 @@
 // none of either themselves, and say core::Node where they mean the core's.
 
 #include "autograd/autograd_service.h"
-#include "base/thread_pool.h"
+#include "base/executor/thread_pool.h"
 #include "node/builtin_callables.h"
-#include "node/native_registry.h"
+#include "node/cpp_registry.h"
 #include "node/node.h"
 #include "node/rref_value.h"
 #include "optim/distributed_optimizer.h"

@@ -54,10 +54,10 @@ Outcome invoke(
 }  // namespace
 
 void registerHandler(std::string name, Handler handler, const void* function) {
-  registerNativeHandler(
+  registerCppHandler(
       name,
       [name, handler = std::move(handler)](
-          const NativeCall& native, const std::vector<c10::IValue>& args, const CallableRunner::ValueHandler& done) {
+          const CppCall& native, const std::vector<c10::IValue>& args, const CallableRunner::ValueHandler& done) {
         auto outcome = invoke(name, handler, {NodeRef(std::weak_ptr<void>(native.node)), native.from}, args);
         if (!outcome.later) return done(std::move(outcome.value));
         whenReady(*outcome.later, [later = outcome.later, done] { done(resultOf(*later)); });

@@ -17,7 +17,7 @@ void FutureState::settleWith(Outcome outcome) {
     actions.swap(actions_);
   }
   settled_.notify_all();
-  alarm_.ring();
+  futex_waiter_.ring();
   for (auto& action : actions) run(std::move(action));
 }
 
@@ -33,8 +33,8 @@ c10::IValue FutureState::wait(Duration patience) {
     const auto deadline = patience == Duration::zero() ? kNever : deadlineAfter(patience);
     const auto settled = [this] { return outcome_.index() != 0; };
     if (const auto node = ready() ? nullptr : node_.lock()) {
-      node->agent().assist([&] { return ready() || TimePoint::clock::now() >= deadline; });
-      node->agent().sleep([&] { return ready(); }, alarm_, deadline);
+      node->agent().poll([&] { return ready() || TimePoint::clock::now() >= deadline; });
+      node->agent().sleep([&] { return ready(); }, futex_waiter_, deadline);
     }
     MutexLock lock(mutex_);
     if (deadline == kNever) {

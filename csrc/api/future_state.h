@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "api/core.h"
-#include "base/alarm.h"
-#include "base/mutex.h"
+#include "base/sync/futex_waiter.h"
+#include "base/sync/mutex.h"
 
 namespace torchrpc {
 inline namespace v1 {
@@ -48,7 +48,7 @@ class FutureState : public std::enable_shared_from_this<FutureState> {
 
   mutable Mutex mutex_;
   CondVar settled_;
-  Alarm alarm_;
+  FutexWaiter futex_waiter_;
   // guarded by mutex_:
   Outcome outcome_;  // a reply becomes its value, once
   std::vector<std::function<void()>> actions_;

@@ -41,7 +41,7 @@ core::Node::Options coreOptions(const NodeOptions& options, const Meeting& meeti
       .threads = options.threads,
       .timeout = options.timeout,
       .init_timeout = options.init_timeout,
-      .facts = kNativeFacts,
+      .metadata = kCppMetadata,
       .allowed = allowed ? std::make_shared<const AllowList>(*allowed) : nullptr};
 }
 

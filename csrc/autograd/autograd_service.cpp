@@ -7,7 +7,7 @@
 
 #include <map>
 
-#include "base/waiter.h"
+#include "base/sync/waiter.h"
 #include "wire/codec.h"
 
 namespace torchrpc {
@@ -130,7 +130,7 @@ void AutogradService::release(ContextId id) {
 }
 
 void AutogradService::end(const std::vector<ContextPtr>& contexts, const Error& reason) {
-  for (const auto& context : contexts) contexts_.owe(context->owner(), context->end(reason));
+  for (const auto& context : contexts) contexts_.scheduleSnapshot(context->owner(), context->end(reason));
   scheduleNews();
 }
 
@@ -173,7 +173,7 @@ void AutogradService::serveHeld(Request request, const Responder& responder) {
   const auto self = messenger_.self().id;
   for (Reader reader(request.message.payload); reader.remaining() > 0;) {
     const auto context = contexts_.find(reader.get<ContextId>());
-    if (!context || !context->addKnownWorker(holder)) contexts_.owe(self, {holder});
+    if (!context || !context->addKnownWorker(holder)) contexts_.scheduleSnapshot(self, {holder});
   }
   scheduleNews();
   responder.reply({.kind = Kind::kReply});

@@ -2,8 +2,8 @@
 
 #include <ATen/core/grad_mode.h>
 
-#include "base/interrupt.h"
-#include "base/thread_pool.h"
+#include "base/executor/thread_pool.h"
+#include "base/sync/interrupt.h"
 
 namespace torchrpc {
 
@@ -271,7 +271,7 @@ std::optional<std::vector<BackwardPass::Arrival>> BackwardPass::nextArrivals() {
 
 void BackwardPass::tellChanged() {
   changed_.notify_all();
-  alarm_.ring();
+  futex_waiter_.ring();
 }
 
 bool BackwardPass::waitUntil(const std::function<bool()>& over, TimePoint deadline) {
@@ -280,8 +280,8 @@ bool BackwardPass::waitUntil(const std::function<bool()>& over, TimePoint deadli
     MutexLock lock(mutex_);
     return over();
   };
-  environment_.messenger.assist(is_over);
-  environment_.messenger.sleep(is_over, alarm_, std::min(deadline, deadlineAfter(kBetweenSignals)));
+  environment_.messenger.poll(is_over);
+  environment_.messenger.sleep(is_over, futex_waiter_, std::min(deadline, deadlineAfter(kSignalCheckInterval)));
   MutexLock lock(mutex_);
   try {
     if (!waitInterruptibly(changed_, lock, deadline, over)) return false;

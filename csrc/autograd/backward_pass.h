@@ -21,7 +21,7 @@
 #include "autograd/grad_loan.h"
 #include "autograd/local_graph.h"
 #include "autograd/pass_messages.h"
-#include "base/mutex.h"
+#include "base/sync/mutex.h"
 
 namespace torchrpc {
 
@@ -124,7 +124,7 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   std::exception_ptr interrupt_;          ///< what a signal's handler raised meanwhile
   Mutex mutex_;
   CondVar changed_;
-  Alarm alarm_;  ///< for the thread that works
+  FutexWaiter futex_waiter_;  ///< for the thread that works
   // guarded by mutex_:
   bool all_marked_ = false;
   bool began_ = false;   ///< the work here

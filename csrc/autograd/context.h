@@ -16,8 +16,8 @@
 #include "autograd/functions.h"
 #include "autograd/ids.h"
 #include "base/error.h"
-#include "base/mutex.h"
 #include "base/result.h"
+#include "base/sync/mutex.h"
 
 namespace torchrpc {
 

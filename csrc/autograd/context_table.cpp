@@ -6,7 +6,7 @@ namespace torchrpc {
 
 namespace {
 
-void writeRoll(const Roll& roll, Writer& writer) {
+void writeRoll(const LiveSetSnapshot& roll, Writer& writer) {
   writer.put(roll.owner);
   writer.put(roll.version);
   writer.put(roll.next);
@@ -14,8 +14,8 @@ void writeRoll(const Roll& roll, Writer& writer) {
   for (const auto id : roll.alive) writer.put(id);
 }
 
-std::vector<Roll> readRolls(std::string_view bytes) {
-  std::vector<Roll> rolls;
+std::vector<LiveSetSnapshot> readRolls(std::string_view bytes) {
+  std::vector<LiveSetSnapshot> rolls;
   Reader reader(bytes);
   while (reader.remaining() > 0) {
     auto& roll = rolls.emplace_back();
@@ -79,7 +79,7 @@ std::vector<ContextPtr> ContextTable::all() const {
   return out;
 }
 
-void ContextTable::owe(WorkerId owner, const std::set<WorkerId>& workers) {
+void ContextTable::scheduleSnapshot(WorkerId owner, const std::set<WorkerId>& workers) {
   MutexLock lock(mutex_);
   // Of another's context that was only let go of here, its owner has said nothing yet.
   if (owner != self_ && !rolls_.contains(owner)) return;
@@ -88,8 +88,8 @@ void ContextTable::owe(WorkerId owner, const std::set<WorkerId>& workers) {
   }
 }
 
-Roll ContextTable::ownRoll() const {
-  Roll roll{.owner = self_, .version = version_, .next = next_context_};
+LiveSetSnapshot ContextTable::ownRoll() const {
+  LiveSetSnapshot roll{.owner = self_, .version = version_, .next = next_context_};
   for (const auto& [id, context] : contexts_) {
     if (context->owner() == self_) roll.alive.insert(id);
   }
@@ -106,8 +106,8 @@ std::string ContextTable::takeRolls(WorkerId worker) {
   return out;
 }
 
-void ContextTable::oweAgain(WorkerId worker, std::string_view rolls) {
-  for (const auto& roll : readRolls(rolls)) owe(roll.owner, {worker});
+void ContextTable::rescheduleSnapshot(WorkerId worker, std::string_view rolls) {
+  for (const auto& roll : readRolls(rolls)) scheduleSnapshot(roll.owner, {worker});
 }
 
 std::vector<WorkerId> ContextTable::owed() const {
@@ -117,7 +117,7 @@ std::vector<WorkerId> ContextTable::owed() const {
   return out;
 }
 
-std::vector<ContextPtr> ContextTable::removeEnded(const Roll& roll) {
+std::vector<ContextPtr> ContextTable::removeEnded(const LiveSetSnapshot& roll) {
   std::vector<ContextPtr> ended;
   for (auto it = contexts_.begin(); it != contexts_.end();) {
     if (makerOf(it->first) == roll.owner && roll.hasEnded(it->first)) {

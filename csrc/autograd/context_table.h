@@ -2,10 +2,10 @@
 
 // The contexts of one worker, its own and others', and what it knows of their ends.
 //
-// How others learn that a context has ended: its owner says at times which of its contexts are alive (a Roll: all ids
-// below `next` that are not listed have ended). Rolls are ordered by their version and each says everything, so they
-// may be lost, repeated and overtaken, and a message of a context that comes after its end makes nothing again.
-// A worker passes rolls on to the workers that it has taken the ended contexts to. See README.md.
+// How others learn that a context has ended: its owner says at times which of its contexts are alive (a
+// LiveSetSnapshot: all ids below `next` that are not listed have ended). Rolls are ordered by their version and each
+// says everything, so they may be lost, repeated and overtaken, and a message of a context that comes after its end
+// makes nothing again. A worker passes rolls on to the workers that it has taken the ended contexts to. See README.md.
 // Thread-safe.
 
 #include <map>
@@ -17,12 +17,12 @@
 #include <vector>
 
 #include "autograd/context.h"
-#include "base/mutex.h"
+#include "base/sync/mutex.h"
 
 namespace torchrpc {
 
 /// Which contexts of one owner are alive.
-struct Roll {
+struct LiveSetSnapshot {
   WorkerId owner = kNoWorker;
   uint64_t version = 0;
   int64_t next = 0;  ///< counter of the owner's next context
@@ -53,11 +53,11 @@ class ContextTable {
   // --- rolls ---
 
   /// A roll of `owner`'s contexts, if there is one yet, is to go to these workers.
-  void owe(WorkerId owner, const std::set<WorkerId>& workers);
+  void scheduleSnapshot(WorkerId owner, const std::set<WorkerId>& workers);
   /// The rolls that `worker` is to get with the next message, as bytes; empty if none. They are owed no more.
   std::string takeRolls(WorkerId worker);
   /// That message was not delivered: they are owed again.
-  void oweAgain(WorkerId worker, std::string_view rolls);
+  void rescheduleSnapshot(WorkerId worker, std::string_view rolls);
   std::vector<WorkerId> owed() const;
   /// Takes in the rolls of a message: gives the contexts that have ended and are out of the table now.
   /// Throws Error(kProtocol).
@@ -70,8 +70,8 @@ class ContextTable {
   std::vector<ContextPtr> close();
 
  private:
-  Roll ownRoll() const;
-  std::vector<ContextPtr> removeEnded(const Roll& roll);
+  LiveSetSnapshot ownRoll() const;
+  std::vector<ContextPtr> removeEnded(const LiveSetSnapshot& roll);
 
   const WorkerId self_;
   mutable Mutex mutex_;
@@ -81,7 +81,7 @@ class ContextTable {
   int64_t next_context_;
   int64_t next_message_;
   uint64_t version_ = 0;                         ///< of the own roll: how many own contexts have ended
-  std::map<WorkerId, Roll> rolls_;               ///< the latest of each other owner
+  std::map<WorkerId, LiveSetSnapshot> rolls_;    ///< the latest of each other owner
   std::map<WorkerId, std::set<WorkerId>> owed_;  ///< worker -> owners whose rolls it is to get
 };
 

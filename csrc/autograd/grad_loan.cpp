@@ -2,7 +2,7 @@
 
 #include <unordered_map>
 
-#include "base/thread_pool.h"
+#include "base/executor/thread_pool.h"
 
 namespace torchrpc {
 

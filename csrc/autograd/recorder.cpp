@@ -104,7 +104,7 @@ void Recorder::request(WorkerId to, Message message, Duration timeout, ReplyHand
   }
   const bool recorded = message.header(HeaderKind::kAutogradContext) != nullptr;
   auto rolls = contexts_.takeRolls(to);
-  if (!rolls.empty()) message.headers.push_back({HeaderKind::kAutogradRolls, rolls});
+  if (!rolls.empty()) message.headers.push_back({HeaderKind::kAutogradLiveSets, rolls});
   if (!recorded && rolls.empty())
     return ForwardingMessenger::request(to, std::move(message), timeout, std::move(handler));
   ForwardingMessenger::request(
@@ -112,7 +112,7 @@ void Recorder::request(WorkerId to, Message message, Duration timeout, ReplyHand
       [this, to, context = recorded ? std::move(context) : nullptr, rolls = std::move(rolls),
        handler = std::move(handler)](Result<Message> reply) {
         if (!reply && !rolls.empty()) {
-          contexts_.oweAgain(to, rolls);
+          contexts_.rescheduleSnapshot(to, rolls);
           events_.on_owed();
         }
         if (reply && context) {
@@ -155,7 +155,7 @@ void Recorder::endContexts() {
 }
 
 ContextPtr Recorder::enter(const Request& request) {
-  if (const auto* rolls = request.message.header(HeaderKind::kAutogradRolls)) takeInRolls(*rolls);
+  if (const auto* rolls = request.message.header(HeaderKind::kAutogradLiveSets)) takeInRolls(*rolls);
   const auto recorded = recordedIn(request.message);
   if (!recorded) return nullptr;
   auto context = contexts_.enter(recorded->context);

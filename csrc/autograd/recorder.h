@@ -12,7 +12,7 @@
 #include "agent/messenger.h"
 #include "autograd/context.h"
 #include "autograd/context_table.h"
-#include "base/mutex.h"
+#include "base/sync/mutex.h"
 
 namespace torchrpc {
 

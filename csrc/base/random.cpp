@@ -7,7 +7,7 @@
 
 namespace torchrpc {
 
-std::string unguessable(size_t bytes) {
+std::string secureRandomBytes(size_t bytes) {
   std::string out(bytes, '\0');
   for (size_t have = 0; have < bytes;) {
     const auto got = ::getrandom(out.data() + have, bytes - have, 0);

@@ -9,7 +9,7 @@
 namespace torchrpc {
 
 /// From the kernel's generator, once it is seeded.
-std::string unguessable(size_t bytes);
+std::string secureRandomBytes(size_t bytes);
 
 uint64_t randomNumber();
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// Deadlines. One interface, two clocks: a thread that sleeps (ThreadTimer), and one that a test moves by hand
-// (ManualTimer).
+// Deadlines. One interface, two clocks: a thread that sleeps (makeThreadTimer), and one that a test advances
+// (testing/manual_timer.h).
 
 #include <chrono>
 #include <cstdint>
@@ -49,25 +49,7 @@ class Timer {
   }
 };
 
-/// The real one: a thread of its own, started with the first task.
+/// The real clock: a thread of its own, started with the first task.
 std::unique_ptr<Timer> makeThreadTimer();
-
-/// For tests: time stands still until advanced; tasks run inside advance(), in order of their time.
-class ManualTimer : public Timer {
- public:
-  ManualTimer();
-  ~ManualTimer() override;
-  TimePoint now() const override;
-  Id at(TimePoint when, std::function<void()> task) override;
-  bool cancel(Id id) override;
-  void close() override;
-  void advance(Duration by);
-  /// How many tasks are pending.
-  size_t pending() const;
-
- private:
-  struct State;
-  std::unique_ptr<State> state_;
-};
 
 }  // namespace torchrpc

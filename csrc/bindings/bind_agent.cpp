@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "base/doctor.h"
-#include "base/interrupt.h"
+#include "base/sync/interrupt.h"
 #include "bindings/bind.h"
 #include "bindings/current_node.h"
 #include "bindings/py_agent.h"
@@ -28,10 +28,10 @@ constexpr size_t kDefaultThreads = 16;
 
 std::shared_ptr<Node> makeNode(
     StorePtr store, const std::string& name, WorkerId id, std::optional<int32_t> world_size,
-    const TensorPipeOptionsBase& options, std::string facts, double init_timeout, SendFaultPolicy faults) {
+    const TensorPipeOptionsBase& options, std::string metadata, double init_timeout, SendFaultPolicy faults) {
   Node::Options node_options{.self = {name, id}, .world_size = world_size.value_or(0)};
   node_options.faults = std::move(faults);
-  node_options.facts = std::move(facts);
+  node_options.metadata = std::move(metadata);
   node_options.init_timeout = std::chrono::ceil<Duration>(std::chrono::duration<double>(init_timeout));
   node_options.threads = options.num_worker_threads;
   if (options.allowed) node_options.allowed = std::make_shared<AllowList>(*options.allowed);
@@ -65,7 +65,7 @@ std::shared_ptr<Node> makeNode(
     keepPythonState();
     return nullptr;
   };
-  node_options.enter_lane = [] {
+  node_options.enter_strand = [] {
     keepPythonState();
     return std::make_shared<py::gil_scoped_acquire>();
   };
@@ -197,13 +197,13 @@ void bindWorkerInfo(py::module_& module) {
 
 PyAgent::PyAgent(
     StorePtr store, const std::string& name, WorkerId id, std::optional<int32_t> world_size,
-    TensorPipeOptionsBase options, py::dict reverse_device_maps, py::list devices, std::string facts,
+    TensorPipeOptionsBase options, py::dict reverse_device_maps, py::list devices, std::string metadata,
     double init_timeout, SendFaultPolicy faults)
     : options_(std::move(options)),
       reverse_device_maps_(std::move(reverse_device_maps)),
       devices_(std::move(devices)),
       node_(makeNode(
-          std::move(store), name, id, world_size, options_, std::move(facts), init_timeout, std::move(faults))) {}
+          std::move(store), name, id, world_size, options_, std::move(metadata), init_timeout, std::move(faults))) {}
 
 PyAgent::~PyAgent() {
   py::gil_scoped_release no_gil;
@@ -260,13 +260,13 @@ void bindAgent(py::module_& module) {
       .def(
           py::init([](StorePtr store, const std::string& name, WorkerId id, std::optional<int32_t> world_size,
                       const TensorPipeOptionsBase& options, py::dict reverse_device_maps, py::list devices,
-                      const py::bytes& facts, double init_timeout) {
+                      const py::bytes& metadata, double init_timeout) {
             return std::make_shared<PyAgent>(
                 std::move(store), name, id, world_size, options, std::move(reverse_device_maps), std::move(devices),
-                facts, init_timeout);
+                metadata, init_timeout);
           }),
           py::arg("store"), py::arg("name"), py::arg("worker_id"), py::arg("world_size"), py::arg("opts"),
-          py::arg("reverse_device_maps"), py::arg("devices"), py::arg("facts") = py::bytes(),
+          py::arg("reverse_device_maps"), py::arg("devices"), py::arg("metadata") = py::bytes(),
           py::arg("init_timeout") = 1800.0)
       .def(
           "start", [](PyAgent& self) { nodeOf(self).start(); }, no_gil)
@@ -298,7 +298,7 @@ void bindAgent(py::module_& module) {
       .def("get_worker_infos", [](const PyAgent& self) { return nodeOf(self).workers(); })
       .def("_get_device_map", &PyAgent::deviceMap, py::arg("dst"))
       .def(
-          "_get_facts", [](const PyAgent& self, WorkerId id) { return py::bytes(nodeOf(self).facts(id)); },
+          "_get_facts", [](const PyAgent& self, WorkerId id) { return py::bytes(nodeOf(self).metadata(id)); },
           py::arg("id"))
       .def("_set_devices", &PyAgent::setDevices, py::arg("devices"), py::arg("reverse_device_maps"))
       .def("get_debug_info", &debugInfo)

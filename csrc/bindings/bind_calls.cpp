@@ -45,7 +45,7 @@ py::object callAsync(const Route& route, Outgoing call) {
   auto future = makeFuture();
   auto done = completeWithReply(route.node, future);
   {
-    const GilWhileSmall gil(call.message);
+    const ReleaseGilIfLarge gil(call.message);
     route.node->call(route.to.id, std::move(call), route.limit, std::move(done));
   }
   return wrapFuture(std::move(future));
@@ -53,7 +53,7 @@ py::object callAsync(const Route& route, Outgoing call) {
 
 py::object callSync(const Route& route, Outgoing call) {
   return waitForReply(route.node, [&](Messenger::ReplyHandler done) {
-    const GilWhileSmall gil(call.message);
+    const ReleaseGilIfLarge gil(call.message);
     route.node->call(route.to.id, std::move(call), route.limit, std::move(done));
   });
 }
@@ -62,7 +62,7 @@ py::object callRemote(const Route& route, Outgoing call) {
   const auto fetch_kind = call.message.kind == Kind::kPythonRemote ? Kind::kPythonRRefFetch : Kind::kRRefFetch;
   RRefPtr rref;
   {
-    const GilWhileSmall gil(call.message);
+    const ReleaseGilIfLarge gil(call.message);
     rref = route.node->rrefs().remote(route.to, std::move(call.message), route.limit);
   }
   return wrap(route.node, std::move(rref), fetch_kind);
@@ -82,10 +82,10 @@ Outgoing encodePython(
   }
 }
 
-Outgoing encodeNative(
+Outgoing encodeCpp(
     const Route& route, Kind kind, const py::object& function, const py::tuple& args, const py::dict& kwargs) {
   if (!kwargs.empty()) internalFunction("refuse_keywords")(function, kwargs);
-  return encodeNativeCall(*route.node, kind, route.to, py::cast<std::string>(function.attr("name")), args);
+  return encodeCppCall(*route.node, kind, route.to, py::cast<std::string>(function.attr("name")), args);
 }
 
 Outgoing encodeScript(
@@ -113,8 +113,8 @@ py::object wrappedBy(const py::object& function) {
 struct Kinds {
   Kind builtin, native, script, python;
 };
-constexpr Kinds kCalls{Kind::kBuiltinCall, Kind::kNativeCall, Kind::kScriptCall, Kind::kPythonCall};
-constexpr Kinds kRemotes{Kind::kBuiltinRemote, Kind::kNativeRemote, Kind::kScriptRemote, Kind::kPythonRemote};
+constexpr Kinds kCalls{Kind::kBuiltinCall, Kind::kCppCall, Kind::kScriptCall, Kind::kPythonCall};
+constexpr Kinds kRemotes{Kind::kBuiltinRemote, Kind::kCppRemote, Kind::kScriptRemote, Kind::kPythonRemote};
 
 Outgoing encode(
     const Route& route, const Kinds& kinds, const py::object& function, const py::args& args,
@@ -122,7 +122,7 @@ Outgoing encode(
   using torch::jit::StrongFunctionPtr;
   if (auto* op = Operator::of(function)) return {.message = op->encodeCall(kinds.builtin, args, kwargs)};
   if (py::type::handle_of(function).is(internalFunction("CppFunction"))) {
-    return encodeNative(route, kinds.native, function, args, kwargs);
+    return encodeCpp(route, kinds.native, function, args, kwargs);
   }
   const auto wrapped = wrappedBy(function);
   const auto async_execution = static_cast<bool>(wrapped);

@@ -49,14 +49,14 @@ void bindFaulty(py::module_& module) {
       .def(
           py::init([](StorePtr store, const std::string& name, WorkerId rank, std::optional<int32_t> world_size,
                       const FaultyOptions& options, py::dict reverse_device_maps, py::list devices,
-                      const py::bytes& facts, double init_timeout) {
+                      const py::bytes& metadata, double init_timeout) {
             return std::make_shared<FaultyAgent>(
                 std::move(store), name, rank, world_size, options, std::move(reverse_device_maps), std::move(devices),
-                facts, init_timeout,
+                metadata, init_timeout,
                 makeSendFaults(options.messages_to_fail, options.num_fail_sends, options.messages_to_delay));
           }),
           py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("world_size"), py::arg("options"),
-          py::arg("reverse_device_maps"), py::arg("devices"), py::arg("facts") = py::bytes(),
+          py::arg("reverse_device_maps"), py::arg("devices"), py::arg("metadata") = py::bytes(),
           py::arg("init_timeout") = 1800.0);
 }
 

@@ -24,7 +24,7 @@ class PyCallRange {
     ended_ = makeFuture();
     // The thread that ends it may be the loop.
     range_->whenEnded([node = node_, ended = ended_] {
-      node->agent().postToLane([ended] { complete(ended, [] { return py::none(); }); });
+      node->agent().postToStrand([ended] { complete(ended, [] { return py::none(); }); });
     });
   }
 

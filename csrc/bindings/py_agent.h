@@ -49,7 +49,7 @@ class PyAgent : public RpcAgent {
  public:
   PyAgent(
       StorePtr store, const std::string& name, WorkerId id, std::optional<int32_t> world_size,
-      TensorPipeOptionsBase options, py::dict reverse_device_maps, py::list devices, std::string facts,
+      TensorPipeOptionsBase options, py::dict reverse_device_maps, py::list devices, std::string metadata,
       double init_timeout, SendFaultPolicy faults = {});
 
   /// Stops the node without the GIL, for which its threads may be waiting.

@@ -69,7 +69,7 @@ Outgoing encodePythonCall(
   return out;
 }
 
-Outgoing encodeNativeCall(Node& node, Kind kind, const WorkerInfo& to, const std::string& name, const py::tuple& args) {
+Outgoing encodeCppCall(Node& node, Kind kind, const WorkerInfo& to, const std::string& name, const py::tuple& args) {
   Outgoing out{.message = {.kind = kind}};
   Writer writer(out.message.payload);
   writer.putString(name);

@@ -20,7 +20,7 @@ Outgoing encodePythonCall(
     const py::dict& kwargs, bool async_execution);
 
 /// The call of the C++ function of that name. Throws Error for arguments that are not plain data.
-Outgoing encodeNativeCall(Node& node, Kind kind, const WorkerInfo& to, const std::string& name, const py::tuple& args);
+Outgoing encodeCppCall(Node& node, Kind kind, const WorkerInfo& to, const std::string& name, const py::tuple& args);
 
 /// The reverse, on the callee.
 struct PythonCall {

@@ -3,7 +3,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
-#include "base/waiter.h"
+#include "base/sync/waiter.h"
 #include "bindings/current_node.h"
 #include "bindings/py_calls.h"
 #include "profiling/expected_call.h"
@@ -129,7 +129,7 @@ class AwaitedCall : public std::enable_shared_from_this<AwaitedCall> {
     if (auto* own = OwnReply::current; own && own->future == future_) {
       own->arrived = shared_from_this();
     } else {
-      node_->agent().postToLane([self = shared_from_this()] { self->finish(); });
+      node_->agent().postToStrand([self = shared_from_this()] { self->finish(); });
     }
   }
 
@@ -186,9 +186,9 @@ Result<Message> waitFor(Node& node, ReplyWaiter& waiter) {
     {
       py::gil_scoped_release no_gil;
       const ThreadPool::BlockingScope blocking;
-      const auto latest = deadlineAfter(kBetweenSignals);
-      if (first) node.agent().assist(has_come);
-      node.agent().sleep(has_come, waiter.alarm(), latest);
+      const auto latest = deadlineAfter(kSignalCheckInterval);
+      if (first) node.agent().poll(has_come);
+      node.agent().sleep(has_come, waiter.waiter(), latest);
       if (auto reply = waiter.waitFor(latest - std::chrono::steady_clock::now())) return *std::move(reply);
     }
     if (PyErr_CheckSignals() == 0) continue;
@@ -222,13 +222,13 @@ void waitUntilDone(Node* node, const FuturePtr& future) {
   OwnReply own(future);
   const auto over = [&] { return own.arrived || future->completed(); };
   const bool may_bring_it = node && node->agent().hasCalls();
-  if (may_bring_it) node->agent().assist(over);
+  if (may_bring_it) node->agent().poll(over);
   if (!over()) {
     const auto waiter = std::make_shared<Waiter<bool>>();
     future->addCallback([waiter](c10::ivalue::Future&) { waiter->set(true); });
     for (; !over(); checkInterrupt()) {
-      const auto latest = deadlineAfter(kBetweenSignals);
-      if (may_bring_it) node->agent().sleep(over, waiter->alarm(), latest);
+      const auto latest = deadlineAfter(kSignalCheckInterval);
+      if (may_bring_it) node->agent().sleep(over, waiter->waiter(), latest);
       if (!own.arrived && waiter->waitFor(latest - std::chrono::steady_clock::now())) return;
     }
   }

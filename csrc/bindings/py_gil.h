@@ -17,9 +17,9 @@ namespace py = pybind11;
 void keepPythonState();
 
 /// Lets the GIL go while a message is sent, but only if that takes longer than to get the GIL back.
-class GilWhileSmall {
+class ReleaseGilIfLarge {
  public:
-  explicit GilWhileSmall(const Message& message) {
+  explicit ReleaseGilIfLarge(const Message& message) {
     size_t bytes = message.payload.size();
     for (const auto& tensor : message.tensors) bytes += tensor.layout() == at::kStrided ? tensor.nbytes() : kSmall;
     if (bytes >= kSmall) no_gil_.emplace();

@@ -82,7 +82,7 @@ py::object PyRRef::toHere(double timeout) const {
 py::object PyRRef::creationFuture() const {
   auto future = makeFuture();
   const auto settle = [node = node_, future](Status failure) {
-    node->agent().postToLane([node, future, failure = std::move(failure)] {
+    node->agent().postToStrand([node, future, failure = std::move(failure)] {
       if (failure) return fail(future, *failure);
       complete(future, [] { return py::none(); });
     });

@@ -43,14 +43,14 @@ class PythonRunner final : public CallableRunner {
  public:
   explicit PythonRunner(std::weak_ptr<Node> node) : node_(std::move(node)) {}
 
-  Messenger::Where where() const override { return Messenger::Where::kLane; }
+  Messenger::Where where() const override { return Messenger::Where::kStrand; }
 
   void call(Invocation invocation, Responder responder) override {
     run(
         std::move(invocation),
         [responder](Node& node, const WorkerInfo& to, const py::object& value) {
           auto reply = encodeResult(node, to, value);
-          const GilWhileSmall gil(reply);
+          const ReleaseGilIfLarge gil(reply);
           responder.reply(std::move(reply));
         },
         [responder](Error error) { responder.fail(std::move(error)); });

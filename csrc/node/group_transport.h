@@ -7,7 +7,7 @@
 #include <string>
 
 #include "agent/worker_directory.h"
-#include "transport/transport_choice.h"
+#include "transport/registry.h"
 
 namespace torchrpc {
 

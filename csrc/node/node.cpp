@@ -4,9 +4,9 @@
 
 #include <chrono>
 
-#include "base/interrupt.h"
+#include "base/sync/interrupt.h"
 #include "node/builtin_callables.h"
-#include "node/native_registry.h"
+#include "node/cpp_registry.h"
 
 namespace torchrpc {
 
@@ -42,7 +42,7 @@ Node::Node(Options options, StorePtr store, std::unique_ptr<Transport> transport
            .liveness = options_.liveness_timeout ? *options_.liveness_timeout : defaultLivenessTimeout(),
            .limits = options_.limits,
            .faults = options_.faults,
-           .enter_lane = options_.enter_lane},
+           .enter_strand = options_.enter_strand},
           std::move(transport), makeThreadTimer()),
       profiler_(agent_),
       autograd_(
@@ -74,7 +74,7 @@ Node::Node(Options options, StorePtr store, std::unique_ptr<Transport> transport
     workers.erase(self().id);
   });
   serve(Kind::kBuiltinCall, Kind::kBuiltinRemote, std::make_shared<BuiltinRunner>(options_.allowed));
-  serve(Kind::kNativeCall, Kind::kNativeRemote, std::make_shared<NativeRunner>(*this));
+  serve(Kind::kCppCall, Kind::kCppRemote, std::make_shared<CppRunner>(*this));
 }
 
 Node::~Node() { shutdown(); }
@@ -84,7 +84,7 @@ void Node::serve(Kind call, Kind remote, std::shared_ptr<CallableRunner> runner)
 }
 
 void Node::start() {
-  WorkerRecord self{options_.self, agent_.listen(), options_.world_size, incarnation_, options_.facts};
+  WorkerRecord self{options_.self, agent_.listen(), options_.world_size, incarnation_, options_.metadata};
   rendezvous_ = std::make_unique<Rendezvous>(store_, self);
   const auto limit = options_.init_timeout;
   const auto lives = [this](const WorkerRecord& record) { return agent_.lives(record); };
@@ -125,7 +125,7 @@ WorkerRecord Node::record(WorkerId id) const {
 
 WorkerInfo Node::worker(WorkerId id) const { return record(id).info; }
 
-std::string Node::facts(WorkerId id) const { return record(id).facts; }
+std::string Node::metadata(WorkerId id) const { return record(id).metadata; }
 
 void Node::admit(const WorkerInfo& worker) {
   if (worker.id == self().id) return;
@@ -220,7 +220,7 @@ void Node::join(Duration timeout) {
 
 void Node::awaitRoom(const WorkerInfo& to, Duration timeout) {
   const auto deadline = timeout == Duration::zero() ? kNever : deadlineAfter(timeout);
-  while (!agent_.awaitRoom(kBetweenSignals)) {
+  while (!agent_.awaitRoom(kSignalCheckInterval)) {
     checkInterrupt();
     if (std::chrono::steady_clock::now() < deadline) continue;
     throw Error(

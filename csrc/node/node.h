@@ -32,7 +32,7 @@ class Node : public std::enable_shared_from_this<Node> {
     Duration init_timeout = std::chrono::minutes(30);  ///< for the group to gather
     bool propagate_deadlines = false;                  ///< calls made while serving a call end with it
     std::optional<Duration> liveness_timeout;          ///< after which silence a worker is lost; empty: the default
-    std::string facts;  ///< what all workers are to know of this one, besides; see facts()
+    std::string metadata;  ///< what all workers are to know of this one, besides; see metadata()
     Limits limits;
     SendFaultPolicy faults;  ///< for tests of programs; empty: none
     /// Makes the reply to a fetch of an RRef's value, where it is not a plain one; may be empty.
@@ -42,7 +42,7 @@ class Node : public std::enable_shared_from_this<Node> {
     /// What the user's autograd nodes and hooks need on the thread that runs them, as long as it lives; empty: nothing.
     std::function<std::shared_ptr<void>()> enter_user_code;
     /// What runners in the lane need; see CallableRunner::where().
-    Lane::Enter enter_lane;
+    Strand::Enter enter_strand;
     AllowListPtr allowed;  ///< what callers may run
   };
 
@@ -78,8 +78,8 @@ class Node : public std::enable_shared_from_this<Node> {
   WorkerInfo worker(const std::string& name) const;
   WorkerInfo worker(WorkerId id) const;
   std::vector<WorkerInfo> workers() const { return agent_.directory().all(); }
-  /// What a worker of the group gave as Options::facts. Throws Error(kUnknownWorker).
-  std::string facts(WorkerId id) const;
+  /// What a worker of the group gave as Options::metadata. Throws Error(kUnknownWorker).
+  std::string metadata(WorkerId id) const;
   /// Group that grows: a worker has joined or left.
   void admit(const WorkerInfo& worker);
   void expel(const WorkerInfo& worker);

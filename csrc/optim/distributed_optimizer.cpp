@@ -2,7 +2,7 @@
 
 #include <atomic>
 
-#include "base/waiter.h"
+#include "base/sync/waiter.h"
 
 namespace torchrpc {
 

@@ -200,7 +200,7 @@ void OptimService::host(
   if (next != params.size()) {
     throw Error(ErrorCode::kProtocol, "malformed message about an optimizer: more RRefs than parameters");
   }
-  const auto turn = what.lock_free ? nullptr : turn_;
+  const auto turn = what.lock_free ? nullptr : loop_mutex_;
   const auto rref = rrefs_.createOwner();
   rref->setValue(c10::IValue::make_capsule(c10::make_intrusive<Optimizer>(what.kind, std::move(groups), turn)));
   Message reply{.kind = Kind::kReply};

@@ -60,7 +60,7 @@ class OptimService {
   RRefService& rrefs_;
   const Gradients gradients_;
   /// Of all optimizers here that are not lock-free: two trainers may have given the same parameters.
-  const std::shared_ptr<Mutex> turn_ = std::make_shared<Mutex>();
+  const std::shared_ptr<Mutex> loop_mutex_ = std::make_shared<Mutex>();
 };
 
 }  // namespace torchrpc

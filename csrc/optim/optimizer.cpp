@@ -13,7 +13,7 @@
 #include <tuple>
 
 #include "base/error.h"
-#include "base/thread_pool.h"
+#include "base/executor/thread_pool.h"
 
 namespace torchrpc {
 
@@ -61,7 +61,7 @@ bool isFull(int64_t elements, const at::Device& device) { return device.is_cpu()
 }  // namespace
 
 Optimizer::Optimizer(std::string kind, std::vector<Group> groups, std::shared_ptr<Mutex> turn)
-    : kind_(std::move(kind)), lock_free_(!turn), turn_(turn ? std::move(turn) : std::make_shared<Mutex>()) {
+    : kind_(std::move(kind)), lock_free_(!turn), loop_mutex_(turn ? std::move(turn) : std::make_shared<Mutex>()) {
   std::set<const at::TensorImpl*> seen;
   for (auto& group : groups) {
     for (auto& param : group.params) {
@@ -82,7 +82,7 @@ Optimizer::Optimizer(std::string kind, std::vector<Group> groups, std::shared_pt
 
 void Optimizer::step(const Tensors& grads) {
   const c10::NoGradGuard no_grad;
-  const Turn turn(*turn_);
+  const Turn turn(*loop_mutex_);
   check(grads);
   for (size_t group = 0; group < algorithms_.size(); ++group) stepGroup(group, grads);
 }
@@ -163,7 +163,7 @@ void Optimizer::complete(ParamState& state, const at::Tensor& param, const Algor
 
 std::vector<ParamState> Optimizer::state() {
   const c10::NoGradGuard no_grad;
-  const Turn turn(*turn_);
+  const Turn turn(*loop_mutex_);
   std::vector<ParamState> out;
   for (const auto& slot : slots_) {
     auto& copy = out.emplace_back();
@@ -174,7 +174,7 @@ std::vector<ParamState> Optimizer::state() {
 
 void Optimizer::load(const std::vector<ParamState>& states) {
   const c10::NoGradGuard no_grad;
-  const Turn turn(*turn_);
+  const Turn turn(*loop_mutex_);
   if (states.size() != params_.size()) {
     reject(c10::str("there are ", params_.size(), " parameters, but states of ", states.size()));
   }
@@ -208,7 +208,7 @@ ParamState Optimizer::fitted(const ParamState& loaded, size_t param) const {
 }
 
 void Optimizer::setOptions(uint64_t revision, const std::vector<Options>& groups) {
-  const Turn turn(*turn_);
+  const Turn turn(*loop_mutex_);
   if (revision <= revision_) return;
   if (groups.size() != options_.size()) {
     reject(c10::str("there are ", options_.size(), " groups of parameters, but options of ", groups.size()));

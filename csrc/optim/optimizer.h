@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "base/mutex.h"
+#include "base/sync/mutex.h"
 #include "optim/algorithm.h"
 
 namespace torchrpc {
@@ -60,9 +60,9 @@ class Optimizer : public torch::CustomClassHolder {
   // constant:
   const std::string kind_;
   const bool lock_free_;
-  const std::shared_ptr<Mutex> turn_;
+  const std::shared_ptr<Mutex> loop_mutex_;
   Tensors params_;
-  // guarded by *turn_:
+  // guarded by *loop_mutex_:
   uint64_t revision_ = 0;
   std::vector<Options> options_;
   std::vector<std::unique_ptr<Algorithm>> algorithms_;  // of each group

@@ -4,7 +4,7 @@
 
 #include <unordered_map>
 
-#include "base/mutex.h"
+#include "base/sync/mutex.h"
 
 namespace torchrpc {
 

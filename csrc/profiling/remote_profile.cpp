@@ -5,7 +5,7 @@
 #include <atomic>
 #include <cmath>
 
-#include "base/mutex.h"
+#include "base/sync/mutex.h"
 #include "wire/codec.h"
 
 namespace torchrpc {

@@ -1,7 +1,7 @@
 #include "rref/rref.h"
 
-#include "base/interrupt.h"
-#include "base/thread_pool.h"
+#include "base/executor/thread_pool.h"
+#include "base/sync/interrupt.h"
 #include "rref/rref_service.h"
 
 namespace torchrpc {

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "base/ids.h"
-#include "base/mutex.h"
 #include "base/result.h"
+#include "base/sync/mutex.h"
 #include "base/timer.h"
 
 namespace torchrpc {

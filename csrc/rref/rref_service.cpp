@@ -2,7 +2,7 @@
 
 #include <atomic>
 
-#include "base/thread_pool.h"
+#include "base/executor/thread_pool.h"
 #include "rref/pending.h"
 #include "rref/user_table.h"
 
@@ -380,7 +380,7 @@ void RRefService::serveFetch(const Request& request, const Responder& responder)
     if (!self) return;
     auto& messenger = self->state_->messenger;
     auto answer = [self, to, responder, value = value.value()] { self->answerFetch(value, to, responder); };
-    value.value().isPyObject() ? messenger.postToLane(std::move(answer)) : messenger.post(std::move(answer));
+    value.value().isPyObject() ? messenger.postToStrand(std::move(answer)) : messenger.post(std::move(answer));
   });
 }
 

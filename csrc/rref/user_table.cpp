@@ -1,6 +1,6 @@
 #include "rref/user_table.h"
 
-#include "base/interrupt.h"
+#include "base/sync/interrupt.h"
 
 namespace torchrpc {
 

@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "transport/block_cache.h"
+#include "transport/buffer_cache.h"
 #include "wire/tensor_codec.h"
 
 namespace torchrpc {
@@ -37,7 +37,7 @@ constexpr size_t kKept = 128 << 20;
 
 c10::DataPtr newMemory(size_t bytes) {
   if (bytes < kCachedFrom) return c10::GetCPUAllocator()->allocate(bytes);
-  static auto& blocks = *new BlockCache(kKept);  // tensors may go while the process exits
+  static auto& blocks = *new BufferCache(kKept);  // tensors may go while the process exits
   return blocks.allocate(bytes);
 }
 

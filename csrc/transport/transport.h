@@ -16,9 +16,9 @@
 #include <memory>
 #include <string>
 
-#include "base/alarm.h"
 #include "base/error.h"
 #include "base/result.h"
+#include "base/sync/futex_waiter.h"
 #include "base/timer.h"
 #include "wire/message.h"
 
@@ -87,13 +87,13 @@ class Transport {
 
   /// For a thread that is about to wait for a message: may carry messages in the loop's place, calling handlers, until
   /// `done` or until it is better to sleep. Not from the loop.
-  virtual void assist(const std::function<bool()>& done) { static_cast<void>(done); }
+  virtual void poll(const std::function<bool()>& done) { static_cast<void>(done); }
 
   /// For a thread that has done so in vain and is about to sleep: may sleep where messages come in, and carry them when
-  /// they come, until `done` (what makes it so rings the alarm), until `latest` or until it is better to sleep
-  /// elsewhere. `gives_way`: to any other thread that comes. Not from the loop.
-  virtual void sleep(const std::function<bool()>& done, Alarm& alarm, TimePoint latest, bool gives_way) {
-    static_cast<void>(done), static_cast<void>(alarm), static_cast<void>(latest), static_cast<void>(gives_way);
+  /// they come, until `done` (what makes it so rings the waiter), until `latest` or until it is better to sleep
+  /// elsewhere. `preemptible`: to any other thread that comes. Not from the loop.
+  virtual void sleep(const std::function<bool()>& done, FutexWaiter& waiter, TimePoint latest, bool preemptible) {
+    static_cast<void>(done), static_cast<void>(waiter), static_cast<void>(latest), static_cast<void>(preemptible);
   }
 
   /// For debug output: e.g. "tensorpipe(shm,uv; cma,basic)".

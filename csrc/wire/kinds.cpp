@@ -25,11 +25,11 @@ std::string_view name(Kind kind) {
 bool isCall(Kind kind) {
   switch (kind) {
     case Kind::kBuiltinCall:
-    case Kind::kNativeCall:
+    case Kind::kCppCall:
     case Kind::kPythonCall:
     case Kind::kScriptCall:
     case Kind::kBuiltinRemote:
-    case Kind::kNativeRemote:
+    case Kind::kCppRemote:
     case Kind::kPythonRemote:
     case Kind::kScriptRemote: return true;
     default: return false;

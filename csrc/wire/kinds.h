@@ -25,11 +25,11 @@ enum class Role : uint8_t {
   X(kPing, 4, kOneWay, "PING")                                      \
   X(kPong, 5, kOneWay, "PONG")                                      \
   X(kBuiltinCall, 16, kRequest, "SCRIPT_CALL")                      \
-  X(kNativeCall, 17, kRequest, "NATIVE_CALL")                       \
+  X(kCppCall, 17, kRequest, "CPP_CALL")                             \
   X(kPythonCall, 18, kRequest, "PYTHON_CALL")                       \
   X(kScriptCall, 19, kRequest, "SCRIPT_CALL")                       \
   X(kBuiltinRemote, 32, kRequest, "SCRIPT_REMOTE_CALL")             \
-  X(kNativeRemote, 33, kRequest, "NATIVE_REMOTE_CALL")              \
+  X(kCppRemote, 33, kRequest, "CPP_REMOTE_CALL")                    \
   X(kPythonRemote, 34, kRequest, "PYTHON_REMOTE_CALL")              \
   X(kScriptRemote, 35, kRequest, "SCRIPT_REMOTE_CALL")              \
   X(kRRefFetch, 48, kRequest, "SCRIPT_RREF_FETCH_CALL")             \

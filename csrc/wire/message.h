@@ -26,12 +26,12 @@ class Writer;
 /// Optional parts of a message that a layer other than the one that made it adds and reads.
 /// Unknown ones are passed over. The numbers are part of the wire protocol.
 enum class HeaderKind : uint16_t {
-  kRRefForks = 1,        ///< the RRefs that travel in this message (rref/)
-  kAutogradContext = 2,  ///< the distributed autograd context it belongs to (autograd/)
-  kProfiling = 3,        ///< how profiles show a call, and what they want of the callee (profiling/)
-  kDeadline = 4,         ///< what is left of the caller's time
-  kRRefResult = 5,       ///< the ids of the RRef that a remote call's result becomes (rref/)
-  kAutogradRolls = 6,    ///< which autograd contexts are still alive (autograd/)
+  kRRefForks = 1,         ///< the RRefs that travel in this message (rref/)
+  kAutogradContext = 2,   ///< the distributed autograd context it belongs to (autograd/)
+  kProfiling = 3,         ///< how profiles show a call, and what they want of the callee (profiling/)
+  kDeadline = 4,          ///< what is left of the caller's time
+  kRRefResult = 5,        ///< the ids of the RRef that a remote call's result becomes (rref/)
+  kAutogradLiveSets = 6,  ///< which autograd contexts are still alive (autograd/)
 };
 
 struct Header {

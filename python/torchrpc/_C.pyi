@@ -69,7 +69,7 @@ class TensorPipeAgent(RpcAgent):
         opts: _TensorPipeRpcBackendOptionsBase,
         reverse_device_maps: dict[str, dict[torch.device, torch.device]],
         devices: list[torch.device],
-        facts: bytes = ...,
+        metadata: bytes = ...,
         init_timeout: float = ...,
     ) -> None: ...
     def start(self) -> None: ...
@@ -133,7 +133,7 @@ class FaultyTensorPipeAgent(TensorPipeAgent):
         options: FaultyTensorPipeRpcBackendOptions,
         reverse_device_maps: dict[str, dict[torch.device, torch.device]],
         devices: list[torch.device],
-        facts: bytes = ...,
+        metadata: bytes = ...,
         init_timeout: float = ...,
     ) -> None: ...
 

@@ -13,7 +13,7 @@ _TORCH = "2.13"  # what the extension is built for; pyproject.toml says it to pi
 _PARTS = ["autograd", "nn", "optim", "profiler", "rpc"]
 _FUNCTIONS = {  # name -> where it is
     "batched": "torchrpc.rpc._batching",
-    "cpp_function": "torchrpc.rpc._native",
+    "cpp_function": "torchrpc.rpc._cpp_functions",
     "wait": "torchrpc.rpc._waiting",
     "WorkerLostError": "torchrpc.rpc._exceptions",
 }

@@ -4,16 +4,17 @@
 #include <random>
 
 #include "input.h"
-#include "transport/native_frames.h"
+#include "transport/native/frame_stream.h"
 
 using namespace torchrpc;
+using namespace torchrpc::native;
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   fuzz::Input input(data, size);
   std::minstd_rand random(input.byte() + 1);
   auto bytes = input.rest();
   const auto limits = fuzz::limits();
-  NativeFrameReader reader(limits);
+  FrameReader reader(limits);
   std::array<char, 64> scratch;
   std::array<iovec, 6> parts;
   while (!bytes.empty()) {

@@ -4,12 +4,13 @@
 #include <fstream>
 #include <iostream>
 
-#include "transport/native_address.h"
-#include "transport/native_handshake.h"
+#include "transport/native/address.h"
+#include "transport/native/auth/handshake_message.h"
 #include "wire/samples.h"
 #include "wire/value_codec.h"
 
 using namespace torchrpc;
+using namespace torchrpc::native;
 
 namespace {
 
@@ -38,11 +39,11 @@ int main(int count, char** arguments) {
   root = arguments[1];
   const std::string nonce(32, 'n');
   for (const auto& greeting :
-       {Greeting{.listener = 42, .group = "g", .name = "alice", .nonce = nonce},
-        Greeting{.type = GreetingType::kChallenge, .name = "bob", .nonce = nonce},
-        Greeting{.type = GreetingType::kAnswer, .proof = nonce},
-        Greeting{.type = GreetingType::kWelcome, .flags = 1, .name = "bob", .proof = nonce},
-        Greeting{.type = GreetingType::kRefusal, .text = "no"}}) {
+       {HandshakeMessage{.listener = 42, .group = "g", .name = "alice", .nonce = nonce},
+        HandshakeMessage{.type = HandshakeType::kChallenge, .name = "bob", .nonce = nonce},
+        HandshakeMessage{.type = HandshakeType::kAnswer, .proof = nonce},
+        HandshakeMessage{.type = HandshakeType::kWelcome, .flags = 1, .name = "bob", .proof = nonce},
+        HandshakeMessage{.type = HandshakeType::kRefusal, .text = "no"}}) {
     write("handshake", '\0' + greeting.bytes());
   }
   write("handshake", "\1native:id=4f;tcp=[fd00::2]:4242;host=83cc.40;unix=torchrpc-4f");

@@ -14,7 +14,7 @@ import torch
 import torchrpc.rpc as rpc
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from chaos_cases import strangers
+from chaos_cases import unauthenticated_peers
 
 
 def say(**seen):
@@ -52,7 +52,7 @@ def main(scenario, rank=None, world_size=None, url="env://"):
     size = int(os.environ["WORLD_SIZE"] if world_size is None else world_size)
     options = rpc.TensorPipeRpcBackendOptions(init_method=url, rpc_timeout=30)
     rpc.init_rpc(f"worker{rank}", rank=rank, world_size=size, rpc_backend_options=options)
-    listening = sorted({address for address, _ in strangers.listening()})
+    listening = sorted({address for address, _ in unauthenticated_peers.listening()})
     if scenario == "talk":
         answers = talk(size)
         rpc.shutdown()

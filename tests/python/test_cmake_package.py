@@ -148,8 +148,8 @@ def test_the_same_parameter_server_in_python_learns_the_digits(digits, run_pytho
 
 
 def test_python_calls_a_native_function_faster(tutorials, run_python):
-    library = tutorials / "libnative_function.so"
-    run = run_python(ROOT / "tutorials/cpp/native_function.py", library, "--seconds=1")
+    library = tutorials / "libcpp_function.so"
+    run = run_python(ROOT / "tutorials/cpp/cpp_function.py", library, "--seconds=1")
     assert "with the same results" in run.stdout
     assert float(re.search(r"called ([\d.]+) times as often", run.stdout)[1]) > 1
 

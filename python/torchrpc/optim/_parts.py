@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 # The classes that the core has, by their names there.
-NATIVE: dict[Any, str] = {
+CPP: dict[Any, str] = {
     cls: cls.__name__
     for cls in (
         torch.optim.SGD,
@@ -29,7 +29,7 @@ Options = dict[str, Any]
 State = dict[str, Any]
 
 
-class NativeParts:
+class CppParts:
     """Optimizers of the core; `options` hold nothing else than it knows."""
 
     def __init__(self, kind: str, groups: list[list[Any]], options: list[Options], lock_free: bool) -> None:

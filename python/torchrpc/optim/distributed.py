@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ._parts import NATIVE, NativeParts, PythonParts
+from ._parts import CPP, CppParts, PythonParts
 
 # What the core has no use for: the arithmetic is the same, or Python does it.
 _WITHOUT_CORE = ("foreach", "differentiable", "capturable")
@@ -65,17 +65,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
     ) -> None:
         given = _checked_groups(params_rref)
         # The class itself says what it makes of its arguments, or what is wrong with them.
-        local = _placeholder(optimizer_class, given, args, kwargs) if optimizer_class in NATIVE else None
+        local = _placeholder(optimizer_class, given, args, kwargs) if optimizer_class in CPP else None
         self.is_functional_optim = local is not None and not any(
             group.get("differentiable") or group.get("capturable") for group in local.param_groups
         )
-        self._parts: NativeParts | PythonParts
+        self._parts: CppParts | PythonParts
         if local is not None and self.is_functional_optim:
             groups, defaults = local.param_groups, local.defaults
             self._core_options: frozenset[str] | None = frozenset(defaults) - frozenset(_WITHOUT_CORE)
             rrefs = [group["params"] for group in given]
             options = [self._options_of(group) for group in groups]
-            self._parts = NativeParts(NATIVE[optimizer_class], rrefs, options, lock_free)
+            self._parts = CppParts(CPP[optimizer_class], rrefs, options, lock_free)
         else:
             self._core_options = None
             self._parts = PythonParts(optimizer_class, given, args, kwargs, lock_free)

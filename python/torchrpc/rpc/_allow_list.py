@@ -13,8 +13,8 @@ from torch.jit._builtins import _find_builtin
 
 from torchrpc import _C
 
+from ._cpp_functions import CppFunction
 from ._exceptions import find_global
-from ._native import CppFunction
 
 # What a group needs for itself (joining, leaving, fetching, profiling, optimizers, remote modules). Those that run
 # something of the user's take it as an argument, which is looked up by the list, too.

@@ -8,7 +8,7 @@ from torch.jit._builtins import _find_builtin
 
 from torchrpc._C import _CallRange, _get_current_rpc_agent
 
-from ._native import CppFunction
+from ._cpp_functions import CppFunction
 from .internal import RPCExecMode, _build_rpc_profiling_key
 
 

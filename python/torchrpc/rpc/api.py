@@ -35,8 +35,8 @@ from torchrpc._C import (
 
 from ._checks import _check_initialized as _check_initialized
 from ._checks import _to_worker_info as _to_worker_info
+from ._cpp_functions import is_cpp, wait_for_cpp_workers
 from ._exceptions import WorkerLostError
-from ._native import is_native, wait_for_native_workers
 from ._profiling import call_shown
 from ._rendezvous import mark_formed
 from ._utils import _group_membership_management, _update_group_membership
@@ -250,7 +250,7 @@ def _init_rpc_states(agent: Any) -> None:
 def _python_workers() -> set[str]:
     """Those who can take part. Not kept: others may call before init_rpc has returned here."""
     agent = _get_current_rpc_agent()
-    return {worker.name for worker in agent.get_worker_infos() if not is_native(agent, worker)}
+    return {worker.name for worker in agent.get_worker_infos() if not is_cpp(agent, worker)}
 
 
 def _gather_to_leader(sequence_id: str, worker_name: str, obj: Any, worker_names: set[str] | None = None) -> None:
@@ -435,7 +435,7 @@ def _end_gracefully(timeout: float) -> None:
     lost: WorkerLostError | None = None
     for step, needs_store in (
         (lambda: _wait_all_workers(timeout), False),
-        (lambda: wait_for_native_workers(agent, timeout), True),
+        (lambda: wait_for_cpp_workers(agent, timeout), True),
         (_delete_all_user_and_unforked_owner_rrefs, False),
         (lambda: agent.join(shutdown=True, timeout=timeout), True),
     ):

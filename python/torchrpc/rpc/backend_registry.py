@@ -13,8 +13,8 @@ import torch.distributed as dist
 import torchrpc.rpc.api as api
 from torchrpc._C import TensorPipeAgent, WorkerInfo, _is_current_rpc_agent_set
 
+from ._cpp_functions import is_cpp
 from ._exceptions import WorkerLostError
-from ._native import is_native
 from ._rendezvous import init_timeout
 from ._utils import _group_membership_management, _update_group_membership
 from .constants import (
@@ -224,9 +224,9 @@ def _init_handler(agent_type: type[TensorPipeAgent], options_type: type) -> Call
 def _make_agent(
     agent_type: type[TensorPipeAgent], store: dist.Store, name: str, rank: int, world_size: int | None, options: Any
 ) -> TensorPipeAgent:
-    facts = _describe_devices(torch.cuda.device_count(), options.device_maps, options.devices)
+    metadata = _describe_devices(torch.cuda.device_count(), options.device_maps, options.devices)
     return agent_type(
-        store, name, rank, world_size, options, {}, [], facts, init_timeout=init_timeout().total_seconds()
+        store, name, rank, world_size, options, {}, [], metadata, init_timeout=init_timeout().total_seconds()
     )
 
 
@@ -265,15 +265,15 @@ def _describe_devices(count: int, maps: dict[str, _DeviceMap], devices: list[tor
     return json.dumps([count, described, [str(device) for device in devices]]).encode()
 
 
-def _read_devices(facts: bytes) -> tuple[int, dict[str, _DeviceMap], list[torch.device]]:
-    count, maps, devices = json.loads(facts)
+def _read_devices(metadata: bytes) -> tuple[int, dict[str, _DeviceMap], list[torch.device]]:
+    count, maps, devices = json.loads(metadata)
     read = {name: {torch.device(here): torch.device(there) for here, there in map_} for name, map_ in maps.items()}
     return int(count), read, [torch.device(device) for device in devices]
 
 
 def _device_facts(agent: TensorPipeAgent, worker: WorkerInfo) -> tuple[Any, Any, Any]:
     """How many devices a worker has, its device maps and its devices; C++ workers have none."""
-    return (0, {}, []) if is_native(agent, worker) else _read_devices(agent._get_facts(worker.id))
+    return (0, {}, []) if is_cpp(agent, worker) else _read_devices(agent._get_facts(worker.id))
 
 
 def _settle_devices(agent: TensorPipeAgent) -> None:
@@ -283,9 +283,9 @@ def _settle_devices(agent: TensorPipeAgent) -> None:
     """
     try:
         me, workers = agent.get_worker_info(), agent.get_worker_infos()
-        facts = {worker.name: _device_facts(agent, worker) for worker in workers}
-        counts, maps, devices = ({name: fact[i] for name, fact in facts.items()} for i in range(3))
-        names = list(facts)
+        metadata = {worker.name: _device_facts(agent, worker) for worker in workers}
+        counts, maps, devices = ({name: fact[i] for name, fact in metadata.items()} for i in range(3))
+        names = list(metadata)
         _validate_device_maps(names, counts, maps, devices, agent.is_static_group)
         for name in [me.name] if agent.is_static_group else names:
             reverse_maps = _create_reverse_mapping(name, names, maps)

@@ -8,12 +8,12 @@ import torch
 
 from ._allow_list import find_allowed as find_allowed
 from ._checks import check_call as check_call
+from ._cpp_functions import CppFunction as CppFunction
+from ._cpp_functions import refuse_keywords as refuse_keywords
 from ._exceptions import WorkerLostError as WorkerLostError
 from ._exceptions import _describe_exception, same_type
 from ._exceptions import _rebuild_exception as _rebuild_exception
 from ._exceptions import find_global as find_global
-from ._native import CppFunction as CppFunction
-from ._native import refuse_keywords as refuse_keywords
 from ._pickler import _internal_rpc_pickler as _internal_rpc_pickler
 from ._pickler import _InternalRPCPickler as _InternalRPCPickler
 from ._pickler import _script_function as _script_function

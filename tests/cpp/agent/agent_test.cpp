@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "agent/loopback_group.h"
+#include "testing/manual_timer.h"
 
 using namespace torchrpc;
 using namespace torchrpc::test;
@@ -14,7 +15,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr auto kCall = Kind::kNativeCall;
+constexpr auto kCall = Kind::kCppCall;
 
 void echo(Request request, const Responder& responder) {
   request.message.kind = Kind::kReply;
@@ -95,13 +96,13 @@ TEST_CASE("what a handler throws reaches the caller with its code") {
   group[1].on(kCall, Messenger::Where::kPool, [](const Request&, const Responder&) {
     throw Error(ErrorCode::kNoSuchFunction, "no such thing", "worker1", "detail");
   });
-  group[1].on(Kind::kNativeRemote, Messenger::Where::kPool, [](const Request&, const Responder&) {
+  group[1].on(Kind::kCppRemote, Messenger::Where::kPool, [](const Request&, const Responder&) {
     throw std::runtime_error("plain");
   });
   group.start();
   Pending own, plain;
   group[0].request(1, message(kCall), 10s, own.handler());
-  group[0].request(1, message(Kind::kNativeRemote), 10s, plain.handler());
+  group[0].request(1, message(Kind::kCppRemote), 10s, plain.handler());
   const auto error = errorOf(own);
   CHECK(error.code() == ErrorCode::kNoSuchFunction);
   CHECK(error.text() == "no such thing");
@@ -126,7 +127,7 @@ TEST_CASE("a kind that nobody serves is an error that names the worker and the k
   group[0].request(1, message(kCall), 10s, pending.handler());
   const auto error = errorOf(pending);
   CHECK(error.code() == ErrorCode::kProtocol);
-  CHECK_THAT(error.text(), Catch::Contains("worker1") && Catch::Contains("NATIVE_CALL"));
+  CHECK_THAT(error.text(), Catch::Contains("worker1") && Catch::Contains("CPP_CALL"));
 }
 
 TEST_CASE("a call that is not answered in time fails, naming the worker, and its late reply completes nothing") {
@@ -225,7 +226,7 @@ TEST_CASE("a message that cannot be sent fails its call and leaves the connectio
 }
 
 TEST_CASE("a request that cannot be decoded is answered with an error, wherever its handler runs") {
-  const auto where = GENERATE(Messenger::Where::kLoop, Messenger::Where::kPool, Messenger::Where::kLane);
+  const auto where = GENERATE(Messenger::Where::kLoop, Messenger::Where::kPool, Messenger::Where::kStrand);
   Limits one;
   one.tensors = 1;
   LoopbackGroup group({.callee_limits = one});

@@ -7,6 +7,7 @@
 
 #include "agent/deadline.h"
 #include "agent/loopback_group.h"
+#include "testing/manual_timer.h"
 
 using namespace torchrpc;
 using namespace torchrpc::test;
@@ -14,7 +15,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr auto kCall = Kind::kNativeCall;
+constexpr auto kCall = Kind::kCppCall;
 constexpr auto kTimeout = 10s;
 constexpr auto kLook = kTimeout / 5;
 

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "agent/agent.h"
-#include "transport/faulty_transport.h"
-#include "transport/loopback_transport.h"
+#include "testing/faulty_transport.h"
+#include "testing/loopback_transport.h"
 
 namespace torchrpc::test {
 

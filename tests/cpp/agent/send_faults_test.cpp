@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 
 #include "agent/loopback_group.h"
+#include "testing/manual_timer.h"
 
 using namespace torchrpc;
 using namespace torchrpc::test;
@@ -56,7 +57,7 @@ TEST_CASE("a request that fails on purpose fails as often as ordered, then goes 
 }
 
 TEST_CASE("kinds that nobody named are sent") {
-  FaultyGroup faulty(makeSendFaults({"SCRIPT_CALL"}, 100, {{"NATIVE_CALL", 100}}));
+  FaultyGroup faulty(makeSendFaults({"SCRIPT_CALL"}, 100, {{"CPP_CALL", 100}}));
   CHECK(faulty.call(1).ok());
 }
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "autograd/autograd_service.h"
-#include "base/thread_pool.h"
+#include "base/executor/thread_pool.h"
 
 namespace torchrpc::test {
 
@@ -70,7 +70,7 @@ class AutogradWorker {
                                      return Message{.kind = Kind::kReply, .tensors = {value.toTensor()}};
                                    }})) {
     autograd_.serve(*rrefs_);
-    for (const auto kind : {Kind::kNativeCall, Kind::kBuiltinCall}) {
+    for (const auto kind : {Kind::kCppCall, Kind::kBuiltinCall}) {
       autograd_.recorder().on(
           kind, Messenger::Where::kPool, [this](const Request& request, const Responder& responder) {
             const auto& function = functions_.at(request.message.payload);
@@ -87,13 +87,13 @@ class AutogradWorker {
   int served(Kind kind) const { return counter_.served(kind); }
 
   /// Calls a function in the thread's current context and waits for its results.
-  Tensors call(WorkerId to, const std::string& function, Tensors args, Kind kind = Kind::kNativeCall) {
+  Tensors call(WorkerId to, const std::string& function, Tensors args, Kind kind = Kind::kCppCall) {
     const auto reply = send(
         autograd_.recorder(), to, {.kind = kind, .payload = function, .tensors = std::move(args)},
         std::chrono::seconds(30));
     return reply ? reply.value().tensors : throw reply.error();
   }
-  at::Tensor callOne(WorkerId to, const std::string& function, Tensors args, Kind kind = Kind::kNativeCall) {
+  at::Tensor callOne(WorkerId to, const std::string& function, Tensors args, Kind kind = Kind::kCppCall) {
     return call(to, function, std::move(args), kind).at(0);
   }
 

@@ -67,11 +67,11 @@ struct Target {
         return callWith(
             HeaderKind::kAutogradContext, contextHeader(id, makeAutogradId(0, 2000), 1),
             at::ones({2}).requires_grad_());
-      default: return callWith(HeaderKind::kAutogradRolls, rolls(1, {id}), at::ones({2}));
+      default: return callWith(HeaderKind::kAutogradLiveSets, rolls(1, {id}), at::ones({2}));
     }
   }
   static Message callWith(HeaderKind header, std::string bytes, const at::Tensor& arg) {
-    return {.kind = Kind::kNativeCall, .headers = {{header, std::move(bytes)}}, .payload = "double", .tensors = {arg}};
+    return {.kind = Kind::kCppCall, .headers = {{header, std::move(bytes)}}, .payload = "double", .tensors = {arg}};
   }
   /// What the autograd layer reads of it.
   static std::string& bytesOf(Message& message) {

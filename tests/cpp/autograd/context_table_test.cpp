@@ -16,13 +16,13 @@ const Error kEnded(ErrorCode::kInvalidArgument, "ended");
 void endOwn(ContextTable& table, ContextId id) {
   const auto context = table.remove(id);
   REQUIRE(context);
-  table.owe(context->owner(), context->end(kEnded));
+  table.scheduleSnapshot(context->owner(), context->end(kEnded));
 }
 
 /// What the receiver of rolls does.
 size_t takeIn(ContextTable& table, std::string_view rolls) {
   const auto ended = table.takeIn(rolls);
-  for (const auto& context : ended) table.owe(context->owner(), context->end(kEnded));
+  for (const auto& context : ended) table.scheduleSnapshot(context->owner(), context->end(kEnded));
   return ended.size();
 }
 
@@ -130,7 +130,7 @@ TEST_CASE("a roll that was lost is owed again, with what has happened since") {
   const auto first = makeKnown(owner, {&other}, {1}), second = makeKnown(owner, {&other}, {1});
   endOwn(owner, first);
   const auto lost = owner.takeRolls(1);
-  owner.oweAgain(1, lost);
+  owner.rescheduleSnapshot(1, lost);
   CHECK(owner.owed() == std::vector<WorkerId>{1});
   endOwn(owner, second);
   CHECK(takeIn(other, owner.takeRolls(1)) == 2);
@@ -172,7 +172,7 @@ TEST_CASE("another worker's context can be let go of here, and nobody is told wh
 TEST_CASE("the contexts of a lost worker go, and late messages bring none back") {
   ContextTable table(1), dead(0), alive(2);
   const auto id = makeKnown(dead, {&table}, {}), kept = makeKnown(alive, {&table}, {});
-  table.owe(2, {0});
+  table.scheduleSnapshot(2, {0});
   table.find(id)->addKnownWorker(3);
   const auto ended = table.removeAllOf(0);
   REQUIRE(ended.size() == 1);
@@ -187,7 +187,7 @@ TEST_CASE("the contexts of a lost worker go, and late messages bring none back")
   // Others that the dead worker's contexts were taken to learn of its end like of any other.
   ContextTable third(3);
   REQUIRE(third.enter(id));
-  table.owe(0, ended[0]->end(kEnded));
+  table.scheduleSnapshot(0, ended[0]->end(kEnded));
   CHECK(takeIn(third, table.takeRolls(3)) == 1);
   CHECK_FALSE(third.enter(id));
 }
@@ -196,7 +196,7 @@ TEST_CASE("a closed table is empty for good") {
   ContextTable table(0), other(1);
   makeKnown(table, {}, {1});
   REQUIRE(table.enter(other.create()->id()));
-  table.owe(0, {1});
+  table.scheduleSnapshot(0, {1});
   CHECK(table.close().size() == 2);
   CHECK(table.size() == 0);
   CHECK(table.owed().empty());

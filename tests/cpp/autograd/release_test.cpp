@@ -4,6 +4,7 @@
 #include <latch>
 
 #include "autograd/autograd_group.h"
+#include "testing/manual_timer.h"
 
 using namespace torchrpc;
 using namespace torchrpc::test;
@@ -100,7 +101,7 @@ TEST_CASE("workers that only a third one has taken the context to learn of its e
 TEST_CASE("news that went with a call which was lost is sent again without another call") {
   std::atomic<bool> dropping{false};
   Still still(2, [&](const FrameInfo& frame, const std::string&) {
-    return Fault{dropping && frame.kind == Kind::kNativeCall ? Fault::Action::kDrop : Fault::Action::kDeliver};
+    return Fault{dropping && frame.kind == Kind::kCppCall ? Fault::Action::kDrop : Fault::Action::kDeliver};
   });
   {
     const OwnContext context(still.group[0]);

@@ -1,7 +1,5 @@
 // Both timers: what is due runs, in order, once; what is cancelled or pending at the end does not.
 
-#include "base/timer.h"
-
 #include <catch2/catch.hpp>
 
 #include <algorithm>
@@ -10,6 +8,8 @@
 #include <random>
 #include <thread>
 #include <vector>
+
+#include "testing/manual_timer.h"
 
 namespace torchrpc {
 

@@ -33,7 +33,7 @@ class AnsweringMessenger final : public Messenger {
   }
   void on(Kind kind, Where /*where*/, RequestHandler handler) override { handlers[kind] = std::move(handler); }
   void post(std::function<void()> task) override { posted.push_back(std::move(task)); }
-  void postToLane(std::function<void()> task) override { post(std::move(task)); }
+  void postToStrand(std::function<void()> task) override { post(std::move(task)); }
   void postAfter(Duration /*delay*/, std::function<void()> task) override { posted.push_back(std::move(task)); }
 
   bool at_once = true;
@@ -74,13 +74,13 @@ TEST_CASE("a function whose RRefs are confirmed in the transport's callback runs
   const auto rrefs = RRefService::create(messenger, {});
   CallService calls(messenger, *rrefs);
   const auto runner = std::make_shared<NotingRunner>(messenger);
-  calls.serve(Kind::kNativeCall, Kind::kNativeRemote, runner);
+  calls.serve(Kind::kCppCall, Kind::kCppRemote, runner);
 
   const RRefFork fork{.rref = {2, 1}, .fork = {0, 1}, .owner = 2, .parent = 0, .delivery = 1};
-  Message call{.kind = Kind::kNativeCall};
+  Message call{.kind = Kind::kCppCall};
   call.headers.push_back({HeaderKind::kRRefForks, encodeForks({fork})});
   bool answered = false;
-  messenger.handlers.at(Kind::kNativeCall)(
+  messenger.handlers.at(Kind::kCppCall)(
       {.from = {"worker0", 0}, .message = std::move(call)},
       Responder([&](const Result<Message>& reply) { answered = reply.ok(); }));
   messenger.answer();

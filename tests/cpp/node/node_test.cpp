@@ -12,8 +12,8 @@
 #include <thread>
 
 #include "node/builtin_callables.h"
-#include "node/native_registry.h"
-#include "transport/loopback_transport.h"
+#include "node/cpp_registry.h"
+#include "testing/loopback_transport.h"
 #include "wire/value_codec.h"
 
 using namespace torchrpc;
@@ -91,10 +91,10 @@ std::string errorText(const std::function<void()>& body) {
 }
 
 const bool registered = [] {
-  registerNativeFunction("test::scale", [](std::vector<c10::IValue> args) -> c10::IValue {
+  registerCppFunction("test::scale", [](std::vector<c10::IValue> args) -> c10::IValue {
     return args.at(0).toTensor() * args.at(1).toDouble();
   });
-  registerNativeFunction(
+  registerCppFunction(
       "test::fail", [](std::vector<c10::IValue>) -> c10::IValue { throw std::runtime_error("it failed on purpose"); });
   return true;
 }();
@@ -140,16 +140,15 @@ TEST_CASE("an operator that the callee does not have is named") {
 
 TEST_CASE("a native function is called by name") {
   NodeGroup group(2);
-  const auto scaled = call(group[0], 1, encodeNativeCall(Kind::kNativeCall, "test::scale", {at::ones({2}), 2.5}));
+  const auto scaled = call(group[0], 1, encodeCppCall(Kind::kCppCall, "test::scale", {at::ones({2}), 2.5}));
   CHECK(scaled.toTensor().equal(at::full({2}, 2.5)));
   CHECK_THAT(
-      errorText([&] { call(group[0], 1, encodeNativeCall(Kind::kNativeCall, "test::fail", {})); }),
+      errorText([&] { call(group[0], 1, encodeCppCall(Kind::kCppCall, "test::fail", {})); }),
       Catch::Contains("it failed on purpose"));
   CHECK_THAT(
-      errorText([&] { call(group[0], 1, encodeNativeCall(Kind::kNativeCall, "test::none", {})); }),
+      errorText([&] { call(group[0], 1, encodeCppCall(Kind::kCppCall, "test::none", {})); }),
       Catch::Contains("no native function named test::none"));
-  CHECK_THAT(
-      errorText([] { registerNativeFunction("test::fail", nullptr); }), Catch::Contains("is registered already"));
+  CHECK_THAT(errorText([] { registerCppFunction("test::fail", nullptr); }), Catch::Contains("is registered already"));
 }
 
 TEST_CASE("a remote call's value stays on the owner until it is fetched") {
@@ -164,7 +163,7 @@ TEST_CASE("a remote call's value stays on the owner until it is fetched") {
 TEST_CASE("what a remote call throws comes with the fetch") {
   NodeGroup group(2);
   const auto to = GENERATE(0, 1);
-  auto rref = group[0].rrefs().remote(group[to].self(), encodeNativeCall(Kind::kNativeRemote, "test::fail", {}), 20s);
+  auto rref = group[0].rrefs().remote(group[to].self(), encodeCppCall(Kind::kCppRemote, "test::fail", {}), 20s);
   CHECK_THAT(errorText([&] { fetch(group[0], rref); }), Catch::Contains("it failed on purpose"));
 }
 
@@ -194,7 +193,7 @@ TEST_CASE("joining waits for calls that make calls") {
   std::atomic<bool> chained{false};
   NodeGroup* nodes = nullptr;
   const std::string name = "test::chain";
-  registerNativeFunction(name, [&](std::vector<c10::IValue>) -> c10::IValue {
+  registerCppFunction(name, [&](std::vector<c10::IValue>) -> c10::IValue {
     joining.wait();
     call((*nodes)[1], 2, addition(at::ones({1}), at::ones({1})));
     chained = true;
@@ -203,9 +202,8 @@ TEST_CASE("joining waits for calls that make calls") {
   NodeGroup group(3);
   nodes = &group;
   std::atomic<bool> answered{false};
-  group[0].agent().request(1, encodeNativeCall(Kind::kNativeCall, name, {}), 0s, [&](const Result<Message>& result) {
-    answered = result.ok();
-  });
+  group[0].agent().request(
+      1, encodeCppCall(Kind::kCppCall, name, {}), 0s, [&](const Result<Message>& result) { answered = result.ok(); });
   std::atomic<int> waited{0};
   group.together([&](Node& node) {
     joining.count_down();

@@ -22,12 +22,12 @@ namespace {
 struct Pair {
   explicit Pair(Messenger::RequestHandler serve, bool shown = true) : callee(group[1]), caller(group[0]) {
     Messenger& at = shown ? static_cast<Messenger&>(callee) : group[1];
-    at.on(Kind::kNativeCall, Messenger::Where::kPool, std::move(serve));
+    at.on(Kind::kCppCall, Messenger::Where::kPool, std::move(serve));
     group.start();
   }
   Result<Message> call(std::vector<Header> headers = {}) {
     Pending pending;
-    caller.request(1, {.kind = Kind::kNativeCall, .headers = std::move(headers)}, 20s, pending.handler());
+    caller.request(1, {.kind = Kind::kCppCall, .headers = std::move(headers)}, 20s, pending.handler());
     return pending.get();
   }
 
@@ -101,7 +101,7 @@ TEST_CASE("the end of a trace ends the ranges of calls that are under way") {
   Pair pair([&](const Request&, const Responder& responder) { asked.set_value(responder); });
   startTrace();
   Pending pending;
-  pair.caller.request(1, message(Kind::kNativeCall), 20s, pending.handler());
+  pair.caller.request(1, message(Kind::kCppCall), 20s, pending.handler());
   const auto responder = asked.get_future().get();
   stopTrace(0s);
   responder.reply(reply());
@@ -117,7 +117,7 @@ TEST_CASE("the end of a trace waits for functions that are being run") {
   });
   startTrace();
   Pending pending;
-  pair.caller.request(1, message(Kind::kNativeCall), 20s, pending.handler());
+  pair.caller.request(1, message(Kind::kCppCall), 20s, pending.handler());
   running.wait();
   std::atomic<bool> finished = false;
   std::thread stopping([&] {

@@ -44,7 +44,7 @@ TEST_CASE("a fork made by the owner is confirmed on arrival, without a message")
   SimGroup group(2);
   auto rref = group[0].rrefs().createOwner();
   group[0].call(1, {rref});
-  REQUIRE(group.network.deliverFirst(Kind::kNativeCall));
+  REQUIRE(group.network.deliverFirst(Kind::kCppCall));
   group.network.runTask(0);
   CHECK(group.network.packets().size() == 1);  // the reply
   REQUIRE(group.kept.size() == 1);
@@ -56,7 +56,7 @@ TEST_CASE("a user function waits until the owner knows its argument") {
   auto rref = group[0].remote(1);
   group.network.drain();
   group[0].call(2, {rref});
-  REQUIRE(group.network.deliverFirst(Kind::kNativeCall));
+  REQUIRE(group.network.deliverFirst(Kind::kCppCall));
   CHECK(group.network.tasks() == 0);
   CHECK(group.info(2).pending_users == 1);
   REQUIRE(group.network.deliverFirst(Kind::kRRefForkRequest));
@@ -73,7 +73,7 @@ TEST_CASE("a parent lives until its child is known to the owner") {
   group[0].call(2, {rref});
   rref.reset();
   CHECK(group.info(0).pending_children == 1);
-  REQUIRE(group.network.deliverFirst(Kind::kNativeCall));
+  REQUIRE(group.network.deliverFirst(Kind::kCppCall));
   REQUIRE(group.network.deliverFirst(Kind::kRRefForkRequest));
   CHECK(group.info(0).pending_children == 1);
   CHECK(group.network.count(Kind::kRRefUserDelete) == 0);
@@ -108,7 +108,7 @@ TEST_CASE("a fork that comes home before the call that makes the value finds the
   auto rref = group[0].remote(1);
   group[0].call(1, {rref});
   rref.reset();
-  REQUIRE(group.network.deliverFirst(Kind::kNativeCall));
+  REQUIRE(group.network.deliverFirst(Kind::kCppCall));
   group.network.runTask(0);
   REQUIRE(owner(group.kept.at(0)));
   CHECK_FALSE(owner(group.kept[0])->ready());
@@ -121,7 +121,7 @@ TEST_CASE("a child may register before the call that makes the value arrives") {
   SimGroup group(3);
   auto rref = group[0].remote(1);
   group[0].call(2, {rref});
-  REQUIRE(group.network.deliverFirst(Kind::kNativeCall));
+  REQUIRE(group.network.deliverFirst(Kind::kCppCall));
   REQUIRE(group.network.deliverFirst(Kind::kRRefForkRequest));
   CHECK(group.info(1).owner_rrefs == 1);
   group.network.drain();
@@ -237,7 +237,7 @@ TEST_CASE("a fork for nobody in particular is registered by whoever takes it in"
     auto rref = group[0].remote(1);
     group[0].call(2, {rref}, [](const auto&) {}, false);
   }
-  REQUIRE(group.network.find(Kind::kNativeCall) >= 0);
+  REQUIRE(group.network.find(Kind::kCppCall) >= 0);
   group.network.drain();
   REQUIRE(group.kept.size() == 1);
   CHECK(user(group.kept[0])->confirmed());

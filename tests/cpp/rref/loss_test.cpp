@@ -25,8 +25,8 @@ TEST_CASE("control messages that are lost are sent again until they are answered
   group.network.drain();
   group[0].call(2, {rref});
   rref.reset();
-  for (const auto kind : {Kind::kNativeCall, Kind::kRRefForkRequest, Kind::kRRefChildAccept, Kind::kRRefUserDelete}) {
-    if (kind != Kind::kNativeCall) {
+  for (const auto kind : {Kind::kCppCall, Kind::kRRefForkRequest, Kind::kRRefChildAccept, Kind::kRRefUserDelete}) {
+    if (kind != Kind::kCppCall) {
       const auto lost = group.network.find(kind);
       REQUIRE(lost >= 0);
       group.network.drop(static_cast<size_t>(lost));
@@ -49,7 +49,7 @@ TEST_CASE("a registration that comes again after the fork's deletion leaves noth
   auto rref = group[0].remote(1);
   group.network.drain();
   group[0].call(2, {rref});
-  REQUIRE(group.network.deliverFirst(Kind::kNativeCall));
+  REQUIRE(group.network.deliverFirst(Kind::kCppCall));
   group.network.repeat(static_cast<size_t>(group.network.find(Kind::kRRefForkRequest)));  // one copy stays behind
   REQUIRE(group.network.deliverFirst(Kind::kRRefForkRequest, true));
   group.network.runTask(0);
@@ -72,7 +72,7 @@ TEST_CASE("a remote call that comes again runs once, and makes nothing after the
   group.network.repeat(0);
   group.network.repeat(0);
   group.network.runTask(0);
-  REQUIRE(group.network.deliverFirst(Kind::kNativeRemote, true));
+  REQUIRE(group.network.deliverFirst(Kind::kCppRemote, true));
   CHECK(user(rref)->confirmed());
   rref.reset();
   REQUIRE(group.network.deliverFirst(Kind::kRRefUserDelete));
@@ -133,7 +133,7 @@ TEST_CASE("those who hold a child of a remote() that never arrived are told so")
   SimGroup group(3);
   auto rref = group[0].remote(1);
   group[0].call(2, {rref});
-  REQUIRE(group.network.deliverFirst(Kind::kNativeCall));
+  REQUIRE(group.network.deliverFirst(Kind::kCppCall));
   REQUIRE(group.network.deliverFirst(Kind::kRRefForkRequest));
   REQUIRE(group.network.deliverFirst(Kind::kRRefForkRequest, true));
   REQUIRE(group.network.deliverFirst(Kind::kRRefChildAccept));
@@ -142,7 +142,7 @@ TEST_CASE("those who hold a child of a remote() that never arrived are told so")
   group[2].fetch(user(group.kept.at(0)), [&](Result<int64_t> value) { got = std::move(value); });
   REQUIRE(group.network.deliverFirst(Kind::kRRefFetch));
   CHECK_FALSE(got);
-  group.network.drop(static_cast<size_t>(group.network.find(Kind::kNativeRemote)));
+  group.network.drop(static_cast<size_t>(group.network.find(Kind::kCppRemote)));
   rref.reset();
   group.network.drain();
   REQUIRE(got);
@@ -157,7 +157,7 @@ TEST_CASE("a fetch under way fails as soon as its RRef's creation does") {
   auto rref = group[0].remote(1);
   std::optional<Result<int64_t>> got;
   group[0].fetch(user(rref), [&](Result<int64_t> value) { got = std::move(value); });
-  group.network.drop(static_cast<size_t>(group.network.find(Kind::kNativeRemote)));
+  group.network.drop(static_cast<size_t>(group.network.find(Kind::kCppRemote)));
   REQUIRE(got);
   CHECK(got->error().code() == ErrorCode::kRRefCreation);
 }
@@ -167,7 +167,7 @@ TEST_CASE("a fetch that has failed with its RRef's creation does not keep the RR
   auto rref = group[0].remote(1);
   group[0].fetch(user(rref), [](const auto&) {});
   rref.reset();
-  group.network.drop(static_cast<size_t>(group.network.find(Kind::kNativeRemote)));
+  group.network.drop(static_cast<size_t>(group.network.find(Kind::kCppRemote)));
   CHECK(group.network.count(Kind::kRRefUserDelete) == 1);
   group.network.drain();
   CHECK(group.network.openCalls().empty());

@@ -9,10 +9,10 @@ RRefNode::RRefNode(Messenger& messenger, Hooks hooks)
       hooks_(std::move(hooks)),
       service_(
           RRefService::create(messenger, {[this](const auto& value, const auto& to) { return encode(value, to); }})) {
-  messenger.on(Kind::kNativeCall, Messenger::Where::kLoop, [this](Request request, Responder responder) {
+  messenger.on(Kind::kCppCall, Messenger::Where::kLoop, [this](Request request, Responder responder) {
     serveCall(request, responder);
   });
-  messenger.on(Kind::kNativeRemote, Messenger::Where::kLoop, [this](Request request, Responder responder) {
+  messenger.on(Kind::kCppRemote, Messenger::Where::kLoop, [this](Request request, Responder responder) {
     serveRemote(request, responder);
   });
 }
@@ -48,14 +48,14 @@ void RRefNode::attach(Message& message, const RRefs& rrefs, WorkerId to) {
 
 RRefPtr RRefNode::remote(WorkerId to, const RRefs& args, Duration timeout) {
   Message call;
-  call.kind = Kind::kNativeRemote;
+  call.kind = Kind::kCppRemote;
   attach(call, args, to);
   return service_->remote(messenger_.worker(to), std::move(call), timeout);
 }
 
 void RRefNode::call(WorkerId to, const RRefs& args, CallDone done, bool known) {
   Message message;
-  message.kind = Kind::kNativeCall;
+  message.kind = Kind::kCppCall;
   attach(message, args, known ? to : kNoWorker);
   messenger_.request(to, std::move(message), {}, [service = service_, done = std::move(done)](Result<Message> reply) {
     if (!reply.ok()) return done(reply.error());

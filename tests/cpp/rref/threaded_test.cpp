@@ -7,7 +7,7 @@
 #include <random>
 #include <thread>
 
-#include "base/thread_pool.h"
+#include "base/executor/thread_pool.h"
 #include "rref/rref_node.h"
 
 using namespace torchrpc;
@@ -108,7 +108,7 @@ class ThreadedNode : public Messenger {
     send(to, message, once);
   }
   void postAfter(Duration, std::function<void()> task) override { post(std::move(task)); }
-  void postToLane(std::function<void()> task) override { post(std::move(task)); }
+  void postToStrand(std::function<void()> task) override { post(std::move(task)); }
   void post(std::function<void()> task) override {
     traffic_.begin();
     pool_.post([this, task = std::move(task)]() mutable {

@@ -42,9 +42,9 @@ class Cutter final : public Transport {
   }
   void close() override { inner_->close(); }
   bool inLoop() const override { return inner_->inLoop(); }
-  void assist(const std::function<bool()>& done) override { inner_->assist(done); }
-  void sleep(const std::function<bool()>& done, Alarm& alarm, TimePoint latest, bool gives_way) override {
-    inner_->sleep(done, alarm, latest, gives_way);
+  void poll(const std::function<bool()>& done) override { inner_->poll(done); }
+  void sleep(const std::function<bool()>& done, FutexWaiter& waiter, TimePoint latest, bool preemptible) override {
+    inner_->sleep(done, waiter, latest, preemptible);
   }
   std::string describe() const override { return inner_->describe(); }
 

@@ -15,9 +15,9 @@
 
 #include "agent/agent.h"
 #include "stress/cutter.h"
-#include "transport/faulty_transport.h"
-#include "transport/loopback_transport.h"
-#include "transport/transport_choice.h"
+#include "testing/faulty_transport.h"
+#include "testing/loopback_transport.h"
+#include "transport/registry.h"
 #include "wire/codec.h"
 
 using namespace torchrpc;
@@ -108,9 +108,9 @@ class Group {
       responder.reply({.kind = Kind::kReply, .payload = request.message.payload, .tensors = request.message.tensors});
     };
     agent.on(Kind::kBuiltinCall, Messenger::Where::kLoop, echo);
-    agent.on(Kind::kNativeCall, Messenger::Where::kPool, echo);
+    agent.on(Kind::kCppCall, Messenger::Where::kPool, echo);
     agent.on(Kind::kPythonCall, Messenger::Where::kPool, [&agent](Request request, const Responder& responder) {
-      request.message.kind = Kind::kNativeCall;
+      request.message.kind = Kind::kCppCall;
       const auto third = static_cast<WorkerId>((agent.self().id + 1) % kNodes);
       agent.request(third, std::move(request.message), 300ms, [responder](Result<Message> reply) {
         reply ? responder.reply(std::move(reply).value()) : responder.fail(reply.error());
@@ -126,7 +126,7 @@ class Group {
 };
 
 Message question(std::minstd_rand& random, uint64_t number, std::string& text) {
-  constexpr Kind kKinds[] = {Kind::kBuiltinCall, Kind::kNativeCall, Kind::kPythonCall};
+  constexpr Kind kKinds[] = {Kind::kBuiltinCall, Kind::kCppCall, Kind::kPythonCall};
   Message message{.kind = kKinds[random() % 3]};
   Writer(message.payload).put(number);
   const size_t sizes[] = {0, 10, 1000, 20'000, 300'000};

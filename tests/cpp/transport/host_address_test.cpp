@@ -7,10 +7,11 @@
 #include <cstdlib>
 
 #include "base/error.h"
-#include "transport/native_socket.h"
-#include "transport/native_transport.h"
+#include "transport/native/socket/socket.h"
+#include "transport/native/transport.h"
 
 using namespace torchrpc;
+using namespace torchrpc::native;
 
 namespace {
 
@@ -82,7 +83,7 @@ TEST_CASE("an interface that does not exist is an error that names the variable 
 
 TEST_CASE("whatever is chosen can be listened on") {
   checkCanListen(chooseHostAddress({"", ""}));
-  const auto address = makeNativeTransport({})->listen([](auto) { return nullptr; });
+  const auto address = native::makeTransport({})->listen([](auto) { return nullptr; });
   CHECK_THAT(address, Catch::StartsWith("native:id="));
   CHECK_THAT(address, !Catch::Contains("fe80"));
 }

@@ -2,12 +2,12 @@
 
 // The transports that the contract's tests run on.
 
-#include "base/timer.h"
-#include "transport/faulty_transport.h"
-#include "transport/loopback_transport.h"
-#include "transport/native_transport.h"
+#include "testing/faulty_transport.h"
+#include "testing/loopback_transport.h"
+#include "testing/manual_timer.h"
+#include "transport/native/transport.h"
 #ifndef TORCHRPC_WITHOUT_TENSORPIPE
-#include "transport/tensorpipe_transport.h"
+#include "transport/tensorpipe/transport.h"
 #endif
 
 namespace torchrpc::test {
@@ -42,11 +42,11 @@ struct TensorPipeShm {
 #define TORCHRPC_TENSORPIPE_KINDS
 #endif
 
-inline std::unique_ptr<Transport> makeNative(NativeOptions options, Limits limits) {
+inline std::unique_ptr<Transport> makeNative(native::Options options, Limits limits) {
   options.host = "127.0.0.1";
   options.node_name = "tester";
   options.limits = limits;
-  return makeNativeTransport(std::move(options));
+  return native::makeTransport(std::move(options));
 }
 
 struct NativeTcp {

@@ -1,0 +1,56 @@
+#include "base/executor/task_thread.h"
+
+#include <utility>
+
+namespace torchrpc {
+
+namespace {
+thread_local const TaskThread* current_loop = nullptr;
+}  // namespace
+
+TaskThread::TaskThread() : thread_([this] { run(); }) {}
+
+TaskThread::~TaskThread() { stop(); }
+
+bool TaskThread::inLoop() const { return current_loop == this; }
+
+bool TaskThread::post(std::function<void()> task) {
+  MutexLock lock(mutex_);
+  if (stopped_) return false;
+  tasks_.push_back(std::move(task));
+  // Only an empty queue can have a sleeper behind it. Notified under the lock: `this` may go once it is free.
+  if (tasks_.size() == 1) wake_.notify_one();
+  return true;
+}
+
+void TaskThread::stop() {
+  {
+    MutexLock lock(mutex_);
+    stopping_ = true;
+    wake_.notify_one();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void TaskThread::run() {
+  current_loop = this;
+  std::deque<std::function<void()>> batch;
+  for (;;) {
+    {
+      MutexLock lock(mutex_);
+      while (tasks_.empty() && !stopping_) wake_.wait(lock);
+      if (tasks_.empty()) {
+        stopped_ = true;
+        return;
+      }
+      batch.swap(tasks_);
+    }
+    while (!batch.empty()) {
+      auto task = std::move(batch.front());
+      batch.pop_front();
+      task();
+    }
+  }
+}
+
+}  // namespace torchrpc

@@ -1,0 +1,133 @@
+#pragma once
+
+// The pending tasks of a timer, without a clock. Two clocks drive it: a thread that sleeps until the next task is due
+// (ThreadTimer), and a number that a test advances (ManualTimer). Thread-safe.
+
+#include <algorithm>
+#include <functional>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/sync/mutex.h"
+#include "base/timer.h"
+
+namespace torchrpc {
+
+// Nearly all deadlines are cancelled long before they come. So cancelling only forgets the task; its place in the heap
+// goes when it comes to the top, or when such places are the larger part of the heap.
+class TimerSchedule {
+ public:
+  using Id = Timer::Id;
+
+  struct Added {
+    Id id = 0;  ///< 0: closed
+    bool is_first = false;
+  };
+
+  Added add(TimePoint when, std::function<void()> task) {
+    MutexLock lock(mutex_);
+    if (closed_) return {};
+    const Id id = next_id_++;
+    tasks_.emplace(id, std::move(task));
+    heap_.emplace_back(when, id);
+    std::push_heap(heap_.begin(), heap_.end(), std::greater<>());
+    return {id, heap_.front().second == id};
+  }
+
+  bool cancel(Id id) {
+    std::function<void()> dropped;  // destroyed after the lock
+    MutexLock lock(mutex_);
+    auto found = tasks_.find(id);
+    if (found == tasks_.end()) return false;
+    dropped = std::move(found->second);
+    tasks_.erase(found);
+    if (heap_.size() > 2 * tasks_.size() + 64) compact();
+    return true;
+  }
+
+  /// Takes the first task if it is due by `until`, tells when it was due (`at_time`, called before it), runs it.
+  template <typename AtTime>
+  bool runNext(TimePoint until, AtTime at_time) {
+    MutexLock lock(mutex_);
+    dropCancelled();
+    if (closed_ || heap_.empty() || heap_.front().first > until) return false;
+    const auto [when, id] = popFirst();
+    auto found = tasks_.find(id);
+    auto task = std::move(found->second);
+    tasks_.erase(found);
+    runner_ = std::this_thread::get_id();
+    lock.unlock();
+    at_time(when);
+    task();
+    task = nullptr;
+    lock.lock();
+    runner_ = {};
+    at_rest_.notify_all();
+    return true;
+  }
+
+  /// Sleeps until the first task is due, one earlier than it is added (wake()), or close(). False after close().
+  bool sleep() {
+    MutexLock lock(mutex_);
+    dropCancelled();
+    if (!closed_) {
+      const TimePoint until = heap_.empty() ? kNever : heap_.front().first;
+      if (until == kNever) {
+        wake_.wait(lock);
+      } else {
+        wake_.wait_until(lock, until);
+      }
+    }
+    return !closed_;
+  }
+
+  void wake() { wake_.notify_one(); }
+
+  void close() {
+    decltype(tasks_) dropped;
+    {
+      MutexLock lock(mutex_);
+      closed_ = true;
+      dropped.swap(tasks_);
+      heap_.clear();
+      wake_.notify_one();
+      while (runner_ != std::thread::id() && runner_ != std::this_thread::get_id()) at_rest_.wait(lock);
+    }
+  }
+
+  size_t size() const {
+    MutexLock lock(mutex_);
+    return tasks_.size();
+  }
+
+ private:
+  using Entry = std::pair<TimePoint, Id>;  // equal times: in the order of the calls
+
+  Entry popFirst() TORCHRPC_REQUIRES(mutex_) {
+    std::pop_heap(heap_.begin(), heap_.end(), std::greater<>());
+    const auto first = heap_.back();
+    heap_.pop_back();
+    return first;
+  }
+  void dropCancelled() TORCHRPC_REQUIRES(mutex_) {
+    while (!heap_.empty() && !tasks_.contains(heap_.front().second)) popFirst();
+  }
+  void compact() TORCHRPC_REQUIRES(mutex_) {
+    std::erase_if(heap_, [&](const Entry& entry) { return !tasks_.contains(entry.second); });
+    std::make_heap(heap_.begin(), heap_.end(), std::greater<>());
+  }
+
+  mutable Mutex mutex_;
+  CondVar wake_;
+  CondVar at_rest_;
+  // Guarded by mutex_:
+  std::unordered_map<Id, std::function<void()>> tasks_ TORCHRPC_GUARDED_BY(mutex_);
+  std::vector<Entry> heap_ TORCHRPC_GUARDED_BY(mutex_);
+  Id next_id_ TORCHRPC_GUARDED_BY(mutex_) = 1;
+  std::thread::id runner_ TORCHRPC_GUARDED_BY(mutex_);
+  bool closed_ TORCHRPC_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace torchrpc

@@ -1,0 +1,92 @@
+#include "node/cpp_registry.h"
+
+#include <unordered_map>
+
+#include "node/node.h"
+#include "node/rref_value.h"
+
+namespace torchrpc {
+
+namespace {
+
+struct Registry {
+  Mutex mutex;
+  std::unordered_map<std::string, std::shared_ptr<const CppHandler>> handlers;  // guarded by mutex
+};
+
+// Static initialisers of other files register here, so it is made with the first use.
+Registry& registry() {
+  static Registry instance;
+  return instance;
+}
+
+std::shared_ptr<const CppHandler> find(const std::string& name) {
+  auto& all = registry();
+  MutexLock lock(all.mutex);
+  if (const auto it = all.handlers.find(name); it != all.handlers.end()) return it->second;
+  throw Error(
+      ErrorCode::kNoSuchFunction,
+      "no native function named " + name +
+          " here: the callee's program, or a library that it has loaded, must register it too");
+}
+
+}  // namespace
+
+void registerCppHandler(std::string name, CppHandler handler) {
+  auto shared = std::make_shared<const CppHandler>(std::move(handler));
+  auto& all = registry();
+  MutexLock lock(all.mutex);
+  if (!all.handlers.emplace(name, std::move(shared)).second) {
+    throw Error(ErrorCode::kInvalidArgument, "a native function named " + name + " is registered already");
+  }
+}
+
+void registerCppFunction(std::string name, CppFunction function) {
+  registerCppHandler(
+      std::move(name),
+      [function = std::move(function)](
+          const CppCall&, std::vector<c10::IValue> args, const CallableRunner::ValueHandler& done) {
+        done(function(std::move(args)));
+      });
+}
+
+Message encodeCppCall(
+    Kind kind, const std::string& name, const std::vector<c10::IValue>& args, const RRefPlace& rrefs) {
+  Message message{.kind = kind};
+  Writer writer(message.payload);
+  writer.putString(name);
+  writer.put<uint32_t>(static_cast<uint32_t>(args.size()));
+  for (const auto& value : args) encodeValue(value, writer, message.tensors, {}, rrefs);
+  return message;
+}
+
+void CppRunner::call(Invocation invocation, Responder responder) {
+  // A function may finish when its node has been given up: the way back must still be there, and go first.
+  auto alive = node_.weak_from_this().lock();
+  const auto to = invocation.from.id;
+  evaluate(std::move(invocation), [alive = std::move(alive), this, to, responder](Result<c10::IValue> result) {
+    if (!result) return responder.fail(result.error());
+    try {
+      responder.reply(node_.replyWith(result.value(), to));
+    } catch (const Error& unsendable) {
+      responder.fail(unsendable);
+    }
+  });
+}
+
+void CppRunner::evaluate(Invocation invocation, ValueHandler done) {
+  Reader reader(invocation.message.payload);
+  const std::string name(reader.getString());
+  AllowList::check(node_.allowed(), "cpp_function(" + name + ")");
+  const auto handler = find(name);
+  const auto node = node_.weak_from_this();
+  const auto rrefs = amongReceived(invocation.rrefs, node);
+  std::vector<c10::IValue> args;
+  for (auto count = reader.get<uint32_t>(); count > 0; --count) {
+    args.push_back(decodeValue(reader, invocation.message.tensors, nullptr, {}, rrefs));
+  }
+  reader.expectEnd();
+  (*handler)({node, invocation.from}, std::move(args), std::move(done));
+}
+
+}  // namespace torchrpc

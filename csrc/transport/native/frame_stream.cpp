@@ -1,0 +1,201 @@
+#include "transport/native/frame_stream.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "transport/frame_memory.h"
+
+namespace torchrpc::native {
+
+// ---- out ----
+
+FrameQueue::Outgoing::Outgoing(Frame whole, std::function<void(Status)> done, ByteStream* stream)
+    : frame(std::move(whole)),
+      done(std::move(done)),
+      header{frame.head.size(), static_cast<uint32_t>(frame.segments.size()), 0} {
+  auto& segments = frame.segments;
+  layout.reserve(2 * segments.size());
+  for (const auto& segment : segments) layout.push_back(segment.bytes);
+  if (!stream) return;
+  for (size_t i = 0; i < segments.size(); ++i) {
+    const auto place = stream->place(segments[i]);
+    if (!place) continue;
+    header.flags = FrameHeader::kPlaces;
+    layout.resize(2 * segments.size(), FrameHeader::kInStream);
+    layout[segments.size() + i] = *place;
+    segments[i] = {};
+  }
+  std::erase_if(segments, [](const Segment& segment) { return !segment.storage; });
+}
+
+iovec FrameQueue::Outgoing::part(size_t index) const {
+  const auto of = [](const void* data, size_t bytes) { return iovec{const_cast<void*>(data), bytes}; };
+  if (index == 0) return of(&header, sizeof(header));
+  if (index == 1) return of(layout.data(), layout.size() * sizeof(uint64_t));
+  if (index == 2) return of(frame.head.data(), frame.head.size());
+  return of(frame.segments[index - 3].data(), frame.segments[index - 3].bytes);
+}
+
+size_t FrameQueue::gather(std::span<iovec> parts) const {
+  size_t used = 0, index = part_, skip = offset_;
+  for (const auto& outgoing : queue_) {
+    for (; index < outgoing.parts(); ++index) {
+      const auto part = outgoing.part(index);
+      if (part.iov_len == 0) continue;
+      if (used == parts.size()) return used;
+      parts[used++] = {static_cast<char*>(part.iov_base) + skip, part.iov_len - skip};
+      skip = 0;
+    }
+    index = 0;
+  }
+  return used;
+}
+
+void FrameQueue::advance(size_t bytes, std::vector<Outgoing>& gone) {
+  while (!queue_.empty()) {
+    auto& first = queue_.front();
+    const auto rest = first.part(part_).iov_len - offset_;
+    if (bytes < rest) {
+      offset_ += bytes;
+      return;
+    }
+    bytes -= rest;
+    offset_ = 0;
+    if (++part_ < first.parts()) continue;
+    part_ = 0;
+    gone.push_back(std::move(first));
+    queue_.pop_front();
+  }
+}
+
+std::vector<FrameQueue::Outgoing> FrameQueue::takeAll() {
+  std::vector<Outgoing> all(std::make_move_iterator(queue_.begin()), std::make_move_iterator(queue_.end()));
+  queue_.clear();
+  return all;
+}
+
+// ---- in ----
+
+void FrameReader::addTarget(void* data, size_t bytes) {
+  if (bytes > 0) targets_.push_back({static_cast<char*>(data), bytes});
+}
+
+void FrameReader::begin(Stage stage) {
+  stage_ = stage;
+  targets_.clear();
+  next_ = 0;
+}
+
+size_t FrameReader::missing() const {
+  size_t bytes = 0;
+  for (size_t i = next_; i < targets_.size(); ++i) bytes += targets_[i].bytes;
+  return bytes;
+}
+
+size_t FrameReader::room(std::span<char> scratch, std::span<iovec> parts) const {
+  size_t used = 0;
+  // A header is so small that the bytes behind it are better read in the same go, which only scratch has room for.
+  if (stage_ != Stage::kHeader) {
+    for (size_t i = next_; i < targets_.size() && used + 1 < parts.size(); ++i) {
+      parts[used++] = {targets_[i].data, targets_[i].bytes};
+    }
+    if (next_ + used < targets_.size()) return used;
+  }
+  parts[used++] = {scratch.data(), scratch.size()};
+  return used;
+}
+
+void FrameReader::fill(size_t bytes) {
+  while (bytes > 0) {
+    auto& target = targets_[next_];
+    const auto filled = std::min(bytes, target.bytes);
+    target.data += filled;
+    target.bytes -= filled;
+    bytes -= filled;
+    if (target.bytes == 0) ++next_;
+  }
+}
+
+Status FrameReader::take(
+    size_t bytes, std::span<char> scratch, ByteStream& stream, const std::function<bool(Frame)>& deliver) {
+  if (stage_ != Stage::kHeader) {
+    size_t open = 0;
+    for (size_t i = next_; i < targets_.size() && open < bytes; ++i) open += targets_[i].bytes;
+    const auto direct = std::min(open, bytes);
+    fill(direct);
+    bytes -= direct;
+  }
+  const char* rest = scratch.data();
+  for (;;) {
+    while (!filled() && bytes > 0) {
+      const auto copied = std::min(bytes, targets_[next_].bytes);
+      std::memcpy(targets_[next_].data, rest, copied);
+      fill(copied);
+      rest += copied;
+      bytes -= copied;
+    }
+    if (stage_ == Stage::kHeader && targets_.empty()) {
+      if (bytes == 0) return std::nullopt;
+      addTarget(header_bytes_.data(), header_bytes_.size());
+      continue;
+    }
+    if (!filled()) return std::nullopt;
+    auto frame = nextStage(stream);
+    if (!frame) return frame.error();
+    if (frame.value() && !deliver(*std::move(frame).value())) return std::nullopt;
+  }
+}
+
+Status FrameReader::checkHeader() const {
+  if ((header_.flags & ~FrameHeader::kPlaces) != 0) {
+    return Error(ErrorCode::kProtocol, "a frame with flags that do not exist");
+  }
+  if (header_.segments <= limits_.tensors) return checkSize("head", header_.head_bytes, limits_.head_bytes);
+  return Error(ErrorCode::kFrameTooLarge, "a message of more than " + std::to_string(limits_.tensors) + " segments");
+}
+
+Status FrameReader::checkSizes() const {
+  for (size_t i = 0; i < header_.segments; ++i) {
+    if (auto error = checkSize("segment", layout_[i], limits_.segment_bytes)) return error;
+  }
+  return std::nullopt;
+}
+
+void FrameReader::beginBody(ByteStream& stream) {
+  begin(Stage::kBody);
+  frame_.head.resize(header_.head_bytes);
+  addTarget(frame_.head.data(), frame_.head.size());
+  frame_.segments.reserve(header_.segments);
+  for (size_t i = 0; i < header_.segments; ++i) {
+    const auto bytes = layout_[i];
+    const auto place = header_.flags != 0 ? layout_[header_.segments + i] : FrameHeader::kInStream;
+    const bool placed = place != FrameHeader::kInStream;
+    frame_.segments.push_back(placed ? stream.take(place, bytes) : newSegment(bytes));
+    if (!placed) addTarget(frame_.segments.back().mutableData(), bytes);
+  }
+}
+
+Result<std::optional<Frame>> FrameReader::nextStage(ByteStream& stream) try {
+  switch (stage_) {
+    case Stage::kHeader:
+      std::memcpy(&header_, header_bytes_.data(), sizeof(header_));
+      if (auto error = checkHeader()) return *std::move(error);
+      begin(Stage::kLayout);
+      layout_.resize(size_t{header_.segments} * (header_.flags != 0 ? 2 : 1));
+      addTarget(layout_.data(), layout_.size() * sizeof(uint64_t));
+      return std::optional<Frame>();
+    case Stage::kLayout:
+      if (auto error = checkSizes()) return *std::move(error);
+      beginBody(stream);
+      return std::optional<Frame>();
+    case Stage::kBody: begin(Stage::kHeader); return std::optional<Frame>(std::exchange(frame_, {}));
+  }
+  return std::optional<Frame>();
+} catch (const Error& error) {
+  return error;
+} catch (const std::exception& failure) {
+  return Error(ErrorCode::kFrameTooLarge, std::string("no memory for a message: ") + failure.what());
+}
+
+}  // namespace torchrpc::native

@@ -1,0 +1,285 @@
+// Listens, opens, and keeps who is in the middle of a handshake. What comes after that is StreamConnection's.
+//
+// Note [Strangers]
+// Whoever reaches the port may connect. Until its greeting is complete a peer is a HandshakeSession: one descriptor and
+// a few hundred bytes, gone at its deadline, or sooner when more than `max_pending_handshakes` wait (the oldest goes),
+// or when the process runs out of descriptors. None of that touches connections that are open. Where the group has a
+// secret, who does not prove to know it never becomes a StreamConnection, which reads frames.
+
+#include "transport/native/transport.h"
+
+#include <c10/util/Exception.h>
+
+#include <cerrno>
+#include <list>
+#include <mutex>
+
+#include "base/random.h"
+#include "transport/host_address.h"
+#include "transport/native/address.h"
+#include "transport/native/auth/handshake_session.h"
+#include "transport/native/connection.h"
+#include "transport/native/shm/ring.h"
+
+namespace torchrpc::native {
+
+namespace {
+
+constexpr int kAcceptsATurn = 64;
+constexpr auto kAcceptPause = std::chrono::milliseconds(50);
+
+class NativeTransport : public Transport {
+ public:
+  explicit NativeTransport(Options options)
+      : options_(std::move(options)),
+        address_(chooseHostAddress({options_.host, options_.rendezvous_host})),
+        host_(options_.unix_sockets ? hostIdentity() : ""),
+        shared_(std::make_shared<SharedState>(options_.limits, options_.longest_spin, options_.secret)) {}
+  ~NativeTransport() override { close(); }
+
+  std::string listen(Acceptor acceptor) override;
+  std::shared_ptr<Connection> connect(
+      const std::string& address, const std::string& peer_name, std::shared_ptr<ConnectionHandler> handler) override;
+  void close() override;
+  bool inLoop() const override { return LoopScope::in(shared_->callbacks); }
+  void poll(const std::function<bool()>& done) override { shared_->loop.poll(done); }
+  void sleep(const std::function<bool()>& done, FutexWaiter& waiter, TimePoint latest, bool preemptible) override {
+    shared_->loop.sleep(done, waiter, latest, preemptible);
+  }
+  std::string describe() const override {
+    return host_.empty() ? "native(tcp)" : options_.shared_memory ? "native(shm,tcp)" : "native(unix,tcp)";
+  }
+  std::map<std::string, std::string> metrics() const override;
+
+ private:
+  struct Listener {
+    Descriptor socket;
+    bool tcp = false;
+    EventLoop::Watch watch{};
+    EventLoop::Watch pause{};
+  };
+  using Handshakes = std::list<std::unique_ptr<HandshakeSession>>;
+
+  Descriptor listenOnTcp() const;
+  // On the loop.
+  void startAccepting(Listener& listener);
+  void acceptMany(Listener& listener);
+  void dropOldestHandshake();
+  void startInboundHandshake(Descriptor socket, bool tcp);
+  void onAuthenticated(HandshakeSession::AuthenticatedPeer met, bool tcp);
+  void dial(const std::shared_ptr<StreamConnection>& connection, const SocketAddress& to, const Address& address);
+  void open(StreamConnection& connection, HandshakeSession::AuthenticatedPeer met, bool opener);
+  void closeAll();
+
+  // Constant after construction.
+  const Options options_;
+  const std::string address_;
+  const std::string host_;  ///< empty: no Unix sockets
+  const std::shared_ptr<SharedState> shared_;
+
+  // Own synchronization.
+  std::once_flag close_once_;
+
+  // Written by listen(), before the loop reads it.
+  Acceptor acceptor_;
+  Address own_;
+
+  // On the loop only.
+  std::list<Listener> listeners_;
+  Handshakes inbound_handshakes_;  ///< unproven, the oldest first
+  Handshakes calls_;               ///< our own
+};
+
+std::map<std::string, std::string> NativeTransport::metrics() const {
+  return {
+      {"transport.accepted_peers", std::to_string(shared_->accepted.load())},
+      {"transport.refused_peers", std::to_string(shared_->refused.load())},
+  };
+}
+
+// ---- listening ----
+
+std::string NativeTransport::listen(Acceptor acceptor) {
+  own_.id = randomNumber();
+  std::list<Listener> listeners;
+  listeners.push_back({listenOnTcp(), true});
+  own_.tcp = SocketAddress::textOf(listeners.back().socket.get());
+  if (!host_.empty()) {
+    own_.host = host_;
+    own_.unix_name = "torchrpc-" + std::to_string(own_.id);
+    listeners.push_back({SocketAddress::abstract(own_.unix_name)->listen("a Unix socket"), false});
+  }
+  acceptor_ = std::move(acceptor);
+  auto moved = std::make_shared<std::list<Listener>>(std::move(listeners));
+  const bool posted = shared_->loop.post([this, moved] {
+    if (shared_->callbacks.closed()) return;
+    listeners_.splice(listeners_.end(), *moved);
+    for (auto& listener : listeners_) startAccepting(listener);
+  });
+  if (!posted) throw Error(ErrorCode::kShutdown, "cannot listen: the transport is closed");
+  return own_.text();
+}
+
+Descriptor NativeTransport::listenOnTcp() const {
+  const auto [first, last] = options_.ports;
+  for (uint32_t port = first;; ++port) {
+    const auto place = bracketed(address_) + ":" + std::to_string(port);
+    try {
+      return SocketAddress::tcp(place)->listen(port == 0 ? address_ : place);
+    } catch (const Error& error) {
+      if (first == last) throw;
+      if (port < last) continue;
+      throw Error(
+          error.code(),
+          "no port from " + std::to_string(first) + " to " + std::to_string(last) + " is free on " + address_ +
+              ": give a larger range by the option port or TORCHRPC_PORT. The last: " + error.text());
+    }
+  }
+}
+
+void NativeTransport::startAccepting(Listener& listener) {
+  listener.watch = shared_->loop.watch(listener.socket.get(), [&](EventLoop::Ready) { acceptMany(listener); });
+  listener.watch.want(true, false);
+}
+
+void NativeTransport::acceptMany(Listener& listener) {
+  for (int i = 0; i < kAcceptsATurn; ++i) {
+    Descriptor socket(::accept4(listener.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (socket) {
+      startInboundHandshake(std::move(socket), listener.tcp);
+    } else if (errno == EAGAIN) {
+      return;
+    } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+      // The listener stays ready, so looking again at once would burn the core.
+      TORCH_WARN_ONCE("torchrpc cannot accept a connection: ", socketErrorText(errno));
+      dropOldestHandshake();
+      listener.watch.want(false, false);
+      listener.pause = shared_->loop.after(kAcceptPause, [&listener] { listener.watch.want(true, false); });
+      return;
+    }  // else: this one has gone again
+  }
+}
+
+void NativeTransport::dropOldestHandshake() {
+  if (inbound_handshakes_.empty()) return;
+  ++shared_->refused;
+  inbound_handshakes_.pop_front();
+}
+
+void NativeTransport::startInboundHandshake(Descriptor socket, bool tcp) {
+  if (inbound_handshakes_.size() >= options_.max_pending_handshakes) dropOldestHandshake();
+  const auto place = inbound_handshakes_.insert(inbound_handshakes_.end(), nullptr);
+  const bool shares = !tcp && options_.shared_memory;
+  HandshakeMessage self{
+      .flags = shares ? HandshakeMessage::kSharedMemory : uint16_t{0},
+      .listener = own_.id,
+      .group = options_.group,
+      .name = options_.node_name};
+  *place = std::make_unique<HandshakeSession>(
+      *shared_, std::move(socket), std::move(self), &RingMemory::make,
+      [this, place, tcp](Result<HandshakeSession::AuthenticatedPeer> met) {
+        const auto greeter = std::move(*place);
+        inbound_handshakes_.erase(place);
+        if (met) onAuthenticated(std::move(met).value(), tcp);
+      });
+  (*place)->start(options_.handshake_deadline);
+}
+
+void NativeTransport::onAuthenticated(HandshakeSession::AuthenticatedPeer met, bool tcp) {
+  shared_->loop.lockLoop();
+  ++shared_->accepted;
+  if (tcp) tuneTcp(met.socket.get());
+  if (!shared_->callbacks.begin()) return;
+  auto connection =
+      std::make_shared<StreamConnection>(shared_, met.peer.name, tcp ? "accepted over tcp" : "accepted over unix");
+  std::shared_ptr<ConnectionHandler> handler;
+  {
+    LoopScope scope(shared_->callbacks);
+    handler = acceptor_(connection);
+  }
+  if (!handler) return shared_->callbacks.end();
+  connection->setHandler(std::move(handler));
+  shared_->connections.insert(connection);
+  open(*connection, std::move(met), false);
+}
+
+// ---- opening ----
+
+std::shared_ptr<Connection> NativeTransport::connect(
+    const std::string& address, const std::string& peer_name, std::shared_ptr<ConnectionHandler> handler) {
+  const auto parsed = Address::parse(address);
+  const bool near = !host_.empty() && parsed.host == host_;
+  const auto to = near ? SocketAddress::abstract(parsed.unix_name) : SocketAddress::tcp(parsed.tcp);
+  const Error closed(ErrorCode::kShutdown, "cannot connect to " + peer_name + ": the transport is closed", peer_name);
+  if (!shared_->callbacks.begin()) throw closed;
+  auto connection =
+      std::make_shared<StreamConnection>(shared_, peer_name, near ? "unix " + parsed.unix_name : "tcp " + parsed.tcp);
+  const bool posted = shared_->loop.post([this, connection, to = *to, parsed, handler] {
+    connection->setHandler(handler);
+    shared_->connections.insert(connection);
+    // close() may have been here before.
+    if (shared_->callbacks.closed()) return connection->finish(ErrorCode::kShutdown, {});
+    dial(connection, to, parsed);
+  });
+  if (posted) return connection;
+  shared_->callbacks.end();
+  throw closed;
+}
+
+void NativeTransport::dial(
+    const std::shared_ptr<StreamConnection>& connection, const SocketAddress& to, const Address& address) {
+  const auto place = calls_.insert(calls_.end(), nullptr);
+  const bool shares = !to.isTcp() && options_.shared_memory;
+  HandshakeMessage hello{
+      .flags = shares ? HandshakeMessage::kSharedMemory : uint16_t{0},
+      .listener = address.id,
+      .group = options_.group,
+      .name = options_.node_name};
+  *place = std::make_unique<HandshakeSession>(
+      *shared_, to, std::move(hello), [this, place, connection](Result<HandshakeSession::AuthenticatedPeer> met) {
+        shared_->loop.lockLoop();
+        const auto greeter = std::move(*place);
+        calls_.erase(place);
+        if (!met) return connection->finish(met.error().code(), met.error().text());
+        open(*connection, std::move(met).value(), true);
+      });
+  (*place)->start(options_.handshake_deadline);
+}
+
+void NativeTransport::open(StreamConnection& connection, HandshakeSession::AuthenticatedPeer met, bool opener) {
+  const int fd = met.socket.get();
+  if (!met.memory) return connection.open(makeSocketStream(std::move(met.socket)), fd);
+  try {
+    connection.open(makeRingStream(std::move(met.socket), met.memory, opener, options_.blocks), fd);
+  } catch (const Error& error) {
+    connection.finish(error.code(), error.text());
+  }
+}
+
+// ---- the end ----
+
+void NativeTransport::closeAll() {
+  listeners_.clear();
+  inbound_handshakes_.clear();
+  calls_.clear();
+  for (const auto connections = shared_->connections; const auto& connection : connections) {
+    connection->finish(ErrorCode::kShutdown, {});
+  }
+}
+
+void NativeTransport::close() {
+  std::call_once(close_once_, [this] {
+    shared_->callbacks.close();
+    shared_->loop.post([this] { closeAll(); });
+    shared_->loop.stop();
+    shared_->callbacks.wait();
+  });
+}
+
+}  // namespace
+
+std::unique_ptr<Transport> makeTransport(Options options) {
+  return std::make_unique<NativeTransport>(std::move(options));
+}
+
+}  // namespace torchrpc::native

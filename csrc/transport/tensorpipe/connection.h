@@ -1,0 +1,71 @@
+#pragma once
+
+// One TensorPipe pipe as a Connection, and what the connections of a transport share.
+//
+// Threads: TensorPipe runs the callbacks of a context's pipes one at a time, on whichever of its threads, or of those
+// that call into it, comes first. "On the loop" below means in such a callback.
+
+#include <tensorpipe/tensorpipe.h>
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "transport/callbacks.h"
+#include "transport/transport.h"
+
+namespace torchrpc {
+
+/// Shared by a transport and its connections; outlives both.
+struct TensorPipeShared {
+  explicit TensorPipeShared(Limits limits) : limits(limits) {}
+  const Limits limits;
+  Callbacks callbacks;
+};
+
+/// TensorPipe's reason without the place in its source.
+std::string reasonOf(const tensorpipe::Error& error);
+
+class TensorPipeConnection : public Connection, public std::enable_shared_from_this<TensorPipeConnection> {
+ public:
+  struct Peer {
+    std::string name;       ///< empty if unknown
+    std::string route;      ///< for people, e.g. "shm://83cc1"
+    bool channels = false;  ///< whether both sides have channels: without them a tensor of TensorPipe's kills the peer
+  };
+
+  TensorPipeConnection(std::shared_ptr<TensorPipeShared> shared, std::shared_ptr<tensorpipe::Pipe> pipe, Peer peer);
+
+  /// Called once, the callback begun on its behalf: it ends with the call to onClosed.
+  void start(std::shared_ptr<ConnectionHandler> handler);
+
+  void send(Frame frame, std::function<void(Status)> done) override;
+  void close() override;
+  std::string describe() const override;
+
+ private:
+  struct Outgoing;
+
+  // On the loop.
+  void readNext();
+  void onDescriptor(const tensorpipe::Error& error, tensorpipe::Descriptor descriptor) noexcept;
+  void onBody(const tensorpipe::Error& error, Frame& frame) noexcept;
+  void onSent(const tensorpipe::Error& error, Outgoing& outgoing) noexcept;
+  void finish(Error reason);
+
+  Error lost(const std::string& reason) const;
+  Error closeReason(const tensorpipe::Error& error) const;
+
+  // Constant after construction.
+  const std::shared_ptr<TensorPipeShared> shared_;
+  const std::shared_ptr<tensorpipe::Pipe> pipe_;
+  const Peer peer_;
+
+  std::atomic<bool> closed_here_{false};
+
+  // On the loop only, after start().
+  std::shared_ptr<ConnectionHandler> handler_;
+};
+
+}  // namespace torchrpc

@@ -1,0 +1,213 @@
+// Owns the context: the only place that joins TensorPipe's threads, so that the last reference to it is never dropped
+// on one of them. Everything else (connections, callbacks) holds TensorPipeShared and pipes, which may go anywhere.
+//
+// Note [A listener that fails]
+// TensorPipe gives a listener up when any one peer dies in the middle of its handshake, or is no TensorPipe at all: the
+// node would never be reached again. So we listen again, at the same addresses, as soon as the old sockets are closed.
+// That takes waiting, which the loop must not do: a thread that is started for it does. Peers that connect in those
+// few milliseconds are refused.
+
+#include "transport/tensorpipe/transport.h"
+
+#include <c10/util/Exception.h>
+#include <tensorpipe/tensorpipe.h>
+
+#include <algorithm>
+#include <chrono>
+#include <mutex>
+#include <thread>
+
+#include "base/doctor.h"
+#include "base/executor/task_thread.h"
+#include "transport/host_address.h"
+#include "transport/tensorpipe/address.h"
+#include "transport/tensorpipe/backends.h"
+#include "transport/tensorpipe/connection.h"
+
+namespace torchrpc {
+
+namespace {
+
+// What a context calls itself, for the accepting side to read: whether it has channels, and the node's name.
+constexpr std::string_view kWithChannels = "channels:";
+constexpr std::string_view kWithoutChannels = "payloads:";
+
+class TensorPipeTransport : public Transport {
+ public:
+  explicit TensorPipeTransport(const TensorPipeOptions& options)
+      : address_(chooseHostAddress({options.host, options.rendezvous_host})),
+        transports_(makeTransports(options.transports)),
+        channels_(makeChannels(options.channels, transports_, address_)),
+        shared_(std::make_shared<TensorPipeShared>(options.limits)),
+        context_(tensorpipe::ContextOptions().name(
+            std::string(channels_.empty() ? kWithoutChannels : kWithChannels) + options.node_name)) {
+    // TensorPipe prefers the higher number.
+    auto priority = static_cast<int64_t>(transports_.size() + channels_.size());
+    for (const auto& [name, transport] : transports_) context_.registerTransport(priority--, name, transport);
+    for (const auto& [name, channel] : channels_) context_.registerChannel(priority--, name, channel);
+  }
+  ~TensorPipeTransport() override { close(); }
+
+  std::string listen(Acceptor acceptor) override;
+  std::shared_ptr<Connection> connect(
+      const std::string& address, const std::string& peer_name, std::shared_ptr<ConnectionHandler> handler) override;
+  void close() override;
+  bool inLoop() const override { return LoopScope::in(shared_->callbacks); }
+  std::string describe() const override {
+    return "tensorpipe(" + namesOf(transports_) + (channels_.empty() ? "" : "; " + namesOf(channels_)) + ")";
+  }
+
+ private:
+  void acceptNext();
+  void onAccept(const tensorpipe::Error& error, std::shared_ptr<tensorpipe::Pipe> pipe) noexcept;
+  void onListenerFailed(const tensorpipe::Error& error);
+  void listenAgain();
+  const TensorPipeAddress::Way& chooseWay(const TensorPipeAddress& address, const std::string& peer_name) const;
+
+  // Constant after construction.
+  const std::string address_;
+  const std::vector<TransportBackend> transports_;
+  const std::vector<ChannelBackend> channels_;
+  const std::shared_ptr<TensorPipeShared> shared_;
+
+  // Has its own synchronization.
+  tensorpipe::Context context_;
+  std::once_flag close_once_;
+
+  // Written by listen(), before the first callback that reads them.
+  Acceptor acceptor_;
+  std::vector<std::string> urls_;
+
+  // One thread at a time: listen(), then the accept callback, then what that posts to recovery_, and so on.
+  std::shared_ptr<tensorpipe::Listener> listener_;
+  std::unique_ptr<TaskThread> recovery_;
+};
+
+std::string TensorPipeTransport::listen(Acceptor acceptor) {
+  // TensorPipe ends the process if it cannot bind.
+  checkCanListen(address_);
+  std::vector<std::string> urls;
+  for (const auto& transport : transports_) {
+    urls.push_back(transport.name + "://" + (transport.name == "shm" ? "" : bracketed(address_)));
+  }
+  if (!shared_->callbacks.begin()) throw Error(ErrorCode::kShutdown, "cannot listen: the transport is closed");
+  acceptor_ = std::move(acceptor);
+  try {
+    listener_ = context_.listen(urls);
+  } catch (const std::exception& error) {
+    shared_->callbacks.end();
+    throw Error(
+        ErrorCode::kRendezvous, describe() + " cannot listen on " + address_ + ": " + error.what() + ". " + kAskDoctor);
+  }
+  TensorPipeAddress address;
+  for (const auto& [name, transport] : transports_) {
+    urls_.push_back(listener_->url(name));
+    address.ways.push_back({urls_.back(), transport->domainDescriptor()});
+  }
+  address.channels = !channels_.empty();
+  acceptNext();
+  return address.text();
+}
+
+void TensorPipeTransport::acceptNext() {
+  listener_->accept([this](const tensorpipe::Error& error, std::shared_ptr<tensorpipe::Pipe> pipe) {
+    onAccept(error, std::move(pipe));
+  });
+}
+
+void TensorPipeTransport::onAccept(const tensorpipe::Error& error, std::shared_ptr<tensorpipe::Pipe> pipe) noexcept {
+  if (error) return onListenerFailed(error);
+  LoopScope scope(shared_->callbacks);
+  acceptNext();
+  if (!shared_->callbacks.begin()) return pipe->close();
+  const std::string& remote = pipe->getRemoteName();
+  TensorPipeConnection::Peer peer;
+  peer.channels = !channels_.empty() && remote.starts_with(kWithChannels);
+  peer.route = "accepted from " + remote.substr(std::min(kWithChannels.size(), remote.size()));
+  auto connection = std::make_shared<TensorPipeConnection>(shared_, pipe, std::move(peer));
+  auto handler = acceptor_(connection);
+  if (!handler) {
+    pipe->close();
+    return shared_->callbacks.end();
+  }
+  connection->start(std::move(handler));
+}
+
+void TensorPipeTransport::onListenerFailed(const tensorpipe::Error& error) {
+  if (shared_->callbacks.closed()) return shared_->callbacks.end();
+  if (!recovery_) {
+    recovery_ = std::make_unique<TaskThread>();
+    TORCH_WARN_ONCE("torchrpc listens again: TensorPipe's listener failed (", reasonOf(error), ")");
+  }
+  recovery_->post([this] { listenAgain(); });
+}
+
+void TensorPipeTransport::listenAgain() {
+  listener_->close();
+  const auto is_free = [](const std::string& url) {
+    // A name of shm's that is still taken only fails the listener once more; a port that is ends the process.
+    return url.starts_with("shm://") || isPortFree(url.substr(url.find("://") + 3));
+  };
+  do {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    if (shared_->callbacks.closed()) return shared_->callbacks.end();
+  } while (!std::all_of(urls_.begin(), urls_.end(), is_free));
+  listener_ = context_.listen(urls_);
+  acceptNext();
+}
+
+const TensorPipeAddress::Way& TensorPipeTransport::chooseWay(
+    const TensorPipeAddress& address, const std::string& peer_name) const {
+  for (const auto& [name, transport] : transports_) {
+    for (const auto& way : address.ways) {
+      if (way.transport() == name && transport->canCommunicateWithRemote(way.domain)) return way;
+    }
+  }
+  std::string theirs;
+  for (const auto& way : address.ways) theirs += (theirs.empty() ? "" : ", ") + way.url;
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      "no way to " + peer_name + ": it can be reached by " + theirs + ", this node uses " + namesOf(transports_) +
+          " (shm: within one host only); give both the same transports. " + kAskDoctor,
+      peer_name);
+}
+
+std::shared_ptr<Connection> TensorPipeTransport::connect(
+    const std::string& address, const std::string& peer_name, std::shared_ptr<ConnectionHandler> handler) {
+  const auto parsed = TensorPipeAddress::parse(address);
+  const auto& way = chooseWay(parsed, peer_name);
+  if (!shared_->callbacks.begin()) {
+    throw Error(ErrorCode::kShutdown, "cannot connect to " + peer_name + ": the transport is closed", peer_name);
+  }
+  std::shared_ptr<tensorpipe::Pipe> pipe;
+  try {
+    pipe = context_.connect(way.url, tensorpipe::PipeOptions().remoteName(peer_name));
+  } catch (const std::exception& error) {
+    shared_->callbacks.end();
+    throw Error(
+        ErrorCode::kInvalidArgument, "cannot connect to " + peer_name + " at " + way.url + ": " + error.what(),
+        peer_name);
+  }
+  auto connection = std::make_shared<TensorPipeConnection>(
+      shared_, std::move(pipe), TensorPipeConnection::Peer{peer_name, way.url, parsed.channels && !channels_.empty()});
+  connection->start(std::move(handler));
+  return connection;
+}
+
+void TensorPipeTransport::close() {
+  std::call_once(close_once_, [this] {
+    shared_->callbacks.close();
+    context_.close();
+    shared_->callbacks.wait();
+    recovery_.reset();
+    context_.join();
+  });
+}
+
+}  // namespace
+
+std::unique_ptr<Transport> makeTensorPipeTransport(TensorPipeOptions options) {
+  return std::make_unique<TensorPipeTransport>(options);
+}
+
+}  // namespace torchrpc

@@ -1,0 +1,387 @@
+// The pool: order, growth under blocking, its limits, and its end.
+
+#include "base/executor/thread_pool.h"
+
+#include <catch2/catch.hpp>
+
+#include <atomic>
+#include <latch>
+#include <pthread.h>
+#include <sched.h>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "needs_futex_waiter.h"
+#include "outcomes.h"
+
+namespace torchrpc {
+
+using test::eventually;
+
+namespace {
+
+// Waits, as a blocking call would, for a task that itself waits for one, and so on.
+void nest(ThreadPool& pool, int depth, std::atomic<int>& reached) {
+  ++reached;
+  if (depth == 0) return;
+  std::latch done(1);
+  pool.post([&] {
+    nest(pool, depth - 1, reached);
+    done.count_down();
+  });
+  ThreadPool::BlockingScope blocking;
+  done.wait();
+}
+
+std::string threadName() {
+  char name[16];
+  pthread_getname_np(pthread_self(), name, sizeof name);
+  return name;
+}
+
+}  // namespace
+
+TEST_CASE("a pool has no thread until there is work") {
+  ThreadPool pool({});
+  CHECK(pool.stats().threads == 0);
+  std::string name;
+  std::latch done(1);
+  REQUIRE(pool.post([&] {
+    name = threadName();
+    done.count_down();
+  }));
+  done.wait();
+  CHECK(name == "torchrpc-0");
+  CHECK(pool.stats().threads == 1);
+}
+
+TEST_CASE("a thread's name keeps its number when the pool's is long") {
+  ThreadPool pool({.size = 1, .name = "a-very-long-name-indeed"});
+  std::string name;
+  pool.post([&] { name = threadName(); });
+  pool.close();
+  CHECK(name == "a-very-long-n-0");
+}
+
+TEST_CASE("threads are scheduled as the one that made the pool, whoever starts them") {
+  const int usual = sched_getscheduler(0);
+  REQUIRE(usual != SCHED_BATCH);
+  std::atomic<int> theirs = -1;
+  ThreadPool pool({.size = 1, .name = "pool"});
+  int starters = -1;
+  std::thread([&] {
+    const sched_param parameters{};
+    pthread_setschedparam(pthread_self(), SCHED_BATCH, &parameters);
+    starters = sched_getscheduler(0);
+    pool.post([&] { theirs = sched_getscheduler(0); });
+  }).join();
+  pool.close();
+  CHECK(starters == SCHED_BATCH);
+  CHECK(theirs == usual);
+}
+
+TEST_CASE("an idle thread is used before a new one is started") {
+  ThreadPool pool({.size = 4});
+  for (int i = 0; i < 200; ++i) {
+    std::latch done(1);
+    pool.post([&] { done.count_down(); });
+    done.wait();
+    while (pool.stats().idle == 0) std::this_thread::yield();
+  }
+  CHECK(pool.stats().threads == 1);
+}
+
+TEST_CASE("tasks start in the order posted") {
+  ThreadPool pool({.size = 1});
+  std::vector<int> ran;
+  for (int i = 0; i < 1000; ++i) pool.post([&, i] { ran.push_back(i); });
+  pool.close();
+  REQUIRE(ran.size() == 1000);
+  CHECK(std::is_sorted(ran.begin(), ran.end()));
+}
+
+TEST_CASE("as many tasks run at once as the pool's size, and no more") {
+  ThreadPool pool({.size = 4});
+  std::latch all(4);
+  std::atomic<int> running = 0;
+  std::atomic<int> most = 0;
+  for (int i = 0; i < 4; ++i) pool.post([&] { all.arrive_and_wait(); });
+  for (int i = 0; i < 500; ++i) {
+    pool.post([&] {
+      const int now = ++running;
+      int seen = most;
+      while (seen < now && !most.compare_exchange_weak(seen, now)) {
+      }
+      std::this_thread::yield();
+      --running;
+    });
+  }
+  pool.close();
+  CHECK(most <= 4);
+}
+
+TEST_CASE("a burst of short tasks starts no more threads than the pool's size") {
+  ThreadPool pool({.size = 3});
+  for (int i = 0; i < 10000; ++i) pool.post([] {});
+  CHECK(pool.stats().threads <= 3);
+}
+
+TEST_CASE("calls that block on each other 64 deep end on a pool of four") {
+  ThreadPool pool({.size = 4});
+  std::atomic<int> reached = 0;
+  std::latch done(1);
+  pool.post([&] {
+    nest(pool, 64, reached);
+    done.count_down();
+  });
+  done.wait();
+  CHECK(reached == 65);
+}
+
+TEST_CASE("many nested calls side by side end on a pool of one, and leave one thread") {
+  ThreadPool pool({.size = 1});
+  std::atomic<int> reached = 0;
+  std::latch done(20);
+  for (int i = 0; i < 20; ++i) {
+    pool.post([&] {
+      nest(pool, 10, reached);
+      done.count_down();
+    });
+  }
+  done.wait();
+  CHECK(reached == 20 * 11);
+  while (pool.stats().threads > 1) std::this_thread::yield();
+}
+
+TEST_CASE("blocked threads are counted, once however deep their scopes") {
+  ThreadPool pool({.size = 2});
+  std::latch inside(1);
+  std::latch go(1);
+  pool.post([&] {
+    ThreadPool::BlockingScope outer;
+    ThreadPool::BlockingScope inner;
+    inside.count_down();
+    go.wait();
+  });
+  inside.wait();
+  CHECK(pool.stats().blocked == 1);
+  go.count_down();
+  while (pool.stats().blocked != 0) std::this_thread::yield();
+}
+
+TEST_CASE("a blocking scope on a thread of no pool does nothing") {
+  ThreadPool::BlockingScope blocking;
+  SUCCEED();
+}
+
+TEST_CASE("a pool at its greatest size starts no thread for a blocked one, and goes on when it can") {
+  ThreadPool pool({.size = 2, .max_size = 2});
+  std::latch inside(2);
+  std::latch go(1);
+  for (int i = 0; i < 2; ++i) {
+    pool.post([&] {
+      ThreadPool::BlockingScope blocking;
+      inside.count_down();
+      go.wait();
+    });
+  }
+  inside.wait();
+  std::latch ran(1);
+  pool.post([&] { ran.count_down(); });
+  CHECK(pool.stats().threads == 2);
+  CHECK(pool.stats().queued == 1);
+  go.count_down();
+  ran.wait();
+}
+
+TEST_CASE("a task that throws harms nothing but itself") {
+  ThreadPool pool({.size = 1});
+  std::latch next(1);
+  pool.post([] { throw std::runtime_error("expected in this test's output"); });
+  pool.post([] { throw 1; });
+  pool.post([&] { next.count_down(); });
+  next.wait();
+}
+
+TEST_CASE("one thread looks before it sleeps, and runs what it finds itself") {
+  std::unique_ptr<ThreadPool> pool;
+  std::atomic<int> looking = 0, found = 0;
+  std::latch ran(3);
+  pool = std::make_unique<ThreadPool>(ThreadPool::Options{.look = [&](const std::function<bool()>& done) {
+    CHECK(++looking == 1);
+    if (!done() && found < 2) {
+      ++found;
+      pool->post([&, finder = std::this_thread::get_id()] {
+        CHECK(std::this_thread::get_id() == finder);
+        ran.count_down();
+      });
+      CHECK(done());
+    }
+    --looking;
+  }});
+  pool->post([&] { ran.count_down(); });
+  ran.wait();
+  pool->close();
+  CHECK(found == 2);
+}
+
+TEST_CASE("a task that another thread posts ends a look") {
+  std::latch ran(1);
+  std::atomic<bool> looks = false;
+  ThreadPool pool({.look = [&](const std::function<bool()>& done) {
+    looks = true;
+    looks.notify_all();
+    while (!done()) std::this_thread::yield();
+  }});
+  std::atomic<bool> first = true;
+  pool.post([&] { first = false; });
+  looks.wait(false);
+  CHECK_FALSE(first);
+  pool.post([&] { ran.count_down(); });
+  ran.wait();
+}
+
+TEST_CASE("who has looked in vain sleeps where tasks come from, and posts and the end wake it") {
+  NEEDS_ALARM;
+  std::atomic<int> slept = 0, ran = 0;
+  std::latch both(2);
+  ThreadPool pool(
+      {.look = [](const std::function<bool()>&) {},
+       .sleep =
+           [&](const std::function<bool()>& done, FutexWaiter& waiter) {
+             ++slept;
+             while (!done()) waiter.sleep(done, {}, kNever);
+           }});
+  for (int i = 1; i <= 2; ++i) {
+    pool.post([&] {
+      ++ran;
+      both.count_down();
+    });
+    CHECK(eventually([&] { return slept == i; }));
+    CHECK(ran == i);
+  }
+  both.wait();
+  CHECK(pool.stats().idle == 1);
+  pool.close();
+}
+
+namespace {
+int policyHere() {
+  sched_param parameters{};
+  int policy = -1;
+  ::pthread_getschedparam(::pthread_self(), &policy, &parameters);
+  return policy;
+}
+}  // namespace
+
+TEST_CASE("threads are gentle while they sleep, not while they run tasks") {
+  NEEDS_ALARM;
+  std::atomic<int> asleep = -1;
+  ThreadPool pool(
+      {.look = [](const std::function<bool()>&) {},
+       .sleep =
+           [&](const std::function<bool()>& done, FutexWaiter& waiter) {
+             asleep = policyHere();
+             while (!done()) waiter.sleep(done, {}, kNever);
+           }});
+  for (int i = 0; i < 2; ++i) {
+    std::latch ran(1);
+    int running = -1;
+    pool.post([&] {
+      running = policyHere();
+      ran.count_down();
+    });
+    ran.wait();
+    CHECK(running == policyHere());
+    CHECK(eventually([&] { return asleep == SCHED_BATCH; }));
+    asleep = -1;
+  }
+}
+
+TEST_CASE("close runs what is queued, and after it nothing is taken") {
+  ThreadPool pool({.size = 2});
+  std::atomic<int> ran = 0;
+  for (int i = 0; i < 1000; ++i) pool.post([&] { ++ran; });
+  pool.close();
+  CHECK(ran == 1000);
+  CHECK(pool.stats().threads == 0);
+
+  auto kept = std::make_shared<int>();
+  CHECK_FALSE(pool.post([kept] {}));
+  CHECK(kept.use_count() == 1);
+  pool.close();
+}
+
+TEST_CASE("close runs queued tasks that block on each other's queue positions") {
+  ThreadPool pool({.size = 1});
+  std::latch go(1);
+  std::atomic<bool> ended = false;
+  pool.post([&] {
+    ThreadPool::BlockingScope blocking;
+    go.wait();
+    ended = true;
+  });
+  pool.post([&] { go.count_down(); });
+  pool.close();
+  CHECK(ended);
+}
+
+TEST_CASE("close from two threads waits in both") {
+  ThreadPool pool({.size = 2});
+  std::latch go(1);
+  std::atomic<bool> ended = false;
+  pool.post([&] {
+    go.wait();
+    ended = true;
+  });
+  std::vector<std::thread> closers;
+  for (int i = 0; i < 2; ++i) {
+    closers.emplace_back([&] {
+      pool.close();
+      if (!ended) std::terminate();
+    });
+  }
+  go.count_down();
+  for (auto& closer : closers) closer.join();
+}
+
+TEST_CASE("a pool that one of its own threads closes says so instead of waiting for itself") {
+  ThreadPool pool({.size = 1, .name = "mine"});
+  std::string text;
+  std::latch caught(1);
+  pool.post([&] {
+    try {
+      pool.close();
+    } catch (const std::exception& error) {
+      text = error.what();
+      caught.count_down();
+    }
+  });
+  caught.wait();
+  CHECK(text == "thread pool mine closed by one of its threads");
+}
+
+TEST_CASE("posting from many threads loses nothing") {
+  ThreadPool pool({.size = 3});
+  std::atomic<int> ran = 0;
+  std::vector<std::thread> posters;
+  for (int i = 0; i < 4; ++i) {
+    posters.emplace_back([&] {
+      for (int j = 0; j < 5000; ++j) {
+        pool.post([&ran, j] {
+          if (j % 50 == 0) {
+            ThreadPool::BlockingScope blocking;
+            std::this_thread::yield();
+          }
+          ++ran;
+        });
+      }
+    });
+  }
+  for (auto& poster : posters) poster.join();
+  pool.close();
+  CHECK(ran == 20000);
+}
+
+}  // namespace torchrpc

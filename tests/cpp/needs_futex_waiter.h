@@ -1,0 +1,13 @@
+#pragma once
+
+#include <catch2/catch.hpp>
+
+#include "base/sync/futex_waiter.h"
+
+/// Ends a test case where the system has no sleep on several words.
+#define NEEDS_ALARM                                                                 \
+  if (!torchrpc::FutexWaiter::isAvailable()) {                                      \
+    WARN("not tested: this system has no futex_waitv, or does not let us have it"); \
+    return;                                                                         \
+  }                                                                                 \
+  static_cast<void>(0)

@@ -1,0 +1,324 @@
+// What the native transport makes of bytes, its own and others': greetings, frames in pieces of any size, rings.
+
+#include <algorithm>
+#include <cstring>
+#include <fcntl.h>
+#include <numeric>
+#include <random>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "transport/native/auth/handshake_message.h"
+#include "transport/native/byte_stream.h"
+#include "transport/native/frame_stream.h"
+#include "transport/native/shm/ring.h"
+#include "transport/witness.h"
+
+using namespace torchrpc;
+using namespace torchrpc::native;
+using namespace torchrpc::test;
+
+namespace {
+
+HandshakeMessage parsed(const std::string& bytes) {
+  const auto prefix = HandshakePrefix::parse(bytes);
+  return parseHandshake(prefix.type, std::string_view(bytes).substr(kHandshakePrefixBytes));
+}
+
+/// Nothing but an error of the protocol's may come of bytes that are no greeting.
+bool isGreeting(const std::string& bytes) {
+  try {
+    parsed(bytes);
+    return true;
+  } catch (const Error& error) {
+    REQUIRE(error.code() == ErrorCode::kProtocol);
+    return false;
+  }
+}
+
+HandshakeMessage someHello() {
+  return {.flags = 1, .listener = 42, .group = std::string("g\0roup", 6), .name = "alice", .nonce = "n"};
+}
+
+/// All of the queue's bytes, taken in pieces of random size.
+std::string drain(FrameQueue& queue, std::mt19937& random, std::vector<FrameQueue::Outgoing>& gone) {
+  std::string bytes;
+  std::array<iovec, 5> parts;
+  while (!queue.empty()) {
+    const auto count = queue.gather(parts);
+    REQUIRE(count > 0);
+    size_t all = 0;
+    for (size_t i = 0; i < count; ++i) all += parts[i].iov_len;
+    const size_t written = 1 + random() % all;
+    for (size_t i = 0, rest = written; rest > 0; ++i) {
+      const auto some = std::min(rest, parts[i].iov_len);
+      bytes.append(static_cast<const char*>(parts[i].iov_base), some);
+      rest -= some;
+    }
+    queue.advance(written, gone);
+  }
+  return bytes;
+}
+
+/// Gives `bytes` to the reader in pieces of random size; what came of it.
+Status feed(FrameReader& reader, std::string_view bytes, std::mt19937& random, std::vector<Frame>& frames) {
+  const auto stream = makeSocketStream(Descriptor());
+  std::array<char, 100> scratch;
+  std::array<iovec, 6> parts;
+  while (!bytes.empty()) {
+    const auto count = reader.room(scratch, parts);
+    size_t room = 0;
+    for (size_t i = 0; i < count; ++i) room += parts[i].iov_len;
+    const size_t read = std::min<size_t>(bytes.size(), 1 + random() % room);
+    for (size_t i = 0, rest = read; rest > 0; ++i) {
+      const auto some = std::min(rest, parts[i].iov_len);
+      std::memcpy(parts[i].iov_base, bytes.data(), some);
+      bytes.remove_prefix(some);
+      rest -= some;
+    }
+    auto refused = reader.take(read, scratch, *stream, [&](Frame frame) {
+      frames.push_back(std::move(frame));
+      return true;
+    });
+    if (refused) return refused;
+  }
+  return std::nullopt;
+}
+
+Frame randomFrame(std::mt19937& random) {
+  const size_t sizes[] = {0, 1, 7, 99, 100, 101, 1'000};
+  Frame frame{std::string(sizes[random() % 7], static_cast<char>(random())), {}};
+  for (size_t i = random() % 4; i > 0; --i) {
+    frame.segments.push_back(filled(sizes[random() % 7], static_cast<char>(random())));
+  }
+  return frame;
+}
+
+bool isSame(const Frame& a, const Frame& b) {
+  return a.head == b.head &&
+      std::equal(a.segments.begin(), a.segments.end(), b.segments.begin(), b.segments.end(), [](auto& x, auto& y) {
+           return x.bytes == y.bytes && (x.bytes == 0 || std::memcmp(x.data(), y.data(), x.bytes) == 0);
+         });
+}
+
+}  // namespace
+
+// ---- greetings ----
+
+TEST_CASE("a greeting survives its bytes") {
+  const auto hello = parsed(someHello().bytes());
+  CHECK(hello.type == HandshakeType::kHello);
+  CHECK(hello.listener == 42);
+  CHECK(hello.flags == 1);
+  CHECK(hello.group == std::string("g\0roup", 6));
+  CHECK(hello.name == "alice");
+  CHECK(hello.nonce == "n");
+  const auto challenge =
+      parsed(HandshakeMessage{.type = HandshakeType::kChallenge, .name = "bob", .nonce = "m"}.bytes());
+  CHECK(challenge.type == HandshakeType::kChallenge);
+  CHECK(challenge.name == "bob");
+  CHECK(challenge.nonce == "m");
+  CHECK(parsed(HandshakeMessage{.type = HandshakeType::kAnswer, .proof = "p"}.bytes()).proof == "p");
+  const auto welcome =
+      parsed(HandshakeMessage{.type = HandshakeType::kWelcome, .flags = 1, .name = "bob", .proof = "q"}.bytes());
+  CHECK(welcome.proof == "q");
+  CHECK(welcome.type == HandshakeType::kWelcome);
+  CHECK(welcome.name == "bob");
+  CHECK(parsed(HandshakeMessage{.type = HandshakeType::kRefusal, .text = "no"}.bytes()).text == "no");
+}
+
+TEST_CASE("a greeting is never larger than its limit") {
+  const std::string huge(100'000, 'x');
+  const auto bytes = HandshakeMessage{.group = huge, .name = huge, .nonce = huge}.bytes();
+  CHECK(bytes.size() <= kHandshakePrefixBytes + kMaxHandshakeBodyBytes);
+  CHECK(isGreeting(bytes));
+}
+
+TEST_CASE("another version of the protocol is named") {
+  auto bytes = someHello().bytes();
+  bytes[8] = 77;
+  try {
+    parsed(bytes);
+    FAIL("understood");
+  } catch (const Error& error) {
+    CHECK_THAT(error.text(), Catch::Contains("version 77") && Catch::Contains("same torchrpc"));
+  }
+}
+
+TEST_CASE("bytes that are no greeting are an error, whatever they are") {
+  const auto seed = GENERATE(1u, 2u, 3u);
+  CAPTURE(seed);
+  std::mt19937 random(seed);
+  const std::string whole = someHello().bytes();
+  for (size_t end = 0; end < whole.size(); ++end) CHECK_FALSE(isGreeting(whole.substr(0, end)));
+  CHECK_FALSE(isGreeting(whole + "x"));
+  for (int i = 0; i < 20'000; ++i) {
+    auto bytes = whole;
+    for (size_t flips = 1 + random() % 4; flips > 0; --flips) {
+      bytes[random() % bytes.size()] = static_cast<char>(random());
+    }
+    isGreeting(bytes);
+    std::string noise(random() % 200, '\0');
+    std::generate(noise.begin(), noise.end(), [&] { return static_cast<char>(random()); });
+    CHECK_FALSE(isGreeting(noise));
+  }
+}
+
+// ---- frames ----
+
+TEST_CASE("frames cut into pieces of any size arrive whole and in order") {
+  const auto seed = GENERATE(range(0u, 20u));
+  CAPTURE(seed);
+  std::mt19937 random(seed);
+  std::vector<Frame> sent;
+  FrameQueue queue;
+  for (int i = 0; i < 50; ++i) {
+    sent.push_back(randomFrame(random));
+    queue.push({sent.back(), nullptr});
+  }
+  std::vector<FrameQueue::Outgoing> gone;
+  const auto bytes = drain(queue, random, gone);
+  CHECK(gone.size() == 50);
+  const Limits limits;
+  FrameReader reader(limits);
+  std::vector<Frame> received;
+  REQUIRE_FALSE(feed(reader, bytes, random, received));
+  REQUIRE(received.size() == 50);
+  for (int i = 0; i < 50; ++i) CHECK(isSame(received[i], sent[i]));
+}
+
+TEST_CASE("small frames that wait are written in one go") {
+  FrameQueue queue;
+  for (int i = 0; i < 20; ++i) queue.push({headOnly("frame"), nullptr});
+  std::array<iovec, 64> parts;
+  const auto count = queue.gather(parts);
+  CHECK(count == 40);  // a header and a head each
+  std::vector<FrameQueue::Outgoing> gone;
+  queue.advance(20 * (sizeof(FrameHeader) + 5), gone);
+  CHECK(gone.size() == 20);
+  CHECK(queue.empty());
+}
+
+TEST_CASE("random bytes instead of frames end in an error or wait for more, within the limits") {
+  const auto seed = GENERATE(range(0u, 5u));
+  CAPTURE(seed);
+  std::mt19937 random(seed);
+  Limits limits;
+  limits.head_bytes = 10'000;
+  limits.segment_bytes = 10'000;
+  limits.tensors = 10;
+  for (int i = 0; i < 1'000; ++i) {
+    FrameReader reader(limits);
+    std::string noise(1 + random() % 300, '\0');
+    std::generate(noise.begin(), noise.end(), [&] { return static_cast<char>(random() % 3 ? 0 : random()); });
+    std::vector<Frame> frames;
+    if (const auto error = feed(reader, noise, random, frames)) {
+      const bool expected = error->code() == ErrorCode::kProtocol || error->code() == ErrorCode::kFrameTooLarge;
+      CHECK(expected);
+    }
+    for (const auto& frame : frames) CHECK(frame.head.size() <= limits.head_bytes);
+  }
+}
+
+TEST_CASE("a frame with tensors in shared memory is refused where none is shared") {
+  std::mt19937 random(1);
+  FrameHeader header{.head_bytes = 0, .segments = 1, .flags = FrameHeader::kPlaces};
+  const uint64_t layout[] = {100, 0};
+  std::string bytes(reinterpret_cast<const char*>(&header), sizeof(header));
+  bytes.append(reinterpret_cast<const char*>(layout), sizeof(layout));
+  const Limits limits;
+  FrameReader reader(limits);
+  std::vector<Frame> frames;
+  const auto error = feed(reader, bytes, random, frames);
+  REQUIRE(error);
+  CHECK(error->code() == ErrorCode::kProtocol);
+  CHECK_THAT(error->text(), Catch::Contains("none is shared"));
+  CHECK(frames.empty());
+}
+
+// ---- rings ----
+
+TEST_CASE("bytes go through a ring in order, whatever the sizes of writes and reads") {
+  const auto seed = GENERATE(range(0u, 5u));
+  CAPTURE(seed);
+  std::mt19937 random(seed);
+  const auto memory = RingMemory::make();
+  const RingMemory here(memory), there(memory);
+  RingEnd writer(RingEnd::Side::kWriter, here.control(0), here.ring(0));
+  RingEnd reader(RingEnd::Side::kReader, there.control(0), there.ring(0));
+  std::string sent(3 << 20, '\0'), received;
+  std::generate(sent.begin(), sent.end(), [&] { return static_cast<char>(random()); });
+  std::string piece(200'000, '\0');
+  for (size_t at = 0; received.size() < sent.size();) {
+    const size_t bytes = std::min<size_t>(sent.size() - at, random() % 200'000);
+    const iovec out[] = {{sent.data() + at, bytes / 2}, {sent.data() + at + bytes / 2, bytes - bytes / 2}};
+    const auto written = writer.move(out, 0);
+    REQUIRE(written >= 0);
+    at += static_cast<size_t>(written);
+    const iovec in[] = {{piece.data(), random() % piece.size()}};
+    const auto read = reader.move(in, 0);
+    REQUIRE(read >= 0);
+    received.append(piece, 0, static_cast<size_t>(read));
+  }
+  CHECK(received == sent);
+}
+
+TEST_CASE("positions that a peer cannot have are seen") {
+  const auto memory = RingMemory::make();
+  const RingMemory rings(memory);
+  RingEnd writer(RingEnd::Side::kWriter, rings.control(0), rings.ring(0));
+  RingEnd reader(RingEnd::Side::kReader, rings.control(1), rings.ring(1));
+  rings.control(0).read = 1;
+  CHECK(writer.available() < 0);
+  rings.control(1).written = uint64_t{1} << 40;
+  CHECK(reader.available() < 0);
+  const iovec part{nullptr, 0};
+  CHECK(reader.move({&part, 1}, 0) < 0);
+}
+
+TEST_CASE("memory that a peer could take away again is refused") {
+  Descriptor unsealed(::memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  REQUIRE(::ftruncate(unsealed.get(), ::lseek(RingMemory::make().get(), 0, SEEK_END)) == 0);
+  CHECK_THROWS_AS(RingMemory(unsealed), Error);
+  REQUIRE(::fcntl(unsealed.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0);
+  CHECK_NOTHROW(RingMemory(unsealed));
+  Descriptor odd(::memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  REQUIRE(::ftruncate(odd.get(), 5'000) == 0);
+  REQUIRE(::fcntl(odd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0);
+  CHECK_THROWS_AS(RingMemory(odd), Error);
+  CHECK_THROWS_AS(RingMemory(Descriptor(::open("/dev/null", O_RDWR | O_CLOEXEC))), Error);
+}
+
+TEST_CASE("what follows an empty ring stands at its begin, so that small messages stay in few pages") {
+  const auto memory = RingMemory::make();
+  const RingMemory rings(memory);
+  RingEnd writer(RingEnd::Side::kWriter, rings.control(0), rings.ring(0));
+  RingEnd reader(RingEnd::Side::kReader, rings.control(0), rings.ring(0));
+  std::string in(100, '\0');
+  const iovec room{in.data(), in.size()};
+  for (int i = 0; i < 100; ++i) {
+    std::string out(100, static_cast<char>(i));
+    const iovec part{out.data(), out.size()};
+    REQUIRE(writer.move({&part, 1}, 0) == 100);
+    CHECK(std::memcmp(rings.ring(0).data(), out.data(), out.size()) == 0);
+    REQUIRE(reader.move({&room, 1}, 0) == 100);
+    CHECK(in == out);
+  }
+}
+
+TEST_CASE("wherever a peer says that the ring's begin stands, only the ring is read") {
+  const auto memory = RingMemory::make();
+  const RingMemory rings(memory);
+  const auto bytes = rings.ring(0);
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i % 251);
+  RingEnd reader(RingEnd::Side::kReader, rings.control(0), bytes);
+  rings.control(0).written = 100;
+  const uint64_t begin = GENERATE(uint64_t{0}, uint64_t{12'345}, uint64_t{50}, ~uint64_t{0}, uint64_t{1} << 63);
+  rings.control(0).begin = begin;
+  CHECK(reader.available() == 100);
+  std::string in(100, '\0');
+  const iovec room{in.data(), in.size()};
+  REQUIRE(reader.move({&room, 1}, 0) == 100);
+  for (size_t i = 0; i < in.size(); ++i) CHECK(in[i] == bytes[(i - begin) % bytes.size()]);
+}

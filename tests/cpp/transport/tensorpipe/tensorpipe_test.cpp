@@ -1,0 +1,235 @@
+// What only TensorPipe has: backends and their probes, addresses, peers in other processes.
+
+#include <arpa/inet.h>
+#include <cstddef>
+#include <filesystem>
+#include <fstream>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <netinet/in.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <thread>
+
+#include "transport/child_process.h"
+#include "transport/kinds.h"
+#include "transport/tensorpipe/address.h"
+#include "transport/witness.h"
+
+using namespace torchrpc;
+using namespace torchrpc::test;
+
+namespace {
+
+using Names = std::vector<std::string>;
+
+/// A pair of which the two sides are configured differently: `make` is called for a, then for b.
+struct TensorPipeMixed {
+  static inline std::vector<std::pair<Names, std::optional<Names>>> configurations;
+  size_t next = 0;
+  std::unique_ptr<Transport> make(Limits limits) {
+    const auto& [transports, channels] = configurations.at(next++ % configurations.size());
+    return makeTensorPipe(transports, channels, limits);
+  }
+};
+
+ErrorCode codeOf(const std::function<void()>& action, std::string* text = nullptr) {
+  try {
+    action();
+  } catch (const Error& error) {
+    if (text) *text = error.text();
+    return error.code();
+  }
+  return ErrorCode::kUnknown;
+}
+
+BackendProbe probeOf(const std::vector<BackendProbe>& probes, const std::string& name) {
+  for (const auto& probe : probes) {
+    if (probe.name == name) return probe;
+  }
+  FAIL("no probe of " << name);
+  return {};
+}
+
+}  // namespace
+
+TEST_CASE("segments of all sizes arrive whatever channels the two sides have") {
+  const auto channels = GENERATE(
+      std::pair<Names, Names>{{"basic"}, {"basic"}}, std::pair<Names, Names>{{"cma", "basic"}, {"cma"}},
+      std::pair<Names, Names>{{"cma"}, {"basic"}}, std::pair<Names, Names>{{"mpt_uv"}, {"mpt_uv", "cma"}},
+      std::pair<Names, Names>{{}, {"cma", "basic"}}, std::pair<Names, Names>{{"basic"}, {}});
+  const auto transports = GENERATE(Names{"uv"}, Names{"shm", "uv"});
+  TensorPipeMixed::configurations = {{transports, channels.first}, {transports, channels.second}};
+  Pair<TensorPipeMixed> pair;
+  auto alice = pair.witness();
+  auto connection = pair.connect(alice);
+  const std::vector<size_t> sizes = {0, 1, 10'000, 1 << 20, 3 << 20};
+  Frame frame{"head", {}};
+  for (size_t i = 0; i < sizes.size(); ++i) frame.segments.push_back(filled(sizes[i], static_cast<char>(i)));
+  for (int round = 0; round < 2; ++round) {
+    pair.send(*connection, frame);
+    pair.send(*connection, headOnly("between"));
+    pair.send(*pair.accepted().connection, frame);
+  }
+  for (int round = 0; round < 2; ++round) {
+    for (auto& witness : {pair.accepted().witness, alice}) {
+      auto received = witness->takeFrame();
+      CHECK(received.head == "head");
+      REQUIRE(received.segments.size() == sizes.size());
+      for (size_t i = 0; i < sizes.size(); ++i) CHECK(isFilled(received.segments[i], sizes[i], static_cast<char>(i)));
+    }
+    CHECK(pair.accepted().witness->takeFrame().head == "between");
+  }
+}
+
+TEST_CASE("one side with shared memory and one without meet over TCP") {
+  TensorPipeMixed::configurations = {{{"shm", "uv"}, {}}, {{"uv"}, {}}};
+  Pair<TensorPipeMixed> pair;
+  CHECK(pair.a->describe() == "tensorpipe(shm,uv)");
+  CHECK(pair.b->describe().starts_with("tensorpipe(uv"));
+  auto connection = pair.connect(pair.witness());
+  CHECK_THAT(connection->describe(), Catch::Contains("uv://127.0.0.1:"));
+  pair.send(*connection, headOnly("hello"));
+  CHECK(pair.accepted().witness->takeFrame().head == "hello");
+}
+
+TEST_CASE("shared memory is not tried with a peer on another host") {
+  Pair<TensorPipeShm> pair;
+  auto address = TensorPipeAddress::parse(pair.address);
+  REQUIRE(address.ways.size() == 2);
+  CHECK_THAT(pair.connect(pair.witness())->describe(), Catch::Contains("shm://"));
+  address.ways[0].domain = "shm:another-boot-id";
+  CHECK_THAT(pair.a->connect(address.text(), "bob", pair.witness())->describe(), Catch::Contains("uv://"));
+}
+
+TEST_CASE("peers without a transport in common are told so") {
+  auto shm = makeTensorPipe({"shm"}, {});
+  std::string text;
+  CHECK(
+      codeOf([&] { shm->connect("tensorpipe:uv://10.0.0.1:1#uv:*", "bob", nullptr); }, &text) ==
+      ErrorCode::kInvalidArgument);
+  CHECK_THAT(text, Catch::Contains("bob") && Catch::Contains("uv://10.0.0.1:1") && Catch::Contains("shm"));
+}
+
+TEST_CASE("an address survives its text") {
+  TensorPipeAddress address{{{"shm://1#", ""}, {"uv://[::1]:2", "uv:*"}}, true};
+  address.ways[0] = {"shm://1", "shm:x"};
+  const auto text = address.text();
+  CHECK(text == "tensorpipe:shm://1#shm:x;uv://[::1]:2#uv:*;channels");
+  CHECK(TensorPipeAddress::parse(text).text() == text);
+}
+
+TEST_CASE("names of transports and channels that do not exist are passed over") {
+  auto transport = makeTensorPipe({"warp", "uv", "uv"}, Names{"telepathy", "xth", "basic"});
+  CHECK(transport->describe() == "tensorpipe(uv; basic)");
+}
+
+TEST_CASE("a list that leaves no transport or channel is refused") {
+  std::string text;
+  CHECK(codeOf([] { makeTensorPipe({"warp"}, {}); }, &text) == ErrorCode::kInvalidArgument);
+  CHECK_THAT(text, Catch::Contains("'warp'") && Catch::Contains("shm, ibv, uv") && Catch::Contains("transports"));
+  CHECK(codeOf([] { makeTensorPipe({}, {}); }) == ErrorCode::kInvalidArgument);
+  CHECK(codeOf([] { makeTensorPipe({"uv"}, Names{"telepathy"}); }, &text) == ErrorCode::kInvalidArgument);
+  CHECK_THAT(text, Catch::Contains("'telepathy'") && Catch::Contains("basic"));
+}
+
+TEST_CASE("every backend is probed, and one that is not usable says why") {
+  const auto transports = probeTensorPipeTransports();
+  CHECK(transports.size() == 3);
+  CHECK(probeOf(transports, "uv").usable);
+  const auto channels = probeTensorPipeChannels();
+  CHECK(channels.size() == 4);
+  CHECK(probeOf(channels, "basic").usable);
+  for (const auto& probes : {transports, channels}) {
+    for (const auto& probe : probes) CHECK(probe.usable == probe.reason.empty());
+  }
+}
+
+TEST_CASE("child: cma without process_vm_readv", "[.child]") {
+  sock_filter program[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog filter{4, program};
+  REQUIRE(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+  REQUIRE(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0);
+  CHECK_FALSE(probeOf(probeTensorPipeChannels(), "cma").usable);
+  // And what asks for nothing does without.
+  CHECK(makeTensorPipe({"uv"}, {})->describe() == "tensorpipe(uv)");
+}
+
+TEST_CASE("cma is not used where process_vm_readv is forbidden") {
+  CHECK(ChildProcess("child: cma without process_vm_readv", "").wait() == 0);
+}
+
+TEST_CASE("child: a peer that waits to be killed", "[.child]") {
+  auto transport = makeTensorPipe({"shm", "uv"}, {});
+  struct Idle : ConnectionHandler {
+    void onFrame(Frame) override {}
+    void onClosed(const Error&) override {}
+  };
+  auto connection = transport->connect(ChildProcess::argument(), "parent", std::make_shared<Idle>());
+  connection->send(headOnly("I live"), [](Status) {});
+  for (;;) pause();
+}
+
+TEMPLATE_TEST_CASE("a peer that is killed is heard of", "", TensorPipeUv, TensorPipeShm) {
+  Pair<TestType> pair;
+  ChildProcess child("child: a peer that waits to be killed", pair.address);
+  auto bob = pair.accepted();
+  REQUIRE(bob.witness->awaitFrames(1));
+  child.kill(SIGKILL);
+  const auto reason = bob.witness->awaitClosed();
+  CHECK(reason.code() == ErrorCode::kWorkerLost);
+  CHECK_THAT(reason.text(), Catch::Contains("tester") && Catch::Contains("died"));
+}
+
+TEST_CASE("a node stays reachable when peers die in the middle of a handshake") {
+  const auto transports = GENERATE(Names{"uv"}, Names{"shm", "uv"});
+  TensorPipeMixed::configurations = {{transports, {}}};
+  Pair<TensorPipeMixed> pair;
+  const auto url = TensorPipeAddress::parse(pair.address).ways.back().url;
+  const auto port = static_cast<uint16_t>(std::stoi(url.substr(url.rfind(':') + 1)));
+  for (int round = 0; round < 5; ++round) {
+    {
+      // Somebody who connects and is gone.
+      sockaddr_in target{};
+      target.sin_family = AF_INET;
+      target.sin_port = htons(port);
+      target.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+      const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+      while (::connect(fd, reinterpret_cast<sockaddr*>(&target), sizeof(target)) != 0) std::this_thread::yield();
+      ::close(fd);
+    }
+    // While the node recovers it refuses; that it recovers is what counts.
+    Status failure;
+    for (int attempt = 0; attempt < 10'000; ++attempt) {
+      auto alice = pair.witness();
+      auto connection = pair.connect(alice);
+      failure = pair.outcome(pair.send(*connection, headOnly("hello")));
+      if (!failure) break;
+      alice->awaitClosed();
+    }
+    CHECK_FALSE(failure);
+  }
+}
+
+TEST_CASE("no thread of TensorPipe's can die of SIGPIPE") {
+  auto transport = makeTensorPipe({"shm", "uv"}, Names{"cma", "mpt_uv"});
+  int seen = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::ifstream status(task.path() / "status");
+    std::string line, name;
+    while (std::getline(status, line)) {
+      if (line.starts_with("Name:")) name = line;
+      if (!line.starts_with("SigBlk:") || name.find("TP_") == std::string::npos) continue;
+      CAPTURE(name);
+      ++seen;
+      CHECK((std::stoull(line.substr(7), nullptr, 16) >> (SIGPIPE - 1) & 1) == 1);
+    }
+  }
+  CHECK(seen >= 3);
+}

@@ -1,0 +1,107 @@
+"""A function written in C++, called between Python workers beside the same function in Python.
+
+    cmake -S tutorials/cpp -B build/tutorials -DCMAKE_PREFIX_PATH=$(python -c "import torchrpc; \
+        print(torchrpc.cmake_prefix_path)") && cmake --build build/tutorials
+    python cpp_function.py build/tutorials/libcpp_function.so
+
+The callee loads the library (cpp_function.cpp); nothing else tells it of the function. Calls of the Python function
+share one interpreter, so while one runs, the others and the callee's own Python code wait. Those of the C++ function
+run beside each other and hold no interpreter.
+"""
+
+import argparse
+import random
+import socket
+import string
+import threading
+import time
+
+import torch
+import torch.multiprocessing as mp
+
+import torchrpc.rpc as rpc
+from torchrpc import cpp_function
+
+
+def distance(a, b):
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        diagonal, row[0] = row[0], i
+        for j, y in enumerate(b, 1):
+            diagonal, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, diagonal + (x != y))
+    return row[-1]
+
+
+def distances(word, words):
+    """Levenshtein's distance of a word to each of a list."""
+    return [distance(word, each) for each in words]
+
+
+def steps_in(seconds):
+    """How many steps the callee's own Python code makes in that time, while it serves calls."""
+    steps, end = 0, time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        sum(range(100))
+        steps += 1
+    return steps
+
+
+def measure(function, words, seconds):
+    """Calls per second with eight callers, and the steps of the callee's own code in that time."""
+    end = time.perf_counter() + seconds
+    counts = []
+
+    def call_on():
+        count = 0
+        while time.perf_counter() < end:
+            rpc.rpc_sync("callee", function, args=(words[count % len(words)], words))
+            count += 1
+        counts.append(count)
+
+    callers = [threading.Thread(target=call_on) for _ in range(8)]
+    for caller in callers:
+        caller.start()
+    steps = rpc.rpc_sync("callee", steps_in, args=(seconds,))
+    for caller in callers:
+        caller.join()
+    return sum(counts) / seconds, steps
+
+
+def run(rank, options):
+    torch.set_num_threads(1)
+    if rank == 1:
+        torch.ops.load_library(options.library)
+    where = rpc.TensorPipeRpcBackendOptions(init_method=f"tcp://127.0.0.1:{options.port}")
+    rpc.init_rpc(("caller", "callee")[rank], rank=rank, world_size=2, rpc_backend_options=where)
+    if rank == 0:
+        letters = random.Random(0)
+        words = ["".join(letters.choices(string.ascii_lowercase, k=12)) for _ in range(options.words)]
+        native = cpp_function("distances")
+        for word in words:
+            results = [rpc.rpc_sync("callee", function, args=(word, words)) for function in (distances, native)]
+            assert results[0] == results[1], "the two functions differ"
+        rates = []
+        for language, function in (("Python", distances), ("C++", native)):
+            rate, steps = measure(function, words, options.seconds)
+            print(
+                f"{language}: {rate:.0f} calls/s, beside {steps / options.seconds:.0f} steps/s of the callee's own code"
+            )
+            rates.append(rate)
+        print(f"The C++ function is called {rates[1] / rates[0]:.1f} times as often, with the same results.")
+    rpc.shutdown()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("library", help="libcpp_function.so")
+    parser.add_argument("--seconds", type=float, default=2, help="to measure each (default %(default)s)")
+    parser.add_argument("--words", type=int, default=50, help="in the list (default %(default)s)")
+    options = parser.parse_args()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        options.port = probe.getsockname()[1]
+    mp.spawn(run, (options,), nprocs=2)
+
+
+if __name__ == "__main__":
+    main()
