@@ -63,7 +63,8 @@ class StreamConnection : public Connection, public Pollable, public std::enable_
   void onReady(EventLoop::Ready ready);
   void watchForRoom();
 
-  /// Reads and delivers what has arrived, up to a limit. Returns the number of bytes.
+  // With the loop lock.
+  /// Reads what has arrived, up to a limit, and delivers the frames. Returns the number of bytes.
   size_t readSome() TORCHRPC_REQUIRES(shared_->loop.lock());
 
   // Constant after construction.

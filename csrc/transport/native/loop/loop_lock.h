@@ -1,7 +1,7 @@
 #pragma once
 
 // The mutex of everything that is done "on the loop" for rings and frames. It is no leaf lock: handlers are called with
-// it. The loop thread has priority over threads that want to poll in its stead.
+// it. The loop thread has priority over threads that poll in its stead.
 // Threads: any.
 
 #include <atomic>

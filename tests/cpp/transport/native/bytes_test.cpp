@@ -277,7 +277,7 @@ TEST_CASE("impossible positions of a peer are detected") {
   CHECK(reader.move({&part, 1}, 0) < 0);
 }
 
-TEST_CASE("memory that a peer could shrink or has not made is refused") {
+TEST_CASE("memory that a peer could shrink, or that is not made for rings, is refused") {
   Descriptor unsealed(::memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   REQUIRE(::ftruncate(unsealed.get(), ::lseek(RingMemory::make().get(), 0, SEEK_END)) == 0);
   CHECK_THROWS_AS(RingMemory(unsealed), Error);

@@ -24,7 +24,10 @@ struct LoopWithPollable {
   ~LoopWithPollable() { loop.stop(); }
 
   void addToPollSet() {
-    onLoop([&] { loop.addToPollSet(pollable); });
+    onLoop([&] {
+      loop.lock().assertHeld();
+      loop.addToPollSet(pollable);
+    });
   }
   void onLoop(const std::function<void()>& task) {
     std::atomic<bool> done{false};
@@ -39,6 +42,7 @@ struct LoopWithPollable {
   std::optional<WakeTarget> armed() {
     std::optional<WakeTarget> target;
     onLoop([&] {
+      loop.lock().assertHeld();
       target = pollable.armed;
       loop.addToPollSet(pollable);  // also if it has been idle for some rounds
     });
@@ -48,6 +52,7 @@ struct LoopWithPollable {
     pollable.has_message = true;
     if (pollable.word->exchange(0) == FakePollable::kParked) return FutexWaiter::wake(*pollable.word);
     onLoop([&] {
+      loop.lock().assertHeld();
       loop.addToPollSet(pollable);
       pollable.poll();
     });

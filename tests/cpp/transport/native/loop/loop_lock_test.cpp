@@ -4,6 +4,7 @@
 
 #include <catch2/catch.hpp>
 
+#include <atomic>
 #include <thread>
 #include <vector>
 
@@ -27,8 +28,9 @@ TEST_CASE("a thread that wants to poll does not wait for the loop lock for long"
   CHECK_FALSE(locked);
   lock.unlock();
   std::jthread([&] {
-    locked = lock.tryLockFor(1ms, [] { return false; }, backoff);
-    if (locked) lock.unlock();
+    if (!lock.tryLockFor(1ms, [] { return false; }, backoff)) return;
+    locked = true;
+    lock.unlock();
   }).join();
   CHECK(locked);
 }
@@ -44,19 +46,21 @@ TEST_CASE("threads that keep polling do not keep the loop thread from the loop l
     const auto end = deadlineAfter(20us);
     while (std::chrono::steady_clock::now() < end) std::this_thread::yield();
     --holders;
-    lock.unlock();
   };
   std::vector<std::jthread> pollers;
   for (int i = 0; i < 2; ++i) {
     pollers.emplace_back([&] {
       while (!stopped) {
-        if (lock.tryLockFor(100us, [&] { return stopped.load(); }, backoff)) hold();
+        if (!lock.tryLockFor(100us, [&] { return stopped.load(); }, backoff)) continue;
+        hold();
+        lock.unlock();
       }
     });
   }
   for (int i = 0; i < 1'000; ++i) {  // or the test hangs
     lock.lockFromLoopThread();
     hold();
+    lock.unlock();
   }
   stopped = true;
   pollers.clear();
