@@ -19,11 +19,12 @@ constexpr size_t kScratchBytes = 64 << 10;
 // may use libuv; a polling thread posts a task for that. The loop thread itself blocks as soon as it can: it would
 // compete with the polling threads. It polls only if a peer has sent a wake-up ahead of time, while copying something
 // large, and is about to be done.
-// A polling thread yields between two polls, so that a runnable thread goes first. If a yield took longer than 20 µs
-// and the next poll finds nothing, the thread stops polling: other threads need the cores, and a thread that sleeps is
-// scheduled sooner than one that yields. If a yield took a time slice (500 µs), no thread begins to poll for twice that
-// time: the machine has more runnable threads than cores. This may have been an exception; but if a pause is needed
-// again within its own length after its end, the next one is twice as long, up to 50 such yields (SpinBackoff).
+// A polling thread yields between two polls, so that a runnable thread goes first. If a yield took longer than
+// kLongYield and the next poll finds nothing, the thread stops polling: other threads need the cores, and a thread that
+// sleeps is scheduled sooner than one that yields. If a yield took a time slice, no thread begins to poll for
+// kFirstPauseYields times as long: the machine has more runnable threads than cores. This may have been an exception;
+// but a pause that is needed again within its own length after its end is doubled, up to kMaxPauseYields times the
+// yield. These constants are in spin_backoff.cpp.
 // A polling thread releases the loop lock after kMaxSpin even if messages keep coming, and no thread begins to poll
 // while the loop thread waits for the lock (LoopLock). A thread that releases the lock has armed all pollables before:
 // then the peer sends a wake-up with its next message, and the loop thread wakes up for it.
