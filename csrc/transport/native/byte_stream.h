@@ -1,6 +1,6 @@
 #pragma once
 
-// What a native connection reads from and writes to: a socket, or shared memory beside one. Never blocks.
+// The byte stream under a native connection: a socket, or shared memory beside one. Never blocks.
 
 #include <memory>
 #include <optional>
@@ -19,45 +19,52 @@ class ByteStream {
   virtual ~ByteStream() = default;
 
   // By one thread at a time.
-  /// Bytes moved; 0: no room; negative: -errno, the stream has ended (-ECONNRESET if the peer ended it).
+  /// The number of bytes written; 0: no room; negative: -errno, the stream has ended (-ECONNRESET if the peer ended
+  /// it).
   virtual ssize_t write(std::span<const iovec> parts) = 0;
-  /// After write() had no room. kNow: there is some now. kWatched: the socket becomes writable. kRung: it becomes
-  /// readable, or ready() true.
-  enum class Room { kNow, kWatched, kRung };
+  /// How the stream shows that there is room again.
+  enum class Room {
+    kNow,      ///< there is room already
+    kWatched,  ///< the socket becomes writable
+    kRung,     ///< the socket becomes readable, or ready() true
+  };
+  /// After write() had no room: requests a notification. Does not block.
   virtual Room awaitRoom() = 0;
 
   // By any thread.
-  /// Copies data to where the peer finds them, beside the stream, if it is large and there is room.
+  /// Copies the data of a large segment into a slab, if there is room for it. Returns the slab's offset, by which the
+  /// peer finds the data; they do not go through the stream then.
   virtual std::optional<uint64_t> place(const Segment& data) {
     static_cast<void>(data);
     return std::nullopt;
   }
 
-  // On the loop.
-  /// As write(); 0: nothing there.
+  // With the loop lock.
+  /// As write(); 0: nothing to read.
   virtual ssize_t read(std::span<const iovec> parts) = 0;
-  /// What the peer has placed there. Throws Error(kProtocol) if it cannot have.
+  /// The data that the peer has copied into the slab at that offset. Throws Error(kProtocol) if there can be none.
   virtual Segment take(uint64_t place, size_t bytes);
   /// The socket has become readable.
   virtual void drainWakeups() {}
-  /// Whether it is worth trying to read, or to write what there was no room for.
+  /// Whether a read, or a write that had no room before, may move bytes now.
   virtual bool ready() = 0;
-  /// Whether reading and writing exclude each other.
+  /// Whether a read and a write exclude each other, because the system has one lock for both.
   virtual bool isLocked() const { return false; }
-  /// As EventLoop::Pollable.
-  virtual EventLoop::PollHint pollHint() const { return EventLoop::PollHint::kNone; }
-  virtual bool arm(EventLoop::WakeTarget /*sleeper*/) { return true; }
+  /// As Pollable's.
+  virtual PollHint pollHint() const { return PollHint::kNone; }
+  virtual bool arm(WakeTarget /*target*/) { return true; }
   virtual void disarm() {}
   virtual std::optional<FutexWaiter::WaitWord> waitWord() { return std::nullopt; }
 
-  /// Ends both directions at once; whichever thread is in a call.
+  // By any thread, also during another call.
+  /// Ends both directions at once.
   virtual void shutDown() = 0;
 };
 
 std::unique_ptr<ByteStream> makeSocketStream(Descriptor socket);
 
-/// The shared `memory`, and the socket as the bell and the sign of life. The two sides say a different `opener`.
-/// `places`: whether large data pass the ring by. Throws as RingMemory does.
-std::unique_ptr<ByteStream> makeRingStream(Descriptor socket, const Descriptor& memory, bool opener, bool places);
+/// Rings and slabs in the shared `memory`. The socket carries wake-ups, and its end is the end of the peer. The two
+/// sides pass a different `opener`. `use_slabs`: whether large segments bypass the ring. Throws as RingMemory does.
+std::unique_ptr<ByteStream> makeRingStream(Descriptor socket, const Descriptor& memory, bool opener, bool use_slabs);
 
 }  // namespace torchrpc::native

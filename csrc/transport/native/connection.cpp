@@ -9,14 +9,15 @@
 namespace torchrpc::native {
 
 namespace {
-constexpr size_t kParts = 64;  // of one gathered write
-// So many frames in a row, with none coming in between, each go at once: a call that somebody waits for is one of them.
-// What follows is a burst, which the loop sends many at a time: a system call takes longer than making a call.
-constexpr int kAlone = 4;
-// Who still misses so many bytes of a tensor leaves the socket to the loop.
-constexpr size_t kLarge = 256 << 10;
-// What one connection reads before others have their turn.
-constexpr size_t kTurnBytes = 1 << 20;
+constexpr size_t kMaxIovecs = 64;  // of one read or write
+// That many frames, with nothing received in between, are written by their senders at once: a request that a thread
+// waits for is one of them. Those that follow are a burst, and the loop thread writes many of them together: a system
+// call takes longer than making a request.
+constexpr int kMaxDirectSends = 4;
+// While more bytes than this of a frame are missing, the loop thread alone reads from the socket.
+constexpr size_t kLargeRestBytes = 256 << 10;
+// One connection reads at most so much before other connections are polled, or a little more.
+constexpr size_t kMaxPollBytes = 1 << 20;
 }  // namespace
 
 StreamConnection::StreamConnection(std::shared_ptr<SharedState> shared, std::string peer_name, std::string route)
@@ -36,23 +37,23 @@ uint64_t StreamConnection::progress() const { return progress_.load(std::memory_
 void StreamConnection::send(Frame frame, std::function<void(Status)> done) {
   if (auto error = checkFrame(frame, shared_->limits)) return done(std::move(error));
   if (!shared_->callbacks.begin()) return done(Error(ErrorCode::kShutdown, describe() + " was closed from this side"));
-  // Whoever sends something large copies it: the loop has the others to look after.
+  // The sender copies large data to shared memory itself, because the loop serves all other connections, too.
   const auto stream = frame.segments.empty() ? nullptr : openStream();
   FrameQueue::Outgoing outgoing(std::move(frame), std::move(done), stream.get());
   Status closed;
-  bool together = false;
+  bool deferred = false;
   {
     MutexLock lock(mutex_);
     closed = closed_;
     if (!closed) {
       outgoing_.push(std::move(outgoing));
-      if (flushing_ || blocked_ || !stream_) return;
+      if (flushing_ || waiting_for_room_ || !stream_) return;
       flushing_ = true;
-      together = stream_->isLocked() && ++sent_in_a_row_ > kAlone;
+      deferred = stream_->isLocked() && ++sends_since_read_ > kMaxDirectSends;
     }
   }
   if (!closed) {
-    if (together && shared_->loop.post([self = shared_from_this()] { self->flush(); })) return;
+    if (deferred && shared_->loop.post([self = shared_from_this()] { self->flush(); })) return;
     return flush();
   }
   {
@@ -62,9 +63,9 @@ void StreamConnection::send(Frame frame, std::function<void(Status)> done) {
   shared_->callbacks.end();
 }
 
-void StreamConnection::flush(bool again) {
+void StreamConnection::flush(bool resumed) {
   const auto self = shared_from_this();  // a completion may drop the last reference
-  std::array<iovec, kParts> parts;
+  std::array<iovec, kMaxIovecs> parts;
   for (;;) {
     std::shared_ptr<ByteStream> stream;
     size_t count = 0;
@@ -74,53 +75,56 @@ void StreamConnection::flush(bool again) {
       if (!closed_) count = outgoing_.gather(parts);
     }
     const auto written = count == 0 ? 0 : stream->write({parts.data(), count});
-    if (again && written > 0) progress_.fetch_add(1, std::memory_order_relaxed);
-    std::vector<FrameQueue::Outgoing> gone, failed;
+    if (resumed && written > 0) progress_.fetch_add(1, std::memory_order_relaxed);
+    std::vector<FrameQueue::Outgoing> sent, failed;
     Status closed;
-    bool over = false, full = false;
+    bool drained = false, full = false;
     {
       MutexLock lock(mutex_);
-      if (written > 0) outgoing_.advance(static_cast<size_t>(written), gone);
+      if (written > 0) outgoing_.advance(static_cast<size_t>(written), sent);
       closed = closed_;
       if (closed) failed = outgoing_.takeAll();
-      over = outgoing_.empty();
-      if (over) flushing_ = false;
-      blocked_ = full = !over && count > 0 && written <= 0;
+      drained = outgoing_.empty();
+      if (drained) flushing_ = false;
+      waiting_for_room_ = full = !drained && count > 0 && written <= 0;
     }
-    complete(gone, std::nullopt);
+    complete(sent, std::nullopt);
     complete(failed, closed);
-    if (over || (full && waitForRoom(*stream, written))) return;
+    if (drained || (full && waitForRoom(*stream, written))) return;
   }
 }
 
 bool StreamConnection::waitForRoom(ByteStream& stream, ssize_t written) {
-  // We still are the one who writes: nobody else touches the stream before it knows that we wait.
+  // flushing_ is still set, so no other thread writes to the stream before it has recorded that this one waits.
   if (written < 0) {
     shared_->loop.post([self = shared_from_this(), error = static_cast<int>(-written)] {
-      self->finish(ErrorCode::kWorkerLost, socketErrorText(error));
+      self->closeOnLoop(ErrorCode::kWorkerLost, socketErrorText(error));
     });
   } else if (const auto room = stream.awaitRoom(); room == ByteStream::Room::kNow) {
-    flushAgain();
+    resumeFlush();
   } else if (room == ByteStream::Room::kWatched) {
-    shared_->loop.post([self = shared_from_this()] {
-      if (self->watch_) self->watch_.want(true, true);
-    });
+    shared_->loop.post([self = shared_from_this()] { self->watchForRoom(); });
   }
   MutexLock lock(mutex_);
-  // The news of room, or the end, may have come already, and left the rest to us.
-  if (closed_ || !blocked_) return false;
+  // resumeFlush() or the end may have come in between: both leave the rest to the thread that has set flushing_.
+  if (closed_ || !waiting_for_room_) return false;
   flushing_ = false;
   return true;
 }
 
-bool StreamConnection::flushAgain() {
+void StreamConnection::watchForRoom() {
+  shared_->loop.lock().assertHeld();
+  if (watch_) watch_.want(true, true);
+}
+
+bool StreamConnection::resumeFlush() {
   {
     MutexLock lock(mutex_);
-    if (!std::exchange(blocked_, false) || closed_) return false;
+    if (!std::exchange(waiting_for_room_, false) || closed_) return false;
     if (flushing_) return true;
     flushing_ = true;
   }
-  flush(/*again=*/true);
+  flush(/*resumed=*/true);
   return true;
 }
 
@@ -138,20 +142,26 @@ void StreamConnection::complete(std::vector<FrameQueue::Outgoing>& outgoing, con
 
 // ---- receiving ----
 
+void StreamConnection::setHandler(std::shared_ptr<ConnectionHandler> handler) {
+  shared_->loop.lock().assertHeld();
+  handler_ = std::move(handler);
+}
+
 void StreamConnection::open(std::unique_ptr<ByteStream> stream, int fd) {
+  shared_->loop.lock().assertHeld();
   if (isClosed()) return;
-  reading_ = std::move(stream);
+  read_stream_ = std::move(stream);
   try {
     watch_ = shared_->loop.watch(fd, [this](EventLoop::Ready ready) { onReady(ready); });
   } catch (const Error& error) {
-    return finish(error.code(), error.text());
+    return closeOnLoop(error.code(), error.text());
   }
   watch_.want(true, false);
-  shared_->loop.addToPollSet(*this);  // the peer may have written before we could ask for a bell
+  shared_->loop.addToPollSet(*this);  // the peer may have written before this side could request wake-ups
   {
     MutexLock lock(mutex_);
     if (closed_) return;
-    stream_ = reading_;
+    stream_ = read_stream_;
     flushing_ = true;
   }
   flush();
@@ -172,68 +182,88 @@ void StreamConnection::onReady(EventLoop::Ready ready) {
   const auto self = shared_from_this();
   if (ready.writable) {
     watch_.want(true, false);
-    flushAgain();
+    resumeFlush();
   }
   if (!ready.readable) return;
-  reading_->drainWakeups();
+  read_stream_->drainWakeups();
   shared_->loop.addToPollSet(*this);
   while (poll() && ready.failed) {
   }
-  if (ready.failed) finish(ErrorCode::kWorkerLost, socketErrorText(ECONNRESET));
+  if (ready.failed) closeOnLoop(ErrorCode::kWorkerLost, socketErrorText(ECONNRESET));
 }
 
 bool StreamConnection::poll() {
+  shared_->loop.lock().assertHeld();
   const auto self = shared_from_this();
-  if (!reading_ || broken_ || !reading_->ready()) return false;
+  if (!read_stream_ || failed_ || !read_stream_->ready()) return false;
   const bool read = readSome() > 0;
-  return flushAgain() || read;
+  return resumeFlush() || read;
+}
+
+bool StreamConnection::arm(WakeTarget target) {
+  shared_->loop.lock().assertHeld();
+  return !read_stream_ || failed_ || read_stream_->arm(target);
+}
+
+std::optional<FutexWaiter::WaitWord> StreamConnection::waitWord() {
+  shared_->loop.lock().assertHeld();
+  return read_stream_ ? read_stream_->waitWord() : std::nullopt;
 }
 
 void StreamConnection::disarm() {
-  if (reading_) reading_->disarm();
+  shared_->loop.lock().assertHeld();
+  if (read_stream_) read_stream_->disarm();
+}
+
+PollHint StreamConnection::pollHint() const {
+  shared_->loop.lock().assertHeld();
+  return read_stream_ ? read_stream_->pollHint() : PollHint::kNone;
 }
 
 bool StreamConnection::keepsLoopBusy() {
-  // Each read or write of a large tensor takes as long as a look; who looks in vain fights with them for the socket.
-  if (!reading_ || !reading_->isLocked()) return false;
-  if (reader_.missing() > kLarge) return true;
+  shared_->loop.lock().assertHeld();
+  // While a large tensor is under way, a poll without result takes as long as a read or a write, and contends with
+  // these for the socket.
+  if (!read_stream_ || !read_stream_->isLocked()) return false;
+  if (reader_.missing() > kLargeRestBytes) return true;
   MutexLock lock(mutex_);
-  return blocked_;
+  return waiting_for_room_;
 }
 
 size_t StreamConnection::readSome() {
-  std::array<iovec, kParts> parts;
+  std::array<iovec, kMaxIovecs> parts;
   const auto scratch = shared_->loop.scratch();
   LoopScope scope(shared_->callbacks);
   size_t total = 0;
-  while (total < kTurnBytes && !isClosed()) {
+  while (total < kMaxPollBytes && !isClosed()) {
     const std::span<const iovec> room(parts.data(), reader_.room(scratch, parts));
     size_t asked = 0;
     for (const auto& part : room) asked += part.iov_len;
-    const auto read = reading_->read(room);
+    const auto read = read_stream_->read(room);
     if (read < 0) {
-      breakOff(ErrorCode::kWorkerLost, socketErrorText(static_cast<int>(-read)));
+      fail(ErrorCode::kWorkerLost, socketErrorText(static_cast<int>(-read)));
       break;
     }
     total += static_cast<size_t>(read);
-    if (read > 0) sent_in_a_row_ = 0;
+    if (read > 0) sends_since_read_ = 0;
     if (read > 0) progress_.fetch_add(1, std::memory_order_relaxed);
-    const auto refused = reader_.take(static_cast<size_t>(read), scratch, *reading_, [this](Frame frame) {
+    const auto refused = reader_.take(static_cast<size_t>(read), scratch, *read_stream_, [this](Frame frame) {
+      shared_->loop.lock().assertHeld();
       handler_->onFrame(std::move(frame));
       return !isClosed();
     });
-    if (refused) breakOff(refused->code(), refused->text());
-    if (broken_ || static_cast<size_t>(read) < asked) break;
+    if (refused) fail(refused->code(), refused->text());
+    if (failed_ || static_cast<size_t>(read) < asked) break;
   }
   return total;
 }
 
 // ---- the end ----
 
-void StreamConnection::breakOff(ErrorCode code, const std::string& text) {
-  if (shared_->loop.inLoop()) return finish(code, text);
-  broken_ = true;
-  shared_->loop.post([self = shared_from_this(), code, text] { self->finish(code, text); });
+void StreamConnection::fail(ErrorCode code, const std::string& text) {
+  if (shared_->loop.inLoop()) return closeOnLoop(code, text);
+  failed_ = true;
+  shared_->loop.post([self = shared_from_this(), code, text] { self->closeOnLoop(code, text); });
 }
 
 void StreamConnection::close() {
@@ -242,27 +272,28 @@ void StreamConnection::close() {
     if (closed_) return;
     closed_ = Error(ErrorCode::kShutdown, describe() + " was closed from this side");
   }
-  shared_->loop.post([self = shared_from_this()] { self->finish(ErrorCode::kShutdown, {}); });
+  shared_->loop.post([self = shared_from_this()] { self->closeOnLoop(ErrorCode::kShutdown, {}); });
 }
 
-void StreamConnection::finish(ErrorCode code, const std::string& text) {
+void StreamConnection::closeOnLoop(ErrorCode code, const std::string& text) {
+  shared_->loop.lock().assertHeld();
   if (!handler_) return;  // has ended before
   auto reason = Error(code, describe() + (code == ErrorCode::kShutdown ? " was closed from this side" : ": " + text));
-  if (code == ErrorCode::kWorkerLost || (code == ErrorCode::kProtocol && !reading_)) {
-    const auto who = peer_name_.empty() ? "a peer" : peer_name_;
-    reason = {code, "the connection to " + who + " (native, " + route_ + ") is lost: " + text, peer_name_};
+  if (code == ErrorCode::kWorkerLost || (code == ErrorCode::kProtocol && !read_stream_)) {
+    const auto peer = peer_name_.empty() ? "a peer" : peer_name_;
+    reason = {code, "the connection to " + peer + " (native, " + route_ + ") is lost: " + text, peer_name_};
   }
   std::vector<FrameQueue::Outgoing> failed;
   {
     MutexLock lock(mutex_);
     if (closed_) reason = *closed_;
     closed_ = reason;
-    if (!flushing_) failed = outgoing_.takeAll();  // else by who is writing
+    if (!flushing_) failed = outgoing_.takeAll();  // else flush() takes them
     stream_.reset();
   }
   watch_ = {};
   shared_->loop.removeFromPollSet(*this);
-  if (reading_) std::exchange(reading_, nullptr)->shutDown();
+  if (read_stream_) std::exchange(read_stream_, nullptr)->shutDown();
   complete(failed, reason);
   {
     LoopScope scope(shared_->callbacks);

@@ -1,7 +1,7 @@
 #pragma once
 
-// One way to one peer: frames queued by any thread, written by the one that finds nobody else writing, read on the
-// loop or by who assists it.
+// A connection to one peer over a byte stream. Any thread may queue frames. The thread that finds no other one writing
+// writes them, also those that others queue meanwhile. Frames are read on the loop.
 
 #include <atomic>
 #include <memory>
@@ -17,11 +17,10 @@
 
 namespace torchrpc::native {
 
-class StreamConnection : public Connection,
-                         public EventLoop::Pollable,
-                         public std::enable_shared_from_this<StreamConnection> {
+class StreamConnection : public Connection, public Pollable, public std::enable_shared_from_this<StreamConnection> {
  public:
-  /// `route`: for people, e.g. "tcp 10.0.0.1:4242". A callback must have been begun: it ends with onClosed.
+  /// `route`: for humans to read, e.g. "tcp 10.0.0.1:4242". The caller has begun a callback (Callbacks::begin), which
+  /// ends with onClosed.
   StreamConnection(std::shared_ptr<SharedState> shared, std::string peer_name, std::string route);
 
   void send(Frame frame, std::function<void(Status)> done) override;
@@ -29,60 +28,68 @@ class StreamConnection : public Connection,
   uint64_t progress() const override;
   std::string describe() const override;
 
-  // In the loop's turn.
+  // Pollable: with the loop lock.
   bool poll() override;
-  bool arm(EventLoop::WakeTarget sleeper) override { return !reading_ || broken_ || reading_->arm(sleeper); }
-  std::optional<FutexWaiter::WaitWord> waitWord() override { return reading_ ? reading_->waitWord() : std::nullopt; }
+  bool arm(WakeTarget target) override;
+  std::optional<FutexWaiter::WaitWord> waitWord() override;
   void disarm() override;
   bool keepsLoopBusy() override;
-  EventLoop::PollHint pollHint() const override { return reading_ ? reading_->pollHint() : EventLoop::PollHint::kNone; }
-  // On the loop, in its turn.
+  PollHint pollHint() const override;
+
+  // On the loop thread, with the loop lock.
   /// Before anything else is called on the loop.
-  void setHandler(std::shared_ptr<ConnectionHandler> handler) { handler_ = std::move(handler); }
-  /// The peer has proved itself: what is queued goes out, frames come in. `fd` is what tells of news.
+  void setHandler(std::shared_ptr<ConnectionHandler> handler);
+  /// The peer is authenticated: begins to write and to read frames. `fd` becomes readable when the peer sends a wake-up
+  /// or ends.
   void open(std::unique_ptr<ByteStream> stream, int fd);
-  /// Ends it; `code` as onClosed has it, and what to say if it was the peer's doing or the network's.
-  void finish(ErrorCode code, const std::string& text);
+  /// Ends the connection. onClosed gets `code`; `text` says what happened, unless this side has closed it.
+  void closeOnLoop(ErrorCode code, const std::string& text);
 
  private:
-  /// Writes until there is nothing left or no room; by whoever has set flushing_. `again`: there was none before.
-  void flush(bool again = false);
-  /// After the stream was full; false if it was not.
-  bool flushAgain();
-  /// Within flush(): lets go of the writing until there is room. False: there is some.
+  /// Writes until the queue is empty or the stream full. Only for the thread that has set flushing_. `resumed`: the
+  /// stream was full before.
+  void flush(bool resumed = false);
+  /// There may be room again: flush(). False if nothing waited for room.
+  bool resumeFlush();
+  /// At the end of flush(): leaves the rest to a later resumeFlush(). False if flush() must go on.
   bool waitForRoom(ByteStream& stream, ssize_t written);
   void complete(std::vector<FrameQueue::Outgoing>& outgoing, const Status& status);
-  void onReady(EventLoop::Ready ready);
-  /// What there is, up to a limit; how much that was.
-  size_t readSome();
-  /// finish() by the loop, as soon as it can; nothing is read any more.
-  void breakOff(ErrorCode code, const std::string& text);
+  /// Calls closeOnLoop() on the loop thread, now or as soon as possible. Nothing is read any more.
+  void fail(ErrorCode code, const std::string& text) TORCHRPC_REQUIRES(shared_->loop.lock());
   bool isClosed();
   std::shared_ptr<ByteStream> openStream();
+
+  // On the loop thread; onReady() takes the loop lock.
+  void onReady(EventLoop::Ready ready);
+  void watchForRoom();
+
+  // With the loop lock.
+  /// Reads what has arrived, up to a limit, and delivers the frames. Returns the number of bytes.
+  size_t readSome() TORCHRPC_REQUIRES(shared_->loop.lock());
 
   // Constant after construction.
   const std::shared_ptr<SharedState> shared_;
   const std::string peer_name_;
   const std::string route_;
 
+  // Own synchronization.
   std::atomic<uint64_t> progress_{0};
+  std::atomic<int> sends_since_read_{0};
 
   // Guarded by mutex_.
   mutable Mutex mutex_;
   FrameQueue outgoing_ TORCHRPC_GUARDED_BY(mutex_);
-  std::shared_ptr<ByteStream> stream_ TORCHRPC_GUARDED_BY(mutex_);  ///< from open() to the end
-  bool flushing_ TORCHRPC_GUARDED_BY(mutex_) = false;
-  bool blocked_ TORCHRPC_GUARDED_BY(mutex_) = false;  ///< the stream was full: the loop goes on
-  Status closed_ TORCHRPC_GUARDED_BY(mutex_);         ///< no more is sent or delivered
+  std::shared_ptr<ByteStream> stream_ TORCHRPC_GUARDED_BY(mutex_);  ///< from open() until the connection ends
+  bool flushing_ TORCHRPC_GUARDED_BY(mutex_) = false;               ///< a thread is in flush(), or about to be
+  bool waiting_for_room_ TORCHRPC_GUARDED_BY(mutex_) = false;       ///< the stream was full: resumeFlush() follows
+  Status closed_ TORCHRPC_GUARDED_BY(mutex_);                       ///< nothing more is sent or delivered
 
-  std::atomic<int> sent_in_a_row_{0};  ///< since something was read
-
-  // In the loop's turn; all but reader_ and broken_ changed on the loop only.
-  std::shared_ptr<ConnectionHandler> handler_;
-  std::shared_ptr<ByteStream> reading_;
-  EventLoop::Watch watch_;
-  FrameReader reader_;
-  bool broken_ = false;  ///< about to be finished
+  // Guarded by the loop lock; all but reader_ and failed_ are changed on the loop thread only.
+  std::shared_ptr<ConnectionHandler> handler_ TORCHRPC_GUARDED_BY(shared_->loop.lock());  ///< until onClosed
+  std::shared_ptr<ByteStream> read_stream_ TORCHRPC_GUARDED_BY(shared_->loop.lock());     ///< as stream_
+  EventLoop::Watch watch_ TORCHRPC_GUARDED_BY(shared_->loop.lock());
+  FrameReader reader_ TORCHRPC_GUARDED_BY(shared_->loop.lock());
+  bool failed_ TORCHRPC_GUARDED_BY(shared_->loop.lock()) = false;  ///< closeOnLoop() is about to be called
 };
 
 }  // namespace torchrpc::native

@@ -8,7 +8,7 @@
 
 namespace torchrpc::native {
 
-// ---- out ----
+// ---- writing ----
 
 FrameQueue::Outgoing::Outgoing(Frame whole, std::function<void(Status)> done, ByteStream* stream)
     : frame(std::move(whole)),
@@ -19,11 +19,11 @@ FrameQueue::Outgoing::Outgoing(Frame whole, std::function<void(Status)> done, By
   for (const auto& segment : segments) layout.push_back(segment.bytes);
   if (!stream) return;
   for (size_t i = 0; i < segments.size(); ++i) {
-    const auto place = stream->place(segments[i]);
-    if (!place) continue;
-    header.flags = FrameHeader::kPlaces;
+    const auto slab_offset = stream->place(segments[i]);
+    if (!slab_offset) continue;
+    header.flags = FrameHeader::kSlabOffsets;
     layout.resize(2 * segments.size(), FrameHeader::kInStream);
-    layout[segments.size() + i] = *place;
+    layout[segments.size() + i] = *slab_offset;
     segments[i] = {};
   }
   std::erase_if(segments, [](const Segment& segment) { return !segment.storage; });
@@ -52,19 +52,19 @@ size_t FrameQueue::gather(std::span<iovec> parts) const {
   return used;
 }
 
-void FrameQueue::advance(size_t bytes, std::vector<Outgoing>& gone) {
+void FrameQueue::advance(size_t bytes, std::vector<Outgoing>& sent) {
   while (!queue_.empty()) {
     auto& first = queue_.front();
-    const auto rest = first.part(part_).iov_len - offset_;
-    if (bytes < rest) {
+    const auto left = first.part(part_).iov_len - offset_;
+    if (bytes < left) {
       offset_ += bytes;
       return;
     }
-    bytes -= rest;
+    bytes -= left;
     offset_ = 0;
     if (++part_ < first.parts()) continue;
     part_ = 0;
-    gone.push_back(std::move(first));
+    sent.push_back(std::move(first));
     queue_.pop_front();
   }
 }
@@ -75,7 +75,7 @@ std::vector<FrameQueue::Outgoing> FrameQueue::takeAll() {
   return all;
 }
 
-// ---- in ----
+// ---- reading ----
 
 void FrameReader::addTarget(void* data, size_t bytes) {
   if (bytes > 0) targets_.push_back({static_cast<char*>(data), bytes});
@@ -95,7 +95,7 @@ size_t FrameReader::missing() const {
 
 size_t FrameReader::room(std::span<char> scratch, std::span<iovec> parts) const {
   size_t used = 0;
-  // A header is so small that the bytes behind it are better read in the same go, which only scratch has room for.
+  // A header is small: it is read to scratch, so that the same read returns the bytes behind it.
   if (stage_ != Stage::kHeader) {
     for (size_t i = next_; i < targets_.size() && used + 1 < parts.size(); ++i) {
       parts[used++] = {targets_[i].data, targets_[i].bytes};
@@ -148,8 +148,8 @@ Status FrameReader::take(
 }
 
 Status FrameReader::checkHeader() const {
-  if ((header_.flags & ~FrameHeader::kPlaces) != 0) {
-    return Error(ErrorCode::kProtocol, "a frame with flags that do not exist");
+  if ((header_.flags & ~FrameHeader::kSlabOffsets) != 0) {
+    return Error(ErrorCode::kProtocol, "a frame header has unknown flags");
   }
   if (header_.segments <= limits_.tensors) return checkSize("head", header_.head_bytes, limits_.head_bytes);
   return Error(ErrorCode::kFrameTooLarge, "a message of more than " + std::to_string(limits_.tensors) + " segments");
@@ -169,10 +169,10 @@ void FrameReader::beginBody(ByteStream& stream) {
   frame_.segments.reserve(header_.segments);
   for (size_t i = 0; i < header_.segments; ++i) {
     const auto bytes = layout_[i];
-    const auto place = header_.flags != 0 ? layout_[header_.segments + i] : FrameHeader::kInStream;
-    const bool placed = place != FrameHeader::kInStream;
-    frame_.segments.push_back(placed ? stream.take(place, bytes) : newSegment(bytes));
-    if (!placed) addTarget(frame_.segments.back().mutableData(), bytes);
+    const auto slab_offset = header_.flags != 0 ? layout_[header_.segments + i] : FrameHeader::kInStream;
+    const bool in_slab = slab_offset != FrameHeader::kInStream;
+    frame_.segments.push_back(in_slab ? stream.take(slab_offset, bytes) : newSegment(bytes));
+    if (!in_slab) addTarget(frame_.segments.back().mutableData(), bytes);
   }
 }
 

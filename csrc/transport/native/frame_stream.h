@@ -1,8 +1,7 @@
 #pragma once
 
-// Frames as bytes of a stream, both ways: nothing is copied but headers and what shares a read with them. PROTOCOL.md
-// has the bytes.
-// Threads: one at a time.
+// Frames as bytes of a stream, in both directions. Only headers, and the bytes that one read returns together with
+// them, are copied. PROTOCOL.md specifies the bytes. Threads: one at a time.
 
 #include <array>
 #include <deque>
@@ -16,28 +15,28 @@
 
 namespace torchrpc::native {
 
-/// Stands before each frame, little-endian; then the size of each segment (u64) and, if one of them does not stand in
-/// the stream, the place of each; then the head, and the segments that do.
+/// Precedes each frame, little-endian. The layout follows: the size of each segment (u64) and, if one of them is in a
+/// slab, the slab offset of each (u64). Then come the head and the segments that are in the stream.
 struct FrameHeader {
   uint64_t head_bytes = 0;
   uint32_t segments = 0;
   uint32_t flags = 0;
 
-  static constexpr uint32_t kPlaces = 1;               ///< flag: places follow the sizes
-  static constexpr uint64_t kInStream = ~uint64_t{0};  ///< a place
+  static constexpr uint32_t kSlabOffsets = 1;          ///< flag: slab offsets follow the sizes
+  static constexpr uint64_t kInStream = ~uint64_t{0};  ///< instead of a slab offset
 };
 
-/// Frames on their way out.
+/// Frames that are to be written.
 class FrameQueue {
  public:
   struct Outgoing {
-    /// Has what is large placed beside the stream, if one is given. Any thread.
+    /// Copies large segments into slabs, if a stream that has such is given. Any thread.
     Outgoing(Frame frame, std::function<void(Status)> done, ByteStream* stream = nullptr);
 
-    Frame frame;  ///< of its segments those that go through the stream
+    Frame frame;  ///< without the segments that are in slabs
     std::function<void(Status)> done;
     FrameHeader header;
-    std::vector<uint64_t> layout{};  ///< sizes, and places
+    std::vector<uint64_t> layout{};  ///< sizes, and slab offsets
 
     /// Header, layout, head, then the segments.
     size_t parts() const { return 3 + frame.segments.size(); }
@@ -46,30 +45,32 @@ class FrameQueue {
 
   void push(Outgoing outgoing) { queue_.push_back(std::move(outgoing)); }
   bool empty() const { return queue_.empty(); }
-  /// What comes next, as many parts as fit; they stay valid until advance() passes them.
+  /// The next bytes to write, as many parts as fit; they stay valid until advance() passes them. Returns their number.
   size_t gather(std::span<iovec> parts) const;
-  /// That many bytes have been written: adds the frames that have gone whole to `gone`.
-  void advance(size_t bytes, std::vector<Outgoing>& gone);
+  /// That many bytes have been written: moves the frames that are complete to `sent`.
+  void advance(size_t bytes, std::vector<Outgoing>& sent);
   std::vector<Outgoing> takeAll();
 
  private:
   std::deque<Outgoing> queue_;
-  // How far the first has gone.
+  // The next byte of the first frame.
   size_t part_ = 0;
   size_t offset_ = 0;
 };
 
-/// Frames on their way in. Sizes are held to the limits before anything is allocated for them.
+/// Frames that are being read. Checks sizes against the limits before it allocates memory for them.
 class FrameReader {
  public:
   explicit FrameReader(const Limits& limits) : limits_(limits) {}
 
-  /// How many bytes of the frame in hand are known to come yet.
+  /// The number of bytes of the current frame that are known to be missing.
   size_t missing() const;
-  /// Where the next bytes belong; what comes after them, and small frames, go to `scratch`.
+  /// Where to read the next bytes to: the memory of the current frame, then `scratch` for all that follows. Returns the
+  /// number of parts.
   size_t room(std::span<char> scratch, std::span<iovec> parts) const;
-  /// That many bytes have come there, from `stream`. Calls `deliver` for each frame that is whole, until it returns
-  /// false. An error: the peer breaks the protocol or the limits.
+  /// That many bytes have been read to the parts that room() returned. Calls `deliver` for each complete frame, until
+  /// it returns false. `stream` has the segments that are in slabs. An error: the peer violates the protocol or the
+  /// limits.
   Status take(size_t bytes, std::span<char> scratch, ByteStream& stream, const std::function<bool(Frame)>& deliver);
 
  private:
@@ -80,10 +81,10 @@ class FrameReader {
   };
   void begin(Stage stage);
   void addTarget(void* data, size_t bytes);
-  /// Passes `bytes` of the targets.
+  /// Marks the next `bytes` of the targets as filled.
   void fill(size_t bytes);
   bool filled() const { return next_ == targets_.size(); }
-  /// The targets of this stage are full. A frame, if it was the last.
+  /// All targets of this stage are filled: begins the next one. Returns the frame, if this stage was the last.
   Result<std::optional<Frame>> nextStage(ByteStream& stream);
   Status checkHeader() const;
   Status checkSizes() const;

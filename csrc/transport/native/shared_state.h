@@ -1,6 +1,6 @@
 #pragma once
 
-// What a native transport and its connections share; outlives both.
+// The state that a native transport and its connections share; outlives both.
 
 #include <atomic>
 #include <memory>
@@ -16,19 +16,19 @@ namespace torchrpc::native {
 class StreamConnection;
 
 struct SharedState {
-  SharedState(Limits limits, Duration longest_spin, std::string secret)
-      : limits(limits), secret(std::move(secret)), loop(longest_spin) {}
+  SharedState(Limits limits, Duration spin_budget, std::string secret)
+      : limits(limits), secret(std::move(secret)), loop(spin_budget) {}
 
   // Constant, or with synchronization of their own.
   const Limits limits;
-  const std::string secret;  ///< that peers must prove to know; empty: none
+  const std::string secret;  ///< peers must prove to know it; empty: none
   Callbacks callbacks;
   EventLoop loop;
   std::atomic<uint64_t> accepted{0};
-  std::atomic<uint64_t> refused{0};  ///< peers that did not get through the handshake
+  std::atomic<uint64_t> refused{0};  ///< peers that did not complete the handshake
 
-  // On the loop only.
-  std::unordered_set<std::shared_ptr<StreamConnection>> connections;  ///< that have not ended
+  // On the loop thread only.
+  std::unordered_set<std::shared_ptr<StreamConnection>> connections;  ///< those that have not ended
 };
 
 }  // namespace torchrpc::native

@@ -1,10 +1,11 @@
-// Listens, opens, and keeps who is in the middle of a handshake. What comes after that is StreamConnection's.
+// Listens, dials, and keeps the pending handshakes. A peer that has completed its handshake gets a StreamConnection.
 //
-// Note [Strangers]
-// Whoever reaches the port may connect. Until its greeting is complete a peer is a HandshakeSession: one descriptor and
-// a few hundred bytes, gone at its deadline, or sooner when more than `max_pending_handshakes` wait (the oldest goes),
-// or when the process runs out of descriptors. None of that touches connections that are open. Where the group has a
-// secret, who does not prove to know it never becomes a StreamConnection, which reads frames.
+// Note [Unauthenticated peers]
+// Any process that reaches the port may connect. Until its handshake is complete, a peer is a HandshakeSession: one
+// descriptor and a few hundred bytes. It is closed at its deadline, or sooner: the oldest is closed when more than
+// `max_pending_handshakes` are pending, or when the process runs out of descriptors. None of that affects connections
+// that are open. If the group has a secret, a peer that does not prove that it knows the secret never becomes a
+// StreamConnection, and only a StreamConnection reads frames.
 
 #include "transport/native/transport.h"
 
@@ -25,7 +26,7 @@ namespace torchrpc::native {
 
 namespace {
 
-constexpr int kAcceptsATurn = 64;
+constexpr int kMaxAcceptsPerEvent = 64;
 constexpr auto kAcceptPause = std::chrono::milliseconds(50);
 
 class NativeTransport : public Transport {
@@ -44,7 +45,7 @@ class NativeTransport : public Transport {
   bool inLoop() const override { return LoopScope::in(shared_->callbacks); }
   void poll(const std::function<bool()>& done) override { shared_->loop.poll(done); }
   void sleep(const std::function<bool()>& done, FutexWaiter& waiter, TimePoint latest, bool preemptible) override {
-    shared_->loop.sleep(done, waiter, latest, preemptible);
+    shared_->loop.park(done, waiter, latest, preemptible);
   }
   std::string describe() const override {
     return host_.empty() ? "native(tcp)" : options_.shared_memory ? "native(shm,tcp)" : "native(unix,tcp)";
@@ -61,14 +62,14 @@ class NativeTransport : public Transport {
   using Handshakes = std::list<std::unique_ptr<HandshakeSession>>;
 
   Descriptor listenOnTcp() const;
-  // On the loop.
+  // On the loop thread; without the loop lock, unless they take it.
   void startAccepting(Listener& listener);
   void acceptMany(Listener& listener);
   void dropOldestHandshake();
   void startInboundHandshake(Descriptor socket, bool tcp);
-  void onAuthenticated(HandshakeSession::AuthenticatedPeer met, bool tcp);
+  void onAuthenticated(HandshakeSession::AuthenticatedPeer peer, bool tcp);
   void dial(const std::shared_ptr<StreamConnection>& connection, const SocketAddress& to, const Address& address);
-  void open(StreamConnection& connection, HandshakeSession::AuthenticatedPeer met, bool opener);
+  void open(StreamConnection& connection, HandshakeSession::AuthenticatedPeer peer, bool opener);
   void closeAll();
 
   // Constant after construction.
@@ -84,10 +85,10 @@ class NativeTransport : public Transport {
   Acceptor acceptor_;
   Address own_;
 
-  // On the loop only.
+  // On the loop thread only.
   std::list<Listener> listeners_;
-  Handshakes inbound_handshakes_;  ///< unproven, the oldest first
-  Handshakes calls_;               ///< our own
+  Handshakes inbound_handshakes_;   ///< of peers that have connected, the oldest first
+  Handshakes outbound_handshakes_;  ///< of connections that this side opens
 };
 
 std::map<std::string, std::string> NativeTransport::metrics() const {
@@ -123,9 +124,9 @@ std::string NativeTransport::listen(Acceptor acceptor) {
 Descriptor NativeTransport::listenOnTcp() const {
   const auto [first, last] = options_.ports;
   for (uint32_t port = first;; ++port) {
-    const auto place = bracketed(address_) + ":" + std::to_string(port);
+    const auto endpoint = bracketed(address_) + ":" + std::to_string(port);
     try {
-      return SocketAddress::tcp(place)->listen(port == 0 ? address_ : place);
+      return SocketAddress::tcp(endpoint)->listen(port == 0 ? address_ : endpoint);
     } catch (const Error& error) {
       if (first == last) throw;
       if (port < last) continue;
@@ -143,20 +144,20 @@ void NativeTransport::startAccepting(Listener& listener) {
 }
 
 void NativeTransport::acceptMany(Listener& listener) {
-  for (int i = 0; i < kAcceptsATurn; ++i) {
+  for (int i = 0; i < kMaxAcceptsPerEvent; ++i) {
     Descriptor socket(::accept4(listener.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (socket) {
       startInboundHandshake(std::move(socket), listener.tcp);
     } else if (errno == EAGAIN) {
       return;
     } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-      // The listener stays ready, so looking again at once would burn the core.
+      // The listener stays ready: without a pause the loop thread would use all of a core.
       TORCH_WARN_ONCE("torchrpc cannot accept a connection: ", socketErrorText(errno));
       dropOldestHandshake();
       listener.watch.want(false, false);
       listener.pause = shared_->loop.after(kAcceptPause, [&listener] { listener.watch.want(true, false); });
       return;
-    }  // else: this one has gone again
+    }  // else: this connection has ended already
   }
 }
 
@@ -168,30 +169,30 @@ void NativeTransport::dropOldestHandshake() {
 
 void NativeTransport::startInboundHandshake(Descriptor socket, bool tcp) {
   if (inbound_handshakes_.size() >= options_.max_pending_handshakes) dropOldestHandshake();
-  const auto place = inbound_handshakes_.insert(inbound_handshakes_.end(), nullptr);
-  const bool shares = !tcp && options_.shared_memory;
+  const auto position = inbound_handshakes_.insert(inbound_handshakes_.end(), nullptr);
+  const bool shares_memory = !tcp && options_.shared_memory;
   HandshakeMessage self{
-      .flags = shares ? HandshakeMessage::kSharedMemory : uint16_t{0},
+      .flags = shares_memory ? HandshakeMessage::kSharedMemory : uint16_t{0},
       .listener = own_.id,
       .group = options_.group,
       .name = options_.node_name};
-  *place = std::make_unique<HandshakeSession>(
+  *position = std::make_unique<HandshakeSession>(
       *shared_, std::move(socket), std::move(self), &RingMemory::make,
-      [this, place, tcp](Result<HandshakeSession::AuthenticatedPeer> met) {
-        const auto greeter = std::move(*place);
-        inbound_handshakes_.erase(place);
-        if (met) onAuthenticated(std::move(met).value(), tcp);
+      [this, position, tcp](Result<HandshakeSession::AuthenticatedPeer> peer) {
+        const auto session = std::move(*position);  // until this callback returns
+        inbound_handshakes_.erase(position);
+        if (peer) onAuthenticated(std::move(peer).value(), tcp);
       });
-  (*place)->start(options_.handshake_deadline);
+  (*position)->start(options_.handshake_deadline);
 }
 
-void NativeTransport::onAuthenticated(HandshakeSession::AuthenticatedPeer met, bool tcp) {
+void NativeTransport::onAuthenticated(HandshakeSession::AuthenticatedPeer peer, bool tcp) {
   shared_->loop.lockLoop();
   ++shared_->accepted;
-  if (tcp) tuneTcp(met.socket.get());
+  if (tcp) tuneTcp(peer.socket.get());
   if (!shared_->callbacks.begin()) return;
   auto connection =
-      std::make_shared<StreamConnection>(shared_, met.peer.name, tcp ? "accepted over tcp" : "accepted over unix");
+      std::make_shared<StreamConnection>(shared_, peer.peer.name, tcp ? "accepted over tcp" : "accepted over unix");
   std::shared_ptr<ConnectionHandler> handler;
   {
     LoopScope scope(shared_->callbacks);
@@ -200,7 +201,7 @@ void NativeTransport::onAuthenticated(HandshakeSession::AuthenticatedPeer met, b
   if (!handler) return shared_->callbacks.end();
   connection->setHandler(std::move(handler));
   shared_->connections.insert(connection);
-  open(*connection, std::move(met), false);
+  open(*connection, std::move(peer), false);
 }
 
 // ---- opening ----
@@ -208,17 +209,17 @@ void NativeTransport::onAuthenticated(HandshakeSession::AuthenticatedPeer met, b
 std::shared_ptr<Connection> NativeTransport::connect(
     const std::string& address, const std::string& peer_name, std::shared_ptr<ConnectionHandler> handler) {
   const auto parsed = Address::parse(address);
-  const bool near = !host_.empty() && parsed.host == host_;
-  const auto to = near ? SocketAddress::abstract(parsed.unix_name) : SocketAddress::tcp(parsed.tcp);
+  const bool same_host = !host_.empty() && parsed.host == host_;
+  const auto to = same_host ? SocketAddress::abstract(parsed.unix_name) : SocketAddress::tcp(parsed.tcp);
   const Error closed(ErrorCode::kShutdown, "cannot connect to " + peer_name + ": the transport is closed", peer_name);
   if (!shared_->callbacks.begin()) throw closed;
-  auto connection =
-      std::make_shared<StreamConnection>(shared_, peer_name, near ? "unix " + parsed.unix_name : "tcp " + parsed.tcp);
+  auto connection = std::make_shared<StreamConnection>(
+      shared_, peer_name, same_host ? "unix " + parsed.unix_name : "tcp " + parsed.tcp);
   const bool posted = shared_->loop.post([this, connection, to = *to, parsed, handler] {
     connection->setHandler(handler);
     shared_->connections.insert(connection);
-    // close() may have been here before.
-    if (shared_->callbacks.closed()) return connection->finish(ErrorCode::kShutdown, {});
+    // close() may have come first.
+    if (shared_->callbacks.closed()) return connection->closeOnLoop(ErrorCode::kShutdown, {});
     dial(connection, to, parsed);
   });
   if (posted) return connection;
@@ -228,31 +229,31 @@ std::shared_ptr<Connection> NativeTransport::connect(
 
 void NativeTransport::dial(
     const std::shared_ptr<StreamConnection>& connection, const SocketAddress& to, const Address& address) {
-  const auto place = calls_.insert(calls_.end(), nullptr);
-  const bool shares = !to.isTcp() && options_.shared_memory;
+  const auto position = outbound_handshakes_.insert(outbound_handshakes_.end(), nullptr);
+  const bool shares_memory = !to.isTcp() && options_.shared_memory;
   HandshakeMessage hello{
-      .flags = shares ? HandshakeMessage::kSharedMemory : uint16_t{0},
+      .flags = shares_memory ? HandshakeMessage::kSharedMemory : uint16_t{0},
       .listener = address.id,
       .group = options_.group,
       .name = options_.node_name};
-  *place = std::make_unique<HandshakeSession>(
-      *shared_, to, std::move(hello), [this, place, connection](Result<HandshakeSession::AuthenticatedPeer> met) {
+  *position = std::make_unique<HandshakeSession>(
+      *shared_, to, std::move(hello), [this, position, connection](Result<HandshakeSession::AuthenticatedPeer> peer) {
         shared_->loop.lockLoop();
-        const auto greeter = std::move(*place);
-        calls_.erase(place);
-        if (!met) return connection->finish(met.error().code(), met.error().text());
-        open(*connection, std::move(met).value(), true);
+        const auto session = std::move(*position);  // until this callback returns
+        outbound_handshakes_.erase(position);
+        if (!peer) return connection->closeOnLoop(peer.error().code(), peer.error().text());
+        open(*connection, std::move(peer).value(), true);
       });
-  (*place)->start(options_.handshake_deadline);
+  (*position)->start(options_.handshake_deadline);
 }
 
-void NativeTransport::open(StreamConnection& connection, HandshakeSession::AuthenticatedPeer met, bool opener) {
-  const int fd = met.socket.get();
-  if (!met.memory) return connection.open(makeSocketStream(std::move(met.socket)), fd);
+void NativeTransport::open(StreamConnection& connection, HandshakeSession::AuthenticatedPeer peer, bool opener) {
+  const int fd = peer.socket.get();
+  if (!peer.memory) return connection.open(makeSocketStream(std::move(peer.socket)), fd);
   try {
-    connection.open(makeRingStream(std::move(met.socket), met.memory, opener, options_.blocks), fd);
+    connection.open(makeRingStream(std::move(peer.socket), peer.memory, opener, options_.blocks), fd);
   } catch (const Error& error) {
-    connection.finish(error.code(), error.text());
+    connection.closeOnLoop(error.code(), error.text());
   }
 }
 
@@ -261,9 +262,9 @@ void NativeTransport::open(StreamConnection& connection, HandshakeSession::Authe
 void NativeTransport::closeAll() {
   listeners_.clear();
   inbound_handshakes_.clear();
-  calls_.clear();
+  outbound_handshakes_.clear();
   for (const auto connections = shared_->connections; const auto& connection : connections) {
-    connection->finish(ErrorCode::kShutdown, {});
+    connection->closeOnLoop(ErrorCode::kShutdown, {});
   }
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// Our own transport: TCP between hosts, Unix sockets and shared memory within one. One thread, one listening socket
-// (two where Unix sockets are used), one connection a pair of workers.
+// torchrpc's own transport: TCP between hosts, Unix sockets and shared memory within a host. It has one thread, one
+// listening socket (two where Unix sockets are used), and one connection per pair of workers.
 
 #include <cstdint>
 #include <memory>
@@ -12,27 +12,27 @@
 
 namespace torchrpc::native {
 
-/// Both 0: whichever the system chooses.
+/// Both 0: the system chooses the port.
 struct PortRange {
   uint16_t first = 0, last = 0;
 };
 
 struct Options {
-  /// As in TensorPipeOptions: the address to listen on and to be reached at, and where the group meets.
+  /// As in TensorPipeOptions: the address to listen on, which is also given to peers, and the host of the rendezvous.
   std::string host;
   std::string rendezvous_host;
   std::string node_name;
-  /// Opaque; peers that say another are refused. At most 1,024 bytes.
+  /// Opaque; peers of another group are refused. At most 1,024 bytes.
   std::string group;
-  /// That both sides of every connection must prove to know, before anything of theirs is read; empty: none.
+  /// Both sides of a connection must prove that they know it before a frame of theirs is read; empty: none.
   std::string secret;
-  PortRange ports;            ///< to listen on: the first that is free
-  bool unix_sockets = true;   ///< between workers of one host
-  bool shared_memory = true;  ///< beside Unix sockets
-  bool blocks = true;         ///< where there is shared memory: large tensors stay in it, rather than pass through
+  PortRange ports;            ///< listens on the first that is free
+  bool unix_sockets = true;   ///< used between workers of one host
+  bool shared_memory = true;  ///< used in addition to Unix sockets
+  bool blocks = true;         ///< with shared memory: large tensors stay in slabs and bypass the rings
   Duration handshake_deadline = std::chrono::seconds(10);
-  size_t max_pending_handshakes = 256;  ///< that may be in the middle of a handshake; the oldest goes
-  /// How long threads that wait look for news themselves before they sleep; see Note [Spinning]. Zero: never.
+  size_t max_pending_handshakes = 256;  ///< accepted sockets; beyond, the oldest is closed
+  /// How long a thread that waits for a message polls before it sleeps; see Note [Busy polling]. Zero: never.
   Duration longest_spin = std::chrono::microseconds(100);
   Limits limits;
 };

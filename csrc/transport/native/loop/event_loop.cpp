@@ -1,12 +1,9 @@
 #include "transport/native/loop/event_loop.h"
 
-#include <algorithm>
+#include <chrono>
 #include <pthread.h>
-#include <sched.h>
 #include <utility>
-#include <uv.h>
 
-#include "base/error.h"
 #include "base/executor/scheduling.h"
 
 namespace torchrpc::native {
@@ -15,385 +12,183 @@ namespace {
 
 constexpr size_t kScratchBytes = 64 << 10;
 
-// Note [Spinning]
-// A message that finds somebody looking saves the system calls and the 5 to 50 µs that it takes to wake a thread. So a
-// thread that is about to wait for a message, or for a task that a message may bring, *assists*: it takes the loop's
-// turn and polls the rings that have been busy, and has its message without another thread's help. (What only the loop
-// may do, which is all that touches libuv, it posts.) The loop itself sleeps as soon as it can: it would be in the way.
-// Only if a peer has rung ahead, and is about to have copied something large, it looks for that.
-// Who looks yields between two looks, so that a thread which is ready to run goes first. A look after a yield that took
-// long, and found nothing, is the last: others need the cores, and who sleeps is back sooner than who yields. After one
-// that took a time slice nobody looks for kShortRest times as long: the machine has more work than cores. Perhaps it
-// had so once; a rest that is needed again within its own length is twice as long, up to kLongRest time slices. An
-// assistant gives the turn back after kLongestTurn whatever comes, and none begins while the loop waits for it. Whoever
-// gives the turn away has armed all rings before: then a message rings, and the loop wakes up for it.
-// The loop itself takes the turn for what concerns rings and frames: strangers, who come and go at the door, disturb
-// nobody who looks.
+// Note [Busy polling]
+// A thread that polls for a message saves the system calls and the 5 to 50 µs that a wake-up takes. So a thread that is
+// about to wait for a message, or for a task that a message may bring, polls first: it takes the loop lock, polls the
+// connections that have been active, and receives its message without the help of another thread. Only the loop thread
+// may use libuv; a polling thread posts a task for that. The loop thread itself blocks as soon as it can: it would
+// compete with the polling threads. It polls only if a peer has sent a wake-up ahead of time, while copying something
+// large, and is about to be done.
+// A polling thread yields between two polls, so that a runnable thread goes first. If a yield took longer than
+// kLongYield and the next poll finds nothing, the thread stops polling: other threads need the cores, and a thread that
+// sleeps is scheduled sooner than one that yields. If a yield took a time slice, no thread begins to poll for
+// kFirstPauseYields times as long: the machine has more runnable threads than cores. This may have been an exception;
+// but a pause that is needed again within its own length after its end is doubled, up to kMaxPauseYields times the
+// yield. These constants are in spin_backoff.cpp.
+// A polling thread releases the loop lock after kMaxSpin even if messages keep coming, and no thread begins to poll
+// while the loop thread waits for the lock (LoopLock). A thread that releases the lock has armed all pollables before:
+// then the peer sends a wake-up with its next message, and the loop thread wakes up for it.
+// The loop thread takes the lock only for rings and frames. It handles unauthenticated sockets without the lock, so
+// peers that connect do not disturb threads that poll.
 //
-// Note [Sleeping in the loop's place]
-// Who has looked in vain sleeps. If the loop woke up for what it waits for, and woke it then, that would be two wakings
-// where one will do. So one thread, the *sleeper*, sleeps on the wait_words of the rings themselves (futexes in their
-// shared memory) and on an waiter that others ring for it; the loop sleeps on, as nothing rings for it. The sleeper has
-// no turn while it sleeps, so that the loop and other threads go on, and takes one when it is woken. Rings it does not
-// sleep on, and sockets, are the loop's. A sleeper may leave while another thread has the turn. That thread has perhaps
-// just armed the rings for it: whoever gives the turn away looks afterwards whether the sleeper that it armed for is
-// still there, and arms again if not. A thread of the pool that has nothing to do gives way to one that waits for a
-// reply.
-constexpr auto kLongYield = std::chrono::microseconds(20);
-constexpr auto kTimeSlice = std::chrono::microseconds(500);
-constexpr int kShortRest = 2;
-constexpr int kLongRest = 50;
-constexpr auto kLongestTurn = std::chrono::milliseconds(5);
-constexpr int kIdleRounds = 8;  // without news, until a ring is no longer looked at
+// Note [Leader/Followers]
+// A thread that has polled without result parks. If the loop thread received the thread's message, and woke the thread
+// then, the message would cost two wake-ups where one is enough. So one of the threads, the leader, parks on the wait
+// words of the rings themselves (futexes in their shared memory) and on a FutexWaiter, which threads of its own process
+// notify. The loop thread stays blocked, because no peer wakes it. The followers sleep elsewhere.
+// The leader does not have the loop lock while it is parked, so that the loop thread and other threads go on; it takes
+// the lock when it is woken. Sockets, and rings on which the leader is not parked, are the loop thread's.
+// The leader may leave while another thread has the lock, and that thread has perhaps just armed the rings for the
+// leader. So each thread that releases the lock checks afterwards whether the leader for which it armed is still there;
+// if not, it arms again. A thread of the pool that has nothing to do is preemptible: a thread that waits for a reply
+// replaces it as the leader.
+constexpr auto kMaxSpin = std::chrono::milliseconds(5);
+
+using SteadyClock = std::chrono::steady_clock;
 
 thread_local const EventLoop* current_loop = nullptr;
 
-auto now() { return std::chrono::steady_clock::now(); }
-
 }  // namespace
 
-struct EventLoop::State {
-  uv_loop_t loop;
-  uv_async_t wake;
-};
-
-struct EventLoop::Handle {
-  union {
-    uv_handle_t any;
-    uv_poll_t poll;
-    uv_timer_t timer;
-  };
-  Callback callback;
-
-  static Handle& of(void* handle) { return *static_cast<Handle*>(static_cast<uv_handle_t*>(handle)->data); }
-};
-
-// ---- watches ----
-
-EventLoop::Watch::~Watch() {
-  if (handle_) uv_close(&handle_->any, [](uv_handle_t* handle) { delete &Handle::of(handle); });
-}
-
-void EventLoop::Watch::want(bool readable, bool writable) {
-  const int events = (readable ? UV_READABLE : 0) | (writable ? UV_WRITABLE : 0);
-  if (events == 0) {
-    uv_poll_stop(&handle_->poll);
-    return;
-  }
-  uv_poll_start(&handle_->poll, events, [](uv_poll_t* poll, int status, int events) {
-    const bool failed = status < 0;
-    Handle::of(poll).callback({failed || (events & UV_READABLE), failed || (events & UV_WRITABLE), failed});
-  });
-}
-
-EventLoop::Watch EventLoop::watch(int fd, Callback callback) {
-  auto handle = std::make_unique<Handle>();
-  handle->callback = std::move(callback);
-  if (const int error = uv_poll_init(&state_->loop, &handle->poll, fd); error != 0) {
-    throw Error(ErrorCode::kWorkerLost, std::string("a descriptor cannot be watched: ") + uv_strerror(error));
-  }
-  handle->any.data = handle.get();
-  return Watch(handle.release());
-}
-
-EventLoop::Watch EventLoop::after(Duration delay, std::function<void()> callback) {
-  auto handle = std::make_unique<Handle>();
-  handle->callback = [callback = std::move(callback)](Ready) { callback(); };
-  uv_timer_init(&state_->loop, &handle->timer);
-  handle->any.data = handle.get();
-  const auto milliseconds = std::chrono::ceil<std::chrono::milliseconds>(delay).count();
-  // libuv counts from when it last looked at the clock.
-  uv_update_time(&state_->loop);
-  uv_timer_start(
-      &handle->timer, [](uv_timer_t* timer) { Handle::of(timer).callback({}); },
-      static_cast<uint64_t>(std::max<int64_t>(0, milliseconds)), 0);
-  return Watch(handle.release());
-}
-
-// ---- the thread ----
-
-EventLoop::EventLoop(Duration longest_spin)
-    : longest_spin_(longest_spin), state_(std::make_unique<State>()), scratch_(kScratchBytes) {
-  int error = uv_loop_init(&state_->loop);
-  if (error == 0) {
-    error = uv_async_init(
-        &state_->loop, &state_->wake, [](uv_async_t* wake) { static_cast<EventLoop*>(wake->loop->data)->lockLoop(); });
-    if (error != 0) uv_loop_close(&state_->loop);
-  }
-  if (error != 0) {
-    throw Error(ErrorCode::kRendezvous, std::string("the transport's event loop cannot start: ") + uv_strerror(error));
-  }
-  state_->loop.data = this;
-  thread_ = std::thread([this] { run(); });
-}
+EventLoop::EventLoop(Duration spin_budget)
+    : spin_budget_(spin_budget),
+      uv_([this] { lockLoop(); }),
+      tasks_([this] { uv_.wake(); }),
+      scratch_(kScratchBytes),
+      thread_([this] { run(); }) {}
 
 EventLoop::~EventLoop() { stop(); }
 
 bool EventLoop::inLoop() const { return current_loop == this; }
 
-bool EventLoop::post(std::function<void()> task) {
-  MutexLock lock(mutex_);
-  if (stopped_) return false;
-  tasks_.push_back(std::move(task));
-  has_tasks_ = true;
-  // Under the lock: what wakes the loop is closed once it has stopped.
-  if (sleeping_) uv_async_send(&state_->wake);
-  return true;
-}
-
 void EventLoop::stop() {
-  {
-    MutexLock lock(mutex_);
-    stopping_ = true;
-    has_tasks_ = true;
-  }
-  wake();
+  tasks_.stop();
   if (thread_.joinable()) thread_.join();
 }
+
+// ---- the loop thread ----
 
 void EventLoop::run() {
   current_loop = this;
   pthread_setname_np(pthread_self(), "torchrpc_loop");
-  // In a burst of messages the loop is woken for every few, and the thread that sends them would lose its core each
-  // time.
+  // A burst of messages wakes the loop thread once for every few of them. Without the policy it would preempt the
+  // thread that sends them each time.
   Scheduling().applyBatchPolicy();
   lockLoop();
   for (;;) {
-    runTasks();
-    {
-      MutexLock lock(mutex_);
-      if (stopping_ && tasks_.empty()) {
-        stopped_ = true;
-        break;
-      }
-    }
-    if (unarmed_) awaitComing();
-    sleeping_ = !unarmed_ || armHot();
-    // After the flag is up: who posts now wakes us.
-    const bool awake = !sleeping_ || has_tasks_ || !unlockLoop();
+    tasks_.runPosted();
+    if (tasks_.closeIfDrained()) break;
+    if (needs_arming_) pollForWrites();
+    const bool quiet = !needs_arming_ || armOrPoll();
+    tasks_.setNeedsWake(quiet);
+    // Only after setNeedsWake(): a thread that posts later wakes the loop thread.
+    const bool may_block = quiet && !tasks_.hasTasks() && unlockLoop();
+    // Without the lock, runOnce() is repeated until a callback has taken it.
     do {
-      uv_run(&state_->loop, awake ? UV_RUN_NOWAIT : UV_RUN_ONCE);
+      uv_.runOnce(may_block);
     } while (!has_loop_lock_);
-    sleeping_ = false;
+    tasks_.setNeedsWake(false);
   }
   do {
-    armAll();
+    arm();
   } while (!unlockLoop());
-  uv_close(reinterpret_cast<uv_handle_t*>(&state_->wake), nullptr);
-  uv_run(&state_->loop, UV_RUN_DEFAULT);
-  uv_loop_close(&state_->loop);
+  uv_.close();
 }
 
 void EventLoop::lockLoop() {
-  if (std::exchange(has_loop_lock_, true)) return;
-  loop_thread_waits_ = true;
-  loop_mutex_.lock();
-  loop_thread_waits_ = false;
+  if (!std::exchange(has_loop_lock_, true)) loop_lock_.lockFromLoopThread();
 }
 
 bool EventLoop::unlockLoop() {
-  has_loop_lock_ = has_loop_lock_ && !unlockTurn();
-  if (has_loop_lock_) unarmed_ = true;
+  has_loop_lock_ = !releaseLock() && loop_lock_.try_lock();
+  if (has_loop_lock_) needs_arming_ = true;
   return !has_loop_lock_;
 }
 
-void EventLoop::wake() {
-  MutexLock lock(mutex_);
-  if (!stopped_) uv_async_send(&state_->wake);
+bool EventLoop::armOrPoll() {
+  needs_arming_ = !arm();
+  if (needs_arming_) poll_set_.poll();
+  return !needs_arming_;
 }
 
-void EventLoop::runTasks() {
-  if (!has_tasks_) return;
-  std::vector<std::function<void()>> batch;
-  {
-    MutexLock lock(mutex_);
-    batch.swap(tasks_);
-    has_tasks_ = stopping_;
-  }
-  for (auto& task : batch) std::exchange(task, nullptr)();
-}
-
-// ---- what is hot ----
-
-void EventLoop::addToPollSet(Pollable& spinner) {
-  unarmed_ = true;
-  for (auto& hot : hot_) {
-    if (hot.spinner != &spinner) continue;
-    hot.idle_rounds = 0;
-    return;
-  }
-  hot_.push_back({&spinner});
-}
-
-void EventLoop::removeFromPollSet(Pollable& spinner) {
-  for (auto& hot : hot_) {
-    if (hot.spinner == &spinner) hot.spinner = nullptr;
+void EventLoop::pollForWrites() {
+  const auto deadline = SteadyClock::now() + spin_budget_;
+  while (poll_set_.pollHint() == PollHint::kWriteInProgress && !tasks_.hasTasks() && SteadyClock::now() < deadline) {
+    if (!backoff_.yield()) break;
+    poll_set_.poll();
   }
 }
 
-bool EventLoop::pollAll() {
-  bool any = false;
-  // By index: those that are polled may heat others, or forget themselves.
-  for (size_t i = 0; i < hot_.size(); ++i) {
-    if (!hot_[i].spinner || !hot_[i].spinner->poll()) continue;
-    hot_[i].idle_rounds = 0;
-    any = true;
-  }
-  return any;
+void EventLoop::addToPollSet(Pollable& pollable) {
+  needs_arming_ = true;
+  poll_set_.add(pollable);
 }
 
-bool EventLoop::isBusy() const {
-  return std::ranges::any_of(hot_, [](const Hot& hot) { return hot.spinner && hot.spinner->keepsLoopBusy(); });
+bool EventLoop::releaseLock() {
+  const bool armed_for_leader = poll_set_.isArmedForLeader();
+  loop_lock_.unlock();
+  return !armed_for_leader || leader_.exists();
 }
 
-EventLoop::PollHint EventLoop::pollHint() const {
-  auto best = PollHint::kNone;
-  for (const auto& hot : hot_) {
-    if (hot.spinner) best = std::max(best, hot.spinner->pollHint());
-  }
-  return best;
-}
-
-void EventLoop::awaitComing() {
-  const auto latest = now() + longest_spin_;
-  while (pollHint() == PollHint::kWriteInProgress && !has_tasks_ && now() < latest) {
-    if (!yield()) break;
-    pollAll();
-  }
-}
-
-bool EventLoop::armAll() {
-  bool quiet = true;
-  const bool sleeps = sleeper_ != nullptr;
-  armed_for_thread_ = false;
-  for (auto& hot : hot_) {
-    ++hot.idle_rounds;
-    hot.slept_on = hot.slept_on && sleeps;
-    armed_for_thread_ = armed_for_thread_ || hot.slept_on;
-    if (!hot.spinner || hot.spinner->arm(hot.slept_on ? WakeTarget::kThread : WakeTarget::kLoop)) continue;
-    hot.idle_rounds = 0;  // stays: nobody will ring for what has come before
-    quiet = false;
-  }
-  // What is slept on stays until it is armed for the loop again.
-  std::erase_if(hot_, [](const Hot& hot) { return !hot.spinner || (hot.idle_rounds > kIdleRounds && !hot.slept_on); });
-  return quiet;
-}
-
-bool EventLoop::armHot() {
-  unarmed_ = !armAll();
-  if (unarmed_) pollAll();
-  return !unarmed_;
-}
-
-bool EventLoop::yield() {
-  const auto before = now();
-  ::sched_yield();
-  const auto away = now() - before;
-  if (away >= kTimeSlice) {
-    const Duration last = rest_;
-    const bool again = before < rest_until_.load() + last;
-    const Duration rest = again ? std::min<Duration>(2 * last, kLongRest * away) : kShortRest * away;
-    rest_ = rest;
-    rest_until_ = before + away + rest;
-  }
-  return away <= kLongYield;
-}
+// ---- threads that poll ----
 
 void EventLoop::poll(const std::function<bool()>& done) {
-  if (longest_spin_ == Duration::zero() || now() < rest_until_.load() || !awaitTurn(done)) return;
-  look(done);
-  leaveTurn();
+  if (spin_budget_ == Duration::zero() || backoff_.isPaused() || !lockToPoll(done)) return;
+  spin(done);
+  armAndUnlock();
 }
 
-bool EventLoop::awaitTurn(const std::function<bool()>& done) {
-  const auto latest = now() + longest_spin_;
-  while (loop_thread_waits_ || !loop_mutex_.try_lock()) {
-    if (done() || now() > latest || !yield()) return false;
-  }
-  return true;
+bool EventLoop::lockToPoll(const std::function<bool()>& done) {
+  return loop_lock_.tryLockFor(spin_budget_, done, backoff_);
 }
 
-void EventLoop::look(const std::function<bool()>& done) {
-  for (auto& hot : hot_) {
-    if (hot.spinner) hot.spinner->disarm();
-  }
-  auto heard = now();
-  const auto latest = heard + kLongestTurn;
-  for (bool alone = true; !done() && now() < latest && !isBusy();) {
-    if (pollAll()) {
-      heard = now();
-      alone = true;
-    } else if (!alone || (now() > heard + longest_spin_ && pollHint() == PollHint::kNone)) {
+void EventLoop::spin(const std::function<bool()>& done) {
+  poll_set_.disarm();
+  auto last_activity = SteadyClock::now();
+  const auto deadline = last_activity + kMaxSpin;
+  for (bool core_is_free = true; !done() && SteadyClock::now() < deadline && !poll_set_.keepsLoopBusy();) {
+    if (poll_set_.poll()) {
+      last_activity = SteadyClock::now();
+      core_is_free = true;
+    } else if (!core_is_free) {
+      break;
+    } else if (SteadyClock::now() > last_activity + spin_budget_ && poll_set_.pollHint() == PollHint::kNone) {
       break;
     } else {
-      alone = yield();
+      core_is_free = backoff_.yield();
     }
   }
 }
 
-void EventLoop::leaveTurn() {
+void EventLoop::armAndUnlock() {
   do {
-    if (armAll()) continue;
-    unarmed_ = true;
-    wake();
-  } while (!unlockTurn());
+    if (arm()) continue;
+    needs_arming_ = true;
+    tasks_.wake();
+  } while (!releaseLock() && loop_lock_.try_lock());
 }
 
-bool EventLoop::unlockTurn() {
-  const bool for_thread = armed_for_thread_;
-  loop_mutex_.unlock();
-  return !for_thread || sleeper_ != nullptr || !loop_mutex_.try_lock();
-}
-
-// ---- the sleeper ----
-
-bool EventLoop::enterSleep(FutexWaiter& waiter, bool preemptible) {
-  MutexLock lock(mutex_);
-  auto* before = sleeper_.load();
-  if (before && !sleeper_gives_way_) return false;
-  sleeper_ = &waiter;
-  sleeper_gives_way_ = preemptible;
-  // Under the lock: it leaves under the lock.
-  if (before) before->ring();
-  return true;
-}
-
-std::vector<FutexWaiter::WaitWord> EventLoop::collectWaitWords() {
-  std::vector<FutexWaiter::WaitWord> wait_words;
-  for (auto& hot : hot_) {
-    const bool worth_it =
-        hot.spinner && hot.idle_rounds <= kIdleRounds && wait_words.size() < FutexWaiter::kMaxWaitWords;
-    auto bell = worth_it ? hot.spinner->waitWord() : std::nullopt;
-    hot.slept_on = bell.has_value();
-    if (bell) wait_words.push_back(*std::move(bell));
+void EventLoop::park(const std::function<bool()>& done, FutexWaiter& waiter, TimePoint deadline, bool preemptible) {
+  if (!FutexWaiter::isAvailable() || done() || !lockToPoll(done)) return;
+  const auto finished = [&] { return done() || !leader_.is(waiter); };
+  bool locked = true;
+  for (bool leads = leader_.tryLead(waiter, preemptible); leads;) {
+    const auto wait_words = poll_set_.collectWaitWords();
+    if (wait_words.empty() || !arm()) break;
+    locked = !releaseLock() && loop_lock_.try_lock();
+    if (locked) break;
+    waiter.sleep(finished, wait_words, deadline);
+    locked = !finished() && SteadyClock::now() < deadline && lockToPoll(done);
+    if (!locked) break;
+    spin(done);
+    leads = !finished();
   }
-  return wait_words;
-}
-
-bool EventLoop::leaveSleep(const FutexWaiter& waiter) {
-  MutexLock lock(mutex_);
-  if (!isSleeper(waiter)) return false;
-  sleeper_ = nullptr;
-  return true;
-}
-
-void EventLoop::sleep(const std::function<bool()>& done, FutexWaiter& waiter, TimePoint latest, bool preemptible) {
-  if (!FutexWaiter::isAvailable() || done() || !awaitTurn(done)) return;
-  bool in_turn = true;
-  for (bool here = enterSleep(waiter, preemptible); here;) {
-    const auto wait_words = collectWaitWords();
-    if (wait_words.empty() || !armAll() || !unlockTurn()) break;
-    waiter.sleep([&] { return done() || !isSleeper(waiter); }, wait_words, latest);
-    here = isSleeper(waiter) && !done() && now() < latest;
-    in_turn = here && awaitTurn(done);
-    if (!in_turn) break;
-    look(done);
-    here = isSleeper(waiter) && !done();
-  }
-  const bool replaced = !leaveSleep(waiter);
-  // What has woken who is replaced was perhaps meant for the other. Whoever else has the turn arms for the loop.
-  if (!in_turn && replaced) loop_mutex_.lock();
-  if (in_turn || replaced || loop_mutex_.try_lock()) leaveTurn();
+  const bool replaced = !leader_.resign(waiter);
+  // A replaced thread may have consumed a wake-up that its successor needs: it arms again, which shows what has come.
+  // If this thread was not replaced, and another has the lock, that one arms for the loop thread when it releases the
+  // lock.
+  if (!locked && replaced) loop_lock_.lock();
+  if (locked || replaced || loop_lock_.try_lock()) armAndUnlock();
 }
 
 }  // namespace torchrpc::native

@@ -1,16 +1,12 @@
 #pragma once
 
-// The one thread of a native transport: libuv tells it which sockets are ready, the rest of the transport what to do
-// then. Peers that write to shared memory are looked after by threads that wait for them: see Note [Spinning] and
-// Note [Sleeping in the loop's place].
-// Threads: post(), stop(), inLoop(), poll(), sleep() from any; all else on the loop, or, where it says "in turn", on
-// the thread that assists.
+// The event loop of a native transport: one thread that waits for sockets, timers and tasks, and a poll set of
+// connections in shared memory. Threads that wait for messages poll these in its stead: see Note [Busy polling] and
+// Note [Leader/Followers].
+// Threads: post(), stop(), inLoop(), poll(), park() from any; the others on the loop thread or, where it says "with the
+// loop lock", also on a thread that polls in its stead.
 
-#include <atomic>
 #include <functional>
-#include <memory>
-#include <mutex>
-#include <optional>
 #include <span>
 #include <thread>
 #include <vector>
@@ -18,180 +14,106 @@
 #include "base/sync/futex_waiter.h"
 #include "base/sync/mutex.h"
 #include "base/timer.h"
+#include "transport/native/loop/leader.h"
+#include "transport/native/loop/loop_lock.h"
+#include "transport/native/loop/poll_set.h"
+#include "transport/native/loop/spin_backoff.h"
+#include "transport/native/loop/task_queue.h"
+#include "transport/native/loop/uv_loop.h"
 
 namespace torchrpc::native {
 
 class EventLoop {
-  struct Handle;
-  struct State;
-
  public:
-  /// What a watch or a timer is called with.
-  struct Ready {
-    bool readable = false;
-    bool writable = false;
-    bool failed = false;  ///< the last call: read what is left
-  };
-  using Callback = std::function<void(Ready)>;
+  using Ready = UvLoop::Ready;
+  using Callback = UvLoop::Callback;
+  using Watch = UvLoop::Watch;
+  using PollHint = native::PollHint;
+  using WakeTarget = native::WakeTarget;
 
-  /// A descriptor that is watched, or a deadline; until it is destroyed (on the loop, perhaps in its own callback).
-  class Watch {
-   public:
-    Watch() = default;
-    Watch(Watch&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
-    Watch& operator=(Watch&& other) noexcept {
-      std::swap(handle_, other.handle_);
-      return *this;
-    }
-    ~Watch();
-    /// What to be told of; neither: paused. Only for descriptors.
-    void want(bool readable, bool writable);
-    explicit operator bool() const { return handle_ != nullptr; }
-
-   private:
-    friend class EventLoop;
-    explicit Watch(Handle* handle) : handle_(handle) {}
-    Handle* handle_ = nullptr;
-  };
-
-  /// What there is to be expected of who is polled.
-  enum class PollHint {
-    kNone,
-    kReplyExpected,    ///< the answer to something large may be on its way
-    kWriteInProgress,  ///< something large is nearly there
-  };
-
-  /// Who is to be woken by what comes.
-  enum class WakeTarget {
-    kLoop,
-    kThread,  ///< that sleeps on the bell
-  };
-
-  /// What can be polled rather than waited for. The owner takes it away before it is destroyed. Called in turn.
-  class Pollable {
-   public:
-    virtual ~Pollable() = default;
-    /// Does what there is to do; whether there was anything.
-    virtual bool poll() = 0;
-    /// Read after poll(), in turn.
-    virtual PollHint pollHint() const { return PollHint::kNone; }
-    /// Whether it had better be left to the loop for now. In the loop's turn.
-    virtual bool keepsLoopBusy() { return false; }
-    /// Nobody is going to look: whoever is at the other end must wake `sleeper` from now on (kThread: only where there
-    /// is a bell). False if there is something to do at once.
-    virtual bool arm(WakeTarget sleeper) = 0;
-    /// Somebody looks again.
-    virtual void disarm() = 0;
-    /// What a thread can sleep on.
-    virtual std::optional<FutexWaiter::WaitWord> waitWord() = 0;
-  };
-
-  /// Throws Error(kRendezvous) if the system gives us no loop. `longest_spin`: zero never spins.
-  explicit EventLoop(Duration longest_spin);
+  /// `spin_budget`: how long a thread polls without receiving anything before it gives up; zero: never polls. Throws
+  /// Error(kRendezvous) if the system provides no event loop.
+  explicit EventLoop(Duration spin_budget);
   /// stop().
   ~EventLoop();
   EventLoop(const EventLoop&) = delete;
   EventLoop& operator=(const EventLoop&) = delete;
 
-  /// False, and the task is destroyed unrun, once stop() has let go of the last task.
-  bool post(std::function<void()> task);
-  /// Runs what is queued, and what that posts, then ends the thread. All watches must be gone by then. Not from the
-  /// loop. Idempotent.
+  /// Runs the task on the loop thread, with the loop lock. False once the loop has stopped: the task is destroyed
+  /// without being run.
+  bool post(std::function<void()> task) { return tasks_.post(std::move(task)); }
+  /// Runs all tasks, also those that they post, then ends the thread. By then all watches must have been destroyed. Not
+  /// from the loop. Idempotent.
   void stop();
   bool inLoop() const;
-  /// Looks at what is hot, in the loop's place, until `done` or until it is not worth it any more. Not in turn.
-  void poll(const std::function<bool()>& done);
-  /// Sleeps on the wait_words of what is hot: see Transport::sleep. Not in turn.
-  void sleep(const std::function<bool()>& done, FutexWaiter& waiter, TimePoint latest, bool preemptible);
+  /// Polls the active connections on the calling thread until `done` or until the spin budget is used up, or until
+  /// another thread needs the core. Not with the loop lock.
+  void poll(const std::function<bool()>& done) TORCHRPC_EXCLUDES(loop_lock_);
+  /// Parks the calling thread on the wait words of the active connections, and polls them when it is woken: see
+  /// Transport::sleep. Returns early if another thread is the leader, or becomes it. Not with the loop lock.
+  void park(const std::function<bool()>& done, FutexWaiter& waiter, TimePoint deadline, bool preemptible)
+      TORCHRPC_EXCLUDES(loop_lock_) TORCHRPC_ANNOTATE(no_thread_safety_analysis);
 
-  /// Told of nothing until want(). Called out of turn. Throws Error(kWorkerLost) if the descriptor cannot be watched.
-  Watch watch(int fd, Callback callback);
-  /// Called once, out of turn.
-  Watch after(Duration delay, std::function<void()> callback);
-  /// The loop's turn, until it has done what there is to do: whoever is called out of turn takes it before it touches
-  /// what is only touched in turn. Tasks have it. Idempotent.
-  void lockLoop();
+  /// Paused until Watch::want(). Calls `callback` without the loop lock. Throws Error(kWorkerLost) if the descriptor
+  /// cannot be watched.
+  Watch watch(int fd, Callback callback) { return uv_.watch(fd, std::move(callback)); }
+  /// Calls `callback` once, without the loop lock.
+  Watch after(Duration delay, std::function<void()> callback) { return uv_.after(delay, std::move(callback)); }
+  /// Takes the loop lock until the loop thread goes to sleep. Callbacks of watches call it before they touch what the
+  /// lock guards; tasks have it already. Idempotent. Only on the loop thread.
+  void lockLoop() TORCHRPC_ANNOTATE(assert_capability(loop_lock_)) TORCHRPC_ANNOTATE(no_thread_safety_analysis);
+  /// For annotations.
+  const LoopLock& lock() const TORCHRPC_ANNOTATE(lock_returned(loop_lock_)) { return loop_lock_; }
 
-  // In turn.
-  /// The spinner has been active: it is worth looking at for a while. It is armed before the loop sleeps.
-  void addToPollSet(Pollable& spinner);
-  void removeFromPollSet(Pollable& spinner);
-
-  /// Memory for whoever is called by the loop, until it returns.
-  std::span<char> scratch() { return scratch_; }
+  // With the loop lock.
+  /// The connection has been active: polls it for a while. It is armed before the loop thread blocks.
+  void addToPollSet(Pollable& pollable) TORCHRPC_REQUIRES(loop_lock_);
+  void removeFromPollSet(Pollable& pollable) TORCHRPC_REQUIRES(loop_lock_) { poll_set_.remove(pollable); }
+  /// Memory for a callback or a Pollable, until it returns.
+  std::span<char> scratch() TORCHRPC_REQUIRES(loop_lock_) { return scratch_; }
 
  private:
+  // On the loop thread.
   void run();
-  void runTasks();
-  void wake();
-  /// False if it has to be kept, as in unlockTurn().
-  bool unlockLoop();
-  // In turn; see Note [Spinning].
-  /// Whether the loop can sleep.
-  bool armHot();
-  bool pollAll();
-  /// Whether what is hot had better be left to the loop.
-  bool isBusy() const;
-  PollHint pollHint() const;
-  /// Looks for what is nearly there.
-  void awaitComing();
-  /// False if something has come meanwhile.
-  bool armAll();
-  /// Until `done`, or until there has been no news for a while.
-  void look(const std::function<bool()>& done);
-  /// Becomes the thread that sleeps on wait_words; false if there is one that does not give way.
-  bool enterSleep(FutexWaiter& waiter, bool preemptible);
-  /// The wait_words of what is hot, which armAll() arms for that thread from now on; as many as it can sleep on.
-  std::vector<FutexWaiter::WaitWord> collectWaitWords();
-  /// Ends a turn that is not the loop's: arms what is hot, and leaves to the loop what has come meanwhile.
-  void leaveTurn();
-  /// False if the turn has to be kept: the thread that is armed for has left, and all must be armed for the loop.
-  bool unlockTurn();
-  // Not in turn.
-  bool isSleeper(const FutexWaiter& waiter) const { return sleeper_.load() == &waiter; }
-  /// False if another thread has become the sleeper meanwhile.
-  bool leaveSleep(const FutexWaiter& waiter);
-  /// Lets others run, also out of turn. False if that took long.
-  bool yield();
-  /// Takes the turn as soon as whoever has it leaves; false if that takes long, or if it is not needed any more. Not in
-  /// turn.
-  bool awaitTurn(const std::function<bool()>& done);
+  /// False if the lock is kept, because the pollables have to be armed again: see releaseLock().
+  bool unlockLoop() TORCHRPC_REQUIRES(loop_lock_) TORCHRPC_ANNOTATE(no_thread_safety_analysis);
+  /// Arms the pollables; polls them once if that fails. True if the loop thread may block.
+  bool armOrPoll() TORCHRPC_REQUIRES(loop_lock_);
+  /// Polls while a peer is about to have copied something large.
+  void pollForWrites() TORCHRPC_REQUIRES(loop_lock_);
+
+  // On a thread that polls in the loop thread's stead.
+  /// Takes the loop lock as soon as it is free; false if that takes long, or if `done`.
+  bool lockToPoll(const std::function<bool()>& done) TORCHRPC_ANNOTATE(try_acquire_capability(true, loop_lock_));
+  /// Polls until `done`, or until nothing has been received for a while.
+  void spin(const std::function<bool()>& done) TORCHRPC_REQUIRES(loop_lock_);
+  /// Arms the pollables and releases the loop lock. Leaves messages that have come meanwhile to the loop thread.
+  void armAndUnlock() TORCHRPC_ANNOTATE(release_capability(loop_lock_));
+
+  bool arm() TORCHRPC_REQUIRES(loop_lock_) { return poll_set_.arm(leader_.exists()); }
+  /// Releases the loop lock. False if the leader for which pollables are armed has left since: then the caller takes
+  /// the lock again, if it is free, and arms them again.
+  [[nodiscard]] bool releaseLock() TORCHRPC_ANNOTATE(release_capability(loop_lock_));
 
   // Constant after construction.
-  const Duration longest_spin_;
-  std::unique_ptr<State> state_;  // on the loop only, but for the waking of it
+  const Duration spin_budget_;
 
-  // Own synchronization.
-  std::atomic<bool> has_tasks_{false};
-  std::atomic<bool> sleeping_{false};
-  std::mutex loop_mutex_;  ///< no leaf lock: whoever has it is called back by what is hot
-  std::atomic<bool> loop_thread_waits_{false};
-  std::atomic<TimePoint> rest_until_{TimePoint()};  ///< nobody looks before
-  std::atomic<Duration> rest_{Duration::zero()};    ///< how long the last one was
-  std::atomic<FutexWaiter*> sleeper_{nullptr};      ///< of the thread that sleeps on wait_words; changed under mutex_
-
-  // Guarded by mutex_.
-  Mutex mutex_;
-  std::vector<std::function<void()>> tasks_ TORCHRPC_GUARDED_BY(mutex_);
-  bool stopping_ TORCHRPC_GUARDED_BY(mutex_) = false;
-  bool stopped_ TORCHRPC_GUARDED_BY(mutex_) = false;
-  bool sleeper_gives_way_ TORCHRPC_GUARDED_BY(mutex_) = false;
-
-  // In turn.
-  struct Hot {
-    Pollable* spinner;  // nullptr once forgotten
-    int idle_rounds = 0;
-    bool slept_on = false;
-  };
-  std::vector<Hot> hot_;
-  bool unarmed_ = false;           ///< some spinner may have to be armed before the loop sleeps
-  bool armed_for_thread_ = false;  ///< some spinner was, the last time
-  std::vector<char> scratch_;
-
-  // On the loop only.
+  // On the loop thread, but for the wake-up.
+  UvLoop uv_;
   bool has_loop_lock_ = false;
 
-  // Touched by the constructor and by stop() only.
+  // Own synchronization.
+  TaskQueue tasks_;
+  LoopLock loop_lock_;
+  SpinBackoff backoff_;
+  Leader leader_;
+
+  // Guarded by loop_lock_.
+  PollSet poll_set_ TORCHRPC_GUARDED_BY(loop_lock_);
+  bool needs_arming_ TORCHRPC_GUARDED_BY(loop_lock_) = false;  ///< arm() before the loop thread blocks
+  std::vector<char> scratch_ TORCHRPC_GUARDED_BY(loop_lock_);
+
+  // Used by the constructor and stop() only.
   std::thread thread_;
 };
 

@@ -1,4 +1,4 @@
-// What the native transport makes of bytes, its own and others': greetings, frames in pieces of any size, rings.
+// Bytes of the native transport, valid and random ones: handshake messages, frames in pieces of any size, rings.
 
 #include <algorithm>
 #include <cstring>
@@ -26,8 +26,8 @@ HandshakeMessage parsed(const std::string& bytes) {
   return parseHandshake(prefix.type, std::string_view(bytes).substr(kHandshakePrefixBytes));
 }
 
-/// Nothing but an error of the protocol's may come of bytes that are no greeting.
-bool isGreeting(const std::string& bytes) {
+/// Bytes that are no handshake message must cause a protocol error and nothing else.
+bool isHandshakeMessage(const std::string& bytes) {
   try {
     parsed(bytes);
     return true;
@@ -41,8 +41,8 @@ HandshakeMessage someHello() {
   return {.flags = 1, .listener = 42, .group = std::string("g\0roup", 6), .name = "alice", .nonce = "n"};
 }
 
-/// All of the queue's bytes, taken in pieces of random size.
-std::string drain(FrameQueue& queue, std::mt19937& random, std::vector<FrameQueue::Outgoing>& gone) {
+/// All bytes of the queue, written in pieces of random size.
+std::string drain(FrameQueue& queue, std::mt19937& random, std::vector<FrameQueue::Outgoing>& sent) {
   std::string bytes;
   std::array<iovec, 5> parts;
   while (!queue.empty()) {
@@ -56,12 +56,12 @@ std::string drain(FrameQueue& queue, std::mt19937& random, std::vector<FrameQueu
       bytes.append(static_cast<const char*>(parts[i].iov_base), some);
       rest -= some;
     }
-    queue.advance(written, gone);
+    queue.advance(written, sent);
   }
   return bytes;
 }
 
-/// Gives `bytes` to the reader in pieces of random size; what came of it.
+/// Passes `bytes` to the reader in pieces of random size. Returns the reader's error, if there is one.
 Status feed(FrameReader& reader, std::string_view bytes, std::mt19937& random, std::vector<Frame>& frames) {
   const auto stream = makeSocketStream(Descriptor());
   std::array<char, 100> scratch;
@@ -104,9 +104,9 @@ bool isSame(const Frame& a, const Frame& b) {
 
 }  // namespace
 
-// ---- greetings ----
+// ---- handshake messages ----
 
-TEST_CASE("a greeting survives its bytes") {
+TEST_CASE("a handshake message can be parsed from its bytes") {
   const auto hello = parsed(someHello().bytes());
   CHECK(hello.type == HandshakeType::kHello);
   CHECK(hello.listener == 42);
@@ -128,40 +128,40 @@ TEST_CASE("a greeting survives its bytes") {
   CHECK(parsed(HandshakeMessage{.type = HandshakeType::kRefusal, .text = "no"}.bytes()).text == "no");
 }
 
-TEST_CASE("a greeting is never larger than its limit") {
+TEST_CASE("a handshake message is never larger than its limit") {
   const std::string huge(100'000, 'x');
   const auto bytes = HandshakeMessage{.group = huge, .name = huge, .nonce = huge}.bytes();
   CHECK(bytes.size() <= kHandshakePrefixBytes + kMaxHandshakeBodyBytes);
-  CHECK(isGreeting(bytes));
+  CHECK(isHandshakeMessage(bytes));
 }
 
-TEST_CASE("another version of the protocol is named") {
+TEST_CASE("the error for another version of the protocol names that version") {
   auto bytes = someHello().bytes();
   bytes[8] = 77;
   try {
     parsed(bytes);
-    FAIL("understood");
+    FAIL("parsed");
   } catch (const Error& error) {
     CHECK_THAT(error.text(), Catch::Contains("version 77") && Catch::Contains("same torchrpc"));
   }
 }
 
-TEST_CASE("bytes that are no greeting are an error, whatever they are") {
+TEST_CASE("bytes that are no handshake message are an error") {
   const auto seed = GENERATE(1u, 2u, 3u);
   CAPTURE(seed);
   std::mt19937 random(seed);
   const std::string whole = someHello().bytes();
-  for (size_t end = 0; end < whole.size(); ++end) CHECK_FALSE(isGreeting(whole.substr(0, end)));
-  CHECK_FALSE(isGreeting(whole + "x"));
+  for (size_t end = 0; end < whole.size(); ++end) CHECK_FALSE(isHandshakeMessage(whole.substr(0, end)));
+  CHECK_FALSE(isHandshakeMessage(whole + "x"));
   for (int i = 0; i < 20'000; ++i) {
     auto bytes = whole;
     for (size_t flips = 1 + random() % 4; flips > 0; --flips) {
       bytes[random() % bytes.size()] = static_cast<char>(random());
     }
-    isGreeting(bytes);
+    isHandshakeMessage(bytes);
     std::string noise(random() % 200, '\0');
     std::generate(noise.begin(), noise.end(), [&] { return static_cast<char>(random()); });
-    CHECK_FALSE(isGreeting(noise));
+    CHECK_FALSE(isHandshakeMessage(noise));
   }
 }
 
@@ -177,9 +177,9 @@ TEST_CASE("frames cut into pieces of any size arrive whole and in order") {
     sent.push_back(randomFrame(random));
     queue.push({sent.back(), nullptr});
   }
-  std::vector<FrameQueue::Outgoing> gone;
-  const auto bytes = drain(queue, random, gone);
-  CHECK(gone.size() == 50);
+  std::vector<FrameQueue::Outgoing> written;
+  const auto bytes = drain(queue, random, written);
+  CHECK(written.size() == 50);
   const Limits limits;
   FrameReader reader(limits);
   std::vector<Frame> received;
@@ -188,15 +188,15 @@ TEST_CASE("frames cut into pieces of any size arrive whole and in order") {
   for (int i = 0; i < 50; ++i) CHECK(isSame(received[i], sent[i]));
 }
 
-TEST_CASE("small frames that wait are written in one go") {
+TEST_CASE("small frames that are queued are written together") {
   FrameQueue queue;
   for (int i = 0; i < 20; ++i) queue.push({headOnly("frame"), nullptr});
   std::array<iovec, 64> parts;
   const auto count = queue.gather(parts);
   CHECK(count == 40);  // a header and a head each
-  std::vector<FrameQueue::Outgoing> gone;
-  queue.advance(20 * (sizeof(FrameHeader) + 5), gone);
-  CHECK(gone.size() == 20);
+  std::vector<FrameQueue::Outgoing> sent;
+  queue.advance(20 * (sizeof(FrameHeader) + 5), sent);
+  CHECK(sent.size() == 20);
   CHECK(queue.empty());
 }
 
@@ -221,9 +221,9 @@ TEST_CASE("random bytes instead of frames end in an error or wait for more, with
   }
 }
 
-TEST_CASE("a frame with tensors in shared memory is refused where none is shared") {
+TEST_CASE("a frame with tensors in shared memory is refused on a connection without shared memory") {
   std::mt19937 random(1);
-  FrameHeader header{.head_bytes = 0, .segments = 1, .flags = FrameHeader::kPlaces};
+  FrameHeader header{.head_bytes = 0, .segments = 1, .flags = FrameHeader::kSlabOffsets};
   const uint64_t layout[] = {100, 0};
   std::string bytes(reinterpret_cast<const char*>(&header), sizeof(header));
   bytes.append(reinterpret_cast<const char*>(layout), sizeof(layout));
@@ -239,7 +239,7 @@ TEST_CASE("a frame with tensors in shared memory is refused where none is shared
 
 // ---- rings ----
 
-TEST_CASE("bytes go through a ring in order, whatever the sizes of writes and reads") {
+TEST_CASE("bytes go through a ring in order, with writes and reads of any size") {
   const auto seed = GENERATE(range(0u, 5u));
   CAPTURE(seed);
   std::mt19937 random(seed);
@@ -264,7 +264,7 @@ TEST_CASE("bytes go through a ring in order, whatever the sizes of writes and re
   CHECK(received == sent);
 }
 
-TEST_CASE("positions that a peer cannot have are seen") {
+TEST_CASE("impossible positions of a peer are detected") {
   const auto memory = RingMemory::make();
   const RingMemory rings(memory);
   RingEnd writer(RingEnd::Side::kWriter, rings.control(0), rings.ring(0));
@@ -277,7 +277,7 @@ TEST_CASE("positions that a peer cannot have are seen") {
   CHECK(reader.move({&part, 1}, 0) < 0);
 }
 
-TEST_CASE("memory that a peer could take away again is refused") {
+TEST_CASE("memory that a peer could shrink, or that is not made for rings, is refused") {
   Descriptor unsealed(::memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   REQUIRE(::ftruncate(unsealed.get(), ::lseek(RingMemory::make().get(), 0, SEEK_END)) == 0);
   CHECK_THROWS_AS(RingMemory(unsealed), Error);
@@ -290,7 +290,7 @@ TEST_CASE("memory that a peer could take away again is refused") {
   CHECK_THROWS_AS(RingMemory(Descriptor(::open("/dev/null", O_RDWR | O_CLOEXEC))), Error);
 }
 
-TEST_CASE("what follows an empty ring stands at its begin, so that small messages stay in few pages") {
+TEST_CASE("an empty ring is written from its begin, so that small messages use few pages") {
   const auto memory = RingMemory::make();
   const RingMemory rings(memory);
   RingEnd writer(RingEnd::Side::kWriter, rings.control(0), rings.ring(0));
@@ -307,7 +307,7 @@ TEST_CASE("what follows an empty ring stands at its begin, so that small message
   }
 }
 
-TEST_CASE("wherever a peer says that the ring's begin stands, only the ring is read") {
+TEST_CASE("no begin that a peer claims for the ring makes the reader leave the ring") {
   const auto memory = RingMemory::make();
   const RingMemory rings(memory);
   const auto bytes = rings.ring(0);

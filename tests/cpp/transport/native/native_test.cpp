@@ -1,4 +1,5 @@
-// What only the native transport has: its addresses and ways, what it costs when idle, peers in other processes.
+// The native transport beyond the contract: addresses, routes, its cost when idle, peers in other processes, threads
+// that poll and park.
 
 #include <barrier>
 #include <ctime>
@@ -30,7 +31,7 @@ std::string textOf(const std::function<void()>& action) {
   return "";
 }
 
-struct Nobody : ConnectionHandler {
+struct IgnoringHandler : ConnectionHandler {
   void onFrame(Frame) override {}
   void onClosed(const Error&) override {}
 };
@@ -43,7 +44,7 @@ double cpuSeconds() {
 
 }  // namespace
 
-TEST_CASE("a native address survives its text") {
+TEST_CASE("a native address can be parsed from its text") {
   const Address address{0xab, "10.0.0.1:4242", "boot.1", "torchrpc-1"};
   CHECK(address.text() == "native:id=ab;tcp=10.0.0.1:4242;host=boot.1;unix=torchrpc-1");
   CHECK(Address::parse(address.text()).text() == address.text());
@@ -51,7 +52,7 @@ TEST_CASE("a native address survives its text") {
   CHECK(Address::parse("native:id=1;tcp=[::1]:2;later=x").tcp == "[::1]:2");
 }
 
-TEST_CASE("what is no native address is refused") {
+TEST_CASE("text that is not a native address is refused") {
   for (const char* text :
        {"native:", "native:id=x;tcp=1.2.3.4:5", "native:id=1", "native:id=1;tcp=localhost:1", "native:id=1;tcp=1.2.3.4",
         "native:id=1;tcp=1.2.3.4:5;host=h", "native:id=1;tcp=1.2.3.4:5;unix=u", "native:;"}) {
@@ -60,24 +61,24 @@ TEST_CASE("what is no native address is refused") {
   }
 }
 
-TEST_CASE("workers of one host share memory, others meet over TCP") {
+TEST_CASE("workers of one host use shared memory, others TCP") {
   Pair<NativeShm> pair;
   CHECK(pair.a->describe() == "native(shm,tcp)");
   CHECK_THAT(pair.connect(pair.witness())->describe(), Catch::Contains("unix"));
   pair.accepted(0);
   auto address = Address::parse(pair.address);
   address.host = "another-boot.1";
-  auto far = pair.a->connect(address.text(), "bob", pair.witness());
-  CHECK_THAT(far->describe(), Catch::Contains("tcp 127.0.0.1:"));
-  pair.send(*far, headOnly("hello"));
+  auto remote = pair.a->connect(address.text(), "bob", pair.witness());
+  CHECK_THAT(remote->describe(), Catch::Contains("tcp 127.0.0.1:"));
+  pair.send(*remote, headOnly("hello"));
   CHECK(pair.accepted(1).witness->takeFrame().head == "hello");
 }
 
-TEST_CASE("one side with shared memory and one without meet over the socket") {
+TEST_CASE("a worker with shared memory and one without use the socket") {
   struct Mixed {
-    bool next = false;
+    bool shared_memory = false;
     std::unique_ptr<Transport> make(Limits limits) {
-      return makeNative({.shared_memory = std::exchange(next, true)}, limits);
+      return makeNative({.shared_memory = std::exchange(shared_memory, true)}, limits);
     }
   };
   Pair<Mixed> pair;
@@ -98,12 +99,13 @@ TEST_CASE("an idle node uses no processor time") {
 
 TEST_CASE("child: a native peer that waits to be killed", "[.child]") {
   auto transport = makeNative({}, {});
-  auto connection = transport->connect(ChildProcess::argument(), "parent", std::make_shared<Nobody>());
+  auto connection = transport->connect(ChildProcess::argument(), "parent", std::make_shared<IgnoringHandler>());
   connection->send(headOnly("I live"), [](Status) {});
   for (;;) pause();
 }
 
-TEMPLATE_TEST_CASE("a native peer that is killed is heard of", "", NativeTcp, NativeUnix, NativeShm, NativeRings) {
+TEMPLATE_TEST_CASE(
+    "the end of a native peer that is killed is noticed", "", NativeTcp, NativeUnix, NativeShm, NativeRings) {
   Pair<TestType> pair;
   ChildProcess child("child: a native peer that waits to be killed", pair.address);
   CHECK(pair.accepted().witness->takeFrame().head == "I live");
@@ -115,19 +117,19 @@ TEST_CASE("child: a native peer that echoes large tensors", "[.child]") {
   auto transport = makeNative({}, {});
   struct Echo : ConnectionHandler {
     std::shared_ptr<Connection> connection;
-    std::atomic<bool> over{false};
+    std::atomic<bool> closed{false};
     void onFrame(Frame frame) override {
       connection->send(std::move(frame), [](const Status&) {});
     }
     void onClosed(const Error&) override {
-      over = true;
-      over.notify_one();
+      closed = true;
+      closed.notify_one();
     }
   };
   auto echo = std::make_shared<Echo>();
   echo->connection = transport->connect(ChildProcess::argument(), "parent", echo);
   echo->connection->send(headOnly("I live"), [](Status) {});
-  echo->over.wait(false);
+  echo->closed.wait(false);
 }
 
 TEST_CASE("tensors of any size go to another process and back through shared memory") {
@@ -146,33 +148,33 @@ TEST_CASE("tensors of any size go to another process and back through shared mem
   CHECK(child.wait() == 0);
 }
 
-// ---- assistants ----
+// ---- threads that poll ----
 
 namespace {
-thread_local bool assists = false;
+thread_local bool polls = false;
 }
 
-TEMPLATE_TEST_CASE("threads that assist bring frames, in order, and lose none", "", NativeTcp, NativeUnix, NativeShm) {
+TEMPLATE_TEST_CASE("threads that poll deliver frames, in order, and lose none", "", NativeTcp, NativeUnix, NativeShm) {
   constexpr int kFrames = 20'000, kBurst = 50;
   Pair<TestType> pair;
   auto connection = pair.connect(pair.witness());
   auto& witness = *pair.accepted().witness;
-  std::atomic<int> come{0}, by_assistants{0}, out_of_order{0};
+  std::atomic<int> received{0}, by_pollers{0}, out_of_order{0};
   witness.hook = [&](const Frame& frame) {
-    out_of_order += frame.head != std::to_string(come);
-    by_assistants += assists;
-    ++come;
-    come.notify_all();
+    out_of_order += frame.head != std::to_string(received);
+    by_pollers += polls;
+    ++received;
+    received.notify_all();
   };
-  std::atomic<bool> over{false};
-  std::vector<std::jthread> assistants;
+  std::atomic<bool> stopped{false};
+  std::vector<std::jthread> pollers;
   for (int i = 0; i < 2; ++i) {
-    assistants.emplace_back([&] {
-      assists = true;
-      // As a caller does: looks for a while, then sleeps until there is news.
-      for (int seen = come; !over; seen = come) {
-        pair.b->poll([&] { return come != seen; });
-        come.wait(seen);
+    pollers.emplace_back([&] {
+      polls = true;
+      // As a caller does: polls for a while, then sleeps until a frame has come.
+      for (int seen = received; !stopped; seen = received) {
+        pair.b->poll([&] { return received != seen; });
+        received.wait(seen);
       }
     });
   }
@@ -180,164 +182,165 @@ TEMPLATE_TEST_CASE("threads that assist bring frames, in order, and lose none", 
   const auto send = [&] { pair.send(*connection, headOnly(std::to_string(sent++))); };
   while (sent < kFrames) {
     send();
-    // Now and then all of them sleep.
+    // From time to time all of them sleep.
     if (sent % kBurst == 1) std::this_thread::sleep_for(std::chrono::microseconds(sent % 300));
   }
-  // While the machine has more work than cores nobody looks.
+  // While the machine has more runnable threads than cores, no thread polls.
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-  while (by_assistants == 0 && std::chrono::steady_clock::now() < deadline) {
+  while (by_pollers == 0 && std::chrono::steady_clock::now() < deadline) {
     send();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  over = true;
+  stopped = true;
   send();
   CHECK(witness.awaitFrames(sent));
-  assistants.clear();
+  pollers.clear();
   CHECK(out_of_order == 0);
-  CHECK(by_assistants > 0);
+  CHECK(by_pollers > 0);
 }
 
-TEST_CASE("whoever assists gives the loop its turn whatever comes") {
+TEST_CASE("a thread that polls leaves the loop lock to the loop thread even if messages keep coming") {
   Pair<NativeShm> pair;
   auto connection = pair.connect(pair.witness());
   const auto accepted = pair.accepted();
-  std::atomic<bool> over{false};
+  std::atomic<bool> stopped{false};
   std::atomic<int> queued{0};
   std::jthread flood([&] {
-    while (!over) {
+    while (!stopped) {
       if (queued > 64) continue;
       ++queued;
       connection->send(headOnly("more"), [&](const Status&) { --queued; });
     }
   });
   REQUIRE(accepted.witness->awaitFrames(1));
-  std::jthread assistant([&] {
-    while (!over) pair.b->poll([] { return false; });  // returns, or the test hangs
+  std::jthread poller([&] {
+    while (!stopped) pair.b->poll([] { return false; });  // returns, or the test hangs
   });
-  // Only the loop can accept connections.
+  // Only the loop thread can accept connections.
   for (size_t i = 1; i <= 20; ++i) {
     pair.connect(pair.witness());
     pair.accepted(i);
   }
-  over = true;
+  stopped = true;
   flood.join();
   while (queued > 0) std::this_thread::yield();
 }
 
-TEST_CASE("a transport can be closed while threads assist, and assisting a closed one returns") {
+TEST_CASE("a transport can be closed while threads poll, and polling a closed one returns") {
   Pair<NativeShm> pair;
   auto connection = pair.connect(pair.witness());
   pair.send(*connection, headOnly("hello"));
   REQUIRE(pair.accepted().witness->awaitFrames(1));
-  std::atomic<bool> over{false};
-  std::jthread assistant([&] {
-    while (!over) pair.b->poll([&] { return over.load(); });
+  std::atomic<bool> stopped{false};
+  std::jthread poller([&] {
+    while (!stopped) pair.b->poll([&] { return stopped.load(); });
   });
   pair.b->close();
   pair.b->poll([] { return false; });
-  over = true;
+  stopped = true;
 }
 
-// ---- sleepers ----
+// ---- threads that park ----
 
 namespace {
 
-/// A thread that waits for frames as callers do: looks, then sleeps where they come in.
-class Listener {
+/// A thread that waits for frames as callers do: polls, then parks.
+class WaitingThread {
  public:
-  Listener(Transport& transport, std::atomic<int>& come, bool preemptible)
-      : thread_([this, &transport, &come, preemptible] {
+  WaitingThread(Transport& transport, std::atomic<int>& received, bool preemptible)
+      : thread_([this, &transport, &received, preemptible] {
           current = this;
-          for (int seen = come; !over_; seen = come) {
-            const auto news = [&] { return come != seen || over_; };
-            transport.poll(news);
-            while (!news()) {
-              transport.sleep(news, futex_waiter_, kNever, preemptible);
-              if (!news()) ++sent_away;
+          for (int seen = received; !stopped_; seen = received) {
+            const auto done = [&] { return received != seen || stopped_; };
+            transport.poll(done);
+            while (!done()) {
+              transport.sleep(done, futex_waiter_, kNever, preemptible);
+              if (!done()) ++early_returns;
               std::this_thread::sleep_for(std::chrono::microseconds(20));
             }
           }
         }) {}
-  ~Listener() {
-    over_ = true;
+  ~WaitingThread() {
+    stopped_ = true;
     futex_waiter_.ring();
   }
-  void tell() { futex_waiter_.ring(); }
+  void notify() { futex_waiter_.ring(); }
 
-  /// The listener that this thread is.
-  static thread_local Listener* current;
-  std::atomic<int> brought{0};
-  std::atomic<int> sent_away{0};  ///< to sleep elsewhere
+  /// The one that runs on the calling thread.
+  static thread_local WaitingThread* current;
+  std::atomic<int> delivered{0};      ///< frames that it has received itself
+  std::atomic<int> early_returns{0};  ///< it was not the leader, or was replaced
 
  private:
-  std::atomic<bool> over_{false};
+  std::atomic<bool> stopped_{false};
   FutexWaiter futex_waiter_;
   std::jthread thread_;
 };
 
-thread_local Listener* Listener::current = nullptr;
+thread_local WaitingThread* WaitingThread::current = nullptr;
 
-/// Frames to listeners, one after another.
-struct Listening {
-  Listening() {
+/// Frames to a transport with threads that wait for them, one after another.
+struct FramesToWaitingThreads {
+  FramesToWaitingThreads() {
     witness.hook = [this](const Frame&) {
-      if (Listener::current) ++Listener::current->brought;
-      ++come;
-      for (auto& listener : listeners) listener.tell();
+      if (WaitingThread::current) ++WaitingThread::current->delivered;
+      ++received;
+      for (auto& thread : threads) thread.notify();
     };
     send();
   }
-  ~Listening() { listeners.clear(); }
+  ~FramesToWaitingThreads() { threads.clear(); }
 
-  Listener& listen(bool preemptible = false) { return listeners.emplace_back(*pair.b, come, preemptible); }
+  WaitingThread& addThread(bool preemptible = false) { return threads.emplace_back(*pair.b, received, preemptible); }
   void send() {
     pair.send(*connection, headOnly("frame"));
     REQUIRE(witness.awaitFrames(++sent));
   }
-  /// Whether some frame, each sent when all have fallen asleep, is brought by that listener.
-  bool isBroughtBy(Listener& listener) {
-    const int before = listener.brought;
+  /// Whether that thread receives one of some frames, each of which is sent when all threads are parked.
+  bool isDeliveredBy(WaitingThread& thread) {
+    const int before = thread.delivered;
     return eventually([&] {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
       send();
-      return listener.brought > before;
+      return thread.delivered > before;
     });
   }
 
   Pair<NativeShm> pair;
   std::shared_ptr<Connection> connection = pair.connect(pair.witness());
   Witness& witness = *pair.accepted().witness;
-  std::atomic<int> come{0};
+  std::atomic<int> received{0};
   int sent = 0;
-  std::list<Listener> listeners;
+  std::list<WaitingThread> threads;
 };
 
 }  // namespace
 
-TEST_CASE("threads that sleep in the loop's place miss no frame") {
+TEST_CASE("threads that park miss no frame") {
   NEEDS_ALARM;
   constexpr int kFrames = 10'000;
-  Listening frames;
-  frames.listen(/*preemptible=*/true);
-  frames.listen();
-  frames.listen();
-  // One at a time: nothing that comes later wakes who has missed one.
+  FramesToWaitingThreads frames;
+  frames.addThread(/*preemptible=*/true);
+  frames.addThread();
+  frames.addThread();
+  // One at a time: no later frame wakes a thread that has missed one.
   while (frames.sent < kFrames) {
     frames.send();
     if (frames.sent % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(frames.sent % 400));
   }
 }
 
-TEST_CASE("frames are not missed when sleepers leave, or are replaced, while others look") {
+TEST_CASE("no frame is missed when leaders leave, or are replaced, while other threads poll") {
   NEEDS_ALARM;
   constexpr int kRounds = 10'000;
-  Listening frames;
+  FramesToWaitingThreads frames;
   std::barrier round(4);
-  std::atomic<bool> over{false};
-  // In each round they come together, and nobody who could find what another has missed stays until its end.
+  std::atomic<bool> stopped{false};
+  // All threads meet at the begin of each round, and leave before its end, so that none of them finds a frame that
+  // another has missed.
   const auto everyRound = [&](unsigned seed, auto visit) {
     return std::jthread([&, visit, random = std::minstd_rand(seed)]() mutable {
-      while (round.arrive_and_wait(), !over) {
+      while (round.arrive_and_wait(), !stopped) {
         const auto begin = deadlineAfter(std::chrono::microseconds(random() % 100));
         while (std::chrono::steady_clock::now() < begin) std::this_thread::yield();
         visit(begin + std::chrono::microseconds(random() % 100));
@@ -345,46 +348,47 @@ TEST_CASE("frames are not missed when sleepers leave, or are replaced, while oth
       }
     });
   };
-  const auto late = [](TimePoint latest) { return [latest] { return std::chrono::steady_clock::now() >= latest; }; };
-  const auto idle = everyRound(1, [&](TimePoint latest) {
+  const auto isPast = [](TimePoint time) { return [time] { return std::chrono::steady_clock::now() >= time; }; };
+  const auto idle = everyRound(1, [&](TimePoint deadline) {
     FutexWaiter waiter;
-    frames.pair.b->sleep(late(latest), waiter, latest, /*preemptible=*/true);
+    frames.pair.b->sleep(isPast(deadline), waiter, deadline, /*preemptible=*/true);
   });
-  // In every other round it stays until the frame has come: nobody but itself finds then what it has missed.
+  // In every other round it stays until the frame has come: then no other thread finds a frame that it has missed.
   std::atomic<int> rounds{0};
-  FutexWaiter has_come;
-  const auto caller = everyRound(2, [&](TimePoint latest) {
+  FutexWaiter caller_waiter;
+  const auto caller = everyRound(2, [&](TimePoint deadline) {
     const bool stays = rounds % 2 == 0;
-    const auto come = [&] { return frames.come > rounds + 1; };  // one came before the first
-    frames.pair.b->sleep(stays ? std::function<bool()>(come) : late(latest), has_come, stays ? kNever : latest, false);
+    const auto received = [&] { return frames.received > rounds + 1; };  // one came before the first round
+    const auto done = stays ? std::function<bool()>(received) : isPast(deadline);
+    frames.pair.b->sleep(done, caller_waiter, stays ? kNever : deadline, /*preemptible=*/false);
   });
-  const auto looks = everyRound(3, [&](TimePoint latest) { frames.pair.b->poll(late(latest)); });
+  const auto poller = everyRound(3, [&](TimePoint deadline) { frames.pair.b->poll(isPast(deadline)); });
   std::minstd_rand random(4);
   for (int i = 0; i < kRounds; ++i) {
     round.arrive_and_wait();
     const auto then = deadlineAfter(std::chrono::microseconds(random() % 200));
     while (std::chrono::steady_clock::now() < then) std::this_thread::yield();
     frames.send();
-    has_come.ring();
+    caller_waiter.ring();
     round.arrive_and_wait();
     ++rounds;
   }
-  over = true;
+  stopped = true;
   round.arrive_and_wait();
 }
 
-TEST_CASE("who sleeps in the loop's place brings what comes, and gives way to others") {
+TEST_CASE("the leader receives the frames, and a preemptible leader is replaced") {
   NEEDS_ALARM;
-  Listening frames;
-  auto& idle = frames.listen(/*preemptible=*/true);
-  CHECK(frames.isBroughtBy(idle));
-  const int before = idle.sent_away;
-  auto& caller = frames.listen();
-  CHECK(frames.isBroughtBy(caller));
-  CHECK(eventually([&] { return idle.sent_away > before; }));
+  FramesToWaitingThreads frames;
+  auto& idle = frames.addThread(/*preemptible=*/true);
+  CHECK(frames.isDeliveredBy(idle));
+  const int before = idle.early_returns;
+  auto& caller = frames.addThread();
+  CHECK(frames.isDeliveredBy(caller));
+  CHECK(eventually([&] { return idle.early_returns > before; }));
 }
 
-TEST_CASE("a transport can be closed while a thread sleeps in its loop's place") {
+TEST_CASE("a transport can be closed while a thread is parked") {
   NEEDS_ALARM;
   Pair<NativeShm> pair;
   auto connection = pair.connect(pair.witness());
@@ -393,8 +397,8 @@ TEST_CASE("a transport can be closed while a thread sleeps in its loop's place")
   REQUIRE(witness.awaitFrames(1));
   FutexWaiter waiter;
   std::atomic<bool> closed{false};
-  std::jthread sleeper([&] {
-    // It may be sent away while the loop has its turn.
+  std::jthread parked([&] {
+    // It returns early if the loop thread has the loop lock.
     while (!closed) pair.b->sleep([&] { return closed.load(); }, waiter, kNever, /*preemptible=*/false);
   });
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -402,13 +406,13 @@ TEST_CASE("a transport can be closed while a thread sleeps in its loop's place")
   CHECK(witness.awaitClosed().code() == ErrorCode::kShutdown);
   closed = true;
   waiter.ring();
-  sleeper.join();
+  parked.join();
   pair.b->sleep([] { return false; }, waiter, kNever, /*preemptible=*/false);
 }
 
-// ---- the choice ----
+// ---- the choice of the transport ----
 
-TEST_CASE("the transport is native unless somebody says otherwise") {
+TEST_CASE("the transport is native by default") {
   ::unsetenv("TORCHRPC_TRANSPORT");
   CHECK_THAT(torchrpc::makeTransport({.host = "127.0.0.1"})->describe(), Catch::StartsWith("native("));
   CHECK_THAT(torchrpc::makeTransport({.kind = "auto", .host = "127.0.0.1"})->describe(), Catch::StartsWith("native("));
@@ -417,7 +421,7 @@ TEST_CASE("the transport is native unless somebody says otherwise") {
       Catch::StartsWith("native("));
 }
 
-TEST_CASE("a transport that does not exist is refused with those that do") {
+TEST_CASE("an unknown transport is refused with a list of those that exist") {
   CHECK_THAT(
       textOf([] { torchrpc::makeTransport({.kind = "pigeon"}); }),
       Catch::Contains("pigeon") && Catch::Contains("native") && Catch::Contains("tensorpipe"));
@@ -426,11 +430,11 @@ TEST_CASE("a transport that does not exist is refused with those that do") {
   ::unsetenv("TORCHRPC_TRANSPORT");
 }
 
-TEST_CASE("TCP can be had within a host, too") {
+TEST_CASE("TCP can be chosen within a host, too") {
   CHECK(torchrpc::makeTransport({.kind = "tcp", .host = "127.0.0.1"})->describe() == "native(tcp)");
 }
 
-TEST_CASE("how long to spin is a number") {
+TEST_CASE("the spin budget must be a number") {
   for (const char* text : {"-1", "1ms", "x"}) {
     ::setenv("TORCHRPC_SPIN_US", text, 1);
     CHECK_THAT(textOf([] { torchrpc::makeTransport({.host = "127.0.0.1"}); }), Catch::Contains("TORCHRPC_SPIN_US"));
@@ -440,22 +444,22 @@ TEST_CASE("how long to spin is a number") {
   ::unsetenv("TORCHRPC_SPIN_US");
 }
 
-TEST_CASE("a worker with another transport is named with the remedy") {
+TEST_CASE("the error for a worker with another transport names the remedy") {
   auto native = makeNative({}, {});
   CHECK_THAT(
-      textOf([&] { native->connect("tensorpipe:uv://10.0.0.1:1#uv:*", "bob", std::make_shared<Nobody>()); }),
+      textOf([&] { native->connect("tensorpipe:uv://10.0.0.1:1#uv:*", "bob", std::make_shared<IgnoringHandler>()); }),
       Catch::Contains("tensorpipe") && Catch::Contains("TORCHRPC_TRANSPORT"));
 }
 
 #ifndef TORCHRPC_WITHOUT_TENSORPIPE
-TEST_CASE("TensorPipe is used where it is asked for, by whichever way") {
+TEST_CASE("TensorPipe is used if an option, a list of its backends or the environment asks for it") {
   CHECK(torchrpc::makeTransport({.kind = "tensorpipe", .host = "127.0.0.1"})->describe().starts_with("tensorpipe("));
   CHECK(
       torchrpc::makeTransport({.transports = {{"uv"}}, .host = "127.0.0.1"})->describe().starts_with("tensorpipe(uv"));
   CHECK(torchrpc::makeTransport({.channels = {{"basic"}}, .host = "127.0.0.1"})->describe().starts_with("tensorpipe("));
   ::setenv("TORCHRPC_TRANSPORT", "tensorpipe", 1);
   CHECK(torchrpc::makeTransport({.host = "127.0.0.1"})->describe().starts_with("tensorpipe("));
-  // What a script says in its options goes before the environment.
+  // Options take precedence over the environment.
   CHECK(torchrpc::makeTransport({.kind = "native", .host = "127.0.0.1"})->describe().starts_with("native("));
   ::unsetenv("TORCHRPC_TRANSPORT");
   CHECK_THAT(
@@ -463,7 +467,7 @@ TEST_CASE("TensorPipe is used where it is asked for, by whichever way") {
       Catch::Contains("_transports"));
 }
 #else
-TEST_CASE("asking a build without TensorPipe for it is answered with the remedy") {
+TEST_CASE("the error of a build without TensorPipe that is asked for it names the remedy") {
   CHECK_THAT(textOf([] { makeTransport({.kind = "tensorpipe"}); }), Catch::Contains("built without TensorPipe"));
 }
 #endif

@@ -1,0 +1,68 @@
+// The loop lock, and the priority of the loop thread.
+
+#include "transport/native/loop/loop_lock.h"
+
+#include <catch2/catch.hpp>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "outcomes.h"
+
+using namespace torchrpc;
+using namespace torchrpc::native;
+using namespace torchrpc::test;
+using namespace std::chrono_literals;
+
+TEST_CASE("a thread that wants to poll does not wait for the loop lock for long") {
+  LoopLock lock;
+  SpinBackoff backoff;
+  lock.lock();
+  bool locked = true;
+  std::jthread([&] { locked = lock.try_lock(); }).join();
+  CHECK_FALSE(locked);
+  std::jthread([&] { locked = lock.tryLockFor(1ms, [] { return false; }, backoff); }).join();
+  CHECK_FALSE(locked);
+  std::jthread([&] { locked = lock.tryLockFor(24h, [] { return true; }, backoff); }).join();
+  CHECK_FALSE(locked);
+  lock.unlock();
+  std::jthread([&] {
+    if (!lock.tryLockFor(1ms, [] { return false; }, backoff)) return;
+    locked = true;
+    lock.unlock();
+  }).join();
+  CHECK(locked);
+}
+
+TEST_CASE("threads that keep polling do not keep the loop thread from the loop lock") {
+  LoopLock lock;
+  SpinBackoff backoff;
+  std::atomic<bool> stopped{false};
+  int holders = 0;
+  bool shared = false;
+  const auto hold = [&] {
+    shared = shared || ++holders != 1;
+    const auto end = deadlineAfter(20us);
+    while (std::chrono::steady_clock::now() < end) std::this_thread::yield();
+    --holders;
+  };
+  std::vector<std::jthread> pollers;
+  for (int i = 0; i < 2; ++i) {
+    pollers.emplace_back([&] {
+      while (!stopped) {
+        if (!lock.tryLockFor(100us, [&] { return stopped.load(); }, backoff)) continue;
+        hold();
+        lock.unlock();
+      }
+    });
+  }
+  for (int i = 0; i < 1'000; ++i) {  // or the test hangs
+    lock.lockFromLoopThread();
+    hold();
+    lock.unlock();
+  }
+  stopped = true;
+  pollers.clear();
+  CHECK_FALSE(shared);
+}
