@@ -1,9 +1,9 @@
-"""What FAST and SMART backward passes cost: the modes and shapes interleaved in one run, medians.
+"""Measures FAST and SMART backward passes on several graphs of calls. All cases are interleaved in one run; medians.
 
     python benchmarks/backward_modes.py [--rounds 2000]
 
-A round is a context, a forward pass, a backward pass and the context's end; worker0 has the roots. Other workers are
-processes of this machine. FAST cannot run the shapes with an unused result.
+A round creates a context, runs a forward and a backward pass and ends the context. worker0 has the roots; the other
+workers are processes on this machine. FAST cannot run the graphs with an unused result.
 """
 
 import argparse
@@ -24,8 +24,8 @@ def scaled(x: torch.Tensor) -> torch.Tensor:
     return x * 0.5
 
 
-def passed_on(x: torch.Tensor) -> torch.Tensor:
-    """worker1 asks worker2: what the roots depend on is not known to worker0."""
+def calls_worker2(x: torch.Tensor) -> torch.Tensor:
+    """Runs on worker1 and calls worker2, so worker0 does not know all messages that the roots depend on."""
     return rpc.rpc_sync("worker2", scaled, (x,)) + x
 
 
@@ -38,15 +38,15 @@ def eight_calls(x: torch.Tensor) -> torch.Tensor:
     return sum(future.wait() for future in futures)
 
 
-def there_and_back(x: torch.Tensor) -> torch.Tensor:
-    """Three servers in a row, through the client."""
+def three_in_a_row(x: torch.Tensor) -> torch.Tensor:
+    """Three calls, each with the result of the one before."""
     for worker in (1, 2, 1):
         x = rpc.rpc_sync(f"worker{worker}", torch.mul, (x, 0.5))
     return x
 
 
 def nested(x: torch.Tensor) -> torch.Tensor:
-    return rpc.rpc_sync("worker1", passed_on, (x,))
+    return rpc.rpc_sync("worker1", calls_worker2, (x,))
 
 
 def unused_result(x: torch.Tensor) -> torch.Tensor:
@@ -54,17 +54,17 @@ def unused_result(x: torch.Tensor) -> torch.Tensor:
     return rpc.rpc_sync("worker1", torch.mul, (x, 0.5))
 
 
-SHAPES = {
+GRAPHS = {
     "one call": (one_call, MODES),
     "8 calls to 2 workers": (eight_calls, MODES),
-    "3 calls in a row": (there_and_back, MODES),
+    "3 calls in a row": (three_in_a_row, MODES),
     "a nested call": (nested, MODES),
     "a result not used": (unused_result, ("smart",)),
 }
 
 
 def once(forward, mode: str, x: torch.Tensor) -> tuple[float, float]:
-    """Seconds of the forward and of the backward pass."""
+    """Runs a round; returns the seconds of the forward and of the backward pass."""
     with dist_autograd.context() as context_id:
         begin = time.perf_counter()
         loss = forward(x).sum()
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2000)
     parser.add_argument("--size", type=int, default=64, help="elements of the tensor that is sent")
     arguments = parser.parse_args()
-    cases = [(name, forward, mode) for name, (forward, modes) in SHAPES.items() for mode in modes]
+    cases = [(name, forward, mode) for name, (forward, modes) in GRAPHS.items() for mode in modes]
     times: dict[tuple[str, str], list[tuple[float, float]]] = {(name, mode): [] for name, _, mode in cases}
     x = torch.ones(arguments.size, requires_grad=True)
     with workers(3, timeout=3600):

@@ -1,12 +1,12 @@
-"""Counts the instructions that one call costs its caller and its callee, all threads and Python included.
+"""Counts the instructions that one call executes on the caller and on the callee, with all threads and Python.
 
     python benchmarks/instructions.py [--systems torch,torchrpc] [--calls 300] [--keep DIRECTORY]
 
-Uses the processor's counter through perf where there is one, else callgrind (valgrind), which takes a minute or two to
-start a process. The transport is TCP, where waiting costs nothing (torchrpc is told not to spin): over shared memory
-TensorPipe's polling is in the counts. With
---keep, callgrind's profiles stay for callgrind_annotate or KCachegrind. Counts are of user space; perf's vary by a few
-percent, callgrind's by less.
+Uses the processor's instruction counter through perf if it is available, otherwise callgrind (valgrind), which takes a
+minute or two to start a process. The default transport is TCP, where a waiting thread executes nothing (torchrpc is set
+not to spin); over shared memory the counts would include TensorPipe's polling. With --keep, callgrind's profiles are
+kept for callgrind_annotate or KCachegrind. Only instructions in user space are counted. Counts of perf vary by a few
+percent, those of callgrind by less.
 """
 
 import argparse
@@ -33,13 +33,13 @@ CALLS = {
 }
 
 
-# --- what the two processes do ---------------------------------------------------------------------------------------
+# --- the two processes -----------------------------------------------------------------------------------------------
 def add(a, b):
     return a + b
 
 
 def serve(rank: int, port: int, transport: dict) -> None:
-    """worker0 makes as many calls as each line of its input says, then tells that it has."""
+    """worker0 makes the number of calls in each line of its input, then prints "done"."""
     import torch
     import torch.distributed.rpc as rpc
 
@@ -62,7 +62,7 @@ def serve(rank: int, port: int, transport: dict) -> None:
     rpc.shutdown()
 
 
-# --- the two ways to count -------------------------------------------------------------------------------------------
+# --- the two counters ------------------------------------------------------------------------------------------------
 class Perf:
     name, event = "perf", "instructions:u"
 
@@ -86,7 +86,7 @@ class Perf:
     def start(self) -> None:
         command = ["perf", "stat", "-x,", "-e", self.event, "-p"]
         self.running = [subprocess.Popen([*command, str(pid)], stderr=subprocess.PIPE, text=True) for pid in self.pids]
-        time.sleep(0.5)  # for it to attach; nothing happens meanwhile
+        time.sleep(0.5)  # perf needs time to attach; the workers are idle meanwhile
 
     def stop(self) -> list[int]:
         for process in self.running:
@@ -112,7 +112,7 @@ class Callgrind:
 
     def attach(self, pids: list[int]) -> None:
         self.pids = pids
-        self._control("--instr=on")  # and on it stays: with threads, counts are wrong after it was off in between
+        self._control("--instr=on")  # never off again: with threads, counts are wrong after it was off
 
     def start(self) -> None:
         self._control("--zero")
@@ -128,9 +128,9 @@ class Callgrind:
             subprocess.run(["callgrind_control", option, str(pid)], check=True, capture_output=True, timeout=60)
 
 
-# --- the count -------------------------------------------------------------------------------------------------------
+# --- counting --------------------------------------------------------------------------------------------------------
 def count(system: str, transport: str, calls: int, counter) -> dict[str, list[float]]:
-    """Instructions of caller and callee, for each of CALLS."""
+    """Instructions per call of the caller and the callee, for each of CALLS."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TORCHRPC_")}
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "TORCHRPC_SPIN_US": "0", **KNOWN[system].environment}
     (port,) = free_ports(1)
@@ -138,9 +138,9 @@ def count(system: str, transport: str, calls: int, counter) -> dict[str, list[fl
         processes = []
         for rank in range(2):
             options = json.dumps(KNOWN[system].options(transport))
-            serving = [sys.executable, __file__, "--serve", str(rank), str(port), options]
+            command = [sys.executable, __file__, "--serve", str(rank), str(port), options]
             process = subprocess.Popen(
-                [*counter.command(rank), *serving],
+                [*counter.command(rank), *command],
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -171,7 +171,7 @@ def make(caller: subprocess.Popen, name: str, calls: int) -> None:
 def expect(caller: subprocess.Popen, start: str) -> None:
     line = caller.stdout.readline()
     if not line.startswith(start):
-        sys.exit(f"worker0 was to say {start!r}, but said {line!r}")
+        sys.exit(f"worker0 should have printed {start!r}, but printed {line!r}")
 
 
 def main() -> None:
@@ -180,14 +180,18 @@ def main() -> None:
         return
     counters = {each.name: each for each in (Perf, Callgrind) if each.works()}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--systems", default="torch,torchrpc", help="of torch, torchrpc, tensorpipe (%(default)s)")
-    parser.add_argument("--calls", type=int, default=300, help="that are counted, of each kind (%(default)s)")
+    parser.add_argument(
+        "--systems", default="torch,torchrpc", help="a list of torch, torchrpc, tensorpipe (%(default)s)"
+    )
+    parser.add_argument(
+        "--calls", type=int, default=300, help="the number of calls of each kind to count (%(default)s)"
+    )
     parser.add_argument("--transport", choices=TRANSPORTS, default="tcp")
     parser.add_argument("--counter", choices=counters, default=next(iter(counters), None))
-    parser.add_argument("--keep", type=Path, help="an empty directory for callgrind's profiles")
+    parser.add_argument("--keep", type=Path, help="an empty directory to keep callgrind's profiles in")
     arguments = parser.parse_args()
     if not counters:
-        parser.error("neither perf with a counter of instructions nor valgrind is here")
+        parser.error("needs perf with an instruction counter, or valgrind; neither is available")
     with tempfile.TemporaryDirectory() as temporary:
         print(f"instructions per call, {arguments.transport}, {arguments.counter}, {arguments.calls} calls\n")
         print("| system | call | caller | callee | both |\n|-|-|-|-|-|")

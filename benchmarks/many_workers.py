@@ -1,4 +1,4 @@
-"""Many workers on one host, every one calling every other: seconds, descriptors, threads and memory of each.
+"""Many workers on one host, each of which calls all others: seconds, descriptors, threads and memory of each worker.
 
 python benchmarks/many_workers.py [workers] [calls to each peer]
 """
@@ -19,7 +19,7 @@ def descriptors() -> int:
 
 
 def memory() -> tuple[int, int]:
-    """MiB of this process: private, and shared with others (the rings among it)."""
+    """MiB of this process: private memory, and its share of shared memory (which includes the rings)."""
     fields = {}
     with open("/proc/self/smaps_rollup") as file:
         for line in file:
@@ -34,17 +34,19 @@ def work(rank: int, workers: int, calls: int, store: str, out: int) -> None:
     options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{store}", num_worker_threads=4, rpc_timeout=60)
     start = time.monotonic()
     rpc.init_rpc(f"worker{rank}", rank=rank, world_size=workers, rpc_backend_options=options)
-    met = time.monotonic()
+    initialized = time.monotonic()
     one = torch.ones(4)
     peers = [peer for peer in range(workers) if peer != rank]
     for _ in range(calls):
         futures = [rpc.rpc_async(f"worker{peer}", torch.add, args=(one, peer)) for peer in peers]
         for peer, future in zip(peers, futures, strict=True):
             assert future.wait()[0] == 1 + peer
-    called = time.monotonic()
+    finished = time.monotonic()
     private, shared = memory()
     threads = len(os.listdir("/proc/self/task"))
-    os.write(out, f"{met - start} {called - met} {descriptors()} {threads} {private} {shared}\n".encode())
+    os.write(
+        out, f"{initialized - start} {finished - initialized} {descriptors()} {threads} {private} {shared}\n".encode()
+    )
     rpc.shutdown()
 
 

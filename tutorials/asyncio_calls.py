@@ -1,12 +1,13 @@
-"""A search for good settings of a training, by coroutines that await calls.
+"""Hyperparameter search with coroutines that await calls.
 
-Each trial is a coroutine. It makes a model with settings of its own on some worker, has it trained there for a few
-steps at a time, and awaits the accuracy; meanwhile the other trials go on. A trial that is worse than half of those
-that got as far is stopped (the median rule of Golovin et al., 2017). One thread does all of this: no callback, no lock.
+Each trial is a coroutine. It creates a model with its own settings on a worker, lets the worker train it for a few
+steps at a time, and awaits the accuracy; the other trials run in the meantime. A trial that is worse than half of the
+trials that have reached the same step is stopped (the median rule of Golovin et al., 2017). One thread runs all
+coroutines, without callbacks and locks.
 
     accuracy = await trial.rpc_async().train(steps)
 
-Written for torch.distributed.rpc; runs unchanged on torchrpc, whose futures can be awaited as they are:
+Written for torch.distributed.rpc; runs unchanged on torchrpc, whose futures can be awaited directly:
 
     python asyncio_calls.py                  # on torch's own RPC, whose futures `awaitable` wraps
     python -m torchrpc asyncio_calls.py      # on torchrpc
@@ -35,7 +36,7 @@ from tqdm import tqdm
 
 
 def load_data(seed):
-    """Images (n, 64) in 0..1 and labels (n,), in two parts: for training and to compare the trials."""
+    """Images (n, 64) in 0..1 and labels (n,): one part for training, one to compare the trials."""
     digits = load_digits()
     order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(seed))
     images = torch.tensor(digits.data, dtype=torch.float32)[order] / 16
@@ -47,7 +48,7 @@ def load_data(seed):
 
 
 class Trial:
-    """A model in training, with settings of its own. Lives on a worker."""
+    """A model with its own settings that is trained on a worker."""
 
     def __init__(self, settings, seed):
         torch.manual_seed(seed)
@@ -59,7 +60,7 @@ class Trial:
         self.training, self.test = load_data(seed)
 
     def train(self, steps):
-        """The accuracy after so many more steps."""
+        """Trains for `steps` steps; returns the accuracy afterwards."""
         images, labels = self.training
         for _ in range(steps):
             batch = torch.randint(len(labels), (64,))
@@ -75,14 +76,14 @@ class Trial:
 
 
 def awaitable(future):
-    """What can be awaited for a future of `rpc_async`: on torchrpc, itself."""
+    """Returns an awaitable for a future of `rpc_async`. On torchrpc this is the future itself."""
     if hasattr(future, "__await__"):
         return future
     loop = asyncio.get_running_loop()
     waiter = loop.create_future()
 
     def complete():
-        if not waiter.done():  # nobody has cancelled it
+        if not waiter.done():  # it has not been cancelled
             try:
                 waiter.set_result(future.wait())
             except Exception as error:
@@ -93,66 +94,66 @@ def awaitable(future):
 
 
 class Search:
-    """The accuracies of all trials so far. Used by the coroutines of one loop, so it needs no lock."""
+    """The accuracies of all trials so far. Only coroutines of one event loop use it, so it needs no lock."""
 
     def __init__(self, options):
         self.options = options
-        self.curves = []  # [accuracy after each round] of each trial
-        self.slots = asyncio.Queue()  # names of workers that are free
+        self.curves = []  # for each trial: [accuracy after each round]
+        self.idle_workers = asyncio.Queue()  # names
         for number in range(options.workers):
-            self.slots.put_nowait(f"worker{1 + number}")
-        self.longest = 0.0  # seconds that the loop kept `watch` waiting
+            self.idle_workers.put_nowait(f"worker{1 + number}")
+        self.longest_delay_s = 0.0  # by which the event loop has delayed `watch`
 
     def is_hopeless(self, curve):
-        """Worse, now, than half of the trials that have got as far."""
+        """Whether the trial is worse than the median of all trials after the same number of rounds."""
         others = [other[len(curve) - 1] for other in self.curves if other is not curve and len(other) >= len(curve)]
         return len(others) >= 3 and curve[-1] < statistics.median(others)
 
     async def run_trial(self, settings, bar):
-        worker = await self.slots.get()
+        worker = await self.idle_workers.get()
         curve = []
         self.curves.append(curve)
         trial = rpc.remote(worker, Trial, args=(settings, self.options.seed))
         for _ in range(self.options.rounds):
-            answer = awaitable(trial.rpc_async().train(self.options.steps))
-            curve.append(await asyncio.wait_for(answer, timeout=60))
+            accuracy = awaitable(trial.rpc_async().train(self.options.steps))
+            curve.append(await asyncio.wait_for(accuracy, timeout=60))
             if self.is_hopeless(curve):
                 break
-        self.slots.put_nowait(worker)
+        self.idle_workers.put_nowait(worker)
         bar.update()
         bar.set_postfix_str(f"best {max(max(curve) for curve in self.curves if curve):.1%}", refresh=False)
         return settings, curve
 
     async def watch(self):
-        """Sees to it that the loop is not blocked while calls are under way."""
+        """Measures how long other coroutines block the event loop."""
         while True:
-            begun = time.perf_counter()
+            start = time.perf_counter()
             await asyncio.sleep(0.01)
-            self.longest = max(self.longest, time.perf_counter() - begun - 0.01)
+            self.longest_delay_s = max(self.longest_delay_s, time.perf_counter() - start - 0.01)
 
     async def run(self):
-        """[(settings, curve)] of all trials"""
+        """Runs all trials; returns [(settings, curve)]."""
         watching = asyncio.create_task(self.watch())
         with tqdm(total=self.options.trials, unit="trial") as bar:
-            drawn = draw_settings(self.options)
-            results = await asyncio.gather(*(self.run_trial(settings, bar) for settings in drawn))
+            all_settings = draw_settings(self.options)
+            results = await asyncio.gather(*(self.run_trial(settings, bar) for settings in all_settings))
         watching.cancel()
         return results
 
 
 def draw_settings(options):
-    chance = random.Random(options.seed)
+    generator = random.Random(options.seed)
     return [
         {
-            "lr": 10 ** chance.uniform(-4, 0.5),
-            "momentum": chance.uniform(0.1, 0.95),
-            "width": chance.choice([16, 64, 256]),
+            "lr": 10 ** generator.uniform(-4, 0.5),
+            "momentum": generator.uniform(0.1, 0.95),
+            "width": generator.choice([16, 64, 256]),
         }
         for _ in range(options.trials)
     ]
 
 
-# --- The outcome ---
+# --- The results ---
 
 
 def plot(results, best, options):
@@ -181,7 +182,7 @@ def report(results, best, search, seconds, options):
     settings = ", ".join(f"{name} {value:.3g}" for name, value in best[0].items())
     print(
         f"accuracy {max(best[1]):.1%} with {settings}; {options.trials} trials in {seconds:.1f} s, {rounds} rounds of "
-        f"{options.trials * options.rounds}; the loop was busy for {1000 * search.longest:.0f} ms at most; "
+        f"{options.trials * options.rounds}; the loop was busy for {1000 * search.longest_delay_s:.0f} ms at most; "
         f"curves in {options.output}"
     )
 
@@ -190,12 +191,12 @@ def run(rank, options):
     torch.set_num_threads(1)  # the processes share the cores
     rpc.init_rpc("search" if rank == 0 else f"worker{rank}", rank=rank, world_size=1 + options.workers)
     if rank == 0:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         search = Search(options)
         results = asyncio.run(search.run())
         best = max(results, key=lambda result: max(result[1]))
         plot(results, best, options)
-        report(results, best, search, time.perf_counter() - begun, options)
+        report(results, best, search, time.perf_counter() - start, options)
     rpc.shutdown()
 
 
@@ -216,8 +217,8 @@ def launch(options, world_size):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--trials", type=int, default=40, help="(default %(default)s)")
-    parser.add_argument("--rounds", type=int, default=10, help="of training, a trial (default %(default)s)")
-    parser.add_argument("--steps", type=int, default=30, help="a round (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=10, help="rounds of training of a trial (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=30, help="training steps of a round (default %(default)s)")
     parser.add_argument("--workers", type=int, default=2, help="(default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(default %(default)s)")
     parser.add_argument("--output", default="asyncio_calls.png", help="the plot (default %(default)s)")

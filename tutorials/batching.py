@@ -1,14 +1,14 @@
-"""A server that answers many callers with one forward pass, and what that brings.
+"""A server that replies to many callers with one forward pass, and how much this saves.
 
-The server has a network that knows handwritten digits. Every caller sends one image at a time and waits for the answer.
-Three ways to answer:
+The server has a network that classifies handwritten digits. Every caller sends one image at a time and waits for the
+reply. The tutorial compares three ways to reply:
 
 - one by one: each call is a forward pass of its own;
-- by hand: with `async_execution`, calls are kept until every caller has one, then answered together. If one caller
-  stays away, all wait for ever;
-- batched: with `torchrpc.batched`, which does the same in one line, and has a time limit.
+- by hand: with `async_execution`, calls are collected until every caller has sent one, and then get their replies
+  together. If one caller stops, all others wait for ever;
+- batched: with `torchrpc.batched`, which does the same in one line and has a time limit.
 
-    --absent 1        that many callers stop halfway: see which ways stall
+    --absent 1        this many callers stop halfway, which shows which ways stall
 
 Written for torch.distributed.rpc; runs unchanged on torchrpc (`batched` works on both, where torchrpc is installed):
 
@@ -40,7 +40,7 @@ from tqdm import tqdm, trange
 
 try:
     from torchrpc import batched
-except ImportError:  # then there are two ways
+except ImportError:  # without torchrpc there are only two ways
     batched = None
 
 WAYS = ["one by one", "by hand", *(["batched"] if batched else [])]
@@ -48,7 +48,7 @@ WAYS = ["one by one", "by hand", *(["batched"] if batched else [])]
 
 @functools.cache
 def load_data(seed):
-    """Images (n, 64) in 0..1 and labels (n,), in two parts: for training and for the callers."""
+    """Images (n, 64) in 0..1 and labels (n,): one part for training, one for the callers."""
     digits = load_digits()
     order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(seed))
     images = torch.tensor(digits.data, dtype=torch.float32)[order] / 16
@@ -60,7 +60,7 @@ def load_data(seed):
 
 
 def train(options):
-    """A network larger than the digits need: what a forward pass costs is to read its weights."""
+    """Trains a network that is larger than the digits need, so that reading its weights dominates a forward pass."""
     torch.manual_seed(options.seed)
     size = options.size
     layers = nn.Linear(64, size), nn.ReLU(), nn.Linear(size, size), nn.ReLU(), nn.Linear(size, 10)
@@ -76,7 +76,7 @@ def train(options):
 
 
 class Server:
-    """Callers ask it, many at a time. Each of the ways takes an image (64,) and gives its digit."""
+    """Called by many callers at a time. Each `ask_` method takes an image (64,) and returns its digit."""
 
     def __init__(self, model, options):
         self.model = model
@@ -96,12 +96,12 @@ class Server:
     @rpc.functions.async_execution
     def ask_by_hand(self, image):
         with self.lock:
-            place, answers = len(self.images), self.answers
+            index, answers = len(self.images), self.answers
             self.images.append(image)
             full = len(self.images) == self.callers
             if full:
                 images, self.images, self.answers = self.images, [], torch.futures.Future()
-        answer = answers.then(lambda future: future.wait()[place])
+        answer = answers.then(lambda future: future.wait()[index])
         if full:
             answers.set_result(self.predict(torch.stack(images)))
         return answer
@@ -113,7 +113,7 @@ class Server:
             return self.predict(images)
 
     def give_up(self):
-        """Let the calls go that still wait by hand."""
+        """Fails the calls that still wait in `ask_by_hand`."""
         with self.lock:
             answers, self.images, self.answers = self.answers, [], torch.futures.Future()
         answers.set_exception(RuntimeError("the server has given up waiting"))
@@ -123,8 +123,8 @@ class Server:
 
 
 @dataclass
-class Seen:
-    """What one caller or all of them have seen."""
+class Results:
+    """The results of one caller, or of all callers."""
 
     latencies: list  # seconds, one for each answer
     correct: int = 0
@@ -132,22 +132,22 @@ class Seen:
 
 
 def call(number, server, way, options):
-    """One caller: asks, waits, and asks again."""
+    """One caller: sends an image, waits for the reply, and sends the next one."""
     _, (images, labels) = load_data(options.seed)
     method = "ask_" + way.replace(" ", "_")
     absent = number >= options.processes * options.callers - options.absent
-    seen = Seen([])
+    observed = Results([])
     for i in range(options.calls // 2 if absent else options.calls):
         which = (number + i) % len(labels)
-        begun = time.perf_counter()
+        start = time.perf_counter()
         try:
             answer = getattr(server.rpc_sync(timeout=options.patience), method)(images[which])
-        except RuntimeError:  # the time is up
-            seen.given_up = 1
+        except RuntimeError:  # timeout
+            observed.given_up = 1
             break
-        seen.latencies.append(time.perf_counter() - begun)
-        seen.correct += int(answer == labels[which])
-    return seen
+        observed.latencies.append(time.perf_counter() - start)
+        observed.correct += int(answer == labels[which])
+    return observed
 
 
 def run_callers(rank, server, way, options):
@@ -158,33 +158,34 @@ def run_callers(rank, server, way, options):
 
 
 def measure(server, server_rref, way, options):
-    """(what all callers have seen, answers per second, answers per forward pass)"""
+    """Returns (results of all callers, answers per second, answers per forward pass)."""
     ranks = range(1, 1 + options.processes)
     server.passes = 0
-    begun = time.perf_counter()
+    start = time.perf_counter()
     futures = [rpc.rpc_async(rank, run_callers, args=(rank, server_rref, way, options), timeout=0) for rank in ranks]
     parts = [part for future in futures for part in future.wait()]
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - start
     server.give_up()
-    everyone = Seen(
+    total = Results(
         sorted(latency for part in parts for latency in part.latencies),
         sum(part.correct for part in parts),
         sum(part.given_up for part in parts),
     )
-    answers = len(everyone.latencies)
-    return everyone, answers / seconds, answers / max(1, server.passes)
+    answers = len(total.latencies)
+    return total, answers / seconds, answers / max(1, server.passes)
 
 
-# --- The outcome ---
+# --- The results ---
 
 
 def report(results, options):
-    for way, (seen, rate, together) in results.items():
-        latencies = [1000 * latency for latency in seen.latencies]
+    for way, (observed, rate, together) in results.items():
+        latencies = [1000 * latency for latency in observed.latencies]
         median, slowest = latencies[len(latencies) // 2], latencies[len(latencies) * 99 // 100]
         print(
             f"{way}: {rate:.0f} answers/s, {together:.1f} in a forward pass; latency {median:.1f} ms in the middle, "
-            f"{slowest:.1f} ms at 99 %; accuracy {seen.correct / len(latencies):.1%}; {seen.given_up} callers gave up"
+            f"{slowest:.1f} ms at 99 %; accuracy {observed.correct / len(latencies):.1%}; "
+            f"{observed.given_up} callers gave up"
         )
     print(f"picture in {options.output}")
 
@@ -196,11 +197,11 @@ def plot(results, options):
     from matplotlib import pyplot as plt
 
     _, (left, right) = plt.subplots(1, 2, figsize=(10, 4.5))
-    for way, (seen, rate, together) in results.items():
+    for way, (observed, rate, together) in results.items():
         bar = left.bar(way, rate)
         left.text(way, rate, f"{together:.1f} in a pass", ha="center", va="bottom")
-        shares = [100 * (i + 1) / len(seen.latencies) for i in range(len(seen.latencies))]
-        right.plot([1000 * latency for latency in seen.latencies], shares, color=bar[0].get_facecolor(), label=way)
+        shares = [100 * (i + 1) / len(observed.latencies) for i in range(len(observed.latencies))]
+        right.plot([1000 * latency for latency in observed.latencies], shares, color=bar[0].get_facecolor(), label=way)
     left.set_ylabel("answers a second")
     left.margins(y=0.1)
     right.set_xlabel("latency, ms")
@@ -243,13 +244,17 @@ def launch(options, world_size):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--processes", type=int, default=2, help="with callers in them (default %(default)s)")
-    parser.add_argument("--callers", type=int, default=8, help="threads that call, a process (default %(default)s)")
-    parser.add_argument("--calls", type=int, default=200, help="of each caller (default %(default)s)")
+    parser.add_argument("--processes", type=int, default=2, help="processes that contain callers (default %(default)s)")
+    parser.add_argument("--callers", type=int, default=8, help="calling threads of each process (default %(default)s)")
+    parser.add_argument("--calls", type=int, default=200, help="calls of each caller (default %(default)s)")
     parser.add_argument("--absent", type=int, default=0, help="callers that stop halfway (default %(default)s)")
-    parser.add_argument("--patience", type=float, default=5, help="seconds a caller waits (default %(default)s)")
-    parser.add_argument("--size", type=int, default=2048, help="of the network's layers (default %(default)s)")
-    parser.add_argument("--training", type=int, default=60, help="steps beforehand (default %(default)s)")
+    parser.add_argument(
+        "--patience", type=float, default=5, help="seconds that a caller waits for a reply (default %(default)s)"
+    )
+    parser.add_argument("--size", type=int, default=2048, help="size of the network's layers (default %(default)s)")
+    parser.add_argument(
+        "--training", type=int, default=60, help="training steps before the measurement (default %(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="(default %(default)s)")
     parser.add_argument("--output", default="batching.png", help="the plot (default %(default)s)")
     options = parser.parse_args()

@@ -1,8 +1,8 @@
 """Trainers that share a model on a parameter server, through distributed autograd and DistributedOptimizer.
 
-The server holds a convolutional network. A trainer runs it by calling the server, computes the loss itself, and
-starts a backward pass that goes through the call, back into the server. The gradients stay there, in the context of
-that pass, and a DistributedOptimizer applies them there. The data are MNIST where torchvision is installed, else
+The server holds a convolutional network. A trainer calls the server to run it, computes the loss itself, and starts a
+backward pass that continues through the call on the server. The gradients stay on the server, in the context of the
+pass, and a DistributedOptimizer applies them there. The data are MNIST where torchvision is installed, otherwise
 scikit-learn's handwritten digits, scaled up to the same size.
 
 Written for torch.distributed.*; runs unchanged on torchrpc:
@@ -11,16 +11,16 @@ Written for torch.distributed.*; runs unchanged on torchrpc:
     python -m torchrpc parameter_server.py --compare torch.json  # on torchrpc; both curves in one picture
     python -m torchrpc parameter_server.py --trainers 2
 
-The shape is that of the parameter server tutorial on pytorch.org. Mended here:
+The structure follows the parameter server tutorial on pytorch.org. These points are corrected:
 
 - All processes are started by one command.
-- With two trainers torch's optimizer stops with "one of the variables needed for gradient computation has been
-  modified by an inplace operation": one trainer's step changes the parameters between the other's forward and
-  backward. On torchrpc the optimizer is told to be lock-free; see `make_optimizer`.
-- The accuracy was computed with dropout still on: `eval()` reached the trainer's object, which has no layers. The
-  server measures it now, when all trainers are done.
-- It checked on every step that the server has gradients, and had them all sent: that is done once an epoch.
-- Dropout between the linear layers is the one for vectors, not the one for images.
+- With two trainers torch's optimizer fails with "one of the variables needed for gradient computation has been
+  modified by an inplace operation", because one trainer's step changes the parameters between the other's forward and
+  backward pass. On torchrpc the optimizer is lock-free; see `make_optimizer`.
+- The accuracy was computed with dropout enabled, because `eval()` was applied to the trainer's object, which has no
+  layers. Now the server measures it when all trainers have finished.
+- Every step fetched all gradients to check that the server has some. Now this is done once in each epoch.
+- The dropout between the linear layers is `Dropout`, not `Dropout2d`.
 """
 
 import argparse
@@ -45,7 +45,7 @@ from tqdm import tqdm
 
 
 def load_data(options):
-    """Images (n, 1, 28, 28) of mean 0 and variance 1, and labels (n,): for training and for the test."""
+    """Images (n, 1, 28, 28) of mean 0 and variance 1, and labels (n,): one part for training, one for the test."""
     try:
         images, labels = load_mnist(options.data)
     except (ImportError, RuntimeError, OSError):  # no torchvision, no network
@@ -93,7 +93,7 @@ class Net(nn.Module):
 
 
 class ParameterServer(nn.Module):
-    """Lives on "parameter_server"; trainers call its methods. Several calls may run at the same time."""
+    """Created on the worker "parameter_server"; trainers call its methods. Several calls may run at the same time."""
 
     def __init__(self):
         super().__init__()
@@ -103,14 +103,14 @@ class ParameterServer(nn.Module):
         return self.model(images)
 
     def get_dist_gradients(self, context_id):
-        """The gradients of one trainer's pass, {parameter: gradient}; other trainers' are in other contexts."""
+        """The gradients of one trainer's pass, {parameter: gradient}. Other trainers have other contexts."""
         return dist_autograd.get_gradients(context_id)
 
     def get_param_rrefs(self):
         return [rpc.RRef(parameter) for parameter in self.model.parameters()]
 
 
-# The only one, made by the trainer that comes first.
+# The only instance; the first call of a trainer creates it.
 parameter_server = None
 parameter_server_lock = threading.Lock()
 
@@ -126,7 +126,7 @@ def get_parameter_server():
 def run_parameter_server(options, folder):
     torch.manual_seed(options.seed)
     rpc.init_rpc("parameter_server", rank=0, world_size=1 + options.trainers)
-    rpc.shutdown()  # serves until every trainer is done
+    rpc.shutdown()  # serves calls until every trainer has finished
     _, (images, labels) = load_data(options)
     model = parameter_server.model.eval()
     with torch.no_grad():
@@ -142,12 +142,12 @@ def call_method(method, rref, *args, **kwargs):
 
 
 def remote_method(method, rref, *args, **kwargs):
-    """Call a method of the object behind `rref`, where that lives, and wait for the result."""
+    """Calls a method of the object behind `rref` on its owner, and waits for the result."""
     return rpc.rpc_sync(rref.owner(), call_method, args=(method, rref, *args), kwargs=kwargs)
 
 
 class TrainerNet(nn.Module):
-    """What a trainer has in place of the network: a reference to the server."""
+    """Stands for the network on a trainer; holds a reference to the server."""
 
     def __init__(self):
         super().__init__()
@@ -161,17 +161,17 @@ class TrainerNet(nn.Module):
 
 
 def make_optimizer(param_rrefs, options):
-    """SGD on the server; lock-free if there are several trainers and the optimizer can be.
+    """SGD on the server; lock-free if there are several trainers and the optimizer supports it.
 
-    By default a step marks the parameters as changed. A backward pass of another trainer, whose forward pass saw them
-    as they were, then refuses to go on: its gradients would be made of old activations and new parameters. Lock-free
-    steps do not mark them and do not wait for each other. So some gradients are somewhat wrong in just that way, and of
-    two steps at the same moment one may be lost in some elements. With few trainers and small steps training comes to
-    the same end, which is known as Hogwild! (Niu et al., 2011).
+    By default a step marks the parameters as modified. If another trainer has run its forward pass before the step, its
+    backward pass then fails, because its gradients would mix old activations with new parameters. Lock-free steps do
+    not mark the parameters and do not wait for each other. So some gradients are inexact in this way, and of two
+    simultaneous steps one may be lost in some elements. With few trainers and small steps the training still converges
+    (Hogwild!, Niu et al., 2011).
     """
     can_be_lock_free = "lock_free" in inspect.signature(DistributedOptimizer.__init__).parameters
-    how = {"lock_free": True} if can_be_lock_free and options.trainers > 1 else {}
-    return DistributedOptimizer(optim.SGD, param_rrefs, lr=options.lr, **how)
+    settings = {"lock_free": True} if can_be_lock_free and options.trainers > 1 else {}
+    return DistributedOptimizer(optim.SGD, param_rrefs, lr=options.lr, **settings)
 
 
 def batches(images, labels, options, generator):
@@ -214,7 +214,7 @@ def run(rank, options, folder):
         run_trainer(rank, options, folder)
 
 
-# --- The outcome ---
+# --- The results ---
 
 
 def mean(values):
@@ -245,7 +245,7 @@ def plot(curves, accuracy, options):
 
 
 def use_free_port():
-    """Where the processes meet, unless the environment says it."""
+    """Sets the address of the rendezvous, unless the environment has it."""
     os.environ.setdefault("MASTER_ADDR", "localhost")
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
@@ -256,13 +256,17 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--trainers", type=int, default=1, help="(default %(default)s)")
     parser.add_argument("--epochs", type=int, default=5, help="(default %(default)s)")
-    parser.add_argument("--batch", type=int, default=32, help="images a step (default %(default)s)")
+    parser.add_argument("--batch", type=int, default=32, help="images in each step (default %(default)s)")
     parser.add_argument("--lr", type=float, default=0.03, help="learning rate (default %(default)s)")
-    parser.add_argument("--images", type=int, default=1500, help="to train with, at most (default %(default)s)")
+    parser.add_argument(
+        "--images", type=int, default=1500, help="largest number of training images (default %(default)s)"
+    )
     parser.add_argument("--data", default="data", help="folder for MNIST (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(default %(default)s)")
-    parser.add_argument("--losses", help="write the losses of all trainers into this file, as JSON")
-    parser.add_argument("--compare", help="a file of --losses: draw its first curve, too, and tell how far it is")
+    parser.add_argument("--losses", help="write the losses of all trainers to this file, as JSON")
+    parser.add_argument(
+        "--compare", help="a file written by --losses: draw its first curve, too, and print the difference"
+    )
     parser.add_argument("--output", default="parameter_server.png", help="the plot (default %(default)s)")
     return parser.parse_args()
 

@@ -1,16 +1,17 @@
 """A driver that trains a network with remote objects: parameter servers and workers, as in Ray's tutorial.
 
-The driver makes a `ParameterServer` and some `DataWorker`s in other processes and has RRefs to them. Workers compute
-gradients with the weights that they are sent; the server applies gradients and gives new weights. Two ways to train:
+The driver creates a `ParameterServer` and several `DataWorker`s in other processes and has RRefs to them. Workers
+compute gradients with the weights that they receive; the server applies gradients and returns new weights. Two ways to
+train:
 
-- synchronously: the gradients of all workers, averaged, then new weights for all;
-- asynchronously: whichever gradient comes first is applied, and its worker goes on with the new weights.
+- synchronously: the gradients of all workers are averaged, then all workers get the new weights;
+- asynchronously: each gradient is applied when it arrives, and its worker continues with the new weights.
 
-And what changes if one line does:
+Variants that need a change of one line:
 
     --servers 2                   the parameters are sharded over several servers
     --optimizer Adam              another update rule
-    --wait-for 1 --slow 0.05      does not wait for the slowest workers (backup workers, Chen et al. 2016); one is slow
+    --wait-for 1 --slow 0.05      an update waits for one worker only (backup workers, Chen et al. 2016); one is slow
 
 Written for torch.distributed.rpc; runs unchanged on torchrpc, and, where Ray is installed, on Ray:
 
@@ -22,8 +23,8 @@ On several machines, say 1 driver + 1 server + 2 workers on two of them, run on 
     TORCHRPC_REPLACE=1 torchrun --nnodes 2 --nproc-per-node 2 --node-rank 0 or 1 --master-addr HOST --master-port 29500
         parameter_server_actors.py
 
-Against Ray's tutorial: gradients are averaged, not summed, so that the step does not grow with the number of workers;
-weights and gradients travel as one vector each, which is cut into equal shards, and pass through the driver.
+Differences from Ray's tutorial: gradients are averaged, not summed, so that the step does not grow with the number of
+workers. Weights and gradients are sent as one vector each, which is split into equal shards, through the driver.
 """
 
 import argparse
@@ -47,7 +48,7 @@ from tqdm import tqdm
 
 
 def load_data(options):
-    """Images (n, 1, 28, 28) of mean 0 and variance 1, and labels (n,): for training and for the test."""
+    """Images (n, 1, 28, 28) of mean 0 and variance 1, and labels (n,): one part for training, one for the test."""
     try:
         images, labels = load_mnist(options.data)
     except (ImportError, RuntimeError, OSError):  # no torchvision, no network
@@ -94,14 +95,14 @@ class ConvNet(nn.Module):
 
 
 class ParameterServer:
-    """Has one shard of the weights. Called by the driver, one call at a time."""
+    """Has one shard of the weights. The driver calls it, one call at a time."""
 
     def __init__(self, shard, options):
         self.weights = ConvNet(options.seed).get_weights().tensor_split(options.servers)[shard].clone()
         self.optimizer = getattr(optim, options.optimizer)([self.weights], lr=options.lr)
 
     def get_weights(self):
-        return self.weights.clone()  # the reply is sent when the next step may have begun
+        return self.weights.clone()  # the reply may be sent after the next step has started
 
     def apply_gradients(self, *gradients):
         self.weights.grad = torch.stack(gradients).mean(dim=0)
@@ -110,7 +111,7 @@ class ParameterServer:
 
 
 class DataWorker:
-    """Has a share of the data. Called by the driver, one call at a time."""
+    """Has a share of the data. The driver calls it, one call at a time."""
 
     def __init__(self, number, options):
         self.model = ConvNet(options.seed)
@@ -122,7 +123,7 @@ class DataWorker:
         self.batches = iter(())
 
     def next_batch(self):
-        """Without end: when the data are used up, in a new order."""
+        """The next batch. After all data have been used, they are shuffled again."""
         indices = next(self.batches, None)
         if indices is None:
             self.batches = iter(torch.randperm(len(self.labels), generator=self.generator).split(self.batch))
@@ -138,11 +139,11 @@ class DataWorker:
         return parameters_to_vector(parameter.grad for parameter in self.model.parameters())
 
 
-# --- Where they live ---
+# --- The systems ---
 
 
 def wait_in_python(futures, num_returns=1):
-    """What torchrpc.wait does, for torch's own RPC: (ready, rest)."""
+    """Does the same as torchrpc.wait, for torch's own RPC; returns (ready, rest)."""
     done = threading.Semaphore(0)
     for future in futures:
         future.add_done_callback(lambda _: done.release())
@@ -158,11 +159,11 @@ class Rpc:
     name = rpc.__name__.partition(".")[0]  # torch or torchrpc
     wait = staticmethod(getattr(rpc, "wait", wait_in_python))
 
-    def make(self, where, kind, *args):
-        return rpc.remote(where, kind, args=args)
+    def create(self, worker, kind, *args):
+        return rpc.remote(worker, kind, args=args)
 
-    def call(self, there, method, *args):
-        return getattr(there.rpc_async(), method)(*args)
+    def call(self, actor, method, *args):
+        return getattr(actor.rpc_async(), method)(*args)
 
     def get(self, futures):
         return torch.futures.wait_all(futures)
@@ -177,43 +178,47 @@ class Ray:
         import ray
 
         self.ray = ray
-        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # this file is no module that others import
+        ray.cloudpickle.register_pickle_by_value(
+            sys.modules[__name__]
+        )  # other processes cannot import this file as a module
         environment = {"env_vars": {"OMP_NUM_THREADS": "1"}}  # as on RPC
         ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR", runtime_env=environment)
         self.get, self.wait = ray.get, ray.wait
 
-    def make(self, where, kind, *args):
+    def create(self, worker, kind, *args):
         return self.ray.remote(kind).options(num_cpus=0).remote(*args)
 
-    def call(self, there, method, *args):
-        return getattr(there, method).remote(*args)
+    def call(self, actor, method, *args):
+        return getattr(actor, method).remote(*args)
 
 
 # --- The driver ---
 
 
 class Driver:
-    """Trains with servers and workers that live in `system`, and keeps a record of the accuracy."""
+    """Trains with servers and workers of `system`, and records the accuracy."""
 
     def __init__(self, system, options):
         self.system, self.options = system, options
         self.servers = [
-            system.make(f"server{shard}", ParameterServer, shard, options) for shard in range(options.servers)
+            system.create(f"server{shard}", ParameterServer, shard, options) for shard in range(options.servers)
         ]
         self.workers = [
-            system.make(f"worker{number}", DataWorker, number, options) for number in range(options.workers)
+            system.create(f"worker{number}", DataWorker, number, options) for number in range(options.workers)
         ]
         self.model = ConvNet(options.seed)
         _, self.test = load_data(options)
         self.shards = system.get([system.call(server, "get_weights") for server in self.servers])
-        system.get([self.start(worker) for worker in self.workers])  # all have their data, and are warm
+        system.get(
+            [self.start(worker) for worker in self.workers]
+        )  # afterwards all workers have their data and have run once
 
     def start(self, worker):
-        """A future of the worker's gradients at the present weights."""
+        """Starts the computation of gradients with the current weights; returns their future."""
         return self.system.call(worker, "compute_gradients", *self.shards)
 
     def update(self, *gradients):
-        """New weights, by one step with the mean of the gradients."""
+        """Updates the weights by one step with the mean of the gradients."""
         parts = zip(*(gradient.tensor_split(self.options.servers) for gradient in gradients), strict=True)
         self.shards = self.system.get(
             [
@@ -223,8 +228,8 @@ class Driver:
         )
 
     def train_synchronously(self):
-        """Each update takes the gradients of `wait_for` workers; what the others began before counts no more."""
-        computing = {}  # future -> number of the worker, update that it is for
+        """Each update uses the gradients of `wait_for` workers; gradients started for an earlier update are dropped."""
+        computing = {}  # future -> (number of the worker, update that it is for)
         idle = set(range(len(self.workers)))
         for i in range(self.options.iterations):
             computing.update({self.start(self.workers[number]): (number, i) for number in sorted(idle)})
@@ -242,13 +247,13 @@ class Driver:
         self.system.get(list(computing))
 
     def train_asynchronously(self):
-        """Each update takes one gradient. As many gradients in all as synchronously with all workers."""
+        """Each update uses one gradient. The total number of gradients is that of synchronous training."""
         computing = {self.start(worker): worker for worker in self.workers}
         for _ in range(self.options.iterations * self.options.workers):
             (done,), _ = self.system.wait(list(computing))
             worker = computing.pop(done)
             self.update(*self.system.get([done]))
-            computing[self.start(worker)] = worker  # at the end: none is passed over
+            computing[self.start(worker)] = worker  # at the end of the dict, so that no worker is skipped
             yield 1
         self.system.get(list(computing))
 
@@ -259,17 +264,17 @@ class Driver:
             return (self.model(images).argmax(dim=1) == labels).float().mean().item()
 
     def run(self, mode):
-        """[(seconds, updates, gradients, accuracy)] before, after every ten updates, and at the end."""
+        """Trains; returns [(seconds, updates, gradients, accuracy)] at the start and after every ten updates."""
         updates = self.options.iterations * (self.options.workers if mode == "asynchronous" else 1)
         training = self.train_asynchronously() if mode == "asynchronous" else self.train_synchronously()
         record, seconds, gradients = [(0.0, 0, 0, self.accuracy())], 0.0, 0
-        begun = time.perf_counter()
+        start = time.perf_counter()
         for i, used in enumerate(tqdm(training, total=updates, desc=f"{self.system.name}, {mode}"), start=1):
             gradients += used
             if i % 10 == 0 or i == updates:
-                seconds += time.perf_counter() - begun  # the clock stands while the accuracy is taken
+                seconds += time.perf_counter() - start  # without the time to measure the accuracy
                 record.append((seconds, i, gradients, self.accuracy()))
-                begun = time.perf_counter()
+                start = time.perf_counter()
         return record
 
 
@@ -277,11 +282,11 @@ MODES = ["synchronous", "asynchronous"]
 
 
 def train_on(system, options):
-    """{"system, mode": record}"""
+    """Trains in both modes; returns {"system, mode": record}."""
     return {f"{system.name}, {mode}": Driver(system, options).run(mode) for mode in MODES}
 
 
-# --- The outcome ---
+# --- The results ---
 
 
 def rate(record):
@@ -332,7 +337,7 @@ def run(rank, options):
     ]
     rpc.init_rpc(names[rank], rank=rank, world_size=len(names))
     records = train_on(Rpc(), options) if rank == 0 else {}
-    rpc.shutdown()  # servers and workers serve until here
+    rpc.shutdown()  # servers and workers serve calls until this returns
     if rank == 0:
         if options.ray:
             records |= train_on(Ray(), options)
@@ -361,20 +366,22 @@ def launch(options, world_size):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--iterations", type=int, default=200, help="synchronous updates (default %(default)s)")
-    parser.add_argument("--workers", type=int, default=2, help="that compute gradients (default %(default)s)")
-    parser.add_argument("--servers", type=int, default=1, help="that share the parameters (default %(default)s)")
+    parser.add_argument("--workers", type=int, default=2, help="workers that compute gradients (default %(default)s)")
+    parser.add_argument(
+        "--servers", type=int, default=1, help="servers that share the parameters (default %(default)s)"
+    )
     parser.add_argument(
         "--optimizer", default="SGD", choices=["SGD", "Adam", "Adagrad", "RMSprop"], help="(default %(default)s)"
     )
     parser.add_argument("--lr", type=float, default=0.05, help="learning rate (default %(default)s)")
-    parser.add_argument("--batch", type=int, default=128, help="images a gradient (default %(default)s)")
-    parser.add_argument("--wait-for", type=int, help="gradients a synchronous update takes (default: all workers')")
-    parser.add_argument("--slow", type=float, default=0.0, help="seconds the last worker loses each time (default 0)")
+    parser.add_argument("--batch", type=int, default=128, help="images in each gradient (default %(default)s)")
+    parser.add_argument("--wait-for", type=int, help="gradients in a synchronous update (default: one of each worker)")
+    parser.add_argument("--slow", type=float, default=0.0, help="delay of the last worker in seconds (default 0)")
     parser.add_argument("--data", default="data", help="folder for MNIST (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(default %(default)s)")
-    parser.add_argument("--ray", action="store_true", help="afterwards, the same on Ray")
-    parser.add_argument("--results", help="write the curves into this file, as JSON")
-    parser.add_argument("--compare", nargs="*", default=[], help="files of --results: draw their curves, too")
+    parser.add_argument("--ray", action="store_true", help="afterwards, run the same on Ray")
+    parser.add_argument("--results", help="write the curves to this file, as JSON")
+    parser.add_argument("--compare", nargs="*", default=[], help="files written by --results: draw their curves, too")
     parser.add_argument("--output", default="parameter_server_actors.png", help="the plot (default %(default)s)")
     options = parser.parse_args()
     options.wait_for = options.wait_for or options.workers

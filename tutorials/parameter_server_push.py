@@ -1,27 +1,27 @@
 """A parameter server that workers push gradients to, asynchronously, through RPC.
 
 The server holds the model and the optimizer. Every worker fetches the weights, computes gradients on its own share of
-the data (scikit-learn's handwritten digits) and pushes them with rpc_async; the server applies them as they come,
-without waiting for the other workers.
+the data (scikit-learn's handwritten digits) and pushes them with rpc_async. The server applies gradients when they
+arrive, without waiting for the other workers.
 
 Written for torch.distributed.rpc; runs unchanged on torchrpc:
 
     python parameter_server_push.py                   # on torch's own RPC
     python -m torchrpc parameter_server_push.py       # on torchrpc
 
-The shape is that of a published article whose code cannot run as it was printed. Mended here:
+The structure follows a published article whose printed code does not run. These points are corrected:
 
 - `init_rpc(..., rpc_backend=...)`: the argument is called `backend`, and TensorPipe is the default.
 - `rpc_sync("ps", lambda: global_ps_rref)`: torch cannot pickle a lambda, and the name was a local variable of another
-  function. A module-level function finds the server, which exists before the group forms.
+  function. A module-level function returns the server, which is created before the group forms.
 - `ps_rref.local_value().apply_gradients`: only the owner has the local value. A user calls through the reference:
   `ps_rref.rpc_async().apply_gradients(...)`.
-- `get_parameter_rrefs` was marked `async_execution`, which is for functions that return a Future, and made an RRef for
-  each parameter. Workers now fetch the weights in one call.
-- Workers computed gradients of random weights of their own. They now load the server's before every step.
-- Calls of several workers run at the same time on the server's threads: a lock keeps its steps apart.
-- `time.sleep` for the server to be there first, and one worker: init_rpc itself waits for everybody, and mp.spawn
-  starts any number of workers.
+- `get_parameter_rrefs` had the decorator `async_execution`, which is for functions that return a Future, and created an
+  RRef for each parameter. Workers now fetch the weights in one call.
+- Workers computed gradients of their own random weights. They now load the server's weights before every step.
+- Calls of several workers run at the same time on the server's threads. A lock serializes the steps.
+- `time.sleep` was used to wait for the server, and there was one worker. init_rpc itself waits for all workers, and
+  mp.spawn starts any number of them.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def make_model():
 
 
 def load_data(seed):
-    """Images (n, 64) in 0..1 and labels (n,), in two parts: for training and for the final test."""
+    """Images (n, 64) in 0..1 and labels (n,): one part for training, one for the final test."""
     digits = load_digits()
     order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(seed))
     images = torch.tensor(digits.data, dtype=torch.float32)[order] / 16
@@ -55,7 +55,7 @@ def load_data(seed):
 
 
 class ParameterServer:
-    """Lives on "ps": the model, the optimizer and what is known of the training. Thread-safe."""
+    """The model, the optimizer and the losses so far, on the worker "ps". Thread-safe."""
 
     def __init__(self, options, updates):
         torch.manual_seed(options.seed)
@@ -71,7 +71,7 @@ class ParameterServer:
             return {name: value.clone() for name, value in self.model.state_dict().items()}
 
     def apply_gradients(self, gradients, loss):
-        """One step with a worker's gradients, {parameter name: tensor}; `loss` is where that worker stood."""
+        """One step with a worker's gradients, {parameter name: tensor}; `loss` is the loss of that worker's batch."""
         with self.lock:
             for name, parameter in self.model.named_parameters():
                 parameter.grad = gradients[name]
@@ -86,7 +86,7 @@ class ParameterServer:
             return (self.model(images).argmax(dim=1) == labels).float().mean().item()
 
 
-# In the server's process, the server.
+# The server; set only in the server's process.
 parameter_server = None
 
 
@@ -98,7 +98,7 @@ def run_parameter_server(options, results):
     global parameter_server
     parameter_server = ParameterServer(options, updates=options.workers * options.epochs * steps_per_epoch(options))
     rpc.init_rpc("ps", rank=0, world_size=1 + options.workers)
-    rpc.shutdown()  # serves until every worker is done
+    rpc.shutdown()  # serves calls until every worker has finished
     parameter_server.bar.close()
     _, test_data = load_data(options.seed)
     results.write_text(json.dumps([parameter_server.losses, parameter_server.accuracy(*test_data)]))
@@ -122,7 +122,7 @@ def run_worker(rank, options):
         for step in range(steps_per_epoch(options)):
             batch = order[step * options.batch : (step + 1) * options.batch]
             if pushed is not None:
-                pushed.wait()  # the gradients of the last step have arrived
+                pushed.wait()  # until the server has applied the gradients of the last step
             model.load_state_dict(ps_rref.rpc_sync().get_parameters())
             model.zero_grad()
             loss = F.cross_entropy(model(images[batch]), labels[batch])
@@ -164,7 +164,7 @@ def plot(losses, accuracy, options):
 
 
 def use_free_port():
-    """Where the processes meet, unless the environment says it."""
+    """Sets the address of the rendezvous, unless the environment has it."""
     os.environ.setdefault("MASTER_ADDR", "localhost")
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
@@ -175,7 +175,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--workers", type=int, default=3, help="processes that compute gradients (default %(default)s)")
     parser.add_argument("--epochs", type=int, default=15, help="(default %(default)s)")
-    parser.add_argument("--batch", type=int, default=25, help="images a gradient (default %(default)s)")
+    parser.add_argument("--batch", type=int, default=25, help="images in each gradient (default %(default)s)")
     parser.add_argument("--lr", type=float, default=0.05, help="learning rate (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(default %(default)s)")
     parser.add_argument("--output", default="parameter_server_push.png", help="the plot (default %(default)s)")

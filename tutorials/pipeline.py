@@ -1,9 +1,9 @@
-"""A network cut in two halves, on two workers that work at the same time: a pipeline.
+"""Pipeline parallelism: a network split over two workers that compute at the same time.
 
-The trainer cuts each batch into parts. While the second worker computes with one part, the first computes with the
-next. What goes from one to the other goes directly: the trainer has only an RRef to it. One backward pass goes back
-through all calls, and a DistributedOptimizer updates both halves. How many parts are best is a question of speed only,
-since the gradients are the same; this trains with several numbers of them and compares.
+The trainer splits each batch into parts. While the second worker computes with one part, the first computes with the
+next. The first worker's output goes directly to the second; the trainer only has an RRef to it. One backward pass runs
+through all calls, and a DistributedOptimizer updates both halves. The number of parts affects only the speed, since the
+gradients are the same; the tutorial trains with several numbers of parts and compares them.
 
 Written for torch.distributed.*; runs unchanged on torchrpc:
 
@@ -15,7 +15,7 @@ On three machines (rank 0 is the trainer):
     TORCHRPC_REPLACE=1 torchrun --nnodes 3 --nproc-per-node 1 --node-rank 0, 1 or 2 --master-addr HOST
         --master-port 29500 pipeline.py
 
-The pipeline is that of GPipe (Huang et al., 2019), of two stages.
+The pipeline is that of GPipe (Huang et al., 2019), with two stages.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from tqdm import trange
 
 
 def load_data(seed):
-    """Images (n, 64) in 0..1 and labels (n,), in two parts: for training and for the test."""
+    """Images (n, 64) in 0..1 and labels (n,): one part for training, one for the test."""
     digits = load_digits()
     order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(seed))
     images = torch.tensor(digits.data, dtype=torch.float32)[order] / 16
@@ -49,7 +49,7 @@ def load_data(seed):
 
 
 class Stage(nn.Module):
-    """One half of the network. Lives on a worker; the parts of a batch come at the same time, on several threads."""
+    """One half of the network, on a worker. The parts of a batch arrive at the same time, on several threads."""
 
     def __init__(self, sizes, seed):
         super().__init__()
@@ -62,7 +62,7 @@ class Stage(nn.Module):
         """Takes a tensor, or an RRef to one."""
         if not isinstance(x, torch.Tensor):
             x = x.to_here()
-        with self.lock:  # one part after the other: the earlier one is done the sooner
+        with self.lock:  # one part at a time, so that the first part is finished as early as possible
             return self.layers(x)
 
     def parameter_rrefs(self):
@@ -81,7 +81,7 @@ class Pipeline:
     def forward(self, images, parts):
         outputs = []
         for part in images.chunk(parts):
-            hidden = self.first.remote().forward(part)  # at once: an RRef, to what will be there
+            hidden = self.first.remote().forward(part)  # returns at once; the RRef is to a future result
             outputs.append(self.second.rpc_async().forward(hidden))
         return torch.cat(torch.futures.wait_all(outputs))
 
@@ -90,14 +90,14 @@ class Pipeline:
 
 
 def train(parts, options):
-    """(losses, images per second, accuracy), with each batch cut into so many parts."""
+    """Trains with each batch split into `parts` parts; returns (losses, images per second, accuracy)."""
     (images, labels), (test_images, test_labels) = load_data(options.seed)
     generator = torch.Generator().manual_seed(options.seed)
     pipeline = Pipeline(options)
     optimizer = DistributedOptimizer(optim.SGD, pipeline.parameter_rrefs(), lr=options.lr, momentum=0.9)
-    pipeline.forward(test_images, parts)  # all connections are there
+    pipeline.forward(test_images, parts)  # opens all connections
     losses = []
-    begun = time.perf_counter()
+    start = time.perf_counter()
     for _ in trange(options.steps, desc=f"{parts} parts" if parts > 1 else "whole batches"):
         batch = torch.randint(len(labels), (options.batch,), generator=generator)
         with dist_autograd.context() as context_id:
@@ -105,12 +105,12 @@ def train(parts, options):
             dist_autograd.backward(context_id, [loss])
             optimizer.step(context_id)
         losses.append(loss.item())
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - start
     right = pipeline.forward(test_images, parts).argmax(dim=1) == test_labels
     return losses, options.steps * options.batch / seconds, right.float().mean().item()
 
 
-# --- The outcome ---
+# --- The results ---
 
 
 def mean(values):
@@ -179,8 +179,8 @@ def main():
         "--parts", type=int, nargs="+", default=[1, 2, 4, 8], help="numbers of parts of a batch (default %(default)s)"
     )
     parser.add_argument("--steps", type=int, default=60, help="(default %(default)s)")
-    parser.add_argument("--batch", type=int, default=512, help="images a step (default %(default)s)")
-    parser.add_argument("--size", type=int, default=1024, help="of the layers (default %(default)s)")
+    parser.add_argument("--batch", type=int, default=512, help="images in each step (default %(default)s)")
+    parser.add_argument("--size", type=int, default=1024, help="size of the layers (default %(default)s)")
     parser.add_argument("--lr", type=float, default=0.05, help="learning rate (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(default %(default)s)")
     parser.add_argument("--output", default="pipeline.png", help="the plot (default %(default)s)")

@@ -1,9 +1,9 @@
-"""CartPole solved by one agent and several observers that talk through RPC.
+"""CartPole solved by one agent and several observers that communicate by RPC.
 
-Each observer has an environment of its own and plays episodes in it; for every step it asks the agent for an action
-and reports the reward. The agent has the policy and improves it after each round of episodes, by policy gradient with
-a learned baseline (Williams 1992; Sutton et al. 2000). The observers are only told of the agent by an RRef, so they
-could as well be on other machines.
+Each observer has its own environment and plays episodes in it; for every step it requests an action from the agent and
+reports the reward. The agent has the policy and improves it after each round of episodes, by policy gradient with a
+learned baseline (Williams 1992; Sutton et al. 2000). The observers only have an RRef to the agent, so they can also run
+on other machines.
 
 Written for torch.distributed.rpc; runs unchanged on torchrpc:
 
@@ -11,7 +11,7 @@ Written for torch.distributed.rpc; runs unchanged on torchrpc:
     python -m torchrpc reinforcement_learning.py      # on torchrpc
 
 It ends when the mean reward of the last 100 episodes passes gymnasium's threshold for CartPole-v1 (475 of at most 500)
-and saves the learning curve as PNG. One seed gives one curve, however the processes are scheduled.
+and saves the learning curve as PNG. The curve depends only on the seed, not on how the processes are scheduled.
 """
 
 import argparse
@@ -32,12 +32,12 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 ENVIRONMENT = "CartPole-v1"
-WINDOW = 100  # episodes that the running mean is taken over
-REWARD_UNIT = 0.01  # brings returns, at most 100 with gamma 0.99, to the size that a network's output likes
+WINDOW = 100  # episodes in the running mean
+REWARD_UNIT = 0.01  # scales returns (at most 100 with gamma 0.99) to about 1, for the network's output
 
 
 class Policy(nn.Module):
-    """States (..., 4) to log probabilities of the actions (..., 2) and expected returns (...)."""
+    """Maps states (..., 4) to log probabilities of the actions (..., 2) and expected returns (...)."""
 
     def __init__(self):
         super().__init__()
@@ -51,7 +51,7 @@ class Policy(nn.Module):
 
 
 class Observer:
-    """Lives in an observer's process: plays episodes, acting as the agent says."""
+    """Runs in an observer's process: plays episodes with the agent's actions."""
 
     def __init__(self, number, seed):
         self.number = number
@@ -59,13 +59,13 @@ class Observer:
         self.env.reset(seed=seed)
 
     def run_episode(self, agent_rref):
-        """Returns the state in which the time ran out, or None where the pole fell."""
+        """Plays an episode. Returns the state at the time limit, or None if the pole fell."""
         state, _ = self.env.reset()
         reported = None
         while True:
             action = agent_rref.rpc_sync().select_action(self.number, torch.from_numpy(state))
             state, reward, fell, time_is_up, _ = self.env.step(action)
-            # The report travels while the next action is asked for; one at a time, so that rewards stay in order.
+            # The report is sent while the next action is requested; one at a time, so that rewards stay in order.
             if reported is not None:
                 reported.wait()
             reported = agent_rref.rpc_async().report_reward(self.number, reward)
@@ -82,10 +82,10 @@ class Episode:
 
 
 class Agent:
-    """Lives in the agent's process: has the policy, answers observers, learns.
+    """Runs in the agent's process: has the policy, serves the observers' calls, and learns.
 
     Observers call at the same time, on several threads. Each has its own episode and random numbers, and the policy
-    rests while they play: nothing needs a lock, and their timing cannot change what happens.
+    does not change while they play. So no lock is needed, and the timing of calls does not affect the result.
     """
 
     def __init__(self, observers, options):
@@ -111,13 +111,13 @@ class Agent:
         self.episodes[observer].rewards.append(reward)
 
     def run_episode(self, agent_rref):
-        """One episode by each observer, all at once."""
+        """Lets each observer play one episode, all at the same time."""
         self.episodes = [Episode() for _ in self.observers]
         futures = [observer.rpc_async().run_episode(agent_rref) for observer in self.observers]
         self.last_states = torch.futures.wait_all(futures)
 
     def finish_episode(self):
-        """Learns from what the observers have seen."""
+        """Learns from the episodes of all observers."""
         self.rewards += [sum(episode.rewards) for episode in self.episodes]
         states = torch.stack([state for episode in self.episodes for state in episode.states])
         actions = torch.tensor([action for episode in self.episodes for action in episode.actions])
@@ -130,7 +130,7 @@ class Agent:
         entropy = -(log_probabilities.exp() * log_probabilities).sum(dim=1)
         loss = -(chosen * advantages).mean() + 0.5 * F.mse_loss(values, returns) - self.options.entropy * entropy.mean()
 
-        # The better it plays, the smaller the steps: at the top there is more to lose than to win.
+        # The learning rate decreases as the reward increases, so that a good policy is not lost again.
         for group in self.optimizer.param_groups:
             group["lr"] = self.options.lr * max(0.02, 1 - self.running_reward() / 500)
         self.optimizer.zero_grad()
@@ -139,7 +139,7 @@ class Agent:
         self.optimizer.step()
 
     def returns(self, episode, last_state):
-        """Discounted sums of the rewards from each step on; where only the time ran out, as if it had gone on."""
+        """Discounted sum of the rewards from each step on. After the time limit, the expected return is added."""
         total = 0.0
         if last_state is not None:
             with torch.no_grad():
@@ -177,7 +177,7 @@ def run_worker(rank, options, results):
     rpc.init_rpc(name, rank=rank, world_size=1 + options.observers)
     if rank == 0:
         run_agent(options, results)
-    # Observers only serve: shutdown returns when all have called it and nothing is under way.
+    # Observers only serve calls: shutdown returns when all workers have called it and no call is running.
     rpc.shutdown()
 
 
@@ -202,7 +202,7 @@ def plot(rewards, options):
 
 
 def use_free_port():
-    """Where the processes meet, unless the environment says it."""
+    """Sets the address of the rendezvous, unless the environment has it."""
     os.environ.setdefault("MASTER_ADDR", "localhost")
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
@@ -211,8 +211,8 @@ def use_free_port():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--observers", type=int, default=2, help="processes that play (default %(default)s)")
-    parser.add_argument("--episodes", type=int, default=2000, help="at most so many (default %(default)s)")
+    parser.add_argument("--observers", type=int, default=2, help="number of observer processes (default %(default)s)")
+    parser.add_argument("--episodes", type=int, default=2000, help="largest number of episodes (default %(default)s)")
     parser.add_argument(
         "--target",
         type=float,

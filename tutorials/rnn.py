@@ -1,25 +1,25 @@
-"""A recurrent network cut over two processes: embedding and decoder on a parameter server, the LSTM on the trainer.
+"""A recurrent network on two processes: embedding and decoder on a parameter server, the LSTM on the trainer.
 
-It learns to continue the Zen of Python, letter by letter. Every step calls the server twice, for the embedding and for
-the decoder, and sends one backward pass through both calls; a DistributedOptimizer updates the parameters of both
-processes. At the end it tells how much memory both have needed, and whether that still grows.
+It learns to predict the Zen of Python, letter by letter. Every step calls the server twice, for the embedding and for
+the decoder, and runs one backward pass through both calls; a DistributedOptimizer updates the parameters of both
+processes. At the end it prints the memory of both processes and how fast it grows.
 
 Written for torch.distributed.*; runs unchanged on torchrpc:
 
     python rnn.py                             # on torch's own RPC
     python -m torchrpc rnn.py                 # on torchrpc
     python -m torchrpc rnn.py --iterations 10000
-    python -m torchrpc rnn.py --profile trace.json     # torchrpc only: what both processes do in one iteration
+    python -m torchrpc rnn.py --profile trace.json     # torchrpc only: a trace of one iteration
 
-The shape is that of a published article whose code cannot run as it was printed. Mended here:
+The structure follows a published article whose printed code does not run. These points are corrected:
 
-- `parameter_rrefs` and `_remote_method` were used and not defined.
+- `parameter_rrefs` and `_remote_method` were used but not defined.
 - `from torch.distributed.autograd import context as dist_autograd`, then `dist_autograd.context()`: the module has to
   be imported under that name.
-- Batches were `torch.LongTensor(5, 3) % 10`, which is whatever was in memory, with targets of another shape than the
-  output. There is a text now.
-- The hidden state was drawn anew for every batch. It goes on from batch to batch, cut off from the last one's graph.
-- `.cuda()` in the embedding: everything is on the CPU here.
+- Batches were `torch.LongTensor(5, 3) % 10`, which is uninitialized memory, with targets of another shape than the
+  output. Now the data are a text.
+- The hidden state was random for every batch. Now it is kept from batch to batch, detached from the previous graph.
+- `.cuda()` in the embedding is removed: everything runs on the CPU.
 """
 
 import argparse
@@ -40,11 +40,11 @@ from torch import nn, optim
 from torch.distributed.optim import DistributedOptimizer
 from tqdm import trange
 
-STREAMS = 8  # parts of the text that are read side by side
+STREAMS = 8  # parts of the text that form a batch
 
 
 def load_text():
-    """The text as numbers of letters, (length, STREAMS), and how many letters there are."""
+    """The text as indices of letters, (length, STREAMS), and the number of different letters."""
     with contextlib.redirect_stdout(io.StringIO()):
         import this
     text = codecs.decode(this.s, "rot13")
@@ -55,7 +55,7 @@ def load_text():
 
 
 def batches(text, steps):
-    """(data, target, whether it is the first part of the text) without end; the target is one letter ahead."""
+    """Yields (data, target, whether it is the first part of the text) endlessly; the target is one letter ahead."""
     while True:
         for start in range(0, len(text) - 1, steps):
             end = min(start + steps, len(text) - 1)
@@ -66,7 +66,7 @@ def batches(text, steps):
 
 
 class EmbeddingTable(nn.Module):
-    """Lives on the parameter server."""
+    """Created on the parameter server."""
 
     def __init__(self, ntoken, ninp, dropout):
         super().__init__()
@@ -78,7 +78,7 @@ class EmbeddingTable(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Lives on the parameter server."""
+    """Created on the parameter server."""
 
     def __init__(self, ntoken, nhid, dropout):
         super().__init__()
@@ -94,7 +94,7 @@ def call_method(method, rref, *args):
 
 
 def remote_method(method, rref, *args):
-    """Call a method of the object behind `rref`, where that lives, and wait for the result."""
+    """Calls a method of the object behind `rref` on its owner, and waits for the result."""
     return rpc.rpc_sync(rref.owner(), call_method, args=(method, rref, *args))
 
 
@@ -104,7 +104,7 @@ def parameter_rrefs(module):
 
 
 class RNNModel(nn.Module):
-    """Lives on the trainer and has the LSTM; the rest of it is on the worker `ps`."""
+    """The model on the trainer. It contains the LSTM; the other layers are on the worker `ps`."""
 
     def __init__(self, ps, ntoken, ninp, nhid, nlayers, dropout):
         super().__init__()
@@ -129,14 +129,14 @@ class RNNModel(nn.Module):
 
 
 def resident_kib():
-    """The memory that this process holds."""
+    """Resident memory of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") // 1024
 
 
 @contextlib.contextmanager
 def profiled(path):
-    """Record the block on all workers, as one trace for ui.perfetto.dev."""
+    """Records the `with` block on all workers, as one trace for ui.perfetto.dev."""
     import torchrpc.profiler
 
     with torchrpc.profiler.profile() as prof:
@@ -149,16 +149,19 @@ def run_trainer(options, results):
     model = RNNModel("ps", ntoken, options.size, options.size, options.layers, options.dropout)
     optimizer = DistributedOptimizer(optim.Adam, model.parameter_rrefs(), lr=options.lr)
     criterion = nn.CrossEntropyLoss()
-    nothing = torch.zeros(options.layers, STREAMS, options.size)
+    zeros = torch.zeros(options.layers, STREAMS, options.size)
 
-    losses, memory = [], []  # memory: iteration, KiB of the trainer, KiB of the server
+    losses, memory = [], []  # memory: (iteration, KiB of the trainer, KiB of the server)
     every = max(1, options.iterations // 200)
-    hidden = nothing, nothing
+    hidden = zeros, zeros
     bar = trange(options.iterations)
     for iteration, (data, target, first) in zip(bar, batches(text, options.steps), strict=False):
-        hidden = (nothing, nothing) if first else tuple(state.detach() for state in hidden)
-        shown = options.profile and iteration == min(100, options.iterations - 1)
-        with profiled(options.profile) if shown else contextlib.nullcontext(), dist_autograd.context() as context_id:
+        hidden = (zeros, zeros) if first else tuple(state.detach() for state in hidden)
+        is_profiled = options.profile and iteration == min(100, options.iterations - 1)
+        with (
+            profiled(options.profile) if is_profiled else contextlib.nullcontext(),
+            dist_autograd.context() as context_id,
+        ):
             output, hidden = model(data, hidden)
             loss = criterion(output.view(-1, ntoken), target)
             dist_autograd.backward(context_id, [loss])
@@ -179,7 +182,7 @@ def run(rank, options, results):
     rpc.shutdown()
 
 
-# --- The outcome ---
+# --- The results ---
 
 
 def mean(values):
@@ -187,7 +190,7 @@ def mean(values):
 
 
 def slope(points):
-    """Of the straight line that fits (x, y) points best."""
+    """The slope of the least-squares line through (x, y) points."""
     x0, y0 = mean([x for x, _ in points]), mean([y for _, y in points])
     spread = sum((x - x0) ** 2 for x, _ in points)
     return sum((x - x0) * (y - y0) for x, y in points) / spread if spread else 0.0
@@ -225,7 +228,7 @@ def plot(losses, memory, options):
 
 
 def use_free_port():
-    """Where the processes meet, unless the environment says it."""
+    """Sets the address of the rendezvous, unless the environment has it."""
     os.environ.setdefault("MASTER_ADDR", "localhost")
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
@@ -235,19 +238,21 @@ def use_free_port():
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--iterations", type=int, default=1000, help="(default %(default)s)")
-    parser.add_argument("--warm-up", type=int, help="iterations before memory counts (default: a third of them)")
-    parser.add_argument("--steps", type=int, default=20, help="letters an iteration (default %(default)s)")
-    parser.add_argument("--size", type=int, default=64, help="of embedding and hidden state (default %(default)s)")
-    parser.add_argument("--layers", type=int, default=2, help="of the LSTM (default %(default)s)")
+    parser.add_argument("--warm-up", type=int, help="iterations before memory is measured (default: a third of all)")
+    parser.add_argument("--steps", type=int, default=20, help="letters in each iteration (default %(default)s)")
+    parser.add_argument("--size", type=int, default=64, help="size of embedding and hidden state (default %(default)s)")
+    parser.add_argument("--layers", type=int, default=2, help="layers of the LSTM (default %(default)s)")
     parser.add_argument("--dropout", type=float, default=0.1, help="(default %(default)s)")
     parser.add_argument("--lr", type=float, default=0.01, help="learning rate (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(default %(default)s)")
-    parser.add_argument("--profile", metavar="FILE", help="write a trace of one iteration, of both processes")
+    parser.add_argument(
+        "--profile", metavar="FILE", help="write a trace of one iteration on both processes to this file"
+    )
     parser.add_argument("--output", default="rnn.png", help="the plot (default %(default)s)")
     options = parser.parse_args()
 
-    # The C library's cache of small blocks keeps what is cut off aligned blocks from being joined with them again, so
-    # that the heap grows for a long time while nothing is lost. Without it, what grows is the program's own.
+    # With glibc's cache of small chunks (tcache), the remainders of aligned allocations are not merged again, so the heap
+    # grows for a long time without a leak. Without the cache, a growing heap shows a leak of the program.
     os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")
     use_free_port()
     with tempfile.TemporaryDirectory() as folder:

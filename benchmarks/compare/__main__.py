@@ -1,10 +1,11 @@
-"""torchrpc and torch's own RPC, side by side; Ray, gRPC and Monarch beside them where they are installed.
+"""Compares torchrpc with torch's own RPC, and with Ray, gRPC and Monarch where they are installed.
 
     python benchmarks/compare [--quick] [--rows REGEX]
 
-In each round the systems run each session of rows in turn, in fresh processes. The rows are written once, for
-torch.distributed.rpc; TORCHRPC_REPLACE=1 in the environment of the processes makes it torchrpc's. Prints a table for
-each transport; saves it with everything measured (JSON) and a picture (PNG) after each round.
+In each round, each session of rows runs on one system after the other, in fresh processes. The rows are written once,
+for torch.distributed.rpc; TORCHRPC_REPLACE=1 in the environment of the processes replaces it by torchrpc. Prints a
+table for each transport. Saves all measurements as JSON after each session, and a picture of the ratios as PNG at the
+end.
 """
 
 import argparse
@@ -29,14 +30,14 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", default="", metavar="REGEX", help="those whose name or session it is found in")
-    parser.add_argument("--rounds", type=int, default=None, help="default: 3; with --quick 1")
-    parser.add_argument("--transports", default=",".join(TRANSPORTS), help="of %(default)s")
+    parser.add_argument("--rows", default="", metavar="REGEX", help='run only rows whose "session: name" matches')
+    parser.add_argument("--rounds", type=int, default=None, help="default: 3; with --quick: 1")
+    parser.add_argument("--transports", default=",".join(TRANSPORTS), help="a list of %(default)s")
     parser.add_argument(
         "--systems",
         default=",".join(installed()),
         metavar="A,B,…",
-        help=f"of {', '.join(KNOWN)}; the first is what the others are compared with (%(default)s)",
+        help=f"a list of {', '.join(KNOWN)}; the first is the baseline (%(default)s)",
     )
     parser.add_argument(
         "--also",
@@ -44,21 +45,21 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         action="append",
         default=[],
         metavar=("LABEL", "VARIABLE=VALUE"),
-        help="another column: torchrpc with these variables, PYTHONPATH=… for another build of it",
+        help="adds a column: torchrpc with these environment variables, for example PYTHONPATH=… for another build",
     )
-    parser.add_argument("--seconds", type=float, default=None, help="spent on a measurement (1; with --quick 0.1)")
-    parser.add_argument("--row-seconds", type=float, default=90, help="after which a row has failed")
+    parser.add_argument("--seconds", type=float, default=None, help="time for each measurement (1; with --quick: 0.1)")
+    parser.add_argument("--row-seconds", type=float, default=90, help="time limit of a row (%(default)s)")
     parser.add_argument(
         "--patience",
         type=float,
         default=10,
         metavar="SECONDS",
-        help="to wait, at most, before each session while others are busy on this machine (%(default)s)",
+        help="longest wait before each session for other processes on this machine to be idle (%(default)s)",
     )
-    parser.add_argument("--quick", action="store_true", help="one short round: to see whether all works")
+    parser.add_argument("--quick", action="store_true", help="one short round, to check that everything works")
     parser.add_argument("--output", type=Path, default=Path("compare"), help="prefix of .json and .png (%(default)s)")
-    parser.add_argument("--list", action="store_true", help="name the rows, then end")
-    parser.add_argument("--show", type=Path, metavar="JSON", help="print and draw saved results again, then end")
+    parser.add_argument("--list", action="store_true", help="list the rows and exit")
+    parser.add_argument("--show", type=Path, metavar="JSON", help="print and draw saved results again and exit")
     arguments = parser.parse_args(argv)
     arguments.rounds = arguments.rounds or (1 if arguments.quick else 3)
     arguments.seconds = arguments.seconds or (0.1 if arguments.quick else 1.0)
@@ -66,11 +67,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         chosen = getattr(arguments, option).split(",")
         unknown = [name for name in chosen if name not in known]
         if unknown:
-            parser.error(f"--{option}: there is no {unknown[0]!r}; there are {', '.join(known)}")
+            parser.error(f"--{option}: unknown name {unknown[0]!r}; known names are {', '.join(known)}")
         setattr(arguments, option, chosen)
     arguments.rows = [row for row in ROWS.values() if re.search(arguments.rows, f"{row.session}: {row.name}")]
     if not arguments.rows:
-        parser.error("--rows: no row has that in its name; --list shows them")
+        parser.error("--rows: no row matches; --list shows all rows")
     return arguments
 
 
@@ -108,7 +109,7 @@ class Comparison:
             for round_ in range(self.arguments.rounds)
             for rows in self.sessions
             for transport in self.arguments.transports
-            for system in self._in_turn(round_)
+            for system in self._rotated(round_)
         ]
         with tqdm(plan, unit="session") as progress:
             for system, transport, rows in progress:
@@ -116,13 +117,13 @@ class Comparison:
                 if rows:
                     progress.set_description(f"{rows[0].session}, {transport}, {system.label}")
                     machine.wait_for_quiet(self.arguments.patience)
-                    others = machine.OthersShare()
+                    other_load = machine.OtherLoad()
                     self._session(system, transport, rows)
-                    self.saved["others_share"].append(round(others.share(), 3))
+                    self.saved["others_share"].append(round(other_load.share(), 3))
                     self.save()
 
-    def _in_turn(self, round_: int) -> list[System]:
-        """Each round begins with another system."""
+    def _rotated(self, round_: int) -> list[System]:
+        """The systems in the order of this round: each round starts with another one."""
         first = round_ % len(self.systems)
         return self.systems[first:] + self.systems[:first]
 

@@ -1,4 +1,4 @@
-"""Systems with another API, where they are installed: a peer process with nothing(), add(), echo(x), many(count)."""
+"""Adapters for systems with another API. Each starts a peer process with nothing(), add(), echo(x) and many(count)."""
 
 import contextlib
 import pickle
@@ -17,11 +17,11 @@ class Peer:
     nothing: Callable[[], object]
     add: Callable[[], object]  # of two tensors of 4 floats
     echo: Callable[[torch.Tensor], object]
-    many: Callable[[int], object]  # so many calls of nothing at once
+    many: Callable[[int], object]  # this many calls of nothing() at once
 
 
 class Server:
-    """What the peer runs."""
+    """The object whose methods the peer process runs."""
 
     def nothing(self):
         pass
@@ -85,7 +85,7 @@ GRPC_OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message
 
 
 def serve_grpc(pipe) -> None:
-    """A process that answers pickled calls of Server's methods until the pipe closes."""
+    """Runs in a process of its own; serves pickled calls of Server's methods until the pipe closes."""
     import grpc
 
     def handler(method):
@@ -110,13 +110,13 @@ def connect_grpc(stack: contextlib.ExitStack) -> tuple[Peer, str]:
     import grpc
     import torch.multiprocessing as mp
 
-    here, there = mp.Pipe()
-    process = mp.get_context("spawn").Process(target=serve_grpc, args=(there,), daemon=True)
+    own_end, child_end = mp.Pipe()
+    process = mp.get_context("spawn").Process(target=serve_grpc, args=(child_end,), daemon=True)
     process.start()
-    there.close()
+    child_end.close()
     stack.callback(process.join)
-    stack.callback(here.close)
-    channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{here.recv()}", options=GRPC_OPTIONS))
+    stack.callback(own_end.close)
+    channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{own_end.recv()}", options=GRPC_OPTIONS))
     nothing, add, echo = (
         channel.unary_unary(f"/Server/{name}", request_serializer=pickle.dumps, response_deserializer=pickle.loads)
         for name in ("nothing", "add", "echo")
@@ -130,5 +130,5 @@ def connect_grpc(stack: contextlib.ExitStack) -> tuple[Peer, str]:
     return peer, grpc.__version__
 
 
-# the module that must be importable -> what connects
+# name of the module, which must be importable -> function that connects
 CONNECT = {"ray": connect_ray, "grpc": connect_grpc, "monarch": connect_monarch}

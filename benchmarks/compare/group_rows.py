@@ -1,4 +1,4 @@
-"""Rows of larger groups: everybody calls everybody, a parameter server, a model for all, beginning and end."""
+"""Rows of larger groups: all workers call all others, a parameter server, a broadcast of a model, init_rpc."""
 
 import threading
 import time
@@ -34,7 +34,7 @@ def _all_to_all_row(workers):
 
 
 class ParameterServer:
-    """Averages the gradients of all trainers, steps, and answers all of them with the new parameters."""
+    """Averages the gradients of all trainers, steps, and replies to all of them with the new parameters."""
 
     def __init__(self, trainers: int):
         self.parameters = [torch.zeros(64, 64) for _ in range(4)]
@@ -44,7 +44,7 @@ class ParameterServer:
 
     def begin_round(self) -> None:
         self.gradients = [torch.zeros_like(parameter) for parameter in self.parameters]
-        self.came = 0
+        self.received = 0
         self.updated: torch.futures.Future = torch.futures.Future()
 
     @staticmethod
@@ -54,9 +54,9 @@ class ParameterServer:
         with self.lock:
             for sum_, gradient in zip(self.gradients, gradients, strict=True):
                 sum_ += gradient
-            self.came += 1
+            self.received += 1
             updated = self.updated
-            if self.came == self.trainers:
+            if self.received == self.trainers:
                 for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
                     parameter -= 0.01 / self.trainers * gradient
                 self.begin_round()
@@ -106,8 +106,8 @@ def broadcast(meter: Meter):
 
 def _init_row(workers):
     @row(f"init_rpc and shutdown, {workers} workers", f"init {workers}", workers=workers, targets=(1, 1), bare=True)
-    def begin_and_end(meter: Meter):
-        _meet(meter, "ready")
+    def init_and_shutdown(meter: Meter):
+        _barrier(meter, "ready")
         begin = time.monotonic()
         options = rpc.TensorPipeRpcBackendOptions(init_method=meter.init_method, **meter.options)
         rpc.init_rpc(f"worker{meter.rank}", rank=meter.rank, world_size=workers, rpc_backend_options=options)
@@ -115,14 +115,14 @@ def _init_row(workers):
         end = time.monotonic()
         meter.store.set(f"times {meter.rank}", f"{begin} {end}")
         times = [tuple(map(float, meter.store.get(f"times {rank}").split())) for rank in range(workers)]
-        _meet(meter, "done")
+        _barrier(meter, "done")
         return max(end for _, end in times) - min(begin for begin, _ in times)
 
 
-def _meet(meter: Meter, what: str) -> None:
-    if meter.store.add(what, 1) == meter.world_size:
-        meter.store.set(what + " all", "")
-    meter.store.wait([what + " all"])
+def _barrier(meter: Meter, name: str) -> None:
+    if meter.store.add(name, 1) == meter.world_size:
+        meter.store.set(name + " all", "")
+    meter.store.wait([name + " all"])
 
 
 for _workers in (4, 8):

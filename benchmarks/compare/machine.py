@@ -1,4 +1,4 @@
-"""What the results were measured on, and how much of it others took meanwhile."""
+"""Describes the machine, and measures how much of it other processes use during a measurement."""
 
 import os
 import re
@@ -17,8 +17,8 @@ def describe() -> dict:
     }
 
 
-class OthersShare:
-    """The share of all processors that others than this process and its ended children have had since the start."""
+class OtherLoad:
+    """The share of all processors used since the start by processes other than this one and its ended children."""
 
     def __init__(self):
         self.begin = self._now()
@@ -31,16 +31,16 @@ class OthersShare:
     def _now() -> tuple[float, float, float]:
         with open("/proc/stat") as file:
             ticks = [int(word) / os.sysconf("SC_CLK_TCK") for word in file.readline().split()[1:9]]
-        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        used = [resource.getrusage(target) for target in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
         idle = ticks[3] + ticks[4]
         return sum(ticks) - idle, sum(ticks), sum(each.ru_utime + each.ru_stime for each in used)
 
 
-def wait_for_quiet(patience: float, share: float = 0.1) -> None:
-    """Until others leave the processors alone, but no longer than `patience` seconds."""
-    end = time.monotonic() + patience
+def wait_for_quiet(timeout_s: float, share: float = 0.1) -> None:
+    """Waits until other processes use less than `share` of the processors, but no longer than `timeout_s`."""
+    end = time.monotonic() + timeout_s
     while time.monotonic() < end:
-        others = OthersShare()
+        other_load = OtherLoad()
         time.sleep(0.5)
-        if others.share() < share:
+        if other_load.share() < share:
             return

@@ -1,6 +1,6 @@
 """Rows between two workers: latency, throughput, large tensors, RRefs, autograd, processor time, memory.
 
-Each session has fresh processes, and nothing else of the benchmark runs meanwhile.
+Each session has fresh processes, and no other part of the benchmark runs at the same time.
 """
 
 import os
@@ -130,7 +130,7 @@ def many_builtin_calls(meter: Meter):
 
 
 def work(seconds):
-    """Keeps the processor busy for so long; how long it was in the end."""
+    """Keeps the processor busy for `seconds`; returns the time that it took."""
     begin = time.perf_counter()
     while (spent := time.perf_counter() - begin) < seconds:
         pass
@@ -153,12 +153,12 @@ waiting: list[torch.futures.Future] = []  # on the callee
 
 
 @rpc.functions.async_execution
-def answer_later():
+def reply_later():
     waiting.append(torch.futures.Future())
     return waiting[-1]
 
 
-def answer():
+def reply_all():
     while waiting:
         waiting.pop().set_result(None)
 
@@ -166,13 +166,13 @@ def answer():
 def _queue_row(count):
     @row(f"a Python function while {count:,} calls wait for their answers", "queue")
     def call_beside_others(meter: Meter):
-        others = [rpc.rpc_async(PEER, answer_later) for _ in range(count)]
+        others = [rpc.rpc_async(PEER, reply_later) for _ in range(count)]
         while rpc.rpc_sync(PEER, len_waiting) < count:
             time.sleep(0.01)
         try:
             return meter.latency(lambda: rpc.rpc_sync(PEER, nothing))
         finally:
-            rpc.rpc_sync(PEER, answer)
+            rpc.rpc_sync(PEER, reply_all)
             torch.futures.wait_all(others)
 
 
@@ -213,21 +213,21 @@ _autograd_row("torch.add", torch.add)
 _autograd_row("Python", add)
 
 
-# --- what it costs --------------------------------------------------------------------------------------------------
+# --- resource usage -------------------------------------------------------------------------------------------------
 def resident() -> float:
-    """MiB of this process."""
+    """Resident memory of this process in MiB."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE") / 2**20
 
 
-before_rpc = resident()  # set again by worker.py
+before_rpc = resident()  # updated by worker.py
 
 
 def resident_for_rpc() -> float:
     return resident() - before_rpc
 
 
-def of_both(function):
+def sum_of_both(function):
     return function() + rpc.rpc_sync(PEER, function)
 
 
@@ -240,9 +240,9 @@ def processor_time_of_calls(meter: Meter):
     used = []
 
     def measured(n):
-        begin = of_both(time.process_time)
+        begin = sum_of_both(time.process_time)
         run(n)
-        used.append(of_both(time.process_time) - begin)
+        used.append(sum_of_both(time.process_time) - begin)
 
     count, _ = meter.long_run(measured)
     return used[-1] / count * 10_000
@@ -251,21 +251,21 @@ def processor_time_of_calls(meter: Meter):
 @row("CPU time of a worker that has nothing to do", "cost", unit=PERCENT)
 def idle(meter: Meter):
     seconds = max(1.0, 3 * meter.budget)
-    begin = of_both(time.process_time)
+    begin = sum_of_both(time.process_time)
     time.sleep(seconds)
-    return (of_both(time.process_time) - begin) / 2 / seconds * 100
+    return (sum_of_both(time.process_time) - begin) / 2 / seconds * 100
 
 
 @row("memory of a worker: what init_rpc adds", "memory", unit=MEBIBYTES)
 def memory_of_init(meter: Meter):
-    return of_both(resident_for_rpc) / 2
+    return sum_of_both(resident_for_rpc) / 2
 
 
 @row("memory of a worker: after 10,000 calls", "memory", unit=MEBIBYTES)
 def memory_of_calls(meter: Meter):
     for _ in range(10 if meter.budget >= 0.5 else 1):
         torch.futures.wait_all([rpc.rpc_async(PEER, add, args=(A, B)) for _ in range(1000)])
-    return of_both(resident_for_rpc) / 2
+    return sum_of_both(resident_for_rpc) / 2
 
 
 @row("memory of a worker: after 30 echoes of 16 MiB", "memory", unit=MEBIBYTES)
@@ -274,4 +274,4 @@ def memory_of_tensors(meter: Meter):
     for _ in range(30):
         rpc.rpc_sync(PEER, echo, args=(x,))
     del x
-    return of_both(resident_for_rpc) / 2
+    return sum_of_both(resident_for_rpc) / 2

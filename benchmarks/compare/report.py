@@ -1,4 +1,4 @@
-"""The results as a table and as a picture; made from what is saved as JSON, so that old results can be shown again."""
+"""Formats results as a table and as a picture. The input is the saved JSON, so that old results can be shown again."""
 
 import statistics
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from rows import CPU_SECONDS, MEBIBYTES, PERCENT, RATE, SECONDS
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times better than the baseline: of the medians, and the least and largest of single rounds."""
+    """The ratio to the baseline (above 1: better): of the medians, and the least and largest one of a single round."""
 
     median: float
     least: float
     largest: float
 
     def __str__(self) -> str:
-        return f"{_short(self.median)} ({_short(self.least)}–{_short(self.largest)})"
+        return f"{_digits(self.median)} ({_digits(self.least)}–{_digits(self.largest)})"
 
 
 class Results:
@@ -41,7 +41,7 @@ class Results:
 
     def ratio(self, row: dict, label: str) -> Ratio | None:
         base, ours = self.median(row, self.baseline), self.median(row, label)
-        if not base or not ours or row["unit"] == PERCENT:  # shares of nearly nothing have no useful ratio
+        if not base or not ours or row["unit"] == PERCENT:  # ratios of percentages close to 0 are meaningless
             return None
         cells = self.cells[row["name"]]
         rounds = zip(cells[self.baseline], cells[label], strict=False)
@@ -58,7 +58,7 @@ class Results:
 
 
 def table(saved: dict, transport: str) -> str:
-    """Markdown. A ratio short of its target is marked with an exclamation mark."""
+    """A table in Markdown. A ratio below its target is marked with an exclamation mark."""
     results = Results(saved, transport)
     ratios = [f"{label} / {results.baseline}" for label in results.compared]
     heads = ["row", results.baseline, *results.compared, *ratios, "target", *results.others]
@@ -93,10 +93,11 @@ def everything(saved: dict) -> str:
     lines = [
         f"{machine['cpus']} CPUs ({machine['cpu']}), load {machine['load_before']:.1f} before and "
         f"{machine.get('load_after', float('nan')):.1f} after, {saved['date']}",
-        f"others had {statistics.median(others):.0%} of the processors (median over sessions; most {max(others):.0%})",
+        f"other processes used {statistics.median(others):.0%} of the processors (median of sessions; "
+        f"largest {max(others):.0%})",
         *(f"{label}: {', '.join(f'{k} {v}' for k, v in found.items())}" for label, found in saved["versions"].items()),
         f"medians of {saved['settings']['rounds']} rounds; ratio: times better, of medians (least–largest of a round);"
-        " !: short of the target",
+        " !: below the target",
     ]
     for transport in saved["transports"]:
         if saved["results"].get(transport):
@@ -105,7 +106,7 @@ def everything(saved: dict) -> str:
 
 
 def plot(saved: dict, path) -> None:
-    """Bars of the ratios, a panel for each transport; ticks where the targets are."""
+    """Draws the ratios as bars, with a panel for each transport and a tick at each target."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -124,22 +125,24 @@ def plot(saved: dict, path) -> None:
 
 
 def _draw(axis, results: Results) -> None:
-    places = range(len(results.rows))
+    positions = range(len(results.rows))
     thickness = 0.8 / max(1, len(results.compared))
     for i, label in enumerate(results.compared):
         ratios = [results.ratio(row, label) for row in results.rows]
-        at = [place - 0.4 + thickness * (i + 0.5) for place in places]
+        at = [position - 0.4 + thickness * (i + 0.5) for position in positions]
         widths = [ratio.median if ratio else float("nan") for ratio in ratios]
         bars = axis.barh(at, widths, thickness, label=label)
-        axis.bar_label(bars, [_short(ratio.median) if ratio else "" for ratio in ratios], padding=3, fontsize=7)
-    targets = [(row["targets"].get(results.transport), place) for row, place in zip(results.rows, places, strict=True)]
-    wanted = [(target, place) for target, place in targets if target]
-    if wanted:
-        axis.plot(*zip(*wanted, strict=True), "k|", markersize=11, label="target")
+        axis.bar_label(bars, [_digits(ratio.median) if ratio else "" for ratio in ratios], padding=3, fontsize=7)
+    targets = [
+        (row["targets"].get(results.transport), position) for row, position in zip(results.rows, positions, strict=True)
+    ]
+    with_target = [(target, position) for target, position in targets if target]
+    if with_target:
+        axis.plot(*zip(*with_target, strict=True), "k|", markersize=11, label="target")
     axis.axvline(1, color="grey", linewidth=0.8)
     axis.set_xscale("log")
     axis.xaxis.set_major_formatter("{x:g}")
-    axis.set_yticks(list(places), [row["name"] for row in results.rows], fontsize=8)
+    axis.set_yticks(list(positions), [row["name"] for row in results.rows], fontsize=8)
     axis.set_ylim(len(results.rows) - 0.5, -0.5)
     axis.set_xlabel(f"times better than {results.baseline}")
     axis.set_title(f"transport: {results.transport}")
@@ -149,14 +152,14 @@ def amount(value: float, unit: str) -> str:
     if unit == SECONDS:
         for scale, name in ((1e-3, "µs"), (1.0, "ms")):
             if value < scale:
-                return f"{_short(value / scale * 1e3)} {name}"
+                return f"{_digits(value / scale * 1e3)} {name}"
         return f"{value:.2f} s"
     if unit == RATE:
         return f"{value:,.0f} /s"
     return {CPU_SECONDS: f"{value:.2f} s", PERCENT: f"{value:.1f} %", MEBIBYTES: f"{value:.1f} MiB"}[unit]
 
 
-def _short(value: float) -> str:
+def _digits(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 

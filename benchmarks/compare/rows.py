@@ -1,7 +1,8 @@
-"""What a row is and how it is timed; the rows themselves are in pair_rows.py and group_rows.py.
+"""Defines rows and how they are timed; the rows themselves are in pair_rows.py and group_rows.py.
 
 A row is a function of a Meter that runs on worker0 of a group and returns one number. It is written for
-`torch.distributed.rpc`: whose RPC that is, the environment of its processes decides, never the row.
+`torch.distributed.rpc`. The environment of the processes decides whether that is torch's RPC or torchrpc; the row never
+does.
 """
 
 import statistics
@@ -16,13 +17,13 @@ SECONDS, RATE, CPU_SECONDS, PERCENT, MEBIBYTES = "time", "/s", "CPU s", "% of a 
 @dataclass(frozen=True)
 class Row:
     name: str
-    session: str  # rows of one session run one after the other in one group of fresh processes
+    session: str  # the rows of a session run one after the other in one group of fresh processes
     world_size: int
     unit: str  # one of the above
-    targets: dict[str, float]  # transport -> how many times better than the baseline it is to be
-    run: Callable  # of a Meter; on worker0
-    other: Callable | None  # of a Meter and an adapter's peer: the same for systems with another API
-    bare: bool  # `run` runs on every worker, and RPC is not initialised
+    targets: dict[str, float]  # transport -> required ratio to the baseline
+    run: Callable  # takes a Meter; runs on worker0
+    other: Callable | None  # takes a Meter and an adapter's peer: the same for systems with another API
+    bare: bool  # `run` runs on every worker before RPC is initialised
 
     @property
     def more_is_better(self) -> bool:
@@ -33,14 +34,14 @@ ROWS: dict[str, Row] = {}
 
 
 def row(name, session, *, workers=2, unit=SECONDS, targets=(), other=None, bare=False):
-    """Enters a function into ROWS; targets are those for the default transport and for TCP."""
+    """Adds a function to ROWS; `targets` are those for the default transport and for TCP."""
 
-    def enter(run):
+    def register(run):
         by_transport = dict(zip(("default", "tcp"), targets, strict=False))
         ROWS[name] = Row(name, session, workers, unit, by_transport, run, other, bare)
         return run
 
-    return enter
+    return register
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,9 @@ class Meter:
     budget: float  # seconds to spend on a measurement
     rank: int = 0
     world_size: int = 1
-    init_method: str = ""  # for rows that are bare: where the group can meet
-    options: dict = field(default_factory=dict)  # for rows that are bare: of TensorPipe's backend
-    store: Any = None  # for rows that are bare: a c10d.Store of the group
+    init_method: str = ""  # for bare rows: the rendezvous of the group
+    options: dict = field(default_factory=dict)  # for bare rows: of the RPC backend
+    store: Any = None  # for bare rows: a c10d.Store of the group
 
     def latency(self, call: Callable[[], object], least: int = 5) -> float:
         """Median seconds of a call, after a warm-up of a quarter of the budget."""
@@ -62,7 +63,7 @@ class Meter:
         return count / self.latency(lambda: burst(count), least=3)
 
     def long_run(self, run: Callable[[int], object]) -> tuple[int, float]:
-        """Runs `count` repetitions that take about the budget in all; gives (count, seconds)."""
+        """Runs `run(count)` with a count that takes about the budget; returns (count, seconds)."""
         run(3)
         count, seconds = 3, 0.0
         while True:

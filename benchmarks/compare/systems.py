@@ -1,4 +1,4 @@
-"""The systems that are compared, and the groups of fresh processes that run rows on them."""
+"""The compared systems, and groups of fresh processes that run rows on them."""
 
 import contextlib
 import importlib.util
@@ -28,12 +28,12 @@ START_SECONDS, STOP_SECONDS = 120, 30
 @dataclass(frozen=True)
 class System:
     label: str
-    environment: dict[str, str] = field(default_factory=dict)  # what its processes have besides ours
+    environment: dict[str, str] = field(default_factory=dict)  # variables added to the environment of its processes
     kind: str = "rpc"  # torch.distributed.rpc's API, or one of adapters.CONNECT
     tcp: dict = field(default_factory=lambda: TENSORPIPE_TCP)  # the options that mean TCP
 
     def runs(self, row: Row, transport: str) -> bool:
-        """Other systems have one transport, shown beside the default one."""
+        """Systems with another API have only one transport; their results are shown with the default transport."""
         return self.kind == "rpc" or (row.other is not None and transport == "default")
 
     def options(self, transport: str) -> dict:
@@ -57,11 +57,11 @@ def installed() -> list[str]:
 
 
 class Failed(Exception):
-    """A group of processes ended or hung; the text is the last line of what it said."""
+    """A group of processes ended or hung. The text ends with the last line that they printed."""
 
 
 class Group:
-    """Fresh processes that run rows of one session. worker.py is the other side."""
+    """Fresh processes that run rows of one session. They run worker.py."""
 
     def __init__(self, system: System, transport: str, rows: list[Row], budget: float, row_seconds: float):
         self.rows, self.row_seconds = rows, row_seconds
@@ -105,7 +105,7 @@ class Group:
             file.close()
 
     def events(self) -> Iterator[dict]:
-        """What worker0 tells, up to its end; raises Failed when a process dies or a row exceeds its time."""
+        """Yields the events of worker0 until it is done. Raises Failed if a process ends or a row exceeds its time."""
         deadline = time.monotonic() + START_SECONDS
         rest = b""
         with selectors.DefaultSelector() as selector:
@@ -114,11 +114,11 @@ class Group:
                 if not selector.select(0.2):
                     self._check_alive()
                     if time.monotonic() > deadline:
-                        raise Failed(f"no answer within {self.row_seconds:.0f} s" + self._last_words())
+                        raise Failed(f"no answer within {self.row_seconds:.0f} s" + self._last_line())
                     continue
                 data = os.read(self.pipe, 1 << 16)
                 if not data:
-                    raise Failed("worker0 ended early" + self._last_words())
+                    raise Failed("worker0 ended early" + self._last_line())
                 *lines, rest = (rest + data).split(b"\n")
                 for line in lines:
                     event = json.loads(line)
@@ -128,7 +128,7 @@ class Group:
                     yield event
 
     def stop(self) -> None:
-        """Lets the processes end by themselves, for a while."""
+        """Waits up to STOP_SECONDS for the processes to end by themselves."""
         deadline = time.monotonic() + STOP_SECONDS
         for process in self.processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -137,9 +137,9 @@ class Group:
     def _check_alive(self) -> None:
         for rank, process in enumerate(self.processes):
             if process.poll():
-                raise Failed(f"worker{rank} ended with {process.returncode}" + self._last_words(rank))
+                raise Failed(f"worker{rank} ended with {process.returncode}" + self._last_line(rank))
 
-    def _last_words(self, *ranks: int) -> str:
+    def _last_line(self, *ranks: int) -> str:
         for rank in ranks or range(len(self.stderr)):
             self.stderr[rank].seek(0)
             lines = self.stderr[rank].read().decode(errors="replace").strip().splitlines()
@@ -149,28 +149,28 @@ class Group:
 
 
 def run_session(system: System, transport: str, rows: list[Row], budget: float, row_seconds: float) -> Iterator[tuple]:
-    """Yields ("versions", dict), (row's name, its value) or (row's name, Failed), every row once.
+    """Yields ("versions", dict), (name of a row, value) or (name of a row, Failed); every row once.
 
-    When a group fails on a row, another one goes on with the rows after it.
+    When a group fails in a row, a new group continues with the rows after it.
     """
     left = list(rows)
     while left:
-        begun = None
+        current_row = None
         with Group(system, transport, left, budget, row_seconds) as group:
             try:
                 for event in group.events():
                     if "versions" in event:
                         yield "versions", event["versions"]
                     elif "begin" in event:
-                        begun = event["begin"]
+                        current_row = event["begin"]
                     else:
                         left = [row for row in left if row.name != event["row"]]
-                        begun = None
+                        current_row = None
                         yield event["row"], Failed(event["error"]) if "error" in event else event["value"]
                 group.stop()
                 return
             except Failed as failure:
-                broken = [row for row in left if begun in (row.name, None)]  # all of them, if it was not in a row
+                broken = [row for row in left if current_row in (row.name, None)]  # all rows, if no row had started
                 left = [row for row in left if row not in broken]
                 for row in broken:
                     yield row.name, failure

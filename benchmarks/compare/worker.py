@@ -1,7 +1,7 @@
-"""One process of a group: python worker.py JSON, as systems.Group starts it.
+"""One process of a group. systems.Group starts it as: python worker.py JSON
 
-worker0 writes a line of JSON for everything that happens to the pipe that it was given: what is installed, the
-beginning of each row, its result or its error. The other workers serve calls until worker0 is through.
+worker0 writes events to the pipe that it inherits, each as a line of JSON: the installed versions, the start of each
+row, and its result or error. The other workers serve calls until worker0 has finished.
 """
 
 import contextlib
@@ -36,20 +36,20 @@ class Worker:
         self.rank, self.world_size, self.ports, self.options, self.budget = rank, world_size, ports, options, budget
         self.pipe = os.fdopen(fd, "w", buffering=1)
 
-    def tell(self, **event) -> None:
+    def emit(self, **event) -> None:
         if self.rank == 0:
             print(json.dumps(event), file=self.pipe)
 
     def measure(self, name: str, run, *arguments) -> None:
-        self.tell(begin=name)
+        self.emit(begin=name)
         try:
-            self.tell(row=name, value=run(*arguments))
+            self.emit(row=name, value=run(*arguments))
         except Exception as error:
             traceback.print_exc()
-            self.tell(row=name, error=last_line(error))
+            self.emit(row=name, error=last_line(error))
 
     def run_rows(self, rows) -> None:
-        """Rows that RPC is up for."""
+        """Rows that run with RPC initialised."""
         from rows import Meter
 
         init_method = f"tcp://127.0.0.1:{self.ports[0]}"
@@ -58,11 +58,11 @@ class Worker:
         if self.rank == 0:
             for row in rows:
                 self.measure(row.name, row.run, Meter(self.budget))
-        self.tell(done=True)
+        self.emit(done=True)
         rpc.shutdown()
 
     def run_bare(self, rows) -> None:
-        """Rows that begin and end RPC themselves, on every worker."""
+        """Rows that initialise and shut down RPC themselves, on every worker."""
         from rows import Meter
 
         timeout = datetime.timedelta(seconds=60)
@@ -71,19 +71,19 @@ class Worker:
             init_method = f"tcp://127.0.0.1:{port}"
             meter = Meter(self.budget, self.rank, self.world_size, init_method, self.options, store)
             self.measure(row.name, row.run, meter)
-        self.tell(done=True)
+        self.emit(done=True)
 
     def run_other(self, kind: str, rows) -> None:
-        """Rows of a system with another API; its processes are its own affair."""
+        """Rows of a system with another API, which manages its own processes."""
         import adapters
         from rows import Meter
 
         with contextlib.ExitStack() as stack:
             peer, version = adapters.CONNECT[kind](stack)
-            self.tell(versions={**versions(), kind: version})
+            self.emit(versions={**versions(), kind: version})
             for row in rows:
                 self.measure(row.name, row.other, Meter(self.budget), peer)
-            self.tell(done=True)
+            self.emit(done=True)
 
 
 def main() -> None:
@@ -102,8 +102,8 @@ def main() -> None:
         return
     found = versions()
     if ("torchrpc" in found) != arguments["torchrpc"]:
-        sys.exit(f"these were to be processes {'with' if arguments['torchrpc'] else 'without'} torchrpc: {found}")
-    worker.tell(versions=found)
+        sys.exit(f"expected processes {'with' if arguments['torchrpc'] else 'without'} torchrpc, but found {found}")
+    worker.emit(versions=found)
     (worker.run_bare if rows[0].bare else worker.run_rows)(rows)
 
 

@@ -1,6 +1,6 @@
-// Round trips between two nodes of this process: of requests that the agent's handler answers at once, on the loop or
-// on the pool, and of an operator. Over loopback and over TensorPipe; only the time of the round trip is meant
-// (UseRealTime), since both sides and TensorPipe's polling share this process.
+// Round trips between two nodes of this process: requests whose handler replies at once, on the loop or on the pool,
+// and calls of an operator. Over loopback and over TensorPipe. Only the wall time of a round trip is meaningful
+// (UseRealTime), because both nodes and TensorPipe's polling share this process.
 
 #include <ATen/ATen.h>
 #include <benchmark/benchmark.h>
@@ -20,7 +20,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr auto kOnLoop = Kind::kCppCall, kOnPool = Kind::kPythonCall;  // kinds that nobody else serves here
+constexpr auto kOnLoop = Kind::kCppCall, kOnPool = Kind::kPythonCall;  // kinds that have no other handler here
 
 std::unique_ptr<Transport> makeTransport(const std::string& name, const std::shared_ptr<LoopbackNetwork>& network) {
   if (name == "loopback") return makeLoopbackTransport(network);
@@ -88,7 +88,7 @@ Message roundTrip(Messenger& from, Message request) {
   return reply->get_future().get().take();
 }
 
-/// range(0) bytes there and back.
+/// Sends range(0) bytes and receives them back.
 void requestOf(benchmark::State& state, const char* transport, Kind kind) {
   AgentPair pair(transport);
   Message request{.kind = kind};
@@ -106,24 +106,24 @@ void operatorCall(benchmark::State& state, const char* transport) {
   }
 }
 
-/// So many calls under way at once.
+/// range(0) calls at the same time.
 void operatorCallsAtOnce(benchmark::State& state, const char* transport) {
   NodePair pair(transport);
   const auto schema = torch::jit::findOperatorFor({"aten::add", "Tensor"})->schema();
   const torch::jit::Stack arguments{at::ones({4}), at::ones({4}), 1};
   for (auto _ : state) {
-    struct Left {
+    struct Outstanding {
       std::atomic<int64_t> calls;
       std::promise<void> none;
     };
-    const auto left = std::make_shared<Left>(state.range(0));
+    const auto outstanding = std::make_shared<Outstanding>(state.range(0));
     for (int64_t i = 0; i < state.range(0); ++i) {
       auto request = encodeBuiltinCall(Kind::kBuiltinCall, schema, arguments);
-      pair.caller().messenger().request(1, std::move(request), 60s, [left](const Result<Message>& /*result*/) {
-        if (--left->calls == 0) left->none.set_value();
+      pair.caller().messenger().request(1, std::move(request), 60s, [outstanding](const Result<Message>& /*result*/) {
+        if (--outstanding->calls == 0) outstanding->none.set_value();
       });
     }
-    left->none.get_future().wait();
+    outstanding->none.get_future().wait();
   }
   state.SetItemsProcessed(state.iterations() * state.range(0));
 }

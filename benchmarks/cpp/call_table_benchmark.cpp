@@ -1,4 +1,4 @@
-// A call's way through the call table, while others are under way, by one thread and by two.
+// The operations of one call on the call table while other calls are outstanding, by one thread and by two.
 
 #include <benchmark/benchmark.h>
 
@@ -12,7 +12,7 @@ CallTable::Call callUntil(TimePoint deadline) {
   return {.to = 1, .timeout = std::chrono::seconds(60), .deadline = deadline, .handler = [](const Result<Message>&) {}};
 }
 
-/// range(0) calls under way that are not taken.
+/// range(0) other calls are outstanding and stay in the table.
 void addsAssignsTakes(benchmark::State& state) {
   static std::unique_ptr<CallTable> table;
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::hours(1);
@@ -34,6 +34,6 @@ void addsAssignsTakes(benchmark::State& state) {
   }
 }
 
-BENCHMARK(addsAssignsTakes)->ArgName("under_way")->Arg(0)->Arg(1000)->Arg(100'000)->Threads(1)->Threads(2);
+BENCHMARK(addsAssignsTakes)->ArgName("outstanding")->Arg(0)->Arg(1000)->Arg(100'000)->Threads(1)->Threads(2);
 
 }  // namespace

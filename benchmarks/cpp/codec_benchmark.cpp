@@ -1,4 +1,4 @@
-// Plain values as bytes and back: what the arguments and the result of a call cost on each side.
+// Encoding and decoding of plain values: the cost of the arguments and the result of a call on each side.
 
 #include <ATen/ATen.h>
 #include <benchmark/benchmark.h>

@@ -1,4 +1,4 @@
-// Messages as frames and back, by the number and the size of their tensors: both sides of kInlineTensorBytes.
+// Encoding and decoding of frames, by the number and size of their tensors: below and above kInlineTensorBytes.
 
 #include <ATen/ATen.h>
 #include <benchmark/benchmark.h>
@@ -16,7 +16,7 @@ Message makeMessage(const benchmark::State& state) {
   return message;
 }
 
-/// What arrives owns its memory: a frame that was sent shares it with the sender's tensors.
+/// A copy like a received frame, which owns its memory. A frame to send shares memory with the sender's tensors.
 Frame copyOf(const Frame& frame) {
   Frame out{.head = frame.head};
   for (const auto& segment : frame.segments) {
@@ -32,10 +32,10 @@ void encodesFrame(benchmark::State& state) {
   for (auto _ : state) benchmark::DoNotOptimize(encodeFrame(message));
 }
 
-/// With the copy of the head's bytes and the references to the segments that each repetition needs.
+/// The time includes a copy of the head and of the references to the segments in each repetition.
 void decodesFrame(benchmark::State& state) {
-  const auto arrived = copyOf(encodeFrame(makeMessage(state)));
-  for (auto _ : state) benchmark::DoNotOptimize(decodeFrame(arrived));
+  const auto received = copyOf(encodeFrame(makeMessage(state)));
+  for (auto _ : state) benchmark::DoNotOptimize(decodeFrame(received));
 }
 
 void peeksFrame(benchmark::State& state) {

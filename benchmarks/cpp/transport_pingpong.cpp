@@ -1,6 +1,7 @@
-// Round trips between two processes of this host over each transport, without anything above it: an echo, once with the
-// next message sent from the handler, once from a thread that waits for the answer, as a blocked caller does. One run
-// takes the transports in turns, several times over, so that they see the same weather; medians of the rounds' means.
+// Round trips between two processes of this host over each transport, without the layers above: an echo. The next
+// message is sent either from the handler, or from a thread that waits for the reply as a blocked caller does. A run
+// measures all transports in each of several rounds, so that they see the same load of the machine; medians of the
+// rounds' means.
 //
 //   transport_pingpong [transport...]     default: all
 
@@ -39,7 +40,7 @@ const std::map<std::string, std::function<std::unique_ptr<Transport>()>> kTransp
     {"native-shm", [] { return native::makeTransport({.host = "127.0.0.1"}); }},
 };
 
-/// A message of that size: small ones in the head, as the agent does.
+/// A message of `bytes` bytes. Small ones are in the head, as the agent's are.
 Frame message(size_t bytes) {
   if (bytes <= kInlineTensorBytes) return {std::string(bytes, 'x'), {}};
   auto segment = newSegment(bytes);
@@ -59,41 +60,41 @@ class Echo : public ConnectionHandler {
 class Pinger : public ConnectionHandler {
  public:
   std::shared_ptr<Connection> connection;
-  int left = 0;  ///< that the handler sends by itself
-  std::atomic<int> answers{0};
+  int remaining = 0;  ///< messages that the handler still sends by itself
+  std::atomic<int> replies{0};
 
   void onFrame(Frame frame) override {
-    if (left-- > 0) return connection->send(std::move(frame), [](const Status&) {});
-    ++answers;
-    answers.notify_one();
+    if (remaining-- > 0) return connection->send(std::move(frame), [](const Status&) {});
+    ++replies;
+    replies.notify_one();
   }
   void onClosed(const Error& reason) override {
     if (reason.code() == ErrorCode::kShutdown) return;
     std::fprintf(stderr, "%s\n", reason.what());
     std::exit(1);
   }
-  void await(int count) {
-    for (int seen = answers; seen < count; seen = answers) answers.wait(seen);
+  void waitForReplies(int count) {
+    for (int seen = replies; seen < count; seen = replies) replies.wait(seen);
   }
 };
 
 double seconds(const timeval& time) { return static_cast<double>(time.tv_sec) + time.tv_usec * 1e-6; }
 
-double cpuSeconds(int who) {
+double cpuSeconds(int target) {
   rusage usage{};
-  getrusage(who, &usage);
+  getrusage(target, &usage);
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-/// µs a round trip.
+/// µs per round trip.
 double measure(Pinger& pinger, size_t bytes, int count, bool from_handler) {
   const auto frame = message(bytes);
   const auto before = std::chrono::steady_clock::now();
-  pinger.answers = 0;
-  pinger.left = from_handler ? count - 1 : 0;
+  pinger.replies = 0;
+  pinger.remaining = from_handler ? count - 1 : 0;
   for (int i = 0; i < (from_handler ? 1 : count); ++i) {
     pinger.connection->send(frame, [](const Status&) {});
-    pinger.await(i + 1);
+    pinger.waitForReplies(i + 1);
   }
   return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - before).count() / count;
 }
@@ -116,12 +117,13 @@ void serve(const std::string& name, int to_parent, int from_parent) {
   });
   address.resize(4096);
   if (::write(to_parent, address.data(), address.size()) != 4096) std::exit(1);
-  char ended;
-  if (::read(from_parent, &ended, 1) < 0) std::exit(1);  // until the parent closes its end
+  char unused;
+  if (::read(from_parent, &unused, 1) < 0) std::exit(1);  // until the parent closes its end
   transport->close();
 }
 
-/// A process for each side, so that nothing of one transport is left for the next; the results come back over a pipe.
+/// The client's side. Each side runs in a process of its own, so that one transport leaves nothing to the next. The
+/// results go through a pipe.
 void ping(const std::string& name, const std::string& address, int results) {
   auto transport = kTransports.at(name)();
   auto pinger = std::make_shared<Pinger>();
@@ -146,7 +148,7 @@ pid_t inChild(const std::function<void()>& child) {
   std::exit(0);
 }
 
-/// One round of one transport; the CPU seconds that both sides used.
+/// One round of one transport. Returns the CPU seconds of both sides.
 double round(const std::string& name, Results& results) {
   int to_parent[2], from_parent[2], out[2];
   if (::pipe(to_parent) != 0 || ::pipe(from_parent) != 0 || ::pipe(out) != 0) std::exit(1);
@@ -193,7 +195,7 @@ int main(int argc, char** argv) {
   for (int i = 0; i < kRounds; ++i) {
     for (const auto& name : names) cpu[name] += round(name, results[name]);
   }
-  std::printf("us a round trip, sent from the handler / by a waiting thread\n%-16s", "bytes");
+  std::printf("us per round trip, sent from the handler / by a waiting thread\n%-16s", "bytes");
   for (const auto& size : kSizes) std::printf("%22zu", size.bytes);
   std::printf("%12s\n", "CPU s");
   for (const auto& name : names) {

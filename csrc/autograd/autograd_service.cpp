@@ -14,14 +14,14 @@ namespace torchrpc {
 
 namespace {
 
-/// How long news of ended contexts wait for a call that takes them along.
-constexpr Duration kNewsDelay = std::chrono::milliseconds(20);
+/// How long scheduled snapshots wait for a call that can carry them.
+constexpr Duration kSnapshotDelay = std::chrono::milliseconds(20);
 
 Error noContext(ContextId id) {
   return {
       ErrorCode::kInvalidArgument,
       "Could not find autograd context with id: " + std::to_string(id) +
-          ": it has ended, or this worker has taken no part in it"};
+          ": it has ended, or this worker has not taken part in it"};
 }
 
 Error raisedAsText(std::exception_ptr raised) {
@@ -32,7 +32,7 @@ Error raisedAsText(std::exception_ptr raised) {
   } catch (const std::exception& e) {
     return {ErrorCode::kUserException, e.what()};
   } catch (...) {
-    return {ErrorCode::kUserException, "an exception that is no std::exception"};
+    return {ErrorCode::kUserException, "an exception that is not a std::exception"};
   }
 }
 
@@ -49,25 +49,25 @@ BackwardPass::Environment environment(Messenger& messenger, AutogradService::Opt
                 error.detail());
           },
       .enter_user_code = options.enter_user_code ? std::move(options.enter_user_code) : [] { return nullptr; },
-      .patience = options.patience ? std::move(options.patience) : [] { return Duration::zero(); },
+      .progress_timeout = options.patience ? std::move(options.patience) : [] { return Duration::zero(); },
   };
 }
 
 }  // namespace
 
 void checkRoots(const std::vector<at::Tensor>& roots) {
-  const auto refuse = [](const std::string& text) -> void { throw Error(ErrorCode::kInvalidArgument, text); };
-  if (roots.empty()) refuse("No tensors provided for gradient computation. Pass the loss: backward(id, [loss]).");
+  const auto reject = [](const std::string& text) -> void { throw Error(ErrorCode::kInvalidArgument, text); };
+  if (roots.empty()) reject("No tensors provided for gradient computation. Pass the loss: backward(id, [loss]).");
   for (size_t i = 0; i < roots.size(); ++i) {
     const auto& root = roots[i];
     const auto which = "root " + std::to_string(i);
-    if (!root.defined()) refuse(which + " is None");
-    if (!root.requires_grad()) refuse("requires_grad not set on " + which);
+    if (!root.defined()) reject(which + " is None");
+    if (!root.requires_grad()) reject("requires_grad not set on " + which);
     if (root.numel() != 1) {
-      refuse(which + " is not a scalar, all roots need to be scalar: reduce it, with sum() or mean() say");
+      reject(which + " is not a scalar, all roots need to be scalar: reduce it, for example with sum() or mean()");
     }
     if (!root.grad_fn()) {
-      refuse(which + " does not have a valid gradient function: it is a leaf, not the result of a computation");
+      reject(which + " does not have a valid gradient function: it is a leaf, not the result of a computation");
     }
   }
 }
@@ -82,12 +82,12 @@ AutogradService::AutogradService(Messenger& messenger, Options options)
                [this](const std::vector<ContextPtr>& ended) {
                  end(ended, Error(ErrorCode::kInvalidArgument, "the autograd context has ended on its owner"));
                },
-           .on_owed = [this] { scheduleNews(); }}) {
+           .on_undelivered = [this] { sendSnapshotsLater(); }}) {
   serve(Kind::kAutogradMark, &AutogradService::serveMark);
   serve(Kind::kAutogradGradients, &AutogradService::serveGradients);
-  // Most gradients are for a thread that is at work on the pass already.
+  // Most gradients are for a pass whose thread is already running.
   messenger_.onFirst(Kind::kAutogradGradients, [this](const Request& request, const Responder& responder) {
-    return passGradientsOn(request, responder);
+    return receiveIfStarted(request, responder);
   });
   serve(Kind::kAutogradAbort, &AutogradService::serveAbort);
   serve(Kind::kAutogradRelease, &AutogradService::serveRelease);
@@ -131,32 +131,32 @@ void AutogradService::release(ContextId id) {
 
 void AutogradService::end(const std::vector<ContextPtr>& contexts, const Error& reason) {
   for (const auto& context : contexts) contexts_.scheduleSnapshot(context->owner(), context->end(reason));
-  scheduleNews();
+  sendSnapshotsLater();
 }
 
-void AutogradService::scheduleNews() {
-  if (contexts_.owed().empty() || news_scheduled_.exchange(true)) return;
-  messenger_.postAfter(kNewsDelay, [this] {
-    news_scheduled_ = false;
-    sendNews();
+void AutogradService::sendSnapshotsLater() {
+  if (contexts_.workersWithScheduledSnapshots().empty() || sending_scheduled_.exchange(true)) return;
+  messenger_.postAfter(kSnapshotDelay, [this] {
+    sending_scheduled_ = false;
+    sendSnapshots();
   });
 }
 
-void AutogradService::sendNews() {
-  for (const auto worker : contexts_.owed()) {
-    Message message{.kind = Kind::kAutogradRelease, .payload = contexts_.takeRolls(worker)};
+void AutogradService::sendSnapshots() {
+  for (const auto worker : contexts_.workersWithScheduledSnapshots()) {
+    Message message{.kind = Kind::kAutogradRelease, .payload = contexts_.takeScheduledSnapshots(worker)};
     if (message.payload.empty()) continue;
     messenger_.requestReliably(worker, std::move(message), [](const Result<Message>&) {});
   }
 }
 
 void AutogradService::serveRelease(Request request, const Responder& responder) {
-  recorder_.takeInRolls(request.message.payload);
+  recorder_.receiveSnapshots(request.message.payload);
   responder.reply({.kind = Kind::kReply});
   recorder_.endContexts();
 }
 
-void AutogradService::tellOwners() {
+void AutogradService::notifyOwners() {
   std::map<WorkerId, Message> messages;
   for (const auto& context : contexts_.all()) {
     if (context->owner() == messenger_.self().id) continue;
@@ -175,19 +175,19 @@ void AutogradService::serveHeld(Request request, const Responder& responder) {
     const auto context = contexts_.find(reader.get<ContextId>());
     if (!context || !context->addKnownWorker(holder)) contexts_.scheduleSnapshot(self, {holder});
   }
-  scheduleNews();
+  sendSnapshotsLater();
   responder.reply({.kind = Kind::kReply});
 }
 
 void AutogradService::onWorkerLost(const WorkerInfo& worker) {
-  // At once: another worker may join under its id soon.
+  // removeAllOf() runs at once: another worker may join under this id soon.
   messenger_.post([this, worker, all = contexts_.all(), ended = contexts_.removeAllOf(worker.id)] {
     for (const auto& context : all) {
       for (const auto& pass : context->passes()) pass->onWorkerLost(worker);
     }
     end(ended,
         Error(ErrorCode::kWorkerLost, toString(worker) + ", the owner of the autograd context, was lost", worker.name));
-    tellOwners();
+    notifyOwners();
   });
 }
 
@@ -247,7 +247,7 @@ std::shared_ptr<BackwardPass> AutogradService::passOf(const PassHeader& header) 
 
 namespace {
 
-BackwardPass::Answer answerTo(const Responder& responder) {
+BackwardPass::SendReply replyThrough(const Responder& responder) {
   return [responder](const Result<GradientReply>& reply) {
     if (!reply) return responder.fail(reply.error());
     responder.reply(encode(reply.value()));
@@ -267,17 +267,17 @@ void AutogradService::serveMark(Request request, const Responder& responder) {
 void AutogradService::serveGradients(Request request, const Responder& responder) {
   auto gradients = decodeGradients(request.message);
   const auto pass = passOf(gradients.pass);
-  // Calls made again by checkpointing are to find their context.
+  // Checkpointing repeats calls during the backward pass, which must be recorded in this context.
   const ContextScope scope(context(gradients.pass.context));
-  pass->receive(request.from.id, std::move(gradients), answerTo(responder));
+  pass->receive(request.from.id, std::move(gradients), replyThrough(responder));
 }
 
-bool AutogradService::passGradientsOn(const Request& request, const Responder& responder) {
+bool AutogradService::receiveIfStarted(const Request& request, const Responder& responder) {
   auto gradients = decodeGradients(request.message);
   const auto context = contexts_.find(gradients.pass.context);
   const auto pass = context ? context->findPass(gradients.pass.pass) : nullptr;
-  if (!pass || !pass->isAtWork()) return false;
-  pass->receive(request.from.id, std::move(gradients), answerTo(responder));
+  if (!pass || !pass->hasStarted()) return false;
+  pass->receive(request.from.id, std::move(gradients), replyThrough(responder));
   return true;
 }
 
@@ -294,7 +294,7 @@ void AutogradService::serveAbort(Request request, const Responder& responder) {
 void AutogradService::backwardFrom(const PassHeader& header, const c10::IValue& value) {
   at::Tensor tensor;
   try {
-    // A Python object knows itself how to become a tensor.
+    // A Python object converts itself.
     tensor =
         value.isPyObject() ? value.toPyObjectHolder()->toIValue(c10::TensorType::get()).toTensor() : value.toTensor();
   } catch (const std::exception&) {
@@ -307,10 +307,10 @@ void AutogradService::backwardFrom(const PassHeader& header, const c10::IValue& 
 void AutogradService::serve(RRefService& rrefs) {
   messenger_.on(
       Kind::kRRefBackward, Messenger::Where::kPool, [this, &rrefs](const Request& request, const Responder& responder) {
-        const auto wanted = decodeRRefBackward(request.message);
-        const auto root = rrefs.findNamed(wanted.rref).take();
-        // No thread waits for the value, which may never come.
-        root->whenReady([this, pass = wanted.pass, responder](const Result<c10::IValue>& value) {
+        const auto decoded = decodeRRefBackward(request.message);
+        const auto root = rrefs.findNamed(decoded.rref).take();
+        // No thread waits for the value, because it may never be set.
+        root->whenReady([this, pass = decoded.pass, responder](const Result<c10::IValue>& value) {
           if (!value) return responder.fail(value.error());
           messenger_.post([this, pass, responder, value = value.value()] {
             try {

@@ -11,7 +11,7 @@ using torch::autograd::AccumulateGrad;
 
 namespace {
 
-Error notAwaited() { return {ErrorCode::kProtocol, "gradients that the backward pass does not wait for"}; }
+Error unexpectedGradients() { return {ErrorCode::kProtocol, "gradients that the backward pass does not wait for"}; }
 
 }  // namespace
 
@@ -20,22 +20,22 @@ BackwardPass::BackwardPass(
     : environment_(environment), context_(std::move(context)), id_(id), mode_(mode), retain_graph_(retain_graph) {
   graph_.emplace(
       retain_graph,
-      LocalGraph::Exits{
+      LocalGraph::Sinks{
           .deliver = [this](const RecvFunction& recv, variable_list gradients) { deliver(recv, std::move(gradients)); },
           .accumulate = [this](
                             const at::Tensor& leaf,
-                            at::Tensor gradient) { captured_.emplace_back(leaf, std::move(gradient)); },
+                            at::Tensor gradient) { leaf_gradients_.emplace_back(leaf, std::move(gradient)); },
           .lend = [this](const AccumulateGrad& leaf) { return lend(leaf); },
       });
 }
 
-// --- which send functions take part ---
+// --- marking ---
 
-BackwardPass::Received BackwardPass::addSends(const Sends& sends) {
-  Received received;
+BackwardPass::RecvFunctions BackwardPass::addSends(const Sends& sends) {
+  RecvFunctions received;
   for (const auto& send : sends) {
     if (!marked_.insert(send->id()).second) continue;
-    missing_.insert(send->id());
+    awaiting_gradients_.insert(send->id());
     const auto more = graph_->add(send);
     received.insert(received.end(), more.begin(), more.end());
   }
@@ -53,57 +53,56 @@ BackwardPass::Sends BackwardPass::sendsOf(const std::vector<MessageId>& ids) con
 
 void BackwardPass::mark(WorkerId from, const std::vector<MessageId>& ids, Done done) {
   const auto sends = sendsOf(ids);
-  Received received;
+  RecvFunctions received;
   {
     MutexLock lock(mutex_);
-    heard_from_.insert(from);
+    source_workers_.insert(from);
     throwIfFailed(failure_);
-    if (began_) throw Error(ErrorCode::kProtocol, "a backward pass that has begun cannot grow");
+    if (started_) throw Error(ErrorCode::kProtocol, "a backward pass that has begun cannot grow");
     received = addSends(sends);
   }
-  markOthers(received, std::move(done));
+  sendMarks(received, std::move(done));
 }
 
-void BackwardPass::markOthers(const Received& received, Done done) {
+void BackwardPass::sendMarks(const RecvFunctions& received, Done done) {
   if (received.empty()) return done(std::nullopt);
   std::map<WorkerId, std::vector<MessageId>> by_worker;
   for (const auto* recv : received) by_worker[recv->sender()].push_back(recv->id());
   {
     MutexLock lock(mutex_);
-    for (const auto& [worker, sends] : by_worker) reached_.insert(worker);
+    for (const auto& [worker, sends] : by_worker) reached_workers_.insert(worker);
   }
-  struct Answers {
-    Done done;
+  struct Replies {
+    const Done done;
     Mutex mutex;
-    // guarded by mutex:
-    size_t missing;
-    Status failure;
+    size_t outstanding TORCHRPC_GUARDED_BY(mutex);
+    Status failure TORCHRPC_GUARDED_BY(mutex);
+
+    Replies(Done done, size_t count) : done(std::move(done)), outstanding(count) {}
   };
-  auto answers = std::make_shared<Answers>();
-  answers->done = std::move(done);
-  answers->missing = by_worker.size();
+  const auto replies = std::make_shared<Replies>(std::move(done), by_worker.size());
   for (auto& [worker, sends] : by_worker) {
     environment_.messenger.request(
-        worker, encode(MarkRequest{header(), std::move(sends)}), Duration::zero(), [answers](Result<Message> reply) {
+        worker, encode(MarkRequest{header(), std::move(sends)}), Duration::zero(), [replies](Result<Message> reply) {
           Status failure;
           {
-            MutexLock lock(answers->mutex);
-            if (!reply && !answers->failure) answers->failure = reply.error();
-            if (--answers->missing > 0) return;
-            failure = answers->failure;
+            MutexLock lock(replies->mutex);
+            if (!reply && !replies->failure) replies->failure = reply.error();
+            if (--replies->outstanding > 0) return;
+            failure = replies->failure;
           }
-          answers->done(std::move(failure));
+          replies->done(std::move(failure));
         });
   }
 }
 
-bool BackwardPass::plan(Received& received) {
+bool BackwardPass::planWithoutMarking(RecvFunctions& received) {
   const auto self = environment_.messenger.self().id;
-  for (size_t i = 0; i < received.size(); ++i) {  // it grows
+  for (size_t i = 0; i < received.size(); ++i) {  // the loop appends to `received`
     const auto& recv = *received[i];
     if (!recv.dependencies()) return false;
     std::vector<MessageId> own;
-    (recv.sender() == self ? own : plan_[recv.sender()]).push_back(recv.id());
+    (recv.sender() == self ? own : planned_sends_[recv.sender()]).push_back(recv.id());
     for (const auto id : *recv.dependencies()) {
       if (makerOf(id) != self) return false;
       own.push_back(id);
@@ -116,40 +115,40 @@ bool BackwardPass::plan(Received& received) {
   return true;
 }
 
-void BackwardPass::markFrom(Received received) {
-  if (plan(received)) return;
-  plan_.clear();
-  markOthers(received, [self = shared_from_this()](Status failure) {
+void BackwardPass::markDependencies(RecvFunctions received) {
+  if (planWithoutMarking(received)) return;
+  planned_sends_.clear();
+  sendMarks(received, [self = shared_from_this()](Status failure) {
     {
       MutexLock lock(self->mutex_);
       self->all_marked_ = true;
       if (failure && !self->failure_) self->failure_ = std::move(failure);
     }
-    self->tellChanged();
+    self->notifyChanged();
   });
-  waitUntil([this] { return all_marked_ || failure_; });
+  waitUntil([this]() TORCHRPC_REQUIRES(mutex_) { return all_marked_ || failure_; });
 }
 
-// --- the work ---
+// --- the local part ---
 
 void BackwardPass::run(edge_list roots, variable_list gradients) try {
   runFrom(std::move(roots), std::move(gradients));
 } catch (const Error&) {
-  if (interrupt_) std::rethrow_exception(interrupt_);
+  if (interrupt_exception_) std::rethrow_exception(interrupt_exception_);
   throw;
 }
 
 void BackwardPass::runFrom(edge_list roots, variable_list gradients) {
   const auto root = c10::make_intrusive<SendFunction>(kNoAutogradId, std::move(roots));
   const auto sends = mode_ == BackwardMode::kFast ? context_->sends() : Sends();
-  Received received;
+  RecvFunctions received;
   {
     MutexLock lock(mutex_);
     received = graph_->add(root);
     addSends(sends);
   }
   try {
-    if (mode_ == BackwardMode::kSmart) markFrom(std::move(received));
+    if (mode_ == BackwardMode::kSmart) markDependencies(std::move(received));
   } catch (const Error& e) {
     fail(e);
     throw;
@@ -157,59 +156,59 @@ void BackwardPass::runFrom(edge_list roots, variable_list gradients) {
   {
     MutexLock lock(mutex_);
     throwIfFailed(failure_);
-    began_ = true;
+    started_ = true;
   }
-  graph_->give(*root, std::move(gradients));
+  graph_->setGradients(*root, std::move(gradients));
   try {
-    work();
-    waitUntil([this] { return ended_; });
+    runLocalPart();
+    waitUntil([this]() TORCHRPC_REQUIRES(mutex_) { return ended_; });
   } catch (const Error& e) {
     fail(e);
     throw;
   }
 }
 
-void BackwardPass::receive(WorkerId from, GradientRequest request, Answer answer) {
-  Arrival arrival{context_->send(request.gradients.send), std::move(request.gradients.gradients)};
+void BackwardPass::receive(WorkerId from, GradientRequest request, SendReply send_reply) {
+  ReceivedGradients received{context_->send(request.gradients.send), std::move(request.gradients.gradients)};
   const auto taking_part = mode_ == BackwardMode::kFast ? context_->sends() : sendsOf(request.sends);
-  Status refused;
-  bool begins = false;
+  Status rejected;
+  bool starts = false;
   {
     MutexLock lock(mutex_);
-    heard_from_.insert(from);
-    if (!began_ && !ended_) addSends(taking_part);
+    source_workers_.insert(from);
+    if (!started_ && !ended_) addSends(taking_part);
     if (ended_ && failure_) {
-      refused = failure_;
-    } else if (!accept(std::move(arrival))) {
-      refused = notAwaited();
-    } else if (!std::exchange(began_, true)) {
-      begins = true;
-      began_by_ = from;
-      answer_ = std::move(answer);
+      rejected = failure_;
+    } else if (!accept(std::move(received))) {
+      rejected = unexpectedGradients();
+    } else if (!std::exchange(started_, true)) {
+      starts = true;
+      started_by_ = from;
+      send_reply_ = std::move(send_reply);
     }
   }
-  if (begins) return work();
-  tellChanged();
-  if (refused) return answer(*std::move(refused));
-  answer(GradientReply());
+  if (starts) return runLocalPart();
+  notifyChanged();
+  if (rejected) return send_reply(*std::move(rejected));
+  send_reply(GradientReply());
 }
 
-bool BackwardPass::accept(Arrival arrival) {
-  const auto& [send, gradients] = arrival;
-  if (!send || gradients.size() != send->num_outputs() || missing_.erase(send->id()) == 0) return false;
-  arrived_.push_back(std::move(arrival));
+bool BackwardPass::accept(ReceivedGradients received) {
+  const auto& [send, gradients] = received;
+  if (!send || gradients.size() != send->num_outputs() || awaiting_gradients_.erase(send->id()) == 0) return false;
+  received_.push_back(std::move(received));
   return true;
 }
 
-bool BackwardPass::isAtWork() {
+bool BackwardPass::hasStarted() {
   MutexLock lock(mutex_);
-  return began_;
+  return started_;
 }
 
-void BackwardPass::work() {
+void BackwardPass::runLocalPart() {
   const auto entered = environment_.enter_user_code();
   Status failure;
-  const auto note = [&](const std::function<void()>& body) {
+  const auto catch_failure = [&](const std::function<void()>& body) {
     try {
       body();
     } catch (const Error& e) {
@@ -218,87 +217,89 @@ void BackwardPass::work() {
       failure = environment_.to_error(std::current_exception());
     }
   };
-  // What nodes throw is looked at before torch's engine, which makes a Python exception the thread's current error.
-  note([&] {
+  // Exceptions of nodes are converted inside the graph task: torch's engine would make a Python exception the thread's
+  // current error.
+  catch_failure([&] {
     graph_->runInGraphTask([&] {
-      note([&] { runGraph(); });
+      catch_failure([&] { runGraph(); });
       throwIfFailed(failure);
     });
   });
   loans_.clear();
   graph_.reset();
   if (failure) return fail(*std::move(failure));
-  // Only now, so that a pass that fails leaves nothing here, and that gradients which share memory are copied.
+  // Accumulated only now, so that a failed pass leaves no gradients here and gradients that share memory are copied.
   const at::NoGradGuard no_grad;
-  for (const auto& [leaf, gradient] : captured_) context_->accumulate(leaf, gradient);
-  captured_.clear();
+  for (const auto& [leaf, gradient] : leaf_gradients_) context_->accumulate(leaf, gradient);
+  leaf_gradients_.clear();
   {
     MutexLock lock(mutex_);
-    worked_ = true;
+    graph_done_ = true;
   }
   finishIfDone();
 }
 
 void BackwardPass::runGraph() {
-  while (auto arrivals = nextArrivals()) {
-    for (auto& arrival : *arrivals) graph_->give(*arrival.send, std::move(arrival.gradients));
+  while (auto received = nextGradients()) {
+    for (auto& each : *received) graph_->setGradients(*each.send, std::move(each.gradients));
     if (!graph_->canRun()) continue;
-    sendHeld();
+    sendDeferred();
     graph_->runNext();
   }
-  bool others_work = false;
+  bool outstanding = false;
   {
     MutexLock lock(mutex_);
-    others_work = outstanding_ > 0;
+    outstanding = outstanding_ > 0;
   }
-  if (others_work) sendHeld();
+  if (outstanding) sendDeferred();
 }
 
-std::optional<std::vector<BackwardPass::Arrival>> BackwardPass::nextArrivals() {
+std::optional<std::vector<BackwardPass::ReceivedGradients>> BackwardPass::nextGradients() {
   {
     MutexLock lock(mutex_);
     throwIfFailed(failure_);
-    if (!arrived_.empty() || graph_->canRun()) return std::exchange(arrived_, {});
-    if (missing_.empty()) return std::nullopt;
+    if (!received_.empty() || graph_->canRun()) return std::exchange(received_, {});
+    if (awaiting_gradients_.empty()) return std::nullopt;
   }
-  sendHeld();
-  const auto patience = mode_ == BackwardMode::kFast ? environment_.patience() : Duration::zero();
-  const auto deadline = patience > Duration::zero() ? deadlineAfter(patience) : kNever;
-  if (!waitUntil([this] { return !arrived_.empty() || failure_; }, deadline)) throw impatience();
+  sendDeferred();
+  const auto progress_timeout = mode_ == BackwardMode::kFast ? environment_.progress_timeout() : Duration::zero();
+  const auto deadline = progress_timeout > Duration::zero() ? deadlineAfter(progress_timeout) : kNever;
+  if (!waitUntil([this]() TORCHRPC_REQUIRES(mutex_) { return !received_.empty() || failure_; }, deadline))
+    throw noProgressError();
   MutexLock lock(mutex_);
-  return std::exchange(arrived_, {});
+  return std::exchange(received_, {});
 }
 
-void BackwardPass::tellChanged() {
+void BackwardPass::notifyChanged() {
   changed_.notify_all();
   futex_waiter_.ring();
 }
 
-bool BackwardPass::waitUntil(const std::function<bool()>& over, TimePoint deadline) {
+bool BackwardPass::waitUntil(const std::function<bool()>& predicate, TimePoint deadline) {
   const ThreadPool::BlockingScope blocking;
-  const auto is_over = [&] {
+  const auto is_done = [&] {
     MutexLock lock(mutex_);
-    return over();
+    return predicate();
   };
-  environment_.messenger.poll(is_over);
-  environment_.messenger.sleep(is_over, futex_waiter_, std::min(deadline, deadlineAfter(kSignalCheckInterval)));
+  environment_.messenger.poll(is_done);
+  environment_.messenger.sleep(is_done, futex_waiter_, std::min(deadline, deadlineAfter(kSignalCheckInterval)));
   MutexLock lock(mutex_);
   try {
-    if (!waitInterruptibly(changed_, lock, deadline, over)) return false;
+    if (!waitInterruptibly(changed_, lock, deadline, predicate)) return false;
   } catch (...) {
-    interrupt_ = std::current_exception();
+    interrupt_exception_ = std::current_exception();
     throw Error(ErrorCode::kBackward, "the backward pass was interrupted on " + environment_.messenger.self().name);
   }
   throwIfFailed(failure_);
   return true;
 }
 
-Error BackwardPass::impatience() {
+Error BackwardPass::noProgressError() {
   MutexLock lock(mutex_);
   return {
       ErrorCode::kTimeout,
       "RPC ran for more than set timeout: the backward pass of autograd context " + std::to_string(context_->id()) +
-          " still misses the gradients of " + std::to_string(missing_.size()) + " of the " +
+          " still misses the gradients of " + std::to_string(awaiting_gradients_.size()) + " of the " +
           std::to_string(marked_.size()) + " messages with tensors that require grad which " +
           environment_.messenger.self().name +
           " has sent. In FAST mode every one of them must contribute to the loss: use mode=\"smart\", or detach "
@@ -310,70 +311,72 @@ Error BackwardPass::impatience() {
 
 void BackwardPass::deliver(const RecvFunction& recv, variable_list gradients) {
   MessageGradients of_message{recv.id(), std::move(gradients)};
-  bool answers = false;
+  bool defers = false;
   {
     MutexLock lock(mutex_);
     throwIfFailed(failure_);
-    answers = began_by_ == recv.sender();
+    defers = started_by_ == recv.sender();
   }
-  if (answers) {
-    held_ = std::move(of_message);
+  if (defers) {
+    deferred_ = std::move(of_message);
   } else {
     send(recv.sender(), std::move(of_message));
   }
 }
 
-void BackwardPass::sendHeld() {
-  if (!held_) return;
-  auto gradients = *std::exchange(held_, std::nullopt);
-  send(*began_by_, std::move(gradients));
+void BackwardPass::sendDeferred() {
+  if (!deferred_) return;
+  auto gradients = *std::exchange(deferred_, std::nullopt);
+  send(*started_by_, std::move(gradients));
 }
 
 void BackwardPass::send(WorkerId to, MessageGradients gradients) {
-  // The worker with the roots waits for its gradients anyway: nobody needs to wait for its answer.
-  const bool awaited = to != makerOf(id_);
+  // The worker with the roots ends only when it has all its gradients, so this worker need not wait for its reply.
+  const bool counted = to != makerOf(id_);
   {
     MutexLock lock(mutex_);
     throwIfFailed(failure_);
-    if (awaited) ++outstanding_;
-    reached_.insert(to);
+    if (counted) ++outstanding_;
+    reached_workers_.insert(to);
   }
-  const auto planned = plan_.find(to);
+  const auto planned = planned_sends_.find(to);
   GradientRequest request{
       .pass = header(),
-      .sends = planned == plan_.end() ? std::vector<MessageId>() : planned->second,
+      .sends = planned == planned_sends_.end() ? std::vector<MessageId>() : planned->second,
       .gradients = std::move(gradients)};
   environment_.messenger.request(
       to, encode(request), Duration::zero(),
-      [awaited, self = shared_from_this()](const Result<Message>& reply) { self->onAnswer(awaited, reply); });
+      [counted, self = shared_from_this()](const Result<Message>& reply) { self->onReply(counted, reply); });
 }
 
-void BackwardPass::onAnswer(bool awaited, const Result<Message>& reply) {
+void BackwardPass::onReply(bool counted, const Result<Message>& reply) {
   Status failure;
   try {
     if (!reply) throw reply.error();
-    auto with = decodeGradientReply(reply.value()).gradients;
-    auto arrival = with ? std::optional(Arrival{context_->send(with->send), std::move(with->gradients)}) : std::nullopt;
+    std::optional<ReceivedGradients> received;
+    if (auto gradients = decodeGradientReply(reply.value()).gradients) {
+      received = {context_->send(gradients->send), std::move(gradients->gradients)};
+    }
     MutexLock lock(mutex_);
-    if (arrival && !accept(*std::move(arrival))) throw notAwaited();
-    if (awaited) --outstanding_;
+    if (received && !accept(*std::move(received))) throw unexpectedGradients();
+    if (counted) --outstanding_;
   } catch (const Error& e) {
     failure = e;
   }
   if (failure) {
-    // On the pool: what goes with the pass may need Python.
+    // On the pool: to destroy what the pass holds may need Python.
     environment_.messenger.post([self = shared_from_this(), failure] { self->fail(*failure); });
     return;
   }
-  tellChanged();
+  notifyChanged();
   finishIfDone();
 }
 
 std::shared_ptr<void> BackwardPass::lend(const AccumulateGrad& node) {
   const auto& leaf = node.variable;
-  if (node.post_hooks().empty()) return std::make_shared<GradLoan>(context_, leaf, GradLoan::Length::kNode);
-  if (lent_.insert(leaf.unsafeGetTensorImpl()).second) {
-    loans_.push_back(std::make_unique<GradLoan>(context_, leaf, GradLoan::Length::kPass));
+  if (node.post_hooks().empty()) return std::make_shared<GradientLoan>(context_, leaf, GradientLoan::Scope::kNode);
+  if (lent_leaves_.insert(leaf.unsafeGetTensorImpl()).second) {
+    loans_.push_back(std::make_unique<GradientLoan>(context_, leaf, GradientLoan::Scope::kPass));
   }
   return nullptr;
 }
@@ -381,20 +384,20 @@ std::shared_ptr<void> BackwardPass::lend(const AccumulateGrad& node) {
 // --- the end ---
 
 void BackwardPass::finishIfDone() {
-  Answer answer;
+  SendReply send_reply;
   {
     MutexLock lock(mutex_);
-    if (ended_ || !worked_ || outstanding_ > 0) return;
+    if (ended_ || !graph_done_ || outstanding_ > 0) return;
     ended_ = true;
-    answer = std::move(answer_);
+    send_reply = std::move(send_reply_);
   }
-  tellChanged();
+  notifyChanged();
   context_->endPass(id_, std::nullopt);
-  if (answer) answer(GradientReply{std::exchange(held_, std::nullopt)});
+  if (send_reply) send_reply(GradientReply{std::exchange(deferred_, std::nullopt)});
 }
 
 void BackwardPass::fail(Error error) {
-  Answer answer;
+  SendReply send_reply;
   std::set<WorkerId> reached;
   bool late = false;
   {
@@ -402,20 +405,20 @@ void BackwardPass::fail(Error error) {
     if (ended_ && failure_) return;
     late = std::exchange(ended_, true);
     failure_ = error;
-    answer = std::move(answer_);
-    reached = std::move(reached_);
+    send_reply = std::move(send_reply_);
+    reached = std::move(reached_workers_);
   }
-  // Gradients that nobody waited for here did not arrive where somebody does.
-  if (late) return tellAbort({makerOf(id_)}, error);
-  tellChanged();
+  // The pass has ended here, but gradients that it sent to the worker with the roots were not delivered.
+  if (late) return sendAborts({makerOf(id_)}, error);
+  notifyChanged();
   context_->endPass(id_, error);
-  tellAbort(reached, error);
-  if (answer) answer(std::move(error));
+  sendAborts(reached, error);
+  if (send_reply) send_reply(std::move(error));
 }
 
-void BackwardPass::tellAbort(const std::set<WorkerId>& workers, const Error& reason) {
+void BackwardPass::sendAborts(const std::set<WorkerId>& workers, const Error& reason) {
   for (const auto worker : workers) {
-    if (worker == environment_.messenger.self().id) continue;  // it is this very pass
+    if (worker == environment_.messenger.self().id) continue;  // that part is this object
     environment_.messenger.requestReliably(
         worker, encode(AbortRequest{header(), reason}), [](const Result<Message>&) {});
   }
@@ -424,7 +427,7 @@ void BackwardPass::tellAbort(const std::set<WorkerId>& workers, const Error& rea
 void BackwardPass::onWorkerLost(const WorkerInfo& worker) {
   {
     MutexLock lock(mutex_);
-    if (!heard_from_.contains(worker.id) && !reached_.contains(worker.id)) return;
+    if (!source_workers_.contains(worker.id) && !reached_workers_.contains(worker.id)) return;
   }
   fail(Error(
       ErrorCode::kWorkerLost,

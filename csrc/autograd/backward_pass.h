@@ -1,10 +1,10 @@
 #pragma once
 
 // One worker's part of one backward pass. README.md explains the algorithm: which send functions take part (marking),
-// how gradients flow, and how the worker that began it learns that all of it has ended.
+// how gradients flow, and how the worker that started the pass learns that all of it has ended.
 //
-// The local graph runs on one thread: the caller's on the worker that has the roots, a thread of the pool on others,
-// which waits there for gradients that are still to come.
+// The local graph runs on one thread: the calling thread on the worker that has the roots, a pool thread on the others.
+// That thread also waits for gradients that other workers have yet to send.
 
 #include <exception>
 #include <functional>
@@ -18,7 +18,7 @@
 
 #include "agent/messenger.h"
 #include "autograd/context.h"
-#include "autograd/grad_loan.h"
+#include "autograd/gradient_loan.h"
 #include "autograd/local_graph.h"
 #include "autograd/pass_messages.h"
 #include "base/sync/mutex.h"
@@ -29,79 +29,82 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
  public:
   struct Environment {
     Messenger& messenger;
-    /// What user code threw, as an error that can travel.
+    /// Converts what user code threw to an error that can be sent.
     std::function<Error(std::exception_ptr raised)> to_error;
-    /// What nodes and hooks need on the thread that runs them, as long as it lives.
+    /// Returns what nodes and hooks need on the thread that runs them, for as long as the result lives.
     std::function<std::shared_ptr<void>()> enter_user_code;
-    /// How long a kFast pass waits while nothing moves; 0: for ever.
-    std::function<Duration()> patience;
+    /// How long a kFast pass waits without progress before it fails; 0: no limit.
+    std::function<Duration()> progress_timeout;
   };
   using Done = std::function<void(Status)>;
-  using Answer = std::function<void(Result<GradientReply>)>;
+  using SendReply = std::function<void(Result<GradientReply>)>;
 
   BackwardPass(const Environment& environment, ContextPtr context, PassId id, BackwardMode mode, bool retain_graph);
 
-  /// The worker with the roots: runs the whole pass; blocks until it has ended everywhere. Throws Error.
+  /// On the worker with the roots: runs the whole pass; blocks until it has ended on all workers. Throws Error.
   void run(edge_list roots, variable_list gradients);
 
-  /// From another worker: takes these send functions, and what they depend on, here and elsewhere, into the pass; then
-  /// calls `done`. Throws Error(kProtocol).
+  /// A request of another worker: adds these send functions to the pass, and all that they depend on, on all workers;
+  /// then calls `done`. Throws Error(kProtocol).
   void mark(WorkerId from, const std::vector<MessageId>& sends, Done done);
 
-  /// From another worker: gradients for a send function. `answer` is called at once, but for the first that begin the
-  /// work here: then when all that follows from it has ended. Such a call returns when the local graph has run. Throws
-  /// Error(kProtocol).
-  void receive(WorkerId from, GradientRequest request, Answer answer);
+  /// A request of another worker: gradients for a send function. The first request starts the local part; it returns
+  /// when the local graph has run, and is replied to when all work that follows from it has ended. All other requests
+  /// are replied to at once. Throws Error(kProtocol).
+  void receive(WorkerId from, GradientRequest request, SendReply send_reply);
 
-  /// The work here has begun: from now on receive() is brief.
-  bool isAtWork();
+  /// Whether the local part has started: from then on receive() does not block.
+  bool hasStarted();
 
-  /// Ends it, here and on the workers it has reached from here. The first failure counts.
+  /// Ends the pass, here and on the workers that it has reached from here. The first failure counts.
   void fail(Error error);
 
-  /// The pass fails if it has come from or gone to that worker.
+  /// The pass fails if it has come from that worker or has reached it.
   void onWorkerLost(const WorkerInfo& worker);
 
  private:
-  struct Arrival {
+  struct ReceivedGradients {
     c10::intrusive_ptr<SendFunction> send;  ///< null: not recorded
     variable_list gradients;
   };
   using Sends = std::vector<c10::intrusive_ptr<SendFunction>>;
-  using Received = std::vector<const RecvFunction*>;
+  using RecvFunctions = std::vector<const RecvFunction*>;
 
   /// Throws Error(kProtocol) if one was not recorded.
   Sends sendsOf(const std::vector<MessageId>& ids) const;
-  /// Takes send functions into the graph; gives the receive functions that are new with them.
-  Received addSends(const Sends& sends) TORCHRPC_REQUIRES(mutex_);
-  void markOthers(const Received& received, Done done);
-  /// Marks all that the roots depend on, everywhere: without a message if what came with the tensors tells it all.
-  void markFrom(Received received);
-  bool plan(Received& received);
+  /// Adds send functions to the graph. Returns the receive functions that the graph has gained.
+  RecvFunctions addSends(const Sends& sends) TORCHRPC_REQUIRES(mutex_);
+  /// Asks the senders of these receive functions to mark their send functions; `done` when all have replied.
+  void sendMarks(const RecvFunctions& received, Done done);
+  /// Marks all that the roots depend on, on all workers; without a message where planWithoutMarking() succeeds.
+  void markDependencies(RecvFunctions received);
+  /// Finds all marks from the dependencies that replies have declared; false if some are missing.
+  bool planWithoutMarking(RecvFunctions& received);
 
   void runFrom(edge_list roots, variable_list gradients);
-  /// Runs the local graph to its end, in a graph task of torch's.
-  void work();
+  /// Runs the local graph to its end, in a graph task of torch's engine.
+  void runLocalPart();
   void runGraph();
-  /// To who waits in waitUntil().
-  void tellChanged();
-  /// Blocks until `over`, which is called under mutex_, carrying messages where that helps. False: not by `deadline`.
-  /// Throws the failure, if there is one by then.
-  bool waitUntil(const std::function<bool()>& over, TimePoint deadline = kNever);
-  /// What has come since the last call; waits if there is nothing else to do. nullopt: that was all.
-  std::optional<std::vector<Arrival>> nextArrivals();
-  Error impatience();
+  /// Wakes the thread in waitUntil().
+  void notifyChanged();
+  /// Blocks until `predicate`, which is called with mutex_ held. The thread handles messages meanwhile where the
+  /// transport supports it. False: `deadline` has passed. Throws the failure if the pass has failed by then.
+  bool waitUntil(const std::function<bool()>& predicate, TimePoint deadline = kNever);
+  /// The gradients that have been received since the last call. Waits if no node can run. nullopt: all gradients have
+  /// been received and no node is left.
+  std::optional<std::vector<ReceivedGradients>> nextGradients();
+  Error noProgressError();
 
-  /// Takes gradients in, unless the pass does not wait for them.
-  bool accept(Arrival arrival) TORCHRPC_REQUIRES(mutex_);
+  /// Accepts gradients; false if the pass does not wait for them.
+  bool accept(ReceivedGradients gradients) TORCHRPC_REQUIRES(mutex_);
   void deliver(const RecvFunction& recv, variable_list gradients);
   void send(WorkerId to, MessageGradients gradients);
-  void sendHeld();
-  void onAnswer(bool awaited, const Result<Message>& reply);
+  void sendDeferred();
+  void onReply(bool counted, const Result<Message>& reply);
   std::shared_ptr<void> lend(const torch::autograd::AccumulateGrad& leaf);
-  /// Once nothing is left to do, here or further on, tells whoever waits.
+  /// Ends the pass here, wakes its thread and sends the last reply, once no work is left here or on workers reached.
   void finishIfDone();
-  void tellAbort(const std::set<WorkerId>& workers, const Error& reason);
+  void sendAborts(const std::set<WorkerId>& workers, const Error& reason);
   PassHeader header() const { return {context_->id(), id_, mode_, retain_graph_}; }
   static void throwIfFailed(const Status& failure) {
     if (failure) throw *failure;
@@ -112,33 +115,32 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   const PassId id_;
   const BackwardMode mode_;
   const bool retain_graph_;
-  // constant once the work begins, with the roots only:
-  std::map<WorkerId, std::vector<MessageId>> plan_;  ///< send functions of others that take part, for them to be told
-  // under mutex_ before the work begins, then the working thread only, which lets it go:
+  // constant once the local part has started; only on the worker with the roots:
+  std::map<WorkerId, std::vector<MessageId>> planned_sends_;  ///< marks of other workers, which travel with gradients
+  // guarded by mutex_ until the local part starts; then only its thread uses the graph and destroys it:
   std::optional<LocalGraph> graph_;
-  // the working thread only:
-  std::vector<std::pair<at::Tensor, at::Tensor>> captured_;  ///< leaves and their gradients
-  std::vector<std::unique_ptr<GradLoan>> loans_;             ///< to the pass' end
-  std::unordered_set<const at::TensorImpl*> lent_;
-  std::optional<MessageGradients> held_;  ///< for who began the work here: goes with the answer if nothing follows
-  std::exception_ptr interrupt_;          ///< what a signal's handler raised meanwhile
+  // only the thread that runs the local part:
+  std::vector<std::pair<at::Tensor, at::Tensor>> leaf_gradients_;  ///< leaves and their gradients
+  std::vector<std::unique_ptr<GradientLoan>> loans_;               ///< that last until the graph has run
+  std::unordered_set<const at::TensorImpl*> lent_leaves_;
+  std::optional<MessageGradients> deferred_;  ///< for started_by_: sent with the reply if no work follows them
+  std::exception_ptr interrupt_exception_;    ///< what a signal handler raised during a wait
   Mutex mutex_;
   CondVar changed_;
-  FutexWaiter futex_waiter_;  ///< for the thread that works
-  // guarded by mutex_:
-  bool all_marked_ = false;
-  bool began_ = false;   ///< the work here
-  bool worked_ = false;  ///< the local graph has run to its end
-  bool ended_ = false;
-  Status failure_;
-  std::set<MessageId> marked_;   ///< send functions that take part
-  std::set<MessageId> missing_;  ///< those of them whose gradients have not come
-  std::vector<Arrival> arrived_;
-  size_t outstanding_ = 0;         ///< gradients sent whose receivers have not said that they are done
-  std::set<WorkerId> heard_from_;  ///< workers that the pass has come from
-  std::set<WorkerId> reached_;     ///< workers that it has gone to from here
-  Answer answer_;                  ///< to who began the work here
-  std::optional<WorkerId> began_by_;
+  FutexWaiter futex_waiter_;  ///< for the thread that runs the local part
+  bool all_marked_ TORCHRPC_GUARDED_BY(mutex_) = false;
+  bool started_ TORCHRPC_GUARDED_BY(mutex_) = false;     ///< the local part
+  bool graph_done_ TORCHRPC_GUARDED_BY(mutex_) = false;  ///< the local graph has run to its end
+  bool ended_ TORCHRPC_GUARDED_BY(mutex_) = false;
+  Status failure_ TORCHRPC_GUARDED_BY(mutex_);
+  std::set<MessageId> marked_ TORCHRPC_GUARDED_BY(mutex_);              ///< send functions that take part
+  std::set<MessageId> awaiting_gradients_ TORCHRPC_GUARDED_BY(mutex_);  ///< those of them without gradients so far
+  std::vector<ReceivedGradients> received_ TORCHRPC_GUARDED_BY(mutex_);
+  size_t outstanding_ TORCHRPC_GUARDED_BY(mutex_) = 0;  ///< requests with gradients whose reply the pass waits for
+  std::set<WorkerId> source_workers_ TORCHRPC_GUARDED_BY(mutex_);   ///< workers that the pass has come from
+  std::set<WorkerId> reached_workers_ TORCHRPC_GUARDED_BY(mutex_);  ///< workers that it has reached from here
+  SendReply send_reply_ TORCHRPC_GUARDED_BY(mutex_);                ///< to the request that started the local part
+  std::optional<WorkerId> started_by_;                              ///< its sender; constant from then on
 };
 
 }  // namespace torchrpc

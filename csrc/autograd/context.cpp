@@ -56,7 +56,7 @@ std::set<WorkerId> AutogradContext::knownWorkers() const {
 }
 
 void AutogradContext::accumulate(const at::Tensor& leaf, const at::Tensor& gradient) {
-  // Added up outside the lock; another pass may have put a gradient in meanwhile, which is then added, too.
+  // Added up outside the lock. putGradient() adds a gradient that another pass has set in the meantime.
   at::Tensor sum = takeGradient(leaf);
   torch::autograd::AccumulateGrad::accumulateGrad(
       leaf, sum, gradient, /*num_expected_refs=*/1, [&](at::Tensor&& updated) { sum = std::move(updated); });
@@ -65,8 +65,8 @@ void AutogradContext::accumulate(const at::Tensor& leaf, const at::Tensor& gradi
 
 at::Tensor AutogradContext::takeGradient(const at::Tensor& leaf) {
   MutexLock lock(mutex_);
-  const auto place = contents_.places.find(leaf.unsafeGetTensorImpl());
-  return place == contents_.places.end() ? at::Tensor() : std::move(contents_.gradients[place->second].value);
+  const auto found = contents_.indices.find(leaf.unsafeGetTensorImpl());
+  return found == contents_.indices.end() ? at::Tensor() : std::move(contents_.gradients[found->second].value);
 }
 
 void AutogradContext::putGradient(const at::Tensor& leaf, at::Tensor gradient) {
@@ -75,9 +75,10 @@ void AutogradContext::putGradient(const at::Tensor& leaf, at::Tensor gradient) {
     {
       MutexLock lock(mutex_);
       if (ended_ || !gradient.defined()) return;
-      const auto [place, is_new] = contents_.places.try_emplace(leaf.unsafeGetTensorImpl(), contents_.gradients.size());
+      const auto [found, is_new] =
+          contents_.indices.try_emplace(leaf.unsafeGetTensorImpl(), contents_.gradients.size());
       if (is_new) contents_.gradients.push_back({leaf, {}});
-      auto& value = contents_.gradients[place->second].value;
+      auto& value = contents_.gradients[found->second].value;
       if (!value.defined()) {
         value = std::move(gradient);
         return;

@@ -1,7 +1,7 @@
 #pragma once
 
 // One worker's part of a distributed autograd context: the send and receive functions of the messages recorded in it,
-// the gradients that passes have left, and the workers it has gone to. Thread-safe.
+// the gradients that passes have left, and the workers that this one has sent it to. Thread-safe.
 
 #include <ATen/core/Tensor.h>
 
@@ -28,14 +28,14 @@ class AutogradContext {
   explicit AutogradContext(ContextId id) : id_(id) {}
 
   ContextId id() const { return id_; }
-  /// The worker that made it and ends it.
+  /// The worker that created it and ends it.
   WorkerId owner() const { return makerOf(id_); }
 
-  // --- recording; without effect once the context has ended ---
+  // --- recording; no effect once the context has ended ---
 
   void addSend(c10::intrusive_ptr<SendFunction> function);
   void addRecv(c10::intrusive_ptr<RecvFunction> function);
-  /// False if the context has ended: nothing of it may be told to `worker` any more.
+  /// False if the context has ended: no message to `worker` may refer to it any more.
   bool addKnownWorker(WorkerId worker);
 
   /// Null if there is none.
@@ -46,29 +46,30 @@ class AutogradContext {
 
   // --- gradients ---
 
-  /// Adds `gradient` to what there is for `leaf`, as AccumulateGrad does with .grad: one that nobody but the caller
-  /// refers to is taken and not copied.
+  /// Adds `gradient` to the gradient of `leaf`, as AccumulateGrad does with .grad: if only the caller refers to the
+  /// tensor, it is moved and not copied.
   void accumulate(const at::Tensor& leaf, const at::Tensor& gradient);
-  /// Takes the gradient of `leaf` out (undefined if there is none), and puts one in.
+  /// Removes and returns the gradient of `leaf`; undefined if there is none.
   at::Tensor takeGradient(const at::Tensor& leaf);
+  /// Sets the gradient of `leaf`, or adds to one that has been set since takeGradient().
   void putGradient(const at::Tensor& leaf, at::Tensor gradient);
   /// In the order of their first gradients.
   std::vector<std::pair<at::Tensor, at::Tensor>> gradients() const;
 
   // --- backward passes ---
 
-  /// The pass of that id, made by `make` if there is none. Null if the context has ended; throws the Error that the
+  /// The pass of that id, created by `make` if there is none. Null if the context has ended. Throws the Error that the
   /// pass has failed with.
   std::shared_ptr<BackwardPass> pass(PassId id, const std::function<std::shared_ptr<BackwardPass>()>& make);
   /// Null if there is none of that id.
   std::shared_ptr<BackwardPass> findPass(PassId id) const;
-  /// The pass has ended: takes it out, gives it if it was there. A failure is remembered, for marks and gradients of
-  /// the pass may still be on their way.
+  /// The pass has ended: removes and returns it; null if there is none. The context keeps a failure, because marks and
+  /// gradients of the pass may still arrive.
   std::shared_ptr<BackwardPass> endPass(PassId id, const Status& failure);
   std::vector<std::shared_ptr<BackwardPass>> passes() const;
 
-  /// Ends it: its passes fail with `reason`, graph and gradients are let go, on this thread, under no lock. Idempotent.
-  /// Gives the workers to tell.
+  /// Ends the context: its passes fail with `reason`; its graph and gradients are destroyed, on this thread, under no
+  /// lock. Idempotent. Returns the workers to notify.
   std::set<WorkerId> end(const Error& reason);
 
  private:
@@ -76,22 +77,21 @@ class AutogradContext {
     at::Tensor leaf;
     at::Tensor value;
   };
-  /// What ends with the context.
+  /// All that is destroyed when the context ends.
   struct Contents {
     std::map<MessageId, c10::intrusive_ptr<SendFunction>> sends;
     std::map<MessageId, c10::intrusive_ptr<RecvFunction>> recvs;
     std::set<WorkerId> known_workers;
-    std::unordered_map<const at::TensorImpl*, size_t> places;  ///< of a leaf's gradient in `gradients`
+    std::unordered_map<const at::TensorImpl*, size_t> indices;  ///< leaf -> index in `gradients`
     std::vector<Gradient> gradients;
     std::map<PassId, std::shared_ptr<BackwardPass>> passes;
-    std::map<PassId, Error> failures;  ///< of passes
+    std::map<PassId, Error> failures;  ///< of passes that have ended
   };
 
   const ContextId id_;
   mutable Mutex mutex_;
-  // guarded by mutex_:
-  bool ended_ = false;
-  Contents contents_;
+  bool ended_ TORCHRPC_GUARDED_BY(mutex_) = false;
+  Contents contents_ TORCHRPC_GUARDED_BY(mutex_);
 };
 
 using ContextPtr = std::shared_ptr<AutogradContext>;
@@ -99,7 +99,7 @@ using ContextPtr = std::shared_ptr<AutogradContext>;
 /// The context that calls made on this thread are recorded in, or null.
 const ContextPtr& currentContext();
 
-/// Makes a context (or none: null) the thread's current one for a while.
+/// Makes a context (null: none) the thread's current one while the scope lives.
 class ContextScope {
  public:
   explicit ContextScope(ContextPtr context);
@@ -111,7 +111,7 @@ class ContextScope {
   ContextPtr outer_;
 };
 
-/// The same without an end of its own: `with context():` begins and ends in two calls from Python.
+/// Sets the current context without a scope: `with context():` enters and exits in two separate calls from Python.
 void setCurrentContext(ContextPtr context);
 
 }  // namespace torchrpc

@@ -6,25 +6,25 @@ namespace torchrpc {
 
 namespace {
 
-void writeRoll(const LiveSetSnapshot& roll, Writer& writer) {
-  writer.put(roll.owner);
-  writer.put(roll.version);
-  writer.put(roll.next);
-  writer.put<uint32_t>(static_cast<uint32_t>(roll.alive.size()));
-  for (const auto id : roll.alive) writer.put(id);
+void writeSnapshot(const LiveSetSnapshot& snapshot, Writer& writer) {
+  writer.put(snapshot.owner);
+  writer.put(snapshot.version);
+  writer.put(snapshot.next);
+  writer.put<uint32_t>(static_cast<uint32_t>(snapshot.alive.size()));
+  for (const auto id : snapshot.alive) writer.put(id);
 }
 
-std::vector<LiveSetSnapshot> readRolls(std::string_view bytes) {
-  std::vector<LiveSetSnapshot> rolls;
+std::vector<LiveSetSnapshot> readSnapshots(std::string_view bytes) {
+  std::vector<LiveSetSnapshot> snapshots;
   Reader reader(bytes);
   while (reader.remaining() > 0) {
-    auto& roll = rolls.emplace_back();
-    roll.owner = reader.get<WorkerId>();
-    roll.version = reader.get<uint64_t>();
-    roll.next = reader.get<int64_t>();
-    for (auto left = reader.get<uint32_t>(); left > 0; --left) roll.alive.insert(reader.get<ContextId>());
+    auto& snapshot = snapshots.emplace_back();
+    snapshot.owner = reader.get<WorkerId>();
+    snapshot.version = reader.get<uint64_t>();
+    snapshot.next = reader.get<int64_t>();
+    for (auto left = reader.get<uint32_t>(); left > 0; --left) snapshot.alive.insert(reader.get<ContextId>());
   }
-  return rolls;
+  return snapshots;
 }
 
 }  // namespace
@@ -45,12 +45,14 @@ ContextPtr ContextTable::find(ContextId id) const {
   return found == contexts_.end() ? nullptr : found->second;
 }
 
-ContextPtr ContextTable::enter(ContextId id) {
+ContextPtr ContextTable::findOrCreate(ContextId id) {
   MutexLock lock(mutex_);
   if (const auto found = contexts_.find(id); found != contexts_.end()) return found->second;
   const auto owner = makerOf(id);
   if (closed_ || owner == self_) return nullptr;
-  if (const auto roll = rolls_.find(owner); roll != rolls_.end() && roll->second.hasEnded(id)) return nullptr;
+  if (const auto snapshot = latest_snapshots_.find(owner);
+      snapshot != latest_snapshots_.end() && snapshot->second.hasEnded(id))
+    return nullptr;
   return contexts_.emplace(id, std::make_shared<AutogradContext>(id)).first->second;
 }
 
@@ -81,46 +83,47 @@ std::vector<ContextPtr> ContextTable::all() const {
 
 void ContextTable::scheduleSnapshot(WorkerId owner, const std::set<WorkerId>& workers) {
   MutexLock lock(mutex_);
-  // Of another's context that was only let go of here, its owner has said nothing yet.
-  if (owner != self_ && !rolls_.contains(owner)) return;
+  // A context of another owner that was only released here: its owner has sent no snapshot yet.
+  if (owner != self_ && !latest_snapshots_.contains(owner)) return;
   for (const auto worker : workers) {
-    if (worker != self_ && worker != owner) owed_[worker].insert(owner);
+    if (worker != self_ && worker != owner) scheduled_snapshots_[worker].insert(owner);
   }
 }
 
-LiveSetSnapshot ContextTable::ownRoll() const {
-  LiveSetSnapshot roll{.owner = self_, .version = version_, .next = next_context_};
+LiveSetSnapshot ContextTable::ownSnapshot() const {
+  LiveSetSnapshot snapshot{.owner = self_, .version = version_, .next = next_context_};
   for (const auto& [id, context] : contexts_) {
-    if (context->owner() == self_) roll.alive.insert(id);
+    if (context->owner() == self_) snapshot.alive.insert(id);
   }
-  return roll;
+  return snapshot;
 }
 
-std::string ContextTable::takeRolls(WorkerId worker) {
+std::string ContextTable::takeScheduledSnapshots(WorkerId worker) {
   std::string out;
   MutexLock lock(mutex_);
-  const auto owners = owed_.extract(worker);
+  const auto owners = scheduled_snapshots_.extract(worker);
   if (!owners) return out;
   Writer writer(out);
-  for (const auto owner : owners.mapped()) writeRoll(owner == self_ ? ownRoll() : rolls_.at(owner), writer);
+  for (const auto owner : owners.mapped())
+    writeSnapshot(owner == self_ ? ownSnapshot() : latest_snapshots_.at(owner), writer);
   return out;
 }
 
-void ContextTable::rescheduleSnapshot(WorkerId worker, std::string_view rolls) {
-  for (const auto& roll : readRolls(rolls)) scheduleSnapshot(roll.owner, {worker});
+void ContextTable::rescheduleSnapshots(WorkerId worker, std::string_view snapshots) {
+  for (const auto& snapshot : readSnapshots(snapshots)) scheduleSnapshot(snapshot.owner, {worker});
 }
 
-std::vector<WorkerId> ContextTable::owed() const {
+std::vector<WorkerId> ContextTable::workersWithScheduledSnapshots() const {
   std::vector<WorkerId> out;
   MutexLock lock(mutex_);
-  for (const auto& [worker, owners] : owed_) out.push_back(worker);
+  for (const auto& [worker, owners] : scheduled_snapshots_) out.push_back(worker);
   return out;
 }
 
-std::vector<ContextPtr> ContextTable::removeEnded(const LiveSetSnapshot& roll) {
+std::vector<ContextPtr> ContextTable::removeEnded(const LiveSetSnapshot& snapshot) {
   std::vector<ContextPtr> ended;
   for (auto it = contexts_.begin(); it != contexts_.end();) {
-    if (makerOf(it->first) == roll.owner && roll.hasEnded(it->first)) {
+    if (makerOf(it->first) == snapshot.owner && snapshot.hasEnded(it->first)) {
       ended.push_back(std::move(it->second));
       it = contexts_.erase(it);
     } else {
@@ -130,15 +133,15 @@ std::vector<ContextPtr> ContextTable::removeEnded(const LiveSetSnapshot& roll) {
   return ended;
 }
 
-std::vector<ContextPtr> ContextTable::takeIn(std::string_view bytes) {
+std::vector<ContextPtr> ContextTable::applySnapshots(std::string_view bytes) {
   std::vector<ContextPtr> ended;
-  auto rolls = readRolls(bytes);
+  auto snapshots = readSnapshots(bytes);
   MutexLock lock(mutex_);
-  for (auto& roll : rolls) {
-    if (roll.owner == self_) continue;
-    auto& latest = rolls_[roll.owner];
-    if (latest.version >= roll.version) continue;
-    latest = std::move(roll);
+  for (auto& snapshot : snapshots) {
+    if (snapshot.owner == self_) continue;
+    auto& latest = latest_snapshots_[snapshot.owner];
+    if (latest.version >= snapshot.version) continue;
+    latest = std::move(snapshot);
     auto removed = removeEnded(latest);
     std::move(removed.begin(), removed.end(), std::back_inserter(ended));
   }
@@ -147,15 +150,15 @@ std::vector<ContextPtr> ContextTable::takeIn(std::string_view bytes) {
 
 std::vector<ContextPtr> ContextTable::removeAllOf(WorkerId id) {
   MutexLock lock(mutex_);
-  // Late messages, of its own or of workers that do not know yet, are to make nothing again.
-  rolls_[id] = {.owner = id, .version = UINT64_MAX, .next = kLargestCounter + 1};
-  owed_.erase(id);
-  return removeEnded(rolls_[id]);
+  // Late messages, from it or from workers that have not noticed the loss, must create no context again.
+  latest_snapshots_[id] = {.owner = id, .version = UINT64_MAX, .next = kLargestCounter + 1};
+  scheduled_snapshots_.erase(id);
+  return removeEnded(latest_snapshots_[id]);
 }
 
-void ContextTable::welcome(WorkerId id) {
+void ContextTable::onWorkerReplaced(WorkerId id) {
   MutexLock lock(mutex_);
-  rolls_.erase(id);
+  latest_snapshots_.erase(id);
 }
 
 std::vector<ContextPtr> ContextTable::close() {
@@ -163,7 +166,7 @@ std::vector<ContextPtr> ContextTable::close() {
   MutexLock lock(mutex_);
   closed_ = true;
   for (auto& [id, context] : std::exchange(contexts_, {})) out.push_back(std::move(context));
-  owed_.clear();
+  scheduled_snapshots_.clear();
   return out;
 }
 

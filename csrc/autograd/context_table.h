@@ -1,12 +1,11 @@
 #pragma once
 
-// The contexts of one worker, its own and others', and what it knows of their ends.
+// The contexts that one worker has, its own and those of other owners, and what it knows of their ends.
 //
-// How others learn that a context has ended: its owner says at times which of its contexts are alive (a
-// LiveSetSnapshot: all ids below `next` that are not listed have ended). Rolls are ordered by their version and each
-// says everything, so they may be lost, repeated and overtaken, and a message of a context that comes after its end
-// makes nothing again. A worker passes rolls on to the workers that it has taken the ended contexts to. See README.md.
-// Thread-safe.
+// How workers learn that a context has ended: its owner sends a LiveSetSnapshot, the list of its live contexts. All ids
+// below `next` that are not listed have ended. Snapshots are ordered by their version and each one is complete, so they
+// may be lost, repeated and reordered, and a late message of an ended context creates nothing again. A worker passes
+// snapshots on to the workers that it has sent the ended contexts to. See README.md. Thread-safe.
 
 #include <map>
 #include <optional>
@@ -33,16 +32,17 @@ struct LiveSetSnapshot {
 
 class ContextTable {
  public:
-  /// `first`: what ids are counted from.
+  /// `first`: the first counter value of this worker's ids.
   explicit ContextTable(WorkerId self, int64_t first = 1) : self_(self), next_context_(first), next_message_(first) {}
 
   /// Throws Error(kShutdown) after close().
   ContextPtr create();
   /// Null if there is none.
   ContextPtr find(ContextId id) const;
-  /// The context that a message from another worker names, made if it is new; null if it has ended.
-  ContextPtr enter(ContextId id);
-  /// Takes a context out; null if there is none. The caller end()s it. Another worker's may come back with a message.
+  /// The context that a message of another worker names, created if it is new; null if it has ended.
+  ContextPtr findOrCreate(ContextId id);
+  /// Removes and returns a context; null if there is none. The caller calls its end(). A context of another owner may
+  /// be created again by a later message.
   ContextPtr remove(ContextId id);
   ContextId largestId() const { return makeAutogradId(self_, kLargestCounter); }
   MessageId newMessageId();
@@ -50,39 +50,39 @@ class ContextTable {
   size_t size() const;
   std::vector<ContextPtr> all() const;
 
-  // --- rolls ---
+  // --- live-set snapshots ---
 
-  /// A roll of `owner`'s contexts, if there is one yet, is to go to these workers.
+  /// Schedules a snapshot of `owner`'s contexts, if there is one yet, for these workers.
   void scheduleSnapshot(WorkerId owner, const std::set<WorkerId>& workers);
-  /// The rolls that `worker` is to get with the next message, as bytes; empty if none. They are owed no more.
-  std::string takeRolls(WorkerId worker);
-  /// That message was not delivered: they are owed again.
-  void rescheduleSnapshot(WorkerId worker, std::string_view rolls);
-  std::vector<WorkerId> owed() const;
-  /// Takes in the rolls of a message: gives the contexts that have ended and are out of the table now.
-  /// Throws Error(kProtocol).
-  std::vector<ContextPtr> takeIn(std::string_view rolls);
-  /// Worker `id` is gone for good, and with it all its contexts, which are given.
+  /// The snapshots that are scheduled for `worker`, as bytes for the next message to it; empty if none. They are no
+  /// longer scheduled afterwards.
+  std::string takeScheduledSnapshots(WorkerId worker);
+  /// That message was not delivered: schedules its snapshots again.
+  void rescheduleSnapshots(WorkerId worker, std::string_view snapshots);
+  std::vector<WorkerId> workersWithScheduledSnapshots() const;
+  /// Applies the snapshots of a message: removes and returns the contexts that have ended. Throws Error(kProtocol).
+  std::vector<ContextPtr> applySnapshots(std::string_view snapshots);
+  /// Worker `id` is lost, and with it all its contexts, which are removed and returned.
   std::vector<ContextPtr> removeAllOf(WorkerId id);
-  /// Another worker, whose contexts begin above those of the one before, has joined under the id of one that is gone.
-  void welcome(WorkerId id);
-  /// Empties the table for good.
+  /// Another worker has joined under the id of a lost one. Its context ids are larger than those of the lost worker.
+  void onWorkerReplaced(WorkerId id);
+  /// Empties the table and rejects new contexts from now on.
   std::vector<ContextPtr> close();
 
  private:
-  LiveSetSnapshot ownRoll() const;
-  std::vector<ContextPtr> removeEnded(const LiveSetSnapshot& roll);
+  LiveSetSnapshot ownSnapshot() const TORCHRPC_REQUIRES(mutex_);
+  std::vector<ContextPtr> removeEnded(const LiveSetSnapshot& snapshot) TORCHRPC_REQUIRES(mutex_);
 
   const WorkerId self_;
   mutable Mutex mutex_;
-  // guarded by mutex_:
-  bool closed_ = false;
-  std::unordered_map<ContextId, ContextPtr> contexts_;
-  int64_t next_context_;
-  int64_t next_message_;
-  uint64_t version_ = 0;                         ///< of the own roll: how many own contexts have ended
-  std::map<WorkerId, LiveSetSnapshot> rolls_;    ///< the latest of each other owner
-  std::map<WorkerId, std::set<WorkerId>> owed_;  ///< worker -> owners whose rolls it is to get
+  bool closed_ TORCHRPC_GUARDED_BY(mutex_) = false;
+  std::unordered_map<ContextId, ContextPtr> contexts_ TORCHRPC_GUARDED_BY(mutex_);
+  int64_t next_context_ TORCHRPC_GUARDED_BY(mutex_);
+  int64_t next_message_ TORCHRPC_GUARDED_BY(mutex_);
+  uint64_t version_ TORCHRPC_GUARDED_BY(mutex_) = 0;  ///< of the own snapshot: how many own contexts have ended
+  std::map<WorkerId, LiveSetSnapshot> latest_snapshots_ TORCHRPC_GUARDED_BY(mutex_);  ///< by owner, without this worker
+  /// receiver -> owners whose snapshots it is to receive
+  std::map<WorkerId, std::set<WorkerId>> scheduled_snapshots_ TORCHRPC_GUARDED_BY(mutex_);
 };
 
 }  // namespace torchrpc

@@ -8,16 +8,16 @@ namespace torchrpc {
 
 namespace {
 
-thread_local const RecvFunction::Delivery* current_delivery = nullptr;
+thread_local const RecvFunction::DeliveryScope* current_delivery = nullptr;
 
 }  // namespace
 
-RecvFunction::Delivery::Delivery(const RecvFunction& function, const Deliver& deliver)
+RecvFunction::DeliveryScope::DeliveryScope(const RecvFunction& function, const Deliver& deliver)
     : outer_(current_delivery), function_(function), deliver_(deliver) {
   current_delivery = this;
 }
 
-RecvFunction::Delivery::~Delivery() { current_delivery = outer_; }
+RecvFunction::DeliveryScope::~DeliveryScope() { current_delivery = outer_; }
 
 variable_list RecvFunction::apply(variable_list&& gradients) {
   if (!current_delivery || &current_delivery->function_ != this) {
@@ -31,7 +31,7 @@ variable_list RecvFunction::apply(variable_list&& gradients) {
 }
 
 std::optional<std::vector<MessageId>> dependenciesOf(const edge_list& edges) {
-  constexpr size_t kMostNodes = 256;
+  constexpr size_t kMaxNodes = 256;
   std::vector<MessageId> found;
   std::unordered_set<const torch::autograd::Node*> seen;
   std::vector<const edge_list*> to_visit{&edges};
@@ -40,7 +40,7 @@ std::optional<std::vector<MessageId>> dependenciesOf(const edge_list& edges) {
     to_visit.pop_back();
     for (const auto& edge : *next) {
       if (!edge.is_valid() || !seen.insert(edge.function.get()).second) continue;
-      if (seen.size() > kMostNodes) return std::nullopt;
+      if (seen.size() > kMaxNodes) return std::nullopt;
       if (const auto* recv = dynamic_cast<const RecvFunction*>(edge.function.get())) found.push_back(recv->id());
       to_visit.push_back(&std::as_const(*edge.function).next_edges());
     }

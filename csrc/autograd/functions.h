@@ -1,7 +1,7 @@
 #pragma once
 
-// The two ends of an edge between workers: where a tensor left one local autograd graph (send function) and where it
-// came into another (receive function). Gradients travel the other way.
+// The two ends of a graph edge between workers: where a tensor left one local graph (send function) and where it
+// entered another (receive function). Gradients travel in the opposite direction.
 
 #include <torch/csrc/autograd/function.h>
 
@@ -19,8 +19,8 @@ using torch::autograd::edge_list;
 using torch::autograd::variable_list;
 using NodePtr = c10::intrusive_ptr<torch::autograd::Node>;
 
-/// Its edges lead to what made the tensors that were sent; as a node it passes gradients on. The roots of a pass get
-/// one, too, without an id.
+/// Its edges lead to the nodes that computed the tensors which were sent. As a node it forwards gradients unchanged.
+/// The roots of a pass get one, too, without an id.
 class SendFunction final : public torch::autograd::Node {
  public:
   SendFunction(MessageId id, edge_list edges) : Node(std::move(edges)), id_(id) {}
@@ -37,12 +37,13 @@ class SendFunction final : public torch::autograd::Node {
   const MessageId id_;
 };
 
-/// The history of the tensors that came in one message: one input each. Its gradients go to the worker that sent it.
+/// The grad_fn of the tensors that were received in one message, with one input for each. Gradients that reach it are
+/// sent to the sender of that message.
 class RecvFunction final : public torch::autograd::Node {
  public:
   using Deliver = std::function<void(const RecvFunction&, variable_list gradients)>;
 
-  /// `dependencies`: the messages to `sender` that what it sent was computed from there, if it has told.
+  /// `dependencies`: the messages to `sender` from which it computed these tensors, if it has declared them.
   RecvFunction(MessageId id, WorkerId sender, std::optional<std::vector<MessageId>> dependencies)
       : id_(id), sender_(sender), dependencies_(std::move(dependencies)) {}
 
@@ -51,17 +52,17 @@ class RecvFunction final : public torch::autograd::Node {
   const std::optional<std::vector<MessageId>>& dependencies() const { return dependencies_; }
   std::string name() const override { return "torch::distributed::autograd::RecvRpcBackward"; }
 
-  /// While one lives, this thread runs `function` for a distributed backward pass, and what arrives at it goes to
-  /// `deliver`. Outside of that running a receive function is an error: torch's own engine does not know the way.
-  class Delivery {
+  /// While it lives, this thread runs `function` for a distributed backward pass, and its gradients go to `deliver`.
+  /// Outside of such a scope it is an error to run a receive function: torch's own engine cannot send gradients.
+  class DeliveryScope {
    public:
-    Delivery(const RecvFunction& function, const Deliver& deliver);
-    ~Delivery();
-    Delivery(const Delivery&) = delete;
-    Delivery& operator=(const Delivery&) = delete;
+    DeliveryScope(const RecvFunction& function, const Deliver& deliver);
+    ~DeliveryScope();
+    DeliveryScope(const DeliveryScope&) = delete;
+    DeliveryScope& operator=(const DeliveryScope&) = delete;
 
    private:
-    const Delivery* const outer_;
+    const DeliveryScope* const outer_;
     const RecvFunction& function_;
     const Deliver& deliver_;
     friend class RecvFunction;
@@ -76,8 +77,8 @@ class RecvFunction final : public torch::autograd::Node {
   const std::optional<std::vector<MessageId>> dependencies_;
 };
 
-/// The receive functions that the local graph reaches from these edges, by number; nullopt if the graph is too large to
-/// look through while somebody waits for a message.
+/// The ids of the receive functions that can be reached from these edges; nullopt if the graph is too large to search
+/// while a caller waits for the reply.
 std::optional<std::vector<MessageId>> dependenciesOf(const edge_list& edges);
 
 }  // namespace torchrpc

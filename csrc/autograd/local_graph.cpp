@@ -34,29 +34,29 @@ std::vector<const RecvFunction*> LocalGraph::add(NodePtr root) {
   return received;
 }
 
-void LocalGraph::give(const Node& root, variable_list gradients) {
+void LocalGraph::setGradients(const Node& root, variable_list gradients) {
   ready_.push({pending_.at(&root).node, std::move(gradients)});
 }
 
 void LocalGraph::runNext() {
-  // top() is const, but the element goes anyway.
+  // top() is const, but the element is removed in the next line.
   auto [node, gradients] = std::move(const_cast<Ready&>(ready_.top()));  // NOLINT
   ready_.pop();
   const auto stream = node->stream();
   const c10::OptionalStreamGuard guard(stream);
   variable_list outputs;
   try {
-    outputs = call(*node, std::move(gradients));
+    outputs = runNode(*node, std::move(gradients));
   } catch (...) {
     if (AnomalyMode::is_enabled()) node->metadata()->print_stack(node->name());
     throw;
   }
   for (size_t i = 0; i < outputs.size(); ++i) {
-    if (node->next_edge(i).is_valid()) pass(node->next_edge(i), std::move(outputs[i]), stream);
+    if (node->next_edge(i).is_valid()) propagate(node->next_edge(i), std::move(outputs[i]), stream);
   }
 }
 
-void LocalGraph::pass(const Edge& edge, at::Tensor gradient, std::optional<c10::Stream> stream) {
+void LocalGraph::propagate(const Edge& edge, at::Tensor gradient, std::optional<c10::Stream> stream) {
   auto& next = pending_.at(edge.function.get());
   if (!next.inputs) next.inputs.emplace(next.node->num_inputs());
   next.inputs->add(edge.input_nr, std::move(gradient), stream, next.node->stream(), next.node.get());
@@ -75,7 +75,7 @@ void checkForNan(const Node& node, const variable_list& outputs) {
   }
 }
 
-variable_list runHooksBefore(Node& node, variable_list gradients) {
+variable_list runPreHooks(Node& node, variable_list gradients) {
   for (const auto& hook : node.tensor_pre_hooks()) gradients = (*hook)(gradients);
   for (const auto& [output, hook] : node.retains_grad_hooks()) gradients = (*hook)(gradients);
   for (const auto& hook : node.pre_hooks()) gradients = (*hook)(gradients);
@@ -84,22 +84,22 @@ variable_list runHooksBefore(Node& node, variable_list gradients) {
 
 }  // namespace
 
-variable_list LocalGraph::call(Node& node, variable_list gradients) {
-  gradients = runHooksBefore(node, std::move(gradients));
+variable_list LocalGraph::runNode(Node& node, variable_list gradients) {
+  gradients = runPreHooks(node, std::move(gradients));
   std::shared_ptr<void> loan;
   if (const auto* leaf = dynamic_cast<const AccumulateGrad*>(&node)) {
     if (leaf->post_hooks().empty() && !leaf->tensor_post_acc_grad_hooks()) {
-      if (gradients[0].defined()) exits_.accumulate(leaf->variable, std::move(gradients[0]));
+      if (gradients[0].defined()) sinks_.accumulate(leaf->variable, std::move(gradients[0]));
       return {};
     }
-    loan = exits_.lend(*leaf);
+    loan = sinks_.lend(*leaf);
   }
   if (!retain_graph_) node.will_release_variables();
-  variable_list inputs;  // for the hooks; a node may keep what nobody else has
+  variable_list inputs;  // a copy only for hooks: without one, the node owns the gradients and may reuse them
   if (!node.post_hooks().empty()) inputs = gradients;
   variable_list outputs;
   if (const auto* recv = dynamic_cast<const RecvFunction*>(&node)) {
-    const RecvFunction::Delivery delivery(*recv, exits_.deliver);
+    const RecvFunction::DeliveryScope delivery(*recv, sinks_.deliver);
     outputs = node(std::move(gradients));
   } else {
     outputs = node(std::move(gradients));
@@ -115,7 +115,8 @@ variable_list LocalGraph::call(Node& node, variable_list gradients) {
 
 namespace {
 
-/// What torch's engine runs of the graph task. It counts the nodes of the graph below before, and runs none of them.
+/// The only node of the graph task that torch's engine runs. The engine visits the nodes below it when it prepares the
+/// task, but runs none of them.
 class Body final : public Node {
  public:
   Body(edge_list graph, std::function<void()> run) : Node(std::move(graph)), run_(std::move(run)) {

@@ -1,11 +1,12 @@
 #pragma once
 
-// The part of this process' autograd graph that one backward pass goes through, and the running of its nodes: what
-// torch's engine does for a graph of its own, whose graph tasks cannot be fed from outside LibTorch. It runs inside one
-// of them (runInGraphTask), so that what hooks ask torch about the running pass has an answer.
+// The part of this process' autograd graph that one backward pass covers, and the execution of its nodes. It does what
+// torch's engine does for a local pass; the engine itself cannot be used, because LibTorch offers no way to give a
+// running graph task more gradients. The nodes run inside a graph task of the engine (runInGraphTask), so that hooks
+// can query the current graph task.
 //
-// Nodes run on the calling thread, one at a time, latest made first, as torch's engine runs them on a CPU: hooks see
-// that order. Operators use torch's own threads. One thread at a time.
+// Nodes run on the calling thread, one at a time, the last created one first. Hooks see the same order as with torch's
+// engine on a CPU. Operators use torch's own threads. Not thread-safe: one thread at a time.
 
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/input_buffer.h>
@@ -24,53 +25,53 @@ namespace torchrpc {
 class LocalGraph {
  public:
   /// Where gradients leave the graph.
-  struct Exits {
-    RecvFunction::Deliver deliver;  ///< to another worker
+  struct Sinks {
+    RecvFunction::Deliver deliver;  ///< for another worker
     std::function<void(const at::Tensor& leaf, at::Tensor gradient)> accumulate;
-    /// A leaf with hooks that look at its .grad: gives what keeps .grad as they are to see it.
+    /// Called before the hooks of a leaf that read .grad: sets .grad for them while the result lives.
     std::function<std::shared_ptr<void>(const torch::autograd::AccumulateGrad& node)> lend;
   };
 
-  LocalGraph(bool retain_graph, Exits exits) : retain_graph_(retain_graph), exits_(std::move(exits)) {}
+  LocalGraph(bool retain_graph, Sinks exits) : retain_graph_(retain_graph), sinks_(std::move(exits)) {}
 
-  /// Takes in all that can be reached from a node's edges; `root` itself is to get its gradients from outside.
-  /// Gives the receive functions that are new. Before the first node runs.
+  /// Adds all nodes that can be reached from `root`, which itself gets its gradients by setGradients(). Returns the
+  /// receive functions that are new. Only before the first node runs.
   std::vector<const RecvFunction*> add(NodePtr root);
 
-  /// The gradients of a root; it and what depends on it alone can run now.
-  void give(const torch::autograd::Node& root, variable_list gradients);
+  /// Sets the gradients of a root, so that it can run.
+  void setGradients(const torch::autograd::Node& root, variable_list gradients);
   bool canRun() const { return !ready_.empty(); }
-  /// Runs a node that has all its gradients. Throws what it, or a hook, throws.
+  /// Runs one node that has all its gradients. Throws what the node or a hook throws.
   void runNext();
 
-  /// Runs `body` inside a graph task of torch's engine, on this thread, with gradients' recording off: there is a
-  /// current graph task, which knows this graph's nodes, for hooks to ask about, backward passes begun in it are
-  /// re-entrant ones, and callbacks queued with the engine run once `body` has returned. Throws what they throw.
+  /// Runs `body` inside a graph task of torch's engine, on this thread, with grad mode off. Hooks can query that graph
+  /// task, which knows this graph's nodes; backward passes started in it are re-entrant ones; callbacks queued with the
+  /// engine run after `body` has returned. Throws what they throw.
   void runInGraphTask(std::function<void()> body) const;
 
  private:
   struct Pending {
     NodePtr node;
-    size_t missing = 0;  ///< edges over which nothing has come yet
+    size_t missing = 0;  ///< edges that have not passed a gradient yet
     std::optional<torch::autograd::InputBuffer> inputs;
   };
   struct Ready {
     NodePtr node;
     variable_list gradients;
   };
-  struct MadeEarlier {
+  struct CreatedEarlier {
     bool operator()(const Ready& a, const Ready& b) const { return a.node->sequence_nr() < b.node->sequence_nr(); }
   };
 
-  /// Gives what `node` has made of its gradients.
-  variable_list call(torch::autograd::Node& node, variable_list gradients);
-  void pass(const torch::autograd::Edge& edge, at::Tensor gradient, std::optional<c10::Stream> stream);
+  /// Runs a node with its hooks; returns the gradients of its inputs.
+  variable_list runNode(torch::autograd::Node& node, variable_list gradients);
+  void propagate(const torch::autograd::Edge& edge, at::Tensor gradient, std::optional<c10::Stream> stream);
 
   const bool retain_graph_;
-  const Exits exits_;
+  const Sinks sinks_;
   edge_list roots_;
   std::unordered_map<const torch::autograd::Node*, Pending> pending_;
-  std::priority_queue<Ready, std::vector<Ready>, MadeEarlier> ready_;
+  std::priority_queue<Ready, std::vector<Ready>, CreatedEarlier> ready_;
 };
 
 }  // namespace torchrpc

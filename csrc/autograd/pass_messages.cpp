@@ -34,7 +34,7 @@ void write(const MessageGradients& gradients, Message& message) {
   }
 }
 
-/// Takes all that is left.
+/// Reads to the end of the payload.
 MessageGradients readGradients(Reader& reader, const Message& message) {
   MessageGradients gradients{.send = reader.get<MessageId>()};
   size_t next = 0;

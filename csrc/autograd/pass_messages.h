@@ -14,8 +14,8 @@ namespace torchrpc {
 
 /// Which send functions of a context a backward pass waits for.
 enum class BackwardMode : uint8_t {
-  kFast = 0,   ///< all of them, on every worker that it comes to; no messages but the gradients
-  kSmart = 1,  ///< those that the roots depend on, found out first
+  kFast = 0,   ///< all of them, on every worker that the pass reaches; needs no messages except the gradients
+  kSmart = 1,  ///< those that the roots depend on, which are determined before the gradients flow
 };
 
 struct PassHeader {
@@ -30,7 +30,7 @@ struct MarkRequest {
   std::vector<MessageId> sends;
 };
 
-/// Of a message of the receiver's: one for each tensor that was sent; undefined ones among them.
+/// The gradients of a message that the receiver has sent: one for each of its tensors; some may be undefined.
 struct MessageGradients {
   MessageId send = kNoAutogradId;
   variable_list gradients;
@@ -38,23 +38,23 @@ struct MessageGradients {
 
 struct GradientRequest {
   PassHeader pass;
-  std::vector<MessageId> sends;  ///< which of the receiver's take part, where it has not been told by MarkRequests
+  std::vector<MessageId> sends;  ///< those of the receiver that take part, unless MarkRequests have named them
   MessageGradients gradients;
 };
 
 struct GradientReply {
-  std::optional<MessageGradients> gradients;  ///< the last for the worker that is answered
+  std::optional<MessageGradients> gradients;  ///< the last ones for the worker that receives the reply
 };
 
-/// "The pass has failed where it came from."
+/// The pass has failed on the sender, or on a worker that has aborted it there.
 struct AbortRequest {
   PassHeader pass;
   Error reason;
 };
 
-/// "Begin a pass from the value of this RRef of yours."
+/// Asks the receiver to run a pass from the value of an RRef that it owns.
 struct RRefBackwardRequest {
-  PassHeader pass;  ///< without the pass' id: the owner makes it
+  PassHeader pass;  ///< without the id of the pass, which the owner creates
   std::string rref;
 };
 

@@ -13,21 +13,21 @@ namespace torchrpc {
 
 namespace {
 
-// How long contexts that have ended may wait for a call of theirs to be over.
-constexpr Duration kSoon = std::chrono::milliseconds(20);
+// How long ended contexts may wait until endContexts() runs at the end of a call.
+constexpr Duration kEndDelay = std::chrono::milliseconds(20);
 
-/// Whether messages of that kind carry values of users.
+/// Whether messages of that kind carry user values.
 bool carriesValues(Kind kind) { return isCall(kind) || kind == Kind::kRRefFetch || kind == Kind::kPythonRRefFetch; }
 
-/// Whether the callee may use the context although no tensor that requires grad comes with it: operators may not.
+/// Whether the callee may use the context even if no received tensor requires grad. Operators never do.
 bool mayUseContext(Kind kind) { return kind != Kind::kBuiltinCall && kind != Kind::kBuiltinRemote; }
 
 /// The kAutogradContext header.
 struct Recorded {
   ContextId context = kNoContext;
   MessageId message = kNoAutogradId;  ///< none if no tensor requires grad
-  uint32_t tensors = 0;               ///< how many of the message's require grad
-  /// The recorded messages to the sender that these tensors were computed from; nullopt: not told.
+  uint32_t tensors = 0;               ///< how many tensors of the message require grad
+  /// The recorded messages to the sender that these tensors were computed from; nullopt: not declared.
   std::optional<std::vector<MessageId>> dependencies{};
 };
 
@@ -70,7 +70,7 @@ void Recorder::recordSend(AutogradContext& context, Message& message, bool alway
   if (edges.empty() && !always) return;
   Recorded recorded{.context = context.id(), .tensors = static_cast<uint32_t>(edges.size())};
   if (!edges.empty()) {
-    // Only in replies: what a call's arguments depend on is the caller's, who is likely to have the roots, too.
+    // Only in replies: a call's arguments depend on the caller's graph, and the caller usually has the roots as well.
     if (message.kind == Kind::kReply) recorded.dependencies = dependenciesOf(edges);
     recorded.message = contexts_.newMessageId();
     context.addSend(c10::make_intrusive<SendFunction>(recorded.message, std::move(edges)));
@@ -84,7 +84,7 @@ void Recorder::recordRecv(AutogradContext& context, const Message& message, Work
   const auto function = c10::make_intrusive<RecvFunction>(recorded->message, from, std::move(recorded->dependencies));
   for (const auto& tensor : message.tensors) {
     if (!tensor.requires_grad()) continue;
-    tensor.set_requires_grad(false);  // it is no leaf
+    tensor.set_requires_grad(false);  // it is not a leaf
     torch::autograd::set_history(tensor, function);
   }
   if (function->num_inputs() != recorded->tensors) {
@@ -103,17 +103,17 @@ void Recorder::request(WorkerId to, Message message, Duration timeout, ReplyHand
     recordSend(*context, message, mayUseContext(message.kind));
   }
   const bool recorded = message.header(HeaderKind::kAutogradContext) != nullptr;
-  auto rolls = contexts_.takeRolls(to);
-  if (!rolls.empty()) message.headers.push_back({HeaderKind::kAutogradLiveSets, rolls});
-  if (!recorded && rolls.empty())
+  auto snapshots = contexts_.takeScheduledSnapshots(to);
+  if (!snapshots.empty()) message.headers.push_back({HeaderKind::kAutogradLiveSets, snapshots});
+  if (!recorded && snapshots.empty())
     return ForwardingMessenger::request(to, std::move(message), timeout, std::move(handler));
   ForwardingMessenger::request(
       to, std::move(message), timeout,
-      [this, to, context = recorded ? std::move(context) : nullptr, rolls = std::move(rolls),
+      [this, to, context = recorded ? std::move(context) : nullptr, snapshots = std::move(snapshots),
        handler = std::move(handler)](Result<Message> reply) {
-        if (!reply && !rolls.empty()) {
-          contexts_.rescheduleSnapshot(to, rolls);
-          events_.on_owed();
+        if (!reply && !snapshots.empty()) {
+          contexts_.rescheduleSnapshots(to, snapshots);
+          events_.on_undelivered();
         }
         if (reply && context) {
           try {
@@ -128,18 +128,18 @@ void Recorder::request(WorkerId to, Message message, Duration timeout, ReplyHand
 
 // --- the callee's side ---
 
-void Recorder::takeInRolls(const std::string& rolls) {
-  auto ended = contexts_.takeIn(rolls);
+void Recorder::receiveSnapshots(const std::string& snapshots) {
+  auto ended = contexts_.applySnapshots(snapshots);
   if (ended.empty()) return;
   {
     MutexLock lock(mutex_);
     std::move(ended.begin(), ended.end(), std::back_inserter(ended_));
-    if (std::exchange(scheduled_, true)) return;
+    if (std::exchange(end_scheduled_, true)) return;
   }
-  postAfter(kSoon, [this] {
+  postAfter(kEndDelay, [this] {
     {
       MutexLock lock(mutex_);
-      scheduled_ = false;
+      end_scheduled_ = false;
     }
     endContexts();
   });
@@ -154,11 +154,11 @@ void Recorder::endContexts() {
   if (!ended.empty()) events_.on_ended(std::move(ended));
 }
 
-ContextPtr Recorder::enter(const Request& request) {
-  if (const auto* rolls = request.message.header(HeaderKind::kAutogradLiveSets)) takeInRolls(*rolls);
+ContextPtr Recorder::enterContext(const Request& request) {
+  if (const auto* snapshots = request.message.header(HeaderKind::kAutogradLiveSets)) receiveSnapshots(*snapshots);
   const auto recorded = recordedIn(request.message);
   if (!recorded) return nullptr;
-  auto context = contexts_.enter(recorded->context);
+  auto context = contexts_.findOrCreate(recorded->context);
   if (context) recordRecv(*context, request.message, request.from.id);
   return context;
 }
@@ -166,7 +166,7 @@ ContextPtr Recorder::enter(const Request& request) {
 void Recorder::on(Kind kind, Where where, RequestHandler handler) {
   if (!carriesValues(kind)) return ForwardingMessenger::on(kind, where, std::move(handler));
   auto recorded = [this, handler = std::move(handler)](Request request, Responder responder) {
-    auto context = enter(request);
+    auto context = enterContext(request);
     if (!context) return handler(std::move(request), std::move(responder));
     const ContextScope scope(context);
     handler(std::move(request), Responder([this, context = std::move(context), responder](Result<Message> reply) {
@@ -177,7 +177,7 @@ void Recorder::on(Kind kind, Where where, RequestHandler handler) {
   if (where == Where::kLoop) return ForwardingMessenger::on(kind, where, std::move(recorded));
   ForwardingMessenger::on(kind, where, [this, recorded = std::move(recorded)](Request request, Responder responder) {
     recorded(std::move(request), std::move(responder));
-    endContexts();  // now that the caller has its answer; another thread would be in the way of the call
+    endContexts();  // after the reply: another thread would compete with the call for the core
   });
 }
 

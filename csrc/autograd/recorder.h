@@ -1,9 +1,8 @@
 #pragma once
 
-// What calls are sent and served through: a Messenger that records in autograd contexts the tensors which require grad
-// in calls, RRef fetches and their replies, takes the caller's context to the callee, and carries news of contexts that
-// have ended. Other messages pass untouched.
-// Threads: as Messenger.
+// The Messenger through which calls are sent and served. It records the tensors that require grad in calls, RRef
+// fetches and their replies; it makes the caller's context current in the callee's handler; and it attaches live-set
+// snapshots to calls. Other messages are forwarded unchanged. Threads: as Messenger.
 
 #include <functional>
 #include <memory>
@@ -19,39 +18,40 @@ namespace torchrpc {
 class Recorder final : public ForwardingMessenger {
  public:
   struct Events {
-    /// Contexts that others have ended; on the pool, or where endContexts() is called.
+    /// Contexts that their owners have ended. Called on the pool, or by endContexts().
     std::function<void(std::vector<ContextPtr>)> on_ended;
-    /// News that a call took along did not arrive, and are owed again; on any thread.
-    std::function<void()> on_owed;
+    /// A call with snapshots has failed, so they are scheduled again. Called on any thread.
+    std::function<void()> on_undelivered;
   };
 
   /// `messenger` and `contexts` must outlive it.
   Recorder(Messenger& messenger, ContextTable& contexts, Events events)
       : ForwardingMessenger(messenger), contexts_(contexts), events_(std::move(events)) {}
 
-  /// Recorded in the calling thread's current context.
+  /// Records the message in the calling thread's current context.
   void request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) override;
   /// The handler of a call runs with the caller's context as the thread's current one; its reply is recorded.
   void on(Kind kind, Where where, RequestHandler handler) override;
 
-  /// Takes in news of contexts, which endContexts() ends, or the pool soon. Throws Error(kProtocol).
-  void takeInRolls(const std::string& rolls);
+  /// Applies snapshots. endContexts() ends the contexts that they remove; if it is not called, the pool ends them after
+  /// a short delay. Throws Error(kProtocol).
+  void receiveSnapshots(const std::string& snapshots);
   void endContexts();
 
  private:
-  /// Records what the message takes out of this worker, with the context's number even if no tensor needs it
-  /// (`always`); tells in a reply what its tensors depend on.
+  /// Records the message's tensors as sent; in a reply, also declares the messages that they depend on. With `always`
+  /// the header with the context's id is added even if no tensor requires grad.
   void recordSend(AutogradContext& context, Message& message, bool always);
-  /// Records what has come in with a message; throws Error(kProtocol).
+  /// Records the message's tensors as received. Throws Error(kProtocol).
   void recordRecv(AutogradContext& context, const Message& message, WorkerId from);
-  ContextPtr enter(const Request& request);
+  /// Handles the autograd headers of a request; returns its context, or null.
+  ContextPtr enterContext(const Request& request);
 
   ContextTable& contexts_;
   const Events events_;
   Mutex mutex_;
-  // guarded by mutex_:
-  std::vector<ContextPtr> ended_;  ///< on their owners
-  bool scheduled_ = false;
+  std::vector<ContextPtr> ended_ TORCHRPC_GUARDED_BY(mutex_);  ///< by their owners, not yet by end()
+  bool end_scheduled_ TORCHRPC_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace torchrpc

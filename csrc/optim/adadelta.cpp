@@ -20,10 +20,10 @@ class Adadelta final : public Algorithm {
         rho_(options.number("rho", 0.9)),
         eps_(options.number("eps", 1e-6)),
         weight_decay_(options.number("weight_decay", 0)) {
-    demand(ranges, lr_ >= 0, "Invalid learning rate: ", lr_);
-    demand(ranges, 0 <= rho_ && rho_ <= 1, "Invalid rho value: ", rho_);
-    demand(ranges, eps_ >= 0, "Invalid epsilon value: ", eps_);
-    demand(ranges, weight_decay_ >= 0, "Invalid weight_decay value: ", weight_decay_);
+    checkRange(ranges, lr_ >= 0, "Invalid learning rate: ", lr_);
+    checkRange(ranges, 0 <= rho_ && rho_ <= 1, "Invalid rho value: ", rho_);
+    checkRange(ranges, eps_ >= 0, "Invalid epsilon value: ", eps_);
+    checkRange(ranges, weight_decay_ >= 0, "Invalid weight_decay value: ", weight_decay_);
   }
 
   std::vector<StateTensor> layout() const override { return {kStep, {.name = "square_avg"}, {.name = "acc_delta"}}; }

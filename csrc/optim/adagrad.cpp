@@ -23,11 +23,11 @@ class Adagrad final : public Algorithm {
         weight_decay_(options.number("weight_decay", 0)),
         initial_(options.number("initial_accumulator_value", 0)),
         eps_(options.number("eps", 1e-10)) {
-    demand(ranges, lr_ >= 0, "Invalid learning rate: ", lr_);
-    demand(ranges, lr_decay_ >= 0, "Invalid lr_decay value: ", lr_decay_);
-    demand(ranges, weight_decay_ >= 0, "Invalid weight_decay value: ", weight_decay_);
-    demand(ranges, initial_ >= 0, "Invalid initial_accumulator_value value: ", initial_);
-    demand(ranges, eps_ >= 0, "Invalid epsilon value: ", eps_);
+    checkRange(ranges, lr_ >= 0, "Invalid learning rate: ", lr_);
+    checkRange(ranges, lr_decay_ >= 0, "Invalid lr_decay value: ", lr_decay_);
+    checkRange(ranges, weight_decay_ >= 0, "Invalid weight_decay value: ", weight_decay_);
+    checkRange(ranges, initial_ >= 0, "Invalid initial_accumulator_value value: ", initial_);
+    checkRange(ranges, eps_ >= 0, "Invalid epsilon value: ", eps_);
   }
 
   std::vector<StateTensor> layout() const override { return {kStep, {.name = "sum", .initial = initial_}}; }
@@ -52,7 +52,7 @@ class Adagrad final : public Algorithm {
         batch.params, batch.grads, batch.all("sum"), steps, lr_, lr_decay_, weight_decay_, eps_, maximize_);
   }
 
-  bool takesSparse() const override { return true; }
+  bool supportsSparse() const override { return true; }
 
   void stepSparse(const at::Tensor& param, const at::Tensor& sparse, ParamState& state) const override {
     if (weight_decay_ != 0) {
@@ -60,7 +60,7 @@ class Adagrad final : public Algorithm {
     }
     const auto& sum = state.at("sum");
     const double lr = lrOf(state.at("step").add_(1).item<double>());
-    // Not linear in the gradient: each index must stand in it once.
+    // The update is not linear in the gradient, so each index must occur once.
     const auto grad = (maximize_ ? sparse.neg() : sparse).coalesce();
     const auto values = grad._values();
     const auto with = [&](const at::Tensor& other) {

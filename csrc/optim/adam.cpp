@@ -31,11 +31,11 @@ class Adam final : public Algorithm {
         weight_decay_(options.number("weight_decay", decoupled ? 1e-2 : 0)),
         amsgrad_(options.flag("amsgrad", false)) {
     const auto [beta1, beta2] = betas_;
-    demand(ranges, lr_ >= 0, "Invalid learning rate: ", lr_);
-    demand(ranges, eps_ >= 0, "Invalid epsilon value: ", eps_);
-    demand(ranges, 0 <= beta1 && beta1 < 1, "Invalid beta parameter at index 0: ", beta1);
-    demand(ranges, 0 <= beta2 && beta2 < 1, "Invalid beta parameter at index 1: ", beta2);
-    demand(ranges, weight_decay_ >= 0, "Invalid weight_decay value: ", weight_decay_);
+    checkRange(ranges, lr_ >= 0, "Invalid learning rate: ", lr_);
+    checkRange(ranges, eps_ >= 0, "Invalid epsilon value: ", eps_);
+    checkRange(ranges, 0 <= beta1 && beta1 < 1, "Invalid beta parameter at index 0: ", beta1);
+    checkRange(ranges, 0 <= beta2 && beta2 < 1, "Invalid beta parameter at index 1: ", beta2);
+    checkRange(ranges, weight_decay_ >= 0, "Invalid weight_decay value: ", weight_decay_);
   }
 
   std::vector<StateTensor> layout() const override {
@@ -87,7 +87,7 @@ class Adam final : public Algorithm {
   }
 
  private:
-  const bool decoupled_;  ///< the decay of the weights is not part of the gradient
+  const bool decoupled_;  ///< weight decay is not part of the gradient
   const double lr_;
   const std::pair<double, double> betas_;
   const double eps_;

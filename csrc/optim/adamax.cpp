@@ -24,11 +24,11 @@ class Adamax final : public Algorithm {
         eps_(options.number("eps", 1e-8)),
         weight_decay_(options.number("weight_decay", 0)) {
     const auto [beta1, beta2] = betas_;
-    demand(ranges, lr_ >= 0, "Invalid learning rate: ", lr_);
-    demand(ranges, eps_ >= 0, "Invalid epsilon value: ", eps_);
-    demand(ranges, 0 <= beta1 && beta1 < 1, "Invalid beta parameter at index 0: ", beta1);
-    demand(ranges, 0 <= beta2 && beta2 < 1, "Invalid beta parameter at index 1: ", beta2);
-    demand(ranges, weight_decay_ >= 0, "Invalid weight_decay value: ", weight_decay_);
+    checkRange(ranges, lr_ >= 0, "Invalid learning rate: ", lr_);
+    checkRange(ranges, eps_ >= 0, "Invalid epsilon value: ", eps_);
+    checkRange(ranges, 0 <= beta1 && beta1 < 1, "Invalid beta parameter at index 0: ", beta1);
+    checkRange(ranges, 0 <= beta2 && beta2 < 1, "Invalid beta parameter at index 1: ", beta2);
+    checkRange(ranges, weight_decay_ >= 0, "Invalid weight_decay value: ", weight_decay_);
   }
 
   std::vector<StateTensor> layout() const override { return {kStep, {.name = "exp_avg"}, {.name = "exp_inf"}}; }
@@ -42,9 +42,9 @@ class Adamax final : public Algorithm {
     const auto norms = batch.all("exp_inf");
     at::_foreach_lerp_(averages, grads, 1 - beta1);
     at::_foreach_mul_(norms, beta2);
-    const auto sizes_of_grads = at::_foreach_abs(grads);
-    at::_foreach_add_(sizes_of_grads, eps_);
-    at::_foreach_maximum_(norms, sizes_of_grads);
+    const auto magnitudes = at::_foreach_abs(grads);
+    at::_foreach_add_(magnitudes, eps_);
+    at::_foreach_maximum_(norms, magnitudes);
     at::_foreach_addcdiv_(batch.params, averages, norms, sizes);
   }
 

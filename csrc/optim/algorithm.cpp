@@ -40,7 +40,7 @@ std::vector<double> Batch::countSteps() const {
 
 Algorithm::Algorithm(OptionReader& options)
     : name_(options.optimizer()), maximize_(options.flag("maximize", false)), fused_(options.choice("fused")) {
-  options.choice("foreach");  // the arithmetic is the same
+  options.choice("foreach");  // accepted and ignored: the arithmetic is the same
 }
 
 Tensors Algorithm::gradients(const Batch& batch, double weight_decay) const {
@@ -66,7 +66,7 @@ std::unique_ptr<Algorithm> makeAlgorithm(const std::string& kind, const Options&
   return algorithm;
 }
 
-void demand(Ranges ranges, bool valid, const char* text, double value) {
+void checkRange(Ranges ranges, bool valid, const char* text, double value) {
   if (ranges == Ranges::kChecked && !valid) throw Error(ErrorCode::kInvalidArgument, c10::str(text, value));
 }
 

@@ -1,9 +1,9 @@
 #pragma once
 
-// What one kind of optimizer does to parameters that it is given with their gradients: the arithmetic of torch.optim,
-// operation by operation, so that results agree to the last bit where no fused kernel is used. An algorithm is
-// immutable: other options make another one. It keeps no tensors.
-// See README.md here for which kernels run when, and why.
+// The update rule of one kind of optimizer: the arithmetic of torch.optim, operation by operation, so that results
+// agree to the last bit where no fused kernel is used. An Algorithm is immutable: changed options need a new one. It
+// keeps no tensors; parameters, gradients and state are arguments. README.md in this folder says which kernels run
+// when, and why.
 
 #include <ATen/core/Tensor.h>
 
@@ -24,12 +24,12 @@ using Tensors = std::vector<at::Tensor>;
 struct StateTensor {
   const char* name;
   double initial = 0;
-  bool needed = true;   ///< with these options, before the first step
-  bool scalar = false;  ///< one number, not of the parameter's shape
+  bool needed = true;   ///< must exist before the first step with these options
+  bool scalar = false;  ///< one number instead of a tensor of the parameter's shape
 };
 constexpr StateTensor kStep{.name = "step", .scalar = true};
 
-/// Parameters of one device and dtype with dense gradients of the same; complex ones as pairs of real numbers.
+/// Parameters of one device and dtype with dense gradients; complex ones are viewed as pairs of real numbers.
 struct Batch {
   Tensors params;
   Tensors grads;
@@ -38,7 +38,7 @@ struct Batch {
 
   /// The state tensors of that name, one for each parameter.
   Tensors all(const std::string& name) const;
-  /// Counts a step of each parameter; gives their numbers, from 1.
+  /// Increments the step count of each parameter; returns the new counts, which start at 1.
   std::vector<double> countSteps() const;
 };
 
@@ -48,22 +48,22 @@ class Algorithm {
   virtual std::vector<StateTensor> layout() const = 0;
   virtual void step(const Batch& batch) const = 0;
 
-  /// Whether there is a fused kernel; `stepFused` takes a batch of which all tensors have the same strides.
+  /// Whether there is a fused kernel. All tensors of a parameter in the batch of stepFused() must have equal strides.
   virtual bool hasFused() const { return false; }
   virtual void stepFused(const Batch&) const {}
 
-  /// The update by a sparse gradient.
-  virtual bool takesSparse() const { return false; }
+  /// Whether sparse gradients are supported, and the update with one.
+  virtual bool supportsSparse() const { return false; }
   virtual void stepSparse(const at::Tensor&, const at::Tensor&, ParamState&) const {}
 
   const std::string& name() const { return name_; }
-  /// What the user says: use the fused kernel wherever there is one, nowhere, or as seems best.
+  /// The option `fused`: use the fused kernel wherever possible, never, or (not set) where it is known to be faster.
   std::optional<bool> wantsFused() const { return fused_; }
 
  protected:
   explicit Algorithm(OptionReader& options);
-  /// The gradients to descend along: negated for `maximize`, with the decay of the weights added. Not to be changed:
-  /// they may be the batch's own.
+  /// The gradients of the update: negated for `maximize`, with weight decay added. Must not be modified, because they
+  /// may be the batch's own tensors.
   Tensors gradients(const Batch& batch, double weight_decay) const;
 
   const std::string name_;
@@ -71,15 +71,15 @@ class Algorithm {
   const std::optional<bool> fused_;
 };
 
-/// Whether options must be in the ranges that the constructors of torch.optim demand (which schedulers may leave).
-enum class Ranges { kChecked, kFree };
+/// Whether options must be in the ranges that the constructors of torch.optim check. Schedulers may set values outside.
+enum class Ranges { kChecked, kUnchecked };
 
-/// `kind` is the name of a class of torch.optim. Throws Error(kInvalidArgument), for options out of range with the
-/// texts of torch.optim.
+/// `kind` is the name of a class of torch.optim. Throws Error(kInvalidArgument); for options out of range, the texts
+/// are those of torch.optim.
 std::unique_ptr<Algorithm> makeAlgorithm(const std::string& kind, const Options& options, Ranges ranges);
 
-/// Throws Error(kInvalidArgument) with `text` and the value, unless `valid` or the ranges are free.
-void demand(Ranges ranges, bool valid, const char* text, double value);
+/// Throws Error(kInvalidArgument) with `text` and the value if the value is not valid and ranges are checked.
+void checkRange(Ranges ranges, bool valid, const char* text, double value);
 
 using AlgorithmMaker = std::unique_ptr<Algorithm> (*)(OptionReader& options, Ranges ranges);
 std::unique_ptr<Algorithm> makeSgd(OptionReader& options, Ranges ranges);

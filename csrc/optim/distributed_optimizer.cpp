@@ -3,42 +3,15 @@
 #include <atomic>
 
 #include "base/sync/waiter.h"
+#include "optim/result_collector.h"
 
 namespace torchrpc {
 
 namespace {
 
-/// Calls `done` with the results of several requests when the last has come.
-template <typename T>
-class Gathering {
- public:
-  using All = std::vector<Result<T>>;
-  using Done = std::function<void(All)>;
-
-  Gathering(size_t count, Done done) : waiting_(count), results_(count), done_(std::move(done)) {}
-
-  void arrive(size_t i, Result<T> result) {
-    {
-      MutexLock lock(mutex_);
-      results_[i] = std::move(result);
-      if (--waiting_ > 0) return;
-    }
-    All all;
-    for (auto& each : results_) all.push_back(*std::move(each));
-    done_(std::move(all));
-  }
-
- private:
-  Mutex mutex_;
-  // guarded by mutex_, constant once nothing is waited for:
-  size_t waiting_;
-  std::vector<std::optional<Result<T>>> results_;
-  const Done done_;
-};
-
-Error failedOn(const WorkerInfo& owner, const char* what, const Error& error) {
+Error failedOn(const WorkerInfo& owner, const char* action, const Error& error) {
   return {
-      error.code(), std::string(what) + " of the optimizer on " + owner.name + ": " + error.text(), owner.name,
+      error.code(), std::string(action) + " of the optimizer on " + owner.name + ": " + error.text(), owner.name,
       error.detail()};
 }
 
@@ -48,16 +21,16 @@ Error failedOn(const WorkerInfo& owner, const char* what, const Error& error) {
 
 struct DistributedOptimizer::Part {
   WorkerInfo owner;
-  std::vector<size_t> params;  ///< their places among all
+  std::vector<size_t> params;  ///< their indices among all parameters
   RRefPtr optimizer;
-  std::atomic<uint64_t> acknowledged{0};  ///< the last revision of the options that it is known to have
+  std::atomic<uint64_t> confirmed_revision{0};  ///< of the options that the owner has confirmed last
 };
 
 DistributedOptimizer::DistributedOptimizer(
     OptimService& service, std::string kind, std::vector<Group> groups, Settings settings)
     : service_(service), kind_(std::move(kind)), timeout_(settings.timeout) {
   for (const auto& group : groups) {
-    makeAlgorithm(kind_, group.options, Ranges::kChecked);  // what is wrong is told before anything is sent
+    makeAlgorithm(kind_, group.options, Ranges::kChecked);  // reports errors before a message is sent
     options_.push_back(group.options);
   }
   create(groups, settings.lock_free);
@@ -72,26 +45,26 @@ void DistributedOptimizer::create(const std::vector<Group>& groups, bool lock_fr
   for (size_t g = 0; g < groups.size(); ++g) {
     for (const auto& rref : groups[g].params) {
       if (!rref) reject("parameter " + std::to_string(params_) + " is no RRef");
-      size_t at = 0;
-      while (at < parts_.size() && parts_[at]->owner.id != rref->owner().id) ++at;
-      if (at == parts_.size()) {
+      size_t part = 0;
+      while (part < parts_.size() && parts_[part]->owner.id != rref->owner().id) ++part;
+      if (part == parts_.size()) {
         parts_.push_back(std::make_shared<Part>());
-        parts_[at]->owner = rref->owner();
+        parts_[part]->owner = rref->owner();
         params.emplace_back();
         auto& request = requests.emplace_back(OptimCreate{.kind = kind_, .lock_free = lock_free});
-        for (const auto& options : options_) request.groups.push_back({.options = options});
+        for (const auto& group : groups) request.groups.push_back({.options = group.options});
       }
-      parts_[at]->params.push_back(params_++);
-      params[at].push_back(rref);
-      ++requests[at].groups[g].params;
+      parts_[part]->params.push_back(params_++);
+      params[part].push_back(rref);
+      ++requests[part].groups[g].params;
     }
   }
   if (parts_.empty()) return;
-  auto created = waitFor<Gathering<RRefPtr>::All>([&](auto done) {
-    const auto gathering = std::make_shared<Gathering<RRefPtr>>(parts_.size(), std::move(done));
+  auto created = waitFor<ResultCollector<RRefPtr>::Results>([&](auto done) {
+    const auto collector = std::make_shared<ResultCollector<RRefPtr>>(parts_.size(), std::move(done));
     for (size_t i = 0; i < parts_.size(); ++i) {
-      service_.create(parts_[i]->owner, requests[i], params[i], timeout_, [gathering, i](Result<RRefPtr> rref) {
-        gathering->arrive(i, std::move(rref));
+      service_.create(parts_[i]->owner, requests[i], params[i], timeout_, [collector, i](Result<RRefPtr> rref) {
+        collector->set(i, std::move(rref));
       });
     }
   });
@@ -101,20 +74,20 @@ void DistributedOptimizer::create(const std::vector<Group>& groups, bool lock_fr
   }
 }
 
-void DistributedOptimizer::ask(
-    const char* what, const std::function<Message(const Part&)>& question, RepliesHandler done) {
-  const auto gathering = std::make_shared<Gathering<Message>>(parts_.size(), std::move(done));
+void DistributedOptimizer::requestAll(
+    const char* action, const std::function<Message(const Part&)>& encode, RepliesHandler done) {
+  const auto collector = std::make_shared<ResultCollector<Message>>(parts_.size(), std::move(done));
   for (size_t i = 0; i < parts_.size(); ++i) {
     const auto& part = parts_[i];
-    service_.request(part->optimizer, question(*part), timeout_, [gathering, i, part, what](Result<Message> reply) {
-      gathering->arrive(i, reply ? std::move(reply) : failedOn(part->owner, what, reply.error()));
+    service_.request(part->optimizer, encode(*part), timeout_, [collector, i, part, action](Result<Message> reply) {
+      collector->set(i, reply ? std::move(reply) : failedOn(part->owner, action, reply.error()));
     });
   }
 }
 
-DistributedOptimizer::Replies DistributedOptimizer::askAndWait(
-    const char* what, const std::function<Message(const Part&)>& question) {
-  auto replies = waitFor<Replies>([&](auto done) { ask(what, question, std::move(done)); });
+DistributedOptimizer::Replies DistributedOptimizer::requestAllAndWait(
+    const char* action, const std::function<Message(const Part&)>& encode) {
+  auto replies = waitFor<Replies>([&](auto done) { requestAll(action, encode, std::move(done)); });
   for (const auto& reply : replies) {
     if (!reply) throw reply.error();
   }
@@ -131,7 +104,7 @@ void DistributedOptimizer::setOptions(const std::vector<Options>& groups) {
   auto merged = groups;
   for (size_t i = 0; i < groups.size(); ++i) {
     merged[i].insert(options_[i].begin(), options_[i].end());
-    makeAlgorithm(kind_, merged[i], Ranges::kFree);
+    makeAlgorithm(kind_, merged[i], Ranges::kUnchecked);
   }
   options_ = std::move(merged);
   ++revision_;
@@ -146,16 +119,16 @@ void DistributedOptimizer::stepAsync(int64_t context, std::function<void(Status)
     revision = revision_;
     options = options_;
   }
-  const auto question = [&](const Part& part) {
+  const auto encode_step = [&](const Part& part) {
     OptimStep step{.optimizer = OptimService::nameOf(*part.optimizer), .context = context, .revision = revision};
-    if (part.acknowledged != revision) step.options = options;
+    if (part.confirmed_revision != revision) step.options = options;
     return encode(step);
   };
-  ask("step", question, [parts = parts_, revision, done = std::move(done)](const Replies& replies) {
+  requestAll("step", encode_step, [parts = parts_, revision, done = std::move(done)](const Replies& replies) {
     Status failure;
     for (size_t i = 0; i < parts.size(); ++i) {
       if (replies[i]) {
-        parts[i]->acknowledged = revision;
+        parts[i]->confirmed_revision = revision;
       } else if (!failure) {
         failure = replies[i].error();
       }
@@ -170,8 +143,8 @@ void DistributedOptimizer::step(int64_t context) {
 }
 
 std::vector<ParamState> DistributedOptimizer::state() {
-  const auto replies =
-      askAndWait("state", [](const Part& part) { return encodeOptimState(OptimService::nameOf(*part.optimizer)); });
+  const auto replies = requestAllAndWait(
+      "state", [](const Part& part) { return encodeOptimState(OptimService::nameOf(*part.optimizer)); });
   std::vector<ParamState> all(params_);
   for (size_t i = 0; i < parts_.size(); ++i) {
     auto states = decodeStates(replies[i].value());
@@ -188,10 +161,10 @@ void DistributedOptimizer::load(const std::vector<ParamState>& states) {
   if (states.size() != params_) {
     reject("there are " + std::to_string(params_) + " parameters, but states of " + std::to_string(states.size()));
   }
-  askAndWait("loading", [&](const Part& part) {
-    std::vector<ParamState> its;
-    for (const size_t param : part.params) its.push_back(states[param]);
-    return encodeOptimLoad(OptimService::nameOf(*part.optimizer), its);
+  requestAllAndWait("loading", [&](const Part& part) {
+    std::vector<ParamState> part_states;
+    for (const size_t param : part.params) part_states.push_back(states[param]);
+    return encodeOptimLoad(OptimService::nameOf(*part.optimizer), part_states);
   });
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
-// Steps parameters wherever they are: one optimizer on each worker that owns some, all of them asked at once.
+// The client of optimizers on several workers: one optimizer on each worker that owns some of the parameters. Requests
+// go to all owners at the same time.
 // Threads: every method from any thread.
 
 #include <functional>
@@ -14,47 +15,48 @@ namespace torchrpc {
 class DistributedOptimizer {
  public:
   struct Group {
-    std::vector<RRefPtr> params;  ///< to leaf tensors, of any workers
+    std::vector<RRefPtr> params;  ///< to leaf tensors on any workers
     Options options;
   };
   struct Settings {
-    bool lock_free = false;                       ///< see README.md here
-    Duration timeout = std::chrono::seconds(60);  ///< of each request; 0: none
+    bool lock_free = false;                       ///< see README.md in this folder
+    Duration timeout = std::chrono::seconds(60);  ///< of each request; 0: no limit
   };
 
-  /// `kind` is the name of a class of torch.optim that there is here without Python: SGD, Adam, AdamW, Adagrad,
-  /// RMSprop, Adadelta, Adamax, Rprop. Blocks until all owners have their part. `service` must outlive it.
-  /// Throws Error: kInvalidArgument for options, parameters or RRefs that cannot be; what went wrong on an owner.
+  /// `kind` is the name of a class of torch.optim that is implemented in C++: SGD, Adam, AdamW, Adagrad, RMSprop,
+  /// Adadelta, Adamax, Rprop. Blocks until all owners have created their optimizer. `service` must outlive it.
+  /// Throws Error: kInvalidArgument for invalid options, parameters or RRefs; the first error of an owner.
   DistributedOptimizer(OptimService& service, std::string kind, std::vector<Group> groups, Settings settings);
   ~DistributedOptimizer();
   DistributedOptimizer(const DistributedOptimizer&) = delete;
   DistributedOptimizer& operator=(const DistributedOptimizer&) = delete;
 
-  /// Changes options of each group, those that are named; they travel with the next step. Throws
-  /// Error(kInvalidArgument).
+  /// Changes the given options of each group; they are sent with the next step. Throws Error(kInvalidArgument).
   void setOptions(const std::vector<Options>& groups);
 
-  /// Steps all parameters by their gradients in a context of distributed autograd; those without one stay. Blocks until
-  /// all owners have done so. Throws Error: kInvalidArgument if this worker knows no such context; the first error of
-  /// an owner, naming it: the others have stepped nevertheless.
+  /// Steps all parameters by their gradients in a context of distributed autograd; parameters without a gradient do not
+  /// change. Blocks until all owners have replied. Throws Error: kInvalidArgument if this worker has no such context;
+  /// the first error of an owner, with the owner's name (the other owners have stepped nevertheless).
   void step(int64_t context);
-  /// Throws for an unknown context as step(). `done` once, from any thread; it must not block.
+  /// Throws for an unknown context as step(). `done` is called once, on any thread, and must not block.
   void stepAsync(int64_t context, std::function<void(Status)> done);
 
-  /// The state of each parameter, in the order given; empty for one that has never been stepped.
+  /// The state of each parameter, in the order in which they were given; empty for one that has never been stepped.
   std::vector<ParamState> state();
+  /// Replaces the state of all parameters, in the same order.
   void load(const std::vector<ParamState>& states);
 
   /// The optimizers, one on each owner.
   std::vector<RRefPtr> remoteOptimizers() const;
 
  private:
+  /// The parameters of one owner.
   struct Part;
   using Replies = std::vector<Result<Message>>;
   using RepliesHandler = std::function<void(Replies)>;
-  /// Asks all owners at once.
-  void ask(const char* what, const std::function<Message(const Part&)>& question, RepliesHandler done);
-  Replies askAndWait(const char* what, const std::function<Message(const Part&)>& question);
+  /// Sends each owner the message that `encode` returns for its part. `action` is named in errors.
+  void requestAll(const char* action, const std::function<Message(const Part&)>& encode, RepliesHandler done);
+  Replies requestAllAndWait(const char* action, const std::function<Message(const Part&)>& encode);
   void create(const std::vector<Group>& groups, bool lock_free);
 
   // constant after construction:
@@ -65,9 +67,8 @@ class DistributedOptimizer {
   std::vector<std::shared_ptr<Part>> parts_;
 
   Mutex mutex_;
-  // guarded by mutex_, as are the parts' acknowledged revisions:
-  std::vector<Options> options_;
-  uint64_t revision_ = 0;
+  std::vector<Options> options_ TORCHRPC_GUARDED_BY(mutex_);  ///< of each group
+  uint64_t revision_ TORCHRPC_GUARDED_BY(mutex_) = 0;         ///< of the options
 };
 
 }  // namespace torchrpc

@@ -35,10 +35,10 @@ IValue toValue(const std::vector<ParamState>& states) {
 }
 
 Options toOptions(const IValue& value) {
-  if (!value.isGenericDict()) malformed("options are no dict");
+  if (!value.isGenericDict()) malformed("options are not a dict");
   Options options;
   for (const auto& entry : value.toGenericDict()) {
-    if (!entry.key().isString()) malformed("an option's name is no string");
+    if (!entry.key().isString()) malformed("an option's name is not a string");
     options.emplace(entry.key().toStringRef(), entry.value());
   }
   return options;
@@ -103,7 +103,7 @@ OptimStep decodeOptimStep(const Message& message) {
   request.revision = reader.get<uint64_t>();
   const auto options = decodeValue(reader, message.tensors);
   reader.expectEnd();
-  if (!options.isList()) malformed("the options of the groups are no list");
+  if (!options.isList()) malformed("the options of the groups are not a list");
   for (const auto& group : options.toListRef()) request.options.push_back(toOptions(group));
   return request;
 }

@@ -1,7 +1,7 @@
 #pragma once
 
-// What optimizers put on the wire: the payloads of kinds 80-83 (wire/PROTOCOL.md, "Optimizers").
-// Decoders throw Error(kProtocol), or kInvalidArgument, on bytes that no encoder could have made.
+// The messages of optimizers: the payloads of kinds 80-83 (wire/PROTOCOL.md, "Optimizers").
+// Decoders throw Error(kProtocol) or Error(kInvalidArgument) for malformed bytes.
 
 #include <string>
 #include <vector>
@@ -12,7 +12,7 @@
 
 namespace torchrpc {
 
-/// kOptimCreate: the parameters are the RRefs of the message, in the order of the groups.
+/// kOptimCreate. The parameters are the RRefs of the message, in the order of the groups.
 struct OptimCreate {
   struct Group {
     size_t params = 0;
@@ -25,9 +25,9 @@ struct OptimCreate {
 Message encode(const OptimCreate& request);
 OptimCreate decodeOptimCreate(const Message& message);
 
-/// kOptimStep: options of all groups if `revision` is new to the owner, else none.
+/// kOptimStep. Has the options of all groups if the owner has not confirmed `revision` yet, otherwise none.
 struct OptimStep {
-  std::string optimizer;  ///< the name of its RRef
+  std::string optimizer;  ///< the encoded name of its RRef
   int64_t context = 0;
   uint64_t revision = 0;
   std::vector<Options> options;
@@ -39,7 +39,7 @@ OptimStep decodeOptimStep(const Message& message);
 Message encodeOptimState(const std::string& optimizer);
 /// kOptimLoad.
 Message encodeOptimLoad(const std::string& optimizer, const std::vector<ParamState>& states);
-/// The name of the RRef of the optimizer that a kOptimStep, kOptimState or kOptimLoad is for.
+/// The encoded name of the optimizer's RRef in a kOptimStep, kOptimState or kOptimLoad.
 std::string decodeOptimTarget(const Message& message);
 /// The states in a kOptimLoad.
 std::vector<ParamState> decodeOptimLoad(const Message& message);

@@ -2,13 +2,15 @@
 
 #include <unordered_map>
 
+#include "optim/result_collector.h"
+
 namespace torchrpc {
 
 namespace {
 
-/// What a handler throws, as the error that answers.
+/// Runs `body`; an exception that it throws is the reply.
 template <typename F>
-void guarded(const Responder& responder, const WorkerInfo& self, F&& body) {
+void failOnException(const Responder& responder, const WorkerInfo& self, F&& body) {
   try {
     body();
   } catch (const Error& error) {
@@ -20,49 +22,32 @@ void guarded(const Responder& responder, const WorkerInfo& self, F&& body) {
   }
 }
 
-/// Calls `done` once with the values of all, or with the first error among them.
-class Values : public std::enable_shared_from_this<Values> {
- public:
-  using Done = std::function<void(Result<std::vector<c10::IValue>>)>;
-  Values(size_t count, Done done) : waiting_(count), values_(count), done_(std::move(done)) {}
-
-  void waitFor(const std::vector<RRefPtr>& rrefs) {
-    if (rrefs.empty()) return done_(std::vector<c10::IValue>());
-    for (size_t i = 0; i < rrefs.size(); ++i) {
-      std::static_pointer_cast<OwnerRRef>(rrefs[i])->whenReady(
-          [self = shared_from_this(), i](const Result<c10::IValue>& value) { self->arrive(i, value); });
-    }
+/// Calls `done` once when all these RRefs, which this node owns, are ready: with their values, or with the first error.
+void whenAllReady(
+    const std::vector<RRefPtr>& rrefs, const std::function<void(Result<std::vector<c10::IValue>>)>& done) {
+  if (rrefs.empty()) return done(std::vector<c10::IValue>());
+  const auto collector =
+      std::make_shared<ResultCollector<c10::IValue>>(rrefs.size(), [done](std::vector<Result<c10::IValue>> results) {
+        std::vector<c10::IValue> values;
+        for (auto& result : results) {
+          if (!result) return done(result.error());
+          values.push_back(std::move(result).value());
+        }
+        done(std::move(values));
+      });
+  for (size_t i = 0; i < rrefs.size(); ++i) {
+    std::static_pointer_cast<OwnerRRef>(rrefs[i])->whenReady(
+        [collector, i](const Result<c10::IValue>& value) { collector->set(i, value); });
   }
+}
 
- private:
-  void arrive(size_t i, const Result<c10::IValue>& value) {
-    {
-      MutexLock lock(mutex_);
-      if (value) {
-        values_[i] = value.value();
-      } else if (!failure_) {
-        failure_ = value.error();
-      }
-      if (--waiting_ > 0) return;
-    }
-    failure_ ? done_(*failure_) : done_(std::move(values_));
-  }
-
-  Mutex mutex_;
-  // guarded by mutex_, constant once nothing is waited for:
-  size_t waiting_;
-  Status failure_;
-  std::vector<c10::IValue> values_;
-  const Done done_;
-};
-
-/// The tensor that a value is, itself or as an object of a language above.
+/// The tensor of a parameter; a Python object is converted.
 at::Tensor tensorIn(const c10::IValue& value, size_t param, const WorkerInfo& self) {
   auto tensor = value;
   if (value.isPyObject()) {
     try {
       tensor = value.toPyObjectHolder()->toIValue(c10::TensorType::get());
-    } catch (const std::exception&) {  // no tensor
+    } catch (const std::exception&) {  // not a tensor
     }
   }
   if (tensor.isTensor()) return tensor.toTensor();
@@ -85,7 +70,7 @@ OptimService::OptimService(Messenger& messenger, RRefService& rrefs, Gradients g
     : messenger_(messenger), rrefs_(rrefs), gradients_(std::move(gradients)) {
   const auto serve = [this](Kind kind, void (OptimService::*handler)(const Request&, const Responder&)) {
     messenger_.on(kind, Messenger::Where::kPool, [this, handler](const Request& request, const Responder& responder) {
-      guarded(responder, messenger_.self(), [&] { (this->*handler)(request, responder); });
+      failOnException(responder, messenger_.self(), [&] { (this->*handler)(request, responder); });
     });
   };
   serve(Kind::kOptimCreate, &OptimService::serveCreate);
@@ -97,9 +82,9 @@ OptimService::OptimService(Messenger& messenger, RRefService& rrefs, Gradients g
 // --- the client's side ---
 
 void OptimService::create(
-    const WorkerInfo& owner, const OptimCreate& what, const std::vector<RRefPtr>& params, Duration timeout,
+    const WorkerInfo& owner, const OptimCreate& request, const std::vector<RRefPtr>& params, Duration timeout,
     Created done) {
-  auto message = encode(what);
+  auto message = encode(request);
   std::vector<RRefFork> forks;
   try {
     for (const auto& param : params) forks.push_back(rrefs_.fork(param, owner.id));
@@ -112,17 +97,17 @@ void OptimService::create(
       owner.id, std::move(message), timeout,
       [this, params, forks = std::move(forks), done = std::move(done)](Result<Message> reply) {
         if (!reply) {
-          rrefs_.abandon(forks);  // they went to their owner, who needs no protection for them if they did arrive
+          rrefs_.abandon(forks);  // forks to their own owner need no protection, even if the owner has received them
           return done(reply.error());
         }
         const auto* header = reply.value().header(HeaderKind::kRRefForks);
-        const Error none(ErrorCode::kProtocol, "malformed message: an optimizer without its RRef");
-        if (!header) return done(none);
+        const Error malformed(ErrorCode::kProtocol, "malformed message: an optimizer without its RRef");
+        if (!header) return done(malformed);
         try {
           rrefs_.adopt(
-              decodeForks(*header), /*wait_for_owner=*/false, [done, none](Result<std::vector<RRefPtr>> rrefs) {
+              decodeForks(*header), /*wait_for_owner=*/false, [done, malformed](Result<std::vector<RRefPtr>> rrefs) {
                 if (!rrefs) return done(rrefs.error());
-                if (rrefs.value().size() != 1) return done(none);
+                if (rrefs.value().size() != 1) return done(malformed);
                 done(rrefs.value().front());
               });
         } catch (const Error& error) {
@@ -133,11 +118,11 @@ void OptimService::create(
 
 void OptimService::request(const RRefPtr& optimizer, Message message, Duration timeout, Messenger::ReplyHandler done) {
   if (auto owner = std::dynamic_pointer_cast<OwnerRRef>(optimizer)) {
-    // Ours: nothing travels. The responder completes `done` with what is thrown, too.
+    // This node owns the optimizer, so no message is sent. The responder passes exceptions to `done` as well.
     messenger_.post([this, owner, message = std::move(message), responder = Responder(std::move(done))] {
-      guarded(responder, messenger_.self(), [&] {
+      failOnException(responder, messenger_.self(), [&] {
         const auto value = owner->wait(Duration::zero());
-        responder.reply(perform(optimizerIn(value, messenger_.self()), message));
+        responder.reply(execute(optimizerIn(value, messenger_.self()), message));
       });
     });
     return;
@@ -159,16 +144,16 @@ std::string OptimService::nameOf(const RRef& optimizer) {
 void OptimService::serveCreate(const Request& request, const Responder& responder) {
   const auto* header = request.message.header(HeaderKind::kRRefForks);
   const auto forks = header ? decodeForks(*header) : std::vector<RRefFork>();
-  auto build = [this, request, responder](std::vector<c10::IValue> params) {
+  auto create = [this, request, responder](std::vector<c10::IValue> params) {
     messenger_.post([this, request, responder, params = std::move(params)] {
-      guarded(responder, messenger_.self(), [&] {
-        host(request.from, decodeOptimCreate(request.message), params, responder);
+      failOnException(responder, messenger_.self(), [&] {
+        createHere(request.from, decodeOptimCreate(request.message), params, responder);
       });
     });
   };
   rrefs_.adopt(
       forks, /*wait_for_owner=*/true,
-      [this, responder, build = std::move(build)](const Result<std::vector<RRefPtr>>& params) {
+      [this, responder, create = std::move(create)](const Result<std::vector<RRefPtr>>& params) {
         if (!params) return responder.fail(params.error());
         for (const auto& param : params.value()) {
           if (param->isOwner()) continue;
@@ -176,18 +161,18 @@ void OptimService::serveCreate(const Request& request, const Responder& responde
               ErrorCode::kInvalidArgument,
               messenger_.self().name + " cannot step a parameter that " + param->owner().name + " owns"));
         }
-        std::make_shared<Values>(params.value().size(), [responder, build](Result<std::vector<c10::IValue>> values) {
-          values ? build(std::move(values).value()) : responder.fail(values.error());
-        })->waitFor(params.value());
+        whenAllReady(params.value(), [responder, create](Result<std::vector<c10::IValue>> values) {
+          values ? create(std::move(values).value()) : responder.fail(values.error());
+        });
       });
 }
 
-void OptimService::host(
-    const WorkerInfo& creator, const OptimCreate& what, const std::vector<c10::IValue>& params,
+void OptimService::createHere(
+    const WorkerInfo& creator, const OptimCreate& request, const std::vector<c10::IValue>& params,
     const Responder& responder) {
   std::vector<Optimizer::Group> groups;
   size_t next = 0;
-  for (const auto& group : what.groups) {
+  for (const auto& group : request.groups) {
     if (group.params > params.size() - next) {
       throw Error(ErrorCode::kProtocol, "malformed message about an optimizer: fewer RRefs than parameters");
     }
@@ -200,9 +185,10 @@ void OptimService::host(
   if (next != params.size()) {
     throw Error(ErrorCode::kProtocol, "malformed message about an optimizer: more RRefs than parameters");
   }
-  const auto turn = what.lock_free ? nullptr : loop_mutex_;
+  const auto step_mutex = request.lock_free ? nullptr : step_mutex_;
   const auto rref = rrefs_.createOwner();
-  rref->setValue(c10::IValue::make_capsule(c10::make_intrusive<Optimizer>(what.kind, std::move(groups), turn)));
+  rref->setValue(
+      c10::IValue::make_capsule(c10::make_intrusive<Optimizer>(request.kind, std::move(groups), step_mutex)));
   Message reply{.kind = Kind::kReply};
   reply.headers.push_back({HeaderKind::kRRefForks, encodeForks({rrefs_.fork(rref, creator.id)})});
   responder.reply(std::move(reply));
@@ -210,34 +196,34 @@ void OptimService::host(
 
 void OptimService::serveRequest(const Request& request, const Responder& responder) {
   const auto rref = rrefs_.findNamed(decodeOptimTarget(request.message)).take();
-  const auto value = rref->wait(Duration(1));  // an optimizer's RRef is ready from the start
-  responder.reply(perform(optimizerIn(value, messenger_.self()), request.message));
+  const auto value = rref->wait(Duration(1));  // does not block: an optimizer's RRef is created with its value
+  responder.reply(execute(optimizerIn(value, messenger_.self()), request.message));
 }
 
-Message OptimService::perform(Optimizer& optimizer, const Message& message) {
-  switch (message.kind) {
-    case Kind::kOptimStep: step(optimizer, decodeOptimStep(message)); break;
+Message OptimService::execute(Optimizer& optimizer, const Message& request) {
+  switch (request.kind) {
+    case Kind::kOptimStep: step(optimizer, decodeOptimStep(request)); break;
     case Kind::kOptimState: return encodeStates(optimizer.state());
-    case Kind::kOptimLoad: optimizer.load(decodeOptimLoad(message)); break;
-    default: throw Error(ErrorCode::kProtocol, "no request about an optimizer");
+    case Kind::kOptimLoad: optimizer.load(decodeOptimLoad(request)); break;
+    default: throw Error(ErrorCode::kProtocol, "not a request about an optimizer");
   }
   return {.kind = Kind::kReply};
 }
 
-/// Its client has made sure that there is such a context: one that has never come here has left no gradients here.
-std::optional<OptimService::GradientList> OptimService::gradientsIn(int64_t context) const {
+/// The client has checked that the context exists. If it has never reached this node, it has left no gradients here.
+OptimService::GradientList OptimService::gradientsIn(int64_t context) const {
   try {
     return gradients_(context);
   } catch (const Error& error) {
-    if (error.code() == ErrorCode::kInvalidArgument) return std::nullopt;
+    if (error.code() == ErrorCode::kInvalidArgument) return {};
     throw;
   }
 }
 
 void OptimService::step(Optimizer& optimizer, const OptimStep& request) {
   std::unordered_map<const at::TensorImpl*, at::Tensor> found;
-  if (const auto gradients = gradientsIn(request.context)) {
-    for (const auto& [leaf, gradient] : *gradients) found.emplace(leaf.unsafeGetTensorImpl(), gradient);
+  for (const auto& [leaf, gradient] : gradientsIn(request.context)) {
+    found.emplace(leaf.unsafeGetTensorImpl(), gradient);
   }
   Tensors grads;
   for (const auto& param : optimizer.params()) {

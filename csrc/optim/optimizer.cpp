@@ -19,17 +19,17 @@ namespace torchrpc {
 
 namespace {
 
-/// Waits for its turn as a blocking call does: another thread of the pool takes over meanwhile.
-class Turn {
+/// A scoped lock that waits in a BlockingScope, so that another pool thread can run meanwhile.
+class TORCHRPC_ANNOTATE(scoped_lockable) StepLock {
  public:
-  explicit Turn(Mutex& mutex) : mutex_(mutex) {
-    if (mutex_.try_lock()) return;
+  explicit StepLock(Mutex& mutex) TORCHRPC_ANNOTATE(acquire_capability(mutex)) : mutex_(mutex) {
+    if (mutex.try_lock()) return;
     const ThreadPool::BlockingScope blocking;
-    mutex_.lock();
+    mutex.lock();
   }
-  ~Turn() { mutex_.unlock(); }
-  Turn(const Turn&) = delete;
-  Turn& operator=(const Turn&) = delete;
+  ~StepLock() TORCHRPC_ANNOTATE(release_capability()) { mutex_.unlock(); }
+  StepLock(const StepLock&) = delete;
+  StepLock& operator=(const StepLock&) = delete;
 
  private:
   Mutex& mutex_;
@@ -37,16 +37,16 @@ class Turn {
 
 [[noreturn]] void reject(const std::string& text) { throw Error(ErrorCode::kInvalidArgument, text); }
 
-/// The kernels read memory from end to end, as if all tensors lay in it alike.
-bool fusedFits(const at::Tensor& param, const at::Tensor& grad, const ParamState& state, const Algorithm& algorithm) {
+/// Whether the fused kernel can be used. It assumes that all tensors of a parameter have the same dense memory layout.
+bool canUseFused(const at::Tensor& param, const at::Tensor& grad, const ParamState& state, const Algorithm& algorithm) {
   if (!algorithm.hasFused() || algorithm.wantsFused() == false) return false;
   if (!param.device().is_cpu() && !param.device().is_cuda()) return false;
-  const auto alike = [&](const at::Tensor& tensor) {
+  const auto sameLayout = [&](const at::Tensor& tensor) {
     return tensor.layout() == at::kStrided && tensor.dtype() == param.dtype() && tensor.strides() == param.strides();
   };
-  if (!param.is_non_overlapping_and_dense() || !alike(grad)) return false;
+  if (!param.is_non_overlapping_and_dense() || !sameLayout(grad)) return false;
   for (const auto& [name, tensor] : state) {
-    if (name != kStep.name && !alike(tensor)) return false;
+    if (name != kStep.name && !sameLayout(tensor)) return false;
   }
   const auto type = param.scalar_type();
   if (type == at::kFloat || type == at::kDouble) return true;
@@ -55,13 +55,17 @@ bool fusedFits(const at::Tensor& param, const at::Tensor& grad, const ParamState
 
 at::Tensor realOf(const at::Tensor& tensor) { return tensor.is_complex() ? at::view_as_real(tensor) : tensor; }
 
-/// On the CPU parameters go through all kernels while they are in the caches; elsewhere it is launches that cost.
+/// Whether a batch is large enough. On a CPU, a batch should fit in the cache from one operation to the next; on other
+/// devices batches are not limited, because each kernel launch has a cost.
 bool isFull(int64_t elements, const at::Device& device) { return device.is_cpu() && elements >= 16384; }
 
 }  // namespace
 
-Optimizer::Optimizer(std::string kind, std::vector<Group> groups, std::shared_ptr<Mutex> turn)
-    : kind_(std::move(kind)), lock_free_(!turn), loop_mutex_(turn ? std::move(turn) : std::make_shared<Mutex>()) {
+Optimizer::Optimizer(std::string kind, std::vector<Group> groups, std::shared_ptr<Mutex> step_mutex)
+    : kind_(std::move(kind)),
+      lock_free_(!step_mutex),
+      shared_step_mutex_(step_mutex ? std::move(step_mutex) : std::make_shared<Mutex>()),
+      step_mutex_(*shared_step_mutex_) {
   std::set<const at::TensorImpl*> seen;
   for (auto& group : groups) {
     for (auto& param : group.params) {
@@ -82,7 +86,7 @@ Optimizer::Optimizer(std::string kind, std::vector<Group> groups, std::shared_pt
 
 void Optimizer::step(const Tensors& grads) {
   const c10::NoGradGuard no_grad;
-  const Turn turn(*loop_mutex_);
+  const StepLock lock(step_mutex_);
   check(grads);
   for (size_t group = 0; group < algorithms_.size(); ++group) stepGroup(group, grads);
 }
@@ -94,7 +98,7 @@ void Optimizer::check(const Tensors& grads) const {
   for (size_t i = 0; i < grads.size(); ++i) {
     if (!grads[i].defined()) continue;
     const bool sparse = grads[i].layout() != at::kStrided;
-    if (sparse && !(grads[i].is_sparse() && algorithms_[slots_[i].group]->takesSparse())) {
+    if (sparse && !(grads[i].is_sparse() && algorithms_[slots_[i].group]->supportsSparse())) {
       const auto instead = kind_.starts_with("Adam") && kind_ != "Adamax" ? ", please consider SparseAdam instead" : "";
       reject(kind_ + " does not support sparse gradients" + instead);
     }
@@ -122,15 +126,15 @@ void Optimizer::stepGroup(size_t group, const Tensors& grads) {
   for (size_t i = 0; i < params_.size(); ++i) {
     if (slots_[i].group != group || !grads[i].defined()) continue;
     const auto& grad = grads[i];
-    // An alias shares the memory, not the count of changes by which graphs notice them.
+    // An alias shares the memory but not the version counter, by which graphs detect changes in place.
     const auto param = lock_free_ ? params_[i].variable_data() : params_[i];
     auto& state = slots_[i].state;
-    complete(state, param, algorithm);
+    addMissingState(state, param, algorithm);
     if (grad.is_sparse()) {
       algorithm.stepSparse(param, grad, state);
       continue;
     }
-    const bool fused = fusedFits(param, grad, state, algorithm);
+    const bool fused = canUseFused(param, grad, state, algorithm);
     const auto device = param.device();
     auto& run = runs[{device.type(), device.index(), param.scalar_type(), grad.scalar_type(), fused}];
     run.fused = fused;
@@ -138,7 +142,7 @@ void Optimizer::stepGroup(size_t group, const Tensors& grads) {
     run.batch.params.push_back(realOf(param));
     run.batch.grads.push_back(realOf(grad));
     run.batch.states.push_back(&state);
-    if (fused) param.unsafeGetTensorImpl()->bump_version();  // the kernels do not
+    if (fused) param.unsafeGetTensorImpl()->bump_version();  // the fused kernels do not do it
     run.elements += param.numel();
     if (isFull(run.elements, device)) flush(run);
   }
@@ -147,13 +151,14 @@ void Optimizer::stepGroup(size_t group, const Tensors& grads) {
   }
 }
 
-void Optimizer::complete(ParamState& state, const at::Tensor& param, const Algorithm& algorithm) const {
+void Optimizer::addMissingState(ParamState& state, const at::Tensor& param, const Algorithm& algorithm) {
   for (const auto& part : algorithm.layout()) {
     if (!part.needed || state.count(part.name)) continue;
     if (part.scalar) {
-      // Where the fused kernels want it; elsewhere reading it would wait for the device.
-      const bool there = algorithm.hasFused() && param.is_cuda() && algorithm.wantsFused() != false;
-      state[part.name] = at::zeros({}, at::TensorOptions(at::kFloat).device(there ? param.device() : at::kCPU));
+      // Fused kernels need the step count on the device; otherwise it stays on the CPU, because to read it from the
+      // device would block.
+      const bool on_device = algorithm.hasFused() && param.is_cuda() && algorithm.wantsFused() != false;
+      state[part.name] = at::zeros({}, at::TensorOptions(at::kFloat).device(on_device ? param.device() : at::kCPU));
     } else {
       auto& tensor = state[part.name] = at::empty_like(param);
       realOf(tensor).fill_(part.initial);
@@ -163,7 +168,7 @@ void Optimizer::complete(ParamState& state, const at::Tensor& param, const Algor
 
 std::vector<ParamState> Optimizer::state() {
   const c10::NoGradGuard no_grad;
-  const Turn turn(*loop_mutex_);
+  const StepLock lock(step_mutex_);
   std::vector<ParamState> out;
   for (const auto& slot : slots_) {
     auto& copy = out.emplace_back();
@@ -174,16 +179,16 @@ std::vector<ParamState> Optimizer::state() {
 
 void Optimizer::load(const std::vector<ParamState>& states) {
   const c10::NoGradGuard no_grad;
-  const Turn turn(*loop_mutex_);
+  const StepLock lock(step_mutex_);
   if (states.size() != params_.size()) {
     reject(c10::str("there are ", params_.size(), " parameters, but states of ", states.size()));
   }
-  std::vector<ParamState> fitting;
-  for (size_t i = 0; i < states.size(); ++i) fitting.push_back(fitted(states[i], i));
-  for (size_t i = 0; i < states.size(); ++i) slots_[i].state = std::move(fitting[i]);
+  std::vector<ParamState> converted;
+  for (size_t i = 0; i < states.size(); ++i) converted.push_back(convertedState(states[i], i));
+  for (size_t i = 0; i < states.size(); ++i) slots_[i].state = std::move(converted[i]);
 }
 
-ParamState Optimizer::fitted(const ParamState& loaded, size_t param) const {
+ParamState Optimizer::convertedState(const ParamState& loaded, size_t param) const {
   if (loaded.empty()) return {};
   const auto& algorithm = *algorithms_[slots_[param].group];
   const auto layout = algorithm.layout();
@@ -200,7 +205,7 @@ ParamState Optimizer::fitted(const ParamState& loaded, size_t param) const {
     if (!part->scalar)
       out[name] = at::empty_like(params_[param]).copy_(tensor.is_sparse() ? tensor.to_dense() : tensor);
   }
-  complete(out, params_[param], algorithm);
+  addMissingState(out, params_[param], algorithm);
   for (const auto& part : layout) {
     if (part.scalar && loaded.count(part.name)) out[part.name].copy_(loaded.at(part.name));
   }
@@ -208,7 +213,7 @@ ParamState Optimizer::fitted(const ParamState& loaded, size_t param) const {
 }
 
 void Optimizer::setOptions(uint64_t revision, const std::vector<Options>& groups) {
-  const Turn turn(*loop_mutex_);
+  const StepLock lock(step_mutex_);
   if (revision <= revision_) return;
   if (groups.size() != options_.size()) {
     reject(c10::str("there are ", options_.size(), " groups of parameters, but options of ", groups.size()));
@@ -217,7 +222,7 @@ void Optimizer::setOptions(uint64_t revision, const std::vector<Options>& groups
   std::vector<std::unique_ptr<Algorithm>> algorithms;
   for (size_t i = 0; i < groups.size(); ++i) {
     merged[i].insert(options_[i].begin(), options_[i].end());
-    algorithms.push_back(makeAlgorithm(kind_, merged[i], Ranges::kFree));
+    algorithms.push_back(makeAlgorithm(kind_, merged[i], Ranges::kUnchecked));
   }
   algorithms_ = std::move(algorithms);
   options_ = std::move(merged);

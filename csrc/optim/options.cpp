@@ -13,7 +13,7 @@ std::optional<double> toNumber(const c10::IValue& value) {
   return std::nullopt;
 }
 
-/// The elements of a tuple or list; none for anything else.
+/// The elements of a tuple or list; empty for all other types.
 std::vector<c10::IValue> elementsOf(const c10::IValue& value) {
   if (value.isTuple()) return value.toTupleRef().elements().vec();
   if (value.isList()) return value.toListRef().vec();
@@ -28,10 +28,11 @@ const c10::IValue* OptionReader::find(const char* name) {
   return it == options_.end() ? nullptr : &it->second;
 }
 
-void OptionReader::reject(const char* name, const char* wanted) const {
+void OptionReader::reject(const char* name, const char* expected) const {
   throw Error(
       ErrorCode::kInvalidArgument,
-      optimizer_ + ": the option '" + name + "' must be " + wanted + ", but is of type " + options_.at(name).tagKind());
+      optimizer_ + ": the option '" + name + "' must be " + expected + ", but is of type " +
+          options_.at(name).tagKind());
 }
 
 double OptionReader::number(const char* name, double fallback) {

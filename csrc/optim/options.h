@@ -1,6 +1,6 @@
 #pragma once
 
-// What an optimizer is set to: the options of torch.optim, by their names there.
+// The options of an optimizer, with the names that they have in torch.optim.
 
 #include <ATen/core/ivalue.h>
 
@@ -12,11 +12,11 @@
 
 namespace torchrpc {
 
-/// Option -> number, bool, pair of numbers or None. Those that are not given have torch.optim's defaults.
+/// Option -> number, bool, pair of numbers or None. Missing options have torch.optim's defaults.
 using Options = std::map<std::string, c10::IValue>;
 
-/// Reads options with their types; throws Error(kInvalidArgument) for one of another type, or of a name that the
-/// optimizer does not have.
+/// Reads options with their types. Throws Error(kInvalidArgument) for an option of another type, or with a name that
+/// the optimizer does not have.
 class OptionReader {
  public:
   OptionReader(std::string optimizer, const Options& options) : optimizer_(std::move(optimizer)), options_(options) {}
@@ -27,12 +27,12 @@ class OptionReader {
   std::pair<double, double> pair(const char* name, std::pair<double, double> fallback);
   /// True, False or None.
   std::optional<bool> choice(const char* name);
-  /// After all that there are have been read.
+  /// Throws if there is an option that has not been read. Called last.
   void expectNoOther() const;
 
  private:
   const c10::IValue* find(const char* name);
-  [[noreturn]] void reject(const char* name, const char* wanted) const;
+  [[noreturn]] void reject(const char* name, const char* expected) const;
 
   const std::string optimizer_;
   const Options& options_;

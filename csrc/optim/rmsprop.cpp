@@ -1,4 +1,4 @@
-// RMSprop, by G. Hinton's lectures; centered as in Graves 2013 (arXiv:1308.0850).
+// RMSprop (G. Hinton's lectures); centered as in Graves 2013 (arXiv:1308.0850).
 
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_addcdiv.h>
@@ -23,11 +23,11 @@ class Rmsprop final : public Algorithm {
         weight_decay_(options.number("weight_decay", 0)),
         momentum_(options.number("momentum", 0)),
         centered_(options.flag("centered", false)) {
-    demand(ranges, lr_ >= 0, "Invalid learning rate: ", lr_);
-    demand(ranges, eps_ >= 0, "Invalid epsilon value: ", eps_);
-    demand(ranges, momentum_ >= 0, "Invalid momentum value: ", momentum_);
-    demand(ranges, weight_decay_ >= 0, "Invalid weight_decay value: ", weight_decay_);
-    demand(ranges, alpha_ >= 0, "Invalid alpha value: ", alpha_);
+    checkRange(ranges, lr_ >= 0, "Invalid learning rate: ", lr_);
+    checkRange(ranges, eps_ >= 0, "Invalid epsilon value: ", eps_);
+    checkRange(ranges, momentum_ >= 0, "Invalid momentum value: ", momentum_);
+    checkRange(ranges, weight_decay_ >= 0, "Invalid weight_decay value: ", weight_decay_);
+    checkRange(ranges, alpha_ >= 0, "Invalid alpha value: ", alpha_);
   }
 
   std::vector<StateTensor> layout() const override {

@@ -14,7 +14,7 @@ class Rprop final : public Algorithm {
         lr_(options.number("lr", 1e-2)),
         etas_(options.pair("etas", {0.5, 1.2})),
         step_sizes_(options.pair("step_sizes", {1e-6, 50})) {
-    demand(ranges, lr_ >= 0, "Invalid learning rate: ", lr_);
+    checkRange(ranges, lr_ >= 0, "Invalid learning rate: ", lr_);
     if (ranges == Ranges::kChecked && !(0 < etas_.first && etas_.first < 1 && 1 < etas_.second)) {
       throw Error(
           ErrorCode::kInvalidArgument,
@@ -37,7 +37,7 @@ class Rprop final : public Algorithm {
  private:
   void update(
       const at::Tensor& param, const at::Tensor& grad, const at::Tensor& previous, const at::Tensor& size) const {
-    // How each size changes: by one eta where the gradient's sign has stayed, by the other where it has changed.
+    // Each step size is multiplied by one eta where the gradient kept its sign, by the other where the sign changed.
     const auto factor = grad.mul(previous).sign_();
     factor.masked_fill_(factor.gt(0), etas_.second);
     factor.masked_fill_(factor.lt(0), etas_.first);

@@ -24,9 +24,9 @@ class Sgd final : public Algorithm {
         dampening_(options.number("dampening", 0)),
         weight_decay_(options.number("weight_decay", 0)),
         nesterov_(options.flag("nesterov", false)) {
-    demand(ranges, lr_ >= 0, "Invalid learning rate: ", lr_);
-    demand(ranges, momentum_ >= 0, "Invalid momentum value: ", momentum_);
-    demand(ranges, weight_decay_ >= 0, "Invalid weight_decay value: ", weight_decay_);
+    checkRange(ranges, lr_ >= 0, "Invalid learning rate: ", lr_);
+    checkRange(ranges, momentum_ >= 0, "Invalid momentum value: ", momentum_);
+    checkRange(ranges, weight_decay_ >= 0, "Invalid weight_decay value: ", weight_decay_);
     if (ranges == Ranges::kChecked && nesterov_ && (momentum_ <= 0 || dampening_ != 0)) {
       throw Error(ErrorCode::kInvalidArgument, "Nesterov momentum requires a momentum and zero dampening");
     }
@@ -50,7 +50,7 @@ class Sgd final : public Algorithm {
   bool hasFused() const override { return true; }
 
   void stepFused(const Batch& batch) const override {
-    // The kernel fills either all buffers or none.
+    // The kernel initializes the momentum buffers of a batch either all or not at all.
     Batch first, later;
     for (size_t i = 0; i < batch.params.size(); ++i) {
       auto& state = *batch.states[i];
@@ -65,7 +65,7 @@ class Sgd final : public Algorithm {
     runFused(later, false);
   }
 
-  bool takesSparse() const override { return true; }
+  bool supportsSparse() const override { return true; }
 
   void stepSparse(const at::Tensor& param, const at::Tensor& sparse, ParamState& state) const override {
     auto grad = maximize_ ? sparse.neg() : sparse;
@@ -82,7 +82,7 @@ class Sgd final : public Algorithm {
   Tensors updateBuffers(const Batch& batch, const Tensors& grads) const {
     Tensors buffers;
     for (size_t i = 0; i < grads.size(); ++i) {
-      // A buffer begins as the gradient.
+      // The first value of a buffer is the gradient.
       const auto [entry, begins] = batch.states[i]->try_emplace(kBuffer);
       auto& buffer = entry->second;
       if (begins) {

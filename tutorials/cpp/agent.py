@@ -1,9 +1,9 @@
-"""An agent in Python that learns from environments in a C++ process (environment_server.cpp).
+"""A Python agent that learns from environments in a C++ process (environment_server.cpp).
 
     python agent.py build/tutorials/environment_server
 
-The agent holds a reference to the environments and gives it to the C++ functions that step them: a call a step for all
-of them. It learns by the policy gradient (REINFORCE; Williams 1992) until the poles stay up for `--target` steps.
+The agent has an RRef to the environments and passes it to the C++ functions that step them, one call in each step for
+all environments. It learns by policy gradient (REINFORCE; Williams 1992) until the poles stay up for `--target` steps.
 """
 
 import argparse
@@ -21,7 +21,7 @@ RESET, STEP = cpp_function("reset"), cpp_function("step")
 
 
 def play(environments, policy, steps):
-    """One episode of all environments: log probabilities of what was done, and which were up then, (steps, n)."""
+    """Plays one episode in all environments: log probabilities of the actions, and which poles were up, (steps, n)."""
     owner = environments.owner()
     observation = rpc.rpc_sync(owner, RESET, args=(environments,))
     up = torch.ones(len(observation), dtype=torch.bool)
@@ -43,8 +43,8 @@ def learn(environments, options):
     steps, start = 0, time.perf_counter()
     for episode in range(options.episodes):
         log_probabilities, alive = play(environments, policy, options.steps)
-        to_go = alive.flip(0).cumsum(0).flip(0)  # how long each will stay up from each step on
-        advantage = (to_go - to_go.mean()) / (to_go.std() + 1e-6)
+        remaining = alive.flip(0).cumsum(0).flip(0)  # steps that each pole stays up, from each step on
+        advantage = (remaining - remaining.mean()) / (remaining.std() + 1e-6)
         loss = -(log_probabilities * advantage * alive).sum() / alive.sum()
         optimizer.zero_grad()
         loss.backward()
@@ -64,8 +64,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("server", help="the program environment_server")
     parser.add_argument("--environments", type=int, default=32, help="(default %(default)s)")
-    parser.add_argument("--episodes", type=int, default=300, help="at most (default %(default)s)")
-    parser.add_argument("--steps", type=int, default=200, help="of an episode, at most (default %(default)s)")
+    parser.add_argument("--episodes", type=int, default=300, help="largest number of episodes (default %(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=200, help="largest number of steps in an episode (default %(default)s)"
+    )
     parser.add_argument("--target", type=float, default=150, help="mean steps (default %(default)s)")
     options = parser.parse_args()
     torch.manual_seed(0)
@@ -74,8 +76,8 @@ def main():
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     server = subprocess.Popen([options.server, str(port)])
-    where = rpc.TensorPipeRpcBackendOptions(init_method=f"tcp://127.0.0.1:{port}")
-    rpc.init_rpc("agent", rank=0, world_size=2, rpc_backend_options=where)
+    backend_options = rpc.TensorPipeRpcBackendOptions(init_method=f"tcp://127.0.0.1:{port}")
+    rpc.init_rpc("agent", rank=0, world_size=2, rpc_backend_options=backend_options)
     environments = rpc.remote("environments", cpp_function("makeEnvironments"), args=(options.environments, 0))
     learn(environments, options)
     del environments

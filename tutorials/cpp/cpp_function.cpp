@@ -1,6 +1,6 @@
-// A function in C++ that Python workers call without the GIL: how many letters of two texts must be changed, added or
-// removed to make one of the other (Levenshtein's distance), for a word and each of a list. A Python worker loads this
-// library; cpp_function.py does, and measures.
+// A C++ function that Python workers call without the GIL: the Levenshtein distance of a word to each word of a list
+// (how many letters must be changed, added or removed to turn one word into the other). A Python worker loads this
+// library; cpp_function.py does so and measures it.
 
 #include <algorithm>
 #include <numeric>

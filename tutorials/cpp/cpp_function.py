@@ -1,12 +1,12 @@
-"""A function written in C++, called between Python workers beside the same function in Python.
+"""Calls a function written in C++ between Python workers, and compares it with the same function in Python.
 
     cmake -S tutorials/cpp -B build/tutorials -DCMAKE_PREFIX_PATH=$(python -c "import torchrpc; \
         print(torchrpc.cmake_prefix_path)") && cmake --build build/tutorials
     python cpp_function.py build/tutorials/libcpp_function.so
 
-The callee loads the library (cpp_function.cpp); nothing else tells it of the function. Calls of the Python function
-share one interpreter, so while one runs, the others and the callee's own Python code wait. Those of the C++ function
-run beside each other and hold no interpreter.
+The callee only has to load the library (cpp_function.cpp), which registers the function. Calls of the Python function
+share the GIL: while one runs, the others and the callee's own Python code wait. Calls of the C++ function run in
+parallel and do not hold the GIL.
 """
 
 import argparse
@@ -33,12 +33,12 @@ def distance(a, b):
 
 
 def distances(word, words):
-    """Levenshtein's distance of a word to each of a list."""
+    """The Levenshtein distance of a word to each word of a list."""
     return [distance(word, each) for each in words]
 
 
 def steps_in(seconds):
-    """How many steps the callee's own Python code makes in that time, while it serves calls."""
+    """Runs Python code of the callee for that time; returns how many steps it has made. Calls are served meanwhile."""
     steps, end = 0, time.perf_counter() + seconds
     while time.perf_counter() < end:
         sum(range(100))
@@ -51,14 +51,14 @@ def measure(function, words, seconds):
     end = time.perf_counter() + seconds
     counts = []
 
-    def call_on():
+    def call_until_end():
         count = 0
         while time.perf_counter() < end:
             rpc.rpc_sync("callee", function, args=(words[count % len(words)], words))
             count += 1
         counts.append(count)
 
-    callers = [threading.Thread(target=call_on) for _ in range(8)]
+    callers = [threading.Thread(target=call_until_end) for _ in range(8)]
     for caller in callers:
         caller.start()
     steps = rpc.rpc_sync("callee", steps_in, args=(seconds,))
@@ -71,17 +71,17 @@ def run(rank, options):
     torch.set_num_threads(1)
     if rank == 1:
         torch.ops.load_library(options.library)
-    where = rpc.TensorPipeRpcBackendOptions(init_method=f"tcp://127.0.0.1:{options.port}")
-    rpc.init_rpc(("caller", "callee")[rank], rank=rank, world_size=2, rpc_backend_options=where)
+    backend_options = rpc.TensorPipeRpcBackendOptions(init_method=f"tcp://127.0.0.1:{options.port}")
+    rpc.init_rpc(("caller", "callee")[rank], rank=rank, world_size=2, rpc_backend_options=backend_options)
     if rank == 0:
-        letters = random.Random(0)
-        words = ["".join(letters.choices(string.ascii_lowercase, k=12)) for _ in range(options.words)]
-        native = cpp_function("distances")
+        generator = random.Random(0)
+        words = ["".join(generator.choices(string.ascii_lowercase, k=12)) for _ in range(options.words)]
+        cpp_distances = cpp_function("distances")
         for word in words:
-            results = [rpc.rpc_sync("callee", function, args=(word, words)) for function in (distances, native)]
+            results = [rpc.rpc_sync("callee", function, args=(word, words)) for function in (distances, cpp_distances)]
             assert results[0] == results[1], "the two functions differ"
         rates = []
-        for language, function in (("Python", distances), ("C++", native)):
+        for language, function in (("Python", distances), ("C++", cpp_distances)):
             rate, steps = measure(function, words, options.seconds)
             print(
                 f"{language}: {rate:.0f} calls/s, beside {steps / options.seconds:.0f} steps/s of the callee's own code"
@@ -94,8 +94,8 @@ def run(rank, options):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library", help="libcpp_function.so")
-    parser.add_argument("--seconds", type=float, default=2, help="to measure each (default %(default)s)")
-    parser.add_argument("--words", type=int, default=50, help="in the list (default %(default)s)")
+    parser.add_argument("--seconds", type=float, default=2, help="time to measure each function (default %(default)s)")
+    parser.add_argument("--words", type=int, default=50, help="words in the list (default %(default)s)")
     options = parser.parse_args()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -1,6 +1,6 @@
-// Environments in C++ for an agent in Python: poles that are to be balanced on carts (Barto, Sutton and Anderson 1983,
-// with the numbers of gymnasium's CartPole-v1), many at once. The process runs no Python; agent.py starts it.
-// Usage: environment_server PORT
+// Environments in C++ for a Python agent: many poles to be balanced on carts at the same time (Barto, Sutton and
+// Anderson 1983, with the constants of gymnasium's CartPole-v1). The process runs no Python; agent.py starts it. Usage:
+// environment_server PORT
 
 #include <ATen/ATen.h>
 
@@ -25,7 +25,7 @@ class CartPole {
     std::uniform_real_distribution<float> small(-0.05f, 0.05f);
     for (auto& each : state_) each = small(random);
   }
-  /// Pushes the cart to the right or to the left for 20 ms. Whether the pole is still up.
+  /// Pushes the cart to the right or to the left for 20 ms. Returns whether the pole is still up.
   bool step(bool right) {
     auto& [x, speed, angle, turning] = state_;
     const float sine = std::sin(angle), cosine = std::cos(angle);
@@ -44,7 +44,7 @@ class CartPole {
   std::array<float, 4> state_{};  // position and speed of the cart, angle and turning of the pole
 };
 
-/// Stays in this process; the agent holds an RRef to it. For one caller at a time.
+/// Stays in this process; the agent has an RRef to it. Not thread-safe: one caller at a time.
 struct Environments {
   std::vector<CartPole> poles;
   std::vector<bool> up;
@@ -66,7 +66,7 @@ std::unique_ptr<Environments> makeEnvironments(int count, int seed) {
   return all;
 }
 
-/// All poles up again; what they look like, (n, 4).
+/// Sets all poles upright again. Returns their states, (n, 4).
 at::Tensor reset(const EnvironmentsRef& ref) {
   const auto all = ref.localValue();
   for (auto& pole : all->poles) pole.reset(all->random);
@@ -74,11 +74,12 @@ at::Tensor reset(const EnvironmentsRef& ref) {
   return all->observe();
 }
 
-/// One push each, `actions` (n) of 0 and 1; what the poles look like, (n, 4), and which are still up, (n). What has
-/// fallen stays where it is.
+/// Applies one push to each cart; `actions` (n) are 0 and 1. Returns the states, (n, 4), and which poles are still up,
+/// (n). A fallen pole does not move.
 std::tuple<at::Tensor, at::Tensor> step(const EnvironmentsRef& ref, const at::Tensor& actions) {
   const auto all = ref.localValue();
-  TORCH_CHECK(actions.numel() == static_cast<int64_t>(all->poles.size()), "an action for each environment is wanted");
+  TORCH_CHECK(
+      actions.numel() == static_cast<int64_t>(all->poles.size()), "there must be an action for each environment");
   const auto pushes = actions.to(at::kLong).contiguous();
   auto up = at::empty({actions.numel()}, at::kBool);
   for (size_t i = 0; i < all->poles.size(); ++i) {
@@ -106,7 +107,7 @@ int main(int argc, char** argv) {
     options.world_size = 2;
     options.rendezvous = std::string("tcp://127.0.0.1:") + argv[1];
     torchrpc::Node node(options);
-    node.shutdown();  // when the agent has called it, too
+    node.shutdown();  // returns when the agent has called shutdown, too
   } catch (const torchrpc::Error& e) {
     std::fprintf(stderr, "environments: %s\n", e.what());
     return 1;

@@ -1,13 +1,13 @@
-// A parameter server wholly in C++: one process holds a small network, the others train it on handwritten digits.
-// No process runs Python.
+// A parameter server in C++ without Python: one process holds a small network, the others train it on handwritten
+// digits.
 //
 //     python export_digits.py digits.csv
 //     parameter_server digits.csv [trainers=2] [epochs=10] [port=29510]
 //
-// It is the shape of tutorials/parameter_server.py. A trainer runs the network by calling the server and computes the
-// loss itself. The backward pass goes through that call back into the server, where it leaves the gradients, and a
-// DistributedOptimizer steps the parameters there. The trainers' steps are lock-free, because one trainer's step may
-// come between another's forward and backward pass.
+// The structure is that of tutorials/parameter_server.py. A trainer calls the server to run the network and computes
+// the loss itself. The backward pass continues through that call on the server, where it leaves the gradients, and a
+// DistributedOptimizer steps the parameters there. The steps are lock-free, because one trainer's step may run between
+// another trainer's forward and backward pass.
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -30,7 +30,7 @@ namespace {
 using torchrpc::RRef;
 
 constexpr int64_t kPixels = 64, kHidden = 64, kDigits = 10;
-constexpr int64_t kTest = 297;  // images that are not trained with
+constexpr int64_t kTest = 297;  // images that are not used for training
 constexpr int64_t kBatch = 32;
 
 // --- on the server ---
@@ -99,12 +99,12 @@ void train(const torchrpc::Node& node, const Data& data, int trainers, int epoch
   torchrpc::DistributedOptimizer optimizer(
       node, "SGD", {{params, {{"lr", 0.1}, {"momentum", 0.9}}}}, {.lock_free = true});
 
-  const int me = node.self().id - 1;
+  const int trainer = node.self().id - 1;
   int updates = 0;
   double loss_value = 0;
   const auto start = std::chrono::steady_clock::now();
   for (int epoch = 0; epoch < epochs; ++epoch) {
-    for (int64_t at = me * kBatch; at + kBatch <= data.size() - kTest; at += trainers * kBatch) {
+    for (int64_t at = trainer * kBatch; at + kBatch <= data.size() - kTest; at += trainers * kBatch) {
       const auto batch = data.slice(at, at + kBatch);
       torchrpc::AutogradContext context(node);
       const auto loss = at::cross_entropy_loss(node.call("server", &forward, net, batch.images), batch.labels);

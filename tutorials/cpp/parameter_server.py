@@ -1,4 +1,4 @@
-"""parameter_server.cpp in Python, line by line: to see what Python costs an update.
+"""parameter_server.cpp translated to Python, to show what Python costs in each update.
 
 python export_digits.py digits.csv
 python parameter_server.py digits.csv
@@ -57,14 +57,14 @@ def load(path):
     return torch.from_numpy(table[:, :-1] / 16), torch.from_numpy(table[:, -1]).long()
 
 
-def train(name, me, options):
+def train(name, trainer, options):
     images, labels = load(options.digits)
     net = rpc.remote("server", network)
     params = rpc.rpc_sync("server", parameters, args=(net,))
     optimizer = DistributedOptimizer(torch.optim.SGD, params, lr=0.1, momentum=0.9, lock_free=True)
     updates, start = 0, time.perf_counter()
     for _ in range(options.epochs):
-        for at in range(me * BATCH, len(labels) - TEST - BATCH + 1, options.trainers * BATCH):
+        for at in range(trainer * BATCH, len(labels) - TEST - BATCH + 1, options.trainers * BATCH):
             with dist_autograd.context() as context:
                 logits = rpc.rpc_sync("server", forward, args=(net, images[at : at + BATCH]))
                 loss = F.cross_entropy(logits, labels[at : at + BATCH])
@@ -83,8 +83,8 @@ def run(rank, options):
     torch.set_num_threads(1)
     torch.manual_seed(0)
     name = f"trainer{rank}" if rank else "server"
-    where = rpc.TensorPipeRpcBackendOptions(init_method=f"tcp://127.0.0.1:{options.port}")
-    rpc.init_rpc(name, rank=rank, world_size=options.trainers + 1, rpc_backend_options=where)
+    backend_options = rpc.TensorPipeRpcBackendOptions(init_method=f"tcp://127.0.0.1:{options.port}")
+    rpc.init_rpc(name, rank=rank, world_size=options.trainers + 1, rpc_backend_options=backend_options)
     if rank:
         train(name, rank - 1, options)
     rpc.shutdown()

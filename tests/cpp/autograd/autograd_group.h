@@ -1,6 +1,6 @@
 #pragma once
 
-// Workers of one process with distributed autograd, over loopback; and the waiting for what comes in its own time.
+// Workers with distributed autograd in one process, over the loopback transport, and helpers for the tests.
 
 #include <catch2/catch.hpp>
 
@@ -20,8 +20,8 @@ class AutogradGroup {
   explicit AutogradGroup(int size, AutogradWorker::Functions functions = {}, LoopbackGroup::Options options = {})
       : functions_(std::move(functions)), agents_(withSize(std::move(options), size)) {
     for (int id = 0; id < size; ++id) {
-      workers_.push_back(
-          std::make_unique<AutogradWorker>(agents_[id], functions_, [this] { return Duration(patience_.load()); }));
+      workers_.push_back(std::make_unique<AutogradWorker>(
+          agents_[id], functions_, [this] { return Duration(progress_timeout_.load()); }));
       agents_[id].onWorkerLost([worker = workers_.back().get()](const WorkerInfo& lost) {
         worker->rrefs().onWorkerLost(lost);
         worker->autograd().onWorkerLost(lost);
@@ -40,19 +40,19 @@ class AutogradGroup {
   AutogradWorker& operator[](int id) { return *workers_.at(static_cast<size_t>(id)); }
   Agent& agent(int id) { return agents_[id]; }
   int size() const { return static_cast<int>(workers_.size()); }
-  void setPatience(Duration patience) { patience_ = patience.count(); }
+  void setProgressTimeout(Duration patience) { progress_timeout_ = patience.count(); }
 
-  /// Contexts and passes, on all workers.
+  /// The numbers of contexts and of running passes, on all workers.
   size_t contexts() { return total(&AutogradService::DebugInfo::contexts); }
   size_t passes() { return total(&AutogradService::DebugInfo::backward_passes); }
 
-  /// An RRef of `to` to a value of `owner`'s.
+  /// An RRef on `to` to a value that `owner` owns.
   RRefPtr give(int owner, const at::Tensor& value, int to) {
     const auto rref = (*this)[owner].rrefs().createOwner();
     rref->setValue(value);
     return share(owner, rref, to);
   }
-  /// The same to a value that may be still to come.
+  /// The same for an owner RRef whose value may not be set yet.
   RRefPtr share(int owner, const std::shared_ptr<OwnerRRef>& rref, int to) {
     if (owner == to) return rref;
     std::promise<RRefPtr> adopted;
@@ -74,12 +74,12 @@ class AutogradGroup {
   }
 
   const AutogradWorker::Functions functions_;
-  std::atomic<Duration::rep> patience_{0};
+  std::atomic<Duration::rep> progress_timeout_{0};
   LoopbackGroup agents_;
   std::vector<std::unique_ptr<AutogradWorker>> workers_;
 };
 
-/// A context of this worker's, current on this thread while it lives.
+/// A context that `worker` owns, current on this thread while the object lives.
 class OwnContext {
  public:
   explicit OwnContext(AutogradWorker& worker) : worker_(worker), id_(worker.autograd().newContext()->id()) {}
@@ -95,7 +95,7 @@ class OwnContext {
   bool released_ = false;
 };
 
-/// The gradient that a context has for a leaf; undefined if none.
+/// The gradient of a leaf in a context; undefined if none.
 inline at::Tensor gradientOf(AutogradWorker& worker, ContextId context, const at::Tensor& leaf) {
   for (const auto& [tensor, gradient] : worker.autograd().gradients(context)) {
     if (tensor.is_same(leaf)) return gradient;

@@ -1,7 +1,7 @@
 #pragma once
 
-// A worker with distributed autograd and RRefs over any Messenger: what the agent and a language binding would do
-// around AutogradService, with functions of the test's from tensors to tensors as the user functions.
+// A worker with distributed autograd and RRefs over any Messenger. It stands for the agent and the language binding
+// around AutogradService; the user functions are functions of the test from tensors to tensors.
 
 #include <ATen/ATen.h>
 
@@ -19,7 +19,7 @@ namespace torchrpc::test {
 
 using Tensors = std::vector<at::Tensor>;
 
-/// Passes everything on and counts the requests that are served here, by kind.
+/// Forwards everything and counts the requests that are served here, by kind.
 class Counter final : public ForwardingMessenger {
  public:
   using ForwardingMessenger::ForwardingMessenger;
@@ -53,7 +53,7 @@ class Counter final : public ForwardingMessenger {
   }
 
   mutable Mutex mutex_;
-  std::map<Kind, int> served_;  // guarded by mutex_
+  std::map<Kind, int> served_ TORCHRPC_GUARDED_BY(mutex_);
 };
 
 class AutogradWorker {
@@ -61,11 +61,11 @@ class AutogradWorker {
   using Function = std::function<Tensors(AutogradWorker& here, Tensors args)>;
   using Functions = std::map<std::string, Function>;
 
-  /// `functions` by the names that calls use; they must outlive the worker, and stay as they are while there are calls.
-  AutogradWorker(Messenger& messenger, const Functions& functions, std::function<Duration()> patience)
+  /// `functions`: by the names that calls use. They must outlive the worker and not change while calls run.
+  AutogradWorker(Messenger& messenger, const Functions& functions, std::function<Duration()> progress_timeout)
       : counter_(messenger),
         functions_(functions),
-        autograd_(counter_, {.patience = std::move(patience)}),
+        autograd_(counter_, {.patience = std::move(progress_timeout)}),
         rrefs_(RRefService::create(autograd_.recorder(), {.encode_value = [](const c10::IValue& value, const auto&) {
                                      return Message{.kind = Kind::kReply, .tensors = {value.toTensor()}};
                                    }})) {
@@ -82,7 +82,7 @@ class AutogradWorker {
   WorkerId id() const { return counter_.self().id; }
   AutogradService& autograd() { return autograd_; }
   RRefService& rrefs() { return *rrefs_; }
-  /// Past the recorder, for messages of the test's own making.
+  /// The messenger below the recorder, for messages that the test encodes itself.
   Messenger& messenger() { return counter_; }
   int served(Kind kind) const { return counter_.served(kind); }
 
@@ -97,8 +97,8 @@ class AutogradWorker {
     return call(to, function, std::move(args), kind).at(0);
   }
 
-  /// The reply to a message that the test has made.
-  Result<Message> ask(WorkerId to, Message message) {
+  /// The reply to a message that the test has encoded itself.
+  Result<Message> requestRaw(WorkerId to, Message message) {
     return send(counter_, to, std::move(message), std::chrono::seconds(20));
   }
 

@@ -1,4 +1,4 @@
-// Backward passes over several workers: what the gradients are, which messages they take, and how they fail.
+// Backward passes over several workers: their gradients, the messages they need, and how they fail.
 
 #include <future>
 #include <latch>
@@ -15,29 +15,29 @@ namespace {
 constexpr auto kMark = Kind::kAutogradMark;
 constexpr auto kGradients = Kind::kAutogradGradients;
 
-/// What the tests call: "w<id>" of worker i has the value i + 2.
+/// The functions that the tests call. The weight of worker i has the value i + 2.
 struct Model {
   std::vector<at::Tensor> weights{leaf(2), leaf(3), leaf(4), leaf(5)};
   at::Tensor kept;
   AutogradWorker::Functions functions{
       {"mul", [](AutogradWorker&, Tensors args) -> Tensors { return {args.at(0) * args.at(1)}; }},
       {"weigh", [this](AutogradWorker& here, Tensors args) -> Tensors { return {args.at(0) * weight(here)}; }},
-      // To the next worker and back.
+      // Calls the next worker.
       {"nested",
        [this](AutogradWorker& here, Tensors args) -> Tensors {
          return {here.callOne((here.id() + 1) % 3, "weigh", {args.at(0) * weight(here)}) * 2};
        }},
-      // To the worker before this one and back.
+      // Calls the previous worker.
       {"bounce",
        [this](AutogradWorker& here, Tensors args) -> Tensors {
          return {here.callOne(here.id() - 1, "weigh", {args.at(0) * weight(here)})};
        }},
-      // Its two results depend on its two arguments each.
+      // Each of its two results depends on one of its two arguments.
       {"pair",
        [this](AutogradWorker& here, Tensors args) -> Tensors {
          return {args.at(0) * weight(here), args.at(1) * weight(here)};
        }},
-      // What it has been given before stays in the graph.
+      // Keeps a result on the callee, for a later call.
       {"keep",
        [this](AutogradWorker& here, Tensors args) -> Tensors {
          kept = args.at(0) * weight(here);
@@ -55,10 +55,10 @@ struct Model {
   at::Tensor& weight(AutogradWorker& here) { return weights.at(static_cast<size_t>(here.id())); }
 };
 
-struct Target : Model {
-  explicit Target(int size) : group(size, functions) {}
-  /// No pass is left anywhere, soon: the last reply tells the root and ends the pass on its worker one after the other.
-  bool quiet() {
+struct Fixture : Model {
+  explicit Fixture(int size) : group(size, functions) {}
+  /// Whether no worker has a pass soon. A worker sends its last reply shortly before it removes its pass.
+  bool noPassLeft() {
     return eventually([&] { return group.passes() == 0; });
   }
   int served(Kind kind) {
@@ -77,7 +77,7 @@ BackwardMode anyMode() { return GENERATE(BackwardMode::kFast, BackwardMode::kSma
 }  // namespace
 
 TEST_CASE("a remote operator's gradient reaches both of its arguments") {
-  Target t(3);
+  Fixture t(3);
   const auto mode = anyMode();
   const auto to = GENERATE(0, 1);
   const OwnContext context(t.group[0]);
@@ -87,11 +87,11 @@ TEST_CASE("a remote operator's gradient reaches both of its arguments") {
   CHECK(holds(gradientOf(t.group[0], context.id(), a), 7));
   CHECK(holds(gradientOf(t.group[0], context.id(), b), 2));
   CHECK_FALSE(a.grad().defined());
-  CHECK(t.quiet());
+  CHECK(t.noPassLeft());
 }
 
-TEST_CASE("a pass goes through calls in calls, each worker keeps its own gradients") {
-  Target t(3);
+TEST_CASE("a pass follows nested calls, and each worker keeps the gradients of its own leaves") {
+  Fixture t(3);
   const auto mode = anyMode();
   const OwnContext context(t.group[0]);
   const auto x = leaf(1);
@@ -103,11 +103,11 @@ TEST_CASE("a pass goes through calls in calls, each worker keeps its own gradien
   CHECK(holds(t.gradient(2, context.id()), 12));
   CHECK(t.group[0].autograd().gradients(context.id()).size() == 2);
   CHECK(t.group[1].autograd().gradients(context.id()).size() == 1);
-  CHECK(t.quiet());
+  CHECK(t.noPassLeft());
 }
 
-TEST_CASE("a pass comes back to the worker that it has come from") {
-  Target t(2);
+TEST_CASE("a pass can return to the worker that it has come from") {
+  Fixture t(2);
   const auto mode = anyMode();
   const OwnContext context(t.group[0]);
   const auto x = leaf(1);
@@ -116,11 +116,11 @@ TEST_CASE("a pass comes back to the worker that it has come from") {
   CHECK(holds(gradientOf(t.group[0], context.id(), x), 12));
   CHECK(holds(t.gradient(0, context.id()), 12));
   CHECK(holds(t.gradient(1, context.id()), 4));
-  CHECK(t.quiet());
+  CHECK(t.noPassLeft());
 }
 
-TEST_CASE("SMART takes results that are not used for what they are, and sends nothing to their workers") {
-  Target t(3);
+TEST_CASE("SMART ignores results that the loss does not use, and sends no message to their workers") {
+  Fixture t(3);
   const OwnContext context(t.group[0]);
   const auto x = leaf(1);
   const auto used = t.group[0].callOne(1, "weigh", {x});
@@ -130,11 +130,11 @@ TEST_CASE("SMART takes results that are not used for what they are, and sends no
   CHECK(t.group[2].autograd().gradients(context.id()).empty());
   CHECK(t.group[1].served(kGradients) == 1);
   for (const auto kind : {kMark, kGradients, Kind::kAutogradAbort}) CHECK(t.group[2].served(kind) == 0);
-  CHECK(t.quiet());
+  CHECK(t.noPassLeft());
 }
 
-TEST_CASE("SMART needs no marking where replies tell what they depend on, FAST never") {
-  Target t(3);
+TEST_CASE("no marking is sent in SMART mode where replies declare their dependencies, and never in FAST mode") {
+  Fixture t(3);
   const auto mode = anyMode();
   const OwnContext context(t.group[0]);
   const auto x = leaf(1);
@@ -142,11 +142,11 @@ TEST_CASE("SMART needs no marking where replies tell what they depend on, FAST n
   t.group[0].autograd().backward(context.id(), {y.sum()}, false, mode);
   CHECK(holds(gradientOf(t.group[0], context.id(), x), 12));
   CHECK(t.served(kMark) == 0);
-  CHECK(t.served(kGradients) == 2);  // what comes home comes with the answers
+  CHECK(t.served(kGradients) == 2);  // gradients for worker 0 come with the replies
 }
 
-TEST_CASE("of the gradients for the worker that has begun the work, the last come with the answer") {
-  Target t(2);
+TEST_CASE("of the gradients for the worker that started the local part, the last come with the reply") {
+  Fixture t(2);
   const auto mode = anyMode();
   const OwnContext context(t.group[0]);
   const auto x = leaf(1), y = leaf(2);
@@ -157,11 +157,11 @@ TEST_CASE("of the gradients for the worker that has begun the work, the last com
   CHECK(holds(gradientOf(t.group[0], context.id(), y), 3));
   CHECK(t.group[1].served(kGradients) == 1);
   CHECK(t.group[0].served(kGradients) == 1);
-  CHECK(t.quiet());
+  CHECK(t.noPassLeft());
 }
 
-TEST_CASE("of a message's tensors, the ones that are not used get no gradient") {
-  Target t(2);
+TEST_CASE("tensors of a message that are not used get no gradient") {
+  Fixture t(2);
   const auto mode = anyMode();
   const OwnContext context(t.group[0]);
   const auto a = leaf(2), b = leaf(7);
@@ -172,9 +172,9 @@ TEST_CASE("of a message's tensors, the ones that are not used get no gradient") 
   CHECK(holds(t.gradient(1, context.id()), 2));
 }
 
-TEST_CASE("FAST gives up after its patience when a result is not used, and says what to do") {
-  Target t(2);
-  t.group.setPatience(50ms);
+TEST_CASE("FAST fails after its timeout if a result is not used, and the error says what to do") {
+  Fixture t(2);
+  t.group.setProgressTimeout(50ms);
   const OwnContext context(t.group[0]);
   const auto x = leaf(1);
   const auto used = t.group[0].callOne(1, "weigh", {x}), unused = t.group[0].callOne(1, "weigh", {x});
@@ -185,13 +185,13 @@ TEST_CASE("FAST gives up after its patience when a result is not used, and says 
       error.text(),
       Contains("RPC ran for more than set timeout") && Contains("misses the gradients of 1 of the 2") &&
           Contains("mode=\"smart\""));
-  CHECK(t.quiet());
+  CHECK(t.noPassLeft());
   t.group[0].autograd().backward(context.id(), {unused.sum()}, false, BackwardMode::kSmart);
   CHECK(holds(gradientOf(t.group[0], context.id(), x), 3));
 }
 
-TEST_CASE("passes in different contexts run at once and know nothing of each other") {
-  Target t(3);
+TEST_CASE("passes in different contexts run at the same time without influence on each other") {
+  Fixture t(3);
   const auto mode = anyMode();
   std::latch both(2);
   const auto train = [&](int root, double value) {
@@ -209,11 +209,11 @@ TEST_CASE("passes in different contexts run at once and know nothing of each oth
   CHECK(holds(w, 10));
   CHECK(holds(other_x, 4));
   CHECK(holds(other_w, 20));
-  CHECK(t.quiet());
+  CHECK(t.noPassLeft());
 }
 
-TEST_CASE("a second pass over a retained graph adds to the gradients, over one that was not it fails everywhere") {
-  Target t(2);
+TEST_CASE("a second pass adds to the gradients if the graph was retained, otherwise it fails on all workers") {
+  Fixture t(2);
   const auto mode = anyMode();
   const OwnContext context(t.group[0]);
   const auto x = leaf(1);
@@ -229,11 +229,11 @@ TEST_CASE("a second pass over a retained graph adds to the gradients, over one t
   CHECK_THAT(error.text(), Contains("Error on Node 1") && Contains("a second time"));
   CHECK(holds(gradientOf(t.group[0], context.id(), x), 18));
   CHECK(holds(t.gradient(1, context.id()), 3));
-  CHECK(t.quiet());
+  CHECK(t.noPassLeft());
 }
 
-TEST_CASE("what a remote node throws reaches the root, and the pass ends everywhere without a gradient") {
-  Target t(3);
+TEST_CASE("an exception of a remote node reaches the root, and the pass ends on all workers without gradients") {
+  Fixture t(3);
   const auto mode = anyMode();
   const OwnContext context(t.group[0]);
   const auto x = leaf(1);
@@ -244,26 +244,26 @@ TEST_CASE("what a remote node throws reaches the root, and the pass ends everywh
   CHECK(error.code() == ErrorCode::kBackward);
   CHECK(error.text() == "Error on Node 1: broken on purpose");
   CHECK(error.worker() == "worker1");
-  CHECK(t.quiet());
+  CHECK(t.noPassLeft());
   for (int id = 0; id < 3; ++id) CHECK(t.group[id].autograd().gradients(context.id()).empty());
 }
 
-TEST_CASE("what a node of the root's throws ends the pass on the others, too") {
-  Target t(2);
+TEST_CASE("an exception of a node on the worker with the roots ends the pass on the other workers, too") {
+  Fixture t(2);
   const auto mode = anyMode();
   const OwnContext context(t.group[0]);
   const auto x = leaf(1);
   const auto product = x * 2;
-  product.register_hook([](const at::Tensor&) -> at::Tensor { throw std::runtime_error("broken at home"); });
+  product.register_hook([](const at::Tensor&) -> at::Tensor { throw std::runtime_error("broken on the root worker"); });
   const auto y = t.group[0].callOne(1, "weigh", {product});
   const auto error = errorOf([&] { t.group[0].autograd().backward(context.id(), {y.sum()}, false, mode); });
-  CHECK(error.text() == "Error on Node 0: broken at home");
-  CHECK(t.quiet());
+  CHECK(error.text() == "Error on Node 0: broken on the root worker");
+  CHECK(t.noPassLeft());
   CHECK(t.group[0].autograd().gradients(context.id()).empty());
 }
 
-TEST_CASE("roots that cannot be are told, and nothing is sent") {
-  Target t(2);
+TEST_CASE("invalid roots are rejected, and no pass starts") {
+  Fixture t(2);
   const OwnContext context(t.group[0]);
   const auto x = leaf(1);
   const auto text = [&](const Tensors& roots, ContextId id) {
@@ -277,13 +277,13 @@ TEST_CASE("roots that cannot be are told, and nothing is sent") {
   CHECK(t.group.passes() == 0);
 }
 
-TEST_CASE("a pass begins at the owner of an RRef") {
-  Target t(2);
+TEST_CASE("a pass from an RRef starts on its owner") {
+  Fixture t(2);
   const auto mode = anyMode();
   const auto owner = GENERATE(0, 1);
   const OwnContext context(t.group[0]);
   const auto x = leaf(1);
-  // The call makes the context known there; the value stands for its result.
+  // The call makes the context known on worker 1; the value stands for its result.
   const auto y = t.group[0].callOne(1, "weigh", {x}).sum();
   at::Tensor value = y;
   if (owner == 1) value = (leaf(1) * 2).sum();
@@ -299,11 +299,11 @@ TEST_CASE("a pass begins at the owner of an RRef") {
   CHECK_THAT(
       errorOf([&] { t.group[0].autograd().backward(context.id(), text, false, mode); }).text(),
       Contains("requires_grad not set"));
-  CHECK(t.quiet());
+  CHECK(t.noPassLeft());
 }
 
-TEST_CASE("a pass begins when the value of its RRef has come") {
-  Target t(2);
+TEST_CASE("a pass from an RRef starts when the value is set") {
+  Fixture t(2);
   const OwnContext context(t.group[0]);
   t.group[0].callOne(1, "weigh", {leaf(1)});
   const auto owned = t.group[1].rrefs().createOwner();
@@ -317,7 +317,7 @@ TEST_CASE("a pass begins when the value of its RRef has come") {
   CHECK(t.group[1].autograd().gradients(context.id()).size() == 1);
 }
 
-TEST_CASE("a worker that is lost in the middle of a pass ends it by name") {
+TEST_CASE("a worker that is lost during a pass fails it, and the error names the worker") {
   Model model;
   std::latch reached(1), released(1);
   model.functions["hang backward"] = [&](AutogradWorker& here, Tensors args) -> Tensors {
@@ -338,12 +338,12 @@ TEST_CASE("a worker that is lost in the middle of a pass ends it by name") {
     return errorOf([&] { group[0].autograd().backward(context.id(), {y.sum()}, false, mode); });
   });
   reached.wait();
-  std::thread dying([&] { group.agent(1).close(); });
+  std::thread closing([&] { group.agent(1).close(); });
   const auto error = failure.get();
   CHECK(error.code() == ErrorCode::kWorkerLost);
   CHECK_THAT(error.text(), Contains("worker1"));
   released.count_down();
-  dying.join();
+  closing.join();
   CHECK(eventually([&] { return group[0].autograd().debugInfo().backward_passes == 0; }));
   CHECK(eventually([&] { return group[2].autograd().debugInfo().backward_passes == 0; }));
 }

@@ -1,5 +1,5 @@
-// What no client of ours would send: requests are answered with an error or do what they say, nothing crashes or hangs,
-// and with the context all that has come of them ends.
+// Malformed and unexpected messages: requests get an error or take effect, nothing crashes or hangs, and all that they
+// have created ends with the context.
 
 #include <random>
 
@@ -13,7 +13,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-/// The headers as wire/PROTOCOL.md has them.
+/// The headers as in wire/PROTOCOL.md.
 std::string contextHeader(ContextId context, MessageId message, uint32_t tensors) {
   std::string out;
   Writer writer(out);
@@ -25,7 +25,7 @@ std::string contextHeader(ContextId context, MessageId message, uint32_t tensors
   return out;
 }
 
-std::string rolls(uint64_t version, std::initializer_list<ContextId> alive) {
+std::string snapshotOf0(uint64_t version, std::initializer_list<ContextId> alive) {
   std::string out;
   Writer writer(out);
   writer.put<WorkerId>(0);
@@ -36,51 +36,51 @@ std::string rolls(uint64_t version, std::initializer_list<ContextId> alive) {
   return out;
 }
 
-/// Worker 0 has called worker 1 in a context, once; it sends what a test makes.
-struct Target {
-  Target() {
-    group.setPatience(5ms);
+/// Worker 0 has called worker 1 once in a context; the tests send messages of their own from worker 0.
+struct Fixture {
+  Fixture() {
+    group.setProgressTimeout(5ms);
     result = group[0].callOne(1, "double", {x});
-    for (const auto& send : at1().sends()) send_of_1 = send->id();
+    for (const auto& send : contextOf1().sends()) send_of_1 = send->id();
     setCurrentContext(nullptr);
   }
 
-  AutogradContext& at1() { return *group[1].autograd().context(id); }
+  AutogradContext& contextOf1() { return *group[1].autograd().context(id); }
   PassHeader pass(BackwardMode mode = BackwardMode::kSmart) {
     return {id, makeAutogradId(0, 1000 + next_pass++), mode, /*retain_graph=*/true};
   }
-  std::string refusal(Message message) {
-    const auto reply = group[0].ask(1, std::move(message));
+  std::string errorOfReply(Message message) {
+    const auto reply = group[0].requestRaw(1, std::move(message));
     return reply ? "no error" : reply.error().text();
   }
 
-  /// A valid message of each kind, and calls with each header.
+  /// A valid message of each kind, and a call with each header.
   static constexpr int kMessages = 7;
   Message valid(int which) {
     switch (which) {
       case 0: return encode(MarkRequest{pass(), {send_of_1}});
       case 1: return encode(GradientRequest{pass(), {send_of_1}, {send_of_1, {at::ones({2})}}});
       case 2: return encode(AbortRequest{pass(), Error(ErrorCode::kBackward, "it failed", "worker0")});
-      case 3: return {.kind = Kind::kAutogradRelease, .payload = rolls(1, {id})};
+      case 3: return {.kind = Kind::kAutogradRelease, .payload = snapshotOf0(1, {id})};
       case 4: return encode(RRefBackwardRequest{pass(), rref_name});
       case 5:
         return callWith(
             HeaderKind::kAutogradContext, contextHeader(id, makeAutogradId(0, 2000), 1),
             at::ones({2}).requires_grad_());
-      default: return callWith(HeaderKind::kAutogradLiveSets, rolls(1, {id}), at::ones({2}));
+      default: return callWith(HeaderKind::kAutogradLiveSets, snapshotOf0(1, {id}), at::ones({2}));
     }
   }
   static Message callWith(HeaderKind header, std::string bytes, const at::Tensor& arg) {
     return {.kind = Kind::kCppCall, .headers = {{header, std::move(bytes)}}, .payload = "double", .tensors = {arg}};
   }
-  /// What the autograd layer reads of it.
+  /// The bytes of the message that the autograd layer reads.
   static std::string& bytesOf(Message& message) {
     return message.headers.empty() ? message.payload : message.headers[0].bytes;
   }
 
-  bool serves() { return holds(group[0].callOne(1, "double", {at::ones({2})}), 2); }
-  /// All that is left goes with the context.
-  bool endsClean() {
+  bool stillServes() { return holds(group[0].callOne(1, "double", {at::ones({2})}), 2); }
+  /// Whether all contexts and passes end with the context.
+  bool endsWithContext() {
     group[0].autograd().release(id);
     return eventually([&] { return group.contexts() == 0; }) && group.passes() == 0;
   }
@@ -96,41 +96,41 @@ struct Target {
 
 }  // namespace
 
-TEST_CASE("a message that is cut short is refused") {
-  Target t;
-  const auto which = GENERATE(range(0, Target::kMessages));
+TEST_CASE("a truncated message is rejected") {
+  Fixture t;
+  const auto which = GENERATE(range(0, Fixture::kMessages));
   INFO("message " << which);
   const auto whole = t.valid(which);
   auto copy = whole;
-  for (size_t size = 0; size < Target::bytesOf(copy).size(); ++size) {
+  for (size_t size = 0; size < Fixture::bytesOf(copy).size(); ++size) {
     auto part = whole;
-    Target::bytesOf(part).resize(size);
+    Fixture::bytesOf(part).resize(size);
     INFO("cut to " << size << " bytes");
-    // Lists that go on to the end may be shorter, and no news is none.
+    // Valid as well: a shorter list that extends to the end of the payload, and no snapshot at all.
     const bool list = which == 0 && size == 18;
-    const bool none = size == 0 && (which == 3 || which == 6);
+    const bool empty = size == 0 && (which == 3 || which == 6);
     const bool fewer = which == 5 && size == 21;
-    CHECK((t.refusal(part) != "no error") == !(list || none || fewer));
+    CHECK((t.errorOfReply(part) != "no error") == !(list || empty || fewer));
   }
-  CHECK(t.at1().send(t.send_of_1));
-  CHECK(t.serves());
-  CHECK(t.endsClean());
+  CHECK(t.contextOf1().send(t.send_of_1));
+  CHECK(t.stillServes());
+  CHECK(t.endsWithContext());
 }
 
-TEST_CASE("bytes that have changed on their way do no harm") {
-  Target t;
-  const auto which = GENERATE(range(0, Target::kMessages));
+TEST_CASE("messages with random byte changes do no harm") {
+  Fixture t;
+  const auto which = GENERATE(range(0, Fixture::kMessages));
   const auto seed = GENERATE(1u, 2u);
   INFO("message " << which << ", seed " << seed);
   std::mt19937 random(seed);
-  const bool news = which == 3 || which == 6;
-  // That a context of some owner's exists is the sender's word: such a one would go with the owner's news only.
+  const bool has_snapshots = which == 3 || which == 6;
+  // The context id is left out: a context of another owner would end only with a snapshot of that owner.
   const size_t first = which == 5 ? sizeof(ContextId) : 0;
-  // That an RRef's value is still to be made, too: the pass would wait for it.
+  // So is the RRef's id: the pass could wait for a value that is never set.
   const size_t past = which == 4 ? sizeof(uint64_t) : 0;
   for (int round = 0; round < 1000; ++round) {
     auto message = t.valid(which);
-    auto& bytes = Target::bytesOf(message);
+    auto& bytes = Fixture::bytesOf(message);
     for (auto changes = 1 + random() % 3; changes > 0; --changes) {
       bytes[first + random() % (bytes.size() - first - past)] = static_cast<char>(random());
     }
@@ -139,104 +139,105 @@ TEST_CASE("bytes that have changed on their way do no harm") {
           at::ones({3}), at::ones({2}, at::kLong), at::empty({2}, at::device(at::kMeta)), at::ones({2}).to_sparse()};
       message.tensors[0] = odd[random() % std::size(odd)];
     }
-    static_cast<void>(t.group[0].ask(1, std::move(message)));  // any answer
+    static_cast<void>(t.group[0].requestRaw(1, std::move(message)));  // any reply
   }
-  CHECK(t.serves());
-  if (!news) CHECK(t.endsClean());  // false news may have ended it, and all after it
+  CHECK(t.stillServes());
+  if (!has_snapshots) CHECK(t.endsWithContext());  // a changed snapshot may have ended it, and later ones
 }
 
-TEST_CASE("gradients that do not fit are refused, and the pass goes with them") {
-  Target t;
-  const auto refusal = [&](MessageId send, const variable_list& gradients) {
-    return t.refusal(encode(GradientRequest{t.pass(), {t.send_of_1}, {send, gradients}}));
+TEST_CASE("gradients that do not fit are rejected, and their pass ends") {
+  Fixture t;
+  const auto errorOfReply = [&](MessageId send, const variable_list& gradients) {
+    return t.errorOfReply(encode(GradientRequest{t.pass(), {t.send_of_1}, {send, gradients}}));
   };
-  CHECK_THAT(refusal(t.send_of_1, {}), Contains("does not wait for"));
-  CHECK_THAT(refusal(t.send_of_1, {at::ones({2}), at::ones({2})}), Contains("does not wait for"));
-  CHECK_THAT(refusal(t.send_of_1 + 1, {at::ones({2})}), Contains("does not wait for"));
-  CHECK_THAT(refusal(t.send_of_1, {at::ones({3})}), Contains("Error on Node 1") && Contains("invalid gradient"));
-  CHECK_THAT(refusal(t.send_of_1, {at::ones({2}, at::kComplexFloat)}), Contains("Error on Node 1"));
-  CHECK_THAT(refusal(t.send_of_1, {at::ones({2}, at::device(at::kMeta))}), Contains("Error on Node 1"));
+  CHECK_THAT(errorOfReply(t.send_of_1, {}), Contains("does not wait for"));
+  CHECK_THAT(errorOfReply(t.send_of_1, {at::ones({2}), at::ones({2})}), Contains("does not wait for"));
+  CHECK_THAT(errorOfReply(t.send_of_1 + 1, {at::ones({2})}), Contains("does not wait for"));
+  CHECK_THAT(errorOfReply(t.send_of_1, {at::ones({3})}), Contains("Error on Node 1") && Contains("invalid gradient"));
+  CHECK_THAT(errorOfReply(t.send_of_1, {at::ones({2}, at::kComplexFloat)}), Contains("Error on Node 1"));
+  CHECK_THAT(errorOfReply(t.send_of_1, {at::ones({2}, at::device(at::kMeta))}), Contains("Error on Node 1"));
   CHECK_THAT(
-      t.refusal(encode(GradientRequest{t.pass(), {t.send_of_1 + 1}, {t.send_of_1, {at::ones({2})}}})),
+      t.errorOfReply(encode(GradientRequest{t.pass(), {t.send_of_1 + 1}, {t.send_of_1, {at::ones({2})}}})),
       Contains("not recorded"));
   auto fewer = encode(GradientRequest{t.pass(), {t.send_of_1}, {t.send_of_1, {at::ones({2})}}});
   fewer.tensors.clear();
-  CHECK_THAT(t.refusal(fewer), Contains("fewer gradients than it says"));
+  CHECK_THAT(t.errorOfReply(fewer), Contains("fewer gradients than it says"));
   CHECK(t.group[1].autograd().gradients(t.id).empty());
-  CHECK(t.endsClean());
+  CHECK(t.endsWithContext());
 }
 
-TEST_CASE("a pass of an unknown context, mode, or message is refused") {
-  Target t;
+TEST_CASE("a pass of an unknown context, mode or message is rejected") {
+  Fixture t;
   auto pass = t.pass();
-  CHECK_THAT(t.refusal(encode(MarkRequest{pass, {t.send_of_1 + 1}})), Contains("not recorded"));
+  CHECK_THAT(t.errorOfReply(encode(MarkRequest{pass, {t.send_of_1 + 1}})), Contains("not recorded"));
   pass.context = makeAutogradId(0, 4242);
-  CHECK_THAT(t.refusal(encode(MarkRequest{pass, {}})), Contains("Could not find autograd context"));
+  CHECK_THAT(t.errorOfReply(encode(MarkRequest{pass, {}})), Contains("Could not find autograd context"));
   pass = t.pass(static_cast<BackwardMode>(7));
-  CHECK_THAT(t.refusal(encode(MarkRequest{pass, {}})), Contains("no known mode"));
-  CHECK_THAT(t.refusal(encode(RRefBackwardRequest{pass, t.rref_name})), Contains("no known mode"));
-  CHECK_THAT(t.refusal(encode(RRefBackwardRequest{t.pass(), "?"})), Contains("malformed"));
-  CHECK(t.endsClean());
+  CHECK_THAT(t.errorOfReply(encode(MarkRequest{pass, {}})), Contains("no known mode"));
+  CHECK_THAT(t.errorOfReply(encode(RRefBackwardRequest{pass, t.rref_name})), Contains("no known mode"));
+  CHECK_THAT(t.errorOfReply(encode(RRefBackwardRequest{t.pass(), "?"})), Contains("malformed"));
+  CHECK(t.endsWithContext());
 }
 
-TEST_CASE("a pass that has begun takes no marks, and one that has failed neither marks nor gradients") {
-  Target t;
-  // It waits for the gradients of the second message, which do not come.
+TEST_CASE("a started pass rejects marks, and a failed one rejects marks and gradients") {
+  Fixture t;
+  // The pass waits for the gradients of the second message, which are never sent.
   setCurrentContext(t.group[0].autograd().context(t.id));
   const auto other = t.group[0].callOne(1, "double", {t.x});
   setCurrentContext(nullptr);
   MessageId second = kNoAutogradId;
-  for (const auto& send : t.at1().sends()) second = send->id();
+  for (const auto& send : t.contextOf1().sends()) second = send->id();
   REQUIRE(second != t.send_of_1);
   const auto pass = t.pass();
-  REQUIRE(t.refusal(encode(MarkRequest{pass, {t.send_of_1, second}})) == "no error");
-  Pending begun;
-  t.group.agent(0).request(1, encode(GradientRequest{pass, {}, {t.send_of_1, {at::ones({2})}}}), 20s, begun.handler());
-  REQUIRE(eventually([&] { return t.refusal(encode(MarkRequest{pass, {second}})) != "no error"; }));
-  CHECK_THAT(t.refusal(encode(MarkRequest{pass, {second}})), Contains("cannot grow"));
+  REQUIRE(t.errorOfReply(encode(MarkRequest{pass, {t.send_of_1, second}})) == "no error");
+  Pending started;
+  t.group.agent(0).request(
+      1, encode(GradientRequest{pass, {}, {t.send_of_1, {at::ones({2})}}}), 20s, started.handler());
+  REQUIRE(eventually([&] { return t.errorOfReply(encode(MarkRequest{pass, {second}})) != "no error"; }));
+  CHECK_THAT(t.errorOfReply(encode(MarkRequest{pass, {second}})), Contains("cannot grow"));
   CHECK_THAT(
-      t.refusal(encode(GradientRequest{pass, {}, {t.send_of_1, {at::ones({2})}}})), Contains("does not wait for"));
-  CHECK_FALSE(begun.done());
+      t.errorOfReply(encode(GradientRequest{pass, {}, {t.send_of_1, {at::ones({2})}}})), Contains("does not wait for"));
+  CHECK_FALSE(started.done());
 
-  REQUIRE(t.refusal(encode(AbortRequest{pass, Error(ErrorCode::kBackward, "it failed")})) == "no error");
-  CHECK(begun.get().error().text() == "it failed");
-  CHECK_THAT(t.refusal(encode(MarkRequest{pass, {second}})), Contains("it failed"));
-  CHECK_THAT(t.refusal(encode(GradientRequest{pass, {}, {second, {at::ones({2})}}})), Contains("it failed"));
+  REQUIRE(t.errorOfReply(encode(AbortRequest{pass, Error(ErrorCode::kBackward, "it failed")})) == "no error");
+  CHECK(started.get().error().text() == "it failed");
+  CHECK_THAT(t.errorOfReply(encode(MarkRequest{pass, {second}})), Contains("it failed"));
+  CHECK_THAT(t.errorOfReply(encode(GradientRequest{pass, {}, {second, {at::ones({2})}}})), Contains("it failed"));
   CHECK(t.group[1].autograd().gradients(t.id).empty());
-  CHECK(t.endsClean());
+  CHECK(t.endsWithContext());
 }
 
-TEST_CASE("an abort that comes before its pass keeps it from beginning") {
-  Target t;
+TEST_CASE("an abort that arrives before its pass prevents the pass") {
+  Fixture t;
   const auto pass = t.pass();
-  REQUIRE(t.refusal(encode(AbortRequest{pass, Error(ErrorCode::kBackward, "it failed")})) == "no error");
-  CHECK_THAT(t.refusal(encode(MarkRequest{pass, {t.send_of_1}})), Contains("it failed"));
+  REQUIRE(t.errorOfReply(encode(AbortRequest{pass, Error(ErrorCode::kBackward, "it failed")})) == "no error");
+  CHECK_THAT(t.errorOfReply(encode(MarkRequest{pass, {t.send_of_1}})), Contains("it failed"));
   CHECK(t.group.passes() == 0);
-  CHECK(t.endsClean());
+  CHECK(t.endsWithContext());
 }
 
-TEST_CASE("news that is malformed after its beginning ends nothing") {
-  Target t;
-  const auto both = rolls(9, {}) + rolls(9, {}).substr(0, 10);
-  CHECK_THAT(t.refusal({.kind = Kind::kAutogradRelease, .payload = both}), Contains("malformed"));
-  CHECK(t.at1().send(t.send_of_1));
-  CHECK(t.endsClean());
+TEST_CASE("a snapshot that is malformed after its beginning ends no context") {
+  Fixture t;
+  const auto both = snapshotOf0(9, {}) + snapshotOf0(9, {}).substr(0, 10);
+  CHECK_THAT(t.errorOfReply({.kind = Kind::kAutogradRelease, .payload = both}), Contains("malformed"));
+  CHECK(t.contextOf1().send(t.send_of_1));
+  CHECK(t.endsWithContext());
 }
 
-TEST_CASE("tensors that require grad must be as many as the header says") {
-  Target t;
-  const auto refusal = [&](uint32_t tensors, const at::Tensor& arg) {
-    return t.refusal(
-        Target::callWith(HeaderKind::kAutogradContext, contextHeader(t.id, makeAutogradId(0, 3000), tensors), arg));
+TEST_CASE("the number of tensors that require grad must be the one in the header") {
+  Fixture t;
+  const auto errorOfReply = [&](uint32_t tensors, const at::Tensor& arg) {
+    return t.errorOfReply(
+        Fixture::callWith(HeaderKind::kAutogradContext, contextHeader(t.id, makeAutogradId(0, 3000), tensors), arg));
   };
-  CHECK_THAT(refusal(0, leaf(1)), Contains("require grad and are not recorded"));
-  CHECK_THAT(refusal(2, leaf(1)), Contains("require grad and are not recorded"));
-  CHECK_THAT(refusal(1, at::ones({2})), Contains("require grad and are not recorded"));
-  CHECK(t.at1().recvs().size() == 1);
-  CHECK(t.endsClean());
+  CHECK_THAT(errorOfReply(0, leaf(1)), Contains("require grad and are not recorded"));
+  CHECK_THAT(errorOfReply(2, leaf(1)), Contains("require grad and are not recorded"));
+  CHECK_THAT(errorOfReply(1, at::ones({2})), Contains("require grad and are not recorded"));
+  CHECK(t.contextOf1().recvs().size() == 1);
+  CHECK(t.endsWithContext());
 }
 
-TEST_CASE("an answer whose gradients are cut short is refused, an empty one brings none") {
+TEST_CASE("a reply with truncated gradients is rejected, an empty one has no gradients") {
   const auto whole = encode(GradientReply{MessageGradients{7, {at::ones({2}), at::Tensor(), at::ones({3})}}});
   CHECK(decodeGradientReply(whole).gradients->gradients.size() == 3);
   CHECK_FALSE(decodeGradientReply({.kind = Kind::kReply}).gradients);

@@ -1,4 +1,5 @@
-// Contexts and the rolls by which workers learn of their ends: lost, repeated, overtaken, passed on, malformed.
+// Contexts and the live-set snapshots by which workers learn of their ends: lost, repeated, reordered, passed on,
+// malformed.
 
 #include "autograd/context_table.h"
 
@@ -12,40 +13,41 @@ namespace {
 
 const Error kEnded(ErrorCode::kInvalidArgument, "ended");
 
-/// What release() does: the context goes, and the workers that know it are owed the news.
-void endOwn(ContextTable& table, ContextId id) {
+/// Does what release() does: removes the context and schedules a snapshot for the workers that know it.
+void endContext(ContextTable& table, ContextId id) {
   const auto context = table.remove(id);
   REQUIRE(context);
   table.scheduleSnapshot(context->owner(), context->end(kEnded));
 }
 
-/// What the receiver of rolls does.
-size_t takeIn(ContextTable& table, std::string_view rolls) {
-  const auto ended = table.takeIn(rolls);
+/// Does what the receiver of snapshots does; returns how many contexts have ended.
+size_t applySnapshots(ContextTable& table, std::string_view snapshots) {
+  const auto ended = table.applySnapshots(snapshots);
   for (const auto& context : ended) table.scheduleSnapshot(context->owner(), context->end(kEnded));
   return ended.size();
 }
 
-/// A context of `owner`'s that it has taken to `others`.
-ContextId makeKnown(ContextTable& owner, const std::vector<ContextTable*>& others, const std::set<WorkerId>& workers) {
+/// Creates a context of `owner` that `others` have too; `owner` knows that `workers` have it.
+ContextId createShared(
+    ContextTable& owner, const std::vector<ContextTable*>& others, const std::set<WorkerId>& workers) {
   const auto context = owner.create();
   for (const auto worker : workers) context->addKnownWorker(worker);
-  for (auto* other : others) REQUIRE(other->enter(context->id()));
+  for (auto* other : others) REQUIRE(other->findOrCreate(context->id()));
   return context->id();
 }
 
-/// Rolls for worker 1 that list a context which is alive.
-std::string sampleRolls() {
+/// A snapshot for worker 1 that lists one live context.
+std::string sampleSnapshots() {
   ContextTable owner(0);
-  const auto ended = makeKnown(owner, {}, {1});
+  const auto ended = createShared(owner, {}, {1});
   owner.create();
-  endOwn(owner, ended);
-  return owner.takeRolls(1);
+  endContext(owner, ended);
+  return owner.takeScheduledSnapshots(1);
 }
 
 }  // namespace
 
-TEST_CASE("ids tell the worker that made them, and none is given twice") {
+TEST_CASE("an id names the worker that created it, and no id is used twice") {
   ContextTable table(5);
   const auto first = table.create(), second = table.create();
   CHECK(first->id() != second->id());
@@ -59,21 +61,21 @@ TEST_CASE("ids tell the worker that made them, and none is given twice") {
   CHECK(table.create()->id() > second->id());
 }
 
-TEST_CASE("a context of another worker is made when it is first heard of, an own one never") {
+TEST_CASE("a message creates an unknown context of another owner, but never one of this worker") {
   ContextTable owner(0), other(1);
   const auto id = owner.create()->id();
   CHECK_FALSE(other.find(id));
-  const auto context = other.enter(id);
+  const auto context = other.findOrCreate(id);
   REQUIRE(context);
   CHECK(context->owner() == 0);
-  CHECK(other.enter(id) == context);
+  CHECK(other.findOrCreate(id) == context);
   CHECK(other.size() == 1);
-  CHECK(owner.enter(id) == owner.find(id));
-  CHECK_FALSE(owner.enter(id + 1));
+  CHECK(owner.findOrCreate(id) == owner.find(id));
+  CHECK_FALSE(owner.findOrCreate(id + 1));
   CHECK(owner.size() == 1);
 }
 
-TEST_CASE("an ended context takes nothing in any more") {
+TEST_CASE("an ended context accepts nothing") {
   ContextTable table(0);
   const auto context = table.create();
   context->addKnownWorker(1);
@@ -85,135 +87,135 @@ TEST_CASE("an ended context takes nothing in any more") {
   CHECK_FALSE(context->pass(1, [] { return nullptr; }));
 }
 
-TEST_CASE("a roll ends the contexts that it does not list, and only once") {
+TEST_CASE("a snapshot ends the contexts that it does not list, and only once") {
   ContextTable owner(0), other(1);
-  const auto first = makeKnown(owner, {&other}, {1}), second = makeKnown(owner, {&other}, {1});
-  endOwn(owner, first);
-  CHECK(owner.owed() == std::vector<WorkerId>{1});
-  const auto rolls = owner.takeRolls(1);
-  CHECK(owner.owed().empty());
-  CHECK(owner.takeRolls(1).empty());
-  CHECK(takeIn(other, rolls) == 1);
+  const auto first = createShared(owner, {&other}, {1}), second = createShared(owner, {&other}, {1});
+  endContext(owner, first);
+  CHECK(owner.workersWithScheduledSnapshots() == std::vector<WorkerId>{1});
+  const auto snapshots = owner.takeScheduledSnapshots(1);
+  CHECK(owner.workersWithScheduledSnapshots().empty());
+  CHECK(owner.takeScheduledSnapshots(1).empty());
+  CHECK(applySnapshots(other, snapshots) == 1);
   CHECK_FALSE(other.find(first));
   CHECK(other.find(second));
-  CHECK(takeIn(other, rolls) == 0);
-  CHECK(other.owed().empty());
+  CHECK(applySnapshots(other, snapshots) == 0);
+  CHECK(other.workersWithScheduledSnapshots().empty());
 }
 
-TEST_CASE("a message that comes after the end of its context makes nothing again") {
+TEST_CASE("a late message of an ended context does not create it again") {
   ContextTable owner(0), other(1);
-  const auto known = makeKnown(owner, {&other}, {1}), late = makeKnown(owner, {}, {1}),
-             alive = makeKnown(owner, {}, {1});
-  endOwn(owner, known);
-  endOwn(owner, late);
-  takeIn(other, owner.takeRolls(1));
-  CHECK_FALSE(other.enter(known));
-  CHECK_FALSE(other.enter(late));
-  CHECK(other.enter(alive));
-  CHECK(other.enter(owner.create()->id()));
+  const auto known = createShared(owner, {&other}, {1}), late = createShared(owner, {}, {1}),
+             alive = createShared(owner, {}, {1});
+  endContext(owner, known);
+  endContext(owner, late);
+  applySnapshots(other, owner.takeScheduledSnapshots(1));
+  CHECK_FALSE(other.findOrCreate(known));
+  CHECK_FALSE(other.findOrCreate(late));
+  CHECK(other.findOrCreate(alive));
+  CHECK(other.findOrCreate(owner.create()->id()));
 }
 
-TEST_CASE("an older roll that is overtaken changes nothing") {
+TEST_CASE("an older snapshot that arrives after a newer one has no effect") {
   ContextTable owner(0), other(1);
-  const auto first = makeKnown(owner, {&other}, {1}), second = makeKnown(owner, {&other}, {1});
-  endOwn(owner, first);
-  const auto older = owner.takeRolls(1);
-  endOwn(owner, second);
-  const auto newer = owner.takeRolls(1);
-  CHECK(takeIn(other, newer) == 2);
-  CHECK(takeIn(other, older) == 0);
-  CHECK_FALSE(other.enter(second));
+  const auto first = createShared(owner, {&other}, {1}), second = createShared(owner, {&other}, {1});
+  endContext(owner, first);
+  const auto older = owner.takeScheduledSnapshots(1);
+  endContext(owner, second);
+  const auto newer = owner.takeScheduledSnapshots(1);
+  CHECK(applySnapshots(other, newer) == 2);
+  CHECK(applySnapshots(other, older) == 0);
+  CHECK_FALSE(other.findOrCreate(second));
 }
 
-TEST_CASE("a roll that was lost is owed again, with what has happened since") {
+TEST_CASE("a lost snapshot is scheduled again, and then includes later changes") {
   ContextTable owner(0), other(1);
-  const auto first = makeKnown(owner, {&other}, {1}), second = makeKnown(owner, {&other}, {1});
-  endOwn(owner, first);
-  const auto lost = owner.takeRolls(1);
-  owner.rescheduleSnapshot(1, lost);
-  CHECK(owner.owed() == std::vector<WorkerId>{1});
-  endOwn(owner, second);
-  CHECK(takeIn(other, owner.takeRolls(1)) == 2);
+  const auto first = createShared(owner, {&other}, {1}), second = createShared(owner, {&other}, {1});
+  endContext(owner, first);
+  const auto lost = owner.takeScheduledSnapshots(1);
+  owner.rescheduleSnapshots(1, lost);
+  CHECK(owner.workersWithScheduledSnapshots() == std::vector<WorkerId>{1});
+  endContext(owner, second);
+  CHECK(applySnapshots(other, owner.takeScheduledSnapshots(1)) == 2);
   CHECK(other.size() == 0);
 }
 
-TEST_CASE("news is passed on to the workers that only a third one knows") {
+TEST_CASE("a snapshot is passed on to workers that the owner does not know") {
   ContextTable owner(0), middle(1), last(2);
-  const auto id = makeKnown(owner, {&middle, &last}, {1});
+  const auto id = createShared(owner, {&middle, &last}, {1});
   middle.find(id)->addKnownWorker(2);
   middle.find(id)->addKnownWorker(0);
-  endOwn(owner, id);
-  CHECK(takeIn(middle, owner.takeRolls(1)) == 1);
-  CHECK(middle.owed() == std::vector<WorkerId>{2});  // the owner knows
-  CHECK(takeIn(last, middle.takeRolls(2)) == 1);
+  endContext(owner, id);
+  CHECK(applySnapshots(middle, owner.takeScheduledSnapshots(1)) == 1);
+  CHECK(middle.workersWithScheduledSnapshots() == std::vector<WorkerId>{2});  // not to the owner
+  CHECK(applySnapshots(last, middle.takeScheduledSnapshots(2)) == 1);
   CHECK(last.size() == 0);
-  CHECK(last.owed().empty());
+  CHECK(last.workersWithScheduledSnapshots().empty());
 }
 
-TEST_CASE("another worker's roll of the own contexts is ignored") {
+TEST_CASE("a snapshot of the own contexts from another worker is ignored") {
   ContextTable owner(0), impostor(0);
   const auto id = owner.create()->id();
-  makeKnown(impostor, {}, {});
-  endOwn(impostor, makeKnown(impostor, {}, {1}));
+  createShared(impostor, {}, {});
+  endContext(impostor, createShared(impostor, {}, {1}));
   impostor.remove(id);
-  CHECK(owner.takeIn(impostor.takeRolls(1)).empty());
+  CHECK(owner.applySnapshots(impostor.takeScheduledSnapshots(1)).empty());
   CHECK(owner.find(id));
 }
 
-TEST_CASE("another worker's context can be let go of here, and nobody is told what its owner has not said") {
+TEST_CASE("a context of another owner can be released locally without a snapshot to other workers") {
   ContextTable owner(0), other(1);
-  const auto id = makeKnown(owner, {&other}, {1});
+  const auto id = createShared(owner, {&other}, {1});
   other.find(id)->addKnownWorker(2);
-  endOwn(other, id);
-  CHECK(other.takeRolls(2).empty());
+  endContext(other, id);
+  CHECK(other.takeScheduledSnapshots(2).empty());
   CHECK(other.size() == 0);
 }
 
-TEST_CASE("the contexts of a lost worker go, and late messages bring none back") {
-  ContextTable table(1), dead(0), alive(2);
-  const auto id = makeKnown(dead, {&table}, {}), kept = makeKnown(alive, {&table}, {});
+TEST_CASE("the contexts of a lost worker end, and late messages create none of them again") {
+  ContextTable table(1), lost(0), alive(2);
+  const auto id = createShared(lost, {&table}, {}), kept = createShared(alive, {&table}, {});
   table.scheduleSnapshot(2, {0});
   table.find(id)->addKnownWorker(3);
   const auto ended = table.removeAllOf(0);
   REQUIRE(ended.size() == 1);
   CHECK(ended[0]->id() == id);
   CHECK(table.find(kept));
-  CHECK(table.owed().empty());
-  CHECK_FALSE(table.enter(id));
-  CHECK_FALSE(table.enter(dead.create()->id()));
-  CHECK_FALSE(table.enter(dead.largestId()));
+  CHECK(table.workersWithScheduledSnapshots().empty());
+  CHECK_FALSE(table.findOrCreate(id));
+  CHECK_FALSE(table.findOrCreate(lost.create()->id()));
+  CHECK_FALSE(table.findOrCreate(lost.largestId()));
   CHECK(table.removeAllOf(0).empty());
 
-  // Others that the dead worker's contexts were taken to learn of its end like of any other.
+  // Workers that have contexts of the lost worker are notified like of any other end.
   ContextTable third(3);
-  REQUIRE(third.enter(id));
+  REQUIRE(third.findOrCreate(id));
   table.scheduleSnapshot(0, ended[0]->end(kEnded));
-  CHECK(takeIn(third, table.takeRolls(3)) == 1);
-  CHECK_FALSE(third.enter(id));
+  CHECK(applySnapshots(third, table.takeScheduledSnapshots(3)) == 1);
+  CHECK_FALSE(third.findOrCreate(id));
 }
 
-TEST_CASE("a closed table is empty for good") {
+TEST_CASE("a closed table stays empty") {
   ContextTable table(0), other(1);
-  makeKnown(table, {}, {1});
-  REQUIRE(table.enter(other.create()->id()));
+  createShared(table, {}, {1});
+  REQUIRE(table.findOrCreate(other.create()->id()));
   table.scheduleSnapshot(0, {1});
   CHECK(table.close().size() == 2);
   CHECK(table.size() == 0);
-  CHECK(table.owed().empty());
-  CHECK_FALSE(table.enter(other.create()->id()));
+  CHECK(table.workersWithScheduledSnapshots().empty());
+  CHECK_FALSE(table.findOrCreate(other.create()->id()));
   CHECK_THROWS_AS(table.create(), Error);
   CHECK(table.close().empty());
 }
 
-TEST_CASE("rolls that are cut short are refused and change nothing") {
-  const auto rolls = sampleRolls() + sampleRolls();
-  for (size_t size = 1; size < rolls.size(); ++size) {
-    if (size == rolls.size() / 2) continue;  // one whole roll
-    INFO("the first " << size << " of " << rolls.size() << " bytes");
+TEST_CASE("truncated snapshots are rejected and have no effect") {
+  const auto snapshots = sampleSnapshots() + sampleSnapshots();
+  for (size_t size = 1; size < snapshots.size(); ++size) {
+    if (size == snapshots.size() / 2) continue;  // one complete snapshot
+    INFO("the first " << size << " of " << snapshots.size() << " bytes");
     ContextTable table(1);
-    REQUIRE(table.enter(makeAutogradId(0, 1)));
+    REQUIRE(table.findOrCreate(makeAutogradId(0, 1)));
     try {
-      table.takeIn(rolls.substr(0, size));
+      table.applySnapshots(snapshots.substr(0, size));
       FAIL_CHECK("no error");
     } catch (const Error& e) {
       CHECK(e.code() == ErrorCode::kProtocol);
@@ -222,25 +224,25 @@ TEST_CASE("rolls that are cut short are refused and change nothing") {
   }
 }
 
-TEST_CASE("random bytes for rolls do no harm") {
+TEST_CASE("random bytes instead of snapshots do no harm") {
   const auto seed = GENERATE(1u, 2u, 3u);
   INFO("seed " << seed);
   std::mt19937 random(seed);
-  const auto sample = sampleRolls();
+  const auto sample = sampleSnapshots();
   for (int round = 0; round < 2000; ++round) {
     ContextTable table(1);
-    table.enter(makeAutogradId(0, 1));
-    auto rolls = random() % 2 ? sample : std::string(random() % 64, '\0');
-    for (auto changes = 1 + random() % 8; changes > 0 && !rolls.empty(); --changes) {
-      rolls[random() % rolls.size()] = static_cast<char>(random());
+    table.findOrCreate(makeAutogradId(0, 1));
+    auto snapshots = random() % 2 ? sample : std::string(random() % 64, '\0');
+    for (auto changes = 1 + random() % 8; changes > 0 && !snapshots.empty(); --changes) {
+      snapshots[random() % snapshots.size()] = static_cast<char>(random());
     }
     size_t ended = 0;
     try {
-      ended = takeIn(table, rolls);
+      ended = applySnapshots(table, snapshots);
     } catch (const Error& e) {
       REQUIRE(e.code() == ErrorCode::kProtocol);
     }
     REQUIRE(table.size() + ended == 1);
-    for (const auto worker : table.owed()) table.takeRolls(worker);
+    for (const auto worker : table.workersWithScheduledSnapshots()) table.takeScheduledSnapshots(worker);
   }
 }

@@ -1,4 +1,4 @@
-// Backward passes whose messages fail, are late or come twice, and passes that share a context and its graph.
+// Backward passes whose messages fail or are delayed, and passes that share a context and its graph.
 
 #include <future>
 
@@ -11,14 +11,14 @@ using namespace std::chrono_literals;
 
 namespace {
 
-/// What happens to the frames of one kind, as often as the test says, after some that are spared.
+/// Applies a fault to `times` frames of one kind, after `skipped` frames of that kind.
 class Faults {
  public:
-  Faults(Kind kind, Fault fault, int times, int spared = 0)
-      : kind_(kind), fault_(fault), spared_(spared), left_(times) {}
+  Faults(Kind kind, Fault fault, int times, int skipped = 0)
+      : kind_(kind), fault_(fault), skipped_(skipped), left_(times) {}
   FaultPolicy policy() {
     return [this](const FrameInfo& frame, const std::string&) {
-      if (frame.kind != kind_ || spared_.fetch_sub(1) > 0) return Fault{};
+      if (frame.kind != kind_ || skipped_.fetch_sub(1) > 0) return Fault{};
       return left_.fetch_sub(1) > 0 ? fault_ : Fault{};
     };
   }
@@ -26,11 +26,11 @@ class Faults {
  private:
   const Kind kind_;
   const Fault fault_;
-  std::atomic<int> spared_;
+  std::atomic<int> skipped_;
   std::atomic<int> left_;
 };
 
-/// A chain of calls through three workers that SMART has to mark: worker 1 calls worker 2 for what it returns.
+/// A chain of calls through three workers, for which SMART needs marking: worker 1 calls worker 2 for its result.
 AutogradWorker::Functions functions() {
   return {
       {"triple", [](AutogradWorker&, Tensors args) -> Tensors { return {args.at(0) * 3}; }},
@@ -49,19 +49,20 @@ AutogradWorker::Functions functions() {
   };
 }
 
-bool quiet(AutogradGroup& group) {
+bool noPassLeft(AutogradGroup& group) {
   return eventually([&] { return group.passes() == 0; });
 }
 
 }  // namespace
 
-TEST_CASE("a message of a pass that does not go out fails the pass everywhere, and the next one works") {
-  // Gradients go out and further on. (They come back with the answers, which do come or the connection is lost.)
-  const auto [kind, spared] = GENERATE(
+TEST_CASE("a message of a pass that cannot be sent fails the pass on all workers, and the next pass works") {
+  // The first and the second hop of the gradients. (Gradients that return travel with replies, which cannot fail
+  // alone.)
+  const auto [kind, skipped] = GENERATE(
       std::pair(Kind::kAutogradMark, 0), std::pair(Kind::kAutogradGradients, 0),
       std::pair(Kind::kAutogradGradients, 1));
-  CAPTURE(spared);
-  Faults faults(kind, {Fault::Action::kFail}, 1, spared);
+  CAPTURE(skipped);
+  Faults faults(kind, {Fault::Action::kFail}, 1, skipped);
   AutogradGroup group(3, functions(), {.faults = faults.policy()});
   const OwnContext context(group[0]);
   const auto x = leaf(1);
@@ -70,50 +71,50 @@ TEST_CASE("a message of a pass that does not go out fails the pass everywhere, a
     group[0].autograd().backward(context.id(), {loss}, /*retain_graph=*/true, BackwardMode::kSmart);
   };
   CHECK(errorOf(backward).code() == ErrorCode::kWorkerLost);
-  CHECK(quiet(group));
+  CHECK(noPassLeft(group));
   CHECK_FALSE(gradientOf(group[0], context.id(), x).defined());
   backward();
   CHECK(holds(gradientOf(group[0], context.id(), x), 12));
-  CHECK(quiet(group));
+  CHECK(noPassLeft(group));
 }
 
-TEST_CASE("gradients that go home past the worker that has begun the work, and do not go out, fail the pass") {
+TEST_CASE("a pass fails if gradients for the root worker cannot be sent by a worker that another one started") {
   at::Tensor kept;
   const AutogradWorker::Functions keeping{
       {"keep", [&kept](AutogradWorker&, Tensors args) -> Tensors { return {kept = args.at(0) * 3}; }},
       {"kept", [&kept](AutogradWorker&, Tensors) -> Tensors { return {kept}; }},
       {"fetch", [](AutogradWorker& here, Tensors) -> Tensors { return {here.callOne(1, "kept", {}) * 2}; }},
   };
-  Faults faults(Kind::kAutogradGradients, {Fault::Action::kFail}, 1, /*spared=*/2);
+  Faults faults(Kind::kAutogradGradients, {Fault::Action::kFail}, 1, /*skipped=*/2);
   AutogradGroup group(3, keeping, {.faults = faults.policy()});
-  const auto mode = BackwardMode::kSmart;  // "keep" has a result that nobody uses
+  const auto mode = BackwardMode::kSmart;  // the result of "keep" is not used
   const OwnContext context(group[0]);
   const auto x = leaf(1);
   static_cast<void>(group[0].callOne(1, "keep", {x}));
   const auto loss = group[0].callOne(2, "fetch", {at::ones({2})}).sum();
   const auto backward = [&] { group[0].autograd().backward(context.id(), {loss}, /*retain_graph=*/true, mode); };
   CHECK(errorOf(backward).code() == ErrorCode::kWorkerLost);
-  CHECK(quiet(group));
+  CHECK(noPassLeft(group));
   CHECK_FALSE(gradientOf(group[0], context.id(), x).defined());
   backward();
   CHECK(holds(gradientOf(group[0], context.id(), x), 6));
-  CHECK(quiet(group));
+  CHECK(noPassLeft(group));
 }
 
-TEST_CASE("an abort that does not go out is sent again") {
+TEST_CASE("an abort that cannot be sent is sent again") {
   Faults faults(Kind::kAutogradAbort, {Fault::Action::kFail}, 3);
   AutogradGroup group(3, functions(), {.faults = faults.policy()});
   const auto mode = GENERATE(BackwardMode::kFast, BackwardMode::kSmart);
   const OwnContext context(group[0]);
   const auto x = leaf(1);
-  // What worker 2 has marked for the second one waits for it, or is told.
+  // Worker 2 also waits for the gradients of the second call, until the abort arrives.
   const auto y = group[0].callOne(1, "pass on and throw", {x}), z = group[0].callOne(2, "triple", {y});
   const auto error = errorOf([&] { group[0].autograd().backward(context.id(), {(y + z).sum()}, false, mode); });
   CHECK(error.text() == "Error on Node 2: broken on purpose");
-  CHECK(quiet(group));
+  CHECK(noPassLeft(group));
 }
 
-TEST_CASE("replies and gradients that overtake each other change nothing") {
+TEST_CASE("replies, gradients and marks that are reordered do not change the result") {
   const auto kind = GENERATE(Kind::kReply, Kind::kAutogradGradients, Kind::kAutogradMark);
   Faults faults(kind, {.delay = 3ms}, 4);
   AutogradGroup group(3, functions(), {.faults = faults.policy()});
@@ -123,10 +124,10 @@ TEST_CASE("replies and gradients that overtake each other change nothing") {
   const auto y = group[0].callOne(1, "pass on", {x}) + group[0].callOne(2, "triple", {x});
   group[0].autograd().backward(context.id(), {y.sum()}, false, mode);
   CHECK(holds(gradientOf(group[0], context.id(), x), 15));
-  CHECK(quiet(group));
+  CHECK(noPassLeft(group));
 }
 
-TEST_CASE("passes at once over one context and graph add up") {
+TEST_CASE("concurrent passes over one context and graph add up") {
   AutogradGroup group(3, functions());
   const auto mode = GENERATE(BackwardMode::kFast, BackwardMode::kSmart);
   const OwnContext context(group[0]);
@@ -142,10 +143,10 @@ TEST_CASE("passes at once over one context and graph add up") {
   }
   for (auto& pass : passes) pass.get();
   CHECK(holds(gradientOf(group[0], context.id(), x), 480));
-  CHECK(quiet(group));
+  CHECK(noPassLeft(group));
 }
 
-TEST_CASE("a pass that fails again and again leaves no thread and no pass behind") {
+TEST_CASE("a pass that fails repeatedly leaves no thread and no pass behind") {
   AutogradGroup group(3, functions());
   const auto mode = GENERATE(BackwardMode::kFast, BackwardMode::kSmart);
   const OwnContext context(group[0]);
@@ -154,7 +155,7 @@ TEST_CASE("a pass that fails again and again leaves no thread and no pass behind
     const auto error = errorOf([&] { group[0].autograd().backward(context.id(), {loss}, true, mode); });
     REQUIRE(error.text() == "Error on Node 2: broken on purpose");
   }
-  CHECK(quiet(group));
+  CHECK(noPassLeft(group));
   for (int id = 0; id < 3; ++id) {
     CHECK(eventually([&] { return group.agent(id).metrics().at("agent.num_pending_calls") == "0"; }));
     CHECK(eventually([&] { return std::stoi(group.agent(id).metrics().at("agent.num_threads")) <= 4; }));

@@ -1,5 +1,5 @@
-// The running of local graphs: in which order, with which gradients, what hooks see, and where gradients leave.
-// The whole of it is compared with torch's own engine where that has an answer.
+// The execution of local graphs: the order of nodes, their gradients, what hooks see, and where gradients leave.
+// Results are compared with those of torch's own engine where it can run the same graph.
 
 #include "autograd/local_graph.h"
 
@@ -10,7 +10,7 @@
 #include <torch/csrc/autograd/functions/utils.h>
 
 #include "autograd/context.h"
-#include "autograd/grad_loan.h"
+#include "autograd/gradient_loan.h"
 
 using namespace torchrpc;
 using Catch::Matchers::Contains;
@@ -27,7 +27,7 @@ bool holds(const at::Tensor& tensor, double value) {
   return tensor.defined() && tensor.detach().allclose(at::full_like(tensor, value));
 }
 
-/// Runs the graph behind some tensors with gradients of ones, and keeps what comes out of it.
+/// Runs the graph of some tensors with gradients of ones, and keeps the resulting gradients.
 struct Backward {
   explicit Backward(const Tensors& roots, bool retain_graph = false) {
     LocalGraph graph(
@@ -36,7 +36,7 @@ struct Backward {
          .accumulate = [this](const at::Tensor& leaf, at::Tensor g) { gradients.emplace_back(leaf, std::move(g)); },
          .lend =
              [this](const torch::autograd::AccumulateGrad& node) {
-               return std::make_shared<GradLoan>(context, node.variable, GradLoan::Length::kNode);
+               return std::make_shared<GradientLoan>(context, node.variable, GradientLoan::Scope::kNode);
              }});
     edge_list edges;
     variable_list ones;
@@ -46,7 +46,7 @@ struct Backward {
     }
     const auto root = c10::make_intrusive<SendFunction>(kNoAutogradId, std::move(edges));
     received = graph.add(root);
-    graph.give(*root, std::move(ones));
+    graph.setGradients(*root, std::move(ones));
     graph.runInGraphTask([&] {
       while (graph.canRun()) graph.runNext();
     });
@@ -60,7 +60,7 @@ struct Backward {
   }
 
   ContextPtr context = std::make_shared<AutogradContext>(makeAutogradId(0, 1));
-  std::vector<std::pair<at::Tensor, at::Tensor>> gradients;  // in the order in which they came
+  std::vector<std::pair<at::Tensor, at::Tensor>> gradients;  // in the order in which they were computed
   std::map<MessageId, variable_list> delivered;
   std::vector<const RecvFunction*> received;
 };
@@ -76,8 +76,8 @@ std::string errorText(const std::function<void()>& body) {
   return "no error";
 }
 
-/// A tensor that came in message `id`, from worker 1.
-at::Tensor arrived(MessageId id, at::Tensor value) {
+/// A tensor that was received in message `id`, from worker 1.
+at::Tensor receivedTensor(MessageId id, at::Tensor value) {
   torch::autograd::set_history(value, c10::make_intrusive<RecvFunction>(id, 1, std::nullopt));
   return value;
 }
@@ -109,19 +109,19 @@ struct PostAccumulateHook : torch::autograd::PostAccumulateGradHook {
   std::function<void(const at::Tensor&)> see;
 };
 
-/// A node whose gradients are what the test says.
-struct Giving : Node {
-  Giving(edge_list edges, variable_list gradients) : Node(std::move(edges)), gradients(std::move(gradients)) {
+/// A node that returns fixed gradients.
+struct FixedGradients : Node {
+  FixedGradients(edge_list edges, variable_list gradients) : Node(std::move(edges)), gradients(std::move(gradients)) {
     add_input_metadata(at::ones({2}));
   }
   variable_list apply(variable_list&&) override { return gradients; }
-  std::string name() const override { return "Giving"; }
+  std::string name() const override { return "FixedGradients"; }
   variable_list gradients;
 };
 
-at::Tensor giving(const at::Tensor& to, const variable_list& gradients) {
+at::Tensor withFixedGradients(const at::Tensor& to, const variable_list& gradients) {
   auto result = at::ones({2});
-  torch::autograd::set_history(result, c10::make_intrusive<Giving>(edge_list{gradient_edge(to)}, gradients));
+  torch::autograd::set_history(result, c10::make_intrusive<FixedGradients>(edge_list{gradient_edge(to)}, gradients));
   return result;
 }
 
@@ -140,21 +140,21 @@ TEST_CASE("gradients equal those of torch's engine") {
   CHECK_FALSE(ours.of(unused).defined());
 }
 
-TEST_CASE("of the nodes that can run, the latest made runs first") {
+TEST_CASE("of the nodes that can run, the last created one runs first") {
   std::vector<int> order;
   const auto a = leaf(1);
-  const auto noting = [&](at::Tensor tensor, int name) {
+  const auto recordOrder = [&](at::Tensor tensor, int name) {
     tensor.grad_fn()->add_pre_hook(std::make_unique<PreHook>([&order, name](const auto&) { order.push_back(name); }));
     return tensor;
   };
-  const auto first = noting(a * 1, 1), second = noting(a * 1, 2);
-  const auto third = noting(first * 1, 3);
-  const auto loss = noting((second + third), 4);
+  const auto first = recordOrder(a * 1, 1), second = recordOrder(a * 1, 2);
+  const auto third = recordOrder(first * 1, 3);
+  const auto loss = recordOrder((second + third), 4);
   const Backward ours({loss});
   CHECK(order == std::vector<int>{4, 3, 2, 1});
 }
 
-TEST_CASE("a node that is reached in many ways runs once, with the sum") {
+TEST_CASE("a node that is reached over several edges runs once, with the sum") {
   int runs = 0;
   const auto a = leaf(1);
   const auto shared = a * 1;
@@ -175,14 +175,14 @@ TEST_CASE("several roots, and the same one twice, add up") {
   CHECK(holds(ours.of(b), 3));
 }
 
-TEST_CASE("an undefined gradient goes on as none") {
+TEST_CASE("an undefined gradient stays undefined") {
   const auto a = leaf(1), b = leaf(1);
-  const Backward ours({giving(a * 2, {at::Tensor()}) + b});
+  const Backward ours({withFixedGradients(a * 2, {at::Tensor()}) + b});
   CHECK_FALSE(ours.of(a).defined());
   CHECK(holds(ours.of(b), 1));
 }
 
-TEST_CASE("the graph is let go after one pass unless it is retained") {
+TEST_CASE("the graph is freed after one pass unless it is retained") {
   const auto a = leaf(3);
   const auto loss = (a * a).sum();
   CHECK(holds(Backward({loss}, /*retain_graph=*/true).of(a), 6));
@@ -190,7 +190,7 @@ TEST_CASE("the graph is let go after one pass unless it is retained") {
   CHECK_THAT(errorText([&] { Backward({loss}); }), Contains("Trying to backward through the graph a second time"));
 }
 
-TEST_CASE("hooks before a node see and change its gradients, tensor hooks first") {
+TEST_CASE("pre-hooks of a node see and change its gradients, tensor hooks first") {
   std::vector<std::string> order;
   const auto a = leaf(1);
   const auto product = a * 3;
@@ -209,7 +209,7 @@ TEST_CASE("hooks before a node see and change its gradients, tensor hooks first"
   CHECK(holds(ours.of(a), 61));
 }
 
-TEST_CASE("hooks after a node see what came in and what went out") {
+TEST_CASE("post-hooks of a node see its inputs and outputs") {
   int runs = 0;
   const auto a = leaf(1);
   const auto product = a * 3;
@@ -222,7 +222,7 @@ TEST_CASE("hooks after a node see what came in and what went out") {
   CHECK(runs == 1);
 }
 
-TEST_CASE("a hook after accumulation sees the pass' gradient as .grad, which is put back") {
+TEST_CASE("a post-accumulate hook sees the gradient of the pass as .grad, which is restored afterwards") {
   const auto a = leaf(1);
   a.mutable_grad() = at::full({2}, 50.);
   int runs = 0;
@@ -239,26 +239,26 @@ TEST_CASE("a hook after accumulation sees the pass' gradient as .grad, which is 
   CHECK(holds(a.grad(), 50));
 }
 
-TEST_CASE("what a hook throws comes out") {
+TEST_CASE("an exception of a hook is rethrown") {
   const auto a = leaf(1);
   const auto product = a * 3;
-  product.register_hook([](const at::Tensor&) -> at::Tensor { throw std::runtime_error("the hook does not like it"); });
-  CHECK_THAT(errorText([&] { Backward({product.sum()}); }), Contains("the hook does not like it"));
+  product.register_hook([](const at::Tensor&) -> at::Tensor { throw std::runtime_error("the hook failed"); });
+  CHECK_THAT(errorText([&] { Backward({product.sum()}); }), Contains("the hook failed"));
 }
 
-TEST_CASE("gradients that do not fit are refused with the node's name, others are made to fit") {
+TEST_CASE("gradients that do not fit are rejected with the node's name, convertible ones are converted") {
   const auto a = leaf(1);
   const auto text = [&](const variable_list& gradients) {
-    return errorText([&] { Backward({giving(a * 1, gradients)}); });
+    return errorText([&] { Backward({withFixedGradients(a * 1, gradients)}); });
   };
   CHECK_THAT(
       text({at::ones({3})}),
-      Contains(
-          "Function Giving returned an invalid gradient at index 0 - got [3] but expected shape compatible with") &&
+      Contains("Function FixedGradients returned an invalid gradient at index 0 - got [3] but expected shape "
+               "compatible with") &&
           Contains("[2]"));
   CHECK_THAT(text({at::ones({2}), at::ones({2})}), Contains("invalid number of gradients"));
   CHECK_THAT(text({}), Contains("invalid number of gradients"));
-  const Backward ours({giving(a * 1, {at::ones({3, 2}, at::kDouble)})});
+  const Backward ours({withFixedGradients(a * 1, {at::ones({3, 2}, at::kDouble)})});
   CHECK(holds(ours.of(a), 3));
   CHECK(ours.of(a).scalar_type() == at::kFloat);
 }
@@ -269,7 +269,7 @@ TEST_CASE("gradients leave through receive functions, one for each tensor of the
   auto first = at::ones({2}), second = at::ones({2});
   torch::autograd::set_history(first, both);
   torch::autograd::set_history(second, both);
-  const auto other = arrived(8, at::ones({2}));
+  const auto other = receivedTensor(8, at::ones({2}));
   const Backward ours({(first * 5 + other * a).sum()});
   REQUIRE(ours.received.size() == 2);
   REQUIRE(ours.delivered.count(7));
@@ -279,12 +279,12 @@ TEST_CASE("gradients leave through receive functions, one for each tensor of the
   CHECK(holds(ours.of(a), 1));
 }
 
-TEST_CASE("torch's own engine is refused at a receive function, with the remedy") {
-  const auto loss = (arrived(7, at::ones({2})) * 2).sum();
+TEST_CASE("torch's own engine fails at a receive function, with a text that says what to do") {
+  const auto loss = (receivedTensor(7, at::ones({2})) * 2).sum();
   CHECK_THAT(errorText([&] { loss.backward(); }), Contains("torch.distributed.autograd.backward"));
 }
 
-TEST_CASE("inside, there is a graph task of torch's, whose callbacks run at the end") {
+TEST_CASE("nodes run inside a graph task of torch's engine, whose callbacks run at the end") {
   std::vector<std::string> order;
   auto& engine = torch::autograd::Engine::get_default_engine();
   LocalGraph(false, {}).runInGraphTask([&] {
@@ -303,13 +303,13 @@ TEST_CASE("inside, there is a graph task of torch's, whose callbacks run at the 
   CHECK(torch::autograd::get_current_graph_task_id() == -1);
 }
 
-TEST_CASE("a graph that is very deep does not overflow the stack") {
+TEST_CASE("a very deep graph does not overflow the stack") {
   constexpr int kDepth = 100'000;
   const auto a = leaf(1);
   auto deep = a * 1;
   for (int i = 1; i < kDepth; ++i) deep = deep + 1;
   {
-    // Added and let go, unrun, after the tensor that kept the graph.
+    // Added and destroyed without a run, after the tensor that kept the graph alive.
     LocalGraph graph(false, {});
     auto unused = a * 1;
     for (int i = 1; i < kDepth; ++i) unused = unused + 1;
@@ -322,7 +322,7 @@ TEST_CASE("a graph that is very deep does not overflow the stack") {
 
 TEST_CASE("dependencies are the receive functions that are reached, unless the graph is large") {
   const auto a = leaf(1);
-  const auto x = arrived(7, at::ones({2})), y = arrived(8, at::ones({2}));
+  const auto x = receivedTensor(7, at::ones({2})), y = receivedTensor(8, at::ones({2}));
   CHECK(dependenciesOf({gradient_edge(x * a), gradient_edge(x + 1)}) == std::vector<MessageId>{7});
   const auto both = dependenciesOf({gradient_edge(x * y), Edge()});
   REQUIRE(both);

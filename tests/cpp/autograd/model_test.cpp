@@ -1,6 +1,6 @@
-// Random graphs cut over 3 or 4 workers whose messages are late and overtake each other, against the same computation
-// on one. Calls are nested, come back to their callers, share parameters and return what nobody uses.
-// TORCHRPC_TEST_SEED=<n> runs only the graph of that seed, TORCHRPC_TEST_GRAPHS=<n> that many.
+// Random graphs over 3 or 4 workers whose messages are delayed and reordered, compared with the same computation on one
+// worker. Calls are nested, return to their callers, share parameters and have unused results.
+// TORCHRPC_TEST_SEED=<n> runs only the graph of that seed, TORCHRPC_TEST_GRAPHS=<n> runs n graphs.
 
 #include <cstdlib>
 #include <future>
@@ -15,21 +15,21 @@ namespace {
 
 constexpr int kGraphs = 60;
 
-uint64_t environment(const char* name, uint64_t otherwise) {
+uint64_t environment(const char* name, uint64_t fallback) {
   const char* text = std::getenv(name);
-  return text ? std::strtoull(text, nullptr, 10) : otherwise;
+  return text ? std::strtoull(text, nullptr, 10) : fallback;
 }
 
 at::Tensor number(uint64_t value) { return at::scalar_tensor(static_cast<int64_t>(value), at::kLong); }
 
-/// The program that a seed stands for. Where it runs, and what a call is, is the caller's affair.
+/// The computation that a seed stands for. The caller decides where it runs and how `call` reaches another worker.
 class Program {
  public:
   using Call = std::function<Tensors(WorkerId to, uint64_t seed, int depth, const Tensors& args)>;
 
   Program(int workers, bool all_used) : workers_(workers), all_used_(all_used) {}
 
-  /// Two tensors out of some, by way of `params` and of calls.
+  /// Computes two tensors from `known`, `params` and calls.
   Tensors run(const Tensors& params, uint64_t seed, int depth, Tensors known, const Call& call) const {
     std::mt19937_64 random(seed);
     const auto any = [&](const Tensors& tensors) -> const at::Tensor& { return tensors[random() % tensors.size()]; };
@@ -54,7 +54,7 @@ class Program {
 
  private:
   const int workers_;
-  const bool all_used_;  // every message contributes, as FAST asks for
+  const bool all_used_;  // every message contributes to the loss, as FAST requires
 };
 
 struct Workers {
@@ -71,7 +71,7 @@ struct Workers {
       }
     }
   }
-  /// The same parameters, without gradients.
+  /// A copy of the parameters, without gradients.
   Workers copy() const {
     Workers other(*this);
     for (auto& own : other.params) {
@@ -83,7 +83,7 @@ struct Workers {
 
 at::Tensor lossOf(const Tensors& results) { return results[0].sum() + results[1].sin().sum(); }
 
-/// The loss on one worker; gradients go to .grad.
+/// Computes the loss on one worker; gradients go to .grad.
 void runLocally(const Program& program, const Workers& workers, uint64_t seed) {
   Program::Call call = [&](WorkerId to, uint64_t inner, int depth, const Tensors& args) {
     return program.run(workers.params[static_cast<size_t>(to)], inner, depth, args, call);
@@ -92,7 +92,7 @@ void runLocally(const Program& program, const Workers& workers, uint64_t seed) {
   lossOf(program.run(own, seed, 3, {own[0], own[1]}, call)).backward();
 }
 
-/// Frames take up to 300 µs, each its own time.
+/// Delays each frame by a random time below 300 µs.
 FaultPolicy randomDelays(uint64_t seed) {
   return [random = std::make_shared<std::atomic<uint64_t>>(seed)](const FrameInfo& frame, const std::string&) {
     if (frame.kind == Kind::kHello) return Fault{};
@@ -115,7 +115,7 @@ void runDistributed(const Program& program, const Workers& workers, uint64_t see
                                              {args[0], args[1]}, callFrom(here));
                                        }}};
   AutogradGroup group(workers.count, functions, {.faults = randomDelays(seed), .threads = 2});
-  group.setPatience(std::chrono::seconds(20));
+  group.setProgressTimeout(std::chrono::seconds(20));
   {
     const OwnContext context(group[0]);
     const auto& own = workers.params[0];
@@ -143,7 +143,7 @@ void runDistributed(const Program& program, const Workers& workers, uint64_t see
 
 }  // namespace
 
-TEST_CASE("gradients of random graphs over several workers equal those of one") {
+TEST_CASE("gradients of random graphs over several workers equal those on one worker") {
   const auto only = environment("TORCHRPC_TEST_SEED", 0);
   const auto first = only ? only : 1;
   const auto last = only ? only : environment("TORCHRPC_TEST_GRAPHS", kGraphs);

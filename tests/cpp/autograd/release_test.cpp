@@ -1,4 +1,4 @@
-// The ends of contexts: how the other workers learn of them, and that nothing is left.
+// The ends of contexts: how the other workers learn of them, and that nothing is left behind.
 
 #include <future>
 #include <latch>
@@ -13,7 +13,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr auto kNewsInterval = 25ms;  // or a little more
+constexpr auto kSnapshotInterval = 25ms;  // slightly more than the delay of snapshots
 
 AutogradWorker::Functions functions() {
   return {
@@ -23,16 +23,16 @@ AutogradWorker::Functions functions() {
   };
 }
 
-/// A group in which time stands still.
-struct Still {
-  explicit Still(int size, FaultPolicy faults = {})
+/// A group whose time only the test advances.
+struct ManualTimeGroup {
+  explicit ManualTimeGroup(int size, FaultPolicy faults = {})
       : group(size, functions(), {.timer = timer, .faults = std::move(faults)}) {}
 
   size_t contexts(int worker) { return group[worker].autograd().debugInfo().contexts; }
-  bool gone(int worker) {
+  bool hasNoContexts(int worker) {
     return eventually([&] { return contexts(worker) == 0; });
   }
-  int releases(int worker) { return group[worker].served(Kind::kAutogradRelease); }
+  int releasesServed(int worker) { return group[worker].served(Kind::kAutogradRelease); }
 
   std::shared_ptr<ManualTimer> timer = std::make_shared<ManualTimer>();
   AutogradGroup group;
@@ -40,10 +40,10 @@ struct Still {
 
 }  // namespace
 
-TEST_CASE("a context is current on the thread that made it, once, until its end") {
-  Still still(1);
-  auto& autograd = still.group[0].autograd();
-  OwnContext context(still.group[0]);
+TEST_CASE("a context is current on the thread that created it until its end, and only one at a time") {
+  ManualTimeGroup t(1);
+  auto& autograd = t.group[0].autograd();
+  OwnContext context(t.group[0]);
   CHECK(currentContext()->id() == context.id());
   CHECK_THAT(errorOf([&] { autograd.newContext(); }).text(), Contains("Already have an autograd context id"));
   CHECK(std::async(std::launch::async, [] { return !currentContext(); }).get());
@@ -52,87 +52,87 @@ TEST_CASE("a context is current on the thread that made it, once, until its end"
   CHECK_THAT(errorOf([&] { autograd.release(context.id()); }).text(), Contains("Could not find autograd context"));
 }
 
-TEST_CASE("the end of a context goes along with the next call, without a request of its own") {
-  Still still(2);
+TEST_CASE("the next call carries the end of a context, without a request of its own") {
+  ManualTimeGroup t(2);
   {
-    const OwnContext context(still.group[0]);
-    still.group[0].callOne(1, "double", {leaf(1)});
-    CHECK(still.contexts(1) == 1);
+    const OwnContext context(t.group[0]);
+    t.group[0].callOne(1, "double", {leaf(1)});
+    CHECK(t.contexts(1) == 1);
   }
-  CHECK(still.contexts(0) == 0);
-  CHECK(still.contexts(1) == 1);
-  still.group[0].callOne(1, "double", {at::ones({2})});
-  CHECK(still.gone(1));
-  still.timer->advance(kNewsInterval);
-  still.group[0].callOne(1, "double", {at::ones({2})});
-  CHECK(still.releases(1) == 0);
+  CHECK(t.contexts(0) == 0);
+  CHECK(t.contexts(1) == 1);
+  t.group[0].callOne(1, "double", {at::ones({2})});
+  CHECK(t.hasNoContexts(1));
+  t.timer->advance(kSnapshotInterval);
+  t.group[0].callOne(1, "double", {at::ones({2})});
+  CHECK(t.releasesServed(1) == 0);
 }
 
-TEST_CASE("the ends of contexts go in one request, after a while, where there is no call") {
-  Still still(2);
+TEST_CASE("without a call, the ends of contexts are sent in one request after a delay") {
+  ManualTimeGroup t(2);
   std::vector<ContextId> contexts;
   for (int i = 0; i < 10; ++i) {
-    contexts.push_back(still.group[0].autograd().newContext()->id());
-    still.group[0].callOne(1, "double", {leaf(1)});
+    contexts.push_back(t.group[0].autograd().newContext()->id());
+    t.group[0].callOne(1, "double", {leaf(1)});
     setCurrentContext(nullptr);
   }
-  for (const auto id : contexts) still.group[0].autograd().release(id);
-  CHECK(still.contexts(1) == 10);
-  still.timer->advance(kNewsInterval);
-  CHECK(still.gone(1));
-  CHECK(still.releases(1) == 1);
+  for (const auto id : contexts) t.group[0].autograd().release(id);
+  CHECK(t.contexts(1) == 10);
+  t.timer->advance(kSnapshotInterval);
+  CHECK(t.hasNoContexts(1));
+  CHECK(t.releasesServed(1) == 1);
 }
 
-TEST_CASE("workers that only a third one has taken the context to learn of its end from that one") {
-  Still still(3);
+TEST_CASE("a worker that the owner does not know learns of the end from the worker that sent it the context") {
+  ManualTimeGroup t(3);
   {
-    const OwnContext context(still.group[0]);
-    still.group[0].callOne(1, "forward", {leaf(1)});
-    CHECK(still.contexts(2) == 1);
+    const OwnContext context(t.group[0]);
+    t.group[0].callOne(1, "forward", {leaf(1)});
+    CHECK(t.contexts(2) == 1);
   }
-  // Each worker tells the next one an interval later; when it has begun to wait cannot be seen from here.
+  // Each worker notifies the next one an interval later; the test cannot see when that interval begins.
   CHECK(eventually([&] {
-    still.timer->advance(kNewsInterval);
-    return still.contexts(1) + still.contexts(2) == 0;
+    t.timer->advance(kSnapshotInterval);
+    return t.contexts(1) + t.contexts(2) == 0;
   }));
-  CHECK(still.releases(0) == 0);
+  CHECK(t.releasesServed(0) == 0);
 }
 
-TEST_CASE("news that went with a call which was lost is sent again without another call") {
+TEST_CASE("a snapshot on a lost call is sent again without another call") {
   std::atomic<bool> dropping{false};
-  Still still(2, [&](const FrameInfo& frame, const std::string&) {
+  ManualTimeGroup t(2, [&](const FrameInfo& frame, const std::string&) {
     return Fault{dropping && frame.kind == Kind::kCppCall ? Fault::Action::kDrop : Fault::Action::kDeliver};
   });
   {
-    const OwnContext context(still.group[0]);
-    still.group[0].callOne(1, "double", {leaf(1)});
+    const OwnContext context(t.group[0]);
+    t.group[0].callOne(1, "double", {leaf(1)});
   }
   dropping = true;
   auto lost = std::async(
-      std::launch::async, [&] { return errorOf([&] { still.group[0].callOne(1, "double", {at::ones({2})}); }); });
+      std::launch::async, [&] { return errorOf([&] { t.group[0].callOne(1, "double", {at::ones({2})}); }); });
   CHECK(eventually([&] {
-    still.timer->advance(31s);
+    t.timer->advance(31s);
     return lost.wait_for(0s) == std::future_status::ready;
   }));
   CHECK(lost.get().code() == ErrorCode::kTimeout);
   CHECK(eventually([&] {
-    still.timer->advance(kNewsInterval);
-    return still.contexts(1) == 0;
+    t.timer->advance(kSnapshotInterval);
+    return t.contexts(1) == 0;
   }));
 }
 
-TEST_CASE("a context is let go of here although its owner lives, and calls go on") {
-  Still still(3);
-  const OwnContext context(still.group[0]);
-  still.group[0].callOne(1, "forward", {leaf(1)});
-  still.group[1].autograd().release(context.id());
-  CHECK(still.contexts(1) == 0);
-  CHECK(holds(still.group[1].callOne(2, "double", {at::ones({2})}), 2));
-  still.timer->advance(kNewsInterval);
-  CHECK(still.contexts(2) == 1);
+TEST_CASE("a worker can release a context of another owner, and calls keep working") {
+  ManualTimeGroup t(3);
+  const OwnContext context(t.group[0]);
+  t.group[0].callOne(1, "forward", {leaf(1)});
+  t.group[1].autograd().release(context.id());
+  CHECK(t.contexts(1) == 0);
+  CHECK(holds(t.group[1].callOne(2, "double", {at::ones({2})}), 2));
+  t.timer->advance(kSnapshotInterval);
+  CHECK(t.contexts(2) == 1);
 }
 
-TEST_CASE("the contexts of a dead owner go on all workers, also where only a third one knew it") {
+TEST_CASE("the contexts of a lost owner end on all workers, also on those that the owner does not know") {
   AutogradGroup group(3, functions());
   const OwnContext kept(group[1]);
   group[1].callOne(2, "double", {leaf(1)});
@@ -149,22 +149,22 @@ TEST_CASE("the contexts of a dead owner go on all workers, also where only a thi
   }
 }
 
-TEST_CASE("a context ends also where it came through a worker that has died") {
-  const bool dies_first = GENERATE(true, false);
+TEST_CASE("a context also ends on a worker that received it from a lost worker") {
+  const bool wait_for_loss = GENERATE(true, false);
   AutogradGroup group(3, functions());
   OwnContext context(group[0]);
   group[0].callOne(1, "forward", {leaf(1)});
   CHECK(group[2].autograd().debugInfo().contexts == 1);
   CHECK_FALSE(group[0].autograd().context(context.id())->knownWorkers().contains(2));
   group.agent(1).close();
-  if (dies_first) {
+  if (wait_for_loss) {
     CHECK(eventually([&] { return group[0].autograd().context(context.id())->knownWorkers().contains(2); }));
   }
   context.release();
   CHECK(eventually([&] { return group[2].autograd().debugInfo().contexts == 0; }));
 }
 
-TEST_CASE("a context that ends in the middle of a pass ends it") {
+TEST_CASE("a context that ends during a pass fails the pass") {
   std::latch reached(1), released(1);
   auto functions = ::functions();
   functions["hang backward"] = [&](AutogradWorker&, Tensors args) -> Tensors {
@@ -206,7 +206,7 @@ TEST_CASE("after many contexts every table is empty") {
   CHECK(group.passes() == 0);
 }
 
-TEST_CASE("after the end there are no contexts, and asking for one is an error") {
+TEST_CASE("after close() there are no contexts, and to request one is an error") {
   AutogradGroup group(2, functions());
   const auto id = group[0].autograd().newContext()->id();
   group[0].callOne(1, "double", {leaf(1)});

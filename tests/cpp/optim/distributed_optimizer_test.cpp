@@ -1,4 +1,4 @@
-// Optimizers on several workers: what is stepped, when, by which options; whose they are and how long they live.
+// Optimizers on several workers: which parameters are stepped, with which options, and how long optimizers live.
 
 #include "optim/distributed_optimizer.h"
 
@@ -26,7 +26,7 @@ void setOnes(OptimGroup& group, const std::vector<std::pair<int, at::Tensor>>& p
 
 }  // namespace
 
-TEST_CASE("parameters are stepped on all their owners, this worker too") {
+TEST_CASE("parameters are stepped on all their owners, including this worker") {
   OptimGroup group(3);
   const auto a = parameter(1), b = parameter(2), c = parameter(3);
   setOnes(group, {{0, a}, {1, b}, {2, c}});
@@ -40,7 +40,7 @@ TEST_CASE("parameters are stepped on all their owners, this worker too") {
   CHECK(optimizer.remoteOptimizers().size() == 3);
 }
 
-TEST_CASE("a parameter without a gradient stays, as do those of an owner that the context has not reached") {
+TEST_CASE("a parameter without a gradient does not change, nor do those of an owner that the context has not reached") {
   OptimGroup group(3);
   const auto a = parameter(1), b = parameter(2), c = parameter(3);
   setOnes(group, {{1, a}});
@@ -56,7 +56,7 @@ TEST_CASE("a parameter without a gradient stays, as do those of an owner that th
   CHECK(states[1].empty());
 }
 
-TEST_CASE("a context that the client does not know is an error, and nothing is sent") {
+TEST_CASE("a context that the client does not have is an error, and no message is sent") {
   OptimGroup group(2);
   const auto a = parameter(1);
   DistributedOptimizer optimizer(group[0].optim(), "SGD", Groups{{{group.give(1, a)}, {}}}, {});
@@ -66,7 +66,7 @@ TEST_CASE("a context that the client does not know is an error, and nothing is s
   CHECK(holds(a, 1));
 }
 
-TEST_CASE("changed options come with the next step, and older ones that are late change nothing") {
+TEST_CASE("changed options are sent with the next step, and late older ones have no effect") {
   OptimGroup group(2);
   const auto a = parameter(0);
   setOnes(group, {{1, a}});
@@ -79,13 +79,13 @@ TEST_CASE("changed options come with the next step, and older ones that are late
   CHECK(holds(a, -3));
   const auto rref = optimizer.remoteOptimizers().front();
   const OptimStep late{OptimService::nameOf(*rref), kContext, /*revision=*/1, {{{"lr", 100.0}}}};
-  REQUIRE(group.ask(1, encode(late)).ok());
+  REQUIRE(group.request(1, encode(late)).ok());
   CHECK(holds(a, -5));
   CHECK_THAT(errorOf([&] { optimizer.setOptions({}); }).text(), Contains("options of 0"));
   CHECK_THAT(errorOf([&] { optimizer.setOptions({{{"rate", 1.0}}}); }).text(), Contains("no option 'rate'"));
 }
 
-TEST_CASE("states come and go in the order in which the parameters were given") {
+TEST_CASE("states are loaded and returned in the order in which the parameters were given") {
   OptimGroup group(3);
   const auto a = parameter(0), b = parameter(0), c = parameter(0);
   setOnes(group, {{1, a}, {2, b}, {1, c}});
@@ -103,7 +103,7 @@ TEST_CASE("states come and go in the order in which the parameters were given") 
   CHECK_THAT(errorOf([&] { optimizer.load({}); }).text(), Contains("there are 3 parameters, but states of 0"));
 }
 
-TEST_CASE("an optimizer is made when its last parameter is there") {
+TEST_CASE("an optimizer is created when its last parameter is ready") {
   OptimGroup group(2);
   const auto late = group[1].rrefs().createOwner();
   const auto rref = group.give(late);
@@ -112,14 +112,14 @@ TEST_CASE("an optimizer is made when its last parameter is there") {
       rref->owner(), {.kind = "SGD", .groups = {{1, {}}}}, {rref}, std::chrono::seconds(20),
       [&](Result<RRefPtr> result) { created.set_value(std::move(result)); });
   auto future = created.get_future();
-  // The owner has got the request when it has answered a later one that waits for nothing.
-  CHECK_FALSE(group.ask(1, encodeOptimState("?")).ok());
+  // The owner has received the request once it has replied to a later one, which does not wait.
+  CHECK_FALSE(group.request(1, encodeOptimState("?")).ok());
   CHECK(future.wait_for(std::chrono::seconds(0)) == std::future_status::timeout);
   late->setValue(parameter(1));
   CHECK(future.get().ok());
 }
 
-TEST_CASE("what is wrong is told with the owner's name") {
+TEST_CASE("errors name the owner") {
   OptimGroup group(2);
   const auto make = [&](RRefPtr param, const Options& options = {}, const char* kind = "SGD") {
     return errorOf([&] { DistributedOptimizer(group[0].optim(), kind, Groups{{{param}, options}}, {}); }).text();
@@ -141,7 +141,7 @@ TEST_CASE("what is wrong is told with the owner's name") {
   CHECK_THAT(make(group.give(failed)), Contains("its maker threw"));
 }
 
-TEST_CASE("a gradient that a kernel refuses is an error of the step, and the other owners have stepped") {
+TEST_CASE("a gradient that an algorithm rejects is an error of the step, and the other owners have stepped") {
   OptimGroup group(3);
   const auto a = parameter(0), b = parameter(0);
   setOnes(group, {{1, a}, {2, b}});
@@ -153,7 +153,7 @@ TEST_CASE("a gradient that a kernel refuses is an error of the step, and the oth
   CHECK_FALSE(holds(b, 0));
 }
 
-TEST_CASE("an optimizer keeps its parameters, and goes when its client lets go") {
+TEST_CASE("an optimizer keeps its parameters alive, and is destroyed when its client releases it") {
   TrackedParameter tracked;
   OptimGroup group(2);
   auto optimizer = std::make_unique<DistributedOptimizer>(
@@ -161,18 +161,18 @@ TEST_CASE("an optimizer keeps its parameters, and goes when its client lets go")
   group[0].setGradients(kContext, {});
   optimizer->step(kContext);
   optimizer.reset();
-  CHECK(tracked.waitGone());
+  CHECK(tracked.waitDestroyed());
 }
 
-TEST_CASE("an optimizer goes when its client is lost") {
+TEST_CASE("an optimizer is destroyed when its client is lost") {
   TrackedParameter tracked;
   OptimGroup group(2);
   DistributedOptimizer optimizer(group[0].optim(), "SGD", Groups{{{group.give(1, tracked.make())}, {}}}, {});
   group.agent(0).close();
-  CHECK(tracked.waitGone());
+  CHECK(tracked.waitDestroyed());
 }
 
-TEST_CASE("a lost owner is named") {
+TEST_CASE("the error for a lost owner names it") {
   OptimGroup group(2);
   DistributedOptimizer optimizer(group[0].optim(), "SGD", Groups{{{group.give(1, parameter(1))}, {}}}, {});
   group[0].setGradients(kContext, {});
@@ -182,7 +182,7 @@ TEST_CASE("a lost owner is named") {
   CHECK_THAT(error.text(), Contains("step of the optimizer on worker1"));
 }
 
-TEST_CASE("steps of several trainers through one parameter lose no update unless they are lock-free") {
+TEST_CASE("steps of several trainers on one parameter lose no update unless they are lock-free") {
   OptimGroup group(2);
   const auto shared = parameter(0);
   setOnes(group, {{1, shared}});

@@ -1,6 +1,6 @@
 #pragma once
 
-// Workers of one process with RRefs and optimizers, and gradients that the test puts there in place of a backward pass.
+// Workers with RRefs and optimizers in one process. The test sets the gradients itself, without a backward pass.
 
 #include <ATen/ATen.h>
 #include <catch2/catch.hpp>
@@ -46,7 +46,7 @@ class OptimWorker {
   const std::shared_ptr<RRefService> rrefs_;
   OptimService optim_;
   Mutex mutex_;
-  std::map<int64_t, OptimService::GradientList> gradients_;  // guarded by mutex_
+  std::map<int64_t, OptimService::GradientList> gradients_ TORCHRPC_GUARDED_BY(mutex_);
 };
 
 class OptimGroup {
@@ -63,7 +63,7 @@ class OptimGroup {
   OptimWorker& operator[](int id) { return *workers_.at(id); }
   Agent& agent(int id) { return agents_[id]; }
 
-  /// An RRef of worker 0 to a value of `owner`'s.
+  /// An RRef on worker 0 to a value that `owner` owns.
   RRefPtr give(int owner, c10::IValue value) {
     const auto rref = workers_[owner]->rrefs().createOwner();
     rref->setValue(std::move(value));
@@ -78,8 +78,8 @@ class OptimGroup {
     return adopted.at(0);
   }
 
-  /// The reply of `to` to any message of worker 0.
-  Result<Message> ask(int to, Message message) {
+  /// Sends any message from worker 0; returns the reply.
+  Result<Message> request(int to, Message message) {
     Pending pending;
     agents_[0].request(to, std::move(message), std::chrono::seconds(20), pending.handler());
     return pending.get();
@@ -92,14 +92,16 @@ class OptimGroup {
 
 inline at::Tensor parameter(double value) { return at::full({2}, value).requires_grad_(); }
 
-/// A parameter whose end can be waited for.
+/// A parameter whose destruction can be waited for.
 struct TrackedParameter {
-  std::promise<void> gone;
+  std::promise<void> destroyed;
   std::vector<float> memory = {1, 1};
   at::Tensor make() {
-    return at::from_blob(memory.data(), {2}, [this](void*) { gone.set_value(); }).requires_grad_();
+    return at::from_blob(memory.data(), {2}, [this](void*) { destroyed.set_value(); }).requires_grad_();
   }
-  bool waitGone() { return gone.get_future().wait_for(std::chrono::seconds(20)) == std::future_status::ready; }
+  bool waitDestroyed() {
+    return destroyed.get_future().wait_for(std::chrono::seconds(20)) == std::future_status::ready;
+  }
 };
 
 }  // namespace torchrpc::test

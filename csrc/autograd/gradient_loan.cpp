@@ -1,4 +1,4 @@
-#include "autograd/grad_loan.h"
+#include "autograd/gradient_loan.h"
 
 #include <unordered_map>
 
@@ -8,50 +8,50 @@ namespace torchrpc {
 
 namespace {
 
-struct Lent {
+struct Loans {
   Mutex mutex;
-  CondVar returned;
-  // guarded by mutex:
-  std::unordered_map<const at::TensorImpl*, GradLoan::Length> leaves;
+  CondVar ended;
+  std::unordered_map<const at::TensorImpl*, GradientLoan::Scope> by_leaf TORCHRPC_GUARDED_BY(mutex);
 };
 
-Lent& lent() {
-  static Lent lent;
-  return lent;
+/// All loans of the process.
+Loans& loans() {
+  static Loans loans;
+  return loans;
 }
 
 }  // namespace
 
-GradLoan::GradLoan(ContextPtr context, at::Tensor leaf, Length length)
+GradientLoan::GradientLoan(ContextPtr context, at::Tensor leaf, Scope scope)
     : context_(std::move(context)), leaf_(std::move(leaf)) {
   const auto* key = leaf_.unsafeGetTensorImpl();
   {
     const ThreadPool::BlockingScope blocking;
-    MutexLock lock(lent().mutex);
+    MutexLock lock(loans().mutex);
     while (true) {
-      const auto other = lent().leaves.find(key);
-      if (other == lent().leaves.end()) break;
-      if (other->second == Length::kPass || length == Length::kPass) {
+      const auto other = loans().by_leaf.find(key);
+      if (other == loans().by_leaf.end()) break;
+      if (other->second == Scope::kPass || scope == Scope::kPass) {
         throw Error(
             ErrorCode::kInvalidArgument,
             "two backward passes at once over a parameter whose AccumulateGrad node has hooks (as "
             "DistributedDataParallel makes them): run one at a time, or use "
             "Tensor.register_post_accumulate_grad_hook for hooks of your own");
       }
-      lent().returned.wait(lock);
+      loans().ended.wait(lock);
     }
-    lent().leaves.emplace(key, length);
+    loans().by_leaf.emplace(key, scope);
   }
   own_grad_ = std::exchange(leaf_.mutable_grad(), context_->takeGradient(leaf_));
 }
 
-GradLoan::~GradLoan() {
+GradientLoan::~GradientLoan() {
   context_->putGradient(leaf_, std::exchange(leaf_.mutable_grad(), std::move(own_grad_)));
   {
-    MutexLock lock(lent().mutex);
-    lent().leaves.erase(leaf_.unsafeGetTensorImpl());
+    MutexLock lock(loans().mutex);
+    loans().by_leaf.erase(leaf_.unsafeGetTensorImpl());
   }
-  lent().returned.notify_all();
+  loans().ended.notify_all();
 }
 
 }  // namespace torchrpc
