@@ -59,18 +59,19 @@ Message pythonCall(Kind kind, const std::string& name, const Values& args, const
   return message;
 }
 
-core::Node::Outgoing encode(core::Node& node, WorkerId to, const Callable& what, const Values& args, bool remote) {
+core::Node::Outgoing encode(
+    core::Node& node, WorkerId to, const Callable& what, const Values& args, Operation operation) {
   OutgoingForks forks(node.rrefs(), to);
   core::Node::Outgoing out;
   switch (what.kind()) {
     case Callable::Kind::kFunction:
-      out.message = encodeCppCall(remote ? Kind::kCppRemote : Kind::kCppCall, what.name(), args, placeAmong(forks));
+      out.message = encodeCppCall(kindOf(operation, CallableType::kCpp), what.name(), args, placeAmong(forks));
       break;
     case Callable::Kind::kOperator:
-      out.message = operatorCall(remote ? Kind::kBuiltinRemote : Kind::kBuiltinCall, what.name(), args);
+      out.message = operatorCall(kindOf(operation, CallableType::kOperator), what.name(), args);
       break;
     case Callable::Kind::kPython:
-      out.message = pythonCall(remote ? Kind::kPythonRemote : Kind::kPythonCall, what.name(), args, placeAmong(forks));
+      out.message = pythonCall(kindOf(operation, CallableType::kPython), what.name(), args, placeAmong(forks));
       break;
   }
   out.forks = forks.commit(out.message);
@@ -87,7 +88,7 @@ FutureStatePtr startCall(
     const NodeRef& ref, const Destination& to, const Callable& what, std::vector<c10::IValue> args) {
   const auto node = api::coreOf(ref);
   const auto worker = api::resolve(*node, to);
-  auto call = api::encode(*node, worker.id, what, args, /*remote=*/false);
+  auto call = api::encode(*node, worker.id, what, args, Operation::kCall);
   auto state = std::make_shared<FutureState>(node);
   node->call(worker.id, std::move(call), api::timeoutOf(ref, *node), settleWithReply(state));
   return state;
@@ -97,7 +98,7 @@ c10::IValue startRemote(
     const NodeRef& ref, const Destination& to, const Callable& what, std::vector<c10::IValue> args) {
   const auto node = api::coreOf(ref);
   const auto worker = api::resolve(*node, to);
-  auto call = api::encode(*node, worker.id, what, args, /*remote=*/true);
+  auto call = api::encode(*node, worker.id, what, args, Operation::kRemote);
   return RRefValue::wrap(node->rrefs().remote(worker, std::move(call.message), api::timeoutOf(ref, *node)), node);
 }
 

@@ -16,11 +16,8 @@ namespace {
 // How long contexts that have ended may wait for a call of theirs to be over.
 constexpr Duration kSoon = std::chrono::milliseconds(20);
 
-/// Whether messages of that kind carry values of users.
-bool carriesValues(Kind kind) { return isCall(kind) || kind == Kind::kRRefFetch || kind == Kind::kPythonRRefFetch; }
-
-/// Whether the callee may use the context although no tensor that requires grad comes with it: operators may not.
-bool mayUseContext(Kind kind) { return kind != Kind::kBuiltinCall && kind != Kind::kBuiltinRemote; }
+/// Whether the callee may use the context of a message that carries no tensor that requires grad. Operators may not.
+bool mayUseContext(Kind kind) { return traitsOf(kind).callable != CallableType::kOperator; }
 
 /// The kAutogradContext header.
 struct Recorded {
