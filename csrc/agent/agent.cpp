@@ -13,9 +13,6 @@ Error lost(const WorkerInfo& peer, const Error& reason) {
   return {ErrorCode::kWorkerLost, "the connection to " + toString(peer) + " was lost: " + reason.text(), peer.name};
 }
 
-/// Whether it is what a program asks for: not what the protocols say to each other, which must arrive.
-bool isOfUser(Kind kind) { return isCall(kind) || kind == Kind::kRRefFetch || kind == Kind::kPythonRRefFetch; }
-
 size_t sizeOf(const Message& message) {
   size_t bytes = message.payload.size();
   for (const auto& tensor : message.tensors) {
@@ -128,7 +125,8 @@ void Agent::request(WorkerId to, Message message, Duration timeout, ReplyHandler
 
 Duration Agent::limit(Message& message, Duration timeout) const {
   const auto deadline = currentDeadline();
-  if ((!options_.propagate_deadlines && deadline == kNever) || !isOfUser(message.kind)) return timeout;
+  // Messages of protocols between nodes must arrive, whatever the deadline of the program.
+  if ((!options_.propagate_deadlines && deadline == kNever) || !carriesValues(message.kind)) return timeout;
   if (deadline != kNever) {
     const auto left = std::max<Duration>(deadline - timer_->now(), Duration(1));
     timeout = timeout == Duration::zero() ? left : std::min(timeout, left);
@@ -227,6 +225,7 @@ struct Agent::Retry {
 };
 
 void Agent::requestReliably(WorkerId to, Message message, ReplyHandler handler) {
+  TORCH_INTERNAL_ASSERT(isReliable(message.kind), "not an idempotent kind: ", name(message.kind));
   attempt(std::make_shared<Retry>(to, std::move(message), Responder(std::move(handler)), ActivityToken(activity_)));
 }
 

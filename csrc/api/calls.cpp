@@ -13,12 +13,11 @@ namespace {
 
 using Values = std::vector<c10::IValue>;
 
-[[noreturn]] void reject(const std::string& text) { throw Error(ErrorCode::kInvalidArgument, text); }
-
 /// "aten::add.Tensor" in its parts; the second is empty if the overload is left open.
 std::pair<std::string, std::optional<std::string>> operatorParts(const std::string& name) {
   const auto scope = name.find("::");
-  if (scope == std::string::npos) reject("an operator's name has the form aten::add or aten::add.Tensor, not " + name);
+  if (scope == std::string::npos)
+    throwInvalidArgument("an operator's name has the form aten::add or aten::add.Tensor, not " + name);
   const auto dot = name.find('.', scope);
   if (dot == std::string::npos) return {name, std::nullopt};
   return {name.substr(0, dot), name.substr(dot + 1)};
@@ -39,14 +38,14 @@ Message operatorCall(Kind kind, const std::string& full_name, const Values& args
     }
   }
   if (tried.empty()) throw Error(ErrorCode::kNoSuchFunction, "there is no operator " + full_name + " here");
-  reject("no overload of " + full_name + " takes these arguments:" + tried);
+  throwInvalidArgument("no overload of " + full_name + " takes these arguments:" + tried);
 }
 
 Message pythonCall(Kind kind, const std::string& name, const Values& args, const RRefPlace& rrefs) {
   const auto colon = name.find(':');
   const auto split = colon == std::string::npos ? name.rfind('.') : colon;
   if (split == std::string::npos || split == 0 || split + 1 == name.size()) {
-    reject("a Python function's name has the form module.function or module:Class.method, not " + name);
+    throwInvalidArgument("a Python function's name has the form module.function or module:Class.method, not " + name);
   }
   Message message{.kind = kind};
   Writer writer(message.payload);
@@ -60,18 +59,19 @@ Message pythonCall(Kind kind, const std::string& name, const Values& args, const
   return message;
 }
 
-core::Node::Outgoing encode(core::Node& node, WorkerId to, const Callable& what, const Values& args, bool remote) {
+core::Node::Outgoing encode(
+    core::Node& node, WorkerId to, const Callable& what, const Values& args, Operation operation) {
   OutgoingForks forks(node.rrefs(), to);
   core::Node::Outgoing out;
   switch (what.kind()) {
     case Callable::Kind::kFunction:
-      out.message = encodeCppCall(remote ? Kind::kCppRemote : Kind::kCppCall, what.name(), args, placeAmong(forks));
+      out.message = encodeCppCall(kindOf(operation, CallableType::kCpp), what.name(), args, placeAmong(forks));
       break;
     case Callable::Kind::kOperator:
-      out.message = operatorCall(remote ? Kind::kBuiltinRemote : Kind::kBuiltinCall, what.name(), args);
+      out.message = operatorCall(kindOf(operation, CallableType::kOperator), what.name(), args);
       break;
     case Callable::Kind::kPython:
-      out.message = pythonCall(remote ? Kind::kPythonRemote : Kind::kPythonCall, what.name(), args, placeAmong(forks));
+      out.message = pythonCall(kindOf(operation, CallableType::kPython), what.name(), args, placeAmong(forks));
       break;
   }
   out.forks = forks.commit(out.message);
@@ -88,7 +88,7 @@ FutureStatePtr startCall(
     const NodeRef& ref, const Destination& to, const Callable& what, std::vector<c10::IValue> args) {
   const auto node = api::coreOf(ref);
   const auto worker = api::resolve(*node, to);
-  auto call = api::encode(*node, worker.id, what, args, /*remote=*/false);
+  auto call = api::encode(*node, worker.id, what, args, Operation::kCall);
   auto state = std::make_shared<FutureState>(node);
   node->call(worker.id, std::move(call), api::timeoutOf(ref, *node), settleWithReply(state));
   return state;
@@ -98,7 +98,7 @@ c10::IValue startRemote(
     const NodeRef& ref, const Destination& to, const Callable& what, std::vector<c10::IValue> args) {
   const auto node = api::coreOf(ref);
   const auto worker = api::resolve(*node, to);
-  auto call = api::encode(*node, worker.id, what, args, /*remote=*/true);
+  auto call = api::encode(*node, worker.id, what, args, Operation::kRemote);
   return RRefValue::wrap(node->rrefs().remote(worker, std::move(call.message), api::timeoutOf(ref, *node)), node);
 }
 

@@ -62,8 +62,8 @@ std::shared_ptr<core::Node> start(const NodeOptions& options, const StorePtr& ro
       options.rendezvous);
   auto node = std::make_shared<core::Node>(coreOptions(options, meeting), store, std::move(transport));
   const auto no_python = std::make_shared<NoPython>(options.name);
-  node->serve(Kind::kPythonCall, Kind::kPythonRemote, no_python);
-  node->serve(Kind::kScriptCall, Kind::kScriptRemote, no_python);
+  node->serve(CallableType::kPython, no_python);
+  node->serve(CallableType::kScript, no_python);
   node->start();
   markFormed(*store);
   return node;

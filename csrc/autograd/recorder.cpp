@@ -16,11 +16,8 @@ namespace {
 // How long ended contexts may wait until endContexts() runs at the end of a call.
 constexpr Duration kEndDelay = std::chrono::milliseconds(20);
 
-/// Whether messages of that kind carry user values.
-bool carriesValues(Kind kind) { return isCall(kind) || kind == Kind::kRRefFetch || kind == Kind::kPythonRRefFetch; }
-
 /// Whether the callee may use the context even if no received tensor requires grad. Operators never do.
-bool mayUseContext(Kind kind) { return kind != Kind::kBuiltinCall && kind != Kind::kBuiltinRemote; }
+bool mayUseContext(Kind kind) { return traitsOf(kind).callable != CallableType::kOperator; }
 
 /// The kAutogradContext header.
 struct Recorded {

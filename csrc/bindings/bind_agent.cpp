@@ -82,8 +82,8 @@ std::shared_ptr<Node> makeNode(
   }();
   auto node = std::make_shared<Node>(std::move(node_options), std::move(store), std::move(transport));
   *self = node;
-  node->serve(Kind::kPythonCall, Kind::kPythonRemote, makePythonRunner(node));
-  node->serve(Kind::kScriptCall, Kind::kScriptRemote, makeScriptRunner(node));
+  node->serve(CallableType::kPython, makePythonRunner(node));
+  node->serve(CallableType::kScript, makeScriptRunner(node));
   return node;
 }
 

@@ -59,7 +59,7 @@ py::object callSync(const Route& route, Outgoing call) {
 }
 
 py::object callRemote(const Route& route, Outgoing call) {
-  const auto fetch_kind = call.message.kind == Kind::kPythonRemote ? Kind::kPythonRRefFetch : Kind::kRRefFetch;
+  const auto fetch_kind = kindOf(Operation::kFetch, traitsOf(call.message.kind).callable);
   RRefPtr rref;
   {
     const ReleaseGilIfLarge gil(call.message);
@@ -109,28 +109,21 @@ py::object wrappedBy(const py::object& function) {
   return found && found.is_none() ? py::object() : found;
 }
 
-/// The kinds of message that a call may be, by what it calls.
-struct Kinds {
-  Kind builtin, native, script, python;
-};
-constexpr Kinds kCalls{Kind::kBuiltinCall, Kind::kCppCall, Kind::kScriptCall, Kind::kPythonCall};
-constexpr Kinds kRemotes{Kind::kBuiltinRemote, Kind::kCppRemote, Kind::kScriptRemote, Kind::kPythonRemote};
-
-Outgoing encode(
-    const Route& route, const Kinds& kinds, const py::object& function, const py::args& args,
-    const py::kwargs& kwargs) {
+template <Operation operation>
+Outgoing encode(const Route& route, const py::object& function, const py::args& args, const py::kwargs& kwargs) {
   using torch::jit::StrongFunctionPtr;
-  if (auto* op = Operator::of(function)) return {.message = op->encodeCall(kinds.builtin, args, kwargs)};
+  if (auto* op = Operator::of(function))
+    return {.message = op->encodeCall(kindOf(operation, CallableType::kOperator), args, kwargs)};
   if (py::type::handle_of(function).is(internalFunction("CppFunction"))) {
-    return encodeCpp(route, kinds.native, function, args, kwargs);
+    return encodeCpp(route, kindOf(operation, CallableType::kCpp), function, args, kwargs);
   }
   const auto wrapped = wrappedBy(function);
   const auto async_execution = static_cast<bool>(wrapped);
   if (const auto& runs = async_execution ? wrapped : function; py::isinstance<StrongFunctionPtr>(runs)) {
     const auto name = py::cast<StrongFunctionPtr>(runs).function_->qualname().qualifiedName();
-    return encodeScript(route, kinds.script, name, args, kwargs, async_execution);
+    return encodeScript(route, kindOf(operation, CallableType::kScript), name, args, kwargs, async_execution);
   }
-  return encodePython(route, kinds.python, function, args, kwargs, async_execution);
+  return encodePython(route, kindOf(operation, CallableType::kPython), function, args, kwargs, async_execution);
 }
 
 /// The arguments of rpc_sync, rpc_async and remote.
@@ -162,22 +155,22 @@ struct Given {
   }
 };
 
-template <const Kinds& kinds, Way way>
+template <Operation operation, Way way>
 py::object call(Positional<5> arguments) {
   const Given given(arguments);
   const Route route(given.to, py::cast<double>(given.timeout));
   const auto args = py::reinterpret_borrow<py::args>(given.args);
   const auto kwargs = py::reinterpret_borrow<py::kwargs>(given.kwargs);
-  return way(route, encode(route, kinds, given.function, args, kwargs));
+  return way(route, encode<operation>(route, given.function, args, kwargs));
 }
 
 }  // namespace
 
 void bindCalls(py::module_& module) {
   constexpr auto signature = "(to, func, args, kwargs, timeout) -> object";
-  bindDirectly<5, call<kCalls, callSync>>(module, "_call_sync", signature);
-  bindDirectly<5, call<kCalls, callAsync>>(module, "_call_async", signature);
-  bindDirectly<5, call<kRemotes, callRemote>>(module, "_call_remote", signature);
+  bindDirectly<5, call<Operation::kCall, callSync>>(module, "_call_sync", signature);
+  bindDirectly<5, call<Operation::kCall, callAsync>>(module, "_call_async", signature);
+  bindDirectly<5, call<Operation::kRemote, callRemote>>(module, "_call_remote", signature);
 }
 
 }  // namespace torchrpc::bindings

@@ -143,7 +143,7 @@ Outgoing encodeScriptCall(
   } catch (const Error& e) {
     if (e.code() != ErrorCode::kSerialization) throw;
   }
-  const auto python_kind = kind == Kind::kScriptCall ? Kind::kPythonCall : Kind::kPythonRemote;
+  const auto python_kind = kindOf(traitsOf(kind).operation, CallableType::kPython);
   return encodePythonCall(node, python_kind, to, py::cast(function), args, kwargs, async_execution);
 }
 

@@ -23,13 +23,13 @@ void guard(const Fail& fail, F&& body) {
 
 }  // namespace
 
-void CallService::serve(Kind call_kind, Kind remote_kind, std::shared_ptr<CallableRunner> runner) {
-  messenger_.on(call_kind, runner->where(), [this, runner](Request request, const Responder& responder) {
-    call(*runner, std::move(request), responder);
-  });
-  messenger_.on(remote_kind, runner->where(), [this, runner](Request request, const Responder& responder) {
-    remote(*runner, std::move(request), responder);
-  });
+void CallService::serve(CallableType type, std::shared_ptr<CallableRunner> runner) {
+  messenger_.on(
+      kindOf(Operation::kCall, type), runner->where(),
+      [this, runner](Request request, const Responder& responder) { call(*runner, std::move(request), responder); });
+  messenger_.on(
+      kindOf(Operation::kRemote, type), runner->where(),
+      [this, runner](Request request, const Responder& responder) { remote(*runner, std::move(request), responder); });
 }
 
 template <typename Run, typename Fail>

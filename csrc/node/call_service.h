@@ -15,8 +15,8 @@ class CallService {
   /// `messenger` and `rrefs` must outlive it, and it the calls.
   CallService(Messenger& messenger, RRefService& rrefs) : messenger_(messenger), rrefs_(rrefs) {}
 
-  /// Registers who runs calls of kind `call` and remote calls of kind `remote`; before the node starts.
-  void serve(Kind call, Kind remote, std::shared_ptr<CallableRunner> runner);
+  /// Registers the runner of calls and remote calls of callables of that type. Before the node starts.
+  void serve(CallableType type, std::shared_ptr<CallableRunner> runner);
 
  private:
   /// `run`s the request, an Invocation then, on a pool thread once its RRefs are confirmed; otherwise `fail`s with an

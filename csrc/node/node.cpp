@@ -73,15 +73,13 @@ Node::Node(Options options, StorePtr store, std::unique_ptr<Transport> transport
     autograd_.addAwaited(workers);
     workers.erase(self().id);
   });
-  serve(Kind::kBuiltinCall, Kind::kBuiltinRemote, std::make_shared<BuiltinRunner>(options_.allowed));
-  serve(Kind::kCppCall, Kind::kCppRemote, std::make_shared<CppRunner>(*this));
+  serve(CallableType::kOperator, std::make_shared<BuiltinRunner>(options_.allowed));
+  serve(CallableType::kCpp, std::make_shared<CppRunner>(*this));
 }
 
 Node::~Node() { shutdown(); }
 
-void Node::serve(Kind call, Kind remote, std::shared_ptr<CallableRunner> runner) {
-  calls_.serve(call, remote, std::move(runner));
-}
+void Node::serve(CallableType type, std::shared_ptr<CallableRunner> runner) { calls_.serve(type, std::move(runner)); }
 
 void Node::start() {
   WorkerRecord self{options_.self, agent_.listen(), options_.world_size, incarnation_, options_.metadata};

@@ -55,7 +55,7 @@ class Node : public std::enable_shared_from_this<Node> {
 
   // --- the start, on one thread ---
   /// Registers a runner besides those of operators and native functions; before start().
-  void serve(Kind call, Kind remote, std::shared_ptr<CallableRunner> runner);
+  void serve(CallableType type, std::shared_ptr<CallableRunner> runner);
   /// Joins the group. On return every worker of a static group serves calls; a group that grows: those that have
   /// joined. Throws Error(kRendezvous).
   void start();

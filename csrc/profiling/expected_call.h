@@ -1,6 +1,7 @@
 #pragma once
 
-// What those who make calls need of ranges: whether there are any, and whose the next call of this thread is.
+// The part of ranges (range.h) that code which makes calls needs: whether calls are profiled, and the range of the next
+// call of this thread.
 
 #include <memory>
 #include <utility>
@@ -9,15 +10,15 @@
 
 namespace torchrpc {
 
-/// Whether a call that this thread makes is to be shown.
+/// Whether a call that this thread makes appears in a profile.
 inline bool callsAreShown() { return traceIsOn() || legacyProfileHere(); }
 
-/// While it lives, the range (or null) is that of the one call that this thread makes.
+/// While it lives, the one call that this thread makes has the given range, or none if that is null.
 class ExpectedCall {
  public:
   explicit ExpectedCall(std::shared_ptr<Range> range) : outer_(Range::expectCall(std::move(range))) {}
   ~ExpectedCall() {
-    if (const auto unused = Range::expectCall(std::move(outer_))) unused->end();  // the call has not come to be
+    if (const auto unused = Range::expectCall(std::move(outer_))) unused->end();  // no call was made
   }
   ExpectedCall(const ExpectedCall&) = delete;
   ExpectedCall& operator=(const ExpectedCall&) = delete;
@@ -26,7 +27,7 @@ class ExpectedCall {
   std::shared_ptr<Range> outer_;
 };
 
-/// Ends a range, if there is one, on the way out.
+/// Ends a range, if there is one, in its destructor.
 struct EndOfRange {
   const std::shared_ptr<Range>& range;
   ~EndOfRange() {

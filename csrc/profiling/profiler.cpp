@@ -13,33 +13,33 @@ namespace torchrpc {
 namespace {
 
 /// The kProfiling header of a request.
-struct Shown {
+struct ProfilingHeader {
   std::string name;  ///< of the range
   GloballyUniqueId id;
-  std::string config;  ///< of the profile that the caller wants; empty: none
+  std::string config;  ///< of the profile that the caller asks for; empty: none
 };
 
-std::string encode(const Shown& shown) {
+std::string encode(const ProfilingHeader& header) {
   std::string out;
   Writer writer(out);
-  writer.putString(shown.name);
-  writer.putId(shown.id);
-  writer.putString(shown.config);
+  writer.putString(header.name);
+  writer.putId(header.id);
+  writer.putString(header.config);
   return out;
 }
 
-std::optional<Shown> shownIn(const Message& message) {
+std::optional<ProfilingHeader> profilingHeaderOf(const Message& message) {
   const auto* bytes = message.header(HeaderKind::kProfiling);
   if (!bytes) return std::nullopt;
   Reader reader(*bytes);
-  Shown shown;
-  shown.name = reader.getString();
-  shown.id = reader.getId();
-  shown.config = reader.getString();
-  return shown;
+  ProfilingHeader header;
+  header.name = reader.getString();
+  header.id = reader.getId();
+  header.config = reader.getString();
+  return header;
 }
 
-std::string kindRange(Kind kind, const WorkerInfo& from, const WorkerInfo& to) {
+std::string rangeName(Kind kind, const WorkerInfo& from, const WorkerInfo& to) {
   return "rpc#" + std::string(name(kind)) + "(" + from.name + " -> " + to.name + ")";
 }
 
@@ -50,15 +50,15 @@ std::string kindRange(Kind kind, const WorkerInfo& from, const WorkerInfo& to) {
 std::shared_ptr<Range> Profiler::rangeOf(Kind kind, WorkerId to) {
   if (Range::expectedCall() && isCall(kind)) return Range::expectCall(nullptr);
   if (!traceIsOn()) return nullptr;
-  return Range::begin(kindRange(kind, self(), worker(to)), newId(), Range::Side::kCaller);
+  return Range::begin(rangeName(kind, self(), worker(to)), newId(), Range::Side::kCaller);
 }
 
 void Profiler::request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) {
   auto range = rangeOf(message.kind, to);
   if (!range) return ForwardingMessenger::request(to, std::move(message), timeout, std::move(handler));
-  Shown shown{range->name(), range->id(), {}};
-  if (range->profile()) shown.config = encodeConfig(torch::profiler::impl::getProfilerConfig());
-  message.headers.push_back({HeaderKind::kProfiling, encode(shown)});
+  ProfilingHeader header{range->name(), range->id(), {}};
+  if (range->profile()) header.config = encodeConfig(torch::profiler::impl::getProfilerConfig());
+  message.headers.push_back({HeaderKind::kProfiling, encode(header)});
   ForwardingMessenger::request(
       to, std::move(message), timeout, [range = std::move(range), handler = std::move(handler)](Result<Message> reply) {
         const auto* events = reply && range->profile() ? reply.value().header(HeaderKind::kProfiling) : nullptr;
@@ -78,18 +78,18 @@ void Profiler::request(WorkerId to, Message message, Duration timeout, ReplyHand
 
 namespace {
 
-/// Records while a request is served, for the caller if it asks for it and for `server`.
-class Served {
+/// Records while a request is served: for the caller, if it asks for that, and for `server`, if that is not null.
+class RecordedRequest {
  public:
-  Served(const Shown& shown, std::shared_ptr<ServerProfile> server, const Responder& responder)
-      : for_caller_(!shown.config.empty()),
+  RecordedRequest(const ProfilingHeader& header, std::shared_ptr<ServerProfile> server, const Responder& responder)
+      : for_caller_(!header.config.empty()),
         server_(std::move(server)),
-        recording_(for_caller_ ? decodeConfig(shown.config) : server_->config()),
+        recording_(for_caller_ ? decodeConfig(header.config) : server_->config()),
         responder_(responder) {}
 
-  void leave() { recording_.leave(); }
+  void detachThread() { recording_.detachThread(); }
 
-  /// The recording ends before the reply goes out, so that the caller finds it complete.
+  /// Ends the recording before it sends the reply, so that the caller gets all events.
   void reply(Result<Message> reply) {
     const auto events = recording_.take();
     if (server_) server_->add(events);
@@ -109,8 +109,8 @@ void serveInTrace(
     const Responder& responder) {
   const auto range = Range::begin(name, id, Range::Side::kCallee);
   if (!range) return handler(std::move(request), responder);
-  // At the latest when this thread leaves the handler, as ranges nest in a thread; and before the reply goes out,
-  // perhaps from another thread, so that it lies within the caller's range.
+  // The range ends before the reply is sent, perhaps by another thread, so that it lies within the caller's range; and
+  // at the latest when this thread leaves the handler, because the ranges of a thread nest.
   const auto leaving = c10::make_scope_exit([&] { range->end(); });
   handler(std::move(request), Responder([range, responder](Result<Message> reply) {
             range->end();
@@ -118,29 +118,31 @@ void serveInTrace(
           }));
 }
 
-bool isShown(const Message& message) {
+bool isProfiled(const Message& message) {
   return traceIsOn() || ServerProfile::current() || message.header(HeaderKind::kProfiling);
 }
 
 }  // namespace
 
 void Profiler::serve(const RequestHandler& handler, Request request, const Responder& responder) {
-  const auto shown = shownIn(request.message);
+  const auto header = profilingHeaderOf(request.message);
   auto server = ServerProfile::current();
-  if (((shown && !shown->config.empty()) || server) && !torch::profiler::impl::profilerEnabled()) {
-    const auto served = std::make_shared<Served>(shown.value_or(Shown()), std::move(server), responder);
-    const auto leaving = c10::make_scope_exit([&] { served->leave(); });
-    return handler(std::move(request), Responder([served](Result<Message> reply) { served->reply(std::move(reply)); }));
+  if (((header && !header->config.empty()) || server) && !torch::profiler::impl::profilerEnabled()) {
+    const auto recorded =
+        std::make_shared<RecordedRequest>(header.value_or(ProfilingHeader()), std::move(server), responder);
+    const auto leaving = c10::make_scope_exit([&] { recorded->detachThread(); });
+    return handler(
+        std::move(request), Responder([recorded](Result<Message> reply) { recorded->reply(std::move(reply)); }));
   }
   if (!traceIsOn()) return handler(std::move(request), responder);
-  const auto name = shown ? shown->name : kindRange(request.message.kind, request.from, self());
-  serveInTrace(handler, name, shown ? shown->id : GloballyUniqueId(), std::move(request), responder);
+  const auto name = header ? header->name : rangeName(request.message.kind, request.from, self());
+  serveInTrace(handler, name, header ? header->id : GloballyUniqueId(), std::move(request), responder);
 }
 
 void Profiler::on(Kind kind, Where where, RequestHandler handler) {
   if (where == Where::kLoop) return ForwardingMessenger::on(kind, where, std::move(handler));
   ForwardingMessenger::on(kind, where, [this, handler = std::move(handler)](Request request, Responder responder) {
-    if (!isShown(request.message)) return handler(std::move(request), std::move(responder));
+    if (!isProfiled(request.message)) return handler(std::move(request), std::move(responder));
     serve(handler, std::move(request), responder);
   });
 }
@@ -148,7 +150,7 @@ void Profiler::on(Kind kind, Where where, RequestHandler handler) {
 void Profiler::onFirst(Kind kind, QuickHandler handler) {
   ForwardingMessenger::onFirst(
       kind, [handler = std::move(handler)](const Request& request, const Responder& responder) {
-        return !isShown(request.message) && handler(request, responder);
+        return !isProfiled(request.message) && handler(request, responder);
       });
 }
 

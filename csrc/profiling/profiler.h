@@ -1,8 +1,8 @@
 #pragma once
 
-// What everything above the agent calls and serves through: a Messenger that shows calls in the profiles that are being
-// recorded (range.h), asks callees for their part of the caller's profile and records what callers ask for
-// (remote_profile.h). While nobody records, it costs a look at a flag and at two thread-locals.
+// A Messenger around the agent, through which the layers above send and serve. It adds calls to the profiles that are
+// being recorded (range.h), asks callees for their part of the caller's profile, and records that part for callers
+// (remote_profile.h). While no profile is recorded, it reads one flag and two thread-locals for each call.
 // Threads: as Messenger.
 
 #include <functional>
@@ -15,17 +15,18 @@ namespace torchrpc {
 
 class Profiler final : public ForwardingMessenger {
  public:
-  /// `messenger` must outlive it.
+  /// `messenger` must outlive this object.
   explicit Profiler(Messenger& messenger) : ForwardingMessenger(messenger) {}
 
-  /// The id of another call that is to be shown.
+  /// A new id for a call in a profile.
   GloballyUniqueId newId() { return {self().id, ++ids_}; }
 
-  /// A call of the range that the calling thread expects one for, or, in a trace, of one named after the kind.
+  /// The request gets the range that the calling thread has set for its next call, or, in a trace, one named after the
+  /// kind.
   void request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) override;
-  /// What runs on the pool is shown; on the loop there is no user code.
+  /// Profiles handlers that run on the pool or the strand. Handlers on the loop run no user code and are not profiled.
   void on(Kind kind, Where where, RequestHandler handler) override;
-  /// Not asked for what is to be shown.
+  /// A request that is profiled is not offered to `handler`.
   void onFirst(Kind kind, QuickHandler handler) override;
 
  private:

@@ -19,24 +19,23 @@ std::atomic<bool> on{false};
 namespace {
 
 // Note [Ranges that outlive a trace]
-// torch's profiler of all threads frees its events when it stops, and a range that ended later would write to one. So
-// the ranges in a trace are listed here, and who takes one off the list ends it: its owner, or stopTrace(). `busy`
-// counts those who are beginning or ending one at the moment.
+// torch's profiler of all threads frees its events when it stops, and a range that ended later would write to freed
+// memory. So this list has all open ranges of a trace, and the thread that removes a range from the list ends it: the
+// thread of its owner, or that of stopTrace(). `busy` counts the ranges that threads are beginning or ending.
 struct OpenRanges {
   Mutex mutex;
   CondVar changed;
-  // guarded by mutex:
-  std::unordered_map<Range*, std::shared_ptr<Range>> ranges;
-  size_t serving = 0;  ///< callees' ones among them
-  size_t busy = 0;
+  std::unordered_map<Range*, std::shared_ptr<Range>> ranges TORCHRPC_GUARDED_BY(mutex);
+  size_t serving TORCHRPC_GUARDED_BY(mutex) = 0;  ///< those of callees in `ranges`
+  size_t busy TORCHRPC_GUARDED_BY(mutex) = 0;
 
-  void add(const std::shared_ptr<Range>& range) {
+  void add(const std::shared_ptr<Range>& range) TORCHRPC_REQUIRES(mutex) {
     ranges.emplace(range.get(), range);
     if (range->side() == Range::Side::kCallee) ++serving;
     ++busy;
   }
-  /// Null if it is not there any more.
-  std::shared_ptr<Range> take(Range* range) {
+  /// Removes the range and returns it; null if it was removed before.
+  std::shared_ptr<Range> take(Range* range) TORCHRPC_REQUIRES(mutex) {
     auto node = ranges.extract(range);
     if (node.empty()) return nullptr;
     if (range->side() == Range::Side::kCallee) --serving;
@@ -45,27 +44,25 @@ struct OpenRanges {
   }
 };
 
-OpenRanges& open() {
-  static auto& ranges = *new OpenRanges();  // threads may end ranges while the process exits
-  return ranges;
-}
+// Never destroyed: threads may end ranges while the process exits.
+auto& open_ranges = *new OpenRanges();
 
 /// Begins or ends a range in the trace: `step` runs under no lock, but stopTrace() waits for it.
 template <typename Step>
 void whileBusy(const Step& step) {
   step();
   {
-    MutexLock lock(open().mutex);
-    --open().busy;
+    MutexLock lock(open_ranges.mutex);
+    --open_ranges.busy;
   }
-  open().changed.notify_all();
+  open_ranges.changed.notify_all();
 }
 
 // Note [The number of a range]
-// Of what a range can carry, torch's profiler always shows the sequence number, which is autograd's otherwise. It holds
-// the id of the call and the side: worker + 1, 41 bits of the counter, 1 bit for the callee. It stays exact in programs
-// that read JSON's numbers as doubles, for the first 2,047 workers.
-constexpr uint64_t kCounter = (uint64_t{1} << 41) - 1;
+// torch's profiler always shows the sequence number of a range, which autograd uses otherwise. Here it holds the id of
+// the call and the side: worker + 1, 41 bits of the counter, 1 bit for the callee. For the first 2,047 workers it stays
+// exact in programs that read the numbers of JSON as doubles.
+constexpr uint64_t kCounterMask = (uint64_t{1} << 41) - 1;
 
 thread_local std::shared_ptr<Range> expected_call;
 thread_local Range* serving_here = nullptr;
@@ -74,16 +71,17 @@ thread_local Range* serving_here = nullptr;
 
 void startTrace() { trace_detail::on = true; }
 
-void stopTrace(Duration patience) {
+void stopTrace(Duration timeout) {
   if (auto* range = serving_here) range->end();
   decltype(OpenRanges::ranges) rest;
   {
-    MutexLock lock(open().mutex);
+    MutexLock lock(open_ranges.mutex);
     trace_detail::on = false;
-    open().changed.wait_for(lock, patience, [] { return open().serving == 0; });
-    open().changed.wait(lock, [] { return open().busy == 0; });
-    rest.swap(open().ranges);
-    open().serving = 0;
+    open_ranges.changed.wait_for(
+        lock, timeout, []() TORCHRPC_REQUIRES(open_ranges.mutex) { return open_ranges.serving == 0; });
+    open_ranges.changed.wait(lock, []() TORCHRPC_REQUIRES(open_ranges.mutex) { return open_ranges.busy == 0; });
+    rest.swap(open_ranges.ranges);
+    open_ranges.serving = 0;
   }
   for (const auto& [_, range] : rest) range->finish();
 }
@@ -104,9 +102,9 @@ std::shared_ptr<Range> Range::begin(const std::string& name, const GloballyUniqu
     return range;
   }
   {
-    MutexLock lock(open().mutex);
+    MutexLock lock(open_ranges.mutex);
     if (!traceIsOn()) return nullptr;
-    open().add(range);
+    open_ranges.add(range);
     range->in_trace_ = true;
   }
   whileBusy([&] { range->record(); });
@@ -121,13 +119,13 @@ std::shared_ptr<Range> Range::named(std::string name) {
 }
 
 int64_t Range::sequenceNumber() const {
-  const auto number = static_cast<int64_t>(id_.local_id & kCounter);
+  const auto number = static_cast<int64_t>(id_.local_id & kCounterMask);
   return (static_cast<int64_t>(id_.created_on + 1) << 42) | (number << 1) | (side_ == Side::kCallee ? 1 : 0);
 }
 
 void Range::record() {
   record_ = std::make_unique<at::RecordFunction>(at::RecordScope::USER_SCOPE);
-  if (side_ == Side::kCaller) record_->_setAsync();  // it need not nest with what else the thread does
+  if (side_ == Side::kCaller) record_->_setAsync();  // the range need not nest in the others of its thread
   record_->before(std::string_view(name_), sequenceNumber());
 }
 
@@ -135,10 +133,10 @@ void Range::end() {
   if (serving_here == this) serving_here = nullptr;
   std::shared_ptr<Range> mine;
   if (in_trace_) {
-    MutexLock lock(open().mutex);
-    mine = open().take(this);
+    MutexLock lock(open_ranges.mutex);
+    mine = open_ranges.take(this);
   }
-  // If another thread is ending it, its end must be recorded when this returns.
+  // If another thread is ending the range, finish() waits until the end is recorded.
   if (mine) {
     whileBusy([&] { finish(); });
   } else {
@@ -147,7 +145,7 @@ void Range::end() {
 }
 
 void Range::finish() {
-  const c10::DebugInfoGuard guard(profile_);  // null: changes nothing
+  const c10::DebugInfoGuard guard(profile_);  // a null profile changes nothing
   std::function<void()> then;
   std::call_once(ended_, [&] {
     record_.reset();

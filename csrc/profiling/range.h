@@ -1,10 +1,10 @@
 #pragma once
 
-// A call as profilers show it: a range on the caller, from the call to its completion, and one on the callee while the
-// function runs. Which profiles these are:
-// - torch's legacy profiler, on for the thread that makes the call (its ranges are recorded on callers only);
+// A call in a profile: a range on the caller, from the call to its completion, and a range on the callee while the
+// function runs. Ranges are recorded in two kinds of profile:
+// - torch's legacy profiler, if it is on for the thread that makes the call; it records ranges of callers only;
 // - a trace (torch.profiler for all threads of the process), between startTrace() and stopTrace().
-// Plain torch.profiler, of one thread, gets no ranges: torch's own RPC gives it none, and tests rely on that.
+// torch.profiler for one thread gets no ranges: torch's own RPC gives it none, and tests rely on that.
 // Threads: any may begin and end ranges.
 
 #include <ATen/record_function.h>
@@ -29,21 +29,21 @@ extern std::atomic<bool> on;
 }
 /// Whether ranges are recorded in a trace of the process.
 inline bool traceIsOn() { return trace_detail::on.load(std::memory_order_relaxed); }
-/// From now on; once torch's profiler of all threads runs.
+/// Starts to record ranges in a trace. Call it while torch's profiler of all threads runs.
 void startTrace();
-/// No longer. Waits for the functions that are being run for others, at most `patience`, then ends the ranges that are
-/// still open: torch's profiler, which owns what ranges point to, may stop afterwards. Ends the range of the request
-/// that calls this.
-void stopTrace(Duration patience);
+/// Stops recording. Waits up to `timeout` for functions that callers have running here, then ends the ranges that are
+/// still open, so that torch's profiler, which owns the memory that ranges refer to, may stop. If a request that is
+/// being served calls this, its own range ends first.
+void stopTrace(Duration timeout);
 
 class Range {
  public:
   enum class Side { kCaller, kCallee };
 
-  /// Begins one in the profiles that are being recorded; null if there are none. Both sides show `id`; see Note
+  /// Begins a range in the profiles that are being recorded; null if there are none. Both sides show `id`: Note
   /// [The number of a range].
   static std::shared_ptr<Range> begin(const std::string& name, const GloballyUniqueId& id, Side side);
-  /// One that is recorded by someone else: it only names a call, so that what the callee records is asked for.
+  /// A range that other code records. It only names a call, so that the callee is asked for its events.
   static std::shared_ptr<Range> named(std::string name);
 
   ~Range();
@@ -53,21 +53,22 @@ class Range {
   const std::string& name() const { return name_; }
   const GloballyUniqueId& id() const { return id_; }
   Side side() const { return side_; }
-  /// The legacy profile that the range is in; null if it is in none.
+  /// The legacy profile that records the range; null if there is none.
   const std::shared_ptr<c10::ThreadLocalDebugInfo>& profile() const { return profile_; }
 
-  /// Ends it, if it has not ended: when this returns, the end is recorded, whichever thread did that.
+  /// Ends the range, if it has not ended. On return the end is recorded, even if another thread has ended the range.
   void end();
-  /// `then` runs when the range has ended, on the thread that ends it. Once, and before that.
+  /// Sets the function to run when the range has ended, on the thread that ends it. Call it once, before the range
+  /// ends.
   void whenEnded(std::function<void()> then);
 
-  // --- the range of the call that this thread is about to make ---
+  // --- the range of the next call of this thread ---
 
-  /// Makes it that; null takes back. Gives the one before.
+  /// Sets the range of the next call; null unsets it. Returns the previous one.
   static std::shared_ptr<Range> expectCall(std::shared_ptr<Range> range);
   static const std::shared_ptr<Range>& expectedCall();
-  /// The one of expectCall(), for a caller that will end it itself, when the call's result is ready; otherwise it ends
-  /// when the reply is there. Null if there is none.
+  /// The range set by expectCall(), or null. The caller must end it, when the call's result is ready; without this call
+  /// the range ends when the reply arrives.
   static std::shared_ptr<Range> holdExpectedCall();
   bool held() const { return held_; }
 

@@ -2,10 +2,8 @@
 
 #include <c10/util/ThreadLocalDebugInfo.h>
 
-#include <atomic>
 #include <cmath>
 
-#include "base/sync/mutex.h"
 #include "wire/codec.h"
 
 namespace torchrpc {
@@ -15,7 +13,7 @@ using torch::autograd::profiler::ProfilerDisableOptions;
 using torch::profiler::impl::ProfilerState;
 
 namespace {
-/// Between the name of a call and that of what it ran, in a caller's profile.
+/// Stands between the name of a call and the name of a range that its callee recorded.
 constexpr auto kRemoteMark = "#remote_op: ";
 }  // namespace
 
@@ -26,10 +24,10 @@ Recording::Recording(const ProfilerConfig& config) : callbacks_(at::get_record_f
   profile_ = c10::ThreadLocalDebugInfo::current();
 }
 
-void Recording::leave() {
+void Recording::detachThread() {
   torch::autograd::profiler::disableProfilerLegacy(
       ProfilerDisableOptions(/*shouldCleanupTLSState=*/true, /*shouldConsolidate=*/false));
-  at::set_record_function_tls_(callbacks_);  // which that leaves as they were
+  at::set_record_function_tls_(callbacks_);  // disableProfilerLegacy() does not restore them
 }
 
 thread_event_lists Recording::take() const {
@@ -38,7 +36,7 @@ thread_event_lists Recording::take() const {
       ProfilerDisableOptions(/*shouldCleanupTLSState=*/false, /*shouldConsolidate=*/true));
 }
 
-// --- as bytes ---
+// --- bytes ---
 
 std::string encodeConfig(const ProfilerConfig& config) {
   std::string out;
@@ -83,7 +81,8 @@ void write(const LegacyEvent& event, Writer& out) {
 
 LegacyEvent read(Reader& in, const std::string& prefix) {
   const auto kind = in.get<EventKind>();
-  if (kind > EventKind::MemoryAlloc) throw Error(ErrorCode::kProtocol, "malformed message: no such event in a profile");
+  if (kind > EventKind::MemoryAlloc)
+    throw Error(ErrorCode::kProtocol, "malformed message: unknown kind of event in a profile");
   const auto name = prefix + std::string(in.getString());
   const auto thread = in.get<uint64_t>();
   const auto handle = in.get<at::RecordFunctionHandle>();
@@ -94,7 +93,7 @@ LegacyEvent read(Reader& in, const std::string& prefix) {
   const auto sequence = in.get<int64_t>();
   const auto forward_thread = in.get<uint64_t>();
   const auto scope = in.get<uint8_t>();
-  if (nanoseconds <= 0) throw Error(ErrorCode::kProtocol, "malformed message: an event in a profile without a time");
+  if (nanoseconds <= 0) throw Error(ErrorCode::kProtocol, "malformed message: an event without a time in a profile");
   std::vector<std::vector<int64_t>> shapes;
   for (auto count = in.get<uint32_t>(); count > 0; --count) {
     auto& shape = shapes.emplace_back();
@@ -136,44 +135,36 @@ void addRemoteEvents(
 
 // --- ServerProfile ---
 
-struct ServerProfile::State {
-  std::atomic<bool> any{false};
-  Mutex mutex;
-  std::shared_ptr<ServerProfile> innermost;  // guarded by mutex
-};
-
-ServerProfile::State& ServerProfile::state() {
-  static auto& state = *new State();
-  return state;
-}
+// Never destroyed: threads may serve requests while the process exits.
+ServerProfile::State& ServerProfile::state_ = *new State();
 
 ServerProfile::ServerProfile(ProfilerConfig config, std::shared_ptr<ServerProfile> outer)
     : config_(std::move(config)), outer_(std::move(outer)) {}
 
 void ServerProfile::enable(const ProfilerConfig& config) {
-  MutexLock lock(state().mutex);
-  state().innermost = std::make_shared<ServerProfile>(config, state().innermost);
-  state().any = true;
+  MutexLock lock(state_.mutex);
+  state_.innermost = std::make_shared<ServerProfile>(config, state_.innermost);
+  state_.any = true;
 }
 
 std::vector<thread_event_lists> ServerProfile::disable() {
   std::shared_ptr<ServerProfile> ended;
-  MutexLock lock(state().mutex);
-  ended = state().innermost;
-  if (!ended) throw Error(ErrorCode::kInvalidArgument, "no profile of the requests of this process is on");
-  state().innermost = ended->outer_;
-  state().any = state().innermost != nullptr;
+  MutexLock lock(state_.mutex);
+  ended = state_.innermost;
+  if (!ended) throw Error(ErrorCode::kInvalidArgument, "no profile of the requests of this process is being recorded");
+  state_.innermost = ended->outer_;
+  state_.any = state_.innermost != nullptr;
   return std::exchange(ended->requests_, {});
 }
 
 std::shared_ptr<ServerProfile> ServerProfile::current() {
-  if (!state().any.load(std::memory_order_relaxed)) return nullptr;
-  MutexLock lock(state().mutex);
-  return state().innermost;
+  if (!state_.any.load(std::memory_order_relaxed)) return nullptr;
+  MutexLock lock(state_.mutex);
+  return state_.innermost;
 }
 
 void ServerProfile::add(const thread_event_lists& events) {
-  MutexLock lock(state().mutex);
+  MutexLock lock(state_.mutex);
   for (auto* profile = this; profile; profile = profile->outer_.get()) profile->requests_.push_back(events);
 }
 

@@ -1,16 +1,18 @@
 #pragma once
 
-// torch's legacy profiler over several workers: what a callee records while it serves a request, for the caller whose
-// profile it becomes part of, and for those who profile all that this process serves.
-// Threads: a Recording begins and leaves on the thread that serves the request; the rest may come from any.
+// torch's legacy profiler over several workers: a callee records events while it serves a request, for the profile of
+// the caller and for a profile of all requests that this process serves.
+// Threads: the thread that serves a request makes and detaches its Recording; the rest is for any thread.
 
 #include <torch/csrc/autograd/profiler_legacy.h>
 
+#include <atomic>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "base/sync/mutex.h"
 
 namespace torchrpc {
 
@@ -18,39 +20,41 @@ using torch::autograd::profiler::LegacyEvent;
 using torch::autograd::profiler::thread_event_lists;
 using torch::profiler::impl::ProfilerConfig;
 
-/// What is recorded on one thread from the constructor to leave(), and on others by what was called in between.
+/// Records one thread from the constructor to detachThread(), and other threads that it passes its profile to
+/// meanwhile.
 class Recording {
  public:
   explicit Recording(const ProfilerConfig& config);
-  /// On the same thread.
-  void leave();
-  /// What there is so far, and takes it out.
+  /// Ends the recording of the thread. Called on that thread.
+  void detachThread();
+  /// Removes and returns the events recorded so far.
   thread_event_lists take() const;
 
  private:
-  const at::RecordFunctionTLS callbacks_;  ///< of the thread, before
+  const at::RecordFunctionTLS callbacks_;  ///< of the thread before
   std::shared_ptr<c10::ThreadLocalDebugInfo> profile_;
 };
 
-/// As bytes; a remote profile has the CPU's times only.
+/// The bytes of a profile. It has CPU times only.
 std::string encodeConfig(const ProfilerConfig& config);
 ProfilerConfig decodeConfig(std::string_view bytes);
 std::string encodeEvents(const thread_event_lists& events);
-/// Adds the events in `bytes` to the legacy profile `to`, each name behind that of the call and a mark. Throws
-/// Error(kProtocol).
+/// Adds the events in `bytes` to the legacy profile `to`. Each name gets the name of the call and a mark as a prefix.
+/// Throws Error(kProtocol).
 void addRemoteEvents(
     const std::shared_ptr<c10::ThreadLocalDebugInfo>& to, const std::string& call, std::string_view bytes);
 
-// --- profiles of all that the process serves ---
+// --- profiles of all requests that the process serves ---
 
-/// One of them; they nest, and the inner one's requests belong to the outer ones, too.
+/// One such profile. They nest: the requests in an inner profile belong to the outer ones, too.
 class ServerProfile {
  public:
-  /// Begins one inside that which is on.
+  /// Begins a profile, inside the one that is being recorded.
   static void enable(const ProfilerConfig& config);
-  /// Ends the innermost and gives what was recorded, request by request. Throws Error(kInvalidArgument) if none is on.
+  /// Ends the innermost profile and returns its events, one list for each request. Throws Error(kInvalidArgument) if
+  /// there is none.
   static std::vector<thread_event_lists> disable();
-  /// The innermost; null if none is on.
+  /// The innermost profile; null if there is none.
   static std::shared_ptr<ServerProfile> current();
 
   ServerProfile(ProfilerConfig config, std::shared_ptr<ServerProfile> outer);
@@ -58,12 +62,17 @@ class ServerProfile {
   void add(const thread_event_lists& events);
 
  private:
-  struct State;
-  static State& state();
+  /// Of the process.
+  struct State {
+    std::atomic<bool> any{false};
+    Mutex mutex;
+    std::shared_ptr<ServerProfile> innermost TORCHRPC_GUARDED_BY(mutex);
+  };
+  static State& state_;
 
   const ProfilerConfig config_;
   const std::shared_ptr<ServerProfile> outer_;
-  std::vector<thread_event_lists> requests_;  // guarded by state().mutex
+  std::vector<thread_event_lists> requests_ TORCHRPC_GUARDED_BY(state_.mutex);
 };
 
 }  // namespace torchrpc

@@ -7,7 +7,7 @@ namespace torchrpc {
 
 namespace {
 
-/// The records are plain ids and numbers, one after the other.
+/// Writes ids and numbers one after the other.
 template <typename... Fields>
 std::string pack(const Fields&... fields) {
   std::string bytes;
@@ -60,6 +60,11 @@ std::vector<RRefFork> decodeForks(std::string_view bytes) {
   return forks;
 }
 
+std::vector<RRefFork> forksIn(const Message& message) {
+  const auto* forks = message.header(HeaderKind::kRRefForks);
+  return forks ? decodeForks(*forks) : std::vector<RRefFork>();
+}
+
 std::string encode(const RemoteResult& result) { return pack(result.rref, result.fork, result.creation); }
 
 RemoteResult decodeRemoteResult(std::string_view bytes) {
@@ -110,11 +115,11 @@ Error deletedError(const UserRRef& rref, std::string_view attempt) {
       rref.owner().name);
 }
 
-Error goneError(const RRefId& rref, const WorkerInfo& owner) {
+Error droppedError(const RRefId& rref, const WorkerInfo& owner) {
   return Error(
       ErrorCode::kRRefDeleted,
       "RRef " + toString(rref) + " does not exist on " + owner.name +
-          " any more: nobody held it, or a worker that did has been lost.",
+          " any more: no worker held it, or the worker that held it was lost.",
       owner.name);
 }
 
@@ -122,7 +127,7 @@ Error creationError(const WorkerInfo& owner, const Error& cause) {
   const std::string text = cause.code() == ErrorCode::kTimeout
       ? "RRef creation via rpc.remote() timed out, and it is possible that the RRef on the "
         "owner node does not exist."
-      : "RRef creation via rpc.remote() failed, and " + owner.name + " may not have it.";
+      : "RRef creation via rpc.remote() failed, and " + owner.name + " may not have created it.";
   const auto code = cause.code() == ErrorCode::kWorkerLost ? ErrorCode::kWorkerLost : ErrorCode::kRRefCreation;
   return Error(code, text + " Cause: " + cause.text(), owner.name);
 }
@@ -130,7 +135,7 @@ Error creationError(const WorkerInfo& owner, const Error& cause) {
 Error neverCreatedError(const RRefId& rref, const WorkerInfo& owner) {
   return Error(
       ErrorCode::kRRefCreation,
-      "RRef creation failed: the call of rpc.remote() that was to make " + toString(rref) + " never arrived on " +
+      "RRef creation failed: the rpc.remote() call that should have created " + toString(rref) + " never arrived on " +
           owner.name + ".",
       owner.name);
 }

@@ -1,8 +1,8 @@
 #pragma once
 
-// What the RRef protocol puts on the wire: the entries of the kRRefForks and kRRefResult headers, the payloads of its
-// messages, and the texts that scripts match on. wire/PROTOCOL.md, "RRefs", says what they mean.
-// Every decoder throws Error(kProtocol) on bytes that its encoder could not have made.
+// The bytes of the RRef protocol: the headers kRRefForks and kRRefResult, the payloads of its messages, and the error
+// texts that scripts match on. wire/PROTOCOL.md, "RRefs", specifies them.
+// Every decoder throws Error(kProtocol) for bytes that its encoder could not have written.
 
 #include <string>
 #include <string_view>
@@ -16,24 +16,28 @@ namespace torchrpc {
 
 class UserRRef;
 
-/// One RRef in flight: an entry of the kRRefForks header.
+/// An RRef in a message: an entry of the kRRefForks header.
 struct RRefFork {
   RRefId rref;
   ForkId fork;
   WorkerId owner = kNoWorker;
-  WorkerId parent = kNoWorker;    ///< the worker that made the fork and keeps its own RRef alive until told
-  uint64_t creation = kNoNumber;  ///< the number of the call that makes the value; none: the owner has it already
-  uint64_t delivery = kNoNumber;  ///< its number among the forks of parent to receiver; none: unknown, or the owner
+  WorkerId parent = kNoWorker;    ///< made the fork; keeps its own RRef alive until the child is accepted
+  uint64_t creation = kNoNumber;  ///< of the call that makes the value; none: the owner has the value
+  uint64_t delivery = kNoNumber;  ///< among the forks from parent to receiver; none: see PROTOCOL.md
 
-  /// Whether the owner made it for a holder that it knew: it counts as registered then, nobody need tell of it.
+  /// Whether the owner made the fork for a known holder. Such a fork is registered already; its holder sends no
+  /// request.
   bool registered() const { return parent == owner && delivery != kNoNumber; }
 
   friend bool operator==(const RRefFork&, const RRefFork&) = default;
 };
 std::string encodeForks(const std::vector<RRefFork>& forks);
 std::vector<RRefFork> decodeForks(std::string_view bytes);
+/// The forks in the header of a message; none if it has no such header.
+std::vector<RRefFork> forksIn(const Message& message);
 
-/// The kRRefResult header of a remote call: what its result becomes. `creation` counts as the fork's registration.
+/// The kRRefResult header of a remote call: the RRef that holds the result, and the caller's fork of it. `creation` is
+/// also the registration number of that fork.
 struct RemoteResult {
   RRefId rref;
   ForkId fork;
@@ -42,7 +46,7 @@ struct RemoteResult {
 std::string encode(const RemoteResult& result);
 RemoteResult decodeRemoteResult(std::string_view bytes);
 
-/// kRRefForkRequest, holder to owner: "I hold this fork".
+/// kRRefForkRequest, from a holder to the owner: registers a fork.
 struct ForkRequest {
   RRefId rref;
   ForkId fork;
@@ -52,11 +56,12 @@ struct ForkRequest {
 std::string encode(const ForkRequest& request);
 ForkRequest decodeForkRequest(std::string_view bytes);
 
-/// kRRefChildAccept, holder to parent: "the owner knows my fork, or has refused it; you need not keep yours for me".
+/// kRRefChildAccept, from a holder to the parent: the owner has registered or refused the child, so that the parent
+/// need not be kept alive for it any longer.
 std::string encodeChildAccept(const ForkId& fork);
 ForkId decodeChildAccept(std::string_view bytes);
 
-/// kRRefUserDelete, holder to owner: "I do not hold this fork any more, whether or not you know of it".
+/// kRRefUserDelete, from a holder to the owner: the holder has dropped the fork, whether or not it was registered.
 struct UserDelete {
   RRefId rref;
   ForkId fork;
@@ -65,7 +70,7 @@ struct UserDelete {
 std::string encode(const UserDelete& request);
 UserDelete decodeUserDelete(std::string_view bytes);
 
-/// kRRefFetch and kPythonRRefFetch, holder to owner: "the value, please".
+/// kRRefFetch and kPythonRRefFetch, from a holder to the owner: asks for the value.
 struct Fetch {
   RRefId rref;
   uint64_t creation = kNoNumber;
@@ -73,15 +78,16 @@ struct Fetch {
 std::string encode(const Fetch& request);
 Fetch decodeFetch(std::string_view bytes);
 
-/// The kRRefDeleted error of an RRef used after shutdown has deleted it; `attempt` is "to_here() on it", say.
+/// The kRRefDeleted error of an RRef that is used after shutdown has deleted it; `attempt` names the use, for example
+/// "to_here() on it".
 Error deletedError(const UserRRef& rref, std::string_view attempt);
-/// The kRRefDeleted error of an RRef that its owner has dropped: a worker's death took it, or a message came twice.
-Error goneError(const RRefId& rref, const WorkerInfo& owner);
-/// What `cause` makes of a remote(), for its caller: a kRRefCreation error, or kWorkerLost if that is the cause.
+/// The kRRefDeleted error of an RRef that its owner has dropped: its holders were lost, or the message is a repetition.
+Error droppedError(const RRefId& rref, const WorkerInfo& owner);
+/// The error that the caller of a failed remote() gets: kRRefCreation, or kWorkerLost if that is the cause.
 Error creationError(const WorkerInfo& owner, const Error& cause);
-/// The same for the others who wait at the owner: the caller has given up, and its call has never arrived.
+/// The error that waiters at the owner get when the caller has deleted its fork and its call has never arrived.
 Error neverCreatedError(const RRefId& rref, const WorkerInfo& owner);
-/// The kWorkerLost error of an RRef whose owner is gone.
+/// The kWorkerLost error of an RRef whose owner is lost.
 Error ownerLostError(const UserRRef& rref);
 
 }  // namespace torchrpc

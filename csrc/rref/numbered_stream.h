@@ -1,8 +1,8 @@
 #pragma once
 
-// A stream of numbered messages from one worker to another: NumberSource at its start, SeenNumbers at its end.
-// Together they make a message count once however often it arrives, in memory that grows with the messages missing,
-// not with the messages sent. What the streams are is in wire/PROTOCOL.md, "RRefs".
+// A stream of numbered messages from one worker to another: the sender has a NumberSource, the receiver SeenNumbers.
+// With them a message takes effect once, however often it arrives. Their memory grows with the number of missing
+// messages, not with the number of messages. wire/PROTOCOL.md, "RRefs", defines the streams.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,10 +13,10 @@
 
 namespace torchrpc {
 
-/// "Not of any stream".
+/// Marks a message that belongs to no stream.
 constexpr uint64_t kNoNumber = 0;
 
-/// Numbers 1, 2, 3 … for each destination. Not thread-safe.
+/// Gives the numbers 1, 2, 3 … for each destination. Not thread-safe.
 class NumberSource {
  public:
   uint64_t next(WorkerId to) { return ++last_[to]; }
@@ -25,10 +25,10 @@ class NumberSource {
   std::map<WorkerId, uint64_t> last_;
 };
 
-/// A set of numbers kept as runs of consecutive ones. Not thread-safe.
+/// A set of numbers, stored as runs of consecutive numbers. Not thread-safe.
 class SeenNumbers {
  public:
-  /// False if it was there already.
+  /// False if the set contained the number already.
   bool insert(uint64_t number) {
     auto after = runs_.upper_bound(number);
     auto before = after == runs_.begin() ? runs_.end() : std::prev(after);
@@ -48,7 +48,7 @@ class SeenNumbers {
     return after != runs_.begin() && number <= std::prev(after)->second;
   }
 
-  /// How much memory it takes: one more than the gaps, at most.
+  /// The number of runs, to which the memory is proportional: at most one more than the gaps.
   size_t runs() const { return runs_.size(); }
 
  private:

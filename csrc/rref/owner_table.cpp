@@ -4,8 +4,7 @@
 
 namespace torchrpc {
 
-/// The entry of `rref`; made if the call that creates the value is still to come; end() if there will never be one.
-OwnerTable::Entries::iterator OwnerTable::locate(const RRefId& rref, uint64_t creation) {
+OwnerTable::Entries::iterator OwnerTable::findOrExpect(const RRefId& rref, uint64_t creation) {
   auto it = entries_.find(rref);
   if (it != entries_.end() || creation == kNoNumber) return it;
   const auto& creator = peers_[rref.created_on];
@@ -13,8 +12,7 @@ OwnerTable::Entries::iterator OwnerTable::locate(const RRefId& rref, uint64_t cr
   return entries_.emplace(rref, Entry{std::make_shared<OwnerRRef>(rref, self_), creation, {}}).first;
 }
 
-/// The call that was to make the value will not come.
-void OwnerTable::giveUp(Entry& entry, EndedList& ended) {
+void OwnerTable::cancelCreation(Entry& entry, EndedList& ended) {
   entry.expected = kNoNumber;
   ended.push_back({entry.rref, neverCreatedError(entry.rref->id(), self_)});
 }
@@ -29,7 +27,7 @@ OwnerTable::Entries::iterator OwnerTable::dropIfUnheld(Entries::iterator it, End
 
 void OwnerTable::addFork(const std::shared_ptr<OwnerRRef>& rref, const ForkId& fork, WorkerId holder) {
   MutexLock lock(mutex_);
-  if (peers_[holder].lost) return;  // nobody is there to let go of it
+  if (peers_[holder].lost) return;  // no holder would ever delete it
   auto& entry = entries_[rref->id()];
   entry.rref = rref;
   entry.forks[fork] = {holder, kNoNumber};
@@ -43,7 +41,7 @@ void OwnerTable::expect(const std::shared_ptr<OwnerRRef>& rref, const RemoteResu
 OwnerTable::Hosted OwnerTable::host(WorkerId creator, const RemoteResult& call) {
   {
     MutexLock lock(mutex_);
-    auto it = locate(call.rref, call.creation);
+    auto it = findOrExpect(call.rref, call.creation);
     auto& peer = peers_[creator];
     if (it != entries_.end()) {
       if (peer.lost || !peer.registrations.insert(call.creation)) return {it->second.rref, false};
@@ -53,17 +51,17 @@ OwnerTable::Hosted OwnerTable::host(WorkerId creator, const RemoteResult& call) 
     }
   }
   auto orphan = std::make_shared<OwnerRRef>(call.rref, self_);
-  orphan->setError(gone(call.rref));
+  orphan->setError(dropped(call.rref));
   return {std::move(orphan), false};
 }
 
 Status OwnerTable::registerFork(WorkerId holder, const ForkRequest& request) {
   MutexLock lock(mutex_);
   auto& peer = peers_[holder];
-  if (peer.lost) return gone(request.rref);
+  if (peer.lost) return dropped(request.rref);
   if (peer.registrations.contains(request.registration)) return std::nullopt;
-  auto it = locate(request.rref, request.creation);
-  if (it == entries_.end()) return gone(request.rref);
+  auto it = findOrExpect(request.rref, request.creation);
+  if (it == entries_.end()) return dropped(request.rref);
   peer.registrations.insert(request.registration);
   it->second.forks[request.fork] = {holder, request.registration};
   return std::nullopt;
@@ -77,20 +75,20 @@ void OwnerTable::removeFork(WorkerId holder, const UserDelete& request, EndedLis
   if (it == entries_.end()) return;
   auto& entry = it->second;
   auto fork = entry.forks.find(request.fork);
-  // A fork that was registered again since, under another number, is not the one that this is about.
+  // A fork that was registered again since then, under another number, is another one.
   const bool same = fork != entry.forks.end() &&
       (fork->second.registration == kNoNumber || fork->second.registration == request.registration);
   if (same) entry.forks.erase(fork);
   const bool cancelled =
       entry.expected != kNoNumber && entry.expected == request.registration && holder == request.rref.created_on;
-  if (cancelled) giveUp(entry, ended);
+  if (cancelled) cancelCreation(entry, ended);
   dropIfUnheld(it, ended);
 }
 
 Result<std::shared_ptr<OwnerRRef>> OwnerTable::adopt(const RRefFork& fork, EndedList& ended) {
   MutexLock lock(mutex_);
-  auto it = locate(fork.rref, fork.creation);
-  if (it == entries_.end()) return gone(fork.rref);
+  auto it = findOrExpect(fork.rref, fork.creation);
+  if (it == entries_.end()) return dropped(fork.rref);
   auto rref = it->second.rref;
   it->second.forks.erase(fork.fork);
   dropIfUnheld(it, ended);
@@ -99,8 +97,8 @@ Result<std::shared_ptr<OwnerRRef>> OwnerTable::adopt(const RRefFork& fork, Ended
 
 Result<std::shared_ptr<OwnerRRef>> OwnerTable::find(const Fetch& request) {
   MutexLock lock(mutex_);
-  auto it = locate(request.rref, request.creation);
-  if (it == entries_.end()) return gone(request.rref);
+  auto it = findOrExpect(request.rref, request.creation);
+  if (it == entries_.end()) return dropped(request.rref);
   return it->second.rref;
 }
 
@@ -113,7 +111,7 @@ OwnerTable::EndedList OwnerTable::loseWorker(WorkerId worker) {
   for (auto it = entries_.begin(); it != entries_.end();) {
     auto& entry = it->second;
     std::erase_if(entry.forks, [worker](const auto& fork) { return fork.second.worker == worker; });
-    if (entry.expected != kNoNumber && it->first.created_on == worker) giveUp(entry, ended);
+    if (entry.expected != kNoNumber && it->first.created_on == worker) cancelCreation(entry, ended);
     it = dropIfUnheld(it, ended);
   }
   return ended;
@@ -126,7 +124,7 @@ void OwnerTable::welcome(WorkerId worker) {
 
 bool OwnerTable::waitEmpty(TimePoint deadline) {
   MutexLock lock(mutex_);
-  return waitInterruptibly(emptied_, lock, deadline, [this] { return entries_.empty(); });
+  return waitInterruptibly(emptied_, lock, deadline, [this]() TORCHRPC_REQUIRES(mutex_) { return entries_.empty(); });
 }
 
 std::vector<OwnerTable::Entry> OwnerTable::clear() {

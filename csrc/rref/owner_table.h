@@ -1,8 +1,8 @@
 #pragma once
 
-// What a node knows as an owner: which of its values are held, by which forks, on which workers. It decides when a
-// value may go; the decisions are in wire/PROTOCOL.md, "RRefs". No messages are sent from here.
-// Threads: any. Values are neither settled nor destroyed under its lock: what has ended is handed to the caller.
+// The owner's half of the RRef protocol: which values of this node are held, by which forks, on which workers. The
+// table decides when a value may be dropped, by the rules in wire/PROTOCOL.md, "RRefs". It sends no messages.
+// Threads: any. No value is settled or destroyed under the lock: entries that have ended are returned to the caller.
 
 #include <map>
 #include <memory>
@@ -16,7 +16,7 @@ namespace torchrpc {
 
 class OwnerTable {
  public:
-  /// An entry that has come to its end. `failure`: no call will ever make its value; whoever waits for it must hear so.
+  /// An entry that has ended. `failure`: no call will ever make its value, and its waiters must get this error.
   struct Ended {
     std::shared_ptr<OwnerRRef> rref;
     Status failure;
@@ -29,51 +29,50 @@ class OwnerTable {
   };
   struct Entry {
     std::shared_ptr<OwnerRRef> rref;
-    uint64_t expected = kNoNumber;  ///< the call that will make the value, until it comes
+    uint64_t expected = kNoNumber;  ///< the call that will make the value, until it arrives
     std::map<ForkId, Holder> forks;
   };
 
   explicit OwnerTable(WorkerInfo self) : self_(std::move(self)) {}
 
-  /// A fork that the owner makes itself; `holder` may be kNoWorker.
+  /// Adds a fork that the owner makes; `holder` may be kNoWorker.
   void addFork(const std::shared_ptr<OwnerRRef>& rref, const ForkId& fork, WorkerId holder);
 
-  /// remote() to oneself: the call that is about to be sent will find `rref`.
+  /// For remote() to this worker: the call that is about to be sent will find `rref`.
   void expect(const std::shared_ptr<OwnerRRef>& rref, const RemoteResult& call);
 
-  /// A remote call has arrived. `created`: the function is to run, and `rref` is where its result goes. Otherwise the
-  /// call has been here before, or has been given up; `rref` may then be one that nobody else will ever see.
+  /// A remote call has arrived. `created`: the function must run, and its result becomes the value of `rref`. Otherwise
+  /// the call has arrived before or was cancelled; `rref` may then be in no table.
   struct Hosted {
     std::shared_ptr<OwnerRRef> rref;
     bool created = false;
   };
   Hosted host(WorkerId creator, const RemoteResult& call);
 
-  /// A holder tells of its fork. kRRefDeleted if there is nothing to hold any more.
+  /// Registers a holder's fork. Fails with kRRefDeleted if the value has been dropped.
   Status registerFork(WorkerId holder, const ForkRequest& request);
 
-  /// A holder has let go of its fork (or never had it: an abandoned one).
+  /// Removes a fork that its holder has dropped, or that was abandoned.
   void removeFork(WorkerId holder, const UserDelete& request, EndedList& ended);
 
-  /// The owner's own RRef, for a fork that has come home; the fork itself has no more to do.
+  /// The owner's own RRef, for a fork that has arrived at the owner; removes the fork.
   Result<std::shared_ptr<OwnerRRef>> adopt(const RRefFork& fork, EndedList& ended);
 
-  /// The RRef that a fetch asks for, which may be one whose call has not come yet.
+  /// The RRef that a fetch asks for; the call that makes its value may be still to come.
   Result<std::shared_ptr<OwnerRRef>> find(const Fetch& request);
 
-  /// A worker is gone, with the forks it held and the calls it had on their way; what still arrives from it counts
-  /// for nothing.
+  /// Removes the forks that a lost worker held and cancels its calls; messages of it that still arrive are refused.
   EndedList loseWorker(WorkerId worker);
-  /// Another worker has joined under the id of a lost one.
+  /// Accepts messages again: another worker has joined under the id of a lost one.
   void welcome(WorkerId worker);
 
   /// Waits until no entry is left; false if `deadline` passes first.
   bool waitEmpty(TimePoint deadline);
 
-  /// Empties the table; gives what was in it.
+  /// Empties the table and returns its entries.
   std::vector<Entry> clear();
 
-  /// Adds the workers that hold something.
+  /// Adds the workers that hold forks.
   void addHolders(std::set<WorkerId>& workers) const;
 
   struct Counts {
@@ -90,20 +89,21 @@ class OwnerTable {
   };
   using Entries = std::map<RRefId, Entry>;
 
-  // All of these under mutex_:
-  Entries::iterator locate(const RRefId& rref, uint64_t creation);
-  void giveUp(Entry& entry, EndedList& ended);
-  Entries::iterator dropIfUnheld(Entries::iterator it, EndedList& ended);
-  Error gone(const RRefId& rref) const { return goneError(rref, self_); }
+  /// The entry of `rref`, made if its call is still to come; end() if the value was dropped or will never be made.
+  Entries::iterator findOrExpect(const RRefId& rref, uint64_t creation) TORCHRPC_REQUIRES(mutex_);
+  /// The call that was to make the value will never run.
+  void cancelCreation(Entry& entry, EndedList& ended) TORCHRPC_REQUIRES(mutex_);
+  /// Drops the entry if it has no fork and expects no call; returns the next one.
+  Entries::iterator dropIfUnheld(Entries::iterator it, EndedList& ended) TORCHRPC_REQUIRES(mutex_);
+  Error dropped(const RRefId& rref) const { return droppedError(rref, self_); }
 
   // constant:
   const WorkerInfo self_;
 
   mutable Mutex mutex_;
   CondVar emptied_;
-  // guarded by mutex_:
-  Entries entries_;
-  std::map<WorkerId, Peer> peers_;
+  Entries entries_ TORCHRPC_GUARDED_BY(mutex_);
+  std::map<WorkerId, Peer> peers_ TORCHRPC_GUARDED_BY(mutex_);
 };
 
 }  // namespace torchrpc

@@ -1,7 +1,7 @@
 #pragma once
 
-// What waits for the owners of users: a message whose RRefs are to be confirmed, a fetch. Each ends once.
-// Threads: any; the last event to come ends it, on its thread, under no lock.
+// Waits for owners: Confirmation waits until the RRefs of a message are confirmed, PendingFetch for a fetched value.
+// Each ends once. Threads: any. The thread of the last event ends the wait, under no lock.
 
 #include <atomic>
 #include <functional>
@@ -20,48 +20,50 @@ class Confirmation : public std::enable_shared_from_this<Confirmation> {
   using Done = std::function<void(Result<std::vector<RRefPtr>>)>;
 
   Confirmation(std::vector<RRefPtr> rrefs, Done done)
-      : waiting_(rrefs.size()), rrefs_(std::move(rrefs)), done_(std::move(done)) {}
+      : unanswered_(rrefs.size()), rrefs_(std::move(rrefs)), done_(std::move(done)) {}
 
   void start() {
-    const auto rrefs = rrefs_;  // the last arrival takes the member away
+    const auto rrefs = rrefs_;  // the last answer moves the member away
     if (rrefs.empty()) return done_(rrefs);
     for (const auto& rref : rrefs) {
       auto user = std::dynamic_pointer_cast<UserRRef>(rref);
       if (!user) {
-        arrive(std::nullopt);
+        onAnswer(std::nullopt);
       } else {
-        user->whenConfirmed([self = shared_from_this()](const Status& failure) { self->arrive(failure); });
+        user->whenConfirmed([self = shared_from_this()](const Status& failure) { self->onAnswer(failure); });
       }
     }
   }
 
  private:
-  void arrive(const Status& failure) {
+  void onAnswer(const Status& failure) {
+    Status first_failure;
     {
       MutexLock lock(mutex_);
       if (failure && !failure_) failure_ = failure;
-      if (--waiting_ > 0) return;
+      if (--unanswered_ > 0) return;
+      first_failure = std::move(failure_);
     }
-    if (failure_) return done_(*failure_);
+    if (first_failure) return done_(*first_failure);
     done_(std::move(rrefs_));
   }
 
   Mutex mutex_;
-  // guarded by mutex_, constant once nothing is waited for:
-  size_t waiting_;
-  Status failure_;
+  size_t unanswered_ TORCHRPC_GUARDED_BY(mutex_);
+  Status failure_ TORCHRPC_GUARDED_BY(mutex_);
+  // constant until the last answer, then used by its thread only:
   std::vector<RRefPtr> rrefs_;
-  Done done_;
+  const Done done_;
 };
 
-/// A fetch under way: ends with the owner's reply or with the failure of its RRef, whichever comes first. Until then it
-/// keeps the user alive, so that the value cannot go; and not longer, so that a failed user is given up.
+/// A fetch under way. It ends with the owner's reply or with the failure of its RRef, whichever comes first. Until then
+/// it keeps the user alive, so that the owner cannot drop the value; it releases a user that has failed.
 class PendingFetch {
  public:
   PendingFetch(std::shared_ptr<UserRRef> rref, Messenger::ReplyHandler done)
       : rref_(std::move(rref)), done_(std::move(done)) {}
 
-  /// False if it has ended before; `reply` is as it was then.
+  /// False, with `reply` unchanged, if the fetch had ended before.
   bool complete(Result<Message>&& reply) {
     if (ended_.exchange(true)) return false;
     const auto rref = std::move(rref_);
@@ -72,7 +74,7 @@ class PendingFetch {
 
  private:
   std::atomic<bool> ended_{false};
-  // of whoever has ended it:
+  // used by the thread that sets ended_:
   std::shared_ptr<UserRRef> rref_;
   Messenger::ReplyHandler done_;
 };

@@ -12,20 +12,16 @@ bool OwnerRRef::setError(Error error) { return settle(std::move(error)); }
 
 bool OwnerRRef::settle(Result<c10::IValue> result) {
   std::vector<ValueHandler> handlers;
+  const Result<c10::IValue>* settled = nullptr;
   {
     MutexLock lock(mutex_);
     if (result_) return false;
-    result_.emplace(std::move(result));
+    settled = &result_.emplace(std::move(result));
     handlers.swap(handlers_);
   }
   settled_.notify_all();
-  for (const auto& handler : handlers) handler(*result_);
+  for (const auto& handler : handlers) handler(*settled);
   return true;
-}
-
-bool OwnerRRef::ready() const {
-  MutexLock lock(mutex_);
-  return result_.has_value();
 }
 
 Status OwnerRRef::creationFailure() const {
@@ -35,28 +31,33 @@ Status OwnerRRef::creationFailure() const {
 }
 
 void OwnerRRef::whenReady(ValueHandler handler) {
+  const Result<c10::IValue>* settled = nullptr;
   {
     MutexLock lock(mutex_);
     if (!result_) {
       handlers_.push_back(std::move(handler));
       return;
     }
+    settled = &*result_;
   }
-  handler(*result_);
+  handler(*settled);
 }
 
 c10::IValue OwnerRRef::wait(Duration timeout) const {
   ThreadPool::BlockingScope blocking;
-  const auto ready = [this] { return result_.has_value(); };
+  const auto ready = [this]() TORCHRPC_REQUIRES(mutex_) { return result_.has_value(); };
+  const Result<c10::IValue>* settled = nullptr;
   {
     MutexLock lock(mutex_);
     const auto deadline = timeout == Duration::zero() ? kNever : deadlineAfter(timeout);
     if (!waitInterruptibly(settled_, lock, deadline, ready)) {
       throw Error(
-          ErrorCode::kTimeout, "RRef " + toString(id()) + " had no value yet when the time was up.", owner().name);
+          ErrorCode::kTimeout, "RRef " + toString(id()) + " has no value yet, and the timeout has passed.",
+          owner().name);
     }
+    settled = &*result_;
   }
-  return Result(*result_).take();
+  return Result(*settled).take();
 }
 
 UserRRef::~UserRRef() {

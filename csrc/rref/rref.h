@@ -1,7 +1,7 @@
 #pragma once
 
-// The two kinds of RRef: the owner's, which holds the value, and a user's, which stands for one fork of it.
-// The protocol between them is in wire/PROTOCOL.md; RRefService speaks it.
+// The two kinds of RRef: OwnerRRef holds the value; UserRRef represents one fork of it on another worker.
+// wire/PROTOCOL.md, "RRefs", specifies the protocol between them; RRefService implements it.
 
 #include <ATen/core/ivalue.h>
 
@@ -36,7 +36,8 @@ class RRef {
 };
 using RRefPtr = std::shared_ptr<RRef>;
 
-/// Holds the value, or will. Thread-safe. The value is destroyed where the last reference goes, under no lock.
+/// Holds the value, once there is one. Thread-safe. The thread that releases the last reference destroys the value,
+/// under no lock.
 class OwnerRRef : public RRef {
  public:
   using ValueHandler = std::function<void(const Result<c10::IValue>&)>;
@@ -44,16 +45,16 @@ class OwnerRRef : public RRef {
   OwnerRRef(RRefId id, WorkerInfo owner) : RRef(id, std::move(owner)) {}
   bool isOwner() const override { return true; }
 
-  /// The first of these wins; later ones are ignored (a remote call may be delivered twice). Returns whether it won.
+  /// The first call of either sets the result and returns true. Later ones are ignored: a remote call may arrive twice.
   bool setValue(c10::IValue value);
   bool setError(Error error);
 
-  bool ready() const;
-  /// The error of a remote() to oneself that failed; nullopt for a value, another error, or none of them yet.
+  /// The error of a failed remote() to this worker; nullopt for a value, for another error, and while there is no
+  /// result.
   Status creationFailure() const;
-  /// Calls `handler` once: at once if ready, else from setValue or setError, on that thread, under no lock.
+  /// Calls `handler` once, under no lock: immediately if there is a result, else in setValue() or setError().
   void whenReady(ValueHandler handler);
-  /// Blocks until ready; throws the error, or Error(kTimeout) (0: waits for ever).
+  /// Blocks until there is a result. Throws the error, or Error(kTimeout); a timeout of 0 means no limit.
   c10::IValue wait(Duration timeout) const;
 
  private:
@@ -61,23 +62,22 @@ class OwnerRRef : public RRef {
 
   mutable Mutex mutex_;
   mutable CondVar settled_;
-  // guarded by mutex_, constant once set:
-  std::optional<Result<c10::IValue>> result_;
-  std::vector<ValueHandler> handlers_;
+  std::optional<Result<c10::IValue>> result_ TORCHRPC_GUARDED_BY(mutex_);  ///< once set, constant
+  std::vector<ValueHandler> handlers_ TORCHRPC_GUARDED_BY(mutex_);
 };
 
-/// One fork. Its destruction tells the owner (asynchronously). Thread-safe.
+/// One fork. Its destructor sends the deletion of the fork to the owner, without waiting. Thread-safe.
 class UserRRef : public RRef {
  public:
-  /// The protocol's numbers (wire/PROTOCOL.md, "RRefs"): of the call that makes the value, and of the message with
-  /// which this node tells the owner of the fork; 0 where there is none.
+  /// Numbers of the protocol (wire/PROTOCOL.md, "RRefs"): of the call that makes the value, and of the message that
+  /// registers the fork with the owner. 0: there is no such message.
   struct Numbers {
     uint64_t creation = 0;
     uint64_t registration = 0;
   };
   using ConfirmedHandler = std::function<void(const Status&)>;
 
-  /// Only RRefService makes these.
+  /// For RRefService only.
   UserRRef(RRefId id, ForkId fork, WorkerInfo owner, Numbers numbers, std::weak_ptr<RRefService> service)
       : RRef(id, std::move(owner)), fork_(fork), numbers_(numbers), service_(std::move(service)) {}
   ~UserRRef() override;
@@ -85,32 +85,32 @@ class UserRRef : public RRef {
   const ForkId& forkId() const { return fork_; }
   const Numbers& numbers() const { return numbers_; }
 
-  /// Whether the owner has said that it knows this fork (and is not lost since).
+  /// Whether the owner has confirmed this fork and has not been lost since.
   bool confirmed() const;
-  /// Calls `handler` once: when confirmed (nullopt) or failed (why), at once if already so; under no lock.
+  /// Calls `handler` once, under no lock, when the fork is confirmed (nullopt) or has failed (the reason); immediately
+  /// if it is so already.
   void whenConfirmed(ConfirmedHandler handler);
-  /// Why it cannot be used: its creation failed, or its owner is lost; nullopt while all is well.
+  /// Why the RRef cannot be used: its creation failed, or its owner is lost. nullopt: it can be used.
   Status failure() const;
-  /// Whether the service has deleted it at shutdown: it can be neither fetched nor forked any more.
+  /// Whether shutdown has deleted the fork, which can then be neither fetched nor forked.
   bool deleted() const;
 
  private:
   friend class RRefService;
   enum class State { kPending, kConfirmed, kFailed };
-  /// Pending to confirmed (nullopt), or anything to failed; other changes are ignored.
+  /// Changes a pending fork to confirmed (nullopt), or any fork to failed; ignores other changes.
   void settle(Status failure);
-  /// True for the first caller: the one who must tell the owner.
+  /// True on the first call, after which the caller must send the deletion to the owner.
   bool markDeleted();
 
   const ForkId fork_;
   const Numbers numbers_;
   const std::weak_ptr<RRefService> service_;
   mutable Mutex mutex_;
-  // guarded by mutex_:
-  State state_ = State::kPending;
-  Status failure_;
-  bool deleted_ = false;
-  std::vector<ConfirmedHandler> handlers_;
+  State state_ TORCHRPC_GUARDED_BY(mutex_) = State::kPending;
+  Status failure_ TORCHRPC_GUARDED_BY(mutex_);
+  bool deleted_ TORCHRPC_GUARDED_BY(mutex_) = false;
+  std::vector<ConfirmedHandler> handlers_ TORCHRPC_GUARDED_BY(mutex_);
 };
 
 }  // namespace torchrpc

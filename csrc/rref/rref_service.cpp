@@ -68,11 +68,6 @@ bool RRefService::neverDelivered(const Error& error) {
   }
 }
 
-std::vector<RRefFork> RRefService::forksIn(const Message& message) {
-  const auto* forks = message.header(HeaderKind::kRRefForks);
-  return forks ? decodeForks(*forks) : std::vector<RRefFork>();
-}
-
 RRefPtr RRefService::remote(const WorkerInfo& to, Message call, Duration timeout) {
   if (to.id == state_->self.id) return remoteToSelf(std::move(call), timeout);
   const auto id = newId();
@@ -90,7 +85,7 @@ RRefPtr RRefService::remote(const WorkerInfo& to, Message call, Duration timeout
   return user;
 }
 
-/// The owner itself is the holder, under a fork of the RRef's own id, until the call is answered.
+/// Until the call is answered, the owner itself is the holder, of a fork with the id of the RRef.
 RRefPtr RRefService::remoteToSelf(Message call, Duration timeout) {
   auto rref = createOwner();
   const RemoteResult result{rref->id(), rref->id(), state_->users.numberRegistration(state_->self.id)};
@@ -102,7 +97,7 @@ RRefPtr RRefService::remoteToSelf(Message call, Duration timeout) {
       [weak = weak_from_this(), rref, result, forks = std::move(forks)](Result<Message> reply) mutable {
         auto self = weak.lock();
         if (!self) return;
-        // At once, so that whoever sees the call ended sees why.
+        // Not on the pool: the failure must be visible before the call counts as ended.
         if (!reply.ok()) {
           const auto failure = creationError(rref->owner(), reply.error());
           rref->setError(Error(ErrorCode::kRRefCreation, failure.text(), failure.worker()));
@@ -111,17 +106,17 @@ RRefPtr RRefService::remoteToSelf(Message call, Duration timeout) {
         OwnerTable::EndedList ended{{std::move(rref), std::nullopt}};
         const auto holder = self->state_->self.id;
         self->state_->owners.removeFork(holder, {result.rref, result.fork, result.creation}, ended);
-        self->retire(std::move(ended));
+        self->releaseOnPool(std::move(ended));
       });
   return rref;
 }
 
 RRefService::Hosted RRefService::host(const Request& request) {
   const auto* header = request.message.header(HeaderKind::kRRefResult);
-  if (!header) throw Error(ErrorCode::kProtocol, "a remote call without the ids of its RRef", request.from.name);
+  if (!header) throw Error(ErrorCode::kProtocol, "a remote call without the header RRefResult", request.from.name);
   const auto call = decodeRemoteResult(*header);
   if (call.rref.created_on != request.from.id || call.creation == kNoNumber) {
-    throw Error(ErrorCode::kProtocol, "a remote call with ids that are not its sender's", request.from.name);
+    throw Error(ErrorCode::kProtocol, "a remote call with ids of another worker", request.from.name);
   }
   return state_->owners.host(request.from.id, call);
 }
@@ -155,13 +150,13 @@ void RRefService::abandon(const std::vector<RRefFork>& forks) {
       state_->users.removeChild(fork.fork);
     }
   }
-  retire(std::move(ended));
+  releaseOnPool(std::move(ended));
 }
 
 void RRefService::adopt(const std::vector<RRefFork>& forks, bool wait_for_owner, Adopted done) {
   std::vector<RRefPtr> rrefs;
   Status failure;
-  for (const auto& fork : forks) {  // all of them, whatever becomes of one
+  for (const auto& fork : forks) {  // all of them, even if one fails
     auto rref = adoptOne(fork);
     if (rref.ok()) {
       rrefs.push_back(std::move(rref).value());
@@ -175,10 +170,8 @@ void RRefService::adopt(const std::vector<RRefFork>& forks, bool wait_for_owner,
 }
 
 void RRefService::discard(const Message& message) {
-  const auto* forks = message.header(HeaderKind::kRRefForks);
-  if (!forks) return;
   try {
-    adopt(decodeForks(*forks), /*wait_for_owner=*/false, [](const auto&) {});
+    adopt(forksIn(message), /*wait_for_owner=*/false, [](const auto&) {});
   } catch (const Error&) {
   }
 }
@@ -187,7 +180,7 @@ Result<RRefPtr> RRefService::adoptOne(const RRefFork& fork) {
   if (fork.owner == state_->self.id) {
     OwnerTable::EndedList ended;
     auto rref = state_->owners.adopt(fork, ended);
-    retire(std::move(ended));
+    releaseOnPool(std::move(ended));
     acceptChild(fork);
     if (!rref.ok()) return rref.error();
     return RRefPtr(std::move(rref).value());
@@ -195,12 +188,12 @@ Result<RRefPtr> RRefService::adoptOne(const RRefFork& fork) {
   auto adopted = state_->users.adopt(fork, state_->messenger.worker(fork.owner));
   if (!adopted.ok()) return adopted.error();
   const auto& [user, fresh] = adopted.value();
-  if (fresh) introduce(user, fork);
+  if (fresh) registerUser(user, fork);
   return RRefPtr(user);
 }
 
-/// Makes sure that the owner knows of a new user, then that the parent knows that it does.
-void RRefService::introduce(const std::shared_ptr<UserRRef>& user, const RRefFork& fork) {
+/// Registers a new user with the owner, then notifies the parent.
+void RRefService::registerUser(const std::shared_ptr<UserRRef>& user, const RRefFork& fork) {
   if (fork.registered()) {
     const bool lost = state_->users.lost(fork.owner);
     return settle(user, lost ? Status(ownerLostError(*user)) : Status());
@@ -216,9 +209,9 @@ void RRefService::introduce(const std::shared_ptr<UserRRef>& user, const RRefFor
       });
 }
 
-/// A parent that is the owner keeps nothing for its child but what is in its table.
+/// A parent that is the owner keeps nothing alive for the child, so it needs no message.
 void RRefService::acceptChild(const RRefFork& fork) {
-  if (fork.parent != fork.owner) tell(fork.parent, Kind::kRRefChildAccept, encodeChildAccept(fork.fork));
+  if (fork.parent != fork.owner) notifyReliably(fork.parent, Kind::kRRefChildAccept, encodeChildAccept(fork.fork));
 }
 
 void RRefService::fetch(
@@ -268,7 +261,7 @@ std::vector<std::string> RRefService::destroy() {
   std::vector<std::string> leaks;
   for (const auto& held : state_->owners.clear()) {
     for (const auto& [fork, holder] : held.forks) {
-      const auto by = holder.worker == kNoWorker ? "nobody yet" : state_->messenger.worker(holder.worker).name;
+      const auto by = holder.worker == kNoWorker ? "no worker yet" : state_->messenger.worker(holder.worker).name;
       leaks.push_back(
           "Leaking RRef " + toString(held.rref->id()) + " with fork Id " + toString(fork) + ", held by " + by + ".");
     }
@@ -282,13 +275,13 @@ void RRefService::onWorkerLost(const WorkerInfo& worker) {
   for (const auto& user : state_->users.live()) {
     if (user->owner().id == worker.id) settle(user, ownerLostError(*user));
   }
-  retire(state_->owners.loseWorker(worker.id));
+  releaseOnPool(state_->owners.loseWorker(worker.id));
 }
 
 void RRefService::release(UserRRef& rref) {
   state_->users.remove(rref);
   if (!rref.markDeleted() || state_->closed) return;
-  tell(
+  notifyReliably(
       rref.owner().id, Kind::kRRefUserDelete,
       encode(UserDelete{rref.id(), rref.forkId(), rref.numbers().registration}));
 }
@@ -304,29 +297,29 @@ RRefService::DebugInfo RRefService::debugInfo() const {
   return {owners.rrefs, owners.forks, users.pending_users, users.pending_children, owners.runs + users.runs};
 }
 
-// --- what the methods above share ---
+// --- shared helpers ---
 
 void RRefService::settle(const std::shared_ptr<UserRRef>& user, Status failure) {
   user->settle(std::move(failure));
   state_->users.settled(*user);
 }
 
-/// On the pool: a value may take long to destroy, or need a lock of its language's.
-void RRefService::retire(OwnerTable::EndedList ended) {
+/// On the pool, because a destructor of a value may run long or need the GIL.
+void RRefService::releaseOnPool(OwnerTable::EndedList ended) {
   if (ended.empty()) return;
   state_->messenger.post([ended = std::move(ended)] {
     for (const auto& [rref, failure] : ended) {
       if (failure) rref->setError(*failure);
-    }  // and the values go with `ended`
+    }  // the destructor of `ended` releases the values
   });
 }
 
-/// Whoever has lost the peer has been told so by onWorkerLost: the reply tells nothing more.
-void RRefService::tell(WorkerId to, Kind kind, std::string payload) {
+/// The result is ignored: onWorkerLost handles the loss of the peer.
+void RRefService::notifyReliably(WorkerId to, Kind kind, std::string payload) {
   state_->messenger.requestReliably(to, message(kind, std::move(payload)), [](const Result<Message>&) {});
 }
 
-// --- the messages that arrive ---
+// --- handlers ---
 
 void RRefService::serve() {
   serve(Kind::kRRefForkRequest, &RRefService::serveForkRequest);
@@ -367,7 +360,7 @@ void RRefService::serveChildAccept(const Request& request, const Responder& resp
 void RRefService::serveUserDelete(const Request& request, const Responder& responder) {
   OwnerTable::EndedList ended;
   state_->owners.removeFork(request.from.id, decodeUserDelete(request.message.payload), ended);
-  retire(std::move(ended));
+  releaseOnPool(std::move(ended));
   responder.reply(message(Kind::kReply));
 }
 

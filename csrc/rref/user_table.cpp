@@ -25,7 +25,7 @@ Result<UserTable::Adopted> UserTable::adopt(const RRefFork& fork, const WorkerIn
   }
   auto& parent = peers_[fork.parent];
   if (fork.delivery != kNoNumber && !parent.lost && !parent.deliveries.insert(fork.delivery)) {
-    return goneError(fork.rref, owner);
+    return droppedError(fork.rref, owner);
   }
   const auto registration = fork.registered() ? kNoNumber : registrations_.next(owner.id);
   return Adopted{insert(fork.rref, fork.fork, owner, {fork.creation, registration}), true};
@@ -49,7 +49,7 @@ void UserTable::remove(const UserRRef& user) {
 
 void UserTable::addChild(const ForkId& child, const User& parent, WorkerId to) {
   MutexLock lock(mutex_);
-  // One that nobody will accept, or whose parent protects nothing any more, need not wait.
+  // No worker will accept the child, or its parent no longer protects a value.
   if (peers_[to].lost || peers_[parent->owner().id].lost) return;
   children_.emplace(child, Child{parent, to});
 }
@@ -110,12 +110,12 @@ std::vector<UserTable::User> UserTable::live() const {
 }
 
 void UserTable::notifyIfIdle() {
-  if (pending_.empty() && children_.empty()) idle_.notify_all();
+  if (isIdle()) idle_.notify_all();
 }
 
 bool UserTable::waitIdle(TimePoint deadline) {
   MutexLock lock(mutex_);
-  return waitInterruptibly(idle_, lock, deadline, [this] { return pending_.empty() && children_.empty(); });
+  return waitInterruptibly(idle_, lock, deadline, [this]() TORCHRPC_REQUIRES(mutex_) { return isIdle(); });
 }
 
 void UserTable::clear() {

@@ -1,9 +1,9 @@
 #pragma once
 
-// What a node knows as a user: its live forks, those whose owner has not confirmed them yet (kept alive until then),
-// and the parents of children in flight (kept alive until the child needs them no more). No messages are sent from
-// here; the rules are in wire/PROTOCOL.md, "RRefs".
-// Threads: any. UserRRefs are neither settled nor released under its lock.
+// The user's half of the RRef protocol: the live forks of this node. The table keeps pending forks alive until the
+// owner has answered, and parents until their children in flight need them no longer. The rules are in
+// wire/PROTOCOL.md, "RRefs". The table sends no messages.
+// Threads: any. No UserRRef is settled or released under the lock.
 
 #include <map>
 #include <memory>
@@ -21,44 +21,44 @@ class UserTable {
 
   explicit UserTable(std::weak_ptr<RRefService> service) : service_(std::move(service)) {}
 
-  /// The user of a remote() about to be sent; pending until settled().
+  /// The user of a remote() that is about to be sent; pending until settled().
   User create(const RRefId& rref, const ForkId& fork, const WorkerInfo& owner);
 
-  /// The user that a fork becomes on arrival; pending until settled(). A fork that comes again gives the user that it
-  /// has become (`fresh` false), or kRRefDeleted if that one is gone.
+  /// The user that a fork becomes on arrival; pending until settled(). A fork that arrives again gives the same user
+  /// (`fresh` is false), or kRRefDeleted if that user has been destroyed.
   struct Adopted {
     User user;
     bool fresh = true;
   };
   Result<Adopted> adopt(const RRefFork& fork, const WorkerInfo& owner);
 
-  /// The owner has confirmed it, or never will: it need not be kept alive any more.
+  /// The owner has confirmed or refused the user, which is not kept alive any longer.
   void settled(const UserRRef& user);
-  /// Its last reference is gone.
+  /// The last reference to the user has been released.
   void remove(const UserRRef& user);
 
   void addChild(const ForkId& child, const User& parent, WorkerId to);
   /// The child has been accepted, or will never arrive.
   void removeChild(const ForkId& child);
 
-  /// The numbers of this node's own streams; adopt() is at the other end of the deliveries, OwnerTable of the
+  /// The next numbers of the streams that this node sends. The receivers are adopt() for deliveries and OwnerTable for
   /// registrations.
   uint64_t numberDelivery(WorkerId to);
   uint64_t numberRegistration(WorkerId owner);
 
-  /// Forgets the children that a lost worker was to accept, or whose value it owned.
+  /// Removes the children that a lost worker was to accept, and those whose value it owned.
   void loseWorker(WorkerId worker);
-  /// Another worker has joined under the id of a lost one.
+  /// Accepts messages again: another worker has joined under the id of a lost one.
   void welcome(WorkerId worker);
   bool lost(WorkerId worker) const;
 
   std::vector<User> live() const;
   /// Waits until no user is pending and no child in flight; false if `deadline` passes first.
   bool waitIdle(TimePoint deadline);
-  /// Lets go of all that it keeps alive.
+  /// Releases everything that the table keeps alive.
   void clear();
 
-  /// Adds the workers that own what is held here, and those that children are on their way to.
+  /// Adds the owners of the live forks, and the receivers of children in flight.
   void addOwners(std::set<WorkerId>& workers) const;
 
   struct Counts {
@@ -78,22 +78,22 @@ class UserTable {
     bool lost = false;
   };
 
-  // Both under mutex_:
-  User insert(const RRefId& rref, const ForkId& fork, const WorkerInfo& owner, UserRRef::Numbers numbers);
-  void notifyIfIdle();
+  User insert(const RRefId& rref, const ForkId& fork, const WorkerInfo& owner, UserRRef::Numbers numbers)
+      TORCHRPC_REQUIRES(mutex_);
+  bool isIdle() const TORCHRPC_REQUIRES(mutex_) { return pending_.empty() && children_.empty(); }
+  void notifyIfIdle() TORCHRPC_REQUIRES(mutex_);
 
   // constant:
   const std::weak_ptr<RRefService> service_;
 
   mutable Mutex mutex_;
   CondVar idle_;
-  // guarded by mutex_:
-  std::map<ForkId, std::weak_ptr<UserRRef>> users_;
-  std::map<ForkId, User> pending_;
-  std::map<ForkId, Child> children_;
-  std::map<WorkerId, Peer> peers_;
-  NumberSource registrations_;
-  NumberSource deliveries_;
+  std::map<ForkId, std::weak_ptr<UserRRef>> users_ TORCHRPC_GUARDED_BY(mutex_);
+  std::map<ForkId, User> pending_ TORCHRPC_GUARDED_BY(mutex_);
+  std::map<ForkId, Child> children_ TORCHRPC_GUARDED_BY(mutex_);
+  std::map<WorkerId, Peer> peers_ TORCHRPC_GUARDED_BY(mutex_);
+  NumberSource registrations_ TORCHRPC_GUARDED_BY(mutex_);
+  NumberSource deliveries_ TORCHRPC_GUARDED_BY(mutex_);
 };
 
 }  // namespace torchrpc

@@ -1,6 +1,6 @@
 #pragma once
 
-// Writing and reading of plain numbers and strings, little-endian, bounds-checked.
+// Writes and reads numbers and strings: little-endian, with bounds checks.
 
 #include <bit>
 #include <concepts>
@@ -26,7 +26,7 @@ class Writer {
   void put(T value) {
     putBytes(&value, sizeof(T));
   }
-  /// A length (8 bytes) and the bytes.
+  /// Writes the length (8 bytes) and the bytes.
   void putString(std::string_view bytes) {
     put<uint64_t>(bytes.size());
     out_.append(bytes);
@@ -36,7 +36,7 @@ class Writer {
     put(id.created_on);
     put(id.local_id);
   }
-  /// Zeros up to the next multiple of `alignment` bytes from the string's start.
+  /// Writes zeros up to the next multiple of `alignment` bytes from the start of the string.
   void align(size_t alignment) { out_.append(padding(out_.size(), alignment), '\0'); }
 
   static size_t padding(size_t at, size_t alignment) { return (alignment - at % alignment) % alignment; }
@@ -45,7 +45,7 @@ class Writer {
   std::string& out_;
 };
 
-/// Reads what Writer wrote. Every overrun throws Error(kProtocol).
+/// Reads what a Writer wrote. Every read beyond the end throws Error(kProtocol).
 class Reader {
  public:
   explicit Reader(std::string_view bytes) : size_(bytes.size()), rest_(bytes) {}
@@ -72,7 +72,7 @@ class Reader {
     id.local_id = get<uint64_t>();
     return id;
   }
-  /// Passes over what Writer::align wrote, if this reader began where that string did.
+  /// Skips what Writer::align wrote, if this reader began at the start of that string.
   void align(size_t alignment) {
     for (char byte : getBytes(Writer::padding(size_ - rest_.size(), alignment))) {
       if (byte != 0) throw Error(ErrorCode::kProtocol, "malformed message: padding that is not zero");

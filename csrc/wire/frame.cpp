@@ -1,5 +1,5 @@
-// A message as a frame and back: the fixed part, the headers, the tensors (tensor_codec), the payload. In the head the
-// parts follow each other, so each direction is one pass. No state, any thread.
+// Turns a message into a frame and back. The parts of a head follow each other: the prefix, the headers, the tensors
+// (tensor_codec), the payload; so each direction is one pass. No state, any thread.
 
 #include <algorithm>
 #include <cstddef>
@@ -13,7 +13,7 @@ namespace torchrpc {
 
 namespace {
 
-struct Fixed {
+struct HeadPrefix {
   Kind kind{};
   uint16_t flags = 0;
   uint32_t headers = 0;
@@ -22,17 +22,17 @@ struct Fixed {
   uint32_t segments = 0;
   uint64_t payload = 0;
 };
-static_assert(sizeof(Fixed) == 32 && offsetof(Fixed, call) == 8 && offsetof(Fixed, payload) == 24);
+static_assert(sizeof(HeadPrefix) == 32 && offsetof(HeadPrefix, call) == 8 && offsetof(HeadPrefix, payload) == 24);
 
 constexpr size_t kHeaderStart = sizeof(HeaderKind) + sizeof(uint64_t);
 
-Fixed getFixed(std::string_view head) {
-  Fixed fixed;
-  std::memcpy(&fixed, head.data(), sizeof fixed);
-  return fixed;
+HeadPrefix readPrefix(std::string_view head) {
+  HeadPrefix prefix;
+  std::memcpy(&prefix, head.data(), sizeof prefix);
+  return prefix;
 }
 
-[[noreturn]] void malformed(const std::string& what) {
+[[noreturn]] void malformedMessage(const std::string& what) {
   throw Error(ErrorCode::kProtocol, "malformed message: " + what);
 }
 
@@ -45,7 +45,7 @@ void checkSize(const char* what, uint64_t size, uint64_t limit) {
 }
 
 size_t expectedHeadBytes(const Message& message) {
-  size_t bytes = sizeof(Fixed) + message.payload.size();
+  size_t bytes = sizeof(HeadPrefix) + message.payload.size();
   for (const auto& header : message.headers) bytes += kHeaderStart + header.bytes.size();
   for (const auto& tensor : message.tensors) bytes += tensorHeadBytes(tensor);
   return bytes;
@@ -60,9 +60,9 @@ Frame encodeFrame(const Message& message, const Limits& limits) {
 
   Frame frame;
   frame.head.reserve(expectedHeadBytes(message));
-  Fixed fixed;
+  HeadPrefix prefix;
   Writer out(frame.head);
-  out.putBytes(&fixed, sizeof fixed);
+  out.putBytes(&prefix, sizeof prefix);
   for (const auto& header : message.headers) {
     out.put(header.kind);
     out.putString(header.bytes);
@@ -71,48 +71,50 @@ Frame encodeFrame(const Message& message, const Limits& limits) {
   checkSize("bytes beside its tensors", frame.head.size() + message.payload.size(), limits.head_bytes);
   out.putBytes(message.payload.data(), message.payload.size());
 
-  fixed.kind = message.kind;
-  fixed.headers = static_cast<uint32_t>(message.headers.size());
-  fixed.call = message.call;
-  fixed.tensors = static_cast<uint32_t>(message.tensors.size());
-  fixed.segments = static_cast<uint32_t>(frame.segments.size());
-  fixed.payload = message.payload.size();
-  std::memcpy(frame.head.data(), &fixed, sizeof fixed);
+  prefix.kind = message.kind;
+  prefix.headers = static_cast<uint32_t>(message.headers.size());
+  prefix.call = message.call;
+  prefix.tensors = static_cast<uint32_t>(message.tensors.size());
+  prefix.segments = static_cast<uint32_t>(frame.segments.size());
+  prefix.payload = message.payload.size();
+  std::memcpy(frame.head.data(), &prefix, sizeof prefix);
   return frame;
 }
 
 Message decodeFrame(Frame frame, const Limits& limits) {
   Reader in(frame.head);
-  const auto fixed = getFixed(in.getBytes(sizeof(Fixed)));
-  if (fixed.flags != 0) malformed("unknown flags");
-  if (frame.head.size() > limits.head_bytes) malformed("larger than the limit allows");
-  if (fixed.headers > limits.headers || fixed.tensors > limits.tensors) malformed("more parts than the limit allows");
-  if (fixed.segments != frame.segments.size()) malformed("it came with another number of segments");
+  const auto prefix = readPrefix(in.getBytes(sizeof(HeadPrefix)));
+  if (prefix.flags != 0) malformedMessage("unknown flags");
+  if (frame.head.size() > limits.head_bytes) malformedMessage("larger than the limit allows");
+  if (prefix.headers > limits.headers || prefix.tensors > limits.tensors)
+    malformedMessage("more parts than the limit allows");
+  if (prefix.segments != frame.segments.size())
+    malformedMessage("its number of segments differs from that of the frame");
 
-  Message message{.kind = fixed.kind, .call = fixed.call};
-  message.headers.reserve(fixed.headers);
-  for (uint32_t i = 0; i < fixed.headers; ++i) {
+  Message message{.kind = prefix.kind, .call = prefix.call};
+  message.headers.reserve(prefix.headers);
+  for (uint32_t i = 0; i < prefix.headers; ++i) {
     const auto kind = in.get<HeaderKind>();
     message.headers.push_back({kind, std::string(in.getString())});
   }
-  // No tensor is smaller than 4 bytes, so that the head's size bounds what a lying count can reserve.
-  message.tensors.reserve(std::min<size_t>(fixed.tensors, in.remaining() / 4));
+  // Every tensor takes at least 4 bytes, so the size of the head limits the memory that a false count can reserve.
+  message.tensors.reserve(std::min<size_t>(prefix.tensors, in.remaining() / 4));
   std::span<Segment> segments(frame.segments);
   try {
-    for (uint32_t i = 0; i < fixed.tensors; ++i) message.tensors.push_back(decodeTensor(in, segments, limits));
+    for (uint32_t i = 0; i < prefix.tensors; ++i) message.tensors.push_back(decodeTensor(in, segments, limits));
   } catch (const c10::Error& error) {
-    malformed(error.what_without_backtrace());
+    malformedMessage(error.what_without_backtrace());
   }
-  if (!segments.empty()) malformed("segments that belong to no tensor");
-  message.payload = in.getBytes(fixed.payload);
+  if (!segments.empty()) malformedMessage("segments that belong to no tensor");
+  message.payload = in.getBytes(prefix.payload);
   in.expectEnd();
   return message;
 }
 
 std::optional<FrameInfo> peekFrame(std::string_view head) {
-  if (head.size() < sizeof(Fixed)) return std::nullopt;
-  const auto fixed = getFixed(head);
-  return FrameInfo{fixed.kind, fixed.call};
+  if (head.size() < sizeof(HeadPrefix)) return std::nullopt;
+  const auto prefix = readPrefix(head);
+  return FrameInfo{prefix.kind, prefix.call};
 }
 
 Frame encodeCopy(const Message& message, const Limits& limits) {

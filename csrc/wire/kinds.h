@@ -1,7 +1,10 @@
 #pragma once
 
-// The kinds of message, one row each. The numbers are part of the wire protocol: never reuse one.
+// The kinds of message, one row each. The row contains all that the core knows of a kind, and other code asks for it by
+// the functions below. The numbers are part of the wire protocol: a number is never used again for another kind.
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string_view>
@@ -9,58 +12,133 @@
 
 namespace torchrpc {
 
-/// What a message asks of the one who gets it.
+/// Whether a message is answered.
 enum class Role : uint8_t {
-  kRequest,  ///< is answered by one kReply or kError of the same call id
-  kReply,    ///< answers a request
-  kOneWay,   ///< is not answered
+  kRequest,  ///< The receiver answers with one kReply or kError of the same call id.
+  kReply,    ///< The message answers a request.
+  kOneWay,   ///< The message is not answered.
 };
 
-// X(enumerator, number, role, name): `name` is what debug output and fault injection call it; torch operators and
-// script functions share theirs, as in upstream.
-#define TORCHRPC_KINDS(X)                                           \
-  X(kHello, 1, kOneWay, "HELLO")                                    \
-  X(kReply, 2, kReply, "REPLY")                                     \
-  X(kError, 3, kReply, "ERROR")                                     \
-  X(kPing, 4, kOneWay, "PING")                                      \
-  X(kPong, 5, kOneWay, "PONG")                                      \
-  X(kBuiltinCall, 16, kRequest, "SCRIPT_CALL")                      \
-  X(kCppCall, 17, kRequest, "CPP_CALL")                             \
-  X(kPythonCall, 18, kRequest, "PYTHON_CALL")                       \
-  X(kScriptCall, 19, kRequest, "SCRIPT_CALL")                       \
-  X(kBuiltinRemote, 32, kRequest, "SCRIPT_REMOTE_CALL")             \
-  X(kCppRemote, 33, kRequest, "CPP_REMOTE_CALL")                    \
-  X(kPythonRemote, 34, kRequest, "PYTHON_REMOTE_CALL")              \
-  X(kScriptRemote, 35, kRequest, "SCRIPT_REMOTE_CALL")              \
-  X(kRRefFetch, 48, kRequest, "SCRIPT_RREF_FETCH_CALL")             \
-  X(kPythonRRefFetch, 49, kRequest, "PYTHON_RREF_FETCH_CALL")       \
-  X(kRRefForkRequest, 50, kRequest, "RREF_FORK_REQUEST")            \
-  X(kRRefChildAccept, 51, kRequest, "RREF_CHILD_ACCEPT")            \
-  X(kRRefUserDelete, 52, kRequest, "RREF_USER_DELETE")              \
-  X(kAutogradMark, 64, kRequest, "BACKWARD_MARK_REQ")               \
-  X(kAutogradGradients, 65, kRequest, "BACKWARD_AUTOGRAD_REQ")      \
-  X(kAutogradAbort, 66, kRequest, "BACKWARD_ABORT_REQ")             \
-  X(kAutogradRelease, 67, kRequest, "CLEANUP_AUTOGRAD_CONTEXT_REQ") \
-  X(kRRefBackward, 68, kRequest, "RREF_BACKWARD_REQ")               \
-  X(kAutogradHeld, 69, kRequest, "HELD_AUTOGRAD_CONTEXTS_REQ")      \
-  X(kOptimCreate, 80, kRequest, "OPTIM_CREATE")                     \
-  X(kOptimStep, 81, kRequest, "OPTIM_STEP")                         \
-  X(kOptimState, 82, kRequest, "OPTIM_STATE")                       \
-  X(kOptimLoad, 83, kRequest, "OPTIM_LOAD")
+/// How often a request is sent.
+enum class Delivery : uint8_t {
+  kOnce,           ///< If the message or its reply is lost, the request fails.
+  kUntilAnswered,  ///< The request is idempotent; the sender repeats it (`Messenger::requestReliably`).
+};
+
+/// The operation of a program that a message belongs to. Requests and replies of operations carry values of users.
+enum class Operation : uint8_t {
+  kNone,    ///< The message belongs to a protocol between nodes.
+  kCall,    ///< rpc_sync and rpc_async: run a callable and send its result back.
+  kRemote,  ///< remote: run a callable and keep its result for an RRef.
+  kFetch,   ///< to_here: send the value of an RRef.
+};
+
+/// The callable that a call runs.
+enum class CallableType : uint8_t { kNone, kOperator, kCpp, kPython, kScript };
+
+// X(enumerator, number, role, delivery, operation, callable, name). `name` is used by debug output and fault injection;
+// torch operators and script functions share theirs, as in upstream.
+#define TORCHRPC_KINDS(X)                                                                         \
+  X(kHello, 1, kOneWay, kOnce, kNone, kNone, "HELLO")                                             \
+  X(kReply, 2, kReply, kOnce, kNone, kNone, "REPLY")                                              \
+  X(kError, 3, kReply, kOnce, kNone, kNone, "ERROR")                                              \
+  X(kPing, 4, kOneWay, kOnce, kNone, kNone, "PING")                                               \
+  X(kPong, 5, kOneWay, kOnce, kNone, kNone, "PONG")                                               \
+  X(kBuiltinCall, 16, kRequest, kOnce, kCall, kOperator, "SCRIPT_CALL")                           \
+  X(kCppCall, 17, kRequest, kOnce, kCall, kCpp, "CPP_CALL")                                       \
+  X(kPythonCall, 18, kRequest, kOnce, kCall, kPython, "PYTHON_CALL")                              \
+  X(kScriptCall, 19, kRequest, kOnce, kCall, kScript, "SCRIPT_CALL")                              \
+  X(kBuiltinRemote, 32, kRequest, kOnce, kRemote, kOperator, "SCRIPT_REMOTE_CALL")                \
+  X(kCppRemote, 33, kRequest, kOnce, kRemote, kCpp, "CPP_REMOTE_CALL")                            \
+  X(kPythonRemote, 34, kRequest, kOnce, kRemote, kPython, "PYTHON_REMOTE_CALL")                   \
+  X(kScriptRemote, 35, kRequest, kOnce, kRemote, kScript, "SCRIPT_REMOTE_CALL")                   \
+  X(kRRefFetch, 48, kRequest, kOnce, kFetch, kNone, "SCRIPT_RREF_FETCH_CALL")                     \
+  X(kPythonRRefFetch, 49, kRequest, kOnce, kFetch, kPython, "PYTHON_RREF_FETCH_CALL")             \
+  X(kRRefForkRequest, 50, kRequest, kUntilAnswered, kNone, kNone, "RREF_FORK_REQUEST")            \
+  X(kRRefChildAccept, 51, kRequest, kUntilAnswered, kNone, kNone, "RREF_CHILD_ACCEPT")            \
+  X(kRRefUserDelete, 52, kRequest, kUntilAnswered, kNone, kNone, "RREF_USER_DELETE")              \
+  X(kAutogradMark, 64, kRequest, kOnce, kNone, kNone, "BACKWARD_MARK_REQ")                        \
+  X(kAutogradGradients, 65, kRequest, kOnce, kNone, kNone, "BACKWARD_AUTOGRAD_REQ")               \
+  X(kAutogradAbort, 66, kRequest, kUntilAnswered, kNone, kNone, "BACKWARD_ABORT_REQ")             \
+  X(kAutogradRelease, 67, kRequest, kUntilAnswered, kNone, kNone, "CLEANUP_AUTOGRAD_CONTEXT_REQ") \
+  X(kRRefBackward, 68, kRequest, kOnce, kNone, kNone, "RREF_BACKWARD_REQ")                        \
+  X(kAutogradHeld, 69, kRequest, kUntilAnswered, kNone, kNone, "HELD_AUTOGRAD_CONTEXTS_REQ")      \
+  X(kOptimCreate, 80, kRequest, kOnce, kNone, kNone, "OPTIM_CREATE")                              \
+  X(kOptimStep, 81, kRequest, kOnce, kNone, kNone, "OPTIM_STEP")                                  \
+  X(kOptimState, 82, kRequest, kOnce, kNone, kNone, "OPTIM_STATE")                                \
+  X(kOptimLoad, 83, kRequest, kOnce, kNone, kNone, "OPTIM_LOAD")
 
 enum class Kind : uint16_t {
-#define X(enumerator, number, role, name) enumerator = number,
+#define X(enumerator, number, role, delivery, operation, callable, name) enumerator = number,
   TORCHRPC_KINDS(X)
 #undef X
 };
 
-/// The role of a kind; nothing for a number that is no kind (a peer can send any).
-std::optional<Role> roleOf(Kind kind);
-/// Whether it is what users know as a call: it runs a function, whose result is sent back or kept.
-bool isCall(Kind kind);
-/// The name of a kind, "UNKNOWN" for a number that is none.
-std::string_view name(Kind kind);
-/// The kinds of a name: several for those that users do not tell apart, none for a name that is none.
+/// One row of the table.
+struct KindTraits {
+  Kind kind;
+  Role role;
+  Delivery delivery;
+  Operation operation;
+  CallableType callable;
+  std::string_view name;
+};
+
+namespace kinds_detail {
+
+inline constexpr KindTraits kRows[] = {
+#define X(enumerator, number, role, delivery, operation, callable, name) \
+  {Kind::enumerator, Role::role, Delivery::delivery, Operation::operation, CallableType::callable, name},
+    TORCHRPC_KINDS(X)
+#undef X
+};
+
+inline constexpr KindTraits kUnknown{Kind{},           Role::kOneWay,       Delivery::kOnce,
+                                     Operation::kNone, CallableType::kNone, "UNKNOWN"};
+
+/// The rows by number.
+inline constexpr auto kIndex = [] {
+  std::array<const KindTraits*, 128> index{};
+  for (auto& row : index) row = &kUnknown;
+  for (const auto& row : kRows) index[static_cast<size_t>(row.kind)] = &row;
+  return index;
+}();
+
+}  // namespace kinds_detail
+
+/// The row of a kind. A peer can send any number; one that is no kind has a row of its own, named "UNKNOWN".
+constexpr const KindTraits& traitsOf(Kind kind) {
+  const auto number = static_cast<size_t>(kind);
+  return number < kinds_detail::kIndex.size() ? *kinds_detail::kIndex[number] : kinds_detail::kUnknown;
+}
+
+/// The role of a kind; nullopt for a number that is no kind.
+constexpr std::optional<Role> roleOf(Kind kind) {
+  const auto& traits = traitsOf(kind);
+  return &traits == &kinds_detail::kUnknown ? std::nullopt : std::optional(traits.role);
+}
+/// Whether a message of that kind runs a callable.
+constexpr bool isCall(Kind kind) {
+  const auto operation = traitsOf(kind).operation;
+  return operation == Operation::kCall || operation == Operation::kRemote;
+}
+/// Whether a message of that kind, or its reply, carries values of users: those of all operations do.
+constexpr bool carriesValues(Kind kind) { return traitsOf(kind).operation != Operation::kNone; }
+/// Whether a request of that kind is idempotent and is sent until it is answered.
+constexpr bool isReliable(Kind kind) { return traitsOf(kind).delivery == Delivery::kUntilAnswered; }
+/// The name of a kind.
+constexpr std::string_view name(Kind kind) { return traitsOf(kind).name; }
+/// The kinds with that name: none, one, or several that share it.
 std::vector<Kind> kindsOf(std::string_view name);
+
+/// The kind of message that performs `operation` with a callable of that type. Operation::kFetch: with a value that
+/// such a callable made; all values but those of Python functions are fetched by the same kind.
+constexpr Kind kindOf(Operation operation, CallableType callable) {
+  if (operation == Operation::kFetch && callable != CallableType::kPython) callable = CallableType::kNone;
+  for (const auto& row : kinds_detail::kRows) {
+    if (row.operation == operation && row.callable == callable) return row.kind;
+  }
+  return Kind{};
+}
 
 }  // namespace torchrpc

@@ -1,4 +1,4 @@
-// What a message can do apart from becoming a frame (frame.cpp): its headers, and errors as messages.
+// Headers of messages, and errors as messages. frame.cpp turns messages into frames.
 
 #include "wire/message.h"
 
@@ -22,7 +22,8 @@ void write(const Error& error, Writer& out) {
 
 Error readError(Reader& in) {
   auto code = in.get<ErrorCode>();
-  if (name(code) == name(ErrorCode::kUnknown)) code = ErrorCode::kUnknown;  // also a newer peer's codes
+  if (name(code) == name(ErrorCode::kUnknown))
+    code = ErrorCode::kUnknown;  // a newer peer may send codes that are unknown here
   std::string text(in.getString());
   std::string worker(in.getString());
   std::string detail(in.getString());

@@ -1,6 +1,7 @@
 #pragma once
 
-// A message as the layers above the wire see it, and the frame it becomes. PROTOCOL.md has the bytes.
+// Messages, as the layers above see them, and frames, as transports see them. PROTOCOL.md, "Frames", specifies the
+// bytes.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
@@ -23,14 +24,14 @@ namespace torchrpc {
 class Reader;
 class Writer;
 
-/// Optional parts of a message that a layer other than the one that made it adds and reads.
-/// Unknown ones are passed over. The numbers are part of the wire protocol.
+/// Optional parts of a message, which a layer adds to the messages of other layers. Readers ignore unknown headers. The
+/// numbers are part of the wire protocol.
 enum class HeaderKind : uint16_t {
-  kRRefForks = 1,         ///< the RRefs that travel in this message (rref/)
-  kAutogradContext = 2,   ///< the distributed autograd context it belongs to (autograd/)
-  kProfiling = 3,         ///< how profiles show a call, and what they want of the callee (profiling/)
-  kDeadline = 4,          ///< what is left of the caller's time
-  kRRefResult = 5,        ///< the ids of the RRef that a remote call's result becomes (rref/)
+  kRRefForks = 1,         ///< the RRefs that this message carries (rref/)
+  kAutogradContext = 2,   ///< the distributed autograd context of the message (autograd/)
+  kProfiling = 3,         ///< how a profile shows a call, and the events it asks the callee for (profiling/)
+  kDeadline = 4,          ///< the time that is left until the caller's deadline
+  kRRefResult = 5,        ///< the ids of the RRef that holds the result of a remote call (rref/)
   kAutogradLiveSets = 6,  ///< which autograd contexts are still alive (autograd/)
 };
 
@@ -42,15 +43,15 @@ struct Header {
 struct Message {
   Kind kind{};
   CallId call = 0;                    ///< set by the agent; 0 for one-way messages
-  std::vector<Header> headers{};      ///< few, so a list
-  std::string payload{};              ///< made and read by whoever owns the kind
+  std::vector<Header> headers{};      ///< few, so a list is fast enough
+  std::string payload{};              ///< written and read by the layer that owns the kind
   std::vector<at::Tensor> tensors{};  ///< the payload refers to them by index
 
-  /// The bytes of the first header of that kind, or nullptr.
+  /// The bytes of the first header of that kind; nullptr if there is none.
   const std::string* header(HeaderKind kind) const;
 };
 
-/// A piece of memory that travels beside the head of a frame.
+/// The data of one large tensor, beside the head of a frame.
 struct Segment {
   c10::Storage storage;
   size_t offset = 0;
@@ -60,44 +61,43 @@ struct Segment {
   void* mutableData() const { return static_cast<char*>(storage.mutable_data()) + offset; }
 };
 
-/// What a transport moves: a head, and the data of the tensors that are too large to stand in it.
-/// On arrival each segment is a storage of its own that nothing else refers to.
+/// The unit that a transport sends: a head, and the data of the tensors that are too large for the head. On arrival
+/// each segment has a storage to which nothing else refers.
 struct Frame {
   std::string head;
   std::vector<Segment> segments;
 };
 
-/// Tensors of at most this many bytes stand in the head; larger ones are segments of their own.
+/// The data of tensors of at most this size is in the head; that of a larger tensor is a segment.
 constexpr size_t kInlineTensorBytes = 4096;
 
-/// Serialises a message. Tensors keep dtype, sizes, strides (unless most of their range is not theirs), requires_grad
-/// and the conjugate and negative bits; sparse ones go as their parts. Segments share memory with the tensors (no copy)
-/// wherever a tensor is dense. Throws Error: kSerialization for a tensor that cannot travel, kFrameTooLarge.
+/// Serializes a message. Tensors keep dtype, sizes, requires_grad, the conjugate and negative bits, and strides (unless
+/// most of their memory range belongs to no element); sparse tensors are sent as their parts. Segments of dense tensors
+/// share the memory of the tensors. Throws Error: kSerialization for a tensor that cannot be sent, kFrameTooLarge.
 Frame encodeFrame(const Message& message, const Limits& limits = {});
 
-/// The reverse; tensors that came as segments share their memory. Throws Error(kProtocol) on any bytes that
-/// encodeFrame could not have made; never reads out of bounds, never allocates more than the frame's own size
-/// justifies.
+/// The reverse. Tensors share the memory of their segments. Throws Error(kProtocol) for bytes that encodeFrame could
+/// not have made. Never reads out of bounds, and never allocates more than in proportion to the size of the frame.
 Message decodeFrame(Frame frame, const Limits& limits = {});
 
-/// The first bytes of any head, readable without decoding the rest: what the loop thread looks at.
+/// The fields that the loop thread reads from the first bytes of a head, without decoding the rest.
 struct FrameInfo {
   Kind kind{};
   CallId call = 0;
 };
 std::optional<FrameInfo> peekFrame(std::string_view head);
 
-/// As encodeFrame, with segments of its own: as if it had arrived, for calls to oneself.
+/// As encodeFrame, but the segments are copies, as in a frame that has arrived. For calls to the same worker.
 Frame encodeCopy(const Message& message, const Limits& limits = {});
 
-/// A deep copy, as a round trip over the wire would give: for calls to oneself.
+/// A deep copy, equal to the result of sending the message. For calls to the same worker.
 Message copyMessage(const Message& message);
 
-/// Builds the kError reply of an error, and reads one.
+/// Makes the kError reply for an error.
 Message encodeError(const Error& error);
-/// Throws Error(kProtocol) on malformed bytes.
+/// Reads the error in a kError reply. Throws Error(kProtocol) for malformed bytes.
 Error decodeError(const Message& message);
-/// The same within another payload.
+/// Write and read an error within another payload.
 void write(const Error& error, Writer& out);
 Error readError(Reader& in);
 

@@ -1,4 +1,4 @@
-// From tensors to bytes and segments: what can travel, and the one place that copies a tensor that is not dense.
+// Encodes tensors as bytes and segments. Refuses tensors that cannot be sent, and copies those that are not dense.
 
 #include <ATen/core/grad_mode.h>
 
@@ -18,14 +18,14 @@ using namespace tensor_format;
   throw Error(ErrorCode::kSerialization, "cannot send " + what + ": " + remedy);
 }
 
-class Encoder {
+class TensorEncoder {
  public:
-  Encoder(Writer& head, std::vector<Segment>& segments, const Limits& limits)
+  TensorEncoder(Writer& head, std::vector<Segment>& segments, const Limits& limits)
       : head_(head), segments_(segments), limits_(limits) {}
 
   void encode(const at::Tensor& tensor) {
-    if (!tensor.defined()) return start({});
-    refuseOddKinds(tensor);
+    if (!tensor.defined()) return writePrefix({});
+    refuseUnsupported(tensor);
     const uint8_t bits = tensor.requires_grad() ? kRequiresGrad : 0;
     switch (tensor.layout()) {
       case at::kStrided: return tensor.is_quantized() ? quantized(tensor) : strided(tensor, bits);
@@ -39,7 +39,7 @@ class Encoder {
   }
 
  private:
-  static void refuseOddKinds(const at::Tensor& tensor) {
+  static void refuseUnsupported(const at::Tensor& tensor) {
     if (tensor.unsafeGetTensorImpl()->is_python_dispatch()) {
       cannotSend("a tensor subclass that dispatches in Python", "send it as an object, or the tensors it is made of");
     }
@@ -49,18 +49,18 @@ class Encoder {
     if (tensor.is_nested()) cannotSend("a nested tensor", "send the list that .unbind() gives");
     if (tensor.is_meta() && tensor.layout() != at::kStrided) cannotSend("a sparse meta tensor", "send its sizes");
     if (tensor.dim() > std::numeric_limits<uint8_t>::max()) {
-      cannotSend("a tensor of " + std::to_string(tensor.dim()) + " dimensions", "255 are the most");
+      cannotSend("a tensor of " + std::to_string(tensor.dim()) + " dimensions", "the maximum is 255");
     }
   }
 
-  void start(Start start, at::IntArrayRef sizes = {}) {
-    start.dims = static_cast<uint8_t>(sizes.size());
-    head_.putBytes(&start, sizeof start);
+  void writePrefix(TensorPrefix prefix, at::IntArrayRef sizes = {}) {
+    prefix.dims = static_cast<uint8_t>(sizes.size());
+    head_.putBytes(&prefix, sizeof prefix);
     putNumbers(sizes);
   }
   void putNumbers(at::IntArrayRef numbers) { head_.putBytes(numbers.data(), numbers.size() * sizeof(int64_t)); }
 
-  // A view arrives with its strides, and what lies between its elements goes along, unless that is much.
+  // A view is sent with its strides and with the memory between its elements, unless that is much.
   void strided(const at::Tensor& tensor, uint8_t bits = 0) {
     if (!byteSize(tensor.sizes(), tensor.itemsize())) {
       cannotSend("a tensor of sizes " + c10::str(tensor.sizes()), "their product overflows");
@@ -73,7 +73,7 @@ class Encoder {
     range(tensor.contiguous(), numel, bits);
   }
 
-  // A part of another tensor has its elements side by side.
+  // The elements of a part have no gaps.
   void part(const at::Tensor& tensor) {
     strided(tensor.unsafeGetTensorImpl()->is_non_overlapping_and_dense() ? tensor : tensor.contiguous());
   }
@@ -89,7 +89,7 @@ class Encoder {
     if (in_segment) bits |= kSegment;
     if (tensor.is_meta()) bits |= kMeta;
 
-    start({Form::kStrided, static_cast<uint8_t>(tensor.scalar_type()), bits}, tensor.sizes());
+    writePrefix({Form::kStrided, static_cast<uint8_t>(tensor.scalar_type()), bits}, tensor.sizes());
     if (has_strides) putNumbers(tensor.strides());
     if (bytes > 0 && !tensor.is_meta()) data(tensor, bytes, in_segment);
   }
@@ -101,7 +101,7 @@ class Encoder {
           "a tensor of " + std::to_string(bytes) + " bytes is larger than the " +
               std::to_string(limits_.segment_bytes) + " that a message may carry: send it in parts");
     }
-    if (!tensor.has_storage()) cannotSend("a tensor without memory of its own", "send a .clone() of it");
+    if (!tensor.has_storage()) cannotSend("a tensor without storage", "send a .clone() of it");
     const c10::Storage& storage = tensor.storage();
     const uint64_t offset = static_cast<uint64_t>(tensor.storage_offset()) * tensor.itemsize();
     if (storage.data() == nullptr || offset + bytes > storage.nbytes()) {
@@ -118,14 +118,14 @@ class Encoder {
   void sparseCoo(const at::Tensor& tensor, uint8_t bits) {
     at::NoGradGuard no_grad;
     if (tensor.is_coalesced()) bits |= kCoalesced;
-    start({Form::kSparseCoo, 0, bits}, tensor.sizes());
+    writePrefix({Form::kSparseCoo, 0, bits}, tensor.sizes());
     part(tensor._indices());
     part(tensor._values());
   }
 
   void sparseCompressed(const at::Tensor& tensor, uint8_t bits, const at::Tensor& compressed, const at::Tensor& plain) {
     at::NoGradGuard no_grad;
-    start({Form::kSparseCompressed, static_cast<uint8_t>(tensor.layout()), bits}, tensor.sizes());
+    writePrefix({Form::kSparseCompressed, static_cast<uint8_t>(tensor.layout()), bits}, tensor.sizes());
     part(compressed);
     part(plain);
     part(tensor.values());
@@ -135,7 +135,7 @@ class Encoder {
     if (tensor.is_meta() || tensor.qscheme() != at::kPerTensorAffine) {
       cannotSend("a quantized tensor of scheme " + toString(tensor.qscheme()), "call .dequantize() first");
     }
-    start({Form::kQuantized});
+    writePrefix({Form::kQuantized});
     head_.put<double>(tensor.q_scale());
     head_.put<int64_t>(tensor.q_zero_point());
     part(tensor.int_repr());
@@ -150,19 +150,19 @@ class Encoder {
 
 void encodeTensor(const at::Tensor& tensor, Writer& head, std::vector<Segment>& segments, const Limits& limits) {
   try {
-    Encoder(head, segments, limits).encode(tensor);
+    TensorEncoder(head, segments, limits).encode(tensor);
   } catch (const c10::Error& error) {
     cannotSend("a tensor", error.what_without_backtrace());
   }
 }
 
 size_t tensorHeadBytes(const at::Tensor& tensor) {
-  constexpr size_t kOdd = 256;
-  if (!tensor.defined()) return sizeof(Start);
-  if (tensor.layout() != at::kStrided || tensor.is_nested()) return kOdd;
+  constexpr size_t kOtherLayoutBytes = 256;
+  if (!tensor.defined()) return sizeof(TensorPrefix);
+  if (tensor.layout() != at::kStrided || tensor.is_nested()) return kOtherLayoutBytes;
   const size_t numbers = 2 * sizeof(int64_t) * static_cast<size_t>(tensor.dim());
   const size_t bytes = tensor.nbytes();
-  return sizeof(Start) + numbers + kDataAlignment + (bytes <= kInlineTensorBytes ? bytes : 0);
+  return sizeof(TensorPrefix) + numbers + kDataAlignment + (bytes <= kInlineTensorBytes ? bytes : 0);
 }
 
 }  // namespace torchrpc

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the two halves of the tensor codec (tensor_encoder.cpp, tensor_decoder.cpp) agree on. For them only.
+// The definitions that tensor_encoder.cpp and tensor_decoder.cpp share. For these two files only.
 
 #include <ATen/core/Tensor.h>
 
@@ -12,28 +12,28 @@ namespace torchrpc::tensor_format {
 
 enum class Form : uint8_t { kUndefined = 0, kStrided = 1, kSparseCoo = 2, kSparseCompressed = 3, kQuantized = 4 };
 
-// Bits of Start::bits; PROTOCOL.md says which form has which.
+// Bits of TensorPrefix::bits; PROTOCOL.md, "Tensors", lists the bits of each form.
 constexpr uint8_t kRequiresGrad = 1;
 constexpr uint8_t kConjugate = 2;
 constexpr uint8_t kNegative = 4;
-constexpr uint8_t kStrides = 8;   // strides follow the sizes: they are not those of a contiguous tensor
+constexpr uint8_t kStrides = 8;   // strides follow the sizes; without the bit they are those of a contiguous tensor
 constexpr uint8_t kSegment = 16;  // the data is the next segment
 constexpr uint8_t kMeta = 32;     // on the meta device: no data
 constexpr uint8_t kCoalesced = 64;
 
 constexpr size_t kDataAlignment = 8;
 
-// What every tensor begins with, before its sizes.
-struct Start {
+// The first bytes of every tensor, before its sizes.
+struct TensorPrefix {
   Form form = Form::kUndefined;
   uint8_t detail = 0;  // strided: the c10::ScalarType; compressed: the c10::Layout
   uint8_t bits = 0;
   uint8_t dims = 0;
 };
-static_assert(sizeof(Start) == 4);
+static_assert(sizeof(TensorPrefix) == 4);
 
-// The bytes of so many elements; nothing if a number of them overflows. Sizes of 0 count as 1 in that, so that
-// strides computed from the sizes do not overflow either.
+// The bytes of all elements; nullopt if the product overflows. In the check for overflow a size of 0 counts as 1, so
+// that strides computed from the sizes do not overflow either.
 inline std::optional<uint64_t> byteSize(at::IntArrayRef sizes, uint64_t item_size) {
   int64_t bytes = static_cast<int64_t>(item_size);
   bool empty = false;
@@ -44,7 +44,7 @@ inline std::optional<uint64_t> byteSize(at::IntArrayRef sizes, uint64_t item_siz
   return empty ? 0 : static_cast<uint64_t>(bytes);
 }
 
-// After byteSize: its products are the largest here.
+// Call it after byteSize, whose products are at least as large as those here.
 inline at::DimVector contiguousStrides(at::IntArrayRef sizes) {
   at::DimVector strides(sizes.size());
   int64_t stride = 1;
@@ -55,7 +55,8 @@ inline at::DimVector contiguousStrides(at::IntArrayRef sizes) {
   return strides;
 }
 
-// From the first element to the last, both counted; nothing if that overflows. After byteSize.
+// The number of elements in the range from the first element to the last, gaps included; nullopt if it overflows. Call
+// it after byteSize.
 inline std::optional<uint64_t> elementSpan(at::IntArrayRef sizes, at::IntArrayRef strides) {
   int64_t last = 0;
   for (size_t dim = 0; dim < sizes.size(); ++dim) {

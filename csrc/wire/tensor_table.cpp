@@ -5,7 +5,7 @@
 namespace torchrpc {
 
 uint32_t TensorTable::indexOf(const at::Tensor& tensor) {
-  if (tensors_.size() < kFew) {
+  if (tensors_.size() < kMaxLinearSearch) {
     const auto found =
         std::find_if(tensors_.begin(), tensors_.end(), [&](const at::Tensor& known) { return known.is_same(tensor); });
     const auto index = static_cast<uint32_t>(found - tensors_.begin());

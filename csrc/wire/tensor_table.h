@@ -1,6 +1,7 @@
 #pragma once
 
-// The tensors of a message while its values are encoded: each once, however often it stands there.
+// The list of tensors of a message while its values are encoded. Each tensor is in the list once, however often it
+// occurs.
 
 #include <ATen/core/Tensor.h>
 
@@ -12,14 +13,14 @@ namespace torchrpc {
 
 class TensorTable {
  public:
-  /// Goes on with what `tensors` holds, which only the table may change from now on.
+  /// Extends `tensors`, which only the table may change from now on.
   explicit TensorTable(std::vector<at::Tensor>& tensors) : tensors_(tensors) {}
 
-  /// The place of that TensorImpl among them, the next one if it is new.
+  /// The index of that TensorImpl in the list; appends it if it is new.
   uint32_t indexOf(const at::Tensor& tensor);
 
  private:
-  static constexpr size_t kFew = 16;  // are looked through; more are looked up
+  static constexpr size_t kMaxLinearSearch = 16;  // a longer list is indexed by a hash table
 
   std::vector<at::Tensor>& tensors_;
   std::unordered_map<const c10::TensorImpl*, uint32_t> indices_;  // of the first indexed_ of tensors_

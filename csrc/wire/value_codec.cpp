@@ -1,4 +1,4 @@
-// IValues as bytes and back. Decoding is led by the type that is wanted, if there is one. No state, any thread.
+// Encodes and decodes IValues. The decoder follows the expected type, if there is one. No state, any thread.
 
 #include "wire/value_codec.h"
 
@@ -16,16 +16,16 @@ using c10::IValue;
 using c10::TypeKind;
 using c10::TypePtr;
 
-class Encoder {
+class ValueEncoder {
  public:
-  Encoder(Writer& out, std::vector<at::Tensor>& tensors, const Limits& limits, const RRefPlace& rrefs)
+  ValueEncoder(Writer& out, std::vector<at::Tensor>& tensors, const Limits& limits, const RRefPlace& rrefs)
       : out_(out), tensors_(tensors), limits_(limits), rrefs_(rrefs) {}
 
   void encode(const IValue& value, uint32_t depth = 0) {
     if (depth > limits_.depth) {
       throw Error(
           ErrorCode::kSerialization,
-          "cannot send a value of more than " + std::to_string(limits_.depth) + " containers inside each other");
+          "cannot send a value of more than " + std::to_string(limits_.depth) + " nested containers");
     }
     if (value.isNone()) {
       out_.put(ValueTag::kNone);
@@ -92,7 +92,7 @@ class Encoder {
   const RRefPlace& rrefs_;
 };
 
-[[noreturn]] void malformed(const char* what) {
+[[noreturn]] void malformedValue(const char* what) {
   throw Error(ErrorCode::kProtocol, std::string("malformed value: ") + what);
 }
 
@@ -114,23 +114,23 @@ const char* describe(ValueTag tag) {
     case ValueTag::kDtype: return "a dtype";
     case ValueTag::kRRef: return "an RRef";
   }
-  malformed("unknown tag");
+  malformedValue("unknown tag");
 }
 
-class Decoder {
+class ValueDecoder {
  public:
-  Decoder(Reader& in, const std::vector<at::Tensor>& tensors, const Limits& limits, const RRefAt& rrefs)
+  ValueDecoder(Reader& in, const std::vector<at::Tensor>& tensors, const Limits& limits, const RRefAt& rrefs)
       : in_(in), tensors_(tensors), limits_(limits), rrefs_(rrefs) {}
 
   IValue decode(const TypePtr& type, uint32_t depth = 0) {
-    if (depth > limits_.depth) malformed("more containers inside each other than the limit allows");
+    if (depth > limits_.depth) malformedValue("more nested containers than the limit allows");
     const auto tag = in_.get<ValueTag>();
     if (!type) return any(tag, depth);
     return typed(tag, *type, depth);
   }
 
  private:
-  // What to do about the value that `tag` begins, wanted as `type`.
+  // Reads the rest of the value that `tag` begins, as a value of `type`.
   IValue typed(ValueTag tag, const c10::Type& type, uint32_t depth) {
     switch (type.kind()) {
       case TypeKind::AnyType: return any(tag, depth);
@@ -153,11 +153,11 @@ class Decoder {
       case TypeKind::ListType: return list(tag, type.expectRef<c10::ListType>(), depth);
       case TypeKind::TupleType: return tuple(tag, type.expectRef<c10::TupleType>(), depth);
       case TypeKind::DictType: return dict(tag, type.expectRef<c10::DictType>(), depth);
-      default: misfit(tag, type);  // generators, streams, objects: nothing plain is one
+      default: throwMismatch(tag, type);  // generators, streams, objects have no plain form
     }
   }
 
-  [[noreturn]] static void misfit(ValueTag tag, const c10::Type& type) {
+  [[noreturn]] static void throwMismatch(ValueTag tag, const c10::Type& type) {
     throw Error(
         ErrorCode::kInvalidArgument,
         "expected a value of type " + type.annotation_str() + " but got " + std::string(describe(tag)));
@@ -167,7 +167,7 @@ class Decoder {
   static bool isSequence(ValueTag tag) { return tag == ValueTag::kList || tag == ValueTag::kTuple; }
 
   IValue scalar(ValueTag tag, const c10::Type& type, bool fits) {
-    if (!fits) misfit(tag, type);
+    if (!fits) throwMismatch(tag, type);
     return any(tag, 0);
   }
   IValue real(ValueTag tag, const c10::Type& type) {
@@ -179,21 +179,21 @@ class Decoder {
     return c10::complex<double>(real(tag, type).toDouble(), 0);
   }
   IValue device(ValueTag tag, const c10::Type& type) {
-    if (tag != ValueTag::kDevice && tag != ValueTag::kString) misfit(tag, type);
-    // A name will do; a wrong one is then the caller's mistake.
+    if (tag != ValueTag::kDevice && tag != ValueTag::kString) throwMismatch(tag, type);
+    // A string that names a device is accepted, too. A string that names none is a mistake of the caller.
     return getDevice(tag == ValueTag::kString ? ErrorCode::kInvalidArgument : ErrorCode::kProtocol);
   }
 
   IValue list(ValueTag tag, const c10::ListType& type, uint32_t depth) {
-    if (!isSequence(tag)) misfit(tag, type);
+    if (!isSequence(tag)) throwMismatch(tag, type);
     auto element = type.getElementType();
     auto values = getValues(getCount(1), depth, [&](uint32_t) { return element; });
-    // Kernels take int[] for SymInt[].
+    // Kernels accept int[] for SymInt[].
     return makeList(element->kind() == TypeKind::SymIntType ? c10::IntType::get() : element, std::move(values));
   }
 
   IValue tuple(ValueTag tag, const c10::TupleType& type, uint32_t depth) {
-    if (!isSequence(tag)) misfit(tag, type);
+    if (!isSequence(tag)) throwMismatch(tag, type);
     const uint32_t count = getCount(1);
     const auto elements = type.elements();
     if (count != elements.size()) {
@@ -205,11 +205,11 @@ class Decoder {
   }
 
   IValue dict(ValueTag tag, const c10::DictType& type, uint32_t depth) {
-    if (tag != ValueTag::kDict) misfit(tag, type);
+    if (tag != ValueTag::kDict) throwMismatch(tag, type);
     return getDict(type.getKeyType(), type.getValueType(), depth);
   }
 
-  // The value that `tag` begins, as it is.
+  // Reads the rest of the value that `tag` begins, as the type that it has.
   IValue any(ValueTag tag, uint32_t depth) {
     switch (tag) {
       case ValueTag::kNone: return {};
@@ -234,18 +234,19 @@ class Decoder {
       case ValueTag::kDevice: return getDevice(ErrorCode::kProtocol);
       case ValueTag::kDtype: return getDtype();
       case ValueTag::kRRef: {
-        const auto place = in_.get<uint32_t>();
-        if (rrefs_) return rrefs_(place);
+        const auto index = in_.get<uint32_t>();
+        if (rrefs_) return rrefs_(index);
         throw Error(ErrorCode::kInvalidArgument, "an operator cannot take an RRef: send its value");
       }
     }
-    malformed("unknown tag");
+    malformedValue("unknown tag");
   }
 
-  // Each element takes at least `least` bytes: what a lying count can reserve is bounded by the bytes there are.
-  uint32_t getCount(size_t least) {
+  // Each element takes at least `min_bytes` bytes, so the remaining bytes limit the memory that a false count can
+  // reserve.
+  uint32_t getCount(size_t min_bytes) {
     const auto count = in_.get<uint32_t>();
-    if (count > in_.remaining() / least) malformed("it ends before its contents do");
+    if (count > in_.remaining() / min_bytes) malformedValue("it ends before its contents do");
     return count;
   }
 
@@ -286,9 +287,9 @@ class Decoder {
     dict.reserve(count);
     for (uint32_t i = 0; i < count; ++i) {
       auto key = decode(key_type, depth + 1);
-      if (!canBeKey(key)) malformed("a dict's key that cannot be one");
+      if (!canBeKey(key)) malformedValue("a key of a dict has a type that keys cannot have");
       auto value = decode(value_type, depth + 1);
-      if (!dict.insert(std::move(key), std::move(value)).second) malformed("a dict's key that comes twice");
+      if (!dict.insert(std::move(key), std::move(value)).second) malformedValue("two equal keys in a dict");
     }
     return dict;
   }
@@ -299,7 +300,7 @@ class Decoder {
 
   at::Tensor getTensor() {
     const auto index = in_.get<uint32_t>();
-    if (index >= tensors_.size()) malformed("it refers to a tensor that is not there");
+    if (index >= tensors_.size()) malformedValue("it refers to a tensor that the message does not have");
     return tensors_[index];
   }
 
@@ -314,7 +315,7 @@ class Decoder {
 
   int64_t getDtype() {
     const auto number = in_.get<uint8_t>();
-    if (number >= static_cast<uint8_t>(at::ScalarType::Undefined)) malformed("unknown dtype");
+    if (number >= static_cast<uint8_t>(at::ScalarType::Undefined)) malformedValue("unknown dtype");
     return number;
   }
 
@@ -328,13 +329,13 @@ class Decoder {
 
 void encodeValue(
     const IValue& value, Writer& out, std::vector<at::Tensor>& tensors, const Limits& limits, const RRefPlace& rrefs) {
-  Encoder(out, tensors, limits, rrefs).encode(value);
+  ValueEncoder(out, tensors, limits, rrefs).encode(value);
 }
 
 IValue decodeValue(
     Reader& in, const std::vector<at::Tensor>& tensors, const TypePtr& type, const Limits& limits,
     const RRefAt& rrefs) {
-  return Decoder(in, tensors, limits, rrefs).decode(type);
+  return ValueDecoder(in, tensors, limits, rrefs).decode(type);
 }
 
 }  // namespace torchrpc

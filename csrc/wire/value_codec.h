@@ -1,7 +1,7 @@
 #pragma once
 
-// Plain values as bytes: one format with two front ends, IValue here and Python objects in bindings/py_codec.
-// Tensors go beside the bytes, in Message::tensors; the bytes hold their index.
+// Plain values as bytes. The format has two front ends: IValue here, and Python objects in bindings/py_codec. Tensors
+// are beside the bytes, in Message::tensors; the bytes hold their indices.
 
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
@@ -15,7 +15,7 @@
 
 namespace torchrpc {
 
-/// What follows each tag is in PROTOCOL.md. The numbers are part of the wire protocol.
+/// The first byte of a value; PROTOCOL.md, "Values", specifies the rest. The numbers are part of the wire protocol.
 enum class ValueTag : uint8_t {
   kNone = 0,
   kFalse = 1,
@@ -29,26 +29,26 @@ enum class ValueTag : uint8_t {
   kList = 9,     ///< u32 count, values
   kTuple = 10,   ///< u32 count, values
   kDict = 11,    ///< u32 count, then key, value, key, value … in insertion order
-  kDevice = 12,  ///< string, as c10::Device::str() gives it
-  kDtype = 13,   ///< u8, the c10::ScalarType (IValue holds it as an int: only Python writes this)
+  kDevice = 12,  ///< string, as c10::Device::str() returns it
+  kDtype = 13,   ///< u8, the c10::ScalarType. Only Python writes it: an IValue holds a dtype as an int
   kRRef = 14,    ///< u32 index into the kRRefForks header's list (rref/)
 };
 
-/// The place of an RRef among those of the message that is written, and the RRef at a place of one that is read.
+/// When a message is written, the index of an RRef in its list of RRefs; when it is read, the RRef at an index.
 using RRefPlace = std::function<uint32_t(const c10::IValue& rref)>;
-using RRefAt = std::function<c10::IValue(uint32_t place)>;
+using RRefAt = std::function<c10::IValue(uint32_t index)>;
 
-/// Appends `value`; its tensors are appended to `tensors` (the same TensorImpl twice: one entry, two references).
-/// Throws Error(kSerialization) for what has no plain form (objects, futures, generators), naming its type, and for
-/// nesting deeper than `limits.depth`. RRefs have a plain form where `rrefs` is given.
+/// Appends `value` to `out` and its tensors to `tensors`. A TensorImpl that occurs twice is one entry with two
+/// references. Throws Error(kSerialization), which names the type, for a value without a plain form (object, future,
+/// generator), and for containers nested deeper than `limits.depth`. RRefs have a plain form if `rrefs` is given.
 void encodeValue(
     const c10::IValue& value, Writer& out, std::vector<at::Tensor>& tensors, const Limits& limits = {},
     const RRefPlace& rrefs = {});
 
-/// Reads one value. `type`, if given, is what the value is for (an operator's argument): it chooses the element types
-/// of lists and dicts, turns int into float where the type is float, and rejects, with Error(kInvalidArgument), a
-/// value that does not fit. Without it lists of only ints, floats, bools or tensors become lists of that, other lists
-/// and dicts generic ones. Throws Error(kProtocol) on malformed bytes, whatever they are.
+/// Reads one value. `type`, if given, is the type that is expected (of an operator's argument): it determines the
+/// element types of lists and dicts, converts int to float where the type is float, and a value that does not match
+/// throws Error(kInvalidArgument). Without `type`, a list of only ints, floats, bools or tensors becomes a list of that
+/// type; other lists, and dicts, become generic ones. Throws Error(kProtocol) for malformed bytes.
 c10::IValue decodeValue(
     Reader& in, const std::vector<at::Tensor>& tensors, const c10::TypePtr& type = nullptr, const Limits& limits = {},
     const RRefAt& rrefs = {});

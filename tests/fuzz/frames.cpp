@@ -1,4 +1,4 @@
-// Frames on a stream, which arrive in pieces of any size.
+// Frames on a stream that arrive in pieces of any size.
 
 #include <cstring>
 #include <random>

@@ -1,4 +1,4 @@
-// Greetings and addresses: what a stranger says first, and what a store that strangers can write to says of workers.
+// Handshake messages, which unauthenticated peers send, and addresses, which are read from a store.
 
 #include "input.h"
 #include "transport/native/address.h"
@@ -18,9 +18,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
     const auto prefix = HandshakePrefix::parse(bytes);
     fuzz::expect(prefix.body_bytes <= kMaxHandshakeBodyBytes);
-    const auto greeting = parseHandshake(prefix.type, std::string_view(bytes).substr(kHandshakePrefixBytes));
-    // A proof is made over the greetings as they are written: what is read must be written again byte for byte.
-    const auto again = greeting.bytes();
+    const auto message = parseHandshake(prefix.type, std::string_view(bytes).substr(kHandshakePrefixBytes));
+    // A proof covers the bytes of the handshake messages: a message that is read must be written again byte for byte.
+    const auto again = message.bytes();
     fuzz::expect(again.substr(kHandshakePrefixBytes) == bytes.substr(kHandshakePrefixBytes));
   } catch (const Error& error) {
     fuzz::expectRefusal(error, address);

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the fuzzers share: an input begins with a few bytes that say how the rest is to be used.
+// Shared by the fuzzers. The first bytes of an input determine how the rest is used.
 
 #include <cstdint>
 #include <cstdlib>
@@ -21,7 +21,7 @@ class Input {
     rest_.remove_prefix(1);
     return first;
   }
-  /// Up to three segments of memory, as they come beside a head.
+  /// Up to three segments, beside a head.
   std::vector<Segment> segments() {
     std::vector<Segment> out(byte() % 4);
     for (auto& segment : out) {
@@ -37,7 +37,7 @@ class Input {
   std::string_view rest_;
 };
 
-/// Hostile bytes may be refused by these errors only.
+/// Hostile bytes may be refused only with these errors.
 inline void expectRefusal(const Error& error, bool or_argument = false) {
   const auto code = error.code();
   const bool expected = code == ErrorCode::kProtocol || code == ErrorCode::kFrameTooLarge ||
@@ -45,12 +45,12 @@ inline void expectRefusal(const Error& error, bool or_argument = false) {
   if (!expected) std::abort();
 }
 
-/// What must hold of what was decoded.
+/// Aborts unless `holds`.
 inline void expect(bool holds) {
   if (!holds) std::abort();
 }
 
-/// Small enough that what is allocated shows whether the limits are kept.
+/// Small limits, so that a violation shows in the memory that is allocated.
 inline Limits limits() {
   Limits limits;
   limits.head_bytes = 1 << 20;

@@ -1,4 +1,4 @@
-// Writes what the corpora began with: one of everything that honest workers send. Usage: fuzz_seeds FOLDER
+// Writes the first inputs of the corpora: one of each kind of input that real workers send. Usage: fuzz_seeds FOLDER
 
 #include <filesystem>
 #include <fstream>
@@ -22,7 +22,7 @@ void write(const std::string& target, const std::string& bytes) {
   std::ofstream(root / target / ("seed" + std::to_string(number++)), std::ios::binary) << bytes;
 }
 
-/// How fuzz::Input reads segments; those that are no multiple of 256 bytes are left out.
+/// The segments as fuzz::Input reads them. The size of each is rounded down to a multiple of 256 bytes.
 std::string segmentsOf(const Frame& frame) {
   std::string out(1, static_cast<char>(frame.segments.size()));
   for (const auto& segment : frame.segments) out += static_cast<char>(segment.bytes / 256);
@@ -38,13 +38,13 @@ int main(int count, char** arguments) {
   }
   root = arguments[1];
   const std::string nonce(32, 'n');
-  for (const auto& greeting :
+  for (const auto& message :
        {HandshakeMessage{.listener = 42, .group = "g", .name = "alice", .nonce = nonce},
         HandshakeMessage{.type = HandshakeType::kChallenge, .name = "bob", .nonce = nonce},
         HandshakeMessage{.type = HandshakeType::kAnswer, .proof = nonce},
         HandshakeMessage{.type = HandshakeType::kWelcome, .flags = 1, .name = "bob", .proof = nonce},
         HandshakeMessage{.type = HandshakeType::kRefusal, .text = "no"}}) {
-    write("handshake", '\0' + greeting.bytes());
+    write("handshake", '\0' + message.bytes());
   }
   write("handshake", "\1native:id=4f;tcp=[fd00::2]:4242;host=83cc.40;unix=torchrpc-4f");
   std::mt19937 random(1);

@@ -22,9 +22,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     fuzz::expectRefusal(error);
     return 0;
   } catch (const c10::Error&) {
-    return 0;  // part of the contract: torch finds it impossible
+    return 0;  // part of the contract: torch refuses the tensor
   }
-  // What has been let in can be sent on: that reads all of it.
+  // A decoded tensor can be encoded, which reads all of its memory.
   std::string bytes;
   std::vector<Segment> out;
   Writer writer(bytes);

@@ -1,4 +1,4 @@
-// Plain values, read for what they say they are or for an operator's argument of some type.
+// Plain values, decoded without a type and as an operator's argument of some type.
 
 #include <ATen/core/List.h>
 #include <ATen/ops/ones.h>
@@ -39,9 +39,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto& type = types()[input.byte() % types().size()];
   const auto limits = fuzz::limits();
   Reader reader(input.rest());
-  const auto rref_at = [](uint32_t place) {
-    if (place >= 3) throw Error(ErrorCode::kProtocol, "no such RRef");
-    return c10::IValue(static_cast<int64_t>(place));
+  const auto rref_at = [](uint32_t index) {
+    if (index >= 3) throw Error(ErrorCode::kProtocol, "no such RRef");
+    return c10::IValue(static_cast<int64_t>(index));
   };
   try {
     const auto value = decodeValue(reader, tensors, type, limits, rref_at);

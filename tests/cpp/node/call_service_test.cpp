@@ -74,7 +74,7 @@ TEST_CASE("a function whose RRefs are confirmed in the transport's callback runs
   const auto rrefs = RRefService::create(messenger, {});
   CallService calls(messenger, *rrefs);
   const auto runner = std::make_shared<NotingRunner>(messenger);
-  calls.serve(Kind::kCppCall, Kind::kCppRemote, runner);
+  calls.serve(CallableType::kCpp, runner);
 
   const RRefFork fork{.rref = {2, 1}, .fork = {0, 1}, .owner = 2, .parent = 0, .delivery = 1};
   Message call{.kind = Kind::kCppCall};

@@ -1,4 +1,4 @@
-// What profilers add to messages and take from them, over loopback; what they show is tested from Python.
+// The headers that profilers add to messages and read from them, over loopback. Python tests check the profiles.
 
 #include "profiling/profiler.h"
 
@@ -18,10 +18,10 @@ using namespace std::chrono_literals;
 
 namespace {
 
-/// worker0 calls through a Profiler; worker1 serves `serve` through one, or without.
+/// worker0 calls through a Profiler; worker1 serves calls by `serve`, with or without a Profiler.
 struct Pair {
-  explicit Pair(Messenger::RequestHandler serve, bool shown = true) : callee(group[1]), caller(group[0]) {
-    Messenger& at = shown ? static_cast<Messenger&>(callee) : group[1];
+  explicit Pair(Messenger::RequestHandler serve, bool callee_profiles = true) : callee(group[1]), caller(group[0]) {
+    Messenger& at = callee_profiles ? static_cast<Messenger&>(callee) : group[1];
     at.on(Kind::kCppCall, Messenger::Where::kPool, std::move(serve));
     group.start();
   }
@@ -42,7 +42,7 @@ struct Traced {
   ~Traced() { stopTrace(0s); }
 };
 
-/// The legacy profiler, on while it lives.
+/// The legacy profiler is on while this object lives.
 struct LegacyProfile {
   LegacyProfile() {
     torch::autograd::profiler::enableProfilerLegacy(ProfilerConfig(torch::profiler::impl::ProfilerState::CPU));
@@ -57,31 +57,31 @@ std::string someEvents() {
     Recording recording(config);
     at::ones({2, 3}).add(1);
     bytes = encodeEvents(recording.take());
-    recording.leave();
+    recording.detachThread();
   }).join();
   return bytes;
 }
 
 }  // namespace
 
-TEST_CASE("a call says nothing of profiles unless there is one") {
-  std::atomic<int> said = 0;
+TEST_CASE("a call has a profiling header only while a profile is recorded") {
+  std::atomic<int> headers = 0;
   Pair pair([&](const Request& request, const Responder& responder) {
-    if (request.message.header(HeaderKind::kProfiling)) ++said;
+    if (request.message.header(HeaderKind::kProfiling)) ++headers;
     responder.reply(reply());
   });
   REQUIRE(pair.call());
-  CHECK(said == 0);
+  CHECK(headers == 0);
   {
     const Traced trace;
     REQUIRE(pair.call());
   }
-  CHECK(said == 1);
+  CHECK(headers == 1);
   REQUIRE(pair.call());
-  CHECK(said == 1);
+  CHECK(headers == 1);
 }
 
-TEST_CASE("a call expected under a name takes the name once") {
+TEST_CASE("an expected range is used for one call") {
   Pair pair([](const Request&, const Responder& responder) { responder.reply(reply()); });
   const LegacyProfile profile;
   const auto range = Range::begin("rpc#mine", pair.caller.newId(), Range::Side::kCaller);
@@ -96,7 +96,7 @@ TEST_CASE("a call expected under a name takes the name once") {
   CHECK(ended == 1);
 }
 
-TEST_CASE("the end of a trace ends the ranges of calls that are under way") {
+TEST_CASE("the end of a trace ends the ranges of outstanding calls") {
   std::promise<Responder> asked;
   Pair pair([&](const Request&, const Responder& responder) { asked.set_value(responder); });
   startTrace();
@@ -108,7 +108,7 @@ TEST_CASE("the end of a trace ends the ranges of calls that are under way") {
   CHECK(pending.get());
 }
 
-TEST_CASE("the end of a trace waits for functions that are being run") {
+TEST_CASE("the end of a trace waits for running functions") {
   std::latch running(1), finish(1);
   Pair pair([&](const Request&, const Responder& responder) {
     running.count_down();
@@ -131,7 +131,7 @@ TEST_CASE("the end of a trace waits for functions that are being run") {
   CHECK(pending.get());
 }
 
-TEST_CASE("what a callee records reaches the caller's profile, and its thread is left as it was") {
+TEST_CASE("events of a callee are added to the caller's profile, and its thread keeps its own settings") {
   Pair pair([](const Request&, const Responder& responder) {
     at::ones({2}).add(1);
     responder.reply(reply());
@@ -149,7 +149,7 @@ TEST_CASE("what a callee records reaches the caller's profile, and its thread is
   }
 }
 
-TEST_CASE("malformed events fail the call and nothing else") {
+TEST_CASE("malformed events fail only their call") {
   std::string events = "no events";
   Pair pair(
       [&](const Request&, const Responder& responder) {
@@ -157,7 +157,7 @@ TEST_CASE("malformed events fail the call and nothing else") {
         answer.headers.push_back({HeaderKind::kProfiling, events});
         responder.reply(std::move(answer));
       },
-      /*shown=*/false);
+      /*callee_profiles=*/false);
   const LegacyProfile profile;
   Range::expectCall(Range::named("mine"));
   const auto failed = pair.call();
@@ -168,7 +168,7 @@ TEST_CASE("malformed events fail the call and nothing else") {
   CHECK(pair.call());
 }
 
-TEST_CASE("events that are cut off anywhere are refused") {
+TEST_CASE("truncated events are refused") {
   const auto events = someEvents();
   REQUIRE(events.size() > 100);
   const LegacyProfile profile;
@@ -194,7 +194,7 @@ TEST_CASE("a malformed request for a profile is answered by an error") {
   CHECK(pair.call());
 }
 
-TEST_CASE("profiles of what a process serves nest") {
+TEST_CASE("profiles of the requests of a process nest") {
   Pair pair([](const Request&, const Responder& responder) {
     at::ones({2});
     responder.reply(reply());

@@ -1,11 +1,11 @@
-// Workers that die: what they held is released, what they owned fails.
+// Lost workers: the forks that they held are released, the RRefs that they owned fail.
 
 #include "rref/sim_group.h"
 
 using namespace torchrpc;
 using namespace torchrpc::testing;
 
-TEST_CASE("the death of a holder releases what it held") {
+TEST_CASE("the loss of a holder releases its forks") {
   SimGroup group(3);
   auto rref = group[0].rrefs().createOwner();
   group[0].call(1, {rref});
@@ -17,7 +17,7 @@ TEST_CASE("the death of a holder releases what it held") {
   CHECK(group.clean());
 }
 
-TEST_CASE("the death of a receiver releases the children in flight to it") {
+TEST_CASE("the loss of a receiver releases the children in flight to it") {
   SimGroup group(3);
   auto rref = group[0].remote(1);
   group.network.drain();
@@ -30,7 +30,7 @@ TEST_CASE("the death of a receiver releases the children in flight to it") {
   CHECK(group.clean());
 }
 
-TEST_CASE("the death of a parent with a child in flight is an error for the child, not a hang") {
+TEST_CASE("the loss of a parent with a child in flight fails the child") {
   SimGroup group(3);
   auto rref = group[0].remote(1);
   group.network.drain();
@@ -44,7 +44,7 @@ TEST_CASE("the death of a parent with a child in flight is an error for the chil
   CHECK(group.clean());
 }
 
-TEST_CASE("a child that is registered survives its parent's death") {
+TEST_CASE("a registered child survives the loss of its parent") {
   SimGroup group(3);
   auto rref = group[0].remote(1);
   group.network.drain();
@@ -56,7 +56,7 @@ TEST_CASE("a child that is registered survives its parent's death") {
   CHECK(fetched(group, 2, group.kept.at(0)).ok());
 }
 
-TEST_CASE("the death of the owner fails its RRefs, confirmed or not") {
+TEST_CASE("the loss of the owner fails its RRefs, confirmed or not") {
   SimGroup group(3);
   auto confirmed = group[0].remote(1);
   group.network.drain();
@@ -76,7 +76,7 @@ TEST_CASE("the death of the owner fails its RRefs, confirmed or not") {
   CHECK(group.clean());
 }
 
-TEST_CASE("an RRef that arrives when its owner is known to be dead has failed") {
+TEST_CASE("an RRef that arrives after the loss of its owner has failed") {
   SimGroup group(2);
   const auto fork = group[0].rrefs().fork(group[0].rrefs().createOwner(), 1);
   group.network.kill(0);
@@ -87,7 +87,7 @@ TEST_CASE("an RRef that arrives when its owner is known to be dead has failed") 
   CHECK(group.clean());
 }
 
-TEST_CASE("a fork for a worker that is known to be dead keeps nothing") {
+TEST_CASE("a fork for a lost worker keeps nothing alive") {
   SimGroup group(3);
   auto rref = group[0].remote(1);
   group.network.drain();
@@ -100,7 +100,7 @@ TEST_CASE("a fork for a worker that is known to be dead keeps nothing") {
   CHECK(group.clean());
 }
 
-TEST_CASE("what arrives from a dead worker late leaves nothing behind") {
+TEST_CASE("late messages of a lost worker register nothing") {
   SimGroup group(2);
   auto rref = group[0].remote(1);
   group.network.kill(0);

@@ -1,11 +1,11 @@
-// How RRefs are made and travel when nothing goes wrong: what is sent, who keeps what, who is told.
+// RRefs without failures: which messages are sent, and what each worker keeps alive.
 
 #include "rref/sim_group.h"
 
 using namespace torchrpc;
 using namespace torchrpc::testing;
 
-TEST_CASE("remote() gives a user at once, which the reply confirms") {
+TEST_CASE("remote() returns a user immediately, which the reply confirms") {
   SimGroup group(2);
   auto rref = group[0].remote(1);
   CHECK_FALSE(user(rref)->confirmed());
@@ -23,7 +23,7 @@ TEST_CASE("remote() gives a user at once, which the reply confirms") {
   CHECK(group.clean());
 }
 
-TEST_CASE("a value of one's own is in no table until it is forked, and goes with its last fork") {
+TEST_CASE("a local value is in no table until it is forked, and leaves it with its last fork") {
   SimGroup group(2);
   auto rref = group[0].rrefs().createOwner();
   rref->setValue(42);
@@ -66,7 +66,7 @@ TEST_CASE("a user function waits until the owner knows its argument") {
   CHECK(group.network.tasks() == 1);
 }
 
-TEST_CASE("a parent lives until its child is known to the owner") {
+TEST_CASE("a parent stays alive until the owner has registered its child") {
   SimGroup group(3);
   auto rref = group[0].remote(1);
   group.network.drain();
@@ -90,7 +90,7 @@ TEST_CASE("a parent lives until its child is known to the owner") {
   CHECK(group.clean());
 }
 
-TEST_CASE("a fork that comes home becomes the owner's own RRef") {
+TEST_CASE("a fork that arrives at the owner becomes the owner's own RRef") {
   SimGroup group(2);
   auto rref = group[0].remote(1);
   group.network.drain();
@@ -103,7 +103,7 @@ TEST_CASE("a fork that comes home becomes the owner's own RRef") {
   CHECK(group.clean());
 }
 
-TEST_CASE("a fork that comes home before the call that makes the value finds the same RRef") {
+TEST_CASE("a fork that arrives at the owner before the call that makes the value becomes the same RRef") {
   SimGroup group(2);
   auto rref = group[0].remote(1);
   group[0].call(1, {rref});
@@ -111,9 +111,9 @@ TEST_CASE("a fork that comes home before the call that makes the value finds the
   REQUIRE(group.network.deliverFirst(Kind::kCppCall));
   group.network.runTask(0);
   REQUIRE(owner(group.kept.at(0)));
-  CHECK_FALSE(owner(group.kept[0])->ready());
+  CHECK_FALSE(isReady(group.kept[0]));
   group.network.drain();
-  CHECK(owner(group.kept[0])->ready());
+  CHECK(isReady(group.kept[0]));
   CHECK(group.clean());
 }
 
@@ -144,7 +144,7 @@ TEST_CASE("a fetch may arrive before the call that makes the value") {
   CHECK(got->ok());
 }
 
-TEST_CASE("remote() to oneself gives the owner's RRef, kept until the call is answered") {
+TEST_CASE("remote() to the same worker returns the owner's RRef, kept until the call is answered") {
   SimGroup group(1);
   auto rref = group[0].remote(0);
   REQUIRE(owner(rref));
@@ -153,7 +153,7 @@ TEST_CASE("remote() to oneself gives the owner's RRef, kept until the call is an
     group.network.drain();
     CHECK(owner(rref)->wait(Duration::zero()).toInt() == 0);
   }
-  SECTION("held by nobody") {
+  SECTION("not held") {
     std::weak_ptr<RRef> weak = rref;
     rref.reset();
     CHECK_FALSE(weak.expired());
@@ -163,7 +163,7 @@ TEST_CASE("remote() to oneself gives the owner's RRef, kept until the call is an
   CHECK(group.clean());
 }
 
-TEST_CASE("an RRef sent to oneself is another fork of it") {
+TEST_CASE("a user sent to its own worker arrives as another fork") {
   SimGroup group(2);
   auto rref = group[0].remote(1);
   group.network.drain();
@@ -180,7 +180,7 @@ TEST_CASE("an RRef sent to oneself is another fork of it") {
   CHECK(group.clean());
 }
 
-TEST_CASE("an owner's RRef sent to oneself stays the owner's RRef") {
+TEST_CASE("an owner's RRef sent to its own worker arrives as the same RRef") {
   SimGroup group(1);
   auto rref = group[0].rrefs().createOwner();
   group[0].call(0, {rref});
@@ -189,7 +189,7 @@ TEST_CASE("an owner's RRef sent to oneself stays the owner's RRef") {
   CHECK(group.clean());
 }
 
-TEST_CASE("RRefs travel in replies as in requests") {
+TEST_CASE("replies carry RRefs as requests do") {
   RRefPtr returned;
   RRefNode::Hooks hooks;
   hooks.function = [](RRefNode& node, const auto&, auto) {
@@ -206,12 +206,12 @@ TEST_CASE("RRefs travel in replies as in requests") {
   CHECK(group.clean());
 }
 
-TEST_CASE("a user's RRef in a reply is a child of the callee's") {
+TEST_CASE("a user in a reply is a child of the callee's RRef") {
   SimGroup group(3);
   RRefPtr returned;
   auto rref = group[1].remote(2);
   group.network.drain();
-  // A function of node 1's own choosing returns it.
+  // As if a function on node 1 had returned it.
   RRefFork child = group[1].rrefs().fork(rref, 0);
   group[0].rrefs().adopt({child}, false, [&](auto result) { returned = result.value().at(0); });
   rref.reset();
@@ -225,7 +225,7 @@ TEST_CASE("a user's RRef in a reply is a child of the callee's") {
   CHECK(group.clean());
 }
 
-TEST_CASE("a fork for nobody in particular is registered by whoever takes it in") {
+TEST_CASE("a fork for an unknown receiver is registered by the worker that receives it") {
   SimGroup group(3);
   SECTION("made by the owner") {
     auto rref = group[0].rrefs().createOwner();
@@ -260,7 +260,7 @@ TEST_CASE("a fetch keeps the value until it is answered") {
   CHECK(group.clean());
 }
 
-TEST_CASE("a fetch answers with the error in the value's place") {
+TEST_CASE("a fetch of an RRef with an error fails with that error") {
   SimGroup group(2);
   auto rref = group[0].rrefs().createOwner();
   rref->setError(Error(ErrorCode::kUserException, "it raised", "worker0"));

@@ -1,4 +1,4 @@
-// Messages lost, late, out of order or repeated, and remote calls that fail: nothing leaks, nothing hangs.
+// Lost, late, reordered and repeated messages, and remote calls that fail: nothing leaks, nothing hangs.
 
 #include "rref/sim_group.h"
 
@@ -6,20 +6,20 @@ using namespace torchrpc;
 using namespace torchrpc::testing;
 using Catch::Matchers::Contains;
 
-TEST_CASE("a message that was never delivered gives its forks back") {
+TEST_CASE("the forks of a message that was never delivered are removed") {
   SimGroup group(3);
-  SECTION("a user's") {
+  SECTION("of a user") {
     auto rref = group[0].remote(1);
     group.network.drain();
     group[0].call(2, {rref});
   }
-  SECTION("the owner's") { group[0].call(2, {group[0].rrefs().createOwner()}); }
+  SECTION("of the owner") { group[0].call(2, {group[0].rrefs().createOwner()}); }
   group.network.drop(0);
   group.network.drain();
   CHECK(group.clean());
 }
 
-TEST_CASE("control messages that are lost are sent again until they are answered") {
+TEST_CASE("reliable messages that are lost are sent again until they are answered") {
   SimGroup group(3);
   auto rref = group[0].remote(1);
   group.network.drain();
@@ -44,13 +44,13 @@ TEST_CASE("control messages that are lost are sent again until they are answered
   CHECK(group.clean());
 }
 
-TEST_CASE("a registration that comes again after the fork's deletion leaves nothing behind") {
+TEST_CASE("a registration that is repeated after the deletion of its fork registers nothing") {
   SimGroup group(3);
   auto rref = group[0].remote(1);
   group.network.drain();
   group[0].call(2, {rref});
   REQUIRE(group.network.deliverFirst(Kind::kCppCall));
-  group.network.repeat(static_cast<size_t>(group.network.find(Kind::kRRefForkRequest)));  // one copy stays behind
+  group.network.repeat(static_cast<size_t>(group.network.find(Kind::kRRefForkRequest)));  // one copy remains
   REQUIRE(group.network.deliverFirst(Kind::kRRefForkRequest, true));
   group.network.runTask(0);
   group.kept.clear();
@@ -63,7 +63,7 @@ TEST_CASE("a registration that comes again after the fork's deletion leaves noth
   CHECK(group.clean());
 }
 
-TEST_CASE("a remote call that comes again runs once, and makes nothing after the deletion") {
+TEST_CASE("a repeated remote call runs once, and makes nothing after its deletion") {
   int runs = 0;
   RRefNode::Hooks hooks;
   hooks.remote_function = [&](auto&, auto&, auto) { return c10::IValue(++runs); };
@@ -82,7 +82,7 @@ TEST_CASE("a remote call that comes again runs once, and makes nothing after the
   CHECK(group.clean());
 }
 
-TEST_CASE("a remote() that times out fails its RRef, with the words that scripts look for") {
+TEST_CASE("a remote() that times out fails its RRef, with the text that scripts match on") {
   SimGroup group(2);
   auto rref = group[0].remote(1);
   group.network.timeOut(group.network.openCalls().at(0));
@@ -97,14 +97,14 @@ TEST_CASE("a remote() that times out fails its RRef, with the words that scripts
   CHECK(fetched(group, 0, rref).error().code() == ErrorCode::kRRefCreation);
   CHECK(group.info(0).pending_users == 0);
 
-  // The call came all the same: the owner keeps the value while the RRef is held.
+  // The call arrived nevertheless: the owner keeps the value while the RRef is held.
   CHECK(group.info(1).owner_rrefs == 1);
   rref.reset();
   group.network.drain();
   CHECK(group.clean());
 }
 
-TEST_CASE("a remote call that comes after its deletion is not run") {
+TEST_CASE("a remote call that arrives after its deletion is not run") {
   int runs = 0;
   RRefNode::Hooks hooks;
   hooks.remote_function = [&](auto&, auto&, auto) { return c10::IValue(++runs); };
@@ -119,7 +119,7 @@ TEST_CASE("a remote call that comes after its deletion is not run") {
   CHECK(group.info(1).number_runs == 1);
 }
 
-TEST_CASE("a remote() to oneself that times out fails, and is not run late") {
+TEST_CASE("a remote() to the same worker that times out fails, and is not run later") {
   SimGroup group(1);
   auto rref = group[0].remote(0);
   group.network.timeOut(group.network.openCalls().at(0));
@@ -129,7 +129,7 @@ TEST_CASE("a remote() to oneself that times out fails, and is not run late") {
   CHECK(group.clean());
 }
 
-TEST_CASE("those who hold a child of a remote() that never arrived are told so") {
+TEST_CASE("holders of a child get an error if the remote() never arrives") {
   SimGroup group(3);
   auto rref = group[0].remote(1);
   group[0].call(2, {rref});
@@ -152,7 +152,7 @@ TEST_CASE("those who hold a child of a remote() that never arrived are told so")
   CHECK(group.clean());
 }
 
-TEST_CASE("a fetch under way fails as soon as its RRef's creation does") {
+TEST_CASE("a fetch under way fails as soon as the creation of its RRef fails") {
   SimGroup group(2);
   auto rref = group[0].remote(1);
   std::optional<Result<int64_t>> got;
@@ -162,7 +162,7 @@ TEST_CASE("a fetch under way fails as soon as its RRef's creation does") {
   CHECK(got->error().code() == ErrorCode::kRRefCreation);
 }
 
-TEST_CASE("a fetch that has failed with its RRef's creation does not keep the RRef") {
+TEST_CASE("a fetch that has failed with the creation of its RRef does not keep the RRef alive") {
   SimGroup group(2);
   auto rref = group[0].remote(1);
   group[0].fetch(user(rref), [](const auto&) {});
@@ -174,7 +174,7 @@ TEST_CASE("a fetch that has failed with its RRef's creation does not keep the RR
   CHECK(group.clean());
 }
 
-TEST_CASE("RRefs in a value that comes too late are let go") {
+TEST_CASE("RRefs in a value that arrives too late are released") {
   RRefNode::Hooks hooks;
   hooks.inside_values = [](RRefNode& node) { return RRefNode::RRefs{node.rrefs().createOwner()}; };
   SimGroup group(2, hooks);
@@ -189,7 +189,7 @@ TEST_CASE("RRefs in a value that comes too late are let go") {
   CHECK(group.clean());
 }
 
-TEST_CASE("a carrier that comes again gives the same RRef, or an error once that is gone") {
+TEST_CASE("a repeated fork gives the same RRef, or an error once that is destroyed") {
   SimGroup group(3);
   const bool from_owner = GENERATE(true, false);
   auto rref = from_owner ? RRefPtr(group[0].rrefs().createOwner()) : group[0].remote(1);
@@ -211,7 +211,7 @@ TEST_CASE("a carrier that comes again gives the same RRef, or an error once that
   CHECK(group.clean());
 }
 
-TEST_CASE("a deletion that comes late does not touch a fork registered again since") {
+TEST_CASE("a late deletion does not remove a fork that was registered again since") {
   SimGroup group(2);
   auto rref = group[0].rrefs().createOwner();
   const auto fork = group[0].rrefs().fork(rref, kNoWorker);

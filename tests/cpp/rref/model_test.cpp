@@ -1,7 +1,8 @@
-// Random schedules of the RRef protocol against a model that knows every value, who holds it, and what is on its way.
-// Invariants, checked as soon as a value goes: nobody holds it, nothing in flight leads to it (G1); checked when a user
-// function runs: its arguments are confirmed and have not lost their value (G2). In the end nothing is left anywhere.
-// TORCHRPC_TEST_SEED=<n> runs only the schedule of that seed, TORCHRPC_TEST_SCHEDULES=<n> that many.
+// Random schedules of the RRef protocol, checked against a model of all values, their holders, and the messages in
+// flight. When a value is dropped, no worker holds it and no message in flight contains a fork of it (G1). When a user
+// function runs, its arguments are confirmed and have their values (G2). In the end no worker keeps any state (G3).
+//
+// TORCHRPC_TEST_SEED=<n> runs only the schedule of that seed, TORCHRPC_TEST_SCHEDULES=<n> runs n schedules.
 
 #include <ATen/ops/from_blob.h>
 
@@ -51,13 +52,13 @@ class Schedule {
  private:
   using RRefs = RRefNode::RRefs;
 
-  /// A value made somewhere; `dropped` is set by its destructor.
+  /// A value made on some worker; its destructor sets `dropped`.
   struct Value {
     WorkerId owner = kNoWorker;
     bool made = false;
     bool dropped = false;
-    bool given_up = false;  ///< its creator has been told that it may never exist
-    bool failed = false;    ///< an error has taken its place, its forks notwithstanding (remote() to oneself)
+    bool given_up = false;  ///< its creator got the error that it may never exist
+    bool failed = false;    ///< its RRef has an error instead, even if it has forks (remote() to the same worker)
     int64_t number = 0;
   };
 
@@ -85,7 +86,7 @@ class Schedule {
     return !owner(rref)->creationFailure();
   }
 
-  // --- values that tell when they go ---
+  // --- values that record their destruction ---
 
   c10::IValue make(const RRefId& id, WorkerId at) {
     auto& value = values_[id];
@@ -98,9 +99,9 @@ class Schedule {
     return at::from_blob(
         data, {1},
         [this, id, data = std::shared_ptr<int64_t>(std::move(number))](void*) {
-          auto& gone = values_.at(id);
-          gone.dropped = true;
-          if (!gone.failed) dropped_.push_back(id);
+          auto& value = values_.at(id);
+          value.dropped = true;
+          if (!value.failed) dropped_.push_back(id);
         },
         at::kLong);
   }
@@ -142,7 +143,7 @@ class Schedule {
     }
   }
 
-  // --- what a program may do ---
+  // --- operations of a program ---
 
   void operate() {
     const auto at = anyAlive();
@@ -151,7 +152,7 @@ class Schedule {
     if (what < 28) return makeOwn(at);
     if (what < 55) return call(at);
     if (what < 70) return fetch(at);
-    if (what < 99 || !deadly_) return letGo(at);
+    if (what < 99 || !deadly_) return release(at);
     if (deaths_ + 1 < size_) kill(at);
   }
 
@@ -186,7 +187,7 @@ class Schedule {
         if (chance(70)) held(at).push_back(std::move(rref));
       }
     };
-    // A fork for nobody in particular outlives a death: nobody can tell that it was the dead who took it.
+    // No worker can know that a lost worker received a fork for an unknown receiver, so such a fork would remain.
     group_[at].call(anyNode(), someHeld(at, 3), done, deadly_ || chance(85));
   }
 
@@ -201,16 +202,16 @@ class Schedule {
       if (number.ok()) {
         CHECK(number.value() == value.number);
       } else if (number.error().code() == ErrorCode::kRRefDeleted) {
-        CHECK((deaths_ > 0 || value.given_up));  // else the owner dropped what was still held
+        CHECK((deaths_ > 0 || value.given_up));  // else the owner dropped a value that was held
       }
     });
   }
 
-  void letGo(WorkerId at) {
+  void release(WorkerId at) {
     auto& mine = held(at);
     if (mine.empty()) return;
     const auto index = below(mine.size());
-    auto gone = std::move(mine[index]);
+    auto released = std::move(mine[index]);
     mine.erase(mine.begin() + static_cast<ptrdiff_t>(index));
   }
 
@@ -218,10 +219,10 @@ class Schedule {
     ++deaths_;
     group_.network.kill(worker);
     held(worker).clear();
-    dropped_.clear();  // with what the dead held or owned
+    dropped_.clear();  // the values that the lost worker held or owned
   }
 
-  // --- what may happen to messages ---
+  // --- events in the network ---
 
   void happen() {
     auto& network = group_.network;
@@ -240,13 +241,13 @@ class Schedule {
 
   void drop(size_t index) {
     const auto& packet = group_.network.packets()[index];
-    if (!*packet.delivered && packet.content.ok()) abandoned_ += RRefNode::forksOf(packet.content.value()).size();
+    if (!*packet.delivered && packet.content.ok()) abandoned_ += forksIn(packet.content.value()).size();
     group_.network.drop(index);
   }
 
   // --- the invariants ---
 
-  /// G1. A death voids it for forks that are not confirmed: whoever kept the value for them may be the one that died.
+  /// G1. It does not hold for unconfirmed forks after the loss of a worker, which may have kept the value for them.
   void checkDropped() {
     while (!dropped_.empty()) {
       const auto id = dropped_.back();
@@ -267,7 +268,7 @@ class Schedule {
       if (deaths_ > 0) continue;
       for (const auto& packet : group_.network.packets()) {
         if (*packet.delivered || !packet.content.ok()) continue;
-        for (const auto& fork : RRefNode::forksOf(packet.content.value())) {
+        for (const auto& fork : forksIn(packet.content.value())) {
           INFO("in flight from " << packet.from << " to " << packet.to << ": a fork of " << id);
           CHECK(fork.rref != id);
         }
@@ -277,10 +278,10 @@ class Schedule {
 
   void finish() {
     auto& network = group_.network;
-    for (int round = 0; round < 2; ++round) {  // functions that still run keep some more
+    for (int round = 0; round < 2; ++round) {  // functions that run during the first round keep more RRefs
       network.drain();
       for (auto& mine : handles_) {
-        const auto gone = std::exchange(mine, {});
+        const auto released = std::exchange(mine, {});
       }
       checkDropped();
     }
@@ -319,7 +320,7 @@ class Schedule {
 
 }  // namespace
 
-TEST_CASE("no schedule drops a value that is held, runs a function too early, or leaves anything behind") {
+TEST_CASE("no schedule drops a held value, runs a function too early, or leaves state behind") {
   const auto only = environment("TORCHRPC_TEST_SEED", 0);
   const auto first = only ? only : 1;
   const auto last = only ? only : environment("TORCHRPC_TEST_SCHEDULES", kSchedules);

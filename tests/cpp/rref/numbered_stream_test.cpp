@@ -1,4 +1,4 @@
-// The numbers that make a message count once.
+// Numbered streams, with which a message takes effect once.
 
 #include "rref/numbered_stream.h"
 
@@ -16,7 +16,7 @@ TEST_CASE("a number source counts from one for each destination") {
   CHECK(source.next(5) == 1);
 }
 
-TEST_CASE("seen numbers are a set, in as many runs as there are gaps") {
+TEST_CASE("seen numbers are a set, stored as runs of consecutive numbers") {
   std::mt19937 random(7);
   for (int round = 0; round < 200; ++round) {
     SeenNumbers seen;

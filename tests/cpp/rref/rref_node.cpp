@@ -1,5 +1,6 @@
 #include "rref/rref_node.h"
 
+#include "rref/outgoing_forks.h"
 #include "wire/codec.h"
 
 namespace torchrpc::testing {
@@ -17,11 +18,6 @@ RRefNode::RRefNode(Messenger& messenger, Hooks hooks)
   });
 }
 
-std::vector<RRefFork> RRefNode::forksOf(const Message& message) {
-  const auto* header = message.header(HeaderKind::kRRefForks);
-  return header ? decodeForks(*header) : std::vector<RRefFork>();
-}
-
 int64_t RRefNode::numberOf(const c10::IValue& value) {
   return value.isInt() ? value.toInt() : value.toTensor().const_data_ptr<int64_t>()[0];
 }
@@ -35,15 +31,9 @@ Message RRefNode::encode(const c10::IValue& value, const WorkerInfo& to) {
 }
 
 void RRefNode::attach(Message& message, const RRefs& rrefs, WorkerId to) {
-  if (rrefs.empty()) return;
-  std::vector<RRefFork> forks;
-  try {
-    for (const auto& rref : rrefs) forks.push_back(service_->fork(rref, to));
-  } catch (const Error&) {
-    service_->abandon(forks);
-    throw;
-  }
-  message.headers.push_back({HeaderKind::kRRefForks, encodeForks(forks)});
+  OutgoingForks forks(*service_, to);
+  for (const auto& rref : rrefs) forks.add(rref);
+  forks.commit(message);
 }
 
 RRefPtr RRefNode::remote(WorkerId to, const RRefs& args, Duration timeout) {
@@ -59,7 +49,7 @@ void RRefNode::call(WorkerId to, const RRefs& args, CallDone done, bool known) {
   attach(message, args, known ? to : kNoWorker);
   messenger_.request(to, std::move(message), {}, [service = service_, done = std::move(done)](Result<Message> reply) {
     if (!reply.ok()) return done(reply.error());
-    service->adopt(forksOf(reply.value()), false, done);
+    service->adopt(forksIn(reply.value()), false, done);
   });
 }
 
@@ -72,7 +62,7 @@ void RRefNode::fetch(const std::shared_ptr<UserRRef>& rref, std::function<void(R
 }
 
 void RRefNode::serveCall(const Request& request, const Responder& responder) {
-  service_->adopt(forksOf(request.message), true, [this, from = request.from, responder](Result<RRefs> args) {
+  service_->adopt(forksIn(request.message), true, [this, from = request.from, responder](Result<RRefs> args) {
     if (!args.ok()) return responder.fail(args.error());
     messenger_.post([this, from, responder, args = std::move(args).value()]() mutable {
       try {
@@ -94,7 +84,7 @@ void RRefNode::serveRemote(const Request& request, const Responder& responder) {
     message.kind = Kind::kReply;
     responder.reply(std::move(message));
   };
-  service_->adopt(forksOf(request.message), true, [this, hosted, reply](Result<RRefs> args) {
+  service_->adopt(forksIn(request.message), true, [this, hosted, reply](Result<RRefs> args) {
     if (!hosted.created) return reply();
     if (!args.ok()) {
       hosted.rref->setError(args.error());

@@ -1,7 +1,7 @@
 #pragma once
 
-// A node with RRefs over any Messenger: what the agent and a language binding would do around RRefService, with a
-// function of the test's as the user function.
+// A node with RRefs over any Messenger. It does what the agent and a language binding do around RRefService; the test
+// gives the user functions.
 
 #include <functional>
 #include <memory>
@@ -16,15 +16,15 @@ class RRefNode {
   using RRefs = std::vector<RRefPtr>;
   using CallDone = std::function<void(Result<RRefs>)>;
   struct Hooks {
-    /// The user function of calls: gets the RRefs of the request, gives those of the reply.
+    /// The user function of calls: receives the RRefs of the request and returns those of the reply.
     std::function<RRefs(RRefNode&, const WorkerInfo& from, RRefs)> function = [](auto&, const auto&, auto) {
       return RRefs();
     };
-    /// The user function of remote calls: makes the value.
+    /// The user function of remote calls: returns the value.
     std::function<c10::IValue(RRefNode&, const RRefId&, RRefs)> remote_function = [](auto&, const auto& id, auto) {
       return c10::IValue(static_cast<int64_t>(id.local_id));
     };
-    /// The RRefs that are part of each value, and travel with it when it is fetched.
+    /// The RRefs that are part of each value, and are sent with it when it is fetched.
     std::function<RRefs(RRefNode&)> inside_values = [](auto&) { return RRefs(); };
   };
 
@@ -34,23 +34,19 @@ class RRefNode {
   RRefService& rrefs() { return *service_; }
 
   RRefPtr remote(WorkerId to, const RRefs& args = {}, Duration timeout = {});
-  /// `known`: whether the forks are made for `to`, or for nobody in particular.
+  /// `known`: whether the forks are made for `to`, or for an unknown receiver.
   void call(WorkerId to, const RRefs& args, CallDone done = [](const auto&) {}, bool known = true);
-  /// The value is fetched as an int.
+  /// Fetches the value, an int.
   void fetch(const std::shared_ptr<UserRRef>& rref, std::function<void(Result<int64_t>)> done);
 
-  void abandon(const Message& message) { service_->abandon(forksOf(message)); }
-  /// A reply that nobody waits for: its forks are taken in all the same, and let go.
-  void discard(const Message& message) {
-    service_->adopt(forksOf(message), false, [](const auto&) {});
-  }
+  void abandon(const Message& message) { service_->abandon(forksIn(message)); }
 
-  static std::vector<RRefFork> forksOf(const Message& message);
-  /// The number in a value of the tests': an int, or a tensor's address (see TrackedValue in model_test.cpp).
+  /// The number in a value of a test: an int, or a tensor of one int (model_test.cpp).
   static int64_t numberOf(const c10::IValue& value);
 
  private:
   Message encode(const c10::IValue& value, const WorkerInfo& to);
+  /// Adds forks of `rrefs` to the message.
   void attach(Message& message, const RRefs& rrefs, WorkerId to);
   void serveCall(const Request& request, const Responder& responder);
   void serveRemote(const Request& request, const Responder& responder);

@@ -1,29 +1,29 @@
-// The owner's RRef by itself, and the encoding of forks.
+// The owner's RRef without a service, and the encoding of forks.
 
 #include "rref/sim_group.h"
 
 using namespace torchrpc;
 using namespace torchrpc::testing;
 
-TEST_CASE("forks survive their encoding") {
+TEST_CASE("forks are decoded as they were encoded") {
   const std::vector<RRefFork> forks{{{0, 1}, {2, 3}, 4, 5, 6, 7}, {{1, 8}, {2, 9}, 0, 1, kNoNumber, kNoNumber}};
   CHECK((decodeForks(encodeForks(forks)) == forks));
   CHECK(decodeForks("").empty());
 }
 
-TEST_CASE("the first result of an RRef is the one that counts") {
+TEST_CASE("the first result of an RRef is kept, later ones are ignored") {
   OwnerRRef rref({0, 0}, SimNetwork::info(0));
-  int told = 0;
-  rref.whenReady([&](const Result<c10::IValue>& value) { told += value.value().toInt() == 1; });
+  int calls = 0;
+  rref.whenReady([&](const Result<c10::IValue>& value) { calls += value.value().toInt() == 1; });
   CHECK(rref.setValue(1));
   CHECK_FALSE(rref.setValue(2));
   CHECK_FALSE(rref.setError(Error(ErrorCode::kUnknown, "late")));
-  rref.whenReady([&](const Result<c10::IValue>& value) { told += value.value().toInt() == 1; });
-  CHECK(told == 2);
+  rref.whenReady([&](const Result<c10::IValue>& value) { calls += value.value().toInt() == 1; });
+  CHECK(calls == 2);
   CHECK(rref.wait(std::chrono::milliseconds(1)).toInt() == 1);
 }
 
-TEST_CASE("waiting for a value ends with its time") {
+TEST_CASE("waiting for a value ends with its timeout") {
   OwnerRRef rref({0, 0}, SimNetwork::info(0));
   try {
     rref.wait(std::chrono::milliseconds(1));

@@ -1,11 +1,11 @@
-// The end of a node: users are deleted, leaks are named, whoever waits is told.
+// The shutdown of a node: users are deleted, leaks are named, waiters get an error.
 
 #include "rref/sim_group.h"
 
 using namespace torchrpc;
 using namespace torchrpc::testing;
 
-TEST_CASE("deleteAllUsers deletes every user, so that none can be used any more") {
+TEST_CASE("deleteAllUsers deletes every user, and none can be used afterwards") {
   SimGroup group(2);
   auto rref = group[0].remote(1);
   group.network.drain();
@@ -18,10 +18,10 @@ TEST_CASE("deleteAllUsers deletes every user, so that none can be used any more"
   CHECK(fetched(group, 0, rref).error().text() == named + "Cannot call to_here() on it after deletion.");
   CHECK_THROWS_WITH(group[0].rrefs().fork(rref, 1), named + "Cannot call fork an UserRRef after deletion.");
   rref.reset();
-  CHECK(group.network.packets().empty());  // the owner has been told once
+  CHECK(group.network.packets().empty());  // the deletion is sent once
 }
 
-TEST_CASE("deleteAllUsers says so when its time is up, and deletes them all the same") {
+TEST_CASE("deleteAllUsers returns false at its timeout, and deletes the users nevertheless") {
   SimGroup group(2);
   auto rref = group[0].remote(1);
   CHECK_FALSE(group[0].rrefs().deleteAllUsers(std::chrono::milliseconds(1)));
@@ -30,7 +30,7 @@ TEST_CASE("deleteAllUsers says so when its time is up, and deletes them all the 
   CHECK(group.clean());
 }
 
-TEST_CASE("deleteAllUsers waits for those who hold this node's values") {
+TEST_CASE("deleteAllUsers waits for the holders of this node's values") {
   SimGroup group(2);
   auto rref = group[0].remote(1);
   group.network.drain();
@@ -40,7 +40,7 @@ TEST_CASE("deleteAllUsers waits for those who hold this node's values") {
   CHECK(group[1].rrefs().deleteAllUsers(std::chrono::milliseconds(1)));
 }
 
-TEST_CASE("destroy names what leaks, and settles what waits") {
+TEST_CASE("destroy names leaks and settles pending RRefs") {
   SimGroup group(2);
   auto held = group[0].remote(1);
   group.network.drain();

@@ -1,6 +1,6 @@
 #pragma once
 
-// Nodes with RRefs on a simulated network, for tests of single cases.
+// A group of nodes with RRefs on a simulated network.
 
 #include <catch2/catch.hpp>
 
@@ -14,6 +14,12 @@ namespace torchrpc::testing {
 
 inline std::shared_ptr<UserRRef> user(const RRefPtr& rref) { return std::dynamic_pointer_cast<UserRRef>(rref); }
 inline std::shared_ptr<OwnerRRef> owner(const RRefPtr& rref) { return std::dynamic_pointer_cast<OwnerRRef>(rref); }
+/// Whether the owner's RRef has a value or an error.
+inline bool isReady(const RRefPtr& rref) {
+  const auto ready = std::make_shared<bool>(false);
+  owner(rref)->whenReady([ready](const auto&) { *ready = true; });
+  return *ready;
+}
 
 struct SimGroup {
   explicit SimGroup(int size, RRefNode::Hooks hooks) : network(size) {
@@ -24,10 +30,10 @@ struct SimGroup {
     };
     network.on_lost = [this](WorkerId survivor, WorkerInfo lost) { nodes[survivor]->rrefs().onWorkerLost(lost); };
   }
-  /// The user function keeps what it gets in `kept`.
+  /// The user function keeps its arguments in `kept`.
   explicit SimGroup(int size) : SimGroup(size, keeping()) {}
 
-  /// As a node's shutdown does: what still waits for an owner, a dead one perhaps, keeps itself alive until it is told.
+  /// As the shutdown of a node does: an RRef that waits for its owner keeps itself alive until it is settled.
   ~SimGroup() {
     for (const auto& node : nodes) node->rrefs().destroy();
   }
@@ -44,7 +50,7 @@ struct SimGroup {
   RRefNode& operator[](WorkerId id) { return *nodes[id]; }
   RRefService::DebugInfo info(WorkerId id) { return nodes[id]->rrefs().debugInfo(); }
 
-  /// Nothing is held or pending anywhere on living nodes.
+  /// Whether nothing is held or pending on the living nodes.
   bool clean() {
     for (const auto& node : nodes) {
       const auto i = node->rrefs().debugInfo();
@@ -58,7 +64,7 @@ struct SimGroup {
   std::vector<RRefPtr> kept;
 };
 
-/// The value at `rref`, after letting everything happen.
+/// Fetches the value of `rref` and runs the network until it is idle.
 inline Result<int64_t> fetched(SimGroup& group, WorkerId at, const RRefPtr& rref) {
   std::optional<Result<int64_t>> got;
   group[at].fetch(user(rref), [&](Result<int64_t> value) { got = std::move(value); });

@@ -33,7 +33,7 @@ SimNetwork::SimNetwork(int nodes) {
 }
 
 SimNetwork::~SimNetwork() {
-  for (const auto& node : nodes_) dead_.insert(node->self().id);  // what is destroyed now must not start anything
+  for (const auto& node : nodes_) dead_.insert(node->self().id);  // destructors must not send anything now
 }
 
 Messenger& SimNetwork::node(WorkerId id) { return *nodes_.at(id); }
@@ -125,7 +125,7 @@ void SimNetwork::timeOut(uint64_t call) {
 
 void SimNetwork::kill(WorkerId worker) {
   dead_.insert(worker);
-  std::vector<Task> tasks;  // what they hold must not go while the list is being searched
+  std::vector<Task> tasks;  // destroyed after the lists have been searched
   std::vector<Call> calls;
   std::erase_if(tasks_, [&](auto& task) {
     if (task.node != worker) return false;

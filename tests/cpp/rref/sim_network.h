@@ -1,7 +1,7 @@
 #pragma once
 
-// A network of nodes in one thread. Everything that would take time (a message, a reply, a task of the pool, the news
-// of a worker's death) waits here until the test says that it happens now, not at all, or twice.
+// A simulated network of nodes in one thread. Every asynchronous event (a message, a reply, a task of the pool, the
+// notice of a worker's loss) is queued here until the test delivers, drops or repeats it.
 
 #include <functional>
 #include <map>
@@ -24,15 +24,15 @@ class SimNetwork {
   Messenger& node(WorkerId id);
   static WorkerInfo info(WorkerId id) { return {"worker" + std::to_string(id), id}; }
 
-  // --- what an agent above would hear of ---
+  // --- callbacks, as an agent would make them ---
 
-  /// A message with its forks is known not to have arrived.
+  /// A message was certainly not delivered.
   std::function<void(WorkerId sender, const Message&)> on_undelivered;
-  /// A reply has come for which nobody waits any more.
+  /// A reply has arrived after its call ended.
   std::function<void(WorkerId receiver, const Message&)> on_late_reply;
   std::function<void(WorkerId survivor, WorkerInfo lost)> on_lost;
 
-  // --- what can happen next ---
+  // --- the queued events ---
 
   struct Packet {
     WorkerId from = kNoWorker;
@@ -41,19 +41,19 @@ class SimNetwork {
     bool reply = false;
     Kind kind{};  ///< of the request
     Result<Message> content;
-    std::shared_ptr<bool> delivered;  ///< some copy of it
+    std::shared_ptr<bool> delivered;  ///< whether any copy was delivered
   };
   const std::vector<Packet>& packets() const { return packets_; }
   void deliver(size_t packet);
-  /// Delivers it and keeps a copy under way.
+  /// Delivers a packet and keeps a copy in the queue.
   void repeat(size_t packet);
-  /// Loses it. A reliable request is then under way again; another fails.
+  /// Loses a packet. A reliable request is then sent again; any other request fails.
   void drop(size_t packet);
 
   size_t tasks() const { return tasks_.size(); }
   void runTask(size_t task);
 
-  /// The plain calls that wait for a reply, and the end of such a wait.
+  /// The calls that wait for a reply, without reliable requests.
   std::vector<uint64_t> openCalls() const;
   void timeOut(uint64_t call);
 
@@ -66,9 +66,9 @@ class SimNetwork {
   const std::vector<Notice>& notices() const { return notices_; }
   void notify(size_t notice);
 
-  /// Lets everything happen, in order, until nothing is left to happen.
+  /// Runs all events in order until the queues are empty.
   void drain();
-  /// Delivers the first packet of that kind under way (a request, or the reply to one); false if there is none.
+  /// Delivers the first packet of that kind (a request, or the reply to one); false if there is none.
   bool deliverFirst(Kind kind, bool reply = false);
   size_t count(Kind kind, bool reply = false) const;
   /// The index of the first such packet, -1 if none.
@@ -93,7 +93,7 @@ class SimNetwork {
   void finish(uint64_t call, Result<Message> result);
   bool noticed(WorkerId survivor, WorkerId lost) const { return noticed_.count({survivor, lost}) > 0; }
 
-  // In this order: what is under way holds RRefs and responders, which call back when they are destroyed.
+  // In this order, because packets and tasks hold RRefs and responders, which call back when they are destroyed.
   std::set<WorkerId> dead_;
   std::set<std::pair<WorkerId, WorkerId>> noticed_;
   uint64_t next_call_ = 1;

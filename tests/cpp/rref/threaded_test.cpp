@@ -1,5 +1,5 @@
 // The RRef layer with real threads, for the thread sanitizer: each node has a loop thread and a pool, several threads
-// use each node at once, and some messages arrive twice.
+// use each node at the same time, and some messages arrive twice.
 
 #include <catch2/catch.hpp>
 
@@ -15,26 +15,26 @@ using namespace torchrpc::testing;
 
 namespace {
 
-/// Counts what is under way, so that a test can wait for the end of it.
+/// Counts pending tasks, so that a test can wait until there are none.
 class Traffic {
  public:
   void begin() {
     MutexLock lock(mutex_);
-    ++under_way_;
+    ++pending_;
   }
   void end() {
     MutexLock lock(mutex_);
-    if (--under_way_ == 0) idle_.notify_all();
+    if (--pending_ == 0) idle_.notify_all();
   }
   bool waitIdle() {
     MutexLock lock(mutex_);
-    return idle_.wait_for(lock, std::chrono::seconds(60), [this] { return under_way_ == 0; });
+    return idle_.wait_for(lock, std::chrono::seconds(60), [this]() TORCHRPC_REQUIRES(mutex_) { return pending_ == 0; });
   }
 
  private:
   Mutex mutex_;
   CondVar idle_;
-  int under_way_ = 0;  // guarded by mutex_
+  int pending_ TORCHRPC_GUARDED_BY(mutex_) = 0;
 };
 
 class Loop {
@@ -63,7 +63,7 @@ class Loop {
       std::function<void()> task;
       {
         MutexLock lock(mutex_);
-        filled_.wait(lock, [this] { return closed_ || !tasks_.empty(); });
+        filled_.wait(lock, [this]() TORCHRPC_REQUIRES(mutex_) { return closed_ || !tasks_.empty(); });
         if (tasks_.empty()) return;
         task = std::move(tasks_.front());
         tasks_.pop_front();
@@ -77,9 +77,8 @@ class Loop {
   Traffic& traffic_;
   Mutex mutex_;
   CondVar filled_;
-  // guarded by mutex_:
-  std::deque<std::function<void()>> tasks_;
-  bool closed_ = false;
+  std::deque<std::function<void()>> tasks_ TORCHRPC_GUARDED_BY(mutex_);
+  bool closed_ TORCHRPC_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 
@@ -119,7 +118,7 @@ class ThreadedNode : public Messenger {
   }
 
  private:
-  /// The first reply counts; on this node's loop.
+  /// Calls the handler with the first reply, on this node's loop.
   struct Once {
     explicit Once(ReplyHandler handler) : handler(std::move(handler)) {}
     ReplyHandler handler;
@@ -141,13 +140,13 @@ class ThreadedNode : public Messenger {
   const Nodes& nodes_;
   const WorkerInfo self_;
   Traffic& traffic_;
-  std::map<Kind, RequestHandler> handlers_;  // constant once the nodes talk
+  std::map<Kind, RequestHandler> handlers_;  // constant once messages are sent
   std::atomic<int> repeats_{0};
   ThreadPool pool_;
   Loop loop_;
 };
 
-/// RRefs that several threads put in and take out.
+/// RRefs that several threads add and remove.
 class Shelf {
  public:
   void put(RRefPtr rref) {
@@ -169,12 +168,12 @@ class Shelf {
 
  private:
   Mutex mutex_;
-  std::vector<RRefPtr> rrefs_;  // guarded by mutex_
+  std::vector<RRefPtr> rrefs_ TORCHRPC_GUARDED_BY(mutex_);
 };
 
 }  // namespace
 
-TEST_CASE("threads that use RRefs at once lose no value and leave none behind") {
+TEST_CASE("threads that use RRefs concurrently lose no value and leak none") {
   constexpr int kNodes = 3;
   constexpr int kThreads = 2;  // a node
   constexpr int kOperations = 300;
@@ -216,7 +215,7 @@ TEST_CASE("threads that use RRefs at once lose no value and leave none behind") 
           ++fetched;
         });
       }
-      if (random() % 4 < 3) shelf.take(random());  // about as much goes as comes
+      if (random() % 4 < 3) shelf.take(random());  // about as many are removed as added
     }
   };
   std::vector<std::thread> threads;
@@ -248,7 +247,7 @@ TEST_CASE("threads that use RRefs at once lose no value and leave none behind") 
   }
 }
 
-TEST_CASE("a value is awaited by several threads, and given by another") {
+TEST_CASE("several threads wait for a value that another thread sets") {
   for (int round = 0; round < 50; ++round) {
     auto rref = std::make_shared<OwnerRRef>(RRefId{0, 0}, WorkerInfo{"worker0", 0});
     std::atomic<int> got{0};

@@ -1,4 +1,4 @@
-// Messages as frames: what is put in comes out, limits hold, lies are found out.
+// Messages as frames: messages arrive unchanged, limits hold, malformed frames are refused.
 
 #include <ATen/Functions.h>
 #include <catch2/catch.hpp>
@@ -47,7 +47,7 @@ TEST_CASE("random messages arrive as they were sent") {
   }
 }
 
-TEST_CASE("a message's header is found by kind, the first of several") {
+TEST_CASE("header() finds the first header of a kind") {
   const Message message{
       .kind = Kind::kPythonCall,
       .headers = {{HeaderKind::kProfiling, "p"}, {HeaderKind::kDeadline, "1"}, {HeaderKind::kDeadline, "2"}}};
@@ -55,7 +55,7 @@ TEST_CASE("a message's header is found by kind, the first of several") {
   CHECK(message.header(HeaderKind::kRRefForks) == nullptr);
 }
 
-TEST_CASE("kind and call can be read from the first bytes of a head") {
+TEST_CASE("the first bytes of a head contain the kind and the call id") {
   const auto frame = encodeFrame({.kind = Kind::kBuiltinCall, .call = 1234567890123, .payload = "some"});
   const auto info = peekFrame(frame.head);
   REQUIRE(info);
@@ -65,7 +65,7 @@ TEST_CASE("kind and call can be read from the first bytes of a head") {
   CHECK_FALSE(peekFrame(""));
 }
 
-TEST_CASE("a message of an unknown kind is still a message") {
+TEST_CASE("a message of an unknown kind can be decoded") {
   const auto frame = encodeFrame({.kind = static_cast<Kind>(777), .call = 3});
   CHECK(decodeFrame(frame).kind == static_cast<Kind>(777));
 }
@@ -77,7 +77,7 @@ TEST_CASE("a copy of a message shares no memory with it") {
   for (const auto& tensor : copy.tensors) CHECK(tensor.sum().item<float>() == 0);
 }
 
-TEST_CASE("what is larger than the limits is refused before sending, and as malformed on arrival") {
+TEST_CASE("a message larger than the limits is refused before sending, and as malformed on arrival") {
   const Message message{
       .kind = Kind::kReply,
       .headers = {{HeaderKind::kDeadline, "1"}, {HeaderKind::kDeadline, "2"}},
@@ -93,7 +93,7 @@ TEST_CASE("what is larger than the limits is refused before sending, and as malf
   checkSame(message, decodeFrame(encodeFrame(message, enough), enough));
 }
 
-TEST_CASE("a frame with a segment missing, too many, or of another size is malformed") {
+TEST_CASE("a frame with too few or too many segments, or with one of another size, is malformed") {
   const auto frame = encodeFrame({.kind = Kind::kReply, .tensors = {at::ones({5000})}});
   auto missing = frame;
   missing.segments.clear();
@@ -103,16 +103,16 @@ TEST_CASE("a frame with a segment missing, too many, or of another size is malfo
   shorter.segments[0].bytes -= 1;
   auto outside = frame;
   outside.segments[0].offset = 4;
-  auto odd = frame;
-  odd.segments[0] = {makeStorage(20'002), 2, 20'000};
+  auto unaligned = frame;
+  unaligned.segments[0] = {makeStorage(20'002), 2, 20'000};
   auto null = frame;
   null.segments[0].storage = {};
-  for (const auto& bad : {missing, extra, shorter, outside, odd, null}) {
+  for (const auto& bad : {missing, extra, shorter, outside, unaligned, null}) {
     CHECK(codeOf([&] { decodeFrame(bad); }) == ErrorCode::kProtocol);
   }
 }
 
-TEST_CASE("an error comes back as it was, with the called function's own form of it") {
+TEST_CASE("an error arrives unchanged, with its detail") {
   const Error error(ErrorCode::kUserException, "ValueError: no", "worker1", std::string("\0pickle", 7));
   const auto message = encodeError(error);
   CHECK(message.kind == Kind::kError);
@@ -123,7 +123,7 @@ TEST_CASE("an error comes back as it was, with the called function's own form of
   CHECK(arrived.detail() == error.detail());
 }
 
-TEST_CASE("an error of a code that a newer peer may know keeps its text") {
+TEST_CASE("an error with an unknown code keeps its text") {
   auto message = encodeError(Error(ErrorCode::kTimeout, "text"));
   message.payload[0] = 77;
   const auto arrived = decodeError(message);
@@ -131,7 +131,7 @@ TEST_CASE("an error of a code that a newer peer may know keeps its text") {
   CHECK(arrived.text() == "text");
 }
 
-TEST_CASE("bytes that are no error are malformed") {
+TEST_CASE("a malformed error is refused") {
   const auto message = encodeError(Error(ErrorCode::kTimeout, "text", "worker"));
   for (size_t size = 0; size < message.payload.size(); ++size) {
     CHECK(codeOf([&] {

@@ -1,5 +1,5 @@
-// Hostile bytes: whatever they are, decoding gives a message or throws Error(kProtocol). Nothing else, least of all a
-// read out of bounds: run this with the address and undefined sanitizers too.
+// Hostile bytes: decoding returns a message or throws Error(kProtocol), and never reads out of bounds. Run this with
+// the address sanitizer and the undefined behavior sanitizer, too.
 
 #include <catch2/catch.hpp>
 
@@ -16,7 +16,7 @@ namespace {
 
 size_t below(std::mt19937& random, size_t end) { return end == 0 ? 0 : random() % end; }
 
-// What a mutation may write over 8 bytes: numbers at which arithmetic goes wrong.
+// Numbers that mutations write, for which arithmetic may overflow.
 constexpr uint64_t kOddNumbers[] = {
     0, 1, 2, 0x7fffffff, 0xffffffff, 1ull << 32, 1ull << 61, 1ull << 62, 0x7fffffffffffffff, 1ull << 63, ~0ull};
 
@@ -45,7 +45,7 @@ void mutate(std::string& bytes, std::mt19937& random) {
   for (size_t i = 1 + random() % 3; i > 0; --i) mutateOnce(bytes, random);
 }
 
-// True if it decoded. Any exception but Error(kProtocol) fails the test by passing through.
+// Whether the frame can be decoded. Any exception but Error(kProtocol) leaves the function and fails the test.
 bool decodes(Frame frame) {
   try {
     const auto message = decodeFrame(std::move(frame));
@@ -59,7 +59,7 @@ bool decodes(Frame frame) {
 
 }  // namespace
 
-TEST_CASE("any bytes for a frame are a message or a protocol error") {
+TEST_CASE("decoding any frame gives a message or a protocol error") {
   const auto seed = GENERATE(1u, 2u, 3u, 4u);
   INFO("seed " << seed);
   std::mt19937 random(seed);
@@ -79,7 +79,7 @@ TEST_CASE("any bytes for a frame are a message or a protocol error") {
   CHECK(refused > 5000);
 }
 
-TEST_CASE("any bytes for one tensor are a tensor or a protocol error") {
+TEST_CASE("decoding any tensor gives a tensor or a protocol error") {
   std::mt19937 random(5);
   for (const auto& sample : sampleTensors()) {
     INFO(sample.name);
@@ -94,7 +94,7 @@ TEST_CASE("any bytes for one tensor are a tensor or a protocol error") {
   }
 }
 
-TEST_CASE("every frame cut short is a protocol error") {
+TEST_CASE("decoding a truncated frame gives a protocol error") {
   std::mt19937 random(6);
   for (int i = 0; i < 30; ++i) {
     const auto frame = transported(encodeFrame(randomMessage(random)));
@@ -104,7 +104,7 @@ TEST_CASE("every frame cut short is a protocol error") {
   }
 }
 
-TEST_CASE("any bytes for a value are a value or an error that says so") {
+TEST_CASE("decoding any value gives a value, a protocol error or a type error") {
   const auto seed = GENERATE(1u, 2u);
   INFO("seed " << seed);
   std::mt19937 random(seed);
@@ -132,7 +132,7 @@ TEST_CASE("any bytes for a value are a value or an error that says so") {
   }
 }
 
-TEST_CASE("bytes that claim to be deeply nested do not exhaust the stack") {
+TEST_CASE("deeply nested bytes do not exhaust the stack") {
   const std::string bytes(10'000'000, '\x09');
   Reader in(bytes);
   CHECK_THROWS_AS(decodeValue(in, {}), Error);

@@ -39,7 +39,7 @@ void addDtypes(std::vector<Sample>& samples) {
 }
 
 void addShapes(std::vector<Sample>& samples) {
-  const auto big = at::arange(0, 6000, at::kFloat);  // more than stands in the head
+  const auto big = at::arange(0, 6000, at::kFloat);  // too large for the head
   samples.push_back({"undefined", at::Tensor()});
   samples.push_back({"0-dim", at::scalar_tensor(3.5)});
   samples.push_back({"empty", at::empty({0})});

@@ -1,6 +1,6 @@
 #pragma once
 
-// Tensors, values and messages of many kinds for the tests of this folder, and what "arrived the same" means for them.
+// Sample tensors, values and messages for the tests of this folder, and comparisons of what was sent with what arrived.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
@@ -19,14 +19,14 @@ struct Sample {
   at::Tensor tensor;
 };
 
-/// One of every kind of tensor that can travel.
+/// A tensor of every kind that can be sent.
 std::vector<Sample> sampleTensors();
 
-/// Equal in everything that travels; strides only where `sent` is dense.
+/// Whether all properties that are sent are equal. Strides are compared only if `sent` is dense.
 bool arrivedSame(const at::Tensor& sent, const at::Tensor& arrived);
 bool arrivedSame(const c10::IValue& sent, const c10::IValue& arrived);
 
-/// A frame as it arrives: each segment memory of its own.
+/// The frame as it arrives: each segment in memory of its own.
 Frame transported(Frame frame);
 
 at::Tensor roundTrip(const at::Tensor& tensor);

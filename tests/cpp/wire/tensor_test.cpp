@@ -1,4 +1,4 @@
-// Tensors over the wire: every kind that can travel arrives the same; what cannot says why.
+// Tensors as bytes: every tensor that can be sent arrives unchanged; the others are refused with a reason.
 
 #include <ATen/ATen.h>
 #include <catch2/catch.hpp>
@@ -33,7 +33,7 @@ TEST_CASE("every kind of tensor arrives as it was sent") {
   }
 }
 
-TEST_CASE("every kind of tensor can be sent on after it has arrived") {
+TEST_CASE("every kind of tensor can be sent again after it has arrived") {
   for (const auto& sample : sampleTensors()) {
     INFO(sample.name);
     CHECK(arrivedSame(sample.tensor, roundTrip(roundTrip(sample.tensor))));
@@ -53,7 +53,7 @@ TEST_CASE("an arrived tensor can be computed with, changed and resized") {
   CHECK(parameter.grad().sum().item<float>() == 6);
 }
 
-TEST_CASE("a small tensor stands in the head, a large one shares its memory with a segment") {
+TEST_CASE("the data of a small tensor is in the head, a segment shares the memory of a large one") {
   const auto limit = static_cast<int64_t>(kInlineTensorBytes);
   CHECK(frameOf(at::ones({limit}, at::kByte)).segments.empty());
 
@@ -82,7 +82,7 @@ TEST_CASE("a transposed tensor is sent without a copy") {
   CHECK(frame.segments[0].data() == tensor.const_data_ptr());
 }
 
-TEST_CASE("an expanded tensor is sent as small as it is stored") {
+TEST_CASE("an expanded tensor sends only the memory that it uses") {
   const auto tensor = at::rand({1}).expand({5000});
   CHECK(frameOf(tensor).segments.empty());
   const auto arrived = roundTrip(tensor);
@@ -101,7 +101,7 @@ TEST_CASE("a view with gaps keeps its strides, unless most of its range is gaps"
   CHECK(roundTrip(least).equal(least));
 }
 
-TEST_CASE("an arrived segment's memory is the tensor's") {
+TEST_CASE("an arrived tensor uses the memory of its segment") {
   auto frame = transported(frameOf(at::rand({5000})));
   const void* memory = frame.segments[0].data();
   const auto arrived = decodeFrame(std::move(frame));
@@ -109,7 +109,7 @@ TEST_CASE("an arrived segment's memory is the tensor's") {
   CHECK(arrived.tensors[0].storage().use_count() == 1);
 }
 
-TEST_CASE("sending a tensor with a graph leaves the graph alone") {
+TEST_CASE("sending a tensor does not change its autograd graph") {
   auto leaf = at::rand({3, 1}).requires_grad_();
   const auto view = leaf.expand({3, 4});
   const auto arrived = roundTrip(view);
@@ -119,7 +119,7 @@ TEST_CASE("sending a tensor with a graph leaves the graph alone") {
   CHECK(leaf.grad().sum().item<float>() == 12);
 }
 
-TEST_CASE("tensors that cannot travel are refused by kind, with a remedy") {
+TEST_CASE("a tensor that cannot be sent is refused with its kind and a remedy") {
   CHECK(refusal(at::rand({4, 4}).to_mkldnn()) == "cannot send a tensor of layout Mkldnn: call .to_dense() first");
   const auto zero_points = at::zeros({2}, at::kInt);
   const auto per_channel = at::quantize_per_channel(at::rand({2, 2}), at::ones({2}), zero_points, 0, at::kQInt8);

@@ -1,4 +1,4 @@
-// Plain values: as they are, and as an operator's argument types want them.
+// Plain values: as they were sent, and as the types of an operator's arguments.
 
 #include <ATen/ATen.h>
 #include <ATen/core/Dict.h>
@@ -58,7 +58,7 @@ TEST_CASE("random values arrive as they were sent") {
   }
 }
 
-TEST_CASE("lists of one kind of value arrive as lists of that kind") {
+TEST_CASE("a list of values of one type arrives as a list of that type") {
   CHECK(roundTrip(std::vector<int64_t>{1, 2}).isIntList());
   CHECK(roundTrip(std::vector<double>{1, 2}).isDoubleList());
   CHECK(roundTrip(c10::List<bool>({true, false})).isBoolList());
@@ -67,7 +67,7 @@ TEST_CASE("lists of one kind of value arrive as lists of that kind") {
   CHECK(roundTrip(listOf({})).toList().elementType()->kind() == c10::TypeKind::AnyType);
 }
 
-TEST_CASE("a dict keeps its order and the kinds of its keys") {
+TEST_CASE("a dict keeps its order and the types of its keys") {
   c10::impl::GenericDict dict(c10::AnyType::get(), c10::AnyType::get());
   for (const IValue& key : {IValue("z"), IValue(1), IValue(1.0), IValue(true), IValue("a")}) dict.insert(key, 0);
   const auto arrived = roundTrip(dict).toGenericDict();
@@ -76,7 +76,7 @@ TEST_CASE("a dict keeps its order and the kinds of its keys") {
   CHECK(kinds == std::vector<std::string>{"String", "Int", "Double", "Bool", "String"});
 }
 
-TEST_CASE("a tensor that comes many times is sent once and stays one") {
+TEST_CASE("a tensor that occurs many times is sent once and arrives as one tensor") {
   const auto copies = GENERATE(2u, 100u);
   std::vector<IValue> values;
   for (size_t i = 0; i < copies; ++i) values.push_back(at::ones({2}));
@@ -94,7 +94,7 @@ TEST_CASE("a tensor that comes many times is sent once and stays one") {
   for (size_t i = 0; i < copies; ++i) CHECK(elements[i].is(elements[copies + i]));
 }
 
-TEST_CASE("what has no plain form is refused by its type") {
+TEST_CASE("a value without a plain form is refused with its type") {
   const auto send = [](const IValue& value) { return errorOf([&] { roundTrip(value); }); };
   const auto future = send(c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get()));
   CHECK(future.code() == ErrorCode::kSerialization);
@@ -116,7 +116,7 @@ TEST_CASE("values nested deeper than the limit are refused on both sides") {
   CHECK(errorOf([&] { decodeValue(in, tensors); }).code() == ErrorCode::kProtocol);
 }
 
-TEST_CASE("a value becomes what the argument's type asks for") {
+TEST_CASE("a value is converted to the type of the argument") {
   CHECK(roundTrip(2, c10::FloatType::get()).isDouble());
   CHECK(roundTrip(2, c10::ComplexType::get()).toComplexDouble() == c10::complex<double>(2, 0));
   CHECK(roundTrip(2, c10::NumberType::get()).isInt());
@@ -134,7 +134,7 @@ TEST_CASE("a value becomes what the argument's type asks for") {
   CHECK(roundTrip(IValue(), c10::AnyType::get()).isNone());
 }
 
-TEST_CASE("a sequence becomes a list of the argument's element type, even an empty one") {
+TEST_CASE("a sequence becomes a list of the argument's element type, even if it is empty") {
   CHECK(roundTrip(tupleOf({1, 2}), list(c10::IntType::get())).toIntVector() == std::vector<int64_t>{1, 2});
   CHECK(roundTrip(listOf({1, 2.5}), list(c10::FloatType::get())).toDoubleVector() == std::vector<double>{1, 2.5});
   CHECK(roundTrip(listOf({}), list(c10::FloatType::get())).isDoubleList());
@@ -147,7 +147,7 @@ TEST_CASE("a sequence becomes a list of the argument's element type, even an emp
   CHECK(maybe.toListRef()[0].isNone());
 }
 
-TEST_CASE("torch's operators take what was decoded for their arguments") {
+TEST_CASE("torch's operators accept the values decoded for their arguments") {
   const auto call = [](const char* name, const char* overload, const std::vector<IValue>& arguments) {
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
     torch::jit::Stack stack;
@@ -174,7 +174,7 @@ TEST_CASE("torch's operators take what was decoded for their arguments") {
   CHECK(call("aten::rand", "generator", {listOf({2}), IValue(), 6, 0, "cpu", false}).numel() == 2);
 }
 
-TEST_CASE("tuples and dicts take the types of their parts") {
+TEST_CASE("the elements of tuples and dicts are converted to their types") {
   const auto pair = c10::TupleType::create({c10::FloatType::get(), c10::StringType::get()});
   CHECK(roundTrip(tupleOf({1, "x"}), pair).toTupleRef().elements()[0].isDouble());
 
@@ -185,7 +185,7 @@ TEST_CASE("tuples and dicts take the types of their parts") {
   CHECK(c10::impl::toTypedDict<std::string, double>(arrived.toGenericDict()).at("a") == 1.0);
 }
 
-TEST_CASE("a value that does not fit the argument's type is the caller's mistake, and named") {
+TEST_CASE("a value that does not match the argument's type is an invalid argument, and is named") {
   const auto send = [](const IValue& value, const c10::TypePtr& type) {
     return errorOf([&] { roundTrip(value, type); });
   };
@@ -193,7 +193,7 @@ TEST_CASE("a value that does not fit the argument's type is the caller's mistake
   CHECK(error.code() == ErrorCode::kInvalidArgument);
   CHECK(error.text() == "expected a value of type List[int] but got a str");
 
-  const std::vector<std::pair<IValue, c10::TypePtr>> misfits = {
+  const std::vector<std::pair<IValue, c10::TypePtr>> mismatches = {
       {1.5, c10::IntType::get()},
       {true, c10::IntType::get()},
       {true, c10::FloatType::get()},
@@ -208,13 +208,13 @@ TEST_CASE("a value that does not fit the argument's type is the caller's mistake
       {tupleOf({1}), c10::TupleType::create({c10::IntType::get(), c10::IntType::get()})},
       {"x", optional(c10::IntType::get())},
   };
-  for (const auto& [value, type] : misfits) {
+  for (const auto& [value, type] : mismatches) {
     INFO(value.tagKind() << " for " << type->annotation_str());
     CHECK(send(value, type).code() == ErrorCode::kInvalidArgument);
   }
 }
 
-TEST_CASE("tags that only Python writes are read where they have a meaning") {
+TEST_CASE("tags that only Python writes can be read where C++ has such values") {
   const auto read = [](std::string bytes, const c10::TypePtr& type = nullptr) {
     Reader in(bytes);
     return decodeValue(in, {}, type);
