@@ -1,6 +1,7 @@
 #pragma once
 
-// How much is under way on a node (calls made, requests served), so that a graceful shutdown can wait for none.
+// Counts what is under way on a node (calls made, requests served), so that a graceful shutdown can wait until nothing
+// is.
 
 #include <atomic>
 #include <utility>
@@ -17,7 +18,7 @@ class Activity {
     running_.fetch_add(1, std::memory_order_acq_rel);
     total_.fetch_add(1, std::memory_order_acq_rel);
   }
-  /// What has begun is held once more.
+  /// Something that has begun gets one more holder: it ends when each has called end().
   void hold() { running_.fetch_add(1, std::memory_order_acq_rel); }
   void end() {
     if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
@@ -25,14 +26,14 @@ class Activity {
       idle_.notify_all();
     }
   }
-  /// False if something still ran after `timeout` (0: waits as long as it takes).
+  /// Waits until nothing is under way; false after `timeout`.
   bool waitIdle(Duration timeout) {
-    const auto deadline = timeout == Duration::zero() ? kNever : deadlineAfter(timeout);
+    const auto deadline = deadlineAfter(timeout);
     MutexLock lock(mutex_);
     return waitInterruptibly(idle_, lock, deadline, [this] { return running_.load(std::memory_order_acquire) == 0; });
   }
   int64_t running() const { return running_.load(std::memory_order_acquire); }
-  /// Begun since the start.
+  /// How often something has begun.
   int64_t total() const { return total_.load(std::memory_order_acquire); }
 
  private:
@@ -42,7 +43,8 @@ class Activity {
   CondVar idle_;
 };
 
-/// Something under way: begins when made, ends when the last copy is gone, before the Activity is.
+/// Something that is under way from the token's construction until its last copy is destroyed. The Activity must
+/// outlive all copies.
 class ActivityToken {
  public:
   ActivityToken() = default;

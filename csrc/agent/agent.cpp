@@ -3,17 +3,21 @@
 #include <c10/util/Exception.h>
 
 #include "agent/deadline.h"
+#include "base/exception.h"
 #include "wire/codec.h"
 
 namespace torchrpc {
 
 namespace {
 
-Error lost(const WorkerInfo& peer, const Error& reason) {
+/// Of a worker's answer to a ping, where liveness has no limit.
+constexpr Duration kPingTimeout = std::chrono::seconds(30);
+
+Error lostError(const WorkerInfo& peer, const Error& reason) {
   return {ErrorCode::kWorkerLost, "the connection to " + toString(peer) + " was lost: " + reason.text(), peer.name};
 }
 
-size_t sizeOf(const Message& message) {
+size_t bytesOf(const Message& message) {
   size_t bytes = message.payload.size();
   for (const auto& tensor : message.tensors) {
     if (tensor.defined() && tensor.has_storage()) bytes += tensor.nbytes();
@@ -21,9 +25,9 @@ size_t sizeOf(const Message& message) {
   return bytes;
 }
 
-/// What the transport says of a frame that did not go out, for the caller.
-Error notSent(const WorkerInfo& to, const Error& reason) {
-  return reason.code() == ErrorCode::kFrameTooLarge ? reason : lost(to, reason);
+/// The transport's error for a frame that it did not send, as the caller's error.
+Error unsentError(const WorkerInfo& to, const Error& reason) {
+  return reason.code() == ErrorCode::kFrameTooLarge ? reason : lostError(to, reason);
 }
 
 }  // namespace
@@ -37,18 +41,18 @@ Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_
           *transport_, directory_, options_.incarnation, options_.grows,
           {.on_frame = [this](const auto& link, Frame frame) { onFrame(link, std::move(frame)); },
            .on_lost = [this](const Link& link, const Error& reason) { onLost(link, reason); },
-           .on_heard = [this](const Link& link) { liveness_.onHeard(link.peer().id); }}),
-      liveness_(options_.liveness, *timer_, connections_),
+           .on_activity = [this](const Link& link) { liveness_.onActivity(link.peer().id); }}),
+      liveness_(noLimitIfZero(options_.liveness), *timer_, connections_),
       pool_(
           {.size = options_.threads,
            .name = "torchrpc",
-           .look = [this](const std::function<bool()>& done) { transport_->poll(done); },
-           .sleep = [this](
-                        const std::function<bool()>& done,
-                        FutexWaiter& waiter) { transport_->sleep(done, waiter, kNever, /*preemptible=*/true); }}),
+           .poll_before_park = [this](const std::function<bool()>& done) { transport_->poll(done); },
+           .park = [this](
+                       const std::function<bool()>& done,
+                       FutexWaiter& waiter) { transport_->sleep(done, waiter, kNever, /*preemptible=*/true); }}),
       strand_(pool_, options_.enter_strand) {
   liveness_.addSource([this](std::set<WorkerId>& workers) {
-    calls_.addAwaited(workers);
+    calls_.addOutstanding(workers);
     workers.erase(self().id);
   });
 }
@@ -59,14 +63,14 @@ void Agent::on(Kind kind, Where where, RequestHandler handler) {
   TORCH_INTERNAL_ASSERT(served_.emplace(kind, Served{where, std::move(handler)}).second, "two handlers for a kind");
 }
 
-void Agent::onFirst(Kind kind, QuickHandler handler) { served_.at(kind).first = std::move(handler); }
+void Agent::onFirst(Kind kind, QuickHandler handler) { served_.at(kind).loop_first = std::move(handler); }
 
 void Agent::onWorkerLost(LostHandler handler) { lost_handlers_.push_back(std::move(handler)); }
 
 std::string Agent::listen() { return connections_.listen(); }
 
 void Agent::post(std::function<void()> task) {
-  // Once the pool has closed there is no loop left to protect: whoever still has a task runs it.
+  // The pool closes after the loop has ended: then a task may run on any thread, so this one runs it.
   if (!pool_.post(task)) task();
 }
 
@@ -81,8 +85,8 @@ void Agent::postAfter(Duration delay, std::function<void()> task) {
 WorkerInfo Agent::worker(WorkerId id) const { return directory_.info(id); }
 
 bool Agent::lives(const WorkerRecord& worker) {
-  const auto patience = options_.liveness;
-  return connections_.answers(worker, patience == Duration::zero() ? std::chrono::seconds(30) : patience);
+  const auto timeout = noLimitIfZero(options_.liveness);
+  return connections_.answersPing(worker, timeout == kNoLimit ? kPingTimeout : timeout);
 }
 
 void Agent::forget(const WorkerRecord& earlier) {
@@ -95,23 +99,23 @@ Error Agent::closing() const {
   return {ErrorCode::kShutdown, "RPC is shutting down on " + self().name + ": the call was not completed", self().name};
 }
 
-// --- calls made here ---
+// --- Requests sent by this worker ---
 
 void Agent::request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) {
-  timeout = limit(message, timeout);
+  timeout = limitTimeout(message, timeout > Duration::zero() ? timeout : kNoLimit);
   const auto id = message.call = calls_.nextId();
-  CallTable::Call call{.to = to, .timeout = timeout, .bytes = sizeOf(message)};
-  if (timeout > Duration::zero()) call.deadline = timer_->now() + timeout;
+  CallTable::Call call{
+      .to = to, .timeout = timeout, .deadline = deadlineAfter(timeout, timer_->now()), .bytes = bytesOf(message)};
   call.token = ActivityToken(activity_);
   call.handler = std::move(handler);
   const auto deadline = call.deadline;
-  bool wake = false;
-  if (closing_ || !calls_.add(id, call, wake)) {
+  bool needs_timer = false;
+  if (closing_ || !calls_.add(id, call, needs_timer)) {
     call.handler(closing());
     return;
   }
-  if (wake) armTimer(deadline);
-  liveness_.wake();
+  if (needs_timer) armTimer(deadline);
+  liveness_.onRequest();
 
   const auto fault = options_.faults ? options_.faults(message) : SendFault();
   if (fault.fail) {
@@ -123,15 +127,12 @@ void Agent::request(WorkerId to, Message message, Duration timeout, ReplyHandler
   }
 }
 
-Duration Agent::limit(Message& message, Duration timeout) const {
+Duration Agent::limitTimeout(Message& message, Duration timeout) const {
   const auto deadline = currentDeadline();
   // Messages of protocols between nodes must arrive, whatever the deadline of the program.
   if ((!options_.propagate_deadlines && deadline == kNever) || !carriesValues(message.kind)) return timeout;
-  if (deadline != kNever) {
-    const auto left = std::max<Duration>(deadline - timer_->now(), Duration(1));
-    timeout = timeout == Duration::zero() ? left : std::min(timeout, left);
-  }
-  if (timeout == Duration::zero()) return timeout;
+  if (deadline != kNever) timeout = std::min(timeout, std::max<Duration>(deadline - timer_->now(), Duration(1)));
+  if (timeout == kNoLimit) return timeout;
   std::string bytes;
   Writer(bytes).put(static_cast<int64_t>(std::chrono::nanoseconds(timeout).count()));
   message.headers.push_back({HeaderKind::kDeadline, std::move(bytes)});
@@ -141,8 +142,7 @@ Duration Agent::limit(Message& message, Duration timeout) const {
 TimePoint Agent::deadlineOf(const Message& request, TimePoint arrived) {
   const auto* header = request.header(HeaderKind::kDeadline);
   if (!header) return kNever;
-  const std::chrono::nanoseconds left(Reader(*header).get<int64_t>());
-  return left < kNever - arrived ? arrived + left : kNever;
+  return deadlineAfter(std::chrono::nanoseconds(Reader(*header).get<int64_t>()), arrived);
 }
 
 void Agent::send(WorkerId to, CallId id, const Message& message) {
@@ -156,7 +156,7 @@ void Agent::send(WorkerId to, CallId id, const Message& message) {
     }
     auto frame = encodeFrame(message, options_.limits);
     const auto link = connections_.link(to);
-    calls_.assign(id, link->id());  // sent even if its time is over: what travels in it is on its way
+    calls_.assign(id, link->id());  // sent even if it has expired: RRefs in it have been forked to the callee
     link->send(std::move(frame), [this, id](const Status& failure) {
       if (failure) failUnsent(id, *failure);
     });
@@ -166,7 +166,7 @@ void Agent::send(WorkerId to, CallId id, const Message& message) {
 }
 
 void Agent::failUnsent(CallId id, const Error& reason) {
-  if (auto call = calls_.take(id)) call->handler(notSent(worker(call->to), reason));
+  if (auto call = calls_.take(id)) call->handler(unsentError(worker(call->to), reason));
 }
 
 void Agent::complete(CallId id, Result<Message> result) {
@@ -205,10 +205,10 @@ void Agent::expire() {
   }
 }
 
-// --- requests that must arrive ---
+// --- Requests that must arrive ---
 
 struct Agent::Retry {
-  static constexpr int kAttemptsWithoutAnswer = 8;
+  static constexpr int kMaxLostAttempts = 8;
   static constexpr auto kFirstPause = std::chrono::milliseconds(10);
   static constexpr auto kLongestPause = std::chrono::seconds(2);
   static constexpr auto kAttemptTimeout = std::chrono::seconds(20);
@@ -218,10 +218,10 @@ struct Agent::Retry {
 
   const WorkerId to;
   const Message message;
-  const Responder done;  // answers even if the timer drops the next attempt at shutdown
+  const Responder done;  // its destruction answers if the timer drops the next attempt at shutdown
   const ActivityToken token;
   Duration pause = kFirstPause;
-  int lost = 0;  // attempts that found no way to the worker
+  int lost_attempts = 0;  // that ended with kWorkerLost
 };
 
 void Agent::requestReliably(WorkerId to, Message message, ReplyHandler handler) {
@@ -230,17 +230,17 @@ void Agent::requestReliably(WorkerId to, Message message, ReplyHandler handler) 
 }
 
 void Agent::attempt(std::shared_ptr<Retry> retry) {
-  if (liveness_.silent(retry->to)) {
+  if (liveness_.isSilent(retry->to)) {
     const auto to = worker(retry->to);
-    retry->done.fail(lost(to, {ErrorCode::kWorkerLost, to.name + " is silent", to.name}));
+    retry->done.fail(lostError(to, {ErrorCode::kWorkerLost, to.name + " is silent", to.name}));
     return;
   }
   request(retry->to, retry->message, Retry::kAttemptTimeout, [this, retry](Result<Message> result) {
     const auto code = result ? ErrorCode::kUnknown : result.error().code();
-    if (code == ErrorCode::kWorkerLost) ++retry->lost;
-    const bool worth_it =
-        code == ErrorCode::kTimeout || (code == ErrorCode::kWorkerLost && retry->lost < Retry::kAttemptsWithoutAnswer);
-    if (result || !worth_it || closing_) {
+    if (code == ErrorCode::kWorkerLost) ++retry->lost_attempts;
+    const bool may_retry = code == ErrorCode::kTimeout ||
+        (code == ErrorCode::kWorkerLost && retry->lost_attempts < Retry::kMaxLostAttempts);
+    if (result || !may_retry || closing_) {
       retry->done.complete(std::move(result));
       return;
     }
@@ -249,7 +249,7 @@ void Agent::attempt(std::shared_ptr<Retry> retry) {
   });
 }
 
-// --- what arrives ---
+// --- Frames that arrive ---
 
 Result<Message> Agent::decode(Frame frame) try {
   return decodeFrame(std::move(frame), options_.limits);
@@ -268,7 +268,7 @@ void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
     return;
   }
   if (*role == Role::kReply) return complete(info->call, decode(std::move(frame)));
-  liveness_.wake();  // it may have brought what its sender then holds
+  liveness_.onRequest();  // it may make its sender a holder of RRefs, and liveness watches holders
   const Responder responder([this, link, id = info->call, token = ActivityToken(activity_)](Result<Message> result) {
     reply(link, id, std::move(result), token);
   });
@@ -276,14 +276,9 @@ void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
 }
 
 template <typename Handle>
-void Agent::answering(const Responder& responder, const Handle& handle) {
-  try {
-    handle();
-  } catch (const Error& e) {
-    responder.fail(e);
-  } catch (const std::exception& e) {
-    responder.fail(Error(ErrorCode::kUnknown, e.what(), self().name));
-  }
+void Agent::runHandler(const Responder& responder, const Handle& handle) {
+  const auto fail = [&responder](Error error) { responder.fail(std::move(error)); };
+  runOrFail(handle, fail, ErrorCode::kUnknown, self().name);
 }
 
 void Agent::serve(const WorkerInfo& from, Kind kind, Frame frame, const Responder& responder) {
@@ -294,16 +289,16 @@ void Agent::serve(const WorkerInfo& from, Kind kind, Frame frame, const Responde
         self().name));
   }
   const auto& served = it->second;
-  if (served.where == Where::kPool && !served.first) {
-    // Decoding takes the loop longer than all else: each thread of the pool does it for what it serves.
+  if (served.where == Where::kPool && !served.loop_first) {
+    // Decoding is the most expensive step: the thread of the pool that serves the request does it, not the loop.
     return serveLater(served, responder, [this, from = from, frame = std::move(frame)]() mutable -> Request {
       return {std::move(from), decode(std::move(frame)).take()};
     });
   }
-  answering(responder, [&] {
+  runHandler(responder, [&] {
     Request request{from, decode(std::move(frame)).take()};
     if (served.where == Where::kLoop) return served.handler(std::move(request), responder);
-    if (served.first && served.first(request, responder)) return;
+    if (served.loop_first && served.loop_first(request, responder)) return;
     serveLater(served, responder, [request = std::move(request)]() mutable { return std::move(request); });
   });
 }
@@ -311,7 +306,7 @@ void Agent::serve(const WorkerInfo& from, Kind kind, Frame frame, const Responde
 template <typename TakeRequest>
 void Agent::serveLater(const Served& served, const Responder& responder, TakeRequest take) {
   auto task = [this, &served, responder, take = std::move(take), arrived = timer_->now()]() mutable {
-    answering(responder, [&] {
+    runHandler(responder, [&] {
       auto request = take();
       const DeadlineScope scope(deadlineOf(request.message, arrived));
       served.handler(std::move(request), responder);
@@ -338,17 +333,17 @@ void Agent::reply(const std::shared_ptr<Link>& link, CallId id, Result<Message> 
 
 void Agent::onLost(const Link& link, const Error& reason) {
   const auto& peer = link.peer();
-  for (auto& call : calls_.takeLink(link.id())) call.handler(lost(peer, reason));
+  for (auto& call : calls_.takeLink(link.id())) call.handler(lostError(peer, reason));
   const auto known = directory_.find(peer.id);
-  if (known && known->incarnation != link.incarnation()) return;  // it has been started again since
+  if (known && known->incarnation != link.incarnation()) return;  // a later incarnation has joined
   liveness_.onLost(peer.id);
   if (closing_ || leaving_) return;
   for (const auto& handler : lost_handlers_) handler(peer);
 }
 
-// --- the end ---
+// --- Shutdown ---
 
-bool Agent::close(Duration patience) {
+bool Agent::close(Duration timeout) {
   bool first = false;
   {
     MutexLock lock(mutex_);
@@ -360,7 +355,7 @@ bool Agent::close(Duration patience) {
     timer_->close();
     transport_->close();
   }
-  return pool_.close(patience);
+  return pool_.close(timeout);
 }
 
 std::map<std::string, std::string> Agent::metrics() const {

@@ -1,7 +1,7 @@
 #pragma once
 
-// Sends requests to workers and serves theirs: the call table, the connections, the handlers of each kind of message,
-// the pool that user code runs on. Knows neither RRefs nor autograd nor Python; they register handlers.
+// Sends requests to workers and serves theirs: it has the call table, the connections, the handlers of each kind of
+// message, and the pool that runs user code. It knows neither RRefs nor autograd nor Python; they register handlers.
 // Threads: public methods from any, unless they say otherwise.
 
 #include <array>
@@ -33,11 +33,13 @@ class Agent final : public Messenger {
     uint64_t incarnation = 0;
     size_t threads = 16;
     bool grows = false;                ///< workers may be started again under their id
-    bool propagate_deadlines = false;  ///< tell callees how much time there is
-    Duration liveness{0};              ///< after which silence a worker of whom something is awaited is lost; 0: never
+    bool propagate_deadlines = false;  ///< requests carry their deadline
+    /// A worker with outstanding requests is lost when it has been silent for so long; kNoLimit or 0: never.
+    Duration liveness = kNoLimit;
     Limits limits;
-    SendFaultPolicy faults;      ///< for tests of programs; empty: none
-    Strand::Enter enter_strand;  ///< what functions that share an interpreter need; empty: nothing
+    SendFaultPolicy faults;  ///< injected, for tests of programs; empty: none
+    Strand::Enter
+        enter_strand;  ///< how a thread enters the strand of functions that share an interpreter; may be empty
   };
   using LostHandler = std::function<void(const WorkerInfo&)>;
   using ReplyObserver = std::function<void(const Message&)>;
@@ -46,63 +48,64 @@ class Agent final : public Messenger {
   /// close().
   ~Agent() override;
 
-  // --- before the start ---
+  // --- Before listen(), on one thread ---
   void on(Kind kind, Where where, RequestHandler handler) override;
   void onFirst(Kind kind, QuickHandler handler) override;
   /// Called on the loop when the connection to a worker has broken while this node was not closing.
   void onWorkerLost(LostHandler handler);
-  /// Who adds the workers of whom something else than a reply is awaited; called on the timer.
-  void addAwaited(Liveness::Awaited source) { liveness_.addSource(std::move(source)); }
-  /// Called on the loop with replies to calls that have ended: what travels in them may have to be let go.
+  /// Registers a source of workers that owe something other than a reply; called on the timer.
+  void addAwaited(Liveness::Source source) { liveness_.addSource(std::move(source)); }
+  /// Called on the loop with replies to calls that have ended: resources in them may have to be released.
   void onLateReply(ReplyObserver observer) { late_reply_observer_ = std::move(observer); }
-  /// Called with replies that could not be sent (too large, say): what was to travel in them stays here.
+  /// Called with replies that could not be sent (too large, say): resources in them stay on this worker.
   void onUnsentReply(ReplyObserver observer) { unsent_reply_observer_ = std::move(observer); }
-  /// From here on requests are served. Returns the address to publish.
+  /// Serves requests from now on. Returns the address to publish.
   std::string listen();
 
-  // --- calls ---
+  // --- Requests ---
   void request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) override;
   void requestReliably(WorkerId to, Message message, ReplyHandler handler) override;
   void post(std::function<void()> task) override;
   void postToStrand(std::function<void()> task) override;
   void postAfter(Duration delay, std::function<void()> task) override;
   void poll(const std::function<bool()>& done) override { transport_->poll(done); }
-  void sleep(const std::function<bool()>& done, FutexWaiter& waiter, TimePoint latest) override {
-    transport_->sleep(done, waiter, latest, /*preemptible=*/false);
+  void sleep(const std::function<bool()>& done, FutexWaiter& waiter, TimePoint deadline) override {
+    transport_->sleep(done, waiter, deadline, /*preemptible=*/false);
   }
 
-  // --- who is there ---
+  // --- Workers ---
   const WorkerInfo& self() const override { return directory_.self(); }
   WorkerInfo worker(WorkerId id) const override;
   WorkerDirectory& directory() { return directory_; }
-  /// Whether a worker of the group, which need not be in the directory, answers. Blocks.
+  /// Whether a worker of the group, which need not be in the directory, answers a ping. Blocks.
   bool lives(const WorkerRecord& worker);
-  /// A worker has been started again: what there was with the earlier one is lost.
+  /// A worker has been started again: closes the links to the earlier incarnation and reports it as lost.
   void forget(const WorkerRecord& earlier);
-  /// Which of these others are lost; for who waits for them, from time to time. See Liveness.
+  /// The lost ones among these other workers; to be called from time to time while you wait for them. See Liveness.
   std::vector<WorkerId> lostAmong(const std::vector<WorkerId>& workers) { return liveness_.lostAmong(workers); }
 
-  /// Whether replies are awaited.
+  /// Whether there are outstanding requests.
   bool hasCalls() const { return calls_.size() > 0; }
-  /// For who is about to make calls, not in answer to one: whether there is room for another, waited for so long at
-  /// most. So that what is under way is bounded, here and at the callees.
-  bool awaitRoom(Duration patience) { return ThreadPool::onThread() || calls_.awaitRoom(patience); }
+  /// For a thread that is about to make a call: waits until the call table has capacity, false after `timeout`. It
+  /// bounds the calls under way, here and on the callees. Threads of a pool, which serve calls, need not wait.
+  bool awaitRoom(Duration timeout) { return ThreadPool::onThread() || calls_.waitForCapacity(timeout); }
 
-  // --- the end ---
+  // --- Shutdown ---
   /// Whether close() has been called.
   bool isClosing() const { return closing_; }
-  /// Waits until no call is under way, neither made nor served here. False after `timeout` (0: never).
-  bool waitIdle(Duration timeout) { return activity_.waitIdle(timeout); }
+  /// Waits until no call is under way, neither made nor served here. False after `timeout` (kNoLimit or 0: never).
+  bool waitIdle(Duration timeout) { return activity_.waitIdle(noLimitIfZero(timeout)); }
   /// Calls made and served here since the start, control messages included.
   int64_t activityCount() const { return activity_.total(); }
-  /// While the group is about to end, connections that break are no losses.
+  /// While `ending`, connections that close are not reported as lost workers: the whole group is about to end.
   void expectGoodbyes(bool ending) { leaving_ = ending; }
-  /// Fails what is under way with kShutdown, closes connections, waits for the pool. Not from the loop or the pool.
-  void close() { close(Duration::max()); }
-  /// The same, but false after so long with functions still running here: then see ThreadPool::close.
-  bool close(Duration patience);
-  /// After a close() that was false: what has not begun never will.
-  void abandon() { pool_.drop(); }
+  /// Fails outstanding requests with kShutdown, closes the connections, waits for the pool. Not from the loop or the
+  /// pool.
+  void close() { close(kNoLimit); }
+  /// The same, but false if functions still run after `timeout`: see ThreadPool::close().
+  bool close(Duration timeout);
+  /// After a close() that returned false: destroys the queued tasks unrun.
+  void abandon() { pool_.discardQueued(); }
 
   std::map<std::string, std::string> metrics() const;
 
@@ -111,30 +114,30 @@ class Agent final : public Messenger {
   struct Served {
     Where where = Where::kPool;
     RequestHandler handler;
-    QuickHandler first{};
+    QuickHandler loop_first{};
   };
 
-  /// The time that a call has, not more than what is left to the one that this thread serves; it is written into the
-  /// message where it is to be known there.
-  Duration limit(Message& message, Duration timeout) const;
-  /// By when a request is to be answered.
+  /// The timeout of a request: not longer than the time that is left to the one that this thread serves. Writes it into
+  /// the message if the callee is to know it.
+  Duration limitTimeout(Message& message, Duration timeout) const;
+  /// The deadline that a request carries, or kNever.
   static TimePoint deadlineOf(const Message& request, TimePoint arrived);
-  /// Sends a request that is in the call table.
+  /// Sends a request whose call is in the call table.
   void send(WorkerId to, CallId id, const Message& message);
   Result<Message> decode(Frame frame);
   void onFrame(const std::shared_ptr<Link>& link, Frame frame);
   void onLost(const Link& link, const Error& reason);
-  /// Hands a request that has arrived to its handler, on the thread where that runs.
+  /// Passes a request that has arrived to its handler, on the thread where that runs.
   void serve(const WorkerInfo& from, Kind kind, Frame frame, const Responder& responder);
-  /// On the pool or in the lane: serves the request that `take` gives.
+  /// Serves the request that `take` returns, on the pool or in the strand.
   template <typename TakeRequest>
   void serveLater(const Served& served, const Responder& responder, TakeRequest take);
-  /// What `handle` throws is the answer.
+  /// Runs `handle`, and answers with the error that it throws.
   template <typename Handle>
-  void answering(const Responder& responder, const Handle& handle);
-  /// Takes the call out of the table and completes it; late and repeated replies are counted.
+  void runHandler(const Responder& responder, const Handle& handle);
+  /// Takes the call out of the table and completes it; counts late and repeated replies.
   void complete(CallId id, Result<Message> result);
-  /// The same for a call that the transport did not take: nothing of it has arrived.
+  /// The same for a request that the transport did not send.
   void failUnsent(CallId id, const Error& reason);
   void reply(const std::shared_ptr<Link>& link, CallId id, Result<Message> result, ActivityToken token);
   void expire();
@@ -146,12 +149,12 @@ class Agent final : public Messenger {
   WorkerDirectory directory_;
   const std::shared_ptr<Timer> timer_;
   const std::unique_ptr<Transport> transport_;
-  // set before the start:
+  // Set before listen():
   std::map<Kind, Served> served_;
   std::vector<LostHandler> lost_handlers_;
   ReplyObserver late_reply_observer_;
   ReplyObserver unsent_reply_observer_;
-  // with their own synchronization:
+  // Thread-safe:
   Activity activity_;
   CallTable calls_;
   ConnectionPool connections_;
@@ -163,8 +166,7 @@ class Agent final : public Messenger {
   std::atomic<uint64_t> late_replies_{0};
   std::atomic<uint64_t> malformed_{0};
   Mutex mutex_;
-  // guarded by mutex_:
-  bool closed_ = false;
+  bool closed_ TORCHRPC_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace torchrpc

@@ -8,10 +8,11 @@ namespace torchrpc {
 void CallTable::addDeadline(TimePoint deadline, CallId id) {
   deadlines_.emplace_back(deadline, id);
   std::ranges::push_heap(deadlines_, std::greater());
-  // Most calls end long before their deadline, which is left here: taking it out would cost more than the call.
-  constexpr size_t kFew = 64;
-  if (deadlines_.size() < 2 * calls_.size() + kFew) return;
-  std::erase_if(deadlines_, [this](const auto& each) { return !calls_.contains(each.second); });
+  // Most calls end long before their deadline. It stays in the heap then: to take it out would cost more than the call.
+  constexpr size_t kMinToCompact = 64;
+  if (deadlines_.size() < 2 * calls_.size() + kMinToCompact) return;
+  std::erase_if(
+      deadlines_, [this](const auto& each) TORCHRPC_REQUIRES(mutex_) { return !calls_.contains(each.second); });
   std::ranges::make_heap(deadlines_, std::greater());
 }
 
@@ -22,12 +23,12 @@ std::pair<TimePoint, CallId> CallTable::popDeadline() {
   return next;
 }
 
-bool CallTable::add(CallId id, Call& call, bool& wake) {
+bool CallTable::add(CallId id, Call& call, bool& needs_timer) {
   MutexLock lock(mutex_);
   if (closed_) return false;
   const auto deadline = call.deadline;
-  wake = deadline < wake_at_;
-  if (wake) wake_at_ = deadline;
+  needs_timer = deadline < timer_at_;
+  if (needs_timer) timer_at_ = deadline;
   bytes_ += call.bytes;
   calls_.emplace(id, std::move(call));
   if (deadline != kNever) addDeadline(deadline, id);
@@ -45,11 +46,11 @@ bool CallTable::assign(CallId id, uint64_t link) {
 std::optional<CallTable::Call> CallTable::takeLocked(CallId id) {
   auto it = calls_.find(id);
   if (it == calls_.end()) return std::nullopt;
-  const bool full = !hasRoom();
+  const bool was_full = !hasCapacity();
   auto call = std::move(it->second);
   calls_.erase(it);
   bytes_ -= call.bytes;
-  if (full && hasRoom()) room_.notify_all();
+  if (was_full && hasCapacity()) capacity_freed_.notify_all();
   return call;
 }
 
@@ -73,12 +74,11 @@ std::vector<CallTable::Call> CallTable::takeExpired(TimePoint now, TimePoint& ne
   MutexLock lock(mutex_);
   std::vector<Call> out;
   next = kNever;
-  if (now < wake_at_) return out;  // set before an earlier deadline came, whose call has seen to all since
-  const auto ended = [this] { return !calls_.contains(deadlines_.front().second); };
-  while (!deadlines_.empty() && (deadlines_.front().first <= now || ended())) {
+  if (now < timer_at_) return out;  // an earlier timer has expired the calls that this one was for
+  while (!deadlines_.empty() && (deadlines_.front().first <= now || !calls_.contains(deadlines_.front().second))) {
     if (auto call = takeLocked(popDeadline().second)) out.push_back(*std::move(call));
   }
-  next = wake_at_ = deadlines_.empty() ? kNever : deadlines_.front().first;
+  next = timer_at_ = deadlines_.empty() ? kNever : deadlines_.front().first;
   return out;
 }
 
@@ -89,16 +89,17 @@ std::vector<CallTable::Call> CallTable::close() {
   for (auto& [id, call] : calls_) out.push_back(std::move(call));
   calls_.clear();
   deadlines_.clear();
-  room_.notify_all();
+  capacity_freed_.notify_all();
   return out;
 }
 
-bool CallTable::awaitRoom(Duration patience) {
+bool CallTable::waitForCapacity(Duration timeout) {
   MutexLock lock(mutex_);
-  return hasRoom() || room_.wait_for(lock, patience, [this] { return hasRoom(); });
+  const auto has_capacity = [this]() TORCHRPC_REQUIRES(mutex_) { return hasCapacity(); };
+  return hasCapacity() || capacity_freed_.wait_for(lock, timeout, has_capacity);
 }
 
-void CallTable::addAwaited(std::set<WorkerId>& workers) const {
+void CallTable::addOutstanding(std::set<WorkerId>& workers) const {
   MutexLock lock(mutex_);
   for (const auto& [id, call] : calls_) workers.insert(call.to);
 }

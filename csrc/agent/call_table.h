@@ -1,7 +1,8 @@
 #pragma once
 
-// Calls under way: who is to hear of each reply. Whoever takes an entry out completes it, exactly once; what comes
-// later for that id is late or repeated, and is counted, not asserted.
+// The outstanding requests of a node, each with the handler of its reply. The code that takes an entry out of the table
+// completes it, exactly once. A reply without an entry is late or repeated: it is counted, not asserted.
+// Threads: any.
 
 #include <atomic>
 #include <optional>
@@ -19,57 +20,59 @@ class CallTable {
  public:
   struct Call {
     WorkerId to = kNoWorker;
-    uint64_t link = 0;  ///< the connection it went out on; 0: none yet, or none needed
-    Duration timeout{0};
+    uint64_t link = 0;  ///< that the request was sent over; 0: not sent yet, or to this worker itself
+    Duration timeout = kNoLimit;
     TimePoint deadline = kNever;
-    size_t bytes = 0;     ///< roughly, of the request
-    ActivityToken token;  ///< until the handler has gone
+    size_t bytes = 0;     ///< of the request, roughly
+    ActivityToken token;  ///< the call counts as under way until its handler is destroyed
     Messenger::ReplyHandler handler;
   };
 
-  /// Ids are handed out before the call is registered, so that its frame can be made first.
+  /// A new id, for a call that is added later.
   CallId nextId() { return next_id_.fetch_add(1, std::memory_order_relaxed); }
 
-  /// False, leaving `call` untouched, once closed. `wake` tells whether takeExpired() must now be called at its
-  /// deadline, because it has not been asked for by then: not for every call, most of which end long before.
-  bool add(CallId id, Call& call, bool& wake);
-  /// The call has been given to that connection; false if it is no longer there.
+  /// After close() it returns false and leaves `call` as it is. `needs_timer` is set to whether takeExpired() must be
+  /// called at the deadline of this call: only if no earlier or equal time has been asked for. Most calls end long
+  /// before their deadline and need no timer.
+  bool add(CallId id, Call& call, bool& needs_timer);
+  /// The request has been given to that link; false if the call is no longer in the table.
   bool assign(CallId id, uint64_t link);
   std::optional<Call> take(CallId id);
-  /// Those that went out on a connection that is gone.
+  /// Takes the calls whose requests were sent over a link.
   std::vector<Call> takeLink(uint64_t link);
-  /// Those whose deadline has passed; `next` is set to when it must be called again (kNever: not for these).
+  /// Takes the calls whose deadline has passed. `next` is set to the time when it must be called again; kNever if an
+  /// add() will ask for it.
   std::vector<Call> takeExpired(TimePoint now, TimePoint& next);
-  /// All of them; no more are taken in.
+  /// Takes all calls, and accepts no more.
   std::vector<Call> close();
 
   size_t size() const;
-  /// Whether there are few enough calls for another one, waited for so long at most.
-  bool awaitRoom(Duration patience);
-  /// Adds the workers whose replies are awaited.
-  void addAwaited(std::set<WorkerId>& workers) const;
+  /// Waits until the table has capacity for another call; false after `timeout`.
+  bool waitForCapacity(Duration timeout);
+  /// Adds the workers with outstanding requests.
+  void addOutstanding(std::set<WorkerId>& workers) const;
 
  private:
-  // Enough for any network to be busy, and little enough to be kept by callees that are slow.
-  static constexpr size_t kMostCalls = 1 << 14;
-  static constexpr size_t kMostBytes = size_t{1} << 30;
+  // Enough to keep any network busy, and not too much for slow callees to hold in memory.
+  static constexpr size_t kMaxCalls = 1 << 14;
+  static constexpr size_t kMaxBytes = size_t{1} << 30;
 
   std::atomic<CallId> next_id_{1};
   mutable Mutex mutex_;
-  CondVar room_;
-  // guarded by mutex_:
-  bool closed_ = false;
-  std::unordered_map<CallId, Call> calls_;
-  std::vector<std::pair<TimePoint, CallId>> deadlines_;  ///< a heap, the next first; of calls that have ended, too
-  size_t bytes_ = 0;                                     ///< of all calls
-  TimePoint wake_at_ = kNever;                           ///< when takeExpired() will be called
+  CondVar capacity_freed_;
+  bool closed_ TORCHRPC_GUARDED_BY(mutex_) = false;
+  std::unordered_map<CallId, Call> calls_ TORCHRPC_GUARDED_BY(mutex_);
+  /// A heap with the earliest deadline first. It keeps the deadlines of calls that have ended.
+  std::vector<std::pair<TimePoint, CallId>> deadlines_ TORCHRPC_GUARDED_BY(mutex_);
+  size_t bytes_ TORCHRPC_GUARDED_BY(mutex_) = 0;             ///< of all calls
+  TimePoint timer_at_ TORCHRPC_GUARDED_BY(mutex_) = kNever;  ///< when takeExpired() will be called
 
-  bool hasRoom() const TORCHRPC_REQUIRES(mutex_) {
-    return closed_ || (calls_.size() < kMostCalls && bytes_ < kMostBytes);
+  bool hasCapacity() const TORCHRPC_REQUIRES(mutex_) {
+    return closed_ || (calls_.size() < kMaxCalls && bytes_ < kMaxBytes);
   }
   std::optional<Call> takeLocked(CallId id) TORCHRPC_REQUIRES(mutex_);
   void addDeadline(TimePoint deadline, CallId id) TORCHRPC_REQUIRES(mutex_);
-  /// Takes the next deadline off.
+  /// Takes the earliest deadline off the heap.
   std::pair<TimePoint, CallId> popDeadline() TORCHRPC_REQUIRES(mutex_);
 };
 

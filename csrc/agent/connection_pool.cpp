@@ -46,11 +46,11 @@ void Link::attach(std::shared_ptr<Connection> connection) {
   }
 }
 
-void Link::close(Error why) {
+void Link::close(Error reason) {
   std::shared_ptr<Connection> connection;
   {
     MutexLock lock(mutex_);
-    if (!close_reason_) close_reason_ = std::move(why);
+    if (!close_reason_) close_reason_ = std::move(reason);
     connection = connection_;
   }
   if (connection) connection->close();
@@ -64,32 +64,32 @@ bool Link::consumeActivity() {
   }
   const auto progress = connection ? connection->progress() : 0;
   const bool moved = std::exchange(progress_, progress) != progress;
-  return frame_came_.exchange(false, std::memory_order_relaxed) || moved;
+  return frame_arrived_.exchange(false, std::memory_order_relaxed) || moved;
 }
 
 void Link::onFrame(Frame frame) {
   if (peer_.id != kNoWorker) {
-    if (!frame_came_.load(std::memory_order_relaxed)) {
-      frame_came_.store(true, std::memory_order_relaxed);
-      pool_.events_.on_heard(*this);
+    if (!frame_arrived_.load(std::memory_order_relaxed)) {
+      frame_arrived_.store(true, std::memory_order_relaxed);
+      pool_.events_.on_activity(*this);
     }
     pool_.events_.on_frame(shared_from_this(), std::move(frame));
     return;
   }
   try {
-    begin(std::move(frame));
+    onFirstFrame(std::move(frame));
   } catch (const Error& e) {
     TORCH_WARN_ONCE("torchrpc: a connection was refused: ", e.text());
     close(e);
   }
 }
 
-void Link::begin(Frame frame) {
+void Link::onFirstFrame(Frame frame) {
   const auto info = peekFrame(frame.head);
   if (info && info->kind == Kind::kPing) {
     send(encodeFrame({.kind = Kind::kPong}), [](const Status&) {});
   } else {
-    pool_.greet(*this, std::move(frame));
+    pool_.acceptHello(*this, std::move(frame));
   }
 }
 
@@ -137,7 +137,7 @@ std::string ConnectionPool::hello() const {
   return payload;
 }
 
-void ConnectionPool::greet(Link& link, Frame frame) {
+void ConnectionPool::acceptHello(Link& link, Frame frame) {
   const auto message = decodeFrame(std::move(frame));
   if (message.kind != Kind::kHello) throw Error(ErrorCode::kProtocol, "it did not begin with HELLO");
   Reader reader(message.payload);
@@ -152,53 +152,54 @@ void ConnectionPool::greet(Link& link, Frame frame) {
   peer.name = reader.getString();
   const auto incarnation = reader.get<uint64_t>();
   reader.expectEnd();
-  // A group that grows may hear from a worker before it has been told of it, or that it has been started again.
+  // In a group that grows a HELLO may arrive before the news that its worker has joined, or has been started again.
   const auto known = directory_.find(peer.id);
-  const bool same = !known || (known->info == peer && known->incarnation == incarnation);
-  const bool again = known && grows_ && known->info == peer && known->incarnation < incarnation;
-  if (peer.id < 0 || peer.id == directory_.self().id || !(same || again)) {
+  const bool is_expected = !known || (known->info == peer && known->incarnation == incarnation);
+  const bool is_restarted = known && grows_ && known->info == peer && known->incarnation < incarnation;
+  if (peer.id < 0 || peer.id == directory_.self().id || !(is_expected || is_restarted)) {
     throw Error(ErrorCode::kProtocol, "it says it is " + toString(peer) + ", which the group knows as another worker");
   }
   link.incarnation_ = incarnation;
   link.peer_ = peer;
   MutexLock lock(mutex_);
-  std::erase_if(greeted_, [](const auto& each) { return each.expired(); });
-  greeted_.push_back(link.weak_from_this());
-  if (!again) links_.try_emplace(peer.id, link.shared_from_this());  // else not before the group has said so
+  std::erase_if(inbound_links_, [](const auto& each) { return each.expired(); });
+  inbound_links_.push_back(link.weak_from_this());
+  // To a restarted worker nothing is sent before the group has announced it.
+  if (!is_restarted) links_.try_emplace(peer.id, link.shared_from_this());
 }
 
-void ConnectionPool::closeAll(const WorkerRecord& peer, const Error& why) {
+void ConnectionPool::closeAll(const WorkerRecord& peer, const Error& reason) {
   std::vector<std::shared_ptr<Link>> links;
   {
     MutexLock lock(mutex_);
     if (auto it = links_.find(peer.info.id); it != links_.end()) links.push_back(it->second);
-    for (const auto& each : greeted_) {
+    for (const auto& each : inbound_links_) {
       if (auto link = each.lock()) links.push_back(std::move(link));
     }
   }
   for (const auto& link : links) {
-    if (link->peer() == peer.info && link->incarnation() == peer.incarnation) link->close(why);
+    if (link->peer() == peer.info && link->incarnation() == peer.incarnation) link->close(reason);
   }
 }
 
 namespace {
 
-/// Waits for an answer to a PING, or for the end of the connection.
+/// True with the first frame, which answers a PING; false with the end of the connection.
 struct PingProbe : ConnectionHandler {
-  Waiter<bool> answered;
-  void onFrame(Frame) override { answered.set(true); }
-  void onClosed(const Error&) override { answered.set(false); }
+  Waiter<bool> is_answered;
+  void onFrame(Frame) override { is_answered.set(true); }
+  void onClosed(const Error&) override { is_answered.set(false); }
 };
 
 }  // namespace
 
-bool ConnectionPool::answers(const WorkerRecord& worker, Duration patience) try {
-  const auto ear = std::make_shared<PingProbe>();
-  const auto connection = transport_.connect(worker.address, worker.info.name, ear);
+bool ConnectionPool::answersPing(const WorkerRecord& worker, Duration timeout) try {
+  const auto probe = std::make_shared<PingProbe>();
+  const auto connection = transport_.connect(worker.address, worker.info.name, probe);
   connection->send(encodeFrame({.kind = Kind::kPing}), [](const Status&) {});
-  const bool answered = ear->answered.waitFor(patience).value_or(false);
+  const bool is_answered = probe->is_answered.waitFor(timeout).value_or(false);
   connection->close();
-  return answered;
+  return is_answered;
 } catch (const Error&) {
   return false;
 }
@@ -222,8 +223,8 @@ std::shared_ptr<Link> ConnectionPool::link(WorkerId to) {
   }
   try {
     auto connection = transport_.connect(record->address, record->info.name, fresh);
-    Message greeting{.kind = Kind::kHello, .payload = hello()};
-    connection->send(encodeFrame(greeting), [](const Status&) {});
+    const Message message{.kind = Kind::kHello, .payload = hello()};
+    connection->send(encodeFrame(message), [](const Status&) {});
     fresh->attach(std::move(connection));
   } catch (const Error& e) {
     fresh->onClosed(e);
@@ -232,12 +233,12 @@ std::shared_ptr<Link> ConnectionPool::link(WorkerId to) {
 }
 
 void ConnectionPool::remove(const Link& link, const Error& reason) {
-  std::shared_ptr<Link> last;
+  std::shared_ptr<Link> removed;  // destroyed after the lock
   {
     MutexLock lock(mutex_);
     auto it = links_.find(link.peer().id);
     if (it != links_.end() && it->second.get() == &link) {
-      last = std::move(it->second);
+      removed = std::move(it->second);
       links_.erase(it);
     }
   }

@@ -1,12 +1,12 @@
 #pragma once
 
-// How much time is left to the request that a thread serves: calls that it makes meanwhile get no more.
+// The deadline of the request that a thread serves: it bounds the calls that the thread makes meanwhile.
 
 #include "base/timer.h"
 
 namespace torchrpc {
 
-/// kNever if the thread serves none, or one without a deadline.
+/// That of the calling thread; kNever if it serves no request, or one without a deadline.
 TimePoint currentDeadline();
 
 class DeadlineScope {

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/error.h"
 #include "base/random.h"
 
 namespace torchrpc {
@@ -16,9 +17,9 @@ namespace torchrpc {
 namespace {
 
 constexpr auto kSecretKey = "secret";
-constexpr auto kGiven = "given";  // what the store holds in place of a secret that was given
+constexpr auto kGiven = "given";  // the value of the key when the secret has been given by the user
 constexpr size_t kSecretBytes = 32;
-constexpr size_t kLeastBytes = 16, kMostBytes = 4096;
+constexpr size_t kMinBytes = 16, kMaxBytes = 4096;
 
 [[noreturn]] void reject(const std::string& text) { throw Error(ErrorCode::kInvalidArgument, text); }
 
@@ -27,7 +28,7 @@ std::string readSecretFile(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) reject(where + ", which cannot be read: " + std::strerror(errno));
   struct stat status{};
-  std::string text(kMostBytes + 1, '\0');
+  std::string text(kMaxBytes + 1, '\0');
   const bool regular = ::fstat(fd, &status) == 0 && S_ISREG(status.st_mode);
   const auto got = regular ? ::read(fd, text.data(), text.size()) : 0;
   ::close(fd);
@@ -40,12 +41,12 @@ std::string readSecretFile(const std::string& path) {
   return text;
 }
 
-std::string checked(const std::string& secret, const std::string& source) {
-  if (secret.size() >= kLeastBytes && secret.size() <= kMostBytes) return secret;
+std::string validatedSecret(const std::string& secret, const std::string& source) {
+  if (secret.size() >= kMinBytes && secret.size() <= kMaxBytes) return secret;
   reject(
-      source + " has " + std::to_string(secret.size()) + " bytes: a secret has from " + std::to_string(kLeastBytes) +
-      " to " + std::to_string(kMostBytes) +
-      ", made by chance, as by `python -c \"import secrets; print(secrets.token_hex(32))\"`");
+      source + " has " + std::to_string(secret.size()) + " bytes: a secret has from " + std::to_string(kMinBytes) +
+      " to " + std::to_string(kMaxBytes) +
+      " random ones, for example from `python -c \"import secrets; print(secrets.token_hex(32))\"`");
 }
 
 std::string toHex(const std::string& bytes) {
@@ -59,16 +60,16 @@ std::string toHex(const std::string& bytes) {
 }  // namespace
 
 std::string givenSecret(const std::string& option) {
-  if (!option.empty()) return checked(option, "the option secret");
+  if (!option.empty()) return validatedSecret(option, "the option secret");
   const auto variable = [](const char* name) {
     const char* value = std::getenv(name);
     return std::string(value ? value : "");
   };
   if (const auto path = variable("TORCHRPC_SECRET_FILE"); !path.empty()) {
-    return checked(readSecretFile(path), "TORCHRPC_SECRET_FILE names a file that");
+    return validatedSecret(readSecretFile(path), "TORCHRPC_SECRET_FILE names a file that");
   }
   const auto secret = variable("TORCHRPC_SECRET");
-  return secret.empty() ? secret : checked(secret, "TORCHRPC_SECRET");
+  return secret.empty() ? secret : validatedSecret(secret, "TORCHRPC_SECRET");
 }
 
 std::string groupSecret(c10d::Store& store, const std::string& given, const std::string& self) {

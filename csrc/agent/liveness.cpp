@@ -1,6 +1,7 @@
 #include "agent/liveness.h"
 
-#include <cmath>
+#include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <string>
 
@@ -8,23 +9,25 @@ namespace torchrpc {
 
 namespace {
 
-// A worker is lost when this many looks in a row find it silent; from the first of them on it is pinged. The time from
-// its last word to the first look makes one more.
-constexpr int kSilentLooks = 4;
-constexpr auto kMoment = std::chrono::milliseconds(500);
+// A worker is lost when it is silent in this many rounds in a row; it is pinged in all of them but the last. Up to one
+// more interval lies between its last frame and the first of these rounds.
+constexpr int kSilentRounds = 4;
+// A worker whose connection has ended may still come back for so long.
+constexpr auto kLossConfirmTime = std::chrono::milliseconds(500);
 constexpr auto kDefaultTimeout = std::chrono::seconds(30);
 
-Error silence(const WorkerInfo& peer, Duration timeout) {
+Error silenceError(const WorkerInfo& peer, Duration timeout) {
   char seconds[32];
   std::snprintf(seconds, sizeof(seconds), "%.3g s", std::chrono::duration<double>(timeout).count());
   return {
       ErrorCode::kWorkerLost,
-      peer.name + " has not given a sign of life for " + seconds +
-          ": it is stopped, or its machine or the network is down (the time is the option liveness_timeout)",
+      peer.name + " has been silent for " + seconds +
+          ": its process is stopped, or its machine or the network is down (the option liveness_timeout sets this "
+          "time)",
       peer.name};
 }
 
-Frame ping() { return encodeFrame({.kind = Kind::kPing}); }
+Frame pingFrame() { return encodeFrame({.kind = Kind::kPing}); }
 
 }  // namespace
 
@@ -38,61 +41,61 @@ Duration defaultLivenessTimeout() {
         ErrorCode::kInvalidArgument,
         "TORCHRPC_LIVENESS_TIMEOUT must be a number of seconds, 0 for none, but is '" + std::string(text) + "'");
   }
-  return std::chrono::ceil<Duration>(std::chrono::duration<double>(seconds));
+  return noLimitIfZero(durationFromSeconds(seconds));
 }
 
 Liveness::Liveness(Duration timeout, Timer& timer, ConnectionPool& connections)
-    : pause_(timeout / (kSilentLooks + 1)),
-      timeout_(timeout),
+    : timeout_(timeout),
+      round_interval_(timeout == kNoLimit ? Duration::zero() : timeout / (kSilentRounds + 1)),
       timer_(timer),
       connections_(connections),
-      looking_(timeout == Duration::zero()) {}
+      round_scheduled_(timeout == kNoLimit) {}
 
-void Liveness::begin() {
-  if (!looking_.exchange(true)) timer_.after(pause_, [this] { look(); });
+void Liveness::scheduleRound() {
+  if (!round_scheduled_.exchange(true)) timer_.after(round_interval_, [this] { runRound(); });
 }
 
-std::set<WorkerId> Liveness::awaited() {
+std::set<WorkerId> Liveness::outstanding() {
   std::set<WorkerId> workers;
   for (const auto& source : sources_) source(workers);
   const auto now = timer_.now();
   MutexLock lock(mutex_);
-  std::erase_if(asked_, [now](const auto& each) { return each.second < now; });
-  for (const auto& [worker, until] : asked_) workers.insert(worker);
+  std::erase_if(waited_for_until_, [now](const auto& each) { return each.second < now; });
+  for (const auto& [worker, until] : waited_for_until_) workers.insert(worker);
   return workers;
 }
 
-void Liveness::look() {
-  const auto workers = awaited();
-  std::map<uint64_t, int> silences;
-  bool busy = false;
+void Liveness::runRound() {
+  const auto workers = outstanding();
+  std::map<uint64_t, int> silent_rounds;
+  bool is_needed = false;
   for (const auto& link : connections_.links()) {
-    const bool heard = link->consumeActivity();
-    const bool wanted = workers.contains(link->peer().id);
-    busy = busy || heard || wanted;
-    if (heard || !wanted) continue;
-    const auto known = silences_.find(link->id());
-    const int silent = known == silences_.end() ? 1 : known->second + 1;
-    if (silent < kSilentLooks) {
-      silences[link->id()] = silent;
-      link->send(ping(), [](const Status&) {});
+    const bool was_active = link->consumeActivity();
+    const bool has_requests = workers.contains(link->peer().id);
+    is_needed = is_needed || was_active || has_requests;
+    if (was_active || !has_requests) continue;
+    const auto known = silent_rounds_.find(link->id());
+    const int rounds = known == silent_rounds_.end() ? 1 : known->second + 1;
+    if (rounds < kSilentRounds) {
+      silent_rounds[link->id()] = rounds;
+      link->send(pingFrame(), [](const Status&) {});
       continue;
     }
     {
       MutexLock lock(mutex_);
       lost_[link->peer().id] = {timer_.now(), true};
     }
-    link->close(silence(link->peer(), timeout_));
+    link->close(silenceError(link->peer(), timeout_));
   }
-  silences_ = std::move(silences);
-  looking_ = false;
-  // What has come to be awaited since the question was asked finds looking_ false, or is found here.
-  if (busy || !awaited().empty()) wake();
+  silent_rounds_ = std::move(silent_rounds);
+  round_scheduled_ = false;
+  // A request that is added from now on finds round_scheduled_ false; one that was added before is found here.
+  if (is_needed || !outstanding().empty()) onRequest();
 }
 
 void Liveness::probe(WorkerId worker) {
   try {
-    connections_.link(worker)->send(ping(), [](const Status&) {});
+    connections_.link(worker)->send(pingFrame(), [](const Status&) {});
   } catch (const Error&) {
     onLost(worker);  // it has left the group
   }
@@ -103,24 +106,25 @@ void Liveness::onLost(WorkerId worker) {
   lost_.try_emplace(worker, Loss{timer_.now()});
 }
 
-void Liveness::onHeard(WorkerId worker) {
+void Liveness::onActivity(WorkerId worker) {
   MutexLock lock(mutex_);
   lost_.erase(worker);
 }
 
-bool Liveness::silent(WorkerId worker) const {
+bool Liveness::isSilent(WorkerId worker) const {
   MutexLock lock(mutex_);
   const auto it = lost_.find(worker);
-  return it != lost_.end() && it->second.silent;
+  return it != lost_.end() && it->second.is_silent;
 }
 
 std::vector<WorkerId> Liveness::lostAmong(const std::vector<WorkerId>& workers) {
   const auto now = timer_.now();
   {
     MutexLock lock(mutex_);
-    for (const auto worker : workers) asked_[worker] = now + std::max<Duration>(2 * pause_, kMoment);
+    const auto until = now + std::max<Duration>(2 * round_interval_, kLossConfirmTime);
+    for (const auto worker : workers) waited_for_until_[worker] = until;
   }
-  wake();
+  onRequest();
   for (const auto worker : workers) {
     if (!connections_.hasLink(worker)) probe(worker);
   }
@@ -128,7 +132,8 @@ std::vector<WorkerId> Liveness::lostAmong(const std::vector<WorkerId>& workers) 
   MutexLock lock(mutex_);
   for (const auto worker : workers) {
     const auto it = lost_.find(worker);
-    if (it != lost_.end() && (it->second.silent || it->second.since + kMoment <= now)) out.push_back(worker);
+    if (it == lost_.end()) continue;
+    if (it->second.is_silent || it->second.since + kLossConfirmTime <= now) out.push_back(worker);
   }
   return out;
 }

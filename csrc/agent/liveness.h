@@ -1,16 +1,15 @@
 #pragma once
 
-// Notices workers that are silent: stopped, cut off, on a machine without power. Their connections do not end by
-// themselves. Links to workers of whom something is awaited are pinged when nothing has come for a while; one that
-// stays silent is ended, which then is a lost worker like any other. Nothing is done for workers of whom nothing is
-// awaited, and nothing at all while that is so of all.
-// It counts looks and not seconds: a process that was stopped itself does not take the others for dead when it goes on.
-// Threads: the timer's looks; public methods from any.
+// Liveness: detection of silent workers (stopped processes, broken networks, machines without power), whose connections
+// do not close by themselves. Workers with outstanding requests are pinged when nothing has arrived from them for a
+// while. The link to one that stays silent is closed, which makes it a lost worker like any other. Workers without
+// outstanding requests are left alone, and while there are no such requests there is no timer.
+// Liveness counts poll rounds instead of seconds, so a process that was stopped (SIGSTOP) does not expire its peers
+// when it resumes. Threads: the timer's for poll rounds; public methods from any.
 
 #include <atomic>
 #include <functional>
 #include <map>
-#include <optional>
 #include <set>
 #include <vector>
 
@@ -20,58 +19,60 @@
 
 namespace torchrpc {
 
-/// What TORCHRPC_LIVENESS_TIMEOUT says (seconds, 0: never), or 30 s. Throws Error(kInvalidArgument) if it says
-/// something else.
+/// The value of TORCHRPC_LIVENESS_TIMEOUT (seconds, 0: no limit), or 30 s. Throws Error(kInvalidArgument) if it is not
+/// a number of seconds.
 Duration defaultLivenessTimeout();
 
 class Liveness {
  public:
-  using Awaited = std::function<void(std::set<WorkerId>&)>;
+  /// Adds workers with outstanding requests.
+  using Source = std::function<void(std::set<WorkerId>&)>;
 
-  /// `timeout` 0: nobody is ever found silent. The others must outlive it; after the timer's close() it does nothing.
+  /// kNoLimit: no worker is ever found silent. Timer and pool must outlive it; it does nothing after the timer's
+  /// close().
   Liveness(Duration timeout, Timer& timer, ConnectionPool& connections);
 
-  /// Registers who adds the workers of whom something is awaited; before the first wake().
-  void addSource(Awaited source) { sources_.push_back(std::move(source)); }
-  /// Something may be awaited from now on. Cheap.
-  void wake() {
-    if (!looking_.load()) begin();
+  /// Before the first onRequest().
+  void addSource(Source source) { sources_.push_back(std::move(source)); }
+  /// There may be a new outstanding request. Cheap.
+  void onRequest() {
+    if (!round_scheduled_.load()) scheduleRound();
   }
 
-  /// A worker's connection has ended; something has come from one.
+  /// The connection of a worker has ended.
   void onLost(WorkerId worker);
-  void onHeard(WorkerId worker);
-  /// Whether a worker was ended for being silent, and nothing has come from it since.
-  bool silent(WorkerId worker) const;
-  /// Which of these have been lost for a moment and not come back. Who asks waits for them: for some time from now
-  /// something is awaited of them, and a connection is opened to those that have none.
+  /// A frame has arrived from a worker.
+  void onActivity(WorkerId worker);
+  /// Whether a worker's link was closed because it was silent, and no frame has arrived from it since.
+  bool isSilent(WorkerId worker) const;
+  /// Those of the workers that have been lost for some time and have not come back. The caller is waiting for them: for
+  /// a short time from now on they count as workers with outstanding requests, and those without a link get one.
   std::vector<WorkerId> lostAmong(const std::vector<WorkerId>& workers);
 
  private:
   struct Loss {
     TimePoint since;
-    bool silent = false;
+    bool is_silent = false;
   };
-  void begin();
-  void look();
-  std::set<WorkerId> awaited();
+  void scheduleRound();
+  void runRound();
+  std::set<WorkerId> outstanding();
   void probe(WorkerId worker);
 
-  // Constant after construction.
-  const Duration pause_;  ///< between looks
+  // Constant after construction:
   const Duration timeout_;
+  const Duration round_interval_;
   Timer& timer_;
   ConnectionPool& connections_;
-  std::vector<Awaited> sources_;
+  std::vector<Source> sources_;
 
-  std::atomic<bool> looking_;
-  // one look at a time:
-  std::map<uint64_t, int> silences_;  ///< by link: how many looks have found it silent
+  std::atomic<bool> round_scheduled_;
+  // Used by one poll round at a time:
+  std::map<uint64_t, int> silent_rounds_;  ///< by link: in how many rounds it was silent
 
   mutable Mutex mutex_;
-  // guarded by mutex_:
-  std::map<WorkerId, Loss> lost_;
-  std::map<WorkerId, TimePoint> asked_;  ///< until when they are awaited
+  std::map<WorkerId, Loss> lost_ TORCHRPC_GUARDED_BY(mutex_);
+  std::map<WorkerId, TimePoint> waited_for_until_ TORCHRPC_GUARDED_BY(mutex_);  ///< see lostAmong()
 };
 
 }  // namespace torchrpc

@@ -1,7 +1,7 @@
 #pragma once
 
-// What the protocols above the agent (RRefs, autograd) need of it: to send requests and to answer them. The agent is
-// the real one; protocol tests put a simulated network in its place.
+// The interface by which the protocols above the agent (RRefs, autograd) send requests and answer them. The agent
+// implements it; protocol tests replace it by a simulated network.
 
 #include <concepts>
 #include <functional>
@@ -19,12 +19,12 @@
 
 namespace torchrpc {
 
-/// The way back to a caller, usable once; from any thread. Dropped unused, it answers with an error: a request is
-/// never left hanging.
+/// Answers one request, once; from any thread. If its last copy is destroyed unused, it answers with an error: so no
+/// caller waits for ever.
 class Responder {
  public:
   Responder() = default;
-  /// `sink` is called once, with the answer.
+  /// `sink` is called once, with the reply or the error.
   template <std::invocable<Result<Message>> Sink>
   explicit Responder(Sink sink) : once_(std::make_shared<OnceTo<Sink>>(std::move(sink))) {}
 
@@ -65,53 +65,53 @@ class Messenger {
  public:
   using ReplyHandler = std::function<void(Result<Message>)>;
   using RequestHandler = std::function<void(Request request, Responder responder)>;
-  /// Whether it has served the request.
+  /// Returns whether it has answered the request.
   using QuickHandler = std::function<bool(const Request& request, const Responder& responder)>;
 
-  /// On which thread a handler runs.
+  /// The thread on which a handler runs.
   enum class Where {
-    kLoop,  ///< at once, on the transport's loop: brief, no blocking, no user code, nothing of Python
-    kPool,
-    kStrand,  ///< on the pool, in the lane of functions that share an interpreter
+    kLoop,    ///< at once, on the transport's loop: it must be brief, not block, and not run user code or Python
+    kPool,    ///< a thread of the pool
+    kStrand,  ///< a thread of the pool, in the strand of functions that share an interpreter
   };
 
   virtual ~Messenger() = default;
 
   virtual const WorkerInfo& self() const = 0;
-  /// Who has that id; for one that is not known the name says so ("worker 7").
+  /// The worker with that id; an unknown one gets the name "worker 7".
   virtual WorkerInfo worker(WorkerId id) const = 0;
 
-  /// Sends a request; `handler` is called exactly once, with the reply or with an error (kTimeout after `timeout`,
-  /// 0: never; kWorkerLost; what the callee answered), on the loop, the timer or the calling thread: it must not
-  /// block. Requests to oneself are served like any other.
+  /// Sends a request. `handler` is called exactly once, with the reply or with an error: kTimeout after `timeout`
+  /// (kNoLimit or 0: never), kWorkerLost, or the callee's. It is called on the loop, the timer or the calling thread
+  /// and must not block. A request to this worker itself is served like any other.
   virtual void request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) = 0;
 
-  /// The same for messages that may arrive any number of times: tried again, with growing pauses, until it is
-  /// answered or `to` is known to be lost (kWorkerLost) or this node goes down (kShutdown).
+  /// The same for a message that may arrive more than once: it is sent again, with growing pauses, until it is
+  /// answered, or `to` is lost (kWorkerLost), or this node shuts down (kShutdown).
   virtual void requestReliably(WorkerId to, Message message, ReplyHandler handler) = 0;
 
-  /// Registers who serves a kind; before the node starts, once a kind.
+  /// Registers the handler of a kind; once for each kind, before the node starts.
   virtual void on(Kind kind, Where where, RequestHandler handler) = 0;
-  /// Registers, after that, who is asked first, on the loop and on its terms: for requests of which some need no
-  /// thread of the pool. May never be asked.
+  /// Registers, after on(), a second handler that is called before the first one, on the loop (see Where::kLoop). It
+  /// answers the requests that need no thread of the pool. A messenger may skip it.
   virtual void onFirst(Kind kind, QuickHandler handler) { static_cast<void>(kind), static_cast<void>(handler); }
 
   /// Runs a task on the pool.
   virtual void post(std::function<void()> task) = 0;
-  /// Runs a task in the lane of functions that share an interpreter.
+  /// Runs a task in the strand of functions that share an interpreter.
   virtual void postToStrand(std::function<void()> task) = 0;
-  /// The same after a while; dropped if the node goes down before.
+  /// Runs a task on the pool after `delay`; drops it if the node shuts down before.
   virtual void postAfter(Duration delay, std::function<void()> task) = 0;
 
-  /// For a thread that is about to block until a message has come: see Transport::assist.
+  /// For a thread that is about to block until a message arrives: see Transport::poll.
   virtual void poll(const std::function<bool()>& done) { static_cast<void>(done); }
-  /// And if it has not come by then: see Transport::sleep.
-  virtual void sleep(const std::function<bool()>& done, FutexWaiter& waiter, TimePoint latest) {
-    static_cast<void>(done), static_cast<void>(waiter), static_cast<void>(latest);
+  /// For the same thread, when it has polled without result: see Transport::sleep.
+  virtual void sleep(const std::function<bool()>& done, FutexWaiter& waiter, TimePoint deadline) {
+    static_cast<void>(done), static_cast<void>(waiter), static_cast<void>(deadline);
   }
 };
 
-/// Passes everything on: for messengers that add something to another one.
+/// Forwards everything: the base of messengers that add something to another one.
 class ForwardingMessenger : public Messenger {
  public:
   /// `next` must outlive it.
@@ -131,8 +131,8 @@ class ForwardingMessenger : public Messenger {
   void postToStrand(std::function<void()> task) override { next_.postToStrand(std::move(task)); }
   void postAfter(Duration delay, std::function<void()> task) override { next_.postAfter(delay, std::move(task)); }
   void poll(const std::function<bool()>& done) override { next_.poll(done); }
-  void sleep(const std::function<bool()>& done, FutexWaiter& waiter, TimePoint latest) override {
-    next_.sleep(done, waiter, latest);
+  void sleep(const std::function<bool()>& done, FutexWaiter& waiter, TimePoint deadline) override {
+    next_.sleep(done, waiter, deadline);
   }
 
  private:

@@ -11,13 +11,12 @@ namespace torchrpc {
 namespace {
 
 struct Faults {
-  // constant once made:
+  // Constant after makeSendFaults():
   int times = 0;
   std::map<Kind, SendFault> by_kind;
 
   Mutex mutex;
-  // guarded by mutex:
-  std::unordered_map<std::string, int> failed;
+  std::unordered_map<std::string, int> failed TORCHRPC_GUARDED_BY(mutex);  ///< how often, by contents
 
   SendFault next(const Message& request) {
     const auto it = by_kind.find(request.kind);
@@ -58,8 +57,7 @@ SendFaultPolicy makeSendFaults(
   }
   for (const auto& [name, seconds] : delay_seconds) {
     if (!(seconds >= 0)) throw Error(ErrorCode::kInvalidArgument, "the delay of " + name + " must not be negative");
-    const auto delay = std::chrono::ceil<Duration>(std::chrono::duration<double>(std::min(seconds, 3e9)));
-    faults->forEachKind(name, [delay](SendFault& fault) { fault.delay = delay; });
+    faults->forEachKind(name, [delay = durationFromSeconds(seconds)](SendFault& fault) { fault.delay = delay; });
   }
   return [faults](const Message& request) { return faults->next(request); };
 }

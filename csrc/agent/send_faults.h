@@ -1,8 +1,8 @@
 #pragma once
 
-// Faults on purpose: requests that a worker fails to send, or sends late. What FAULTY_TENSORPIPE is made of, for tests
-// of how a program bears them. The agent asks for each request it sends, calls to itself included, on the sending
-// thread.
+// Injected faults: requests that a worker fails to send, or sends late. The backend FAULTY_TENSORPIPE is built on them;
+// it tests how a program handles failures. The agent asks the policy about each request that it sends, also to itself,
+// on the sending thread.
 
 #include <functional>
 #include <map>
@@ -14,18 +14,18 @@
 
 namespace torchrpc {
 
-/// What happens to one request on its way out.
+/// The fault of one request.
 struct SendFault {
   bool fail = false;
-  Duration delay{0};  ///< before it goes out; its deadline does not wait
+  Duration delay{0};  ///< before it is sent; does not move its deadline
 };
 
 /// Must be thread-safe.
 using SendFaultPolicy = std::function<SendFault(const Message& request)>;
 
-/// Messages are named as in kinds.h. Those in `fail` fail `times` times each (a message is the same as an earlier one
-/// if it has the same contents: one that is tried again, say), then go through. Throws Error(kInvalidArgument) for a
-/// name that is none, or a negative number.
+/// Messages are named as in kinds.h. Each message of `fail` fails `times` times, then it is sent. Two messages of equal
+/// contents count as the same: one that is sent again, say. Throws Error(kInvalidArgument) for an unknown name and for
+/// a negative number.
 SendFaultPolicy makeSendFaults(
     const std::vector<std::string>& fail, int times, const std::map<std::string, double>& delay_seconds);
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "agent/worker_directory.h"
+#include "agent/rendezvous.h"
 
 namespace torchrpc::api {
 

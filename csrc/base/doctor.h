@@ -2,7 +2,7 @@
 
 namespace torchrpc {
 
-/// The last sentence of an error about what this machine's network or kernel gives.
+/// The last sentence of errors about the network or the kernel of this machine.
 inline constexpr char kAskDoctor[] =
     "`python -m torchrpc doctor` shows the addresses and transports that work on this machine";
 

@@ -20,7 +20,7 @@ std::string_view name(ErrorCode code) {
     case ErrorCode::kRendezvous: return "rendezvous";
     case ErrorCode::kBackward: return "backward";
   }
-  return "unknown";  // a number that a newer peer sent
+  return "unknown";  // a number from a newer peer
 }
 
 }  // namespace torchrpc

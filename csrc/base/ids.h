@@ -1,6 +1,6 @@
 #pragma once
 
-// The numbers that name workers, calls, RRefs and forks.
+// The names and numbers of workers, calls, RRefs and forks.
 
 #include <cstdint>
 #include <functional>
@@ -11,10 +11,16 @@
 
 namespace torchrpc {
 
-/// A call, unique on the caller while the caller lives.
+/// Throws Error(kInvalidArgument) if no worker can have this name.
+void validateName(const std::string& name);
+/// Throws Error(kInvalidArgument) if no worker can have this name and rank in a group of this size. `world_size` 0: the
+/// group grows.
+void validateSelf(const WorkerInfo& self, int32_t world_size);
+
+/// The number of a call: unique on its caller, while that process lives.
 using CallId = uint64_t;
 
-/// Unique in the group: the worker that made the number, and a counter of its own.
+/// Unique in the group: the worker that created it, and a counter of that worker.
 struct GloballyUniqueId {
   WorkerId created_on = kNoWorker;
   uint64_t local_id = 0;
@@ -27,9 +33,9 @@ struct GloballyUniqueId {
 std::string toString(const GloballyUniqueId& id);
 std::ostream& operator<<(std::ostream& out, const GloballyUniqueId& id);
 
-/// One per value that RRefs refer to.
+/// The id of a value that RRefs refer to.
 using RRefId = GloballyUniqueId;
-/// One per user's reference to it.
+/// The id of one user's reference to it.
 using ForkId = GloballyUniqueId;
 
 }  // namespace torchrpc

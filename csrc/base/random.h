@@ -1,6 +1,6 @@
 #pragma once
 
-// Random numbers: for what must not be guessed, and for what only must not collide. Threads: any.
+// Random numbers: secure ones for secrets and nonces, others for ids that must only not collide. Threads: any.
 
 #include <cstddef>
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace torchrpc {
 
-/// From the kernel's generator, once it is seeded.
+/// From the kernel's generator (getrandom); blocks until it is seeded.
 std::string secureRandomBytes(size_t bytes);
 
 uint64_t randomNumber();

@@ -1,6 +1,6 @@
 #pragma once
 
-// A value or the Error that stands in its place; for completions, which must not throw.
+// A value or an Error; for completions, which must not throw.
 
 #include <optional>
 #include <utility>

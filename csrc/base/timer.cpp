@@ -37,7 +37,7 @@ class ThreadTimer : public Timer {
     {
       MutexLock lock(mutex_);
       closed_ = true;
-      // A task that closes its own timer leaves the joining to the destructor.
+      // A task that closes its own timer leaves the join to the destructor.
       if (thread_.get_id() != std::this_thread::get_id()) thread.swap(thread_);
     }
     if (thread.joinable()) thread.join();
@@ -49,13 +49,12 @@ class ThreadTimer : public Timer {
     do {
       while (schedule_.runNext(now(), [](TimePoint) {})) {
       }
-    } while (schedule_.sleep());
+    } while (schedule_.waitUntilDue());
   }
 
   TimerSchedule schedule_;
   std::once_flag started_;
   Mutex mutex_;
-  // Guarded by mutex_:
   std::thread thread_ TORCHRPC_GUARDED_BY(mutex_);
   bool closed_ TORCHRPC_GUARDED_BY(mutex_) = false;
 };

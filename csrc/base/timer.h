@@ -1,7 +1,7 @@
 #pragma once
 
-// Deadlines. One interface, two clocks: a thread that sleeps (makeThreadTimer), and one that a test advances
-// (testing/manual_timer.h).
+// Timeouts, deadlines, and timers that run tasks at them. One interface, two clocks: that of a thread that sleeps
+// (makeThreadTimer), and one that a test advances (testing/manual_timer.h).
 
 #include <chrono>
 #include <cstdint>
@@ -14,14 +14,25 @@ namespace torchrpc {
 using Duration = std::chrono::steady_clock::duration;
 using TimePoint = std::chrono::steady_clock::time_point;
 
-/// "No deadline".
+/// A timeout that never ends, and the deadline that it gives. Inside the core nothing else means "no limit". Public
+/// interfaces write 0 seconds for it, as torch does: they translate with noLimitIfZero().
+constexpr Duration kNoLimit = Duration::max();
 constexpr TimePoint kNever = TimePoint::max();
 
-/// The end of a wait of that length; waits longer than the clock can count have none.
-inline TimePoint deadlineAfter(Duration timeout) {
-  const auto now = std::chrono::steady_clock::now();
-  return timeout < kNever - now ? now + timeout : kNever;
+constexpr Duration noLimitIfZero(Duration timeout) { return timeout == Duration::zero() ? kNoLimit : timeout; }
+
+/// Rounded up; kNoLimit for more than a century, which the clock cannot count safely.
+inline Duration durationFromSeconds(double seconds) {
+  constexpr double kCenturySeconds = 3e9;
+  return seconds > kCenturySeconds ? kNoLimit : std::chrono::ceil<Duration>(std::chrono::duration<double>(seconds));
 }
+
+/// `timeout` after `start`; kNever for kNoLimit and for every timeout that is too long for the clock.
+constexpr TimePoint deadlineAfter(Duration timeout, TimePoint start) {
+  return timeout < kNever - start ? start + timeout : kNever;
+}
+/// `timeout` from now on.
+inline TimePoint deadlineAfter(Duration timeout) { return deadlineAfter(timeout, std::chrono::steady_clock::now()); }
 
 class Timer {
  public:
@@ -31,25 +42,22 @@ class Timer {
   virtual TimePoint now() const = 0;
 
   /// Runs `task` once, at `when` or soon after, on the timer's thread: it must be brief, not block and not throw.
-  /// Tasks of one time run in the order of the calls. A task that `close` finds pending, or that comes after it (which
-  /// gives the id 0), is dropped unrun. Thread-safe.
+  /// Tasks that are due at the same time run in the order in which they were added. close() drops pending tasks; after
+  /// it at() drops its task and returns the id 0. Thread-safe.
   virtual Id at(TimePoint when, std::function<void()> task) = 0;
 
-  /// True if the task will not run; false if it has run, runs now, or is unknown. Thread-safe; does not wait.
+  /// True if the task will not run; false if it has run, is running, or is unknown. Thread-safe; does not wait.
   virtual bool cancel(Id id) = 0;
 
-  /// Drops what is pending and waits for a task under way (unless called from it). Idempotent. A task must not destroy
-  /// the timer it runs on.
+  /// Drops the pending tasks and waits for the running one (unless that calls close()). Idempotent. A task must not
+  /// destroy its own timer.
   virtual void close() = 0;
 
-  /// As at(), counted from now; a delay too long for the clock means kNever.
-  Id after(Duration delay, std::function<void()> task) {
-    const TimePoint start = now();
-    return at(delay < kNever - start ? start + delay : kNever, std::move(task));
-  }
+  /// As at(), `delay` from now on; never for kNoLimit.
+  Id after(Duration delay, std::function<void()> task) { return at(deadlineAfter(delay, now()), std::move(task)); }
 };
 
-/// The real clock: a thread of its own, started with the first task.
+/// A timer on the real clock. Its thread starts with the first task.
 std::unique_ptr<Timer> makeThreadTimer();
 
 }  // namespace torchrpc

@@ -15,15 +15,15 @@
 
 namespace torchrpc {
 
-// Nearly all deadlines are cancelled long before they come. So cancelling only forgets the task; its place in the heap
-// goes when it comes to the top, or when such places are the larger part of the heap.
+// Nearly all deadlines are cancelled long before they are due. So cancel() removes only the task. Its heap entry is
+// removed when it reaches the top, or when entries without a task are the larger part of the heap.
 class TimerSchedule {
  public:
   using Id = Timer::Id;
 
   struct Added {
-    Id id = 0;  ///< 0: closed
-    bool is_first = false;
+    Id id = 0;              ///< 0: the schedule is closed
+    bool is_first = false;  ///< the task is due before all others
   };
 
   Added add(TimePoint when, std::function<void()> task) {
@@ -47,7 +47,7 @@ class TimerSchedule {
     return true;
   }
 
-  /// Takes the first task if it is due by `until`, tells when it was due (`at_time`, called before it), runs it.
+  /// Takes the first task if it is due by `until`, calls `at_time` with the time at which it was due, and runs it.
   template <typename AtTime>
   bool runNext(TimePoint until, AtTime at_time) {
     MutexLock lock(mutex_);
@@ -64,12 +64,13 @@ class TimerSchedule {
     task = nullptr;
     lock.lock();
     runner_ = {};
-    at_rest_.notify_all();
+    task_ended_.notify_all();
     return true;
   }
 
-  /// Sleeps until the first task is due, one earlier than it is added (wake()), or close(). False after close().
-  bool sleep() {
+  /// Sleeps until the first task is due, wake() says that an earlier one has been added, or close(). False after
+  /// close().
+  bool waitUntilDue() {
     MutexLock lock(mutex_);
     dropCancelled();
     if (!closed_) {
@@ -93,7 +94,7 @@ class TimerSchedule {
       dropped.swap(tasks_);
       heap_.clear();
       wake_.notify_one();
-      while (runner_ != std::thread::id() && runner_ != std::this_thread::get_id()) at_rest_.wait(lock);
+      while (runner_ != std::thread::id() && runner_ != std::this_thread::get_id()) task_ended_.wait(lock);
     }
   }
 
@@ -103,7 +104,7 @@ class TimerSchedule {
   }
 
  private:
-  using Entry = std::pair<TimePoint, Id>;  // equal times: in the order of the calls
+  using Entry = std::pair<TimePoint, Id>;  // ids grow: tasks of one time stay in the order of add()
 
   Entry popFirst() TORCHRPC_REQUIRES(mutex_) {
     std::pop_heap(heap_.begin(), heap_.end(), std::greater<>());
@@ -121,12 +122,11 @@ class TimerSchedule {
 
   mutable Mutex mutex_;
   CondVar wake_;
-  CondVar at_rest_;
-  // Guarded by mutex_:
+  CondVar task_ended_;
   std::unordered_map<Id, std::function<void()>> tasks_ TORCHRPC_GUARDED_BY(mutex_);
   std::vector<Entry> heap_ TORCHRPC_GUARDED_BY(mutex_);
   Id next_id_ TORCHRPC_GUARDED_BY(mutex_) = 1;
-  std::thread::id runner_ TORCHRPC_GUARDED_BY(mutex_);
+  std::thread::id runner_ TORCHRPC_GUARDED_BY(mutex_);  ///< the thread that runs a task
   bool closed_ TORCHRPC_GUARDED_BY(mutex_) = false;
 };
 

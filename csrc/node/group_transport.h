@@ -6,8 +6,11 @@
 #include <memory>
 #include <string>
 
-#include "agent/worker_directory.h"
 #include "transport/registry.h"
+
+namespace c10d {
+class Store;
+}
 
 namespace torchrpc {
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "agent/agent.h"
+#include "agent/rendezvous.h"
 #include "autograd/autograd_service.h"
 #include "node/allow_list.h"
 #include "node/call_service.h"

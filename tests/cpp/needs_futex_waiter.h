@@ -4,7 +4,7 @@
 
 #include "base/sync/futex_waiter.h"
 
-/// Ends a test case where the system has no sleep on several words.
+/// Ends a test case where the system has no futex_waitv.
 #define NEEDS_ALARM                                                                 \
   if (!torchrpc::FutexWaiter::isAvailable()) {                                      \
     WARN("not tested: this system has no futex_waitv, or does not let us have it"); \

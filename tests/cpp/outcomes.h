@@ -1,6 +1,6 @@
 #pragma once
 
-// What tests of several layers wait for: the error that something throws, and what other threads are about to do.
+// Shared by the tests of all layers: the error that a function throws, and a wait for what other threads do.
 
 #include <chrono>
 #include <thread>
@@ -20,7 +20,7 @@ Error errorOf(F&& body) {
   return {ErrorCode::kUnknown, "no error"};
 }
 
-/// Whether a condition comes true within 20 s.
+/// Whether a condition becomes true within 20 s.
 template <typename Condition>
 bool eventually(Condition&& condition) {
   for (int i = 0; i < 20000; ++i) {

@@ -28,7 +28,7 @@ CONFINED = [
     (r"pybind11/|Python\.h|torch/csrc/(utils/pybind|Exceptions|.*/python/)", r"bindings/"),
     (r"tensorpipe/", r"transport/tensorpipe/"),
     (r"uv\.h", r"transport/native/loop/"),
-    (r"torch/csrc/distributed/c10d/", r"agent/(worker_directory|group_secret|shutdown)|(node|api|bindings)/"),
+    (r"torch/csrc/distributed/c10d/", r"agent/(rendezvous|fan_in|group_secret)|(node|api|bindings)/"),
     (r"torch/csrc/autograd/(engine|graph_task|input_buffer|function)", r"autograd/|bindings/"),
     (r"torch/csrc/distributed/(rpc|autograd)/", r"nowhere"),
     (r"torchrpc/", r"(base|api)/"),
@@ -95,7 +95,7 @@ def test_a_wrong_include_is_seen(file, line):
         ("wire/codec.h", '#include "wire/kinds.h"'),
         ("bindings/module.cpp", "#include <torch/csrc/utils/pybind.h>"),
         ("transport/tensorpipe/transport.cpp", "#include <tensorpipe/tensorpipe.h>"),
-        ("agent/worker_directory.h", "#include <torch/csrc/distributed/c10d/Store.hpp>"),
+        ("agent/rendezvous.cpp", "#include <torch/csrc/distributed/c10d/Store.hpp>"),
     ],
 )
 def test_a_right_include_is_not(file, line):

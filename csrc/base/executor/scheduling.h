@@ -1,6 +1,6 @@
 #pragma once
 
-// How the kernel schedules a thread.
+// The kernel's scheduling policy of a thread.
 
 #include <sched.h>
 
@@ -8,12 +8,12 @@ namespace torchrpc {
 
 class Scheduling {
  public:
-  /// That of the calling thread.
+  /// The policy of the calling thread.
   Scheduling();
-  /// Makes it the calling thread's.
+  /// Applies the policy to the calling thread.
   void apply() const;
-  /// The same, but whenever the thread is woken it takes no core from one that runs; an idle core it has at once.
-  /// (SCHED_BATCH. Threads that already are of another class than SCHED_OTHER stay as they are.)
+  /// The same with SCHED_BATCH in place of SCHED_OTHER (other policies are applied unchanged): a thread that wakes does
+  /// not preempt a running one. It runs at once where a core is idle.
   void applyBatchPolicy() const;
 
  private:

@@ -10,13 +10,13 @@ bool Strand::post(std::function<void()> task) {
     MutexLock lock(mutex_);
     number = next_number_++;
     tasks_.push_back({number, std::move(task)});
-    if (std::exchange(coming_, true)) return true;
+    if (std::exchange(thread_requested_, true)) return true;
   }
   if (pool_.post([this] { run(); })) return true;
-  // The pool has closed. A thread that is inside may have taken the task all the same.
+  // The pool has closed. A thread that has entered may have taken the task all the same.
   Task dropped;  // destroyed after the lock
   MutexLock lock(mutex_);
-  coming_ = false;
+  thread_requested_ = false;
   const auto it = std::ranges::find(tasks_, number, &Task::number);
   if (it == tasks_.end()) return true;
   dropped = std::move(*it);
@@ -28,7 +28,7 @@ void Strand::run() {
   const auto entered = enter_ ? enter_() : nullptr;
   {
     MutexLock lock(mutex_);
-    coming_ = false;
+    thread_requested_ = false;
   }
   while (runOne()) {
   }
@@ -36,15 +36,15 @@ void Strand::run() {
 
 bool Strand::runOne() {
   Task task;
-  bool call_another = false;
+  bool needs_another = false;
   {
     MutexLock lock(mutex_);
     if (tasks_.empty()) return false;
     task = std::move(tasks_.front());
     tasks_.pop_front();
-    call_another = !tasks_.empty() && !std::exchange(coming_, true);
+    needs_another = !tasks_.empty() && !std::exchange(thread_requested_, true);
   }
-  if (call_another) pool_.postFromTask([this] { run(); });
+  if (needs_another) pool_.postFromTask([this] { run(); });
   ThreadPool::runLogged(task.run);
   return true;
 }

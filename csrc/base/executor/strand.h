@@ -1,10 +1,11 @@
 #pragma once
 
-// Tasks of which only one can run at a time, but for those that block: they need something that one thread has at any
-// moment, as Python's GIL. One thread of the pool takes it and runs task after task; while there are more, a second one
-// stands by, waiting to take it, and does so as soon as a task lets it go. So a queue of short tasks costs one
-// hand-over, and a task that blocks holds up nobody.
+// Tasks that share something which one thread can hold at a time, as Python's GIL. One thread of the pool enters (takes
+// the GIL, say) and runs task after task. While more tasks wait, a second thread waits to enter; it does so as soon as
+// the first one blocks and releases what they share. So a queue of short tasks costs one hand-over, and a task that
+// blocks does not delay those behind it.
 
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -16,32 +17,32 @@ namespace torchrpc {
 
 class Strand {
  public:
-  /// Takes what the tasks need, waiting for it; the thread has it while the result lives.
+  /// Takes what the tasks share, and blocks until it has it. The thread holds it while the result lives.
   using Enter = std::function<std::shared_ptr<void>()>;
 
-  /// `pool` must outlive it.
+  /// `pool` must outlive it. `enter` may be empty.
   Strand(ThreadPool& pool, Enter enter) : pool_(pool), enter_(std::move(enter)) {}
 
   /// As ThreadPool::post. Tasks start in the order posted.
   bool post(std::function<void()> task);
 
  private:
-  /// On a thread of the pool, until there is nothing to do.
+  /// Enters and runs tasks until there are none. On a thread of the pool.
   void run();
-  /// Runs the first task, if there is one.
+  /// Runs the first task; false if there is none.
   bool runOne();
 
-  ThreadPool& pool_;
-  const Enter enter_;
-  Mutex mutex_;
-  // guarded by mutex_:
   struct Task {
     uint64_t number;
     std::function<void()> run;
   };
-  std::deque<Task> tasks_;
-  uint64_t next_number_ = 0;
-  bool coming_ = false;  ///< a thread has been called for and has not entered yet
+
+  ThreadPool& pool_;
+  const Enter enter_;
+  Mutex mutex_;
+  std::deque<Task> tasks_ TORCHRPC_GUARDED_BY(mutex_);
+  uint64_t next_number_ TORCHRPC_GUARDED_BY(mutex_) = 0;
+  bool thread_requested_ TORCHRPC_GUARDED_BY(mutex_) = false;  ///< from the pool, and has not entered yet
 };
 
 }  // namespace torchrpc

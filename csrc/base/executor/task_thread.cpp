@@ -18,7 +18,8 @@ bool TaskThread::post(std::function<void()> task) {
   MutexLock lock(mutex_);
   if (stopped_) return false;
   tasks_.push_back(std::move(task));
-  // Only an empty queue can have a sleeper behind it. Notified under the lock: `this` may go once it is free.
+  // The thread sleeps only while the queue is empty. Notified under the lock: once it is released, stop() may return
+  // and `this` be destroyed.
   if (tasks_.size() == 1) wake_.notify_one();
   return true;
 }

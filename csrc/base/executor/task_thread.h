@@ -19,25 +19,25 @@ class TaskThread {
   TaskThread(const TaskThread&) = delete;
   TaskThread& operator=(const TaskThread&) = delete;
 
-  /// False, and the task is destroyed unrun, once stop() has let go of the last task. Thread-safe.
+  /// False, and the task is destroyed unrun, once stop() has run the last task. Thread-safe.
   bool post(std::function<void()> task);
 
-  /// Runs what is queued, and what that posts, then ends the thread. Not from the loop. Idempotent.
+  /// Runs the queued tasks, and those that they post, then ends the thread. Not from a task. Idempotent.
   void stop();
 
+  /// Whether this is the thread.
   bool inLoop() const;
 
  private:
   void run();
 
-  // Guarded by mutex_.
   Mutex mutex_;
   CondVar wake_;
   std::deque<std::function<void()>> tasks_ TORCHRPC_GUARDED_BY(mutex_);
   bool stopping_ TORCHRPC_GUARDED_BY(mutex_) = false;
   bool stopped_ TORCHRPC_GUARDED_BY(mutex_) = false;
 
-  // Touched by the constructor and by stop() only.
+  // Used by the constructor and by stop() only:
   std::thread thread_;
 };
 

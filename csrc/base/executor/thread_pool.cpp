@@ -1,17 +1,19 @@
-// One queue under one mutex. A thread is active while it runs a task outside of any BlockingScope; a task is taken
-// only while fewer than `size` threads are. Whoever adds a task, or stops being active without looking at the queue
-// itself, brings a thread for it: an idle one, or a new one.
+// One queue under one mutex. A thread is active while it runs a task outside of any BlockingScope; a task is started
+// only while fewer than `size` threads are active. The code that adds a task, or that makes a thread inactive without
+// looking at the queue itself, requests a thread for it (requestThread): an idle one, or a new one.
 //
-// Note [Standing by]
-// With a thread for each task a queue of short tasks would cost more in waking threads, which then fight for the mutex
-// and the cores, than in running them. So once `busy_from` threads are active, one more comes at a time and stands by:
-// it takes a task if for kStalled nobody has taken one. Tasks that block without saying so, or that take long, thus get
-// threads one after another, up to `size`.
+// Note [Spare thread]
+// With a thread for each task a queue of short tasks would cost more in wake-ups, after which the threads contend for
+// the mutex and the cores, than in running them. So once `spare_from` threads are active, one more is requested at a
+// time, as the spare thread: it runs a task only if no other thread has started one for kStallTimeout (stall
+// detection). So tasks that block without a BlockingScope, or that take long, get threads one after another, up to
+// `size`.
 //
-// A thread that looks for tasks before it sleeps is as good as one that comes: nobody is woken for the first task.
+// A thread that polls before it parks will find the first task itself: no thread is woken for that.
 //
-// A thread that has slept is woken gently: in a burst of tasks a thread is woken for every few, and would take the core
-// from the one that makes them each time. Tasks themselves run as whoever made the pool would run them.
+// A thread applies SCHED_BATCH before it sleeps: in a burst of tasks a thread is woken every few tasks, and it would
+// preempt the thread that posts them each time. Tasks themselves run with the scheduling policy of the thread that made
+// the pool.
 
 #include "base/executor/thread_pool.h"
 
@@ -36,9 +38,10 @@ namespace torchrpc {
 using Threads = std::list<std::thread>;
 
 namespace {
-constexpr auto kStalled = std::chrono::microseconds(200);
+constexpr auto kStallTimeout = std::chrono::microseconds(200);
 
-size_t busyFrom() { return std::max<size_t>(2, std::thread::hardware_concurrency() / 2); }
+/// With as many active threads only a spare thread is added.
+size_t spareFrom() { return std::max<size_t>(2, std::thread::hardware_concurrency() / 2); }
 }  // namespace
 
 struct ThreadPool::State {
@@ -46,59 +49,60 @@ struct ThreadPool::State {
 
   // Constant after construction:
   const Options options;
-  const size_t busy_from = busyFrom();
+  const size_t spare_from = spareFrom();
   const Scheduling scheduling;
 
   mutable Mutex mutex;
-  CondVar work;            ///< a token was put, or the pool ends
-  FutexWaiter looked_for;  ///< a task was put, or the pool ends: for who looks
-  CondVar stalled;         ///< never notified: who stands by sleeps
-  CondVar one_gone;
+  CondVar token_added;     ///< or the pool closes; for waiting threads
+  FutexWaiter task_added;  ///< or the pool closes; for the thread that polls or parks
+  CondVar spare_sleep;     ///< never notified: the spare thread sleeps on it
+  CondVar thread_ended;
 
-  // Guarded by mutex:
   std::deque<std::function<void()>> tasks TORCHRPC_GUARDED_BY(mutex);
   Threads live TORCHRPC_GUARDED_BY(mutex);
-  Threads ended TORCHRPC_GUARDED_BY(mutex);  ///< to be joined
+  Threads ended TORCHRPC_GUARDED_BY(mutex);  ///< not joined yet
   size_t active TORCHRPC_GUARDED_BY(mutex) = 0;
   size_t blocked TORCHRPC_GUARDED_BY(mutex) = 0;
-  size_t idle TORCHRPC_GUARDED_BY(mutex) = 0;           ///< waiting and not called for
-  size_t tokens TORCHRPC_GUARDED_BY(mutex) = 0;         ///< each calls one waiting thread
-  size_t starting TORCHRPC_GUARDED_BY(mutex) = 0;       ///< new threads that have not come yet
-  uint64_t taken TORCHRPC_GUARDED_BY(mutex) = 0;        ///< tasks, ever
-  bool standing_by TORCHRPC_GUARDED_BY(mutex) = false;  ///< a thread is
-  bool looking TORCHRPC_GUARDED_BY(mutex) = false;      ///< a thread is
-  size_t threads_made TORCHRPC_GUARDED_BY(mutex) = 0;   ///< ever; for their names
+  size_t idle TORCHRPC_GUARDED_BY(mutex) = 0;      ///< waiting threads without a token
+  size_t tokens TORCHRPC_GUARDED_BY(mutex) = 0;    ///< each wakes one waiting thread
+  size_t starting TORCHRPC_GUARDED_BY(mutex) = 0;  ///< new threads that do not run yet
+  uint64_t tasks_started TORCHRPC_GUARDED_BY(mutex) = 0;
+  bool has_spare TORCHRPC_GUARDED_BY(mutex) = false;   ///< Note [Spare thread]
+  bool polling TORCHRPC_GUARDED_BY(mutex) = false;     ///< a thread polls or parks
+  size_t threads_made TORCHRPC_GUARDED_BY(mutex) = 0;  ///< in the life of the pool; for their names
   bool closed TORCHRPC_GUARDED_BY(mutex) = false;
 
   bool finished() const TORCHRPC_REQUIRES(mutex) { return closed && tasks.empty(); }
 
-  /// As bringThread().
+  /// As requestThread().
   [[nodiscard]] bool add(std::function<void()>& task) TORCHRPC_REQUIRES(mutex);
-  /// Whether a waiting thread is called for: unlockAndCall() does it.
-  [[nodiscard]] bool bringThread() TORCHRPC_REQUIRES(mutex);
-  void unlockAndCall(MutexLock& lock, bool called) {
+  /// Starts a thread or adds a token for a waiting one, if the queue needs another thread. True if it has added a
+  /// token: then unlockAndNotify() must be called with it.
+  [[nodiscard]] bool requestThread() TORCHRPC_REQUIRES(mutex);
+  void unlockAndNotify(MutexLock& lock, bool has_token)
+      TORCHRPC_ANNOTATE(no_thread_safety_analysis) {  // clang does not know that `lock` is of `mutex`
     lock.unlock();
-    if (called) work.notify_one();
+    if (has_token) token_added.notify_one();
   }
   void startThread() TORCHRPC_REQUIRES(mutex);
   void threadMain(Threads::iterator self, size_t number);
   void serve(MutexLock& lock) TORCHRPC_REQUIRES(mutex);
   void runTask(MutexLock& lock) TORCHRPC_REQUIRES(mutex);
-  void standBy(MutexLock& lock) TORCHRPC_REQUIRES(mutex);
-  void look(MutexLock& lock) TORCHRPC_REQUIRES(mutex);
-  /// This thread is about to sleep.
-  void becomeGentle();
+  void waitAsSpare(MutexLock& lock) TORCHRPC_REQUIRES(mutex);
+  void pollAndPark(MutexLock& lock) TORCHRPC_REQUIRES(mutex) TORCHRPC_ANNOTATE(no_thread_safety_analysis);
+  /// To be called by a thread before it sleeps.
+  void applyBatchPolicy();
 };
 
 namespace {
 
-// The pool whose thread this is, and how many BlockingScopes it is in.
+// Of the calling thread: its pool, and how many BlockingScopes it is in.
 thread_local void* current_pool = nullptr;
 thread_local size_t blocking_depth = 0;
-thread_local bool is_gentle = false;
+thread_local bool has_batch_policy = false;
 
 void nameThread(const std::string& pool, size_t number) {
-  constexpr size_t kLongest = 15;  // Linux
+  constexpr size_t kLongest = 15;  // Linux allows no more
   const auto digits = std::to_string(number);
   const auto prefix = pool.substr(0, kLongest - 1 - digits.size());
   pthread_setname_np(pthread_self(), (prefix + '-' + digits).c_str());
@@ -110,7 +114,7 @@ void ThreadPool::runLogged(const std::function<void()>& task) {
   try {
     task();
   } catch (const abi::__forced_unwind&) {
-    throw;  // pthread_exit: what Python, while it ends, does to threads that want the GIL
+    throw;  // pthread_exit(): Python calls it, when it exits, in threads that take the GIL
   } catch (const std::exception& error) {
     LOG(ERROR) << "a task on a thread pool threw: " << error.what();
   } catch (...) {
@@ -118,10 +122,10 @@ void ThreadPool::runLogged(const std::function<void()>& task) {
   }
 }
 
-bool ThreadPool::State::bringThread() {
-  const size_t coming = tokens + starting + (looking ? 1 : 0);
+bool ThreadPool::State::requestThread() {
+  const size_t coming = tokens + starting + (polling ? 1 : 0);
   if (coming >= tasks.size() || active + coming >= options.size) return false;
-  if (active + coming >= busy_from && (standing_by || coming > 0)) return false;
+  if (active + coming >= spare_from && (has_spare || coming > 0)) return false;
   if (idle > 0) {
     --idle;
     ++tokens;
@@ -145,10 +149,10 @@ void ThreadPool::State::startThread() {
 
 void ThreadPool::State::threadMain(Threads::iterator self, size_t number) {
   nameThread(options.name, number);
-  scheduling.apply();  // not as whoever has started it: that may be a transport's loop
+  scheduling.apply();  // it has inherited the policy of the thread that started it, perhaps a transport's loop
   current_pool = this;
 
-  // Takes this thread off the list however it ends, and joins those that ended before. The last is left to close().
+  // However this thread ends, it moves itself to `ended` and joins those that ended before. close() joins the last one.
   struct Leave {
     State& state;
     Threads::iterator self;
@@ -158,7 +162,7 @@ void ThreadPool::State::threadMain(Threads::iterator self, size_t number) {
         MutexLock lock(state.mutex);
         before.swap(state.ended);
         state.ended.splice(state.ended.end(), state.live, self);
-        state.one_gone.notify_all();
+        state.thread_ended.notify_all();
       }
       for (auto& thread : before) thread.join();
     }
@@ -170,22 +174,22 @@ void ThreadPool::State::threadMain(Threads::iterator self, size_t number) {
 }
 
 void ThreadPool::State::serve(MutexLock& lock) {
-  for (bool looked = false;;) {
+  for (bool polled = false;;) {
     const bool may_run = !tasks.empty() && active < options.size;
-    if (may_run && active < busy_from) {
+    if (may_run && active < spare_from) {
       runTask(lock);
-      looked = false;
-    } else if (may_run && !standing_by) {
-      standBy(lock);
+      polled = false;
+    } else if (may_run && !has_spare) {
+      waitAsSpare(lock);
     } else if (finished() || idle >= options.size) {
       break;
-    } else if (options.look && !looking && !looked) {
-      look(lock);
-      looked = true;
+    } else if (options.poll_before_park && !polling && !polled) {
+      pollAndPark(lock);
+      polled = true;
     } else {
-      becomeGentle();
+      applyBatchPolicy();
       ++idle;
-      while (tokens == 0 && !finished()) work.wait(lock);
+      while (tokens == 0 && !finished()) token_added.wait(lock);
       if (tokens > 0) {
         --tokens;
       } else {
@@ -193,43 +197,43 @@ void ThreadPool::State::serve(MutexLock& lock) {
       }
     }
   }
-  if (finished()) work.notify_all();
+  if (finished()) token_added.notify_all();
 }
 
-void ThreadPool::State::standBy(MutexLock& lock) {
-  standing_by = true;
-  const auto before = taken;
-  stalled.wait_for(lock, kStalled);
-  standing_by = false;
-  if (taken == before && !tasks.empty() && active < options.size) runTask(lock);
+void ThreadPool::State::waitAsSpare(MutexLock& lock) {
+  has_spare = true;
+  const auto before = tasks_started;
+  spare_sleep.wait_for(lock, kStallTimeout);
+  has_spare = false;
+  if (tasks_started == before && !tasks.empty() && active < options.size) runTask(lock);
 }
 
-void ThreadPool::State::look(MutexLock& lock) {
-  looking = true;
+void ThreadPool::State::pollAndPark(MutexLock& lock) {
+  polling = true;
   lock.unlock();
   const auto done = [this] {
     MutexLock inner(mutex);
     return !tasks.empty() || closed;
   };
-  options.look(done);
-  if (options.sleep && !done()) {
-    becomeGentle();
-    options.sleep(done, looked_for);
+  options.poll_before_park(done);
+  if (options.park && !done()) {
+    applyBatchPolicy();
+    options.park(done, task_added);
   }
   lock.lock();
-  looking = false;
+  polling = false;
 }
 
-void ThreadPool::State::becomeGentle() {
-  if (!std::exchange(is_gentle, true)) scheduling.applyBatchPolicy();
+void ThreadPool::State::applyBatchPolicy() {
+  if (!std::exchange(has_batch_policy, true)) scheduling.applyBatchPolicy();
 }
 
 void ThreadPool::State::runTask(MutexLock& lock) {
   auto task = std::move(tasks.front());
   tasks.pop_front();
-  ++taken;
+  ++tasks_started;
   ++active;
-  const bool called = bringThread();
+  const bool has_token = requestThread();
   struct Inactive {
     State& state;
     MutexLock& lock;
@@ -238,8 +242,8 @@ void ThreadPool::State::runTask(MutexLock& lock) {
       --state.active;
     }
   } inactive{*this, lock};
-  unlockAndCall(lock, called);
-  if (std::exchange(is_gentle, false)) scheduling.apply();
+  unlockAndNotify(lock, has_token);
+  if (std::exchange(has_batch_policy, false)) scheduling.apply();
   runLogged(task);
   task = nullptr;
 }
@@ -250,31 +254,31 @@ ThreadPool::~ThreadPool() { close(); }
 bool ThreadPool::post(std::function<void()> task) {
   MutexLock lock(state_->mutex);
   if (state_->closed) return false;
-  const bool called = state_->add(task);
-  state_->unlockAndCall(lock, called);
-  state_->looked_for.ring();
+  const bool has_token = state_->add(task);
+  state_->unlockAndNotify(lock, has_token);
+  state_->task_added.ring();
   return true;
 }
 
 void ThreadPool::postFromTask(std::function<void()> task) {
   MutexLock lock(state_->mutex);
-  const bool called = state_->add(task);
-  state_->unlockAndCall(lock, called);
-  state_->looked_for.ring();
+  const bool has_token = state_->add(task);
+  state_->unlockAndNotify(lock, has_token);
+  state_->task_added.ring();
 }
 
 bool ThreadPool::State::add(std::function<void()>& task) {
   tasks.push_back(std::move(task));
-  const bool called = bringThread();
-  if (!live.empty()) return called;
-  task = std::move(tasks.back());  // the caller destroys it, after the lock
+  const bool has_token = requestThread();
+  if (!live.empty()) return has_token;
+  task = std::move(tasks.back());  // the caller destroys it once it has unlocked
   tasks.pop_back();
   throw Error(ErrorCode::kUnknown, "thread pool " + options.name + " could not start a single thread");
 }
 
 bool ThreadPool::onThread() { return current_pool != nullptr; }
 
-bool ThreadPool::close(Duration patience) {
+bool ThreadPool::close(Duration timeout) {
   if (current_pool == state_.get()) {
     throw Error(ErrorCode::kInvalidArgument, "thread pool " + state_->options.name + " closed by one of its threads");
   }
@@ -283,14 +287,14 @@ bool ThreadPool::close(Duration patience) {
   {
     MutexLock lock(state_->mutex);
     state_->closed = true;
-    state_->work.notify_all();
-    state_->looked_for.ring();
-    const auto deadline = deadlineAfter(patience);
+    state_->token_added.notify_all();
+    state_->task_added.ring();
+    const auto deadline = deadlineAfter(timeout);
     while (!state_->live.empty() && all) {
       if (deadline == kNever) {
-        state_->one_gone.wait(lock);
+        state_->thread_ended.wait(lock);
       } else {
-        all = state_->one_gone.wait_until(lock, deadline) == std::cv_status::no_timeout;
+        all = state_->thread_ended.wait_until(lock, deadline) == std::cv_status::no_timeout;
       }
     }
     all = state_->live.empty();
@@ -300,7 +304,7 @@ bool ThreadPool::close(Duration patience) {
   return all;
 }
 
-void ThreadPool::drop() {
+void ThreadPool::discardQueued() {
   decltype(state_->tasks) dropped;  // destroyed after the lock
   MutexLock lock(state_->mutex);
   dropped.swap(state_->tasks);
@@ -308,7 +312,7 @@ void ThreadPool::drop() {
 
 ThreadPool::Stats ThreadPool::stats() const {
   MutexLock lock(state_->mutex);
-  return {state_->live.size(), state_->idle + (state_->looking ? 1 : 0), state_->blocked, state_->tasks.size()};
+  return {state_->live.size(), state_->idle + (state_->polling ? 1 : 0), state_->blocked, state_->tasks.size()};
 }
 
 ThreadPool::BlockingScope::BlockingScope() {
@@ -317,8 +321,8 @@ ThreadPool::BlockingScope::BlockingScope() {
   MutexLock lock(state->mutex);
   --state->active;
   ++state->blocked;
-  const bool called = state->bringThread();
-  state->unlockAndCall(lock, called);
+  const bool has_token = state->requestThread();
+  state->unlockAndNotify(lock, has_token);
 }
 
 ThreadPool::BlockingScope::~BlockingScope() {

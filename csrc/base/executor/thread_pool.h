@@ -1,8 +1,8 @@
 #pragma once
 
-// Where handlers, user code and future callbacks run. Threads start when there is work for them, up to `size`;
-// a thread that blocks on another call (BlockingScope) is replaced while it does, so that nested blocking calls
-// cannot use the pool up. Of the threads that this leaves over, `size` stay, idle.
+// The threads that run handlers, user code and callbacks of futures. Threads start when there is work for them, up to
+// `size`. While a thread is blocked (BlockingScope) another one takes its place, so that nested blocking calls cannot
+// use up the pool. When blocked threads go on, surplus threads end: `size` idle ones stay.
 
 #include <cstddef>
 #include <functional>
@@ -17,21 +17,21 @@ namespace torchrpc {
 class ThreadPool {
  public:
   struct Options {
-    size_t size = 16;        ///< threads that run at once (those inside a BlockingScope not counted); at least 1
-    size_t max_size = 1024;  ///< threads altogether: past it a BlockingScope brings no replacement
+    size_t size = 16;        ///< threads that run at once, without blocked ones; at least 1
+    size_t max_size = 1024;  ///< threads in all: beyond it a blocked thread is not replaced
     std::string name = "torchrpc";
-    /// What a thread, one at a time, does before it sleeps: look for what will bring a task, until `done` or until it
-    /// is better to sleep. May post to the pool.
-    std::function<void(const std::function<bool()>& done)> look{};
-    /// After a look in vain, if given: sleep where tasks come from, until `done` (what makes it so rings the waiter) or
-    /// until it is better to sleep in the pool. May post to it.
-    std::function<void(const std::function<bool()>& done, FutexWaiter& waiter)> sleep{};
+    /// Called by a thread without a task before it sleeps, by one thread at a time: polls the source of tasks, until
+    /// `done()` or until polling is not worth it any more. May post to the pool.
+    std::function<void(const std::function<bool()>& done)> poll_before_park{};
+    /// Called if `poll_before_park` has found nothing, if given: sleeps where tasks arrive, until `done()` (the pool
+    /// notifies `waiter` when that becomes true) or until the thread should rather sleep in the pool. May post to it.
+    std::function<void(const std::function<bool()>& done, FutexWaiter& waiter)> park{};
   };
   struct Stats {
-    size_t threads = 0;  ///< started
+    size_t threads = 0;  ///< that have started and not ended
     size_t idle = 0;
     size_t blocked = 0;  ///< inside a BlockingScope
-    size_t queued = 0;   ///< tasks that no thread has taken
+    size_t queued = 0;   ///< tasks that have not started
   };
 
   explicit ThreadPool(Options options);
@@ -40,30 +40,30 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  /// Runs `task` on some thread; tasks start in the order posted. A task that throws is logged, not fatal.
-  /// False, and the task is destroyed unrun, after close(). Thread-safe.
+  /// Runs `task` on a thread of the pool; tasks start in the order posted. What a task throws is logged. After close()
+  /// it returns false and destroys the task unrun. Thread-safe.
   bool post(std::function<void()> task);
-  /// The same, called by a task of this pool that needs another one beside it: taken even while the pool closes.
+  /// The same for a task that is posted by a task of this pool: it runs even if the pool is closing.
   void postFromTask(std::function<void()> task);
 
-  /// Takes no more tasks, runs what is queued, waits for the threads. Must not be called from a pool thread.
+  /// Accepts no more tasks, runs the queued ones, waits for the threads to end. Must not be called from a pool thread.
   /// Idempotent.
-  void close() { close(kForever); }
-  /// The same, but false after so long with threads still there. The pool must not be destroyed before a later call
-  /// has given true.
-  bool close(Duration patience);
-  /// Destroys the tasks that have not begun.
-  void drop();
+  void close() { close(kNoLimit); }
+  /// The same, but false if threads still run after `timeout`. The pool must not be destroyed before a later call has
+  /// returned true.
+  bool close(Duration timeout);
+  /// Destroys the queued tasks unrun.
+  void discardQueued();
 
   Stats stats() const;
 
-  /// Runs a task as a pool does.
+  /// Runs a task and logs what it throws, as the pool does.
   static void runLogged(const std::function<void()>& task);
 
-  /// Whether this is a thread of some pool.
+  /// Whether the calling thread belongs to a pool.
   static bool onThread();
 
-  /// While one lives on a pool thread, that thread does not count as running. Nests; a no-op on other threads.
+  /// While one lives on a pool thread, that thread counts as blocked. May be nested; does nothing on other threads.
   class BlockingScope {
    public:
     BlockingScope();
@@ -73,7 +73,6 @@ class ThreadPool {
   };
 
  private:
-  static constexpr Duration kForever = Duration::max();
   struct State;
   std::unique_ptr<State> state_;
 };

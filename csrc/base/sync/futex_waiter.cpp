@@ -11,23 +11,23 @@ namespace torchrpc {
 
 namespace {
 
-// struct futex_waitv and its constants, which the headers of older systems lack.
-struct Awaited {
+// struct futex_waitv, SYS_futex_waitv, FUTEX_32 and FUTEX_PRIVATE_FLAG, which the headers of older systems lack.
+struct FutexWaitv {
   uint64_t value;
   uint64_t address;
   uint32_t flags;
   uint32_t reserved;
 };
-constexpr long kWaitForAny = 449;  // the system call, on all architectures
-constexpr uint32_t kOf32Bits = 2;
-constexpr uint32_t kPrivate = 128;
+constexpr long kSysFutexWaitv = 449;  // on all architectures
+constexpr uint32_t kFutex32 = 2;
+constexpr uint32_t kFutexPrivate = 128;
 
-Awaited awaited(const FutexWaiter::Word& word, uint32_t while_it_is, uint32_t flags) {
-  return {while_it_is, reinterpret_cast<uintptr_t>(&word), kOf32Bits | flags, 0};
+FutexWaitv waitvOf(const FutexWaiter::Word& word, uint32_t expected, uint32_t flags) {
+  return {expected, reinterpret_cast<uintptr_t>(&word), kFutex32 | flags, 0};
 }
 
-long waitForAny(std::span<const Awaited> words, const timespec* latest) {
-  return ::syscall(kWaitForAny, words.data(), words.size(), 0, latest, CLOCK_MONOTONIC);
+long futexWaitv(std::span<const FutexWaitv> words, const timespec* deadline) {
+  return ::syscall(kSysFutexWaitv, words.data(), words.size(), 0, deadline, CLOCK_MONOTONIC);
 }
 
 }  // namespace
@@ -35,31 +35,32 @@ long waitForAny(std::span<const Awaited> words, const timespec* latest) {
 bool FutexWaiter::isAvailable() {
   static const bool available = [] {
     const Word word{1};
-    const auto changed = awaited(word, 0, kPrivate);
-    return waitForAny({&changed, 1}, nullptr) == -1 && errno == EAGAIN;
+    const auto changed = waitvOf(word, 0, kFutexPrivate);
+    return futexWaitv({&changed, 1}, nullptr) == -1 && errno == EAGAIN;
   }();
   return available;
 }
 
 void FutexWaiter::ring() {
-  if (asleep_.load() != 0 && asleep_.exchange(0) != 0) ::syscall(SYS_futex, &asleep_, FUTEX_WAKE_PRIVATE, 1);
+  if (is_asleep_.load() != 0 && is_asleep_.exchange(0) != 0) ::syscall(SYS_futex, &is_asleep_, FUTEX_WAKE_PRIVATE, 1);
 }
 
 void FutexWaiter::wake(const Word& word) { ::syscall(SYS_futex, &word, FUTEX_WAKE, 1); }
 
-void FutexWaiter::sleep(const std::function<bool()>& over, std::span<const WaitWord> wait_words, TimePoint latest) {
-  std::array<Awaited, 1 + kMaxWaitWords> words;
-  words[0] = awaited(asleep_, 1, kPrivate);
-  for (size_t i = 0; i < wait_words.size(); ++i) words[1 + i] = awaited(*wait_words[i].word, wait_words[i].asleep, 0);
+void FutexWaiter::sleep(
+    const std::function<bool()>& predicate, std::span<const WaitWord> wait_words, TimePoint deadline) {
+  std::array<FutexWaitv, 1 + kMaxWaitWords> words;
+  words[0] = waitvOf(is_asleep_, 1, kFutexPrivate);
+  for (size_t i = 0; i < wait_words.size(); ++i) words[1 + i] = waitvOf(*wait_words[i].word, wait_words[i].expected, 0);
   timespec until{};
-  if (latest != kNever) {
-    const auto since = std::chrono::nanoseconds(latest.time_since_epoch()).count();
+  if (deadline != kNever) {
+    const auto since = std::chrono::nanoseconds(deadline.time_since_epoch()).count();
     until = {since / 1'000'000'000, since % 1'000'000'000};
   }
-  // Sequentially consistent: ring() either sees this, or what it follows is seen here.
-  asleep_ = 1;
-  if (!over()) waitForAny({words.data(), 1 + wait_words.size()}, latest == kNever ? nullptr : &until);
-  asleep_ = 0;
+  // Sequentially consistent: either ring() sees this store, or predicate() sees the change that ring() followed.
+  is_asleep_ = 1;
+  if (!predicate()) futexWaitv({words.data(), 1 + wait_words.size()}, deadline == kNever ? nullptr : &until);
+  is_asleep_ = 0;
 }
 
 }  // namespace torchrpc

@@ -1,7 +1,7 @@
 #pragma once
 
-// A thread's sleep on several words at once: one of its own process, which ring() changes, and words in memory that
-// other processes share, which they change. Linux from 5.16 on (futex_waitv).
+// A thread's sleep on several futex words at once (the system call futex_waitv, Linux 5.16): one word of its own
+// process, which ring() changes, and wait words in memory that other processes share, which those change.
 
 #include <atomic>
 #include <cstdint>
@@ -16,10 +16,10 @@ namespace torchrpc {
 class FutexWaiter {
  public:
   using Word = std::atomic<uint32_t>;
-  /// A word that says `asleep` until somebody changes it, who then calls wake().
+  /// A word in shared memory. The code that changes it from `expected` then calls wake().
   struct WaitWord {
     std::shared_ptr<const Word> word;
-    uint32_t asleep;
+    uint32_t expected;
   };
   static constexpr size_t kMaxWaitWords = 64;
 
@@ -27,19 +27,19 @@ class FutexWaiter {
   FutexWaiter(const FutexWaiter&) = delete;
   FutexWaiter& operator=(const FutexWaiter&) = delete;
 
-  /// Whether the system has what sleep() needs.
+  /// Whether the system has futex_waitv and permits it.
   static bool isAvailable();
 
-  /// Wakes who sleeps; called after what he sleeps for has become so. Any thread.
+  /// Wakes the thread in sleep(), if there is one. To be called after its predicate has become true. Any thread.
   void ring();
-  /// Until `over`, whose change is followed by ring(), or until a bell's word says something else, or until `latest`.
-  /// May return early. One thread at a time; at most kMaxWaitWords.
-  void sleep(const std::function<bool()>& over, std::span<const WaitWord> wait_words, TimePoint latest);
-  /// Wakes who sleeps on a shared word that has been changed.
+  /// Sleeps until `predicate()` (after each change of it ring() must be called), until a wait word differs from what is
+  /// expected, or until `deadline`. May return early. One thread at a time; at most kMaxWaitWords words.
+  void sleep(const std::function<bool()>& predicate, std::span<const WaitWord> wait_words, TimePoint deadline);
+  /// Wakes a thread of any process that sleeps on a wait word. To be called after a change of the word.
   static void wake(const Word& word);
 
  private:
-  Word asleep_{0};
+  Word is_asleep_{0};
 };
 
 }  // namespace torchrpc

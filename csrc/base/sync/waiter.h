@@ -1,7 +1,7 @@
 #pragma once
 
-// A value that one thread waits for and another gives, once. The shortest way from a completion to a blocked caller.
-// Shared by the two: who waits may be gone before who gives has come back.
+// A value that one thread sets, once, and another waits for: the shortest way from a completion to a blocked caller.
+// The two threads share it: the waiting one may have returned before set() has.
 
 #include <functional>
 #include <memory>
@@ -19,7 +19,7 @@ namespace torchrpc {
 template <typename T>
 class Waiter {
  public:
-  /// Gives the value back if nobody waits for it any more. Once; never blocks.
+  /// Returns the value if the waiting thread has abandoned it. To be called once; never blocks.
   std::optional<T> set(T value) {
     {
       MutexLock lock(mutex_);
@@ -36,17 +36,17 @@ class Waiter {
     return value_.has_value();
   }
 
-  /// For who waits for hasValue() elsewhere.
+  /// Notified when hasValue() becomes true, for a thread that waits for that with FutexWaiter::sleep().
   FutexWaiter& waiter() { return futex_waiter_; }
 
-  /// The value, or nothing if it has not come after so long.
-  std::optional<T> waitFor(Duration patience) {
+  /// The value, or nullopt if it has not been set after `timeout`.
+  std::optional<T> waitFor(Duration timeout) {
     MutexLock lock(mutex_);
-    arrived_.wait_for(lock, patience, [this] { return value_.has_value(); });
+    arrived_.wait_for(lock, timeout, [this]() TORCHRPC_REQUIRES(mutex_) { return value_.has_value(); });
     return std::exchange(value_, std::nullopt);
   }
 
-  /// Waits no longer; gives the value if it has come meanwhile.
+  /// Ends the wait; returns the value if it has been set.
   std::optional<T> abandon() {
     MutexLock lock(mutex_);
     abandoned_ = true;
@@ -57,12 +57,12 @@ class Waiter {
   Mutex mutex_;
   CondVar arrived_;
   FutexWaiter futex_waiter_;
-  // guarded by mutex_:
-  std::optional<T> value_;
-  bool abandoned_ = false;
+  std::optional<T> value_ TORCHRPC_GUARDED_BY(mutex_);
+  bool abandoned_ TORCHRPC_GUARDED_BY(mutex_) = false;
 };
 
-/// What the handler that `start` is given gets; unless a signal ends the wait. For threads that may block.
+/// Calls `start` with a handler and returns the value that the handler is called with. A signal ends the wait. For
+/// threads that may block.
 template <typename T>
 T waitFor(const std::function<void(std::function<void(T)>)>& start) {
   const auto waiter = std::make_shared<Waiter<T>>();

@@ -22,10 +22,10 @@ void echo(Request request, const Responder& responder) {
   responder.reply(std::move(request.message));
 }
 
-/// Holds requests until the test lets them go.
+/// Holds requests until the test answers them.
 struct Holding {
   Mutex mutex;
-  std::vector<Responder> held;
+  std::vector<Responder> held TORCHRPC_GUARDED_BY(mutex);
   std::latch arrived;
   explicit Holding(int expected) : arrived(expected) {}
 
@@ -120,7 +120,7 @@ TEST_CASE("a request that its handler drops is answered with an error") {
   CHECK_THAT(errorOf(pending).text(), Catch::Contains("without an answer"));
 }
 
-TEST_CASE("a kind that nobody serves is an error that names the worker and the kind") {
+TEST_CASE("a request of a kind without a handler fails with the names of the worker and the kind") {
   LoopbackGroup group({});
   group.start();
   Pending pending;
@@ -130,7 +130,8 @@ TEST_CASE("a kind that nobody serves is an error that names the worker and the k
   CHECK_THAT(error.text(), Catch::Contains("worker1") && Catch::Contains("CPP_CALL"));
 }
 
-TEST_CASE("a call that is not answered in time fails, naming the worker, and its late reply completes nothing") {
+TEST_CASE(
+    "a call that is not answered in time fails with the name of the worker, and its late reply completes nothing") {
   auto timer = std::make_shared<ManualTimer>();
   LoopbackGroup group({.timer = timer});
   Holding holding(2);
@@ -138,7 +139,7 @@ TEST_CASE("a call that is not answered in time fails, naming the worker, and its
   group.start();
   Pending brief, patient;
   group[0].request(1, message(kCall), 500ms, brief.handler());
-  group[0].request(1, message(kCall), 0s, patient.handler());
+  group[0].request(1, message(kCall), kNoLimit, patient.handler());
   holding.arrived.wait();
 
   timer->advance(499ms);
@@ -159,7 +160,7 @@ TEST_CASE("a call that is not answered in time fails, naming the worker, and its
   CHECK(group[0].metrics().at("agent.late_replies") == "1");
 }
 
-TEST_CASE("time-outs are kept in the order of their deadlines, not of the calls") {
+TEST_CASE("calls time out in the order of their deadlines, whatever the order of the calls") {
   auto timer = std::make_shared<ManualTimer>();
   LoopbackGroup group({.timer = timer});
   Holding holding(3);
@@ -178,7 +179,7 @@ TEST_CASE("time-outs are kept in the order of their deadlines, not of the calls"
   CHECK(last.done());
 }
 
-TEST_CASE("the loss of a worker ends the calls to it, by name, and no others") {
+TEST_CASE("the loss of a worker fails the calls to it, with its name, and no others") {
   LoopbackGroup group({.size = 3});
   Holding holding(2);
   group[1].on(kCall, Messenger::Where::kPool, holding.handler());
@@ -187,8 +188,8 @@ TEST_CASE("the loss of a worker ends the calls to it, by name, and no others") {
   group[0].onWorkerLost([&](const WorkerInfo& worker) { lost.set_value(worker); });
   group.start();
   Pending doomed, safe;
-  group[0].request(1, message(kCall), 0s, doomed.handler());
-  group[0].request(2, message(kCall), 0s, safe.handler());
+  group[0].request(1, message(kCall), kNoLimit, doomed.handler());
+  group[0].request(2, message(kCall), kNoLimit, safe.handler());
   holding.arrived.wait();
   group[1].close();
   const auto error = errorOf(doomed);
@@ -205,7 +206,7 @@ TEST_CASE("a call to a worker that the group does not have fails at once") {
   LoopbackGroup group({});
   group.start();
   Pending pending;
-  group[0].request(7, message(kCall), 0s, pending.handler());
+  group[0].request(7, message(kCall), kNoLimit, pending.handler());
   REQUIRE(pending.done());
   const auto error = errorOf(pending);
   CHECK(error.code() == ErrorCode::kUnknownWorker);
@@ -255,22 +256,22 @@ TEST_CASE("a reply that cannot be sent becomes an error reply") {
   CHECK(errorOf(pending).code() == ErrorCode::kFrameTooLarge);
 }
 
-TEST_CASE("closing fails what is under way, once each, and what is asked for afterwards") {
+TEST_CASE("close fails the calls under way, each once, and later ones") {
   LoopbackGroup group({});
   Holding holding(1);
   group[1].on(kCall, Messenger::Where::kPool, holding.handler());
   group.start();
   Pending before, after;
-  group[0].request(1, message(kCall), 0s, before.handler());
+  group[0].request(1, message(kCall), kNoLimit, before.handler());
   holding.arrived.wait();
   group[0].close();
   CHECK(errorOf(before).code() == ErrorCode::kShutdown);
-  group[0].request(1, message(kCall), 0s, after.handler());
+  group[0].request(1, message(kCall), kNoLimit, after.handler());
   CHECK(errorOf(after).code() == ErrorCode::kShutdown);
   CHECK(before.completions() == 1);
 }
 
-TEST_CASE("a reliable request is tried again until it is answered") {
+TEST_CASE("a reliable request is sent again until it is answered") {
   std::atomic<int> sends{0};
   auto policy = [&](const FrameInfo& frame, const std::string&) -> Fault {
     if (frame.kind == Kind::kRRefUserDelete && sends++ < 3) return {Fault::Action::kFail};
@@ -285,7 +286,7 @@ TEST_CASE("a reliable request is tried again until it is answered") {
   CHECK(sends == 4);
 }
 
-TEST_CASE("a reliable request to a worker that is gone ends with its loss") {
+TEST_CASE("a reliable request to a worker that has ended fails with its loss") {
   LoopbackGroup group({});
   group[1].on(Kind::kRRefUserDelete, Messenger::Where::kLoop, echo);
   group.start();
@@ -312,8 +313,8 @@ TEST_CASE("a reliable request is answered by a shutdown between two attempts") {
 
 namespace {
 
-/// A peer that speaks to an agent's transport directly.
-struct Stranger : ConnectionHandler {
+/// A peer that uses an agent's transport directly.
+struct RawPeer : ConnectionHandler {
   std::promise<Error> closed;
   void onFrame(Frame) override {}
   void onClosed(const Error& reason) override { closed.set_value(reason); }
@@ -333,10 +334,10 @@ TEST_CASE("a connection that does not begin with HELLO is refused") {
       encodeFrame(message(kCall)), encodeFrame(message(Kind::kHello, "nonsense")), Frame{.head = "garbage"},
       Frame{.head = ""});
   auto transport = makeLoopbackTransport(group.network());
-  auto stranger = std::make_shared<Stranger>();
-  auto connection = transport->connect(group.address(1), "worker1", stranger);
+  auto peer = std::make_shared<RawPeer>();
+  auto connection = transport->connect(group.address(1), "worker1", peer);
   connection->send(frame, [](const Status&) {});
-  CHECK(stranger->closed.get_future().wait_for(20s) == std::future_status::ready);
+  CHECK(peer->closed.get_future().wait_for(20s) == std::future_status::ready);
   CHECK_FALSE(served);
   Pending pending;
   group[0].request(1, message(kCall), 10s, pending.handler());
@@ -348,7 +349,7 @@ TEST_CASE("many threads on several agents call each other") {
   LoopbackGroup group({.size = kAgents});
   for (int id = 0; id < kAgents; ++id) group[id].on(kCall, Messenger::Where::kPool, echo);
   group.start();
-  std::atomic<int> right{0};
+  std::atomic<int> correct{0};
   std::vector<std::thread> threads;
   for (int from = 0; from < kAgents; ++from) {
     for (int t = 0; t < kThreads; ++t) {
@@ -357,12 +358,12 @@ TEST_CASE("many threads on several agents call each other") {
           Pending pending;
           const auto text = std::to_string(from * 1000000 + t * 10000 + i);
           group[from].request((from + i) % kAgents, message(kCall, text), 20s, pending.handler());
-          if (pending.get().take().payload == text) ++right;
+          if (pending.get().take().payload == text) ++correct;
         }
       });
     }
   }
   for (auto& thread : threads) thread.join();
-  CHECK(right == kAgents * kThreads * kCalls);
+  CHECK(correct == kAgents * kThreads * kCalls);
   for (int id = 0; id < kAgents; ++id) CHECK(group[id].waitIdle(20s));
 }

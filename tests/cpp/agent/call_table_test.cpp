@@ -1,4 +1,4 @@
-// The call table: an entry is taken out once, by whoever comes first.
+// The call table: each entry is taken out once.
 
 #include "agent/call_table.h"
 
@@ -14,8 +14,8 @@ namespace {
 CallId add(CallTable& table, TimePoint deadline = kNever, uint64_t link = 0) {
   const auto id = table.nextId();
   CallTable::Call call{.to = 1, .link = link, .deadline = deadline};
-  bool wake = false;
-  REQUIRE(table.add(id, call, wake));
+  bool needs_timer = false;
+  REQUIRE(table.add(id, call, needs_timer));
   return id;
 }
 
@@ -31,26 +31,26 @@ TEST_CASE("a call is taken once") {
   CHECK(table.size() == 0);
 }
 
-TEST_CASE("the first deadline is announced, later ones are not") {
+TEST_CASE("a timer is needed for a deadline that is earlier than all before it, and for no other") {
   CallTable table;
-  bool wake = false;
+  bool needs_timer = false;
   for (auto [deadline, expected] : {std::pair(kStart + 5s, true), {kStart + 9s, false}, {kStart + 1s, true}}) {
     CallTable::Call call{.deadline = deadline};
-    REQUIRE(table.add(table.nextId(), call, wake));
-    CHECK(wake == expected);
+    REQUIRE(table.add(table.nextId(), call, needs_timer));
+    CHECK(needs_timer == expected);
   }
 }
 
-TEST_CASE("calls one after the other are announced once, until the time has come") {
+TEST_CASE("of calls one after the other only the first needs a timer, until that has fired") {
   CallTable table;
   TimePoint next;
   for (int round = 0; round < 2; ++round) {
     for (int i = 0; i < 3; ++i) {
-      bool wake = false;
+      bool needs_timer = false;
       CallTable::Call call{.deadline = kStart + round * 1h + i * 1s};
       const auto id = table.nextId();
-      REQUIRE(table.add(id, call, wake));
-      CHECK(wake == (i == 0));
+      REQUIRE(table.add(id, call, needs_timer));
+      CHECK(needs_timer == (i == 0));
       table.take(id);
     }
     CHECK(table.takeExpired(kStart + round * 1h, next).empty());
@@ -58,7 +58,7 @@ TEST_CASE("calls one after the other are announced once, until the time has come
   }
 }
 
-TEST_CASE("a call before the time has come leaves that time as it is and asks for no other") {
+TEST_CASE("takeExpired() before the time of the timer asks for no other timer") {
   CallTable table;
   add(table, kStart + 2s);
   TimePoint next;
@@ -67,7 +67,7 @@ TEST_CASE("a call before the time has come leaves that time as it is and asks fo
   CHECK(table.takeExpired(kStart + 2s, next).size() == 1);
 }
 
-TEST_CASE("expired calls come out in the order of their deadlines") {
+TEST_CASE("expired calls are taken in the order of their deadlines") {
   CallTable table;
   add(table, kStart + 2s);
   add(table, kStart + 1s);
@@ -83,14 +83,14 @@ TEST_CASE("expired calls come out in the order of their deadlines") {
   CHECK(table.size() == 1);
 }
 
-TEST_CASE("a taken call's deadline is gone with it") {
+TEST_CASE("a call that has been taken does not expire") {
   CallTable table;
   table.take(add(table, kStart));
   TimePoint next;
   CHECK(table.takeExpired(kStart + 1s, next).empty());
 }
 
-TEST_CASE("among many calls that have ended those under way keep their deadlines") {
+TEST_CASE("calls keep their deadlines while many others end") {
   CallTable table;
   add(table, kStart + 2h);
   add(table, kStart + 1s);
@@ -102,7 +102,7 @@ TEST_CASE("among many calls that have ended those under way keep their deadlines
   CHECK(next == kStart + 2h);
 }
 
-TEST_CASE("a lost link takes its own calls only") {
+TEST_CASE("takeLink() takes the calls of that link only") {
   CallTable table;
   add(table, kNever, 1);
   const auto other = add(table, kNever, 2);
@@ -113,17 +113,29 @@ TEST_CASE("a lost link takes its own calls only") {
   CHECK_FALSE(table.assign(late, 1));
 }
 
-TEST_CASE("a closed table gives its calls up and takes no more") {
+TEST_CASE("close() takes all calls, and no call can be added after it") {
   CallTable table;
   add(table);
   CHECK(table.close().size() == 1);
   CallTable::Call call{.handler = [](const Result<Message>&) {}};
-  bool wake = false;
-  CHECK_FALSE(table.add(table.nextId(), call, wake));
+  bool needs_timer = false;
+  CHECK_FALSE(table.add(table.nextId(), call, needs_timer));
   CHECK(call.handler);
 }
 
-TEST_CASE("of two threads that take a call one gets it") {
+TEST_CASE("the workers with outstanding requests are those of the calls in the table") {
+  CallTable table;
+  std::set<WorkerId> workers{7};
+  const auto id = add(table);
+  table.addOutstanding(workers);
+  CHECK(workers == std::set<WorkerId>{1, 7});
+  table.take(id);
+  workers.clear();
+  table.addOutstanding(workers);
+  CHECK(workers.empty());
+}
+
+TEST_CASE("of two threads that take the same call one gets it") {
   CallTable table;
   std::vector<CallId> ids;
   for (int i = 0; i < 2000; ++i) ids.push_back(add(table));

@@ -1,4 +1,4 @@
-// How workers come to the secret of their group: by hand, or from each other through the store.
+// The secret of a group: given by the user, or created by the first worker and read from the store by the others.
 
 #include "agent/group_secret.h"
 
@@ -15,7 +15,7 @@ std::string textOf(const std::vector<uint8_t>& bytes) { return {bytes.begin(), b
 
 }  // namespace
 
-TEST_CASE("workers that are given no secret share one that nobody can guess") {
+TEST_CASE("workers without a given secret share a random one") {
   c10d::HashStore store, other;
   const auto secret = groupSecret(store, "", "alice");
   CHECK(secret.size() == 64);
@@ -23,7 +23,7 @@ TEST_CASE("workers that are given no secret share one that nobody can guess") {
   CHECK(groupSecret(other, "", "carol") != secret);
 }
 
-TEST_CASE("a secret that was given does not go into the store") {
+TEST_CASE("a given secret is not written to the store") {
   c10d::HashStore store;
   CHECK(groupSecret(store, kGiven, "alice") == kGiven);
   CHECK(groupSecret(store, kGiven + "2", "bob") == kGiven + "2");
@@ -38,7 +38,7 @@ TEST_CASE("a group of which only some were given a secret does not form") {
   CHECK_THROWS_WITH(groupSecret(other, kGiven, "bob"), Catch::Contains("bob was given a secret"));
 }
 
-TEST_CASE("a secret that could be guessed, or be a mistake, is refused") {
+TEST_CASE("a secret that is too short or too long is refused") {
   CHECK(givenSecret(kGiven) == kGiven);
   CHECK_THROWS_WITH(givenSecret("short"), Catch::Contains("the option secret has 5 bytes"));
   CHECK_THROWS_WITH(givenSecret(std::string(5000, 'x')), Catch::Contains("5000 bytes"));

@@ -1,4 +1,4 @@
-// Workers that fall silent: who is asked for a sign of life, who is lost, and that idle ones are left alone.
+// Silent workers: which are pinged, which are lost, and that workers without outstanding requests are left alone.
 
 #include <catch2/catch.hpp>
 
@@ -17,17 +17,17 @@ namespace {
 
 constexpr auto kCall = Kind::kCppCall;
 constexpr auto kTimeout = 10s;
-constexpr auto kLook = kTimeout / 5;
+constexpr auto kRound = kTimeout / 5;
 
-/// Worker 1 keeps calls, worker 2 answers them. PINGs and PONGs are counted; a mute worker's PONGs get lost.
+/// Worker 1 holds its calls, worker 2 answers them. Counts PINGs and PONGs; drops the PONGs while `drop_pongs`.
 struct Group {
   std::atomic<int> pings{0}, pongs{0};
-  std::atomic<bool> mute{false};
+  std::atomic<bool> drop_pongs{false};
   std::shared_ptr<ManualTimer> timer = std::make_shared<ManualTimer>();
   Mutex mutex;
-  std::vector<Responder> held;
+  std::vector<Responder> held TORCHRPC_GUARDED_BY(mutex);
   std::latch arrived{1};
-  std::atomic<bool> told{false};
+  std::atomic<bool> loss_reported{false};
   std::promise<WorkerInfo> lost;
   LoopbackGroup agents;
 
@@ -39,7 +39,7 @@ struct Group {
               if (frame.kind == Kind::kPing) ++pings;
               if (frame.kind != Kind::kPong) return {};
               ++pongs;
-              return {mute ? Fault::Action::kDrop : Fault::Action::kDeliver};
+              return {drop_pongs ? Fault::Action::kDrop : Fault::Action::kDeliver};
             },
             .liveness = kTimeout,
         }) {
@@ -54,7 +54,7 @@ struct Group {
       responder.reply(message(Kind::kReply));
     });
     agents[0].onWorkerLost([this](const WorkerInfo& worker) {
-      if (!told.exchange(true)) lost.set_value(worker);  // each attempt to reach it tells
+      if (!loss_reported.exchange(true)) lost.set_value(worker);  // each attempt to reach it reports it
     });
   }
   ~Group() { answerAll(); }
@@ -68,91 +68,91 @@ struct Group {
     for (auto& responder : all) responder.reply(message(Kind::kReply));
   }
 
-  /// One look, and what it brings about.
-  void look() {
-    const int before = pongs;
-    const int asked = pings;
-    timer->advance(kLook);
-    if (pings == asked) return;
-    while (pongs == before) std::this_thread::yield();
-    Pending round_trip;  // through the same loop: the PONG has been there before
-    agents[0].request(2, message(kCall), 0s, round_trip.handler());
+  /// One poll round, and the pings and pongs that it causes.
+  void runRound() {
+    const int pongs_before = pongs;
+    const int pings_before = pings;
+    timer->advance(kRound);
+    if (pings == pings_before) return;
+    while (pongs == pongs_before) std::this_thread::yield();
+    Pending round_trip;  // through the same loop: when it ends, the PONG has been handled
+    agents[0].request(2, message(kCall), kNoLimit, round_trip.handler());
     round_trip.get().take();
   }
 };
 
 }  // namespace
 
-TEST_CASE("a silent worker is lost after the liveness time-out, whatever time its calls have") {
+TEST_CASE("a silent worker is lost after the liveness time-out, whatever the time-outs of its calls") {
   Group group;
-  group.mute = true;
+  group.drop_pongs = true;
   group.agents.start();
   Pending call;
-  group.agents[0].request(1, message(kCall), 0s, call.handler());
+  group.agents[0].request(1, message(kCall), kNoLimit, call.handler());
   group.arrived.wait();
-  for (int i = 0; i < 3; ++i) group.timer->advance(kLook);
+  for (int i = 0; i < 3; ++i) group.timer->advance(kRound);
   CHECK_FALSE(call.done());
-  group.timer->advance(2 * kLook);
+  group.timer->advance(2 * kRound);
   const auto result = call.get();
   REQUIRE_FALSE(result.ok());
   CHECK(result.error().code() == ErrorCode::kWorkerLost);
   CHECK(result.error().worker() == "worker1");
-  CHECK_THAT(result.error().text(), Catch::Contains("worker1 has not given a sign of life for 10 s"));
+  CHECK_THAT(result.error().text(), Catch::Contains("worker1 has been silent for 10 s"));
   CHECK(group.lost.get_future().get().name == "worker1");
 }
 
-TEST_CASE("a worker that works for long answers pings and is not lost") {
+TEST_CASE("a worker that is busy for long answers pings and is not lost") {
   Group group;
   group.agents.start();
   Pending call;
-  group.agents[0].request(1, message(kCall), 0s, call.handler());
+  group.agents[0].request(1, message(kCall), kNoLimit, call.handler());
   group.arrived.wait();
-  for (int i = 0; i < 20; ++i) group.look();
+  for (int i = 0; i < 20; ++i) group.runRound();
   CHECK(group.pongs >= 10);
   CHECK_FALSE(call.done());
   group.answerAll();
   CHECK(call.get().ok());
 }
 
-TEST_CASE("nobody is pinged, and nothing is timed, while nothing is awaited") {
+TEST_CASE("without outstanding requests there are neither pings nor a timer") {
   Group group;
   group.agents.start();
   Pending call;
-  group.agents[0].request(2, message(kCall), 0s, call.handler());
+  group.agents[0].request(2, message(kCall), kNoLimit, call.handler());
   REQUIRE(call.get().ok());
-  for (int i = 0; i < 5; ++i) group.timer->advance(kLook);
+  for (int i = 0; i < 5; ++i) group.timer->advance(kRound);
   CHECK(group.pings == 0);
   CHECK(group.timer->pending() == 0);
 }
 
-TEST_CASE("a worker is pinged for what others than calls await of it") {
+TEST_CASE("a worker is pinged while another source than the call table names it") {
   Group group;
-  group.mute = true;
-  std::atomic<bool> awaits{true};
+  group.drop_pongs = true;
+  std::atomic<bool> is_outstanding{true};
   group.agents[0].addAwaited([&](std::set<WorkerId>& workers) {
-    if (awaits) workers.insert(2);
+    if (is_outstanding) workers.insert(2);
   });
   group.agents.start();
   Pending call;
-  group.agents[0].request(2, message(kCall), 0s, call.handler());
+  group.agents[0].request(2, message(kCall), kNoLimit, call.handler());
   REQUIRE(call.get().ok());
-  for (int i = 0; i < 5; ++i) group.timer->advance(kLook);
+  for (int i = 0; i < 5; ++i) group.timer->advance(kRound);
   CHECK(group.lost.get_future().get().name == "worker2");
-  awaits = false;
+  is_outstanding = false;
 }
 
-TEST_CASE("what must arrive is not tried again with a silent worker") {
+TEST_CASE("a reliable request is not sent to a silent worker again") {
   Group group;
-  group.mute = true;
+  group.drop_pongs = true;
   group.agents[1].on(Kind::kRRefUserDelete, Messenger::Where::kPool, [&group](const Request&, Responder responder) {
     MutexLock lock(group.mutex);
     group.held.push_back(std::move(responder));
   });
   group.agents.start();
   Pending call;
-  group.agents[0].request(1, message(kCall), 0s, call.handler());
+  group.agents[0].request(1, message(kCall), kNoLimit, call.handler());
   group.arrived.wait();
-  for (int i = 0; i < 5; ++i) group.timer->advance(kLook);
+  for (int i = 0; i < 5; ++i) group.timer->advance(kRound);
   REQUIRE_FALSE(call.get().ok());
   Pending reliable;
   group.agents[0].requestReliably(1, message(Kind::kRRefUserDelete), reliable.handler());
@@ -160,7 +160,7 @@ TEST_CASE("what must arrive is not tried again with a silent worker") {
   CHECK(reliable.get().error().code() == ErrorCode::kWorkerLost);
 }
 
-TEST_CASE("who is waited for is found lost if it is gone, and not if it lives") {
+TEST_CASE("lostAmong() finds workers that have ended, not those that are alive") {
   Group group{std::shared_ptr<Timer>(makeThreadTimer())};
   group.agents.start();
   group.agents[1].close();
@@ -169,16 +169,16 @@ TEST_CASE("who is waited for is found lost if it is gone, and not if it lives") 
   CHECK(lost == std::vector<WorkerId>{1});
 }
 
-TEST_CASE("a call's time bounds the calls that its function makes") {
+TEST_CASE("the deadline of a call bounds the calls that its function makes") {
   auto timer = std::make_shared<ManualTimer>();
   LoopbackGroup group({.timer = timer, .propagate_deadlines = true});
-  std::promise<TimePoint> limit, inner_limit;
+  std::promise<TimePoint> deadline, inner_deadline;
   group[0].on(kCall, Messenger::Where::kPool, [&](const Request&, const Responder& responder) {
-    inner_limit.set_value(currentDeadline());
+    inner_deadline.set_value(currentDeadline());
     responder.reply(message(Kind::kReply));
   });
   group[1].on(kCall, Messenger::Where::kPool, [&](const Request&, const Responder& responder) {
-    limit.set_value(currentDeadline());
+    deadline.set_value(currentDeadline());
     group[1].request(
         0, message(kCall), 1h, [responder](Result<Message> reply) { responder.complete(std::move(reply)); });
   });
@@ -187,7 +187,7 @@ TEST_CASE("a call's time bounds the calls that its function makes") {
   const auto start = timer->now();
   group[0].request(1, message(kCall), 3s, call.handler());
   CHECK(call.get().ok());
-  CHECK(limit.get_future().get() == start + 3s);
-  CHECK(inner_limit.get_future().get() == start + 3s);
+  CHECK(deadline.get_future().get() == start + 3s);
+  CHECK(inner_deadline.get_future().get() == start + 3s);
   CHECK(currentDeadline() == kNever);
 }

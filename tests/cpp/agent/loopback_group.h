@@ -1,6 +1,6 @@
 #pragma once
 
-// Agents of one process that know each other, over loopback; and a way to wait for replies.
+// Agents of one process that are connected over loopback, and a way to wait for their replies.
 
 #include <future>
 #include <memory>
@@ -18,13 +18,13 @@ class LoopbackGroup {
  public:
   struct Options {
     int size = 2;
-    std::shared_ptr<Timer> timer;  ///< of all agents; empty: each has one of its own
+    std::shared_ptr<Timer> timer;  ///< shared by all agents; empty: each has its own
     FaultPolicy faults;            ///< of frames; empty: none
     SendFaultPolicy send_faults;   ///< of requests of worker0; empty: none
     size_t threads = 4;
     Limits limits;
-    std::optional<Limits> callee_limits{};  ///< of what worker1 sends and takes in; empty: as others
-    Duration liveness{0};
+    std::optional<Limits> callee_limits{};  ///< of worker1, for both directions; empty: as of the others
+    Duration liveness = kNoLimit;
     bool propagate_deadlines = false;
   };
 
@@ -39,7 +39,7 @@ class LoopbackGroup {
   const std::shared_ptr<LoopbackNetwork>& network() const { return network_; }
   const std::string& address(int id) const { return addresses_.at(id); }
 
-  /// After the handlers are registered: everyone listens and knows the others.
+  /// To be called after the handlers are registered: all agents listen and get the addresses of the others.
   void start() {
     for (auto& agent : agents_) addresses_.push_back(agent->listen());
     for (auto& agent : agents_) {
@@ -85,7 +85,7 @@ class Pending {
       if (state->completions.fetch_add(1) == 0) state->promise.set_value(std::move(result));
     };
   }
-  /// Fails the test by a throw when nothing comes in 20 s.
+  /// Throws, which fails the test, if there is no reply after 20 s.
   Result<Message> get() {
     auto future = state_->promise.get_future();
     if (future.wait_for(std::chrono::seconds(20)) != std::future_status::ready) {

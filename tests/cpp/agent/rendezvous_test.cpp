@@ -1,4 +1,6 @@
-// How a group meets at a store: names, ranks, sizes, who is missing.
+// How a group meets at a store: names, ranks, sizes, missing workers.
+
+#include "agent/rendezvous.h"
 
 #include <catch2/catch.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -6,7 +8,6 @@
 #include <atomic>
 #include <thread>
 
-#include "agent/worker_directory.h"
 #include "base/error.h"
 
 using namespace torchrpc;
@@ -21,7 +22,7 @@ WorkerRecord record(WorkerId id, int32_t world_size, std::string name = {}) {
   return {.info = {name, id}, .address = "address" + std::to_string(id), .world_size = world_size, .incarnation = 5};
 }
 
-/// What meetAll gives each of these, all at once: the records or the error's text.
+/// Calls meetAll() for each of these workers at once; the result has the records or the error's text of each.
 std::vector<std::string> meet(const std::vector<WorkerRecord>& workers, Duration timeout = 10s) {
   auto store = makeStore();
   std::vector<std::string> outcomes(workers.size());
@@ -65,32 +66,32 @@ TEST_CASE("the workers of a static group learn each other's addresses") {
   }
 }
 
-TEST_CASE("two workers of one name are told so, all of them") {
+TEST_CASE("if two workers have the same name, all workers report it") {
   for (const auto& outcome : meet({record(0, 2, "twin"), record(1, 2, "twin")})) {
     CHECK_THAT(outcome, Catch::Contains("RPC worker name twin is not unique") && Catch::Contains("ranks 0 and 1"));
   }
 }
 
-TEST_CASE("world sizes that differ are told") {
+TEST_CASE("if world sizes differ, all workers report it") {
   for (const auto& outcome : meet({record(0, 2), record(1, 3)})) {
     CHECK_THAT(
         outcome, Catch::Contains("world sizes differ") && Catch::Contains("worker0") && Catch::Contains("worker1"));
   }
 }
 
-TEST_CASE("a rank that two workers were given is told to the second") {
+TEST_CASE("the second worker of a rank reports it") {
   auto store = makeStore();
   Rendezvous(store, record(0, 1, "first")).meetAll(1s);
   const auto text = errorText([&] { Rendezvous(store, record(0, 1, "second")).meetAll(1s); });
   CHECK_THAT(text, Catch::Contains("rank 0 is taken: first and second"));
 }
 
-TEST_CASE("the workers that do not come are named by rank") {
+TEST_CASE("the error of a wait has the ranks that are missing") {
   const auto outcomes = meet({record(1, 4)}, 100ms);
   CHECK_THAT(outcomes[0], Catch::Contains("worker1 (rank 1)") && Catch::Contains("missing: rank 0, 2, 3"));
 }
 
-TEST_CASE("a group that grows is joined one by one, and left") {
+TEST_CASE("workers join a group that grows, and leave it") {
   auto store = makeStore();
   Rendezvous first(store, record(0, 0)), second(store, record(4, 0)), third(store, record(2, 0));
   CHECK(first.joinGroup(1s, alive).size() == 1);
@@ -105,7 +106,7 @@ TEST_CASE("a group that grows is joined one by one, and left") {
       Catch::Contains("RPC worker name worker0 is not unique"));
 }
 
-TEST_CASE("a worker that has been started again takes the place of the one before, unless that lives") {
+TEST_CASE("a worker that has been started again replaces its earlier incarnation, unless that is alive") {
   auto store = makeStore();
   Rendezvous(store, record(0, 0)).joinGroup(1s, alive);
   Rendezvous(store, record(1, 0)).joinGroup(1s, alive);
@@ -119,11 +120,11 @@ TEST_CASE("a worker that has been started again takes the place of the one befor
       errorText([&] { Rendezvous(store, record(1, 0)).joinGroup(1s, dead); }), Catch::Contains("rank 1 is not unique"));
 }
 
-TEST_CASE("a sum goes without the lost, and says who they are") {
+TEST_CASE("a sum does not wait for lost workers, and reports them") {
   auto store = makeStore();
   std::set<WorkerId> absent;
   const auto lost = [](const std::vector<WorkerId>& missing) { return missing; };
-  CHECK(Rendezvous(store, record(0, 3)).sumOverAll("round", 10, 0s, lost, absent) == 10);
+  CHECK(Rendezvous(store, record(0, 3)).sumOverAll("round", 10, kNoLimit, lost, absent) == 10);
   CHECK(absent == std::set<WorkerId>{1, 2});
 }
 
@@ -135,7 +136,7 @@ TEST_CASE("static and growing groups do not mix") {
       Catch::Contains("RPC group mixes statically and dynamically initialized members"));
 }
 
-TEST_CASE("a sum over all is the same everywhere") {
+TEST_CASE("a sum over all is the same on all workers") {
   auto store = makeStore();
   std::vector<int64_t> sums(3);
   std::vector<std::thread> threads;
@@ -149,7 +150,7 @@ TEST_CASE("a sum over all is the same everywhere") {
   CHECK(sums == std::vector<int64_t>{33, 33, 33});
 }
 
-TEST_CASE("who comes just as a wait for it ends has come; a store that fails is named") {
+TEST_CASE("a worker that arrives just as the wait for it ends has arrived; a failing store is reported") {
   struct Late : c10d::HashStore {
     bool fails = false;
     void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds&) override {
@@ -212,4 +213,31 @@ TEST_CASE("the directory finds workers by name and id until they leave") {
   directory.remove(3);
   CHECK_FALSE(directory.info("worker3"));
   CHECK_FALSE(directory.find(3));
+}
+
+TEST_CASE("all waits at the store share one fan-in, whose keys are of one point and one rank") {
+  auto store = makeStore();
+  FanIn first(store, {"worker0", 0}, 2), second(store, {"worker1", 1}, 2);
+  first.arrive("point", "a");
+  CHECK_THAT(
+      errorText([&] { first.waitFor({0, 1}, "point", {.timeout = 50ms, .purpose = "reach it"}); }),
+      Catch::Contains("worker0 (rank 0) waited 0.05 s for the 2 workers of its group to reach it") &&
+          Catch::Contains("missing: rank 1"));
+  second.arrive("point", "b");
+  CHECK(first.waitFor(first.everyone(), "point", {.purpose = "reach it"}).empty());
+  CHECK(first.value("point", 1) == "b");
+  CHECK(store->check({"point/0", "point/1"}));
+}
+
+TEST_CASE("a fan-in returns the lost workers only when no other is missing") {
+  auto store = makeStore();
+  FanIn first(store, {"worker0", 0}, 3), second(store, {"worker1", 1}, 3);
+  int checks = 0;
+  const auto lost = [&](const std::vector<WorkerId>&) {
+    if (++checks == 1) second.arrive("point", "");
+    return std::vector<WorkerId>{2};
+  };
+  first.arrive("point", "");
+  CHECK(first.waitFor({0, 1, 2}, "point", {.purpose = "reach it", .lost = lost}) == std::vector<WorkerId>{2});
+  CHECK(checks == 2);
 }

@@ -30,7 +30,7 @@ struct FaultyGroup {
 
   Result<Message> call(WorkerId to, std::string payload = {}) {
     Pending pending;
-    group[0].request(to, message(kCall, std::move(payload)), 0s, pending.handler());
+    group[0].request(to, message(kCall, std::move(payload)), kNoLimit, pending.handler());
     return pending.get();
   }
 
@@ -41,7 +41,7 @@ struct FaultyGroup {
 
 }  // namespace
 
-TEST_CASE("a request that fails on purpose fails as often as ordered, then goes through") {
+TEST_CASE("an injected fault fails a request as often as configured, then the request is sent") {
   const WorkerId to = GENERATE(0, 1);
   FaultyGroup faulty(makeSendFaults({"PYTHON_CALL"}, 2, {}));
   for (int i = 0; i < 2; ++i) {
@@ -56,16 +56,16 @@ TEST_CASE("a request that fails on purpose fails as often as ordered, then goes 
   CHECK(faulty.served == 1);
 }
 
-TEST_CASE("kinds that nobody named are sent") {
+TEST_CASE("requests of kinds without a fault are sent") {
   FaultyGroup faulty(makeSendFaults({"SCRIPT_CALL"}, 100, {{"CPP_CALL", 100}}));
   CHECK(faulty.call(1).ok());
 }
 
-TEST_CASE("a message that is sent until it is answered gets through its faults") {
+TEST_CASE("a reliable request is sent again until its faults are used up") {
   FaultyGroup faulty(makeSendFaults({"RREF_USER_DELETE"}, 3, {}));
   Pending pending;
   faulty.group[0].requestReliably(1, message(Kind::kRRefUserDelete, "x"), pending.handler());
-  for (const auto pause : {10ms, 20ms, 40ms}) {  // of the agent: a longer step would bring several attempts
+  for (const auto pause : {10ms, 20ms, 40ms}) {  // the agent's: a longer step would cause several attempts
     CHECK_FALSE(pending.done());
     faulty.timer->advance(pause);
   }
@@ -73,7 +73,7 @@ TEST_CASE("a message that is sent until it is answered gets through its faults")
   CHECK(faulty.served == 1);
 }
 
-TEST_CASE("a delayed call runs out of time while it waits, and is served all the same") {
+TEST_CASE("a delayed call can time out before it is sent, and is served all the same") {
   const WorkerId to = GENERATE(0, 1);
   FaultyGroup faulty(makeSendFaults({}, 0, {{"PYTHON_CALL", 1.5}}));
   Pending brief, patient;
@@ -93,13 +93,13 @@ TEST_CASE("a delayed call runs out of time while it waits, and is served all the
 TEST_CASE("an agent that closes with delayed calls completes them") {
   FaultyGroup faulty(makeSendFaults({}, 0, {{"PYTHON_CALL", 1}}));
   Pending pending;
-  faulty.group[0].request(1, message(kCall), 0s, pending.handler());
+  faulty.group[0].request(1, message(kCall), kNoLimit, pending.handler());
   faulty.group[0].close();
   CHECK(pending.get().error().code() == ErrorCode::kShutdown);
   CHECK(faulty.served == 0);
 }
 
-TEST_CASE("faults of kinds that do not exist, and numbers below zero, are refused") {
+TEST_CASE("faults of unknown kinds, and negative numbers, are refused") {
   CHECK_THROWS_WITH(makeSendFaults({"PYTHON_CALLS"}, 1, {}), Catch::Contains("PYTHON_CALLS"));
   CHECK_THROWS_WITH(makeSendFaults({}, 1, {{"", 1}}), Catch::Contains("no kind"));
   CHECK_THROWS_AS(makeSendFaults({}, -1, {}), Error);

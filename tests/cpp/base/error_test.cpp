@@ -1,4 +1,4 @@
-// Errors, results and ids: the texts that people and scripts see.
+// Errors, results and ids: the texts that users and scripts see.
 
 #include "base/error.h"
 

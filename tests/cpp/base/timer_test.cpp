@@ -1,4 +1,4 @@
-// Both timers: what is due runs, in order, once; what is cancelled or pending at the end does not.
+// Both timers: tasks that are due run once, in order; tasks that are cancelled, or pending at close(), do not.
 
 #include <catch2/catch.hpp>
 
@@ -47,7 +47,7 @@ TEST_CASE("a manual timer's clock stands at each task's time while it runs, and 
   CHECK(timer.now() - start == 5s);
 }
 
-TEST_CASE("a cancelled task does not run, and only the cancelling of a pending one says so") {
+TEST_CASE("a cancelled task does not run, and only the cancellation of a pending one returns true") {
   ManualTimer timer;
   int ran = 0;
   const auto first = timer.after(1s, [&] { ++ran; });
@@ -60,7 +60,7 @@ TEST_CASE("a cancelled task does not run, and only the cancelling of a pending o
   CHECK_FALSE(timer.cancel(12345));
 }
 
-TEST_CASE("any mixture of adding and cancelling runs just what is left, in order") {
+TEST_CASE("after any mixture of at() and cancel() the tasks that are left run, in order") {
   const auto seed = GENERATE(1u, 2u, 3u);
   INFO("seed " << seed);
   std::mt19937 random(seed);
@@ -84,18 +84,35 @@ TEST_CASE("any mixture of adding and cancelling runs just what is left, in order
   CHECK(ran == expected);
 }
 
-TEST_CASE("a task for never does not run, nor does one whose delay is too long for the clock") {
+TEST_CASE("a task at kNever does not run, nor does one whose delay is too long for the clock") {
   ManualTimer timer;
   timer.advance(1h);
   int ran = 0;
   timer.at(kNever, [&] { ++ran; });
-  timer.after(Duration::max(), [&] { ++ran; });
+  timer.after(kNoLimit, [&] { ++ran; });
   timer.advance(24h * 365 * 100);
   CHECK(ran == 0);
   CHECK(timer.pending() == 2);
 }
 
-TEST_CASE("a closed timer drops its tasks and takes no more") {
+TEST_CASE("deadlines without a limit, and those that the clock cannot count, are kNever") {
+  const auto start = TimePoint() + 1h;
+  CHECK(deadlineAfter(5s, start) == start + 5s);
+  CHECK(deadlineAfter(-5s, start) == start - 5s);
+  CHECK(deadlineAfter(kNoLimit, start) == kNever);
+  CHECK(deadlineAfter(kNoLimit - 1s, start) == kNever);
+  CHECK(deadlineAfter(kNoLimit) == kNever);
+}
+
+TEST_CASE("zero, and more than a century, are no limit where users give seconds") {
+  CHECK(noLimitIfZero(0s) == kNoLimit);
+  CHECK(noLimitIfZero(1s) == 1s);
+  CHECK(durationFromSeconds(0.25) == 250ms);
+  CHECK(durationFromSeconds(1e-12) == Duration(1));
+  CHECK(durationFromSeconds(1e12) == kNoLimit);
+}
+
+TEST_CASE("a closed timer drops its tasks and accepts no more") {
   const auto manual = GENERATE(true, false);
   std::unique_ptr<Timer> timer = manual ? std::make_unique<ManualTimer>() : makeThreadTimer();
   auto kept = std::make_shared<int>(0);
@@ -165,7 +182,7 @@ TEST_CASE("a thread timer can be closed by one of its tasks") {
   CHECK(timer->after(0s, [] {}) == 0);
 }
 
-TEST_CASE("a cancel that says it won the race against a thread timer has won it") {
+TEST_CASE("a task that was cancelled does not run, also in a race with the thread timer") {
   auto timer = makeThreadTimer();
   for (int i = 0; i < 2000; ++i) {
     auto ran = std::make_shared<std::atomic<bool>>(false);

@@ -21,7 +21,7 @@ using test::eventually;
 
 namespace {
 
-// Waits, as a blocking call would, for a task that itself waits for one, and so on.
+// Blocks, as a nested call does, until a task has run that blocks likewise, and so on.
 void nest(ThreadPool& pool, int depth, std::atomic<int>& reached) {
   ++reached;
   if (depth == 0) return;
@@ -64,21 +64,21 @@ TEST_CASE("a thread's name keeps its number when the pool's is long") {
   CHECK(name == "a-very-long-n-0");
 }
 
-TEST_CASE("threads are scheduled as the one that made the pool, whoever starts them") {
+TEST_CASE("threads have the scheduling policy of the thread that made the pool, not of those that start them") {
   const int usual = sched_getscheduler(0);
   REQUIRE(usual != SCHED_BATCH);
-  std::atomic<int> theirs = -1;
+  std::atomic<int> policy = -1;
   ThreadPool pool({.size = 1, .name = "pool"});
   int starters = -1;
   std::thread([&] {
     const sched_param parameters{};
     pthread_setschedparam(pthread_self(), SCHED_BATCH, &parameters);
     starters = sched_getscheduler(0);
-    pool.post([&] { theirs = sched_getscheduler(0); });
+    pool.post([&] { policy = sched_getscheduler(0); });
   }).join();
   pool.close();
   CHECK(starters == SCHED_BATCH);
-  CHECK(theirs == usual);
+  CHECK(policy == usual);
 }
 
 TEST_CASE("an idle thread is used before a new one is started") {
@@ -175,7 +175,7 @@ TEST_CASE("a blocking scope on a thread of no pool does nothing") {
   SUCCEED();
 }
 
-TEST_CASE("a pool at its greatest size starts no thread for a blocked one, and goes on when it can") {
+TEST_CASE("a pool at its maximum size does not replace a blocked thread, and goes on when that does") {
   ThreadPool pool({.size = 2, .max_size = 2});
   std::latch inside(2);
   std::latch go(1);
@@ -195,7 +195,7 @@ TEST_CASE("a pool at its greatest size starts no thread for a blocked one, and g
   ran.wait();
 }
 
-TEST_CASE("a task that throws harms nothing but itself") {
+TEST_CASE("tasks run after one that has thrown") {
   ThreadPool pool({.size = 1});
   std::latch next(1);
   pool.post([] { throw std::runtime_error("expected in this test's output"); });
@@ -204,12 +204,12 @@ TEST_CASE("a task that throws harms nothing but itself") {
   next.wait();
 }
 
-TEST_CASE("one thread looks before it sleeps, and runs what it finds itself") {
+TEST_CASE("one thread polls before it sleeps, and runs the task that it finds itself") {
   std::unique_ptr<ThreadPool> pool;
-  std::atomic<int> looking = 0, found = 0;
+  std::atomic<int> polling = 0, found = 0;
   std::latch ran(3);
-  pool = std::make_unique<ThreadPool>(ThreadPool::Options{.look = [&](const std::function<bool()>& done) {
-    CHECK(++looking == 1);
+  pool = std::make_unique<ThreadPool>(ThreadPool::Options{.poll_before_park = [&](const std::function<bool()>& done) {
+    CHECK(++polling == 1);
     if (!done() && found < 2) {
       ++found;
       pool->post([&, finder = std::this_thread::get_id()] {
@@ -218,7 +218,7 @@ TEST_CASE("one thread looks before it sleeps, and runs what it finds itself") {
       });
       CHECK(done());
     }
-    --looking;
+    --polling;
   }});
   pool->post([&] { ran.count_down(); });
   ran.wait();
@@ -226,31 +226,31 @@ TEST_CASE("one thread looks before it sleeps, and runs what it finds itself") {
   CHECK(found == 2);
 }
 
-TEST_CASE("a task that another thread posts ends a look") {
+TEST_CASE("a task that another thread posts ends the polling") {
   std::latch ran(1);
-  std::atomic<bool> looks = false;
-  ThreadPool pool({.look = [&](const std::function<bool()>& done) {
-    looks = true;
-    looks.notify_all();
+  std::atomic<bool> polls = false;
+  ThreadPool pool({.poll_before_park = [&](const std::function<bool()>& done) {
+    polls = true;
+    polls.notify_all();
     while (!done()) std::this_thread::yield();
   }});
   std::atomic<bool> first = true;
   pool.post([&] { first = false; });
-  looks.wait(false);
+  polls.wait(false);
   CHECK_FALSE(first);
   pool.post([&] { ran.count_down(); });
   ran.wait();
 }
 
-TEST_CASE("who has looked in vain sleeps where tasks come from, and posts and the end wake it") {
+TEST_CASE("a thread that has polled without result parks where tasks arrive, and post() and close() wake it") {
   NEEDS_ALARM;
-  std::atomic<int> slept = 0, ran = 0;
+  std::atomic<int> parked = 0, ran = 0;
   std::latch both(2);
   ThreadPool pool(
-      {.look = [](const std::function<bool()>&) {},
-       .sleep =
+      {.poll_before_park = [](const std::function<bool()>&) {},
+       .park =
            [&](const std::function<bool()>& done, FutexWaiter& waiter) {
-             ++slept;
+             ++parked;
              while (!done()) waiter.sleep(done, {}, kNever);
            }});
   for (int i = 1; i <= 2; ++i) {
@@ -258,7 +258,7 @@ TEST_CASE("who has looked in vain sleeps where tasks come from, and posts and th
       ++ran;
       both.count_down();
     });
-    CHECK(eventually([&] { return slept == i; }));
+    CHECK(eventually([&] { return parked == i; }));
     CHECK(ran == i);
   }
   both.wait();
@@ -275,12 +275,12 @@ int policyHere() {
 }
 }  // namespace
 
-TEST_CASE("threads are gentle while they sleep, not while they run tasks") {
+TEST_CASE("threads are scheduled as SCHED_BATCH while they sleep, not while they run tasks") {
   NEEDS_ALARM;
   std::atomic<int> asleep = -1;
   ThreadPool pool(
-      {.look = [](const std::function<bool()>&) {},
-       .sleep =
+      {.poll_before_park = [](const std::function<bool()>&) {},
+       .park =
            [&](const std::function<bool()>& done, FutexWaiter& waiter) {
              asleep = policyHere();
              while (!done()) waiter.sleep(done, {}, kNever);
@@ -299,7 +299,7 @@ TEST_CASE("threads are gentle while they sleep, not while they run tasks") {
   }
 }
 
-TEST_CASE("close runs what is queued, and after it nothing is taken") {
+TEST_CASE("close runs the queued tasks, and no task is accepted after it") {
   ThreadPool pool({.size = 2});
   std::atomic<int> ran = 0;
   for (int i = 0; i < 1000; ++i) pool.post([&] { ++ran; });
@@ -346,7 +346,7 @@ TEST_CASE("close from two threads waits in both") {
   for (auto& closer : closers) closer.join();
 }
 
-TEST_CASE("a pool that one of its own threads closes says so instead of waiting for itself") {
+TEST_CASE("close on a thread of the pool throws instead of waiting for itself") {
   ThreadPool pool({.size = 1, .name = "mine"});
   std::string text;
   std::latch caught(1);

@@ -1,4 +1,4 @@
-// Alarms: what wakes a thread that sleeps on several words, and that nothing of it is missed.
+// FutexWaiter: notifications and wait words wake a thread that sleeps on several words, and none is missed.
 
 #include "base/sync/futex_waiter.h"
 
@@ -15,18 +15,18 @@ namespace {
 
 TimePoint in(std::chrono::milliseconds time) { return std::chrono::steady_clock::now() + time; }
 
-/// A thread that sleeps once, for at most ten seconds.
+/// A thread that sleeps once.
 class WakeTarget {
  public:
-  WakeTarget(FutexWaiter& waiter, std::atomic<bool>& over, std::vector<FutexWaiter::WaitWord> bells = {})
-      : thread_([this, &waiter, &over, bells = std::move(bells)] {
-          waiter.sleep([&] { return over.load(); }, bells, kNever);
+  WakeTarget(FutexWaiter& waiter, std::atomic<bool>& done, std::vector<FutexWaiter::WaitWord> wait_words = {})
+      : thread_([this, &waiter, &done, wait_words = std::move(wait_words)] {
+          waiter.sleep([&] { return done.load(); }, wait_words, kNever);
           awake_ = true;
         }) {}
-  bool awakes() {
+  bool wakes() {
     return test::eventually([this] { return awake_.load(); });
   }
-  bool sleepsOn() {
+  bool staysAsleep() {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     return !awake_;
   }
@@ -40,66 +40,66 @@ std::shared_ptr<FutexWaiter::Word> word(uint32_t value) { return std::make_share
 
 }  // namespace
 
-TEST_CASE("an waiter wakes who sleeps, and nobody who comes later") {
+TEST_CASE("a notification wakes the thread that sleeps, not one that sleeps later") {
   NEEDS_ALARM;
   FutexWaiter waiter;
-  std::atomic<bool> over{false};
+  std::atomic<bool> done{false};
   waiter.ring();
-  WakeTarget sleeper(waiter, over);
-  REQUIRE(sleeper.sleepsOn());
-  over = true;
+  WakeTarget thread(waiter, done);
+  REQUIRE(thread.staysAsleep());
+  done = true;
   waiter.ring();
-  CHECK(sleeper.awakes());
+  CHECK(thread.wakes());
 }
 
-TEST_CASE("nobody sleeps for what is so already") {
+TEST_CASE("a thread does not sleep if the predicate is true or a wait word differs already") {
   NEEDS_ALARM;
   FutexWaiter waiter;
-  std::atomic<bool> over{true};
-  CHECK(WakeTarget(waiter, over).awakes());
-  over = false;
-  CHECK(WakeTarget(waiter, over, {{word(1), 1}, {word(0), 1}}).awakes());
+  std::atomic<bool> done{true};
+  CHECK(WakeTarget(waiter, done).wakes());
+  done = false;
+  CHECK(WakeTarget(waiter, done, {{word(1), 1}, {word(0), 1}}).wakes());
 }
 
-TEST_CASE("any bell wakes who sleeps on several") {
+TEST_CASE("each of several wait words wakes the thread") {
   NEEDS_ALARM;
   const std::vector<std::shared_ptr<FutexWaiter::Word>> words = {word(2), word(2), word(7)};
-  for (const auto& rung : words) {
+  for (const auto& changed : words) {
     FutexWaiter waiter;
-    std::atomic<bool> over{false};
-    WakeTarget sleeper(waiter, over, {{words[0], 2}, {words[1], 2}, {words[2], 7}});
-    REQUIRE(sleeper.sleepsOn());
-    const auto before = rung->exchange(0);
-    FutexWaiter::wake(*rung);
-    CHECK(sleeper.awakes());
-    *rung = before;
+    std::atomic<bool> done{false};
+    WakeTarget thread(waiter, done, {{words[0], 2}, {words[1], 2}, {words[2], 7}});
+    REQUIRE(thread.staysAsleep());
+    const auto before = changed->exchange(0);
+    FutexWaiter::wake(*changed);
+    CHECK(thread.wakes());
+    *changed = before;
   }
 }
 
-TEST_CASE("an waiter sleeps no longer than asked for") {
+TEST_CASE("a sleep ends at its deadline") {
   NEEDS_ALARM;
   FutexWaiter waiter;
-  const auto latest = in(std::chrono::milliseconds(20));
-  waiter.sleep([] { return false; }, {}, latest);
-  CHECK(std::chrono::steady_clock::now() >= latest);
-  CHECK(std::chrono::steady_clock::now() < latest + std::chrono::seconds(5));
+  const auto deadline = in(std::chrono::milliseconds(20));
+  waiter.sleep([] { return false; }, {}, deadline);
+  CHECK(std::chrono::steady_clock::now() >= deadline);
+  CHECK(std::chrono::steady_clock::now() < deadline + std::chrono::seconds(5));
 }
 
-TEST_CASE("an waiter that rings while its thread lies down is not missed") {
+TEST_CASE("a notification while the thread falls asleep is not missed") {
   NEEDS_ALARM;
   FutexWaiter waiter;
-  std::atomic<int> given{0}, taken{0};
+  std::atomic<int> sent{0}, received{0};
   std::jthread sleeper([&] {
-    while (taken < 20'000) {
-      while (given == taken) waiter.sleep([&] { return given != taken; }, {}, kNever);
-      ++taken;
+    while (received < 20'000) {
+      while (sent == received) waiter.sleep([&] { return sent != received; }, {}, kNever);
+      ++received;
     }
   });
-  while (given < 20'000) {
-    ++given;
+  while (sent < 20'000) {
+    ++sent;
     waiter.ring();
-    while (taken < given) std::this_thread::yield();
+    while (received < sent) std::this_thread::yield();
   }
   sleeper.join();
-  CHECK(taken == 20'000);
+  CHECK(received == 20'000);
 }

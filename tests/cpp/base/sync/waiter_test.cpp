@@ -1,4 +1,4 @@
-// Waiters: what comes, what comes late, what comes to nobody.
+// Waiter: values that are set in time, late, or after the wait has been abandoned.
 
 #include "base/sync/waiter.h"
 
@@ -7,7 +7,7 @@
 #include <thread>
 
 namespace torchrpc {
-TEST_CASE("a waiter gives the value that another thread sets") {
+TEST_CASE("a waiter returns the value that another thread sets") {
   Waiter<int> waiter;
   std::thread setter([&] { waiter.set(7); });
   std::optional<int> value;
@@ -16,20 +16,20 @@ TEST_CASE("a waiter gives the value that another thread sets") {
   REQUIRE(value == 7);
 }
 
-TEST_CASE("a wait that is over gives nothing, and the value can still come") {
+TEST_CASE("a wait that times out returns nothing, and the value can still be set") {
   Waiter<int> waiter;
   REQUIRE_FALSE(waiter.waitFor(std::chrono::milliseconds(1)));
   REQUIRE_FALSE(waiter.set(7));
   REQUIRE(waiter.waitFor(std::chrono::milliseconds(1)) == 7);
 }
 
-TEST_CASE("a value that nobody waits for any more is given back") {
+TEST_CASE("a value that is set after the wait was abandoned is returned to its setter") {
   Waiter<int> waiter;
   REQUIRE_FALSE(waiter.abandon());
   REQUIRE(waiter.set(7) == 7);
 }
 
-TEST_CASE("a value that came just before its waiter gave up is given to that") {
+TEST_CASE("a value that was set just before the wait is abandoned is returned to the waiting thread") {
   Waiter<int> waiter;
   waiter.set(7);
   REQUIRE(waiter.abandon() == 7);

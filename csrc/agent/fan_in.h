@@ -1,0 +1,71 @@
+#pragma once
+
+// How the workers of a static group wait for each other: each publishes that it has arrived at a point, as a key of
+// c10d's Store, and waits for the keys of the others. Blocks, so it belongs to the thread that starts or ends the node.
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/ids.h"
+#include "base/timer.h"
+
+namespace c10d {
+class Store;
+}
+
+namespace torchrpc {
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+/// Not thread-safe.
+class FanIn {
+ public:
+  /// Those of the given workers that are lost. May throw to end the wait.
+  using LostAmong = std::function<std::vector<WorkerId>(const std::vector<WorkerId>&)>;
+
+  struct Wait {
+    Duration timeout = kNoLimit;
+    std::string purpose;  ///< for error texts: the workers are waited for "to <purpose>"
+    LostAmong lost{};     ///< asked every half second, if given; empty: no worker is ever lost
+  };
+
+  FanIn(StorePtr store, WorkerInfo self, int32_t world_size);
+
+  /// The key "<point>/<rank>" of a worker.
+  static std::string key(const std::string& point, WorkerId rank);
+  /// All ranks of the group.
+  std::vector<WorkerId> everyone() const;
+
+  /// Publishes that this worker has arrived, with a value that the others can read.
+  void arrive(const std::string& point, const std::string& value);
+  /// The value of a worker that has arrived.
+  std::string value(const std::string& point, WorkerId rank);
+
+  /// Blocks until these workers have arrived, except for the lost ones, which it returns. It returns those once only
+  /// lost workers are missing. Logs which workers are missing, once, when it has waited for ten seconds. A signal ends
+  /// the wait, see interrupt.h. Throws Error(kRendezvous): after the timeout, with the ranks that are missing; if the
+  /// store does not answer.
+  std::vector<WorkerId> waitFor(std::vector<WorkerId> ranks, const std::string& point, const Wait& wait);
+
+ private:
+  /// The ranks that have not arrived; nullopt if the store does not answer.
+  std::optional<std::vector<WorkerId>> missing(const std::vector<WorkerId>& ranks, const std::string& point) const;
+  Error timedOut(const std::string& point, const Wait& wait, const std::vector<WorkerId>& absent) const;
+  /// "worker1 (rank 1)"
+  std::string selfText() const;
+
+  const StorePtr store_;
+  const WorkerInfo self_;
+  const int32_t world_size_;
+};
+
+/// A timeout as stores take it: they have no kNoLimit, so a month stands for it.
+std::chrono::milliseconds storeTimeout(Duration timeout);
+
+}  // namespace torchrpc

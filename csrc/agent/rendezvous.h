@@ -1,0 +1,58 @@
+#pragma once
+
+// How the workers of a group learn of each other when they start, and wait for each other when they end: through c10d's
+// Store. Blocks, so it belongs to the thread that starts or ends the node.
+
+#include <cstdint>
+#include <functional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "agent/fan_in.h"
+#include "agent/worker_directory.h"
+#include "base/timer.h"
+
+namespace torchrpc {
+
+/// Every method but releaseStore() and leaveGroup() throws Error(kRendezvous), with the workers that are missing or in
+/// conflict and what to do. Timeouts: kNoLimit or 0 for none. Not thread-safe.
+class Rendezvous {
+ public:
+  using LostAmong = FanIn::LostAmong;
+
+  Rendezvous(StorePtr store, WorkerRecord self);
+
+  /// Static group: publishes this worker, reads the records of the others, checks that names are unique and world sizes
+  /// agree. `timeout` is for each worker.
+  std::vector<WorkerRecord> meetAll(Duration timeout);
+
+  /// Group that grows: publishes this worker, reads the records of its members. The caller makes sure that one worker
+  /// joins at a time. A member of the same name and id that is no longer alive (`is_alive`) is taken for an earlier
+  /// start of this worker.
+  std::vector<WorkerRecord> joinGroup(Duration timeout, const std::function<bool(const WorkerRecord&)>& is_alive);
+  void leaveGroup();
+  /// The record of a member that has joined.
+  WorkerRecord lookUp(WorkerId id, Duration timeout);
+
+  /// A barrier that sums: returns once all workers of a static group have called it with this `name`, with the sum of
+  /// their numbers. It neither waits for the workers in `absent` nor counts them, and adds to them those that `lost`
+  /// reports meanwhile (empty: none).
+  int64_t sumOverAll(
+      const std::string& name, int64_t number, Duration timeout, const LostAmong& lost, std::set<WorkerId>& absent);
+
+  /// Says that this worker has read all that it needs of one `phase` (a name that is used once). Worker 0, whose
+  /// process often serves the store and may end next, waits until all have said so, or for `timeout`; the others do not
+  /// wait.
+  void releaseStore(const std::string& phase, Duration timeout);
+
+ private:
+  void claimKindOfGroup();
+  void claimRank();
+
+  const StorePtr store_;
+  const WorkerRecord self_;
+  FanIn fan_in_;
+};
+
+}  // namespace torchrpc
