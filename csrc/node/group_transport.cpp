@@ -23,7 +23,9 @@ std::string rendezvousHost(const std::string& url) {
 std::unique_ptr<Transport> makeGroupTransport(TransportOptions options, c10d::Store& store, const std::string& url) {
   options.rendezvous_host = rendezvousHost(url);
   options.secret = givenSecret(options.secret);
-  if (authenticatesPeers(options)) options.secret = groupSecret(store, options.secret, options.node_name);
+  if (chooseTransport(options).capabilities.authenticates) {
+    options.secret = groupSecret(store, options.secret, options.node_name);
+  }
   return makeTransport(std::move(options));
 }
 

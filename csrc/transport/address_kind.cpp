@@ -1,17 +1,31 @@
 #include "transport/address_kind.h"
 
+#include <algorithm>
+
 namespace torchrpc {
 
-Error wrongAddress(const std::string& kind, const std::string& address) {
-  const auto theirs = address.substr(0, address.find(':'));
-  if (theirs == kind || (theirs != "native" && theirs != "tensorpipe")) {
-    return {ErrorCode::kInvalidArgument, "'" + address + "' is not the address of a " + kind + " transport"};
+namespace {
+
+/// The scheme of "tensorpipe:uv://…"; empty if it has none.
+std::string schemeOf(const std::string& address) {
+  const auto colon = address.find(':');
+  if (colon == std::string::npos) return {};
+  auto scheme = address.substr(0, colon);
+  return std::ranges::all_of(scheme, [](char c) { return c >= 'a' && c <= 'z'; }) ? scheme : "";
+}
+
+}  // namespace
+
+Error wrongAddress(std::string_view scheme, const std::string& address) {
+  const std::string ours(scheme), theirs = schemeOf(address);
+  if (theirs.empty() || theirs == ours) {
+    return {ErrorCode::kInvalidArgument, "'" + address + "' is not the address of a " + ours + " transport"};
   }
   return {
       ErrorCode::kInvalidArgument,
-      "that worker uses the " + theirs + " transport and this one the " + kind +
-          " transport: give all workers of a group the same TORCHRPC_TRANSPORT (auto, native or tensorpipe) and the "
-          "same _transports option"};
+      "that worker uses the " + theirs + " transport and this one the " + ours +
+          " transport: give all workers of a group the same TORCHRPC_TRANSPORT (" + ours + " or " + theirs +
+          ") and the same _transports option"};
 }
 
 }  // namespace torchrpc

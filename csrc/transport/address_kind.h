@@ -1,15 +1,16 @@
 #pragma once
 
-// What transports say of addresses that others have made.
+// Addresses that a transport cannot use.
 
 #include <string>
+#include <string_view>
 
 #include "base/error.h"
 
 namespace torchrpc {
 
-/// kInvalidArgument for an address that a `kind` transport ("native", "tensorpipe") cannot read: that of another kind
-/// of transport, with the remedy, or nonsense.
-Error wrongAddress(const std::string& kind, const std::string& address);
+/// The error (kInvalidArgument) for an address that does not parse as one of the transport whose addresses begin with
+/// `scheme` and a colon. If the address has another scheme, the text names both transports and the remedy.
+Error wrongAddress(std::string_view scheme, const std::string& address);
 
 }  // namespace torchrpc

@@ -1,41 +1,63 @@
 #pragma once
 
-// Which transport a node uses, where its user leaves that open or names one.
+// The transports of this build with their capabilities, and the choice of a node's transport.
+// A new transport is a folder with its implementation and a row of the table in registry.cpp.
 
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "transport/transport.h"
 
 namespace torchrpc {
 
+/// How a node's transport is chosen and set up.
 struct TransportOptions {
-  /// "native", "tcp" (native, within a host, too), "tensorpipe" or "auto"; empty: what the environment variable
-  /// TORCHRPC_TRANSPORT says, else "auto", which is native: the one that makes small calls several times faster, sleeps
-  /// when it is idle, and cannot be brought down by strangers (benchmarks/README.md). All workers of a group must use
-  /// the same. The native one also reads TORCHRPC_SPIN_US: how long threads that wait look for news before they sleep.
+  /// The name of a TransportKind, or "auto" for the first of transportKinds(). Empty: the value of the environment
+  /// variable TORCHRPC_TRANSPORT, else "auto". All workers of a group must use the same transport.
   std::string kind;
-  /// TensorPipe's transports and channels, as in TensorPipeOptions; a list of either makes the choice TensorPipe,
-  /// unless the transports are just {"native"}.
+  /// TensorPipe's transports and channels, as in TensorPipeOptions. A list of either chooses TensorPipe, unless
+  /// `transports` names the default transport only: {"native"}.
   std::optional<std::vector<std::string>> transports;
   std::optional<std::vector<std::string>> channels;
-  std::string host;  ///< this and the next: as in TensorPipeOptions
+  std::string host;  ///< this and the next: as in HostChoice
   std::string rendezvous_host;
   std::string node_name;
-  /// Of the group; empty: none. TensorPipe cannot prove one.
-  std::string secret;
-  /// A port to listen on or a range of them, "29600" or "29600-29700", of which the first free one is taken; empty:
-  /// what TORCHRPC_PORT says, else "0": the system chooses. The native transport's only.
-  std::string port;
+  std::string secret;  ///< the group's; empty: none. Only for transports that authenticate.
+  std::string port;    ///< as listenPorts() reads it. Only for transports that take a port.
   Limits limits;
 };
 
-/// Whether the transport that these options choose makes peers prove a secret. Throws as makeTransport.
-bool authenticatesPeers(const TransportOptions& options);
+/// The properties by which the rest of the program distinguishes transports: it never compares their names.
+struct TransportCapabilities {
+  bool authenticates = false;        ///< both sides of a connection prove that they know the group's secret
+  bool encrypts = false;             ///< frames are encrypted on the network
+  bool same_host_only = false;       ///< cannot reach workers of other hosts
+  bool shares_memory = false;        ///< uses shared memory between workers of one host, where the system permits it
+  bool moves_device_memory = false;  ///< sends tensors of accelerators without a copy in main memory
+  bool takes_port = false;           ///< listens on the port that the user gives; otherwise the system chooses it
+  bool takes_backend_lists = false;  ///< reads TransportOptions::transports and channels; at most one kind does
+};
 
-/// Throws Error(kInvalidArgument) naming the option or variable and what would be accepted.
+/// One row of the table.
+struct TransportKind {
+  std::string_view name;            ///< in TransportOptions::kind and TORCHRPC_TRANSPORT
+  std::string_view title;           ///< in error texts
+  std::string_view address_scheme;  ///< its addresses begin with this and a colon; kinds with the same can connect
+  TransportCapabilities capabilities;
+  std::unique_ptr<Transport> (*make)(TransportOptions options);
+};
+
+/// The transports of this build; the first is the default.
+const std::vector<TransportKind>& transportKinds();
+
+/// The kind that these options choose. Throws Error(kInvalidArgument) naming the option or variable and the accepted
+/// values.
+const TransportKind& chooseTransport(const TransportOptions& options);
+
+/// Makes the chosen transport. Throws as chooseTransport, and for an option that this transport does not support.
 std::unique_ptr<Transport> makeTransport(TransportOptions options);
 
 }  // namespace torchrpc

@@ -1,29 +1,19 @@
-// Which address a node takes. What depends on this machine's network is checked by what must hold on any.
+// The choice of a node's address. Checks only what holds on any machine, whatever its network is.
 
 #include "transport/host_address.h"
 
 #include <catch2/catch.hpp>
 
-#include <cstdlib>
-
 #include "base/error.h"
+#include "transport/environment.h"
 #include "transport/native/socket/socket.h"
 #include "transport/native/transport.h"
 
 using namespace torchrpc;
 using namespace torchrpc::native;
+using namespace torchrpc::test;
 
 namespace {
-
-/// Sets a variable for one test.
-class Environment {
- public:
-  Environment(const char* name, const char* value) : name_(name) { ::setenv(name, value, 1); }
-  ~Environment() { ::unsetenv(name_); }
-
- private:
-  const char* name_;
-};
 
 std::string failure(const HostChoice& choice) {
   try {
@@ -36,7 +26,7 @@ std::string failure(const HostChoice& choice) {
 
 }  // namespace
 
-TEST_CASE("a group that meets on loopback stays there") {
+TEST_CASE("a node of a group whose rendezvous is on loopback listens on loopback") {
   CHECK(chooseHostAddress({"", "127.0.0.1"}) == "127.0.0.1");
   const auto localhost = chooseHostAddress({"", "localhost"});
   CHECK((localhost == "127.0.0.1" || localhost == "::1"));
@@ -47,7 +37,7 @@ TEST_CASE("a host that is given is used") {
   CHECK(chooseHostAddress({"localhost", ""}).find("1") != std::string::npos);
 }
 
-TEST_CASE("a host that does not resolve, or is not ours, or is no address to reach, is an error that names it") {
+TEST_CASE("a host that does not resolve, or that peers cannot reach here, is an error that names it") {
   CHECK_THAT(failure({"no-such-host.invalid", ""}), Catch::Contains("host 'no-such-host.invalid' cannot be resolved"));
   CHECK_THAT(
       failure({"198.51.100.7", ""}),
@@ -68,56 +58,56 @@ TEST_CASE("the environment names the interface") {
   CHECK(chooseHostAddress({"", "198.51.100.7"}) == "127.0.0.1");
 }
 
-TEST_CASE("our own variable goes before those of others") {
+TEST_CASE("torchrpc's variable takes precedence over those of other libraries") {
   Environment ours("TORCHRPC_SOCKET_IFNAME", "lo");
   Environment theirs("GLOO_SOCKET_IFNAME", "nosuch0");
   CHECK(chooseHostAddress({"", ""}) == "127.0.0.1");
 }
 
-TEST_CASE("an interface that does not exist is an error that names the variable and those that do") {
+TEST_CASE("an interface that does not exist is an error that names the variable and the interfaces that do") {
   Environment set("TP_SOCKET_IFNAME", "nosuch0");
   CHECK_THAT(
       failure({"", "127.0.0.1"}),
       Catch::Contains("'nosuch0'") && Catch::Contains("TP_SOCKET_IFNAME") && Catch::Contains("lo"));
 }
 
-TEST_CASE("whatever is chosen can be listened on") {
+TEST_CASE("the node can listen on the chosen address") {
   checkCanListen(chooseHostAddress({"", ""}));
   const auto address = native::makeTransport({})->listen([](auto) { return nullptr; });
   CHECK_THAT(address, Catch::StartsWith("native:id="));
   CHECK_THAT(address, !Catch::Contains("fe80"));
 }
 
-TEST_CASE("an address of another machine cannot be listened on") {
+TEST_CASE("a node cannot listen on the address of another machine") {
   CHECK_THROWS_AS(checkCanListen("198.51.100.7"), Error);
 }
 
-// ---- where a store listens ----
+// ---- the address of the store ----
 
 namespace {
 
-/// "127.0.0.1:0", where that descriptor listens; nothing if there is none. Closes it.
-std::string placeOf(std::optional<int> listener) {
-  if (!listener) return "nowhere";
+/// The address on which the descriptor listens, as "127.0.0.1:80", or "none". Closes the descriptor.
+std::string addressOf(std::optional<int> listener) {
+  if (!listener) return "none";
   const Descriptor owner(*listener);
   return SocketAddress::textOf(owner.get());
 }
 
 }  // namespace
 
-TEST_CASE("a group that meets at loopback has its store on loopback") {
-  CHECK_THAT(placeOf(listenWherePeersMeet("127.0.0.1", 0)), Catch::StartsWith("127.0.0.1:"));
-  CHECK_THAT(placeOf(listenWherePeersMeet("localhost", 0)), Catch::StartsWith("127.0.0.1:"));
+TEST_CASE("a group whose rendezvous is on loopback has its store on loopback") {
+  CHECK_THAT(addressOf(listenWherePeersMeet("127.0.0.1", 0)), Catch::StartsWith("127.0.0.1:"));
+  CHECK_THAT(addressOf(listenWherePeersMeet("localhost", 0)), Catch::StartsWith("127.0.0.1:"));
 }
 
-TEST_CASE("where no one address is the right one, the store chooses itself") {
-  CHECK(placeOf(listenWherePeersMeet("0.0.0.0", 0)) == "nowhere");
-  CHECK(placeOf(listenWherePeersMeet("203.0.113.1", 0)) == "nowhere");
+TEST_CASE("if no single address is right, the store chooses its own") {
+  CHECK(addressOf(listenWherePeersMeet("0.0.0.0", 0)) == "none");
+  CHECK(addressOf(listenWherePeersMeet("203.0.113.1", 0)) == "none");
 }
 
-TEST_CASE("a port that is in use is left to the store, which may be the one that uses it") {
+TEST_CASE("a port that is in use is left to the store, which may be what uses it") {
   const Descriptor first(listenWherePeersMeet("127.0.0.1", 0).value());
-  const auto place = SocketAddress::textOf(first.get());
-  const auto port = static_cast<uint16_t>(std::stoi(place.substr(place.rfind(':') + 1)));
-  CHECK(placeOf(listenWherePeersMeet("127.0.0.1", port)) == "nowhere");
+  const auto address = SocketAddress::textOf(first.get());
+  const auto port = static_cast<uint16_t>(std::stoi(address.substr(address.rfind(':') + 1)));
+  CHECK(addressOf(listenWherePeersMeet("127.0.0.1", port)) == "none");
 }

@@ -1,0 +1,37 @@
+#pragma once
+
+// Options of the native transport.
+
+#include <chrono>
+#include <cstddef>
+#include <string>
+
+#include "base/timer.h"
+#include "transport/port_range.h"
+#include "wire/limits.h"
+
+namespace torchrpc::native {
+
+struct Options {
+  std::string host;  ///< this and the next: as in HostChoice
+  std::string rendezvous_host;
+  std::string node_name;  ///< in error texts of peers
+  std::string group;      ///< opaque; a peer with another value is refused; at most 1,024 bytes
+  /// Both sides of every connection prove that they know it before either reads a frame. Empty: no authentication.
+  std::string secret;
+  PortRange ports;            ///< to listen on: the first that is free
+  bool unix_sockets = true;   ///< between workers of one host, instead of TCP
+  bool shared_memory = true;  ///< rings in shared memory beside the Unix sockets
+  bool blocks = true;         ///< slabs in shared memory for large tensors, which then bypass the rings
+  Duration handshake_deadline = std::chrono::seconds(10);
+  size_t max_pending_handshakes = 256;  ///< of inbound connections; one more closes the oldest
+  /// The longest time that a waiting thread polls before it parks : see Note [Busy polling]. Zero: it never polls.
+  Duration longest_spin = std::chrono::microseconds(100);
+  Limits limits;
+};
+
+/// Options::longest_spin as the environment variable TORCHRPC_SPIN_US sets it, in microseconds; else the default.
+/// Throws Error(kInvalidArgument) naming the variable.
+Duration spinDuration();
+
+}  // namespace torchrpc::native
