@@ -15,13 +15,13 @@ namespace torchrpc::native {
 
 namespace {
 
-// Of each direction; PROTOCOL.md has the layout.
+// The sizes for each direction. PROTOCOL.md specifies the layout.
 constexpr size_t kControlBytes = 4096;
 constexpr size_t kRingBytes = 8 << 20;
-constexpr size_t kAllBytes = 2 * (kControlBytes + kRingBytes + SlabControl::kBytes);
-// What is moved before the other side is told: large enough for the cost of telling, small enough for both sides to
-// copy at the same time.
-constexpr size_t kStretch = 32 << 10;
+constexpr size_t kTotalBytes = 2 * (kControlBytes + kRingBytes + SlabControl::kBytes);
+// The bytes that are moved before the other side is woken: enough to outweigh the cost of a wake-up, and few enough
+// that both sides copy at the same time.
+constexpr size_t kChunkBytes = 32 << 10;
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 static_assert(sizeof(RingControl) <= kControlBytes);
@@ -31,28 +31,28 @@ static_assert(sizeof(RingControl) <= kControlBytes);
 Descriptor RingMemory::make() {
   Descriptor memory(::memfd_create("torchrpc", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   const bool ready =
-      memory && ::ftruncate(memory.get(), kAllBytes) == 0 && ::fcntl(memory.get(), F_ADD_SEALS, kSeals) == 0;
+      memory && ::ftruncate(memory.get(), kTotalBytes) == 0 && ::fcntl(memory.get(), F_ADD_SEALS, kSeals) == 0;
   return ready ? std::move(memory) : Descriptor();
 }
 
 RingMemory::RingMemory(const Descriptor& memory) {
   struct stat status{};
-  // Sealed: a peer that could shrink it could make us fault.
-  const bool ours = ::fstat(memory.get(), &status) == 0 && (::fcntl(memory.get(), F_GET_SEALS) & kSeals) == kSeals;
-  if (!ours || static_cast<size_t>(status.st_size) != kAllBytes) {
-    throw Error(ErrorCode::kProtocol, "the shared memory that the peer gives is not as it must be");
+  // Without the seals, a peer could shrink the memory, and our next access would raise SIGBUS.
+  const bool sealed = ::fstat(memory.get(), &status) == 0 && (::fcntl(memory.get(), F_GET_SEALS) & kSeals) == kSeals;
+  if (!sealed || static_cast<size_t>(status.st_size) != kTotalBytes) {
+    throw Error(ErrorCode::kProtocol, "the peer's shared memory has the wrong size or seals");
   }
-  void* base = ::mmap(nullptr, kAllBytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory.get(), 0);
+  void* base = ::mmap(nullptr, kTotalBytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory.get(), 0);
   if (base == MAP_FAILED) {
     throw Error(ErrorCode::kWorkerLost, std::string("shared memory cannot be mapped: ") + std::strerror(errno));
   }
   base_ = static_cast<char*>(base);
 }
 
-RingMemory::~RingMemory() { ::munmap(base_, kAllBytes); }
+RingMemory::~RingMemory() { ::munmap(base_, kTotalBytes); }
 
 RingControl& RingMemory::control(int direction) const {
-  // Zeros are a valid state, and both sides may have begun.
+  // No constructor runs: zeros are a valid state, and the peer may have written to it already.
   return *std::launder(reinterpret_cast<RingControl*>(base_ + direction * kControlBytes));
 }
 
@@ -60,7 +60,7 @@ std::span<char> RingMemory::ring(int direction) const {
   return {base_ + 2 * kControlBytes + direction * kRingBytes, kRingBytes};
 }
 
-std::span<char> RingMemory::blocks(int direction) const {
+std::span<char> RingMemory::slabs(int direction) const {
   return {base_ + 2 * (kControlBytes + kRingBytes) + direction * SlabControl::kBytes, SlabControl::kBytes};
 }
 
@@ -72,7 +72,7 @@ RingEnd::RingEnd(Side side, RingControl& control, std::span<char> bytes)
       bytes_(bytes) {}
 
 ssize_t RingEnd::available() const {
-  // What lies between the reader's position and the writer's. Only our own copy of our position is to be trusted.
+  // The peer can overwrite both positions in the shared control. For our own, position_ is used.
   const auto other = other_.load();
   const auto own = position_.load(std::memory_order_relaxed);
   const uint64_t filled = writes_ ? own - other : other - own;
@@ -81,12 +81,12 @@ ssize_t RingEnd::available() const {
 }
 
 ssize_t RingEnd::move(std::span<const iovec> parts, size_t skip) {
-  const auto there = available();
-  if (there <= 0) return there;
-  const size_t most = std::min(static_cast<size_t>(there), kStretch);
+  const auto room = available();
+  if (room <= 0) return room;
+  const size_t most = std::min(static_cast<size_t>(room), kChunkBytes);
   const auto begin = position_.load(std::memory_order_relaxed);
-  // What goes into an empty ring stands at its begin: small messages keep to the memory that is in the caches.
-  if (writes_ && static_cast<size_t>(there) == bytes_.size()) control_.begin = begin;
+  // Bytes written to an empty ring are stored at its begin, so small messages reuse memory that is in the caches.
+  if (writes_ && static_cast<size_t>(room) == bytes_.size()) control_.begin = begin;
   const uint64_t origin = control_.begin;
   size_t moved = 0;
   for (const auto& part : parts) {

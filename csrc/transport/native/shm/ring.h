@@ -1,8 +1,8 @@
 #pragma once
 
-// Memory that two processes share, and the rings of bytes in it: one writes, one reads, neither waits. Whatever the
-// other process does to the shared part, nothing outside the ring is read or written.
-// Threads: one writer and one reader a ring.
+// Memory that two processes share, and the ring buffers of bytes in it. Each ring has one writer and one reader, and
+// neither ever blocks. Whatever the other process does to the shared control, no byte outside of the ring is accessed.
+// Threads: one that writes and one that reads each ring.
 
 #include <atomic>
 #include <cstdint>
@@ -15,34 +15,36 @@
 
 namespace torchrpc::native {
 
-/// The shared part of one direction, beside the bytes of ring and blocks. Positions only grow; each is written by one
+/// How a side that waits is to be woken: the value of its wait word.
+enum WakeMethod : uint32_t {
+  kNone = 0,    ///< it does not sleep
+  kSocket = 1,  ///< by a byte on the Unix socket
+  kFutex = 2,   ///< by FutexWaiter::wake() on the wait word, on which a thread sleeps
+};
+
+/// The shared control of one direction. Positions count bytes since the start and only grow; each is written by one
 /// side.
 struct RingControl {
   alignas(64) std::atomic<uint64_t> written;
-  /// The position that stands at the ring's begin. Changes only while the ring is empty: a reader that has seen bytes
-  /// beyond its own position sees the right one.
+  /// The position of the byte at the begin of the ring's memory. It changes only while the ring is empty, so a reader
+  /// that finds bytes to read also finds the right value here.
   std::atomic<uint64_t> begin;
   alignas(64) std::atomic<uint64_t> read;
-  /// Set by the side that is going to wait, cleared by the other, which then rings: see RingSleep.
-  alignas(64) std::atomic<uint32_t> reader_sleeps;
-  alignas(64) std::atomic<uint32_t> writer_waits;
-  SlabControl blocks;
+  /// The wait words of the two sides hold a WakeMethod: set by the side that is going to wait, cleared by its peer,
+  /// which then wakes it. See Note [Wake-ups].
+  alignas(64) std::atomic<uint32_t> reader_waiting;
+  alignas(64) std::atomic<uint32_t> writer_waiting;
+  SlabControl slabs;
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
 
-/// Where the side that waits is to be woken.
-enum RingSleep : uint32_t {
-  kAwake = 0,
-  kOnSocket = 1,  ///< it hears a byte on the Unix socket
-  kOnWord = 2,    ///< a thread sleeps on the word that says so (futex)
-};
-
-/// A ring and blocks for each of two directions. Takes memory where it has been used.
+/// The mapping of a ring and slabs for each of two directions. Pages occupy physical memory from their first use on.
 class RingMemory {
  public:
-  /// An empty one, in a memfd that can neither shrink nor grow; invalid if there is none to be had.
+  /// A new memfd with empty rings, sealed so that it can neither shrink nor grow; invalid if the system cannot make it.
   static Descriptor make();
-  /// Throws Error(kWorkerLost) if it cannot be mapped, Error(kProtocol) if it is not what make() makes.
+  /// Throws Error(kWorkerLost) if it cannot be mapped, Error(kProtocol) if it has another size or other seals than
+  /// those of make().
   explicit RingMemory(const Descriptor& memory);
   ~RingMemory();
   RingMemory(const RingMemory&) = delete;
@@ -50,22 +52,22 @@ class RingMemory {
 
   RingControl& control(int direction) const;
   std::span<char> ring(int direction) const;
-  std::span<char> blocks(int direction) const;
+  std::span<char> slabs(int direction) const;
 
  private:
   char* base_ = nullptr;
 };
 
-/// One side of a ring. Sequentially consistent: see Note [Bells].
+/// One side of a ring. Its accesses are sequentially consistent: see Note [Wake-ups].
 class RingEnd {
  public:
   enum class Side { kWriter, kReader };
   RingEnd(Side side, RingControl& control, std::span<char> bytes);
 
-  /// How many bytes can be moved now; negative: the peer has broken the ring.
+  /// The number of bytes that can be moved now. Negative (-errno): the peer's position is invalid.
   ssize_t available() const;
-  /// Moves a stretch of bytes between the ring and the parts' bytes from `skip` on, as many as are available and as
-  /// should be moved in one go, so that the other side can work at the same time. As available().
+  /// Moves bytes between the ring and `parts`, of which the first `skip` bytes are skipped. Moves at most one chunk, so
+  /// that the other side can copy at the same time. Returns the number of bytes, or as available().
   ssize_t move(std::span<const iovec> parts, size_t skip);
 
  private:
@@ -74,7 +76,7 @@ class RingEnd {
   std::atomic<uint64_t>& own_;
   const std::atomic<uint64_t>& other_;
   const std::span<char> bytes_;
-  std::atomic<uint64_t> position_{0};  // ours: what stands in the shared memory is the peer's to change
+  std::atomic<uint64_t> position_{0};  ///< our own; the peer can overwrite its copy in the shared control
 };
 
 }  // namespace torchrpc::native

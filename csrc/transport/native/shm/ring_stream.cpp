@@ -1,8 +1,9 @@
-// Note [Bells]
-// Whoever is going to sleep says so in the ring's control, then looks once more, then sleeps; whoever moves bytes does
-// that first and then looks whether the other sleeps. All of that in one order for both (sequentially consistent), so
-// one of the two always sees the other. A bell is a byte on the Unix socket that the loop watches anyway, for the end
-// of the peer, or the waking of a thread that sleeps on the very word: see Note [Sleeping in the loop's place].
+// Note [Wake-ups]
+// A side that is going to sleep sets its wait word, then polls once more, then sleeps. A side that moves bytes moves
+// them first and then reads the wait word of its peer. All four accesses are sequentially consistent, so at least one
+// side sees the write of the other: either the first side finds the bytes, or the second finds the wait word set and
+// wakes the first. The wake-up is a byte on the Unix socket, which the event loop watches anyway to detect the end of
+// the peer; or a futex wake, for a thread that sleeps on the wait word itself (loop/event_loop.cpp).
 
 #include <algorithm>
 #include <cerrno>
@@ -17,108 +18,112 @@ namespace torchrpc::native {
 
 namespace {
 
-using Flag = std::atomic<uint32_t>;
 using PollHint = EventLoop::PollHint;
 using WakeTarget = EventLoop::WakeTarget;
 
-// The answer to something large is taken to be so large, too: who waits for it looks until it could be here.
-constexpr int kThereAndBack = 2;
-constexpr auto kLongestAnswer = std::chrono::milliseconds(1);
+// The reply to a large tensor is expected to be as large. A thread that waits for the reply polls for the time that the
+// copy took, there and back, but not longer than the limit.
+constexpr int kRoundTripFactor = 2;
+constexpr auto kMaxReplyExpected = std::chrono::milliseconds(1);
 
 auto now() { return std::chrono::steady_clock::now(); }
 
 class RingStream : public ByteStream {
  public:
-  RingStream(Descriptor socket, const Descriptor& memory, bool opener, bool places)
+  RingStream(Descriptor socket, const Descriptor& memory, bool opener, bool use_slabs)
       : socket_(std::move(socket)),
         memory_(std::make_shared<RingMemory>(memory)),
-        places_(places),
+        use_slabs_(use_slabs),
         out_control_(memory_->control(opener ? 0 : 1)),
         in_control_(memory_->control(opener ? 1 : 0)),
-        blocks_out_(out_control_.blocks, memory_->blocks(opener ? 0 : 1)),
-        blocks_in_(memory_, in_control_.blocks, memory_->blocks(opener ? 1 : 0)),
+        slabs_out_(out_control_.slabs, memory_->slabs(opener ? 0 : 1)),
+        slabs_in_(memory_, in_control_.slabs, memory_->slabs(opener ? 1 : 0)),
         out_(RingEnd::Side::kWriter, out_control_, memory_->ring(opener ? 0 : 1)),
         in_(RingEnd::Side::kReader, in_control_, memory_->ring(opener ? 1 : 0)) {
-    in_control_.reader_sleeps = kOnSocket;
+    in_control_.reader_waiting = WakeMethod::kSocket;
   }
 
   ssize_t write(std::span<const iovec> parts) override {
-    waits_for_room_ = false;
-    return moveAll(out_, parts, out_control_.reader_sleeps);
+    waiting_for_room_ = false;
+    return moveAll(out_, parts, out_control_.reader_waiting);
   }
   Room awaitRoom() override {
-    waits_for_room_ = true;
-    if (!loop_looks_) out_control_.writer_waits = kOnSocket;
+    waiting_for_room_ = true;
+    if (!polled_) out_control_.writer_waiting = WakeMethod::kSocket;
     return hasRoom() ? Room::kNow : Room::kRung;
   }
 
   std::optional<uint64_t> place(const Segment& data) override {
-    if (!places_) return std::nullopt;
+    if (!use_slabs_) return std::nullopt;
     const auto begin = now();
-    const auto place = blocks_out_.place(data, [this] { ring(out_control_.reader_sleeps); });
-    if (!place) return std::nullopt;
+    const auto slab_offset = slabs_out_.write(data, [this] { wakePeer(out_control_.reader_waiting); });
+    if (!slab_offset) return std::nullopt;
     const auto end = now();
-    answer_by_ = end + std::min<Duration>(kThereAndBack * (end - begin), kLongestAnswer);
-    return place;
+    reply_expected_until_ = end + std::min<Duration>(kRoundTripFactor * (end - begin), kMaxReplyExpected);
+    return slab_offset;
   }
 
   ssize_t read(std::span<const iovec> parts) override {
-    const auto moved = moveAll(in_, parts, in_control_.writer_waits);
-    // What the peer wrote before it went counts.
+    const auto moved = moveAll(in_, parts, in_control_.writer_waiting);
+    // The bytes that the peer wrote before it ended are still read.
     return moved == 0 && ended_ ? -ECONNRESET : moved;
   }
-  Segment take(uint64_t place, size_t bytes) override { return blocks_in_.take(place, bytes); }
+  Segment take(uint64_t slab_offset, size_t bytes) override { return slabs_in_.lease(slab_offset, bytes); }
   void drainWakeups() override {
-    char wait_words[64];
+    char wakeups[64];
     for (;;) {
-      const auto heard = ::recv(socket_.get(), wait_words, sizeof(wait_words), 0);
-      if (heard < 0 && errno == EINTR) continue;
-      if (heard == 0 || (heard < 0 && errno != EAGAIN)) ended_ = true;
-      if (heard < static_cast<ssize_t>(sizeof(wait_words))) return;
+      const auto received = ::recv(socket_.get(), wakeups, sizeof(wakeups), 0);
+      if (received < 0 && errno == EINTR) continue;
+      if (received == 0 || (received < 0 && errno != EAGAIN)) ended_ = true;
+      if (received < static_cast<ssize_t>(sizeof(wakeups))) return;
     }
   }
-  bool ready() override { return ended_ || in_.available() != 0 || (waits_for_room_ && hasRoom()); }
+  bool ready() override { return ended_ || in_.available() != 0 || (waiting_for_room_ && hasRoom()); }
   PollHint pollHint() const override {
-    if (blocks_in_.isComing()) return PollHint::kWriteInProgress;
-    return now() < answer_by_.load() ? PollHint::kReplyExpected : PollHint::kNone;
+    if (slabs_in_.isWriteInProgress()) return PollHint::kWriteInProgress;
+    return now() < reply_expected_until_.load() ? PollHint::kReplyExpected : PollHint::kNone;
   }
-  bool arm(WakeTarget sleeper) override {
-    loop_looks_ = false;
-    in_control_.reader_sleeps = sleeper == WakeTarget::kThread ? kOnWord : kOnSocket;
-    if (waits_for_room_) out_control_.writer_waits = kOnSocket;
+  bool arm(WakeTarget target) override {
+    polled_ = false;
+    in_control_.reader_waiting = target == WakeTarget::kThread ? WakeMethod::kFutex : WakeMethod::kSocket;
+    if (waiting_for_room_) out_control_.writer_waiting = WakeMethod::kSocket;
     return !ready();
   }
   void disarm() override {
-    loop_looks_ = true;
-    in_control_.reader_sleeps = kAwake;
-    out_control_.writer_waits = kAwake;
+    polled_ = true;
+    in_control_.reader_waiting = WakeMethod::kNone;
+    out_control_.writer_waiting = WakeMethod::kNone;
   }
   std::optional<FutexWaiter::WaitWord> waitWord() override {
-    return FutexWaiter::WaitWord{{memory_, &in_control_.reader_sleeps}, kOnWord};
+    return FutexWaiter::WaitWord{{memory_, &in_control_.reader_waiting}, WakeMethod::kFutex};
   }
 
   void shutDown() override { ::shutdown(socket_.get(), SHUT_RDWR); }
 
  private:
+  using Word = FutexWaiter::Word;
+
   bool hasRoom() const { return out_.available() != 0; }
 
-  /// All of the parts' bytes that there is room for.
-  ssize_t moveAll(RingEnd& end, std::span<const iovec> parts, Flag& sleeper) {
+  /// Moves bytes of the parts until all are moved or the ring allows no more, and wakes the peer after each chunk.
+  ssize_t moveAll(RingEnd& end, std::span<const iovec> parts, Word& peer_waiting) {
     for (size_t moved = 0;;) {
       const auto more = end.move(parts, moved);
       if (more < 0) return more;
       if (more == 0) return static_cast<ssize_t>(moved);
       moved += static_cast<size_t>(more);
-      ring(sleeper);
+      wakePeer(peer_waiting);
     }
   }
 
-  void ring(Flag& sleeper) {
-    // A bell that finds no room is not needed: there are others. One that finds nobody: the loop hears of it.
-    if (sleeper.load() == kAwake) return;
-    switch (sleeper.exchange(kAwake)) {
-      case kOnSocket: ::send(socket_.get(), "", 1, MSG_NOSIGNAL); break;
-      case kOnWord: FutexWaiter::wake(sleeper); break;
+  /// Wakes the peer if its wait word says that it waits.
+  void wakePeer(Word& peer_waiting) {
+    if (peer_waiting.load() == WakeMethod::kNone) return;
+    switch (peer_waiting.exchange(WakeMethod::kNone)) {
+      // Errors are ignored: if the socket is full, unread wake-ups are in it already; if the peer has ended, the loop
+      // detects that.
+      case WakeMethod::kSocket: ::send(socket_.get(), "", 1, MSG_NOSIGNAL); break;
+      case WakeMethod::kFutex: FutexWaiter::wake(peer_waiting); break;
       default: break;
     }
   }
@@ -126,16 +131,16 @@ class RingStream : public ByteStream {
   // Constant after construction, or with synchronization of their own.
   const Descriptor socket_;
   const std::shared_ptr<const RingMemory> memory_;
-  const bool places_;
+  const bool use_slabs_;
   RingControl& out_control_;
   RingControl& in_control_;
-  SlabWriter blocks_out_;
-  const SlabReader blocks_in_;
-  std::atomic<TimePoint> answer_by_{TimePoint()};
-  std::atomic<bool> waits_for_room_{false};
-  std::atomic<bool> loop_looks_{false};  ///< by itself, at ready()
+  SlabWriter slabs_out_;
+  const SlabReader slabs_in_;
+  std::atomic<TimePoint> reply_expected_until_{TimePoint()};
+  std::atomic<bool> waiting_for_room_{false};
+  std::atomic<bool> polled_{false};  ///< a thread polls ready(), so the peer need not wake us
 
-  // Whoever writes. (waits_for_room_ makes it the loop's as far as ready() goes.)
+  // Used by the thread that writes; by the loop in ready() only while waiting_for_room_.
   RingEnd out_;
 
   // On the loop only.
@@ -145,8 +150,8 @@ class RingStream : public ByteStream {
 
 }  // namespace
 
-std::unique_ptr<ByteStream> makeRingStream(Descriptor socket, const Descriptor& memory, bool opener, bool places) {
-  return std::make_unique<RingStream>(std::move(socket), memory, opener, places);
+std::unique_ptr<ByteStream> makeRingStream(Descriptor socket, const Descriptor& memory, bool opener, bool use_slabs) {
+  return std::make_unique<RingStream>(std::move(socket), memory, opener, use_slabs);
 }
 
 }  // namespace torchrpc::native

@@ -1,9 +1,9 @@
 // Note [Forks]
-// The memory of blocks is shared with the writer, so a child that the reader's process forks would share it, too: each
-// of the two would see what the other does to a tensor, and the writer would use a block again that only the parent has
-// given back. What is forked elsewhere is memory that from then on is each process's own, and so it is here: before a
-// fork the blocks that tensors live in are copied aside, and the child, in which nothing has run yet, has the copies in
-// their place.
+// The memory of slabs is shared with the writer's process. If the reader's process forks, the child would share it as
+// well: parent and child would see each other's changes of a tensor, and the writer would reuse a slab that only the
+// parent has returned. After fork(), all other memory is private to each process, and so must be the tensors on slabs.
+// Therefore, before a fork, the slabs with live tensors are copied into private memory. In the child, where no other
+// code has run yet, the copies are then mapped (mremap) at the addresses of the slabs.
 
 #include "transport/native/shm/slabs.h"
 
@@ -22,65 +22,66 @@ namespace torchrpc::native {
 
 namespace {
 
-/// All blocks that this process has ever written, and which therefore take memory, have at most so many bytes.
-constexpr size_t kMostBytes = 128 << 20;
-std::atomic<size_t> touched_bytes{0};
+/// Limit of the bytes of all slabs that this process has written at least once: these occupy physical memory.
+constexpr size_t kMaxResidentBytes = 128 << 20;
+std::atomic<size_t> resident_bytes{0};
 
-/// Copied in about the time in which a thread wakes up and looks for what has woken it.
-constexpr size_t kLastBytes = 1 << 20;
+/// The reader is woken when this much is left to copy. The copy of it takes about as long as a thread needs to wake up
+/// and to find the reason.
+constexpr size_t kAnnouncedBytes = 1 << 20;
 
 }  // namespace
 
 // ---- writer ----
 
-SlabWriter::~SlabWriter() { touched_bytes -= touched_ * SlabControl::kUnitBytes; }
+SlabWriter::~SlabWriter() { resident_bytes -= resident_units_ * SlabControl::kUnitBytes; }
 
-std::optional<uint64_t> SlabWriter::place(const Segment& data, const std::function<void()>& announce) {
+std::optional<uint64_t> SlabWriter::write(const Segment& data, const std::function<void()>& announce) {
   if (data.bytes < SlabControl::kUnitBytes) return std::nullopt;
   const auto first = allocate((data.bytes + SlabControl::kUnitBytes - 1) / SlabControl::kUnitBytes);
   if (!first) return std::nullopt;
-  const auto place = *first * SlabControl::kUnitBytes;
+  const auto slab_offset = *first * SlabControl::kUnitBytes;
   const auto* from = static_cast<const char*>(data.data());
-  auto* to = memory_.data() + place;
-  const size_t last = std::min(data.bytes, kLastBytes), before = data.bytes - last;
+  auto* to = memory_.data() + slab_offset;
+  const size_t last = std::min(data.bytes, kAnnouncedBytes), before = data.bytes - last;
   std::memcpy(to, from, before);
-  ++control_.placing;
+  ++control_.writes_in_progress;
   announce();
   std::memcpy(to + before, from + before, last);
-  --control_.placing;
-  return place;
+  --control_.writes_in_progress;
+  return slab_offset;
 }
 
 std::optional<size_t> SlabWriter::allocate(size_t units) {
   MutexLock lock(mutex_);
-  collect();
-  // The first gap that is large enough: the same few blocks serve again and again. A page's first use costs several
-  // times as much as copying it.
+  collectReturned();
+  // First fit, so that the same few slabs are reused: the first use of a page costs several times as much as the copy
+  // of its data.
   size_t begin = 0;
-  for (const auto& [first, count] : lent_) {
+  for (const auto& [first, count] : leased_) {
     if (first - begin >= units) break;
     begin = first + count;
   }
-  if (!touch(begin + units)) return std::nullopt;
-  lent_.emplace(begin, units);
+  if (!growResident(begin + units)) return std::nullopt;
+  leased_.emplace(begin, units);
   return begin;
 }
 
-void SlabWriter::collect() {
-  const auto returns = control_.returns.load();
-  if (std::exchange(returns_, returns) == returns) return;
-  std::erase_if(lent_, [this](const auto& block) { return control_.returned[block.first].exchange(0) != 0; });
+void SlabWriter::collectReturned() {
+  const auto return_count = control_.return_count.load();
+  if (std::exchange(seen_return_count_, return_count) == return_count) return;
+  std::erase_if(leased_, [this](const auto& slab) { return control_.returned[slab.first].exchange(0) != 0; });
 }
 
-bool SlabWriter::touch(size_t units) {
-  if (units <= touched_) return true;
+bool SlabWriter::growResident(size_t units) {
+  if (units <= resident_units_) return true;
   if (units > SlabControl::kUnits) return false;
-  const auto more = (units - touched_) * SlabControl::kUnitBytes;
-  if (touched_bytes.fetch_add(more) + more > kMostBytes) {
-    touched_bytes -= more;
+  const auto more = (units - resident_units_) * SlabControl::kUnitBytes;
+  if (resident_bytes.fetch_add(more) + more > kMaxResidentBytes) {
+    resident_bytes -= more;
     return false;
   }
-  touched_ = units;
+  resident_units_ = units;
   return true;
 }
 
@@ -88,37 +89,37 @@ bool SlabWriter::touch(size_t units) {
 
 namespace {
 
-/// The blocks that tensors of this process live in. Forks wait for whoever adds or removes one.
+/// The slabs on which tensors of this process live. A fork waits until no thread adds or removes one.
 class LiveSlabs {
  public:
-  struct Block {
+  struct Slab {
     void* memory;
     size_t bytes;
   };
-  using Blocks = std::list<Block>;
+  using Slabs = std::list<Slab>;
 
   static LiveSlabs& get() {
-    static auto& all = *new LiveSlabs();  // tensors may go while the process exits
+    static auto& all = *new LiveSlabs();  // never destroyed: tensors may end while the process exits
     return all;
   }
 
-  /// `block`: a single one.
-  void add(Blocks& block) {
+  /// `slab`: a list with one element, whose iterators remain valid.
+  void add(Slabs& slab) {
     MutexLock lock(mutex_);
-    blocks_.splice(blocks_.end(), block);
+    slabs_.splice(slabs_.end(), slab);
   }
-  /// Takes it back; false if the process that has added it is this one's parent.
-  bool remove(Blocks::iterator block, uint64_t generation, Blocks& removed) {
+  /// Moves the slab to `removed`. False if it was added before this process was forked: then it is the parent's.
+  bool remove(Slabs::iterator slab, uint64_t generation, Slabs& removed) {
     MutexLock lock(mutex_);
     if (generation != generation_) return false;
-    removed.splice(removed.end(), blocks_, block);
+    removed.splice(removed.end(), slabs_, slab);
     return true;
   }
   uint64_t generation() const { return generation_; }
 
  private:
   struct Copy {
-    Block block;
+    Slab slab;
     void* memory;
   };
 
@@ -126,69 +127,71 @@ class LiveSlabs {
     ::pthread_atfork([] { get().beforeFork(); }, [] { get().inParent(); }, [] { get().inChild(); });
   }
 
-  void beforeFork() {
+  // Called by the thread that forks, which holds the mutex from beforeFork() to inParent() or inChild().
+  void beforeFork() TORCHRPC_ANNOTATE(no_thread_safety_analysis) {
     mutex_.lock();
-    for (const auto& block : blocks_) {
-      void* memory = ::mmap(nullptr, block.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-      if (memory == MAP_FAILED) continue;  // there is hardly memory left for the child then
-      std::memcpy(memory, block.memory, block.bytes);
-      copies_.push_back({block, memory});
+    for (const auto& slab : slabs_) {
+      void* memory = ::mmap(nullptr, slab.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      if (memory == MAP_FAILED) continue;  // with so little memory left, the child can hardly run anyway
+      std::memcpy(memory, slab.memory, slab.bytes);
+      copies_.push_back({slab, memory});
     }
   }
-  void inParent() {
-    for (const auto& copy : copies_) ::munmap(copy.memory, copy.block.bytes);
+  void inParent() TORCHRPC_ANNOTATE(no_thread_safety_analysis) {
+    for (const auto& copy : copies_) ::munmap(copy.memory, copy.slab.bytes);
     copies_.clear();
     mutex_.unlock();
   }
-  void inChild() {
-    for (const auto& [block, memory] : copies_) {
-      ::mremap(memory, block.bytes, block.bytes, MREMAP_MAYMOVE | MREMAP_FIXED, block.memory);
+  void inChild() TORCHRPC_ANNOTATE(no_thread_safety_analysis) {
+    for (const auto& [slab, memory] : copies_) {
+      ::mremap(memory, slab.bytes, slab.bytes, MREMAP_MAYMOVE | MREMAP_FIXED, slab.memory);
     }
     copies_.clear();
-    blocks_.clear();
+    slabs_.clear();
     ++generation_;
     mutex_.unlock();
   }
 
   Mutex mutex_;
-  // guarded by mutex_, which who forks holds meanwhile:
-  Blocks blocks_;
-  std::vector<Copy> copies_;
-  std::atomic<uint64_t> generation_{0};  ///< changes where a process begins
+  Slabs slabs_ TORCHRPC_GUARDED_BY(mutex_);
+  std::vector<Copy> copies_ TORCHRPC_GUARDED_BY(mutex_);
+  std::atomic<uint64_t> generation_{0};  ///< changes in a forked child; written under mutex_
 };
 
-/// What a tensor's storage holds of its block.
+/// Held by a tensor's storage; its end returns the slab.
 struct SlabLease {
   std::shared_ptr<const void> owner;
   std::atomic<uint8_t>& returned;
-  std::atomic<uint64_t>& returns;
+  std::atomic<uint64_t>& return_count;
   uint64_t generation;
-  LiveSlabs::Blocks::iterator block;
+  LiveSlabs::Slabs::iterator slab;
 
-  static void end(void* held) {
-    const std::unique_ptr<SlabLease> tenancy(static_cast<SlabLease*>(held));
-    LiveSlabs::Blocks block;
-    if (!LiveSlabs::get().remove(tenancy->block, tenancy->generation, block)) return;
-    tenancy->returned = 1;
-    ++tenancy->returns;
+  /// The deleter of the storage's DataPtr.
+  static void end(void* context) {
+    const std::unique_ptr<SlabLease> lease(static_cast<SlabLease*>(context));
+    LiveSlabs::Slabs slab;
+    if (!LiveSlabs::get().remove(lease->slab, lease->generation, slab)) return;
+    lease->returned = 1;
+    ++lease->return_count;
   }
 };
 
 }  // namespace
 
-Segment SlabReader::take(uint64_t place, size_t bytes) const {
-  const bool inside =
-      place % SlabControl::kUnitBytes == 0 && place < memory_.size() && bytes > 0 && bytes <= memory_.size() - place;
+Segment SlabReader::lease(uint64_t slab_offset, size_t bytes) const {
+  const bool inside = slab_offset % SlabControl::kUnitBytes == 0 && slab_offset < memory_.size() && bytes > 0 &&
+      bytes <= memory_.size() - slab_offset;
   if (!inside) throw Error(ErrorCode::kProtocol, "a tensor outside of the memory that is shared");
-  auto& inhabited = LiveSlabs::get();
-  constexpr size_t kPage = 4096;
-  LiveSlabs::Blocks block{{memory_.data() + place, (bytes + kPage - 1) / kPage * kPage}};
-  auto tenancy = std::make_unique<SlabLease>(SlabLease{
-      owner_, control_.returned[place / SlabControl::kUnitBytes], control_.returns, inhabited.generation(),
-      block.begin()});
-  inhabited.add(block);
-  c10::DataPtr data(memory_.data() + place, tenancy.release(), &SlabLease::end, c10::Device(c10::DeviceType::CPU));
-  return {storageOf(std::move(data), bytes), 0, bytes};
+  auto& live = LiveSlabs::get();
+  constexpr size_t kPageBytes = 4096;
+  auto* const data = memory_.data() + slab_offset;
+  LiveSlabs::Slabs slab{{data, (bytes + kPageBytes - 1) / kPageBytes * kPageBytes}};
+  auto held = std::make_unique<SlabLease>(SlabLease{
+      owner_, control_.returned[slab_offset / SlabControl::kUnitBytes], control_.return_count, live.generation(),
+      slab.begin()});
+  live.add(slab);
+  c10::DataPtr storage(data, held.release(), &SlabLease::end, c10::Device(c10::DeviceType::CPU));
+  return {storageOf(std::move(storage), bytes), 0, bytes};
 }
 
 }  // namespace torchrpc::native

@@ -1,8 +1,9 @@
 #pragma once
 
-// Tensors that pass a ring by: the writer copies the data of each into a block of memory that both processes have, and
-// there the reader's tensor stays. Nobody copies it again, and the block is the writer's once more when the last tensor
-// in it has gone. Where there is no room, data go through the ring.
+// Tensors that bypass the ring. The writer copies the data of a large tensor into a slab: a run of units of the memory
+// that both processes share. The reader's tensor has that slab as its storage (a lease), so the data are not copied
+// again. When the last tensor on the slab is destroyed, the slab is returned to the writer. If there is no room, the
+// data go through the ring.
 // Threads: any.
 
 #include <atomic>
@@ -19,56 +20,58 @@
 
 namespace torchrpc::native {
 
-/// The shared part of one direction's blocks, beside their bytes. Zeros are a valid state.
+/// The shared control of the slabs of one direction. Zeros are a valid state.
 struct SlabControl {
-  static constexpr size_t kUnitBytes = 64 << 10;  ///< blocks are so many units
+  static constexpr size_t kUnitBytes = 64 << 10;  ///< the size of a slab is a multiple of this
   static constexpr size_t kUnits = 2048;
   static constexpr size_t kBytes = kUnits * kUnitBytes;
 
-  alignas(64) std::atomic<uint32_t> placing;  ///< how many threads of the writer are about to have copied something
-  alignas(64) std::atomic<uint64_t> returns;  ///< how many blocks the reader has given back, ever
-  std::atomic<uint8_t> returned[kUnits];      ///< set by the reader for a block's first unit, cleared by the writer
+  alignas(64) std::atomic<uint32_t> writes_in_progress;  ///< threads of the writer that have nearly finished a copy
+  alignas(64) std::atomic<uint64_t> return_count;        ///< slabs that the reader has returned since the start
+  std::atomic<uint8_t> returned[kUnits];  ///< for a slab's first unit: set by the reader, cleared by the writer
 };
 static_assert(std::atomic<uint8_t>::is_always_lock_free);
 
 class SlabWriter {
  public:
-  /// Control and memory are the caller's to keep.
+  /// Control and memory must outlive the writer.
   SlabWriter(SlabControl& control, std::span<char> memory) : control_(control), memory_(memory) {}
   ~SlabWriter();
   SlabWriter(const SlabWriter&) = delete;
   SlabWriter& operator=(const SlabWriter&) = delete;
 
-  /// Where the copy stands, counted from the begin of the memory; nothing, if there is no room, or if the data are so
-  /// few that the ring is as good. `announce` is called shortly before the end: the reader may need to be woken.
-  std::optional<uint64_t> place(const Segment& data, const std::function<void()>& announce);
+  /// Copies the data into a slab. Returns the slab offset, in bytes from the begin of the memory; or nothing if there
+  /// is no room, or if the data are so small that the ring is as fast. `announce` is called shortly before the copy is
+  /// complete, so that a reader that sleeps can be woken in time.
+  std::optional<uint64_t> write(const Segment& data, const std::function<void()>& announce);
 
  private:
-  /// The first unit of a block that is ours.
+  /// The first unit of a free slab, which is leased from now on.
   std::optional<size_t> allocate(size_t units);
-  void collect() TORCHRPC_REQUIRES(mutex_);
-  /// Whether the first `units` can be used.
-  bool touch(size_t units) TORCHRPC_REQUIRES(mutex_);
+  /// Frees the slabs that the reader has returned.
+  void collectReturned() TORCHRPC_REQUIRES(mutex_);
+  /// Whether the first `units` units may be used: within the memory, and within the limit of this process.
+  bool growResident(size_t units) TORCHRPC_REQUIRES(mutex_);
 
   SlabControl& control_;
   const std::span<char> memory_;
   Mutex mutex_;
-  // guarded by mutex_:
-  std::map<size_t, size_t> lent_;  ///< blocks at the reader's: first unit, number of units
-  size_t touched_ = 0;             ///< units from the first on that have been used, ever: these take memory
-  uint64_t returns_ = 0;           ///< of which we know
+  std::map<size_t, size_t> leased_ TORCHRPC_GUARDED_BY(mutex_);  ///< slabs: first unit, number of units
+  /// The number of units, from the first on, that have been written at least once. Only these occupy physical memory.
+  size_t resident_units_ TORCHRPC_GUARDED_BY(mutex_) = 0;
+  uint64_t seen_return_count_ TORCHRPC_GUARDED_BY(mutex_) = 0;  ///< SlabControl::return_count of the last collection
 };
 
 class SlabReader {
  public:
-  /// `owner`: of control and memory; it lives until the last tensor has gone.
+  /// `owner` owns control and memory; the reader and every lease hold it.
   SlabReader(std::shared_ptr<const void> owner, SlabControl& control, std::span<char> memory)
       : owner_(std::move(owner)), control_(control), memory_(memory) {}
 
-  /// What the writer has placed there. Throws Error(kProtocol) if it cannot have.
-  Segment take(uint64_t place, size_t bytes) const;
-  /// Whether the writer is about to have placed something.
-  bool isComing() const { return control_.placing != 0; }
+  /// The slab at that offset as a segment. Throws Error(kProtocol) if no writer can have given offset and size.
+  Segment lease(uint64_t slab_offset, size_t bytes) const;
+  /// Whether the writer will have finished a copy soon.
+  bool isWriteInProgress() const { return control_.writes_in_progress != 0; }
 
  private:
   const std::shared_ptr<const void> owner_;

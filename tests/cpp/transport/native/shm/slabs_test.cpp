@@ -1,4 +1,4 @@
-// Blocks in shared memory: where tensors stand, when their memory is used again, and what forks make of it.
+// Slabs in shared memory: tensors on them, their reuse, and forks.
 
 #include <algorithm>
 #include <cstring>
@@ -23,21 +23,21 @@ namespace {
 constexpr size_t kUnit = SlabControl::kUnitBytes;
 constexpr size_t kMiB = 1 << 20;
 
-/// Writer and reader of the same memory, each at addresses of its own.
+/// Writer and reader of the same memory, mapped at different addresses.
 struct Shared {
   Descriptor memory = RingMemory::make();
   std::shared_ptr<const RingMemory> here = std::make_shared<RingMemory>(memory);
   std::shared_ptr<const RingMemory> there = std::make_shared<RingMemory>(memory);
-  SlabWriter writer{here->control(0).blocks, here->blocks(0)};
-  SlabReader reader{there, there->control(0).blocks, there->blocks(0)};
+  SlabWriter writer{here->control(0).slabs, here->slabs(0)};
+  SlabReader reader{there, there->control(0).slabs, there->slabs(0)};
 
-  std::optional<uint64_t> place(size_t bytes, char value = 1) {
-    return writer.place(filled(bytes, value), [] {});
+  std::optional<uint64_t> write(size_t bytes, char value = 1) {
+    return writer.write(filled(bytes, value), [] {});
   }
-  Segment send(size_t bytes, char value = 1) { return reader.take(place(bytes, value).value(), bytes); }
+  Segment send(size_t bytes, char value = 1) { return reader.lease(write(bytes, value).value(), bytes); }
 };
 
-/// Runs `body` in a child that is forked, which has passed if that gives true.
+/// Runs `body` in a forked child. Returns its result.
 bool inFork(const std::function<bool()>& body) {
   const auto child = ::fork();
   REQUIRE(child >= 0);
@@ -49,101 +49,101 @@ bool inFork(const std::function<bool()>& body) {
 
 }  // namespace
 
-TEST_CASE("large data are copied once: the tensor stands in the memory that is shared") {
+TEST_CASE("large data are copied once: the tensor uses the shared memory") {
   Shared shared;
   const auto source = filled(200'000, 7);
   int announced = 0;
-  const auto place = shared.writer.place(source, [&] {
+  const auto slab_offset = shared.writer.write(source, [&] {
     ++announced;
-    CHECK(shared.reader.isComing());
+    CHECK(shared.reader.isWriteInProgress());
   });
-  REQUIRE(place);
+  REQUIRE(slab_offset);
   CHECK(announced == 1);
-  CHECK_FALSE(shared.reader.isComing());
-  const auto segment = shared.reader.take(*place, source.bytes);
+  CHECK_FALSE(shared.reader.isWriteInProgress());
+  const auto segment = shared.reader.lease(*slab_offset, source.bytes);
   std::memset(source.mutableData(), 0, source.bytes);
   CHECK(isFilled(segment, 200'000, 7));
-  CHECK(segment.data() == shared.there->blocks(0).data() + *place);
+  CHECK(segment.data() == shared.there->slabs(0).data() + *slab_offset);
   CHECK(segment.storage.resizable());
 }
 
-TEST_CASE("a block is used again when the last tensor in it has gone, and not before") {
+TEST_CASE("a slab is reused when the last tensor on it has been destroyed, and not before") {
   Shared shared;
   auto first = shared.send(3 * kUnit, 1);
   auto view = first.storage;
-  const auto second = shared.place(kUnit);
+  const auto second = shared.write(kUnit);
   CHECK(second == 3 * kUnit);
   first = {};
-  CHECK(shared.place(kUnit) == 4 * kUnit);
+  CHECK(shared.write(kUnit) == 4 * kUnit);
   CHECK(isFilled({view, 0, 3 * kUnit}, 3 * kUnit, 1));
   view = {};
-  CHECK(shared.place(2 * kUnit) == 0);
-  CHECK(shared.place(2 * kUnit) == 5 * kUnit);
-  CHECK(shared.place(kUnit) == 2 * kUnit);
+  CHECK(shared.write(2 * kUnit) == 0);
+  CHECK(shared.write(2 * kUnit) == 5 * kUnit);
+  CHECK(shared.write(kUnit) == 2 * kUnit);
 }
 
-TEST_CASE("what is small, or finds no room, is not placed") {
+TEST_CASE("small data, and data for which there is no room, get no slab") {
   Shared shared;
-  CHECK_FALSE(shared.place(kUnit - 1));
-  CHECK_FALSE(shared.place(SlabControl::kBytes + 1));
+  CHECK_FALSE(shared.write(kUnit - 1));
+  CHECK_FALSE(shared.write(SlabControl::kBytes + 1));
   std::vector<Segment> held;
   for (size_t i = 0; i < 4; ++i) held.push_back(shared.send(SlabControl::kBytes / 4, static_cast<char>(i)));
-  CHECK_FALSE(shared.place(kUnit));
+  CHECK_FALSE(shared.write(kUnit));
   for (size_t i = 0; i < 4; ++i) CHECK(isFilled(held[i], SlabControl::kBytes / 4, static_cast<char>(i)));
   held.erase(held.begin() + 1);
-  CHECK(shared.place(kUnit) == SlabControl::kBytes / 4);
+  CHECK(shared.write(kUnit) == SlabControl::kBytes / 4);
 }
 
-TEST_CASE("the memory of all that a process writes to is bounded, and is free again with a connection") {
+TEST_CASE("the resident memory of all writers of a process is bounded, and a writer's end frees its part") {
   auto first = std::make_unique<Shared>();
   Shared second;
-  CHECK(first->place(96 * kMiB));
-  CHECK_FALSE(second.place(64 * kMiB));
-  CHECK(second.place(32 * kMiB));
+  CHECK(first->write(96 * kMiB));
+  CHECK_FALSE(second.write(64 * kMiB));
+  CHECK(second.write(32 * kMiB));
   first.reset();
-  CHECK(second.place(64 * kMiB));
+  CHECK(second.write(64 * kMiB));
 }
 
-TEST_CASE("places that no writer gives are refused") {
+TEST_CASE("slab offsets that no writer gives are refused") {
   Shared shared;
-  const std::pair<uint64_t, size_t> places[] = {
+  const std::pair<uint64_t, size_t> invalid[] = {
       {1, 10},
       {0, 0},
       {SlabControl::kBytes, 1},
       {SlabControl::kBytes - kUnit, kUnit + 1},
       {~uint64_t{0} - kUnit + 1, kUnit},
       {0, ~size_t{0}}};
-  for (const auto& [place, bytes] : places) {
+  for (const auto& [slab_offset, bytes] : invalid) {
     try {
-      shared.reader.take(place, bytes);
-      FAIL("taken: " << place << ", " << bytes);
+      shared.reader.lease(slab_offset, bytes);
+      FAIL("leased: " << slab_offset << ", " << bytes);
     } catch (const Error& error) {
       CHECK(error.code() == ErrorCode::kProtocol);
     }
   }
 }
 
-TEST_CASE("whatever a reader says it has given back, the writer stays within its memory") {
+TEST_CASE("whichever slabs a reader claims to have returned, the writer stays within its memory") {
   Shared shared;
   std::mt19937 random(3);
-  auto& control = shared.there->control(0).blocks;
+  auto& control = shared.there->control(0).slabs;
   for (int i = 0; i < 300; ++i) {
     for (auto& returned : control.returned) returned = static_cast<uint8_t>(random());
-    control.returns = random();
+    control.return_count = random();
     const size_t bytes = kUnit + random() % (4 * kUnit);
-    const auto place = shared.place(bytes);
-    if (place) CHECK(*place + bytes <= SlabControl::kBytes);
+    const auto slab_offset = shared.write(bytes);
+    if (slab_offset) CHECK(*slab_offset + bytes <= SlabControl::kBytes);
   }
 }
 
-TEST_CASE("a tensor outlives the connection that it came over") {
+TEST_CASE("a tensor outlives the connection over which it arrived") {
   auto shared = std::make_unique<Shared>();
   const auto segment = shared->send(kMiB, 5);
   shared.reset();
   CHECK(isFilled(segment, kMiB, 5));
 }
 
-TEST_CASE("after a fork each process has its own tensor, as it was then") {
+TEST_CASE("after a fork, each process has its own copy of a tensor") {
   Shared shared;
   auto segment = shared.send(kMiB, 5);
   int done[2];
@@ -152,11 +152,11 @@ TEST_CASE("after a fork each process has its own tensor, as it was then") {
   REQUIRE(child >= 0);
   if (child == 0) {
     char byte = 0;
-    const bool told = ::read(done[0], &byte, 1) == 1;  // what the parent does comes first
+    const bool parent_is_done = ::read(done[0], &byte, 1) == 1;
     const bool as_it_was = isFilled(segment, kMiB, 5);
     std::memset(segment.mutableData(), 7, kMiB);
     segment = {};
-    ::_exit(told && as_it_was ? 0 : 1);
+    ::_exit(parent_is_done && as_it_was ? 0 : 1);
   }
   std::memset(segment.mutableData(), 6, kMiB);
   REQUIRE(::write(done[1], "", 1) == 1);
@@ -164,14 +164,14 @@ TEST_CASE("after a fork each process has its own tensor, as it was then") {
   REQUIRE(::waitpid(child, &status, 0) == child);
   CHECK(status == 0);
   CHECK(isFilled(segment, kMiB, 6));
-  CHECK(shared.place(kMiB) == kMiB);  // the child has given nothing back
+  CHECK(shared.write(kMiB) == kMiB);  // the child has returned nothing
   segment = {};
-  CHECK(shared.place(kMiB) == 0);
+  CHECK(shared.write(kMiB) == 0);
   ::close(done[0]);
   ::close(done[1]);
 }
 
-TEST_CASE("a child has blocks of its own, and leaves alone those that its parent's tensors had") {
+TEST_CASE("a forked child has slabs of its own, and returns none of its parent's") {
   Shared shared;
   auto segment = shared.send(kMiB, 5);
   CHECK(inFork([&] {
@@ -180,17 +180,17 @@ TEST_CASE("a child has blocks of its own, and leaves alone those that its parent
     const bool filled = isFilled(mine, kMiB, 8);
     segment = {};
     mine = {};
-    return filled && own.place(kMiB) == 0;
+    return filled && own.write(kMiB) == 0;
   }));
   CHECK(isFilled(segment, kMiB, 5));
 }
 
-TEST_CASE("frames have their large segments placed, and all others in the stream, in order") {
+TEST_CASE("large segments of frames are on slabs, all others in the stream, in order") {
   int sockets[2];
   REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, sockets) == 0);
   const auto memory = RingMemory::make();
-  const bool places = GENERATE(true, false);
-  const auto writer = makeRingStream(Descriptor(sockets[0]), memory, true, places);
+  const bool use_slabs = GENERATE(true, false);
+  const auto writer = makeRingStream(Descriptor(sockets[0]), memory, true, use_slabs);
   const auto reader = makeRingStream(Descriptor(sockets[1]), memory, false, true);
   const Frame sent{"head", {filled(0, 0), filled(kMiB, 1), filled(10'000, 2), filled(kUnit, 3), filled(5, 4)}};
   FrameQueue queue;
@@ -198,13 +198,13 @@ TEST_CASE("frames have their large segments placed, and all others in the stream
   queue.push({headOnly("next"), nullptr, writer.get()});
   std::array<iovec, 64> parts;
   const auto bytes = writer->write({parts.data(), queue.gather(parts)});
-  CHECK((bytes < 20'000) == places);
+  CHECK((bytes < 20'000) == use_slabs);
 
   const Limits limits;
   FrameReader frames(limits);
   std::vector<char> scratch(kUnit);
   std::vector<Frame> received;
-  for (int turns = 0; received.size() < 2 && turns < 100; ++turns) {
+  for (int reads = 0; received.size() < 2 && reads < 100; ++reads) {
     const auto read = reader->read({parts.data(), frames.room(scratch, parts)});
     REQUIRE(read >= 0);
     const auto refused = frames.take(static_cast<size_t>(read), scratch, *reader, [&](Frame frame) {
