@@ -42,7 +42,7 @@ Address Address::parse(const std::string& text) {
       address.host = value;
     } else if (key == "unix") {
       address.unix_name = value;
-    }  // else: of a later version, which this one does without
+    }  // other keys are of later versions and optional
   }
   const bool half = address.host.empty() != address.unix_name.empty();
   if (!SocketAddress::tcp(address.tcp) || half || (!half && !SocketAddress::abstract(address.unix_name))) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// The text by which a native node is reached.
+// The text by which peers reach a node that uses the native transport.
 
 #include <cstdint>
 #include <string>
@@ -9,17 +9,19 @@ namespace torchrpc::native {
 
 /// "native:id=4f…;tcp=10.0.0.1:4242;host=83cc1….4026531840;unix=torchrpc-4f…"
 struct Address {
-  uint64_t id = 0;        ///< of the listener, by chance: callers repeat it, so that nobody reaches who came after it
-  std::string tcp;        ///< numeric host and port, as "10.0.0.1:4242" or "[fd00::2]:4242"; always there
-  std::string host;       ///< where `unix` can be reached from; empty if it does not listen there
-  std::string unix_name;  ///< of the abstract socket, without the leading zero
+  /// Random. The opener's HELLO repeats it, so that a connection to a port that another worker has since taken fails.
+  uint64_t id = 0;
+  std::string tcp;        ///< numeric host and port, as "10.0.0.1:4242" or "[fd00::2]:4242"; never empty
+  std::string host;       ///< hostIdentity() of the node; empty if it does not listen on a Unix socket
+  std::string unix_name;  ///< of the abstract Unix socket, without the leading zero byte
 
   std::string text() const;
   /// Throws Error(kInvalidArgument).
   static Address parse(const std::string& text);
 };
 
-/// Names the machine and the network namespace: abstract Unix sockets reach as far. Empty if that cannot be told.
+/// Identifies the machine (its boot) and the network namespace: processes with the same identity reach each other by
+/// abstract Unix sockets. Empty if the system does not tell.
 std::string hostIdentity();
 
 }  // namespace torchrpc::native

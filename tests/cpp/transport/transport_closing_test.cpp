@@ -1,8 +1,8 @@
-// The contract of transport.h, on every transport: how connections end.
+// The contract of transport.h, on every transport: the end of connections.
 
 #include <thread>
 
-#include "transport/kinds.h"
+#include "transport/transports_under_test.h"
 #include "transport/witness.h"
 
 using namespace torchrpc;
@@ -46,7 +46,7 @@ CONTRACT("closing with sends pending completes each of them once") {
   for (int i = 0; i < 10; ++i) sent.push_back(pair.send(*connection, headOnly("after")));
   CHECK(alice->awaitClosed().code() == ErrorCode::kShutdown);
   for (size_t i = 50; i < sent.size(); ++i) CHECK(pair.outcome(sent[i]));
-  // That the first fifty complete too, with or without an error, is what the pair checks at its end.
+  // The pair checks at its end that the first fifty complete, too, with or without an error.
 }
 
 CONTRACT("a peer that closes is named, and sending to it fails") {
@@ -64,7 +64,7 @@ CONTRACT("a peer that closes is named, and sending to it fails") {
   CHECK(pair.accepted().witness->awaitClosed().code() == ErrorCode::kShutdown);
 }
 
-CONTRACT("connecting to a node that has gone shows as onClosed") {
+CONTRACT("connecting to a node that has ended is reported by onClosed") {
   Pair<TestType> pair;
   pair.b->close();
   auto alice = pair.witness();
@@ -84,7 +84,7 @@ CONTRACT("an acceptor may refuse a connection") {
   CHECK(alice->awaitClosed().code() == ErrorCode::kWorkerLost);
 }
 
-CONTRACT("closing a transport ends every connection of its, from both sides") {
+CONTRACT("closing a transport ends all its connections, for both sides") {
   Pair<TestType> pair;
   std::vector<std::shared_ptr<Witness>> alices;
   for (int i = 0; i < 5; ++i) {

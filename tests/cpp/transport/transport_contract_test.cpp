@@ -1,9 +1,9 @@
-// The contract of transport.h, on every transport: what arrives, and how. Its other half is in
-// transport_closing_test.cpp.
+// The contract of transport.h, on every transport: the delivery of frames. transport_closing_test.cpp has the other
+// half.
 
 #include <thread>
 
-#include "transport/kinds.h"
+#include "transport/transports_under_test.h"
 #include "transport/witness.h"
 
 using namespace torchrpc;
@@ -77,14 +77,14 @@ CONTRACT("part of a storage is sent as that part") {
   CHECK(isFilled(frame.segments[0], 1, 'y'));
 }
 
-CONTRACT("what arrives shares no memory with what was sent") {
+CONTRACT("a frame that arrives shares no memory with the frame that was sent") {
   Pair<TestType> pair;
   auto connection = pair.connect(pair.witness());
   auto segment = filled(5'000, 'a');
   CHECK_FALSE(pair.outcome(pair.send(*connection, {"h", {segment}})));
   std::memset(segment.mutableData(), 'b', 5'000);
   auto frame = pair.accepted().witness->takeFrame();
-  // Sent frames may still be under way when their memory is free again, so only the identity is certain to differ.
+  // A frame may still be under way when its memory is free again, so only the addresses are certain to differ.
   CHECK(frame.segments[0].data() != segment.data());
   std::memset(frame.segments[0].mutableData(), 'c', 5'000);
   CHECK(isFilled(segment, 5'000, 'b'));
@@ -165,7 +165,7 @@ CONTRACT("a frame larger than the receiver allows ends the connection") {
   }
 }
 
-CONTRACT("an address of another transport's making is the caller's mistake") {
+CONTRACT("an address of another transport is an invalid argument") {
   Pair<TestType> pair;
   for (const char* address :
        {"", "nonsense", "loopback:", "loopback:x", "tensorpipe:", "tensorpipe:uv://", "tensorpipe:uv://127.0.0.1:1",
@@ -186,7 +186,7 @@ CONTRACT("an address of another transport's making is the caller's mistake") {
 
 CONTRACT("a transport may connect to itself") {
   Pair<TestType> pair;
-  auto self = std::make_shared<Witness>(pair.ledger, *pair.b);
+  auto self = std::make_shared<Witness>(pair.log, *pair.b);
   auto connection = pair.b->connect(pair.address, "bob", self);
   pair.send(*connection, headOnly("to myself"));
   CHECK(pair.accepted().witness->takeFrame().head == "to myself");
@@ -201,7 +201,7 @@ CONTRACT("a connection outlives the last reference to it") {
   CHECK(alice->takeFrame().head == "welcome");
 }
 
-CONTRACT("the loop is where handlers run and nowhere else") {
+CONTRACT("only a thread inside a handler is in the loop") {
   Pair<TestType> pair;
   CHECK_FALSE(pair.a->inLoop());
   auto alice = pair.witness();
@@ -214,25 +214,25 @@ CONTRACT("the loop is where handlers run and nowhere else") {
   CHECK_FALSE(pair.a->inLoop());
 }
 
-CONTRACT("many nodes may all call each other at once") {
+CONTRACT("many nodes may send to each other at once") {
   constexpr int kNodes = 10, kFrames = 20;
   TestType kind;
-  Ledger ledger;
+  CallbackLog log;
   std::vector<std::unique_ptr<Transport>> nodes;
   std::vector<std::string> addresses;
-  std::deque<std::shared_ptr<Witness>> heard, opened;
+  std::deque<std::shared_ptr<Witness>> accepted, opened;
   for (int i = 0; i < kNodes; ++i) {
     nodes.push_back(kind.make({}));
     addresses.push_back(nodes[i]->listen([&, i](std::shared_ptr<Connection> connection) {
-      auto witness = std::make_shared<Witness>(ledger, *nodes[i]);
+      auto witness = std::make_shared<Witness>(log, *nodes[i]);
       witness->hook = [connection](Frame& frame) { connection->send(frame, [](const Status&) {}); };
-      ledger.write([&] { heard.push_back(witness); });
+      log.write([&] { accepted.push_back(witness); });
       return witness;
     }));
   }
   for (int i = 0; i < kNodes; ++i) {
     for (int j = 0; j < kNodes; ++j) {
-      opened.push_back(std::make_shared<Witness>(ledger, *nodes[i]));
+      opened.push_back(std::make_shared<Witness>(log, *nodes[i]));
       auto connection = nodes[i]->connect(addresses[j], std::to_string(j), opened.back());
       for (int k = 0; k < kFrames; ++k) connection->send(headOnly(std::to_string(k)), [](const Status&) {});
     }
@@ -242,6 +242,6 @@ CONTRACT("many nodes may all call each other at once") {
     for (int k = 0; k < kFrames; ++k) CHECK(witness->takeFrame().head == std::to_string(k));
   }
   for (auto& node : nodes) node->close();
-  for (const auto& complaint : ledger.complaints) FAIL_CHECK(complaint);
-  CHECK(ledger.kept == ledger.promised);
+  for (const auto& violation : log.violations) FAIL_CHECK(violation);
+  CHECK(log.made == log.expected);
 }

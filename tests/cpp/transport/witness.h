@@ -1,8 +1,8 @@
 #pragma once
 
-// What the tests of transports share: a ledger of everything a transport has promised to call, handlers and senders
-// that write into it, and a pair of transports that, at its end, fails the test for a promise broken: a callback
-// dropped unheard, called twice, called at once with another, or called too late.
+// Checks that transports call back as their contract says. A log counts the callbacks that a transport owes and those
+// that it has made; handlers (Witness) and senders write to it. At its end, a Pair of transports fails the test for
+// every violation: a callback that was never made, was made twice, at the same time as another, or after close().
 
 #include <catch2/catch.hpp>
 
@@ -22,86 +22,86 @@
 
 namespace torchrpc::test {
 
-class Ledger {
+class CallbackLog {
  public:
-  /// Runs `note` under the lock and wakes whoever waits.
+  /// Runs `change` under the lock, and wakes the threads in await().
   template <typename F>
-  void write(F note) {
+  void write(F change) {
     std::lock_guard lock(mutex_);
-    note();
+    change();
     changed_.notify_all();
   }
 
   template <typename F>
-  auto read(F look) {
+  auto read(F get) {
     std::lock_guard lock(mutex_);
-    return look();
+    return get();
   }
 
-  /// Waits until `condition`, looked at under the lock, holds: true. A minute is never enough for luck.
+  /// Waits until `condition`, called under the lock, is true. False after a minute, which no correct transport needs.
   template <typename F>
   bool await(F condition) {
     std::unique_lock lock(mutex_);
     return changed_.wait_for(lock, std::chrono::seconds(60), condition);
   }
 
-  void complain(const std::string& what) {
-    write([&] { complaints.push_back(what); });
+  void addViolation(const std::string& text) {
+    write([&] { violations.push_back(text); });
   }
 
   // Under the lock.
-  std::vector<std::string> complaints;
-  int promised = 0;  ///< callbacks that must come: one for each send, one onClosed for each handler
-  int kept = 0;
-  bool over = false;  ///< nothing may be called any more
+  std::vector<std::string> violations;
+  int expected = 0;     ///< callbacks that must be made: one for each send, one onClosed for each handler
+  int made = 0;         ///< of these
+  bool closed = false;  ///< no callback may be made any more
 
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
 };
 
-/// A handler that keeps what it hears.
+/// A handler that records its calls.
 class Witness : public ConnectionHandler {
  public:
-  Witness(Ledger& ledger, const Transport& transport) : ledger_(ledger), transport_(transport) {
-    ledger_.write([&] { ++ledger_.promised; });
+  Witness(CallbackLog& log, const Transport& transport) : log_(log), transport_(transport) {
+    log_.write([&] { ++log_.expected; });
   }
 
   void onFrame(Frame frame) override {
     Visit visit(*this, "onFrame");
     if (hook) hook(frame);
-    ledger_.write([&] {
-      if (reason_) ledger_.complaints.emplace_back("onFrame after onClosed");
+    log_.write([&] {
+      if (reason_) log_.violations.emplace_back("onFrame after onClosed");
       frames_.push_back(std::move(frame));
     });
   }
   void onClosed(const Error& reason) override {
     Visit visit(*this, "onClosed");
     if (closed_hook) closed_hook();
-    ledger_.write([&] {
-      if (reason_) ledger_.complaints.emplace_back("onClosed twice");
+    log_.write([&] {
+      if (reason_) log_.violations.emplace_back("onClosed twice");
       reason_ = reason;
-      ++ledger_.kept;
+      ++log_.made;
     });
   }
 
   bool awaitFrames(size_t count) {
-    return ledger_.await([&] { return frames_.size() >= count || reason_; }) && frameCount() >= count;
+    return log_.await([&] { return frames_.size() >= count || reason_; }) && frameCount() >= count;
   }
   size_t frameCount() {
-    return ledger_.read([&] { return frames_.size(); });
+    return log_.read([&] { return frames_.size(); });
   }
   Frame takeFrame() {
     REQUIRE(awaitFrames(1));
-    return ledger_.read([&] {
+    return log_.read([&] {
       auto frame = std::move(frames_.front());
       frames_.pop_front();
       return frame;
     });
   }
   Error awaitClosed() {
-    REQUIRE(ledger_.await([&] { return reason_.has_value(); }));
-    return ledger_.read([&] { return *reason_; });
+    REQUIRE(log_.await([&] { return reason_.has_value(); }));
+    return log_.read([&] { return *reason_; });
   }
 
   // Set before the connection is made.
@@ -109,59 +109,59 @@ class Witness : public ConnectionHandler {
   std::function<void()> closed_hook;
 
  private:
-  /// What holds for every call.
+  /// Checks what holds for every callback, during the callback.
   struct Visit {
-    Visit(Witness& witness, const char* what) : witness(witness) {
+    Visit(Witness& witness, const char* callback) : witness(witness) {
       if (witness.busy_.exchange(true))
-        witness.ledger_.complain(std::string(what) + " while another call is under way");
-      if (!witness.transport_.inLoop()) witness.ledger_.complain(std::string(what) + " not in the loop");
-      if (witness.ledger_.read([&] { return witness.ledger_.over; })) {
-        witness.ledger_.complain(std::string(what) + " after close()");
+        witness.log_.addViolation(std::string(callback) + " while another call is under way");
+      if (!witness.transport_.inLoop()) witness.log_.addViolation(std::string(callback) + " not in the loop");
+      if (witness.log_.read([&] { return witness.log_.closed; })) {
+        witness.log_.addViolation(std::string(callback) + " after close()");
       }
     }
     ~Visit() { witness.busy_ = false; }
     Witness& witness;
   };
 
-  Ledger& ledger_;
+  CallbackLog& log_;
   const Transport& transport_;
   std::atomic<bool> busy_{false};
   std::deque<Frame> frames_;
   std::optional<Error> reason_;
 };
 
-/// What became of one send.
+/// The outcome of one send.
 struct Sent {
   bool done = false;
   Status error;
 };
 
-/// Two transports of a kind, `b` listening. A kind has one function, make(limits), and may have members.
+/// Two transports of one kind; `b` listens. TKind has the function make(limits) and may have members.
 template <typename TKind>
 class Pair {
  public:
   explicit Pair(Limits a_limits = {}, Limits b_limits = {}) : a(kind_.make(a_limits)), b(kind_.make(b_limits)) {
     address = b->listen([this](std::shared_ptr<Connection> connection) -> std::shared_ptr<ConnectionHandler> {
       if (refuse) return nullptr;
-      auto witness = std::make_shared<Witness>(ledger, *b);
+      auto witness = std::make_shared<Witness>(log, *b);
       if (on_accept) on_accept(connection, *witness);
-      ledger.write([&] { accepted_.push_back({connection, witness}); });
+      log.write([&] { accepted_.push_back({connection, witness}); });
       return witness;
     });
   }
   ~Pair() {
     close();
-    for (const auto& complaint : ledger.complaints) FAIL_CHECK(complaint);
-    CHECK(ledger.kept == ledger.promised);
+    for (const auto& violation : log.violations) FAIL_CHECK(violation);
+    CHECK(log.made == log.expected);
   }
 
   void close() {
     a->close();
     b->close();
-    ledger.write([&] { ledger.over = true; });
+    log.write([&] { log.closed = true; });
   }
 
-  std::shared_ptr<Witness> witness() { return std::make_shared<Witness>(ledger, *a); }
+  std::shared_ptr<Witness> witness() { return std::make_shared<Witness>(log, *a); }
   std::shared_ptr<Connection> connect(const std::shared_ptr<Witness>& witness) {
     return a->connect(address, "bob", witness);
   }
@@ -171,33 +171,33 @@ class Pair {
     std::shared_ptr<Witness> witness;
   };
   Accepted accepted(size_t index = 0) {
-    REQUIRE(ledger.await([&] { return accepted_.size() > index; }));
-    return ledger.read([&] { return accepted_[index]; });
+    REQUIRE(log.await([&] { return accepted_.size() > index; }));
+    return log.read([&] { return accepted_[index]; });
   }
 
   std::shared_ptr<Sent> send(Connection& connection, Frame frame) {
     auto sent = std::make_shared<Sent>();
-    ledger.write([&] { ++ledger.promised; });
+    log.write([&] { ++log.expected; });
     connection.send(std::move(frame), [this, sent](Status error) {
-      ledger.write([&] {
-        if (sent->done) ledger.complaints.emplace_back("a send completed twice");
+      log.write([&] {
+        if (sent->done) log.violations.emplace_back("a send completed twice");
         sent->done = true;
         sent->error = std::move(error);
-        ++ledger.kept;
+        ++log.made;
       });
     });
     return sent;
   }
   Status outcome(const std::shared_ptr<Sent>& sent) {
-    REQUIRE(ledger.await([&] { return sent->done; }));
-    return ledger.read([&] { return sent->error; });
+    REQUIRE(log.await([&] { return sent->done; }));
+    return log.read([&] { return sent->error; });
   }
 
  private:
   TKind kind_;
 
  public:
-  Ledger ledger;
+  CallbackLog log;
   std::unique_ptr<Transport> a, b;
   std::string address;
   // Set before anything connects.
@@ -205,7 +205,7 @@ class Pair {
   std::function<void(const std::shared_ptr<Connection>&, Witness&)> on_accept;
 
  private:
-  std::vector<Accepted> accepted_;  // guarded by the ledger
+  std::vector<Accepted> accepted_;  // guarded by the log
 };
 
 inline Frame headOnly(std::string head) { return {std::move(head), {}}; }

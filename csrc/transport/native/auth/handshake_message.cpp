@@ -11,7 +11,7 @@ namespace torchrpc::native {
 namespace {
 
 constexpr std::string_view kMagic = "torchrpc";
-constexpr size_t kNameBytes = 1024;
+constexpr size_t kMaxTextBytes = 1024;
 
 void putShort(Writer& out, std::string_view text, size_t limit) {
   text = text.substr(0, limit);
@@ -21,7 +21,7 @@ void putShort(Writer& out, std::string_view text, size_t limit) {
 
 std::string getShort(Reader& in, size_t limit) {
   const auto bytes = in.get<uint16_t>();
-  if (bytes > limit) throw Error(ErrorCode::kProtocol, "a greeting with a part that is too long");
+  if (bytes > limit) throw Error(ErrorCode::kProtocol, "a handshake message with a field that is too long");
   return std::string(in.getBytes(bytes));
 }
 
@@ -34,21 +34,21 @@ std::string HandshakeMessage::bytes() const {
     case HandshakeType::kHello:
       out.put(listener);
       out.put(flags);
-      putShort(out, group, kNameBytes);
-      putShort(out, name, kNameBytes);
+      putShort(out, group, kMaxTextBytes);
+      putShort(out, name, kMaxTextBytes);
       putShort(out, nonce, kNonceBytes);
       break;
     case HandshakeType::kChallenge:
-      putShort(out, name, kNameBytes);
+      putShort(out, name, kMaxTextBytes);
       putShort(out, nonce, kNonceBytes);
       break;
     case HandshakeType::kAnswer: putShort(out, proof, kProofBytes); break;
     case HandshakeType::kWelcome:
       out.put(flags);
-      putShort(out, name, kNameBytes);
+      putShort(out, name, kMaxTextBytes);
       putShort(out, proof, kProofBytes);
       break;
-    case HandshakeType::kRefusal: putShort(out, text, kNameBytes); break;
+    case HandshakeType::kRefusal: putShort(out, text, kMaxTextBytes); break;
   }
   std::string message(kMagic);
   Writer prefix(message);
@@ -63,7 +63,7 @@ bool HandshakePrefix::isOurs(std::string_view bytes) { return bytes.starts_with(
 
 HandshakePrefix HandshakePrefix::parse(std::string_view bytes) {
   Reader in(bytes);
-  if (!isOurs(in.getBytes(kMagic.size()))) throw Error(ErrorCode::kProtocol, "what came is not torchrpc's protocol");
+  if (!isOurs(in.getBytes(kMagic.size()))) throw Error(ErrorCode::kProtocol, "it does not speak torchrpc's protocol");
   if (const auto version = in.get<uint16_t>(); version != kVersion) {
     throw Error(
         ErrorCode::kProtocol,
@@ -74,37 +74,37 @@ HandshakePrefix HandshakePrefix::parse(std::string_view bytes) {
   prefix.type = in.get<HandshakeType>();
   prefix.body_bytes = in.get<uint16_t>();
   if (prefix.body_bytes > kMaxHandshakeBodyBytes || in.get<uint16_t>() != 0) {
-    throw Error(ErrorCode::kProtocol, "a malformed greeting");
+    throw Error(ErrorCode::kProtocol, "a malformed handshake message");
   }
   return prefix;
 }
 
 HandshakeMessage parseHandshake(HandshakeType type, std::string_view body) {
   Reader in(body);
-  HandshakeMessage greeting{.type = type};
+  HandshakeMessage message{.type = type};
   switch (type) {
     case HandshakeType::kHello:
-      greeting.listener = in.get<uint64_t>();
-      greeting.flags = in.get<uint16_t>();
-      greeting.group = getShort(in, kNameBytes);
-      greeting.name = getShort(in, kNameBytes);
-      greeting.nonce = getShort(in, kNonceBytes);
+      message.listener = in.get<uint64_t>();
+      message.flags = in.get<uint16_t>();
+      message.group = getShort(in, kMaxTextBytes);
+      message.name = getShort(in, kMaxTextBytes);
+      message.nonce = getShort(in, kNonceBytes);
       break;
     case HandshakeType::kChallenge:
-      greeting.name = getShort(in, kNameBytes);
-      greeting.nonce = getShort(in, kNonceBytes);
+      message.name = getShort(in, kMaxTextBytes);
+      message.nonce = getShort(in, kNonceBytes);
       break;
-    case HandshakeType::kAnswer: greeting.proof = getShort(in, kProofBytes); break;
+    case HandshakeType::kAnswer: message.proof = getShort(in, kProofBytes); break;
     case HandshakeType::kWelcome:
-      greeting.flags = in.get<uint16_t>();
-      greeting.name = getShort(in, kNameBytes);
-      greeting.proof = getShort(in, kProofBytes);
+      message.flags = in.get<uint16_t>();
+      message.name = getShort(in, kMaxTextBytes);
+      message.proof = getShort(in, kProofBytes);
       break;
-    case HandshakeType::kRefusal: greeting.text = getShort(in, kNameBytes); break;
-    default: throw Error(ErrorCode::kProtocol, "a greeting of a type that does not exist");
+    case HandshakeType::kRefusal: message.text = getShort(in, kMaxTextBytes); break;
+    default: throw Error(ErrorCode::kProtocol, "a handshake message of an unknown type");
   }
   in.expectEnd();
-  return greeting;
+  return message;
 }
 
 }  // namespace torchrpc::native

@@ -1,7 +1,7 @@
 #pragma once
 
-// What the two sides of a connection say to each other before the first frame: the bytes. PROTOCOL.md specifies them.
-// Nothing here allocates more than a message's few KiB, whatever the bytes are.
+// Handshake messages, which the two sides of a connection exchange before the first frame, and their bytes. PROTOCOL.md
+// specifies them. The functions here allocate no more than the few KiB of one message, whatever the bytes are.
 
 #include <array>
 #include <cstdint>
@@ -10,45 +10,47 @@
 
 namespace torchrpc::native {
 
-/// Of which version a peer is shows in its first bytes, which no version changes.
+/// Of the protocol. It is part of a message's first bytes, whose layout is the same in every version.
 constexpr uint16_t kVersion = 5;
 constexpr size_t kHandshakePrefixBytes = 16;
-constexpr size_t kMaxHandshakeBodyBytes = 4096;  ///< at most
+constexpr size_t kMaxHandshakeBodyBytes = 4096;
 
 enum class HandshakeType : uint16_t {
-  kHello = 1,      ///< the opener's first
-  kChallenge = 2,  ///< prove that you know the secret of the group; only where there is one
-  kAnswer = 3,     ///< to a challenge
-  kWelcome = 4,    ///< frames may follow
-  kRefusal = 5,    ///< the last word
+  kHello = 1,      ///< opener: the first message
+  kChallenge = 2,  ///< listener: asks for proof of the group's secret; only in groups with a secret
+  kAnswer = 3,     ///< opener: the proof
+  kWelcome = 4,    ///< listener: the handshake is complete, frames may follow
+  kRefusal = 5,    ///< listener: the reason why it closes the connection
 };
 
-/// All that the messages of a handshake can say; each type has its own part of it.
+/// The fields of all types of messages; each type has some of them.
 struct HandshakeMessage {
   HandshakeType type = HandshakeType::kHello;
-  uint16_t flags = 0;     ///< hello: what the opener can do; welcome: what of it is done
-  uint64_t listener = 0;  ///< hello: whom the opener wants, as the address says
+  uint16_t flags = 0;     ///< hello: features that the opener offers; welcome: those that the connection uses
+  uint64_t listener = 0;  ///< hello: the id in the address of the worker that the opener wants
   std::string group{};    ///< hello: opaque; both sides must have the same
-  std::string name{};     ///< hello, challenge, welcome: the node's, for messages to people
-  std::string nonce{};    ///< hello, challenge: made by chance for this connection; empty where there is no secret
-  std::string proof{};    ///< answer, welcome: of the secret, over all that has been said; empty where there is none
-  std::string text{};     ///< refusal: why
+  std::string name{};     ///< hello, challenge, welcome: of the node, for error texts
+  std::string nonce{};    ///< hello, challenge: random, for this connection only; empty in groups without a secret
+  std::string proof{};    ///< answer, welcome: that the sender knows the secret; empty in groups without a secret
+  std::string text{};     ///< refusal: the reason
 
   static constexpr uint16_t kSharedMemory = 1;  ///< flag: rings beside the socket
 
   std::string bytes() const;
 };
 
-/// A message's fixed beginning. Throws Error(kProtocol), as parseHandshake does.
+/// The first bytes of every message.
 struct HandshakePrefix {
   HandshakeType type{};
   uint16_t body_bytes = 0;
 
-  /// Of whichever version.
+  /// Whether the bytes begin a message of this protocol, in any version.
   static bool isOurs(std::string_view bytes);
+  /// Throws Error(kProtocol).
   static HandshakePrefix parse(std::string_view bytes);
 };
 
+/// Throws Error(kProtocol).
 HandshakeMessage parseHandshake(HandshakeType type, std::string_view body);
 
 }  // namespace torchrpc::native

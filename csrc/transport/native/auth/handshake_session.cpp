@@ -8,22 +8,22 @@
 namespace torchrpc::native {
 
 namespace {
-// A Unix socket whose listener is busy with many others says so at once, where TCP would wait.
-constexpr auto kBusyPause = std::chrono::milliseconds(2);
+// connect() to a Unix socket fails at once (EAGAIN) if the listener's backlog is full, where TCP would wait.
+constexpr auto kBacklogRetryDelay = std::chrono::milliseconds(2);
 
 const std::string kRemedy =
     ": give all workers of the group the same secret (TORCHRPC_SECRET_FILE, TORCHRPC_SECRET or the option secret), or "
     "give none and let it come through the store";
 
-/// What a proof is of, for the greeting that brings the proof.
-std::string withoutProof(HandshakeMessage greeting) {
-  greeting.proof.clear();
-  return greeting.bytes();
+/// The bytes of a message as they enter the proof that the message itself carries.
+std::string withoutProof(HandshakeMessage message) {
+  message.proof.clear();
+  return message.bytes();
 }
 }  // namespace
 
 HandshakeSession::HandshakeSession(
-    SharedState& shared, Descriptor accepted, HandshakeMessage self, MemoryMaker make_memory, Done done)
+    SharedState& shared, Descriptor accepted, HandshakeMessage self, MemoryFactory make_memory, Done done)
     : shared_(shared),
       opener_(false),
       self_(std::move(self)),
@@ -40,10 +40,10 @@ HandshakeSession::HandshakeSession(SharedState& shared, SocketAddress address, H
       done_(std::move(done)),
       connected_(false) {}
 
-bool HandshakeSession::start(Duration deadline) {
-  // What it says may be here already: then nothing else is made for who is a stranger.
+bool HandshakeSession::start(Duration timeout) {
+  // The first message may have arrived already. If it is refused, the peer costs neither a timer nor a watch.
   if (!opener_ && !onReady()) return false;
-  deadline_ = shared_.loop.after(deadline, [this] {
+  deadline_ = shared_.loop.after(timeout, [this] {
     fail(ErrorCode::kWorkerLost, connected_ ? "it did not finish the handshake in time" : "it cannot be reached");
   });
   if (opener_ && !(socket_ = address_.socket())) return fail(ErrorCode::kWorkerLost, socketErrorText(errno));
@@ -65,7 +65,7 @@ bool HandshakeSession::connect() {
   if (error == EINPROGRESS) {
     watch_.want(false, true);
   } else if (error == EAGAIN) {
-    retry_ = shared_.loop.after(kBusyPause, [this] { connect(); });
+    retry_ = shared_.loop.after(kBacklogRetryDelay, [this] { connect(); });
   } else {
     return fail(ErrorCode::kWorkerLost, socketErrorText(error));
   }
@@ -80,29 +80,30 @@ bool HandshakeSession::onConnected() {
   if (address_.isTcp()) tuneTcp(socket_.get());
   auto hello = self_;
   if (hasSecret()) hello.nonce = secureRandomBytes(kNonceBytes);
-  if (!say(hello)) return false;
+  if (!sendMessage(hello)) return false;
   watch_.want(true, false);
   return true;
 }
 
 bool HandshakeSession::receiveChallenge(const HandshakeMessage& challenge) {
-  if (!hasSecret()) return fail(ErrorCode::kProtocol, unlikeSecrets(challenge.name, self_.name));
-  if (challenge.nonce.size() != kNonceBytes) return fail(ErrorCode::kProtocol, "a malformed challenge");
+  if (!hasSecret()) return fail(ErrorCode::kProtocol, secretMismatchText(challenge.name, self_.name));
+  if (challenge.nonce.size() != kNonceBytes) return fail(ErrorCode::kProtocol, "a malformed CHALLENGE");
   challenged_ = true;
   transcript_ += challenge.bytes();
   HandshakeMessage answer{.type = HandshakeType::kAnswer};
   answer.proof = prove(shared_.secret, Prover::kOpener, transcript_ + withoutProof(answer));
-  return say(answer);
+  return sendMessage(answer);
 }
 
 bool HandshakeSession::receiveWelcome(const HandshakeMessage& welcome) {
-  if (hasSecret() && !challenged_) return fail(ErrorCode::kProtocol, unlikeSecrets(self_.name, welcome.name));
-  if (hasSecret() && !isProof(welcome.proof, shared_.secret, Prover::kListener, transcript_ + withoutProof(welcome))) {
+  if (hasSecret() && !challenged_) return fail(ErrorCode::kProtocol, secretMismatchText(self_.name, welcome.name));
+  if (hasSecret() &&
+      !isValidProof(welcome.proof, shared_.secret, Prover::kListener, transcript_ + withoutProof(welcome))) {
     return fail(ErrorCode::kProtocol, "it does not know the secret of the group of " + self_.name + kRemedy);
   }
   const bool shares = welcome.flags & HandshakeMessage::kSharedMemory;
   if (shares == static_cast<bool>(memory_)) return succeed(welcome);
-  return fail(ErrorCode::kProtocol, "its shared memory did not come with its greeting");
+  return fail(ErrorCode::kProtocol, "its shared memory did not come with its WELCOME");
 }
 
 // ---- both ----
@@ -110,7 +111,7 @@ bool HandshakeSession::receiveWelcome(const HandshakeMessage& welcome) {
 bool HandshakeSession::onReady() {
   try {
     if (!readMessage()) return true;
-    return onMessage(parseHandshake(prefix_.type, std::string_view(bytes_).substr(kHandshakePrefixBytes)));
+    return onMessage(parseHandshake(prefix_.type, std::string_view(received_).substr(kHandshakePrefixBytes)));
   } catch (const Error& malformed) {
     return fail(malformed.code(), malformed.text());
   }
@@ -118,49 +119,51 @@ bool HandshakeSession::onReady() {
 
 bool HandshakeSession::readMessage() {
   for (;;) {
-    const size_t have = bytes_.size();
-    bytes_.resize(wanted_);
-    const auto received = receive(socket_.get(), bytes_.data() + have, wanted_ - have, opener_ ? &memory_ : nullptr);
+    const size_t have = received_.size();
+    received_.resize(wanted_bytes_);
+    const auto received =
+        receive(socket_.get(), received_.data() + have, wanted_bytes_ - have, opener_ ? &memory_ : nullptr);
     const int error = errno;
-    bytes_.resize(have + static_cast<size_t>(std::max<ssize_t>(received, 0)));
+    received_.resize(have + static_cast<size_t>(std::max<ssize_t>(received, 0)));
     if (received < 0 && (error == EAGAIN || error == EINTR)) return false;
     if (received <= 0) throw Error(ErrorCode::kWorkerLost, socketErrorText(received == 0 ? ECONNRESET : error));
-    if (bytes_.size() < wanted_) continue;
-    if (wanted_ > kHandshakePrefixBytes) return true;
-    prefix_ = HandshakePrefix::parse(bytes_);
+    if (received_.size() < wanted_bytes_) continue;
+    if (wanted_bytes_ > kHandshakePrefixBytes) return true;
+    prefix_ = HandshakePrefix::parse(received_);
     if (prefix_.body_bytes == 0) return true;
-    wanted_ += prefix_.body_bytes;
+    wanted_bytes_ += prefix_.body_bytes;
   }
 }
 
-bool HandshakeSession::onMessage(const HandshakeMessage& greeting) {
+bool HandshakeSession::onMessage(const HandshakeMessage& message) {
   const auto is = [&](HandshakeType type, bool opener, bool challenged) {
-    return greeting.type == type && opener_ == opener && challenged_ == challenged;
+    return message.type == type && opener_ == opener && challenged_ == challenged;
   };
-  if (opener_ && greeting.type == HandshakeType::kWelcome) return receiveWelcome(greeting);
-  if (opener_ && greeting.type == HandshakeType::kRefusal) {
-    return fail(ErrorCode::kProtocol, "it refuses us: " + greeting.text);
+  if (opener_ && message.type == HandshakeType::kWelcome) return receiveWelcome(message);
+  if (opener_ && message.type == HandshakeType::kRefusal) {
+    return fail(ErrorCode::kProtocol, "it refused the connection: " + message.text);
   }
-  if (is(HandshakeType::kHello, false, false)) return receiveHello(greeting);
-  if (is(HandshakeType::kAnswer, false, true)) return receiveAnswer(greeting);
-  if (is(HandshakeType::kChallenge, true, false)) return receiveChallenge(greeting);
-  return fail(ErrorCode::kProtocol, "a greeting that is not for this side, or not in its turn");
+  if (is(HandshakeType::kHello, false, false)) return receiveHello(message);
+  if (is(HandshakeType::kAnswer, false, true)) return receiveAnswer(message);
+  if (is(HandshakeType::kChallenge, true, false)) return receiveChallenge(message);
+  return fail(ErrorCode::kProtocol, "a handshake message that is not for this side, or is out of order");
 }
 
-bool HandshakeSession::say(const HandshakeMessage& greeting, int descriptor) {
-  const auto bytes = greeting.bytes();
+bool HandshakeSession::sendMessage(const HandshakeMessage& message, int descriptor) {
+  const auto bytes = message.bytes();
   if (hasSecret()) transcript_ += bytes;
-  bytes_.clear();
-  wanted_ = kHandshakePrefixBytes;
+  received_.clear();
+  wanted_bytes_ = kHandshakePrefixBytes;
   const int error = sendSmall(socket_.get(), bytes, descriptor);
   return error == 0 || fail(ErrorCode::kWorkerLost, socketErrorText(error));
 }
 
-std::string HandshakeSession::unlikeSecrets(const std::string& with, const std::string& without) {
-  return "worker " + with + " is in a group with a secret, worker " + without + " knows of none" + kRemedy;
+std::string HandshakeSession::secretMismatchText(const std::string& worker_with, const std::string& worker_without) {
+  return "worker " + worker_with + " is in a group with a secret, worker " + worker_without + " knows of none" +
+      kRemedy;
 }
 
-// ---- the side that listens ----
+// ---- the listener ----
 
 bool HandshakeSession::receiveHello(const HandshakeMessage& hello) {
   if (hello.listener != self_.listener) {
@@ -172,31 +175,31 @@ bool HandshakeSession::receiveHello(const HandshakeMessage& hello) {
   if (hello.nonce.empty() == hasSecret()) {
     return fail(
         ErrorCode::kProtocol,
-        hasSecret() ? unlikeSecrets(self_.name, hello.name) : unlikeSecrets(hello.name, self_.name));
+        hasSecret() ? secretMismatchText(self_.name, hello.name) : secretMismatchText(hello.name, self_.name));
   }
   hello_ = hello;
-  if (!hasSecret()) return welcome();
-  if (hello.nonce.size() != kNonceBytes) return fail(ErrorCode::kProtocol, "a malformed greeting");
+  if (!hasSecret()) return sendWelcome();
+  if (hello.nonce.size() != kNonceBytes) return fail(ErrorCode::kProtocol, "a malformed HELLO");
   challenged_ = true;
   transcript_ = hello.bytes();
-  return say({.type = HandshakeType::kChallenge, .name = self_.name, .nonce = secureRandomBytes(kNonceBytes)});
+  return sendMessage({.type = HandshakeType::kChallenge, .name = self_.name, .nonce = secureRandomBytes(kNonceBytes)});
 }
 
 bool HandshakeSession::receiveAnswer(const HandshakeMessage& answer) {
-  if (!isProof(answer.proof, shared_.secret, Prover::kOpener, transcript_ + withoutProof(answer))) {
+  if (!isValidProof(answer.proof, shared_.secret, Prover::kOpener, transcript_ + withoutProof(answer))) {
     return fail(ErrorCode::kProtocol, "worker " + hello_.name + " does not know the secret of " + self_.name + kRemedy);
   }
   transcript_ += answer.bytes();
-  return welcome();
+  return sendWelcome();
 }
 
-bool HandshakeSession::welcome() {
+bool HandshakeSession::sendWelcome() {
   Descriptor memory;
   if ((hello_.flags & self_.flags & HandshakeMessage::kSharedMemory) && make_memory_) memory = make_memory_();
   HandshakeMessage welcome{.type = HandshakeType::kWelcome, .name = self_.name};
   if (memory) welcome.flags |= HandshakeMessage::kSharedMemory;
   if (hasSecret()) welcome.proof = prove(shared_.secret, Prover::kListener, transcript_ + withoutProof(welcome));
-  if (!say(welcome, memory.get())) return false;
+  if (!sendMessage(welcome, memory.get())) return false;
   memory_ = std::move(memory);
   return succeed(hello_);
 }
@@ -205,8 +208,8 @@ bool HandshakeSession::welcome() {
 
 bool HandshakeSession::fail(ErrorCode code, const std::string& text) {
   if (!opener_) ++shared_.refused;
-  // Only those who speak our language get an answer.
-  if (!opener_ && code == ErrorCode::kProtocol && HandshakePrefix::isOurs(bytes_)) {
+  // Only a peer that speaks this protocol gets a REFUSAL.
+  if (!opener_ && code == ErrorCode::kProtocol && HandshakePrefix::isOurs(received_)) {
     sendSmall(socket_.get(), HandshakeMessage{.type = HandshakeType::kRefusal, .text = text}.bytes());
   }
   watch_ = {};

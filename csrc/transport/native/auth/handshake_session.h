@@ -1,8 +1,8 @@
 #pragma once
 
-// One socket until its peer has proved itself: connecting, the handshake, its deadline. Holds a few hundred bytes and
-// what a greeting needs.
-// Threads: the loop.
+// One socket from its creation until the peer is authenticated: connecting, the handshake and its deadline. Needs a few
+// hundred bytes and one handshake message of memory.
+// Threads: the loop thread only.
 
 #include <functional>
 #include <memory>
@@ -17,61 +17,63 @@ namespace torchrpc::native {
 
 class HandshakeSession {
  public:
-  /// A peer that is who it should be.
+  /// The result of a successful handshake.
   struct AuthenticatedPeer {
     Descriptor socket;
-    HandshakeMessage peer;
-    Descriptor memory;  ///< that the two share, if they do
+    HandshakeMessage peer;  ///< its HELLO or WELCOME
+    Descriptor memory;      ///< shared by the two sides; invalid if they share none
   };
-  /// Called once, at the end of a callback of the loop's: may destroy the greeter. Errors: kWorkerLost, kProtocol.
+  /// Called exactly once, as the last step of a callback of the loop: it may destroy the session. Errors: kWorkerLost,
+  /// kProtocol.
   using Done = std::function<void(Result<AuthenticatedPeer>)>;
-  /// Makes what the two sides are going to share; invalid if they cannot.
-  using MemoryMaker = std::function<Descriptor()>;
+  /// Makes the memory that the two sides will share; returns an invalid descriptor if that fails.
+  using MemoryFactory = std::function<Descriptor()>;
 
-  /// For the side that listens: `self` is what a HELLO must match, and the name to give.
-  HandshakeSession(SharedState& shared, Descriptor accepted, HandshakeMessage self, MemoryMaker make_memory, Done done);
-  /// For the side that opens: connects and says `hello`.
+  /// For the listener. `self`: the listener, group and flags that a HELLO is compared with, and the name of this node.
+  HandshakeSession(
+      SharedState& shared, Descriptor accepted, HandshakeMessage self, MemoryFactory make_memory, Done done);
+  /// For the opener, which connects and sends `hello`.
   HandshakeSession(SharedState& shared, SocketAddress address, HandshakeMessage hello, Done done);
 
-  // Those that give a bool tell whether the handshake goes on; if not, `done` has been called.
-  bool start(Duration deadline);
+  // All functions that return bool return whether the handshake continues. If not, they have called `done`.
+  /// Fails unless the handshake is complete after `timeout`.
+  bool start(Duration timeout);
 
  private:
   bool connect();
   bool onConnected();
   bool onReady();
-  /// A whole message.
-  bool onMessage(const HandshakeMessage& greeting);
+  bool onMessage(const HandshakeMessage& message);
   bool receiveChallenge(const HandshakeMessage& challenge);
   bool receiveWelcome(const HandshakeMessage& welcome);
   bool receiveHello(const HandshakeMessage& hello);
   bool receiveAnswer(const HandshakeMessage& answer);
-  bool welcome();
-  /// Sends, and puts it among what has been said.
-  bool say(const HandshakeMessage& greeting, int descriptor = -1);
+  bool sendWelcome();
+  /// Sends the message and adds it to the transcript.
+  bool sendMessage(const HandshakeMessage& message, int descriptor = -1);
   bool fail(ErrorCode code, const std::string& text);
   bool succeed(const HandshakeMessage& peer);
 
-  /// Reads no further than the greeting: what follows is not ours. False: it is not whole yet.
+  /// Returns false while the message is incomplete. Reads no byte beyond it: the bytes after WELCOME are frames.
   bool readMessage();
   bool hasSecret() const { return !shared_.secret.empty(); }
-  /// Of a side that has (not) got a secret, where the other has not (has).
-  static std::string unlikeSecrets(const std::string& with, const std::string& without);
+  /// The error text if only one of two workers has a secret.
+  static std::string secretMismatchText(const std::string& worker_with, const std::string& worker_without);
 
   SharedState& shared_;
   const bool opener_;
   const SocketAddress address_;
   const HandshakeMessage self_;
-  const MemoryMaker make_memory_;
+  const MemoryFactory make_memory_;
   Done done_;
   Descriptor socket_, memory_;
   EventLoop::Watch watch_, retry_, deadline_;
   bool connected_;
-  bool challenged_ = false;  ///< the challenge has been sent, or has come
-  HandshakeMessage hello_;   ///< the listener: what the opener began with
-  std::string transcript_;   ///< all greetings of both sides up to now; kept where there is a secret
-  std::string bytes_;
-  size_t wanted_ = kHandshakePrefixBytes;
+  bool challenged_ = false;  ///< a CHALLENGE has been sent or received
+  HandshakeMessage hello_;   ///< listener: the HELLO that it received
+  std::string transcript_;   ///< the bytes of all messages of both sides until now; only if there is a secret
+  std::string received_;     ///< of the message that is being read
+  size_t wanted_bytes_ = kHandshakePrefixBytes;
   HandshakePrefix prefix_;
 };
 

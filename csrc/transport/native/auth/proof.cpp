@@ -22,9 +22,9 @@ std::string prove(std::string_view secret, Prover prover, std::string_view trans
   return proof;
 }
 
-bool isProof(std::string_view proof, std::string_view secret, Prover prover, std::string_view transcript) {
-  const auto wanted = prove(secret, prover, transcript);
-  return proof.size() == wanted.size() && sodium_memcmp(proof.data(), wanted.data(), wanted.size()) == 0;
+bool isValidProof(std::string_view proof, std::string_view secret, Prover prover, std::string_view transcript) {
+  const auto expected = prove(secret, prover, transcript);
+  return proof.size() == expected.size() && sodium_memcmp(proof.data(), expected.data(), expected.size()) == 0;
 }
 
 }  // namespace torchrpc::native

@@ -1,8 +1,7 @@
 #pragma once
 
-// How the two sides of a connection prove that they know their group's secret: HMAC-SHA-256, by libsodium, over all
-// that both have said. PROTOCOL.md, Greetings, says what is proved. Threads:
-// any; nothing here has state.
+// Proofs that the two sides of a connection know their group's secret: HMAC-SHA-256, from libsodium, over the handshake
+// messages of both. PROTOCOL.md specifies the messages and the proofs. Threads: any.
 
 #include <cstddef>
 #include <string>
@@ -13,13 +12,13 @@ namespace torchrpc::native {
 constexpr size_t kNonceBytes = 32;
 constexpr size_t kProofBytes = 32;
 
-/// The side that proves itself: a proof is never one of the other side's.
+/// The side that makes a proof. A proof of one side is not valid for the other.
 enum class Prover : char { kOpener = 'O', kListener = 'L' };
 
-/// That `prover` knows `secret` and means `transcript`.
+/// The proof of `prover` for the messages in `transcript`.
 std::string prove(std::string_view secret, Prover prover, std::string_view transcript);
 
-/// Takes as long whatever the difference is.
-bool isProof(std::string_view proof, std::string_view secret, Prover prover, std::string_view transcript);
+/// Whether prove() gives this proof for the other arguments. Compares in constant time.
+bool isValidProof(std::string_view proof, std::string_view secret, Prover prover, std::string_view transcript);
 
 }  // namespace torchrpc::native

@@ -55,7 +55,7 @@ Descriptor SocketAddress::socket() const {
 
 Descriptor SocketAddress::listen(const std::string& text) const {
   auto listener = socket();
-  // The port is the system's choice, or taken on purpose: connections left over from an earlier owner do not count.
+  // SO_REUSEADDR: connections left over from an earlier listener on a given port do not prevent listening.
   const int on = 1;
   const bool ready = listener &&
       (!isTcp() || ::setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0) &&
@@ -85,7 +85,7 @@ std::string SocketAddress::textOf(int fd) {
 
 namespace {
 
-constexpr int kSendBufferWithinHost = 512 << 10;
+constexpr int kSendBufferBytesWithinHost = 512 << 10;
 
 /// Whether both ends of a TCP connection have the same address.
 bool isWithinHost(int fd) {
@@ -94,7 +94,7 @@ bool isWithinHost(int fd) {
   ::getsockname(fd, reinterpret_cast<sockaddr*>(&here), &length);
   ::getpeername(fd, reinterpret_cast<sockaddr*>(&there), &length_there);
   for (auto* address : {&here, &there})
-    reinterpret_cast<sockaddr_in*>(address)->sin_port = 0;  // IPv6 has it there, too
+    reinterpret_cast<sockaddr_in*>(address)->sin_port = 0;  // at the same offset in sockaddr_in6
   return length == length_there && std::memcmp(&here, &there, length) == 0;
 }
 
@@ -107,9 +107,9 @@ void tuneTcp(int fd) {
   set(IPPROTO_TCP, TCP_KEEPIDLE, 20);
   set(IPPROTO_TCP, TCP_KEEPINTVL, 5);
   set(IPPROTO_TCP, TCP_KEEPCNT, 4);
-  // Large tensors stay in the caches on their way, and go one and a half times as fast (measured). For other hosts the
-  // kernel finds out what the route needs.
-  if (isWithinHost(fd)) set(SOL_SOCKET, SO_SNDBUF, kSendBufferWithinHost);
+  // With this buffer, large tensors stay in the processor's caches on the way and arrive one and a half times as fast
+  // (measured). For other hosts the kernel tunes the buffer to the route.
+  if (isWithinHost(fd)) set(SOL_SOCKET, SO_SNDBUF, kSendBufferBytesWithinHost);
 }
 
 int socketError(int fd) {
@@ -121,8 +121,8 @@ int socketError(int fd) {
 std::string socketErrorText(int error) {
   switch (error) {
     case ECONNRESET:
-    case EPIPE: return "the other side died or closed it";
-    case ECONNREFUSED: return "nobody listens there (any more)";
+    case EPIPE: return "the peer died or closed the connection";
+    case ECONNREFUSED: return "no process listens there (any more)";
     case EMFILE: return "this process has as many open files as `ulimit -n` allows: raise it";
     default: return std::strerror(error);
   }
@@ -151,7 +151,7 @@ int sendSmall(int fd, const std::string& bytes, int descriptor) {
   }
   const auto sent = ::sendmsg(fd, &message, MSG_NOSIGNAL);
   if (sent < 0) return errno;
-  // A fresh socket takes a few KiB whole.
+  // The send buffer of a new socket has room for a few KiB.
   return static_cast<size_t>(sent) == bytes.size() ? 0 : ENOBUFS;
 }
 

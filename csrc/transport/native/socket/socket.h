@@ -1,6 +1,6 @@
 #pragma once
 
-// Sockets as the native transport uses them: non-blocking, closed on exec, no signals.
+// Sockets of the native transport: non-blocking, closed on exec, and writing to them raises no SIGPIPE.
 
 #include <cstdint>
 #include <optional>
@@ -11,7 +11,7 @@
 
 namespace torchrpc::native {
 
-/// Owns a descriptor.
+/// Owns a file descriptor.
 class Descriptor {
  public:
   Descriptor() = default;
@@ -29,21 +29,21 @@ class Descriptor {
   int fd_ = -1;
 };
 
-/// Where a socket listens or connects to.
+/// An address to listen on or to connect to.
 class SocketAddress {
  public:
-  /// "10.0.0.1:80", "[fd00::2]:80"; nothing for any other text: no name is looked up.
+  /// From "10.0.0.1:80" or "[fd00::2]:80"; nothing for any other text. Does not resolve names.
   static std::optional<SocketAddress> tcp(const std::string& host_and_port);
-  /// An abstract Unix socket; nothing for a name too long. An empty name stands for no socket and is accepted.
+  /// Of an abstract Unix socket; nothing if the name is too long. An empty name is accepted and means no socket.
   static std::optional<SocketAddress> abstract(const std::string& name);
 
-  /// A non-blocking socket of this kind; invalid, with errno, if there is none to be had.
+  /// A new socket of this address's family; invalid, with errno set, if the system has none left.
   Descriptor socket() const;
-  /// A socket that listens here. Throws Error(kRendezvous) with `text`.
+  /// A socket that listens on this address, which the Error(kRendezvous) of a failure calls `text`.
   Descriptor listen(const std::string& text) const;
-  /// As ::connect, but EINTR is seen to: 0, or errno.
+  /// ::connect, repeated after EINTR. Returns 0 or errno.
   int connect(int fd) const;
-  /// With the port that the system chose.
+  /// The local address of a socket, with the port that the system chose.
   static std::string textOf(int fd);
   bool isTcp() const { return storage_.ss_family != AF_UNIX; }
 
@@ -52,20 +52,22 @@ class SocketAddress {
   socklen_t length_ = 0;
 };
 
-/// For a TCP connection: no delay, a word from the kernel when the host at the other end has gone silently, and buffers
-/// that suit a peer on this host.
+/// Sets the options of a TCP connection: no delay, keep-alive probes that detect a host that no longer answers, and a
+/// send buffer that is right for peers on this host.
 void tuneTcp(int fd);
 
-/// What a failed connection attempt leaves behind; 0 if it succeeded.
+/// The error of a connection attempt that has ended (SO_ERROR); 0 if it succeeded.
 int socketError(int fd);
 
-/// strerror of what went wrong with a connection, in words for users where we have better ones.
+/// Text for an errno value of a connection: strerror, or a clearer text for common errors.
 std::string socketErrorText(int error);
 
-/// Sends all of a small message, with a descriptor if there is one (Unix sockets). 0, or errno.
+/// Sends a small message whole, with a descriptor (SCM_RIGHTS, Unix sockets only) unless that is negative. Returns 0 or
+/// errno.
 int sendSmall(int fd, const std::string& bytes, int descriptor = -1);
 
-/// recv(), and the descriptor that came with the bytes, if any and if `descriptor` is given; more are closed.
+/// recv(), and the descriptor (SCM_RIGHTS) that came with the bytes, if there was one and `descriptor` is not null.
+/// Further descriptors are closed.
 ssize_t receive(int fd, void* data, size_t bytes, Descriptor* descriptor = nullptr);
 
 }  // namespace torchrpc::native

@@ -1,0 +1,82 @@
+#pragma once
+
+// The transports on which the tests of the contract run.
+
+#include "testing/faulty_transport.h"
+#include "testing/loopback_transport.h"
+#include "testing/manual_timer.h"
+#include "transport/native/transport.h"
+#ifndef TORCHRPC_WITHOUT_TENSORPIPE
+#include "transport/tensorpipe/transport.h"
+#endif
+
+namespace torchrpc::test {
+
+struct Loopback {
+  std::shared_ptr<LoopbackNetwork> network = makeLoopbackNetwork();
+  std::unique_ptr<Transport> make(Limits limits) { return makeLoopbackTransport(network, limits); }
+};
+
+#ifndef TORCHRPC_WITHOUT_TENSORPIPE
+inline std::unique_ptr<Transport> makeTensorPipe(
+    std::vector<std::string> transports, std::optional<std::vector<std::string>> channels, Limits limits = {}) {
+  TensorPipeOptions options;
+  options.transports = std::move(transports);
+  options.channels = std::move(channels);
+  options.host = "127.0.0.1";
+  options.node_name = "tester";
+  options.limits = limits;
+  return makeTensorPipeTransport(std::move(options));
+}
+
+struct TensorPipeUv {
+  std::unique_ptr<Transport> make(Limits limits) { return makeTensorPipe({"uv"}, {}, limits); }
+};
+
+struct TensorPipeShm {
+  std::unique_ptr<Transport> make(Limits limits) { return makeTensorPipe({"shm", "uv"}, {}, limits); }
+};
+
+#define TORCHRPC_TENSORPIPE_KINDS , TensorPipeUv, TensorPipeShm
+#else
+#define TORCHRPC_TENSORPIPE_KINDS
+#endif
+
+inline std::unique_ptr<Transport> makeNative(native::Options options, Limits limits) {
+  options.host = "127.0.0.1";
+  options.node_name = "tester";
+  options.limits = limits;
+  return native::makeTransport(std::move(options));
+}
+
+struct NativeTcp {
+  std::unique_ptr<Transport> make(Limits limits) { return makeNative({.unix_sockets = false}, limits); }
+};
+
+struct NativeUnix {
+  std::unique_ptr<Transport> make(Limits limits) { return makeNative({.shared_memory = false}, limits); }
+};
+
+struct NativeShm {
+  std::unique_ptr<Transport> make(Limits limits) { return makeNative({}, limits); }
+};
+
+struct NativeRings {
+  std::unique_ptr<Transport> make(Limits limits) { return makeNative({.blocks = false}, limits); }
+};
+
+struct Faultless {
+  std::unique_ptr<ManualTimer> timer = std::make_unique<ManualTimer>();
+  Loopback inner;
+  std::unique_ptr<Transport> make(Limits limits) {
+    return makeFaultyTransport(inner.make(limits), [](auto&, auto&) { return Fault{}; }, *timer);
+  }
+};
+
+/// A test that runs on each of them.
+#define CONTRACT(name)                                                             \
+  TEMPLATE_TEST_CASE(                                                              \
+      name, "[contract]", Loopback, NativeTcp, NativeUnix, NativeShm, NativeRings, \
+      Faultless TORCHRPC_TENSORPIPE_KINDS)
+
+}  // namespace torchrpc::test
