@@ -13,7 +13,7 @@ constexpr std::string_view kChannels = "channels";
 
 std::string TensorPipeAddress::text() const {
   std::string text(kScheme);
-  for (const auto& way : ways) text += way.url + "#" + way.domain + ";";
+  for (const auto& endpoint : endpoints) text += endpoint.url + "#" + endpoint.domain + ";";
   if (channels) return text + std::string(kChannels);
   text.pop_back();
   return text;
@@ -34,9 +34,9 @@ TensorPipeAddress TensorPipeAddress::parse(const std::string& text) {
     }
     const auto hash = item.find('#');
     if (hash == std::string_view::npos || item.substr(0, hash).find("://") == std::string_view::npos) throw malformed;
-    address.ways.push_back({std::string(item.substr(0, hash)), std::string(item.substr(hash + 1))});
+    address.endpoints.push_back({std::string(item.substr(0, hash)), std::string(item.substr(hash + 1))});
   }
-  if (address.ways.empty()) throw malformed;
+  if (address.endpoints.empty()) throw malformed;
   return address;
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// The text by which a TensorPipe node is reached.
+// The text by which peers reach a node that uses TensorPipe.
 
 #include <string>
 #include <vector>
@@ -9,16 +9,17 @@ namespace torchrpc {
 
 /// "tensorpipe:shm://83cc1#shm:4f…;uv://10.0.0.1:4242#uv:*;channels"
 struct TensorPipeAddress {
-  struct Way {
+  /// One of TensorPipe's transports on which the node listens.
+  struct Endpoint {
     std::string url;
-    /// TensorPipe's word for who can use it: for shm the boot id and the network namespace, so that a peer on another
-    /// host, or in another container, does not try.
+    /// TensorPipe's domain descriptor, which tells whether a peer can use the endpoint. For shm it contains the boot id
+    /// and the network namespace, so that a peer on another host, or in another container, does not try.
     std::string domain;
 
     std::string transport() const { return url.substr(0, url.find("://")); }
   };
-  std::vector<Way> ways;  ///< in the listener's order of preference
-  bool channels = false;  ///< whether it has any, and so has "basic"
+  std::vector<Endpoint> endpoints;  ///< in the listener's order of preference
+  bool channels = false;            ///< whether the node has channels; "basic" is then among them
 
   std::string text() const;
   /// Throws Error(kInvalidArgument).

@@ -1,4 +1,4 @@
-// Note [Which backends pay]
+// Note [Choice of backends]
 // Measured between two processes of one host (echo, µs a round trip; "payload" is the connection itself):
 //             shm                              uv
 //   bytes     payload  basic    cma            payload  basic    cma      mpt_uv
@@ -6,9 +6,9 @@
 //   1 Mi      124      146      259            497      384      383      1,160
 //   64 Mi     15 ms    14 ms    20 ms          47 ms    47 ms    18 ms    62 ms
 // A pipe takes 14 descriptors over shm and 21 with a channel beside it, 3 and 4 over uv; mpt_uv takes 28 a process.
-// So beside shm no channel is worth its descriptors; a pipe over uv gains from cma on one host and nothing from any
-// channel otherwise; and mpt_uv is for those who ask for it (several network cards). shm stays ahead of uv with four
-// times as many processes as cores, though its thread never sleeps.
+// So with shm, no channel justifies its descriptors. With uv, cma is faster between processes of one host, and
+// otherwise no channel is. mpt_uv is used only if the user lists it (for several network cards). shm remains faster
+// than uv even with four times as many processes as cores, although its thread never sleeps.
 
 #include "transport/tensorpipe/backends.h"
 
@@ -32,14 +32,14 @@ namespace {
 constexpr size_t kMptLanes = 4;
 
 template <typename TContext>
-struct Kind {
+struct BackendKind {
   const char* name;
   const char* when_unusable;
   std::function<std::shared_ptr<TContext>(const std::string& address)> make;
 };
 
-using TransportKind = Kind<tensorpipe::transport::Context>;
-using ChannelKind = Kind<tensorpipe::channel::Context>;
+using TransportBackendKind = BackendKind<tensorpipe::transport::Context>;
+using ChannelBackendKind = BackendKind<tensorpipe::channel::Context>;
 
 std::shared_ptr<tensorpipe::channel::Context> makeMptUv(const std::string& address) {
   std::vector<std::shared_ptr<tensorpipe::transport::Context>> contexts;
@@ -52,8 +52,8 @@ std::shared_ptr<tensorpipe::channel::Context> makeMptUv(const std::string& addre
 }
 
 /// In order of preference.
-const std::vector<TransportKind>& transportKinds() {
-  static const std::vector<TransportKind> kinds = {
+const std::vector<TransportBackendKind>& transportBackendKinds() {
+  static const std::vector<TransportBackendKind> kinds = {
       {"shm", "shared memory cannot be set up here", [](auto&) { return tensorpipe::transport::shm::create(); }},
       {"ibv", "no InfiniBand device that works", [](auto&) { return tensorpipe::transport::ibv::create(); }},
       {"uv", "no event loop could be made", [](auto&) { return tensorpipe::transport::uv::create(); }},
@@ -61,9 +61,9 @@ const std::vector<TransportKind>& transportKinds() {
   return kinds;
 }
 
-const std::vector<ChannelKind>& channelKinds() {
+const std::vector<ChannelBackendKind>& channelBackendKinds() {
   // TensorPipe's own test of cma makes the system call, so it sees what seccomp and Yama forbid.
-  static const std::vector<ChannelKind> kinds = {
+  static const std::vector<ChannelBackendKind> kinds = {
       {"cma", "process_vm_readv is not permitted here (seccomp, Yama or the container's policy)",
        [](auto&) { return tensorpipe::channel::cma::create(); }},
       {"mpt_uv", "no event loop could be made", makeMptUv},
@@ -73,8 +73,9 @@ const std::vector<ChannelKind>& channelKinds() {
   return kinds;
 }
 
-/// TensorPipe's threads write to sockets whose other end may be gone, without MSG_NOSIGNAL: unless SIGPIPE is ignored,
-/// as in Python, that ends the process. A thread inherits the signals that are blocked where it is started.
+/// Blocks SIGPIPE for the threads that are started meanwhile: a thread inherits the signal mask of its creator.
+/// TensorPipe's threads write to sockets without MSG_NOSIGNAL. If the peer has closed its end, SIGPIPE would end the
+/// process, unless it is ignored, as in Python.
 class SigpipeBlocked {
  public:
   SigpipeBlocked() {
@@ -91,9 +92,9 @@ class SigpipeBlocked {
   sigset_t before_;
 };
 
-/// The context, or nothing and the reason. Its threads start here.
+/// The context, or null and the reason. Starts the threads of the context.
 template <typename TContext>
-std::shared_ptr<TContext> tryMake(const Kind<TContext>& kind, const std::string& address, std::string& reason) {
+std::shared_ptr<TContext> tryMake(const BackendKind<TContext>& kind, const std::string& address, std::string& reason) {
   const SigpipeBlocked blocked;
   try {
     auto context = kind.make(address);
@@ -106,7 +107,7 @@ std::shared_ptr<TContext> tryMake(const Kind<TContext>& kind, const std::string&
 }
 
 template <typename TContext>
-std::string joinNames(const std::vector<Kind<TContext>>& kinds) {
+std::string joinNames(const std::vector<BackendKind<TContext>>& kinds) {
   std::string text;
   for (const auto& kind : kinds) text += (text.empty() ? "" : ", ") + std::string(kind.name);
   return text;
@@ -118,10 +119,10 @@ std::string joinNames(const std::vector<std::string>& names) {
   return text.empty() ? "an empty list" : text;
 }
 
-/// What a list of names leaves; names without effect are warned about.
+/// The usable backends of a list. Warns about the other names.
 template <typename TContext>
 std::vector<Backend<TContext>> makeListed(
-    const char* what, const std::vector<Kind<TContext>>& kinds, const std::vector<std::string>& names,
+    const char* type, const std::vector<BackendKind<TContext>>& kinds, const std::vector<std::string>& names,
     const std::string& address) {
   std::vector<Backend<TContext>> made;
   std::string reasons;
@@ -138,15 +139,15 @@ std::vector<Backend<TContext>> makeListed(
   if (made.empty()) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        std::string("no usable ") + what + " in the option " + what + "s: it gives " + joinNames(names) +
+        std::string("no usable ") + type + " in the option " + type + "s: it gives " + joinNames(names) +
             (reasons.empty() ? "" : " (" + reasons + ")") + ", there are " + joinNames(kinds) + ". " + kAskDoctor);
   }
-  if (!reasons.empty()) TORCH_WARN("torchrpc passes over ", what, "s that cannot be used here: ", reasons);
+  if (!reasons.empty()) TORCH_WARN("torchrpc ignores ", type, "s that cannot be used here: ", reasons);
   return made;
 }
 
 template <typename TContext>
-std::vector<BackendProbe> probe(const std::vector<Kind<TContext>>& kinds) {
+std::vector<BackendProbe> probe(const std::vector<BackendKind<TContext>>& kinds) {
   std::vector<BackendProbe> probes;
   for (const auto& kind : kinds) {
     BackendProbe result{kind.name, false, {}};
@@ -163,10 +164,10 @@ std::vector<BackendProbe> probe(const std::vector<Kind<TContext>>& kinds) {
 }  // namespace
 
 std::vector<TransportBackend> makeTransports(const std::optional<std::vector<std::string>>& names) {
-  if (names) return makeListed("transport", transportKinds(), *names, "");
+  if (names) return makeListed("transport", transportBackendKinds(), *names, "");
   std::vector<TransportBackend> made;
   std::string ignored;
-  for (const auto& kind : transportKinds()) {
+  for (const auto& kind : transportBackendKinds()) {
     if (auto context = tryMake(kind, "", ignored)) made.push_back({kind.name, std::move(context)});
   }
   if (made.empty()) {
@@ -182,18 +183,18 @@ std::vector<ChannelBackend> makeChannels(
     const std::string& address) {
   std::vector<ChannelBackend> made;
   if (names) {
-    if (!names->empty()) made = makeListed("channel", channelKinds(), *names, address);
+    if (!names->empty()) made = makeListed("channel", channelBackendKinds(), *names, address);
   } else if (std::none_of(transports.begin(), transports.end(), [](auto& t) { return t.name == "shm"; })) {
     std::string ignored;
-    if (auto cma = tryMake(channelKinds().front(), address, ignored)) made.push_back({"cma", std::move(cma)});
+    if (auto cma = tryMake(channelBackendKinds().front(), address, ignored)) made.push_back({"cma", std::move(cma)});
   }
   const bool has_basic = std::any_of(made.begin(), made.end(), [](auto& channel) { return channel.name == "basic"; });
   if (!made.empty() && !has_basic) made.push_back({"basic", tensorpipe::channel::basic::create()});
   return made;
 }
 
-std::vector<BackendProbe> probeTensorPipeTransports() { return probe(transportKinds()); }
+std::vector<BackendProbe> probeTensorPipeTransports() { return probe(transportBackendKinds()); }
 
-std::vector<BackendProbe> probeTensorPipeChannels() { return probe(channelKinds()); }
+std::vector<BackendProbe> probeTensorPipeChannels() { return probe(channelBackendKinds()); }
 
 }  // namespace torchrpc

@@ -1,6 +1,6 @@
 #pragma once
 
-// Which of TensorPipe's transports and channels a node uses: by the user's list, or what is usable here and pays.
+// The choice of a node's TensorPipe transports and channels: from the user's lists, or by Note [Choice of backends].
 
 #include <tensorpipe/tensorpipe.h>
 
@@ -19,11 +19,11 @@ struct Backend {
 using TransportBackend = Backend<tensorpipe::transport::Context>;
 using ChannelBackend = Backend<tensorpipe::channel::Context>;
 
-/// Viable ones in order of preference. Throws Error(kInvalidArgument) if a list leaves none.
+/// Transports that are usable here, in order of preference. Throws Error(kInvalidArgument) if `names` contains none.
 std::vector<TransportBackend> makeTransports(const std::optional<std::vector<std::string>>& names);
 
-/// The same for channels; none for an empty list, else "basic" is among them. `address` is where channels that listen
-/// themselves do so.
+/// The same for channels. Returns none for an empty list; otherwise "basic" is among them if there is any. `address`:
+/// for channels that listen themselves.
 std::vector<ChannelBackend> makeChannels(
     const std::optional<std::vector<std::string>>& names, const std::vector<TransportBackend>& transports,
     const std::string& address);

@@ -1,8 +1,9 @@
-// Note [How a frame becomes a TensorPipe message]
-// A head of at most kMetadataBytes is the message's metadata, which arrives with the descriptor: one read instead of
-// two (uv: 45 µs a round trip instead of 77). A larger one, or an empty one, is the first payload and the metadata is
-// empty: TensorPipe reads metadata byte by byte. The segments are all payloads, or, if one has at least kChannelBytes
-// and both sides have channels, all tensors. So the receiver tells head and segments apart by the descriptor alone.
+// Note [Frames as TensorPipe messages]
+// A head of at most kMaxMetadataBytes is the metadata of the message, which arrives with the descriptor: one read
+// instead of two (uv: 45 µs a round trip instead of 77). A larger head is the first payload, because TensorPipe reads
+// metadata byte by byte; so is an empty head. The metadata is empty then. The segments are all payloads; or all
+// tensors, if one of them has at least kMinChannelBytes and both sides have channels. So the descriptor alone tells the
+// receiver which parts are the head and the segments.
 
 #include "transport/tensorpipe/connection.h"
 
@@ -14,19 +15,19 @@ namespace torchrpc {
 
 namespace {
 
-constexpr size_t kMetadataBytes = 32 << 10;
-constexpr size_t kChannelBytes = 512 << 10;
+constexpr size_t kMaxMetadataBytes = 32 << 10;
+constexpr size_t kMinChannelBytes = 512 << 10;
 
 }  // namespace
 
 std::string reasonOf(const tensorpipe::Error& error) {
   const auto text = error.what();
-  // Of shm, and of uv.
+  // shm and uv report the end of a connection differently.
   const bool ended = error.isOfType<tensorpipe::EOFError>() || text.starts_with("EOF:");
-  return ended ? "the other side died or closed it" : text.substr(0, text.find(" (this error originated at "));
+  return ended ? "the peer died or closed the connection" : text.substr(0, text.find(" (this error originated at "));
 }
 
-/// Keeps a frame's memory until it is written.
+/// Owns a frame's memory until it is written.
 struct TensorPipeConnection::Outgoing {
   Frame frame;
   std::function<void(Status)> done;
@@ -56,16 +57,16 @@ namespace {
 
 tensorpipe::Message toMessage(Frame& frame, bool channels) {
   tensorpipe::Message message;
-  const bool inline_head = !frame.head.empty() && frame.head.size() <= kMetadataBytes;
+  const bool inline_head = !frame.head.empty() && frame.head.size() <= kMaxMetadataBytes;
   if (inline_head) {
     message.metadata = std::move(frame.head);
   } else {
     message.payloads.push_back({frame.head.data(), frame.head.size(), {}});
   }
   bool large = false;
-  for (const auto& segment : frame.segments) large |= segment.bytes >= kChannelBytes;
+  for (const auto& segment : frame.segments) large |= segment.bytes >= kMinChannelBytes;
   for (const auto& segment : frame.segments) {
-    // TensorPipe wants a pointer to what it only reads; mutable_data() would end sharing between copy-on-write
+    // TensorPipe takes a non-const pointer but only reads. mutable_data() would end the sharing of copy-on-write
     // storages.
     auto* data = const_cast<void*>(segment.data());
     if (large && channels) {
@@ -108,8 +109,9 @@ void TensorPipeConnection::readNext() {
 
 namespace {
 
-Status checkDescriptor(const tensorpipe::Descriptor& descriptor, bool head_apart, bool channels, const Limits& limits) {
-  const size_t payload_segments = descriptor.payloads.size() - (head_apart ? 1 : 0);
+Status checkDescriptor(
+    const tensorpipe::Descriptor& descriptor, bool head_is_payload, bool channels, const Limits& limits) {
+  const size_t payload_segments = descriptor.payloads.size() - (head_is_payload ? 1 : 0);
   if (payload_segments > 0 && !descriptor.tensors.empty()) {
     return Error(ErrorCode::kProtocol, "a message with segments both as payloads and as tensors");
   }
@@ -119,9 +121,9 @@ Status checkDescriptor(const tensorpipe::Descriptor& descriptor, bool head_apart
   if (payload_segments + descriptor.tensors.size() > limits.tensors) {
     return Error(ErrorCode::kFrameTooLarge, "a message of more than " + std::to_string(limits.tensors) + " segments");
   }
-  const auto head_bytes = head_apart ? descriptor.payloads.front().length : descriptor.metadata.size();
+  const auto head_bytes = head_is_payload ? descriptor.payloads.front().length : descriptor.metadata.size();
   if (auto error = checkSize("head", head_bytes, limits.head_bytes)) return error;
-  for (size_t i = head_apart ? 1 : 0; i < descriptor.payloads.size(); ++i) {
+  for (size_t i = head_is_payload ? 1 : 0; i < descriptor.payloads.size(); ++i) {
     if (auto error = checkSize("segment", descriptor.payloads[i].length, limits.segment_bytes)) return error;
   }
   for (const auto& tensor : descriptor.tensors) {
@@ -133,17 +135,17 @@ Status checkDescriptor(const tensorpipe::Descriptor& descriptor, bool head_apart
   return std::nullopt;
 }
 
-/// Makes room in `frame` for what the descriptor announces. Throws what allocators throw.
-tensorpipe::Allocation allocate(tensorpipe::Descriptor& descriptor, bool head_apart, Frame& frame) {
+/// Allocates the parts of `frame` that the descriptor announces. Throws the exceptions of the allocators.
+tensorpipe::Allocation allocate(tensorpipe::Descriptor& descriptor, bool head_is_payload, Frame& frame) {
   tensorpipe::Allocation allocation;
-  if (head_apart) {
+  if (head_is_payload) {
     frame.head.resize(descriptor.payloads.front().length);
     allocation.payloads.push_back({frame.head.data()});
   } else {
     frame.head = std::move(descriptor.metadata);
   }
   frame.segments.reserve(descriptor.payloads.size() + descriptor.tensors.size());
-  for (size_t i = head_apart ? 1 : 0; i < descriptor.payloads.size(); ++i) {
+  for (size_t i = head_is_payload ? 1 : 0; i < descriptor.payloads.size(); ++i) {
     frame.segments.push_back(newSegment(descriptor.payloads[i].length));
     allocation.payloads.push_back({frame.segments.back().mutableData()});
   }
@@ -159,27 +161,27 @@ tensorpipe::Allocation allocate(tensorpipe::Descriptor& descriptor, bool head_ap
 void TensorPipeConnection::onDescriptor(const tensorpipe::Error& error, tensorpipe::Descriptor descriptor) noexcept {
   LoopScope scope(shared_->callbacks);
   if (error) return finish(closeReason(error));
-  const bool head_apart = descriptor.metadata.empty();
-  const bool whole = !head_apart && descriptor.payloads.empty() && descriptor.tensors.empty();
-  if (head_apart && descriptor.payloads.empty()) {
+  const bool head_is_payload = descriptor.metadata.empty();
+  const bool is_whole = !head_is_payload && descriptor.payloads.empty() && descriptor.tensors.empty();
+  if (head_is_payload && descriptor.payloads.empty()) {
     return finish({ErrorCode::kProtocol, describe() + ": a message without a head"});
   }
-  if (auto refused = checkDescriptor(descriptor, head_apart, peer_.channels, shared_->limits)) {
+  if (auto refused = checkDescriptor(descriptor, head_is_payload, peer_.channels, shared_->limits)) {
     return finish({refused->code(), describe() + ": " + refused->text()});
   }
   auto frame = std::make_shared<Frame>();
   tensorpipe::Allocation allocation;
   try {
-    allocation = allocate(descriptor, head_apart, *frame);
+    allocation = allocate(descriptor, head_is_payload, *frame);
   } catch (const std::exception& failure) {
     return finish({ErrorCode::kFrameTooLarge, describe() + ": no memory for a message: " + failure.what()});
   }
-  if (!whole) {
+  if (!is_whole) {
     return pipe_->read(std::move(allocation), [self = shared_from_this(), frame](const tensorpipe::Error& error) {
       self->onBody(error, *frame);
     });
   }
-  // Nothing is left to read, but TensorPipe wants to hear so; how that went shows at the next descriptor.
+  // Nothing is left to read, but TensorPipe requires the call. The next readDescriptor() reports its errors.
   pipe_->read(std::move(allocation), [](const tensorpipe::Error&) {});
   handler_->onFrame(std::move(*frame));
   readNext();
@@ -203,9 +205,9 @@ void TensorPipeConnection::finish(Error reason) {
 }
 
 Error TensorPipeConnection::lost(const std::string& reason) const {
-  const auto who = peer_.name.empty() ? "a peer" : peer_.name;
+  const auto peer = peer_.name.empty() ? "a peer" : peer_.name;
   return {
-      ErrorCode::kWorkerLost, "the connection to " + who + " (tensorpipe, " + peer_.route + ") is lost: " + reason,
+      ErrorCode::kWorkerLost, "the connection to " + peer + " (tensorpipe, " + peer_.route + ") is lost: " + reason,
       peer_.name};
 }
 

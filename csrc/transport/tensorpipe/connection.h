@@ -1,9 +1,9 @@
 #pragma once
 
-// One TensorPipe pipe as a Connection, and what the connections of a transport share.
+// A TensorPipe pipe as a Connection, and the state that the connections of a transport share.
 //
-// Threads: TensorPipe runs the callbacks of a context's pipes one at a time, on whichever of its threads, or of those
-// that call into it, comes first. "On the loop" below means in such a callback.
+// Threads: TensorPipe runs the callbacks of a context's pipes one at a time, on one of its threads or on a thread that
+// calls into it. "On the loop" below means in such a callback.
 
 #include <tensorpipe/tensorpipe.h>
 
@@ -24,20 +24,20 @@ struct TensorPipeShared {
   Callbacks callbacks;
 };
 
-/// TensorPipe's reason without the place in its source.
+/// TensorPipe's error text without its source location.
 std::string reasonOf(const tensorpipe::Error& error);
 
 class TensorPipeConnection : public Connection, public std::enable_shared_from_this<TensorPipeConnection> {
  public:
   struct Peer {
     std::string name;       ///< empty if unknown
-    std::string route;      ///< for people, e.g. "shm://83cc1"
-    bool channels = false;  ///< whether both sides have channels: without them a tensor of TensorPipe's kills the peer
+    std::string route;      ///< for error texts, e.g. "shm://83cc1"
+    bool channels = false;  ///< both sides have channels; sending a tensor to a peer without channels would crash it
   };
 
   TensorPipeConnection(std::shared_ptr<TensorPipeShared> shared, std::shared_ptr<tensorpipe::Pipe> pipe, Peer peer);
 
-  /// Called once, the callback begun on its behalf: it ends with the call to onClosed.
+  /// Called once. The caller has called Callbacks::begin() for it; the matching end() follows onClosed.
   void start(std::shared_ptr<ConnectionHandler> handler);
 
   void send(Frame frame, std::function<void(Status)> done) override;

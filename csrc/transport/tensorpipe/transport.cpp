@@ -1,11 +1,12 @@
-// Owns the context: the only place that joins TensorPipe's threads, so that the last reference to it is never dropped
-// on one of them. Everything else (connections, callbacks) holds TensorPipeShared and pipes, which may go anywhere.
+// The transport owns the context and alone joins TensorPipe's threads, so the context is never destroyed on one of
+// them. Everything else (connections, callbacks) holds TensorPipeShared and pipes, which may be destroyed on any
+// thread.
 //
-// Note [A listener that fails]
-// TensorPipe gives a listener up when any one peer dies in the middle of its handshake, or is no TensorPipe at all: the
-// node would never be reached again. So we listen again, at the same addresses, as soon as the old sockets are closed.
-// That takes waiting, which the loop must not do: a thread that is started for it does. Peers that connect in those
-// few milliseconds are refused.
+// Note [Listener failures]
+// TensorPipe closes a listener when one peer dies in the middle of TensorPipe's handshake, or speaks another protocol.
+// After that no peer could reach the node. Therefore the transport listens again, at the same addresses, as soon as the
+// old sockets are closed. It has to wait for that, and the loop must not block, so a thread is started for it. Peers
+// that connect in those few milliseconds are refused.
 
 #include "transport/tensorpipe/transport.h"
 
@@ -28,7 +29,7 @@ namespace torchrpc {
 
 namespace {
 
-// What a context calls itself, for the accepting side to read: whether it has channels, and the node's name.
+// The name of a context, which the accepting side reads, is one of these (has it channels?) and the name of the node.
 constexpr std::string_view kWithChannels = "channels:";
 constexpr std::string_view kWithoutChannels = "payloads:";
 
@@ -62,7 +63,8 @@ class TensorPipeTransport : public Transport {
   void onAccept(const tensorpipe::Error& error, std::shared_ptr<tensorpipe::Pipe> pipe) noexcept;
   void onListenerFailed(const tensorpipe::Error& error);
   void listenAgain();
-  const TensorPipeAddress::Way& chooseWay(const TensorPipeAddress& address, const std::string& peer_name) const;
+  const TensorPipeAddress::Endpoint& chooseEndpoint(
+      const TensorPipeAddress& address, const std::string& peer_name) const;
 
   // Constant after construction.
   const std::string address_;
@@ -78,7 +80,8 @@ class TensorPipeTransport : public Transport {
   Acceptor acceptor_;
   std::vector<std::string> urls_;
 
-  // One thread at a time: listen(), then the accept callback, then what that posts to recovery_, and so on.
+  // Used by one thread at a time: by listen(), then by the accept callback, then by the task that this callback posts
+  // to recovery_, and so on.
   std::shared_ptr<tensorpipe::Listener> listener_;
   std::unique_ptr<TaskThread> recovery_;
 };
@@ -102,7 +105,7 @@ std::string TensorPipeTransport::listen(Acceptor acceptor) {
   TensorPipeAddress address;
   for (const auto& [name, transport] : transports_) {
     urls_.push_back(listener_->url(name));
-    address.ways.push_back({urls_.back(), transport->domainDescriptor()});
+    address.endpoints.push_back({urls_.back(), transport->domainDescriptor()});
   }
   address.channels = !channels_.empty();
   acceptNext();
@@ -145,7 +148,8 @@ void TensorPipeTransport::onListenerFailed(const tensorpipe::Error& error) {
 void TensorPipeTransport::listenAgain() {
   listener_->close();
   const auto is_free = [](const std::string& url) {
-    // A name of shm's that is still taken only fails the listener once more; a port that is ends the process.
+    // If an address of shm is still in use, the new listener fails and we try again. If a TCP port is in use,
+    // TensorPipe ends the process.
     return url.starts_with("shm://") || isPortFree(url.substr(url.find("://") + 3));
   };
   do {
@@ -156,40 +160,41 @@ void TensorPipeTransport::listenAgain() {
   acceptNext();
 }
 
-const TensorPipeAddress::Way& TensorPipeTransport::chooseWay(
+const TensorPipeAddress::Endpoint& TensorPipeTransport::chooseEndpoint(
     const TensorPipeAddress& address, const std::string& peer_name) const {
   for (const auto& [name, transport] : transports_) {
-    for (const auto& way : address.ways) {
-      if (way.transport() == name && transport->canCommunicateWithRemote(way.domain)) return way;
+    for (const auto& endpoint : address.endpoints) {
+      if (endpoint.transport() == name && transport->canCommunicateWithRemote(endpoint.domain)) return endpoint;
     }
   }
   std::string theirs;
-  for (const auto& way : address.ways) theirs += (theirs.empty() ? "" : ", ") + way.url;
+  for (const auto& endpoint : address.endpoints) theirs += (theirs.empty() ? "" : ", ") + endpoint.url;
   throw Error(
       ErrorCode::kInvalidArgument,
-      "no way to " + peer_name + ": it can be reached by " + theirs + ", this node uses " + namesOf(transports_) +
-          " (shm: within one host only); give both the same transports. " + kAskDoctor,
+      "cannot connect to " + peer_name + ": it can be reached by " + theirs + ", this node uses " +
+          namesOf(transports_) + " (shm: within one host only); give both the same transports. " + kAskDoctor,
       peer_name);
 }
 
 std::shared_ptr<Connection> TensorPipeTransport::connect(
     const std::string& address, const std::string& peer_name, std::shared_ptr<ConnectionHandler> handler) {
   const auto parsed = TensorPipeAddress::parse(address);
-  const auto& way = chooseWay(parsed, peer_name);
+  const auto& endpoint = chooseEndpoint(parsed, peer_name);
   if (!shared_->callbacks.begin()) {
     throw Error(ErrorCode::kShutdown, "cannot connect to " + peer_name + ": the transport is closed", peer_name);
   }
   std::shared_ptr<tensorpipe::Pipe> pipe;
   try {
-    pipe = context_.connect(way.url, tensorpipe::PipeOptions().remoteName(peer_name));
+    pipe = context_.connect(endpoint.url, tensorpipe::PipeOptions().remoteName(peer_name));
   } catch (const std::exception& error) {
     shared_->callbacks.end();
     throw Error(
-        ErrorCode::kInvalidArgument, "cannot connect to " + peer_name + " at " + way.url + ": " + error.what(),
+        ErrorCode::kInvalidArgument, "cannot connect to " + peer_name + " at " + endpoint.url + ": " + error.what(),
         peer_name);
   }
   auto connection = std::make_shared<TensorPipeConnection>(
-      shared_, std::move(pipe), TensorPipeConnection::Peer{peer_name, way.url, parsed.channels && !channels_.empty()});
+      shared_, std::move(pipe),
+      TensorPipeConnection::Peer{peer_name, endpoint.url, parsed.channels && !channels_.empty()});
   connection->start(std::move(handler));
   return connection;
 }

@@ -1,4 +1,4 @@
-// What only TensorPipe has: backends and their probes, addresses, peers in other processes.
+// TensorPipe only: backends and their probes, addresses, peers in other processes.
 
 #include <arpa/inet.h>
 #include <cstddef>
@@ -13,8 +13,8 @@
 #include <thread>
 
 #include "transport/child_process.h"
-#include "transport/kinds.h"
 #include "transport/tensorpipe/address.h"
+#include "transport/transports_under_test.h"
 #include "transport/witness.h"
 
 using namespace torchrpc;
@@ -97,13 +97,13 @@ TEST_CASE("one side with shared memory and one without meet over TCP") {
 TEST_CASE("shared memory is not tried with a peer on another host") {
   Pair<TensorPipeShm> pair;
   auto address = TensorPipeAddress::parse(pair.address);
-  REQUIRE(address.ways.size() == 2);
+  REQUIRE(address.endpoints.size() == 2);
   CHECK_THAT(pair.connect(pair.witness())->describe(), Catch::Contains("shm://"));
-  address.ways[0].domain = "shm:another-boot-id";
+  address.endpoints[0].domain = "shm:another-boot-id";
   CHECK_THAT(pair.a->connect(address.text(), "bob", pair.witness())->describe(), Catch::Contains("uv://"));
 }
 
-TEST_CASE("peers without a transport in common are told so") {
+TEST_CASE("a connection between peers without a common transport is an error that names the transports") {
   auto shm = makeTensorPipe({"shm"}, {});
   std::string text;
   CHECK(
@@ -114,13 +114,13 @@ TEST_CASE("peers without a transport in common are told so") {
 
 TEST_CASE("an address survives its text") {
   TensorPipeAddress address{{{"shm://1#", ""}, {"uv://[::1]:2", "uv:*"}}, true};
-  address.ways[0] = {"shm://1", "shm:x"};
+  address.endpoints[0] = {"shm://1", "shm:x"};
   const auto text = address.text();
   CHECK(text == "tensorpipe:shm://1#shm:x;uv://[::1]:2#uv:*;channels");
   CHECK(TensorPipeAddress::parse(text).text() == text);
 }
 
-TEST_CASE("names of transports and channels that do not exist are passed over") {
+TEST_CASE("names of transports and channels that do not exist are ignored") {
   auto transport = makeTensorPipe({"warp", "uv", "uv"}, Names{"telepathy", "xth", "basic"});
   CHECK(transport->describe() == "tensorpipe(uv; basic)");
 }
@@ -157,7 +157,7 @@ TEST_CASE("child: cma without process_vm_readv", "[.child]") {
   REQUIRE(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
   REQUIRE(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0);
   CHECK_FALSE(probeOf(probeTensorPipeChannels(), "cma").usable);
-  // And what asks for nothing does without.
+  // The default choice does without it.
   CHECK(makeTensorPipe({"uv"}, {})->describe() == "tensorpipe(uv)");
 }
 
@@ -176,7 +176,7 @@ TEST_CASE("child: a peer that waits to be killed", "[.child]") {
   for (;;) pause();
 }
 
-TEMPLATE_TEST_CASE("a peer that is killed is heard of", "", TensorPipeUv, TensorPipeShm) {
+TEMPLATE_TEST_CASE("the death of a peer is reported", "", TensorPipeUv, TensorPipeShm) {
   Pair<TestType> pair;
   ChildProcess child("child: a peer that waits to be killed", pair.address);
   auto bob = pair.accepted();
@@ -191,11 +191,11 @@ TEST_CASE("a node stays reachable when peers die in the middle of a handshake") 
   const auto transports = GENERATE(Names{"uv"}, Names{"shm", "uv"});
   TensorPipeMixed::configurations = {{transports, {}}};
   Pair<TensorPipeMixed> pair;
-  const auto url = TensorPipeAddress::parse(pair.address).ways.back().url;
+  const auto url = TensorPipeAddress::parse(pair.address).endpoints.back().url;
   const auto port = static_cast<uint16_t>(std::stoi(url.substr(url.rfind(':') + 1)));
   for (int round = 0; round < 5; ++round) {
     {
-      // Somebody who connects and is gone.
+      // A peer that connects and disappears.
       sockaddr_in target{};
       target.sin_family = AF_INET;
       target.sin_port = htons(port);
@@ -204,7 +204,7 @@ TEST_CASE("a node stays reachable when peers die in the middle of a handshake") 
       while (::connect(fd, reinterpret_cast<sockaddr*>(&target), sizeof(target)) != 0) std::this_thread::yield();
       ::close(fd);
     }
-    // While the node recovers it refuses; that it recovers is what counts.
+    // While the node recovers, it refuses connections. It must recover.
     Status failure;
     for (int attempt = 0; attempt < 10'000; ++attempt) {
       auto alice = pair.witness();
@@ -217,7 +217,7 @@ TEST_CASE("a node stays reachable when peers die in the middle of a handshake") 
   }
 }
 
-TEST_CASE("no thread of TensorPipe's can die of SIGPIPE") {
+TEST_CASE("SIGPIPE is blocked in all threads of TensorPipe") {
   auto transport = makeTensorPipe({"shm", "uv"}, Names{"cma", "mpt_uv"});
   int seen = 0;
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
