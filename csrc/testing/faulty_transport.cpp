@@ -1,5 +1,5 @@
-// Only sends are touched: handlers and arriving frames pass straight through. A delayed send waits in a table from
-// which the timer, or close(), takes it: whoever does completes it.
+// Faults are injected into sends only; arriving frames reach the handlers unchanged. A delayed send is kept in a table.
+// Either the timer or close() removes it from the table, and the one that does completes it.
 
 #include "testing/faulty_transport.h"
 
@@ -12,7 +12,7 @@ namespace torchrpc {
 
 namespace {
 
-/// A frame on its way to the real connection.
+/// A frame for the inner connection.
 struct PendingSend {
   std::shared_ptr<Connection> connection;
   Frame frame;
@@ -26,7 +26,7 @@ struct PendingSend {
         return done(Error(ErrorCode::kWorkerLost, "a fault was injected into " + connection->describe()));
       case Fault::Action::kDrop: return done(std::nullopt);
       case Fault::Action::kRepeat:
-        // One after the other, so that the memory is free when `done` is called.
+        // The second send starts after the first has completed: when `done` is called, neither needs the memory.
         return connection->send(frame, [again = *this](Status error) {
           if (error) return again.done(std::move(error));
           again.connection->send(again.frame, again.done);
@@ -35,7 +35,7 @@ struct PendingSend {
   }
 };
 
-/// What the connections share; lives until the last of them and the last task of the timer are gone.
+/// Shared by the connections. Lives until the last of them and the last task of the timer are destroyed.
 class Faults : public std::enable_shared_from_this<Faults> {
  public:
   Faults(FaultPolicy policy, Timer& timer) : policy_(std::move(policy)), timer_(timer) {}
@@ -51,7 +51,7 @@ class Faults : public std::enable_shared_from_this<Faults> {
     }
   }
 
-  /// Fails what still waits, and waits for the timer to let go of what does not.
+  /// Fails the delayed sends, and waits until the timer's thread has finished those that it has taken.
   void close() {
     decltype(delayed_) dropped;
     {
@@ -66,7 +66,7 @@ class Faults : public std::enable_shared_from_this<Faults> {
   }
 
  private:
-  /// The number under which it waits, 0 after close().
+  /// Returns the number of the delayed send, 0 after close().
   uint64_t add(PendingSend& send) {
     MutexLock lock(mutex_);
     if (closed_) return 0;

@@ -1,7 +1,7 @@
 #pragma once
 
-// A transport that misbehaves on purpose: decorates another and, by a policy, fails, drops, delays or repeats frames
-// as they are sent. What FAULTY_TENSORPIPE and the protocol tests are made of.
+// A decorator that injects faults into another transport: as a policy decides, it fails, drops, delays or repeats the
+// frames that are sent.
 
 #include <functional>
 #include <memory>
@@ -11,18 +11,18 @@
 
 namespace torchrpc {
 
-/// What happens to one frame.
+/// The fault that is injected into the sending of one frame.
 struct Fault {
   enum class Action { kDeliver, kFail, kDrop, kRepeat };
   Action action = Action::kDeliver;
-  Duration delay{0};  ///< before it is sent; frames behind it may overtake it
+  Duration delay{0};  ///< before the frame is sent; later frames may overtake it
 };
 
-/// Asked once for each frame sent, on the sending thread; must be thread-safe.
+/// Called once for each frame, on the sending thread. Must be thread-safe.
 using FaultPolicy = std::function<Fault(const FrameInfo& frame, const std::string& peer_name)>;
 
-/// `timer` must outlive the transport. kFail completes the send with Error(kWorkerLost) and leaves the connection up;
-/// kDrop completes it as if it had been sent. `peer_name` is empty on accepted connections.
+/// `timer` must outlive the transport. kFail completes the send with Error(kWorkerLost) but leaves the connection open;
+/// kDrop completes it as if the frame had been sent. For accepted connections, the policy's `peer_name` is empty.
 std::unique_ptr<Transport> makeFaultyTransport(std::unique_ptr<Transport> inner, FaultPolicy policy, Timer& timer);
 
 }  // namespace torchrpc

@@ -1,6 +1,7 @@
-// The network is a table of stations; a station is the lasting part of a transport: its loop and its connections. A
-// connection is two ends, each of which acts on the loop of its own station only. All that happens to an end is a task
-// on that loop, so the order of tasks is the order of events: frames sent before a close arrive before it.
+// The network is a table of endpoints. An endpoint is the part of a transport that may outlive it: its loop and its
+// connections. Each connection has two sides (LoopbackConnection), each of which acts only on the loop of its own
+// endpoint. All events of a side are tasks on that loop, so events keep their order: frames that were sent before a
+// close arrive before it.
 
 #include "testing/loopback_transport.h"
 
@@ -21,13 +22,13 @@ namespace {
 
 constexpr std::string_view kScheme = "loopback:";
 
-class LoopbackEnd;
+class LoopbackConnection;
 
-/// What peers may still refer to when the transport is gone.
-struct Station {
-  explicit Station(Limits limits) : limits(limits) {}
+/// Peers may refer to it after the transport has been destroyed.
+struct Endpoint {
+  explicit Endpoint(Limits limits) : limits(limits) {}
 
-  // Constant after construction (acceptor: once the station is on the network).
+  // Constant after construction (acceptor: after the endpoint was added to the network).
   const Limits limits;
   Transport::Acceptor acceptor;
   TaskThread loop;
@@ -35,7 +36,7 @@ struct Station {
   // Guarded by mutex.
   Mutex mutex;
   bool closed TORCHRPC_GUARDED_BY(mutex) = false;
-  std::unordered_set<std::shared_ptr<LoopbackEnd>> ends TORCHRPC_GUARDED_BY(mutex);
+  std::unordered_set<std::shared_ptr<LoopbackConnection>> connections TORCHRPC_GUARDED_BY(mutex);
 };
 
 void copySegments(Frame& frame) {
@@ -46,22 +47,22 @@ void copySegments(Frame& frame) {
   }
 }
 
-class LoopbackEnd : public Connection, public std::enable_shared_from_this<LoopbackEnd> {
+class LoopbackConnection : public Connection, public std::enable_shared_from_this<LoopbackConnection> {
  public:
-  LoopbackEnd(std::shared_ptr<Station> station, std::string peer, std::shared_ptr<ConnectionHandler> handler)
-      : station_(std::move(station)), peer_(std::move(peer)), handler_(std::move(handler)) {}
+  LoopbackConnection(std::shared_ptr<Endpoint> endpoint, std::string peer, std::shared_ptr<ConnectionHandler> handler)
+      : endpoint_(std::move(endpoint)), peer_(std::move(peer)), handler_(std::move(handler)) {}
 
-  /// Before either end is known to anyone else.
-  static void join(const std::shared_ptr<LoopbackEnd>& one, const std::shared_ptr<LoopbackEnd>& other) {
+  /// Called before any other thread knows either side.
+  static void join(const std::shared_ptr<LoopbackConnection>& one, const std::shared_ptr<LoopbackConnection>& other) {
     one->other_ = other;
     other->other_ = one;
   }
 
-  /// Keeps the end alive until it has ended. False if the station is closed.
-  bool enroll() {
-    MutexLock lock(station_->mutex);
-    if (station_->closed) return false;
-    station_->ends.insert(shared_from_this());
+  /// The endpoint keeps this side alive until it has ended. False if the endpoint is closed.
+  bool addToEndpoint() {
+    MutexLock lock(endpoint_->mutex);
+    if (endpoint_->closed) return false;
+    endpoint_->connections.insert(shared_from_this());
     return true;
   }
 
@@ -71,23 +72,23 @@ class LoopbackEnd : public Connection, public std::enable_shared_from_this<Loopb
 
   void end(Error reason) {
     open_ = false;
-    station_->loop.post([self = shared_from_this(), reason = std::move(reason)] { self->finish(reason); });
+    endpoint_->loop.post([self = shared_from_this(), reason = std::move(reason)] { self->finish(reason); });
   }
 
-  /// On the loop, first of all.
+  /// Called on the loop, before any other event.
   void accept() {
-    if (enroll()) handler_ = station_->acceptor(shared_from_this());
-    if (!handler_) finish({ErrorCode::kShutdown, "nobody accepted it"});
+    if (addToEndpoint()) handler_ = endpoint_->acceptor(shared_from_this());
+    if (!handler_) finish({ErrorCode::kShutdown, "the acceptor refused it"});
   }
 
  private:
   Status trySend(Frame frame) {
-    if (auto error = checkFrame(frame, station_->limits)) return error;
+    if (auto error = checkFrame(frame, endpoint_->limits)) return error;
     auto other = open_ ? other_.lock() : nullptr;
     if (other) {
-      copySegments(frame);  // the head was moved in and is nobody else's
+      copySegments(frame);  // the head was moved in, and has no other owner
       auto deliver = [other, frame = std::move(frame)]() mutable { other->onFrame(std::move(frame)); };
-      if (other->station_->loop.post(std::move(deliver))) return std::nullopt;
+      if (other->endpoint_->loop.post(std::move(deliver))) return std::nullopt;
     }
     return Error(ErrorCode::kWorkerLost, "the connection to " + peer_ + " is closed", peer_);
   }
@@ -95,15 +96,15 @@ class LoopbackEnd : public Connection, public std::enable_shared_from_this<Loopb
   // On the loop.
   void onFrame(Frame frame) {
     if (!handler_) return;
-    if (auto error = checkFrame(frame, station_->limits)) return finish(*error);
+    if (auto error = checkFrame(frame, endpoint_->limits)) return finish(*error);
     handler_->onFrame(std::move(frame));
   }
   void finish(const Error& reason) {
     if (std::exchange(finished_, true)) return;
     open_ = false;
     {
-      MutexLock lock(station_->mutex);
-      station_->ends.erase(shared_from_this());
+      MutexLock lock(endpoint_->mutex);
+      endpoint_->connections.erase(shared_from_this());
     }
     if (auto handler = std::move(handler_)) handler->onClosed(reason);
     if (auto other = other_.lock()) {
@@ -113,9 +114,9 @@ class LoopbackEnd : public Connection, public std::enable_shared_from_this<Loopb
   }
 
   // Constant after construction (other_: after join).
-  const std::shared_ptr<Station> station_;
+  const std::shared_ptr<Endpoint> endpoint_;
   const std::string peer_;
-  std::weak_ptr<LoopbackEnd> other_;
+  std::weak_ptr<LoopbackConnection> other_;
 
   std::atomic<bool> open_{true};
 
@@ -128,30 +129,30 @@ class LoopbackEnd : public Connection, public std::enable_shared_from_this<Loopb
 
 class LoopbackNetwork {
  public:
-  uint64_t add(std::shared_ptr<Station> station) {
+  uint64_t add(std::shared_ptr<Endpoint> endpoint) {
     MutexLock lock(mutex_);
-    stations_[++last_] = std::move(station);
+    endpoints_[++last_] = std::move(endpoint);
     return last_;
   }
   void remove(uint64_t number) {
-    std::shared_ptr<Station> dropped;  // destroyed after the lock
+    std::shared_ptr<Endpoint> dropped;  // destroyed after the lock
     MutexLock lock(mutex_);
-    auto found = stations_.find(number);
-    if (found == stations_.end()) return;
+    auto found = endpoints_.find(number);
+    if (found == endpoints_.end()) return;
     dropped = std::move(found->second);
-    stations_.erase(found);
+    endpoints_.erase(found);
   }
-  std::shared_ptr<Station> find(uint64_t number) {
+  std::shared_ptr<Endpoint> find(uint64_t number) {
     MutexLock lock(mutex_);
-    auto found = stations_.find(number);
-    return found == stations_.end() ? nullptr : found->second;
+    auto found = endpoints_.find(number);
+    return found == endpoints_.end() ? nullptr : found->second;
   }
 
  private:
   // Guarded by mutex_.
   Mutex mutex_;
   uint64_t last_ TORCHRPC_GUARDED_BY(mutex_) = 0;
-  std::unordered_map<uint64_t, std::shared_ptr<Station>> stations_ TORCHRPC_GUARDED_BY(mutex_);
+  std::unordered_map<uint64_t, std::shared_ptr<Endpoint>> endpoints_ TORCHRPC_GUARDED_BY(mutex_);
 };
 
 namespace {
@@ -171,26 +172,27 @@ uint64_t parseAddress(const std::string& address) {
 class LoopbackTransport : public Transport {
  public:
   LoopbackTransport(std::shared_ptr<LoopbackNetwork> network, Limits limits)
-      : network_(std::move(network)), station_(std::make_shared<Station>(limits)) {}
+      : network_(std::move(network)), endpoint_(std::make_shared<Endpoint>(limits)) {}
   ~LoopbackTransport() override { close(); }
 
   std::string listen(Acceptor acceptor) override {
-    station_->acceptor = std::move(acceptor);
-    number_ = network_->add(station_);
+    endpoint_->acceptor = std::move(acceptor);
+    number_ = network_->add(endpoint_);
     return std::string(kScheme) + std::to_string(number_);
   }
 
   std::shared_ptr<Connection> connect(
       const std::string& address, const std::string& peer_name, std::shared_ptr<ConnectionHandler> handler) override {
     const auto number = parseAddress(address);
-    auto near = std::make_shared<LoopbackEnd>(station_, peer_name, std::move(handler));
-    if (!near->enroll())
+    auto near = std::make_shared<LoopbackConnection>(endpoint_, peer_name, std::move(handler));
+    if (!near->addToEndpoint())
       throw Error(ErrorCode::kShutdown, "cannot connect to " + peer_name + ": the transport is closed");
-    auto station = network_->find(number);
-    auto far = station ? std::make_shared<LoopbackEnd>(station, "the peer at " + describe(), nullptr) : nullptr;
-    if (far) LoopbackEnd::join(near, far);
-    if (!far || !station->loop.post([far] { far->accept(); })) {
-      near->end({ErrorCode::kWorkerLost, "nobody listens at " + address + " (" + peer_name + ")", peer_name});
+    auto endpoint = network_->find(number);
+    auto far =
+        endpoint ? std::make_shared<LoopbackConnection>(endpoint, "the peer at " + describe(), nullptr) : nullptr;
+    if (far) LoopbackConnection::join(near, far);
+    if (!far || !endpoint->loop.post([far] { far->accept(); })) {
+      near->end({ErrorCode::kWorkerLost, "no worker listens at " + address + " (" + peer_name + ")", peer_name});
     }
     return near;
   }
@@ -198,24 +200,24 @@ class LoopbackTransport : public Transport {
   void close() override {
     std::call_once(close_once_, [this] {
       network_->remove(number_);
-      decltype(station_->ends) ends;
+      decltype(endpoint_->connections) connections;
       {
-        MutexLock lock(station_->mutex);
-        station_->closed = true;
-        ends = station_->ends;
+        MutexLock lock(endpoint_->mutex);
+        endpoint_->closed = true;
+        connections = endpoint_->connections;
       }
-      for (const auto& end : ends) end->close();
-      station_->loop.stop();
+      for (const auto& connection : connections) connection->close();
+      endpoint_->loop.stop();
     });
   }
 
-  bool inLoop() const override { return station_->loop.inLoop(); }
+  bool inLoop() const override { return endpoint_->loop.inLoop(); }
   std::string describe() const override { return std::string(kScheme) + (number_ ? std::to_string(number_) : "-"); }
 
  private:
   // Constant after construction (number_: after listen()).
   const std::shared_ptr<LoopbackNetwork> network_;
-  const std::shared_ptr<Station> station_;
+  const std::shared_ptr<Endpoint> endpoint_;
   std::atomic<uint64_t> number_{0};  // 0: not listening
 
   std::once_flag close_once_;

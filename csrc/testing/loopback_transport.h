@@ -1,7 +1,7 @@
 #pragma once
 
-// Transport between nodes of one process: frames are copied and handed over on the receiver's loop thread.
-// Deterministic enough for protocol tests, and what a single-process group uses.
+// A transport between nodes of one process, for protocol tests. Segments are copied, and frames are delivered on the
+// receiver's loop thread.
 
 #include <memory>
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace torchrpc {
 
-/// The "network" that loopback transports of one group meet on; outlives none of them (they share it).
+/// Connects the loopback transports of one group, which share its ownership.
 class LoopbackNetwork;
 std::shared_ptr<LoopbackNetwork> makeLoopbackNetwork();
 

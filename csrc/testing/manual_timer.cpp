@@ -37,7 +37,7 @@ size_t ManualTimer::pending() const { return state_->schedule.size(); }
 
 void ManualTimer::advance(Duration by) {
   const TimePoint until = now() + by;
-  // A task whose time has passed already does not turn the clock back.
+  // A task whose time has passed already does not set the clock back.
   while (state_->schedule.runNext(until, [&](TimePoint when) { state_->set(std::max(when, now())); })) {
   }
   state_->set(until);

@@ -1,6 +1,6 @@
 #pragma once
 
-// A timer whose clock a test advances.
+// A timer with a clock that only moves when a test advances it.
 
 #include <cstddef>
 #include <functional>
@@ -10,7 +10,7 @@
 
 namespace torchrpc {
 
-/// Time stands still until advance(), which runs the tasks that become due, in order of their time.
+/// advance() runs the tasks that become due, in the order of their times, on the calling thread.
 class ManualTimer : public Timer {
  public:
   ManualTimer();

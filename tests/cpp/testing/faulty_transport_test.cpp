@@ -1,9 +1,9 @@
-// What the faulty transport does to frames; time is the test's.
+// The faults that the faulty transport injects. The test moves the clock.
 
 #include "testing/faulty_transport.h"
 
 #include "testing/manual_timer.h"
-#include "transport/kinds.h"
+#include "transport/transports_under_test.h"
 #include "transport/witness.h"
 
 using namespace torchrpc;
@@ -21,11 +21,11 @@ Frame callFrame(CallId call) {
 
 CallId callOf(const Frame& frame) { return peekFrame(frame.head)->call; }
 
-/// Its policy is the test's, by call id.
+/// Injects the faults that a test sets for call ids.
 struct Faulty {
   static inline std::map<CallId, Fault> faults;
   static inline ManualTimer* timer = nullptr;
-  static inline std::vector<std::string> asked;  // on the test's thread
+  static inline std::vector<std::string> asked;  // only the test's thread sends
 
   Loopback inner;
   std::unique_ptr<Transport> make(Limits limits) {
@@ -48,7 +48,7 @@ struct Fixture {
 
 }  // namespace
 
-TEST_CASE_METHOD(Fixture, "the policy is asked once for each frame, with its kind and its peer") {
+TEST_CASE_METHOD(Fixture, "the policy is called once for each frame, with its kind and its peer") {
   Pair<Faulty> pair;
   auto connection = pair.connect(pair.witness());
   pair.send(*connection, callFrame(1));
@@ -56,7 +56,7 @@ TEST_CASE_METHOD(Fixture, "the policy is asked once for each frame, with its kin
   CHECK(Faulty::asked == std::vector<std::string>{"SCRIPT_CALL to bob", "SCRIPT_CALL to "});
 }
 
-TEST_CASE_METHOD(Fixture, "a frame that is failed is an error and the connection stays") {
+TEST_CASE_METHOD(Fixture, "a failed frame is an error, and the connection stays open") {
   Faulty::faults[1].action = Fault::Action::kFail;
   Pair<Faulty> pair;
   auto connection = pair.connect(pair.witness());
@@ -67,7 +67,7 @@ TEST_CASE_METHOD(Fixture, "a frame that is failed is an error and the connection
   CHECK(callOf(pair.accepted().witness->takeFrame()) == 2);
 }
 
-TEST_CASE_METHOD(Fixture, "a frame that is dropped looks sent and never arrives") {
+TEST_CASE_METHOD(Fixture, "a dropped frame completes as if sent and never arrives") {
   Faulty::faults[1].action = Fault::Action::kDrop;
   Pair<Faulty> pair;
   auto connection = pair.connect(pair.witness());
@@ -76,7 +76,7 @@ TEST_CASE_METHOD(Fixture, "a frame that is dropped looks sent and never arrives"
   CHECK(callOf(pair.accepted().witness->takeFrame()) == 2);
 }
 
-TEST_CASE_METHOD(Fixture, "a frame that is repeated arrives twice and completes once") {
+TEST_CASE_METHOD(Fixture, "a repeated frame arrives twice and completes once") {
   Faulty::faults[1].action = Fault::Action::kRepeat;
   Pair<Faulty> pair;
   auto connection = pair.connect(pair.witness());
@@ -85,7 +85,7 @@ TEST_CASE_METHOD(Fixture, "a frame that is repeated arrives twice and completes 
   CHECK(callOf(pair.accepted().witness->takeFrame()) == 1);
 }
 
-TEST_CASE_METHOD(Fixture, "a frame that is delayed is overtaken, and arrives when its time has come") {
+TEST_CASE_METHOD(Fixture, "a delayed frame is overtaken, and arrives after its delay") {
   Faulty::faults[1].delay = 10s;
   Pair<Faulty> pair;
   auto connection = pair.connect(pair.witness());
@@ -99,7 +99,7 @@ TEST_CASE_METHOD(Fixture, "a frame that is delayed is overtaken, and arrives whe
   CHECK(callOf(pair.accepted().witness->takeFrame()) == 1);
 }
 
-TEST_CASE_METHOD(Fixture, "closing fails the frames that are still delayed, and time brings them no more") {
+TEST_CASE_METHOD(Fixture, "closing fails the frames that are still delayed, which never arrive then") {
   Faulty::faults[1].delay = 10s;
   Faulty::faults[2] = {Fault::Action::kDrop, 10s};
   Pair<Faulty> pair;
@@ -114,7 +114,7 @@ TEST_CASE_METHOD(Fixture, "closing fails the frames that are still delayed, and 
   CHECK(pair.outcome(pair.send(*connection, callFrame(1))));
 }
 
-TEST_CASE_METHOD(Fixture, "a delayed frame whose connection has ended fails when its time has come") {
+TEST_CASE_METHOD(Fixture, "a delayed frame whose connection has ended fails after its delay") {
   Faulty::faults[1].delay = 10s;
   Pair<Faulty> pair;
   auto alice = pair.witness();
