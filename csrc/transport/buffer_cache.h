@@ -1,8 +1,8 @@
 #pragma once
 
-// Memory for large tensors that arrive. The kernel takes longer to hand out fresh pages than to copy a tensor into
-// them, so blocks that tensors let go of are kept for the next ones, a bounded number of bytes; and they ask for huge
-// pages. Thread-safe.
+// Memory for large tensors that arrive. The kernel needs longer to provide fresh pages than it takes to copy a tensor
+// into them. Therefore buffers whose tensors have been destroyed are kept for later tensors, up to a number of bytes,
+// and buffers ask for huge pages. Thread-safe.
 
 #include <c10/core/Allocator.h>
 
@@ -17,17 +17,17 @@ namespace torchrpc {
 
 class BufferCache {
  public:
-  /// The blocks kept while nobody uses them have at most `limit` bytes in all.
-  explicit BufferCache(size_t limit) : limit_(limit) {}
-  /// Frees what is kept; blocks still in use must not outlive it.
+  /// Unused buffers of at most `limit_bytes` in all are kept.
+  explicit BufferCache(size_t limit_bytes) : limit_bytes_(limit_bytes) {}
+  /// Frees the unused buffers. Buffers in use must not outlive the cache.
   ~BufferCache();
   BufferCache(const BufferCache&) = delete;
   BufferCache& operator=(const BufferCache&) = delete;
 
-  /// Not initialised. Throws std::bad_alloc.
+  /// Memory that is not initialised. Throws std::bad_alloc.
   c10::DataPtr allocate(size_t bytes);
 
-  /// Kept at the moment.
+  /// The size of the unused buffers that are kept.
   size_t bytes() const;
 
  private:
@@ -35,22 +35,22 @@ class BufferCache {
     void operator()(void* memory) const { std::free(memory); }
   };
   using Memory = std::unique_ptr<void, Free>;
-  struct Block {
+  struct Buffer {
     BufferCache& cache;
     Memory memory;
     size_t bytes;
   };
-  using Blocks = std::list<Block>;
+  using Buffers = std::list<Buffer>;
 
   static Memory newMemory(size_t bytes, size_t alignment);
-  static void giveBack(void* lent);
-  void keep(Blocks block);
+  /// The deleter of a DataPtr: `context` is a list that holds the one buffer.
+  static void deallocate(void* context);
+  void keep(Buffers buffer);
 
-  const size_t limit_;
+  const size_t limit_bytes_;
   mutable Mutex mutex_;
-  // guarded by mutex_:
-  Blocks kept_;  ///< the latest first
-  size_t kept_bytes_ = 0;
+  Buffers unused_ TORCHRPC_GUARDED_BY(mutex_);  ///< the most recently used first
+  size_t unused_bytes_ TORCHRPC_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace torchrpc

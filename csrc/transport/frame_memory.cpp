@@ -10,11 +10,11 @@
 
 namespace torchrpc {
 
-Status checkSize(const char* what, uint64_t bytes, uint64_t limit) {
+Status checkSize(const char* part, uint64_t bytes, uint64_t limit) {
   if (bytes <= limit) return std::nullopt;
   return Error(
       ErrorCode::kFrameTooLarge,
-      std::string("a message's ") + what + " has " + std::to_string(bytes) + " bytes, more than the limit of " +
+      std::string("a message's ") + part + " has " + std::to_string(bytes) + " bytes, more than the limit of " +
           std::to_string(limit));
 }
 
@@ -32,13 +32,13 @@ Status checkFrame(const Frame& frame, const Limits& limits) {
 
 namespace {
 
-constexpr size_t kCachedFrom = 512 << 10;
-constexpr size_t kKept = 128 << 20;
+constexpr size_t kMinCachedBytes = 512 << 10;
+constexpr size_t kMaxUnusedBytes = 128 << 20;
 
 c10::DataPtr newMemory(size_t bytes) {
-  if (bytes < kCachedFrom) return c10::GetCPUAllocator()->allocate(bytes);
-  static auto& blocks = *new BufferCache(kKept);  // tensors may go while the process exits
-  return blocks.allocate(bytes);
+  if (bytes < kMinCachedBytes) return c10::GetCPUAllocator()->allocate(bytes);
+  static auto& cache = *new BufferCache(kMaxUnusedBytes);  // never destroyed: tensors may end while the process exits
+  return cache.allocate(bytes);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 #pragma once
 
-// What every transport does with the memory of frames: hold it to the limits, make room for what arrives.
+// The memory of frames, for all transports: checks against the limits, and allocation for frames that arrive.
 
 #include <cstddef>
 
@@ -10,14 +10,14 @@
 
 namespace torchrpc {
 
-/// kFrameTooLarge, with the numbers, if the frame is larger than allowed.
+/// kFrameTooLarge, with the size and the limit, if the frame is larger than `limits` allow.
 Status checkFrame(const Frame& frame, const Limits& limits);
 
-/// The same for one part: `what` is "head" or "segment".
-Status checkSize(const char* what, uint64_t bytes, uint64_t limit);
+/// The same for one part of a frame: `part` is "head" or "segment".
+Status checkSize(const char* part, uint64_t bytes, uint64_t limit);
 
-/// Memory of its own, not initialised: from torch's CPU allocator or, where large, from a cache of blocks. Throws what
-/// allocators throw.
+/// A segment with memory of its own, not initialised: from torch's CPU allocator or, if it is large, from a
+/// BufferCache. Throws the exceptions of these allocators.
 Segment newSegment(size_t bytes);
 
 }  // namespace torchrpc

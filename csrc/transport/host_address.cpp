@@ -31,9 +31,9 @@ struct Address {
   sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
   int family() const { return storage.ss_family; }
   void setPort(uint16_t port) {
-    auto& place = family() == AF_INET ? reinterpret_cast<sockaddr_in&>(storage).sin_port
+    auto& field = family() == AF_INET ? reinterpret_cast<sockaddr_in&>(storage).sin_port
                                       : reinterpret_cast<sockaddr_in6&>(storage).sin6_port;
-    place = htons(port);
+    field = htons(port);
   }
   const in6_addr& v6() const { return reinterpret_cast<const sockaddr_in6&>(storage).sin6_addr; }
   in_addr_t v4() const { return ntohl(reinterpret_cast<const sockaddr_in&>(storage).sin_addr.s_addr); }
@@ -68,7 +68,7 @@ class Socket {
   int fd_;
 };
 
-/// The addresses of a name; what cannot be resolved is an error that names `option`.
+/// The addresses of a name. Throws Error(kInvalidArgument) naming `option` if there are none.
 std::vector<Address> resolve(const std::string& host, const std::string& option) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
@@ -87,14 +87,14 @@ std::vector<Address> resolve(const std::string& host, const std::string& option)
           "): give a name that resolves on this machine, or an IP address");
 }
 
-/// Why the address cannot be listened on here, if it cannot.
+/// The reason if this machine cannot listen on the address.
 std::optional<std::string> bindError(const Address& address) {
   Socket socket(address.family(), SOCK_STREAM);
   if (socket.fd() >= 0 && ::bind(socket.fd(), address.get(), address.length) == 0) return std::nullopt;
   return std::strerror(errno);
 }
 
-/// The local address that packets to `target` would carry; nothing is sent.
+/// The source address of packets to `target`; nothing is sent.
 std::optional<Address> sourceTowards(Address target) {
   // A UDP socket cannot be connected to port 0.
   target.setPort(9);
@@ -107,8 +107,8 @@ std::optional<Address> sourceTowards(Address target) {
 }
 
 /// The address of the interface with the default route, loopback on a machine that has no other.
-std::string addressTowardsTheWorld() {
-  // Addresses set aside for documentation: routed like any other, owned by nobody.
+std::string addressOfDefaultRoute() {
+  // Addresses reserved for documentation: routed like any other, but no host has them.
   for (const char* far : {"198.51.100.1", "2001:db8::1"}) {
     for (const auto& target : resolve(far, "")) {
       if (auto source = sourceTowards(target)) return source->text();
@@ -151,7 +151,7 @@ std::optional<std::string> addressFromEnvironment() {
   return std::nullopt;
 }
 
-/// The first of a name's addresses that is this machine's.
+/// The first address of the name that belongs to this machine.
 std::string addressOfHost(const std::string& host) {
   std::string tried;
   for (const auto& address : resolve(host, "host")) {
@@ -178,15 +178,15 @@ bool isNumeric(const std::string& host) {
   return inet_pton(AF_INET, host.c_str(), &ignored) == 1 || inet_pton(AF_INET6, host.c_str(), &ignored) == 1;
 }
 
-/// Many machines give their own name a loopback address. Peers elsewhere know that name too: it does not mean "this
-/// machine only", as a literal loopback address does.
+/// Many machines resolve their own name to a loopback address, and peers on other machines may use that name, too. So,
+/// unlike a literal loopback address, such a name does not mean "this machine only".
 bool meansThisMachineOnly(const std::string& host) { return isNumeric(host) || host == "localhost"; }
 
 std::string addressTowards(const std::string& rendezvous_host) {
   const auto targets = resolve(rendezvous_host, "the rendezvous host");
   const bool local_only = meansThisMachineOnly(rendezvous_host);
   for (const auto& target : targets) {
-    if (target.isLoopback() && !local_only) return addressTowardsTheWorld();
+    if (target.isLoopback() && !local_only) return addressOfDefaultRoute();
     if (target.isLoopback() && !bindError(target)) return target.text();
     if (auto source = target.isLoopback() ? std::nullopt : sourceTowards(target)) return source->text();
   }
@@ -201,22 +201,22 @@ std::string addressTowards(const std::string& rendezvous_host) {
 std::string chooseHostAddress(const HostChoice& choice) {
   if (!choice.host.empty()) return addressOfHost(choice.host);
   if (auto address = addressFromEnvironment()) return *address;
-  return choice.rendezvous_host.empty() ? addressTowardsTheWorld() : addressTowards(choice.rendezvous_host);
+  return choice.rendezvous_host.empty() ? addressOfDefaultRoute() : addressTowards(choice.rendezvous_host);
 }
 
 std::optional<int> listenWherePeersMeet(const std::string& host, uint16_t port) {
-  auto places = resolve(host, "the rendezvous host");
-  // Who says "localhost" finds both of its addresses, who says 127.0.0.1 only that one.
-  std::ranges::stable_sort(places, {}, [](const Address& place) { return place.family() == AF_INET6; });
-  for (auto& place : places) {
-    if (place.isUnspecified() || (place.isLoopback() && !meansThisMachineOnly(host))) return std::nullopt;
+  auto addresses = resolve(host, "the rendezvous host");
+  // A peer that connects to "localhost" tries both of its addresses, one that connects to 127.0.0.1 only that one.
+  std::ranges::stable_sort(addresses, {}, [](const Address& address) { return address.family() == AF_INET6; });
+  for (const auto& address : addresses) {
+    if (address.isUnspecified() || (address.isLoopback() && !meansThisMachineOnly(host))) return std::nullopt;
   }
-  for (auto& place : places) {
-    place.setPort(port);
-    Socket socket(place.family(), SOCK_STREAM);
+  for (auto& address : addresses) {
+    address.setPort(port);
+    Socket socket(address.family(), SOCK_STREAM);
     const int on = 1;
     if (socket.fd() >= 0 && ::setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 &&
-        ::bind(socket.fd(), place.get(), place.length) == 0 && ::listen(socket.fd(), SOMAXCONN) == 0) {
+        ::bind(socket.fd(), address.get(), address.length) == 0 && ::listen(socket.fd(), SOMAXCONN) == 0) {
       return socket.release();
     }
   }
@@ -243,7 +243,7 @@ bool isPortFree(const std::string& address_and_port) {
   if (getaddrinfo(host.c_str(), address_and_port.c_str() + colon + 1, &hints, &found) != 0) return false;
   std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, &freeaddrinfo);
   Socket socket(found->ai_family, SOCK_STREAM);
-  // Connections that are left over from an earlier listener do not count.
+  // SO_REUSEADDR: connections left over from an earlier listener do not count.
   const int on = 1;
   return socket.fd() >= 0 && ::setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 &&
       ::bind(socket.fd(), found->ai_addr, found->ai_addrlen) == 0;

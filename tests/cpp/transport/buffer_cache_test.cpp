@@ -1,4 +1,4 @@
-// Blocks: kept, given out again, within the limit.
+// Buffers are kept and reused, within the limit.
 
 #include "transport/buffer_cache.h"
 
@@ -12,7 +12,7 @@ namespace {
 constexpr size_t kMiB = 1 << 20;
 }
 
-TEST_CASE("a block that is let go of is given out again for as many bytes") {
+TEST_CASE("a released buffer is reused for the same size") {
   BufferCache cache(64 * kMiB);
   auto first = cache.allocate(4 * kMiB);
   const auto* memory = first.get();
@@ -22,14 +22,14 @@ TEST_CASE("a block that is let go of is given out again for as many bytes") {
   CHECK(cache.allocate(4 * kMiB - 100).get() == memory);
 }
 
-TEST_CASE("a block is not given out for fewer bytes than it has, by far") {
+TEST_CASE("a buffer is not reused for a much smaller size") {
   BufferCache cache(64 * kMiB);
   cache.allocate(16 * kMiB).clear();
   const auto small = cache.allocate(2 * kMiB);
   CHECK(cache.bytes() == 16 * kMiB);
 }
 
-TEST_CASE("blocks are kept up to the limit, the latest ones") {
+TEST_CASE("the most recently used buffers are kept, up to the limit") {
   BufferCache cache(8 * kMiB);
   auto old = cache.allocate(4 * kMiB);
   auto recent = cache.allocate(6 * kMiB);
@@ -42,12 +42,12 @@ TEST_CASE("blocks are kept up to the limit, the latest ones") {
   CHECK(cache.bytes() <= 8 * kMiB);
 }
 
-TEST_CASE("blocks have room for what was asked, to the last byte") {
+TEST_CASE("buffers have the requested size") {
   BufferCache cache(0);
   for (const size_t bytes : {size_t{1}, size_t{4097}, kMiB, 2 * kMiB + 1}) {
-    const auto block = cache.allocate(bytes);
-    std::memset(block.get(), 1, bytes);
-    CHECK(static_cast<const char*>(block.get())[bytes - 1] == 1);
+    const auto buffer = cache.allocate(bytes);
+    std::memset(buffer.get(), 1, bytes);
+    CHECK(static_cast<const char*>(buffer.get())[bytes - 1] == 1);
   }
 }
 
