@@ -1,4 +1,4 @@
-"""Backward passes that fail: what the caller is told, what is left behind, and that the next pass works."""
+"""Backward passes that fail: the error, the state that remains, and that the next pass works."""
 
 import os
 import tempfile
@@ -147,7 +147,7 @@ def test_errors_are_those_of_a_local_pass_and_name_the_worker(part, place, group
         assert str(error).splitlines()[0] in str(raised.value)
         assert isinstance(raised.value, type(error))
         assert getattr(raised.value, "code", None) == getattr(error, "code", None)
-        left = 1 if part is hook_after_accumulation else 0  # it had seen it as .grad
+        left = 1 if part is hook_after_accumulation else 0  # the hook had received it as .grad
         assert rpc.rpc_sync(place, leaves_with_gradients, (context_id,)) == left
         eventually(lambda: no_passes_on(group))
 
@@ -156,7 +156,7 @@ failures_left = 0
 
 
 def failing_at_first(times, x):
-    """Fails in the middle: what comes after (and so before, in a backward pass) has a gradient by then."""
+    """Fails in the middle of a backward pass, when the later part of the graph has its gradients."""
     global failures_left
     failures_left = times
 
@@ -221,7 +221,7 @@ def detect_anomaly(on, check_nan=True):
 
 
 class CapturedStderr:
-    """What this process writes to stderr, from C++ too."""
+    """Captures the output of this process to stderr, also that of C++."""
 
     def __init__(self):
         self.file = tempfile.TemporaryFile("w+")  # noqa: SIM115
@@ -235,7 +235,7 @@ class CapturedStderr:
 
 
 @pytest.mark.parametrize("place", ["worker0", "worker1"])
-def test_anomaly_mode_finds_nan_and_shows_where_it_comes_from(place):
+def test_anomaly_mode_finds_nan_and_shows_its_source(place):
     rpc.rpc_sync(place, detect_anomaly, (True,))
     captured = rpc.remote(place, CapturedStderr)
     try:
@@ -252,14 +252,14 @@ def test_anomaly_mode_finds_nan_and_shows_where_it_comes_from(place):
     assert "# line of the forward pass" in text, text
 
 
-# --- passes that cannot be ---
+# --- unsupported passes ---
 
 
 def sum_there(x):
     return x.sum()
 
 
-def test_a_local_pass_over_a_remote_result_tells_what_to_do():
+def test_a_local_pass_over_a_remote_result_raises_an_error_with_advice():
     with dist_autograd.context():
         loss = rpc.rpc_sync("worker1", sum_there, (leaf(),))
         with pytest.raises(RuntimeError, match=r"use torch\.distributed\.autograd\.backward\(context_id, \[loss\]\)"):
@@ -270,7 +270,7 @@ def double_there(x):
     return rpc.rpc_sync("worker1", torch.mul, (x, 2))
 
 
-def test_a_reentrant_checkpoint_around_a_remote_call_tells_what_to_do():
+def test_a_reentrant_checkpoint_around_a_remote_call_raises_an_error_with_advice():
     with dist_autograd.context() as context_id:
         loss = checkpoint(double_there, leaf(), use_reentrant=True).sum()
         with pytest.raises(RuntimeError, match=r"use_reentrant=False\) around remote calls"):

@@ -1,4 +1,4 @@
-"""Backends that others register: what their handlers are given, what they can do, and what is said when they fail."""
+"""Backends that users register: the arguments of their handlers, the calls they can make, the errors."""
 
 import logging
 from datetime import timedelta
@@ -39,7 +39,7 @@ def make_agent(store, name, rank, world_size, rpc_backend_options):
 
 @pytest.fixture
 def register(monkeypatch):
-    """Registers a backend for the time of the test; no agent is left behind."""
+    """Registers a backend for one test; fails if the test leaves an agent."""
     monkeypatch.setattr(backend_registry, "BackendType", backend_registry.BackendType)
     yield lambda make_options=make_options, make_agent=make_agent: backend_registry.register_backend(
         "OURS", make_options, make_agent
@@ -55,7 +55,7 @@ def url(tmp_path):
     return f"file://{tmp_path}/store"
 
 
-def test_the_handlers_are_given_what_torch_gives_them(register, url, monkeypatch):
+def test_the_handlers_get_the_same_arguments_as_with_torch(register, url, monkeypatch):
     given = []
 
     def options(*args, **kwargs):
@@ -81,7 +81,7 @@ def test_the_handlers_are_given_what_torch_gives_them(register, url, monkeypatch
     assert kwargs == {"name": "w", "rank": 0, "world_size": 1, "rpc_backend_options": made}
 
 
-def test_options_are_made_with_the_defaults_if_there_are_none(register, monkeypatch):
+def test_missing_options_are_made_with_the_defaults(register, monkeypatch):
     given = []
 
     def options(*args, **kwargs):
@@ -94,7 +94,7 @@ def test_options_are_made_with_the_defaults_if_there_are_none(register, monkeypa
     assert given == [((60.0, "env://"), {})]
 
 
-def test_the_backend_is_inferred_from_its_options_and_said(register, url, caplog):
+def test_the_backend_is_inferred_from_its_options_and_logged(register, url, caplog):
     def agent(store, name, rank, world_size, rpc_backend_options):
         raise LookupError(f"{name} of {world_size}")
 
@@ -147,7 +147,7 @@ class Stranger(rpc.RpcAgent):
         pass
 
 
-def test_an_agent_of_another_make_is_named_where_it_cannot_help(register, url):
+def test_calls_with_an_agent_of_another_class_name_that_class(register, url):
     backend = register(make_agent=lambda **k: Stranger())
     rpc.init_rpc("stranger", backend=backend, rank=0, world_size=1, rpc_backend_options=OurOptions(init_method=url))
     try:
@@ -159,7 +159,7 @@ def test_an_agent_of_another_make_is_named_where_it_cannot_help(register, url):
 
 
 def exchange(store, name, rank, world_size, rpc_backend_options):
-    """As a backend for another kind of device does it: devices are told over gloo before there is an agent."""
+    """Like a backend for another kind of device: workers exchange their devices over gloo before the agent starts."""
     maps = {name: rpc_backend_options.device_maps}
     devices = []
     if world_size:
@@ -198,7 +198,7 @@ def twice(rank, url):
         rpc.shutdown()
 
 
-def test_a_backend_of_others_forms_one_group_after_another_on_a_store(url):
+def test_a_users_backend_forms_one_group_after_another_on_a_store(url):
     run_ranks(twice, 2, url, start_method="forkserver", init=False)
 
 
@@ -218,5 +218,5 @@ def join(rank, folder):
     rpc.shutdown()
 
 
-def test_a_backend_of_others_lets_workers_join_a_growing_group(tmp_path):
+def test_a_users_backend_lets_workers_join_a_growing_group(tmp_path):
     run_ranks(join, 2, str(tmp_path), start_method="forkserver", init=False)

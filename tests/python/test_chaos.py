@@ -1,4 +1,4 @@
-"""The quick ones of tests/chaos.py, one of each sort; `python tests/chaos.py` runs all, at full length if told so."""
+"""Quick cases of tests/chaos.py; `python tests/chaos.py` runs all cases, with --scale 1 at full length."""
 
 import importlib
 import sys
@@ -39,7 +39,7 @@ QUICK = [
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_it_ends_as_it_should(name):
+def test_the_case_passes(name):
     [case] = [case for case in CASES if case.name == name]
     outcome = run_case(case, Settings(scale=0.001))
     assert outcome.verdict == "pass", outcome.seen

@@ -29,7 +29,7 @@ def names():
 
 
 class Member:
-    """One process of a group: joins, leaves, and tells the others what it has done by files."""
+    """One process of a group: joins, leaves, and reports its steps to the others by files."""
 
     def __init__(self, rank, folder, method):
         self.rank, self.folder, self.method = rank, Path(folder), method
@@ -78,7 +78,7 @@ def come_one_by_one(member, port):
     return seen, answers
 
 
-def test_who_comes_later_is_known_to_those_who_were_there(tmp_path, kind):
+def test_a_worker_that_joins_later_is_known_to_all_members(tmp_path, kind):
     results = run_group(3, come_one_by_one, tmp_path, kind)
     everyone = ["worker0", "worker1", "worker2"]
     assert [seen for seen, _ in results] == [everyone[:1], everyone[:2], everyone]
@@ -86,7 +86,7 @@ def test_who_comes_later_is_known_to_those_who_were_there(tmp_path, kind):
 
 
 def leave_in_order(member, port):
-    """Rank 0, where the others met, leaves first, and its process ends."""
+    """Rank 0, which serves the store, leaves first, and its process ends."""
     member.join()
     member.tell("joined")
     member.await_told_by_all("joined")
@@ -138,14 +138,14 @@ def come_back(member, port):
     return seen
 
 
-def test_a_worker_may_come_back(tmp_path, kind):
+def test_a_worker_may_join_again(tmp_path, kind):
     stayed, came = run_group(2, come_back, tmp_path, kind)
     assert stayed == [["worker0"]] * 2
     assert came == [["worker0", "worker1"]] * 2
 
 
 class Watched(dist.PrefixStore):
-    """Tells when somebody has asked for the token."""
+    """A store that sets `asked` when a worker has asked for the token."""
 
     def __init__(self, store):
         super().__init__("group", store)
@@ -158,7 +158,7 @@ class Watched(dist.PrefixStore):
 
 
 def wait_to_leave(store):
-    """A thread that waits for its turn; it enters its name in the list when it has it."""
+    """Start a thread that waits for the token, and appends its name to the list when it has it."""
     store, entered = Watched(store), []
 
     def leave():
@@ -178,8 +178,8 @@ def store_with_holder():
     return store, group
 
 
-def test_who_waits_for_the_token_can_still_use_the_store():
-    """Or else the holder, who calls the waiting worker, waits for it in turn."""
+def test_a_worker_that_waits_for_the_token_can_use_the_store():
+    """Otherwise a holder that calls the waiting worker would wait for that worker."""
     store, group = store_with_holder()
     thread, entered = wait_to_leave(store)
     store.set("address", "here")
@@ -192,7 +192,7 @@ def test_who_waits_for_the_token_can_still_use_the_store():
     assert entered == ["leaver"] and group.get(_utils._TOKEN) == b""
 
 
-def test_who_waits_to_leave_does_so_when_the_store_goes():
+def test_a_worker_that_waits_to_leave_does_so_when_the_store_ends():
     store, group = store_with_holder()
     client = dist.TCPStore("127.0.0.1", store.port, is_master=False, timeout=timedelta(seconds=10))
     thread, entered = wait_to_leave(client)

@@ -1,4 +1,4 @@
-"""Which transport a group uses, and that workers which disagree say so."""
+"""The transport that a group uses, and the errors of workers with different transports."""
 
 import multiprocessing
 import os
@@ -24,7 +24,7 @@ def transport_in_use():
 
 
 @pytest.mark.parametrize("said", TRANSPORTS)
-def test_a_group_uses_what_its_options_say(said):
+def test_a_group_uses_the_transport_of_its_options(said):
     with testing.workers(2, **TRANSPORTS[said]) as names:
         assert transport_in_use().startswith("native" if "native" in said else "tensorpipe")
         large = torch.rand(1000, 1000)
@@ -46,7 +46,7 @@ def test_tcp_can_be_had_within_a_host():
         assert rpc.rpc_sync(names[1], torch.add, args=(torch.ones(2), 1)).tolist() == [2, 2]
 
 
-def test_strangers_are_counted_and_peers_are_not():
+def test_unauthenticated_peers_are_counted_and_workers_are_not():
     with testing.workers(2) as names:
         rpc.rpc_sync(names[1], torch.ones, args=([1],))
         info = rpc.api._get_current_rpc_agent().get_debug_info()
@@ -60,7 +60,7 @@ def test_strangers_are_counted_and_peers_are_not():
         address = store.get("worker/0").decode(errors="replace")
         host, port = re.search(r"tcp=\[?([^;]*?)\]?:(\d+);", address).groups()
         with socket.create_connection((host, int(port)), timeout=60) as stranger:
-            stranger.sendall(b"GET / HTTP/1.1\r\n")  # as long as the beginning of a greeting
+            stranger.sendall(b"GET / HTTP/1.1\r\n")  # as long as the first handshake message
             assert stranger.recv(1) == b""
         assert agent.get_debug_info()["transport.refused_peers"] == "1"
     finally:
@@ -80,7 +80,7 @@ def disagree(rank):
         rpc.shutdown(graceful=False)
 
 
-def test_workers_that_disagree_are_told_what_to_do(tmp_path, monkeypatch):
+def test_different_transports_are_an_error_with_advice(tmp_path, monkeypatch):
     monkeypatch.setenv("INIT_METHOD", f"file://{tmp_path}/store")
     for text in testing.run_ranks(disagree, 2, init=False):
         assert text and "TORCHRPC_TRANSPORT" in text
@@ -100,10 +100,10 @@ def add_to_kept(number):
     return [float(tensor[0]) + float(tensor[-1]) for tensor in KEPT]
 
 
-def test_large_tensors_belong_to_each_side_alone_however_many_are_kept():
-    # More than the memory that is shared has room for: some come through the ring.
+def test_large_tensors_are_independent_copies_even_if_many_are_kept():
+    # More than the shared memory has room for: some tensors go through the ring.
     with testing.workers(2) as names:
-        rpc.rpc_sync(names[1], torch.ones, args=([1],))  # what waits for the connection comes through the ring
+        rpc.rpc_sync(names[1], torch.ones, args=([1],))  # messages that wait for the connection go through the ring
         sent = [torch.full((1 << 20,), float(i)) for i in range(40)]
         came = rpc.rpc_sync(names[1], keep, args=(sent,))
         for tensor in sent:
@@ -132,7 +132,7 @@ def test_a_forked_process_has_the_tensors_as_they_were():
         child = context.Process(target=sum_when_told, args=(received, there))
         child.start()
         received.fill_(5)
-        del received  # what comes next could be where it was
+        del received  # the next tensor could reuse its memory
         others = [rpc.rpc_sync(names[1], torch.zeros, args=([size],)) for _ in range(2)]
         here.send("go")
         assert here.recv() == size
