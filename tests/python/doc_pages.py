@@ -63,11 +63,11 @@ def run_fragments(page, name, folder):
     namespace = vars(importlib.import_module(name))
     for statement in statements:
         if not isinstance(statement, DEFINITIONS):
-            said = io.StringIO()
-            with contextlib.redirect_stdout(said):
+            output = io.StringIO()
+            with contextlib.redirect_stdout(output):
                 exec(compile(ast.Module([statement], []), page, "exec"), namespace)
             promise = PRINTS.match(lines[statement.end_lineno])
-            if promise and said.getvalue().strip() != promise[1]:
+            if promise and output.getvalue().strip() != promise[1]:
                 raise AssertionError(
-                    f"{page}:{statement.end_lineno} promises {promise[1]}, but prints {said.getvalue()}"
+                    f"{page}:{statement.end_lineno} promises {promise[1]}, but prints {output.getvalue()}"
                 )

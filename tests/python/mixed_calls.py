@@ -80,7 +80,7 @@ def make_call(rng, largest):
 
 def run(calls, seed, largest, to="worker1"):
     """Make the calls, up to 8 at a time. Return counts by kind; AssertionError for the first result that differs."""
-    rng, counts, waiting = random.Random(seed), Counter(), []
+    rng, counts, outstanding = random.Random(seed), Counter(), []
 
     def check(number, kind, layout, expected, get):
         result = get()
@@ -95,14 +95,14 @@ def run(calls, seed, largest, to="worker1"):
             result = rpc.rpc_sync(to, function, args)
             check(number, kind, layout, expected, lambda result=result: result)
         elif mode == "rpc_async":
-            waiting.append((number, kind, layout, expected, rpc.rpc_async(to, function, args).wait))
+            outstanding.append((number, kind, layout, expected, rpc.rpc_async(to, function, args).wait))
         else:
-            waiting.append((number, kind, layout, expected, rpc.remote(to, function, args).to_here))
-        if len(waiting) > 8 or rng.random() < 0.2:
-            for each in waiting:
+            outstanding.append((number, kind, layout, expected, rpc.remote(to, function, args).to_here))
+        if len(outstanding) > 8 or rng.random() < 0.2:
+            for each in outstanding:
                 check(*each)
-            waiting.clear()
-    for each in waiting:
+            outstanding.clear()
+    for each in outstanding:
         check(*each)
     return counts
 
@@ -112,16 +112,16 @@ def main():
     parser.add_argument("--calls", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--largest", type=int, default=64, help="MiB")
-    given = parser.parse_args()
+    options = parser.parse_args()
     with workers(2):
-        largest = given.largest << 20
+        largest = options.largest << 20
         start = time.monotonic()
         for kind in ("dense", "strided"):  # the largest size at least once
-            tensor = make_tensor(random.Random(given.seed), largest, torch.float32, kind)
+            tensor = make_tensor(random.Random(options.seed), largest, torch.float32, kind)
             assert equal(rpc.rpc_sync("worker1", plain, (tensor, {"name": "", "count": 0}))[0], tensor)
-        counts = run(given.calls, given.seed, largest)
+        counts = run(options.calls, options.seed, largest)
         seconds = time.monotonic() - start
-    print(f"{given.calls} calls (seed {given.seed}) in {seconds:.1f} s, each result equal to a local call's")
+    print(f"{options.calls} calls (seed {options.seed}) in {seconds:.1f} s, each result equal to a local call's")
     print(", ".join(f"{count} {name}" for name, count in sorted(counts.items())))
 
 

@@ -109,13 +109,13 @@ def run_locally(stage, passes=1):
     return plain(x.grad), ([plain(here.weight.grad), plain(here.bias.grad)], plain(here.notes))
 
 
-def run_distributed(stage, place, mode="smart", passes=1):
-    at = {"here": "worker0", "there": "worker1"}[place]
+def run_distributed(stage, location, mode="smart", passes=1):
+    at = {"here": "worker0", "there": "worker1"}[location]
     rpc.rpc_sync(at, begin, (True,))
     x = leaf(0)
     with dist_autograd.context() as context_id:
         received = rpc.rpc_sync("worker1", torch.mul, (x, 2))
-        output = run_stage(stage, received) if place == "here" else rpc.rpc_sync(at, run_stage, (stage, received))
+        output = run_stage(stage, received) if location == "here" else rpc.rpc_sync(at, run_stage, (stage, received))
         loss = rpc.rpc_sync("worker1", torch.sum, (output,))
         for remaining in reversed(range(passes)):
             dist_autograd.backward(context_id, [loss], retain_graph=remaining > 0, mode=mode)
@@ -328,7 +328,7 @@ def checkpoints_around_remote_calls(here, x):
     return checkpoint(block_elsewhere, here.call, x, here.weight, use_reentrant=False)
 
 
-# --- views, in-place operations, unusual gradients ---
+# --- views, in-location operations, unusual gradients ---
 
 
 def views_changed_in_place(here, x):
@@ -389,15 +389,15 @@ STAGES = [
 ]
 
 
-@pytest.mark.parametrize("place", ["here", "there"])
+@pytest.mark.parametrize("location", ["here", "there"])
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.__name__)
-def test_a_part_of_a_distributed_pass_behaves_like_a_local_pass(stage, place):
-    check_same(run_distributed(stage, place, "smart"), run_locally(stage))
+def test_a_part_of_a_distributed_pass_behaves_like_a_local_pass(stage, location):
+    check_same(run_distributed(stage, location, "smart"), run_locally(stage))
     if stage is not checkpoints_around_remote_calls:  # the recomputed calls belong to no pass, and "fast" waits for all
-        check_same(run_distributed(stage, place, "fast"), run_locally(stage))
+        check_same(run_distributed(stage, location, "fast"), run_locally(stage))
 
 
-@pytest.mark.parametrize("place", ["here", "there"])
+@pytest.mark.parametrize("location", ["here", "there"])
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.__name__)
-def test_gradients_of_several_passes_add_up_as_in_local_ones(stage, place):
-    check_same(run_distributed(stage, place, passes=3), run_locally(stage, passes=3))
+def test_gradients_of_several_passes_add_up_as_in_local_ones(stage, location):
+    check_same(run_distributed(stage, location, passes=3), run_locally(stage, passes=3))

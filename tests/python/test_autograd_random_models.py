@@ -348,7 +348,7 @@ def group():
 
 
 def expected(seed, model):
-    """Return gradients or error of the model in one process, and whether mode "fast" applies. None: torch cannot run it."""
+    """Return gradients or error of the model in one process, and whether "fast" applies; None: torch cannot run it."""
     local = Local(seed, model)
     try:
         roots = roots_of(run(local, model, 0, []))

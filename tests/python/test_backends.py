@@ -56,14 +56,14 @@ def url(tmp_path):
 
 
 def test_the_handlers_get_the_same_arguments_as_with_torch(register, url, monkeypatch):
-    given = []
+    calls = []
 
     def options(*args, **kwargs):
-        given.append((args, kwargs))
+        calls.append((args, kwargs))
         return make_options(*args, **kwargs)
 
     def agent(*args, **kwargs):
-        given.append((args, kwargs))
+        calls.append((args, kwargs))
         return make_agent(*args, **kwargs)
 
     backend = register(options, agent)
@@ -75,23 +75,23 @@ def test_the_handlers_get_the_same_arguments_as_with_torch(register, url, monkey
         assert type(rpc._get_current_rpc_agent()) is OurAgent
     finally:
         rpc.shutdown()
-    assert given[0] == ((7, url), {"colour": "green"})
-    args, kwargs = given[1]
+    assert calls[0] == ((7, url), {"colour": "green"})
+    args, kwargs = calls[1]
     assert args == () and isinstance(kwargs.pop("store"), dist.Store)
     assert kwargs == {"name": "w", "rank": 0, "world_size": 1, "rpc_backend_options": made}
 
 
 def test_missing_options_are_made_with_the_defaults(register, monkeypatch):
-    given = []
+    calls = []
 
     def options(*args, **kwargs):
-        given.append((args, kwargs))
+        calls.append((args, kwargs))
         raise LookupError("that is enough")
 
     backend = register(options)
     with pytest.raises(LookupError):
         rpc.init_rpc("w", backend=backend, rank=0, world_size=1)
-    assert given == [((60.0, "env://"), {})]
+    assert calls == [((60.0, "env://"), {})]
 
 
 def test_the_backend_is_inferred_from_its_options_and_logged(register, url, caplog):
@@ -133,11 +133,11 @@ def test_handlers_that_return_nothing_are_named(register, url, monkeypatch, make
         rpc.init_rpc("w", backend=backend, rank=0, world_size=1, rpc_backend_options=options)
 
 
-class Stranger(rpc.RpcAgent):
+class OtherAgent(rpc.RpcAgent):
     def start(self):
-        self.me = rpc.WorkerInfo("stranger", 0)
+        self.me = rpc.WorkerInfo("other", 0)
 
-    def get_worker_info(self, worker_name="stranger"):
+    def get_worker_info(self, worker_name="other"):
         return self.me
 
     def get_worker_infos(self):
@@ -148,12 +148,12 @@ class Stranger(rpc.RpcAgent):
 
 
 def test_calls_with_an_agent_of_another_class_name_that_class(register, url):
-    backend = register(make_agent=lambda **k: Stranger())
-    rpc.init_rpc("stranger", backend=backend, rank=0, world_size=1, rpc_backend_options=OurOptions(init_method=url))
+    backend = register(make_agent=lambda **k: OtherAgent())
+    rpc.init_rpc("other", backend=backend, rank=0, world_size=1, rpc_backend_options=OurOptions(init_method=url))
     try:
-        assert rpc.get_worker_info().name == "stranger"
-        with pytest.raises(RuntimeError, match="a Stranger, is not one of torchrpc's own"):
-            rpc.rpc_sync("stranger", torch.add, args=(1, 2))
+        assert rpc.get_worker_info().name == "other"
+        with pytest.raises(RuntimeError, match="a OtherAgent, is not one of torchrpc's own"):
+            rpc.rpc_sync("other", torch.add, args=(1, 2))
     finally:
         api._drop_agent()
 
@@ -204,7 +204,7 @@ def test_a_users_backend_forms_one_group_after_another_on_a_store(url):
 
 def join(rank, folder):
     backend = backend_registry.register_backend("EXCHANGE", make_options, exchange)
-    store = dist.FileStore(f"{folder}/told", 2)
+    store = dist.FileStore(f"{folder}/steps", 2)
     store.set_timeout(timedelta(seconds=30))
     options = make_options(30, f"file://{folder}/store")
     if rank == 1:

@@ -32,13 +32,13 @@ def same_object(a, b):
     return a is b
 
 
-def places_of_first_alike(values):
+def indices_of_first_aliases(values):
     """Return, for each tensor, the index of the first one that shares its memory."""
     addresses = [value.data_ptr() for value in values]
     return [addresses.index(address) for address in addresses]
 
 
-def lives_on_after_use(tensors):
+def survives_the_arguments(tensors):
     seen = [weakref.ref(tensor) for tensor in tensors]
     tensors.clear()
     return [tensor() is not None for tensor in seen]
@@ -249,15 +249,17 @@ def test_an_object_sent_twice_in_a_call_arrives_as_one_object():
 
 def test_a_tensor_repeated_in_a_long_list_arrives_as_one_tensor():
     tensors = [torch.randn(3) for _ in range(40)]
-    places = [random.randrange(40) for _ in range(200)]
-    sent = [tensors[place] for place in places]
-    assert rpc.rpc_sync("worker1", places_of_first_alike, args=(sent,)) == [places.index(place) for place in places]
+    indices = [random.randrange(40) for _ in range(200)]
+    sent = [tensors[index] for index in indices]
+    assert rpc.rpc_sync("worker1", indices_of_first_aliases, args=(sent,)) == [
+        indices.index(index) for index in indices
+    ]
 
 
 @pytest.mark.parametrize("count", [1, 100])
 def test_a_function_can_free_its_argument_tensors(count):
     tensors = [torch.randn(3) for _ in range(count)]
-    assert rpc.rpc_sync("worker1", lives_on_after_use, args=(tensors,)) == [False] * count
+    assert rpc.rpc_sync("worker1", survives_the_arguments, args=(tensors,)) == [False] * count
 
 
 def test_a_container_may_contain_itself():

@@ -85,8 +85,8 @@ def test_another_torch_is_refused_with_both_versions(consumer, tmp_path):
     (other / "TorchConfigVersion.cmake").write_text('set(PACKAGE_VERSION "1.99.0")\n')
     run = configure(consumer, consumer / "build", f"-Dtorchrpc_TORCH_DIR={tmp_path}/torch", check=False)
     assert run.returncode != 0
-    told = " ".join(run.stderr.split())
-    assert "built with torch 2.13" in told and "found torch 1.99" in told
+    errors = " ".join(run.stderr.split())
+    assert "built with torch 2.13" in errors and "found torch 1.99" in errors
 
 
 def test_the_old_abi_is_refused(consumer):
@@ -126,9 +126,9 @@ def digits(tmp_path_factory):
 
 
 def assert_both_trainers_learned(output):
-    told = re.findall(r"trainer(\d): (\d+) updates, ([\d.]+) ms per update, .* accuracy ([\d.]+)%", output)
-    assert sorted(trainer for trainer, *_ in told) == ["1", "2"], output
-    assert all(int(updates) > 200 and float(accuracy) > 90 for _, updates, _, accuracy in told), output
+    results = re.findall(r"trainer(\d): (\d+) updates, ([\d.]+) ms per update, .* accuracy ([\d.]+)%", output)
+    assert sorted(trainer for trainer, *_ in results) == ["1", "2"], output
+    assert all(int(updates) > 200 and float(accuracy) > 90 for _, updates, _, accuracy in results), output
 
 
 @pytest.mark.timeout(400)

@@ -28,7 +28,7 @@ def diagnose(environment, capfd):
 
 
 @pytest.fixture
-def calm(monkeypatch):
+def fixed_trials(monkeypatch):
     """Replaces trials by a fixed answer, for tests of the texts."""
     monkeypatch.setattr(doctor, "trial", lambda *_, **__: (("native(tcp)", "native:tcp=10.1.2.3:80;host=x"), ""))
 
@@ -68,7 +68,7 @@ def test_a_rendezvous_that_cannot_be_resolved_is_named(diagnose):
     assert re.search(r"FAILED +MASTER_ADDR=no-such-host.invalid, MASTER_PORT=1234 cannot be resolved", text)
 
 
-def test_a_process_that_listens_at_the_rendezvous_is_reported(calm, monkeypatch):
+def test_a_process_that_listens_at_the_rendezvous_is_reported(fixed_trials, monkeypatch):
     import socket
 
     with socket.socket() as listener:
@@ -81,7 +81,7 @@ def test_a_process_that_listens_at_the_rendezvous_is_reported(calm, monkeypatch)
     assert any("no process listens there yet" in finding.text for finding in doctor.rendezvous())
 
 
-def test_an_address_that_other_machines_reach_has_a_warning(calm):
+def test_an_address_that_other_machines_reach_has_a_warning(fixed_trials):
     levels = {finding.level: finding.text for finding in doctor.address()}
     assert "10.1.2.3" in levels["ok"] and "MASTER_ADDR is not set" in levels["ok"]
     assert "not encrypted" in levels["note"]
@@ -106,7 +106,7 @@ def test_a_trial_that_dies_or_hangs_is_a_finding(monkeypatch):
     assert found is None and "did not end in 0.5 s" in reason
 
 
-def test_few_descriptors_are_noted(calm, monkeypatch):
+def test_few_descriptors_are_noted(fixed_trials, monkeypatch):
     monkeypatch.setattr(doctor.resource, "getrlimit", lambda _: (40, 4096))
     first = next(iter(doctor.limits()))
     assert first.level == "note" and "enough for about 20 workers" in first.text and "ulimit -n 4096" in first.text
@@ -124,8 +124,8 @@ def test_a_missing_extension_is_reported(capsys, monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     assert doctor.main([]) == 1
-    said = capsys.readouterr().out
-    assert "the extension torchrpc._C does not load: no such symbol" in said and "Address" not in said
+    output = capsys.readouterr().out
+    assert "the extension torchrpc._C does not load: no such symbol" in output and "Address" not in output
 
 
 def test_help_says_what_the_exit_code_means(run_python):

@@ -54,13 +54,13 @@ def wait_for_none_of(count, worker):
 
 
 def fail_calls():
-    told = []
+    results = []
     for _ in range(3):
         try:
-            told.append(rpc.rpc_sync("worker1", torch.neg, (torch.ones(1),)).item())
+            results.append(rpc.rpc_sync("worker1", torch.neg, (torch.ones(1),)).item())
         except RuntimeError as exc:
-            told.append(str(exc))
-    return told
+            results.append(str(exc))
+    return results
 
 
 def test_a_call_fails_as_often_as_ordered():

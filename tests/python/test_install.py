@@ -93,23 +93,23 @@ def script(tmp_path):
     return write
 
 
-def told(output):
+def implementations(output):
     return dict(line.split() for line in output.splitlines())
 
 
 def test_nothing_is_replaced_without_a_request(run_python, script):
-    assert set(told(run_python(script(CHILDREN)).stdout).values()) == {"torch"}
+    assert set(implementations(run_python(script(CHILDREN)).stdout).values()) == {"torch"}
     result = run_python("-c", WHICH + "import torchrpc.rpc; torchrpc.rpc.rpc_sync; print(which())")
     assert result.stdout.strip() == "torch"
 
 
 def test_the_environment_replaces_in_every_process(run_python, script):
-    output = told(run_python(script(CHILDREN), env={"TORCHRPC_REPLACE": "1"}).stdout)
+    output = implementations(run_python(script(CHILDREN), env={"TORCHRPC_REPLACE": "1"}).stdout)
     assert output == {name: "torchrpc" for name in EVERYWHERE}
 
 
 def test_the_launcher_replaces_in_every_process(run_python, script):
-    output = told(run_python("-m", "torchrpc", script(CHILDREN)).stdout)
+    output = implementations(run_python("-m", "torchrpc", script(CHILDREN)).stdout)
     assert output == {name: "torchrpc" for name in EVERYWHERE}
 
 
@@ -120,10 +120,10 @@ def test_the_environment_can_disable_the_replacement(run_python, value):
 
 def test_install_affects_this_process_and_its_forked_children(run_python, script):
     text = CHILDREN.replace('print("self"', 'import torchrpc; torchrpc.install(); torchrpc.install(); print("self"')
-    output = told(run_python(script(text)).stdout)
+    output = implementations(run_python(script(text)).stdout)
     assert {name for name, which in output.items() if which == "torchrpc"} == {"self", "fork", "os.fork"}
     above = run_python(script("import torchrpc\ntorchrpc.install()\n" + CHILDREN)).stdout
-    assert {name for name, which in told(above).items() if which == "torchrpc"} == set(EVERYWHERE)
+    assert {name for name, which in implementations(above).items() if which == "torchrpc"} == set(EVERYWHERE)
 
 
 def test_torchrun_passes_the_replacement_to_its_workers(run_python, script):

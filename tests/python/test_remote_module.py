@@ -74,7 +74,7 @@ def test_forward_async_returns_a_future():
 
 
 @pytest.mark.parametrize(
-    "place, on, owner",
+    "remote_device, on, owner",
     [
         ("worker2", "worker2", "worker2"),
         ("worker2/cpu", "worker2", "worker2"),
@@ -83,13 +83,13 @@ def test_forward_async_returns_a_future():
         ("cpu", "worker0", "worker0"),
     ],
 )
-def test_it_is_created_on_the_remote_device(place, on, owner):
-    module = scale(place)
+def test_it_is_created_on_the_remote_device(remote_device, on, owner):
+    module = scale(remote_device)
     assert (module.on, module.device, module(torch.ones(1))["worker"]) == (on, "cpu", owner)
 
 
 @pytest.mark.parametrize(
-    "place, kind, text",
+    "remote_device, kind, text",
     [
         ("worker1/gpu:0", RuntimeError, "Expected one of .+ device type at start of device string: gpu"),
         ("worker1/", RuntimeError, "Device string must not be empty"),
@@ -99,9 +99,9 @@ def test_it_is_created_on_the_remote_device(place, on, owner):
         (7, TypeError, "Invalid type for remote_device"),
     ],
 )
-def test_an_invalid_remote_device_is_refused_at_once(place, kind, text):
+def test_an_invalid_remote_device_is_refused_at_once(remote_device, kind, text):
     with pytest.raises(kind, match=text):
-        scale(place)
+        scale(remote_device)
 
 
 def test_an_invalid_module_cls_is_refused():

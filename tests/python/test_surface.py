@@ -2,8 +2,8 @@
 
 import json
 
-# The names of stock torch: {module: [names]}, with the members of its classes as "Class.member". An imported name counts
-# in the module that defines it; torch.distributed.rpc also counts the RPC names that it imports.
+# The names of stock torch: {module: [names]}, with the members of its classes as "Class.member". An imported name
+# counts in the module that defines it; torch.distributed.rpc also counts the RPC names that it imports.
 LIST_STOCK = """
 import importlib, json, sys, types
 import torch.distributed.rpc._testing

@@ -244,7 +244,7 @@ def sample_neighbours(rank, ranks):
     try:
         from torch._C._distributed_rpc import _is_current_rpc_agent_set
     except ImportError:
-        pytest.fail("a name that PyG replaces by one that says False for ever")
+        pytest.fail("PyG replaces this missing name by a function that always returns False")
 
     @rpc.api._require_initialized
     def gather(obj, timeout=None):
@@ -334,7 +334,7 @@ def run(rank, port):
     assert rpc.rpc_async(to=1 - rank, func=double, args=(21,)).wait() == 42
     try:
         rpc.api._all_gather(None, timeout=180)
-    except RuntimeError:  # who has it may be gone before the leader knows
+    except RuntimeError:  # a follower may have ended before the leader gets its reply
         pass
     sys.stdout.write(f"{rpc.__name__} done\\n")  # in one piece: both ranks write to the same pipe
 

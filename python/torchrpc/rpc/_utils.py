@@ -40,8 +40,8 @@ def _take_token(store: Store, mine: str) -> None:
     while (holder := store.compare_set(_TOKEN, "", mine).decode()) != mine:
         if time.monotonic() > deadline:
             raise RuntimeError(
-                f"{mine} the group, waited {store.timeout.total_seconds():g} s for the turn of {holder}, to end. "
-                "If that worker is dead, start the group anew; else allow more time by rpc_timeout."
+                f"{mine} the group, waited {store.timeout.total_seconds():g} s for the token held by {holder}. "
+                "If that worker is dead, start a new group; otherwise increase rpc_timeout."
             )
         time.sleep(_TOKEN_POLL_S)
 
