@@ -230,7 +230,16 @@ def hang(rank):
 
 # --- Names of upstream's module that scripts replace ---
 
-REPLACED_ON_ALL = ["_set_and_start_rpc_agent", "_get_current_rpc_agent", "_wait_all_workers", "_all_gather", "_delete_all_user_and_unforked_owner_rrefs", "_destroy_rref_context", "_cleanup_python_rpc_handler", "_reset_current_rpc_agent"]
+REPLACED_ON_ALL = [
+    "_set_and_start_rpc_agent",
+    "_get_current_rpc_agent",
+    "_wait_all_workers",
+    "_all_gather",
+    "_delete_all_user_and_unforked_owner_rrefs",
+    "_destroy_rref_context",
+    "_cleanup_python_rpc_handler",
+    "_reset_current_rpc_agent",
+]
 REPLACED_ON_THE_LEADER = ["_gather_to_leader", "rpc_async"]
 REPLACED_ON_A_FOLLOWER = ["_broadcast_to_followers", "rpc_sync"]
 
