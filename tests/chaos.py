@@ -1,12 +1,13 @@
-"""Does what a cluster does to programs - kills workers, stops them, cuts them off, interrupts and overloads them - and
-shows what was seen: a table of cases. Each runs in processes of its own, which are killed at its end.
+"""Kills workers, stops them, cuts them off, interrupts and overloads them, and prints a table of the observations.
+
+Each case runs in processes of its own, which are killed at its end.
 
     python tests/chaos.py                       # all cases, a few minutes
-    python tests/chaos.py --cases death         # those whose part or name matches
-    python tests/chaos.py --system torch        # the same on torch's own RPC, where it can be done
+    python tests/chaos.py --cases death         # cases whose part or name matches
+    python tests/chaos.py --system torch        # on torch's own RPC, as far as possible
     python tests/chaos.py --scale 1             # long cases at full length: hours
 
-Ends with 1 if a case fails (not so on torch). The cases are in chaos_cases/, one module for each part.
+The exit code is 1 if a case fails on torchrpc, else 0. The cases are in chaos_cases/, one module for each part.
 """
 
 import argparse
@@ -28,9 +29,9 @@ def main() -> int:
     parser.add_argument("--system", choices=["torchrpc", "torch"], default="torchrpc")
     parser.add_argument("--cases", default="", metavar="REGEX", help="of 'part: name'")
     parser.add_argument("--scale", type=float, default=0.01, help="of the long cases: 1 is 100,000 calls, 20,000 steps")
-    parser.add_argument("--transport", default="", help="as TORCHRPC_TRANSPORT says it")
-    parser.add_argument("--list", action="store_true", help="only name the cases")
-    parser.add_argument("--output", type=Path, help="write the outcomes as JSON, too")
+    parser.add_argument("--transport", default="", help="a value for TORCHRPC_TRANSPORT")
+    parser.add_argument("--list", action="store_true", help="only list the names of the cases")
+    parser.add_argument("--output", type=Path, help="also write the outcomes as JSON")
     args = parser.parse_args()
     for part in PARTS:
         importlib.import_module(f"chaos_cases.{part}")
@@ -44,8 +45,8 @@ def main() -> int:
     for case in chosen:
         outcome = run_case(case, settings)
         outcomes.append(outcome)
-        told = f"{outcome.verdict:7} {outcome.seconds:6.1f} s  {outcome.seen}"
-        print(f"{case.part:9} {case.name:{width}}  {told}", flush=True)
+        text = f"{outcome.verdict:7} {outcome.seconds:6.1f} s  {outcome.seen}"
+        print(f"{case.part:9} {case.name:{width}}  {text}", flush=True)
     if args.output:
         args.output.write_text(json.dumps([vars(outcome) for outcome in outcomes], indent=1))
     return summary(outcomes, args.system)
@@ -53,7 +54,7 @@ def main() -> int:
 
 def summary(outcomes: list[Outcome], system: str) -> int:
     failed = [outcome.name for outcome in outcomes if outcome.verdict == "FAIL"]
-    print(f"{len(outcomes) - len(failed)} of {len(outcomes)} cases as they should be on {system}.")
+    print(f"{len(outcomes) - len(failed)} of {len(outcomes)} cases passed on {system}.")
     return 1 if failed and system == "torchrpc" else 0
 
 

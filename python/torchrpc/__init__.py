@@ -1,17 +1,17 @@
-"""torchrpc: `torch.distributed.rpc` and what is built on it, rebuilt outside torch, on a C++ core of its own.
+"""torchrpc: a standalone implementation of `torch.distributed.rpc`, and of the modules that use it, with a C++ core.
 
-Importing this package loads neither torch nor C++: its parts do, on first use. `import torch` itself comes here
-(see `_autoload`), so this file must stay free.
+Importing this package loads neither torch nor C++; the first use of a module does. Every `import torch` imports this
+file (see `_autoload`), so it must cost nothing.
 """
 
 import importlib
 import sys
 from typing import Any
 
-_TORCH = "2.13"  # what the extension is built for; pyproject.toml says it to pip
+_TORCH = "2.13"  # the release that the extension is built for; pyproject.toml has it for pip
 
-_PARTS = ["autograd", "nn", "optim", "profiler", "rpc"]
-_FUNCTIONS = {  # name -> where it is
+_MODULES = ["autograd", "nn", "optim", "profiler", "rpc"]
+_NAMES = {  # name -> the module that has it
     "batched": "torchrpc.rpc._batching",
     "cpp_function": "torchrpc.rpc._cpp_functions",
     "wait": "torchrpc.rpc._waiting",
@@ -35,19 +35,20 @@ __all__ = [
 
 
 def install() -> None:
-    """Make `torch.distributed.rpc`, and all that is built on it, mean torchrpc in this process.
+    """Replace `torch.distributed.rpc`, and the modules that use it, by torchrpc in this process.
 
     Also replaced: `torch.distributed.autograd`, `torch.distributed.optim.DistributedOptimizer` and
     `torch.distributed.nn.RemoteModule`; the rest of torch.distributed.optim and .nn stays torch's.
 
-    Call it before the first `init_rpc`, best as the first line of a script. Names that a module has already copied
-    (`from torch.distributed.rpc import rpc_sync` above this call) stay torch's own in that module. Processes started
-    later are not affected: set `TORCHRPC_REPLACE=1`, or run `python -m torchrpc script.py`, for those.
+    Call it before the first `init_rpc`, best in the first line of a script. Names that a module has already copied
+    (`from torch.distributed.rpc import rpc_sync` above this call) stay torch's own in that module. It does not affect
+    processes that are started later: set `TORCHRPC_REPLACE=1`, or run `python -m torchrpc script.py`, for those.
 
-    It starts no thread and loads no C++ (the first use of the module does). Calling it again does nothing.
+    It starts no thread and loads no C++ (the first use of the module does). Calling it again does nothing. One thread
+    at a time may call it.
 
     Raises:
-        RuntimeError: torch's own RPC is initialised already, or torchrpc's extension is not there.
+        RuntimeError: torch's own RPC is initialized already, or torchrpc's extension is missing.
     """
     from ._install import install
 
@@ -55,7 +56,7 @@ def install() -> None:
 
 
 def _wrong_torch() -> str:
-    """What to tell if the torch in this environment is not one that the extension works with; else an empty text."""
+    """Return an error text if the extension does not work with the torch in this environment; else an empty string."""
     if "torch" in sys.modules:
         found = getattr(sys.modules["torch"], "__version__", "")
     else:
@@ -63,7 +64,7 @@ def _wrong_torch() -> str:
 
         try:
             found = metadata.version("torch")
-        except metadata.PackageNotFoundError:  # importing torch will tell, or it is there without metadata
+        except metadata.PackageNotFoundError:  # torch is missing, which its import reports, or has no metadata
             return ""
     if not found or ".".join(found.split(".")[:2]) == _TORCH:
         return ""
@@ -74,10 +75,10 @@ def _wrong_torch() -> str:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PARTS:
+    if name in _MODULES:
         return importlib.import_module(f"torchrpc.{name}")
-    if name in _FUNCTIONS:
-        return getattr(importlib.import_module(_FUNCTIONS[name]), name)
+    if name in _NAMES:
+        return getattr(importlib.import_module(_NAMES[name]), name)
     if name == "cmake_prefix_path":  # for find_package(torchrpc): cmake -DCMAKE_PREFIX_PATH=...
         return __path__[0]
     if name == "__version__":
@@ -90,6 +91,6 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'torchrpc' has no attribute {name!r}")
 
 
-# While torch is being imported, that is for `_autoload` to say: an error here would keep torch from being imported.
+# During `import torch`, `_autoload` reports the error: an error here would make that import fail.
 if not getattr(getattr(sys.modules.get("torch"), "__spec__", None), "_initializing", False) and (why := _wrong_torch()):
     raise ImportError(why)

@@ -1,9 +1,9 @@
-"""`python -m torchrpc script.py ARGS`: run a script with torch.distributed.rpc replaced, in it and all its children.
+"""`python -m torchrpc script.py ARGS`: run a script with torch.distributed.rpc replaced, in it and in its children.
 `python -m torchrpc doctor`: see `doctor`.
 
-The interpreter is started again without the words `-m torchrpc`, so the script sees exactly what it would see if it
-were run by itself: argv, `__main__`, sys.path, the re-import by `mp.spawn`. The environment carries the request to
-every process, where `import torch` finds it (`_autoload`).
+The interpreter starts again without the words `-m torchrpc`, so argv, `__main__`, sys.path and the re-import by
+`mp.spawn` are those of a plain run of the script. An environment variable carries the request to every process, where
+`import torch` reads it (`_autoload`).
 """
 
 import os
@@ -15,12 +15,12 @@ usage: python -m torchrpc SCRIPT [ARGS...]
        python -m torchrpc -m MODULE [ARGS...]
        python -m torchrpc doctor [--help]
 
-Runs a script or a module with torch.distributed.rpc replaced by torchrpc, in this process and in all that it starts.
-`doctor` says what works on this machine; a script of that name is run as ./doctor."""
+Runs a script or a module with torch.distributed.rpc replaced by torchrpc, in this process and its child processes.
+`doctor` reports what works on this machine. To run a script of that name, write ./doctor."""
 
 
 def command() -> list[str]:
-    """This process' command line without what brought it here: `-m torchrpc`, `-mtorchrpc`, `-um torchrpc`."""
+    """Return this process's command line without `-m torchrpc` (`-mtorchrpc`, `-um torchrpc`)."""
     arguments = sys.argv[1:]
     head = sys.orig_argv[1 : len(sys.orig_argv) - len(arguments)]
     if head[-1] == "torchrpc":

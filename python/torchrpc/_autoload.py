@@ -1,6 +1,6 @@
-"""What `import torch` calls at its end, as an entry point of the group `torch.backends`.
+"""The hook that `import torch` calls at its end: an entry point of the group `torch.backends`.
 
-Nearly every process that comes here wants nothing of torchrpc and must not pay for it.
+Most processes that run it do not use torchrpc, so it must cost them nothing.
 """
 
 import os
@@ -15,14 +15,15 @@ def asked_to_replace() -> bool:
 
 
 def autoload() -> None:
-    """Replace torch's RPC if TORCHRPC_REPLACE says so; serve where torch was built without one.
+    """Replace torch's RPC if TORCHRPC_REPLACE asks for it, or if this torch was built without RPC.
 
-    Raises RuntimeError only if it was asked to replace and cannot.
+    Raises:
+        RuntimeError: TORCHRPC_REPLACE asks for it, but torchrpc cannot replace torch's RPC.
     """
     if why := _wrong_torch():
         if asked_to_replace():
             raise RuntimeError(why)
-        del sys.modules["torchrpc"]  # who imports it by name is told
+        del sys.modules["torchrpc"]  # so that a later `import torchrpc` raises the error
         return
     if asked_to_replace():
         from ._install import install

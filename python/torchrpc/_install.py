@@ -1,8 +1,8 @@
-"""Puts torchrpc's modules where torch's own RPC modules are.
+"""Puts torchrpc's modules in the place of torch's own RPC modules.
 
-Little is loaded for it. `torchrpc.rpc` and `torchrpc.autograd` are shells that load themselves on first use; the first
-then calls `on_load`, which hands our classes to those parts of torch that took hold of torch's while torch was
-imported. Modules that torch has not imported yet are found to be ours when they are asked for.
+This loads little. `torchrpc.rpc` and `torchrpc.autograd` are lazy: the first use loads the extension, and then
+`torchrpc.rpc` calls `on_load`, which replaces the classes that other modules of torch copied while torch was imported.
+For modules that torch has not imported yet, an import hook returns torchrpc's modules.
 """
 
 import importlib
@@ -13,7 +13,7 @@ import sys
 import types
 from typing import Any
 
-# torch's module -> ours; their submodules follow.
+# torch's module -> torchrpc's; submodules likewise.
 MODULES = {
     "torch.distributed.rpc": "torchrpc.rpc",
     "torch.distributed.autograd": "torchrpc.autograd",
@@ -21,8 +21,8 @@ MODULES = {
     "torch.distributed.optim.optimizer": "torchrpc.optim",
     "torch.distributed.nn.api.remote_module": "torchrpc.nn.remote_module",
 }
-# Names that torch's other modules took from the modules above: (module, its attribute, where ours is).
-HOLDERS = [
+# Copies that other modules of torch have: (module, its attribute, torchrpc's "module:name").
+COPIES = [
     ("torch._jit_internal", "RRef", "torchrpc.rpc.api:RRef"),
     ("torch._jit_internal", "PyRRef", "torchrpc._C:PyRRef"),
     ("torch.jit.annotations", "RRef", "torchrpc.rpc.api:RRef"),
@@ -33,11 +33,11 @@ HOLDERS = [
     ("torch.distributed.optim", "DistributedOptimizer", "torchrpc.optim:DistributedOptimizer"),
     ("torch.distributed.nn", "RemoteModule", "torchrpc.nn.remote_module:RemoteModule"),
 ]
-# The C++ modules behind torch's; dependants compare types with their classes.
+# torch's C++ modules, since scripts compare types with their classes; and torchrpc's.
 BINDINGS, OUR_BINDINGS = ["torch._C._distributed_rpc", "torch._C._distributed_rpc_testing"], "torchrpc._C"
-# What torch's modules look for in torch._C to know whether there is RPC.
-MARKS = ["_rpc_init", "_dist_autograd_init"]
-# What modules imported without RPC have not, or of another kind.
+# Attributes of torch._C by which torch's modules know whether torch has RPC.
+MARKERS = ["_rpc_init", "_dist_autograd_init"]
+# Names that these modules lack, or define otherwise, where torch has no RPC.
 MISSING = {
     "torch._jit_internal": ["RRef", "PyRRef", "is_rref", "is_rref_instance"],
     "torch.jit.annotations": ["RRef", "RRefType", "is_rref"],
@@ -49,7 +49,7 @@ _installed = False
 def install() -> None:
     """See `torchrpc.install`."""
     global _installed
-    import torch.distributed  # may come here again, by way of _autoload
+    import torch.distributed  # may call this function again, through _autoload
 
     if _installed:
         return
@@ -57,7 +57,7 @@ def install() -> None:
         raise RuntimeError(
             "torchrpc was asked to replace torch.distributed.rpc, but its extension torchrpc._C is not built for "
             f"Python {sys.version_info[0]}.{sys.version_info[1]}. Build it (pip install .) or unset TORCHRPC_REPLACE. "
-            "`python -m torchrpc doctor` tells more."
+            "`python -m torchrpc doctor` reports more."
         )
     bindings = sys.modules.get(BINDINGS[0])
     if bindings is not None and bindings._is_current_rpc_agent_set():
@@ -66,14 +66,14 @@ def install() -> None:
             "Call torchrpc.install() before init_rpc, or shut RPC down first."
         )
     if not hasattr(torch._C, "_rpc_init"):
-        _fill_in()
+        _add_missing_names()
     for theirs, ours in MODULES.items():
         for name in [name for name in sys.modules if name.startswith(theirs + ".")]:
             del sys.modules[name]
         if theirs.rpartition(".")[0] in sys.modules:
-            _put(theirs, importlib.import_module(ours))
+            _replace_module(theirs, importlib.import_module(ours))
     for name in BINDINGS:
-        _put(name, _stand_in(name, OUR_BINDINGS))
+        _replace_module(name, _forwarding_module(name, OUR_BINDINGS))
     sys.meta_path.insert(0, _AliasFinder())
     _installed = True
     if OUR_BINDINGS in sys.modules:
@@ -81,7 +81,7 @@ def install() -> None:
 
 
 def fill_gap() -> None:
-    """Serve `torch.distributed.rpc` where torch was built without it; never raises."""
+    """Install where torch was built without RPC and the extension exists; otherwise do nothing. Never raises."""
     import torch.distributed
 
     if torch.distributed.is_available() and importlib.util.find_spec(OUR_BINDINGS) is not None:
@@ -89,35 +89,35 @@ def fill_gap() -> None:
 
 
 def on_load() -> None:
-    """Called when `torchrpc.rpc` has loaded: finishes what `install` began."""
+    """Replace the C++ modules and the copies of names. `torchrpc.rpc` calls it at the end of its import."""
     if not _installed:
         return
     for name in BINDINGS:
-        _put(name, sys.modules[OUR_BINDINGS])
+        _replace_module(name, sys.modules[OUR_BINDINGS])
     _serve_torchscript()
-    for holder, attribute, target in HOLDERS:
+    for holder, attribute, target in COPIES:
         module, _, name = target.partition(":")
         if holder in sys.modules:
             ours = importlib.import_module(module)
-            if not name or hasattr(ours, name):  # else it is being imported by the holder, which copies it afterwards
+            if not name or hasattr(ours, name):  # else the holder is importing it, and copies the name afterwards
                 setattr(sys.modules[holder], attribute, getattr(ours, name) if name else ours)
 
 
-def _fill_in() -> None:
-    """Makes a torch without RPC look like one with RPC."""
+def _add_missing_names() -> None:
+    """Add the names of a torch with RPC to a torch without."""
     import torch
 
     from . import _rref_types
 
-    for mark in MARKS:
-        setattr(torch._C, mark, lambda: True)
+    for marker in MARKERS:
+        setattr(torch._C, marker, lambda: True)
     for holder, names in MISSING.items():
         for name in names:
             setattr(sys.modules[holder], name, getattr(_rref_types, name))
 
 
 def _serve_torchscript() -> None:
-    """Calls and backward passes inside TorchScript go through the operators behind these functions."""
+    """Register the operators for calls and backward passes inside TorchScript."""
     from torch.jit._builtins import _register_builtin
 
     from torchrpc import autograd
@@ -127,16 +127,16 @@ def _serve_torchscript() -> None:
     sys.modules[OUR_BINDINGS]._serve_torchscript()
 
 
-def _put(name: str, module: types.ModuleType) -> None:
-    """Make `name` mean `module`, for imports and as an attribute of its parent."""
+def _replace_module(name: str, module: types.ModuleType) -> None:
+    """Make `name` refer to `module`, for imports and as an attribute of its parent."""
     parent, _, leaf = name.rpartition(".")
     sys.modules[name] = module
     setattr(sys.modules[parent], leaf, module)
 
 
-def _stand_in(name: str, target: str) -> types.ModuleType:
-    """A module that reads its attributes from `target`, which it imports when first asked."""
-    module = types.ModuleType(name, f"Stands for {target} until that is loaded.")
+def _forwarding_module(name: str, target: str) -> types.ModuleType:
+    """Return a module that reads its attributes from `target`, which it imports at the first one."""
+    module = types.ModuleType(name, f"Forwards to {target}.")
 
     def forward(attribute: str) -> Any:
         if attribute.startswith("__"):
@@ -148,7 +148,7 @@ def _stand_in(name: str, target: str) -> types.ModuleType:
 
 
 class _AliasFinder(importlib.abc.MetaPathFinder):
-    """Finds `torch.distributed.rpc.api` to be the very module `torchrpc.rpc.api`."""
+    """An import hook: `torch.distributed.rpc.api` is the same module object as `torchrpc.rpc.api`."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
         for theirs, ours in MODULES.items():
@@ -169,4 +169,4 @@ class _AliasLoader(importlib.abc.Loader):
         return module
 
     def exec_module(self, module: types.ModuleType) -> None:
-        module.__spec__ = self.spec  # the import system has put the alias's in its place
+        module.__spec__ = self.spec  # the import system has replaced it by the alias's

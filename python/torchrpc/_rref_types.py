@@ -1,6 +1,6 @@
-"""How torch's own modules know RRefs where torch has RPC: for those that were imported while it had none.
+"""The RRef types and checks that torch's own modules use; for modules that were imported while torch had no RPC.
 
-Loads nothing: before `torchrpc.rpc` is loaded there are no RRefs.
+Loads nothing: before `torchrpc.rpc` is loaded, no RRef exists.
 """
 
 import sys
@@ -11,7 +11,7 @@ from torch._C import RRefType
 __all__ = ["AVAILABLE", "PyRRef", "RRef", "RRefType", "is_rref", "is_rref_instance"]
 
 AVAILABLE = True
-RRef = PyRRef = None  # until they are loaded
+RRef = PyRRef = None  # until torchrpc.rpc is loaded
 
 
 def is_rref(annotation: Any) -> bool:

@@ -1,7 +1,7 @@
-"""`python -m torchrpc doctor`: what would happen on this machine, and why not something else.
+"""`python -m torchrpc doctor`: reports what torchrpc would use on this machine, and why other choices do not work.
 
-Each trial of a transport and each call runs in a process of its own, forked from this one after torch is loaded, so
-that one that crashes or hangs is a finding like any other. Nothing is asked that `init_rpc` would not do.
+Each trial of a transport and each call runs in a child process, forked after torch is loaded, so a crash or hang is
+reported as a finding. Trials use only functions that `init_rpc` would use, too.
 """
 
 import argparse
@@ -23,20 +23,20 @@ from typing import Any, NamedTuple
 __all__ = ["main"]
 
 OK, NOTE, FAILED = "ok", "note", "FAILED"
-# As csrc/transport/host_address.h has them: the first that is set counts.
+# As in csrc/transport/host_address.h: the first that is set is used.
 INTERFACE_VARIABLES = ("TORCHRPC_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
-TRANSPORTS = ("shm", "ibv", "uv")  # TensorPipe's, and its channels
-CHANNELS = ("cma", "mpt_uv", "basic", "xth")
-DESCRIPTORS_A_PEER = 2  # one connection, two where both call first at the same time
-SECONDS_A_TRIAL = 30.0
-WARM_UP, CALLS = 50, 200
+TENSORPIPE_TRANSPORTS = ("shm", "ibv", "uv")
+TENSORPIPE_CHANNELS = ("cma", "mpt_uv", "basic", "xth")
+DESCRIPTORS_PER_PEER = 2  # one connection; two if both workers dial at the same time
+TRIAL_TIMEOUT_S = 30.0
+WARM_UP_CALLS, TIMED_CALLS = 50, 200
 
 DESCRIPTION = """\
-Says what torchrpc would do on this machine: versions, the address that workers would listen on, which transports work
-and why others do not, limits of the system, and how long a call between two processes takes. It reads the environment
-variables that init_rpc reads, so run it as your program is run.
+Reports what torchrpc would use on this machine: versions, the address that workers would listen on, which transports
+work and why others do not, limits of the system, and the time of a call between two processes. It reads the environment
+variables that init_rpc reads, so run it in the environment of your program.
 
-Exit code: 0 if calls work (notes say what is worth knowing), 1 if they cannot."""
+Exit code: 0 if calls work, 1 if they do not."""
 
 
 class Finding(NamedTuple):
@@ -45,7 +45,7 @@ class Finding(NamedTuple):
 
 
 class Report:
-    """Prints findings as they come; knows whether one of them means that calls cannot work."""
+    """Prints findings. `failed` is true after a finding which means that calls cannot work."""
 
     def __init__(self) -> None:
         self.failed = False
@@ -57,19 +57,19 @@ class Report:
             print(f"  {level:6}  {text}", flush=True)
 
 
-# --- Trials in processes of their own ---
+# --- Trials in child processes ---
 
 
 def trial(function: Callable[..., Any], *args: Any, processes: int = 1) -> tuple[Any, str]:
-    """What the function gives on rank 0, or None; and why it failed, or an empty text."""
+    """Run the function in child processes. Return its result on rank 0, or None; and an error text, or an empty one."""
     from ._C import _ASK_DOCTOR
     from .testing import RankError, run_ranks
 
-    # A group of one machine is tried with the address that a real one would have.
+    # A trial uses the address that a group over several machines would use.
     env = {"MASTER_ADDR": os.environ.get("MASTER_ADDR", "")}
     try:
         values = run_ranks(
-            function, processes, *args, start_method="fork", timeout=SECONDS_A_TRIAL, init=False, env=env
+            function, processes, *args, start_method="fork", timeout=TRIAL_TIMEOUT_S, init=False, env=env
         )
         return values[0], ""
     except RankError as error:
@@ -78,7 +78,7 @@ def trial(function: Callable[..., Any], *args: Any, processes: int = 1) -> tuple
 
 
 def published_address(_: int, options: dict[str, Any]) -> tuple[str, str]:
-    """Start a worker that is alone; what it says of its transport, and the address that it publishes."""
+    """Start a worker in a group of one; return the name of its transport and the address that it publishes."""
     import torch.distributed as dist
 
     from .rpc import TensorPipeAgent, TensorPipeRpcBackendOptions
@@ -93,31 +93,32 @@ def published_address(_: int, options: dict[str, Any]) -> tuple[str, str]:
 
 
 def timed_calls(rank: int, url: str, options: dict[str, Any]) -> tuple[str, float, float]:
-    """Two workers; on rank 0 the transport, and the median seconds of an addition and of an echo of 1 MiB."""
+    """Be one of two workers. Rank 0 returns the transport and the median times (s) of calls of 16 bytes and 1 MiB."""
     import torch
 
     from . import rpc
 
     torch.set_num_threads(1)
-    backend_options = rpc.TensorPipeRpcBackendOptions(init_method=url, rpc_timeout=SECONDS_A_TRIAL, **options)
+    backend_options = rpc.TensorPipeRpcBackendOptions(init_method=url, rpc_timeout=TRIAL_TIMEOUT_S, **options)
     rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=backend_options)
     result = ("", 0.0, 0.0)
     if rank == 0:
         used = rpc._get_debug_info()["agent.transport"]
         small, large = torch.ones(4), torch.ones(2**18)
-        result = (used, median_call(rpc, small, CALLS), median_call(rpc, large, CALLS // 10))
+        result = (used, median_call(rpc, small, TIMED_CALLS), median_call(rpc, large, TIMED_CALLS // 10))
     rpc.shutdown()
     return result
 
 
 def median_call(rpc: Any, tensor: Any, calls: int) -> float:
+    """Return the median time of `torch.add` of the tensor on worker1, in seconds."""
     import torch
 
     times = []
-    for number in range(WARM_UP + calls):
+    for number in range(WARM_UP_CALLS + calls):
         start = time.perf_counter()
         rpc.rpc_sync("worker1", torch.add, args=(tensor, 1))
-        if number >= WARM_UP:
+        if number >= WARM_UP_CALLS:
             times.append(time.perf_counter() - start)
     return statistics.median(times)
 
@@ -144,11 +145,11 @@ def versions() -> Iterator[Finding]:
     except Exception as error:
         yield Finding(FAILED, f"the extension torchrpc._C does not load: {error}. Build it again (pip install .).")
         return
-    yield replacing()
+    yield replacement()
 
 
-def replacing() -> Finding:
-    """Whether scripts that say torch.distributed.rpc can get torchrpc."""
+def replacement() -> Finding:
+    """Whether torchrpc can replace torch.distributed.rpc in scripts."""
     if not any(hook.value.startswith("torchrpc.") for hook in metadata.entry_points(group="torch.backends")):
         return Finding(NOTE, "`import torch` does not find torchrpc (no pip install): TORCHRPC_REPLACE has no effect")
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
@@ -157,7 +158,7 @@ def replacing() -> Finding:
 
 
 def address() -> Iterator[Finding]:
-    yield from meeting_point()
+    yield from rendezvous()
     named = [name for name in INTERFACE_VARIABLES if os.environ.get(name)]
     if named:
         why = f"by {named[0]}={os.environ[named[0]]}"
@@ -176,40 +177,43 @@ def address() -> Iterator[Finding]:
     yield Finding(OK, f"workers listen on {host} (interface {interface_of(host)}; {why}), each on {port}")
     yield secret()
     if host.startswith("127.") or host == "::1":
-        yield Finding(NOTE, "that is this machine only; for workers elsewhere set MASTER_ADDR to a name they know")
+        yield Finding(
+            NOTE,
+            "only this machine can reach it; for others set MASTER_ADDR to a name that they resolve",
+        )
     else:
-        yield Finding(NOTE, "what passes there is not encrypted: see the documentation, Threat model")
+        yield Finding(NOTE, "traffic there is not encrypted: see the documentation, Threat model")
 
 
 def secret() -> Finding:
-    """What workers prove to each other. Whether a file may be used has shown in the trial before."""
-    given = [name for name in ("TORCHRPC_SECRET_FILE", "TORCHRPC_SECRET") if os.environ.get(name)]
-    if given:
-        return Finding(OK, f"workers prove a secret that {given[0]} gives; it does not go through the store")
+    """Where the secret comes from. The trial before has checked whether a file can be used."""
+    variables = [name for name in ("TORCHRPC_SECRET_FILE", "TORCHRPC_SECRET") if os.environ.get(name)]
+    if variables:
+        return Finding(OK, f"workers authenticate with the secret of {variables[0]}; it does not pass the store")
     return Finding(
         NOTE,
-        "workers prove a secret that comes through the store: who can reach MASTER_ADDR:MASTER_PORT can join. If that "
-        "is too many, set TORCHRPC_SECRET_FILE on all workers",
+        "workers authenticate with a secret from the store: any process that can reach MASTER_ADDR:MASTER_PORT can "
+        "join. To restrict that, set TORCHRPC_SECRET_FILE on all workers",
     )
 
 
-def meeting_point() -> Iterator[Finding]:
+def rendezvous() -> Iterator[Finding]:
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if not host or not port:
         missing = " and ".join(name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name))
-        yield Finding(NOTE, f"not set: {missing}, where the workers meet unless init_method says it")
+        yield Finding(NOTE, f"not set: {missing}, the rendezvous unless init_method names another")
         return
     try:
         found = {info[4][0] for info in socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)}
     except (OSError, ValueError, OverflowError) as error:
         yield Finding(FAILED, f"MASTER_ADDR={host}, MASTER_PORT={port} cannot be resolved: {error}")
         return
-    yield Finding(OK, f"workers meet at {host}:{port} ({', '.join(sorted(map(str, found)))})")
+    yield Finding(OK, f"the rendezvous is {host}:{port} ({', '.join(sorted(map(str, found)))})")
     try:
         socket.create_connection((host, int(port)), timeout=3).close()
-        yield Finding(NOTE, "somebody listens there: a group that runs, else choose another MASTER_PORT")
+        yield Finding(NOTE, "a process listens there: if it is not your group, choose another MASTER_PORT")
     except OSError as error:
-        yield Finding(NOTE, f"nobody listens there yet ({error}): rank 0 will, if {host} is its machine")
+        yield Finding(NOTE, f"no process listens there yet ({error}): rank 0 will, if {host} is its machine")
 
 
 def interface_of(host: str) -> str:
@@ -231,21 +235,22 @@ def interface_of(host: str) -> str:
 
 
 def transports() -> Iterator[Finding]:
-    asked = os.environ.get("TORCHRPC_TRANSPORT")
-    said = f"TORCHRPC_TRANSPORT={asked}" if asked else "nothing else is said"
+    value = os.environ.get("TORCHRPC_TRANSPORT")
+    setting = f"with TORCHRPC_TRANSPORT={value}" if value else "by default"
     found, reason = trial(published_address, {})
     if found is None:
-        yield Finding(FAILED, f"no transport as {said}: {reason}")
+        yield Finding(FAILED, f"no transport {setting}: {reason}")
     else:
-        yield Finding(OK, f"{found[0]}: what is used as {said}")
-    yield probed("native", {"transport": "native"})
-    for name in TRANSPORTS:
-        yield probed(f"tensorpipe, transport {name}", {"_transports": [name]})
-    for name in CHANNELS:
-        yield probed(f"tensorpipe, channel {name}", {"_transports": ["uv"], "_channels": [name]})
+        yield Finding(OK, f"{found[0]} is used {setting}")
+    yield transport_finding("native", {"transport": "native"})
+    for name in TENSORPIPE_TRANSPORTS:
+        yield transport_finding(f"tensorpipe, transport {name}", {"_transports": [name]})
+    for name in TENSORPIPE_CHANNELS:
+        yield transport_finding(f"tensorpipe, channel {name}", {"_transports": ["uv"], "_channels": [name]})
 
 
-def probed(name: str, options: dict[str, Any]) -> Finding:
+def transport_finding(name: str, options: dict[str, Any]) -> Finding:
+    """Whether a worker with these options starts, and if not, why."""
     found, reason = trial(published_address, options)
     if found is not None:
         return Finding(OK, f"{name} works")
@@ -256,7 +261,7 @@ def probed(name: str, options: dict[str, Any]) -> Finding:
 
 def limits() -> Iterator[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    hosts = soft // DESCRIPTORS_A_PEER
+    hosts = soft // DESCRIPTORS_PER_PEER
     text = f"descriptors: {soft}, enough for about {hosts} workers on this machine"
     yield Finding(OK, text) if soft >= 1024 else Finding(NOTE, f"{text}; `ulimit -n {hard}` gives all there are")
     with contextlib.suppress(OSError):

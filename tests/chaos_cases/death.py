@@ -1,4 +1,4 @@
-"""Part 1: a worker is killed, stopped, or cut off; what depends on it ends, the others go on."""
+"""Part 1: a worker is killed, stopped, or cut off; everything that depends on it fails, the other workers continue."""
 
 import os
 import signal
@@ -10,29 +10,29 @@ import torch
 from .harness import Process, Run, case, check
 from .worker import Worker, finish, hang, serve, value
 
-KILLED, STOPPED = 5.0, 5.0  # seconds within which a death shows; STOPPED with liveness_timeout=2
+KILLED_LIMIT_S, STOPPED_LIMIT_S = 5.0, 5.0  # until a loss is reported; the second with liveness_timeout=2
 
 
-# --- what runs on the workers ---
+# --- functions that run on the workers ---
 
 
 def call_until_lost(worker: Worker) -> None:
     worker.init()
     worker.rpc.rpc_sync("worker1", value)
     future = worker.rpc.rpc_async("worker1", hang)
-    worker.tell("calling")
+    worker.report("calling")
     worker.outcome("lost", future.wait)
     worker.outcome("other", lambda: worker.rpc.rpc_sync("worker2", value, timeout=10))
     finish(worker)
 
 
 def hold_until_lost(worker: Worker) -> None:
-    """Of an RRef whose value the owner never comes to make."""
+    """Hold an RRef whose owner never finishes the value."""
     worker.init()
     made = worker.rpc.remote("worker1", value)
     made.to_here()
     rref = worker.rpc.remote("worker1", hang)
-    worker.tell("calling")
+    worker.report("calling")
     worker.outcome("lost", lambda: rref.to_here(timeout=60))
     worker.outcome("held", lambda: made.to_here(timeout=10))
     worker.outcome("other", lambda: worker.rpc.rpc_sync("worker2", value, timeout=10))
@@ -59,7 +59,7 @@ def backward_until_lost(worker: Worker) -> None:
     x = torch.ones(2, requires_grad=True)
     with worker.autograd.context() as context:
         loss = worker.rpc.rpc_sync("worker1", remote_sum, args=(x,))
-        worker.tell("calling")
+        worker.report("calling")
         worker.outcome("lost", lambda: worker.autograd.backward(context, [loss]))
     worker.outcome("other", lambda: worker.rpc.rpc_sync("worker2", value, timeout=10))
     finish(worker)
@@ -86,7 +86,7 @@ def step_until_lost(worker: Worker) -> None:
     with worker.autograd.context() as context:
         loss = worker.rpc.rpc_sync("worker1", times_two, args=(rref, torch.ones(2)))
         worker.autograd.backward(context, [loss])
-        worker.tell("calling")
+        worker.report("calling")
         worker.outcome("lost", lambda: optimizer.step(context))
     worker.outcome("other", lambda: worker.rpc.rpc_sync("worker2", value, timeout=10))
     finish(worker)
@@ -95,15 +95,15 @@ def step_until_lost(worker: Worker) -> None:
 # --- the cases ---
 
 
-def named(told: dict, seconds: float, system: str) -> str:
-    """A WorkerLostError that names the worker, in time."""
-    seen = f"{told['type'] or 'no error'} after {told['seconds']:.1f} s: {told['text'][:70]}"
-    check(told["type"], seen)
-    check(told["seconds"] <= seconds, seen)
-    check("worker1" in told["text"], f"nobody is named: {seen}")
+def named(outcome: dict, seconds: float, system: str) -> str:
+    """Check for a WorkerLostError that names worker1, within `seconds`."""
+    seen = f"{outcome['type'] or 'no error'} after {outcome['seconds']:.1f} s: {outcome['text'][:70]}"
+    check(outcome["type"], seen)
+    check(outcome["seconds"] <= seconds, seen)
+    check("worker1" in outcome["text"], f"no worker is named: {seen}")
     if system == "torchrpc":
-        check(told["type"] == "WorkerLostError" and told["worker"] == "worker1", seen)
-    return f"{told['type']} after {told['seconds']:.2f} s"
+        check(outcome["type"] == "WorkerLostError" and outcome["worker"] == "worker1", seen)
+    return f"{outcome['type']} after {outcome['seconds']:.2f} s"
 
 
 def lose(run: Run, survivor, number: signal.Signals) -> str:
@@ -111,26 +111,29 @@ def lose(run: Run, survivor, number: signal.Signals) -> str:
     for process in (first, victim, third):
         process.expect("ready")
     first.expect("calling")
-    time.sleep(0.3)  # for the call to be under way
-    victim.send(number)
-    limit = KILLED if number == signal.SIGKILL else STOPPED
+    time.sleep(0.3)  # until the call is under way
+    victim.send_signal(number)
+    limit = KILLED_LIMIT_S if number == signal.SIGKILL else STOPPED_LIMIT_S
     seen = named(first.expect("lost", within=limit + 20), limit, run.system)
     other = first.expect("other")
-    check(not other["type"], f"the others no longer call each other: {other['text']}")
-    third.tell("end")
+    check(not other["type"], f"the other workers cannot call each other: {other['text']}")
+    third.send_command("end")
     return f"{seen}; shutdown {ended(first, third, run.system)}"
 
 
 def ended(first: Process, third: Process, system: str) -> str:
-    """Both survivors leave, and know without whom."""
-    tolds = [process.expect("end", within=15) for process in (first, third)]
-    for told in tolds:
-        check(told["seconds"] <= 8, f"shutdown took {told['seconds']:.1f} s")
+    """Check that both survivors shut down in time with an error that names worker1."""
+    outcomes = [process.expect("end", within=15) for process in (first, third)]
+    for outcome in outcomes:
+        check(outcome["seconds"] <= 8, f"shutdown took {outcome['seconds']:.1f} s")
         if system == "torchrpc":
-            check(told["type"] == "WorkerLostError" and "worker1" in told["text"], f"shutdown said: {told['text']}")
+            check(
+                outcome["type"] == "WorkerLostError" and "worker1" in outcome["text"],
+                f"shutdown said: {outcome['text']}",
+            )
     for process in (first, third):
         process.exit_code(within=5)
-    return f"{max(told['seconds'] for told in tolds):.1f} s"
+    return f"{max(outcome['seconds'] for outcome in outcomes):.1f} s"
 
 
 SURVIVORS = {
@@ -140,20 +143,20 @@ SURVIVORS = {
     "optimizer step": step_until_lost,
 }
 
-for what, survivor in SURVIVORS.items():
-    case(f"killed in {what}", limit=60)(lambda run, survivor=survivor: lose(run, survivor, signal.SIGKILL))
-    case(f"stopped in {what}", limit=60)(lambda run, survivor=survivor: lose(run, survivor, signal.SIGSTOP))
+for name, survivor in SURVIVORS.items():
+    case(f"killed in {name}", limit=60)(lambda run, survivor=survivor: lose(run, survivor, signal.SIGKILL))
+    case(f"stopped in {name}", limit=60)(lambda run, survivor=survivor: lose(run, survivor, signal.SIGSTOP))
 
 
-@case("a worker with a long job, without the GIL or with it, is no lost one", systems=("torchrpc",))
+@case("a worker with a long job, with or without the GIL, does not count as lost", systems=("torchrpc",))
 def busy_is_alive(run: Run) -> str:
     first, second = run.group(call_the_busy, serve, liveness=1)
     second.expect("ready")
-    told = first.expect("done", within=30)
-    check(not told["type"], told["text"])
-    second.tell("end")
+    outcome = first.expect("done", within=30)
+    check(not outcome["type"], outcome["text"])
+    second.send_command("end")
     first.expect("end"), second.expect("end")
-    return f"answered after {told['seconds']:.1f} s with liveness_timeout=1"
+    return f"answered after {outcome['seconds']:.1f} s with liveness_timeout=1"
 
 
 def keep_the_gil(seconds: float) -> None:
@@ -173,7 +176,7 @@ def call_the_busy(worker: Worker) -> None:
     finish(worker)
 
 
-# --- what the dead held ---
+# --- RRefs and contexts of lost workers ---
 
 
 class Watched:
@@ -205,38 +208,38 @@ def hold(worker: Worker) -> None:
     x = torch.ones(2, requires_grad=True)
     with worker.autograd.context():
         worker.rpc.rpc_sync("worker0", torch.add, args=(x, x))
-        worker.tell("holding")
-        worker.await_word("never")
+        worker.report("holding")
+        worker.wait_for_command("never")
 
 
-def release_of_the_dead(worker: Worker) -> None:
+def wait_for_release(worker: Worker) -> None:
     worker.init()
-    worker.await_word("look")
+    worker.wait_for_command("check")
     start = time.monotonic()
     while count_alive() + contexts() and time.monotonic() < start + 10:
         time.sleep(0.05)
-    worker.tell("left", [count_alive(), contexts(), time.monotonic() - start])
+    worker.report("left", [count_alive(), contexts(), time.monotonic() - start])
     worker.rpc.shutdown(graceful=False)
 
 
 def released(run: Run, number: signal.Signals) -> str:
-    first, victim = run.group(release_of_the_dead, hold)
+    first, victim = run.group(wait_for_release, hold)
     victim.expect("holding")
     time.sleep(0.3)
-    victim.send(number)
-    first.tell("look")
+    victim.send_signal(number)
+    first.send_command("check")
     values, open_contexts, seconds = first.expect("left", within=15)
     seen = f"{values} values and {open_contexts} contexts left after {seconds:.1f} s"
     check(values == 0 and open_contexts == 0, seen)
     return seen
 
 
-@case("RRefs and contexts that the killed held are released")
+@case("RRefs and contexts of a killed worker are released")
 def released_of_killed(run: Run) -> str:
     return released(run, signal.SIGKILL)
 
 
-@case("RRefs and contexts that the stopped held are released")
+@case("RRefs and contexts of a stopped worker are released")
 def released_of_stopped(run: Run) -> str:
     return released(run, signal.SIGSTOP)
 
@@ -246,7 +249,7 @@ def released_of_stopped(run: Run) -> str:
 
 def leave(worker: Worker) -> None:
     worker.init()
-    worker.await_word("end")
+    worker.wait_for_command("end")
     finish(worker)
 
 
@@ -258,19 +261,19 @@ def shut_down_without(run: Run, number: signal.Signals, victim_rank: int) -> str
     name = f"worker{victim_rank}"
     survivors = [process for rank, process in enumerate(processes) if rank != victim_rank]
     for process in survivors:
-        process.tell("end")
+        process.send_command("end")
     seen = []
     for process in survivors:
-        told = process.expect("end", within=20)
-        seen.append(told["seconds"])
-        check(told["seconds"] <= 10, f"{process.name} took {told['seconds']:.1f} s")
+        outcome = process.expect("end", within=20)
+        seen.append(outcome["seconds"])
+        check(outcome["seconds"] <= 10, f"{process.name} took {outcome['seconds']:.1f} s")
         if run.system == "torchrpc":
-            check(name in told["text"], f"{process.name} does not name {name}: {told['text']}")
+            check(name in outcome["text"], f"{process.name} does not name {name}: {outcome['text']}")
     return f"{max(seen):.1f} s, naming {name}"
 
 
 for rank in (1, 0):
-    role = "worker0, who serves the store and leads" if rank == 0 else "worker1"
+    role = "worker0, which serves the store and leads," if rank == 0 else "worker1"
     case(f"shutdown with {role} killed")(lambda run, rank=rank: shut_down_without(run, signal.SIGKILL, rank))
     case(f"shutdown with {role} stopped")(lambda run, rank=rank: shut_down_without(run, signal.SIGSTOP, rank))
 
@@ -279,12 +282,12 @@ for rank in (1, 0):
 def shutdown_waits(run: Run) -> str:
     first, second = run.group(work_at_the_end, leave, liveness=1)
     first.expect("ready"), second.expect("ready")
-    second.tell("end")
+    second.send_command("end")
     job = first.expect("job", within=20)
     check(not job["type"], f"the job failed: {job['text']}")
-    told = second.expect("end", within=10)
-    check(not told["type"], f"shutdown failed: {told['text']}")
-    return f"{told['seconds']:.1f} s, no error"
+    outcome = second.expect("end", within=10)
+    check(not outcome["type"], f"shutdown failed: {outcome['text']}")
+    return f"{outcome['seconds']:.1f} s, no error"
 
 
 def work_at_the_end(worker: Worker) -> None:
@@ -298,19 +301,19 @@ def work_at_the_end(worker: Worker) -> None:
 
 
 def member(worker: Worker) -> None:
-    """Of a group without a fixed size."""
+    """Be a member of a group without a fixed size."""
     worker.init(init_method=worker.options.get("init_method", "env://"))
-    worker.await_word("end")
+    worker.wait_for_command("end")
     finish(worker)
 
 
 def member_with_reference(worker: Worker) -> None:
     worker.init()
-    worker.await_word("refer")
+    worker.wait_for_command("refer")
     rref = worker.rpc.remote("worker1", value)
     rref.to_here()
-    worker.tell("refers")
-    worker.await_word("call")
+    worker.report("refers")
+    worker.wait_for_command("call")
     worker.outcome("called", lambda: worker.rpc.rpc_sync("worker1", value, timeout=10))
     worker.outcome("stale", lambda: rref.to_here(timeout=10))
     worker.outcome("fresh", lambda: worker.rpc.remote("worker1", value).to_here(timeout=10))
@@ -322,20 +325,20 @@ def restart(run: Run, number: signal.Signals) -> str:
     first.expect("ready")
     victim = run.start(member, 1, None)
     victim.expect("ready")
-    first.tell("refer")
+    first.send_command("refer")
     first.expect("refers")
-    victim.send(number)
+    victim.send_signal(number)
     again = run.start(member, 1, None)
     again.expect("ready", within=20)
-    first.tell("call")
+    first.send_command("call")
     called, stale, fresh = (first.expect(event) for event in ("called", "stale", "fresh"))
     check(not called["type"], f"the new worker1 cannot be called: {called['text']}")
     check(stale["type"] == "WorkerLostError" and "worker1" in stale["text"], f"the old RRef: {stale['text']}")
     check(not fresh["type"], f"a new RRef: {fresh['text']}")
     if number == signal.SIGSTOP:
-        victim.send(signal.SIGCONT)  # the old one must do no harm
+        victim.send_signal(signal.SIGCONT)  # the old process must not disturb the group
     first.expect("end")
-    again.tell("end")
+    again.send_command("end")
     left = again.expect("end", within=15)
     check(not left["type"], f"the new worker1 leaves: {left['text']}")
     return "joins under its name; the old RRef says: " + stale["text"][:60]
@@ -346,7 +349,7 @@ def restart_killed(run: Run) -> str:
     return restart(run, signal.SIGKILL)
 
 
-@case("a stopped worker is replaced under its name, then goes on", systems=("torchrpc",))
+@case("a stopped worker is replaced under its name, then continues", systems=("torchrpc",))
 def restart_stopped(run: Run) -> str:
     return restart(run, signal.SIGSTOP)
 
@@ -376,10 +379,10 @@ def cut_off(run: Run) -> str:
         first.expect("calling")
         time.sleep(0.3)
         ip(f"-n {here} link set va down")
-        seen = named(first.expect("lost", within=STOPPED + 20), STOPPED, run.system)
-        check(not first.expect("other")["type"], "the others no longer call each other")
-        third.tell("end")
-        victim.tell("end")
+        seen = named(first.expect("lost", within=STOPPED_LIMIT_S + 20), STOPPED_LIMIT_S, run.system)
+        check(not first.expect("other")["type"], "the other workers cannot call each other")
+        third.send_command("end")
+        victim.send_command("end")
         return f"{seen}; shutdown {ended(first, third, run.system)}"
     finally:
         ip(f"netns del {here}", f"netns del {there}")

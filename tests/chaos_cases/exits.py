@@ -1,4 +1,4 @@
-"""Part 3: a process can end, or be interrupted, whatever is under way: no abort, no hang above 5 s."""
+"""Part 3: a process can end, or be interrupted, at any time: no abort, no hang of more than 5 s."""
 
 import signal
 import sys
@@ -9,28 +9,28 @@ import torch
 from .harness import Run, case, check
 from .worker import Worker, hang, value
 
-LIMIT = 5.0  # seconds from the end of the program, or the signal, to the end of the process
+LIMIT_S = 5.0  # from the end of the program, or the signal, to the end of the process
 
 
 def serve(worker: Worker) -> None:
     worker.init()
-    worker.await_word("end")
+    worker.wait_for_command("end")
     worker.rpc.shutdown(graceful=False)
 
 
 def ends(run: Run, first_function, codes: tuple[int, ...], number: signal.Signals | None = None, **options) -> str:
-    """How the first worker ends after it has told "last", and perhaps got a signal."""
+    """Check how the first worker ends after its event "last", perhaps by a signal."""
     first, second = run.group(first_function, serve, **options)
     first.expect("last")
     start = time.monotonic()
     if number:
         time.sleep(0.5)
         start = time.monotonic()
-        first.send(number)
-    code = first.exit_code(within=LIMIT + 3)
+        first.send_signal(number)
+    code = first.exit_code(within=LIMIT_S + 3)
     seconds = time.monotonic() - start
-    check(code in codes and seconds <= LIMIT, f"exit code {code} after {seconds:.1f} s{first.last_words()}")
-    second.tell("end")
+    check(code in codes and seconds <= LIMIT_S, f"exit code {code} after {seconds:.1f} s{first.last_error_line()}")
+    second.send_command("end")
     return f"exit code {code} after {seconds:.1f} s"
 
 
@@ -41,34 +41,34 @@ def call_self_and_end(worker: Worker) -> None:
     worker.init()
     worker.rpc.rpc_async("worker0", hang)
     time.sleep(0.3)
-    worker.tell("last")
+    worker.report("last")
 
 
 def call_self_briefly_and_end(worker: Worker) -> None:
-    """The function ends while the interpreter does."""
+    """The functions end while the interpreter shuts down."""
     worker.init()
     for i in range(20):
         worker.rpc.rpc_async("worker0", hang, args=(0.5 + i / 10,))
     time.sleep(0.3)
-    worker.tell("last")
+    worker.report("last")
 
 
 def call_peer_and_end(worker: Worker) -> None:
     worker.init()
     worker.futures = [worker.rpc.rpc_async("worker1", hang), worker.rpc.remote("worker1", hang)]
     time.sleep(0.3)
-    worker.tell("last")
+    worker.report("last")
 
 
 def init_and_end(worker: Worker) -> None:
     worker.init()
     worker.rpc.rpc_sync("worker1", value)
-    worker.tell("last")
+    worker.report("last")
 
 
 def raise_at_the_end(worker: Worker) -> None:
     call_peer_and_end(worker)
-    raise ValueError("on purpose")
+    raise ValueError("injected")
 
 
 def exit_in_a_call(worker: Worker) -> None:
@@ -80,7 +80,7 @@ def serve_and_end(worker: Worker) -> None:
     worker.init()
     worker.rpc.rpc_sync("worker1", call_back)
     time.sleep(0.5)
-    worker.tell("last")
+    worker.report("last")
 
 
 def call_back() -> None:
@@ -93,12 +93,12 @@ def exit_case(name: str, function, codes: tuple[int, ...]) -> None:
 
 
 exit_case("end without shutdown()", init_and_end, (0,))
-exit_case("end with a call to oneself outstanding", call_self_and_end, (0,))
-exit_case("end with calls to oneself that end meanwhile", call_self_briefly_and_end, (0,))
+exit_case("end with a call to itself outstanding", call_self_and_end, (0,))
+exit_case("end with calls to itself that end meanwhile", call_self_briefly_and_end, (0,))
 exit_case("end with calls to a peer outstanding", call_peer_and_end, (0,))
 exit_case("end while a peer's call runs here", serve_and_end, (0,))
 exit_case("end by an exception, calls outstanding", raise_at_the_end, (1,))
-exit_case("sys.exit(3), a call to oneself outstanding", exit_in_a_call, (3,))
+exit_case("sys.exit(3), a call to itself outstanding", exit_in_a_call, (3,))
 
 
 # --- signals ---
@@ -106,35 +106,35 @@ exit_case("sys.exit(3), a call to oneself outstanding", exit_in_a_call, (3,))
 
 def in_call(worker: Worker) -> None:
     worker.init()
-    worker.tell("last")
+    worker.report("last")
     worker.rpc.rpc_sync("worker1", hang)
 
 
 def in_future(worker: Worker) -> None:
     worker.init()
     future = worker.rpc.rpc_async("worker1", hang)
-    worker.tell("last")
+    worker.report("last")
     future.wait()
 
 
 def in_wait_all(worker: Worker) -> None:
     worker.init()
     futures = [worker.rpc.rpc_async("worker1", hang) for _ in range(3)]
-    worker.tell("last")
+    worker.report("last")
     torch.futures.wait_all(futures)
 
 
 def in_fetch(worker: Worker) -> None:
     worker.init()
     rref = worker.rpc.remote("worker1", hang)
-    worker.tell("last")
+    worker.report("last")
     rref.to_here()
 
 
 def in_own_fetch(worker: Worker) -> None:
     worker.init()
     rref = worker.rpc.remote("worker0", hang)
-    worker.tell("last")
+    worker.report("last")
     rref.to_here()
 
 
@@ -158,7 +158,7 @@ def in_backward(worker: Worker) -> None:
     x = torch.ones(2, requires_grad=True)
     with worker.autograd.context() as context:
         loss = worker.rpc.rpc_sync("worker1", hanging_sum, args=(x,))
-        worker.tell("last")
+        worker.report("last")
         worker.autograd.backward(context, [loss])
 
 
@@ -177,22 +177,22 @@ def in_step(worker: Worker) -> None:
     rref.to_here()
     optimizer = worker.optimizer.DistributedOptimizer(SlowSGD, [rref], lr=0.1)
     with worker.autograd.context() as context:
-        worker.tell("last")
+        worker.report("last")
         optimizer.step(context)
 
 
 def in_shutdown(worker: Worker) -> None:
     worker.init()
-    worker.tell("last")
+    worker.report("last")
     worker.rpc.shutdown()
 
 
 def in_shutdown_serving(worker: Worker) -> None:
-    """Its own function still runs."""
+    """A function of this worker still runs."""
     worker.init()
     worker.rpc.rpc_async("worker0", hang)
     time.sleep(0.3)
-    worker.tell("last")
+    worker.report("last")
     worker.rpc.shutdown()
 
 
@@ -202,14 +202,14 @@ WAITS = {
     "future.wait()": in_future,
     "wait_all": in_wait_all,
     "to_here()": in_fetch,
-    "to_here() of one's own": in_own_fetch,
+    "to_here() of a local RRef": in_own_fetch,
     "backward": in_backward,
     "an optimizer's step": in_step,
     "shutdown()": in_shutdown,
     "shutdown() while a function runs here": in_shutdown_serving,
 }
-for what, function in WAITS.items():
-    case(f"Ctrl-C in {what}", limit=30)(
+for name, function in WAITS.items():
+    case(f"Ctrl-C in {name}", limit=30)(
         lambda run, function=function: ends(run, function, INTERRUPTED, signal.SIGINT, rpc_timeout=600)
     )
 case("SIGTERM in rpc_sync", limit=30)(
@@ -217,7 +217,7 @@ case("SIGTERM in rpc_sync", limit=30)(
 )
 
 
-# --- again ---
+# --- several groups in a process ---
 
 
 def init_again(worker: Worker) -> None:
@@ -227,7 +227,7 @@ def init_again(worker: Worker) -> None:
         worker.rpc.shutdown()
         worker.init()
     worker.rpc.shutdown()
-    worker.tell("last", open_files())
+    worker.report("last", open_files())
 
 
 def open_files() -> int:

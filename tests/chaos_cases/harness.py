@@ -1,9 +1,9 @@
-"""How a case runs: its processes, what they tell, and what becomes of them.
+"""How a case runs: its processes, their reports, and their end.
 
-A case is a function `case(run)` in this process that starts workers (`run.group`), each of which runs a function of the
-same module with a `Worker` (worker.py). They tell what happens as lines of JSON on stdout; the case waits for that,
-with limits, and signals processes. What it returns is what was seen; it fails by raising. All processes are in
-sessions of their own and are killed, with their children, when the case ends.
+A case is a function `case(run)` in this process. It starts workers (`run.group`), each of which runs a function of the
+same module with a `Worker` (worker.py). They report events as lines of JSON on stdout; the case waits for events, with
+time limits, sends commands and signals, and returns a text of its observations. It fails by raising. Each process has a
+session of its own and is killed, with its children, when the case ends.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ TESTS = Path(__file__).parents[1]
 
 
 class CaseFailure(Exception):
-    """Something was seen that should not be."""
+    """A case observed something wrong; the text describes it."""
 
 
 @dataclass
@@ -57,7 +57,7 @@ CASES: list[Case] = []
 
 
 def case(name: str, limit: float = 40, systems: tuple[str, ...] = ("torchrpc", "torch")) -> Callable:
-    """Decorator: a case of the part that the module is named after, which may take `limit` seconds."""
+    """Decorator: register a case, which may take `limit` seconds, under the part with the module's name."""
 
     def register(function: Callable[["Run"], str]) -> Callable:
         CASES.append(Case(function.__module__.rpartition(".")[2], name, function, limit, systems))
@@ -67,6 +67,7 @@ def case(name: str, limit: float = 40, systems: tuple[str, ...] = ("torchrpc", "
 
 
 def run_case(case: Case, settings: Settings) -> Outcome:
+    """Run a case and end its processes."""
     start = time.monotonic()
     if settings.system not in case.systems:
         return Outcome(case.part, case.name, "-", 0.0, f"cannot be done on {settings.system}")
@@ -83,7 +84,7 @@ def run_case(case: Case, settings: Settings) -> Outcome:
 
 @dataclass
 class Process:
-    """A worker, seen from the case."""
+    """The case's side of a worker process."""
 
     name: str
     popen: subprocess.Popen
@@ -99,28 +100,28 @@ class Process:
         self.events.put(None)
 
     def expect(self, event: str, within: float = 30.0) -> Any:
-        """Wait until it tells of that event; gives what it said. Others in between are passed over."""
+        """Wait for that event, skip others, and return its value."""
         end = min(time.monotonic() + within, self.deadline)
         while True:
             try:
-                told = self.events.get(timeout=max(end - time.monotonic(), 0))
+                message = self.events.get(timeout=max(end - time.monotonic(), 0))
             except queue.Empty:
-                raise CaseFailure(f"{self.name}: no '{event}' in {within:g} s{self.last_words()}") from None
-            if told is None:
-                raise CaseFailure(f"{self.name} ended ({self.popen.wait()}) before '{event}'{self.last_words()}")
-            if told["event"] == "failed":
-                raise CaseFailure(f"{self.name}: {told['error']}")
-            if told["event"] == event:
-                return told.get("value")
+                raise CaseFailure(f"{self.name}: no '{event}' in {within:g} s{self.last_error_line()}") from None
+            if message is None:
+                raise CaseFailure(f"{self.name} ended ({self.popen.wait()}) before '{event}'{self.last_error_line()}")
+            if message["event"] == "failed":
+                raise CaseFailure(f"{self.name}: {message['error']}")
+            if message["event"] == event:
+                return message.get("value")
 
-    def tell(self, what: str) -> None:
-        """Let its `await_word(what)` return."""
+    def send_command(self, command: str) -> None:
+        """Make its `wait_for_command(command)` return."""
         assert self.popen.stdin
         with contextlib.suppress(BrokenPipeError):
-            self.popen.stdin.write(what + "\n")
+            self.popen.stdin.write(command + "\n")
             self.popen.stdin.flush()
 
-    def send(self, number: signal.Signals) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         self.popen.send_signal(number)
 
     def exit_code(self, within: float) -> int:
@@ -129,7 +130,8 @@ class Process:
         except subprocess.TimeoutExpired:
             raise CaseFailure(f"{self.name} still runs after {within:g} s") from None
 
-    def last_words(self) -> str:
+    def last_error_line(self) -> str:
+        """Return the last line of its stderr, in parentheses, for error texts."""
         text = self.errors.read_text(errors="replace").strip().splitlines() if self.errors.exists() else []
         return f" ({text[-1][:160]})" if text else ""
 
@@ -215,12 +217,6 @@ class Run:
 
 
 def check(condition: Any, seen: str) -> None:
-    """A failure that says what was seen unless the condition holds."""
+    """Raise a CaseFailure with the text unless the condition holds."""
     if not condition:
         raise CaseFailure(seen)
-
-
-@contextlib.contextmanager
-def timed() -> Iterator[Callable[[], float]]:
-    start = time.monotonic()
-    yield lambda: time.monotonic() - start

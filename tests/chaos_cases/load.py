@@ -1,4 +1,4 @@
-"""Part 4: much at once, for long: no deadlock, memory bounded."""
+"""Part 4: many calls at once, and for long: no deadlock, bounded memory."""
 
 import os
 import sys
@@ -11,17 +11,19 @@ from .worker import Worker, finish, memory_mib, serve
 
 
 def rpc_here():
+    """Return the RPC module that this worker uses."""
     return sys.modules.get("torchrpc.rpc") or sys.modules["torch.distributed.rpc"]
 
 
 def run_both(run: Run, first_function, within: float, **options):
+    """Run `first_function` on worker0 beside a worker that serves; return its event "seen"."""
     first, second = run.group(first_function, serve, **options)
     second.expect("ready")
     seen = first.expect("seen", within=within)
-    second.tell("end")
+    second.send_command("end")
     for process in (first, second):
-        told = process.expect("end", within=20)
-        check(not told["type"], f"{process.name}'s shutdown: {told['text']}")
+        outcome = process.expect("end", within=20)
+        check(not outcome["type"], f"{process.name}'s shutdown: {outcome['text']}")
     return seen
 
 
@@ -39,9 +41,9 @@ def nest(worker: Worker) -> None:
 
 @case("nested blocking calls, 64 deep, 4 threads", limit=60)
 def nested(run: Run) -> str:
-    told = run_both(run, nest, 40, num_worker_threads=4, rpc_timeout=20)
-    check(not told["type"], f"{told['type']} after {told['seconds']:.0f} s: {told['text'][:60]}")
-    return f"{told['seconds']:.2f} s"
+    outcome = run_both(run, nest, 40, num_worker_threads=4, rpc_timeout=20)
+    check(not outcome["type"], f"{outcome['type']} after {outcome['seconds']:.0f} s: {outcome['text'][:60]}")
+    return f"{outcome['seconds']:.2f} s"
 
 
 def threads() -> int:
@@ -52,7 +54,7 @@ def with_many_threads(worker: Worker) -> None:
     before = threads()
     worker.init()
     worker.rpc.rpc_sync("worker1", threads)
-    worker.tell("seen", [threads() - before, memory_mib()])
+    worker.report("seen", [threads() - before, memory_mib()])
     finish(worker)
 
 
@@ -77,7 +79,7 @@ def queue_calls(worker: Worker) -> None:
             most = max(most, memory_mib())
     peak = worker.rpc.rpc_sync("worker1", peak_mib)
     torch.futures.wait_all(futures)
-    worker.tell("seen", [count, most - before, peak - there, time.monotonic() - start])
+    worker.report("seen", [count, most - before, peak - there, time.monotonic() - start])
     finish(worker)
 
 
@@ -104,7 +106,7 @@ def large(_: torch.Tensor) -> torch.Tensor:
 
 
 def slope(samples: list[tuple[int, float]]) -> float:
-    """MiB per 1,000, by the second half: what is taken once has been taken by then."""
+    """Return the growth in MiB per 1,000 calls in the second half, after all one-time allocations."""
     half = samples[len(samples) // 2 :]
     (first, low), (last, high) = half[0], half[-1]
     return (high - low) / max(last - first, 1) * 1000
@@ -120,7 +122,7 @@ def large_results(worker: Worker) -> None:
         if i % (count // 20) == 0:
             here.append((i, memory_mib()))
             there.append((i, worker.rpc.rpc_sync("worker1", memory_mib)))
-    worker.tell("seen", [count, slope(here), slope(there), here[-1][1], there[-1][1]])
+    worker.report("seen", [count, slope(here), slope(there), here[-1][1], there[-1][1]])
     finish(worker)
 
 
@@ -157,7 +159,7 @@ def steps(worker: Worker) -> None:
         if i % (count // 20) == 0:
             here.append((i, memory_mib()))
             there.append((i, worker.rpc.rpc_sync("worker1", memory_mib)))
-    worker.tell("seen", [count, slope(here), slope(there), here[-1][1], there[-1][1]])
+    worker.report("seen", [count, slope(here), slope(there), here[-1][1], there[-1][1]])
     finish(worker)
 
 
@@ -179,14 +181,14 @@ def send_3_gib(worker: Worker) -> None:
 
 @case("a tensor of 3 GiB, with a liveness_timeout of 1 s", limit=150)
 def three_gib(run: Run) -> str:
-    told = run_both(run, send_3_gib, 130, liveness=1)
-    check(not told["type"], f"{told['type']}: {told['text'][:80]}")
-    return f"{told['seconds']:.1f} s"
+    outcome = run_both(run, send_3_gib, 130, liveness=1)
+    check(not outcome["type"], f"{outcome['type']}: {outcome['text'][:80]}")
+    return f"{outcome['seconds']:.1f} s"
 
 
 def few_files(worker: Worker) -> None:
     worker.init()
-    worker.tell("seen", worker.rpc.rpc_sync("worker1", os.getpid))
+    worker.report("seen", worker.rpc.rpc_sync("worker1", os.getpid))
     finish(worker)
 
 
@@ -202,7 +204,7 @@ def few_descriptors(run: Run) -> str:
             check(code is None or code >= 0, f"{process.name} was terminated by a signal: {failure}")
             check("descriptor" in str(failure) or "open files" in str(failure), str(failure))
             return f"refuses: {failure}"
-    second.tell("end")
+    second.send_command("end")
     return "work"
 
 
@@ -213,10 +215,10 @@ def one_of_many(worker: Worker) -> None:
         start = time.monotonic()
         answers = torch.futures.wait_all([worker.rpc.rpc_async(name, os.getpid) for name in names])
         assert len(set(answers)) == worker.size
-        worker.tell("called", [time.monotonic() - start, len(os.listdir("/proc/self/fd")), threads()])
-    worker.tell("here", [len(os.listdir("/proc/self/fd")), threads(), memory_mib()])
+        worker.report("called", [time.monotonic() - start, len(os.listdir("/proc/self/fd")), threads()])
+    worker.report("here", [len(os.listdir("/proc/self/fd")), threads(), memory_mib()])
     worker.rpc.shutdown()
-    worker.tell("left")
+    worker.report("left")
 
 
 @case("64 workers on one machine (--scale below 0.1: 16)", limit=400)

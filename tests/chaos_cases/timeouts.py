@@ -1,4 +1,4 @@
-"""Part 2: time-outs are exceptions, after which the process is as usable as before."""
+"""Part 2: time-outs are exceptions, and RPC remains usable after them."""
 
 import contextlib
 import time
@@ -8,17 +8,17 @@ import torch
 from .harness import Run, case, check
 from .worker import Worker, finish, serve
 
-SLOW = 3.0  # seconds
+SLOW_S = 3.0
 
 
-def slow(seconds: float = SLOW) -> torch.Tensor:
+def slow(seconds: float = SLOW_S) -> torch.Tensor:
     time.sleep(seconds)
     return torch.ones(1)
 
 
 class SlowModule:
     def answer(self) -> int:
-        time.sleep(SLOW)
+        time.sleep(SLOW_S)
         return 42
 
     def quick(self) -> int:
@@ -26,25 +26,25 @@ class SlowModule:
 
 
 def limited(run: Run, first_function, limit: float = 15) -> dict:
-    """What `first_function` tells as "seen"; then it must still be able to call, and both to leave."""
+    """Return the outcome "seen" of `first_function`; check that calls and the shutdown work afterwards."""
     first, second = run.group(first_function, serve)
     first.expect("ready"), second.expect("ready")
     seen = first.expect("seen", within=limit)
     usable = first.expect("usable", within=limit)
     check(not usable["type"], f"afterwards a call fails: {usable['text']}")
-    second.tell("end")
+    second.send_command("end")
     for process in (first, second):
-        told = process.expect("end", within=limit)
-        check(not told["type"], f"{process.name}'s shutdown fails: {told['text']}")
+        outcome = process.expect("end", within=limit)
+        check(not outcome["type"], f"{process.name}'s shutdown fails: {outcome['text']}")
         check(process.exit_code(within=5) == 0, f"{process.name} ends with {process.popen.returncode}")
     return seen
 
 
-def timed_out(told: dict) -> str:
-    check(told["type"], f"no error: {told['text']}")
-    check("timed out" in told["text"] or "set timeout" in told["text"], told["text"][:100])
-    check(told["seconds"] < SLOW, f"only after {told['seconds']:.1f} s")
-    return f"{told['type']} after {told['seconds']:.2f} s"
+def timed_out(outcome: dict) -> str:
+    check(outcome["type"], f"no error: {outcome['text']}")
+    check("timed out" in outcome["text"] or "set timeout" in outcome["text"], outcome["text"][:100])
+    check(outcome["seconds"] < SLOW_S, f"only after {outcome['seconds']:.1f} s")
+    return f"{outcome['type']} after {outcome['seconds']:.2f} s"
 
 
 def try_and_finish(worker: Worker) -> None:
@@ -68,7 +68,7 @@ remote_to_worker0 = remote_then_fetch("worker0")
 remote_to_worker1 = remote_then_fetch("worker1")
 
 
-@case("remote(timeout=0.1) of a slow function, then to_here(), owner is oneself")
+@case("remote(timeout=0.1) of a slow function, then to_here(), owner is the caller")
 def remote_to_self(run: Run) -> str:
     return timed_out(limited(run, remote_to_worker0))
 
@@ -96,7 +96,7 @@ def fetch_with_timeout(worker: Worker) -> None:
     worker.init()
     rref = worker.rpc.remote("worker1", slow)
     worker.outcome("seen", lambda: rref.to_here(timeout=0.2))
-    assert rref.to_here(timeout=20).item() == 1  # the value comes all the same
+    assert rref.to_here(timeout=20).item() == 1  # the value arrives nevertheless
     try_and_finish(worker)
 
 
@@ -109,13 +109,13 @@ def call_with_timeout(worker: Worker) -> None:
     worker.init()
     worker.outcome("seen", lambda: worker.rpc.rpc_sync("worker1", slow, args=(1.0,), timeout=0.2))
     answers = [worker.rpc.rpc_sync("worker1", torch.add, args=(torch.ones(1), i)).item() for i in range(200)]
-    time.sleep(1.2)  # the late answer comes
+    time.sleep(1.2)  # the late reply arrives
     answers += [worker.rpc.rpc_sync("worker1", torch.add, args=(torch.ones(1), i)).item() for i in range(200)]
     assert answers == [i + 1.0 for i in range(200)] * 2
     try_and_finish(worker)
 
 
-@case("rpc_sync(timeout=0.2); its late answer completes no other call")
+@case("rpc_sync(timeout=0.2); its late reply completes no other call")
 def late_answer(run: Run) -> str:
     return timed_out(limited(run, call_with_timeout)) + ", 400 right answers"
 
@@ -140,7 +140,7 @@ class SlowBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        time.sleep(SLOW)
+        time.sleep(SLOW_S)
         return grad
 
 
@@ -180,13 +180,13 @@ def unused_result(worker: Worker) -> None:
 
 @case("backward of a loss that does not use a call's result")
 def unused(run: Run) -> str:
-    told = limited(run, unused_result)
-    check(not told["type"], told["text"])
-    return f"gradients after {told['seconds']:.2f} s"
+    outcome = limited(run, unused_result)
+    check(not outcome["type"], outcome["text"])
+    return f"gradients after {outcome['seconds']:.2f} s"
 
 
 def nested(seconds: float) -> float:
-    """On worker1: how long its own call to worker0 may take."""
+    """Runs on worker1: measure how long its own call to worker0 takes."""
     import sys
 
     rpc = sys.modules.get("torchrpc.rpc") or sys.modules["torch.distributed.rpc"]
@@ -206,7 +206,7 @@ def last_nested() -> float:
 
 def call_nested(worker: Worker) -> None:
     worker.init(propagate_deadlines=True)
-    worker.outcome("seen", lambda: worker.rpc.rpc_sync("worker1", nested, args=(SLOW,), timeout=0.5))
+    worker.outcome("seen", lambda: worker.rpc.rpc_sync("worker1", nested, args=(SLOW_S,), timeout=0.5))
     time.sleep(0.5)
     inner = worker.rpc.rpc_sync("worker1", last_nested)
     assert inner < 1, inner

@@ -1,7 +1,7 @@
-"""Parts 5 and 6: who comes to a group and does not belong to it, and what bytes they bring.
+"""Part 5: peers that do not belong to the group connect to it and send arbitrary bytes.
 
-The functions of CASES take the system ("torchrpc", or "torch" for torch's own RPC) and give the text of what was seen,
-or raise AssertionError; tests/python/test_unauthenticated_peers.py runs them, too.
+The functions of CASES take the system ("torchrpc", or "torch" for torch's own RPC) and return a text of their
+observations, or raise AssertionError; tests/python/test_unauthenticated_peers.py runs them, too.
 """
 
 import contextlib
@@ -18,15 +18,15 @@ from typing import Any
 
 from .harness import CaseFailure, Run, case
 
-PATIENCE = 60.0  # seconds for whatever a process is asked to do
-STRANGERS = 1000
+ANSWER_TIMEOUT_S = 60.0
+GARBAGE_CONNECTIONS = 1000
 
 
-# --- Processes that do what they are told ---
+# --- Processes that run functions ---
 
 
 def rpc_of(system: str) -> Any:
-    """The module of that name; torch's own unless it is asked for torchrpc."""
+    """Return the RPC module of the system: torchrpc's or torch's."""
     if system == "torchrpc":
         import torchrpc.rpc as rpc
     else:
@@ -34,7 +34,7 @@ def rpc_of(system: str) -> Any:
     return rpc
 
 
-def _obey(pipe: Any, env: dict[str, str]) -> None:
+def _run_functions(pipe: Any, env: dict[str, str]) -> None:
     os.environ.update(env)
     while True:
         function, args = pipe.recv()
@@ -45,20 +45,20 @@ def _obey(pipe: Any, env: dict[str, str]) -> None:
 
 
 class Process:
-    """Runs functions of this module, one after another."""
+    """A process that runs functions of this module, one after another."""
 
     def __init__(self, env: dict[str, str] | None = None) -> None:
         context = mp.get_context("spawn")
-        self.pipe, there = context.Pipe()
-        self.process = context.Process(target=_obey, args=(there, env or {}), daemon=True)
+        self.pipe, child_end = context.Pipe()
+        self.process = context.Process(target=_run_functions, args=(child_end, env or {}), daemon=True)
         self.process.start()
 
     def start(self, function: Callable[..., Any], *args: Any) -> None:
         self.pipe.send((function, args))
 
     def end(self) -> tuple[Any, str]:
-        """What the function gave, and why it failed."""
-        assert self.pipe.poll(PATIENCE), "a process did not answer"
+        """Wait for the function; return its result and its error text."""
+        assert self.pipe.poll(ANSWER_TIMEOUT_S), "a process did not answer"
         return self.pipe.recv()
 
     def run(self, function: Callable[..., Any], *args: Any) -> tuple[Any, str]:
@@ -85,7 +85,7 @@ def leave(system: str) -> None:
 def group(
     system: str, size: int, url: str = "", dynamic: bool = False, env: dict[str, str] | None = None, **options: Any
 ) -> Iterator[tuple[list[Process], str]]:
-    """Workers of a group, and the URL where they have met."""
+    """Start the workers of a group; yields them and the URL of their rendezvous."""
     url = url or f"tcp://localhost:{free_port()}"
     members = [Process(env) for _ in range(size)]
     try:
@@ -106,6 +106,7 @@ def group(
 
 
 def _expect(answer: tuple[Any, str]) -> Any:
+    """Return the result; AssertionError if there is an error text."""
     value, failure = answer
     assert not failure, failure
     return value
@@ -118,7 +119,7 @@ def free_port() -> int:
 
 
 def listening() -> list[tuple[str, int]]:
-    """Addresses and ports on which this process listens, over TCP."""
+    """Return the addresses and ports on which this process listens, over TCP."""
     inodes = set()
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -135,12 +136,12 @@ def listening() -> list[tuple[str, int]]:
     return found
 
 
-# --- What strangers try ---
+# --- What unauthenticated peers try ---
 
 
 def run_code(path: str) -> str:
-    """What nobody from outside may have run."""
-    Path(path).write_text("a stranger was here")
+    """A function that no peer outside of the group may run."""
+    Path(path).write_text("an unauthenticated peer was here")
     return "ran"
 
 
@@ -149,66 +150,66 @@ def double(number: int) -> int:
 
 
 def intrude(system: str, url: str, path: str, options: dict[str, Any]) -> str:
-    """Join a dynamic group of which only the store is known, and run something on its first worker."""
+    """Join a dynamic group with the address of its store only, and run a function on its first worker."""
     join(system, 7, None, url, options)
     return rpc_of(system).rpc_sync("worker0", run_code, args=(path,))
 
 
-def stranger_with_the_store_only(system: str) -> str:
-    """A secret was given to the workers; who knows only the store's address does not get in."""
-    ours = {"secret": secrets.token_hex(32)} if system == "torchrpc" else {}
-    with tempfile.TemporaryDirectory() as folder, group(system, 2, dynamic=True, **ours) as (members, url):
-        traces = []
-        for number, theirs in enumerate([{}, {"secret": secrets.token_hex(32)}] if ours else [{}]):
+def peer_with_the_store_only(system: str) -> str:
+    """The workers have a secret; a peer that knows only the store's address cannot join."""
+    member_options = {"secret": secrets.token_hex(32)} if system == "torchrpc" else {}
+    with tempfile.TemporaryDirectory() as folder, group(system, 2, dynamic=True, **member_options) as (members, url):
+        failures = []
+        for number, peer_options in enumerate([{}, {"secret": secrets.token_hex(32)}] if member_options else [{}]):
             path = f"{folder}/trace{number}"
-            stranger = Process({"TORCHRPC_INIT_TIMEOUT": "5"})
-            _, failure = stranger.run(intrude, system, url, path, theirs)
-            stranger.process.kill()
+            peer = Process({"TORCHRPC_INIT_TIMEOUT": "5"})
+            _, failure = peer.run(intrude, system, url, path, peer_options)
+            peer.process.kill()
             assert not os.path.exists(path), "joined, and its code was run"
             assert failure, "joined"
-            traces.append(failure)
+            failures.append(failure)
         assert _expect(members[1].run(call, system, "worker0", double, (21,))) == 42
-        return f"refused: {traces[-1][:160]}"
+        return f"refused: {failures[-1][:160]}"
 
 
 def garbage(ports: list[tuple[str, int]], count: int, seed: int) -> int:
-    """Connect so many times, say all kinds of things, and go or stay a while; how many could connect."""
-    chance, connected, lingering = random.Random(seed), 0, []
+    """Connect `count` times, send random bytes, and close some connections at once. Return how many were accepted."""
+    rng, connected, lingering = random.Random(seed), 0, []
     for number in range(count):
         with contextlib.suppress(OSError):
-            stranger = socket.create_connection(chance.choice(ports), timeout=5)
+            peer = socket.create_connection(rng.choice(ports), timeout=5)
             connected += 1
-            beginning = chance.choice([b"", b"torchrpc", b"torchrpc\2\0\1\0", b"GET / HTTP/1.1\r\n\r\n"])
+            beginning = rng.choice([b"", b"torchrpc", b"torchrpc\2\0\1\0", b"GET / HTTP/1.1\r\n\r\n"])
             with contextlib.suppress(OSError):
-                stranger.sendall(beginning + chance.randbytes(chance.choice([0, 1, 16, 100, 5000])))
+                peer.sendall(beginning + rng.randbytes(rng.choice([0, 1, 16, 100, 5000])))
             if number % 3:
-                stranger.close()
+                peer.close()
             else:
-                lingering.append(stranger)
-    for stranger in lingering:
-        stranger.close()
+                lingering.append(peer)
+    for peer in lingering:
+        peer.close()
     return connected
 
 
 def thousand_garbage_connections(system: str) -> str:
-    """Calls go on while strangers say anything to the ports of a worker."""
+    """Calls succeed while unauthenticated peers send random bytes to the ports of a worker."""
     with group(system, 2) as (members, _):
         ports = _expect(members[1].run(listening))
-        stranger = Process()
-        stranger.start(garbage, ports, STRANGERS, 5)
+        peer = Process()
+        peer.start(garbage, ports, GARBAGE_CONNECTIONS, 5)
         slowest, calls = 0.0, 0
-        while not stranger.pipe.poll():
+        while not peer.pipe.poll():
             begin = time.monotonic()
             assert _expect(members[0].run(call, system, "worker1", double, (calls,))) == 2 * calls
             slowest, calls = max(slowest, time.monotonic() - begin), calls + 1
-        connected = _expect(stranger.end())
-        stranger.process.kill()
+        connected = _expect(peer.end())
+        peer.process.kill()
         assert _expect(members[0].run(call, system, "worker1", double, (21,))) == 42
         return f"{connected} connections; {calls} calls beside them, the slowest {slowest * 1e3:.0f} ms"
 
 
 def listens_on_loopback_only(system: str) -> str:
-    """The group meets at localhost: nothing of it can be reached from elsewhere, the store included."""
+    """If the rendezvous is at localhost, no other machine can reach a worker or the store."""
     with group(system, 2) as (members, _):
         found = sorted({address for member in members for address, _ in _expect(member.run(listening))})
         outside = [address for address in found if not address.startswith("127.") and address != "::1"]
@@ -216,8 +217,8 @@ def listens_on_loopback_only(system: str) -> str:
         return f"listens on {', '.join(found)}"
 
 
-def refuses_what_is_not_listed(system: str) -> str:
-    """A worker with an allow-list runs what is listed, and nothing else by whatever way."""
+def refuses_functions_that_are_not_listed(system: str) -> str:
+    """A worker with an allow-list runs the listed functions and no others."""
     options = {"allowed_functions": [double]} if system == "torchrpc" else {}
     with tempfile.TemporaryDirectory() as folder, group(system, 2, **options) as (members, _):
         path = f"{folder}/trace"
@@ -230,10 +231,10 @@ def refuses_what_is_not_listed(system: str) -> str:
 
 
 CASES: list[tuple[str, Callable[[str], str]]] = [
-    ("a stranger who knows only the store's address", stranger_with_the_store_only),
+    ("an unauthenticated peer that knows only the store's address", peer_with_the_store_only),
     ("1,000 garbage connections to a live worker", thousand_garbage_connections),
     ("a group at localhost listens on loopback only", listens_on_loopback_only),
-    ("functions that are not on the allow-list", refuses_what_is_not_listed),
+    ("functions that are not on the allow-list", refuses_functions_that_are_not_listed),
 ]
 
 

@@ -1,6 +1,6 @@
 """A worker of a case: `python -m chaos_cases.worker SPEC` runs one function of the case's module.
 
-It runs on torchrpc or, told so, on torch's own RPC; `Worker.rpc` and `Worker.autograd` are the modules.
+It runs on torchrpc or on torch's own RPC; `Worker.rpc` and `Worker.autograd` are the modules of that system.
 """
 
 import importlib
@@ -17,7 +17,7 @@ import torch
 
 
 class Worker:
-    """What a case's function is given."""
+    """The argument of a case's functions: the worker's rank and options, and its pipe to the case."""
 
     def __init__(self, spec: dict) -> None:
         self.system, self.rank, self.size, self.scale = (spec[key] for key in ("system", "rank", "size", "scale"))
@@ -40,39 +40,42 @@ class Worker:
             world_size=self.size,
             rpc_backend_options=self.rpc.TensorPipeRpcBackendOptions(**options),
         )
-        self.tell("ready", os.getpid())
+        self.report("ready", os.getpid())
 
-    def tell(self, event: str, value: Any = None) -> None:
+    def report(self, event: str, value: Any = None) -> None:
+        """Send an event to the case, as a line of JSON on stdout."""
         print(json.dumps({"event": event, "value": value}), flush=True)
 
-    def await_word(self, word: str) -> None:
+    def wait_for_command(self, command: str) -> None:
+        """Block until the case sends the command."""
         for line in sys.stdin:
-            if line.strip() == word:
+            if line.strip() == command:
                 return
-        os._exit(7)  # whoever started this is gone
+        os._exit(7)  # the case's process has ended
 
     def outcome(self, event: str, call: Callable[[], Any]) -> None:
-        """Tell what became of a call: its type, its text, the seconds it took."""
+        """Report the outcome of a call: the type and text of its error (or its result), the seconds it took."""
         start = time.monotonic()
         try:
-            told = {"type": "", "text": repr(call())[:80], "worker": ""}
+            outcome = {"type": "", "text": repr(call())[:80], "worker": ""}
         except Exception as exc:
-            told = {"type": type(exc).__name__, "text": str(exc), "worker": getattr(exc, "worker", "")}
-        self.tell(event, {**told, "seconds": time.monotonic() - start})
+            outcome = {"type": type(exc).__name__, "text": str(exc), "worker": getattr(exc, "worker", "")}
+        self.report(event, {**outcome, "seconds": time.monotonic() - start})
 
 
 def serve(worker: Worker) -> None:
-    """What a worker runs that others call."""
+    """Serve calls until the case sends "end"."""
     worker.init()
-    worker.await_word("end")
+    worker.wait_for_command("end")
     finish(worker)
 
 
 def finish(worker: Worker) -> None:
+    """Shut down and report the outcome."""
     worker.outcome("end", worker.rpc.shutdown)
 
 
-# --- what workers call on each other ---
+# --- functions that workers call on each other ---
 
 
 def hang(seconds: float = 1000) -> None:
@@ -84,14 +87,14 @@ def value() -> torch.Tensor:
 
 
 def memory_mib() -> float:
-    """What this process holds of memory."""
+    """Return the resident memory of this process, in MiB."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE") / 2**20
 
 
 def main() -> None:
     spec = json.loads(sys.argv[1])
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell runs in the background ignores it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
     torch.set_num_threads(1)
     worker = Worker(spec)
     function = getattr(importlib.import_module(spec["module"]), spec["function"])

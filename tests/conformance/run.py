@@ -3,9 +3,9 @@
 
     run.py [-k REGEX] [-j N] [--timeout SECONDS] [--list]
 
-Each test runs in a session of its own, so that what it leaves behind ends with it, and is given `--timeout` seconds. It
-and its ranks are forked from this process, which has imported everything and started no thread. What must not pass is
-in known_differences.txt, and is not run. Exit status 1 if anything fails.
+Each test runs in a session of its own, which is killed at its end, and has `--timeout` seconds. It and its ranks are
+forked from this process, which has imported all modules and started no thread. The tests in known_differences.txt
+cannot pass and are not run. The exit status is 1 if a test fails.
 """
 
 import argparse
@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 KNOWN = Path(__file__).with_name("known_differences.txt")
-# Measures time so closely that it fails on torch's own RPC as well if others use the processor: run last, alone.
+# Tests that fail under load, on torch's own RPC as well, since they measure short times. They run last, one at a time.
 ALONE = {"RpcTest.test_set_and_get_default_rpc_timeout"}
-SHOWN_LINES = 60  # of the output of a test that fails
+SHOWN_LINES = 60  # the last lines of output that are printed for a failed test
 
 
 class Test(NamedTuple):
@@ -38,8 +38,8 @@ class Test(NamedTuple):
 
 
 def prepare(timeout):
-    """Install torchrpc and import the suites; gives the module that lists them."""
-    os.environ["DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"] = str(int(timeout))  # then the ranks' stacks are printed
+    """Install torchrpc and import the suites; return the module that lists them."""
+    os.environ["DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"] = str(int(timeout))  # after this time the ranks print their stacks
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy would start threads
     import torchrpc
 
@@ -57,10 +57,12 @@ def prepare(timeout):
 
 
 def steady_process_groups():
-    """Mend two ways in which the DDP suites hang now and then, on torch's own RPC, too. Their masters have trainers
-    make a process group by RPC as soon as their own init_process_group has returned, and wait for ever for one whose
-    own has not. And DDP's reducer, where it is the last to let go of a group, joins gloo's threads with the GIL held,
-    which these may be waiting for."""
+    """Avoid two hangs of the DDP suites, which occur on torch's own RPC, too.
+
+    The masters call the trainers to make a process group as soon as their own init_process_group has returned, and wait
+    for ever for a trainer whose own has not returned. And if DDP's reducer holds the last reference to a group, it
+    joins gloo's threads with the GIL held, which these threads may wait for.
+    """
     import torch.distributed as dist
 
     init_process_group = dist.init_process_group
@@ -75,7 +77,7 @@ def steady_process_groups():
 
 
 def collect(rpc_utils):
-    """All tests that need no GPU, in the suites' order."""
+    """Yield all tests that need no GPU, in the order of the suites."""
     names = unittest.TestLoader().getTestCaseNames
     for suite in [*rpc_utils.GENERIC_TESTS, *rpc_utils.TENSORPIPE_TESTS, *rpc_utils.FAULTY_AGENT_TESTS]:
         for method in names(suite):
@@ -88,7 +90,7 @@ def known_differences():
 
 
 def make_case(rpc_utils, test):
-    """The test case. In the test's process only: the faulty fixture registers a backend, which others must not see."""
+    """Return the test case. Runs in the test's process, since the faulty fixture registers a backend."""
     if test.faulty:
         from torch.testing._internal.distributed.rpc import faulty_rpc_agent_test_fixture as fixtures
 
@@ -104,7 +106,7 @@ def make_case(rpc_utils, test):
 
 
 def run_test(rpc_utils, test, log, verdict):
-    """The life of a test's process: runs it and sends (status, text)."""
+    """Be a test's process: run the test and send (status, text)."""
     os.setsid()
     fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     os.dup2(fd, 1)
@@ -132,7 +134,7 @@ class Running:
         theirs.close()
 
     def result(self):
-        """None while it runs, else (status, text, seconds); then nothing of it is left."""
+        """Return None while it runs, else (status, text, seconds); its processes have ended then."""
         seconds = time.monotonic() - self.start
         status, text = "FAILED", "it did not end in time"
         if self.verdict.poll():
@@ -148,20 +150,20 @@ class Running:
         return status, text, seconds
 
     def kill(self):
-        """End it and the processes it has started."""
+        """Kill it and its child processes."""
         try:
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:  # it is no leader yet, or has left nothing
+        except ProcessLookupError:  # it is no session leader yet, or has no processes left
             self.process.kill()
         self.process.join()
 
 
 def run(rpc_utils, tests, jobs, limit):
-    """Run the tests, `jobs` at once; gives {status: tests}."""
+    """Run the tests, `jobs` at once; return {status: tests}."""
     outcome = {"passed": [], "skipped": [], "FAILED": []}
     waiting, running = list(reversed(tests)), []
     with tempfile.TemporaryDirectory(prefix="torchrpc_conformance_") as folder:
-        os.environ["TMPDIR"] = tempfile.tempdir = folder  # where the suite leaves its files
+        os.environ["TMPDIR"] = tempfile.tempdir = folder  # the folder of the suite's files
         try:
             while waiting or running:
                 while waiting and len(running) < jobs:

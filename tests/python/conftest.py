@@ -1,4 +1,4 @@
-"""What all Python tests share."""
+"""Fixtures of all Python tests."""
 
 import os
 import sys
@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-torch.set_num_threads(1)  # a pool of threads would not survive the forks of some tests
+torch.set_num_threads(1)  # a thread pool does not survive the forks of some tests
 os.environ.pop("TORCHRPC_REPLACE", None)
 
 
 @pytest.fixture(scope="session")
 def hook_path(tmp_path_factory):
-    """Environment in which `import torch` finds torchrpc's hook, be the package installed or run from its source."""
+    """Environment variables with which `import torch` finds torchrpc's hook, also if the package is not installed."""
     source = str(Path(__file__).parents[2] / "python")
     path = [source, *filter(None, [os.environ.get("PYTHONPATH")])]
     if not any(hook.value.startswith("torchrpc.") for hook in metadata.entry_points(group="torch.backends")):
@@ -25,13 +25,13 @@ def hook_path(tmp_path_factory):
         (info / "entry_points.txt").write_text("[torch.backends]\ntorchrpc = torchrpc._autoload:autoload\n")
         path.insert(0, str(site))
     else:
-        path = path[1:]  # the installed one
+        path = path[1:]  # the package is installed
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1"}
 
 
 @pytest.fixture
 def run_python(hook_path, tmp_path):
-    """Runs a Python program in a process of its own and gives its output."""
+    """Runs a Python program in a child process; returns the completed process."""
     import subprocess
 
     def run(*command, env=None, check=True):

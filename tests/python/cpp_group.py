@@ -13,7 +13,7 @@ import torchrpc.rpc as rpc
 from torchrpc import cpp_function
 from torchrpc.optim import DistributedOptimizer
 
-# --- what C++ calls ---
+# --- functions that the C++ worker calls ---
 
 
 def add(a, b):
@@ -164,7 +164,7 @@ def run_python(name, rank, world_size, port, cpp, checks):
 
 
 def main():
-    """cpp_group.py WORKER PORT CPP_NAME CPP_RANK: this process and the C++ worker; a third, silent, Python worker."""
+    """cpp_group.py WORKER PORT CPP_NAME CPP_RANK: this process, the C++ worker and an idle Python worker."""
     worker, port, cpp, cpp_rank = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
     mine, silent = [rank for rank in range(3) if rank != cpp_rank]
     others = [
@@ -174,7 +174,7 @@ def main():
             cwd=Path(__file__).parent,
         ),
     ]
-    import cpp_group  # under its own name, so that functions sent to it are the same on all workers
+    import cpp_group  # under its module name, so that its functions have the same names on all workers
 
     cpp_group.run_python("main", mine, 3, port, cpp, cpp_group.CHECKS)
     for other in others:

@@ -1,8 +1,8 @@
-"""The code of Markdown pages, and how their fragments are run.
+"""Reads the code blocks of Markdown pages and runs them.
 
-A Python block with `init_rpc(` or `__main__` is a program of its own. All others of a page are fragments: they run in
-their order, in one namespace, on worker0 of a group whose other workers serve. As in a reader's script, imports,
-functions and classes are there on all workers before anything runs: they are a module that the workers can import.
+A Python block with `init_rpc(` or `__main__` is a program of its own. The other blocks of a page are fragments: they
+run in their order, in one namespace, on worker0 of a group whose other workers serve calls. As in a reader's script,
+all workers have the imports, functions and classes before a statement runs: these form a module that they can import.
 """
 
 import ast
@@ -20,7 +20,7 @@ DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef
 
 class Block(NamedTuple):
     language: str
-    line: int  # of its first line, from 1
+    line: int  # number of its first line, from 1
     code: str
 
     @property
@@ -29,7 +29,7 @@ class Block(NamedTuple):
 
     @property
     def printed(self):
-        """What its lines say that they print."""
+        """The texts that its lines promise to print."""
         return [match[1] for match in map(PRINTS.match, self.code.splitlines()) if match]
 
 
@@ -46,10 +46,10 @@ def fragments(page):
 
 
 def run_fragments(page, name, folder):
-    """Run them as a module of that name, whose definitions go to a folder where all workers look for modules.
+    """Run the fragments as a module of that name; write its definitions to a folder on the workers' module path.
 
     Raises:
-        AssertionError: a line that says what it prints, as `print(1)  # 1` does, and does not.
+        AssertionError: a line does not print its promised text (`print(1)  # 1` promises 1).
     """
     lines = ["", *Path(page).read_text().splitlines()]
     statements = list(fragments(page))
@@ -63,11 +63,11 @@ def run_fragments(page, name, folder):
     namespace = vars(importlib.import_module(name))
     for statement in statements:
         if not isinstance(statement, DEFINITIONS):
-            said = io.StringIO()
-            with contextlib.redirect_stdout(said):
+            output = io.StringIO()
+            with contextlib.redirect_stdout(output):
                 exec(compile(ast.Module([statement], []), page, "exec"), namespace)
             promise = PRINTS.match(lines[statement.end_lineno])
-            if promise and said.getvalue().strip() != promise[1]:
+            if promise and output.getvalue().strip() != promise[1]:
                 raise AssertionError(
-                    f"{page}:{statement.end_lineno} promises {promise[1]}, but prints {said.getvalue()}"
+                    f"{page}:{statement.end_lineno} promises {promise[1]}, but prints {output.getvalue()}"
                 )

@@ -1,6 +1,6 @@
-"""A worker of test_hosts.py: joins, does what the scenario says, prints what it has seen as one line of JSON.
+"""A worker of test_hosts.py: joins, runs a scenario, prints its observations as one line of JSON.
 
-Arguments: scenario, and for those that are not started by torchrun rank, world size and URL.
+Arguments: the scenario; then, unless torchrun started the worker, rank, world size and URL.
 """
 
 import json
@@ -26,7 +26,7 @@ def greet(name):
 
 
 def talk(size):
-    """Call everybody, with something small and something large."""
+    """Call all workers, with small and large arguments."""
     me = rpc.get_worker_info().name
     answers = [rpc.rpc_sync(f"worker{rank}", greet, args=(me,)) for rank in range(size)]
     large = torch.arange(300_000.0)
@@ -36,7 +36,7 @@ def talk(size):
 
 
 def cut_off(size):
-    """Call when the network has gone: the test takes the link down when it reads that this is ready."""
+    """Call without a network: the test sets the link down when it has read `ready`."""
     say(ready=True)
     sys.stdin.readline()
     begin = time.monotonic()

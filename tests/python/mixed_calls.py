@@ -1,4 +1,4 @@
-"""Makes mixed calls between two workers and compares each result with a local call's.
+"""Makes mixed calls between two workers and compares each result with that of a local call.
 
     python tests/python/mixed_calls.py [--calls 1000] [--seed 0] [--largest 64]
 
@@ -31,7 +31,7 @@ def pickled(pair, extra):
 
 
 def make_tensor(rng, size, dtype, layout):
-    """A tensor of about `size` bytes of storage, with values that the seed fixes."""
+    """Return a tensor with about `size` bytes of storage; `rng` determines its values."""
     count = max(size // dtype.itemsize, 1)
     generator = torch.Generator().manual_seed(rng.randrange(2**31))
     flat = torch.randint(0, 2 if dtype == torch.bool else 100, (count,), generator=generator).to(dtype)
@@ -64,7 +64,7 @@ def equal(a, b):
 def make_call(rng, largest):
     """(kind, layout, function, arguments)"""
     kind, layout, dtype = rng.choice(KINDS), rng.choice(LAYOUTS), rng.choice(DTYPES)
-    # Small calls are many, large ones few: sizes are spread evenly over the orders of magnitude.
+    # Sizes are distributed evenly over the orders of magnitude, so few calls are large.
     tensor = make_tensor(rng, int(2 ** rng.uniform(0, largest.bit_length() - 1)), dtype, layout)
     if kind == "operator":
         if layout == "sparse" or rng.random() < 0.5:
@@ -79,8 +79,8 @@ def make_call(rng, largest):
 
 
 def run(calls, seed, largest, to="worker1"):
-    """Make the calls, up to 8 at a time; AssertionError for the first result that differs. Returns what was counted."""
-    rng, counts, waiting = random.Random(seed), Counter(), []
+    """Make the calls, up to 8 at a time. Return counts by kind; AssertionError for the first result that differs."""
+    rng, counts, outstanding = random.Random(seed), Counter(), []
 
     def check(number, kind, layout, expected, get):
         result = get()
@@ -95,14 +95,14 @@ def run(calls, seed, largest, to="worker1"):
             result = rpc.rpc_sync(to, function, args)
             check(number, kind, layout, expected, lambda result=result: result)
         elif mode == "rpc_async":
-            waiting.append((number, kind, layout, expected, rpc.rpc_async(to, function, args).wait))
+            outstanding.append((number, kind, layout, expected, rpc.rpc_async(to, function, args).wait))
         else:
-            waiting.append((number, kind, layout, expected, rpc.remote(to, function, args).to_here))
-        if len(waiting) > 8 or rng.random() < 0.2:
-            for each in waiting:
+            outstanding.append((number, kind, layout, expected, rpc.remote(to, function, args).to_here))
+        if len(outstanding) > 8 or rng.random() < 0.2:
+            for each in outstanding:
                 check(*each)
-            waiting.clear()
-    for each in waiting:
+            outstanding.clear()
+    for each in outstanding:
         check(*each)
     return counts
 
@@ -112,16 +112,16 @@ def main():
     parser.add_argument("--calls", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--largest", type=int, default=64, help="MiB")
-    given = parser.parse_args()
+    options = parser.parse_args()
     with workers(2):
-        largest = given.largest << 20
+        largest = options.largest << 20
         start = time.monotonic()
-        for kind in ("dense", "strided"):  # the largest for certain
-            tensor = make_tensor(random.Random(given.seed), largest, torch.float32, kind)
+        for kind in ("dense", "strided"):  # the largest size at least once
+            tensor = make_tensor(random.Random(options.seed), largest, torch.float32, kind)
             assert equal(rpc.rpc_sync("worker1", plain, (tensor, {"name": "", "count": 0}))[0], tensor)
-        counts = run(given.calls, given.seed, largest)
+        counts = run(options.calls, options.seed, largest)
         seconds = time.monotonic() - start
-    print(f"{given.calls} calls (seed {given.seed}) in {seconds:.1f} s, each result equal to a local call's")
+    print(f"{options.calls} calls (seed {options.seed}) in {seconds:.1f} s, each result equal to a local call's")
     print(", ".join(f"{count} {name}" for name, count in sorted(counts.items())))
 
 

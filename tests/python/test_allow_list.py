@@ -1,4 +1,4 @@
-"""Workers with `allowed_functions`: what is listed runs, nothing else does, and pickles build nothing else."""
+"""Workers with `allowed_functions`: only listed functions run, and pickles build only listed types and plain data."""
 
 import collections
 import enum
@@ -85,7 +85,7 @@ def script_triple(x: torch.Tensor) -> torch.Tensor:
     return 3 * x
 
 
-# Script functions go to other processes by name only.
+# A script function travels to other processes only by name.
 ALLOWED = [
     double,
     echo,
@@ -109,14 +109,14 @@ def refused(function, *args, name=".*"):
         rpc.rpc_sync("worker1", function, args=args)
 
 
-def test_what_is_listed_runs(group):
+def test_listed_functions_run(group):
     assert rpc.rpc_sync("worker1", double, args=(21,)) == 42
     assert rpc.remote("worker1", double, args=(21,)).to_here() == 42
     assert rpc.rpc_sync("worker1", torch.add, args=(torch.ones(1), 1)).item() == 2
     assert rpc.rpc_sync("worker1", script_double, args=(torch.ones(1),)).item() == 2
 
 
-def test_what_is_not_listed_does_not_run(group, tmp_path):
+def test_functions_that_are_not_listed_do_not_run(group, tmp_path):
     trace = tmp_path / "trace"
     refused(triple, 1, name=rf"{triple.__module__}\.triple")
     refused(os.system, f"touch {trace}", name=r"posix\.system")
@@ -138,7 +138,7 @@ def test_operators_script_functions_and_cpp_functions_are_refused_unless_listed(
             rpc.rpc_sync("worker1", function, args=args)
 
 
-def test_pickles_that_call_are_refused_before_they_do(group, tmp_path):
+def test_pickles_that_call_functions_are_refused_before_the_call(group, tmp_path):
     trace = tmp_path / "trace"
     refused(echo, Evil(trace), name=r"posix\.system")
     refused(echo, [{"deep": (Evil(trace),)}], name=r"posix\.system")
@@ -218,7 +218,7 @@ def look_up(module, name):
     find_allowed(module, name)
 
 
-def test_a_beginning_allows_what_a_package_made_not_what_it_imported():
+def test_a_prefix_allows_names_that_a_package_defines_but_not_its_imports():
     here = double.__module__
     with workers(2, allowed_functions=[f"{here}.*", "aten::*"]):
         assert rpc.rpc_sync("worker1", triple, args=(2,)) == 6
@@ -228,14 +228,14 @@ def test_a_beginning_allows_what_a_package_made_not_what_it_imported():
             refused(look_up, here, name, name=rf"{here}\.{name}")
 
 
-def test_exceptions_of_pythons_own_keep_their_type_and_others_become_runtime_errors(group):
+def test_builtin_exceptions_keep_their_type_and_others_become_runtime_errors(group):
     with pytest.raises(TypeError, match="unsupported operand"):
         rpc.rpc_sync("worker1", double, args=(None,))
     with pytest.raises(RuntimeError, match="mine"):
         rpc.rpc_sync("worker1", raises_own_error)
 
 
-def test_exceptions_of_torchrpcs_own_keep_their_type(group):
+def test_torchrpcs_exceptions_keep_their_type(group):
     with pytest.raises(NotAllowedError, match=REFUSED.format(r".*\.triple")) as failure:
         rpc.rpc_sync("worker1", triple, args=(1,))
     assert "original exception type" not in str(failure.value)
@@ -244,7 +244,7 @@ def test_exceptions_of_torchrpcs_own_keep_their_type(group):
     assert failure.value.worker == "worker2"
 
 
-def test_the_groups_own_machinery_needs_no_listing(group):
+def test_internal_functions_of_a_group_need_no_listing(group):
     weight = rpc.remote("worker1", torch.add, args=(torch.ones(2), 0))
     module = RemoteModule("worker1", torch.nn.Linear, args=(2, 1))
     with dist_autograd.context() as context:
@@ -266,7 +266,7 @@ def test_the_groups_own_machinery_needs_no_listing(group):
         ([lambda: 1], ValueError, "no name of its own"),
     ],
 )
-def test_entries_that_name_nothing_are_refused(entries, error, words):
+def test_entries_that_name_no_function_are_refused(entries, error, words):
     with pytest.raises(error, match=words):
         rpc.TensorPipeRpcBackendOptions(allowed_functions=entries)
 
@@ -277,7 +277,7 @@ def test_an_entry_that_would_allow_everything_is_refused(tmp_path):
         rpc.init_rpc("worker0", rank=0, world_size=1, rpc_backend_options=options)
 
 
-def test_what_workers_publish_of_themselves_runs_no_code(tmp_path):
+def test_decoding_the_metadata_of_a_worker_runs_no_code(tmp_path):
     from torchrpc.rpc.backend_registry import _read_devices
 
     with pytest.raises(ValueError, match=r"."):

@@ -78,7 +78,7 @@ def test_the_caller_gets_the_error_of_the_future(call):
 
 
 @each_mode
-def test_a_function_without_a_future_is_told(call):
+def test_a_function_that_returns_no_future_is_an_error(call):
     with pytest.raises(
         RuntimeError,
         match=r"Functions decorated with @rpc\.async_function must return a torch\.futures\.Future object,",
@@ -91,7 +91,7 @@ def test_an_async_lambda_works(call):
     assert call("worker1", rpc.functions.async_execution(lambda x: set_from_a_thread(x)), (3,)) == 3
 
 
-def test_waiting_functions_hold_no_thread():
+def test_functions_that_wait_occupy_no_thread():
     futures = [rpc.rpc_async("worker1", set_from_a_thread, (i,)) for i in range(100)]
     assert torch.futures.wait_all(futures) == list(range(100))
 
@@ -113,7 +113,7 @@ def test_wait_all_raises_the_first_error():
         torch.futures.wait_all(futures)
 
 
-def test_wait_all_gives_the_values_in_order_of_whatever_futures():
+def test_wait_all_returns_the_values_of_all_kinds_of_futures_in_order():
     own = torch.futures.Future()
     own.set_result("mine")
     then = rpc.rpc_async("worker1", sleep, (0.01,)).then(lambda done: done.wait() + 1)
@@ -136,7 +136,7 @@ def test_wait_all_does_not_wait_for_others_after_an_error():
     assert not never.done()
 
 
-def test_wait_all_takes_futures_only():
+def test_wait_all_accepts_only_futures():
     with pytest.raises(TypeError):
         torch.futures.wait_all([rpc.rpc_async("worker1", sleep, (0.01,)), 3])
 
@@ -151,7 +151,7 @@ def test_a_coroutine_awaits_calls():
     assert asyncio.run(main()) == (0.01, [0.001 * i for i in range(20)], [1, 2])
 
 
-def test_the_loop_runs_while_a_call_is_awaited():
+def test_the_event_loop_runs_while_a_call_is_awaited():
     async def main():
         ticks = 0
         call = asyncio.ensure_future(rpc.rpc_async("worker1", sleep, (0.2,)))
@@ -163,7 +163,7 @@ def test_the_loop_runs_while_a_call_is_awaited():
     assert asyncio.run(main()) > 2
 
 
-def test_await_raises_what_the_call_raised():
+def test_await_raises_the_error_of_the_call():
     async def main():
         with pytest.raises(ValueError, match="Expected error"):
             await rpc.rpc_async("worker1", fail)
@@ -176,7 +176,7 @@ def test_await_raises_what_the_call_raised():
     asyncio.run(main())
 
 
-def test_a_cancelled_wait_leaves_call_and_loop_unharmed():
+def test_a_cancelled_wait_affects_neither_the_call_nor_the_event_loop():
     async def main():
         future = rpc.rpc_async("worker1", sleep, (0.1,))
         with pytest.raises(asyncio.TimeoutError):
@@ -187,7 +187,7 @@ def test_a_cancelled_wait_leaves_call_and_loop_unharmed():
     assert asyncio.run(main()) == 0.1
 
 
-def test_a_loop_may_close_before_the_call_ends():
+def test_an_event_loop_may_close_before_the_call_ends():
     future = None
 
     async def main():
@@ -201,7 +201,7 @@ def test_a_loop_may_close_before_the_call_ends():
     assert future.wait() == 0.1
 
 
-def test_loops_of_several_threads_can_await():
+def test_event_loops_of_several_threads_can_await():
     results = []
 
     def run(n):
@@ -218,7 +218,7 @@ def test_loops_of_several_threads_can_await():
     assert sorted(results) == [0.0, 0.001, 0.002, 0.003]
 
 
-def test_a_future_of_ones_own_can_be_awaited():
+def test_a_future_of_the_program_can_be_awaited():
     async def main():
         future = torch.futures.Future()
         threading.Timer(0.02, future.set_result, [5]).start()

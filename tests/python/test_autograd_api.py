@@ -1,6 +1,4 @@
-"""torchrpc.autograd as Python sees it: names, the default mode, what reaches the core. What passes compute is tested
-elsewhere.
-"""
+"""The Python side of torchrpc.autograd: names, the default mode, calls of the core. Other files test the gradients."""
 
 import types
 
@@ -16,7 +14,7 @@ NAMES = (
 
 @pytest.fixture
 def core(monkeypatch):
-    """Stands for the extension and keeps what it is asked."""
+    """Replaces the extension by a fake; returns the list of its calls."""
     asked = []
     new_context = types.SimpleNamespace(_context_id=lambda: 7)
     fake = types.SimpleNamespace(
@@ -24,7 +22,7 @@ def core(monkeypatch):
         _new_context=lambda: new_context,
         _release_context=lambda context_id: asked.append(("released", context_id)),
     )
-    monkeypatch.setattr(dist_autograd, "_core", lambda: fake)
+    monkeypatch.setattr(dist_autograd, "_extension", lambda: fake)
     return asked
 
 
@@ -35,7 +33,7 @@ def default_mode():
     dist_autograd.set_default_mode(None)
 
 
-def test_it_has_the_names_of_torchs():
+def test_it_has_the_names_of_torchs_module():
     import torch.distributed.autograd as theirs
 
     assert set(theirs.__all__) <= set(dist_autograd.__all__)
@@ -55,13 +53,13 @@ def test_smart_is_the_default_mode_of_torchrpc(core, monkeypatch):
     assert core == [(7, [], False, "smart")]
 
 
-def test_fast_is_the_default_mode_in_torchs_place(run_python):
+def test_fast_is_the_default_mode_where_torchrpc_replaces_torch(run_python):
     text = "import torchrpc; torchrpc.install(); import torch.distributed.autograd as a; print(a.get_default_mode())"
     assert run_python("-c", text).stdout.strip() == "fast"
     assert run_python("-c", text, env={"TORCHRPC_BACKWARD_MODE": "smart"}).stdout.strip() == "smart"
 
 
-def test_a_call_beats_the_program_which_beats_the_environment(core, monkeypatch, default_mode):
+def test_the_argument_overrides_the_default_which_overrides_the_environment(core, monkeypatch, default_mode):
     monkeypatch.setenv("TORCHRPC_BACKWARD_MODE", "FAST")
     dist_autograd.backward(1, [])
     default_mode("smart")
@@ -70,7 +68,7 @@ def test_a_call_beats_the_program_which_beats_the_environment(core, monkeypatch,
     assert core == [(1, [], False, "fast"), (2, [], True, "smart"), (3, [], True, "fast")]
 
 
-def test_what_is_no_mode_is_told(core, monkeypatch):
+def test_an_unknown_mode_is_refused(core, monkeypatch):
     choices = "must be one of 'fast', 'smart', but is 'quick'"
     with pytest.raises(ValueError, match=f"mode {choices}"):
         dist_autograd.backward(1, [], mode="quick")
@@ -89,7 +87,7 @@ def test_a_context_is_released_when_its_block_fails(core):
     assert core == [("released", 7)]
 
 
-def test_init_rpc_tells_autograd_its_rank(monkeypatch, tmp_path):
+def test_init_rpc_calls_init_of_autograd_with_the_rank(monkeypatch, tmp_path):
     from torchrpc import rpc
 
     ranks = []

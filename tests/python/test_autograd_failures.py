@@ -1,4 +1,4 @@
-"""Backward passes that fail: what the caller is told, what is left behind, and that the next pass works."""
+"""Backward passes that fail: the error, the state that remains, and that the next pass works."""
 
 import os
 import tempfile
@@ -135,20 +135,20 @@ def local_error(part):
     return raised.value
 
 
-@pytest.mark.parametrize("place", ["worker0", "worker1", "worker2"])
+@pytest.mark.parametrize("worker", ["worker0", "worker1", "worker2"])
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.__name__)
-def test_errors_are_those_of_a_local_pass_and_name_the_worker(part, place, group):
+def test_errors_are_those_of_a_local_pass_and_name_the_worker(part, worker, group):
     error = local_error(part)
     with dist_autograd.context() as context_id:
         x = rpc.rpc_sync("worker1", torch.mul, (leaf(), 2))
-        loss = rpc.rpc_sync("worker1", torch.sum, (rpc.rpc_sync(place, run_part, (part, x)),))
-        with pytest.raises(RuntimeError, match=f"^Error on Node {place[-1]}: ") as raised:
+        loss = rpc.rpc_sync("worker1", torch.sum, (rpc.rpc_sync(worker, run_part, (part, x)),))
+        with pytest.raises(RuntimeError, match=f"^Error on Node {worker[-1]}: ") as raised:
             dist_autograd.backward(context_id, [loss])
         assert str(error).splitlines()[0] in str(raised.value)
         assert isinstance(raised.value, type(error))
         assert getattr(raised.value, "code", None) == getattr(error, "code", None)
-        left = 1 if part is hook_after_accumulation else 0  # it had seen it as .grad
-        assert rpc.rpc_sync(place, leaves_with_gradients, (context_id,)) == left
+        left = 1 if part is hook_after_accumulation else 0  # the hook had received it as .grad
+        assert rpc.rpc_sync(worker, leaves_with_gradients, (context_id,)) == left
         eventually(lambda: no_passes_on(group))
 
 
@@ -156,7 +156,7 @@ failures_left = 0
 
 
 def failing_at_first(times, x):
-    """Fails in the middle: what comes after (and so before, in a backward pass) has a gradient by then."""
+    """Fails in the middle of a backward pass, when the later part of the graph has its gradients."""
     global failures_left
     failures_left = times
 
@@ -176,22 +176,22 @@ def gradient_of_weight(context_id):
 
 
 @pytest.mark.parametrize("mode", ["smart", "fast"])
-@pytest.mark.parametrize("place", ["worker0", "worker1", "worker2"])
-def test_the_next_pass_over_a_retained_graph_works(place, mode, group):
+@pytest.mark.parametrize("worker", ["worker0", "worker1", "worker2"])
+def test_the_next_pass_over_a_retained_graph_works(worker, mode, group):
     x, local_weight = leaf(), weight.detach().clone().requires_grad_()
     (x * 2 * local_weight * local_weight.exp()).sum().backward()
     with dist_autograd.context() as context_id:
         own = leaf()
         received = rpc.rpc_sync("worker1", torch.mul, (own, 2))
-        output = rpc.rpc_sync(place, failing_at_first, (2, received))
+        output = rpc.rpc_sync(worker, failing_at_first, (2, received))
         loss = rpc.rpc_sync("worker1", torch.sum, (output,))
         for _ in range(2):
-            with pytest.raises(CustomError, match=f"^Error on Node {place[-1]}: for now"):
+            with pytest.raises(CustomError, match=f"^Error on Node {worker[-1]}: for now"):
                 dist_autograd.backward(context_id, [loss], retain_graph=True, mode=mode)
-            assert rpc.rpc_sync(place, gradient_of_weight, (context_id,)) is None
+            assert rpc.rpc_sync(worker, gradient_of_weight, (context_id,)) is None
             eventually(lambda: no_passes_on(group))
         dist_autograd.backward(context_id, [loss], mode=mode)
-        torch.testing.assert_close(rpc.rpc_sync(place, gradient_of_weight, (context_id,)), local_weight.grad)
+        torch.testing.assert_close(rpc.rpc_sync(worker, gradient_of_weight, (context_id,)), local_weight.grad)
         torch.testing.assert_close(dist_autograd.get_gradients(context_id)[own], x.grad)
 
 
@@ -199,13 +199,15 @@ def square(x):
     return x.pow(2)
 
 
-@pytest.mark.parametrize("place", ["worker0", "worker1"])
-def test_a_second_pass_without_retain_graph_is_torchs_error(place):
+@pytest.mark.parametrize("worker", ["worker0", "worker1"])
+def test_a_second_pass_without_retain_graph_is_torchs_error(worker):
     with dist_autograd.context() as context_id:
         x = rpc.rpc_sync("worker1", torch.add, (leaf(), 2))
-        loss = rpc.rpc_sync(place, square, (x,)).sum()
+        loss = rpc.rpc_sync(worker, square, (x,)).sum()
         dist_autograd.backward(context_id, [loss])
-        with pytest.raises(RuntimeError, match=f"Node {place[-1]}: Trying to backward through the graph a second time"):
+        with pytest.raises(
+            RuntimeError, match=f"Node {worker[-1]}: Trying to backward through the graph a second time"
+        ):
             dist_autograd.backward(context_id, [loss])
 
 
@@ -221,7 +223,7 @@ def detect_anomaly(on, check_nan=True):
 
 
 class CapturedStderr:
-    """What this process writes to stderr, from C++ too."""
+    """Captures the output of this process to stderr, also that of C++."""
 
     def __init__(self):
         self.file = tempfile.TemporaryFile("w+")  # noqa: SIM115
@@ -234,32 +236,32 @@ class CapturedStderr:
         return self.file.read()
 
 
-@pytest.mark.parametrize("place", ["worker0", "worker1"])
-def test_anomaly_mode_finds_nan_and_shows_where_it_comes_from(place):
-    rpc.rpc_sync(place, detect_anomaly, (True,))
-    captured = rpc.remote(place, CapturedStderr)
+@pytest.mark.parametrize("worker", ["worker0", "worker1"])
+def test_anomaly_mode_finds_nan_and_shows_its_source(worker):
+    rpc.rpc_sync(worker, detect_anomaly, (True,))
+    captured = rpc.remote(worker, CapturedStderr)
     try:
         with dist_autograd.context() as context_id:
             x = rpc.rpc_sync("worker1", torch.add, (leaf(), 2))
-            loss = rpc.rpc_sync(place, nan_in_backward, (x,)).sum()
-            error = f"^Error on Node {place[-1]}: Function 'SqrtBackward0' returned nan values in its 0th output"
+            loss = rpc.rpc_sync(worker, nan_in_backward, (x,)).sum()
+            error = f"^Error on Node {worker[-1]}: Function 'SqrtBackward0' returned nan values in its 0th output"
             with pytest.raises(RuntimeError, match=error):
                 dist_autograd.backward(context_id, [loss])
     finally:
-        rpc.rpc_sync(place, detect_anomaly, (False,))
+        rpc.rpc_sync(worker, detect_anomaly, (False,))
         text = captured.rpc_sync().text()
     assert "Traceback of forward call that caused the error" in text, text
     assert "# line of the forward pass" in text, text
 
 
-# --- passes that cannot be ---
+# --- unsupported passes ---
 
 
 def sum_there(x):
     return x.sum()
 
 
-def test_a_local_pass_over_a_remote_result_tells_what_to_do():
+def test_a_local_pass_over_a_remote_result_raises_an_error_with_advice():
     with dist_autograd.context():
         loss = rpc.rpc_sync("worker1", sum_there, (leaf(),))
         with pytest.raises(RuntimeError, match=r"use torch\.distributed\.autograd\.backward\(context_id, \[loss\]\)"):
@@ -270,7 +272,7 @@ def double_there(x):
     return rpc.rpc_sync("worker1", torch.mul, (x, 2))
 
 
-def test_a_reentrant_checkpoint_around_a_remote_call_tells_what_to_do():
+def test_a_reentrant_checkpoint_around_a_remote_call_raises_an_error_with_advice():
     with dist_autograd.context() as context_id:
         loss = checkpoint(double_there, leaf(), use_reentrant=True).sum()
         with pytest.raises(RuntimeError, match=r"use_reentrant=False\) around remote calls"):

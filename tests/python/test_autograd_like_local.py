@@ -1,8 +1,8 @@
-"""Distributed passes do to a part of the graph what local ones do, on the worker with the roots and on others.
+"""Distributed passes treat a part of the graph as local passes do, on the worker with the roots and on other workers.
 
-A stage is a part of a computation with hooks, custom functions or other things that passes may treat differently. It
-runs in one process with torch's own autograd, then as a part of a distributed pass, on this worker ("here") or on
-another one ("there"). Gradients and all that the stage has noted down must be equal.
+A stage is a part of a computation with hooks, custom functions or other features of autograd. It runs in one process
+with torch's own autograd, then in a distributed pass, on this worker ("here") or on another one ("there"). The
+gradients and the notes of the stage must be equal.
 """
 
 import pytest
@@ -27,7 +27,7 @@ def group():
 
 
 class Here:
-    """What a stage has on its worker: leaves, a place to note things down, a way to call functions elsewhere."""
+    """The data of a stage on its worker: leaves, notes, a function that calls another worker."""
 
     def __init__(self, call):
         self.weight = leaf(1)
@@ -36,11 +36,11 @@ class Here:
         self.call = call
 
     def note(self, *what):
-        """Values, or functions that give them once the pass has ended."""
+        """Record values, or functions that return them after the pass."""
         self.notes.append(what)
 
     def noting(self, name, change=lambda gradient: None):
-        """A hook."""
+        """Return a hook that records the gradient and changes it."""
 
         def hook(gradient):
             self.note(name, None if gradient is None else gradient.clone())
@@ -59,7 +59,7 @@ here = None
 def begin(distributed):
     global here
     here = Here((lambda function, *args: rpc.rpc_sync("worker2", function, args)) if distributed else plain_call)
-    if distributed:  # passes leave it alone
+    if distributed:  # distributed passes do not change .grad
         for tensor in (here.weight, here.bias):
             tensor.grad = torch.full(SHAPE, 7.0, dtype=torch.float64)
 
@@ -73,7 +73,7 @@ def run_stage(stage, x):
 
 
 def plain(value):
-    """What can be compared."""
+    """Return a value that can be compared."""
     if callable(value):
         value = value()
     if isinstance(value, (tuple, list)):
@@ -84,7 +84,7 @@ def plain(value):
 
 
 def check_same(actual, wanted):
-    """Numbers may differ by what the order of a sum makes."""
+    """Numbers may differ by rounding, since the order of a sum may differ."""
     if isinstance(wanted, (list, tuple)):
         assert type(actual) is type(wanted) and len(actual) == len(wanted), (actual, wanted)
         for ours, theirs in zip(actual, wanted, strict=True):
@@ -109,13 +109,13 @@ def run_locally(stage, passes=1):
     return plain(x.grad), ([plain(here.weight.grad), plain(here.bias.grad)], plain(here.notes))
 
 
-def run_distributed(stage, place, mode="smart", passes=1):
-    at = {"here": "worker0", "there": "worker1"}[place]
+def run_distributed(stage, location, mode="smart", passes=1):
+    at = {"here": "worker0", "there": "worker1"}[location]
     rpc.rpc_sync(at, begin, (True,))
     x = leaf(0)
     with dist_autograd.context() as context_id:
         received = rpc.rpc_sync("worker1", torch.mul, (x, 2))
-        output = run_stage(stage, received) if place == "here" else rpc.rpc_sync(at, run_stage, (stage, received))
+        output = run_stage(stage, received) if location == "here" else rpc.rpc_sync(at, run_stage, (stage, received))
         loss = rpc.rpc_sync("worker1", torch.sum, (output,))
         for remaining in reversed(range(passes)):
             dist_autograd.backward(context_id, [loss], retain_graph=remaining > 0, mode=mode)
@@ -127,7 +127,7 @@ def run_distributed(stage, place, mode="smart", passes=1):
 
 
 def hooks_of_tensors(here, x):
-    """They change gradients, in the order of their registration; one is taken off again."""
+    """They change gradients, in the order of their registration; one is removed."""
     x.register_hook(here.noting("x", lambda gradient: gradient * 3))
     x.register_hook(here.noting("x again"))
     here.weight.register_hook(here.noting("weight", torch.neg))
@@ -187,7 +187,7 @@ def hooks_for_several_tensors(here, x):
 
 
 def hooks_of_branches(here, x):
-    """Those of what was made last come first."""
+    """The hooks of the latest result run first."""
     branches = [torch.sin(x + i * here.weight) for i in range(4)]
     for i in (2, 0, 3, 1):
         branches[i].register_hook(here.noting(f"branch {i}"))
@@ -257,7 +257,7 @@ def functions_that_see_undefined_gradients(here, x):
 
 
 class Careless(torch.autograd.Function):
-    """Gradients of another dtype and of a shape that must be summed up."""
+    """Returns gradients of another dtype, and of a shape that must be summed."""
 
     @staticmethod
     def forward(ctx, x, weight):
@@ -283,7 +283,7 @@ class NoGradient(torch.autograd.Function):
 
 
 def functions_without_a_gradient(here, x):
-    """What comes before gets an undefined gradient, and passes it on."""
+    """The earlier part of the graph gets an undefined gradient and propagates it."""
     before = (x * 2).tanh()
     here.bias.register_hook(here.noting("bias"))
     return NoGradient.apply(before + here.bias, here.weight)
@@ -328,7 +328,7 @@ def checkpoints_around_remote_calls(here, x):
     return checkpoint(block_elsewhere, here.call, x, here.weight, use_reentrant=False)
 
 
-# --- views, in-place operations, unusual gradients ---
+# --- views, in-location operations, unusual gradients ---
 
 
 def views_changed_in_place(here, x):
@@ -389,15 +389,15 @@ STAGES = [
 ]
 
 
-@pytest.mark.parametrize("place", ["here", "there"])
+@pytest.mark.parametrize("location", ["here", "there"])
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.__name__)
-def test_a_part_of_a_distributed_pass_does_as_a_local_pass(stage, place):
-    check_same(run_distributed(stage, place, "smart"), run_locally(stage))
-    if stage is not checkpoints_around_remote_calls:  # their second calls belong to no pass, and FAST waits for all
-        check_same(run_distributed(stage, place, "fast"), run_locally(stage))
+def test_a_part_of_a_distributed_pass_behaves_like_a_local_pass(stage, location):
+    check_same(run_distributed(stage, location, "smart"), run_locally(stage))
+    if stage is not checkpoints_around_remote_calls:  # the recomputed calls belong to no pass, and "fast" waits for all
+        check_same(run_distributed(stage, location, "fast"), run_locally(stage))
 
 
-@pytest.mark.parametrize("place", ["here", "there"])
+@pytest.mark.parametrize("location", ["here", "there"])
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.__name__)
-def test_gradients_of_several_passes_add_up_as_in_local_ones(stage, place):
-    check_same(run_distributed(stage, place, passes=3), run_locally(stage, passes=3))
+def test_gradients_of_several_passes_add_up_as_in_local_ones(stage, location):
+    check_same(run_distributed(stage, location, passes=3), run_locally(stage, passes=3))

@@ -38,7 +38,7 @@ def gradient_of_weight(context_id):
 # --- threads ---
 
 
-def test_threads_with_contexts_of_their_own_go_through_one_model_at_once(group):
+def test_threads_with_different_contexts_use_one_model_concurrently(group):
     at_once = threading.Barrier(4)
 
     def train(thread):
@@ -61,7 +61,7 @@ def test_threads_with_contexts_of_their_own_go_through_one_model_at_once(group):
         assert all(threads.map(train, range(1, 5)))
 
 
-def test_a_context_is_that_of_its_thread_alone(group):
+def test_a_context_belongs_to_its_thread_only(group):
     def elsewhere():
         with pytest.raises(RuntimeError, match="no autograd context"):
             dist_autograd._current_context()
@@ -73,7 +73,7 @@ def test_a_context_is_that_of_its_thread_alone(group):
         assert mine.grad_fn is not None and dist_autograd._current_context()._context_id() == context_id
 
 
-def test_contexts_do_not_nest_and_the_outer_one_stays(group):
+def test_contexts_do_not_nest_and_the_outer_one_remains(group):
     with dist_autograd.context() as outer:
         with pytest.raises(RuntimeError, match=f"Already have an autograd context id for this thread: {outer}"):
             dist_autograd.context().__enter__()
@@ -103,7 +103,7 @@ def sum_times_weight(x):
     return times_weight(x).sum()
 
 
-def test_a_pass_from_an_own_reference_goes_to_its_context_or_to_grad(group):
+def test_a_pass_from_a_local_reference_uses_its_context_or_grad(group):
     x, y = leaf(), leaf()
     with dist_autograd.context() as context_id:
         rpc.RRef(rpc.rpc_sync("worker1", times_weight, (x,)).sum()).backward(context_id)
@@ -122,7 +122,7 @@ def failing():
 
 
 @pytest.mark.parametrize("owner", ["worker0", "worker1"])
-def test_a_reference_without_a_loss_cannot_begin_a_pass(group, owner):
+def test_a_reference_without_a_loss_cannot_start_a_pass(group, owner):
     with dist_autograd.context() as context_id:
         with pytest.raises(RuntimeError, match=f"RRef should contain a tensor for .backward\\(\\), on {owner}"):
             rpc.remote(owner, make_text).backward(context_id)
@@ -144,7 +144,7 @@ def through(to, x):
     return rpc.rpc_async(to, times_weight, (x * 2,)).then(lambda future: future.wait() * weight)
 
 
-def test_results_that_come_later_are_recorded(group):
+def test_results_of_futures_are_recorded(group):
     with dist_autograd.context() as context_id:
         x, y = leaf(), leaf(2)
         futures = [rpc.rpc_async("worker1", through, ("worker2", leaf)) for leaf in (x, y)]
@@ -174,7 +174,7 @@ def model():
 
 
 def train_in_parallel(rank, folder):
-    """Ranks 0 and 1 train, 2 has the weight on both sides of their models."""
+    """Ranks 0 and 1 train; rank 2 applies the weight before and after their models."""
     if rank == 2:
         return None
     dist.init_process_group("gloo", init_method=f"file://{folder}/gloo", rank=rank, world_size=2)
@@ -214,7 +214,7 @@ def test_data_parallel_models_have_their_mean_gradients_in_the_context():
 
 
 def resident_bytes():
-    """Without shared memory: rings of messages become resident as they are first gone round."""
+    """Without shared memory, since the pages of a ring become resident at their first use."""
     gc.collect()
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("RssAnon"))
@@ -238,14 +238,14 @@ def large_times_weight(x):
     return (x * large_weight).tanh()
 
 
-def test_memory_stops_growing_on_both_sides():
-    # Each thread that runs something for the first time has the allocator get more, sooner or later.
+def test_memory_stops_growing_on_both_workers():
+    # The allocator gets more memory when a thread first runs a function, which may happen late.
     sizes = []
     with workers(2):
         for _ in range(50):
             train_steps(200)
             sizes.append((resident_bytes(), rpc.rpc_sync("worker1", resident_bytes)))
             grown = [side[-1] - side[-6] for side in zip(*sizes, strict=True)] if len(sizes) > 5 else None
-            if grown and max(grown) < 1 << 17:  # 131 bytes a pass: a tensor kept of each would be 16 KiB
+            if grown and max(grown) < 1 << 17:  # 131 bytes a pass; a leaked tensor of each pass would be 16 KiB
                 return
     pytest.fail(f"still growing after 10,000 passes: {sizes}")

@@ -1,8 +1,8 @@
 """Random models cut at random over workers: every gradient equals that of the same model in one process.
 
 A model is plain data, made from a seed: functions, each on a worker, whose bodies are instructions on numbered values.
-One interpreter, `run`, executes it; `Local` and `Distributed` say what a call, a leaf and a reference are. What crosses
-from one worker to another arrives as a copy, so `Local` clones it there.
+One interpreter, `run`, executes it; `Local` and `Distributed` implement calls, leaves and references. A value that
+another worker receives is a copy, so `Local` clones it.
 """
 
 import random
@@ -57,7 +57,7 @@ class Function(NamedTuple):
 class Model(NamedTuple):
     driver: int  # the worker that has the context and runs functions[0]
     workers: int
-    leaves: list  # the worker of each
+    leaves: list  # the worker of each leaf
     functions: list  # each calls later ones only
     passes: int
 
@@ -66,7 +66,7 @@ def random_model(seed):
     rng = random.Random(seed)
     count = rng.randint(2, 4)
     leaves = [rng.randrange(count) for _ in range(rng.randint(2, 5))]
-    tidy = rng.random() < 0.5  # uses all results
+    tidy = rng.random() < 0.5  # functions use all results
     functions = []
     for _ in range(rng.randint(1, 5)):
         functions.insert(0, Writer(rng, rng.randrange(count), leaves, functions, tidy).function(count))
@@ -82,9 +82,9 @@ class Writer:
         self.rng, self.worker, self.leaves, self.callees, self.tidy = rng, worker, leaves, callees, tidy
         self.body = []
         self.tensors = []  # numbers of values
-        self.rrefs = {}  # number of the value: how often it has been fetched
-        self.storage = []  # of each value: what it may share memory with
-        self.fixed = set()  # storages that may not change: of leaves, and of what a call may still be reading
+        self.rrefs = {}  # number of the value -> number of its fetches
+        self.storage = []  # for each value, an id that values with shared memory have in common
+        self.fixed = set()  # storages that must not change: those of leaves, and of arguments of calls under way
         self.calls_left = 2
 
     def new(self, storage=None):
@@ -149,13 +149,13 @@ class Writer:
         self.write("fetch", rref, storage=rref)  # the owner gets the value itself, each time
 
     def arguments(self, callee):
-        """For a call; None if there are not enough values for it."""
+        """Return the arguments of a call; None if there are not enough values."""
         if callee.tensors > len(self.tensors) or callee.rrefs > len(self.rrefs):
             return None
         return [*self.rng.sample(self.tensors, callee.tensors), *self.rng.sample([*self.rrefs], callee.rrefs)]
 
     def call(self):
-        """One call, or several at once."""
+        """Write one call, or several concurrent ones."""
         calls = []
         for _ in range(self.rng.choice((1, 1, 2))):
             if not self.callees or not self.calls_left:
@@ -163,7 +163,7 @@ class Writer:
             number = -self.rng.randint(1, len(self.callees))
             callee = self.callees[number]
             arguments = self.arguments(callee)
-            if arguments is None or (calls and callee.rrefs):  # two at once may not change one value
+            if arguments is None or (calls and callee.rrefs):  # concurrent calls must not change one value
                 break
             self.calls_left -= 1
             calls.append((number, arguments))
@@ -232,15 +232,15 @@ def leaf_value(seed, number):
 
 
 class Local:
-    """All of it in this process."""
+    """Runs the whole model in this process."""
 
     def __init__(self, seed, model):
         self.leaves = [leaf_value(seed, number) for number in range(len(model.leaves))]
         self.owners = model.leaves
-        self.messages = []  # with tensors that require grad: what made them, where they arrive
+        self.messages = []  # for each message with tensors that require grad, the grad_fns of the received copies
 
     def cross(self, values):
-        with torch.enable_grad():  # one tensor that is sent twice in a message is one tensor where it arrives
+        with torch.enable_grad():  # a tensor that is sent twice in a message arrives as one tensor
             clones = {id(value): value.clone() for value in values if isinstance(value, torch.Tensor)}
         copies = [clones.get(id(value), value) for value in values]
         made = [copy.grad_fn for copy in copies if isinstance(copy, torch.Tensor) and copy.requires_grad]
@@ -276,7 +276,7 @@ class Local:
 
 
 class Distributed:
-    """Every function on its worker; there is one on each worker, for the calls that arrive there."""
+    """Runs each function on its worker; each worker has one object, for the calls that it receives."""
 
     here = None
 
@@ -325,7 +325,7 @@ def gradients_here(context_id):
 
 
 def drive(mode):
-    """The whole model, on the worker that is to have the context: the gradient of each leaf, None if there is none."""
+    """Run the model on the worker with the context; return the gradient of each leaf, or None."""
     model = Distributed.here.model
     gradients = [None] * len(model.leaves)
     with dist_autograd.context() as context_id:
@@ -348,7 +348,7 @@ def group():
 
 
 def expected(seed, model):
-    """Gradients, or the error, of the model in one process; whether FAST applies. None: torch refuses to run it."""
+    """Return gradients or error of the model in one process, and whether "fast" applies; None: torch cannot run it."""
     local = Local(seed, model)
     try:
         roots = roots_of(run(local, model, 0, []))
@@ -366,13 +366,13 @@ def expected(seed, model):
 
 def check_gradients(actual, wanted):
     for number, (ours, theirs) in enumerate(zip(actual, wanted, strict=True)):
-        # no gradient and one of zeros mean the same: what an operator makes of an undefined one is its own affair
+        # no gradient and one of zeros are equivalent: operators treat undefined gradients differently
         ours, theirs = (torch.zeros(SHAPE, dtype=torch.float64) if x is None else x for x in (ours, theirs))
         torch.testing.assert_close(ours, theirs, atol=1e-8, rtol=1e-6, msg=lambda text, n=number: f"leaf {n}: {text}")
 
 
 def check_model(seed):
-    """Which of the three ways it was checked in; empty if torch refuses to run it."""
+    """Check a model; return the ways in which it ran, or an empty list if torch cannot run it."""
     model = random_model(seed)
     outcome = expected(seed, model)
     if outcome is None:

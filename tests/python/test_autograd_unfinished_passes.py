@@ -1,4 +1,4 @@
-"""Backward passes that cannot end: workers that die, results that nobody uses, and what is left of contexts."""
+"""Backward passes that cannot complete (lost workers, unused results), and the release of contexts."""
 
 import contextlib
 import os
@@ -34,7 +34,7 @@ def all_zero(count, names):
     return all(rpc.rpc_sync(name, count) == 0 for name in names)
 
 
-# --- results that nobody uses ---
+# --- unused results ---
 
 
 def set_timeout_everywhere(seconds):
@@ -42,7 +42,7 @@ def set_timeout_everywhere(seconds):
         rpc.rpc_sync(worker, rpc._set_rpc_timeout, (seconds,))
 
 
-def test_a_fast_pass_with_an_unused_result_gives_up_and_tells_what_to_do():
+def test_a_fast_pass_with_an_unused_result_times_out_with_advice():
     with workers(2), dist_autograd.context() as context_id:
         x = leaf()
         rpc.rpc_sync("worker1", torch.add, (x, 2))
@@ -62,8 +62,8 @@ def test_a_fast_pass_with_an_unused_result_gives_up_and_tells_what_to_do():
 
 
 @pytest.mark.parametrize("driver", ["worker0", "worker1"])
-def test_a_smart_pass_needs_nothing_of_workers_whose_results_are_not_used(driver):
-    """One that is stopped can answer nothing."""
+def test_a_smart_pass_does_not_need_workers_whose_results_are_unused(driver):
+    """A stopped worker answers no message."""
     with workers(3):
         pid = rpc.rpc_sync("worker2", os.getpid)
         try:
@@ -94,10 +94,10 @@ def sum_of_two(x, y):
 
 @contextlib.contextmanager
 def workers_but_one(world_size, victim):
-    """A group whose worker `victim` dies while the block runs."""
+    """A group whose worker `victim` dies in the block."""
     with pytest.raises(RankError, match=f"rank {victim[-1]} died"), workers(world_size):
         yield
-        rpc.shutdown(graceful=False)  # the others would wait for the dead one
+        rpc.shutdown(graceful=False)  # a graceful shutdown would wait for the dead worker
 
 
 def dying(x):

@@ -1,4 +1,4 @@
-"""Backends that others register: what their handlers are given, what they can do, and what is said when they fail."""
+"""Backends that users register: the arguments of their handlers, the calls they can make, the errors."""
 
 import logging
 from datetime import timedelta
@@ -39,7 +39,7 @@ def make_agent(store, name, rank, world_size, rpc_backend_options):
 
 @pytest.fixture
 def register(monkeypatch):
-    """Registers a backend for the time of the test; no agent is left behind."""
+    """Registers a backend for one test; fails if the test leaves an agent."""
     monkeypatch.setattr(backend_registry, "BackendType", backend_registry.BackendType)
     yield lambda make_options=make_options, make_agent=make_agent: backend_registry.register_backend(
         "OURS", make_options, make_agent
@@ -55,15 +55,15 @@ def url(tmp_path):
     return f"file://{tmp_path}/store"
 
 
-def test_the_handlers_are_given_what_torch_gives_them(register, url, monkeypatch):
-    given = []
+def test_the_handlers_get_the_same_arguments_as_with_torch(register, url, monkeypatch):
+    calls = []
 
     def options(*args, **kwargs):
-        given.append((args, kwargs))
+        calls.append((args, kwargs))
         return make_options(*args, **kwargs)
 
     def agent(*args, **kwargs):
-        given.append((args, kwargs))
+        calls.append((args, kwargs))
         return make_agent(*args, **kwargs)
 
     backend = register(options, agent)
@@ -75,26 +75,26 @@ def test_the_handlers_are_given_what_torch_gives_them(register, url, monkeypatch
         assert type(rpc._get_current_rpc_agent()) is OurAgent
     finally:
         rpc.shutdown()
-    assert given[0] == ((7, url), {"colour": "green"})
-    args, kwargs = given[1]
+    assert calls[0] == ((7, url), {"colour": "green"})
+    args, kwargs = calls[1]
     assert args == () and isinstance(kwargs.pop("store"), dist.Store)
     assert kwargs == {"name": "w", "rank": 0, "world_size": 1, "rpc_backend_options": made}
 
 
-def test_options_are_made_with_the_defaults_if_there_are_none(register, monkeypatch):
-    given = []
+def test_missing_options_are_made_with_the_defaults(register, monkeypatch):
+    calls = []
 
     def options(*args, **kwargs):
-        given.append((args, kwargs))
+        calls.append((args, kwargs))
         raise LookupError("that is enough")
 
     backend = register(options)
     with pytest.raises(LookupError):
         rpc.init_rpc("w", backend=backend, rank=0, world_size=1)
-    assert given == [((60.0, "env://"), {})]
+    assert calls == [((60.0, "env://"), {})]
 
 
-def test_the_backend_is_inferred_from_its_options_and_said(register, url, caplog):
+def test_the_backend_is_inferred_from_its_options_and_logged(register, url, caplog):
     def agent(store, name, rank, world_size, rpc_backend_options):
         raise LookupError(f"{name} of {world_size}")
 
@@ -133,11 +133,11 @@ def test_handlers_that_return_nothing_are_named(register, url, monkeypatch, make
         rpc.init_rpc("w", backend=backend, rank=0, world_size=1, rpc_backend_options=options)
 
 
-class Stranger(rpc.RpcAgent):
+class OtherAgent(rpc.RpcAgent):
     def start(self):
-        self.me = rpc.WorkerInfo("stranger", 0)
+        self.me = rpc.WorkerInfo("other", 0)
 
-    def get_worker_info(self, worker_name="stranger"):
+    def get_worker_info(self, worker_name="other"):
         return self.me
 
     def get_worker_infos(self):
@@ -147,19 +147,19 @@ class Stranger(rpc.RpcAgent):
         pass
 
 
-def test_an_agent_of_another_make_is_named_where_it_cannot_help(register, url):
-    backend = register(make_agent=lambda **k: Stranger())
-    rpc.init_rpc("stranger", backend=backend, rank=0, world_size=1, rpc_backend_options=OurOptions(init_method=url))
+def test_calls_with_an_agent_of_another_class_name_that_class(register, url):
+    backend = register(make_agent=lambda **k: OtherAgent())
+    rpc.init_rpc("other", backend=backend, rank=0, world_size=1, rpc_backend_options=OurOptions(init_method=url))
     try:
-        assert rpc.get_worker_info().name == "stranger"
-        with pytest.raises(RuntimeError, match="a Stranger, is not one of torchrpc's own"):
-            rpc.rpc_sync("stranger", torch.add, args=(1, 2))
+        assert rpc.get_worker_info().name == "other"
+        with pytest.raises(RuntimeError, match="a OtherAgent, is not one of torchrpc's own"):
+            rpc.rpc_sync("other", torch.add, args=(1, 2))
     finally:
         api._drop_agent()
 
 
 def exchange(store, name, rank, world_size, rpc_backend_options):
-    """As a backend for another kind of device does it: devices are told over gloo before there is an agent."""
+    """Like a backend for another kind of device: workers exchange their devices over gloo before the agent starts."""
     maps = {name: rpc_backend_options.device_maps}
     devices = []
     if world_size:
@@ -198,13 +198,13 @@ def twice(rank, url):
         rpc.shutdown()
 
 
-def test_a_backend_of_others_forms_one_group_after_another_on_a_store(url):
+def test_a_users_backend_forms_one_group_after_another_on_a_store(url):
     run_ranks(twice, 2, url, start_method="forkserver", init=False)
 
 
 def join(rank, folder):
     backend = backend_registry.register_backend("EXCHANGE", make_options, exchange)
-    store = dist.FileStore(f"{folder}/told", 2)
+    store = dist.FileStore(f"{folder}/steps", 2)
     store.set_timeout(timedelta(seconds=30))
     options = make_options(30, f"file://{folder}/store")
     if rank == 1:
@@ -218,5 +218,5 @@ def join(rank, folder):
     rpc.shutdown()
 
 
-def test_a_backend_of_others_lets_workers_join_a_growing_group(tmp_path):
+def test_a_users_backend_lets_workers_join_a_growing_group(tmp_path):
     run_ranks(join, 2, str(tmp_path), start_method="forkserver", init=False)

@@ -13,11 +13,11 @@ import torchrpc.rpc as rpc
 from torchrpc.rpc import _batching
 from torchrpc.testing import workers
 
-LONG = 30.0  # seconds that no test waits for
+LONG = 30.0  # seconds; longer than a test waits
 
 
 class Recorder:
-    """Answers when told to; keeps what it was called with."""
+    """A batched function that waits for `go`, and records its batches."""
 
     def __init__(self, **options):
         self.batches, self.entered, self.go = [], threading.Event(), threading.Event()
@@ -49,7 +49,7 @@ def test_a_missing_caller_cannot_stall_the_others():
     assert recorder.batches == [[1, 2]]
 
 
-def test_without_time_what_came_meanwhile_is_a_batch():
+def test_without_a_timeout_calls_that_arrive_during_an_invocation_form_a_batch():
     recorder = Recorder(max_batch=8, timeout=0)
     recorder.go.clear()
     futures = [recorder.call(0)]
@@ -75,20 +75,20 @@ def test_tensors_are_stacked():
     assert recorder.batches[0].shape == (2, 3)
 
 
-def test_tensors_stay_apart_where_that_is_asked_for():
+def test_tensors_are_not_stacked_with_stack_false():
     recorder = Recorder(max_batch=2, timeout=LONG, stack=False)
     futures = [recorder.call(torch.ones(n)) for n in (1, 2)]
     assert [future.wait().tolist() for future in futures] == [[2], [2, 2]]
 
 
-def test_shapes_that_differ_are_told_to_all_callers():
+def test_different_shapes_are_an_error_for_all_callers():
     recorder = Recorder(max_batch=2, timeout=LONG)
     for future in [recorder.call(torch.ones(n)) for n in (1, 2)]:
         with pytest.raises(ValueError, match=r"tensors for 'x' cannot be stacked: .*stack=False"):
             future.wait()
 
 
-def test_each_parameter_is_gathered_and_defaults_work():
+def test_each_parameter_is_collected_and_defaults_work():
     @torchrpc.batched(max_batch=3, timeout=LONG)
     def combine(a, b, c="d"):
         return [list(values) for values in zip(a, b, c, strict=True)]
@@ -116,7 +116,7 @@ def test_each_caller_gets_its_part_of_a_tuple():
         ({}, "returned a dict. It must return a tensor whose first dimension is 2"),
     ],
 )
-def test_a_result_that_is_not_one_for_each_is_told_to_all(result, text):
+def test_a_result_without_a_part_per_caller_is_an_error_for_all(result, text):
     @torchrpc.batched(max_batch=2, timeout=LONG)
     def wrong(x):
         return result
@@ -139,7 +139,7 @@ def test_an_error_reaches_all_callers_and_the_next_batch_goes_on():
     assert torch.futures.wait_all([invert(1), invert(2)]) == [1, 0.5]
 
 
-def test_an_exit_is_an_error_too():
+def test_system_exit_is_an_error_for_the_caller():
     @torchrpc.batched(max_batch=1)
     def leave(x):
         raise SystemExit(3)
@@ -160,7 +160,7 @@ def test_an_exception_in_the_list_is_for_one_caller():
         bad.wait()
 
 
-def test_arguments_that_do_not_fit_are_their_callers_alone():
+def test_wrong_arguments_are_an_error_for_their_caller_only():
     recorder = Recorder(max_batch=2, timeout=LONG)
     future = recorder.call(1)
     with pytest.raises(TypeError, match="too many positional arguments"):
@@ -181,7 +181,7 @@ class Agent:
         return [(state, len(states)) for state in states]
 
 
-def test_objects_are_batched_apart_each_with_its_size():
+def test_each_object_has_batches_of_its_own_size():
     two, three = Agent(2), Agent(3)
     futures = [agent.act(x) for x in (1, 2, 3) for agent in (two, three) if x < 3 or agent is three]
     assert torch.futures.wait_all(futures) == [(1, 2), (1, 3), (2, 2), (2, 3), (3, 3)]
@@ -193,8 +193,8 @@ def test_one_invocation_runs_at_a_time():
     assert agent.most == 1
 
 
-def test_an_object_and_its_thread_go_when_nobody_needs_them(monkeypatch):
-    monkeypatch.setattr(_batching, "_IDLE", 0.0)
+def test_an_unused_object_and_its_thread_are_released(monkeypatch):
+    monkeypatch.setattr(_batching, "_IDLE_S", 0.0)
     before = threading.enumerate()
     agent = Agent(1)
     answer = agent.act(1)
@@ -209,8 +209,8 @@ def test_an_object_and_its_thread_go_when_nobody_needs_them(monkeypatch):
     assert gone() is None
 
 
-def test_the_thread_ends_when_idle_and_comes_back(monkeypatch):
-    monkeypatch.setattr(_batching, "_IDLE", 0.0)
+def test_the_thread_ends_when_idle_and_a_call_starts_another(monkeypatch):
+    monkeypatch.setattr(_batching, "_IDLE_S", 0.0)
     recorder = Recorder(max_batch=1)
     assert [recorder.call(x).wait() for x in range(100)] == list(range(1, 101))
 
@@ -219,7 +219,7 @@ def test_the_thread_ends_when_idle_and_comes_back(monkeypatch):
     ("options", "error", "text"),
     [
         ({"max_batch": 0}, ValueError, "max_batch must be at least 1, but is 0"),
-        ({"max_batch": 1.5}, TypeError, "max_batch must be an int or give one, but is a float"),
+        ({"max_batch": 1.5}, TypeError, "max_batch must be an int or return one, but is a float"),
         ({"timeout": -1}, ValueError, "timeout must be from 0"),
         ({"timeout": float("inf")}, ValueError, "a finite number of seconds, but is inf"),
         ({"timeout": None}, TypeError, "timeout must be a number of seconds, but is a NoneType"),
@@ -243,7 +243,7 @@ def test_functions_without_named_parameters_are_refused():
 
 @torchrpc.batched(max_batch=4, timeout=LONG)
 def together(x, scale):
-    """Rows, and how many came together."""
+    """Return rows, and the number of rows in their batch."""
     return x * torch.tensor(scale)[:, None], [len(x)] * len(x)
 
 
@@ -258,7 +258,7 @@ def server():
         yield there
 
 
-def test_calls_meet_at_the_callee(server):
+def test_calls_of_several_callers_form_a_batch_on_the_callee(server):
     futures = [rpc.rpc_async(server, together, (torch.ones(2), float(n))) for n in range(4)]
     results = torch.futures.wait_all(futures)
     assert [(row.tolist(), n) for row, n in results] == [([n, n], 4) for n in range(4)]
@@ -272,7 +272,7 @@ def test_every_way_to_call_works(server):
     assert [calls[0].wait(), calls[1].wait(), calls[2].to_here()] == [(1, 3), (2, 3), (3, 3)]
 
 
-def test_more_callers_than_the_server_has_threads_meet(server):
+def test_a_batch_may_have_more_callers_than_the_server_has_threads(server):
     agent = rpc.remote(server, Agent, (64,))
     futures = [agent.rpc_async().act(n) for n in range(64)]
     assert torch.futures.wait_all(futures) == [(n, 64) for n in range(64)]

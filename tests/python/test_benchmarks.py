@@ -1,4 +1,4 @@
-"""The comparison of benchmarks/compare, run as its user runs it, on few rows."""
+"""Runs the comparison of benchmarks/compare as a user does, on few rows."""
 
 import json
 import subprocess
@@ -36,8 +36,8 @@ def test_rows_of_both_systems_stand_side_by_side(compare, tmp_path):
     assert compare(f"--show={tmp_path / 'out.json'}") == output
 
 
-def test_a_system_that_fails_says_so_and_the_others_go_on(compare):
-    # That column's processes find themselves on torch's RPC, and end.
+def test_a_failing_system_is_reported_and_the_others_continue(compare):
+    # The processes of that column run on torch's RPC, which they refuse.
     selection = ("--quick", "--rows=nothing in or out", "--transports=tcp", "--systems=torchrpc")
     output = compare(*selection, "--also", "broken", "TORCHRPC_REPLACE=0")
     assert "| failed " in output

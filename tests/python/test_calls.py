@@ -32,13 +32,13 @@ def same_object(a, b):
     return a is b
 
 
-def places_of_first_alike(values):
-    """For each tensor the place where it, or another one that shares its memory, stands first."""
+def indices_of_first_aliases(values):
+    """Return, for each tensor, the index of the first one that shares its memory."""
     addresses = [value.data_ptr() for value in values]
     return [addresses.index(address) for address in addresses]
 
 
-def lives_on_after_use(tensors):
+def survives_the_arguments(tensors):
     seen = [weakref.ref(tensor) for tensor in tensors]
     tensors.clear()
     return [tensor() is not None for tensor in seen]
@@ -159,7 +159,7 @@ def test_operators_run_remotely(kind):
     assert equal(rpc.rpc_sync("worker1", torch.add, args=(sent, sent)), torch.add(sent, sent))
 
 
-def test_operators_take_defaults_keywords_and_lists():
+def test_operators_accept_defaults_keywords_and_lists():
     x = torch.rand(4, 3)
     assert torch.equal(rpc.rpc_sync("worker1", torch.sum, args=(x,), kwargs={"dim": 1}), x.sum(1))
     assert torch.equal(rpc.rpc_sync("worker1", torch.cat, args=([x, x], 1)), torch.cat([x, x], 1))
@@ -168,12 +168,12 @@ def test_operators_take_defaults_keywords_and_lists():
     assert torch.equal(first, x[:2]) and torch.equal(second, x[2:])
 
 
-def test_an_operator_given_wrong_arguments_is_refused_here():
+def test_an_operator_with_wrong_arguments_is_refused_by_the_caller():
     with pytest.raises(RuntimeError, match="Overloaded torch operator invoked from Python failed to match any schema"):
         rpc.rpc_sync("worker1", torch.add, args=())
 
 
-def test_an_operator_that_fails_there_names_the_reason():
+def test_an_operator_that_fails_on_the_callee_names_the_reason():
     with pytest.raises(RuntimeError, match="size of tensor"):
         rpc.rpc_sync("worker1", torch.add, args=(torch.rand(10), torch.rand(5)))
 
@@ -242,22 +242,24 @@ def test_plain_and_pickled_calls_share_no_objects_with_the_caller():
         assert values == [extra]
 
 
-def test_an_object_sent_twice_in_a_call_is_one_object_there():
+def test_an_object_sent_twice_in_a_call_arrives_as_one_object():
     for shared in ([1], {"a": 1}, torch.ones(1), Point(1, 2)):
         assert rpc.rpc_sync("worker1", same_object, (shared, shared)) is True
 
 
-def test_a_tensor_that_stands_often_in_a_long_list_is_one_tensor_there():
+def test_a_tensor_repeated_in_a_long_list_arrives_as_one_tensor():
     tensors = [torch.randn(3) for _ in range(40)]
-    places = [random.randrange(40) for _ in range(200)]
-    sent = [tensors[place] for place in places]
-    assert rpc.rpc_sync("worker1", places_of_first_alike, args=(sent,)) == [places.index(place) for place in places]
+    indices = [random.randrange(40) for _ in range(200)]
+    sent = [tensors[index] for index in indices]
+    assert rpc.rpc_sync("worker1", indices_of_first_aliases, args=(sent,)) == [
+        indices.index(index) for index in indices
+    ]
 
 
 @pytest.mark.parametrize("count", [1, 100])
-def test_a_function_can_free_the_tensors_it_was_given(count):
+def test_a_function_can_free_its_argument_tensors(count):
     tensors = [torch.randn(3) for _ in range(count)]
-    assert rpc.rpc_sync("worker1", lives_on_after_use, args=(tensors,)) == [False] * count
+    assert rpc.rpc_sync("worker1", survives_the_arguments, args=(tensors,)) == [False] * count
 
 
 def test_a_container_may_contain_itself():
@@ -267,7 +269,7 @@ def test_a_container_may_contain_itself():
     assert back[0] == 1 and back[1] is back
 
 
-def test_calls_can_be_nested_and_come_back():
+def test_nested_calls_may_call_the_first_caller():
     assert rpc.rpc_sync("worker1", call_onwards, ("worker2", my_name)) == "worker2"
     assert rpc.rpc_sync("worker1", call_onwards, ("worker0", add, 1)) == 11
 
@@ -296,7 +298,7 @@ def test_threads_can_call_at_once():
     assert results == {n: [n + i for i in range(20)] for n in range(4)}
 
 
-def test_who_waits_for_a_future_may_find_the_reply_itself_or_leave_it_to_others():
+def test_several_threads_can_wait_for_the_same_future():
     seen, waited, failures = [], [], []
 
     def use(n):
@@ -330,7 +332,7 @@ def test_calls_run_once():
     assert rpc.rpc_sync("worker1", remember, (0,)) == before + 11
 
 
-def test_all_gather_and_barrier_bring_all_together():
+def test_all_gather_and_barrier_synchronize_all_workers():
     others = [rpc.rpc_async(f"worker{rank}", rpc.api._all_gather, (rank,)) for rank in (1, 2)]
     expected = {"worker0": 0, "worker1": 1, "worker2": 2}
     assert rpc.api._all_gather(0) == expected
@@ -341,7 +343,7 @@ def test_all_gather_and_barrier_bring_all_together():
     other.wait()
 
 
-def test_all_gather_names_who_is_missing():
+def test_all_gather_names_the_missing_worker():
     with pytest.raises(RuntimeError, match=r"timed out in _all_gather after 0\.20 seconds, waiting for .*worker1"):
         rpc.api._all_gather(0, {"worker0", "worker1"}, timeout=0.2)
 
@@ -355,7 +357,7 @@ def test_wait_all_waits_for_the_calls_of_its_block():
         rpc.rpc_async("worker1", operator.truediv, (1, 0))
 
 
-def test_the_pickler_can_be_replaced_for_a_while():
+def test_the_pickler_can_be_replaced_for_a_block():
     class Counting(type(rpc.internal._internal_rpc_pickler)):
         calls = 0
 
@@ -370,7 +372,7 @@ def test_the_pickler_can_be_replaced_for_a_while():
 
 
 @pytest.mark.parametrize("api", [rpc.rpc_sync, rpc.rpc_async, rpc.remote], ids=lambda f: f.__name__)
-def test_bad_calls_are_refused_at_once(api):
+def test_invalid_calls_are_refused_at_once(api):
     for arguments, kind, text in [
         (("worker1", 5), TypeError, "function should be callable."),
         (("worker1", add, 5), TypeError, "args must be a tuple or a list"),
@@ -390,7 +392,7 @@ def test_bad_calls_are_refused_at_once(api):
 
 
 @pytest.mark.parametrize("api", [rpc.rpc_sync, rpc.rpc_async, rpc.remote], ids=lambda f: f.__name__)
-def test_an_argument_that_cannot_be_sent_is_blamed(api):
+def test_an_argument_that_cannot_be_sent_is_named(api):
     with pytest.raises(TypeError, match=r"argument 1 \(lock\) of the call of add to worker1: cannot pickle"):
         api("worker1", add, (1, threading.Lock()))
     with pytest.raises(TypeError, match=r"argument b \(lock\)"):

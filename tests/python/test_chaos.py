@@ -1,4 +1,4 @@
-"""The quick ones of tests/chaos.py, one of each sort; `python tests/chaos.py` runs all, at full length if told so."""
+"""Quick cases of tests/chaos.py; `python tests/chaos.py` runs all cases, with --scale 1 at full length."""
 
 import importlib
 import sys
@@ -18,16 +18,16 @@ QUICK = [
     "stopped in to_here",
     "killed in backward",
     "stopped in optimizer step",
-    "RRefs and contexts that the stopped held are released",
+    "RRefs and contexts of a stopped worker are released",
     "shutdown with worker1 stopped",
-    "shutdown with worker0, who serves the store and leads killed",
+    "shutdown with worker0, which serves the store and leads, killed",
     "shutdown waits for a live worker's long job",
     "a killed worker is started again under its name",
-    "remote(timeout=0.1) of a slow function, then to_here(), owner is oneself",
+    "remote(timeout=0.1) of a slow function, then to_here(), owner is the caller",
     "remote(timeout=0.1) of a slow function, then to_here(), owner is a peer",
     "remote(timeout=0.1) of a slow function, then shutdown",
     "propagate_deadlines: a nested call ends with its caller's deadline",
-    "end with a call to oneself outstanding",
+    "end with a call to itself outstanding",
     "end while a peer's call runs here",
     "Ctrl-C in future.wait()",
     "Ctrl-C in backward",
@@ -39,7 +39,7 @@ QUICK = [
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_it_ends_as_it_should(name):
+def test_the_case_passes(name):
     [case] = [case for case in CASES if case.name == name]
     outcome = run_case(case, Settings(scale=0.001))
     assert outcome.verdict == "pass", outcome.seen

@@ -24,7 +24,7 @@ def cmake(*arguments, check=True):
     if not (PACKAGE / "share/cmake/torchrpc").exists():
         pytest.skip("torchrpc is not installed with its headers: `make package` does it")
     ccache = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if "-S" in arguments and shutil.which("ccache") else []
-    # Ninja, as everywhere here; without the variables that could lead to another LibTorch.
+    # Without the environment variables that could select another LibTorch.
     run = subprocess.run(
         ["cmake", *map(str, arguments), *ccache], capture_output=True, text=True, timeout=300, env=clean_environment()
     )
@@ -85,8 +85,8 @@ def test_another_torch_is_refused_with_both_versions(consumer, tmp_path):
     (other / "TorchConfigVersion.cmake").write_text('set(PACKAGE_VERSION "1.99.0")\n')
     run = configure(consumer, consumer / "build", f"-Dtorchrpc_TORCH_DIR={tmp_path}/torch", check=False)
     assert run.returncode != 0
-    told = " ".join(run.stderr.split())
-    assert "built with torch 2.13" in told and "found torch 1.99" in told
+    errors = " ".join(run.stderr.split())
+    assert "built with torch 2.13" in errors and "found torch 1.99" in errors
 
 
 def test_the_old_abi_is_refused(consumer):
@@ -103,7 +103,7 @@ def test_a_later_version_is_not_found(consumer):
     assert "99.0" in run.stderr
 
 
-def test_what_cmake_installs_elsewhere_is_found(consumer):
+def test_an_installation_with_another_prefix_is_found(consumer):
     if not (ROOT / "build/release/cmake_install.cmake").exists():
         pytest.skip("build/release is not there: `make package` makes it")
     cmake("--install", ROOT / "build/release", "--component", "core", "--prefix", consumer / "prefix")
@@ -126,9 +126,9 @@ def digits(tmp_path_factory):
 
 
 def assert_both_trainers_learned(output):
-    told = re.findall(r"trainer(\d): (\d+) updates, ([\d.]+) ms per update, .* accuracy ([\d.]+)%", output)
-    assert sorted(trainer for trainer, *_ in told) == ["1", "2"], output
-    assert all(int(updates) > 200 and float(accuracy) > 90 for _, updates, _, accuracy in told), output
+    results = re.findall(r"trainer(\d): (\d+) updates, ([\d.]+) ms per update, .* accuracy ([\d.]+)%", output)
+    assert sorted(trainer for trainer, *_ in results) == ["1", "2"], output
+    assert all(int(updates) > 200 and float(accuracy) > 90 for _, updates, _, accuracy in results), output
 
 
 @pytest.mark.timeout(400)
@@ -147,7 +147,7 @@ def test_the_same_parameter_server_in_python_learns_the_digits(digits, run_pytho
     assert_both_trainers_learned(run.stdout)
 
 
-def test_python_calls_a_native_function_faster(tutorials, run_python):
+def test_python_calls_a_cpp_function_faster(tutorials, run_python):
     library = tutorials / "libcpp_function.so"
     run = run_python(ROOT / "tutorials/cpp/cpp_function.py", library, "--seconds=1")
     assert "with the same results" in run.stdout

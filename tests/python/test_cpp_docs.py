@@ -24,7 +24,7 @@ def test_the_pages_build_without_warnings(tmp_path):
     assert (tmp_path / "pages/html/classtorchrpc_1_1v1_1_1Node.html").exists()
 
 
-def test_what_is_undocumented_fails(tmp_path):
+def test_an_undocumented_declaration_is_an_error(tmp_path):
     (tmp_path / "bad.h").write_text("namespace torchrpc {\n/// Said.\nstruct Said {\n  void unsaid();\n};\n}\n")
     run = doxygen(tmp_path, INPUT=tmp_path / "bad.h")
     assert run.returncode != 0

@@ -14,7 +14,7 @@ from torchrpc import optim as torchrpc_optim
 from torchrpc.optim import DistributedOptimizer
 from torchrpc.testing import workers
 
-OWNERS = ["worker1", "worker2", "worker0", "worker1"]  # of the layers of a model; worker0 is this process
+OWNERS = ["worker1", "worker2", "worker0", "worker1"]  # the owners of a model's layers; worker0 is this process
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -24,7 +24,7 @@ def group():
 
 
 class Plain(torch.optim.SGD):
-    """Not one of the core's: it is a subclass."""
+    """Runs in Python: only SGD itself, not a subclass, runs in C++."""
 
 
 class Failing(torch.optim.Optimizer):
@@ -65,7 +65,7 @@ def debug_info():
 
 
 def weights():
-    """A model's layers: RRefs on several workers, and the same here."""
+    """Return a model's layers twice: as RRefs on several workers, and as local parameters."""
     remote = [rpc.remote(owner, make_weight, (seed,)) for seed, owner in enumerate(OWNERS)]
     return remote, [make_weight(seed) for seed in range(len(OWNERS))]
 
@@ -75,7 +75,7 @@ def inputs(step):
 
 
 def used(step):
-    """The second layer is left out now and then: it has no gradient then."""
+    """Return the indices of the layers of a step. The second layer is not in every step, and has no gradient then."""
     return [i for i in range(len(OWNERS)) if i != 1 or step % 3]
 
 
@@ -127,7 +127,7 @@ def test_a_hundred_steps_are_those_of_local_training(cls, options):
 
 
 @pytest.mark.parametrize("cls", [torch.optim.SGD, Plain])
-def test_groups_have_options_of_their_own(cls):
+def test_parameter_groups_have_their_own_options(cls):
     remote, local = weights()
 
     def groups(params):
@@ -198,7 +198,7 @@ def test_state_is_saved_and_restored_here_and_in_torch(cls, options):
     torch.testing.assert_close(saved["state"], expected["state"])
     assert [group["params"] for group in saved["param_groups"]] == [[0, 1, 2, 3]]
     assert saved["param_groups"][0]["lr"] == expected["param_groups"][0]["lr"]
-    # A new one on the owners takes the state of the local one, a new local one that of the owners.
+    # A new distributed optimizer loads the state of the local one, and the reverse.
     distributed, optimizer = DistributedOptimizer(cls, remote), cls(local)
     distributed.load_state_dict(expected)
     optimizer.load_state_dict(saved)
@@ -263,7 +263,7 @@ def test_an_unknown_context_is_named(cls):
 
 
 @pytest.mark.parametrize("cls", [torch.optim.SGD, Plain])
-def test_a_gradient_of_ones_own_is_neither_used_nor_lost(cls):
+def test_an_existing_grad_is_neither_used_nor_lost(cls):
     weight = make_weight(0)
     weight.grad = torch.ones(4, 4)
     rref = rpc.RRef(weight)
@@ -291,11 +291,11 @@ def test_a_step_between_forward_and_backward_fails_unless_lock_free(cls):
             else:
                 with pytest.raises(RuntimeError, match="modified by an inplace operation"):
                     dist_autograd.backward(context_id, [slow])
-    # w -> w - 2w, twice: both were stepped.
+    # Each step maps w to -w, so two steps restore it.
     torch.testing.assert_close(rref.to_here(), first)
 
 
-def test_optimizers_go_with_the_last_reference():
+def test_optimizers_are_released_with_the_last_reference():
     eventually(lambda: gc.collect() is not None and rpc.rpc_sync("worker1", debug_info)["num_owner_rrefs"] == 0)
     rref = rpc.remote("worker1", make_weight, (0,))
     optimizer = DistributedOptimizer(torch.optim.SGD, [rref])
@@ -318,7 +318,7 @@ def test_an_optimizer_cannot_be_fetched():
 
 
 @pytest.mark.parametrize("cls", [torch.optim.SGD, Plain])
-def test_what_cannot_be_optimized_is_refused(cls):
+def test_parameters_that_cannot_be_optimized_are_refused(cls):
     weight = rpc.remote("worker1", make_weight, (0,))
     with pytest.raises(ValueError, match="empty parameter list"):
         DistributedOptimizer(cls, [])
@@ -342,12 +342,12 @@ def test_what_cannot_be_optimized_is_refused(cls):
         DistributedOptimizer(cls, [weight]).add_param_group({"params": [weight]})
 
 
-def test_an_rref_that_failed_is_told_by_its_error():
+def test_an_rref_that_failed_raises_its_error():
     with pytest.raises(Exception, match="invalid literal"):
         DistributedOptimizer(torch.optim.SGD, [rpc.remote("worker1", int, ("x",))])
 
 
-def test_what_a_class_raises_is_raised_here():
+def test_errors_of_the_optimizer_class_are_raised_at_the_client():
     remote, _ = weights()
     with pytest.raises(ValueError, match="Error creating optimizer"):
         DistributedOptimizer(Failing, remote, "constructor")
@@ -356,6 +356,6 @@ def test_what_a_class_raises_is_raised_here():
         optimizer.step(context_id)
 
 
-def test_no_tensor_of_the_package_is_loaded_by_its_import(run_python):
+def test_importing_the_package_does_not_load_the_extension(run_python):
     run_python("-c", "import torchrpc.optim, sys; assert 'torchrpc._C' not in sys.modules")
     assert torchrpc_optim.__all__ == ["DistributedOptimizer"]

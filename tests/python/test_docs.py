@@ -1,4 +1,4 @@
-"""What the documentation shows works: its Python blocks and examples are run, its commands and names exist."""
+"""The documentation is right: its Python blocks and examples run, its commands and names exist."""
 
 import doctest
 import importlib
@@ -29,7 +29,7 @@ PROGRAMS = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """worker0 of three is this process; what lies in the folder can be imported on all of them."""
+    """This process is worker0 of three; all of them can import modules from the folder."""
     folder = tmp_path_factory.mktemp("pages")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
@@ -56,7 +56,7 @@ def test_a_program_on_a_page_runs(run_python, tmp_path, block):
 # --- Examples in docstrings ---
 
 WITH_EXAMPLES = """
-    autograd nn.remote_module optim.distributed profiler rpc.api rpc.functions rpc._batching rpc._waiting
+    autograd nn.remote_module optim.distributed profiler rpc._calls rpc.functions rpc._batching rpc._waiting
 """
 PRELUDE = """
 import torch
@@ -113,7 +113,7 @@ SOURCES = [
 
 
 @pytest.mark.parametrize("command", list(commands()))
-def test_what_a_command_names_exists(command):
+def test_files_and_options_of_a_command_exist(command):
     words = command.split()
     while re.match(r"[A-Z_]+=", words[0]):
         words.pop(0)
@@ -141,7 +141,7 @@ def test_every_variable_on_a_page_is_read_somewhere():
 
 
 def test_every_variable_that_is_read_is_on_the_page_about_tuning():
-    # What is read from the environment stands in quotes.
+    # The sources have the names of environment variables in quotes.
     quoted = {found for path in SOURCES for found in re.findall(r'"(TORCHRPC_[A-Z_]+)"', path.read_text())}
     assert quoted, "the sources read no variable at all?"
     assert not [variable for variable in quoted if variable not in (ROOT / "docs" / "tuning.md").read_text()]

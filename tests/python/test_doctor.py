@@ -1,4 +1,4 @@
-"""`python -m torchrpc doctor`: what it says of this machine, and of machines made worse."""
+"""`python -m torchrpc doctor`: its report on this machine, and under simulated problems."""
 
 import re
 
@@ -9,7 +9,7 @@ from torchrpc import doctor
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
-    """Says nothing where a test does not."""
+    """An environment without the variables that the doctor reads, unless a test sets them."""
     for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHRPC_TRANSPORT", *doctor.INTERFACE_VARIABLES):
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
@@ -17,7 +17,7 @@ def environment(monkeypatch):
 
 @pytest.fixture
 def diagnose(environment, capfd):
-    """Runs the doctor with these variables; gives its exit code and what it prints."""
+    """Runs the doctor with environment variables; returns its exit code and output."""
 
     def run(**variables):
         for name, value in variables.items():
@@ -28,12 +28,12 @@ def diagnose(environment, capfd):
 
 
 @pytest.fixture
-def calm(monkeypatch):
-    """Trials are answered at once: for tests of the words alone."""
+def fixed_trials(monkeypatch):
+    """Replaces trials by a fixed answer, for tests of the texts."""
     monkeypatch.setattr(doctor, "trial", lambda *_, **__: (("native(tcp)", "native:tcp=10.1.2.3:80;host=x"), ""))
 
 
-def test_on_a_machine_that_works_it_says_all_of_it(run_python):
+def test_a_working_machine_gives_a_full_report(run_python):
     text = run_python("-m", "torchrpc", "doctor", env={"MASTER_ADDR": "localhost"}).stdout
     assert re.search(r"ok +torch 2\.13\.\d", text)
     assert re.search(r"ok +torchrpc \d", text)
@@ -49,26 +49,26 @@ def test_an_interface_that_does_not_exist_means_no_calls(diagnose):
     code, text = diagnose(TORCHRPC_SOCKET_IFNAME="nope0")
     assert code == 1
     assert re.search(r"FAILED +no address to listen on \(by TORCHRPC_SOCKET_IFNAME=nope0\): no interface 'nope0'", text)
-    assert "torchrpc doctor`" not in text  # which other programs are told to ask
-    assert "Transports" not in text  # what cannot be tried is not shown as refused
+    assert "torchrpc doctor`" not in text  # that advice is for other programs
+    assert "Transports" not in text  # no trial has run, so none may be reported
 
 
 def test_a_transport_that_does_not_exist_means_no_calls(diagnose, monkeypatch):
-    monkeypatch.setattr(doctor, "TRANSPORTS", ())
-    monkeypatch.setattr(doctor, "CHANNELS", ())
+    monkeypatch.setattr(doctor, "TENSORPIPE_TRANSPORTS", ())
+    monkeypatch.setattr(doctor, "TENSORPIPE_CHANNELS", ())
     code, text = diagnose(TORCHRPC_TRANSPORT="pigeon")
     assert code == 1
-    assert re.search(r"FAILED +no transport as TORCHRPC_TRANSPORT=pigeon: .*'native', 'tcp' or 'tensorpipe'", text)
+    assert re.search(r"FAILED +no transport with TORCHRPC_TRANSPORT=pigeon: .*'native', 'tcp' or 'tensorpipe'", text)
     assert re.search(r"FAILED +as your program would: a call .* fails: TORCHRPC_TRANSPORT is 'pigeon'", text)
 
 
-def test_a_meeting_point_that_cannot_be_resolved_is_named(diagnose):
+def test_a_rendezvous_that_cannot_be_resolved_is_named(diagnose):
     code, text = diagnose(MASTER_ADDR="no-such-host.invalid", MASTER_PORT="1234")
     assert code == 1
     assert re.search(r"FAILED +MASTER_ADDR=no-such-host.invalid, MASTER_PORT=1234 cannot be resolved", text)
 
 
-def test_a_meeting_point_is_looked_at(calm, monkeypatch):
+def test_a_process_that_listens_at_the_rendezvous_is_reported(fixed_trials, monkeypatch):
     import socket
 
     with socket.socket() as listener:
@@ -77,11 +77,11 @@ def test_a_meeting_point_is_looked_at(calm, monkeypatch):
         port = listener.getsockname()[1]
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
         monkeypatch.setenv("MASTER_PORT", str(port))
-        assert any("somebody listens there" in finding.text for finding in doctor.meeting_point())
-    assert any("nobody listens there yet" in finding.text for finding in doctor.meeting_point())
+        assert any("a process listens there" in finding.text for finding in doctor.rendezvous())
+    assert any("no process listens there yet" in finding.text for finding in doctor.rendezvous())
 
 
-def test_an_address_that_others_reach_comes_with_a_warning(calm):
+def test_an_address_that_other_machines_reach_has_a_warning(fixed_trials):
     levels = {finding.level: finding.text for finding in doctor.address()}
     assert "10.1.2.3" in levels["ok"] and "MASTER_ADDR is not set" in levels["ok"]
     assert "not encrypted" in levels["note"]
@@ -101,18 +101,18 @@ def hang(_):
 
 def test_a_trial_that_dies_or_hangs_is_a_finding(monkeypatch):
     assert doctor.trial(die) == (None, "rank 0 died (exit code 7).")
-    monkeypatch.setattr(doctor, "SECONDS_A_TRIAL", 0.5)
+    monkeypatch.setattr(doctor, "TRIAL_TIMEOUT_S", 0.5)
     found, reason = doctor.trial(hang)
     assert found is None and "did not end in 0.5 s" in reason
 
 
-def test_few_descriptors_are_noted(calm, monkeypatch):
+def test_few_descriptors_are_noted(fixed_trials, monkeypatch):
     monkeypatch.setattr(doctor.resource, "getrlimit", lambda _: (40, 4096))
     first = next(iter(doctor.limits()))
     assert first.level == "note" and "enough for about 20 workers" in first.text and "ulimit -n 4096" in first.text
 
 
-def test_without_the_extension_it_says_so_and_stops(capsys, monkeypatch):
+def test_a_missing_extension_is_reported(capsys, monkeypatch):
     import builtins
 
     real = builtins.__import__
@@ -124,8 +124,8 @@ def test_without_the_extension_it_says_so_and_stops(capsys, monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     assert doctor.main([]) == 1
-    said = capsys.readouterr().out
-    assert "the extension torchrpc._C does not load: no such symbol" in said and "Address" not in said
+    output = capsys.readouterr().out
+    assert "the extension torchrpc._C does not load: no such symbol" in output and "Address" not in output
 
 
 def test_help_says_what_the_exit_code_means(run_python):

@@ -1,4 +1,4 @@
-"""Exceptions described on one side and built again on the other, without a group."""
+"""Exceptions described by a callee and rebuilt by a caller, without a group."""
 
 import pickle
 
@@ -52,7 +52,7 @@ def test_the_text_names_the_worker_first():
     assert text.startswith("On ") and text.split("\n")[1] == "ValueError('x')"
 
 
-def test_backslashes_and_other_scripts_survive():
+def test_backslashes_and_unicode_are_preserved():
     _, back = travel(ValueError("C:\\new\\temp …é漢\nline"))
     assert "C:\\\\new\\\\temp …é漢\nline" in str(back)
 
@@ -99,7 +99,7 @@ def test_a_broken_repr_does_not_hide_the_error(capsys):
 
 
 @pytest.mark.parametrize("exc", [SystemExit(3), KeyboardInterrupt()])
-def test_what_would_end_the_caller_becomes_a_runtime_error(exc):
+def test_an_exception_that_would_end_the_caller_becomes_a_runtime_error(exc):
     _, back = travel(exc)
     assert type(back) is RuntimeError and type(exc).__name__ in str(back)
 
@@ -109,7 +109,7 @@ def test_the_callee_prints_the_error(capsys):
     assert "to be seen" in capsys.readouterr().err
 
 
-def test_remote_exceptions_of_before_can_still_be_raised():
+def test_upstreams_remote_exceptions_can_be_raised():
     _handle_exception(5)
     with pytest.raises(ValueError, match="the text"):
         _handle_exception(RemoteException("the text", ValueError))

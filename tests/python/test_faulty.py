@@ -1,4 +1,4 @@
-"""The backend FAULTY_TENSORPIPE: messages that fail, or come late, on purpose."""
+"""The backend FAULTY_TENSORPIPE: injected failures and delays of messages."""
 
 import os
 import time
@@ -54,13 +54,13 @@ def wait_for_none_of(count, worker):
 
 
 def fail_calls():
-    told = []
+    results = []
     for _ in range(3):
         try:
-            told.append(rpc.rpc_sync("worker1", torch.neg, (torch.ones(1),)).item())
+            results.append(rpc.rpc_sync("worker1", torch.neg, (torch.ones(1),)).item())
         except RuntimeError as exc:
-            told.append(str(exc))
-    return told
+            results.append(str(exc))
+    return results
 
 
 def test_a_call_fails_as_often_as_ordered():
@@ -79,7 +79,7 @@ def fail_remotes():
                 rpc.rpc_async("worker1", value_of, (rref,))
 
 
-def test_an_rref_whose_remote_call_failed_says_so():
+def test_an_rref_whose_remote_call_failed_raises_an_error():
     with_faults(fail_remotes, messages_to_fail=["PYTHON_REMOTE_CALL", "SCRIPT_REMOTE_CALL"], num_fail_sends=1)
 
 

@@ -16,7 +16,7 @@ import torchrpc.rpc as rpc
 from torchrpc.rpc import _utils
 from torchrpc.testing import run_ranks
 
-PATIENCE = 30
+TIMEOUT_S = 30
 
 
 def is_served(port):
@@ -29,24 +29,24 @@ def names():
 
 
 class Member:
-    """One process of a group: joins, leaves, and tells the others what it has done by files."""
+    """One process of a group: joins, leaves, and reports its steps to the others by files."""
 
     def __init__(self, rank, folder, method):
         self.rank, self.folder, self.method = rank, Path(folder), method
 
     def join(self):
-        options = rpc.TensorPipeRpcBackendOptions(init_method=self.method, rpc_timeout=PATIENCE)
+        options = rpc.TensorPipeRpcBackendOptions(init_method=self.method, rpc_timeout=TIMEOUT_S)
         rpc.init_rpc(f"worker{self.rank}", rank=self.rank, rpc_backend_options=options)
 
-    def tell(self, what):
-        (self.folder / f"{self.rank}_{what}").touch()
+    def report(self, event):
+        (self.folder / f"{self.rank}_{event}").touch()
 
-    def await_told(self, rank, what):
-        eventually((self.folder / f"{rank}_{what}").exists, PATIENCE)
+    def wait_for_event(self, rank, event):
+        eventually((self.folder / f"{rank}_{event}").exists, TIMEOUT_S)
 
-    def await_told_by_all(self, what):
+    def wait_for_event_of_all(self, event):
         for rank in range(3):
-            self.await_told(rank, what)
+            self.wait_for_event(rank, event)
 
 
 def run_member(rank, scenario, folder, kind):
@@ -64,49 +64,49 @@ def kind(request):
     return request.param
 
 
-def come_one_by_one(member, port):
+def join_one_by_one(member, port):
     if member.rank > 0:
-        member.await_told(member.rank - 1, "joined")
+        member.wait_for_event(member.rank - 1, "joined")
     member.join()
     seen = names()
-    member.tell("joined")
-    member.await_told(2, "joined")
+    member.report("joined")
+    member.wait_for_event(2, "joined")
     answers = [rpc.rpc_sync(f"worker{to}", torch.add, (torch.ones(1), to)).item() for to in range(3)]
-    member.tell("called")
-    member.await_told_by_all("called")
+    member.report("called")
+    member.wait_for_event_of_all("called")
     rpc.shutdown()
     return seen, answers
 
 
-def test_who_comes_later_is_known_to_those_who_were_there(tmp_path, kind):
-    results = run_group(3, come_one_by_one, tmp_path, kind)
+def test_a_worker_that_joins_later_is_known_to_all_members(tmp_path, kind):
+    results = run_group(3, join_one_by_one, tmp_path, kind)
     everyone = ["worker0", "worker1", "worker2"]
     assert [seen for seen, _ in results] == [everyone[:1], everyone[:2], everyone]
     assert [answers for _, answers in results] == [[1.0, 2.0, 3.0]] * 3
 
 
 def leave_in_order(member, port):
-    """Rank 0, where the others met, leaves first, and its process ends."""
+    """Rank 0, which serves the store, leaves first, and its process ends."""
     member.join()
-    member.tell("joined")
-    member.await_told_by_all("joined")
+    member.report("joined")
+    member.wait_for_event_of_all("joined")
     if member.rank == 0:
         rpc.shutdown()
-        member.tell("left")
+        member.report("left")
         return names_or_none()
-    member.await_told(0, "left")
+    member.wait_for_event(0, "left")
     if port:
-        eventually(lambda: not is_served(port), PATIENCE)
+        eventually(lambda: not is_served(port), TIMEOUT_S)
     with pytest.raises(RuntimeError, match=r"could not find destination.*worker1, worker2"):
         rpc.rpc_sync("worker0", torch.ones, (1,))
     answer = rpc.rpc_sync(f"worker{3 - member.rank}", torch.add, (torch.ones(1), 1)).item()
-    member.tell("called")
-    member.await_told(3 - member.rank, "called")
+    member.report("called")
+    member.wait_for_event(3 - member.rank, "called")
     if member.rank == 2:
-        member.await_told(1, "left")
+        member.wait_for_event(1, "left")
         assert names() == ["worker2"]
     rpc.shutdown()
-    member.tell("left")
+    member.report("left")
     return answer
 
 
@@ -118,34 +118,34 @@ def test_the_first_worker_may_leave(tmp_path, kind):
     assert run_group(3, leave_in_order, tmp_path, kind) == [None, 2.0, 2.0]
 
 
-def come_back(member, port):
+def join_again(member, port):
     seen = []
     for time_ in range(2):
         if member.rank == 1:
-            member.await_told(0, f"ready{time_}")
+            member.wait_for_event(0, f"ready{time_}")
             member.join()
             seen.append(rpc.rpc_sync("worker0", names))
             rpc.shutdown()
-            member.tell(f"left{time_}")
+            member.report(f"left{time_}")
         else:
             if time_ == 0:
                 member.join()
-            member.tell(f"ready{time_}")
-            member.await_told(1, f"left{time_}")
+            member.report(f"ready{time_}")
+            member.wait_for_event(1, f"left{time_}")
             seen.append(names())
     if member.rank == 0:
         rpc.shutdown()
     return seen
 
 
-def test_a_worker_may_come_back(tmp_path, kind):
-    stayed, came = run_group(2, come_back, tmp_path, kind)
+def test_a_worker_may_join_again(tmp_path, kind):
+    stayed, returned = run_group(2, join_again, tmp_path, kind)
     assert stayed == [["worker0"]] * 2
-    assert came == [["worker0", "worker1"]] * 2
+    assert returned == [["worker0", "worker1"]] * 2
 
 
 class Watched(dist.PrefixStore):
-    """Tells when somebody has asked for the token."""
+    """A store that sets `asked` when a worker has asked for the token."""
 
     def __init__(self, store):
         super().__init__("group", store)
@@ -158,7 +158,7 @@ class Watched(dist.PrefixStore):
 
 
 def wait_to_leave(store):
-    """A thread that waits for its turn; it enters its name in the list when it has it."""
+    """Start a thread that waits for the token, and appends its name to the list when it has it."""
     store, entered = Watched(store), []
 
     def leave():
@@ -167,7 +167,7 @@ def wait_to_leave(store):
 
     thread = threading.Thread(target=leave)
     thread.start()
-    assert store.asked.wait(PATIENCE)
+    assert store.asked.wait(TIMEOUT_S)
     return thread, entered
 
 
@@ -178,8 +178,8 @@ def store_with_holder():
     return store, group
 
 
-def test_who_waits_for_the_token_can_still_use_the_store():
-    """Or else the holder, who calls the waiting worker, waits for it in turn."""
+def test_a_worker_that_waits_for_the_token_can_use_the_store():
+    """Otherwise a holder that calls the waiting worker would wait for that worker."""
     store, group = store_with_holder()
     thread, entered = wait_to_leave(store)
     store.set("address", "here")
@@ -188,11 +188,11 @@ def test_who_waits_for_the_token_can_still_use_the_store():
         time.sleep(0.001)
     assert not entered
     group.set(_utils._TOKEN, "")
-    thread.join(PATIENCE)
+    thread.join(TIMEOUT_S)
     assert entered == ["leaver"] and group.get(_utils._TOKEN) == b""
 
 
-def test_who_waits_to_leave_does_so_when_the_store_goes():
+def test_a_worker_that_waits_to_leave_does_so_when_the_store_ends():
     store, group = store_with_holder()
     client = dist.TCPStore("127.0.0.1", store.port, is_master=False, timeout=timedelta(seconds=10))
     thread, entered = wait_to_leave(client)
@@ -206,7 +206,7 @@ def test_the_holder_of_the_token_is_named():
     _, group = store_with_holder()
     group.set_timeout(timedelta(seconds=0.1))
     with (
-        pytest.raises(RuntimeError, match=r"joiner, to join the group, waited 0\.1 s for the turn of holder"),
+        pytest.raises(RuntimeError, match=r"joiner, to join the group, waited 0\.1 s for the token held by holder"),
         _utils._group_membership_management(group, "joiner", True),
     ):
         pass

@@ -1,4 +1,4 @@
-"""Groups over several hosts: network namespaces, joined by veth pairs and a bridge. Needs root and `ip`."""
+"""Groups over several hosts: network namespaces, connected by veth pairs and a bridge. Needs root and `ip`."""
 
 import json
 import os
@@ -18,7 +18,7 @@ def ip(*arguments):
 
 
 class Hosts:
-    """Two or more hosts on one wire, each with an IPv4 and an IPv6 address."""
+    """Two or more hosts in one network, each with an IPv4 and an IPv6 address."""
 
     def __init__(self, count):
         self.prefix = f"trpc{os.getpid()}"
@@ -76,7 +76,7 @@ class Hosts:
         return process
 
     def talk(self, url):
-        """A worker a host; what each has seen."""
+        """Run one worker on each host; return their observations."""
         size = len(self.names)
         workers = [self.start(rank, WORKER, "talk", rank, size, url) for rank in range(size)]
         return [self.seen(worker) for worker in workers]
@@ -113,17 +113,17 @@ def expect_talk(seen, addresses):
         assert each["listening"] == [addresses(rank)]
 
 
-def test_a_static_group_meets_by_tcp():
+def test_a_static_group_forms_over_tcp():
     with Hosts(3) as hosts:
         expect_talk(hosts.talk(f"tcp://{hosts.address(0)}:{PORT}"), hosts.address)
 
 
 @pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="this machine has no IPv6")
-def test_a_static_group_meets_by_ipv6(hosts):
+def test_a_static_group_forms_over_ipv6(hosts):
     expect_talk(hosts.talk(f"tcp://[{hosts.address6(0)}]:{PORT}"), hosts.address6)
 
 
-def test_a_group_started_by_torchrun_meets(hosts):
+def test_a_group_started_by_torchrun_forms(hosts):
     nodes = [
         hosts.start(
             number,
@@ -144,7 +144,7 @@ def test_a_call_ends_when_the_network_is_cut(hosts):
     first.stdin.write("cut\n")
     first.stdin.flush()
     seen = json.loads(first.stdout.readline())
-    # By its time-out at the latest; where liveness is watched for, that may tell sooner.
+    # At the call's time-out at the latest; liveness detection may end it sooner.
     assert seen["error"]
     assert seen["seconds"] < 5
 

@@ -1,4 +1,4 @@
-"""What init_rpc says to input that cannot work: it names worker, argument and remedy, and leaves nothing behind."""
+"""Errors of init_rpc: they name worker, argument and remedy, and leave no state behind."""
 
 import os
 import socket
@@ -57,7 +57,7 @@ def test_a_port_that_is_none_is_named(monkeypatch, port):
         init()
 
 
-def test_an_address_where_nobody_listens_is_named(monkeypatch):
+def test_an_address_without_a_listener_is_named(monkeypatch):
     monkeypatch.setenv("TORCHRPC_INIT_TIMEOUT", "0.5")
     port = free_port()
     start = time.monotonic()
@@ -83,7 +83,7 @@ def test_a_port_in_use_is_named():
             init(init_method=f"tcp://127.0.0.1:{port}")
 
 
-def test_a_wait_that_is_no_number_is_named(monkeypatch):
+def test_an_init_timeout_that_is_no_number_is_named(monkeypatch):
     monkeypatch.setenv("TORCHRPC_INIT_TIMEOUT", "soon")
     with pytest.raises(ValueError, match="TORCHRPC_INIT_TIMEOUT must be a number of seconds, but is 'soon'"):
         init(init_method=f"tcp://127.0.0.1:{free_port()}")
@@ -123,7 +123,7 @@ def test_options_of_another_backend_are_refused(tmp_path):
         rpc.init_rpc("w", backend=rpc.BackendType.TENSORPIPE, rank=0, world_size=1, rpc_backend_options=options)
 
 
-def test_calls_before_init_say_so():
+def test_calls_before_init_rpc_raise_an_error():
     for call in (
         lambda: rpc.rpc_sync("worker1", len, ("x",)),
         lambda: rpc.rpc_async("worker1", torch.add, (1, 2)),
@@ -151,7 +151,7 @@ def test_a_group_of_one_works_and_cannot_be_joined_twice(tmp_path):
 
 
 def errors_of(rank, names, sizes, ranks=None):
-    """What init_rpc says on this rank, or None."""
+    """Return the text of init_rpc's error on this rank, or None."""
     try:
         rpc.init_rpc(names[rank], rank=(ranks or range(9))[rank], world_size=sizes[rank])
     except Exception as exc:
@@ -165,14 +165,14 @@ def errors_of_all(*args):
     return run_ranks(errors_of, len(args[0]), *args, start_method="forkserver", init=False, timeout=60)
 
 
-def test_two_workers_of_one_name_are_told_on_all_ranks():
+def test_a_duplicate_name_is_reported_on_all_ranks():
     start = time.monotonic()
     for text in errors_of_all(["a", "b", "a"], [3, 3, 3]):
         assert text.startswith("RuntimeError") and "name a is not unique" in text and "ranks 0 and 2" in text
     assert time.monotonic() - start < 30
 
 
-def test_world_sizes_that_differ_are_told_on_all_ranks():
+def test_different_world_sizes_are_reported_on_all_ranks():
     start = time.monotonic()
     for text in errors_of_all(["a", "b"], [2, 3]):
         assert text.startswith("RuntimeError") and "world" in text and "2" in text and "3" in text
@@ -184,13 +184,13 @@ def only_rank_1_of_two(rank):
     return errors_of(rank, ["a", "b"], [2, 2])
 
 
-def test_a_worker_that_does_not_come_is_told():
+def test_a_missing_worker_is_named():
     (text,) = run_ranks(only_rank_1_of_two, 1, start_method="forkserver", init=False)
     assert text.startswith("RuntimeError") and "missing: rank 1" in text and "a (rank 0)" in text
 
 
 def mixed_kinds(rank):
-    """A group of one with a world size, then a worker without."""
+    """Start a group of one with a world size, then a worker without a world size."""
     options = OPTIONS(init_method=f"file://{os.environ['STORE']}")
     if rank == 0:
         rpc.init_rpc("a", rank=0, world_size=1, rpc_backend_options=options)

@@ -1,5 +1,5 @@
-"""Taking the place of torch.distributed.rpc and what is built on it: by install(), by the environment, by
-`python -m torchrpc`, in all children.
+"""Replacing torch.distributed.rpc and the modules that use it: by install(), the environment and `python -m torchrpc`,
+also in child processes.
 """
 
 import textwrap
@@ -93,46 +93,46 @@ def script(tmp_path):
     return write
 
 
-def told(output):
+def implementations(output):
     return dict(line.split() for line in output.splitlines())
 
 
-def test_nothing_is_replaced_unless_asked(run_python, script):
-    assert set(told(run_python(script(CHILDREN)).stdout).values()) == {"torch"}
+def test_nothing_is_replaced_without_a_request(run_python, script):
+    assert set(implementations(run_python(script(CHILDREN)).stdout).values()) == {"torch"}
     result = run_python("-c", WHICH + "import torchrpc.rpc; torchrpc.rpc.rpc_sync; print(which())")
     assert result.stdout.strip() == "torch"
 
 
 def test_the_environment_replaces_in_every_process(run_python, script):
-    output = told(run_python(script(CHILDREN), env={"TORCHRPC_REPLACE": "1"}).stdout)
+    output = implementations(run_python(script(CHILDREN), env={"TORCHRPC_REPLACE": "1"}).stdout)
     assert output == {name: "torchrpc" for name in EVERYWHERE}
 
 
 def test_the_launcher_replaces_in_every_process(run_python, script):
-    output = told(run_python("-m", "torchrpc", script(CHILDREN)).stdout)
+    output = implementations(run_python("-m", "torchrpc", script(CHILDREN)).stdout)
     assert output == {name: "torchrpc" for name in EVERYWHERE}
 
 
 @pytest.mark.parametrize("value", ["0", "", "false", "no"])
-def test_the_environment_can_say_no(run_python, value):
+def test_the_environment_can_disable_the_replacement(run_python, value):
     assert run_python("-c", WHICH + "print(which())", env={"TORCHRPC_REPLACE": value}).stdout.strip() == "torch"
 
 
-def test_install_replaces_this_process_and_what_it_forks(run_python, script):
+def test_install_affects_this_process_and_its_forked_children(run_python, script):
     text = CHILDREN.replace('print("self"', 'import torchrpc; torchrpc.install(); torchrpc.install(); print("self"')
-    output = told(run_python(script(text)).stdout)
+    output = implementations(run_python(script(text)).stdout)
     assert {name for name, which in output.items() if which == "torchrpc"} == {"self", "fork", "os.fork"}
     above = run_python(script("import torchrpc\ntorchrpc.install()\n" + CHILDREN)).stdout
-    assert {name for name, which in told(above).items() if which == "torchrpc"} == set(EVERYWHERE)
+    assert {name for name, which in implementations(above).items() if which == "torchrpc"} == set(EVERYWHERE)
 
 
-def test_torchrun_hands_it_on(run_python, script):
+def test_torchrun_passes_the_replacement_to_its_workers(run_python, script):
     name = script(WHICH + "print(f'{which()} of rank', flush=True)")
     run = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", name]
     assert run_python(*run, env={"TORCHRPC_REPLACE": "1"}).stdout.split("\n")[:2] == ["torchrpc of rank"] * 2
 
 
-def test_the_launcher_keeps_what_a_script_sees(run_python, script, tmp_path):
+def test_the_launcher_preserves_the_environment_of_a_script(run_python, script, tmp_path):
     text = "import sys, __main__; print(sys.argv, sys.path[0], __name__, __main__.__file__, sys.flags.dev_mode)"
     (tmp_path / "folder").mkdir()
     name = script(text, "folder/script.py")
@@ -143,7 +143,7 @@ def test_the_launcher_keeps_what_a_script_sees(run_python, script, tmp_path):
     assert run_python("-m", "torchrpc", "-m", "folder.script", "1").stdout == module
 
 
-def test_the_launcher_tells_how_it_is_used(run_python):
+def test_the_launcher_prints_its_usage(run_python):
     assert "usage: python -m torchrpc" in run_python("-m", "torchrpc", "-h").stdout
     result = run_python("-m", "torchrpc", check=False)
     assert result.returncode == 2 and "usage: python -m torchrpc" in result.stderr
@@ -232,7 +232,7 @@ LOADED = "assert ('torch.distributed.optim' in sys.modules) is ('torch.distribut
 
 
 @pytest.mark.parametrize("first", ["optim", "nn", "optim.optimizer", "nn.api.remote_module", "nn.functional"])
-def test_modules_that_torch_imports_late_are_found_to_be_ours(run_python, script, first):
+def test_modules_that_torch_imports_late_are_replaced(run_python, script, first):
     between = LOADED.format(False) + f"\nimport torch.distributed.{first}"
     assert run_python(script(LATER.format(before="", between=between))).stdout.strip() == REPLACED
 
@@ -243,7 +243,7 @@ def test_modules_that_are_imported_already_are_replaced(run_python, script):
     assert run_python(script(text)).stdout.strip() == REPLACED
 
 
-def test_without_install_torchs_own_stay(run_python):
+def test_without_install_torchs_modules_remain(run_python):
     run_python(
         "-c",
         """if True:
@@ -254,7 +254,7 @@ def test_without_install_torchs_own_stay(run_python):
     )
 
 
-def test_the_bindings_stand_in_until_they_are_loaded(run_python):
+def test_the_bindings_are_forwarded_until_they_are_loaded(run_python):
     run_python(
         "-c",
         """if True:
@@ -268,7 +268,7 @@ def test_the_bindings_stand_in_until_they_are_loaded(run_python):
 
 def test_install_starts_no_thread(run_python):
     threads = "import os, torchrpc, torch; torchrpc.install(); torch.distributed.rpc.rpc_sync"
-    alone = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # numpy starts its own
+    alone = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # numpy starts threads
     output = run_python("-c", threads + "; print(len(os.listdir('/proc/self/task')))", env=alone).stdout
     assert output.strip() == "1"
 
@@ -289,7 +289,7 @@ print(now.__name__)
 """
 
 
-def test_a_conflict_with_torchs_own_rpc_is_told(run_python):
+def test_a_conflict_with_torchs_own_rpc_is_an_error(run_python):
     first, second = run_python("-c", CONFLICT).stdout.strip().split("\n")
     assert "torch's own RPC is already initialised in this process" in first and "before init_rpc" in first
     assert second == "torchrpc.rpc"
@@ -297,7 +297,7 @@ def test_a_conflict_with_torchs_own_rpc_is_told(run_python):
 
 @pytest.fixture
 def without_extension(tmp_path, hook_path):
-    """The package as it would be if it were not built."""
+    """A copy of the package without its binaries."""
     import importlib.util
     import os
     import shutil
@@ -308,13 +308,13 @@ def without_extension(tmp_path, hook_path):
     return {"PYTHONPATH": os.pathsep.join([str(tmp_path / "bare"), hook_path["PYTHONPATH"]])}
 
 
-def test_a_replacement_that_cannot_be_had_is_told(run_python, without_extension):
+def test_an_impossible_replacement_is_an_error(run_python, without_extension):
     assert run_python("-c", "import torch", env=without_extension).stderr == ""
     result = run_python("-c", "import torch", env={**without_extension, "TORCHRPC_REPLACE": "1"}, check=False)
     assert result.returncode == 1 and "its extension torchrpc._C is not built" in result.stderr
 
 
-def test_an_import_of_torch_that_does_not_ask_loads_next_to_nothing(run_python):
+def test_a_plain_import_of_torch_loads_only_the_hook(run_python):
     loaded = run_python("-c", "import torch, sys; print(*sorted(m for m in sys.modules if 'torchrpc' in m))").stdout
     assert loaded.split() == ["torchrpc", "torchrpc._autoload"]
 

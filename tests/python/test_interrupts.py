@@ -1,4 +1,4 @@
-"""A signal, such as Ctrl-C's, ends a wait at once and leaves nothing behind."""
+"""A signal such as Ctrl-C's ends a wait at once and leaves no state behind."""
 
 import signal
 import time
@@ -52,6 +52,6 @@ def test_a_signal_ends_the_wait_for_a_call(interrupt_after, call):
             call()
         assert time.monotonic() - start < 0.9
         assert rpc.rpc_sync("worker1", torch.add, args=(torch.ones(1), 1)).item() == 2
-        # The RRef that the call brings later is let go of.
+        # The RRef that arrives later is released.
         time.sleep(1)
         eventually(lambda: rpc.rpc_sync("worker1", owned) == 0)

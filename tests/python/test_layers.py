@@ -1,4 +1,4 @@
-"""The layers of csrc: each includes only itself and what stands below it, and outsiders stay where they belong."""
+"""The layers of csrc: each includes only itself and layers below it; third-party headers have fixed layers."""
 
 import re
 from pathlib import Path
@@ -23,7 +23,7 @@ BELOW = {
     "bindings": {"node", "profiling", "optim", "autograd", "rref", "agent", "transport", "wire", "base"},
 }
 
-# What is included, and the only files that may include it, as patterns of "layer/file".
+# A pattern of headers -> a pattern of the only files ("layer/file") that may include them.
 CONFINED = [
     (r"pybind11/|Python\.h|torch/csrc/(utils/pybind|Exceptions|.*/python/)", r"bindings/"),
     (r"tensorpipe/", r"transport/tensorpipe/"),
@@ -36,13 +36,13 @@ CONFINED = [
 
 
 def includes(text):
-    """[(line number, what is included)]"""
+    """Return [(line number, included header)]."""
     found = re.finditer(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"]', text, re.MULTILINE)
     return [(text.count("\n", 0, match.start()) + 1, match[1]) for match in found]
 
 
 def violations(file, text):
-    """What is wrong with the includes of `file` ("layer/name")."""
+    """Return an error text for each wrong include of `file` ("layer/name")."""
     layer = file.split("/")[0]
     wrong = []
     for line, included in includes(text):

@@ -1,4 +1,4 @@
-"""A few hundred mixed calls; `mixed_calls.py` makes as many as one likes, with larger tensors."""
+"""A few hundred mixed calls. `mixed_calls.py` makes any number of them, with larger tensors."""
 
 import random
 
@@ -9,7 +9,7 @@ from torchrpc.testing import workers
 
 
 @pytest.mark.parametrize("threads", [1, 16])
-def test_mixed_calls_give_what_local_calls_give(threads):
+def test_mixed_calls_return_the_results_of_local_calls(threads):
     seed = random.SystemRandom().randrange(2**31)
     print(f"seed {seed}")
     with workers(2, num_worker_threads=threads):

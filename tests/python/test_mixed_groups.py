@@ -1,6 +1,8 @@
-"""Groups of Python and C++ workers: calls, RRefs, autograd and optimizers across the border; see cpp_group.py.
+"""Groups of Python and C++ workers: calls, RRefs, autograd and optimizers between the two; see cpp_group.py.
 
-TORCHRPC_MIXED_WORKER names the C++ worker to use: that of an asan build, say.
+TORCHRPC_MIXED_WORKER is the path of the C++ worker, for example of an asan build.
+    # The first in the alphabet leads what Python workers do together; rank 0 hosts the store.
+    # The worker with the smallest name leads gatherings of Python workers; rank 0 serves the store.
 """
 
 import os

@@ -45,14 +45,14 @@ def case_name(case):
 
 
 def pair(dtype=torch.float32, shapes=SHAPES):
-    """The same parameters twice."""
+    """Return the same parameters twice."""
     torch.manual_seed(SEED)
     params = [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
     return params, [p.detach().clone().requires_grad_() for p in params]
 
 
 def random_grads(params, step):
-    """Some parameters have no gradient at first, or now and then."""
+    """Some parameters have no gradient in the first steps, or in some steps."""
     return [None if i == 1 and step % 3 == 0 else torch.randn_like(p) for i, p in enumerate(params)]
 
 
@@ -88,10 +88,10 @@ def test_a_hundred_steps_are_those_of_torch(case, fused, dtype):
     for step in range(10 if dtype == torch.bfloat16 else 100):
         step_both(theirs, ours, params, random_grads(params, step))
     if dtype == torch.bfloat16:
-        # Not even torch's two implementations agree: Python rounds scalars later than _foreach_ kernels do.
+        # torch's two implementations differ, too: Python rounds scalars later than _foreach_ kernels do.
         torch.testing.assert_close(copies, params, rtol=0.02, atol=0.05)
         return
-    # Without a fused kernel each operation on real numbers is the same.
+    # Without a fused kernel the operations on real numbers are the same.
     exact = not dtype.is_complex and (fused is False or name not in FUSED)
     compare(copies, params, exact)
     if name != "SGD" or options.get("momentum"):
@@ -99,7 +99,7 @@ def test_a_hundred_steps_are_those_of_torch(case, fused, dtype):
 
 
 @pytest.mark.parametrize("name", sorted(FUSED))
-def test_fused_on_request_takes_half_precision(name):
+def test_fused_optimizers_accept_half_precision(name):
     params, copies = pair(torch.bfloat16)
     theirs = getattr(torch.optim, name)(params, lr=0.1, fused=True)
     ours = _C._LocalOptimizer(name, [(copies, {"lr": 0.1, "fused": True})])
@@ -134,7 +134,7 @@ def test_strides_of_a_gradient_do_not_matter(name):
     ],
     ids=case_name,
 )
-def test_sparse_gradients_are_taken_where_torch_takes_them(case):
+def test_sparse_gradients_are_accepted_where_torch_accepts_them(case):
     name, options = case
     params, copies = pair(shapes=[(10, 3), (4,)])
     theirs = getattr(torch.optim, name)(params, **options)
@@ -155,12 +155,12 @@ def test_sparse_gradients_are_refused_where_torch_refuses_them(name):
         getattr(torch.optim, name)([param]).step()
     with pytest.raises(RuntimeError) as refused:
         _C._LocalOptimizer(name, [([copy], {})]).step([sparse])
-    if name != "AdamW":  # torch says Adam, whose subclass it is
+    if name != "AdamW":  # torch's text has Adam, the base class
         assert str(refused.value) == str(expected.value)
     compare(copy, param, exact=True)
 
 
-def test_sparse_gradients_and_decay_do_not_go_together_in_adagrad():
+def test_adagrad_refuses_sparse_gradients_with_weight_decay():
     optimizer = _C._LocalOptimizer("Adagrad", [([torch.zeros(3)], {"weight_decay": 0.1})])
     with pytest.raises(RuntimeError, match="weight_decay option is not compatible with sparse gradients"):
         optimizer.step([sparse_tensor([[0]], [1.0], (3,))])
@@ -174,7 +174,7 @@ def test_state_moves_to_torch_and_back(case):
     ours = _C._LocalOptimizer(name, [(copies, options)])
     for step in range(3):
         step_both(theirs, ours, params, random_grads(params, step))
-    # From torch into a fresh one of ours, and from ours into a fresh one of torch's.
+    # From torch's optimizer into a new one of the core, and from the core's into a new one of torch.
     new_ours = _C._LocalOptimizer(name, [(copies, options)])
     new_ours.load(state_of(theirs, params))
     new_theirs = getattr(torch.optim, name)(params, **options)
@@ -215,7 +215,7 @@ def test_a_state_that_does_not_fit_is_refused_whole(states, text):
     assert torch.equal(optimizer.state()[0]["momentum_buffer"], torch.ones(2))
 
 
-def test_groups_have_options_of_their_own_which_can_change():
+def test_parameter_groups_have_their_own_options_which_can_change():
     one, two = torch.zeros(1), torch.zeros(1)
     optimizer = _C._LocalOptimizer("SGD", [([one], {"lr": 1.0}), ([two], {"lr": 0.1})])
     optimizer.step([torch.ones(1), torch.ones(1)])
@@ -249,7 +249,7 @@ def test_groups_have_options_of_their_own_which_can_change():
     ],
     ids=case_name,
 )
-def test_options_out_of_range_are_refused_in_torchs_words(case):
+def test_options_out_of_range_are_refused_with_torchs_text(case):
     name, options = case
     with pytest.raises(ValueError) as expected:
         getattr(torch.optim, name)([torch.zeros(1)], **options)
@@ -258,7 +258,7 @@ def test_options_out_of_range_are_refused_in_torchs_words(case):
     assert str(refused.value) == str(expected.value)
 
 
-def test_what_cannot_be_optimized_is_refused():
+def test_parameters_that_cannot_be_optimized_are_refused():
     def refusal(groups, kind="SGD"):
         with pytest.raises(RuntimeError) as refused:
             _C._LocalOptimizer(kind, groups)
@@ -291,19 +291,19 @@ def test_a_step_is_noticed_by_graphs_unless_lock_free(case):
         param = torch.ones(3, requires_grad=True)
         optimizer = _C._LocalOptimizer(name, [([param], options)], lock_free=lock_free)
         loss = (param * param).sum()
-        for _ in range(2):  # Rprop's and momentum's first step may differ
+        for _ in range(2):  # the first step of Rprop and of momentum may differ
             optimizer.step([torch.ones(3)])
         assert not param.eq(1).any()
         if lock_free:
             loss.backward()
-            # Part of the gradient comes from newer values: the parameter's memory is shared.
+            # Part of the gradient uses newer values, since the memory of the parameter is shared.
             assert torch.equal(param.grad, 2 * param.detach())
         else:
             with pytest.raises(RuntimeError, match="modified by an inplace operation"):
                 loss.backward()
 
 
-def test_memory_that_is_replaced_is_followed():
+def test_replaced_parameter_memory_is_used():
     param = torch.zeros(2, requires_grad=True)
     optimizer = _C._LocalOptimizer("SGD", [([param], {"lr": 1.0})], lock_free=True)
     param.data = torch.full((2,), 5.0)

@@ -107,7 +107,7 @@ def test_reverse_maps_and_devices_follow_from_the_maps():
     assert backend_registry._create_device_list([CUDA[2], CUDA[0]], {}, {}) == [CUDA[0], CUDA[2]]
 
 
-def test_the_backend_prints_and_has_its_other_spelling():
+def test_the_backend_has_a_repr_and_a_second_spelling():
     assert repr(rpc.BackendType.TENSORPIPE) == "BackendType.TENSORPIPE"
     assert rpc.Backend.TENSORPIPE is rpc.BackendType["TENSORPIPE"]
     assert backend_registry.backend_registered("TENSORPIPE") and not backend_registry.backend_registered("NOTHING")

@@ -1,4 +1,4 @@
-"""What the package says of itself, and to environments that it does not fit."""
+"""The package's metadata, its errors with another torch, and its sdist."""
 
 import os
 import re
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
-def test_pip_is_told_the_torch_that_the_package_checks_for():
+def test_pip_requires_the_torch_that_the_package_checks_for():
     assert f"torch=={torchrpc._TORCH}.*" in PYPROJECT["project"]["dependencies"]
 
 
@@ -42,7 +42,7 @@ for hook in entry_points(group="torch.backends"):
 
 @pytest.fixture
 def run_with_torch(hook_path, tmp_path):
-    """Runs a program where `import torch` gives something that says it is that version; gives code and stderr."""
+    """Runs a program with a fake torch of that version; returns exit code and stderr."""
 
     def run(version, program, **env):
         package, info = tmp_path / "torch", tmp_path / f"torch-{version}.dist-info"
@@ -67,7 +67,7 @@ TOLD = "This torchrpc works with torch 2.13, but this environment has torch 2.12
 
 
 @pytest.mark.parametrize("program", ["import torchrpc", "import torchrpc.rpc", "import torch; import torchrpc"])
-def test_another_torch_is_told_at_import(run_with_torch, program):
+def test_another_torch_is_an_error_at_import(run_with_torch, program):
     code, text = run_with_torch("2.12.1", program)
     assert code == 1
     assert re.search(rf"^ImportError: {TOLD}.*pip install torch==2\.13\.0", text, re.M), text
@@ -77,13 +77,13 @@ def test_another_torch_can_be_imported_itself(run_with_torch):
     assert run_with_torch("2.12.1", "import torch") == (0, "")
 
 
-def test_another_torch_cannot_be_replaced_in_silence(run_with_torch):
+def test_replacing_the_rpc_of_another_torch_is_an_error(run_with_torch):
     code, text = run_with_torch("2.12.1", "import torch", TORCHRPC_REPLACE="1")
     assert code == 1 and f"RuntimeError: {TOLD}" in text
 
 
 @pytest.mark.parametrize("version", ["2.13.0", "2.13.1+cpu", "2.13.0a0+git1234"])
-def test_any_build_of_the_right_release_will_do(run_with_torch, version):
+def test_any_build_of_the_right_release_is_accepted(run_with_torch, version):
     assert run_with_torch(version, "import torch; import torchrpc") == (0, "")
 
 
@@ -95,10 +95,10 @@ NOT_SHIPPED = {".ci", ".gitignore", ".pre-commit-config.yaml", "PKG-INFO", "setu
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory):
-    """The names in it."""
+    """The folder of the source, and the names in the sdist."""
     copy, out = tmp_path_factory.mktemp("source") / "torchrpc", tmp_path_factory.mktemp("dist")
     shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*MADE), symlinks=True)
-    shutil.rmtree(copy / "python/torchrpc/include", ignore_errors=True)  # made, too; include/ is not
+    shutil.rmtree(copy / "python/torchrpc/include", ignore_errors=True)  # installed there; include/ is source
     program = "import sys; from setuptools import build_meta; print(build_meta.build_sdist(sys.argv[1]))"
     built = subprocess.run([sys.executable, "-c", program, out], cwd=copy, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr

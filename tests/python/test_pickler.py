@@ -1,4 +1,4 @@
-"""The pickler on its own, without a group: bytes and tensors out, the same object in."""
+"""The pickler without a group: objects to bytes and tensors, and back."""
 
 import functools
 import pickle
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from torchrpc.rpc import internal
-from torchrpc.rpc._exceptions import ModuleNotImportableError, NameNotFoundError
+from torchrpc.rpc._names import ModuleNotImportableError, NameNotFoundError
 from torchrpc.rpc._pickler import _OUT_OF_BAND_BYTES, _function, raise_unsendable
 
 Pair = namedtuple("Pair", "first second")
@@ -69,7 +69,7 @@ def test_parameters_keep_their_class():
     assert isinstance(back, torch.nn.Parameter) and back.requires_grad and torch.equal(back, torch.ones(3))
 
 
-def test_nested_use_keeps_the_tables_apart():
+def test_nested_use_does_not_mix_the_tensors():
     outer = torch.zeros(2)
     back = round_trip([Nested(torch.ones(3)), outer])
     assert torch.equal(back[0].tensor, torch.ones(3)) and torch.equal(back[0].next, torch.full((3,), 2.0))
@@ -157,7 +157,7 @@ def test_functions_that_share_a_cell_still_share_it():
     assert (read_there(), count) == (1, 0)
 
 
-def test_a_cell_without_a_value_stays_empty():
+def test_a_cell_without_a_value_arrives_empty():
     def outer():
         def inner():
             return later
@@ -185,7 +185,7 @@ def test_a_function_keeps_attributes_annotations_and_tensors():
     assert back.__annotations__ == {"x": int, "scale": torch.Tensor, "return": float}
 
 
-def test_an_async_execution_lambda_keeps_its_mark():
+def test_an_async_execution_lambda_keeps_its_marker():
     from torchrpc.rpc.functions import async_execution
 
     back = round_trip(async_execution(lambda x: x + 1))
@@ -197,7 +197,7 @@ def test_partials_and_lambdas_in_containers_work():
     assert [f(2) for f in round_trip([lambda x: x, double])] == [2, 4]
 
 
-def test_a_wrapped_function_is_not_mistaken_for_its_wrapper():
+def test_a_wrapped_function_is_not_confused_with_its_wrapper():
     original = vars(_wrapped_target)["__wrapped__"]
     assert round_trip(original)(1) == 11 and round_trip(_wrapped_target) is _wrapped_target
 
@@ -238,24 +238,24 @@ def test_a_missing_module_is_named_with_a_remedy():
         internal.deserialize(data.replace(b"test_pickler", b"test_missing"), tensors)
 
 
-def test_main_and_mp_main_stand_for_each_other(monkeypatch):
-    from torchrpc.rpc._exceptions import find_global
+def test_main_and_mp_main_are_the_same_module(monkeypatch):
+    from torchrpc.rpc._names import find_global
 
     monkeypatch.setattr(sys.modules["__main__"], "only_here", 42, raising=False)
     assert find_global("__mp_main__", "only_here") == find_global("__main__", "only_here") == 42
 
 
-def test_what_cannot_be_sent_is_blamed():
+def test_a_value_that_cannot_be_sent_is_named():
     lock = threading.Lock()
     with pytest.raises(TypeError) as raised:
         internal._internal_rpc_pickler.serialize(internal.PythonUDF(double, (1, lock), {}))
-    with pytest.raises(TypeError) as told:
+    with pytest.raises(TypeError) as raised:
         raise_unsendable(raised.value, "worker7", double, (1, lock), {})
     for part in ("argument 1 (lock)", "call of double to worker7", "cannot pickle '_thread.lock'", "rpc.remote()"):
-        assert part in str(told.value)
+        assert part in str(raised.value)
 
 
-def test_a_result_that_cannot_be_sent_says_so():
+def test_a_result_that_cannot_be_sent_is_an_error():
     with pytest.raises(TypeError, match=r"cannot send a value of type lock: .*rpc\.remote\(\)"):
         internal.serialize(threading.Lock())
 

@@ -1,4 +1,4 @@
-"""What profilers show of calls: both sides, under the same name, on one time axis."""
+"""The ranges of calls in profiles: on both workers, with the same name, on one time axis."""
 
 import gzip
 import itertools
@@ -66,7 +66,7 @@ def merged(tmp_path):
 
 
 def sides(events, name):
-    """[(the caller's range, the callee's)] of the calls of that name, in the order of the calls."""
+    """Return [(range on the caller, range on the callee)] of the calls of that name, in their order."""
     pairs = {}
     for event in events:
         args = event.get("args", {})
@@ -82,7 +82,7 @@ def is_inside(inner, outer, of=("ts", "dur")):
 
 
 def operators_of(events, served):
-    """The operators that ran inside that range, in its thread."""
+    """Return the operators that ran inside that range, in its thread."""
     return {
         event["name"]
         for event in events
@@ -122,7 +122,7 @@ def test_processes_are_named_after_the_workers(merged):
     assert names == {0: "worker0", 1: "worker1", 2: "worker2"}
 
 
-def test_only_the_workers_asked_for_are_recorded(merged):
+def test_only_the_named_workers_are_recorded(merged):
     with workers(3), torchrpc.profiler.profile(workers=["worker2"]) as prof:
         rpc.rpc_sync("worker2", through, args=("worker1", torch.ones(3)))
     assert set(prof.traces) == {"worker0", "worker2"}
@@ -141,7 +141,7 @@ def test_calls_made_by_calls_are_shown_inside_them(merged, function):
     assert is_inside(served, inner)
 
 
-def test_an_arrow_leads_from_each_call_to_what_it_runs(merged):
+def test_an_arrow_leads_from_each_call_to_its_function(merged):
     with workers(2), torchrpc.profiler.profile() as prof:
         for _ in range(3):
             rpc.rpc_sync("worker1", twice, args=(torch.ones(3),))
@@ -172,7 +172,7 @@ def test_calls_at_the_same_time_do_not_overlap_in_a_row(merged):
 
 
 @pytest.mark.parametrize("mode", ["smart", "fast"])
-def test_both_sides_of_a_backward_pass_are_shown(merged, mode):
+def test_both_workers_of_a_backward_pass_are_shown(merged, mode):
     with workers(2), dist_autograd.context() as context_id:
         x, y = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
         kept = rpc.remote("worker1", twice, args=(x,))
@@ -185,12 +185,12 @@ def test_both_sides_of_a_backward_pass_are_shown(merged, mode):
     assert is_inside(caller, whole)
     assert is_inside(callee, caller)
     assert any("MulBackward0" in name for name in operators_of(events, callee))
-    # The gradient of y comes back by a request of worker1's to worker0, the last one, of x, with the answer.
+    # The gradient of y arrives in a request of worker1 to worker0; the last gradient, that of x, in a reply.
     [(back, there)] = sides(events, "rpc#BACKWARD_AUTOGRAD_REQ(worker1 -> worker0)")
     assert is_inside(there, back)
 
 
-def test_a_worker_s_own_profile_has_its_calls(merged):
+def test_the_local_profile_has_the_workers_calls(merged):
     with workers(2), torchrpc.profiler.profile() as prof:
         rpc.rpc_sync("worker1", twice, args=(torch.ones(3),))
     assert "rpc_sync#twice(worker0 -> worker1)" in {event.key for event in prof.local.key_averages()}
@@ -208,7 +208,7 @@ def test_failed_calls_end_in_the_profile(merged):
     assert len(sides(events, "rpc_sync#twice(worker0 -> worker1)")) == 1
 
 
-def test_a_call_that_is_still_under_way_is_cut_off_and_ends_well(merged):
+def test_a_call_still_under_way_is_cut_off_and_completes(merged):
     with workers(2):
         with torchrpc.profiler.profile() as prof:
             waiting = rpc.rpc_async("worker1", wait_to_be_let_go)
@@ -237,7 +237,7 @@ def test_unknown_workers_are_refused():
         pass
 
 
-def test_what_a_block_raises_ends_the_profile():
+def test_an_error_of_the_block_ends_the_profile():
     with workers(2):
         with pytest.raises(ZeroDivisionError), torchrpc.profiler.profile():
             1 / 0  # noqa: B018
@@ -254,7 +254,7 @@ def test_a_trace_can_be_compressed(tmp_path):
     assert "aten::ones" in {event["name"] for event in events}
 
 
-def test_clocks_that_differ_are_brought_together():
+def test_different_clocks_are_aligned():
     def trace(base, ts, side):
         args = {"rpc_call": "0:1", "rpc_side": side}
         event = {"ph": "X", "name": "call", "pid": 77, "tid": 5, "ts": ts, "dur": 4, "args": args}

@@ -1,4 +1,4 @@
-"""What a caller sees when something goes wrong on the callee."""
+"""The errors that a caller gets when a call fails on the callee."""
 
 import sys
 import threading
@@ -78,7 +78,7 @@ def call(request):
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyError, ZeroDivisionError, StopIteration])
-def test_the_type_is_kept_and_the_text_tells_where(call, kind):
+def test_the_type_is_kept_and_the_text_names_the_worker(call, kind):
     with pytest.raises(kind) as raised:
         call(fail, (kind, "Expected error"))
     text = str(raised.value)
@@ -115,12 +115,12 @@ def test_wrong_arguments_raise_a_type_error(call):
 def test_a_function_that_the_callee_lacks_is_named_with_a_remedy():
     rpc.rpc_sync("worker1", forget, ("OnlyThereError",))
     for mode in MODES.values():
-        for kind in (AttributeError, RuntimeError):  # torch's own raises either, as the version goes
+        for kind in (AttributeError, RuntimeError):  # the error of torch depends on its version
             with pytest.raises(kind, match=r"(?s)worker1 has no OnlyThereError.*RPC pickler does not serialize"):
                 mode(OnlyThereError, ("x",))
 
 
-def test_a_result_that_cannot_be_sent_is_blamed_and_the_group_goes_on():
+def test_a_result_that_cannot_be_sent_is_named_and_the_group_continues():
     for mode in (MODES["rpc_sync"], MODES["rpc_async"]):
         with pytest.raises(TypeError, match=r"worker1 cannot send a value of type lock: .*rpc\.remote\(\)"):
             mode(threading.Lock)
@@ -136,13 +136,13 @@ def test_a_value_that_cannot_be_sent_can_stay_in_an_rref():
     assert rref.rpc_sync().locked() is False
 
 
-def test_system_exit_ends_nobody(call):
+def test_system_exit_ends_no_process(call):
     with pytest.raises(RuntimeError, match="SystemExit"):
         call(sys.exit, (3,))
     assert rpc.rpc_sync("worker1", not_on_callee) == 1
 
 
-def test_a_call_that_takes_too_long_says_so():
+def test_a_call_that_takes_too_long_raises_an_error():
     for run in (
         lambda: rpc.rpc_sync("worker1", sleep, (0.5,), timeout=0.05),
         lambda: rpc.rpc_async("worker1", sleep, (0.5,), timeout=0.05).wait(),
@@ -169,5 +169,7 @@ def test_every_waiter_of_a_failed_future_gets_the_error():
         with pytest.raises(ValueError, match="again"):
             future.wait()
     assert future.done()
-    with pytest.raises(RuntimeError, match="again"):  # that is how torch passes errors through callbacks
+    with pytest.raises(RuntimeError, match="again"):  # torch makes this of errors in callbacks
+        # as it is anyway
+        # the default
         future.then(lambda f: f.wait()).wait()

@@ -67,14 +67,14 @@ def test_forward_runs_where_the_module_is():
     assert result["value"].tolist() == [6.5, 6.5] and result["worker"] == "worker1"
 
 
-def test_forward_async_gives_a_future():
+def test_forward_async_returns_a_future():
     future = scale().forward_async(torch.ones(1))
     assert isinstance(future, torch._C.Future)
     assert future.wait()["value"].item() == 3
 
 
 @pytest.mark.parametrize(
-    "place, on, owner",
+    "remote_device, on, owner",
     [
         ("worker2", "worker2", "worker2"),
         ("worker2/cpu", "worker2", "worker2"),
@@ -83,13 +83,13 @@ def test_forward_async_gives_a_future():
         ("cpu", "worker0", "worker0"),
     ],
 )
-def test_it_is_placed_where_the_string_says(place, on, owner):
-    module = scale(place)
+def test_it_is_created_on_the_remote_device(remote_device, on, owner):
+    module = scale(remote_device)
     assert (module.on, module.device, module(torch.ones(1))["worker"]) == (on, "cpu", owner)
 
 
 @pytest.mark.parametrize(
-    "place, kind, text",
+    "remote_device, kind, text",
     [
         ("worker1/gpu:0", RuntimeError, "Expected one of .+ device type at start of device string: gpu"),
         ("worker1/", RuntimeError, "Device string must not be empty"),
@@ -99,19 +99,19 @@ def test_it_is_placed_where_the_string_says(place, on, owner):
         (7, TypeError, "Invalid type for remote_device"),
     ],
 )
-def test_a_place_that_is_none_is_refused_at_once(place, kind, text):
+def test_an_invalid_remote_device_is_refused_at_once(remote_device, kind, text):
     with pytest.raises(kind, match=text):
-        scale(place)
+        scale(remote_device)
 
 
-def test_what_is_no_maker_of_modules_is_told():
+def test_an_invalid_module_cls_is_refused():
     with pytest.raises(TypeError, match="module_cls must be a class or function that makes a module, but is 3"):
         RemoteModule("worker1", 3)
     with pytest.raises(ValueError, match=r"returns an instance of <class nn.Module>, but it returns an instance of"):
         RemoteModule("worker1", dict)()
 
 
-def test_a_device_that_the_owner_lacks_is_told_with_its_name():
+def test_a_device_that_the_owner_lacks_is_named():
     with pytest.raises(RuntimeError, match="worker1 cannot place a Unplaceable on its device cpu: no room on cpu"):
         RemoteModule("worker1", Unplaceable)()
 
@@ -122,12 +122,12 @@ def test_tensors_move_to_the_module_s_device_and_back():
     assert moved[0].device.type == "meta" and moved[1] == "text"
 
 
-def test_a_tensor_comes_back_as_one_tensor_without_a_device_map(monkeypatch):
+def test_a_repeated_tensor_is_returned_as_one_tensor_without_a_device_map(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: "on the CPU")
     assert _run_forward(rpc.RRef(nn.Identity()), "meta", False, (torch.ones(3),), {}) == "on the CPU"
 
 
-def test_remote_parameters_are_references_to_the_owner_s():
+def test_remote_parameters_are_references_to_the_owners_parameters():
     module = scale()
     rrefs = module.remote_parameters()
     assert [rref.owner_name() for rref in rrefs] == ["worker1"] * 3
@@ -165,14 +165,14 @@ def test_it_is_part_of_a_local_module():
     assert "RemoteModule(on='worker1', device='cpu')" in repr(hybrid)
 
 
-def test_it_can_be_sent_inside_other_objects_and_called_there():
+def test_it_can_be_sent_inside_other_objects_and_called_by_the_receiver():
     module = scale()
     values, on = rpc.rpc_sync("worker2", call, args=({"all": [module, module]}, torch.ones(1)))
     assert [value.item() for value in values] == [3, 3] and on == "worker1"
     assert rpc.rpc_sync("worker1", call, args=({"all": [module]}, torch.ones(1)))[0][0].item() == 3
 
 
-def test_attributes_that_were_added_stay_behind_with_a_warning():
+def test_added_attributes_are_not_sent_and_cause_a_warning():
     module = scale()
     module.note = "mine"
     with pytest.warns(UserWarning, match=r"sent without the attributes that were added to it: \['note'\]"):
@@ -203,7 +203,7 @@ def test_methods_that_would_not_reach_the_module_are_refused():
         module.parameters()
 
 
-def test_the_reference_goes_with_the_object():
+def test_the_reference_is_released_with_the_object():
     module = scale()
     module(torch.ones(1))
     rref = weakref.ref(module.module_rref)
@@ -271,7 +271,7 @@ def test_a_script_can_call_it():
     assert three(torch.ones(1), 2)[1] == 2
 
 
-def test_a_script_sees_what_the_owner_raised():
+def test_a_script_gets_the_error_of_the_owner():
     with pytest.raises(Exception, match="Expect `module_cls"):
         use(torch.jit.script(_RemoteModule("worker1", dict, _module_interface_cls=Interface)))
 
@@ -288,7 +288,7 @@ def test_a_compiled_one_cannot_be_sent():
         rpc.rpc_sync("worker2", id, args=(scripted(3),))
 
 
-def test_one_with_an_interface_can_be_sent_and_compiled_there():
+def test_one_with_an_interface_can_be_sent_and_compiled_by_the_receiver():
     module = _RemoteModule("worker1", Scripted, args=(3,), _module_interface_cls=Interface)
     assert rpc.rpc_sync("worker2", compile_and_use, args=(module,)).item() == 6
 

@@ -79,7 +79,7 @@ def test_a_local_reference_holds_the_value_itself():
     assert rref.rpc_sync().get() == 1
 
 
-def test_a_remote_reference_knows_its_owner_and_fetches():
+def test_a_remote_reference_has_its_owner_and_fetches_the_value():
     rref = rpc.remote("worker1", torch.add, (torch.ones(2), 1))
     assert rref.owner().name == rref.owner_name() == "worker1" and not rref.is_owner()
     assert torch.equal(rref.to_here(), torch.full((2,), 2.0))
@@ -113,7 +113,7 @@ def test_methods_can_be_called_in_three_ways():
     assert rpc.rpc_sync("worker1", Box.get, (Box(3),)) == 3
 
 
-def test_async_methods_are_followed_in_three_ways():
+def test_async_methods_can_be_called_in_three_ways():
     one = torch.ones(1)
     rref = rpc.remote("worker1", Box, (one,))
     assert rref.rpc_sync().add_later("worker2", 1) == 3
@@ -152,13 +152,13 @@ def test_rpc_async_of_a_reference_is_asynchronous():
     assert future.wait() == 0.5
 
 
-def test_the_type_of_the_value_can_be_asked_for():
+def test_the_type_of_the_value_is_available():
     rref = rpc.remote("worker1", Box, (1,))
     assert rref._get_type() is Box and rref._get_type(blocking=False).wait() is Box
     assert rpc.RRef(3)._get_type() is int
 
 
-def test_time_limits_hold_for_references():
+def test_timeouts_apply_to_references():
     slow = rpc.remote("worker1", slow_box, (0.5,))
     for limited in (
         lambda: slow.to_here(timeout=0.05),
@@ -199,6 +199,6 @@ def test_values_die_with_their_last_reference():
     eventually(lambda: rpc.rpc_sync("worker1", debug_info)["num_owner_rrefs"] == 0)
 
 
-def test_debug_info_has_the_keys_that_others_read():
+def test_debug_info_has_torchs_keys():
     assert set(debug_info()) >= {"num_owner_rrefs", "num_forks", "num_pending_users", "num_pending_futures"}
     assert rpc._get_debug_info()["agent.thread_pool_size"] == "16"

@@ -87,19 +87,19 @@ def to(group, request):
     return group[request.param]
 
 
-def test_a_script_function_runs_there_with_its_defaults(to):
+def test_a_script_function_runs_remotely_with_its_defaults(to):
     x = torch.ones(2)
     assert rpc.rpc_sync(to, scale, (x, 2.0)).equal(torch.full((2,), 3.0))
     assert rpc.rpc_async(to, scale, (x,), {"offset": 5, "factor": 3}).wait().equal(torch.full((2,), 8.0))
     assert rpc.remote(to, scale, (x, 2.0)).to_here().equal(torch.full((2,), 3.0))
 
 
-def test_typed_containers_arrive_as_what_the_function_takes(to):
+def test_typed_containers_arrive_with_the_types_of_the_function(to):
     assert rpc.rpc_sync(to, describe, ([1, 2], {"a": torch.ones(1)})) == (3, ["a"], True)
     assert rpc.rpc_sync(to, describe, ([], {}), {"maybe": 1}) == (0, [], False)
 
 
-def test_arguments_that_the_function_does_not_take_raise_at_the_caller(to):
+def test_wrong_arguments_of_a_script_function_raise_at_the_caller(to):
     for call in (rpc.rpc_sync, rpc.rpc_async, rpc.remote):
         with pytest.raises(RuntimeError, match=r"scale\(\) expected at most 3 argument"):
             call(to, scale, (torch.ones(1), 1.0, 1, 1))
@@ -107,7 +107,7 @@ def test_arguments_that_the_function_does_not_take_raise_at_the_caller(to):
             call(to, scale, (torch.ones(1), "two"))
 
 
-def test_what_a_script_function_raises_comes_as_a_runtime_error_that_names_the_worker(to):
+def test_errors_of_a_script_function_become_runtime_errors_that_name_the_worker(to):
     with pytest.raises(RuntimeError, match=f"(?s)On WorkerInfo.*name={to}.*one number, please"):
         rpc.rpc_sync(to, refuse, (torch.ones(2),))
     with pytest.raises(RuntimeError, match="one number, please"):
@@ -136,12 +136,12 @@ def second_of(rref):
     return rref.local_value().b
 
 
-def test_a_value_that_only_torchscript_can_hold_stays_where_it_is(to):
+def test_a_value_that_only_torchscript_can_hold_stays_on_its_owner(to):
     rref = rpc.remote(to, make_pair, (3,))
     assert rpc.rpc_sync(to, second_of, (rref,)) == 4
 
 
-def test_a_script_function_that_is_not_there_is_named(group):
+def test_a_missing_script_function_is_named(group):
     @torch.jit.script
     def local(x: Tensor) -> Tensor:
         return x
@@ -170,7 +170,7 @@ def test_an_rref_to_a_script_module_needs_its_interface(group):
     assert rpc.RRef(module, type_hint=Layer).to_here() is module
 
 
-def test_an_rref_for_a_script_function_is_refused_with_the_way_around(to):
+def test_an_rref_for_a_script_function_is_refused_with_advice(to):
     rref = rpc.RRef(torch.ones(1))
     for call in (rpc.rpc_sync, rpc.rpc_async, rpc.remote):
         with pytest.raises(

@@ -1,5 +1,6 @@
-"""How groups end, and that the next one begins afresh."""
+"""How groups end, and that the next group starts afresh."""
 
+import functools
 import os
 import re
 import time
@@ -28,7 +29,7 @@ def join(rank, world_size, method, **options):
 
 
 def work_until_the_end(rank):
-    """Every worker leaves at once; calls under way must still be served."""
+    """Every worker calls shutdown at once; calls under way must still be served."""
     futures = [rpc.rpc_async(f"worker{(rank + 1) % 3}", note, (i,)) for i in range(5)]
     rpc.shutdown()
     return len(DONE), [f.done() for f in futures]
@@ -40,7 +41,7 @@ def run_and_leave(rank, fn):
     return fn(rank)
 
 
-def test_shutdown_waits_for_the_work_of_all():
+def test_shutdown_waits_for_the_work_of_all_workers():
     results = run_ranks(run_and_leave, 3, work_until_the_end, start_method="forkserver", init=False)
     assert results == [(5, [True] * 5)] * 3
 
@@ -49,7 +50,7 @@ def init_again(rank):
     port = os.environ["MASTER_PORT"]
     values = []
     for _ in range(3):
-        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)  # over env://, the same port each time
+        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)  # by env://, with the same port each time
         values.append(rpc.rpc_sync(f"worker{1 - rank}", int, (port,)))
         rpc.shutdown()
         with pytest.raises(RuntimeError, match=r"^RPC has not been initialized"):
@@ -79,7 +80,7 @@ def test_the_port_can_be_shared_with_a_process_group():
     assert run_ranks(share_the_port, 2, start_method="forkserver", init=False) == ["worker1", "worker0"]
 
 
-def test_a_process_may_be_in_groups_with_others_one_after_the_other():
+def test_a_process_may_join_different_groups_one_after_another():
     for size in (2, 3, 2):
         with workers(size) as names:
             assert [rpc.rpc_sync(name, rpc.get_worker_info).name for name in names] == names
@@ -112,7 +113,7 @@ def one_does_not_come(rank):
     return "left"
 
 
-def test_shutdown_with_a_timeout_gives_up():
+def test_shutdown_times_out():
     results = run_ranks(run_and_leave, 3, one_does_not_come, start_method="forkserver", init=False)
     assert results == ["gave up", "left", "left"]
 
@@ -123,7 +124,7 @@ def leave_alone(rank):
     return time.monotonic() - start
 
 
-def test_an_ungraceful_shutdown_waits_for_nobody():
+def test_an_ungraceful_shutdown_does_not_wait():
     assert max(run_ranks(run_and_leave, 3, leave_alone, start_method="forkserver", init=False)) < 5
 
 
@@ -156,7 +157,7 @@ def leak(rank):
     return "ok"
 
 
-def test_leaks_are_reported_if_asked_for():
+def test_leaks_are_reported_on_request():
     assert run_ranks(run_and_leave, 3, leak, start_method="forkserver", init=False) == ["ok"] * 3
 
 
@@ -177,7 +178,7 @@ def test_a_script_may_end_without_shutdown_and_with_a_call_under_way(run_python,
 
 
 def join_one_by_one(rank):
-    """A group without a fixed size: each comes, calls all who are there, and leaves."""
+    """A group without a fixed size: each worker joins, calls all members, and leaves."""
     join(rank, None, os.environ["METHOD"])
     seen = {}
     end = time.monotonic() + 30
@@ -193,8 +194,8 @@ def join_one_by_one(rank):
     return seen
 
 
-def test_workers_come_to_and_leave_a_group_without_a_size(tmp_path):
-    env = {"METHOD": f"file://{tmp_path}/store"}  # a store in the process of rank 0 would leave with it
+def test_workers_join_and_leave_a_group_without_a_size(tmp_path):
+    env = {"METHOD": f"file://{tmp_path}/store"}  # a store in the process of rank 0 would end with it
     results = run_ranks(join_one_by_one, 3, start_method="forkserver", init=False, env=env)
     assert results == [{"worker0": 0, "worker1": 1, "worker2": 2}] * 3
 
@@ -218,10 +219,54 @@ def die(rank):
     os._exit(3)
 
 
-def test_the_helper_gives_up_on_ranks_that_hang():
+def test_the_helper_times_out_on_ranks_that_hang():
     with pytest.raises(RankError, match=r"ranks \[0, 1\] did not end in 1 s"):
         run_ranks(hang, 2, start_method="forkserver", init=False, timeout=1)
 
 
 def hang(rank):
     time.sleep(60)
+
+
+# --- Names of upstream's module that scripts replace ---
+
+REPLACED_ON_ALL = [
+    "_set_and_start_rpc_agent",
+    "_get_current_rpc_agent",
+    "_wait_all_workers",
+    "_all_gather",
+    "_delete_all_user_and_unforked_owner_rrefs",
+    "_destroy_rref_context",
+    "_cleanup_python_rpc_handler",
+    "_reset_current_rpc_agent",
+]
+REPLACED_ON_THE_LEADER = ["_gather_to_leader", "rpc_async"]
+REPLACED_ON_A_FOLLOWER = ["_broadcast_to_followers", "rpc_sync"]
+
+
+def used_replacements(rank, names):
+    """Replace names of `api` by functions that call the originals; return the names that a group's life has used."""
+    used = set()
+
+    def replace(name):
+        original = getattr(rpc.api, name)
+
+        @functools.wraps(original)
+        def replacement(*args, **kwargs):
+            used.add(name)
+            return original(*args, **kwargs)
+
+        setattr(rpc.api, name, replacement)
+
+    for name in names:
+        replace(name)
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+    rpc.shutdown()
+    return sorted(used)
+
+
+def test_names_of_api_that_a_script_replaces_are_used():
+    names = [*REPLACED_ON_ALL, *REPLACED_ON_THE_LEADER, *REPLACED_ON_A_FOLLOWER]
+    leader, follower = run_ranks(used_replacements, 2, names, start_method="forkserver", init=False)
+    assert leader == sorted(set(names) - set(REPLACED_ON_A_FOLLOWER))
+    assert follower == sorted(set(names) - set(REPLACED_ON_THE_LEADER))

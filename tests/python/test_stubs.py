@@ -1,4 +1,4 @@
-"""The stubs say what is there: the extension's compared with its binary, the package's with what it loads."""
+"""The stubs are right: the extension's compared with its binary, the package's with the names that it loads."""
 
 import ast
 import importlib.util
@@ -14,7 +14,7 @@ STUBS = Path(importlib.util.find_spec("torchrpc").origin).parent
 
 
 def stub_functions(body):
-    """{name: list of parameter lists} of a stub's functions, properties and variables (those have None)."""
+    """Return {name: list of parameter lists} of a stub's functions, properties and variables (None for the latter)."""
     found = {}
     for node in body:
         if isinstance(node, ast.FunctionDef):
@@ -43,7 +43,7 @@ def split_parameters(text):
 
 
 def binary_signatures(function):
-    """Parameter lists out of pybind's docstring: one line, or numbered lines for overloads."""
+    """Return the parameter lists in pybind's docstring: one line, or numbered lines for overloads."""
     name = function.__name__
     lines = re.findall(rf"^(?:\d+\. )?{re.escape(name)}\((.*)\) -> ", function.__doc__ or "", re.M)
     return [
@@ -89,14 +89,14 @@ def test_the_extensions_classes_have_the_stubs_members(stub):
         assert bases <= {base.__name__ for base in getattr(_C, class_name).__mro__}
 
 
-def test_the_packages_stub_has_what_it_loads():
+def test_the_packages_stub_has_the_names_that_it_loads():
     tree = ast.parse((STUBS / "rpc" / "__init__.pyi").read_text())
     imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
     named = {alias.asname for node in imports for alias in node.names if alias.asname}
     assert named | {"Backend", "BackendType", "is_available"} == set(dir(rpc))
 
 
-def test_every_promised_name_is_there_and_documented():
+def test_every_public_name_exists_and_is_documented():
     for name in dir(rpc):
         assert hasattr(rpc, name), name
     assert set(rpc.__all__) == {name for name in dir(rpc) if not name.startswith("_")}

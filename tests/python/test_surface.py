@@ -1,9 +1,9 @@
-"""Every name of torch's own RPC modules is there when ours are in their place, or has a reason not to be."""
+"""Every name of torch's own RPC modules exists in the modules that replace them, or has a reason not to."""
 
 import json
 
-# What stock torch has: {module: [names]}, with the members of its classes as "Class.member". Names that a module has
-# only imported count where they are at home; torch.distributed.rpc itself counts whatever it has of RPC.
+# The names of stock torch: {module: [names]}, with the members of its classes as "Class.member". An imported name
+# counts in the module that defines it; torch.distributed.rpc also counts the RPC names that it imports.
 LIST_STOCK = """
 import importlib, json, sys, types
 import torch.distributed.rpc._testing
@@ -61,7 +61,7 @@ print(json.dumps({module: [name for name in names if not has(module, name)] for 
 
 
 RPC = "torch.distributed.rpc"
-# What is not there, and why: {reason: {module: names}}. Nobody's code has been found that needs it.
+# The missing names: {reason: {module: names}}. No code of users is known that needs them.
 LEFT_OUT = {
     "left over in a module by the way it is written": {
         RPC: "method_factory new_method",
@@ -122,7 +122,7 @@ def left_out():
     return {(module, name) for why in LEFT_OUT.values() for module, names in why.items() for name in names.split()}
 
 
-def test_all_names_are_there_but_those_with_a_reason(run_python, tmp_path):
+def test_all_names_exist_except_those_with_a_reason(run_python, tmp_path):
     stock = run_python("-c", LIST_STOCK).stdout
     names = json.loads(stock)
     assert sum(map(len, names.values())) > 300 and "rpc_sync" in names[RPC] and "PyRRef" in names[RPC]

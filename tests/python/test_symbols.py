@@ -1,4 +1,4 @@
-"""None of our binaries uses torch's own RPC or distributed autograd."""
+"""The binaries use nothing of torch's own RPC or distributed autograd."""
 
 import importlib.util
 import re
@@ -12,7 +12,7 @@ FORBIDDEN = re.compile(r"torch::distributed::(rpc|autograd)\b")
 
 
 def forbidden_symbols(listing):
-    """The lines of `nm -C` output that name what must not be used."""
+    """Return the lines of `nm -C` output with symbols that must not be used."""
     return [line for line in listing.splitlines() if FORBIDDEN.search(line)]
 
 
@@ -40,16 +40,16 @@ def test_no_symbol_of_torch_rpc_is_used():
 
 
 def symbols_of(library, listing):
-    """The lines of `nm -D` output that import or export those of a library that is to stay inside."""
+    """Return the lines of `nm -D` output that import or export symbols of a statically linked library."""
     return [line for line in listing.splitlines() if re.search(INSIDE[library], line)]
 
 
-# LibTorch exports a libuv of its own, and another libsodium may be in the process: ours and theirs must not meet.
+# LibTorch exports a libuv of its own, and the process may have another libsodium: the copies must not be mixed.
 INSIDE = {"libuv": r" uv_\w+$", "libsodium": r" (_?sodium_|_?crypto_|randombytes)\w*$"}
 
 
 @pytest.mark.parametrize("library", INSIDE)
-def test_a_static_library_stays_inside(library):
+def test_symbols_of_a_static_library_are_not_exported(library):
     for binary in our_binaries():
         run = subprocess.run(["nm", "-D", binary], capture_output=True, text=True, check=True)
         assert not symbols_of(library, run.stdout), f"{binary} could be bound to another {library}, or that to ours"

@@ -1,4 +1,4 @@
-"""Which transport a group uses, and that workers which disagree say so."""
+"""The transport that a group uses, and the errors of workers with different transports."""
 
 import multiprocessing
 import os
@@ -23,10 +23,10 @@ def transport_in_use():
     return rpc.api._get_current_rpc_agent().get_debug_info()["agent.transport"]
 
 
-@pytest.mark.parametrize("said", TRANSPORTS)
-def test_a_group_uses_what_its_options_say(said):
-    with testing.workers(2, **TRANSPORTS[said]) as names:
-        assert transport_in_use().startswith("native" if "native" in said else "tensorpipe")
+@pytest.mark.parametrize("options", TRANSPORTS)
+def test_a_group_uses_the_transport_of_its_options(options):
+    with testing.workers(2, **TRANSPORTS[options]) as names:
+        assert transport_in_use().startswith("native" if "native" in options else "tensorpipe")
         large = torch.rand(1000, 1000)
         assert torch.equal(rpc.rpc_sync(names[1], torch.add, args=(large, 1)), large + 1)
 
@@ -40,13 +40,13 @@ def test_the_environment_chooses_where_options_do_not(monkeypatch):
         assert transport_in_use().startswith("native")
 
 
-def test_tcp_can_be_had_within_a_host():
+def test_tcp_can_be_used_within_a_host():
     with testing.workers(2, transport="tcp") as names:
         assert transport_in_use() == "native(tcp)"
         assert rpc.rpc_sync(names[1], torch.add, args=(torch.ones(2), 1)).tolist() == [2, 2]
 
 
-def test_strangers_are_counted_and_peers_are_not():
+def test_unauthenticated_peers_are_counted_and_workers_are_not():
     with testing.workers(2) as names:
         rpc.rpc_sync(names[1], torch.ones, args=([1],))
         info = rpc.api._get_current_rpc_agent().get_debug_info()
@@ -59,9 +59,9 @@ def test_strangers_are_counted_and_peers_are_not():
     try:
         address = store.get("worker/0").decode(errors="replace")
         host, port = re.search(r"tcp=\[?([^;]*?)\]?:(\d+);", address).groups()
-        with socket.create_connection((host, int(port)), timeout=60) as stranger:
-            stranger.sendall(b"GET / HTTP/1.1\r\n")  # as long as the beginning of a greeting
-            assert stranger.recv(1) == b""
+        with socket.create_connection((host, int(port)), timeout=60) as peer:
+            peer.sendall(b"GET / HTTP/1.1\r\n")  # as long as the first handshake message
+            assert peer.recv(1) == b""
         assert agent.get_debug_info()["transport.refused_peers"] == "1"
     finally:
         agent.shutdown()
@@ -80,7 +80,7 @@ def disagree(rank):
         rpc.shutdown(graceful=False)
 
 
-def test_workers_that_disagree_are_told_what_to_do(tmp_path, monkeypatch):
+def test_different_transports_are_an_error_with_advice(tmp_path, monkeypatch):
     monkeypatch.setenv("INIT_METHOD", f"file://{tmp_path}/store")
     for text in testing.run_ranks(disagree, 2, init=False):
         assert text and "TORCHRPC_TRANSPORT" in text
@@ -100,27 +100,27 @@ def add_to_kept(number):
     return [float(tensor[0]) + float(tensor[-1]) for tensor in KEPT]
 
 
-def test_large_tensors_belong_to_each_side_alone_however_many_are_kept():
-    # More than the memory that is shared has room for: some come through the ring.
+def test_large_tensors_are_independent_copies_even_if_many_are_kept():
+    # More than the shared memory has room for: some tensors go through the ring.
     with testing.workers(2) as names:
-        rpc.rpc_sync(names[1], torch.ones, args=([1],))  # what waits for the connection comes through the ring
+        rpc.rpc_sync(names[1], torch.ones, args=([1],))  # messages that wait for the connection go through the ring
         sent = [torch.full((1 << 20,), float(i)) for i in range(40)]
-        came = rpc.rpc_sync(names[1], keep, args=(sent,))
+        received_tensors = rpc.rpc_sync(names[1], keep, args=(sent,))
         for tensor in sent:
             tensor.fill_(-1)
         assert rpc.rpc_sync(names[1], add_to_kept, args=(100,)) == [2.0 * (i + 100) for i in range(40)]
-        assert all(bool((tensor == i).all()) for i, tensor in enumerate(came))
-        for tensor in came:
+        assert all(bool((tensor == i).all()) for i, tensor in enumerate(received_tensors))
+        for tensor in received_tensors:
             tensor.fill_(-2)
         assert rpc.rpc_sync(names[1], add_to_kept, args=(0,)) == [2.0 * (i + 100) for i in range(40)]
 
 
-def sum_when_told(tensor, told):
-    told.recv()
-    told.send(float(tensor.sum()))
+def sum_on_command(tensor, pipe):
+    pipe.recv()
+    pipe.send(float(tensor.sum()))
     tensor.fill_(9)
-    told.send("changed")
-    told.recv()
+    pipe.send("changed")
+    pipe.recv()
 
 
 def test_a_forked_process_has_the_tensors_as_they_were():
@@ -128,16 +128,16 @@ def test_a_forked_process_has_the_tensors_as_they_were():
     with testing.workers(2) as names:
         received = rpc.rpc_sync(names[1], torch.ones, args=([size],))
         context = multiprocessing.get_context("fork")
-        here, there = context.Pipe()
-        child = context.Process(target=sum_when_told, args=(received, there))
+        parent_end, child_end = context.Pipe()
+        child = context.Process(target=sum_on_command, args=(received, child_end))
         child.start()
         received.fill_(5)
-        del received  # what comes next could be where it was
+        del received  # the next tensor could reuse its memory
         others = [rpc.rpc_sync(names[1], torch.zeros, args=([size],)) for _ in range(2)]
-        here.send("go")
-        assert here.recv() == size
-        assert here.recv() == "changed"
+        parent_end.send("go")
+        assert parent_end.recv() == size
+        assert parent_end.recv() == "changed"
         assert not any(bool(tensor.any()) for tensor in others)
-        here.send("end")
+        parent_end.send("end")
         child.join(60)
         assert child.exitcode == 0

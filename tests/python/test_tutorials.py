@@ -1,4 +1,4 @@
-"""The tutorials, small, as a user runs them on torchrpc."""
+"""The tutorials with small arguments, as a user runs them on torchrpc."""
 
 import json
 import re
@@ -41,7 +41,7 @@ def test_reinforcement_learning_learns_cartpole(tmp_path):
 
 @pytest.mark.parametrize("trainers", [1, 2])
 def test_trainers_share_a_model_on_a_parameter_server(tmp_path, trainers):
-    # The server takes the steps of all: 0.1 from each of two trainers diverges now and then (2 of 8 runs).
+    # The server applies the steps of all trainers: 0.1 from each of two diverges in some runs (2 of 8).
     options = [f"--trainers={trainers}", "--epochs=2", f"--lr={0.1 / trainers}", "--output=loss.png"]
     output = run_tutorial("parameter_server", *options, cwd=tmp_path)
     pattern = r"loss ([\d.]+) at the start, ([\d.]+) at the end; accuracy ([\d.]+)%"
@@ -51,14 +51,14 @@ def test_trainers_share_a_model_on_a_parameter_server(tmp_path, trainers):
     assert_is_picture(tmp_path / "loss.png")
 
 
-def test_one_trainer_has_the_losses_that_it_has_on_torch(tmp_path):
+def test_one_trainer_has_the_same_losses_as_on_torch(tmp_path):
     options = ["--images=192", "--epochs=1", "--seed=3"]
     run_tutorial("parameter_server", *options, "--losses=torch.json", cwd=tmp_path, on=())
     output = run_tutorial("parameter_server", *options, "--compare=torch.json", cwd=tmp_path)
     assert float(re.search(r"largest difference to torch.json: (\S+)", output)[1]) < 1e-4
 
 
-def test_the_rnn_learns_its_text_and_tells_its_memory(tmp_path):
+def test_the_rnn_learns_its_text_and_reports_its_memory(tmp_path):
     output = run_tutorial("rnn", "--iterations=200", "--output=curves.png", cwd=tmp_path)
     start, end = map(float, re.search(r"loss ([\d.]+) at the start, ([\d.]+) at the end", output).groups())
     assert end < start / 2
@@ -79,8 +79,8 @@ def test_actors_train_both_ways_and_synchronously_as_on_torch(tmp_path):
         for system in ("torchrpc", "torch")
         for counts in (("synchronous", "50", "100"), ("asynchronous", "100", "100"))
     ]
-    # Synchronous training always ends the same. Asynchronously it depends on which gradient comes first, and goes up
-    # and down by twenty percent and more at this rate of learning: it is told by its best.
+    # Synchronous training is deterministic. Asynchronous training depends on the order of gradients, and its result
+    # varies by twenty percent and more at this learning rate, so the best value counts.
     assert all(float(row[4]) > 85 for row in rows if row[1] == "synchronous"), rows
     theirs, ours = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("torch", "ours"))
     for curve in (theirs["torch, asynchronous"], ours["torchrpc, asynchronous"]):
@@ -90,12 +90,12 @@ def test_actors_train_both_ways_and_synchronously_as_on_torch(tmp_path):
     assert_is_picture(tmp_path / "parameter_server_actors.png")
 
 
-def test_shards_and_other_rules_train_and_slow_workers_are_not_waited_for(tmp_path):
+def test_shards_and_other_optimizers_train_without_waiting_for_slow_workers(tmp_path):
     slow = ["--workers=2", "--wait-for=1", "--slow=1"]
     options = ["--iterations=30", "--batch=32", "--servers=2", "--optimizer=Adam", "--lr=0.01", *slow]
     output = run_tutorial("parameter_server_actors", *options, cwd=tmp_path)
     seconds = re.search(r" synchronous: 30 updates by 30 gradients in ([\d.]+) s", output)[1]
-    assert float(seconds) < 30 * 1.0  # what the slow worker alone would take
+    assert float(seconds) < 30 * 1.0  # the time of the slow worker alone
     assert float(ACTORS.search(output)[5]) > 60
 
 

@@ -1,4 +1,4 @@
-"""Who may join, what listens where: secrets, ports, addresses."""
+"""Unauthenticated peers, and the options against them: secrets, ports, addresses."""
 
 import socket
 import stat
@@ -18,7 +18,7 @@ SECRET = "0123456789abcdef0123456789abcdef"
 
 
 @pytest.mark.parametrize("case", [pytest.param(run, id=name) for name, run in unauthenticated_peers.CASES])
-def test_strangers_are_kept_out(case):
+def test_unauthenticated_peers_are_rejected(case):
     assert case("torchrpc")
 
 
@@ -38,11 +38,11 @@ def add_and_wait(rank, url, options):
 
 
 @pytest.mark.parametrize("secret", [SECRET, SECRET.encode()], ids=["str", "bytes"])
-def test_workers_that_were_given_one_secret_form_a_group(tmp_path, secret):
+def test_workers_with_the_same_secret_form_a_group(tmp_path, secret):
     assert form(tmp_path, {"secret": SECRET}, {"secret": secret}) == [2.0, 2.0]
 
 
-def test_a_secret_comes_by_environment_or_file(tmp_path):
+def test_a_secret_may_come_from_the_environment_or_a_file(tmp_path):
     file = tmp_path / "secret"
     file.write_text(SECRET + "\n")
     file.chmod(0o600)
@@ -51,13 +51,13 @@ def test_a_secret_comes_by_environment_or_file(tmp_path):
     assert form(tmp_path, {}, {"secret": SECRET}, env=env) == [2.0, 2.0]
 
 
-def test_other_secrets_are_refused_in_words_that_say_what_to_do(tmp_path):
+def test_different_secrets_are_refused_with_advice(tmp_path):
     with pytest.raises(RankError, match=r"secret of the group|does not know the secret[\s\S]*TORCHRPC_SECRET_FILE"):
         form(tmp_path, {"secret": SECRET}, {"secret": SECRET[::-1] + "x"})
 
 
 @pytest.mark.parametrize("given", [0, 1])
-def test_a_secret_given_to_some_only_is_said_at_the_start(tmp_path, given):
+def test_a_secret_on_some_workers_only_is_an_error_at_the_start(tmp_path, given):
     options = [{}, {}]
     options[given] = {"secret": SECRET}
     with pytest.raises(RankError, match=r"was given (a|no) secret, but others of its group were"):
@@ -78,7 +78,7 @@ def test_a_secret_that_cannot_be_used_is_refused(tmp_path, options, env, words):
         form(tmp_path, options, options, env={"TORCHRPC_INIT_TIMEOUT": "10", **env})
 
 
-def test_a_secret_file_that_others_may_read_is_refused(tmp_path):
+def test_a_secret_file_that_other_users_may_read_is_refused(tmp_path):
     file = tmp_path / "secret"
     file.write_text(SECRET)
     file.chmod(stat.S_IRUSR | stat.S_IRGRP)
@@ -119,7 +119,7 @@ def alone(rank, url, port):
     return ports
 
 
-def test_the_first_free_port_of_a_range_is_taken(tmp_path):
+def test_the_first_free_port_of_a_range_is_used(tmp_path):
     with socket.socket() as taken:
         taken.bind(("0.0.0.0", 0))
         taken.listen()
@@ -143,7 +143,7 @@ def test_a_port_that_is_none_is_refused(tmp_path, port):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
-def test_a_group_listens_where_it_meets(host):
+def test_a_group_listens_at_the_address_of_its_rendezvous(host):
     if host == "[::1]" and not Path("/proc/net/if_inet6").exists():
         pytest.skip("this machine has no IPv6")
     url = f"tcp://{host}:{free_port()}"

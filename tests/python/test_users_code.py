@@ -1,6 +1,6 @@
-"""What projects that use torch.distributed.rpc do with it, in their form but in few words, private names included.
+"""Short versions of code that uses torch.distributed.rpc in other projects, with the private names that they use.
 
-Each function below is run by the ranks of a group whose torch.distributed.rpc has been replaced; it fails by raising.
+The ranks of a group whose torch.distributed.rpc is replaced run each function below; it fails by raising.
 """
 
 import functools
@@ -21,7 +21,7 @@ USERS = []
 
 
 def user(project, does, ranks=2):
-    """Enter a function in the list: whose code it is like, what it does, and how many ranks it needs."""
+    """Register a function: the project with such code, what the code does, and the number of ranks."""
 
     def enter(function):
         USERS.append(pytest.param(function, ranks, id=f"{project}: {does}"))
@@ -45,7 +45,7 @@ def options(rpc, **more):
 
 
 def wait_for_worker(rpc, name):
-    """As many programs do until all have come."""
+    """Poll for a worker, as many programs do."""
     end = time.monotonic() + 30
     while time.monotonic() < end:
         try:
@@ -59,7 +59,7 @@ _done = threading.Event()
 
 
 def serve(rank):
-    """Workers of a group without a fixed size stay until rank 0 lets them go."""
+    """Serve calls in a group without a fixed size until rank 0 ends."""
     from torch.distributed import rpc
 
     if rank == 0:
@@ -107,7 +107,7 @@ class Collector:
 
 
 class CloudpickleWrapper:
-    """Something called that carries its code itself."""
+    """A callable that pickles its own code."""
 
     def __init__(self, fn):
         self.fn = fn
@@ -244,7 +244,7 @@ def sample_neighbours(rank, ranks):
     try:
         from torch._C._distributed_rpc import _is_current_rpc_agent_set
     except ImportError:
-        pytest.fail("a name that PyG replaces by one that says False for ever")
+        pytest.fail("PyG replaces this missing name by a function that always returns False")
 
     @rpc.api._require_initialized
     def gather(obj, timeout=None):
@@ -334,7 +334,7 @@ def run(rank, port):
     assert rpc.rpc_async(to=1 - rank, func=double, args=(21,)).wait() == 42
     try:
         rpc.api._all_gather(None, timeout=180)
-    except RuntimeError:  # who has it may be gone before the leader knows
+    except RuntimeError:  # a follower may have ended before the leader gets its reply
         pass
     sys.stdout.write(f"{rpc.__name__} done\\n")  # in one piece: both ranks write to the same pipe
 
@@ -366,7 +366,7 @@ class Message:
 
 
 class Servicer:
-    """The only one of its kind in a process; calls come to a class method."""
+    """A singleton; calls use a class method."""
 
     _instance = None
 
@@ -514,7 +514,7 @@ def pipeline(rank, ranks):
 
 
 class RpcException(Exception):
-    """Made from an exception where it is raised, and from a text where it arrives."""
+    """Made from an exception on the callee, and from a text on the caller."""
 
     def __init__(self, cause):
         super().__init__(cause if isinstance(cause, str) else f"wrapped {cause!r}")

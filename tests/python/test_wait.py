@@ -19,7 +19,7 @@ def made(n):
 
 
 def in_a_thread(run):
-    """Starts it; gives a function that waits for what it returns."""
+    """Starts a wait in a thread; returns a function that waits for its result."""
     results = []
     thread = threading.Thread(target=lambda: results.append(run()))
     thread.start()
@@ -31,14 +31,14 @@ def in_a_thread(run):
     return result
 
 
-def test_ready_ones_come_in_the_order_they_were_given():
+def test_ready_futures_are_in_the_order_of_the_argument():
     futures = made(4)
     futures[3].set_result(3)
     futures[1].set_result(1)
     assert torchrpc.wait(futures, num_returns=2) == ([futures[1], futures[3]], [futures[0], futures[2]])
 
 
-def test_no_more_are_ready_than_asked_for():
+def test_no_more_than_num_returns_are_ready():
     futures = made(3)
     for future in futures:
         future.set_result(None)
@@ -54,7 +54,7 @@ def test_it_wakes_when_enough_are_done(num_returns):
     assert waiting() == (futures[8 - num_returns :], futures[: 8 - num_returns])
 
 
-def test_time_is_up_with_fewer_than_asked_for():
+def test_a_timeout_returns_fewer_than_num_returns():
     futures = made(3)
     futures[2].set_result(None)
     start = time.monotonic()
@@ -62,14 +62,14 @@ def test_time_is_up_with_fewer_than_asked_for():
     assert 0.05 <= time.monotonic() - start < 5
 
 
-def test_no_time_means_a_look():
+def test_a_timeout_of_zero_only_checks():
     futures = made(2)
     assert torchrpc.wait(futures, timeout=0) == ([], futures)
     futures[1].set_result(None)
     assert torchrpc.wait(futures, timeout=0) == (futures[1:], futures[:1])
 
 
-def test_an_endless_time_limit_is_none():
+def test_an_infinite_timeout_is_no_limit():
     (future,) = made(1)
     waiting = in_a_thread(lambda: torchrpc.wait([future], timeout=float("inf")))
     future.set_result(None)
@@ -106,7 +106,7 @@ def test_num_returns_out_of_range_is_refused(num_returns):
         torchrpc.wait(made(2), num_returns=num_returns)
 
 
-def test_arguments_of_other_kinds_are_refused():
+def test_arguments_of_other_types_are_refused():
     with pytest.raises(TypeError, match=r"takes futures, .* but got a int"):
         torchrpc.wait([1])
     with pytest.raises(TypeError, match="num_returns must be an int, but is a float"):
@@ -127,7 +127,7 @@ def test_many_threads_wait_for_the_same_futures():
     assert [len(done()[0]) for done in waiting] == list(range(1, 21))
 
 
-def test_waiting_again_and_again_leaves_nothing_behind():
+def test_repeated_waits_leave_nothing_behind():
     (future,) = made(1)
     for _ in range(100):
         torchrpc.wait([future], timeout=1e-6)
@@ -149,7 +149,7 @@ def fail():
     raise ValueError("Expected error")
 
 
-def test_calls_are_waited_for_and_so_is_what_follows_them():
+def test_calls_and_their_then_futures_can_be_waited_for():
     with workers(2) as (_, there):
         slow, quick = rpc.rpc_async(there, sleep, (0.5,)), rpc.rpc_async(there, torch.add, (1, 2))
         assert rpc.wait([slow, quick]) == ([quick], [slow])
@@ -160,5 +160,5 @@ def test_calls_are_waited_for_and_so_is_what_follows_them():
             failed.wait()
 
 
-def test_it_can_be_had_without_the_core():
+def test_it_works_without_the_extension():
     assert torchrpc.wait is rpc.wait

@@ -1,4 +1,4 @@
-"""Waiting, in tests, for what other threads and processes are about to do."""
+"""How tests wait for other threads and processes."""
 
 import time
 

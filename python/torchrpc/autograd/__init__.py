@@ -1,7 +1,7 @@
-"""The API of `torch.distributed.autograd`: backward passes through calls, over all the workers that took part.
+"""The API of `torch.distributed.autograd`: backward passes through calls, over all workers that took part.
 
-This file is a shell, as `torchrpc.rpc` is: the extension is loaded when something here is first used, so that putting
-it in torch's place costs nothing in a process without RPC. All functions may be called from any thread.
+This module is lazy, as `torchrpc.rpc` is: the first use of a name loads the extension, so that replacing torch's module
+costs nothing in a process without RPC. Any thread may call the functions.
 
 Example:
     >>> weight = torch.ones(2, requires_grad=True)
@@ -31,96 +31,97 @@ __all__ = [
     "set_default_mode",
 ]
 
-_FROM_CORE = (
+_EXTENSION_NAMES = (
     "DistAutogradContext _current_context _get_debug_info _get_max_id _is_valid_context _new_context _release_context "
     "_retrieve_context"
 )
 
 MODES = ("fast", "smart")
 _MODE_VARIABLE = "TORCHRPC_BACKWARD_MODE"
-_default_mode: str | None = None  # what set_default_mode() has said
+_default_mode: str | None = None  # set by set_default_mode()
 
 
 def is_available() -> bool:
-    """Whether there is distributed autograd here; always true."""
+    """Whether this build has distributed autograd; always true."""
     return True
 
 
-def _core() -> Any:
+def _extension() -> Any:
     return importlib.import_module("torchrpc._C")
 
 
 class context:
-    """A block of which all calls are recorded, so that a backward pass can go through them.
+    """A block whose calls are recorded, so that a backward pass can go through them.
 
-    Entering gives the context's id, an int that is unique in the group; it stands for the context on every worker.
-    The calls that this thread makes in the block are recorded if tensors that require gradients go with them or come
-    back, and so are the calls that those make in turn. Gradients add up in the context, not in `.grad`, so that passes
-    of several trainers through one model do not mix. Leaving releases the context, with its graph and gradients, on
-    all workers.
+    Entering returns the context's id, an int that is unique in the group and identifies the context on every worker.
+    The calls that this thread makes in the block are recorded if tensors that require gradients are among their
+    arguments or results, and so are the calls that these make in turn. Gradients accumulate in the context, not in
+    `.grad`, so passes of several trainers through one model do not mix. Leaving the block releases the context, with
+    its graph and gradients, on all workers.
 
     Raises:
         RuntimeError: on entering, if the thread is in a context already, or RPC is not initialized.
 
-    Threads may be in different contexts at the same time; an object is for one thread and one block.
+    Threads may be in different contexts at the same time. Use an object in one thread and for one block.
     """
 
     def __enter__(self) -> int:
-        self.autograd_context = _core()._new_context()
+        self.autograd_context = _extension()._new_context()
         return self.autograd_context._context_id()
 
     def __exit__(self, *exc_info: object) -> None:
-        _core()._release_context(self.autograd_context._context_id())
+        _extension()._release_context(self.autograd_context._context_id())
 
 
 def backward(
     context_id: int, roots: Sequence[torch.Tensor], retain_graph: bool = False, *, mode: str | None = None
 ) -> None:
-    """Compute the gradients of `roots` on all workers that they depend on, and wait until all of them are there.
+    """Compute the gradients of `roots` on all workers that they depend on, and block until all are computed.
 
-    They are added to those that the context has already; `get_gradients` and DistributedOptimizer find them there, on
-    the worker of each leaf, each with the shape, dtype and device of its leaf. `.grad` does not change. Hooks run on
-    the worker of the tensor that they belong to. Any thread may call, several at a time in different contexts.
+    They are added to the gradients that the context has already. `get_gradients` and DistributedOptimizer read them
+    from the context, on the worker of each leaf; each has the shape, dtype and device of its leaf. `.grad` does not
+    change. Hooks run on the worker of their tensor. Any thread may call it, several at a time in different contexts.
 
     Args:
-        context_id (int): what `context()` gave.
+        context_id (int): the id that `context()` returned.
         roots (list of Tensor): tensors with one element each, computed on this worker in that context.
         retain_graph (bool): keep the graph, so that another pass through it can follow.
-        mode (str): how workers find out which gradients they have to wait for; None: `get_default_mode()`.
+        mode (str): how workers know which gradients they have to wait for; None: `get_default_mode()`.
 
-            "smart": only recorded calls that the roots depend on take part. Which these are is known from the replies,
-            or found out first, by asking along the calls. Results that the loss does not use cost nothing and keep
-            nobody waiting.
+            "smart": only recorded calls that the roots depend on take part. The replies say which these are, or the
+            workers exchange messages along the calls first. Backward does not hang on unused remote results.
 
-            "fast": every recorded call is taken to be part of the pass, so nobody needs to be asked. As in torch, it
-            waits for gradients that never come if the loss does not use the result of a recorded call; it gives up
-            when nothing has moved for `rpc_timeout` seconds.
+            "fast": every recorded call takes part, so no such messages are needed. As in torch, the pass waits for
+            gradients that never arrive if the loss does not use the result of a recorded call. It fails when it has
+            made no progress for `rpc_timeout` seconds.
 
     Raises:
         RuntimeError: no such context; no roots, or roots without a graph or with more than one element; a worker was
-            lost. Also for what a function or hook raised on this worker or another one: the text names the worker.
+            lost; a function or hook raised an error on any worker: the text names the worker.
         TypeError: arguments of the wrong type.
         ValueError: no such mode.
     """
-    _core().backward(context_id, roots, retain_graph, get_default_mode() if mode is None else _checked(mode, "mode"))
+    _extension().backward(
+        context_id, roots, retain_graph, get_default_mode() if mode is None else _checked(mode, "mode")
+    )
 
 
 def get_gradients(context_id: int) -> dict[torch.Tensor, torch.Tensor]:
-    """The gradients that backward passes have left in a context on this worker: {leaf tensor: gradient}.
+    """Return the gradients that backward passes have computed in a context on this worker: {leaf tensor: gradient}.
 
-    They have the shapes and dtypes of their leaves, and are the context's own tensors, not copies: a later pass through
-    the same context changes them. Any thread may call.
+    They have the shapes, dtypes and devices of their leaves. They are the context's own tensors, not copies: a later
+    pass through the same context changes them. Any thread may call it.
 
     Raises:
-        RuntimeError: there is no context of that id here.
+        RuntimeError: this worker has no context of that id.
     """
-    return _core().get_gradients(context_id)
+    return _extension().get_gradients(context_id)
 
 
 def set_default_mode(mode: str | None) -> None:
-    """Choose the mode of backward passes that are started in this process without one: "fast" or "smart".
+    """Set the mode of backward passes that this process starts without one: "fast" or "smart".
 
-    None: back to what holds without this call (see `get_default_mode`).
+    None: undo earlier calls (see `get_default_mode`). Any thread may call it.
 
     Raises:
         ValueError: no such mode.
@@ -130,18 +131,18 @@ def set_default_mode(mode: str | None) -> None:
 
 
 def get_default_mode() -> str:
-    """The mode of passes that are started in this process without one.
+    """Return the mode of backward passes that this process starts without one.
 
-    In this order: what `set_default_mode` said; the environment variable TORCHRPC_BACKWARD_MODE; "fast" where torchrpc
-    has taken the place of torch.distributed.*, whose passes wait in the same way; else "smart".
+    The first of these that is set: the mode of `set_default_mode`; the environment variable TORCHRPC_BACKWARD_MODE;
+    "fast" where torchrpc replaces torch.distributed, as in torch; "smart". Any thread may call it.
 
     Raises:
         ValueError: the variable names no mode.
     """
     if _default_mode is not None:
         return _default_mode
-    if asked := os.environ.get(_MODE_VARIABLE, "").strip():
-        return _checked(asked.lower(), _MODE_VARIABLE)
+    if mode := os.environ.get(_MODE_VARIABLE, "").strip():
+        return _checked(mode.lower(), _MODE_VARIABLE)
     return "fast" if sys.modules.get("torch.distributed.autograd") is sys.modules[__name__] else "smart"
 
 
@@ -152,14 +153,14 @@ def _checked(mode: str, name: str) -> str:
 
 
 def _init(worker_id: int) -> None:
-    """Called by `init_rpc` before the worker joins; contexts are ready as soon as the worker is."""
+    """Does nothing: upstream's name, which `init_rpc` calls before the worker joins and scripts may replace."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in _FROM_CORE.split():
-        return getattr(_core(), name)
+    if name in _EXTENSION_NAMES.split():
+        return getattr(_extension(), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_FROM_CORE.split()})
+    return sorted({*globals(), *_EXTENSION_NAMES.split()})

@@ -1,8 +1,8 @@
-"""What `torch.jit.script` compiles in place of a RemoteModule.
+"""The module that `torch.jit.script` compiles instead of a RemoteModule.
 
-TorchScript's own RPC operators are bound to torch's RPC. So the compiled methods call back into Python: one function
-begins the call, another one waits for it, in a fork where a future is wanted. Both need the types of the interface in
-their signatures, so the source is written for each interface.
+TorchScript's own RPC operators belong to torch's RPC. So the compiled methods call into Python: one function starts the
+call and another waits for it, in a fork if the script asked for a future. The signatures of both have the types of the
+interface, so the source is generated for each interface. Any thread may call the functions.
 """
 
 import functools
@@ -59,21 +59,21 @@ _REFUSAL = (
 
 _numbers = itertools.count()
 _forwards: weakref.WeakValueDictionary[int, Callable[..., torch.futures.Future]] = weakref.WeakValueDictionary()
-_calls: dict[int, torch.futures.Future] = {}  # begun and not waited for yet
+_outstanding: dict[int, torch.futures.Future] = {}  # the calls that no thread has waited for yet
 
 
 def _start(key: int, args: tuple) -> int:
     call = next(_numbers)
-    _calls[call] = _forwards[key](*args)
+    _outstanding[call] = _forwards[key](*args)
     return call
 
 
 def _finish(call: int) -> Any:
-    return _calls.pop(call).wait()
+    return _outstanding.pop(call).wait()
 
 
 def check_interface(interface: Any) -> Any:
-    """The schema of its forward.
+    """Return the schema of the interface's forward.
 
     Raises:
         AssertionError: it is not a `torch.jit.interface`, or has no `forward`.
@@ -106,7 +106,7 @@ def _class_for(interface: Any) -> Any:
 
 
 def compilable(interface: Any, forward_async: Callable[..., torch.futures.Future]) -> nn.Module:
-    """A module with the methods of `interface`, for torch.jit.script to compile, which calls `forward_async`."""
+    """Return a module for torch.jit.script, with the methods of `interface`; they call `forward_async`."""
     key = next(_numbers)
     _forwards[key] = forward_async
     return _class_for(interface)(key, forward_async)

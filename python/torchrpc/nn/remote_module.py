@@ -1,8 +1,8 @@
-"""RemoteModule: stands for an `nn.Module` that another worker owns, and runs its forward there.
+"""RemoteModule: a proxy of an `nn.Module` that another worker owns; its forward runs on the owner.
 
-It holds an RRef to the module and two callables, `forward` and `forward_async`. These, not methods, do the calls, and
-hold the RRef themselves: with bound methods in its `__dict__` an object would keep itself, and its module, alive until
-Python's collector runs.
+It holds an RRef to the module and two callables, `forward` and `forward_async`, which hold the RRef themselves. They
+are no bound methods: with those in its `__dict__`, an object would keep itself and the remote module alive until Python
+collects cycles.
 """
 
 import warnings
@@ -18,9 +18,11 @@ from torchrpc.rpc import api
 from torchrpc.rpc.api import RRef
 from torchrpc.rpc.internal import _internal_rpc_pickler
 
+from ._scripting import check_interface, compilable
+
 __all__ = ["RemoteModule"]
 
-# What makes up a RemoteModule when it is sent; `forward` and `forward_async` are made again from it.
+# The attributes of a RemoteModule that are sent; the receiver makes `forward` and `forward_async` from them.
 _REMOTE_MODULE_PICKLED_ATTRIBUTES = (
     "on",
     "device",
@@ -29,10 +31,10 @@ _REMOTE_MODULE_PICKLED_ATTRIBUTES = (
     "module_interface",
     "module_rref",
 )
-# What nn.Module gives to every module: empty here.
-_OF_EVERY_MODULE = frozenset([*vars(nn.Module()), "forward_async", "forward"])
+# Attributes that a RemoteModule always has and that are not sent; those of nn.Module are empty.
+_UNSENT_ATTRIBUTES = frozenset([*vars(nn.Module()), "forward_async", "forward"])
 
-# Methods of nn.Module that would have to reach the module behind the reference, and do not.
+# Methods of nn.Module that do not reach the remote module, and raise ValueError.
 _UNSUPPORTED = """
     add_module apply bfloat16 buffers children cpu cuda double extra_repr float get_buffer get_parameter get_submodule
     half ipu load_state_dict modules mtia named_buffers named_children named_modules named_parameters
@@ -42,7 +44,7 @@ _UNSUPPORTED = """
 """
 
 
-# --- What runs on the owner ---
+# --- Functions that run on the owner ---
 
 
 def _create_module(module_cls: Callable[..., Any], args: tuple, kwargs: dict, device: str, interface: Any) -> nn.Module:
@@ -66,7 +68,7 @@ def _run_forward(rref: RRef, device: str, is_device_map_set: bool, args: tuple, 
         return module.forward(*args, **kwargs)
     args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), (args, kwargs))
     result = module.forward(*args, **kwargs)
-    # Without a device map only CPU tensors can travel.
+    # Without a device map only CPU tensors can be sent.
     return result if is_device_map_set else pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, result)
 
 
@@ -78,27 +80,28 @@ def _set_training(rref: RRef, mode: bool) -> None:
     rref.local_value().train(mode)
 
 
-# --- The stand-in ---
+# --- The proxy ---
 
 
 class _Forward:
-    """Calls the module's forward on its owner and gives a future, or its result if it is to `wait`."""
+    """Calls the module's forward on its owner; returns the result if `blocking`, else a future of it."""
 
-    def __init__(self, rref: RRef, device: str, is_device_map_set: bool, wait: bool) -> None:
+    def __init__(self, rref: RRef, device: str, is_device_map_set: bool, blocking: bool) -> None:
         self.bound = (rref, device, is_device_map_set)
-        self.wait = wait
+        self.blocking = blocking
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         future = api.rpc_async(self.bound[0].owner(), _run_forward, args=(*self.bound, args, kwargs))
-        return future.wait() if self.wait else future
+        return future.wait() if self.blocking else future
 
 
 class _RemoteModule(nn.Module):
-    """A RemoteModule that can also be compiled by `torch.jit.script`.
+    """A RemoteModule that `torch.jit.script` can compile.
 
-    The arguments are RemoteModule's, and `_module_interface_cls`, a class decorated by `torch.jit.interface` that
-    tells the types of `forward`. The module on the owner is compiled, too. Scripts that are given the compiled object
-    can call `forward` and `forward_async`; a call of the latter holds a thread of torch's inter-op pool until it ends.
+    The arguments are those of RemoteModule, and `_module_interface_cls`, a class decorated by `torch.jit.interface`
+    that declares the types of `forward`. The module on the owner is compiled, too. TorchScript code can call `forward`
+    and `forward_async` of the compiled object; a call of the latter occupies a thread of torch's inter-op pool until it
+    ends.
     """
 
     def __init__(
@@ -112,68 +115,66 @@ class _RemoteModule(nn.Module):
         super().__init__()
         if not callable(module_cls):
             raise TypeError(f"module_cls must be a class or function that makes a module, but is {module_cls!r}.")
-        self._place(remote_device, _module_interface_cls)
-        made_of = (module_cls, tuple(args or ()), dict(kwargs or {}), self.device, _module_interface_cls)
-        self._refer_to(api.remote(self.on, _create_module, args=made_of))
+        self._set_location(remote_device, _module_interface_cls)
+        arguments = (module_cls, tuple(args or ()), dict(kwargs or {}), self.device, _module_interface_cls)
+        self._refer_to(api.remote(self.on, _create_module, args=arguments))
 
-    def _place(self, remote_device: str, interface: Any) -> None:
-        """Take in where the module is to be: a worker of the group and a device of its."""
+    def _set_location(self, remote_device: str, interface: Any) -> None:
+        """Set the attributes that name the module's worker and device, and its interface."""
         if not api._is_current_rpc_agent_set():
             raise RuntimeError("RemoteModule only works in RPC. Call init_rpc first.")
-        place = _remote_device(remote_device)
+        location = _remote_device(remote_device)
         agent = api._get_current_rpc_agent()
-        self.on = place.rank() if place.worker_name() is None else place.worker_name()
+        self.on = location.rank() if location.worker_name() is None else location.worker_name()
         if self.on is None:
             self.on = agent.get_worker_info().name
-        self.device = str(place.device())
+        self.device = str(location.device())
         self.is_device_map_set = bool(agent._get_device_map(api._to_worker_info(self.on)))
         self.is_scriptable = interface is not None
         self.module_interface = interface
         if interface is not None:
-            from ._scripting import check_interface
-
             check_interface(interface)
 
     def _refer_to(self, rref: Any) -> None:
         self.module_rref = rref
-        self.forward_async = _Forward(rref, self.device, self.is_device_map_set, wait=False)
-        self.forward = _Forward(rref, self.device, self.is_device_map_set, wait=True)
+        self.forward_async = _Forward(rref, self.device, self.is_device_map_set, blocking=False)
+        self.forward = _Forward(rref, self.device, self.is_device_map_set, blocking=True)
 
     @staticmethod
     def init_from_module_rref(
         remote_device: str, module_rref: RRef, _module_interface_cls: Any = None
     ) -> "RemoteModule":
-        """A RemoteModule for a module that exists: several of them can share one.
+        """Return a RemoteModule of a module that exists already; several of them can share one module.
 
         Args:
-            remote_device (str): as for the constructor; the device must be the module's. The worker is the owner of
-                `module_rref`, whatever is said here.
-            module_rref (RRef): to the module, from `get_module_rref()` for example.
+            remote_device (str): as for the constructor; the device must be the module's. The worker is always the owner
+                of `module_rref`.
+            module_rref (RRef): refers to the module; for example from `get_module_rref()`.
 
         Raises:
             RuntimeError, ValueError, TypeError: as the constructor.
         """
         module = RemoteModule.__new__(RemoteModule)
         nn.Module.__init__(module)
-        module._place(remote_device, _module_interface_cls)
+        module._set_location(remote_device, _module_interface_cls)
         module.on = module_rref.owner_name()
         module._refer_to(module_rref)
         return module
 
     def remote_parameters(self, recurse: bool = True) -> list[RRef]:
-        """RRefs to the module's parameters, for DistributedOptimizer. Without `recurse` only to the module's own.
+        """Return RRefs to the parameters, for DistributedOptimizer. Without `recurse`, leave out those of submodules.
 
         Raises:
-            Exception: what creating the module raised; RuntimeError for a lost worker or a time-out.
+            Exception: the error of the module's constructor; RuntimeError for a lost worker or a time-out.
         """
         return api.rpc_sync(self.module_rref.owner(), _parameter_rrefs, args=(self.module_rref, recurse))
 
     def get_module_rref(self) -> RRef:
-        """The RRef to the module."""
+        """Return the RRef to the module."""
         return self.module_rref
 
     def train(self, mode: bool = True) -> "_RemoteModule":
-        """Put the module into training mode, or out of it, and wait until it is. Gives this object."""
+        """Set the module's training mode and wait until it is set. Returns this object."""
         api.rpc_sync(self.module_rref.owner(), _set_training, args=(self.module_rref, mode))
         self.training = mode
         return self
@@ -202,10 +203,8 @@ class _RemoteModule(nn.Module):
         if not self.is_scriptable:
             raise RuntimeError(
                 "torch.jit.script cannot compile this RemoteModule: it was made without _module_interface_cls, which "
-                "tells the types of forward."
+                "declares the types of forward."
             )
-        from ._scripting import compilable
-
         return compilable(self.module_interface, self.forward_async)
 
 
@@ -224,21 +223,21 @@ for _name in [*_UNSUPPORTED.split(), "parameters"]:
 
 
 class RemoteModule(_RemoteModule):
-    """A module on another worker, with the looks of a local one.
+    """A module on another worker, used like a local one.
 
-    The constructor has the module made on its owner and returns at once; what goes wrong there is raised by the first
-    use. Calls are recorded by distributed autograd, and gradients stay with the parameters, on the owner. It can be
-    sent in calls and results, alone or inside other objects, and refers to the same module wherever it arrives; it can
-    be pickled in no other way.
+    The constructor starts the creation of the module on its owner and returns at once; the first use raises an error of
+    the creation. Distributed autograd records the calls; gradients stay on the owner, with the parameters. A
+    RemoteModule can be sent in calls and results, alone or inside other objects, and refers to the same module on every
+    worker. It cannot be pickled in another way.
 
-    Two attributes make the calls, with the arguments of the module's own forward: `forward(...)`, or calling the
-    object, waits and gives the result; `forward_async(...)` gives a Future of it. If the module is on a device other
-    than the CPU, tensors among the arguments are moved there, and results come back on the CPU, unless the group has a
-    device map for the owner. Other methods of nn.Module raise ValueError, but for `train` and `eval`.
+    Two attributes make the calls, with the arguments of the module's own forward: `forward(...)`, or a call of the
+    object, blocks and returns the result; `forward_async(...)` returns a Future of it. If the module is on a device
+    other than the CPU, tensors among the arguments are moved to that device, and results are returned on the CPU unless
+    the group has a device map for the owner. Other methods of nn.Module except `train` and `eval` raise ValueError.
 
     Args:
         remote_device (str): "WORKER", "WORKER/DEVICE", "rank:RANK" or "rank:RANK/DEVICE", as in "worker1/cuda:0";
-            "cpu" is the default device. A device alone is one of this worker.
+            "cpu" is the default device. A device alone means this worker.
         module_cls (class or function): makes the module; called on the owner.
         args (tuple): for `module_cls`.
         kwargs (dict): likewise.
@@ -247,7 +246,7 @@ class RemoteModule(_RemoteModule):
         RuntimeError: RPC is not initialized, no such worker, not the name of a device.
         ValueError, TypeError: `remote_device` or `module_cls` of a wrong form.
 
-    Any thread may call it, if the module can be called by several at a time.
+    Any thread may call it, several at a time if the module allows that.
 
     Example:
         >>> layer = RemoteModule("worker1", nn.Linear, args=(20, 30))
@@ -266,22 +265,22 @@ class RemoteModule(_RemoteModule):
         super().__init__(remote_device, module_cls, args, kwargs)
 
 
-# --- Sending one ---
+# --- How a RemoteModule is pickled ---
 
 
-def _receive(kind: type[_RemoteModule], attributes: tuple) -> _RemoteModule:
+def _rebuild(kind: type[_RemoteModule], attributes: tuple) -> _RemoteModule:
     module = object.__new__(kind)
     module.__dict__.update(zip(_REMOTE_MODULE_PICKLED_ATTRIBUTES, attributes, strict=True))
     module._refer_to(module.module_rref)
     return module
 
 
-def _send(module: _RemoteModule) -> tuple:
-    if left := sorted(vars(module).keys() - _OF_EVERY_MODULE - set(_REMOTE_MODULE_PICKLED_ATTRIBUTES)):
-        warnings.warn(f"A RemoteModule is sent without the attributes that were added to it: {left}.", stacklevel=2)
+def _reduce(module: _RemoteModule) -> tuple:
+    if unsent := sorted(vars(module).keys() - _UNSENT_ATTRIBUTES - set(_REMOTE_MODULE_PICKLED_ATTRIBUTES)):
+        warnings.warn(f"A RemoteModule is sent without the attributes that were added to it: {unsent}.", stacklevel=2)
     attributes = tuple(vars(module)[name] for name in _REMOTE_MODULE_PICKLED_ATTRIBUTES)
-    return _receive, (type(module), attributes)
+    return _rebuild, (type(module), attributes)
 
 
 for _kind in (_RemoteModule, RemoteModule):
-    _internal_rpc_pickler._register_reducer(_kind, _send)
+    _internal_rpc_pickler._register_reducer(_kind, _reduce)

@@ -1,6 +1,6 @@
 """The API of `torch.distributed.optim.DistributedOptimizer`: optimizers for parameters on other workers.
 
-Importing it loads no C++: the extension is loaded when an optimizer is made, by a worker that has joined.
+Importing it loads no C++: the first optimizer of a worker loads the extension.
 """
 
 from .distributed import DistributedOptimizer

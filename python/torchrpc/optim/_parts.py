@@ -1,7 +1,6 @@
-"""The parts of a DistributedOptimizer, one on each owner of parameters: stepped by the core, or by Python.
+"""The parts of a DistributedOptimizer, one on each owner of parameters: in C++ (`CppParts`) or Python (`PythonParts`).
 
-Both kinds have the same methods: `step`, `state`, `load`. Functions that owners run are at the end; they run on
-threads of the pool there.
+Both have the same methods: `step`, `state`, `load`. The functions at the end run on the owners, on threads of the pool.
 """
 
 import threading
@@ -10,7 +9,7 @@ from typing import Any
 
 import torch
 
-# The classes that the core has, by their names there.
+# The classes that the core implements -> their names in the core.
 CPP: dict[Any, str] = {
     cls: cls.__name__
     for cls in (
@@ -30,62 +29,77 @@ State = dict[str, Any]
 
 
 class CppParts:
-    """Optimizers of the core; `options` hold nothing else than it knows."""
+    """Optimizers in C++, on the owners.
+
+    Args:
+        kind: a name of `CPP`.
+        groups: the RRefs of each parameter group.
+        options: of each group; only keys that the core knows.
+        lock_free: see DistributedOptimizer.
+    """
 
     def __init__(self, kind: str, groups: list[list[Any]], options: list[Options], lock_free: bool) -> None:
         from torchrpc._C import _DistributedOptimizer
 
-        self._core = _DistributedOptimizer(kind, list(zip(groups, options, strict=True)), lock_free)
+        self._optimizer = _DistributedOptimizer(kind, list(zip(groups, options, strict=True)), lock_free)
         self._options = options
         self._lock = threading.Lock()
-        self.remote_optimizers = self._core.remote_optimizers()
+        self.remote_optimizers = self._optimizer.remote_optimizers()
 
     def step(self, context_id: int, options: list[Options]) -> None:
         with self._lock:
             if options != self._options:
-                self._core.set_options(options)
+                self._optimizer.set_options(options)
                 self._options = options
-        self._core.step(context_id)
+        self._optimizer.step(context_id)
 
     def state(self) -> list[State]:
-        return self._core.state()
+        return self._optimizer.state()
 
     def load(self, states: list[State], _: list[Options]) -> None:
-        self._core.load([{name: _tensor(value) for name, value in s.items() if value is not None} for s in states])
+        self._optimizer.load([{name: _tensor(value) for name, value in s.items() if value is not None} for s in states])
 
 
 class PythonParts:
-    """Optimizers of any class, stepped in Python on the owners.
+    """Optimizers of any class, in Python, on the owners.
 
-    `groups` and `defaults` are what the class makes of its arguments.
+    Args:
+        cls: the class of the optimizers.
+        user_groups: parameter groups with RRefs as "params".
+        args, kwargs: for `cls`.
+        lock_free: see DistributedOptimizer.
+
+    Attributes:
+        groups, defaults: the options of each group and the default options, as `cls` completes its arguments.
+        remote_optimizers: an RRef to the optimizer of each owner.
     """
 
     def __init__(
-        self, cls: Callable[..., Any], given: list[Options], args: tuple, kwargs: Options, lock_free: bool
+        self, cls: Callable[..., Any], user_groups: list[Options], args: tuple, kwargs: Options, lock_free: bool
     ) -> None:
         import torchrpc.rpc as rpc
 
-        self._places: dict[Any, list[int]] = {}  # owner -> numbers of its parameters
-        mine: dict[Any, dict[int, Options]] = {}  # owner -> its part of each group
-        number = 0
-        for index, group in enumerate(given):
+        self._indices: dict[Any, list[int]] = {}  # owner -> indices of its parameters among all
+        parts: dict[Any, dict[int, Options]] = {}  # owner -> its part of each group
+        count = 0
+        for index, group in enumerate(user_groups):
             for param in group["params"]:
-                part = mine.setdefault(param.owner(), {}).setdefault(index, {**group, "params": []})
+                part = parts.setdefault(param.owner(), {}).setdefault(index, {**group, "params": []})
                 part["params"].append(param)
-                self._places.setdefault(param.owner(), []).append(number)
-                number += 1
-        self._groups_of = {owner: list(groups) for owner, groups in mine.items()}
-        made = self._on_all(
-            lambda owner: rpc.rpc_async(owner, _make, (cls, list(mine[owner].values()), args, kwargs, lock_free))
+                self._indices.setdefault(param.owner(), []).append(count)
+                count += 1
+        self._groups_of = {owner: list(groups) for owner, groups in parts.items()}
+        created = self._call_all(
+            lambda owner: rpc.rpc_async(owner, _make, (cls, list(parts[owner].values()), args, kwargs, lock_free))
         )
-        self.remote_optimizers = [rref for rref, _, _ in made]
-        self._optimizers = dict(zip(self._places, self.remote_optimizers, strict=True))
-        self.defaults = made[0][2]
-        self.groups = [{key: value for key, value in group.items() if key != "params"} for group in given]
-        for owner, (_, groups, _) in zip(self._places, made, strict=True):
+        self.remote_optimizers = [rref for rref, _, _ in created]
+        self._optimizers = dict(zip(self._indices, self.remote_optimizers, strict=True))
+        self.defaults = created[0][2]
+        self.groups = [{key: value for key, value in group.items() if key != "params"} for group in user_groups]
+        for owner, (_, groups, _) in zip(self._indices, created, strict=True):
             for index, options in zip(self._groups_of[owner], groups, strict=True):
                 self.groups[index] = options
-        self._known: dict[Any, list[Options]] = {}  # owner -> the options it has, where they are not the first
+        self._sent_options: dict[Any, list[Options]] = {}  # owner -> the options that the last step sent
 
     def step(self, context_id: int, options: list[Options]) -> None:
         import torchrpc.autograd as dist_autograd
@@ -95,35 +109,35 @@ class PythonParts:
 
         def start(owner: Any) -> Any:
             own = [options[index] for index in self._groups_of[owner]]
-            news = None if own == self._known.get(owner) else own
-            return rpc.rpc_async(owner, _step, (self._optimizers[owner], context_id, news))
+            changed = None if own == self._sent_options.get(owner) else own
+            return rpc.rpc_async(owner, _step, (self._optimizers[owner], context_id, changed))
 
-        self._on_all(start)
-        self._known = {owner: [options[index] for index in groups] for owner, groups in self._groups_of.items()}
+        self._call_all(start)
+        self._sent_options = {owner: [options[index] for index in groups] for owner, groups in self._groups_of.items()}
 
     def state(self) -> list[State]:
         import torchrpc.rpc as rpc
 
-        found = self._on_all(lambda owner: rpc.rpc_async(owner, _state, (self._optimizers[owner],)))
-        states: list[State] = [{} for places in self._places.values() for _ in places]
-        for places, own in zip(self._places.values(), found, strict=True):
-            for place, state in zip(places, own, strict=True):
-                states[place] = state
+        found = self._call_all(lambda owner: rpc.rpc_async(owner, _state, (self._optimizers[owner],)))
+        states: list[State] = [{} for indices in self._indices.values() for _ in indices]
+        for indices, own in zip(self._indices.values(), found, strict=True):
+            for index, state in zip(indices, own, strict=True):
+                states[index] = state
         return states
 
     def load(self, states: list[State], options: list[Options]) -> None:
         import torchrpc.rpc as rpc
 
         def start(owner: Any) -> Any:
-            own = [states[place] for place in self._places[owner]]
+            own = [states[index] for index in self._indices[owner]]
             groups = [options[index] for index in self._groups_of[owner]]
             return rpc.rpc_async(owner, _load, (self._optimizers[owner], own, groups))
 
-        self._on_all(start)
+        self._call_all(start)
 
-    def _on_all(self, start: Callable[[Any], torch.futures.Future]) -> list[Any]:
-        """The results from all owners, asked at once. All have ended when the first error is raised."""
-        futures = [start(owner) for owner in self._places]
+    def _call_all(self, start: Callable[[Any], torch.futures.Future]) -> list[Any]:
+        """Call all owners at once and return their results. All calls have ended when it raises the first error."""
+        futures = [start(owner) for owner in self._indices]
         results, errors = [], []
         for future in futures:
             try:
@@ -139,13 +153,13 @@ def _tensor(value: Any) -> torch.Tensor:
     return value if isinstance(value, torch.Tensor) else torch.tensor(float(value))
 
 
-# --- on the owners ---
+# --- Functions that run on the owners ---
 
 
 class _LocalOptimizer:
-    """An optimizer of a Python class beside its parameters."""
+    """An optimizer of a Python class, on the worker of its parameters. Any thread may call its methods."""
 
-    # One for the process: trainers may have given the same parameters.
+    # Shared by all optimizers of the process: trainers may optimize the same parameters.
     global_lock = threading.Lock()
 
     def __init__(
@@ -153,7 +167,8 @@ class _LocalOptimizer:
     ) -> None:
         self.params: list[torch.Tensor] = []
         self.lock = threading.Lock() if lock_free else self.global_lock
-        # Aliases share memory with the parameters, but not the count of changes by which graphs notice them.
+        # With lock_free, aliases of the parameters: they share the memory, but not the version counter, so graphs that
+        # have saved a parameter stay valid.
         self.stepped: list[torch.Tensor] = []
         own = []
         for group in groups:
@@ -167,8 +182,8 @@ class _LocalOptimizer:
     def step(self, context_id: int, options: list[Options] | None) -> None:
         gradients = _gradients(context_id)
         with self.lock:
-            for group, news in zip(self.optim.param_groups, options or [], strict=False):
-                _update(group, news)
+            for group, changed in zip(self.optim.param_groups, options or [], strict=False):
+                _update(group, changed)
             before = [param.grad for param in self.stepped]
             for param, stepped in zip(self.params, self.stepped, strict=True):
                 if stepped is not param:
@@ -188,7 +203,7 @@ class _LocalOptimizer:
     def load(self, states: Sequence[State], options: Sequence[Options]) -> None:
         with self.lock:
             current = self.optim.state_dict()["param_groups"]
-            groups = [{**group, **news} for group, news in zip(current, options, strict=True)]
+            groups = [{**group, **changed} for group, changed in zip(current, options, strict=True)]
             loaded = {number: state for number, state in enumerate(states) if state}
             self.optim.load_state_dict({"state": loaded, "param_groups": groups})
 
@@ -202,7 +217,7 @@ def _checked_param(value: Any) -> torch.Tensor:
 
 
 def _gradients(context_id: int) -> dict[torch.Tensor, torch.Tensor]:
-    """The client has made sure that there is a context: one that has never come here has left no gradients here."""
+    """Return this worker's gradients; none if it does not know the context. The client has checked that it exists."""
     import torchrpc.autograd as dist_autograd
 
     try:
@@ -211,8 +226,8 @@ def _gradients(context_id: int) -> dict[torch.Tensor, torch.Tensor]:
         return {}
 
 
-def _update(group: Options, news: Options) -> None:
-    for key, value in news.items():
+def _update(group: Options, changed: Options) -> None:
+    for key, value in changed.items():
         if isinstance(group.get(key), torch.Tensor) and not isinstance(value, torch.Tensor):
             group[key].fill_(value)
         else:

@@ -1,4 +1,4 @@
-"""DistributedOptimizer: what the client sees. Who steps the parameters on their owners is in `_parts`."""
+"""DistributedOptimizer, as the script sees it. `_parts` has the optimizers on the owners of the parameters."""
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
@@ -8,40 +8,41 @@ import torch
 
 from ._parts import CPP, CppParts, PythonParts
 
-# What the core has no use for: the arithmetic is the same, or Python does it.
-_WITHOUT_CORE = ("foreach", "differentiable", "capturable")
+# Options that are not sent to the core: they do not change the results there, or select the optimizer in Python.
+_OPTIONS_OUTSIDE_CORE = ("foreach", "differentiable", "capturable")
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
     """Steps parameters on the workers that own them, each by its gradient in a context of distributed autograd.
 
-    The classes SGD, Adam, AdamW, Adagrad, RMSprop, Adadelta, Adamax and Rprop of torch.optim are served by the core in
-    C++, which steps without Python on the owners; any other class (a subclass of these, too) is constructed and stepped
-    in Python there. It is a torch.optim.Optimizer as far as `torch.optim.lr_scheduler` needs one: schedulers change
-    `param_groups` here, and the change travels with the next step.
+    For SGD, Adam, AdamW, Adagrad, RMSprop, Adadelta, Adamax and Rprop of torch.optim the owners step in C++, without
+    Python. For any other class, also a subclass of these, the owners construct and step an optimizer in Python. A
+    DistributedOptimizer is a torch.optim.Optimizer as far as `torch.optim.lr_scheduler` needs one: schedulers change
+    `param_groups` here, and the next step sends the change.
 
-    Steps of all optimizers on a worker take turns, because trainers may share parameters. There is no order among
-    workers, and nothing keeps one trainer's step from coming between another's forward and backward pass: if the graph
-    has saved a parameter that is changed meanwhile, that backward pass fails ("modified by an inplace operation").
+    A lock on each worker serializes the steps of all optimizers, because trainers may share parameters. Workers are not
+    synchronized with each other, and a trainer may step between the forward and backward passes of another. If the
+    graph has saved a parameter that was changed in between, that backward pass fails ("modified by an inplace
+    operation").
 
     Args:
         optimizer_class (type): a subclass of torch.optim.Optimizer that all owners can import.
-        params_rref (iterable): RRefs of leaf tensors, or dicts that hold such a list as "params" and options of their
-            own beside it: parameter groups.
+        params_rref (iterable): RRefs of leaf tensors, or parameter groups: dicts with such a list as "params" and
+            options of the group.
         args, kwargs: for `optimizer_class`, after the parameters.
-        lock_free (bool): steps do not wait for those of other trainers, and graphs in flight stay valid: several
+        lock_free (bool): steps do not wait for those of other trainers, and graphs under way stay valid: several
             trainers may share parameters and train at the same time (Niu et al. 2011, Hogwild!: A Lock-Free Approach to
-            Parallelizing Stochastic Gradient Descent, arXiv:1106.5730). The price: a backward pass that meets
-            parameters changed since its forward pass takes the newer values where it needs them, so its gradients are
-            partly stale; and of two updates of one element at the same time one may be lost. Both matter little when
-            updates are small or sparse. State such as momentum is each optimizer's own, and its own steps take turns.
+            Parallelizing Stochastic Gradient Descent, arXiv:1106.5730). The cost: a backward pass uses the newer values
+            of parameters that have changed since its forward pass, so its gradients are partly stale; and one of two
+            concurrent updates of an element may be lost. Both matter little if updates are small or sparse. Each
+            optimizer has its own state (momentum, for example), and its own steps do wait for each other.
 
     Raises:
-        ValueError: no parameters; a tensor that is no leaf; what the class finds wrong with its options.
+        ValueError: no parameters; a tensor that is no leaf; an option that the class refuses.
         TypeError: something else than RRefs, or an RRef to something else than a tensor.
-        RuntimeError: the same, found by an owner that steps without Python; RPC is not initialized; a worker is lost.
+        RuntimeError: the same errors from an owner that steps in C++; RPC is not initialized; a worker is lost.
 
-    Any thread may call its methods. `remote_optimizers` are RRefs to the optimizers, one on each owner; they keep these
+    Any thread may call its methods. `remote_optimizers` are RRefs to the optimizers, one on each owner, and keep them
     alive.
 
     Example:
@@ -63,47 +64,51 @@ class DistributedOptimizer(torch.optim.Optimizer):
         lock_free: bool = False,
         **kwargs: Any,
     ) -> None:
-        given = _checked_groups(params_rref)
-        # The class itself says what it makes of its arguments, or what is wrong with them.
-        local = _placeholder(optimizer_class, given, args, kwargs) if optimizer_class in CPP else None
+        user_groups = _checked_groups(params_rref)
+        # The class itself completes the options, or raises an error for a wrong one.
+        local = _placeholder(optimizer_class, user_groups, args, kwargs) if optimizer_class in CPP else None
         self.is_functional_optim = local is not None and not any(
             group.get("differentiable") or group.get("capturable") for group in local.param_groups
         )
         self._parts: CppParts | PythonParts
         if local is not None and self.is_functional_optim:
             groups, defaults = local.param_groups, local.defaults
-            self._core_options: frozenset[str] | None = frozenset(defaults) - frozenset(_WITHOUT_CORE)
-            rrefs = [group["params"] for group in given]
+            self._core_options: frozenset[str] | None = frozenset(defaults) - frozenset(_OPTIONS_OUTSIDE_CORE)
+            rrefs = [group["params"] for group in user_groups]
             options = [self._options_of(group) for group in groups]
             self._parts = CppParts(CPP[optimizer_class], rrefs, options, lock_free)
         else:
             self._core_options = None
-            self._parts = PythonParts(optimizer_class, given, args, kwargs, lock_free)
+            self._parts = PythonParts(optimizer_class, user_groups, args, kwargs, lock_free)
             groups, defaults = self._parts.groups, self._parts.defaults
         self._sealed = False
         super().__init__(
-            [{**group, "params": own["params"]} for group, own in zip(groups, given, strict=True)], defaults
+            [{**group, "params": own["params"]} for group, own in zip(groups, user_groups, strict=True)], defaults
         )
         self._sealed = True
         self.remote_optimizers = self._parts.remote_optimizers
 
     def step(self, context_id: int) -> None:
-        """Step all parameters that have a gradient in this context, on all owners at once; wait until it is done.
+        """Step all parameters that have a gradient in this context, on all owners at once; block until that is done.
 
         Args:
-            context_id (int): a context of distributed autograd that this worker knows.
+            context_id (int): the id of a context of distributed autograd that this worker knows.
 
         Raises:
-            RuntimeError: there is no such context; a worker is lost. Also what an optimizer raises on its owner; the
-                other owners have stepped then.
+            RuntimeError: there is no such context; a worker is lost.
+            Exception: the error of an optimizer on its owner; the other owners have stepped.
         """
         self._parts.step(context_id, self._options())
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of all parameters, fetched from their owners, and the options: in the form of `torch.optim`.
+        """Return the state of all parameters, fetched from their owners, and the options, in the form of `torch.optim`.
 
-        Parameters are numbered in the order in which they were given, whoever owns them, so a local optimizer of the
-        same class can load it, and so can one whose parameters are distributed in another way. `torch.save` takes it.
+        Parameters have numbers in the order of the constructor's argument, independent of their owners. So a local
+        optimizer of the same class can load the result, and so can one whose parameters have other owners. `torch.save`
+        can save it.
+
+        Raises:
+            RuntimeError: a worker is lost.
         """
         self.state.update(enumerate_states(self._parts.state()))
         try:
@@ -112,7 +117,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.state.clear()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Give the owners a state that `state_dict` has returned, here or of a local optimizer of the same class.
+        """Send the owners a state that `state_dict` has returned, of this or of a local optimizer of the same class.
 
         The options change here at once, and on the owners with the next step.
 
@@ -141,7 +146,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             hook(self)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Not after construction: pass all groups to the constructor, as a list of dicts.
+        """Not supported after construction: pass all groups to the constructor, as a list of dicts.
 
         Raises:
             RuntimeError: always.
@@ -151,10 +156,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.param_groups.append(param_group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Does nothing: gradients belong to the autograd context, and end with it."""
+        """Does nothing: gradients belong to the autograd context, which releases them."""
 
     def _options_of(self, group: dict[str, Any]) -> dict[str, Any]:
-        """What an owner needs to know of a group; numbers in tensors as numbers, so that changes in place are seen."""
+        """Return a group's options for the owners. Tensors of one element become numbers, so in-place changes show."""
         wanted = group.keys() - {"params"} if self._core_options is None else group.keys() & self._core_options
         return {
             key: value.item() if isinstance(value := group[key], torch.Tensor) and value.numel() == 1 else value
@@ -166,20 +171,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
 
 def enumerate_states(states: list[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The states that are not empty, by the number of their parameter."""
+    """Yield (number of the parameter, state) for the states that are not empty."""
     return ((number, state) for number, state in enumerate(states) if state)
 
 
 def _checked_groups(params_rref: Iterable[Any]) -> list[dict[str, Any]]:
-    """The groups that the user gives, as dicts with a list of RRefs."""
+    """Return the user's groups as dicts with a list of RRefs as "params"; raise ValueError or TypeError for others."""
     from torchrpc._C import PyRRef
 
     if isinstance(params_rref, (PyRRef, torch.Tensor, dict)):
         raise TypeError(f"params_rref must be a list of RRefs or of dicts, but is a {type(params_rref).__name__}.")
-    given = list(params_rref)
-    if not given:
+    items = list(params_rref)
+    if not items:
         raise ValueError("optimizer got an empty parameter list")
-    groups = [dict(group) for group in given] if isinstance(given[0], dict) else [{"params": given}]
+    groups = [dict(item) for item in items] if isinstance(items[0], dict) else [{"params": items}]
     for number, group in enumerate(groups):
         if "params" not in group:
             raise ValueError(f"group {number} of params_rref has no 'params': give it a list of RRefs.")
@@ -197,5 +202,5 @@ def _checked_groups(params_rref: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def _placeholder(cls: Any, groups: list[dict[str, Any]], args: tuple, kwargs: dict[str, Any]) -> torch.optim.Optimizer:
-    """An optimizer of that class over parameters that stand for those of the groups."""
+    """Return a local optimizer of that class, with one dummy parameter for each group."""
     return cls([{**group, "params": [torch.zeros(1)]} for group in groups], *args, **kwargs)

@@ -1,6 +1,6 @@
 """Profiles of a group of workers: torch.profiler on all of them at once, and one trace with one time axis.
 
-docs/profiling.md shows what one looks like.
+docs/profiling.md shows an example.
 """
 
 import contextlib
@@ -19,33 +19,35 @@ import torch
 import torchrpc.rpc as rpc
 from torchrpc._C import _start_trace, _stop_trace
 
-from ._merge import UNNUMBERED, WorkerTrace, absolute_ns, label, merge, ranges
+from ._merge import UNKNOWN_CALL, WorkerTrace, absolute_ns, label, merge, ranges
 
 __all__ = ["profile"]
 
-# Seconds that the end of a profile waits for functions which still run for others.
-PATIENCE = 1.0
-PINGS = 20
+STOP_TIMEOUT_S = 1.0  # how long the end of a profile waits for functions that still serve calls
+CLOCK_PINGS = 20
 
 
 class profile:
-    """Record what this worker and others do while the block runs, with `torch.profiler`, in all their threads.
+    """Record this worker and others with `torch.profiler` while the block runs, in all their threads.
 
-    Each call shows as a range on both sides: `rpc_async#f(worker0 -> worker1)`, on the caller from the call to its
-    completion, on the callee while it runs there. So do the messages of a backward pass, fetches of RRefs and steps
-    of optimizers, named after their kind: `rpc#BACKWARD_AUTOGRAD_REQ(worker0 -> worker1)`.
+    Each call appears as a range on both workers, `rpc_async#f(worker0 -> worker1)`: on the caller from the start of the
+    call to its completion, on the callee while the function runs. The messages of a backward pass, fetches of RRefs and
+    steps of optimizers appear likewise, with the name of their kind: `rpc#BACKWARD_AUTOGRAD_REQ(worker0 -> worker1)`.
 
     Args:
         workers (list of str): names of the workers to record; default: all of the group. This one is always recorded.
         options: for `torch.profiler.profile` on each worker: `activities`, `record_shapes`, `profile_memory`,
-            `with_stack`, `with_flops`. They must be picklable. Not `schedule`.
+            `with_stack`, `with_flops`. They must be picklable. `schedule` is not supported.
 
     Attributes:
-        local (torch.profiler.profile): this worker's own, with `events()` and `key_averages()`, once the block ended.
-        traces (dict): worker name -> its own Chrome trace, as the dict that its JSON stands for.
+        local (torch.profiler.profile): this worker's profile, with `events()` and `key_averages()`, after the block.
+        traces (dict): worker name -> its Chrome trace, as the dict of its JSON. Times are in microseconds.
 
-    One process takes part in one profile at a time; RuntimeError otherwise. A worker that cannot be reached raises.
-    Functions that still run for others a second after the end are cut off there.
+    Raises:
+        ValueError: the group has no worker of a name in `workers`.
+        RuntimeError: on entering, if a profile is under way on one of the workers, or a worker cannot be reached.
+
+    Use an object in one thread. The ranges of functions that still serve calls a second after the block are cut off.
 
     Example:
         >>> with torchrpc.profiler.profile(record_shapes=True) as prof:
@@ -62,10 +64,11 @@ class profile:
 
     @property
     def traces(self) -> dict[str, Any]:
+        """The Chrome trace of each worker, by its name."""
         return {worker.name: worker.trace for worker in self._recorded}
 
     def export_chrome_trace(self, path: str | Path) -> None:
-        """Write the trace of all workers: a process for each, arrows from calls to what they run. `.gz` compresses."""
+        """Write one trace: a process per worker, arrows from calls to the functions they run. `.gz` compresses it."""
         opener: Any = gzip.open if str(path).endswith(".gz") else open
         with opener(path, "wt") as file:
             json.dump(merge(self._recorded), file)
@@ -77,7 +80,7 @@ class profile:
         if wanted is not None and (unknown := wanted - {info.name for info in infos}):
             raise ValueError(f"no such workers in the group: {', '.join(sorted(unknown))}")
         others = [info for info in infos if info != me and (wanted is None or info.name in wanted)]
-        # All at the same time: the first time, torch takes seconds for it.
+        # All workers at once: the first start of a profile in a process takes torch seconds.
         starting = {info: rpc.rpc_async(info, _start, args=(self._options,)).wait for info in others}
         errors = []
         for info, start in {me: functools.partial(_start, self._options), **starting}.items():
@@ -107,7 +110,7 @@ class profile:
         return stopped
 
 
-# --- What runs on each worker ---
+# --- Functions that run on each worker ---
 
 _lock = threading.Lock()
 _current: torch.profiler.profile | None = None
@@ -126,10 +129,10 @@ def _start(options: dict[str, Any]) -> None:
 
 
 def _end() -> tuple[torch.profiler.profile, dict[str, Any]]:
-    """Stop recording; give the recorder and its trace."""
+    """Stop recording; return the profile and its Chrome trace."""
     global _current
     ending = time.time_ns()
-    _stop_trace(PATIENCE)
+    _stop_trace(STOP_TIMEOUT_S)
     with _lock:
         recorder, _current = _current, None
     assert recorder is not None
@@ -138,8 +141,8 @@ def _end() -> tuple[torch.profiler.profile, dict[str, Any]]:
         path = Path(folder) / "trace.json"
         recorder.export_chrome_trace(str(path))
         trace = label(json.loads(path.read_text()))
-    # The call that ends the profile is in it, cut off; it is none of the program's.
-    ours = [event for event in ranges(trace, "callee", UNNUMBERED) if absolute_ns(trace, event, end=True) >= ending]
+    # The trace has a cut-off range of the call that ends the profile, which is not one of the program's calls.
+    ours = [event for event in ranges(trace, "callee", UNKNOWN_CALL) if absolute_ns(trace, event, end=True) >= ending]
     trace["traceEvents"] = [event for event in trace["traceEvents"] if event not in ours]
     return recorder, trace
 
@@ -152,7 +155,7 @@ def _stop() -> bytes:
 
 
 def _clock() -> tuple[str, int]:
-    """What boot of what machine this is, and its time."""
+    """Return the id of this machine's boot and its time, in nanoseconds since 1970."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     with contextlib.suppress(OSError):
         return boot.read_text(), time.time_ns()
@@ -160,13 +163,13 @@ def _clock() -> tuple[str, int]:
 
 
 def _clock_ahead(worker: rpc.WorkerInfo) -> int:
-    """Nanoseconds that the clock of `worker` is ahead of ours: 0 on this machine, else good to half a round trip."""
+    """Return by how many nanoseconds the clock of `worker` is ahead: 0 on this machine, else to half a round trip."""
     if _clock()[0] and rpc.rpc_sync(worker, _clock)[0] == _clock()[0]:
         return 0
-    tries = []
-    for _ in range(PINGS):
+    samples = []
+    for _ in range(CLOCK_PINGS):
         sent = time.time_ns()
-        there = rpc.rpc_sync(worker, _clock)[1]
+        remote_time = rpc.rpc_sync(worker, _clock)[1]
         received = time.time_ns()
-        tries.append((received - sent, there - (sent + received) // 2))
-    return min(tries)[1]
+        samples.append((received - sent, remote_time - (sent + received) // 2))
+    return min(samples)[1]

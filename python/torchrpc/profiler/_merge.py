@@ -1,4 +1,4 @@
-"""One Chrome trace out of those of several workers."""
+"""Merges the Chrome traces of several workers into one. Pure functions on traces as dicts."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,28 +7,30 @@ from typing import Any
 Event = dict[str, Any]
 Trace = dict[str, Any]
 
-# The number of a call whose caller did not record.
-UNNUMBERED = "-1:0"
-# Calls overlap, which ranges of a thread may not: they get rows of their own, numbered from here (threads are below).
-FIRST_ROW = 1 << 24
+# The id of a call whose caller did not record.
+UNKNOWN_CALL = "-1:0"
+# Ranges of one thread must not overlap, but calls do. So calls get rows of their own, with thread ids from here.
+FIRST_ROW_TID = 1 << 24
 
 
 @dataclass
 class WorkerTrace:
+    """The trace of one worker. Its clock is `clock_ahead_ns` nanoseconds ahead of the first worker's."""
+
     name: str
     rank: int
     trace: Trace
-    clock_ahead: int = 0  # nanoseconds, of its clock
+    clock_ahead_ns: int = 0
 
 
 def absolute_ns(trace: Trace, event: Event, end: bool = False) -> int:
-    """When an event of that trace begins or ends, in nanoseconds since 1970: too many for a float."""
+    """Return the begin or end of an event in nanoseconds since 1970, as an int: a float is not exact enough."""
     microseconds = event["ts"] + (event.get("dur", 0) if end else 0)
     return int(trace.get("baseTimeNanoseconds", 0)) + round(microseconds * 1000)
 
 
 def label(trace: Trace) -> Trace:
-    """Say in the ranges of calls what their number stands for: the call, "caller's rank:its number", and the side."""
+    """Replace the sequence number in the ranges of calls by the call's id, "caller's rank:number", and the side."""
     for event in trace["traceEvents"]:
         args = event.get("args", {})
         if event.get("cat") == "user_annotation" and event["name"].startswith("rpc") and "Sequence number" in args:
@@ -40,7 +42,7 @@ def label(trace: Trace) -> Trace:
 
 
 def ranges(trace: Trace, side: str, call: str | None = None) -> Iterator[Event]:
-    """The labelled ranges of calls on one side, "caller" or "callee"; only those of one call, if given."""
+    """Yield the labelled ranges of calls on one side, "caller" or "callee"; only those of one call, if given."""
     for event in trace["traceEvents"]:
         args = event.get("args", {})
         if args.get("rpc_side") == side and call in (None, args["rpc_call"]):
@@ -48,8 +50,10 @@ def ranges(trace: Trace, side: str, call: str | None = None) -> Iterator[Event]:
 
 
 def merge(workers: list[WorkerTrace]) -> Trace:
-    """Each worker becomes a process named after it, with times by the first worker's clock from the first event on;
-    arrows lead from each call to what it runs.
+    """Return one trace in which each worker is a process with the worker's name.
+
+    Times are microseconds since the first event, by the first worker's clock. An arrow leads from each call to the
+    function that it runs.
     """
     events = [event for worker in workers for event in _events_of(worker)]
     start = min((event["ts"] for event in events if event["ph"] != "M"), default=0)
@@ -61,39 +65,39 @@ def merge(workers: list[WorkerTrace]) -> Trace:
 
 
 def _events_of(worker: WorkerTrace) -> list[Event]:
-    """Its events as those of process `rank`, with the times they begin in nanoseconds since 1970."""
+    """Return its events as those of process `rank`, with "ts" in nanoseconds since 1970."""
     pid = worker.rank
     rows = _rows(ranges(worker.trace, "caller"))
     events = [
-        _label(pid, 0, "process_name", name=worker.name),
-        _label(pid, 0, "process_sort_index", sort_index=pid),
+        _metadata_event(pid, 0, "process_name", name=worker.name),
+        _metadata_event(pid, 0, "process_sort_index", sort_index=pid),
     ]
     for event in worker.trace["traceEvents"]:
-        if not isinstance(event.get("pid"), int):  # marks of the profiler's own
+        if not isinstance(event.get("pid"), int):  # the profiler's own markers
             continue
         if event["ph"] == "M":
             if event["name"].startswith("thread_"):
                 events.append({**event, "pid": pid, "ts": 0})
             continue
         moved = {**event, "pid": pid}
-        moved["ts"] = absolute_ns(worker.trace, event) - worker.clock_ahead
-        if "id" in event:  # of arrows: unique in its own trace only
+        moved["ts"] = absolute_ns(worker.trace, event) - worker.clock_ahead_ns
+        if "id" in event:  # the id of an arrow, unique only in its own trace
             moved["id"] = f"{worker.rank}/{event['id']}"
         if id(event) in rows:
-            moved["tid"] = FIRST_ROW + rows[id(event)]
+            moved["tid"] = FIRST_ROW_TID + rows[id(event)]
         events.append(moved)
     for row in sorted(set(rows.values())):
-        events.append(_label(pid, FIRST_ROW + row, "thread_name", name="calls made"))
-        events.append(_label(pid, FIRST_ROW + row, "thread_sort_index", sort_index=row - FIRST_ROW))
+        events.append(_metadata_event(pid, FIRST_ROW_TID + row, "thread_name", name="calls made"))
+        events.append(_metadata_event(pid, FIRST_ROW_TID + row, "thread_sort_index", sort_index=row - FIRST_ROW_TID))
     return events
 
 
-def _label(pid: int, tid: int, what: str, **args: Any) -> Event:
-    return {"ph": "M", "name": what, "ts": 0, "pid": pid, "tid": tid, "args": args}
+def _metadata_event(pid: int, tid: int, kind: str, **args: Any) -> Event:
+    return {"ph": "M", "name": kind, "ts": 0, "pid": pid, "tid": tid, "args": args}
 
 
 def _rows(calls: Iterator[Event]) -> dict[int, int]:
-    """id() of each -> a row, such that those of a row do not overlap."""
+    """Return {id(event): row} such that the events of a row do not overlap."""
     busy_until: list[float] = []
     rows = {}
     for event in sorted(calls, key=lambda event: event["ts"]):
@@ -106,6 +110,7 @@ def _rows(calls: Iterator[Event]) -> dict[int, int]:
 
 
 def _arrows(trace: Trace) -> Iterator[Event]:
+    """Yield the arrows from the ranges of callers to those of callees."""
     callers = {event["args"]["rpc_call"]: event for event in ranges(trace, "caller")}
     for served in list(ranges(trace, "callee")):
         call = served["args"]["rpc_call"]

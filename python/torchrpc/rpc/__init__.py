@@ -1,7 +1,7 @@
 """The API of `torch.distributed.rpc`, with the same names, signatures, exceptions and message texts.
 
-This file is a shell: it loads the extension and the modules beside it when a name of theirs is first used, so that
-putting it in torch's place (`_install`) costs nothing in a process that never makes a call.
+This module is lazy: the first use of a name loads the extension and the modules beside this one. So `_install` can put
+it in torch's place at no cost for a process that never makes a call.
 """
 
 import atexit
@@ -9,7 +9,7 @@ import importlib
 import sys
 from typing import Any
 
-import torch  # noqa: F401  the extension finds torch's libraries because torch has loaded them
+import torch  # noqa: F401  loads the libraries that the extension is linked with
 
 _EXPORTS = {
     "torchrpc._C": (
@@ -36,7 +36,7 @@ _SUBMODULES = "api backend_registry constants functions internal options rref_pr
 
 
 def is_available() -> bool:
-    """Whether calls can be made here; always true."""
+    """Whether this build has RPC; always true."""
     return True
 
 
@@ -45,7 +45,7 @@ def _leave_at_exit() -> None:
         api._leave_at_exit()
 
 
-atexit.register(_leave_at_exit)  # early, to run after what programs register, which may be their shutdown()
+atexit.register(_leave_at_exit)  # registered early: runs after a program's own functions, which may call shutdown()
 
 
 def _load() -> None:
@@ -67,11 +67,11 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     if name in ("BackendType", "Backend"):
-        # Looked up each time: register_backend() makes another enum.
+        # Not cached: register_backend() makes a new enum.
         return importlib.import_module("torchrpc.rpc.backend_registry").BackendType
     if name.startswith("__") and name != "__all__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if submodule := sys.modules.get(f"{__name__}.{name}"):  # one that is being loaded
+    if submodule := sys.modules.get(f"{__name__}.{name}"):  # its import may be under way
         return submodule
     if "__all__" not in globals():
         _load()

@@ -1,4 +1,4 @@
-# What __init__.py fills in on first use; test_stubs.py compares the two.
+# The names that __init__.py adds on first use; test_stubs.py compares the two.
 from typing import Any
 
 from torchrpc._C import (

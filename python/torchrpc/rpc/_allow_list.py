@@ -1,7 +1,8 @@
-"""What others may run on a worker that was started with `allowed_functions`, and what it builds from what they send.
+"""The allow-list of a worker that was started with `allowed_functions`: which functions its callers may run there, and
+which objects it unpickles.
 
-The extension checks operators, script functions and C++ functions (csrc/node/allow_list.h) and asks here for what is
-Python's. A name that is refused is not even looked up: nothing is imported for it. Any thread.
+The extension checks operators, script functions and C++ functions (csrc/node/allow_list.h) and calls these functions
+for Python objects, on any thread. A refused name is not looked up, so nothing is imported for it.
 """
 
 import builtins
@@ -14,11 +15,11 @@ from torch.jit._builtins import _find_builtin
 from torchrpc import _C
 
 from ._cpp_functions import CppFunction
-from ._exceptions import find_global
+from ._names import find_global
 
-# What a group needs for itself (joining, leaving, fetching, profiling, optimizers, remote modules). Those that run
-# something of the user's take it as an argument, which is looked up by the list, too.
-_OWN = """
+# Functions and classes that the package itself sends: to join and leave a group, for RRefs, profiles, optimizers and
+# remote modules. A user's function travels as an argument of these and is itself checked against the list.
+_INTERNAL = """
     rpc.internal.PythonUDF rpc.rref_proxy._call_method
     rpc.api._gather_to_leader rpc.api._broadcast_to_followers rpc.api._rref_typeof_on_owner
     rpc._utils._update_group_membership
@@ -28,12 +29,12 @@ _OWN = """
     nn.remote_module._set_training
     profiler._start profiler._stop profiler._clock
 """
-# What else they raise than Python's own exceptions.
+# The package's own exceptions.
 _ERRORS = """
-    rpc.WorkerLostError rpc._allow_list.NotAllowedError rpc._exceptions.NameNotFoundError
-    rpc._exceptions.ModuleNotImportableError
+    rpc.WorkerLostError rpc._allow_list.NotAllowedError rpc._names.NameNotFoundError
+    rpc._names.ModuleNotImportableError
 """
-# Data, whatever is in it: none of these calls anything that comes with it.
+# Types of plain data: to build one calls nothing that arrives with it.
 _DATA = """
     builtins.bool builtins.bytearray builtins.bytes builtins.complex builtins.dict builtins.float builtins.frozenset
     builtins.int builtins.list builtins.object builtins.range builtins.set builtins.slice builtins.str builtins.tuple
@@ -43,19 +44,19 @@ _DATA = """
     torch.Size torch.device torch._utils._rebuild_parameter torch.nn.parameter.Parameter torch.Tensor
     torch.serialization._get_layout
 """
-_ALWAYS = frozenset([*(f"torchrpc.{name}" for name in (_OWN + _ERRORS).split()), *_DATA.split()])
+_ALWAYS = frozenset([*(f"torchrpc.{name}" for name in (_INTERNAL + _ERRORS).split()), *_DATA.split()])
 
 
 class NotAllowedError(RuntimeError):
-    """The worker's `allowed_functions` do not have what a caller wanted to run or to send."""
+    """The worker's `allowed_functions` do not contain a function or class that a caller sent."""
 
 
 def names_of(entries: Iterable[Callable[..., Any] | str]) -> list[str]:
-    """The entries of `allowed_functions` as the names that calls arrive with.
+    """Return the entries of `allowed_functions` as the names by which calls refer to them.
 
     Raises:
-        TypeError: an entry that is neither a callable nor a str.
-        ValueError: a function that has no name of its own at the top level of a module.
+        TypeError: an entry is neither a callable nor a str.
+        ValueError: a function has no name of its own at the top level of a module.
     """
     if isinstance(entries, str):
         raise TypeError(f"allowed_functions must be a list of functions and names, but is the str {entries!r}.")
@@ -79,10 +80,10 @@ def _name_of(entry: Any) -> str:
             f"allowed_functions has {entry!r}, which has no name of its own at the top level of a module: such "
             "functions travel as code and cannot be allowed one by one."
         )
-    return _full(module, name)
+    return _full_name(module, name)
 
 
-def _full(module: str, name: str) -> str:
+def _full_name(module: str, name: str) -> str:
     return f"{'__main__' if module == '__mp_main__' else module}.{name}"
 
 
@@ -95,37 +96,37 @@ def _refused(name: str) -> NotAllowedError:
 
 
 def find_allowed(module: str, qualified_name: str) -> Any:
-    """`find_global` of what the list allows.
+    """`find_global`, for names that the list allows.
 
     Raises:
-        NotAllowedError: it does not; nothing has been imported.
+        NotAllowedError: the list does not allow the name; nothing has been imported.
     """
-    name = _full(module, qualified_name)
+    name = _full_name(module, qualified_name)
     if name in _ALWAYS or _is_torch_constant(module, qualified_name):
         return find_global(module, qualified_name)
     if not (entry := _C._allowed_by(name)):
         raise _refused(name)
     found = find_global(module, qualified_name)
-    # "package.*" stands for what the package has made itself, not for all that it has imported.
-    if entry != name and _full(getattr(found, "__module__", ""), getattr(found, "__qualname__", "")) != name:
+    # "package.*" allows the objects that the package defines, not those that it has imported from elsewhere.
+    if entry != name and _full_name(getattr(found, "__module__", ""), getattr(found, "__qualname__", "")) != name:
         raise _refused(name)
     return found
 
 
 def check_allowed(name: str) -> None:
-    """Raise NotAllowedError unless an entry allows this name, which is no Python object's."""
+    """Raise NotAllowedError unless an entry allows this name of something that is no Python object."""
     if not _C._allowed_by(name):
         raise _refused(name)
 
 
 def _is_torch_constant(module: str, name: str) -> bool:
-    """A dtype, layout or memory format."""
+    """Whether it is a dtype, layout or memory format."""
     kinds = torch.dtype, torch.layout, torch.memory_format
     return module == "torch" and isinstance(vars(torch).get(name), kinds)
 
 
 def find_exception(module: str, qualified_name: str) -> Any:
-    """The type of an exception that a callee has raised: any of Python's own, or what the list allows."""
+    """Return the type of an exception that a callee has raised: any of Python's own, or one that the list allows."""
     if _C._allowed_by("") is None:
         return find_global(module, qualified_name)
     found = vars(builtins).get(qualified_name) if module == "builtins" else None
@@ -133,12 +134,12 @@ def find_exception(module: str, qualified_name: str) -> Any:
 
 
 def check_method(value: Any, name: str) -> None:
-    """Raise NotAllowedError if others may not call this method of an object that an RRef refers to.
+    """Raise NotAllowedError if other workers may not call this method of an object that an RRef refers to.
 
-    They may if its class is allowed, unless the name begins with an underscore, or if "module.Class.method" is.
+    A method is allowed if its class is and its name does not begin with an underscore, or if "module.Class.method" is.
     """
     kind = type(value)
-    class_name = _full(kind.__module__, kind.__qualname__)
+    class_name = _full_name(kind.__module__, kind.__qualname__)
     method = f"{class_name}.{name}"
     if _C._allowed_by(method) == "" and (name.startswith("_") or not _C._allowed_by(class_name)):
         raise _refused(method)

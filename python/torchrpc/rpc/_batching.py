@@ -1,8 +1,7 @@
-"""`batched`: the calls of many callers, answered by one invocation of a function.
+"""`batched`: one invocation of a function answers the calls of many callers.
 
-A batch gathers in a `_Queue`, of which there is one for each function, and for a method one for each object. Calls come
-on the threads that serve RPC, put their arguments there and leave with a future. The function runs in the queue's own
-thread, which lives while there are calls.
+Each function, or each object for a method, has a `_Queue`. The threads of the pool add calls to it and return futures.
+The function runs in the queue's own thread, which ends after some seconds without calls.
 """
 
 import functools
@@ -21,23 +20,22 @@ from .functions import async_execution
 
 __all__ = ["batched"]
 
-# Seconds that a queue's thread waits for another call before it ends.
-_IDLE = 5.0
+_IDLE_S = 5.0  # how long a queue's thread waits for another call before it ends
 
 
 class _Call(NamedTuple):
-    owner: tuple  # the object, for a method, else nothing
+    owner: tuple  # for a method, its object; else empty
     arguments: tuple
     future: "torch.futures.Future"
     arrived: float
 
 
 class _Queue:
-    """Calls that wait, and the thread that answers them. Any thread calls `put`.
+    """Pending calls, and the thread that answers them. Any thread may call `put`.
 
     Args:
         answer: takes a list of calls and completes their futures; never raises.
-        timeout (float): seconds that a call waits for others.
+        timeout (float): seconds that a call waits until its batch is full.
     """
 
     def __init__(self, answer: Callable[[list[_Call]], None], timeout: float) -> None:
@@ -46,48 +44,51 @@ class _Queue:
         # Guarded by _changed:
         self._changed = threading.Condition()
         self._calls: list[_Call] = []
-        self._size = 1  # of a full batch
-        self._enough = 1  # calls that are worth waking the thread for
+        self._batch_size = 1
+        self._wake_size = 1  # the number of calls at which put() notifies the thread
         self._thread: threading.Thread | None = None
 
-    def put(self, owner: tuple, arguments: tuple, size: int) -> "torch.futures.Future":
+    def put(self, owner: tuple, arguments: tuple, batch_size: int) -> "torch.futures.Future":
         future: torch.futures.Future = torch.futures.Future()
         with self._changed:
             self._calls.append(_Call(owner, arguments, future, time.monotonic()))
-            self._size = size
-            if self._thread is None or not self._thread.is_alive():  # a fork leaves it behind
+            self._batch_size = batch_size
+            if self._thread is None or not self._thread.is_alive():  # a forked child has no such thread
                 self._thread = threading.Thread(target=self._run, name="torchrpc.batched", daemon=True)
                 self._thread.start()
-            elif len(self._calls) >= self._enough:
+            elif len(self._calls) >= self._wake_size:
                 self._changed.notify()
         return future
 
     def _run(self) -> None:
-        while self._serve():
+        while self._answer_batch():
             pass
 
-    def _serve(self) -> bool:
-        """Answers one batch. False: no call has come for a while, and the thread has ended."""
-        batch = self._take()
+    def _answer_batch(self) -> bool:
+        """Answer one batch. False: no call has arrived for `_IDLE_S`, so the thread ends.
+
+        A function of its own, so that the thread holds no call while it waits for the next ones.
+        """
+        batch = self._take_batch()
         if batch:
             self._answer(batch)
         return bool(batch)
 
-    def _take(self) -> list[_Call]:
+    def _take_batch(self) -> list[_Call]:
         with self._changed:
-            self._enough = 1
-            if not self._changed.wait_for(lambda: self._calls, _IDLE):
+            self._wake_size = 1
+            if not self._changed.wait_for(lambda: self._calls, _IDLE_S):
                 self._thread = None
                 return []
-            self._enough = self._size
+            self._wake_size = self._batch_size
             left = self._calls[0].arrived + self._timeout - time.monotonic()
-            self._changed.wait_for(lambda: len(self._calls) >= self._size, max(0.0, left))
-            batch, self._calls = self._calls[: self._size], self._calls[self._size :]
+            self._changed.wait_for(lambda: len(self._calls) >= self._batch_size, max(0.0, left))
+            batch, self._calls = self._calls[: self._batch_size], self._calls[self._batch_size :]
             return batch
 
 
-def _gather(name: str, values: tuple, stack: bool) -> Any:
-    """One argument of all callers: a list, or a tensor with the callers in its first dimension."""
+def _collect(name: str, values: tuple, stack: bool) -> Any:
+    """Return one parameter's values of all callers: a list, or a tensor whose first dimension is the callers."""
     if not stack or not all(isinstance(value, torch.Tensor) for value in values):
         return list(values)
     try:
@@ -99,12 +100,12 @@ def _gather(name: str, values: tuple, stack: bool) -> Any:
         ) from None
 
 
-def _hand_out(result: Any, n: int) -> Sequence[Any]:
-    """What each of `n` callers gets of what the function returned."""
+def _split_result(result: Any, n: int) -> Sequence[Any]:
+    """Return the parts of the function's result for `n` callers."""
     if result is None:
         return [None] * n
     if isinstance(result, tuple):
-        return list(zip(*(_hand_out(part, n) for part in result), strict=True))
+        return list(zip(*(_split_result(part, n) for part in result), strict=True))
     if isinstance(result, torch.Tensor) and result.dim() > 0 and len(result) == n:
         return result.unbind()
     if isinstance(result, list) and len(result) == n:
@@ -122,9 +123,9 @@ def _hand_out(result: Any, n: int) -> Sequence[Any]:
 def _answer(function: Callable, names: list[str], stack: bool, calls: list[_Call]) -> None:
     try:
         columns = zip(names, zip(*(call.arguments for call in calls), strict=True), strict=True)
-        arguments = [_gather(name, values, stack) for name, values in columns]
-        results = _hand_out(function(*calls[0].owner, *arguments), len(calls))
-    except BaseException as error:  # SystemExit, too: callers must get an answer
+        arguments = [_collect(name, values, stack) for name, values in columns]
+        results = _split_result(function(*calls[0].owner, *arguments), len(calls))
+    except BaseException as error:  # also SystemExit: the callers must get an answer
         failure = error if isinstance(error, Exception) else RuntimeError(f"The batched function raised {error!r}.")
         results = [failure] * len(calls)
     for call, result in zip(calls, results, strict=True):
@@ -139,7 +140,7 @@ def _parameters(function: Callable) -> tuple[inspect.Signature, list[str]]:
     for parameter in signature.parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.KEYWORD_ONLY):
             raise TypeError(
-                f"batched cannot take {function.__qualname__}{signature}: {parameter} has no place of its own in a "
+                f"batched cannot take {function.__qualname__}{signature}: {parameter} does not name one argument of a "
                 "call. Name each parameter, without * and **."
             )
     names = list(signature.parameters)
@@ -152,7 +153,7 @@ def _check(max_batch: Any, timeout: Any) -> None:
     if not callable(max_batch):
         if not isinstance(max_batch, numbers.Integral):
             raise TypeError(
-                f"max_batch must be an int or give one, but is a {type(max_batch).__name__}: {max_batch!r}."
+                f"max_batch must be an int or return one, but is a {type(max_batch).__name__}: {max_batch!r}."
             )
         if int(max_batch) < 1:
             raise ValueError(f"max_batch must be at least 1, but is {max_batch}.")
@@ -171,35 +172,35 @@ def batched(
 ) -> Any:
     """Decorator: one invocation of the function answers the calls of many callers.
 
-    A caller calls it by RPC with arguments of its own, and gets a result of its own, as of any function. The function
-    is written for many: it gets, for each parameter, the values of all callers of a batch, in the same order, and
-    returns a result for each. It is called when `max_batch` calls have come or when the first of them has waited for
-    `timeout` seconds, whichever is sooner: a caller that stays away delays the others, but cannot stall them.
+    Each caller calls the function by RPC with its own arguments and gets its own result. The function itself receives,
+    for each parameter, the values of all callers of a batch, in the same order, and returns a result for each caller.
+    It runs when `max_batch` calls have arrived or the first of them has waited for `timeout` seconds, whichever is
+    sooner: an absent caller delays the others by at most `timeout`.
 
     Args:
-        function: of a module or a class. In a class the first parameter must be called `self`; calls on different
-            objects are batched apart. Parameters are named, without `*`; defaults work.
-        max_batch (int): callers of one invocation at most, at least 1. Or a function that gives the number, called with
-            each call: with the object for a method, without arguments otherwise.
-        timeout (float): seconds that a call waits for others. 0: none; what has come while the last invocation ran is
-            a batch.
-        stack (bool): where all callers give a tensor, have the function get one tensor, with the callers in a new first
-            dimension. False: always lists.
+        function: a function of a module or a class. In a class the first parameter must be called `self`; calls on
+            different objects form different batches. Parameters have names, without `*`; defaults work.
+        max_batch (int): the largest number of callers of one invocation, at least 1. Or a function that returns the
+            number; it runs for each call, with the object for a method and without arguments otherwise.
+        timeout (float): seconds that a call waits for others. 0: none; the calls that arrived during the last
+            invocation form a batch.
+        stack (bool): if all callers pass a tensor, stack these to one tensor with the callers as a new first dimension.
+            False: always pass lists.
 
-    The function returns a tensor whose first dimension are the callers, a list with one result each (an exception in it
-    is raised at that caller), a tuple of these (each caller gets a tuple), or None. What it raises is raised at all
-    callers of the batch. It runs in a thread of its own, one invocation at a time, so that what only it uses needs no
-    lock. That thread has no context of distributed autograd: gradients do not flow through such calls. Put
-    `torch.no_grad()` into it unless it computes gradients of its own.
+    The function returns a tensor whose first dimension is the callers, a list with one result per caller (an exception
+    in it is raised at that caller), a tuple of these (each caller gets a tuple), or None. An exception of the function
+    is raised at all callers of the batch. The function runs in a thread of its own, one invocation at a time, so data
+    that only it uses needs no lock. That thread has no context of distributed autograd: gradients do not flow through
+    such calls. Use `torch.no_grad()` in the function unless it computes gradients of its own.
 
-    Called in its own process, as a plain function, it returns a `torch.futures.Future`. It is an
-    `rpc.functions.async_execution` function: no thread waits for the answer, and `rpc_sync`, `rpc_async`, `remote` and
-    the proxies of an RRef can call it. It needs nothing of torchrpc's core, and works with torch's own RPC as well.
+    A direct call in the function's own process returns a `torch.futures.Future`; any thread may make it. The function
+    is an `rpc.functions.async_execution` function: no thread waits for the answer, and `rpc_sync`, `rpc_async`,
+    `remote` and the proxies of an RRef can call it. It does not use torchrpc's core and works with torch's own RPC.
 
     Raises:
         TypeError, ValueError: when decorating: `max_batch` or `timeout` out of range, a function without named
             parameters. At one caller: arguments that do not fit the function. At all callers of a batch: tensors that
-            cannot be stacked, a result that is not one for each.
+            cannot be stacked, or a result that does not have one part per caller.
 
     Example:
         >>> @torchrpc.batched(max_batch=8, timeout=0.005)
@@ -214,9 +215,9 @@ def batched(
     _check(max_batch, timeout)
     signature, names = _parameters(function)
     owners = 1 if names[0] == "self" else 0
-    size = max_batch if callable(max_batch) else lambda *_: max_batch
+    batch_size = max_batch if callable(max_batch) else lambda *_: max_batch
     answer = functools.partial(_answer, function, names[owners:], stack)
-    queues: dict[int | None, _Queue] = {}  # by the object's id; None where there is none
+    queues: dict[int | None, _Queue] = {}  # by the id of the object; None for a function
     lock = threading.Lock()
 
     def queue_of(owner: tuple) -> _Queue:
@@ -236,6 +237,6 @@ def batched(
             bound.apply_defaults()
             args = bound.args
         owner, arguments = args[:owners], args[owners:]
-        return queue_of(owner).put(owner, arguments, max(1, size(*owner)))
+        return queue_of(owner).put(owner, arguments, max(1, batch_size(*owner)))
 
     return call

@@ -1,4 +1,4 @@
-"""What is wrong with the arguments of a call. The extension asks when they are not of the usual types."""
+"""Checks of a call's arguments. The extension calls `check_call` if they are not of the most common types."""
 
 import numbers
 from typing import Any
@@ -9,11 +9,13 @@ from .constants import UNSET_RPC_TIMEOUT
 
 
 def _check_initialized() -> None:
+    """Raise RuntimeError unless `init_rpc` has been called."""
     if not _is_current_rpc_agent_set():
         raise RuntimeError("RPC has not been initialized. Call torch.distributed.rpc.init_rpc first.")
 
 
 def _to_worker_info(to: Any) -> Any:
+    """Return the WorkerInfo of a name, rank or WorkerInfo. RuntimeError: no such worker; ValueError: another type."""
     if isinstance(to, WorkerInfo):
         return to
     if isinstance(to, str):
@@ -24,7 +26,12 @@ def _to_worker_info(to: Any) -> Any:
 
 
 def check_call(to: Any, func: Any, args: Any, kwargs: Any, timeout: Any) -> tuple[Any, tuple]:
-    """Give the worker's info and the positional arguments as a tuple."""
+    """Return the worker's info and the positional arguments as a tuple.
+
+    Raises:
+        TypeError, ValueError: an argument of the wrong kind; the text names it.
+        RuntimeError: RPC is not initialized, or the group has no such worker.
+    """
     _check_initialized()
     if not callable(func):
         raise TypeError("function should be callable.")

@@ -1,6 +1,6 @@
-"""Torch's futures: awaitable in any asyncio event loop (`await rpc.rpc_async(...)`), with waits that Ctrl-C ends.
+"""Extensions of torch's futures: any asyncio event loop can await them, and Ctrl-C interrupts a wait.
 
-A future completes on a thread of its own choosing; the loop is woken through call_soon_threadsafe.
+A future completes on any thread, which notifies the event loop by call_soon_threadsafe.
 """
 
 import asyncio
@@ -14,18 +14,18 @@ from torchrpc._C import _wait_for_future, _wait_for_futures
 
 
 def _settle(waiter: "asyncio.Future[None]") -> None:
-    if not waiter.done():  # a cancelled task has gone away; the call itself goes on
+    if not waiter.done():  # it is done if the task was cancelled; the call itself goes on
         waiter.set_result(None)
 
 
 def _await(self: "torch._C.Future") -> Generator[Any, None, Any]:
-    """Wait without blocking the running loop; gives the value or raises the error, as `wait()` does."""
+    """Wait without blocking the running event loop; return the value or raise the error, as `wait()` does."""
     if not self.done():
         loop = asyncio.get_running_loop()
         waiter = loop.create_future()
 
         def wake(_: Any) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the event loop has been closed, so no task waits
                 loop.call_soon_threadsafe(_settle, waiter)
 
         self.add_done_callback(wake)
@@ -34,16 +34,18 @@ def _await(self: "torch._C.Future") -> Generator[Any, None, Any]:
 
 
 def _wait_all(futures: "list[torch.futures.Future]") -> list[Any]:
-    """Wait until all of the futures are complete; give their values, in order.
+    """Wait until all futures are complete; return their values, in order. Any thread may call it.
 
     Raises:
-        Exception: the error of the first that fails, without waiting for the others.
+        Exception: the error of the first future that fails, without waiting for the others.
     """
     return _wait_for_futures(futures)
 
 
 def extend_futures() -> None:
-    """Give `torch._C.Future` (and so `torch.futures.Future`) an `__await__`, unless torch has one, and our waits."""
+    """Add `__await__` to `torch._C.Future`, the base of `torch.futures.Future`, unless torch has one; replace its waits
+    by ones that Ctrl-C interrupts.
+    """
     if not hasattr(torch._C.Future, "__await__"):
         torch._C.Future.__await__ = _await
     torch._C.Future.wait = _wait_for_future

@@ -1,4 +1,4 @@
-"""`init_rpc`: from its arguments to a running agent."""
+"""`init_rpc`: checks its arguments, opens the store and starts an agent. One thread at a time runs it."""
 
 import logging
 import numbers
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 _is_tensorpipe_available = True
 
-_store: Any = None  # of the latest group: rank 0's serves workers that leave later than it does
+_store: Any = None  # the latest group's. Kept since rank 0's store serves workers that leave after rank 0
 
 
 def init_rpc(
@@ -39,22 +39,21 @@ def init_rpc(
     """Join a group of workers; when it returns, this process can call all of them and serves their calls.
 
     Args:
-        name (str): this worker's name, one of its own in the group: letters, digits, `_`, `:`, `-`, `.`, shorter
-            than 128.
-        backend (BackendType): default, and the only one there is: `BackendType.TENSORPIPE`.
+        name (str): this worker's name, unique in the group: letters, digits, `_`, `:`, `-`, `.`, shorter than 128.
+        backend (BackendType): default, and normally the only one: `BackendType.TENSORPIPE`.
         rank (int): this worker's number, from 0; with `env://` the variable RANK is the default.
-        world_size (int): how many workers the group has. None: workers come and go at run time.
-        rpc_backend_options (TensorPipeRpcBackendOptions): threads, time-out, where to meet, devices; default: 16
-            threads, 60 seconds, `env://`.
+        world_size (int): the number of workers in the group. None: workers join and leave at run time.
+        rpc_backend_options (TensorPipeRpcBackendOptions): threads, time-out, rendezvous, devices; default: 16 threads,
+            60 seconds, `env://`.
         rpc_backend (BackendType): another spelling of `backend`.
 
     Raises:
         TypeError, ValueError, RuntimeError: a wrong argument, or a variable missing in the environment.
-        RuntimeError: RPC is initialized already; the group could not be formed (no one at the address, a port in use,
-            names or world sizes that do not fit): the text says which worker and what to do.
+        RuntimeError: RPC is initialized already; the group could not be formed (no worker at the address, a port in
+            use, names or world sizes that do not fit): the text says which worker and what to do.
 
-    It waits for the others as long as the environment variable TORCHRPC_INIT_TIMEOUT says (seconds), else half an
-    hour. One thread at a time may call it.
+    It waits for the other workers for the number of seconds in the environment variable TORCHRPC_INIT_TIMEOUT, else for
+    half an hour. One thread at a time may call it.
     """
     backend = rpc_backend if backend is None else backend
     backend, rpc_backend_options = _resolve_backend(backend, rpc_backend_options)
@@ -72,7 +71,7 @@ def init_rpc(
 
 
 def _resolve_backend(backend: Any, options: Any) -> tuple[Any, Any]:
-    """Backend and options, each from the other if it is not given."""
+    """Return backend and options; the one that is not given follows from the other."""
     if backend is not None and not backend_registry.is_backend(backend):
         raise TypeError(f"Argument backend must be a member of BackendType, but is {backend!r}.")
     if options is not None and not isinstance(options, RpcBackendOptions):
@@ -112,9 +111,9 @@ def _validate_name_and_ranks(name: Any, rank: Any, world_size: Any) -> None:
             f"{name}: world_size must not be negative, but is {world_size}. None is for a group of any size."
         )
     if rank < -1 or (world_size and rank >= world_size):
-        most = f" to {world_size - 1}, as world_size is {world_size}" if world_size else ""
-        raise ValueError(f"{name}: rank must be from 0{most}, but is {rank}.")
-    WorkerInfo(name, max(rank, 0))  # raises for a name that is not one
+        upper = f" to {world_size - 1}, as world_size is {world_size}" if world_size else ""
+        raise ValueError(f"{name}: rank must be from 0{upper}, but is {rank}.")
+    WorkerInfo(name, max(rank, 0))  # raises for an invalid name
 
 
 def _type_error(argument: str, value: Any, kind: Any) -> RuntimeError:
@@ -144,7 +143,7 @@ def _init_rpc_backend(
     world_size: int | None = None,
     rpc_backend_options: Any = None,
 ) -> None:
-    """The second half of `init_rpc`, for those who bring their own store."""
+    """The second half of `init_rpc`, for scripts that have a store of their own."""
     backend = backend if backend is not None else backend_registry.BackendType.TENSORPIPE
     _validate_rpc_args(backend, store, name, rank, world_size, rpc_backend_options)
     if _is_current_rpc_agent_set():
@@ -155,13 +154,13 @@ def _init_rpc_backend(
         )
         api._init_rpc_states(agent)
     except BaseException:
-        if _is_current_rpc_agent_set():  # so that one can try again
+        if _is_current_rpc_agent_set():  # the script may try again
             api._drop_agent()
         raise
 
 
 @api._require_initialized
 def _get_debug_info() -> dict[str, str]:
-    """What the RRef tables, the agent and distributed autograd count."""
+    """Return the counters of the RRef tables, the agent and distributed autograd."""
     agent = api._get_current_rpc_agent()
     return {**_rref_context_get_debug_info(), **agent.get_debug_info(), **dist_autograd._get_debug_info()}

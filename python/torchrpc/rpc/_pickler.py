@@ -1,7 +1,7 @@
-"""Values that have no plain form, as bytes and tensors: pickle protocol 5 with tensors and large buffers beside it.
+"""Python objects as bytes and tensors: pickle protocol 5, with tensors and large buffers beside the bytes.
 
-Beyond pickle it knows RRefs, script modules and functions without a name of their own (lambdas, nested functions),
-which travel as code. Every call makes its own pickler: any thread, and calls within calls (from a __getstate__, say).
+It also pickles RRefs, script modules, and functions that have no name in a module (lambdas, nested functions), which
+travel as code. Any thread may pickle, also from within a __getstate__: each use makes a pickler of its own.
 """
 
 import io
@@ -18,19 +18,21 @@ import torch
 from torchrpc import _C
 
 from ._allow_list import check_allowed, find_allowed
-from ._exceptions import NameNotFoundError, find_global, find_module, same_type, this_worker
+from ._exceptions import make_exception
+from ._names import NameNotFoundError, find_global, find_module, this_worker
 
-# Smaller buffers are cheaper in the pickle than as a tensor of their own.
+# A smaller buffer costs less in the pickle than as a tensor of its own.
 _OUT_OF_BAND_BYTES = 4096
 _COUNT = struct.Struct("<I")
 
 _Reducer = Callable[[Any], tuple]
 
 
-# --- What the pickle calls when it is read. The names stand for methods of the reading unpickler. ---
+# --- Functions that a pickle calls by name when it is read ---
 
 
 def _tensor(index: int) -> torch.Tensor:
+    """Never runs in an RPC: `_Unpickler.find_class` replaces it by a look-up in its tensors."""
     raise pickle.UnpicklingError("This was pickled for an RPC message and can only be read there.")
 
 
@@ -46,7 +48,7 @@ def _script_function(qualified_name: str) -> torch.jit.ScriptFunction:
     compiled = torch.jit._state._python_cu
     if (found := compiled.find_function(qualified_name)) is None:
         module, _, name = qualified_name.removeprefix("__torch__.").rpartition(".")
-        find_module(module)  # it may just not have been imported here
+        find_module(module)  # importing it may compile the function
         if (found := compiled.find_function(qualified_name)) is None:
             raise NameNotFoundError(
                 f"attempted to get undefined function {name}: {this_worker()} has no such script function in its "
@@ -87,17 +89,23 @@ _ATTRIBUTES = ("__defaults__", "__kwdefaults__", "__annotations__", "__qualname_
 
 
 class _Pickler(pickle.Pickler):
-    """Writes one object; tensors and buffers are appended to the given lists."""
+    """Writes one object to `file`; appends its tensors and large buffers to the given lists."""
 
-    def __init__(self, file: io.BytesIO, reducers: dict[type, _Reducer], tensors: list, buffers: list) -> None:
-        def keep(buffer: pickle.PickleBuffer) -> bool:  # true: in the pickle
+    def __init__(
+        self,
+        file: io.BytesIO,
+        reducers: dict[type, _Reducer],
+        tensors: list[torch.Tensor],
+        buffers: list[torch.Tensor],
+    ) -> None:
+        def is_in_band(buffer: pickle.PickleBuffer) -> bool:
             raw = buffer.raw()
             if raw.nbytes < _OUT_OF_BAND_BYTES or raw.readonly:
                 return True
             buffers.append(torch.frombuffer(raw, dtype=torch.uint8))
             return False
 
-        super().__init__(file, protocol=5, buffer_callback=keep)
+        super().__init__(file, protocol=5, buffer_callback=is_in_band)
         self.reducers = reducers
         self.tensors = tensors
 
@@ -109,7 +117,7 @@ class _Pickler(pickle.Pickler):
         if kind is types.FunctionType:
             return NotImplemented if _has_name(obj) else _reduce_function(obj)
         if kind is types.CellType:
-            return _empty_cell, ()  # filled by the function, which may be what it holds
+            return _empty_cell, ()  # filled with the function, since the cell may hold that very function
         if kind in self.reducers:
             return self.reducers[kind](obj)
         if issubclass(kind, _C.PyRRef):
@@ -125,42 +133,44 @@ class _Pickler(pickle.Pickler):
 
 
 class _Probe(_Pickler):
-    """Only finds out whether something can be written: makes no forks."""
+    """Tests whether an object can be written; makes no forks of RRefs."""
 
     def reduce_rref(self, rref: _C.PyRRef) -> tuple:
         return _rref, ((),)
 
 
 class _Unpickler(pickle.Unpickler):
+    """Reads the bytes that `_Pickler` wrote, and takes tensors and buffers from the list."""
+
     def __init__(self, data: bytes, tensors: list[torch.Tensor]) -> None:
         super().__init__(io.BytesIO(data), buffers=_buffers(data, tensors))
-        self.at = tensors.__getitem__
+        self.tensor_at = tensors.__getitem__
 
     def find_class(self, module: str, name: str) -> Any:
         if name == "_tensor" and module == __name__:
-            return self.at
+            return self.tensor_at
         return find_global(module, name)
 
 
 class _AllowedUnpickler(_Unpickler):
-    """Builds what the worker's `allowed_functions` allow, and data."""
+    """Builds only plain data and objects that the worker's `allowed_functions` allow."""
 
     def find_class(self, module: str, name: str) -> Any:
         if name == "_tensor" and module == __name__:
-            return self.at
+            return self.tensor_at
         if name == "_script_function" and module == __name__:
             return _allowed_script_function
         return find_allowed(module, name)
 
 
 def _buffers(data: bytes, tensors: list[torch.Tensor]) -> Iterator[Any]:
-    """The buffers behind the tensors, writable and on the tensors' own memory."""
+    """Return the buffers, the last tensors of the list, as writable views of the tensors' memory."""
     (count,) = _COUNT.unpack_from(data, len(data) - _COUNT.size)
     return (memoryview(tensor.numpy()) for tensor in tensors[len(tensors) - count :])
 
 
 def _has_name(function: types.FunctionType) -> bool:
-    """Whether its module has it under its name, so that a receiver can find its own."""
+    """Whether its module has it under its name, so that the receiver can find its own by that name."""
     found: Any = sys.modules.get(function.__module__)
     for part in function.__qualname__.split("."):
         found = getattr(found, part, None)
@@ -168,9 +178,9 @@ def _has_name(function: types.FunctionType) -> bool:
 
 
 def _reduce_function(function: types.FunctionType) -> tuple:
-    """As code, with closure, defaults and attributes by value; globals are those of the receiver's module."""
+    """Send the code, with closure, defaults and attributes by value; its globals are those of the receiver's module."""
     cells = function.__closure__ or ()
-    made_of = (
+    arguments = (
         marshal.dumps(function.__code__),
         sys.implementation.cache_tag,
         function.__globals__.get("__name__", "__main__"),
@@ -178,61 +188,64 @@ def _reduce_function(function: types.FunctionType) -> tuple:
         cells,
     )
     state = {
-        "cells": [(cell, *_content(cell)) for cell in cells],
+        "cells": [(cell, *_cell_content(cell)) for cell in cells],
         "dict": function.__dict__,
         "attributes": {name: getattr(function, name) for name in _ATTRIBUTES},
     }
-    return _function, made_of, state, None, None, _fill_function
+    return _function, arguments, state, None, None, _fill_function
 
 
 def _reduce_script_module(module: torch.jit.ScriptModule) -> tuple:
     file = io.BytesIO()
     try:
         torch.jit.save(module, file)
-    except torch.jit.Error as exc:  # raised by its __getstate__
+    except torch.jit.Error as exc:  # from its __getstate__
         raise RuntimeError(str(exc)) from exc
     return _script_module, (file.getvalue(),)
 
 
-def _content(cell: types.CellType) -> tuple:
+def _cell_content(cell: types.CellType) -> tuple:
+    """A tuple of the cell's value; empty if none has been assigned yet."""
     try:
         return (cell.cell_contents,)
-    except ValueError:  # not assigned yet
+    except ValueError:
         return ()
 
 
 class _InternalRPCPickler:
-    """Turns objects into bytes and tensors, and back. Thread safe; subclasses may override both methods."""
+    """Turns objects into bytes and tensors, and back. Thread-safe; subclasses may override both methods."""
 
     def __init__(self) -> None:
         self._reducers: dict[type, _Reducer] = {}
 
     def _register_reducer(self, obj_class: type, reducer: _Reducer) -> None:
-        """Have instances of exactly this class pickled by `reducer(obj)`, which returns what `__reduce__` does."""
+        """Pickle instances of exactly this class by `reducer(obj)`, which returns a tuple as `__reduce__` does."""
         self._reducers.setdefault(obj_class, reducer)
 
     def serialize(self, obj: Any) -> tuple[bytes, list[torch.Tensor]]:
-        """The bytes and the tensors (exact torch.Tensor objects, then large buffers) that make up `obj`.
+        """Return the bytes and the tensors that make up `obj`.
 
-        Tensors and buffers are not copied: change them before they are sent, and the receiver may see it.
+        The tensors are the objects of exactly the type torch.Tensor, of any shape and dtype, then the large buffers as
+        one-dimensional uint8 tensors. Nothing is copied: the receiver may see changes that are made before the message
+        is sent.
 
         Raises:
-            RuntimeError: an RRef that has been deleted, a future.
-            TypeError, AttributeError, pickle.PicklingError: something else that cannot be pickled.
+            RuntimeError: `obj` contains an RRef that has been deleted, or a future.
+            TypeError, AttributeError, pickle.PicklingError: something else in `obj` cannot be pickled.
         """
         return self._dump(_Pickler, obj)
 
     def deserialize(self, binary_data: bytes, tensor_table: list[torch.Tensor]) -> Any:
-        """What `serialize` was given. Large buffers come back writable, on the memory of their tensors.
+        """Return the object that `serialize` was given. Large buffers are writable views of their tensors' memory.
 
         Raises:
-            AttributeError, ModuleNotFoundError: a function, class or module that this worker does not have (they are
-                RuntimeErrors, too).
+            AttributeError, ModuleNotFoundError: this worker does not have a function, class or module of that name (the
+                errors are RuntimeErrors, too).
         """
         return _Unpickler(binary_data, tensor_table).load()
 
     def _check(self, obj: Any) -> None:
-        """Raise what serialize() would raise because of `obj`, if anything."""
+        """Raise the error that serialize() would raise for `obj`, if any."""
         self._dump(_Probe, obj)
 
     def _dump(self, pickler: type[_Pickler], obj: Any) -> tuple[bytes, list[torch.Tensor]]:
@@ -240,7 +253,7 @@ class _InternalRPCPickler:
         tensors: list[torch.Tensor] = []
         buffers: list[torch.Tensor] = []
         pickler(file, self._reducers, tensors, buffers).dump(obj)
-        file.write(_COUNT.pack(len(buffers)))  # behind the end of the pickle, where its reader does not look
+        file.write(_COUNT.pack(len(buffers)))  # the unpickler stops before these bytes
         return file.getvalue(), tensors + buffers
 
 
@@ -248,11 +261,13 @@ _internal_rpc_pickler = _InternalRPCPickler()
 
 
 def serialize(obj: Any) -> tuple[bytes, list[torch.Tensor]]:
-    """A value that goes back to a caller, as bytes and tensors. Raises as the pickler's method, but says more."""
+    """Return the bytes and tensors of a result. Raises the errors of the pickler's method, with the worker's name and
+    advice.
+    """
     try:
         return _internal_rpc_pickler.serialize(obj)
     except Exception as exc:
-        raise same_type(
+        raise make_exception(
             type(exc),
             f"{this_worker()} cannot send a value of type {type(obj).__qualname__}: {exc}. Return plain data, tensors "
             "or picklable objects; call the function with rpc.remote() to leave its result where it is.",
@@ -260,39 +275,41 @@ def serialize(obj: Any) -> tuple[bytes, list[torch.Tensor]]:
 
 
 def deserialize(binary_data: bytes, tensor_table: list[torch.Tensor]) -> Any:
-    """What `serialize` was given on another worker."""
+    """Return the object that `serialize` was given on another worker."""
     return _internal_rpc_pickler.deserialize(binary_data, tensor_table)
 
 
 def deserialize_allowed(binary_data: bytes, tensor_table: list[torch.Tensor]) -> Any:
-    """The same on a worker with `allowed_functions`. NotAllowedError for what they do not allow."""
+    """`deserialize` on a worker with `allowed_functions`. Raises NotAllowedError for a name that they do not allow."""
     return _AllowedUnpickler(binary_data, tensor_table).load()
 
 
-def _parts(args: tuple, kwargs: dict) -> dict[str, Any]:
+def _arguments_by_name(args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
     return {f"argument {key}": value for key, value in [*enumerate(args), *kwargs.items()]}
 
 
 def refuse_rrefs(to: str, function: str, args: tuple, kwargs: dict) -> None:
-    """Raise if a script function is to be called with an RRef."""
-    for part, value in _parts(args, kwargs).items():
+    """Raise RuntimeError if an argument for a script function is an RRef."""
+    for name, value in _arguments_by_name(args, kwargs).items():
         if isinstance(value, _C.PyRRef):
             raise RuntimeError(
-                f"Cannot send {part} (RRef) of the call of {function} to {to}: TorchScript cannot hold RRefs of "
+                f"Cannot send {name} (RRef) of the call of {function} to {to}: TorchScript cannot hold RRefs of "
                 "torchrpc. Call a Python function, and the script function there with the value."
             )
 
 
 def raise_unsendable(exc: Exception, to: str, func: Any, args: tuple, kwargs: dict) -> None:
-    """Raise `exc`, which came up when a call was to be sent; if an argument is to blame, in words that name it."""
-    name = getattr(func, "__qualname__", repr(func))
-    for part, value in {"the function": func, **_parts(args, kwargs)}.items():
+    """Raise `exc`, which occurred while a call was encoded. If an argument caused it, raise an error that names the
+    argument.
+    """
+    function = getattr(func, "__qualname__", repr(func))
+    for name, value in {"the function": func, **_arguments_by_name(args, kwargs)}.items():
         try:
             _internal_rpc_pickler._check(value)
         except Exception as why:
-            raise same_type(
+            raise make_exception(
                 type(why),
-                f"Cannot send {part} ({type(value).__qualname__}) of the call of {name} to {to}: {why}. Nothing was "
-                f"sent. Use plain data, tensors or picklable objects, or create it on {to} with rpc.remote().",
+                f"Cannot send {name} ({type(value).__qualname__}) of the call of {function} to {to}: {why}. Nothing "
+                f"was sent. Use plain data, tensors or picklable objects, or create it on {to} with rpc.remote().",
             ) from exc
     raise exc

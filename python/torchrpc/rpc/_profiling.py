@@ -1,4 +1,4 @@
-"""How profilers show calls."""
+"""The ranges by which profilers show the calls that this worker makes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ from ._cpp_functions import CppFunction
 from .internal import RPCExecMode, _build_rpc_profiling_key
 
 
-def _name_of(func: Callable) -> str:
+def _function_name(func: Callable) -> str:
     operator = _find_builtin(func)
     if operator is not None:
         return operator
@@ -25,24 +25,24 @@ def _name_of(func: Callable) -> str:
 
 
 def _range_of(mode: RPCExecMode, to: Any, func: Callable) -> _CallRange | None:
-    """None if the call cannot be made: making it will say why."""
+    """Return the range of a call, or None if the call has no valid callee or function: making it raises the error."""
     try:
         agent = _get_current_rpc_agent()
         callee = getattr(to, "name", None) or agent.get_worker_info(to).name
-        return _CallRange(_build_rpc_profiling_key(mode, _name_of(func), agent.get_worker_info().name, callee))
+        return _CallRange(_build_rpc_profiling_key(mode, _function_name(func), agent.get_worker_info().name, callee))
     except Exception:
         return None
 
 
-def call_shown(
+def call_with_range(
     mode: RPCExecMode, call: Callable[..., Any], to: Any, func: Any, args: Any, kwargs: Any, timeout: float
 ) -> Any:
-    """Make a call by a function of the extension, so that the profiles that are being recorded show it."""
-    shown = _range_of(mode, to, func)
-    if shown is None:
+    """Make a call by `call`, a function of the extension, inside a range for the profiles under way on this thread."""
+    call_range = _range_of(mode, to, func)
+    if call_range is None:
         return call(to, func, args, kwargs, timeout)
-    with shown:
+    with call_range:
         result = call(to, func, args, kwargs, timeout)
     if mode is RPCExecMode.REMOTE:
-        result._set_profiling_future(shown.ended())
+        result._set_profiling_future(call_range.ended())
     return result

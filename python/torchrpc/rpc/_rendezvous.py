@@ -1,8 +1,8 @@
-"""How the workers of a group find the store where they meet.
+"""The rendezvous: how the workers of a group find their common store.
 
-Only the thread that calls `init_rpc` comes here. env:// and tcp:// are resolved here rather than by torch, because
-torch's handlers let rank 0 wait for the whole group inside the store's constructor: a wrong world size, or a wrong
-address, would show after half an hour and without a name.
+Runs on the thread that calls `init_rpc`. This module resolves env:// and tcp:// itself, because with torch's handlers
+rank 0 waits for the whole group in the store's constructor: a wrong world size or address would be reported only after
+half an hour, and without the name of a worker.
 """
 
 import contextlib
@@ -20,9 +20,9 @@ from torchrpc._C import _ASK_DOCTOR, _listen_where_peers_meet
 
 logger = logging.getLogger(__name__)
 
-_WAIT_VARIABLE = "TORCHRPC_INIT_TIMEOUT"
-_FORMED = "formed"
-_TELL_AFTER = 10.0  # seconds of silence that make a person wonder
+_TIMEOUT_VARIABLE = "TORCHRPC_INIT_TIMEOUT"
+_FORMED_KEY = "formed"  # as in csrc/api/rendezvous.cpp
+_LOG_AFTER_S = 10.0
 _HOW_TO_MEET = (
     "Set MASTER_ADDR and MASTER_PORT to the host name and a free port of the machine of rank 0, the same for all "
     "workers, or pass rpc_backend_options=TensorPipeRpcBackendOptions(init_method='tcp://host:port'), or "
@@ -31,23 +31,23 @@ _HOW_TO_MEET = (
 
 
 def init_timeout() -> timedelta:
-    """How long to wait for other workers to come up: TORCHRPC_INIT_TIMEOUT (seconds), or torch's half an hour."""
-    text = os.environ.get(_WAIT_VARIABLE)
+    """Return how long to wait for other workers to start: TORCHRPC_INIT_TIMEOUT (seconds), or torch's half an hour."""
+    text = os.environ.get(_TIMEOUT_VARIABLE)
     if not text:
         limit = dist.constants.default_pg_timeout
-        return limit if isinstance(limit, timedelta) else timedelta(seconds=limit)  # some programs put a number there
+        return limit if isinstance(limit, timedelta) else timedelta(seconds=limit)  # some programs set a number
     try:
         return timedelta(seconds=float(text))
     except ValueError:
-        raise ValueError(f"{_WAIT_VARIABLE} must be a number of seconds, but is {text!r}.") from None
+        raise ValueError(f"{_TIMEOUT_VARIABLE} must be a number of seconds, but is {text!r}.") from None
 
 
 def open_store(init_method: str, rank: int, world_size: int | None) -> tuple[dist.Store, int]:
-    """The store of that URL and this worker's rank (which the URL or the environment may give).
+    """Return the store of that URL, and this worker's rank, which may come from the URL or the environment.
 
     Raises:
         ValueError: something is missing in the URL or the environment.
-        RuntimeError: no way to the store, or (rank 0) its port is in use.
+        RuntimeError: the store cannot be reached, or (rank 0) its port is in use.
     """
     url = urlparse(init_method)
     if url.scheme not in ("env", "tcp"):
@@ -82,17 +82,17 @@ def _url_error(scheme: str, text: str) -> ValueError:
 
 
 def _open_by_torch(init_method: str, rank: int, world_size: int | None) -> tuple[dist.Store, int]:
-    """file:// and whatever else has been registered with torch."""
+    """For file:// and all schemes that have been registered with torch."""
     store, rank, _ = next(_rendezvous_helper(init_method, rank, world_size, timeout=init_timeout()))
     return store, rank
 
 
 def _open_tcp(host: str, port: int, rank: int, use_libuv: bool) -> dist.Store:
-    # Under torchrun the launcher serves the store; otherwise rank 0 does, one for all groups of its process.
+    # Under torchrun the launcher serves the store. Otherwise rank 0 does, with one store for all groups of its process.
     serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
     limit = init_timeout()
     try:
-        with _told(f"rank {rank} waits for rank 0 to listen at {host}:{port}. {_HOW_TO_MEET} {_ASK_DOCTOR}."):
+        with _log_if_slow(f"rank {rank} waits for rank 0 to listen at {host}:{port}. {_HOW_TO_MEET} {_ASK_DOCTOR}."):
             return dist.TCPStore(
                 host,
                 port,
@@ -101,29 +101,29 @@ def _open_tcp(host: str, port: int, rank: int, use_libuv: bool) -> dist.Store:
                 limit,
                 wait_for_workers=False,
                 multi_tenant=True,
-                # Left to itself the store would listen on all interfaces.
+                # Without this socket the store would listen on all interfaces.
                 master_listen_fd=_listen_where_peers_meet(host, port) if serves else None,
                 use_libuv=use_libuv,
             )
     except (RuntimeError, ValueError) as exc:
         if serves:
-            told = (
+            text = (
                 f"rank 0 cannot serve the group's store at {host}:{port}: {exc}. Is the port in use (by an earlier run "
                 f"that has not ended, say)? Choose another MASTER_PORT for all workers. {_ASK_DOCTOR}."
             )
         else:
-            told = (
+            text = (
                 f"rank {rank} found nobody at {host}:{port}, where rank 0 should listen, in {limit.total_seconds():g} "
-                f"s: {exc}. Is rank 0 running, and is this its address? {_HOW_TO_MEET} {_WAIT_VARIABLE} (seconds) says "
-                f"how long to wait. {_ASK_DOCTOR}."
+                f"s: {exc}. Is rank 0 running, and is this its address? {_HOW_TO_MEET} {_TIMEOUT_VARIABLE} (seconds) "
+                f"says how long to wait. {_ASK_DOCTOR}."
             )
-        raise type(exc)(told) from exc
+        raise type(exc)(text) from exc
 
 
 @contextlib.contextmanager
-def _told(text: str) -> Iterator[None]:
-    """Log what the block is waiting for, once, if it takes long."""
-    timer = threading.Timer(_TELL_AFTER, logger.warning, ["init_rpc: for %g s %s", _TELL_AFTER, text])
+def _log_if_slow(text: str) -> Iterator[None]:
+    """Log once what the block waits for, if it takes longer than `_LOG_AFTER_S`."""
+    timer = threading.Timer(_LOG_AFTER_S, logger.warning, ["init_rpc: for %g s %s", _LOG_AFTER_S, text])
     timer.daemon = True
     timer.start()
     try:
@@ -133,19 +133,19 @@ def _told(text: str) -> Iterator[None]:
 
 
 def enter_group(root: dist.Store, world_size: int | None) -> dist.Store:
-    """The part of `root` that belongs to the group now forming there.
+    """Return the part of `root` that belongs to the group that forms now.
 
-    Groups of a fixed size may follow one another on one store; each has a number, and what tells that a number is used
-    up is in the store, not in the process: its members may have been in other groups before, and not in the same ones.
+    Groups of a fixed size may follow one another on one store; each has a number. The store, not the process, keeps
+    which numbers are used: the members of a group may have been in different groups before.
     """
     number = 0
     store = dist.PrefixStore("rpc_prefix_0", root)
-    while world_size and store.check([_FORMED]):
+    while world_size and store.check([_FORMED_KEY]):
         number += 1
         store = dist.PrefixStore(f"rpc_prefix_{number}", root)
     return store
 
 
 def mark_formed(store: dist.Store) -> None:
-    """The group that this store is of has come up: the next one must take another."""
-    store.set(_FORMED, "1")
+    """Record that this store's group has formed: the next group takes the next number."""
+    store.set(_FORMED_KEY, "1")

@@ -1,4 +1,4 @@
-"""Joining and leaving a group that has no fixed size: one worker at a time, by a token in the store."""
+"""How workers join and leave a group without a fixed size: one at a time, while it holds a token in the store."""
 
 import contextlib
 import time
@@ -10,18 +10,18 @@ from torch.distributed import DistNetworkError, Store
 from torchrpc._C import WorkerInfo, _get_current_rpc_agent
 
 _TOKEN = "RpcGroupManagementToken"
-_LOOK_AGAIN = 0.01  # s
+_TOKEN_POLL_S = 0.01
 
 
 @contextlib.contextmanager
 def _group_membership_management(store: Store, name: str, is_join: bool) -> Iterator[None]:
-    """Hold the token while the block runs; waits for its holder, at most the store's timeout.
+    """Hold the token while the block runs; wait for its present holder for at most the store's timeout.
 
-    The token is given back if the block fails, too, so that one worker's error does not stop all others. Who leaves a
-    group whose store is gone (with the process of rank 0, say) does so without a token: nobody can join it any more.
+    The token is returned even if the block fails, so that the error of one worker does not stop all others. A worker
+    leaves without the token if the store's process (rank 0) has ended: no worker can join that group any more.
 
     Raises:
-        RuntimeError: the holder did not give it back in time.
+        RuntimeError: the holder did not return the token in time.
     """
     ignored = () if is_join else (DistNetworkError,)
     with contextlib.suppress(*ignored):
@@ -34,19 +34,19 @@ def _group_membership_management(store: Store, name: str, is_join: bool) -> Iter
 
 
 def _take_token(store: Store, mine: str) -> None:
-    # Not store.wait(): it bars the store for all threads, those that serve the holder included, and another connection
-    # takes a minute to learn that the store has gone.
-    end = time.monotonic() + store.timeout.total_seconds()
+    # store.wait() would block the store for all threads, also for those that serve the holder, and a second connection
+    # takes a minute to notice that the store's process has ended.
+    deadline = time.monotonic() + store.timeout.total_seconds()
     while (holder := store.compare_set(_TOKEN, "", mine).decode()) != mine:
-        if time.monotonic() > end:
+        if time.monotonic() > deadline:
             raise RuntimeError(
-                f"{mine} the group, waited {store.timeout.total_seconds():g} s for the turn of {holder}, to end. "
-                "If that worker is dead, start the group anew; else allow more time by rpc_timeout."
+                f"{mine} the group, waited {store.timeout.total_seconds():g} s for the token held by {holder}. "
+                "If that worker is dead, start a new group; otherwise increase rpc_timeout."
             )
-        time.sleep(_LOOK_AGAIN)
+        time.sleep(_TOKEN_POLL_S)
 
 
 def _update_group_membership(worker_info: WorkerInfo, my_devices: list, reverse_device_map: dict, is_join: bool) -> Any:
-    """Runs on every member when `worker_info` comes or goes."""
+    """Runs on every member when the worker `worker_info` joins or leaves."""
     agent = _get_current_rpc_agent()
     return agent._update_group_membership(worker_info, my_devices, reverse_device_map, is_join)

@@ -1,7 +1,7 @@
 """`wait`: block until some of many futures are done.
 
-Callers wait in threads of their own; futures complete in any thread. One callback stands on each future that somebody
-has ever waited for, and knows who waits now: waiting again and again for a slow one costs no memory.
+Any thread may wait, and a future completes on any thread. Each future gets at most one callback, which keeps a set of
+the present waiters, so repeated waits for a slow future cost no memory.
 """
 
 import math
@@ -17,46 +17,46 @@ __all__ = ["wait"]
 
 
 class _Waiter:
-    """One call of `wait`: how many futures must still complete."""
+    """One invocation of `wait`. `reached` is set when `count` futures have completed."""
 
-    def __init__(self, missing: int) -> None:
+    def __init__(self, count: int) -> None:
         self._lock = threading.Lock()
-        self._missing = missing
-        self.enough = threading.Event()
+        self._remaining = count
+        self.reached = threading.Event()
 
-    def count(self) -> None:
+    def decrement(self) -> None:
         with self._lock:
-            self._missing -= 1
-            enough = self._missing == 0
-        if enough:
-            self.enough.set()
+            self._remaining -= 1
+            reached = self._remaining == 0
+        if reached:
+            self.reached.set()
 
 
 class _Completion:
-    """What is to happen when one future completes."""
+    """The callback of one future: notifies the threads that wait for it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._done = False
         self._waiters: set[_Waiter] = set()
 
-    def tell(self, waiter: _Waiter) -> None:
+    def add(self, waiter: _Waiter) -> None:
         with self._lock:
             if not self._done:
                 self._waiters.add(waiter)
                 return
-        waiter.count()
+        waiter.decrement()
 
-    def forget(self, waiter: _Waiter) -> None:
+    def remove(self, waiter: _Waiter) -> None:
         with self._lock:
             self._waiters.discard(waiter)
 
-    def happen(self, _: Any) -> None:
+    def complete(self, _: Any) -> None:
         with self._lock:
             self._done = True
             waiters, self._waiters = self._waiters, set()
         for waiter in waiters:
-            waiter.count()
+            waiter.decrement()
 
 
 _completions: "weakref.WeakKeyDictionary[Any, _Completion]" = weakref.WeakKeyDictionary()
@@ -70,7 +70,7 @@ def _completion_of(future: Any) -> _Completion:
         if completion is None:
             completion = _completions[future] = _Completion()
     if is_new:
-        future.add_done_callback(completion.happen)  # at once, in this thread, if it is done already
+        future.add_done_callback(completion.complete)  # runs it now if the future is done
     return completion
 
 
@@ -90,30 +90,31 @@ def _check(futures: list[Any], num_returns: Any, timeout: Any) -> None:
     if not isinstance(timeout, numbers.Real | None):
         raise TypeError(f"timeout must be a number of seconds or None, but is a {type(timeout).__name__}: {timeout!r}.")
     if timeout is not None and not float(timeout) >= 0:
-        raise ValueError(f"timeout must not be negative, but is {timeout}. 0: only look; None: no limit.")
+        raise ValueError(f"timeout must not be negative, but is {timeout}. 0: only check; None: no limit.")
 
 
 def wait(
     futures: Iterable[Any], num_returns: int = 1, timeout: float | None = None
 ) -> tuple[list["torch.futures.Future"], list["torch.futures.Future"]]:
-    """Wait until `num_returns` of the futures are done; say which those are and which are left.
+    """Wait until `num_returns` of the futures are done; return the done ones and the others.
 
     Args:
-        futures: futures of `rpc_async`, their `then`, or of one's own; each at most once.
-        num_returns (int): how many to wait for, from 1 to all of them.
-        timeout (float): seconds; None: no limit; 0: only look.
+        futures: any `torch.futures.Future`s, from `rpc_async` for example; each at most once.
+        num_returns (int): the number of futures to wait for, from 1 to all of them.
+        timeout (float): seconds; None: no limit; 0: only check.
 
     Returns:
-        (ready, rest): two lists that have all the futures together, each in the order of `futures`. `ready` has
-        `num_returns` of them, never more: if more are done, those that stand first. It has fewer when the time is up.
-        A future whose call failed is done, too: its `wait()` raises the error.
+        (ready, rest): two lists that together have all the futures, each in the order of `futures`. `ready` has
+        `num_returns` futures, or fewer after the timeout. If more are done, it has the first of them. A future whose
+        call failed is done; its `wait()` raises the error.
 
     Raises:
-        TypeError, ValueError: no future, a future twice, `num_returns` or `timeout` out of range.
+        TypeError: `futures` has something that is not a future; `num_returns` or `timeout` has another type.
+        ValueError: a future is there twice; `num_returns` or `timeout` is out of range.
 
-    Any thread may call, also with futures that others wait for. A time limit leaves the calls alone: they go on. Of no
-    futures, none are ready: ([], []). The meaning is that of Ray's `ray.wait`. To be fair to workers that are served
-    one by one, append new futures at the end.
+    Any thread may call it, also with futures that other threads wait for. The timeout does not end the calls. Without
+    futures the result is ([], []). The meaning is that of Ray's `ray.wait`. To treat workers fairly, append new futures
+    at the end.
 
     Example:
         >>> pending = {rpc.rpc_async(worker, len, args=(worker,)): worker for worker in ("worker1", "worker2")}
@@ -125,21 +126,21 @@ def wait(
     _check(futures, num_returns, timeout)
     ready = [future for future in futures if future.done()]
     if len(ready) < min(num_returns, len(futures)) and timeout != 0:
-        _block(futures, ready, num_returns, timeout)
+        _wait_for_futures(futures, ready, num_returns, timeout)
         ready = [future for future in futures if future.done()]
     ready = ready[:num_returns]
-    taken = {id(future) for future in ready}
-    return ready, [future for future in futures if id(future) not in taken]
+    ready_ids = {id(future) for future in ready}
+    return ready, [future for future in futures if id(future) not in ready_ids]
 
 
-def _block(futures: list[Any], ready: list[Any], num_returns: int, timeout: float | None) -> None:
+def _wait_for_futures(futures: list[Any], ready: list[Any], num_returns: int, timeout: float | None) -> None:
     waiter = _Waiter(num_returns - len(ready))
     done = {id(future) for future in ready}
     completions = [_completion_of(future) for future in futures if id(future) not in done]
     try:
         for completion in completions:
-            completion.tell(waiter)
-        waiter.enough.wait(None if timeout is None or math.isinf(timeout) else min(timeout, threading.TIMEOUT_MAX))
+            completion.add(waiter)
+        waiter.reached.wait(None if timeout is None or math.isinf(timeout) else min(timeout, threading.TIMEOUT_MAX))
     finally:
         for completion in completions:
-            completion.forget(waiter)
+            completion.remove(waiter)

@@ -1,4 +1,4 @@
-"""Kinds of agents, and how the one there is (TENSORPIPE) comes up: who is in the group, with which devices."""
+"""The registry of backends, and how an agent of the backend TENSORPIPE starts: membership and devices of its group."""
 
 import collections
 import enum
@@ -44,7 +44,7 @@ def _make_enum(members: dict[str, BackendValue]) -> Any:
     make: Any = enum.Enum
     made = make("BackendType", members)
     made.__repr__ = lambda self: f"BackendType.{self.name}"
-    made.__doc__ = "The registered backends. `BackendType.TENSORPIPE` is always there; see `register_backend`."
+    made.__doc__ = "The registered backends. `BackendType.TENSORPIPE` always exists; see `register_backend`."
     return made
 
 
@@ -52,24 +52,24 @@ BackendType = _make_enum({})
 
 
 def backend_registered(backend_name: str) -> bool:
-    """Whether there is a backend of that name."""
+    """Whether a backend of that name is registered."""
     return backend_name in BackendType.__members__
 
 
 def register_backend(
     backend_name: str, construct_rpc_backend_options_handler: Callable, init_backend_handler: Callable
 ) -> Any:
-    """Add a backend and return its member of BackendType (which is a new enum from now on).
+    """Add a backend and return its member of BackendType, which is a new enum afterwards.
 
     Args:
         backend_name (str): its name.
-        construct_rpc_backend_options_handler: called as `(rpc_timeout, init_method, **kwargs)`, gives options.
-        init_backend_handler: called with the keywords store, name, rank, world_size and rpc_backend_options, gives an
-            agent, a TensorPipeAgent of its own making: others can say who is in the group, but make no calls. It may
-            have started it, by `api._init_rpc_states(agent)`.
+        construct_rpc_backend_options_handler: called as `(rpc_timeout, init_method, **kwargs)`; returns options.
+        init_backend_handler: called with the keywords store, name, rank, world_size and rpc_backend_options; returns an
+            agent. Only a TensorPipeAgent can make calls; other agents know just the members of the group. The handler
+            may start the agent itself, by `api._init_rpc_states(agent)`.
 
     Raises:
-        RuntimeError: the name is taken.
+        RuntimeError: the name is registered already.
     """
     global BackendType
     if backend_registered(backend_name):
@@ -81,7 +81,7 @@ def register_backend(
 
 
 def is_backend(backend: Any) -> bool:
-    """Whether it is a member of BackendType, be it one from before another backend was registered."""
+    """Whether it is a member of BackendType, or of the enum before a later registration."""
     return isinstance(backend, enum.Enum) and isinstance(backend.value, BackendValue)
 
 
@@ -91,12 +91,12 @@ def construct_rpc_backend_options(
     init_method: str = DEFAULT_INIT_METHOD,
     **kwargs: Any,
 ) -> Any:
-    """The backend's options."""
+    """Return the backend's options. `rpc_timeout` is in seconds; `kwargs` go to the backend's handler."""
     return backend.value.construct_rpc_backend_options_handler(rpc_timeout, init_method, **kwargs)
 
 
 def init_backend(backend: Any, *args: Any, **kwargs: Any) -> Any:
-    """The backend's agent. TypeError if its handler gives none."""
+    """Return the backend's agent; the arguments go to its handler. TypeError if the handler returns None."""
     agent = backend.value.init_backend_handler(*args, **kwargs)
     if agent is None:
         raise TypeError(f"The init_backend_handler of {backend!r} returned None. It must return the agent it has made.")
@@ -104,7 +104,7 @@ def init_backend(backend: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _init_process_group(store: dist.Store, rank: int, world_size: int) -> dist.ProcessGroup:
-    """A group over gloo, for backends whose workers exchange something before they have agents."""
+    """Return a gloo group, for backends whose workers exchange data before they have agents."""
     return dist.ProcessGroupGloo(store, rank, world_size, DEFAULT_PROCESS_GROUP_TIMEOUT)
 
 
@@ -122,7 +122,7 @@ def _validate_device_maps(
     all_devices: dict[str, list[torch.device]],
     is_static_group: bool = True,
 ) -> None:
-    """Raise ValueError for device maps and device lists that do not fit together."""
+    """Raise ValueError for device maps and device lists that do not fit together; the text names the workers."""
     for node in all_names:
         devices, count = all_devices[node], all_device_counts[node]
         if len(set(devices)) != len(devices):
@@ -163,7 +163,7 @@ def _validate_side(
 def _create_device_list(
     my_devices: list[torch.device], my_device_maps: dict[str, _DeviceMap], reverse_device_maps: dict[str, _DeviceMap]
 ) -> list[torch.device]:
-    """The devices given, or else those that this worker's maps and the others' maps to it name."""
+    """Return the given devices, else those that this worker's maps and the maps of others to this worker name."""
     if not my_devices:
         maps = [*my_device_maps.values(), *reverse_device_maps.values()]
         my_devices = list({device for map_ in maps for device in map_} - {torch.device("cpu")})
@@ -173,7 +173,7 @@ def _create_device_list(
 def _create_reverse_mapping(
     my_name: str, all_names: list[str], all_device_maps: dict[str, dict[str, _DeviceMap]]
 ) -> dict[str, _DeviceMap]:
-    """For replies: how the devices here map to those of each worker that has a map to here."""
+    """Return the maps for replies: from the devices here to those of each worker that has a map to this worker."""
     return {
         node: {target: source for source, target in all_device_maps[node][my_name].items()}
         for node in all_names
@@ -207,7 +207,7 @@ def _tensorpipe_construct_rpc_backend_options_handler(
 
 
 def _init_handler(agent_type: type[TensorPipeAgent], options_type: type) -> Callable[..., TensorPipeAgent]:
-    """An init_backend_handler that makes agents of that type."""
+    """Return an init_backend_handler that makes agents of that type."""
 
     def init(store: Any, name: str, rank: int, world_size: int | None, rpc_backend_options: Any) -> TensorPipeAgent:
         if not isinstance(store, dist.Store):
@@ -235,7 +235,7 @@ def _init_static_group(
 ) -> TensorPipeAgent:
     agent = _make_agent(agent_type, store, name, rank, world_size, options)
     _start(agent)
-    _settle_devices(agent)
+    _exchange_devices(agent)
     return agent
 
 
@@ -245,7 +245,7 @@ def _init_dynamic_group(
     with _group_membership_management(store, name, True):
         agent = _make_agent(agent_type, store, name, rank, None, options)
         _start(agent)
-        _settle_devices(agent)
+        _exchange_devices(agent)
         return agent
 
 
@@ -260,31 +260,32 @@ def _start(agent: TensorPipeAgent) -> None:
 
 
 def _describe_devices(count: int, maps: dict[str, _DeviceMap], devices: list[torch.device]) -> bytes:
-    """For `_read_devices` on other workers. Not a pickle: it goes through the store, which others may write to."""
+    """Encode devices as JSON for `_read_devices` on other workers. Not a pickle: any peer may write to the store."""
     described = {name: [(str(here), str(there)) for here, there in map_.items()] for name, map_ in maps.items()}
     return json.dumps([count, described, [str(device) for device in devices]]).encode()
 
 
 def _read_devices(metadata: bytes) -> tuple[int, dict[str, _DeviceMap], list[torch.device]]:
+    """Decode number of devices, device maps and devices."""
     count, maps, devices = json.loads(metadata)
     read = {name: {torch.device(here): torch.device(there) for here, there in map_} for name, map_ in maps.items()}
     return int(count), read, [torch.device(device) for device in devices]
 
 
-def _device_facts(agent: TensorPipeAgent, worker: WorkerInfo) -> tuple[Any, Any, Any]:
-    """How many devices a worker has, its device maps and its devices; C++ workers have none."""
+def _devices_of(agent: TensorPipeAgent, worker: WorkerInfo) -> tuple[Any, Any, Any]:
+    """Return the number of devices of a worker, its device maps and its devices; C++ workers have none."""
     return (0, {}, []) if is_cpp(agent, worker) else _read_devices(agent._get_facts(worker.id))
 
 
-def _settle_devices(agent: TensorPipeAgent) -> None:
-    """Check the devices of all workers against each other, and keep what concerns this one.
+def _exchange_devices(agent: TensorPipeAgent) -> None:
+    """Check the devices of all workers against each other, and give this worker's agent its devices and maps.
 
-    In a group without a fixed size, all members are told what concerns them, and take this worker in.
+    In a group without a fixed size, send each member its new maps, by which it also accepts this worker as a member.
     """
     try:
         me, workers = agent.get_worker_info(), agent.get_worker_infos()
-        metadata = {worker.name: _device_facts(agent, worker) for worker in workers}
-        counts, maps, devices = ({name: fact[i] for name, fact in metadata.items()} for i in range(3))
+        metadata = {worker.name: _devices_of(agent, worker) for worker in workers}
+        counts, maps, devices = ({name: of_worker[i] for name, of_worker in metadata.items()} for i in range(3))
         names = list(metadata)
         _validate_device_maps(names, counts, maps, devices, agent.is_static_group)
         for name in [me.name] if agent.is_static_group else names:
@@ -294,15 +295,15 @@ def _settle_devices(agent: TensorPipeAgent) -> None:
                 _start_cuda(used)
                 agent._set_devices(used, reverse_maps)
             else:
-                _tell_member(name, me, used, reverse_maps)
+                _update_member(name, me, used, reverse_maps)
         if agent.is_static_group and any(maps.values()):
-            api._all_gather(None)  # nobody calls by a map before all know it
+            api._all_gather(None)  # no worker calls by a map before all workers have the maps
     except BaseException:
         api.shutdown(graceful=False)
         raise
 
 
-def _tell_member(name: str, me: WorkerInfo, devices: list[torch.device], reverse_maps: dict[str, _DeviceMap]) -> None:
+def _update_member(name: str, me: WorkerInfo, devices: list[torch.device], reverse_maps: dict[str, _DeviceMap]) -> None:
     try:
         api.rpc_sync(name, _update_group_membership, args=(me, devices, reverse_maps, True))
     except WorkerLostError as exc:

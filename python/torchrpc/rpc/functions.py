@@ -1,4 +1,4 @@
-"""Decorators for functions that are called remotely."""
+"""A decorator for functions that are called remotely."""
 
 import functools
 from collections.abc import Callable
@@ -8,11 +8,11 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def async_execution(fn: _F) -> _F:
-    """Mark a function whose result comes later: it returns a `torch.futures.Future`, and the caller gets its value.
+    """Decorator of a function that returns a `torch.futures.Future`: the caller gets the future's value.
 
-    The callee's thread is free as soon as the function returns; the reply goes out when the future completes, from
-    whatever thread completes it. With `staticmethod` or `classmethod` this decorator stands inside, next to the
-    function. It works for `rpc_sync`, `rpc_async`, `remote` and for the proxies of an RRef.
+    The callee's thread is free as soon as the function returns. The thread that completes the future sends the reply.
+    Apply `staticmethod` or `classmethod` outside of this decorator. It works for `rpc_sync`, `rpc_async`, `remote` and
+    for the proxies of an RRef.
 
     Raises (at the caller):
         RuntimeError: the function returned something that is not a future.

@@ -1,4 +1,4 @@
-"""What the layers of RPC share: kinds of call, records, pickling, exceptions. The extension calls in here."""
+"""The functions and types that the extension looks up, and upstream's helpers for calls and profiles."""
 
 import collections
 import enum
@@ -11,9 +11,9 @@ from ._checks import check_call as check_call
 from ._cpp_functions import CppFunction as CppFunction
 from ._cpp_functions import refuse_keywords as refuse_keywords
 from ._exceptions import WorkerLostError as WorkerLostError
-from ._exceptions import _describe_exception, same_type
+from ._exceptions import _describe_exception, make_exception
 from ._exceptions import _rebuild_exception as _rebuild_exception
-from ._exceptions import find_global as find_global
+from ._names import find_global as find_global
 from ._pickler import _internal_rpc_pickler as _internal_rpc_pickler
 from ._pickler import _InternalRPCPickler as _InternalRPCPickler
 from ._pickler import _script_function as _script_function
@@ -38,7 +38,7 @@ class RPCExecMode(enum.Enum):
 
 
 class _AsyncResult:
-    """Returned by a function to say that the future in it is not the result, but brings it."""
+    """Returned by a function whose result is the value of the future, not the future itself."""
 
     __slots__ = ("future",)
 
@@ -47,7 +47,7 @@ class _AsyncResult:
 
 
 def _run_function(python_udf: PythonUDF) -> Any:
-    """Call `python_udf.func`; an exception comes back as a RemoteException."""
+    """Call `python_udf.func` and return its result, or a RemoteException if it raises."""
     try:
         if isinstance(python_udf, Exception):
             raise python_udf
@@ -57,22 +57,26 @@ def _run_function(python_udf: PythonUDF) -> Any:
 
 
 def _handle_exception(result: Any) -> None:
-    """Raise what `result` tells of, if it is a RemoteException."""
+    """Raise the exception that `result` describes, if it is a RemoteException."""
     if isinstance(result, RemoteException):
-        raise same_type(result.exception_type, result.msg)
+        raise make_exception(result.exception_type, result.msg)
 
 
 def _build_rpc_profiling_key(
     exec_type: RPCExecMode, func_name: str, current_worker_name: str, dst_worker_name: str
 ) -> str:
-    """The name under which a profiler shows a call."""
+    """Return the name under which a profiler shows a call."""
     return f"rpc_{exec_type.value}#{func_name}({current_worker_name} -> {dst_worker_name})"
 
 
 def _start_record_function(
     exec_type: RPCExecMode, func_name: str, current_worker_name: str, dest_worker_name: str
 ) -> Any:
-    """Begin a profiler's event for a call; the caller ends it. The autograd profiler must be on."""
+    """Begin a profiler event for a call and return its record; the caller of this function ends it.
+
+    Raises:
+        AssertionError: the autograd profiler is not enabled.
+    """
     assert torch.autograd._profiler_enabled(), "Autograd profiler should be enabled."
     record = torch.autograd._RecordFunction()
     key = _build_rpc_profiling_key(exec_type, str(func_name), current_worker_name, dest_worker_name)

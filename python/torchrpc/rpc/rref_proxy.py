@@ -1,4 +1,4 @@
-"""What `rref.rpc_sync()`, `rref.rpc_async()` and `rref.remote()` return: calls of the methods of a remote object."""
+"""The proxies that `rref.rpc_sync()`, `rref.rpc_async()` and `rref.remote()` return, to call the value's methods."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ from .internal import _AsyncResult
 
 
 def _call_method(rref: PyRRef, name: str, args: tuple, kwargs: dict) -> Any:
-    """Runs on the owner, which alone knows whether the method is an `async_execution` one."""
+    """Runs on the owner: only the owner knows whether the method is an `async_execution` function."""
     value = rref.local_value()
     check_method(value, name)
     method = getattr(value, name)
@@ -21,12 +21,12 @@ def _call_method(rref: PyRRef, name: str, args: tuple, kwargs: dict) -> Any:
 
 
 class RRefProxy:
-    """Turns `proxy.method(*args, **kwargs)` into a call on the RRef's owner. Made by PyRRef.
+    """Turns `proxy.method(*args, **kwargs)` into a call to the RRef's owner. Made by PyRRef; any thread may use it.
 
     Args:
-        rref: what to call methods of.
+        rref: refers to the object whose methods are called.
         rpc_api: `rpc_sync`, `rpc_async` or `remote`.
-        timeout (float): seconds; default: the group's.
+        timeout (float): seconds for each call; default: the group's time-out.
     """
 
     def __init__(self, rref: PyRRef, rpc_api: Callable[..., Any], timeout: float = UNSET_RPC_TIMEOUT) -> None:
@@ -39,7 +39,7 @@ class RRefProxy:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if rpc_api is api.remote:
-                # remote() has no way to say later that there is no such method, so it asks first.
+                # remote() could not report a missing method at once, so ask the owner for the type first.
                 getattr(rref._get_type(timeout=timeout), name)
             return rpc_api(rref.owner(), _call_method, args=(rref, name, args, kwargs), timeout=timeout)
 

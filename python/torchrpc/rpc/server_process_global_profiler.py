@@ -1,4 +1,4 @@
-"""A profile of all that this process does for others, with torch's legacy profiler."""
+"""A profile of all calls that this process serves, by torch's legacy profiler."""
 
 import itertools
 from typing import Any
@@ -14,9 +14,9 @@ __all__: list[str] = []
 class _server_process_global_profile(profile):
     """A context manager like `torch.autograd.profiler_legacy.profile`, for the threads that serve calls.
 
-    It may be entered and left by calls: make one on the worker to look at with `rpc.remote`. They nest, and an outer
-    one has the inner one's events, too. Afterwards `function_events` holds all events, and
-    `process_global_function_events` a list of events for each request served.
+    Calls may enter and leave it: make one by `rpc.remote` on the worker to be profiled. Profiles nest; an outer one has
+    the events of the inner one, too. After the block, `function_events` has all events, and
+    `process_global_function_events` a list of events for each served request.
     """
 
     def __enter__(self) -> Any:

@@ -1,7 +1,7 @@
-"""Groups of worker processes for tests: start them, run something in each, end all of them whatever happens.
+"""Groups of worker processes for tests. No process is left at the end, even if a test fails.
 
-`run_ranks` runs a function in N processes; `workers` makes this process worker0 of a group whose others only serve.
-Workers meet in a file of their own, so that no port can be taken from under them.
+`run_ranks` runs a function in N processes. `workers` makes this process worker0 of a group whose other workers only
+serve calls. The rendezvous of a group is a file, so no other program can take its port.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ __all__ = ["RankError", "run_ranks", "workers"]
 
 
 class RankError(RuntimeError):
-    """A process failed: its traceback, or how it ended."""
+    """A process failed; the text has its traceback, or its exit code."""
 
 
 def run_ranks(
@@ -31,18 +31,18 @@ def run_ranks(
     init: bool = True,
     env: dict[str, str] | None = None,
 ) -> list[Any]:
-    """Run `fn(rank, *args)` in `world_size` processes and return what they return, in order.
+    """Run `fn(rank, *args)` in `world_size` processes and return their results, in the order of ranks.
 
     Args:
         fn: picklable, unless `start_method` is "fork".
         start_method: "spawn", "fork" or "forkserver".
-        timeout: seconds for all of it; shortly before, the processes print their stacks.
-        init: the processes are `worker0`, `worker1` … of a group while `fn` runs, which is shut down afterwards.
-            Otherwise `fn` calls init_rpc itself; MASTER_ADDR and MASTER_PORT are set.
-        env: variables to set there.
+        timeout: seconds for all processes to end; after it, they print their stacks and are killed.
+        init: the processes are `worker0`, `worker1` … of a group while `fn` runs; afterwards the group is shut down.
+            False: `fn` calls init_rpc itself; MASTER_ADDR and MASTER_PORT are set.
+        env: environment variables of the processes.
 
     Raises:
-        RankError: one of them raised, died or did not end in time. All have been killed by then.
+        RankError: a process raised, died or did not end in time. All have been killed by then.
     """
     with tempfile.TemporaryDirectory() as folder:
         url = f"file://{folder}/store" if init else None
@@ -58,14 +58,15 @@ def run_ranks(
 def workers(
     world_size: int, start_method: str = "forkserver", timeout: float = 60.0, **options: Any
 ) -> Iterator[list[str]]:
-    """Be worker0 of a group while the block runs; gives the names of all. The others serve calls until it ends.
+    """Be worker0 of a group while the block runs; yields the names of all workers. The others serve calls.
 
     Args:
-        timeout: seconds the others have to end once the block has.
+        start_method: "spawn", "fork" or "forkserver".
+        timeout: seconds in which the other workers must end after the block.
         options: for TensorPipeRpcBackendOptions, the same for all.
 
     Raises:
-        RankError: one of the others raised or died, or did not end in time.
+        RankError: one of the other workers raised or died, or did not end in time.
     """
     with tempfile.TemporaryDirectory() as folder:
         url = f"file://{folder}/store"
@@ -80,13 +81,13 @@ def workers(
                 yield [f"worker{rank}" for rank in range(world_size)]
             finally:
                 group.end(timeout)
-                if rpc._is_current_rpc_agent_set():  # unless the block has done it
+                if rpc._is_current_rpc_agent_set():  # the block may have shut it down
                     rpc.shutdown(timeout=timeout)
             group.results()
 
 
 def free_port() -> int:
-    """A port that nobody uses just now."""
+    """Return a TCP port on which no process listens now."""
     import socket
 
     with socket.socket() as listener:
@@ -95,7 +96,7 @@ def free_port() -> int:
 
 
 class _Processes:
-    """Started processes; leaving the block kills those that still run."""
+    """Child processes; the end of the block kills those that still run."""
 
     def __init__(self, start_method: str, timeout: float) -> None:
         self.context: Any = mp.get_context(start_method)
@@ -108,29 +109,29 @@ class _Processes:
         self.values: dict[int, Any] = {}
 
     def start(self, rank: int, body: Callable[..., Any], *args: Any) -> None:
-        here, there = self.context.Pipe()
-        process = self.context.Process(target=_child, args=(there, body, args), daemon=True)
+        parent_end, child_end = self.context.Pipe()
+        process = self.context.Process(target=_child, args=(child_end, body, args), daemon=True)
         process.start()
-        there.close()
-        self.running[here] = rank, process
+        child_end.close()
+        self.running[parent_end] = rank, process
         self.processes.append(process)
 
     def end(self, timeout: float) -> None:
-        """Tell those that serve to come to the end, in that many seconds from now."""
+        """Tell the workers that serve calls to end within `timeout` seconds."""
         self.deadline = time.monotonic() + timeout
         for connection in self.running:
-            with contextlib.suppress(OSError):  # has died; results() will say so
+            with contextlib.suppress(OSError):  # the process has died, which results() reports
                 connection.send("end")
 
     def results(self) -> list[Any]:
-        """What they return, when all have ended."""
+        """Wait until all processes have ended; return their results."""
         while self.running:
             ready = multiprocessing.connection.wait(list(self.running), max(self.deadline - time.monotonic(), 0))
             if not ready:
                 self.dump_stacks()
                 ranks = sorted(rank for rank, _ in self.running.values())
                 raise RankError(f"ranks {ranks} did not end in {self.timeout:g} s; their stacks are on stderr.")
-            # Who died comes first: it is why others may have failed.
+            # Report a process that died first: others may have failed because of it.
             for connection in sorted(ready, key=lambda ready: self.running[ready][1].exitcode in (None, 0)):
                 self.collect(connection)
         return [self.values[rank] for rank in sorted(self.values)]
@@ -200,7 +201,7 @@ def _serve(connection: Any, rank: int, world_size: int, url: str, options: dict[
     import torchrpc.rpc as rpc
 
     _join(rank, world_size, url, **options)
-    connection.recv()  # EOFError if whoever started this is gone
+    connection.recv()  # EOFError if the parent process has ended
     rpc.shutdown()
 
 
@@ -209,7 +210,7 @@ def _join(rank: int, world_size: int, url: str, **options: Any) -> None:
 
     import torchrpc.rpc as rpc
 
-    torch.set_num_threads(1)  # many processes on few cores; and a thread pool would not survive a fork
+    torch.set_num_threads(1)  # there are many processes on few cores, and a thread pool does not survive a fork
     rpc.init_rpc(
         f"worker{rank}",
         rank=rank,

@@ -1,4 +1,4 @@
-"""What a fork server loads once for all processes that it will start. No threads may come of it."""
+"""The modules that a fork server loads once for all its children. Importing them must start no thread."""
 
 import torch  # noqa: F401
 

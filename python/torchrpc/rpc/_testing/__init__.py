@@ -1,6 +1,6 @@
-"""Importing this registers the backend FAULTY_TENSORPIPE: TENSORPIPE, but messages fail or come late as one orders.
+"""Registers, when imported, the backend FAULTY_TENSORPIPE: TENSORPIPE with injected failures and delays of messages.
 
-For tests of how a program bears faults:
+For tests of programs under faults:
 
     >>> import torchrpc.rpc._testing
     >>> backend = rpc.backend_registry.BackendType.FAULTY_TENSORPIPE
@@ -18,5 +18,5 @@ __all__ = ["FaultyTensorPipeAgent", "FaultyTensorPipeRpcBackendOptions", "is_ava
 
 
 def is_available() -> bool:
-    """Whether there is such a backend; always true."""
+    """Whether the backend is available; always true."""
     return True

@@ -1,0 +1,113 @@
+"""The three ways to call a function on another worker, and the block that waits for its asynchronous calls.
+
+Any thread calls these functions. Part of `api`, which is the module that they name as theirs.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from torchrpc._C import PyRRef, _call_async, _call_remote, _call_sync, _calls_are_shown
+
+from ._profiling import call_with_range
+from .constants import UNSET_RPC_TIMEOUT
+from .internal import RPCExecMode
+
+thread_local = threading.local()  # `future_list`: the futures of the thread's innermost _wait_all() block
+_open_blocks: list[None] = []  # an item for each _wait_all() block of any thread; keeps calls outside of blocks fast
+
+
+def rpc_sync(to: Any, func: Callable, args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
+    """Run `func(*args, **kwargs)` on the worker `to` and return its result.
+
+    Args:
+        to (str, int or WorkerInfo): name, rank or info of the worker; this worker itself is allowed.
+        func (Callable): a torch operator, a script function or a `torchrpc.cpp_function` (these run on the callee
+            without the GIL), a function or class that `to` can import, a method of a picklable object, a lambda or a
+            nested function (sent as code: its globals resolve on the callee, in the module of the same name).
+        args (tuple): picklable objects, RRefs, and CPU tensors of any shape, dtype and layout. Tensors are not copied
+            before they are sent.
+        kwargs (dict): likewise.
+        timeout (float): seconds until the call fails with a RuntimeError; 0: no limit; default: the group's time-out.
+
+    Raises:
+        RuntimeError: RPC is not initialized, the group has no such worker, the call timed out, or the worker is lost.
+        TypeError, ValueError: arguments of the wrong kind.
+        Exception: the exception that `func` raised, with its type, and the remote traceback in its text.
+
+    Any thread may call it.
+
+    Example:
+        >>> rpc.rpc_sync("worker1", torch.add, args=(torch.ones(2), 3), timeout=10)
+        tensor([4., 4.])
+    """
+    if _calls_are_shown():
+        return call_with_range(RPCExecMode.SYNC, _call_sync, to, func, args, kwargs, timeout)
+    return _call_sync(to, func, args, kwargs, timeout)
+
+
+def rpc_async(to: Any, func: Callable, args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
+    """Like `rpc_sync`, but return at once, with a `torch.futures.Future` of the result.
+
+    `future.wait()`, or `await future` in a coroutine, returns the result or raises the call's error. Do not change
+    tensors that you sent until the future is complete. Any thread may call this function and wait for the future.
+    Callbacks of the future (`then`) run on a thread of the pool or on a thread that waits for it.
+
+    Raises:
+        RuntimeError, TypeError, ValueError: as `rpc_sync`, for arguments that cannot be sent. The future raises later
+            errors.
+
+    Example:
+        >>> futures = [rpc.rpc_async(to, torch.add, args=(torch.ones(2), 1)) for to in ("worker1", "worker2")]
+        >>> torch.futures.wait_all(futures)
+        [tensor([2., 2.]), tensor([2., 2.])]
+    """
+    if _calls_are_shown():
+        future = call_with_range(RPCExecMode.ASYNC, _call_async, to, func, args, kwargs, timeout)
+    else:
+        future = _call_async(to, func, args, kwargs, timeout)
+    if _open_blocks and hasattr(thread_local, "future_list"):
+        thread_local.future_list.append(future)
+    return future
+
+
+def remote(to: Any, func: Callable, args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT) -> PyRRef:
+    """Run `func` (often a class) on the worker `to`, keep the result there, and return an RRef to it at once.
+
+    The arguments are those of `rpc_sync`. An error, a time-out included, is raised when the RRef is used. Any thread
+    may call it.
+
+    Raises:
+        RuntimeError, TypeError, ValueError: as `rpc_sync`, for arguments that cannot be sent.
+
+    Example:
+        >>> layer = rpc.remote("worker1", torch.nn.Linear, args=(4, 2))
+        >>> layer.rpc_sync().forward(torch.ones(3, 4)).shape
+        torch.Size([3, 2])
+    """
+    if _calls_are_shown():
+        return call_with_range(RPCExecMode.REMOTE, _call_remote, to, func, args, kwargs, timeout)
+    return _call_remote(to, func, args, kwargs, timeout)
+
+
+@contextlib.contextmanager
+def _wait_all() -> Iterator[None]:
+    """At the end of the block, wait for all calls that this thread made in it by `rpc_async`; raise the first error."""
+    thread_local.future_list = []
+    _open_blocks.append(None)
+    try:
+        yield
+    finally:
+        _open_blocks.pop()
+        try:
+            torch.futures.wait_all(thread_local.future_list)
+        finally:
+            del thread_local.future_list
+
+
+# Pickles, allow-lists and tracebacks name these functions as upstream's: by the module `api`.
+for _function in (rpc_sync, rpc_async, remote, _wait_all):
+    _function.__module__ = "torchrpc.rpc.api"

@@ -1,0 +1,204 @@
+"""`_all_gather`: every worker of a set contributes an object and receives the objects of all.
+
+The worker with the smallest name leads: the others send it their objects, and it sends all of them back. If the leader
+is lost, the worker with the next name leads. This module keeps the gatherings under way; the functions that send
+messages are passed to it, since scripts replace these in `api`.
+
+Threads: `Gathering` belongs to the thread that gathers. `record_object` and `record_all` run on threads of the pool.
+"""
+
+import collections
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from torchrpc._C import TensorPipeAgent
+
+from ._cpp_functions import is_cpp
+from ._exceptions import WorkerLostError
+
+logger = logging.getLogger(__name__)
+
+_LOST_POLL_S = 0.25  # between two checks whether a worker is lost
+_LOST_CONFIRM_S = 1.5  # a worker whose connection broke counts as lost within this time
+_LOST_CONFIRM_POLL_S = 0.05
+
+
+class AllGatherStates:
+    """The state of one `_all_gather` on this worker.
+
+    Attributes:
+        gathered_objects (dict): worker name -> its object.
+        proceed_signal (threading.Event): set when `gathered_objects` is complete.
+    """
+
+    __module__ = "torchrpc.rpc.api"
+
+    def __init__(self) -> None:
+        self.gathered_objects: dict[str, Any] = {}
+        self.proceed_signal = threading.Event()
+
+
+lock = threading.RLock()  # guards the two tables
+next_numbers: dict[str, int] = {}  # the joined names of a set -> the number of its next gathering
+states_by_id: collections.defaultdict[str, AllGatherStates] = collections.defaultdict(AllGatherStates)
+
+
+def forget_all() -> None:
+    """Drop all state at the end of a group, so that the next group starts at number 0."""
+    with lock:
+        next_numbers.clear()
+        states_by_id.clear()
+
+
+def python_workers(agent: Any) -> set[str]:
+    """The names of the workers that can gather.
+
+    They are not cached: other workers may call this one before init_rpc has returned here.
+    """
+    return {worker.name for worker in agent.get_worker_infos() if not is_cpp(agent, worker)}
+
+
+def record_object(sequence_id: str, worker_name: str, obj: Any, worker_names: set[str]) -> None:
+    """On the leader: record the object of one worker."""
+    with lock:
+        if worker_name not in worker_names:
+            raise AssertionError(f"{worker_name} is not expected by leader.")
+        states = states_by_id[sequence_id]
+        if worker_name in states.gathered_objects:
+            raise AssertionError(f"{worker_name} reported intent sequence id {sequence_id} twice. ")
+        states.gathered_objects[worker_name] = obj
+        if worker_names == set(states.gathered_objects):
+            states.proceed_signal.set()
+
+
+def record_all(sequence_id: str, objects_map: dict[str, Any]) -> None:
+    """On a follower: record the objects of all workers, which the leader has sent."""
+    with lock:
+        states = states_by_id[sequence_id]
+    if states.proceed_signal.is_set():
+        raise AssertionError(f"Termination signal sequence id {sequence_id} got set twice.")
+    states.gathered_objects = objects_map
+    states.proceed_signal.set()
+
+
+class Gathering:
+    """This worker's part in one `_all_gather`.
+
+    Args:
+        names: the workers that take part.
+        message_timeout_s: for each message; used in error texts.
+        wait_timeout_s: how long to wait for the others; None: no limit.
+        report: `report(leader, sequence_id, worker_name, obj, names)` has the leader run `record_object`; blocks.
+        distribute: `distribute(follower, sequence_id, objects)` has a follower run `record_all`; returns a future.
+    """
+
+    def __init__(
+        self,
+        agent: Any,
+        names: set[str],
+        message_timeout_s: float,
+        wait_timeout_s: float | None,
+        report: Callable[..., None],
+        distribute: Callable[..., torch.futures.Future],
+    ) -> None:
+        self._agent = agent
+        self._me: str = agent.get_worker_info().name
+        self._names = names
+        self._message_timeout_s = message_timeout_s
+        self._wait_timeout_s = wait_timeout_s
+        self._report = report
+        self._distribute = distribute
+        group = "".join(sorted(names))
+        with lock:
+            number = next_numbers.get(group, 0)
+            next_numbers[group] = number + 1
+        self._sequence_id = group + str(number)
+
+    def run(self, obj: Any) -> dict[str, Any]:
+        """Contribute `obj`; block until this worker has the objects of all, and return them by worker name.
+
+        Raises:
+            WorkerLostError: some workers are lost; all others have contributed by then.
+            RuntimeError: time-out, or a worker that could not be reached.
+        """
+        lost: set[str] = set()
+        while True:
+            leader = min(self._names - lost)
+            try:
+                self._report(leader, self._sequence_id, self._me, obj, self._names)
+                states = self._wait_for_objects(leader)
+                break
+            except WorkerLostError:
+                if self._me == leader or leader not in self._lost_among({leader}, confirm_s=_LOST_CONFIRM_S):
+                    raise
+                lost.add(leader)
+        missing = sorted(self._names - set(states.gathered_objects))
+        if self._me == leader:
+            self._distribute_to(self._names - {leader, *missing}, states.gathered_objects)
+        with lock:
+            gathered = states_by_id.pop(self._sequence_id).gathered_objects
+        if missing:
+            text = f"{self._me} continued without {', '.join(missing)}, lost before they had reported."
+            raise WorkerLostError(text, missing[0])
+        return gathered
+
+    def _wait_for_objects(self, leader: str) -> AllGatherStates:
+        """On the leader, block until all workers that are not lost have reported; on a follower, until the leader has
+        distributed the objects.
+        """
+        with lock:
+            states = states_by_id[self._sequence_id]
+        timeout_s = self._wait_timeout_s
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while not states.proceed_signal.wait(max(0, min(_LOST_POLL_S, deadline - time.monotonic()))):
+            outstanding = self._names - set(states.gathered_objects) if self._me == leader else {leader}
+            if time.monotonic() >= deadline:
+                waiting_for = sorted(outstanding)
+                raise RuntimeError(
+                    f"{self._me} timed out in _all_gather after {timeout_s:.2f} seconds, waiting for {waiting_for}."
+                )
+            if outstanding <= (lost := self._lost_among(outstanding)):
+                if self._me != leader:
+                    raise WorkerLostError(f"{leader}, the leader of _all_gather for {self._me}, was lost.", leader)
+                logger.warning("%s continues without %s, which were lost before they reported.", self._me, sorted(lost))
+                states.proceed_signal.set()
+        return states
+
+    def _lost_among(self, names: set[str], confirm_s: float = 0) -> set[str]:
+        """Return those of the workers that are lost or have left; ask for up to `confirm_s` seconds until all are."""
+        if not isinstance(self._agent, TensorPipeAgent):
+            return set()
+        names_by_id = {}
+        for name in names:
+            with contextlib.suppress(RuntimeError):
+                names_by_id[self._agent.get_worker_info(name).id] = name
+        have_left = names - set(names_by_id.values())
+        deadline = time.monotonic() + confirm_s
+        while len(lost := self._agent._lost_among(list(names_by_id))) < len(names_by_id):
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(_LOST_CONFIRM_POLL_S)
+        return have_left | {names_by_id[worker] for worker in lost}
+
+    def _distribute_to(self, followers: Iterable[str], objects: dict[str, Any]) -> None:
+        futures = {name: self._distribute(name, self._sequence_id, objects) for name in followers}
+        errors: dict[str, RuntimeError] = {}
+        for name, future in futures.items():
+            try:
+                future.wait()
+            except RuntimeError as exc:
+                errors[name] = exc
+        if errors:
+            first = next(iter(errors.values()))
+            text = (
+                f"Followers {list(errors)} timed out in _all_gather after {self._message_timeout_s:.2f} seconds. The "
+                f"first exception is {first}"
+            )
+            raise WorkerLostError(text, first.worker) if isinstance(first, WorkerLostError) else RuntimeError(text)

@@ -1,0 +1,65 @@
+"""Modules, functions and classes that arrive by name: how this worker finds its own of that name.
+
+Any thread calls these functions.
+"""
+
+import contextlib
+import functools
+import importlib
+import sys
+from typing import Any
+
+from torchrpc import _C
+
+
+class NameNotFoundError(AttributeError, RuntimeError):
+    """This worker has no function or class of the name that arrived."""
+
+
+class ModuleNotImportableError(ModuleNotFoundError, RuntimeError):
+    """This worker cannot import the module of a function or class that arrived."""
+
+
+def this_worker() -> str:
+    """This worker's name, for error texts."""
+    return _C._get_current_rpc_agent().get_worker_info().name if _C._is_current_rpc_agent_set() else "this process"
+
+
+def find_module(name: str) -> Any:
+    """Return the module of that name; import it if necessary. `__main__` and `__mp_main__` stand for each other.
+
+    Raises:
+        ModuleNotImportableError: the import failed; the text says what to do.
+    """
+    if name in ("__main__", "__mp_main__"):
+        return sys.modules.get(name) or sys.modules["__main__"]
+    try:
+        return importlib.import_module(name)  # blocks while another thread imports it
+    except ImportError as exc:
+        raise ModuleNotImportableError(
+            f"{this_worker()} cannot import the module {name}: {exc}. Functions and classes travel by name: install "
+            f"the module on {this_worker()} or put its folder on PYTHONPATH there.",
+            name=name,
+        ) from exc
+
+
+def find_global(module: str, qualified_name: str) -> Any:
+    """Return the object with that (dotted) name in `module`.
+
+    Raises:
+        ModuleNotImportableError, NameNotFoundError: the text says what to do.
+    """
+    # A module that another thread is importing may have the name already, and its import need not be waited for.
+    with contextlib.suppress(KeyError, AttributeError):
+        return functools.reduce(getattr, qualified_name.split("."), sys.modules[module])
+    found = find_module(module)
+    for part in qualified_name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError as exc:
+            raise NameNotFoundError(
+                f"{this_worker()} has no {qualified_name} in its module {module}: {exc}. The Default RPC pickler does "
+                "not serialize functions and classes that have a name in a module, it sends the name. Define it on "
+                f"{this_worker()}, too, at the top level of that module, and run the same code on both sides."
+            ) from exc
+    return found

@@ -1,0 +1,76 @@
+"""How the workers of a group of fixed size end together, and how this worker's agent is stopped.
+
+Runs on the thread that calls `shutdown`, or at the exit of the process. The functions that scripts replace in `api` are
+passed to it.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from torchrpc._C import TensorPipeAgent
+
+from ._cpp_functions import wait_for_cpp_workers
+from ._exceptions import WorkerLostError
+
+logger = logging.getLogger(__name__)
+
+EXIT_GRACE_S = 1.0  # for functions that still run here when the process ends or is interrupted
+_SIGNAL_CHECK_S = 0.1  # between two chances for Python to run signal handlers while the agent stops
+
+
+def end_static_group(
+    agent: Any, timeout: float, wait_all_workers: Callable[[], None], delete_rrefs: Callable[[], None]
+) -> None:
+    """Run the steps of a graceful shutdown; steps after the loss of a worker run without it.
+
+    Args:
+        timeout (float): seconds for each step that waits; 0: no limit.
+        wait_all_workers: blocks until all Python workers have called shutdown.
+        delete_rrefs: deletes this worker's references.
+
+    Raises:
+        WorkerLostError: a worker is lost; all steps have run by then.
+        RuntimeError: a step failed or timed out; later steps have not run.
+    """
+    lost: WorkerLostError | None = None
+    for step, needs_store in (
+        (wait_all_workers, False),
+        (lambda: wait_for_cpp_workers(agent, timeout), True),
+        (delete_rrefs, False),
+        (lambda: agent.join(shutdown=True, timeout=timeout), True),
+    ):
+        # Rank 0 serves the store. If it is stopped (SIGSTOP), a request to the store would block.
+        if lost and needs_store and agent.get_worker_info().id != 0 and agent._lost_among([0]):
+            continue
+        try:
+            step()
+        except WorkerLostError as exc:
+            lost = lost or exc
+        except RuntimeError:  # the store may have ended with the lost worker
+            if not lost:
+                raise
+    if lost:
+        raise lost
+
+
+def stop_agent(agent: Any, grace_s: float) -> None:
+    """Stop the agent, after functions that other workers called here have returned.
+
+    After `grace_s` seconds, or when a signal's handler raises, they are abandoned: their threads go on, without RPC.
+    """
+    if not isinstance(agent, TensorPipeAgent):
+        agent.shutdown()
+        return
+    deadline = time.monotonic() + grace_s
+    try:
+        while not agent.shutdown(_SIGNAL_CHECK_S):
+            if time.monotonic() >= deadline:
+                name = agent.get_worker_info().name
+                logger.warning("%s ends while functions still run that other workers have called.", name)
+                agent._abandon()
+                return
+    except BaseException:
+        agent._abandon()
+        raise
