@@ -13,12 +13,11 @@ namespace {
 
 using Values = std::vector<c10::IValue>;
 
-[[noreturn]] void reject(const std::string& text) { throw Error(ErrorCode::kInvalidArgument, text); }
-
 /// "aten::add.Tensor" in its parts; the second is empty if the overload is left open.
 std::pair<std::string, std::optional<std::string>> operatorParts(const std::string& name) {
   const auto scope = name.find("::");
-  if (scope == std::string::npos) reject("an operator's name has the form aten::add or aten::add.Tensor, not " + name);
+  if (scope == std::string::npos)
+    throwInvalidArgument("an operator's name has the form aten::add or aten::add.Tensor, not " + name);
   const auto dot = name.find('.', scope);
   if (dot == std::string::npos) return {name, std::nullopt};
   return {name.substr(0, dot), name.substr(dot + 1)};
@@ -39,14 +38,14 @@ Message operatorCall(Kind kind, const std::string& full_name, const Values& args
     }
   }
   if (tried.empty()) throw Error(ErrorCode::kNoSuchFunction, "there is no operator " + full_name + " here");
-  reject("no overload of " + full_name + " takes these arguments:" + tried);
+  throwInvalidArgument("no overload of " + full_name + " takes these arguments:" + tried);
 }
 
 Message pythonCall(Kind kind, const std::string& name, const Values& args, const RRefPlace& rrefs) {
   const auto colon = name.find(':');
   const auto split = colon == std::string::npos ? name.rfind('.') : colon;
   if (split == std::string::npos || split == 0 || split + 1 == name.size()) {
-    reject("a Python function's name has the form module.function or module:Class.method, not " + name);
+    throwInvalidArgument("a Python function's name has the form module.function or module:Class.method, not " + name);
   }
   Message message{.kind = kind};
   Writer writer(message.payload);

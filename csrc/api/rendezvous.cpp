@@ -16,8 +16,6 @@ namespace {
 
 constexpr const char* kFormed = "formed";  // as in python/torchrpc/rpc/_rendezvous.py
 
-[[noreturn]] void reject(const std::string& text) { throw Error(ErrorCode::kInvalidArgument, text); }
-
 std::string environment(const char* name) {
   const char* value = std::getenv(name);
   return value ? value : "";
@@ -25,7 +23,7 @@ std::string environment(const char* name) {
 
 std::string required(const char* name, const std::string& remedy) {
   auto value = environment(name);
-  if (value.empty()) reject(std::string("the environment variable ") + name + " is not set. " + remedy);
+  if (value.empty()) throwInvalidArgument(std::string("the environment variable ") + name + " is not set. " + remedy);
   return value;
 }
 
@@ -33,14 +31,15 @@ int32_t number(const std::string& text, const std::string& what) {
   int32_t value = 0;
   const auto end = text.data() + text.size();
   if (const auto [at, error] = std::from_chars(text.data(), end, value); error != std::errc() || at != end) {
-    reject(what + " must be a number, but is '" + text + "'");
+    throwInvalidArgument(what + " must be a number, but is '" + text + "'");
   }
   return value;
 }
 
 StorePtr openTcp(const Meeting& meeting, const std::string& host, const std::string& port_text) {
   const auto port = number(port_text, "the port to meet at");
-  if (port < 1 || port > 65535) reject("the port to meet at must be from 1 to 65535, but is " + port_text);
+  if (port < 1 || port > 65535)
+    throwInvalidArgument("the port to meet at must be from 1 to 65535, but is " + port_text);
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(port);
   // Under torchrun the launcher serves the store.
@@ -70,7 +69,7 @@ void resolve(Meeting& meeting) {
   if (meeting.world_size == 0) {
     meeting.world_size = number(required("WORLD_SIZE", "Set it, or NodeOptions::world_size."), "WORLD_SIZE");
   }
-  if (meeting.world_size < 1) reject("world_size must be positive: groups that grow are Python's only");
+  if (meeting.world_size < 1) throwInvalidArgument("world_size must be positive: groups that grow are Python's only");
 }
 
 StorePtr openStore(const Meeting& meeting) {
@@ -85,13 +84,14 @@ StorePtr openStore(const Meeting& meeting) {
   }
   if (scheme == "tcp") {
     const auto port = rest.rfind(':');
-    if (port == std::string::npos) reject("the port is missing in " + meeting.url + ": write tcp://host:port");
+    if (port == std::string::npos)
+      throwInvalidArgument("the port is missing in " + meeting.url + ": write tcp://host:port");
     auto host = rest.substr(0, port);
     if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
     return openTcp(meeting, host, rest.substr(port + 1));
   }
   if (scheme == "file" && !rest.empty()) return c10::make_intrusive<c10d::FileStore>(rest, meeting.world_size);
-  reject("cannot meet at '" + meeting.url + "': write tcp://host:port, env:// or file:///path");
+  throwInvalidArgument("cannot meet at '" + meeting.url + "': write tcp://host:port, env:// or file:///path");
 }
 
 StorePtr enterGroup(StorePtr root) {

@@ -12,7 +12,7 @@ thread_local OutgoingRRefs* outgoing = nullptr;
 thread_local IncomingRRefs* incoming = nullptr;
 
 /// The value of an owner's RRef, waited for without the GIL.
-c10::IValue waitForValue(const OwnerRRef& rref, Duration timeout) {
+c10::IValue waitForOwned(const OwnerRRef& rref, Duration timeout) {
   py::gil_scoped_release no_gil;
   const ThreadPool::BlockingScope blocking;
   return rref.wait(timeout);
@@ -67,12 +67,12 @@ py::object PyRRef::localValue() const {
             "), can't call localValue() on user " + toString(node_->self()) + ". Call it on owner " +
             toString(rref_->owner()) + ", or fetch a copy with to_here()");
   }
-  return toObject(waitForValue(static_cast<const OwnerRRef&>(*rref_), Duration::zero()));
+  return toObject(waitForOwned(static_cast<const OwnerRRef&>(*rref_), Duration::zero()));
 }
 
 py::object PyRRef::toHere(double timeout) const {
   const auto limit = toDuration(*node_, timeout);
-  if (rref_->isOwner()) return toObject(waitForValue(static_cast<const OwnerRRef&>(*rref_), limit));
+  if (rref_->isOwner()) return toObject(waitForOwned(static_cast<const OwnerRRef&>(*rref_), limit));
 
   return waitForReply(node_, [&](Messenger::ReplyHandler done) {
     node_->rrefs().fetch(std::static_pointer_cast<UserRRef>(rref_), fetch_kind_, limit, std::move(done));

@@ -180,7 +180,7 @@ void getGradients(Stack& stack) {
   stack.emplace_back(std::move(gradients));
 }
 
-void backward(Stack& stack) {
+void runBackward(Stack& stack) {
   const bool retain_graph = torch::jit::pop(stack).toBool();
   const auto roots = torch::jit::pop(stack).toTensorVector();
   const auto id = torch::jit::pop(stack).toInt();
@@ -229,7 +229,8 @@ void bindScriptOps(py::module_& module) {
     replaceCall("prim::rpc_sync", rpcSync);
     replaceCall("prim::rpc_remote", remote);
     replaceFunction("aten::get_gradients", "(int context_id) -> Dict(Tensor, Tensor)", getGradients);
-    replaceFunction("aten::dist_backward", "(int context_id, Tensor[] roots, bool retain_graph=False) -> ()", backward);
+    replaceFunction(
+        "aten::dist_backward", "(int context_id, Tensor[] roots, bool retain_graph=False) -> ()", runBackward);
   });
 }
 

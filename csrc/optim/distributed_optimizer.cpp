@@ -42,8 +42,6 @@ Error failedOn(const WorkerInfo& owner, const char* what, const Error& error) {
       error.detail()};
 }
 
-[[noreturn]] void reject(const std::string& text) { throw Error(ErrorCode::kInvalidArgument, text); }
-
 }  // namespace
 
 struct DistributedOptimizer::Part {
@@ -61,7 +59,7 @@ DistributedOptimizer::DistributedOptimizer(
     options_.push_back(group.options);
   }
   create(groups, settings.lock_free);
-  if (params_ == 0) reject("optimizer got an empty parameter list");
+  if (params_ == 0) throwInvalidArgument("optimizer got an empty parameter list");
 }
 
 DistributedOptimizer::~DistributedOptimizer() = default;
@@ -71,7 +69,7 @@ void DistributedOptimizer::create(const std::vector<Group>& groups, bool lock_fr
   std::vector<std::vector<RRefPtr>> params;
   for (size_t g = 0; g < groups.size(); ++g) {
     for (const auto& rref : groups[g].params) {
-      if (!rref) reject("parameter " + std::to_string(params_) + " is no RRef");
+      if (!rref) throwInvalidArgument("parameter " + std::to_string(params_) + " is no RRef");
       size_t at = 0;
       while (at < parts_.size() && parts_[at]->owner.id != rref->owner().id) ++at;
       if (at == parts_.size()) {
@@ -124,7 +122,7 @@ DistributedOptimizer::Replies DistributedOptimizer::askAndWait(
 void DistributedOptimizer::setOptions(const std::vector<Options>& groups) {
   MutexLock lock(mutex_);
   if (groups.size() != options_.size()) {
-    reject(
+    throwInvalidArgument(
         "there are " + std::to_string(options_.size()) + " groups of parameters, but options of " +
         std::to_string(groups.size()));
   }
@@ -186,7 +184,8 @@ std::vector<ParamState> DistributedOptimizer::state() {
 
 void DistributedOptimizer::load(const std::vector<ParamState>& states) {
   if (states.size() != params_) {
-    reject("there are " + std::to_string(params_) + " parameters, but states of " + std::to_string(states.size()));
+    throwInvalidArgument(
+        "there are " + std::to_string(params_) + " parameters, but states of " + std::to_string(states.size()));
   }
   askAndWait("loading", [&](const Part& part) {
     std::vector<ParamState> its;

@@ -35,8 +35,6 @@ class Turn {
   Mutex& mutex_;
 };
 
-[[noreturn]] void reject(const std::string& text) { throw Error(ErrorCode::kInvalidArgument, text); }
-
 /// The kernels read memory from end to end, as if all tensors lay in it alike.
 bool fusedFits(const at::Tensor& param, const at::Tensor& grad, const ParamState& state, const Algorithm& algorithm) {
   if (!algorithm.hasFused() || algorithm.wantsFused() == false) return false;
@@ -66,10 +64,12 @@ Optimizer::Optimizer(std::string kind, std::vector<Group> groups, std::shared_pt
   for (auto& group : groups) {
     for (auto& param : group.params) {
       const auto which = "parameter " + std::to_string(params_.size());
-      if (!param.defined()) reject(which + " is an undefined tensor");
-      if (!param.is_leaf()) reject("can't optimize a non-leaf Tensor: " + which + " is the result of an operation");
+      if (!param.defined()) throwInvalidArgument(which + " is an undefined tensor");
+      if (!param.is_leaf())
+        throwInvalidArgument("can't optimize a non-leaf Tensor: " + which + " is the result of an operation");
       if (!seen.insert(param.unsafeGetTensorImpl()).second) {
-        reject("some parameters appear twice: " + which + " is the same tensor as one before it; give each once");
+        throwInvalidArgument(
+            "some parameters appear twice: " + which + " is the same tensor as one before it; give each once");
       }
       slots_.push_back({algorithms_.size(), {}});
       params_.push_back(std::move(param));
@@ -77,7 +77,7 @@ Optimizer::Optimizer(std::string kind, std::vector<Group> groups, std::shared_pt
     algorithms_.push_back(makeAlgorithm(kind_, group.options, Ranges::kChecked));
     options_.push_back(std::move(group.options));
   }
-  if (algorithms_.empty()) reject("optimizer got an empty parameter list");
+  if (algorithms_.empty()) throwInvalidArgument("optimizer got an empty parameter list");
 }
 
 void Optimizer::step(const Tensors& grads) {
@@ -89,17 +89,17 @@ void Optimizer::step(const Tensors& grads) {
 
 void Optimizer::check(const Tensors& grads) const {
   if (grads.size() != params_.size()) {
-    reject(c10::str("there are ", params_.size(), " parameters, but ", grads.size(), " gradients"));
+    throwInvalidArgument(c10::str("there are ", params_.size(), " parameters, but ", grads.size(), " gradients"));
   }
   for (size_t i = 0; i < grads.size(); ++i) {
     if (!grads[i].defined()) continue;
     const bool sparse = grads[i].layout() != at::kStrided;
     if (sparse && !(grads[i].is_sparse() && algorithms_[slots_[i].group]->takesSparse())) {
       const auto instead = kind_.starts_with("Adam") && kind_ != "Adamax" ? ", please consider SparseAdam instead" : "";
-      reject(kind_ + " does not support sparse gradients" + instead);
+      throwInvalidArgument(kind_ + " does not support sparse gradients" + instead);
     }
     if (grads[i].sizes() != params_[i].sizes() || grads[i].device() != params_[i].device()) {
-      reject(c10::str(
+      throwInvalidArgument(c10::str(
           "the gradient of parameter ", i, " has size ", grads[i].sizes(), " on ", grads[i].device(),
           ", the parameter has size ", params_[i].sizes(), " on ", params_[i].device()));
     }
@@ -176,7 +176,7 @@ void Optimizer::load(const std::vector<ParamState>& states) {
   const c10::NoGradGuard no_grad;
   const Turn turn(*loop_mutex_);
   if (states.size() != params_.size()) {
-    reject(c10::str("there are ", params_.size(), " parameters, but states of ", states.size()));
+    throwInvalidArgument(c10::str("there are ", params_.size(), " parameters, but states of ", states.size()));
   }
   std::vector<ParamState> fitting;
   for (size_t i = 0; i < states.size(); ++i) fitting.push_back(fitted(states[i], i));
@@ -192,10 +192,10 @@ ParamState Optimizer::fitted(const ParamState& loaded, size_t param) const {
     const auto part =
         std::find_if(layout.begin(), layout.end(), [&](const auto& candidate) { return name == candidate.name; });
     if (part == layout.end())
-      reject(kind_ + " keeps no '" + name + "' of a parameter: is the state another optimizer's?");
+      throwInvalidArgument(kind_ + " keeps no '" + name + "' of a parameter: is the state another optimizer's?");
     const auto sizes = part->scalar ? at::IntArrayRef() : params_[param].sizes();
     if (!tensor.defined() || tensor.sizes() != sizes) {
-      reject(c10::str("'", name, "' of parameter ", param, " must be a tensor of size ", sizes));
+      throwInvalidArgument(c10::str("'", name, "' of parameter ", param, " must be a tensor of size ", sizes));
     }
     if (!part->scalar)
       out[name] = at::empty_like(params_[param]).copy_(tensor.is_sparse() ? tensor.to_dense() : tensor);
@@ -211,7 +211,8 @@ void Optimizer::setOptions(uint64_t revision, const std::vector<Options>& groups
   const Turn turn(*loop_mutex_);
   if (revision <= revision_) return;
   if (groups.size() != options_.size()) {
-    reject(c10::str("there are ", options_.size(), " groups of parameters, but options of ", groups.size()));
+    throwInvalidArgument(
+        c10::str("there are ", options_.size(), " groups of parameters, but options of ", groups.size()));
   }
   auto merged = groups;
   std::vector<std::unique_ptr<Algorithm>> algorithms;

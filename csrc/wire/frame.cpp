@@ -32,7 +32,7 @@ Fixed getFixed(std::string_view head) {
   return fixed;
 }
 
-[[noreturn]] void malformed(const std::string& what) {
+[[noreturn]] void malformedMessage(const std::string& what) {
   throw Error(ErrorCode::kProtocol, "malformed message: " + what);
 }
 
@@ -84,10 +84,11 @@ Frame encodeFrame(const Message& message, const Limits& limits) {
 Message decodeFrame(Frame frame, const Limits& limits) {
   Reader in(frame.head);
   const auto fixed = getFixed(in.getBytes(sizeof(Fixed)));
-  if (fixed.flags != 0) malformed("unknown flags");
-  if (frame.head.size() > limits.head_bytes) malformed("larger than the limit allows");
-  if (fixed.headers > limits.headers || fixed.tensors > limits.tensors) malformed("more parts than the limit allows");
-  if (fixed.segments != frame.segments.size()) malformed("it came with another number of segments");
+  if (fixed.flags != 0) malformedMessage("unknown flags");
+  if (frame.head.size() > limits.head_bytes) malformedMessage("larger than the limit allows");
+  if (fixed.headers > limits.headers || fixed.tensors > limits.tensors)
+    malformedMessage("more parts than the limit allows");
+  if (fixed.segments != frame.segments.size()) malformedMessage("it came with another number of segments");
 
   Message message{.kind = fixed.kind, .call = fixed.call};
   message.headers.reserve(fixed.headers);
@@ -101,9 +102,9 @@ Message decodeFrame(Frame frame, const Limits& limits) {
   try {
     for (uint32_t i = 0; i < fixed.tensors; ++i) message.tensors.push_back(decodeTensor(in, segments, limits));
   } catch (const c10::Error& error) {
-    malformed(error.what_without_backtrace());
+    malformedMessage(error.what_without_backtrace());
   }
-  if (!segments.empty()) malformed("segments that belong to no tensor");
+  if (!segments.empty()) malformedMessage("segments that belong to no tensor");
   message.payload = in.getBytes(fixed.payload);
   in.expectEnd();
   return message;

@@ -26,13 +26,13 @@ using namespace tensor_format;
 
 constexpr size_t kSmall = 1024;  // bytes: no kernel gains from how these are aligned
 
-[[noreturn]] void malformed(const char* what) {
+[[noreturn]] void malformedTensor(const char* what) {
   throw Error(ErrorCode::kProtocol, std::string("malformed tensor: ") + what);
 }
 
-class Decoder {
+class TensorDecoder {
  public:
-  Decoder(Reader& head, std::span<Segment>& segments, const Limits& limits)
+  TensorDecoder(Reader& head, std::span<Segment>& segments, const Limits& limits)
       : head_(head), segments_(segments), limits_(limits) {}
 
   at::Tensor decode() {
@@ -44,7 +44,7 @@ class Decoder {
       case Form::kSparseCompressed: return withGrad(sparseCompressed(start), start);
       case Form::kQuantized: return quantized(start);
     }
-    malformed("unknown form");
+    malformedTensor("unknown form");
   }
 
  private:
@@ -57,58 +57,58 @@ class Decoder {
     at::DimVector numbers(count);
     if (count > 0) std::memcpy(numbers.data(), head_.getBytes(count * sizeof(int64_t)).data(), count * sizeof(int64_t));
     for (int64_t number : numbers) {
-      if (number < 0) malformed("negative size or stride");
+      if (number < 0) malformedTensor("negative size or stride");
     }
     return numbers;
   }
   static void expectBits(const Start& start, uint8_t allowed) {
-    if ((start.bits & ~allowed) != 0) malformed("unknown bits");
+    if ((start.bits & ~allowed) != 0) malformedTensor("unknown bits");
   }
 
   static at::Tensor withGrad(at::Tensor tensor, const Start& start) {
     if ((start.bits & kRequiresGrad) != 0) {
-      if (!tensor.is_floating_point() && !tensor.is_complex()) malformed("a gradient of integers");
+      if (!tensor.is_floating_point() && !tensor.is_complex()) malformedTensor("a gradient of integers");
       tensor.set_requires_grad(true);
     }
     return tensor;
   }
 
   at::Tensor undefined(const Start& start) {
-    if (start.detail != 0 || start.bits != 0 || start.dims != 0) malformed("contents of an undefined tensor");
+    if (start.detail != 0 || start.bits != 0 || start.dims != 0) malformedTensor("contents of an undefined tensor");
     return {};
   }
 
   at::Tensor strided(const Start& start) {
     expectBits(start, kRequiresGrad | kConjugate | kNegative | kStrides | kSegment | kMeta);
     const auto dtype = static_cast<at::ScalarType>(start.detail);
-    if (dtype >= at::ScalarType::Undefined || c10::isQIntType(dtype)) malformed("unknown dtype");
+    if (dtype >= at::ScalarType::Undefined || c10::isQIntType(dtype)) malformedTensor("unknown dtype");
     const auto sizes = getNumbers(start.dims);
-    if (!byteSize(sizes, c10::elementSize(dtype))) malformed("sizes that overflow");
+    if (!byteSize(sizes, c10::elementSize(dtype))) malformedTensor("sizes that overflow");
     const auto strides = (start.bits & kStrides) != 0 ? getNumbers(start.dims) : contiguousStrides(sizes);
 
     at::Tensor tensor =
         (start.bits & kMeta) != 0 ? meta(start, dtype, sizes, strides) : onCpu(start, dtype, sizes, strides);
     if ((start.bits & kConjugate) != 0) {
-      if (!tensor.is_complex()) malformed("a conjugate that is not complex");
+      if (!tensor.is_complex()) malformedTensor("a conjugate that is not complex");
       tensor.unsafeGetTensorImpl()->_set_conj(true);
     }
     if ((start.bits & kNegative) != 0) {
-      if (dtype == at::kBool) malformed("a negative of bool");
+      if (dtype == at::kBool) malformedTensor("a negative of bool");
       tensor.unsafeGetTensorImpl()->_set_neg(true);
     }
     return tensor;
   }
 
   static at::Tensor meta(const Start& start, at::ScalarType dtype, at::IntArrayRef sizes, at::IntArrayRef strides) {
-    if ((start.bits & kSegment) != 0) malformed("data of a meta tensor");
+    if ((start.bits & kSegment) != 0) malformedTensor("data of a meta tensor");
     return at::Tensor(at::detail::empty_strided_meta(sizes, strides, dtype));
   }
 
   at::Tensor onCpu(const Start& start, at::ScalarType dtype, at::IntArrayRef sizes, at::IntArrayRef strides) {
     const auto elements = elementSpan(sizes, strides);
-    if (!elements) malformed("strides that overflow");
+    if (!elements) malformedTensor("strides that overflow");
     const uint64_t item_size = c10::elementSize(dtype);
-    if (*elements > limits_.segment_bytes / item_size) malformed("more data than the limit allows");
+    if (*elements > limits_.segment_bytes / item_size) malformedTensor("more data than the limit allows");
     const uint64_t bytes = *elements * item_size;
     Segment data = (start.bits & kSegment) != 0 ? takeSegment(bytes, item_size) : copyInline(bytes);
 
@@ -120,13 +120,13 @@ class Decoder {
   }
 
   Segment takeSegment(uint64_t bytes, uint64_t item_size) {
-    if (segments_.empty()) malformed("its segment is missing");
+    if (segments_.empty()) malformedTensor("its segment is missing");
     Segment segment = std::move(segments_.front());
     segments_ = segments_.subspan(1);
     const bool inside = segment.storage && segment.storage.device().is_cpu() &&
         segment.offset <= segment.storage.nbytes() && segment.bytes <= segment.storage.nbytes() - segment.offset;
     if (!inside || segment.bytes != bytes || bytes == 0 || segment.offset % item_size != 0) {
-      malformed("its segment is of another size");
+      malformedTensor("its segment is of another size");
     }
     return segment;
   }
@@ -142,22 +142,22 @@ class Decoder {
 
   at::Tensor part() {
     const Start start = getStart();
-    if (start.form != Form::kStrided || (start.bits & (kRequiresGrad | kMeta)) != 0) malformed("not a part");
+    if (start.form != Form::kStrided || (start.bits & (kRequiresGrad | kMeta)) != 0) malformedTensor("not a part");
     auto tensor = strided(start);
-    if (!tensor.unsafeGetTensorImpl()->is_non_overlapping_and_dense()) malformed("a part with gaps or overlaps");
+    if (!tensor.unsafeGetTensorImpl()->is_non_overlapping_and_dense()) malformedTensor("a part with gaps or overlaps");
     return tensor;
   }
 
   at::Tensor sparseCoo(const Start& start) {
     expectBits(start, kRequiresGrad | kCoalesced);
-    if (start.detail != 0) malformed("unknown sparse layout");
+    if (start.detail != 0) malformedTensor("unknown sparse layout");
     const auto sizes = getNumbers(start.dims);
-    if (!byteSize(sizes, 1)) malformed("sizes that overflow");
+    if (!byteSize(sizes, 1)) malformedTensor("sizes that overflow");
     const auto indices = part();
     const auto values = part();
     // With no data behind their number, only that number would bound what checking them costs.
     if (indices.numel() == 0 && values.numel() == 0 && values.dim() > 0 && values.size(0) > 1) {
-      malformed("indices without data");
+      malformedTensor("indices without data");
     }
     const bool coalesced = (start.bits & kCoalesced) != 0;
     at::_validate_sparse_coo_tensor_args(indices, values, sizes, coalesced);
@@ -168,10 +168,10 @@ class Decoder {
     expectBits(start, kRequiresGrad);
     const auto layout = static_cast<at::Layout>(start.detail);
     if (layout != at::kSparseCsr && layout != at::kSparseCsc && layout != at::kSparseBsr && layout != at::kSparseBsc) {
-      malformed("unknown sparse layout");
+      malformedTensor("unknown sparse layout");
     }
     const auto sizes = getNumbers(start.dims);
-    if (!byteSize(sizes, 1)) malformed("sizes that overflow");
+    if (!byteSize(sizes, 1)) malformedTensor("sizes that overflow");
     const auto compressed = part();
     const auto plain = part();
     const auto values = part();
@@ -181,7 +181,7 @@ class Decoder {
 
   at::Tensor quantized(const Start& start) {
     expectBits(start, 0);
-    if (start.detail != 0 || start.dims != 0) malformed("unknown quantization");
+    if (start.detail != 0 || start.dims != 0) malformedTensor("unknown quantization");
     const auto scale = head_.get<double>();
     const auto zero_point = head_.get<int64_t>();
     return at::_make_per_tensor_quantized_tensor(part(), scale, zero_point);
@@ -195,7 +195,7 @@ class Decoder {
 }  // namespace
 
 at::Tensor decodeTensor(Reader& head, std::span<Segment>& segments, const Limits& limits) {
-  return Decoder(head, segments, limits).decode();
+  return TensorDecoder(head, segments, limits).decode();
 }
 
 namespace {

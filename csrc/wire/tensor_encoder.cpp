@@ -18,9 +18,9 @@ using namespace tensor_format;
   throw Error(ErrorCode::kSerialization, "cannot send " + what + ": " + remedy);
 }
 
-class Encoder {
+class TensorEncoder {
  public:
-  Encoder(Writer& head, std::vector<Segment>& segments, const Limits& limits)
+  TensorEncoder(Writer& head, std::vector<Segment>& segments, const Limits& limits)
       : head_(head), segments_(segments), limits_(limits) {}
 
   void encode(const at::Tensor& tensor) {
@@ -150,7 +150,7 @@ class Encoder {
 
 void encodeTensor(const at::Tensor& tensor, Writer& head, std::vector<Segment>& segments, const Limits& limits) {
   try {
-    Encoder(head, segments, limits).encode(tensor);
+    TensorEncoder(head, segments, limits).encode(tensor);
   } catch (const c10::Error& error) {
     cannotSend("a tensor", error.what_without_backtrace());
   }

@@ -16,9 +16,9 @@ using c10::IValue;
 using c10::TypeKind;
 using c10::TypePtr;
 
-class Encoder {
+class ValueEncoder {
  public:
-  Encoder(Writer& out, std::vector<at::Tensor>& tensors, const Limits& limits, const RRefPlace& rrefs)
+  ValueEncoder(Writer& out, std::vector<at::Tensor>& tensors, const Limits& limits, const RRefPlace& rrefs)
       : out_(out), tensors_(tensors), limits_(limits), rrefs_(rrefs) {}
 
   void encode(const IValue& value, uint32_t depth = 0) {
@@ -92,7 +92,7 @@ class Encoder {
   const RRefPlace& rrefs_;
 };
 
-[[noreturn]] void malformed(const char* what) {
+[[noreturn]] void malformedValue(const char* what) {
   throw Error(ErrorCode::kProtocol, std::string("malformed value: ") + what);
 }
 
@@ -114,16 +114,16 @@ const char* describe(ValueTag tag) {
     case ValueTag::kDtype: return "a dtype";
     case ValueTag::kRRef: return "an RRef";
   }
-  malformed("unknown tag");
+  malformedValue("unknown tag");
 }
 
-class Decoder {
+class ValueDecoder {
  public:
-  Decoder(Reader& in, const std::vector<at::Tensor>& tensors, const Limits& limits, const RRefAt& rrefs)
+  ValueDecoder(Reader& in, const std::vector<at::Tensor>& tensors, const Limits& limits, const RRefAt& rrefs)
       : in_(in), tensors_(tensors), limits_(limits), rrefs_(rrefs) {}
 
   IValue decode(const TypePtr& type, uint32_t depth = 0) {
-    if (depth > limits_.depth) malformed("more containers inside each other than the limit allows");
+    if (depth > limits_.depth) malformedValue("more containers inside each other than the limit allows");
     const auto tag = in_.get<ValueTag>();
     if (!type) return any(tag, depth);
     return typed(tag, *type, depth);
@@ -239,13 +239,13 @@ class Decoder {
         throw Error(ErrorCode::kInvalidArgument, "an operator cannot take an RRef: send its value");
       }
     }
-    malformed("unknown tag");
+    malformedValue("unknown tag");
   }
 
   // Each element takes at least `least` bytes: what a lying count can reserve is bounded by the bytes there are.
   uint32_t getCount(size_t least) {
     const auto count = in_.get<uint32_t>();
-    if (count > in_.remaining() / least) malformed("it ends before its contents do");
+    if (count > in_.remaining() / least) malformedValue("it ends before its contents do");
     return count;
   }
 
@@ -286,9 +286,9 @@ class Decoder {
     dict.reserve(count);
     for (uint32_t i = 0; i < count; ++i) {
       auto key = decode(key_type, depth + 1);
-      if (!canBeKey(key)) malformed("a dict's key that cannot be one");
+      if (!canBeKey(key)) malformedValue("a dict's key that cannot be one");
       auto value = decode(value_type, depth + 1);
-      if (!dict.insert(std::move(key), std::move(value)).second) malformed("a dict's key that comes twice");
+      if (!dict.insert(std::move(key), std::move(value)).second) malformedValue("a dict's key that comes twice");
     }
     return dict;
   }
@@ -299,7 +299,7 @@ class Decoder {
 
   at::Tensor getTensor() {
     const auto index = in_.get<uint32_t>();
-    if (index >= tensors_.size()) malformed("it refers to a tensor that is not there");
+    if (index >= tensors_.size()) malformedValue("it refers to a tensor that is not there");
     return tensors_[index];
   }
 
@@ -314,7 +314,7 @@ class Decoder {
 
   int64_t getDtype() {
     const auto number = in_.get<uint8_t>();
-    if (number >= static_cast<uint8_t>(at::ScalarType::Undefined)) malformed("unknown dtype");
+    if (number >= static_cast<uint8_t>(at::ScalarType::Undefined)) malformedValue("unknown dtype");
     return number;
   }
 
@@ -328,13 +328,13 @@ class Decoder {
 
 void encodeValue(
     const IValue& value, Writer& out, std::vector<at::Tensor>& tensors, const Limits& limits, const RRefPlace& rrefs) {
-  Encoder(out, tensors, limits, rrefs).encode(value);
+  ValueEncoder(out, tensors, limits, rrefs).encode(value);
 }
 
 IValue decodeValue(
     Reader& in, const std::vector<at::Tensor>& tensors, const TypePtr& type, const Limits& limits,
     const RRefAt& rrefs) {
-  return Decoder(in, tensors, limits, rrefs).decode(type);
+  return ValueDecoder(in, tensors, limits, rrefs).decode(type);
 }
 
 }  // namespace torchrpc
