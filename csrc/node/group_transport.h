@@ -1,12 +1,12 @@
 #pragma once
 
-// The transport of a worker, as its group wants it: where the group meets says where to listen, and the store what
-// secret there is. Python's nodes and those of the C++ API come here, each on the thread that starts it.
+// The transport of a worker of a group: the group's rendezvous determines the interface to listen on, and its store
+// holds the group's secret.
 
 #include <memory>
 #include <string>
 
-#include "transport/registry.h"
+#include "node/node.h"
 
 namespace c10d {
 class Store;
@@ -14,11 +14,12 @@ class Store;
 
 namespace torchrpc {
 
-/// The host of "tcp://host:port"; for any other URL what MASTER_ADDR says; perhaps empty.
+/// The host of "tcp://host:port"; for any other URL the value of MASTER_ADDR, or "".
 std::string rendezvousHost(const std::string& url);
 
-/// `options` completed: `rendezvous_host` by `url`, where the group meets; `secret` by what was given there, by file or
-/// by environment, else by the store. Asks the store. Throws Error: kInvalidArgument as makeTransport, kRendezvous.
-std::unique_ptr<Transport> makeGroupTransport(TransportOptions options, c10d::Store& store, const std::string& url);
+/// The transport that `options.transport` describes, completed: its node name and its rendezvous host come from the
+/// other options; its secret from the options, a file or the environment, else from the store. Blocks on the store.
+/// Throws Error: kInvalidArgument as makeTransport does, kRendezvous.
+std::unique_ptr<Transport> makeGroupTransport(const Node::Options& options, c10d::Store& store);
 
 }  // namespace torchrpc
