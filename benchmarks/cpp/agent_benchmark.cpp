@@ -64,7 +64,7 @@ class NodePair {
     const auto network = makeLoopbackNetwork();
     const StorePtr store = c10::make_intrusive<c10d::HashStore>();
     for (int id = 0; id < 2; ++id) {
-      Node::Options options{.self = {"worker" + std::to_string(id), id}, .world_size = 2, .threads = 2};
+      Node::Options options{.agent = {.self = {"worker" + std::to_string(id), id}, .threads = 2}, .world_size = 2};
       nodes_.push_back(std::make_unique<Node>(std::move(options), store, makeTransport(transport, network)));
     }
     std::thread other([this] { nodes_[1]->start(); });

@@ -1,6 +1,7 @@
 #pragma once
 
-// From the public API's handles to the core's objects.
+// Converts the public API's handles to the core's objects.
+// Threads: any.
 
 #include <memory>
 
@@ -8,17 +9,19 @@
 
 namespace torchrpc::api {
 
-/// What C++ workers publish in place of Python's metadata, and where all workers of a group that has such meet before
-/// they leave it; both as in python/torchrpc/rpc/_native.py.
+// Both as in python/torchrpc/rpc/_cpp_functions.py:
+/// The metadata of a C++ worker.
 constexpr const char* kCppMetadata = "native";
+/// The barrier before workers leave a group that has C++ workers.
 constexpr const char* kLeaving = "leaving";
 
-/// The node that a handle means. Throws Error(kShutdown) if it has ended.
+/// The node that a handle refers to. Throws Error(kShutdown) if it has been destroyed.
 std::shared_ptr<core::Node> coreOf(const NodeRef& node);
 /// The handle of a node.
 NodeRef refTo(const std::shared_ptr<core::Node>& node);
-/// The time-out of calls made through a handle.
+/// The time-out of calls made through `node`: its own, else the default of `core`.
 Duration timeoutOf(const NodeRef& node, const core::Node& core);
+/// Throws Error(kUnknownWorker).
 WorkerInfo resolve(const core::Node& node, const Destination& to);
 
 }  // namespace torchrpc::api

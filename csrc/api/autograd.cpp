@@ -27,7 +27,7 @@ AutogradContext::~AutogradContext() {
   try {
     impl_->node->autograd().release(id());
   } catch (const Error&) {
-    // It has ended before: the node has been stopped.
+    // The context has ended already, because the node has stopped.
   }
 }
 

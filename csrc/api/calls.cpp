@@ -1,4 +1,4 @@
-// Calls of the public API as messages: of registered functions, operators and Python functions.
+// The calls of the public API, as messages: of registered C++ functions, operators and Python functions.
 
 #include <torch/csrc/jit/runtime/operator.h>
 
@@ -13,7 +13,7 @@ namespace {
 
 using Values = std::vector<c10::IValue>;
 
-/// "aten::add.Tensor" in its parts; the second is empty if the overload is left open.
+/// The name and the overload in "aten::add.Tensor"; no overload in "aten::add".
 std::pair<std::string, std::optional<std::string>> operatorParts(const std::string& name) {
   const auto scope = name.find("::");
   if (scope == std::string::npos)
@@ -25,7 +25,7 @@ std::pair<std::string, std::optional<std::string>> operatorParts(const std::stri
 
 Message operatorCall(Kind kind, const std::string& full_name, const Values& args) {
   const auto [name, overload] = operatorParts(full_name);
-  std::string tried;
+  std::string mismatches;
   for (const auto& op : torch::jit::getAllOperatorsFor(c10::Symbol::fromQualString(name))) {
     const auto& schema = op->schema();
     if (overload && schema.overload_name() != *overload) continue;
@@ -34,11 +34,11 @@ Message operatorCall(Kind kind, const std::string& full_name, const Values& args
       schema.checkAndNormalizeInputs(stack);
       return encodeBuiltinCall(kind, schema, stack);
     } catch (const c10::Error& e) {
-      tried += std::string("\n  ") + e.what_without_backtrace();
+      mismatches += std::string("\n  ") + e.what_without_backtrace();
     }
   }
-  if (tried.empty()) throw Error(ErrorCode::kNoSuchFunction, "there is no operator " + full_name + " here");
-  throwInvalidArgument("no overload of " + full_name + " takes these arguments:" + tried);
+  if (mismatches.empty()) throw Error(ErrorCode::kNoSuchFunction, "there is no operator " + full_name + " here");
+  throwInvalidArgument("no overload of " + full_name + " takes these arguments:" + mismatches);
 }
 
 Message pythonCall(Kind kind, const std::string& name, const Values& args, const RRefPlace& rrefs) {
@@ -60,18 +60,18 @@ Message pythonCall(Kind kind, const std::string& name, const Values& args, const
 }
 
 core::Node::Outgoing encode(
-    core::Node& node, WorkerId to, const Callable& what, const Values& args, Operation operation) {
+    core::Node& node, WorkerId to, const Callable& callable, const Values& args, Operation operation) {
   OutgoingForks forks(node.rrefs(), to);
   core::Node::Outgoing out;
-  switch (what.kind()) {
+  switch (callable.kind()) {
     case Callable::Kind::kFunction:
-      out.message = encodeCppCall(kindOf(operation, CallableType::kCpp), what.name(), args, placeAmong(forks));
+      out.message = encodeCppCall(kindOf(operation, CallableType::kCpp), callable.name(), args, rrefWriter(forks));
       break;
     case Callable::Kind::kOperator:
-      out.message = operatorCall(kindOf(operation, CallableType::kOperator), what.name(), args);
+      out.message = operatorCall(kindOf(operation, CallableType::kOperator), callable.name(), args);
       break;
     case Callable::Kind::kPython:
-      out.message = pythonCall(kindOf(operation, CallableType::kPython), what.name(), args, placeAmong(forks));
+      out.message = pythonCall(kindOf(operation, CallableType::kPython), callable.name(), args, rrefWriter(forks));
       break;
   }
   out.forks = forks.commit(out.message);
@@ -85,20 +85,20 @@ inline namespace v1 {
 namespace detail {
 
 FutureStatePtr startCall(
-    const NodeRef& ref, const Destination& to, const Callable& what, std::vector<c10::IValue> args) {
+    const NodeRef& ref, const Destination& to, const Callable& callable, std::vector<c10::IValue> args) {
   const auto node = api::coreOf(ref);
   const auto worker = api::resolve(*node, to);
-  auto call = api::encode(*node, worker.id, what, args, Operation::kCall);
+  auto call = api::encode(*node, worker.id, callable, args, Operation::kCall);
   auto state = std::make_shared<FutureState>(node);
   node->call(worker.id, std::move(call), api::timeoutOf(ref, *node), settleWithReply(state));
   return state;
 }
 
 c10::IValue startRemote(
-    const NodeRef& ref, const Destination& to, const Callable& what, std::vector<c10::IValue> args) {
+    const NodeRef& ref, const Destination& to, const Callable& callable, std::vector<c10::IValue> args) {
   const auto node = api::coreOf(ref);
   const auto worker = api::resolve(*node, to);
-  auto call = api::encode(*node, worker.id, what, args, Operation::kRemote);
+  auto call = api::encode(*node, worker.id, callable, args, Operation::kRemote);
   return RRefValue::wrap(node->rrefs().remote(worker, std::move(call.message), api::timeoutOf(ref, *node)), node);
 }
 

@@ -1,8 +1,8 @@
 #pragma once
 
-// The core and the public API upon it, in one file. Public classes have the names of the core's (torchrpc::v1::Node is
-// around a torchrpc::Node), so the core's headers must come first: the files of this layer have both from here, include
-// none of either themselves, and say core::Node where they mean the core's.
+// Includes the core's headers and then the public ones. Some public classes have the names of core classes
+// (torchrpc::v1::Node wraps a torchrpc::Node), so the core's headers must come first. The files of this layer include
+// both through this file only, and write core::Node for the core's class.
 
 #include "autograd/autograd_service.h"
 #include "base/executor/thread_pool.h"

@@ -1,4 +1,4 @@
-// What the templates of torchrpc/function.h share: registered functions as the core's native handlers.
+// The untyped functions behind torchrpc/function.h: registered functions as the core's C++ handlers.
 
 #include <c10/util/Exception.h>
 
@@ -13,12 +13,13 @@ namespace detail {
 
 namespace {
 
+/// The names of registered functions, for calls that pass the function itself.
 struct Names {
   Mutex mutex;
-  std::unordered_map<const void*, std::string> by_address;  // guarded by mutex
+  std::unordered_map<const void*, std::string> by_address TORCHRPC_GUARDED_BY(mutex);
 };
 
-// Static initialisers of other files register here, so it is made with the first use.
+// Made on first use, because static initialisers of other files register functions.
 Names& names() {
   static Names instance;
   return instance;
@@ -57,10 +58,10 @@ void registerHandler(std::string name, Handler handler, const void* function) {
   registerCppHandler(
       name,
       [name, handler = std::move(handler)](
-          const CppCall& native, const std::vector<c10::IValue>& args, const CallableRunner::ValueHandler& done) {
-        auto outcome = invoke(name, handler, {NodeRef(std::weak_ptr<void>(native.node)), native.from}, args);
-        if (!outcome.later) return done(std::move(outcome.value));
-        whenReady(*outcome.later, [later = outcome.later, done] { done(resultOf(*later)); });
+          const CppCall& call, const std::vector<c10::IValue>& args, const CallableRunner::ValueHandler& done) {
+        auto outcome = invoke(name, handler, {NodeRef(std::weak_ptr<void>(call.node)), call.from}, args);
+        if (!outcome.future) return done(std::move(outcome.value));
+        whenReady(*outcome.future, [future = outcome.future, done] { done(resultOf(*future)); });
       });
   if (!function) return;
   auto& all = names();
@@ -77,11 +78,11 @@ Callable nameOf(const void* function) {
       "this function is not registered here: write TORCHRPC_FUNCTION(its name) after it, or call it by name");
 }
 
-void expectArguments(size_t wanted, size_t given) {
-  if (wanted == given) return;
+void expectArguments(size_t expected, size_t actual) {
+  if (expected == actual) return;
   throw Error(
       ErrorCode::kInvalidArgument,
-      "it takes " + std::to_string(wanted) + " arguments, the call has " + std::to_string(given));
+      "it takes " + std::to_string(expected) + " arguments, the call has " + std::to_string(actual));
 }
 
 void rethrowForArgument(size_t index, const Error& error) {

@@ -26,11 +26,11 @@ bool FutureState::ready() const {
   return outcome_.index() != 0;
 }
 
-c10::IValue FutureState::wait(Duration patience) {
+c10::IValue FutureState::wait(Duration timeout) {
   Reply reply;
   {
     const ThreadPool::BlockingScope blocking;
-    const auto deadline = patience == Duration::zero() ? kNever : deadlineAfter(patience);
+    const auto deadline = timeout == Duration::zero() ? kNever : deadlineAfter(timeout);
     const auto settled = [this] { return outcome_.index() != 0; };
     if (const auto node = ready() ? nullptr : node_.lock()) {
       node->agent().poll([&] { return ready() || TimePoint::clock::now() >= deadline; });
@@ -40,13 +40,13 @@ c10::IValue FutureState::wait(Duration patience) {
     if (deadline == kNever) {
       settled_.wait(lock, settled);
     } else if (!settled_.wait_until(lock, deadline, settled)) {
-      throw Error(ErrorCode::kTimeout, "the result was not there when the time to wait for it was over");
+      throw Error(ErrorCode::kTimeout, "the result did not arrive within the time-out of wait()");
     }
     if (const auto* value = std::get_if<c10::IValue>(&outcome_)) return *value;
     if (const auto* error = std::get_if<std::exception_ptr>(&outcome_)) std::rethrow_exception(*error);
     reply = std::get<Reply>(outcome_);
   }
-  // Several may come here at once: they decode the same bytes to values of the same tensors.
+  // Several threads may decode at once. They get values that share the reply's tensors.
   auto value = plainValue(*reply);
   Outcome old = value;
   MutexLock lock(mutex_);
@@ -68,7 +68,7 @@ void FutureState::whenReady(std::function<void()> action) {
 
 namespace {
 
-/// An action that a closing pool may drop unrun: then it runs where it is dropped.
+/// Runs an action once: on the pool or, if a closing pool drops it, where it is destroyed.
 class Posted {
  public:
   explicit Posted(std::function<void()> action) : action_(std::move(action)) {}
@@ -97,12 +97,12 @@ Messenger::ReplyHandler settleWithReply(std::shared_ptr<FutureState> state) {
     if (!result.value().header(HeaderKind::kRRefForks)) return state->settle(std::move(result).value());
     const auto node = state->node().lock();
     if (!node) return state->settle(std::make_exception_ptr(Error(ErrorCode::kShutdown, "RPC has shut down")));
-    // Not on the loop: taking in sends messages.
+    // On the pool, because adopting RRefs sends messages.
     node->agent().post([state, reply = std::move(result).value()] {
       try {
-        const auto there = state->node().lock();
-        if (!there) throw Error(ErrorCode::kShutdown, "RPC has shut down");
-        state->settle(plainValue(reply, amongReceived(there->takeIn(reply), there)));
+        const auto owner = state->node().lock();
+        if (!owner) throw Error(ErrorCode::kShutdown, "RPC has shut down");
+        state->settle(plainValue(reply, rrefReader(owner->adoptRRefs(reply), owner)));
       } catch (const std::exception&) {
         state->settle(std::current_exception());
       }
@@ -114,7 +114,7 @@ Messenger::ReplyHandler settleWithReply(std::shared_ptr<FutureState> state) {
 
 bool isReady(const FutureState& state) { return state.ready(); }
 c10::IValue waitFor(FutureState& state) { return state.wait(Duration::zero()); }
-c10::IValue waitFor(FutureState& state, Duration patience) { return state.wait(patience); }
+c10::IValue waitFor(FutureState& state, Duration timeout) { return state.wait(timeout); }
 void whenReady(FutureState& state, std::function<void()> action) { state.whenReady(std::move(action)); }
 
 FutureStatePtr makeReady(c10::IValue value) {
@@ -128,7 +128,7 @@ Promise::Promise(const FutureState* like)
       guard_(nullptr, [state = state_](std::nullptr_t) {
         if (!state->ready()) {
           state->settle(std::make_exception_ptr(
-              Error(ErrorCode::kShutdown, "what was to give this result has been dropped, as happens at shutdown")));
+              Error(ErrorCode::kShutdown, "the function that had to produce this result was dropped, as happens at shutdown")));
         }
       }) {}
 

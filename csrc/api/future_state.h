@@ -1,8 +1,8 @@
 #pragma once
 
-// What futures of the public API share: a reply that nobody has read yet, or a value, or an error.
-// Threads: settled on any (the loop, mostly), once; whoever needs the value first decodes the reply, so that a blocked
-// caller does it itself. Continuations run on the node's pool.
+// The state that copies of a public Future share: nothing yet, an undecoded reply, a value or an error.
+// Threads: any. A future is settled once, mostly on the loop. The first thread that needs the value decodes the reply,
+// so a blocked caller decodes it itself. Continuations run on the node's pool.
 
 #include <exception>
 #include <functional>
@@ -23,16 +23,16 @@ class FutureState : public std::enable_shared_from_this<FutureState> {
  public:
   explicit FutureState(std::weak_ptr<core::Node> node) : node_(std::move(node)) {}
 
-  // --- settling: the first wins, later ones are ignored ---
-  /// With a reply that holds no RRefs, which are to be taken in at once.
+  // --- settling: the first call counts, later ones are ignored ---
+  /// With a reply that holds no RRefs. (RRefs must be adopted at once.)
   void settle(Message reply);
   void settle(c10::IValue value);
   void settle(std::exception_ptr error);
 
   bool ready() const;
-  /// Blocks at most so long (0: for ever). Throws the error, or Error(kTimeout).
-  c10::IValue wait(Duration patience);
-  /// Runs `action` once settled, on the pool; where there is no pool any more, here.
+  /// Blocks for at most `timeout` (0: no limit). Throws the error, or Error(kTimeout).
+  c10::IValue wait(Duration timeout);
+  /// Runs `action` on the pool once settled, or on this thread if the node has been destroyed.
   void whenReady(std::function<void()> action);
 
   const std::weak_ptr<core::Node>& node() const { return node_; }
@@ -49,9 +49,8 @@ class FutureState : public std::enable_shared_from_this<FutureState> {
   mutable Mutex mutex_;
   CondVar settled_;
   FutexWaiter futex_waiter_;
-  // guarded by mutex_:
-  Outcome outcome_;  // a reply becomes its value, once
-  std::vector<std::function<void()>> actions_;
+  Outcome outcome_ TORCHRPC_GUARDED_BY(mutex_);  // a decoded reply is replaced by its value
+  std::vector<std::function<void()>> actions_ TORCHRPC_GUARDED_BY(mutex_);
 };
 
 /// Settles `state` with the reply to a call.

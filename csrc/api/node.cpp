@@ -1,10 +1,9 @@
-// Nodes of the public API: the start and the end of a core::Node, and the look-ups.
+// Nodes of the public API: start and end of a core::Node, and its look-ups.
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "api/access.h"
 #include "api/rendezvous.h"
-#include "node/group_transport.h"
 
 namespace torchrpc {
 
@@ -12,9 +11,9 @@ namespace api {
 
 namespace {
 
-constexpr auto kPatienceWithReferences = std::chrono::seconds(100);  // as in Python's shutdown
+constexpr auto kReferencesTimeout = std::chrono::seconds(100);  // as in Python's shutdown()
 
-/// Python's callables, to say that there is no Python here.
+/// Answers calls of Python and script functions with an error: this program has no Python.
 class NoPython final : public CallableRunner {
  public:
   explicit NoPython(std::string self) : self_(std::move(self)) {}
@@ -33,35 +32,34 @@ class NoPython final : public CallableRunner {
   const std::string self_;
 };
 
-core::Node::Options coreOptions(const NodeOptions& options, const Meeting& meeting) {
-  const auto& allowed = options.allowed_functions;
-  return {
-      .self = {options.name, meeting.rank},
-      .world_size = meeting.world_size,
-      .threads = options.threads,
-      .timeout = options.timeout,
-      .init_timeout = options.init_timeout,
-      .metadata = kCppMetadata,
-      .allowed = allowed ? std::make_shared<const AllowList>(*allowed) : nullptr};
-}
-
-Meeting meetingOf(const NodeOptions& options) {
+/// The core's options. Throws Error(kInvalidArgument) for options that are missing or invalid.
+core::Node::Options coreOptions(const NodeOptions& options) {
   Meeting meeting{options.rendezvous, options.rank, options.world_size, options.init_timeout};
   resolve(meeting);
-  validateSelf({options.name, meeting.rank}, meeting.world_size);
-  if (options.threads == 0) throw Error(ErrorCode::kInvalidArgument, "threads must be positive, but is 0");
-  return meeting;
+  if (options.threads == 0) throwInvalidArgument("threads must be positive, but is 0");
+  core::Node::Options core;
+  core.agent.self = {options.name, meeting.rank};
+  core.agent.threads = options.threads;
+  core.transport.kind = options.transport;
+  core.transport.secret = options.secret;
+  core.transport.port = options.port;
+  core.rendezvous = options.rendezvous;
+  core.world_size = meeting.world_size;
+  core.timeout = options.timeout;
+  core.init_timeout = options.init_timeout;
+  core.metadata = kCppMetadata;
+  core.allowed_functions = options.allowed_functions;
+  validateSelf(core.agent.self, core.world_size);
+  return core;
 }
 
-/// Joins the group at `root`, or, if that is null, where the options say.
-std::shared_ptr<core::Node> start(const NodeOptions& options, const StorePtr& root) {
-  const auto meeting = meetingOf(options);
-  auto store = enterGroup(root ? root : openStore(meeting));
-  auto transport = makeGroupTransport(
-      {.kind = options.transport, .node_name = options.name, .secret = options.secret, .port = options.port}, *store,
-      options.rendezvous);
-  auto node = std::make_shared<core::Node>(coreOptions(options, meeting), store, std::move(transport));
-  const auto no_python = std::make_shared<NoPython>(options.name);
+/// Joins the group at the store `root` or, if that is null, at the options' rendezvous.
+std::shared_ptr<core::Node> start(const NodeOptions& public_options, const StorePtr& root) {
+  auto options = coreOptions(public_options);
+  const Meeting meeting{options.rendezvous, options.agent.self.id, options.world_size, options.init_timeout};
+  const auto store = enterGroup(root ? root : openStore(meeting));
+  const auto no_python = std::make_shared<NoPython>(options.agent.self.name);
+  auto node = core::Node::create(std::move(options), store);
   node->serve(CallableType::kPython, no_python);
   node->serve(CallableType::kScript, no_python);
   node->start();
@@ -81,8 +79,8 @@ NodeRef refTo(const std::shared_ptr<core::Node>& node) { return NodeRef(std::wea
 Duration timeoutOf(const NodeRef& node, const core::Node& core) { return node.timeout().value_or(core.timeout()); }
 
 WorkerInfo resolve(const core::Node& node, const Destination& to) {
-  const auto& wanted = to.worker();
-  return wanted.name.empty() ? node.worker(wanted.id) : node.worker(wanted.name);
+  const auto& worker = to.worker();
+  return worker.name.empty() ? node.worker(worker.id) : node.worker(worker.name);
 }
 
 }  // namespace api
@@ -91,7 +89,7 @@ inline namespace v1 {
 
 WorkerInfo NodeRef::self() const { return api::coreOf(*this)->self(); }
 
-WorkerInfo NodeRef::worker(const Destination& who) const { return api::resolve(*api::coreOf(*this), who); }
+WorkerInfo NodeRef::worker(const Destination& worker) const { return api::resolve(*api::coreOf(*this), worker); }
 
 std::vector<WorkerInfo> NodeRef::workers() const { return api::coreOf(*this)->workers(); }
 
@@ -115,9 +113,9 @@ void Node::shutdown(Duration timeout) {
   const auto core = std::static_pointer_cast<core::Node>(owned_);
   if (!core) return;
   try {
-    core->meet(api::kLeaving, timeout);
-    if (!core->rrefs().deleteAllUsers(api::kPatienceWithReferences)) {
-      throw Error(ErrorCode::kRendezvous, "RRefs were still in flight when the time to delete them was over");
+    core->barrier(api::kLeaving, timeout);
+    if (!core->rrefs().deleteAllUsers(api::kReferencesTimeout)) {
+      throw Error(ErrorCode::kRendezvous, "RRefs were still in flight when the time-out for deleting them expired");
     }
     core->join(timeout);
   } catch (...) {

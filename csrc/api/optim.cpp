@@ -9,12 +9,12 @@ inline namespace v1 {
 namespace {
 
 std::vector<core::DistributedOptimizer::Group> coreGroups(const std::vector<ParamGroup>& groups) {
-  std::vector<core::DistributedOptimizer::Group> all;
+  std::vector<core::DistributedOptimizer::Group> result;
   for (const auto& group : groups) {
-    auto& each = all.emplace_back(core::DistributedOptimizer::Group{.params = {}, .options = group.options});
-    for (const auto& param : group.params) each.params.push_back(RRefValue::of(param.value()).rref());
+    auto& added = result.emplace_back(core::DistributedOptimizer::Group{.params = {}, .options = group.options});
+    for (const auto& param : group.params) added.params.push_back(RRefValue::of(param.value()).rref());
   }
-  return all;
+  return result;
 }
 
 }  // namespace

@@ -42,20 +42,20 @@ StorePtr openTcp(const Meeting& meeting, const std::string& host, const std::str
     throwInvalidArgument("the port to meet at must be from 1 to 65535, but is " + port_text);
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(port);
-  // Under torchrun the launcher serves the store.
+  // Under torchrun the launcher serves the store, not rank 0.
   options.isServer = meeting.rank == 0 && environment("TORCHELASTIC_USE_AGENT_STORE") != "True";
   if (options.isServer) options.masterListenFd = listenWherePeersMeet(host, options.port);
   options.waitWorkers = false;
   options.multiTenant = true;
   options.timeout = std::chrono::duration_cast<std::chrono::milliseconds>(meeting.timeout);
-  const auto place = host + ":" + port_text;
+  const auto address = host + ":" + port_text;
   try {
     return c10::make_intrusive<c10d::TCPStore>(host, options);
   } catch (const std::exception& e) {
     throw Error(
         ErrorCode::kRendezvous,
-        options.isServer ? "rank 0 cannot serve the group's store at " + place + ": is the port in use? " + e.what()
-                         : "rank " + std::to_string(meeting.rank) + " found nobody at " + place +
+        options.isServer ? "rank 0 cannot serve the group's store at " + address + ": is the port in use? " + e.what()
+                         : "rank " + std::to_string(meeting.rank) + " found nobody at " + address +
                 ", where rank 0 should listen: is it running, and is this its address? " + e.what());
   }
 }

@@ -1,7 +1,8 @@
 #pragma once
 
-// How a node of the public API finds its group: the URLs and environment variables that Python's init_rpc reads, so
-// that workers of both kinds meet. Only the thread that starts the node comes here.
+// Finds the group of a node of the public API, by the URLs and environment variables that Python's init_rpc reads, so
+// that C++ and Python workers form one group.
+// Threads: the one that starts the node.
 
 #include <cstdint>
 #include <string>
@@ -12,21 +13,23 @@ namespace torchrpc::api {
 
 struct Meeting {
   std::string url;
-  WorkerId rank = kNoWorker;  ///< kNoWorker: what RANK says
-  int32_t world_size = 0;     ///< 0: what WORLD_SIZE says
+  WorkerId rank = kNoWorker;  ///< kNoWorker: the value of RANK
+  int32_t world_size = 0;     ///< 0: the value of WORLD_SIZE
   Duration timeout{};
 };
 
-/// Fills in what the environment says. Throws Error(kInvalidArgument) naming what is missing.
+/// Sets a missing rank and world size from the environment. Throws Error(kInvalidArgument), which names a missing or
+/// malformed variable.
 void resolve(Meeting& meeting);
 
-/// The store at the URL. Throws Error: kInvalidArgument for a URL that cannot be, kRendezvous if there is no way to the
-/// store, or (rank 0) its port is in use.
+/// The store at the URL. Throws Error: kInvalidArgument for a malformed URL, kRendezvous if the store cannot be reached
+/// or, on rank 0, if its port is in use.
 StorePtr openStore(const Meeting& meeting);
 
-/// The part of `root` that belongs to the group now forming there: groups may follow one another on one store.
+/// The part of `root` that belongs to the group that is forming there. Several groups may use one store, one after
+/// another.
 StorePtr enterGroup(StorePtr root);
-/// The group has come up: the next one must take another part.
+/// The group of this part has formed: the next group takes another part.
 void markFormed(c10d::Store& store);
 
 }  // namespace torchrpc::api

@@ -1,4 +1,4 @@
-// What the templates of torchrpc/rref.h share.
+// The untyped functions behind torchrpc/rref.h.
 
 #include "api/access.h"
 #include "api/future_state.h"

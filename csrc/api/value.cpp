@@ -1,4 +1,4 @@
-// What the templates of torchrpc/value.h share.
+// The untyped functions behind torchrpc/value.h.
 
 #include "torchrpc/value.h"
 
@@ -6,12 +6,12 @@ namespace torchrpc {
 inline namespace v1 {
 namespace detail {
 
-void misfit(const char* wanted, const c10::IValue& value) {
+void throwMismatch(const char* expected, const c10::IValue& value) {
   throw Error(
-      ErrorCode::kInvalidArgument, std::string("expected ") + wanted + ", but got a value of type " + value.tagKind());
+      ErrorCode::kInvalidArgument, std::string("expected ") + expected + ", but got a value of type " + value.tagKind());
 }
 
-c10::IValue readable(const c10::IValue& value, const c10::TypePtr& type) {
+c10::IValue fromPython(const c10::IValue& value, const c10::TypePtr& type) {
   if (!value.isPyObject()) return value;
   try {
     return value.toPyObjectHolder()->toIValue(type);
@@ -19,15 +19,15 @@ c10::IValue readable(const c10::IValue& value, const c10::TypePtr& type) {
     throw Error(
         ErrorCode::kInvalidArgument,
         "expected a value of type " + type->annotation_str() +
-            ", but Python holds another there: " + value.toPyObjectHolder()->toStr());
+            ", but got a Python object that is none: " + value.toPyObjectHolder()->toStr());
   }
 }
 
-std::vector<c10::IValue> elements(const c10::IValue& value, const char* wanted, int64_t size) {
+std::vector<c10::IValue> elements(const c10::IValue& value, const char* expected, int64_t size) {
   auto source = value;
   if (value.isPyObject()) {
     const auto inferred = value.toPyObjectHolder()->tryToInferType();
-    if (inferred.success()) source = readable(value, inferred.type());
+    if (inferred.success()) source = fromPython(value, inferred.type());
   }
   std::vector<c10::IValue> values;
   if (source.isList()) {
@@ -36,7 +36,7 @@ std::vector<c10::IValue> elements(const c10::IValue& value, const char* wanted, 
     const auto& all = source.toTupleRef().elements();
     values.assign(all.begin(), all.end());
   } else {
-    misfit(wanted, value);
+    throwMismatch(expected, value);
   }
   if (size >= 0 && values.size() != static_cast<size_t>(size)) {
     throw Error(

@@ -1,6 +1,6 @@
 #pragma once
 
-// The parts of torchrpc._C; one file each.
+// The parts of torchrpc._C, each of which has a file.
 
 #include <torch/csrc/utils/pybind.h>
 
@@ -23,14 +23,15 @@ void bindOptim(pybind11::module_& module);
 template <size_t count>
 using Positional = std::span<PyObject* const, count>;
 
-/// A function of that many positional arguments, without the hundreds of instructions that pybind11 puts before each
-/// function: for what every call goes through. It throws as others do. `signature` is for its docstring.
+/// Binds a function of `count` positional arguments without pybind11's dispatcher, which costs hundreds of
+/// instructions: for functions that every RPC goes through. Exceptions are translated as in other functions.
+/// `signature` is for the docstring.
 template <size_t count, auto function>
 void bindDirectly(pybind11::module_& module, const char* name, const char* signature) {
-  const _PyCFunctionFast run = [](PyObject* /*module*/, PyObject* const* given, Py_ssize_t size) -> PyObject* {
+  const _PyCFunctionFast run = [](PyObject* /*module*/, PyObject* const* arguments, Py_ssize_t size) -> PyObject* {
     try {
       if (static_cast<size_t>(size) != count) throw pybind11::type_error("takes another number of arguments");
-      return function(Positional<count>(given, count)).release().ptr();
+      return function(Positional<count>(arguments, count)).release().ptr();
     } catch (pybind11::error_already_set& e) {
       e.restore();
     } catch (...) {
@@ -44,11 +45,11 @@ void bindDirectly(pybind11::module_& module, const char* name, const char* signa
   module.attr(name) = pybind11::reinterpret_steal<pybind11::object>(PyCFunction_New(&method, nullptr));
 }
 
-/// Likewise a question that Python asks before every call.
-template <bool (*ask)()>
-void bindQuestion(pybind11::module_& module, const char* name) {
-  constexpr auto answer = [](Positional<0>) -> pybind11::object { return pybind11::bool_(ask()); };
-  bindDirectly<0, answer>(module, name, "() -> bool");
+/// The same for a predicate that Python evaluates before every RPC.
+template <bool (*predicate)()>
+void bindPredicate(pybind11::module_& module, const char* name) {
+  constexpr auto run = [](Positional<0>) -> pybind11::object { return pybind11::bool_(predicate()); };
+  bindDirectly<0, run>(module, name, "() -> bool");
 }
 
 }  // namespace torchrpc::bindings

@@ -16,78 +16,42 @@
 #include "bindings/py_gil.h"
 #include "bindings/py_runner.h"
 #include "bindings/py_script.h"
-#include "node/group_transport.h"
 #include "transport/host_address.h"
 
 namespace torchrpc::bindings {
 
 namespace {
 
-constexpr double kDefaultTimeout = 60.0;
-constexpr size_t kDefaultThreads = 16;
-
-std::shared_ptr<Node> makeNode(
-    StorePtr store, const std::string& name, WorkerId id, std::optional<int32_t> world_size,
-    const TensorPipeOptionsBase& options, std::string metadata, double init_timeout, SendFaultPolicy faults) {
-  Node::Options node_options{.self = {name, id}, .world_size = world_size.value_or(0)};
-  node_options.faults = std::move(faults);
-  node_options.metadata = std::move(metadata);
-  node_options.init_timeout = std::chrono::ceil<Duration>(std::chrono::duration<double>(init_timeout));
-  node_options.threads = options.num_worker_threads;
-  if (options.allowed) node_options.allowed = std::make_shared<AllowList>(*options.allowed);
-  if (!(options.rpc_timeout >= 0)) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        "rpc_timeout must be a number of seconds, 0 for none, but got " + std::to_string(options.rpc_timeout));
-  }
-  node_options.timeout = std::chrono::ceil<Duration>(std::chrono::duration<double>(std::min(options.rpc_timeout, 3e9)));
-  if (const auto limit = options.liveness_timeout) {
-    if (!(*limit >= 0)) {
-      throw Error(
-          ErrorCode::kInvalidArgument,
-          "liveness_timeout must be a number of seconds, 0 for none, but got " + std::to_string(*limit));
-    }
-    node_options.liveness_timeout =
-        *limit > 3e9 ? Duration::zero() : std::chrono::ceil<Duration>(std::chrono::duration<double>(*limit));
-  }
-  node_options.propagate_deadlines = options.propagate_deadlines;
-  // The node makes the runner and the encoder reachable, so they must not keep it alive.
-  auto self = std::make_shared<std::weak_ptr<Node>>();
-  node_options.encode_value = [self](const c10::IValue& value, const WorkerInfo& to) {
+std::shared_ptr<Node> makeNode(Node::Options options, StorePtr store) {
+  // The node owns its runners and this function, so they must not own the node.
+  const auto self = std::make_shared<std::weak_ptr<Node>>();
+  options.rrefs.encode_value = [self](const c10::IValue& value, const WorkerInfo& to) {
     const auto node = self->lock();
     if (!node) throw Error(ErrorCode::kShutdown, "RPC has shut down");
     return encodeResult(*node, to, value);
   };
-  node_options.to_error = [self_info = node_options.self](std::exception_ptr raised) {
-    return toError(std::move(raised), self_info);
+  options.autograd.to_error = [info = options.agent.self](std::exception_ptr raised) {
+    return toError(std::move(raised), info);
   };
-  node_options.enter_user_code = [] {
+  options.autograd.enter_user_code = [] {
     keepPythonState();
     return nullptr;
   };
-  node_options.enter_strand = [] {
+  options.agent.enter_strand = [] {
     keepPythonState();
     return std::make_shared<py::gil_scoped_acquire>();
   };
-  TransportOptions transport_options{
-      .kind = options.transport,
-      .transports = options.transports,
-      .channels = options.channels,
-      .node_name = name,
-      .secret = options.secret,
-      .port = options.port};
-  auto transport = [&] {
-    py::gil_scoped_release no_gil;  // the store may have to wait, or be Python's
-    return makeGroupTransport(std::move(transport_options), *store, options.init_method);
+  auto node = [&] {
+    py::gil_scoped_release no_gil;  // the store may block, or be implemented in Python
+    return Node::create(std::move(options), std::move(store));
   }();
-  auto node = std::make_shared<Node>(std::move(node_options), std::move(store), std::move(transport));
   *self = node;
   node->serve(CallableType::kPython, makePythonRunner(node));
   node->serve(CallableType::kScript, makeScriptRunner(node));
   return node;
 }
 
-/// `nodeOf(self)` for methods; they block without the GIL.
+/// For the agent's methods.
 Node& nodeOf(const PyAgent& agent) { return *agent.node(); }
 
 std::map<std::string, std::string> debugInfo(const PyAgent& agent) {
@@ -97,14 +61,15 @@ std::map<std::string, std::string> debugInfo(const PyAgent& agent) {
 }
 
 void bindOptions(py::module_& module) {
+  const TensorPipeOptionsBase defaults;
   module.attr("_ASK_DOCTOR") = kAskDoctor;
-  module.attr("_DEFAULT_INIT_METHOD") = "env://";
-  module.attr("_DEFAULT_NUM_WORKER_THREADS") = kDefaultThreads;
-  module.attr("_DEFAULT_RPC_TIMEOUT_SEC") = kDefaultTimeout;
+  module.attr("_DEFAULT_INIT_METHOD") = defaults.init_method;
+  module.attr("_DEFAULT_NUM_WORKER_THREADS") = defaults.node.agent.threads;
+  module.attr("_DEFAULT_RPC_TIMEOUT_SEC") = defaults.rpc_timeout;
   module.attr("_UNSET_RPC_TIMEOUT") = kUnsetTimeout;
 
   py::class_<RpcBackendOptions, std::shared_ptr<RpcBackendOptions>>(
-      module, "RpcBackendOptions", "What every RPC backend can be told; backends derive their own options from it.")
+      module, "RpcBackendOptions", "The options of every RPC backend; backends derive their own options from it.")
       .def(
           py::init([](double rpc_timeout, std::string init_method) {
             auto options = std::make_shared<RpcBackendOptions>();
@@ -112,7 +77,7 @@ void bindOptions(py::module_& module) {
             options->init_method = std::move(init_method);
             return options;
           }),
-          py::arg("rpc_timeout") = kDefaultTimeout, py::arg("init_method") = "env://")
+          py::arg("rpc_timeout") = defaults.rpc_timeout, py::arg("init_method") = defaults.init_method)
       .def_readwrite(
           "rpc_timeout", &RpcBackendOptions::rpc_timeout, "Seconds that calls may take by default; 0: no limit.")
       .def_readwrite("init_method", &RpcBackendOptions::init_method, "URL of the rendezvous: env://, tcp://, file://.");
@@ -125,36 +90,42 @@ void bindOptions(py::module_& module) {
                       py::dict device_maps, py::list devices, std::string transport, std::string secret,
                       std::string port, std::optional<std::vector<std::string>> allowed,
                       std::optional<double> liveness_timeout, bool propagate_deadlines) {
-            if (num_worker_threads == 0) {
-              throw Error(ErrorCode::kInvalidArgument, "num_worker_threads must be positive, but got 0");
-            }
+            if (num_worker_threads == 0) throwInvalidArgument("num_worker_threads must be positive, but got 0");
             auto options = std::make_shared<TensorPipeOptionsBase>();
-            options->num_worker_threads = num_worker_threads;
-            options->transports = std::move(transports);
-            options->channels = std::move(channels);
             options->rpc_timeout = rpc_timeout;
             options->init_method = std::move(init_method);
+            options->liveness_timeout = liveness_timeout;
             options->device_maps = std::move(device_maps);
             options->devices = std::move(devices);
-            options->transport = std::move(transport);
-            options->secret = std::move(secret);
-            options->port = std::move(port);
-            options->allowed = std::move(allowed);
-            options->liveness_timeout = liveness_timeout;
-            options->propagate_deadlines = propagate_deadlines;
+            auto& node = options->node;
+            node.agent.threads = num_worker_threads;
+            node.agent.propagate_deadlines = propagate_deadlines;
+            node.transport.kind = std::move(transport);
+            node.transport.transports = std::move(transports);
+            node.transport.channels = std::move(channels);
+            node.transport.secret = std::move(secret);
+            node.transport.port = std::move(port);
+            node.allowed_functions = std::move(allowed);
             return options;
           }),
-          py::arg("num_worker_threads") = kDefaultThreads, py::arg("_transports") = std::nullopt,
-          py::arg("_channels") = std::nullopt, py::arg("rpc_timeout") = kDefaultTimeout,
-          py::arg("init_method") = "env://", py::arg("device_maps") = py::dict(), py::arg("devices") = py::list(),
-          py::arg("transport") = "", py::arg("secret") = "", py::arg("port") = "", py::arg("allowed") = std::nullopt,
-          py::arg("liveness_timeout") = std::nullopt, py::arg("propagate_deadlines") = false)
-      .def_readwrite("num_worker_threads", &TensorPipeOptionsBase::num_worker_threads)
-      .def_readonly("transport", &TensorPipeOptionsBase::transport)
+          py::arg("num_worker_threads") = defaults.node.agent.threads, py::arg("_transports") = std::nullopt,
+          py::arg("_channels") = std::nullopt, py::arg("rpc_timeout") = defaults.rpc_timeout,
+          py::arg("init_method") = defaults.init_method, py::arg("device_maps") = py::dict(),
+          py::arg("devices") = py::list(), py::arg("transport") = "", py::arg("secret") = "", py::arg("port") = "",
+          py::arg("allowed") = std::nullopt, py::arg("liveness_timeout") = std::nullopt,
+          py::arg("propagate_deadlines") = false)
+      .def_property(
+          "num_worker_threads", [](const TensorPipeOptionsBase& self) { return self.node.agent.threads; },
+          [](TensorPipeOptionsBase& self, size_t threads) { self.node.agent.threads = threads; })
+      .def_property(
+          "propagate_deadlines", [](const TensorPipeOptionsBase& self) { return self.node.agent.propagate_deadlines; },
+          [](TensorPipeOptionsBase& self, bool propagate) { self.node.agent.propagate_deadlines = propagate; })
+      .def_property_readonly("transport", [](const TensorPipeOptionsBase& self) { return self.node.transport.kind; })
+      .def_property_readonly(
+          "_transports", [](const TensorPipeOptionsBase& self) { return self.node.transport.transports; })
+      .def_property_readonly(
+          "_channels", [](const TensorPipeOptionsBase& self) { return self.node.transport.channels; })
       .def_readwrite("liveness_timeout", &TensorPipeOptionsBase::liveness_timeout)
-      .def_readwrite("propagate_deadlines", &TensorPipeOptionsBase::propagate_deadlines)
-      .def_readonly("_transports", &TensorPipeOptionsBase::transports)
-      .def_readonly("_channels", &TensorPipeOptionsBase::channels)
       .def_readwrite("device_maps", &TensorPipeOptionsBase::device_maps)
       .def_readwrite("devices", &TensorPipeOptionsBase::devices)
       .def(
@@ -175,7 +146,7 @@ void bindWorkerInfo(py::module_& module) {
             validateName(name);
             return WorkerInfo{std::move(name), id};
           }),
-          py::arg("name"), py::arg("id"), "Raises RuntimeError for a name that cannot be a worker's.")
+          py::arg("name"), py::arg("id"), "Raises RuntimeError for an invalid name.")
       .def_readonly("name", &WorkerInfo::name, "The name it was started with.")
       .def_readonly("id", &WorkerInfo::id, "Its rank, unique in the group.")
       .def(
@@ -195,28 +166,42 @@ void bindWorkerInfo(py::module_& module) {
 
 }  // namespace
 
+Node::Options TensorPipeOptionsBase::nodeOptions() const {
+  auto options = node;
+  checkSeconds(rpc_timeout, "rpc_timeout");
+  options.timeout = toDuration(std::min(rpc_timeout, kLongestSeconds));
+  options.rendezvous = init_method;
+  if (liveness_timeout) options.liveness_timeout = toTimeout(*liveness_timeout, "liveness_timeout");
+  return options;
+}
+
 PyAgent::PyAgent(
     StorePtr store, const std::string& name, WorkerId id, std::optional<int32_t> world_size,
     TensorPipeOptionsBase options, py::dict reverse_device_maps, py::list devices, std::string metadata,
-    double init_timeout, SendFaultPolicy faults)
+    double init_timeout)
     : options_(std::move(options)),
       reverse_device_maps_(std::move(reverse_device_maps)),
       devices_(std::move(devices)),
-      node_(makeNode(
-          std::move(store), name, id, world_size, options_, std::move(metadata), init_timeout, std::move(faults))) {}
+      node_([&] {
+        auto node_options = options_.nodeOptions();
+        node_options.agent.self = {name, id};
+        node_options.world_size = world_size.value_or(0);
+        node_options.metadata = std::move(metadata);
+        node_options.init_timeout = toDuration(init_timeout);
+        return makeNode(std::move(node_options), std::move(store));
+      }()) {}
 
 PyAgent::~PyAgent() {
   py::gil_scoped_release no_gil;
   if (!abandoned_) node_->shutdown();
 }
 
-bool PyAgent::shutdown(double patience) {
-  const std::chrono::duration<double> limit(std::clamp(patience, 0.0, 3e9));
-  return node_->shutdown(std::chrono::ceil<Duration>(limit));
+bool PyAgent::shutdown(double timeout) {
+  return node_->shutdown(toDuration(std::clamp(timeout, 0.0, kLongestSeconds)));
 }
 
 void PyAgent::abandon() {
-  // Its threads use it as long as they run: it is never destroyed.
+  // The node's threads use it as long as they run, so it is never destroyed.
   if (!abandoned_.exchange(true)) new std::shared_ptr<Node>(node_);
   node_->agent().abandon();
 }
@@ -239,7 +224,7 @@ void PyAgent::updateMembership(const WorkerInfo& worker, py::list devices, py::d
 
 namespace {
 
-/// Python has its main thread alone run signal handlers.
+/// Python runs signal handlers on its main thread only.
 void checkSignals() {
   if (::gettid() != ::getpid()) return;
   py::gil_scoped_acquire gil;
@@ -267,19 +252,17 @@ void bindAgent(py::module_& module) {
           }),
           py::arg("store"), py::arg("name"), py::arg("worker_id"), py::arg("world_size"), py::arg("opts"),
           py::arg("reverse_device_maps"), py::arg("devices"), py::arg("metadata") = py::bytes(),
-          py::arg("init_timeout") = 1800.0)
+          py::arg("init_timeout") = toSeconds(kDefaultInitTimeout))
       .def(
           "start", [](PyAgent& self) { nodeOf(self).start(); }, no_gil)
       .def(
           "join",
-          [](PyAgent& self, bool /*shutdown*/, double timeout) {
-            nodeOf(self).join(timeout == 0 ? Duration::zero() : toDuration(nodeOf(self), timeout));
-          },
+          [](PyAgent& self, bool /*shutdown*/, double timeout) { nodeOf(self).join(toTimeout(nodeOf(self), timeout)); },
           py::arg("shutdown") = false, py::arg("timeout") = 0.0, no_gil)
       .def(
           "_meet",
           [](PyAgent& self, const std::string& what, double timeout) {
-            nodeOf(self).meet(what, timeout == 0 ? Duration::zero() : toDuration(nodeOf(self), timeout));
+            nodeOf(self).barrier(what, toTimeout(nodeOf(self), timeout));
           },
           py::arg("what"), py::arg("timeout"), no_gil)
       .def(
@@ -312,7 +295,8 @@ void bindAgent(py::module_& module) {
 
   module.def(
       "_listen_where_peers_meet", &listenWherePeersMeet, py::arg("host"), py::arg("port"),
-      "A descriptor that listens there, for a store; None if the system's own choice is better.", no_gil);
+      "A file descriptor that listens at that address, for a store; None if the store should choose it itself.",
+      no_gil);
   module.def(
       "_allowed_by",
       [](const std::string& name) -> std::optional<std::string> {
@@ -321,14 +305,14 @@ void bindAgent(py::module_& module) {
         return allowed ? std::optional(allowed->entryFor(name)) : std::nullopt;
       },
       py::arg("name"),
-      "The entry of this worker's allowed_functions that allows it, empty if there is none; None: it has no such "
+      "The entry of this worker's allowed_functions that allows `name`, '' if there is none; None if it has no such "
       "list.");
-  bindQuestion<isCurrentAgentSet>(module, "_is_current_rpc_agent_set");
+  bindPredicate<isCurrentAgentSet>(module, "_is_current_rpc_agent_set");
   module.def("_get_current_rpc_agent", &currentAgent);
   module.def(
       "_set_and_start_rpc_agent",
       [](const py::object& agent) {
-        // Set first: calls may arrive before start() returns, and their functions may make calls.
+        // Set before start(): calls may arrive before start() returns, and their functions may make calls.
         setCurrentAgent(agent);
         try {
           agent.attr("start")();
@@ -340,12 +324,12 @@ void bindAgent(py::module_& module) {
       py::arg("agent"));
   module.def("_reset_current_rpc_agent", [] { setCurrentAgent({}); });
   module.def("_cleanup_python_rpc_handler", [] {});
-  module.def("get_rpc_timeout", [] { return std::chrono::duration<double>(currentNode()->timeout()).count(); });
+  module.def("get_rpc_timeout", [] { return toSeconds(currentNode()->timeout()); });
   module.def(
       "_set_rpc_timeout",
       [](double seconds) {
         const auto node = currentNode();
-        node->setTimeout(toDuration(*node, seconds));
+        node->setTimeout(toTimeout(*node, seconds));
       },
       py::arg("timeout"));
   module.def("enable_gil_profiling", &profileGil, py::arg("flag"));

@@ -12,7 +12,7 @@ namespace torchrpc::bindings {
 
 namespace {
 
-/// A context as Python sees it. Calls to a context that has ended find it empty.
+/// The Python class of a context. A context that has ended is empty.
 struct PyContext {
   ContextPtr context;
 };
@@ -47,13 +47,13 @@ void bindAutograd(py::module_& module) {
           "_context_id", [](const PyContext& self) { return self.context->id(); }, "The id, unique in the group.")
       .def(
           "_send_functions", [](const PyContext& self) { return byId(self.context->sends()); },
-          "The autograd nodes of the messages with tensors that require grad which have left this worker, by number.")
+          "The autograd nodes of the sent messages whose tensors require grad, by number.")
       .def(
           "_recv_functions", [](const PyContext& self) { return byId(self.context->recvs()); },
-          "The autograd nodes of those that have come to this worker, by number.")
+          "The autograd nodes of the received messages whose tensors require grad, by number.")
       .def(
           "_known_worker_ids", [](const PyContext& self) { return self.context->knownWorkers(); },
-          "The workers that this one has taken the context to.");
+          "The workers to which this one has sent the context.");
 
   module.def("_new_context", [] {
     const auto node = currentNode();

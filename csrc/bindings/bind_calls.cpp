@@ -1,4 +1,4 @@
-// rpc_sync, rpc_async and remote, of torch operators, of script functions and of Python functions.
+// rpc_sync, rpc_async and remote of torch operators, C++ functions, script functions and Python functions.
 
 #include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
@@ -22,12 +22,13 @@ namespace torchrpc::bindings {
 
 namespace {
 
-/// Where a call goes, for which there is room now. Made before RRefs are forked for a call that is never made.
+/// The destination and the time-out of a call. Its constructor waits for room for the call; so it comes before RRefs
+/// are forked for the call.
 struct Route {
-  /// `to`: a worker's name or info.
+  /// `to` is a worker's name or a WorkerInfo.
   Route(const py::object& to, double timeout)
       : to(PyUnicode_Check(to.ptr()) ? node->worker(py::cast<std::string>(to)) : py::cast<WorkerInfo>(to)),
-        limit(toDuration(*node, timeout)) {
+        limit(toTimeout(*node, timeout)) {
     if (node->agent().awaitRoom(Duration::zero())) return;
     py::gil_scoped_release no_gil;
     node->awaitRoom(this->to, limit);
@@ -38,8 +39,8 @@ struct Route {
   const Duration limit;
 };
 
-/// How a call is made, once it is a message.
-using Way = py::object (*)(const Route&, Outgoing);
+/// Sends a call.
+using SendCall = py::object (*)(const Route&, Outgoing);
 
 py::object callAsync(const Route& route, Outgoing call) {
   auto future = makeFuture();
@@ -68,7 +69,7 @@ py::object callRemote(const Route& route, Outgoing call) {
   return wrap(route.node, std::move(rref), fetch_kind);
 }
 
-/// What cannot be pickled raises in words that name it.
+/// An argument that cannot be pickled raises an error that names it.
 Outgoing encodePython(
     const Route& route, Kind kind, const py::object& function, const py::tuple& args, const py::dict& kwargs,
     bool async_execution) {
@@ -99,11 +100,11 @@ Outgoing encodeScript(
   }
 }
 
-/// What `function` wraps, if it is an async_execution one; else null.
+/// The function inside an async_execution function; else null.
 py::object wrappedBy(const py::object& function) {
   static auto* const mark = PyUnicode_InternFromString("_wrapped_async_rpc_function");
   PyObject* wrapped = nullptr;
-  // Not py::getattr, which would raise for each function that has none.
+  // Not py::getattr, which would raise an exception for most functions.
   if (PyObject_GetOptionalAttr(function.ptr(), mark, &wrapped) < 0) throw py::error_already_set();
   auto found = py::reinterpret_steal<py::object>(wrapped);
   return found && found.is_none() ? py::object() : found;
@@ -127,16 +128,16 @@ Outgoing encode(const Route& route, const py::object& function, const py::args& 
 }
 
 /// The arguments of rpc_sync, rpc_async and remote.
-struct Given {
-  explicit Given(Positional<5> given)
-      : to(borrow(given[0])),
-        function(borrow(given[1])),
-        args(Py_IsNone(given[2]) ? py::tuple() : borrow(given[2])),
-        kwargs(Py_IsNone(given[3]) ? py::dict() : borrow(given[3])),
-        timeout(borrow(given[4])) {
-    if (isUsual()) return;
-    const auto usual = internalFunction("check_call")(to, function, args, kwargs, timeout);
-    std::tie(to, args) = py::cast<std::pair<py::object, py::object>>(usual);
+struct CallArguments {
+  explicit CallArguments(Positional<5> values)
+      : to(borrow(values[0])),
+        function(borrow(values[1])),
+        args(Py_IsNone(values[2]) ? py::tuple() : borrow(values[2])),
+        kwargs(Py_IsNone(values[3]) ? py::dict() : borrow(values[3])),
+        timeout(borrow(values[4])) {
+    if (haveUsualTypes()) return;
+    const auto checked = internalFunction("check_call")(to, function, args, kwargs, timeout);
+    std::tie(to, args) = py::cast<std::pair<py::object, py::object>>(checked);
   }
 
   py::object to, function, args, kwargs, timeout;
@@ -144,8 +145,8 @@ struct Given {
  private:
   static py::object borrow(PyObject* object) { return py::reinterpret_borrow<py::object>(object); }
 
-  /// Of the types that arguments have nearly always, and nothing to complain of.
-  bool isUsual() const {
+  /// Whether the arguments are valid and have their most frequent types, so that check_call() need not run.
+  bool haveUsualTypes() const {
     static const py::handle worker_info = py::type::of<WorkerInfo>().release();
     const auto to_type = py::type::handle_of(to);
     const auto seconds = PyFloat_CheckExact(timeout.ptr()) ? PyFloat_AS_DOUBLE(timeout.ptr()) : std::nan("");
@@ -155,13 +156,13 @@ struct Given {
   }
 };
 
-template <Operation operation, Way way>
-py::object call(Positional<5> arguments) {
-  const Given given(arguments);
-  const Route route(given.to, py::cast<double>(given.timeout));
-  const auto args = py::reinterpret_borrow<py::args>(given.args);
-  const auto kwargs = py::reinterpret_borrow<py::kwargs>(given.kwargs);
-  return way(route, encode<operation>(route, given.function, args, kwargs));
+template <Operation operation, SendCall send>
+py::object call(Positional<5> values) {
+  const CallArguments call(values);
+  const Route route(call.to, py::cast<double>(call.timeout));
+  const auto args = py::reinterpret_borrow<py::args>(call.args);
+  const auto kwargs = py::reinterpret_borrow<py::kwargs>(call.kwargs);
+  return send(route, encode<operation>(route, call.function, args, kwargs));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// FaultyTensorPipeAgent: an agent whose messages get lost or come late on purpose, for tests.
+// FaultyTensorPipeAgent: an agent whose messages fail or are delayed on purpose, for tests.
 
 #include "bindings/bind.h"
 #include "bindings/py_agent.h"
@@ -22,8 +22,9 @@ struct FaultyAgent : PyAgent {
 void bindFaulty(py::module_& module) {
   py::class_<FaultyOptions, TensorPipeOptionsBase, std::shared_ptr<FaultyOptions>>(
       module, "FaultyTensorPipeRpcBackendOptions",
-      "Which messages fail to be sent (`num_fail_sends` times each, so that what is tried again gets through) and "
-      "which are sent late, by how many seconds. They are named as upstream names them: PYTHON_CALL, SCRIPT_CALL, "
+      "The messages that fail to be sent (`num_fail_sends` times each, so that retries succeed) and those that are "
+      "sent "
+      "late, with the delay in seconds. Their names are those of torch: PYTHON_CALL, SCRIPT_CALL, "
       "PYTHON_REMOTE_CALL, SCRIPT_REMOTE_CALL, PYTHON_RREF_FETCH_CALL, SCRIPT_RREF_FETCH_CALL, RREF_FORK_REQUEST, "
       "RREF_CHILD_ACCEPT, RREF_USER_DELETE, CLEANUP_AUTOGRAD_CONTEXT_REQ, or by any other name in wire/PROTOCOL.md.")
       .def(
@@ -31,7 +32,7 @@ void bindFaulty(py::module_& module) {
                       std::vector<std::string> messages_to_fail, std::map<std::string, double> messages_to_delay,
                       int num_fail_sends) {
             auto options = std::make_shared<FaultyOptions>();
-            options->num_worker_threads = num_worker_threads;
+            options->node.agent.threads = num_worker_threads;
             options->rpc_timeout = rpc_timeout;
             options->init_method = std::move(init_method);
             options->messages_to_fail = std::move(messages_to_fail);
@@ -48,16 +49,17 @@ void bindFaulty(py::module_& module) {
   py::class_<FaultyAgent, PyAgent, std::shared_ptr<FaultyAgent>>(module, "FaultyTensorPipeAgent")
       .def(
           py::init([](StorePtr store, const std::string& name, WorkerId rank, std::optional<int32_t> world_size,
-                      const FaultyOptions& options, py::dict reverse_device_maps, py::list devices,
-                      const py::bytes& metadata, double init_timeout) {
+                      FaultyOptions options, py::dict reverse_device_maps, py::list devices, const py::bytes& metadata,
+                      double init_timeout) {
+            options.node.agent.faults =
+                makeSendFaults(options.messages_to_fail, options.num_fail_sends, options.messages_to_delay);
             return std::make_shared<FaultyAgent>(
-                std::move(store), name, rank, world_size, options, std::move(reverse_device_maps), std::move(devices),
-                metadata, init_timeout,
-                makeSendFaults(options.messages_to_fail, options.num_fail_sends, options.messages_to_delay));
+                std::move(store), name, rank, world_size, std::move(options), std::move(reverse_device_maps),
+                std::move(devices), metadata, init_timeout);
           }),
           py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("world_size"), py::arg("options"),
           py::arg("reverse_device_maps"), py::arg("devices"), py::arg("metadata") = py::bytes(),
-          py::arg("init_timeout") = 1800.0);
+          py::arg("init_timeout") = toSeconds(kDefaultInitTimeout));
 }
 
 }  // namespace torchrpc::bindings

@@ -1,4 +1,4 @@
-// Optimizers that step without Python: the distributed one, and a local one that tests compare with torch.optim.
+// Optimizers that step without Python: the distributed one, and a local one, which tests compare with torch.optim.
 
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -42,7 +42,7 @@ std::vector<Options> toOptions(const std::vector<py::dict>& groups) {
 
 using PyGroup = std::pair<py::list, py::dict>;  // parameters, options
 
-/// A DistributedOptimizer and the node that it needs.
+/// A DistributedOptimizer and its node, which must outlive it.
 class PyDistributedOptimizer {
  public:
   PyDistributedOptimizer(const std::string& kind, const std::vector<PyGroup>& groups, bool lock_free)
@@ -59,7 +59,7 @@ class PyDistributedOptimizer {
         DistributedOptimizer::Settings{.lock_free = lock_free, .timeout = node_->timeout()});
   }
   ~PyDistributedOptimizer() {
-    // What goes with it may send messages, or be the last to hold the node.
+    // Without the GIL: the optimizer's destructor sends messages, and this may be the last reference to the node.
     py::gil_scoped_release no_gil;
     optimizer_.reset();
     node_.reset();
@@ -85,7 +85,7 @@ std::shared_ptr<PyDistributedOptimizer> makeDistributed(
   return std::make_shared<PyDistributedOptimizer>(kind, groups, lock_free);
 }
 
-/// An Optimizer of this process' own.
+/// An Optimizer of parameters in this process.
 class PyLocalOptimizer {
  public:
   PyLocalOptimizer(const std::string& kind, const std::vector<PyGroup>& groups, bool lock_free) {

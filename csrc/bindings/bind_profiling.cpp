@@ -6,6 +6,7 @@
 
 #include "bindings/bind.h"
 #include "bindings/current_node.h"
+#include "bindings/py_duration.h"
 #include "bindings/py_future.h"
 #include "profiling/expected_call.h"
 #include "profiling/profiler.h"
@@ -15,14 +16,14 @@ namespace torchrpc::bindings {
 
 namespace {
 
-/// `with _CallRange(name):` names the one call that the block makes. The GIL guards it.
+/// `with _CallRange(name):` is the profiler range of the one call in the block. Guarded by the GIL.
 class PyCallRange {
  public:
   explicit PyCallRange(const std::string& name)
       : node_(currentNode()), range_(Range::begin(name, node_->profiler().newId(), Range::Side::kCaller)) {
     if (!range_) return;
     ended_ = makeFuture();
-    // The thread that ends it may be the loop.
+    // On the strand, because the range may end on the loop.
     range_->whenEnded([node = node_, ended = ended_] {
       node->agent().postToStrand([ended] { complete(ended, [] { return py::none(); }); });
     });
@@ -32,7 +33,7 @@ class PyCallRange {
   void exit() { expected_.reset(); }
   /// A torch Future that completes when the range has ended.
   py::object ended() const {
-    if (!ended_) throw std::runtime_error("no profile was on when the call was made");
+    if (!ended_) throw std::runtime_error("no profiler was on when the call was made");
     return wrapFuture(ended_);
   }
 
@@ -53,22 +54,21 @@ void bindProfiling(py::module_& module) {
       .def("__enter__", &PyCallRange::enter)
       .def("__exit__", [](PyCallRange& self, const py::args&) { self.exit(); })
       .def("ended", &PyCallRange::ended);
-  bindQuestion<callsAreShown>(module, "_calls_are_shown");
+  bindPredicate<callsAreShown>(module, "_calls_are_shown");
 
   py::class_<RemoteProfilerManager>(
-      module, "RemoteProfilerManager", "For programs that record the ranges of calls themselves.")
+      module, "RemoteProfilerManager", "For programs that record the profiler ranges of calls themselves.")
       .def_static(
           "set_current_profiling_key",
           [](const std::string& key) {
             if (legacyProfileHere()) Range::expectCall(Range::named(key));
           },
-          py::arg("key"), "Names the next call of this thread, whose remote events join this thread's legacy profile.");
+          py::arg("key"), "Names the next call of this thread; its remote events join this thread's legacy profile.");
 
   module.def("_start_trace", &startTrace);
   module.def(
-      "_stop_trace",
-      [](double patience) { stopTrace(std::chrono::ceil<Duration>(std::chrono::duration<double>(patience))); },
-      py::arg("patience"), py::call_guard<py::gil_scoped_release>());
+      "_stop_trace", [](double timeout) { stopTrace(toDuration(timeout)); }, py::arg("timeout"),
+      py::call_guard<py::gil_scoped_release>());
   module.def("_set_profiler_node_id", &at::RecordFunction::setDefaultNodeId, py::arg("node_id"));
   module.def("_enable_server_process_global_profiler", &ServerProfile::enable, py::arg("config"));
   module.def("_disable_server_process_global_profiler", &ServerProfile::disable);

@@ -1,4 +1,4 @@
-// PyRRef, the base of rpc.RRef.
+// The Python class PyRRef, the base of rpc.RRef.
 
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
@@ -37,7 +37,7 @@ std::shared_ptr<PyRRef> makeOwner(py::object value, const py::object& type_hint)
   return std::make_shared<PyRRef>(node, std::move(rref));
 }
 
-/// Inside a message the index of a fork; elsewhere the fork itself, which somebody must take in.
+/// Inside a message: the index of a fork. Elsewhere: the fork itself, which one worker must deserialize.
 py::tuple serialize(const PyRRef& self) {
   if (auto* message = OutgoingRRefs::current()) return py::make_tuple(message->add(self.rref()));
   const auto fork = self.node()->rrefs().fork(self.rref(), kNoWorker);
@@ -49,7 +49,7 @@ py::object deserialize(const py::tuple& serialized) {
     const auto node = currentNode();
     const auto bytes = py::cast<std::string>(serialized[0]);
     Result<std::vector<RRefPtr>> adopted = std::vector<RRefPtr>();
-    // Without waiting for the owner it is done on return.
+    // adopt() calls back before it returns, because it does not wait for the owner.
     node->rrefs().adopt(decodeForks(bytes), /*wait_for_owner=*/false, [&](auto rrefs) { adopted = std::move(rrefs); });
     return wrap(node, std::move(adopted).take().at(0));
   }
@@ -58,7 +58,7 @@ py::object deserialize(const py::tuple& serialized) {
   return message->get(py::cast<uint32_t>(serialized[0]));
 }
 
-/// Asked once: an RRef's value does not change its type.
+/// Fetched once, because the type of an RRef's value does not change.
 py::object typeOf(const py::object& self, double timeout, bool blocking) {
   auto& rref = py::cast<PyRRef&>(self);
   if (!rref.type_future) {
@@ -70,7 +70,7 @@ py::object typeOf(const py::object& self, double timeout, bool blocking) {
   try {
     return future.attr("wait")();
   } catch (const py::error_already_set&) {
-    rref.type_future = py::object();  // it may have been too slow
+    rref.type_future = py::object();  // the next attempt may succeed
     throw;
   }
 }
@@ -106,26 +106,25 @@ void bindRRef(py::module_& module) {
       "so is the value. Thread-safe.")
       .def(
           py::init(&makeOwner), py::arg("value"), py::arg("type_hint") = py::none(),
-          "Makes this worker the owner of `value`. `type_hint` is for TorchScript: a script module must come with its "
-          "interface.")
+          "Makes this worker the owner of `value`. `type_hint` is for TorchScript: the interface of a script module.")
       .def(
           "is_owner", [](const PyRRef& self) { return self.rref()->isOwner(); },
           "Whether the value lives on this worker.")
       .def(
           "confirmed_by_owner", &PyRRef::confirmedByOwner,
-          "Whether the owner has said that it knows of this reference; always true on the owner.")
+          "Whether the owner has confirmed this reference; always true on the owner.")
       .def(
           "owner", [](const PyRRef& self) { return self.rref()->owner(); }, "The WorkerInfo of the owner.")
       .def(
           "owner_name", [](const PyRRef& self) { return self.rref()->owner().name; }, "The name of the owner.")
       .def(
           "to_here", &PyRRef::toHere, py::arg("timeout") = kUnsetTimeout,
-          "A copy of the value; on the owner the value itself. Waits for it at most `timeout` seconds (0: for ever; "
-          "default: rpc_timeout). Raises what the function that was to make the value raised, and RuntimeError for a "
-          "time-out, a lost owner or a deleted reference.")
+          "A copy of the value; on the owner the value itself. Waits for at most `timeout` seconds (0: no limit; "
+          "default: rpc_timeout). Raises the exception of the function that had to create the value, and RuntimeError "
+          "for a time-out, a lost owner or a deleted reference.")
       .def(
           "local_value", &PyRRef::localValue,
-          "The value itself, waited for without limit. Only on the owner: RuntimeError elsewhere.")
+          "The value itself, waited for without a limit; on the owner only. Raises RuntimeError on other workers.")
       .def(
           "rpc_sync", [](const py::object& self, double timeout) { return proxy(self, "rpc_sync", timeout); },
           py::arg("timeout") = kUnsetTimeout,
@@ -140,10 +139,9 @@ void bindRRef(py::module_& module) {
           "A proxy whose methods call the value's methods on the owner and return an RRef to the result.")
       .def(
           "backward", &backward, py::arg("dist_autograd_ctx_id") = -1, py::arg("retain_graph") = false,
-          "Runs a backward pass from the value, a tensor with one element: in an autograd context (whose id is "
-          "`dist_autograd_ctx_id`), from anywhere and over all workers, or, on the owner, without one, as "
-          "Tensor.backward() does. RuntimeError for a value that is no such tensor, and what "
-          "torch.distributed.autograd.backward raises.")
+          "Runs a backward pass from the value, a tensor with one element: on any worker in the autograd context "
+          "`dist_autograd_ctx_id`, over all workers; or on the owner without a context, as Tensor.backward() does. "
+          "Raises RuntimeError for another value, and the exceptions of torch.distributed.autograd.backward.")
       .def("_get_type", &typeOf, py::arg("timeout") = kUnsetTimeout, py::arg("blocking") = true)
       .def("_get_future", &PyRRef::creationFuture)
       .def(
@@ -169,8 +167,8 @@ void bindRRef(py::module_& module) {
       [](std::chrono::duration<double> timeout) {
         const auto node = currentNode();
         py::gil_scoped_release no_gil;
-        if (!node->rrefs().deleteAllUsers(toDuration(*node, timeout.count()))) {
-          throw Error(ErrorCode::kTimeout, "RRefs were still in flight when the time to delete them was over");
+        if (!node->rrefs().deleteAllUsers(toTimeout(*node, timeout.count()))) {
+          throw Error(ErrorCode::kTimeout, "RRefs were still in flight when the time-out for deleting them expired");
         }
       },
       py::arg("timeout") = std::chrono::duration<double>(100));

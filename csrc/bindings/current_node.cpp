@@ -8,10 +8,10 @@ namespace {
 
 struct Current {
   py::object agent;
-  std::shared_ptr<Node> node;  ///< if the agent is one of our own
+  std::shared_ptr<Node> node;  ///< the agent's, if it is a PyAgent
 };
 
-// The GIL guards it. Never destroyed: at exit the interpreter is gone before static destructors run.
+// Guarded by the GIL. Never destroyed, because at exit the interpreter ends before static destructors run.
 Current& current() {
   static auto& current = *new Current();
   return current;
@@ -44,16 +44,8 @@ std::shared_ptr<Node> currentNode() {
 
 std::shared_ptr<Node> currentNodeIfOurs() { return current().node; }
 
-Duration toDuration(const Node& node, double seconds) {
-  if (seconds == kUnsetTimeout) return node.timeout();
-  if (!(seconds >= 0)) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        "timeout must be a number of seconds, 0 for none, but got " + std::to_string(seconds));
-  }
-  // Longer than a century is for ever, and would overflow.
-  if (seconds > 3e9) return Duration::zero();
-  return std::chrono::ceil<Duration>(std::chrono::duration<double>(seconds));
+Duration toTimeout(const Node& node, double seconds) {
+  return seconds == kUnsetTimeout ? node.timeout() : toTimeout(seconds, "timeout");
 }
 
 BackwardMode modeOf(const std::string& name) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// The process' current agent: the one global of the project, because torch.distributed.rpc's API has one.
+// The process' current agent. It is global because it is in torch.distributed.rpc's API.
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/utils/pybind.h>
@@ -14,24 +14,24 @@ namespace torchrpc::bindings {
 
 namespace py = pybind11;
 
-/// What _set_and_start_rpc_agent was given, any Python object that acts as an agent; needs the GIL.
-/// Throws RuntimeError if there is none.
+/// The agent that _set_and_start_rpc_agent has set: any Python object with an agent's methods. Needs the GIL. Throws
+/// RuntimeError if there is none.
 py::object currentAgent();
 bool isCurrentAgentSet();
 void setCurrentAgent(py::object agent);
 
 /// The node of the current agent. Needs the GIL. Throws RuntimeError if there is none or it is another backend's.
 std::shared_ptr<Node> currentNode();
-/// The same; nullptr where that throws.
+/// The same, or nullptr where currentNode() throws.
 std::shared_ptr<Node> currentNodeIfOurs();
 
-/// What Python gives for a timeout to mean the node's own.
+/// Python's value of a time-out that stands for the node's own.
 constexpr double kUnsetTimeout = -1.0;
 
-/// A timeout in seconds as Python gives it. Throws Error(kInvalidArgument).
-Duration toDuration(const Node& node, double seconds);
+/// A time-out in seconds: kUnsetTimeout is the node's own, 0 is no limit. Throws Error(kInvalidArgument).
+Duration toTimeout(const Node& node, double seconds);
 
-/// The mode of a backward pass as Python names it. Throws Error(kInvalidArgument).
+/// The mode of a backward pass by its name in Python. Throws Error(kInvalidArgument).
 BackwardMode modeOf(const std::string& name);
 
 }  // namespace torchrpc::bindings

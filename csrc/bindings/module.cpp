@@ -1,4 +1,4 @@
-// torchrpc._C: the core as Python sees it. The stub beside the extension lists it; a test compares the two.
+// The Python extension torchrpc._C. Its stub is python/torchrpc/_C.pyi; a test compares the two.
 
 #include "bindings/bind.h"
 

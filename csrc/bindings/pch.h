@@ -1,3 +1,3 @@
-// Precompiled for the bindings: torch's Python headers take 25 s to read.
+// The precompiled header of the bindings. The compiler needs 25 s for torch's Python headers.
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>

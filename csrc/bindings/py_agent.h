@@ -1,45 +1,42 @@
 #pragma once
 
-// TensorPipeAgent and its options as Python sees them.
+// The Python classes TensorPipeAgent, TensorPipeRpcBackendOptions and their bases.
 
 #include <ATen/core/ivalue.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/utils/pybind.h>
 
 #include <atomic>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
+#include "bindings/py_duration.h"
 #include "node/node.h"
 
 namespace torchrpc::bindings {
 
 namespace py = pybind11;
 
+/// The options of all backends. The defaults are the core's.
 struct RpcBackendOptions {
-  double rpc_timeout = 60;
-  std::string init_method = "env://";
+  double rpc_timeout = toSeconds(kDefaultTimeout);
+  std::string init_method = kDefaultRendezvous;
   virtual ~RpcBackendOptions() = default;
 };
 
+/// The options of a node. Members that Python can read back as it wrote them, and Python objects, are beside `node`.
 struct TensorPipeOptionsBase : RpcBackendOptions {
-  size_t num_worker_threads = 16;
-  std::string transport;  ///< as TransportOptions::kind
-  std::string secret;     ///< this and the next: as in TransportOptions
-  std::string port;
-  std::optional<std::vector<std::string>> allowed;  ///< as AllowList has them; none: everything
-  std::optional<std::vector<std::string>> transports;
-  std::optional<std::vector<std::string>> channels;
-  std::optional<double> liveness_timeout;  ///< empty: the default
-  bool propagate_deadlines = false;
+  Node::Options node;
+  std::optional<double> liveness_timeout;
   py::dict device_maps;  ///< worker name to a dict of devices
   py::list devices;
+
+  /// `node`, completed by the other members. Throws Error(kInvalidArgument).
+  Node::Options nodeOptions() const;
 };
 
-/// Only for isinstance: third parties derive their agents from it.
+/// The base of all agents, for isinstance: other backends derive their agents from it.
 struct RpcAgent {
   virtual ~RpcAgent() = default;
 };
@@ -47,19 +44,20 @@ struct RpcAgent {
 /// A worker of this process. The GIL protects the Python members.
 class PyAgent : public RpcAgent {
  public:
+  /// Needs the GIL, and releases it while it waits for the store. `init_timeout` is in seconds.
   PyAgent(
       StorePtr store, const std::string& name, WorkerId id, std::optional<int32_t> world_size,
       TensorPipeOptionsBase options, py::dict reverse_device_maps, py::list devices, std::string metadata,
-      double init_timeout, SendFaultPolicy faults = {});
+      double init_timeout);
 
-  /// Stops the node without the GIL, for which its threads may be waiting.
+  /// Stops the node, without the GIL, because the node's threads may need it.
   ~PyAgent() override;
   PyAgent(const PyAgent&) = delete;
   PyAgent& operator=(const PyAgent&) = delete;
 
-  /// Stops the node; false after so many seconds with functions still running in it.
-  bool shutdown(double patience);
-  /// After that: they may go on for as long as the process lives.
+  /// Stops the node. Returns false if functions still run in it after `timeout` seconds.
+  bool shutdown(double timeout);
+  /// After shutdown() has returned false: keeps the node until the process ends, so that its functions can go on.
   void abandon();
 
   const std::shared_ptr<Node>& node() const { return node_; }

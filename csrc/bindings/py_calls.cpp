@@ -10,7 +10,7 @@ namespace torchrpc::bindings {
 
 namespace {
 
-/// The bytes of `object` as the current pickler makes them; tensors and buffers go beside them.
+/// Appends the pickle of `object` to the payload, and its tensors and buffers to the tensors.
 void appendPickle(Message& message, py::handle serialize, const py::object& object) {
   const py::tuple pickled = serialize(object);
   char* data = nullptr;
@@ -25,12 +25,12 @@ void appendPickle(Message& message, py::handle serialize, const py::object& obje
 py::object unpickle(const Node& node, std::string_view bytes, const std::vector<at::Tensor>& tensors) {
   py::list table;
   for (const auto& tensor : tensors) table.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor)));
-  // Without a copy: the bytes outlive the call.
+  // A view without a copy: `bytes` outlives the call.
   const auto view = py::memoryview::from_memory(bytes.data(), static_cast<Py_ssize_t>(bytes.size()));
   return internalFunction(node.allowed() ? "deserialize_allowed" : "deserialize")(view, table);
 }
 
-/// Writes the plain form of a call; false where it has none.
+/// Writes the plain form of a call. False if it has none; then discard what has been written.
 bool encodePlainCall(
     Message& message, OutgoingRRefs& rrefs, const py::object& function, const py::tuple& args, const py::dict& kwargs) {
   const auto name = nameOf(function);
@@ -62,7 +62,7 @@ Outgoing encodePythonCall(
   writer.put(ValueFormat::kPickle);
   writer.put(async_execution);
   OutgoingRRefs rrefs(node, to.id);
-  // Users may put a pickler of their own there for a while.
+  // Looked up for each call, because users may replace it for a while.
   const auto pickler = py::module_::import("torchrpc.rpc.api").attr("_default_pickler");
   appendPickle(out.message, pickler.attr("serialize"), internalFunction("PythonUDF")(function, args, kwargs));
   out.forks = rrefs.commit(out.message);
@@ -147,7 +147,7 @@ Message encodeResult(Node& node, const WorkerInfo& to, const c10::IValue& value)
     return encodeResult(node, to, toObject(value));
   } catch (py::error_already_set& e) {
     throw toError(e, node.self());
-  } catch (const std::runtime_error& e) {  // what Python cannot hold
+  } catch (const std::runtime_error& e) {  // a value without a Python form
     throw Error(ErrorCode::kSerialization, e.what(), node.self().name);
   }
 }

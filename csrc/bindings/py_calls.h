@@ -1,7 +1,7 @@
 #pragma once
 
-// Calls of Python functions as messages: plain data where it is, a pickle otherwise. Needs the GIL where nothing else
-// is said.
+// Calls of Python and C++ functions as messages: in plain form if possible, else as a pickle. Functions need the GIL
+// unless they say otherwise.
 
 #include <torch/csrc/utils/pybind.h>
 
@@ -14,29 +14,29 @@ namespace torchrpc::bindings {
 
 using Outgoing = Node::Outgoing;
 
-/// The call `function(*args, **kwargs)` on `to`. Throws Error, and what pickling raises.
+/// The call `function(*args, **kwargs)` on `to`. Throws Error, and the Python exceptions of pickling.
 Outgoing encodePythonCall(
     Node& node, Kind kind, const WorkerInfo& to, const py::object& function, const py::tuple& args,
     const py::dict& kwargs, bool async_execution);
 
-/// The call of the C++ function of that name. Throws Error for arguments that are not plain data.
+/// The call of the C++ function `name`. Throws Error(kSerialization) for arguments that are not plain data.
 Outgoing encodeCppCall(Node& node, Kind kind, const WorkerInfo& to, const std::string& name, const py::tuple& args);
 
-/// The reverse, on the callee.
+/// A call of a Python function, decoded on the callee.
 struct PythonCall {
   py::object function;
   py::tuple args;
   py::dict kwargs;
   bool async_execution = false;
 };
-/// Takes the tensors: only Python's objects hold them then, so that who frees them has the GIL.
+/// Moves the tensors out of `invocation`, so that only Python objects hold them and they are freed with the GIL held.
 PythonCall decodePythonCall(const std::shared_ptr<Node>& node, Invocation& invocation);
 
-/// A result, or an RRef's value, on its way to `to`.
+/// The reply to `to` with a result or an RRef's value.
 Message encodeResult(Node& node, const WorkerInfo& to, const py::object& value);
-/// The same of a value of the core; takes the GIL if it needs it. Throws Error only.
+/// The same for a value of the core. Acquires the GIL if needed. Throws Error only.
 Message encodeResult(Node& node, const WorkerInfo& to, const c10::IValue& value);
-/// The reverse, on the caller; `rrefs` are those that came with it.
+/// The value in a reply. `rrefs` are those that arrived with it.
 py::object decodeResult(const std::shared_ptr<Node>& node, Message reply, const std::vector<RRefPtr>& rrefs);
 
 }  // namespace torchrpc::bindings

@@ -16,7 +16,7 @@ namespace {
 
 constexpr uint32_t kMaxDepth = 200;
 
-/// One encodePlain: remembers the containers it has seen, for one that stands twice is pickle's business.
+/// Encodes one value. Remembers the containers that it has seen, because only pickle can encode one that occurs twice.
 class PlainEncoder {
  public:
   PlainEncoder(Writer& out, std::vector<at::Tensor>& tensors, OutgoingRRefs& rrefs)
@@ -81,7 +81,7 @@ class PlainEncoder {
   /// Whether a container may be encoded: not too deep, not seen before.
   bool enter(PyObject* container, Py_ssize_t size, uint32_t depth) {
     if (depth >= kMaxDepth || size > UINT32_MAX) return false;
-    if (size == 0 && PyTuple_CheckExact(container)) return true;  // there is only one empty tuple
+    if (size == 0 && PyTuple_CheckExact(container)) return true;  // all empty tuples are one object
     if (std::find(seen_.begin(), seen_.end(), container) != seen_.end()) return false;
     if (seen_.size() >= kMaxContainers) return false;
     seen_.push_back(container);
@@ -110,7 +110,7 @@ class PlainEncoder {
     tag(ValueTag::kDict);
     out_.put(static_cast<uint32_t>(PyDict_GET_SIZE(dict)));
     PyObject *key = nullptr, *value = nullptr;
-    for (Py_ssize_t at = 0; PyDict_Next(dict, &at, &key, &value);) {
+    for (Py_ssize_t position = 0; PyDict_Next(dict, &position, &key, &value);) {
       if (!encode(key, depth + 1) || !encode(value, depth + 1)) return false;
     }
     return true;
@@ -142,7 +142,7 @@ class PlainEncoder {
     return false;
   }
 
-  // Looking a container up is linear, so many of them are left to pickle, which has a hash table.
+  // The search for a container is linear. Values with more containers are pickled: pickle has a hash table.
   static constexpr size_t kMaxContainers = 64;
   Writer& out_;
   TensorTable tensors_;
@@ -192,7 +192,7 @@ class PlainDecoder {
     return py::reinterpret_steal<py::object>(object);
   }
 
-  /// How many values follow: each takes a byte at least, so a count beyond what is left is a lie.
+  /// The number of values that follow. Each takes at least `bytes_each` bytes, so a larger count is malformed.
   uint32_t count(uint32_t bytes_each) {
     const auto n = in_.get<uint32_t>();
     if (uint64_t{n} * bytes_each > in_.remaining()) {
@@ -269,20 +269,20 @@ std::string_view view(py::handle text) {
   return utf8 ? std::string_view(utf8, static_cast<size_t>(size)) : std::string_view();
 }
 
-/// From sys.modules, even if it is still being imported; null if it is not there.
-py::object knownModule(py::handle name) {
+/// The module in sys.modules, even one that is still being imported; null if there is none.
+py::object loadedModule(py::handle name) {
   return py::reinterpret_borrow<py::object>(PyDict_GetItemWithError(PyImport_GetModuleDict(), name.ptr()));
 }
 
-/// The same, once another thread that imports it has done so.
+/// The same, but waits for another thread that is importing it.
 py::object importedModule(py::handle name) {
-  auto module = knownModule(name);
-  // A program's own module has none. PyImport_GetModule() finds that out by an error, for thousands of instructions.
+  auto module = loadedModule(name);
+  // The main module has no __spec__. PyImport_GetModule() learns that by an exception, at thousands of instructions.
   if (module && attribute(module, "__spec__").is_none()) return module;
   return py::reinterpret_steal<py::object>(PyImport_GetModule(name.ptr()));
 }
 
-/// Follows "Class.method" from a module; null, with a Python error set, if there is no such thing.
+/// The attribute "Class.method" of a module; null, with a Python error set, if it does not exist.
 py::object follow(py::object from, std::string_view qualname) {
   while (from && !qualname.empty()) {
     const auto dot = qualname.find('.');
@@ -313,7 +313,7 @@ std::optional<CallableName> nameOf(py::handle callable) {
   if (!module_name || !qualname) return std::nullopt;
   CallableName name{std::string(view(module_name)), std::string(view(qualname))};
   if (name.module.empty() || name.qualname.empty()) return std::nullopt;
-  auto module = knownModule(module_name);
+  auto module = loadedModule(module_name);
   if (!module) {
     PyErr_Clear();
     return std::nullopt;
@@ -330,7 +330,7 @@ py::object findCallable(std::string_view module_name, std::string_view qualname)
     if (auto found = follow(std::move(module), qualname)) return found;
   }
   PyErr_Clear();
-  // Not there: let Python import it, or say what is missing.
+  // Python imports the module, or raises an error that says what is missing.
   return internalFunction("find_global")(name, py::str(qualname.data(), qualname.size()));
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// Plain Python data as bytes and back, without pickle: the Python front end of wire/value_codec.
-// Everything here needs the GIL.
+// Encodes plain Python data without pickle: wire/value_codec for Python objects.
+// Threads: any, with the GIL.
 
 #include <torch/csrc/utils/pybind.h>
 
@@ -13,23 +13,23 @@
 namespace torchrpc::bindings {
 
 /// Appends `object` if it is plain data: None, bool, int (64 bits), float, complex, str, bytes, torch.Tensor (exactly),
-/// dtype, device, RRef, and lists, tuples and dicts of those in which no container stands twice. False if not: what has
-/// been appended then is to be thrown away, and pickle takes over, which keeps identities.
-/// RRefs go into `rrefs`. Throws Error for an RRef that cannot be forked.
+/// dtype, device, RRef, or lists, tuples and dicts of those in which no container occurs twice. Otherwise returns
+/// false: discard the appended bytes and use pickle, which preserves object identity. RRefs are added to `rrefs`.
+/// Throws Error for an RRef that cannot be forked.
 bool encodePlain(py::handle object, Writer& out, std::vector<at::Tensor>& tensors, OutgoingRRefs& rrefs);
 
-/// Reads one value; RRefs come from `rrefs`. Throws Error(kProtocol).
+/// Reads one value, with RRefs from `rrefs`. Throws Error(kProtocol).
 py::object decodePlain(
     Reader& in, const std::vector<at::Tensor>& tensors, const IncomingRRefs& rrefs, const Limits& limits = {});
 
-/// Where a callable that can be found by name is defined.
+/// The name of a callable.
 struct CallableName {
   std::string module;
   std::string qualname;
 };
-/// The name under which the callee will find `callable`, if looking it up here gives the same object: as pickle does.
+/// The name of `callable`, if the lookup of that name finds the same object here. (pickle has the same rule.)
 std::optional<CallableName> nameOf(py::handle callable);
-/// Looks a callable up; imports the module if need be. Throws what Python raises.
+/// Looks up a callable; imports its module if necessary. Throws the Python exceptions of both.
 py::object findCallable(std::string_view module, std::string_view qualname);
 
 }  // namespace torchrpc::bindings

@@ -7,7 +7,7 @@
 namespace torchrpc::bindings {
 
 py::handle internalFunction(const char* name) {
-  // Guarded by the GIL; lives as long as the process: modules may be gone when the last call ends.
+  // Guarded by the GIL. Never destroyed, because modules may be unloaded before the last call ends.
   static auto& found = *new std::unordered_map<std::string_view, py::handle>();
   auto& function = found[name];
   if (!function) function = py::object(py::module_::import("torchrpc.rpc.internal").attr(name)).release();
@@ -34,18 +34,18 @@ Error toError(py::error_already_set& raised, const WorkerInfo& self) {
 
 Error toError(std::exception_ptr raised, const WorkerInfo& self) {
   const auto describe = [&self](py::error_already_set& e) {
-    const auto shown = py::cast<std::string>(py::str(e.value()));
+    const auto message = py::cast<std::string>(py::str(e.value()));
     const auto error = toError(e, self);
-    return Error(error.code(), shown + "\n" + error.text(), error.worker(), error.detail());
+    return Error(error.code(), message + "\n" + error.text(), error.worker(), error.detail());
   };
   py::gil_scoped_acquire gil;
   try {
     try {
       std::rethrow_exception(std::move(raised));
     } catch (python_error& e) {
-      // torch's engine may have made it the thread's current error already.
+      // torch's engine may have restored it as the thread's current error already.
       if (e.type) e.restore();
-      if (!PyErr_Occurred()) throw std::runtime_error("a Python exception that is known no more");
+      if (!PyErr_Occurred()) throw std::runtime_error("a Python exception whose details are lost");
       throw py::error_already_set();
     }
   } catch (py::error_already_set& e) {

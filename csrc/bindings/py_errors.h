@@ -1,6 +1,7 @@
 #pragma once
 
-// Errors of the core as Python exceptions, and Python exceptions as errors. Everything here needs the GIL.
+// Converts errors of the core to Python exceptions, and Python exceptions to errors.
+// Threads: any, with the GIL unless a function says otherwise.
 
 #include <torch/csrc/utils/pybind.h>
 
@@ -13,17 +14,17 @@ namespace torchrpc::bindings {
 
 namespace py = pybind11;
 
-/// The exception that Python code gets to see: for kUserException the one the callee raised, rebuilt; for kBackward
-/// likewise, but always a RuntimeError as well; for kWorkerLost a WorkerLostError; else a RuntimeError.
+/// The Python exception of an error: for kUserException the one that the callee raised, rebuilt; for kBackward the
+/// same, but always also a RuntimeError; for kWorkerLost a WorkerLostError; else a RuntimeError.
 py::object toException(const Error& error);
 
-/// What a Python exception raised on worker `self` becomes on its way to the caller.
+/// The error that is sent to the caller for a Python exception raised on worker `self`.
 Error toError(py::error_already_set& raised, const WorkerInfo& self);
 
-/// The same of what an autograd node or hook threw, Python's or not. Takes the GIL itself.
+/// The error of a C++ or Python exception that user code threw in a backward pass. Acquires the GIL.
 Error toError(std::exception_ptr raised, const WorkerInfo& self);
 
-/// Makes C++ functions that throw Error raise toException's.
+/// Registers toException() with pybind11, for bound functions that throw Error.
 void bindErrors(py::module_& module);
 
 /// A function of torchrpc.rpc.internal, looked up once.

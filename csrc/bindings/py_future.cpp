@@ -19,17 +19,17 @@ using Wrapped = std::shared_ptr<PythonFutureWrapper>;
 py::object waitForValue(const Wrapped& future);
 py::list waitForValues(const py::sequence& objects);
 
-/// A Python exception that a future holds: thrown from wait() and value() as often as they are called.
-class Raised : public std::exception {
+/// A Python exception that a future holds. Every wait() and value() throws it.
+class PythonException : public std::exception {
  public:
-  explicit Raised(const py::error_already_set& error) : text_(error.what()), value_(toValue(error.value())) {}
+  explicit PythonException(const py::error_already_set& error) : text_(error.what()), value_(toValue(error.value())) {}
   const char* what() const noexcept override { return text_.c_str(); }
   /// Needs the GIL.
   py::object exception() const { return toObject(value_); }
 
  private:
   std::string text_;
-  c10::IValue value_;  // takes the GIL when it goes
+  c10::IValue value_;  // acquires the GIL when it is destroyed
 };
 
 }  // namespace
@@ -37,15 +37,16 @@ class Raised : public std::exception {
 void bindFutures(py::module_& module) {
   module.attr("_wait_for_future") = py::cpp_function(
       &waitForValue, py::name("wait"), py::is_method(py::type::of<PythonFutureWrapper>()),
-      "Blocks, without the GIL, until the future is complete; gives its value or raises its error. A signal's handler "
-      "runs meanwhile, and what it raises ends the wait.");
+      "Blocks, without the GIL, until the future is complete; returns its value or raises its error. Signal handlers "
+      "run meanwhile, and an exception that one raises ends the wait.");
   module.def(
       "_wait_for_futures", &waitForValues, py::arg("futures"),
-      "Blocks likewise until all are complete or one has failed; gives their values or raises that error.");
+      "The same for several: blocks until all are complete or one has failed; returns their values or raises that "
+      "error.");
   py::register_exception_translator([](std::exception_ptr raised) {
     try {
       if (raised) std::rethrow_exception(raised);
-    } catch (const Raised& e) {
+    } catch (const PythonException& e) {
       const auto exception = e.exception();
       PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
     }
@@ -56,13 +57,13 @@ FuturePtr makeFuture() { return c10::make_intrusive<c10::ivalue::Future>(c10::Py
 
 namespace {
 
-/// torch.futures.Future: looked up once, as by its C++ name that takes longer than the rest of a cast.
+/// torch.futures.Future. Looked up once, because the lookup by the C++ type takes longer than the rest of a cast.
 const py::detail::type_info* futureType() {
   static const auto* const type = py::detail::get_type_info(typeid(PythonFutureWrapper), /*throw_if_missing=*/true);
   return type;
 }
 
-/// Null for what is none.
+/// Null if `object` is no Future.
 Wrapped unwrap(py::handle object) {
   py::detail::type_caster_generic caster(futureType());
   if (object.is_none() || !caster.load(object, /*convert=*/false)) return nullptr;
@@ -82,7 +83,7 @@ c10::IValue toValue(const py::object& object) { return torch::jit::toIValue(obje
 py::object toObject(const c10::IValue& value) { return torch::jit::toPyObject(value); }
 
 void complete(const FuturePtr& future, const std::function<py::object()>& make) {
-  // Its callbacks run when it is completed, and take the GIL themselves.
+  // The future is completed without the GIL, because its callbacks acquire the GIL themselves.
   c10::IValue value;
   std::exception_ptr failure;
   {
@@ -90,7 +91,7 @@ void complete(const FuturePtr& future, const std::function<py::object()>& make) 
     try {
       value = toValue(make());
     } catch (py::error_already_set& e) {
-      failure = std::make_exception_ptr(Raised(e));
+      failure = std::make_exception_ptr(PythonException(e));
     } catch (const std::exception&) {
       failure = std::current_exception();
     }
@@ -102,32 +103,33 @@ void fail(const FuturePtr& future, const Error& error) { future->setError(std::m
 
 namespace {
 
-class AwaitedCall;
+class PendingCall;
 
-/// While a thread that waits for a future assists: it completes that future itself, if it is the one who finds the
-/// reply. Other futures it leaves to the lane: their callbacks may wait for it.
-struct OwnReply {
-  explicit OwnReply(const FuturePtr& future) : future(future) { current = this; }
-  ~OwnReply() { current = nullptr; }
-  OwnReply(const OwnReply&) = delete;
-  OwnReply& operator=(const OwnReply&) = delete;
+/// The future that this thread waits for, while it polls in place of the loop. If the thread receives the reply itself,
+/// it completes that future itself. Replies for other futures go to the strand, because the callbacks of those futures
+/// may wait for this thread.
+struct WaitedFuture {
+  explicit WaitedFuture(const FuturePtr& future) : future(future) { current = this; }
+  ~WaitedFuture() { current = nullptr; }
+  WaitedFuture(const WaitedFuture&) = delete;
+  WaitedFuture& operator=(const WaitedFuture&) = delete;
 
-  static thread_local OwnReply* current;
+  static thread_local WaitedFuture* current;
   const FuturePtr future;
-  std::shared_ptr<AwaitedCall> arrived;
+  std::shared_ptr<PendingCall> replied;  ///< set when the reply has arrived on this thread
 };
 
-thread_local OwnReply* OwnReply::current = nullptr;
+thread_local WaitedFuture* WaitedFuture::current = nullptr;
 
-/// A call whose reply a future waits for.
-class AwaitedCall : public std::enable_shared_from_this<AwaitedCall> {
+/// A call whose reply completes a future.
+class PendingCall : public std::enable_shared_from_this<PendingCall> {
  public:
-  AwaitedCall(std::shared_ptr<Node> node, FuturePtr future) : node_(std::move(node)), future_(std::move(future)) {}
+  PendingCall(std::shared_ptr<Node> node, FuturePtr future) : node_(std::move(node)), future_(std::move(future)) {}
 
   void take(Result<Message> result) {
     result_.emplace(std::move(result));
-    if (auto* own = OwnReply::current; own && own->future == future_) {
-      own->arrived = shared_from_this();
+    if (auto* waited = WaitedFuture::current; waited && waited->future == future_) {
+      waited->replied = shared_from_this();
     } else {
       node_->agent().postToStrand([self = shared_from_this()] { self->finish(); });
     }
@@ -149,7 +151,7 @@ class AwaitedCall : public std::enable_shared_from_this<AwaitedCall> {
   }
 
  private:
-  // The range ends before the future completes: who waits for it may stop the profile.
+  // The range must end before the future completes, because a thread that waits for the future may stop the profile.
   void decode(const std::vector<RRefPtr>& rrefs) {
     complete(future_, [&] {
       const EndOfRange end{range_};
@@ -164,13 +166,13 @@ class AwaitedCall : public std::enable_shared_from_this<AwaitedCall> {
   const std::shared_ptr<Node> node_;
   const FuturePtr future_;
   const std::shared_ptr<Range> range_ = Range::holdExpectedCall();
-  std::optional<Result<Message>> result_;  // set once, before the lane has it
+  std::optional<Result<Message>> result_;  // set once, before the strand has the call
 };
 
 }  // namespace
 
 Messenger::ReplyHandler completeWithReply(std::shared_ptr<Node> node, FuturePtr future) {
-  return [call = std::make_shared<AwaitedCall>(std::move(node), std::move(future))](Result<Message> result) {
+  return [call = std::make_shared<PendingCall>(std::move(node), std::move(future))](Result<Message> result) {
     call->take(std::move(result));
   };
 }
@@ -181,14 +183,14 @@ using ReplyWaiter = Waiter<Result<Message>>;
 
 /// Needs the GIL. Throws what a signal handler raises.
 Result<Message> waitFor(Node& node, ReplyWaiter& waiter) {
-  const auto has_come = [&] { return waiter.hasValue(); };
+  const auto has_reply = [&] { return waiter.hasValue(); };
   for (bool first = true;; first = false) {
     {
       py::gil_scoped_release no_gil;
       const ThreadPool::BlockingScope blocking;
       const auto latest = deadlineAfter(kSignalCheckInterval);
-      if (first) node.agent().poll(has_come);
-      node.agent().sleep(has_come, waiter.waiter(), latest);
+      if (first) node.agent().poll(has_reply);
+      node.agent().sleep(has_reply, waiter.waiter(), latest);
       if (auto reply = waiter.waitFor(latest - std::chrono::steady_clock::now())) return *std::move(reply);
     }
     if (PyErr_CheckSignals() == 0) continue;
@@ -205,12 +207,12 @@ py::object waitForReply(const std::shared_ptr<Node>& node, const std::function<v
   const EndOfRange end{range};
   const auto waiter = std::make_shared<ReplyWaiter>();
   start([waiter, weak = std::weak_ptr(node)](Result<Message> result) {
-    const auto unwanted = waiter->set(std::move(result));
-    if (!unwanted || !*unwanted) return;
-    if (const auto node = weak.lock()) node->rrefs().discard(unwanted->value());
+    const auto late = waiter->set(std::move(result));
+    if (!late || !*late) return;
+    if (const auto node = weak.lock()) node->rrefs().discard(late->value());
   });
   auto message = waitFor(*node, *waiter).take();
-  const auto rrefs = node->takeIn(message);
+  const auto rrefs = node->adoptRRefs(message);
   return decodeResult(node, std::move(message), rrefs);
 }
 
@@ -219,24 +221,24 @@ namespace {
 /// Without the GIL.
 void waitUntilDone(Node* node, const FuturePtr& future) {
   const ThreadPool::BlockingScope blocking;
-  OwnReply own(future);
-  const auto over = [&] { return own.arrived || future->completed(); };
-  const bool may_bring_it = node && node->agent().hasCalls();
-  if (may_bring_it) node->agent().poll(over);
-  if (!over()) {
+  WaitedFuture waited(future);
+  const auto done = [&] { return waited.replied || future->completed(); };
+  const bool has_calls = node && node->agent().hasCalls();
+  if (has_calls) node->agent().poll(done);
+  if (!done()) {
     const auto waiter = std::make_shared<Waiter<bool>>();
     future->addCallback([waiter](c10::ivalue::Future&) { waiter->set(true); });
-    for (; !over(); checkInterrupt()) {
+    for (; !done(); checkInterrupt()) {
       const auto latest = deadlineAfter(kSignalCheckInterval);
-      if (may_bring_it) node->agent().sleep(over, waiter->waiter(), latest);
-      if (!own.arrived && waiter->waitFor(latest - std::chrono::steady_clock::now())) return;
+      if (has_calls) node->agent().sleep(done, waiter->waiter(), latest);
+      if (!waited.replied && waiter->waitFor(latest - std::chrono::steady_clock::now())) return;
     }
   }
-  if (own.arrived) own.arrived->finish();
+  if (waited.replied) waited.replied->finish();
 }
 
-/// Needs the GIL.
-void letWait(const FuturePtr& future) {
+/// Needs the GIL, and releases it while it waits.
+void waitWithoutGil(const FuturePtr& future) {
   if (future->completed()) return;
   const auto node = currentNodeIfOurs();
   py::gil_scoped_release no_gil;
@@ -244,7 +246,7 @@ void letWait(const FuturePtr& future) {
 }
 
 py::object waitForValue(const Wrapped& future) {
-  letWait(future->fut);
+  waitWithoutGil(future->fut);
   return torch::jit::tracer::isTracing() ? future->wait() : future->value();
 }
 
@@ -263,7 +265,7 @@ py::list waitForValues(const py::sequence& objects) {
     c10::List<FuturePtr> list(c10::FutureType::create(pending.front()->elementType()));
     for (auto& future : pending) list.push_back(std::move(future));
     const auto all = c10::collectAll(list);
-    letWait(all);
+    waitWithoutGil(all);
     if (all->hasError()) PythonFutureWrapper(all).value();
   }
   py::list values(futures.size());
@@ -273,7 +275,7 @@ py::list waitForValues(const py::sequence& objects) {
 
 }  // namespace
 
-void whenDone(const py::object& object, ValueOrRaised done) {
+void whenDone(const py::object& object, DoneHandler done) {
   const auto wrapper = unwrap(object);
   if (!wrapper) throw std::invalid_argument("not a torch.futures.Future");
   py::gil_scoped_release no_gil;

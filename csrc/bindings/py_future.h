@@ -1,6 +1,6 @@
 #pragma once
 
-// Replies as torch Futures: rpc_async returns the same class that torch's own RPC does.
+// Replies as torch Futures, the class that torch's own rpc_async returns.
 
 #include <ATen/core/ivalue.h>
 #include <torch/csrc/utils/pybind.h>
@@ -15,32 +15,32 @@ namespace torchrpc::bindings {
 
 using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
-/// A future of a Python object. Made and completed with or without the GIL.
+/// A new future of a Python object. Needs no GIL.
 FuturePtr makeFuture();
 
-/// As a torch._C.Future. Needs the GIL.
+/// The Python object (a torch._C.Future) of a future. Needs the GIL.
 py::object wrapFuture(FuturePtr future);
 
-/// Completes with what `make` gives, called with the GIL held; what it throws becomes the future's error. Blocks for
-/// the GIL: never on the loop.
+/// Completes a future with the result of `make`, which is called with the GIL held. An exception of `make` becomes the
+/// future's error. Blocks for the GIL, so never call it on the loop.
 void complete(const FuturePtr& future, const std::function<py::object()>& make);
 
-/// Completes with an error, which Python sees as toException's. As complete().
+/// Completes a future with an error, which Python sees as toException(error). Never on the loop either.
 void fail(const FuturePtr& future, const Error& error);
 
-/// Completes with the value in a reply, on a thread of the pool. From any thread.
+/// Returns a handler that completes the future with the value in the reply, on a pool thread. Any thread.
 Messenger::ReplyHandler completeWithReply(std::shared_ptr<Node> node, FuturePtr future);
 
-/// Has `start` make a request and waits for the value in the reply, without the GIL; Ctrl-C ends the wait. Needs the
-/// GIL. Throws what the request came to.
+/// Calls `start`, which makes a request, and waits without the GIL for the value in the reply. Ctrl-C ends the wait.
+/// Needs the GIL. Throws the request's error.
 py::object waitForReply(const std::shared_ptr<Node>& node, const std::function<void(Messenger::ReplyHandler)>& start);
 
-/// Once a torch Future (given as the Python object) is complete: calls `done` with its value or what it raises; on
-/// the thread that completes it, with the GIL held. Throws std::invalid_argument if it is no Future.
-using ValueOrRaised = std::function<void(const std::function<py::object()>& value)>;
-void whenDone(const py::object& future, ValueOrRaised done);
+/// Calls `done` once the torch Future is complete, on the thread that completes it, with the GIL held. The argument
+/// `value` returns the future's value or throws its exception. Throws std::invalid_argument if `future` is no Future.
+using DoneHandler = std::function<void(const std::function<py::object()>& value)>;
+void whenDone(const py::object& future, DoneHandler done);
 
-/// A Python object as a value of the core.
+/// A Python object as a value of the core, and back. Both need the GIL.
 c10::IValue toValue(const py::object& object);
 py::object toObject(const c10::IValue& value);
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// The GIL and the Python state of threads.
+// The GIL and Python's state of a thread.
 
 #include <torch/csrc/utils/pybind.h>
 
@@ -12,21 +12,22 @@ namespace torchrpc::bindings {
 
 namespace py = pybind11;
 
-/// Gives this thread, if it has none, a Python state that it keeps until it ends. One that is made for each visit costs
-/// more than most functions do, and would lose an exception that C++ is passing on.
+/// Gives this thread a Python thread state that it keeps until it ends, if it has none. A new state for each
+/// acquisition of the GIL would cost more than most functions, and would lose an exception that C++ is propagating.
 void keepPythonState();
 
-/// Lets the GIL go while a message is sent, but only if that takes longer than to get the GIL back.
+/// Releases the GIL while a message is sent if the message is large. Sending a small one takes less time than acquiring
+/// the GIL again.
 class ReleaseGilIfLarge {
  public:
   explicit ReleaseGilIfLarge(const Message& message) {
     size_t bytes = message.payload.size();
-    for (const auto& tensor : message.tensors) bytes += tensor.layout() == at::kStrided ? tensor.nbytes() : kSmall;
-    if (bytes >= kSmall) no_gil_.emplace();
+    for (const auto& tensor : message.tensors) bytes += tensor.layout() == at::kStrided ? tensor.nbytes() : kLargeBytes;
+    if (bytes >= kLargeBytes) no_gil_.emplace();
   }
 
  private:
-  static constexpr size_t kSmall = 64 << 10;
+  static constexpr size_t kLargeBytes = 64 << 10;
   std::optional<py::gil_scoped_release> no_gil_;
 };
 

@@ -1,6 +1,7 @@
 #pragma once
 
-// torch's operators as Python has them: builtin functions, each for all overloads of a name. Needs the GIL.
+// torch's operators in Python: builtin functions, each for all overloads of a name.
+// Threads: any, with the GIL.
 
 #include <ATen/core/symbol.h>
 #include <torch/csrc/utils/pybind.h>
@@ -20,7 +21,7 @@ namespace py = pybind11;
 
 class Operator {
  public:
-  /// The one that a Python object stands for; nullptr if it stands for none. Lives as long as the process.
+  /// The operator of a Python function, or nullptr if it is none. Lives until the process ends.
   static Operator* of(py::handle function);
 
   /// The call to the first overload whose schema takes these arguments. Throws Error(kInvalidArgument) if none does.
@@ -32,7 +33,7 @@ class Operator {
   explicit Operator(c10::Symbol symbol) : symbol_(symbol) {}
 
   const c10::Symbol symbol_;
-  std::shared_ptr<const Overloads> overloads_;  ///< found when it was called last; replaced, never changed
+  std::shared_ptr<const Overloads> overloads_;  ///< as of the last lookup; replaced, never changed
 };
 
 }  // namespace torchrpc::bindings

@@ -47,7 +47,7 @@ py::object wrap(std::shared_ptr<Node> node, RRefPtr rref, Kind fetch_kind) {
 // --- PyRRef ---
 
 PyRRef::~PyRRef() {
-  // Its last reference may be dropped by C++ code of torch's that does not hold the GIL.
+  // C++ code of torch may drop the last reference without the GIL.
   py::gil_scoped_acquire gil;
   profiling_future.release().dec_ref();
   type_future.release().dec_ref();
@@ -71,7 +71,7 @@ py::object PyRRef::localValue() const {
 }
 
 py::object PyRRef::toHere(double timeout) const {
-  const auto limit = toDuration(*node_, timeout);
+  const auto limit = toTimeout(*node_, timeout);
   if (rref_->isOwner()) return toObject(waitForOwned(static_cast<const OwnerRRef&>(*rref_), limit));
 
   return waitForReply(node_, [&](Messenger::ReplyHandler done) {

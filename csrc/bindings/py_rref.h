@@ -1,6 +1,6 @@
 #pragma once
 
-// RRefs as Python objects, and how they get into and out of messages.
+// RRefs as Python objects, and their encoding in messages.
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/utils/pybind.h>
@@ -15,7 +15,7 @@ namespace torchrpc::bindings {
 
 namespace py = pybind11;
 
-/// What a Python RRef holds. The GIL protects the Python members.
+/// The C++ part of a Python RRef. The GIL protects the Python members.
 class PyRRef {
  public:
   PyRRef(std::shared_ptr<Node> node, RRefPtr rref, Kind fetch_kind = Kind::kPythonRRefFetch)
@@ -26,7 +26,7 @@ class PyRRef {
   const std::shared_ptr<Node>& node() const { return node_; }
 
   bool confirmedByOwner() const;
-  /// The value, here; blocks without the GIL. Throws Error.
+  /// A copy of the value, or on the owner the value itself. `timeout` in seconds. Blocks without the GIL. Throws Error.
   py::object toHere(double timeout) const;
   py::object localValue() const;
   /// A torch Future that completes when the owner has the value (or, for a user's RRef, when it has confirmed it).
@@ -40,7 +40,7 @@ class PyRRef {
   const Kind fetch_kind_;
 };
 
-/// While one lives on a thread, RRefs pickled there become forks of one message to `to`.
+/// While an instance exists on a thread, RRefs that are pickled there become forks of one message to `to`.
 class OutgoingRRefs : public OutgoingForks {
  public:
   OutgoingRRefs(Node& node, WorkerId to);
@@ -48,14 +48,14 @@ class OutgoingRRefs : public OutgoingForks {
   OutgoingRRefs(const OutgoingRRefs&) = delete;
   OutgoingRRefs& operator=(const OutgoingRRefs&) = delete;
 
-  /// The one of this thread, or nullptr.
+  /// The innermost instance of this thread, or nullptr.
   static OutgoingRRefs* current();
 
  private:
   OutgoingRRefs* const outer_;
 };
 
-/// While one lives on a thread, unpickled RRefs come from this list.
+/// While an instance exists on a thread, RRefs that are unpickled there are taken from `rrefs`.
 class IncomingRRefs {
  public:
   IncomingRRefs(std::shared_ptr<Node> node, const std::vector<RRefPtr>& rrefs);
@@ -64,7 +64,7 @@ class IncomingRRefs {
   IncomingRRefs& operator=(const IncomingRRefs&) = delete;
 
   static IncomingRRefs* current();
-  /// Throws Error(kProtocol) for an index there is none of.
+  /// Throws Error(kProtocol) for an index out of range.
   py::object get(uint32_t index) const;
 
  private:
@@ -73,7 +73,7 @@ class IncomingRRefs {
   IncomingRRefs* const outer_;
 };
 
-/// As the Python class RRef.
+/// The Python RRef of an RRef.
 py::object wrap(std::shared_ptr<Node> node, RRefPtr rref, Kind fetch_kind = Kind::kPythonRRefFetch);
 
 }  // namespace torchrpc::bindings

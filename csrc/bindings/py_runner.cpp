@@ -19,20 +19,23 @@ struct GilWaits {
 };
 GilWaits gil_waits;
 
-/// When the interpreter ends it takes its threads away, by unwinding their stacks. Destructors further out need the
-/// interpreter: the thread stays where it is until the process has ended.
-struct StayAtTheEnd {
-  ~StayAtTheEnd() {
-    if (!_Py_IsFinalizing()) return;
-    for (;;) ::pause();
+[[noreturn]] void blockForever() {
+  for (;;) ::pause();
+}
+
+/// When the interpreter finalizes, it ends its threads by unwinding their stacks. Destructors further out would use the
+/// interpreter, so this one blocks the thread until the process ends.
+struct BlockAtFinalization {
+  ~BlockAtFinalization() {
+    if (_Py_IsFinalizing()) blockForever();
   }
 };
 
-/// Nothing of Python's is destroyed between the guard and the function.
+/// Destroys no Python object between the guard's destructor and the function.
 py::object callPython(const py::object& function, const py::tuple& args, const py::dict& kwargs) {
   PyObject* value = nullptr;
   {
-    const StayAtTheEnd stay;
+    const BlockAtFinalization guard;
     value = PyObject_Call(function.ptr(), args.ptr(), kwargs.ptr());
   }
   if (!value) throw py::error_already_set();
@@ -66,7 +69,7 @@ class PythonRunner final : public CallableRunner {
   using Succeed = std::function<void(Node&, const WorkerInfo& to, const py::object& value)>;
   using Fail = std::function<void(Error)>;
 
-  /// Calls exactly one of the two: `succeed` with the GIL held, `fail` without it.
+  /// Calls exactly one of `succeed`, with the GIL held, and `fail`, without it.
   void run(Invocation invocation, Succeed succeed, Fail fail) {
     const auto node = node_.lock();
     if (!node) return fail(Error(ErrorCode::kShutdown, "RPC has shut down"));
@@ -79,7 +82,7 @@ class PythonRunner final : public CallableRunner {
     });
   }
 
-  /// The function's result is that of the future it has returned.
+  /// Calls `succeed` with the result of the future that the function has returned.
   static void follow(
       const std::shared_ptr<Node>& node, const WorkerInfo& from, const py::object& future, Succeed succeed,
       const Fail& fail) {
@@ -104,14 +107,14 @@ class PythonRunner final : public CallableRunner {
     guardedWithGil(self, fail, body);
   }
 
-  /// Runs `body`; what it throws goes to `fail`, without the GIL.
+  /// Runs `body` with the GIL held; passes what it throws to `fail`, without the GIL.
   static void guardedWithGil(const WorkerInfo& self, const Fail& fail, const std::function<void()>& body) {
     std::optional<Error> error;
     try {
       body();
     } catch (const abi::__forced_unwind&) {
-      // The interpreter has ended and takes its threads away. Where this one was, destructors need the interpreter.
-      for (;;) ::pause();
+      // The interpreter is finalizing: see BlockAtFinalization.
+      blockForever();
     } catch (py::error_already_set& e) {
       error = toError(e, self);
     } catch (const Error& e) {

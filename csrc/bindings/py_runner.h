@@ -1,6 +1,7 @@
 #pragma once
 
-// Runs Python functions that calls name. On pool threads; takes the GIL once a call.
+// Runs the Python functions that calls name.
+// Threads: those of the pool, one at a time (on the strand). Each call acquires the GIL once.
 
 #include <memory>
 #include <optional>
@@ -10,12 +11,12 @@
 
 namespace torchrpc::bindings {
 
-/// `node` is held weakly: it owns the runner.
+/// The runner of Python functions. It holds `node` weakly, because the node owns it.
 std::shared_ptr<CallableRunner> makePythonRunner(std::weak_ptr<Node> node);
 
-/// Whether to measure how long calls wait for the GIL; off at first. Any thread.
+/// Switches the measurement of how long calls wait for the GIL on or off (default: off). Any thread.
 void profileGil(bool enabled);
-/// The mean in microseconds since it was switched on; nothing while it is off.
+/// The mean wait in microseconds since the measurement was switched on; empty while it is off.
 std::optional<double> averageGilWait();
 
 }  // namespace torchrpc::bindings

@@ -4,6 +4,7 @@
 #include <torch/csrc/jit/frontend/schema_matching.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
+#include "base/sync/mutex.h"
 #include "bindings/py_errors.h"
 #include "bindings/py_future.h"
 #include "wire/value_codec.h"
@@ -15,7 +16,7 @@ namespace {
 using torch::jit::Stack;
 using torch::jit::StrongFunctionPtr;
 
-/// The script function of that name, whose module is imported if need be. Needs the GIL.
+/// The script function of that name; imports its module if necessary. Needs the GIL.
 StrongFunctionPtr findScriptFunction(const std::string& name) {
   return py::cast<StrongFunctionPtr>(internalFunction("_script_function")(name));
 }
@@ -51,7 +52,7 @@ class ScriptRunner final : public CallableRunner {
     AllowList::check(node.allowed(), name);
     const auto function = find(node.self(), name);
     auto stack = readArguments(function->getSchema(), reader, invocation.message.tensors);
-    // What the function does after a wait goes to the pool as well. The node outlives its pool's tasks.
+    // The function continues on the pool after a wait, too. The node outlives the tasks of its pool.
     auto result =
         function->runAsync(stack, [&agent = node.agent()](std::function<void()> task) { agent.post(std::move(task)); });
     follow(result, node.self(), async_execution, done);
@@ -72,7 +73,7 @@ class ScriptRunner final : public CallableRunner {
     return stack;
   }
 
-  /// Gives the future's value, or that of the future which is its value.
+  /// Passes the future's value to `done`; if `nested`, the value of the future that is its value.
   static void follow(
       const c10::intrusive_ptr<c10::ivalue::Future>& future, const WorkerInfo& self, bool nested, ValueHandler done) {
     future->addCallback([self, nested, done = std::move(done)](c10::ivalue::Future& completed) {
@@ -92,17 +93,17 @@ class ScriptRunner final : public CallableRunner {
     });
   }
 
-  /// Looked up with the GIL once, because Python may be compiling just then.
+  /// Looks up a function. The first lookup of each holds the GIL, because Python may compile it at the same time.
   torch::jit::Function* find(const WorkerInfo& self, const std::string& name) {
     {
       MutexLock lock(mutex_);
-      if (const auto it = found_.find(name); it != found_.end()) return it->second.function_;
+      if (const auto it = functions_.find(name); it != functions_.end()) return it->second.function_;
     }
     py::gil_scoped_acquire gil;
     try {
       const auto function = findScriptFunction(name);
       MutexLock lock(mutex_);
-      return found_.emplace(name, function).first->second.function_;
+      return functions_.emplace(name, function).first->second.function_;
     } catch (py::error_already_set& e) {
       throw toError(e, self);
     }
@@ -112,8 +113,7 @@ class ScriptRunner final : public CallableRunner {
   const std::weak_ptr<Node> node_;
 
   Mutex mutex_;
-  // guarded by mutex_:
-  std::unordered_map<std::string, StrongFunctionPtr> found_;
+  std::unordered_map<std::string, StrongFunctionPtr> functions_ TORCHRPC_GUARDED_BY(mutex_);
 };
 
 }  // namespace

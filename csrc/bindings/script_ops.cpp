@@ -1,7 +1,7 @@
-// rpc_async, rpc_sync, backward and get_gradients inside TorchScript: LibTorch binds the operators behind them to its
-// own RPC; they are replaced by operators of ours (torchrpc.install() asks for it). What is called is a script
-// function. RRefs are not served: the interpreter's way of handing them to Python takes LibTorch's own class only.
-// Threads: whichever the interpreter runs on, with or without the GIL.
+// rpc_async, rpc_sync, backward and get_gradients inside TorchScript. LibTorch binds the operators behind them to its
+// own RPC; torchrpc.install() replaces these operators. The called functions are script functions. RRefs are not
+// supported, because the interpreter can pass only LibTorch's own RRef class to Python. Threads: those of the
+// interpreter, with or without the GIL.
 
 #include <ATen/ThreadLocalPythonObjects.h>
 #include <torch/csrc/PyInterpreter.h>
@@ -26,7 +26,7 @@ using torch::jit::Stack;
 
 constexpr auto kContextKey = "torchrpc.autograd.context";
 
-/// The thread's context or, on a thread that the interpreter has forked to, that of the thread it forked from.
+/// The thread's context or, in a forked task of the interpreter, the context of the thread that forked it.
 /// Needs the GIL.
 ContextPtr inheritedContext(Node& node) {
   using Inherited = at::impl::ThreadLocalPythonObjects;
@@ -35,11 +35,11 @@ ContextPtr inheritedContext(Node& node) {
   try {
     return node.autograd().context(py::cast<ContextId>(id));
   } catch (const Error&) {
-    return nullptr;  // it has ended
+    return nullptr;  // the context has ended
   }
 }
 
-/// The inputs of a call's operator; those from the third on may be missing.
+/// The inputs of a call's operator. All but the first two are optional.
 struct ScriptedCall {
   std::string to;
   std::string function;
@@ -90,7 +90,7 @@ struct ScriptedCall {
   }
 };
 
-/// The value in a reply, as what the function is declared to return. Throws what Python raises, too.
+/// The value in a reply, converted to the declared return type. Throws Error and Python exceptions.
 c10::IValue valueOf(const std::shared_ptr<Node>& node, Message reply, const c10::TypePtr& type) {
   Reader reader(reply.payload);
   if (reader.remaining() == 0) return {};
@@ -99,7 +99,7 @@ c10::IValue valueOf(const std::shared_ptr<Node>& node, Message reply, const c10:
   return torch::jit::toIValue(decodeResult(node, std::move(reply), {}), type);
 }
 
-/// As profilers show a call made inside TorchScript; null if none is on.
+/// The profiler range of a call made inside TorchScript; null if no profiler is on.
 std::shared_ptr<Range> rangeOf(Node& node, const std::string& function, const WorkerInfo& to) {
   if (!callsAreShown()) return nullptr;
   const auto name = "rpc_async_jit#" + function + "(" + node.self().name + " -> " + to.name + ")";
@@ -115,12 +115,12 @@ FuturePtr start(const ScriptedCall& call) {
   const auto type = schema.returns().at(0).type();
   auto future = c10::make_intrusive<c10::ivalue::Future>(type);
   const ContextScope scope(inheritedContext(*node));
-  const ExpectedCall shown(rangeOf(*node, call.function, to));
+  const ExpectedCall expected(rangeOf(*node, call.function, to));
   py::gil_scoped_release no_gil;
   node->messenger().request(
-      to.id, std::move(message), toDuration(*node, call.timeout),
+      to.id, std::move(message), toTimeout(*node, call.timeout),
       [node, future, type, range = Range::holdExpectedCall()](Result<Message> reply) {
-        // What waits for it goes on where it is completed.
+        // On the pool, because tasks that wait for the future continue on the thread that completes it.
         node->agent().post([node, future, type, range, reply = std::move(reply)]() mutable {
           const auto value = [&] {
             const EndOfRange end{range};
@@ -159,7 +159,7 @@ torch::jit::Operation rpcSync(const torch::jit::Node* made_from) {
 torch::jit::Operation remote(const torch::jit::Node* /*made_from*/) {
   return [](Stack& /*stack*/) {
     throw std::runtime_error(
-        "rpc.remote() inside TorchScript is not served by torchrpc, whose RRefs TorchScript cannot hold: call it from "
+        "torchrpc does not support rpc.remote() inside TorchScript, which cannot hold its RRefs: call it from "
         "Python, or use rpc_async");
   };
 }
@@ -192,7 +192,7 @@ void runBackward(Stack& stack) {
 
 void replace(const char* name, torch::jit::Operator ours) {
   const auto symbol = c10::Symbol::fromQualString(name);
-  // Code that has been compiled may hold plain pointers to the old ones.
+  // Compiled code may hold plain pointers to the old operators.
   static auto& replaced = *new std::vector<std::shared_ptr<torch::jit::Operator>>();
   const auto old = torch::jit::getAllOperatorsFor(symbol);
   for (const auto& each : old) torch::jit::deregisterOperator(each->schema());

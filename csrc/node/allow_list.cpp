@@ -11,7 +11,7 @@ AllowList::AllowList(const std::vector<std::string>& entries) {
               ": give names such as 'package.module.function', 'package.*' or 'aten::add'");
     }
     if (entry.ends_with('*')) {
-      beginnings_.push_back(entry.substr(0, entry.size() - 1));
+      prefixes_.push_back(entry.substr(0, entry.size() - 1));
     } else {
       names_.insert(entry);
     }
@@ -20,8 +20,8 @@ AllowList::AllowList(const std::vector<std::string>& entries) {
 
 std::string AllowList::entryFor(const std::string& name) const {
   if (names_.contains(name)) return name;
-  for (const auto& beginning : beginnings_) {
-    if (name.starts_with(beginning)) return beginning + "*";
+  for (const auto& prefix : prefixes_) {
+    if (name.starts_with(prefix)) return prefix + "*";
   }
   return {};
 }

@@ -1,11 +1,11 @@
 #pragma once
 
-// What callers may have run on a node that does not let them run everything: names, or beginnings of names.
+// The names of the functions that callers may run on a node, as names or prefixes of names.
 // Threads: any; constant after construction.
 //
 // A name is "package.module.function" or "package.module.Class" for Python, "aten::add" for a torch operator,
-// "__torch__.module.function" for a script function, "cpp_function(name)" for a native one. "package.*" and "aten::*"
-// stand for all that begin so.
+// "__torch__.module.function" for a script function, "cpp_function(name)" for a C++ function. The prefixes "package.*"
+// and "aten::*" stand for all names that begin with "package." and "aten::".
 
 #include <memory>
 #include <set>
@@ -20,16 +20,16 @@ class AllowList {
  public:
   explicit AllowList(const std::vector<std::string>& entries);
 
-  /// The entry that allows `name`; empty if none does. An entry that is the name comes before one that is a beginning.
+  /// The entry that allows `name`, an exact one before a prefix; empty if no entry allows it.
   std::string entryFor(const std::string& name) const;
-  /// Throws Error(kNoSuchFunction), naming it and the remedy, unless `list` is null or allows it.
+  /// Throws Error(kNoSuchFunction), with the name and a remedy, unless `list` is null or allows `name`.
   static void check(const std::shared_ptr<const AllowList>& list, const std::string& name);
 
  private:
   std::set<std::string> names_;
-  std::vector<std::string> beginnings_;
+  std::vector<std::string> prefixes_;
 };
 
-using AllowListPtr = std::shared_ptr<const AllowList>;  ///< null: everything may be run
+using AllowListPtr = std::shared_ptr<const AllowList>;  ///< null: everything is allowed
 
 }  // namespace torchrpc

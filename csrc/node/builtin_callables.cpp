@@ -7,12 +7,12 @@
 namespace torchrpc {
 
 namespace {
-constexpr size_t kUsual = 128;  // bytes of a call
+constexpr size_t kUsualPayloadBytes = 128;
 }
 
 Message encodeBuiltinCall(Kind kind, const c10::FunctionSchema& schema, const torch::jit::Stack& stack) {
   Message message{.kind = kind};
-  message.payload.reserve(kUsual);
+  message.payload.reserve(kUsualPayloadBytes);
   message.tensors.reserve(stack.size());
   Writer writer(message.payload);
   writer.putString(schema.name());
@@ -26,12 +26,12 @@ std::shared_ptr<torch::jit::Operator> BuiltinRunner::find(const std::string& nam
   const auto key = name + "." + overload;
   {
     MutexLock lock(mutex_);
-    if (auto it = found_.find(key); it != found_.end()) return it->second;
+    if (auto it = operators_.find(key); it != operators_.end()) return it->second;
   }
   for (const auto& op : torch::jit::getAllOperatorsFor(c10::Symbol::fromQualString(name))) {
     if (op->schema().overload_name() == overload) {
       MutexLock lock(mutex_);
-      return found_.emplace(key, op).first->second;
+      return operators_.emplace(key, op).first->second;
     }
   }
   throw Error(

@@ -1,10 +1,16 @@
 #pragma once
 
-// torch's operators as callables: named by their schema, looked up in the registries of LibTorch, run without Python.
+// torch's operators as callables. They are named by their schema, looked up in LibTorch's registry and run without
+// Python.
 
 #include <ATen/core/function_schema.h>
 #include <ATen/core/stack.h>
 
+#include <memory>
+#include <string>
+#include <unordered_map>
+
+#include "base/sync/mutex.h"
 #include "node/allow_list.h"
 #include "node/callable.h"
 
@@ -14,8 +20,8 @@ struct Operator;
 
 namespace torchrpc {
 
-/// The payload of a call to an operator: its name, its overload's name and one value for each argument of the schema.
-/// `stack` is in the schema's order with defaults filled in.
+/// The call of an operator. The payload holds its name, its overload's name and one value for each argument of the
+/// schema. `stack` is in the schema's order, with defaults filled in.
 Message encodeBuiltinCall(Kind kind, const c10::FunctionSchema& schema, const torch::jit::Stack& stack);
 
 class BuiltinRunner final : public CallableRunner {
@@ -30,8 +36,8 @@ class BuiltinRunner final : public CallableRunner {
 
   const AllowListPtr allowed_;
   Mutex mutex_;
-  // guarded by mutex_:
-  std::unordered_map<std::string, std::shared_ptr<torch::jit::Operator>> found_;
+  /// By "name.overload": the operators that have been called.
+  std::unordered_map<std::string, std::shared_ptr<torch::jit::Operator>> operators_ TORCHRPC_GUARDED_BY(mutex_);
 };
 
 }  // namespace torchrpc

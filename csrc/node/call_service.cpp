@@ -44,14 +44,14 @@ void CallService::prepare(Request request, const Run& run, const Fail& fail) {
     invocation->rrefs = std::move(rrefs).value();
     guard(fail, [&] { run(std::move(*invocation)); });
   };
-  // Owners usually have confirmed already, and this thread goes on, once adopt() has returned. What comes later may
-  // come on this thread, too, but then in the transport's callbacks, which it runs while it sends; nothing may block
-  // there.
-  auto here = std::make_shared<std::optional<Result<std::vector<RRefPtr>>>>();
-  auto ready = [this, go, early = std::weak_ptr(here), thread = std::this_thread::get_id(), context = currentContext(),
+  // Owners usually have confirmed already: then adopt() calls `ready` before it returns, and this thread runs the call.
+  // A later confirmation goes to the pool. It may arrive on this thread, too, in a transport callback that runs while
+  // the thread sends, and nothing may block there.
+  auto adopted = std::make_shared<std::optional<Result<std::vector<RRefPtr>>>>();
+  auto ready = [this, go, in_adopt = std::weak_ptr(adopted), thread = std::this_thread::get_id(), context = currentContext(),
                 deadline = currentDeadline()](Result<std::vector<RRefPtr>> rrefs) {
     if (std::this_thread::get_id() == thread) {
-      if (const auto place = early.lock()) return void(place->emplace(std::move(rrefs)));
+      if (const auto result = in_adopt.lock()) return void(result->emplace(std::move(rrefs)));
     }
     messenger_.post([go, context, deadline, rrefs = std::move(rrefs)] {
       const ContextScope scope(context);
@@ -60,7 +60,7 @@ void CallService::prepare(Request request, const Run& run, const Fail& fail) {
     });
   };
   guard(fail, [&] { rrefs_.adopt(decodeForks(*forks), /*wait_for_owner=*/true, std::move(ready)); });
-  if (*here) go(*std::move(*here));
+  if (*adopted) go(*std::move(*adopted));
 }
 
 void CallService::call(CallableRunner& runner, Request request, const Responder& responder) {
@@ -71,11 +71,12 @@ void CallService::call(CallableRunner& runner, Request request, const Responder&
 }
 
 void CallService::remote(CallableRunner& runner, Request request, const Responder& responder) {
-  const auto hosted = rrefs_.host(request);
-  // The caller's RRef is confirmed when the function has run: its time-out covers the function, as in a plain call.
-  hosted.rref->whenReady([responder](const auto&) { responder.reply(Message{.kind = Kind::kReply}); });
-  if (!hosted.created) return;
-  auto settle = [rref = hosted.rref](Result<c10::IValue> result) {
+  const auto owned = rrefs_.host(request);
+  // The reply, which confirms the caller's RRef, is sent when the function has run. So the call's time-out covers the
+  // function, as in a plain call.
+  owned.rref->whenReady([responder](const auto&) { responder.reply(Message{.kind = Kind::kReply}); });
+  if (!owned.created) return;
+  auto settle = [rref = owned.rref](Result<c10::IValue> result) {
     if (result) {
       rref->setValue(std::move(result).value());
     } else {

@@ -1,7 +1,7 @@
 #pragma once
 
-// Serves calls: takes in the RRefs that came with one, waits for their owners, runs the function, and answers or makes
-// the result an RRef's value.
+// Serves calls: adopts the RRefs that arrived with a call, waits until their owners have confirmed them, runs the
+// function, and replies with the result or stores it as an RRef's value.
 
 #include <memory>
 
@@ -12,15 +12,15 @@ namespace torchrpc {
 
 class CallService {
  public:
-  /// `messenger` and `rrefs` must outlive it, and it the calls.
+  /// `messenger` and `rrefs` must outlive the service, and the service must outlive the calls.
   CallService(Messenger& messenger, RRefService& rrefs) : messenger_(messenger), rrefs_(rrefs) {}
 
   /// Registers the runner of calls and remote calls of callables of that type. Before the node starts.
   void serve(CallableType type, std::shared_ptr<CallableRunner> runner);
 
  private:
-  /// `run`s the request, an Invocation then, on a pool thread once its RRefs are confirmed; otherwise `fail`s with an
-  /// Error. Both are copied.
+  /// Calls `run` with the Invocation on a pool thread once the request's RRefs are confirmed, or `fail` with an Error.
+  /// Both are copied.
   template <typename Run, typename Fail>
   void prepare(Request request, const Run& run, const Fail& fail);
   void call(CallableRunner& runner, Request request, const Responder& responder);

@@ -1,7 +1,7 @@
 #pragma once
 
-// What runs the functions that calls name: one runner for each kind of callable (torch operators, native functions,
-// and Python functions, whose runner is in bindings/).
+// Runners: each runs the callables of one kind that calls name. Those of torch operators and C++ functions are in this
+// folder, those of Python and script functions in bindings/.
 
 #include <ATen/core/ivalue.h>
 
@@ -15,11 +15,11 @@
 
 namespace torchrpc {
 
-/// A call that has arrived and whose RRef arguments their owners have confirmed.
+/// A call that has arrived. The owners of its RRef arguments have confirmed them.
 struct Invocation {
   WorkerInfo from;
   Message message;
-  std::vector<RRefPtr> rrefs;  ///< the payload refers to them by index
+  std::vector<RRefPtr> rrefs;  ///< referred to by index in the payload
 };
 
 class CallableRunner {
@@ -27,22 +27,22 @@ class CallableRunner {
   using ValueHandler = std::function<void(Result<c10::IValue>)>;
   virtual ~CallableRunner() = default;
 
-  /// Where it wants to be called.
+  /// On which thread call() and evaluate() must be called.
   virtual Messenger::Where where() const { return Messenger::Where::kPool; }
 
-  /// Runs the function and answers with its result, at once or later (a function may return a future).
+  /// Runs the function and replies with its result, now or later (a function may return a future).
   virtual void call(Invocation invocation, Responder responder) = 0;
-  /// Runs the function and gives its result, which becomes an RRef's value; `done` once, from any thread.
+  /// Runs the function and passes its result, which becomes an RRef's value, to `done`: once, from any thread.
   virtual void evaluate(Invocation invocation, ValueHandler done) = 0;
 };
 
-/// How the value in a payload is written.
+/// The encoding of the value in a payload.
 enum class ValueFormat : uint8_t {
   kPlain = 0,   ///< wire/value_codec
-  kPickle = 1,  ///< a Python pickle; tensors, buffers and RRefs beside it
+  kPickle = 1,  ///< a Python pickle; its tensors, buffers and RRefs are in the message beside it
 };
 
-/// A reply that holds a value in plain form. Throws Error(kSerialization) for a value that has none.
+/// A reply that holds a value in plain form. Throws Error(kSerialization) for a value that has no plain form.
 Message plainReply(const c10::IValue& value, const RRefPlace& rrefs = {});
 /// The value of a reply in plain form; throws Error(kSerialization) if it is a pickle.
 c10::IValue plainValue(const Message& reply, const RRefAt& rrefs = {});

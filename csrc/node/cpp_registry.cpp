@@ -11,10 +11,10 @@ namespace {
 
 struct Registry {
   Mutex mutex;
-  std::unordered_map<std::string, std::shared_ptr<const CppHandler>> handlers;  // guarded by mutex
+  std::unordered_map<std::string, std::shared_ptr<const CppHandler>> handlers TORCHRPC_GUARDED_BY(mutex);
 };
 
-// Static initialisers of other files register here, so it is made with the first use.
+// Made on first use, because static initialisers of other files register functions.
 Registry& registry() {
   static Registry instance;
   return instance;
@@ -26,7 +26,7 @@ std::shared_ptr<const CppHandler> find(const std::string& name) {
   if (const auto it = all.handlers.find(name); it != all.handlers.end()) return it->second;
   throw Error(
       ErrorCode::kNoSuchFunction,
-      "no native function named " + name +
+      "no C++ function named " + name +
           " here: the callee's program, or a library that it has loaded, must register it too");
 }
 
@@ -37,7 +37,7 @@ void registerCppHandler(std::string name, CppHandler handler) {
   auto& all = registry();
   MutexLock lock(all.mutex);
   if (!all.handlers.emplace(name, std::move(shared)).second) {
-    throw Error(ErrorCode::kInvalidArgument, "a native function named " + name + " is registered already");
+    throw Error(ErrorCode::kInvalidArgument, "a C++ function named " + name + " is registered already");
   }
 }
 
@@ -61,7 +61,8 @@ Message encodeCppCall(
 }
 
 void CppRunner::call(Invocation invocation, Responder responder) {
-  // A function may finish when its node has been given up: the way back must still be there, and go first.
+  // The function may finish after its owner has dropped the node. The callback keeps the node alive, and destroys the
+  // responder, which uses it, first.
   auto alive = node_.weak_from_this().lock();
   const auto to = invocation.from.id;
   evaluate(std::move(invocation), [alive = std::move(alive), this, to, responder](Result<c10::IValue> result) {
@@ -80,7 +81,7 @@ void CppRunner::evaluate(Invocation invocation, ValueHandler done) {
   AllowList::check(node_.allowed(), "cpp_function(" + name + ")");
   const auto handler = find(name);
   const auto node = node_.weak_from_this();
-  const auto rrefs = amongReceived(invocation.rrefs, node);
+  const auto rrefs = rrefReader(invocation.rrefs, node);
   std::vector<c10::IValue> args;
   for (auto count = reader.get<uint32_t>(); count > 0; --count) {
     args.push_back(decodeValue(reader, invocation.message.tensors, nullptr, {}, rrefs));

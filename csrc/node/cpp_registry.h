@@ -1,6 +1,7 @@
 #pragma once
 
-// Functions that a C++ program or extension registers by name, callable from any worker without Python.
+// C++ functions: registered by name by a program or a library, callable from any worker without Python.
+// Threads: any.
 
 #include <ATen/core/ivalue.h>
 
@@ -16,22 +17,24 @@ namespace torchrpc {
 
 class Node;
 
-/// Where and for whom a native function runs.
+/// The context in which a C++ function runs.
 struct CppCall {
-  std::weak_ptr<Node> node;  ///< empty where nobody shares the node
-  WorkerInfo from;
+  std::weak_ptr<Node> node;  ///< the node that serves the call; empty if no shared_ptr owns it
+  WorkerInfo from;           ///< the caller
 };
 using CppFunction = std::function<c10::IValue(std::vector<c10::IValue> args)>;
-/// Gives its result to `done`, once, from any thread, now or later; or throws.
+/// Passes its result to `done`, once, from any thread, now or later; or throws.
 using CppHandler =
     std::function<void(const CppCall& call, std::vector<c10::IValue> args, CallableRunner::ValueHandler done)>;
 
-/// Makes `function` callable by `name` on this process' nodes. It runs on pool threads, several at once; what it
-/// throws reaches the caller as an error with its text. Throws Error(kInvalidArgument) if the name is taken.
+/// Makes `function` callable by `name` on this process' nodes. It runs on pool threads, several calls at once. The
+/// caller receives an exception that it throws as an error with its text. Throws Error(kInvalidArgument) if the name is
+/// taken.
 void registerCppFunction(std::string name, CppFunction function);
+/// The same for a function that may complete later.
 void registerCppHandler(std::string name, CppHandler handler);
 
-/// The payload of a call to a native function.
+/// The call of a C++ function. `rrefs` encodes RRefs among the arguments; empty: there must be none.
 Message encodeCppCall(
     Kind kind, const std::string& name, const std::vector<c10::IValue>& args, const RRefPlace& rrefs = {});
 

@@ -20,13 +20,15 @@ std::string rendezvousHost(const std::string& url) {
   return std::string(host);
 }
 
-std::unique_ptr<Transport> makeGroupTransport(TransportOptions options, c10d::Store& store, const std::string& url) {
-  options.rendezvous_host = rendezvousHost(url);
-  options.secret = givenSecret(options.secret);
-  if (chooseTransport(options).capabilities.authenticates) {
-    options.secret = groupSecret(store, options.secret, options.node_name);
+std::unique_ptr<Transport> makeGroupTransport(const Node::Options& options, c10d::Store& store) {
+  auto transport = options.transport;
+  transport.node_name = options.agent.self.name;
+  transport.rendezvous_host = rendezvousHost(options.rendezvous);
+  transport.secret = givenSecret(transport.secret);
+  if (chooseTransport(transport).capabilities.authenticates) {
+    transport.secret = groupSecret(store, transport.secret, transport.node_name);
   }
-  return makeTransport(std::move(options));
+  return makeTransport(std::move(transport));
 }
 
 }  // namespace torchrpc

@@ -7,6 +7,7 @@
 #include "base/sync/interrupt.h"
 #include "node/builtin_callables.h"
 #include "node/cpp_registry.h"
+#include "node/group_transport.h"
 
 namespace torchrpc {
 
@@ -17,46 +18,59 @@ uint64_t newIncarnation() {
   return std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-// Where workers may be started again under their id, they count from their incarnation, so that no number means two
-// things. Contexts have 48 bits for it: tens of microseconds, until 2059.
-constexpr uint64_t kPerContext = 10'000;
+// In a group that grows, ids of RRefs and contexts start at the incarnation, so that none is used again by a worker
+// that is restarted under the same worker id. A context id has 48 bits for it. With this divisor they count tens of
+// microseconds, and last until 2059.
+constexpr uint64_t kNanosecondsPerContext = 10'000;
 
 const Node::Options& validated(const Node::Options& options) {
-  validateSelf(options.self, options.world_size);
+  validateSelf(options.agent.self, options.world_size);
   return options;
 }
 
 }  // namespace
 
+Agent::Options Node::agentOptions() const {
+  auto options = options_.agent;
+  options.incarnation = incarnation_;
+  options.grows = !isStaticGroup();
+  options.liveness = options_.liveness_timeout ? *options_.liveness_timeout : defaultLivenessTimeout();
+  return options;
+}
+
+AutogradService::Options Node::autogradOptions() const {
+  auto options = options_.autograd;
+  options.patience = [this] { return timeout(); };
+  if (!isStaticGroup()) {
+    options.first_context = static_cast<int64_t>(incarnation_ / kNanosecondsPerContext) & kLargestCounter;
+  }
+  return options;
+}
+
+RRefService::Options Node::rrefOptions() {
+  auto options = options_.rrefs;
+  if (!options.encode_value) {
+    options.encode_value = [this](const c10::IValue& value, const WorkerInfo& to) { return replyWith(value, to.id); };
+  }
+  if (!isStaticGroup()) options.first_id = incarnation_;
+  return options;
+}
+
+std::shared_ptr<Node> Node::create(Options options, StorePtr store) {
+  auto transport = makeGroupTransport(options, *store);
+  return std::make_shared<Node>(std::move(options), std::move(store), std::move(transport));
+}
+
 Node::Node(Options options, StorePtr store, std::unique_ptr<Transport> transport)
     : options_(validated(options)),
+      allowed_(options_.allowed_functions ? std::make_shared<const AllowList>(*options_.allowed_functions) : nullptr),
       store_(std::move(store)),
       incarnation_(newIncarnation()),
       timeout_(options_.timeout.count()),
-      agent_(
-          {.self = options_.self,
-           .incarnation = incarnation_,
-           .threads = options_.threads,
-           .grows = !isStaticGroup(),
-           .propagate_deadlines = options_.propagate_deadlines,
-           .liveness = options_.liveness_timeout ? *options_.liveness_timeout : defaultLivenessTimeout(),
-           .limits = options_.limits,
-           .faults = options_.faults,
-           .enter_strand = options_.enter_strand},
-          std::move(transport), makeThreadTimer()),
+      agent_(agentOptions(), std::move(transport), makeThreadTimer()),
       profiler_(agent_),
-      autograd_(
-          profiler_,
-          {.to_error = options_.to_error,
-           .enter_user_code = options_.enter_user_code,
-           .patience = [this] { return timeout(); },
-           .first_context = isStaticGroup() ? 1 : static_cast<int64_t>(incarnation_ / kPerContext) & kLargestCounter}),
-      rrefs_(RRefService::create(
-          autograd_.recorder(),
-          {.encode_value = [this, encode = options_.encode_value](
-                               const c10::IValue& value,
-                               const WorkerInfo& to) { return encode ? encode(value, to) : replyWith(value, to.id); },
-           .first_id = isStaticGroup() ? 0 : incarnation_})),
+      autograd_(profiler_, autogradOptions()),
+      rrefs_(RRefService::create(autograd_.recorder(), rrefOptions())),
       calls_(autograd_.recorder(), *rrefs_),
       optim_(profiler_, *rrefs_, [this](int64_t context) { return autograd_.gradients(context); }) {
   autograd_.serve(*rrefs_);
@@ -73,7 +87,7 @@ Node::Node(Options options, StorePtr store, std::unique_ptr<Transport> transport
     autograd_.addAwaited(workers);
     workers.erase(self().id);
   });
-  serve(CallableType::kOperator, std::make_shared<BuiltinRunner>(options_.allowed));
+  serve(CallableType::kOperator, std::make_shared<BuiltinRunner>(allowed_));
   serve(CallableType::kCpp, std::make_shared<CppRunner>(*this));
 }
 
@@ -82,13 +96,13 @@ Node::~Node() { shutdown(); }
 void Node::serve(CallableType type, std::shared_ptr<CallableRunner> runner) { calls_.serve(type, std::move(runner)); }
 
 void Node::start() {
-  WorkerRecord self{options_.self, agent_.listen(), options_.world_size, incarnation_, options_.metadata};
+  WorkerRecord self{options_.agent.self, agent_.listen(), options_.world_size, incarnation_, options_.metadata};
   rendezvous_ = std::make_unique<Rendezvous>(store_, self);
   const auto limit = options_.init_timeout;
   const auto lives = [this](const WorkerRecord& record) { return agent_.lives(record); };
   const auto records = isStaticGroup() ? rendezvous_->meetAll(limit) : rendezvous_->joinGroup(limit, lives);
   for (const auto& record : records) agent_.directory().add(record);
-  // Nobody calls before all know where the others are.
+  // No worker may call another before that one knows the addresses of all.
   if (!isStaticGroup()) return;
   rendezvous_->sumOverAll("ready", 0, limit, {}, absent_);
   rendezvous_->releaseStore("started", std::chrono::seconds(2));
@@ -138,7 +152,7 @@ void Node::admit(const WorkerInfo& worker) {
 }
 
 void Node::expel(const WorkerInfo& worker) {
-  // Its connection is still needed, for the answer to the call that says so; it ends with the worker.
+  // Its connection stays: it carries the reply to the call that removes the worker, and closes with the worker.
   if (worker.id != self().id) agent_.directory().remove(worker.id);
 }
 
@@ -154,22 +168,22 @@ void Node::call(WorkerId to, Outgoing call, Duration timeout, Messenger::ReplyHa
 
 Message Node::replyWith(const c10::IValue& value, WorkerId to) {
   OutgoingForks forks(*rrefs_, to);
-  auto reply = plainReply(value, placeAmong(forks));
+  auto reply = plainReply(value, rrefWriter(forks));
   forks.commit(reply);
   return reply;
 }
 
-std::vector<RRefPtr> Node::takeIn(const Message& reply) {
+std::vector<RRefPtr> Node::adoptRRefs(const Message& reply) {
   const auto* forks = reply.header(HeaderKind::kRRefForks);
   if (!forks) return {};
   Result<std::vector<RRefPtr>> rrefs = std::vector<RRefPtr>();
-  // Without waiting for the owner it is done on return.
+  // adopt() calls back before it returns, because it does not wait for the owner.
   rrefs_->adopt(decodeForks(*forks), /*wait_for_owner=*/false, [&](auto adopted) { rrefs = std::move(adopted); });
   return std::move(rrefs).take();
 }
 
-void Node::meet(const std::string& what, Duration timeout) {
-  rendezvous_->sumOverAll(what, 0, timeout, lostAmong(), absent_);
+void Node::barrier(const std::string& name, Duration timeout) {
+  rendezvous_->sumOverAll(name, 0, timeout, lostAmong(), absent_);
   requireAll();
 }
 
@@ -192,7 +206,7 @@ void Node::requireAll() const {
 void Node::join(Duration timeout) {
   const auto busy = [&] {
     return Error(
-        ErrorCode::kTimeout, "calls were still under way on " + self().name + " when the time to shut down was over");
+        ErrorCode::kTimeout, "calls were still under way on " + self().name + " when the time-out of shutdown expired");
   };
   if (!isStaticGroup()) {
     if (!agent_.waitIdle(timeout)) throw busy();
@@ -200,12 +214,12 @@ void Node::join(Duration timeout) {
     rendezvous_->leaveGroup();
     return;
   }
-  // The group is quiet once everyone has been idle and nothing has begun anywhere since the round before.
+  // The group is idle once every worker has been idle and no worker has begun anything since the round before.
   int64_t seen = -1;
   for (int round = 0;; ++round) {
     if (!agent_.waitIdle(timeout)) throw busy();
     const auto begun = agent_.activityCount();
-    // The first to learn that this was the last round leaves at once.
+    // The first worker that learns that this was the last round closes its connections at once.
     agent_.expectGoodbyes(true);
     const auto sum = rendezvous_->sumOverAll("join" + std::to_string(round), begun, timeout, lostAmong(), absent_);
     if (sum == seen) break;
@@ -223,15 +237,15 @@ void Node::awaitRoom(const WorkerInfo& to, Duration timeout) {
     if (std::chrono::steady_clock::now() < deadline) continue;
     throw Error(
         ErrorCode::kTimeout,
-        "RPC ran for more than set timeout: too many calls of " + self().name + " are under way, so that the one to " +
+        "RPC ran for more than set timeout: too many calls of " + self().name + " are under way, so the call to " +
             to.name + " was not sent",
         to.name);
   }
 }
 
-bool Node::shutdown(Duration patience) {
-  autograd_.close();  // passes that wait on the pool end
-  return agent_.close(patience);
+bool Node::shutdown(Duration timeout) {
+  autograd_.close();  // ends the passes that block pool threads
+  return agent_.close(timeout);
 }
 
 }  // namespace torchrpc

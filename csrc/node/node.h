@@ -1,6 +1,6 @@
 #pragma once
 
-// A worker: transport, agent, RRefs and the runners of callables put together. Several can live in one process.
+// A node: the layers below put together to a worker of a group. Several nodes can live in one process.
 
 #include <functional>
 #include <map>
@@ -13,6 +13,7 @@
 #include "agent/agent.h"
 #include "agent/rendezvous.h"
 #include "autograd/autograd_service.h"
+#include "base/defaults.h"
 #include "node/allow_list.h"
 #include "node/call_service.h"
 #include "node/callable.h"
@@ -20,34 +21,35 @@
 #include "optim/distributed_optimizer.h"
 #include "profiling/profiler.h"
 #include "rref/rref_service.h"
+#include "transport/registry.h"
 
 namespace torchrpc {
 
 class Node : public std::enable_shared_from_this<Node> {
  public:
+  /// How a worker starts. Both entrances (bindings/, api/) fill one of these; each layer receives its own part whole.
   struct Options {
-    WorkerInfo self;
-    int32_t world_size = 0;                            ///< 0: the group grows as workers join
-    size_t threads = 16;                               ///< of the pool that user code runs on
-    Duration timeout = std::chrono::seconds(60);       ///< of calls that name none; 0: never
-    Duration init_timeout = std::chrono::minutes(30);  ///< for the group to gather
-    bool propagate_deadlines = false;                  ///< calls made while serving a call end with it
-    std::optional<Duration> liveness_timeout;          ///< after which silence a worker is lost; empty: the default
-    std::string metadata;  ///< what all workers are to know of this one, besides; see metadata()
-    Limits limits;
-    SendFaultPolicy faults;  ///< for tests of programs; empty: none
-    /// Makes the reply to a fetch of an RRef's value, where it is not a plain one; may be empty.
-    std::function<Message(const c10::IValue& value, const WorkerInfo& to)> encode_value;
-    /// What a node or hook of a backward pass threw, as an error; may be empty.
-    std::function<Error(std::exception_ptr raised)> to_error;
-    /// What the user's autograd nodes and hooks need on the thread that runs them, as long as it lives; empty: nothing.
-    std::function<std::shared_ptr<void>()> enter_user_code;
-    /// What runners in the lane need; see CallableRunner::where().
-    Strand::Enter enter_strand;
-    AllowListPtr allowed;  ///< what callers may run
+    Agent::Options agent;               ///< the node sets `incarnation`, `grows` and `liveness`
+    AutogradService::Options autograd;  ///< the node sets `patience` and `first_context`
+    RRefService::Options rrefs;         ///< the node sets `first_id`, and `encode_value` unless it is set
+    /// Used by create(), which sets `node_name`, `rendezvous_host` and, unless it is set, `secret`.
+    TransportOptions transport;
+    /// Where the group meets, as a URL. The store is opened by the caller: here it only says where to listen.
+    std::string rendezvous = kDefaultRendezvous;
+    int32_t world_size = 0;                       ///< 0: the group grows as workers join
+    Duration timeout = kDefaultTimeout;           ///< of calls that name none; 0: no limit
+    Duration init_timeout = kDefaultInitTimeout;  ///< for the group to form
+    /// A worker that stays silent this long is lost; 0: never. Empty: defaultLivenessTimeout().
+    std::optional<Duration> liveness_timeout;
+    std::string metadata;  ///< published to all workers of the group; opaque to the core. See Node::metadata().
+    /// The functions that callers may run, as entries of an AllowList; empty optional: all.
+    std::optional<std::vector<std::string>> allowed_functions;
   };
 
-  /// Throws Error(kInvalidArgument) for a name, rank or world size that cannot be.
+  /// A node whose transport is made from `options` and `store`; see makeGroupTransport. Blocks on the store. Throws as
+  /// the constructor and makeGroupTransport do.
+  static std::shared_ptr<Node> create(Options options, StorePtr store);
+  /// A node over any transport. Throws Error(kInvalidArgument) for an invalid name, rank or world size.
   Node(Options options, StorePtr store, std::unique_ptr<Transport> transport);
   /// shutdown().
   ~Node();
@@ -55,73 +57,80 @@ class Node : public std::enable_shared_from_this<Node> {
   Node& operator=(const Node&) = delete;
 
   // --- the start, on one thread ---
-  /// Registers a runner besides those of operators and native functions; before start().
+  /// Registers another runner beside those of operators and C++ functions; before start().
   void serve(CallableType type, std::shared_ptr<CallableRunner> runner);
-  /// Joins the group. On return every worker of a static group serves calls; a group that grows: those that have
-  /// joined. Throws Error(kRendezvous).
+  /// Joins the group. On return every worker of a static group serves calls; in a group that grows, every worker that
+  /// has joined. Throws Error(kRendezvous).
   void start();
 
   // --- in between, any thread ---
   const WorkerInfo& self() const { return agent_.self(); }
   Agent& agent() { return agent_; }
-  /// What calls are to be sent through, so that autograd contexts record them.
+  /// The messenger to send calls through: autograd contexts record them.
   Messenger& messenger() { return autograd_.recorder(); }
   AutogradService& autograd() { return autograd_; }
   Profiler& profiler() { return profiler_; }
   RRefService& rrefs() { return *rrefs_; }
   OptimService& optim() { return optim_; }
   const StorePtr& store() const { return store_; }
-  const AllowListPtr& allowed() const { return options_.allowed; }
+  const AllowListPtr& allowed() const { return allowed_; }
   bool isStaticGroup() const { return options_.world_size > 0; }
   Duration timeout() const { return Duration(timeout_.load()); }
   void setTimeout(Duration timeout) { timeout_ = timeout.count(); }
-  /// Throws Error(kUnknownWorker) with the names there are.
+  /// Throws Error(kUnknownWorker), which lists the workers of the group.
   WorkerInfo worker(const std::string& name) const;
   WorkerInfo worker(WorkerId id) const;
   std::vector<WorkerInfo> workers() const { return agent_.directory().all(); }
-  /// What a worker of the group gave as Options::metadata. Throws Error(kUnknownWorker).
+  /// The Options::metadata of a worker of the group. Throws Error(kUnknownWorker).
   std::string metadata(WorkerId id) const;
-  /// Group that grows: a worker has joined or left.
+  /// In a group that grows: another worker has joined or left.
   void admit(const WorkerInfo& worker);
   void expel(const WorkerInfo& worker);
 
   // --- calls, any thread ---
-  /// A call's message and the forks in it.
+  /// A call's message and the forks that travel in it.
   struct Outgoing {
     Message message;
     std::vector<RRefFork> forks;
   };
-  /// Sends a call, recorded in the thread's autograd context; lets go of its RRefs if it certainly never arrives.
+  /// Sends a call, recorded in the thread's autograd context. If the call certainly never arrives, its forks are
+  /// abandoned.
   void call(WorkerId to, Outgoing call, Duration timeout, Messenger::ReplyHandler done);
-  /// A value on its way to `to`, in plain form. Throws Error(kSerialization).
+  /// The reply to `to` that holds a value in plain form. Throws Error(kSerialization).
   Message replyWith(const c10::IValue& value, WorkerId to);
-  /// Takes in the RRefs that came with a reply; without waiting for their owners. Throws Error.
-  std::vector<RRefPtr> takeIn(const Message& reply);
+  /// Adopts the RRefs that arrived with a reply, without waiting for their owners. Throws Error.
+  std::vector<RRefPtr> adoptRRefs(const Message& reply);
 
   // --- the end, on one thread ---
-  /// Returns when all workers of a static group have called it. Throws Error(kRendezvous) naming who did not come
-  /// within `timeout` (0: waits as long as it takes), and Error(kWorkerLost), when all others have come, naming who is
-  /// lost.
-  void meet(const std::string& what, Duration timeout);
-  /// Waits until no call is under way in the whole (static) group or, if the group grows, here. Throws as meet().
+  /// Returns when all workers of a static group have called it. Throws Error(kRendezvous) naming the workers that did
+  /// not call it within `timeout` (0: no limit). Throws Error(kWorkerLost) when all but lost workers have called it; it
+  /// names those.
+  void barrier(const std::string& name, Duration timeout);
+  /// Waits until no call is under way in the whole static group or, if the group grows, on this node. Throws as
+  /// barrier().
   void join(Duration timeout);
-  /// Ends all that is under way; nothing of this node runs when it returns. Not from a thread of the pool. Idempotent.
+  /// Fails all calls under way; nothing of this node runs when it returns. Not from a thread of the pool. Idempotent.
   void shutdown() { shutdown(Duration::max()); }
-  /// The same, but false after so long with functions still running here: such a node must never be destroyed.
-  bool shutdown(Duration patience);
-  /// Waits for room for another call, at most as long as that call may take; for calls that serve none. Throws
-  /// Error(kTimeout).
+  /// The same, but returns false if functions still run here after `timeout`: such a node must never be destroyed.
+  bool shutdown(Duration timeout);
+  /// Blocks until the call table has room for a new call to `to`, for at most the call's own `timeout`. Does not block
+  /// on pool threads. Throws Error(kTimeout).
   void awaitRoom(const WorkerInfo& to, Duration timeout);
 
   std::map<std::string, std::string> metrics() const { return agent_.metrics(); }
 
  private:
+  // Each layer's part of the options, completed. The members in front of the layer must be initialised.
+  Agent::Options agentOptions() const;
+  AutogradService::Options autogradOptions() const;
+  RRefService::Options rrefOptions();
   WorkerRecord record(WorkerId id) const;
   Rendezvous::LostAmong lostAmong();
-  /// Throws Error(kWorkerLost) if somebody was lost on the way to the end.
+  /// Throws Error(kWorkerLost) if workers were lost while the group came to its end.
   void requireAll() const;
 
   const Options options_;
+  const AllowListPtr allowed_;
   const StorePtr store_;
   const uint64_t incarnation_;
   std::atomic<Duration::rep> timeout_;
@@ -131,9 +140,9 @@ class Node : public std::enable_shared_from_this<Node> {
   const std::shared_ptr<RRefService> rrefs_;
   CallService calls_;
   OptimService optim_;
-  // the starting and ending thread only:
+  // Used by the thread that starts and ends the node only:
   std::unique_ptr<Rendezvous> rendezvous_;
-  std::set<WorkerId> absent_;  ///< lost while the others met
+  std::set<WorkerId> absent_;  ///< workers that were lost while the others met
 };
 
 }  // namespace torchrpc

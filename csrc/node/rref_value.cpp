@@ -6,11 +6,10 @@ namespace torchrpc {
 
 const RRefValue& RRefValue::of(const c10::IValue& value) {
   if (value.isRRef()) {
-    // The value keeps it alive.
+    // `value` keeps the RRefValue alive.
     if (const auto* rref = dynamic_cast<const RRefValue*>(value.toRRef().get())) return *rref;
   }
-  throw Error(
-      ErrorCode::kInvalidArgument, "expected an RRef of torchrpc's, but got a value of type " + value.tagKind());
+  throw Error(ErrorCode::kInvalidArgument, "expected an RRef, but got a value of type " + value.tagKind());
 }
 
 c10::IValue RRefValue::wrap(RRefPtr rref, std::weak_ptr<Node> node) {
@@ -19,21 +18,21 @@ c10::IValue RRefValue::wrap(RRefPtr rref, std::weak_ptr<Node> node) {
 
 std::shared_ptr<Node> RRefValue::node() const {
   if (auto node = node_.lock()) return node;
-  throw Error(ErrorCode::kShutdown, "the RRef cannot be used any more: its node has shut down");
+  throw Error(ErrorCode::kShutdown, "this RRef cannot be used: its node has shut down");
 }
 
 bool RRefValue::confirmedByOwner() const {
   return rref_->isOwner() || static_cast<const UserRRef&>(*rref_).confirmed();
 }
 
-RRefPlace placeAmong(OutgoingForks& forks) {
+RRefPlace rrefWriter(OutgoingForks& forks) {
   return [&forks](const c10::IValue& value) { return forks.add(RRefValue::of(value).rref()); };
 }
 
-RRefAt amongReceived(const std::vector<RRefPtr>& rrefs, std::weak_ptr<Node> node) {
-  return [&rrefs, node = std::move(node)](uint32_t place) {
-    if (place >= rrefs.size()) throw Error(ErrorCode::kProtocol, "malformed message: it refers to no such RRef");
-    return RRefValue::wrap(rrefs[place], node);
+RRefAt rrefReader(const std::vector<RRefPtr>& rrefs, std::weak_ptr<Node> node) {
+  return [&rrefs, node = std::move(node)](uint32_t index) {
+    if (index >= rrefs.size()) throw Error(ErrorCode::kProtocol, "malformed message: it refers to no such RRef");
+    return RRefValue::wrap(rrefs[index], node);
   };
 }
 

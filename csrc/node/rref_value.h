@@ -1,6 +1,6 @@
 #pragma once
 
-// An RRef as a value of a message among others: what C++ functions take and give.
+// An RRef as a c10::IValue: the form in which C++ functions take and return RRefs.
 
 #include <ATen/core/ivalue.h>
 
@@ -19,12 +19,12 @@ class RRefValue final : public c10::RRefInterface {
  public:
   RRefValue(RRefPtr rref, std::weak_ptr<Node> node) : rref_(std::move(rref)), node_(std::move(node)) {}
 
-  /// Throws Error(kInvalidArgument) for any other value.
+  /// The RRefValue in `value`. Throws Error(kInvalidArgument) for any other value.
   static const RRefValue& of(const c10::IValue& value);
   static c10::IValue wrap(RRefPtr rref, std::weak_ptr<Node> node);
 
   const RRefPtr& rref() const { return rref_; }
-  /// Throws Error(kShutdown) if there is none any more.
+  /// Throws Error(kShutdown) if the node has been destroyed.
   std::shared_ptr<Node> node() const;
 
   c10::worker_id_t owner() const override { return static_cast<c10::worker_id_t>(rref_->owner().id); }
@@ -38,9 +38,9 @@ class RRefValue final : public c10::RRefInterface {
   const std::weak_ptr<Node> node_;
 };
 
-/// Writes the RRefs among values: each becomes a fork, which `forks` (to outlive it) gathers.
-RRefPlace placeAmong(OutgoingForks& forks);
-/// Reads them: those that came with the message (to outlive it).
-RRefAt amongReceived(const std::vector<RRefPtr>& rrefs, std::weak_ptr<Node> node);
+/// For encodeValue: adds each RRef to `forks`, which must outlive the result.
+RRefPlace rrefWriter(OutgoingForks& forks);
+/// For decodeValue: reads from `rrefs`, those that arrived with the message. They must outlive the result.
+RRefAt rrefReader(const std::vector<RRefPtr>& rrefs, std::weak_ptr<Node> node);
 
 }  // namespace torchrpc

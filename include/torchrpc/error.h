@@ -1,7 +1,7 @@
 #pragma once
 
-// What can go wrong: thrown to callers, kept in replies, sent between workers as a number and a text.
-// The kind of an error is never read out of its text.
+// Errors: thrown to callers, stored in replies, sent between workers as a code and a text.
+// Programs decide by the code, never by the text.
 
 #include <cstdint>
 #include <exception>
@@ -19,41 +19,41 @@ namespace torchrpc {
 enum class ErrorCode : uint16_t {
   kUnknown = 0,
   kInvalidArgument = 1,  ///< the local caller's mistake; nothing was sent
-  kTimeout = 2,          ///< the deadline passed before the reply came
-  kWorkerLost = 3,       ///< the peer died, or the way to it broke
+  kTimeout = 2,          ///< the deadline passed before the reply arrived
+  kWorkerLost = 3,       ///< the peer died, fell silent, or its connection broke
   kUnknownWorker = 4,    ///< no worker of that name or id in the group
-  kUserException = 5,    ///< the called function raised; `detail` says what, in its own language
-  kNoSuchFunction = 6,   ///< the callee cannot find what it was asked to run
-  kSerialization = 7,    ///< a value that cannot be sent, or bytes that are not one
-  kFrameTooLarge = 8,    ///< a message larger than the limits allow
-  kProtocol = 9,         ///< a peer sent what the protocol does not allow
-  kShutdown = 10,        ///< the local node is going down
+  kUserException = 5,    ///< the called function threw; detail() holds the exception in its own language
+  kNoSuchFunction = 6,   ///< the callee cannot find the function, or does not allow it
+  kSerialization = 7,    ///< a value cannot be sent, or received bytes are no value
+  kFrameTooLarge = 8,    ///< a message exceeds the size limits
+  kProtocol = 9,         ///< a peer violated the protocol
+  kShutdown = 10,        ///< the local node is shutting down or has shut down
   kRRefCreation = 11,    ///< the owner may never have created the value
-  kRRefDeleted = 12,     ///< a reference used after its deletion
+  kRRefDeleted = 12,     ///< a reference was used after its deletion
   kRendezvous = 13,      ///< the group could not be formed
-  kBackward = 14,        ///< a node or hook of a backward pass threw; `detail` as with kUserException
+  kBackward = 14,        ///< a node or hook of a backward pass threw; detail() as for kUserException
 };
 
 /// The name of a code, for logs and debug output, e.g. "timeout". Any thread.
 std::string_view name(ErrorCode code);
 
-/// An error with its kind, a text for people and, where one is concerned, the name of the worker. A value: copies are
-/// independent of each other and of any node.
+/// An error: its code, a text for humans to read and the name of the worker concerned, if any. A value: copies are
+/// independent of each other and of any node. Const methods may be called from any thread.
 class Error : public std::exception {
  public:
-  /// `worker` and `detail` as worker() and detail() give them.
+  /// `worker` and `detail` are returned by worker() and detail().
   Error(ErrorCode code, std::string text, std::string worker = {}, std::string detail = {})
       : code_(code), text_(std::move(text)), worker_(std::move(worker)), detail_(std::move(detail)) {}
 
-  /// What kind of error it is: what programs decide by.
+  /// The kind of error. Programs decide by it.
   ErrorCode code() const noexcept { return code_; }
-  /// What happened and what to do about it, for people.
+  /// What happened and what to do, for humans to read.
   const std::string& text() const noexcept { return text_; }
-  /// The worker concerned, empty if none.
+  /// The name of the worker concerned; empty if none.
   const std::string& worker() const noexcept { return worker_; }
-  /// Opaque to the core: a binding's own form of the exception (Python: a pickle of it).
+  /// The exception in the form of its language (Python: a pickle of it); opaque to C++.
   const std::string& detail() const noexcept { return detail_; }
-  /// text(), for those who catch std::exception.
+  /// As text().
   const char* what() const noexcept override { return text_.c_str(); }
 
  private:

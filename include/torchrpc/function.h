@@ -1,6 +1,6 @@
 #pragma once
 
-// Functions that workers may call here, registered by name.
+// C++ functions that any worker may call, registered by name.
 
 #include <ATen/core/ivalue.h>
 
@@ -19,25 +19,25 @@
 namespace torchrpc {
 inline namespace v1 {
 
-/// Where and for whom a function runs. A function whose first parameter is `const Call&` is given it.
+/// The context in which a function runs. A function receives it if its first parameter is `const Call&`.
 struct Call {
-  NodeRef node;       ///< the node that serves the call: to make calls and RRefs with
-  WorkerInfo caller;  ///< who made the call
+  NodeRef node;       ///< the node that serves the call; use it to make calls and RRefs
+  WorkerInfo caller;  ///< the worker that made the call
 };
 
 namespace detail {
 
-/// What a function gave: a value, or the future of one.
+/// The result of a function: a value, or the future of one.
 struct Outcome {
   c10::IValue value;
-  FutureStatePtr later;
+  FutureStatePtr future;
 };
 using Handler = std::function<Outcome(const Call& call, const std::vector<c10::IValue>& args)>;
 /// `function` is its address if it has one, for nameOf().
 void registerHandler(std::string name, Handler handler, const void* function);
 /// Throws Error(kInvalidArgument).
-void expectArguments(size_t wanted, size_t given);
-/// The same error, saying which argument it is about.
+void expectArguments(size_t expected, size_t actual);
+/// Throws the same error with the number of the argument in its text.
 [[noreturn]] void rethrowForArgument(size_t index, const Error& error);
 
 template <typename T>
@@ -93,7 +93,7 @@ struct Adapter<R, const Call&, A...> {
   }
 };
 
-/// Which of them calls an `F`.
+/// The Adapter that calls an `F`.
 template <typename F>
 struct AdapterOf {
   using type = typename AdapterOf<decltype(&F::operator())>::type;
@@ -109,13 +109,14 @@ struct AdapterOf<R (F::*)(A...) const> {
 
 }  // namespace detail
 
-/// Makes `function` callable by `name` on all nodes of this process, from now on and for ever. It is a function, or an
-/// object with one `operator() const` (a lambda, a std::function), whose parameters and result have ValueTraits; their
-/// types are taken from it. Parameters are values or const references.
+/// Makes `function` callable by `name` on all nodes of this process, until the process ends. `function` is a function,
+/// or an object with one `operator() const` (a lambda, a std::function). The types of its parameters and of its result
+/// must have ValueTraits. Parameters are values or const references.
 ///
-/// It runs on threads of the node's pool, several calls at once. It may block and make calls. What it throws reaches
-/// the caller as Error(kUserException) with its text; an Error as itself. A function that returns a Future answers when
-/// that is ready. Any thread may register; throws Error(kInvalidArgument) if the name is taken.
+/// The function runs on threads of the node's pool, several calls at once. It may block and make calls. An exception
+/// that it throws reaches the caller as Error(kUserException) with its text; an Error keeps its code. If the function
+/// returns a Future, the reply is sent when that is ready. Any thread may register functions. Throws
+/// Error(kInvalidArgument) if the name is taken.
 template <typename F>
 void registerFunction(std::string name, F function) {
   const void* address = nullptr;
@@ -129,8 +130,8 @@ void registerFunction(std::string name, F function) {
 #define TORCHRPC_JOIN_(a, b) a##b
 #define TORCHRPC_JOIN(a, b) TORCHRPC_JOIN_(a, b)
 
-/// At namespace scope: registers a function under its own name (as it is written here) when the program or library is
-/// loaded. It can be called by that name, or, in C++, as `node.call("ps", function, args...)`, type-checked.
+/// At namespace scope: registers a function when the program or library is loaded, under its name as written here. Call
+/// it by that name or, type-checked in C++, as `node.call("ps", &function, args...)`.
 #define TORCHRPC_FUNCTION(function)                                                          \
   [[maybe_unused]] static const bool TORCHRPC_JOIN(torchrpc_registered_, __COUNTER__) = [] { \
     ::torchrpc::registerFunction(#function, &function);                                      \

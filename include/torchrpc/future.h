@@ -1,6 +1,6 @@
 #pragma once
 
-// What a call that has not been answered yet gives.
+// The future result of a call.
 
 #include <ATen/core/ivalue.h>
 
@@ -19,29 +19,29 @@ inline namespace v1 {
 
 namespace detail {
 
-/// The state that futures share; knows no types. Any thread.
+/// The state that copies of a future share, without its type. Any thread.
 class FutureState;
 using FutureStatePtr = std::shared_ptr<FutureState>;
 
 bool isReady(const FutureState& state);
 /// Blocks; throws the error.
 c10::IValue waitFor(FutureState& state);
-/// The same for at most so long (0: for ever); throws Error(kTimeout).
-c10::IValue waitFor(FutureState& state, Duration patience);
+/// The same for at most `timeout` (0: no limit); throws Error(kTimeout).
+c10::IValue waitFor(FutureState& state, Duration timeout);
 /// Runs `action` on the pool once the state is settled.
 void whenReady(FutureState& state, std::function<void()> action);
-/// A state that has a value already.
+/// A state that has its value.
 FutureStatePtr makeReady(c10::IValue value);
 
-/// Settles a new state. The last copy that goes without having done so settles it with Error(kShutdown).
+/// Settles a new state. If all copies are destroyed before that, the state is settled with Error(kShutdown).
 class Promise {
  public:
-  /// Continuations run where those of `like` do, if given.
+  /// Continuations run on the pool of the same node as those of `like`, if that is not null.
   explicit Promise(const FutureState* like = nullptr);
   const FutureStatePtr& future() const { return state_; }
   void set(c10::IValue value) const;
   void fail(std::exception_ptr error) const;
-  /// Settles it with what `make` gives or throws.
+  /// Settles it with the result of `make` or with the exception that it throws.
   void setFrom(const std::function<c10::IValue()>& make) const;
 
  private:
@@ -51,15 +51,15 @@ class Promise {
 
 }  // namespace detail
 
-/// The result of a call, or what it threw, once it is there. Copies share it. Every method may be called from any
-/// thread. Dropping it does not cancel the call. The result of a node's calls is there at the latest when the node has
-/// shut down (Error(kShutdown)).
+/// The result of a call, or the exception that it ended with, once the call has ended. Copies share it. Every method may
+/// be called from any thread. Destroying the future does not cancel the call. When a node shuts down, its calls that
+/// have not ended fail with Error(kShutdown).
 ///
-/// `T` is any type with ValueTraits, or void. Each wait() reads the value anew; tensors in it are the same ones.
+/// `T` is any type with ValueTraits, or void. Each wait() decodes the value again; its tensors are the same ones.
 template <typename T>
 class Future {
  public:
-  /// What detail::FutureState holds is a `T`.
+  /// A future over a state that holds a `T`.
   explicit Future(detail::FutureStatePtr state) : state_(std::move(state)) {}
   /// A future that has its value.
   template <typename V>
@@ -68,19 +68,20 @@ class Future {
     return Future(detail::makeReady(toValue(T(std::forward<V>(value)))));
   }
 
-  /// Whether wait() would return at once.
+  /// Whether wait() would return without blocking.
   bool ready() const { return detail::isReady(*state_); }
 
-  /// Blocks until the result is there, and gives it. Throws what the call came to: an Error (kTimeout, kWorkerLost,
-  /// kUserException ...), or what a continuation threw; Error(kInvalidArgument) if the result is no `T`. On a thread of
-  /// a node's pool another thread takes over meanwhile.
+  /// Blocks until the call has ended, and returns its result. Throws the Error that the call ended with (kTimeout,
+  /// kWorkerLost, kUserException ...) or the exception that a continuation threw; Error(kInvalidArgument) if the result
+  /// is no `T`. A pool thread that blocks here does not occupy the pool: a spare thread runs meanwhile.
   T wait() const { return fromValue<T>(detail::waitFor(*state_)); }
-  /// The same for at most `patience` (0: for ever), then throws Error(kTimeout); the call goes on.
-  T wait(Duration patience) const { return fromValue<T>(detail::waitFor(*state_, patience)); }
+  /// The same for at most `timeout` (0: no limit), then throws Error(kTimeout); the call goes on.
+  T wait(Duration timeout) const { return fromValue<T>(detail::waitFor(*state_, timeout)); }
 
-  /// Calls `function` with this future, ready, on a thread of the node's pool (never the calling one); gives the future
-  /// of what it returns. It may block, and call others. What it throws (wait() does, if the call failed) becomes the
-  /// error of the future that is returned. Once the node has shut down it runs on the thread that calls then().
+  /// Calls `function` with this future, once it is ready, on a thread of the node's pool (never on the calling thread),
+  /// and returns the future of its result. `function` may block and make calls. An exception that it throws becomes the
+  /// error of the returned future; so does the call's own error, if `function` calls wait(). After the node's end
+  /// `function` runs on the thread that calls then().
   template <typename F>
   auto then(F function) const -> Future<std::invoke_result_t<F, Future<T>>> {
     using R = std::invoke_result_t<F, Future<T>>;
@@ -98,7 +99,7 @@ class Future {
     return Future<R>(promise.future());
   }
 
-  /// For the library's own use.
+  /// For internal use.
   const detail::FutureStatePtr& state() const { return state_; }
 
  private:

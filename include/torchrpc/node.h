@@ -1,6 +1,6 @@
 #pragma once
 
-// A worker in a group, and the calls that it makes. What others may call here is registered with torchrpc/function.h.
+// A worker of a group, and the calls that it makes. Register functions for other workers with torchrpc/function.h.
 
 #include <ATen/core/ivalue.h>
 #include <c10/util/intrusive_ptr.h>
@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "torchrpc/defaults.h"
 #include "torchrpc/error.h"
 #include "torchrpc/future.h"
 #include "torchrpc/rref.h"
@@ -31,27 +32,27 @@ inline namespace v1 {
 
 struct Call;
 
-/// What a call runs on the callee, by name. A plain string is a function that a C++ program or library has registered
-/// there (torchrpc/function.h).
+/// The function that a call runs on the callee, by name. A plain string names a C++ function that a program or library
+/// has registered there (torchrpc/function.h).
 class Callable {
  public:
-  /// Whose name it is.
+  /// The kinds of functions.
   enum class Kind {
-    kFunction,  ///< a registered C++ function's
-    kOperator,  ///< an operator's, see op()
-    kPython,    ///< a Python function's, see python()
+    kFunction,  ///< a registered C++ function
+    kOperator,  ///< a torch operator, see op()
+    kPython,    ///< a Python function, see python()
   };
 
   /// A registered C++ function.
   Callable(std::string name) : Callable(Kind::kFunction, std::move(name)) {}  // NOLINT: implicit by design
   /// The same.
   Callable(const char* name) : Callable(Kind::kFunction, std::string(name)) {}  // NOLINT: implicit by design
-  /// Anything else; op() and python() are shorter.
+  /// A function of any kind; op() and python() are shorter.
   Callable(Kind kind, std::string name) : kind_(kind), name_(std::move(name)) {}
 
-  /// What it is.
+  /// The kind of function.
   Kind kind() const { return kind_; }
-  /// What it is called.
+  /// Its name.
   const std::string& name() const { return name_; }
 
  private:
@@ -59,28 +60,28 @@ class Callable {
   std::string name_;
 };
 
-/// An operator of torch's or one registered with TORCH_LIBRARY, here and on the callee: "aten::add" (the first overload
-/// that takes the arguments) or "aten::add.Tensor". Arguments that are left out have their defaults.
+/// A torch operator, or one registered with TORCH_LIBRARY on both caller and callee: "aten::add" (the first overload
+/// that takes the arguments) or "aten::add.Tensor". Missing arguments have their defaults.
 inline Callable op(std::string name) { return {Callable::Kind::kOperator, std::move(name)}; }
 
-/// A Python function, class or static method on a worker that runs Python: "package.module.function". What is not at
-/// a module's top level has a colon after the module: "package.module:Class.method". The module is imported there if
-/// need be.
+/// A Python function, class or static method on a worker that runs Python: "package.module.function". If it is not at
+/// the top level of its module, write a colon after the module: "package.module:Class.method". The callee imports the
+/// module if necessary.
 inline Callable python(std::string name) { return {Callable::Kind::kPython, std::move(name)}; }
 
-/// To whom a call goes: the name, the rank or the WorkerInfo of a worker of the group, oneself included.
+/// The callee of a call: the name, the rank or the WorkerInfo of a worker of the group, this worker included.
 class Destination {
  public:
   /// By name.
   Destination(const char* name) : worker_{name, kNoWorker} {}  // NOLINT: implicit by design
   /// By name.
   Destination(std::string name) : worker_{std::move(name), kNoWorker} {}  // NOLINT: implicit by design
-  /// As self(), worker() or an RRef's owner() gave it.
+  /// By the result of self(), worker() or an RRef's owner().
   Destination(WorkerInfo worker) : worker_(std::move(worker)) {}  // NOLINT: implicit by design
   /// By rank.
   Destination(std::integral auto rank) : worker_{{}, static_cast<WorkerId>(rank)} {}  // NOLINT: implicit by design
 
-  /// What was given: without a name, or without an id, unless it was a WorkerInfo.
+  /// The worker as it was named: only its name or only its id is set, unless it was a WorkerInfo.
   const WorkerInfo& worker() const { return worker_; }
 
  private:
@@ -91,13 +92,15 @@ class NodeRef;
 
 namespace detail {
 
-FutureStatePtr startCall(const NodeRef& node, const Destination& to, const Callable& what, std::vector<c10::IValue>);
-c10::IValue startRemote(const NodeRef& node, const Destination& to, const Callable& what, std::vector<c10::IValue>);
+FutureStatePtr startCall(
+    const NodeRef& node, const Destination& to, const Callable& callable, std::vector<c10::IValue> args);
+c10::IValue startRemote(
+    const NodeRef& node, const Destination& to, const Callable& callable, std::vector<c10::IValue> args);
 c10::IValue makeRRef(const NodeRef& node, c10::IValue value);
-/// Under which name a function is registered. Throws Error(kInvalidArgument).
+/// The name under which a function is registered. Throws Error(kInvalidArgument) if it is not registered.
 Callable nameOf(const void* function);
 
-/// The arguments of a call of a function with parameters `A`. A first parameter of type Call is not one of them.
+/// Converts the arguments of a call of a function with parameters `A`. A first parameter of type Call takes no argument.
 template <typename... A>
 struct Parameters {
   template <typename... Args>
@@ -111,46 +114,45 @@ struct Parameters<const Call&, A...> : Parameters<A...> {};
 
 }  // namespace detail
 
-/// A node, to make calls with; does not keep it alive. Cheap to copy; every method may be called from any thread.
-/// After the node's end methods throw Error(kShutdown).
+/// A handle to a node, to make calls with; it does not keep the node alive. Cheap to copy; every method may be called
+/// from any thread. After the node's end its methods throw Error(kShutdown).
 ///
-/// Calls throw, or their futures do, Error: kUnknownWorker for a destination that is not in the group;
-/// kInvalidArgument and kSerialization for arguments that cannot be sent, or results that are no `T`; kTimeout;
-/// kWorkerLost; kNoSuchFunction; kUserException for what the function threw; kShutdown. Tensors are not copied before
-/// they are sent: leave them unchanged until the call has ended. Calls made on a thread with an AutogradContext are
-/// recorded in it.
+/// Calls (or the futures of their results) throw Error: kUnknownWorker for a destination that is not in the group;
+/// kInvalidArgument or kSerialization for arguments that cannot be sent and results that are no `T`; kTimeout;
+/// kWorkerLost; kNoSuchFunction; kUserException if the function threw; kShutdown. Tensors are not copied before they are
+/// sent: do not change them until the call has ended. Calls made on a thread with an AutogradContext are recorded in it.
 class NodeRef {
  public:
-  /// Name and rank of this worker.
+  /// The name and rank of this worker.
   WorkerInfo self() const;
-  /// Who is in the group. Throws Error(kUnknownWorker) for a destination that is not.
-  WorkerInfo worker(const Destination& who) const;
+  /// The name and rank of a worker of the group. Throws Error(kUnknownWorker) if it is not in the group.
+  WorkerInfo worker(const Destination& worker) const;
   /// All workers of the group, by rank.
   std::vector<WorkerInfo> workers() const;
-  /// Counters, for logs: pending calls, threads, connections.
+  /// Counters for logs, by name: pending calls, threads, connections.
   std::map<std::string, std::string> metrics() const;
 
-  /// This node with another time-out for calls (0: none): `node.withTimeout(5s).call<int>("ps", "f")`.
+  /// A handle to this node with another time-out for calls (0: no limit): `node.withTimeout(5s).call<int>("ps", "f")`.
   NodeRef withTimeout(Duration timeout) const;
 
-  /// Runs `what(args...)` on `to` and gives the result. Blocks: on a thread of the node's pool, which calls that others
-  /// make are served on, another thread takes over meanwhile. Arguments are converted by ValueTraits.
+  /// Runs `callable(args...)` on the worker `to` and returns the result. Arguments are converted by ValueTraits. Blocks;
+  /// a pool thread that blocks here does not occupy the pool, because a spare thread runs meanwhile.
   template <typename T = void, typename... Args>
-  T call(const Destination& to, const Callable& what, Args&&... args) const {
-    return callAsync<T>(to, what, std::forward<Args>(args)...).wait();
+  T call(const Destination& to, const Callable& callable, Args&&... args) const {
+    return callAsync<T>(to, callable, std::forward<Args>(args)...).wait();
   }
-  /// The same of a function that this program has registered, too, whose types the compiler then checks.
+  /// The same for a function that this program has registered as well; the compiler checks the types.
   template <typename R, typename... A, typename... Args>
   detail::ResultOf<R> call(const Destination& to, R (*function)(A...), Args&&... args) const {
     return callAsync(to, function, std::forward<Args>(args)...).wait();
   }
 
-  /// Starts the call and gives the future of its result. Throws at once for arguments or destinations that cannot be.
+  /// Starts the call and returns the future of its result. Throws immediately for an invalid argument or destination.
   template <typename T = void, typename... Args>
-  Future<T> callAsync(const Destination& to, const Callable& what, Args&&... args) const {
-    return Future<T>(detail::startCall(*this, to, what, {toValue(std::forward<Args>(args))...}));
+  Future<T> callAsync(const Destination& to, const Callable& callable, Args&&... args) const {
+    return Future<T>(detail::startCall(*this, to, callable, {toValue(std::forward<Args>(args))...}));
   }
-  /// The same of a registered function.
+  /// The same for a registered function.
   template <typename R, typename... A, typename... Args>
   Future<detail::ResultOf<R>> callAsync(const Destination& to, R (*function)(A...), Args&&... args) const {
     return Future<detail::ResultOf<R>>(detail::startCall(
@@ -158,13 +160,13 @@ class NodeRef {
         detail::Parameters<A...>::pack(std::forward<Args>(args)...)));
   }
 
-  /// Starts the call and leaves its result on the callee; gives the RRef to it at once. What goes wrong is thrown by
-  /// those who use the RRef.
+  /// Starts the call and returns an RRef to its result, which stays on the callee, without waiting. If the call fails, the
+  /// RRef's methods throw its error.
   template <typename T, typename... Args>
-  RRef<T> remote(const Destination& to, const Callable& what, Args&&... args) const {
-    return RRef<T>::of(detail::startRemote(*this, to, what, {toValue(std::forward<Args>(args))...}));
+  RRef<T> remote(const Destination& to, const Callable& callable, Args&&... args) const {
+    return RRef<T>::of(detail::startRemote(*this, to, callable, {toValue(std::forward<Args>(args))...}));
   }
-  /// The same of a registered function.
+  /// The same for a registered function.
   template <typename R, typename... A, typename... Args>
   RRef<detail::ResultOf<R>> remote(const Destination& to, R (*function)(A...), Args&&... args) const {
     return RRef<detail::ResultOf<R>>::of(detail::startRemote(
@@ -172,17 +174,17 @@ class NodeRef {
         detail::Parameters<A...>::pack(std::forward<Args>(args)...)));
   }
 
-  /// An RRef to a value that this worker owns. A tensor is not copied.
+  /// Creates an RRef to a value that this worker owns. A tensor is not copied.
   template <typename T>
   RRef<std::decay_t<T>> makeRRef(T&& value) const {
     return RRef<std::decay_t<T>>::of(detail::makeRRef(*this, toValue(std::forward<T>(value))));
   }
 
-  /// For the library's own use.
+  /// For internal use.
   explicit NodeRef(std::weak_ptr<void> core) : core_(std::move(core)) {}
-  /// For the library's own use.
+  /// For internal use.
   const std::weak_ptr<void>& core() const { return core_; }
-  /// What withTimeout() was given.
+  /// The time-out of withTimeout(), if any.
   const std::optional<Duration>& timeout() const { return timeout_; }
 
  private:
@@ -190,49 +192,50 @@ class NodeRef {
   std::optional<Duration> timeout_;
 };
 
-/// How a node starts. The environment variables are those of torchrun.
+/// The options of a node. The environment variables are those of torchrun.
 struct NodeOptions {
-  std::string name;          ///< one of its own in the group: letters, digits, `_`, `:`, `-`, `.`
-  int32_t rank = kNoWorker;  ///< from 0; kNoWorker: what RANK says
-  int32_t world_size = 0;    ///< of the group, Python workers included; 0: what WORLD_SIZE says
-  /// Where the group meets: "tcp://host:port" (rank 0 listens there), "env://" (MASTER_ADDR and MASTER_PORT), or
-  /// "file:///path" of a file that does not exist yet, on a file system that all share. As init_method in Python.
-  std::string rendezvous = "env://";
-  size_t threads = 16;                               ///< that run functions at once
-  Duration timeout = std::chrono::seconds(60);       ///< of calls that name none; 0: none
-  Duration init_timeout = std::chrono::minutes(30);  ///< for the group to gather
-  std::string transport;                             ///< "native", "tcp", "tensorpipe" or "auto"; as in Python
-  /// That workers prove to each other when they connect: at least 16 bytes, the same on all; empty: what
-  /// TORCHRPC_SECRET_FILE or TORCHRPC_SECRET say, else one that comes through the rendezvous.
+  std::string name;          ///< unique in the group: letters, digits, `_`, `:`, `-`, `.`
+  int32_t rank = kNoWorker;  ///< from 0; kNoWorker: the value of RANK
+  int32_t world_size = 0;    ///< number of workers, Python workers included; 0: the value of WORLD_SIZE
+  /// Where the group meets: "tcp://host:port" (rank 0 listens there), "env://" (the address is in MASTER_ADDR and
+  /// MASTER_PORT), or "file:///path" of a new file on a file system that all workers share. As init_method in Python.
+  std::string rendezvous = kDefaultRendezvous;
+  size_t threads = kDefaultThreads;             ///< number of functions that can run at once
+  Duration timeout = kDefaultTimeout;           ///< of calls that name none; 0: no limit
+  Duration init_timeout = kDefaultInitTimeout;  ///< for the group to form
+  std::string transport;                        ///< "native", "tcp", "tensorpipe" or "auto"; as in Python
+  /// The secret by which workers authenticate each other when they connect: at least 16 bytes, the same on all workers.
+  /// Empty: that in TORCHRPC_SECRET_FILE or TORCHRPC_SECRET, else a random one, distributed by the rendezvous.
   std::string secret;
-  /// What others may run here, and nothing else: operators ("aten::add"), registered functions ("cpp_function(name)"),
-  /// or how such names begin ("aten::*").
+  /// The functions that other workers may run here; empty optional: all. Names of operators ("aten::add") and registered
+  /// functions ("cpp_function(name)"), or prefixes of such names ("aten::*").
   std::optional<std::vector<std::string>> allowed_functions;
-  /// To listen on: "29600", or the first free one of "29600-29700"; empty: what TORCHRPC_PORT says, else any.
+  /// The port to listen on: "29600", or the first free one of "29600-29700". Empty: the value of TORCHRPC_PORT, else any.
   std::string port;
 };
 
-/// A worker. Several can live in one process. The constructor, shutdown() and the destructor are for one thread; the
-/// rest (NodeRef) for all.
+/// A worker. Several can live in one process. The constructor, shutdown() and the destructor belong to one thread; the
+/// other methods (NodeRef) may be called from any.
 class Node : public NodeRef {
  public:
-  /// Joins the group: on return every worker of it serves calls. Blocks as long as init_timeout. Functions that are
-  /// registered before can be called from the start. Throws Error: kInvalidArgument for options that cannot be;
-  /// kRendezvous naming who is missing and what to do.
+  /// Joins the group. On return every worker of the group serves calls. Blocks for at most init_timeout. Functions that
+  /// were registered before can be called from the start. Throws Error: kInvalidArgument for invalid options;
+  /// kRendezvous, which names the missing workers and says what to do.
   explicit Node(const NodeOptions& options);
-  /// The same with a store of one's own in place of `rendezvous`; shares it. Groups of Python workers that are to be
-  /// met must use it with `_init_rpc_backend`.
+  /// The same with your own store instead of `rendezvous`; shares it. Python workers of the group must use the same
+  /// store, with `_init_rpc_backend`.
   Node(const NodeOptions& options, const c10::intrusive_ptr<c10d::Store>& store);
-  /// Stops at once, as stop(): what is under way fails. Call shutdown() first for a good end.
+  /// As stop(): calls under way fail. Call shutdown() first for a graceful end.
   ~Node();
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
 
-  /// Waits until all workers have called it (in Python: rpc.shutdown()) and all work is done, serving calls meanwhile;
-  /// then stops. Not from functions that this node runs. Throws Error(kRendezvous) naming who did not come within
-  /// `timeout` (0: waits as long as it takes); the node has stopped all the same. Calling it again does nothing.
+  /// Waits until all workers have called it (in Python: rpc.shutdown()) and all calls have ended, serving calls
+  /// meanwhile; then stops the node. Not from functions that this node runs. Throws Error(kRendezvous), which names the
+  /// workers that did not call it within `timeout` (0: no limit); the node has stopped even then. A second call does
+  /// nothing.
   void shutdown(Duration timeout = Duration::zero());
-  /// Stops at once: calls of this worker fail with kShutdown, calls to it with kWorkerLost. Idempotent.
+  /// Stops immediately: calls of this worker fail with kShutdown, calls to it with kWorkerLost. Idempotent.
   void stop();
 
  private:

@@ -1,6 +1,6 @@
 #pragma once
 
-// References to values that live on some worker.
+// Remote references: references to values that live on one worker of the group.
 
 #include <string>
 #include <utility>
@@ -14,29 +14,30 @@ inline namespace v1 {
 
 namespace detail {
 
-/// `value` if it is an RRef; throws Error(kInvalidArgument) otherwise.
+/// Returns `value` if it is an RRef; throws Error(kInvalidArgument) otherwise.
 c10::IValue checkedRRef(c10::IValue value);
 WorkerInfo ownerOf(const c10::IValue& rref);
 bool isOwned(const c10::IValue& rref);
-/// The value, fetched or waited for. `timeout` nullptr: the node's.
+/// The value, fetched or waited for. `timeout` null: the node's time-out.
 FutureStatePtr fetch(const c10::IValue& rref, const Duration* timeout);
-/// The value itself, waited for; throws Error(kInvalidArgument) where it is not.
+/// The value itself, waited for; throws Error(kInvalidArgument) on workers that do not own it.
 c10::IValue localValue(const c10::IValue& rref);
 
 }  // namespace detail
 
-/// A reference to a value of type `T` that lives on one worker, its owner, and stays there as long as any worker holds
-/// a reference. It can be an argument and a result of calls, between C++ and Python too. Copies are cheap and share one
-/// reference; every method may be called from any thread. Made by Node::remote and Node::makeRRef.
+/// A reference to a value of type `T` on one worker, its owner. The value lives as long as any worker holds a reference.
+/// An RRef can be an argument or a result of calls, also between C++ and Python. Copies are cheap and share one
+/// reference; every method may be called from any thread. Node::remote and Node::makeRRef create RRefs.
 ///
-/// A `T` that travels (see ValueTraits) can be fetched. One that does not is a std::shared_ptr<Class>, whose object
-/// functions on the owner reach with localValue().
+/// A value whose type can be sent (see ValueTraits) can be fetched. An object of any other class is a
+/// std::shared_ptr<Class>: only functions on the owner can use it, with localValue().
 template <typename T>
 class RRef {
  public:
-  /// Refers to nothing; only to be assigned to.
+  /// A null reference, to assign to.
   RRef() = default;
-  /// Throws Error(kInvalidArgument) if `value` is no RRef. (The type of what it refers to shows when it is read.)
+  /// The RRef in `value`. Throws Error(kInvalidArgument) if it is no RRef. Whether the value has type `T` is checked when
+  /// it is read.
   static RRef of(c10::IValue value) {
     RRef rref;
     rref.value_ = detail::checkedRRef(std::move(value));
@@ -47,14 +48,14 @@ class RRef {
   explicit operator bool() const { return !value_.isNone(); }
   /// The worker on which the value lives.
   WorkerInfo owner() const { return detail::ownerOf(value_); }
-  /// Whether that is this worker.
+  /// Whether this worker is the owner.
   bool isOwner() const { return detail::isOwned(value_); }
 
-  /// A copy of the value, waited for as long as the node's calls may take; on the owner the value itself, waited for
-  /// without limit. Throws Error: what the function threw that was to make it, kTimeout, kWorkerLost, kRRefDeleted
-  /// after a shutdown, kSerialization for a value that does not travel, kInvalidArgument if it is no `T`.
+  /// Fetches a copy of the value, with the node's time-out for calls. On the owner, waits for the value itself without a
+  /// limit. Throws Error: the error of the call that had to create the value; kTimeout; kWorkerLost; kRRefDeleted after a
+  /// shutdown; kSerialization for a value that cannot be sent; kInvalidArgument if it is no `T`.
   T toHere() const { return toHereAsync().wait(); }
-  /// The same with a time-out of its own (0: none), there as here.
+  /// The same with a time-out of its own (0: no limit), which holds on the owner, too.
   T toHere(Duration timeout) const {
     const auto future = toHereAsync(timeout);
     return isOwner() ? future.wait(timeout) : future.wait();
@@ -64,11 +65,11 @@ class RRef {
   /// The same with a time-out of its own.
   Future<T> toHereAsync(Duration timeout) const { return Future<T>(detail::fetch(value_, &timeout)); }
 
-  /// The value itself, waited for; only on its owner. Throws Error: kInvalidArgument elsewhere or if it is no `T`; what
-  /// the function threw that was to make it.
+  /// The value itself, waited for without a limit; on the owner only. Throws Error: kInvalidArgument on another worker or
+  /// if the value is no `T`; the error of the call that had to create the value.
   T localValue() const { return fromValue<T>(detail::localValue(value_)); }
 
-  /// As messages hold it.
+  /// The reference as a c10::IValue, the form in which messages hold it.
   const c10::IValue& value() const { return value_; }
 
  private:

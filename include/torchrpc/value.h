@@ -1,7 +1,7 @@
 #pragma once
 
-// Which C++ types can be arguments and results of calls, and what they are on the way: a c10::IValue.
-// Everything here may be used from any thread.
+// The C++ types that can be arguments and results of calls, and their conversion to and from c10::IValue.
+// Threads: any.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
@@ -26,25 +26,26 @@
 namespace torchrpc {
 inline namespace v1 {
 
-/// How values of type `T` travel. There are specialisations for bool, integers, floating-point and complex numbers,
-/// strings, at::Tensor, at::ScalarType, at::Device, std::optional, std::vector, std::pair, std::tuple, std::map and
-/// std::unordered_map of such, RRef, c10::IValue (anything), and for std::shared_ptr and std::unique_ptr of any class,
-/// whose object stays in its process: what an RRef refers to. Python sees their Python counterparts.
+/// The conversion of a type `T` to and from c10::IValue. There are specialisations for bool, integers, floating-point
+/// and complex numbers, strings, at::Tensor, at::ScalarType, at::Device, RRef and c10::IValue (any value), and for
+/// std::optional, std::vector, std::pair, std::tuple, std::map and std::unordered_map of those. Python workers see the
+/// Python counterparts. There are also specialisations for std::shared_ptr and std::unique_ptr of any class: the object
+/// stays in its process, and only RRefs to it can be sent.
 ///
-/// Specialise it for types of your own, with
-/// - `static c10::IValue to(T value)`, made of values that travel;
-/// - `static T from(const c10::IValue& value)`, which throws Error(kInvalidArgument) for a value that does not fit;
-/// - `static c10::TypePtr type()`, the type of an operator's argument that takes it (c10::AnyType::get() if in doubt).
+/// Specialise it for your own types, with
+/// - `static c10::IValue to(T value)`, composed of types that have ValueTraits;
+/// - `static T from(const c10::IValue& value)`, which throws Error(kInvalidArgument) for a value of another type;
+/// - `static c10::TypePtr type()`, the type of an operator's argument for it (c10::AnyType::get() if in doubt).
 template <typename T>
 struct ValueTraits;
 
-/// `value` as a message holds it. Tensors are not copied.
+/// Converts `value` to the form that messages hold. Tensors are not copied.
 template <typename T>
 c10::IValue toValue(T&& value) {
   return ValueTraits<std::decay_t<T>>::to(std::forward<T>(value));
 }
 
-/// The reverse. Throws Error(kInvalidArgument) naming both types if `value` is no `T`.
+/// Converts `value` back. Throws Error(kInvalidArgument), which names both types, if `value` is no `T`.
 template <typename T>
 T fromValue(const c10::IValue& value) {
   if constexpr (!std::is_void_v<T>) return ValueTraits<T>::from(value);
@@ -52,16 +53,16 @@ T fromValue(const c10::IValue& value) {
 
 namespace detail {
 
-/// Throws Error(kInvalidArgument): "expected `wanted`, but got an int".
-[[noreturn]] void misfit(const char* wanted, const c10::IValue& value);
-/// A value that Python holds, as one that C++ can read; other values as they are. Takes the GIL if it needs it.
-c10::IValue readable(const c10::IValue& value, const c10::TypePtr& type);
-/// The elements of a list or tuple of `size` values (any size: -1). Throws Error(kInvalidArgument).
-std::vector<c10::IValue> elements(const c10::IValue& value, const char* wanted, int64_t size = -1);
-/// A list whose elements have that type.
+/// Throws Error(kInvalidArgument): "expected <expected>, but got a value of type Int".
+[[noreturn]] void throwMismatch(const char* expected, const c10::IValue& value);
+/// Converts a Python object to a value that C++ can read; returns other values as they are. Acquires the GIL if needed.
+c10::IValue fromPython(const c10::IValue& value, const c10::TypePtr& type);
+/// The elements of a list or tuple of `size` values (-1: any size). Throws Error(kInvalidArgument).
+std::vector<c10::IValue> elements(const c10::IValue& value, const char* expected, int64_t size = -1);
+/// A list with elements of type `element`.
 c10::IValue makeList(const c10::TypePtr& element, std::vector<c10::IValue> values);
 
-/// An object that stays in its process.
+/// Holds an object that stays in its process.
 template <typename T>
 struct Box : torch::CustomClassHolder {
   explicit Box(std::shared_ptr<T> object) : object(std::move(object)) {}
@@ -77,8 +78,8 @@ struct MapTraits {
     return dict;
   }
   static Map from(const c10::IValue& value) {
-    const auto dict = readable(value, type());
-    if (!dict.isGenericDict()) misfit("a dict", value);
+    const auto dict = fromPython(value, type());
+    if (!dict.isGenericDict()) throwMismatch("a dict", value);
     Map map;
     for (const auto& entry : dict.toGenericDict()) {
       map.emplace(fromValue<typename Map::key_type>(entry.key()), fromValue<typename Map::mapped_type>(entry.value()));
@@ -117,8 +118,8 @@ struct ValueTraits<at::Tensor> {
   static c10::TypePtr type() { return c10::TensorType::get(); }
   static c10::IValue to(at::Tensor tensor) { return tensor; }
   static at::Tensor from(const c10::IValue& value) {
-    const auto tensor = detail::readable(value, type());
-    if (!tensor.isTensor()) detail::misfit("a tensor", value);
+    const auto tensor = detail::fromPython(value, type());
+    if (!tensor.isTensor()) detail::throwMismatch("a tensor", value);
     return tensor.toTensor();
   }
 };
@@ -128,8 +129,8 @@ struct ValueTraits<bool> {
   static c10::TypePtr type() { return c10::BoolType::get(); }
   static c10::IValue to(bool value) { return value; }
   static bool from(const c10::IValue& value) {
-    const auto flag = detail::readable(value, type());
-    if (!flag.isBool()) detail::misfit("a bool", value);
+    const auto flag = detail::fromPython(value, type());
+    if (!flag.isBool()) detail::throwMismatch("a bool", value);
     return flag.toBool();
   }
 };
@@ -142,8 +143,8 @@ struct ValueTraits<T> {
     return static_cast<int64_t>(value);
   }
   static T from(const c10::IValue& value) {
-    const auto number = detail::readable(value, type());
-    if (!number.isInt() || !std::in_range<T>(number.toInt())) detail::misfit("an integer of the type's range", value);
+    const auto number = detail::fromPython(value, type());
+    if (!number.isInt() || !std::in_range<T>(number.toInt())) detail::throwMismatch("an integer of the type's range", value);
     return static_cast<T>(number.toInt());
   }
 };
@@ -153,9 +154,9 @@ struct ValueTraits<T> {
   static c10::TypePtr type() { return c10::FloatType::get(); }
   static c10::IValue to(T value) { return static_cast<double>(value); }
   static T from(const c10::IValue& value) {
-    const auto number = detail::readable(value, type());
+    const auto number = detail::fromPython(value, type());
     if (number.isInt()) return static_cast<T>(number.toInt());
-    if (!number.isDouble()) detail::misfit("a number", value);
+    if (!number.isDouble()) detail::throwMismatch("a number", value);
     return static_cast<T>(number.toDouble());
   }
 };
@@ -165,7 +166,7 @@ struct ValueTraits<std::complex<T>> {
   static c10::TypePtr type() { return c10::ComplexType::get(); }
   static c10::IValue to(std::complex<T> value) { return c10::complex<double>(value.real(), value.imag()); }
   static std::complex<T> from(const c10::IValue& value) {
-    const auto number = detail::readable(value, type());
+    const auto number = detail::fromPython(value, type());
     if (!number.isComplexDouble()) return fromValue<T>(number);
     return {static_cast<T>(number.toComplexDouble().real()), static_cast<T>(number.toComplexDouble().imag())};
   }
@@ -176,13 +177,13 @@ struct ValueTraits<std::string> {
   static c10::TypePtr type() { return c10::StringType::get(); }
   static c10::IValue to(std::string value) { return value; }
   static std::string from(const c10::IValue& value) {
-    const auto text = detail::readable(value, type());
-    if (!text.isString()) detail::misfit("a string", value);
+    const auto text = detail::fromPython(value, type());
+    if (!text.isString()) detail::throwMismatch("a string", value);
     return text.toStringRef();
   }
 };
 
-/// Only to be sent.
+/// For sending only.
 template <>
 struct ValueTraits<const char*> {
   static c10::TypePtr type() { return c10::StringType::get(); }
@@ -206,8 +207,8 @@ struct ValueTraits<at::Device> {
   static c10::TypePtr type() { return c10::DeviceObjType::get(); }
   static c10::IValue to(at::Device value) { return value; }
   static at::Device from(const c10::IValue& value) {
-    const auto device = detail::readable(value, type());
-    if (!device.isDevice()) detail::misfit("a device", value);
+    const auto device = detail::fromPython(value, type());
+    if (!device.isDevice()) detail::throwMismatch("a device", value);
     return device.toDevice();
   }
 };
@@ -257,11 +258,11 @@ struct ValueTraits<std::shared_ptr<T>> {
     if (value.isCapsule()) {
       if (const auto* box = dynamic_cast<const detail::Box<T>*>(value.toCapsule().get())) return box->object;
     }
-    detail::misfit("an object of the function's C++ class", value);
+    detail::throwMismatch("an object of the function's C++ class", value);
   }
 };
 
-/// Only to be given: the object is shared from then on.
+/// For arguments and results only: the object is shared from then on.
 template <typename T>
 struct ValueTraits<std::unique_ptr<T>> {
   static c10::TypePtr type() { return c10::AnyType::get(); }

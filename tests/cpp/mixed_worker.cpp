@@ -1,4 +1,4 @@
-// A C++ worker in a group with Python workers: tests/python/test_mixed_groups.py starts it and calls what is here.
+// A C++ worker in a group with Python workers. tests/python/test_mixed_groups.py starts it and calls its functions.
 // Usage: mixed_worker name rank world_size port
 
 #include <ATen/ATen.h>
@@ -24,7 +24,7 @@ TORCHRPC_FUNCTION(scale);
 TORCHRPC_FUNCTION(echo);
 TORCHRPC_FUNCTION(failOnPurpose);
 
-/// What stays here, and is referred to from Python.
+/// An object that stays in this process; Python refers to it.
 struct Counter {
   int value = 0;
 };
@@ -69,7 +69,8 @@ at::Tensor timesWeight(const RRef<at::Tensor>& w, const at::Tensor& x) { return 
 TORCHRPC_FUNCTION(weight);
 TORCHRPC_FUNCTION(timesWeight);
 
-/// Trains a parameter that Python owns, by a Python function of it: the loss before each of `steps`.
+/// Trains a parameter that a Python worker owns, with the loss function `loss_function` of that worker. Returns the
+/// loss before each step.
 std::vector<double> trainThere(
     const Call& call, const std::string& loss_function, const RRef<at::Tensor>& parameter, int steps) {
   DistributedOptimizer optimizer(call.node, "SGD", {parameter}, {{"lr", 0.1}});

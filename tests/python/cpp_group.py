@@ -75,7 +75,7 @@ def errors_name_what_is_wrong(cpp):
     raises("it failed on purpose", lambda: call("failOnPurpose"))
     raises("takes 2 arguments, the call has 1", lambda: call("scale", torch.ones(1)))
     raises("argument 1: expected a number", lambda: call("scale", torch.ones(1), "two"))
-    raises("no native function named nothing", lambda: call("nothing"))
+    raises("no C++ function named nothing", lambda: call("nothing"))
     raises("argument 0 of the C++ function echo, a Unsendable, cannot be sent", lambda: call("echo", Unsendable()))
     raises(f"{cpp} is a C++ program without Python", lambda: rpc.rpc_sync(cpp, add, args=(1, 2)))
     raises("which stays where it is", lambda: rpc.remote(cpp, cpp_function("makeCounter")).to_here())

@@ -29,8 +29,8 @@ TORCHRPC_FUNCTION(whoCalls);
 using Everything = std::tuple<
     bool, int, double, std::string, std::vector<double>, std::map<std::string, int>, std::optional<int>,
     std::optional<int>, std::pair<int, std::string>, std::complex<double>, std::vector<int>>;
-Everything giveBack(const Everything& all) { return all; }
-TORCHRPC_FUNCTION(giveBack);
+Everything identity(const Everything& all) { return all; }
+TORCHRPC_FUNCTION(identity);
 
 std::atomic<int> poked{0};
 void poke() { ++poked; }
@@ -39,7 +39,7 @@ TORCHRPC_FUNCTION(poke);
 int fail(const std::string& why) { throw std::runtime_error(why); }
 TORCHRPC_FUNCTION(fail);
 
-/// Calls on until nobody is left: answers when the last has.
+/// Calls the other worker with `left` - 1 until it is 0; the reply is sent when the innermost call has ended.
 Future<int> countDown(const Call& call, int left) {
   if (left == 0) return Future<int>::of(0);
   const int next = 1 - call.node.self().id;
@@ -51,7 +51,7 @@ TORCHRPC_FUNCTION(countDown);
 
 }  // namespace
 
-TEST_CASE("a function is called by its name, or by itself") {
+TEST_CASE("a function is called by its name or by its address") {
   Group group(2);
   const auto to = GENERATE(0, 1);
   CHECK(group[0].call<at::Tensor>(to, "scale", at::ones({2}), 2.5).equal(at::full({2}, 2.5)));
@@ -75,10 +75,10 @@ TEST_CASE("values of all kinds arrive as they were sent") {
   Group group(2);
   const Everything sent{true, -7,           2.5,         "text \xC3\xA9", {1.5, 2}, {{"a", 1}, {"b", 2}},
                         3,    std::nullopt, {4, "four"}, {1, 2},          {}};
-  CHECK(group[0].call(1, &giveBack, sent) == sent);
+  CHECK(group[0].call(1, &identity, sent) == sent);
 }
 
-TEST_CASE("a function that gives nothing is waited for all the same") {
+TEST_CASE("a call waits for a function without a result, too") {
   Group group(2);
   const int before = poked;
   group[0].call(1, &poke);
@@ -86,7 +86,7 @@ TEST_CASE("a function that gives nothing is waited for all the same") {
   CHECK(poked == before + 2);
 }
 
-TEST_CASE("arguments that do not fit are told with function and place") {
+TEST_CASE("the error for wrong arguments names the function and the argument") {
   Group group(2);
   const auto few = errorOf([&] { group[0].call<at::Tensor>(1, "scale", at::ones({1})); });
   CHECK(few.code() == ErrorCode::kInvalidArgument);
@@ -98,7 +98,7 @@ TEST_CASE("arguments that do not fit are told with function and place") {
   CHECK(result.code() == ErrorCode::kInvalidArgument);
 }
 
-TEST_CASE("what a function throws reaches the caller with its worker") {
+TEST_CASE("the exception of a function reaches the caller with the name of the worker") {
   Group group(2);
   const auto error = errorOf([&] { group[0].call(1, &fail, "it failed on purpose"); });
   CHECK(error.code() == ErrorCode::kUserException);
@@ -107,7 +107,7 @@ TEST_CASE("what a function throws reaches the caller with its worker") {
       error.what(), Catch::Contains("WorkerInfo(id=1, name=worker1)") && Catch::Contains("it failed on purpose"));
 }
 
-TEST_CASE("a function that nobody has registered is named") {
+TEST_CASE("the error for an unregistered function names it") {
   Group group(2);
   const auto error = errorOf([&] { group[0].call(1, "nowhere"); });
   CHECK(error.code() == ErrorCode::kNoSuchFunction);
@@ -115,20 +115,20 @@ TEST_CASE("a function that nobody has registered is named") {
   CHECK(errorOf([] { registerFunction("scale", &scale); }).code() == ErrorCode::kInvalidArgument);
 }
 
-TEST_CASE("an operator is found by its name and its arguments") {
+TEST_CASE("an operator is chosen by its name and its arguments") {
   Group group(2);
   CHECK(group[0].call<at::Tensor>(1, op("aten::add"), at::ones({2}), at::ones({2})).equal(at::full({2}, 2.0)));
   CHECK(group[0].call<at::Tensor>(1, op("aten::add.Scalar"), at::ones({2}), 4).equal(at::full({2}, 5.0)));
   const auto all = std::vector<at::Tensor>{at::ones({1}), at::zeros({2})};
   CHECK(group[0].call<at::Tensor>(1, op("aten::cat"), all).numel() == 3);
-  const auto [values, places] =
+  const auto [values, indices] =
       group[0].call<std::tuple<at::Tensor, at::Tensor>>(1, op("aten::topk"), at::arange(5), 2);
-  CHECK(places.equal(at::tensor({4, 3}, at::kLong)));
+  CHECK(indices.equal(at::tensor({4, 3}, at::kLong)));
   CHECK(errorOf([&] { group[0].call(1, op("aten::nothing")); }).code() == ErrorCode::kNoSuchFunction);
   CHECK(errorOf([&] { group[0].call(1, op("aten::relu"), 1); }).code() == ErrorCode::kInvalidArgument);
 }
 
-TEST_CASE("a continuation runs with the result, and its own becomes a future") {
+TEST_CASE("a continuation runs with the result, and returns a future of its own result") {
   Group group(2);
   const auto future = group[0].callAsync(1, &scale, at::ones({3}), 2);
   const auto sum = future.then([](const Future<at::Tensor>& scaled) { return scaled.wait().sum().item<double>(); });
@@ -138,11 +138,11 @@ TEST_CASE("a continuation runs with the result, and its own becomes a future") {
   CHECK_THAT(text.wait(), Catch::StartsWith("it is 6"));
 }
 
-TEST_CASE("a continuation that throws, or whose call failed, fails") {
+TEST_CASE("the future of a continuation fails if the continuation throws or its call failed") {
   Group group(2);
   const auto failed = group[0].callAsync(1, &fail, "first");
-  const auto passed_on = failed.then([](const Future<int>& it) { return it.wait(); });
-  CHECK_THAT(errorOf([&] { passed_on.wait(); }).what(), Catch::Contains("first"));
+  const auto continued = failed.then([](const Future<int>& it) { return it.wait(); });
+  CHECK_THAT(errorOf([&] { continued.wait(); }).what(), Catch::Contains("first"));
   const auto thrown = failed.then([](const Future<int>&) { throw std::logic_error("second"); });
   CHECK_THROWS_AS(thrown.wait(), std::logic_error);
 }
@@ -153,7 +153,7 @@ TEST_CASE("a function that returns a future answers when it is ready") {
   group.shutdown();
 }
 
-TEST_CASE("a call that takes too long times out, and waiting may be shorter") {
+TEST_CASE("a call times out, and wait() can have a shorter time-out") {
   Group group(2);
   std::latch release(1);
   registerFunction("blockUntilReleased", [&] { release.wait(); });
@@ -166,7 +166,7 @@ TEST_CASE("a call that takes too long times out, and waiting may be shorter") {
   CHECK_NOTHROW(future.wait());
 }
 
-TEST_CASE("after the end calls fail and futures do not hang") {
+TEST_CASE("after the end of a node, calls fail and futures do not hang") {
   Group group(2);
   std::latch release(1);
   registerFunction("blockToTheEnd", [&] { release.wait(); });
@@ -182,7 +182,7 @@ TEST_CASE("after the end calls fail and futures do not hang") {
   release.count_down();
 }
 
-TEST_CASE("a Python function cannot run where there is no Python, and that is said") {
+TEST_CASE("the error for a Python function on a C++ worker says that there is no Python") {
   Group group(2);
   const auto error = errorOf([&] { group[0].call(1, python("math.sqrt"), 4.0); });
   CHECK(error.code() == ErrorCode::kNoSuchFunction);

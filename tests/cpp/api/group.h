@@ -1,6 +1,6 @@
 #pragma once
 
-// Whole groups of public nodes in one process, which meet at a store in memory.
+// Groups of public nodes in one process, which meet at a store in memory.
 
 #include <catch2/catch.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -30,7 +30,7 @@ class Group {
   }
   torchrpc::Node& operator[](int rank) { return *nodes_.at(rank); }
 
-  /// Runs `act` for each rank, all at once.
+  /// Runs `act` for each rank, in parallel.
   void together(const std::function<void(int)>& act) {
     std::vector<std::thread> threads;
     for (int rank = 0; rank < static_cast<int>(nodes_.size()); ++rank) threads.emplace_back(act, rank);

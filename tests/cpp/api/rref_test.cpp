@@ -17,7 +17,7 @@ namespace {
 
 std::atomic<int> counters{0};
 
-/// What stays where it is.
+/// An object that stays in its process.
 struct Counter {
   explicit Counter(int start) : value(start) { ++counters; }
   ~Counter() { --counters; }
@@ -79,7 +79,7 @@ TEST_CASE("RRefs are arguments and results, of functions on any worker") {
   CHECK(pair.at(1).toHere().equal(at::ones({2})));
 }
 
-TEST_CASE("an object lives on its owner as long as somebody refers to it") {
+TEST_CASE("an object lives on its owner as long as a worker refers to it") {
   Group group(2);
   {
     const auto counter = group[0].remote<std::shared_ptr<Counter>>(1, "makeCounter", 5);
@@ -93,7 +93,7 @@ TEST_CASE("an object lives on its owner as long as somebody refers to it") {
   CHECK(counters == 0);
 }
 
-TEST_CASE("what a remote call throws is thrown by those who use its RRef") {
+TEST_CASE("the error of a remote call is thrown by the methods of its RRef") {
   Group group(2);
   const auto to = GENERATE(0, 1);
   const auto rref = group[0].remote(to, &failToMake);
@@ -128,7 +128,7 @@ TEST_CASE("a backward pass leaves gradients on the workers of the leaves") {
   CHECK_THROWS_AS(context.backward({at::ones({2})}), Error);
 }
 
-TEST_CASE("an optimizer steps parameters where they are") {
+TEST_CASE("an optimizer steps parameters on their owners") {
   Group group(3);
   const std::vector<RRef<at::Tensor>> weights = {group[0].remote(1, &weight), group[0].remote(2, &weight)};
   DistributedOptimizer optimizer(group[0], "SGD", weights, {{"lr", 0.5}});

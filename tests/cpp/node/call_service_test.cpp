@@ -1,5 +1,5 @@
-// CallService over a messenger whose answers come on the thread that has asked, as TensorPipe's callbacks may: within
-// the call, or later, when that thread writes something else.
+// CallService over a messenger whose replies arrive on the requesting thread, as in TensorPipe's callbacks: inside
+// request(), or later, while that thread sends another message.
 
 #include "node/call_service.h"
 
@@ -13,7 +13,7 @@ using namespace torchrpc;
 
 namespace {
 
-/// Messages to others are answered, empty: at once, or by answer().
+/// Answers requests with empty replies: inside request() if `at_once`, else in answer().
 class AnsweringMessenger final : public Messenger {
  public:
   const WorkerInfo& self() const override { return self_; }
@@ -47,9 +47,9 @@ class AnsweringMessenger final : public Messenger {
   const WorkerInfo self_{"worker1", 1};
 };
 
-class NotingRunner final : public CallableRunner {
+class RecordingRunner final : public CallableRunner {
  public:
-  explicit NotingRunner(const AnsweringMessenger& messenger) : messenger_(messenger) {}
+  explicit RecordingRunner(const AnsweringMessenger& messenger) : messenger_(messenger) {}
   void call(Invocation invocation, Responder responder) override {
     ++runs;
     rrefs = invocation.rrefs.size();
@@ -73,7 +73,7 @@ TEST_CASE("a function whose RRefs are confirmed in the transport's callback runs
   messenger.at_once = GENERATE(true, false);
   const auto rrefs = RRefService::create(messenger, {});
   CallService calls(messenger, *rrefs);
-  const auto runner = std::make_shared<NotingRunner>(messenger);
+  const auto runner = std::make_shared<RecordingRunner>(messenger);
   calls.serve(CallableType::kCpp, runner);
 
   const RRefFork fork{.rref = {2, 1}, .fork = {0, 1}, .owner = 2, .parent = 0, .delivery = 1};

@@ -1,4 +1,4 @@
-// Whole nodes in one process: operators, native functions, RRefs, and the group's beginning and end.
+// Whole nodes in one process: operators, C++ functions, RRefs, start and end of a group.
 
 #include "node/node.h"
 
@@ -21,7 +21,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-/// A group in which every node has started.
+/// A group whose nodes have all started.
 class NodeGroup {
  public:
   explicit NodeGroup(int size, bool grows = false) : store_(c10::make_intrusive<c10d::HashStore>()) {
@@ -29,9 +29,8 @@ class NodeGroup {
     for (int id = 0; id < size; ++id) {
       nodes_.push_back(std::make_unique<Node>(
           Node::Options{
-              .self = {"worker" + std::to_string(id), id},
+              .agent = {.self = {"worker" + std::to_string(id), id}, .threads = 2},
               .world_size = grows ? 0 : size,
-              .threads = 2,
               .timeout = 20s},
           store_, makeLoopbackTransport(network)));
     }
@@ -178,7 +177,7 @@ TEST_CASE("a released value is dropped by its owner") {
   CHECK(group[1].rrefs().debugInfo().owner_rrefs == 0);
 }
 
-TEST_CASE("an unknown worker is told with the names there are") {
+TEST_CASE("the error for an unknown worker lists the workers of the group") {
   NodeGroup group(2);
   CHECK_THAT(
       errorText([&] { group[0].worker("worker9"); }),
@@ -187,8 +186,8 @@ TEST_CASE("an unknown worker is told with the names there are") {
   CHECK(group[0].worker("worker1").id == 1);
 }
 
-TEST_CASE("joining waits for calls that make calls") {
-  // worker0 calls worker1, whose function calls worker2 when all the others are joining already.
+TEST_CASE("join() waits for calls that make calls") {
+  // worker0 calls worker1, whose function calls worker2 after all workers have called join().
   std::latch joining(3);
   std::atomic<bool> chained{false};
   NodeGroup* nodes = nullptr;
@@ -213,12 +212,12 @@ TEST_CASE("joining waits for calls that make calls") {
   CHECK(waited == 3);
 }
 
-TEST_CASE("joining names the workers that do not come") {
+TEST_CASE("join() names the workers that do not call it") {
   NodeGroup group(2);
   CHECK_THAT(errorText([&] { group[0].join(100ms); }), Catch::Contains("missing: rank 1"));
 }
 
-TEST_CASE("a group that grows learns of each other") {
+TEST_CASE("in a group that grows, workers are admitted and expelled") {
   NodeGroup group(2, /*grows=*/true);
   CHECK_THAT(errorText([&] { group[0].worker("worker1"); }), Catch::Contains("could not find destination"));
   group[0].admit(group[1].self());
@@ -227,7 +226,7 @@ TEST_CASE("a group that grows learns of each other") {
   CHECK_THAT(errorText([&] { group[0].worker("worker1"); }), Catch::Contains("could not find destination"));
 }
 
-TEST_CASE("a node can be shut down at any time, and again") {
+TEST_CASE("a node can be shut down at any time and more than once") {
   NodeGroup group(2);
   group[1].shutdown();
   group[1].shutdown();

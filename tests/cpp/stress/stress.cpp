@@ -1,9 +1,9 @@
-// Eight nodes that call each other at random for a while, with faults on: requests that fail to be sent, frames that
-// are lost, late or repeated, connections that are cut, deadlines too short to be met. Every call must be completed
-// exactly once, in time, and never with another call's reply.
+// Eight agents call each other at random for some time, with injected faults: requests that fail to be sent, frames
+// that are lost, delayed or repeated, connections that are closed, and time-outs that are too short. Every call must
+// complete exactly once, within its time-out, and never with the reply to another call.
 //
-// Usage: stress [--transport loopback|native|tcp|tensorpipe] [--seconds N] [--seed N]. Exit code: 1 if a promise was
-// broken.
+// Usage: stress [--transport loopback|native|tcp|tensorpipe] [--seconds N] [--seed N]. The exit code is 1 if a call
+// violates that.
 
 #include <atomic>
 #include <chrono>
@@ -14,7 +14,7 @@
 #include <thread>
 
 #include "agent/agent.h"
-#include "stress/cutter.h"
+#include "stress/connection_cutter.h"
 #include "testing/faulty_transport.h"
 #include "testing/loopback_transport.h"
 #include "transport/registry.h"
@@ -28,8 +28,9 @@ namespace {
 
 constexpr int kNodes = 8;
 constexpr int kSenders = 2;
-constexpr size_t kInFlight = 400;  // for each sender
-constexpr auto kGrace = 20s;       // after the longest deadline: a call that has not ended by then never will
+constexpr size_t kInFlight = 400;     // for each sender
+constexpr auto kLongestTimeout = 5s;  // of calls
+constexpr auto kGrace = 20s;          // a call that has not ended so long after the longest time-out is lost
 
 struct Settings {
   std::string transport = "loopback";
@@ -37,14 +38,15 @@ struct Settings {
   uint32_t seed = 1;
 };
 
-/// What became of one call.
 struct Call {
-  std::string question;
+  std::string payload;
   std::atomic<int> completions{0};
 };
 
-struct Tally {
-  std::atomic<uint64_t> made{0}, answered{0}, failed{0}, late{0}, lost{0}, doubled{0}, wrong{0}, cut{0};
+struct Counts {
+  std::atomic<uint64_t> made{0}, answered{0}, failed{0}, timed_out{0};
+  std::atomic<uint64_t> lost{0}, completed_twice{0}, wrong_reply{0};
+  std::atomic<uint64_t> cuts{0};
 };
 
 Fault frameFault(const FrameInfo& frame, std::atomic<uint32_t>& counter) {
@@ -69,7 +71,7 @@ class Group {
       auto bare = settings.transport == "loopback"
           ? makeLoopbackTransport(network)
           : makeTransport({.kind = settings.transport, .host = "127.0.0.1", .node_name = nameOf(id)});
-      auto cutter = std::make_unique<Cutter>(std::move(bare));
+      auto cutter = std::make_unique<ConnectionCutter>(std::move(bare));
       cutters_.push_back(cutter.get());
       auto faulty = makeFaultyTransport(
           std::move(cutter), [this](const FrameInfo& frame, auto&) { return frameFault(frame, frames_); },
@@ -102,7 +104,8 @@ class Group {
     return [this](const Message&) { return SendFault{.fail = requests_++ % 997 == 0}; };
   }
 
-  /// Three kinds of answer: on the loop, on the pool, and on the pool after asking somebody else.
+  /// Three handlers: one that replies on the loop, one that replies on the pool, and one that calls another worker
+  /// first.
   static void serve(Agent& agent) {
     const auto echo = [](Request request, const Responder& responder) {
       responder.reply({.kind = Kind::kReply, .payload = request.message.payload, .tensors = request.message.tensors});
@@ -120,55 +123,55 @@ class Group {
 
   std::atomic<uint32_t> frames_{1};
   std::atomic<uint32_t> requests_{1};
-  std::vector<std::shared_ptr<Timer>> timers_;  // outlive the transports
-  std::vector<Cutter*> cutters_;                // the agents'
+  std::vector<std::shared_ptr<Timer>> timers_;  // must outlive the transports
+  std::vector<ConnectionCutter*> cutters_;      // owned by the agents
   std::vector<std::unique_ptr<Agent>> agents_;
 };
 
-Message question(std::minstd_rand& random, uint64_t number, std::string& text) {
+Message randomCall(std::minstd_rand& random, uint64_t number) {
   constexpr Kind kKinds[] = {Kind::kBuiltinCall, Kind::kCppCall, Kind::kPythonCall};
   Message message{.kind = kKinds[random() % 3]};
   Writer(message.payload).put(number);
   const size_t sizes[] = {0, 10, 1000, 20'000, 300'000};
   message.payload.append(sizes[random() % 100 == 0 ? 4 : random() % 4], static_cast<char>(number));
-  text = message.payload;
   return message;
 }
 
-/// Makes calls until the time is over, then waits for the last of them.
-void send(Group& group, Tally& tally, uint32_t seed, TimePoint end) {
+/// Makes calls until `end`, then waits for all of them.
+void send(Group& group, Counts& counts, uint32_t seed, TimePoint end) {
   std::minstd_rand random(seed);
   std::deque<std::shared_ptr<Call>> pending;
   uint64_t number = uint64_t{seed} << 32;
-  const auto settle = [&](bool all) {
-    const auto patience = std::chrono::steady_clock::now() + 5s + kGrace;
+  const auto awaitCalls = [&](bool all) {
+    const auto deadline = std::chrono::steady_clock::now() + kLongestTimeout + kGrace;
     while (!pending.empty() && (all || pending.size() >= kInFlight)) {
       const auto& oldest = *pending.front();
-      if (oldest.completions == 0 && std::chrono::steady_clock::now() < patience) {
+      if (oldest.completions == 0 && std::chrono::steady_clock::now() < deadline) {
         std::this_thread::sleep_for(1ms);
         continue;
       }
-      if (oldest.completions == 0) ++tally.lost;
+      if (oldest.completions == 0) ++counts.lost;
       pending.pop_front();
     }
   };
   while (std::chrono::steady_clock::now() < end) {
     auto call = std::make_shared<Call>();
-    auto message = question(random, ++number, call->question);
-    const Duration limits[] = {1ms, 20ms, 500ms, 5s};
-    ++tally.made;
+    auto message = randomCall(random, ++number);
+    call->payload = message.payload;
+    const Duration timeouts[] = {1ms, 20ms, 500ms, kLongestTimeout};
+    ++counts.made;
     group[random() % kNodes].request(
-        static_cast<WorkerId>(random() % kNodes), std::move(message), limits[random() % 4],
-        [call, &tally](Result<Message> reply) {
-          if (call->completions++ > 0) ++tally.doubled;
-          if (!reply) return void(reply.error().code() == ErrorCode::kTimeout ? ++tally.late : ++tally.failed);
-          ++(reply.value().payload == call->question ? tally.answered : tally.wrong);
+        static_cast<WorkerId>(random() % kNodes), std::move(message), timeouts[random() % 4],
+        [call, &counts](Result<Message> reply) {
+          if (call->completions++ > 0) ++counts.completed_twice;
+          if (!reply) return void(++(reply.error().code() == ErrorCode::kTimeout ? counts.timed_out : counts.failed));
+          ++(reply.value().payload == call->payload ? counts.answered : counts.wrong_reply);
         });
     pending.push_back(std::move(call));
-    settle(false);
-    if (random() % 500 == 0) group.cut(random), ++tally.cut;
+    awaitCalls(/*all=*/false);
+    if (random() % 500 == 0) group.cut(random), ++counts.cuts;
   }
-  settle(true);
+  awaitCalls(/*all=*/true);
 }
 
 Settings parse(int count, char** arguments) {
@@ -188,23 +191,25 @@ int main(int count, char** arguments) {
   const auto settings = parse(count, arguments);
   std::cout << "8 nodes over " << settings.transport << ", " << settings.seconds << " s, seed " << settings.seed
             << std::endl;
-  Tally tally;
+  Counts counts;
   {
     Group group(settings);
     const auto end = std::chrono::steady_clock::now() +
         std::chrono::duration_cast<Duration>(std::chrono::duration<double>(settings.seconds));
     std::vector<std::thread> senders;
     for (uint32_t i = 0; i < kSenders; ++i) {
-      senders.emplace_back([&, i] { send(group, tally, settings.seed * 100 + i, end); });
+      senders.emplace_back([&, i] { send(group, counts, settings.seed * 100 + i, end); });
     }
     for (auto& sender : senders) sender.join();
     group.close();
   }
-  const uint64_t ended = tally.answered + tally.failed + tally.late;
-  std::cout << tally.made << " calls: " << tally.answered << " answered, " << tally.failed << " failed, " << tally.late
-            << " timed out, " << tally.cut << " connections cut; " << tally.lost << " lost, " << tally.doubled
-            << " doubled, " << tally.wrong << " with another's reply" << std::endl;
-  const bool good = ended == tally.made && tally.lost + tally.doubled + tally.wrong == 0 && tally.answered > 0;
+  const uint64_t ended = counts.answered + counts.failed + counts.timed_out;
+  std::cout << counts.made << " calls: " << counts.answered << " answered, " << counts.failed << " failed, "
+            << counts.timed_out << " timed out, " << counts.cuts << " connections closed; " << counts.lost << " lost, "
+            << counts.completed_twice << " completed twice, " << counts.wrong_reply << " with the reply to another call"
+            << std::endl;
+  const bool good =
+      ended == counts.made && counts.lost + counts.completed_twice + counts.wrong_reply == 0 && counts.answered > 0;
   std::cout << (good ? "clean" : "BROKEN") << std::endl;
   return good ? 0 : 1;
 }

@@ -1,43 +1,43 @@
 #pragma once
 
-// A transport whose connections can be cut: for the stress program. Which one goes is by chance.
+// A transport that can close one of its connections, chosen at random: for the stress program.
 // Threads: any.
 
 #include <memory>
-#include <mutex>
 #include <random>
 #include <utility>
 #include <vector>
 
+#include "base/sync/mutex.h"
 #include "transport/transport.h"
 
 namespace torchrpc::test {
 
-class Cutter final : public Transport {
+class ConnectionCutter final : public Transport {
  public:
-  explicit Cutter(std::unique_ptr<Transport> inner) : inner_(std::move(inner)) {}
+  explicit ConnectionCutter(std::unique_ptr<Transport> inner) : inner_(std::move(inner)) {}
 
-  /// Closes one connection that was opened or accepted here, if there is one.
+  /// Closes one of the connections that were opened or accepted here, if there are any.
   void cut(std::minstd_rand& random) {
-    std::shared_ptr<Connection> unlucky;
+    std::shared_ptr<Connection> chosen;
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       std::erase_if(connections_, [](const auto& connection) { return connection.expired(); });
-      if (!connections_.empty()) unlucky = connections_[random() % connections_.size()].lock();
+      if (!connections_.empty()) chosen = connections_[random() % connections_.size()].lock();
     }
-    if (unlucky) unlucky->close();
+    if (chosen) chosen->close();
   }
 
   std::string listen(Acceptor acceptor) override {
     return inner_->listen([this, acceptor = std::move(acceptor)](std::shared_ptr<Connection> connection) {
-      note(connection);
+      add(connection);
       return acceptor(std::move(connection));
     });
   }
   std::shared_ptr<Connection> connect(
       const std::string& address, const std::string& peer_name, std::shared_ptr<ConnectionHandler> handler) override {
     auto connection = inner_->connect(address, peer_name, std::move(handler));
-    note(connection);
+    add(connection);
     return connection;
   }
   void close() override { inner_->close(); }
@@ -49,14 +49,14 @@ class Cutter final : public Transport {
   std::string describe() const override { return inner_->describe(); }
 
  private:
-  void note(const std::shared_ptr<Connection>& connection) {
-    std::lock_guard lock(mutex_);
+  void add(const std::shared_ptr<Connection>& connection) {
+    MutexLock lock(mutex_);
     connections_.push_back(connection);
   }
 
   const std::unique_ptr<Transport> inner_;
-  std::mutex mutex_;
-  std::vector<std::weak_ptr<Connection>> connections_;
+  Mutex mutex_;
+  std::vector<std::weak_ptr<Connection>> connections_ TORCHRPC_GUARDED_BY(mutex_);
 };
 
 }  // namespace torchrpc::test

@@ -1,0 +1,21 @@
+#pragma once
+
+// The defaults of a worker's options, the same in C++ and in Python.
+
+#include <chrono>
+#include <cstddef>
+
+#include "torchrpc/worker_info.h"
+
+namespace torchrpc {
+
+/// Threads of the pool that runs functions.
+constexpr size_t kDefaultThreads = 16;
+/// Time-out of calls that name none.
+constexpr Duration kDefaultTimeout = std::chrono::seconds(60);
+/// How long a worker waits for its group to form.
+constexpr Duration kDefaultInitTimeout = std::chrono::minutes(30);
+/// Where a group meets: the environment variables MASTER_ADDR and MASTER_PORT say it.
+constexpr const char* kDefaultRendezvous = "env://";
+
+}  // namespace torchrpc
