@@ -1,9 +1,9 @@
-# compile_in_groups(TARGET SIZE): compiles a target's sources in unity files, each of at most SIZE sources of one folder:
-# LibTorch's headers take most of the time of a source. TORCHRPC_UNITY=OFF compiles each source alone.
-option(TORCHRPC_UNITY "Compile several sources of a folder together" ON)
+# compile_in_groups(TARGET): compiles a target's sources in unity files of sources of one folder, because LibTorch's
+# headers take most of the time of a source.
+set(TORCHRPC_GROUP_SIZE 5 CACHE STRING "Sources to compile together at most; 1: each alone, as clangd and debuggers like it")
 
-function(compile_in_groups target size)
-  if(NOT TORCHRPC_UNITY)
+function(compile_in_groups target)
+  if(TORCHRPC_GROUP_SIZE LESS_EQUAL 1)
     return()
   endif()
   get_target_property(sources ${target} SOURCES)
@@ -17,7 +17,7 @@ function(compile_in_groups target size)
     cmake_path(RELATIVE_PATH folder BASE_DIRECTORY ${PROJECT_SOURCE_DIR} OUTPUT_VARIABLE name)
     string(MAKE_C_IDENTIFIER ${name} name)
     list(LENGTH in_${folder} count)
-    math(EXPR groups "(${count} + ${size} - 1) / ${size}")
+    math(EXPR groups "(${count} + ${TORCHRPC_GROUP_SIZE} - 1) / ${TORCHRPC_GROUP_SIZE}")
     set(index 0)
     foreach(source IN LISTS in_${folder})
       math(EXPR group "${index} * ${groups} / ${count}")
