@@ -25,7 +25,7 @@ struct Options {
   bool blocks = true;         ///< slabs in shared memory for large tensors, which then bypass the rings
   Duration handshake_deadline = std::chrono::seconds(10);
   size_t max_pending_handshakes = 256;  ///< of inbound connections; one more closes the oldest
-  /// The longest time that a waiting thread polls before it parks : see Note [Busy polling]. Zero: it never polls.
+  /// The longest time that a waiting thread polls before it parks: see Note [Busy polling]. Zero: it never polls.
   Duration longest_spin = std::chrono::microseconds(100);
   Limits limits;
 };

@@ -18,9 +18,6 @@ namespace torchrpc::native {
 
 namespace {
 
-using PollHint = EventLoop::PollHint;
-using WakeTarget = EventLoop::WakeTarget;
-
 // The reply to a large tensor is expected to be as large. A thread that waits for the reply polls for the time that the
 // copy took, there and back, but not longer than the limit.
 constexpr int kRoundTripFactor = 2;
