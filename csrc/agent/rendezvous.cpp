@@ -121,7 +121,7 @@ std::vector<WorkerRecord> Rendezvous::joinGroup(
               toString(record.info) + " is in the group already, " + toString(self_.info) + " cannot join it");
     }
     records.push_back(record);
-    others += id + ",";
+    others += id + ',';
   }
   store_->set(recordKey(self_.info.id), toBytes(encodeRecord(self_)));
   store_->set(kMembersKey, toBytes(others + std::to_string(self_.info.id) + ","));
@@ -132,10 +132,9 @@ std::vector<WorkerRecord> Rendezvous::joinGroup(
 void Rendezvous::leaveGroup() {
   try {
     auto members = toText(store_->get(kMembersKey));
-    const auto mine = "," + std::to_string(self_.info.id) + ",";
-    if (const auto at = members.find(mine); at != std::string::npos) {
-      members.replace(at, mine.size(), ",");
-      store_->set(kMembersKey, toBytes(members));
+    const auto mine = ',' + std::to_string(self_.info.id);
+    if (const auto at = members.find(mine + ','); at != std::string::npos) {
+      store_->set(kMembersKey, toBytes(members.erase(at, mine.size())));
     }
   } catch (const std::exception&) {
     // The worker that served the store has ended before this one: nobody can join any more and read the list.

@@ -1,6 +1,6 @@
 #pragma once
 
-// A thread that runs what is posted to it, in order.
+// A thread that runs posted tasks, in order.
 
 #include <deque>
 #include <functional>
