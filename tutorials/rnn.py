@@ -251,8 +251,8 @@ def main():
     parser.add_argument("--output", default="rnn.png", help="the plot (default %(default)s)")
     options = parser.parse_args()
 
-    # With glibc's cache of small chunks (tcache), the remainders of aligned allocations are not merged again, so the heap
-    # grows for a long time without a leak. Without the cache, a growing heap shows a leak of the program.
+    # With glibc's cache of small chunks (tcache), the remainders of aligned allocations are not merged again, so the
+    # heap grows for a long time without a leak. Without the cache, a growing heap shows a leak of the program.
     os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")
     use_free_port()
     with tempfile.TemporaryDirectory() as folder:

@@ -102,11 +102,11 @@ std::vector<std::pair<at::Tensor, at::Tensor>> AutogradContext::gradients() cons
 std::shared_ptr<BackwardPass> AutogradContext::pass(
     PassId id, const std::function<std::shared_ptr<BackwardPass>()>& make) {
   if (auto found = findPass(id)) return found;
-  auto made = make();
+  auto created = make();
   MutexLock lock(mutex_);
   if (ended_) return nullptr;
   if (const auto failed = contents_.failures.find(id); failed != contents_.failures.end()) throw failed->second;
-  return contents_.passes.emplace(id, std::move(made)).first->second;
+  return contents_.passes.emplace(id, std::move(created)).first->second;
 }
 
 std::shared_ptr<BackwardPass> AutogradContext::findPass(PassId id) const {

@@ -54,9 +54,9 @@ class Sgd final : public Algorithm {
     Batch first, later;
     for (size_t i = 0; i < batch.params.size(); ++i) {
       auto& state = *batch.states[i];
-      const bool begins = momentum_ != 0 && !state.count(kBuffer);
-      if (begins) state[kBuffer] = at::empty_like(batch.params[i]);
-      auto& part = begins ? first : later;
+      const bool is_first = momentum_ != 0 && !state.count(kBuffer);
+      if (is_first) state[kBuffer] = at::empty_like(batch.params[i]);
+      auto& part = is_first ? first : later;
       part.params.push_back(batch.params[i]);
       part.grads.push_back(batch.grads[i]);
       part.states.push_back(&state);
@@ -83,9 +83,9 @@ class Sgd final : public Algorithm {
     Tensors buffers;
     for (size_t i = 0; i < grads.size(); ++i) {
       // The first value of a buffer is the gradient.
-      const auto [entry, begins] = batch.states[i]->try_emplace(kBuffer);
+      const auto [entry, is_first] = batch.states[i]->try_emplace(kBuffer);
       auto& buffer = entry->second;
-      if (begins) {
+      if (is_first) {
         const auto real = at::empty_like(batch.params[i]).copy_(grads[i]);
         buffer = batch.complex ? at::view_as_complex(real) : real;
       } else {

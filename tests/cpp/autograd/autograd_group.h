@@ -40,7 +40,7 @@ class AutogradGroup {
   AutogradWorker& operator[](int id) { return *workers_.at(static_cast<size_t>(id)); }
   Agent& agent(int id) { return agents_[id]; }
   int size() const { return static_cast<int>(workers_.size()); }
-  void setProgressTimeout(Duration patience) { progress_timeout_ = patience.count(); }
+  void setProgressTimeout(Duration timeout) { progress_timeout_ = timeout.count(); }
 
   /// The numbers of contexts and of running passes, on all workers.
   size_t contexts() { return total(&AutogradService::DebugInfo::contexts); }

@@ -54,7 +54,7 @@ TEST_CASE("requests for an RRef that is not an optimizer, or no longer exists, a
   CHECK(fixture.works());
 }
 
-TEST_CASE("an optimizer is not made of RRefs and counts that do not match") {
+TEST_CASE("a request to create an optimizer is rejected if its RRefs do not match its counts") {
   Fixture fixture;
   CHECK_THAT(
       fixture.errorOfReply(encode(OptimCreate{"SGD", false, {{1, {}}}})), Contains("fewer RRefs than parameters"));
