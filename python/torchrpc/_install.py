@@ -57,7 +57,7 @@ def install() -> None:
         raise RuntimeError(
             "torchrpc was asked to replace torch.distributed.rpc, but its extension torchrpc._C is not built for "
             f"Python {sys.version_info[0]}.{sys.version_info[1]}. Build it (pip install .) or unset TORCHRPC_REPLACE. "
-            "`python -m torchrpc doctor` tells more."
+            "`python -m torchrpc doctor` reports more."
         )
     bindings = sys.modules.get(BINDINGS[0])
     if bindings is not None and bindings._is_current_rpc_agent_set():

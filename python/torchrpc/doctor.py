@@ -187,9 +187,9 @@ def address() -> Iterator[Finding]:
 
 def secret() -> Finding:
     """Where the secret comes from. The trial before has checked whether a file can be used."""
-    given = [name for name in ("TORCHRPC_SECRET_FILE", "TORCHRPC_SECRET") if os.environ.get(name)]
-    if given:
-        return Finding(OK, f"workers authenticate with the secret of {given[0]}, which does not pass through the store")
+    variables = [name for name in ("TORCHRPC_SECRET_FILE", "TORCHRPC_SECRET") if os.environ.get(name)]
+    if variables:
+        return Finding(OK, f"workers authenticate with the secret of {variables[0]}; it does not pass the store")
     return Finding(
         NOTE,
         "workers authenticate with a secret from the store: any process that can reach MASTER_ADDR:MASTER_PORT can "

@@ -1,5 +1,6 @@
 """How groups end, and that the next group starts afresh."""
 
+import functools
 import os
 import re
 import time
@@ -225,3 +226,47 @@ def test_the_helper_times_out_on_ranks_that_hang():
 
 def hang(rank):
     time.sleep(60)
+
+
+# --- Names of upstream's module that scripts replace ---
+
+REPLACED_ON_ALL = [
+    "_set_and_start_rpc_agent",
+    "_get_current_rpc_agent",
+    "_wait_all_workers",
+    "_all_gather",
+    "_delete_all_user_and_unforked_owner_rrefs",
+    "_destroy_rref_context",
+    "_cleanup_python_rpc_handler",
+    "_reset_current_rpc_agent",
+]
+REPLACED_ON_THE_LEADER = ["_gather_to_leader", "rpc_async"]
+REPLACED_ON_A_FOLLOWER = ["_broadcast_to_followers", "rpc_sync"]
+
+
+def used_replacements(rank, names):
+    """Replace names of `api` by functions that call the originals; return the names that a group's life has used."""
+    used = set()
+
+    def replace(name):
+        original = getattr(rpc.api, name)
+
+        @functools.wraps(original)
+        def replacement(*args, **kwargs):
+            used.add(name)
+            return original(*args, **kwargs)
+
+        setattr(rpc.api, name, replacement)
+
+    for name in names:
+        replace(name)
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+    rpc.shutdown()
+    return sorted(used)
+
+
+def test_names_of_api_that_a_script_replaces_are_used():
+    names = [*REPLACED_ON_ALL, *REPLACED_ON_THE_LEADER, *REPLACED_ON_A_FOLLOWER]
+    leader, follower = run_ranks(used_replacements, 2, names, start_method="forkserver", init=False)
+    assert leader == sorted(set(names) - set(REPLACED_ON_A_FOLLOWER))
+    assert follower == sorted(set(names) - set(REPLACED_ON_THE_LEADER))

@@ -65,7 +65,7 @@ class PythonParts:
 
     Args:
         cls: the class of the optimizers.
-        given: parameter groups with RRefs as "params".
+        user_groups: parameter groups with RRefs as "params".
         args, kwargs: for `cls`.
         lock_free: see DistributedOptimizer.
 
@@ -75,28 +75,28 @@ class PythonParts:
     """
 
     def __init__(
-        self, cls: Callable[..., Any], given: list[Options], args: tuple, kwargs: Options, lock_free: bool
+        self, cls: Callable[..., Any], user_groups: list[Options], args: tuple, kwargs: Options, lock_free: bool
     ) -> None:
         import torchrpc.rpc as rpc
 
         self._indices: dict[Any, list[int]] = {}  # owner -> indices of its parameters among all
         parts: dict[Any, dict[int, Options]] = {}  # owner -> its part of each group
         count = 0
-        for index, group in enumerate(given):
+        for index, group in enumerate(user_groups):
             for param in group["params"]:
                 part = parts.setdefault(param.owner(), {}).setdefault(index, {**group, "params": []})
                 part["params"].append(param)
                 self._indices.setdefault(param.owner(), []).append(count)
                 count += 1
         self._groups_of = {owner: list(groups) for owner, groups in parts.items()}
-        made = self._call_all(
+        created = self._call_all(
             lambda owner: rpc.rpc_async(owner, _make, (cls, list(parts[owner].values()), args, kwargs, lock_free))
         )
-        self.remote_optimizers = [rref for rref, _, _ in made]
+        self.remote_optimizers = [rref for rref, _, _ in created]
         self._optimizers = dict(zip(self._indices, self.remote_optimizers, strict=True))
-        self.defaults = made[0][2]
-        self.groups = [{key: value for key, value in group.items() if key != "params"} for group in given]
-        for owner, (_, groups, _) in zip(self._indices, made, strict=True):
+        self.defaults = created[0][2]
+        self.groups = [{key: value for key, value in group.items() if key != "params"} for group in user_groups]
+        for owner, (_, groups, _) in zip(self._indices, created, strict=True):
             for index, options in zip(self._groups_of[owner], groups, strict=True):
                 self.groups[index] = options
         self._sent_options: dict[Any, list[Options]] = {}  # owner -> the options that the last step sent

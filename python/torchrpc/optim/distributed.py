@@ -64,9 +64,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         lock_free: bool = False,
         **kwargs: Any,
     ) -> None:
-        given = _checked_groups(params_rref)
+        user_groups = _checked_groups(params_rref)
         # The class itself completes the options, or raises an error for a wrong one.
-        local = _placeholder(optimizer_class, given, args, kwargs) if optimizer_class in CPP else None
+        local = _placeholder(optimizer_class, user_groups, args, kwargs) if optimizer_class in CPP else None
         self.is_functional_optim = local is not None and not any(
             group.get("differentiable") or group.get("capturable") for group in local.param_groups
         )
@@ -74,16 +74,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if local is not None and self.is_functional_optim:
             groups, defaults = local.param_groups, local.defaults
             self._core_options: frozenset[str] | None = frozenset(defaults) - frozenset(_OPTIONS_OUTSIDE_CORE)
-            rrefs = [group["params"] for group in given]
+            rrefs = [group["params"] for group in user_groups]
             options = [self._options_of(group) for group in groups]
             self._parts = CppParts(CPP[optimizer_class], rrefs, options, lock_free)
         else:
             self._core_options = None
-            self._parts = PythonParts(optimizer_class, given, args, kwargs, lock_free)
+            self._parts = PythonParts(optimizer_class, user_groups, args, kwargs, lock_free)
             groups, defaults = self._parts.groups, self._parts.defaults
         self._sealed = False
         super().__init__(
-            [{**group, "params": own["params"]} for group, own in zip(groups, given, strict=True)], defaults
+            [{**group, "params": own["params"]} for group, own in zip(groups, user_groups, strict=True)], defaults
         )
         self._sealed = True
         self.remote_optimizers = self._parts.remote_optimizers
@@ -181,10 +181,10 @@ def _checked_groups(params_rref: Iterable[Any]) -> list[dict[str, Any]]:
 
     if isinstance(params_rref, (PyRRef, torch.Tensor, dict)):
         raise TypeError(f"params_rref must be a list of RRefs or of dicts, but is a {type(params_rref).__name__}.")
-    given = list(params_rref)
-    if not given:
+    items = list(params_rref)
+    if not items:
         raise ValueError("optimizer got an empty parameter list")
-    groups = [dict(group) for group in given] if isinstance(given[0], dict) else [{"params": given}]
+    groups = [dict(item) for item in items] if isinstance(items[0], dict) else [{"params": items}]
     for number, group in enumerate(groups):
         if "params" not in group:
             raise ValueError(f"group {number} of params_rref has no 'params': give it a list of RRefs.")

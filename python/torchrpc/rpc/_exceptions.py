@@ -90,10 +90,10 @@ def _rebuild_exception(text: str, detail: bytes, worker_name: str, also_runtime_
     """On the caller: return an exception of the type raised on `worker_name`, with its attributes, whose str() is
     `text`.
 
-    A type whose constructor needs more than a text gives an instance of a subclass of it that is also a RuntimeError
-    (torch's RPC raises RuntimeError then); with `also_runtime_error` every type does. A type that cannot be imported
-    here, or that is no Exception, gives a RuntimeError that says why. An empty `detail` gives a RuntimeError with
-    `text`.
+    If the constructor of the type needs more than a text, the result is an instance of a subclass of the type that is
+    also a RuntimeError (torch's RPC raises RuntimeError then); with `also_runtime_error` it always is. If the type
+    cannot be imported here, or is no Exception, the result is a RuntimeError that says why. If `detail` is empty, it is
+    a RuntimeError with `text`.
     """
     text = _Text(text)
     if not detail:
@@ -110,7 +110,7 @@ def _rebuild_exception(text: str, detail: bytes, worker_name: str, also_runtime_
 
 
 def make_exception(cls: type[BaseException], text: str) -> Any:
-    """Return an exception of type `cls` whose str() contains `text`, whatever arguments the constructor of `cls` takes.
+    """Return an exception of type `cls` whose str() contains `text`, for any signature of the constructor of `cls`.
 
     If `cls(text)` fails or drops the text, the result is an instance of a subclass of `cls` and RuntimeError.
     """

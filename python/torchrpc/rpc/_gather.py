@@ -145,12 +145,12 @@ class Gathering:
         with lock:
             gathered = states_by_id.pop(self._sequence_id).gathered_objects
         if missing:
-            text = f"{self._me} went on without {', '.join(missing)}, lost before all had come."
+            text = f"{self._me} continued without {', '.join(missing)}, lost before they had reported."
             raise WorkerLostError(text, missing[0])
         return gathered
 
     def _wait_for_objects(self, leader: str) -> AllGatherStates:
-        """On the leader, block until all workers that are not lost have reported; elsewhere until the leader has
+        """On the leader, block until all workers that are not lost have reported; on a follower, until the leader has
         distributed the objects.
         """
         with lock:
@@ -167,7 +167,7 @@ class Gathering:
             if outstanding <= (lost := self._lost_among(outstanding)):
                 if self._me != leader:
                     raise WorkerLostError(f"{leader}, the leader of _all_gather for {self._me}, was lost.", leader)
-                logger.warning("%s goes on without %s, which were lost before they reported.", self._me, sorted(lost))
+                logger.warning("%s continues without %s, which were lost before they reported.", self._me, sorted(lost))
                 states.proceed_signal.set()
         return states
 

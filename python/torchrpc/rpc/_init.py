@@ -1,4 +1,4 @@
-"""`init_rpc`: checks its arguments, opens the store and starts an agent. One thread at a time comes here."""
+"""`init_rpc`: checks its arguments, opens the store and starts an agent. One thread at a time runs it."""
 
 import logging
 import numbers

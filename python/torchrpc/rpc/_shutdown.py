@@ -27,7 +27,7 @@ def end_static_group(
 
     Args:
         timeout (float): seconds for each step that waits; 0: no limit.
-        wait_all_workers: blocks until all Python workers have come to their shutdown.
+        wait_all_workers: blocks until all Python workers have called shutdown.
         delete_rrefs: deletes this worker's references.
 
     Raises:

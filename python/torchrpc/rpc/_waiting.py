@@ -129,8 +129,8 @@ def wait(
         _wait_for_futures(futures, ready, num_returns, timeout)
         ready = [future for future in futures if future.done()]
     ready = ready[:num_returns]
-    taken = {id(future) for future in ready}
-    return ready, [future for future in futures if id(future) not in taken]
+    ready_ids = {id(future) for future in ready}
+    return ready, [future for future in futures if id(future) not in ready_ids]
 
 
 def _wait_for_futures(futures: list[Any], ready: list[Any], num_returns: int, timeout: float | None) -> None:

@@ -1,4 +1,4 @@
-"""Names that the extension looks up (it imports this module only) and upstream's helpers for calls and profiles."""
+"""The functions and types that the extension looks up, and upstream's helpers for calls and profiles."""
 
 import collections
 import enum
