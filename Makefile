@@ -5,7 +5,7 @@ PYTHON := .venv/bin/python
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 INSTALLED := .venv/torchrpc.installed
 
-.PHONY: demo test conformance bench bench-cpp docs cpp-docs dist lint format asan tsan native asan-mixed fuzz package setup-demo setup-test clean
+.PHONY: demo test conformance bench bench-cpp docs cpp-docs dist lint format asan tsan native asan-mixed tidy fuzz package setup-demo setup-test setup-clang clean
 .DEFAULT_GOAL := test
 
 # Trains CartPole through RPC until it is solved; the learning curve is in reinforcement_learning.png.
@@ -59,20 +59,30 @@ format: setup-demo
 	ruff format .
 	git ls-files '*.cpp' '*.h' | xargs clang-format -i
 
-# The C++ tests under the sanitizers; the core as for a torch without TensorPipe.
-asan tsan native: setup-test
+# The C++ tests as for a torch without TensorPipe.
+native: setup-test
+	cmake --preset native
+	cmake --build --preset native
+	ctest --preset native
+
+# The C++ tests under the sanitizers. They and the next two are clang's: as it compiles, it checks which mutex guards what.
+asan tsan: setup-clang
 	cmake --preset $@
 	cmake --build --preset $@
 	ctest --preset $@
 
-# The decoders of what strangers may send, under libFuzzer: RUNS=... executions of each, or SECONDS_EACH=... Needs clang.
-fuzz: setup-test
-	cmake --preset fuzz
+# clang-tidy over csrc; ARGS=transport for those whose names match.
+tidy: setup-clang
+	tools/tidy.sh $(ARGS)
+
+# The decoders of what unauthenticated peers may send, under libFuzzer: RUNS=... executions of each, or SECONDS_EACH=...
+fuzz: setup-clang
+	cmake --preset clang
 	cmake --build --preset fuzz
 	RUNS=$(RUNS) SECONDS_EACH=$(SECONDS_EACH) tests/fuzz/run.sh
 
 # Groups of Python workers and a C++ worker that runs under AddressSanitizer.
-asan-mixed: setup-test
+asan-mixed: setup-clang
 	$(MAKE) package
 	cmake --preset asan
 	cmake --build --preset asan --target mixed_worker
@@ -96,7 +106,7 @@ $(INSTALLED): setup.py pyproject.toml CMakeLists.txt
 	  $(PYTHON) -m pip install --disable-pip-version-check --no-build-isolation --no-deps --editable .
 	touch $@
 
-setup-demo setup-test:
+setup-demo setup-test setup-clang:
 	tools/setup.sh $(@:setup-%=%)
 
 # All that was built; not .venv.

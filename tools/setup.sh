@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes the environment in .venv, for the Makefile: system packages where they can be installed, else a word about
-# what is missing; then Python packages. Usage: tools/setup.sh demo|test. Quick when all is there.
+# what is missing; then Python packages. Usage: tools/setup.sh demo|test|clang; `clang` is
+# `test` for the steps that fail without clang. Quick when all is there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 purpose=$1
@@ -12,6 +13,7 @@ has_header() { echo "#include <$1>" | g++ -x c++ -E - >/dev/null 2>&1; }
 has_python_headers() {
   [ -e "$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ]
 }
+has_clang_runtime() { ls "$(clang++-19 -print-resource-dir)"/lib/*/libclang_rt.fuzzer* >/dev/null 2>&1; }
 can_make_venv() { "$python" -c 'import ensurepip, venv' 2>/dev/null; }
 
 required=()  # the purpose fails without
@@ -26,10 +28,16 @@ else
 fi
 has_header uv.h || required+=(libuv1-dev)
 has_header sodium.h || required+=(libsodium-dev)
-if [ "$purpose" = test ]; then
+if [ "$purpose" != demo ]; then
   has_header catch2/catch.hpp || required+=(catch2)
   has_header benchmark/benchmark.h || optional+=(libbenchmark-dev)
   command -v doxygen >/dev/null || optional+=(doxygen)
+  # One version of clang, so that every machine warns alike: that of CMakePresets.json.
+  clang=()
+  command -v clang++-19 >/dev/null || clang+=(clang-19)
+  command -v clang-tidy-19 >/dev/null || clang+=(clang-tidy-19)
+  has_clang_runtime || clang+=(libclang-rt-19-dev)
+  if [ "$purpose" = clang ]; then required+=("${clang[@]}"); else optional+=("${clang[@]}"); fi
 fi
 command -v ccache >/dev/null || optional+=(ccache)
 
@@ -37,9 +45,14 @@ if [ ${#required[@]} -gt 0 ] || [ ${#optional[@]} -gt 0 ]; then
   if [ "$(id -u)" = 0 ]; then as_root=(env); else as_root=(sudo -n); fi
   if command -v apt-get >/dev/null && "${as_root[@]}" true 2>/dev/null; then
     say "Installing system packages: ${required[*]} ${optional[*]}"
+    install() {
+      "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" </dev/null
+    }
     "${as_root[@]}" apt-get update -qq || true
-    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-      "${required[@]}" "${optional[@]}" </dev/null || say "apt-get could not install all of them"
+    # One that the distribution lacks keeps apt-get from installing any of the others.
+    install "${required[@]}" "${optional[@]}" || for package in "${required[@]}" "${optional[@]}"; do
+      install "$package" || say "apt-get could not install $package"
+    done
     required_failed=$(for package in "${required[@]}"; do dpkg -s "$package" >/dev/null 2>&1 || echo "$package"; done)
   else
     required_failed=${required[*]}

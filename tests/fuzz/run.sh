@@ -11,7 +11,7 @@ total=0 failed=0
 for target in ${TARGETS:-handshake frames message tensor value}; do
   mkdir -p "build/fuzz/corpus/$target" build/fuzz/findings
   log=build/fuzz/$target.log
-  build/fuzz/tests/fuzz/fuzz_"$target" "${limit[@]}" -seed="${SEED:-1}" -max_len=4096 -print_final_stats=1 -verbosity=1 \
+  build/clang/tests/fuzz/fuzz_"$target" "${limit[@]}" -seed="${SEED:-1}" -max_len=4096 -print_final_stats=1 -verbosity=1 \
     -artifact_prefix=build/fuzz/findings/"$target"- "build/fuzz/corpus/$target" "tests/fuzz/corpus/$target" \
     >"$log" 2>&1 || { failed=1; grep -E 'ERROR|SUMMARY|Test unit' "$log"; }
   executed=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")

@@ -48,22 +48,36 @@ class TORCHRPC_ANNOTATE(scoped_lockable) MutexLock {
 };
 
 /// std::condition_variable. (The one for any lock has a mutex of its own, which it holds while it notifies.)
+///
+/// A predicate is called with the lock held. A lambda says so itself, for the analysis sees its body alone:
+/// `changed_.wait(lock, [this]() TORCHRPC_REQUIRES(mutex_) { return done_; })`.
 class CondVar {
  public:
   void notify_one() { condition_.notify_one(); }
   void notify_all() { condition_.notify_all(); }
 
-  template <typename... Over>
-  void wait(MutexLock& lock, Over... over) {
-    condition_.wait(lock.lock_, std::move(over)...);
+  void wait(MutexLock& lock) { condition_.wait(lock.lock_); }
+  std::cv_status wait_for(MutexLock& lock, std::chrono::nanoseconds timeout) {
+    return condition_.wait_for(lock.lock_, timeout);
   }
-  template <typename... Over>
-  auto wait_for(MutexLock& lock, std::chrono::nanoseconds patience, Over... over) {
-    return condition_.wait_for(lock.lock_, patience, std::move(over)...);
+  std::cv_status wait_until(MutexLock& lock, std::chrono::steady_clock::time_point deadline) {
+    return condition_.wait_until(lock.lock_, deadline);
   }
-  template <typename... Over>
-  auto wait_until(MutexLock& lock, std::chrono::steady_clock::time_point deadline, Over... over) {
-    return condition_.wait_until(lock.lock_, deadline, std::move(over)...);
+
+  // Without the analysis: here the mutex that a predicate requires has no name.
+  template <typename Predicate>
+  void wait(MutexLock& lock, Predicate predicate) TORCHRPC_ANNOTATE(no_thread_safety_analysis) {
+    condition_.wait(lock.lock_, std::move(predicate));
+  }
+  template <typename Predicate>
+  bool wait_for(MutexLock& lock, std::chrono::nanoseconds timeout, Predicate predicate)
+      TORCHRPC_ANNOTATE(no_thread_safety_analysis) {
+    return condition_.wait_for(lock.lock_, timeout, std::move(predicate));
+  }
+  template <typename Predicate>
+  bool wait_until(MutexLock& lock, std::chrono::steady_clock::time_point deadline, Predicate predicate)
+      TORCHRPC_ANNOTATE(no_thread_safety_analysis) {
+    return condition_.wait_until(lock.lock_, deadline, std::move(predicate));
   }
 
  private:
