@@ -49,7 +49,7 @@ Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_
            .poll_before_park = [this](const std::function<bool()>& done) { transport_->poll(done); },
            .park = [this](
                        const std::function<bool()>& done,
-                       FutexWaiter& waiter) { transport_->sleep(done, waiter, kNever, /*preemptible=*/true); }}),
+                       FutexWaiter& waiter) { transport_->park(done, waiter, kNever, /*preemptible=*/true); }}),
       strand_(pool_, options_.enter_strand) {
   liveness_.addSource([this](std::set<WorkerId>& workers) {
     calls_.addOutstanding(workers);
@@ -63,7 +63,7 @@ void Agent::on(Kind kind, Where where, RequestHandler handler) {
   TORCH_INTERNAL_ASSERT(served_.emplace(kind, Served{where, std::move(handler)}).second, "two handlers for a kind");
 }
 
-void Agent::onFirst(Kind kind, QuickHandler handler) { served_.at(kind).loop_first = std::move(handler); }
+void Agent::onLoopFirst(Kind kind, LoopHandler handler) { served_.at(kind).loop_first = std::move(handler); }
 
 void Agent::onWorkerLost(LostHandler handler) { lost_handlers_.push_back(std::move(handler)); }
 
@@ -84,12 +84,12 @@ void Agent::postAfter(Duration delay, std::function<void()> task) {
 
 WorkerInfo Agent::worker(WorkerId id) const { return directory_.info(id); }
 
-bool Agent::lives(const WorkerRecord& worker) {
+bool Agent::answersPing(const WorkerRecord& worker) {
   const auto timeout = noLimitIfZero(options_.liveness);
   return connections_.answersPing(worker, timeout == kNoLimit ? kPingTimeout : timeout);
 }
 
-void Agent::forget(const WorkerRecord& earlier) {
+void Agent::dropIncarnation(const WorkerRecord& earlier) {
   const auto& name = earlier.info.name;
   connections_.closeAll(earlier, {ErrorCode::kWorkerLost, name + " has been started again", name});
   for (const auto& handler : lost_handlers_) handler(earlier.info);

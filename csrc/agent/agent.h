@@ -50,11 +50,11 @@ class Agent final : public Messenger {
 
   // --- Before listen(), on one thread ---
   void on(Kind kind, Where where, RequestHandler handler) override;
-  void onFirst(Kind kind, QuickHandler handler) override;
+  void onLoopFirst(Kind kind, LoopHandler handler) override;
   /// Called on the loop when the connection to a worker has broken while this node was not closing.
   void onWorkerLost(LostHandler handler);
   /// Registers a source of workers that owe something other than a reply; called on the timer.
-  void addAwaited(Liveness::Source source) { liveness_.addSource(std::move(source)); }
+  void addOutstanding(Liveness::Source source) { liveness_.addSource(std::move(source)); }
   /// Called on the loop with replies to calls that have ended: resources in them may have to be released.
   void onLateReply(ReplyObserver observer) { late_reply_observer_ = std::move(observer); }
   /// Called with replies that could not be sent (too large, say): resources in them stay on this worker.
@@ -69,8 +69,8 @@ class Agent final : public Messenger {
   void postToStrand(std::function<void()> task) override;
   void postAfter(Duration delay, std::function<void()> task) override;
   void poll(const std::function<bool()>& done) override { transport_->poll(done); }
-  void sleep(const std::function<bool()>& done, FutexWaiter& waiter, TimePoint deadline) override {
-    transport_->sleep(done, waiter, deadline, /*preemptible=*/false);
+  void park(const std::function<bool()>& done, FutexWaiter& waiter, TimePoint deadline) override {
+    transport_->park(done, waiter, deadline, /*preemptible=*/false);
   }
 
   // --- Workers ---
@@ -78,17 +78,17 @@ class Agent final : public Messenger {
   WorkerInfo worker(WorkerId id) const override;
   WorkerDirectory& directory() { return directory_; }
   /// Whether a worker of the group, which need not be in the directory, answers a ping. Blocks.
-  bool lives(const WorkerRecord& worker);
+  bool answersPing(const WorkerRecord& worker);
   /// A worker has been started again: closes the links to the earlier incarnation and reports it as lost.
-  void forget(const WorkerRecord& earlier);
+  void dropIncarnation(const WorkerRecord& earlier);
   /// The lost ones among these other workers; to be called from time to time while you wait for them. See Liveness.
   std::vector<WorkerId> lostAmong(const std::vector<WorkerId>& workers) { return liveness_.lostAmong(workers); }
 
   /// Whether there are outstanding requests.
-  bool hasCalls() const { return calls_.size() > 0; }
+  bool hasOutstandingRequests() const { return calls_.size() > 0; }
   /// For a thread that is about to make a call: waits until the call table has capacity, false after `timeout`. It
   /// bounds the calls under way, here and on the callees. Threads of a pool, which serve calls, need not wait.
-  bool awaitRoom(Duration timeout) { return ThreadPool::onThread() || calls_.waitForCapacity(timeout); }
+  bool waitForCapacity(Duration timeout) { return ThreadPool::onThread() || calls_.waitForCapacity(timeout); }
 
   // --- Shutdown ---
   /// Whether close() has been called.
@@ -98,14 +98,14 @@ class Agent final : public Messenger {
   /// Calls made and served here since the start, control messages included.
   int64_t activityCount() const { return activity_.total(); }
   /// While `ending`, connections that close are not reported as lost workers: the whole group is about to end.
-  void expectGoodbyes(bool ending) { leaving_ = ending; }
+  void expectDisconnects(bool ending) { leaving_ = ending; }
   /// Fails outstanding requests with kShutdown, closes the connections, waits for the pool. Not from the loop or the
   /// pool.
   void close() { close(kNoLimit); }
   /// The same, but false if functions still run after `timeout`: see ThreadPool::close().
   bool close(Duration timeout);
   /// After a close() that returned false: destroys the queued tasks unrun.
-  void abandon() { pool_.discardQueued(); }
+  void discardQueued() { pool_.discardQueued(); }
 
   std::map<std::string, std::string> metrics() const;
 
@@ -114,7 +114,7 @@ class Agent final : public Messenger {
   struct Served {
     Where where = Where::kPool;
     RequestHandler handler;
-    QuickHandler loop_first{};
+    LoopHandler loop_first{};
   };
 
   /// The timeout of a request: not longer than the time that is left to the one that this thread serves. Writes it into

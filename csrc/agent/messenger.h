@@ -66,7 +66,7 @@ class Messenger {
   using ReplyHandler = std::function<void(Result<Message>)>;
   using RequestHandler = std::function<void(Request request, Responder responder)>;
   /// Returns whether it has answered the request.
-  using QuickHandler = std::function<bool(const Request& request, const Responder& responder)>;
+  using LoopHandler = std::function<bool(const Request& request, const Responder& responder)>;
 
   /// The thread on which a handler runs.
   enum class Where {
@@ -94,7 +94,7 @@ class Messenger {
   virtual void on(Kind kind, Where where, RequestHandler handler) = 0;
   /// Registers, after on(), a second handler that is called before the first one, on the loop (see Where::kLoop). It
   /// answers the requests that need no thread of the pool. A messenger may skip it.
-  virtual void onFirst(Kind kind, QuickHandler handler) { static_cast<void>(kind), static_cast<void>(handler); }
+  virtual void onLoopFirst(Kind kind, LoopHandler handler) { static_cast<void>(kind), static_cast<void>(handler); }
 
   /// Runs a task on the pool.
   virtual void post(std::function<void()> task) = 0;
@@ -105,8 +105,8 @@ class Messenger {
 
   /// For a thread that is about to block until a message arrives: see Transport::poll.
   virtual void poll(const std::function<bool()>& done) { static_cast<void>(done); }
-  /// For the same thread, when it has polled without result: see Transport::sleep.
-  virtual void sleep(const std::function<bool()>& done, FutexWaiter& waiter, TimePoint deadline) {
+  /// For the same thread, when it has polled without result: see Transport::park.
+  virtual void park(const std::function<bool()>& done, FutexWaiter& waiter, TimePoint deadline) {
     static_cast<void>(done), static_cast<void>(waiter), static_cast<void>(deadline);
   }
 };
@@ -126,13 +126,13 @@ class ForwardingMessenger : public Messenger {
     next_.requestReliably(to, std::move(message), std::move(handler));
   }
   void on(Kind kind, Where where, RequestHandler handler) override { next_.on(kind, where, std::move(handler)); }
-  void onFirst(Kind kind, QuickHandler handler) override { next_.onFirst(kind, std::move(handler)); }
+  void onLoopFirst(Kind kind, LoopHandler handler) override { next_.onLoopFirst(kind, std::move(handler)); }
   void post(std::function<void()> task) override { next_.post(std::move(task)); }
   void postToStrand(std::function<void()> task) override { next_.postToStrand(std::move(task)); }
   void postAfter(Duration delay, std::function<void()> task) override { next_.postAfter(delay, std::move(task)); }
   void poll(const std::function<bool()>& done) override { next_.poll(done); }
-  void sleep(const std::function<bool()>& done, FutexWaiter& waiter, TimePoint deadline) override {
-    next_.sleep(done, waiter, deadline);
+  void park(const std::function<bool()>& done, FutexWaiter& waiter, TimePoint deadline) override {
+    next_.park(done, waiter, deadline);
   }
 
  private:

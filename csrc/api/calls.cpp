@@ -41,7 +41,7 @@ Message operatorCall(Kind kind, const std::string& full_name, const Values& args
   throwInvalidArgument("no overload of " + full_name + " takes these arguments:" + mismatches);
 }
 
-Message pythonCall(Kind kind, const std::string& name, const Values& args, const RRefPlace& rrefs) {
+Message pythonCall(Kind kind, const std::string& name, const Values& args, const RRefIndexOf& rrefs) {
   const auto colon = name.find(':');
   const auto split = colon == std::string::npos ? name.rfind('.') : colon;
   if (split == std::string::npos || split == 0 || split + 1 == name.size()) {

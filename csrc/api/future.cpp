@@ -17,7 +17,7 @@ void FutureState::settleWith(Outcome outcome) {
     actions.swap(actions_);
   }
   settled_.notify_all();
-  futex_waiter_.ring();
+  futex_waiter_.notify();
   for (auto& action : actions) run(std::move(action));
 }
 
@@ -34,7 +34,7 @@ c10::IValue FutureState::wait(Duration timeout) {
     const auto settled = [this] { return outcome_.index() != 0; };
     if (const auto node = ready() ? nullptr : node_.lock()) {
       node->agent().poll([&] { return ready() || TimePoint::clock::now() >= deadline; });
-      node->agent().sleep([&] { return ready(); }, futex_waiter_, deadline);
+      node->agent().park([&] { return ready(); }, futex_waiter_, deadline);
     }
     MutexLock lock(mutex_);
     if (deadline == kNever) {
@@ -127,8 +127,9 @@ Promise::Promise(const FutureState* like)
     : state_(std::make_shared<FutureState>(like ? like->node() : std::weak_ptr<core::Node>())),
       guard_(nullptr, [state = state_](std::nullptr_t) {
         if (!state->ready()) {
-          state->settle(std::make_exception_ptr(
-              Error(ErrorCode::kShutdown, "the function that had to produce this result was dropped, as happens at shutdown")));
+          state->settle(std::make_exception_ptr(Error(
+              ErrorCode::kShutdown,
+              "the function that had to produce this result was dropped, as happens at shutdown")));
         }
       }) {}
 

@@ -44,7 +44,7 @@ StorePtr openTcp(const Meeting& meeting, const std::string& host, const std::str
   options.port = static_cast<uint16_t>(port);
   // Under torchrun the launcher serves the store, not rank 0.
   options.isServer = meeting.rank == 0 && environment("TORCHELASTIC_USE_AGENT_STORE") != "True";
-  if (options.isServer) options.masterListenFd = listenWherePeersMeet(host, options.port);
+  if (options.isServer) options.masterListenFd = listenAtRendezvousHost(host, options.port);
   options.waitWorkers = false;
   options.multiTenant = true;
   options.timeout = std::chrono::duration_cast<std::chrono::milliseconds>(meeting.timeout);

@@ -49,7 +49,8 @@ BackwardPass::Environment environment(Messenger& messenger, AutogradService::Opt
                 error.detail());
           },
       .enter_user_code = options.enter_user_code ? std::move(options.enter_user_code) : [] { return nullptr; },
-      .progress_timeout = options.patience ? std::move(options.patience) : [] { return Duration::zero(); },
+      .progress_timeout =
+          options.progress_timeout ? std::move(options.progress_timeout) : [] { return Duration::zero(); },
   };
 }
 
@@ -86,7 +87,7 @@ AutogradService::AutogradService(Messenger& messenger, Options options)
   serve(Kind::kAutogradMark, &AutogradService::serveMark);
   serve(Kind::kAutogradGradients, &AutogradService::serveGradients);
   // Most gradients are for a pass whose thread is already running.
-  messenger_.onFirst(Kind::kAutogradGradients, [this](const Request& request, const Responder& responder) {
+  messenger_.onLoopFirst(Kind::kAutogradGradients, [this](const Request& request, const Responder& responder) {
     return receiveIfStarted(request, responder);
   });
   serve(Kind::kAutogradAbort, &AutogradService::serveAbort);
@@ -198,7 +199,7 @@ void AutogradService::close() {
   }
 }
 
-void AutogradService::addAwaited(std::set<WorkerId>& workers) const {
+void AutogradService::addOutstanding(std::set<WorkerId>& workers) const {
   for (const auto& context : contexts_.all()) {
     workers.insert(makerOf(context->id()));
     if (!context->passes().empty()) workers.merge(context->knownWorkers());

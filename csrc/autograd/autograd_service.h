@@ -31,7 +31,7 @@ class AutogradService {
     /// Returns what user code needs on the thread that runs it, for as long as the result lives. Empty: nothing.
     std::function<std::shared_ptr<void>()> enter_user_code;
     /// How long a kFast pass waits for gradients without progress before it fails; 0: no limit.
-    std::function<Duration()> patience;
+    std::function<Duration()> progress_timeout;
     /// The first counter value of this worker's ids. Where workers may be restarted, it must be larger than all values
     /// of the earlier incarnation.
     int64_t first_context = 1;
@@ -85,12 +85,12 @@ class AutogradService {
   /// A worker is lost: its contexts end here, and passes that involve it fail. Called on the loop.
   void onWorkerLost(const WorkerInfo& worker);
   /// Another worker has joined under the id of a lost one.
-  void welcome(const WorkerInfo& worker) { contexts_.onWorkerReplaced(worker.id); }
+  void onWorkerReplaced(const WorkerInfo& worker) { contexts_.onWorkerReplaced(worker.id); }
   /// Ends all contexts; none can be created after it. Idempotent.
   void close();
 
   /// Adds the workers whose contexts are kept here, and those that take part in backward passes that run here.
-  void addAwaited(std::set<WorkerId>& workers) const;
+  void addOutstanding(std::set<WorkerId>& workers) const;
 
   DebugInfo debugInfo() const;
 

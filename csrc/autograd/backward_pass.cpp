@@ -272,7 +272,7 @@ std::optional<std::vector<BackwardPass::ReceivedGradients>> BackwardPass::nextGr
 
 void BackwardPass::notifyChanged() {
   changed_.notify_all();
-  futex_waiter_.ring();
+  futex_waiter_.notify();
 }
 
 bool BackwardPass::waitUntil(const std::function<bool()>& predicate, TimePoint deadline) {
@@ -282,7 +282,7 @@ bool BackwardPass::waitUntil(const std::function<bool()>& predicate, TimePoint d
     return predicate();
   };
   environment_.messenger.poll(is_done);
-  environment_.messenger.sleep(is_done, futex_waiter_, std::min(deadline, deadlineAfter(kSignalCheckInterval)));
+  environment_.messenger.park(is_done, futex_waiter_, std::min(deadline, deadlineAfter(kSignalCheckInterval)));
   MutexLock lock(mutex_);
   try {
     if (!waitInterruptibly(changed_, lock, deadline, predicate)) return false;

@@ -203,7 +203,7 @@ bool PyAgent::shutdown(double timeout) {
 void PyAgent::abandon() {
   // The node's threads use it as long as they run, so it is never destroyed.
   if (!abandoned_.exchange(true)) new std::shared_ptr<Node>(node_);
-  node_->agent().abandon();
+  node_->agent().discardQueued();
 }
 
 py::dict PyAgent::deviceMap(const WorkerInfo& to) const {
@@ -260,7 +260,7 @@ void bindAgent(py::module_& module) {
           [](PyAgent& self, bool /*shutdown*/, double timeout) { nodeOf(self).join(toTimeout(nodeOf(self), timeout)); },
           py::arg("shutdown") = false, py::arg("timeout") = 0.0, no_gil)
       .def(
-          "_meet",
+          "_barrier",
           [](PyAgent& self, const std::string& what, double timeout) {
             nodeOf(self).barrier(what, toTimeout(nodeOf(self), timeout));
           },
@@ -281,7 +281,7 @@ void bindAgent(py::module_& module) {
       .def("get_worker_infos", [](const PyAgent& self) { return nodeOf(self).workers(); })
       .def("_get_device_map", &PyAgent::deviceMap, py::arg("dst"))
       .def(
-          "_get_facts", [](const PyAgent& self, WorkerId id) { return py::bytes(nodeOf(self).metadata(id)); },
+          "_get_metadata", [](const PyAgent& self, WorkerId id) { return py::bytes(nodeOf(self).metadata(id)); },
           py::arg("id"))
       .def("_set_devices", &PyAgent::setDevices, py::arg("devices"), py::arg("reverse_device_maps"))
       .def("get_debug_info", &debugInfo)
@@ -294,7 +294,7 @@ void bindAgent(py::module_& module) {
       .def_property_readonly("store", [](const PyAgent& self) { return nodeOf(self).store(); });
 
   module.def(
-      "_listen_where_peers_meet", &listenWherePeersMeet, py::arg("host"), py::arg("port"),
+      "_listen_at_rendezvous_host", &listenAtRendezvousHost, py::arg("host"), py::arg("port"),
       "A file descriptor that listens at that address, for a store; None if the store should choose it itself.",
       no_gil);
   module.def(

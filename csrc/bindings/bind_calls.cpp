@@ -29,9 +29,9 @@ struct Route {
   Route(const py::object& to, double timeout)
       : to(PyUnicode_Check(to.ptr()) ? node->worker(py::cast<std::string>(to)) : py::cast<WorkerInfo>(to)),
         limit(toTimeout(*node, timeout)) {
-    if (node->agent().awaitRoom(Duration::zero())) return;
+    if (node->agent().waitForCapacity(Duration::zero())) return;
     py::gil_scoped_release no_gil;
-    node->awaitRoom(this->to, limit);
+    node->waitForCapacity(this->to, limit);
   }
 
   const std::shared_ptr<Node> node = currentNode();

@@ -54,14 +54,14 @@ void bindProfiling(py::module_& module) {
       .def("__enter__", &PyCallRange::enter)
       .def("__exit__", [](PyCallRange& self, const py::args&) { self.exit(); })
       .def("ended", &PyCallRange::ended);
-  bindPredicate<callsAreShown>(module, "_calls_are_shown");
+  bindPredicate<areCallsProfiled>(module, "_calls_are_shown");
 
   py::class_<RemoteProfilerManager>(
       module, "RemoteProfilerManager", "For programs that record the profiler ranges of calls themselves.")
       .def_static(
           "set_current_profiling_key",
           [](const std::string& key) {
-            if (legacyProfileHere()) Range::expectCall(Range::named(key));
+            if (isLegacyProfileOn()) Range::expectCall(Range::named(key));
           },
           py::arg("key"), "Names the next call of this thread; its remote events join this thread's legacy profile.");
 

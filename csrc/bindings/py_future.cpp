@@ -190,7 +190,7 @@ Result<Message> waitFor(Node& node, ReplyWaiter& waiter) {
       const ThreadPool::BlockingScope blocking;
       const auto latest = deadlineAfter(kSignalCheckInterval);
       if (first) node.agent().poll(has_reply);
-      node.agent().sleep(has_reply, waiter.waiter(), latest);
+      node.agent().park(has_reply, waiter.futexWaiter(), latest);
       if (auto reply = waiter.waitFor(latest - std::chrono::steady_clock::now())) return *std::move(reply);
     }
     if (PyErr_CheckSignals() == 0) continue;
@@ -223,14 +223,14 @@ void waitUntilDone(Node* node, const FuturePtr& future) {
   const ThreadPool::BlockingScope blocking;
   WaitedFuture waited(future);
   const auto done = [&] { return waited.replied || future->completed(); };
-  const bool has_calls = node && node->agent().hasCalls();
+  const bool has_calls = node && node->agent().hasOutstandingRequests();
   if (has_calls) node->agent().poll(done);
   if (!done()) {
     const auto waiter = std::make_shared<Waiter<bool>>();
     future->addCallback([waiter](c10::ivalue::Future&) { waiter->set(true); });
     for (; !done(); checkInterrupt()) {
       const auto latest = deadlineAfter(kSignalCheckInterval);
-      if (has_calls) node->agent().sleep(done, waiter->waiter(), latest);
+      if (has_calls) node->agent().park(done, waiter->futexWaiter(), latest);
       if (!waited.replied && waiter->waitFor(latest - std::chrono::steady_clock::now())) return;
     }
   }

@@ -101,7 +101,7 @@ c10::IValue valueOf(const std::shared_ptr<Node>& node, Message reply, const c10:
 
 /// The profiler range of a call made inside TorchScript; null if no profiler is on.
 std::shared_ptr<Range> rangeOf(Node& node, const std::string& function, const WorkerInfo& to) {
-  if (!callsAreShown()) return nullptr;
+  if (!areCallsProfiled()) return nullptr;
   const auto name = "rpc_async_jit#" + function + "(" + node.self().name + " -> " + to.name + ")";
   return Range::begin(name, node.profiler().newId(), Range::Side::kCaller);
 }

@@ -2,7 +2,7 @@
 
 namespace torchrpc {
 
-Message plainReply(const c10::IValue& value, const RRefPlace& rrefs) {
+Message plainReply(const c10::IValue& value, const RRefIndexOf& rrefs) {
   if (value.isCapsule()) {
     throw Error(
         ErrorCode::kSerialization,

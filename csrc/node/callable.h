@@ -43,7 +43,7 @@ enum class ValueFormat : uint8_t {
 };
 
 /// A reply that holds a value in plain form. Throws Error(kSerialization) for a value that has no plain form.
-Message plainReply(const c10::IValue& value, const RRefPlace& rrefs = {});
+Message plainReply(const c10::IValue& value, const RRefIndexOf& rrefs = {});
 /// The value of a reply in plain form; throws Error(kSerialization) if it is a pickle.
 c10::IValue plainValue(const Message& reply, const RRefAt& rrefs = {});
 

@@ -51,7 +51,7 @@ void registerCppFunction(std::string name, CppFunction function) {
 }
 
 Message encodeCppCall(
-    Kind kind, const std::string& name, const std::vector<c10::IValue>& args, const RRefPlace& rrefs) {
+    Kind kind, const std::string& name, const std::vector<c10::IValue>& args, const RRefIndexOf& rrefs) {
   Message message{.kind = kind};
   Writer writer(message.payload);
   writer.putString(name);

@@ -36,7 +36,7 @@ void registerCppHandler(std::string name, CppHandler handler);
 
 /// The call of a C++ function. `rrefs` encodes RRefs among the arguments; empty: there must be none.
 Message encodeCppCall(
-    Kind kind, const std::string& name, const std::vector<c10::IValue>& args, const RRefPlace& rrefs = {});
+    Kind kind, const std::string& name, const std::vector<c10::IValue>& args, const RRefIndexOf& rrefs = {});
 
 class CppRunner final : public CallableRunner {
  public:

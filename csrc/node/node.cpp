@@ -40,7 +40,7 @@ Agent::Options Node::agentOptions() const {
 
 AutogradService::Options Node::autogradOptions() const {
   auto options = options_.autograd;
-  options.patience = [this] { return timeout(); };
+  options.progress_timeout = [this] { return timeout(); };
   if (!isStaticGroup()) {
     options.first_context = static_cast<int64_t>(incarnation_ / kNanosecondsPerContext) & kLargestCounter;
   }
@@ -82,9 +82,9 @@ Node::Node(Options options, StorePtr store, std::unique_ptr<Transport> transport
     rrefs_->onWorkerLost(worker);
     autograd_.onWorkerLost(worker);
   });
-  agent_.addAwaited([this](std::set<WorkerId>& workers) {
-    rrefs_->addAwaited(workers);
-    autograd_.addAwaited(workers);
+  agent_.addOutstanding([this](std::set<WorkerId>& workers) {
+    rrefs_->addOutstanding(workers);
+    autograd_.addOutstanding(workers);
     workers.erase(self().id);
   });
   serve(CallableType::kOperator, std::make_shared<BuiltinRunner>(allowed_));
@@ -99,7 +99,7 @@ void Node::start() {
   WorkerRecord self{options_.agent.self, agent_.listen(), options_.world_size, incarnation_, options_.metadata};
   rendezvous_ = std::make_unique<Rendezvous>(store_, self);
   const auto limit = options_.init_timeout;
-  const auto lives = [this](const WorkerRecord& record) { return agent_.lives(record); };
+  const auto lives = [this](const WorkerRecord& record) { return agent_.answersPing(record); };
   const auto records = isStaticGroup() ? rendezvous_->meetAll(limit) : rendezvous_->joinGroup(limit, lives);
   for (const auto& record : records) agent_.directory().add(record);
   // No worker may call another before that one knows the addresses of all.
@@ -146,9 +146,9 @@ void Node::admit(const WorkerInfo& worker) {
   const bool again = before && before->incarnation != record.incarnation;
   agent_.directory().add(std::move(record));
   if (!again) return;
-  agent_.forget(*before);
-  rrefs_->welcome(worker);
-  autograd_.welcome(worker);
+  agent_.dropIncarnation(*before);
+  rrefs_->onWorkerReplaced(worker);
+  autograd_.onWorkerReplaced(worker);
 }
 
 void Node::expel(const WorkerInfo& worker) {
@@ -210,7 +210,7 @@ void Node::join(Duration timeout) {
   };
   if (!isStaticGroup()) {
     if (!agent_.waitIdle(timeout)) throw busy();
-    agent_.expectGoodbyes(true);
+    agent_.expectDisconnects(true);
     rendezvous_->leaveGroup();
     return;
   }
@@ -220,19 +220,19 @@ void Node::join(Duration timeout) {
     if (!agent_.waitIdle(timeout)) throw busy();
     const auto begun = agent_.activityCount();
     // The first worker that learns that this was the last round closes its connections at once.
-    agent_.expectGoodbyes(true);
+    agent_.expectDisconnects(true);
     const auto sum = rendezvous_->sumOverAll("join" + std::to_string(round), begun, timeout, lostAmong(), absent_);
     if (sum == seen) break;
-    agent_.expectGoodbyes(false);
+    agent_.expectDisconnects(false);
     seen = sum;
   }
   rendezvous_->releaseStore("left", std::chrono::seconds(absent_.empty() ? 5 : 1));
   requireAll();
 }
 
-void Node::awaitRoom(const WorkerInfo& to, Duration timeout) {
+void Node::waitForCapacity(const WorkerInfo& to, Duration timeout) {
   const auto deadline = timeout == Duration::zero() ? kNever : deadlineAfter(timeout);
-  while (!agent_.awaitRoom(kSignalCheckInterval)) {
+  while (!agent_.waitForCapacity(kSignalCheckInterval)) {
     checkInterrupt();
     if (std::chrono::steady_clock::now() < deadline) continue;
     throw Error(

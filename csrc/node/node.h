@@ -30,7 +30,7 @@ class Node : public std::enable_shared_from_this<Node> {
   /// How a worker starts. Both entrances (bindings/, api/) fill one of these; each layer receives its own part whole.
   struct Options {
     Agent::Options agent;               ///< the node sets `incarnation`, `grows` and `liveness`
-    AutogradService::Options autograd;  ///< the node sets `patience` and `first_context`
+    AutogradService::Options autograd;  ///< the node sets `progress_timeout` and `first_context`
     RRefService::Options rrefs;         ///< the node sets `first_id`, and `encode_value` unless it is set
     /// Used by create(), which sets `node_name`, `rendezvous_host` and, unless it is set, `secret`.
     TransportOptions transport;
@@ -115,7 +115,7 @@ class Node : public std::enable_shared_from_this<Node> {
   bool shutdown(Duration timeout);
   /// Blocks until the call table has room for a new call to `to`, for at most the call's own `timeout`. Does not block
   /// on pool threads. Throws Error(kTimeout).
-  void awaitRoom(const WorkerInfo& to, Duration timeout);
+  void waitForCapacity(const WorkerInfo& to, Duration timeout);
 
   std::map<std::string, std::string> metrics() const { return agent_.metrics(); }
 

@@ -25,7 +25,7 @@ bool RRefValue::confirmedByOwner() const {
   return rref_->isOwner() || static_cast<const UserRRef&>(*rref_).confirmed();
 }
 
-RRefPlace rrefWriter(OutgoingForks& forks) {
+RRefIndexOf rrefWriter(OutgoingForks& forks) {
   return [&forks](const c10::IValue& value) { return forks.add(RRefValue::of(value).rref()); };
 }
 

@@ -39,7 +39,7 @@ class RRefValue final : public c10::RRefInterface {
 };
 
 /// For encodeValue: adds each RRef to `forks`, which must outlive the result.
-RRefPlace rrefWriter(OutgoingForks& forks);
+RRefIndexOf rrefWriter(OutgoingForks& forks);
 /// For decodeValue: reads from `rrefs`, those that arrived with the message. They must outlive the result.
 RRefAt rrefReader(const std::vector<RRefPtr>& rrefs, std::weak_ptr<Node> node);
 

@@ -11,7 +11,7 @@
 namespace torchrpc {
 
 /// Whether a call that this thread makes appears in a profile.
-inline bool callsAreShown() { return traceIsOn() || legacyProfileHere(); }
+inline bool areCallsProfiled() { return isTraceOn() || isLegacyProfileOn(); }
 
 /// While it lives, the one call that this thread makes has the given range, or none if that is null.
 class ExpectedCall {

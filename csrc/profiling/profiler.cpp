@@ -49,7 +49,7 @@ std::string rangeName(Kind kind, const WorkerInfo& from, const WorkerInfo& to) {
 
 std::shared_ptr<Range> Profiler::rangeOf(Kind kind, WorkerId to) {
   if (Range::expectedCall() && isCall(kind)) return Range::expectCall(nullptr);
-  if (!traceIsOn()) return nullptr;
+  if (!isTraceOn()) return nullptr;
   return Range::begin(rangeName(kind, self(), worker(to)), newId(), Range::Side::kCaller);
 }
 
@@ -119,7 +119,7 @@ void serveInTrace(
 }
 
 bool isProfiled(const Message& message) {
-  return traceIsOn() || ServerProfile::current() || message.header(HeaderKind::kProfiling);
+  return isTraceOn() || ServerProfile::current() || message.header(HeaderKind::kProfiling);
 }
 
 }  // namespace
@@ -134,7 +134,7 @@ void Profiler::serve(const RequestHandler& handler, Request request, const Respo
     return handler(
         std::move(request), Responder([recorded](Result<Message> reply) { recorded->reply(std::move(reply)); }));
   }
-  if (!traceIsOn()) return handler(std::move(request), responder);
+  if (!isTraceOn()) return handler(std::move(request), responder);
   const auto name = header ? header->name : rangeName(request.message.kind, request.from, self());
   serveInTrace(handler, name, header ? header->id : GloballyUniqueId(), std::move(request), responder);
 }
@@ -147,8 +147,8 @@ void Profiler::on(Kind kind, Where where, RequestHandler handler) {
   });
 }
 
-void Profiler::onFirst(Kind kind, QuickHandler handler) {
-  ForwardingMessenger::onFirst(
+void Profiler::onLoopFirst(Kind kind, LoopHandler handler) {
+  ForwardingMessenger::onLoopFirst(
       kind, [handler = std::move(handler)](const Request& request, const Responder& responder) {
         return !isProfiled(request.message) && handler(request, responder);
       });

@@ -27,7 +27,7 @@ class Profiler final : public ForwardingMessenger {
   /// Profiles handlers that run on the pool or the strand. Handlers on the loop run no user code and are not profiled.
   void on(Kind kind, Where where, RequestHandler handler) override;
   /// A request that is profiled is not offered to `handler`.
-  void onFirst(Kind kind, QuickHandler handler) override;
+  void onLoopFirst(Kind kind, LoopHandler handler) override;
 
  private:
   std::shared_ptr<Range> rangeOf(Kind kind, WorkerId to);

@@ -8,7 +8,7 @@
 
 namespace torchrpc {
 
-bool legacyProfileHere() {
+bool isLegacyProfileOn() {
   return torch::profiler::impl::profilerType() == torch::profiler::impl::ActiveProfilerType::LEGACY;
 }
 
@@ -93,8 +93,8 @@ Range::~Range() {
 }
 
 std::shared_ptr<Range> Range::begin(const std::string& name, const GloballyUniqueId& id, Side side) {
-  const bool legacy = side == Side::kCaller && legacyProfileHere();
-  if (!legacy && !traceIsOn()) return nullptr;
+  const bool legacy = side == Side::kCaller && isLegacyProfileOn();
+  if (!legacy && !isTraceOn()) return nullptr;
   std::shared_ptr<Range> range(new Range(name, id, side));
   if (legacy) {
     range->profile_ = c10::ThreadLocalDebugInfo::current();
@@ -103,7 +103,7 @@ std::shared_ptr<Range> Range::begin(const std::string& name, const GloballyUniqu
   }
   {
     MutexLock lock(open_ranges.mutex);
-    if (!traceIsOn()) return nullptr;
+    if (!isTraceOn()) return nullptr;
     open_ranges.add(range);
     range->in_trace_ = true;
   }

@@ -22,13 +22,13 @@
 namespace torchrpc {
 
 /// Whether this thread's legacy profiler is on.
-bool legacyProfileHere();
+bool isLegacyProfileOn();
 
 namespace trace_detail {
 extern std::atomic<bool> on;
 }
 /// Whether ranges are recorded in a trace of the process.
-inline bool traceIsOn() { return trace_detail::on.load(std::memory_order_relaxed); }
+inline bool isTraceOn() { return trace_detail::on.load(std::memory_order_relaxed); }
 /// Starts to record ranges in a trace. Call it while torch's profiler of all threads runs.
 void startTrace();
 /// Stops recording. Waits up to `timeout` for functions that callers have running here, then ends the ranges that are

@@ -117,7 +117,7 @@ OwnerTable::EndedList OwnerTable::loseWorker(WorkerId worker) {
   return ended;
 }
 
-void OwnerTable::welcome(WorkerId worker) {
+void OwnerTable::onWorkerReplaced(WorkerId worker) {
   MutexLock lock(mutex_);
   peers_.erase(worker);
 }

@@ -45,9 +45,9 @@ std::shared_ptr<RRefService> RRefService::create(Messenger& messenger, Options o
 
 RRefService::~RRefService() = default;
 
-void RRefService::welcome(const WorkerInfo& worker) {
-  state_->users.welcome(worker.id);
-  state_->owners.welcome(worker.id);
+void RRefService::onWorkerReplaced(const WorkerInfo& worker) {
+  state_->users.onWorkerReplaced(worker.id);
+  state_->owners.onWorkerReplaced(worker.id);
 }
 
 GloballyUniqueId RRefService::newId() { return {state_->self.id, state_->next_id++}; }
@@ -286,7 +286,7 @@ void RRefService::release(UserRRef& rref) {
       encode(UserDelete{rref.id(), rref.forkId(), rref.numbers().registration}));
 }
 
-void RRefService::addAwaited(std::set<WorkerId>& workers) const {
+void RRefService::addOutstanding(std::set<WorkerId>& workers) const {
   state_->owners.addHolders(workers);
   state_->users.addOwners(workers);
 }

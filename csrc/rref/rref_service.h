@@ -100,10 +100,10 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
   /// are abandoned. Messages of it that arrive later are refused.
   void onWorkerLost(const WorkerInfo& worker);
   /// Another worker, which makes other ids, has joined under the id of a lost one.
-  void welcome(const WorkerInfo& worker);
+  void onWorkerReplaced(const WorkerInfo& worker);
 
   /// Adds the workers from which messages are expected: owners of forks of this node, and holders of its values.
-  void addAwaited(std::set<WorkerId>& workers) const;
+  void addOutstanding(std::set<WorkerId>& workers) const;
 
   DebugInfo debugInfo() const;
 

@@ -89,7 +89,7 @@ void UserTable::loseWorker(WorkerId worker) {
   notifyIfIdle();
 }
 
-void UserTable::welcome(WorkerId worker) {
+void UserTable::onWorkerReplaced(WorkerId worker) {
   MutexLock lock(mutex_);
   peers_.erase(worker);
 }

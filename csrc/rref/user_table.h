@@ -49,7 +49,7 @@ class UserTable {
   /// Removes the children that a lost worker was to accept, and those whose value it owned.
   void loseWorker(WorkerId worker);
   /// Accepts messages again: another worker has joined under the id of a lost one.
-  void welcome(WorkerId worker);
+  void onWorkerReplaced(WorkerId worker);
   bool lost(WorkerId worker) const;
 
   std::vector<User> live() const;

@@ -141,8 +141,8 @@ class FaultyTransport : public Transport {
   }
   bool inLoop() const override { return inner_->inLoop(); }
   void poll(const std::function<bool()>& done) override { inner_->poll(done); }
-  void sleep(const std::function<bool()>& done, FutexWaiter& waiter, TimePoint latest, bool preemptible) override {
-    inner_->sleep(done, waiter, latest, preemptible);
+  void park(const std::function<bool()>& done, FutexWaiter& waiter, TimePoint deadline, bool preemptible) override {
+    inner_->park(done, waiter, deadline, preemptible);
   }
   std::string describe() const override { return "faulty " + inner_->describe(); }
   std::map<std::string, std::string> metrics() const override { return inner_->metrics(); }

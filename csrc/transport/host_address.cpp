@@ -204,7 +204,7 @@ std::string chooseHostAddress(const HostChoice& choice) {
   return choice.rendezvous_host.empty() ? addressOfDefaultRoute() : addressTowards(choice.rendezvous_host);
 }
 
-std::optional<int> listenWherePeersMeet(const std::string& host, uint16_t port) {
+std::optional<int> listenAtRendezvousHost(const std::string& host, uint16_t port) {
   auto addresses = resolve(host, "the rendezvous host");
   // A peer that connects to "localhost" tries both of its addresses, one that connects to 127.0.0.1 only that one.
   std::ranges::stable_sort(addresses, {}, [](const Address& address) { return address.family() == AF_INET6; });

@@ -27,7 +27,7 @@ std::string chooseHostAddress(const HostChoice& choice);
 /// the rendezvous at `host`: loopback if that is "localhost" or a loopback address. Nothing if there is no such address
 /// (e.g. a name that resolves to loopback here and to another address elsewhere, or a translated address), or if the
 /// port is in use.
-std::optional<int> listenWherePeersMeet(const std::string& host, uint16_t port);
+std::optional<int> listenAtRendezvousHost(const std::string& host, uint16_t port);
 
 /// Throws Error(kRendezvous) unless this machine can listen on the numeric address.
 void checkCanListen(const std::string& address);

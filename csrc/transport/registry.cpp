@@ -32,7 +32,7 @@ std::unique_ptr<Transport> makeNative(TransportOptions options) {
        .secret = std::move(options.secret),
        .ports = listenPorts(options.port),
        .unix_sockets = kUnixSockets,
-       .longest_spin = native::spinDuration(),
+       .spin_budget = native::spinDuration(),
        .limits = options.limits});
 }
 

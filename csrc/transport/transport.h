@@ -11,7 +11,7 @@
 // The transport guarantees:
 // - No two threads call the handler of one connection at the same time. Handlers of different connections may run at
 //   the same time, and a completion may run at any time, even while the handler of its connection runs.
-// - A callback may call any function of this interface except close(), poll() and sleep() of its own transport: the
+// - A callback may call any function of this interface except close(), poll() and park() of its own transport: the
 //   transport holds no lock then that these functions take.
 // In return:
 // - Callbacks must not block and must not throw.
@@ -100,8 +100,8 @@ class Transport {
   /// Leader/Followers pattern: a message wakes it, and it runs the handlers. Returns when `done()` is true (the thread
   /// that makes it so must wake `waiter`), at the deadline, or when the thread should rather sleep elsewhere, which may
   /// be at once. `preemptible`: another thread that parks here replaces this one. Not on the loop.
-  virtual void sleep(const std::function<bool()>& done, FutexWaiter& waiter, TimePoint latest, bool preemptible) {
-    static_cast<void>(done), static_cast<void>(waiter), static_cast<void>(latest), static_cast<void>(preemptible);
+  virtual void park(const std::function<bool()>& done, FutexWaiter& waiter, TimePoint deadline, bool preemptible) {
+    static_cast<void>(done), static_cast<void>(waiter), static_cast<void>(deadline), static_cast<void>(preemptible);
   }
 
   /// For debug output: e.g. "tensorpipe(shm,uv; cma,basic)".

@@ -18,7 +18,7 @@ using c10::TypePtr;
 
 class ValueEncoder {
  public:
-  ValueEncoder(Writer& out, std::vector<at::Tensor>& tensors, const Limits& limits, const RRefPlace& rrefs)
+  ValueEncoder(Writer& out, std::vector<at::Tensor>& tensors, const Limits& limits, const RRefIndexOf& rrefs)
       : out_(out), tensors_(tensors), limits_(limits), rrefs_(rrefs) {}
 
   void encode(const IValue& value, uint32_t depth = 0) {
@@ -89,7 +89,7 @@ class ValueEncoder {
   Writer& out_;
   TensorTable tensors_;
   const Limits& limits_;
-  const RRefPlace& rrefs_;
+  const RRefIndexOf& rrefs_;
 };
 
 [[noreturn]] void malformedValue(const char* what) {
@@ -328,7 +328,8 @@ class ValueDecoder {
 }  // namespace
 
 void encodeValue(
-    const IValue& value, Writer& out, std::vector<at::Tensor>& tensors, const Limits& limits, const RRefPlace& rrefs) {
+    const IValue& value, Writer& out, std::vector<at::Tensor>& tensors, const Limits& limits,
+    const RRefIndexOf& rrefs) {
   ValueEncoder(out, tensors, limits, rrefs).encode(value);
 }
 

@@ -35,7 +35,7 @@ enum class ValueTag : uint8_t {
 };
 
 /// When a message is written, the index of an RRef in its list of RRefs; when it is read, the RRef at an index.
-using RRefPlace = std::function<uint32_t(const c10::IValue& rref)>;
+using RRefIndexOf = std::function<uint32_t(const c10::IValue& rref)>;
 using RRefAt = std::function<c10::IValue(uint32_t index)>;
 
 /// Appends `value` to `out` and its tensors to `tensors`. A TensorImpl that occurs twice is one entry with two
@@ -43,7 +43,7 @@ using RRefAt = std::function<c10::IValue(uint32_t index)>;
 /// generator), and for containers nested deeper than `limits.depth`. RRefs have a plain form if `rrefs` is given.
 void encodeValue(
     const c10::IValue& value, Writer& out, std::vector<at::Tensor>& tensors, const Limits& limits = {},
-    const RRefPlace& rrefs = {});
+    const RRefIndexOf& rrefs = {});
 
 /// Reads one value. `type`, if given, is the type that is expected (of an operator's argument): it determines the
 /// element types of lists and dicts, converts int to float where the type is float, and a value that does not match

@@ -256,7 +256,7 @@ bool ThreadPool::post(std::function<void()> task) {
   if (state_->closed) return false;
   const bool has_token = state_->add(task);
   state_->unlockAndNotify(lock, has_token);
-  state_->task_added.ring();
+  state_->task_added.notify();
   return true;
 }
 
@@ -264,7 +264,7 @@ void ThreadPool::postFromTask(std::function<void()> task) {
   MutexLock lock(state_->mutex);
   const bool has_token = state_->add(task);
   state_->unlockAndNotify(lock, has_token);
-  state_->task_added.ring();
+  state_->task_added.notify();
 }
 
 bool ThreadPool::State::add(std::function<void()>& task) {
@@ -288,7 +288,7 @@ bool ThreadPool::close(Duration timeout) {
     MutexLock lock(state_->mutex);
     state_->closed = true;
     state_->token_added.notify_all();
-    state_->task_added.ring();
+    state_->task_added.notify();
     const auto deadline = deadlineAfter(timeout);
     while (!state_->live.empty() && all) {
       if (deadline == kNever) {

@@ -41,13 +41,13 @@ bool FutexWaiter::isAvailable() {
   return available;
 }
 
-void FutexWaiter::ring() {
+void FutexWaiter::notify() {
   if (is_asleep_.load() != 0 && is_asleep_.exchange(0) != 0) ::syscall(SYS_futex, &is_asleep_, FUTEX_WAKE_PRIVATE, 1);
 }
 
 void FutexWaiter::wake(const Word& word) { ::syscall(SYS_futex, &word, FUTEX_WAKE, 1); }
 
-void FutexWaiter::sleep(
+void FutexWaiter::wait(
     const std::function<bool()>& predicate, std::span<const WaitWord> wait_words, TimePoint deadline) {
   std::array<FutexWaitv, 1 + kMaxWaitWords> words;
   words[0] = waitvOf(is_asleep_, 1, kFutexPrivate);
@@ -57,7 +57,7 @@ void FutexWaiter::sleep(
     const auto since = std::chrono::nanoseconds(deadline.time_since_epoch()).count();
     until = {since / 1'000'000'000, since % 1'000'000'000};
   }
-  // Sequentially consistent: either ring() sees this store, or predicate() sees the change that ring() followed.
+  // Sequentially consistent: either notify() sees this store, or predicate() sees the change that notify() followed.
   is_asleep_ = 1;
   if (!predicate()) futexWaitv({words.data(), 1 + wait_words.size()}, deadline == kNever ? nullptr : &until);
   is_asleep_ = 0;

@@ -27,7 +27,7 @@ class Waiter {
       value_.emplace(std::move(value));
     }
     arrived_.notify_one();
-    futex_waiter_.ring();
+    futex_waiter_.notify();
     return std::nullopt;
   }
 
@@ -36,8 +36,8 @@ class Waiter {
     return value_.has_value();
   }
 
-  /// Notified when hasValue() becomes true, for a thread that waits for that with FutexWaiter::sleep().
-  FutexWaiter& waiter() { return futex_waiter_; }
+  /// Notified when hasValue() becomes true, for a thread that waits for that with FutexWaiter::wait().
+  FutexWaiter& futexWaiter() { return futex_waiter_; }
 
   /// The value, or nullopt if it has not been set after `timeout`.
   std::optional<T> waitFor(Duration timeout) {

@@ -24,12 +24,12 @@ class ByteStream {
   virtual ssize_t write(std::span<const iovec> parts) = 0;
   /// How the stream shows that there is room again.
   enum class Room {
-    kNow,      ///< there is room already
-    kWatched,  ///< the socket becomes writable
-    kRung,     ///< the socket becomes readable, or ready() true
+    kNow,         ///< there is room already
+    kOnWritable,  ///< the socket becomes writable
+    kOnWakeup,    ///< the socket becomes readable, or ready() true
   };
   /// After write() had no room: requests a notification. Does not block.
-  virtual Room awaitRoom() = 0;
+  virtual Room requestRoom() = 0;
 
   // By any thread.
   /// Copies the data of a large segment into a slab, if there is room for it. Returns the slab's offset, by which the
@@ -49,7 +49,7 @@ class ByteStream {
   /// Whether a read, or a write that had no room before, may move bytes now.
   virtual bool ready() = 0;
   /// Whether a read and a write exclude each other, because the system has one lock for both.
-  virtual bool isLocked() const { return false; }
+  virtual bool readExcludesWrite() const { return false; }
   /// As Pollable's.
   virtual PollHint pollHint() const { return PollHint::kNone; }
   virtual bool arm(WakeTarget /*target*/) { return true; }

@@ -49,7 +49,7 @@ void StreamConnection::send(Frame frame, std::function<void(Status)> done) {
       outgoing_.push(std::move(outgoing));
       if (flushing_ || waiting_for_room_ || !stream_) return;
       flushing_ = true;
-      deferred = stream_->isLocked() && ++sends_since_read_ > kMaxDirectSends;
+      deferred = stream_->readExcludesWrite() && ++sends_since_read_ > kMaxDirectSends;
     }
   }
   if (!closed) {
@@ -100,9 +100,9 @@ bool StreamConnection::waitForRoom(ByteStream& stream, ssize_t written) {
     shared_->loop.post([self = shared_from_this(), error = static_cast<int>(-written)] {
       self->closeOnLoop(ErrorCode::kWorkerLost, socketErrorText(error));
     });
-  } else if (const auto room = stream.awaitRoom(); room == ByteStream::Room::kNow) {
+  } else if (const auto room = stream.requestRoom(); room == ByteStream::Room::kNow) {
     resumeFlush();
-  } else if (room == ByteStream::Room::kWatched) {
+  } else if (room == ByteStream::Room::kOnWritable) {
     shared_->loop.post([self = shared_from_this()] { self->watchForRoom(); });
   }
   MutexLock lock(mutex_);
@@ -114,7 +114,7 @@ bool StreamConnection::waitForRoom(ByteStream& stream, ssize_t written) {
 
 void StreamConnection::watchForRoom() {
   shared_->loop.lock().assertHeld();
-  if (watch_) watch_.want(true, true);
+  if (watch_) watch_.setInterest(true, true);
 }
 
 bool StreamConnection::resumeFlush() {
@@ -156,7 +156,7 @@ void StreamConnection::open(std::unique_ptr<ByteStream> stream, int fd) {
   } catch (const Error& error) {
     return closeOnLoop(error.code(), error.text());
   }
-  watch_.want(true, false);
+  watch_.setInterest(true, false);
   shared_->loop.addToPollSet(*this);  // the peer may have written before this side could request wake-ups
   {
     MutexLock lock(mutex_);
@@ -181,7 +181,7 @@ void StreamConnection::onReady(EventLoop::Ready ready) {
   shared_->loop.lockLoop();
   const auto self = shared_from_this();
   if (ready.writable) {
-    watch_.want(true, false);
+    watch_.setInterest(true, false);
     resumeFlush();
   }
   if (!ready.readable) return;
@@ -224,7 +224,7 @@ bool StreamConnection::keepsLoopBusy() {
   shared_->loop.lock().assertHeld();
   // While a large tensor is under way, a poll without result takes as long as a read or a write, and contends with
   // these for the socket.
-  if (!read_stream_ || !read_stream_->isLocked()) return false;
+  if (!read_stream_ || !read_stream_->readExcludesWrite()) return false;
   if (reader_.missing() > kLargeRestBytes) return true;
   MutexLock lock(mutex_);
   return waiting_for_room_;

@@ -10,7 +10,7 @@ namespace torchrpc::native {
 
 Duration spinDuration() {
   const char* text = std::getenv("TORCHRPC_SPIN_US");
-  if (!text || !*text) return Options().longest_spin;
+  if (!text || !*text) return Options().spin_budget;
   const std::string_view digits = text;
   int64_t microseconds = 0;
   const auto [end, error] = std::from_chars(digits.begin(), digits.end(), microseconds);

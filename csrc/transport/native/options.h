@@ -22,15 +22,15 @@ struct Options {
   PortRange ports;            ///< to listen on: the first that is free
   bool unix_sockets = true;   ///< between workers of one host, instead of TCP
   bool shared_memory = true;  ///< rings in shared memory beside the Unix sockets
-  bool blocks = true;         ///< slabs in shared memory for large tensors, which then bypass the rings
+  bool slabs = true;          ///< slabs in shared memory for large tensors, which then bypass the rings
   Duration handshake_deadline = std::chrono::seconds(10);
   size_t max_pending_handshakes = 256;  ///< of inbound connections; one more closes the oldest
   /// The longest time that a waiting thread polls before it parks: see Note [Busy polling]. Zero: it never polls.
-  Duration longest_spin = std::chrono::microseconds(100);
+  Duration spin_budget = std::chrono::microseconds(100);
   Limits limits;
 };
 
-/// Options::longest_spin as the environment variable TORCHRPC_SPIN_US sets it, in microseconds; else the default.
+/// Options::spin_budget as the environment variable TORCHRPC_SPIN_US sets it, in microseconds; else the default.
 /// Throws Error(kInvalidArgument) naming the variable.
 Duration spinDuration();
 

@@ -35,7 +35,7 @@ class NativeTransport : public Transport {
       : options_(std::move(options)),
         address_(chooseHostAddress({options_.host, options_.rendezvous_host})),
         host_(options_.unix_sockets ? hostIdentity() : ""),
-        shared_(std::make_shared<SharedState>(options_.limits, options_.longest_spin, options_.secret)) {}
+        shared_(std::make_shared<SharedState>(options_.limits, options_.spin_budget, options_.secret)) {}
   ~NativeTransport() override { close(); }
 
   std::string listen(Acceptor acceptor) override;
@@ -44,8 +44,8 @@ class NativeTransport : public Transport {
   void close() override;
   bool inLoop() const override { return LoopScope::in(shared_->callbacks); }
   void poll(const std::function<bool()>& done) override { shared_->loop.poll(done); }
-  void sleep(const std::function<bool()>& done, FutexWaiter& waiter, TimePoint latest, bool preemptible) override {
-    shared_->loop.park(done, waiter, latest, preemptible);
+  void park(const std::function<bool()>& done, FutexWaiter& waiter, TimePoint deadline, bool preemptible) override {
+    shared_->loop.park(done, waiter, deadline, preemptible);
   }
   std::string describe() const override {
     return host_.empty() ? "native(tcp)" : options_.shared_memory ? "native(shm,tcp)" : "native(unix,tcp)";
@@ -140,7 +140,7 @@ Descriptor NativeTransport::listenOnTcp() const {
 
 void NativeTransport::startAccepting(Listener& listener) {
   listener.watch = shared_->loop.watch(listener.socket.get(), [&](EventLoop::Ready) { acceptMany(listener); });
-  listener.watch.want(true, false);
+  listener.watch.setInterest(true, false);
 }
 
 void NativeTransport::acceptMany(Listener& listener) {
@@ -154,8 +154,8 @@ void NativeTransport::acceptMany(Listener& listener) {
       // The listener stays ready: without a pause the loop thread would use all of a core.
       TORCH_WARN_ONCE("torchrpc cannot accept a connection: ", socketErrorText(errno));
       dropOldestHandshake();
-      listener.watch.want(false, false);
-      listener.pause = shared_->loop.after(kAcceptPause, [&listener] { listener.watch.want(true, false); });
+      listener.watch.setInterest(false, false);
+      listener.pause = shared_->loop.after(kAcceptPause, [&listener] { listener.watch.setInterest(true, false); });
       return;
     }  // else: this connection has ended already
   }
@@ -251,7 +251,7 @@ void NativeTransport::open(StreamConnection& connection, HandshakeSession::Authe
   const int fd = peer.socket.get();
   if (!peer.memory) return connection.open(makeSocketStream(std::move(peer.socket)), fd);
   try {
-    connection.open(makeRingStream(std::move(peer.socket), peer.memory, opener, options_.blocks), fd);
+    connection.open(makeRingStream(std::move(peer.socket), peer.memory, opener, options_.slabs), fd);
   } catch (const Error& error) {
     connection.closeOnLoop(error.code(), error.text());
   }

@@ -50,7 +50,7 @@ def refuse_keywords(function: CppFunction, kwargs: dict[str, Any]) -> NoReturn:
 
 def is_cpp(agent: Any, worker: WorkerInfo) -> bool:
     """Whether a worker of the agent's group is a C++ program without Python."""
-    return isinstance(agent, TensorPipeAgent) and agent._get_facts(worker.id) == _CPP_METADATA
+    return isinstance(agent, TensorPipeAgent) and agent._get_metadata(worker.id) == _CPP_METADATA
 
 
 def wait_for_cpp_workers(agent: Any, timeout: float) -> None:
@@ -60,4 +60,4 @@ def wait_for_cpp_workers(agent: Any, timeout: float) -> None:
         timeout (float): seconds; 0: no limit.
     """
     if any(is_cpp(agent, worker) for worker in agent.get_worker_infos()):
-        agent._meet(_LEAVING_BARRIER, timeout)
+        agent._barrier(_LEAVING_BARRIER, timeout)

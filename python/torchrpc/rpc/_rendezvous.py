@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, urlparse
 import torch.distributed as dist
 from torch.distributed.rendezvous import _rendezvous_helper
 
-from torchrpc._C import _ASK_DOCTOR, _listen_where_peers_meet
+from torchrpc._C import _ASK_DOCTOR, _listen_at_rendezvous_host
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ def _open_tcp(host: str, port: int, rank: int, use_libuv: bool) -> dist.Store:
                 wait_for_workers=False,
                 multi_tenant=True,
                 # Without this socket the store would listen on all interfaces.
-                master_listen_fd=_listen_where_peers_meet(host, port) if serves else None,
+                master_listen_fd=_listen_at_rendezvous_host(host, port) if serves else None,
                 use_libuv=use_libuv,
             )
     except (RuntimeError, ValueError) as exc:

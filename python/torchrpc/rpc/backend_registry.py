@@ -274,7 +274,7 @@ def _read_devices(metadata: bytes) -> tuple[int, dict[str, _DeviceMap], list[tor
 
 def _devices_of(agent: TensorPipeAgent, worker: WorkerInfo) -> tuple[Any, Any, Any]:
     """Return the number of devices of a worker, its device maps and its devices; C++ workers have none."""
-    return (0, {}, []) if is_cpp(agent, worker) else _read_devices(agent._get_facts(worker.id))
+    return (0, {}, []) if is_cpp(agent, worker) else _read_devices(agent._get_metadata(worker.id))
 
 
 def _exchange_devices(agent: TensorPipeAgent) -> None:

@@ -129,7 +129,7 @@ TEST_CASE("a worker is pinged while another source than the call table names it"
   Group group;
   group.drop_pongs = true;
   std::atomic<bool> is_outstanding{true};
-  group.agents[0].addAwaited([&](std::set<WorkerId>& workers) {
+  group.agents[0].addOutstanding([&](std::set<WorkerId>& workers) {
     if (is_outstanding) workers.insert(2);
   });
   group.agents.start();

@@ -31,8 +31,8 @@ class Counter final : public ForwardingMessenger {
           handler(std::move(request), std::move(responder));
         });
   }
-  void onFirst(Kind kind, QuickHandler handler) override {
-    ForwardingMessenger::onFirst(
+  void onLoopFirst(Kind kind, LoopHandler handler) override {
+    ForwardingMessenger::onLoopFirst(
         kind, [this, kind, handler = std::move(handler)](const Request& request, const Responder& responder) {
           const bool served = handler(request, responder);
           if (served) count(kind);
@@ -65,7 +65,7 @@ class AutogradWorker {
   AutogradWorker(Messenger& messenger, const Functions& functions, std::function<Duration()> progress_timeout)
       : counter_(messenger),
         functions_(functions),
-        autograd_(counter_, {.patience = std::move(progress_timeout)}),
+        autograd_(counter_, {.progress_timeout = std::move(progress_timeout)}),
         rrefs_(RRefService::create(autograd_.recorder(), {.encode_value = [](const c10::IValue& value, const auto&) {
                                      return Message{.kind = Kind::kReply, .tensors = {value.toTensor()}};
                                    }})) {

@@ -124,7 +124,7 @@ TEST_CASE("the end of a trace waits for running functions") {
     stopTrace(20s);
     CHECK(finished);
   });
-  while (traceIsOn()) std::this_thread::yield();
+  while (isTraceOn()) std::this_thread::yield();
   finished = true;
   finish.count_down();
   stopping.join();

@@ -96,18 +96,18 @@ std::string addressOf(std::optional<int> listener) {
 }  // namespace
 
 TEST_CASE("a group whose rendezvous is on loopback has its store on loopback") {
-  CHECK_THAT(addressOf(listenWherePeersMeet("127.0.0.1", 0)), Catch::StartsWith("127.0.0.1:"));
-  CHECK_THAT(addressOf(listenWherePeersMeet("localhost", 0)), Catch::StartsWith("127.0.0.1:"));
+  CHECK_THAT(addressOf(listenAtRendezvousHost("127.0.0.1", 0)), Catch::StartsWith("127.0.0.1:"));
+  CHECK_THAT(addressOf(listenAtRendezvousHost("localhost", 0)), Catch::StartsWith("127.0.0.1:"));
 }
 
 TEST_CASE("if no single address is right, the store chooses its own") {
-  CHECK(addressOf(listenWherePeersMeet("0.0.0.0", 0)) == "none");
-  CHECK(addressOf(listenWherePeersMeet("203.0.113.1", 0)) == "none");
+  CHECK(addressOf(listenAtRendezvousHost("0.0.0.0", 0)) == "none");
+  CHECK(addressOf(listenAtRendezvousHost("203.0.113.1", 0)) == "none");
 }
 
 TEST_CASE("a port that is in use is left to the store, which may be what uses it") {
-  const Descriptor first(listenWherePeersMeet("127.0.0.1", 0).value());
+  const Descriptor first(listenAtRendezvousHost("127.0.0.1", 0).value());
   const auto address = SocketAddress::textOf(first.get());
   const auto port = static_cast<uint16_t>(std::stoi(address.substr(address.rfind(':') + 1)));
-  CHECK(addressOf(listenWherePeersMeet("127.0.0.1", port)) == "none");
+  CHECK(addressOf(listenAtRendezvousHost("127.0.0.1", port)) == "none");
 }

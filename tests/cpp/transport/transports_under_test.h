@@ -62,7 +62,7 @@ struct NativeShm {
 };
 
 struct NativeRings {
-  std::unique_ptr<Transport> make(Limits limits) { return makeNative({.blocks = false}, limits); }
+  std::unique_ptr<Transport> make(Limits limits) { return makeNative({.slabs = false}, limits); }
 };
 
 struct Faultless {

@@ -53,7 +53,7 @@ bool HandshakeSession::start(Duration timeout) {
     return fail(error.code(), error.text());
   }
   if (opener_) return connect();
-  watch_.want(true, false);
+  watch_.setInterest(true, false);
   return true;
 }
 
@@ -63,7 +63,7 @@ bool HandshakeSession::connect() {
   const int error = address_.connect(socket_.get());
   if (error == 0) return onConnected();
   if (error == EINPROGRESS) {
-    watch_.want(false, true);
+    watch_.setInterest(false, true);
   } else if (error == EAGAIN) {
     retry_ = shared_.loop.after(kBacklogRetryDelay, [this] { connect(); });
   } else {
@@ -81,7 +81,7 @@ bool HandshakeSession::onConnected() {
   auto hello = self_;
   if (hasSecret()) hello.nonce = secureRandomBytes(kNonceBytes);
   if (!sendMessage(hello)) return false;
-  watch_.want(true, false);
+  watch_.setInterest(true, false);
   return true;
 }
 

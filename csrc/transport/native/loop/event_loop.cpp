@@ -177,7 +177,7 @@ void EventLoop::park(const std::function<bool()>& done, FutexWaiter& waiter, Tim
     if (wait_words.empty() || !arm()) break;
     locked = !releaseLock() && loop_lock_.try_lock();
     if (locked) break;
-    waiter.sleep(finished, wait_words, deadline);
+    waiter.wait(finished, wait_words, deadline);
     locked = !finished() && SteadyClock::now() < deadline && lockToPoll(done);
     if (!locked) break;
     spin(done);

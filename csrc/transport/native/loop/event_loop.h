@@ -50,12 +50,12 @@ class EventLoop {
   /// another thread needs the core. Not with the loop lock.
   void poll(const std::function<bool()>& done) TORCHRPC_EXCLUDES(loop_lock_);
   /// Parks the calling thread on the wait words of the active connections, and polls them when it is woken: see
-  /// Transport::sleep. Returns early if another thread is the leader, or becomes it. Not with the loop lock.
+  /// Transport::park. Returns early if another thread is the leader, or becomes it. Not with the loop lock.
   void park(const std::function<bool()>& done, FutexWaiter& waiter, TimePoint deadline, bool preemptible)
       TORCHRPC_EXCLUDES(loop_lock_) TORCHRPC_ANNOTATE(no_thread_safety_analysis);
 
-  /// Paused until Watch::want(). Calls `callback` without the loop lock. Throws Error(kWorkerLost) if the descriptor
-  /// cannot be watched.
+  /// Paused until Watch::setInterest(). Calls `callback` without the loop lock. Throws Error(kWorkerLost) if the
+  /// descriptor cannot be watched.
   Watch watch(int fd, Callback callback) { return uv_.watch(fd, std::move(callback)); }
   /// Calls `callback` once, without the loop lock.
   Watch after(Duration delay, std::function<void()> callback) { return uv_.after(delay, std::move(callback)); }

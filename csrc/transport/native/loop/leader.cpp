@@ -9,7 +9,7 @@ bool Leader::tryLead(FutexWaiter& waiter, bool preemptible) {
   waiter_ = &waiter;
   preemptible_ = preemptible;
   // With the mutex: the replaced thread calls resign() before it destroys its waiter.
-  if (replaced) replaced->ring();
+  if (replaced) replaced->notify();
   return true;
 }
 

@@ -48,7 +48,7 @@ bool PollSet::arm(bool has_leader) {
     ++entry.idle_rounds;
     entry.has_leader = entry.has_leader && has_leader;
     armed_for_leader_ = armed_for_leader_ || entry.has_leader;
-    if (!entry.pollable || entry.pollable->arm(entry.has_leader ? WakeTarget::kThread : WakeTarget::kLoop)) continue;
+    if (!entry.pollable || entry.pollable->arm(entry.has_leader ? WakeTarget::kLeader : WakeTarget::kLoop)) continue;
     // It stays in the set: the peer sends no wake-up for a message that is here already.
     entry.idle_rounds = 0;
     quiet = false;

@@ -20,7 +20,7 @@ enum class PollHint {
 /// The thread that a peer has to wake when it has written something.
 enum class WakeTarget {
   kLoop,    ///< the loop thread, which watches the socket
-  kThread,  ///< the leader, which is parked on the wait word
+  kLeader,  ///< the leader, which is parked on the wait word
 };
 
 /// Can be polled for messages. Its owner removes it from the poll set before destroying it. Called with the loop lock.
@@ -33,7 +33,7 @@ class Pollable {
   virtual PollHint pollHint() const { return PollHint::kNone; }
   /// Whether threads that poll should leave it to the loop thread for now.
   virtual bool keepsLoopBusy() { return false; }
-  /// It is not polled any more: from now on the peer must wake `target` (kThread only if there is a wait word). False
+  /// It is not polled any more: from now on the peer must wake `target` (kLeader only if there is a wait word). False
   /// if there is something to poll for already.
   virtual bool arm(WakeTarget target) = 0;
   /// It is polled again, and needs no wake-ups.

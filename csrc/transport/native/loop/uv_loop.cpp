@@ -31,7 +31,7 @@ UvLoop::Watch::~Watch() {
   if (handle_) uv_close(&handle_->any, [](uv_handle_t* handle) { delete &Handle::of(handle); });
 }
 
-void UvLoop::Watch::want(bool readable, bool writable) {
+void UvLoop::Watch::setInterest(bool readable, bool writable) {
   const int events = (readable ? UV_READABLE : 0) | (writable ? UV_WRITABLE : 0);
   if (events == 0) {
     uv_poll_stop(&handle_->poll);

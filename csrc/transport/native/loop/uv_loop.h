@@ -36,7 +36,7 @@ class UvLoop {
     }
     ~Watch();
     /// Sets the events that call the callback; with neither, the watch is paused. Only for descriptors.
-    void want(bool readable, bool writable);
+    void setInterest(bool readable, bool writable);
     explicit operator bool() const { return handle_ != nullptr; }
 
    private:
@@ -52,7 +52,7 @@ class UvLoop {
   UvLoop(const UvLoop&) = delete;
   UvLoop& operator=(const UvLoop&) = delete;
 
-  /// Paused until want(). Throws Error(kWorkerLost) if the descriptor cannot be watched.
+  /// Paused until setInterest(). Throws Error(kWorkerLost) if the descriptor cannot be watched.
   Watch watch(int fd, Callback callback);
   /// Calls `callback` once.
   Watch after(Duration delay, std::function<void()> callback);

@@ -44,10 +44,10 @@ class RingStream : public ByteStream {
     waiting_for_room_ = false;
     return moveAll(out_, parts, out_control_.reader_waiting);
   }
-  Room awaitRoom() override {
+  Room requestRoom() override {
     waiting_for_room_ = true;
     if (!polled_) out_control_.writer_waiting = WakeMethod::kSocket;
-    return hasRoom() ? Room::kNow : Room::kRung;
+    return hasRoom() ? Room::kNow : Room::kOnWakeup;
   }
 
   std::optional<uint64_t> place(const Segment& data) override {
@@ -82,7 +82,7 @@ class RingStream : public ByteStream {
   }
   bool arm(WakeTarget target) override {
     polled_ = false;
-    in_control_.reader_waiting = target == WakeTarget::kThread ? WakeMethod::kFutex : WakeMethod::kSocket;
+    in_control_.reader_waiting = target == WakeTarget::kLeader ? WakeMethod::kFutex : WakeMethod::kSocket;
     if (waiting_for_room_) out_control_.writer_waiting = WakeMethod::kSocket;
     return !ready();
   }

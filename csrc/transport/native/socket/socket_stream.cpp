@@ -20,9 +20,9 @@ class SocketStream : public ByteStream {
     const auto received = ::recvmsg(socket_.get(), &message, 0);
     return received == 0 ? -ECONNRESET : resultOf(received);
   }
-  Room awaitRoom() override { return Room::kWatched; }
+  Room requestRoom() override { return Room::kOnWritable; }
   bool ready() override { return true; }
-  bool isLocked() const override { return true; }
+  bool readExcludesWrite() const override { return true; }
   void shutDown() override { ::shutdown(socket_.get(), SHUT_RDWR); }
 
  private:

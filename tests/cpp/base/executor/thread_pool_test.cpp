@@ -243,7 +243,7 @@ TEST_CASE("a task that another thread posts ends the polling") {
 }
 
 TEST_CASE("a thread that has polled without result parks where tasks arrive, and post() and close() wake it") {
-  NEEDS_ALARM;
+  NEEDS_FUTEX_WAITER;
   std::atomic<int> parked = 0, ran = 0;
   std::latch both(2);
   ThreadPool pool(
@@ -251,7 +251,7 @@ TEST_CASE("a thread that has polled without result parks where tasks arrive, and
        .park =
            [&](const std::function<bool()>& done, FutexWaiter& waiter) {
              ++parked;
-             while (!done()) waiter.sleep(done, {}, kNever);
+             while (!done()) waiter.wait(done, {}, kNever);
            }});
   for (int i = 1; i <= 2; ++i) {
     pool.post([&] {
@@ -276,14 +276,14 @@ int policyHere() {
 }  // namespace
 
 TEST_CASE("threads are scheduled as SCHED_BATCH while they sleep, not while they run tasks") {
-  NEEDS_ALARM;
+  NEEDS_FUTEX_WAITER;
   std::atomic<int> asleep = -1;
   ThreadPool pool(
       {.poll_before_park = [](const std::function<bool()>&) {},
        .park =
            [&](const std::function<bool()>& done, FutexWaiter& waiter) {
              asleep = policyHere();
-             while (!done()) waiter.sleep(done, {}, kNever);
+             while (!done()) waiter.wait(done, {}, kNever);
            }});
   for (int i = 0; i < 2; ++i) {
     std::latch ran(1);

@@ -20,7 +20,7 @@ class WakeTarget {
  public:
   WakeTarget(FutexWaiter& waiter, std::atomic<bool>& done, std::vector<FutexWaiter::WaitWord> wait_words = {})
       : thread_([this, &waiter, &done, wait_words = std::move(wait_words)] {
-          waiter.sleep([&] { return done.load(); }, wait_words, kNever);
+          waiter.wait([&] { return done.load(); }, wait_words, kNever);
           awake_ = true;
         }) {}
   bool wakes() {
@@ -41,19 +41,19 @@ std::shared_ptr<FutexWaiter::Word> word(uint32_t value) { return std::make_share
 }  // namespace
 
 TEST_CASE("a notification wakes the thread that sleeps, not one that sleeps later") {
-  NEEDS_ALARM;
+  NEEDS_FUTEX_WAITER;
   FutexWaiter waiter;
   std::atomic<bool> done{false};
-  waiter.ring();
+  waiter.notify();
   WakeTarget thread(waiter, done);
   REQUIRE(thread.staysAsleep());
   done = true;
-  waiter.ring();
+  waiter.notify();
   CHECK(thread.wakes());
 }
 
 TEST_CASE("a thread does not sleep if the predicate is true or a wait word differs already") {
-  NEEDS_ALARM;
+  NEEDS_FUTEX_WAITER;
   FutexWaiter waiter;
   std::atomic<bool> done{true};
   CHECK(WakeTarget(waiter, done).wakes());
@@ -62,7 +62,7 @@ TEST_CASE("a thread does not sleep if the predicate is true or a wait word diffe
 }
 
 TEST_CASE("each of several wait words wakes the thread") {
-  NEEDS_ALARM;
+  NEEDS_FUTEX_WAITER;
   const std::vector<std::shared_ptr<FutexWaiter::Word>> words = {word(2), word(2), word(7)};
   for (const auto& changed : words) {
     FutexWaiter waiter;
@@ -77,27 +77,27 @@ TEST_CASE("each of several wait words wakes the thread") {
 }
 
 TEST_CASE("a sleep ends at its deadline") {
-  NEEDS_ALARM;
+  NEEDS_FUTEX_WAITER;
   FutexWaiter waiter;
   const auto deadline = in(std::chrono::milliseconds(20));
-  waiter.sleep([] { return false; }, {}, deadline);
+  waiter.wait([] { return false; }, {}, deadline);
   CHECK(std::chrono::steady_clock::now() >= deadline);
   CHECK(std::chrono::steady_clock::now() < deadline + std::chrono::seconds(5));
 }
 
 TEST_CASE("a notification while the thread falls asleep is not missed") {
-  NEEDS_ALARM;
+  NEEDS_FUTEX_WAITER;
   FutexWaiter waiter;
   std::atomic<int> sent{0}, received{0};
   std::jthread sleeper([&] {
     while (received < 20'000) {
-      while (sent == received) waiter.sleep([&] { return sent != received; }, {}, kNever);
+      while (sent == received) waiter.wait([&] { return sent != received; }, {}, kNever);
       ++received;
     }
   });
   while (sent < 20'000) {
     ++sent;
-    waiter.ring();
+    waiter.notify();
     while (received < sent) std::this_thread::yield();
   }
   sleeper.join();

@@ -10,9 +10,9 @@
 #include "needs_futex_waiter.h"
 #include "outcomes.h"
 #include "transport/child_process.h"
-#include "transport/kinds.h"
 #include "transport/native/address.h"
 #include "transport/registry.h"
+#include "transport/transports_under_test.h"
 #include "transport/witness.h"
 
 using namespace torchrpc;
@@ -254,7 +254,7 @@ class WaitingThread {
             const auto done = [&] { return received != seen || stopped_; };
             transport.poll(done);
             while (!done()) {
-              transport.sleep(done, futex_waiter_, kNever, preemptible);
+              transport.park(done, futex_waiter_, kNever, preemptible);
               if (!done()) ++early_returns;
               std::this_thread::sleep_for(std::chrono::microseconds(20));
             }
@@ -262,9 +262,9 @@ class WaitingThread {
         }) {}
   ~WaitingThread() {
     stopped_ = true;
-    futex_waiter_.ring();
+    futex_waiter_.notify();
   }
-  void notify() { futex_waiter_.ring(); }
+  void notify() { futex_waiter_.notify(); }
 
   /// The one that runs on the calling thread.
   static thread_local WaitingThread* current;
@@ -317,7 +317,7 @@ struct FramesToWaitingThreads {
 }  // namespace
 
 TEST_CASE("threads that park miss no frame") {
-  NEEDS_ALARM;
+  NEEDS_FUTEX_WAITER;
   constexpr int kFrames = 10'000;
   FramesToWaitingThreads frames;
   frames.addThread(/*preemptible=*/true);
@@ -331,7 +331,7 @@ TEST_CASE("threads that park miss no frame") {
 }
 
 TEST_CASE("no frame is missed when leaders leave, or are replaced, while other threads poll") {
-  NEEDS_ALARM;
+  NEEDS_FUTEX_WAITER;
   constexpr int kRounds = 10'000;
   FramesToWaitingThreads frames;
   std::barrier round(4);
@@ -351,7 +351,7 @@ TEST_CASE("no frame is missed when leaders leave, or are replaced, while other t
   const auto isPast = [](TimePoint time) { return [time] { return std::chrono::steady_clock::now() >= time; }; };
   const auto idle = everyRound(1, [&](TimePoint deadline) {
     FutexWaiter waiter;
-    frames.pair.b->sleep(isPast(deadline), waiter, deadline, /*preemptible=*/true);
+    frames.pair.b->park(isPast(deadline), waiter, deadline, /*preemptible=*/true);
   });
   // In every other round it stays until the frame has come: then no other thread finds a frame that it has missed.
   std::atomic<int> rounds{0};
@@ -360,7 +360,7 @@ TEST_CASE("no frame is missed when leaders leave, or are replaced, while other t
     const bool stays = rounds % 2 == 0;
     const auto received = [&] { return frames.received > rounds + 1; };  // one came before the first round
     const auto done = stays ? std::function<bool()>(received) : isPast(deadline);
-    frames.pair.b->sleep(done, caller_waiter, stays ? kNever : deadline, /*preemptible=*/false);
+    frames.pair.b->park(done, caller_waiter, stays ? kNever : deadline, /*preemptible=*/false);
   });
   const auto poller = everyRound(3, [&](TimePoint deadline) { frames.pair.b->poll(isPast(deadline)); });
   std::minstd_rand random(4);
@@ -369,7 +369,7 @@ TEST_CASE("no frame is missed when leaders leave, or are replaced, while other t
     const auto then = deadlineAfter(std::chrono::microseconds(random() % 200));
     while (std::chrono::steady_clock::now() < then) std::this_thread::yield();
     frames.send();
-    caller_waiter.ring();
+    caller_waiter.notify();
     round.arrive_and_wait();
     ++rounds;
   }
@@ -378,7 +378,7 @@ TEST_CASE("no frame is missed when leaders leave, or are replaced, while other t
 }
 
 TEST_CASE("the leader receives the frames, and a preemptible leader is replaced") {
-  NEEDS_ALARM;
+  NEEDS_FUTEX_WAITER;
   FramesToWaitingThreads frames;
   auto& idle = frames.addThread(/*preemptible=*/true);
   CHECK(frames.isDeliveredBy(idle));
@@ -389,7 +389,7 @@ TEST_CASE("the leader receives the frames, and a preemptible leader is replaced"
 }
 
 TEST_CASE("a transport can be closed while a thread is parked") {
-  NEEDS_ALARM;
+  NEEDS_FUTEX_WAITER;
   Pair<NativeShm> pair;
   auto connection = pair.connect(pair.witness());
   pair.send(*connection, headOnly("hello"));
@@ -399,15 +399,15 @@ TEST_CASE("a transport can be closed while a thread is parked") {
   std::atomic<bool> closed{false};
   std::jthread parked([&] {
     // It returns early if the loop thread has the loop lock.
-    while (!closed) pair.b->sleep([&] { return closed.load(); }, waiter, kNever, /*preemptible=*/false);
+    while (!closed) pair.b->park([&] { return closed.load(); }, waiter, kNever, /*preemptible=*/false);
   });
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   pair.b->close();
   CHECK(witness.awaitClosed().code() == ErrorCode::kShutdown);
   closed = true;
-  waiter.ring();
+  waiter.notify();
   parked.join();
-  pair.b->sleep([] { return false; }, waiter, kNever, /*preemptible=*/false);
+  pair.b->park([] { return false; }, waiter, kNever, /*preemptible=*/false);
 }
 
 // ---- the choice of the transport ----

@@ -115,7 +115,7 @@ TEST_CASE("without a spin budget no thread polls") {
 }
 
 TEST_CASE("a message wakes the thread that is parked as the leader") {
-  NEEDS_ALARM;
+  NEEDS_FUTEX_WAITER;
   std::atomic<bool> received{false};
   LoopWithPollable loop;
   loop.onLoop([&] { loop.pollable.on_poll = [&] { received = received || loop.pollable.has_message; }; });
@@ -124,7 +124,7 @@ TEST_CASE("a message wakes the thread that is parked as the leader") {
     // A leader that does not get the loop lock when it is woken leaves the message to the loop thread.
     while (!received) loop.loop.park([&] { return received.load(); }, waiter, kNever, /*preemptible=*/false);
   });
-  REQUIRE(eventually([&] { return loop.armed() == WakeTarget::kThread; }));
+  REQUIRE(eventually([&] { return loop.armed() == WakeTarget::kLeader; }));
   loop.send();
   leader.join();  // or the test hangs
   CHECK(received);
@@ -132,7 +132,7 @@ TEST_CASE("a message wakes the thread that is parked as the leader") {
 }
 
 TEST_CASE("a parked leader returns at its deadline, and peers wake the loop thread from then on") {
-  NEEDS_ALARM;
+  NEEDS_FUTEX_WAITER;
   LoopWithPollable loop;
   FutexWaiter waiter;
   const auto deadline = deadlineAfter(20ms);
@@ -144,7 +144,7 @@ TEST_CASE("a parked leader returns at its deadline, and peers wake the loop thre
 }
 
 TEST_CASE("a thread that waits replaces a preemptible leader, which then finds no room as the leader") {
-  NEEDS_ALARM;
+  NEEDS_FUTEX_WAITER;
   std::atomic<bool> done{false};
   std::atomic<int> idle_returns{0};
   FutexWaiter idle_waiter, caller_waiter;
@@ -156,13 +156,13 @@ TEST_CASE("a thread that waits replaces a preemptible leader, which then finds n
   std::jthread idle([&] {
     for (; !done; ++idle_returns) park(idle_waiter, /*preemptible=*/true);
   });
-  REQUIRE(eventually([&] { return loop.armed() == WakeTarget::kThread; }));
+  REQUIRE(eventually([&] { return loop.armed() == WakeTarget::kLeader; }));
   const int before = idle_returns;
   std::jthread caller([&] {
     while (!done) park(caller_waiter, /*preemptible=*/false);
   });
-  CHECK(eventually([&] { return idle_returns > before + 10 && loop.armed() == WakeTarget::kThread; }));
+  CHECK(eventually([&] { return idle_returns > before + 10 && loop.armed() == WakeTarget::kLeader; }));
   done = true;
-  idle_waiter.ring();
-  caller_waiter.ring();
+  idle_waiter.notify();
+  caller_waiter.notify();
 }

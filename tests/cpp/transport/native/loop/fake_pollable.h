@@ -33,7 +33,7 @@ struct FakePollable : native::Pollable {
   bool keepsLoopBusy() override { return keeps_loop_busy; }
   bool arm(native::WakeTarget target) override {
     armed = target;
-    *word = target == native::WakeTarget::kThread ? kParked : 0;
+    *word = target == native::WakeTarget::kLeader ? kParked : 0;
     return !has_message;
   }
   void disarm() override {

@@ -27,13 +27,13 @@ TEST_CASE("one thread leads until it resigns") {
 }
 
 TEST_CASE("a preemptible leader is woken when another thread replaces it") {
-  NEEDS_ALARM;
+  NEEDS_FUTEX_WAITER;
   Leader leader;
   FutexWaiter idle, caller;
   REQUIRE(leader.tryLead(idle, /*preemptible=*/true));
   bool resigned = true;
   std::jthread parked([&] {
-    while (leader.is(idle)) idle.sleep([&] { return !leader.is(idle); }, {}, kNever);
+    while (leader.is(idle)) idle.wait([&] { return !leader.is(idle); }, {}, kNever);
     resigned = leader.resign(idle);
   });
   CHECK(leader.tryLead(caller, /*preemptible=*/false));

@@ -95,7 +95,7 @@ TEST_CASE("peers wake the loop thread, or the leader where it parks") {
   REQUIRE(wait_words.size() == 1);
   CHECK(wait_words[0].word == with_word.word);
   CHECK(set.arm(/*has_leader=*/true));
-  CHECK(with_word.armed == WakeTarget::kThread);
+  CHECK(with_word.armed == WakeTarget::kLeader);
   CHECK(without_word.armed == WakeTarget::kLoop);
   CHECK(set.isArmedForLeader());
 
@@ -114,7 +114,7 @@ TEST_CASE("a pollable on which the leader parks stays in the set until it is arm
   set.add(pollable);
   CHECK(set.collectWaitWords().size() == 1);
   armRounds(set, 2 * kRoundsUntilRemoved, /*has_leader=*/true);
-  CHECK(pollable.armed == WakeTarget::kThread);
+  CHECK(pollable.armed == WakeTarget::kLeader);
   armRounds(set, 1, /*has_leader=*/false);
   CHECK(pollable.armed == WakeTarget::kLoop);
   set.poll();
@@ -136,7 +136,7 @@ TEST_CASE("a leader parks on no more wait words than the system allows") {
   for (auto& pollable : pollables) set.add(pollable);
   CHECK(set.collectWaitWords().size() == FutexWaiter::kMaxWaitWords);
   set.arm(/*has_leader=*/true);
-  CHECK(pollables.front().armed == WakeTarget::kThread);
+  CHECK(pollables.front().armed == WakeTarget::kLeader);
   CHECK(pollables.back().armed == WakeTarget::kLoop);
 }
 

@@ -71,16 +71,16 @@ TEST_CASE("a watch is paused until it wants something") {
   sockets.write();
   runDue(loop);
   CHECK(readable + writable == 0);
-  watch.want(true, false);
+  watch.setInterest(true, false);
   loop.runOnce(/*may_block=*/true);
   CHECK(readable > 0);
   CHECK(writable == 0);
-  watch.want(false, true);
+  watch.setInterest(false, true);
   readable = 0;
   runDue(loop);
   CHECK(readable == 0);
   CHECK(writable > 0);
-  watch.want(false, false);
+  watch.setInterest(false, false);
   writable = 0;
   runDue(loop);
   CHECK(writable == 0);
@@ -95,7 +95,7 @@ TEST_CASE("a watch may be destroyed in its own callback") {
     ++calls;
     watch = {};
   });
-  watch.want(true, false);
+  watch.setInterest(true, false);
   sockets.write();
   loop.runOnce(/*may_block=*/true);
   runDue(loop);
@@ -116,7 +116,7 @@ TEST_CASE("a descriptor in an error state is reported as failed, once, and as re
     last = ready;
   });
   reading = Descriptor();
-  watch.want(true, false);
+  watch.setInterest(true, false);
   loop.runOnce(/*may_block=*/true);
   runDue(loop);
   CHECK(calls == 1);
