@@ -257,7 +257,7 @@ def shut_down_without(run: Run, number: signal.Signals, victim_rank: int) -> str
     processes = run.group(leave, leave, leave)
     for process in processes:
         process.expect("ready")
-    processes[victim_rank].send(number)
+    processes[victim_rank].send_signal(number)
     name = f"worker{victim_rank}"
     survivors = [process for rank, process in enumerate(processes) if rank != victim_rank]
     for process in survivors:

@@ -249,10 +249,10 @@ def test_a_value_that_cannot_be_sent_is_named():
     lock = threading.Lock()
     with pytest.raises(TypeError) as raised:
         internal._internal_rpc_pickler.serialize(internal.PythonUDF(double, (1, lock), {}))
-    with pytest.raises(TypeError) as raised:
+    with pytest.raises(TypeError) as improved:
         raise_unsendable(raised.value, "worker7", double, (1, lock), {})
     for part in ("argument 1 (lock)", "call of double to worker7", "cannot pickle '_thread.lock'", "rpc.remote()"):
-        assert part in str(raised.value)
+        assert part in str(improved.value)
 
 
 def test_a_result_that_cannot_be_sent_is_an_error():

@@ -262,7 +262,7 @@ def test_different_clocks_are_aligned():
 
     ahead = 3_000_000_000
     caller = WorkerTrace("a", 0, trace(10**18, 100.0, "caller"))
-    callee = WorkerTrace("b", 1, trace(10**18 + ahead - 1_000_000, 1101.0, "callee"), clock_ahead=ahead)
+    callee = WorkerTrace("b", 1, trace(10**18 + ahead - 1_000_000, 1101.0, "callee"), clock_ahead_ns=ahead)
     [(first, second)] = sides(merge([caller, callee])["traceEvents"], "call")
     assert (first["ts"], second["ts"]) == (0, 1)
     assert absolute_ns(caller.trace, caller.trace["traceEvents"][0]) == 10**18 + 100_000
