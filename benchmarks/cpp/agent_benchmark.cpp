@@ -72,8 +72,8 @@ class NodePair {
     other.join();
   }
   ~NodePair() {
-    std::thread other([this] { nodes_[1]->join(0s); });
-    nodes_[0]->join(0s);
+    std::thread other([this] { nodes_[1]->join(kNoLimit); });
+    nodes_[0]->join(kNoLimit);
     other.join();
   }
   Node& caller() { return *nodes_[0]; }

@@ -1,11 +1,11 @@
 // The untyped functions behind torchrpc/function.h: registered functions as the core's C++ handlers.
 
-#include <c10/util/Exception.h>
-
+#include <cxxabi.h>
 #include <unordered_map>
 
 #include "api/access.h"
 #include "api/future_state.h"
+#include "base/exception.h"
 
 namespace torchrpc {
 inline namespace v1 {
@@ -27,28 +27,26 @@ Names& names() {
 
 Result<c10::IValue> resultOf(FutureState& ready) {
   try {
-    return ready.wait(Duration::zero());
-  } catch (const Error& e) {
-    return e;
-  } catch (const std::exception& e) {
-    return Error(ErrorCode::kUserException, e.what());
+    return ready.wait(kNoLimit);
+  } catch (const abi::__forced_unwind&) {
+    throw;
+  } catch (...) {
+    return errorFromException(std::current_exception(), ErrorCode::kUserException);
   }
 }
 
-/// What a function did wrong, with its name: the caller may have called another that called it.
+/// Calls the function `name`. The text of an error starts with the worker and that name, because the error may pass
+/// through several calls.
 Outcome invoke(
     const std::string& name, const Handler& handler, const Call& call, const std::vector<c10::IValue>& args) {
-  const auto where = [&] { return "On " + toString(call.node.self()) + ", in " + name + ": "; };
   try {
     return handler(call, args);
-  } catch (const Error& e) {
-    throw Error(e.code(), where() + e.text(), e.worker(), e.detail());
-  } catch (const c10::Error& e) {
-    throw Error(ErrorCode::kUserException, where() + e.what_without_backtrace(), call.node.self().name);
-  } catch (const std::exception& e) {
-    throw Error(ErrorCode::kUserException, where() + e.what(), call.node.self().name);
+  } catch (const abi::__forced_unwind&) {
+    throw;
   } catch (...) {
-    throw Error(ErrorCode::kUserException, where() + "something was thrown that is no std::exception");
+    const auto self = call.node.self();
+    throw errorFromException(
+        std::current_exception(), ErrorCode::kUserException, self.name, "On " + toString(self) + ", in " + name + ": ");
   }
 }
 

@@ -30,7 +30,7 @@ c10::IValue FutureState::wait(Duration timeout) {
   Reply reply;
   {
     const ThreadPool::BlockingScope blocking;
-    const auto deadline = timeout == Duration::zero() ? kNever : deadlineAfter(timeout);
+    const auto deadline = deadlineAfter(timeout);
     const auto settled = [this] { return outcome_.index() != 0; };
     if (const auto node = ready() ? nullptr : node_.lock()) {
       node->agent().poll([&] { return ready() || TimePoint::clock::now() >= deadline; });
@@ -113,8 +113,8 @@ Messenger::ReplyHandler settleWithReply(std::shared_ptr<FutureState> state) {
 // --- what torchrpc/future.h declares ---
 
 bool isReady(const FutureState& state) { return state.ready(); }
-c10::IValue waitFor(FutureState& state) { return state.wait(Duration::zero()); }
-c10::IValue waitFor(FutureState& state, Duration timeout) { return state.wait(timeout); }
+c10::IValue waitFor(FutureState& state) { return state.wait(kNoLimit); }
+c10::IValue waitFor(FutureState& state, Duration timeout) { return state.wait(noLimitIfZero(timeout)); }
 void whenReady(FutureState& state, std::function<void()> action) { state.whenReady(std::move(action)); }
 
 FutureStatePtr makeReady(c10::IValue value) {

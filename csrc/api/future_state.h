@@ -30,7 +30,7 @@ class FutureState : public std::enable_shared_from_this<FutureState> {
   void settle(std::exception_ptr error);
 
   bool ready() const;
-  /// Blocks for at most `timeout` (0: no limit). Throws the error, or Error(kTimeout).
+  /// Blocks for at most `timeout`. Throws the error, or Error(kTimeout).
   c10::IValue wait(Duration timeout);
   /// Runs `action` on the pool once settled, or on this thread if the node has been destroyed.
   void whenReady(std::function<void()> action);

@@ -45,8 +45,8 @@ core::Node::Options coreOptions(const NodeOptions& options) {
   core.transport.port = options.port;
   core.rendezvous = options.rendezvous;
   core.world_size = meeting.world_size;
-  core.timeout = options.timeout;
-  core.init_timeout = options.init_timeout;
+  core.timeout = noLimitIfZero(options.timeout);
+  core.init_timeout = noLimitIfZero(options.init_timeout);
   core.metadata = kCppMetadata;
   core.allowed_functions = options.allowed_functions;
   validateSelf(core.agent.self, core.world_size);
@@ -56,7 +56,7 @@ core::Node::Options coreOptions(const NodeOptions& options) {
 /// Joins the group at the store `root` or, if that is null, at the options' rendezvous.
 std::shared_ptr<core::Node> start(const NodeOptions& public_options, const StorePtr& root) {
   auto options = coreOptions(public_options);
-  const Meeting meeting{options.rendezvous, options.agent.self.id, options.world_size, options.init_timeout};
+  const Meeting meeting{options.rendezvous, options.agent.self.id, options.world_size, public_options.init_timeout};
   const auto store = enterGroup(root ? root : openStore(meeting));
   const auto no_python = std::make_shared<NoPython>(options.agent.self.name);
   auto node = core::Node::create(std::move(options), store);
@@ -98,7 +98,7 @@ std::map<std::string, std::string> NodeRef::metrics() const { return api::coreOf
 NodeRef NodeRef::withTimeout(Duration timeout) const {
   if (timeout < Duration::zero()) throw Error(ErrorCode::kInvalidArgument, "a time-out must not be negative");
   auto other = *this;
-  other.timeout_ = timeout;
+  other.timeout_ = noLimitIfZero(timeout);
   return other;
 }
 
@@ -112,12 +112,13 @@ Node::~Node() { stop(); }
 void Node::shutdown(Duration timeout) {
   const auto core = std::static_pointer_cast<core::Node>(owned_);
   if (!core) return;
+  const auto limit = noLimitIfZero(timeout);
   try {
-    core->barrier(api::kLeaving, timeout);
+    core->barrier(api::kLeaving, limit);
     if (!core->rrefs().deleteAllUsers(api::kReferencesTimeout)) {
       throw Error(ErrorCode::kRendezvous, "RRefs were still in flight when the time-out for deleting them expired");
     }
-    core->join(timeout);
+    core->join(limit);
   } catch (...) {
     stop();
     throw;

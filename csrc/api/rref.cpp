@@ -44,8 +44,8 @@ FutureStatePtr fetch(const c10::IValue& value, const Duration* timeout) {
     follow(std::static_pointer_cast<OwnerRRef>(rref.rref()), state);
   } else {
     node->rrefs().fetch(
-        std::static_pointer_cast<UserRRef>(rref.rref()), Kind::kRRefFetch, timeout ? *timeout : node->timeout(),
-        settleWithReply(state));
+        std::static_pointer_cast<UserRRef>(rref.rref()), Kind::kRRefFetch,
+        timeout ? noLimitIfZero(*timeout) : node->timeout(), settleWithReply(state));
   }
   return state;
 }
@@ -60,7 +60,7 @@ c10::IValue localValue(const c10::IValue& value) {
         rref.ownerName());
   }
   const ThreadPool::BlockingScope blocking;
-  return static_cast<const OwnerRRef&>(*rref.rref()).wait(Duration::zero());
+  return static_cast<const OwnerRRef&>(*rref.rref()).wait(kNoLimit);
 }
 
 }  // namespace detail

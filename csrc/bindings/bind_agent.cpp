@@ -168,8 +168,7 @@ void bindWorkerInfo(py::module_& module) {
 
 Node::Options TensorPipeOptionsBase::nodeOptions() const {
   auto options = node;
-  checkSeconds(rpc_timeout, "rpc_timeout");
-  options.timeout = toDuration(std::min(rpc_timeout, kLongestSeconds));
+  options.timeout = toTimeout(rpc_timeout, "rpc_timeout");
   options.rendezvous = init_method;
   if (liveness_timeout) options.liveness_timeout = toTimeout(*liveness_timeout, "liveness_timeout");
   return options;
@@ -187,7 +186,7 @@ PyAgent::PyAgent(
         node_options.agent.self = {name, id};
         node_options.world_size = world_size.value_or(0);
         node_options.metadata = std::move(metadata);
-        node_options.init_timeout = toDuration(init_timeout);
+        node_options.init_timeout = noLimitIfZero(durationFromSeconds(init_timeout));
         return makeNode(std::move(node_options), std::move(store));
       }()) {}
 
@@ -196,9 +195,7 @@ PyAgent::~PyAgent() {
   if (!abandoned_) node_->shutdown();
 }
 
-bool PyAgent::shutdown(double timeout) {
-  return node_->shutdown(toDuration(std::clamp(timeout, 0.0, kLongestSeconds)));
-}
+bool PyAgent::shutdown(double timeout) { return node_->shutdown(durationFromSeconds(std::max(timeout, 0.0))); }
 
 void PyAgent::abandon() {
   // The node's threads use it as long as they run, so it is never destroyed.

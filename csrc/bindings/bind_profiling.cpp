@@ -6,7 +6,6 @@
 
 #include "bindings/bind.h"
 #include "bindings/current_node.h"
-#include "bindings/py_duration.h"
 #include "bindings/py_future.h"
 #include "profiling/expected_call.h"
 #include "profiling/profiler.h"
@@ -67,7 +66,7 @@ void bindProfiling(py::module_& module) {
 
   module.def("_start_trace", &startTrace);
   module.def(
-      "_stop_trace", [](double timeout) { stopTrace(toDuration(timeout)); }, py::arg("timeout"),
+      "_stop_trace", [](double timeout) { stopTrace(durationFromSeconds(timeout)); }, py::arg("timeout"),
       py::call_guard<py::gil_scoped_release>());
   module.def("_set_profiler_node_id", &at::RecordFunction::setDefaultNodeId, py::arg("node_id"));
   module.def("_enable_server_process_global_profiler", &ServerProfile::enable, py::arg("config"));

@@ -167,7 +167,7 @@ void bindRRef(py::module_& module) {
       [](std::chrono::duration<double> timeout) {
         const auto node = currentNode();
         py::gil_scoped_release no_gil;
-        if (!node->rrefs().deleteAllUsers(toTimeout(*node, timeout.count()))) {
+        if (!node->rrefs().deleteAllUsers(durationFromSeconds(timeout.count()))) {
           throw Error(ErrorCode::kTimeout, "RRefs were still in flight when the time-out for deleting them expired");
         }
       },

@@ -28,7 +28,7 @@ std::shared_ptr<Node> currentNodeIfOurs();
 /// Python's value of a time-out that stands for the node's own.
 constexpr double kUnsetTimeout = -1.0;
 
-/// A time-out in seconds: kUnsetTimeout is the node's own, 0 is no limit. Throws Error(kInvalidArgument).
+/// A time-out in seconds; kUnsetTimeout is the node's own. Throws as toTimeout() without a node.
 Duration toTimeout(const Node& node, double seconds);
 
 /// The mode of a backward pass by its name in Python. Throws Error(kInvalidArgument).

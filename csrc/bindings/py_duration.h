@@ -1,7 +1,8 @@
 #pragma once
 
-// Numbers of seconds, as Python has them, and durations.
+// Python's numbers of seconds as durations.
 
+#include <algorithm>
 #include <string>
 
 #include "base/error.h"
@@ -9,27 +10,17 @@
 
 namespace torchrpc::bindings {
 
-/// A century. Durations in nanoseconds cannot be much longer.
-constexpr double kLongestSeconds = 3e9;
-
-constexpr double toSeconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
-
-/// Rounded up. `seconds` must be from 0 to kLongestSeconds.
-constexpr Duration toDuration(double seconds) {
-  return std::chrono::ceil<Duration>(std::chrono::duration<double>(seconds));
+/// 0 for kNoLimit.
+inline double toSeconds(Duration duration) {
+  return duration == kNoLimit ? 0 : std::chrono::duration<double>(duration).count();
 }
 
-/// Throws Error(kInvalidArgument), which names `option`, unless `seconds` is a number from 0.
-inline void checkSeconds(double seconds, const char* option) {
-  if (seconds >= 0) return;
+/// A time-out; 0 and more than a century are no limit. `option` is its name in the error text. Throws
+/// Error(kInvalidArgument) for a negative number or NaN.
+inline Duration toTimeout(double seconds, const char* option) {
+  if (seconds >= 0) return noLimitIfZero(durationFromSeconds(seconds));
   throwInvalidArgument(
       std::string(option) + " must be a number of seconds, 0 for none, but got " + std::to_string(seconds));
-}
-
-/// A time-out: 0, or anything longer than a century, is no limit. Throws as checkSeconds.
-inline Duration toTimeout(double seconds, const char* option) {
-  checkSeconds(seconds, option);
-  return seconds > kLongestSeconds ? Duration::zero() : toDuration(seconds);
 }
 
 }  // namespace torchrpc::bindings

@@ -4,6 +4,8 @@
 
 #include <unordered_map>
 
+#include "base/exception.h"
+
 namespace torchrpc::bindings {
 
 py::handle internalFunction(const char* name) {
@@ -52,8 +54,10 @@ Error toError(std::exception_ptr raised, const WorkerInfo& self) {
     return describe(e);
   } catch (const c10::Error& e) {
     return {ErrorCode::kUserException, torch::processErrorMsg(e.what_without_backtrace()), self.name};
-  } catch (const std::exception& e) {
-    return {ErrorCode::kUserException, e.what(), self.name};
+  } catch (const Error& e) {
+    return {ErrorCode::kUserException, e.text(), self.name};
+  } catch (...) {
+    return errorFromException(std::current_exception(), ErrorCode::kUserException, self.name);
   }
 }
 

@@ -67,7 +67,7 @@ py::object PyRRef::localValue() const {
             "), can't call localValue() on user " + toString(node_->self()) + ". Call it on owner " +
             toString(rref_->owner()) + ", or fetch a copy with to_here()");
   }
-  return toObject(waitForOwned(static_cast<const OwnerRRef&>(*rref_), Duration::zero()));
+  return toObject(waitForOwned(static_cast<const OwnerRRef&>(*rref_), kNoLimit));
 }
 
 py::object PyRRef::toHere(double timeout) const {

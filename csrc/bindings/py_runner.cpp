@@ -3,6 +3,7 @@
 #include <cxxabi.h>
 #include <unistd.h>
 
+#include "base/exception.h"
 #include "bindings/py_calls.h"
 #include "bindings/py_errors.h"
 #include "bindings/py_future.h"
@@ -119,8 +120,9 @@ class PythonRunner final : public CallableRunner {
       error = toError(e, self);
     } catch (const Error& e) {
       error = e;
-    } catch (const std::exception& e) {
-      error = Error(ErrorCode::kUserException, "On " + toString(self) + ":\n" + e.what(), self.name);
+    } catch (...) {
+      error = errorFromException(
+          std::current_exception(), ErrorCode::kUserException, self.name, "On " + toString(self) + ":\n");
     }
     if (!error) return;
     py::gil_scoped_release no_gil;

@@ -4,24 +4,9 @@
 
 #include "agent/deadline.h"
 #include "autograd/context.h"
+#include "base/exception.h"
 
 namespace torchrpc {
-
-namespace {
-
-/// Whatever user code may throw, as an Error.
-template <typename Fail, typename F>
-void guard(const Fail& fail, F&& body) {
-  try {
-    body();
-  } catch (const Error& e) {
-    fail(e);
-  } catch (const std::exception& e) {
-    fail(Error(ErrorCode::kUserException, e.what()));
-  }
-}
-
-}  // namespace
 
 void CallService::serve(CallableType type, std::shared_ptr<CallableRunner> runner) {
   messenger_.on(
@@ -36,20 +21,20 @@ template <typename Run, typename Fail>
 void CallService::prepare(Request request, const Run& run, const Fail& fail) {
   Invocation plain{.from = std::move(request.from), .message = std::move(request.message)};
   const auto* forks = plain.message.header(HeaderKind::kRRefForks);
-  if (!forks) return guard(fail, [&] { run(std::move(plain)); });
+  if (!forks) return runOrFail([&] { run(std::move(plain)); }, fail, ErrorCode::kUserException);
   const auto invocation = std::make_shared<Invocation>(std::move(plain));
   forks = invocation->message.header(HeaderKind::kRRefForks);
   auto go = [invocation, run, fail](Result<std::vector<RRefPtr>> rrefs) {
     if (!rrefs) return fail(rrefs.error());
     invocation->rrefs = std::move(rrefs).value();
-    guard(fail, [&] { run(std::move(*invocation)); });
+    runOrFail([&] { run(std::move(*invocation)); }, fail, ErrorCode::kUserException);
   };
   // Owners usually have confirmed already: then adopt() calls `ready` before it returns, and this thread runs the call.
   // A later confirmation goes to the pool. It may arrive on this thread, too, in a transport callback that runs while
   // the thread sends, and nothing may block there.
   auto adopted = std::make_shared<std::optional<Result<std::vector<RRefPtr>>>>();
-  auto ready = [this, go, in_adopt = std::weak_ptr(adopted), thread = std::this_thread::get_id(), context = currentContext(),
-                deadline = currentDeadline()](Result<std::vector<RRefPtr>> rrefs) {
+  auto ready = [this, go, in_adopt = std::weak_ptr(adopted), thread = std::this_thread::get_id(),
+                context = currentContext(), deadline = currentDeadline()](Result<std::vector<RRefPtr>> rrefs) {
     if (std::this_thread::get_id() == thread) {
       if (const auto result = in_adopt.lock()) return void(result->emplace(std::move(rrefs)));
     }
@@ -59,7 +44,9 @@ void CallService::prepare(Request request, const Run& run, const Fail& fail) {
       go(rrefs);
     });
   };
-  guard(fail, [&] { rrefs_.adopt(decodeForks(*forks), /*wait_for_owner=*/true, std::move(ready)); });
+  runOrFail(
+      [&] { rrefs_.adopt(decodeForks(*forks), /*wait_for_owner=*/true, std::move(ready)); }, fail,
+      ErrorCode::kUserException);
   if (*adopted) go(*std::move(*adopted));
 }
 

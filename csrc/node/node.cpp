@@ -231,7 +231,7 @@ void Node::join(Duration timeout) {
 }
 
 void Node::waitForCapacity(const WorkerInfo& to, Duration timeout) {
-  const auto deadline = timeout == Duration::zero() ? kNever : deadlineAfter(timeout);
+  const auto deadline = deadlineAfter(timeout);
   while (!agent_.waitForCapacity(kSignalCheckInterval)) {
     checkInterrupt();
     if (std::chrono::steady_clock::now() < deadline) continue;

@@ -37,9 +37,9 @@ class Node : public std::enable_shared_from_this<Node> {
     /// Where the group meets, as a URL. The store is opened by the caller: here it only says where to listen.
     std::string rendezvous = kDefaultRendezvous;
     int32_t world_size = 0;                       ///< 0: the group grows as workers join
-    Duration timeout = kDefaultTimeout;           ///< of calls that name none; 0: no limit
+    Duration timeout = kDefaultTimeout;           ///< of calls that name none
     Duration init_timeout = kDefaultInitTimeout;  ///< for the group to form
-    /// A worker that stays silent this long is lost; 0: never. Empty: defaultLivenessTimeout().
+    /// A worker that stays silent this long is lost. Empty: defaultLivenessTimeout().
     std::optional<Duration> liveness_timeout;
     std::string metadata;  ///< published to all workers of the group; opaque to the core. See Node::metadata().
     /// The functions that callers may run, as entries of an AllowList; empty optional: all.
@@ -103,14 +103,14 @@ class Node : public std::enable_shared_from_this<Node> {
 
   // --- the end, on one thread ---
   /// Returns when all workers of a static group have called it. Throws Error(kRendezvous) naming the workers that did
-  /// not call it within `timeout` (0: no limit). Throws Error(kWorkerLost) when all but lost workers have called it; it
+  /// not call it within `timeout`. Throws Error(kWorkerLost) when all but lost workers have called it; it
   /// names those.
   void barrier(const std::string& name, Duration timeout);
   /// Waits until no call is under way in the whole static group or, if the group grows, on this node. Throws as
   /// barrier().
   void join(Duration timeout);
   /// Fails all calls under way; nothing of this node runs when it returns. Not from a thread of the pool. Idempotent.
-  void shutdown() { shutdown(Duration::max()); }
+  void shutdown() { shutdown(kNoLimit); }
   /// The same, but returns false if functions still run here after `timeout`: such a node must never be destroyed.
   bool shutdown(Duration timeout);
   /// Blocks until the call table has room for a new call to `to`, for at most the call's own `timeout`. Does not block

@@ -1,4 +1,4 @@
-"""The options of a worker, with devices in any spelling that torch.device takes."""
+"""The options of a worker. Devices may have any form that torch.device accepts."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
@@ -16,7 +16,7 @@ DeviceType: TypeAlias = int | str | torch.device
 
 
 def _any_device(device: DeviceType) -> torch.device:
-    # torch.device(0) means the accelerator there is; options may be made, and tested, where there is none.
+    # torch.device(0) is the accelerator of this machine, and fails on machines that have none.
     bare = isinstance(device, int) and not torch.accelerator.is_available()
     return torch.device("cuda", device) if bare else torch.device(device)
 
@@ -52,39 +52,39 @@ def _checked_secret(secret: str | bytes | None) -> str | bytes:
     if not isinstance(secret, str | bytes):
         raise TypeError(f"secret must be a str or bytes, but is a {type(secret).__name__}.")
     if not secret:
-        raise ValueError("secret is empty. Give at least 16 bytes made by chance, or leave it out.")
+        raise ValueError("secret is empty. Give at least 16 random bytes, or leave it out.")
     return secret
 
 
 class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
-    """What `init_rpc` may be told about this worker.
+    """The options of this worker, for `init_rpc`.
 
     Args:
-        num_worker_threads (int): threads that run the functions others call here.
-        rpc_timeout (float): seconds a call may take unless it says otherwise; 0: no limit.
+        num_worker_threads (int): threads that serve incoming calls.
+        rpc_timeout (float): default time-out of calls in seconds; 0: no limit.
         init_method (str): where the workers meet: `env://` (MASTER_ADDR and MASTER_PORT), `tcp://host:port` or
             `file:///path/on/a/shared/file/system`.
         device_maps (dict): callee's name -> {device here: device there}, for tensors that are not on the CPU.
-        devices (list): the CUDA devices of this worker; default: those that the maps of all workers name.
+        devices (list): the CUDA devices of this worker; default: those that the device maps of all workers name.
         transport (str): `"native"` (shared memory within a host, else TCP), `"tcp"` (TCP everywhere), `"tensorpipe"` or
-            `"auto"`, the same on all workers; default: what the environment variable TORCHRPC_TRANSPORT says, else
-            `"auto"`: native.
-        secret (str or bytes): what workers prove to each other when they connect, at least 16 bytes, the same on all;
-            default: what the environment variables TORCHRPC_SECRET_FILE (a file that only its owner may read) or
-            TORCHRPC_SECRET say, else one that the group makes and hands round through the rendezvous.
+            `"auto"`, the same on all workers; default: the environment variable TORCHRPC_TRANSPORT, else `"auto"`,
+            which is native.
+        secret (str or bytes): the secret by which workers authenticate each other when they connect, at least 16 bytes,
+            the same on all workers; default: the environment variables TORCHRPC_SECRET_FILE (a file that only its owner
+            may read) or TORCHRPC_SECRET, else a random one for each group, distributed by the rendezvous.
         port (int or str): the TCP port to listen on, or a range such as `"29600-29700"`, of which the first free one is
-            taken; 0 or default: what TORCHRPC_PORT says, else one that the system chooses.
-        allowed_functions (list): what others may run here, and nothing else: functions and classes, or their names
-            (`"package.module.function"`, `"aten::add"` for torch.add, `"cpp_function(name)"`), or how names begin
-            (`"package.*"`). Methods of objects that RRefs refer to may be called if their class is listed. What arrives
-            in pickles is limited to the same and to plain data: no lambdas. Default: everything may be run.
-        liveness_timeout (float): seconds without a sign of life after which a worker is lost of whom something is
-            awaited (a reply, a value, its end in `shutdown`); a function that runs for long is no such silence. 0: only
-            connections that break tell. Default: what the environment variable TORCHRPC_LIVENESS_TIMEOUT says, else 30.
-        propagate_deadlines (bool): tell callees how much time a call has left: calls that their functions make get no
-            more than that.
-        _transports, _channels (list of str): which of TensorPipe's to use, the first the best; unknown ones are passed
-            over with a warning. A list of either means TensorPipe.
+            used; 0 or default: the environment variable TORCHRPC_PORT, else any free port.
+        allowed_functions (list): the only functions that other workers may run here: functions and classes, their names
+            (`"package.module.function"`, `"aten::add"` for torch.add, `"cpp_function(name)"`), or prefixes of names
+            (`"package.*"`). Methods of objects that RRefs refer to may be called if their class is listed. Pickles from
+            other workers may contain only the same functions and plain data: no lambdas. Default: no restriction.
+        liveness_timeout (float): seconds. A worker with outstanding requests (a reply, a value, its end in `shutdown`)
+            that stays silent this long counts as lost; a function may run for longer. 0: only a broken connection means
+            a lost worker. Default: the environment variable TORCHRPC_LIVENESS_TIMEOUT, else 30.
+        propagate_deadlines (bool): send the deadline of each call to the callee: calls that its function makes get no
+            more than the remaining time.
+        _transports, _channels (list of str): names of TensorPipe's transports and channels in order of preference;
+            unknown names are ignored with a warning. Either list selects TensorPipe.
 
     Raises:
         ValueError: a device map that is not 1-to-1, or a device in `devices` that is not a CUDA device.
@@ -109,28 +109,28 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         _channels: list[str] | None = None,
     ) -> None:
         super().__init__(
-            num_worker_threads,
-            _transports,
-            _channels,
-            rpc_timeout,
-            init_method,
-            {to: _to_device_map(device_map) for to, device_map in (device_maps or {}).items()},
-            _to_device_list(devices or []),
-            transport or "",
-            _checked_secret(secret),
-            "" if port is None else str(port),
-            None if allowed_functions is None else names_of(allowed_functions),
-            liveness_timeout,
-            propagate_deadlines,
+            num_worker_threads=num_worker_threads,
+            rpc_timeout=rpc_timeout,
+            init_method=init_method,
+            device_maps={to: _to_device_map(device_map) for to, device_map in (device_maps or {}).items()},
+            devices=_to_device_list(devices or []),
+            transport=transport or "",
+            secret=_checked_secret(secret),
+            port="" if port is None else str(port),
+            allowed=None if allowed_functions is None else names_of(allowed_functions),
+            liveness_timeout=liveness_timeout,
+            propagate_deadlines=propagate_deadlines,
+            _transports=_transports,
+            _channels=_channels,
         )
 
     def set_device_map(self, to: str, device_map: dict[DeviceType, DeviceType]) -> None:
         """Add to the map {device here: device there} for calls to the worker named `to`.
 
-        Replies go back by the inverse of the map. May be called several times, before `init_rpc`.
+        Replies use the inverse map. May be called several times, before `init_rpc`.
 
         Raises:
-            ValueError: the map, with what was set before, is not 1-to-1.
+            ValueError: the map, with the earlier ones, is not 1-to-1.
         """
         added = _to_device_map(device_map)
         current = self.device_maps.get(to, {})
@@ -143,9 +143,9 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         self._set_device_map(to, added)
 
     def set_devices(self, devices: list[DeviceType]) -> None:
-        """Say which CUDA devices this worker uses; calls are ordered after the work on their current streams.
+        """Set the CUDA devices of this worker. Calls are ordered after the work on their current streams.
 
         Raises:
-            ValueError: one that is not a CUDA device.
+            ValueError: a device is not a CUDA device.
         """
         self.devices = _to_device_list(devices)

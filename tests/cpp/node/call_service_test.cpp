@@ -29,7 +29,7 @@ class AnsweringMessenger final : public Messenger {
     in_callback = false;
   }
   void requestReliably(WorkerId to, Message message, ReplyHandler handler) override {
-    request(to, std::move(message), Duration::zero(), std::move(handler));
+    request(to, std::move(message), kNoLimit, std::move(handler));
   }
   void on(Kind kind, Where /*where*/, RequestHandler handler) override { handlers[kind] = std::move(handler); }
   void post(std::function<void()> task) override { posted.push_back(std::move(task)); }

@@ -201,12 +201,13 @@ TEST_CASE("join() waits for calls that make calls") {
   NodeGroup group(3);
   nodes = &group;
   std::atomic<bool> answered{false};
-  group[0].agent().request(
-      1, encodeCppCall(Kind::kCppCall, name, {}), 0s, [&](const Result<Message>& result) { answered = result.ok(); });
+  group[0].agent().request(1, encodeCppCall(Kind::kCppCall, name, {}), kNoLimit, [&](const Result<Message>& result) {
+    answered = result.ok();
+  });
   std::atomic<int> waited{0};
   group.together([&](Node& node) {
     joining.count_down();
-    node.join(0s);
+    node.join(kNoLimit);
     waited += chained && answered;
   });
   CHECK(waited == 3);
