@@ -23,7 +23,7 @@ void guard(const Fail& fail, F&& body) {
 
 }  // namespace
 
-void CallService::serve(CallableType type, std::shared_ptr<CallableRunner> runner) {
+void CallService::serve(CallableType type, const std::shared_ptr<CallableRunner>& runner) {
   messenger_.on(
       kindOf(Operation::kCall, type), runner->where(),
       [this, runner](Request request, const Responder& responder) { call(*runner, std::move(request), responder); });
@@ -48,8 +48,8 @@ void CallService::prepare(Request request, const Run& run, const Fail& fail) {
   // A later confirmation goes to the pool. It may arrive on this thread, too, in a transport callback that runs while
   // the thread sends, and nothing may block there.
   auto adopted = std::make_shared<std::optional<Result<std::vector<RRefPtr>>>>();
-  auto ready = [this, go, in_adopt = std::weak_ptr(adopted), thread = std::this_thread::get_id(), context = currentContext(),
-                deadline = currentDeadline()](Result<std::vector<RRefPtr>> rrefs) {
+  auto ready = [this, go, in_adopt = std::weak_ptr(adopted), thread = std::this_thread::get_id(),
+                context = currentContext(), deadline = currentDeadline()](Result<std::vector<RRefPtr>> rrefs) {
     if (std::this_thread::get_id() == thread) {
       if (const auto result = in_adopt.lock()) return void(result->emplace(std::move(rrefs)));
     }
