@@ -94,7 +94,7 @@ class Messenger {
   virtual void on(Kind kind, Where where, RequestHandler handler) = 0;
   /// Registers, after on(), a second handler that is called before the first one, on the loop (see Where::kLoop). It
   /// answers the requests that need no thread of the pool. A messenger may skip it.
-  virtual void onLoopFirst(Kind kind, LoopHandler handler) { static_cast<void>(kind), static_cast<void>(handler); }
+  virtual void onLoopFirst(Kind /*kind*/, LoopHandler /*handler*/) {}
 
   /// Runs a task on the pool.
   virtual void post(std::function<void()> task) = 0;

@@ -85,7 +85,7 @@ inline namespace v1 {
 namespace detail {
 
 FutureStatePtr startCall(
-    const NodeRef& ref, const Destination& to, const Callable& callable, std::vector<c10::IValue> args) {
+    const NodeRef& ref, const Destination& to, const Callable& callable, const std::vector<c10::IValue>& args) {
   const auto node = api::coreOf(ref);
   const auto worker = api::resolve(*node, to);
   auto call = api::encode(*node, worker.id, callable, args, Operation::kCall);
@@ -95,7 +95,7 @@ FutureStatePtr startCall(
 }
 
 c10::IValue startRemote(
-    const NodeRef& ref, const Destination& to, const Callable& callable, std::vector<c10::IValue> args) {
+    const NodeRef& ref, const Destination& to, const Callable& callable, const std::vector<c10::IValue>& args) {
   const auto node = api::coreOf(ref);
   const auto worker = api::resolve(*node, to);
   auto call = api::encode(*node, worker.id, callable, args, Operation::kRemote);

@@ -94,7 +94,7 @@ StorePtr openStore(const Meeting& meeting) {
   throwInvalidArgument("cannot meet at '" + meeting.url + "': write tcp://host:port, env:// or file:///path");
 }
 
-StorePtr enterGroup(StorePtr root) {
+StorePtr enterGroup(const StorePtr& root) {
   for (int group = 0;; ++group) {
     auto store = c10::make_intrusive<c10d::PrefixStore>("rpc_prefix_" + std::to_string(group), root);
     if (!store->check({kFormed})) return store;

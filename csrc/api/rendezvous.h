@@ -28,7 +28,7 @@ StorePtr openStore(const Meeting& meeting);
 
 /// The part of `root` that belongs to the group that is forming there. Several groups may use one store, one after
 /// another.
-StorePtr enterGroup(StorePtr root);
+StorePtr enterGroup(const StorePtr& root);
 /// The group of this part has formed: the next group takes another part.
 void markFormed(c10d::Store& store);
 

@@ -36,8 +36,8 @@ Error raisedAsText(std::exception_ptr raised) {
   }
 }
 
-BackwardPass::Environment environment(Messenger& messenger, AutogradService::Options options) {
-  auto to_error = options.to_error ? std::move(options.to_error) : raisedAsText;
+BackwardPass::Environment environment(Messenger& messenger, const AutogradService::Options& options) {
+  auto to_error = options.to_error ? options.to_error : raisedAsText;
   return {
       .messenger = messenger,
       .to_error =
@@ -48,9 +48,8 @@ BackwardPass::Environment environment(Messenger& messenger, AutogradService::Opt
                 ErrorCode::kBackward, "Error on Node " + std::to_string(self.id) + ": " + error.text(), self.name,
                 error.detail());
           },
-      .enter_user_code = options.enter_user_code ? std::move(options.enter_user_code) : [] { return nullptr; },
-      .progress_timeout =
-          options.progress_timeout ? std::move(options.progress_timeout) : [] { return Duration::zero(); },
+      .enter_user_code = options.enter_user_code ? options.enter_user_code : [] { return nullptr; },
+      .progress_timeout = options.progress_timeout ? options.progress_timeout : [] { return Duration::zero(); },
   };
 }
 
@@ -75,7 +74,7 @@ void checkRoots(const std::vector<at::Tensor>& roots) {
 
 AutogradService::AutogradService(Messenger& messenger, Options options)
     : messenger_(messenger),
-      environment_(environment(messenger, std::move(options))),
+      environment_(environment(messenger, options)),
       contexts_(messenger.self().id, options.first_context),
       recorder_(
           messenger, contexts_,

@@ -189,6 +189,7 @@ void BackwardPass::receive(WorkerId from, GradientRequest request, SendReply sen
   }
   if (starts) return runLocalPart();
   notifyChanged();
+  // It has been moved from only if `starts`. NOLINTNEXTLINE(bugprone-use-after-move)
   if (rejected) return send_reply(*std::move(rejected));
   send_reply(GradientReply());
 }

@@ -116,7 +116,7 @@ class TimerSchedule {
     while (!heap_.empty() && !tasks_.contains(heap_.front().second)) popFirst();
   }
   void compact() TORCHRPC_REQUIRES(mutex_) {
-    std::erase_if(heap_, [&](const Entry& entry) { return !tasks_.contains(entry.second); });
+    std::erase_if(heap_, [&](const Entry& entry) TORCHRPC_REQUIRES(mutex_) { return !tasks_.contains(entry.second); });
     std::make_heap(heap_.begin(), heap_.end(), std::greater<>());
   }
 

@@ -25,7 +25,7 @@ py::object proxy(const py::object& self, const char* api, double timeout) {
   return py::module_::import("torchrpc.rpc.rref_proxy").attr("RRefProxy")(self, apiFunction(api), timeout);
 }
 
-std::shared_ptr<PyRRef> makeOwner(py::object value, const py::object& type_hint) {
+std::shared_ptr<PyRRef> makeOwner(const py::object& value, const py::object& type_hint) {
   if (type_hint.is_none() && torch::jit::as_module(value)) {
     throw std::runtime_error(
         "The RRef being created contains a ScriptModule, must provide its ModuleInterface type hint. Write "
@@ -65,7 +65,7 @@ py::object typeOf(const py::object& self, double timeout, bool blocking) {
     rref.type_future = rref.rref()->isOwner() ? apiFunction("_rref_typeof_on_owner")(self, false)
                                               : apiFunction("_rref_typeof_on_user")(self, timeout, false);
   }
-  const auto future = rref.type_future;
+  auto future = rref.type_future;
   if (!blocking) return future;
   try {
     return future.attr("wait")();

@@ -26,7 +26,7 @@ py::object toException(const Error& error) {
 }
 
 Error toError(py::error_already_set& raised, const WorkerInfo& self) {
-  const py::object exception = raised.value();
+  const py::object& exception = raised.value();
   if (raised.trace()) PyException_SetTraceback(exception.ptr(), raised.trace().ptr());
   const auto description = py::cast<py::tuple>(internalFunction("_describe_exception")(exception));
   return {

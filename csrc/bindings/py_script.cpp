@@ -41,7 +41,7 @@ class ScriptRunner final : public CallableRunner {
   void evaluate(Invocation invocation, ValueHandler done) override {
     const auto node = node_.lock();
     if (!node) return done(Error(ErrorCode::kShutdown, "RPC has shut down"));
-    run(*node, invocation, std::move(done));
+    run(*node, invocation, done);
   }
 
  private:

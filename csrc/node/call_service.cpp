@@ -8,7 +8,7 @@
 
 namespace torchrpc {
 
-void CallService::serve(CallableType type, std::shared_ptr<CallableRunner> runner) {
+void CallService::serve(CallableType type, const std::shared_ptr<CallableRunner>& runner) {
   messenger_.on(
       kindOf(Operation::kCall, type), runner->where(),
       [this, runner](Request request, const Responder& responder) { call(*runner, std::move(request), responder); });

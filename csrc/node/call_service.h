@@ -16,7 +16,7 @@ class CallService {
   CallService(Messenger& messenger, RRefService& rrefs) : messenger_(messenger), rrefs_(rrefs) {}
 
   /// Registers the runner of calls and remote calls of callables of that type. Before the node starts.
-  void serve(CallableType type, std::shared_ptr<CallableRunner> runner);
+  void serve(CallableType type, const std::shared_ptr<CallableRunner>& runner);
 
  private:
   /// Calls `run` with the Invocation on a pool thread once the request's RRefs are confirmed, or `fail` with an Error.

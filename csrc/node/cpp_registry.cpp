@@ -32,7 +32,7 @@ std::shared_ptr<const CppHandler> find(const std::string& name) {
 
 }  // namespace
 
-void registerCppHandler(std::string name, CppHandler handler) {
+void registerCppHandler(const std::string& name, CppHandler handler) {
   auto shared = std::make_shared<const CppHandler>(std::move(handler));
   auto& all = registry();
   MutexLock lock(all.mutex);

@@ -32,7 +32,7 @@ using CppHandler =
 /// taken.
 void registerCppFunction(std::string name, CppFunction function);
 /// The same for a function that may complete later.
-void registerCppHandler(std::string name, CppHandler handler);
+void registerCppHandler(const std::string& name, CppHandler handler);
 
 /// The call of a C++ function. `rrefs` encodes RRefs among the arguments; empty: there must be none.
 Message encodeCppCall(

@@ -25,7 +25,7 @@ struct DistributedOptimizer::Part {
 };
 
 DistributedOptimizer::DistributedOptimizer(
-    OptimService& service, std::string kind, std::vector<Group> groups, Settings settings)
+    OptimService& service, std::string kind, const std::vector<Group>& groups, Settings settings)
     : service_(service), kind_(std::move(kind)), timeout_(settings.timeout) {
   for (const auto& group : groups) {
     makeAlgorithm(kind_, group.options, Ranges::kChecked);  // reports errors before a message is sent

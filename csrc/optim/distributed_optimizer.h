@@ -26,7 +26,7 @@ class DistributedOptimizer {
   /// `kind` is the name of a class of torch.optim that is implemented in C++: SGD, Adam, AdamW, Adagrad, RMSprop,
   /// Adadelta, Adamax, Rprop. Blocks until all owners have created their optimizer. `service` must outlive it.
   /// Throws Error: kInvalidArgument for invalid options, parameters or RRefs; the first error of an owner.
-  DistributedOptimizer(OptimService& service, std::string kind, std::vector<Group> groups, Settings settings);
+  DistributedOptimizer(OptimService& service, std::string kind, const std::vector<Group>& groups, Settings settings);
   ~DistributedOptimizer();
   DistributedOptimizer(const DistributedOptimizer&) = delete;
   DistributedOptimizer& operator=(const DistributedOptimizer&) = delete;

@@ -93,14 +93,15 @@ class NodeRef;
 namespace detail {
 
 FutureStatePtr startCall(
-    const NodeRef& node, const Destination& to, const Callable& callable, std::vector<c10::IValue> args);
+    const NodeRef& node, const Destination& to, const Callable& callable, const std::vector<c10::IValue>& args);
 c10::IValue startRemote(
-    const NodeRef& node, const Destination& to, const Callable& callable, std::vector<c10::IValue> args);
+    const NodeRef& node, const Destination& to, const Callable& callable, const std::vector<c10::IValue>& args);
 c10::IValue makeRRef(const NodeRef& node, c10::IValue value);
 /// The name under which a function is registered. Throws Error(kInvalidArgument) if it is not registered.
 Callable nameOf(const void* function);
 
-/// Converts the arguments of a call of a function with parameters `A`. A first parameter of type Call takes no argument.
+/// Converts the arguments of a call of a function with parameters `A`. A first parameter of type Call takes no
+/// argument.
 template <typename... A>
 struct Parameters {
   template <typename... Args>
@@ -119,8 +120,9 @@ struct Parameters<const Call&, A...> : Parameters<A...> {};
 ///
 /// Calls (or the futures of their results) throw Error: kUnknownWorker for a destination that is not in the group;
 /// kInvalidArgument or kSerialization for arguments that cannot be sent and results that are no `T`; kTimeout;
-/// kWorkerLost; kNoSuchFunction; kUserException if the function threw; kShutdown. Tensors are not copied before they are
-/// sent: do not change them until the call has ended. Calls made on a thread with an AutogradContext are recorded in it.
+/// kWorkerLost; kNoSuchFunction; kUserException if the function threw; kShutdown. Tensors are not copied before they
+/// are sent: do not change them until the call has ended. Calls made on a thread with an AutogradContext are recorded
+/// in it.
 class NodeRef {
  public:
   /// The name and rank of this worker.
@@ -135,8 +137,8 @@ class NodeRef {
   /// A handle to this node with another time-out for calls (0: no limit): `node.withTimeout(5s).call<int>("ps", "f")`.
   NodeRef withTimeout(Duration timeout) const;
 
-  /// Runs `callable(args...)` on the worker `to` and returns the result. Arguments are converted by ValueTraits. Blocks;
-  /// a pool thread that blocks here does not occupy the pool, because a spare thread runs meanwhile.
+  /// Runs `callable(args...)` on the worker `to` and returns the result. Arguments are converted by ValueTraits.
+  /// Blocks; a pool thread that blocks here does not occupy the pool, because a spare thread runs meanwhile.
   template <typename T = void, typename... Args>
   T call(const Destination& to, const Callable& callable, Args&&... args) const {
     return callAsync<T>(to, callable, std::forward<Args>(args)...).wait();
@@ -160,8 +162,8 @@ class NodeRef {
         detail::Parameters<A...>::pack(std::forward<Args>(args)...)));
   }
 
-  /// Starts the call and returns an RRef to its result, which stays on the callee, without waiting. If the call fails, the
-  /// RRef's methods throw its error.
+  /// Starts the call and returns an RRef to its result, which stays on the callee, without waiting. If the call fails,
+  /// the RRef's methods throw its error.
   template <typename T, typename... Args>
   RRef<T> remote(const Destination& to, const Callable& callable, Args&&... args) const {
     return RRef<T>::of(detail::startRemote(*this, to, callable, {toValue(std::forward<Args>(args))...}));
@@ -207,10 +209,11 @@ struct NodeOptions {
   /// The secret by which workers authenticate each other when they connect: at least 16 bytes, the same on all workers.
   /// Empty: that in TORCHRPC_SECRET_FILE or TORCHRPC_SECRET, else a random one, distributed by the rendezvous.
   std::string secret;
-  /// The functions that other workers may run here; empty optional: all. Names of operators ("aten::add") and registered
-  /// functions ("cpp_function(name)"), or prefixes of such names ("aten::*").
+  /// The functions that other workers may run here; empty optional: all. Names of operators ("aten::add") and
+  /// registered functions ("cpp_function(name)"), or prefixes of such names ("aten::*").
   std::optional<std::vector<std::string>> allowed_functions;
-  /// The port to listen on: "29600", or the first free one of "29600-29700". Empty: the value of TORCHRPC_PORT, else any.
+  /// The port to listen on: "29600", or the first free one of "29600-29700". Empty: the value of TORCHRPC_PORT, else
+  /// any.
   std::string port;
 };
 
