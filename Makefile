@@ -5,7 +5,7 @@ PYTHON := .venv/bin/python
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 INSTALLED := .venv/torchrpc.installed
 
-.PHONY: demo test conformance bench bench-cpp docs cpp-docs dist lint format asan tsan native asan-mixed tidy fuzz package setup-demo setup-test setup-clang clean
+.PHONY: demo test conformance bench bench-cpp docs cpp-docs dist lint format asan tsan no-tensorpipe asan-mixed tidy fuzz package setup-demo setup-test setup-clang clean
 .DEFAULT_GOAL := test
 
 # Trains CartPole through RPC until it is solved; the learning curve is in reinforcement_learning.png.
@@ -60,10 +60,10 @@ format: setup-demo
 	git ls-files '*.cpp' '*.h' | xargs clang-format -i
 
 # The C++ tests as for a torch without TensorPipe.
-native: setup-test
-	cmake --preset native
-	cmake --build --preset native
-	ctest --preset native
+no-tensorpipe: setup-test
+	cmake --preset no-tensorpipe
+	cmake --build --preset no-tensorpipe
+	ctest --preset no-tensorpipe
 
 # The C++ tests under the sanitizers. They and the next two are clang's: as it compiles, it checks which mutex guards what.
 asan tsan: setup-clang

@@ -42,7 +42,7 @@ Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_
           {.on_frame = [this](const auto& link, Frame frame) { onFrame(link, std::move(frame)); },
            .on_lost = [this](const Link& link, const Error& reason) { onLost(link, reason); },
            .on_activity = [this](const Link& link) { liveness_.onActivity(link.peer().id); }}),
-      liveness_(noLimitIfZero(options_.liveness), *timer_, connections_),
+      liveness_(options_.liveness, *timer_, connections_),
       pool_(
           {.size = options_.threads,
            .name = "torchrpc",
@@ -85,7 +85,7 @@ void Agent::postAfter(Duration delay, std::function<void()> task) {
 WorkerInfo Agent::worker(WorkerId id) const { return directory_.info(id); }
 
 bool Agent::answersPing(const WorkerRecord& worker) {
-  const auto timeout = noLimitIfZero(options_.liveness);
+  const auto timeout = options_.liveness;
   return connections_.answersPing(worker, timeout == kNoLimit ? kPingTimeout : timeout);
 }
 
@@ -102,7 +102,7 @@ Error Agent::closing() const {
 // --- Requests sent by this worker ---
 
 void Agent::request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) {
-  timeout = limitTimeout(message, timeout > Duration::zero() ? timeout : kNoLimit);
+  timeout = limitTimeout(message, timeout);
   const auto id = message.call = calls_.nextId();
   CallTable::Call call{
       .to = to, .timeout = timeout, .deadline = deadlineAfter(timeout, timer_->now()), .bytes = bytesOf(message)};

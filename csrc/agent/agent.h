@@ -34,7 +34,7 @@ class Agent final : public Messenger {
     size_t threads = 16;
     bool grows = false;                ///< workers may be started again under their id
     bool propagate_deadlines = false;  ///< requests carry their deadline
-    /// A worker with outstanding requests is lost when it has been silent for so long; kNoLimit or 0: never.
+    /// A worker with outstanding requests is lost when it has been silent for so long; kNoLimit: never.
     Duration liveness = kNoLimit;
     Limits limits;
     SendFaultPolicy faults;  ///< injected, for tests of programs; empty: none
@@ -93,8 +93,8 @@ class Agent final : public Messenger {
   // --- Shutdown ---
   /// Whether close() has been called.
   bool isClosing() const { return closing_; }
-  /// Waits until no call is under way, neither made nor served here. False after `timeout` (kNoLimit or 0: never).
-  bool waitIdle(Duration timeout) { return activity_.waitIdle(noLimitIfZero(timeout)); }
+  /// Waits until no call is under way, neither made nor served here. False after `timeout` (kNoLimit: never).
+  bool waitIdle(Duration timeout) { return activity_.waitIdle(timeout); }
   /// Calls made and served here since the start, control messages included.
   int64_t activityCount() const { return activity_.total(); }
   /// While `ending`, connections that close are not reported as lost workers: the whole group is about to end.

@@ -82,7 +82,7 @@ class Messenger {
   virtual WorkerInfo worker(WorkerId id) const = 0;
 
   /// Sends a request. `handler` is called exactly once, with the reply or with an error: kTimeout after `timeout`
-  /// (kNoLimit or 0: never), kWorkerLost, or the callee's. It is called on the loop, the timer or the calling thread
+  /// (kNoLimit: never), kWorkerLost, or the callee's. It is called on the loop, the timer or the calling thread
   /// and must not block. A request to this worker itself is served like any other.
   virtual void request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) = 0;
 

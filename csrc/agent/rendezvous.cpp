@@ -81,7 +81,7 @@ std::vector<WorkerRecord> Rendezvous::meetAll(Duration timeout) {
   std::optional<std::string> conflict;
   for (WorkerId id = 0; id < self_.world_size && !conflict; ++id) {
     // One after another, so that all workers compare with rank 0 first and report the same conflict.
-    fan_in_.waitFor({id}, kRecords, {.timeout = noLimitIfZero(timeout), .purpose = "join"});
+    fan_in_.waitFor({id}, kRecords, {.timeout = timeout, .purpose = "join"});
     const auto& record = records.emplace_back(decodeRecord(fan_in_.value(kRecords, id)));
     if (record.world_size != self_.world_size) {
       conflict = "world sizes differ: " + self_.info.name +
@@ -143,7 +143,7 @@ void Rendezvous::leaveGroup() {
 
 WorkerRecord Rendezvous::lookUp(WorkerId id, Duration timeout) {
   try {
-    store_->wait({recordKey(id)}, storeTimeout(noLimitIfZero(timeout)));
+    store_->wait({recordKey(id)}, storeTimeout(timeout));
     return decodeRecord(fan_in_.value(kRecords, id));
   } catch (const Error&) {
     throw;
@@ -157,7 +157,7 @@ int64_t Rendezvous::sumOverAll(
   fan_in_.arrive(name, std::to_string(number));
   auto ranks = fan_in_.everyone();
   std::erase_if(ranks, [&absent](WorkerId id) { return absent.contains(id); });
-  const FanIn::Wait wait{.timeout = noLimitIfZero(timeout), .purpose = "reach '" + name + "'", .lost = lost};
+  const FanIn::Wait wait{.timeout = timeout, .purpose = "reach '" + name + "'", .lost = lost};
   for (const auto id : fan_in_.waitFor(ranks, name, wait)) absent.insert(id);
   int64_t sum = 0;
   for (const auto id : ranks) {

@@ -16,7 +16,7 @@
 namespace torchrpc {
 
 /// Every method but releaseStore() and leaveGroup() throws Error(kRendezvous), with the workers that are missing or in
-/// conflict and what to do. Timeouts: kNoLimit or 0 for none. Not thread-safe.
+/// conflict and what to do. Timeouts: kNoLimit for none. Not thread-safe.
 class Rendezvous {
  public:
   using LostAmong = FanIn::LostAmong;

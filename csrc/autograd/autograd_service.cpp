@@ -49,7 +49,7 @@ BackwardPass::Environment environment(Messenger& messenger, const AutogradServic
                 error.detail());
           },
       .enter_user_code = options.enter_user_code ? options.enter_user_code : [] { return nullptr; },
-      .progress_timeout = options.progress_timeout ? options.progress_timeout : [] { return Duration::zero(); },
+      .progress_timeout = options.progress_timeout ? options.progress_timeout : [] { return kNoLimit; },
   };
 }
 
@@ -326,13 +326,13 @@ void AutogradService::serve(RRefService& rrefs) {
 
 void AutogradService::backward(ContextId id, const RRefPtr& root, bool retain_graph, BackwardMode mode) {
   const PassHeader header{.context = id, .mode = mode, .retain_graph = retain_graph};
-  if (root->isOwner()) return backwardFrom(header, static_cast<const OwnerRRef&>(*root).wait(Duration::zero()));
+  if (root->isOwner()) return backwardFrom(header, static_cast<const OwnerRRef&>(*root).wait(kNoLimit));
   const auto context = this->context(id);
   context->addKnownWorker(root->owner().id);
   auto request = encode(RRefBackwardRequest{header, RRefService::encodeName(static_cast<const UserRRef&>(*root))});
   const auto failure = waitFor<Status>([&](std::function<void(Status)> done) {
     messenger_.request(
-        root->owner().id, std::move(request), Duration::zero(),
+        root->owner().id, std::move(request), kNoLimit,
         [done = std::move(done)](const Result<Message>& reply) { done(reply ? Status() : Status(reply.error())); });
   });
   if (failure) throw *failure;

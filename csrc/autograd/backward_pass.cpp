@@ -83,7 +83,7 @@ void BackwardPass::sendMarks(const RecvFunctions& received, Done done) {
   const auto replies = std::make_shared<Replies>(std::move(done), by_worker.size());
   for (auto& [worker, sends] : by_worker) {
     environment_.messenger.request(
-        worker, encode(MarkRequest{header(), std::move(sends)}), Duration::zero(), [replies](Result<Message> reply) {
+        worker, encode(MarkRequest{header(), std::move(sends)}), kNoLimit, [replies](Result<Message> reply) {
           Status failure;
           {
             MutexLock lock(replies->mutex);
@@ -263,8 +263,7 @@ std::optional<std::vector<BackwardPass::ReceivedGradients>> BackwardPass::nextGr
     if (awaiting_gradients_.empty()) return std::nullopt;
   }
   sendDeferred();
-  const auto progress_timeout = mode_ == BackwardMode::kFast ? environment_.progress_timeout() : Duration::zero();
-  const auto deadline = progress_timeout > Duration::zero() ? deadlineAfter(progress_timeout) : kNever;
+  const auto deadline = mode_ == BackwardMode::kFast ? deadlineAfter(environment_.progress_timeout()) : kNever;
   if (!waitUntil([this]() TORCHRPC_REQUIRES(mutex_) { return !received_.empty() || failure_; }, deadline))
     throw noProgressError();
   MutexLock lock(mutex_);
@@ -346,7 +345,7 @@ void BackwardPass::send(WorkerId to, MessageGradients gradients) {
       .sends = planned == planned_sends_.end() ? std::vector<MessageId>() : planned->second,
       .gradients = std::move(gradients)};
   environment_.messenger.request(
-      to, encode(request), Duration::zero(),
+      to, encode(request), kNoLimit,
       [counted, self = shared_from_this()](const Result<Message>& reply) { self->onReply(counted, reply); });
 }
 

@@ -121,7 +121,7 @@ void OptimService::request(const RRefPtr& optimizer, Message message, Duration t
     // This node owns the optimizer, so no message is sent. The responder passes exceptions to `done` as well.
     messenger_.post([this, owner, message = std::move(message), responder = Responder(std::move(done))] {
       failOnException(responder, messenger_.self(), [&] {
-        const auto value = owner->wait(Duration::zero());
+        const auto value = owner->wait(kNoLimit);
         responder.reply(execute(optimizerIn(value, messenger_.self()), message));
       });
     });

@@ -49,7 +49,7 @@ c10::IValue OwnerRRef::wait(Duration timeout) const {
   const Result<c10::IValue>* settled = nullptr;
   {
     MutexLock lock(mutex_);
-    const auto deadline = timeout == Duration::zero() ? kNever : deadlineAfter(timeout);
+    const auto deadline = deadlineAfter(timeout);
     if (!waitInterruptibly(settled_, lock, deadline, ready)) {
       throw Error(
           ErrorCode::kTimeout, "RRef " + toString(id()) + " has no value yet, and the timeout has passed.",

@@ -54,7 +54,7 @@ class OwnerRRef : public RRef {
   Status creationFailure() const;
   /// Calls `handler` once, under no lock: immediately if there is a result, else in setValue() or setError().
   void whenReady(ValueHandler handler);
-  /// Blocks until there is a result. Throws the error, or Error(kTimeout); a timeout of 0 means no limit.
+  /// Blocks until there is a result. Throws the error, or Error(kTimeout); `timeout` may be kNoLimit.
   c10::IValue wait(Duration timeout) const;
 
  private:

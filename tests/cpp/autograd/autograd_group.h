@@ -74,7 +74,7 @@ class AutogradGroup {
   }
 
   const AutogradWorker::Functions functions_;
-  std::atomic<Duration::rep> progress_timeout_{0};
+  std::atomic<Duration::rep> progress_timeout_{kNoLimit.count()};
   LoopbackGroup agents_;
   std::vector<std::unique_ptr<AutogradWorker>> workers_;
 };

@@ -99,7 +99,7 @@ TEST_CASE("a fork that arrives at the owner becomes the owner's own RRef") {
   group.network.drain();
   REQUIRE(group.kept.size() == 1);
   REQUIRE(owner(group.kept[0]));
-  CHECK(owner(group.kept[0])->wait(Duration::zero()).toInt() == 0);
+  CHECK(owner(group.kept[0])->wait(kNoLimit).toInt() == 0);
   CHECK(group.clean());
 }
 
@@ -151,7 +151,7 @@ TEST_CASE("remote() to the same worker returns the owner's RRef, kept until the 
   CHECK(group.info(0).owner_rrefs == 1);
   SECTION("held by the caller") {
     group.network.drain();
-    CHECK(owner(rref)->wait(Duration::zero()).toInt() == 0);
+    CHECK(owner(rref)->wait(kNoLimit).toInt() == 0);
   }
   SECTION("not held") {
     std::weak_ptr<RRef> weak = rref;

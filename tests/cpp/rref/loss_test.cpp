@@ -124,7 +124,7 @@ TEST_CASE("a remote() to the same worker that times out fails, and is not run la
   auto rref = group[0].remote(0);
   group.network.timeOut(group.network.openCalls().at(0));
   group.network.drain();
-  CHECK_THROWS_WITH(owner(rref)->wait(Duration::zero()), Contains("RRef creation via rpc.remote() timed out"));
+  CHECK_THROWS_WITH(owner(rref)->wait(kNoLimit), Contains("RRef creation via rpc.remote() timed out"));
   CHECK_THROWS_WITH(group[0].rrefs().fork(rref, 0), Contains("RRef creation"));
   CHECK(group.clean());
 }
@@ -245,7 +245,7 @@ TEST_CASE("malformed messages are refused, and change nothing") {
     message.kind = kind;
     message.payload = "short";
     std::optional<Result<Message>> answer;
-    group.network.node(0).request(1, message, {}, [&](Result<Message> reply) { answer = std::move(reply); });
+    group.network.node(0).request(1, message, kNoLimit, [&](Result<Message> reply) { answer = std::move(reply); });
     group.network.drain();
     REQUIRE(answer);
     CHECK(answer->error().code() == ErrorCode::kProtocol);

@@ -47,18 +47,20 @@ void RRefNode::call(WorkerId to, const RRefs& args, CallDone done, bool known) {
   Message message;
   message.kind = Kind::kCppCall;
   attach(message, args, known ? to : kNoWorker);
-  messenger_.request(to, std::move(message), {}, [service = service_, done = std::move(done)](Result<Message> reply) {
-    if (!reply.ok()) return done(reply.error());
-    service->adopt(forksIn(reply.value()), false, done);
-  });
+  messenger_.request(
+      to, std::move(message), kNoLimit, [service = service_, done = std::move(done)](Result<Message> reply) {
+        if (!reply.ok()) return done(reply.error());
+        service->adopt(forksIn(reply.value()), false, done);
+      });
 }
 
 void RRefNode::fetch(const std::shared_ptr<UserRRef>& rref, std::function<void(Result<int64_t>)> done) {
-  service_->fetch(rref, Kind::kRRefFetch, {}, [service = service_, done = std::move(done)](Result<Message> reply) {
-    if (!reply.ok()) return done(reply.error());
-    done(Reader(reply.value().payload).get<int64_t>());
-    service->discard(reply.value());
-  });
+  service_->fetch(
+      rref, Kind::kRRefFetch, kNoLimit, [service = service_, done = std::move(done)](Result<Message> reply) {
+        if (!reply.ok()) return done(reply.error());
+        done(Reader(reply.value().payload).get<int64_t>());
+        service->discard(reply.value());
+      });
 }
 
 void RRefNode::serveCall(const Request& request, const Responder& responder) {
