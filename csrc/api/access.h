@@ -11,7 +11,7 @@ namespace torchrpc::api {
 
 // Both as in python/torchrpc/rpc/_cpp_functions.py:
 /// The metadata of a C++ worker.
-constexpr const char* kCppMetadata = "native";
+constexpr const char* kCppMetadata = "cpp";
 /// The barrier before workers leave a group that has C++ workers.
 constexpr const char* kLeaving = "leaving";
 

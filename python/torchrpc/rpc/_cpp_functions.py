@@ -5,7 +5,7 @@ from typing import Any, NoReturn
 from torchrpc._C import TensorPipeAgent, WorkerInfo
 
 # As in csrc/api/access.h: the metadata that a C++ worker publishes, and the barrier before workers leave.
-_CPP_METADATA = b"native"
+_CPP_METADATA = b"cpp"
 _LEAVING_BARRIER = "leaving"
 
 

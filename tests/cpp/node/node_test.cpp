@@ -137,7 +137,7 @@ TEST_CASE("an operator that the callee does not have is named") {
   CHECK_THAT(errorText([&] { call(group[0], 1, request); }), Catch::Contains("no operator nowhere::nothing"));
 }
 
-TEST_CASE("a native function is called by name") {
+TEST_CASE("a C++ function is called by name") {
   NodeGroup group(2);
   const auto scaled = call(group[0], 1, encodeCppCall(Kind::kCppCall, "test::scale", {at::ones({2}), 2.5}));
   CHECK(scaled.toTensor().equal(at::full({2}, 2.5)));
@@ -146,7 +146,7 @@ TEST_CASE("a native function is called by name") {
       Catch::Contains("it failed on purpose"));
   CHECK_THAT(
       errorText([&] { call(group[0], 1, encodeCppCall(Kind::kCppCall, "test::none", {})); }),
-      Catch::Contains("no native function named test::none"));
+      Catch::Contains("no C++ function named test::none"));
   CHECK_THAT(errorText([] { registerCppFunction("test::fail", nullptr); }), Catch::Contains("is registered already"));
 }
 
