@@ -31,7 +31,7 @@ c10::IValue FutureState::wait(Duration timeout) {
   {
     const ThreadPool::BlockingScope blocking;
     const auto deadline = deadlineAfter(timeout);
-    const auto settled = [this] { return outcome_.index() != 0; };
+    const auto settled = [this]() TORCHRPC_REQUIRES(mutex_) { return outcome_.index() != 0; };
     if (const auto node = ready() ? nullptr : node_.lock()) {
       node->agent().poll([&] { return ready() || TimePoint::clock::now() >= deadline; });
       node->agent().park([&] { return ready(); }, futex_waiter_, deadline);
