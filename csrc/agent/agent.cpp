@@ -229,7 +229,7 @@ void Agent::requestReliably(WorkerId to, Message message, ReplyHandler handler) 
   attempt(std::make_shared<Retry>(to, std::move(message), Responder(std::move(handler)), ActivityToken(activity_)));
 }
 
-void Agent::attempt(std::shared_ptr<Retry> retry) {
+void Agent::attempt(const std::shared_ptr<Retry>& retry) {
   if (liveness_.isSilent(retry->to)) {
     const auto to = worker(retry->to);
     retry->done.fail(lostError(to, {ErrorCode::kWorkerLost, to.name + " is silent", to.name}));

@@ -142,7 +142,7 @@ class Agent final : public Messenger {
   void reply(const std::shared_ptr<Link>& link, CallId id, Result<Message> result, ActivityToken token);
   void expire();
   void armTimer(TimePoint deadline);
-  void attempt(std::shared_ptr<Retry> retry);
+  void attempt(const std::shared_ptr<Retry>& retry);
   Error closing() const;
 
   const Options options_;

@@ -72,7 +72,7 @@ void checkRoots(const std::vector<at::Tensor>& roots) {
   }
 }
 
-AutogradService::AutogradService(Messenger& messenger, Options options)
+AutogradService::AutogradService(Messenger& messenger, const Options& options)
     : messenger_(messenger),
       environment_(environment(messenger, options)),
       contexts_(messenger.self().id, options.first_context),

@@ -42,7 +42,7 @@ class AutogradService {
   };
 
   /// Registers its handlers with `messenger`, which must outlive it. Must be created before the node starts.
-  AutogradService(Messenger& messenger, Options options);
+  AutogradService(Messenger& messenger, const Options& options);
   /// close().
   ~AutogradService();
   AutogradService(const AutogradService&) = delete;

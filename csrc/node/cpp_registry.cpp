@@ -41,9 +41,9 @@ void registerCppHandler(const std::string& name, CppHandler handler) {
   }
 }
 
-void registerCppFunction(std::string name, CppFunction function) {
+void registerCppFunction(const std::string& name, CppFunction function) {
   registerCppHandler(
-      std::move(name),
+      name,
       [function = std::move(function)](
           const CppCall&, std::vector<c10::IValue> args, const CallableRunner::ValueHandler& done) {
         done(function(std::move(args)));

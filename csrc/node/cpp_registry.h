@@ -30,7 +30,7 @@ using CppHandler =
 /// Makes `function` callable by `name` on this process' nodes. It runs on pool threads, several calls at once. The
 /// caller receives an exception that it throws as an error with its text. Throws Error(kInvalidArgument) if the name is
 /// taken.
-void registerCppFunction(std::string name, CppFunction function);
+void registerCppFunction(const std::string& name, CppFunction function);
 /// The same for a function that may complete later.
 void registerCppHandler(const std::string& name, CppHandler handler);
 

@@ -56,12 +56,12 @@ RRefService::Options Node::rrefOptions() {
   return options;
 }
 
-std::shared_ptr<Node> Node::create(Options options, StorePtr store) {
+std::shared_ptr<Node> Node::create(const Options& options, StorePtr store) {
   auto transport = makeGroupTransport(options, *store);
-  return std::make_shared<Node>(std::move(options), std::move(store), std::move(transport));
+  return std::make_shared<Node>(options, std::move(store), std::move(transport));
 }
 
-Node::Node(Options options, StorePtr store, std::unique_ptr<Transport> transport)
+Node::Node(const Options& options, StorePtr store, std::unique_ptr<Transport> transport)
     : options_(validated(options)),
       allowed_(options_.allowed_functions ? std::make_shared<const AllowList>(*options_.allowed_functions) : nullptr),
       store_(std::move(store)),
@@ -93,7 +93,7 @@ Node::Node(Options options, StorePtr store, std::unique_ptr<Transport> transport
 
 Node::~Node() { shutdown(); }
 
-void Node::serve(CallableType type, std::shared_ptr<CallableRunner> runner) { calls_.serve(type, std::move(runner)); }
+void Node::serve(CallableType type, const std::shared_ptr<CallableRunner>& runner) { calls_.serve(type, runner); }
 
 void Node::start() {
   WorkerRecord self{options_.agent.self, agent_.listen(), options_.world_size, incarnation_, options_.metadata};

@@ -48,9 +48,9 @@ class Node : public std::enable_shared_from_this<Node> {
 
   /// A node whose transport is made from `options` and `store`; see makeGroupTransport. Blocks on the store. Throws as
   /// the constructor and makeGroupTransport do.
-  static std::shared_ptr<Node> create(Options options, StorePtr store);
+  static std::shared_ptr<Node> create(const Options& options, StorePtr store);
   /// A node over any transport. Throws Error(kInvalidArgument) for an invalid name, rank or world size.
-  Node(Options options, StorePtr store, std::unique_ptr<Transport> transport);
+  Node(const Options& options, StorePtr store, std::unique_ptr<Transport> transport);
   /// shutdown().
   ~Node();
   Node(const Node&) = delete;
@@ -58,7 +58,7 @@ class Node : public std::enable_shared_from_this<Node> {
 
   // --- the start, on one thread ---
   /// Registers another runner beside those of operators and C++ functions; before start().
-  void serve(CallableType type, std::shared_ptr<CallableRunner> runner);
+  void serve(CallableType type, const std::shared_ptr<CallableRunner>& runner);
   /// Joins the group. On return every worker of a static group serves calls; in a group that grows, every worker that
   /// has joined. Throws Error(kRendezvous).
   void start();

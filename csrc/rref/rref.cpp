@@ -92,7 +92,7 @@ bool UserRRef::deleted() const {
   return deleted_;
 }
 
-void UserRRef::settle(Status failure) {
+void UserRRef::settle(const Status& failure) {
   std::vector<ConfirmedHandler> handlers;
   {
     MutexLock lock(mutex_);

@@ -99,7 +99,7 @@ class UserRRef : public RRef {
   friend class RRefService;
   enum class State { kPending, kConfirmed, kFailed };
   /// Changes a pending fork to confirmed (nullopt), or any fork to failed; ignores other changes.
-  void settle(Status failure);
+  void settle(const Status& failure);
   /// True on the first call, after which the caller must send the deletion to the owner.
   bool markDeleted();
 

@@ -225,6 +225,7 @@ void RRefService::fetch(
   });
   state_->messenger.request(
       rref->owner().id, std::move(request), timeout, [weak = weak_from_this(), fetch](Result<Message> reply) {
+        // complete() leaves the reply unchanged if it returns false. NOLINTNEXTLINE(bugprone-use-after-move)
         if (fetch->complete(std::move(reply)) || !reply.ok()) return;
         if (auto self = weak.lock()) self->discard(reply.value());
       });

@@ -58,6 +58,7 @@ void StreamConnection::send(Frame frame, std::function<void(Status)> done) {
   }
   {
     LoopScope scope(shared_->callbacks);
+    // It has been moved from only if the connection was open. NOLINTNEXTLINE(bugprone-use-after-move)
     std::exchange(outgoing.done, nullptr)(std::move(closed));
   }
   shared_->callbacks.end();

@@ -196,7 +196,7 @@ void TensorPipeConnection::onBody(const tensorpipe::Error& error, Frame& frame) 
 
 // ---- the end ----
 
-void TensorPipeConnection::finish(Error reason) {
+void TensorPipeConnection::finish(const Error& reason) {
   pipe_->close();
   auto handler = std::move(handler_);
   handler->onClosed(reason);

@@ -52,7 +52,7 @@ class TensorPipeConnection : public Connection, public std::enable_shared_from_t
   void onDescriptor(const tensorpipe::Error& error, tensorpipe::Descriptor descriptor) noexcept;
   void onBody(const tensorpipe::Error& error, Frame& frame) noexcept;
   void onSent(const tensorpipe::Error& error, Outgoing& outgoing) noexcept;
-  void finish(Error reason);
+  void finish(const Error& reason);
 
   Error lost(const std::string& reason) const;
   Error closeReason(const tensorpipe::Error& error) const;

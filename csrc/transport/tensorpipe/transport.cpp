@@ -60,7 +60,7 @@ class TensorPipeTransport : public Transport {
 
  private:
   void acceptNext();
-  void onAccept(const tensorpipe::Error& error, std::shared_ptr<tensorpipe::Pipe> pipe) noexcept;
+  void onAccept(const tensorpipe::Error& error, const std::shared_ptr<tensorpipe::Pipe>& pipe) noexcept;
   void onListenerFailed(const tensorpipe::Error& error);
   void listenAgain();
   const TensorPipeAddress::Endpoint& chooseEndpoint(
@@ -113,12 +113,12 @@ std::string TensorPipeTransport::listen(Acceptor acceptor) {
 }
 
 void TensorPipeTransport::acceptNext() {
-  listener_->accept([this](const tensorpipe::Error& error, std::shared_ptr<tensorpipe::Pipe> pipe) {
-    onAccept(error, std::move(pipe));
-  });
+  listener_->accept(
+      [this](const tensorpipe::Error& error, const std::shared_ptr<tensorpipe::Pipe>& pipe) { onAccept(error, pipe); });
 }
 
-void TensorPipeTransport::onAccept(const tensorpipe::Error& error, std::shared_ptr<tensorpipe::Pipe> pipe) noexcept {
+void TensorPipeTransport::onAccept(
+    const tensorpipe::Error& error, const std::shared_ptr<tensorpipe::Pipe>& pipe) noexcept {
   if (error) return onListenerFailed(error);
   LoopScope scope(shared_->callbacks);
   acceptNext();
@@ -211,7 +211,7 @@ void TensorPipeTransport::close() {
 
 }  // namespace
 
-std::unique_ptr<Transport> makeTensorPipeTransport(TensorPipeOptions options) {
+std::unique_ptr<Transport> makeTensorPipeTransport(const TensorPipeOptions& options) {
   return std::make_unique<TensorPipeTransport>(options);
 }
 

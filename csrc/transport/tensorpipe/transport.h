@@ -26,7 +26,7 @@ struct TensorPipeOptions {
 };
 
 /// Throws Error(kInvalidArgument) naming the option and the accepted values.
-std::unique_ptr<Transport> makeTensorPipeTransport(TensorPipeOptions options);
+std::unique_ptr<Transport> makeTensorPipeTransport(const TensorPipeOptions& options);
 
 /// A transport or channel, and whether this machine can use it; for `torchrpc doctor`.
 struct BackendProbe {

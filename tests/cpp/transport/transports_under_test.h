@@ -26,7 +26,7 @@ inline std::unique_ptr<Transport> makeTensorPipe(
   options.host = "127.0.0.1";
   options.node_name = "tester";
   options.limits = limits;
-  return makeTensorPipeTransport(std::move(options));
+  return makeTensorPipeTransport(options);
 }
 
 struct TensorPipeUv {
