@@ -8,7 +8,8 @@ namespace detail {
 
 void throwMismatch(const char* expected, const c10::IValue& value) {
   throw Error(
-      ErrorCode::kInvalidArgument, std::string("expected ") + expected + ", but got a value of type " + value.tagKind());
+      ErrorCode::kInvalidArgument,
+      std::string("expected ") + expected + ", but got a value of type " + value.tagKind());
 }
 
 c10::IValue fromPython(const c10::IValue& value, const c10::TypePtr& type) {

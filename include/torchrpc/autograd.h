@@ -25,8 +25,8 @@ enum class BackwardMode {
 using Gradients = std::vector<std::pair<at::Tensor, at::Tensor>>;
 
 /// A context of distributed autograd. While it exists, the calls made on its thread are recorded, and so are the calls
-/// that the called functions make. Destroy it on the thread that created it; the destructor frees graph and gradients on
-/// all workers. The other methods may be called from any thread.
+/// that the called functions make. Destroy it on the thread that created it; the destructor frees graph and gradients
+/// on all workers. The other methods may be called from any thread.
 class AutogradContext {
  public:
   /// Throws Error: kInvalidArgument if the thread is in a context already; kShutdown after the node's end.

@@ -51,9 +51,9 @@ class Promise {
 
 }  // namespace detail
 
-/// The result of a call, or the exception that it ended with, once the call has ended. Copies share it. Every method may
-/// be called from any thread. Destroying the future does not cancel the call. When a node shuts down, its calls that
-/// have not ended fail with Error(kShutdown).
+/// The result of a call, or the exception that it ended with, once the call has ended. Copies share it. Every method
+/// may be called from any thread. Destroying the future does not cancel the call. When a node shuts down, its calls
+/// that have not ended fail with Error(kShutdown).
 ///
 /// `T` is any type with ValueTraits, or void. Each wait() decodes the value again; its tensors are the same ones.
 template <typename T>

@@ -21,8 +21,8 @@
 namespace torchrpc {
 inline namespace v1 {
 
-/// Options by their names in torch.optim: `{{"lr", 0.1}, {"momentum", 0.9}}`. Values are numbers, bools, a std::tuple of
-/// two numbers (betas) or c10::IValue() for None. Missing options have the defaults of torch.optim.
+/// Options by their names in torch.optim: `{{"lr", 0.1}, {"momentum", 0.9}}`. Values are numbers, bools, a std::tuple
+/// of two numbers (betas) or c10::IValue() for None. Missing options have the defaults of torch.optim.
 using OptimizerOptions = std::map<std::string, c10::IValue>;
 
 /// Parameters that share options.
@@ -31,13 +31,13 @@ struct ParamGroup {
   OptimizerOptions options;              ///< for these parameters
 };
 
-/// Steps parameters on the workers that own them, C++ or Python: one local optimizer on each, stepped in parallel. Every
-/// method may be called from any thread. The destructor deletes the local optimizers.
+/// Steps parameters on the workers that own them, C++ or Python: one local optimizer on each, stepped in parallel.
+/// Every method may be called from any thread. The destructor deletes the local optimizers.
 class DistributedOptimizer {
  public:
   /// Settings for all groups.
   struct Settings {
-    bool lock_free = false;                       ///< Hogwild: steps of several trainers are not serialized
+    bool lock_free = false;              ///< Hogwild: steps of several trainers are not serialized
     Duration timeout = kDefaultTimeout;  ///< of each request to an owner; 0: no limit
   };
 
@@ -53,9 +53,9 @@ class DistributedOptimizer {
   DistributedOptimizer(const DistributedOptimizer&) = delete;
   DistributedOptimizer& operator=(const DistributedOptimizer&) = delete;
 
-  /// Steps all parameters by their gradients in a context. Parameters without a gradient do not change. Blocks until all
-  /// owners have finished. Throws Error: kInvalidArgument if this worker knows no such context; the first error of an
-  /// owner, with its name, after all other owners have stepped.
+  /// Steps all parameters by their gradients in a context. Parameters without a gradient do not change. Blocks until
+  /// all owners have finished. Throws Error: kInvalidArgument if this worker knows no such context; the first error of
+  /// an owner, with its name, after all other owners have stepped.
   void step(const AutogradContext& context) { step(context.id()); }
   /// The same by the id of the context.
   void step(int64_t context_id);

@@ -25,9 +25,9 @@ c10::IValue localValue(const c10::IValue& rref);
 
 }  // namespace detail
 
-/// A reference to a value of type `T` on one worker, its owner. The value lives as long as any worker holds a reference.
-/// An RRef can be an argument or a result of calls, also between C++ and Python. Copies are cheap and share one
-/// reference; every method may be called from any thread. Node::remote and Node::makeRRef create RRefs.
+/// A reference to a value of type `T` on one worker, its owner. The value lives as long as any worker holds a
+/// reference. An RRef can be an argument or a result of calls, also between C++ and Python. Copies are cheap and share
+/// one reference; every method may be called from any thread. Node::remote and Node::makeRRef create RRefs.
 ///
 /// A value whose type can be sent (see ValueTraits) can be fetched. An object of any other class is a
 /// std::shared_ptr<Class>: only functions on the owner can use it, with localValue().
@@ -36,8 +36,8 @@ class RRef {
  public:
   /// A null reference, to assign to.
   RRef() = default;
-  /// The RRef in `value`. Throws Error(kInvalidArgument) if it is no RRef. Whether the value has type `T` is checked when
-  /// it is read.
+  /// The RRef in `value`. Throws Error(kInvalidArgument) if it is no RRef. Whether the value has type `T` is checked
+  /// when it is read.
   static RRef of(c10::IValue value) {
     RRef rref;
     rref.value_ = detail::checkedRRef(std::move(value));
@@ -51,9 +51,9 @@ class RRef {
   /// Whether this worker is the owner.
   bool isOwner() const { return detail::isOwned(value_); }
 
-  /// Fetches a copy of the value, with the node's time-out for calls. On the owner, waits for the value itself without a
-  /// limit. Throws Error: the error of the call that had to create the value; kTimeout; kWorkerLost; kRRefDeleted after a
-  /// shutdown; kSerialization for a value that cannot be sent; kInvalidArgument if it is no `T`.
+  /// Fetches a copy of the value, with the node's time-out for calls. On the owner, waits for the value itself without
+  /// a limit. Throws Error: the error of the call that had to create the value; kTimeout; kWorkerLost; kRRefDeleted
+  /// after a shutdown; kSerialization for a value that cannot be sent; kInvalidArgument if it is no `T`.
   T toHere() const { return toHereAsync().wait(); }
   /// The same with a time-out of its own (0: no limit), which holds on the owner, too.
   T toHere(Duration timeout) const {
@@ -65,8 +65,8 @@ class RRef {
   /// The same with a time-out of its own.
   Future<T> toHereAsync(Duration timeout) const { return Future<T>(detail::fetch(value_, &timeout)); }
 
-  /// The value itself, waited for without a limit; on the owner only. Throws Error: kInvalidArgument on another worker or
-  /// if the value is no `T`; the error of the call that had to create the value.
+  /// The value itself, waited for without a limit; on the owner only. Throws Error: kInvalidArgument on another worker
+  /// or if the value is no `T`; the error of the call that had to create the value.
   T localValue() const { return fromValue<T>(detail::localValue(value_)); }
 
   /// The reference as a c10::IValue, the form in which messages hold it.

@@ -144,7 +144,8 @@ struct ValueTraits<T> {
   }
   static T from(const c10::IValue& value) {
     const auto number = detail::fromPython(value, type());
-    if (!number.isInt() || !std::in_range<T>(number.toInt())) detail::throwMismatch("an integer of the type's range", value);
+    if (!number.isInt() || !std::in_range<T>(number.toInt()))
+      detail::throwMismatch("an integer of the type's range", value);
     return static_cast<T>(number.toInt());
   }
 };
