@@ -59,7 +59,7 @@ std::shared_ptr<core::Node> start(const NodeOptions& public_options, const Store
   const Meeting meeting{options.rendezvous, options.agent.self.id, options.world_size, public_options.init_timeout};
   const auto store = enterGroup(root ? root : openStore(meeting));
   const auto no_python = std::make_shared<NoPython>(options.agent.self.name);
-  auto node = core::Node::create(std::move(options), store);
+  auto node = core::Node::create(options, store);
   node->serve(CallableType::kPython, no_python);
   node->serve(CallableType::kScript, no_python);
   node->start();

@@ -43,7 +43,7 @@ std::shared_ptr<Node> makeNode(Node::Options options, StorePtr store) {
   };
   auto node = [&] {
     py::gil_scoped_release no_gil;  // the store may block, or be implemented in Python
-    return Node::create(std::move(options), std::move(store));
+    return Node::create(options, std::move(store));
   }();
   *self = node;
   node->serve(CallableType::kPython, makePythonRunner(node));

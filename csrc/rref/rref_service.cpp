@@ -300,8 +300,8 @@ RRefService::DebugInfo RRefService::debugInfo() const {
 
 // --- shared helpers ---
 
-void RRefService::settle(const std::shared_ptr<UserRRef>& user, Status failure) {
-  user->settle(std::move(failure));
+void RRefService::settle(const std::shared_ptr<UserRRef>& user, const Status& failure) {
+  user->settle(failure);
   state_->users.settled(*user);
 }
 

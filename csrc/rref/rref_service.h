@@ -120,7 +120,7 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
   Result<RRefPtr> adoptOne(const RRefFork& fork);
   void registerUser(const std::shared_ptr<UserRRef>& user, const RRefFork& fork);
   void acceptChild(const RRefFork& fork);
-  void settle(const std::shared_ptr<UserRRef>& user, Status failure);
+  void settle(const std::shared_ptr<UserRRef>& user, const Status& failure);
   void releaseOnPool(OwnerTable::EndedList ended);
   void notifyReliably(WorkerId to, Kind kind, std::string payload);
 
