@@ -4,10 +4,29 @@
 #include <random>
 
 #include "input.h"
+#include "transport/frame_memory.h"
+#include "transport/native/byte_stream.h"
 #include "transport/native/frame_stream.h"
 
 using namespace torchrpc;
 using namespace torchrpc::native;
+
+namespace {
+
+/// Has a slab at every even offset.
+class Slabs final : public ByteStream {
+ public:
+  ssize_t write(std::span<const iovec> /*parts*/) override { return 0; }
+  Room requestRoom() override { return Room::kNow; }
+  ssize_t read(std::span<const iovec> /*parts*/) override { return 0; }
+  Segment take(uint64_t place, size_t bytes) override {
+    return place % 2 == 0 ? newSegment(bytes) : ByteStream::take(place, bytes);
+  }
+  bool ready() override { return false; }
+  void shutDown() override {}
+};
+
+}  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   fuzz::Input input(data, size);
@@ -15,6 +34,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   auto bytes = input.rest();
   const auto limits = fuzz::limits();
   FrameReader reader(limits);
+  Slabs slabs;
   std::array<char, 64> scratch;
   std::array<iovec, 6> parts;
   while (!bytes.empty()) {
@@ -29,7 +49,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       bytes.remove_prefix(some);
       left -= some;
     }
-    const auto refused = reader.take(read, scratch, [&](Frame frame) {
+    const auto refused = reader.take(read, scratch, slabs, [&](Frame frame) {
       fuzz::expect(frame.head.size() <= limits.head_bytes && frame.segments.size() <= limits.tensors);
       return true;
     });
