@@ -5,6 +5,7 @@
 #include <atomic>
 #include <latch>
 #include <map>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <tuple>
@@ -155,21 +156,22 @@ TEST_CASE("a function that returns a future answers when it is ready") {
 
 TEST_CASE("a call times out, and wait() can have a shorter time-out") {
   Group group(2);
-  std::latch release(1);
-  registerFunction("blockUntilReleased", [&] { release.wait(); });
+  // Shared: a function may still be returning from wait() when this test ends.
+  const auto release = std::make_shared<std::latch>(1);
+  registerFunction("blockUntilReleased", [release] { release->wait(); });
   const auto future = group[0].callAsync<void>(1, "blockUntilReleased");
   CHECK(errorOf([&] { future.wait(1ms); }).code() == ErrorCode::kTimeout);
   const auto error = errorOf([&] { group[0].withTimeout(10ms).call(1, "blockUntilReleased"); });
   CHECK(error.code() == ErrorCode::kTimeout);
   CHECK(error.worker() == "worker1");
-  release.count_down();
+  release->count_down();
   CHECK_NOTHROW(future.wait());
 }
 
 TEST_CASE("after the end of a node, calls fail and futures do not hang") {
   Group group(2);
-  std::latch release(1);
-  registerFunction("blockToTheEnd", [&] { release.wait(); });
+  const auto release = std::make_shared<std::latch>(1);  // shared as above
+  registerFunction("blockToTheEnd", [release] { release->wait(); });
   const NodeRef handle = group[0];
   const auto future = handle.callAsync<void>(1, "blockToTheEnd");
   const auto after = future.then([](const Future<void>& it) { it.wait(); });
@@ -179,7 +181,7 @@ TEST_CASE("after the end of a node, calls fail and futures do not hang") {
   CHECK(errorOf([&] { handle.call(1, "poke"); }).code() == ErrorCode::kShutdown);
   const auto late = future.then([](const Future<void>&) { return 1; });
   CHECK(late.wait() == 1);
-  release.count_down();
+  release->count_down();
 }
 
 TEST_CASE("the error for a Python function on a C++ worker says that there is no Python") {

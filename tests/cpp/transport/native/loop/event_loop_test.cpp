@@ -5,6 +5,7 @@
 #include <catch2/catch.hpp>
 
 #include <atomic>
+#include <memory>
 #include <thread>
 
 #include "needs_futex_waiter.h"
@@ -20,7 +21,9 @@ namespace {
 
 /// An event loop with one pollable, to which messages can be sent as a peer does.
 struct LoopWithPollable {
-  explicit LoopWithPollable(Duration spin_budget = 100us) : loop(spin_budget) { addToPollSet(); }
+  explicit LoopWithPollable(Duration spin_budget = 100us) : owned(std::make_unique<EventLoop>(spin_budget)) {
+    addToPollSet();
+  }
   ~LoopWithPollable() { loop.stop(); }
 
   void addToPollSet() {
@@ -59,7 +62,10 @@ struct LoopWithPollable {
   }
 
   FakePollable pollable;
-  EventLoop loop;
+  // On the heap: ThreadSanitizer would take the mutexes of the next test, at the same addresses of the stack, for
+  // these.
+  const std::unique_ptr<EventLoop> owned;
+  EventLoop& loop = *owned;
 };
 
 }  // namespace
@@ -67,7 +73,8 @@ struct LoopWithPollable {
 TEST_CASE("tasks and timers run on the loop thread") {
   std::atomic<bool> task_in_loop{false}, timer_in_loop{false};
   EventLoop::Watch timer;
-  EventLoop loop(100us);
+  const auto owned = std::make_unique<EventLoop>(100us);  // on the heap, as above
+  auto& loop = *owned;
   CHECK_FALSE(loop.inLoop());
   REQUIRE(loop.post([&] {
     task_in_loop = loop.inLoop();
@@ -81,7 +88,8 @@ TEST_CASE("tasks and timers run on the loop thread") {
 
 TEST_CASE("an event loop that stops runs all tasks, also those that they post, and then takes no more") {
   std::atomic<int> ran{0};
-  EventLoop loop(100us);
+  const auto owned = std::make_unique<EventLoop>(100us);  // on the heap, as above
+  auto& loop = *owned;
   for (int i = 0; i < 100; ++i) {
     REQUIRE(loop.post([&] { loop.post([&] { ++ran; }); }));
   }
