@@ -18,7 +18,7 @@ namespace {
 constexpr std::string_view kAuto = "auto";
 
 #ifdef TORCHRPC_WITHOUT_TENSORPIPE
-constexpr std::string_view kMissingKinds = "; this torchrpc was built without TensorPipe";
+constexpr std::string_view kMissingKinds = "; 'tensorpipe' is not in this torchrpc, which was built without TensorPipe";
 #else
 constexpr std::string_view kMissingKinds = "";
 #endif
