@@ -18,6 +18,7 @@
 #include "agent/messenger.h"
 #include "agent/send_faults.h"
 #include "agent/worker_directory.h"
+#include "base/defaults.h"
 #include "base/executor/strand.h"
 #include "base/executor/thread_pool.h"
 #include "base/timer.h"
@@ -31,7 +32,7 @@ class Agent final : public Messenger {
   struct Options {
     WorkerInfo self;
     uint64_t incarnation = 0;
-    size_t threads = 16;
+    size_t threads = kDefaultThreads;
     bool grows = false;                ///< workers may be started again under their id
     bool propagate_deadlines = false;  ///< requests carry their deadline
     /// A worker with outstanding requests is lost when it has been silent for so long; kNoLimit: never.

@@ -7,6 +7,7 @@
 
 #include <map>
 
+#include "base/exception.h"
 #include "base/sync/waiter.h"
 #include "wire/codec.h"
 
@@ -24,20 +25,12 @@ Error noContext(ContextId id) {
           ": it has ended, or this worker has not taken part in it"};
 }
 
-Error raisedAsText(std::exception_ptr raised) {
-  try {
-    std::rethrow_exception(std::move(raised));
-  } catch (const c10::Error& e) {
-    return {ErrorCode::kUserException, e.what_without_backtrace()};
-  } catch (const std::exception& e) {
-    return {ErrorCode::kUserException, e.what()};
-  } catch (...) {
-    return {ErrorCode::kUserException, "an exception that is not a std::exception"};
-  }
+Error errorWithoutPython(const std::exception_ptr& raised) {
+  return errorFromException(raised, ErrorCode::kUserException);
 }
 
 BackwardPass::Environment environment(Messenger& messenger, const AutogradService::Options& options) {
-  auto to_error = options.to_error ? options.to_error : raisedAsText;
+  auto to_error = options.to_error ? options.to_error : errorWithoutPython;
   return {
       .messenger = messenger,
       .to_error =

@@ -75,9 +75,7 @@ Node::Node(const Options& options, StorePtr store, std::unique_ptr<Transport> tr
       optim_(profiler_, *rrefs_, [this](int64_t context) { return autograd_.gradients(context); }) {
   autograd_.serve(*rrefs_);
   agent_.onLateReply([this](const Message& reply) { rrefs_->discard(reply); });
-  agent_.onUnsentReply([this](const Message& reply) {
-    if (const auto* forks = reply.header(HeaderKind::kRRefForks)) rrefs_->abandon(decodeForks(*forks));
-  });
+  agent_.onUnsentReply([this](const Message& reply) { rrefs_->abandon(forksIn(reply)); });
   agent_.onWorkerLost([this](const WorkerInfo& worker) {
     rrefs_->onWorkerLost(worker);
     autograd_.onWorkerLost(worker);
@@ -174,11 +172,11 @@ Message Node::replyWith(const c10::IValue& value, WorkerId to) {
 }
 
 std::vector<RRefPtr> Node::adoptRRefs(const Message& reply) {
-  const auto* forks = reply.header(HeaderKind::kRRefForks);
-  if (!forks) return {};
+  const auto forks = forksIn(reply);
+  if (forks.empty()) return {};
   Result<std::vector<RRefPtr>> rrefs = std::vector<RRefPtr>();
   // adopt() calls back before it returns, because it does not wait for the owner.
-  rrefs_->adopt(decodeForks(*forks), /*wait_for_owner=*/false, [&](auto adopted) { rrefs = std::move(adopted); });
+  rrefs_->adopt(forks, /*wait_for_owner=*/false, [&](auto adopted) { rrefs = std::move(adopted); });
   return std::move(rrefs).take();
 }
 

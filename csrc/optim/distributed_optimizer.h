@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/defaults.h"
 #include "optim/optim_service.h"
 
 namespace torchrpc {
@@ -19,8 +20,8 @@ class DistributedOptimizer {
     Options options;
   };
   struct Settings {
-    bool lock_free = false;                       ///< see README.md in this folder
-    Duration timeout = std::chrono::seconds(60);  ///< of each request; 0: no limit
+    bool lock_free = false;              ///< see README.md in this folder
+    Duration timeout = kDefaultTimeout;  ///< of each request
   };
 
   /// `kind` is the name of a class of torch.optim that is implemented in C++: SGD, Adam, AdamW, Adagrad, RMSprop,

@@ -2,24 +2,19 @@
 
 #include <unordered_map>
 
+#include "base/exception.h"
 #include "optim/result_collector.h"
 
 namespace torchrpc {
 
 namespace {
 
-/// Runs `body`; an exception that it throws is the reply.
-template <typename F>
-void failOnException(const Responder& responder, const WorkerInfo& self, F&& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    responder.fail(error);
-  } catch (const c10::Error& error) {
-    responder.fail(Error(ErrorCode::kUserException, error.what_without_backtrace(), self.name));
-  } catch (const std::exception& error) {
-    responder.fail(Error(ErrorCode::kUserException, error.what(), self.name));
-  }
+/// Runs `body`; an exception that it throws is the reply, as an error of the worker `self`.
+template <typename Body>
+void failOnException(const Responder& responder, const WorkerInfo& self, Body&& body) {
+  runOrFail(
+      std::forward<Body>(body), [&responder](Error error) { responder.fail(std::move(error)); },
+      ErrorCode::kUserException, self.name);
 }
 
 /// Calls `done` once when all these RRefs, which this node owns, are ready: with their values, or with the first error.
@@ -100,12 +95,10 @@ void OptimService::create(
           rrefs_.abandon(forks);  // forks to their own owner need no protection, even if the owner has received them
           return done(reply.error());
         }
-        const auto* header = reply.value().header(HeaderKind::kRRefForks);
         const Error malformed(ErrorCode::kProtocol, "malformed message: an optimizer without its RRef");
-        if (!header) return done(malformed);
         try {
           rrefs_.adopt(
-              decodeForks(*header), /*wait_for_owner=*/false, [done, malformed](Result<std::vector<RRefPtr>> rrefs) {
+              forksIn(reply.value()), /*wait_for_owner=*/false, [done, malformed](Result<std::vector<RRefPtr>> rrefs) {
                 if (!rrefs) return done(rrefs.error());
                 if (rrefs.value().size() != 1) return done(malformed);
                 done(rrefs.value().front());
@@ -142,8 +135,7 @@ std::string OptimService::nameOf(const RRef& optimizer) {
 // --- the owner's side ---
 
 void OptimService::serveCreate(const Request& request, const Responder& responder) {
-  const auto* header = request.message.header(HeaderKind::kRRefForks);
-  const auto forks = header ? decodeForks(*header) : std::vector<RRefFork>();
+  const auto forks = forksIn(request.message);
   auto create = [this, request, responder](std::vector<c10::IValue> params) {
     messenger_.post([this, request, responder, params = std::move(params)] {
       failOnException(responder, messenger_.self(), [&] {

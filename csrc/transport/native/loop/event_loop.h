@@ -28,8 +28,6 @@ class EventLoop {
   using Ready = UvLoop::Ready;
   using Callback = UvLoop::Callback;
   using Watch = UvLoop::Watch;
-  using PollHint = native::PollHint;
-  using WakeTarget = native::WakeTarget;
 
   /// `spin_budget`: how long a thread polls without receiving anything before it gives up; zero: never polls. Throws
   /// Error(kRendezvous) if the system provides no event loop.
