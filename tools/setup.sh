@@ -37,6 +37,7 @@ if [ "$purpose" != demo ]; then
   command -v clang++-19 >/dev/null || clang+=(clang-19)
   command -v clang-tidy-19 >/dev/null || clang+=(clang-tidy-19)
   has_clang_runtime || clang+=(libclang-rt-19-dev)
+  command -v llvm-symbolizer-19 >/dev/null || clang+=(llvm-19)  # suppressions name functions
   if [ "$purpose" = clang ]; then required+=("${clang[@]}"); else optional+=("${clang[@]}"); fi
 fi
 command -v ccache >/dev/null || optional+=(ccache)
