@@ -141,7 +141,7 @@ def call(number, server, way, options):
         which = (number + i) % len(labels)
         start = time.perf_counter()
         try:
-            answer = getattr(server.rpc_sync(timeout=options.patience), method)(images[which])
+            answer = getattr(server.rpc_sync(timeout=options.timeout), method)(images[which])
         except RuntimeError:  # timeout
             observed.given_up = 1
             break
@@ -249,7 +249,7 @@ def main():
     parser.add_argument("--calls", type=int, default=200, help="calls of each caller (default %(default)s)")
     parser.add_argument("--absent", type=int, default=0, help="callers that stop halfway (default %(default)s)")
     parser.add_argument(
-        "--patience", type=float, default=5, help="seconds that a caller waits for a reply (default %(default)s)"
+        "--timeout", type=float, default=5, help="seconds that a caller waits for a reply (default %(default)s)"
     )
     parser.add_argument("--size", type=int, default=2048, help="size of the network's layers (default %(default)s)")
     parser.add_argument(

@@ -50,7 +50,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=None, help="time for each measurement (1; with --quick: 0.1)")
     parser.add_argument("--row-seconds", type=float, default=90, help="time limit of a row (%(default)s)")
     parser.add_argument(
-        "--patience",
+        "--wait-for-quiet",
         type=float,
         default=10,
         metavar="SECONDS",
@@ -116,7 +116,7 @@ class Comparison:
                 rows = [row for row in rows if system.runs(row, transport)]
                 if rows:
                     progress.set_description(f"{rows[0].session}, {transport}, {system.label}")
-                    machine.wait_for_quiet(self.arguments.patience)
+                    machine.wait_for_quiet(self.arguments.wait_for_quiet)
                     other_load = machine.OtherLoad()
                     self._session(system, transport, rows)
                     self.saved["others_share"].append(round(other_load.share(), 3))

@@ -268,7 +268,7 @@ void bindAgent(py::module_& module) {
           py::arg("workers"), no_gil)
       .def("sync", [](PyAgent&) {})
       .def("_abandon", &PyAgent::abandon, no_gil)
-      .def("shutdown", &PyAgent::shutdown, py::arg("patience") = std::numeric_limits<double>::infinity(), no_gil)
+      .def("shutdown", &PyAgent::shutdown, py::arg("timeout") = std::numeric_limits<double>::infinity(), no_gil)
       .def("get_worker_info", [](const PyAgent& self) { return nodeOf(self).self(); })
       .def(
           "get_worker_info", [](const PyAgent& self, const std::string& name) { return nodeOf(self).worker(name); },

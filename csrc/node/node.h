@@ -142,7 +142,7 @@ class Node : public std::enable_shared_from_this<Node> {
   OptimService optim_;
   // Used by the thread that starts and ends the node only:
   std::unique_ptr<Rendezvous> rendezvous_;
-  std::set<WorkerId> absent_;  ///< workers that were lost while the others met
+  std::set<WorkerId> absent_;  ///< workers that were lost while the group formed
 };
 
 }  // namespace torchrpc

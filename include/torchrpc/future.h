@@ -110,15 +110,15 @@ namespace detail {
 
 /// What callers get of a function that returns `R`: of a future its value.
 template <typename R>
-struct Awaited {
+struct UnwrapFuture {
   using type = std::decay_t<R>;
 };
 template <typename T>
-struct Awaited<Future<T>> {
+struct UnwrapFuture<Future<T>> {
   using type = T;
 };
 template <typename R>
-using ResultOf = typename Awaited<R>::type;
+using ResultOf = typename UnwrapFuture<R>::type;
 
 }  // namespace detail
 

@@ -13,7 +13,7 @@ COMPARE = Path(__file__).resolve().parents[2] / "benchmarks" / "compare"
 @pytest.fixture
 def compare(hook_path, tmp_path):
     def run(*arguments):
-        command = [sys.executable, COMPARE, *arguments, "--patience=0", f"--output={tmp_path / 'out'}"]
+        command = [sys.executable, COMPARE, *arguments, "--wait-for-quiet=0", f"--output={tmp_path / 'out'}"]
         run = subprocess.run(command, env=hook_path, capture_output=True, text=True, timeout=110)
         assert run.returncode == 0, run.stdout + run.stderr
         return run.stdout

@@ -113,7 +113,7 @@ def test_batching_answers_the_same_with_fewer_passes(tmp_path):
 
 
 def test_an_absent_caller_stalls_batching_by_hand_only(tmp_path):
-    options = ["--callers=3", "--calls=10", "--absent=1", "--patience=1", "--size=256", "--training=5"]
+    options = ["--callers=3", "--calls=10", "--absent=1", "--timeout=1", "--size=256", "--training=5"]
     output = run_tutorial("batching", *options, cwd=tmp_path)
     assert {way: int(gave_up) for way, *_, gave_up in WAYS.findall(output)} == {
         "one by one": 0,
