@@ -37,10 +37,10 @@ TEST_CASE("a strand runs tasks in the order posted, one at a time") {
 }
 
 TEST_CASE("a queue of tasks is run by one thread that enters once, and at most one more") {
+  std::promise<void> all_posted;
   ThreadPool pool({.size = 4});
   Strand strand(pool, enter);
   entries = 0;
-  std::promise<void> all_posted;
   strand.post([&, posted = all_posted.get_future().share()] { posted.wait(); });
   for (int i = 0; i < 100; ++i) strand.post([] {});
   all_posted.set_value();
@@ -49,10 +49,10 @@ TEST_CASE("a queue of tasks is run by one thread that enters once, and at most o
 }
 
 TEST_CASE("a task that releases what the strand shares does not delay the next") {
-  ThreadPool pool({.size = 2});
-  Strand strand(pool, enter);
   std::promise<void> next_has_run;
   std::atomic<bool> in_time{false};
+  ThreadPool pool({.size = 2});
+  Strand strand(pool, enter);
   strand.post([&] {
     token.unlock();
     in_time = next_has_run.get_future().wait_for(std::chrono::seconds(10)) == std::future_status::ready;
@@ -64,11 +64,11 @@ TEST_CASE("a task that releases what the strand shares does not delay the next")
 }
 
 TEST_CASE("a task posted while another blocks runs meanwhile") {
-  ThreadPool pool({.size = 2});
-  Strand strand(pool, enter);
   std::promise<void> blocked;
   std::promise<void> next_has_run;
   std::atomic<bool> in_time{false};
+  ThreadPool pool({.size = 2});
+  Strand strand(pool, enter);
   strand.post([&] {
     token.unlock();
     blocked.set_value();
@@ -82,9 +82,9 @@ TEST_CASE("a task posted while another blocks runs meanwhile") {
 }
 
 TEST_CASE("the tasks behind one that throws run") {
+  std::atomic<bool> ran{false};
   ThreadPool pool({.size = 1});
   Strand strand(pool, enter);
-  std::atomic<bool> ran{false};
   strand.post([] { throw std::runtime_error("a bad task"); });
   strand.post([&] { ran = true; });
   pool.close();
@@ -92,9 +92,9 @@ TEST_CASE("the tasks behind one that throws run") {
 }
 
 TEST_CASE("a strand without anything to enter runs tasks") {
+  std::atomic<bool> ran{false};
   ThreadPool pool({.size = 1});
   Strand strand(pool, nullptr);
-  std::atomic<bool> ran{false};
   strand.post([&] { ran = true; });
   pool.close();
   REQUIRE(ran);

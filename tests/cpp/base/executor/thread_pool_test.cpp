@@ -43,10 +43,10 @@ std::string threadName() {
 }  // namespace
 
 TEST_CASE("a pool has no thread until there is work") {
+  std::latch done(1);
   ThreadPool pool({});
   CHECK(pool.stats().threads == 0);
   std::string name;
-  std::latch done(1);
   REQUIRE(pool.post([&] {
     name = threadName();
     done.count_down();
@@ -102,10 +102,10 @@ TEST_CASE("tasks start in the order posted") {
 }
 
 TEST_CASE("as many tasks run at once as the pool's size, and no more") {
-  ThreadPool pool({.size = 4});
   std::latch all(4);
   std::atomic<int> running = 0;
   std::atomic<int> most = 0;
+  ThreadPool pool({.size = 4});
   for (int i = 0; i < 4; ++i) pool.post([&] { all.arrive_and_wait(); });
   for (int i = 0; i < 500; ++i) {
     pool.post([&] {
@@ -128,9 +128,9 @@ TEST_CASE("a burst of short tasks starts no more threads than the pool's size") 
 }
 
 TEST_CASE("calls that block on each other 64 deep end on a pool of four") {
-  ThreadPool pool({.size = 4});
   std::atomic<int> reached = 0;
   std::latch done(1);
+  ThreadPool pool({.size = 4});
   pool.post([&] {
     nest(pool, 64, reached);
     done.count_down();
@@ -140,9 +140,9 @@ TEST_CASE("calls that block on each other 64 deep end on a pool of four") {
 }
 
 TEST_CASE("many nested calls side by side end on a pool of one, and leave one thread") {
-  ThreadPool pool({.size = 1});
   std::atomic<int> reached = 0;
   std::latch done(20);
+  ThreadPool pool({.size = 1});
   for (int i = 0; i < 20; ++i) {
     pool.post([&] {
       nest(pool, 10, reached);
@@ -155,9 +155,9 @@ TEST_CASE("many nested calls side by side end on a pool of one, and leave one th
 }
 
 TEST_CASE("blocked threads are counted, once however deep their scopes") {
-  ThreadPool pool({.size = 2});
   std::latch inside(1);
   std::latch go(1);
+  ThreadPool pool({.size = 2});
   pool.post([&] {
     ThreadPool::BlockingScope outer;
     ThreadPool::BlockingScope inner;
@@ -176,9 +176,10 @@ TEST_CASE("a blocking scope on a thread of no pool does nothing") {
 }
 
 TEST_CASE("a pool at its maximum size does not replace a blocked thread, and goes on when that does") {
-  ThreadPool pool({.size = 2, .max_size = 2});
   std::latch inside(2);
   std::latch go(1);
+  std::latch ran(1);
+  ThreadPool pool({.size = 2, .max_size = 2});
   for (int i = 0; i < 2; ++i) {
     pool.post([&] {
       ThreadPool::BlockingScope blocking;
@@ -187,7 +188,6 @@ TEST_CASE("a pool at its maximum size does not replace a blocked thread, and goe
     });
   }
   inside.wait();
-  std::latch ran(1);
   pool.post([&] { ran.count_down(); });
   CHECK(pool.stats().threads == 2);
   CHECK(pool.stats().queued == 1);
@@ -196,8 +196,8 @@ TEST_CASE("a pool at its maximum size does not replace a blocked thread, and goe
 }
 
 TEST_CASE("tasks run after one that has thrown") {
-  ThreadPool pool({.size = 1});
   std::latch next(1);
+  ThreadPool pool({.size = 1});
   pool.post([] { throw std::runtime_error("expected in this test's output"); });
   pool.post([] { throw 1; });
   pool.post([&] { next.count_down(); });
@@ -229,12 +229,12 @@ TEST_CASE("one thread polls before it sleeps, and runs the task that it finds it
 TEST_CASE("a task that another thread posts ends the polling") {
   std::latch ran(1);
   std::atomic<bool> polls = false;
+  std::atomic<bool> first = true;
   ThreadPool pool({.poll_before_park = [&](const std::function<bool()>& done) {
     polls = true;
     polls.notify_all();
     while (!done()) std::this_thread::yield();
   }});
-  std::atomic<bool> first = true;
   pool.post([&] { first = false; });
   polls.wait(false);
   CHECK_FALSE(first);
@@ -300,8 +300,8 @@ TEST_CASE("threads are scheduled as SCHED_BATCH while they sleep, not while they
 }
 
 TEST_CASE("close runs the queued tasks, and no task is accepted after it") {
-  ThreadPool pool({.size = 2});
   std::atomic<int> ran = 0;
+  ThreadPool pool({.size = 2});
   for (int i = 0; i < 1000; ++i) pool.post([&] { ++ran; });
   pool.close();
   CHECK(ran == 1000);
@@ -314,9 +314,9 @@ TEST_CASE("close runs the queued tasks, and no task is accepted after it") {
 }
 
 TEST_CASE("close runs queued tasks that block on each other's queue positions") {
-  ThreadPool pool({.size = 1});
   std::latch go(1);
   std::atomic<bool> ended = false;
+  ThreadPool pool({.size = 1});
   pool.post([&] {
     ThreadPool::BlockingScope blocking;
     go.wait();
@@ -328,9 +328,9 @@ TEST_CASE("close runs queued tasks that block on each other's queue positions") 
 }
 
 TEST_CASE("close from two threads waits in both") {
-  ThreadPool pool({.size = 2});
   std::latch go(1);
   std::atomic<bool> ended = false;
+  ThreadPool pool({.size = 2});
   pool.post([&] {
     go.wait();
     ended = true;
@@ -347,9 +347,9 @@ TEST_CASE("close from two threads waits in both") {
 }
 
 TEST_CASE("close on a thread of the pool throws instead of waiting for itself") {
+  std::latch caught(1);
   ThreadPool pool({.size = 1, .name = "mine"});
   std::string text;
-  std::latch caught(1);
   pool.post([&] {
     try {
       pool.close();
@@ -363,8 +363,8 @@ TEST_CASE("close on a thread of the pool throws instead of waiting for itself") 
 }
 
 TEST_CASE("posting from many threads loses nothing") {
-  ThreadPool pool({.size = 3});
   std::atomic<int> ran = 0;
+  ThreadPool pool({.size = 3});
   std::vector<std::thread> posters;
   for (int i = 0; i < 4; ++i) {
     posters.emplace_back([&] {
