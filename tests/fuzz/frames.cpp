@@ -19,8 +19,8 @@ class Slabs final : public ByteStream {
   ssize_t write(std::span<const iovec> /*parts*/) override { return 0; }
   Room requestRoom() override { return Room::kNow; }
   ssize_t read(std::span<const iovec> /*parts*/) override { return 0; }
-  Segment take(uint64_t place, size_t bytes) override {
-    return place % 2 == 0 ? newSegment(bytes) : ByteStream::take(place, bytes);
+  Segment leaseFromSlab(uint64_t slab_offset, size_t bytes) override {
+    return slab_offset % 2 == 0 ? newSegment(bytes) : ByteStream::leaseFromSlab(slab_offset, bytes);
   }
   bool ready() override { return false; }
   void shutDown() override {}

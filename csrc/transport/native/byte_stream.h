@@ -34,7 +34,7 @@ class ByteStream {
   // By any thread.
   /// Copies the data of a large segment into a slab, if there is room for it. Returns the slab's offset, by which the
   /// peer finds the data; they do not go through the stream then.
-  virtual std::optional<uint64_t> place(const Segment& data) {
+  virtual std::optional<uint64_t> copyToSlab(const Segment& data) {
     static_cast<void>(data);
     return std::nullopt;
   }
@@ -43,7 +43,7 @@ class ByteStream {
   /// As write(); 0: nothing to read.
   virtual ssize_t read(std::span<const iovec> parts) = 0;
   /// The data that the peer has copied into the slab at that offset. Throws Error(kProtocol) if there can be none.
-  virtual Segment take(uint64_t place, size_t bytes);
+  virtual Segment leaseFromSlab(uint64_t slab_offset, size_t bytes);
   /// The socket has become readable.
   virtual void drainWakeups() {}
   /// Whether a read, or a write that had no room before, may move bytes now.

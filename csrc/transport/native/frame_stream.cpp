@@ -19,7 +19,7 @@ FrameQueue::Outgoing::Outgoing(Frame whole, std::function<void(Status)> done, By
   for (const auto& segment : segments) layout.push_back(segment.bytes);
   if (!stream) return;
   for (size_t i = 0; i < segments.size(); ++i) {
-    const auto slab_offset = stream->place(segments[i]);
+    const auto slab_offset = stream->copyToSlab(segments[i]);
     if (!slab_offset) continue;
     header.flags = FrameHeader::kSlabOffsets;
     layout.resize(2 * segments.size(), FrameHeader::kInStream);
@@ -171,7 +171,7 @@ void FrameReader::beginBody(ByteStream& stream) {
     const auto bytes = layout_[i];
     const auto slab_offset = header_.flags != 0 ? layout_[header_.segments + i] : FrameHeader::kInStream;
     const bool in_slab = slab_offset != FrameHeader::kInStream;
-    frame_.segments.push_back(in_slab ? stream.take(slab_offset, bytes) : newSegment(bytes));
+    frame_.segments.push_back(in_slab ? stream.leaseFromSlab(slab_offset, bytes) : newSegment(bytes));
     if (!in_slab) addTarget(frame_.segments.back().mutableData(), bytes);
   }
 }

@@ -50,7 +50,7 @@ class RingStream : public ByteStream {
     return hasRoom() ? Room::kNow : Room::kOnWakeup;
   }
 
-  std::optional<uint64_t> place(const Segment& data) override {
+  std::optional<uint64_t> copyToSlab(const Segment& data) override {
     if (!use_slabs_) return std::nullopt;
     const auto begin = now();
     const auto slab_offset = slabs_out_.write(data, [this] { wakePeer(out_control_.reader_waiting); });
@@ -65,7 +65,7 @@ class RingStream : public ByteStream {
     // The bytes that the peer wrote before it ended are still read.
     return moved == 0 && ended_ ? -ECONNRESET : moved;
   }
-  Segment take(uint64_t slab_offset, size_t bytes) override { return slabs_in_.lease(slab_offset, bytes); }
+  Segment leaseFromSlab(uint64_t slab_offset, size_t bytes) override { return slabs_in_.lease(slab_offset, bytes); }
   void drainWakeups() override {
     char wakeups[64];
     for (;;) {

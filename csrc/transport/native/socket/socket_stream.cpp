@@ -42,7 +42,7 @@ class SocketStream : public ByteStream {
 
 }  // namespace
 
-Segment ByteStream::take(uint64_t /*slab_offset*/, size_t /*bytes*/) {
+Segment ByteStream::leaseFromSlab(uint64_t /*slab_offset*/, size_t /*bytes*/) {
   throw Error(ErrorCode::kProtocol, "a tensor in shared memory, where none is shared");
 }
 
