@@ -107,19 +107,32 @@ class PendingCall;
 
 /// The future that this thread waits for, while it polls in place of the loop. If the thread receives the reply itself,
 /// it completes that future itself. Replies for other futures go to the strand, because the callbacks of those futures
-/// may wait for this thread.
-struct WaitedFuture {
-  explicit WaitedFuture(const FuturePtr& future) : future(future) { current = this; }
-  ~WaitedFuture() { current = nullptr; }
+/// may wait for this thread. A handler of a signal may wait for another future in the meantime.
+class WaitedFuture {
+ public:
+  explicit WaitedFuture(const FuturePtr& future) : future_(future), outer_(std::exchange(current_, this)) {}
+  /// A wait that a signal has ended leaves a reply that has arrived to the strand: others may wait for the future, too.
+  ~WaitedFuture();
   WaitedFuture(const WaitedFuture&) = delete;
   WaitedFuture& operator=(const WaitedFuture&) = delete;
 
-  static thread_local WaitedFuture* current;
-  const FuturePtr future;
-  std::shared_ptr<PendingCall> replied;  ///< set when the reply has arrived on this thread
+  /// Of this thread; may be null.
+  static WaitedFuture* current() { return current_; }
+  const FuturePtr& future() const { return future_; }
+  void setReplied(std::shared_ptr<PendingCall> call) { replied_ = std::move(call); }
+  /// Whether the reply has arrived on this thread.
+  bool hasReply() const { return replied_ != nullptr; }
+  /// Completes the future with the reply that has arrived on this thread, if there is one.
+  void finish();
+
+ private:
+  static thread_local WaitedFuture* current_;
+  const FuturePtr future_;
+  WaitedFuture* const outer_;
+  std::shared_ptr<PendingCall> replied_;
 };
 
-thread_local WaitedFuture* WaitedFuture::current = nullptr;
+thread_local WaitedFuture* WaitedFuture::current_ = nullptr;
 
 /// A call whose reply completes a future.
 class PendingCall : public std::enable_shared_from_this<PendingCall> {
@@ -128,11 +141,15 @@ class PendingCall : public std::enable_shared_from_this<PendingCall> {
 
   void take(Result<Message> result) {
     result_.emplace(std::move(result));
-    if (auto* waited = WaitedFuture::current; waited && waited->future == future_) {
-      waited->replied = shared_from_this();
+    if (auto* waited = WaitedFuture::current(); waited && waited->future() == future_) {
+      waited->setReplied(shared_from_this());
     } else {
-      node_->agent().postToStrand([self = shared_from_this()] { self->finish(); });
+      finishOnStrand();
     }
+  }
+
+  void finishOnStrand() {
+    node_->agent().postToStrand([self = shared_from_this()] { self->finish(); });
   }
 
   void finish() {
@@ -168,6 +185,15 @@ class PendingCall : public std::enable_shared_from_this<PendingCall> {
   const std::shared_ptr<Range> range_ = Range::holdExpectedCall();
   std::optional<Result<Message>> result_;  // set once, before the strand has the call
 };
+
+WaitedFuture::~WaitedFuture() {
+  current_ = outer_;
+  if (replied_) replied_->finishOnStrand();
+}
+
+void WaitedFuture::finish() {
+  if (const auto call = std::exchange(replied_, nullptr)) call->finish();
+}
 
 }  // namespace
 
@@ -222,7 +248,7 @@ namespace {
 void waitUntilDone(Node* node, const FuturePtr& future) {
   const ThreadPool::BlockingScope blocking;
   WaitedFuture waited(future);
-  const auto done = [&] { return waited.replied || future->completed(); };
+  const auto done = [&] { return waited.hasReply() || future->completed(); };
   const bool has_calls = node && node->agent().hasOutstandingRequests();
   if (has_calls) node->agent().poll(done);
   if (!done()) {
@@ -231,10 +257,10 @@ void waitUntilDone(Node* node, const FuturePtr& future) {
     for (; !done(); checkInterrupt()) {
       const auto latest = deadlineAfter(kSignalCheckInterval);
       if (has_calls) node->agent().park(done, waiter->futexWaiter(), latest);
-      if (!waited.replied && waiter->waitFor(latest - std::chrono::steady_clock::now())) return;
+      if (!waited.hasReply() && waiter->waitFor(latest - std::chrono::steady_clock::now())) return;
     }
   }
-  if (waited.replied) waited.replied->finish();
+  waited.finish();
 }
 
 /// Needs the GIL, and releases it while it waits.

@@ -1,6 +1,10 @@
 """A signal such as Ctrl-C's ends a wait at once and leaves no state behind."""
 
+import contextlib
+import operator
+import os
 import signal
+import threading
 import time
 
 import pytest
@@ -55,3 +59,50 @@ def test_a_signal_ends_the_wait_for_a_call(interrupt_after, call):
         # The RRef that arrives later is released.
         time.sleep(1)
         eventually(lambda: rpc.rpc_sync("worker1", owned) == 0)
+
+
+def interrupt_and_return(pid, delay_s=0.0):
+    time.sleep(delay_s)
+    os.kill(pid, signal.SIGALRM)
+    return 1
+
+
+def test_a_future_whose_wait_was_interrupted_as_its_reply_came_can_be_waited_for_again(interrupt_after):
+    with workers(2):
+        for _ in range(50):
+            future = rpc.rpc_async("worker1", interrupt_and_return, args=(os.getpid(),))
+            with contextlib.suppress(Interrupted):
+                future.wait()
+                time.sleep(0.01)
+            done = []
+            waiting = threading.Thread(target=lambda future=future, done=done: done.append(future.wait()), daemon=True)
+            waiting.start()
+            waiting.join(10)
+            assert done == [1]
+
+
+def test_two_threads_wait_for_a_future_and_one_of_them_is_interrupted(interrupt_after):
+    with workers(2):
+        for _ in range(20):
+            future = rpc.rpc_async("worker1", interrupt_and_return, args=(os.getpid(), 0.1))
+            done = []
+            waiting = threading.Thread(target=lambda future=future, done=done: done.append(future.wait()), daemon=True)
+            waiting.start()
+            with contextlib.suppress(Interrupted):
+                future.wait()
+                time.sleep(0.01)
+            waiting.join(10)
+            assert done == [1]
+
+
+def test_a_handler_of_a_signal_makes_calls_itself():
+    with workers(2):
+        seen = []
+        before = signal.signal(signal.SIGALRM, lambda *_: seen.append(rpc.rpc_sync("worker1", operator.neg, (3,))))
+        try:
+            future = rpc.rpc_async("worker1", slow_rref)
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            assert future.wait().to_here() == 1
+            assert seen == [-3]
+        finally:
+            signal.signal(signal.SIGALRM, before)
