@@ -31,8 +31,8 @@ std::string secondsText(Duration duration) {
 }  // namespace
 
 std::chrono::milliseconds storeTimeout(Duration timeout) {
-  if (timeout == kNoLimit) return std::chrono::hours(24 * 30);
-  return std::chrono::ceil<std::chrono::milliseconds>(timeout);
+  constexpr Duration kLongest = std::chrono::hours(24 * 30);  // c10d adds it to the time of a clock
+  return std::chrono::ceil<std::chrono::milliseconds>(std::clamp(timeout, Duration::zero(), kLongest));
 }
 
 FanIn::FanIn(StorePtr store, WorkerInfo self, int32_t world_size)

@@ -1,3 +1,4 @@
+#include "api/access.h"
 #include "api/future_state.h"
 
 namespace torchrpc {
@@ -114,7 +115,9 @@ Messenger::ReplyHandler settleWithReply(std::shared_ptr<FutureState> state) {
 
 bool isReady(const FutureState& state) { return state.ready(); }
 c10::IValue waitFor(FutureState& state) { return state.wait(kNoLimit); }
-c10::IValue waitFor(FutureState& state, Duration timeout) { return state.wait(noLimitIfZero(timeout)); }
+c10::IValue waitFor(FutureState& state, Timeout timeout) {
+  return state.wait(api::limitOf(timeout, "the time-out of wait()"));
+}
 void whenReady(FutureState& state, std::function<void()> action) { state.whenReady(std::move(action)); }
 
 FutureStatePtr makeReady(c10::IValue value) {

@@ -34,7 +34,8 @@ class NoPython final : public CallableRunner {
 
 /// The core's options. Throws Error(kInvalidArgument) for options that are missing or invalid.
 core::Node::Options coreOptions(const NodeOptions& options) {
-  Meeting meeting{options.rendezvous, options.rank, options.world_size, options.init_timeout};
+  const auto init_timeout = limitOf(options.init_timeout, "NodeOptions::init_timeout");
+  Meeting meeting{options.rendezvous, options.rank, options.world_size, init_timeout};
   resolve(meeting);
   if (options.threads == 0) throwInvalidArgument("threads must be positive, but is 0");
   core::Node::Options core;
@@ -45,8 +46,8 @@ core::Node::Options coreOptions(const NodeOptions& options) {
   core.transport.port = options.port;
   core.rendezvous = options.rendezvous;
   core.world_size = meeting.world_size;
-  core.timeout = noLimitIfZero(options.timeout);
-  core.init_timeout = noLimitIfZero(options.init_timeout);
+  core.timeout = limitOf(options.timeout, "NodeOptions::timeout");
+  core.init_timeout = init_timeout;
   core.metadata = kCppMetadata;
   core.allowed_functions = options.allowed_functions;
   validateSelf(core.agent.self, core.world_size);
@@ -56,7 +57,7 @@ core::Node::Options coreOptions(const NodeOptions& options) {
 /// Joins the group at the store `root` or, if that is null, at the options' rendezvous.
 std::shared_ptr<core::Node> start(const NodeOptions& public_options, const StorePtr& root) {
   auto options = coreOptions(public_options);
-  const Meeting meeting{options.rendezvous, options.agent.self.id, options.world_size, public_options.init_timeout};
+  const Meeting meeting{options.rendezvous, options.agent.self.id, options.world_size, options.init_timeout};
   const auto store = enterGroup(root ? root : openStore(meeting));
   const auto no_python = std::make_shared<NoPython>(options.agent.self.name);
   auto node = core::Node::create(options, store);
@@ -75,6 +76,14 @@ std::shared_ptr<core::Node> coreOf(const NodeRef& node) {
 }
 
 NodeRef refTo(const std::shared_ptr<core::Node>& node) { return NodeRef(std::weak_ptr<void>(node)); }
+
+Duration limitOf(Timeout timeout, const char* argument) {
+  const auto duration = timeout.duration();
+  if (duration >= Duration::zero()) return noLimitIfZero(duration);
+  throwInvalidArgument(
+      std::string(argument) + " must not be negative, but is " +
+      std::to_string(std::chrono::duration<double>(duration).count()) + " s. 0: no limit");
+}
 
 Duration timeoutOf(const NodeRef& node, const core::Node& core) { return node.timeout().value_or(core.timeout()); }
 
@@ -95,10 +104,9 @@ std::vector<WorkerInfo> NodeRef::workers() const { return api::coreOf(*this)->wo
 
 std::map<std::string, std::string> NodeRef::metrics() const { return api::coreOf(*this)->metrics(); }
 
-NodeRef NodeRef::withTimeout(Duration timeout) const {
-  if (timeout < Duration::zero()) throw Error(ErrorCode::kInvalidArgument, "a time-out must not be negative");
+NodeRef NodeRef::withTimeout(Timeout timeout) const {
   auto other = *this;
-  other.timeout_ = noLimitIfZero(timeout);
+  other.timeout_ = api::limitOf(timeout, "the time-out of withTimeout()");
   return other;
 }
 
@@ -109,10 +117,10 @@ Node::Node(const NodeOptions& options, const c10::intrusive_ptr<c10d::Store>& st
 
 Node::~Node() { stop(); }
 
-void Node::shutdown(Duration timeout) {
+void Node::shutdown(Timeout timeout) {
   const auto core = std::static_pointer_cast<core::Node>(owned_);
   if (!core) return;
-  const auto limit = noLimitIfZero(timeout);
+  const auto limit = api::limitOf(timeout, "the time-out of shutdown()");
   try {
     core->barrier(api::kLeaving, limit);
     if (!core->rrefs().deleteAllUsers(api::kReferencesTimeout)) {

@@ -24,7 +24,7 @@ struct DistributedOptimizer::Impl {
       : node(std::move(node)),
         optimizer(
             this->node->optim(), std::move(kind), coreGroups(groups),
-            {.lock_free = settings.lock_free, .timeout = noLimitIfZero(settings.timeout)}) {}
+            {.lock_free = settings.lock_free, .timeout = api::limitOf(settings.timeout, "Settings::timeout")}) {}
 
   const std::shared_ptr<core::Node> node;
   core::DistributedOptimizer optimizer;

@@ -6,6 +6,7 @@
 
 #include <charconv>
 #include <cstdlib>
+#include <filesystem>
 #include <string_view>
 
 #include "transport/host_address.h"
@@ -47,7 +48,7 @@ StorePtr openTcp(const Meeting& meeting, const std::string& host, const std::str
   if (options.isServer) options.masterListenFd = listenAtRendezvousHost(host, options.port);
   options.waitWorkers = false;
   options.multiTenant = true;
-  options.timeout = std::chrono::duration_cast<std::chrono::milliseconds>(meeting.timeout);
+  options.timeout = storeTimeout(meeting.timeout);
   const auto address = host + ":" + port_text;
   try {
     return c10::make_intrusive<c10d::TCPStore>(host, options);
@@ -90,7 +91,15 @@ StorePtr openStore(const Meeting& meeting) {
     if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
     return openTcp(meeting, host, rest.substr(port + 1));
   }
-  if (scheme == "file" && !rest.empty()) return c10::make_intrusive<c10d::FileStore>(rest, meeting.world_size);
+  if (scheme == "file" && !rest.empty()) {
+    // Else c10d would try again and again until its own time-out.
+    const auto folder = std::filesystem::absolute(rest).parent_path();
+    std::error_code ignored;
+    if (!std::filesystem::is_directory(folder, ignored)) {
+      throwInvalidArgument("cannot meet at '" + meeting.url + "': " + folder.string() + " is not a directory; make it");
+    }
+    return c10::make_intrusive<c10d::FileStore>(rest, meeting.world_size);
+  }
   throwInvalidArgument("cannot meet at '" + meeting.url + "': write tcp://host:port, env:// or file:///path");
 }
 

@@ -36,16 +36,16 @@ WorkerInfo ownerOf(const c10::IValue& rref) { return rrefOf(rref).rref()->owner(
 
 bool isOwned(const c10::IValue& rref) { return rrefOf(rref).rref()->isOwner(); }
 
-FutureStatePtr fetch(const c10::IValue& value, const Duration* timeout) {
+FutureStatePtr fetch(const c10::IValue& value, const Timeout* timeout) {
   const auto& rref = rrefOf(value);
   const auto node = rref.node();
+  const auto limit = timeout ? api::limitOf(*timeout, "the time-out of toHere()") : node->timeout();
   auto state = std::make_shared<FutureState>(node);
   if (rref.isOwner()) {
     follow(std::static_pointer_cast<OwnerRRef>(rref.rref()), state);
   } else {
     node->rrefs().fetch(
-        std::static_pointer_cast<UserRRef>(rref.rref()), Kind::kRRefFetch,
-        timeout ? noLimitIfZero(*timeout) : node->timeout(), settleWithReply(state));
+        std::static_pointer_cast<UserRRef>(rref.rref()), Kind::kRRefFetch, limit, settleWithReply(state));
   }
   return state;
 }

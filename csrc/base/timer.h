@@ -9,9 +9,10 @@
 #include <memory>
 #include <utility>
 
+#include "torchrpc/timeout.h"
+
 namespace torchrpc {
 
-using Duration = std::chrono::steady_clock::duration;
 using TimePoint = std::chrono::steady_clock::time_point;
 
 /// A timeout that never ends, and the deadline that it gives. Inside the core nothing else means "no limit". Public
@@ -27,8 +28,10 @@ inline Duration durationFromSeconds(double seconds) {
   return seconds > kCenturySeconds ? kNoLimit : std::chrono::ceil<Duration>(std::chrono::duration<double>(seconds));
 }
 
-/// `timeout` after `start`; kNever for kNoLimit and for every timeout that is too long for the clock.
+/// `timeout` after `start`; kNever for kNoLimit and for every timeout that is too long for the clock. A negative one is
+/// over at once.
 constexpr TimePoint deadlineAfter(Duration timeout, TimePoint start) {
+  if (timeout <= Duration::zero()) return start;
   return timeout < kNever - start ? start + timeout : kNever;
 }
 /// `timeout` from now on.

@@ -2,6 +2,7 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <algorithm>
 #include <chrono>
 
 #include "base/sync/interrupt.h"
@@ -13,14 +14,21 @@ namespace torchrpc {
 
 namespace {
 
-/// Larger than that of an earlier start, unless the clock has been set back.
-uint64_t newIncarnation() {
-  return std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
+// In a group that grows, a worker may be started again under its id, and the clock may have been set back before that.
+// So the store keeps the latest incarnation of each id, and the next one is greater by so much at least that ids of
+// RRefs and contexts, which start at the incarnation, are not used again.
+constexpr int64_t kIncarnationStep = std::chrono::nanoseconds(std::chrono::hours(24)).count();
+
+/// Greater than that of an earlier start in this group.
+uint64_t newIncarnation(WorkerId id, bool is_static_group, c10d::Store& store) {
+  const int64_t now = std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
+  if (is_static_group) return now;
+  const auto key = "incarnation/" + std::to_string(id);
+  const auto latest = store.add(key, 0);
+  return store.add(key, latest == 0 ? now : std::max(now - latest, kIncarnationStep));
 }
 
-// In a group that grows, ids of RRefs and contexts start at the incarnation, so that none is used again by a worker
-// that is restarted under the same worker id. A context id has 48 bits for it. With this divisor they count tens of
-// microseconds, and last until 2059.
+// A context id has 48 bits for the incarnation. With this divisor they count tens of microseconds, and last until 2059.
 constexpr uint64_t kNanosecondsPerContext = 10'000;
 
 const Node::Options& validated(const Node::Options& options) {
@@ -65,7 +73,7 @@ Node::Node(const Options& options, StorePtr store, std::unique_ptr<Transport> tr
     : options_(validated(options)),
       allowed_(options_.allowed_functions ? std::make_shared<const AllowList>(*options_.allowed_functions) : nullptr),
       store_(std::move(store)),
-      incarnation_(newIncarnation()),
+      incarnation_(newIncarnation(options_.agent.self.id, isStaticGroup(), *store_)),
       timeout_(options_.timeout.count()),
       agent_(agentOptions(), std::move(transport), makeThreadTimer()),
       profiler_(agent_),

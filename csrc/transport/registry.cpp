@@ -16,6 +16,7 @@ namespace torchrpc {
 namespace {
 
 constexpr std::string_view kAuto = "auto";
+constexpr std::string_view kTcp = "tcp";
 
 #ifdef TORCHRPC_WITHOUT_TENSORPIPE
 constexpr std::string_view kMissingKinds = "; 'tensorpipe' is not in this torchrpc, which was built without TensorPipe";
@@ -60,7 +61,7 @@ const std::vector<TransportKind>& transportKinds() {
        .capabilities = {.authenticates = true, .shares_memory = true, .takes_port = true},
        .make = &makeNative</*kUnixSockets=*/true>},
       // The native transport over TCP only, within a host, too.
-      {.name = "tcp",
+      {.name = kTcp,
        .title = "the native transport over TCP",
        .address_scheme = "native",
        .capabilities = {.authenticates = true, .takes_port = true},
@@ -97,44 +98,37 @@ std::string acceptedNames() {
 
 std::string useDefault(std::string_view how) {
   return ": use " + std::string(defaultKind().title) + std::string(how) +
-      "TORCHRPC_TRANSPORT=" + std::string(defaultKind().name) + " and no _transports or _channels";
+      "TORCHRPC_TRANSPORT=" + std::string(defaultKind().name);
 }
 
-const TransportKind& kindForBackendLists() {
-  const auto& kinds = transportKinds();
-  const auto found = std::ranges::find_if(kinds, [](auto& kind) { return kind.capabilities.takes_backend_lists; });
-  if (found != kinds.end()) return *found;
-  throw Error(
-      ErrorCode::kInvalidArgument,
-      "_transports and _channels list TensorPipe's, but this torchrpc was built without TensorPipe" +
-          useDefault(", by "));
+/// The transport for a list of TensorPipe's transports, which says over which medium workers of one host may talk.
+const TransportKind& kindForMedia(const std::vector<std::string>& transports) {
+  const auto lists = [&](std::string_view name) { return std::ranges::find(transports, name) != transports.end(); };
+  if (lists("shm") || lists(defaultKind().name)) return defaultKind();
+  if (lists("uv") || lists("ibv")) return *findKind(kTcp);
+  std::string names;
+  for (const auto& name : transports) names += (names.empty() ? "'" : ", '") + name + "'";
+  throwInvalidArgument(
+      "_transports lists " + (names.empty() ? "nothing" : names) + ": list 'shm' for shared memory, 'uv' for TCP, or " +
+      "leave the option out for both");
 }
 
 }  // namespace
 
 const TransportKind& chooseTransport(const TransportOptions& options) {
-  const bool listed = options.transports || options.channels;
-  const bool lists_backends = listed && options.transports != std::vector{std::string(defaultKind().name)};
   auto name = options.kind;
   std::string source = "the option transport";
-  if (name.empty() && !listed) {
+  if (name.empty()) {
     const char* variable = std::getenv("TORCHRPC_TRANSPORT");
     if (variable && *variable) name = variable, source = "TORCHRPC_TRANSPORT";
   }
-  if (name.empty() || name == kAuto) return lists_backends ? kindForBackendLists() : defaultKind();
-  const auto* kind = findKind(name);
+  const auto* kind = name.empty() || name == kAuto ? &defaultKind() : findKind(name);
   if (!kind) {
     throw Error(
         ErrorCode::kInvalidArgument,
         source + " is '" + name + "': it can be " + acceptedNames() + std::string(kMissingKinds));
   }
-  if (lists_backends && !kind->capabilities.takes_backend_lists) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        "_transports and _channels list " + std::string(kindForBackendLists().title) +
-            "'s, but the option transport is '" + name + "': leave out one of the two");
-  }
-  return *kind;
+  return kind == &defaultKind() && options.transports ? kindForMedia(*options.transports) : *kind;
 }
 
 std::unique_ptr<Transport> makeTransport(TransportOptions options) {

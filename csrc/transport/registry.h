@@ -18,8 +18,9 @@ struct TransportOptions {
   /// The name of a TransportKind, or "auto" for the first of transportKinds(). Empty: the value of the environment
   /// variable TORCHRPC_TRANSPORT, else "auto". All workers of a group must use the same transport.
   std::string kind;
-  /// TensorPipe's transports and channels, as in TensorPipeOptions. A list of either chooses TensorPipe, unless
-  /// `transports` names the default transport only: {"native"}.
+  /// Names of TensorPipe's transports and channels, as scripts for torch list them. They do not choose TensorPipe: for
+  /// other kinds "shm" or the name of the default kind in `transports` permits shared memory, and a list with neither
+  /// of them, but with "uv" or "ibv", means TCP.
   std::optional<std::vector<std::string>> transports;
   std::optional<std::vector<std::string>> channels;
   std::string host;  ///< this and the next: as in HostChoice
@@ -38,7 +39,7 @@ struct TransportCapabilities {
   bool shares_memory = false;        ///< uses shared memory between workers of one host, where the system permits it
   bool moves_device_memory = false;  ///< sends tensors of accelerators without a copy in main memory
   bool takes_port = false;           ///< listens on the port that the user gives; otherwise the system chooses it
-  bool takes_backend_lists = false;  ///< reads TransportOptions::transports and channels; at most one kind does
+  bool takes_backend_lists = false;  ///< reads TransportOptions::transports and channels itself
 };
 
 /// One row of the table.

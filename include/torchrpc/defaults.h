@@ -5,7 +5,7 @@
 #include <chrono>
 #include <cstddef>
 
-#include "torchrpc/worker_info.h"
+#include "torchrpc/timeout.h"
 
 namespace torchrpc {
 

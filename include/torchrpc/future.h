@@ -11,8 +11,8 @@
 #include <utility>
 
 #include "torchrpc/error.h"
+#include "torchrpc/timeout.h"
 #include "torchrpc/value.h"
-#include "torchrpc/worker_info.h"
 
 namespace torchrpc {
 inline namespace v1 {
@@ -27,7 +27,7 @@ bool isReady(const FutureState& state);
 /// Blocks; throws the error.
 c10::IValue waitFor(FutureState& state);
 /// The same for at most `timeout` (0: no limit); throws Error(kTimeout).
-c10::IValue waitFor(FutureState& state, Duration timeout);
+c10::IValue waitFor(FutureState& state, Timeout timeout);
 /// Runs `action` on the pool once the state is settled.
 void whenReady(FutureState& state, std::function<void()> action);
 /// A state that has its value.
@@ -76,7 +76,7 @@ class Future {
   /// is no `T`. A pool thread that blocks here does not occupy the pool: a spare thread runs meanwhile.
   T wait() const { return fromValue<T>(detail::waitFor(*state_)); }
   /// The same for at most `timeout` (0: no limit), then throws Error(kTimeout); the call goes on.
-  T wait(Duration timeout) const { return fromValue<T>(detail::waitFor(*state_, timeout)); }
+  T wait(Timeout timeout) const { return fromValue<T>(detail::waitFor(*state_, timeout)); }
 
   /// Calls `function` with this future, once it is ready, on a thread of the node's pool (never on the calling thread),
   /// and returns the future of its result. `function` may block and make calls. An exception that it throws becomes the

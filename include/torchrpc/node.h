@@ -135,7 +135,7 @@ class NodeRef {
   std::map<std::string, std::string> metrics() const;
 
   /// A handle to this node with another time-out for calls (0: no limit): `node.withTimeout(5s).call<int>("ps", "f")`.
-  NodeRef withTimeout(Duration timeout) const;
+  NodeRef withTimeout(Timeout timeout) const;
 
   /// Runs `callable(args...)` on the worker `to` and returns the result. Arguments are converted by ValueTraits.
   /// Blocks; a pool thread that blocks here does not occupy the pool, because a spare thread runs meanwhile.
@@ -202,10 +202,10 @@ struct NodeOptions {
   /// Where the group meets: "tcp://host:port" (rank 0 listens there), "env://" (the address is in MASTER_ADDR and
   /// MASTER_PORT), or "file:///path" of a new file on a file system that all workers share. As init_method in Python.
   std::string rendezvous = kDefaultRendezvous;
-  size_t threads = kDefaultThreads;             ///< number of functions that can run at once
-  Duration timeout = kDefaultTimeout;           ///< of calls that name none; 0: no limit
-  Duration init_timeout = kDefaultInitTimeout;  ///< for the group to form
-  std::string transport;                        ///< "native", "tcp", "tensorpipe" or "auto"; as in Python
+  size_t threads = kDefaultThreads;            ///< number of functions that can run at once
+  Timeout timeout = kDefaultTimeout;           ///< of calls that name none; 0: no limit
+  Timeout init_timeout = kDefaultInitTimeout;  ///< for the group to form; 0: no limit
+  std::string transport;                       ///< "native", "tcp", "tensorpipe" or "auto"; as in Python
   /// The secret by which workers authenticate each other when they connect: at least 16 bytes, the same on all workers.
   /// Empty: that in TORCHRPC_SECRET_FILE or TORCHRPC_SECRET, else a random one, distributed by the rendezvous.
   std::string secret;
@@ -237,7 +237,7 @@ class Node : public NodeRef {
   /// meanwhile; then stops the node. Not from functions that this node runs. Throws Error(kRendezvous), which names the
   /// workers that did not call it within `timeout` (0: no limit); the node has stopped even then. A second call does
   /// nothing.
-  void shutdown(Duration timeout = Duration::zero());
+  void shutdown(Timeout timeout = Duration::zero());
   /// Stops immediately: calls of this worker fail with kShutdown, calls to it with kWorkerLost. Idempotent.
   void stop();
 

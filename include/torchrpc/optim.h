@@ -37,8 +37,8 @@ class DistributedOptimizer {
  public:
   /// Settings for all groups.
   struct Settings {
-    bool lock_free = false;              ///< Hogwild: steps of several trainers are not serialized
-    Duration timeout = kDefaultTimeout;  ///< of each request to an owner; 0: no limit
+    bool lock_free = false;             ///< Hogwild: steps of several trainers are not serialized
+    Timeout timeout = kDefaultTimeout;  ///< of each request to an owner; 0: no limit
   };
 
   /// `kind` is one of SGD, Adam, AdamW, Adagrad, RMSprop, Adadelta, Adamax, Rprop, with the arithmetic of that class of

@@ -19,7 +19,7 @@ c10::IValue checkedRRef(c10::IValue value);
 WorkerInfo ownerOf(const c10::IValue& rref);
 bool isOwned(const c10::IValue& rref);
 /// The value, fetched or waited for. `timeout` null: the node's time-out.
-FutureStatePtr fetch(const c10::IValue& rref, const Duration* timeout);
+FutureStatePtr fetch(const c10::IValue& rref, const Timeout* timeout);
 /// The value itself, waited for; throws Error(kInvalidArgument) on workers that do not own it.
 c10::IValue localValue(const c10::IValue& rref);
 
@@ -56,14 +56,14 @@ class RRef {
   /// after a shutdown; kSerialization for a value that cannot be sent; kInvalidArgument if it is no `T`.
   T toHere() const { return toHereAsync().wait(); }
   /// The same with a time-out of its own (0: no limit), which holds on the owner, too.
-  T toHere(Duration timeout) const {
+  T toHere(Timeout timeout) const {
     const auto future = toHereAsync(timeout);
     return isOwner() ? future.wait(timeout) : future.wait();
   }
   /// The same without blocking.
   Future<T> toHereAsync() const { return Future<T>(detail::fetch(value_, nullptr)); }
   /// The same with a time-out of its own.
-  Future<T> toHereAsync(Duration timeout) const { return Future<T>(detail::fetch(value_, &timeout)); }
+  Future<T> toHereAsync(Timeout timeout) const { return Future<T>(detail::fetch(value_, &timeout)); }
 
   /// The value itself, waited for without a limit; on the owner only. Throws Error: kInvalidArgument on another worker
   /// or if the value is no `T`; the error of the call that had to create the value.

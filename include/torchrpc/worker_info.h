@@ -3,14 +3,10 @@
 // The identity of a worker: plain values.
 // Threads: any.
 
-#include <chrono>
 #include <cstdint>
 #include <string>
 
 namespace torchrpc {
-
-/// A span of time, the type of all time-outs: `std::chrono::seconds(5)` converts to it.
-using Duration = std::chrono::steady_clock::duration;
 
 /// A worker's rank in its group: 0 to world size - 1.
 using WorkerId = int32_t;

@@ -244,9 +244,11 @@ def transports() -> Iterator[Finding]:
         yield Finding(OK, f"{found[0]} is used {setting}")
     yield transport_finding("native", {"transport": "native"})
     for name in TENSORPIPE_TRANSPORTS:
-        yield transport_finding(f"tensorpipe, transport {name}", {"_transports": [name]})
+        yield transport_finding(f"tensorpipe, transport {name}", {"transport": "tensorpipe", "_transports": [name]})
     for name in TENSORPIPE_CHANNELS:
-        yield transport_finding(f"tensorpipe, channel {name}", {"_transports": ["uv"], "_channels": [name]})
+        yield transport_finding(
+            f"tensorpipe, channel {name}", {"transport": "tensorpipe", "_transports": ["uv"], "_channels": [name]}
+        )
 
 
 def transport_finding(name: str, options: dict[str, Any]) -> Finding:
@@ -280,7 +282,7 @@ def calls() -> Iterator[Finding]:
     kinds: list[tuple[str, dict[str, Any]]] = [
         ("as your program would", {}),
         ("over TCP, as between machines", {"transport": "tcp"}),
-        ("tensorpipe over TCP", {"_transports": ["uv"]}),
+        ("tensorpipe over TCP", {"transport": "tensorpipe", "_transports": ["uv"]}),
     ]
     for name, options in kinds:
         from .testing import free_port

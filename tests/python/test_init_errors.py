@@ -89,6 +89,41 @@ def test_an_init_timeout_that_is_no_number_is_named(monkeypatch):
         init(init_method=f"tcp://127.0.0.1:{free_port()}")
 
 
+@pytest.mark.parametrize("seconds", ["-1", "nan"])
+def test_an_init_timeout_below_zero_is_refused(monkeypatch, seconds):
+    monkeypatch.setenv("TORCHRPC_INIT_TIMEOUT", seconds)
+    with pytest.raises(ValueError, match="TORCHRPC_INIT_TIMEOUT must not be negative"):
+        init(init_method=f"tcp://127.0.0.1:{free_port()}")
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), 1e15, 1e300, 0])
+def test_a_timeout_may_be_as_long_as_a_float_can_say(tmp_path, monkeypatch, seconds):
+    monkeypatch.setenv("TORCHRPC_INIT_TIMEOUT", str(seconds))
+    init(init_method=f"file://{tmp_path}/store", rpc_timeout=seconds)
+    try:
+        assert rpc.get_rpc_timeout() == 0
+        assert rpc.rpc_sync("worker0", torch.add, args=(torch.ones(1), 1), timeout=seconds).item() == 2
+        assert rpc.rpc_async("worker0", torch.add, args=(torch.ones(1), 1), timeout=seconds).wait().item() == 2
+        assert rpc.remote("worker0", torch.add, args=(torch.ones(1), 1), timeout=seconds).to_here(seconds).item() == 2
+    finally:
+        rpc.shutdown()
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan")])
+def test_a_default_timeout_below_zero_is_refused(tmp_path, seconds):
+    with pytest.raises(ValueError, match="rpc_timeout must not be negative"):
+        init(init_method=f"file://{tmp_path}/store", rpc_timeout=seconds)
+
+
+def test_a_file_in_no_directory_is_named_at_once(tmp_path):
+    start = time.monotonic()
+    with pytest.raises(ValueError, match=rf"file:// rendezvous: {tmp_path}/none is not a directory\. Make it"):
+        init(init_method=f"file://{tmp_path}/none/store")
+    with pytest.raises(ValueError, match=rf"{tmp_path} is a directory\. Add the name of a new file"):
+        init(init_method=f"file://{tmp_path}")
+    assert time.monotonic() - start < 5
+
+
 @pytest.mark.parametrize(
     ("arguments", "kind", "text"),
     [

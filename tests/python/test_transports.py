@@ -12,10 +12,13 @@ import torchrpc.rpc as rpc
 from torchrpc import testing
 
 TRANSPORTS = {
-    "native": {"transport": "native"},
-    "listed native": {"_transports": ["native"]},
-    "tensorpipe": {"transport": "tensorpipe"},
-    "listed uv": {"_transports": ["uv"]},
+    "native": ({"transport": "native"}, "native(shm,tcp)"),
+    "listed native": ({"_transports": ["native"]}, "native(shm,tcp)"),
+    "listed shm": ({"_transports": ["shm", "uv"], "_channels": ["cma", "basic"]}, "native(shm,tcp)"),
+    "listed uv": ({"_transports": ["uv"]}, "native(tcp)"),
+    "listed ibv": ({"_transports": ["ibv", "uv"], "_channels": ["mpt_uv", "basic"]}, "native(tcp)"),
+    "tensorpipe": ({"transport": "tensorpipe"}, "tensorpipe("),
+    "tensorpipe over uv": ({"transport": "tensorpipe", "_transports": ["uv"]}, "tensorpipe(uv;"),
 }
 
 
@@ -25,8 +28,9 @@ def transport_in_use():
 
 @pytest.mark.parametrize("options", TRANSPORTS)
 def test_a_group_uses_the_transport_of_its_options(options):
-    with testing.workers(2, **TRANSPORTS[options]) as names:
-        assert transport_in_use().startswith("native" if "native" in options else "tensorpipe")
+    options, used = TRANSPORTS[options]
+    with testing.workers(2, **options) as names:
+        assert transport_in_use().startswith(used)
         large = torch.rand(1000, 1000)
         assert torch.equal(rpc.rpc_sync(names[1], torch.add, args=(large, 1)), large + 1)
 
@@ -44,6 +48,27 @@ def test_tcp_can_be_used_within_a_host():
     with testing.workers(2, transport="tcp") as names:
         assert transport_in_use() == "native(tcp)"
         assert rpc.rpc_sync(names[1], torch.add, args=(torch.ones(2), 1)).tolist() == [2, 2]
+
+
+def list_different_transports(rank):
+    options = rpc.TensorPipeRpcBackendOptions(
+        init_method=os.environ["INIT_METHOD"], _transports=[["uv"], ["shm", "uv"]][rank]
+    )
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=options)
+    result = rpc.rpc_sync(f"worker{1 - rank}", torch.ones, args=([1],)).item()
+    rpc.shutdown()
+    return result
+
+
+def test_workers_with_different_lists_use_the_medium_that_both_list(tmp_path, monkeypatch):
+    monkeypatch.setenv("INIT_METHOD", f"file://{tmp_path}/store")
+    assert testing.run_ranks(list_different_transports, 2, init=False) == [1, 1]
+
+
+def test_a_list_without_a_transport_that_exists_is_an_error():
+    options = rpc.TensorPipeRpcBackendOptions(_transports=["nosuch"])
+    with pytest.raises(RuntimeError, match="_transports lists 'nosuch': list 'shm' .* 'uv' for TCP"):
+        rpc.TensorPipeAgent(torch.distributed.HashStore(), "alone", 0, 1, options, {}, [], init_timeout=10.0)
 
 
 def test_unauthenticated_peers_are_counted_and_workers_are_not():

@@ -10,6 +10,8 @@
 #include <mutex>
 #include <utility>
 
+#include "base/timer.h"
+
 #if defined(__clang__)
 #define TORCHRPC_ANNOTATE(x) __attribute__((x))
 #else
@@ -58,7 +60,7 @@ class CondVar {
 
   void wait(MutexLock& lock) { condition_.wait(lock.lock_); }
   std::cv_status wait_for(MutexLock& lock, std::chrono::nanoseconds timeout) {
-    return condition_.wait_for(lock.lock_, timeout);
+    return condition_.wait_until(lock.lock_, deadlineAfter(timeout));
   }
   std::cv_status wait_until(MutexLock& lock, std::chrono::steady_clock::time_point deadline) {
     return condition_.wait_until(lock.lock_, deadline);
@@ -72,7 +74,7 @@ class CondVar {
   template <typename Predicate>
   bool wait_for(MutexLock& lock, std::chrono::nanoseconds timeout, Predicate predicate)
       TORCHRPC_ANNOTATE(no_thread_safety_analysis) {
-    return condition_.wait_for(lock.lock_, timeout, std::move(predicate));
+    return condition_.wait_until(lock.lock_, deadlineAfter(timeout), std::move(predicate));
   }
   template <typename Predicate>
   bool wait_until(MutexLock& lock, std::chrono::steady_clock::time_point deadline, Predicate predicate)

@@ -2,7 +2,6 @@
 
 import logging
 import numbers
-from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -18,7 +17,7 @@ from torchrpc._C import (
     _set_profiler_node_id,
 )
 
-from ._rendezvous import enter_group, init_timeout, open_store
+from ._rendezvous import enter_group, init_timeout, open_store, to_timedelta
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +61,8 @@ def init_rpc(
         raise RuntimeError("RPC is already initialized. Call shutdown() first.")
     global _store
     store, rank = open_store(rpc_backend_options.init_method, rank, world_size or None)
-    store.set_timeout(timedelta(seconds=rpc_backend_options.rpc_timeout) or init_timeout())
+    timeout = rpc_backend_options.rpc_timeout
+    store.set_timeout(init_timeout() if timeout == 0 else to_timedelta(timeout, "rpc_timeout"))
     _store = store
     store = enter_group(store, world_size)
     dist_autograd._init(rank)

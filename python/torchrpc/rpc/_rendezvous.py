@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 _TIMEOUT_VARIABLE = "TORCHRPC_INIT_TIMEOUT"
 _FORMED_KEY = "formed"  # as in csrc/api/rendezvous.cpp
 _LOG_AFTER_S = 10.0
+_NO_LIMIT = timedelta(days=30)
 _HOW_TO_MEET = (
     "Set MASTER_ADDR and MASTER_PORT to the host name and a free port of the machine of rank 0, the same for all "
     "workers, or pass rpc_backend_options=TensorPipeRpcBackendOptions(init_method='tcp://host:port'), or "
@@ -35,11 +36,23 @@ def init_timeout() -> timedelta:
     text = os.environ.get(_TIMEOUT_VARIABLE)
     if not text:
         limit = dist.constants.default_pg_timeout
-        return limit if isinstance(limit, timedelta) else timedelta(seconds=limit)  # some programs set a number
+        return limit if isinstance(limit, timedelta) else to_timedelta(limit, "default_pg_timeout")
     try:
-        return timedelta(seconds=float(text))
+        seconds = float(text)
     except ValueError:
         raise ValueError(f"{_TIMEOUT_VARIABLE} must be a number of seconds, but is {text!r}.") from None
+    return to_timedelta(seconds, _TIMEOUT_VARIABLE)
+
+
+def to_timedelta(seconds: float, name: str) -> timedelta:
+    """Return a time-out for a store; 0 and more than a month become a month, which c10d can add to the time.
+
+    Raises:
+        ValueError: a negative number or NaN; the text has the `name` of the argument.
+    """
+    if not seconds >= 0:
+        raise ValueError(f"{name} must not be negative, but is {seconds}. 0: no limit.")
+    return timedelta(seconds=seconds) if 0 < seconds < _NO_LIMIT.total_seconds() else _NO_LIMIT
 
 
 def open_store(init_method: str, rank: int, world_size: int | None) -> tuple[dist.Store, int]:
@@ -50,6 +63,8 @@ def open_store(init_method: str, rank: int, world_size: int | None) -> tuple[dis
         RuntimeError: the store cannot be reached, or (rank 0) its port is in use.
     """
     url = urlparse(init_method)
+    if url.scheme == "file":
+        _check_file(url.path)
     if url.scheme not in ("env", "tcp"):
         return _open_by_torch(init_method, rank, world_size)
     query = {key: values[-1] for key, values in parse_qs(url.query).items()}
@@ -79,6 +94,17 @@ def _environment(name: str, remedy: str) -> str:
 
 def _url_error(scheme: str, text: str) -> ValueError:
     return ValueError(f"Error initializing torch.distributed using {scheme}:// rendezvous: {text}")
+
+
+def _check_file(path: str) -> None:
+    """Raise ValueError if no store can be made at `path`: c10d would try again and again until its own time-out."""
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise _url_error("file", f"{folder} is not a directory. Make it, or use another path, on all workers.")
+    if os.path.isdir(path):
+        raise _url_error("file", f"{path} is a directory. Add the name of a new file in it.")
+    if not os.access(path if os.path.exists(path) else folder, os.R_OK | os.W_OK):
+        raise _url_error("file", f"{path} cannot be written by this user. Use another path, on all workers.")
 
 
 def _open_by_torch(init_method: str, rank: int, world_size: int | None) -> tuple[dist.Store, int]:

@@ -83,8 +83,9 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             a lost worker. Default: the environment variable TORCHRPC_LIVENESS_TIMEOUT, else 30.
         propagate_deadlines (bool): send the deadline of each call to the callee: calls that its function makes get no
             more than the remaining time.
-        _transports, _channels (list of str): names of TensorPipe's transports and channels in order of preference;
-            unknown names are ignored with a warning. Either list selects TensorPipe.
+        _transports, _channels (list of str): names of TensorPipe's transports and channels. With "shm" in `_transports`
+            workers of one host share memory; with "uv" or "ibv" only, all use TCP. With transport="tensorpipe": in
+            order of preference, unknown names are ignored with a warning.
 
     Raises:
         ValueError: a device map that is not 1-to-1, or a device in `devices` that is not a CUDA device.

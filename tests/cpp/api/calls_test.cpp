@@ -3,12 +3,15 @@
 #include <ATen/ATen.h>
 
 #include <atomic>
+#include <cmath>
+#include <functional>
 #include <latch>
 #include <map>
 #include <memory>
 #include <optional>
 #include <stdexcept>
 #include <tuple>
+#include <vector>
 
 #include "api/group.h"
 #include "torchrpc/function.h"
@@ -166,6 +169,35 @@ TEST_CASE("a call times out, and wait() can have a shorter time-out") {
   CHECK(error.worker() == "worker1");
   release->count_down();
   CHECK_NOTHROW(future.wait());
+}
+
+TEST_CASE("no time-out is too long, and a negative one is refused") {
+  Group group(2);
+  const auto to = GENERATE(0, 1);
+  const Timeout longest = GENERATE(
+      Timeout(Duration::max()), Timeout(std::chrono::hours::max()), Timeout(std::chrono::duration<double>(1e300)),
+      Timeout(Duration::max() - 1ns), Timeout(0s));
+  const auto patient = group[0].withTimeout(longest);
+  CHECK(patient.call<at::Tensor>(to, "scale", at::ones({1}), 2).item<int>() == 2);
+  CHECK(patient.callAsync<at::Tensor>(to, "scale", at::ones({1}), 2).wait(longest).item<int>() == 2);
+  CHECK(patient.remote<at::Tensor>(to, "scale", at::ones({1}), 2).toHere(longest).item<int>() == 2);
+
+  const auto future = group[0].callAsync<at::Tensor>(to, "scale", at::ones({1}), 2);
+  const auto rref = group[0].remote<at::Tensor>(to, "scale", at::ones({1}), 2);
+  const Timeout negative =
+      GENERATE(Timeout(-1s), Timeout(Duration::min()), Timeout(std::chrono::duration<double>(NAN)));
+  for (const auto& use : std::vector<std::pair<std::string, std::function<void()>>>{
+           {"withTimeout()", [&] { group[0].withTimeout(negative); }},
+           {"wait()", [&] { future.wait(negative); }},
+           {"toHere()", [&] { rref.toHere(negative); }},
+           {"shutdown()", [&] { group[1].shutdown(negative); }},
+           {"NodeOptions::timeout", [&] { Node({.name = "a", .rank = 0, .world_size = 1, .timeout = negative}); }},
+           {"NodeOptions::init_timeout",
+            [&] { Node({.name = "a", .rank = 0, .world_size = 1, .init_timeout = negative}); }}}) {
+    const auto error = errorOf(use.second);
+    CHECK(error.code() == ErrorCode::kInvalidArgument);
+    CHECK_THAT(error.text(), Catch::Contains(use.first) && Catch::Contains("must not be negative"));
+  }
 }
 
 TEST_CASE("after the end of a node, calls fail and futures do not hang") {

@@ -11,6 +11,7 @@
 #include <latch>
 #include <thread>
 
+#include "agent/rendezvous.h"
 #include "node/builtin_callables.h"
 #include "node/cpp_registry.h"
 #include "testing/loopback_transport.h"
@@ -225,6 +226,27 @@ TEST_CASE("in a group that grows, workers are admitted and expelled") {
   CHECK(call(group[0], 1, addition(at::ones({1}), at::ones({1}))).toTensor().item<double>() == 2);
   group[0].expel(group[1].self());
   CHECK_THAT(errorText([&] { group[0].worker("worker1"); }), Catch::Contains("could not find destination"));
+}
+
+TEST_CASE("a worker that starts again has a greater incarnation, even if the clock has been set back") {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto network = makeLoopbackNetwork();
+  const auto start = [&](WorkerId id) {
+    auto node = std::make_unique<Node>(
+        Node::Options{.agent = {.self = {"worker" + std::to_string(id), id}}, .liveness_timeout = 1s}, store,
+        makeLoopbackTransport(network));
+    node->start();
+    return node;
+  };
+  const auto incarnation = [&](WorkerId id) { return Rendezvous(store, {}).lookUp(id, kNoLimit).incarnation; };
+  const auto root = start(0);
+  start(1);
+  // As the clock would be, set back by a year, for what comes.
+  const auto earlier = incarnation(1);
+  const auto ahead = std::chrono::nanoseconds(std::chrono::hours(24 * 365)).count();
+  store->add("incarnation/1", ahead);
+  const auto again = start(1);
+  CHECK(incarnation(1) > earlier + ahead);
 }
 
 TEST_CASE("a node can be shut down at any time and more than once") {
