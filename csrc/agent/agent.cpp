@@ -99,9 +99,18 @@ Error Agent::closing() const {
   return {ErrorCode::kShutdown, "RPC is shutting down on " + self().name + ": the call was not completed", self().name};
 }
 
+Error Agent::forkedError() const {
+  return {
+      ErrorCode::kShutdown,
+      "this process was forked from the one of " + self().name +
+          ": calls, RRefs and contexts of that worker cannot be used here. To use RPC in this process, call init_rpc",
+      self().name};
+}
+
 // --- Requests sent by this worker ---
 
 void Agent::request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) {
+  if (!isInItsProcess()) return handler(forkedError());
   timeout = limitTimeout(message, timeout);
   const auto id = message.call = calls_.nextId();
   CallTable::Call call{
@@ -225,6 +234,7 @@ struct Agent::Retry {
 };
 
 void Agent::requestReliably(WorkerId to, Message message, ReplyHandler handler) {
+  if (!isInItsProcess()) return handler(forkedError());
   TORCH_INTERNAL_ASSERT(isReliable(message.kind), "not an idempotent kind: ", name(message.kind));
   attempt(std::make_shared<Retry>(to, std::move(message), Responder(std::move(handler)), ActivityToken(activity_)));
 }
@@ -317,6 +327,7 @@ void Agent::serveLater(const Served& served, const Responder& responder, TakeReq
 }
 
 void Agent::reply(const std::shared_ptr<Link>& link, CallId id, Result<Message> result, ActivityToken token) {
+  if (!isInItsProcess()) return;  // the function has forked, and this is the child
   auto message = result ? std::move(result).value() : encodeError(result.error());
   message.call = id;
   Frame frame;

@@ -21,6 +21,7 @@
 #include "base/defaults.h"
 #include "base/executor/strand.h"
 #include "base/executor/thread_pool.h"
+#include "base/process.h"
 #include "base/timer.h"
 #include "transport/transport.h"
 #include "wire/limits.h"
@@ -92,6 +93,10 @@ class Agent final : public Messenger {
   bool waitForCapacity(Duration timeout) { return ThreadPool::onThread() || calls_.waitForCapacity(timeout); }
 
   // --- Shutdown ---
+  /// False in a forked child, where this node cannot be used: see Note [Forked children].
+  bool isInItsProcess() const { return maker_.isThisOne(); }
+  /// The error of a use in a forked child.
+  Error forkedError() const;
   /// Whether close() has been called.
   bool isClosing() const { return closing_; }
   /// Waits until no call is under way, neither made nor served here. False after `timeout` (kNoLimit: never).
@@ -146,6 +151,7 @@ class Agent final : public Messenger {
   void attempt(const std::shared_ptr<Retry>& retry);
   Error closing() const;
 
+  const MakerProcess maker_;
   const Options options_;
   WorkerDirectory directory_;
   const std::shared_ptr<Timer> timer_;

@@ -71,7 +71,10 @@ std::shared_ptr<core::Node> start(const NodeOptions& public_options, const Store
 }  // namespace
 
 std::shared_ptr<core::Node> coreOf(const NodeRef& node) {
-  if (auto core = std::static_pointer_cast<core::Node>(node.core().lock())) return core;
+  if (auto core = std::static_pointer_cast<core::Node>(node.core().lock())) {
+    core->requireItsProcess();
+    return core;
+  }
   throw Error(ErrorCode::kShutdown, "the node has shut down");
 }
 
@@ -120,6 +123,7 @@ Node::~Node() { stop(); }
 void Node::shutdown(Timeout timeout) {
   const auto core = std::static_pointer_cast<core::Node>(owned_);
   if (!core) return;
+  core->requireItsProcess();
   const auto limit = api::limitOf(timeout, "the time-out of shutdown()");
   try {
     core->barrier(api::kLeaving, limit);
@@ -136,7 +140,7 @@ void Node::shutdown(Timeout timeout) {
 
 void Node::stop() {
   const auto core = std::static_pointer_cast<core::Node>(std::exchange(owned_, nullptr));
-  if (!core) return;
+  if (!core || !core->agent().isInItsProcess()) return;
   core->rrefs().destroy();
   core->shutdown();
 }

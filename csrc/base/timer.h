@@ -28,10 +28,9 @@ inline Duration durationFromSeconds(double seconds) {
   return seconds > kCenturySeconds ? kNoLimit : std::chrono::ceil<Duration>(std::chrono::duration<double>(seconds));
 }
 
-/// `timeout` after `start`; kNever for kNoLimit and for every timeout that is too long for the clock. A negative one is
-/// over at once.
+/// `timeout` after `start`; kNever for kNoLimit and for every timeout that is too long for the clock.
 constexpr TimePoint deadlineAfter(Duration timeout, TimePoint start) {
-  if (timeout <= Duration::zero()) return start;
+  if (timeout < -start.time_since_epoch()) return {};  // the clock begins there
   return timeout < kNever - start ? start + timeout : kNever;
 }
 /// `timeout` from now on.

@@ -52,7 +52,10 @@ std::shared_ptr<Node> makeNode(Node::Options options, StorePtr store) {
 }
 
 /// For the agent's methods.
-Node& nodeOf(const PyAgent& agent) { return *agent.node(); }
+Node& nodeOf(const PyAgent& agent) {
+  agent.node()->requireItsProcess();
+  return *agent.node();
+}
 
 std::map<std::string, std::string> debugInfo(const PyAgent& agent) {
   auto info = nodeOf(agent).metrics();
@@ -319,6 +322,12 @@ void bindAgent(py::module_& module) {
         }
       },
       py::arg("agent"));
+  module.def(
+      "_forked_from", &forkedFrom,
+      "In a process that was forked from that of a worker: a sentence that says so, for error texts; else empty.");
+  module.def(
+      "_keep_forever", [](const py::object& object) { object.inc_ref(); }, py::arg("object"),
+      "Keeps an object from being destroyed, even at the end of the process.");
   module.def("_reset_current_rpc_agent", [] { setCurrentAgent({}); });
   module.def("_cleanup_python_rpc_handler", [] {});
   module.def("get_rpc_timeout", [] { return toSeconds(currentNode()->timeout()); });

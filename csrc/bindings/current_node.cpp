@@ -9,20 +9,35 @@ namespace {
 struct Current {
   py::object agent;
   std::shared_ptr<Node> node;  ///< the agent's, if it is a PyAgent
+  std::string parent;          ///< the worker of the process that this one was forked from; empty: none
+  MakerProcess maker;
 };
 
-// Guarded by the GIL. Never destroyed, because at exit the interpreter ends before static destructors run.
+// Guarded by the GIL. Never destroyed, because at exit the interpreter ends before static destructors run, and a forked
+// child leaves what it inherits alone: see Note [Forked children].
 Current& current() {
-  static auto& current = *new Current();
-  return current;
+  static auto* current = new Current();
+  if (!current->maker.isThisOne()) {
+    const auto& inherited = *current;
+    auto parent = inherited.node ? inherited.node->self().name : inherited.parent;
+    current = new Current{.parent = std::move(parent)};
+  }
+  return *current;
 }
 
 }  // namespace
 
+std::string forkedFrom() {
+  const auto& parent = current().parent;
+  if (parent.empty()) return "";
+  return " This process was forked from that of " + parent +
+      ", whose calls, RRefs and contexts cannot be used here. To use RPC here, call init_rpc in this process.";
+}
+
 bool isCurrentAgentSet() { return static_cast<bool>(current().agent); }
 
 void setCurrentAgent(py::object agent) {
-  Current next{.agent = std::move(agent)};
+  Current next{.agent = std::move(agent), .parent = current().parent};
   if (next.agent && py::isinstance<PyAgent>(next.agent)) next.node = py::cast<const PyAgent&>(next.agent).node();
   std::swap(current(), next);
 }
@@ -30,7 +45,8 @@ void setCurrentAgent(py::object agent) {
 py::object currentAgent() {
   if (!current().agent) {
     throw std::runtime_error(
-        "Current RPC agent is not set! Did you initialize the RPC framework (e.g. by calling `rpc.init_rpc`)?");
+        "Current RPC agent is not set! Did you initialize the RPC framework (e.g. by calling `rpc.init_rpc`)?" +
+        forkedFrom());
   }
   return current().agent;
 }

@@ -6,8 +6,10 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>
+#include <string>
 
 #include "base/ids.h"
+#include "base/process.h"
 #include "node/node.h"
 
 namespace torchrpc::bindings {
@@ -19,6 +21,9 @@ namespace py = pybind11;
 py::object currentAgent();
 bool isCurrentAgentSet();
 void setCurrentAgent(py::object agent);
+
+/// In a process that was forked from that of a worker: a sentence that says so, for error texts; else empty.
+std::string forkedFrom();
 
 /// The node of the current agent. Needs the GIL. Throws RuntimeError if there is none or it is another backend's.
 std::shared_ptr<Node> currentNode();

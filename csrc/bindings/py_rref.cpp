@@ -67,21 +67,22 @@ py::object PyRRef::localValue() const {
             "), can't call localValue() on user " + toString(node_->self()) + ". Call it on owner " +
             toString(rref_->owner()) + ", or fetch a copy with to_here()");
   }
+  node_->requireItsProcess();
   return toObject(waitForOwned(static_cast<const OwnerRRef&>(*rref_), kNoLimit));
 }
 
 py::object PyRRef::toHere(double timeout) const {
-  const auto limit = toTimeout(*node_, timeout);
+  const auto limit = toTimeout(*node(), timeout);
   if (rref_->isOwner()) return toObject(waitForOwned(static_cast<const OwnerRRef&>(*rref_), limit));
 
-  return waitForReply(node_, [&](Messenger::ReplyHandler done) {
+  return waitForReply(node(), [&](Messenger::ReplyHandler done) {
     node_->rrefs().fetch(std::static_pointer_cast<UserRRef>(rref_), fetch_kind_, limit, std::move(done));
   });
 }
 
 py::object PyRRef::creationFuture() const {
   auto future = makeFuture();
-  const auto settle = [node = node_, future](Status failure) {
+  const auto settle = [node = node(), future](Status failure) {
     node->agent().postToStrand([node, future, failure = std::move(failure)] {
       if (failure) return fail(future, *failure);
       complete(future, [] { return py::none(); });

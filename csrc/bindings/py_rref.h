@@ -23,7 +23,11 @@ class PyRRef {
   ~PyRRef();
 
   const RRefPtr& rref() const { return rref_; }
-  const std::shared_ptr<Node>& node() const { return node_; }
+  /// Throws Error(kShutdown) in a forked child.
+  const std::shared_ptr<Node>& node() const {
+    node_->requireItsProcess();
+    return node_;
+  }
 
   bool confirmedByOwner() const;
   /// A copy of the value, or on the owner the value itself. `timeout` in seconds. Blocks without the GIL. Throws Error.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
 
 #include "base/sync/interrupt.h"
 #include "node/builtin_callables.h"
@@ -66,7 +67,10 @@ RRefService::Options Node::rrefOptions() {
 
 std::shared_ptr<Node> Node::create(const Options& options, StorePtr store) {
   auto transport = makeGroupTransport(options, *store);
-  return std::make_shared<Node>(options, std::move(store), std::move(transport));
+  const auto destroy = [](Node* node) {
+    if (node->agent_.isInItsProcess()) std::default_delete<Node>()(node);
+  };
+  return {std::make_unique<Node>(options, std::move(store), std::move(transport)).release(), destroy};
 }
 
 Node::Node(const Options& options, StorePtr store, std::unique_ptr<Transport> transport)
@@ -249,7 +253,12 @@ void Node::waitForCapacity(const WorkerInfo& to, Duration timeout) {
   }
 }
 
+void Node::requireItsProcess() const {
+  if (!agent_.isInItsProcess()) throw agent_.forkedError();
+}
+
 bool Node::shutdown(Duration timeout) {
+  if (!agent_.isInItsProcess()) return true;
   autograd_.close();  // ends the passes that block pool threads
   return agent_.close(timeout);
 }

@@ -47,7 +47,7 @@ class Node : public std::enable_shared_from_this<Node> {
   };
 
   /// A node whose transport is made from `options` and `store`; see makeGroupTransport. Blocks on the store. Throws as
-  /// the constructor and makeGroupTransport do.
+  /// the constructor and makeGroupTransport do. A forked child never destroys it.
   static std::shared_ptr<Node> create(const Options& options, StorePtr store);
   /// A node over any transport. Throws Error(kInvalidArgument) for an invalid name, rank or world size.
   Node(const Options& options, StorePtr store, std::unique_ptr<Transport> transport);
@@ -64,6 +64,8 @@ class Node : public std::enable_shared_from_this<Node> {
   void start();
 
   // --- in between, any thread ---
+  /// Throws Error(kShutdown) in a forked child: see Note [Forked children].
+  void requireItsProcess() const;
   const WorkerInfo& self() const { return agent_.self(); }
   Agent& agent() { return agent_; }
   /// The messenger to send calls through: autograd contexts record them.

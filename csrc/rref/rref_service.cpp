@@ -280,6 +280,7 @@ void RRefService::onWorkerLost(const WorkerInfo& worker) {
 }
 
 void RRefService::release(UserRRef& rref) {
+  if (!maker_.isThisOne()) return;  // the fork is the parent's
   state_->users.remove(rref);
   if (!rref.markDeleted() || state_->closed) return;
   notifyReliably(

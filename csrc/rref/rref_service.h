@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "agent/messenger.h"
+#include "base/process.h"
 #include "rref/fork_protocol.h"
 #include "rref/owner_table.h"
 #include "rref/rref.h"
@@ -133,6 +134,7 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
   void answerFetch(const c10::IValue& value, const WorkerInfo& to, const Responder& responder);
 
   struct State;
+  const MakerProcess maker_;
   std::unique_ptr<State> state_;
 };
 

@@ -21,6 +21,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <cxxabi.h>
 #include <deque>
 #include <list>
@@ -31,6 +32,7 @@
 
 #include "base/error.h"
 #include "base/executor/scheduling.h"
+#include "base/process.h"
 #include "base/sync/mutex.h"
 
 namespace torchrpc {
@@ -51,6 +53,7 @@ struct ThreadPool::State {
   const Options options;
   const size_t spare_from = spareFrom();
   const Scheduling scheduling;
+  const MakerProcess maker;
 
   mutable Mutex mutex;
   CondVar token_added;     ///< or the pool closes; for waiting threads
@@ -245,6 +248,9 @@ void ThreadPool::State::runTask(MutexLock& lock) {
   unlockAndNotify(lock, has_token);
   if (std::exchange(has_batch_policy, false)) scheduling.apply();
   runLogged(task);
+  // A task that has forked, and returned in the child: this is the child's only thread, and nobody waits for its
+  // result.
+  if (!maker.isThisOne()) std::_Exit(0);
   task = nullptr;
 }
 

@@ -3,7 +3,7 @@
 import numbers
 from typing import Any
 
-from torchrpc._C import WorkerInfo, _get_current_rpc_agent, _is_current_rpc_agent_set
+from torchrpc._C import WorkerInfo, _forked_from, _get_current_rpc_agent, _is_current_rpc_agent_set
 
 from .constants import UNSET_RPC_TIMEOUT
 
@@ -11,7 +11,7 @@ from .constants import UNSET_RPC_TIMEOUT
 def _check_initialized() -> None:
     """Raise RuntimeError unless `init_rpc` has been called."""
     if not _is_current_rpc_agent_set():
-        raise RuntimeError("RPC has not been initialized. Call torch.distributed.rpc.init_rpc first.")
+        raise RuntimeError("RPC has not been initialized. Call torch.distributed.rpc.init_rpc first." + _forked_from())
 
 
 def _to_worker_info(to: Any) -> Any:

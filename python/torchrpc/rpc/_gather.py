@@ -11,6 +11,7 @@ import collections
 import contextlib
 import logging
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -55,6 +56,16 @@ def forget_all() -> None:
     with lock:
         next_numbers.clear()
         states_by_id.clear()
+
+
+def _forget_parent() -> None:
+    """In a forked child: another thread of the parent may have held the lock."""
+    global lock
+    lock = threading.RLock()
+    forget_all()
+
+
+os.register_at_fork(after_in_child=_forget_parent)
 
 
 def python_workers(agent: Any) -> set[str]:

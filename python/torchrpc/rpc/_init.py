@@ -2,6 +2,7 @@
 
 import logging
 import numbers
+import os
 from typing import Any
 
 import torch.distributed as dist
@@ -13,6 +14,7 @@ from torchrpc._C import (
     RpcBackendOptions,
     WorkerInfo,
     _is_current_rpc_agent_set,
+    _keep_forever,
     _rref_context_get_debug_info,
     _set_profiler_node_id,
 )
@@ -68,6 +70,17 @@ def init_rpc(
     dist_autograd._init(rank)
     _set_profiler_node_id(rank)
     _init_rpc_backend(backend, store, name, rank, world_size, rpc_backend_options)
+
+
+def _leave_store_to_parent() -> None:
+    """In a forked child: the end of rank 0's store would wait for the store's thread, which only the parent has."""
+    global _store
+    if _store is not None:
+        _keep_forever(_store)
+        _store = None
+
+
+os.register_at_fork(after_in_child=_leave_store_to_parent)
 
 
 def _resolve_backend(backend: Any, options: Any) -> tuple[Any, Any]:

@@ -140,7 +140,7 @@ class _Processes:
         rank, process = self.running.pop(connection)
         try:
             failed, value = connection.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             process.join(5)
             raise RankError(f"rank {rank} died (exit code {process.exitcode}).") from None
         if failed:

@@ -1,4 +1,4 @@
-// Note [Forks]
+// Note [Slabs in forked children]
 // The memory of slabs is shared with the writer's process. If the reader's process forks, the child would share it as
 // well: parent and child would see each other's changes of a tensor, and the writer would reuse a slab that only the
 // parent has returned. After fork(), all other memory is private to each process, and so must be the tensors on slabs.
@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/process.h"
 #include "wire/tensor_codec.h"
 
 namespace torchrpc::native {
@@ -109,13 +110,12 @@ class LiveSlabs {
     slabs_.splice(slabs_.end(), slab);
   }
   /// Moves the slab to `removed`. False if it was added before this process was forked: then it is the parent's.
-  bool remove(Slabs::iterator slab, uint64_t generation, Slabs& removed) {
+  bool remove(Slabs::iterator slab, MakerProcess maker, Slabs& removed) {
     MutexLock lock(mutex_);
-    if (generation != generation_) return false;
+    if (!maker.isThisOne()) return false;
     removed.splice(removed.end(), slabs_, slab);
     return true;
   }
-  uint64_t generation() const { return generation_; }
 
  private:
   struct Copy {
@@ -148,14 +148,12 @@ class LiveSlabs {
     }
     copies_.clear();
     slabs_.clear();
-    ++generation_;
     mutex_.unlock();
   }
 
   Mutex mutex_;
   Slabs slabs_ TORCHRPC_GUARDED_BY(mutex_);
   std::vector<Copy> copies_ TORCHRPC_GUARDED_BY(mutex_);
-  std::atomic<uint64_t> generation_{0};  ///< changes in a forked child; written under mutex_
 };
 
 /// Held by a tensor's storage; its end returns the slab.
@@ -163,14 +161,14 @@ struct SlabLease {
   std::shared_ptr<const void> owner;
   std::atomic<uint8_t>& returned;
   std::atomic<uint64_t>& return_count;
-  uint64_t generation;
+  MakerProcess maker;
   LiveSlabs::Slabs::iterator slab;
 
   /// The deleter of the storage's DataPtr.
   static void end(void* context) {
     const std::unique_ptr<SlabLease> lease(static_cast<SlabLease*>(context));
     LiveSlabs::Slabs slab;
-    if (!LiveSlabs::get().remove(lease->slab, lease->generation, slab)) return;
+    if (!LiveSlabs::get().remove(lease->slab, lease->maker, slab)) return;
     lease->returned = 1;
     ++lease->return_count;
   }
@@ -187,7 +185,7 @@ Segment SlabReader::lease(uint64_t slab_offset, size_t bytes) const {
   auto* const data = memory_.data() + slab_offset;
   LiveSlabs::Slabs slab{{data, (bytes + kPageBytes - 1) / kPageBytes * kPageBytes}};
   auto held = std::make_unique<SlabLease>(SlabLease{
-      owner_, control_.returned[slab_offset / SlabControl::kUnitBytes], control_.return_count, live.generation(),
+      owner_, control_.returned[slab_offset / SlabControl::kUnitBytes], control_.return_count, MakerProcess(),
       slab.begin()});
   live.add(slab);
   c10::DataPtr storage(data, held.release(), &SlabLease::end, c10::Device(c10::DeviceType::CPU));

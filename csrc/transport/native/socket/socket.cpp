@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
@@ -9,6 +10,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <pthread.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -18,8 +20,48 @@
 
 namespace torchrpc::native {
 
+namespace {
+
+/// The descriptors that a forked child has to close, as a bitmap: in a child of a process with several threads only
+/// functions that are safe in signal handlers may be called. (A thread that forks between the system call that opens a
+/// descriptor and add() leaves that one open in the child.)
+class OpenDescriptors {
+ public:
+  static void add(int fd) {
+    if (fd < kMax) words_[fd / kBits] |= bit(fd);
+  }
+  static void remove(int fd) {
+    if (fd < kMax) words_[fd / kBits] &= ~bit(fd);
+  }
+
+ private:
+  static constexpr int kMax = 1 << 20;
+  static constexpr int kBits = 64;
+  static uint64_t bit(int fd) { return uint64_t{1} << (fd % kBits); }
+
+  static void closeInChild() {
+    for (int word = 0; word < kMax / kBits; ++word) {
+      const auto open = words_[word].exchange(0);
+      for (int i = 0; i < kBits && open >> i != 0; ++i) {
+        if ((open >> i & 1) != 0) ::close(word * kBits + i);
+      }
+    }
+  }
+
+  static inline std::array<std::atomic<uint64_t>, kMax / kBits> words_{};
+  [[maybe_unused]] static inline const int registered_ = ::pthread_atfork(nullptr, nullptr, &closeInChild);
+};
+
+}  // namespace
+
+Descriptor::Descriptor(int fd) : fd_(fd) {
+  if (fd >= 0) OpenDescriptors::add(fd);
+}
+
 Descriptor::~Descriptor() {
-  if (fd_ >= 0) ::close(fd_);
+  if (fd_ < 0 || !maker_.isThisOne()) return;
+  OpenDescriptors::remove(fd_);
+  ::close(fd_);
 }
 
 std::optional<SocketAddress> SocketAddress::tcp(const std::string& host_and_port) {

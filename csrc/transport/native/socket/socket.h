@@ -9,16 +9,19 @@
 #include <sys/types.h>
 #include <utility>
 
+#include "base/process.h"
+
 namespace torchrpc::native {
 
-/// Owns a file descriptor.
+/// Owns a file descriptor. A forked child does not inherit it: see Note [Forked children].
 class Descriptor {
  public:
   Descriptor() = default;
-  explicit Descriptor(int fd) : fd_(fd) {}
-  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  explicit Descriptor(int fd);
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)), maker_(other.maker_) {}
   Descriptor& operator=(Descriptor&& other) noexcept {
     std::swap(fd_, other.fd_);
+    std::swap(maker_, other.maker_);
     return *this;
   }
   ~Descriptor();
@@ -27,6 +30,7 @@ class Descriptor {
 
  private:
   int fd_ = -1;
+  MakerProcess maker_;
 };
 
 /// An address to listen on or to connect to.
