@@ -67,7 +67,14 @@ void Agent::onLoopFirst(Kind kind, LoopHandler handler) { served_.at(kind).loop_
 
 void Agent::onWorkerLost(LostHandler handler) { lost_handlers_.push_back(std::move(handler)); }
 
-std::string Agent::listen() { return connections_.listen(); }
+std::string Agent::listen() {
+  // With one thread all calls are served, if slowly, even where the system permits no more.
+  pool_.post([] {});
+  if (pool_.stats().threads == 0) {
+    throw Error(ErrorCode::kUnknown, self().name + " cannot serve calls: the system permits no thread for them");
+  }
+  return connections_.listen();
+}
 
 void Agent::post(std::function<void()> task) {
   // The pool closes after the loop has ended: then a task may run on any thread, so this one runs it.
@@ -262,6 +269,7 @@ void Agent::attempt(const std::shared_ptr<Retry>& retry) {
 // --- Frames that arrive ---
 
 Result<Message> Agent::decode(Frame frame) try {
+  if (frame.failure) return *std::move(frame.failure);
   return decodeFrame(std::move(frame), options_.limits);
 } catch (const Error& e) {
   malformed_.fetch_add(1, std::memory_order_relaxed);

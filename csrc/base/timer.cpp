@@ -1,10 +1,10 @@
 #include "base/timer.h"
 
-#include <mutex>
 #include <pthread.h>
 #include <thread>
 #include <utility>
 
+#include "base/executor/start_thread.h"
 #include "base/sync/mutex.h"
 #include "base/timer_schedule.h"
 
@@ -14,6 +14,7 @@ namespace {
 
 class ThreadTimer : public Timer {
  public:
+  ThreadTimer() : thread_(startThread("of the timer", [this] { run(); })) {}
   ~ThreadTimer() override { close(); }
 
   TimePoint now() const override { return std::chrono::steady_clock::now(); }
@@ -21,10 +22,6 @@ class ThreadTimer : public Timer {
   Id at(TimePoint when, std::function<void()> task) override {
     const auto added = schedule_.add(when, std::move(task));
     if (added.id == 0) return 0;
-    std::call_once(started_, [this] {
-      MutexLock lock(mutex_);
-      if (!closed_) thread_ = std::thread([this] { run(); });
-    });
     if (added.is_first) schedule_.wake();
     return added.id;
   }
@@ -36,7 +33,6 @@ class ThreadTimer : public Timer {
     std::thread thread;
     {
       MutexLock lock(mutex_);
-      closed_ = true;
       // A task that closes its own timer leaves the join to the destructor.
       if (thread_.get_id() != std::this_thread::get_id()) thread.swap(thread_);
     }
@@ -53,10 +49,8 @@ class ThreadTimer : public Timer {
   }
 
   TimerSchedule schedule_;
-  std::once_flag started_;
   Mutex mutex_;
   std::thread thread_ TORCHRPC_GUARDED_BY(mutex_);
-  bool closed_ TORCHRPC_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace

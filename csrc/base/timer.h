@@ -59,7 +59,7 @@ class Timer {
   Id after(Duration delay, std::function<void()> task) { return at(deadlineAfter(delay, now()), std::move(task)); }
 };
 
-/// A timer on the real clock. Its thread starts with the first task.
+/// A timer on the real clock, with a thread. Throws Error if the thread cannot be started.
 std::unique_ptr<Timer> makeThreadTimer();
 
 }  // namespace torchrpc

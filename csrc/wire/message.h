@@ -66,6 +66,7 @@ struct Segment {
 struct Frame {
   std::string head;
   std::vector<Segment> segments;
+  Status failure;  ///< of a frame that has arrived: why there are no segments
 };
 
 /// The data of tensors of at most this size is in the head; that of a larger tensor is a segment.

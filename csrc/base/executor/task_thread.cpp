@@ -2,13 +2,15 @@
 
 #include <utility>
 
+#include "base/executor/start_thread.h"
+
 namespace torchrpc {
 
 namespace {
 thread_local const TaskThread* current_loop = nullptr;
 }  // namespace
 
-TaskThread::TaskThread() : thread_([this] { run(); }) {}
+TaskThread::TaskThread() : thread_(startThread("of the transport", [this] { run(); })) {}
 
 TaskThread::~TaskThread() { stop(); }
 

@@ -26,12 +26,12 @@
 #include <deque>
 #include <list>
 #include <pthread.h>
-#include <system_error>
 #include <thread>
 #include <utility>
 
 #include "base/error.h"
 #include "base/executor/scheduling.h"
+#include "base/executor/start_thread.h"
 #include "base/process.h"
 #include "base/sync/mutex.h"
 
@@ -74,6 +74,7 @@ struct ThreadPool::State {
   bool polling TORCHRPC_GUARDED_BY(mutex) = false;     ///< a thread polls or parks
   size_t threads_made TORCHRPC_GUARDED_BY(mutex) = 0;  ///< in the life of the pool; for their names
   bool closed TORCHRPC_GUARDED_BY(mutex) = false;
+  bool at_system_limit TORCHRPC_GUARDED_BY(mutex) = false;  ///< the last attempt to start a thread has failed
 
   bool finished() const TORCHRPC_REQUIRES(mutex) { return closed && tasks.empty(); }
 
@@ -141,12 +142,15 @@ bool ThreadPool::State::requestThread() {
 void ThreadPool::State::startThread() {
   const auto self = live.emplace(live.end());
   try {
-    *self = std::thread([this, self, number = threads_made] { threadMain(self, number); });
+    *self = torchrpc::startThread("of the pool", [this, self, number = threads_made] { threadMain(self, number); });
     ++threads_made;
     ++starting;
-  } catch (const std::system_error& error) {
+    at_system_limit = false;
+  } catch (const Error& error) {
     live.erase(self);
-    LOG(ERROR) << "thread pool " << options.name << " stays at " << live.size() << " threads: " << error.what();
+    if (std::exchange(at_system_limit, true)) return;
+    LOG(ERROR) << "thread pool " << options.name << " stays at " << live.size() << " threads, and tasks wait for these: "
+               << error.text();
   }
 }
 

@@ -98,7 +98,12 @@ size_t FrameReader::room(std::span<char> scratch, std::span<iovec> parts) const 
   // A header is small: it is read to scratch, so that the same read returns the bytes behind it.
   if (stage_ != Stage::kHeader) {
     for (size_t i = next_; i < targets_.size() && used + 1 < parts.size(); ++i) {
-      parts[used++] = {targets_[i].data, targets_[i].bytes};
+      const auto& target = targets_[i];
+      if (!target.data) {
+        parts[used++] = {scratch.data(), std::min(target.bytes, scratch.size())};
+        return used;
+      }
+      parts[used++] = {target.data, target.bytes};
     }
     if (next_ + used < targets_.size()) return used;
   }
@@ -110,7 +115,7 @@ void FrameReader::fill(size_t bytes) {
   while (bytes > 0) {
     auto& target = targets_[next_];
     const auto filled = std::min(bytes, target.bytes);
-    target.data += filled;
+    if (target.data) target.data += filled;
     target.bytes -= filled;
     bytes -= filled;
     if (target.bytes == 0) ++next_;
@@ -130,7 +135,7 @@ Status FrameReader::take(
   for (;;) {
     while (!filled() && bytes > 0) {
       const auto copied = std::min(bytes, targets_[next_].bytes);
-      std::memcpy(targets_[next_].data, rest, copied);
+      if (targets_[next_].data) std::memcpy(targets_[next_].data, rest, copied);
       fill(copied);
       rest += copied;
       bytes -= copied;
@@ -166,6 +171,26 @@ void FrameReader::beginBody(ByteStream& stream) {
   begin(Stage::kBody);
   frame_.head.resize(header_.head_bytes);
   addTarget(frame_.head.data(), frame_.head.size());
+  try {
+    addSegments(stream);
+  } catch (const Error&) {
+    throw;  // the peer's fault
+  } catch (const std::exception&) {
+    frame_.segments.clear();
+    begin(Stage::kBody);
+    addTarget(frame_.head.data(), frame_.head.size());
+    size_t bytes = 0;
+    for (size_t i = 0; i < header_.segments; ++i) {
+      if (header_.flags == 0 || layout_[header_.segments + i] == FrameHeader::kInStream) bytes += layout_[i];
+    }
+    addTarget(nullptr, bytes);
+    frame_.failure = Error(
+        ErrorCode::kFrameTooLarge,
+        "the receiver has no memory for a message with " + std::to_string(bytes) + " bytes of tensors");
+  }
+}
+
+void FrameReader::addSegments(ByteStream& stream) {
   frame_.segments.reserve(header_.segments);
   for (size_t i = 0; i < header_.segments; ++i) {
     const auto bytes = layout_[i];

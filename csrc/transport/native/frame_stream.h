@@ -58,7 +58,8 @@ class FrameQueue {
   size_t offset_ = 0;
 };
 
-/// Frames that are being read. Checks sizes against the limits before it allocates memory for them.
+/// Frames that are being read. Checks sizes against the limits before it allocates memory for them. A frame whose
+/// segments find no memory is delivered with its head and Frame::failure; the frames that follow are not affected.
 class FrameReader {
  public:
   explicit FrameReader(const Limits& limits) : limits_(limits) {}
@@ -76,7 +77,7 @@ class FrameReader {
  private:
   enum class Stage { kHeader, kLayout, kBody };
   struct Target {
-    char* data;
+    char* data;  ///< null: the bytes are dropped
     size_t bytes;
   };
   void begin(Stage stage);
@@ -89,6 +90,7 @@ class FrameReader {
   Status checkHeader() const;
   Status checkSizes() const;
   void beginBody(ByteStream& stream);
+  void addSegments(ByteStream& stream);
 
   const Limits& limits_;
   Stage stage_ = Stage::kHeader;

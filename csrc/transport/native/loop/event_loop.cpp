@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/executor/scheduling.h"
+#include "base/executor/start_thread.h"
 
 namespace torchrpc::native {
 
@@ -55,7 +56,7 @@ EventLoop::EventLoop(Duration spin_budget)
       uv_([this] { lockLoop(); }),
       tasks_([this] { uv_.wake(); }),
       scratch_(kScratchBytes),
-      thread_([this] { run(); }) {}
+      thread_(startThread("of the transport's event loop", [this] { run(); })) {}
 
 EventLoop::~EventLoop() { stop(); }
 

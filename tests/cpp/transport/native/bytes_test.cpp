@@ -1,6 +1,7 @@
 // Bytes of the native transport, valid and random ones: handshake messages, frames in pieces of any size, rings.
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <fcntl.h>
 #include <numeric>
@@ -235,6 +236,45 @@ TEST_CASE("a frame with tensors in shared memory is refused on a connection with
   CHECK(error->code() == ErrorCode::kProtocol);
   CHECK_THAT(error->text(), Catch::Contains("none is shared"));
   CHECK(frames.empty());
+}
+
+TEST_CASE("a tensor for which there is no memory costs its frame, and not those that follow") {
+  constexpr size_t kMoreThanTheAddressSpace = size_t{1} << 47, kScratchBytes = size_t{1} << 36;
+  const Limits limits{.segment_bytes = kMoreThanTheAddressSpace};
+  FrameReader reader(limits);
+  const FrameHeader header{.head_bytes = 4, .segments = 2, .flags = 0};
+  const uint64_t layout[] = {5000, kMoreThanTheAddressSpace};
+  std::string bytes(reinterpret_cast<const char*>(&header), sizeof(header));
+  bytes.append(reinterpret_cast<const char*>(layout), sizeof(layout));
+  bytes += "head";
+  std::mt19937 random(1);
+  std::vector<Frame> frames;
+  CHECK_FALSE(feed(reader, bytes, random, frames));
+  // Memory that is never touched stands for the bytes of the tensors.
+  void* untouched = ::mmap(nullptr, kScratchBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  REQUIRE(untouched != MAP_FAILED);
+  const std::span<char> scratch(static_cast<char*>(untouched), kScratchBytes);
+  const auto stream = makeSocketStream({});
+  for (size_t left = layout[0] + layout[1]; left > 0;) {
+    std::array<iovec, 8> parts;
+    REQUIRE(reader.room(scratch, parts) == 1);
+    const auto read = std::min(left, parts[0].iov_len);
+    left -= read;
+    CHECK_FALSE(reader.take(read, scratch, *stream, [&](Frame frame) {
+      frames.push_back(std::move(frame));
+      return true;
+    }));
+  }
+  ::munmap(untouched, kScratchBytes);
+  REQUIRE(frames.size() == 1);
+  CHECK(frames[0].head == "head");
+  REQUIRE(frames[0].failure);
+  CHECK_THAT(frames[0].failure->text(), Catch::Contains("no memory"));
+  const FrameHeader next{.head_bytes = 4, .segments = 0, .flags = 0};
+  CHECK_FALSE(feed(reader, std::string(reinterpret_cast<const char*>(&next), sizeof(next)) + "next", random, frames));
+  REQUIRE(frames.size() == 2);
+  CHECK(frames[1].head == "next");
+  CHECK_FALSE(frames[1].failure);
 }
 
 // ---- rings ----
