@@ -51,6 +51,20 @@ def test_a_result_too_large_for_the_caller_fails_its_call_alone(transport):
             resource.setrlimit(resource.RLIMIT_AS, unlimited)
 
 
+def transports_of_both(rank, limited):
+    if rank == limited:
+        limit_memory(150 << 20)  # a pair of workers maps 272 MiB
+    other = f"worker{1 - rank}"
+    results = [rpc.rpc_sync(other, numel, args=(torch.ones(count),), timeout=20) for count in (10, 1 << 20)]
+    rref = rpc.remote(other, zeros, args=(3,))
+    return [*results, rref.to_here().numel()]
+
+
+@pytest.mark.parametrize("limited", [0, 1])
+def test_workers_without_address_space_for_shared_memory_use_the_socket(limited):
+    assert run_ranks(transports_of_both, 2, limited) == [[10, 1 << 20, 3]] * 2
+
+
 def permit_no_more_threads():
     """RLIMIT_NPROC counts all threads of a user; it does not bind root."""
     user = 40_000 + os.getpid() % 10_000

@@ -68,8 +68,11 @@ class NativeTransport : public Transport {
   void dropOldestHandshake();
   void startInboundHandshake(Descriptor socket, bool tcp);
   void onAuthenticated(HandshakeSession::AuthenticatedPeer peer, bool tcp);
-  void dial(const std::shared_ptr<StreamConnection>& connection, const SocketAddress& to, const Address& address);
-  void open(StreamConnection& connection, HandshakeSession::AuthenticatedPeer peer, bool opener);
+  void dial(
+      const std::shared_ptr<StreamConnection>& connection, const SocketAddress& to, const Address& address,
+      bool shares_memory);
+  /// False if there is no address space for the memory that the peer shares: then the connection is not open.
+  bool open(StreamConnection& connection, HandshakeSession::AuthenticatedPeer peer, bool opener);
   void closeAll();
 
   // Constant after construction.
@@ -201,7 +204,9 @@ void NativeTransport::onAuthenticated(HandshakeSession::AuthenticatedPeer peer, 
   if (!handler) return shared_->callbacks.end();
   connection->setHandler(std::move(handler));
   shared_->connections.insert(connection);
-  open(*connection, std::move(peer), false);
+  if (!open(*connection, std::move(peer), false)) {
+    connection->closeOnLoop(ErrorCode::kWorkerLost, "there is no address space for its shared memory");
+  }
 }
 
 // ---- opening ----
@@ -220,7 +225,7 @@ std::shared_ptr<Connection> NativeTransport::connect(
     shared_->connections.insert(connection);
     // close() may have come first.
     if (shared_->callbacks.closed()) return connection->closeOnLoop(ErrorCode::kShutdown, {});
-    dial(connection, to, parsed);
+    dial(connection, to, parsed, !to.isTcp() && options_.shared_memory);
   });
   if (posted) return connection;
   shared_->callbacks.end();
@@ -228,33 +233,42 @@ std::shared_ptr<Connection> NativeTransport::connect(
 }
 
 void NativeTransport::dial(
-    const std::shared_ptr<StreamConnection>& connection, const SocketAddress& to, const Address& address) {
+    const std::shared_ptr<StreamConnection>& connection, const SocketAddress& to, const Address& address,
+    bool shares_memory) {
   const auto position = outbound_handshakes_.insert(outbound_handshakes_.end(), nullptr);
-  const bool shares_memory = !to.isTcp() && options_.shared_memory;
   HandshakeMessage hello{
       .flags = shares_memory ? HandshakeMessage::kSharedMemory : uint16_t{0},
       .listener = address.id,
       .group = options_.group,
       .name = options_.node_name};
   *position = std::make_unique<HandshakeSession>(
-      *shared_, to, std::move(hello), [this, position, connection](Result<HandshakeSession::AuthenticatedPeer> peer) {
+      *shared_, to, std::move(hello),
+      [this, position, connection, to, address](Result<HandshakeSession::AuthenticatedPeer> peer) {
         shared_->loop.lockLoop();
         const auto session = std::move(*position);  // until this callback returns
         outbound_handshakes_.erase(position);
         if (!peer) return connection->closeOnLoop(peer.error().code(), peer.error().text());
-        open(*connection, std::move(peer).value(), true);
+        if (open(*connection, std::move(peer).value(), true)) return;
+        // The peer takes the end of the first connection, over which nothing was sent, for that of a stranger.
+        dial(connection, to, address, /*shares_memory=*/false);
       });
   (*position)->start(options_.handshake_deadline);
 }
 
-void NativeTransport::open(StreamConnection& connection, HandshakeSession::AuthenticatedPeer peer, bool opener) {
+bool NativeTransport::open(StreamConnection& connection, HandshakeSession::AuthenticatedPeer peer, bool opener) {
   const int fd = peer.socket.get();
-  if (!peer.memory) return connection.open(makeSocketStream(std::move(peer.socket)), fd);
   try {
-    connection.open(makeRingStream(std::move(peer.socket), peer.memory, opener, options_.slabs), fd);
+    auto stream = peer.memory ? makeRingStream(std::move(peer.socket), peer.memory, opener, options_.slabs)
+                              : makeSocketStream(std::move(peer.socket));
+    connection.open(std::move(stream), fd);
   } catch (const Error& error) {
+    if (error.code() == ErrorCode::kWorkerLost) {
+      TORCH_WARN_ONCE("torchrpc does not share memory with ", peer.peer.name, ": ", error.text());
+      return false;
+    }
     connection.closeOnLoop(error.code(), error.text());
   }
+  return true;
 }
 
 // ---- the end ----

@@ -1,5 +1,7 @@
 #include "transport/native/shm/ring.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -32,7 +34,14 @@ Descriptor RingMemory::make() {
   Descriptor memory(::memfd_create("torchrpc", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   const bool ready =
       memory && ::ftruncate(memory.get(), kTotalBytes) == 0 && ::fcntl(memory.get(), F_ADD_SEALS, kSeals) == 0;
-  return ready ? std::move(memory) : Descriptor();
+  if (!ready) return {};
+  try {
+    RingMemory{memory};  // a limit of address space may forbid it
+  } catch (const Error& error) {
+    TORCH_WARN_ONCE("torchrpc does not share memory: ", error.text());
+    return {};
+  }
+  return memory;
 }
 
 RingMemory::RingMemory(const Descriptor& memory) {
