@@ -27,6 +27,8 @@ class StreamConnection : public Connection, public Pollable, public std::enable_
   void close() override;
   uint64_t progress() const override;
   std::string describe() const override;
+  /// Whether it has ended, or close() has been called. Any thread.
+  bool isClosed();
 
   // Pollable: with the loop lock.
   bool poll() override;
@@ -56,7 +58,6 @@ class StreamConnection : public Connection, public Pollable, public std::enable_
   void complete(std::vector<FrameQueue::Outgoing>& outgoing, const Status& status);
   /// Calls closeOnLoop() on the loop thread, now or as soon as possible. Nothing is read any more.
   void fail(ErrorCode code, const std::string& text) TORCHRPC_REQUIRES(shared_->loop.lock());
-  bool isClosed();
   std::shared_ptr<ByteStream> openStream();
 
   // On the loop thread; onReady() takes the loop lock.

@@ -3,15 +3,24 @@
 // Note [Unauthenticated peers]
 // Any process that reaches the port may connect. Until its handshake is complete, a peer is a HandshakeSession: one
 // descriptor and a few hundred bytes. It is closed at its deadline, or sooner: the oldest is closed when more than
-// `max_pending_handshakes` are pending, or when the process runs out of descriptors. None of that affects connections
-// that are open. If the group has a secret, a peer that does not prove that it knows the secret never becomes a
+// `max_pending_handshakes` are pending, or when the process runs out of descriptors. A peer that has named the listener
+// and the group, as only readers of the store can, is not counted among those, and is closed last. None of that affects
+// connections that are open. If the group has a secret, a peer that does not prove that it knows the secret never becomes a
 // StreamConnection, and only a StreamConnection reads frames.
+//
+// Note [Dialling again]
+// A first contact may fail although the peer lives: it is stopped for some seconds, it has closed the connection to make
+// room, or one of the two has no descriptor left. Nothing has been sent by then but the handshake. So the opener dials
+// again, after pauses that grow, for `kDialTimeouts` times the deadline of a handshake; frames that are sent meanwhile
+// wait in the connection. Where no process listens any more, or where the handshake was refused, it gives up at once.
 
 #include "transport/native/transport.h"
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <list>
 #include <mutex>
 
@@ -28,6 +37,11 @@ namespace {
 
 constexpr int kMaxAcceptsPerEvent = 64;
 constexpr auto kAcceptPause = std::chrono::milliseconds(50);
+constexpr int kDialTimeouts = 3;
+constexpr Duration kFirstDialPause = std::chrono::milliseconds(20);
+constexpr Duration kLongestDialPause = std::chrono::seconds(1);
+// Readers of the store whose handshakes are pending: many times the limit of the others.
+constexpr size_t kGreetedFactor = 16;
 
 class NativeTransport : public Transport {
  public:
@@ -65,12 +79,22 @@ class NativeTransport : public Transport {
   // On the loop thread; without the loop lock, unless they take it.
   void startAccepting(Listener& listener);
   void acceptMany(Listener& listener);
+  /// Of the peers that have not greeted, if there are any.
   void dropOldestHandshake();
+  bool hasRoomForHandshake() const;
   void startInboundHandshake(Descriptor socket, bool tcp);
   void onAuthenticated(HandshakeSession::AuthenticatedPeer peer, bool tcp);
-  void dial(
-      const std::shared_ptr<StreamConnection>& connection, const SocketAddress& to, const Address& address,
-      bool shares_memory);
+  /// An attempt to open a connection: see Note [Dialling again].
+  struct Dial {
+    std::shared_ptr<StreamConnection> connection;
+    SocketAddress to;
+    Address address;
+    bool shares_memory = false;
+    TimePoint deadline;
+    Duration pause = kFirstDialPause;
+  };
+  void dial(Dial dial);
+  void dialAgain(Dial dial, const Error& reason);
   /// False if there is no address space for the memory that the peer shares: then the connection is not open.
   bool open(StreamConnection& connection, HandshakeSession::AuthenticatedPeer peer, bool opener);
   void closeAll();
@@ -92,6 +116,7 @@ class NativeTransport : public Transport {
   std::list<Listener> listeners_;
   Handshakes inbound_handshakes_;   ///< of peers that have connected, the oldest first
   Handshakes outbound_handshakes_;  ///< of connections that this side opens
+  std::list<EventLoop::Watch> dial_pauses_;
 };
 
 std::map<std::string, std::string> NativeTransport::metrics() const {
@@ -167,11 +192,20 @@ void NativeTransport::acceptMany(Listener& listener) {
 void NativeTransport::dropOldestHandshake() {
   if (inbound_handshakes_.empty()) return;
   ++shared_->refused;
-  inbound_handshakes_.pop_front();
+  const auto oldest = std::ranges::find_if(inbound_handshakes_, [](const auto& each) { return !each->hasGreeted(); });
+  inbound_handshakes_.erase(oldest == inbound_handshakes_.end() ? inbound_handshakes_.begin() : oldest);
+}
+
+bool NativeTransport::hasRoomForHandshake() const {
+  const auto limit = options_.max_pending_handshakes;
+  if (inbound_handshakes_.size() < limit) return true;
+  const auto greeted =
+      static_cast<size_t>(std::ranges::count_if(inbound_handshakes_, [](const auto& each) { return each->hasGreeted(); }));
+  return inbound_handshakes_.size() - greeted < limit && greeted < kGreetedFactor * limit;
 }
 
 void NativeTransport::startInboundHandshake(Descriptor socket, bool tcp) {
-  if (inbound_handshakes_.size() >= options_.max_pending_handshakes) dropOldestHandshake();
+  if (!hasRoomForHandshake()) dropOldestHandshake();
   const auto position = inbound_handshakes_.insert(inbound_handshakes_.end(), nullptr);
   const bool shares_memory = !tcp && options_.shared_memory;
   HandshakeMessage self{
@@ -225,34 +259,58 @@ std::shared_ptr<Connection> NativeTransport::connect(
     shared_->connections.insert(connection);
     // close() may have come first.
     if (shared_->callbacks.closed()) return connection->closeOnLoop(ErrorCode::kShutdown, {});
-    dial(connection, to, parsed, !to.isTcp() && options_.shared_memory);
+    dial(
+        {.connection = connection,
+         .to = to,
+         .address = parsed,
+         .shares_memory = !to.isTcp() && options_.shared_memory,
+         .deadline = deadlineAfter(kDialTimeouts * options_.handshake_deadline)});
   });
   if (posted) return connection;
   shared_->callbacks.end();
   throw closed;
 }
 
-void NativeTransport::dial(
-    const std::shared_ptr<StreamConnection>& connection, const SocketAddress& to, const Address& address,
-    bool shares_memory) {
+void NativeTransport::dial(Dial dial) {
   const auto position = outbound_handshakes_.insert(outbound_handshakes_.end(), nullptr);
   HandshakeMessage hello{
-      .flags = shares_memory ? HandshakeMessage::kSharedMemory : uint16_t{0},
-      .listener = address.id,
+      .flags = dial.shares_memory ? HandshakeMessage::kSharedMemory : uint16_t{0},
+      .listener = dial.address.id,
       .group = options_.group,
       .name = options_.node_name};
+  const auto to = dial.to;
   *position = std::make_unique<HandshakeSession>(
       *shared_, to, std::move(hello),
-      [this, position, connection, to, address](Result<HandshakeSession::AuthenticatedPeer> peer) {
+      [this, position, dial = std::move(dial)](Result<HandshakeSession::AuthenticatedPeer> peer) mutable {
         shared_->loop.lockLoop();
         const auto session = std::move(*position);  // until this callback returns
         outbound_handshakes_.erase(position);
+        const auto connection = dial.connection;
+        if (!peer && session->mayRetry()) return dialAgain(dial, peer.error());
         if (!peer) return connection->closeOnLoop(peer.error().code(), peer.error().text());
         if (open(*connection, std::move(peer).value(), true)) return;
         // The peer takes the end of the first connection, over which nothing was sent, for that of a stranger.
-        dial(connection, to, address, /*shares_memory=*/false);
+        dial.shares_memory = false;
+        this->dial(dial);
       });
   (*position)->start(options_.handshake_deadline);
+}
+
+void NativeTransport::dialAgain(Dial dial, const Error& reason) {
+  const auto connection = dial.connection;
+  if (connection->isClosed()) return;
+  if (std::chrono::steady_clock::now() + dial.pause >= dial.deadline) {
+    return connection->closeOnLoop(reason.code(), reason.text());
+  }
+  const auto pause = dial.pause + dial.pause * static_cast<int>(randomNumber() % 8) / 8;  // many may dial one worker
+  dial.pause = std::min(2 * dial.pause, kLongestDialPause);
+  const auto position = dial_pauses_.insert(dial_pauses_.end(), EventLoop::Watch());
+  *position = shared_->loop.after(pause, [this, position, dial = std::move(dial)] {
+    shared_->loop.lockLoop();
+    const auto pause = std::move(*position);  // until this callback returns
+    dial_pauses_.erase(position);
+    if (!dial.connection->isClosed()) this->dial(dial);
+  });
 }
 
 bool NativeTransport::open(StreamConnection& connection, HandshakeSession::AuthenticatedPeer peer, bool opener) {
@@ -277,6 +335,7 @@ void NativeTransport::closeAll() {
   listeners_.clear();
   inbound_handshakes_.clear();
   outbound_handshakes_.clear();
+  dial_pauses_.clear();
   for (const auto connections = shared_->connections; const auto& connection : connections) {
     connection->closeOnLoop(ErrorCode::kShutdown, {});
   }

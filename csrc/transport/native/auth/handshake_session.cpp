@@ -1,6 +1,8 @@
 #include "transport/native/auth/handshake_session.h"
 
+#include <algorithm>
 #include <cerrno>
+#include <iterator>
 
 #include "base/random.h"
 #include "transport/native/auth/proof.h"
@@ -44,13 +46,13 @@ bool HandshakeSession::start(Duration timeout) {
   // The first message may have arrived already. If it is refused, the peer costs neither a timer nor a watch.
   if (!opener_ && !onReady()) return false;
   deadline_ = shared_.loop.after(timeout, [this] {
-    fail(ErrorCode::kWorkerLost, connected_ ? "it did not finish the handshake in time" : "it cannot be reached");
+    failForNow(connected_ ? "it did not finish the handshake in time" : "it cannot be reached");
   });
-  if (opener_ && !(socket_ = address_.socket())) return fail(ErrorCode::kWorkerLost, socketErrorText(errno));
+  if (opener_ && !(socket_ = address_.socket())) return failWith(errno);
   try {
     watch_ = shared_.loop.watch(socket_.get(), [this](EventLoop::Ready) { connected_ ? onReady() : onConnected(); });
   } catch (const Error& error) {
-    return fail(error.code(), error.text());
+    return failForNow(error.text());
   }
   if (opener_) return connect();
   watch_.setInterest(true, false);
@@ -67,15 +69,13 @@ bool HandshakeSession::connect() {
   } else if (error == EAGAIN) {
     retry_ = shared_.loop.after(kBacklogRetryDelay, [this] { connect(); });
   } else {
-    return fail(ErrorCode::kWorkerLost, socketErrorText(error));
+    return failWith(error);
   }
   return true;
 }
 
 bool HandshakeSession::onConnected() {
-  if (const int error = socketError(socket_.get()); error != 0) {
-    return fail(ErrorCode::kWorkerLost, socketErrorText(error));
-  }
+  if (const int error = socketError(socket_.get()); error != 0) return failWith(error);
   connected_ = true;
   if (address_.isTcp()) tuneTcp(socket_.get());
   auto hello = self_;
@@ -112,8 +112,8 @@ bool HandshakeSession::onReady() {
   try {
     if (!readMessage()) return true;
     return onMessage(parseHandshake(prefix_.type, std::string_view(received_).substr(kHandshakePrefixBytes)));
-  } catch (const Error& malformed) {
-    return fail(malformed.code(), malformed.text());
+  } catch (const Error& error) {
+    return error.code() == ErrorCode::kWorkerLost ? failForNow(error.text()) : fail(error.code(), error.text());
   }
 }
 
@@ -155,7 +155,7 @@ bool HandshakeSession::sendMessage(const HandshakeMessage& message, int descript
   received_.clear();
   wanted_bytes_ = kHandshakePrefixBytes;
   const int error = sendSmall(socket_.get(), bytes, descriptor);
-  return error == 0 || fail(ErrorCode::kWorkerLost, socketErrorText(error));
+  return error == 0 || failWith(error);
 }
 
 std::string HandshakeSession::secretMismatchText(const std::string& worker_with, const std::string& worker_without) {
@@ -178,6 +178,7 @@ bool HandshakeSession::receiveHello(const HandshakeMessage& hello) {
         hasSecret() ? secretMismatchText(self_.name, hello.name) : secretMismatchText(hello.name, self_.name));
   }
   hello_ = hello;
+  has_greeted_ = true;
   if (!hasSecret()) return sendWelcome();
   if (hello.nonce.size() != kNonceBytes) return fail(ErrorCode::kProtocol, "a malformed HELLO");
   challenged_ = true;
@@ -215,6 +216,17 @@ bool HandshakeSession::fail(ErrorCode code, const std::string& text) {
   watch_ = {};
   std::exchange(done_, nullptr)(Error(code, text));
   return false;
+}
+
+bool HandshakeSession::failForNow(const std::string& text) {
+  may_retry_ = true;
+  return fail(ErrorCode::kWorkerLost, text);
+}
+
+bool HandshakeSession::failWith(int error) {
+  constexpr int kForNow[] = {EMFILE, ENFILE, ENOBUFS, ENOMEM, EAGAIN, ECONNRESET, EPIPE, ETIMEDOUT};
+  if (std::ranges::find(kForNow, error) != std::end(kForNow)) return failForNow(socketErrorText(error));
+  return fail(ErrorCode::kWorkerLost, socketErrorText(error));
 }
 
 bool HandshakeSession::succeed(const HandshakeMessage& peer) {

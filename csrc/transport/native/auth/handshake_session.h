@@ -39,6 +39,13 @@ class HandshakeSession {
   /// Fails unless the handshake is complete after `timeout`.
   bool start(Duration timeout);
 
+  /// Opener, in `done` with an error: whether a later attempt may succeed, because the peer answered nothing wrong. It
+  /// was busy or stopped, it closed the connection to make room, or this process lacked a descriptor or memory.
+  bool mayRetry() const { return may_retry_; }
+  /// Listener: whether the peer has sent a HELLO that names this listener and this group, as only a reader of the
+  /// store can.
+  bool hasGreeted() const { return has_greeted_; }
+
  private:
   bool connect();
   bool onConnected();
@@ -52,6 +59,9 @@ class HandshakeSession {
   /// Sends the message and adds it to the transcript.
   bool sendMessage(const HandshakeMessage& message, int descriptor = -1);
   bool fail(ErrorCode code, const std::string& text);
+  /// For an error of a system call.
+  bool failWith(int error);
+  bool failForNow(const std::string& text);
   bool succeed(const HandshakeMessage& peer);
 
   /// Returns false while the message is incomplete. Reads no byte beyond it: the bytes after WELCOME are frames.
@@ -70,6 +80,8 @@ class HandshakeSession {
   EventLoop::Watch watch_, retry_, deadline_;
   bool connected_;
   bool challenged_ = false;  ///< a CHALLENGE has been sent or received
+  bool has_greeted_ = false;
+  bool may_retry_ = false;
   HandshakeMessage hello_;   ///< listener: the HELLO that it received
   std::string transcript_;   ///< the bytes of all messages of both sides until now; only if there is a secret
   std::string received_;     ///< of the message that is being read
