@@ -144,6 +144,21 @@ TEST_CASE("a proof cannot be replayed in another connection") {
   CHECK(refused(*pair.b) == 1);
 }
 
+TEST_CASE("a slow peer that has greeted is not closed to make room for others that have not") {
+  Pair<WithSecret> pair;
+  Impostor slow(pair.address);
+  slow.send(slow.hello(nonce()));
+  CHECK(slow.receive().type == HandshakeType::kChallenge);
+  std::vector<std::unique_ptr<Impostor>> silent;
+  for (size_t i = 0; i < 2 * native::Options().max_pending_handshakes; ++i) {
+    silent.push_back(std::make_unique<Impostor>(pair.address));
+  }
+  HandshakeMessage answer{.type = HandshakeType::kAnswer};
+  answer.proof = prove(kSecret, Prover::kOpener, slow.transcript(answer));
+  slow.send(answer);
+  CHECK(slow.receive().type == HandshakeType::kWelcome);
+}
+
 TEST_CASE("each challenge has a nonce of its own") {
   Pair<WithSecret> pair;
   Impostor first(pair.address), second(pair.address);

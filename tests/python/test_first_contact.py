@@ -1,0 +1,68 @@
+"""A first contact that fails for a moment: the call waits, and nobody counts as lost."""
+
+import os
+import resource
+import signal
+import threading
+import time
+
+import torch
+
+import torchrpc.rpc as rpc
+from torchrpc.testing import workers
+
+
+def owner_of_ones():
+    return rpc.RRef(torch.ones(2))
+
+
+def expect_contact(name):
+    """Call the worker, and use RRefs in both directions."""
+    assert rpc.rpc_sync(name, torch.add, args=(torch.ones(1), 1), timeout=30).item() == 2
+    mine = rpc.RRef(torch.ones(2))
+    assert rpc.rpc_sync(name, fetch, args=(mine,), timeout=30) == 2
+    assert rpc.rpc_sync(name, owner_of_ones, timeout=30).to_here().sum() == 2
+
+
+def fetch(rref):
+    return rref.to_here().sum().item()
+
+
+def pid_of(name):
+    return rpc.rpc_sync(name, os.getpid)
+
+
+def test_a_call_waits_while_this_process_has_no_descriptor():
+    with workers(2):
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        highest = max(int(fd) for fd in os.listdir("/proc/self/fd"))
+        filler = [os.dup(0) for _ in range(highest)]  # no number below the limit is free
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(filler) + 1, hard))
+        restore = threading.Timer(0.5, resource.setrlimit, (resource.RLIMIT_NOFILE, (soft, hard)))
+        restore.start()
+        try:
+            expect_contact("worker1")
+        finally:
+            restore.join()
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            for fd in filler:
+                os.close(fd)
+
+
+def stop_for(pid, seconds):
+    os.kill(pid, signal.SIGSTOP)
+    threading.Timer(seconds, os.kill, (pid, signal.SIGCONT)).start()
+
+
+def call_from(name, to):
+    return rpc.rpc_sync(to, torch.add, args=(torch.ones(1), 1), timeout=30).item()
+
+
+def test_a_call_waits_for_a_worker_that_is_stopped_for_longer_than_a_handshake():
+    with workers(3):
+        # worker1 has not called worker2 before.
+        stop_for(pid_of("worker2"), 12)
+        start = time.monotonic()
+        assert rpc.rpc_sync("worker1", call_from, args=("worker1", "worker2"), timeout=40) == 2
+        assert time.monotonic() - start > 10
+        expect_contact("worker2")
