@@ -149,8 +149,8 @@ void ThreadPool::State::startThread() {
   } catch (const Error& error) {
     live.erase(self);
     if (std::exchange(at_system_limit, true)) return;
-    LOG(ERROR) << "thread pool " << options.name << " stays at " << live.size() << " threads, and tasks wait for these: "
-               << error.text();
+    LOG(ERROR) << "thread pool " << options.name << " stays at " << live.size()
+               << " threads, and tasks wait for these: " << error.text();
   }
 }
 

@@ -16,7 +16,8 @@ constexpr size_t kMaxIovecs = 64;  // of one read or write
 constexpr int kMaxDirectSends = 4;
 // While more bytes than this of a frame are missing, the loop thread alone reads from the socket.
 constexpr size_t kLargeRestBytes = 256 << 10;
-// One connection reads at most so much before other connections are polled, or a little more.
+// On the loop, one connection reads at most so much before other connections are polled, or a little more, and writes
+// at most so much.
 constexpr size_t kMaxPollBytes = 1 << 20;
 }  // namespace
 
@@ -67,7 +68,9 @@ void StreamConnection::send(Frame frame, std::function<void(Status)> done) {
 void StreamConnection::flush(bool resumed) {
   const auto self = shared_from_this();  // a completion may drop the last reference
   std::array<iovec, kMaxIovecs> parts;
-  for (;;) {
+  // A thread that sends may take its time; whoever is on the loop serves other connections, too.
+  const bool on_loop = resumed || shared_->loop.inLoop();
+  for (size_t total = 0;;) {
     std::shared_ptr<ByteStream> stream;
     size_t count = 0;
     {
@@ -92,6 +95,8 @@ void StreamConnection::flush(bool resumed) {
     complete(sent, std::nullopt);
     complete(failed, closed);
     if (drained || (full && waitForRoom(*stream, written))) return;
+    if (written > 0) total += static_cast<size_t>(written);
+    if (on_loop && total >= kMaxPollBytes && shared_->loop.post([self, resumed] { self->flush(resumed); })) return;
   }
 }
 

@@ -5,14 +5,15 @@
 // descriptor and a few hundred bytes. It is closed at its deadline, or sooner: the oldest is closed when more than
 // `max_pending_handshakes` are pending, or when the process runs out of descriptors. A peer that has named the listener
 // and the group, as only readers of the store can, is not counted among those, and is closed last. None of that affects
-// connections that are open. If the group has a secret, a peer that does not prove that it knows the secret never becomes a
-// StreamConnection, and only a StreamConnection reads frames.
+// connections that are open. If the group has a secret, a peer that does not prove that it knows the secret never
+// becomes a StreamConnection, and only a StreamConnection reads frames.
 //
 // Note [Dialling again]
-// A first contact may fail although the peer lives: it is stopped for some seconds, it has closed the connection to make
-// room, or one of the two has no descriptor left. Nothing has been sent by then but the handshake. So the opener dials
-// again, after pauses that grow, for `kDialTimeouts` times the deadline of a handshake; frames that are sent meanwhile
-// wait in the connection. Where no process listens any more, or where the handshake was refused, it gives up at once.
+// A first contact may fail although the peer lives: it is stopped for some seconds, it has closed the connection to
+// make room, or one of the two has no descriptor left. Nothing has been sent by then but the handshake. So the opener
+// dials again, after pauses that grow, for `kDialTimeouts` times the deadline of a handshake; frames that are sent
+// meanwhile wait in the connection. Where no process listens any more, or where the handshake was refused, it gives up
+// at once.
 
 #include "transport/native/transport.h"
 
@@ -199,8 +200,8 @@ void NativeTransport::dropOldestHandshake() {
 bool NativeTransport::hasRoomForHandshake() const {
   const auto limit = options_.max_pending_handshakes;
   if (inbound_handshakes_.size() < limit) return true;
-  const auto greeted =
-      static_cast<size_t>(std::ranges::count_if(inbound_handshakes_, [](const auto& each) { return each->hasGreeted(); }));
+  const auto greeted = static_cast<size_t>(
+      std::ranges::count_if(inbound_handshakes_, [](const auto& each) { return each->hasGreeted(); }));
   return inbound_handshakes_.size() - greeted < limit && greeted < kGreetedFactor * limit;
 }
 

@@ -45,9 +45,8 @@ HandshakeSession::HandshakeSession(SharedState& shared, SocketAddress address, H
 bool HandshakeSession::start(Duration timeout) {
   // The first message may have arrived already. If it is refused, the peer costs neither a timer nor a watch.
   if (!opener_ && !onReady()) return false;
-  deadline_ = shared_.loop.after(timeout, [this] {
-    failForNow(connected_ ? "it did not finish the handshake in time" : "it cannot be reached");
-  });
+  deadline_ = shared_.loop.after(
+      timeout, [this] { failForNow(connected_ ? "it did not finish the handshake in time" : "it cannot be reached"); });
   if (opener_ && !(socket_ = address_.socket())) return failWith(errno);
   try {
     watch_ = shared_.loop.watch(socket_.get(), [this](EventLoop::Ready) { connected_ ? onReady() : onConnected(); });

@@ -82,9 +82,9 @@ class HandshakeSession {
   bool challenged_ = false;  ///< a CHALLENGE has been sent or received
   bool has_greeted_ = false;
   bool may_retry_ = false;
-  HandshakeMessage hello_;   ///< listener: the HELLO that it received
-  std::string transcript_;   ///< the bytes of all messages of both sides until now; only if there is a secret
-  std::string received_;     ///< of the message that is being read
+  HandshakeMessage hello_;  ///< listener: the HELLO that it received
+  std::string transcript_;  ///< the bytes of all messages of both sides until now; only if there is a secret
+  std::string received_;    ///< of the message that is being read
   size_t wanted_bytes_ = kHandshakePrefixBytes;
   HandshakePrefix prefix_;
 };

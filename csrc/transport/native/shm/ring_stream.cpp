@@ -23,6 +23,9 @@ namespace {
 constexpr int kRoundTripFactor = 2;
 constexpr auto kMaxReplyExpected = std::chrono::milliseconds(1);
 
+// Of one read or write: while the peer takes part, a ring never is full or empty.
+constexpr size_t kMaxMoveBytes = 1 << 20;
+
 auto now() { return std::chrono::steady_clock::now(); }
 
 class RingStream : public ByteStream {
@@ -42,7 +45,7 @@ class RingStream : public ByteStream {
 
   ssize_t write(std::span<const iovec> parts) override {
     waiting_for_room_ = false;
-    return moveAll(out_, parts, out_control_.reader_waiting);
+    return moveSome(out_, parts, out_control_.reader_waiting);
   }
   Room requestRoom() override {
     waiting_for_room_ = true;
@@ -61,7 +64,7 @@ class RingStream : public ByteStream {
   }
 
   ssize_t read(std::span<const iovec> parts) override {
-    const auto moved = moveAll(in_, parts, in_control_.writer_waiting);
+    const auto moved = moveSome(in_, parts, in_control_.writer_waiting);
     // The bytes that the peer wrote before it ended are still read.
     return moved == 0 && ended_ ? -ECONNRESET : moved;
   }
@@ -102,15 +105,18 @@ class RingStream : public ByteStream {
 
   bool hasRoom() const { return out_.available() != 0; }
 
-  /// Moves bytes of the parts until all are moved or the ring allows no more, and wakes the peer after each chunk.
-  ssize_t moveAll(RingEnd& end, std::span<const iovec> parts, Word& peer_waiting) {
-    for (size_t moved = 0;;) {
+  /// Moves bytes of the parts until all are moved, the ring allows no more, or other connections should have their
+  /// turn. Wakes the peer after each chunk.
+  ssize_t moveSome(RingEnd& end, std::span<const iovec> parts, Word& peer_waiting) {
+    size_t moved = 0;
+    while (moved < kMaxMoveBytes) {
       const auto more = end.move(parts, moved);
       if (more < 0) return more;
-      if (more == 0) return static_cast<ssize_t>(moved);
+      if (more == 0) break;
       moved += static_cast<size_t>(more);
       wakePeer(peer_waiting);
     }
+    return static_cast<ssize_t>(moved);
   }
 
   /// Wakes the peer if its wait word says that it waits.
