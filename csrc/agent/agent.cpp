@@ -70,9 +70,6 @@ void Agent::onWorkerLost(LostHandler handler) { lost_handlers_.push_back(std::mo
 std::string Agent::listen() {
   // With one thread all calls are served, if slowly, even where the system permits no more.
   pool_.post([] {});
-  if (pool_.stats().threads == 0) {
-    throw Error(ErrorCode::kUnknown, self().name + " cannot serve calls: the system permits no thread for them");
-  }
   return connections_.listen();
 }
 

@@ -97,6 +97,8 @@ class Agent final : public Messenger {
   bool isInItsProcess() const { return maker_.isThisOne(); }
   /// The error of a use in a forked child.
   Error forkedError() const;
+  /// Whether the calling thread serves calls of this node, or runs continuations: it cannot close() the node.
+  bool isOnOwnThread() const { return pool_.isOnOwnThread(); }
   /// Whether close() has been called.
   bool isClosing() const { return closing_; }
   /// Waits until no call is under way, neither made nor served here. False after `timeout` (kNoLimit: never).

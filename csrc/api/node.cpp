@@ -90,6 +90,13 @@ Duration limitOf(Timeout timeout, const char* argument) {
 
 Duration timeoutOf(const NodeRef& node, const core::Node& core) { return node.timeout().value_or(core.timeout()); }
 
+void requireOtherThread(core::Node& core) {
+  if (!core.agent().isOnOwnThread()) return;
+  throwInvalidArgument(
+      "a function that " + core.self().name + " runs cannot end it, because the end waits for that function: call " +
+      "requestStop(), and end the node where waitForStopRequest() returns");
+}
+
 WorkerInfo resolve(const core::Node& node, const Destination& to) {
   const auto& worker = to.worker();
   return worker.name.empty() ? node.worker(worker.id) : node.worker(worker.name);
@@ -107,6 +114,12 @@ std::vector<WorkerInfo> NodeRef::workers() const { return api::coreOf(*this)->wo
 
 std::map<std::string, std::string> NodeRef::metrics() const { return api::coreOf(*this)->metrics(); }
 
+void NodeRef::requestStop() const { api::coreOf(*this)->requestStop(); }
+
+bool Node::waitForStopRequest(Timeout timeout) {
+  return api::coreOf(*this)->waitForStopRequest(api::limitOf(timeout, "the time-out of waitForStopRequest()"));
+}
+
 NodeRef NodeRef::withTimeout(Timeout timeout) const {
   auto other = *this;
   other.timeout_ = api::limitOf(timeout, "the time-out of withTimeout()");
@@ -118,12 +131,16 @@ Node::Node(const NodeOptions& options) : Node(api::start(options, nullptr)) {}
 Node::Node(const NodeOptions& options, const c10::intrusive_ptr<c10d::Store>& store)
     : Node(api::start(options, store)) {}
 
-Node::~Node() { stop(); }
+Node::~Node() {
+  const auto core = std::static_pointer_cast<core::Node>(owned_);
+  if (core && !core->agent().isOnOwnThread()) stop();
+}
 
 void Node::shutdown(Timeout timeout) {
   const auto core = std::static_pointer_cast<core::Node>(owned_);
   if (!core) return;
   core->requireItsProcess();
+  api::requireOtherThread(*core);
   const auto limit = api::limitOf(timeout, "the time-out of shutdown()");
   try {
     core->barrier(api::kLeaving, limit);
@@ -139,6 +156,7 @@ void Node::shutdown(Timeout timeout) {
 }
 
 void Node::stop() {
+  if (const auto core = std::static_pointer_cast<core::Node>(owned_)) api::requireOtherThread(*core);
   const auto core = std::static_pointer_cast<core::Node>(std::exchange(owned_, nullptr));
   if (!core || !core->agent().isInItsProcess()) return;
   core->rrefs().destroy();

@@ -195,7 +195,7 @@ PyAgent::PyAgent(
 
 PyAgent::~PyAgent() {
   py::gil_scoped_release no_gil;
-  if (!abandoned_) node_->shutdown();
+  if (!abandoned_ && !node_->agent().isOnOwnThread()) node_->shutdown();
 }
 
 bool PyAgent::shutdown(double timeout) { return node_->shutdown(durationFromSeconds(std::max(timeout, 0.0))); }
@@ -322,6 +322,9 @@ void bindAgent(py::module_& module) {
         }
       },
       py::arg("agent"));
+  module.def(
+      "_serves_call", &ThreadPool::onThread,
+      "Whether this thread runs a function that a worker has called, or a callback.");
   module.def(
       "_forked_from", &forkedFrom,
       "In a process that was forked from that of a worker: a sentence that says so, for error texts; else empty.");

@@ -1,5 +1,6 @@
 #include "node/node.h"
 
+#include <c10/util/Logging.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <algorithm>
@@ -68,7 +69,12 @@ RRefService::Options Node::rrefOptions() {
 std::shared_ptr<Node> Node::create(const Options& options, StorePtr store) {
   auto transport = makeGroupTransport(options, *store);
   const auto destroy = [](Node* node) {
-    if (node->agent_.isInItsProcess()) std::default_delete<Node>()(node);
+    if (!node->agent_.isInItsProcess()) return;
+    if (node->agent_.isOnOwnThread()) {
+      LOG(ERROR) << node->self().name << " lives until the end of the process: a function that it runs held it last";
+      return;
+    }
+    std::default_delete<Node>()(node);
   };
   return {std::make_unique<Node>(options, std::move(store), std::move(transport)).release(), destroy};
 }
@@ -257,8 +263,29 @@ void Node::requireItsProcess() const {
   if (!agent_.isInItsProcess()) throw agent_.forkedError();
 }
 
+void Node::requestStop() {
+  {
+    MutexLock lock(stop_mutex_);
+    is_stop_requested_ = true;
+  }
+  stop_requested_.notify_all();
+}
+
+bool Node::waitForStopRequest(Duration timeout) {
+  const ThreadPool::BlockingScope blocking;
+  MutexLock lock(stop_mutex_);
+  return waitInterruptibly(stop_requested_, lock, deadlineAfter(timeout), [this]() TORCHRPC_REQUIRES(stop_mutex_) {
+    return is_stop_requested_;
+  });
+}
+
 bool Node::shutdown(Duration timeout) {
   if (!agent_.isInItsProcess()) return true;
+  if (agent_.isOnOwnThread()) {
+    throwInvalidArgument(
+        "a function that " + self().name + " runs cannot shut it down, because the end waits for that function: tell " +
+        "the program's main thread to do it");
+  }
   autograd_.close();  // ends the passes that block pool threads
   return agent_.close(timeout);
 }

@@ -47,7 +47,7 @@ class Node : public std::enable_shared_from_this<Node> {
   };
 
   /// A node whose transport is made from `options` and `store`; see makeGroupTransport. Blocks on the store. Throws as
-  /// the constructor and makeGroupTransport do. A forked child never destroys it.
+  /// the constructor and makeGroupTransport do. A forked child never destroys it, nor does a thread of its own pool.
   static std::shared_ptr<Node> create(const Options& options, StorePtr store);
   /// A node over any transport. Throws Error(kInvalidArgument) for an invalid name, rank or world size.
   Node(const Options& options, StorePtr store, std::unique_ptr<Transport> transport);
@@ -111,7 +111,12 @@ class Node : public std::enable_shared_from_this<Node> {
   /// Waits until no call is under way in the whole static group or, if the group grows, on this node. Throws as
   /// barrier().
   void join(Duration timeout);
-  /// Fails all calls under way; nothing of this node runs when it returns. Not from a thread of the pool. Idempotent.
+  /// From any thread: waitForStopRequest() returns. For functions that end a worker, which cannot shut it down.
+  void requestStop();
+  /// False after `timeout`. A signal ends the wait.
+  bool waitForStopRequest(Duration timeout);
+  /// Fails all calls under way; nothing of this node runs when it returns. Throws Error(kInvalidArgument) on a thread
+  /// of the node's own pool, which would wait for itself. Idempotent.
   void shutdown() { shutdown(kNoLimit); }
   /// The same, but returns false if functions still run here after `timeout`: such a node must never be destroyed.
   bool shutdown(Duration timeout);
@@ -142,6 +147,9 @@ class Node : public std::enable_shared_from_this<Node> {
   const std::shared_ptr<RRefService> rrefs_;
   CallService calls_;
   OptimService optim_;
+  Mutex stop_mutex_;
+  CondVar stop_requested_;
+  bool is_stop_requested_ TORCHRPC_GUARDED_BY(stop_mutex_) = false;
   // Used by the thread that starts and ends the node only:
   std::unique_ptr<Rendezvous> rendezvous_;
   std::set<WorkerId> absent_;  ///< workers that were lost while the group formed

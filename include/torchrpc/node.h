@@ -134,6 +134,10 @@ class NodeRef {
   /// Counters for logs, by name: pending calls, threads, connections.
   std::map<std::string, std::string> metrics() const;
 
+  /// Makes Node::waitForStopRequest() return. For functions that are called to end this worker: such a function cannot
+  /// stop the node itself, because the end waits for it.
+  void requestStop() const;
+
   /// A handle to this node with another time-out for calls (0: no limit): `node.withTimeout(5s).call<int>("ps", "f")`.
   NodeRef withTimeout(Timeout timeout) const;
 
@@ -228,7 +232,8 @@ class Node : public NodeRef {
   /// The same with your own store instead of `rendezvous`; shares it. Python workers of the group must use the same
   /// store, with `_init_rpc_backend`.
   Node(const NodeOptions& options, const c10::intrusive_ptr<c10d::Store>& store);
-  /// As stop(): calls under way fail. Call shutdown() first for a graceful end.
+  /// As stop(): calls under way fail. Call shutdown() first for a graceful end. In a function that this node runs, it
+  /// stops nothing: the worker lives until the process ends, and the log says so.
   ~Node();
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
@@ -238,8 +243,11 @@ class Node : public NodeRef {
   /// workers that did not call it within `timeout` (0: no limit); the node has stopped even then. A second call does
   /// nothing.
   void shutdown(Timeout timeout = Duration::zero());
-  /// Stops immediately: calls of this worker fail with kShutdown, calls to it with kWorkerLost. Idempotent.
+  /// Stops immediately: calls of this worker fail with kShutdown, calls to it with kWorkerLost. Idempotent. Throws
+  /// Error(kInvalidArgument), as shutdown() does, in a function that this node runs: see requestStop().
   void stop();
+  /// Blocks until requestStop() is called, for at most `timeout` (0: no limit). Returns whether it was called.
+  bool waitForStopRequest(Timeout timeout = Duration::zero());
 
  private:
   explicit Node(std::shared_ptr<void> core) : NodeRef(core), owned_(std::move(core)) {}

@@ -270,3 +270,17 @@ def test_names_of_api_that_a_script_replaces_are_used():
     leader, follower = run_ranks(used_replacements, 2, names, start_method="forkserver", init=False)
     assert leader == sorted(set(names) - set(REPLACED_ON_A_FOLLOWER))
     assert follower == sorted(set(names) - set(REPLACED_ON_THE_LEADER))
+
+
+def shut_down_here(graceful):
+    rpc.shutdown(graceful=graceful)
+
+
+def test_shutdown_in_a_served_call_is_an_error_and_the_group_goes_on():
+    with workers(2):
+        for graceful in (True, False):
+            with pytest.raises(RuntimeError, match="shutdown.. cannot be called by a function .* main thread"):
+                rpc.rpc_sync("worker1", shut_down_here, args=(graceful,))
+            with pytest.raises(RuntimeError, match="shutdown.. cannot be called by a function"):
+                rpc.rpc_sync("worker0", shut_down_here, args=(graceful,))
+        assert rpc.rpc_sync("worker1", torch.add, args=(torch.ones(1), 1)).item() == 2

@@ -288,8 +288,10 @@ bool ThreadPool::State::add(std::function<void()>& task) {
 
 bool ThreadPool::onThread() { return current_pool != nullptr; }
 
+bool ThreadPool::isOnOwnThread() const { return current_pool == state_.get(); }
+
 bool ThreadPool::close(Duration timeout) {
-  if (current_pool == state_.get()) {
+  if (isOnOwnThread()) {
     throw Error(ErrorCode::kInvalidArgument, "thread pool " + state_->options.name + " closed by one of its threads");
   }
   Threads ended;

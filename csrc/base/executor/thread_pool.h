@@ -62,6 +62,8 @@ class ThreadPool {
 
   /// Whether the calling thread belongs to a pool.
   static bool onThread();
+  /// Whether it belongs to this one.
+  bool isOnOwnThread() const;
 
   /// While one lives on a pool thread, that thread counts as blocked. May be nested; does nothing on other threads.
   class BlockingScope {

@@ -171,6 +171,51 @@ TEST_CASE("a call times out, and wait() can have a shorter time-out") {
   CHECK_NOTHROW(future.wait());
 }
 
+namespace {
+
+std::unique_ptr<Node> stopped_by_a_call;
+
+void quit(const Call& call) { call.node.requestStop(); }
+TORCHRPC_FUNCTION(quit);
+void stopHere() { stopped_by_a_call->stop(); }
+TORCHRPC_FUNCTION(stopHere);
+void shutDownHere() { stopped_by_a_call->shutdown(1s); }
+TORCHRPC_FUNCTION(shutDownHere);
+void destroyHere() { stopped_by_a_call.reset(); }
+TORCHRPC_FUNCTION(destroyHere);
+
+std::unique_ptr<Node> alone() {
+  NodeOptions options{.name = "alone", .rank = 0, .world_size = 1};
+  return std::make_unique<Node>(options, c10::make_intrusive<c10d::HashStore>());
+}
+
+}  // namespace
+
+TEST_CASE("a function may request the end of its worker") {
+  const auto node = alone();
+  CHECK_FALSE(node->waitForStopRequest(1ms));
+  node->call(0, &quit);
+  CHECK(node->waitForStopRequest());
+  node->stop();
+}
+
+TEST_CASE("a function that ends its worker itself gets an error, and the worker goes on") {
+  stopped_by_a_call = alone();
+  for (const auto* function : {"stopHere", "shutDownHere"}) {
+    const auto error = errorOf([&] { stopped_by_a_call->call(0, function); });
+    CHECK_THAT(error.text(), Catch::Contains("requestStop()") && Catch::Contains("alone"));
+  }
+  stopped_by_a_call->call(0, &poke);
+  stopped_by_a_call.reset();
+}
+
+TEST_CASE("a node that one of its functions destroys ends nothing, and cannot be called any more") {
+  stopped_by_a_call = alone();
+  const NodeRef node = *stopped_by_a_call;
+  node.call(0, &destroyHere);
+  CHECK(errorOf([&] { node.call(0, &poke); }).code() == ErrorCode::kShutdown);
+}
+
 TEST_CASE("no time-out is too long, and a negative one is refused") {
   Group group(2);
   const auto to = GENERATE(0, 1);
