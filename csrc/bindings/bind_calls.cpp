@@ -137,7 +137,7 @@ struct CallArguments {
         timeout(borrow(values[4])) {
     if (haveUsualTypes()) return;
     const auto checked = internalFunction("check_call")(to, function, args, kwargs, timeout);
-    std::tie(to, args) = py::cast<std::pair<py::object, py::object>>(checked);
+    std::tie(to, args, kwargs) = py::cast<std::tuple<py::object, py::object, py::object>>(checked);
   }
 
   py::object to, function, args, kwargs, timeout;

@@ -33,7 +33,7 @@ class PlainEncoder {
       return true;
     }
     if (PyUnicode_CheckExact(object)) return encodeString(object);
-    if (THPVariable_CheckExact(object)) return encodeTensor(THPVariable_Unpack(object));
+    if (isPlainTensor(object)) return encodeTensor(THPVariable_Unpack(object));
     if (PyTuple_CheckExact(object)) return enter(object, PyTuple_GET_SIZE(object), depth) && encodeTuple(object, depth);
     if (PyList_CheckExact(object)) return enter(object, PyList_GET_SIZE(object), depth) && encodeList(object, depth);
     if (PyDict_CheckExact(object)) return enter(object, PyDict_GET_SIZE(object), depth) && encodeDict(object, depth);
@@ -72,7 +72,13 @@ class PlainEncoder {
     return true;
   }
 
+  /// A torch.Tensor itself: pickle knows how to make a Parameter, and instances of other subclasses.
+  static bool isPlainTensor(PyObject* object) {
+    return Py_TYPE(object) == reinterpret_cast<PyTypeObject*>(THPVariableClass);
+  }
+
   bool encodeTensor(const at::Tensor& tensor) {
+    if (tensor.is_quantized() && tensor.qscheme() != at::kPerTensorAffine) return false;
     tag(ValueTag::kTensor);
     out_.put(tensors_.indexOf(tensor));
     return true;

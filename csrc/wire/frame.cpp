@@ -7,6 +7,7 @@
 #include <span>
 
 #include "wire/message.h"
+#include "wire/shared_storage.h"
 #include "wire/tensor_codec.h"
 
 namespace torchrpc {
@@ -23,6 +24,8 @@ struct HeadPrefix {
   uint64_t payload = 0;
 };
 static_assert(sizeof(HeadPrefix) == 32 && offsetof(HeadPrefix, call) == 8 && offsetof(HeadPrefix, payload) == 24);
+
+constexpr uint16_t kSharesStorages = 1;  // flag: the header SharedStorages applies
 
 constexpr size_t kHeaderStart = sizeof(HeaderKind) + sizeof(uint64_t);
 
@@ -51,16 +54,14 @@ size_t expectedHeadBytes(const Message& message) {
   return bytes;
 }
 
-}  // namespace
-
-Frame encodeFrame(const Message& message, const Limits& limits) {
+Frame encodeParts(const Message& message, const Limits& limits, uint16_t flags) {
   checkSize("headers", message.headers.size(), limits.headers);
   checkSize("tensors", message.tensors.size(), limits.tensors);
   checkSize("bytes beside its tensors", message.payload.size(), limits.head_bytes);
 
   Frame frame;
   frame.head.reserve(expectedHeadBytes(message));
-  HeadPrefix prefix;
+  HeadPrefix prefix{.flags = flags};
   Writer out(frame.head);
   out.putBytes(&prefix, sizeof prefix);
   for (const auto& header : message.headers) {
@@ -81,10 +82,17 @@ Frame encodeFrame(const Message& message, const Limits& limits) {
   return frame;
 }
 
+}  // namespace
+
+Frame encodeFrame(const Message& message, const Limits& limits) {
+  if (const auto shared = withSharedStorages(message)) return encodeParts(*shared, limits, kSharesStorages);
+  return encodeParts(message, limits, 0);
+}
+
 Message decodeFrame(Frame frame, const Limits& limits) {
   Reader in(frame.head);
   const auto prefix = readPrefix(in.getBytes(sizeof(HeadPrefix)));
-  if (prefix.flags != 0) malformedMessage("unknown flags");
+  if ((prefix.flags & ~kSharesStorages) != 0) malformedMessage("unknown flags");
   if (frame.head.size() > limits.head_bytes) malformedMessage("larger than the limit allows");
   if (prefix.headers > limits.headers || prefix.tensors > limits.tensors)
     malformedMessage("more parts than the limit allows");
@@ -108,6 +116,7 @@ Message decodeFrame(Frame frame, const Limits& limits) {
   if (!segments.empty()) malformedMessage("segments that belong to no tensor");
   message.payload = in.getBytes(prefix.payload);
   in.expectEnd();
+  if (prefix.flags != 0) restoreSharedStorages(message);
   return message;
 }
 

@@ -33,6 +33,7 @@ enum class HeaderKind : uint16_t {
   kDeadline = 4,          ///< the time that is left until the caller's deadline
   kRRefResult = 5,        ///< the ids of the RRef that holds the result of a remote call (rref/)
   kAutogradLiveSets = 6,  ///< which autograd contexts are still alive (autograd/)
+  kSharedStorages = 7,    ///< tensors that share their memory (wire/shared_storage.h)
 };
 
 struct Header {

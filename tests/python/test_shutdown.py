@@ -279,8 +279,8 @@ def shut_down_here(graceful):
 def test_shutdown_in_a_served_call_is_an_error_and_the_group_goes_on():
     with workers(2):
         for graceful in (True, False):
-            with pytest.raises(RuntimeError, match="shutdown.. cannot be called by a function .* main thread"):
+            with pytest.raises(RuntimeError, match=r"shutdown\(\) cannot be called by a function .* main thread"):
                 rpc.rpc_sync("worker1", shut_down_here, args=(graceful,))
-            with pytest.raises(RuntimeError, match="shutdown.. cannot be called by a function"):
+            with pytest.raises(RuntimeError, match=r"shutdown\(\) cannot be called by a function"):
                 rpc.rpc_sync("worker0", shut_down_here, args=(graceful,))
         assert rpc.rpc_sync("worker1", torch.add, args=(torch.ones(1), 1)).item() == 2

@@ -23,7 +23,7 @@ _INTERNAL = """
     rpc.internal.PythonUDF rpc.rref_proxy._call_method
     rpc.api._gather_to_leader rpc.api._broadcast_to_followers rpc.api._rref_typeof_on_owner
     rpc._utils._update_group_membership
-    rpc._pickler._rref _C.WorkerInfo
+    rpc._pickler._rref rpc._pickler._untyped_storage rpc._pickler._per_channel _C.WorkerInfo
     optim._parts._make optim._parts._step optim._parts._state optim._parts._load
     nn.remote_module._create_module nn.remote_module._run_forward nn.remote_module._parameter_rrefs
     nn.remote_module._set_training

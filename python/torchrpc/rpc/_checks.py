@@ -1,7 +1,10 @@
 """Checks of a call's arguments. The extension calls `check_call` if they are not of the most common types."""
 
 import numbers
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+import torch
 
 from torchrpc._C import WorkerInfo, _forked_from, _get_current_rpc_agent, _is_current_rpc_agent_set
 
@@ -25,8 +28,8 @@ def _to_worker_info(to: Any) -> Any:
     raise ValueError(f"Cannot get WorkerInfo from name {to}")
 
 
-def check_call(to: Any, func: Any, args: Any, kwargs: Any, timeout: Any) -> tuple[Any, tuple]:
-    """Return the worker's info and the positional arguments as a tuple.
+def check_call(to: Any, func: Any, args: Any, kwargs: Any, timeout: Any) -> tuple[Any, tuple, dict]:
+    """Return the worker's info, the positional arguments as a tuple, and the keyword arguments as a dict.
 
     Raises:
         TypeError, ValueError: an argument of the wrong kind; the text names it.
@@ -36,15 +39,16 @@ def check_call(to: Any, func: Any, args: Any, kwargs: Any, timeout: Any) -> tupl
     if not callable(func):
         raise TypeError("function should be callable.")
     worker = _to_worker_info(to)
-    if not isinstance(args, (tuple, list)):
+    # Any iterable, as with torch's RPC; but that of a tensor's elements is a mistake.
+    if not isinstance(args, Iterable) or isinstance(args, torch.Tensor) or type(args).__module__ == "numpy":
         raise TypeError(
             f"args must be a tuple or a list of positional arguments, but is a {type(args).__name__}. For one argument "
             "write args=(x,)."
         )
-    if not isinstance(kwargs, dict):
+    if not isinstance(kwargs, Mapping):
         raise TypeError(f"kwargs must be a dict of keyword arguments, but is a {type(kwargs).__name__}.")
     if not isinstance(timeout, numbers.Real):
         raise TypeError(f"timeout must be a number of seconds, but is a {type(timeout).__name__}: {timeout!r}.")
     if timeout != UNSET_RPC_TIMEOUT and not float(timeout) >= 0:
         raise ValueError(f"timeout must not be negative, but is {timeout}. 0: no limit; leave it out for the default.")
-    return worker, tuple(args)
+    return worker, tuple(args), dict(kwargs)

@@ -67,6 +67,7 @@ def _describe_exception(exc: BaseException) -> tuple[str, bytes]:
         shown, trace = f"{type(exc).__name__} (its repr failed: {type(broken).__name__})", ""
     where = _C._get_current_rpc_agent().get_worker_info() if _C._is_current_rpc_agent_set() else "a stopped worker"
     text = f"On {where}:\n{shown}\n{trace}"
+    text = text.encode("utf-8", "backslashreplace").decode()  # a lone surrogate is no UTF-8
     with contextlib.suppress(Exception):  # stderr may be closed
         print(text, file=sys.stderr)
     try:

@@ -40,6 +40,14 @@ def _rref(fork: tuple) -> _C.PyRRef:
     return _C.PyRRef._deserialize(fork)
 
 
+def _untyped_storage(data: torch.Tensor) -> torch.UntypedStorage:
+    return data.untyped_storage()
+
+
+def _per_channel(integers: torch.Tensor, scales: torch.Tensor, zero_points: torch.Tensor, axis: int) -> torch.Tensor:
+    return torch._make_per_channel_quantized_tensor(integers, scales, zero_points, axis)
+
+
 def _script_module(data: bytes) -> torch.jit.ScriptModule:
     return torch.jit.load(io.BytesIO(data))
 
@@ -112,18 +120,24 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
         if kind is torch.Tensor:
+            if obj.is_quantized and obj.qscheme() != torch.per_tensor_affine:
+                return _reduce_per_channel(obj)
             self.tensors.append(obj)
             return _tensor, (len(self.tensors) - 1,)
         if kind is types.FunctionType:
             return NotImplemented if _has_name(obj) else _reduce_function(obj)
         if kind is types.CellType:
             return _empty_cell, ()  # filled with the function, since the cell may hold that very function
+        if kind.__module__ == "numpy" and kind.__name__ == "ndarray" and not obj.flags.writeable:
+            return obj.copy().__reduce_ex__(5)  # what arrives can be written to, as with torch's RPC
         if kind in self.reducers:
             return self.reducers[kind](obj)
         if issubclass(kind, _C.PyRRef):
             return self.reduce_rref(obj)
         if issubclass(kind, torch.jit.ScriptModule):
             return _reduce_script_module(obj)
+        if kind is torch.UntypedStorage:
+            return _untyped_storage, (torch.empty(0, dtype=torch.uint8, device=obj.device).set_(obj),)
         if kind is torch.jit.ScriptFunction:
             return _script_function, (obj.qualified_name,)
         return NotImplemented
@@ -193,6 +207,11 @@ def _reduce_function(function: types.FunctionType) -> tuple:
         "attributes": {name: getattr(function, name) for name in _ATTRIBUTES},
     }
     return _function, arguments, state, None, None, _fill_function
+
+
+def _reduce_per_channel(tensor: torch.Tensor) -> tuple:
+    zero_points = tensor.q_per_channel_zero_points()
+    return _per_channel, (tensor.int_repr(), tensor.q_per_channel_scales(), zero_points, tensor.q_per_channel_axis())
 
 
 def _reduce_script_module(module: torch.jit.ScriptModule) -> tuple:

@@ -222,14 +222,14 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
         RuntimeError: a worker did not call shutdown() in time. Or, if `api._ignore_rref_leak` is False, the program
             still holds references.
 
-    This worker is shut down even if it raises, unless the thread serves a call: then nothing happens but a RuntimeError.
-    One thread calls it. It does not wait for a lost worker (see the option `liveness_timeout`), but for a busy one,
-    however long that takes.
+    This worker is shut down even if it raises, unless the thread serves a call: then a RuntimeError is all. One thread
+    calls it. It does not wait for a lost worker (see the option `liveness_timeout`), but for a busy one, however long
+    that takes.
     """
     if _serves_call():
         raise RuntimeError(
-            "shutdown() cannot be called by a function that another worker has called: it would wait for that function. "
-            "Let the function tell the main thread, for example by a threading.Event, and call shutdown() there."
+            "shutdown() cannot be called by a function that another worker has called: it would wait for that "
+            "function. Let the function tell the main thread, for example by a threading.Event, and call shutdown() there."
         )
     grace_s = math.inf
     try:

@@ -3,6 +3,8 @@
 #include <ATen/Functions.h>
 #include <catch2/catch.hpp>
 
+#include <cstring>
+
 #include "wire/codec.h"
 #include "wire/message.h"
 #include "wire/samples.h"
@@ -75,6 +77,59 @@ TEST_CASE("a copy of a message shares no memory with it") {
   const auto copy = copyMessage(message);
   for (auto tensor : message.tensors) tensor.fill_(1);
   for (const auto& tensor : copy.tensors) CHECK(tensor.sum().item<float>() == 0);
+}
+
+TEST_CASE("tensors that share memory share it again where they arrive") {
+  const auto base = at::arange(20'000, at::kDouble);
+  const auto complex = at::zeros({4}, at::kComplexFloat);
+  auto leaf = at::ones({4}).requires_grad_(true);
+  const Message sent{
+      .kind = Kind::kReply,
+      .headers = {{HeaderKind::kDeadline, "d"}},
+      .tensors = {
+          base.slice(0, 100, 20'000), at::ones({3}), base.slice(0, 0, 200).view({10, 20}).t(), complex, complex.conj(),
+          at::view_as_real(complex), leaf, leaf.detach(), base.slice(0, 0, 0),
+          at::arange(100'000, at::kByte).slice(0, 3, 5)}};
+  auto arrived = GENERATE_COPY(false, true) ? copyMessage(sent) : decodeFrame(transported(encodeFrame(sent)));
+  checkSame(sent, arrived);
+  arrived.tensors[0].fill_(-1);
+  CHECK(arrived.tensors[2].t().reshape({-1}).slice(0, 100, 200).eq(-1).all().item<bool>());
+  CHECK(arrived.tensors[2].t().reshape({-1}).slice(0, 0, 100).equal(base.slice(0, 0, 100)));
+  arrived.tensors[3].fill_(c10::complex<float>(1, 2));
+  CHECK(arrived.tensors[4].eq(c10::complex<float>(1, -2)).all().item<bool>());
+  CHECK(arrived.tensors[5].select(1, 1).eq(2).all().item<bool>());
+  arrived.tensors[7].fill_(5);
+  CHECK(arrived.tensors[6].eq(5).all().item<bool>());
+  CHECK(arrived.tensors[6].requires_grad());
+  CHECK(base.select(0, 100).item<double>() == 100);
+}
+
+TEST_CASE("two small views of a large memory do not send what is between them") {
+  const auto base = at::zeros({1 << 20});
+  const auto frame = encodeFrame({.tensors = {base.slice(0, 0, 10), base.slice(0, -10)}});
+  CHECK(frame.head.size() < 1000);
+  CHECK(frame.segments.empty());
+}
+
+TEST_CASE("views that are not inside their memory are refused") {
+  const auto base = at::arange(100);
+  const auto frame = encodeFrame({.kind = Kind::kReply, .tensors = {base, base.slice(0, 10, 20)}});
+  CHECK(decodeFrame(frame).tensors.size() == 2);
+  // The header begins behind the prefix, its kind and its size: number of memories, then tensor, memory and offset.
+  constexpr size_t kHeader = 32 + 2 + 8, kViewBytes = 4 + 4 + 8;
+  const auto changed = [&](size_t at, uint64_t value, size_t bytes) {
+    auto copy = frame;
+    std::memcpy(copy.head.data() + kHeader + at, &value, bytes);
+    return codeOf([&] { decodeFrame(copy); });
+  };
+  CHECK(changed(0, 0, 4) == ErrorCode::kProtocol);
+  CHECK(changed(0, 2, 4) == ErrorCode::kProtocol);
+  CHECK(changed(0, 1000, 4) == ErrorCode::kProtocol);
+  for (const uint64_t tensor : {0u, 2u, 1000u}) CHECK(changed(4 + kViewBytes, tensor, 4) == ErrorCode::kProtocol);
+  CHECK(changed(4 + 4, 1, 4) == ErrorCode::kProtocol);
+  for (const uint64_t offset : {uint64_t{8}, uint64_t{1}, uint64_t{801}, ~uint64_t{0}, ~uint64_t{7}}) {
+    CHECK(changed(4 + 8, offset, 8) == ErrorCode::kProtocol);
+  }
 }
 
 TEST_CASE("a message larger than the limits is refused before sending, and as malformed on arrival") {
