@@ -229,7 +229,7 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
     if _serves_call():
         raise RuntimeError(
             "shutdown() cannot be called by a function that another worker has called: it would wait for that "
-            "function. Let the function tell the main thread, for example by a threading.Event, and call shutdown() there."
+            "function. Let the function tell the main thread, for example by a threading.Event, and call it there."
         )
     grace_s = math.inf
     try:
