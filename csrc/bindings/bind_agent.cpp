@@ -189,7 +189,7 @@ PyAgent::PyAgent(
         node_options.agent.self = {name, id};
         node_options.world_size = world_size.value_or(0);
         node_options.metadata = std::move(metadata);
-        node_options.init_timeout = noLimitIfZero(durationFromSeconds(init_timeout));
+        node_options.init_timeout = toTimeout(init_timeout, "init_timeout");
         return makeNode(std::move(node_options), std::move(store));
       }()) {}
 

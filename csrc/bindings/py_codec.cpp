@@ -33,7 +33,7 @@ class PlainEncoder {
       return true;
     }
     if (PyUnicode_CheckExact(object)) return encodeString(object);
-    if (isPlainTensor(object)) return encodeTensor(THPVariable_Unpack(object));
+    if (THPVariable_CheckExact(object)) return encodeTensor(object);
     if (PyTuple_CheckExact(object)) return enter(object, PyTuple_GET_SIZE(object), depth) && encodeTuple(object, depth);
     if (PyList_CheckExact(object)) return enter(object, PyList_GET_SIZE(object), depth) && encodeList(object, depth);
     if (PyDict_CheckExact(object)) return enter(object, PyDict_GET_SIZE(object), depth) && encodeDict(object, depth);
@@ -72,14 +72,13 @@ class PlainEncoder {
     return true;
   }
 
-  /// A torch.Tensor itself: pickle knows how to make a Parameter, and instances of other subclasses.
-  static bool isPlainTensor(PyObject* object) {
-    return Py_TYPE(object) == reinterpret_cast<PyTypeObject*>(THPVariableClass);
-  }
-
-  bool encodeTensor(const at::Tensor& tensor) {
+  bool encodeTensor(PyObject* object) {
+    const auto& tensor = THPVariable_Unpack(object);
     if (tensor.is_quantized() && tensor.qscheme() != at::kPerTensorAffine) return false;
-    tag(ValueTag::kTensor);
+    const bool is_parameter = py::type::handle_of(object).is(py::handle(ParameterClass));
+    // Pickle sends the attributes of a parameter, too.
+    if (is_parameter && py::len(py::handle(object).attr("__dict__")) > 0) return false;
+    tag(is_parameter ? ValueTag::kParameter : ValueTag::kTensor);
     out_.put(tensors_.indexOf(tensor));
     return true;
   }
@@ -182,6 +181,12 @@ class PlainDecoder {
         return steal(PyBytes_FromStringAndSize(bytes.data(), static_cast<Py_ssize_t>(bytes.size())));
       }
       case ValueTag::kTensor: return decodeTensor();
+      case ValueTag::kParameter: {
+        // Not a new Parameter, which would be a leaf: gradients of what is computed with it return to its sender.
+        auto parameter = decodeTensor();
+        parameter.attr("__class__") = py::handle(ParameterClass);
+        return parameter;
+      }
       case ValueTag::kList: return decodeList(depth);
       case ValueTag::kTuple: return decodeTuple(depth);
       case ValueTag::kDict: return decodeDict(depth);

@@ -106,6 +106,7 @@ const char* describe(ValueTag tag) {
     case ValueTag::kComplex: return "a complex";
     case ValueTag::kString: return "a str";
     case ValueTag::kBytes: return "bytes";
+    case ValueTag::kParameter:
     case ValueTag::kTensor: return "a tensor";
     case ValueTag::kList: return "a list";
     case ValueTag::kTuple: return "a tuple";
@@ -138,7 +139,8 @@ class ValueDecoder {
         if (tag == ValueTag::kNone) return {};
         return typed(tag, *type.expectRef<c10::OptionalType>().getElementType(), depth);
       case TypeKind::NoneType: return scalar(tag, type, tag == ValueTag::kNone);
-      case TypeKind::TensorType: return scalar(tag, type, tag == ValueTag::kTensor);
+      case TypeKind::TensorType:
+        return scalar(tag, type, tag == ValueTag::kTensor || tag == ValueTag::kParameter);
       case TypeKind::BoolType: return scalar(tag, type, isBool(tag));
       case TypeKind::IntType:
       case TypeKind::SymIntType:
@@ -223,6 +225,7 @@ class ValueDecoder {
       }
       case ValueTag::kString:
       case ValueTag::kBytes: return std::string(in_.getString());
+      case ValueTag::kParameter:
       case ValueTag::kTensor: return getTensor();
       case ValueTag::kList: {
         auto values = getValues(getCount(1), depth);

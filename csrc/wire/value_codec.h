@@ -20,18 +20,19 @@ enum class ValueTag : uint8_t {
   kNone = 0,
   kFalse = 1,
   kTrue = 2,
-  kInt = 3,      ///< i64
-  kDouble = 4,   ///< f64
-  kComplex = 5,  ///< f64 real, f64 imaginary
-  kString = 6,   ///< UTF-8: u64 length, bytes
-  kBytes = 7,    ///< u64 length, bytes
-  kTensor = 8,   ///< u32 index into Message::tensors
-  kList = 9,     ///< u32 count, values
-  kTuple = 10,   ///< u32 count, values
-  kDict = 11,    ///< u32 count, then key, value, key, value … in insertion order
-  kDevice = 12,  ///< string, as c10::Device::str() returns it
-  kDtype = 13,   ///< u8, the c10::ScalarType. Only Python writes it: an IValue holds a dtype as an int
-  kRRef = 14,    ///< u32 index into the kRRefForks header's list (rref/)
+  kInt = 3,         ///< i64
+  kDouble = 4,      ///< f64
+  kComplex = 5,     ///< f64 real, f64 imaginary
+  kString = 6,      ///< UTF-8: u64 length, bytes
+  kBytes = 7,       ///< u64 length, bytes
+  kTensor = 8,      ///< u32 index into Message::tensors
+  kList = 9,        ///< u32 count, values
+  kTuple = 10,      ///< u32 count, values
+  kDict = 11,       ///< u32 count, then key, value, key, value … in insertion order
+  kDevice = 12,     ///< string, as c10::Device::str() returns it
+  kDtype = 13,      ///< u8, the c10::ScalarType. Only Python writes it: an IValue holds a dtype as an int
+  kRRef = 14,       ///< u32 index into the kRRefForks header's list (rref/)
+  kParameter = 15,  ///< as kTensor; in Python an nn.Parameter. Only Python writes it
 };
 
 /// When a message is written, the index of an RRef in its list of RRefs; when it is read, the RRef at an index.

@@ -121,6 +121,11 @@ def test_a_file_in_no_directory_is_named_at_once(tmp_path):
         init(init_method=f"file://{tmp_path}/none/store")
     with pytest.raises(ValueError, match=rf"{tmp_path} is a directory\. Add the name of a new file"):
         init(init_method=f"file://{tmp_path}")
+    (tmp_path / "link").symlink_to(tmp_path / "none" / "target")
+    with pytest.raises(ValueError, match=f"{tmp_path}/link cannot be opened: No such file"):
+        init(init_method=f"file://{tmp_path}/link")
+    with pytest.raises(ValueError, match="cannot be opened: File name too long"):
+        init(init_method=f"file://{tmp_path}/{'x' * 300}")
     assert time.monotonic() - start < 5
 
 

@@ -66,8 +66,12 @@ def test_workers_with_different_lists_use_the_medium_that_both_list(tmp_path, mo
 
 
 def test_a_list_without_a_transport_that_exists_is_an_error():
-    options = rpc.TensorPipeRpcBackendOptions(_transports=["nosuch"])
-    with pytest.raises(RuntimeError, match=r"_transports lists 'nosuch': list 'shm' .* 'uv' for TCP"):
+    with pytest.raises(RuntimeError, match=r"Unknown transport: nosuch\. There are ibv, native, shm, uv"):
+        rpc.TensorPipeRpcBackendOptions(_transports=["uv", "nosuch"])
+    with pytest.raises(RuntimeError, match=r"Unknown channel: nosuch\. There are basic, "):
+        rpc.TensorPipeRpcBackendOptions(_channels=["nosuch"])
+    options = rpc.TensorPipeRpcBackendOptions(_transports=[])
+    with pytest.raises(RuntimeError, match=r"_transports lists nothing: list 'shm' .* 'uv' for TCP"):
         rpc.TensorPipeAgent(torch.distributed.HashStore(), "alone", 0, 1, options, {}, [], init_timeout=10.0)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+import torchrpc.autograd as dist_autograd
 import torchrpc.rpc as rpc
 from torchrpc.testing import workers
 
@@ -60,6 +61,28 @@ def test_a_parameter_arrives_as_a_parameter(requires_grad):
     assert rpc.rpc_sync("worker1", kind_of, args=(parameter,)) == (torch.nn.Parameter, requires_grad, True)
     (arrived,) = rpc.rpc_sync("worker1", list, args=([parameter],))
     assert kind_of(arrived) == (torch.nn.Parameter, requires_grad, True)
+
+
+def double(x):
+    return x * 2
+
+
+def test_gradients_of_a_parameter_in_a_call_return_to_it():
+    parameter = torch.nn.Parameter(torch.ones(2))
+    remote = rpc.remote("worker1", torch.nn.Parameter, args=(torch.ones(2),))
+    with dist_autograd.context() as context:
+        fetched = remote.to_here()
+        assert type(fetched) is torch.nn.Parameter
+        loss = rpc.rpc_sync("worker1", double, args=(parameter,)).sum() + fetched.sum()
+        dist_autograd.backward(context, [loss])
+        assert dist_autograd.get_gradients(context)[parameter].tolist() == [2, 2]
+
+
+def test_attributes_of_a_parameter_arrive():
+    parameter = torch.nn.Parameter(torch.ones(2))
+    parameter.note = "kept"
+    arrived = rpc.rpc_sync("worker1", list, args=([parameter],))[0]
+    assert type(arrived) is torch.nn.Parameter and arrived.note == "kept"
 
 
 def write_to(array):

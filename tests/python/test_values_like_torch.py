@@ -381,6 +381,7 @@ def compare(theirs, ours):
     """torch's value is ours. What torch refuses may arrive."""
     expected, refusal = outcome(theirs)
     if refusal:
+        assert torch_rpc.rpc_sync("torch1", same, args=(5,)) == 5, "this value has ended torch's process"
         return
     found, error = outcome(ours)
     assert error is None, f"torch sends it, torchrpc does not: {error!r}"

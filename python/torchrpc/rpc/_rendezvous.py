@@ -103,8 +103,11 @@ def _check_file(path: str) -> None:
         raise _url_error("file", f"{folder} is not a directory. Make it, or use another path, on all workers.")
     if os.path.isdir(path):
         raise _url_error("file", f"{path} is a directory. Add the name of a new file in it.")
-    if not os.access(path if os.path.exists(path) else folder, os.R_OK | os.W_OK):
-        raise _url_error("file", f"{path} cannot be written by this user. Use another path, on all workers.")
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+    except OSError as exc:
+        text = f"{path} cannot be opened: {exc.strerror}. Use another path, on all workers."
+        raise _url_error("file", text) from exc
 
 
 def _open_by_torch(init_method: str, rank: int, world_size: int | None) -> tuple[dist.Store, int]:

@@ -56,6 +56,18 @@ def _checked_secret(secret: str | bytes | None) -> str | bytes:
     return secret
 
 
+# The names that torch accepts, on any machine; and "native".
+_TRANSPORTS = {"shm", "ibv", "uv", "native"}
+_CHANNELS = {"cma", "mpt_uv", "basic", "xth", "cuda_ipc", "cuda_gdr", "cuda_xth", "cuda_basic"}
+
+
+def _check_names(kind: str, names: list[str] | None, known: set[str]) -> None:
+    """Raise RuntimeError, as torch does, for a name that is none of a transport or channel."""
+    for name in names or ():
+        if name not in known:
+            raise RuntimeError(f"Unknown {kind}: {name}. There are {', '.join(sorted(known))}.")
+
+
 class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
     """The options of this worker, for `init_rpc`.
 
@@ -85,7 +97,7 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             more than the remaining time.
         _transports, _channels (list of str): names of TensorPipe's transports and channels. With "shm" in `_transports`
             workers of one host share memory; with "uv" or "ibv" only, all use TCP. With transport="tensorpipe": in
-            order of preference, unknown names are ignored with a warning.
+            order of preference; those that do not work on this machine are skipped with a warning.
 
     Raises:
         ValueError: a device map that is not 1-to-1, or a device in `devices` that is not a CUDA device.
@@ -109,6 +121,8 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         _transports: list[str] | None = None,
         _channels: list[str] | None = None,
     ) -> None:
+        _check_names("transport", _transports, _TRANSPORTS)
+        _check_names("channel", _channels, _CHANNELS)
         super().__init__(
             num_worker_threads=num_worker_threads,
             rpc_timeout=rpc_timeout,
