@@ -13,6 +13,7 @@ import time
 import pytest
 import torch
 
+import torchrpc.autograd as dist_autograd
 import torchrpc.rpc as rpc
 from torchrpc import testing
 from torchrpc._C import _rref_context_get_debug_info
@@ -110,6 +111,19 @@ def test_the_error_of_a_use_in_a_child_says_what_to_do(use):
         ), text
         assert "call init_rpc" in text
         expect_unharmed(rref, 2)
+
+
+def test_a_child_leaves_a_context_of_the_parent_in_silence():
+    with testing.workers(2):
+        with dist_autograd.context() as context:
+            leaf = torch.ones(1, requires_grad=True)
+            loss = rpc.rpc_sync("worker1", torch.mul, args=(leaf, 3)).sum()
+            if (pid := os.fork()) != 0:
+                assert os.waitpid(pid, 0)[1] == 0
+                dist_autograd.backward(context, [loss])
+                assert dist_autograd.get_gradients(context)[leaf].item() == 3
+        if pid == 0:
+            os._exit(0)
 
 
 def alone(url):

@@ -109,7 +109,7 @@ class Description:
     def of(self, value):
         if isinstance(value, (bool, int, float, complex, str, bytes, type(None))) and not isinstance(value, enum.Enum):
             return type(value).__name__, repr(value)
-        if id(value) in self.objects and not isinstance(value, (enum.Enum, torch.dtype)):
+        if id(value) in self.objects and not isinstance(value, (enum.Enum, torch.dtype, torch.device)):
             return "again", self.objects[id(value)]
         self.objects[id(value)] = len(self.objects)
         self.kept.append(value)  # so that no id is used twice

@@ -176,12 +176,18 @@ void FrameReader::beginBody(ByteStream& stream) {
   } catch (const Error&) {
     throw;  // the peer's fault
   } catch (const std::exception&) {
+    const size_t added = frame_.segments.size();
     frame_.segments.clear();
     begin(Stage::kBody);
     addTarget(frame_.head.data(), frame_.head.size());
     size_t bytes = 0;
     for (size_t i = 0; i < header_.segments; ++i) {
-      if (header_.flags == 0 || layout_[header_.segments + i] == FrameHeader::kInStream) bytes += layout_[i];
+      const auto slab_offset = slabOffset(i);
+      if (slab_offset == FrameHeader::kInStream) {
+        bytes += layout_[i];
+      } else if (i >= added) {
+        stream.leaseFromSlab(slab_offset, layout_[i]);  // returns it to the peer
+      }
     }
     addTarget(nullptr, bytes);
     frame_.failure = Error(
@@ -190,11 +196,15 @@ void FrameReader::beginBody(ByteStream& stream) {
   }
 }
 
+uint64_t FrameReader::slabOffset(size_t segment) const {
+  return header_.flags != 0 ? layout_[header_.segments + segment] : FrameHeader::kInStream;
+}
+
 void FrameReader::addSegments(ByteStream& stream) {
   frame_.segments.reserve(header_.segments);
   for (size_t i = 0; i < header_.segments; ++i) {
     const auto bytes = layout_[i];
-    const auto slab_offset = header_.flags != 0 ? layout_[header_.segments + i] : FrameHeader::kInStream;
+    const auto slab_offset = slabOffset(i);
     const bool in_slab = slab_offset != FrameHeader::kInStream;
     frame_.segments.push_back(in_slab ? stream.leaseFromSlab(slab_offset, bytes) : newSegment(bytes));
     if (!in_slab) addTarget(frame_.segments.back().mutableData(), bytes);

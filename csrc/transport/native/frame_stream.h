@@ -91,6 +91,8 @@ class FrameReader {
   Status checkSizes() const;
   void beginBody(ByteStream& stream);
   void addSegments(ByteStream& stream);
+  /// FrameHeader::kInStream if the segment is on no slab.
+  uint64_t slabOffset(size_t segment) const;
 
   const Limits& limits_;
   Stage stage_ = Stage::kHeader;

@@ -67,9 +67,12 @@ class context:
 
     def __enter__(self) -> int:
         self.autograd_context = _extension()._new_context()
+        self._pid = os.getpid()
         return self.autograd_context._context_id()
 
     def __exit__(self, *exc_info: object) -> None:
+        if self._pid != os.getpid():
+            return  # a forked child has no part in the parent's contexts
         _extension()._release_context(self.autograd_context._context_id())
 
 

@@ -15,6 +15,7 @@
 #include "transport/native/frame_stream.h"
 #include "transport/native/shm/ring.h"
 #include "transport/witness.h"
+#include "wire/tensor_codec.h"
 
 using namespace torchrpc;
 using namespace torchrpc::native;
@@ -275,6 +276,33 @@ TEST_CASE("a tensor for which there is no memory costs its frame, and not those 
   REQUIRE(frames.size() == 2);
   CHECK(frames[1].head == "next");
   CHECK_FALSE(frames[1].failure);
+}
+
+TEST_CASE("the slabs of a message for which there is no memory are returned") {
+  struct Leasing final : ByteStream {
+    std::vector<uint64_t> leased;
+    ssize_t write(std::span<const iovec>) override { return 0; }
+    Room requestRoom() override { return Room::kNow; }
+    ssize_t read(std::span<const iovec>) override { return 0; }
+    Segment leaseFromSlab(uint64_t slab_offset, size_t bytes) override {
+      leased.push_back(slab_offset);
+      return {makeStorage(bytes), 0, bytes};
+    }
+    bool ready() override { return false; }
+    void shutDown() override {}
+  } stream;
+  constexpr uint64_t kMoreThanTheAddressSpace = uint64_t{1} << 47;
+  const Limits limits{.segment_bytes = kMoreThanTheAddressSpace};
+  FrameReader reader(limits);
+  const FrameHeader header{.head_bytes = 4, .segments = 3, .flags = FrameHeader::kSlabOffsets};
+  const uint64_t layout[] = {8, kMoreThanTheAddressSpace, 8, 64, FrameHeader::kInStream, 128};
+  std::string bytes(reinterpret_cast<const char*>(&header), sizeof(header));
+  bytes.append(reinterpret_cast<const char*>(layout), sizeof(layout));
+  std::vector<char> scratch(bytes.begin(), bytes.end());
+  std::array<iovec, 8> parts;
+  CHECK(reader.room(scratch, parts) == 1);
+  CHECK_FALSE(reader.take(bytes.size(), scratch, stream, [](const Frame&) { return true; }));
+  CHECK(stream.leased == std::vector<uint64_t>{64, 128});
 }
 
 // ---- rings ----
