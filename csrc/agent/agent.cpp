@@ -67,11 +67,7 @@ void Agent::onLoopFirst(Kind kind, LoopHandler handler) { served_.at(kind).loop_
 
 void Agent::onWorkerLost(LostHandler handler) { lost_handlers_.push_back(std::move(handler)); }
 
-std::string Agent::listen() {
-  // With one thread all calls are served, if slowly, even where the system permits no more.
-  pool_.post([] {});
-  return connections_.listen();
-}
+std::string Agent::listen() { return connections_.listen(); }
 
 void Agent::post(std::function<void()> task) {
   // The pool closes after the loop has ended: then a task may run on any thread, so this one runs it.

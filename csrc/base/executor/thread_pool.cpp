@@ -9,6 +9,9 @@
 // detection). So tasks that block without a BlockingScope, or that take long, get threads one after another, up to
 // `size`.
 //
+// The first thread starts with the pool. It does not poll before there has been a task: in a process that only makes
+// calls, the thread that waits for a reply should be the only one that polls.
+//
 // A thread that polls before it parks will find the first task itself: no thread is woken for that.
 //
 // A thread applies SCHED_BATCH before it sleeps: in a burst of tasks a thread is woken every few tasks, and it would
@@ -190,7 +193,7 @@ void ThreadPool::State::serve(MutexLock& lock) {
       waitAsSpare(lock);
     } else if (finished() || idle >= options.size) {
       break;
-    } else if (options.poll_before_park && !polling && !polled) {
+    } else if (options.poll_before_park && tasks_started > 0 && !polling && !polled) {
       pollAndPark(lock);
       polled = true;
     } else {
@@ -258,7 +261,14 @@ void ThreadPool::State::runTask(MutexLock& lock) {
   task = nullptr;
 }
 
-ThreadPool::ThreadPool(Options options) : state_(std::make_unique<State>(std::move(options))) {}
+ThreadPool::ThreadPool(Options options) : state_(std::make_unique<State>(std::move(options))) {
+  // With one thread all tasks run, if slowly, even where the system permits no more later.
+  MutexLock lock(state_->mutex);
+  state_->startThread();
+  if (state_->live.empty()) {
+    throw Error(ErrorCode::kUnknown, "thread pool " + state_->options.name + " could not start a single thread");
+  }
+}
 ThreadPool::~ThreadPool() { close(); }
 
 bool ThreadPool::post(std::function<void()> task) {
@@ -279,11 +289,7 @@ void ThreadPool::postFromTask(std::function<void()> task) {
 
 bool ThreadPool::State::add(std::function<void()>& task) {
   tasks.push_back(std::move(task));
-  const bool has_token = requestThread();
-  if (!live.empty()) return has_token;
-  task = std::move(tasks.back());  // the caller destroys it once it has unlocked
-  tasks.pop_back();
-  throw Error(ErrorCode::kUnknown, "thread pool " + options.name + " could not start a single thread");
+  return requestThread();
 }
 
 bool ThreadPool::onThread() { return current_pool != nullptr; }

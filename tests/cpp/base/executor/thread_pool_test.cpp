@@ -42,10 +42,13 @@ std::string threadName() {
 
 }  // namespace
 
-TEST_CASE("a pool has no thread until there is work") {
+TEST_CASE("a pool starts with one thread, which does not poll before there has been a task") {
   std::latch done(1);
-  ThreadPool pool({});
-  CHECK(pool.stats().threads == 0);
+  std::atomic<int> polls = 0;
+  ThreadPool pool({.poll_before_park = [&](const std::function<bool()>&) { ++polls; }});
+  CHECK(pool.stats().threads == 1);
+  while (pool.stats().idle == 0) std::this_thread::yield();
+  CHECK(polls == 0);
   std::string name;
   REQUIRE(pool.post([&] {
     name = threadName();
