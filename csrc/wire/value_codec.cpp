@@ -139,8 +139,7 @@ class ValueDecoder {
         if (tag == ValueTag::kNone) return {};
         return typed(tag, *type.expectRef<c10::OptionalType>().getElementType(), depth);
       case TypeKind::NoneType: return scalar(tag, type, tag == ValueTag::kNone);
-      case TypeKind::TensorType:
-        return scalar(tag, type, tag == ValueTag::kTensor || tag == ValueTag::kParameter);
+      case TypeKind::TensorType: return scalar(tag, type, tag == ValueTag::kTensor || tag == ValueTag::kParameter);
       case TypeKind::BoolType: return scalar(tag, type, isBool(tag));
       case TypeKind::IntType:
       case TypeKind::SymIntType:
