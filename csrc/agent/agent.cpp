@@ -262,7 +262,7 @@ void Agent::attempt(const std::shared_ptr<Retry>& retry) {
 // --- Frames that arrive ---
 
 Result<Message> Agent::decode(Frame frame) try {
-  if (frame.failure) return *std::move(frame.failure);
+  if (frame.failure) return *frame.failure;
   return decodeFrame(std::move(frame), options_.limits);
 } catch (const Error& e) {
   malformed_.fetch_add(1, std::memory_order_relaxed);

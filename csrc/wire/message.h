@@ -7,6 +7,7 @@
 #include <c10/core/Storage.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -67,7 +68,7 @@ struct Segment {
 struct Frame {
   std::string head;
   std::vector<Segment> segments;
-  Status failure;  ///< of a frame that has arrived: why there are no segments
+  std::shared_ptr<const Error> failure;  ///< of a frame that has arrived: why there are no segments; seldom set
 };
 
 /// The data of tensors of at most this size is in the head; that of a larger tensor is a segment.

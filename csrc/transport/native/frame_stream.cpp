@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <utility>
 
 #include "transport/frame_memory.h"
@@ -190,7 +191,7 @@ void FrameReader::beginBody(ByteStream& stream) {
       }
     }
     addTarget(nullptr, bytes);
-    frame_.failure = Error(
+    frame_.failure = std::make_shared<Error>(
         ErrorCode::kFrameTooLarge,
         "the receiver has no memory for a message with " + std::to_string(bytes) + " bytes of tensors");
   }
