@@ -1,7 +1,8 @@
 """Values of all kinds through torch's own RPC and through torchrpc: what arrives is the same.
 
 Each of the two systems has a group of two processes. hypothesis draws a value; both systems send it as an argument,
-where a function describes what has arrived, and as a result. `VALUES_EXAMPLES=100000` draws more values, other ones each time.
+where a function describes what has arrived, and as a result. `VALUES_EXAMPLES=100000` draws more values, other ones
+each time.
 """
 
 import collections
