@@ -49,6 +49,15 @@ class Color(enum.Enum):
     RED = 1
 
 
+class Size(enum.Enum):
+    SMALL = "small"
+
+
+class Access(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+
 class Counter:
     def __init__(self, start=0):
         self.value = start
@@ -192,6 +201,11 @@ def test_plain_data_passes_as_argument_and_result(group):
 def test_types_are_refused_unless_listed(group):
     refused(echo, Color.RED, name=rf"{Color.__module__}\.Color")
     assert rpc.rpc_sync("worker1", echo, args=(Counter(5),)).value == 5
+
+
+@pytest.mark.parametrize("member", [Size.SMALL, Access.WRITE, Access.READ | Access.WRITE])
+def test_members_of_listed_enums_pass(group, member):
+    assert rpc.rpc_sync("worker1", echo, args=(member,)) is member
 
 
 def test_rrefs_and_their_methods_pass_for_listed_classes(group):

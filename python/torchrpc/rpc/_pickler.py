@@ -4,6 +4,7 @@ It also pickles RRefs, script modules, and functions that have no name in a modu
 travel as code. Any thread may pickle, also from within a __getstate__: each use makes a pickler of its own.
 """
 
+import enum
 import io
 import marshal
 import pickle
@@ -26,6 +27,9 @@ _OUT_OF_BAND_BYTES = 4096
 _COUNT = struct.Struct("<I")
 
 _Reducer = Callable[[Any], tuple]
+
+# Python 3.11.0 to 3.11.3 pickle a member of an enum as a call of getattr, which no allow-list allows.
+_ENUM_REDUCERS = (enum.Enum.__reduce_ex__, enum.Flag.__reduce_ex__)
 
 
 # --- Functions that a pickle calls by name when it is read ---
@@ -128,6 +132,8 @@ class _Pickler(pickle.Pickler):
             return NotImplemented if _has_name(obj) else _reduce_function(obj)
         if kind is types.CellType:
             return _empty_cell, ()  # filled with the function, since the cell may hold that very function
+        if issubclass(kind, enum.Enum) and kind.__reduce_ex__ in _ENUM_REDUCERS:
+            return kind, (obj._value_,)
         if kind.__module__ == "numpy" and kind.__name__ == "ndarray" and not obj.flags.writeable:
             return obj.copy().__reduce_ex__(5)  # what arrives can be written to, as with torch's RPC
         if kind in self.reducers:
