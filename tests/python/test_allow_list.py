@@ -99,6 +99,8 @@ ALLOWED = [
     double,
     echo,
     Counter,
+    Size,
+    Access,
     torch.add,
     script_double.qualified_name,
     raises_own_error,
