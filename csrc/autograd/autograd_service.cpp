@@ -5,8 +5,6 @@
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <map>
-
 #include "base/exception.h"
 #include "base/sync/waiter.h"
 #include "wire/codec.h"
@@ -75,7 +73,8 @@ AutogradService::AutogradService(Messenger& messenger, const Options& options)
                [this](const std::vector<ContextPtr>& ended) {
                  end(ended, Error(ErrorCode::kInvalidArgument, "the autograd context has ended on its owner"));
                },
-           .on_undelivered = [this] { sendSnapshotsLater(); }}) {
+           .on_undelivered = [this] { sendSnapshotsLater(); },
+           .on_doubtful = [this](WorkerId owner) { confirm(owner); }}) {
   serve(Kind::kAutogradMark, &AutogradService::serveMark);
   serve(Kind::kAutogradGradients, &AutogradService::serveGradients);
   // Most gradients are for a pass whose thread is already running.
@@ -149,16 +148,38 @@ void AutogradService::serveRelease(Request request, const Responder& responder) 
   recorder_.endContexts();
 }
 
-void AutogradService::notifyOwners() {
+std::map<WorkerId, Message> AutogradService::heldMessages() const {
   std::map<WorkerId, Message> messages;
   for (const auto& context : contexts_.all()) {
     if (context->owner() == messenger_.self().id) continue;
     auto& message = messages.try_emplace(context->owner(), Message{.kind = Kind::kAutogradHeld}).first->second;
     Writer(message.payload).put(context->id());
   }
-  for (auto& [owner, message] : messages) {
+  return messages;
+}
+
+void AutogradService::notifyOwners() {
+  for (auto& [owner, message] : heldMessages()) {
     messenger_.requestReliably(owner, std::move(message), [](const Result<Message>&) {});
   }
+}
+
+void AutogradService::confirm(WorkerId owner) {
+  {
+    MutexLock lock(mutex_);
+    if (!unconfirmed_.insert(owner).second) return;
+  }
+  auto messages = heldMessages();
+  messenger_.requestReliably(owner, std::move(messages[owner]), [this, owner](const Result<Message>& reply) {
+    {
+      MutexLock lock(mutex_);
+      unconfirmed_.erase(owner);
+    }
+    const bool is_lost = !reply && reply.error().code() == ErrorCode::kWorkerLost;
+    if (is_lost) return onWorkerLost(messenger_.worker(owner));
+    contexts_.onOwnerConfirmed(owner);
+    messenger_.post([this] { notifyOwners(); });  // of contexts that were created meanwhile
+  });
 }
 
 void AutogradService::serveHeld(Request request, const Responder& responder) {

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <set>
 #include <utility>
@@ -19,6 +20,7 @@
 #include "autograd/context.h"
 #include "autograd/context_table.h"
 #include "autograd/recorder.h"
+#include "base/sync/mutex.h"
 #include "rref/rref_service.h"
 
 namespace torchrpc {
@@ -114,14 +116,20 @@ class AutogradService {
   /// Sends, after a delay, the scheduled snapshots that no call has carried by then.
   void sendSnapshotsLater();
   void sendSnapshots();
+  /// By owner, a message that names all contexts of this owner that this worker has.
+  std::map<WorkerId, Message> heldMessages() const;
   /// Tells the owners which of their contexts this worker has.
   void notifyOwners();
+  /// Asks an owner that was lost whether it lives; if not, its contexts end: see Note [Lost owners].
+  void confirm(WorkerId owner);
 
   Messenger& messenger_;
   const BackwardPass::Environment environment_;
   ContextTable contexts_;
   Recorder recorder_;
   std::atomic<bool> sending_scheduled_{false};
+  Mutex mutex_;
+  std::set<WorkerId> unconfirmed_ TORCHRPC_GUARDED_BY(mutex_);  ///< owners that are being asked: see confirm()
 };
 
 /// Checks the one-element tensors that a backward pass starts from. Throws Error(kInvalidArgument) with the texts that

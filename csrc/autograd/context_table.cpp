@@ -1,10 +1,16 @@
 #include "autograd/context_table.h"
 
+#include <algorithm>
+
 #include "wire/codec.h"
 
 namespace torchrpc {
 
 namespace {
+
+LiveSetSnapshot noneOf(WorkerId lost_owner) {
+  return {.owner = lost_owner, .version = LiveSetSnapshot::kOwnerLost, .next = kLargestCounter + 1, .alive = {}};
+}
 
 void writeSnapshot(const LiveSetSnapshot& snapshot, Writer& writer) {
   writer.put(snapshot.owner);
@@ -56,6 +62,20 @@ ContextPtr ContextTable::findOrCreate(ContextId id) {
   return contexts_.emplace(id, std::make_shared<AutogradContext>(id)).first->second;
 }
 
+bool ContextTable::isLost(WorkerId owner) const {
+  MutexLock lock(mutex_);
+  return lost_owners_.contains(owner);
+}
+
+void ContextTable::onOwnerConfirmed(WorkerId owner) {
+  MutexLock lock(mutex_);
+  lost_owners_.erase(owner);
+}
+
+bool ContextTable::hasContextOf(WorkerId owner) const {
+  return std::ranges::any_of(contexts_, [owner](const auto& each) { return makerOf(each.first) == owner; });
+}
+
 ContextPtr ContextTable::remove(ContextId id) {
   MutexLock lock(mutex_);
   auto node = contexts_.extract(id);
@@ -84,7 +104,7 @@ std::vector<ContextPtr> ContextTable::all() const {
 void ContextTable::scheduleSnapshot(WorkerId owner, const std::set<WorkerId>& workers) {
   MutexLock lock(mutex_);
   // A context of another owner that was only released here: its owner has sent no snapshot yet.
-  if (owner != self_ && !latest_snapshots_.contains(owner)) return;
+  if (owner != self_ && !latest_snapshots_.contains(owner) && !lost_owners_.contains(owner)) return;
   for (const auto worker : workers) {
     if (worker != self_ && worker != owner) scheduled_snapshots_[worker].insert(owner);
   }
@@ -104,8 +124,15 @@ std::string ContextTable::takeScheduledSnapshots(WorkerId worker) {
   const auto owners = scheduled_snapshots_.extract(worker);
   if (!owners) return out;
   Writer writer(out);
-  for (const auto owner : owners.mapped())
-    writeSnapshot(owner == self_ ? ownSnapshot() : latest_snapshots_.at(owner), writer);
+  for (const auto owner : owners.mapped()) {
+    if (owner == self_) {
+      writeSnapshot(ownSnapshot(), writer);
+    } else if (lost_owners_.contains(owner)) {
+      writeSnapshot(noneOf(owner), writer);
+    } else if (const auto latest = latest_snapshots_.find(owner); latest != latest_snapshots_.end()) {
+      writeSnapshot(latest->second, writer);
+    }  // else: it was lost when this was scheduled, and has answered since
+  }
   return out;
 }
 
@@ -133,32 +160,36 @@ std::vector<ContextPtr> ContextTable::removeEnded(const LiveSetSnapshot& snapsho
   return ended;
 }
 
-std::vector<ContextPtr> ContextTable::applySnapshots(std::string_view bytes) {
-  std::vector<ContextPtr> ended;
+ContextTable::Applied ContextTable::applySnapshots(std::string_view bytes) {
+  Applied applied;
   auto snapshots = readSnapshots(bytes);
   MutexLock lock(mutex_);
   for (auto& snapshot : snapshots) {
     if (snapshot.owner == self_) continue;
+    if (snapshot.version == LiveSetSnapshot::kOwnerLost) {
+      if (hasContextOf(snapshot.owner)) applied.doubtful.push_back(snapshot.owner);
+      continue;
+    }
     auto& latest = latest_snapshots_[snapshot.owner];
     if (latest.version >= snapshot.version) continue;
     latest = std::move(snapshot);
     auto removed = removeEnded(latest);
-    std::move(removed.begin(), removed.end(), std::back_inserter(ended));
+    std::move(removed.begin(), removed.end(), std::back_inserter(applied.ended));
   }
-  return ended;
+  return applied;
 }
 
 std::vector<ContextPtr> ContextTable::removeAllOf(WorkerId id) {
   MutexLock lock(mutex_);
-  // Late messages, from it or from workers that have not noticed the loss, must create no context again.
-  latest_snapshots_[id] = {.owner = id, .version = UINT64_MAX, .next = kLargestCounter + 1};
+  lost_owners_.insert(id);
   scheduled_snapshots_.erase(id);
-  return removeEnded(latest_snapshots_[id]);
+  return removeEnded(noneOf(id));
 }
 
 void ContextTable::onWorkerReplaced(WorkerId id) {
   MutexLock lock(mutex_);
   latest_snapshots_.erase(id);
+  lost_owners_.erase(id);
 }
 
 std::vector<ContextPtr> ContextTable::close() {

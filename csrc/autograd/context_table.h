@@ -20,12 +20,21 @@
 
 namespace torchrpc {
 
+// Note [Lost owners]
+// A worker that is lost for this one may live: it was stopped for a while, or only the connection broke. Its contexts end
+// here, but its later messages, and those of third workers, may refer to contexts that are alive. If such a message were
+// served without its context, the backward pass would be wrong in silence. So the context is created, and the owner is
+// asked whether it lives (AutogradService::confirm). If it is lost indeed, the new contexts end as well.
+
 /// Which contexts of one owner are alive.
 struct LiveSetSnapshot {
   WorkerId owner = kNoWorker;
   uint64_t version = 0;
   int64_t next = 0;  ///< counter of the owner's next context
   std::set<ContextId> alive;
+
+  /// The version of what a worker passes on that has lost the owner: not a snapshot, but a reason to ask the owner.
+  static constexpr uint64_t kOwnerLost = ~uint64_t{0};
 
   bool hasEnded(ContextId id) const { return (id & kLargestCounter) < next && !alive.contains(id); }
 };
@@ -41,6 +50,10 @@ class ContextTable {
   ContextPtr find(ContextId id) const;
   /// The context that a message of another worker names, created if it is new; null if it has ended.
   ContextPtr findOrCreate(ContextId id);
+  /// Whether contexts of that owner must be confirmed: see Note [Lost owners].
+  bool isLost(WorkerId owner) const;
+  /// The owner has answered.
+  void onOwnerConfirmed(WorkerId owner);
   /// Removes and returns a context; null if there is none. The caller calls its end(). A context of another owner may
   /// be created again by a later message.
   ContextPtr remove(ContextId id);
@@ -60,8 +73,12 @@ class ContextTable {
   /// That message was not delivered: schedules its snapshots again.
   void rescheduleSnapshots(WorkerId worker, std::string_view snapshots);
   std::vector<WorkerId> workersWithScheduledSnapshots() const;
-  /// Applies the snapshots of a message: removes and returns the contexts that have ended. Throws Error(kProtocol).
-  std::vector<ContextPtr> applySnapshots(std::string_view snapshots);
+  struct Applied {
+    std::vector<ContextPtr> ended;   ///< they have been removed
+    std::vector<WorkerId> doubtful;  ///< owners that the sender has lost, and of which there are contexts here
+  };
+  /// Applies the snapshots of a message. Throws Error(kProtocol).
+  Applied applySnapshots(std::string_view snapshots);
   /// Worker `id` is lost, and with it all its contexts, which are removed and returned.
   std::vector<ContextPtr> removeAllOf(WorkerId id);
   /// Another worker has joined under the id of a lost one. Its context ids are larger than those of the lost worker.
@@ -72,6 +89,7 @@ class ContextTable {
  private:
   LiveSetSnapshot ownSnapshot() const TORCHRPC_REQUIRES(mutex_);
   std::vector<ContextPtr> removeEnded(const LiveSetSnapshot& snapshot) TORCHRPC_REQUIRES(mutex_);
+  bool hasContextOf(WorkerId owner) const TORCHRPC_REQUIRES(mutex_);
 
   const WorkerId self_;
   mutable Mutex mutex_;
@@ -81,6 +99,7 @@ class ContextTable {
   int64_t next_message_ TORCHRPC_GUARDED_BY(mutex_);
   uint64_t version_ TORCHRPC_GUARDED_BY(mutex_) = 0;  ///< of the own snapshot: how many own contexts have ended
   std::map<WorkerId, LiveSetSnapshot> latest_snapshots_ TORCHRPC_GUARDED_BY(mutex_);  ///< by owner, without this worker
+  std::set<WorkerId> lost_owners_ TORCHRPC_GUARDED_BY(mutex_);  ///< see Note [Lost owners]
   /// receiver -> owners whose snapshots it is to receive
   std::map<WorkerId, std::set<WorkerId>> scheduled_snapshots_ TORCHRPC_GUARDED_BY(mutex_);
 };

@@ -126,7 +126,8 @@ void Recorder::request(WorkerId to, Message message, Duration timeout, ReplyHand
 // --- the callee's side ---
 
 void Recorder::receiveSnapshots(const std::string& snapshots) {
-  auto ended = contexts_.applySnapshots(snapshots);
+  auto [ended, doubtful] = contexts_.applySnapshots(snapshots);
+  for (const auto owner : doubtful) events_.on_doubtful(owner);
   if (ended.empty()) return;
   {
     MutexLock lock(mutex_);
@@ -156,7 +157,9 @@ ContextPtr Recorder::enterContext(const Request& request) {
   const auto recorded = recordedIn(request.message);
   if (!recorded) return nullptr;
   auto context = contexts_.findOrCreate(recorded->context);
-  if (context) recordRecv(*context, request.message, request.from.id);
+  if (!context) return nullptr;
+  if (contexts_.isLost(context->owner())) events_.on_doubtful(context->owner());
+  recordRecv(*context, request.message, request.from.id);
   return context;
 }
 

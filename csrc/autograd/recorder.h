@@ -22,6 +22,8 @@ class Recorder final : public ForwardingMessenger {
     std::function<void(std::vector<ContextPtr>)> on_ended;
     /// A call with snapshots has failed, so they are scheduled again. Called on any thread.
     std::function<void()> on_undelivered;
+    /// There are contexts of an owner that was lost: see Note [Lost owners]. Called on the loop or the pool.
+    std::function<void(WorkerId owner)> on_doubtful;
   };
 
   /// `messenger` and `contexts` must outlive it.

@@ -22,7 +22,7 @@ void endContext(ContextTable& table, ContextId id) {
 
 /// Does what the receiver of snapshots does; returns how many contexts have ended.
 size_t applySnapshots(ContextTable& table, std::string_view snapshots) {
-  const auto ended = table.applySnapshots(snapshots);
+  const auto ended = table.applySnapshots(snapshots).ended;
   for (const auto& context : ended) table.scheduleSnapshot(context->owner(), context->end(kEnded));
   return ended.size();
 }
@@ -158,7 +158,7 @@ TEST_CASE("a snapshot of the own contexts from another worker is ignored") {
   createShared(impostor, {}, {});
   endContext(impostor, createShared(impostor, {}, {1}));
   impostor.remove(id);
-  CHECK(owner.applySnapshots(impostor.takeScheduledSnapshots(1)).empty());
+  CHECK(owner.applySnapshots(impostor.takeScheduledSnapshots(1)).ended.empty());
   CHECK(owner.find(id));
 }
 
@@ -171,7 +171,7 @@ TEST_CASE("a context of another owner can be released locally without a snapshot
   CHECK(other.size() == 0);
 }
 
-TEST_CASE("the contexts of a lost worker end, and late messages create none of them again") {
+TEST_CASE("the contexts of a lost worker end, and those of later messages must be confirmed") {
   ContextTable table(1), lost(0), alive(2);
   const auto id = createShared(lost, {&table}, {}), kept = createShared(alive, {&table}, {});
   table.scheduleSnapshot(2, {0});
@@ -181,17 +181,38 @@ TEST_CASE("the contexts of a lost worker end, and late messages create none of t
   CHECK(ended[0]->id() == id);
   CHECK(table.find(kept));
   CHECK(table.workersWithScheduledSnapshots().empty());
-  CHECK_FALSE(table.findOrCreate(id));
-  CHECK_FALSE(table.findOrCreate(lost.create()->id()));
-  CHECK_FALSE(table.findOrCreate(lost.largestId()));
-  CHECK(table.removeAllOf(0).empty());
+  CHECK(table.isLost(0));
+  CHECK_FALSE(table.isLost(2));
+  const auto later = createShared(lost, {&table}, {1});
+  SECTION("the owner is lost indeed") {
+    const auto again = table.removeAllOf(0);
+    REQUIRE(again.size() == 1);
+    CHECK(again[0]->id() == later);
+    CHECK(table.isLost(0));
+  }
+  SECTION("the owner lives") {
+    table.onOwnerConfirmed(0);
+    CHECK_FALSE(table.isLost(0));
+    CHECK(table.find(later));
+    endContext(lost, later);
+    CHECK(applySnapshots(table, lost.takeScheduledSnapshots(1)) == 1);
+    CHECK_FALSE(table.findOrCreate(later));
+  }
+}
 
-  // Workers that have contexts of the lost worker are notified like of any other end.
-  ContextTable third(3);
-  REQUIRE(third.findOrCreate(id));
-  table.scheduleSnapshot(0, ended[0]->end(kEnded));
-  CHECK(applySnapshots(third, table.takeScheduledSnapshots(3)) == 1);
-  CHECK_FALSE(third.findOrCreate(id));
+TEST_CASE("a worker that hears of the loss of an owner keeps its contexts, and names the owner as doubtful") {
+  ContextTable table(1), lost(0), third(3);
+  const auto id = createShared(lost, {&table, &third}, {});
+  table.find(id)->addKnownWorker(3);
+  const auto ended = table.removeAllOf(0);
+  table.scheduleSnapshot(0, ended.at(0)->end(kEnded));
+  const auto snapshots = table.takeScheduledSnapshots(3);
+  const auto applied = third.applySnapshots(snapshots);
+  CHECK(applied.ended.empty());
+  CHECK(applied.doubtful == std::vector<WorkerId>{0});
+  CHECK(third.find(id));
+  ContextTable without(4);
+  CHECK(without.applySnapshots(snapshots).doubtful.empty());
 }
 
 TEST_CASE("a closed table stays empty") {

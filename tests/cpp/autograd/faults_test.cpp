@@ -161,3 +161,17 @@ TEST_CASE("a pass that fails repeatedly leaves no thread and no pass behind") {
     CHECK(eventually([&] { return std::stoi(group.agent(id).metrics().at("agent.num_threads")) <= 4; }));
   }
 }
+
+TEST_CASE("a worker that counted as lost and lives takes part in passes again, with all gradients") {
+  AutogradGroup group(3, functions());
+  group[1].autograd().onWorkerLost(group.agent(0).self());
+  group[2].autograd().onWorkerLost(group.agent(0).self());
+  {
+    const OwnContext context(group[0]);
+    const auto x = leaf(1);
+    const auto loss = group[0].callOne(1, "pass on", {x}).sum();
+    group[0].autograd().backward(context.id(), {loss}, /*retain_graph=*/false, BackwardMode::kSmart);
+    CHECK(holds(gradientOf(group[0], context.id(), x), 12));
+  }
+  CHECK(eventually([&] { return group.contexts() == 0; }));
+}
