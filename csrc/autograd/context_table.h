@@ -21,10 +21,10 @@
 namespace torchrpc {
 
 // Note [Lost owners]
-// A worker that is lost for this one may live: it was stopped for a while, or only the connection broke. Its contexts end
-// here, but its later messages, and those of third workers, may refer to contexts that are alive. If such a message were
-// served without its context, the backward pass would be wrong in silence. So the context is created, and the owner is
-// asked whether it lives (AutogradService::confirm). If it is lost indeed, the new contexts end as well.
+// A worker that is lost for this one may live: it was stopped for a while, or only the connection broke. Its contexts
+// end here, but its later messages, and those of third workers, may refer to contexts that are alive. If such a message
+// were served without its context, the backward pass would be wrong in silence. So the context is created, and the
+// owner is asked whether it lives (AutogradService::confirm). If it is lost indeed, the new contexts end as well.
 
 /// Which contexts of one owner are alive.
 struct LiveSetSnapshot {
@@ -99,7 +99,7 @@ class ContextTable {
   int64_t next_message_ TORCHRPC_GUARDED_BY(mutex_);
   uint64_t version_ TORCHRPC_GUARDED_BY(mutex_) = 0;  ///< of the own snapshot: how many own contexts have ended
   std::map<WorkerId, LiveSetSnapshot> latest_snapshots_ TORCHRPC_GUARDED_BY(mutex_);  ///< by owner, without this worker
-  std::set<WorkerId> lost_owners_ TORCHRPC_GUARDED_BY(mutex_);  ///< see Note [Lost owners]
+  std::set<WorkerId> lost_owners_ TORCHRPC_GUARDED_BY(mutex_);                        ///< see Note [Lost owners]
   /// receiver -> owners whose snapshots it is to receive
   std::map<WorkerId, std::set<WorkerId>> scheduled_snapshots_ TORCHRPC_GUARDED_BY(mutex_);
 };

@@ -1,0 +1,454 @@
+"""Part 6: all faults at once, for an hour, with an exact account.
+
+Three workers that live ("steady") and two that are killed, restarted and stopped ("mortal") call each other: small and
+large calls, RRefs that travel, backward passes, optimizer steps, functions that fork, waits that a signal interrupts,
+moments without a free descriptor. Each steady worker keeps an account: every call ends exactly once, with the right
+result or with an error for which a mortal worker is responsible. In the end no worker keeps any state.
+"""
+
+import collections
+import contextlib
+import gc
+import itertools
+import os
+import random
+import resource
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .harness import CaseFailure, Process, Run, case, check
+from .worker import Worker, finish, memory_mib
+
+STEADY = 3
+MORTAL = 2
+LIVENESS_S = 2.0
+CALL_TIMEOUT_S = 60.0  # a call that takes longer has been lost
+
+
+# --- Functions that the workers call on each other ---
+
+
+def echo(value: Any) -> Any:
+    return value
+
+
+def total(tensor: torch.Tensor) -> float:
+    return tensor.sum().item()
+
+
+def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x * y
+
+
+LIVING: "weakref.WeakSet[Thing]" = weakref.WeakSet()
+
+
+class Thing:
+    def __init__(self, number: int) -> None:
+        self.number = number
+        LIVING.add(self)
+
+    def get(self) -> int:
+        return self.number
+
+
+def number_of(rref: Any) -> int:
+    return rref.rpc_sync().get()
+
+
+def weight() -> torch.Tensor:
+    return torch.zeros(2, requires_grad=True)
+
+
+def use(rref: Any, x: torch.Tensor) -> torch.Tensor:
+    return rref.local_value() * x
+
+
+def fork_child() -> int:
+    """Fork a child that drops all that it has inherited, and return its exit code."""
+    child = os.fork()
+    if child == 0:
+        gc.collect()
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+# --- The account ---
+
+
+class Account:
+    """Counts calls by kind and end. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.numbers = itertools.count()
+        self.under_way: dict[int, str] = {}
+        self.ends: collections.Counter[str] = collections.Counter()
+        self.wrong: list[str] = []
+
+    def begin(self, kind: str) -> int:
+        with self.lock:
+            number = next(self.numbers)
+            self.under_way[number] = kind
+            return number
+
+    def end(self, number: int, how: str) -> None:
+        with self.lock:
+            kind = self.under_way.pop(number, None)
+            self.ends[how] += 1
+            if kind is None:
+                self.wrong.append(f"call {number} ended twice")
+
+    def note_wrong(self, text: str) -> None:
+        with self.lock:
+            self.wrong.append(text[:300])
+
+    def report(self) -> dict:
+        with self.lock:
+            open_kinds = sorted(set(self.under_way.values()))
+            begun = next(self.numbers)
+            return {"begun": begun, "ends": dict(self.ends), "open": open_kinds, "wrong": self.wrong[:5]}
+
+
+class Alarm(Exception):
+    pass
+
+
+class Load:
+    """The calls of one worker, by threads that go on until `stop`."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker, self.rpc, self.autograd = worker, worker.rpc, worker.autograd
+        self.account = Account()
+        self.stop = threading.Event()
+        self.random = random.Random(worker.rank)
+        self.parts = [self.small, self.large, self.rrefs, self.passes, self.optimize, self.forks]
+        self.threads = [threading.Thread(target=self.repeat, args=(part,), name=part.__name__) for part in self.parts]
+
+    def start(self) -> None:
+        for thread in self.threads:
+            thread.start()
+
+    def repeat(self, part: Callable[[], None]) -> None:
+        while not self.stop.is_set():
+            try:
+                part()
+            except Exception as error:
+                self.account.note_wrong(f"{part.__name__}: {type(error).__name__}: {error}")
+                time.sleep(0.1)
+
+    def join(self, seconds: float) -> list[str]:
+        """Return the parts that still run after that time."""
+        end = time.monotonic() + seconds
+        for thread in self.threads:
+            thread.join(max(0, end - time.monotonic()))
+        return [thread.name for thread in self.threads if thread.is_alive()]
+
+    # --- What each part uses ---
+
+    def any_ranks(self, count: int) -> list[int]:
+        others = [rank for rank in range(STEADY + MORTAL) if rank != self.worker.rank]
+        return self.random.sample(others, count)
+
+    def attempt(self, kind: str, ranks: list[int], act: Callable[[], Any], expected: Any) -> None:
+        """Account for `act`, which may fail if one of the workers is mortal."""
+        number = self.account.begin(kind)
+        self.judge(number, kind, ranks, act, expected)
+
+    def judge(self, number: int, kind: str, ranks: list[int], act: Callable[[], Any], expected: Any) -> None:
+        is_mortal = any(rank >= STEADY for rank in [*ranks, self.worker.rank])
+        try:
+            found = act()
+        except Exception as error:
+            self.account.end(number, "failed")
+            if not is_mortal or "set timeout" in str(error):
+                self.account.note_wrong(f"{kind} on {ranks}: {type(error).__name__}: {error}")
+            return
+        self.account.end(number, "right" if found == expected else "wrong")
+        if found != expected:
+            self.account.note_wrong(f"{kind} on {ranks}: {found!r} instead of {expected!r}")
+
+    # --- The parts ---
+
+    def small(self) -> None:
+        started = []
+        for i in range(20):
+            (rank,) = self.any_ranks(1)
+            number = self.account.begin("small")
+            try:
+                started.append((number, rank, i, self.rpc.rpc_async(f"worker{rank}", echo, args=(i,))))
+            except Exception as error:
+                self.account.end(number, "failed")
+                if rank < STEADY:
+                    self.account.note_wrong(f"small to {rank}: {error}")
+        for number, rank, i, future in started:
+            self.judge(number, "small", [rank], future.wait, i)
+        time.sleep(0.005)
+
+    def large(self) -> None:
+        (rank,) = self.any_ranks(1)
+        tensor = torch.ones(self.random.choice([1 << 14, 1 << 18, 1 << 22, 1 << 23]))
+        self.attempt(
+            "large", [rank], lambda: self.rpc.rpc_sync(f"worker{rank}", total, args=(tensor,)), float(tensor.numel())
+        )
+        time.sleep(0.1)
+
+    def rrefs(self) -> None:
+        owner, user = self.any_ranks(2)
+        number = self.random.randrange(1 << 30)
+
+        def act() -> int:
+            rref = self.rpc.remote(f"worker{owner}", Thing, args=(number,))
+            return self.rpc.rpc_sync(f"worker{user}", number_of, args=(rref,))
+
+        self.attempt("rref", [owner, user], act, number)
+        time.sleep(0.01)
+
+    def passes(self) -> None:
+        first, second = self.any_ranks(2)
+        x, y = torch.full((3,), 2.0, requires_grad=True), torch.full((3,), 5.0)
+
+        def act() -> list[float]:
+            with self.autograd.context() as context:
+                there = self.rpc.rpc_sync(f"worker{first}", product, args=(x, y))
+                there = self.rpc.rpc_sync(f"worker{second}", product, args=(there, x))
+                self.autograd.backward(context, [there.sum()])
+                return self.autograd.get_gradients(context)[x].tolist()
+
+        self.attempt("pass", [first, second], act, [20.0, 20.0, 20.0])
+        time.sleep(0.02)
+
+    def optimize(self) -> None:
+        """Ten steps on a parameter of a steady worker, each by one: the values are exact."""
+        rank = (self.worker.rank + 1) % STEADY
+
+        def act() -> list[float]:
+            parameter = self.rpc.remote(f"worker{rank}", weight)
+            optimizer = self.worker.optimizer.DistributedOptimizer(torch.optim.SGD, [parameter], lr=1)
+            for _ in range(10):
+                with self.autograd.context() as context:
+                    loss = self.rpc.rpc_sync(f"worker{rank}", use, args=(parameter, torch.ones(2)))
+                    self.autograd.backward(context, [loss.sum()])
+                    optimizer.step(context)
+            return parameter.to_here().tolist()
+
+        self.attempt("optimizer", [rank], act, [-10.0, -10.0])
+        time.sleep(0.2)
+
+    def forks(self) -> None:
+        rank = (self.worker.rank + 1) % STEADY
+        self.attempt("fork", [rank], lambda: self.rpc.rpc_sync(f"worker{rank}", fork_child), 0)
+        time.sleep(2)
+
+    def interrupt_a_wait(self) -> None:
+        """On the main thread: a signal's handler raises while a future is waited for, which completes all the same."""
+        rank = (self.worker.rank + 1) % STEADY
+        future = self.rpc.rpc_async(f"worker{rank}", time.sleep, args=(0.05,))
+        signal.setitimer(signal.ITIMER_REAL, 0.001 + 0.06 * self.random.random())
+        try:
+            with contextlib.suppress(Alarm):
+                try:
+                    future.wait()
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+        except Alarm:
+            pass  # raised by the line that turns the timer off
+        self.attempt("interrupted", [rank], lambda: future.wait(), None)
+
+    def use_up_descriptors(self) -> None:
+        """For a moment no descriptor is free, so new connections fail, which are tried again."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (open_files(), hard))
+        time.sleep(0.2)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def thread_count() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def kept_state(worker: Worker) -> dict[str, int]:
+    """What must be zero once all calls have ended and all references are dropped."""
+    info = {**worker.rpc._rref_context_get_debug_info(), **worker.autograd._get_debug_info()}
+    agent = worker.rpc.api._get_current_rpc_agent().get_debug_info()
+    state = {name: int(value) for name, value in info.items()}
+    state["pending_calls"] = int(agent["agent.num_pending_calls"])
+    state["living_things"] = len(LIVING)
+    return {name: value for name, value in state.items() if value}
+
+
+def steady(worker: Worker) -> None:
+    def raise_alarm(number: int, frame: Any) -> None:
+        raise Alarm
+
+    signal.signal(signal.SIGALRM, raise_alarm)
+    worker.init(rpc_timeout=CALL_TIMEOUT_S)
+    worker.wait_for_command("start")
+    load = Load(worker)
+    load.start()
+    stopping = threading.Event()
+    threading.Thread(target=lambda: (worker.wait_for_command("stop"), stopping.set()), daemon=True).start()
+    memory = []
+    for round_number in itertools.count():
+        if stopping.is_set():
+            break
+        load.interrupt_a_wait()
+        if round_number % 100 == 99 and worker.rank == 1:
+            load.use_up_descriptors()
+        if round_number % 100 == 10:
+            memory.append(memory_mib())
+    load.stop.set()
+    hung = load.join(2 * CALL_TIMEOUT_S)
+    if hung:
+        raise RuntimeError(f"threads that did not end: {hung}")
+    worker.report("stopped")
+    worker.wait_for_command("account")
+    gc.collect()
+    end = time.monotonic() + 30
+    while kept_state(worker) and time.monotonic() < end:
+        time.sleep(0.1)
+        gc.collect()
+    for thing in list(LIVING):
+        import sys, types
+        for r in gc.get_referrers(thing):
+            print("REF", type(r), str(r)[:300], [ (type(q), str(q)[:200]) for q in gc.get_referrers(r)][:4], file=sys.stderr)
+        print("RC", sys.getrefcount(thing), file=sys.stderr)
+    resources = {"files": open_files(), "threads": thread_count(), "memory": memory}
+    worker.report("account", {**load.account.report(), "kept": kept_state(worker), **resources})
+    worker.wait_for_command("end")
+    finish(worker)
+
+
+def mortal(worker: Worker) -> None:
+    """Calls the others, too; nobody keeps an account."""
+    worker.init(rpc_timeout=CALL_TIMEOUT_S)
+    load = Load(worker)
+    load.parts.remove(load.forks)
+    load.start()
+    worker.wait_for_command("end")
+    load.stop.set()
+    load.join(CALL_TIMEOUT_S)
+    del load
+    gc.collect()
+    finish(worker)
+
+
+# --- The faults ---
+
+
+class Faults:
+    """Kills, restarts and stops workers at random, until a point in time."""
+
+    def __init__(self, run: Run, steady: list[Process], mortal: dict[int, Process]) -> None:
+        self.run, self.steady, self.mortal = run, steady, mortal
+        self.random = random.Random(int(os.environ.get("SOAK_SEED", "0")))
+        self.count: collections.Counter[str] = collections.Counter()
+
+    def inject(self) -> None:
+        fault = self.random.choice([self.kill, self.kill, self.stop_mortal, self.stop_steady, self.pause])
+        self.count[fault.__name__] += 1
+        fault()
+        time.sleep(self.random.uniform(0, 2))
+
+    def kill(self) -> None:
+        rank = self.random.choice(list(self.mortal))
+        self.mortal[rank].send_signal(signal.SIGKILL)
+        self.mortal[rank].popen.wait()
+        self.run.processes.remove(self.mortal[rank])
+        time.sleep(self.random.uniform(0, 1))
+        self.mortal[rank] = self.run.start(mortal, rank, None, liveness=LIVENESS_S)
+        self.mortal[rank].expect("ready", within=60)
+
+    def stop_mortal(self) -> None:
+        """Perhaps for so long that it counts as lost."""
+        self.freeze(self.mortal[self.random.choice(list(self.mortal))], self.random.uniform(0.1, 2 * LIVENESS_S))
+
+    def stop_steady(self) -> None:
+        """So briefly that it never counts as lost."""
+        self.freeze(self.random.choice(self.steady), self.random.uniform(0.01, LIVENESS_S / 4))
+
+    def pause(self) -> None:
+        time.sleep(1)
+
+    @staticmethod
+    def freeze(process: Process, seconds: float) -> None:
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(seconds)
+        process.send_signal(signal.SIGCONT)
+
+
+@case("an hour of faults of all kinds, with an account (--scale: at least 40 s)", limit=4500, systems=("torchrpc",))
+def soak(run: Run) -> str:
+    seconds = max(3600 * run.scale, 40)
+    living = [run.start(steady, rank, None, liveness=LIVENESS_S) for rank in range(STEADY)]
+    for process in living:
+        process.expect("ready")
+    dying = {rank: run.start(mortal, rank, None, liveness=LIVENESS_S) for rank in range(STEADY, STEADY + MORTAL)}
+    for process in dying.values():
+        process.expect("ready")
+    for process in living:
+        process.send_command("start")
+    faults = Faults(run, living, dying)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        faults.inject()
+    for process in living:
+        process.send_command("stop")
+    for process in living:
+        process.expect("stopped", within=3 * CALL_TIMEOUT_S)
+    for process in dying.values():
+        process.send_command("end")
+    for process in dying.values():
+        process.expect("end", within=2 * CALL_TIMEOUT_S)
+    accounts = []
+    for process in living:  # all at once: each holds references of the others
+        process.send_command("account")
+    for process in living:
+        accounts.append(process.expect("account", within=60))
+    for process in living:
+        process.send_command("end")
+    for process in living:
+        process.expect("end", within=30)
+    for process, account in zip(living, accounts, strict=True):
+        audit(process.name, account)
+    return summary(accounts, faults)
+
+
+def audit(name: str, account: dict) -> None:
+    check(not account["wrong"], f"{name}: {account['wrong']}")
+    ended = sum(account["ends"].values())
+    check(account["begun"] == ended and not account["open"], f"{name}: {account['begun']} begun, {ended} ended")
+    check(not account["kept"], f"{name} keeps {account['kept']}")
+    check(
+        account["files"] < 64 and account["threads"] < 64,
+        f"{name}: {account['files']} files, {account['threads']} threads",
+    )
+    memory = account["memory"]
+    if len(memory) > 10:
+        grown = memory[-1] - memory[len(memory) // 2]
+        check(grown < 60, f"{name}: memory has grown by {grown:.0f} MiB in the second half")
+
+
+def summary(accounts: list[dict], faults: Faults) -> str:
+    ends: collections.Counter[str] = collections.Counter()
+    for account in accounts:
+        ends.update(account["ends"])
+    if not ends["right"]:
+        raise CaseFailure("no call was answered")
+    calls = f"{sum(ends.values())} calls: {ends['right']} right, {ends['failed']} failed with a mortal worker"
+    counts = ", ".join(f"{count} {name}" for name, count in sorted(faults.count.items()))
+    resources = "; ".join(
+        f"{a['files']} files, {a['threads']} threads, {a['memory'][0]:.0f} to {a['memory'][-1]:.0f} MiB"
+        for a in accounts
+    )
+    return f"{calls}; {counts}; {resources}"
