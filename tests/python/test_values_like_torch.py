@@ -20,6 +20,7 @@ import multiprocessing
 import os
 import pathlib
 import re
+import sys
 import types
 import uuid
 
@@ -542,3 +543,37 @@ def test_arguments_share_objects_as_with_torch(groups, args, kwargs):
 
 def describe_all(*args, **kwargs):
     return describe([args, kwargs])
+
+
+def fail_because_of_another():
+    try:
+        raise KeyError("first")
+    except KeyError as cause:
+        raise ValueError("outer\nline") from cause
+
+
+def fail_instead_of_another():
+    try:
+        raise KeyError("first")
+    except KeyError:
+        raise TypeError("outer") from None
+
+
+def fail_with_two_arguments():
+    raise UnicodeDecodeError("utf-8", b"x", 0, 1, "reason") from OddError("text", 5)
+
+
+def fail_in_a_group():
+    raise ExceptionGroup("several", [KeyError("a"), ValueError("b")])  # noqa: F821  tested with Python 3.11
+
+
+@pytest.mark.parametrize(
+    "function", [fail_because_of_another, fail_instead_of_another, fail_with_two_arguments, fail_in_a_group]
+)
+def test_an_error_with_links_has_the_type_and_text_of_torchs(groups, function):
+    if function is fail_in_a_group and sys.version_info < (3, 11):
+        pytest.skip("Python 3.10 has no groups of exceptions")
+    theirs, ours = (outcome(lambda group=group: group.call(function))[1] for group in groups)
+    assert isinstance(ours, type(theirs))
+    # torch's text begins with the name of the type a second time, and ends with a traceback of the caller.
+    assert "\n".join(str(ours).splitlines()[:3]) in str(theirs)
