@@ -55,7 +55,7 @@ class Agent final : public Messenger {
   void onLoopFirst(Kind kind, LoopHandler handler) override;
   /// Called on the loop when the connection to a worker has broken while this node was not closing.
   void onWorkerLost(LostHandler handler);
-  /// Registers a source of workers that owe something other than a reply; called on the timer.
+  /// Registers a source of workers from which something other than a reply is expected; called on the timer.
   void addOutstanding(Liveness::Source source) { liveness_.addSource(std::move(source)); }
   /// Called on the loop with replies to calls that have ended: resources in them may have to be released.
   void onLateReply(ReplyObserver observer) { late_reply_observer_ = std::move(observer); }

@@ -38,7 +38,9 @@ void AutogradContext::backward(const std::vector<at::Tensor>& roots, bool retain
 }
 
 void AutogradContext::backward(const torchrpc::v1::RRef<at::Tensor>& root, bool retain_graph, BackwardMode mode) {
-  impl_->node->autograd().backward(id(), RRefValue::of(root.value()).rref(), retain_graph, coreMode(mode));
+  const auto& rref = RRefValue::of(root.value()).rref();
+  impl_->node->rrefs().requireOwn(*rref);
+  impl_->node->autograd().backward(id(), rref, retain_graph, coreMode(mode));
 }
 
 Gradients AutogradContext::gradients() const { return impl_->context->gradients(); }

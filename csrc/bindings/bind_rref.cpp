@@ -40,6 +40,7 @@ std::shared_ptr<PyRRef> makeOwner(const py::object& value, const py::object& typ
 /// Inside a message: the index of a fork. Elsewhere: the fork itself, which one worker must deserialize.
 py::tuple serialize(const PyRRef& self) {
   if (auto* message = OutgoingRRefs::current()) return py::make_tuple(message->add(self.rref()));
+  if (const auto node = currentNodeIfOurs()) node->rrefs().requireOwn(*self.rref());
   const auto fork = self.node()->rrefs().fork(self.rref(), kNoWorker);
   return py::make_tuple(py::bytes(encodeForks({fork})));
 }
@@ -79,8 +80,10 @@ void backward(const PyRRef& self, int64_t context_id, bool retain_graph) {
   if (context_id != kNoContext) {
     const auto name = py::module_::import("torchrpc.autograd").attr("get_default_mode")();
     const auto mode = modeOf(py::cast<std::string>(name));
+    const auto node = currentNode();
+    node->rrefs().requireOwn(*self.rref());
     py::gil_scoped_release no_gil;
-    return self.node()->autograd().backward(context_id, self.rref(), retain_graph, mode);
+    return node->autograd().backward(context_id, self.rref(), retain_graph, mode);
   }
   if (!self.rref()->isOwner()) {
     throw std::runtime_error("User RRefs require 'dist_autograd_ctx_id' to be specified");

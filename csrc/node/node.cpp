@@ -63,6 +63,7 @@ RRefService::Options Node::rrefOptions() {
     options.encode_value = [this](const c10::IValue& value, const WorkerInfo& to) { return replyWith(value, to.id); };
   }
   if (!isStaticGroup()) options.first_id = incarnation_;
+  options.group = options_.rendezvous;
   return options;
 }
 

@@ -107,6 +107,19 @@ Fetch decodeFetch(std::string_view bytes) {
   return request;
 }
 
+Error foreignError(const RRef& rref, const GroupMember& self) {
+  const auto& member = *rref.member();
+  const auto name = [](const GroupMember& worker) { return worker.self.name + " of the group at " + worker.group; };
+  return Error(
+      ErrorCode::kInvalidArgument,
+      "RRef " + toString(rref.id()) + ", owned by " + rref.owner().name + ", belongs to " + name(member) +
+          (member.has_left ? ", which has shut down" : "") + ". It cannot be used by " + name(self) +
+          (member.group == self.group ? ", another node of this process" : "") +
+          ". An RRef is valid only in the group, and for the worker, where it was made or received: make a new one "
+          "there, or pass a copy of the value.",
+      self.self.name);
+}
+
 Error deletedError(const UserRRef& rref, std::string_view attempt) {
   return Error(
       ErrorCode::kRRefDeleted,

@@ -14,7 +14,9 @@
 
 namespace torchrpc {
 
+class RRef;
 class UserRRef;
+struct GroupMember;
 
 /// An RRef in a message: an entry of the kRRefForks header.
 struct RRefFork {
@@ -78,6 +80,8 @@ struct Fetch {
 std::string encode(const Fetch& request);
 Fetch decodeFetch(std::string_view bytes);
 
+/// The kInvalidArgument error of a worker that gets an RRef of another group, or of another worker of this process.
+Error foreignError(const RRef& rref, const GroupMember& self);
 /// The kRRefDeleted error of an RRef that is used after shutdown has deleted it; `attempt` names the use, for example
 /// "to_here() on it".
 Error deletedError(const UserRRef& rref, std::string_view attempt);

@@ -14,7 +14,7 @@ OwnerTable::Entries::iterator OwnerTable::findOrExpect(const RRefId& rref, uint6
 
 void OwnerTable::cancelCreation(Entry& entry, EndedList& ended) {
   entry.expected = kNoNumber;
-  ended.push_back({entry.rref, neverCreatedError(entry.rref->id(), self_)});
+  ended.push_back({entry.rref, neverCreatedError(entry.rref->id(), self_->self)});
 }
 
 OwnerTable::Entries::iterator OwnerTable::dropIfUnheld(Entries::iterator it, EndedList& ended) {
@@ -35,7 +35,7 @@ void OwnerTable::addFork(const std::shared_ptr<OwnerRRef>& rref, const ForkId& f
 
 void OwnerTable::expect(const std::shared_ptr<OwnerRRef>& rref, const RemoteResult& call) {
   MutexLock lock(mutex_);
-  entries_.emplace(call.rref, Entry{rref, call.creation, {{call.fork, {self_.id, call.creation}}}});
+  entries_.emplace(call.rref, Entry{rref, call.creation, {{call.fork, {self_->self.id, call.creation}}}});
 }
 
 OwnerTable::Hosted OwnerTable::host(WorkerId creator, const RemoteResult& call) {

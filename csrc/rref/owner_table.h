@@ -33,7 +33,7 @@ class OwnerTable {
     std::map<ForkId, Holder> forks;
   };
 
-  explicit OwnerTable(WorkerInfo self) : self_(std::move(self)) {}
+  explicit OwnerTable(std::shared_ptr<const GroupMember> self) : self_(std::move(self)) {}
 
   /// Adds a fork that the owner makes; `holder` may be kNoWorker.
   void addFork(const std::shared_ptr<OwnerRRef>& rref, const ForkId& fork, WorkerId holder);
@@ -95,10 +95,10 @@ class OwnerTable {
   void cancelCreation(Entry& entry, EndedList& ended) TORCHRPC_REQUIRES(mutex_);
   /// Drops the entry if it has no fork and expects no call; returns the next one.
   Entries::iterator dropIfUnheld(Entries::iterator it, EndedList& ended) TORCHRPC_REQUIRES(mutex_);
-  Error dropped(const RRefId& rref) const { return droppedError(rref, self_); }
+  Error dropped(const RRefId& rref) const { return droppedError(rref, self_->self); }
 
   // constant:
-  const WorkerInfo self_;
+  const std::shared_ptr<const GroupMember> self_;
 
   mutable Mutex mutex_;
   CondVar emptied_;

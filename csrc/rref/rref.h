@@ -5,10 +5,12 @@
 
 #include <ATen/core/ivalue.h>
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "base/ids.h"
@@ -20,19 +22,33 @@ namespace torchrpc {
 
 class RRefService;
 
+/// One worker of one group. Ids of RRefs mean something only in a group, and a process can be a worker of several, one
+/// after the other or at the same time.
+struct GroupMember {
+  // constant:
+  const WorkerInfo self;
+  const std::string group;  ///< for error texts: where the group met
+  // own synchronization:
+  std::atomic<bool> has_left{false};
+};
+
 class RRef {
  public:
   virtual ~RRef() = default;
   virtual bool isOwner() const = 0;
   const RRefId& id() const { return id_; }
   const WorkerInfo& owner() const { return owner_; }
+  /// The worker whose RRef this is: it made or received it. Only this worker can send it or use it.
+  const std::shared_ptr<const GroupMember>& member() const { return member_; }
 
  protected:
-  RRef(RRefId id, WorkerInfo owner) : id_(id), owner_(std::move(owner)) {}
+  RRef(RRefId id, WorkerInfo owner, std::shared_ptr<const GroupMember> member)
+      : id_(id), owner_(std::move(owner)), member_(std::move(member)) {}
 
  private:
   const RRefId id_;
   const WorkerInfo owner_;
+  const std::shared_ptr<const GroupMember> member_;
 };
 using RRefPtr = std::shared_ptr<RRef>;
 
@@ -42,7 +58,7 @@ class OwnerRRef : public RRef {
  public:
   using ValueHandler = std::function<void(const Result<c10::IValue>&)>;
 
-  OwnerRRef(RRefId id, WorkerInfo owner) : RRef(id, std::move(owner)) {}
+  OwnerRRef(RRefId id, std::shared_ptr<const GroupMember> owner) : RRef(id, owner->self, owner) {}
   bool isOwner() const override { return true; }
 
   /// The first call of either sets the result and returns true. Later ones are ignored: a remote call may arrive twice.
@@ -78,8 +94,10 @@ class UserRRef : public RRef {
   using ConfirmedHandler = std::function<void(const Status&)>;
 
   /// For RRefService only.
-  UserRRef(RRefId id, ForkId fork, WorkerInfo owner, Numbers numbers, std::weak_ptr<RRefService> service)
-      : RRef(id, std::move(owner)), fork_(fork), numbers_(numbers), service_(std::move(service)) {}
+  UserRRef(
+      RRefId id, ForkId fork, WorkerInfo owner, Numbers numbers, std::shared_ptr<const GroupMember> member,
+      std::weak_ptr<RRefService> service)
+      : RRef(id, std::move(owner), std::move(member)), fork_(fork), numbers_(numbers), service_(std::move(service)) {}
   ~UserRRef() override;
   bool isOwner() const override { return false; }
   const ForkId& forkId() const { return fork_; }

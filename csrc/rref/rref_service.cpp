@@ -12,7 +12,8 @@ struct RRefService::State {
   // constant:
   Messenger& messenger;
   const Options options;
-  const WorkerInfo self;
+  const std::shared_ptr<GroupMember> member;
+  const WorkerInfo& self;
   // with locks of their own:
   OwnerTable owners;
   UserTable users;
@@ -35,9 +36,10 @@ Status failureOf(const Result<Message>& reply) { return reply.ok() ? Status() : 
 
 std::shared_ptr<RRefService> RRefService::create(Messenger& messenger, Options options) {
   std::shared_ptr<RRefService> service(new RRefService);
-  const auto& self = messenger.self();
-  service->state_.reset(
-      new State{messenger, std::move(options), self, OwnerTable(self), UserTable(service->weak_from_this())});
+  const std::shared_ptr<GroupMember> member(new GroupMember{messenger.self(), options.group});
+  service->state_.reset(new State{
+      messenger, std::move(options), member, member->self, OwnerTable(member),
+      UserTable(member, service->weak_from_this())});
   service->state_->next_id = service->state_->options.first_id;
   service->serve();
   return service;
@@ -54,7 +56,7 @@ GloballyUniqueId RRefService::newId() { return {state_->self.id, state_->next_id
 
 // --- making RRefs ---
 
-std::shared_ptr<OwnerRRef> RRefService::createOwner() { return std::make_shared<OwnerRRef>(newId(), state_->self); }
+std::shared_ptr<OwnerRRef> RRefService::createOwner() { return std::make_shared<OwnerRRef>(newId(), state_->member); }
 
 bool RRefService::neverDelivered(const Error& error) {
   switch (error.code()) {
@@ -123,7 +125,12 @@ RRefService::Hosted RRefService::host(const Request& request) {
 
 // --- RRefs in messages ---
 
+void RRefService::requireOwn(const RRef& rref) const {
+  if (rref.member() != state_->member) throw foreignError(rref, *state_->member);
+}
+
 RRefFork RRefService::fork(const RRefPtr& rref, WorkerId to) {
+  requireOwn(*rref);
   RRefFork child{rref->id(), {}, rref->owner().id, state_->self.id};
   if (auto owner = std::dynamic_pointer_cast<OwnerRRef>(rref)) {
     if (auto failure = owner->creationFailure()) throw *failure;
@@ -216,6 +223,7 @@ void RRefService::acceptChild(const RRefFork& fork) {
 
 void RRefService::fetch(
     const std::shared_ptr<UserRRef>& rref, Kind kind, Duration timeout, Messenger::ReplyHandler done) {
+  if (rref->member() != state_->member) return done(foreignError(*rref, *state_->member));
   if (rref->deleted()) return done(deletedError(*rref, "to_here() on it"));
   if (auto failure = rref->failure()) return done(*failure);
   auto request = message(kind, encodeName(*rref));
@@ -253,6 +261,7 @@ bool RRefService::deleteAllUsers(Duration timeout) {
 
 std::vector<std::string> RRefService::destroy() {
   state_->closed = true;
+  state_->member->has_left = true;
   const Error shutdown(ErrorCode::kShutdown, "RPC has been shut down on " + state_->self.name + ".");
   for (const auto& user : state_->users.live()) {
     user->markDeleted();

@@ -26,6 +26,7 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
     std::function<Message(const c10::IValue& value, const WorkerInfo& to)> encode_value;
     /// The first id. In a group that grows it must be larger than all ids of earlier incarnations of this worker.
     uint64_t first_id = 0;
+    std::string group;  ///< for error texts: where the group met
   };
   struct DebugInfo {
     size_t owner_rrefs = 0;       ///< values in the owner table
@@ -59,8 +60,12 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
 
   // --- RRefs in messages ---
 
+  /// Throws Error(kInvalidArgument) unless this node made or received `rref`. A process may have RRefs of other groups.
+  void requireOwn(const RRef& rref) const;
+
   /// Makes a child of `rref` for a message to `to` (kNoWorker: the receiver is not known yet). A user's RRef is kept
-  /// alive until the child is accepted, or until abandon(). Throws Error(kRRefDeleted, kRRefCreation, kWorkerLost).
+  /// alive until the child is accepted, or until abandon(). Throws as requireOwn(), and
+  /// Error(kRRefDeleted, kRRefCreation, kWorkerLost).
   RRefFork fork(const RRefPtr& rref, WorkerId to);
 
   /// The message that carried these forks was certainly not delivered, or its receiver is lost.

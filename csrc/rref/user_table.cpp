@@ -6,7 +6,7 @@ namespace torchrpc {
 
 UserTable::User UserTable::insert(
     const RRefId& rref, const ForkId& fork, const WorkerInfo& owner, UserRRef::Numbers numbers) {
-  auto user = std::make_shared<UserRRef>(rref, fork, owner, numbers, service_);
+  auto user = std::make_shared<UserRRef>(rref, fork, owner, numbers, self_, service_);
   users_[fork] = user;
   pending_[fork] = user;
   return user;

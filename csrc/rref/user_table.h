@@ -19,7 +19,8 @@ class UserTable {
  public:
   using User = std::shared_ptr<UserRRef>;
 
-  explicit UserTable(std::weak_ptr<RRefService> service) : service_(std::move(service)) {}
+  UserTable(std::shared_ptr<const GroupMember> self, std::weak_ptr<RRefService> service)
+      : self_(std::move(self)), service_(std::move(service)) {}
 
   /// The user of a remote() that is about to be sent; pending until settled().
   User create(const RRefId& rref, const ForkId& fork, const WorkerInfo& owner);
@@ -84,6 +85,7 @@ class UserTable {
   void notifyIfIdle() TORCHRPC_REQUIRES(mutex_);
 
   // constant:
+  const std::shared_ptr<const GroupMember> self_;
   const std::weak_ptr<RRefService> service_;
 
   mutable Mutex mutex_;

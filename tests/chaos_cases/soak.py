@@ -14,11 +14,13 @@ import os
 import random
 import resource
 import signal
+import sys
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -29,6 +31,7 @@ STEADY = 3
 MORTAL = 2
 LIVENESS_S = 2.0
 CALL_TIMEOUT_S = 60.0  # a call that takes longer has been lost
+SLOW_S = 20.0  # longer than any of the faults
 
 
 # --- Functions that the workers call on each other ---
@@ -46,13 +49,23 @@ def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x * y
 
 
-LIVING: "weakref.WeakSet[Thing]" = weakref.WeakSet()
-
-
 class Thing:
+    """Known by weak references without callbacks, which the signal's handler could interrupt."""
+
+    lock = threading.Lock()
+    references: ClassVar[list["weakref.ref[Thing]"]] = []
+
     def __init__(self, number: int) -> None:
         self.number = number
-        LIVING.add(self)
+        with Thing.lock:
+            Thing.references.append(weakref.ref(self))
+            if len(Thing.references) % 1000 == 0:
+                Thing.references = [each for each in Thing.references if each()]
+
+    @staticmethod
+    def living() -> int:
+        with Thing.lock:
+            return sum(each() is not None for each in Thing.references)
 
     def get(self) -> int:
         return self.number
@@ -68,6 +81,17 @@ def weight() -> torch.Tensor:
 
 def use(rref: Any, x: torch.Tensor) -> torch.Tensor:
     return rref.local_value() * x
+
+
+def state() -> str:
+    """Return the stacks of this worker's threads, and what it counts."""
+    rpc = sys.modules["torchrpc.rpc"]
+    stacks = [
+        f"{thread}: " + " < ".join(f"{frame.name}:{frame.lineno}" for frame in reversed(traceback.extract_stack(top)))
+        for thread, top in sys._current_frames().items()
+    ]
+    info = {**rpc._rref_context_get_debug_info(), **rpc.api._get_current_rpc_agent().get_debug_info()}
+    return "\n".join([*stacks, str(info)])
 
 
 def fork_child() -> int:
@@ -88,22 +112,27 @@ class Account:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.numbers = itertools.count()
-        self.under_way: dict[int, str] = {}
+        self.under_way: dict[int, tuple[str, float]] = {}
         self.ends: collections.Counter[str] = collections.Counter()
         self.wrong: list[str] = []
 
     def begin(self, kind: str) -> int:
         with self.lock:
             number = next(self.numbers)
-            self.under_way[number] = kind
+            self.under_way[number] = (kind, time.monotonic())
             return number
 
     def end(self, number: int, how: str) -> None:
         with self.lock:
-            kind = self.under_way.pop(number, None)
+            begun = self.under_way.pop(number, None)
             self.ends[how] += 1
-            if kind is None:
+            if begun is None:
                 self.wrong.append(f"call {number} ended twice")
+
+    def longest_s(self) -> float:
+        """Return for how long the oldest call has been under way."""
+        with self.lock:
+            return time.monotonic() - min((begun for _, begun in self.under_way.values()), default=time.monotonic())
 
     def note_wrong(self, text: str) -> None:
         with self.lock:
@@ -111,7 +140,7 @@ class Account:
 
     def report(self) -> dict:
         with self.lock:
-            open_kinds = sorted(set(self.under_way.values()))
+            open_kinds = sorted({kind for kind, _ in self.under_way.values()})
             begun = next(self.numbers)
             return {"begun": begun, "ends": dict(self.ends), "open": open_kinds, "wrong": self.wrong[:5]}
 
@@ -128,7 +157,8 @@ class Load:
         self.account = Account()
         self.stop = threading.Event()
         self.random = random.Random(worker.rank)
-        self.parts = [self.small, self.large, self.rrefs, self.passes, self.optimize, self.forks]
+        self.explained = False
+        self.parts = [self.watch, self.small, self.large, self.rrefs, self.passes, self.optimize, self.forks]
         self.threads = [threading.Thread(target=self.repeat, args=(part,), name=part.__name__) for part in self.parts]
 
     def start(self) -> None:
@@ -175,6 +205,15 @@ class Load:
             self.account.note_wrong(f"{kind} on {ranks}: {found!r} instead of {expected!r}")
 
     # --- The parts ---
+
+    def watch(self) -> None:
+        """Print the state of all steady workers once, if a call takes much longer than any fault lasts."""
+        if not self.explained and self.account.longest_s() > SLOW_S:
+            self.explained = True
+            for rank in range(STEADY):
+                text = self.rpc.rpc_sync(f"worker{rank}", state)
+                print(f"--- worker{rank}, for a slow call of {self.worker.name}:\n{text}", file=sys.stderr, flush=True)
+        time.sleep(1)
 
     def small(self) -> None:
         started = []
@@ -283,7 +322,7 @@ def kept_state(worker: Worker) -> dict[str, int]:
     agent = worker.rpc.api._get_current_rpc_agent().get_debug_info()
     state = {name: int(value) for name, value in info.items()}
     state["pending_calls"] = int(agent["agent.num_pending_calls"])
-    state["living_things"] = len(LIVING)
+    state["living_things"] = Thing.living()
     return {name: value for name, value in state.items() if value}
 
 
@@ -318,11 +357,6 @@ def steady(worker: Worker) -> None:
     while kept_state(worker) and time.monotonic() < end:
         time.sleep(0.1)
         gc.collect()
-    for thing in list(LIVING):
-        import sys, types
-        for r in gc.get_referrers(thing):
-            print("REF", type(r), str(r)[:300], [ (type(q), str(q)[:200]) for q in gc.get_referrers(r)][:4], file=sys.stderr)
-        print("RC", sys.getrefcount(thing), file=sys.stderr)
     resources = {"files": open_files(), "threads": thread_count(), "memory": memory}
     worker.report("account", {**load.account.report(), "kept": kept_state(worker), **resources})
     worker.wait_for_command("end")

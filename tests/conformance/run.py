@@ -25,6 +25,8 @@ from typing import NamedTuple
 KNOWN = Path(__file__).with_name("known_differences.txt")
 # Tests that fail under load, on torch's own RPC as well, since they measure short times. They run last, one at a time.
 ALONE = {"RpcTest.test_set_and_get_default_rpc_timeout"}
+# Tests that need torch's algorithm of backward passes: this one passes if backward() hangs on an unused remote result.
+FAST_MODE = {"DistAutogradTest.test_backward_unused_send_function"}
 SHOWN_LINES = 60  # the last lines of output that are printed for a failed test
 
 
@@ -111,6 +113,8 @@ def run_test(rpc_utils, test, log, verdict):
     fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     os.dup2(fd, 1)
     os.dup2(fd, 2)
+    if str(test) in FAST_MODE:
+        os.environ["TORCHRPC_BACKWARD_MODE"] = "fast"
     result = unittest.TestResult()
     make_case(rpc_utils, test).run(result)
     problems = [text for _, text in result.errors + result.failures]

@@ -1,5 +1,6 @@
 """Workers with `allowed_functions`: only listed functions run, and pickles build only listed types and plain data."""
 
+import builtins
 import collections
 import enum
 import os
@@ -16,6 +17,7 @@ from torchrpc import cpp_function
 from torchrpc.nn import RemoteModule
 from torchrpc.optim import DistributedOptimizer
 from torchrpc.rpc._allow_list import NotAllowedError, find_allowed
+from torchrpc.rpc._exceptions import _rebuild_exception
 from torchrpc.testing import workers
 
 REFUSED = r"worker1 does not let others run or send {}: its allowed_functions do not have it"
@@ -43,6 +45,46 @@ class OwnError(Exception):
 
 def loses_a_worker():
     raise rpc.WorkerLostError("gone", "worker2")
+
+
+class Reduced(Exception):
+    """Is rebuilt by a call that `allowed_functions` does not have."""
+
+    calls: list = []  # noqa: RUF012
+
+    def __reduce__(self):
+        return Reduced.calls.append, (1,)
+
+
+def raises_linked_errors():
+    error = ValueError("top")
+    error.__cause__ = KeyError("allowed, as all of Python's are")
+    error.__cause__.__cause__ = OwnError("not allowed")
+    error.__cause__.__cause__.__cause__ = Reduced("not allowed")
+    raise error
+
+
+def raises_group():
+    raise builtins.ExceptionGroup("two", [KeyError("a"), OwnError("b")])
+
+
+def catch_from(worker, function):
+    """Runs on worker1: calls a function of worker0 that fails, and returns the types of what arrives."""
+    try:
+        rpc.rpc_sync(worker, globals()[function])
+    except Exception as error:
+        names = [type(error).__name__, *(type(each).__name__ for each in getattr(error, "exceptions", ()))]
+        while error := error.__cause__:
+            names.append(type(error).__name__)
+        return names
+
+
+def rebuild_with_evil_links():
+    """Runs on worker1: a detail whose links are a pickle that calls a function."""
+    detail = b"L" + pickle.dumps((b"", [Evil("/nowhere/evil")]))
+    error = _rebuild_exception("text", detail, "worker0")
+    assert "only plain data" in str(error)
+    return type(error).__name__
 
 
 class Color(enum.Enum):
@@ -104,6 +146,10 @@ ALLOWED = [
     torch.add,
     script_double.qualified_name,
     raises_own_error,
+    raises_linked_errors,
+    raises_group,
+    catch_from,
+    rebuild_with_evil_links,
     loses_a_worker,
     torch.nn.Linear,
 ]
@@ -249,6 +295,20 @@ def test_builtin_exceptions_keep_their_type_and_others_become_runtime_errors(gro
         rpc.rpc_sync("worker1", double, args=(None,))
     with pytest.raises(RuntimeError, match="mine"):
         rpc.rpc_sync("worker1", raises_own_error)
+
+
+def test_the_types_of_causes_and_members_follow_the_same_rules(group):
+    """worker1 rebuilds what worker0 raises, and says which types it got."""
+    types = rpc.rpc_sync("worker1", catch_from, args=("worker0", "raises_linked_errors"))
+    assert types == ["ValueError", "KeyError", "RuntimeError", "RuntimeError"]
+    if sys.version_info >= (3, 11):
+        types = rpc.rpc_sync("worker1", catch_from, args=("worker0", "raises_group"))
+        assert types == ["ExceptionGroup", "KeyError", "RuntimeError"]
+    assert not Reduced.calls
+
+
+def test_links_are_plain_data(group):
+    assert rpc.rpc_sync("worker1", rebuild_with_evil_links) == "RuntimeError"
 
 
 def test_torchrpcs_exceptions_keep_their_type(group):

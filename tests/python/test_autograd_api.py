@@ -1,5 +1,6 @@
 """The Python side of torchrpc.autograd: names, the default mode, calls of the core. Other files test the gradients."""
 
+import concurrent.futures
 import types
 
 import pytest
@@ -53,10 +54,44 @@ def test_smart_is_the_default_mode_of_torchrpc(core, monkeypatch):
     assert core == [(7, [], False, "smart")]
 
 
-def test_fast_is_the_default_mode_where_torchrpc_replaces_torch(run_python):
+def test_smart_is_the_default_mode_where_torchrpc_replaces_torch(run_python):
     text = "import torchrpc; torchrpc.install(); import torch.distributed.autograd as a; print(a.get_default_mode())"
-    assert run_python("-c", text).stdout.strip() == "fast"
-    assert run_python("-c", text, env={"TORCHRPC_BACKWARD_MODE": "smart"}).stdout.strip() == "smart"
+    assert run_python("-c", text).stdout.strip() == "smart"
+    assert run_python("-c", text, env={"TORCHRPC_BACKWARD_MODE": "fast"}).stdout.strip() == "fast"
+
+
+UNUSED_RESULT = """
+import sys
+import torch
+import torch.distributed.autograd as dist_autograd
+import torch.distributed.rpc as rpc
+
+rank = int(sys.argv[1])
+options = rpc.TensorPipeRpcBackendOptions(init_method="file://" + sys.argv[2], rpc_timeout=5)
+rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=options)
+if rank == 0:
+    with dist_autograd.context() as context_id:
+        x = torch.tensor([1.0, 2.0], requires_grad=True)
+        unused = rpc.rpc_sync("worker1", torch.add, (x, 1))
+        rref = rpc.remote("worker1", torch.mul, (x, 3))
+        unused_rref = rpc.remote("worker1", torch.mul, (x, 5))
+        used = rref.to_here()
+        dist_autograd.backward(context_id, [used.sum()])
+        print(dist_autograd.get_gradients(context_id)[x].tolist())
+rpc.shutdown()
+"""
+
+
+def test_a_script_for_torch_does_not_wait_for_results_that_its_loss_does_not_use(run_python, tmp_path):
+    """In mode "fast" the pass fails after the time-out of five seconds."""
+    script = tmp_path / "script.py"
+    script.write_text(UNUSED_RESULT)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        ranks = [
+            pool.submit(run_python, script, str(rank), tmp_path / "store", env={"TORCHRPC_REPLACE": "1"})
+            for rank in range(2)
+        ]
+    assert ranks[0].result().stdout.strip() == "[3.0, 3.0]"
 
 
 def test_the_argument_overrides_the_default_which_overrides_the_environment(core, monkeypatch, default_mode):

@@ -43,3 +43,11 @@ def test_the_case_passes(name):
     [case] = [case for case in CASES if case.name == name]
     outcome = run_case(case, Settings(scale=0.001))
     assert outcome.verdict == "pass", outcome.seen
+
+
+def test_the_table_of_the_documentation_names_cases_that_exist():
+    """And all of them, each once."""
+    importlib.import_module("chaos_cases.unauthenticated_peers")
+    page = (Path(__file__).parents[2] / "docs" / "failures.md").read_text()
+    table = page[page.index("| case | torch") :].split("\n\n")[0].splitlines()[2:]
+    assert sorted(row.split(" | ")[0].removeprefix("| ") for row in table) == sorted(case.name for case in CASES)

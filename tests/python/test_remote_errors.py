@@ -1,5 +1,6 @@
 """The errors that a caller gets when a call fails on the callee."""
 
+import builtins
 import sys
 import threading
 import time
@@ -33,6 +34,36 @@ class BadState:
 
 def fail(kind, *args):
     raise kind(*args)
+
+
+def fail_because(attributes):
+    """Raises a ValueError that a CustomError caused, in whose place a KeyError had been raised."""
+    try:
+        try:
+            raise KeyError("first")
+        except KeyError:
+            error = CustomError(17, "seventeen")
+            error.__notes__ = ["a note"]
+            vars(error).update(attributes)
+            raise error  # noqa: B904
+    except CustomError as cause:
+        raise ValueError("outer") from cause
+
+
+def fail_there_because(to):
+    try:
+        rpc.rpc_sync(to, fail_because, ({},))
+    except ValueError as error:
+        raise PlainError("above") from error
+
+
+class PlainError(Exception):
+    pass
+
+
+def fail_in_a_group():
+    group = getattr(builtins, "ExceptionGroup")  # noqa: B009  Python 3.10 has none
+    raise group("several", [KeyError("k"), group("inner", [CustomError(17, "seventeen")])])
 
 
 def fail_with_local_type():
@@ -90,6 +121,33 @@ def test_a_custom_type_keeps_its_attributes(call):
     with pytest.raises(CustomError, match="seventeen") as raised:
         call(fail, (CustomError, 17, "seventeen"))
     assert raised.value.code == 17
+
+
+def test_the_cause_and_the_context_arrive(call):
+    with pytest.raises(ValueError, match="outer") as raised:
+        call(fail_because, ({"code": 18},))
+    cause = raised.value.__cause__
+    assert isinstance(cause, CustomError) and str(cause) == "seventeen" and cause.code == 18
+    assert cause.__notes__ == ["a note"] and raised.value.__suppress_context__
+    assert type(cause.__context__) is KeyError and cause.__context__.args == ("first",)
+    assert cause.__cause__ is None and not cause.__suppress_context__
+
+
+def test_the_causes_of_nested_calls_arrive(call):
+    with pytest.raises(PlainError, match=r"(?s)name=worker1.*name=worker0") as raised:
+        call(fail_there_because, ("worker0",))
+    outer = raised.value.__cause__
+    assert type(outer) is ValueError and str(outer).startswith("On WorkerInfo(id=0, name=worker0):\n")
+    assert isinstance(outer.__cause__, CustomError) and type(outer.__cause__.__context__) is KeyError
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no groups of exceptions")
+def test_the_members_of_a_group_arrive(call):
+    with pytest.raises(builtins.ExceptionGroup, match="several") as raised:
+        call(fail_in_a_group)
+    key, inner = raised.value.exceptions
+    assert type(key) is KeyError and inner.message == "inner" and inner.exceptions[0].code == 17
+    assert isinstance(raised.value, RuntimeError)  # as with torch's RPC, which cannot rebuild the group
 
 
 def test_a_type_without_a_name_becomes_a_runtime_error_that_names_it(call):

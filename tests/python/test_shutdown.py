@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 
+import torchrpc.autograd
 import torchrpc.rpc as rpc
 from torchrpc.testing import RankError, run_ranks, workers
 
@@ -144,6 +145,46 @@ def hold_a_reference(rank):
 
 def test_references_held_at_shutdown_are_deleted():
     assert run_ranks(run_and_leave, 3, hold_a_reference, start_method="forkserver", init=False) == ["ok"] * 3
+
+
+def use_in_the_next_group(rank):
+    """Keeps an own RRef, one of the other worker, and one whose type has not been fetched, over the end of a group."""
+    port, other = os.environ["MASTER_PORT"], f"worker{1 - rank}"
+    join(rank, 2, f"tcp://127.0.0.1:{port}")
+    mine = rpc.RRef(torch.ones(1))
+    theirs = rpc.remote(other, torch.add, (torch.ones(1), 1))
+    assert theirs.to_here() == 2
+    rpc.shutdown()
+    join(rank, 2, f"tcp://localhost:{port}", rpc_timeout=0)  # no time-out ends a call that hangs
+    before, now = f"worker{rank} of the group at tcp://127.0.0.1", f"worker{rank} of the group at tcp://localhost"
+    refused = rf"belongs to {before}:\d+, which has shut down\. It cannot be used by {now}:\d+"
+    for rref in (mine, theirs):
+        for use in (
+            lambda rref=rref: rpc.rpc_sync(other, len, ([rref],)),
+            lambda rref=rref: rpc.rpc_async(other, len, ([rref],)).wait(),
+            lambda rref=rref: rpc.remote(other, len, ({"pickled": [rref, Value()]},)),
+            lambda rref=rref: rpc.rpc_sync(f"worker{rank}", len, ([rref],)),
+            lambda rref=rref: rpc.internal.serialize(rref),
+            lambda rref=rref: rref.rpc_sync().sum(),
+            lambda rref=rref: rref.remote().sum(),
+        ):
+            with pytest.raises(RuntimeError, match=refused):
+                use()
+        with torchrpc.autograd.context() as context_id, pytest.raises(RuntimeError, match=refused):
+            rref.backward(context_id)
+    assert mine.local_value() == 1
+    assert rpc.rpc_sync(other, len, ([rpc.RRef(1)],)) == 1
+    rpc.shutdown()
+    return "ok"
+
+
+class Value:
+    pass
+
+
+def test_a_reference_of_an_earlier_group_is_refused_at_once_and_holds_nobody_up():
+    results = run_ranks(use_in_the_next_group, 2, start_method="forkserver", init=False)
+    assert results == ["ok"] * 2
 
 
 def leak(rank):

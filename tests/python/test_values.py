@@ -153,3 +153,46 @@ def test_kwargs_may_be_any_mapping(kwargs):
 def test_args_that_are_one_argument_are_an_error_that_says_how_to_write_it(args):
     with pytest.raises(TypeError, match=r"args must be a tuple or a list.*write args=\(x,\)"):
         rpc.rpc_sync("worker1", given, args=args)
+
+
+def same(value):
+    return value
+
+
+def layouts():
+    """Tensors of which most end the caller's process with torch's own RPC."""
+    plain = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
+    made = [plain.to_sparse(), plain.to_sparse_csr(), plain.to_sparse_csc()]
+    made += [plain.to_sparse_bsr((1, 1)), plain.to_sparse_bsc((1, 1)), torch.zeros(2, 4).to_sparse_bsc((1, 1))]
+    made += [torch.quantize_per_tensor(torch.zeros(1, 0, 3), 0.1, 10, torch.quint8)]
+    return [pytest.param(each, id=f"{str(each.layout)[6:]}-{each.numel()}") for each in made]
+
+
+@pytest.mark.parametrize("tensor", layouts())
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: {"key": [x, object]}], ids=["plain", "pickled"])
+def test_tensors_of_every_layout_arrive(tensor, wrap):
+    arrived = rpc.rpc_sync("worker1", same, (wrap(tensor),))
+    arrived = arrived["key"][0] if isinstance(arrived, dict) else arrived
+    assert (arrived.layout, arrived.shape, arrived.dtype) == (tensor.layout, tensor.shape, tensor.dtype)
+    dense = [each.dequantize() if each.is_quantized else each.to_dense() for each in (arrived, tensor)]
+    assert torch.equal(*dense)
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no MKL-DNN")
+def test_an_opaque_tensor_is_refused_with_a_text():
+    with pytest.raises(RuntimeError, match=r"cannot send a tensor of layout Mkldnn: call \.to_dense\(\) first"):
+        rpc.rpc_sync("worker1", same, (torch.ones(2, 2).to_mkldnn(),))
+    assert rpc.rpc_sync("worker1", same, (1,)) == 1
+
+
+def numbers():
+    yield 1
+
+
+@pytest.mark.parametrize(
+    "value", [numbers(), memoryview(b"ab"), {1: 2}.keys()], ids=["generator", "memoryview", "keys"]
+)
+def test_what_pickle_refuses_is_refused_with_its_text(value):
+    with pytest.raises(TypeError, match=r"cannot pickle"):
+        rpc.rpc_sync("worker1", same, (value,))
+    assert rpc.rpc_sync("worker1", same, (1,)) == 1

@@ -15,7 +15,6 @@ Example:
 
 import importlib
 import os
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -95,8 +94,8 @@ def backward(
             workers exchange messages along the calls first. Backward does not hang on unused remote results.
 
             "fast": every recorded call takes part, so no such messages are needed. As in torch, the pass waits for
-            gradients that never arrive if the loss does not use the result of a recorded call. It fails when it has
-            made no progress for `rpc_timeout` seconds.
+            gradients that never arrive if the loss does not use the result of a recorded call. Unlike torch's, it fails
+            when it has made no progress for `rpc_timeout` seconds.
 
     Raises:
         RuntimeError: no such context; no roots, or roots without a graph or with more than one element; a worker was
@@ -136,8 +135,8 @@ def set_default_mode(mode: str | None) -> None:
 def get_default_mode() -> str:
     """Return the mode of backward passes that this process starts without one.
 
-    The first of these that is set: the mode of `set_default_mode`; the environment variable TORCHRPC_BACKWARD_MODE;
-    "fast" where torchrpc replaces torch.distributed, as in torch; "smart". Any thread may call it.
+    The mode of `set_default_mode`, else that of the environment variable TORCHRPC_BACKWARD_MODE, else "smart". Any
+    thread may call it.
 
     Raises:
         ValueError: the variable names no mode.
@@ -146,7 +145,7 @@ def get_default_mode() -> str:
         return _default_mode
     if mode := os.environ.get(_MODE_VARIABLE, "").strip():
         return _checked(mode.lower(), _MODE_VARIABLE)
-    return "fast" if sys.modules.get("torch.distributed.autograd") is sys.modules[__name__] else "smart"
+    return "smart"
 
 
 def _checked(mode: str, name: str) -> str:

@@ -4,13 +4,15 @@ caller.
 Both run on threads of the pool, or on the thread that waits for the call.
 """
 
+import builtins
 import contextlib
 import io
 import pickle
 import re
 import sys
 import traceback
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from torchrpc import _C
 
@@ -19,6 +21,15 @@ from ._allow_list import find_exception
 _TYPE_NOT_RESTORED = (
     "Failed to create original exception type. Error msg was {why} Original exception on remote side was {text}"
 )
+
+# Python 3.10 has no groups.
+_BaseExceptionGroup: Any = getattr(builtins, "BaseExceptionGroup", ())
+_ExceptionGroup: Any = getattr(builtins, "ExceptionGroup", ())
+
+_ORIGINAL_TYPE = "_torchrpc_original_type"  # the attribute of a subclass that was made for one exception
+_WITH_LINKS = b"L"  # the first byte of a detail with nodes; a pickle begins with 0x80
+_MOST_NODES = 1000  # exceptions that travel with one that was raised
+_GREATEST_DEPTH = 100  # of causes of causes, members of members
 
 
 class WorkerLostError(RuntimeError):
@@ -71,9 +82,21 @@ def _describe_exception(exc: BaseException) -> tuple[str, bytes]:
     with contextlib.suppress(Exception):  # stderr may be closed
         print(text, file=sys.stderr)
     try:
-        return text, pickle.dumps((type(exc), _picklable_attributes(exc)))
+        detail = _type_and_attributes(exc)
     except Exception as why:
-        return f"{text}\nThe caller gets a RuntimeError instead of a {type(exc).__qualname__}: {why}", b""
+        text, detail = f"{text}\nThe caller gets a RuntimeError instead of a {type(exc).__qualname__}: {why}", b""
+    with contextlib.suppress(Exception):  # raised by code of the user's: a property, or a __reduce__ of another error
+        linked = _LinkedExceptions()
+        linked.add(exc)
+        if linked.have_links():
+            return text, _WITH_LINKS + pickle.dumps((detail, linked.nodes))
+    return text, detail
+
+
+def _type_and_attributes(exc: BaseException) -> bytes:
+    """Return what `_make_typed` reads. Raises if the type cannot be pickled by name."""
+    cls = vars(type(exc)).get(_ORIGINAL_TYPE, type(exc))  # an exception of another call may pass through this worker
+    return pickle.dumps((cls, _picklable_attributes(exc)))
 
 
 def _picklable_attributes(exc: BaseException) -> dict[str, Any]:
@@ -91,56 +114,230 @@ def _rebuild_exception(text: str, detail: bytes, worker_name: str, also_runtime_
     """On the caller: return an exception of the type raised on `worker_name`, with its attributes, whose str() is
     `text`.
 
+    Its `__cause__`, its `__context__` and the members of an ExceptionGroup are rebuilt as well, with their own texts.
+
     If the constructor of the type needs more than a text, the result is an instance of a subclass of the type that is
     also a RuntimeError (torch's RPC raises RuntimeError then); with `also_runtime_error` it always is. If the type
-    cannot be imported here, or is no Exception, the result is a RuntimeError that says why. If `detail` is empty, it is
-    a RuntimeError with `text`.
+    cannot be imported here, or is no Exception, the result is a RuntimeError that says why. If the callee could not
+    pickle the type, it is a RuntimeError with `text`.
     """
     text = _Text(text)
-    if not detail:
-        return RuntimeError(text)
+
+    def make(detail: bytes, message: str, members: list[Exception]) -> Exception:
+        try:
+            return _make_typed(detail, text, also_runtime_error, message, members)
+        except Exception as why:
+            return RuntimeError(_TYPE_NOT_RESTORED.format(why=f"{why} (raised on {worker_name})", text=text))
+
+    if not detail.startswith(_WITH_LINKS):
+        return make(detail, "", [])
     try:
-        cls, state = _TypeUnpickler(detail).load()
-        if not issubclass(cls, Exception):
-            raise TypeError(f"{cls.__name__} is not an Exception.")
-        exc = _make_runtime_error_subclass(cls, text) if also_runtime_error else make_exception(cls, text)
-        vars(exc).update(state)
-        return exc
-    except Exception as why:
+        detail, nodes = _PlainUnpickler(io.BytesIO(detail[len(_WITH_LINKS) :])).load()
+        return _Rebuilder(nodes, lambda message, members: make(detail, message, members)).exception(0)
+    except Exception as why:  # other bytes than a callee of this version sends
         return RuntimeError(_TYPE_NOT_RESTORED.format(why=f"{why} (raised on {worker_name})", text=text))
 
 
-def make_exception(cls: type[BaseException], text: str) -> Any:
+def _make_typed(detail: bytes, text: str, also_runtime_error: bool, message: str, members: list[Exception]) -> Any:
+    if not detail:
+        return RuntimeError(text)
+    cls, state = _load_type(detail)
+    args = (message, members) if members and issubclass(cls, _ExceptionGroup) else ()
+    exc = _make_runtime_error_subclass(cls, text, *args) if also_runtime_error else make_exception(cls, text, *args)
+    vars(exc).update(state)
+    return exc
+
+
+def _load_type(detail: bytes) -> tuple[type[Exception], dict[str, Any]]:
+    cls, state = _TypeUnpickler(io.BytesIO(detail)).load()
+    if not issubclass(cls, Exception):
+        raise TypeError(f"{cls.__name__} is not an Exception.")
+    return cls, state
+
+
+def make_exception(cls: type[BaseException], text: str, *group_args: Any) -> Any:
     """Return an exception of type `cls` whose str() contains `text`, for any signature of the constructor of `cls`.
 
-    If `cls(text)` fails or drops the text, the result is an instance of a subclass of `cls` and RuntimeError.
+    If `cls(text)` fails or drops the text, the result is an instance of a subclass of `cls` and RuntimeError. So is a
+    group, for which `group_args` are its message and its members.
     """
     text = _Text(text)
     try:
         exc = cls(text)
-        if text in str(exc):
+        if text in str(exc) and not group_args:
             return exc
-        why: Any = "its constructor drops the text."
+        why: Any = "its constructor drops the members." if group_args else "its constructor drops the text."
     except Exception as failed:
         why = failed
-    return _make_runtime_error_subclass(cls, _TYPE_NOT_RESTORED.format(why=why, text=text))
+    return _make_runtime_error_subclass(cls, _TYPE_NOT_RESTORED.format(why=why, text=text), *group_args)
 
 
-def _make_runtime_error_subclass(cls: type[BaseException], text: str) -> Any:
-    """Return an instance of a new subclass of `cls` and RuntimeError whose str() is `text`; no constructor runs."""
+def _make_runtime_error_subclass(cls: type[BaseException], text: str, *args: Any) -> Any:
+    """Return an instance of a new subclass of `cls` and RuntimeError whose str() is `text`; no constructor runs.
+
+    `args`: the message and the members of a group.
+    """
     text = _Text(text)
     bases = (cls,) if issubclass(cls, RuntimeError) else (cls, RuntimeError)
     if cls is Exception:
         bases = (RuntimeError,)
-    described = type(cls.__name__, bases, {"__module__": cls.__module__, "__str__": lambda self: text})
-    return described.__new__(described, text)
+    members = {"__module__": cls.__module__, "__str__": lambda self: text, _ORIGINAL_TYPE: cls}
+    described = type(cls.__name__, bases, members)
+    new = _ExceptionGroup.__new__ if issubclass(cls, _ExceptionGroup) else described.__new__
+    return new(described, *(args or (text,)))
+
+
+# --- Causes, contexts and members of groups ---
+
+
+class _Node(NamedTuple):
+    """An exception and its links, which are indices of other nodes. All of it is plain data."""
+
+    text: str
+    detail: bytes  # of _type_and_attributes; empty for the first node, whose detail travels beside the nodes
+    args: bytes  # pickled; empty if they cannot be pickled
+    message: str  # of a group
+    cause: int | None
+    context: int | None
+    suppresses_context: bool
+    members: list[int]
+
+
+class _LinkedExceptions:
+    """On the callee: an exception and those that it leads to, as nodes.
+
+    Links that close a cycle are left out, and so is what lies beyond `_MOST_NODES` exceptions or `_GREATEST_DEPTH`.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: list[tuple[Any, ...]] = []
+        self._indices: dict[int, int | None] = {}  # by id; None while the links of an exception are followed
+
+    def have_links(self) -> bool:
+        return len(self.nodes) > 1 or _Node(*self.nodes[0]).suppresses_context
+
+    def add(self, exc: BaseException | None, depth: int = 0) -> int | None:
+        """Return the index of the node of `exc`, or None if no link may lead to it."""
+        if exc is None:
+            return None
+        if id(exc) in self._indices:
+            return self._indices[id(exc)]
+        if len(self._indices) >= _MOST_NODES or depth >= _GREATEST_DEPTH:
+            return None
+        at = len(self.nodes)
+        self._indices[id(exc)] = None
+        self.nodes.append(())  # the first exception has index 0
+        group: Any = exc if isinstance(exc, _BaseExceptionGroup) else None
+        members = group.exceptions if group else ()
+        indices = [self.add(member, depth + 1) for member in members]
+        self.nodes[at] = tuple(
+            _Node(
+                text=_clean(lambda: str(exc), type(exc).__name__),
+                detail=_dumps_or_nothing(lambda: _type_and_attributes(exc)) if at else b"",
+                args=_dumps_or_nothing(lambda: _checked_pickle(exc.args)) if at and not members else b"",
+                message=_clean(lambda: str(group.message), "") if group else "",
+                cause=self.add(exc.__cause__, depth + 1),
+                context=self.add(exc.__context__, depth + 1),
+                suppresses_context=exc.__suppress_context__,
+                members=[index for index in indices if index is not None],
+            )
+        )
+        self._indices[id(exc)] = at
+        return at
+
+
+def _dumps_or_nothing(dump: Callable[[], bytes]) -> bytes:
+    try:
+        return dump()
+    except Exception:
+        return b""
+
+
+def _checked_pickle(value: Any) -> bytes:
+    data = pickle.dumps(value)
+    pickle.loads(data)
+    return data
+
+
+def _clean(text: Callable[[], str], otherwise: str) -> str:
+    try:
+        return text().encode("utf-8", "backslashreplace").decode()
+    except Exception:  # raised by a __str__ of the user's
+        return otherwise
+
+
+class _Rebuilder:
+    """On the caller: builds the exceptions of nodes.
+
+    Args:
+        nodes: those of `_LinkedExceptions`.
+        make_first: makes the first exception from the message and the members of a group.
+    """
+
+    def __init__(self, nodes: list[tuple[Any, ...]], make_first: Callable[[str, list[Exception]], Exception]) -> None:
+        self._nodes = [_Node(*node) for node in nodes[:_MOST_NODES]]
+        self._make_first = make_first
+        self._made: dict[int, Exception | None] = {}
+
+    def exception(self, index: int) -> Exception:
+        if index in self._made:
+            if (made := self._made[index]) is None:
+                raise ValueError("malformed exception: its links form a cycle")
+            return made
+        self._made[index] = None
+        node = self._nodes[index]
+        members = [self.exception(each) for each in node.members]
+        exc = self._make_first(node.message, members) if index == 0 else _make_linked(node, members)
+        cause = None if node.cause is None else self.exception(node.cause)
+        context = None if node.context is None else self.exception(node.context)
+        assign = BaseException.__setattr__  # the class may have a __setattr__ of its own, as frozen dataclasses have
+        assign(exc, "__cause__", cause)
+        assign(exc, "__context__", context)
+        assign(exc, "__suppress_context__", bool(node.suppresses_context))  # after the cause, which sets it
+        self._made[index] = exc
+        return exc
+
+
+def _make_linked(node: _Node, members: list[Exception]) -> Exception:
+    """Return an exception of the node's type whose str() is the node's text, or a RuntimeError that says why not."""
+    text = _Text(node.text)
+    try:
+        if not node.detail:
+            raise TypeError("its type cannot be pickled.")
+        cls, state = _load_type(node.detail)
+        exc: Any
+        if members and issubclass(cls, _ExceptionGroup):
+            exc = _ExceptionGroup.__new__(cls, node.message, members)
+        else:
+            exc = make_exception(cls, text)
+            if str(exc) != text:
+                exc = _make_runtime_error_subclass(cls, text)
+            _restore_args(exc, node)
+        vars(exc).update(state)
+        return exc
+    except Exception as why:
+        return RuntimeError(_TYPE_NOT_RESTORED.format(why=why, text=text))
+
+
+def _restore_args(exc: BaseException, node: _Node) -> None:
+    """Give `exc` the arguments of the original if its text stays the same."""
+    ours = exc.args
+    with contextlib.suppress(Exception):  # there are none, or the caller cannot build them
+        BaseException.__setattr__(exc, "args", _TypeUnpickler(io.BytesIO(node.args)).load())
+        if str(exc) == node.text:
+            return
+    BaseException.__setattr__(exc, "args", ours)
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Reads plain data only."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"malformed exception: it has {module}.{name} where only plain data may be")
 
 
 class _TypeUnpickler(pickle.Unpickler):
     """Reads the detail of an exception; a worker with `allowed_functions` builds only the types that they allow."""
-
-    def __init__(self, data: bytes) -> None:
-        super().__init__(io.BytesIO(data))
 
     def find_class(self, module: str, name: str) -> Any:
         return find_exception(module, name)

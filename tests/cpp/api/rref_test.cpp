@@ -41,6 +41,10 @@ TORCHRPC_FUNCTION(passOn);
 TORCHRPC_FUNCTION(twice);
 TORCHRPC_FUNCTION(failToMake);
 
+RRef<at::Tensor> smuggled;
+RRef<at::Tensor> smuggle() { return smuggled; }
+TORCHRPC_FUNCTION(smuggle);
+
 at::Tensor weight(const Call& call) { return at::full({2}, 10.0 + call.node.self().id).set_requires_grad(true); }
 at::Tensor timesWeight(const RRef<at::Tensor>& w, const at::Tensor& x) { return (w.localValue() * x).sum(); }
 at::Tensor gradientOf(const Call& call, const RRef<at::Tensor>& w) {
@@ -77,6 +81,55 @@ TEST_CASE("RRefs are arguments and results, of functions on any worker") {
   CHECK(back.localValue().is_same(mine.localValue()));
   const auto pair = group[0].call(2, &twice, theirs);
   CHECK(pair.at(1).toHere().equal(at::ones({2})));
+}
+
+TEST_CASE("an RRef of one group is refused by another, which the error says") {
+  Group there(2);
+  Group here(2);
+  const auto of_caller = GENERATE(true, false);
+  const auto foreign = of_caller ? there[0].makeRRef(at::ones({2})) : there[0].call(1, &keep, at::ones({2}));
+  const auto refused = [&](const std::function<void()>& use) {
+    const auto error = errorOf(use);
+    CHECK(error.code() == ErrorCode::kInvalidArgument);
+    CHECK_THAT(
+        error.text(),
+        Catch::Contains("belongs to worker0 of the group at env://") &&
+            Catch::Contains("cannot be used by worker1 of the group at env://"));
+  };
+  refused([&] { here[1].call(0, &fetched, foreign); });
+  refused([&] { here[1].call(1, &fetched, foreign); });
+  refused([&] { here[1].remote<at::Tensor>(0, &fetched, foreign); });
+  {
+    AutogradContext context(here[1]);
+    refused([&] { context.backward(foreign); });
+  }
+  refused([&] { DistributedOptimizer(here[1], "SGD", {foreign}, {{"lr", 0.1}}); });
+  CHECK(foreign.toHere().equal(at::ones({2})));  // its own group goes on with it
+  CHECK(there[0].call(1, &fetched, foreign).equal(at::ones({2})));
+  CHECK(here[1].call(0, &fetched, here[1].makeRRef(at::ones({1}))).equal(at::ones({1})));
+  here.shutdown();
+  there.shutdown();
+}
+
+TEST_CASE("an RRef is refused by another node of its own group in the process") {
+  Group group(2);
+  const auto rref = group[0].makeRRef(at::ones({2}));
+  const auto error = errorOf([&] { group[1].call(0, &fetched, rref); });
+  CHECK_THAT(
+      error.text(), Catch::Contains("cannot be used by worker1") && Catch::Contains("another node of this process"));
+  group.shutdown();
+}
+
+TEST_CASE("a function's result may not be an RRef of another group") {
+  Group there(1);
+  Group here(2);
+  const auto foreign = there[0].makeRRef(at::ones({2}));
+  smuggled = foreign;
+  const auto error = errorOf([&] { here[0].call(1, &smuggle); });
+  smuggled = {};
+  CHECK_THAT(error.text(), Catch::Contains("cannot be used by worker1 of the group"));
+  here.shutdown();
+  there.shutdown();
 }
 
 TEST_CASE("an object lives on its owner as long as a worker refers to it") {

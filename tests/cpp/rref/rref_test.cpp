@@ -5,6 +5,14 @@
 using namespace torchrpc;
 using namespace torchrpc::testing;
 
+namespace {
+
+std::shared_ptr<const GroupMember> member(WorkerId id) {
+  return std::shared_ptr<const GroupMember>(new GroupMember{SimNetwork::info(id), "loopback"});
+}
+
+}  // namespace
+
 TEST_CASE("forks are decoded as they were encoded") {
   const std::vector<RRefFork> forks{{{0, 1}, {2, 3}, 4, 5, 6, 7}, {{1, 8}, {2, 9}, 0, 1, kNoNumber, kNoNumber}};
   CHECK((decodeForks(encodeForks(forks)) == forks));
@@ -12,7 +20,7 @@ TEST_CASE("forks are decoded as they were encoded") {
 }
 
 TEST_CASE("the first result of an RRef is kept, later ones are ignored") {
-  OwnerRRef rref({0, 0}, SimNetwork::info(0));
+  OwnerRRef rref({0, 0}, member(0));
   int calls = 0;
   rref.whenReady([&](const Result<c10::IValue>& value) { calls += value.value().toInt() == 1; });
   CHECK(rref.setValue(1));
@@ -24,7 +32,7 @@ TEST_CASE("the first result of an RRef is kept, later ones are ignored") {
 }
 
 TEST_CASE("waiting for a value ends with its timeout") {
-  OwnerRRef rref({0, 0}, SimNetwork::info(0));
+  OwnerRRef rref({0, 0}, member(0));
   try {
     rref.wait(std::chrono::milliseconds(1));
     FAIL("it has no value");

@@ -2,13 +2,14 @@
 
 // A group of nodes with RRefs on a simulated network.
 
-#include <catch2/catch.hpp>
-
 #include <memory>
 #include <vector>
 
 #include "rref/rref_node.h"
 #include "rref/sim_network.h"
+
+// Last: c10's logging defines a macro CHECK, too.
+#include <catch2/catch.hpp>
 
 namespace torchrpc::testing {
 

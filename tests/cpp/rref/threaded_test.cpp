@@ -248,8 +248,9 @@ TEST_CASE("threads that use RRefs concurrently lose no value and leak none") {
 }
 
 TEST_CASE("several threads wait for a value that another thread sets") {
+  const std::shared_ptr<GroupMember> member(new GroupMember{{"worker0", 0}, "loopback"});
   for (int round = 0; round < 50; ++round) {
-    auto rref = std::make_shared<OwnerRRef>(RRefId{0, 0}, WorkerInfo{"worker0", 0});
+    auto rref = std::make_shared<OwnerRRef>(RRefId{0, 0}, member);
     std::atomic<int> got{0};
     std::vector<std::thread> threads;
     for (int i = 0; i < 3; ++i) {
