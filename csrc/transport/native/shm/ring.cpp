@@ -38,8 +38,8 @@ size_t totalBytes() { return 2 * (controlBytes() + kRingBytes + SlabControl::kBy
 
 Descriptor RingMemory::make() {
   Descriptor memory(::memfd_create("torchrpc", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  const bool ready =
-      memory && ::ftruncate(memory.get(), static_cast<off_t>(totalBytes())) == 0 && ::fcntl(memory.get(), F_ADD_SEALS, kSeals) == 0;
+  const bool ready = memory && ::ftruncate(memory.get(), static_cast<off_t>(totalBytes())) == 0 &&
+      ::fcntl(memory.get(), F_ADD_SEALS, kSeals) == 0;
   if (!ready) return {};
   try {
     RingMemory{memory};  // a limit of address space may forbid it

@@ -9,8 +9,8 @@
 //   the ring.
 // - A connection that ends while tensors are left on its slabs keeps its whole file. So its writer discards all free
 //   units at its end, its reader discards all that no tensor needs, and each goes on counting what remains.
-// No thread holds the mutexes of two allocators, or one of them and that of the registry. A thread that forks holds that
-// of the registry: in the child the list is empty, because the memory is the parent's.
+// No thread holds the mutexes of two allocators, or one of them and that of the registry. A thread that forks holds
+// that of the registry: in the child the list is empty, because the memory is the parent's.
 
 #include "transport/native/shm/slab_allocator.h"
 

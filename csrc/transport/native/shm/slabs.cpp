@@ -65,7 +65,7 @@ class LiveSlabs {
  public:
   struct Slab {
     char* memory;
-    size_t bytes;  ///< whole units
+    size_t bytes;          ///< whole units
     bool counted = false;  ///< as ResidentBytes, because the connection has ended
   };
   using Slabs = std::list<Slab>;

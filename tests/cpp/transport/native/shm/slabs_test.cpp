@@ -125,7 +125,9 @@ TEST_CASE("the resident memory of all writers of a process is bounded, and a wri
 
 TEST_CASE("memory that a writer has not used for some messages of another is given to that one") {
   Shared first, second;
-  { const auto used = first.send(128 * kMiB, 1); }
+  {
+    const auto used = first.send(128 * kMiB, 1);
+  }
   int refused = 0;
   while (!second.write(96 * kMiB) && refused < 20) ++refused;
   CHECK(refused > 0);  // a writer in use keeps its memory
@@ -137,7 +139,9 @@ TEST_CASE("memory that a writer has not used for some messages of another is giv
 
 TEST_CASE("a writer in use keeps its memory, and one that needs less gives the rest") {
   Shared first, second;
-  { const auto used = first.send(96 * kMiB, 1); }
+  {
+    const auto used = first.send(96 * kMiB, 1);
+  }
   for (int i = 0; i < 20; ++i) {
     CHECK_FALSE(second.write(64 * kMiB));
     const auto used = first.send(96 * kMiB, 2);
@@ -165,7 +169,9 @@ TEST_CASE("slabs with tensors are kept, whatever other writers need") {
 TEST_CASE("a tensor that outlives its connection keeps its own memory only, which counts until it ends") {
   Shared other;
   auto shared = std::make_unique<Shared>();
-  { const auto used = shared->send(64 * kMiB, 1); }
+  {
+    const auto used = shared->send(64 * kMiB, 1);
+  }
   auto held = shared->send(32 * kMiB, 2);
   const Descriptor memory(::dup(shared->memory.get()));
   shared.reset();
