@@ -211,17 +211,19 @@ void Agent::expire() {
         ErrorCode::kTimeout,
         "RPC ran for more than set timeout (" + std::to_string(ms) + " ms) and will now be marked with an error: " +
             to.name + " has not replied. Pass a longer timeout to the call, or rpc_timeout to the backend's options" +
-            threadShortage(),
+            threadShortage(call.timeout),
         to.name));
   }
 }
 
-std::string Agent::threadShortage() const {
+std::string Agent::threadShortage(Duration timeout) const {
   const auto pool = pool_.stats();
-  if (pool.lacking == 0) return {};
-  return ". " + self().name + " has no thread for " + std::to_string(pool.queued + strand_.queued()) +
-      " tasks, on which this call may depend: of its " + std::to_string(pool.threads) + " threads " +
-      std::to_string(pool.blocked) + " are blocked in calls of their own, and it can start no more. Nest fewer calls";
+  // The first calls that time out free threads, so those that follow find no shortage any more.
+  if (pool.lacking == 0 && pool.at_limit < std::chrono::steady_clock::now() - timeout) return {};
+  return ". During the call " + self().name +
+      " had as many threads as it can have, which this call may have needed: of " + std::to_string(pool.threads) +
+      " threads " + std::to_string(pool.blocked) + " are blocked in calls of their own, and " +
+      std::to_string(pool.queued + strand_.queued()) + " tasks wait for a thread. Nest fewer calls";
 }
 
 // --- Requests that must arrive ---

@@ -151,8 +151,8 @@ class Agent final : public Messenger {
   void reply(const std::shared_ptr<Link>& link, CallId id, Result<Message> result, ActivityToken token);
   void expire();
   void armTimer(TimePoint deadline);
-  /// What the error of a call that timed out says about the threads here; empty if there are enough.
-  std::string threadShortage() const;
+  /// What the error of a call that timed out says about the threads here; empty if there were enough since it began.
+  std::string threadShortage(Duration timeout) const;
   void attempt(const std::shared_ptr<Retry>& retry);
   Error closing() const;
 

@@ -85,8 +85,9 @@ struct ThreadPool::State {
   bool polling TORCHRPC_GUARDED_BY(mutex) = false;     ///< a thread polls or parks
   size_t threads_made TORCHRPC_GUARDED_BY(mutex) = 0;  ///< in the life of the pool; for their names
   bool closed TORCHRPC_GUARDED_BY(mutex) = false;
-  bool at_system_limit TORCHRPC_GUARDED_BY(mutex) = false;  ///< the last attempt to start a thread has failed
-  bool limit_logged TORCHRPC_GUARDED_BY(mutex) = false;     ///< that there are max_size threads
+  bool at_system_limit TORCHRPC_GUARDED_BY(mutex) = false;           ///< the last attempt to start a thread has failed
+  TimePoint at_limit TORCHRPC_GUARDED_BY(mutex) = TimePoint::min();  ///< until when there were max_size threads, lately
+  bool limit_logged TORCHRPC_GUARDED_BY(mutex) = false;              ///< that there are max_size threads
 
   bool finished() const TORCHRPC_REQUIRES(mutex) { return closed && tasks.empty(); }
 
@@ -194,6 +195,7 @@ void ThreadPool::State::threadMain(Threads::iterator self, size_t number) {
       {
         MutexLock lock(state.mutex);
         before.swap(state.ended);
+        if (state.live.size() >= state.options.max_size) state.at_limit = std::chrono::steady_clock::now();
         state.ended.splice(state.ended.end(), state.live, self);
         state.thread_ended.notify_all();
       }
@@ -358,7 +360,8 @@ ThreadPool::Stats ThreadPool::stats() const {
       .idle = state_->idle + (state_->polling ? 1 : 0),
       .blocked = state_->blocked,
       .queued = state_->tasks.size(),
-      .lacking = state_->lacking()};
+      .lacking = state_->lacking(),
+      .at_limit = state_->live.size() < state_->options.max_size ? state_->at_limit : std::chrono::steady_clock::now()};
 }
 
 ThreadPool::BlockingScope::BlockingScope() {

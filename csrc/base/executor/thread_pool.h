@@ -35,6 +35,7 @@ class ThreadPool {
     /// Threads that tasks wait for and that are not started, because the pool has Options::max_size threads or the
     /// system permits no more: see Note [Limit of threads].
     size_t lacking = 0;
+    TimePoint at_limit = TimePoint::min();  ///< when the pool last had max_size threads; now, if it has
   };
 
   explicit ThreadPool(Options options);

@@ -198,7 +198,9 @@ TEST_CASE("a pool at its maximum size does not replace a blocked thread, and goe
   std::latch inside(2);
   std::latch go(1);
   std::latch ran(1);
+  const auto begin = std::chrono::steady_clock::now();
   ThreadPool pool({.size = 2, .max_size = 2});
+  CHECK(pool.stats().at_limit < begin);
   for (int i = 0; i < 2; ++i) {
     pool.post([&] {
       ThreadPool::BlockingScope blocking;
@@ -212,9 +214,30 @@ TEST_CASE("a pool at its maximum size does not replace a blocked thread, and goe
   CHECK(pool.stats().threads == 2);
   CHECK(pool.stats().queued == 1);
   CHECK(pool.stats().lacking == 1);
+  CHECK(pool.stats().at_limit >= begin);
   go.count_down();
   ran.wait();
   CHECK(pool.stats().lacking == 0);
+}
+
+TEST_CASE("a pool remembers when it last had its maximum of threads") {
+  const auto begin = std::chrono::steady_clock::now();
+  std::latch inside(2);
+  std::latch go(1);
+  ThreadPool pool({.size = 1, .max_size = 2});
+  for (int i = 0; i < 2; ++i) {
+    pool.post([&] {
+      ThreadPool::BlockingScope blocking;
+      inside.count_down();
+      go.wait();
+    });
+  }
+  inside.wait();
+  go.count_down();
+  while (pool.stats().threads > 1) std::this_thread::yield();
+  const auto at_limit = pool.stats().at_limit;
+  CHECK(at_limit >= begin);
+  CHECK(pool.stats().at_limit == at_limit);
 }
 
 TEST_CASE("tasks that wait for running ones lack no thread") {
