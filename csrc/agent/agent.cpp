@@ -45,6 +45,7 @@ Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_
       liveness_(options_.liveness, *timer_, connections_),
       pool_(
           {.size = options_.threads,
+           .max_size = options_.max_threads,
            .name = "torchrpc",
            .poll_before_park = [this](const std::function<bool()>& done) { transport_->poll(done); },
            .park = [this](
@@ -209,9 +210,20 @@ void Agent::expire() {
     call.handler(Error(
         ErrorCode::kTimeout,
         "RPC ran for more than set timeout (" + std::to_string(ms) + " ms) and will now be marked with an error: " +
-            to.name + " has not replied. Pass a longer timeout to the call, or rpc_timeout to the backend's options",
+            to.name + " has not replied. Pass a longer timeout to the call, or rpc_timeout to the backend's options" +
+            threadShortage(call.timeout),
         to.name));
   }
+}
+
+std::string Agent::threadShortage(Duration timeout) const {
+  const auto pool = pool_.stats();
+  // The first calls that time out free threads, so those that follow find no shortage any more.
+  if (pool.lacking == 0 && pool.at_limit < std::chrono::steady_clock::now() - timeout) return {};
+  return ". During the call " + self().name +
+      " had as many threads as it can have, which this call may have needed: of " + std::to_string(pool.threads) +
+      " threads " + std::to_string(pool.blocked) + " are blocked in calls of their own, and " +
+      std::to_string(pool.queued + strand_.queued()) + " tasks wait for a thread. Nest fewer calls";
 }
 
 // --- Requests that must arrive ---
@@ -381,7 +393,8 @@ std::map<std::string, std::string> Agent::metrics() const {
       {"agent.num_threads", std::to_string(pool.threads)},
       {"agent.num_idle_threads", std::to_string(pool.idle)},
       {"agent.num_blocked_threads", std::to_string(pool.blocked)},
-      {"agent.num_queued_tasks", std::to_string(pool.queued)},
+      {"agent.num_queued_tasks", std::to_string(pool.queued + strand_.queued())},
+      {"agent.num_lacking_threads", std::to_string(pool.lacking)},
       {"agent.transport", transport_->describe()},
   };
   metrics.merge(transport_->metrics());

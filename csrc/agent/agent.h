@@ -34,8 +34,9 @@ class Agent final : public Messenger {
     WorkerInfo self;
     uint64_t incarnation = 0;
     size_t threads = kDefaultThreads;
-    bool grows = false;                ///< workers may be started again under their id
-    bool propagate_deadlines = false;  ///< requests carry their deadline
+    size_t max_threads = ThreadPool::Options().max_size;  ///< with those that are blocked in calls
+    bool grows = false;                                   ///< workers may be started again under their id
+    bool propagate_deadlines = false;                     ///< requests carry their deadline
     /// A worker with outstanding requests is lost when it has been silent for so long; kNoLimit: never.
     Duration liveness = kNoLimit;
     Limits limits;
@@ -150,6 +151,8 @@ class Agent final : public Messenger {
   void reply(const std::shared_ptr<Link>& link, CallId id, Result<Message> result, ActivityToken token);
   void expire();
   void armTimer(TimePoint deadline);
+  /// What the error of a call that timed out says about the threads here; empty if there were enough since it began.
+  std::string threadShortage(Duration timeout) const;
   void attempt(const std::shared_ptr<Retry>& retry);
   Error closing() const;
 

@@ -139,17 +139,20 @@ class PendingCall : public std::enable_shared_from_this<PendingCall> {
  public:
   PendingCall(std::shared_ptr<Node> node, FuturePtr future) : node_(std::move(node)), future_(std::move(future)) {}
 
-  void take(Result<Message> result) {
-    result_.emplace(std::move(result));
-    if (auto* waited = WaitedFuture::current(); waited && waited->future() == future_) {
-      waited->setReplied(shared_from_this());
+  /// On the loop, mostly. The last reference to a future may be the last one to Python objects, too: the thread that
+  /// finishes the call gets the only reference, so that none is dropped here.
+  static void take(std::shared_ptr<PendingCall> self, Result<Message> result) {
+    self->result_.emplace(std::move(result));
+    if (auto* waited = WaitedFuture::current(); waited && waited->future() == self->future_) {
+      waited->setReplied(std::move(self));
     } else {
-      finishOnStrand();
+      finishOnStrand(std::move(self));
     }
   }
 
-  void finishOnStrand() {
-    node_->agent().postToStrand([self = shared_from_this()] { self->finish(); });
+  static void finishOnStrand(std::shared_ptr<PendingCall> self) {
+    auto& agent = self->node_->agent();
+    agent.postToStrand([self = std::move(self)] { self->finish(); });
   }
 
   void finish() {
@@ -188,7 +191,7 @@ class PendingCall : public std::enable_shared_from_this<PendingCall> {
 
 WaitedFuture::~WaitedFuture() {
   current_ = outer_;
-  if (replied_) replied_->finishOnStrand();
+  if (replied_) PendingCall::finishOnStrand(std::move(replied_));
 }
 
 void WaitedFuture::finish() {
@@ -198,8 +201,9 @@ void WaitedFuture::finish() {
 }  // namespace
 
 Messenger::ReplyHandler completeWithReply(std::shared_ptr<Node> node, FuturePtr future) {
-  return [call = std::make_shared<PendingCall>(std::move(node), std::move(future))](Result<Message> result) {
-    call->take(std::move(result));
+  auto call = std::make_shared<PendingCall>(std::move(node), std::move(future));
+  return [call = std::move(call)](Result<Message> result) mutable {
+    PendingCall::take(std::move(call), std::move(result));
   };
 }
 

@@ -14,6 +14,7 @@
 
 #include "base/executor/task_thread.h"
 #include "base/sync/mutex.h"
+#include "transport/disposal.h"
 #include "transport/frame_memory.h"
 
 namespace torchrpc {
@@ -32,6 +33,7 @@ struct Endpoint {
   const Limits limits;
   Transport::Acceptor acceptor;
   TaskThread loop;
+  Disposal disposal;
 
   // Guarded by mutex.
   Mutex mutex;
@@ -39,12 +41,15 @@ struct Endpoint {
   std::unordered_set<std::shared_ptr<LoopbackConnection>> connections TORCHRPC_GUARDED_BY(mutex);
 };
 
-void copySegments(Frame& frame) {
+/// Replaces the segments by copies, and returns them.
+std::vector<Segment> copySegments(Frame& frame) {
+  std::vector<Segment> copied;
   for (auto& segment : frame.segments) {
     auto copy = newSegment(segment.bytes);
     if (segment.bytes > 0) std::memcpy(copy.mutableData(), segment.data(), segment.bytes);
-    segment = std::move(copy);
+    copied.push_back(std::exchange(segment, std::move(copy)));
   }
+  return copied;
 }
 
 class LoopbackConnection : public Connection, public std::enable_shared_from_this<LoopbackConnection> {
@@ -86,7 +91,8 @@ class LoopbackConnection : public Connection, public std::enable_shared_from_thi
     if (auto error = checkFrame(frame, endpoint_->limits)) return error;
     auto other = open_ ? other_.lock() : nullptr;
     if (other) {
-      copySegments(frame);  // the head was moved in, and has no other owner
+      // The head was moved in, and has no other owner.
+      endpoint_->disposal.drop({.segments = copySegments(frame)});
       auto deliver = [other, frame = std::move(frame)]() mutable { other->onFrame(std::move(frame)); };
       if (other->endpoint_->loop.post(std::move(deliver))) return std::nullopt;
     }
@@ -208,6 +214,7 @@ class LoopbackTransport : public Transport {
       }
       for (const auto& connection : connections) connection->close();
       endpoint_->loop.stop();
+      endpoint_->disposal.stop();
     });
   }
 

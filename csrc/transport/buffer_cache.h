@@ -27,6 +27,9 @@ class BufferCache {
   /// Memory that is not initialised. Throws std::bad_alloc.
   c10::DataPtr allocate(size_t bytes);
 
+  /// That of the memory of every cache.
+  static c10::DeleterFnPtr deleter() { return &deallocate; }
+
   /// The size of the unused buffers that are kept.
   size_t bytes() const;
 

@@ -3,6 +3,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 
+#include <cstdlib>
 #include <string>
 
 #include "transport/buffer_cache.h"
@@ -42,6 +43,11 @@ c10::DataPtr newMemory(size_t bytes) {
 }
 
 }  // namespace
+
+bool isFrameDeleter(c10::DeleterFnPtr deleter) {
+  return deleter == c10::GetCPUAllocator()->raw_deleter() || deleter == BufferCache::deleter() ||
+      deleter == &std::free || deleter == &c10::detail::deleteNothing || deleter == nullptr;
+}
 
 Segment newSegment(size_t bytes) { return {storageOf(newMemory(bytes), bytes), 0, bytes}; }
 

@@ -2,6 +2,8 @@
 
 // The memory of frames, for all transports: checks against the limits, and allocation for frames that arrive.
 
+#include <c10/core/Storage.h>
+
 #include <cstddef>
 
 #include "base/result.h"
@@ -19,5 +21,9 @@ Status checkSize(const char* part, uint64_t bytes, uint64_t limit);
 /// A segment with memory of its own, not initialised: from torch's CPU allocator or, if it is large, from a
 /// BufferCache. Throws the exceptions of these allocators.
 Segment newSegment(size_t bytes);
+
+/// Whether memory with this deleter is malloc's, torch's CPU allocator's or newSegment()'s: to free it runs no foreign
+/// code.
+bool isFrameDeleter(c10::DeleterFnPtr deleter);
 
 }  // namespace torchrpc

@@ -38,8 +38,9 @@ class Connection {
 
   /// Queues a frame and returns at once. Frames of one connection arrive in the order of the calls. `done` is called
   /// exactly once, perhaps before send() returns. Without an error: the transport no longer needs the frame's memory,
-  /// which does not mean that the frame has arrived. With an error, the frame is not sent: kWorkerLost, kShutdown, or
-  /// kFrameTooLarge, after which the connection remains usable. Thread-safe.
+  /// which does not mean that the frame has arrived. References to memory that may run foreign code when it is freed
+  /// are dropped where the loop does not wait for that, perhaps after `done` (see Disposal). With an error, the frame
+  /// is not sent: kWorkerLost, kShutdown, or kFrameTooLarge, after which the connection remains usable. Thread-safe.
   virtual void send(Frame frame, std::function<void(Status)> done) = 0;
 
   /// Ends the connection; queued frames fail. The handler is notified once, on the loop. Thread-safe, idempotent.

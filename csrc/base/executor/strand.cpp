@@ -11,12 +11,13 @@ bool Strand::post(std::function<void()> task) {
     number = next_number_++;
     tasks_.push_back({number, std::move(task)});
     if (std::exchange(thread_requested_, true)) return true;
+    run_queued_ = true;
   }
   if (pool_.post([this] { run(); })) return true;
   // The pool has closed. A thread that has entered may have taken the task all the same.
   Task dropped;  // destroyed after the lock
   MutexLock lock(mutex_);
-  thread_requested_ = false;
+  thread_requested_ = run_queued_ = false;
   const auto it = std::ranges::find(tasks_, number, &Task::number);
   if (it == tasks_.end()) return true;
   dropped = std::move(*it);
@@ -24,7 +25,16 @@ bool Strand::post(std::function<void()> task) {
   return false;
 }
 
+size_t Strand::queued() const {
+  MutexLock lock(mutex_);
+  return tasks_.size() - (run_queued_ && !tasks_.empty() ? 1 : 0);
+}
+
 void Strand::run() {
+  {
+    MutexLock lock(mutex_);
+    run_queued_ = false;
+  }
   const auto entered = enter_ ? enter_() : nullptr;
   {
     MutexLock lock(mutex_);
@@ -43,6 +53,7 @@ bool Strand::runOne() {
     task = std::move(tasks_.front());
     tasks_.pop_front();
     needs_another = !tasks_.empty() && !std::exchange(thread_requested_, true);
+    run_queued_ |= needs_another;
   }
   if (needs_another) pool_.postFromTask([this] { run(); });
   ThreadPool::runLogged(task.run);

@@ -26,6 +26,9 @@ class Strand {
   /// As ThreadPool::post. Tasks start in the order posted.
   bool post(std::function<void()> task);
 
+  /// Tasks that have not started, besides those for which the pool counts a task of its own.
+  size_t queued() const;
+
  private:
   /// Enters and runs tasks until there are none. On a thread of the pool.
   void run();
@@ -39,10 +42,11 @@ class Strand {
 
   ThreadPool& pool_;
   const Enter enter_;
-  Mutex mutex_;
+  mutable Mutex mutex_;
   std::deque<Task> tasks_ TORCHRPC_GUARDED_BY(mutex_);
   uint64_t next_number_ TORCHRPC_GUARDED_BY(mutex_) = 0;
   bool thread_requested_ TORCHRPC_GUARDED_BY(mutex_) = false;  ///< from the pool, and has not entered yet
+  bool run_queued_ TORCHRPC_GUARDED_BY(mutex_) = false;        ///< run() is in the pool's queue
 };
 
 }  // namespace torchrpc

@@ -9,6 +9,14 @@
 // detection). So tasks that block without a BlockingScope, or that take long, get threads one after another, up to
 // `size`.
 //
+// Note [Limit of threads]
+// With `max_size` threads a thread that blocks is not replaced: tasks wait until one of the threads is free. If all of
+// them wait for tasks in the queues of such pools (chains of nested calls, say), they wait until their calls time out.
+// A blocked thread does not run tasks in the meantime. A task would run on top of the function that waits: that one
+// could not go on after its reply before the task has ended, so chains of calls that do not depend on each other would
+// wait for each other. It may also hold locks that the task needs. So the pool says in the log that it has reached its
+// limit, and Stats::lacking shows it.
+//
 // The first thread starts with the pool. It does not poll before there has been a task: in a process that only makes
 // calls, the thread that waits for a reply should be the only one that polls.
 //
@@ -77,7 +85,9 @@ struct ThreadPool::State {
   bool polling TORCHRPC_GUARDED_BY(mutex) = false;     ///< a thread polls or parks
   size_t threads_made TORCHRPC_GUARDED_BY(mutex) = 0;  ///< in the life of the pool; for their names
   bool closed TORCHRPC_GUARDED_BY(mutex) = false;
-  bool at_system_limit TORCHRPC_GUARDED_BY(mutex) = false;  ///< the last attempt to start a thread has failed
+  bool at_system_limit TORCHRPC_GUARDED_BY(mutex) = false;           ///< the last attempt to start a thread has failed
+  TimePoint at_limit TORCHRPC_GUARDED_BY(mutex) = TimePoint::min();  ///< until when there were max_size threads, lately
+  bool limit_logged TORCHRPC_GUARDED_BY(mutex) = false;              ///< that there are max_size threads
 
   bool finished() const TORCHRPC_REQUIRES(mutex) { return closed && tasks.empty(); }
 
@@ -92,6 +102,8 @@ struct ThreadPool::State {
     if (has_token) token_added.notify_one();
   }
   void startThread() TORCHRPC_REQUIRES(mutex);
+  /// Stats::lacking.
+  size_t lacking() const TORCHRPC_REQUIRES(mutex);
   void threadMain(Threads::iterator self, size_t number);
   void serve(MutexLock& lock) TORCHRPC_REQUIRES(mutex);
   void runTask(MutexLock& lock) TORCHRPC_REQUIRES(mutex);
@@ -138,8 +150,20 @@ bool ThreadPool::State::requestThread() {
     ++tokens;
     return true;
   }
-  if (live.size() < options.max_size) startThread();
+  if (live.size() < options.max_size) {
+    startThread();
+  } else if (!std::exchange(limit_logged, true)) {
+    LOG(WARNING) << "thread pool " << options.name << " has its largest number of threads, " << live.size()
+                 << ", of which " << blocked
+                 << " are blocked in calls: tasks wait until one of them is free. If they all wait for each "
+                 << "other, their calls time out: nest fewer calls, or use rpc.functions.async_execution";
+  }
   return false;
+}
+
+size_t ThreadPool::State::lacking() const {
+  if (idle + tokens + starting > 0 || (live.size() < options.max_size && !at_system_limit)) return 0;
+  return std::min(tasks.size(), options.size - std::min(options.size, active));
 }
 
 void ThreadPool::State::startThread() {
@@ -171,6 +195,7 @@ void ThreadPool::State::threadMain(Threads::iterator self, size_t number) {
       {
         MutexLock lock(state.mutex);
         before.swap(state.ended);
+        if (state.live.size() >= state.options.max_size) state.at_limit = std::chrono::steady_clock::now();
         state.ended.splice(state.ended.end(), state.live, self);
         state.thread_ended.notify_all();
       }
@@ -330,7 +355,13 @@ void ThreadPool::discardQueued() {
 
 ThreadPool::Stats ThreadPool::stats() const {
   MutexLock lock(state_->mutex);
-  return {state_->live.size(), state_->idle + (state_->polling ? 1 : 0), state_->blocked, state_->tasks.size()};
+  return {
+      .threads = state_->live.size(),
+      .idle = state_->idle + (state_->polling ? 1 : 0),
+      .blocked = state_->blocked,
+      .queued = state_->tasks.size(),
+      .lacking = state_->lacking(),
+      .at_limit = state_->live.size() < state_->options.max_size ? state_->at_limit : std::chrono::steady_clock::now()};
 }
 
 ThreadPool::BlockingScope::BlockingScope() {

@@ -32,6 +32,10 @@ class ThreadPool {
     size_t idle = 0;
     size_t blocked = 0;  ///< inside a BlockingScope
     size_t queued = 0;   ///< tasks that have not started
+    /// Threads that tasks wait for and that are not started, because the pool has Options::max_size threads or the
+    /// system permits no more: see Note [Limit of threads].
+    size_t lacking = 0;
+    TimePoint at_limit = TimePoint::min();  ///< when the pool last had max_size threads; now, if it has
   };
 
   explicit ThreadPool(Options options);

@@ -41,6 +41,7 @@ void StreamConnection::send(Frame frame, std::function<void(Status)> done) {
   // The sender copies large data to shared memory itself, because the loop serves all other connections, too.
   const auto stream = frame.segments.empty() ? nullptr : openStream();
   FrameQueue::Outgoing outgoing(std::move(frame), std::move(done), stream.get());
+  dropCopied(std::exchange(outgoing.copied, {}));
   Status closed;
   bool deferred = false;
   {
@@ -60,9 +61,15 @@ void StreamConnection::send(Frame frame, std::function<void(Status)> done) {
   {
     LoopScope scope(shared_->callbacks);
     // It has been moved from only if the connection was open. NOLINTNEXTLINE(bugprone-use-after-move)
+    shared_->disposal.drop(std::move(outgoing.frame));
     std::exchange(outgoing.done, nullptr)(std::move(closed));
   }
   shared_->callbacks.end();
+}
+
+void StreamConnection::dropCopied(std::vector<Segment> segments) {
+  // A sending thread may wait here; the loop must not.
+  if (LoopScope::in(shared_->callbacks)) shared_->disposal.drop({.segments = std::move(segments)});
 }
 
 void StreamConnection::flush(bool resumed) {
@@ -139,7 +146,7 @@ void StreamConnection::complete(std::vector<FrameQueue::Outgoing>& outgoing, con
   {
     LoopScope scope(shared_->callbacks);
     for (auto& each : outgoing) {
-      each.frame = {};
+      shared_->disposal.drop(std::move(each.frame));
       std::exchange(each.done, nullptr)(status);
     }
   }

@@ -48,6 +48,8 @@ class StreamConnection : public Connection, public Pollable, public std::enable_
   void closeOnLoop(ErrorCode code, const std::string& text);
 
  private:
+  /// The segments have been copied to slabs: drops them, on this thread if it is not on the loop.
+  void dropCopied(std::vector<Segment> segments);
   /// Writes until the queue is empty or the stream full. Only for the thread that has set flushing_. `resumed`: the
   /// stream was full before.
   void flush(bool resumed = false);

@@ -25,7 +25,7 @@ FrameQueue::Outgoing::Outgoing(Frame whole, std::function<void(Status)> done, By
     header.flags = FrameHeader::kSlabOffsets;
     layout.resize(2 * segments.size(), FrameHeader::kInStream);
     layout[segments.size() + i] = *slab_offset;
-    segments[i] = {};
+    copied.push_back(std::exchange(segments[i], {}));
   }
   std::erase_if(segments, [](const Segment& segment) { return !segment.storage; });
 }

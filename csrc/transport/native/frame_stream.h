@@ -33,7 +33,8 @@ class FrameQueue {
     /// Copies large segments into slabs, if a stream that has such is given. Any thread.
     Outgoing(Frame frame, std::function<void(Status)> done, ByteStream* stream = nullptr);
 
-    Frame frame;  ///< without the segments that are in slabs
+    Frame frame;                    ///< without the segments that are in slabs
+    std::vector<Segment> copied{};  ///< those segments, which are not needed any more
     std::function<void(Status)> done;
     FrameHeader header;
     std::vector<uint64_t> layout{};  ///< sizes, and slab offsets

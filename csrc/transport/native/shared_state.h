@@ -8,7 +8,9 @@
 #include <unordered_set>
 
 #include "transport/callbacks.h"
+#include "transport/disposal.h"
 #include "transport/native/loop/event_loop.h"
+#include "transport/native/shm/slabs.h"
 #include "wire/limits.h"
 
 namespace torchrpc::native {
@@ -24,6 +26,7 @@ struct SharedState {
   const std::string secret;  ///< peers must prove to know it; empty: none
   Callbacks callbacks;
   EventLoop loop;
+  Disposal disposal{{SlabReader::deleter()}};
   std::atomic<uint64_t> accepted{0};
   std::atomic<uint64_t> refused{0};  ///< peers that did not complete the handshake
 

@@ -348,6 +348,7 @@ void NativeTransport::close() {
     shared_->loop.post([this] { closeAll(); });
     shared_->loop.stop();
     shared_->callbacks.wait();
+    shared_->disposal.stop();
   });
 }
 

@@ -93,7 +93,7 @@ void TensorPipeConnection::send(Frame frame, std::function<void(Status)> done) {
 void TensorPipeConnection::onSent(const tensorpipe::Error& error, Outgoing& outgoing) noexcept {
   {
     LoopScope scope(shared_->callbacks);
-    outgoing.frame = {};
+    shared_->disposal.drop(std::move(outgoing.frame));
     std::exchange(outgoing.done, nullptr)(error ? Status(closeReason(error)) : std::nullopt);
   }
   shared_->callbacks.end();

@@ -13,6 +13,7 @@
 #include <string>
 
 #include "transport/callbacks.h"
+#include "transport/disposal.h"
 #include "transport/transport.h"
 
 namespace torchrpc {
@@ -22,6 +23,7 @@ struct TensorPipeShared {
   explicit TensorPipeShared(Limits limits) : limits(limits) {}
   const Limits limits;
   Callbacks callbacks;
+  Disposal disposal;
 };
 
 /// TensorPipe's error text without its source location.

@@ -206,6 +206,7 @@ void TensorPipeTransport::close() {
     shared_->callbacks.wait();
     recovery_.reset();
     context_.join();
+    shared_->disposal.stop();
   });
 }
 

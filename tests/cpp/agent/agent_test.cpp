@@ -160,6 +160,38 @@ TEST_CASE(
   CHECK(group[0].metrics().at("agent.late_replies") == "1");
 }
 
+TEST_CASE("a call that times out while this worker has too few threads says so, and the metrics count them") {
+  auto timer = std::make_shared<ManualTimer>();
+  std::latch blocked(2), go(1);
+  LoopbackGroup group({.timer = timer, .threads = 2, .max_threads = 2});
+  Holding holding(2);
+  group[1].on(kCall, Messenger::Where::kPool, holding.handler());
+  group.start();
+  Pending before, pending;
+  group[0].request(1, message(kCall), 1s, before.handler());
+  timer->advance(1s);
+  CHECK_THAT(errorOf(before).text(), !Catch::Contains("threads"));
+  for (int i = 0; i < 2; ++i) {
+    group[0].post([&] {
+      const ThreadPool::BlockingScope blocking;
+      blocked.count_down();
+      go.wait();
+    });
+  }
+  blocked.wait();
+  for (int i = 0; i < 3; ++i) group[0].post([] {});
+  CHECK(group[0].metrics().at("agent.num_lacking_threads") == "2");
+  CHECK(group[0].metrics().at("agent.num_queued_tasks") == "3");
+  group[0].request(1, message(kCall), 1s, pending.handler());
+  timer->advance(1s);
+  CHECK_THAT(
+      errorOf(pending).text(),
+      Catch::Contains("worker0 had as many threads as it can have") &&
+          Catch::Contains("of 2 threads 2 are blocked in calls of their own, and 3 tasks wait for a thread"));
+  go.count_down();
+  holding.arrived.wait();
+}
+
 TEST_CASE("calls time out in the order of their deadlines, whatever the order of the calls") {
   auto timer = std::make_shared<ManualTimer>();
   LoopbackGroup group({.timer = timer});

@@ -22,6 +22,7 @@ class LoopbackGroup {
     FaultPolicy faults;            ///< of frames; empty: none
     SendFaultPolicy send_faults;   ///< of requests of worker0; empty: none
     size_t threads = 4;
+    size_t max_threads = 1024;
     Limits limits;
     std::optional<Limits> callee_limits{};  ///< of worker1, for both directions; empty: as of the others
     Duration liveness = kNoLimit;
@@ -63,6 +64,7 @@ class LoopbackGroup {
             .self = infoOf(id),
             .incarnation = incarnationOf(id),
             .threads = options_.threads,
+            .max_threads = options_.max_threads,
             .propagate_deadlines = options_.propagate_deadlines,
             .liveness = options_.liveness,
             .limits = id == 1 ? options_.callee_limits.value_or(options_.limits) : options_.limits,

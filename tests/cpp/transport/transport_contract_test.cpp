@@ -165,6 +165,40 @@ CONTRACT("a frame larger than the receiver allows ends the connection") {
   }
 }
 
+CONTRACT("memory of a sent frame whose deleter waits holds up neither the loop nor a sender") {
+  Pair<TestType> pair;
+  pair.on_accept = [&](const std::shared_ptr<Connection>& connection, Witness& bob) {
+    bob.hook = [connection](Frame& frame) { connection->send(headOnly("re " + frame.head), [](const Status&) {}); };
+  };
+  std::atomic<bool> on_loop{false}, answered{false}, freed{false};
+  constexpr size_t kBytes = 20'000;
+  std::vector<char> memory(kBytes * sizeof(float), 'm');
+  // The memory is freed when the peer has answered a later frame.
+  const auto free = [&](void*) {
+    on_loop = pair.a->inLoop();
+    if (!on_loop) pair.log.await([&] { return answered.load(); });
+    pair.log.write([&] { freed = true; });
+  };
+  auto alice = pair.witness();
+  std::shared_ptr<Connection> connection;
+  alice->hook = [&](Frame& frame) {
+    if (frame.head == "re first") {
+      Frame foreign = headOnly("foreign");  // has the only reference
+      foreign.segments.push_back({at::from_blob(memory.data(), {kBytes}, free).storage(), 0, kBytes});
+      pair.send(*connection, std::move(foreign));
+      pair.send(*connection, headOnly("later"));
+    } else if (frame.head == "re later") {
+      pair.log.write([&] { answered = true; });
+    }
+  };
+  connection = pair.connect(alice);
+  pair.send(*connection, headOnly("first"));
+  CHECK(alice->awaitFrames(3));
+  CHECK(answered);
+  CHECK(pair.log.await([&] { return freed.load(); }));
+  CHECK_FALSE(on_loop);
+}
+
 CONTRACT("an address of another transport is an invalid argument") {
   Pair<TestType> pair;
   for (const char* address :

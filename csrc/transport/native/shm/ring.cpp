@@ -18,22 +18,28 @@ namespace torchrpc::native {
 namespace {
 
 // The sizes for each direction. PROTOCOL.md specifies the layout.
-constexpr size_t kControlBytes = 4096;
+constexpr size_t kMinControlBytes = 4096;
 constexpr size_t kRingBytes = 8 << 20;
-constexpr size_t kTotalBytes = 2 * (kControlBytes + kRingBytes + SlabControl::kBytes);
 // The bytes that are moved before the other side is woken: enough to outweigh the cost of a wake-up, and few enough
 // that both sides copy at the same time.
 constexpr size_t kChunkBytes = 32 << 10;
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
-static_assert(sizeof(RingControl) <= kControlBytes);
+static_assert(sizeof(RingControl) <= kMinControlBytes);
+
+/// At least a page, so that rings and slabs begin with a page, too.
+size_t controlBytes() {
+  static const size_t bytes = std::max(kMinControlBytes, static_cast<size_t>(::sysconf(_SC_PAGESIZE)));
+  return bytes;
+}
+size_t totalBytes() { return 2 * (controlBytes() + kRingBytes + SlabControl::kBytes); }
 
 }  // namespace
 
 Descriptor RingMemory::make() {
   Descriptor memory(::memfd_create("torchrpc", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  const bool ready =
-      memory && ::ftruncate(memory.get(), kTotalBytes) == 0 && ::fcntl(memory.get(), F_ADD_SEALS, kSeals) == 0;
+  const bool ready = memory && ::ftruncate(memory.get(), static_cast<off_t>(totalBytes())) == 0 &&
+      ::fcntl(memory.get(), F_ADD_SEALS, kSeals) == 0;
   if (!ready) return {};
   try {
     RingMemory{memory};  // a limit of address space may forbid it
@@ -48,29 +54,29 @@ RingMemory::RingMemory(const Descriptor& memory) {
   struct stat status{};
   // Without the seals, a peer could shrink the memory, and our next access would raise SIGBUS.
   const bool sealed = ::fstat(memory.get(), &status) == 0 && (::fcntl(memory.get(), F_GET_SEALS) & kSeals) == kSeals;
-  if (!sealed || static_cast<size_t>(status.st_size) != kTotalBytes) {
+  if (!sealed || static_cast<size_t>(status.st_size) != totalBytes()) {
     throw Error(ErrorCode::kProtocol, "the peer's shared memory has the wrong size or seals");
   }
-  void* base = ::mmap(nullptr, kTotalBytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory.get(), 0);
+  void* base = ::mmap(nullptr, totalBytes(), PROT_READ | PROT_WRITE, MAP_SHARED, memory.get(), 0);
   if (base == MAP_FAILED) {
     throw Error(ErrorCode::kWorkerLost, std::string("shared memory cannot be mapped: ") + std::strerror(errno));
   }
   base_ = static_cast<char*>(base);
 }
 
-RingMemory::~RingMemory() { ::munmap(base_, kTotalBytes); }
+RingMemory::~RingMemory() { ::munmap(base_, totalBytes()); }
 
 RingControl& RingMemory::control(int direction) const {
   // No constructor runs: zeros are a valid state, and the peer may have written to it already.
-  return *std::launder(reinterpret_cast<RingControl*>(base_ + direction * kControlBytes));
+  return *std::launder(reinterpret_cast<RingControl*>(base_ + direction * controlBytes()));
 }
 
 std::span<char> RingMemory::ring(int direction) const {
-  return {base_ + 2 * kControlBytes + direction * kRingBytes, kRingBytes};
+  return {base_ + 2 * controlBytes() + direction * kRingBytes, kRingBytes};
 }
 
 std::span<char> RingMemory::slabs(int direction) const {
-  return {base_ + 2 * (kControlBytes + kRingBytes) + direction * SlabControl::kBytes, SlabControl::kBytes};
+  return {base_ + 2 * (controlBytes() + kRingBytes) + direction * SlabControl::kBytes, SlabControl::kBytes};
 }
 
 RingEnd::RingEnd(Side side, RingControl& control, std::span<char> bytes)

@@ -9,9 +9,11 @@
 #include <cerrno>
 #include <chrono>
 
+#include "base/process.h"
 #include "base/timer.h"
 #include "transport/native/byte_stream.h"
 #include "transport/native/shm/ring.h"
+#include "transport/native/shm/slab_allocator.h"
 #include "transport/native/shm/slabs.h"
 
 namespace torchrpc::native {
@@ -36,11 +38,16 @@ class RingStream : public ByteStream {
         use_slabs_(use_slabs),
         out_control_(memory_->control(opener ? 0 : 1)),
         in_control_(memory_->control(opener ? 1 : 0)),
-        slabs_out_(out_control_.slabs, memory_->slabs(opener ? 0 : 1)),
+        slabs_out_(memory_, out_control_.slabs, memory_->slabs(opener ? 0 : 1)),
         slabs_in_(memory_, in_control_.slabs, memory_->slabs(opener ? 1 : 0)),
         out_(RingEnd::Side::kWriter, out_control_, memory_->ring(opener ? 0 : 1)),
-        in_(RingEnd::Side::kReader, in_control_, memory_->ring(opener ? 1 : 0)) {
+        in_bytes_(memory_->ring(opener ? 1 : 0)),
+        in_(RingEnd::Side::kReader, in_control_, in_bytes_) {
     in_control_.reader_waiting = WakeMethod::kSocket;
+  }
+  ~RingStream() override {
+    // Tensors may keep the memory for long. The peer may still read the other ring.
+    if (maker_.isThisOne()) discardPages(in_bytes_);
   }
 
   ssize_t write(std::span<const iovec> parts) override {
@@ -147,6 +154,8 @@ class RingStream : public ByteStream {
   RingEnd out_;
 
   // On the loop only.
+  const MakerProcess maker_;
+  const std::span<char> in_bytes_;
   RingEnd in_;
   bool ended_ = false;
 };

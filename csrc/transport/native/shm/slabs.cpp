@@ -11,21 +11,21 @@
 #include <cstring>
 #include <list>
 #include <pthread.h>
+#include <string_view>
 #include <sys/mman.h>
+#include <unistd.h>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
 #include "base/process.h"
+#include "base/sync/mutex.h"
+#include "transport/native/shm/slab_allocator.h"
 #include "wire/tensor_codec.h"
 
 namespace torchrpc::native {
 
 namespace {
-
-/// Limit of the bytes of all slabs that this process has written at least once: these occupy physical memory.
-constexpr size_t kMaxResidentBytes = 128 << 20;
-std::atomic<size_t> resident_bytes{0};
 
 /// The reader is woken when this much is left to copy. The copy of it takes about as long as a thread needs to wake up
 /// and to find the reason.
@@ -35,11 +35,14 @@ constexpr size_t kAnnouncedBytes = 1 << 20;
 
 // ---- writer ----
 
-SlabWriter::~SlabWriter() { resident_bytes -= resident_units_ * SlabControl::kUnitBytes; }
+SlabWriter::SlabWriter(std::shared_ptr<const void> owner, SlabControl& control, std::span<char> memory)
+    : control_(control), memory_(memory), allocator_(SlabAllocator::make(std::move(owner), control, memory)) {}
+
+SlabWriter::~SlabWriter() { allocator_->retire(); }
 
 std::optional<uint64_t> SlabWriter::write(const Segment& data, const std::function<void()>& announce) {
   if (data.bytes < SlabControl::kUnitBytes) return std::nullopt;
-  const auto first = allocate((data.bytes + SlabControl::kUnitBytes - 1) / SlabControl::kUnitBytes);
+  const auto first = allocator_->allocate((data.bytes + SlabControl::kUnitBytes - 1) / SlabControl::kUnitBytes);
   if (!first) return std::nullopt;
   const auto slab_offset = *first * SlabControl::kUnitBytes;
   const auto* from = static_cast<const char*>(data.data());
@@ -53,39 +56,6 @@ std::optional<uint64_t> SlabWriter::write(const Segment& data, const std::functi
   return slab_offset;
 }
 
-std::optional<size_t> SlabWriter::allocate(size_t units) {
-  MutexLock lock(mutex_);
-  collectReturned();
-  // First fit, so that the same few slabs are reused: the first use of a page costs several times as much as the copy
-  // of its data.
-  size_t begin = 0;
-  for (const auto& [first, count] : leased_) {
-    if (first - begin >= units) break;
-    begin = first + count;
-  }
-  if (!growResident(begin + units)) return std::nullopt;
-  leased_.emplace(begin, units);
-  return begin;
-}
-
-void SlabWriter::collectReturned() {
-  const auto return_count = control_.return_count.load();
-  if (std::exchange(seen_return_count_, return_count) == return_count) return;
-  std::erase_if(leased_, [this](const auto& slab) { return control_.returned[slab.first].exchange(0) != 0; });
-}
-
-bool SlabWriter::growResident(size_t units) {
-  if (units <= resident_units_) return true;
-  if (units > SlabControl::kUnits) return false;
-  const auto more = (units - resident_units_) * SlabControl::kUnitBytes;
-  if (resident_bytes.fetch_add(more) + more > kMaxResidentBytes) {
-    resident_bytes -= more;
-    return false;
-  }
-  resident_units_ = units;
-  return true;
-}
-
 // ---- reader ----
 
 namespace {
@@ -94,8 +64,9 @@ namespace {
 class LiveSlabs {
  public:
   struct Slab {
-    void* memory;
-    size_t bytes;
+    char* memory;
+    size_t bytes;          ///< whole units
+    bool counted = false;  ///< as ResidentBytes, because the connection has ended
   };
   using Slabs = std::list<Slab>;
 
@@ -109,6 +80,17 @@ class LiveSlabs {
     MutexLock lock(mutex_);
     slabs_.splice(slabs_.end(), slab);
   }
+  /// Counts the slabs in that memory as ResidentBytes of this process, and returns them.
+  std::vector<std::span<char>> count(std::span<char> memory) {
+    std::vector<std::span<char>> counted;
+    MutexLock lock(mutex_);
+    for (auto& slab : slabs_) {
+      if (slab.memory < memory.data() || slab.memory >= memory.data() + memory.size()) continue;
+      counted.emplace_back(slab.memory, slab.bytes);
+      if (!std::exchange(slab.counted, true)) ResidentBytes::add(slab.bytes);
+    }
+    return counted;
+  }
   /// Moves the slab to `removed`. False if it was added before this process was forked: then it is the parent's.
   bool remove(Slabs::iterator slab, MakerProcess maker, Slabs& removed) {
     MutexLock lock(mutex_);
@@ -120,7 +102,7 @@ class LiveSlabs {
  private:
   struct Copy {
     Slab slab;
-    void* memory;
+    void* memory;  ///< MAP_FAILED: there was none for it
   };
 
   LiveSlabs() {
@@ -132,33 +114,59 @@ class LiveSlabs {
     mutex_.lock();
     for (const auto& slab : slabs_) {
       void* memory = ::mmap(nullptr, slab.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-      if (memory == MAP_FAILED) continue;  // with so little memory left, the child can hardly run anyway
-      std::memcpy(memory, slab.memory, slab.bytes);
+      if (memory != MAP_FAILED) std::memcpy(memory, slab.memory, slab.bytes);
       copies_.push_back({slab, memory});
     }
   }
   void inParent() TORCHRPC_ANNOTATE(no_thread_safety_analysis) {
-    for (const auto& copy : copies_) ::munmap(copy.memory, copy.slab.bytes);
+    for (const auto& copy : copies_) {
+      if (copy.memory != MAP_FAILED) ::munmap(copy.memory, copy.slab.bytes);
+    }
     copies_.clear();
     mutex_.unlock();
   }
   void inChild() TORCHRPC_ANNOTATE(no_thread_safety_analysis) {
-    for (const auto& [slab, memory] : copies_) {
-      ::mremap(memory, slab.bytes, slab.bytes, MREMAP_MAYMOVE | MREMAP_FIXED, slab.memory);
-    }
+    for (const auto& [slab, memory] : copies_) replaceInChild(slab, memory);
     copies_.clear();
     slabs_.clear();
     mutex_.unlock();
   }
+
+  /// Puts the copy in the place of the slab. If that is not possible, the child must still not use the memory that it
+  /// shares with others: every access to the tensor then ends the child by a signal.
+  static void replaceInChild(const Slab& slab, void* copy) {
+    constexpr int kMove = MREMAP_MAYMOVE | MREMAP_FIXED;
+    if (copy != MAP_FAILED && ::mremap(copy, slab.bytes, slab.bytes, kMove, slab.memory) != MAP_FAILED) return;
+    constexpr int kNothing = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+    if (::mmap(slab.memory, slab.bytes, PROT_NONE, kNothing, -1, 0) != MAP_FAILED) {
+      return complain("torchrpc: a forked process has no memory for a tensor of its parent: it cannot be used there\n");
+    }
+    complain("torchrpc: a forked process ends: it cannot be separated from the shared memory of its parent\n");
+    ::_exit(kExitFailure);
+  }
+  /// Async-signal-safe, as all that a child calls here.
+  static void complain(std::string_view text) {
+    [[maybe_unused]] const auto written = ::write(STDERR_FILENO, text.data(), text.size());
+  }
+  static constexpr int kExitFailure = 127;
 
   Mutex mutex_;
   Slabs slabs_ TORCHRPC_GUARDED_BY(mutex_);
   std::vector<Copy> copies_ TORCHRPC_GUARDED_BY(mutex_);
 };
 
+}  // namespace
+
+/// The owner of the memory, for the reader and its leases.
+struct SlabReader::Owner {
+  std::shared_ptr<const void> memory;
+  MakerProcess maker;
+  std::atomic<bool> reader_ended{false};
+};
+
 /// Held by a tensor's storage; its end returns the slab.
-struct SlabLease {
-  std::shared_ptr<const void> owner;
+struct SlabReader::Lease {
+  std::shared_ptr<const Owner> owner;
   std::atomic<uint8_t>& returned;
   std::atomic<uint64_t>& return_count;
   MakerProcess maker;
@@ -166,29 +174,49 @@ struct SlabLease {
 
   /// The deleter of the storage's DataPtr.
   static void end(void* context) {
-    const std::unique_ptr<SlabLease> lease(static_cast<SlabLease*>(context));
-    LiveSlabs::Slabs slab;
-    if (!LiveSlabs::get().remove(lease->slab, lease->maker, slab)) return;
+    const std::unique_ptr<Lease> lease(static_cast<Lease*>(context));
+    LiveSlabs::Slabs removed;
+    if (!LiveSlabs::get().remove(lease->slab, lease->maker, removed)) return;
+    const auto& slab = removed.front();
+    if (lease->owner->reader_ended) discardPages({slab.memory, slab.bytes});
+    if (slab.counted) ResidentBytes::release(slab.bytes);
     lease->returned = 1;
     ++lease->return_count;
   }
 };
 
-}  // namespace
+c10::DeleterFnPtr SlabReader::deleter() { return &Lease::end; }
+
+SlabReader::SlabReader(std::shared_ptr<const void> owner, SlabControl& control, std::span<char> memory)
+    : owner_(std::make_shared<Owner>(std::move(owner))), control_(control), memory_(memory) {}
+
+SlabReader::~SlabReader() {
+  if (!owner_->maker.isThisOne()) return;
+  owner_->reader_ended = true;
+  auto live = LiveSlabs::get().count(memory_);
+  if (live.empty()) return;  // then this end of the connection holds the memory no longer
+  std::ranges::sort(live, {}, &std::span<char>::data);
+  char* begin = memory_.data();
+  for (const auto& slab : live) {
+    if (slab.data() > begin) discardPages({begin, slab.data()});
+    begin = std::max(begin, slab.data() + slab.size());
+  }
+  discardPages({begin, memory_.data() + memory_.size()});
+}
 
 Segment SlabReader::lease(uint64_t slab_offset, size_t bytes) const {
   const bool inside = slab_offset % SlabControl::kUnitBytes == 0 && slab_offset < memory_.size() && bytes > 0 &&
       bytes <= memory_.size() - slab_offset;
   if (!inside) throw Error(ErrorCode::kProtocol, "a tensor outside of the memory that is shared");
   auto& live = LiveSlabs::get();
-  constexpr size_t kPageBytes = 4096;
+  const auto units = (bytes + SlabControl::kUnitBytes - 1) / SlabControl::kUnitBytes;
   auto* const data = memory_.data() + slab_offset;
-  LiveSlabs::Slabs slab{{data, (bytes + kPageBytes - 1) / kPageBytes * kPageBytes}};
-  auto held = std::make_unique<SlabLease>(SlabLease{
+  LiveSlabs::Slabs slab{{data, units * SlabControl::kUnitBytes}};
+  auto held = std::make_unique<Lease>(Lease{
       owner_, control_.returned[slab_offset / SlabControl::kUnitBytes], control_.return_count, MakerProcess(),
       slab.begin()});
   live.add(slab);
-  c10::DataPtr storage(data, held.release(), &SlabLease::end, c10::Device(c10::DeviceType::CPU));
+  c10::DataPtr storage(data, held.release(), &Lease::end, c10::Device(c10::DeviceType::CPU));
   return {storageOf(std::move(storage), bytes), 0, bytes};
 }
 

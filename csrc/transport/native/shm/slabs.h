@@ -10,12 +10,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <span>
 
-#include "base/sync/mutex.h"
 #include "wire/message.h"
 
 namespace torchrpc::native {
@@ -32,10 +30,12 @@ struct SlabControl {
 };
 static_assert(std::atomic<uint8_t>::is_always_lock_free);
 
+class SlabAllocator;
+
 class SlabWriter {
  public:
-  /// Control and memory must outlive the writer.
-  SlabWriter(SlabControl& control, std::span<char> memory) : control_(control), memory_(memory) {}
+  /// `owner` owns control and memory; the writer holds it.
+  SlabWriter(std::shared_ptr<const void> owner, SlabControl& control, std::span<char> memory);
   ~SlabWriter();
   SlabWriter(const SlabWriter&) = delete;
   SlabWriter& operator=(const SlabWriter&) = delete;
@@ -46,35 +46,31 @@ class SlabWriter {
   std::optional<uint64_t> write(const Segment& data, const std::function<void()>& announce);
 
  private:
-  /// The first unit of a free slab, which is leased from now on.
-  std::optional<size_t> allocate(size_t units);
-  /// Frees the slabs that the reader has returned.
-  void collectReturned() TORCHRPC_REQUIRES(mutex_);
-  /// Whether the first `units` units may be used: within the memory, and within the limit of this process.
-  bool growResident(size_t units) TORCHRPC_REQUIRES(mutex_);
-
   SlabControl& control_;
   const std::span<char> memory_;
-  Mutex mutex_;
-  std::map<size_t, size_t> leased_ TORCHRPC_GUARDED_BY(mutex_);  ///< slabs: first unit, number of units
-  /// The number of units, from the first on, that have been written at least once. Only these occupy physical memory.
-  size_t resident_units_ TORCHRPC_GUARDED_BY(mutex_) = 0;
-  uint64_t seen_return_count_ TORCHRPC_GUARDED_BY(mutex_) = 0;  ///< SlabControl::return_count of the last collection
+  const std::shared_ptr<SlabAllocator> allocator_;
 };
 
 class SlabReader {
  public:
   /// `owner` owns control and memory; the reader and every lease hold it.
-  SlabReader(std::shared_ptr<const void> owner, SlabControl& control, std::span<char> memory)
-      : owner_(std::move(owner)), control_(control), memory_(memory) {}
+  SlabReader(std::shared_ptr<const void> owner, SlabControl& control, std::span<char> memory);
+  /// From now on no slab is written: gives back the memory that no tensor needs.
+  ~SlabReader();
+  SlabReader(const SlabReader&) = delete;
+  SlabReader& operator=(const SlabReader&) = delete;
 
   /// The slab at that offset as a segment. Throws Error(kProtocol) if no writer can have given offset and size.
   Segment lease(uint64_t slab_offset, size_t bytes) const;
+  /// Of the memory of all leases.
+  static c10::DeleterFnPtr deleter();
   /// Whether the writer will have finished a copy soon.
   bool isWriteInProgress() const { return control_.writes_in_progress != 0; }
 
  private:
-  const std::shared_ptr<const void> owner_;
+  struct Owner;
+  struct Lease;
+  const std::shared_ptr<Owner> owner_;
   SlabControl& control_;
   const std::span<char> memory_;
 };

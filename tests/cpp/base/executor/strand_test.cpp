@@ -48,6 +48,32 @@ TEST_CASE("a queue of tasks is run by one thread that enters once, and at most o
   REQUIRE(entries <= 2);
 }
 
+TEST_CASE("each queued task is counted once, by the strand or by the pool") {
+  std::promise<void> started, go, strand_started, strand_go;
+  ThreadPool pool({.size = 2, .max_size = 2});
+  Strand strand(pool, {});
+  const auto queued = [&] { return pool.stats().queued + strand.queued(); };
+  strand.post([&] {
+    strand_started.set_value();
+    strand_go.get_future().wait();
+  });
+  strand_started.get_future().wait();
+  CHECK(queued() == 0);
+  pool.post([&] {
+    started.set_value();
+    go.get_future().wait();
+  });
+  started.get_future().wait();
+  for (size_t i = 1; i <= 5; ++i) {
+    strand.post([] {});
+    CHECK(queued() == i);
+  }
+  go.set_value();
+  strand_go.set_value();
+  pool.close();
+  CHECK(queued() == 0);
+}
+
 TEST_CASE("a task that releases what the strand shares does not delay the next") {
   std::promise<void> next_has_run;
   std::atomic<bool> in_time{false};

@@ -5,9 +5,11 @@
 #include <catch2/catch.hpp>
 
 #include <atomic>
+#include <iostream>
 #include <latch>
 #include <pthread.h>
 #include <sched.h>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -33,6 +35,20 @@ void nest(ThreadPool& pool, int depth, std::atomic<int>& reached) {
   ThreadPool::BlockingScope blocking;
   done.wait();
 }
+
+/// What is written to std::cerr while it exists, as the log is.
+class CapturedLog {
+ public:
+  CapturedLog() : outer_(std::cerr.rdbuf(text_.rdbuf())) {}
+  ~CapturedLog() { std::cerr.rdbuf(outer_); }
+  CapturedLog(const CapturedLog&) = delete;
+  CapturedLog& operator=(const CapturedLog&) = delete;
+  std::string text() const { return text_.str(); }
+
+ private:
+  std::ostringstream text_;
+  std::streambuf* const outer_;
+};
 
 std::string threadName() {
   char name[16];
@@ -182,7 +198,9 @@ TEST_CASE("a pool at its maximum size does not replace a blocked thread, and goe
   std::latch inside(2);
   std::latch go(1);
   std::latch ran(1);
+  const auto begin = std::chrono::steady_clock::now();
   ThreadPool pool({.size = 2, .max_size = 2});
+  CHECK(pool.stats().at_limit < begin);
   for (int i = 0; i < 2; ++i) {
     pool.post([&] {
       ThreadPool::BlockingScope blocking;
@@ -191,11 +209,73 @@ TEST_CASE("a pool at its maximum size does not replace a blocked thread, and goe
     });
   }
   inside.wait();
+  CHECK(pool.stats().lacking == 0);
   pool.post([&] { ran.count_down(); });
   CHECK(pool.stats().threads == 2);
   CHECK(pool.stats().queued == 1);
+  CHECK(pool.stats().lacking == 1);
+  CHECK(pool.stats().at_limit >= begin);
   go.count_down();
   ran.wait();
+  CHECK(pool.stats().lacking == 0);
+}
+
+TEST_CASE("a pool remembers when it last had its maximum of threads") {
+  const auto begin = std::chrono::steady_clock::now();
+  std::latch inside(2);
+  std::latch go(1);
+  ThreadPool pool({.size = 1, .max_size = 2});
+  for (int i = 0; i < 2; ++i) {
+    pool.post([&] {
+      ThreadPool::BlockingScope blocking;
+      inside.count_down();
+      go.wait();
+    });
+  }
+  inside.wait();
+  go.count_down();
+  while (pool.stats().threads > 1) std::this_thread::yield();
+  const auto at_limit = pool.stats().at_limit;
+  CHECK(at_limit >= begin);
+  CHECK(pool.stats().at_limit == at_limit);
+}
+
+TEST_CASE("tasks that wait for running ones lack no thread") {
+  std::latch inside(2);
+  std::latch go(1);
+  ThreadPool pool({.size = 2, .max_size = 2});
+  for (int i = 0; i < 2; ++i) {
+    pool.post([&] {
+      inside.count_down();
+      go.wait();
+    });
+  }
+  inside.wait();
+  pool.post([] {});
+  CHECK(pool.stats().queued == 1);
+  CHECK(pool.stats().lacking == 0);
+  go.count_down();
+}
+
+TEST_CASE("a pool logs once that it has reached its maximum size") {
+  std::latch inside(1);
+  std::latch go(1);
+  const CapturedLog log;
+  {
+    ThreadPool pool({.size = 2, .max_size = 1, .name = "small"});
+    pool.post([&] {
+      ThreadPool::BlockingScope blocking;
+      inside.count_down();
+      go.wait();
+    });
+    inside.wait();
+    for (int i = 0; i < 3; ++i) pool.post([] {});
+    go.count_down();
+  }
+  const auto text = log.text();
+  const auto first = text.find("thread pool small has its largest number of threads, 1, of which 1 are blocked");
+  CHECK(first != std::string::npos);
+  CHECK(text.find("largest number of threads", first + 100) == std::string::npos);
 }
 
 TEST_CASE("tasks run after one that has thrown") {

@@ -1,10 +1,15 @@
 // Slabs in shared memory: tensors on them, their reuse, and forks.
 
 #include <algorithm>
+#include <csignal>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <random>
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <vector>
@@ -28,14 +33,28 @@ struct Shared {
   Descriptor memory = RingMemory::make();
   std::shared_ptr<const RingMemory> here = std::make_shared<RingMemory>(memory);
   std::shared_ptr<const RingMemory> there = std::make_shared<RingMemory>(memory);
-  SlabWriter writer{here->control(0).slabs, here->slabs(0)};
+  SlabWriter writer{here, here->control(0).slabs, here->slabs(0)};
   SlabReader reader{there, there->control(0).slabs, there->slabs(0)};
 
   std::optional<uint64_t> write(size_t bytes, char value = 1) {
     return writer.write(filled(bytes, value), [] {});
   }
+  /// The physical memory of the unit with that byte.
+  size_t residentBytesOfUnit(size_t byte) const {
+    const size_t page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+    std::vector<unsigned char> pages(kUnit / page);
+    REQUIRE(::mincore(here->slabs(0).data() + byte / kUnit * kUnit, kUnit, pages.data()) == 0);
+    return page * static_cast<size_t>(std::ranges::count_if(pages, [](unsigned char flags) { return flags & 1; }));
+  }
   Segment send(size_t bytes, char value = 1) { return reader.lease(write(bytes, value).value(), bytes); }
 };
+
+/// The physical memory of a memfd.
+size_t residentBytes(int memory) {
+  struct stat status{};
+  REQUIRE(::fstat(memory, &status) == 0);
+  return static_cast<size_t>(status.st_blocks) * 512;
+}
 
 /// Runs `body` in a forked child. Returns its result.
 bool inFork(const std::function<bool()>& body) {
@@ -104,6 +123,81 @@ TEST_CASE("the resident memory of all writers of a process is bounded, and a wri
   CHECK(second.write(64 * kMiB));
 }
 
+TEST_CASE("memory that a writer has not used for some messages of another is given to that one") {
+  Shared first, second;
+  {
+    const auto used = first.send(128 * kMiB, 1);
+  }
+  int refused = 0;
+  while (!second.write(96 * kMiB) && refused < 20) ++refused;
+  CHECK(refused > 0);  // a writer in use keeps its memory
+  CHECK(refused < 10);
+  CHECK(first.residentBytesOfUnit(0) == 0);
+  CHECK_FALSE(first.write(64 * kMiB));
+  CHECK(isFilled(first.send(32 * kMiB, 3), 32 * kMiB, 3));
+}
+
+TEST_CASE("a writer in use keeps its memory, and one that needs less gives the rest") {
+  Shared first, second;
+  {
+    const auto used = first.send(96 * kMiB, 1);
+  }
+  for (int i = 0; i < 20; ++i) {
+    CHECK_FALSE(second.write(64 * kMiB));
+    const auto used = first.send(96 * kMiB, 2);
+  }
+  int refused = 0;
+  for (; !second.write(64 * kMiB) && refused < 20; ++refused) {
+    const auto used = first.send(kMiB, 3);
+  }
+  CHECK(refused < 10);
+  CHECK(first.residentBytesOfUnit(kMiB - 1) > 0);
+}
+
+TEST_CASE("slabs with tensors are kept, whatever other writers need") {
+  Shared first, second;
+  auto unused = first.send(32 * kMiB, 1);
+  const auto held = first.send(64 * kMiB, 2);
+  unused = {};
+  int refused = 0;
+  while (!second.write(64 * kMiB) && refused < 20) ++refused;
+  CHECK(refused < 10);
+  CHECK(isFilled(held, 64 * kMiB, 2));
+  CHECK_FALSE(second.write(kMiB));
+}
+
+TEST_CASE("a tensor that outlives its connection keeps its own memory only, which counts until it ends") {
+  Shared other;
+  auto shared = std::make_unique<Shared>();
+  {
+    const auto used = shared->send(64 * kMiB, 1);
+  }
+  auto held = shared->send(32 * kMiB, 2);
+  const Descriptor memory(::dup(shared->memory.get()));
+  shared.reset();
+  CHECK(isFilled(held, 32 * kMiB, 2));
+  CHECK(residentBytes(memory.get()) <= 33 * kMiB);
+  CHECK_FALSE(other.write(112 * kMiB));
+  held = {};
+  CHECK(residentBytes(memory.get()) <= kMiB);
+  CHECK(other.write(112 * kMiB));
+}
+
+TEST_CASE("a slab that the peer still uses counts while the memory is mapped here") {
+  Shared other, shared;
+  auto writer = std::make_unique<SlabWriter>(shared.here, shared.here->control(1).slabs, shared.here->slabs(1));
+  const auto data = filled(64 * kMiB, 4);
+  const auto slab_offset = writer->write(data, [] {});
+  REQUIRE(slab_offset);
+  SlabReader peer(shared.there, shared.there->control(1).slabs, shared.there->slabs(1));
+  auto held = peer.lease(*slab_offset, data.bytes);
+  writer.reset();
+  CHECK_FALSE(other.write(96 * kMiB));
+  CHECK(isFilled(held, data.bytes, 4));
+  held = {};
+  CHECK(other.write(96 * kMiB));
+}
+
 TEST_CASE("slab offsets that no writer gives are refused") {
   Shared shared;
   const std::pair<uint64_t, size_t> invalid[] = {
@@ -169,6 +263,29 @@ TEST_CASE("after a fork, each process has its own copy of a tensor") {
   CHECK(shared.write(kMiB) == 0);
   ::close(done[0]);
   ::close(done[1]);
+}
+
+TEST_CASE("a forked child for which there is no memory does not share its parent's") {
+  Shared shared;
+  const auto segment = shared.send(16 * kMiB, 5);
+  rlimit unlimited{};
+  REQUIRE(::getrlimit(RLIMIT_AS, &unlimited) == 0);
+  size_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  const rlimit no_more{pages * static_cast<size_t>(::sysconf(_SC_PAGESIZE)) + 8 * kMiB, unlimited.rlim_max};
+  REQUIRE(::setrlimit(RLIMIT_AS, &no_more) == 0);
+  const auto child = ::fork();
+  if (child == 0) {
+    ::signal(SIGSEGV, SIG_DFL);
+    std::memset(segment.mutableData(), 7, segment.bytes);
+    ::_exit(0);
+  }
+  REQUIRE(::setrlimit(RLIMIT_AS, &unlimited) == 0);
+  REQUIRE(child > 0);
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK(WIFSIGNALED(status));
+  CHECK(isFilled(segment, 16 * kMiB, 5));
 }
 
 TEST_CASE("a forked child has slabs of its own, and returns none of its parent's") {

@@ -1,0 +1,204 @@
+// Note [Resident memory]
+// A page of shared memory occupies physical memory from its first use until its file is unmapped everywhere or the page
+// is discarded (MADV_REMOVE). So units remain resident when their slab is returned, and the next slab finds them ready:
+// the first use of a page costs several times as much as the copy of its data. All resident units of a process's
+// writers count against one limit. Therefore:
+// - A writer that would exceed the limit asks all others to discard free units, and tries once more. A writer that is
+//   asked keeps the units that it has leased since the kRequestsPerRound-th last request. Otherwise two writers that
+//   together need more than the limit would take the memory from each other for every message, which is slower than
+//   the ring.
+// - A connection that ends while tensors are left on its slabs keeps its whole file. So its writer discards all free
+//   units at its end, its reader discards all that no tensor needs, and each goes on counting what remains.
+// No thread holds the mutexes of two allocators, or one of them and that of the registry. A thread that forks holds
+// that of the registry: in the child the list is empty, because the memory is the parent's.
+
+#include "transport/native/shm/slab_allocator.h"
+
+#include <algorithm>
+#include <atomic>
+#include <list>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <utility>
+
+namespace torchrpc::native {
+
+namespace {
+
+constexpr size_t kMaxResidentBytes = 128 << 20;
+constexpr int kRequestsPerRound = 4;
+constexpr size_t kUnitBytes = SlabControl::kUnitBytes;
+
+std::atomic<size_t> resident_bytes{0};
+
+}  // namespace
+
+bool ResidentBytes::reserve(size_t bytes) {
+  if (resident_bytes.fetch_add(bytes) + bytes <= kMaxResidentBytes) return true;
+  resident_bytes -= bytes;
+  return false;
+}
+
+void ResidentBytes::add(size_t bytes) { resident_bytes += bytes; }
+void ResidentBytes::release(size_t bytes) { resident_bytes -= bytes; }
+
+bool discardPages(std::span<char> memory) { return ::madvise(memory.data(), memory.size(), MADV_REMOVE) == 0; }
+
+/// The allocators of this process that have resident units, or may have them.
+class SlabAllocator::Registry {
+ public:
+  static Registry& get() {
+    static auto& registry = *new Registry();  // never destroyed: tensors may end while the process exits
+    return registry;
+  }
+
+  void add(std::shared_ptr<SlabAllocator> allocator) {
+    MutexLock lock(mutex_);
+    allocators_.push_back(std::move(allocator));
+  }
+  /// Removes the retired ones whose memory has been returned or unmapped.
+  void removeUnused() {
+    for (const auto& each : all()) {
+      if (!each->giveBackIfRetired()) remove(*each);
+    }
+  }
+  /// Asks all but one to give back memory.
+  void requestMemory(const SlabAllocator* requester) {
+    for (const auto& each : all()) {
+      if (each.get() != requester && !each->giveBack()) remove(*each);
+    }
+  }
+  void remove(const SlabAllocator& allocator) {
+    std::list<std::shared_ptr<SlabAllocator>> removed;  // destroyed after the lock
+    MutexLock lock(mutex_);
+    const auto it = std::ranges::find_if(allocators_, [&](const auto& each) { return each.get() == &allocator; });
+    if (it != allocators_.end()) removed.splice(removed.end(), allocators_, it);
+  }
+
+ private:
+  Registry() {
+    ::pthread_atfork([] { get().beforeFork(); }, [] { get().inParent(); }, [] { get().inChild(); });
+  }
+  std::list<std::shared_ptr<SlabAllocator>> all() {
+    MutexLock lock(mutex_);
+    return allocators_;
+  }
+
+  void beforeFork() TORCHRPC_ANNOTATE(no_thread_safety_analysis) { mutex_.lock(); }
+  void inParent() TORCHRPC_ANNOTATE(no_thread_safety_analysis) { mutex_.unlock(); }
+  void inChild() TORCHRPC_ANNOTATE(no_thread_safety_analysis) {
+    allocators_.clear();
+    resident_bytes = 0;
+    mutex_.unlock();
+  }
+
+  Mutex mutex_;
+  std::list<std::shared_ptr<SlabAllocator>> allocators_ TORCHRPC_GUARDED_BY(mutex_);
+};
+
+std::shared_ptr<SlabAllocator> SlabAllocator::make(
+    std::shared_ptr<const void> owner, SlabControl& control, std::span<char> memory) {
+  // The constructor is private. NOLINTNEXTLINE(modernize-make-shared)
+  std::shared_ptr<SlabAllocator> allocator(new SlabAllocator(std::move(owner), control, memory));
+  Registry::get().removeUnused();
+  Registry::get().add(allocator);
+  return allocator;
+}
+
+std::optional<size_t> SlabAllocator::allocate(size_t units) {
+  bool lacks_memory = false;
+  const auto first = tryAllocate(units, lacks_memory);
+  if (!lacks_memory) return first;
+  Registry::get().requestMemory(this);
+  return tryAllocate(units, lacks_memory);
+}
+
+std::optional<size_t> SlabAllocator::tryAllocate(size_t units, bool& lacks_memory) {
+  MutexLock lock(mutex_);
+  collectReturned();
+  // First fit, so that the same few slabs are reused.
+  size_t begin = 0;
+  for (const auto& [first, count] : leased_) {
+    if (first - begin >= units) break;
+    begin = first + count;
+  }
+  const size_t end = begin + units;
+  if (end > memory_.size() / kUnitBytes) return std::nullopt;
+  size_t fresh = 0;
+  for (size_t unit = begin; unit < end; ++unit) fresh += resident_[unit] ? 0 : 1;
+  lacks_memory = fresh > 0 && !ResidentBytes::reserve(fresh * kUnitBytes);
+  if (lacks_memory) return std::nullopt;
+  if (fresh > 0) {
+    for (size_t unit = begin; unit < end; ++unit) resident_.set(unit);
+  }
+  leased_.emplace(begin, units);
+  recent_end_ = std::max(recent_end_, end);
+  return begin;
+}
+
+void SlabAllocator::collectReturned() {
+  const auto return_count = control_.return_count.load();
+  if (std::exchange(seen_return_count_, return_count) == return_count) return;
+  std::erase_if(leased_, [this](const auto& slab) { return control_.returned[slab.first].exchange(0) != 0; });
+}
+
+SlabAllocator::Units SlabAllocator::freeUnits() const {
+  Units free;
+  free.set();
+  for (const auto& [first, count] : leased_) {
+    for (size_t unit = first; unit < first + count; ++unit) free.reset(unit);
+  }
+  return free;
+}
+
+void SlabAllocator::discardFree(size_t begin) {
+  const auto discarded = freeUnits() & resident_;
+  for (size_t end = begin; end < discarded.size(); begin = end + 1) {
+    for (end = begin; end < discarded.size() && discarded[end];) ++end;
+    if (end == begin || !discardPages(memory_.subspan(begin * kUnitBytes, (end - begin) * kUnitBytes))) continue;
+    for (size_t unit = begin; unit < end; ++unit) resident_.reset(unit);
+    ResidentBytes::release((end - begin) * kUnitBytes);
+  }
+}
+
+bool SlabAllocator::giveBack() {
+  if (!maker_.isThisOne()) return false;
+  std::shared_ptr<const void> owner;  // perhaps the last reference: destroyed after the lock
+  MutexLock lock(mutex_);
+  owner = weak_owner_.lock();
+  if (!owner) {  // unmapped
+    ResidentBytes::release(resident_.count() * kUnitBytes);
+    resident_.reset();
+    return false;
+  }
+  if (!owner_) {
+    collectReturned();
+    discardFree(0);
+    return resident_.any();
+  }
+  if (++requests_ < kRequestsPerRound) return true;
+  requests_ = 0;
+  collectReturned();
+  discardFree(std::exchange(recent_end_, 0));
+  return true;
+}
+
+bool SlabAllocator::giveBackIfRetired() {
+  {
+    MutexLock lock(mutex_);
+    if (owner_) return true;
+  }
+  return giveBack();
+}
+
+void SlabAllocator::retire() {
+  if (!maker_.isThisOne()) return;
+  {
+    std::shared_ptr<const void> owner;  // destroyed after the lock
+    MutexLock lock(mutex_);
+    owner.swap(owner_);
+  }
+  if (!giveBack()) Registry::get().remove(*this);
+}
+
+}  // namespace torchrpc::native
