@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from chaos_cases.harness import CASES, Outcome, Settings, run_case
 
-PARTS = ["death", "timeouts", "exits", "load", "unauthenticated_peers", "soak"]
+PARTS = ["death", "timeouts", "exits", "load", "unauthenticated_peers", "soak", "situations"]
 
 
 def main() -> int:
