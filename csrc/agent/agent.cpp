@@ -39,9 +39,7 @@ Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_
       transport_(std::move(transport)),
       connections_(
           *transport_, directory_,
-          {.incarnation = options_.incarnation,
-           .grows = options_.grows,
-           .max_queued_bytes = options_.max_queued_bytes},
+          {.incarnation = options_.incarnation, .grows = options_.grows, .max_queued_bytes = options_.max_queued_bytes},
           {.on_frame = [this](const auto& link, Frame frame) { onFrame(link, std::move(frame)); },
            .on_lost = [this](const Link& link, const Error& reason) { onLost(link, reason); },
            .on_activity = [this](const Link& link) { liveness_.onActivity(link.peer().id); }}),
@@ -317,8 +315,7 @@ void Agent::runHandler(const Responder& responder, const Handle& handle) {
   runOrFail(handle, fail, ErrorCode::kUnknown, self().name);
 }
 
-void Agent::serve(
-    const WorkerInfo& from, Kind kind, Frame frame, const Origin& origin, const Responder& responder) {
+void Agent::serve(const WorkerInfo& from, Kind kind, Frame frame, const Origin& origin, const Responder& responder) {
   const auto it = served_.find(kind);
   if (it == served_.end()) {
     return responder.fail(Error(

@@ -126,7 +126,7 @@ class Agent final : public Messenger {
   struct Origin {
     Link* link = nullptr;  ///< the Responder of the request keeps it alive
     CallId call = 0;
-    size_t bytes = 0;     ///< of a call; 0 for other requests
+    size_t bytes = 0;  ///< of a call; 0 for other requests
     bool carries_values = false;
   };
   struct Served {

@@ -49,12 +49,11 @@ void Link::sendCall(CallId call, Frame frame, std::function<void(Status)> done) 
 }
 
 void Link::sendAdmitted(RequestWindow::Call call) {
-  send(
-      std::move(call.frame), [self = shared_from_this(), id = call.id, done = std::move(call.done)](Status failure) {
-        const bool failed = failure.has_value();
-        done(std::move(failure));
-        if (failed) self->onAnswered(id);
-      });
+  send(std::move(call.frame), [self = shared_from_this(), id = call.id, done = std::move(call.done)](Status failure) {
+    const bool failed = failure.has_value();
+    done(std::move(failure));
+    if (failed) self->onAnswered(id);
+  });
 }
 
 void Link::sendHeld() {

@@ -14,7 +14,8 @@
 // Neither can cause a deadlock:
 // - A transport never stops reading. So replies, errors, STARTED and control messages arrive however many calls wait,
 //   and the replies to a peer that lives are sent in the end. They do not wait for a thread of the peer.
-// - A call is held back only while earlier calls of the same caller wait for a thread of the callee. It would wait behind
+// - A call is held back only while earlier calls of the same caller wait for a thread of the callee. It would wait
+// behind
 //   them there, too. A thread that waits for a call of its own is replaced, so nested calls find a thread.
 // - The callee has not reported all calls that have started, but always fewer bytes than the window. So a caller whose
 //   calls have all started may send, and a single call of any size may be sent.
@@ -75,8 +76,8 @@ class RequestWindow {
   bool concerns(size_t bytes) const { return bytes >= kMinCountedBytes || has_held_.load(std::memory_order_relaxed); }
   /// Returns the call if it may be sent now, else keeps it.
   std::optional<Call> admit(Call call);
-  /// The call does not wait on the callee any more. Returns whether the caller has to send what takeHeld() returns, until
-  /// that is nothing.
+  /// The call does not wait on the callee any more. Returns whether the caller has to send what takeHeld() returns,
+  /// until that is nothing.
   [[nodiscard]] bool release(CallId id);
   [[nodiscard]] bool release(const StartReport& report);
   /// The next call that may be sent.

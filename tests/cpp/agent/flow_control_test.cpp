@@ -1,12 +1,13 @@
 // Note [Flow control]: calls that are held back or deferred, and that this blocks nobody for ever.
 
+#include "agent/flow_control.h"
+
 #include <ATen/ATen.h>
 #include <catch2/catch.hpp>
 
 #include <latch>
 #include <thread>
 
-#include "agent/flow_control.h"
 #include "agent/loopback_group.h"
 #include "testing/manual_timer.h"
 
@@ -92,8 +93,7 @@ TEST_CASE("while too many bytes of replies wait to be sent, calls of that peer d
   constexpr int kCalls = 40;
   StalledReplies replies;
   StartedLog started;
-  LoopbackGroup group(
-      {.timer = replies.timer, .faults = replies.policy(), .threads = 1, .max_queued_bytes = 4 * kMiB});
+  LoopbackGroup group({.timer = replies.timer, .faults = replies.policy(), .threads = 1, .max_queued_bytes = 4 * kMiB});
   group[1].on(kCall, Messenger::Where::kPool, [&](const Request& request, const Responder& responder) {
     started.add(request);
     responder.reply(result(kMiB));
@@ -205,8 +205,7 @@ struct BlockedCallee {
   StartedLog started;
   LoopbackGroup group;  // destroyed first: it runs the calls that are left
 
-  explicit BlockedCallee(size_t max_queued_bytes)
-      : group({.threads = 1, .max_queued_bytes = max_queued_bytes}) {
+  explicit BlockedCallee(size_t max_queued_bytes) : group({.threads = 1, .max_queued_bytes = max_queued_bytes}) {
     group[1].on(kCall, Messenger::Where::kPool, [this](const Request& request, const Responder& responder) {
       started.add(request);
       released.wait();
