@@ -1,4 +1,4 @@
-"""What waits on a worker is bounded by bytes: calls that have not started, and results that their callers do not read."""
+"""What waits on a worker is bounded by bytes: calls that have not started, results that are not read."""
 
 import os
 import signal
