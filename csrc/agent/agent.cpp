@@ -38,7 +38,8 @@ Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_
       timer_(std::move(timer)),
       transport_(std::move(transport)),
       connections_(
-          *transport_, directory_, options_.incarnation, options_.grows,
+          *transport_, directory_,
+          {.incarnation = options_.incarnation, .grows = options_.grows, .max_queued_bytes = options_.max_queued_bytes},
           {.on_frame = [this](const auto& link, Frame frame) { onFrame(link, std::move(frame)); },
            .on_lost = [this](const Link& link, const Error& reason) { onLost(link, reason); },
            .on_activity = [this](const Link& link) { liveness_.onActivity(link.peer().id); }}),
@@ -162,14 +163,17 @@ void Agent::send(WorkerId to, CallId id, const Message& message) {
         if (result) result = copyMessage(result.value());
         complete(id, std::move(result));
       });
-      return serve(self(), message.kind, encodeCopy(message, options_.limits), responder);
+      return serve(self(), message.kind, encodeCopy(message, options_.limits), Origin(), responder);
     }
     auto frame = encodeFrame(message, options_.limits);
     const auto link = connections_.link(to);
     calls_.assign(id, link->id());  // sent even if it has expired: RRefs in it have been forked to the callee
-    link->send(std::move(frame), [this, id](const Status& failure) {
+    const auto done = [this, id](const Status& failure) {
       if (failure) failUnsent(id, *failure);
-    });
+    };
+    // Other requests are small, or belong to protocols between nodes that must not wait.
+    if (isCall(message.kind)) return link->sendCall(id, std::move(frame), done);
+    link->send(std::move(frame), done);
   } catch (const Error& e) {
     complete(id, e);
   }
@@ -285,17 +289,36 @@ void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
   const auto info = peekFrame(frame.head);
   if (info && info->kind == Kind::kPing) return link->send(encodeFrame({.kind = Kind::kPong}), [](const Status&) {});
   if (info && info->kind == Kind::kPong) return;
+  if (info && info->kind == Kind::kStarted) return onStarted(*link, std::move(frame));
   const auto role = info ? roleOf(info->kind) : std::nullopt;
   if (!role || *role == Role::kOneWay) {
     malformed_.fetch_add(1, std::memory_order_relaxed);
     return;
   }
-  if (*role == Role::kReply) return complete(info->call, decode(std::move(frame)));
+  if (*role == Role::kReply) {
+    complete(info->call, decode(std::move(frame)));
+    return link->onAnswered(info->call);
+  }
   liveness_.onRequest();  // it may make its sender a holder of RRefs, and liveness watches holders
   const Responder responder([this, link, id = info->call, token = ActivityToken(activity_)](Result<Message> result) {
     reply(link, id, std::move(result), token);
   });
-  serve(link->peer(), info->kind, std::move(frame), responder);
+  const Origin origin{link.get(), info->call, isCall(info->kind) ? bytesOf(frame) : 0, carriesValues(info->kind)};
+  link->startedCalls().onArrived(origin.bytes);
+  serve(link->peer(), info->kind, std::move(frame), origin, responder);
+}
+
+void Agent::onStarted(Link& link, Frame frame) try {
+  link.onStarted(StartReport::decode(decode(std::move(frame)).take().payload));
+} catch (const Error&) {
+  malformed_.fetch_add(1, std::memory_order_relaxed);
+}
+
+void Agent::reportStart(const Origin& origin) {
+  if (!origin.link) return;
+  const auto report = origin.link->startedCalls().onStarted(origin.call, origin.bytes);
+  if (!report) return;
+  origin.link->send(encodeFrame({.kind = Kind::kStarted, .payload = report->encode()}), [](const Status&) {});
 }
 
 template <typename Handle>
@@ -304,7 +327,7 @@ void Agent::runHandler(const Responder& responder, const Handle& handle) {
   runOrFail(handle, fail, ErrorCode::kUnknown, self().name);
 }
 
-void Agent::serve(const WorkerInfo& from, Kind kind, Frame frame, const Responder& responder) {
+void Agent::serve(const WorkerInfo& from, Kind kind, Frame frame, const Origin& origin, const Responder& responder) {
   const auto it = served_.find(kind);
   if (it == served_.end()) {
     return responder.fail(Error(
@@ -314,7 +337,7 @@ void Agent::serve(const WorkerInfo& from, Kind kind, Frame frame, const Responde
   const auto& served = it->second;
   if (served.where == Where::kPool && !served.loop_first) {
     // Decoding is the most expensive step: the thread of the pool that serves the request does it, not the loop.
-    return serveLater(served, responder, [this, from = from, frame = std::move(frame)]() mutable -> Request {
+    return serveLater(served, origin, responder, [this, from = from, frame = std::move(frame)]() mutable -> Request {
       return {std::move(from), decode(std::move(frame)).take()};
     });
   }
@@ -322,21 +345,46 @@ void Agent::serve(const WorkerInfo& from, Kind kind, Frame frame, const Responde
     Request request{from, decode(std::move(frame)).take()};
     if (served.where == Where::kLoop) return served.handler(std::move(request), responder);
     if (served.loop_first && served.loop_first(request, responder)) return;
-    serveLater(served, responder, [request = std::move(request)]() mutable { return std::move(request); });
+    serveLater(served, origin, responder, [request = std::move(request)]() mutable { return std::move(request); });
   });
 }
 
 template <typename TakeRequest>
-void Agent::serveLater(const Served& served, const Responder& responder, TakeRequest take) {
-  auto task = [this, &served, responder, take = std::move(take), arrived = timer_->now()]() mutable {
+void Agent::serveLater(const Served& served, const Origin& origin, const Responder& responder, TakeRequest take) {
+  auto run = [this, &served, take = std::move(take), arrived = timer_->now()](const Responder& responder) mutable {
     runHandler(responder, [&] {
       auto request = take();
       const DeadlineScope scope(deadlineOf(request.message, arrived));
       served.handler(std::move(request), responder);
     });
   };
-  const bool posted = served.where == Where::kStrand ? strand_.post(std::move(task)) : pool_.post(std::move(task));
-  if (!posted) responder.fail(closing());
+  auto task = [this, &served, origin, responder, run = std::move(run)]() mutable {
+    startOrDefer(served, origin, responder, std::move(run));
+  };
+  if (!postTo(served.where, std::move(task))) responder.fail(closing());
+}
+
+template <typename Run>
+void Agent::startOrDefer(const Served& served, const Origin& origin, const Responder& responder, Run run) {
+  if (!origin.link || !origin.carries_values || !origin.link->replyQueue().shouldDefer()) {
+    reportStart(origin);
+    return run(responder);
+  }
+  const auto link = origin.link->shared_from_this();  // the call may end before defer() returns
+  link->replyQueue().defer([this, &served, origin, responder, run = std::move(run)]() mutable {
+    auto resumed = [origin, responder, run = std::move(run)]() mutable {
+      origin.link->replyQueue().onResumedStart();
+      reportStart(origin);
+      run(responder);
+    };
+    const bool posted = postTo(served.where, std::move(resumed));
+    if (!posted) responder.fail(closing());
+    return posted;
+  });
+}
+
+bool Agent::postTo(Where where, std::function<void()> task) {
+  return where == Where::kStrand ? strand_.post(std::move(task)) : pool_.post(std::move(task));
 }
 
 void Agent::reply(const std::shared_ptr<Link>& link, CallId id, Result<Message> result, ActivityToken token) {
@@ -352,7 +400,12 @@ void Agent::reply(const std::shared_ptr<Link>& link, CallId id, Result<Message> 
     message.call = id;
     frame = encodeFrame(message, options_.limits);
   }
-  link->send(std::move(frame), [token = std::move(token)](const Status&) {});
+  link->startedCalls().onAnswered(id);
+  const auto bytes = bytesOf(frame);
+  link->replyQueue().onReply(bytes);
+  link->send(std::move(frame), [link, bytes, token = std::move(token)](const Status&) {
+    link->replyQueue().onReplySent(bytes);
+  });
 }
 
 void Agent::onLost(const Link& link, const Error& reason) {
@@ -384,6 +437,7 @@ bool Agent::close(Duration timeout) {
 
 std::map<std::string, std::string> Agent::metrics() const {
   const auto pool = pool_.stats();
+  const auto queued = connections_.queued();
   std::map<std::string, std::string> metrics = {
       {"agent.num_pending_calls", std::to_string(calls_.size())},
       {"agent.num_connections", std::to_string(connections_.size())},
@@ -393,8 +447,11 @@ std::map<std::string, std::string> Agent::metrics() const {
       {"agent.num_threads", std::to_string(pool.threads)},
       {"agent.num_idle_threads", std::to_string(pool.idle)},
       {"agent.num_blocked_threads", std::to_string(pool.blocked)},
-      {"agent.num_queued_tasks", std::to_string(pool.queued + strand_.queued())},
       {"agent.num_lacking_threads", std::to_string(pool.lacking)},
+      {"agent.num_deferred_calls", std::to_string(queued.deferred_calls)},
+      {"agent.num_held_calls", std::to_string(queued.held_calls)},
+      {"agent.queued_reply_bytes", std::to_string(queued.reply_bytes)},
+      {"agent.num_queued_tasks", std::to_string(pool.queued + strand_.queued())},
       {"agent.transport", transport_->describe()},
   };
   metrics.merge(transport_->metrics());

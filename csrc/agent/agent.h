@@ -39,6 +39,9 @@ class Agent final : public Messenger {
     bool propagate_deadlines = false;                     ///< requests carry their deadline
     /// A worker with outstanding requests is lost when it has been silent for so long; kNoLimit: never.
     Duration liveness = kNoLimit;
+    /// Bytes of calls that may wait for a thread here, and of replies that may wait to be sent to one caller, before
+    /// callers are held up: see Note [Flow control].
+    size_t max_queued_bytes = kDefaultMaxQueuedBytes;
     Limits limits;
     SendFaultPolicy faults;  ///< injected, for tests of programs; empty: none
     Strand::Enter
@@ -120,6 +123,13 @@ class Agent final : public Messenger {
 
  private:
   struct Retry;
+  /// Where a request has come from; without a link: from this worker itself.
+  struct Origin {
+    Link* link = nullptr;  ///< the Responder of the request keeps it alive
+    CallId call = 0;
+    size_t bytes = 0;  ///< of a call; 0 for other requests
+    bool carries_values = false;
+  };
   struct Served {
     Where where = Where::kPool;
     RequestHandler handler;
@@ -137,10 +147,16 @@ class Agent final : public Messenger {
   void onFrame(const std::shared_ptr<Link>& link, Frame frame);
   void onLost(const Link& link, const Error& reason);
   /// Passes a request that has arrived to its handler, on the thread where that runs.
-  void serve(const WorkerInfo& from, Kind kind, Frame frame, const Responder& responder);
+  void serve(const WorkerInfo& from, Kind kind, Frame frame, const Origin& origin, const Responder& responder);
   /// Serves the request that `take` returns, on the pool or in the strand.
   template <typename TakeRequest>
-  void serveLater(const Served& served, const Responder& responder, TakeRequest take);
+  void serveLater(const Served& served, const Origin& origin, const Responder& responder, TakeRequest take);
+  /// Runs a request that has been posted, unless its link has to defer it.
+  template <typename Run>
+  void startOrDefer(const Served& served, const Origin& origin, const Responder& responder, Run run);
+  bool postTo(Where where, std::function<void()> task);
+  static void reportStart(const Origin& origin);
+  void onStarted(Link& link, Frame frame);
   /// Runs `handle`, and answers with the error that it throws.
   template <typename Handle>
   void runHandler(const Responder& responder, const Handle& handle);

@@ -1,15 +1,25 @@
 #include "agent/connection_pool.h"
 
+#include <algorithm>
+
 #include "base/sync/waiter.h"
 #include "wire/codec.h"
 
 namespace torchrpc {
 
 namespace {
-constexpr uint32_t kProtocolVersion = 1;
+constexpr uint32_t kProtocolVersion = 2;
 }
 
 // --- Link ---
+
+Link::Link(ConnectionPool& pool, uint64_t id, WorkerInfo peer, uint64_t incarnation)
+    : pool_(pool),
+      id_(id),
+      peer_(std::move(peer)),
+      incarnation_(incarnation),
+      started_calls_(pool.options_.max_queued_bytes, pool.senders_),
+      reply_queue_(pool.options_.max_queued_bytes) {}
 
 void Link::send(Frame frame, std::function<void(Status)> done) {
   std::shared_ptr<Connection> connection;
@@ -28,6 +38,34 @@ void Link::send(Frame frame, std::function<void(Status)> done) {
   } else {
     connection->send(std::move(frame), std::move(done));
   }
+}
+
+void Link::sendCall(CallId call, Frame frame, std::function<void(Status)> done) {
+  const auto bytes = bytesOf(frame);
+  if (!request_window_.concerns(bytes)) return send(std::move(frame), std::move(done));
+  if (auto admitted = request_window_.admit({call, bytes, std::move(frame), std::move(done)})) {
+    sendAdmitted(*std::move(admitted));
+  }
+}
+
+void Link::sendAdmitted(RequestWindow::Call call) {
+  send(std::move(call.frame), [self = shared_from_this(), id = call.id, done = std::move(call.done)](Status failure) {
+    const bool failed = failure.has_value();
+    done(std::move(failure));
+    if (failed) self->onAnswered(id);
+  });
+}
+
+void Link::sendHeld() {
+  while (auto call = request_window_.takeHeld()) sendAdmitted(*std::move(call));
+}
+
+void Link::onAnswered(CallId call) {
+  if (request_window_.release(call)) sendHeld();
+}
+
+void Link::onStarted(const StartReport& report) {
+  if (request_window_.release(report)) sendHeld();
 }
 
 void Link::attach(std::shared_ptr<Connection> connection) {
@@ -106,18 +144,16 @@ void Link::onClosed(const Error& ended) {
     connection.swap(connection_);
   }
   for (auto& each : waiting) each.done(reason);
+  for (auto& each : request_window_.close()) each.done(reason);
+  reply_queue_.close();
   pool_.remove(*this, reason);
 }
 
 // --- ConnectionPool ---
 
 ConnectionPool::ConnectionPool(
-    Transport& transport, const WorkerDirectory& directory, uint64_t incarnation, bool grows, Events events)
-    : transport_(transport),
-      directory_(directory),
-      incarnation_(incarnation),
-      grows_(grows),
-      events_(std::move(events)) {}
+    Transport& transport, const WorkerDirectory& directory, const Options& options, Events events)
+    : transport_(transport), directory_(directory), options_(options), events_(std::move(events)) {}
 
 std::string ConnectionPool::listen() {
   return transport_.listen([this](std::shared_ptr<Connection> connection) {
@@ -133,7 +169,7 @@ std::string ConnectionPool::hello() const {
   writer.put(kProtocolVersion);
   writer.put(directory_.self().id);
   writer.putString(directory_.self().name);
-  writer.put(incarnation_);
+  writer.put(options_.incarnation);
   return payload;
 }
 
@@ -155,7 +191,7 @@ void ConnectionPool::acceptHello(Link& link, Frame frame) {
   // In a group that grows a HELLO may arrive before the news that its worker has joined, or has been started again.
   const auto known = directory_.find(peer.id);
   const bool is_expected = !known || (known->info == peer && known->incarnation == incarnation);
-  const bool is_restarted = known && grows_ && known->info == peer && known->incarnation < incarnation;
+  const bool is_restarted = known && options_.grows && known->info == peer && known->incarnation < incarnation;
   if (peer.id < 0 || peer.id == directory_.self().id || !(is_expected || is_restarted)) {
     throw Error(ErrorCode::kProtocol, "it says it is " + toString(peer) + ", which the group knows as another worker");
   }
@@ -169,15 +205,7 @@ void ConnectionPool::acceptHello(Link& link, Frame frame) {
 }
 
 void ConnectionPool::closeAll(const WorkerRecord& peer, const Error& reason) {
-  std::vector<std::shared_ptr<Link>> links;
-  {
-    MutexLock lock(mutex_);
-    if (auto it = links_.find(peer.info.id); it != links_.end()) links.push_back(it->second);
-    for (const auto& each : inbound_links_) {
-      if (auto link = each.lock()) links.push_back(std::move(link));
-    }
-  }
-  for (const auto& link : links) {
+  for (const auto& link : allLinks()) {
     if (link->peer() == peer.info && link->incarnation() == peer.incarnation) link->close(reason);
   }
 }
@@ -255,6 +283,30 @@ std::vector<std::shared_ptr<Link>> ConnectionPool::links() const {
 bool ConnectionPool::hasLink(WorkerId to) const {
   MutexLock lock(mutex_);
   return links_.contains(to);
+}
+
+std::vector<std::shared_ptr<Link>> ConnectionPool::allLinks() const {
+  std::vector<std::shared_ptr<Link>> out;
+  MutexLock lock(mutex_);
+  for (const auto& [peer, link] : links_) out.push_back(link);
+  for (const auto& each : inbound_links_) {
+    if (auto link = each.lock()) out.push_back(std::move(link));
+  }
+  return out;
+}
+
+ConnectionPool::Queued ConnectionPool::queued() const {
+  auto links = allLinks();
+  std::ranges::sort(links);
+  const auto [repeated, end] = std::ranges::unique(links);
+  links.erase(repeated, end);
+  Queued queued;
+  for (const auto& link : links) {
+    queued.reply_bytes += link->replyQueue().queuedBytes();
+    queued.deferred_calls += link->replyQueue().deferredCount();
+    queued.held_calls += link->heldCount();
+  }
+  return queued;
 }
 
 size_t ConnectionPool::size() const {

@@ -12,6 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "agent/flow_control.h"
 #include "agent/worker_directory.h"
 #include "base/sync/mutex.h"
 #include "transport/transport.h"
@@ -24,8 +25,7 @@ class ConnectionPool;
 /// link.
 class Link : public ConnectionHandler, public std::enable_shared_from_this<Link> {
  public:
-  Link(ConnectionPool& pool, uint64_t id, WorkerInfo peer = {}, uint64_t incarnation = 0)
-      : pool_(pool), id_(id), peer_(std::move(peer)), incarnation_(incarnation) {}
+  Link(ConnectionPool& pool, uint64_t id, WorkerInfo peer = {}, uint64_t incarnation = 0);
 
   uint64_t id() const { return id_; }
   /// The peer. An inbound link knows it from HELLO on, which arrives before any other frame.
@@ -35,6 +35,19 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
 
   /// As Connection::send. Thread-safe.
   void send(Frame frame, std::function<void(Status)> done);
+  /// The same for a call, which may be held back: see Note [Flow control].
+  void sendCall(CallId call, Frame frame, std::function<void(Status)> done);
+  /// A reply to this worker's call has arrived, or the call could not be sent. Any thread.
+  void onAnswered(CallId call);
+  /// The peer has sent a STARTED message.
+  void onStarted(const StartReport& report);
+  /// The calls of the peer that run here. Thread-safe.
+  StartedCalls& startedCalls() { return started_calls_; }
+  /// The replies to the peer. Thread-safe.
+  ReplyQueueLimit& replyQueue() { return reply_queue_; }
+  /// Calls that are held back.
+  size_t heldCount() const { return request_window_.heldCount(); }
+
   /// Closes the connection; its end is then reported with this reason. Thread-safe.
   void close(Error reason);
   /// Whether bytes have arrived from the peer since the last call. Called by one thread at a time.
@@ -50,6 +63,9 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
     std::function<void(Status)> done;
   };
   void attach(std::shared_ptr<Connection> connection);
+  /// Sends the calls that need not be held back any more.
+  void sendHeld();
+  void sendAdmitted(RequestWindow::Call call);
   /// The first frame of an inbound link: HELLO, or the PING of answersPing().
   void onFirstFrame(Frame frame);
 
@@ -58,6 +74,10 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   // Set by HELLO, on the loop, before the link is published:
   WorkerInfo peer_;
   uint64_t incarnation_;
+  // Own synchronization:
+  RequestWindow request_window_;
+  StartedCalls started_calls_;
+  ReplyQueueLimit reply_queue_;
   std::atomic<bool> frame_arrived_{false};  ///< since the last consumeActivity()
   // Used by consumeActivity():
   uint64_t progress_ = 0;
@@ -79,9 +99,13 @@ class ConnectionPool {
     std::function<void(const Link&)> on_activity;
   };
 
-  /// `grows`: the group grows, so a HELLO may come from a later start of a known worker.
-  ConnectionPool(
-      Transport& transport, const WorkerDirectory& directory, uint64_t incarnation, bool grows, Events events);
+  struct Options {
+    uint64_t incarnation = 0;
+    bool grows = false;           ///< the group grows, so a HELLO may come from a later start of a known worker
+    size_t max_queued_bytes = 0;  ///< see Note [Flow control]
+  };
+
+  ConnectionPool(Transport& transport, const WorkerDirectory& directory, const Options& options, Events events);
 
   /// Starts accepting; returns the address to publish.
   std::string listen();
@@ -91,6 +115,13 @@ class ConnectionPool {
   /// The links over which this node sends, one for each peer. Thread-safe, as are hasLink() and size().
   std::vector<std::shared_ptr<Link>> links() const;
   bool hasLink(WorkerId to) const;
+  /// What waits because of Note [Flow control], on all links.
+  struct Queued {
+    size_t reply_bytes = 0;
+    size_t deferred_calls = 0;
+    size_t held_calls = 0;
+  };
+  Queued queued() const;
   /// Closes all links to one incarnation of a worker, inbound ones included. Thread-safe.
   void closeAll(const WorkerRecord& peer, const Error& reason);
   /// Whether the worker's address answers a PING within `timeout`. Blocks; not on the loop.
@@ -101,15 +132,18 @@ class ConnectionPool {
  private:
   friend class Link;
   std::string hello() const;
+  /// Inbound ones included; a link may be in it twice.
+  std::vector<std::shared_ptr<Link>> allLinks() const;
   /// Reads the HELLO of an inbound link, over which this node may send from then on. Throws Error(kProtocol).
   void acceptHello(Link& link, Frame frame);
   void remove(const Link& link, const Error& reason);
 
   Transport& transport_;
   const WorkerDirectory& directory_;
-  const uint64_t incarnation_;
-  const bool grows_;
+  const Options options_;
   const Events events_;
+  /// See StartedCalls; links may outlive the pool.
+  const std::shared_ptr<std::atomic<size_t>> senders_ = std::make_shared<std::atomic<size_t>>(0);
   std::atomic<uint64_t> next_link_{1};
   mutable Mutex mutex_;
   std::unordered_map<WorkerId, std::shared_ptr<Link>> links_ TORCHRPC_GUARDED_BY(mutex_);

@@ -14,7 +14,7 @@ namespace {
 constexpr int kSilentRounds = 4;
 // A worker whose connection has ended may still come back for so long.
 constexpr auto kLossConfirmTime = std::chrono::milliseconds(500);
-constexpr auto kDefaultTimeout = std::chrono::seconds(30);
+constexpr auto kDefaultLivenessTimeout = std::chrono::seconds(30);
 
 Error silenceError(const WorkerInfo& peer, Duration timeout) {
   char seconds[32];
@@ -33,7 +33,7 @@ Frame pingFrame() { return encodeFrame({.kind = Kind::kPing}); }
 
 Duration defaultLivenessTimeout() {
   const char* text = std::getenv("TORCHRPC_LIVENESS_TIMEOUT");
-  if (!text || !*text) return kDefaultTimeout;
+  if (!text || !*text) return kDefaultLivenessTimeout;
   char* end = nullptr;
   const double seconds = std::strtod(text, &end);
   if (*end != '\0' || !(seconds >= 0) || seconds > 3e9) {

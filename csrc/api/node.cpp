@@ -38,6 +38,7 @@ core::Node::Options coreOptions(const NodeOptions& options) {
   Meeting meeting{options.rendezvous, options.rank, options.world_size, init_timeout};
   resolve(meeting);
   if (options.threads == 0) throwInvalidArgument("threads must be positive, but is 0");
+  if (options.max_queued_bytes == 0) throwInvalidArgument("max_queued_bytes must be positive, but is 0");
   core::Node::Options core;
   core.agent.self = {options.name, meeting.rank};
   core.agent.threads = options.threads;
@@ -48,6 +49,7 @@ core::Node::Options coreOptions(const NodeOptions& options) {
   core.world_size = meeting.world_size;
   core.timeout = limitOf(options.timeout, "NodeOptions::timeout");
   core.init_timeout = init_timeout;
+  core.max_queued_bytes = options.max_queued_bytes;
   core.metadata = kCppMetadata;
   core.allowed_functions = options.allowed_functions;
   validateSelf(core.agent.self, core.world_size);

@@ -92,8 +92,12 @@ void bindOptions(py::module_& module) {
                       std::optional<std::vector<std::string>> channels, double rpc_timeout, std::string init_method,
                       py::dict device_maps, py::list devices, std::string transport, std::string secret,
                       std::string port, std::optional<std::vector<std::string>> allowed,
-                      std::optional<double> liveness_timeout, bool propagate_deadlines) {
+                      std::optional<double> liveness_timeout, bool propagate_deadlines,
+                      std::optional<int64_t> max_queued_bytes) {
             if (num_worker_threads == 0) throwInvalidArgument("num_worker_threads must be positive, but got 0");
+            if (max_queued_bytes && *max_queued_bytes <= 0) {
+              throwInvalidArgument("max_queued_bytes must be positive, but got " + std::to_string(*max_queued_bytes));
+            }
             auto options = std::make_shared<TensorPipeOptionsBase>();
             options->rpc_timeout = rpc_timeout;
             options->init_method = std::move(init_method);
@@ -109,6 +113,7 @@ void bindOptions(py::module_& module) {
             node.transport.secret = std::move(secret);
             node.transport.port = std::move(port);
             node.allowed_functions = std::move(allowed);
+            node.max_queued_bytes = max_queued_bytes;
             return options;
           }),
           py::arg("num_worker_threads") = defaults.node.agent.threads, py::arg("_transports") = std::nullopt,
@@ -116,13 +121,15 @@ void bindOptions(py::module_& module) {
           py::arg("init_method") = defaults.init_method, py::arg("device_maps") = py::dict(),
           py::arg("devices") = py::list(), py::arg("transport") = "", py::arg("secret") = "", py::arg("port") = "",
           py::arg("allowed") = std::nullopt, py::arg("liveness_timeout") = std::nullopt,
-          py::arg("propagate_deadlines") = false)
+          py::arg("propagate_deadlines") = false, py::arg("max_queued_bytes") = std::nullopt)
       .def_property(
           "num_worker_threads", [](const TensorPipeOptionsBase& self) { return self.node.agent.threads; },
           [](TensorPipeOptionsBase& self, size_t threads) { self.node.agent.threads = threads; })
       .def_property(
           "propagate_deadlines", [](const TensorPipeOptionsBase& self) { return self.node.agent.propagate_deadlines; },
           [](TensorPipeOptionsBase& self, bool propagate) { self.node.agent.propagate_deadlines = propagate; })
+      .def_property_readonly(
+          "max_queued_bytes", [](const TensorPipeOptionsBase& self) { return self.node.max_queued_bytes; })
       .def_property_readonly("transport", [](const TensorPipeOptionsBase& self) { return self.node.transport.kind; })
       .def_property_readonly(
           "_transports", [](const TensorPipeOptionsBase& self) { return self.node.transport.transports; })

@@ -45,6 +45,7 @@ Agent::Options Node::agentOptions() const {
   options.incarnation = incarnation_;
   options.grows = !isStaticGroup();
   options.liveness = options_.liveness_timeout ? *options_.liveness_timeout : defaultLivenessTimeout();
+  options.max_queued_bytes = options_.max_queued_bytes ? *options_.max_queued_bytes : defaultMaxQueuedBytes();
   return options;
 }
 

@@ -29,7 +29,7 @@ class Node : public std::enable_shared_from_this<Node> {
  public:
   /// How a worker starts. Both entrances (bindings/, api/) fill one of these; each layer receives its own part whole.
   struct Options {
-    Agent::Options agent;               ///< the node sets `incarnation`, `grows` and `liveness`
+    Agent::Options agent;               ///< the node sets `incarnation`, `grows`, `liveness`, `max_queued_bytes`
     AutogradService::Options autograd;  ///< the node sets `progress_timeout` and `first_context`
     RRefService::Options rrefs;         ///< the node sets `first_id` and `group`, and `encode_value` unless it is set
     /// Used by create(), which sets `node_name`, `rendezvous_host` and, unless it is set, `secret`.
@@ -41,6 +41,8 @@ class Node : public std::enable_shared_from_this<Node> {
     Duration init_timeout = kDefaultInitTimeout;  ///< for the group to form
     /// A worker that stays silent this long is lost. Empty: defaultLivenessTimeout().
     std::optional<Duration> liveness_timeout;
+    /// As Agent::Options::max_queued_bytes. Empty: defaultMaxQueuedBytes().
+    std::optional<size_t> max_queued_bytes;
     std::string metadata;  ///< published to all workers of the group; opaque to the core. See Node::metadata().
     /// The functions that callers may run, as entries of an AllowList; empty optional: all.
     std::optional<std::vector<std::string>> allowed_functions;

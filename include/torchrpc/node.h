@@ -219,6 +219,9 @@ struct NodeOptions {
   /// The port to listen on: "29600", or the first free one of "29600-29700". Empty: the value of TORCHRPC_PORT, else
   /// any.
   std::string port;
+  /// Bytes of calls that may wait for a thread here, and of results that may wait for one caller, before callers are
+  /// held up. Empty: the value of TORCHRPC_MAX_QUEUED_BYTES, else kDefaultMaxQueuedBytes.
+  std::optional<size_t> max_queued_bytes;
 };
 
 /// A worker. Several can live in one process. The constructor, shutdown() and the destructor belong to one thread; the

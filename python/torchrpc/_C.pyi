@@ -34,6 +34,8 @@ class _TensorPipeRpcBackendOptionsBase(RpcBackendOptions):
     device_maps: dict[str, dict[torch.device, torch.device]]
     devices: list[torch.device]
     @property
+    def max_queued_bytes(self) -> int | None: ...
+    @property
     def transport(self) -> str: ...
     @property
     def _transports(self) -> list[str] | None: ...
@@ -54,6 +56,7 @@ class _TensorPipeRpcBackendOptionsBase(RpcBackendOptions):
         allowed: Sequence[str] | None = ...,
         liveness_timeout: float | None = ...,
         propagate_deadlines: bool = ...,
+        max_queued_bytes: int | None = ...,
     ) -> None: ...
     def _set_device_map(self, to: str, device_map: dict[torch.device, torch.device]) -> None: ...
 

@@ -151,3 +151,14 @@ def test_worker_infos_compare_hash_print_and_pickle():
     assert repr(info) == "WorkerInfo(id=0, name=worker0)" and (info.name, info.id) == ("worker0", 0)
     assert info == rpc.WorkerInfo("worker0", 0) != rpc.WorkerInfo("worker0", 1)
     assert pickle.loads(pickle.dumps(info)) == info and len({info, rpc.WorkerInfo("worker0", 0)}) == 1
+
+
+def test_the_limit_of_queued_bytes_is_a_positive_integer():
+    assert rpc.TensorPipeRpcBackendOptions().max_queued_bytes is None
+    assert rpc.TensorPipeRpcBackendOptions(max_queued_bytes=1 << 40).max_queued_bytes == 1 << 40
+    for bad in (0, -1):
+        with pytest.raises(RuntimeError, match=f"max_queued_bytes must be positive, but got {bad}"):
+            rpc.TensorPipeRpcBackendOptions(max_queued_bytes=bad)
+    for bad in ("1", 1.5):
+        with pytest.raises(TypeError, match="incompatible constructor arguments"):
+            rpc.TensorPipeRpcBackendOptions(max_queued_bytes=bad)

@@ -95,6 +95,9 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             a lost worker. Default: the environment variable TORCHRPC_LIVENESS_TIMEOUT, else 30.
         propagate_deadlines (bool): send the deadline of each call to the callee: calls that its function makes get no
             more than the remaining time.
+        max_queued_bytes (int): bytes of calls that may wait for a thread here, and of results that may wait for one
+            caller, before callers are held up. Default: the environment variable TORCHRPC_MAX_QUEUED_BYTES, else 256
+            MiB.
         _transports, _channels (list of str): names of TensorPipe's transports and channels. With "shm" in `_transports`
             workers of one host share memory; with "uv" or "ibv" only, all use TCP. With transport="tensorpipe": in
             order of preference; those that do not work on this machine are skipped with a warning.
@@ -102,6 +105,7 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
     Raises:
         ValueError: a device map that is not 1-to-1, or a device in `devices` that is not a CUDA device.
         TypeError: an argument of another type.
+        RuntimeError: a number that must be positive and is not.
     """
 
     def __init__(
@@ -118,6 +122,7 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         allowed_functions: Iterable[Callable[..., Any] | str] | None = None,
         liveness_timeout: float | None = None,
         propagate_deadlines: bool = False,
+        max_queued_bytes: int | None = None,
         _transports: list[str] | None = None,
         _channels: list[str] | None = None,
     ) -> None:
@@ -135,6 +140,7 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             allowed=None if allowed_functions is None else names_of(allowed_functions),
             liveness_timeout=liveness_timeout,
             propagate_deadlines=propagate_deadlines,
+            max_queued_bytes=max_queued_bytes,
             _transports=_transports,
             _channels=_channels,
         )

@@ -27,6 +27,7 @@ class LoopbackGroup {
     std::optional<Limits> callee_limits{};  ///< of worker1, for both directions; empty: as of the others
     Duration liveness = kNoLimit;
     bool propagate_deadlines = false;
+    size_t max_queued_bytes = kDefaultMaxQueuedBytes;
   };
 
   explicit LoopbackGroup(Options options) : options_(std::move(options)), network_(makeLoopbackNetwork()) {
@@ -67,6 +68,7 @@ class LoopbackGroup {
             .max_threads = options_.max_threads,
             .propagate_deadlines = options_.propagate_deadlines,
             .liveness = options_.liveness,
+            .max_queued_bytes = options_.max_queued_bytes,
             .limits = id == 1 ? options_.callee_limits.value_or(options_.limits) : options_.limits,
             .faults = id == 0 ? options_.send_faults : SendFaultPolicy()},
         std::move(transport), std::move(timer)));
