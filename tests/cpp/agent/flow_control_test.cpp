@@ -222,8 +222,8 @@ struct BlockedCallee {
   /// When it returns, worker 1 has received all that worker 0 has sent, and worker 0 what worker 1 sent before.
   void roundTrip() {
     Pending pending;
-    group[0].request(1, message(Kind::kRRefFetch), kNoLimit, pending.handler());  // answered on the loop: no handler
-    pending.get();
+    group[0].request(1, message(Kind::kRRefFetch), kNoLimit, pending.handler());
+    CHECK_FALSE(pending.get());  // refused on the loop: there is no handler
   }
 };
 

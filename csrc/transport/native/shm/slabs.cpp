@@ -58,8 +58,6 @@ std::optional<uint64_t> SlabWriter::write(const Segment& data, const std::functi
 
 // ---- reader ----
 
-namespace {
-
 /// The slabs on which tensors of this process live. A fork waits until no thread adds or removes one.
 class LiveSlabs {
  public:
@@ -154,8 +152,6 @@ class LiveSlabs {
   Slabs slabs_ TORCHRPC_GUARDED_BY(mutex_);
   std::vector<Copy> copies_ TORCHRPC_GUARDED_BY(mutex_);
 };
-
-}  // namespace
 
 /// The owner of the memory, for the reader and its leases.
 struct SlabReader::Owner {
