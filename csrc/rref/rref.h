@@ -58,7 +58,7 @@ class OwnerRRef : public RRef {
  public:
   using ValueHandler = std::function<void(const Result<c10::IValue>&)>;
 
-  OwnerRRef(RRefId id, std::shared_ptr<const GroupMember> owner) : RRef(id, owner->self, owner) {}
+  OwnerRRef(RRefId id, const std::shared_ptr<const GroupMember>& owner) : RRef(id, owner->self, owner) {}
   bool isOwner() const override { return true; }
 
   /// The first call of either sets the result and returns true. Later ones are ignored: a remote call may arrive twice.

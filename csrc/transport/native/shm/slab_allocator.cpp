@@ -97,9 +97,9 @@ class SlabAllocator::Registry {
 };
 
 std::shared_ptr<SlabAllocator> SlabAllocator::make(
-    std::shared_ptr<const void> owner, SlabControl& control, std::span<char> memory) {
+    const std::shared_ptr<const void>& owner, SlabControl& control, std::span<char> memory) {
   // The constructor is private. NOLINTNEXTLINE(modernize-make-shared)
-  std::shared_ptr<SlabAllocator> allocator(new SlabAllocator(std::move(owner), control, memory));
+  std::shared_ptr<SlabAllocator> allocator(new SlabAllocator(owner, control, memory));
   Registry::get().removeUnused();
   Registry::get().add(allocator);
   return allocator;

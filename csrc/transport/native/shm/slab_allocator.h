@@ -36,7 +36,7 @@ class SlabAllocator {
  public:
   /// `owner` owns control and memory.
   static std::shared_ptr<SlabAllocator> make(
-      std::shared_ptr<const void> owner, SlabControl& control, std::span<char> memory);
+      const std::shared_ptr<const void>& owner, SlabControl& control, std::span<char> memory);
 
   /// The first unit of a free slab, which is leased from now on until the reader returns it.
   std::optional<size_t> allocate(size_t units);
@@ -48,7 +48,7 @@ class SlabAllocator {
   class Registry;
   using Units = std::bitset<SlabControl::kUnits>;
 
-  SlabAllocator(std::shared_ptr<const void> owner, SlabControl& control, std::span<char> memory)
+  SlabAllocator(const std::shared_ptr<const void>& owner, SlabControl& control, std::span<char> memory)
       : control_(control), memory_(memory), owner_(owner), weak_owner_(owner) {}
 
   /// As allocate(), within the limit. `lacks_memory` is set if the limit is the reason for returning nothing.
