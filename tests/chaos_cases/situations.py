@@ -12,21 +12,8 @@ from typing import Any
 import torch
 
 from .harness import Run, case, check
-from .load import peak_mib
+from .load import peak_mib, run_both
 from .worker import Worker, finish, memory_mib, serve, value
-
-
-def both(run: Run, first_function, within: float = 60, **options: Any) -> Any:
-    """Run `first_function` beside a worker that serves; return what it reports as "seen"."""
-    first, second = run.group(first_function, serve, **options)
-    second.expect("ready")
-    seen = first.expect("seen", within=within)
-    second.send_command("end")
-    for process in (first, second):
-        outcome = process.expect("end", within=20)
-        check(not outcome["type"], f"{process.name}'s shutdown: {outcome['text']}")
-    return seen
-
 
 # --- forks ---
 
@@ -48,7 +35,7 @@ def fork_with_reference(worker: Worker) -> None:
 
 @case("a forked child drops an RRef of its parent")
 def forked(run: Run) -> str:
-    outcome = both(run, fork_with_reference)
+    outcome = run_both(run, fork_with_reference, 60)
     check(outcome["text"] == "[0, [1.0, 1.0], [1.0, 1.0]]", f"{outcome['type']}: {outcome['text'][:80]}")
     return "the parent's RRef and calls work"
 
@@ -168,7 +155,7 @@ def interrupted_wait(worker: Worker) -> None:
 
 @case("a signal's handler raises in future.wait(), 100 times")
 def interrupted(run: Run) -> str:
-    outcome = both(run, interrupted_wait, within=30)
+    outcome = run_both(run, interrupted_wait, 30)
     check(outcome["text"] == "[100, [1.0, 1.0]]", f"{outcome['type']}: {outcome['text'][:80]}")
     return "every future completes"
 
@@ -186,6 +173,6 @@ def first_call_without_descriptors(worker: Worker) -> None:
 
 @case("no free descriptor during the first call to a worker")
 def no_descriptors(run: Run) -> str:
-    outcome = both(run, first_call_without_descriptors)
+    outcome = run_both(run, first_call_without_descriptors, 60)
     check(outcome["text"] == "[[1.0, 1.0], [1.0, 1.0]]", f"{outcome['type']}: {outcome['text'][:80]}")
     return "answered once there is one"
