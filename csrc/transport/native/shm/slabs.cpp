@@ -35,8 +35,8 @@ constexpr size_t kAnnouncedBytes = 1 << 20;
 
 // ---- writer ----
 
-SlabWriter::SlabWriter(std::shared_ptr<const void> owner, SlabControl& control, std::span<char> memory)
-    : control_(control), memory_(memory), allocator_(SlabAllocator::make(std::move(owner), control, memory)) {}
+SlabWriter::SlabWriter(const std::shared_ptr<const void>& owner, SlabControl& control, std::span<char> memory)
+    : control_(control), memory_(memory), allocator_(SlabAllocator::make(owner, control, memory)) {}
 
 SlabWriter::~SlabWriter() { allocator_->retire(); }
 

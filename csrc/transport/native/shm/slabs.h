@@ -35,7 +35,7 @@ class SlabAllocator;
 class SlabWriter {
  public:
   /// `owner` owns control and memory; the writer holds it.
-  SlabWriter(std::shared_ptr<const void> owner, SlabControl& control, std::span<char> memory);
+  SlabWriter(const std::shared_ptr<const void>& owner, SlabControl& control, std::span<char> memory);
   ~SlabWriter();
   SlabWriter(const SlabWriter&) = delete;
   SlabWriter& operator=(const SlabWriter&) = delete;
