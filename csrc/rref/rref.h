@@ -27,7 +27,7 @@ class RRefService;
 struct GroupMember {
   // constant:
   const WorkerInfo self;
-  const std::string group;  ///< for error texts: where the group met
+  const std::string group;  ///< for error texts: the address of its rendezvous
   // own synchronization:
   std::atomic<bool> has_left{false};
 };

@@ -26,7 +26,7 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
     std::function<Message(const c10::IValue& value, const WorkerInfo& to)> encode_value;
     /// The first id. In a group that grows it must be larger than all ids of earlier incarnations of this worker.
     uint64_t first_id = 0;
-    std::string group;  ///< for error texts: where the group met
+    std::string group;  ///< for error texts: the address of its rendezvous
   };
   struct DebugInfo {
     size_t owner_rrefs = 0;       ///< values in the owner table

@@ -129,11 +129,11 @@ def large_echo(run: Run) -> str:
 
 
 def interrupted_wait(worker: Worker) -> None:
-    class Alarm(Exception):
+    class Interrupted(Exception):
         pass
 
     def handler(number: int, frame: Any) -> None:
-        raise Alarm
+        raise Interrupted
 
     signal.signal(signal.SIGALRM, handler)
     worker.init()
@@ -142,7 +142,7 @@ def interrupted_wait(worker: Worker) -> None:
         future = worker.rpc.rpc_async("worker1", time.sleep, args=(0.01,))
         signal.setitimer(signal.ITIMER_REAL, 0.005 + i * 0.0001)
         try:
-            with contextlib.suppress(Alarm):
+            with contextlib.suppress(Interrupted):
                 future.wait()
                 time.sleep(1)  # the signal comes after the reply
             interrupted += 1

@@ -145,7 +145,7 @@ class Account:
             return {"begun": begun, "ends": dict(self.ends), "open": open_kinds, "wrong": self.wrong[:5]}
 
 
-class Alarm(Exception):
+class Interrupted(Exception):
     pass
 
 
@@ -291,12 +291,12 @@ class Load:
         future = self.rpc.rpc_async(f"worker{rank}", time.sleep, args=(0.05,))
         signal.setitimer(signal.ITIMER_REAL, 0.001 + 0.06 * self.random.random())
         try:
-            with contextlib.suppress(Alarm):
+            with contextlib.suppress(Interrupted):
                 try:
                     future.wait()
                 finally:
                     signal.setitimer(signal.ITIMER_REAL, 0)
-        except Alarm:
+        except Interrupted:
             pass  # raised by the line that turns the timer off
         self.attempt("interrupted", [rank], lambda: future.wait(), None)
 
@@ -328,7 +328,7 @@ def kept_state(worker: Worker) -> dict[str, int]:
 
 def steady(worker: Worker) -> None:
     def raise_alarm(number: int, frame: Any) -> None:
-        raise Alarm
+        raise Interrupted
 
     signal.signal(signal.SIGALRM, raise_alarm)
     worker.init(rpc_timeout=CALL_TIMEOUT_S)

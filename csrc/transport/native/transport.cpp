@@ -290,7 +290,7 @@ void NativeTransport::dial(Dial dial) {
         if (!peer && session->mayRetry()) return dialAgain(dial, peer.error());
         if (!peer) return connection->closeOnLoop(peer.error().code(), peer.error().text());
         if (open(*connection, std::move(peer).value(), true)) return;
-        // The peer takes the end of the first connection, over which nothing was sent, for that of a stranger.
+        // Nothing was sent over the first connection: to the peer, its end is that of an unauthenticated connection.
         dial.shares_memory = false;
         this->dial(dial);
       });

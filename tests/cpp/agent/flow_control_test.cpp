@@ -36,7 +36,8 @@ int64_t metric(Agent& agent, const std::string& name) { return std::stoll(agent.
 void awaitThat(const std::function<bool()>& condition) {
   const auto deadline = std::chrono::steady_clock::now() + 20s;
   while (!condition()) {
-    if (std::chrono::steady_clock::now() > deadline) throw std::runtime_error("what was awaited did not happen");
+    if (std::chrono::steady_clock::now() > deadline)
+      throw std::runtime_error("the expected state was not reached in time");
     std::this_thread::yield();
   }
 }
