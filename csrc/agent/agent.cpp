@@ -351,31 +351,34 @@ void Agent::serve(const WorkerInfo& from, Kind kind, Frame frame, const Origin& 
 
 template <typename TakeRequest>
 void Agent::serveLater(const Served& served, const Origin& origin, const Responder& responder, TakeRequest take) {
-  auto run = [this, &served, take = std::move(take), arrived = timer_->now()](const Responder& responder) mutable {
-    runHandler(responder, [&] {
-      auto request = take();
-      const DeadlineScope scope(deadlineOf(request.message, arrived));
-      served.handler(std::move(request), responder);
-    });
-  };
-  auto task = [this, &served, origin, responder, run = std::move(run)]() mutable {
-    startOrDefer(served, origin, responder, std::move(run));
+  auto task = [this, &served, origin, responder, take = std::move(take), arrived = timer_->now()]() mutable {
+    if (origin.link && origin.carries_values && origin.link->replyQueue().shouldDefer()) {
+      return defer(served, origin, responder, std::move(take), arrived);
+    }
+    start(served, origin, responder, take, arrived);
   };
   if (!postTo(served.where, std::move(task))) responder.fail(closing());
 }
 
-template <typename Run>
-void Agent::startOrDefer(const Served& served, const Origin& origin, const Responder& responder, Run run) {
-  if (!origin.link || !origin.carries_values || !origin.link->replyQueue().shouldDefer()) {
-    reportStart(origin);
-    return run(responder);
-  }
-  const auto link = origin.link->shared_from_this();  // the call may end before defer() returns
-  link->replyQueue().defer([this, &served, origin, responder, run = std::move(run)]() mutable {
-    auto resumed = [origin, responder, run = std::move(run)]() mutable {
+template <typename TakeRequest>
+void Agent::start(
+    const Served& served, const Origin& origin, const Responder& responder, TakeRequest& take, TimePoint arrived) {
+  reportStart(origin);
+  runHandler(responder, [&] {
+    auto request = take();
+    const DeadlineScope scope(deadlineOf(request.message, arrived));
+    served.handler(std::move(request), responder);
+  });
+}
+
+template <typename TakeRequest>
+void Agent::defer(
+    const Served& served, const Origin& origin, const Responder& responder, TakeRequest take, TimePoint arrived) {
+  const auto link = origin.link->shared_from_this();  // the call may end before this returns
+  link->replyQueue().defer([this, &served, origin, responder, take = std::move(take), arrived]() mutable {
+    auto resumed = [this, &served, origin, responder, take = std::move(take), arrived]() mutable {
       origin.link->replyQueue().onResumedStart();
-      reportStart(origin);
-      run(responder);
+      start(served, origin, responder, take, arrived);
     };
     const bool posted = postTo(served.where, std::move(resumed));
     if (!posted) responder.fail(closing());

@@ -152,9 +152,14 @@ class Agent final : public Messenger {
   /// Serves the request that `take` returns, on the pool or in the strand.
   template <typename TakeRequest>
   void serveLater(const Served& served, const Origin& origin, const Responder& responder, TakeRequest take);
-  /// Runs a request that has been posted, unless its link has to defer it.
-  template <typename Run>
-  void startOrDefer(const Served& served, const Origin& origin, const Responder& responder, Run run);
+  /// Runs a request on its executor.
+  template <typename TakeRequest>
+  void start(
+      const Served& served, const Origin& origin, const Responder& responder, TakeRequest& take, TimePoint arrived);
+  /// Posts it again when its link has sent enough replies.
+  template <typename TakeRequest>
+  void defer(
+      const Served& served, const Origin& origin, const Responder& responder, TakeRequest take, TimePoint arrived);
   bool postTo(Where where, std::function<void()> task);
   static void reportStart(const Origin& origin);
   void onStarted(Link& link, Frame frame);

@@ -15,8 +15,7 @@
 // - A transport never stops reading. So replies, errors, STARTED and control messages arrive however many calls wait,
 //   and the replies to a peer that lives are sent in the end. They do not wait for a thread of the peer.
 // - A call is held back only while earlier calls of the same caller wait for a thread of the callee. It would wait
-// behind
-//   them there, too. A thread that waits for a call of its own is replaced, so nested calls find a thread.
+//   behind them there, too. A thread that waits for a call of its own is replaced, so nested calls find a thread.
 // - The callee has not reported all calls that have started, but always fewer bytes than the window. So a caller whose
 //   calls have all started may send, and a single call of any size may be sent.
 // Fetches of values (to_here) are deferred like calls, but never held back: they are small. Messages of the protocols

@@ -44,7 +44,7 @@ class FrameQueue {
     iovec part(size_t index) const;
   };
 
-  void push(Outgoing outgoing) { queue_.push_back(std::move(outgoing)); }
+  void push(Outgoing&& outgoing) { queue_.push_back(std::move(outgoing)); }
   bool empty() const { return queue_.empty(); }
   /// The next bytes to write, as many parts as fit; they stay valid until advance() passes them. Returns their number.
   size_t gather(std::span<iovec> parts) const;
