@@ -3,6 +3,7 @@
 Each session has fresh processes, and no other part of the benchmark runs at the same time.
 """
 
+import concurrent.futures
 import os
 import statistics
 import time
@@ -182,6 +183,27 @@ def len_waiting():
 
 for _count in (0, 100, 1000):
     _queue_row(_count)
+
+
+# --- Threads that call at once --------------------------------------------------------------------------------------
+def _threads_row(count, name):
+    @row(f"{name} with one rpc_sync after the other, a Python function", "threads", unit=RATE)
+    def calls_of_threads(meter: Meter):
+        def call(times):
+            for _ in range(times):
+                rpc.rpc_sync(PEER, nothing)
+
+        def burst(calls):
+            futures = [pool.submit(call, calls // count) for _ in range(count)]
+            for future in futures:
+                future.result()
+
+        with concurrent.futures.ThreadPoolExecutor(count) as pool:
+            return meter.rate(burst, 2000)
+
+
+for _count, _name in ((1, "one thread"), (2, "two threads"), (8, "eight threads")):
+    _threads_row(_count, _name)
 
 
 # --- RRefs, autograd ------------------------------------------------------------------------------------------------
