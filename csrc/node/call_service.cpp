@@ -62,7 +62,7 @@ void CallService::remote(CallableRunner& runner, Request request, const Responde
   // The reply, which confirms the caller's RRef, is sent when the function has run. So the call's time-out covers the
   // function, as in a plain call.
   owned.rref->whenReady([responder](const auto&) { responder.reply(Message{.kind = Kind::kReply}); });
-  if (!owned.created) return;
+  if (!owned.created) return rrefs_.discard(request.message);  // the forks that it carries are held by this worker now
   auto settle = [rref = owned.rref](Result<c10::IValue> result) {
     if (result) {
       rref->setValue(std::move(result).value());

@@ -92,3 +92,28 @@ TEST_CASE("a function whose RRefs are confirmed in the transport's callback runs
   CHECK_FALSE(runner->in_callback);
   CHECK(answered);
 }
+
+TEST_CASE("the RRefs in a remote call that was cancelled before it arrived are released") {
+  AnsweringMessenger messenger;
+  const auto rrefs = RRefService::create(messenger, {});
+  CallService calls(messenger, *rrefs);
+  const auto runner = std::make_shared<RecordingRunner>(messenger);
+  calls.serve(CallableType::kCpp, runner);
+  const RemoteResult result{.rref = {0, 1}, .fork = {0, 2}, .creation = 1};
+  const RRefFork argument{.rref = {2, 1}, .fork = {0, 3}, .owner = 2, .parent = 0, .delivery = 1};
+  const auto serve = [&](Message message) {
+    const auto kind = message.kind;
+    messenger.handlers.at(kind)({.from = {"worker0", 0}, .message = std::move(message)}, Responder());
+  };
+
+  // The caller has dropped its RRef, after its call timed out: the deletion has overtaken the call.
+  serve({.kind = Kind::kRRefUserDelete, .payload = encode(UserDelete{result.rref, result.fork, result.creation})});
+  serve(
+      {.kind = Kind::kCppRemote,
+       .headers = {{HeaderKind::kRRefResult, encode(result)}, {HeaderKind::kRRefForks, encodeForks({argument})}}});
+
+  CHECK(std::ranges::count(messenger.sent, Kind::kRRefForkRequest) == 1);
+  CHECK(std::ranges::count(messenger.sent, Kind::kRRefChildAccept) == 1);
+  CHECK(std::ranges::count(messenger.sent, Kind::kRRefUserDelete) == 1);
+  CHECK(rrefs->debugInfo().pending_users == 0);
+}
