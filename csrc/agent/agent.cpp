@@ -403,9 +403,14 @@ void Agent::reply(const std::shared_ptr<Link>& link, CallId id, Result<Message> 
   link->startedCalls().onAnswered(id);
   const auto bytes = bytesOf(frame);
   link->replyQueue().onReply(bytes);
-  link->send(std::move(frame), [link, bytes, token = std::move(token)](const Status&) {
-    link->replyQueue().onReplySent(bytes);
-  });
+  // The link may be that of an earlier incarnation, while the reply was made for the worker that has that id now.
+  link->send(
+      std::move(frame),
+      [this, link, bytes, token = std::move(token), kind = message.kind,
+       headers = std::move(message.headers)](const Status& failure) {
+        link->replyQueue().onReplySent(bytes);
+        if (failure && unsent_reply_observer_) unsent_reply_observer_({.kind = kind, .headers = headers});
+      });
 }
 
 void Agent::onLost(const Link& link, const Error& reason) {

@@ -63,7 +63,8 @@ class Agent final : public Messenger {
   void addOutstanding(Liveness::Source source) { liveness_.addSource(std::move(source)); }
   /// Called on the loop with replies to calls that have ended: resources in them may have to be released.
   void onLateReply(ReplyObserver observer) { late_reply_observer_ = std::move(observer); }
-  /// Called with replies that could not be sent (too large, say): resources in them stay on this worker.
+  /// Called, on any thread, with replies that were not sent (too large, or the link has ended): resources in them stay
+  /// on this worker. Only kind and headers are set for those whose link has ended.
   void onUnsentReply(ReplyObserver observer) { unsent_reply_observer_ = std::move(observer); }
   /// Serves requests from now on. Returns the address to publish.
   std::string listen();

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "agent/loopback_group.h"
+#include "outcomes.h"
 #include "testing/manual_timer.h"
 
 using namespace torchrpc;
@@ -286,6 +287,27 @@ TEST_CASE("a reply that cannot be sent becomes an error reply") {
   Pending pending;
   group[0].request(1, message(kCall), 10s, pending.handler());
   CHECK(errorOf(pending).code() == ErrorCode::kFrameTooLarge);
+}
+
+TEST_CASE("a reply whose link has ended is reported as not sent, with its headers") {
+  LoopbackGroup group({});
+  Holding holding(1);
+  group[1].on(Kind::kCppCall, Messenger::Where::kPool, holding.handler());
+  std::atomic<bool> is_lost{false};
+  std::optional<Message> unsent;
+  group[1].onWorkerLost([&](const WorkerInfo&) { is_lost = true; });
+  group[1].onUnsentReply([&](const Message& reply) { unsent = reply; });
+  group.start();
+  Pending pending;
+  group[0].request(1, message(Kind::kCppCall), kNoLimit, pending.handler());
+  holding.arrived.wait();
+  group[0].close();
+  REQUIRE(eventually([&] { return is_lost.load(); }));
+
+  holding.takeAll().at(0).reply({.kind = Kind::kReply, .headers = {{HeaderKind::kRRefForks, "forks"}}});
+  REQUIRE(unsent);
+  REQUIRE(unsent->header(HeaderKind::kRRefForks));
+  CHECK(*unsent->header(HeaderKind::kRRefForks) == "forks");
 }
 
 TEST_CASE("close fails the calls under way, each once, and later ones") {
