@@ -188,8 +188,8 @@ std::vector<ContextPtr> ContextTable::removeAllOf(WorkerId id) {
 
 void ContextTable::onWorkerReplaced(WorkerId id) {
   MutexLock lock(mutex_);
-  latest_snapshots_.erase(id);
-  lost_owners_.erase(id);
+  // Otherwise its first messages have arrived already.
+  if (lost_owners_.erase(id) > 0) latest_snapshots_.erase(id);
 }
 
 std::vector<ContextPtr> ContextTable::close() {

@@ -81,7 +81,8 @@ class ContextTable {
   Applied applySnapshots(std::string_view snapshots);
   /// Worker `id` is lost, and with it all its contexts, which are removed and returned.
   std::vector<ContextPtr> removeAllOf(WorkerId id);
-  /// Another worker has joined under the id of a lost one. Its context ids are larger than those of the lost worker.
+  /// Another worker has joined under this id, perhaps that of a lost one. Its context ids are larger than those of the
+  /// lost worker.
   void onWorkerReplaced(WorkerId id);
   /// Empties the table and rejects new contexts from now on.
   std::vector<ContextPtr> close();

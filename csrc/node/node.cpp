@@ -161,10 +161,10 @@ void Node::admit(const WorkerInfo& worker) {
   if (worker.id == self().id) return;
   auto record = rendezvous_->lookUp(worker.id, timeout());
   const auto before = agent_.directory().find(worker.id);
-  const bool again = before && before->incarnation != record.incarnation;
+  if (before && before->incarnation == record.incarnation) return;
   agent_.directory().add(std::move(record));
-  if (!again) return;
-  agent_.dropIncarnation(*before);
+  if (before) agent_.dropIncarnation(*before);
+  // An earlier incarnation that has left counts as lost, too: its connections ended.
   rrefs_->onWorkerReplaced(worker);
   autograd_.onWorkerReplaced(worker);
 }

@@ -119,7 +119,8 @@ OwnerTable::EndedList OwnerTable::loseWorker(WorkerId worker) {
 
 void OwnerTable::onWorkerReplaced(WorkerId worker) {
   MutexLock lock(mutex_);
-  peers_.erase(worker);
+  const auto peer = peers_.find(worker);
+  if (peer != peers_.end() && peer->second.lost) peers_.erase(peer);  // else its first messages have arrived already
 }
 
 bool OwnerTable::waitEmpty(TimePoint deadline) {

@@ -63,7 +63,7 @@ class OwnerTable {
 
   /// Removes the forks that a lost worker held and cancels its calls; messages of it that still arrive are refused.
   EndedList loseWorker(WorkerId worker);
-  /// Accepts messages again: another worker has joined under the id of a lost one.
+  /// Another worker has joined under this id: accepts messages again if an earlier one was lost.
   void onWorkerReplaced(WorkerId worker);
 
   /// Waits until no entry is left; false if `deadline` passes first.

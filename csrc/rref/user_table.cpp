@@ -91,7 +91,8 @@ void UserTable::loseWorker(WorkerId worker) {
 
 void UserTable::onWorkerReplaced(WorkerId worker) {
   MutexLock lock(mutex_);
-  peers_.erase(worker);
+  const auto peer = peers_.find(worker);
+  if (peer != peers_.end() && peer->second.lost) peers_.erase(peer);  // else its first messages have arrived already
 }
 
 bool UserTable::lost(WorkerId worker) const {

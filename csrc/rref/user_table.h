@@ -49,7 +49,7 @@ class UserTable {
 
   /// Removes the children that a lost worker was to accept, and those whose value it owned.
   void loseWorker(WorkerId worker);
-  /// Accepts messages again: another worker has joined under the id of a lost one.
+  /// Another worker has joined under this id: accepts messages again if an earlier one was lost.
   void onWorkerReplaced(WorkerId worker);
   bool lost(WorkerId worker) const;
 

@@ -228,6 +228,35 @@ TEST_CASE("in a group that grows, workers are admitted and expelled") {
   CHECK_THAT(errorText([&] { group[0].worker("worker1"); }), Catch::Contains("could not find destination"));
 }
 
+TEST_CASE("a worker that has left and joins again holds RRefs like any other") {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto network = makeLoopbackNetwork();
+  const auto make = [&](WorkerId id) {
+    return std::make_unique<Node>(
+        Node::Options{.agent = {.self = {"worker" + std::to_string(id), id}, .threads = 2}, .timeout = 20s}, store,
+        makeLoopbackTransport(network));
+  };
+  const auto owner = make(0);
+  auto holder = make(1);
+  owner->start();
+  holder->start();
+  const auto info = holder->self();
+  owner->admit(info);
+  // It leaves: its connections end, and it counts as lost.
+  owner->expel(info);
+  holder->join(20s);
+  holder.reset();
+  owner->rrefs().onWorkerLost(info);
+  holder = make(1);
+  holder->start();
+  owner->admit(info);
+
+  const auto value = owner->rrefs().createOwner();
+  const auto fork = owner->rrefs().fork(value, info.id);
+  CHECK(owner->rrefs().debugInfo().forks == 1);
+  owner->rrefs().abandon({fork});
+}
+
 TEST_CASE("a worker that starts again has a greater incarnation, even if the clock has been set back") {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto network = makeLoopbackNetwork();
