@@ -25,6 +25,17 @@ size_t bytesOf(const Message& message) {
   return bytes;
 }
 
+std::shared_ptr<Executor> makeThreadPool(const Agent::Options& options, Transport& transport) {
+  return std::make_shared<ThreadPool>(ThreadPool::Options{
+      .size = options.threads,
+      .max_size = options.max_threads,
+      .name = "torchrpc",
+      .poll_before_park = [&transport](const std::function<bool()>& done) { transport.poll(done); },
+      .park = [&transport](
+                  const std::function<bool()>& done,
+                  FutexWaiter& waiter) { transport.park(done, waiter, kNever, /*preemptible=*/true); }});
+}
+
 /// The transport's error for a frame that it did not send, as the caller's error.
 Error unsentError(const WorkerInfo& to, const Error& reason) {
   return reason.code() == ErrorCode::kFrameTooLarge ? reason : lostError(to, reason);
@@ -44,15 +55,8 @@ Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_
            .on_lost = [this](const Link& link, const Error& reason) { onLost(link, reason); },
            .on_activity = [this](const Link& link) { liveness_.onActivity(link.peer().id); }}),
       liveness_(options_.liveness, *timer_, connections_),
-      pool_(
-          {.size = options_.threads,
-           .max_size = options_.max_threads,
-           .name = "torchrpc",
-           .poll_before_park = [this](const std::function<bool()>& done) { transport_->poll(done); },
-           .park = [this](
-                       const std::function<bool()>& done,
-                       FutexWaiter& waiter) { transport_->park(done, waiter, kNever, /*preemptible=*/true); }}),
-      strand_(pool_, options_.enter_strand) {
+      pool_(options_.executor ? options_.executor : makeThreadPool(options_, *transport_)),
+      strand_(*pool_, options_.enter_strand) {
   liveness_.addSource([this](std::set<WorkerId>& workers) {
     calls_.addOutstanding(workers);
     workers.erase(self().id);
@@ -73,7 +77,7 @@ std::string Agent::listen() { return connections_.listen(); }
 
 void Agent::post(std::function<void()> task) {
   // The pool closes after the loop has ended: then a task may run on any thread, so this one runs it.
-  if (!pool_.post(task)) task();
+  if (!pool_->post(task)) task();
 }
 
 void Agent::postToStrand(std::function<void()> task) {
@@ -81,7 +85,7 @@ void Agent::postToStrand(std::function<void()> task) {
 }
 
 void Agent::postAfter(Duration delay, std::function<void()> task) {
-  timer_->after(delay, [this, task = std::move(task)] { pool_.post(task); });
+  timer_->after(delay, [this, task = std::move(task)] { pool_->post(task); });
 }
 
 WorkerInfo Agent::worker(WorkerId id) const { return directory_.info(id); }
@@ -221,7 +225,7 @@ void Agent::expire() {
 }
 
 std::string Agent::threadShortage(Duration timeout) const {
-  const auto pool = pool_.stats();
+  const auto pool = pool_->stats();
   // The first calls that time out free threads, so those that follow find no shortage any more.
   if (pool.lacking == 0 && pool.at_limit < std::chrono::steady_clock::now() - timeout) return {};
   return ". During the call " + self().name +
@@ -384,7 +388,7 @@ void Agent::startOrDefer(const Served& served, const Origin& origin, const Respo
 }
 
 bool Agent::postTo(Where where, std::function<void()> task) {
-  return where == Where::kStrand ? strand_.post(std::move(task)) : pool_.post(std::move(task));
+  return where == Where::kStrand ? strand_.post(std::move(task)) : pool_->post(std::move(task));
 }
 
 void Agent::reply(const std::shared_ptr<Link>& link, CallId id, Result<Message> result, ActivityToken token) {
@@ -437,11 +441,11 @@ bool Agent::close(Duration timeout) {
     timer_->close();
     transport_->close();
   }
-  return pool_.close(timeout);
+  return pool_->close(timeout);
 }
 
 std::map<std::string, std::string> Agent::metrics() const {
-  const auto pool = pool_.stats();
+  const auto pool = pool_->stats();
   const auto queued = connections_.queued();
   std::map<std::string, std::string> metrics = {
       {"agent.num_pending_calls", std::to_string(calls_.size())},
