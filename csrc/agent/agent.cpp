@@ -136,7 +136,11 @@ void Agent::request(WorkerId to, Message message, Duration timeout, ReplyHandler
   if (fault.fail) {
     failUnsent(id, {ErrorCode::kWorkerLost, "this fault was injected"});
   } else if (fault.delay > Duration::zero()) {
-    timer_->after(fault.delay, [this, to, id, message = std::move(message)] { send(to, id, message); });
+    auto send_late = [this, to, id, incarnation = directory_.incarnation(to), message = std::move(message)] {
+      if (const auto replaced = checkIncarnation(to, incarnation)) return failUnsent(id, *replaced);
+      send(to, id, message);
+    };
+    timer_->after(fault.delay, std::move(send_late));
   } else {
     send(to, id, message);
   }
@@ -158,6 +162,13 @@ TimePoint Agent::deadlineOf(const Message& request, TimePoint arrived) {
   const auto* header = request.header(HeaderKind::kDeadline);
   if (!header) return kNever;
   return deadlineAfter(std::chrono::nanoseconds(Reader(*header).get<int64_t>()), arrived);
+}
+
+Status Agent::checkIncarnation(WorkerId to, uint64_t incarnation) const {
+  const auto latest = directory_.incarnation(to);
+  if (incarnation == 0 || latest == 0 || latest == incarnation) return std::nullopt;
+  const auto name = worker(to).name;
+  return Error(ErrorCode::kWorkerLost, name + " has been started again", name);
 }
 
 void Agent::send(WorkerId to, CallId id, const Message& message) {
@@ -242,10 +253,11 @@ struct Agent::Retry {
   static constexpr auto kLongestPause = std::chrono::seconds(2);
   static constexpr auto kAttemptTimeout = std::chrono::seconds(20);
 
-  Retry(WorkerId to, Message message, Responder done, ActivityToken token)
-      : to(to), message(std::move(message)), done(std::move(done)), token(std::move(token)) {}
+  Retry(WorkerId to, uint64_t incarnation, Message message, Responder done, ActivityToken token)
+      : to(to), incarnation(incarnation), message(std::move(message)), done(std::move(done)), token(std::move(token)) {}
 
   const WorkerId to;
+  const uint64_t incarnation;  ///< the message means nothing to a later one
   const Message message;
   const Responder done;  // its destruction answers if the timer drops the next attempt at shutdown
   const ActivityToken token;
@@ -256,10 +268,14 @@ struct Agent::Retry {
 void Agent::requestReliably(WorkerId to, Message message, ReplyHandler handler) {
   if (!isInItsProcess()) return handler(forkedError());
   TORCH_INTERNAL_ASSERT(isReliable(message.kind), "not an idempotent kind: ", name(message.kind));
-  attempt(std::make_shared<Retry>(to, std::move(message), Responder(std::move(handler)), ActivityToken(activity_)));
+  attempt(std::make_shared<Retry>(
+      to, directory_.incarnation(to), std::move(message), Responder(std::move(handler)), ActivityToken(activity_)));
 }
 
 void Agent::attempt(const std::shared_ptr<Retry>& retry) {
+  if (const auto replaced = checkIncarnation(retry->to, retry->incarnation)) {
+    return retry->done.fail(lostError(worker(retry->to), *replaced));
+  }
   if (liveness_.isSilent(retry->to)) {
     const auto to = worker(retry->to);
     retry->done.fail(lostError(to, {ErrorCode::kWorkerLost, to.name + " is silent", to.name}));
