@@ -36,6 +36,10 @@ std::shared_ptr<Executor> makeThreadPool(const Agent::Options& options, Transpor
                   FutexWaiter& waiter) { transport.park(done, waiter, kNever, /*preemptible=*/true); }});
 }
 
+Error replacedError(const WorkerInfo& worker) {
+  return {ErrorCode::kWorkerLost, worker.name + " has been started again", worker.name};
+}
+
 /// The transport's error for a frame that it did not send, as the caller's error.
 Error unsentError(const WorkerInfo& to, const Error& reason) {
   return reason.code() == ErrorCode::kFrameTooLarge ? reason : lostError(to, reason);
@@ -96,8 +100,7 @@ bool Agent::answersPing(const WorkerRecord& worker) {
 }
 
 void Agent::dropIncarnation(const WorkerRecord& earlier) {
-  const auto& name = earlier.info.name;
-  connections_.closeAll(earlier, {ErrorCode::kWorkerLost, name + " has been started again", name});
+  connections_.closeAll(earlier, replacedError(earlier.info));
   for (const auto& handler : lost_handlers_) handler(earlier.info);
 }
 
@@ -164,11 +167,10 @@ TimePoint Agent::deadlineOf(const Message& request, TimePoint arrived) {
   return deadlineAfter(std::chrono::nanoseconds(Reader(*header).get<int64_t>()), arrived);
 }
 
-Status Agent::checkIncarnation(WorkerId to, uint64_t incarnation) const {
-  const auto latest = directory_.incarnation(to);
-  if (incarnation == 0 || latest == 0 || latest == incarnation) return std::nullopt;
-  const auto name = worker(to).name;
-  return Error(ErrorCode::kWorkerLost, name + " has been started again", name);
+Status Agent::checkIncarnation(WorkerId worker, uint64_t incarnation) const {
+  const auto latest = directory_.incarnation(worker);
+  if (incarnation == 0 || latest <= incarnation) return std::nullopt;
+  return replacedError(this->worker(worker));
 }
 
 void Agent::send(WorkerId to, CallId id, const Message& message) {
@@ -371,7 +373,13 @@ void Agent::serve(const WorkerInfo& from, Kind kind, Frame frame, const Origin& 
 
 template <typename TakeRequest>
 void Agent::serveLater(const Served& served, const Origin& origin, const Responder& responder, TakeRequest take) {
-  auto run = [this, &served, take = std::move(take), arrived = timer_->now()](const Responder& responder) mutable {
+  auto run = [this, &served, origin, take = std::move(take),
+              arrived = timer_->now()](const Responder& responder) mutable {
+    // Its sender may have been started again while it waited, and its effects would count as those of the later one.
+    if (origin.link && options_.grows) {
+      const auto& peer = origin.link->peer();
+      if (checkIncarnation(peer.id, origin.link->incarnation())) return responder.fail(replacedError(peer));
+    }
     runHandler(responder, [&] {
       auto request = take();
       const DeadlineScope scope(deadlineOf(request.message, arrived));

@@ -144,8 +144,8 @@ class Agent final : public Messenger {
   Duration limitTimeout(Message& message, Duration timeout) const;
   /// The deadline that a request carries, or kNever.
   static TimePoint deadlineOf(const Message& request, TimePoint arrived);
-  /// Why a request that was made for an earlier incarnation of a worker is not sent; nothing if it may be.
-  Status checkIncarnation(WorkerId to, uint64_t incarnation) const;
+  /// An error if a later incarnation of the worker has joined.
+  Status checkIncarnation(WorkerId worker, uint64_t incarnation) const;
   /// Sends a request whose call is in the call table.
   void send(WorkerId to, CallId id, const Message& message);
   Result<Message> decode(Frame frame);

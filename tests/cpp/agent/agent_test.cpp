@@ -384,6 +384,34 @@ TEST_CASE("a request for a worker that has been started again before it is sent 
   CHECK(served == 0);
 }
 
+TEST_CASE("a request that waits for a thread while its sender is started again does not run") {
+  LoopbackGroup group({.threads = 1, .grows = true});
+  std::latch started(1), go(1);
+  std::atomic<int> served{0};
+  group[1].on(kCall, Messenger::Where::kPool, [&](Request request, const Responder& responder) {
+    ++served;
+    started.count_down();
+    go.wait();
+    echo(std::move(request), responder);
+  });
+  group[1].on(Kind::kRRefUserDelete, Messenger::Where::kLoop, echo);
+  group.start();
+  Pending runs, waits, later;
+  group[0].request(1, message(kCall), kNoLimit, runs.handler());
+  started.wait();
+  group[0].request(1, message(kCall), kNoLimit, waits.handler());
+  // Frames keep their order: when it is answered, the call before it waits for a thread.
+  group[0].request(1, message(Kind::kRRefUserDelete), kNoLimit, later.handler());
+  CHECK(later.get().ok());
+  auto record = *group[1].directory().find(0);
+  ++record.incarnation;
+  group[1].directory().add(record);
+  go.count_down();
+  CHECK(runs.get().ok());
+  CHECK(errorOf(waits).code() == ErrorCode::kWorkerLost);
+  CHECK(served == 1);
+}
+
 TEST_CASE("a reliable request is answered by a shutdown between two attempts") {
   auto timer = std::make_shared<ManualTimer>();
   auto policy = [](const FrameInfo& frame, const std::string&) -> Fault {
