@@ -25,6 +25,21 @@ size_t bytesOf(const Message& message) {
   return bytes;
 }
 
+std::shared_ptr<Executor> makeThreadPool(const Agent::Options& options, Transport& transport) {
+  return std::make_shared<ThreadPool>(ThreadPool::Options{
+      .size = options.threads,
+      .max_size = options.max_threads,
+      .name = "torchrpc",
+      .poll_before_park = [&transport](const std::function<bool()>& done) { transport.poll(done); },
+      .park = [&transport](
+                  const std::function<bool()>& done,
+                  FutexWaiter& waiter) { transport.park(done, waiter, kNever, /*preemptible=*/true); }});
+}
+
+Error replacedError(const WorkerInfo& worker) {
+  return {ErrorCode::kWorkerLost, worker.name + " has been started again", worker.name};
+}
+
 /// The transport's error for a frame that it did not send, as the caller's error.
 Error unsentError(const WorkerInfo& to, const Error& reason) {
   return reason.code() == ErrorCode::kFrameTooLarge ? reason : lostError(to, reason);
@@ -44,15 +59,8 @@ Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_
            .on_lost = [this](const Link& link, const Error& reason) { onLost(link, reason); },
            .on_activity = [this](const Link& link) { liveness_.onActivity(link.peer().id); }}),
       liveness_(options_.liveness, *timer_, connections_),
-      pool_(
-          {.size = options_.threads,
-           .max_size = options_.max_threads,
-           .name = "torchrpc",
-           .poll_before_park = [this](const std::function<bool()>& done) { transport_->poll(done); },
-           .park = [this](
-                       const std::function<bool()>& done,
-                       FutexWaiter& waiter) { transport_->park(done, waiter, kNever, /*preemptible=*/true); }}),
-      strand_(pool_, options_.enter_strand) {
+      pool_(options_.executor ? options_.executor : makeThreadPool(options_, *transport_)),
+      strand_(*pool_, options_.enter_strand) {
   liveness_.addSource([this](std::set<WorkerId>& workers) {
     calls_.addOutstanding(workers);
     workers.erase(self().id);
@@ -73,7 +81,7 @@ std::string Agent::listen() { return connections_.listen(); }
 
 void Agent::post(std::function<void()> task) {
   // The pool closes after the loop has ended: then a task may run on any thread, so this one runs it.
-  if (!pool_.post(task)) task();
+  if (!pool_->post(task)) task();
 }
 
 void Agent::postToStrand(std::function<void()> task) {
@@ -81,7 +89,7 @@ void Agent::postToStrand(std::function<void()> task) {
 }
 
 void Agent::postAfter(Duration delay, std::function<void()> task) {
-  timer_->after(delay, [this, task = std::move(task)] { pool_.post(task); });
+  timer_->after(delay, [this, task = std::move(task)] { pool_->post(task); });
 }
 
 WorkerInfo Agent::worker(WorkerId id) const { return directory_.info(id); }
@@ -92,8 +100,7 @@ bool Agent::answersPing(const WorkerRecord& worker) {
 }
 
 void Agent::dropIncarnation(const WorkerRecord& earlier) {
-  const auto& name = earlier.info.name;
-  connections_.closeAll(earlier, {ErrorCode::kWorkerLost, name + " has been started again", name});
+  connections_.closeAll(earlier, replacedError(earlier.info));
   for (const auto& handler : lost_handlers_) handler(earlier.info);
 }
 
@@ -132,7 +139,11 @@ void Agent::request(WorkerId to, Message message, Duration timeout, ReplyHandler
   if (fault.fail) {
     failUnsent(id, {ErrorCode::kWorkerLost, "this fault was injected"});
   } else if (fault.delay > Duration::zero()) {
-    timer_->after(fault.delay, [this, to, id, message = std::move(message)] { send(to, id, message); });
+    auto send_late = [this, to, id, incarnation = directory_.incarnation(to), message = std::move(message)] {
+      if (const auto replaced = checkIncarnation(to, incarnation)) return failUnsent(id, *replaced);
+      send(to, id, message);
+    };
+    timer_->after(fault.delay, std::move(send_late));
   } else {
     send(to, id, message);
   }
@@ -154,6 +165,12 @@ TimePoint Agent::deadlineOf(const Message& request, TimePoint arrived) {
   const auto* header = request.header(HeaderKind::kDeadline);
   if (!header) return kNever;
   return deadlineAfter(std::chrono::nanoseconds(Reader(*header).get<int64_t>()), arrived);
+}
+
+Status Agent::checkIncarnation(WorkerId worker, uint64_t incarnation) const {
+  const auto latest = directory_.incarnation(worker);
+  if (incarnation == 0 || latest <= incarnation) return std::nullopt;
+  return replacedError(this->worker(worker));
 }
 
 void Agent::send(WorkerId to, CallId id, const Message& message) {
@@ -221,7 +238,7 @@ void Agent::expire() {
 }
 
 std::string Agent::threadShortage(Duration timeout) const {
-  const auto pool = pool_.stats();
+  const auto pool = pool_->stats();
   // The first calls that time out free threads, so those that follow find no shortage any more.
   if (pool.lacking == 0 && pool.at_limit < std::chrono::steady_clock::now() - timeout) return {};
   return ". During the call " + self().name +
@@ -238,10 +255,11 @@ struct Agent::Retry {
   static constexpr auto kLongestPause = std::chrono::seconds(2);
   static constexpr auto kAttemptTimeout = std::chrono::seconds(20);
 
-  Retry(WorkerId to, Message message, Responder done, ActivityToken token)
-      : to(to), message(std::move(message)), done(std::move(done)), token(std::move(token)) {}
+  Retry(WorkerId to, uint64_t incarnation, Message message, Responder done, ActivityToken token)
+      : to(to), incarnation(incarnation), message(std::move(message)), done(std::move(done)), token(std::move(token)) {}
 
   const WorkerId to;
+  const uint64_t incarnation;  ///< the message means nothing to a later one
   const Message message;
   const Responder done;  // its destruction answers if the timer drops the next attempt at shutdown
   const ActivityToken token;
@@ -252,10 +270,14 @@ struct Agent::Retry {
 void Agent::requestReliably(WorkerId to, Message message, ReplyHandler handler) {
   if (!isInItsProcess()) return handler(forkedError());
   TORCH_INTERNAL_ASSERT(isReliable(message.kind), "not an idempotent kind: ", name(message.kind));
-  attempt(std::make_shared<Retry>(to, std::move(message), Responder(std::move(handler)), ActivityToken(activity_)));
+  attempt(std::make_shared<Retry>(
+      to, directory_.incarnation(to), std::move(message), Responder(std::move(handler)), ActivityToken(activity_)));
 }
 
 void Agent::attempt(const std::shared_ptr<Retry>& retry) {
+  if (const auto replaced = checkIncarnation(retry->to, retry->incarnation)) {
+    return retry->done.fail(lostError(worker(retry->to), *replaced));
+  }
   if (liveness_.isSilent(retry->to)) {
     const auto to = worker(retry->to);
     retry->done.fail(lostError(to, {ErrorCode::kWorkerLost, to.name + " is silent", to.name}));
@@ -364,6 +386,11 @@ template <typename TakeRequest>
 void Agent::start(
     const Served& served, const Origin& origin, const Responder& responder, TakeRequest& take, TimePoint arrived) {
   reportStart(origin);
+  // Its sender may have been started again while it waited, and its effects would count as those of the later one.
+  if (origin.link && options_.grows) {
+    const auto& peer = origin.link->peer();
+    if (checkIncarnation(peer.id, origin.link->incarnation())) return responder.fail(replacedError(peer));
+  }
   runHandler(responder, [&] {
     auto request = take();
     const DeadlineScope scope(deadlineOf(request.message, arrived));
@@ -387,7 +414,7 @@ void Agent::defer(
 }
 
 bool Agent::postTo(Where where, std::function<void()> task) {
-  return where == Where::kStrand ? strand_.post(std::move(task)) : pool_.post(std::move(task));
+  return where == Where::kStrand ? strand_.post(std::move(task)) : pool_->post(std::move(task));
 }
 
 void Agent::reply(const std::shared_ptr<Link>& link, CallId id, Result<Message> result, ActivityToken token) {
@@ -440,11 +467,11 @@ bool Agent::close(Duration timeout) {
     timer_->close();
     transport_->close();
   }
-  return pool_.close(timeout);
+  return pool_->close(timeout);
 }
 
 std::map<std::string, std::string> Agent::metrics() const {
-  const auto pool = pool_.stats();
+  const auto pool = pool_->stats();
   const auto queued = connections_.queued();
   std::map<std::string, std::string> metrics = {
       {"agent.num_pending_calls", std::to_string(calls_.size())},

@@ -19,6 +19,7 @@
 #include "agent/send_faults.h"
 #include "agent/worker_directory.h"
 #include "base/defaults.h"
+#include "base/executor/executor.h"
 #include "base/executor/strand.h"
 #include "base/executor/thread_pool.h"
 #include "base/process.h"
@@ -46,6 +47,7 @@ class Agent final : public Messenger {
     SendFaultPolicy faults;  ///< injected, for tests of programs; empty: none
     Strand::Enter
         enter_strand;  ///< how a thread enters the strand of functions that share an interpreter; may be empty
+    std::shared_ptr<Executor> executor;  ///< runs handlers and tasks; empty: a ThreadPool of the sizes above
   };
   using LostHandler = std::function<void(const WorkerInfo&)>;
   using ReplyObserver = std::function<void(const Message&)>;
@@ -103,7 +105,7 @@ class Agent final : public Messenger {
   /// The error of a use in a forked child.
   Error forkedError() const;
   /// Whether the calling thread serves calls of this node, or runs continuations: it cannot close() the node.
-  bool isOnOwnThread() const { return pool_.isOnOwnThread(); }
+  bool isOnOwnThread() const { return pool_->isOnOwnThread(); }
   /// Whether close() has been called.
   bool isClosing() const { return closing_; }
   /// Waits until no call is under way, neither made nor served here. False after `timeout` (kNoLimit: never).
@@ -118,7 +120,7 @@ class Agent final : public Messenger {
   /// The same, but false if functions still run after `timeout`: see ThreadPool::close().
   bool close(Duration timeout);
   /// After a close() that returned false: destroys the queued tasks unrun.
-  void discardQueued() { pool_.discardQueued(); }
+  void discardQueued() { pool_->discardQueued(); }
 
   std::map<std::string, std::string> metrics() const;
 
@@ -142,6 +144,8 @@ class Agent final : public Messenger {
   Duration limitTimeout(Message& message, Duration timeout) const;
   /// The deadline that a request carries, or kNever.
   static TimePoint deadlineOf(const Message& request, TimePoint arrived);
+  /// An error if a later incarnation of the worker has joined.
+  Status checkIncarnation(WorkerId worker, uint64_t incarnation) const;
   /// Sends a request whose call is in the call table.
   void send(WorkerId to, CallId id, const Message& message);
   Result<Message> decode(Frame frame);
@@ -193,7 +197,7 @@ class Agent final : public Messenger {
   CallTable calls_;
   ConnectionPool connections_;
   Liveness liveness_;
-  ThreadPool pool_;
+  const std::shared_ptr<Executor> pool_;
   Strand strand_;
   std::atomic<bool> closing_{false};
   std::atomic<bool> leaving_{false};

@@ -12,6 +12,12 @@ std::optional<WorkerRecord> WorkerDirectory::find(WorkerId id) const {
   return it == by_id_.end() ? std::nullopt : std::optional(it->second);
 }
 
+uint64_t WorkerDirectory::incarnation(WorkerId id) const {
+  MutexLock lock(mutex_);
+  auto it = by_id_.find(id);
+  return it == by_id_.end() ? 0 : it->second.incarnation;
+}
+
 std::optional<WorkerInfo> WorkerDirectory::info(const std::string& name) const {
   MutexLock lock(mutex_);
   auto it = by_name_.find(name);

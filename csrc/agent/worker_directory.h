@@ -35,6 +35,8 @@ class WorkerDirectory {
 
   const WorkerInfo& self() const { return self_; }
   std::optional<WorkerRecord> find(WorkerId id) const;
+  /// 0 if the worker is not in the directory.
+  uint64_t incarnation(WorkerId id) const;
   std::optional<WorkerInfo> info(const std::string& name) const;
   /// For a worker that is not in the directory: the id with nameOfUnknown().
   WorkerInfo info(WorkerId id) const;

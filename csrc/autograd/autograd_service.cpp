@@ -175,7 +175,9 @@ void AutogradService::confirm(WorkerId owner) {
       MutexLock lock(mutex_);
       unconfirmed_.erase(owner);
     }
-    const bool is_lost = !reply && reply.error().code() == ErrorCode::kWorkerLost;
+    const auto code = reply ? ErrorCode::kUnknown : reply.error().code();
+    // An unknown worker has left the group.
+    const bool is_lost = code == ErrorCode::kWorkerLost || code == ErrorCode::kUnknownWorker;
     if (is_lost) return onWorkerLost(messenger_.worker(owner));
     contexts_.onOwnerConfirmed(owner);
     messenger_.post([this] { notifyOwners(); });  // of contexts that were created meanwhile

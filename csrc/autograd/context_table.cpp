@@ -59,17 +59,19 @@ ContextPtr ContextTable::findOrCreate(ContextId id) {
   if (const auto snapshot = latest_snapshots_.find(owner);
       snapshot != latest_snapshots_.end() && snapshot->second.hasEnded(id))
     return nullptr;
+  if (lost_elsewhere_.contains(owner)) unconfirmed_owners_.insert(owner);
   return contexts_.emplace(id, std::make_shared<AutogradContext>(id)).first->second;
 }
 
-bool ContextTable::isLost(WorkerId owner) const {
+bool ContextTable::mustConfirm(WorkerId owner) const {
   MutexLock lock(mutex_);
-  return lost_owners_.contains(owner);
+  return lost_owners_.contains(owner) || unconfirmed_owners_.contains(owner);
 }
 
 void ContextTable::onOwnerConfirmed(WorkerId owner) {
   MutexLock lock(mutex_);
   lost_owners_.erase(owner);
+  unconfirmed_owners_.erase(owner);
 }
 
 bool ContextTable::hasContextOf(WorkerId owner) const {
@@ -167,6 +169,7 @@ ContextTable::Applied ContextTable::applySnapshots(std::string_view bytes) {
   for (auto& snapshot : snapshots) {
     if (snapshot.owner == self_) continue;
     if (snapshot.version == LiveSetSnapshot::kOwnerLost) {
+      lost_elsewhere_.insert(snapshot.owner);
       if (hasContextOf(snapshot.owner)) applied.doubtful.push_back(snapshot.owner);
       continue;
     }
@@ -188,6 +191,8 @@ std::vector<ContextPtr> ContextTable::removeAllOf(WorkerId id) {
 
 void ContextTable::onWorkerReplaced(WorkerId id) {
   MutexLock lock(mutex_);
+  lost_elsewhere_.erase(id);
+  unconfirmed_owners_.erase(id);
   // Otherwise its first messages have arrived already.
   if (lost_owners_.erase(id) > 0) latest_snapshots_.erase(id);
 }

@@ -25,6 +25,9 @@ namespace torchrpc {
 // end here, but its later messages, and those of third workers, may refer to contexts that are alive. If such a message
 // were served without its context, the backward pass would be wrong in silence. So the context is created, and the
 // owner is asked whether it lives (AutogradService::confirm). If it is lost indeed, the new contexts end as well.
+// A worker that has lost an owner says so to those that it has sent contexts of that owner. A call that it sent before
+// may arrive later, and creates a context of which the owner may not know. So the receiver of that news asks the owner
+// whenever another worker brings it a new context of that owner.
 
 /// Which contexts of one owner are alive.
 struct LiveSetSnapshot {
@@ -50,8 +53,8 @@ class ContextTable {
   ContextPtr find(ContextId id) const;
   /// The context that a message of another worker names, created if it is new; null if it has ended.
   ContextPtr findOrCreate(ContextId id);
-  /// Whether contexts of that owner must be confirmed: see Note [Lost owners].
-  bool isLost(WorkerId owner) const;
+  /// Whether the owner must be asked whether it lives: see Note [Lost owners].
+  bool mustConfirm(WorkerId owner) const;
   /// The owner has answered.
   void onOwnerConfirmed(WorkerId owner);
   /// Removes and returns a context; null if there is none. The caller calls its end(). A context of another owner may
@@ -100,7 +103,10 @@ class ContextTable {
   int64_t next_message_ TORCHRPC_GUARDED_BY(mutex_);
   uint64_t version_ TORCHRPC_GUARDED_BY(mutex_) = 0;  ///< of the own snapshot: how many own contexts have ended
   std::map<WorkerId, LiveSetSnapshot> latest_snapshots_ TORCHRPC_GUARDED_BY(mutex_);  ///< by owner, without this worker
-  std::set<WorkerId> lost_owners_ TORCHRPC_GUARDED_BY(mutex_);                        ///< see Note [Lost owners]
+  // See Note [Lost owners].
+  std::set<WorkerId> lost_owners_ TORCHRPC_GUARDED_BY(mutex_);         ///< for this worker, and not confirmed since
+  std::set<WorkerId> lost_elsewhere_ TORCHRPC_GUARDED_BY(mutex_);      ///< for another worker that sends contexts
+  std::set<WorkerId> unconfirmed_owners_ TORCHRPC_GUARDED_BY(mutex_);  ///< of these, with a new context
   /// receiver -> owners whose snapshots it is to receive
   std::map<WorkerId, std::set<WorkerId>> scheduled_snapshots_ TORCHRPC_GUARDED_BY(mutex_);
 };

@@ -158,7 +158,7 @@ ContextPtr Recorder::enterContext(const Request& request) {
   if (!recorded) return nullptr;
   auto context = contexts_.findOrCreate(recorded->context);
   if (!context) return nullptr;
-  if (contexts_.isLost(context->owner())) events_.on_doubtful(context->owner());
+  if (contexts_.mustConfirm(context->owner())) events_.on_doubtful(context->owner());
   recordRecv(*context, request.message, request.from.id);
   return context;
 }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/executor/thread_pool.h"
+
 namespace torchrpc {
 
 bool Strand::post(std::function<void()> task) {

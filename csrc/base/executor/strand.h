@@ -10,7 +10,7 @@
 #include <functional>
 #include <memory>
 
-#include "base/executor/thread_pool.h"
+#include "base/executor/executor.h"
 #include "base/sync/mutex.h"
 
 namespace torchrpc {
@@ -21,9 +21,9 @@ class Strand {
   using Enter = std::function<std::shared_ptr<void>()>;
 
   /// `pool` must outlive it. `enter` may be empty.
-  Strand(ThreadPool& pool, Enter enter) : pool_(pool), enter_(std::move(enter)) {}
+  Strand(Executor& pool, Enter enter) : pool_(pool), enter_(std::move(enter)) {}
 
-  /// As ThreadPool::post. Tasks start in the order posted.
+  /// As Executor::post. Tasks start in the order posted.
   bool post(std::function<void()> task);
 
   /// Tasks that have not started, besides those for which the pool counts a task of its own.
@@ -40,7 +40,7 @@ class Strand {
     std::function<void()> run;
   };
 
-  ThreadPool& pool_;
+  Executor& pool_;
   const Enter enter_;
   mutable Mutex mutex_;
   std::deque<Task> tasks_ TORCHRPC_GUARDED_BY(mutex_);

@@ -9,12 +9,13 @@
 #include <memory>
 #include <string>
 
+#include "base/executor/executor.h"
 #include "base/sync/futex_waiter.h"
 #include "base/timer.h"
 
 namespace torchrpc {
 
-class ThreadPool {
+class ThreadPool final : public Executor {
  public:
   struct Options {
     size_t size = 16;        ///< threads that run at once, without blocked ones; at least 1
@@ -27,39 +28,20 @@ class ThreadPool {
     /// notifies `waiter` when that becomes true) or until the thread should rather sleep in the pool. May post to it.
     std::function<void(const std::function<bool()>& done, FutexWaiter& waiter)> park{};
   };
-  struct Stats {
-    size_t threads = 0;  ///< that have started and not ended
-    size_t idle = 0;
-    size_t blocked = 0;  ///< inside a BlockingScope
-    size_t queued = 0;   ///< tasks that have not started
-    /// Threads that tasks wait for and that are not started, because the pool has Options::max_size threads or the
-    /// system permits no more: see Note [Limit of threads].
-    size_t lacking = 0;
-    TimePoint at_limit = TimePoint::min();  ///< when the pool last had max_size threads; now, if it has
-  };
 
   explicit ThreadPool(Options options);
   /// close().
-  ~ThreadPool();
+  ~ThreadPool() override;
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  /// Runs `task` on a thread of the pool; tasks start in the order posted. What a task throws is logged. After close()
-  /// it returns false and destroys the task unrun. Thread-safe.
-  bool post(std::function<void()> task);
-  /// The same for a task that is posted by a task of this pool: it runs even if the pool is closing.
-  void postFromTask(std::function<void()> task);
-
-  /// Accepts no more tasks, runs the queued ones, waits for the threads to end. Must not be called from a pool thread.
-  /// Idempotent.
+  bool post(std::function<void()> task) override;
+  void postFromTask(std::function<void()> task) override;
   void close() { close(kNoLimit); }
-  /// The same, but false if threads still run after `timeout`. The pool must not be destroyed before a later call has
-  /// returned true.
-  bool close(Duration timeout);
-  /// Destroys the queued tasks unrun.
-  void discardQueued();
-
-  Stats stats() const;
+  /// Waits for the threads to end.
+  bool close(Duration timeout) override;
+  void discardQueued() override;
+  Stats stats() const override;
 
   /// Runs a task and logs what it throws, as the pool does.
   static void runLogged(const std::function<void()>& task);
@@ -67,7 +49,7 @@ class ThreadPool {
   /// Whether the calling thread belongs to a pool.
   static bool onThread();
   /// Whether it belongs to this one.
-  bool isOnOwnThread() const;
+  bool isOnOwnThread() const override;
 
   /// While one lives on a pool thread, that thread counts as blocked. May be nested; does nothing on other threads.
   class BlockingScope {

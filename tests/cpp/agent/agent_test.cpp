@@ -350,6 +350,68 @@ TEST_CASE("a reliable request to a worker that has ended fails with its loss") {
   CHECK(errorOf(pending).code() == ErrorCode::kWorkerLost);
 }
 
+TEST_CASE("a request for a worker that has been started again before it is sent does not reach the later one") {
+  const bool is_reliable = GENERATE(false, true);
+  INFO((is_reliable ? "sent again" : "delayed"));
+  auto timer = std::make_shared<ManualTimer>();
+  std::atomic<int> attempts{0};
+  const auto faults = [&](const Message&) {
+    if (++attempts > 1) return SendFault();
+    return is_reliable ? SendFault{.fail = true} : SendFault{.delay = 10ms};
+  };
+  LoopbackGroup group({.timer = timer, .send_faults = faults});
+  std::atomic<int> served{0};
+  for (const auto kind : {kCall, Kind::kRRefUserDelete}) {
+    group[1].on(kind, Messenger::Where::kLoop, [&](Request request, const Responder& responder) {
+      ++served;
+      echo(std::move(request), responder);
+    });
+  }
+  group.start();
+  Pending pending;
+  if (is_reliable) {
+    group[0].requestReliably(1, message(Kind::kRRefUserDelete), pending.handler());
+  } else {
+    group[0].request(1, message(kCall), kNoLimit, pending.handler());
+  }
+  auto record = *group[0].directory().find(1);
+  ++record.incarnation;
+  group[0].directory().add(record);
+  timer->advance(10ms);
+  const auto error = errorOf(pending);
+  CHECK(error.code() == ErrorCode::kWorkerLost);
+  CHECK_THAT(error.text(), Catch::Contains("worker1 has been started again"));
+  CHECK(served == 0);
+}
+
+TEST_CASE("a request that waits for a thread while its sender is started again does not run") {
+  LoopbackGroup group({.threads = 1, .grows = true});
+  std::latch started(1), go(1);
+  std::atomic<int> served{0};
+  group[1].on(kCall, Messenger::Where::kPool, [&](Request request, const Responder& responder) {
+    ++served;
+    started.count_down();
+    go.wait();
+    echo(std::move(request), responder);
+  });
+  group[1].on(Kind::kRRefUserDelete, Messenger::Where::kLoop, echo);
+  group.start();
+  Pending runs, waits, later;
+  group[0].request(1, message(kCall), kNoLimit, runs.handler());
+  started.wait();
+  group[0].request(1, message(kCall), kNoLimit, waits.handler());
+  // Frames keep their order: when it is answered, the call before it waits for a thread.
+  group[0].request(1, message(Kind::kRRefUserDelete), kNoLimit, later.handler());
+  CHECK(later.get().ok());
+  auto record = *group[1].directory().find(0);
+  ++record.incarnation;
+  group[1].directory().add(record);
+  go.count_down();
+  CHECK(runs.get().ok());
+  CHECK(errorOf(waits).code() == ErrorCode::kWorkerLost);
+  CHECK(served == 1);
+}
+
 TEST_CASE("a reliable request is answered by a shutdown between two attempts") {
   auto timer = std::make_shared<ManualTimer>();
   auto policy = [](const FrameInfo& frame, const std::string&) -> Fault {

@@ -181,18 +181,18 @@ TEST_CASE("the contexts of a lost worker end, and those of later messages must b
   CHECK(ended[0]->id() == id);
   CHECK(table.find(kept));
   CHECK(table.workersWithScheduledSnapshots().empty());
-  CHECK(table.isLost(0));
-  CHECK_FALSE(table.isLost(2));
+  CHECK(table.mustConfirm(0));
+  CHECK_FALSE(table.mustConfirm(2));
   const auto later = createShared(lost, {&table}, {1});
   SECTION("the owner is lost indeed") {
     const auto again = table.removeAllOf(0);
     REQUIRE(again.size() == 1);
     CHECK(again[0]->id() == later);
-    CHECK(table.isLost(0));
+    CHECK(table.mustConfirm(0));
   }
   SECTION("the owner lives") {
     table.onOwnerConfirmed(0);
-    CHECK_FALSE(table.isLost(0));
+    CHECK_FALSE(table.mustConfirm(0));
     CHECK(table.find(later));
     endContext(lost, later);
     CHECK(applySnapshots(table, lost.takeScheduledSnapshots(1)) == 1);
@@ -213,6 +213,24 @@ TEST_CASE("a worker that hears of the loss of an owner keeps its contexts, and n
   CHECK(third.find(id));
   ContextTable without(4);
   CHECK(without.applySnapshots(snapshots).doubtful.empty());
+}
+
+TEST_CASE("a context that another worker sends after the news that it has lost the owner must be confirmed") {
+  ContextTable sender(1), owner(0), receiver(3);
+  const auto lost = createShared(owner, {&sender}, {});
+  sender.find(lost)->addKnownWorker(3);
+  sender.scheduleSnapshot(0, sender.removeAllOf(0).at(0)->end(kEnded));
+  receiver.applySnapshots(sender.takeScheduledSnapshots(3));
+  CHECK_FALSE(receiver.mustConfirm(0));
+  // Calls that were held back, or delayed.
+  for (const auto late : {lost, createShared(owner, {}, {})}) {
+    REQUIRE(receiver.findOrCreate(late));
+    CHECK(receiver.mustConfirm(0));
+    receiver.onOwnerConfirmed(0);
+    CHECK_FALSE(receiver.mustConfirm(0));
+    CHECK(receiver.findOrCreate(late));
+    CHECK_FALSE(receiver.mustConfirm(0));
+  }
 }
 
 TEST_CASE("a closed table stays empty") {

@@ -149,6 +149,21 @@ TEST_CASE("the contexts of a lost owner end on all workers, also on those that t
   }
 }
 
+TEST_CASE("the contexts of an owner that has left end also on a worker that does not know it any more") {
+  AutogradGroup group(3, functions());
+  std::async(std::launch::async, [&] {
+    group[0].autograd().newContext();
+    group[0].callOne(1, "forward", {leaf(1)});
+    setCurrentContext(nullptr);
+  }).get();
+  CHECK(group[2].autograd().debugInfo().contexts == 1);
+  group.agent(2).directory().remove(0);
+  group.agent(0).close();
+  for (const int id : {1, 2}) {
+    CHECK(eventually([&] { return group[id].autograd().debugInfo().contexts == 0; }));
+  }
+}
+
 TEST_CASE("a context also ends on a worker that received it from a lost worker") {
   const bool wait_for_loss = GENERATE(true, false);
   AutogradGroup group(3, functions());

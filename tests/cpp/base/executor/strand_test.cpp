@@ -11,6 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/executor/thread_pool.h"
+
 namespace torchrpc {
 namespace {
 
