@@ -59,6 +59,14 @@ Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_
            .on_lost = [this](const Link& link, const Error& reason) { onLost(link, reason); },
            .on_activity = [this](const Link& link) { liveness_.onActivity(link.peer().id); }}),
       liveness_(options_.liveness, *timer_, connections_),
+      reliable_(
+          *timer_,
+          {.send = [this](const auto& request) { attempt(request); },
+           .resend =
+               [this](const auto& request) {
+                 // Between two attempts it is not in the table.
+                 if (calls_.contains(request.message.call)) sendWithFaults(request.to, request.message);
+               }}),
       pool_(options_.executor ? options_.executor : makeThreadPool(options_, *transport_)),
       strand_(*pool_, options_.enter_strand) {
   liveness_.addSource([this](std::set<WorkerId>& workers) {
@@ -121,7 +129,12 @@ Error Agent::forkedError() const {
 void Agent::request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) {
   if (!isInItsProcess()) return handler(forkedError());
   timeout = limitTimeout(message, timeout);
-  const auto id = message.call = calls_.nextId();
+  message.call = calls_.nextId();
+  start(to, message, timeout, std::move(handler));
+}
+
+void Agent::start(WorkerId to, const Message& message, Duration timeout, ReplyHandler handler) {
+  const auto id = message.call;
   CallTable::Call call{
       .to = to, .timeout = timeout, .deadline = deadlineAfter(timeout, timer_->now()), .bytes = bytesOf(message)};
   call.token = ActivityToken(activity_);
@@ -134,12 +147,16 @@ void Agent::request(WorkerId to, Message message, Duration timeout, ReplyHandler
   }
   if (needs_timer) armTimer(deadline);
   liveness_.onRequest();
+  sendWithFaults(to, message);
+}
 
+void Agent::sendWithFaults(WorkerId to, const Message& message) {
+  const auto id = message.call;
   const auto fault = options_.faults ? options_.faults(message) : SendFault();
   if (fault.fail) {
     failUnsent(id, {ErrorCode::kWorkerLost, "this fault was injected"});
   } else if (fault.delay > Duration::zero()) {
-    auto send_late = [this, to, id, incarnation = directory_.incarnation(to), message = std::move(message)] {
+    auto send_late = [this, to, id, incarnation = directory_.incarnation(to), message] {
       if (const auto replaced = checkIncarnation(to, incarnation)) return failUnsent(id, *replaced);
       send(to, id, message);
     };
@@ -249,51 +266,42 @@ std::string Agent::threadShortage(Duration timeout) const {
 
 // --- Requests that must arrive ---
 
-struct Agent::Retry {
-  static constexpr int kMaxLostAttempts = 8;
-  static constexpr auto kFirstPause = std::chrono::milliseconds(10);
-  static constexpr auto kLongestPause = std::chrono::seconds(2);
-  static constexpr auto kAttemptTimeout = std::chrono::seconds(20);
-
-  Retry(WorkerId to, uint64_t incarnation, Message message, Responder done, ActivityToken token)
-      : to(to), incarnation(incarnation), message(std::move(message)), done(std::move(done)), token(std::move(token)) {}
-
-  const WorkerId to;
-  const uint64_t incarnation;  ///< the message means nothing to a later one
-  const Message message;
-  const Responder done;  // its destruction answers if the timer drops the next attempt at shutdown
-  const ActivityToken token;
-  Duration pause = kFirstPause;
-  int lost_attempts = 0;  // that ended with kWorkerLost
-};
+namespace {
+constexpr int kMaxLostAttempts = 8;
+constexpr Duration kLongestPause = std::chrono::seconds(2);
+}  // namespace
 
 void Agent::requestReliably(WorkerId to, Message message, ReplyHandler handler) {
   if (!isInItsProcess()) return handler(forkedError());
   TORCH_INTERNAL_ASSERT(isReliable(message.kind), "not an idempotent kind: ", name(message.kind));
-  attempt(std::make_shared<Retry>(
+  message.call = calls_.nextId();
+  reliable_.add(std::make_shared<ReliableRequests::Request>(
       to, directory_.incarnation(to), std::move(message), Responder(std::move(handler)), ActivityToken(activity_)));
 }
 
-void Agent::attempt(const std::shared_ptr<Retry>& retry) {
-  if (const auto replaced = checkIncarnation(retry->to, retry->incarnation)) {
-    return retry->done.fail(lostError(worker(retry->to), *replaced));
+void Agent::attempt(const ReliableRequests::RequestPtr& request) {
+  if (const auto replaced = checkIncarnation(request->to, request->incarnation)) {
+    // Those that wait may have been made for the later incarnation.
+    return reliable_.finish(request, lostError(worker(request->to), *replaced), /*is_lost=*/false);
   }
-  if (liveness_.isSilent(retry->to)) {
-    const auto to = worker(retry->to);
-    retry->done.fail(lostError(to, {ErrorCode::kWorkerLost, to.name + " is silent", to.name}));
-    return;
+  if (liveness_.isSilent(request->to)) {
+    const auto to = worker(request->to);
+    const auto error = lostError(to, {ErrorCode::kWorkerLost, to.name + " is silent", to.name});
+    return reliable_.finish(request, error, /*is_lost=*/true);
   }
-  request(retry->to, retry->message, Retry::kAttemptTimeout, [this, retry](Result<Message> result) {
+  start(request->to, request->message, kNoLimit, [this, request](Result<Message> result) {
     const auto code = result ? ErrorCode::kUnknown : result.error().code();
-    if (code == ErrorCode::kWorkerLost) ++retry->lost_attempts;
-    const bool may_retry = code == ErrorCode::kTimeout ||
-        (code == ErrorCode::kWorkerLost && retry->lost_attempts < Retry::kMaxLostAttempts);
+    const bool is_lost = code == ErrorCode::kWorkerLost;
+    if (is_lost) ++request->lost_attempts;
+    // A time-out is an answer of the peer: this side has set none.
+    const bool may_retry = code == ErrorCode::kTimeout || (is_lost && request->lost_attempts < kMaxLostAttempts);
     if (result || !may_retry || closing_) {
-      retry->done.complete(std::move(result));
-      return;
+      // The peer may also answer that another worker is lost.
+      const bool is_unreachable = is_lost && result.error().worker() == worker(request->to).name;
+      return reliable_.finish(request, std::move(result), is_unreachable);
     }
-    timer_->after(retry->pause, [this, retry] { attempt(retry); });
-    retry->pause = std::min<Duration>(retry->pause * 2, Retry::kLongestPause);
+    timer_->after(request->pause, [this, request] { attempt(request); });
+    request->pause = std::min<Duration>(request->pause * 2, kLongestPause);
   });
 }
 
@@ -377,13 +385,13 @@ void Agent::serveLater(const Served& served, const Origin& origin, const Respond
     if (origin.link && origin.carries_values && origin.link->replyQueue().shouldDefer()) {
       return defer(served, origin, responder, std::move(take), arrived);
     }
-    start(served, origin, responder, take, arrived);
+    runServed(served, origin, responder, take, arrived);
   };
   if (!postTo(served.where, std::move(task))) responder.fail(closing());
 }
 
 template <typename TakeRequest>
-void Agent::start(
+void Agent::runServed(
     const Served& served, const Origin& origin, const Responder& responder, TakeRequest& take, TimePoint arrived) {
   reportStart(origin);
   // Its sender may have been started again while it waited, and its effects would count as those of the later one.
@@ -405,7 +413,7 @@ void Agent::defer(
   link->replyQueue().defer([this, &served, origin, responder, take = std::move(take), arrived]() mutable {
     auto resumed = [this, &served, origin, responder, take = std::move(take), arrived]() mutable {
       origin.link->replyQueue().onResumedStart();
-      start(served, origin, responder, take, arrived);
+      runServed(served, origin, responder, take, arrived);
     };
     const bool posted = postTo(served.where, std::move(resumed));
     if (!posted) responder.fail(closing());
@@ -464,6 +472,7 @@ bool Agent::close(Duration timeout) {
   if (first) {
     closing_ = true;
     for (auto& call : calls_.close()) call.handler(closing());
+    reliable_.close(closing());
     timer_->close();
     transport_->close();
   }

@@ -16,6 +16,7 @@
 #include "agent/connection_pool.h"
 #include "agent/liveness.h"
 #include "agent/messenger.h"
+#include "agent/reliable_requests.h"
 #include "agent/send_faults.h"
 #include "agent/worker_directory.h"
 #include "base/defaults.h"
@@ -125,7 +126,6 @@ class Agent final : public Messenger {
   std::map<std::string, std::string> metrics() const;
 
  private:
-  struct Retry;
   /// Where a request has come from; without a link: from this worker itself.
   struct Origin {
     Link* link = nullptr;  ///< the Responder of the request keeps it alive
@@ -158,7 +158,7 @@ class Agent final : public Messenger {
   void serveLater(const Served& served, const Origin& origin, const Responder& responder, TakeRequest take);
   /// Runs a request on its executor.
   template <typename TakeRequest>
-  void start(
+  void runServed(
       const Served& served, const Origin& origin, const Responder& responder, TakeRequest& take, TimePoint arrived);
   /// Posts it again when its link has sent enough replies.
   template <typename TakeRequest>
@@ -179,7 +179,11 @@ class Agent final : public Messenger {
   void armTimer(TimePoint deadline);
   /// What the error of a call that timed out says about the threads here; empty if there were enough since it began.
   std::string threadShortage(Duration timeout) const;
-  void attempt(const std::shared_ptr<Retry>& retry);
+  /// Enters the request, whose message has its call id, in the call table and sends it.
+  void start(WorkerId to, const Message& message, Duration timeout, ReplyHandler handler);
+  /// Sends a request whose call is in the call table, with the injected faults.
+  void sendWithFaults(WorkerId to, const Message& message);
+  void attempt(const ReliableRequests::RequestPtr& request);
   Error closing() const;
 
   const MakerProcess maker_;
@@ -197,6 +201,7 @@ class Agent final : public Messenger {
   CallTable calls_;
   ConnectionPool connections_;
   Liveness liveness_;
+  ReliableRequests reliable_;
   const std::shared_ptr<Executor> pool_;
   Strand strand_;
   std::atomic<bool> closing_{false};

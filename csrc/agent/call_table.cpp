@@ -59,6 +59,11 @@ std::optional<CallTable::Call> CallTable::take(CallId id) {
   return takeLocked(id);
 }
 
+bool CallTable::contains(CallId id) const {
+  MutexLock lock(mutex_);
+  return calls_.contains(id);
+}
+
 std::vector<CallTable::Call> CallTable::takeLink(uint64_t link) {
   MutexLock lock(mutex_);
   std::vector<CallId> ids;

@@ -38,6 +38,7 @@ class CallTable {
   /// The request has been given to that link; false if the call is no longer in the table.
   bool assign(CallId id, uint64_t link);
   std::optional<Call> take(CallId id);
+  bool contains(CallId id) const;
   /// Takes the calls whose requests were sent over a link.
   std::vector<Call> takeLink(uint64_t link);
   /// Takes the calls whose deadline has passed. `next` is set to the time when it must be called again; kNever if an
