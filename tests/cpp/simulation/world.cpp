@@ -169,9 +169,6 @@ void World::start(WorkerId id) {
       count("requests that are not sent");
       return {.fail = true};
     }
-    // A delayed request that expires, and then turns out to be for an unknown worker, would keep its RRefs: its caller
-    // has the error that it may have been delivered.
-    if (message.header(HeaderKind::kRRefForks)) return {};
     if (chance(10)) return {.delay = simulation_.between({}, milliseconds(200))};
     return {};
   };
@@ -785,8 +782,6 @@ std::string World::run() {
 //   fetch without a time-out waits for ever.
 // - No worker watches the one from which it has a context of a third worker. It may not learn of the context's end if
 //   that one falls silent.
-// - A request that is delayed (SendFault), expires, and then turns out to be for an unknown worker keeps its RRefs: the
-//   caller's error says that it may have been delivered. The simulation delays no request with RRefs.
 bool World::hasRestarted() const {
   return std::ranges::any_of(incarnations_, [](uint64_t each) { return each > 1; });
 }
