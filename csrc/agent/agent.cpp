@@ -155,7 +155,7 @@ void Agent::sendWithFaults(WorkerId to, const Message& message) {
   const auto fault = options_.faults ? options_.faults(message) : SendFault();
   if (fault.fail) {
     failUnsent(id, {ErrorCode::kWorkerLost, "this fault was injected"});
-  } else if (fault.delay > Duration::zero()) {
+  } else if (fault.delay > Duration::zero() && directory_.find(to)) {  // otherwise it fails now
     auto send_late = [this, to, id, incarnation = directory_.incarnation(to), message] {
       if (const auto replaced = checkIncarnation(to, incarnation)) return failUnsent(id, *replaced);
       send(to, id, message);

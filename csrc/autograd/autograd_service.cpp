@@ -122,7 +122,9 @@ void AutogradService::release(ContextId id) {
 }
 
 void AutogradService::end(const std::vector<ContextPtr>& contexts, const Error& reason) {
-  for (const auto& context : contexts) contexts_.scheduleSnapshot(context->owner(), context->end(reason));
+  const bool is_owner_lost = reason.code() == ErrorCode::kWorkerLost;
+  for (const auto& context : contexts)
+    contexts_.scheduleSnapshot(context->owner(), context->end(reason), is_owner_lost);
   sendSnapshotsLater();
 }
 

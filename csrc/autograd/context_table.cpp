@@ -103,13 +103,18 @@ std::vector<ContextPtr> ContextTable::all() const {
   return out;
 }
 
-void ContextTable::scheduleSnapshot(WorkerId owner, const std::set<WorkerId>& workers) {
+void ContextTable::scheduleSnapshot(WorkerId owner, const std::set<WorkerId>& workers, bool is_lost) {
   MutexLock lock(mutex_);
+  is_lost = is_lost || lost_owners_.contains(owner);
   // A context of another owner that was only released here: its owner has sent no snapshot yet.
-  if (owner != self_ && !latest_snapshots_.contains(owner) && !lost_owners_.contains(owner)) return;
-  for (const auto worker : workers) {
-    if (worker != self_ && worker != owner) scheduled_snapshots_[worker].insert(owner);
-  }
+  if (owner != self_ && !latest_snapshots_.contains(owner) && !is_lost) return;
+  for (const auto worker : workers) schedule(owner, worker, is_lost);
+}
+
+void ContextTable::schedule(WorkerId owner, WorkerId receiver, bool is_lost) {
+  if (receiver == self_ || receiver == owner) return;
+  auto& scheduled = scheduled_snapshots_[receiver][owner];
+  scheduled = scheduled || is_lost;
 }
 
 LiveSetSnapshot ContextTable::ownSnapshot() const {
@@ -126,20 +131,23 @@ std::string ContextTable::takeScheduledSnapshots(WorkerId worker) {
   const auto owners = scheduled_snapshots_.extract(worker);
   if (!owners) return out;
   Writer writer(out);
-  for (const auto owner : owners.mapped()) {
+  for (const auto& [owner, is_lost] : owners.mapped()) {
     if (owner == self_) {
       writeSnapshot(ownSnapshot(), writer);
-    } else if (lost_owners_.contains(owner)) {
+    } else if (is_lost) {
+      // Even if the owner has answered since: its contexts have ended here, so no other news of them follows.
       writeSnapshot(noneOf(owner), writer);
     } else if (const auto latest = latest_snapshots_.find(owner); latest != latest_snapshots_.end()) {
       writeSnapshot(latest->second, writer);
-    }  // else: it was lost when this was scheduled, and has answered since
+    }
   }
   return out;
 }
 
 void ContextTable::rescheduleSnapshots(WorkerId worker, std::string_view snapshots) {
-  for (const auto& snapshot : readSnapshots(snapshots)) scheduleSnapshot(snapshot.owner, {worker});
+  const auto undelivered = readSnapshots(snapshots);
+  MutexLock lock(mutex_);
+  for (const auto& each : undelivered) schedule(each.owner, worker, each.version == LiveSetSnapshot::kOwnerLost);
 }
 
 std::vector<WorkerId> ContextTable::workersWithScheduledSnapshots() const {

@@ -69,7 +69,8 @@ class ContextTable {
   // --- live-set snapshots ---
 
   /// Schedules a snapshot of `owner`'s contexts, if there is one yet, for these workers.
-  void scheduleSnapshot(WorkerId owner, const std::set<WorkerId>& workers);
+  /// `is_lost`: instead of it the news that this worker has lost the owner, even if that has answered since.
+  void scheduleSnapshot(WorkerId owner, const std::set<WorkerId>& workers, bool is_lost = false);
   /// The snapshots that are scheduled for `worker`, as bytes for the next message to it; empty if none. They are no
   /// longer scheduled afterwards.
   std::string takeScheduledSnapshots(WorkerId worker);
@@ -92,6 +93,7 @@ class ContextTable {
 
  private:
   LiveSetSnapshot ownSnapshot() const TORCHRPC_REQUIRES(mutex_);
+  void schedule(WorkerId owner, WorkerId receiver, bool is_lost) TORCHRPC_REQUIRES(mutex_);
   std::vector<ContextPtr> removeEnded(const LiveSetSnapshot& snapshot) TORCHRPC_REQUIRES(mutex_);
   bool hasContextOf(WorkerId owner) const TORCHRPC_REQUIRES(mutex_);
 
@@ -107,8 +109,8 @@ class ContextTable {
   std::set<WorkerId> lost_owners_ TORCHRPC_GUARDED_BY(mutex_);         ///< for this worker, and not confirmed since
   std::set<WorkerId> lost_elsewhere_ TORCHRPC_GUARDED_BY(mutex_);      ///< for another worker that sends contexts
   std::set<WorkerId> unconfirmed_owners_ TORCHRPC_GUARDED_BY(mutex_);  ///< of these, with a new context
-  /// receiver -> owners whose snapshots it is to receive
-  std::map<WorkerId, std::set<WorkerId>> scheduled_snapshots_ TORCHRPC_GUARDED_BY(mutex_);
+  /// receiver -> owners whose snapshots it is to receive; true: it is to learn that this worker has lost the owner
+  std::map<WorkerId, std::map<WorkerId, bool>> scheduled_snapshots_ TORCHRPC_GUARDED_BY(mutex_);
 };
 
 }  // namespace torchrpc

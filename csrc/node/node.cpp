@@ -164,14 +164,18 @@ void Node::admit(const WorkerInfo& worker) {
   if (before && before->incarnation == record.incarnation) return;
   agent_.directory().add(std::move(record));
   if (before) agent_.dropIncarnation(*before);
-  // An earlier incarnation that has left counts as lost, too: its connections ended.
+  // An earlier incarnation that has left counts as lost, too: see expel().
   rrefs_->onWorkerReplaced(worker);
   autograd_.onWorkerReplaced(worker);
 }
 
 void Node::expel(const WorkerInfo& worker) {
-  // Its connection stays: it carries the reply to the call that removes the worker, and closes with the worker.
-  if (worker.id != self().id) agent_.directory().remove(worker.id);
+  if (worker.id == self().id) return;
+  // Its connection stays: it carries the reply to the call that removes the worker, and closes with the worker. But the
+  // worker counts as lost now: it may have joined again when its connection ends.
+  agent_.directory().remove(worker.id);
+  rrefs_->onWorkerLost(worker);
+  autograd_.onWorkerLost(worker);
 }
 
 void Node::call(WorkerId to, Outgoing call, Duration timeout, Messenger::ReplyHandler done) {

@@ -384,6 +384,16 @@ TEST_CASE("a request for a worker that has been started again before it is sent 
   CHECK(served == 0);
 }
 
+TEST_CASE("a request to an unknown worker fails at once, even if it is to be delayed") {
+  auto timer = std::make_shared<ManualTimer>();
+  LoopbackGroup group({.timer = timer, .send_faults = [](const Message&) { return SendFault{.delay = 10ms}; }});
+  group.start();
+  Pending pending;
+  group[0].request(7, message(kCall), kNoLimit, pending.handler());
+  REQUIRE(pending.done());
+  CHECK(errorOf(pending).code() == ErrorCode::kUnknownWorker);
+}
+
 TEST_CASE("a request that waits for a thread while its sender is started again does not run") {
   LoopbackGroup group({.threads = 1, .grows = true});
   std::latch started(1), go(1);

@@ -215,6 +215,19 @@ TEST_CASE("a worker that hears of the loss of an owner keeps its contexts, and n
   CHECK(without.applySnapshots(snapshots).doubtful.empty());
 }
 
+TEST_CASE("the news that an owner is lost is sent, and sent again, even if the owner has answered since") {
+  ContextTable table(1), owner(0), other(3);
+  const auto id = createShared(owner, {&table, &other}, {});
+  table.find(id)->addKnownWorker(3);
+  const auto ended = table.removeAllOf(0);
+  table.onOwnerConfirmed(0);
+  table.scheduleSnapshot(0, ended.at(0)->end(kEnded), /*is_lost=*/true);
+  const auto snapshots = table.takeScheduledSnapshots(3);
+  CHECK(other.applySnapshots(snapshots).doubtful == std::vector<WorkerId>{0});
+  table.rescheduleSnapshots(3, snapshots);
+  CHECK(other.applySnapshots(table.takeScheduledSnapshots(3)).doubtful == std::vector<WorkerId>{0});
+}
+
 TEST_CASE("a context that another worker sends after the news that it has lost the owner must be confirmed") {
   ContextTable sender(1), owner(0), receiver(3);
   const auto lost = createShared(owner, {&sender}, {});

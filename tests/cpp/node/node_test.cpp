@@ -242,11 +242,14 @@ TEST_CASE("a worker that has left and joins again holds RRefs like any other") {
   holder->start();
   const auto info = holder->self();
   owner->admit(info);
-  // It leaves: its connections end, and it counts as lost.
+  const auto kept = owner->rrefs().createOwner();
+  owner->rrefs().fork(kept, info.id);
+  CHECK(owner->rrefs().debugInfo().forks == 1);
+  // It leaves, and counts as lost at once.
   owner->expel(info);
+  CHECK(owner->rrefs().debugInfo().forks == 0);
   holder->join(20s);
   holder.reset();
-  owner->rrefs().onWorkerLost(info);
   holder = make(1);
   holder->start();
   owner->admit(info);

@@ -1,0 +1,135 @@
+#pragma once
+
+// A whole worker on a simulated network: what Node puts together, without a rendezvous, whose waits are on the system's
+// clock. The test announces members.
+
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "agent/agent.h"
+#include "autograd/autograd_service.h"
+#include "node/call_service.h"
+#include "profiling/profiler.h"
+#include "rref/rref_service.h"
+#include "testing/simulated_network.h"
+
+namespace torchrpc::test {
+
+/// The first ids of an incarnation are a multiple of it.
+constexpr uint64_t kIdsOfIncarnation = 1 << 20;
+
+class SimulatedNode {
+ public:
+  struct Options {
+    WorkerInfo self;
+    uint64_t incarnation = 0;
+    Duration liveness = kNoLimit;
+    size_t max_queued_bytes = kDefaultMaxQueuedBytes;
+    SendFaultPolicy faults;
+    std::function<Message(SimulatedNode&, const c10::IValue&, const WorkerInfo&)> encode_value;
+    std::function<void(SimulatedNode&, const WorkerInfo&)> on_lost;
+    std::function<std::shared_ptr<CallableRunner>(SimulatedNode&)> make_runner;
+  };
+
+  SimulatedNode(Simulation& simulation, SimulatedNetwork& network, Options options)
+      : incarnation(options.incarnation),
+        process(std::make_shared<Simulation::Process>(
+            Simulation::Process{.name = options.self.name + "." + std::to_string(options.incarnation)})),
+        executor_(simulation.makeExecutor(process)),
+        agent_(
+            {.self = options.self,
+             .incarnation = options.incarnation,
+             .grows = true,
+             .liveness = options.liveness,
+             .max_queued_bytes = options.max_queued_bytes,
+             .faults = options.faults,
+             .executor = executor_},
+            network.makeTransport(process), simulation.makeTimer(process)),
+        profiler_(agent_),
+        autograd_(profiler_, {.first_context = static_cast<int64_t>(options.incarnation * kIdsOfIncarnation)}),
+        rrefs_(RRefService::create(
+            autograd_.recorder(),
+            {.encode_value = [this, encode = options.encode_value](
+                                 const c10::IValue& value, const WorkerInfo& to) { return encode(*this, value, to); },
+             .first_id = options.incarnation * kIdsOfIncarnation})),
+        calls_(autograd_.recorder(), *rrefs_),
+        on_lost_(std::move(options.on_lost)) {
+    autograd_.serve(*rrefs_);
+    agent_.onLateReply([this](const Message& reply) { rrefs_->discard(reply); });
+    agent_.onUnsentReply([this](const Message& reply) { rrefs_->abandon(forksIn(reply)); });
+    agent_.onWorkerLost([this](const WorkerInfo& worker) {
+      on_lost_(*this, worker);
+      rrefs_->onWorkerLost(worker);
+      autograd_.onWorkerLost(worker);
+    });
+    agent_.addOutstanding([this](std::set<WorkerId>& workers) {
+      rrefs_->addOutstanding(workers);
+      autograd_.addOutstanding(workers);
+      workers.erase(id());
+    });
+    calls_.serve(CallableType::kCpp, options.make_runner(*this));
+    address = agent_.listen();
+  }
+
+  WorkerId id() const { return agent_.self().id; }
+  Agent& agent() { return agent_; }
+  AutogradService& autograd() { return autograd_; }
+  RRefService& rrefs() { return *rrefs_; }
+  /// The messenger to send calls through.
+  Messenger& messenger() { return autograd_.recorder(); }
+  WorkerRecord record() const {
+    return {.info = agent_.self(), .address = address, .world_size = 0, .incarnation = incarnation, .metadata = {}};
+  }
+
+  /// As Node::admit.
+  void admit(const WorkerRecord& record) {
+    if (record.info.id == id()) return;
+    const auto before = agent_.directory().find(record.info.id);
+    if (before && before->incarnation == record.incarnation) return;
+    agent_.directory().add(record);
+    if (before) agent_.dropIncarnation(*before);
+    rrefs_->onWorkerReplaced(record.info);
+    autograd_.onWorkerReplaced(record.info);
+  }
+  /// As Node::expel.
+  void expel(const WorkerInfo& worker) {
+    agent_.directory().remove(worker.id);
+    rrefs_->onWorkerLost(worker);
+    autograd_.onWorkerLost(worker);
+  }
+
+  /// Whether nothing is under way here.
+  bool isIdle() { return agent_.waitIdle(Duration::zero()); }
+  /// Ends the node as a program does at its end. Returns a text for each fork that other workers still hold.
+  std::vector<std::string> close() {
+    is_closing = true;
+    auto leaks = rrefs_->destroy();
+    {
+      const auto released = std::exchange(held, {});
+    }
+    autograd_.close();
+    agent_.close();
+    return leaks;
+  }
+
+  const uint64_t incarnation;
+  const Simulation::ProcessPtr process;
+  std::string address;
+  bool is_closing = false;      ///< its program starts nothing any more
+  std::vector<RRefPtr> held{};  ///< by the program
+  at::Tensor parameter{};
+
+ private:
+  const std::shared_ptr<Executor> executor_;
+  Agent agent_;
+  Profiler profiler_;
+  AutogradService autograd_;
+  const std::shared_ptr<RRefService> rrefs_;
+  CallService calls_;
+  const std::function<void(SimulatedNode&, const WorkerInfo&)> on_lost_;
+};
+
+}  // namespace torchrpc::test
