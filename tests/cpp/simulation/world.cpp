@@ -468,7 +468,7 @@ void World::remote(SimulatedNode& node) {
     if (has_failed) values_[id].has_failed = true;
   };
   if (const auto user = asUser(rref)) {
-    user->whenConfirmed([this, &call, done](const Status& failure) {
+    user->whenConfirmed([&call, done](const Status& failure) {
       if (call.completions == 0) done(failure.has_value());
     });
   } else {
