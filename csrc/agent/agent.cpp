@@ -2,6 +2,8 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
 #include "agent/deadline.h"
 #include "base/exception.h"
 #include "wire/codec.h"
@@ -141,7 +143,7 @@ void Agent::start(WorkerId to, const Message& message, Duration timeout, ReplyHa
   call.handler = std::move(handler);
   const auto deadline = call.deadline;
   bool needs_timer = false;
-  if (closing_ || !calls_.add(id, call, needs_timer)) {
+  if (closing_ || refusesOwn(message.kind) || !calls_.add(id, call, needs_timer)) {
     call.handler(closing());
     return;
   }
@@ -320,6 +322,10 @@ void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
   if (info && info->kind == Kind::kPing) return link->send(encodeFrame({.kind = Kind::kPong}), [](const Status&) {});
   if (info && info->kind == Kind::kPong) return;
   if (info && info->kind == Kind::kStarted) return onStarted(*link, std::move(frame));
+  if (info && info->kind == Kind::kGoodbye) {
+    const auto& name = link->peer().name;
+    return link->close({ErrorCode::kWorkerLost, name + " has shut down", name});
+  }
   const auto role = info ? roleOf(info->kind) : std::nullopt;
   if (!role || *role == Role::kOneWay) {
     malformed_.fetch_add(1, std::memory_order_relaxed);
@@ -330,9 +336,19 @@ void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
     return link->onAnswered(info->call);
   }
   liveness_.onRequest();  // it may make its sender a holder of RRefs, and liveness watches holders
-  const Responder responder([this, link, id = info->call, token = ActivityToken(activity_)](Result<Message> result) {
-    reply(link, id, std::move(result), token);
-  });
+  // Messages that release resources are served until the end, which does not wait for their answers.
+  const bool is_counted = !isReliable(info->kind);
+  if (is_counted) link->addUnanswered();
+  const Responder responder(
+      [this, link, id = info->call, is_counted, token = ActivityToken(activity_)](Result<Message> result) {
+        reply(link, id, std::move(result), token);
+        if (is_counted) link->removeUnanswered();
+        ending_.notify();
+      });
+  if (is_counted && ending_.hasBegun()) {
+    link->requireReader();
+    return responder.fail(endingError());
+  }
   const Origin origin{link.get(), info->call, isCall(info->kind) ? bytesOf(frame) : 0, carriesValues(info->kind)};
   link->startedCalls().onArrived(origin.bytes);
   serve(link->peer(), info->kind, std::move(frame), origin, responder);
@@ -453,6 +469,7 @@ void Agent::reply(const std::shared_ptr<Link>& link, CallId id, Result<Message> 
 
 void Agent::onLost(const Link& link, const Error& reason) {
   const auto& peer = link.peer();
+  ending_.notify();
   for (auto& call : calls_.takeLink(link.id())) call.handler(lostError(peer, reason));
   const auto known = directory_.find(peer.id);
   if (known && known->incarnation != link.incarnation()) return;  // a later incarnation has joined
@@ -463,20 +480,87 @@ void Agent::onLost(const Link& link, const Error& reason) {
 
 // --- Shutdown ---
 
-bool Agent::close(Duration timeout) {
-  bool first = false;
+// Note [The end of a node]
+// A node that ends refuses new calls, its own included, and gives those that it serves some time to answer. Behind the
+// last reply it sends GOODBYE on each connection. The peer closes the connection when it has read that, and only then
+// does this side close it: a socket that is closed while bytes arrive is reset, and a reset destroys replies that the
+// peer has not read. Peers to which nothing was answered since the end began, and nothing is queued, are not waited
+// for. Functions that have not answered in time go on; close() waits for them.
+
+bool Agent::refusesOwn(Kind kind) const {
+  // A function that this node serves may need calls of its own to answer.
+  return ending_.hasBegun() && carriesValues(kind) && !isOnOwnThread() && !transport_->inLoop();
+}
+
+Error Agent::endingError() const {
+  return {ErrorCode::kShutdown, self().name + " is shutting down and accepts no more calls", self().name};
+}
+
+bool Agent::takeStep(Step step) {
+  MutexLock lock(mutex_);
+  if (step_ >= step) return false;
+  step_ = step;
+  return true;
+}
+
+void Agent::beginEnd(Duration limit) {
+  ending_.begin(limit);
+  for (const auto& link : connections_.allLinks()) {
+    if (link->hasUnanswered()) link->requireReader();
+  }
+}
+
+bool Agent::drain(Duration timeout) {
+  beginEnd(kNoLimit);
+  const auto is_answered = [this] {
+    return std::ranges::none_of(connections_.allLinks(), [](const auto& link) { return link->hasUnanswered(); });
+  };
+  return ending_.awaitAnswers(is_answered, deadlineAfter(timeout));
+}
+
+void Agent::sayGoodbye() {
+  closing_ = true;
+  for (auto& call : calls_.close()) call.handler(closing());
+  reliable_.close(closing());
+  auto links = std::make_shared<const Links>(connections_.allLinks());
+  for (const auto& link : *links) link->sendGoodbye([this] { ending_.notify(); });
   {
     MutexLock lock(mutex_);
-    first = !std::exchange(closed_, true);
+    left_links_ = std::move(links);
   }
-  if (first) {
-    closing_ = true;
-    for (auto& call : calls_.close()) call.handler(closing());
-    reliable_.close(closing());
+  ending_.notify();
+}
+
+bool Agent::leave(Duration timeout) {
+  const auto deadline = deadlineAfter(timeout);
+  if (!drain(timeout)) return false;
+  if (takeStep(Step::kLeaving)) sayGoodbye();
+  const auto links = [this] {
+    MutexLock lock(mutex_);
+    return left_links_;
+  };
+  const auto is_read = [&links] {
+    const auto left = links();
+    return left && std::ranges::all_of(*left, [](const auto& link) { return link->isLeft(); });
+  };
+  const auto progress = [&links] {
+    uint64_t sum = 0;
+    if (const auto left = links()) {
+      for (const auto& link : *left) sum += link->progress();
+    }
+    return sum;
+  };
+  return ending_.awaitReaders(is_read, progress, deadline);
+}
+
+bool Agent::close(Duration timeout) {
+  const auto deadline = deadlineAfter(timeout);
+  if (!leave(timeout)) return false;
+  if (takeStep(Step::kClosed)) {
     timer_->close();
     transport_->close();
   }
-  return pool_->close(timeout);
+  return pool_->close(timeUntil(deadline));
 }
 
 std::map<std::string, std::string> Agent::metrics() const {

@@ -14,6 +14,7 @@
 #include "agent/activity.h"
 #include "agent/call_table.h"
 #include "agent/connection_pool.h"
+#include "agent/ending.h"
 #include "agent/liveness.h"
 #include "agent/messenger.h"
 #include "agent/reliable_requests.h"
@@ -115,11 +116,18 @@ class Agent final : public Messenger {
   int64_t activityCount() const { return activity_.total(); }
   /// While `ending`, connections that close are not reported as lost workers: the whole group is about to end.
   void expectDisconnects(bool ending) { leaving_ = ending; }
-  /// Fails outstanding requests with kShutdown, closes the connections, waits for the pool. Not from the loop or the
-  /// pool.
-  void close() { close(kNoLimit); }
-  /// The same, but false if functions still run after `timeout`: see ThreadPool::close().
+  // The steps of close(). Each begins with those before it, and returns false if `timeout` passes before it has ended;
+  // it goes on when it is called again. Not from the loop or the pool. See Note [The end of a node].
+  /// Refuses new calls from now on. The two steps that follow wait no longer than `limit`; a later call can shorten it.
+  void beginEnd(Duration limit);
+  /// Waits until the calls that this node serves are answered, for kServedCallsGrace at most.
+  bool drain(Duration timeout);
+  /// Fails outstanding requests with kShutdown, and tells the peers that this node ends. Waits until those that have to
+  /// read answers have read them.
+  bool leave(Duration timeout);
+  /// Closes the connections and waits for the functions that still run: see ThreadPool::close().
   bool close(Duration timeout);
+  void close() { close(kNoLimit); }
   /// After a close() that returned false: destroys the queued tasks unrun.
   void discardQueued() { pool_->discardQueued(); }
 
@@ -146,6 +154,16 @@ class Agent final : public Messenger {
   static TimePoint deadlineOf(const Message& request, TimePoint arrived);
   /// An error if a later incarnation of the worker has joined.
   Status checkIncarnation(WorkerId worker, uint64_t incarnation) const;
+  /// Whether a request of this node is refused because the node ends.
+  bool refusesOwn(Kind kind) const;
+  /// The answer to requests that arrive while this node ends.
+  Error endingError() const;
+  enum class Step { kServing, kLeaving, kClosed };
+  using Links = std::vector<std::shared_ptr<Link>>;
+  /// True for the one thread that takes this step.
+  bool takeStep(Step step);
+  /// The first part of leave().
+  void sayGoodbye();
   /// Sends a request whose call is in the call table.
   void send(WorkerId to, CallId id, const Message& message);
   Result<Message> decode(Frame frame);
@@ -208,8 +226,10 @@ class Agent final : public Messenger {
   std::atomic<bool> leaving_{false};
   std::atomic<uint64_t> late_replies_{0};
   std::atomic<uint64_t> malformed_{0};
+  Ending ending_;
   Mutex mutex_;
-  bool closed_ TORCHRPC_GUARDED_BY(mutex_) = false;
+  Step step_ TORCHRPC_GUARDED_BY(mutex_) = Step::kServing;
+  std::shared_ptr<const Links> left_links_ TORCHRPC_GUARDED_BY(mutex_);  ///< set when GOODBYE has been sent over all
 };
 
 }  // namespace torchrpc

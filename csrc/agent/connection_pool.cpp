@@ -26,7 +26,7 @@ void Link::send(Frame frame, std::function<void(Status)> done) {
   Status closed;
   {
     MutexLock lock(mutex_);
-    closed = closed_;
+    closed = closed_ ? closed_ : close_reason_;
     if (!closed && !connection_) {
       waiting_.push_back({std::move(frame), std::move(done)});
       return;
@@ -94,14 +94,36 @@ void Link::close(Error reason) {
   if (connection) connection->close();
 }
 
-bool Link::consumeActivity() {
+uint64_t Link::progress() {
   std::shared_ptr<Connection> connection;
   {
     MutexLock lock(mutex_);
     connection = connection_;
   }
-  const auto progress = connection ? connection->progress() : 0;
-  const bool moved = std::exchange(progress_, progress) != progress;
+  return connection ? connection->progress() : 0;
+}
+
+bool Link::isClosed() {
+  MutexLock lock(mutex_);
+  return closed_.has_value();
+}
+
+void Link::sendGoodbye(std::function<void()> sent) {
+  if (reply_queue_.queuedBytes() > 0) requireReader();  // replies from before the end have to be read, too
+  send(encodeFrame({.kind = Kind::kGoodbye}), [self = shared_from_this(), sent = std::move(sent)](const Status&) {
+    self->is_goodbye_written_ = true;
+    sent();
+  });
+}
+
+bool Link::isLeft() {
+  // A connection over which nothing has arrived may not be open yet.
+  return !has_received_ || (is_goodbye_written_ && !requires_reader_) || isClosed();
+}
+
+bool Link::consumeActivity() {
+  const auto now = progress();
+  const bool moved = std::exchange(progress_, now) != now;
   return frame_arrived_.exchange(false, std::memory_order_relaxed) || moved;
 }
 
@@ -109,6 +131,7 @@ void Link::onFrame(Frame frame) {
   if (peer_.id != kNoWorker) {
     if (!frame_arrived_.load(std::memory_order_relaxed)) {
       frame_arrived_.store(true, std::memory_order_relaxed);
+      has_received_.store(true, std::memory_order_relaxed);
       pool_.events_.on_activity(*this);
     }
     pool_.events_.on_frame(shared_from_this(), std::move(frame));
@@ -292,16 +315,15 @@ std::vector<std::shared_ptr<Link>> ConnectionPool::allLinks() const {
   for (const auto& each : inbound_links_) {
     if (auto link = each.lock()) out.push_back(std::move(link));
   }
+  std::ranges::sort(out);
+  const auto [repeated, end] = std::ranges::unique(out);
+  out.erase(repeated, end);
   return out;
 }
 
 ConnectionPool::Queued ConnectionPool::queued() const {
-  auto links = allLinks();
-  std::ranges::sort(links);
-  const auto [repeated, end] = std::ranges::unique(links);
-  links.erase(repeated, end);
   Queued queued;
-  for (const auto& link : links) {
+  for (const auto& link : allLinks()) {
     queued.reply_bytes += link->replyQueue().queuedBytes();
     queued.deferred_calls += link->replyQueue().deferredCount();
     queued.held_calls += link->heldCount();

@@ -53,6 +53,22 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   /// Whether bytes have arrived from the peer since the last call. Called by one thread at a time.
   bool consumeActivity();
 
+  // The end of this node: see Note [The end of a node] in agent.cpp. Thread-safe.
+  /// A request of the peer has arrived; one has been answered.
+  void addUnanswered() { unanswered_.fetch_add(1); }
+  void removeUnanswered() { unanswered_.fetch_sub(1); }
+  /// Whether the peer waits for answers.
+  bool hasUnanswered() { return unanswered_.load() > 0 && !isClosed(); }
+  /// The end waits until the peer has read all, which it shows by closing the connection.
+  void requireReader() { requires_reader_ = true; }
+  /// Sends GOODBYE. `sent` is called when it has been written or cannot be.
+  void sendGoodbye(std::function<void()> sent);
+  /// Whether the end need not wait for this link (any more).
+  bool isLeft();
+  bool isClosed();
+  /// As Connection::progress(); 0 while there is no connection.
+  uint64_t progress();
+
   void onFrame(Frame frame) override;
   void onClosed(const Error& reason) override;
 
@@ -79,6 +95,10 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   StartedCalls started_calls_;
   ReplyQueueLimit reply_queue_;
   std::atomic<bool> frame_arrived_{false};  ///< since the last consumeActivity()
+  std::atomic<bool> has_received_{false};   ///< a frame of the peer, ever
+  std::atomic<int64_t> unanswered_{0};
+  std::atomic<bool> requires_reader_{false};
+  std::atomic<bool> is_goodbye_written_{false};
   // Used by consumeActivity():
   uint64_t progress_ = 0;
   Mutex mutex_;
@@ -115,6 +135,8 @@ class ConnectionPool {
   /// The links over which this node sends, one for each peer. Thread-safe, as are hasLink() and size().
   std::vector<std::shared_ptr<Link>> links() const;
   bool hasLink(WorkerId to) const;
+  /// All links, also those over which only the peer sends. Thread-safe.
+  std::vector<std::shared_ptr<Link>> allLinks() const;
   /// What waits because of Note [Flow control], on all links.
   struct Queued {
     size_t reply_bytes = 0;
@@ -132,8 +154,6 @@ class ConnectionPool {
  private:
   friend class Link;
   std::string hello() const;
-  /// Inbound ones included; a link may be in it twice.
-  std::vector<std::shared_ptr<Link>> allLinks() const;
   /// Reads the HELLO of an inbound link, over which this node may send from then on. Throws Error(kProtocol).
   void acceptHello(Link& link, Frame frame);
   void remove(const Link& link, const Error& reason);

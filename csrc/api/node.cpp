@@ -138,12 +138,25 @@ Node::~Node() {
   if (core && !core->agent().isOnOwnThread()) stop();
 }
 
+namespace {
+
+/// Ends a node that this program owns; waits for other workers no longer than `limit`.
+void end(const std::shared_ptr<core::Node>& core, Duration limit) {
+  if (!core || !core->agent().isInItsProcess()) return;
+  core->drain(limit, kNoLimit);  // the functions that still run may use RRefs
+  core->rrefs().destroy();
+  core->shutdown();
+}
+
+}  // namespace
+
 void Node::shutdown(Timeout timeout) {
   const auto core = std::static_pointer_cast<core::Node>(owned_);
   if (!core) return;
   core->requireItsProcess();
   api::requireOtherThread(*core);
   const auto limit = api::limitOf(timeout, "the time-out of shutdown()");
+  const auto deadline = deadlineAfter(limit);
   try {
     core->barrier(api::kLeaving, limit);
     if (!core->rrefs().deleteAllUsers(api::kReferencesTimeout)) {
@@ -151,18 +164,17 @@ void Node::shutdown(Timeout timeout) {
     }
     core->join(limit);
   } catch (...) {
-    stop();
+    owned_ = nullptr;
+    end(core, timeUntil(deadline));
     throw;
   }
-  stop();
+  owned_ = nullptr;
+  end(core, timeUntil(deadline));
 }
 
 void Node::stop() {
   if (const auto core = std::static_pointer_cast<core::Node>(owned_)) api::requireOtherThread(*core);
-  const auto core = std::static_pointer_cast<core::Node>(std::exchange(owned_, nullptr));
-  if (!core || !core->agent().isInItsProcess()) return;
-  core->rrefs().destroy();
-  core->shutdown();
+  end(std::static_pointer_cast<core::Node>(std::exchange(owned_, nullptr)), kNoLimit);
 }
 
 }  // namespace v1

@@ -3,6 +3,7 @@
 // Timeouts, deadlines, and timers that run tasks at them. One interface, two clocks: that of a thread that sleeps
 // (makeThreadTimer), and one that a test advances (testing/manual_timer.h).
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -35,6 +36,12 @@ constexpr TimePoint deadlineAfter(Duration timeout, TimePoint start) {
 }
 /// `timeout` from now on.
 inline TimePoint deadlineAfter(Duration timeout) { return deadlineAfter(timeout, std::chrono::steady_clock::now()); }
+
+/// What is left until the deadline, not negative; kNoLimit for kNever.
+inline Duration timeUntil(TimePoint deadline) {
+  if (deadline == kNever) return kNoLimit;
+  return std::max<Duration>(deadline - std::chrono::steady_clock::now(), Duration::zero());
+}
 
 class Timer {
  public:

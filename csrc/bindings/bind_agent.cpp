@@ -210,7 +210,7 @@ bool PyAgent::shutdown(double timeout) { return node_->shutdown(durationFromSeco
 void PyAgent::abandon() {
   // The node's threads use it as long as they run, so it is never destroyed.
   if (!abandoned_.exchange(true)) new std::shared_ptr<Node>(node_);
-  node_->agent().discardQueued();
+  node_->abandon();
 }
 
 py::dict PyAgent::deviceMap(const WorkerInfo& to) const {
@@ -277,6 +277,15 @@ void bindAgent(py::module_& module) {
           [](PyAgent& self, const std::vector<WorkerId>& workers) { return nodeOf(self).agent().lostAmong(workers); },
           py::arg("workers"), no_gil)
       .def("sync", [](PyAgent&) {})
+      .def(
+          "_drain",
+          [](PyAgent& self, double limit, double timeout) {
+            return self.node()->drain(durationFromSeconds(limit), durationFromSeconds(timeout));
+          },
+          py::arg("limit"), py::arg("timeout"), no_gil)
+      .def(
+          "_leave", [](PyAgent& self, double timeout) { return self.node()->leave(durationFromSeconds(timeout)); },
+          py::arg("timeout"), no_gil)
       .def("_abandon", &PyAgent::abandon, no_gil)
       .def("shutdown", &PyAgent::shutdown, py::arg("timeout") = std::numeric_limits<double>::infinity(), no_gil)
       .def("get_worker_info", [](const PyAgent& self) { return nodeOf(self).self(); })

@@ -285,15 +285,39 @@ bool Node::waitForStopRequest(Duration timeout) {
   });
 }
 
-bool Node::shutdown(Duration timeout) {
+void Node::requireOtherThread() const {
+  if (!agent_.isOnOwnThread()) return;
+  throwInvalidArgument(
+      "a function that " + self().name + " runs cannot shut it down, because the end waits for that function: tell " +
+      "the program's main thread to do it");
+}
+
+bool Node::drain(Duration limit, Duration timeout) {
   if (!agent_.isInItsProcess()) return true;
-  if (agent_.isOnOwnThread()) {
-    throwInvalidArgument(
-        "a function that " + self().name + " runs cannot shut it down, because the end waits for that function: tell " +
-        "the program's main thread to do it");
-  }
+  requireOtherThread();
+  agent_.beginEnd(limit);
+  return agent_.drain(timeout);
+}
+
+bool Node::leave(Duration timeout) {
+  const auto deadline = deadlineAfter(timeout);
+  if (!drain(kNoLimit, timeout)) return false;
+  if (!agent_.isInItsProcess()) return true;
   autograd_.close();  // ends the passes that block pool threads
-  return agent_.close(timeout);
+  return agent_.leave(timeUntil(deadline));
+}
+
+bool Node::shutdown(Duration timeout) {
+  const auto deadline = deadlineAfter(timeout);
+  if (!leave(timeout)) return false;
+  return !agent_.isInItsProcess() || agent_.close(timeUntil(deadline));
+}
+
+void Node::abandon() {
+  if (!agent_.isInItsProcess()) return;
+  agent_.beginEnd(Duration::zero());
+  if (!agent_.isOnOwnThread()) shutdown(Duration::zero());
+  agent_.discardQueued();
 }
 
 }  // namespace torchrpc

@@ -117,11 +117,20 @@ class Node : public std::enable_shared_from_this<Node> {
   void requestStop();
   /// False after `timeout`. A signal ends the wait.
   bool waitForStopRequest(Duration timeout);
-  /// Fails all calls under way; nothing of this node runs when it returns. Throws Error(kInvalidArgument) on a thread
-  /// of the node's own pool, which would wait for itself. Idempotent.
+  /// The first step of shutdown(): refuses new calls, and waits until those that this node serves are answered, for
+  /// kServedCallsGrace at most. False if `timeout` passes before: then call it again. It and shutdown() wait for peers
+  /// no longer than `limit`, which a later call can shorten.
+  bool drain(Duration limit, Duration timeout);
+  /// drain(), and the second step: fails all calls under way, and says goodbye to the peers (see Note [The end of a
+  /// node]). False as drain().
+  bool leave(Duration timeout);
+  /// leave(); nothing of this node runs when it returns. Throws Error(kInvalidArgument) on a thread of the node's own
+  /// pool, which would wait for itself. Idempotent.
   void shutdown() { shutdown(kNoLimit); }
   /// The same, but returns false if functions still run here after `timeout`: such a node must never be destroyed.
   bool shutdown(Duration timeout);
+  /// After shutdown() has returned false: ends all without waiting. Functions go on, without RPC.
+  void abandon();
   /// Blocks until the call table has room for a new call to `to`, for at most the call's own `timeout`. Does not block
   /// on pool threads. Throws Error(kTimeout).
   void waitForCapacity(const WorkerInfo& to, Duration timeout);
@@ -135,6 +144,8 @@ class Node : public std::enable_shared_from_this<Node> {
   RRefService::Options rrefOptions();
   WorkerRecord record(WorkerId id) const;
   Rendezvous::LostAmong lostAmong();
+  /// Throws Error(kInvalidArgument) on a thread of the node's own pool.
+  void requireOtherThread() const;
   /// Throws Error(kWorkerLost) if workers were lost while the group came to its end.
   void requireAll() const;
 

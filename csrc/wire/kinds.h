@@ -45,6 +45,7 @@ enum class CallableType : uint8_t { kNone, kOperator, kCpp, kPython, kScript };
   X(kPing, 4, kOneWay, kOnce, kNone, kNone, "PING")                                               \
   X(kPong, 5, kOneWay, kOnce, kNone, kNone, "PONG")                                               \
   X(kStarted, 6, kOneWay, kOnce, kNone, kNone, "STARTED")                                         \
+  X(kGoodbye, 7, kOneWay, kOnce, kNone, kNone, "GOODBYE")                                         \
   X(kBuiltinCall, 16, kRequest, kOnce, kCall, kOperator, "SCRIPT_CALL")                           \
   X(kCppCall, 17, kRequest, kOnce, kCall, kCpp, "CPP_CALL")                                       \
   X(kPythonCall, 18, kRequest, kOnce, kCall, kPython, "PYTHON_CALL")                              \

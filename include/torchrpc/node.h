@@ -246,8 +246,10 @@ class Node : public NodeRef {
   /// workers that did not call it within `timeout` (0: no limit); the node has stopped even then. A second call does
   /// nothing.
   void shutdown(Timeout timeout = Duration::zero());
-  /// Stops immediately: calls of this worker fail with kShutdown, calls to it with kWorkerLost. Idempotent. Throws
-  /// Error(kInvalidArgument), as shutdown() does, in a function that this node runs: see requestStop().
+  /// Stops now. New calls of this worker and new calls to it fail with kShutdown. Functions that this node runs for
+  /// other workers have 5 seconds to answer; then the calls of this worker fail with kShutdown, and calls to it with
+  /// kWorkerLost. Waits until the functions that it runs have returned. Idempotent. Throws Error(kInvalidArgument), as
+  /// shutdown() does, in a function that this node runs: see requestStop().
   void stop();
   /// Blocks until requestStop() is called, for at most `timeout` (0: no limit). Returns whether it was called.
   bool waitForStopRequest(Timeout timeout = Duration::zero());

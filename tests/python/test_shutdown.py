@@ -202,6 +202,90 @@ def test_leaks_are_reported_on_request():
     assert run_ranks(run_and_leave, 3, leak, start_method="forkserver", init=False) == ["ok"] * 3
 
 
+ENDING_SCRIPT = """
+import subprocess, sys, threading, time
+import torchrpc.rpc as rpc
+
+arrived = []
+go = threading.Event()
+
+def serve(value):
+    arrived.append(value)
+    assert go.wait(60)
+    time.sleep(0.3)  # worker 1 ends meanwhile
+    return value
+
+def check(end, method):
+    other = subprocess.Popen([sys.executable, __file__, "1", end, method])
+    join(0, method)
+    futures = [rpc.rpc_async("worker1", serve, (i,)) for i in range(50)]
+    assert [future.wait() for future in futures] == list(range(50))
+    refused = None
+    while not refused:
+        try:
+            rpc.rpc_sync("worker1", int, ("1",))
+        except RuntimeError as error:
+            refused = str(error)
+    assert "worker1" in refused, refused
+    assert other.wait() == 0
+    rpc.shutdown(graceful=False)
+    print("all answered")
+
+def join(rank, method):
+    options = rpc.TensorPipeRpcBackendOptions(init_method=method, num_worker_threads=64)
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=options)
+
+if __name__ == "__main__":
+    rank, end, method = sys.argv[1:]
+    if rank == "0":
+        check(end, method)
+    else:
+        join(1, method)
+        while len(arrived) < 50:
+            time.sleep(0.01)
+        go.set()
+        if end == "shutdown":
+            rpc.shutdown(graceful=False)
+"""
+
+
+@pytest.mark.parametrize("transport", ["native", "tensorpipe"])
+@pytest.mark.parametrize("end", ["shutdown", "exit"])
+def test_calls_that_a_worker_serves_when_it_ends_are_answered(run_python, tmp_path, end, transport):
+    (tmp_path / "script.py").write_text(ENDING_SCRIPT)
+    env = {"TORCHRPC_TRANSPORT": transport}
+    assert "all answered" in run_python("script.py", "0", end, f"file://{tmp_path}/store", env=env).stdout
+
+
+ARRIVED = []
+
+
+def wait_for_file(path):
+    ARRIVED.append(path)
+    while not os.path.exists(path):
+        time.sleep(0.01)
+
+
+def serve_for_long(rank):
+    join(rank, 2, f"tcp://127.0.0.1:{os.environ['MASTER_PORT']}")
+    if rank == 0:
+        path = os.environ["RETURN_FILE"]
+        with pytest.raises(rpc.WorkerLostError, match="worker1 has shut down"):
+            rpc.rpc_sync("worker1", wait_for_file, (path,))
+        open(path, "w").close()
+    else:
+        while not ARRIVED:
+            time.sleep(0.01)
+    rpc.shutdown(graceful=False, timeout=0.3)
+    return "left"
+
+
+def test_a_call_that_is_not_answered_in_time_fails_when_its_worker_leaves(tmp_path):
+    env = {"RETURN_FILE": f"{tmp_path}/return"}
+    results = run_ranks(serve_for_long, 2, start_method="forkserver", init=False, env=env)
+    assert results == ["left"] * 2
+
+
 SCRIPT = """
 import sys, time, torchrpc.rpc as rpc
 options = rpc.TensorPipeRpcBackendOptions(init_method=sys.argv[1])

@@ -17,6 +17,7 @@ from ._exceptions import WorkerLostError
 logger = logging.getLogger(__name__)
 
 EXIT_GRACE_S = 1.0  # for functions that still run here when the process ends or is interrupted
+EXIT_ANSWER_S = 3.0  # for the answers of functions that serve other workers when the process ends
 _SIGNAL_CHECK_S = 0.1  # between two chances for Python to run signal handlers while the agent stops
 
 
@@ -55,16 +56,39 @@ def end_static_group(
         raise lost
 
 
+def answer_served_calls(agent: Any, limit_s: float) -> bool:
+    """Refuse new calls, and give functions that serve other workers 5 seconds to answer, or `limit_s`.
+
+    The agent waits no longer than `limit_s` seconds from now for other workers, here and in stop_agent().
+
+    Returns:
+        bool: whether less than `limit_s` seconds have passed.
+    """
+    if not isinstance(agent, TensorPipeAgent):
+        return True
+    deadline = time.monotonic() + limit_s
+    try:
+        while not agent._drain(max(deadline - time.monotonic(), 0.0), _SIGNAL_CHECK_S):
+            pass
+    except BaseException:  # a signal's handler has raised: stop_agent() does not wait for other workers, either
+        agent._drain(0.0, 0.0)
+        raise
+    return time.monotonic() < deadline
+
+
 def stop_agent(agent: Any, grace_s: float) -> None:
     """Stop the agent, after functions that other workers called here have returned.
 
     After `grace_s` seconds, or when a signal's handler raises, they are abandoned: their threads go on, without RPC.
+    The other workers have time to read the answers to their calls before that.
     """
     if not isinstance(agent, TensorPipeAgent):
         agent.shutdown()
         return
-    deadline = time.monotonic() + grace_s
     try:
+        while not agent._leave(_SIGNAL_CHECK_S):
+            pass
+        deadline = time.monotonic() + grace_s
         while not agent.shutdown(_SIGNAL_CHECK_S):
             if time.monotonic() >= deadline:
                 name = agent.get_worker_info().name

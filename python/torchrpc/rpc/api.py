@@ -10,6 +10,7 @@ import functools
 import logging
 import math
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
@@ -37,7 +38,7 @@ from ._checks import _check_initialized as _check_initialized
 from ._checks import _to_worker_info as _to_worker_info
 from ._gather import AllGatherStates
 from ._rendezvous import mark_formed
-from ._shutdown import EXIT_GRACE_S, end_static_group, stop_agent
+from ._shutdown import EXIT_ANSWER_S, EXIT_GRACE_S, answer_served_calls, end_static_group, stop_agent
 from ._utils import _group_membership_management, _update_group_membership
 from .constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
 from .internal import _internal_rpc_pickler
@@ -214,8 +215,9 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
 
     Args:
         graceful (bool): wait until all workers have called shutdown() and all work is done, and delete this worker's
-            references. False: stop at once; calls that other workers have made to this one fail.
-        timeout (float): seconds to wait; 0: no limit.
+            references. False: stop now. Calls that this worker serves at that moment have 5 seconds to answer; those
+            that come later, or take longer, fail.
+        timeout (float): seconds to wait for other workers; 0: no limit.
 
     Raises:
         WorkerLostError: a worker is lost; the text names it. The other workers have ended in order.
@@ -231,6 +233,7 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
             "shutdown() cannot be called by a function that another worker has called: it would wait for that "
             "function. Let the function tell the main thread, for example by a threading.Event, and call it there."
         )
+    deadline = time.monotonic() + (timeout or math.inf)
     grace_s = math.inf
     try:
         if graceful:
@@ -240,7 +243,7 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
             grace_s = EXIT_GRACE_S
         raise
     finally:
-        _finalize_shutdown(grace_s)
+        _finalize_shutdown(grace_s, min(grace_s, max(deadline - time.monotonic(), 0.0)))
 
 
 def _end_gracefully(timeout: float) -> None:
@@ -264,8 +267,13 @@ def _leave_dynamic_group(agent: TensorPipeAgent, timeout: float) -> None:
         agent.join(shutdown=True, timeout=timeout)
 
 
-def _finalize_shutdown(grace_s: float = math.inf) -> None:
+def _finalize_shutdown(grace_s: float = math.inf, limit_s: float = math.inf) -> None:
     try:
+        try:
+            answer_served_calls(_get_current_rpc_agent(), limit_s)  # their functions may use RRefs
+        except BaseException:
+            grace_s = EXIT_GRACE_S
+            raise
         _destroy_rref_context(_ignore_rref_leak)
     finally:
         _drop_agent(grace_s)
@@ -288,4 +296,8 @@ def _drop_agent(grace_s: float = math.inf) -> None:
 def _leave_at_exit() -> None:
     """Stop the agent's threads at the end of a process that has not called shutdown(), while Python still runs."""
     if _agent_pid == os.getpid() and _is_current_rpc_agent_set():
-        _drop_agent(EXIT_GRACE_S)
+        answered = False
+        try:
+            answered = answer_served_calls(_get_current_rpc_agent(), EXIT_ANSWER_S)
+        finally:
+            _drop_agent(EXIT_GRACE_S if answered else 0.0)

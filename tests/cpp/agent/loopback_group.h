@@ -29,6 +29,7 @@ class LoopbackGroup {
     Duration liveness = kNoLimit;
     bool propagate_deadlines = false;
     size_t max_queued_bytes = kDefaultMaxQueuedBytes;
+    std::function<std::unique_ptr<Transport>()> transport{};  ///< of each agent; empty: loopback
   };
 
   explicit LoopbackGroup(Options options) : options_(std::move(options)), network_(makeLoopbackNetwork()) {
@@ -57,7 +58,7 @@ class LoopbackGroup {
 
  private:
   void add(int id) {
-    auto transport = makeLoopbackTransport(network_, options_.limits);
+    auto transport = options_.transport ? options_.transport() : makeLoopbackTransport(network_, options_.limits);
     std::shared_ptr<Timer> timer = options_.timer ? options_.timer : makeThreadTimer();
     timers_.push_back(timer);
     if (options_.faults) transport = makeFaultyTransport(std::move(transport), options_.faults, *timer);

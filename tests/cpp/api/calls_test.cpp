@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <stdexcept>
+#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -243,6 +244,30 @@ TEST_CASE("no time-out is too long, and a negative one is refused") {
     CHECK(error.code() == ErrorCode::kInvalidArgument);
     CHECK_THAT(error.text(), Catch::Contains(use.first) && Catch::Contains("must not be negative"));
   }
+}
+
+TEST_CASE("stop() refuses new calls and lets functions that other workers have called answer") {
+  Group group(2);
+  const auto arrived = std::make_shared<std::latch>(1), release = std::make_shared<std::latch>(1);
+  registerFunction("answerLate", [arrived, release] {
+    arrived->count_down();
+    release->wait();
+  });
+  const auto future = group[0].callAsync<void>(1, "answerLate");
+  arrived->wait();
+  std::thread stopper([&] { group[1].stop(); });
+  auto code = ErrorCode::kUnknown;
+  while (code == ErrorCode::kUnknown) {
+    try {
+      group[0].call(1, &poke);
+    } catch (const Error& error) {
+      code = error.code();
+    }
+  }
+  release->count_down();
+  CHECK(code == ErrorCode::kShutdown);
+  CHECK_NOTHROW(future.wait());
+  stopper.join();
 }
 
 TEST_CASE("after the end of a node, calls fail and futures do not hang") {

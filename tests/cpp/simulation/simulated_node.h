@@ -73,6 +73,9 @@ class SimulatedNode {
     calls_.serve(CallableType::kCpp, options.make_runner(*this));
     address = agent_.listen();
   }
+  ~SimulatedNode() { agent_.beginEnd(Duration::zero()); }
+  SimulatedNode(const SimulatedNode&) = delete;
+  SimulatedNode& operator=(const SimulatedNode&) = delete;
 
   WorkerId id() const { return agent_.self().id; }
   Agent& agent() { return agent_; }
@@ -111,6 +114,7 @@ class SimulatedNode {
       const auto released = std::exchange(held, {});
     }
     autograd_.close();
+    agent_.beginEnd(Duration::zero());  // its waits take real time, in which nothing happens here
     agent_.close();
     return leaks;
   }

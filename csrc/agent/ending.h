@@ -1,0 +1,52 @@
+#pragma once
+
+// How long the end of a node may wait: for the answers to the calls that it serves, and then for its peers to read
+// them. Each wait can be made in pieces, and by several threads. See Note [The end of a node] in agent.cpp. Threads:
+// any but the transport's loop for the waits; notify() on any.
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+
+#include "base/sync/mutex.h"
+#include "base/timer.h"
+
+namespace torchrpc {
+
+/// How long functions that serve other workers have to answer when their worker ends.
+constexpr Duration kServedCallsGrace = std::chrono::seconds(5);
+
+class Ending {
+ public:
+  /// The node ends: the waits take no longer than `limit`. A later call can only make that shorter.
+  void begin(Duration limit);
+  bool hasBegun() const { return has_begun_.load(); }
+
+  /// Waits until `is_answered()`, for kServedCallsGrace after begin() at most. False if the deadline comes first.
+  bool awaitAnswers(const std::function<bool()>& is_answered, TimePoint deadline);
+  /// Waits until `is_read()`; gives up when `progress()`, a number, has not changed for some time. False if the
+  /// deadline comes first.
+  bool awaitReaders(
+      const std::function<bool()>& is_read, const std::function<uint64_t()>& progress, TimePoint deadline);
+  /// What a wait asks for may have changed. Costs one load before begin().
+  void notify();
+
+ private:
+  enum class Wait { kAnswers, kReaders };
+  /// Waits until `done()`, until limitOf() that wait, or until the deadline; false only for the deadline.
+  bool wait(Wait what, const std::function<bool()>& done, TimePoint deadline);
+  TimePoint limitOf(Wait what) const TORCHRPC_REQUIRES(mutex_);
+
+  std::atomic<bool> has_begun_{false};
+  // Guarded by mutex_:
+  Mutex mutex_;
+  CondVar changed_;
+  uint64_t changes_ TORCHRPC_GUARDED_BY(mutex_) = 0;
+  TimePoint began_ TORCHRPC_GUARDED_BY(mutex_) = kNever;
+  TimePoint ends_ TORCHRPC_GUARDED_BY(mutex_) = kNever;
+  TimePoint readers_limit_ TORCHRPC_GUARDED_BY(mutex_) = kNever;
+  TimePoint progress_at_ TORCHRPC_GUARDED_BY(mutex_) = kNever;  ///< when progress_ was another number
+  uint64_t progress_ TORCHRPC_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace torchrpc
