@@ -315,7 +315,7 @@ std::vector<std::shared_ptr<Link>> ConnectionPool::allLinks() const {
   for (const auto& each : inbound_links_) {
     if (auto link = each.lock()) out.push_back(std::move(link));
   }
-  std::ranges::sort(out);
+  std::ranges::sort(out, {}, [](const auto& link) { return link->id(); });
   const auto [repeated, end] = std::ranges::unique(out);
   out.erase(repeated, end);
   return out;
