@@ -68,20 +68,22 @@ void Link::onStarted(const StartReport& report) {
   if (request_window_.release(report)) sendHeld();
 }
 
-void Link::attach(std::shared_ptr<Connection> connection) {
+void Link::attach(const std::shared_ptr<Connection>& connection) {
   for (;;) {
     std::deque<Waiting> waiting;
     {
       MutexLock lock(mutex_);
       if (closed_) return;
+      if (close_reason_) break;
       if (waiting_.empty()) {
-        connection_ = std::move(connection);
+        connection_ = connection;
         return;
       }
       waiting.swap(waiting_);
     }
     for (auto& each : waiting) connection->send(std::move(each.frame), std::move(each.done));
   }
+  connection->close();  // which fails the frames that wait
 }
 
 void Link::close(Error reason) {
@@ -179,9 +181,9 @@ ConnectionPool::ConnectionPool(
     : transport_(transport), directory_(directory), options_(options), events_(std::move(events)) {}
 
 std::string ConnectionPool::listen() {
-  return transport_.listen([this](std::shared_ptr<Connection> connection) {
+  return transport_.listen([this](const std::shared_ptr<Connection>& connection) {
     auto link = std::make_shared<Link>(*this, next_link_++);
-    link->attach(std::move(connection));
+    link->attach(connection);
     return link;
   });
 }
@@ -276,7 +278,7 @@ std::shared_ptr<Link> ConnectionPool::link(WorkerId to) {
     auto connection = transport_.connect(record->address, record->info.name, fresh);
     const Message message{.kind = Kind::kHello, .payload = hello()};
     connection->send(encodeFrame(message), [](const Status&) {});
-    fresh->attach(std::move(connection));
+    fresh->attach(connection);
   } catch (const Error& e) {
     fresh->onClosed(e);
   }

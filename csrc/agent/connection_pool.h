@@ -78,7 +78,7 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
     Frame frame;
     std::function<void(Status)> done;
   };
-  void attach(std::shared_ptr<Connection> connection);
+  void attach(const std::shared_ptr<Connection>& connection);
   /// Sends the calls that need not be held back any more.
   void sendHeld();
   void sendAdmitted(RequestWindow::Call call);
