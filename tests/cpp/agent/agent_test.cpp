@@ -6,6 +6,7 @@
 #include <latch>
 #include <thread>
 
+#include "agent/held_requests.h"
 #include "agent/loopback_group.h"
 #include "outcomes.h"
 #include "testing/manual_timer.h"
@@ -22,28 +23,6 @@ void echo(Request request, const Responder& responder) {
   request.message.kind = Kind::kReply;
   responder.reply(std::move(request.message));
 }
-
-/// Holds requests until the test answers them.
-struct Holding {
-  Mutex mutex;
-  std::vector<Responder> held TORCHRPC_GUARDED_BY(mutex);
-  std::latch arrived;
-  explicit Holding(int expected) : arrived(expected) {}
-
-  Messenger::RequestHandler handler() {
-    return [this](const Request&, Responder responder) {
-      {
-        MutexLock lock(mutex);
-        held.push_back(std::move(responder));
-      }
-      arrived.count_down();
-    };
-  }
-  std::vector<Responder> takeAll() {
-    MutexLock lock(mutex);
-    return std::exchange(held, {});
-  }
-};
 
 Error errorOf(Pending& pending) {
   auto result = pending.get();
@@ -135,13 +114,13 @@ TEST_CASE(
     "a call that is not answered in time fails with the name of the worker, and its late reply completes nothing") {
   auto timer = std::make_shared<ManualTimer>();
   LoopbackGroup group({.timer = timer});
-  Holding holding(2);
+  HeldRequests holding(2);
   group[1].on(kCall, Messenger::Where::kPool, holding.handler());
   group.start();
   Pending brief, patient;
   group[0].request(1, message(kCall), 500ms, brief.handler());
   group[0].request(1, message(kCall), kNoLimit, patient.handler());
-  holding.arrived.wait();
+  holding.awaitAll();
 
   timer->advance(499ms);
   CHECK_FALSE(brief.done());
@@ -154,7 +133,7 @@ TEST_CASE(
 
   timer->advance(24h);
   CHECK_FALSE(patient.done());
-  for (auto& responder : holding.takeAll()) responder.reply(message(Kind::kReply));
+  holding.answerAll();
   CHECK(patient.get().ok());
   REQUIRE(group[0].waitIdle(20s));
   CHECK(brief.completions() == 1);
@@ -165,7 +144,7 @@ TEST_CASE("a call that times out while this worker has too few threads says so, 
   auto timer = std::make_shared<ManualTimer>();
   std::latch blocked(2), go(1);
   LoopbackGroup group({.timer = timer, .threads = 2, .max_threads = 2});
-  Holding holding(2);
+  HeldRequests holding(2);
   group[1].on(kCall, Messenger::Where::kPool, holding.handler());
   group.start();
   Pending before, pending;
@@ -190,20 +169,20 @@ TEST_CASE("a call that times out while this worker has too few threads says so, 
       Catch::Contains("worker0 had as many threads as it can have") &&
           Catch::Contains("of 2 threads 2 are blocked in calls of their own, and 3 tasks wait for a thread"));
   go.count_down();
-  holding.arrived.wait();
+  holding.awaitAll();
 }
 
 TEST_CASE("calls time out in the order of their deadlines, whatever the order of the calls") {
   auto timer = std::make_shared<ManualTimer>();
   LoopbackGroup group({.timer = timer});
-  Holding holding(3);
+  HeldRequests holding(3);
   group[1].on(kCall, Messenger::Where::kPool, holding.handler());
   group.start();
   Pending last, first, middle;
   group[0].request(1, message(kCall), 30s, last.handler());
   group[0].request(1, message(kCall), 10s, first.handler());
   group[0].request(1, message(kCall), 20s, middle.handler());
-  holding.arrived.wait();
+  holding.awaitAll();
   timer->advance(10s);
   CHECK((first.done() && !middle.done() && !last.done()));
   timer->advance(10s);
@@ -214,7 +193,7 @@ TEST_CASE("calls time out in the order of their deadlines, whatever the order of
 
 TEST_CASE("the loss of a worker fails the calls to it, with its name, and no others") {
   LoopbackGroup group({.size = 3});
-  Holding holding(2);
+  HeldRequests holding(2);
   group[1].on(kCall, Messenger::Where::kPool, holding.handler());
   group[2].on(kCall, Messenger::Where::kPool, holding.handler());
   std::promise<WorkerInfo> lost;
@@ -223,7 +202,7 @@ TEST_CASE("the loss of a worker fails the calls to it, with its name, and no oth
   Pending doomed, safe;
   group[0].request(1, message(kCall), kNoLimit, doomed.handler());
   group[0].request(2, message(kCall), kNoLimit, safe.handler());
-  holding.arrived.wait();
+  holding.awaitAll();
   group[1].close();
   const auto error = errorOf(doomed);
   CHECK(error.code() == ErrorCode::kWorkerLost);
@@ -231,7 +210,7 @@ TEST_CASE("the loss of a worker fails the calls to it, with its name, and no oth
   CHECK_THAT(error.text(), Catch::Contains("WorkerInfo(id=1, name=worker1)"));
   CHECK(lost.get_future().get().name == "worker1");
   CHECK_FALSE(safe.done());
-  for (auto& responder : holding.takeAll()) responder.reply(message(Kind::kReply));
+  holding.answerAll();
   CHECK(safe.get().ok());
 }
 
@@ -291,7 +270,7 @@ TEST_CASE("a reply that cannot be sent becomes an error reply") {
 
 TEST_CASE("a reply whose link has ended is reported as not sent, with its headers") {
   LoopbackGroup group({});
-  Holding holding(1);
+  HeldRequests holding(1);
   group[1].on(Kind::kCppCall, Messenger::Where::kPool, holding.handler());
   std::atomic<bool> is_lost{false};
   std::optional<Message> unsent;
@@ -300,7 +279,7 @@ TEST_CASE("a reply whose link has ended is reported as not sent, with its header
   group.start();
   Pending pending;
   group[0].request(1, message(Kind::kCppCall), kNoLimit, pending.handler());
-  holding.arrived.wait();
+  holding.awaitAll();
   group[0].close();
   REQUIRE(eventually([&] { return is_lost.load(); }));
 
@@ -312,12 +291,12 @@ TEST_CASE("a reply whose link has ended is reported as not sent, with its header
 
 TEST_CASE("close fails the calls under way, each once, and later ones") {
   LoopbackGroup group({});
-  Holding holding(1);
+  HeldRequests holding(1);
   group[1].on(kCall, Messenger::Where::kPool, holding.handler());
   group.start();
   Pending before, after;
   group[0].request(1, message(kCall), kNoLimit, before.handler());
-  holding.arrived.wait();
+  holding.awaitAll();
   group[0].close();
   CHECK(errorOf(before).code() == ErrorCode::kShutdown);
   group[0].request(1, message(kCall), kNoLimit, after.handler());

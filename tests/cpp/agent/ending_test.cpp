@@ -6,8 +6,8 @@
 #include <latch>
 #include <thread>
 
+#include "agent/held_requests.h"
 #include "agent/loopback_group.h"
-#include "testing/manual_timer.h"
 #include "transport/native/transport.h"
 
 using namespace torchrpc;
@@ -17,35 +17,6 @@ using namespace std::chrono_literals;
 namespace {
 
 constexpr auto kCall = Kind::kCppCall;
-
-/// Keeps the calls that arrive until the test answers them.
-class Kept {
- public:
-  explicit Kept(int expected) : arrived_(expected) {}
-  Messenger::RequestHandler handler() {
-    return [this](const Request&, Responder responder) {
-      {
-        MutexLock lock(mutex_);
-        kept_.push_back(std::move(responder));
-      }
-      arrived_.count_down();
-    };
-  }
-  void awaitAll() { arrived_.wait(); }
-  void answerAll(const at::Tensor& tensor = at::ones({1})) {
-    std::vector<Responder> kept;
-    {
-      MutexLock lock(mutex_);
-      kept.swap(kept_);
-    }
-    for (auto& responder : kept) responder.reply({.kind = Kind::kReply, .tensors = {tensor}});
-  }
-
- private:
-  std::latch arrived_;
-  Mutex mutex_;
-  std::vector<Responder> kept_ TORCHRPC_GUARDED_BY(mutex_);
-};
 
 Error failureOf(Pending& pending) {
   auto result = pending.get();
@@ -64,12 +35,12 @@ std::unique_ptr<Transport> nativeTransport(bool within_host) {
 
 TEST_CASE("a worker that ends answers the calls that it serves and refuses others with its name") {
   LoopbackGroup group({});
-  Kept kept(1);
-  group[1].on(kCall, Messenger::Where::kPool, kept.handler());
+  HeldRequests held(1);
+  group[1].on(kCall, Messenger::Where::kPool, held.handler());
   group.start();
   Pending served, refused;
   group[0].request(1, message(kCall), kNoLimit, served.handler());
-  kept.awaitAll();
+  held.awaitAll();
   CHECK_FALSE(group[1].drain(0ms));
   group[0].request(1, message(kCall), kNoLimit, refused.handler());
   const auto error = failureOf(refused);
@@ -77,21 +48,21 @@ TEST_CASE("a worker that ends answers the calls that it serves and refuses other
   CHECK(error.worker() == "worker1");
   CHECK_THAT(error.text(), Catch::Contains("worker1 is shutting down"));
   CHECK_FALSE(served.done());
-  kept.answerAll();
+  held.answerAll();
   group[1].close();
   CHECK(served.get().ok());
 }
 
 TEST_CASE("a worker says goodbye before it closes its connections") {
   LoopbackGroup group({});
-  Kept kept(1);
-  group[1].on(kCall, Messenger::Where::kPool, kept.handler());
+  HeldRequests held(1);
+  group[1].on(kCall, Messenger::Where::kPool, held.handler());
   std::promise<WorkerInfo> lost;
   group[0].onWorkerLost([&](const WorkerInfo& worker) { lost.set_value(worker); });
   group.start();
   Pending call;
   group[0].request(1, message(kCall), kNoLimit, call.handler());
-  kept.awaitAll();
+  held.awaitAll();
   group[1].beginEnd(0ms);
   group[1].close();
   const auto error = failureOf(call);
@@ -125,41 +96,41 @@ TEST_CASE("a function that serves a call may make calls while its worker ends; o
 
 TEST_CASE("the end does not wait for calls whose caller has ended") {
   LoopbackGroup group({});
-  Kept kept(1);
-  group[1].on(kCall, Messenger::Where::kPool, kept.handler());
+  HeldRequests held(1);
+  group[1].on(kCall, Messenger::Where::kPool, held.handler());
   group.start();
   Pending call;
   group[0].request(1, message(kCall), kNoLimit, call.handler());
-  kept.awaitAll();
+  held.awaitAll();
   group[0].close();
   CHECK(group[1].drain(kServedCallsGrace - 1s));  // it would be false after that time
-  kept.answerAll();
+  held.answerAll();
 }
 
 TEST_CASE("a call that is served for longer than the grace time does not hold up the end any longer") {
   LoopbackGroup group({});
-  Kept kept(1);
-  group[1].on(kCall, Messenger::Where::kPool, kept.handler());
+  HeldRequests held(1);
+  group[1].on(kCall, Messenger::Where::kPool, held.handler());
   group.start();
   Pending call;
   group[0].request(1, message(kCall), kNoLimit, call.handler());
-  kept.awaitAll();
+  held.awaitAll();
   CHECK(group[1].close(1h));
   CHECK(failureOf(call).code() == ErrorCode::kWorkerLost);
-  kept.answerAll();
+  held.answerAll();
 }
 
 TEST_CASE("replies that are written as a worker ends arrive, however many bytes they have") {
   constexpr int kCalls = 50;
   const bool within_host = GENERATE(false, true);
   LoopbackGroup group({.transport = [&] { return nativeTransport(within_host); }});
-  Kept kept(kCalls);
-  group[1].on(kCall, Messenger::Where::kPool, kept.handler());
+  HeldRequests held(kCalls);
+  group[1].on(kCall, Messenger::Where::kPool, held.handler());
   group.start();
   std::vector<Pending> calls(kCalls);
   for (auto& call : calls) group[0].request(1, message(kCall), kNoLimit, call.handler());
-  kept.awaitAll();
-  kept.answerAll(at::ones({1 << 20}));
+  held.awaitAll();
+  held.answerAll({.kind = Kind::kReply, .tensors = {at::ones({1 << 20})}});
   group[1].close();
   int answered = 0;
   for (auto& call : calls) answered += call.get().ok() ? 1 : 0;
@@ -173,14 +144,14 @@ TEST_CASE("a worker that has nothing to answer does not wait for a peer that rea
   };
   const bool is_serving = GENERATE(false, true);
   LoopbackGroup group({.faults = policy});
-  Kept kept(1);
-  group[1].on(kCall, Messenger::Where::kPool, kept.handler());
+  HeldRequests held(1);
+  group[1].on(kCall, Messenger::Where::kPool, held.handler());
   group.start();
   Pending call;
   group[0].request(1, message(kCall), kNoLimit, call.handler());
-  kept.awaitAll();
+  held.awaitAll();
   if (is_serving) CHECK_FALSE(group[1].drain(0ms));
-  kept.answerAll();
+  held.answerAll();
   CHECK(call.get().ok());
   CHECK(group[1].leave(0ms) == !is_serving);
   group[1].beginEnd(0ms);  // as a time-out of shutdown that has passed
@@ -189,14 +160,14 @@ TEST_CASE("a worker that has nothing to answer does not wait for a peer that rea
 
 TEST_CASE("the end goes on where it was given up") {
   LoopbackGroup group({});
-  Kept kept(1);
-  group[1].on(kCall, Messenger::Where::kPool, kept.handler());
+  HeldRequests held(1);
+  group[1].on(kCall, Messenger::Where::kPool, held.handler());
   group.start();
   Pending call;
   group[0].request(1, message(kCall), kNoLimit, call.handler());
-  kept.awaitAll();
+  held.awaitAll();
   for (int i = 0; i < 3; ++i) CHECK_FALSE(group[1].close(0ms));
-  kept.answerAll();
+  held.answerAll();
   while (!group[1].close(1ms)) {
   }
   CHECK(call.get().ok());

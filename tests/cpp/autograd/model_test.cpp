@@ -7,6 +7,7 @@
 #include <random>
 
 #include "autograd/autograd_group.h"
+#include "environment.h"
 
 using namespace torchrpc;
 using namespace torchrpc::test;
@@ -14,11 +15,6 @@ using namespace torchrpc::test;
 namespace {
 
 constexpr int kGraphs = 60;
-
-uint64_t environment(const char* name, uint64_t fallback) {
-  const char* text = std::getenv(name);
-  return text ? std::strtoull(text, nullptr, 10) : fallback;
-}
 
 at::Tensor number(uint64_t value) { return at::scalar_tensor(static_cast<int64_t>(value), at::kLong); }
 

@@ -10,6 +10,7 @@
 #include <random>
 #include <set>
 
+#include "environment.h"
 #include "rref/sim_group.h"
 
 using namespace torchrpc;
@@ -19,11 +20,6 @@ namespace {
 
 constexpr int kSchedules = 5000;
 constexpr int kSteps = 200;
-
-uint64_t environment(const char* name, uint64_t otherwise) {
-  const char* text = std::getenv(name);
-  return text ? std::strtoull(text, nullptr, 10) : otherwise;
-}
 
 class Schedule {
  public:
@@ -321,9 +317,9 @@ class Schedule {
 }  // namespace
 
 TEST_CASE("no schedule drops a held value, runs a function too early, or leaves state behind") {
-  const auto only = environment("TORCHRPC_TEST_SEED", 0);
+  const auto only = test::environment("TORCHRPC_TEST_SEED", 0);
   const auto first = only ? only : 1;
-  const auto last = only ? only : environment("TORCHRPC_TEST_SCHEDULES", kSchedules);
+  const auto last = only ? only : test::environment("TORCHRPC_TEST_SCHEDULES", kSchedules);
   for (auto seed = first; seed <= last; ++seed) {
     INFO("TORCHRPC_TEST_SEED=" << seed);
     Schedule(seed).run();

@@ -9,6 +9,7 @@
 #include <iostream>
 #include <sstream>
 
+#include "environment.h"
 #include "simulation/world.h"
 
 using namespace torchrpc::test;
@@ -16,11 +17,6 @@ using namespace torchrpc::test;
 namespace {
 
 constexpr uint64_t kSeeds = 500;
-
-uint64_t environment(const char* name, uint64_t fallback) {
-  const char* text = std::getenv(name);
-  return text ? std::strtoull(text, nullptr, 10) : fallback;
-}
 
 }  // namespace
 
