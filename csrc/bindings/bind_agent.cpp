@@ -39,7 +39,7 @@ std::shared_ptr<Node> makeNode(Node::Options options, StorePtr store) {
   };
   options.agent.enter_strand = [] {
     keepPythonState();
-    return std::make_shared<py::gil_scoped_acquire>();
+    return std::make_shared<AcquireGil>();
   };
   auto node = [&] {
     py::gil_scoped_release no_gil;  // the store may block, or be implemented in Python
@@ -234,7 +234,7 @@ namespace {
 /// Python runs signal handlers on its main thread only.
 void checkSignals() {
   if (::gettid() != ::getpid()) return;
-  py::gil_scoped_acquire gil;
+  const AcquireGil gil;
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 

@@ -5,6 +5,7 @@
 #include "bindings/py_codec.h"
 #include "bindings/py_errors.h"
 #include "bindings/py_future.h"
+#include "bindings/py_gil.h"
 
 namespace torchrpc::bindings {
 
@@ -142,7 +143,7 @@ Message encodeResult(Node& node, const WorkerInfo& to, const c10::IValue& value)
       if (e.code() != ErrorCode::kSerialization || value.isCapsule()) throw;
     }
   }
-  py::gil_scoped_acquire gil;
+  const AcquireGil gil;
   try {
     return encodeResult(node, to, toObject(value));
   } catch (py::error_already_set& e) {

@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "base/exception.h"
+#include "bindings/py_gil.h"
 
 namespace torchrpc::bindings {
 
@@ -40,7 +41,7 @@ Error toError(std::exception_ptr raised, const WorkerInfo& self) {
     const auto error = toError(e, self);
     return Error(error.code(), message + "\n" + error.text(), error.worker(), error.detail());
   };
-  py::gil_scoped_acquire gil;
+  const AcquireGil gil;
   try {
     try {
       std::rethrow_exception(std::move(raised));

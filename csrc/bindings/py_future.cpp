@@ -6,6 +6,7 @@
 #include "base/sync/waiter.h"
 #include "bindings/current_node.h"
 #include "bindings/py_calls.h"
+#include "bindings/py_gil.h"
 #include "profiling/expected_call.h"
 
 namespace torchrpc::bindings {
@@ -87,7 +88,7 @@ void complete(const FuturePtr& future, const std::function<py::object()>& make) 
   c10::IValue value;
   std::exception_ptr failure;
   {
-    py::gil_scoped_acquire gil;
+    const AcquireGil gil;
     try {
       value = toValue(make());
     } catch (py::error_already_set& e) {
@@ -213,14 +214,20 @@ using ReplyWaiter = Waiter<Result<Message>>;
 
 /// Needs the GIL. Throws what a signal handler raises.
 Result<Message> waitFor(Node& node, ReplyWaiter& waiter) {
-  const auto has_reply = [&] { return waiter.hasValue(); };
   for (bool first = true;; first = false) {
     {
-      py::gil_scoped_release no_gil;
+      DelayedGilRelease gil;
       const ThreadPool::BlockingScope blocking;
+      if (first) {
+        node.agent().poll([&] {
+          gil.releaseIfDue();
+          return waiter.hasValue();
+        });
+      }
+      if (auto reply = waiter.take()) return *std::move(reply);
+      gil.release();
       const auto latest = deadlineAfter(kSignalCheckInterval);
-      if (first) node.agent().poll(has_reply);
-      node.agent().park(has_reply, waiter.futexWaiter(), latest);
+      node.agent().park([&] { return waiter.hasValue(); }, waiter.futexWaiter(), latest);
       if (auto reply = waiter.waitFor(latest - std::chrono::steady_clock::now())) return *std::move(reply);
     }
     if (PyErr_CheckSignals() == 0) continue;
@@ -248,14 +255,23 @@ py::object waitForReply(const std::shared_ptr<Node>& node, const std::function<v
 
 namespace {
 
-/// Without the GIL.
-void waitUntilDone(Node* node, const FuturePtr& future) {
+/// Needs the GIL. Throws what a signal handler raises.
+void waitUntilDone(const FuturePtr& future) {
+  if (future->completed()) return;
+  const auto node = currentNodeIfOurs();
+  DelayedGilRelease gil;
   const ThreadPool::BlockingScope blocking;
   WaitedFuture waited(future);
   const auto done = [&] { return waited.hasReply() || future->completed(); };
   const bool has_calls = node && node->agent().hasOutstandingRequests();
-  if (has_calls) node->agent().poll(done);
+  if (has_calls) {
+    node->agent().poll([&] {
+      gil.releaseIfDue();
+      return done();
+    });
+  }
   if (!done()) {
+    gil.release();
     const auto waiter = std::make_shared<Waiter<bool>>();
     future->addCallback([waiter](c10::ivalue::Future&) { waiter->set(true); });
     for (; !done(); checkInterrupt()) {
@@ -267,16 +283,8 @@ void waitUntilDone(Node* node, const FuturePtr& future) {
   waited.finish();
 }
 
-/// Needs the GIL, and releases it while it waits.
-void waitWithoutGil(const FuturePtr& future) {
-  if (future->completed()) return;
-  const auto node = currentNodeIfOurs();
-  py::gil_scoped_release no_gil;
-  waitUntilDone(node.get(), future);
-}
-
 py::object waitForValue(const Wrapped& future) {
-  waitWithoutGil(future->fut);
+  waitUntilDone(future->fut);
   return torch::jit::tracer::isTracing() ? future->wait() : future->value();
 }
 
@@ -295,7 +303,7 @@ py::list waitForValues(const py::sequence& objects) {
     c10::List<FuturePtr> list(c10::FutureType::create(pending.front()->elementType()));
     for (auto& future : pending) list.push_back(std::move(future));
     const auto all = c10::collectAll(list);
-    waitWithoutGil(all);
+    waitUntilDone(all);
     if (all->hasError()) PythonFutureWrapper(all).value();
   }
   py::list values(futures.size());
@@ -310,7 +318,7 @@ void whenDone(const py::object& object, DoneHandler done) {
   if (!wrapper) throw std::invalid_argument("not a torch.futures.Future");
   py::gil_scoped_release no_gil;
   wrapper->fut->addCallback([wrapper, done = std::move(done)](c10::ivalue::Future& /*future*/) {
-    py::gil_scoped_acquire gil;
+    const AcquireGil gil;
     done([&] { return wrapper->value(); });
   });
 }

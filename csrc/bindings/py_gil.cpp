@@ -1,5 +1,7 @@
 #include "bindings/py_gil.h"
 
+#include <atomic>
+
 namespace torchrpc::bindings {
 
 namespace {
@@ -14,7 +16,21 @@ struct ThreadState {
   }
 };
 
+std::atomic<int> num_waiting{0};  // threads in the constructor of AcquireGil
+
 }  // namespace
+
+AcquireGil::CountWait::CountWait() { ++num_waiting; }
+AcquireGil::CountWait::~CountWait() { --num_waiting; }
+
+AcquireGil::AcquireGil() {
+  const CountWait wait;
+  gil_.emplace();
+}
+
+void DelayedGilRelease::releaseIfDue() {
+  if (!no_gil_ && (num_waiting > 0 || std::chrono::steady_clock::now() >= due_)) release();
+}
 
 void keepPythonState() {
   thread_local ThreadState state;

@@ -4,6 +4,7 @@
 #include "bindings/py_calls.h"
 #include "bindings/py_errors.h"
 #include "bindings/py_future.h"
+#include "bindings/py_gil.h"
 
 namespace torchrpc::bindings {
 
@@ -48,7 +49,7 @@ py::object wrap(std::shared_ptr<Node> node, RRefPtr rref, Kind fetch_kind) {
 
 PyRRef::~PyRRef() {
   // C++ code of torch may drop the last reference without the GIL.
-  py::gil_scoped_acquire gil;
+  const AcquireGil gil;
   profiling_future.release().dec_ref();
   type_future.release().dec_ref();
 }

@@ -100,7 +100,7 @@ class PythonRunner final : public CallableRunner {
 
   static void guarded(const WorkerInfo& self, const Fail& fail, const std::function<void()>& body) {
     const auto start = gil_waits.enabled ? std::chrono::steady_clock::now() : TimePoint();
-    py::gil_scoped_acquire gil;
+    const AcquireGil gil;
     if (start != TimePoint()) {
       gil_waits.nanoseconds += std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count();
       ++gil_waits.count;

@@ -7,6 +7,7 @@
 #include "base/sync/mutex.h"
 #include "bindings/py_errors.h"
 #include "bindings/py_future.h"
+#include "bindings/py_gil.h"
 #include "wire/value_codec.h"
 
 namespace torchrpc::bindings {
@@ -99,7 +100,7 @@ class ScriptRunner final : public CallableRunner {
       MutexLock lock(mutex_);
       if (const auto it = functions_.find(name); it != functions_.end()) return it->second.function_;
     }
-    py::gil_scoped_acquire gil;
+    const AcquireGil gil;
     try {
       const auto function = findScriptFunction(name);
       MutexLock lock(mutex_);

@@ -13,6 +13,7 @@
 #include "bindings/bind.h"
 #include "bindings/current_node.h"
 #include "bindings/py_future.h"
+#include "bindings/py_gil.h"
 #include "bindings/py_script.h"
 #include "bindings/script_context.h"
 #include "profiling/expected_call.h"
@@ -95,7 +96,7 @@ c10::IValue valueOf(const std::shared_ptr<Node>& node, Message reply, const c10:
   Reader reader(reply.payload);
   if (reader.remaining() == 0) return {};
   if (reader.get<ValueFormat>() == ValueFormat::kPlain) return decodeValue(reader, reply.tensors, type);
-  py::gil_scoped_acquire gil;
+  const AcquireGil gil;
   return torch::jit::toIValue(decodeResult(node, std::move(reply), {}), type);
 }
 
@@ -107,7 +108,7 @@ std::shared_ptr<Range> rangeOf(Node& node, const std::string& function, const Wo
 }
 
 FuturePtr start(const ScriptedCall& call) {
-  py::gil_scoped_acquire gil;
+  const AcquireGil gil;
   const auto node = currentNode();
   const auto to = node->worker(call.to);
   const auto schema = scriptSchema(call.function);
@@ -172,7 +173,7 @@ void refuseToPickleRRefs() {
 
 void getGradients(Stack& stack) {
   const auto id = torch::jit::pop(stack).toInt();
-  py::gil_scoped_acquire gil;
+  const AcquireGil gil;
   const auto node = currentNode();
   py::gil_scoped_release no_gil;
   c10::Dict<at::Tensor, at::Tensor> gradients;
@@ -184,7 +185,7 @@ void runBackward(Stack& stack) {
   const bool retain_graph = torch::jit::pop(stack).toBool();
   const auto roots = torch::jit::pop(stack).toTensorVector();
   const auto id = torch::jit::pop(stack).toInt();
-  py::gil_scoped_acquire gil;
+  const AcquireGil gil;
   const auto node = currentNode();
   py::gil_scoped_release no_gil;
   node->autograd().backward(id, roots, retain_graph, BackwardMode::kSmart);

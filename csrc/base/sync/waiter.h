@@ -46,6 +46,12 @@ class Waiter {
     return std::exchange(value_, std::nullopt);
   }
 
+  /// The value, or nullopt if it has not been set.
+  std::optional<T> take() {
+    MutexLock lock(mutex_);
+    return std::exchange(value_, std::nullopt);
+  }
+
   /// Ends the wait; returns the value if it has been set.
   std::optional<T> abandon() {
     MutexLock lock(mutex_);
