@@ -104,14 +104,17 @@ void Agent::postAfter(Duration delay, std::function<void()> task) {
 
 WorkerInfo Agent::worker(WorkerId id) const { return directory_.info(id); }
 
+uint64_t Agent::incarnation(WorkerId id) const {
+  return id == self().id ? options_.incarnation : directory_.incarnation(id);
+}
+
 bool Agent::answersPing(const WorkerRecord& worker) {
   const auto timeout = options_.liveness;
   return connections_.answersPing(worker, timeout == kNoLimit ? kPingTimeout : timeout);
 }
 
-void Agent::dropIncarnation(const WorkerRecord& earlier) {
+void Agent::closeIncarnation(const WorkerRecord& earlier) {
   connections_.closeAll(earlier, replacedError(earlier.info));
-  for (const auto& handler : lost_handlers_) handler(earlier.info);
 }
 
 Error Agent::closing() const {

@@ -87,11 +87,12 @@ class Agent final : public Messenger {
   // --- Workers ---
   const WorkerInfo& self() const override { return directory_.self(); }
   WorkerInfo worker(WorkerId id) const override;
+  uint64_t incarnation(WorkerId id) const override;
   WorkerDirectory& directory() { return directory_; }
   /// Whether a worker of the group, which need not be in the directory, answers a ping. Blocks.
   bool answersPing(const WorkerRecord& worker);
-  /// A worker has been started again: closes the links to the earlier incarnation and reports it as lost.
-  void dropIncarnation(const WorkerRecord& earlier);
+  /// A worker has been started again: closes the links to the earlier incarnation.
+  void closeIncarnation(const WorkerRecord& earlier);
   /// The lost ones among these other workers; to be called from time to time while you wait for them. See Liveness.
   std::vector<WorkerId> lostAmong(const std::vector<WorkerId>& workers) { return liveness_.lostAmong(workers); }
 

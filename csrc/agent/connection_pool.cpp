@@ -8,7 +8,7 @@
 namespace torchrpc {
 
 namespace {
-constexpr uint32_t kProtocolVersion = 2;
+constexpr uint32_t kProtocolVersion = 3;
 }
 
 // --- Link ---

@@ -80,6 +80,8 @@ class Messenger {
   virtual const WorkerInfo& self() const = 0;
   /// The worker with that id; an unknown one gets the name "worker 7".
   virtual WorkerInfo worker(WorkerId id) const = 0;
+  /// The number of that worker's latest start that the group knows; 0: it knows none.
+  virtual uint64_t incarnation(WorkerId id) const = 0;
 
   /// Sends a request. `handler` is called exactly once, with the reply or with an error: kTimeout after `timeout`
   /// (kNoLimit: never), kWorkerLost, or the callee's. It is called on the loop, the timer or the calling thread
@@ -119,6 +121,7 @@ class ForwardingMessenger : public Messenger {
 
   const WorkerInfo& self() const override { return next_.self(); }
   WorkerInfo worker(WorkerId id) const override { return next_.worker(id); }
+  uint64_t incarnation(WorkerId id) const override { return next_.incarnation(id); }
   void request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) override {
     next_.request(to, std::move(message), timeout, std::move(handler));
   }

@@ -23,6 +23,10 @@ Error noContext(ContextId id) {
           ": it has ended, or this worker has not taken part in it"};
 }
 
+Error ownerLost(const WorkerInfo& owner) {
+  return {ErrorCode::kWorkerLost, toString(owner) + ", the owner of the autograd context, was lost", owner.name};
+}
+
 Error errorWithoutPython(const std::exception_ptr& raised) {
   return errorFromException(raised, ErrorCode::kUserException);
 }
@@ -199,12 +203,23 @@ void AutogradService::serveHeld(Request request, const Responder& responder) {
 
 void AutogradService::onWorkerLost(const WorkerInfo& worker) {
   // removeAllOf() runs at once: another worker may join under this id soon.
-  messenger_.post([this, worker, all = contexts_.all(), ended = contexts_.removeAllOf(worker.id)] {
-    for (const auto& context : all) {
-      for (const auto& pass : context->passes()) pass->onWorkerLost(worker);
+  endAllOf(worker, contexts_.removeAllOf(worker.id));
+}
+
+void AutogradService::onWorkerJoined(const WorkerInfo& worker, int64_t first_context, bool is_restarted) {
+  auto ended = contexts_.onWorkerJoined(worker.id, first_context);
+  if (is_restarted) return endAllOf(worker, std::move(ended));
+  end(ended, ownerLost(worker));
+}
+
+void AutogradService::endAllOf(const WorkerInfo& worker, std::vector<ContextPtr> contexts) {
+  messenger_.post([this, worker, others = contexts_.all(), ended = std::move(contexts)] {
+    for (const auto* contexts : {&others, &ended}) {
+      for (const auto& context : *contexts) {
+        for (const auto& pass : context->passes()) pass->onWorkerLost(worker);
+      }
     }
-    end(ended,
-        Error(ErrorCode::kWorkerLost, toString(worker) + ", the owner of the autograd context, was lost", worker.name));
+    end(ended, ownerLost(worker));
     notifyOwners();
   });
 }
@@ -345,9 +360,11 @@ void AutogradService::serve(RRefService& rrefs) {
 void AutogradService::backward(ContextId id, const RRefPtr& root, bool retain_graph, BackwardMode mode) {
   const PassHeader header{.context = id, .mode = mode, .retain_graph = retain_graph};
   if (root->isOwner()) return backwardFrom(header, static_cast<const OwnerRRef&>(*root).wait(kNoLimit));
+  const auto& user = static_cast<const UserRRef&>(*root);
+  if (const auto failure = user.failure()) throw *failure;
   const auto context = this->context(id);
   context->addKnownWorker(root->owner().id);
-  auto request = encode(RRefBackwardRequest{header, RRefService::encodeName(static_cast<const UserRRef&>(*root))});
+  auto request = encode(RRefBackwardRequest{header, RRefService::encodeName(user)});
   const auto failure = waitFor<Status>([&](std::function<void(Status)> done) {
     messenger_.request(
         root->owner().id, std::move(request), kNoLimit,

@@ -86,8 +86,9 @@ class AutogradService {
 
   /// A worker is lost: its contexts end here, and passes that involve it fail. Called on the loop.
   void onWorkerLost(const WorkerInfo& worker);
-  /// Another worker has joined under the id of a lost one.
-  void onWorkerReplaced(const WorkerInfo& worker) { contexts_.onWorkerReplaced(worker.id); }
+  /// A worker has joined. The contexts of its earlier incarnations, whose ids are below `first_context`, have ended.
+  /// `is_restarted`: the group knew an earlier incarnation, which is lost.
+  void onWorkerJoined(const WorkerInfo& worker, int64_t first_context, bool is_restarted);
   /// Ends all contexts; none can be created after it. Idempotent.
   void close();
 
@@ -111,6 +112,8 @@ class AutogradService {
   void serveHeld(Request request, const Responder& responder);
   void backwardFrom(const PassHeader& header, const c10::IValue& value);
 
+  /// Ends the contexts of a lost worker, which have been removed from the table, and the passes that involve it.
+  void endAllOf(const WorkerInfo& worker, std::vector<ContextPtr> contexts);
   /// Ends contexts that have been removed from the table, and schedules snapshots for the workers that know them.
   void end(const std::vector<ContextPtr>& contexts, const Error& reason);
   /// Sends, after a delay, the scheduled snapshots that no call has carried by then.

@@ -9,7 +9,7 @@ namespace torchrpc {
 namespace {
 
 LiveSetSnapshot noneOf(WorkerId lost_owner) {
-  return {.owner = lost_owner, .version = LiveSetSnapshot::kOwnerLost, .next = kLargestCounter + 1, .alive = {}};
+  return {.owner = lost_owner, .version = LiveSetSnapshot::kOwnerLost, .next = kLargestCounter + 1};
 }
 
 void writeSnapshot(const LiveSetSnapshot& snapshot, Writer& writer) {
@@ -56,9 +56,7 @@ ContextPtr ContextTable::findOrCreate(ContextId id) {
   if (const auto found = contexts_.find(id); found != contexts_.end()) return found->second;
   const auto owner = makerOf(id);
   if (closed_ || owner == self_) return nullptr;
-  if (const auto snapshot = latest_snapshots_.find(owner);
-      snapshot != latest_snapshots_.end() && snapshot->second.hasEnded(id))
-    return nullptr;
+  if (hasEnded(id)) return nullptr;
   if (lost_elsewhere_.contains(owner)) unconfirmed_owners_.insert(owner);
   return contexts_.emplace(id, std::make_shared<AutogradContext>(id)).first->second;
 }
@@ -72,6 +70,14 @@ void ContextTable::onOwnerConfirmed(WorkerId owner) {
   MutexLock lock(mutex_);
   lost_owners_.erase(owner);
   unconfirmed_owners_.erase(owner);
+}
+
+bool ContextTable::hasEnded(ContextId id) const {
+  const auto owner = makerOf(id);
+  const auto first = first_contexts_.find(owner);
+  if (first != first_contexts_.end() && (id & kLargestCounter) < first->second) return true;
+  const auto snapshot = latest_snapshots_.find(owner);
+  return snapshot != latest_snapshots_.end() && snapshot->second.hasEnded(id);
 }
 
 bool ContextTable::hasContextOf(WorkerId owner) const {
@@ -182,7 +188,7 @@ ContextTable::Applied ContextTable::applySnapshots(std::string_view bytes) {
       continue;
     }
     auto& latest = latest_snapshots_[snapshot.owner];
-    if (latest.version >= snapshot.version) continue;
+    if (latest.order() >= snapshot.order()) continue;
     latest = std::move(snapshot);
     auto removed = removeEnded(latest);
     std::move(removed.begin(), removed.end(), std::back_inserter(applied.ended));
@@ -197,12 +203,13 @@ std::vector<ContextPtr> ContextTable::removeAllOf(WorkerId id) {
   return removeEnded(noneOf(id));
 }
 
-void ContextTable::onWorkerReplaced(WorkerId id) {
+std::vector<ContextPtr> ContextTable::onWorkerJoined(WorkerId id, int64_t first) {
   MutexLock lock(mutex_);
+  first_contexts_[id] = first;
+  lost_owners_.erase(id);
   lost_elsewhere_.erase(id);
   unconfirmed_owners_.erase(id);
-  // Otherwise its first messages have arrived already.
-  if (lost_owners_.erase(id) > 0) latest_snapshots_.erase(id);
+  return removeEnded({.owner = id, .next = first});
 }
 
 std::vector<ContextPtr> ContextTable::close() {

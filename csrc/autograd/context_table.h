@@ -3,9 +3,9 @@
 // The contexts that one worker has, its own and those of other owners, and what it knows of their ends.
 //
 // How workers learn that a context has ended: its owner sends a LiveSetSnapshot, the list of its live contexts. All ids
-// below `next` that are not listed have ended. Snapshots are ordered by their version and each one is complete, so they
-// may be lost, repeated and reordered, and a late message of an ended context creates nothing again. A worker passes
-// snapshots on to the workers that it has sent the ended contexts to. See README.md. Thread-safe.
+// below `next` that are not listed have ended. Snapshots are ordered and each one is complete, so they may be lost,
+// repeated and reordered, and a late message of an ended context creates nothing again. A worker passes snapshots on to
+// the workers that it has sent the ended contexts to. See README.md. Thread-safe.
 
 #include <map>
 #include <optional>
@@ -39,6 +39,8 @@ struct LiveSetSnapshot {
   /// The version of what a worker passes on that has lost the owner: not a snapshot, but a reason to ask the owner.
   static constexpr uint64_t kOwnerLost = ~uint64_t{0};
 
+  /// A later snapshot of the owner, or of a later incarnation, is greater.
+  std::pair<int64_t, uint64_t> order() const { return {next, version}; }
   bool hasEnded(ContextId id) const { return (id & kLargestCounter) < next && !alive.contains(id); }
 };
 
@@ -85,15 +87,16 @@ class ContextTable {
   Applied applySnapshots(std::string_view snapshots);
   /// Worker `id` is lost, and with it all its contexts, which are removed and returned.
   std::vector<ContextPtr> removeAllOf(WorkerId id);
-  /// Another worker has joined under this id, perhaps that of a lost one. Its context ids are larger than those of the
-  /// lost worker.
-  void onWorkerReplaced(WorkerId id);
+  /// A worker has joined under this id. Those contexts of its earlier incarnations that are still here, whose counters
+  /// are below `first`, are removed and returned, and are not created again.
+  std::vector<ContextPtr> onWorkerJoined(WorkerId id, int64_t first);
   /// Empties the table and rejects new contexts from now on.
   std::vector<ContextPtr> close();
 
  private:
   LiveSetSnapshot ownSnapshot() const TORCHRPC_REQUIRES(mutex_);
   void schedule(WorkerId owner, WorkerId receiver, bool is_lost) TORCHRPC_REQUIRES(mutex_);
+  bool hasEnded(ContextId id) const TORCHRPC_REQUIRES(mutex_);
   std::vector<ContextPtr> removeEnded(const LiveSetSnapshot& snapshot) TORCHRPC_REQUIRES(mutex_);
   bool hasContextOf(WorkerId owner) const TORCHRPC_REQUIRES(mutex_);
 
@@ -105,6 +108,7 @@ class ContextTable {
   int64_t next_message_ TORCHRPC_GUARDED_BY(mutex_);
   uint64_t version_ TORCHRPC_GUARDED_BY(mutex_) = 0;  ///< of the own snapshot: how many own contexts have ended
   std::map<WorkerId, LiveSetSnapshot> latest_snapshots_ TORCHRPC_GUARDED_BY(mutex_);  ///< by owner, without this worker
+  std::map<WorkerId, int64_t> first_contexts_ TORCHRPC_GUARDED_BY(mutex_);            ///< see onWorkerJoined()
   // See Note [Lost owners].
   std::set<WorkerId> lost_owners_ TORCHRPC_GUARDED_BY(mutex_);         ///< for this worker, and not confirmed since
   std::set<WorkerId> lost_elsewhere_ TORCHRPC_GUARDED_BY(mutex_);      ///< for another worker that sends contexts

@@ -33,6 +33,11 @@ uint64_t newIncarnation(WorkerId id, bool is_static_group, c10d::Store& store) {
 // A context id has 48 bits for the incarnation. With this divisor they count tens of microseconds, and last until 2059.
 constexpr uint64_t kNanosecondsPerContext = 10'000;
 
+/// In a group that grows.
+int64_t firstContext(uint64_t incarnation) {
+  return static_cast<int64_t>(incarnation / kNanosecondsPerContext) & kLargestCounter;
+}
+
 const Node::Options& validated(const Node::Options& options) {
   validateSelf(options.agent.self, options.world_size);
   return options;
@@ -52,9 +57,7 @@ Agent::Options Node::agentOptions() const {
 AutogradService::Options Node::autogradOptions() const {
   auto options = options_.autograd;
   options.progress_timeout = [this] { return timeout(); };
-  if (!isStaticGroup()) {
-    options.first_context = static_cast<int64_t>(incarnation_ / kNanosecondsPerContext) & kLargestCounter;
-  }
+  if (!isStaticGroup()) options.first_context = firstContext(incarnation_);
   return options;
 }
 
@@ -162,11 +165,11 @@ void Node::admit(const WorkerInfo& worker) {
   auto record = rendezvous_->lookUp(worker.id, timeout());
   const auto before = agent_.directory().find(worker.id);
   if (before && before->incarnation == record.incarnation) return;
+  const auto incarnation = record.incarnation;
   agent_.directory().add(std::move(record));
-  if (before) agent_.dropIncarnation(*before);
-  // An earlier incarnation that has left counts as lost, too: see expel().
-  rrefs_->onWorkerReplaced(worker);
-  autograd_.onWorkerReplaced(worker);
+  if (before) agent_.closeIncarnation(*before);
+  rrefs_->onWorkerJoined(worker, incarnation, before.has_value());
+  autograd_.onWorkerJoined(worker, firstContext(incarnation), before.has_value());
 }
 
 void Node::expel(const WorkerInfo& worker) {

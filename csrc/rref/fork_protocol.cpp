@@ -46,7 +46,8 @@ void unpackAll(std::string_view bytes, Fields&... fields) {
 
 std::string encodeForks(const std::vector<RRefFork>& forks) {
   std::string bytes;
-  for (const auto& f : forks) bytes += pack(f.rref, f.fork, f.owner, f.parent, f.creation, f.delivery);
+  for (const auto& f : forks)
+    bytes += pack(f.rref, f.fork, f.owner, f.owner_incarnation, f.parent, f.creation, f.delivery);
   return bytes;
 }
 
@@ -55,7 +56,7 @@ std::vector<RRefFork> decodeForks(std::string_view bytes) {
   Reader in(bytes);
   while (in.remaining() > 0) {
     auto& f = forks.emplace_back();
-    unpack(in, f.rref, f.fork, f.owner, f.parent, f.creation, f.delivery);
+    unpack(in, f.rref, f.fork, f.owner, f.owner_incarnation, f.parent, f.creation, f.delivery);
   }
   return forks;
 }
@@ -153,11 +154,10 @@ Error neverCreatedError(const RRefId& rref, const WorkerInfo& owner) {
       owner.name);
 }
 
-Error ownerLostError(const UserRRef& rref) {
-  const auto& owner = rref.owner();
+Error ownerLostError(const RRefId& rref, const WorkerInfo& owner) {
   return Error(
       ErrorCode::kWorkerLost,
-      "RRef " + toString(rref.id()) + " is lost with its owner, " + owner.name + ". It stays so if " + owner.name +
+      "RRef " + toString(rref) + " is lost with its owner, " + owner.name + ". It stays so if " + owner.name +
           " is started again: make a new one.",
       owner.name);
 }

@@ -23,9 +23,10 @@ struct RRefFork {
   RRefId rref;
   ForkId fork;
   WorkerId owner = kNoWorker;
-  WorkerId parent = kNoWorker;    ///< made the fork; keeps its own RRef alive until the child is accepted
-  uint64_t creation = kNoNumber;  ///< of the call that makes the value; none: the owner has the value
-  uint64_t delivery = kNoNumber;  ///< among the forks from parent to receiver; none: see PROTOCOL.md
+  uint64_t owner_incarnation = 0;  ///< which has the value; a later one never will
+  WorkerId parent = kNoWorker;     ///< made the fork; keeps its own RRef alive until the child is accepted
+  uint64_t creation = kNoNumber;   ///< of the call that makes the value; none: the owner has the value
+  uint64_t delivery = kNoNumber;   ///< among the forks from parent to receiver; none: see PROTOCOL.md
 
   /// Whether the owner made the fork for a known holder. Such a fork is registered already; its holder sends no
   /// request.
@@ -91,7 +92,7 @@ Error droppedError(const RRefId& rref, const WorkerInfo& owner);
 Error creationError(const WorkerInfo& owner, const Error& cause);
 /// The error that waiters at the owner get when the caller has deleted its fork and its call has never arrived.
 Error neverCreatedError(const RRefId& rref, const WorkerInfo& owner);
-/// The kWorkerLost error of an RRef whose owner is lost.
-Error ownerLostError(const UserRRef& rref);
+/// The kWorkerLost error of an RRef whose owner is lost, or has been started again.
+Error ownerLostError(const RRefId& rref, const WorkerInfo& owner);
 
 }  // namespace torchrpc

@@ -117,7 +117,7 @@ OwnerTable::EndedList OwnerTable::loseWorker(WorkerId worker) {
   return ended;
 }
 
-void OwnerTable::onWorkerReplaced(WorkerId worker) {
+void OwnerTable::onWorkerJoined(WorkerId worker) {
   MutexLock lock(mutex_);
   const auto peer = peers_.find(worker);
   if (peer != peers_.end() && peer->second.lost) peers_.erase(peer);  // else its first messages have arrived already

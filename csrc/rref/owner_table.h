@@ -63,8 +63,8 @@ class OwnerTable {
 
   /// Removes the forks that a lost worker held and cancels its calls; messages of it that still arrive are refused.
   EndedList loseWorker(WorkerId worker);
-  /// Another worker has joined under this id: accepts messages again if an earlier one was lost.
-  void onWorkerReplaced(WorkerId worker);
+  /// A worker has joined under this id: accepts messages again if an earlier incarnation was lost.
+  void onWorkerJoined(WorkerId worker);
 
   /// Waits until no entry is left; false if `deadline` passes first.
   bool waitEmpty(TimePoint deadline);

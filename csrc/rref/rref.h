@@ -85,11 +85,12 @@ class OwnerRRef : public RRef {
 /// One fork. Its destructor sends the deletion of the fork to the owner, without waiting. Thread-safe.
 class UserRRef : public RRef {
  public:
-  /// Numbers of the protocol (wire/PROTOCOL.md, "RRefs"): of the call that makes the value, and of the message that
-  /// registers the fork with the owner. 0: there is no such message.
+  /// Numbers of the protocol (wire/PROTOCOL.md, "RRefs"): of the call that makes the value, of the message that
+  /// registers the fork with the owner (0: there is no such message), and of the owner's start.
   struct Numbers {
     uint64_t creation = 0;
     uint64_t registration = 0;
+    uint64_t owner_incarnation = 0;
   };
   using ConfirmedHandler = std::function<void(const Status&)>;
 

@@ -47,11 +47,6 @@ std::shared_ptr<RRefService> RRefService::create(Messenger& messenger, Options o
 
 RRefService::~RRefService() = default;
 
-void RRefService::onWorkerReplaced(const WorkerInfo& worker) {
-  state_->users.onWorkerReplaced(worker.id);
-  state_->owners.onWorkerReplaced(worker.id);
-}
-
 GloballyUniqueId RRefService::newId() { return {state_->self.id, state_->next_id++}; }
 
 // --- making RRefs ---
@@ -73,7 +68,7 @@ bool RRefService::neverDelivered(const Error& error) {
 RRefPtr RRefService::remote(const WorkerInfo& to, Message call, Duration timeout) {
   if (to.id == state_->self.id) return remoteToSelf(std::move(call), timeout);
   const auto id = newId();
-  const auto user = state_->users.create(id, newId(), to);
+  const auto user = state_->users.create(id, newId(), to, state_->messenger.incarnation(to.id));
   call.headers.push_back({HeaderKind::kRRefResult, encode(RemoteResult{id, user->forkId(), user->numbers().creation})});
   auto forks = forksIn(call);
   state_->messenger.request(
@@ -131,10 +126,11 @@ void RRefService::requireOwn(const RRef& rref) const {
 
 RRefFork RRefService::fork(const RRefPtr& rref, WorkerId to) {
   requireOwn(*rref);
-  RRefFork child{rref->id(), {}, rref->owner().id, state_->self.id};
+  RRefFork child{.rref = rref->id(), .fork = {}, .owner = rref->owner().id, .parent = state_->self.id};
   if (auto owner = std::dynamic_pointer_cast<OwnerRRef>(rref)) {
     if (auto failure = owner->creationFailure()) throw *failure;
     child.fork = newId();
+    child.owner_incarnation = state_->messenger.incarnation(child.owner);
     state_->owners.addFork(owner, child.fork, to);
   } else {
     auto user = std::static_pointer_cast<UserRRef>(rref);
@@ -142,6 +138,7 @@ RRefFork RRefService::fork(const RRefPtr& rref, WorkerId to) {
     if (auto failure = user->failure()) throw *failure;
     child.fork = newId();
     child.creation = user->numbers().creation;
+    child.owner_incarnation = user->numbers().owner_incarnation;
     state_->users.addChild(child.fork, user, to);
   }
   if (to != kNoWorker && to != child.owner) child.delivery = state_->users.numberDelivery(to);
@@ -184,7 +181,12 @@ void RRefService::discard(const Message& message) {
 }
 
 Result<RRefPtr> RRefService::adoptOne(const RRefFork& fork) {
+  const bool is_replaced = fork.owner_incarnation < state_->messenger.incarnation(fork.owner);
   if (fork.owner == state_->self.id) {
+    if (is_replaced) {
+      acceptChild(fork);
+      return ownerLostError(fork.rref, state_->self);
+    }
     OwnerTable::EndedList ended;
     auto rref = state_->owners.adopt(fork, ended);
     releaseOnPool(std::move(ended));
@@ -195,7 +197,12 @@ Result<RRefPtr> RRefService::adoptOne(const RRefFork& fork) {
   auto adopted = state_->users.adopt(fork, state_->messenger.worker(fork.owner));
   if (!adopted.ok()) return adopted.error();
   const auto& [user, fresh] = adopted.value();
-  if (fresh) registerUser(user, fork);
+  if (fresh && is_replaced) {
+    settle(user, ownerLostError(user->id(), user->owner()));
+    acceptChild(fork);
+  } else if (fresh) {
+    registerUser(user, fork);
+  }
   return RRefPtr(user);
 }
 
@@ -203,7 +210,7 @@ Result<RRefPtr> RRefService::adoptOne(const RRefFork& fork) {
 void RRefService::registerUser(const std::shared_ptr<UserRRef>& user, const RRefFork& fork) {
   if (fork.registered()) {
     const bool lost = state_->users.lost(fork.owner);
-    return settle(user, lost ? Status(ownerLostError(*user)) : Status());
+    return settle(user, lost ? Status(ownerLostError(user->id(), user->owner())) : Status());
   }
   const ForkRequest request{fork.rref, fork.fork, fork.creation, user->numbers().registration};
   state_->messenger.requestReliably(
@@ -283,9 +290,23 @@ std::vector<std::string> RRefService::destroy() {
 void RRefService::onWorkerLost(const WorkerInfo& worker) {
   state_->users.loseWorker(worker.id);
   for (const auto& user : state_->users.live()) {
-    if (user->owner().id == worker.id) settle(user, ownerLostError(*user));
+    if (user->owner().id == worker.id) settle(user, ownerLostError(user->id(), worker));
   }
   releaseOnPool(state_->owners.loseWorker(worker.id));
+}
+
+void RRefService::onWorkerJoined(const WorkerInfo& worker, uint64_t incarnation, bool is_restarted) {
+  if (is_restarted) {
+    state_->users.loseWorker(worker.id);
+    // A third worker may have sent RRefs of the new incarnation already.
+    for (const auto& user : state_->users.live()) {
+      const bool is_lost = user->owner().id == worker.id && user->numbers().owner_incarnation < incarnation;
+      if (is_lost) settle(user, ownerLostError(user->id(), worker));
+    }
+    releaseOnPool(state_->owners.loseWorker(worker.id));
+  }
+  state_->users.onWorkerJoined(worker.id);
+  state_->owners.onWorkerJoined(worker.id);
 }
 
 void RRefService::release(UserRRef& rref) {

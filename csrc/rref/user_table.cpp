@@ -12,10 +12,11 @@ UserTable::User UserTable::insert(
   return user;
 }
 
-UserTable::User UserTable::create(const RRefId& rref, const ForkId& fork, const WorkerInfo& owner) {
+UserTable::User UserTable::create(
+    const RRefId& rref, const ForkId& fork, const WorkerInfo& owner, uint64_t owner_incarnation) {
   MutexLock lock(mutex_);
   const auto creation = registrations_.next(owner.id);
-  return insert(rref, fork, owner, {creation, creation});
+  return insert(rref, fork, owner, {creation, creation, owner_incarnation});
 }
 
 Result<UserTable::Adopted> UserTable::adopt(const RRefFork& fork, const WorkerInfo& owner) {
@@ -28,7 +29,7 @@ Result<UserTable::Adopted> UserTable::adopt(const RRefFork& fork, const WorkerIn
     return droppedError(fork.rref, owner);
   }
   const auto registration = fork.registered() ? kNoNumber : registrations_.next(owner.id);
-  return Adopted{insert(fork.rref, fork.fork, owner, {fork.creation, registration}), true};
+  return Adopted{insert(fork.rref, fork.fork, owner, {fork.creation, registration, fork.owner_incarnation}), true};
 }
 
 void UserTable::settled(const UserRRef& user) {
@@ -89,7 +90,7 @@ void UserTable::loseWorker(WorkerId worker) {
   notifyIfIdle();
 }
 
-void UserTable::onWorkerReplaced(WorkerId worker) {
+void UserTable::onWorkerJoined(WorkerId worker) {
   MutexLock lock(mutex_);
   const auto peer = peers_.find(worker);
   if (peer != peers_.end() && peer->second.lost) peers_.erase(peer);  // else its first messages have arrived already

@@ -23,7 +23,7 @@ class UserTable {
       : self_(std::move(self)), service_(std::move(service)) {}
 
   /// The user of a remote() that is about to be sent; pending until settled().
-  User create(const RRefId& rref, const ForkId& fork, const WorkerInfo& owner);
+  User create(const RRefId& rref, const ForkId& fork, const WorkerInfo& owner, uint64_t owner_incarnation);
 
   /// The user that a fork becomes on arrival; pending until settled(). A fork that arrives again gives the same user
   /// (`fresh` is false), or kRRefDeleted if that user has been destroyed.
@@ -49,8 +49,8 @@ class UserTable {
 
   /// Removes the children that a lost worker was to accept, and those whose value it owned.
   void loseWorker(WorkerId worker);
-  /// Another worker has joined under this id: accepts messages again if an earlier one was lost.
-  void onWorkerReplaced(WorkerId worker);
+  /// A worker has joined under this id: accepts messages again if an earlier incarnation was lost.
+  void onWorkerJoined(WorkerId worker);
   bool lost(WorkerId worker) const;
 
   std::vector<User> live() const;

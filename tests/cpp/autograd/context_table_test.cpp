@@ -200,6 +200,32 @@ TEST_CASE("the contexts of a lost worker end, and those of later messages must b
   }
 }
 
+TEST_CASE("the contexts of an earlier incarnation end with the news of a later one, and are not created again") {
+  ContextTable earlier(0), later(0, 1000), receiver(1);
+  const auto old_context = createShared(earlier, {&receiver}, {1});
+  const auto late_context = earlier.create()->id();
+  const auto new_context = createShared(later, {&receiver}, {1});
+  const auto ended = receiver.onWorkerJoined(0, 1000);
+  REQUIRE(ended.size() == 1);
+  CHECK(ended[0]->id() == old_context);
+  CHECK_FALSE(receiver.findOrCreate(old_context));
+  CHECK_FALSE(receiver.findOrCreate(late_context));
+  CHECK(receiver.find(new_context));
+  CHECK_FALSE(receiver.mustConfirm(0));
+}
+
+TEST_CASE("a snapshot of a later incarnation is valid although its version is smaller") {
+  ContextTable earlier(0), later(0, 1000), receiver(1);
+  for (int i = 0; i < 3; ++i) endContext(earlier, createShared(earlier, {}, {1}));
+  const auto old_snapshots = earlier.takeScheduledSnapshots(1);
+  applySnapshots(receiver, old_snapshots);
+  const auto context = createShared(later, {&receiver}, {1});
+  endContext(later, context);
+  CHECK(applySnapshots(receiver, later.takeScheduledSnapshots(1)) == 1);
+  CHECK(applySnapshots(receiver, old_snapshots) == 0);
+  CHECK_FALSE(receiver.findOrCreate(context));
+}
+
 TEST_CASE("a worker that hears of the loss of an owner keeps its contexts, and names the owner as doubtful") {
   ContextTable table(1), lost(0), third(3);
   const auto id = createShared(lost, {&table, &third}, {});

@@ -109,3 +109,45 @@ TEST_CASE("late messages of a lost worker register nothing") {
   group.network.drain();
   CHECK(group.clean());
 }
+
+TEST_CASE("an RRef of an earlier incarnation of its owner has failed when it arrives, and the owner is not asked") {
+  SimGroup group(3);
+  group.network.incarnations[1] = 1;
+  auto rref = group[0].remote(1);
+  group.network.drain();
+  const auto fork = group[0].rrefs().fork(rref, 2);
+  group.network.incarnations[1] = 2;
+  group[2].rrefs().onWorkerJoined(SimNetwork::info(1), 2, /*is_restarted=*/true);
+  std::optional<ErrorCode> error;
+  group[2].rrefs().adopt({fork}, true, [&](auto result) { error = result.error().code(); });
+  CHECK(error == ErrorCode::kWorkerLost);
+  CHECK(group.network.count(Kind::kRRefForkRequest) == 0);
+  group.network.drain();
+  CHECK(group.info(0).pending_children == 0);
+}
+
+TEST_CASE("an owner that has been started again refuses a fork of its earlier incarnation") {
+  SimGroup group(2);
+  group.network.incarnations[1] = 1;
+  auto rref = group[0].remote(1);
+  group.network.drain();
+  group[0].call(1, {rref});
+  group.network.incarnations[1] = 2;
+  rref.reset();
+  group.network.drain();
+  CHECK(group.info(0).pending_children == 0);
+  CHECK(group.info(1).owner_rrefs == 0);
+}
+
+TEST_CASE("the news that an owner has been started again fails the RRefs of its earlier incarnation only") {
+  SimGroup group(3);
+  group.network.incarnations[1] = 1;
+  auto earlier = group[0].remote(1);
+  group.network.drain();
+  group.network.incarnations[1] = 2;
+  auto later = group[0].remote(1);
+  group.network.drain();
+  group[0].rrefs().onWorkerJoined(SimNetwork::info(1), 2, /*is_restarted=*/true);
+  CHECK(user(earlier)->failure());
+  CHECK_FALSE(user(later)->failure());
+}

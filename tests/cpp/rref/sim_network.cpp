@@ -8,6 +8,10 @@ class SimNetwork::Node : public Messenger {
 
   const WorkerInfo& self() const override { return self_; }
   WorkerInfo worker(WorkerId id) const override { return info(id); }
+  uint64_t incarnation(WorkerId id) const override {
+    const auto known = network_.incarnations.find(id);
+    return known == network_.incarnations.end() ? 0 : known->second;
+  }
   void request(WorkerId to, Message message, Duration, ReplyHandler handler) override {
     network_.send(self_.id, to, std::move(message), false, std::move(handler));
   }

@@ -58,6 +58,8 @@ class SimNetwork {
   void timeOut(uint64_t call);
 
   void kill(WorkerId worker);
+  /// By worker: what all nodes know of its starts. Changes nothing else.
+  std::map<WorkerId, uint64_t> incarnations;
   bool alive(WorkerId worker) const { return !dead_.count(worker); }
   struct Notice {
     WorkerId survivor;

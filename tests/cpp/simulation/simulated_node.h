@@ -20,6 +20,7 @@ namespace torchrpc::test {
 
 /// The first ids of an incarnation are a multiple of it.
 constexpr uint64_t kIdsOfIncarnation = 1 << 20;
+inline int64_t firstContext(uint64_t incarnation) { return static_cast<int64_t>(incarnation * kIdsOfIncarnation); }
 
 class SimulatedNode {
  public:
@@ -49,7 +50,7 @@ class SimulatedNode {
              .executor = executor_},
             network.makeTransport(process), simulation.makeTimer(process)),
         profiler_(agent_),
-        autograd_(profiler_, {.first_context = static_cast<int64_t>(options.incarnation * kIdsOfIncarnation)}),
+        autograd_(profiler_, {.first_context = firstContext(options.incarnation)}),
         rrefs_(RRefService::create(
             autograd_.recorder(),
             {.encode_value = [this, encode = options.encode_value](
@@ -93,9 +94,9 @@ class SimulatedNode {
     const auto before = agent_.directory().find(record.info.id);
     if (before && before->incarnation == record.incarnation) return;
     agent_.directory().add(record);
-    if (before) agent_.dropIncarnation(*before);
-    rrefs_->onWorkerReplaced(record.info);
-    autograd_.onWorkerReplaced(record.info);
+    if (before) agent_.closeIncarnation(*before);
+    rrefs_->onWorkerJoined(record.info, record.incarnation, before.has_value());
+    autograd_.onWorkerJoined(record.info, firstContext(record.incarnation), before.has_value());
   }
   /// As Node::expel.
   void expel(const WorkerInfo& worker) {
