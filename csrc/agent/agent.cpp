@@ -57,7 +57,9 @@ Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_
       connections_(
           *transport_, directory_,
           {.incarnation = options_.incarnation, .grows = options_.grows, .max_queued_bytes = options_.max_queued_bytes},
-          {.on_frame = [this](const auto& link, Frame frame) { onFrame(link, std::move(frame)); },
+          {.on_new_incarnation =
+               [this](const WorkerInfo& peer, uint64_t incarnation) { onNewIncarnation(peer, incarnation); },
+           .on_frame = [this](const auto& link, Frame frame) { onFrame(link, std::move(frame)); },
            .on_lost = [this](const Link& link, const Error& reason) { onLost(link, reason); },
            .on_activity = [this](const Link& link) { liveness_.onActivity(link.peer().id); }}),
       liveness_(options_.liveness, *timer_, connections_),
@@ -87,6 +89,34 @@ void Agent::onLoopFirst(Kind kind, LoopHandler handler) { served_.at(kind).loop_
 
 void Agent::onWorkerLost(LostHandler handler) { lost_handlers_.push_back(std::move(handler)); }
 
+void Agent::onWorkerJoined(JoinedHandler handler) { joined_handler_ = std::move(handler); }
+
+void Agent::admit(WorkerRecord record) {
+  const auto before = directory_.find(record.info.id);
+  const auto joined = record;
+  directory_.add(std::move(record));
+  reportJoined(joined, before);
+}
+
+// Note [Restarted workers]
+// In a group that grows, a worker that is started again has the id of the earlier incarnation. A message of the later
+// one may arrive before the group has announced it here: a third worker that knows it may have called it. So its HELLO
+// counts as the announcement (without an address: this node cannot open a connection yet), before any other message of
+// it is read. From then on everything of the earlier incarnation is lost: its connections are closed, its messages
+// refused, and no message for it goes to the later one. The tables of RRefs and contexts order incarnations themselves,
+// because a message of the earlier one may be on its way from the loop to them.
+void Agent::onNewIncarnation(const WorkerInfo& peer, uint64_t incarnation) {
+  const auto before = directory_.find(peer.id);
+  if (before) directory_.restart(peer.id, incarnation);
+  reportJoined({.info = peer, .address = {}, .world_size = 0, .incarnation = incarnation, .metadata = {}}, before);
+}
+
+void Agent::reportJoined(const WorkerRecord& record, const std::optional<WorkerRecord>& before) {
+  const bool is_restarted = before && before->incarnation < record.incarnation;
+  if (is_restarted) connections_.closeAll(*before, replacedError(before->info));
+  if (joined_handler_) joined_handler_(record.info, record.incarnation);
+}
+
 std::string Agent::listen() { return connections_.listen(); }
 
 void Agent::post(std::function<void()> task) {
@@ -111,10 +141,6 @@ uint64_t Agent::incarnation(WorkerId id) const {
 bool Agent::answersPing(const WorkerRecord& worker) {
   const auto timeout = options_.liveness;
   return connections_.answersPing(worker, timeout == kNoLimit ? kPingTimeout : timeout);
-}
-
-void Agent::closeIncarnation(const WorkerRecord& earlier) {
-  connections_.closeAll(earlier, replacedError(earlier.info));
 }
 
 Error Agent::closing() const {
@@ -384,14 +410,16 @@ void Agent::serve(const WorkerInfo& from, Kind kind, Frame frame, const Origin& 
         self().name));
   }
   const auto& served = it->second;
+  const auto sender = origin.link ? origin.link->incarnation() : options_.incarnation;
   if (served.where == Where::kPool && !served.loop_first) {
     // Decoding is the most expensive step: the thread of the pool that serves the request does it, not the loop.
-    return serveLater(served, origin, responder, [this, from = from, frame = std::move(frame)]() mutable -> Request {
-      return {std::move(from), decode(std::move(frame)).take()};
-    });
+    auto take = [this, from = from, sender, frame = std::move(frame)]() mutable -> Request {
+      return {std::move(from), decode(std::move(frame)).take(), sender};
+    };
+    return serveLater(served, origin, responder, std::move(take));
   }
   runHandler(responder, [&] {
-    Request request{from, decode(std::move(frame)).take()};
+    Request request{from, decode(std::move(frame)).take(), sender};
     if (served.where == Where::kLoop) return served.handler(std::move(request), responder);
     if (served.loop_first && served.loop_first(request, responder)) return;
     serveLater(served, origin, responder, [request = std::move(request)]() mutable { return std::move(request); });

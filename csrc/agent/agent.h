@@ -52,6 +52,7 @@ class Agent final : public Messenger {
     std::shared_ptr<Executor> executor;  ///< runs handlers and tasks; empty: a ThreadPool of the sizes above
   };
   using LostHandler = std::function<void(const WorkerInfo&)>;
+  using JoinedHandler = std::function<void(const WorkerInfo&, uint64_t incarnation)>;
   using ReplyObserver = std::function<void(const Message&)>;
 
   Agent(Options options, std::unique_ptr<Transport> transport, std::shared_ptr<Timer> timer);
@@ -63,6 +64,9 @@ class Agent final : public Messenger {
   void onLoopFirst(Kind kind, LoopHandler handler) override;
   /// Called on the loop when the connection to a worker has broken while this node was not closing.
   void onWorkerLost(LostHandler handler);
+  /// Called when a worker has joined a group that grows, on the loop or on the thread that calls admit(), perhaps more
+  /// than once: everything of its earlier incarnations is lost. Before the node starts.
+  void onWorkerJoined(JoinedHandler handler);
   /// Registers a source of workers from which something other than a reply is expected; called on the timer.
   void addOutstanding(Liveness::Source source) { liveness_.addSource(std::move(source)); }
   /// Called on the loop with replies to calls that have ended: resources in them may have to be released.
@@ -91,8 +95,8 @@ class Agent final : public Messenger {
   WorkerDirectory& directory() { return directory_; }
   /// Whether a worker of the group, which need not be in the directory, answers a ping. Blocks.
   bool answersPing(const WorkerRecord& worker);
-  /// A worker has been started again: closes the links to the earlier incarnation.
-  void closeIncarnation(const WorkerRecord& earlier);
+  /// A worker has joined a group that grows, perhaps one that has been started again: see Note [Restarted workers].
+  void admit(WorkerRecord record);
   /// The lost ones among these other workers; to be called from time to time while you wait for them. See Liveness.
   std::vector<WorkerId> lostAmong(const std::vector<WorkerId>& workers) { return liveness_.lostAmong(workers); }
 
@@ -170,6 +174,8 @@ class Agent final : public Messenger {
   Result<Message> decode(Frame frame);
   void onFrame(const std::shared_ptr<Link>& link, Frame frame);
   void onLost(const Link& link, const Error& reason);
+  void onNewIncarnation(const WorkerInfo& peer, uint64_t incarnation);
+  void reportJoined(const WorkerRecord& record, const std::optional<WorkerRecord>& before);
   /// Passes a request that has arrived to its handler, on the thread where that runs.
   void serve(const WorkerInfo& from, Kind kind, Frame frame, const Origin& origin, const Responder& responder);
   /// Serves the request that `take` returns, on the pool or in the strand.
@@ -213,6 +219,7 @@ class Agent final : public Messenger {
   // Set before listen():
   std::map<Kind, Served> served_;
   std::vector<LostHandler> lost_handlers_;
+  JoinedHandler joined_handler_;
   ReplyObserver late_reply_observer_;
   ReplyObserver unsent_reply_observer_;
   // Thread-safe:

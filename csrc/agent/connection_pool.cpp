@@ -222,11 +222,13 @@ void ConnectionPool::acceptHello(Link& link, Frame frame) {
   }
   link.incarnation_ = incarnation;
   link.peer_ = peer;
+  if (options_.grows && (!known || is_restarted)) events_.on_new_incarnation(peer, incarnation);
+  std::shared_ptr<Link> replaced;  // destroyed after the lock
   MutexLock lock(mutex_);
   std::erase_if(inbound_links_, [](const auto& each) { return each.expired(); });
   inbound_links_.push_back(link.weak_from_this());
-  // To a restarted worker nothing is sent before the group has announced it.
-  if (!is_restarted) links_.try_emplace(peer.id, link.shared_from_this());
+  auto& used = links_[peer.id];
+  if (!used || used->incarnation() < incarnation) replaced = std::exchange(used, link.shared_from_this());
 }
 
 void ConnectionPool::closeAll(const WorkerRecord& peer, const Error& reason) {
@@ -275,6 +277,9 @@ std::shared_ptr<Link> ConnectionPool::link(WorkerId to) {
     fresh = it->second = std::make_shared<Link>(*this, next_link_++, record->info, record->incarnation);
   }
   try {
+    if (record->address.empty()) {
+      throw Error(ErrorCode::kWorkerLost, record->info.name + " has been started again and is about to join");
+    }
     auto connection = transport_.connect(record->address, record->info.name, fresh);
     const Message message{.kind = Kind::kHello, .payload = hello()};
     connection->send(encodeFrame(message), [](const Status&) {});

@@ -111,6 +111,9 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
 class ConnectionPool {
  public:
   struct Events {
+    /// A worker that the directory does not know has connected, or a later incarnation than it knows, in a group that
+    /// grows. Nothing but HELLO has been read.
+    std::function<void(const WorkerInfo&, uint64_t incarnation)> on_new_incarnation;
     /// A frame other than HELLO.
     std::function<void(const std::shared_ptr<Link>&, Frame)> on_frame;
     /// A link has ended: requests that were sent over it will not be answered.

@@ -59,6 +59,7 @@ class Responder {
 struct Request {
   WorkerInfo from;
   Message message;
+  uint64_t incarnation = 0;  ///< of `from`
 };
 
 class Messenger {

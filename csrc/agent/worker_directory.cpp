@@ -39,8 +39,19 @@ std::vector<WorkerInfo> WorkerDirectory::all() const {
 
 void WorkerDirectory::add(WorkerRecord record) {
   MutexLock lock(mutex_);
+  if (const auto known = by_id_.find(record.info.id);
+      known != by_id_.end() && known->second.incarnation > record.incarnation)
+    return;
   by_name_[record.info.name] = record.info.id;
   by_id_[record.info.id] = std::move(record);
+}
+
+void WorkerDirectory::restart(WorkerId id, uint64_t incarnation) {
+  MutexLock lock(mutex_);
+  const auto it = by_id_.find(id);
+  if (it == by_id_.end() || it->second.incarnation >= incarnation) return;
+  it->second.incarnation = incarnation;
+  it->second.address.clear();
 }
 
 void WorkerDirectory::remove(WorkerId id) {

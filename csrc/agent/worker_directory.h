@@ -18,7 +18,7 @@ namespace torchrpc {
 /// What a worker publishes when it starts.
 struct WorkerRecord {
   WorkerInfo info;
-  std::string address;       ///< of its transport
+  std::string address;       ///< of its transport; empty: not known yet
   int32_t world_size = 0;    ///< 0: the group grows as workers join
   uint64_t incarnation = 0;  ///< the number of this start: a later start of the worker has a greater one
   std::string metadata;      ///< for all members of the group; opaque to the core
@@ -42,7 +42,10 @@ class WorkerDirectory {
   WorkerInfo info(WorkerId id) const;
   /// By id.
   std::vector<WorkerInfo> all() const;
+  /// Replaces the record of an earlier incarnation.
   void add(WorkerRecord record);
+  /// A worker has been started again, and the group has not announced it yet: until add() it has no address.
+  void restart(WorkerId id, uint64_t incarnation);
   void remove(WorkerId id);
 
  private:

@@ -206,10 +206,8 @@ void AutogradService::onWorkerLost(const WorkerInfo& worker) {
   endAllOf(worker, contexts_.removeAllOf(worker.id));
 }
 
-void AutogradService::onWorkerJoined(const WorkerInfo& worker, int64_t first_context, bool is_restarted) {
-  auto ended = contexts_.onWorkerJoined(worker.id, first_context);
-  if (is_restarted) return endAllOf(worker, std::move(ended));
-  end(ended, ownerLost(worker));
+void AutogradService::onWorkerJoined(const WorkerInfo& worker, int64_t first_context) {
+  if (auto ended = contexts_.onWorkerJoined(worker.id, first_context)) endAllOf(worker, *std::move(ended));
 }
 
 void AutogradService::endAllOf(const WorkerInfo& worker, std::vector<ContextPtr> contexts) {

@@ -86,9 +86,8 @@ class AutogradService {
 
   /// A worker is lost: its contexts end here, and passes that involve it fail. Called on the loop.
   void onWorkerLost(const WorkerInfo& worker);
-  /// A worker has joined. The contexts of its earlier incarnations, whose ids are below `first_context`, have ended.
-  /// `is_restarted`: the group knew an earlier incarnation, which is lost.
-  void onWorkerJoined(const WorkerInfo& worker, int64_t first_context, bool is_restarted);
+  /// A worker has joined. Its earlier incarnations, whose contexts have ids below `first_context`, are lost.
+  void onWorkerJoined(const WorkerInfo& worker, int64_t first_context);
   /// Ends all contexts; none can be created after it. Idempotent.
   void close();
 

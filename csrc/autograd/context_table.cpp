@@ -203,9 +203,11 @@ std::vector<ContextPtr> ContextTable::removeAllOf(WorkerId id) {
   return removeEnded(noneOf(id));
 }
 
-std::vector<ContextPtr> ContextTable::onWorkerJoined(WorkerId id, int64_t first) {
+std::optional<std::vector<ContextPtr>> ContextTable::onWorkerJoined(WorkerId id, int64_t first) {
   MutexLock lock(mutex_);
-  first_contexts_[id] = first;
+  auto& known = first_contexts_[id];
+  if (known >= first) return std::nullopt;
+  known = first;
   lost_owners_.erase(id);
   lost_elsewhere_.erase(id);
   unconfirmed_owners_.erase(id);

@@ -88,8 +88,8 @@ class ContextTable {
   /// Worker `id` is lost, and with it all its contexts, which are removed and returned.
   std::vector<ContextPtr> removeAllOf(WorkerId id);
   /// A worker has joined under this id. Those contexts of its earlier incarnations that are still here, whose counters
-  /// are below `first`, are removed and returned, and are not created again.
-  std::vector<ContextPtr> onWorkerJoined(WorkerId id, int64_t first);
+  /// are below `first`, are removed and returned, and are not created again. nullopt if this is known already.
+  std::optional<std::vector<ContextPtr>> onWorkerJoined(WorkerId id, int64_t first);
   /// Empties the table and rejects new contexts from now on.
   std::vector<ContextPtr> close();
 

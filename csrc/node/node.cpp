@@ -103,6 +103,10 @@ Node::Node(const Options& options, StorePtr store, std::unique_ptr<Transport> tr
     rrefs_->onWorkerLost(worker);
     autograd_.onWorkerLost(worker);
   });
+  agent_.onWorkerJoined([this](const WorkerInfo& worker, uint64_t incarnation) {
+    rrefs_->onWorkerJoined(worker, incarnation);
+    autograd_.onWorkerJoined(worker, firstContext(incarnation));
+  });
   agent_.addOutstanding([this](std::set<WorkerId>& workers) {
     rrefs_->addOutstanding(workers);
     autograd_.addOutstanding(workers);
@@ -122,7 +126,7 @@ void Node::start() {
   const auto limit = options_.init_timeout;
   const auto lives = [this](const WorkerRecord& record) { return agent_.answersPing(record); };
   const auto records = isStaticGroup() ? rendezvous_->meetAll(limit) : rendezvous_->joinGroup(limit, lives);
-  for (const auto& record : records) agent_.directory().add(record);
+  for (const auto& record : records) isStaticGroup() ? agent_.directory().add(record) : agent_.admit(record);
   // No worker may call another before that one knows the addresses of all.
   if (!isStaticGroup()) return;
   rendezvous_->sumOverAll("ready", 0, limit, {}, absent_);
@@ -161,15 +165,7 @@ WorkerInfo Node::worker(WorkerId id) const { return record(id).info; }
 std::string Node::metadata(WorkerId id) const { return record(id).metadata; }
 
 void Node::admit(const WorkerInfo& worker) {
-  if (worker.id == self().id) return;
-  auto record = rendezvous_->lookUp(worker.id, timeout());
-  const auto before = agent_.directory().find(worker.id);
-  if (before && before->incarnation == record.incarnation) return;
-  const auto incarnation = record.incarnation;
-  agent_.directory().add(std::move(record));
-  if (before) agent_.closeIncarnation(*before);
-  rrefs_->onWorkerJoined(worker, incarnation, before.has_value());
-  autograd_.onWorkerJoined(worker, firstContext(incarnation), before.has_value());
+  if (worker.id != self().id) agent_.admit(rendezvous_->lookUp(worker.id, timeout()));
 }
 
 void Node::expel(const WorkerInfo& worker) {

@@ -47,7 +47,7 @@ void unpackAll(std::string_view bytes, Fields&... fields) {
 std::string encodeForks(const std::vector<RRefFork>& forks) {
   std::string bytes;
   for (const auto& f : forks)
-    bytes += pack(f.rref, f.fork, f.owner, f.owner_incarnation, f.parent, f.creation, f.delivery);
+    bytes += pack(f.rref, f.fork, f.owner, f.owner_incarnation, f.parent, f.parent_incarnation, f.creation, f.delivery);
   return bytes;
 }
 
@@ -56,7 +56,7 @@ std::vector<RRefFork> decodeForks(std::string_view bytes) {
   Reader in(bytes);
   while (in.remaining() > 0) {
     auto& f = forks.emplace_back();
-    unpack(in, f.rref, f.fork, f.owner, f.owner_incarnation, f.parent, f.creation, f.delivery);
+    unpack(in, f.rref, f.fork, f.owner, f.owner_incarnation, f.parent, f.parent_incarnation, f.creation, f.delivery);
   }
   return forks;
 }

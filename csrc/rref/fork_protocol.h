@@ -25,8 +25,9 @@ struct RRefFork {
   WorkerId owner = kNoWorker;
   uint64_t owner_incarnation = 0;  ///< which has the value; a later one never will
   WorkerId parent = kNoWorker;     ///< made the fork; keeps its own RRef alive until the child is accepted
-  uint64_t creation = kNoNumber;   ///< of the call that makes the value; none: the owner has the value
-  uint64_t delivery = kNoNumber;   ///< among the forks from parent to receiver; none: see PROTOCOL.md
+  uint64_t parent_incarnation = 0;
+  uint64_t creation = kNoNumber;  ///< of the call that makes the value; none: the owner has the value
+  uint64_t delivery = kNoNumber;  ///< among the forks from parent to receiver; none: see PROTOCOL.md
 
   /// Whether the owner made the fork for a known holder. Such a fork is registered already; its holder sends no
   /// request.

@@ -4,11 +4,17 @@
 
 namespace torchrpc {
 
+bool OwnerTable::isLost(const Sender& sender) {
+  const auto& peer = peers_[sender.worker];
+  return peer.lost || sender.incarnation < peer.incarnation;
+}
+
 OwnerTable::Entries::iterator OwnerTable::findOrExpect(const RRefId& rref, uint64_t creation) {
   auto it = entries_.find(rref);
   if (it != entries_.end() || creation == kNoNumber) return it;
   const auto& creator = peers_[rref.created_on];
-  if (creator.lost || creator.registrations.contains(creation)) return it;
+  const bool is_lost = creator.lost || rref.local_id < creator.incarnation;
+  if (is_lost || creator.registrations.contains(creation)) return it;
   return entries_.emplace(rref, Entry{std::make_shared<OwnerRRef>(rref, self_), creation, {}}).first;
 }
 
@@ -38,15 +44,15 @@ void OwnerTable::expect(const std::shared_ptr<OwnerRRef>& rref, const RemoteResu
   entries_.emplace(call.rref, Entry{rref, call.creation, {{call.fork, {self_->self.id, call.creation}}}});
 }
 
-OwnerTable::Hosted OwnerTable::host(WorkerId creator, const RemoteResult& call) {
+OwnerTable::Hosted OwnerTable::host(const Sender& creator, const RemoteResult& call) {
   {
     MutexLock lock(mutex_);
     auto it = findOrExpect(call.rref, call.creation);
-    auto& peer = peers_[creator];
     if (it != entries_.end()) {
-      if (peer.lost || !peer.registrations.insert(call.creation)) return {it->second.rref, false};
+      const bool is_new = !isLost(creator) && peers_[creator.worker].registrations.insert(call.creation);
+      if (!is_new) return {it->second.rref, false};
       it->second.expected = kNoNumber;
-      it->second.forks[call.fork] = {creator, call.creation};
+      it->second.forks[call.fork] = {creator.worker, call.creation};
       return {it->second.rref, true};
     }
   }
@@ -55,22 +61,23 @@ OwnerTable::Hosted OwnerTable::host(WorkerId creator, const RemoteResult& call) 
   return {std::move(orphan), false};
 }
 
-Status OwnerTable::registerFork(WorkerId holder, const ForkRequest& request) {
+Status OwnerTable::registerFork(const Sender& holder, const ForkRequest& request) {
   MutexLock lock(mutex_);
-  auto& peer = peers_[holder];
-  if (peer.lost) return dropped(request.rref);
+  auto& peer = peers_[holder.worker];
+  if (isLost(holder)) return dropped(request.rref);
   if (peer.registrations.contains(request.registration)) return std::nullopt;
   auto it = findOrExpect(request.rref, request.creation);
   if (it == entries_.end()) return dropped(request.rref);
   peer.registrations.insert(request.registration);
-  it->second.forks[request.fork] = {holder, request.registration};
+  it->second.forks[request.fork] = {holder.worker, request.registration};
   return std::nullopt;
 }
 
-void OwnerTable::removeFork(WorkerId holder, const UserDelete& request, EndedList& ended) {
+void OwnerTable::removeFork(const Sender& holder, const UserDelete& request, EndedList& ended) {
   MutexLock lock(mutex_);
-  auto& peer = peers_[holder];
-  if (request.registration != kNoNumber && !peer.lost) peer.registrations.insert(request.registration);
+  if (request.registration != kNoNumber && !isLost(holder)) {
+    peers_[holder.worker].registrations.insert(request.registration);
+  }
   auto it = entries_.find(request.rref);
   if (it == entries_.end()) return;
   auto& entry = it->second;
@@ -80,7 +87,7 @@ void OwnerTable::removeFork(WorkerId holder, const UserDelete& request, EndedLis
       (fork->second.registration == kNoNumber || fork->second.registration == request.registration);
   if (same) entry.forks.erase(fork);
   const bool cancelled =
-      entry.expected != kNoNumber && entry.expected == request.registration && holder == request.rref.created_on;
+      entry.expected != kNoNumber && entry.expected == request.registration && holder.worker == request.rref.created_on;
   if (cancelled) cancelCreation(entry, ended);
   dropIfUnheld(it, ended);
 }
@@ -108,19 +115,27 @@ OwnerTable::EndedList OwnerTable::loseWorker(WorkerId worker) {
   auto& peer = peers_[worker];
   peer.lost = true;
   peer.registrations = {};
+  dropHeldBy(worker, ended);
+  return ended;
+}
+
+void OwnerTable::dropHeldBy(WorkerId worker, EndedList& ended) {
   for (auto it = entries_.begin(); it != entries_.end();) {
     auto& entry = it->second;
     std::erase_if(entry.forks, [worker](const auto& fork) { return fork.second.worker == worker; });
     if (entry.expected != kNoNumber && it->first.created_on == worker) cancelCreation(entry, ended);
     it = dropIfUnheld(it, ended);
   }
-  return ended;
 }
 
-void OwnerTable::onWorkerJoined(WorkerId worker) {
+OwnerTable::EndedList OwnerTable::onWorkerJoined(WorkerId worker, uint64_t incarnation) {
+  EndedList ended;
   MutexLock lock(mutex_);
-  const auto peer = peers_.find(worker);
-  if (peer != peers_.end() && peer->second.lost) peers_.erase(peer);  // else its first messages have arrived already
+  auto& peer = peers_[worker];
+  if (peer.incarnation >= incarnation) return ended;
+  peer = {.incarnation = incarnation, .registrations = {}};
+  dropHeldBy(worker, ended);
+  return ended;
 }
 
 bool OwnerTable::waitEmpty(TimePoint deadline) {

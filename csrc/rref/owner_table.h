@@ -23,6 +23,11 @@ class OwnerTable {
   };
   using EndedList = std::vector<Ended>;
 
+  /// Of a message.
+  struct Sender {
+    WorkerId worker = kNoWorker;
+    uint64_t incarnation = 0;
+  };
   struct Holder {
     WorkerId worker = kNoWorker;
     uint64_t registration = kNoNumber;
@@ -47,13 +52,13 @@ class OwnerTable {
     std::shared_ptr<OwnerRRef> rref;
     bool created = false;
   };
-  Hosted host(WorkerId creator, const RemoteResult& call);
+  Hosted host(const Sender& creator, const RemoteResult& call);
 
   /// Registers a holder's fork. Fails with kRRefDeleted if the value has been dropped.
-  Status registerFork(WorkerId holder, const ForkRequest& request);
+  Status registerFork(const Sender& holder, const ForkRequest& request);
 
   /// Removes a fork that its holder has dropped, or that was abandoned.
-  void removeFork(WorkerId holder, const UserDelete& request, EndedList& ended);
+  void removeFork(const Sender& holder, const UserDelete& request, EndedList& ended);
 
   /// The owner's own RRef, for a fork that has arrived at the owner; removes the fork.
   Result<std::shared_ptr<OwnerRRef>> adopt(const RRefFork& fork, EndedList& ended);
@@ -63,8 +68,9 @@ class OwnerTable {
 
   /// Removes the forks that a lost worker held and cancels its calls; messages of it that still arrive are refused.
   EndedList loseWorker(WorkerId worker);
-  /// A worker has joined under this id: accepts messages again if an earlier incarnation was lost.
-  void onWorkerJoined(WorkerId worker);
+  /// A worker has joined, whose ids of RRefs begin at its incarnation. What its earlier incarnations held is removed,
+  /// and their messages are refused. Has an effect once.
+  EndedList onWorkerJoined(WorkerId worker, uint64_t incarnation);
 
   /// Waits until no entry is left; false if `deadline` passes first.
   bool waitEmpty(TimePoint deadline);
@@ -84,6 +90,7 @@ class OwnerTable {
 
  private:
   struct Peer {
+    uint64_t incarnation = 0;
     SeenNumbers registrations;
     bool lost = false;
   };
@@ -91,6 +98,9 @@ class OwnerTable {
 
   /// The entry of `rref`, made if its call is still to come; end() if the value was dropped or will never be made.
   Entries::iterator findOrExpect(const RRefId& rref, uint64_t creation) TORCHRPC_REQUIRES(mutex_);
+  bool isLost(const Sender& sender) TORCHRPC_REQUIRES(mutex_);
+  /// Removes the forks that the worker holds, and cancels its calls.
+  void dropHeldBy(WorkerId worker, EndedList& ended) TORCHRPC_REQUIRES(mutex_);
   /// The call that was to make the value will never run.
   void cancelCreation(Entry& entry, EndedList& ended) TORCHRPC_REQUIRES(mutex_);
   /// Drops the entry if it has no fork and expects no call; returns the next one.

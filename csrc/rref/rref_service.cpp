@@ -30,6 +30,8 @@ Message message(Kind kind, std::string payload = {}) {
   return message;
 }
 
+OwnerTable::Sender senderOf(const Request& request) { return {request.from.id, request.incarnation}; }
+
 Status failureOf(const Result<Message>& reply) { return reply.ok() ? Status() : Status(reply.error()); }
 
 }  // namespace
@@ -46,6 +48,8 @@ std::shared_ptr<RRefService> RRefService::create(Messenger& messenger, Options o
 }
 
 RRefService::~RRefService() = default;
+
+uint64_t RRefService::ownIncarnation() const { return state_->messenger.incarnation(state_->self.id); }
 
 GloballyUniqueId RRefService::newId() { return {state_->self.id, state_->next_id++}; }
 
@@ -101,7 +105,7 @@ RRefPtr RRefService::remoteToSelf(Message call, Duration timeout) {
           if (neverDelivered(reply.error())) self->abandon(forks);
         }
         OwnerTable::EndedList ended{{std::move(rref), std::nullopt}};
-        const auto holder = self->state_->self.id;
+        const OwnerTable::Sender holder{self->state_->self.id, self->ownIncarnation()};
         self->state_->owners.removeFork(holder, {result.rref, result.fork, result.creation}, ended);
         self->releaseOnPool(std::move(ended));
       });
@@ -115,7 +119,7 @@ RRefService::Hosted RRefService::host(const Request& request) {
   if (call.rref.created_on != request.from.id || call.creation == kNoNumber) {
     throw Error(ErrorCode::kProtocol, "a remote call with ids of another worker", request.from.name);
   }
-  return state_->owners.host(request.from.id, call);
+  return state_->owners.host(senderOf(request), call);
 }
 
 // --- RRefs in messages ---
@@ -126,11 +130,16 @@ void RRefService::requireOwn(const RRef& rref) const {
 
 RRefFork RRefService::fork(const RRefPtr& rref, WorkerId to) {
   requireOwn(*rref);
-  RRefFork child{.rref = rref->id(), .fork = {}, .owner = rref->owner().id, .parent = state_->self.id};
+  RRefFork child{
+      .rref = rref->id(),
+      .fork = {},
+      .owner = rref->owner().id,
+      .parent = state_->self.id,
+      .parent_incarnation = ownIncarnation()};
   if (auto owner = std::dynamic_pointer_cast<OwnerRRef>(rref)) {
     if (auto failure = owner->creationFailure()) throw *failure;
     child.fork = newId();
-    child.owner_incarnation = state_->messenger.incarnation(child.owner);
+    child.owner_incarnation = ownIncarnation();
     state_->owners.addFork(owner, child.fork, to);
   } else {
     auto user = std::static_pointer_cast<UserRRef>(rref);
@@ -146,10 +155,11 @@ RRefFork RRefService::fork(const RRefPtr& rref, WorkerId to) {
 }
 
 void RRefService::abandon(const std::vector<RRefFork>& forks) {
+  const OwnerTable::Sender self_sender{state_->self.id, ownIncarnation()};
   OwnerTable::EndedList ended;
   for (const auto& fork : forks) {
     if (fork.owner == state_->self.id) {
-      state_->owners.removeFork(state_->self.id, {fork.rref, fork.fork, kNoNumber}, ended);
+      state_->owners.removeFork(self_sender, {fork.rref, fork.fork, kNoNumber}, ended);
     } else {
       state_->users.removeChild(fork.fork);
     }
@@ -295,18 +305,14 @@ void RRefService::onWorkerLost(const WorkerInfo& worker) {
   releaseOnPool(state_->owners.loseWorker(worker.id));
 }
 
-void RRefService::onWorkerJoined(const WorkerInfo& worker, uint64_t incarnation, bool is_restarted) {
-  if (is_restarted) {
-    state_->users.loseWorker(worker.id);
-    // A third worker may have sent RRefs of the new incarnation already.
-    for (const auto& user : state_->users.live()) {
-      const bool is_lost = user->owner().id == worker.id && user->numbers().owner_incarnation < incarnation;
-      if (is_lost) settle(user, ownerLostError(user->id(), worker));
-    }
-    releaseOnPool(state_->owners.loseWorker(worker.id));
+void RRefService::onWorkerJoined(const WorkerInfo& worker, uint64_t incarnation) {
+  state_->users.onWorkerJoined(worker.id, incarnation);
+  // A third worker may have sent RRefs of the new incarnation already.
+  for (const auto& user : state_->users.live()) {
+    const bool is_lost = user->owner().id == worker.id && user->numbers().owner_incarnation < incarnation;
+    if (is_lost) settle(user, ownerLostError(user->id(), worker));
   }
-  state_->users.onWorkerJoined(worker.id);
-  state_->owners.onWorkerJoined(worker.id);
+  releaseOnPool(state_->owners.onWorkerJoined(worker.id, incarnation));
 }
 
 void RRefService::release(UserRRef& rref) {
@@ -377,7 +383,7 @@ void RRefService::serve(Kind kind, void (RRefService::*handler)(const Request&, 
 }
 
 void RRefService::serveForkRequest(const Request& request, const Responder& responder) {
-  if (auto refused = state_->owners.registerFork(request.from.id, decodeForkRequest(request.message.payload))) {
+  if (auto refused = state_->owners.registerFork(senderOf(request), decodeForkRequest(request.message.payload))) {
     responder.fail(*refused);
   } else {
     responder.reply(message(Kind::kReply));
@@ -391,7 +397,7 @@ void RRefService::serveChildAccept(const Request& request, const Responder& resp
 
 void RRefService::serveUserDelete(const Request& request, const Responder& responder) {
   OwnerTable::EndedList ended;
-  state_->owners.removeFork(request.from.id, decodeUserDelete(request.message.payload), ended);
+  state_->owners.removeFork(senderOf(request), decodeUserDelete(request.message.payload), ended);
   releaseOnPool(std::move(ended));
   responder.reply(message(Kind::kReply));
 }

@@ -105,8 +105,8 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
   /// A worker is lost: the forks that it held are dropped, the RRefs that it owned fail, the children in flight to it
   /// are abandoned. Messages of it that arrive later are refused.
   void onWorkerLost(const WorkerInfo& worker);
-  /// A worker has joined. `is_restarted`: the group knew an earlier incarnation of it, which is lost.
-  void onWorkerJoined(const WorkerInfo& worker, uint64_t incarnation, bool is_restarted);
+  /// A worker has joined. If the group knew an earlier incarnation of it, that is lost.
+  void onWorkerJoined(const WorkerInfo& worker, uint64_t incarnation);
 
   /// Adds the workers from which messages are expected: owners of forks of this node, and holders of its values.
   void addOutstanding(std::set<WorkerId>& workers) const;
@@ -121,6 +121,7 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
  private:
   RRefService() = default;
 
+  uint64_t ownIncarnation() const;
   GloballyUniqueId newId();
   RRefPtr remoteToSelf(Message call, Duration timeout);
   Result<RRefPtr> adoptOne(const RRefFork& fork);

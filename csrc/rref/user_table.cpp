@@ -25,7 +25,8 @@ Result<UserTable::Adopted> UserTable::adopt(const RRefFork& fork, const WorkerIn
     if (auto user = known->second.lock()) return Adopted{std::move(user), false};
   }
   auto& parent = peers_[fork.parent];
-  if (fork.delivery != kNoNumber && !parent.lost && !parent.deliveries.insert(fork.delivery)) {
+  const bool is_parent_lost = parent.lost || fork.parent_incarnation < parent.incarnation;
+  if (fork.delivery != kNoNumber && !is_parent_lost && !parent.deliveries.insert(fork.delivery)) {
     return droppedError(fork.rref, owner);
   }
   const auto registration = fork.registered() ? kNoNumber : registrations_.next(owner.id);
@@ -76,11 +77,25 @@ uint64_t UserTable::numberRegistration(WorkerId owner) {
 }
 
 void UserTable::loseWorker(WorkerId worker) {
-  std::vector<Child> orphaned;
+  std::vector<Child> orphaned;  // destroyed after the lock
   MutexLock lock(mutex_);
   auto& peer = peers_[worker];
   peer.lost = true;
   peer.deliveries = {};
+  orphaned = takeChildrenOf(worker);
+}
+
+void UserTable::onWorkerJoined(WorkerId worker, uint64_t incarnation) {
+  std::vector<Child> orphaned;  // destroyed after the lock
+  MutexLock lock(mutex_);
+  auto& peer = peers_[worker];
+  if (peer.incarnation >= incarnation) return;
+  peer = {.incarnation = incarnation, .deliveries = {}};
+  orphaned = takeChildrenOf(worker);
+}
+
+std::vector<UserTable::Child> UserTable::takeChildrenOf(WorkerId worker) {
+  std::vector<Child> orphaned;
   std::erase_if(children_, [&](auto& entry) {
     auto& child = entry.second;
     if (child.to != worker && child.parent->owner().id != worker) return false;
@@ -88,12 +103,7 @@ void UserTable::loseWorker(WorkerId worker) {
     return true;
   });
   notifyIfIdle();
-}
-
-void UserTable::onWorkerJoined(WorkerId worker) {
-  MutexLock lock(mutex_);
-  const auto peer = peers_.find(worker);
-  if (peer != peers_.end() && peer->second.lost) peers_.erase(peer);  // else its first messages have arrived already
+  return orphaned;
 }
 
 bool UserTable::lost(WorkerId worker) const {

@@ -49,8 +49,8 @@ class UserTable {
 
   /// Removes the children that a lost worker was to accept, and those whose value it owned.
   void loseWorker(WorkerId worker);
-  /// A worker has joined under this id: accepts messages again if an earlier incarnation was lost.
-  void onWorkerJoined(WorkerId worker);
+  /// A worker has joined: forgets what its earlier incarnations sent. Has an effect once.
+  void onWorkerJoined(WorkerId worker, uint64_t incarnation);
   bool lost(WorkerId worker) const;
 
   std::vector<User> live() const;
@@ -75,12 +75,15 @@ class UserTable {
     WorkerId to;
   };
   struct Peer {
+    uint64_t incarnation = 0;
     SeenNumbers deliveries;
     bool lost = false;
   };
 
   User insert(const RRefId& rref, const ForkId& fork, const WorkerInfo& owner, UserRRef::Numbers numbers)
       TORCHRPC_REQUIRES(mutex_);
+  /// Removes and returns the children that the worker was to accept, and those whose value it owned.
+  std::vector<Child> takeChildrenOf(WorkerId worker) TORCHRPC_REQUIRES(mutex_);
   bool isIdle() const TORCHRPC_REQUIRES(mutex_) { return pending_.empty() && children_.empty(); }
   void notifyIfIdle() TORCHRPC_REQUIRES(mutex_);
 

@@ -401,6 +401,39 @@ TEST_CASE("a request that waits for a thread while its sender is started again d
   CHECK(served == 1);
 }
 
+TEST_CASE("a restarted worker that calls before the group announces it replaces its earlier incarnation") {
+  LoopbackGroup group({.grows = true});
+  HeldRequests held(1);
+  group[0].on(kCall, Messenger::Where::kLoop, held.handler());
+  std::vector<uint64_t> joined;
+  std::atomic<uint64_t> served_incarnation{0};
+  group[1].onWorkerJoined([&](const WorkerInfo& worker, uint64_t incarnation) {
+    CHECK(worker.id == 0);
+    CHECK(served_incarnation == 0);
+    joined.push_back(incarnation);
+  });
+  group[1].on(kCall, Messenger::Where::kPool, [&](Request request, const Responder& responder) {
+    served_incarnation = request.incarnation;
+    echo(std::move(request), responder);
+  });
+  group.start();
+  Pending to_earlier;
+  group[1].request(0, message(kCall), kNoLimit, to_earlier.handler());
+  held.awaitAll();
+  Agent later(
+      {.self = LoopbackGroup::infoOf(0), .incarnation = 1000, .grows = true}, makeLoopbackTransport(group.network()),
+      makeThreadTimer());
+  later.listen();
+  later.directory().add({.info = LoopbackGroup::infoOf(1), .address = group.address(1), .incarnation = 101});
+  Pending from_later;
+  later.request(1, message(kCall, "x"), 20s, from_later.handler());
+  CHECK(from_later.get().ok());
+  CHECK(joined == std::vector<uint64_t>{1000});
+  CHECK(served_incarnation == 1000);
+  CHECK(errorOf(to_earlier).code() == ErrorCode::kWorkerLost);
+  later.close();
+}
+
 TEST_CASE("a reliable request is answered by a shutdown between two attempts") {
   auto timer = std::make_shared<ManualTimer>();
   auto policy = [](const FrameInfo& frame, const std::string&) -> Fault {

@@ -160,7 +160,7 @@ TEST_CASE("the deferred calls of a peer that is lost are dropped, and their argu
   std::vector<Pending> pending(10);
   for (auto& each : pending) group[0].request(1, call("x"), kNoLimit, each.handler());
   awaitThat([&] { return metric(group[1], "num_deferred_calls") == 9; });
-  group[1].closeIncarnation({.info = group[0].self(), .incarnation = LoopbackGroup::incarnationOf(0)});
+  group[1].admit({.info = group[0].self(), .incarnation = LoopbackGroup::incarnationOf(0) + 1});
   for (auto& each : pending) CHECK_FALSE(each.get().ok());
   replies.release();
   // Nothing of the calls is left: neither a deferred one nor a Responder.
@@ -269,7 +269,7 @@ TEST_CASE("calls that are held back fail when the callee is lost") {
   awaitThat([&] { return callee.started.size() == 1; });
   callee.roundTrip();
   REQUIRE(metric(group[0], "num_held_calls") > 0);
-  group[0].closeIncarnation({.info = group[1].self(), .incarnation = LoopbackGroup::incarnationOf(1)});
+  group[0].admit({.info = group[1].self(), .incarnation = LoopbackGroup::incarnationOf(1) + 1});
   for (auto& each : pending) {
     const auto result = each.get();
     REQUIRE_FALSE(result.ok());

@@ -206,8 +206,10 @@ TEST_CASE("the contexts of an earlier incarnation end with the news of a later o
   const auto late_context = earlier.create()->id();
   const auto new_context = createShared(later, {&receiver}, {1});
   const auto ended = receiver.onWorkerJoined(0, 1000);
-  REQUIRE(ended.size() == 1);
-  CHECK(ended[0]->id() == old_context);
+  REQUIRE(ended);
+  REQUIRE(ended->size() == 1);
+  CHECK(ended->front()->id() == old_context);
+  CHECK_FALSE(receiver.onWorkerJoined(0, 1000));
   CHECK_FALSE(receiver.findOrCreate(old_context));
   CHECK_FALSE(receiver.findOrCreate(late_context));
   CHECK(receiver.find(new_context));

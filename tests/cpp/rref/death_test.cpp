@@ -1,5 +1,6 @@
 // Lost workers: the forks that they held are released, the RRefs that they owned fail.
 
+#include "rref/owner_table.h"
 #include "rref/sim_group.h"
 
 using namespace torchrpc;
@@ -117,7 +118,7 @@ TEST_CASE("an RRef of an earlier incarnation of its owner has failed when it arr
   group.network.drain();
   const auto fork = group[0].rrefs().fork(rref, 2);
   group.network.incarnations[1] = 2;
-  group[2].rrefs().onWorkerJoined(SimNetwork::info(1), 2, /*is_restarted=*/true);
+  group[2].rrefs().onWorkerJoined(SimNetwork::info(1), 2);
   std::optional<ErrorCode> error;
   group[2].rrefs().adopt({fork}, true, [&](auto result) { error = result.error().code(); });
   CHECK(error == ErrorCode::kWorkerLost);
@@ -139,6 +140,27 @@ TEST_CASE("an owner that has been started again refuses a fork of its earlier in
   CHECK(group.info(1).owner_rrefs == 0);
 }
 
+TEST_CASE(
+    "an owner that knows of a restart refuses what the earlier incarnation sent, and keeps what the later one holds") {
+  const auto self = std::make_shared<GroupMember>(WorkerInfo{"owner", 0}, "");
+  OwnerTable table(self);
+  const RRefId early{1, 15}, late{1, 25};
+  OwnerTable::EndedList ended;
+  CHECK(table.onWorkerJoined(1, 20).empty());
+  CHECK(table.host({1, 20}, {late, {1, 26}, 1}).created);
+  CHECK(table.counts().forks == 1);
+  CHECK_FALSE(table.host({1, 10}, {early, {1, 16}, 2}).created);
+  CHECK(table.registerFork({1, 10}, {late, {1, 17}, kNoNumber, 3}));
+  table.removeFork({1, 10}, {early, {1, 16}, 2}, ended);
+  CHECK_FALSE(table.registerFork({1, 20}, {late, {1, 27}, kNoNumber, 2}));
+  CHECK_FALSE(table.find({early, 2}).ok());
+  CHECK(table.counts().forks == 2);
+  CHECK(table.counts().rrefs == 1);
+  CHECK(table.onWorkerJoined(1, 20).empty());
+  CHECK(table.onWorkerJoined(1, 30).size() == 1);
+  CHECK(table.counts().rrefs == 0);
+}
+
 TEST_CASE("the news that an owner has been started again fails the RRefs of its earlier incarnation only") {
   SimGroup group(3);
   group.network.incarnations[1] = 1;
@@ -147,7 +169,7 @@ TEST_CASE("the news that an owner has been started again fails the RRefs of its 
   group.network.incarnations[1] = 2;
   auto later = group[0].remote(1);
   group.network.drain();
-  group[0].rrefs().onWorkerJoined(SimNetwork::info(1), 2, /*is_restarted=*/true);
+  group[0].rrefs().onWorkerJoined(SimNetwork::info(1), 2);
   CHECK(user(earlier)->failure());
   CHECK_FALSE(user(later)->failure());
 }

@@ -18,15 +18,14 @@
 
 namespace torchrpc::test {
 
-/// The first ids of an incarnation are a multiple of it.
-constexpr uint64_t kIdsOfIncarnation = 1 << 20;
-inline int64_t firstContext(uint64_t incarnation) { return static_cast<int64_t>(incarnation * kIdsOfIncarnation); }
+/// The incarnation of a worker's nth start is n times as much. Its ids begin there.
+constexpr uint64_t kIncarnationStep = 1 << 20;
 
 class SimulatedNode {
  public:
   struct Options {
     WorkerInfo self;
-    uint64_t incarnation = 0;
+    uint64_t start = 0;  ///< how often it has been started
     Duration liveness = kNoLimit;
     size_t max_queued_bytes = kDefaultMaxQueuedBytes;
     SendFaultPolicy faults;
@@ -36,13 +35,13 @@ class SimulatedNode {
   };
 
   SimulatedNode(Simulation& simulation, SimulatedNetwork& network, Options options)
-      : incarnation(options.incarnation),
+      : incarnation(options.start * kIncarnationStep),
         process(std::make_shared<Simulation::Process>(
-            Simulation::Process{.name = options.self.name + "." + std::to_string(options.incarnation)})),
+            Simulation::Process{.name = options.self.name + "." + std::to_string(options.start)})),
         executor_(simulation.makeExecutor(process)),
         agent_(
             {.self = options.self,
-             .incarnation = options.incarnation,
+             .incarnation = incarnation,
              .grows = true,
              .liveness = options.liveness,
              .max_queued_bytes = options.max_queued_bytes,
@@ -50,12 +49,12 @@ class SimulatedNode {
              .executor = executor_},
             network.makeTransport(process), simulation.makeTimer(process)),
         profiler_(agent_),
-        autograd_(profiler_, {.first_context = firstContext(options.incarnation)}),
+        autograd_(profiler_, {.first_context = static_cast<int64_t>(incarnation)}),
         rrefs_(RRefService::create(
             autograd_.recorder(),
             {.encode_value = [this, encode = options.encode_value](
                                  const c10::IValue& value, const WorkerInfo& to) { return encode(*this, value, to); },
-             .first_id = options.incarnation * kIdsOfIncarnation})),
+             .first_id = incarnation})),
         calls_(autograd_.recorder(), *rrefs_),
         on_lost_(std::move(options.on_lost)) {
     autograd_.serve(*rrefs_);
@@ -65,6 +64,10 @@ class SimulatedNode {
       on_lost_(*this, worker);
       rrefs_->onWorkerLost(worker);
       autograd_.onWorkerLost(worker);
+    });
+    agent_.onWorkerJoined([this](const WorkerInfo& worker, uint64_t incarnation) {
+      rrefs_->onWorkerJoined(worker, incarnation);
+      autograd_.onWorkerJoined(worker, static_cast<int64_t>(incarnation));
     });
     agent_.addOutstanding([this](std::set<WorkerId>& workers) {
       rrefs_->addOutstanding(workers);
@@ -90,13 +93,7 @@ class SimulatedNode {
 
   /// As Node::admit.
   void admit(const WorkerRecord& record) {
-    if (record.info.id == id()) return;
-    const auto before = agent_.directory().find(record.info.id);
-    if (before && before->incarnation == record.incarnation) return;
-    agent_.directory().add(record);
-    if (before) agent_.closeIncarnation(*before);
-    rrefs_->onWorkerJoined(record.info, record.incarnation, before.has_value());
-    autograd_.onWorkerJoined(record.info, firstContext(record.incarnation), before.has_value());
+    if (record.info.id != id()) agent_.admit(record);
   }
   /// As Node::expel.
   void expel(const WorkerInfo& worker) {

@@ -45,7 +45,7 @@ int64_t numberOf(const c10::IValue& value) { return value.toTensor().const_data_
 
 /// "0:3", the creator and its counter without the incarnation's part.
 std::string shortText(const GloballyUniqueId& id) {
-  return std::to_string(id.created_on) + ":" + std::to_string(id.local_id % kIdsOfIncarnation);
+  return std::to_string(id.created_on) + ":" + std::to_string(id.local_id % kIncarnationStep);
 }
 
 Message payloadOf(Kind kind, uint64_t number) {
@@ -94,7 +94,7 @@ World::World(uint64_t seed, std::ostream* trace) : simulation_(seed, trace), net
   parts_.stops = chance(25);
   parts_.large_messages = chance(6);
   nodes_.resize(2 + below(3));
-  incarnations_.resize(nodes_.size());
+  starts_.resize(nodes_.size());
   has_ended_.resize(nodes_.size());
   SimulatedNetwork::Latency latency;
   if (chance(50)) latency.slow_percent = 1 + static_cast<unsigned>(below(20));
@@ -155,7 +155,7 @@ void World::start(WorkerId id) {
   const auto index = static_cast<size_t>(id);
   if (index >= nodes_.size()) {
     nodes_.resize(index + 1);
-    incarnations_.resize(index + 1);
+    starts_.resize(index + 1);
     has_ended_.resize(index + 1);
   }
   if (nodes_[index]) return;
@@ -176,7 +176,7 @@ void World::start(WorkerId id) {
       simulation_, network_,
       SimulatedNode::Options{
           .self = {nameOf(id), id},
-          .incarnation = ++incarnations_[index],
+          .start = ++starts_[index],
           .liveness = kLiveness,
           .max_queued_bytes = kMaxQueuedBytes,
           .faults = std::move(faults),
@@ -189,7 +189,7 @@ void World::start(WorkerId id) {
   count("workers started");
   say(fresh, "starts");
   members_[id] = fresh.record();
-  for (const auto& [other, record] : members_) fresh.agent().directory().add(record);
+  for (const auto& [other, record] : members_) fresh.agent().admit(record);
   announce(fresh.record());
 }
 
@@ -201,7 +201,8 @@ void World::announce(const WorkerRecord& record) {
       const auto latest = members_.find(id);  // it may have left or been started again meanwhile
       if (latest == members_.end()) return;
       say(*each,
-          "learns that " + latest->second.info.name + "." + std::to_string(latest->second.incarnation) + " has joined");
+          "learns that " + latest->second.info.name + "." +
+              std::to_string(latest->second.incarnation / kIncarnationStep) + " has joined");
       each->admit(latest->second);
     });
   }
@@ -776,15 +777,8 @@ std::string World::run() {
 
 // --- the invariants ---
 
-// Known gaps:
-// - Messages of the RRef protocol do not name the owner's incarnation. After a restart a worker may wait for calls that
-//   were for its predecessor, or that a predecessor of their sender was to send. The entries hold no values, but a
-//   fetch without a time-out waits for ever.
-// - No worker watches the one from which it has a context of a third worker. It may not learn of the context's end if
-//   that one falls silent.
-bool World::hasRestarted() const {
-  return std::ranges::any_of(incarnations_, [](uint64_t each) { return each > 1; });
-}
+// Known gap: no worker watches the one from which it has a context of a third worker. It may not learn of the context's
+// end if that one falls silent.
 
 /// No value is dropped while a live worker holds it.
 void World::checkDropped() {
@@ -835,7 +829,6 @@ void World::probe() {
 
 void World::checkEnd() {
   checkDropped();
-  const bool has_restarted = hasRestarted();
   const bool may_keep_contexts = counts_.contains("silent crashes");
   expect(simulation_.blockedEvents() == 0, "a thread is still blocked");
   expect(open_sessions_ == 0 || troubles_ > 0, "a session has not ended");
@@ -848,9 +841,8 @@ void World::checkEnd() {
       expect(metrics.at(waiting) == "0", name + " has " + waiting + " " + metrics.at(waiting));
     }
     const auto rrefs = each->rrefs().debugInfo();
-    expect(
-        has_restarted || rrefs.owner_rrefs == 0, name + " still owns " + std::to_string(rrefs.owner_rrefs) + " values");
-    expect(has_restarted || rrefs.forks == 0, name + " still has forks in its owner table");
+    expect(rrefs.owner_rrefs == 0, name + " still owns " + std::to_string(rrefs.owner_rrefs) + " values");
+    expect(rrefs.forks == 0, name + " still has forks in its owner table");
     expect(rrefs.pending_users == 0, name + " still has pending users");
     expect(rrefs.pending_children == 0, name + " still has children in flight");
     const auto autograd = each->autograd().debugInfo();

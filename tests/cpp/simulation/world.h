@@ -147,7 +147,6 @@ class World {
   at::Tensor newParameter();
 
   // --- the invariants ---
-  bool hasRestarted() const;
   void checkDropped();
   void checkArguments(SimulatedNode& node, const RRefs& args);
   void probe();
@@ -157,9 +156,9 @@ class World {
   std::map<std::string, uint64_t> counts_;
   Parts parts_;
   SimulatedNetwork network_;
-  std::vector<NodePtr> nodes_;          ///< by id; null: down
-  std::vector<uint64_t> incarnations_;  ///< the latest of each id
-  std::vector<bool> has_ended_;         ///< an incarnation of that id has crashed or left
+  std::vector<NodePtr> nodes_;    ///< by id; null: down
+  std::vector<uint64_t> starts_;  ///< of each id
+  std::vector<bool> has_ended_;   ///< an incarnation of that id has crashed or left
   std::map<WorkerId, WorkerRecord> members_;
   std::set<std::pair<WorkerId, WorkerId>> severed_;  ///< pairs whose connections were broken by a fault
   uint64_t troubles_ = 0;                            ///< faults that may fail calls, so far
