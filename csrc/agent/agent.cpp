@@ -61,8 +61,8 @@ Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_
                [this](const WorkerInfo& peer, uint64_t incarnation) { onNewIncarnation(peer, incarnation); },
            .on_frame = [this](const auto& link, Frame frame) { onFrame(link, std::move(frame)); },
            .on_lost = [this](const Link& link, const Error& reason) { onLost(link, reason); },
-           .on_activity = [this](const Link& link) { liveness_.onActivity(link.peer().id); }}),
-      liveness_(options_.liveness, *timer_, connections_),
+           .on_activity = [this](const Link& link) { liveness_.onActivity(link); }}),
+      liveness_(options_.self.id, options_.liveness, *timer_, connections_),
       reliable_(
           *timer_,
           {.send = [this](const auto& request) { attempt(request); },
@@ -503,9 +503,9 @@ void Agent::onLost(const Link& link, const Error& reason) {
   ending_.notify();
   for (auto& call : calls_.takeLink(link.id())) call.handler(lostError(peer, reason));
   const auto known = directory_.find(peer.id);
-  if (known && known->incarnation != link.incarnation()) return;  // a later incarnation has joined
-  liveness_.onLost(peer.id);
-  if (closing_ || leaving_) return;
+  const bool is_replaced = known && known->incarnation != link.incarnation();  // a later incarnation has joined
+  liveness_.onClosed(link, is_replaced);
+  if (is_replaced || closing_ || leaving_) return;
   for (const auto& handler : lost_handlers_) handler(peer);
 }
 
@@ -551,6 +551,7 @@ bool Agent::drain(Duration timeout) {
 
 void Agent::sayGoodbye() {
   closing_ = true;
+  liveness_.close();
   for (auto& call : calls_.close()) call.handler(closing());
   reliable_.close(closing());
   auto links = std::make_shared<const Links>(connections_.allLinks());

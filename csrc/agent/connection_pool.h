@@ -66,6 +66,8 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   /// Whether the end need not wait for this link (any more).
   bool isLeft();
   bool isClosed();
+  /// Whether a frame has ever arrived from the peer.
+  bool hasReceived() const { return has_received_.load(); }
   /// As Connection::progress(); 0 while there is no connection.
   uint64_t progress();
 

@@ -44,11 +44,12 @@ Duration defaultLivenessTimeout() {
   return noLimitIfZero(durationFromSeconds(seconds));
 }
 
-Liveness::Liveness(Duration timeout, Timer& timer, ConnectionPool& connections)
+Liveness::Liveness(WorkerId self, Duration timeout, Timer& timer, ConnectionPool& connections)
     : timeout_(timeout),
       round_interval_(timeout == kNoLimit ? Duration::zero() : timeout / (kSilentRounds + 1)),
       timer_(timer),
       connections_(connections),
+      prober_(self, connections, [this](WorkerId worker) { confirmLoss(worker); }),
       round_scheduled_(timeout == kNoLimit) {}
 
 void Liveness::scheduleRound() {
@@ -79,6 +80,7 @@ void Liveness::runRound() {
     if (rounds < kSilentRounds) {
       silent_rounds[link->id()] = rounds;
       link->send(pingFrame(), [](const Status&) {});
+      if (rounds > 1) prober_.onSilent(*link);  // for one interval at least
       continue;
     }
     {
@@ -93,22 +95,25 @@ void Liveness::runRound() {
   if (is_needed || !outstanding().empty()) onRequest();
 }
 
-void Liveness::probe(WorkerId worker) {
-  try {
-    connections_.link(worker)->send(pingFrame(), [](const Status&) {});
-  } catch (const Error&) {
-    onLost(worker);  // it has left the group
+void Liveness::confirmLoss(WorkerId worker) {
+  MutexLock lock(mutex_);
+  lost_.try_emplace(worker, Loss{timer_.now()}).first->second.is_confirmed = true;
+}
+
+void Liveness::onClosed(const Link& link, bool is_replaced) {
+  if (!is_replaced) {
+    MutexLock lock(mutex_);
+    lost_.try_emplace(link.peer().id, Loss{timer_.now()});
   }
+  prober_.onClosed(link, !is_replaced);
 }
 
-void Liveness::onLost(WorkerId worker) {
-  MutexLock lock(mutex_);
-  lost_.try_emplace(worker, Loss{timer_.now()});
-}
-
-void Liveness::onActivity(WorkerId worker) {
-  MutexLock lock(mutex_);
-  lost_.erase(worker);
+void Liveness::onActivity(const Link& link) {
+  {
+    MutexLock lock(mutex_);
+    lost_.erase(link.peer().id);
+  }
+  prober_.onActivity(link);
 }
 
 bool Liveness::isSilent(WorkerId worker) const {
@@ -125,15 +130,14 @@ std::vector<WorkerId> Liveness::lostAmong(const std::vector<WorkerId>& workers) 
     for (const auto worker : workers) waited_for_until_[worker] = until;
   }
   onRequest();
-  for (const auto worker : workers) {
-    if (!connections_.hasLink(worker)) probe(worker);
-  }
+  prober_.probe(workers);
   std::vector<WorkerId> out;
   MutexLock lock(mutex_);
   for (const auto worker : workers) {
     const auto it = lost_.find(worker);
     if (it == lost_.end()) continue;
-    if (it->second.is_silent || it->second.since + kLossConfirmTime <= now) out.push_back(worker);
+    const auto& loss = it->second;
+    if (loss.is_silent || (loss.is_confirmed && loss.since + kLossConfirmTime <= now)) out.push_back(worker);
   }
   return out;
 }

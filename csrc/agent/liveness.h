@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "agent/connection_pool.h"
+#include "agent/link_prober.h"
 #include "base/sync/mutex.h"
 #include "base/timer.h"
 
@@ -30,7 +31,7 @@ class Liveness {
 
   /// kNoLimit: no worker is ever found silent. Timer and pool must outlive it; it does nothing after the timer's
   /// close().
-  Liveness(Duration timeout, Timer& timer, ConnectionPool& connections);
+  Liveness(WorkerId self, Duration timeout, Timer& timer, ConnectionPool& connections);
 
   /// Before the first onRequest().
   void addSource(Source source) { sources_.push_back(std::move(source)); }
@@ -39,25 +40,30 @@ class Liveness {
     if (!round_scheduled_.load()) scheduleRound();
   }
 
-  /// The connection of a worker has ended.
-  void onLost(WorkerId worker);
+  /// The link to a worker has ended. `is_replaced`: it was to an earlier incarnation than the one that is known now.
+  void onClosed(const Link& link, bool is_replaced);
   /// A frame has arrived from a worker.
-  void onActivity(WorkerId worker);
+  void onActivity(const Link& link);
   /// Whether a worker's link was closed because it was silent, and no frame has arrived from it since.
   bool isSilent(WorkerId worker) const;
-  /// Those of the workers that have been lost for some time and have not come back. The caller is waiting for them: for
-  /// a short time from now on they count as workers with outstanding requests, and those without a link get one.
+  /// Those of the workers that have been lost for some time, and could not be reached since. The caller is waiting for
+  /// them: for a short time from now on they count as workers with outstanding requests, and the prober opens links to
+  /// those that have none.
   std::vector<WorkerId> lostAmong(const std::vector<WorkerId>& workers);
+  /// Opens no more links.
+  void close() { prober_.close(); }
 
  private:
   struct Loss {
     TimePoint since;
     bool is_silent = false;
+    bool is_confirmed = false;  ///< a probe has failed
   };
   void scheduleRound();
   void runRound();
   std::set<WorkerId> outstanding();
-  void probe(WorkerId worker);
+  /// A probe of the worker has failed.
+  void confirmLoss(WorkerId worker);
 
   // Constant after construction:
   const Duration timeout_;
@@ -66,6 +72,8 @@ class Liveness {
   ConnectionPool& connections_;
   std::vector<Source> sources_;
 
+  // Own synchronization:
+  LinkProber prober_;
   std::atomic<bool> round_scheduled_;
   // Used by one poll round at a time:
   std::map<uint64_t, int> silent_rounds_;  ///< by link: in how many rounds it was silent

@@ -9,11 +9,11 @@
 // becomes a StreamConnection, and only a StreamConnection reads frames.
 //
 // Note [Dialling again]
-// A first contact may fail although the peer lives: it is stopped for some seconds, it has closed the connection to
-// make room, or one of the two has no descriptor left. Nothing has been sent by then but the handshake. So the opener
-// dials again, after pauses that grow, for `kDialTimeouts` times the deadline of a handshake; frames that are sent
-// meanwhile wait in the connection. Where no process listens any more, or where the handshake was refused, it gives up
-// at once.
+// A first contact may fail although the peer lives: it is stopped, it has closed the connection to make room, one of
+// the two has no descriptor left, or the network is down. Nothing has been sent by then but the handshake. So the
+// opener dials again, after pauses that grow, until the connection is closed on this side: the layer above knows how
+// long it waits for a sign of life. Frames that are sent meanwhile wait in the connection. Where no process listens any
+// more, or where the handshake was refused, the opener gives up at once.
 
 #include "transport/native/transport.h"
 
@@ -38,7 +38,6 @@ namespace {
 
 constexpr int kMaxAcceptsPerEvent = 64;
 constexpr auto kAcceptPause = std::chrono::milliseconds(50);
-constexpr int kDialTimeouts = 3;
 constexpr Duration kFirstDialPause = std::chrono::milliseconds(20);
 constexpr Duration kLongestDialPause = std::chrono::seconds(1);
 // Readers of the store whose handshakes are pending: many times the limit of the others.
@@ -91,11 +90,10 @@ class NativeTransport : public Transport {
     SocketAddress to;
     Address address;
     bool shares_memory = false;
-    TimePoint deadline;
     Duration pause = kFirstDialPause;
   };
   void dial(Dial dial);
-  void dialAgain(Dial dial, const Error& reason);
+  void dialAgain(Dial dial);
   /// False if there is no address space for the memory that the peer shares: then the connection is not open.
   bool open(StreamConnection& connection, HandshakeSession::AuthenticatedPeer peer, bool opener);
   void closeAll();
@@ -264,8 +262,7 @@ std::shared_ptr<Connection> NativeTransport::connect(
         {.connection = connection,
          .to = to,
          .address = parsed,
-         .shares_memory = !to.isTcp() && options_.shared_memory,
-         .deadline = deadlineAfter(kDialTimeouts * options_.handshake_deadline)});
+         .shares_memory = !to.isTcp() && options_.shared_memory});
   });
   if (posted) return connection;
   shared_->callbacks.end();
@@ -287,7 +284,7 @@ void NativeTransport::dial(Dial dial) {
         const auto session = std::move(*position);  // until this callback returns
         outbound_handshakes_.erase(position);
         const auto connection = dial.connection;
-        if (!peer && session->mayRetry()) return dialAgain(dial, peer.error());
+        if (!peer && session->mayRetry()) return dialAgain(dial);
         if (!peer) return connection->closeOnLoop(peer.error().code(), peer.error().text());
         if (open(*connection, std::move(peer).value(), true)) return;
         // Nothing was sent over the first connection: to the peer, its end is that of an unauthenticated connection.
@@ -297,12 +294,8 @@ void NativeTransport::dial(Dial dial) {
   (*position)->start(options_.handshake_deadline);
 }
 
-void NativeTransport::dialAgain(Dial dial, const Error& reason) {
-  const auto connection = dial.connection;
-  if (connection->isClosed()) return;
-  if (std::chrono::steady_clock::now() + dial.pause >= dial.deadline) {
-    return connection->closeOnLoop(reason.code(), reason.text());
-  }
+void NativeTransport::dialAgain(Dial dial) {
+  if (dial.connection->isClosed()) return;
   const auto pause = dial.pause + dial.pause * static_cast<int>(randomNumber() % 8) / 8;  // many may dial one worker
   dial.pause = std::min(2 * dial.pause, kLongestDialPause);
   const auto position = dial_pauses_.insert(dial_pauses_.end(), EventLoop::Watch());

@@ -223,7 +223,8 @@ bool HandshakeSession::failForNow(const std::string& text) {
 }
 
 bool HandshakeSession::failWith(int error) {
-  constexpr int kForNow[] = {EMFILE, ENFILE, ENOBUFS, ENOMEM, EAGAIN, ECONNRESET, EPIPE, ETIMEDOUT};
+  constexpr int kForNow[] = {EMFILE, ENFILE,    ENOBUFS,  ENOMEM,      EAGAIN,    ECONNRESET,
+                             EPIPE,  ETIMEDOUT, ENETDOWN, ENETUNREACH, EHOSTDOWN, EHOSTUNREACH};
   if (std::ranges::find(kForNow, error) != std::end(kForNow)) return failForNow(socketErrorText(error));
   return fail(ErrorCode::kWorkerLost, socketErrorText(error));
 }

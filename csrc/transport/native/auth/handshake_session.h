@@ -40,7 +40,8 @@ class HandshakeSession {
   bool start(Duration timeout);
 
   /// Opener, in `done` with an error: whether a later attempt may succeed, because the peer answered nothing wrong. It
-  /// was busy or stopped, it closed the connection to make room, or this process lacked a descriptor or memory.
+  /// was busy or stopped, it closed the connection to make room, the network was down, or this process lacked a
+  /// descriptor or memory.
   bool mayRetry() const { return may_retry_; }
   /// Listener: whether the peer has sent a HELLO that names this listener and this group, as only a reader of the
   /// store can.

@@ -2,6 +2,7 @@
 // connections are not disturbed by them.
 
 #include <arpa/inet.h>
+#include <poll.h>
 #include <random>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -140,6 +141,22 @@ TEST_CASE("a peer that does not finish the handshake in time is closed") {
   slow.send("torchrpc");
   CHECK(slow.receiveAll().empty());
   CHECK(refused(*pair.b) == 1);
+}
+
+TEST_CASE("a peer that does not answer is dialled until the connection is closed on this side") {
+  WithOptions::options = {.handshake_deadline = std::chrono::milliseconds(1)};
+  Pair<WithOptions> pair;
+  const auto stopped = SocketAddress::tcp("127.0.0.1:0")->listen("a port");
+  const auto address = Address{.id = 1, .tcp = SocketAddress::textOf(stopped.get())}.text();
+  auto witness = std::make_shared<Witness>(pair.log, *pair.a);
+  const auto connection = pair.a->connect(address, "bob", witness);
+  for (int dials = 0; dials < 6; ++dials) {
+    pollfd incoming{stopped.get(), POLLIN, 0};
+    REQUIRE(::poll(&incoming, 1, /*timeout=*/10'000) == 1);
+    const Descriptor dialled(::accept4(stopped.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  }
+  connection->close();
+  CHECK(witness->awaitClosed().code() == ErrorCode::kShutdown);
 }
 
 TEST_CASE("a peer of another protocol gets no answer, a peer of another version gets the reason") {
