@@ -105,7 +105,7 @@ std::optional<std::vector<WorkerId>> FanIn::missing(
 Error FanIn::timedOut(const std::string& point, const Wait& wait, const std::vector<WorkerId>& absent) const {
   // Of the whole group: a caller that waits for one worker after another would have waited for the others next.
   return {
-      ErrorCode::kRendezvous,
+      wait.timeout_code,
       selfText() + " waited " + secondsText(wait.timeout) + " for the " + std::to_string(world_size_) +
           " workers of its group to " + wait.purpose + "; missing: rank " +
           joinRanks(missing(everyone(), point).value_or(absent)) +

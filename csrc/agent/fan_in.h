@@ -32,7 +32,8 @@ class FanIn {
   struct Wait {
     Duration timeout = kNoLimit;
     std::string purpose;  ///< for error texts: the workers are waited for "to <purpose>"
-    LostAmong lost{};     ///< asked every half second, if given; empty: no worker is ever lost
+    ErrorCode timeout_code = ErrorCode::kTimeout;
+    LostAmong lost{};  ///< asked every half second, if given; empty: no worker is ever lost
   };
 
   FanIn(StorePtr store, WorkerInfo self, int32_t world_size);

@@ -15,6 +15,7 @@ from torch.jit._builtins import _find_builtin
 from torchrpc import _C
 
 from ._cpp_functions import CppFunction
+from ._errors import NotAllowedError
 from ._names import find_global
 
 # Functions and classes that the package itself sends: to join and leave a group, for RRefs, profiles, optimizers and
@@ -31,8 +32,8 @@ _INTERNAL = """
 """
 # The package's own exceptions.
 _ERRORS = """
-    rpc.WorkerLostError rpc._allow_list.NotAllowedError rpc._names.NameNotFoundError
-    rpc._names.ModuleNotImportableError
+    rpc.RpcError rpc.RpcTimeoutError rpc.WorkerLostError rpc.NotAllowedError rpc.NameNotFoundError rpc.RendezvousError
+    rpc.ShutdownError rpc.SerializationError
 """
 # Types of plain data: to build one calls nothing that arrives with it.
 _DATA = """
@@ -45,10 +46,6 @@ _DATA = """
     torch.serialization._get_layout
 """
 _ALWAYS = frozenset([*(f"torchrpc.{name}" for name in (_INTERNAL + _ERRORS).split()), *_DATA.split()])
-
-
-class NotAllowedError(RuntimeError):
-    """The worker's `allowed_functions` do not contain a function or class that a caller sent."""
 
 
 def names_of(entries: Iterable[Callable[..., Any] | str]) -> list[str]:

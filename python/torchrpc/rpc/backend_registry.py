@@ -14,7 +14,7 @@ import torchrpc.rpc.api as api
 from torchrpc._C import TensorPipeAgent, WorkerInfo, _is_current_rpc_agent_set
 
 from ._cpp_functions import is_cpp
-from ._exceptions import WorkerLostError
+from ._errors import WorkerLostError
 from ._rendezvous import init_timeout
 from ._utils import _group_membership_management, _update_group_membership
 from .constants import (
