@@ -18,7 +18,7 @@ import torch
 
 from torchrpc import _C
 
-from ._allow_list import check_allowed, find_allowed
+from ._allow_list import check_allowed, find_allowed, refused_code
 from ._errors import NameNotFoundError, SerializationError, also
 from ._exceptions import make_exception
 from ._names import find_global, find_module, this_worker
@@ -173,14 +173,23 @@ class _Unpickler(pickle.Unpickler):
         return find_global(module, name)
 
 
+_TRAVEL_AS_CODE = {
+    **dict.fromkeys(("_function", "_fill_function", "_empty_cell"), "lambdas and nested functions"),
+    "_script_module": "script modules",
+}
+
+
 class _AllowedUnpickler(_Unpickler):
     """Builds only plain data and objects that the worker's `allowed_functions` allow."""
 
     def find_class(self, module: str, name: str) -> Any:
         if name == "_tensor" and module == __name__:
             return self.tensor_at
-        if name == "_script_function" and module == __name__:
-            return _allowed_script_function
+        if module == __name__:
+            if name == "_script_function":
+                return _allowed_script_function
+            if what := _TRAVEL_AS_CODE.get(name):
+                raise refused_code(what)
         return find_allowed(module, name)
 
 
