@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <thread>
 
 #include "base/doctor.h"
 #include "base/sync/interrupt.h"
@@ -14,12 +15,18 @@ namespace {
 
 constexpr auto kWarnAfter = std::chrono::seconds(10);  // a person has begun to wonder by then
 constexpr auto kLossCheckInterval = std::chrono::milliseconds(500);
-constexpr auto kShortestStoreWait = std::chrono::milliseconds(1);
+constexpr Duration kShortestPollInterval = std::chrono::milliseconds(1);
+constexpr Duration kLongestPollInterval = std::chrono::milliseconds(50);
 
 std::string joinRanks(const std::vector<WorkerId>& ranks) {
   std::string out;
   for (const auto rank : ranks) out += (out.empty() ? "" : ", ") + std::to_string(rank);
   return out;
+}
+
+/// An eighth of the time that the wait has taken so far: short waits end soon, and long ones cost the store little.
+Duration pollInterval(Duration waited) {
+  return std::clamp<Duration>(waited / 8, kShortestPollInterval, kLongestPollInterval);
 }
 
 std::string secondsText(Duration duration) {
@@ -55,60 +62,70 @@ std::string FanIn::value(const std::string& point, WorkerId rank) {
   return {bytes.begin(), bytes.end()};
 }
 
+// The store is asked again and again whether the keys are there. Its own wait() would log a warning with a stack trace
+// each time that its time-out passed, and would keep other threads of this process from using the store meanwhile.
 std::vector<WorkerId> FanIn::waitFor(std::vector<WorkerId> ranks, const std::string& point, const Wait& wait) {
   const auto start = std::chrono::steady_clock::now();
   const auto deadline = deadlineAfter(wait.timeout, start);
-  const Duration longest_store_wait = wait.lost ? Duration(kLossCheckInterval) : Duration(kWarnAfter);
-  for (bool warned = false;;) {
-    const auto now = std::chrono::steady_clock::now();
-    const auto left = deadline - now;
-    try {
-      std::vector<std::string> keys;
-      for (const auto rank : ranks) keys.push_back(key(point, rank));
-      store_->wait(keys, storeTimeout(std::clamp<Duration>(left, kShortestStoreWait, longest_store_wait)));
-      return {};
-    } catch (const std::exception& e) {
-      auto absent = missing(ranks, point);
-      if (!absent) {
-        throw Error(
-            ErrorCode::kRendezvous,
-            "the store through which the group of " + self_.name + " meets does not answer: " + e.what());
-      }
-      if (absent->empty()) return {};  // the last one has arrived between the wait and the check
-      ranks = *std::move(absent);
-    }
+  auto next_loss_check = start + kLossCheckInterval;
+  for (bool warned = false; !haveArrived(ranks, point);) {
     checkInterrupt();
-    if (wait.lost && wait.lost(ranks) == ranks) return ranks;
-    if (left <= Duration::zero()) throw timedOut(point, wait, ranks);
-    if (!warned && now - start >= kWarnAfter) {
+    const auto now = std::chrono::steady_clock::now();
+    const bool is_late = now >= deadline;
+    const bool should_check_loss = wait.lost && (is_late || now >= next_loss_check);
+    const bool should_warn = !warned && now - start >= kWarnAfter;
+    if (is_late || should_check_loss || should_warn) {
+      ranks = missing(ranks, point);
+      if (ranks.empty()) break;  // the last one has arrived since
+    }
+    if (should_check_loss) {
+      if (wait.lost(ranks) == ranks) return ranks;
+      next_loss_check = std::chrono::steady_clock::now() + kLossCheckInterval;
+    }
+    if (is_late) throw timedOut(point, wait, ranks);
+    if (should_warn) {
       TORCH_WARN(
           selfText(), " has waited ", secondsText(kWarnAfter), " for the workers of rank ", joinRanks(ranks), " to ",
           wait.purpose);
       warned = true;
     }
+    std::this_thread::sleep_for(std::min<Duration>(deadline - now, pollInterval(now - start)));
+  }
+  return {};
+}
+
+bool FanIn::haveArrived(const std::vector<WorkerId>& ranks, const std::string& point) const {
+  if (ranks.empty()) return true;
+  std::vector<std::string> keys;
+  for (const auto rank : ranks) keys.push_back(key(point, rank));
+  try {
+    return store_->check(keys);
+  } catch (const std::exception& e) {
+    throw Error(
+        ErrorCode::kRendezvous,
+        "the store through which the group of " + self_.name + " meets does not answer: " + e.what());
   }
 }
 
-std::optional<std::vector<WorkerId>> FanIn::missing(
-    const std::vector<WorkerId>& ranks, const std::string& point) const {
+std::vector<WorkerId> FanIn::missing(const std::vector<WorkerId>& ranks, const std::string& point) const {
   std::vector<WorkerId> out;
-  try {
-    for (const auto rank : ranks) {
-      if (!store_->check({key(point, rank)})) out.push_back(rank);
-    }
-  } catch (const std::exception&) {
-    return std::nullopt;
+  for (const auto rank : ranks) {
+    if (!haveArrived({rank}, point)) out.push_back(rank);
   }
   return out;
 }
 
 Error FanIn::timedOut(const std::string& point, const Wait& wait, const std::vector<WorkerId>& absent) const {
   // Of the whole group: a caller that waits for one worker after another would have waited for the others next.
+  auto ranks = absent;
+  try {
+    ranks = missing(everyone(), point);
+  } catch (const Error&) {  // the store has ended since
+  }
   return {
-      ErrorCode::kRendezvous,
+      wait.timeout_code,
       selfText() + " waited " + secondsText(wait.timeout) + " for the " + std::to_string(world_size_) +
-          " workers of its group to " + wait.purpose + "; missing: rank " +
-          joinRanks(missing(everyone(), point).value_or(absent)) +
+          " workers of its group to " + wait.purpose + "; missing: rank " + joinRanks(ranks) +
           ". Start the missing ranks, check that all workers were given the same world_size and address to meet at, "
           "or allow more time. " +
           kAskDoctor};

@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,7 +31,8 @@ class FanIn {
   struct Wait {
     Duration timeout = kNoLimit;
     std::string purpose;  ///< for error texts: the workers are waited for "to <purpose>"
-    LostAmong lost{};     ///< asked every half second, if given; empty: no worker is ever lost
+    ErrorCode timeout_code = ErrorCode::kTimeout;
+    LostAmong lost{};  ///< asked every half second, if given; empty: no worker is ever lost
   };
 
   FanIn(StorePtr store, WorkerInfo self, int32_t world_size);
@@ -49,13 +49,15 @@ class FanIn {
 
   /// Blocks until these workers have arrived, except for the lost ones, which it returns. It returns those once only
   /// lost workers are missing. Logs which workers are missing, once, when it has waited for ten seconds. A signal ends
-  /// the wait, see interrupt.h. Throws Error(kRendezvous): after the timeout, with the ranks that are missing; if the
-  /// store does not answer.
+  /// the wait, see interrupt.h. Throws Error: Wait::timeout_code after the timeout, with the ranks that are missing;
+  /// kRendezvous if the store does not answer.
   std::vector<WorkerId> waitFor(std::vector<WorkerId> ranks, const std::string& point, const Wait& wait);
 
  private:
-  /// The ranks that have not arrived; nullopt if the store does not answer.
-  std::optional<std::vector<WorkerId>> missing(const std::vector<WorkerId>& ranks, const std::string& point) const;
+  /// Whether all have arrived. Throws Error(kRendezvous) if the store does not answer.
+  bool haveArrived(const std::vector<WorkerId>& ranks, const std::string& point) const;
+  /// The ranks that have not arrived. Throws Error(kRendezvous) if the store does not answer.
+  std::vector<WorkerId> missing(const std::vector<WorkerId>& ranks, const std::string& point) const;
   Error timedOut(const std::string& point, const Wait& wait, const std::vector<WorkerId>& absent) const;
   /// "worker1 (rank 1)"
   std::string selfText() const;

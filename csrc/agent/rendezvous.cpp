@@ -81,7 +81,7 @@ std::vector<WorkerRecord> Rendezvous::meetAll(Duration timeout) {
   std::optional<std::string> conflict;
   for (WorkerId id = 0; id < self_.world_size && !conflict; ++id) {
     // One after another, so that all workers compare with rank 0 first and report the same conflict.
-    fan_in_.waitFor({id}, kRecords, {.timeout = timeout, .purpose = "join"});
+    fan_in_.waitFor({id}, kRecords, {.timeout = timeout, .purpose = "join", .timeout_code = ErrorCode::kRendezvous});
     const auto& record = records.emplace_back(decodeRecord(fan_in_.value(kRecords, id)));
     if (record.world_size != self_.world_size) {
       conflict = "world sizes differ: " + self_.info.name +

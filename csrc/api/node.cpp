@@ -160,7 +160,7 @@ void Node::shutdown(Timeout timeout) {
   try {
     core->barrier(api::kLeaving, limit);
     if (!core->rrefs().deleteAllUsers(api::kReferencesTimeout)) {
-      throw Error(ErrorCode::kRendezvous, "RRefs were still in flight when the time-out for deleting them expired");
+      throw Error(ErrorCode::kTimeout, "RRefs were still in flight when the time-out for deleting them expired");
     }
     core->join(limit);
   } catch (...) {

@@ -23,7 +23,7 @@ variable_list RecvFunction::apply(variable_list&& gradients) {
   if (!current_delivery || &current_delivery->function_ != this) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        "a local backward pass has reached the result of a remote call: use torch.distributed.autograd.backward("
+        "a local backward pass has reached the result of a remote call: use distributed autograd's backward("
         "context_id, [loss]) instead of loss.backward(), and checkpoint(..., use_reentrant=False) around remote calls");
   }
   current_delivery->deliver_(*this, std::move(gradients));

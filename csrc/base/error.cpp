@@ -19,6 +19,7 @@ std::string_view name(ErrorCode code) {
     case ErrorCode::kRRefDeleted: return "rref deleted";
     case ErrorCode::kRendezvous: return "rendezvous";
     case ErrorCode::kBackward: return "backward";
+    case ErrorCode::kNotAllowed: return "not allowed";
   }
   return "unknown";  // a number from a newer peer
 }

@@ -130,6 +130,11 @@ void bindOptions(py::module_& module) {
           [](TensorPipeOptionsBase& self, bool propagate) { self.node.agent.propagate_deadlines = propagate; })
       .def_property_readonly(
           "max_queued_bytes", [](const TensorPipeOptionsBase& self) { return self.node.max_queued_bytes; })
+      .def_property(
+          "_allowed", [](const TensorPipeOptionsBase& self) { return self.node.allowed_functions; },
+          [](TensorPipeOptionsBase& self, std::optional<std::vector<std::string>> names) {
+            self.node.allowed_functions = std::move(names);
+          })
       .def_property_readonly("transport", [](const TensorPipeOptionsBase& self) { return self.node.transport.kind; })
       .def_property_readonly(
           "_transports", [](const TensorPipeOptionsBase& self) { return self.node.transport.transports; })

@@ -6,6 +6,7 @@
 
 #include "bindings/bind.h"
 #include "bindings/current_node.h"
+#include "bindings/py_errors.h"
 #include "bindings/script_context.h"
 
 namespace torchrpc::bindings {
@@ -79,8 +80,9 @@ void bindAutograd(py::module_& module) {
   module.def("_retrieve_context", &contextOf, py::arg("context_id"));
   module.def("_current_context", [] {
     if (!currentContext()) {
+      const auto name = py::cast<std::string>(internalFunction("public_module")("autograd"));
       throw std::runtime_error(
-          "this thread is in no autograd context: use `with torch.distributed.autograd.context() as context_id:`");
+          "this thread is in no autograd context: use `with " + name + ".context() as context_id:`");
     }
     return PyContext{currentContext()};
   });

@@ -44,9 +44,10 @@ void setCurrentAgent(py::object agent) {
 
 py::object currentAgent() {
   if (!current().agent) {
-    throw std::runtime_error(
+    throw Error(
+        ErrorCode::kShutdown,
         "Current RPC agent is not set! Did you initialize the RPC framework (e.g. by calling `rpc.init_rpc`)?" +
-        forkedFrom());
+            forkedFrom());
   }
   return current().agent;
 }

@@ -1,6 +1,7 @@
 // The Python extension torchrpc._C. Its stub is python/torchrpc/_C.pyi; a test compares the two.
 
 #include "bindings/bind.h"
+#include "bindings/py_signatures.h"
 
 PYBIND11_MODULE(_C, module) {
   using namespace torchrpc::bindings;
@@ -15,4 +16,5 @@ PYBIND11_MODULE(_C, module) {
   bindAutograd(module);
   bindProfiling(module);
   bindOptim(module);
+  shortenTypeErrors(module);
 }

@@ -17,12 +17,39 @@ py::handle internalFunction(const char* name) {
   return function;
 }
 
+namespace {
+
+/// The name of the exception's class in torchrpc.rpc.internal; null: RuntimeError.
+const char* className(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::kInvalidArgument: return nullptr;
+    case ErrorCode::kTimeout: return "RpcTimeoutError";
+    case ErrorCode::kWorkerLost: return "WorkerLostError";
+    case ErrorCode::kNoSuchFunction: return "NameNotFoundError";
+    case ErrorCode::kNotAllowed: return "NotAllowedError";
+    case ErrorCode::kFrameTooLarge:
+    case ErrorCode::kSerialization: return "SerializationError";
+    case ErrorCode::kShutdown: return "ShutdownError";
+    case ErrorCode::kRendezvous: return "RendezvousError";
+    case ErrorCode::kUnknown:
+    case ErrorCode::kUnknownWorker:
+    case ErrorCode::kUserException:
+    case ErrorCode::kProtocol:
+    case ErrorCode::kRRefCreation:
+    case ErrorCode::kRRefDeleted:
+    case ErrorCode::kBackward: break;
+  }
+  return "RpcError";
+}
+
+}  // namespace
+
 py::object toException(const Error& error) {
   const bool in_backward = error.code() == ErrorCode::kBackward;
   if (error.code() == ErrorCode::kUserException || in_backward) {
     return internalFunction("_rebuild_exception")(error.text(), py::bytes(error.detail()), error.worker(), in_backward);
   }
-  if (error.code() == ErrorCode::kWorkerLost) return internalFunction("WorkerLostError")(error.text(), error.worker());
+  if (const auto* name = className(error.code())) return internalFunction(name)(error.text(), error.worker());
   return py::reinterpret_borrow<py::object>(PyExc_RuntimeError)(error.text());
 }
 

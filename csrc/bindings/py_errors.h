@@ -15,7 +15,8 @@ namespace torchrpc::bindings {
 namespace py = pybind11;
 
 /// The Python exception of an error: for kUserException the one that the callee raised, rebuilt; for kBackward the
-/// same, but always also a RuntimeError; for kWorkerLost a WorkerLostError; else a RuntimeError.
+/// same, but always also a RuntimeError; for kInvalidArgument a RuntimeError; else an RpcError or the subclass of its
+/// code.
 py::object toException(const Error& error);
 
 /// The error that is sent to the caller for a Python exception raised on worker `self`.

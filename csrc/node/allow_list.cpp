@@ -29,7 +29,7 @@ std::string AllowList::entryFor(const std::string& name) const {
 void AllowList::check(const std::shared_ptr<const AllowList>& list, const std::string& name) {
   if (!list || !list->entryFor(name).empty()) return;
   throw Error(
-      ErrorCode::kNoSuchFunction,
+      ErrorCode::kNotAllowed,
       "this worker does not let others run " + name + ": its allowed_functions do not have it. Start the worker with " +
           name + " among them if they may");
 }

@@ -22,7 +22,7 @@ class AllowList {
 
   /// The entry that allows `name`, an exact one before a prefix; empty if no entry allows it.
   std::string entryFor(const std::string& name) const;
-  /// Throws Error(kNoSuchFunction), with the name and a remedy, unless `list` is null or allows `name`.
+  /// Throws Error(kNotAllowed), with the name and a remedy, unless `list` is null or allows `name`.
   static void check(const std::shared_ptr<const AllowList>& list, const std::string& name);
 
  private:

@@ -23,7 +23,7 @@ enum class ErrorCode : uint16_t {
   kWorkerLost = 3,       ///< the peer died, fell silent, or its connection broke
   kUnknownWorker = 4,    ///< no worker of that name or id in the group
   kUserException = 5,    ///< the called function threw; detail() holds the exception in its own language
-  kNoSuchFunction = 6,   ///< the callee cannot find the function, or does not allow it
+  kNoSuchFunction = 6,   ///< the callee cannot find the function
   kSerialization = 7,    ///< a value cannot be sent, or received bytes are no value
   kFrameTooLarge = 8,    ///< a message exceeds the size limits
   kProtocol = 9,         ///< a peer violated the protocol
@@ -32,6 +32,7 @@ enum class ErrorCode : uint16_t {
   kRRefDeleted = 12,     ///< a reference was used after its deletion
   kRendezvous = 13,      ///< the group could not be formed
   kBackward = 14,        ///< a node or hook of a backward pass threw; detail() as for kUserException
+  kNotAllowed = 15,      ///< the callee does not let others run the function
 };
 
 /// The name of a code, for logs and debug output, e.g. "timeout". Any thread.

@@ -33,6 +33,7 @@ class _TensorPipeRpcBackendOptionsBase(RpcBackendOptions):
     propagate_deadlines: bool
     device_maps: dict[str, dict[torch.device, torch.device]]
     devices: list[torch.device]
+    _allowed: list[str] | None
     @property
     def max_queued_bytes(self) -> int | None: ...
     @property

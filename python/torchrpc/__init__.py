@@ -11,14 +11,31 @@ from typing import Any
 _TORCH = "2.13"  # the release that the extension is built for; pyproject.toml has it for pip
 
 _MODULES = ["autograd", "nn", "optim", "profiler", "rpc"]
+_ERRORS = [
+    "NameNotFoundError",
+    "NotAllowedError",
+    "RendezvousError",
+    "RpcError",
+    "RpcTimeoutError",
+    "SerializationError",
+    "ShutdownError",
+    "WorkerLostError",
+]
 _NAMES = {  # name -> the module that has it
     "batched": "torchrpc.rpc._batching",
     "cpp_function": "torchrpc.rpc._cpp_functions",
     "wait": "torchrpc.rpc._waiting",
-    "WorkerLostError": "torchrpc.rpc._exceptions",
+    **dict.fromkeys(_ERRORS, "torchrpc.rpc._errors"),
 }
 
 __all__ = [
+    "NameNotFoundError",
+    "NotAllowedError",
+    "RendezvousError",
+    "RpcError",
+    "RpcTimeoutError",
+    "SerializationError",
+    "ShutdownError",
     "WorkerLostError",
     "__version__",
     "autograd",

@@ -16,7 +16,8 @@ from torchrpc import autograd as dist_autograd
 from torchrpc import cpp_function
 from torchrpc.nn import RemoteModule
 from torchrpc.optim import DistributedOptimizer
-from torchrpc.rpc._allow_list import NotAllowedError, find_allowed
+from torchrpc.rpc import NotAllowedError
+from torchrpc.rpc._allow_list import find_allowed, resolve
 from torchrpc.rpc._exceptions import _rebuild_exception
 from torchrpc.testing import workers
 
@@ -203,8 +204,14 @@ def test_pickles_that_call_functions_are_refused_before_the_call(group, tmp_path
 
 
 def test_code_and_script_modules_are_refused(group):
-    refused(lambda: 1, name=r"torchrpc\.rpc\._pickler\._\w+")
-    refused(echo, torch.jit.script(torch.nn.Linear(1, 1)), name=r"torchrpc\.rpc\._pickler\._script_module")
+    for function, args, what in (
+        (lambda: 1, (), "lambdas and nested functions"),
+        (echo, (lambda: 1,), "lambdas and nested functions"),
+        (echo, (torch.jit.script(torch.nn.Linear(1, 1)),), "script modules"),
+    ):
+        with pytest.raises(NotAllowedError, match=f"worker1 does not let others send {what}") as raised:
+            rpc.rpc_sync("worker1", function, args=args)
+        assert "_pickler._" not in str(raised.value).split("Traceback")[0], "the remedy must not be a hole"
     refused(echo, script_triple, name=r"__torch__\..*script_triple")
 
 
@@ -359,3 +366,67 @@ def test_decoding_the_metadata_of_a_worker_runs_no_code(tmp_path):
     with pytest.raises(ValueError, match=r"."):
         _read_devices(pickle.dumps(Evil(tmp_path / "trace")))
     assert not (tmp_path / "trace").exists()
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        *(
+            "torchrpc.rpc._pickler._function",
+            "torchrpc.rpc._pickler._fill_function",
+            "torchrpc.rpc.internal.deserialize",
+        ),
+        *(
+            "torchrpc.*",
+            "torchrpc.rpc.*",
+            "torch*",
+            "torch.*",
+            "builtins.*",
+            "b*",
+            "torch.distributed.rpc.internal.deserialize",
+        ),
+        *("builtins.eval", "builtins.exec", "marshal.loads", "pickle.loads", "_pickle.loads", "types.FunctionType"),
+        *("importlib.import_module", "operator.attrgetter", "_operator.attrgetter", f"{__name__}.builtins.eval"),
+    ],
+)
+def test_an_entry_that_allows_everything_is_refused(entry):
+    with pytest.raises(ValueError, match="would let callers run") as raised:
+        resolve([entry])
+    assert repr(entry) in str(raised.value)
+
+
+@pytest.mark.parametrize("entry", ["os.sytem", "double", ".double", "torch.nn.Lineer.forward"])
+def test_an_entry_that_can_never_match_is_refused(entry):
+    with pytest.raises(ValueError, match="which can never match"):
+        resolve([entry])
+
+
+def test_an_entry_with_another_name_matches_what_it_names():
+    assert resolve(["os.system"]) == ["os.system", "posix.system"]
+    assert resolve(["torch.add"]) == ["torch.add", "aten::add"]
+    assert resolve(["torchrpc.rpc.rpc_sync"]) == ["torchrpc.rpc.rpc_sync", "torchrpc.rpc.api.rpc_sync"]
+    unchanged = [
+        "aten::*",
+        "cpp_function(f)",
+        "package.*",
+        "no_such_package.module.f",
+        "__main__.later",
+        "collections.Counter",
+    ]
+    assert resolve(unchanged) == unchanged
+
+
+def test_init_rpc_refuses_and_resolves(tmp_path):
+    def options(*entries):
+        return rpc.TensorPipeRpcBackendOptions(init_method=f"file://{tmp_path}/store", allowed_functions=entries)
+
+    with pytest.raises(ValueError, match="would let callers run any code"):
+        rpc.init_rpc("worker0", rank=0, world_size=1, rpc_backend_options=options("builtins.eval"))
+    rpc.init_rpc("worker0", rank=0, world_size=1, rpc_backend_options=options("os.getenv", "os.path.join"))
+    try:
+        assert rpc.rpc_sync("worker0", os.path.join, args=("a", "b")) == "a/b"  # it is posixpath.join
+        with pytest.raises(NotAllowedError, match=r"cannot have it: it would let callers run any code") as raised:
+            rpc.rpc_sync("worker0", eval, args=("1",))
+        assert "allowed_functions=[..." not in str(raised.value)
+    finally:
+        rpc.shutdown()

@@ -208,14 +208,14 @@ def errors_of_all(*args):
 def test_a_duplicate_name_is_reported_on_all_ranks():
     start = time.monotonic()
     for text in errors_of_all(["a", "b", "a"], [3, 3, 3]):
-        assert text.startswith("RuntimeError") and "name a is not unique" in text and "ranks 0 and 2" in text
+        assert text.startswith("RendezvousError") and "name a is not unique" in text and "ranks 0 and 2" in text
     assert time.monotonic() - start < 30
 
 
 def test_different_world_sizes_are_reported_on_all_ranks():
     start = time.monotonic()
     for text in errors_of_all(["a", "b"], [2, 3]):
-        assert text.startswith("RuntimeError") and "world" in text and "2" in text and "3" in text
+        assert text.startswith("RendezvousError") and "world" in text and "2" in text and "3" in text
     assert time.monotonic() - start < 30
 
 
@@ -226,7 +226,7 @@ def only_rank_1_of_two(rank):
 
 def test_a_missing_worker_is_named():
     (text,) = run_ranks(only_rank_1_of_two, 1, start_method="forkserver", init=False)
-    assert text.startswith("RuntimeError") and "missing: rank 1" in text and "a (rank 0)" in text
+    assert text.startswith("RendezvousError") and "missing: rank 1" in text and "a (rank 0)" in text
 
 
 def mixed_kinds(rank):

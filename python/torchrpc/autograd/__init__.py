@@ -14,6 +14,7 @@ Example:
 """
 
 import importlib
+import numbers
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -76,7 +77,11 @@ class context:
 
 
 def backward(
-    context_id: int, roots: Sequence[torch.Tensor], retain_graph: bool = False, *, mode: str | None = None
+    context_id: int,
+    roots: Sequence[torch.Tensor] | torch.Tensor,
+    retain_graph: bool = False,
+    *,
+    mode: str | None = None,
 ) -> None:
     """Compute the gradients of `roots` on all workers that they depend on, and block until all are computed.
 
@@ -86,7 +91,7 @@ def backward(
 
     Args:
         context_id (int): the id that `context()` returned.
-        roots (list of Tensor): tensors with one element each, computed on this worker in that context.
+        roots (list of Tensor, or Tensor): tensors with one element each, computed on this worker in that context.
         retain_graph (bool): keep the graph, so that another pass through it can follow.
         mode (str): how workers know which gradients they have to wait for; None: `get_default_mode()`.
 
@@ -103,9 +108,27 @@ def backward(
         TypeError: arguments of the wrong type.
         ValueError: no such mode.
     """
+    _check_backward(context_id, roots)
+    if isinstance(roots, torch.Tensor):
+        roots = [roots]
     _extension().backward(
         context_id, roots, retain_graph, get_default_mode() if mode is None else _checked(mode, "mode")
     )
+
+
+def _check_backward(context_id: Any, roots: Any) -> None:
+    """Raise TypeError for arguments of `backward` of the wrong types."""
+    if not isinstance(context_id, numbers.Integral):
+        what = f"context_id must be the int that context() returned, but is a {type(context_id).__name__}"
+    elif isinstance(roots, torch.Tensor):
+        return
+    elif not isinstance(roots, Sequence):
+        what = f"roots must be a list of tensors, but is a {type(roots).__name__}"
+    elif wrong := [type(root).__name__ for root in roots if not isinstance(root, torch.Tensor)]:
+        what = f"roots must be a list of tensors, but has a {wrong[0]}"
+    else:
+        return
+    raise TypeError(f"backward(): incompatible function arguments: {what}. Write backward(context_id, [loss]).")
 
 
 def get_gradients(context_id: int) -> dict[torch.Tensor, torch.Tensor]:

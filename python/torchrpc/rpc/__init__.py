@@ -23,7 +23,10 @@ _EXPORTS = {
     ),
     "torchrpc.rpc.api": "AllGatherStates RRef get_worker_info remote rpc_async rpc_sync shutdown _wait_all",
     "torchrpc.rpc._batching": "batched",
-    "torchrpc.rpc._exceptions": "WorkerLostError",
+    "torchrpc.rpc._errors": (
+        "NameNotFoundError NotAllowedError RendezvousError RpcError RpcTimeoutError SerializationError ShutdownError "
+        "WorkerLostError"
+    ),
     "torchrpc.rpc._waiting": "wait",
     "torchrpc.rpc.backend_registry": (
         "BackendValue backend_registered construct_rpc_backend_options init_backend register_backend"

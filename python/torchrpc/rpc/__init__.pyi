@@ -110,7 +110,28 @@ from . import (
 from ._batching import (
     batched as batched,
 )
-from ._exceptions import (
+from ._errors import (
+    NameNotFoundError as NameNotFoundError,
+)
+from ._errors import (
+    NotAllowedError as NotAllowedError,
+)
+from ._errors import (
+    RendezvousError as RendezvousError,
+)
+from ._errors import (
+    RpcError as RpcError,
+)
+from ._errors import (
+    RpcTimeoutError as RpcTimeoutError,
+)
+from ._errors import (
+    SerializationError as SerializationError,
+)
+from ._errors import (
+    ShutdownError as ShutdownError,
+)
+from ._errors import (
     WorkerLostError as WorkerLostError,
 )
 from ._init import (

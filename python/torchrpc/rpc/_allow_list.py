@@ -6,6 +6,11 @@ for Python objects, on any thread. A refused name is not looked up, so nothing i
 """
 
 import builtins
+import contextlib
+import functools
+import importlib
+import logging
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,7 +20,10 @@ from torch.jit._builtins import _find_builtin
 from torchrpc import _C
 
 from ._cpp_functions import CppFunction
+from ._errors import NotAllowedError
 from ._names import find_global
+
+logger = logging.getLogger(__name__)
 
 # Functions and classes that the package itself sends: to join and leave a group, for RRefs, profiles, optimizers and
 # remote modules. A user's function travels as an argument of these and is itself checked against the list.
@@ -31,8 +39,8 @@ _INTERNAL = """
 """
 # The package's own exceptions.
 _ERRORS = """
-    rpc.WorkerLostError rpc._allow_list.NotAllowedError rpc._names.NameNotFoundError
-    rpc._names.ModuleNotImportableError
+    rpc.RpcError rpc.RpcTimeoutError rpc.WorkerLostError rpc.NotAllowedError rpc.NameNotFoundError rpc.RendezvousError
+    rpc.ShutdownError rpc.SerializationError
 """
 # Types of plain data: to build one calls nothing that arrives with it.
 _DATA = """
@@ -44,11 +52,17 @@ _DATA = """
     torch.Size torch.device torch._utils._rebuild_parameter torch.nn.parameter.Parameter torch.Tensor
     torch.serialization._get_layout
 """
+# To allow one of these is to allow everything: it runs, loads or looks up whatever arrives with the call.
+_RUNS_ANYTHING = """
+    builtins.eval builtins.exec builtins.compile builtins.__import__ builtins.getattr builtins.setattr builtins.globals
+    builtins.vars builtins.__build_class__ importlib.import_module importlib.__import__ marshal.load marshal.loads
+    pickle.load pickle.loads pickle.Unpickler pickle._load pickle._loads pickle._Unpickler operator.attrgetter
+    operator.methodcaller types.FunctionType types.CodeType types.MethodType code.InteractiveInterpreter
+    runpy.run_module runpy.run_path torch.utils.cpp_extension.load torch.utils.cpp_extension.load_inline torch.hub.load
+"""
+# The package's functions that may be listed; others are its pickler, its checks and their parts.
+_LISTABLE = frozenset(f"torchrpc.rpc.api.{name}" for name in ("rpc_sync", "rpc_async", "remote", "get_worker_info"))
 _ALWAYS = frozenset([*(f"torchrpc.{name}" for name in (_INTERNAL + _ERRORS).split()), *_DATA.split()])
-
-
-class NotAllowedError(RuntimeError):
-    """The worker's `allowed_functions` do not contain a function or class that a caller sent."""
 
 
 def names_of(entries: Iterable[Callable[..., Any] | str]) -> list[str]:
@@ -83,15 +97,128 @@ def _name_of(entry: Any) -> str:
     return _full_name(module, name)
 
 
+def resolve(entries: Iterable[str]) -> list[str]:
+    """Return the entries, with the names by which calls refer to the objects of those that have another name.
+
+    Called by `init_rpc`, since it imports the modules of the entries. For example, `os.system` is `posix.system` in
+    calls, and `torch.add` is the operator `aten::add`.
+
+    Raises:
+        ValueError: an entry allows everything, or names nothing, so that it could never match.
+    """
+    names: dict[str, None] = {}
+    for entry in entries:
+        names[entry] = None
+        if entry in ("", "*"):
+            continue  # the core refuses them
+        _refuse_if_unsafe(entry)
+        if "::" in entry or "(" in entry or entry.endswith("*") or entry.startswith("__torch__."):
+            continue  # operators, C++ functions, prefixes and script functions are names, not objects
+        found = _find_entry(entry)
+        _refuse_if_unsafe(entry)  # again, since its module is loaded now
+        if callable(found):
+            with contextlib.suppress(ValueError):  # it has no name of its own
+                names[_name_of(found)] = None
+    return list(names)
+
+
+def _refuse_if_unsafe(entry: str) -> None:
+    if why := _why_unsafe(entry):
+        raise ValueError(f"allowed_functions has {entry!r}, which {why}")
+
+
+def _find_entry(entry: str) -> Any:
+    """Return the object that an entry names; None if this process cannot import its module."""
+    parts = entry.split(".")
+    if len(parts) < 2 or not all(parts):
+        raise ValueError(
+            f"allowed_functions has {entry!r}, which can never match: write the name with its module, as in "
+            "'package.module.function', or 'aten::add' for a torch operator."
+        )
+    if parts[0] in ("__main__", "__mp_main__"):
+        return None  # the script may define it later
+    for count in range(len(parts) - 1, 0, -1):
+        module = ".".join(parts[:count])
+        try:
+            found = sys.modules.get(module) or importlib.import_module(module)
+        except ModuleNotFoundError as exc:
+            if count > 1 and exc.name and module.startswith(exc.name):
+                continue  # the rest may be a class and its method
+            logger.warning("allowed_functions has %r, but this process has no module %s.", entry, module)
+            return None
+        except ImportError as exc:
+            logger.warning("allowed_functions has %r, but its module %s cannot be imported: %s", entry, module, exc)
+            return None
+        try:
+            return functools.reduce(getattr, parts[count:], found)
+        except AttributeError as exc:
+            raise ValueError(f"allowed_functions has {entry!r}, which can never match: {exc}.") from None
+    return None
+
+
+def _why_unsafe(entry: str) -> str:
+    """Return why the entry may not be listed, as the end of a sentence; an empty string if it may."""
+    prefix = entry.removesuffix("*") if entry.endswith("*") else None
+    module = entry.removesuffix("*").removesuffix(".") + "."
+    for package in ("torchrpc.", "torch.distributed.rpc.", "torch.distributed.autograd."):
+        if module.startswith(package) or (prefix is not None and package.startswith(prefix)):
+            if prefix is None and _canonical_name(entry) in _LISTABLE:
+                return ""
+            return (
+                "would let callers run parts of torchrpc itself, such as its pickler, by which they can run any code: "
+                "list your own functions. What the package needs for itself is always allowed."
+            )
+    for name in _RUNS_ANYTHING.split():
+        if entry == name or (prefix is not None and name.startswith(prefix)) or _is_same_object(entry, name):
+            return (
+                f"would let callers run any code, by {name}: list the functions that they need instead. (Without "
+                "allowed_functions, everything is allowed.)"
+            )
+    return ""
+
+
+def _find_loaded(name: str) -> Any:
+    """Return the object of that name if its module is loaded; else None."""
+    parts = name.split(".")
+    for count in range(len(parts) - 1, 0, -1):
+        if module := sys.modules.get(".".join(parts[:count])):
+            with contextlib.suppress(AttributeError):
+                return functools.reduce(getattr, parts[count:], module)
+    return None
+
+
+def _canonical_name(name: str) -> str:
+    found = _find_loaded(name)
+    return _full_name(getattr(found, "__module__", "") or "", getattr(found, "__qualname__", "") or "")
+
+
+def _is_same_object(entry: str, name: str) -> bool:
+    found = _find_loaded(entry)
+    return found is not None and found is _find_loaded(name)
+
+
 def _full_name(module: str, name: str) -> str:
     return f"{'__main__' if module == '__mp_main__' else module}.{name}"
 
 
 def _refused(name: str) -> NotAllowedError:
     worker = _C._get_current_rpc_agent().get_worker_info().name
+    start = f"{worker} does not let others run or send {name}: its allowed_functions do not have it"
+    if why := _why_unsafe(name):
+        return NotAllowedError(f"{start}, and cannot have it: it {why}", worker)
     return NotAllowedError(
-        f"{worker} does not let others run or send {name}: its allowed_functions do not have it. If they may, start "
-        f"{worker} with TensorPipeRpcBackendOptions(allowed_functions=[..., {name!r}])."
+        f"{start}. If they may, start {worker} with TensorPipeRpcBackendOptions(allowed_functions=[..., {name!r}]).",
+        worker,
+    )
+
+
+def refused_code(what: str) -> NotAllowedError:
+    """The error for something that travels as code: it has no name that could be listed."""
+    worker = _C._get_current_rpc_agent().get_worker_info().name
+    return NotAllowedError(
+        f"{worker} does not let others send {what}, because its allowed_functions can allow only what has a name. "
+        f"Define a function at the top level of a module that {worker} can import, and list that function.",
+        worker,
     )
 
 

@@ -31,10 +31,15 @@ def rpc_sync(to: Any, func: Callable, args: Any = None, kwargs: Any = None, time
         args (tuple): picklable objects, RRefs, and CPU tensors of any shape, dtype and layout. Tensors are not copied
             before they are sent.
         kwargs (dict): likewise.
-        timeout (float): seconds until the call fails with a RuntimeError; 0: no limit; default: the group's time-out.
+        timeout (float): seconds until the call fails with RpcTimeoutError; 0: no limit; default: the group's time-out.
 
     Raises:
-        RuntimeError: RPC is not initialized, the group has no such worker, the call timed out, or the worker is lost.
+        RpcTimeoutError: the call timed out.
+        WorkerLostError: the worker is lost.
+        SerializationError: an argument or the result cannot be sent.
+        NotAllowedError, NameNotFoundError: the callee does not let others run `func`, or does not have it.
+        ShutdownError: RPC is not initialized, or the callee has shut down.
+        RpcError: the group has no such worker; also the base of all these.
         TypeError, ValueError: arguments of the wrong kind.
         Exception: the exception that `func` raised, with its type, and the remote traceback in its text.
 
@@ -57,7 +62,7 @@ def rpc_async(to: Any, func: Callable, args: Any = None, kwargs: Any = None, tim
     Callbacks of the future (`then`) run on a thread of the pool or on a thread that waits for it.
 
     Raises:
-        RuntimeError, TypeError, ValueError: as `rpc_sync`, for arguments that cannot be sent. The future raises later
+        RpcError, TypeError, ValueError: as `rpc_sync`, for arguments that cannot be sent. The future raises later
             errors.
 
     Example:
@@ -81,7 +86,7 @@ def remote(to: Any, func: Callable, args: Any = None, kwargs: Any = None, timeou
     may call it.
 
     Raises:
-        RuntimeError, TypeError, ValueError: as `rpc_sync`, for arguments that cannot be sent.
+        RpcError, TypeError, ValueError: as `rpc_sync`, for arguments that cannot be sent.
 
     Example:
         >>> layer = rpc.remote("worker1", torch.nn.Linear, args=(4, 2))

@@ -8,17 +8,22 @@ import torch
 
 from torchrpc._C import WorkerInfo, _forked_from, _get_current_rpc_agent, _is_current_rpc_agent_set
 
+from ._errors import ShutdownError
+from ._names import public_module
 from .constants import UNSET_RPC_TIMEOUT
 
 
 def _check_initialized() -> None:
-    """Raise RuntimeError unless `init_rpc` has been called."""
+    """Raise ShutdownError unless `init_rpc` has been called."""
     if not _is_current_rpc_agent_set():
-        raise RuntimeError("RPC has not been initialized. Call torch.distributed.rpc.init_rpc first." + _forked_from())
+        raise ShutdownError(
+            f"RPC has not been initialized. Call {public_module('rpc')}.init_rpc first, and make calls before "
+            f"shutdown().{_forked_from()}"
+        )
 
 
 def _to_worker_info(to: Any) -> Any:
-    """Return the WorkerInfo of a name, rank or WorkerInfo. RuntimeError: no such worker; ValueError: another type."""
+    """Return the WorkerInfo of a name, rank or WorkerInfo. RpcError: no such worker; ValueError: another type."""
     if isinstance(to, WorkerInfo):
         return to
     if isinstance(to, str):
@@ -33,7 +38,8 @@ def check_call(to: Any, func: Any, args: Any, kwargs: Any, timeout: Any) -> tupl
 
     Raises:
         TypeError, ValueError: an argument of the wrong kind; the text names it.
-        RuntimeError: RPC is not initialized, or the group has no such worker.
+        ShutdownError: RPC is not initialized.
+        RpcError: the group has no such worker.
     """
     _check_initialized()
     if not callable(func):

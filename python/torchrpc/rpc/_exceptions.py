@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from torchrpc import _C
 
 from ._allow_list import find_exception
+from ._errors import ORIGINAL_TYPE, also
 
 _TYPE_NOT_RESTORED = (
     "Failed to create original exception type. Error msg was {why} Original exception on remote side was {text}"
@@ -26,27 +27,9 @@ _TYPE_NOT_RESTORED = (
 _BaseExceptionGroup: Any = getattr(builtins, "BaseExceptionGroup", ())
 _ExceptionGroup: Any = getattr(builtins, "ExceptionGroup", ())
 
-_ORIGINAL_TYPE = "_torchrpc_original_type"  # the attribute of a subclass that was made for one exception
 _WITH_LINKS = b"L"  # the first byte of a detail with nodes; a pickle begins with 0x80
 _MOST_NODES = 1000  # exceptions that travel with one that was raised
 _GREATEST_DEPTH = 100  # of causes of causes, members of members
-
-
-class WorkerLostError(RuntimeError):
-    """A worker with outstanding requests has died, is stopped or cannot be reached; the text says which, and why.
-
-    Raised by everything that depends on the worker: calls, RRefs that it owns, backward passes, optimizer steps,
-    `shutdown`.
-
-    Attributes:
-        worker (str): the name of the lost worker.
-    """
-
-    __module__ = "torchrpc.rpc"
-
-    def __init__(self, text: str, worker: str = "") -> None:
-        super().__init__(text)
-        self.worker = worker
 
 
 class _Text(str):
@@ -95,7 +78,7 @@ def _describe_exception(exc: BaseException) -> tuple[str, bytes]:
 
 def _type_and_attributes(exc: BaseException) -> bytes:
     """Return what `_make_typed` reads. Raises if the type cannot be pickled by name."""
-    cls = vars(type(exc)).get(_ORIGINAL_TYPE, type(exc))  # an exception of another call may pass through this worker
+    cls = vars(type(exc)).get(ORIGINAL_TYPE, type(exc))  # an exception of another call may pass through this worker
     return pickle.dumps((cls, _picklable_attributes(exc)))
 
 
@@ -150,6 +133,8 @@ def _make_typed(detail: bytes, text: str, also_runtime_error: bool, message: str
 
 def _load_type(detail: bytes) -> tuple[type[Exception], dict[str, Any]]:
     cls, state = _TypeUnpickler(io.BytesIO(detail)).load()
+    if isinstance(cls, tuple):
+        cls = also(*cls)
     if not issubclass(cls, Exception):
         raise TypeError(f"{cls.__name__} is not an Exception.")
     return cls, state
@@ -181,7 +166,8 @@ def _make_runtime_error_subclass(cls: type[BaseException], text: str, *args: Any
     bases = (cls,) if issubclass(cls, RuntimeError) else (cls, RuntimeError)
     if cls is Exception:
         bases = (RuntimeError,)
-    members = {"__module__": cls.__module__, "__str__": lambda self: text, _ORIGINAL_TYPE: cls}
+    original = vars(cls).get(ORIGINAL_TYPE, cls)
+    members = {"__module__": cls.__module__, "__str__": lambda self: text, ORIGINAL_TYPE: original}
     described = type(cls.__name__, bases, members)
     new = _ExceptionGroup.__new__ if issubclass(cls, _ExceptionGroup) else described.__new__
     return new(described, *(args or (text,)))

@@ -22,13 +22,15 @@ import torch
 from torchrpc._C import TensorPipeAgent
 
 from ._cpp_functions import is_cpp
-from ._exceptions import WorkerLostError
+from ._errors import RpcError, RpcTimeoutError, WorkerLostError
 
 logger = logging.getLogger(__name__)
 
 _LOST_POLL_S = 0.25  # between two checks whether a worker is lost
 _LOST_CONFIRM_S = 1.5  # a worker whose connection broke counts as lost within this time
 _LOST_CONFIRM_POLL_S = 0.05
+
+LOST_WORKERS = "_lost_workers"  # the attribute of a WorkerLostError of this module that has all names
 
 
 class AllGatherStates:
@@ -137,7 +139,7 @@ class Gathering:
 
         Raises:
             WorkerLostError: some workers are lost; all others have contributed by then.
-            RuntimeError: time-out, or a worker that could not be reached.
+            RpcTimeoutError, RpcError: time-out, or a worker that could not be reached.
         """
         lost: set[str] = set()
         while True:
@@ -157,7 +159,9 @@ class Gathering:
             gathered = states_by_id.pop(self._sequence_id).gathered_objects
         if missing:
             text = f"{self._me} continued without {', '.join(missing)}, lost before they had reported."
-            raise WorkerLostError(text, missing[0])
+            error = WorkerLostError(text, missing[0])
+            vars(error)[LOST_WORKERS] = missing
+            raise error
         return gathered
 
     def _wait_for_objects(self, leader: str) -> AllGatherStates:
@@ -172,13 +176,13 @@ class Gathering:
             outstanding = self._names - set(states.gathered_objects) if self._me == leader else {leader}
             if time.monotonic() >= deadline:
                 waiting_for = sorted(outstanding)
-                raise RuntimeError(
+                raise RpcTimeoutError(
                     f"{self._me} timed out in _all_gather after {timeout_s:.2f} seconds, waiting for {waiting_for}."
                 )
             if outstanding <= (lost := self._lost_among(outstanding)):
                 if self._me != leader:
                     raise WorkerLostError(f"{leader}, the leader of _all_gather for {self._me}, was lost.", leader)
-                logger.warning("%s continues without %s, which were lost before they reported.", self._me, sorted(lost))
+                logger.info("%s continues without %s, which were lost before they reported.", self._me, sorted(lost))
                 states.proceed_signal.set()
         return states
 
@@ -208,8 +212,10 @@ class Gathering:
                 errors[name] = exc
         if errors:
             first = next(iter(errors.values()))
+            if isinstance(first, WorkerLostError):
+                raise WorkerLostError(f"{', '.join(errors)} did not get the objects of all: {first}", first.worker)
             text = (
                 f"Followers {list(errors)} timed out in _all_gather after {self._message_timeout_s:.2f} seconds. The "
                 f"first exception is {first}"
             )
-            raise WorkerLostError(text, first.worker) if isinstance(first, WorkerLostError) else RuntimeError(text)
+            raise (RpcTimeoutError if isinstance(first, RpcTimeoutError) else RpcError)(text)

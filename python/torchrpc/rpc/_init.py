@@ -19,6 +19,7 @@ from torchrpc._C import (
     _set_profiler_node_id,
 )
 
+from ._errors import RpcError
 from ._rendezvous import enter_group, init_timeout, open_store, to_timedelta
 
 logger = logging.getLogger(__name__)
@@ -50,8 +51,9 @@ def init_rpc(
 
     Raises:
         TypeError, ValueError, RuntimeError: a wrong argument, or a variable missing in the environment.
-        RuntimeError: RPC is initialized already; the group could not be formed (no worker at the address, a port in
-            use, names or world sizes that do not fit): the text says which worker and what to do.
+        RendezvousError: the group could not be formed (no worker at the address, a port in use, names or world sizes
+            that do not fit): the text says which worker and what to do.
+        RpcError: RPC is initialized already.
 
     It waits for the other workers for the number of seconds in the environment variable TORCHRPC_INIT_TIMEOUT, else for
     half an hour. One thread at a time may call it.
@@ -60,7 +62,7 @@ def init_rpc(
     backend, rpc_backend_options = _resolve_backend(backend, rpc_backend_options)
     _validate_name_and_ranks(name, rank, world_size)
     if _is_current_rpc_agent_set():
-        raise RuntimeError("RPC is already initialized. Call shutdown() first.")
+        raise RpcError("RPC is already initialized. Call shutdown() first.")
     global _store
     store, rank = open_store(rpc_backend_options.init_method, rank, world_size or None)
     timeout = rpc_backend_options.rpc_timeout
@@ -160,7 +162,7 @@ def _init_rpc_backend(
     backend = backend if backend is not None else backend_registry.BackendType.TENSORPIPE
     _validate_rpc_args(backend, store, name, rank, world_size, rpc_backend_options)
     if _is_current_rpc_agent_set():
-        raise RuntimeError("RPC is already initialized. Call shutdown() first.")
+        raise RpcError("RPC is already initialized. Call shutdown() first.")
     try:
         agent = backend_registry.init_backend(
             backend, store=store, name=name, rank=rank, world_size=world_size, rpc_backend_options=rpc_backend_options

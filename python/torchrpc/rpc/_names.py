@@ -11,13 +11,14 @@ from typing import Any
 
 from torchrpc import _C
 
-
-class NameNotFoundError(AttributeError, RuntimeError):
-    """This worker has no function or class of the name that arrived."""
+from ._errors import NameNotFoundError, also
 
 
-class ModuleNotImportableError(ModuleNotFoundError, RuntimeError):
-    """This worker cannot import the module of a function or class that arrived."""
+def public_module(name: str) -> str:
+    """Return the module that a program imports as torchrpc's `rpc` or `autograd`: torch's, where that was replaced."""
+    upstream = f"torch.distributed.{name}"
+    ours = sys.modules.get(f"torchrpc.{name}")
+    return upstream if ours and sys.modules.get(upstream) is ours else f"torchrpc.{name}"
 
 
 def this_worker() -> str:
@@ -29,17 +30,16 @@ def find_module(name: str) -> Any:
     """Return the module of that name; import it if necessary. `__main__` and `__mp_main__` stand for each other.
 
     Raises:
-        ModuleNotImportableError: the import failed; the text says what to do.
+        NameNotFoundError, also a ModuleNotFoundError: the import failed; the text says what to do.
     """
     if name in ("__main__", "__mp_main__"):
         return sys.modules.get(name) or sys.modules["__main__"]
     try:
         return importlib.import_module(name)  # blocks while another thread imports it
     except ImportError as exc:
-        raise ModuleNotImportableError(
+        raise also(NameNotFoundError, ModuleNotFoundError)(
             f"{this_worker()} cannot import the module {name}: {exc}. Functions and classes travel by name: install "
-            f"the module on {this_worker()} or put its folder on PYTHONPATH there.",
-            name=name,
+            f"the module on {this_worker()} or put its folder on PYTHONPATH there."
         ) from exc
 
 
@@ -47,7 +47,7 @@ def find_global(module: str, qualified_name: str) -> Any:
     """Return the object with that (dotted) name in `module`.
 
     Raises:
-        ModuleNotImportableError, NameNotFoundError: the text says what to do.
+        NameNotFoundError, also an AttributeError or a ModuleNotFoundError: the text says what to do.
     """
     # A module that another thread is importing may have the name already, and its import need not be waited for.
     with contextlib.suppress(KeyError, AttributeError):
@@ -57,7 +57,7 @@ def find_global(module: str, qualified_name: str) -> Any:
         try:
             found = getattr(found, part)
         except AttributeError as exc:
-            raise NameNotFoundError(
+            raise also(NameNotFoundError, AttributeError)(
                 f"{this_worker()} has no {qualified_name} in its module {module}: {exc}. The Default RPC pickler does "
                 "not serialize functions and classes that have a name in a module, it sends the name. Define it on "
                 f"{this_worker()}, too, at the top level of that module, and run the same code on both sides."

@@ -18,9 +18,10 @@ import torch
 
 from torchrpc import _C
 
-from ._allow_list import check_allowed, find_allowed
+from ._allow_list import check_allowed, find_allowed, refused_code
+from ._errors import NameNotFoundError, SerializationError, also
 from ._exceptions import make_exception
-from ._names import NameNotFoundError, find_global, find_module, this_worker
+from ._names import find_global, find_module, this_worker
 
 # A smaller buffer costs less in the pickle than as a tensor of its own.
 _OUT_OF_BAND_BYTES = 4096
@@ -62,7 +63,7 @@ def _script_function(qualified_name: str) -> torch.jit.ScriptFunction:
         module, _, name = qualified_name.removeprefix("__torch__.").rpartition(".")
         find_module(module)  # importing it may compile the function
         if (found := compiled.find_function(qualified_name)) is None:
-            raise NameNotFoundError(
+            raise also(NameNotFoundError, AttributeError)(
                 f"attempted to get undefined function {name}: {this_worker()} has no such script function in its "
                 f"module {module}. Define it there, too, at the top level of that module."
             )
@@ -172,14 +173,23 @@ class _Unpickler(pickle.Unpickler):
         return find_global(module, name)
 
 
+_TRAVEL_AS_CODE = {
+    **dict.fromkeys(("_function", "_fill_function", "_empty_cell"), "lambdas and nested functions"),
+    "_script_module": "script modules",
+}
+
+
 class _AllowedUnpickler(_Unpickler):
     """Builds only plain data and objects that the worker's `allowed_functions` allow."""
 
     def find_class(self, module: str, name: str) -> Any:
         if name == "_tensor" and module == __name__:
             return self.tensor_at
-        if name == "_script_function" and module == __name__:
-            return _allowed_script_function
+        if module == __name__:
+            if name == "_script_function":
+                return _allowed_script_function
+            if what := _TRAVEL_AS_CODE.get(name):
+                raise refused_code(what)
         return find_allowed(module, name)
 
 
@@ -293,7 +303,7 @@ def serialize(obj: Any) -> tuple[bytes, list[torch.Tensor]]:
         return _internal_rpc_pickler.serialize(obj)
     except Exception as exc:
         raise make_exception(
-            type(exc),
+            also(SerializationError, type(exc)),
             f"{this_worker()} cannot send a value of type {type(obj).__qualname__}: {exc}. Return plain data, tensors "
             "or picklable objects; call the function with rpc.remote() to leave its result where it is.",
         ) from exc
@@ -314,27 +324,46 @@ def _arguments_by_name(args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def refuse_rrefs(to: str, function: str, args: tuple, kwargs: dict) -> None:
-    """Raise RuntimeError if an argument for a script function is an RRef."""
+    """Raise SerializationError if an argument for a script function is an RRef."""
     for name, value in _arguments_by_name(args, kwargs).items():
         if isinstance(value, _C.PyRRef):
-            raise RuntimeError(
+            raise SerializationError(
                 f"Cannot send {name} (RRef) of the call of {function} to {to}: TorchScript cannot hold RRefs of "
                 "torchrpc. Call a Python function, and the script function there with the value."
             )
 
 
+def _find_captured(function: Any, seen: tuple[Any, ...] = ()) -> tuple[str, Any, Exception] | None:
+    """Return what keeps a function that travels as code from being sent: a phrase, the value, and its error."""
+    if type(function) is not types.FunctionType or _has_name(function) or any(function is each for each in seen):
+        return None
+    variables = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    values = [(f"the variable {name!r}", content) for name, cell in variables for content in _cell_content(cell)]
+    defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    for phrase, value in [*values, *(("a default of a parameter", default) for default in defaults)]:
+        try:
+            _internal_rpc_pickler._check(value)
+        except Exception as why:
+            return _find_captured(value, (*seen, function)) or (f"{phrase} of {function.__qualname__}", value, why)
+    return None
+
+
 def raise_unsendable(exc: Exception, to: str, func: Any, args: tuple, kwargs: dict) -> None:
-    """Raise `exc`, which occurred while a call was encoded. If an argument caused it, raise an error that names the
-    argument.
+    """Raise `exc`, which occurred while a call was encoded. If an argument caused it, or a variable that a function
+    captures, raise an error that names it.
     """
     function = getattr(func, "__qualname__", repr(func))
     for name, value in {"the function": func, **_arguments_by_name(args, kwargs)}.items():
         try:
             _internal_rpc_pickler._check(value)
         except Exception as why:
+            part, cause = f"{name} ({type(value).__qualname__})", why
+            if captured := _find_captured(value):
+                phrase, content, cause = captured
+                part = f"{name}, because of {phrase} (a {type(content).__qualname__}),"
             raise make_exception(
-                type(why),
-                f"Cannot send {name} ({type(value).__qualname__}) of the call of {function} to {to}: {why}. Nothing "
-                f"was sent. Use plain data, tensors or picklable objects, or create it on {to} with rpc.remote().",
+                also(SerializationError, type(cause)),
+                f"Cannot send {part} of the call of {function} to {to}: {cause}. Nothing was sent. Use plain data, "
+                f"tensors or picklable objects, or create it on {to} with rpc.remote().",
             ) from exc
     raise exc

@@ -18,6 +18,8 @@ from torch.distributed.rendezvous import _rendezvous_helper
 
 from torchrpc._C import _ASK_DOCTOR, _listen_at_rendezvous_host
 
+from ._errors import RendezvousError, also
+
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_VARIABLE = "TORCHRPC_INIT_TIMEOUT"
@@ -59,8 +61,8 @@ def open_store(init_method: str, rank: int, world_size: int | None) -> tuple[dis
     """Return the store of that URL, and this worker's rank, which may come from the URL or the environment.
 
     Raises:
-        ValueError: something is missing in the URL or the environment.
-        RuntimeError: the store cannot be reached, or (rank 0) its port is in use.
+        ValueError, mostly also a RendezvousError: something is missing in the URL or the environment.
+        RendezvousError: the store cannot be reached, or (rank 0) its port is in use.
     """
     url = urlparse(init_method)
     if url.scheme == "file":
@@ -93,7 +95,8 @@ def _environment(name: str, remedy: str) -> str:
 
 
 def _url_error(scheme: str, text: str) -> ValueError:
-    return ValueError(f"Error initializing torch.distributed using {scheme}:// rendezvous: {text}")
+    error = also(RendezvousError, ValueError)
+    return error(f"Error initializing torch.distributed using {scheme}:// rendezvous: {text}")
 
 
 def _check_file(path: str) -> None:
@@ -146,7 +149,7 @@ def _open_tcp(host: str, port: int, rank: int, use_libuv: bool) -> dist.Store:
                 f"s: {exc}. Is rank 0 running, and is this its address? {_HOW_TO_MEET} {_TIMEOUT_VARIABLE} (seconds) "
                 f"says how long to wait. {_ASK_DOCTOR}."
             )
-        raise type(exc)(text) from exc
+        raise also(RendezvousError, type(exc))(text) from exc
 
 
 @contextlib.contextmanager

@@ -12,7 +12,8 @@ from typing import Any
 from torchrpc._C import TensorPipeAgent
 
 from ._cpp_functions import wait_for_cpp_workers
-from ._exceptions import WorkerLostError
+from ._errors import WorkerLostError
+from ._gather import LOST_WORKERS
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ def end_static_group(
         WorkerLostError: a worker is lost; all steps have run by then.
         RuntimeError: a step failed or timed out; later steps have not run.
     """
-    lost: WorkerLostError | None = None
+    lost: list[str] = []
     for step, needs_store in (
         (wait_all_workers, False),
         (lambda: wait_for_cpp_workers(agent, timeout), True),
@@ -48,12 +49,16 @@ def end_static_group(
         try:
             step()
         except WorkerLostError as exc:
-            lost = lost or exc
+            lost += vars(exc).get(LOST_WORKERS) or [exc.worker]
         except RuntimeError:  # the store may have ended with the lost worker
             if not lost:
                 raise
     if lost:
-        raise lost
+        names = list(dict.fromkeys(lost))
+        text = (
+            f"{agent.get_worker_info().name} has shut down without {', '.join(names)}, lost before the group had ended."
+        )
+        raise WorkerLostError(text, names[0])
 
 
 def answer_served_calls(agent: Any, limit_s: float) -> bool:

@@ -9,6 +9,8 @@ from torch.distributed import DistNetworkError, Store
 
 from torchrpc._C import WorkerInfo, _get_current_rpc_agent
 
+from ._errors import RendezvousError
+
 _TOKEN = "RpcGroupManagementToken"
 _TOKEN_POLL_S = 0.01
 
@@ -21,7 +23,7 @@ def _group_membership_management(store: Store, name: str, is_join: bool) -> Iter
     leaves without the token if the store's process (rank 0) has ended: no worker can join that group any more.
 
     Raises:
-        RuntimeError: the holder did not return the token in time.
+        RendezvousError: the holder did not return the token in time.
     """
     ignored = () if is_join else (DistNetworkError,)
     with contextlib.suppress(*ignored):
@@ -39,7 +41,7 @@ def _take_token(store: Store, mine: str) -> None:
     deadline = time.monotonic() + store.timeout.total_seconds()
     while (holder := store.compare_set(_TOKEN, "", mine).decode()) != mine:
         if time.monotonic() > deadline:
-            raise RuntimeError(
+            raise RendezvousError(
                 f"{mine} the group, waited {store.timeout.total_seconds():g} s for the token held by {holder}. "
                 "If that worker is dead, start a new group; otherwise increase rpc_timeout."
             )

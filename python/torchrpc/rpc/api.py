@@ -36,6 +36,7 @@ from ._calls import _wait_all as _wait_all
 from ._calls import remote, rpc_async, rpc_sync
 from ._checks import _check_initialized as _check_initialized
 from ._checks import _to_worker_info as _to_worker_info
+from ._errors import RpcError, WorkerLostError
 from ._gather import AllGatherStates
 from ._rendezvous import mark_formed
 from ._shutdown import EXIT_ANSWER_S, EXIT_GRACE_S, answer_served_calls, end_static_group, stop_agent
@@ -75,7 +76,7 @@ def _use_rpc_pickler(rpc_pickler: Any) -> Iterator[None]:
 
 
 def _require_initialized(func: _F) -> _F:
-    """Decorator: RuntimeError unless `init_rpc` has been called."""
+    """Decorator: ShutdownError unless `init_rpc` has been called."""
 
     @functools.wraps(func)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -95,7 +96,8 @@ def get_worker_info(worker_name: str | int | None = None) -> WorkerInfo:
     Any thread may call it; nothing is sent.
 
     Raises:
-        RuntimeError: the group has no such worker, or RPC is not initialized.
+        RpcError: the group has no such worker.
+        ShutdownError: RPC is not initialized.
     """
     agent = _get_current_rpc_agent()
     return agent.get_worker_info() if worker_name is None else agent.get_worker_info(worker_name)
@@ -109,7 +111,7 @@ class RRef(PyRRef, Generic[_T]):
     reference. Any thread may call the methods; those that need the value block until it is there.
 
     Raises:
-        RuntimeError: RPC is not initialized.
+        ShutdownError: RPC is not initialized.
     """
 
 
@@ -167,7 +169,7 @@ def _all_gather(obj: Any, worker_names: set[str] | None = None, timeout: float =
 
     Raises:
         WorkerLostError: some workers are lost; all others have contributed by then.
-        RuntimeError: time-out, or a worker that could not be reached.
+        RpcTimeoutError, RpcError: time-out, or a worker that could not be reached.
     """
     agent = _get_current_rpc_agent()
     me = agent.get_worker_info().name
@@ -201,6 +203,8 @@ def _wait_all_workers(timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
     """Block until all workers have called this."""
     try:
         _all_gather(None, timeout=timeout)
+    except WorkerLostError:
+        raise  # shutdown() goes on, and says at its end who was lost
     except RuntimeError:
         logger.exception("Failed to respond to 'Shutdown Proceed' in time")
         raise
@@ -221,15 +225,16 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
 
     Raises:
         WorkerLostError: a worker is lost; the text names it. The other workers have ended in order.
-        RuntimeError: a worker did not call shutdown() in time. Or, if `api._ignore_rref_leak` is False, the program
-            still holds references.
+        RpcTimeoutError: a worker did not call shutdown() in time.
+        ShutdownError: RPC is not initialized.
+        RpcError: the thread serves a call, or, if `api._ignore_rref_leak` is False, the program still holds references.
 
-    This worker is shut down even if it raises, unless the thread serves a call: then a RuntimeError is all. One thread
+    This worker is shut down even if it raises, unless the thread serves a call: then an RpcError is all. One thread
     calls it. It does not wait for a lost worker (see the option `liveness_timeout`), but for a busy one, however long
     that takes.
     """
     if _serves_call():
-        raise RuntimeError(
+        raise RpcError(
             "shutdown() cannot be called by a function that another worker has called: it would wait for that "
             "function. Let the function tell the main thread, for example by a threading.Event, and call it there."
         )

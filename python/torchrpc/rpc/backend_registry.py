@@ -13,8 +13,9 @@ import torch.distributed as dist
 import torchrpc.rpc.api as api
 from torchrpc._C import TensorPipeAgent, WorkerInfo, _is_current_rpc_agent_set
 
+from ._allow_list import resolve
 from ._cpp_functions import is_cpp
-from ._exceptions import WorkerLostError
+from ._errors import WorkerLostError
 from ._rendezvous import init_timeout
 from ._utils import _group_membership_management, _update_group_membership
 from .constants import (
@@ -214,6 +215,9 @@ def _init_handler(agent_type: type[TensorPipeAgent], options_type: type) -> Call
             raise TypeError(f"`store` must be a c10d::Store. {store}")
         if not isinstance(rpc_backend_options, options_type):
             raise TypeError(f"`rpc_backend_options` must be a `{options_type.__name__}`. {rpc_backend_options}")
+        options: Any = rpc_backend_options
+        if options._allowed is not None:
+            options._allowed = resolve(options._allowed)
         if world_size:
             return _init_static_group(agent_type, store, name, rank, world_size, rpc_backend_options)
         return _init_dynamic_group(agent_type, store, name, rank, rpc_backend_options)

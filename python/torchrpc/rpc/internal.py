@@ -10,10 +10,18 @@ from ._allow_list import find_allowed as find_allowed
 from ._checks import check_call as check_call
 from ._cpp_functions import CppFunction as CppFunction
 from ._cpp_functions import refuse_keywords as refuse_keywords
-from ._exceptions import WorkerLostError as WorkerLostError
+from ._errors import NameNotFoundError as NameNotFoundError
+from ._errors import NotAllowedError as NotAllowedError
+from ._errors import RendezvousError as RendezvousError
+from ._errors import RpcError as RpcError
+from ._errors import RpcTimeoutError as RpcTimeoutError
+from ._errors import SerializationError as SerializationError
+from ._errors import ShutdownError as ShutdownError
+from ._errors import WorkerLostError as WorkerLostError
 from ._exceptions import _describe_exception, make_exception
 from ._exceptions import _rebuild_exception as _rebuild_exception
 from ._names import find_global as find_global
+from ._names import public_module as public_module
 from ._pickler import _internal_rpc_pickler as _internal_rpc_pickler
 from ._pickler import _InternalRPCPickler as _InternalRPCPickler
 from ._pickler import _script_function as _script_function

@@ -1,6 +1,7 @@
 """The options of a worker. Devices may have any form that torch.device accepts."""
 
-from collections.abc import Callable, Iterable, Mapping
+import numbers
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -126,8 +127,28 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         _transports: list[str] | None = None,
         _channels: list[str] | None = None,
     ) -> None:
+        for name, value, kind, what in (
+            ("num_worker_threads", num_worker_threads, numbers.Integral, "an int"),
+            ("rpc_timeout", rpc_timeout, numbers.Real, "a number of seconds"),
+            ("init_method", init_method, str, "a str"),
+            ("device_maps", device_maps, Mapping | None, "a dict"),
+            ("transport", transport, str | None, "a str"),
+            ("port", port, numbers.Integral | str | None, "an int or a str"),
+            ("liveness_timeout", liveness_timeout, numbers.Real | None, "a number of seconds"),
+            ("propagate_deadlines", propagate_deadlines, bool, "a bool"),
+            ("max_queued_bytes", max_queued_bytes, numbers.Integral | None, "an int"),
+            ("_transports", _transports, Sequence | None, "a list of str"),
+            ("_channels", _channels, Sequence | None, "a list of str"),
+        ):
+            if not isinstance(value, kind):
+                raise TypeError(
+                    f"TensorPipeRpcBackendOptions(): incompatible constructor arguments: {name} must be {what}, but is "
+                    f"a {type(value).__name__}: {value!r}."
+                )
         _check_names("transport", _transports, _TRANSPORTS)
         _check_names("channel", _channels, _CHANNELS)
+        if num_worker_threads < 1:
+            raise RuntimeError(f"num_worker_threads must be positive, but got {num_worker_threads}")
         super().__init__(
             num_worker_threads=num_worker_threads,
             rpc_timeout=rpc_timeout,

@@ -1,0 +1,172 @@
+#include "bindings/py_signatures.h"
+
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace torchrpc::bindings {
+
+namespace {
+
+namespace py = pybind11;
+
+constexpr std::string_view kListBegin = " arguments. The following argument types are supported:\n";
+
+/// pybind's names of types, as users write them.
+std::string readableTypes(std::string text) {
+  constexpr std::pair<std::string_view, std::string_view> kNames[] = {
+      {"typing.SupportsFloat | typing.SupportsIndex", "float"},
+      {"typing.SupportsInt | typing.SupportsIndex", "int"},
+      {"collections.abc.", ""},
+      {"torchrpc._C.", ""},
+  };
+  for (const auto& [from, to] : kNames) {
+    for (auto at = text.find(from); at != std::string::npos; at = text.find(from)) text.replace(at, from.size(), to);
+  }
+  return text;
+}
+
+/// "(timeout: float = -1.0)" of pybind's line "    1. (self: PyRRef, timeout: float = -1.0) -> object".
+std::string parametersOf(std::string_view line) {
+  const auto begin = line.find('(');
+  const auto end = line.rfind(") -> ");
+  const auto last = end == std::string_view::npos ? line.rfind(')') : end;
+  if (begin == std::string_view::npos || last == std::string_view::npos || last < begin) return "()";
+  auto list = line.substr(begin + 1, last - begin - 1);
+  if (list.starts_with("self: ")) {
+    size_t depth = 0, at = 0;
+    for (; at < list.size() && (depth > 0 || list[at] != ','); ++at) {
+      if (list[at] == '[' || list[at] == '(') ++depth;
+      if ((list[at] == ']' || list[at] == ')') && depth > 0) --depth;
+    }
+    list.remove_prefix(std::min(list.size(), at + 2));
+  }
+  return "(" + readableTypes(std::string(list)) + ")";
+}
+
+/// "(str, timeout=int)": the types of the arguments of a call.
+std::string typesOf(PyObject* const* args, size_t first, size_t count, PyObject* keywords) {
+  std::string out;
+  const auto add = [&](const std::string& prefix, PyObject* value) {
+    out += (out.empty() ? "" : ", ") + prefix + Py_TYPE(value)->tp_name;
+  };
+  for (size_t i = first; i < count; ++i) add("", args[i]);
+  const auto named = keywords ? PyTuple_GET_SIZE(keywords) : 0;
+  for (Py_ssize_t i = 0; i < named; ++i) {
+    add(py::cast<std::string>(py::handle(PyTuple_GET_ITEM(keywords, i))) + "=", args[count + i]);
+  }
+  return "(" + out + ")";
+}
+
+/// Replaces the current TypeError if it is pybind's list of signatures.
+void shortenCurrentError(PyObject* function, PyObject* const* args, size_t count, PyObject* keywords) {
+  py::error_already_set raised;
+  const auto text = py::cast<std::string>(py::str(raised.value()));
+  const auto begin = text.find(kListBegin);
+  if (begin == std::string::npos) return raised.restore();
+  std::string takes;
+  bool is_method = false;
+  const std::string_view list = std::string_view(text).substr(begin + kListBegin.size());
+  for (size_t at = 0; at < list.size();) {
+    const auto line = list.substr(at, list.find('\n', at) - at);
+    if (!line.starts_with("    ")) break;  // the end of the list
+    is_method = is_method || line.find("(self: ") != std::string_view::npos;
+    takes += (takes.empty() ? "" : " or ") + parametersOf(line);
+    at += line.size() + 1;
+  }
+  const bool is_constructor = text.find("constructor arguments") < begin + kListBegin.size();
+  const std::string name = reinterpret_cast<PyCFunctionObject*>(function)->m_ml->ml_name;
+  const auto shown = is_constructor && count > 0 ? readableTypes(Py_TYPE(args[0])->tp_name) : name;
+  PyErr_SetString(
+      PyExc_TypeError,
+      (shown + "(): incompatible " + (is_constructor ? "constructor" : "function") + " arguments: it takes " + takes +
+       ", but was called with " + typesOf(args, is_method || is_constructor ? 1 : 0, count, keywords) + ".")
+          .c_str());
+}
+
+/// `self` is pybind's function.
+PyObject* callShortened(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
+  auto* result = PyObject_Vectorcall(self, args, static_cast<size_t>(count), keywords);
+  if (!result && PyErr_ExceptionMatches(PyExc_TypeError)) {
+    try {
+      shortenCurrentError(self, args, static_cast<size_t>(count), keywords);
+    } catch (py::error_already_set& e) {  // from the repr of an argument, say
+      e.restore();
+    }
+  }
+  return result;
+}
+
+/// For the setter of an attribute: `args` are the object and the value.
+PyObject* setShortened(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
+  auto* result = PyObject_Vectorcall(self, args, static_cast<size_t>(count), keywords);
+  if (result || count != 2 || !PyErr_ExceptionMatches(PyExc_TypeError)) return result;
+  py::error_already_set raised;
+  const auto text = py::cast<std::string>(py::str(raised.value()));
+  const auto list = text.find(kListBegin);
+  if (list == std::string::npos) {
+    raised.restore();
+    return nullptr;
+  }
+  const auto line = text.substr(list + kListBegin.size());
+  const auto parameters = parametersOf(line.substr(0, line.find('\n')));
+  const auto type = parameters.rfind(": ");
+  const auto expected =
+      type == std::string::npos ? parameters : parameters.substr(type + 2, parameters.size() - type - 3);
+  const std::string sentence = "this attribute takes a value of type " + expected + ", not ";
+  PyErr_SetString(PyExc_TypeError, (sentence + Py_TYPE(args[1])->tp_name).c_str());
+  return nullptr;
+}
+
+/// pybind's function inside `object`, which may be an instance method; null if it is none.
+PyObject* pybindFunction(PyObject* object) {
+  if (PyInstanceMethod_Check(object)) object = PyInstanceMethod_GET_FUNCTION(object);
+  return PyCFunction_Check(object) && PyCFunction_GET_SELF(object) ? object : nullptr;
+}
+
+/// A function that does the same as `object`, with the same name and docstring; null if `object` is not pybind's.
+py::object shortened(PyObject* object, decltype(&callShortened) call = &callShortened) {
+  auto* function = pybindFunction(object);
+  if (!function) return {};
+  const auto* original = reinterpret_cast<PyCFunctionObject*>(function)->m_ml;
+  // Never deleted, as the functions are not. The strings are those of the original, which the new function owns.
+  auto* method = new PyMethodDef{
+      original->ml_name, reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(call)), METH_FASTCALL | METH_KEYWORDS,
+      original->ml_doc};
+  auto made = py::reinterpret_steal<py::object>(
+      PyCFunction_NewEx(method, function, reinterpret_cast<PyCFunctionObject*>(function)->m_module));
+  if (!PyInstanceMethod_Check(object)) return made;
+  return py::reinterpret_steal<py::object>(PyInstanceMethod_New(made.ptr()));
+}
+
+bool isPublic(const std::string& name) { return !name.starts_with("_") || name == "__init__"; }
+
+void shortenMembers(const py::object& type) {
+  for (const auto& [key, value] : py::dict(type.attr("__dict__"))) {
+    const auto name = py::cast<std::string>(key);
+    if (!isPublic(name)) continue;
+    if (auto made = shortened(value.ptr())) {
+      py::setattr(type, name.c_str(), made);
+    } else if (Py_TYPE(value.ptr()) == &PyProperty_Type) {
+      const auto set = py::getattr(value, "fset");
+      if (const auto readable = set.is_none() ? py::object() : shortened(set.ptr(), &setShortened)) {
+        py::setattr(type, name.c_str(), value.attr("setter")(readable));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void shortenTypeErrors(py::module_& module) {
+  for (const auto& [key, value] : py::dict(module.attr("__dict__"))) {
+    const auto name = py::cast<std::string>(key);
+    if (PyType_Check(value.ptr())) {
+      shortenMembers(py::reinterpret_borrow<py::object>(value));
+    } else if (isPublic(name)) {
+      if (auto made = shortened(value.ptr())) module.attr(name.c_str()) = made;
+    }
+  }
+}
+
+}  // namespace torchrpc::bindings

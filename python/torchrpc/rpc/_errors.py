@@ -1,0 +1,98 @@
+"""The exceptions of this package. Programs catch them by these names; every one is also a RuntimeError, as in torch.
+
+No module is imported here, because all others import this one.
+"""
+
+from typing import Any
+
+ORIGINAL_TYPE = "_torchrpc_original_type"  # what to send to other workers in place of a class that was made here
+
+
+class RpcError(RuntimeError):
+    """The base of all errors of this package: a call could not be made, or its result did not arrive.
+
+    An exception that a called function raises is none of these: it arrives with its own type.
+
+    Attributes:
+        worker (str): the name of the worker concerned; empty if there is none.
+    """
+
+    __module__ = "torchrpc.rpc"
+
+    def __init__(self, text: str = "", worker: str = "") -> None:
+        super().__init__(text)
+        self.worker = worker
+
+
+class RpcTimeoutError(RpcError, TimeoutError):
+    """A call, a value or `shutdown` took longer than its time-out. A called function may still run."""
+
+    __module__ = "torchrpc.rpc"
+
+
+class WorkerLostError(RpcError):
+    """A worker with outstanding requests has died, is stopped or cannot be reached; the text says which, and why.
+
+    Raised by everything that depends on the worker: calls, RRefs that it owns, backward passes, optimizer steps,
+    `shutdown`.
+
+    Attributes:
+        worker (str): the name of the lost worker.
+    """
+
+    __module__ = "torchrpc.rpc"
+
+
+class NotAllowedError(RpcError):
+    """The callee's `allowed_functions` do not contain a function, an operator or a class that a caller sent."""
+
+    __module__ = "torchrpc.rpc"
+
+
+class NameNotFoundError(RpcError):
+    """The receiver has no module, function or class of the name that arrived.
+
+    If it comes from the unpickling of a message, it is also an AttributeError or a ModuleNotFoundError.
+    """
+
+    __module__ = "torchrpc.rpc"
+
+
+class RendezvousError(RpcError):
+    """The group could not be formed: a worker is missing, or ranks, names or addresses do not fit."""
+
+    __module__ = "torchrpc.rpc"
+
+
+class ShutdownError(RpcError):
+    """RPC does not run in this process, or ended here or on the callee before the call was complete."""
+
+    __module__ = "torchrpc.rpc"
+
+
+class SerializationError(RpcError):
+    """A value cannot be sent, or is too large. The error is also of the type that pickle raised, if it raised one.
+
+    The text names the argument, or the variable that a lambda captures.
+    """
+
+    __module__ = "torchrpc.rpc"
+
+
+_made: dict[tuple[type, type], type[Any]] = {}
+
+
+def also(cls: type[RpcError], kind: type[BaseException]) -> type[Any]:
+    """Return a subclass of `cls` and `kind` with the name of `cls`; `cls` itself if it is one, or none can be made.
+
+    It travels to other workers as the pair of the two.
+    """
+    if issubclass(cls, kind):
+        return cls
+    if (cls, kind) not in _made:
+        try:
+            members = {"__module__": cls.__module__, ORIGINAL_TYPE: (cls, kind)}
+            _made[cls, kind] = type(cls.__name__, (cls, kind), members)
+        except TypeError:  # the layouts of the two differ
+            _made[cls, kind] = cls
+    return _made[cls, kind]
