@@ -158,6 +158,7 @@ class Load:
         self.stop = threading.Event()
         self.random = random.Random(worker.rank)
         self.explained = False
+        self.is_interruptible = False
         self.parts = [self.watch, self.small, self.large, self.rrefs, self.passes, self.optimize, self.forks]
         self.threads = [threading.Thread(target=self.repeat, args=(part,), name=part.__name__) for part in self.parts]
 
@@ -289,16 +290,19 @@ class Load:
         """On the main thread: a signal's handler raises while a future is waited for, which completes all the same."""
         rank = (self.worker.rank + 1) % STEADY
         future = self.rpc.rpc_async(f"worker{rank}", time.sleep, args=(0.05,))
-        signal.setitimer(signal.ITIMER_REAL, 0.001 + 0.06 * self.random.random())
-        try:
-            with contextlib.suppress(Interrupted):
-                try:
-                    future.wait()
-                finally:
-                    signal.setitimer(signal.ITIMER_REAL, 0)
-        except Interrupted:
-            pass  # raised by the line that turns the timer off
+        with contextlib.suppress(Interrupted):
+            self.is_interruptible = True
+            signal.setitimer(signal.ITIMER_REAL, 0.001 + 0.06 * self.random.random())
+            future.wait()
+            self.is_interruptible = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
         self.attempt("interrupted", [rank], lambda: future.wait(), None)
+
+    def on_alarm(self, number: int, frame: Any) -> None:
+        # Another thread may have received a signal that is handled only now, long after the wait.
+        if self.is_interruptible:
+            self.is_interruptible = False
+            raise Interrupted
 
     def use_up_descriptors(self) -> None:
         """For a moment no descriptor is free, so new connections fail, which are tried again."""
@@ -327,13 +331,10 @@ def kept_state(worker: Worker) -> dict[str, int]:
 
 
 def steady(worker: Worker) -> None:
-    def raise_alarm(number: int, frame: Any) -> None:
-        raise Interrupted
-
-    signal.signal(signal.SIGALRM, raise_alarm)
     worker.init(rpc_timeout=CALL_TIMEOUT_S)
-    worker.wait_for_command("start")
     load = Load(worker)
+    signal.signal(signal.SIGALRM, load.on_alarm)
+    worker.wait_for_command("start")
     load.start()
     stopping = threading.Event()
     threading.Thread(target=lambda: (worker.wait_for_command("stop"), stopping.set()), daemon=True).start()
