@@ -114,6 +114,7 @@ void bindOptions(py::module_& module) {
             node.transport.port = std::move(port);
             node.allowed_functions = std::move(allowed);
             node.max_queued_bytes = max_queued_bytes;
+            if (!node.transport.kind.empty()) chooseTransport(node.transport);  // throws for a name that is none
             return options;
           }),
           py::arg("num_worker_threads") = defaults.node.agent.threads, py::arg("_transports") = std::nullopt,
@@ -354,7 +355,9 @@ void bindAgent(py::module_& module) {
       "Keeps an object from being destroyed, even at the end of the process.");
   module.def("_reset_current_rpc_agent", [] { setCurrentAgent({}); });
   module.def("_cleanup_python_rpc_handler", [] {});
-  module.def("get_rpc_timeout", [] { return toSeconds(currentNode()->timeout()); });
+  module.def(
+      "get_rpc_timeout", [] { return toSeconds(currentNode()->timeout()); },
+      "The time-out of calls that are given none, in seconds; 0: no limit. Raises ShutdownError before init_rpc.");
   module.def(
       "_set_rpc_timeout",
       [](double seconds) {
@@ -362,7 +365,9 @@ void bindAgent(py::module_& module) {
         node->setTimeout(toTimeout(*node, seconds));
       },
       py::arg("timeout"));
-  module.def("enable_gil_profiling", &profileGil, py::arg("flag"));
+  module.def(
+      "enable_gil_profiling", &profileGil, py::arg("flag"),
+      "Whether get_debug_info() of this worker has how long its threads wait for the GIL, in microseconds.");
 }
 
 }  // namespace torchrpc::bindings

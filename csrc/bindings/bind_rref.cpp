@@ -100,6 +100,40 @@ std::string describe(const PyRRef& self) {
       ", ForkId = " + toString(static_cast<const UserRRef&>(rref).forkId()) + ")";
 }
 
+std::string stateOf(const RRef& rref) {
+  const auto failed = [](const Error& error) { return "failed: " + error.text(); };
+  if (rref.isOwner()) {
+    const auto result = static_cast<const OwnerRRef&>(rref).result();
+    return !result ? "pending" : result->ok() ? "ready" : failed(result->error());
+  }
+  const auto& user = static_cast<const UserRRef&>(rref);
+  if (const auto failure = user.failure()) return failed(*failure);
+  return user.deleted() ? "deleted" : user.confirmed() ? "confirmed" : "pending";
+}
+
+/// The type of the value, if it is known without waiting; else None.
+py::object knownType(const PyRRef& self) {
+  if (const auto& owner = self.rref(); owner->isOwner()) {
+    const auto result = static_cast<const OwnerRRef&>(*owner).result();
+    return result && result->ok() ? py::type::of(toObject(result->value())) : py::object(py::none());
+  }
+  if (!self.type_future || !py::cast<bool>(self.type_future.attr("done")())) return py::none();
+  try {
+    return self.type_future.attr("value")();
+  } catch (const py::error_already_set&) {  // the owner could not say
+    return py::none();
+  }
+}
+
+/// RRef(owner=worker1, type=Linear, state=confirmed, id=0:7)
+std::string represent(const PyRRef& self) {
+  const auto& rref = *self.rref();
+  const auto type = knownType(self);
+  const auto type_text = type.is_none() ? "" : ", type=" + py::cast<std::string>(type.attr("__qualname__"));
+  return "RRef(owner=" + rref.owner().name + type_text + ", state=" + stateOf(rref) +
+      ", id=" + std::to_string(rref.id().created_on) + ":" + std::to_string(rref.id().local_id) + ")";
+}
+
 }  // namespace
 
 void bindRRef(py::module_& module) {
@@ -123,11 +157,11 @@ void bindRRef(py::module_& module) {
       .def(
           "to_here", &PyRRef::toHere, py::arg("timeout") = kUnsetTimeout,
           "A copy of the value; on the owner the value itself. Waits for at most `timeout` seconds (0: no limit; "
-          "default: rpc_timeout). Raises the exception of the function that had to create the value, and RuntimeError "
-          "for a time-out, a lost owner or a deleted reference.")
+          "default: rpc_timeout). Raises the exception of the function that had to create the value; RpcTimeoutError, "
+          "WorkerLostError, or RpcError for a deleted reference.")
       .def(
           "local_value", &PyRRef::localValue,
-          "The value itself, waited for without a limit; on the owner only. Raises RuntimeError on other workers.")
+          "The value itself, waited for without a limit; on the owner only. Raises RpcError on other workers.")
       .def(
           "rpc_sync", [](const py::object& self, double timeout) { return proxy(self, "rpc_sync", timeout); },
           py::arg("timeout") = kUnsetTimeout,
@@ -163,7 +197,7 @@ void bindRRef(py::module_& module) {
           "__reduce_ex__", [](const PyRRef&, int) -> py::object { throw std::runtime_error(kNotPickled); },
           py::arg("protocol"))
       .def("__str__", &describe)
-      .def("__repr__", &describe);
+      .def("__repr__", &represent);
 
   module.def(
       "_delete_all_user_and_unforked_owner_rrefs",

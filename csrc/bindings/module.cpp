@@ -16,5 +16,5 @@ PYBIND11_MODULE(_C, module) {
   bindAutograd(module);
   bindProfiling(module);
   bindOptim(module);
-  shortenTypeErrors(module);
+  makeReadable(module);
 }

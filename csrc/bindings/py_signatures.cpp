@@ -1,8 +1,10 @@
 #include "bindings/py_signatures.h"
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace torchrpc::bindings {
 
@@ -24,6 +26,61 @@ std::string readableTypes(std::string text) {
     for (auto at = text.find(from); at != std::string::npos; at = text.find(from)) text.replace(at, from.size(), to);
   }
   return text;
+}
+
+/// The parameters in a list such as "self: PyRRef, timeout: float = -1.0".
+std::vector<std::string_view> splitParameters(std::string_view list) {
+  std::vector<std::string_view> parameters;
+  size_t depth = 0, begin = 0;
+  char quote = 0;
+  for (size_t at = 0; at <= list.size(); ++at) {
+    const char c = at < list.size() ? list[at] : ',';
+    if (quote) {
+      if (c == quote) quote = 0;
+    } else if (c == '\'' || c == '"') {
+      quote = c;
+    } else if (c == '[' || c == '(' || c == '{') {
+      ++depth;
+    } else if ((c == ']' || c == ')' || c == '}') && depth > 0) {
+      --depth;
+    } else if (c == ',' && depth == 0) {
+      auto one = list.substr(begin, at - begin);
+      one.remove_prefix(std::min(one.find_first_not_of(' '), one.size()));
+      if (!one.empty()) parameters.push_back(one);
+      begin = at + 1;
+    }
+  }
+  return parameters;
+}
+
+/// A default as inspect.signature() reads it: a number, a string or a constant of Python's, otherwise "...".
+std::string readableDefault(std::string_view value) {
+  const bool is_constant = value == "None" || value == "True" || value == "False";
+  const bool is_literal =
+      !value.empty() && (std::string_view("-0123456789'\"").find(value[0]) != std::string_view::npos);
+  return is_constant || is_literal ? std::string(value) : "...";
+}
+
+/// pybind's docstring with the signature in the form that inspect.signature() and help() read: "name(self, a=1)", a
+/// line "--", and the text. Unchanged if it is not of one signature: help() then shows pybind's list of them.
+std::string withTextSignature(std::string_view name, std::string_view doc) {
+  const std::string head = std::string(name) + "(";
+  const auto line = doc.substr(0, doc.find('\n'));
+  const auto end = line.rfind(") -> ");
+  if (!line.starts_with(head) || end == std::string_view::npos || line == head + "*args, **kwargs) -> object") {
+    return std::string(doc);
+  }
+  std::string text = head;
+  for (const auto& parameter : splitParameters(line.substr(head.size(), end - head.size()))) {
+    const auto colon = parameter.find(':');
+    const auto equals = parameter.find(" = ");
+    const std::string named(parameter.substr(0, std::min(colon, equals)));
+    text += (text.size() > head.size() ? ", " : "") + named +
+        (equals == std::string_view::npos ? "" : "=" + readableDefault(parameter.substr(equals + 3)));
+  }
+  auto rest = doc.substr(std::min(doc.size(), line.size() + 1));
+  rest.remove_prefix(std::min(rest.find_first_not_of('\n'), rest.size()));
+  return text + ")\n--\n\n" + std::string(rest);
 }
 
 /// "(timeout: float = -1.0)" of pybind's line "    1. (self: PyRRef, timeout: float = -1.0) -> object".
@@ -124,33 +181,38 @@ PyObject* pybindFunction(PyObject* object) {
   return PyCFunction_Check(object) && PyCFunction_GET_SELF(object) ? object : nullptr;
 }
 
-/// A function that does the same as `object`, with the same name and docstring; null if `object` is not pybind's.
-py::object shortened(PyObject* object, decltype(&callShortened) call = &callShortened) {
+/// A function that does the same as `object`, with the same name; null if `object` is not pybind's.
+py::object readable(PyObject* object, decltype(&callShortened) call = &callShortened) {
   auto* function = pybindFunction(object);
   if (!function) return {};
   const auto* original = reinterpret_cast<PyCFunctionObject*>(function)->m_ml;
-  // Never deleted, as the functions are not. The strings are those of the original, which the new function owns.
-  auto* method = new PyMethodDef{
+  // Never deleted, as the functions are not. The name is that of the original, which the new function owns.
+  struct Method {
+    std::string doc;
+    PyMethodDef definition;
+  };
+  auto* method = new Method{withTextSignature(original->ml_name, original->ml_doc ? original->ml_doc : ""), {}};
+  method->definition = {
       original->ml_name, reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(call)), METH_FASTCALL | METH_KEYWORDS,
-      original->ml_doc};
+      method->doc.c_str()};
   auto made = py::reinterpret_steal<py::object>(
-      PyCFunction_NewEx(method, function, reinterpret_cast<PyCFunctionObject*>(function)->m_module));
+      PyCFunction_NewEx(&method->definition, function, reinterpret_cast<PyCFunctionObject*>(function)->m_module));
   if (!PyInstanceMethod_Check(object)) return made;
   return py::reinterpret_steal<py::object>(PyInstanceMethod_New(made.ptr()));
 }
 
 bool isPublic(const std::string& name) { return !name.starts_with("_") || name == "__init__"; }
 
-void shortenMembers(const py::object& type) {
+void makeMembersReadable(const py::object& type) {
   for (const auto& [key, value] : py::dict(type.attr("__dict__"))) {
     const auto name = py::cast<std::string>(key);
     if (!isPublic(name)) continue;
-    if (auto made = shortened(value.ptr())) {
+    if (auto made = readable(value.ptr())) {
       py::setattr(type, name.c_str(), made);
     } else if (Py_TYPE(value.ptr()) == &PyProperty_Type) {
       const auto set = py::getattr(value, "fset");
-      if (const auto readable = set.is_none() ? py::object() : shortened(set.ptr(), &setShortened)) {
-        py::setattr(type, name.c_str(), value.attr("setter")(readable));
+      if (const auto made = set.is_none() ? py::object() : readable(set.ptr(), &setShortened)) {
+        py::setattr(type, name.c_str(), value.attr("setter")(made));
       }
     }
   }
@@ -158,13 +220,13 @@ void shortenMembers(const py::object& type) {
 
 }  // namespace
 
-void shortenTypeErrors(py::module_& module) {
+void makeReadable(py::module_& module) {
   for (const auto& [key, value] : py::dict(module.attr("__dict__"))) {
     const auto name = py::cast<std::string>(key);
     if (PyType_Check(value.ptr())) {
-      shortenMembers(py::reinterpret_borrow<py::object>(value));
+      makeMembersReadable(py::reinterpret_borrow<py::object>(value));
     } else if (isPublic(name)) {
-      if (auto made = shortened(value.ptr())) module.attr(name.c_str()) = made;
+      if (auto made = readable(value.ptr())) module.attr(name.c_str()) = made;
     }
   }
 }

@@ -30,6 +30,11 @@ Status OwnerRRef::creationFailure() const {
   return result_->error();
 }
 
+std::optional<Result<c10::IValue>> OwnerRRef::result() const {
+  MutexLock lock(mutex_);
+  return result_;
+}
+
 void OwnerRRef::whenReady(ValueHandler handler) {
   const Result<c10::IValue>* settled = nullptr;
   {

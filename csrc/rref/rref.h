@@ -68,6 +68,8 @@ class OwnerRRef : public RRef {
   /// The error of a failed remote() to this worker; nullopt for a value, for another error, and while there is no
   /// result.
   Status creationFailure() const;
+  /// The value or the error; nullopt while there is neither.
+  std::optional<Result<c10::IValue>> result() const;
   /// Calls `handler` once, under no lock: immediately if there is a result, else in setValue() or setError().
   void whenReady(ValueHandler handler);
   /// Blocks until there is a result. Throws the error, or Error(kTimeout); `timeout` may be kNoLimit.

@@ -6,7 +6,27 @@ file (see `_autoload`), so it must cost nothing.
 
 import importlib
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import autograd, nn, optim, profiler, rpc
+    from .rpc._batching import batched
+    from .rpc._cpp_functions import cpp_function
+    from .rpc._errors import (
+        NameNotFoundError,
+        NotAllowedError,
+        RendezvousError,
+        RpcError,
+        RpcTimeoutError,
+        SerializationError,
+        ShutdownError,
+        WorkerLostError,
+    )
+    from .rpc._futures import Future
+    from .rpc._waiting import wait
+    from .rpc.api import RRef
+
+    cmake_prefix_path: str
 
 _TORCH = "2.13"  # the release that the extension is built for; pyproject.toml has it for pip
 
@@ -22,6 +42,8 @@ _ERRORS = [
     "WorkerLostError",
 ]
 _NAMES = {  # name -> the module that has it
+    "Future": "torchrpc.rpc._futures",
+    "RRef": "torchrpc.rpc.api",
     "batched": "torchrpc.rpc._batching",
     "cpp_function": "torchrpc.rpc._cpp_functions",
     "wait": "torchrpc.rpc._waiting",
@@ -29,8 +51,10 @@ _NAMES = {  # name -> the module that has it
 }
 
 __all__ = [
+    "Future",
     "NameNotFoundError",
     "NotAllowedError",
+    "RRef",
     "RendezvousError",
     "RpcError",
     "RpcTimeoutError",
@@ -91,6 +115,10 @@ def _wrong_torch() -> str:
     )
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"torchrpc.{name}")
@@ -108,6 +136,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'torchrpc' has no attribute {name!r}")
 
 
+_torch_is_loading = getattr(getattr(sys.modules.get("torch"), "__spec__", None), "_initializing", False)
 # During `import torch`, `_autoload` reports the error: an error here would make that import fail.
-if not getattr(getattr(sys.modules.get("torch"), "__spec__", None), "_initializing", False) and (why := _wrong_torch()):
-    raise ImportError(why)
+if not _torch_is_loading and (_why := _wrong_torch()):
+    raise ImportError(_why)

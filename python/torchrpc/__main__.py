@@ -1,5 +1,5 @@
 """`python -m torchrpc script.py ARGS`: run a script with torch.distributed.rpc replaced, in it and in its children.
-`python -m torchrpc doctor`: see `doctor`.
+`python -m torchrpc doctor`: see `doctor`. The command `torchrpc` is the same.
 
 The interpreter starts again without the words `-m torchrpc`, so argv, `__main__`, sys.path and the re-import by
 `mp.spawn` are those of a plain run of the script. An environment variable carries the request to every process, where
@@ -9,19 +9,24 @@ The interpreter starts again without the words `-m torchrpc`, so argv, `__main__
 import os
 import sys
 from importlib import metadata
+from pathlib import Path
 
 USAGE = """\
 usage: python -m torchrpc SCRIPT [ARGS...]
        python -m torchrpc -m MODULE [ARGS...]
        python -m torchrpc doctor [--help]
+       python -m torchrpc --version
 
 Runs a script or a module with torch.distributed.rpc replaced by torchrpc, in this process and its child processes.
-`doctor` reports what works on this machine. To run a script of that name, write ./doctor."""
+`doctor` reports what works on this machine. To run a script of that name, write ./doctor. `torchrpc` stands for
+`python -m torchrpc`."""
 
 
 def command() -> list[str]:
     """Return this process's command line without `-m torchrpc` (`-mtorchrpc`, `-um torchrpc`)."""
     arguments = sys.argv[1:]
+    if Path(sys.argv[0]).name != "__main__.py":  # the command `torchrpc`
+        return [sys.executable, *arguments]
     head = sys.orig_argv[1 : len(sys.orig_argv) - len(arguments)]
     if head[-1] == "torchrpc":
         head.pop()
@@ -34,6 +39,9 @@ def main() -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE, file=sys.stdout if arguments else sys.stderr)
         return 0 if arguments else 2
+    if arguments[0] == "--version":
+        print(f"torchrpc {metadata.version('torchrpc')}, torch {metadata.version('torch')}")
+        return 0
     if arguments[0] == "doctor":
         from . import doctor
 

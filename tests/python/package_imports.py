@@ -17,17 +17,30 @@ def module_files(package=PACKAGE):
     return stubs | {module_name(path, package): path for path in sorted(package.rglob("*.py"))}
 
 
+def runtime_nodes(node):
+    """All nodes below this one, without those that only type checkers read."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING":
+            children = child.orelse
+        else:
+            children = [child]
+        for each in children:
+            yield each
+            yield from runtime_nodes(each)
+
+
 def imported_modules(path, package=PACKAGE):
     """The modules of the package that a file imports, at its top level or in a function.
 
     The import of a submodule does not count as one of its parent package, though Python runs that, too. Names in
-    strings (`importlib.import_module`) do not count: this is how the lazy modules load their parts.
+    strings (`importlib.import_module`) do not count: this is how the lazy modules load their parts. Nor do imports for
+    type checkers only (`if TYPE_CHECKING:`).
     """
     files = module_files(package)
     here = module_name(path, package)
     parent = here if path.name == "__init__.py" else here.rpartition(".")[0]
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(), path)):
+    for node in runtime_nodes(ast.parse(path.read_text(), path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

@@ -2,6 +2,7 @@
 also in child processes.
 """
 
+import re
 import textwrap
 
 import pytest
@@ -145,6 +146,7 @@ def test_the_launcher_preserves_the_environment_of_a_script(run_python, script, 
 
 def test_the_launcher_prints_its_usage(run_python):
     assert "usage: python -m torchrpc" in run_python("-m", "torchrpc", "-h").stdout
+    assert re.fullmatch(r"torchrpc \d\S*, torch \d\S*\n", run_python("-m", "torchrpc", "--version").stdout)
     result = run_python("-m", "torchrpc", check=False)
     assert result.returncode == 2 and "usage: python -m torchrpc" in result.stderr
     result = run_python("-m", "torchrpc", "x.py", env={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, check=False)

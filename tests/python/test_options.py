@@ -162,3 +162,18 @@ def test_the_limit_of_queued_bytes_is_a_positive_integer():
     for bad in ("1", 1.5):
         with pytest.raises(TypeError, match="incompatible constructor arguments"):
             rpc.TensorPipeRpcBackendOptions(max_queued_bytes=bad)
+
+
+def test_the_repr_of_options_has_what_differs_from_the_defaults():
+    assert repr(rpc.TensorPipeRpcBackendOptions()) == "TensorPipeRpcBackendOptions()"
+    options = rpc.TensorPipeRpcBackendOptions(
+        num_worker_threads=3, secret="x" * 16, transport="tcp", allowed_functions=["aten::add"]
+    )
+    assert repr(options) == (
+        "TensorPipeRpcBackendOptions(num_worker_threads=3, transport='tcp', allowed_functions=['aten::add'])"
+    )
+
+
+def test_a_transport_that_does_not_exist_is_refused_when_the_options_are_made():
+    with pytest.raises(RuntimeError, match=r"the option transport is 'shm': it can be 'auto', 'native'"):
+        rpc.TensorPipeRpcBackendOptions(transport="shm")

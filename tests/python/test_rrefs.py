@@ -1,6 +1,7 @@
 """References to values on other workers, and calls of their methods."""
 
 import gc
+import re
 import time
 
 import pytest
@@ -185,9 +186,36 @@ def test_references_are_not_pickled_outside_a_call(tmp_path):
 
 def test_references_print_and_are_generic():
     assert str(rpc.RRef(1)).startswith("OwnerRRef(GloballyUniqueId(created_on=0, local_id=")
-    assert "UserRRef" in repr(rpc.remote("worker1", int))
+    assert str(rpc.remote("worker1", int)).startswith("UserRRef(")
     assert rpc.RRef[int].__origin__ is rpc.RRef
     assert isinstance(rpc.RRef(1), rpc.PyRRef)
+
+
+def test_all_workers_are_listed_by_id(group):
+    assert [(info.id, info.name) for info in rpc.get_worker_infos()] == list(enumerate(group))
+
+
+def test_reprs_of_references_tell_owner_type_and_state():
+    assert re.fullmatch(r"RRef\(owner=worker0, type=Tensor, state=ready, id=0:\d+\)", repr(rpc.RRef(torch.ones(2))))
+    rref = rpc.remote("worker1", int)
+    rref.to_here()
+    assert repr(rref).startswith("RRef(owner=worker1, state=confirmed, id=0:")
+    rref._get_type()
+    assert repr(rref).startswith("RRef(owner=worker1, type=int, state=confirmed, id=0:")
+    failed = rpc.remote("worker0", int, args=("x",))
+    with pytest.raises(ValueError, match="invalid literal"):
+        failed.to_here()
+    assert repr(failed).startswith("RRef(owner=worker0, state=failed: ")
+
+
+def test_a_proxy_refuses_an_attribute_by_name():
+    rref = rpc.remote("worker1", torch.ones, args=([2, 3],))
+    for proxy in (rref.rpc_sync(), rref.remote()):
+        with pytest.raises(TypeError, match=r"Tensor\.shape is not a method: a proxy of an RRef calls methods only"):
+            result = proxy.shape()
+            result.to_here()
+    with pytest.raises(TypeError, match=r"Tensor\.ndim is not a method.*rref\.local_value\(\)\.ndim"):
+        rref.rpc_async().ndim().wait()
 
 
 def test_values_die_with_their_last_reference():

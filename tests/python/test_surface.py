@@ -65,7 +65,7 @@ RPC = "torch.distributed.rpc"
 LEFT_OUT = {
     "left over in a module by the way it is written": {
         RPC: "method_factory new_method",
-        f"{RPC}.api": "TYPE_CHECKING docstring method_factory method_name new_method",
+        f"{RPC}.api": "docstring method_factory method_name new_method",
         f"{RPC}.backend_registry": "_backend_type_doc _backend_type_repr",
         f"{RPC}.options": "_is_tensorpipe_available",
         "torch.distributed.autograd": "TYPE_CHECKING",

@@ -67,6 +67,12 @@ class profile:
         """The Chrome trace of each worker, by its name."""
         return {worker.name: worker.trace for worker in self._recorded}
 
+    def key_averages(self, *args: Any, **kwargs: Any) -> Any:
+        """Return this worker's events, summed by name: see `torch.profiler.profile.key_averages`. After the block."""
+        if self.local is None:
+            raise RuntimeError("the profile has no events before its block has ended")
+        return self.local.key_averages(*args, **kwargs)
+
     def export_chrome_trace(self, path: str | Path) -> None:
         """Write one trace: a process per worker, arrows from calls to the functions they run. `.gz` compresses it."""
         opener: Any = gzip.open if str(path).endswith(".gz") else open

@@ -21,12 +21,15 @@ _EXPORTS = {
         "_is_current_rpc_agent_set _reset_current_rpc_agent _rref_context_get_debug_info "
         "_set_and_start_rpc_agent _set_profiler_node_id _set_rpc_timeout get_rpc_timeout"
     ),
-    "torchrpc.rpc.api": "AllGatherStates RRef get_worker_info remote rpc_async rpc_sync shutdown _wait_all",
+    "torchrpc.rpc.api": (
+        "AllGatherStates RRef get_worker_info get_worker_infos remote rpc_async rpc_sync shutdown _wait_all"
+    ),
     "torchrpc.rpc._batching": "batched",
     "torchrpc.rpc._errors": (
         "NameNotFoundError NotAllowedError RendezvousError RpcError RpcTimeoutError SerializationError ShutdownError "
         "WorkerLostError"
     ),
+    "torchrpc.rpc._futures": "Future",
     "torchrpc.rpc._waiting": "wait",
     "torchrpc.rpc.backend_registry": (
         "BackendValue backend_registered construct_rpc_backend_options init_backend register_backend"

@@ -134,6 +134,9 @@ from ._errors import (
 from ._errors import (
     WorkerLostError as WorkerLostError,
 )
+from ._futures import (
+    Future as Future,
+)
 from ._init import (
     _get_debug_info as _get_debug_info,
 )
@@ -163,6 +166,9 @@ from .api import (
 )
 from .api import (
     get_worker_info as get_worker_info,
+)
+from .api import (
+    get_worker_infos as get_worker_infos,
 )
 from .api import (
     remote as remote,

@@ -12,11 +12,14 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar, overload
 
 import torch
 
-from .functions import async_execution
+from .functions import AsyncFunction, async_execution
+
+_T = TypeVar("_T")
+_T_co = TypeVar("_T_co", covariant=True)
 
 __all__ = ["batched"]
 
@@ -163,8 +166,25 @@ def _check(max_batch: Any, timeout: Any) -> None:
         raise ValueError(f"timeout must be from 0 to a finite number of seconds, but is {timeout}.")
 
 
+class BatchedFunction(AsyncFunction[..., _T_co], Protocol[_T_co]):
+    """The type of a function with `batched`, called with the arguments of one caller."""
+
+
+class _Decorator(Protocol):
+    @overload
+    def __call__(self, function: Callable[..., list[_T]]) -> BatchedFunction[_T]: ...
+    @overload
+    def __call__(self, function: Callable[..., _T]) -> BatchedFunction[_T]: ...
+
+
+@overload
+def batched(function: Callable[..., list[_T]]) -> BatchedFunction[_T]: ...
+@overload
+def batched(function: Callable[..., _T]) -> BatchedFunction[_T]: ...
+@overload
+def batched(*, max_batch: int | Callable[..., int] = 32, timeout: float = 0.01, stack: bool = True) -> _Decorator: ...
 def batched(
-    function: Callable | None = None,
+    function: Callable[..., Any] | None = None,
     *,
     max_batch: int | Callable[..., int] = 32,
     timeout: float = 0.01,

@@ -5,22 +5,51 @@ Any thread calls these functions. Part of `api`, which is the module that they n
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
 import torch
 
-from torchrpc._C import PyRRef, _call_async, _call_remote, _call_sync, _calls_are_shown
+from torchrpc._C import WorkerInfo, _call_async, _call_remote, _call_sync, _calls_are_shown
 
+from ._futures import Future
 from ._profiling import call_with_range
 from .constants import UNSET_RPC_TIMEOUT
+from .functions import AsyncFunction
 from .internal import RPCExecMode
+
+if TYPE_CHECKING:
+    from .api import RRef
+
+_T = TypeVar("_T")
+_To: TypeAlias = str | int | WorkerInfo
+_Args: TypeAlias = Iterable[Any] | None
+_Kwargs: TypeAlias = Mapping[str, Any] | None
+_CoroutineFunction: TypeAlias = Callable[..., Coroutine[Any, Any, _T]]
 
 thread_local = threading.local()  # `future_list`: the futures of the thread's innermost _wait_all() block
 _open_blocks: list[None] = []  # an item for each _wait_all() block of any thread; keeps calls outside of blocks fast
 
 
-def rpc_sync(to: Any, func: Callable, args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
+@overload
+def rpc_sync(
+    to: _To, func: AsyncFunction[..., _T], args: _Args = None, kwargs: _Kwargs = None, timeout: float = ...
+) -> _T: ...
+@overload
+def rpc_sync(
+    to: _To, func: _CoroutineFunction[_T], args: _Args = None, kwargs: _Kwargs = None, timeout: float = ...
+) -> _T: ...
+@overload
+def rpc_sync(
+    to: _To, func: Callable[..., _T], args: _Args = None, kwargs: _Kwargs = None, timeout: float = ...
+) -> _T: ...
+def rpc_sync(
+    to: _To,
+    func: Callable[..., Any],
+    args: _Args = None,
+    kwargs: _Kwargs = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> Any:
     """Run `func(*args, **kwargs)` on the worker `to` and return its result.
 
     Args:
@@ -54,7 +83,25 @@ def rpc_sync(to: Any, func: Callable, args: Any = None, kwargs: Any = None, time
     return _call_sync(to, func, args, kwargs, timeout)
 
 
-def rpc_async(to: Any, func: Callable, args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
+@overload
+def rpc_async(
+    to: _To, func: AsyncFunction[..., _T], args: _Args = None, kwargs: _Kwargs = None, timeout: float = ...
+) -> Future[_T]: ...
+@overload
+def rpc_async(
+    to: _To, func: _CoroutineFunction[_T], args: _Args = None, kwargs: _Kwargs = None, timeout: float = ...
+) -> Future[_T]: ...
+@overload
+def rpc_async(
+    to: _To, func: Callable[..., _T], args: _Args = None, kwargs: _Kwargs = None, timeout: float = ...
+) -> Future[_T]: ...
+def rpc_async(
+    to: _To,
+    func: Callable[..., Any],
+    args: _Args = None,
+    kwargs: _Kwargs = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> Any:
     """Like `rpc_sync`, but return at once, with a `torch.futures.Future` of the result.
 
     `future.wait()`, or `await future` in a coroutine, returns the result or raises the call's error. Do not change
@@ -79,7 +126,25 @@ def rpc_async(to: Any, func: Callable, args: Any = None, kwargs: Any = None, tim
     return future
 
 
-def remote(to: Any, func: Callable, args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT) -> PyRRef:
+@overload
+def remote(
+    to: _To, func: AsyncFunction[..., _T], args: _Args = None, kwargs: _Kwargs = None, timeout: float = ...
+) -> "RRef[_T]": ...
+@overload
+def remote(
+    to: _To, func: _CoroutineFunction[_T], args: _Args = None, kwargs: _Kwargs = None, timeout: float = ...
+) -> "RRef[_T]": ...
+@overload
+def remote(
+    to: _To, func: Callable[..., _T], args: _Args = None, kwargs: _Kwargs = None, timeout: float = ...
+) -> "RRef[_T]": ...
+def remote(
+    to: _To,
+    func: Callable[..., Any],
+    args: _Args = None,
+    kwargs: _Kwargs = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> Any:
     """Run `func` (often a class) on the worker `to`, keep the result there, and return an RRef to it at once.
 
     The arguments are those of `rpc_sync`. An error, a time-out included, is raised when the RRef is used. Any thread

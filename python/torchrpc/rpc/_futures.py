@@ -6,11 +6,23 @@ A future completes on any thread, which notifies the event loop by call_soon_thr
 import asyncio
 import contextlib
 from collections.abc import Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from torchrpc._C import _wait_for_future, _wait_for_futures
+
+_T = TypeVar("_T")
+
+if TYPE_CHECKING:
+
+    class Future(torch.futures.Future[_T]):
+        """What `rpc_async` returns. torch's annotations do not know that a future can be awaited."""
+
+        def __await__(self) -> Generator[Any, None, _T]: ...
+
+else:
+    Future = torch.futures.Future
 
 
 def _settle(waiter: "asyncio.Future[None]") -> None:

@@ -12,7 +12,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
@@ -44,7 +44,16 @@ from ._utils import _group_membership_management, _update_group_membership
 from .constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
 from .internal import _internal_rpc_pickler
 
-__all__ = ["AllGatherStates", "RRef", "get_worker_info", "remote", "rpc_async", "rpc_sync", "shutdown"]
+__all__ = [
+    "AllGatherStates",
+    "RRef",
+    "get_worker_info",
+    "get_worker_infos",
+    "remote",
+    "rpc_async",
+    "rpc_sync",
+    "shutdown",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +112,16 @@ def get_worker_info(worker_name: str | int | None = None) -> WorkerInfo:
     return agent.get_worker_info() if worker_name is None else agent.get_worker_info(worker_name)
 
 
+@_require_initialized
+def get_worker_infos() -> list[WorkerInfo]:
+    """Return names and ids of all workers of the group, by id. Any thread may call it; nothing is sent.
+
+    Raises:
+        ShutdownError: RPC is not initialized.
+    """
+    return sorted(_get_current_rpc_agent().get_worker_infos(), key=lambda info: info.id)
+
+
 class RRef(PyRRef, Generic[_T]):
     """A reference to a value of some type `_T` that lives on one worker, its owner.
 
@@ -113,6 +132,12 @@ class RRef(PyRRef, Generic[_T]):
     Raises:
         ShutdownError: RPC is not initialized.
     """
+
+    if TYPE_CHECKING:
+
+        def __init__(self, value: _T, type_hint: Any = None) -> None: ...
+        def to_here(self, timeout: float = ...) -> _T: ...
+        def local_value(self) -> _T: ...
 
 
 def _rref_typeof_on_owner(rref: PyRRef, blocking: bool = True) -> Any:

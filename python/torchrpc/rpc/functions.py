@@ -2,12 +2,26 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
-_F = TypeVar("_F", bound=Callable[..., Any])
+if TYPE_CHECKING:
+    from torch.futures import Future
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_T_co = TypeVar("_T_co", covariant=True)
 
 
-def async_execution(fn: _F) -> _F:
+class AsyncFunction(Protocol[_P, _T_co]):
+    """The type of a function with `async_execution`: here it returns a future, by RPC the future's value."""
+
+    _wrapped_async_rpc_function: "Callable[_P, Future[_T_co]]"
+
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> "Future[_T_co]": ...
+    def __get__(self, instance: object, owner: type | None = None) -> "Callable[..., Future[_T_co]]": ...
+
+
+def async_execution(fn: "Callable[_P, Future[_T]]") -> AsyncFunction[_P, _T]:
     """Decorator of a function that returns a `torch.futures.Future`: the caller gets the future's value.
 
     The callee's thread is free as soon as the function returns. The thread that completes the future sends the reply.

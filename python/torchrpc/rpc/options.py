@@ -1,5 +1,6 @@
 """The options of a worker. Devices may have any form that torch.device accepts."""
 
+import inspect
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -165,6 +166,16 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             _transports=_transports,
             _channels=_channels,
         )
+
+    def __repr__(self) -> str:
+        """The options that differ from their defaults, without secret and port, which have no attributes."""
+        default, shown = TensorPipeRpcBackendOptions(), []
+        for name in inspect.signature(TensorPipeRpcBackendOptions).parameters:
+            attribute = "_allowed" if name == "allowed_functions" else name
+            value = getattr(self, attribute, None)
+            if value != getattr(default, attribute, None):
+                shown.append(f"{name}={value!r}")
+        return f"TensorPipeRpcBackendOptions({', '.join(shown)})"
 
     def set_device_map(self, to: str, device_map: dict[DeviceType, DeviceType]) -> None:
         """Add to the map {device here: device there} for calls to the worker named `to`.

@@ -16,6 +16,11 @@ def _call_method(rref: PyRRef, name: str, args: tuple, kwargs: dict) -> Any:
     value = rref.local_value()
     check_method(value, name)
     method = getattr(value, name)
+    if not callable(method):
+        raise TypeError(
+            f"{type(value).__name__}.{name} is not a method: a proxy of an RRef calls methods only. Read it by a "
+            f"function that runs on the owner, such as lambda rref: rref.local_value().{name}."
+        )
     result = method(*args, **kwargs)
     return _AsyncResult(result) if hasattr(method, "_wrapped_async_rpc_function") else result
 
@@ -43,4 +48,5 @@ class RRefProxy:
                 getattr(rref._get_type(timeout=timeout), name)
             return rpc_api(rref.owner(), _call_method, args=(rref, name, args, kwargs), timeout=timeout)
 
+        call.__qualname__ = f"RRefProxy.{name}"
         return call
