@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/log.h"
 #include "base/sync/waiter.h"
 #include "wire/codec.h"
 
@@ -142,7 +143,8 @@ void Link::onFrame(Frame frame) {
   try {
     onFirstFrame(std::move(frame));
   } catch (const Error& e) {
-    TORCH_WARN_ONCE("torchrpc: a connection was refused: ", e.text());
+    static LogOnce once;
+    once.log(LogLevel::kWarning, "a connection was refused: " + e.text());
     close(e);
   }
 }

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "base/doctor.h"
+#include "base/log.h"
 #include "base/sync/interrupt.h"
 
 namespace torchrpc {
@@ -84,9 +85,9 @@ std::vector<WorkerId> FanIn::waitFor(std::vector<WorkerId> ranks, const std::str
     }
     if (is_late) throw timedOut(point, wait, ranks);
     if (should_warn) {
-      TORCH_WARN(
-          selfText(), " has waited ", secondsText(kWarnAfter), " for the workers of rank ", joinRanks(ranks), " to ",
-          wait.purpose);
+      log(LogLevel::kWarning,
+          selfText() + " has waited " + secondsText(kWarnAfter) + " for the workers of rank " + joinRanks(ranks) +
+              " to " + wait.purpose);
       warned = true;
     }
     std::this_thread::sleep_for(std::min<Duration>(deadline - now, pollInterval(now - start)));

@@ -20,6 +20,7 @@ std::string_view name(ErrorCode code) {
     case ErrorCode::kRendezvous: return "rendezvous";
     case ErrorCode::kBackward: return "backward";
     case ErrorCode::kNotAllowed: return "not allowed";
+    case ErrorCode::kRRefCreationTimeout: return "RRef creation timeout";
   }
   return "unknown";  // a number from a newer peer
 }

@@ -23,6 +23,7 @@ namespace {
 const char* className(ErrorCode code) {
   switch (code) {
     case ErrorCode::kInvalidArgument: return nullptr;
+    case ErrorCode::kRRefCreationTimeout:
     case ErrorCode::kTimeout: return "RpcTimeoutError";
     case ErrorCode::kWorkerLost: return "WorkerLostError";
     case ErrorCode::kNoSuchFunction: return "NameNotFoundError";

@@ -141,12 +141,19 @@ void shortenCurrentError(PyObject* function, PyObject* const* args, size_t count
           .c_str());
 }
 
-/// `self` is pybind's function.
+/// What a function of the module is bound to. Python pickles such a function by this object, which is the module when
+/// it is read, and its name.
+struct ModuleFunction {
+  py::object function;  ///< pybind's
+};
+
+/// `self` is pybind's function, or a ModuleFunction with it.
 PyObject* callShortened(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
-  auto* result = PyObject_Vectorcall(self, args, static_cast<size_t>(count), keywords);
+  auto* function = PyCFunction_Check(self) ? self : py::cast<ModuleFunction&>(py::handle(self)).function.ptr();
+  auto* result = PyObject_Vectorcall(function, args, static_cast<size_t>(count), keywords);
   if (!result && PyErr_ExceptionMatches(PyExc_TypeError)) {
     try {
-      shortenCurrentError(self, args, static_cast<size_t>(count), keywords);
+      shortenCurrentError(function, args, static_cast<size_t>(count), keywords);
     } catch (py::error_already_set& e) {  // from the repr of an argument, say
       e.restore();
     }
@@ -195,8 +202,11 @@ py::object readable(PyObject* object, decltype(&callShortened) call = &callShort
   method->definition = {
       original->ml_name, reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(call)), METH_FASTCALL | METH_KEYWORDS,
       method->doc.c_str()};
+  const bool is_method = PyInstanceMethod_Check(object) || call == &setShortened;
+  const auto self = py::reinterpret_borrow<py::object>(function);
+  const auto bound_to = is_method ? self : py::cast(ModuleFunction{self});
   auto made = py::reinterpret_steal<py::object>(
-      PyCFunction_NewEx(&method->definition, function, reinterpret_cast<PyCFunctionObject*>(function)->m_module));
+      PyCFunction_NewEx(&method->definition, bound_to.ptr(), reinterpret_cast<PyCFunctionObject*>(function)->m_module));
   if (!PyInstanceMethod_Check(object)) return made;
   return py::reinterpret_steal<py::object>(PyInstanceMethod_New(made.ptr()));
 }
@@ -221,7 +231,12 @@ void makeMembersReadable(const py::object& type) {
 }  // namespace
 
 void makeReadable(py::module_& module) {
-  for (const auto& [key, value] : py::dict(module.attr("__dict__"))) {
+  py::class_<ModuleFunction>(module, "_ModuleFunction")
+      .def("__reduce__", [name = py::object(module.attr("__name__"))](const ModuleFunction&) {
+        return py::make_tuple(py::module_::import("importlib").attr("import_module"), py::make_tuple(name));
+      });
+  const auto members = py::reinterpret_steal<py::dict>(PyDict_Copy(module.attr("__dict__").ptr()));
+  for (const auto& [key, value] : members) {
     const auto name = py::cast<std::string>(key);
     if (PyType_Check(value.ptr())) {
       makeMembersReadable(py::reinterpret_borrow<py::object>(value));

@@ -1,12 +1,12 @@
 #include "node/node.h"
 
-#include <c10/util/Logging.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <algorithm>
 #include <chrono>
 #include <memory>
 
+#include "base/log.h"
 #include "base/sync/interrupt.h"
 #include "node/builtin_callables.h"
 #include "node/cpp_registry.h"
@@ -76,7 +76,8 @@ std::shared_ptr<Node> Node::create(const Options& options, StorePtr store) {
   const auto destroy = [](Node* node) {
     if (!node->agent_.isInItsProcess()) return;
     if (node->agent_.isOnOwnThread()) {
-      LOG(ERROR) << node->self().name << " lives until the end of the process: a function that it runs held it last";
+      log(LogLevel::kError,
+          node->self().name + " lives until the end of the process: a function that it runs held it last");
       return;
     }
     std::default_delete<Node>()(node);
@@ -123,13 +124,14 @@ void Node::serve(CallableType type, const std::shared_ptr<CallableRunner>& runne
 void Node::start() {
   WorkerRecord self{options_.agent.self, agent_.listen(), options_.world_size, incarnation_, options_.metadata};
   rendezvous_ = std::make_unique<Rendezvous>(store_, self);
-  const auto limit = options_.init_timeout;
+  const auto deadline = deadlineAfter(options_.init_timeout);
+  const auto limit = timeUntil(deadline);
   const auto lives = [this](const WorkerRecord& record) { return agent_.answersPing(record); };
   const auto records = isStaticGroup() ? rendezvous_->meetAll(limit) : rendezvous_->joinGroup(limit, lives);
   for (const auto& record : records) isStaticGroup() ? agent_.directory().add(record) : agent_.admit(record);
   // No worker may call another before that one knows the addresses of all.
   if (!isStaticGroup()) return;
-  rendezvous_->sumOverAll("ready", 0, limit, {}, absent_);
+  rendezvous_->sumOverAll("ready", 0, timeUntil(deadline), {}, absent_);
   rendezvous_->releaseStore("started", std::chrono::seconds(2));
 }
 

@@ -138,11 +138,14 @@ Error droppedError(const RRefId& rref, const WorkerInfo& owner) {
 }
 
 Error creationError(const WorkerInfo& owner, const Error& cause) {
-  const std::string text = cause.code() == ErrorCode::kTimeout
+  const bool is_timeout = cause.code() == ErrorCode::kTimeout;
+  const std::string text = is_timeout
       ? "RRef creation via rpc.remote() timed out, and it is possible that the RRef on the "
         "owner node does not exist."
       : "RRef creation via rpc.remote() failed, and " + owner.name + " may not have created it.";
-  const auto code = cause.code() == ErrorCode::kWorkerLost ? ErrorCode::kWorkerLost : ErrorCode::kRRefCreation;
+  const auto code = is_timeout                 ? ErrorCode::kRRefCreationTimeout
+      : cause.code() == ErrorCode::kWorkerLost ? ErrorCode::kWorkerLost
+                                               : ErrorCode::kRRefCreation;
   return Error(code, text + " Cause: " + cause.text(), owner.name);
 }
 

@@ -26,8 +26,10 @@ bool OwnerRRef::settle(Result<c10::IValue> result) {
 
 Status OwnerRRef::creationFailure() const {
   MutexLock lock(mutex_);
-  if (!result_ || result_->ok() || result_->error().code() != ErrorCode::kRRefCreation) return std::nullopt;
-  return result_->error();
+  if (!result_ || result_->ok()) return std::nullopt;
+  const auto code = result_->error().code();
+  const bool is_creation = code == ErrorCode::kRRefCreation || code == ErrorCode::kRRefCreationTimeout;
+  return is_creation ? Status(result_->error()) : std::nullopt;
 }
 
 std::optional<Result<c10::IValue>> OwnerRRef::result() const {

@@ -100,8 +100,7 @@ RRefPtr RRefService::remoteToSelf(Message call, Duration timeout) {
         if (!self) return;
         // Not on the pool: the failure must be visible before the call counts as ended.
         if (!reply.ok()) {
-          const auto failure = creationError(rref->owner(), reply.error());
-          rref->setError(Error(ErrorCode::kRRefCreation, failure.text(), failure.worker()));
+          rref->setError(creationError(rref->owner(), reply.error()));
           if (neverDelivered(reply.error())) self->abandon(forks);
         }
         OwnerTable::EndedList ended{{std::move(rref), std::nullopt}};

@@ -1,12 +1,11 @@
 #include "transport/disposal.h"
 
-#include <c10/util/Logging.h>
-
 #include <algorithm>
 #include <iterator>
 #include <utility>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "transport/frame_memory.h"
 
 namespace torchrpc {
@@ -48,7 +47,7 @@ void Disposal::startThread() {
   try {
     thread_ = std::make_unique<TaskThread>();
   } catch (const Error& error) {
-    if (kept_.empty()) LOG(WARNING) << "torchrpc keeps the memory of tensors that it has sent: " << error.text();
+    if (kept_.empty()) log(LogLevel::kWarning, "the memory of tensors that were sent is kept: " + error.text());
   }
 }
 

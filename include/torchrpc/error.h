@@ -18,21 +18,22 @@ namespace torchrpc {
 /// The kinds of error. The numbers are part of the wire protocol: never reuse one.
 enum class ErrorCode : uint16_t {
   kUnknown = 0,
-  kInvalidArgument = 1,  ///< the local caller's mistake; nothing was sent
-  kTimeout = 2,          ///< the deadline passed before the reply arrived
-  kWorkerLost = 3,       ///< the peer died, fell silent, or its connection broke
-  kUnknownWorker = 4,    ///< no worker of that name or id in the group
-  kUserException = 5,    ///< the called function threw; detail() holds the exception in its own language
-  kNoSuchFunction = 6,   ///< the callee cannot find the function
-  kSerialization = 7,    ///< a value cannot be sent, or received bytes are no value
-  kFrameTooLarge = 8,    ///< a message exceeds the size limits
-  kProtocol = 9,         ///< a peer violated the protocol
-  kShutdown = 10,        ///< the local node is shutting down or has shut down
-  kRRefCreation = 11,    ///< the owner may never have created the value
-  kRRefDeleted = 12,     ///< a reference was used after its deletion
-  kRendezvous = 13,      ///< the group could not be formed
-  kBackward = 14,        ///< a node or hook of a backward pass threw; detail() as for kUserException
-  kNotAllowed = 15,      ///< the callee does not let others run the function
+  kInvalidArgument = 1,       ///< the local caller's mistake; nothing was sent
+  kTimeout = 2,               ///< the deadline passed before the reply arrived
+  kWorkerLost = 3,            ///< the peer died, fell silent, or its connection broke
+  kUnknownWorker = 4,         ///< no worker of that name or id in the group
+  kUserException = 5,         ///< the called function threw; detail() holds the exception in its own language
+  kNoSuchFunction = 6,        ///< the callee cannot find the function
+  kSerialization = 7,         ///< a value cannot be sent, or received bytes are no value
+  kFrameTooLarge = 8,         ///< a message exceeds the size limits
+  kProtocol = 9,              ///< a peer violated the protocol
+  kShutdown = 10,             ///< the local node is shutting down or has shut down
+  kRRefCreation = 11,         ///< the owner may never have created the value
+  kRRefDeleted = 12,          ///< a reference was used after its deletion
+  kRendezvous = 13,           ///< the group could not be formed
+  kBackward = 14,             ///< a node or hook of a backward pass threw; detail() as for kUserException
+  kNotAllowed = 15,           ///< the callee does not let others run the function
+  kRRefCreationTimeout = 16,  ///< as kRRefCreation, because the deadline of remote() passed
 };
 
 /// The name of a code, for logs and debug output, e.g. "timeout". Any thread.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import autograd, nn, optim, profiler, rpc
+    from ._local_group import local_group
     from .rpc._batching import batched
     from .rpc._cpp_functions import cpp_function
     from .rpc._errors import (
@@ -46,6 +47,7 @@ _NAMES = {  # name -> the module that has it
     "RRef": "torchrpc.rpc.api",
     "batched": "torchrpc.rpc._batching",
     "cpp_function": "torchrpc.rpc._cpp_functions",
+    "local_group": "torchrpc._local_group",
     "wait": "torchrpc.rpc._waiting",
     **dict.fromkeys(_ERRORS, "torchrpc.rpc._errors"),
 }
@@ -67,6 +69,7 @@ __all__ = [
     "cmake_prefix_path",
     "cpp_function",
     "install",
+    "local_group",
     "nn",
     "optim",
     "profiler",

@@ -1,6 +1,7 @@
 """Calls of every kind of callable with every kind of payload, in one group of three workers."""
 
 import operator
+import pickle
 import random
 import threading
 import weakref
@@ -400,3 +401,8 @@ def test_an_argument_that_cannot_be_sent_is_named(api):
     with pytest.raises(RuntimeError, match=r"Can not pickle torch.futures.Future"):
         api("worker1", identity, (torch.futures.Future(),))
     assert rpc.rpc_sync("worker1", add, (1,)) == 11
+
+
+def test_functions_of_the_extension_can_be_sent():
+    assert rpc.rpc_sync("worker1", rpc.get_rpc_timeout) == rpc.get_rpc_timeout()
+    assert pickle.loads(pickle.dumps(rpc.get_rpc_timeout)) is rpc.get_rpc_timeout

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import torchrpc.rpc as rpc
-from torchrpc.testing import free_port, run_ranks
+from torchrpc.testing import RankError, free_port, run_ranks
 
 OPTIONS = rpc.TensorPipeRpcBackendOptions
 
@@ -141,7 +141,12 @@ def test_a_file_in_no_directory_is_named_at_once(tmp_path):
         ({"rank": -2}, ValueError, "w: rank must be from 0 to 1, as world_size is 2, but is -2"),
         ({"rank": 2}, ValueError, "w: rank must be from 0 to 1, as world_size is 2, but is 2"),
         ({"world_size": "2"}, RuntimeError, "Argument world_size='2' must be of type"),
-        ({"world_size": -1}, ValueError, "w: world_size must not be negative"),
+        ({"world_size": -1}, ValueError, "w: world_size must be at least 1, but is -1"),
+        (
+            {"world_size": 0},
+            ValueError,
+            "w: world_size must be at least 1, but is 0. Leave it out for a group that grow",
+        ),
         ({"backend": "TENSORPIPE"}, TypeError, "Argument backend must be a member of BackendType"),
         ({"rpc_backend": 5}, TypeError, "Argument backend must be a member of BackendType"),
         (
@@ -253,3 +258,45 @@ def test_groups_with_and_without_world_size_do_not_mix(tmp_path):
     env = {"STORE": str(tmp_path / "store")}
     _, text = run_ranks(mixed_kinds, 2, start_method="forkserver", init=False, env=env)
     assert "RPC group mixes statically and dynamically initialized members which is not supported" in text
+
+
+def test_a_size_in_the_environment_that_is_none_is_named(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    with pytest.raises(ValueError, match="WORLD_SIZE must be a number of workers, but is 'two'"):
+        rpc.init_rpc("w", rank=0)
+
+
+def test_the_limit_of_the_start_bounds_all_its_waits(tmp_path, monkeypatch):
+    """Two of three workers come: they wait for the third for the whole time, and for nothing after it."""
+    monkeypatch.setenv("TORCHRPC_INIT_TIMEOUT", "3")
+    begin = time.monotonic()
+    with pytest.raises(RankError, match="missing: rank 2"):
+        run_ranks(join_two_of_three, 2, f"file://{tmp_path}/store", init=False)
+    assert time.monotonic() - begin < 15  # with the start of the processes
+
+
+def join_two_of_three(rank, url):
+    begin = time.monotonic()
+    try:
+        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=3, rpc_backend_options=OPTIONS(init_method=url))
+    finally:
+        assert time.monotonic() - begin < 5
+
+
+def test_a_second_worker_of_rank_0_is_told_so(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    [first, second] = run_ranks(be_rank_0, 2, init=False)
+    assert sorted([first, second])[0] == "ok"
+    assert "rank 0 cannot serve the group's store" in first + second
+    assert "Is another worker of rank 0 running (each worker needs a rank of its own)" in first + second
+
+
+def be_rank_0(_):
+    try:
+        rpc.init_rpc("worker0", rank=0, world_size=1)
+    except rpc.RendezvousError as error:
+        return str(error)
+    time.sleep(3)
+    rpc.shutdown()
+    return "ok"

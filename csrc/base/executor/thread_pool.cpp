@@ -28,8 +28,6 @@
 
 #include "base/executor/thread_pool.h"
 
-#include <c10/util/Logging.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -43,6 +41,7 @@
 #include "base/error.h"
 #include "base/executor/scheduling.h"
 #include "base/executor/start_thread.h"
+#include "base/log.h"
 #include "base/process.h"
 #include "base/sync/mutex.h"
 
@@ -135,9 +134,9 @@ void ThreadPool::runLogged(const std::function<void()>& task) {
   } catch (const abi::__forced_unwind&) {
     throw;  // pthread_exit(): Python calls it, when it exits, in threads that take the GIL
   } catch (const std::exception& error) {
-    LOG(ERROR) << "a task on a thread pool threw: " << error.what();
+    log(LogLevel::kError, std::string("a task on a thread pool threw: ") + error.what());
   } catch (...) {
-    LOG(ERROR) << "a task on a thread pool threw something that is not a std::exception";
+    log(LogLevel::kError, "a task on a thread pool threw something that is not a std::exception");
   }
 }
 
@@ -153,10 +152,11 @@ bool ThreadPool::State::requestThread() {
   if (live.size() < options.max_size) {
     startThread();
   } else if (!std::exchange(limit_logged, true)) {
-    LOG(WARNING) << "thread pool " << options.name << " has its largest number of threads, " << live.size()
-                 << ", of which " << blocked
-                 << " are blocked in calls: tasks wait until one of them is free. If they all wait for each "
-                 << "other, their calls time out: nest fewer calls, or use rpc.functions.async_execution";
+    log(LogLevel::kWarning,
+        "thread pool " + options.name + " has its largest number of threads, " + std::to_string(live.size()) +
+            ", of which " + std::to_string(blocked) +
+            " are blocked in calls: tasks wait until one of them is free. If they all wait for each other, their "
+            "calls time out: nest fewer calls, or use rpc.functions.async_execution");
   }
   return false;
 }
@@ -176,8 +176,9 @@ void ThreadPool::State::startThread() {
   } catch (const Error& error) {
     live.erase(self);
     if (std::exchange(at_system_limit, true)) return;
-    LOG(ERROR) << "thread pool " << options.name << " stays at " << live.size()
-               << " threads, and tasks wait for these: " << error.text();
+    log(LogLevel::kError,
+        "thread pool " + options.name + " stays at " + std::to_string(live.size()) +
+            " threads, and tasks wait for these: " + error.text());
   }
 }
 

@@ -17,14 +17,13 @@
 
 #include "transport/native/transport.h"
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <list>
 #include <mutex>
 
+#include "base/log.h"
 #include "base/random.h"
 #include "transport/host_address.h"
 #include "transport/native/address.h"
@@ -179,7 +178,8 @@ void NativeTransport::acceptMany(Listener& listener) {
       return;
     } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
       // The listener stays ready: without a pause the loop thread would use all of a core.
-      TORCH_WARN_ONCE("torchrpc cannot accept a connection: ", socketErrorText(errno));
+      static LogOnce once;
+      once.log(LogLevel::kWarning, "a connection cannot be accepted: " + socketErrorText(errno));
       dropOldestHandshake();
       listener.watch.setInterest(false, false);
       listener.pause = shared_->loop.after(kAcceptPause, [&listener] { listener.watch.setInterest(true, false); });
@@ -315,7 +315,8 @@ bool NativeTransport::open(StreamConnection& connection, HandshakeSession::Authe
     connection.open(std::move(stream), fd);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kWorkerLost) {
-      TORCH_WARN_ONCE("torchrpc does not share memory with ", peer.peer.name, ": ", error.text());
+      static LogOnce once;
+      once.log(LogLevel::kWarning, "no memory is shared with " + peer.peer.name + ": " + error.text());
       return false;
     }
     connection.closeOnLoop(error.code(), error.text());

@@ -12,8 +12,6 @@
 
 #include "transport/tensorpipe/backends.h"
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <functional>
 #include <iterator>
@@ -22,6 +20,7 @@
 
 #include "base/doctor.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "transport/host_address.h"
 #include "transport/tensorpipe/transport.h"
 
@@ -142,7 +141,8 @@ std::vector<Backend<TContext>> makeListed(
         std::string("no usable ") + type + " in the option " + type + "s: it gives " + joinNames(names) +
             (reasons.empty() ? "" : " (" + reasons + ")") + ", there are " + joinNames(kinds) + ". " + kAskDoctor);
   }
-  if (!reasons.empty()) TORCH_WARN("torchrpc ignores ", type, "s that cannot be used here: ", reasons);
+  if (!reasons.empty())
+    log(LogLevel::kWarning, std::string("ignores ") + type + "s that cannot be used here: " + reasons);
   return made;
 }
 

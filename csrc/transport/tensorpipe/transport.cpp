@@ -10,7 +10,6 @@
 
 #include "transport/tensorpipe/transport.h"
 
-#include <c10/util/Exception.h>
 #include <tensorpipe/tensorpipe.h>
 
 #include <algorithm>
@@ -20,6 +19,7 @@
 
 #include "base/doctor.h"
 #include "base/executor/task_thread.h"
+#include "base/log.h"
 #include "transport/host_address.h"
 #include "transport/tensorpipe/address.h"
 #include "transport/tensorpipe/backends.h"
@@ -140,7 +140,8 @@ void TensorPipeTransport::onListenerFailed(const tensorpipe::Error& error) {
   if (shared_->callbacks.closed()) return shared_->callbacks.end();
   if (!recovery_) {
     recovery_ = std::make_unique<TaskThread>();
-    TORCH_WARN_ONCE("torchrpc listens again: TensorPipe's listener failed (", reasonOf(error), ")");
+    static LogOnce once;
+    once.log(LogLevel::kWarning, "listens again: TensorPipe's listener failed (" + reasonOf(error) + ")");
   }
   recovery_->post([this] { listenAgain(); });
 }

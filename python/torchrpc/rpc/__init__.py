@@ -61,6 +61,7 @@ def _load() -> None:
         namespace.update((name, getattr(loaded, name)) for name in names.split())
     for name in _SUBMODULES.split():
         importlib.import_module(f"{__name__}.{name}")
+    importlib.import_module("torchrpc.rpc._logging").configure()
     importlib.import_module("torchrpc.rpc._futures").extend_futures()
     namespace["__all__"] = [name for name in __dir__() if not name.startswith("_")]
     importlib.import_module("torchrpc._install").on_load()

@@ -12,6 +12,7 @@ import torchrpc.rpc.api as api
 import torchrpc.rpc.backend_registry as backend_registry
 from torchrpc._C import (
     RpcBackendOptions,
+    TensorPipeAgent,
     WorkerInfo,
     _is_current_rpc_agent_set,
     _keep_forever,
@@ -20,7 +21,7 @@ from torchrpc._C import (
 )
 
 from ._errors import RpcError
-from ._rendezvous import enter_group, init_timeout, open_store, to_timedelta
+from ._rendezvous import bounded, enter_group, init_timeout, open_store, to_timedelta, world_size_of_environment
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,8 @@ def init_rpc(
         name (str): this worker's name, unique in the group: letters, digits, `_`, `:`, `-`, `.`, shorter than 128.
         backend (BackendType): default, and normally the only one: `BackendType.TENSORPIPE`.
         rank (int): this worker's number, from 0; with `env://` the variable RANK is the default.
-        world_size (int): the number of workers in the group. None: workers join and leave at run time.
+        world_size (int): the number of workers in the group. Default: with `env://` the variable WORLD_SIZE, which
+            torchrun sets; without that, workers join and leave at run time.
         rpc_backend_options (TensorPipeRpcBackendOptions): threads, time-out, rendezvous, devices; default: 16 threads,
             60 seconds, `env://`.
         rpc_backend (BackendType): another spelling of `backend`.
@@ -60,18 +62,26 @@ def init_rpc(
     """
     backend = rpc_backend if backend is None else backend
     backend, rpc_backend_options = _resolve_backend(backend, rpc_backend_options)
+    if world_size is None:
+        world_size = world_size_of_environment(rpc_backend_options.init_method)
     _validate_name_and_ranks(name, rank, world_size)
     if _is_current_rpc_agent_set():
         raise RpcError("RPC is already initialized. Call shutdown() first.")
+    with bounded():
+        _join_group(backend, name, rank, world_size, rpc_backend_options)
+
+
+def _join_group(backend: Any, name: str, rank: int, world_size: int | None, options: Any) -> None:
     global _store
-    store, rank = open_store(rpc_backend_options.init_method, rank, world_size or None)
-    timeout = rpc_backend_options.rpc_timeout
-    store.set_timeout(init_timeout() if timeout == 0 else to_timedelta(timeout, "rpc_timeout"))
+    rpc_timeout = to_timedelta(options.rpc_timeout, "rpc_timeout")
+    store, rank = open_store(options.init_method, rank, world_size)
+    store.set_timeout(min(init_timeout(), rpc_timeout))
     _store = store
     store = enter_group(store, world_size)
     dist_autograd._init(rank)
     _set_profiler_node_id(rank)
-    _init_rpc_backend(backend, store, name, rank, world_size, rpc_backend_options)
+    _init_rpc_backend(backend, store, name, rank, world_size, options)
+    _store.set_timeout(rpc_timeout)
 
 
 def _leave_store_to_parent() -> None:
@@ -121,9 +131,9 @@ def _validate_name_and_ranks(name: Any, rank: Any, world_size: Any) -> None:
             raise _type_error(argument, value, kind)
     if world_size is not None and (not isinstance(world_size, numbers.Integral) or isinstance(world_size, bool)):
         raise _type_error("world_size", world_size, numbers.Integral)
-    if world_size is not None and world_size < 0:
+    if world_size is not None and world_size < 1:
         raise ValueError(
-            f"{name}: world_size must not be negative, but is {world_size}. None is for a group of any size."
+            f"{name}: world_size must be at least 1, but is {world_size}. Leave it out for a group that grows."
         )
     if rank < -1 or (world_size and rank >= world_size):
         upper = f" to {world_size - 1}, as world_size is {world_size}" if world_size else ""
@@ -168,10 +178,29 @@ def _init_rpc_backend(
             backend, store=store, name=name, rank=rank, world_size=world_size, rpc_backend_options=rpc_backend_options
         )
         api._init_rpc_states(agent)
+        _log_start(agent)
     except BaseException:
         if _is_current_rpc_agent_set():  # the script may try again
             api._drop_agent()
         raise
+
+
+def _log_start(agent: Any) -> None:
+    if not isinstance(agent, TensorPipeAgent):
+        return
+    me, count = agent.get_worker_info(), len(agent.get_worker_infos())
+    transport = agent.get_debug_info()["agent.transport"]
+    if agent.is_static_group:
+        logger.info("%s is rank %d of %d workers; %s", me.name, me.id, count, transport)
+    elif count == 1:
+        logger.warning(
+            "%s (rank %d) has begun a group that grows, because it was given no world_size: it does not wait for "
+            "others. For a group of a fixed size pass world_size=, or set WORLD_SIZE.",
+            me.name,
+            me.id,
+        )
+    else:
+        logger.info("%s is rank %d in a group that grows, of %d workers now; %s", me.name, me.id, count, transport)
 
 
 @api._require_initialized

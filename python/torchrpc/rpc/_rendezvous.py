@@ -7,8 +7,10 @@ half an hour, and without the name of a worker.
 
 import contextlib
 import logging
+import math
 import os
 import threading
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from urllib.parse import parse_qs, urlparse
@@ -33,8 +35,28 @@ _HOW_TO_MEET = (
 )
 
 
+_deadline = math.inf  # of the init_rpc that runs
+
+
+@contextlib.contextmanager
+def bounded() -> Iterator[None]:
+    """Let all waits in the block together last no longer than `init_timeout` says at its beginning."""
+    global _deadline
+    _deadline = time.monotonic() + init_timeout().total_seconds()
+    try:
+        yield
+    finally:
+        _deadline = math.inf
+
+
 def init_timeout() -> timedelta:
-    """Return how long to wait for other workers to start: TORCHRPC_INIT_TIMEOUT (seconds), or torch's half an hour."""
+    """Return how long to wait for other workers to start; in a `bounded` block, what is left of that."""
+    left = _deadline - time.monotonic()
+    return _configured_timeout() if left == math.inf else timedelta(seconds=max(left, 0.001))
+
+
+def _configured_timeout() -> timedelta:
+    """Return TORCHRPC_INIT_TIMEOUT (seconds), or torch's half an hour."""
     text = os.environ.get(_TIMEOUT_VARIABLE)
     if not text:
         limit = dist.constants.default_pg_timeout
@@ -86,6 +108,17 @@ def open_store(init_method: str, rank: int, world_size: int | None) -> tuple[dis
     if not 0 < port < 65536:
         raise ValueError(f"The port to meet at must be a number from 1 to 65535, but is {text!r}. {_HOW_TO_MEET}")
     return _open_tcp(host, port, rank, query.get("use_libuv", os.environ.get("USE_LIBUV", "1")) == "1"), rank
+
+
+def world_size_of_environment(init_method: str) -> int | None:
+    """Return what an `env://` URL or WORLD_SIZE says; None: nothing, so the group grows."""
+    url = urlparse(init_method)
+    if url.scheme != "env":
+        return None
+    text = parse_qs(url.query).get("world_size", [os.environ.get("WORLD_SIZE", "")])[-1]
+    if text and not text.isdecimal():
+        raise ValueError(f"WORLD_SIZE must be a number of workers, but is {text!r}.")
+    return int(text) if text else None
 
 
 def _environment(name: str, remedy: str) -> str:
@@ -140,8 +173,9 @@ def _open_tcp(host: str, port: int, rank: int, use_libuv: bool) -> dist.Store:
     except (RuntimeError, ValueError) as exc:
         if serves:
             text = (
-                f"rank 0 cannot serve the group's store at {host}:{port}: {exc}. Is the port in use (by an earlier run "
-                f"that has not ended, say)? Choose another MASTER_PORT for all workers. {_ASK_DOCTOR}."
+                f"rank 0 cannot serve the group's store at {host}:{port}: {exc}. Is another worker of rank 0 "
+                f"running (each worker needs a rank of its own), or an earlier run? Choose another MASTER_PORT for all "
+                f"workers if another program has this one. {_ASK_DOCTOR}."
             )
         else:
             text = (

@@ -5,21 +5,15 @@ serve calls. The rendezvous of a group is a file, so no other program can take i
 """
 
 import contextlib
-import faulthandler
-import multiprocessing as mp
-import multiprocessing.connection
 import os
 import tempfile
-import time
-import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from torchrpc._local_group import local_group
+from torchrpc._processes import Processes, RankError, join_group
+
 __all__ = ["RankError", "run_ranks", "workers"]
-
-
-class RankError(RuntimeError):
-    """A process failed; the text has its traceback, or its exit code."""
 
 
 def run_ranks(
@@ -47,7 +41,7 @@ def run_ranks(
     with tempfile.TemporaryDirectory() as folder:
         url = f"file://{folder}/store" if init else None
         variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **(env or {})}
-        group = _Processes(start_method, timeout)
+        group = Processes(start_method, timeout)
         with group:
             for rank in range(world_size):
                 group.start(rank, _run, fn, args, rank, world_size, url, variables)
@@ -68,22 +62,11 @@ def workers(
     Raises:
         RankError: one of the other workers raised or died, or did not end in time.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        url = f"file://{folder}/store"
-        group = _Processes(start_method, timeout)
-        with group:
-            for rank in range(1, world_size):
-                group.start(rank, _serve, rank, world_size, url, options)
-            _join(0, world_size, url, **options)
-            import torchrpc.rpc as rpc
+    import torch
 
-            try:
-                yield [f"worker{rank}" for rank in range(world_size)]
-            finally:
-                group.end(timeout)
-                if rpc._is_current_rpc_agent_set():  # the block may have shut it down
-                    rpc.shutdown(timeout=timeout)
-            group.results()
+    torch.set_num_threads(1)  # there are many processes on few cores, and a thread pool does not survive a fork
+    with local_group(world_size, start_method=start_method, timeout=timeout, threads=1, **options) as group:
+        yield group.names
 
 
 def free_port() -> int:
@@ -95,99 +78,18 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-class _Processes:
-    """Child processes; the end of the block kills those that still run."""
-
-    def __init__(self, start_method: str, timeout: float) -> None:
-        self.context: Any = mp.get_context(start_method)
-        if start_method == "forkserver":
-            self.context.set_forkserver_preload(["torchrpc.testing._preload"])
-        self.timeout = timeout
-        self.deadline = time.monotonic() + timeout
-        self.running: dict[Any, tuple[int, Any]] = {}  # connection -> rank, process
-        self.processes: list[Any] = []
-        self.values: dict[int, Any] = {}
-
-    def start(self, rank: int, body: Callable[..., Any], *args: Any) -> None:
-        parent_end, child_end = self.context.Pipe()
-        process = self.context.Process(target=_child, args=(child_end, body, args), daemon=True)
-        process.start()
-        child_end.close()
-        self.running[parent_end] = rank, process
-        self.processes.append(process)
-
-    def end(self, timeout: float) -> None:
-        """Tell the workers that serve calls to end within `timeout` seconds."""
-        self.deadline = time.monotonic() + timeout
-        for connection in self.running:
-            with contextlib.suppress(OSError):  # the process has died, which results() reports
-                connection.send("end")
-
-    def results(self) -> list[Any]:
-        """Wait until all processes have ended; return their results."""
-        while self.running:
-            ready = multiprocessing.connection.wait(list(self.running), max(self.deadline - time.monotonic(), 0))
-            if not ready:
-                self.dump_stacks()
-                ranks = sorted(rank for rank, _ in self.running.values())
-                raise RankError(f"ranks {ranks} did not end in {self.timeout:g} s; their stacks are on stderr.")
-            # Report a process that died first: others may have failed because of it.
-            for connection in sorted(ready, key=lambda ready: self.running[ready][1].exitcode in (None, 0)):
-                self.collect(connection)
-        return [self.values[rank] for rank in sorted(self.values)]
-
-    def collect(self, connection: Any) -> None:
-        rank, process = self.running.pop(connection)
-        try:
-            failed, value = connection.recv()
-        except (EOFError, ConnectionResetError):
-            process.join(5)
-            raise RankError(f"rank {rank} died (exit code {process.exitcode}).") from None
-        if failed:
-            raise RankError(f"rank {rank} failed:\n{value}")
-        self.values[rank] = value
-
-    def dump_stacks(self) -> None:
-        import signal
-
-        for _, process in self.running.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGUSR1)
-        time.sleep(0.5)
-
-    def __enter__(self) -> "_Processes":
-        return self
-
-    def __exit__(self, kind: Any, *rest: Any) -> None:
-        for process in self.processes:
-            if kind is None:
-                process.join(max(self.deadline - time.monotonic(), 1))
-            if process.is_alive():
-                process.kill()
-            process.join()
-
-
-def _child(connection: Any, body: Callable[..., Any], args: tuple) -> None:
-    import signal
-
-    faulthandler.register(signal.SIGUSR1)
-    try:
-        outcome = (False, body(connection, *args))
-    except BaseException:
-        outcome = (True, traceback.format_exc())
-    connection.send(outcome)
-    connection.close()
-
-
 def _run(
     _: Any, fn: Callable[..., Any], args: tuple, rank: int, world_size: int, url: str | None, variables: dict[str, str]
 ) -> Any:
     os.environ.update(variables)
     if url is None:
         return fn(rank, *args)
+    import torch
+
     import torchrpc.rpc as rpc
 
-    _join(rank, world_size, url)
+    torch.set_num_threads(1)
+    join_group(rank, world_size, url)
     try:
         value = fn(rank, *args)
     except BaseException:
@@ -195,25 +97,3 @@ def _run(
         raise
     rpc.shutdown()
     return value
-
-
-def _serve(connection: Any, rank: int, world_size: int, url: str, options: dict[str, Any]) -> None:
-    import torchrpc.rpc as rpc
-
-    _join(rank, world_size, url, **options)
-    connection.recv()  # EOFError if the parent process has ended
-    rpc.shutdown()
-
-
-def _join(rank: int, world_size: int, url: str, **options: Any) -> None:
-    import torch
-
-    import torchrpc.rpc as rpc
-
-    torch.set_num_threads(1)  # there are many processes on few cores, and a thread pool does not survive a fork
-    rpc.init_rpc(
-        f"worker{rank}",
-        rank=rank,
-        world_size=world_size,
-        rpc_backend_options=rpc.TensorPipeRpcBackendOptions(init_method=url, **options),
-    )

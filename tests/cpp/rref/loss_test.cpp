@@ -87,14 +87,14 @@ TEST_CASE("a remote() that times out fails its RRef, with the text that scripts 
   auto rref = group[0].remote(1);
   group.network.timeOut(group.network.openCalls().at(0));
   REQUIRE(user(rref)->failure());
-  CHECK(user(rref)->failure()->code() == ErrorCode::kRRefCreation);
+  CHECK(user(rref)->failure()->code() == ErrorCode::kRRefCreationTimeout);
   CHECK_THAT(
       user(rref)->failure()->text(),
       Contains("RRef creation via rpc.remote() timed out, and it is possible that the RRef on the owner node "
                "does not exist."));
   CHECK_THAT(user(rref)->failure()->text(), Contains("RPC ran for more than set timeout"));
   CHECK_THROWS_WITH(group[0].rrefs().fork(rref, 1), Contains("RRef creation"));
-  CHECK(fetched(group, 0, rref).error().code() == ErrorCode::kRRefCreation);
+  CHECK(fetched(group, 0, rref).error().code() == ErrorCode::kRRefCreationTimeout);
   CHECK(group.info(0).pending_users == 0);
 
   // The call arrived nevertheless: the owner keeps the value while the RRef is held.

@@ -1,7 +1,5 @@
 #include "transport/native/shm/ring.h"
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -12,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/log.h"
 
 namespace torchrpc::native {
 
@@ -44,7 +43,8 @@ Descriptor RingMemory::make() {
   try {
     RingMemory{memory};  // a limit of address space may forbid it
   } catch (const Error& error) {
-    TORCH_WARN_ONCE("torchrpc does not share memory: ", error.text());
+    static LogOnce once;
+    once.log(LogLevel::kWarning, "no memory is shared: " + error.text());
     return {};
   }
   return memory;

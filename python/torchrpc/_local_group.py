@@ -1,0 +1,119 @@
+"""`local_group`: a group of worker processes on this machine, for notebooks, scripts and tests."""
+
+import os
+import tempfile
+from typing import Any
+
+from ._processes import Processes, RankError, join_group, serve
+
+__all__ = ["LocalGroup", "RankError", "local_group"]
+
+
+class LocalGroup:
+    """A group whose other workers are child processes that only serve calls. Made by `local_group`.
+
+    Attributes:
+        names (list of str): the names of the workers, by rank; `names[0]` is this process.
+    """
+
+    def __init__(
+        self, world_size: int, start_method: str, timeout: float, threads: int | None, options: dict[str, Any]
+    ) -> None:
+        import torch
+
+        if world_size < 1:
+            raise ValueError(f"world_size must be at least 1, but is {world_size}.")
+        self.names = [f"worker{rank}" for rank in range(world_size)]
+        self._timeout = timeout
+        self._folder = tempfile.TemporaryDirectory()
+        self._processes: Processes | None = Processes(start_method, timeout)
+        url = f"file://{self._folder.name}/store"
+        share = threads or max(1, torch.get_num_threads() // world_size)
+        try:
+            for rank in range(1, world_size):
+                self._processes.start(rank, serve, rank, world_size, url, share, options)
+            with self._processes.watch():
+                join_group(0, world_size, url, **options)
+        except BaseException as error:
+            self._end(type(error))
+            raise
+
+    def _end(self, kind: Any) -> None:
+        processes, self._processes = self._processes, None
+        if processes is not None:
+            processes.__exit__(kind)
+        self._folder.cleanup()
+
+    def close(self) -> None:
+        """End all workers. Does nothing the second time.
+
+        Raises:
+            RankError: a worker has raised or died, or did not end in time; the text names it. All have ended then.
+        """
+        import torchrpc.rpc as rpc
+
+        if self._processes is None:
+            return
+        kind: Any = RankError
+        try:
+            self._processes.end(self._timeout)
+            try:
+                if rpc._is_current_rpc_agent_set():  # the program may have shut it down
+                    rpc.shutdown(timeout=self._timeout)
+            except rpc.WorkerLostError:
+                self._processes.results()  # says why
+                raise
+            self._processes.results()
+            kind = None
+        finally:
+            self._end(kind)
+
+    def __enter__(self) -> "LocalGroup":
+        return self
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        try:
+            self.close()
+        except RuntimeError:
+            if kind is None:  # else the error of the block is the one to report
+                raise
+
+    def __repr__(self) -> str:
+        state = "closed" if self._processes is None else f"{len(self.names)} workers, process {os.getpid()} is worker0"
+        return f"LocalGroup({state})"
+
+
+def local_group(
+    world_size: int,
+    *,
+    start_method: str = "forkserver",
+    timeout: float = 60.0,
+    threads: int | None = None,
+    **options: Any,
+) -> LocalGroup:
+    """Start `world_size - 1` processes on this machine that serve calls, and be worker0 of a group with them.
+
+    It works in notebooks, too. The group ends with the `with` block, or by `close()`.
+
+    Args:
+        world_size (int): the number of workers, with this process.
+        start_method (str): "forkserver", "spawn" or "fork", as in multiprocessing. A script that starts a group must do
+            so below `if __name__ == "__main__":`, unless it is "fork".
+        timeout (float): seconds in which the other workers must end.
+        threads (int): threads of torch in each of the others; default: an equal share.
+        options: for TensorPipeRpcBackendOptions, the same for all workers.
+
+    Raises:
+        RankError: a process raised or died before the group had formed, or, at the end, while it served; the text has
+            its traceback or its exit code. No process is left.
+        ShutdownError, RpcError: as `init_rpc`.
+
+    Call it on the main thread, otherwise a process that dies while the group forms is noticed only after
+    TORCHRPC_INIT_TIMEOUT.
+
+    Example:
+        >>> with torchrpc.local_group(3) as group:
+        ...     rpc.rpc_sync(group.names[1], torch.add, args=(torch.ones(2), 1))
+        tensor([2., 2.])
+    """
+    return LocalGroup(world_size, start_method, timeout, threads, options)

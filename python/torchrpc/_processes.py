@@ -1,0 +1,172 @@
+"""Child processes that are workers of a group with this one, and what becomes of them.
+
+One thread, best the main thread, uses an object.
+"""
+
+import _thread
+import contextlib
+import faulthandler
+import multiprocessing as mp
+import multiprocessing.connection
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+__all__ = ["Processes", "RankError", "join_group"]
+
+
+class RankError(RuntimeError):
+    """A process failed; the text has its traceback, or its exit code."""
+
+
+class Processes:
+    """Child processes; the end of the block kills those that still run."""
+
+    def __init__(self, start_method: str, timeout: float) -> None:
+        self.context: Any = mp.get_context(start_method)
+        if start_method == "forkserver":
+            self.context.set_forkserver_preload(["torchrpc.testing._preload"])
+        self.timeout = timeout
+        self.deadline = time.monotonic() + timeout
+        self.running: dict[Any, tuple[int, Any]] = {}  # connection -> rank, process
+        self.processes: list[Any] = []
+        self.values: dict[int, Any] = {}
+
+    def start(self, rank: int, body: Callable[..., Any], *args: Any) -> None:
+        parent_end, child_end = self.context.Pipe()
+        process = self.context.Process(target=_child, args=(child_end, body, args), daemon=True)
+        process.start()
+        child_end.close()
+        self.running[parent_end] = rank, process
+        self.processes.append(process)
+
+    def end(self, timeout: float) -> None:
+        """Tell the workers that serve calls to end within `timeout` seconds."""
+        self.deadline = time.monotonic() + timeout
+        for connection in self.running:
+            with contextlib.suppress(OSError):  # the process has died, which results() reports
+                connection.send("end")
+
+    def results(self) -> list[Any]:
+        """Wait until all processes have ended; return their results."""
+        while self.running:
+            ready = multiprocessing.connection.wait(list(self.running), max(self.deadline - time.monotonic(), 0))
+            if not ready:
+                self.dump_stacks()
+                ranks = sorted(rank for rank, _ in self.running.values())
+                raise RankError(f"ranks {ranks} did not end in {self.timeout:g} s; their stacks are on stderr.")
+            # Report a process that died first: others may have failed because of it.
+            for connection in sorted(ready, key=lambda ready: self.running[ready][1].exitcode in (None, 0)):
+                self.collect(connection)
+        return [self.values[rank] for rank in sorted(self.values)]
+
+    def collect(self, connection: Any) -> None:
+        rank, process = self.running.pop(connection)
+        try:
+            failed, value = connection.recv()
+        except (EOFError, ConnectionResetError):
+            process.join(5)
+            raise RankError(f"rank {rank} died (exit code {process.exitcode}).{self.advice(process)}") from None
+        if failed:
+            raise RankError(f"rank {rank} failed:\n{value}")
+        self.values[rank] = value
+
+    def advice(self, process: Any) -> str:
+        """Return what to do if a process ended before it ran anything of ours: it could not import the script."""
+        script = getattr(sys.modules["__main__"], "__file__", None)
+        if process.exitcode != 1 or script is None or self.context.get_start_method() == "fork":
+            return ""
+        return (
+            f" It runs {os.path.basename(script)} again: what only this process should do, such as starting workers, "
+            'belongs below `if __name__ == "__main__":` there.'
+        )
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        """While the block runs, raise RankError in it as soon as a process has failed. On the main thread only."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        stop, stopped = self.context.Pipe(duplex=False)
+        failed = threading.Event()
+
+        def wait_for_failure() -> None:
+            ready = multiprocessing.connection.wait([stop, *self.running])
+            if stop not in ready:
+                failed.set()
+                _thread.interrupt_main()  # as Ctrl-C, which ends the wait of init_rpc
+
+        watcher = threading.Thread(target=wait_for_failure, name="torchrpc.watch")
+        watcher.start()
+        try:
+            try:
+                yield
+            finally:
+                stopped.send(None)
+                watcher.join()
+        except BaseException:
+            if not failed.is_set():
+                raise
+        finally:
+            stop.close()
+            stopped.close()
+        if failed.is_set():
+            self.results()  # raises the error of the process
+
+    def dump_stacks(self) -> None:
+        import signal
+
+        for _, process in self.running.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGUSR1)
+        time.sleep(0.5)
+
+    def __enter__(self) -> "Processes":
+        return self
+
+    def __exit__(self, kind: Any, *rest: Any) -> None:
+        for process in self.processes:
+            if kind is None:
+                process.join(max(self.deadline - time.monotonic(), 1))
+            if process.is_alive():
+                process.kill()
+            process.join()
+
+
+def _child(connection: Any, body: Callable[..., Any], args: tuple) -> None:
+    import signal
+
+    faulthandler.register(signal.SIGUSR1)
+    try:
+        outcome = (False, body(connection, *args))
+    except BaseException:
+        outcome = (True, traceback.format_exc())
+    connection.send(outcome)
+    connection.close()
+
+
+def serve(connection: Any, rank: int, world_size: int, url: str, threads: int, options: dict[str, Any]) -> None:
+    """Body of a process that serves calls until the parent tells it to end, or has ended."""
+    import torch
+
+    import torchrpc.rpc as rpc
+
+    torch.set_num_threads(threads)
+    join_group(rank, world_size, url, **options)
+    connection.recv()  # EOFError if the parent process has ended
+    rpc.shutdown()
+
+
+def join_group(rank: int, world_size: int, url: str, **options: Any) -> None:
+    import torchrpc.rpc as rpc
+
+    rpc.init_rpc(
+        f"worker{rank}",
+        rank=rank,
+        world_size=world_size,
+        rpc_backend_options=rpc.TensorPipeRpcBackendOptions(init_method=url, **options),
+    )

@@ -1,0 +1,116 @@
+"""What torchrpc writes: nothing in a healthy run, a line for what a user should know, each of one line."""
+
+import logging
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+import torchrpc.rpc as rpc
+from torchrpc.rpc import _logging
+from torchrpc.testing import free_port, run_ranks
+
+PROGRAM = """
+    import sys
+    import torch
+    import torch.multiprocessing as mp
+    import torchrpc.rpc as rpc
+    from torchrpc import autograd as dist_autograd
+
+    def run(rank):
+        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=3)
+        if rank == 0:
+            with dist_autograd.context() as context:
+                x = torch.ones(2, requires_grad=True)
+                loss = rpc.rpc_sync("worker1", torch.mul, args=(x, 2)).sum()
+                dist_autograd.backward(context, [loss])
+            rref = rpc.remote("worker2", torch.ones, args=([3],))
+            print(rref.to_here())
+        rpc.shutdown()
+
+    if __name__ == "__main__":
+        mp.spawn(run, nprocs=3)
+"""
+
+
+def run(tmp_path, monkeypatch, text, **variables):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(text))
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, check=True)
+    return done.stderr.splitlines()
+
+
+def test_a_healthy_run_writes_nothing(tmp_path, monkeypatch):
+    assert run(tmp_path, monkeypatch, PROGRAM) == []
+
+
+def test_at_the_level_info_each_worker_says_who_it_is(tmp_path, monkeypatch):
+    lines = run(tmp_path, monkeypatch, PROGRAM, TORCHRPC_LOG="info")
+    assert sorted(line for line in lines) == [
+        f"torchrpc info: worker{rank} is rank {rank} of 3 workers; native(shm,tcp)" for rank in range(3)
+    ]
+
+
+def test_a_level_that_is_none_is_refused(monkeypatch):
+    monkeypatch.setenv("TORCHRPC_LOG", "loud")
+    with pytest.raises(ValueError, match="TORCHRPC_LOG must be one of debug, info, warning, error, but is 'loud'"):
+        _logging.configure()
+
+
+def test_lines_of_the_core_have_a_level_and_no_place_in_the_code(tmp_path, monkeypatch):
+    text = """
+        import socket, threading, time
+        import torchrpc.rpc as rpc
+        rpc.init_rpc("w", rank=0, world_size=1)
+        nested = lambda: rpc.rpc_sync("w", time.sleep, args=(0.1,))
+        options = rpc.TensorPipeRpcBackendOptions(transport="tensorpipe", _transports=["ibv", "uv"])
+        rpc.shutdown()
+        rpc.init_rpc("w", rank=0, world_size=1, rpc_backend_options=options)
+        rpc.shutdown()
+    """
+    [line] = run(tmp_path, monkeypatch, text)
+    assert line.startswith("torchrpc warning: ignores transports that cannot be used here: ibv")
+    assert run(tmp_path, monkeypatch, text, TORCHRPC_LOG="error") == []
+
+
+def growing(rank):
+    handler = logging.Handler()
+    handler.records = []
+    handler.emit = handler.records.append
+    logging.getLogger("torchrpc").addHandler(handler)
+    rpc.init_rpc(f"worker{rank}", rank=rank)
+    rpc.shutdown()
+    return [(record.name, record.levelname, record.getMessage()) for record in handler.records]
+
+
+def test_a_group_that_grows_says_so_when_it_begins():
+    [[(name, level, text)]] = run_ranks(growing, 1, init=False)
+    assert (name, level) == ("torchrpc.rpc._init", "WARNING")
+    assert "worker0 (rank 0) has begun a group that grows, because it was given no world_size" in text
+    assert "pass world_size=" in text
+
+
+def total(rank):
+    rpc.init_rpc(f"worker{rank}")
+    count = len(rpc.get_worker_infos())
+    if rank == 0:
+        assert rpc.rpc_sync("worker1", torch.add, args=(1, 1)) == 2
+    rpc.shutdown()
+    return count
+
+
+def from_environment(rank):
+    import os
+
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2")
+    return total(rank)
+
+
+def test_rank_and_size_come_from_the_environment():
+    assert run_ranks(from_environment, 2, init=False) == [2, 2]
