@@ -27,6 +27,18 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_the_code_of_a_page_is_narrow_enough_to_read_without_scrolling(page):
+    wide = [
+        line
+        for block in blocks(page)
+        if block.language == "python"
+        for line in block.code.splitlines()
+        if len(line) > 74
+    ]
+    assert not wide
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """This process is worker0 of three; all of them can import modules from the folder."""
