@@ -100,7 +100,11 @@ RRefPtr RRefService::remoteToSelf(Message call, Duration timeout) {
         if (!self) return;
         // Not on the pool: the failure must be visible before the call counts as ended.
         if (!reply.ok()) {
-          rref->setError(creationError(rref->owner(), reply.error()));
+          const auto failure = creationError(rref->owner(), reply.error());
+          // A message to this worker may be lost, but not the worker.
+          const bool is_timeout = failure.code() == ErrorCode::kRRefCreationTimeout;
+          const auto code = is_timeout ? failure.code() : ErrorCode::kRRefCreation;
+          rref->setError(Error(code, failure.text(), failure.worker()));
           if (neverDelivered(reply.error())) self->abandon(forks);
         }
         OwnerTable::EndedList ended{{std::move(rref), std::nullopt}};

@@ -159,7 +159,7 @@ TEST_CASE("a fetch under way fails as soon as the creation of its RRef fails") {
   group[0].fetch(user(rref), [&](Result<int64_t> value) { got = std::move(value); });
   group.network.drop(static_cast<size_t>(group.network.find(Kind::kCppRemote)));
   REQUIRE(got);
-  CHECK(got->error().code() == ErrorCode::kRRefCreation);
+  CHECK(got->error().code() == ErrorCode::kRRefCreationTimeout);
 }
 
 TEST_CASE("a fetch that has failed with the creation of its RRef does not keep the RRef alive") {
