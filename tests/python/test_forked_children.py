@@ -106,7 +106,7 @@ def test_the_error_of_a_use_in_a_child_says_what_to_do(use):
         rref = rpc.remote("worker1", torch.add, args=(torch.ones(1), 1))
         rref.to_here()
         text = in_child(lambda: use(rref))
-        assert text.startswith("RuntimeError") and "forked from that of worker0" in text.replace(
+        assert text.startswith("ShutdownError") and "forked from that of worker0" in text.replace(
             "forked from the one of", "forked from that of"
         ), text
         assert "call init_rpc" in text
