@@ -29,7 +29,11 @@ AcquireGil::AcquireGil() {
 }
 
 void DelayedGilRelease::releaseIfDue() {
-  if (!no_gil_ && (num_waiting > 0 || std::chrono::steady_clock::now() >= due_)) release();
+  if (no_gil_) return;
+  const bool should_look = ++polls_ % kPollsPerLook == 0;
+  if (num_waiting.load(std::memory_order_relaxed) > 0 || (should_look && std::chrono::steady_clock::now() >= due_)) {
+    release();
+  }
 }
 
 void keepPythonState() {

@@ -49,7 +49,9 @@ class DelayedGilRelease {
 
  private:
   static constexpr auto kDelay = std::chrono::microseconds(20);
+  static constexpr unsigned kPollsPerLook = 16;  ///< at the clock, which takes longer than a poll
   const TimePoint due_;
+  unsigned polls_ = 0;
   std::optional<py::gil_scoped_release> no_gil_;
 };
 
