@@ -93,9 +93,10 @@ void Agent::onWorkerJoined(JoinedHandler handler) { joined_handler_ = std::move(
 
 void Agent::admit(WorkerRecord record) {
   const auto before = directory_.find(record.info.id);
-  const auto joined = record;
+  const auto worker = record.info;
+  const auto incarnation = record.incarnation;
   directory_.add(std::move(record));
-  reportJoined(joined, before);
+  reportJoined(worker, incarnation, before);
 }
 
 // Note [Restarted workers]
@@ -108,13 +109,13 @@ void Agent::admit(WorkerRecord record) {
 void Agent::onNewIncarnation(const WorkerInfo& peer, uint64_t incarnation) {
   const auto before = directory_.find(peer.id);
   if (before) directory_.restart(peer.id, incarnation);
-  reportJoined({.info = peer, .address = {}, .world_size = 0, .incarnation = incarnation, .metadata = {}}, before);
+  reportJoined(peer, incarnation, before);
 }
 
-void Agent::reportJoined(const WorkerRecord& record, const std::optional<WorkerRecord>& before) {
-  const bool is_restarted = before && before->incarnation < record.incarnation;
+void Agent::reportJoined(const WorkerInfo& worker, uint64_t incarnation, const std::optional<WorkerRecord>& before) {
+  const bool is_restarted = before && before->incarnation < incarnation;
   if (is_restarted) connections_.closeAll(*before, replacedError(before->info));
-  if (joined_handler_) joined_handler_(record.info, record.incarnation);
+  if (joined_handler_) joined_handler_(worker, incarnation);
 }
 
 std::string Agent::listen() { return connections_.listen(); }

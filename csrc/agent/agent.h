@@ -175,7 +175,8 @@ class Agent final : public Messenger {
   void onFrame(const std::shared_ptr<Link>& link, Frame frame);
   void onLost(const Link& link, const Error& reason);
   void onNewIncarnation(const WorkerInfo& peer, uint64_t incarnation);
-  void reportJoined(const WorkerRecord& record, const std::optional<WorkerRecord>& before);
+  /// `before`: what the directory had of the worker until now.
+  void reportJoined(const WorkerInfo& worker, uint64_t incarnation, const std::optional<WorkerRecord>& before);
   /// Passes a request that has arrived to its handler, on the thread where that runs.
   void serve(const WorkerInfo& from, Kind kind, Frame frame, const Origin& origin, const Responder& responder);
   /// Serves the request that `take` returns, on the pool or in the strand.

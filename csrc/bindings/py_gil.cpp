@@ -30,8 +30,9 @@ AcquireGil::AcquireGil() {
 
 void DelayedGilRelease::releaseIfDue() {
   if (no_gil_) return;
-  const bool should_look = ++polls_ % kPollsPerLook == 0;
-  if (num_waiting.load(std::memory_order_relaxed) > 0 || (should_look && std::chrono::steady_clock::now() >= due_)) {
+  const bool should_read_clock = ++polls_ % kPollsPerClockRead == 0;
+  if (num_waiting.load(std::memory_order_relaxed) > 0 ||
+      (should_read_clock && std::chrono::steady_clock::now() >= due_)) {
     release();
   }
 }

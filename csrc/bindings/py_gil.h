@@ -49,7 +49,7 @@ class DelayedGilRelease {
 
  private:
   static constexpr auto kDelay = std::chrono::microseconds(20);
-  static constexpr unsigned kPollsPerLook = 16;  ///< at the clock, which takes longer than a poll
+  static constexpr unsigned kPollsPerClockRead = 16;  ///< reading the clock takes longer than a poll
   const TimePoint due_;
   unsigned polls_ = 0;
   std::optional<py::gil_scoped_release> no_gil_;

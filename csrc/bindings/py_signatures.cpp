@@ -89,16 +89,11 @@ std::string parametersOf(std::string_view line) {
   const auto end = line.rfind(") -> ");
   const auto last = end == std::string_view::npos ? line.rfind(')') : end;
   if (begin == std::string_view::npos || last == std::string_view::npos || last < begin) return "()";
-  auto list = line.substr(begin + 1, last - begin - 1);
-  if (list.starts_with("self: ")) {
-    size_t depth = 0, at = 0;
-    for (; at < list.size() && (depth > 0 || list[at] != ','); ++at) {
-      if (list[at] == '[' || list[at] == '(') ++depth;
-      if ((list[at] == ']' || list[at] == ')') && depth > 0) --depth;
-    }
-    list.remove_prefix(std::min(list.size(), at + 2));
+  std::string list;
+  for (const auto& parameter : splitParameters(line.substr(begin + 1, last - begin - 1))) {
+    if (!parameter.starts_with("self: ")) list += (list.empty() ? "" : ", ") + std::string(parameter);
   }
-  return "(" + readableTypes(std::string(list)) + ")";
+  return "(" + readableTypes(std::move(list)) + ")";
 }
 
 /// "(str, timeout=int)": the types of the arguments of a call.

@@ -128,9 +128,12 @@ void Node::start() {
   const auto limit = timeUntil(deadline);
   const auto lives = [this](const WorkerRecord& record) { return agent_.answersPing(record); };
   const auto records = isStaticGroup() ? rendezvous_->meetAll(limit) : rendezvous_->joinGroup(limit, lives);
-  for (const auto& record : records) isStaticGroup() ? agent_.directory().add(record) : agent_.admit(record);
+  if (!isStaticGroup()) {
+    for (const auto& record : records) agent_.admit(record);
+    return;
+  }
+  for (const auto& record : records) agent_.directory().add(record);
   // No worker may call another before that one knows the addresses of all.
-  if (!isStaticGroup()) return;
   rendezvous_->sumOverAll("ready", 0, timeUntil(deadline), {}, absent_);
   rendezvous_->releaseStore("started", std::chrono::seconds(2));
 }

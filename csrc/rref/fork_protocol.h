@@ -89,8 +89,8 @@ Error foreignError(const RRef& rref, const GroupMember& self);
 Error deletedError(const UserRRef& rref, std::string_view attempt);
 /// The kRRefDeleted error of an RRef that its owner has dropped: its holders were lost, or the message is a repetition.
 Error droppedError(const RRefId& rref, const WorkerInfo& owner);
-/// The error that the caller of a failed remote() gets: kRRefCreation, or kRRefCreationTimeout or
-/// kWorkerLost if that is the cause.
+/// The error that the caller of a failed remote() gets: kRRefCreationTimeout or kWorkerLost if that is the cause, else
+/// kRRefCreation.
 Error creationError(const WorkerInfo& owner, const Error& cause);
 /// The error that waiters at the owner get when the caller has deleted its fork and its call has never arrived.
 Error neverCreatedError(const RRefId& rref, const WorkerInfo& owner);

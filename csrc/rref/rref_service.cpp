@@ -1,6 +1,7 @@
 #include "rref/rref_service.h"
 
 #include <atomic>
+#include <limits>
 
 #include "base/executor/thread_pool.h"
 #include "rref/pending.h"
@@ -50,6 +51,8 @@ std::shared_ptr<RRefService> RRefService::create(Messenger& messenger, Options o
 RRefService::~RRefService() = default;
 
 uint64_t RRefService::ownIncarnation() const { return state_->messenger.incarnation(state_->self.id); }
+
+OwnerTable::Sender RRefService::ownSender() const { return {state_->self.id, ownIncarnation()}; }
 
 GloballyUniqueId RRefService::newId() { return {state_->self.id, state_->next_id++}; }
 
@@ -108,8 +111,7 @@ RRefPtr RRefService::remoteToSelf(Message call, Duration timeout) {
           if (neverDelivered(reply.error())) self->abandon(forks);
         }
         OwnerTable::EndedList ended{{std::move(rref), std::nullopt}};
-        const OwnerTable::Sender holder{self->state_->self.id, self->ownIncarnation()};
-        self->state_->owners.removeFork(holder, {result.rref, result.fork, result.creation}, ended);
+        self->state_->owners.removeFork(self->ownSender(), {result.rref, result.fork, result.creation}, ended);
         self->releaseOnPool(std::move(ended));
       });
   return rref;
@@ -158,11 +160,11 @@ RRefFork RRefService::fork(const RRefPtr& rref, WorkerId to) {
 }
 
 void RRefService::abandon(const std::vector<RRefFork>& forks) {
-  const OwnerTable::Sender self_sender{state_->self.id, ownIncarnation()};
+  const auto sender = ownSender();
   OwnerTable::EndedList ended;
   for (const auto& fork : forks) {
     if (fork.owner == state_->self.id) {
-      state_->owners.removeFork(self_sender, {fork.rref, fork.fork, kNoNumber}, ended);
+      state_->owners.removeFork(sender, {fork.rref, fork.fork, kNoNumber}, ended);
     } else {
       state_->users.removeChild(fork.fork);
     }
@@ -302,20 +304,21 @@ std::vector<std::string> RRefService::destroy() {
 
 void RRefService::onWorkerLost(const WorkerInfo& worker) {
   state_->users.loseWorker(worker.id);
-  for (const auto& user : state_->users.live()) {
-    if (user->owner().id == worker.id) settle(user, ownerLostError(user->id(), worker));
-  }
+  failUsersOf(worker, std::numeric_limits<uint64_t>::max());
   releaseOnPool(state_->owners.loseWorker(worker.id));
 }
 
 void RRefService::onWorkerJoined(const WorkerInfo& worker, uint64_t incarnation) {
   state_->users.onWorkerJoined(worker.id, incarnation);
-  // A third worker may have sent RRefs of the new incarnation already.
-  for (const auto& user : state_->users.live()) {
-    const bool is_lost = user->owner().id == worker.id && user->numbers().owner_incarnation < incarnation;
-    if (is_lost) settle(user, ownerLostError(user->id(), worker));
-  }
+  failUsersOf(worker, incarnation);  // a third worker may have sent RRefs of the new incarnation already
   releaseOnPool(state_->owners.onWorkerJoined(worker.id, incarnation));
+}
+
+void RRefService::failUsersOf(const WorkerInfo& owner, uint64_t incarnation) {
+  for (const auto& user : state_->users.live()) {
+    const bool is_lost = user->owner().id == owner.id && user->numbers().owner_incarnation < incarnation;
+    if (is_lost) settle(user, ownerLostError(user->id(), owner));
+  }
 }
 
 void RRefService::release(UserRRef& rref) {

@@ -122,6 +122,9 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
   RRefService() = default;
 
   uint64_t ownIncarnation() const;
+  OwnerTable::Sender ownSender() const;
+  /// Fails the users whose value a worker's incarnations before that number own.
+  void failUsersOf(const WorkerInfo& owner, uint64_t incarnation);
   GloballyUniqueId newId();
   RRefPtr remoteToSelf(Message call, Duration timeout);
   Result<RRefPtr> adoptOne(const RRefFork& fork);

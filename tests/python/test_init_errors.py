@@ -283,20 +283,22 @@ def join_two_of_three(rank, url):
         assert time.monotonic() - begin < 11  # two such waits would take 12
 
 
-def test_a_second_worker_of_rank_0_is_told_so(monkeypatch):
+def test_a_second_worker_of_rank_0_is_told_so(monkeypatch, tmp_path):
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", str(free_port()))
-    [first, second] = run_ranks(be_rank_0, 2, init=False)
+    [first, second] = run_ranks(be_rank_0, 2, tmp_path / "refused", init=False)
     assert sorted([first, second])[0] == "ok"
     assert "rank 0 cannot serve the group's store" in first + second
     assert "Is another worker of rank 0 running (each worker needs a rank of its own)" in first + second
 
 
-def be_rank_0(_):
+def be_rank_0(_, refused):
     try:
         rpc.init_rpc("worker0", rank=0, world_size=1)
     except rpc.RendezvousError as error:
+        refused.touch()
         return str(error)
-    time.sleep(3)
+    while not refused.exists():
+        time.sleep(0.05)
     rpc.shutdown()
     return "ok"

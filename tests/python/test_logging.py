@@ -1,6 +1,7 @@
 """What torchrpc writes: nothing in a healthy run, a line for what a user should know, each of one line."""
 
 import logging
+import os
 import subprocess
 import sys
 import textwrap
@@ -13,7 +14,6 @@ from torchrpc.rpc import _logging
 from torchrpc.testing import free_port, run_ranks
 
 PROGRAM = """
-    import sys
     import torch
     import torch.multiprocessing as mp
     import torchrpc.rpc as rpc
@@ -52,7 +52,7 @@ def test_a_healthy_run_writes_nothing(tmp_path, monkeypatch):
 
 def test_at_the_level_info_each_worker_says_who_it_is(tmp_path, monkeypatch):
     lines = run(tmp_path, monkeypatch, PROGRAM, TORCHRPC_LOG="info")
-    assert sorted(line for line in lines) == [
+    assert sorted(lines) == [
         f"torchrpc info: worker{rank} is rank {rank} of 3 workers; native(shm,tcp)" for rank in range(3)
     ]
 
@@ -65,12 +65,8 @@ def test_a_level_that_is_none_is_refused(monkeypatch):
 
 def test_lines_of_the_core_have_a_level_and_no_place_in_the_code(tmp_path, monkeypatch):
     text = """
-        import socket, threading, time
         import torchrpc.rpc as rpc
-        rpc.init_rpc("w", rank=0, world_size=1)
-        nested = lambda: rpc.rpc_sync("w", time.sleep, args=(0.1,))
         options = rpc.TensorPipeRpcBackendOptions(transport="tensorpipe", _transports=["ibv", "uv"])
-        rpc.shutdown()
         rpc.init_rpc("w", rank=0, world_size=1, rpc_backend_options=options)
         rpc.shutdown()
     """
@@ -96,7 +92,8 @@ def test_a_group_that_grows_says_so_when_it_begins():
     assert "pass world_size=" in text
 
 
-def total(rank):
+def init_from_environment(rank):
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2")
     rpc.init_rpc(f"worker{rank}")
     count = len(rpc.get_worker_infos())
     if rank == 0:
@@ -105,12 +102,5 @@ def total(rank):
     return count
 
 
-def from_environment(rank):
-    import os
-
-    os.environ.update(RANK=str(rank), WORLD_SIZE="2")
-    return total(rank)
-
-
 def test_rank_and_size_come_from_the_environment():
-    assert run_ranks(from_environment, 2, init=False) == [2, 2]
+    assert run_ranks(init_from_environment, 2, init=False) == [2, 2]

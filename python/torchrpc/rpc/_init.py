@@ -189,18 +189,16 @@ def _log_start(agent: Any) -> None:
     if not isinstance(agent, TensorPipeAgent):
         return
     me, count = agent.get_worker_info(), len(agent.get_worker_infos())
-    transport = agent.get_debug_info()["agent.transport"]
-    if agent.is_static_group:
-        logger.info("%s is rank %d of %d workers; %s", me.name, me.id, count, transport)
-    elif count == 1:
+    if count == 1 and not agent.is_static_group:
         logger.warning(
             "%s (rank %d) has begun a group that grows, because it was given no world_size: it does not wait for "
             "others. For a group of a fixed size pass world_size=, or set WORLD_SIZE.",
             me.name,
             me.id,
         )
-    else:
-        logger.info("%s is rank %d in a group that grows, of %d workers now; %s", me.name, me.id, count, transport)
+    elif logger.isEnabledFor(logging.INFO):
+        group = f"of {count} workers" if agent.is_static_group else f"in a group that grows, of {count} workers now"
+        logger.info("%s is rank %d %s; %s", me.name, me.id, group, agent.get_debug_info()["agent.transport"])
 
 
 @api._require_initialized
