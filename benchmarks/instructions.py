@@ -30,6 +30,7 @@ CALLS = {
     "python": "rpc_sync of a Python function, the same tensors",
     "many torch.add": "rpc_async of torch.add, all at once",
     "many python": "rpc_async of the Python function, all at once",
+    "autograd": "torch.add of two tensors of 4 floats that require a gradient, then backward",
 }
 
 
@@ -41,6 +42,7 @@ def add(a, b):
 def serve(rank: int, port: int, transport: dict) -> None:
     """worker0 makes the number of calls in each line of its input, then prints "done"."""
     import torch
+    import torch.distributed.autograd as dist_autograd
     import torch.distributed.rpc as rpc
 
     torch.set_num_threads(1)
@@ -48,11 +50,23 @@ def serve(rank: int, port: int, transport: dict) -> None:
     options = rpc.TensorPipeRpcBackendOptions(init_method=method, rpc_timeout=600, **transport)
     rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=options)
     arguments = torch.ones(4), torch.ones(4)
+    parameters = torch.ones(4, requires_grad=True), torch.ones(4, requires_grad=True)
+
+    def differentiate() -> None:
+        with dist_autograd.context() as context:
+            loss = rpc.rpc_sync("worker1", torch.add, args=parameters).sum()
+            dist_autograd.backward(context, [loss])
+
     functions = {"torch.add": torch.add, "python": add}
     if rank == 0:
         print("ready", rpc.rpc_sync.__module__, flush=True)
         for line in sys.stdin:
             name, count = line.rsplit(maxsplit=1)
+            if name == "autograd":
+                for _ in range(int(count)):
+                    differentiate()
+                print("done", flush=True)
+                continue
             many, function = name.startswith("many "), functions[name.removeprefix("many ")]
             call = rpc.rpc_async if many else rpc.rpc_sync
             made = [call("worker1", function, args=arguments) for _ in range(int(count))]

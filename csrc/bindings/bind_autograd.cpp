@@ -16,9 +16,17 @@ namespace {
 /// The Python class of a context. A context that has ended is empty.
 struct PyContext {
   ContextPtr context;
+  MakerProcess maker;
 };
 
-PyContext contextOf(ContextId id) { return {currentNode()->autograd().context(id)}; }
+PyContext contextOf(ContextId id) { return {.context = currentNode()->autograd().context(id)}; }
+
+void releaseContext(ContextId id) {
+  const auto node = currentNode();
+  inheritContext({});
+  py::gil_scoped_release no_gil;
+  node->autograd().release(id);
+}
 
 template <typename Function>
 py::dict byId(const std::vector<c10::intrusive_ptr<Function>>& functions) {
@@ -54,27 +62,25 @@ void bindAutograd(py::module_& module) {
           "The autograd nodes of the received messages whose tensors require grad, by number.")
       .def(
           "_known_worker_ids", [](const PyContext& self) { return self.context->knownWorkers(); },
-          "The workers to which this one has sent the context.");
+          "The workers to which this one has sent the context.")
+      .def(
+          "_release",
+          [](const PyContext& self) {
+            if (self.maker.isThisOne()) releaseContext(self.context->id());
+          },
+          "Ends the context on all workers. In a forked child, which has no part in its parent's contexts: nothing.");
 
   module.def("_new_context", [] {
     const auto node = currentNode();
     PyContext context;
     {
       py::gil_scoped_release no_gil;
-      context = {node->autograd().newContext()};
+      context.context = node->autograd().newContext();
     }
     inheritContext(context.context->id());
     return context;
   });
-  module.def(
-      "_release_context",
-      [](ContextId id) {
-        const auto node = currentNode();
-        inheritContext({});
-        py::gil_scoped_release no_gil;
-        node->autograd().release(id);
-      },
-      py::arg("context_id"));
+  module.def("_release_context", &releaseContext, py::arg("context_id"));
   module.def("_get_max_id", [] { return currentNode()->autograd().largestId(); });
   module.def("_is_valid_context", [](ContextId id) { contextOf(id); }, py::arg("context_id"));
   module.def("_retrieve_context", &contextOf, py::arg("context_id"));
@@ -84,7 +90,7 @@ void bindAutograd(py::module_& module) {
       throw std::runtime_error(
           "this thread is in no autograd context: use `with " + name + ".context() as context_id:`");
     }
-    return PyContext{currentContext()};
+    return PyContext{.context = currentContext()};
   });
   module.def("_get_debug_info", [] {
     const auto info = currentNode()->autograd().debugInfo();

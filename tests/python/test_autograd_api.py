@@ -17,11 +17,10 @@ NAMES = (
 def core(monkeypatch):
     """Replaces the extension by a fake; returns the list of its calls."""
     asked = []
-    new_context = types.SimpleNamespace(_context_id=lambda: 7)
+    new_context = types.SimpleNamespace(_context_id=lambda: 7, _release=lambda: asked.append(("released", 7)))
     fake = types.SimpleNamespace(
         backward=lambda *args: asked.append(args),
         _new_context=lambda: new_context,
-        _release_context=lambda context_id: asked.append(("released", context_id)),
     )
     monkeypatch.setattr(dist_autograd, "_extension", lambda: fake)
     return asked

@@ -13,6 +13,7 @@ Example:
     tensor([3., 3.])
 """
 
+import functools
 import importlib
 import numbers
 import os
@@ -46,6 +47,7 @@ def is_available() -> bool:
     return True
 
 
+@functools.cache
 def _extension() -> Any:
     return importlib.import_module("torchrpc._C")
 
@@ -67,13 +69,10 @@ class context:
 
     def __enter__(self) -> int:
         self.autograd_context = _extension()._new_context()
-        self._pid = os.getpid()
         return self.autograd_context._context_id()
 
     def __exit__(self, *exc_info: object) -> None:
-        if self._pid != os.getpid():
-            return  # a forked child has no part in the parent's contexts
-        _extension()._release_context(self.autograd_context._context_id())
+        self.autograd_context._release()
 
 
 def backward(
@@ -108,20 +107,20 @@ def backward(
         TypeError: arguments of the wrong type.
         ValueError: no such mode.
     """
-    _check_backward(context_id, roots)
     if isinstance(roots, torch.Tensor):
         roots = [roots]
-    _extension().backward(
-        context_id, roots, retain_graph, get_default_mode() if mode is None else _checked(mode, "mode")
-    )
+    mode = get_default_mode() if mode is None else _checked(mode, "mode")
+    try:
+        _extension().backward(context_id, roots, retain_graph, mode)
+    except TypeError:
+        _check_backward(context_id, roots)
+        raise
 
 
 def _check_backward(context_id: Any, roots: Any) -> None:
     """Raise TypeError for arguments of `backward` of the wrong types."""
     if not isinstance(context_id, numbers.Integral):
         what = f"context_id must be the int that context() returned, but is a {type(context_id).__name__}"
-    elif isinstance(roots, torch.Tensor):
-        return
     elif not isinstance(roots, Sequence):
         what = f"roots must be a list of tensors, but is a {type(roots).__name__}"
     elif wrong := [type(root).__name__ for root in roots if not isinstance(root, torch.Tensor)]:
