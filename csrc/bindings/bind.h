@@ -14,6 +14,7 @@ void bindFutures(pybind11::module_& module);
 void bindAgent(pybind11::module_& module);
 void bindRRef(pybind11::module_& module);
 void bindCalls(pybind11::module_& module);
+void bindCoroutines(pybind11::module_& module);
 void bindScriptOps(pybind11::module_& module);
 void bindFaulty(pybind11::module_& module);
 void bindAutograd(pybind11::module_& module);

@@ -11,6 +11,7 @@ PYBIND11_MODULE(_C, module) {
   bindAgent(module);
   bindRRef(module);
   bindCalls(module);
+  bindCoroutines(module);
   bindScriptOps(module);
   bindFaulty(module);
   bindAutograd(module);

@@ -77,10 +77,17 @@ class PythonRunner final : public CallableRunner {
     guarded(node->self(), fail, [&] {
       auto call = decodePythonCall(node, invocation);
       auto value = callPython(call.function, call.args, call.kwargs);
-      const bool later = py::isinstance(value, internalFunction("_AsyncResult"));
-      if (!call.async_execution && !later) return succeed(*node, invocation.from, value);
-      follow(node, invocation.from, later ? value.attr("future") : value, std::move(succeed), fail);
+      auto future = futureOf(call, value);
+      if (!future) return succeed(*node, invocation.from, value);
+      follow(node, invocation.from, future, std::move(succeed), fail);
     });
+  }
+
+  /// The future whose value is the result of the call; null if that is what the function has returned.
+  static py::object futureOf(const PythonCall& call, const py::object& returned) {
+    if (PyCoro_CheckExact(returned.ptr())) return internalFunction("run_coroutine")(returned);
+    if (py::isinstance(returned, internalFunction("_AsyncResult"))) return returned.attr("future");
+    return call.async_execution ? returned : py::object();
   }
 
   /// Calls `succeed` with the result of the future that the function has returned.

@@ -5,6 +5,7 @@ A future completes on any thread, which notifies the event loop by call_soon_thr
 
 import asyncio
 import contextlib
+import weakref
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
         """What `rpc_async` returns. torch's annotations do not know that a future can be awaited."""
 
         def __await__(self) -> Generator[Any, None, _T]: ...
+
+        # A collections.abc.Coroutine, for asyncio.create_task().
+        def send(self, value: Any, /) -> Any: ...
+        def throw(self, *error: Any) -> Any: ...
+        def close(self) -> None: ...
 
 else:
     Future = torch.futures.Future
@@ -45,6 +51,33 @@ def _await(self: "torch._C.Future") -> Generator[Any, None, Any]:
     return self.wait()
 
 
+# A task whose coroutine is a future -> the steps of its wait.
+_waits: "weakref.WeakKeyDictionary[asyncio.Task[Any], Generator[Any, None, Any]]" = weakref.WeakKeyDictionary()
+
+
+def _wait_of_task(future: "torch._C.Future") -> Generator[Any, None, Any]:
+    task = asyncio.current_task()
+    if task is None:
+        raise RuntimeError("Only a task of asyncio sends to a future. Use `await future`, or `future.wait()`.")
+    if task not in _waits:
+        _waits[task] = _await(future)
+    return _waits[task]
+
+
+# These make a future a collections.abc.Coroutine, so that asyncio.create_task() and asyncio.run() take it. (The other
+# functions of asyncio need `__await__` only.)
+def _send(self: "torch._C.Future", value: Any) -> Any:
+    return _wait_of_task(self).send(value)
+
+
+def _throw(self: "torch._C.Future", *error: Any) -> Any:
+    return _wait_of_task(self).throw(*error)
+
+
+def _close(self: "torch._C.Future") -> None:
+    """Nothing: a task that ends leaves the call alone."""
+
+
 def _wait_all(futures: "list[torch.futures.Future]") -> list[Any]:
     """Wait until all futures are complete; return their values, in order. Any thread may call it.
 
@@ -55,10 +88,11 @@ def _wait_all(futures: "list[torch.futures.Future]") -> list[Any]:
 
 
 def extend_futures() -> None:
-    """Add `__await__` to `torch._C.Future`, the base of `torch.futures.Future`, unless torch has one; replace its waits
-    by ones that Ctrl-C interrupts.
+    """Make coroutines of `torch._C.Future`, the base of `torch.futures.Future`, unless torch has done so; replace its
+    waits by ones that Ctrl-C interrupts.
     """
     if not hasattr(torch._C.Future, "__await__"):
         torch._C.Future.__await__ = _await
+        torch._C.Future.send, torch._C.Future.throw, torch._C.Future.close = _send, _throw, _close
     torch._C.Future.wait = _wait_for_future
     torch.futures.wait_all = _wait_all

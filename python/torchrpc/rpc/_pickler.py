@@ -11,7 +11,7 @@ import pickle
 import struct
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from typing import Any
 
 import torch
@@ -302,10 +302,18 @@ def serialize(obj: Any) -> tuple[bytes, list[torch.Tensor]]:
     try:
         return _internal_rpc_pickler.serialize(obj)
     except Exception as exc:
+        advice = (
+            "Return plain data, tensors or picklable objects; call the function with rpc.remote() to leave its result "
+            "where it is."
+        )
+        if isinstance(obj, (Generator, AsyncGenerator)):
+            advice = (
+                f"Return a list of its items, or call the function with rpc.remote(), which leaves the generator on "
+                f"{this_worker()}, and take the items there, in functions that get the RRef."
+            )
         raise make_exception(
             also(SerializationError, type(exc)),
-            f"{this_worker()} cannot send a value of type {type(obj).__qualname__}: {exc}. Return plain data, tensors "
-            "or picklable objects; call the function with rpc.remote() to leave its result where it is.",
+            f"{this_worker()} cannot send a value of type {type(obj).__qualname__}: {exc}. {advice}",
         ) from exc
 
 

@@ -36,6 +36,7 @@ from ._calls import _wait_all as _wait_all
 from ._calls import remote, rpc_async, rpc_sync
 from ._checks import _check_initialized as _check_initialized
 from ._checks import _to_worker_info as _to_worker_info
+from ._coroutines import on_event_loop, stop_event_loop
 from ._errors import RpcError, WorkerLostError
 from ._gather import AllGatherStates
 from ._rendezvous import mark_formed
@@ -258,7 +259,7 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
     calls it. It does not wait for a lost worker (see the option `liveness_timeout`), but for a busy one, however long
     that takes.
     """
-    if _serves_call():
+    if _serves_call() or on_event_loop():
         raise RpcError(
             "shutdown() cannot be called by a function that another worker has called: it would wait for that "
             "function. Let the function tell the main thread, for example by a threading.Event, and call it there."
@@ -316,6 +317,7 @@ def _drop_agent(grace_s: float = math.inf) -> None:
     """
     agent = _get_current_rpc_agent()
     try:
+        stop_event_loop()
         stop_agent(agent, grace_s)
     finally:
         _cleanup_python_rpc_handler()

@@ -8,6 +8,7 @@ import torch
 
 from ._allow_list import find_allowed as find_allowed
 from ._checks import check_call as check_call
+from ._coroutines import run_coroutine as run_coroutine
 from ._cpp_functions import CppFunction as CppFunction
 from ._cpp_functions import refuse_keywords as refuse_keywords
 from ._errors import NameNotFoundError as NameNotFoundError

@@ -1,0 +1,58 @@
+// What a coroutine keeps of the call that it serves, while its steps run on another thread.
+
+#include <ATen/ThreadLocalState.h>
+
+#include <optional>
+
+#include "agent/deadline.h"
+#include "autograd/context.h"
+#include "bindings/bind.h"
+
+namespace torchrpc::bindings {
+
+namespace py = pybind11;
+
+namespace {
+
+/// The thread-local state of a served call: its autograd context, its deadline and torch's own state, such as the grad
+/// mode. Made on the thread that serves the call. Threads: one at a time, with the GIL.
+class ServedCall {
+ public:
+  /// Calls `function(argument)` with this state; keeps what the function changes for the next step.
+  py::object run(const py::object& function, const py::object& argument) {
+    const at::ThreadLocalStateGuard torch_scope(*torch_);
+    const ContextScope context_scope(context_);
+    const DeadlineScope deadline_scope(deadline_);
+    const SaveState save(*this);
+    return function(argument);
+  }
+
+ private:
+  struct SaveState {
+    explicit SaveState(ServedCall& call) : call(call) {}
+    ~SaveState() {
+      call.context_ = currentContext();
+      call.torch_.emplace();
+    }
+    SaveState(const SaveState&) = delete;
+    SaveState& operator=(const SaveState&) = delete;
+
+    ServedCall& call;
+  };
+
+  ContextPtr context_ = currentContext();
+  const TimePoint deadline_ = currentDeadline();
+  std::optional<at::ThreadLocalState> torch_{std::in_place};
+};
+
+}  // namespace
+
+void bindCoroutines(py::module_& module) {
+  py::class_<ServedCall>(module, "_ServedCall", "The thread-local state of the call that this thread serves.")
+      .def(py::init())
+      .def(
+          "run", &ServedCall::run, py::arg("function"), py::arg("argument"),
+          "Call function(argument) with the state of the call, whatever thread it is.");
+}
+
+}  // namespace torchrpc::bindings

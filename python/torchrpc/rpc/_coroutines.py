@@ -1,0 +1,145 @@
+"""Runs the coroutines that served functions return: `async def` functions that other workers have called.
+
+All coroutines of a process run on one thread with an asyncio event loop, which starts with the first of them and ends
+with `shutdown`. Any thread calls these functions.
+"""
+
+import asyncio
+import logging
+import os
+import threading
+import types
+from collections.abc import Coroutine, Generator
+from typing import Any
+
+import torch
+
+from torchrpc import _C
+
+from ._errors import ShutdownError
+
+logger = logging.getLogger(__name__)
+
+# How long coroutines that have been cancelled, because their worker ends, may take to clean up.
+_CANCEL_S = 5.0
+
+
+class _EventLoopThread:
+    """A thread that runs an event loop until `stop`."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self._run, name="torchrpc-asyncio", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+            self.loop.run_until_complete(self._cancel_all())
+            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        finally:
+            self.loop.close()
+
+    async def _cancel_all(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_CANCEL_S)
+
+    def stop(self) -> None:
+        """Cancel the coroutines that still run, and end the thread."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(2 * _CANCEL_S)
+        if self.thread.is_alive():
+            logger.warning("A coroutine that another worker has called blocks the event loop, which is left behind.")
+
+
+_tasks: set["asyncio.Task[None]"] = set()  # the event loop alone does not keep its tasks alive
+_lock = threading.Lock()
+_event_loop: _EventLoopThread | None = None
+
+
+def _start() -> asyncio.AbstractEventLoop:
+    global _event_loop
+    with _lock:
+        if _event_loop is None:
+            _event_loop = _EventLoopThread()
+        return _event_loop.loop
+
+
+def stop_event_loop() -> None:
+    """End the thread of the event loop, if there is one. Not to be called on that thread."""
+    global _event_loop
+    with _lock:
+        running, _event_loop = _event_loop, None
+    if running is not None:
+        running.stop()
+
+
+def _forget_in_child() -> None:
+    """A forked child has no event loop thread."""
+    global _event_loop, _lock
+    _lock, _event_loop = threading.Lock(), None
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def on_event_loop() -> bool:
+    """Whether this thread runs the coroutines that others have called."""
+    return _event_loop is not None and _event_loop.thread is threading.current_thread()
+
+
+@types.coroutine
+def _in_steps(coroutine: Coroutine[Any, Any, Any], call: _C._ServedCall) -> Generator[Any, Any, Any]:
+    """Run each step of the coroutine with the autograd context, the deadline and the grad mode of its own call.
+
+    The steps of many calls take turns on the thread, whose state these are.
+    """
+    step, value = coroutine.send, None
+    while True:
+        try:
+            awaited = call.run(step, value)
+        except StopIteration as end:
+            return end.value
+        try:
+            step, value = coroutine.send, (yield awaited)
+        except BaseException as exc:  # a cancellation, for example
+            step, value = coroutine.throw, exc
+
+
+def _below_this_module(frames: types.TracebackType | None) -> types.TracebackType | None:
+    while frames and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    return frames
+
+
+def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> "torch.futures.Future[Any]":
+    """Run the coroutine on the event loop, and return a future of its result.
+
+    Called on the thread that serves the call, so that the coroutine goes on in the call's autograd context.
+    """
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    call = _C._ServedCall()
+
+    async def run() -> None:
+        try:
+            result = await _in_steps(coroutine, call)
+        except asyncio.CancelledError:
+            future.set_exception(ShutdownError("The coroutine was cancelled, for example because its worker ends."))
+            raise
+        except Exception as exc:
+            future.set_exception(exc.with_traceback(_below_this_module(exc.__traceback__)))
+        else:
+            future.set_result(result)
+
+    def start() -> None:
+        task = loop.create_task(run())
+        _tasks.add(task)
+        task.add_done_callback(_tasks.discard)
+
+    loop = _start()
+    loop.call_soon_threadsafe(start)
+    return future
