@@ -19,8 +19,9 @@ author = "torchrpc contributors"
 project_copyright = author
 release = version = re.search(r"^project\(torchrpc VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text(), re.M)[1]
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_heading_anchors = 4
+nb_execution_mode = "off"  # tests/python/test_notebook.py runs the notebook, and compares its outputs
 default_role = "code"
 
 autodoc_typehints = "none"  # the docstrings tell
@@ -65,6 +66,8 @@ def relink(text, path, page):
 
 
 def read(app, page, source):
+    if str(app.env.doc2path(page)).endswith(".ipynb"):
+        return
     path = SHOWN.get(page, f"docs/{page}.md")
     if page in SHOWN:
         app.env.note_dependency(str(ROOT / path))

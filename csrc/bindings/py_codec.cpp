@@ -293,6 +293,14 @@ py::object importedModule(py::handle name) {
   return py::reinterpret_steal<py::object>(PyImport_GetModule(name.ptr()));
 }
 
+/// Whether functions of the main module are sent by value: see python/torchrpc/rpc/_by_value.py.
+bool isMainByValue(py::handle module) {
+  static auto* const file = PyUnicode_InternFromString("__file__");
+  auto* const dict = PyModule_Check(module.ptr()) ? PyModule_GetDict(module.ptr()) : nullptr;
+  if (dict && PyDict_GetItemWithError(dict, file)) return false;
+  return py::cast<bool>(internalFunction("is_main_by_value")());
+}
+
 /// The attribute "Class.method" of a module; null, with a Python error set, if it does not exist.
 py::object follow(py::object from, std::string_view qualname) {
   while (from && !qualname.empty()) {
@@ -329,6 +337,7 @@ std::optional<CallableName> nameOf(py::handle callable) {
     PyErr_Clear();
     return std::nullopt;
   }
+  if (name.module == "__main__" && isMainByValue(module)) return std::nullopt;
   const auto found = follow(std::move(module), name.qualname);
   if (!found) PyErr_Clear();
   if (found.ptr() != callable.ptr()) return std::nullopt;

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import autograd, nn, optim, profiler, rpc
-    from ._local_group import local_group
+    from ._local_group import RankError, local_group
     from .rpc._batching import batched
     from .rpc._cpp_functions import cpp_function
     from .rpc._errors import (
@@ -45,6 +45,7 @@ _ERRORS = [
 _NAMES = {  # name -> the module that has it
     "Future": "torchrpc.rpc._futures",
     "RRef": "torchrpc.rpc.api",
+    "RankError": "torchrpc._local_group",
     "batched": "torchrpc.rpc._batching",
     "cpp_function": "torchrpc.rpc._cpp_functions",
     "local_group": "torchrpc._local_group",
@@ -57,6 +58,7 @@ __all__ = [
     "NameNotFoundError",
     "NotAllowedError",
     "RRef",
+    "RankError",
     "RendezvousError",
     "RpcError",
     "RpcTimeoutError",

@@ -160,13 +160,13 @@ def _why_unsafe(entry: str) -> str:
     """Return why the entry may not be listed, as the end of a sentence; an empty string if it may."""
     prefix = entry.removesuffix("*") if entry.endswith("*") else None
     module = entry.removesuffix("*").removesuffix(".") + "."
-    for package in ("torchrpc.", "torch.distributed.rpc.", "torch.distributed.autograd."):
+    for package in ("torchrpc.", "torch.distributed.rpc.", "torch.distributed.autograd.", "cloudpickle."):
         if module.startswith(package) or (prefix is not None and package.startswith(prefix)):
             if prefix is None and _canonical_name(entry) in _LISTABLE:
                 return ""
             return (
-                "would let callers run parts of torchrpc itself, such as its pickler, by which they can run any code: "
-                "list your own functions. What the package needs for itself is always allowed."
+                f"would let callers run parts of {package[:-1]} itself, such as its pickler, by which they can run any "
+                "code: list your own functions. What the package needs for itself is always allowed."
             )
     for name in _RUNS_ANYTHING.split():
         if entry == name or (prefix is not None and name.startswith(prefix)) or _is_same_object(entry, name):

@@ -56,7 +56,8 @@ def rpc_sync(
         to (str, int or WorkerInfo): name, rank or info of the worker; this worker itself is allowed.
         func (Callable): a torch operator, a script function or a `torchrpc.cpp_function` (these run on the callee
             without the GIL), a function or class that `to` can import, a method of a picklable object, a lambda or a
-            nested function (sent as code: its globals resolve on the callee, in the module of the same name). An
+            nested function (sent as code: its globals resolve on the callee, in the module of the same name).
+            Functions and classes of a notebook are sent by value, if cloudpickle is installed. An
             `async def` function runs on an asyncio event loop of the callee, which all of them share; its result is
             what it returns.
         args (tuple): picklable objects, RRefs, and CPU tensors of any shape, dtype and layout. Tensors are not copied

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from torchrpc import _C
 
 from ._allow_list import find_exception
+from ._by_value import dumps
 from ._errors import ORIGINAL_TYPE, also
 
 _TYPE_NOT_RESTORED = (
@@ -72,21 +73,21 @@ def _describe_exception(exc: BaseException) -> tuple[str, bytes]:
         linked = _LinkedExceptions()
         linked.add(exc)
         if linked.have_links():
-            return text, _WITH_LINKS + pickle.dumps((detail, linked.nodes))
+            return text, _WITH_LINKS + dumps((detail, linked.nodes))
     return text, detail
 
 
 def _type_and_attributes(exc: BaseException) -> bytes:
     """Return what `_make_typed` reads. Raises if the type cannot be pickled by name."""
     cls = vars(type(exc)).get(ORIGINAL_TYPE, type(exc))  # an exception of another call may pass through this worker
-    return pickle.dumps((cls, _picklable_attributes(exc)))
+    return dumps((cls, _picklable_attributes(exc)))
 
 
 def _picklable_attributes(exc: BaseException) -> dict[str, Any]:
     state = {}
     for name, value in vars(exc).items():
         try:
-            pickle.loads(pickle.dumps(value))
+            pickle.loads(dumps(value))
         except Exception:
             continue
         state[name] = value
@@ -240,7 +241,7 @@ def _dumps_or_nothing(dump: Callable[[], bytes]) -> bytes:
 
 
 def _checked_pickle(value: Any) -> bytes:
-    data = pickle.dumps(value)
+    data = dumps(value)
     pickle.loads(data)
     return data
 

@@ -13,6 +13,12 @@ from torchrpc import _C
 
 from ._errors import NameNotFoundError, also
 
+_MAIN = ("__main__", "__mp_main__")
+_NOTEBOOK_ADVICE = (
+    " If it was defined in a notebook or an interactive session, install cloudpickle on all workers, for example by "
+    "`pip install 'torchrpc[notebook]'`: then it is sent by value."
+)
+
 
 def public_module(name: str) -> str:
     """Return the module that a program imports as torchrpc's `rpc` or `autograd`: torch's, where that was replaced."""
@@ -26,13 +32,21 @@ def this_worker() -> str:
     return _C._get_current_rpc_agent().get_worker_info().name if _C._is_current_rpc_agent_set() else "this process"
 
 
+def has_name(obj: Any) -> bool:
+    """Whether the module of this function or class has it under its name, so that others can find their own by that."""
+    found: Any = sys.modules.get(obj.__module__)
+    for part in obj.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is obj
+
+
 def find_module(name: str) -> Any:
     """Return the module of that name; import it if necessary. `__main__` and `__mp_main__` stand for each other.
 
     Raises:
         NameNotFoundError, also a ModuleNotFoundError: the import failed; the text says what to do.
     """
-    if name in ("__main__", "__mp_main__"):
+    if name in _MAIN:
         return sys.modules.get(name) or sys.modules["__main__"]
     try:
         return importlib.import_module(name)  # blocks while another thread imports it
@@ -53,6 +67,7 @@ def find_global(module: str, qualified_name: str) -> Any:
     with contextlib.suppress(KeyError, AttributeError):
         return functools.reduce(getattr, qualified_name.split("."), sys.modules[module])
     found = find_module(module)
+    advice = _NOTEBOOK_ADVICE if module in _MAIN else ""
     for part in qualified_name.split("."):
         try:
             found = getattr(found, part)
@@ -60,6 +75,6 @@ def find_global(module: str, qualified_name: str) -> Any:
             raise also(NameNotFoundError, AttributeError)(
                 f"{this_worker()} has no {qualified_name} in its module {module}: {exc}. The Default RPC pickler does "
                 "not serialize functions and classes that have a name in a module, it sends the name. Define it on "
-                f"{this_worker()}, too, at the top level of that module, and run the same code on both sides."
+                f"{this_worker()}, too, at the top level of that module, and run the same code on both sides.{advice}"
             ) from exc
     return found

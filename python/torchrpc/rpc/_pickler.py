@@ -1,7 +1,8 @@
 """Python objects as bytes and tensors: pickle protocol 5, with tensors and large buffers beside the bytes.
 
 It also pickles RRefs, script modules, and functions that have no name in a module (lambdas, nested functions), which
-travel as code. Any thread may pickle, also from within a __getstate__: each use makes a pickler of its own.
+travel as code; `_by_value` sends the functions and classes of notebooks. Any thread may pickle, also from within a
+__getstate__: each use makes a pickler of its own.
 """
 
 import enum
@@ -19,9 +20,10 @@ import torch
 from torchrpc import _C
 
 from ._allow_list import check_allowed, find_allowed, refused_code
+from ._by_value import by_value, globals_of, note_arrival
 from ._errors import NameNotFoundError, SerializationError, also
 from ._exceptions import make_exception
-from ._names import find_global, find_module, this_worker
+from ._names import find_global, find_module, has_name, this_worker
 
 # A smaller buffer costs less in the pickle than as a tensor of its own.
 _OUT_OF_BAND_BYTES = 4096
@@ -130,7 +132,7 @@ class _Pickler(pickle.Pickler):
             self.tensors.append(obj)
             return _tensor, (len(self.tensors) - 1,)
         if kind is types.FunctionType:
-            return NotImplemented if _has_name(obj) else _reduce_function(obj)
+            return NotImplemented if has_name(obj) else _reduce_function(obj)
         if kind is types.CellType:
             return _empty_cell, ()  # filled with the function, since the cell may hold that very function
         if issubclass(kind, enum.Enum) and kind.__reduce_ex__ in _ENUM_REDUCERS:
@@ -170,6 +172,8 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if name == "_tensor" and module == __name__:
             return self.tensor_at
+        if module == "cloudpickle.cloudpickle":
+            note_arrival()
         return find_global(module, name)
 
 
@@ -190,6 +194,8 @@ class _AllowedUnpickler(_Unpickler):
                 return _allowed_script_function
             if what := _TRAVEL_AS_CODE.get(name):
                 raise refused_code(what)
+        if module.partition(".")[0] == "cloudpickle":
+            raise refused_code("functions and classes of a notebook or an interactive session")
         return find_allowed(module, name)
 
 
@@ -197,14 +203,6 @@ def _buffers(data: bytes, tensors: list[torch.Tensor]) -> Iterator[Any]:
     """Return the buffers, the last tensors of the list, as writable views of the tensors' memory."""
     (count,) = _COUNT.unpack_from(data, len(data) - _COUNT.size)
     return (memoryview(tensor.numpy()) for tensor in tensors[len(tensors) - count :])
-
-
-def _has_name(function: types.FunctionType) -> bool:
-    """Whether its module has it under its name, so that the receiver can find its own by that name."""
-    found: Any = sys.modules.get(function.__module__)
-    for part in function.__qualname__.split("."):
-        found = getattr(found, part, None)
-    return found is function
 
 
 def _reduce_function(function: types.FunctionType) -> tuple:
@@ -287,7 +285,7 @@ class _InternalRPCPickler:
         file = io.BytesIO()
         tensors: list[torch.Tensor] = []
         buffers: list[torch.Tensor] = []
-        pickler(file, self._reducers, tensors, buffers).dump(obj)
+        by_value(pickler)(file, self._reducers, tensors, buffers).dump(obj)
         file.write(_COUNT.pack(len(buffers)))  # the unpickler stops before these bytes
         return file.getvalue(), tensors + buffers
 
@@ -343,10 +341,13 @@ def refuse_rrefs(to: str, function: str, args: tuple, kwargs: dict) -> None:
 
 def _find_captured(function: Any, seen: tuple[Any, ...] = ()) -> tuple[str, Any, Exception] | None:
     """Return what keeps a function that travels as code from being sent: a phrase, the value, and its error."""
-    if type(function) is not types.FunctionType or _has_name(function) or any(function is each for each in seen):
+    if type(function) is not types.FunctionType or any(function is each for each in seen):
+        return None
+    if has_name(function) and not globals_of(function):
         return None
     variables = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     values = [(f"the variable {name!r}", content) for name, cell in variables for content in _cell_content(cell)]
+    values += [(f"the global variable {name!r}", value) for name, value in globals_of(function).items()]
     defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     for phrase, value in [*values, *(("a default of a parameter", default) for default in defaults)]:
         try:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ._allow_list import find_allowed as find_allowed
+from ._by_value import is_main_by_value as is_main_by_value
 from ._checks import check_call as check_call
 from ._coroutines import run_coroutine as run_coroutine
 from ._cpp_functions import CppFunction as CppFunction
