@@ -39,27 +39,40 @@ struct Route {
   const Duration limit;
 };
 
-/// Sends a call.
-using SendCall = py::object (*)(const Route&, Outgoing);
+/// Sends a call of `function`.
+using SendCall = py::object (*)(const Route&, const py::object& function, Outgoing);
 
-py::object callAsync(const Route& route, Outgoing call) {
+/// For texts; never throws.
+std::string nameForTexts(const py::object& function) {
+  static auto* const qualname = PyUnicode_InternFromString("__qualname__");
+  PyObject* found = nullptr;
+  if (PyObject_GetOptionalAttr(function.ptr(), qualname, &found) < 0) PyErr_Clear();
+  const auto name = py::reinterpret_steal<py::object>(found);
+  Py_ssize_t size = 0;
+  const char* utf8 = name && PyUnicode_Check(name.ptr()) ? PyUnicode_AsUTF8AndSize(name.ptr(), &size) : nullptr;
+  if (utf8) return {utf8, static_cast<size_t>(size)};
+  PyErr_Clear();
+  return "a " + std::string(Py_TYPE(function.ptr())->tp_name);
+}
+
+py::object callAsync(const Route& route, const py::object& function, Outgoing call) {
   auto future = makeFuture();
   auto done = completeWithReply(route.node, future);
   {
     const ReleaseGilIfLarge gil(call.message);
     route.node->call(route.to.id, std::move(call), route.limit, std::move(done));
   }
-  return wrapFuture(std::move(future));
+  return wrapFuture(std::move(future), nameForTexts(function), route.to.name);
 }
 
-py::object callSync(const Route& route, Outgoing call) {
+py::object callSync(const Route& route, const py::object& /*function*/, Outgoing call) {
   return waitForReply(route.node, [&](Messenger::ReplyHandler done) {
     const ReleaseGilIfLarge gil(call.message);
     route.node->call(route.to.id, std::move(call), route.limit, std::move(done));
   });
 }
 
-py::object callRemote(const Route& route, Outgoing call) {
+py::object callRemote(const Route& route, const py::object& /*function*/, Outgoing call) {
   const auto fetch_kind = kindOf(Operation::kFetch, traitsOf(call.message.kind).callable);
   RRefPtr rref;
   {
@@ -162,7 +175,7 @@ py::object call(Positional<5> values) {
   const Route route(call.to, py::cast<double>(call.timeout));
   const auto args = py::reinterpret_borrow<py::args>(call.args);
   const auto kwargs = py::reinterpret_borrow<py::kwargs>(call.kwargs);
-  return send(route, encode<operation>(route, call.function, args, kwargs));
+  return send(route, call.function, encode<operation>(route, call.function, args, kwargs));
 }
 
 }  // namespace

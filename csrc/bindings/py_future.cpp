@@ -20,6 +20,21 @@ using Wrapped = std::shared_ptr<PythonFutureWrapper>;
 py::object waitForValue(const Wrapped& future);
 py::list waitForValues(const py::sequence& objects);
 
+/// What the future of a call waits for. It is in the place of the function to which torch's wrapper passes the value.
+struct CallDescription {
+  void operator()(const py::object& /*value*/) const {}
+
+  std::string function;
+  std::string worker;
+};
+
+std::string repr(const Wrapped& future) {
+  const auto& pass_value = future->unwrap_func;
+  const auto* const call = pass_value ? pass_value->target<CallDescription>() : nullptr;
+  const std::string state = !future->fut->completed() ? "pending" : future->fut->hasError() ? "failed" : "done";
+  return "Future(" + (call ? call->function + " on " + call->worker + ", " : "") + state + ")";
+}
+
 /// A Python exception that a future holds. Every wait() and value() throws it.
 class PythonException : public std::exception {
  public:
@@ -40,6 +55,8 @@ void bindFutures(py::module_& module) {
       &waitForValue, py::name("wait"), py::is_method(py::type::of<PythonFutureWrapper>()),
       "Blocks, without the GIL, until the future is complete; returns its value or raises its error. Signal handlers "
       "run meanwhile, and an exception that one raises ends the wait.");
+  module.attr("_repr_of_future") = py::cpp_function(
+      &repr, py::name("__repr__"), py::is_method(py::type::of<PythonFutureWrapper>()), "The call and its state.");
   module.def(
       "_wait_for_futures", &waitForValues, py::arg("futures"),
       "The same for several: blocks until all are complete or one has failed; returns their values or raises that "
@@ -73,10 +90,20 @@ Wrapped unwrap(py::handle object) {
 
 }  // namespace
 
-py::object wrapFuture(FuturePtr future) {
-  const auto wrapper = std::make_shared<PythonFutureWrapper>(std::move(future));
+namespace {
+
+py::object toPython(const Wrapped& wrapper) {
   return py::reinterpret_steal<py::object>(py::detail::type_caster_generic::cast(
       wrapper.get(), py::return_value_policy::take_ownership, {}, futureType(), nullptr, nullptr, &wrapper));
+}
+
+}  // namespace
+
+py::object wrapFuture(FuturePtr future) { return toPython(std::make_shared<PythonFutureWrapper>(std::move(future))); }
+
+py::object wrapFuture(FuturePtr future, std::string function, std::string worker) {
+  return toPython(std::make_shared<PythonFutureWrapper>(
+      std::move(future), CallDescription{std::move(function), std::move(worker)}));
 }
 
 c10::IValue toValue(const py::object& object) { return torch::jit::toIValue(object, c10::PyObjectType::get()); }

@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "bindings/py_errors.h"
 #include "node/node.h"
@@ -20,6 +21,9 @@ FuturePtr makeFuture();
 
 /// The Python object (a torch._C.Future) of a future. Needs the GIL.
 py::object wrapFuture(FuturePtr future);
+
+/// The same for the future of a call, with the names of the function and of the worker in its repr.
+py::object wrapFuture(FuturePtr future, std::string function, std::string worker);
 
 /// Completes a future with the result of `make`, which is called with the GIL held. An exception of `make` becomes the
 /// future's error. Blocks for the GIL, so never call it on the loop.

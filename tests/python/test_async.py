@@ -107,6 +107,25 @@ def test_the_result_is_torchs_own_future_with_callbacks():
         future.set_result(1)
 
 
+def test_the_repr_of_a_future_tells_function_worker_and_state():
+    slow = rpc.rpc_async("worker2", sleep, (0.3,))
+    assert repr(slow) == "Future(sleep on worker2, pending)"
+    slow.wait()
+    assert repr(slow) == "Future(sleep on worker2, done)"
+    failing = rpc.rpc_async("worker1", fail)
+    with pytest.raises(ValueError):
+        failing.wait()
+    assert repr(failing) == "Future(fail on worker1, failed)"
+    assert repr(rpc.rpc_async("worker1", torch.add, (1, 2))).startswith("Future(")
+    assert "lambda" in repr(rpc.rpc_async("worker1", lambda: None))
+    assert repr(rpc.rpc_async("worker1", Callable())).startswith("Future(a Callable on worker1")
+
+
+class Callable:
+    def __call__(self):
+        return 1
+
+
 def test_wait_all_raises_the_first_error():
     futures = [rpc.rpc_async("worker1", sleep, (0.01,)), rpc.rpc_async("worker1", fail)]
     with pytest.raises(ValueError, match="Expected error"):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from torchrpc._C import _wait_for_future, _wait_for_futures
+from torchrpc._C import _repr_of_future, _wait_for_future, _wait_for_futures
 
 _T = TypeVar("_T")
 
@@ -89,10 +89,11 @@ def _wait_all(futures: "list[torch.futures.Future]") -> list[Any]:
 
 def extend_futures() -> None:
     """Make coroutines of `torch._C.Future`, the base of `torch.futures.Future`, unless torch has done so; replace its
-    waits by ones that Ctrl-C interrupts.
+    waits by ones that Ctrl-C interrupts, and its repr by one that names the call.
     """
     if not hasattr(torch._C.Future, "__await__"):
         torch._C.Future.__await__ = _await
         torch._C.Future.send, torch._C.Future.throw, torch._C.Future.close = _send, _throw, _close
     torch._C.Future.wait = _wait_for_future
+    torch._C.Future.__repr__ = _repr_of_future
     torch.futures.wait_all = _wait_all
