@@ -5,7 +5,7 @@ PYTHON := .venv/bin/python
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 INSTALLED := .venv/torchrpc.installed
 
-.PHONY: demo test conformance bench bench-cpp docs cpp-docs dist lint format asan tsan no-tensorpipe asan-mixed tidy fuzz package setup-demo setup-test setup-clang clean
+.PHONY: demo test conformance bench bench-cpp docs cpp-docs tutorial-results dist lint format asan tsan no-tensorpipe asan-mixed tidy fuzz package setup-demo setup-test setup-clang clean
 .DEFAULT_GOAL := test
 
 # Trains CartPole through RPC until it is solved; the learning curve is in reinforcement_learning.png.
@@ -40,6 +40,11 @@ bench-cpp: setup-test
 docs: setup-demo
 	$(MAKE) package
 	$(PYTHON) -m sphinx -W --keep-going -b html docs build/docs $(ARGS)
+
+# What the tutorials print and draw, for their pages on the site; ARGS="rnn pipeline" for some of them.
+tutorial-results: setup-demo
+	$(MAKE) package
+	PYTHON=$(abspath $(PYTHON)) tools/tutorial_results.sh $(ARGS)
 
 # An sdist, and a wheel built from it, in dist/; then the wheel is tried in a fresh environment.
 dist: setup-demo

@@ -1,7 +1,7 @@
 """The documentation site: `make docs`, or `python -m sphinx -W docs build/docs`.
 
 Pages are Markdown and read well in the source tree, too: links lead from file to file, and files beside the code
-(`SHOWN`) become pages here. `relink` turns both into links of the site.
+(`SHOWN`) become pages here. `relink` turns both into links of the site. `tutorial_pages` makes the pages of tutorials.
 """
 
 import os
@@ -11,8 +11,10 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "python"))
+sys.path[:0] = [str(ROOT / "python"), str(ROOT / "docs")]
 os.environ.pop("TORCHRPC_REPLACE", None)
+
+from tutorial_pages import page as tutorial_page  # noqa: E402
 
 project = "torchrpc"
 author = "torchrpc contributors"
@@ -67,6 +69,11 @@ def relink(text, path, page):
 
 def read(app, page, source):
     if str(app.env.doc2path(page)).endswith(".ipynb"):
+        return
+    if page.startswith("tutorials/"):
+        path = ROOT / f"{page}.py"
+        app.env.note_dependency(str(path))
+        source[0] = tutorial_page(path)
         return
     path = SHOWN.get(page, f"docs/{page}.md")
     if page in SHOWN:

@@ -162,6 +162,7 @@ def plot(results, best, options):
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
+    plt.style.use("seaborn-v0_8-whitegrid")
     plt.figure(figsize=(8, 4.5))
     for settings, curve in results:
         is_best = curve is best[1]

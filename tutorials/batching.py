@@ -196,6 +196,7 @@ def plot(results, options):
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
+    plt.style.use("seaborn-v0_8-whitegrid")
     _, (left, right) = plt.subplots(1, 2, figsize=(10, 4.5))
     for way, (observed, rate, together) in results.items():
         bar = left.bar(way, rate)

@@ -231,6 +231,7 @@ def plot(curves, accuracy, options):
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
+    plt.style.use("seaborn-v0_8-whitegrid")
     plt.figure(figsize=(8, 4.5))
     for label, losses in curves.items():
         line = plt.plot(losses, alpha=0.25)[0]

@@ -300,6 +300,7 @@ def plot(records, options):
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
+    plt.style.use("seaborn-v0_8-whitegrid")
     _, (left, right) = plt.subplots(1, 2, figsize=(11, 4.5), width_ratios=(3, 2))
     for label, record in records.items():
         color = f"C{list(records).index(label) // len(MODES)}"

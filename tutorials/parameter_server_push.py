@@ -151,10 +151,11 @@ def plot(losses, accuracy, options):
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    smooth = [mean(losses[max(0, i - 20) : i]) for i in range(1, len(losses) + 1)]
+    plt.style.use("seaborn-v0_8-whitegrid")
+    smooth = [mean(losses[max(0, i - 10) : i + 10]) for i in range(len(losses))]
     plt.figure(figsize=(8, 4.5))
     plt.plot(losses, alpha=0.3, label="one worker's batch")
-    plt.plot(smooth, linewidth=2, label="mean of 20 updates")
+    plt.plot(smooth, linewidth=2, label="mean of the 20 updates around it")
     plt.xlabel("update on the server")
     plt.ylabel("cross entropy")
     plt.title(f"{options.workers} workers push gradients; test accuracy {accuracy:.1%}")

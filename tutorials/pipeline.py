@@ -134,6 +134,7 @@ def plot(results, options):
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
+    plt.style.use("seaborn-v0_8-whitegrid")
     _, (left, right) = plt.subplots(1, 2, figsize=(10, 4.5))
     for parts, (losses, rate, _) in results.items():
         seconds = [(i + 1) * options.batch / rate for i in range(len(losses))]

@@ -187,6 +187,7 @@ def plot(rewards, options):
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
+    plt.style.use("seaborn-v0_8-whitegrid")
     mean = [sum(rewards[max(0, i - WINDOW) : i]) / min(i, WINDOW) for i in range(1, len(rewards) + 1)]
     episodes = range(1, len(rewards) + 1)
     plt.figure(figsize=(8, 4.5))

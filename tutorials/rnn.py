@@ -157,7 +157,7 @@ def run_trainer(options, results):
     bar = trange(options.iterations)
     for iteration, (data, target, first) in zip(bar, batches(text, options.steps), strict=False):
         hidden = (zeros, zeros) if first else tuple(state.detach() for state in hidden)
-        is_profiled = options.profile and iteration == min(100, options.iterations - 1)
+        is_profiled = options.profile and iteration == options.iterations - 1  # the last: a profile takes memory
         with (
             profiled(options.profile) if is_profiled else contextlib.nullcontext(),
             dist_autograd.context() as context_id,
@@ -167,7 +167,7 @@ def run_trainer(options, results):
             dist_autograd.backward(context_id, [loss])
             optimizer.step(context_id)
         losses.append(loss.item())
-        if iteration % every == 0:
+        if iteration % every == 0 and not is_profiled:
             memory.append((iteration, resident_kib(), rpc.rpc_sync("ps", resident_kib)))
             bar.set_postfix_str(f"loss {losses[-1]:.3f}", refresh=False)
     results.write_text(json.dumps([losses, memory]))
@@ -213,15 +213,20 @@ def plot(losses, memory, options):
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    _, (above, below) = plt.subplots(2, 1, figsize=(8, 7), sharex=True)
+    plt.style.use("seaborn-v0_8-whitegrid")
+    _, (above, below) = plt.subplots(2, 1, figsize=(8, 7))
     above.plot(losses)
+    above.set_xlabel("iteration")
     above.set_ylabel("cross entropy per letter")
     above.set_title("embedding and decoder on a parameter server, LSTM on the trainer")
     for column, name in ((1, "trainer"), (2, "parameter server")):
-        below.plot([point[0] for point in memory], [point[column] / 1024 for point in memory], label=name)
+        start = memory[0][column] / 1024
+        growth = [point[column] / 1024 - start for point in memory]
+        below.plot([point[0] for point in memory], growth, label=f"{name}, {start:.0f} MiB at the start")
     below.set_xlabel("iteration")
-    below.set_ylabel("resident memory, MiB")
-    below.set_ylim(bottom=0)
+    below.set_ylabel("growth of resident memory, MiB")
+    low, high = below.get_ylim()
+    below.set_ylim(min(low, -1), max(high, 10))  # less than 10 MiB looks small
     below.legend()
     plt.tight_layout()
     plt.savefig(options.output, dpi=120)

@@ -322,3 +322,24 @@ def test_remote_events_lie_inside_the_call():
     assert mul.node_id == 1
     assert call.time_range.start <= mul.time_range.start
     assert mul.time_range.end <= call.time_range.end
+
+
+PROGRAM = """
+import torch
+import torchrpc
+import torchrpc.profiler
+import torchrpc.rpc as rpc
+
+if __name__ == "__main__":
+    with torchrpc.local_group(2), torchrpc.profiler.profile():
+        rpc.rpc_sync("worker1", torch.add, args=(1, 2))
+"""
+
+
+def test_a_profile_writes_no_lines_but_the_one_that_the_docs_explain(run_python, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    lines = run_python(program).stderr.splitlines()
+    assert [
+        line for line in lines if not line.startswith("ERROR: External init callback must run in same thread")
+    ] == []

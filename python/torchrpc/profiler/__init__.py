@@ -7,6 +7,7 @@ import contextlib
 import functools
 import gzip
 import json
+import os
 import tempfile
 import threading
 import time
@@ -128,6 +129,7 @@ def _start(options: dict[str, Any]) -> None:
     with _lock:
         if _current is not None:
             raise RuntimeError(f"a profile is being recorded on {rpc.get_worker_info().name} already")
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # no "USDT:" lines on stderr; read at the first profile
         recorder = torch.profiler.profile(experimental_config=everywhere, **options)
         recorder.start()
         _current = recorder
