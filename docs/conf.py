@@ -35,6 +35,8 @@ napoleon_use_rtype = False
 html_theme = "furo"
 html_title = f"torchrpc {release}"
 html_show_sourcelink = False
+html_static_path = ["_static"]
+html_css_files = ["torchrpc.css"]
 
 # Page -> the file of the source tree that is shown there.
 SHOWN = {

@@ -45,6 +45,7 @@ def load_data(seed):
 
 
 # --- The workers ---
+# A trial is an object on a worker, behind an RRef. It keeps the model and its optimizer there between calls.
 
 
 class Trial:
@@ -73,6 +74,8 @@ class Trial:
 
 
 # --- The search ---
+# The search is one coroutine a trial. While one awaits its worker, the others go on, so all workers are busy
+# although only one thread runs. The decision to stop a trial needs no lock, for the same reason.
 
 
 def awaitable(future):
@@ -154,6 +157,7 @@ def draw_settings(options):
 
 
 # --- The results ---
+# The picture shows the accuracy of each trial; the best one is highlighted.
 
 
 def plot(results, best, options):
@@ -186,6 +190,10 @@ def report(results, best, search, seconds, options):
         f"{options.trials * options.rounds}; the loop was busy for {1000 * search.longest_delay_s:.0f} ms at most; "
         f"curves in {options.output}"
     )
+
+
+# --- The processes ---
+# Each process joins the group. Workers only serve calls, until all have called `shutdown`.
 
 
 def run(rank, options):

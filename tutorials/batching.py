@@ -57,6 +57,8 @@ def load_data(seed):
 
 
 # --- The server ---
+# The server trains a small network first. `ask_one_by_one` answers each call by itself. `ask_by_hand` returns a
+# future and completes it when a batch is full. `ask_batched` is an ordinary method that gets a batch, and a decorator.
 
 
 def train(options):
@@ -120,6 +122,7 @@ class Server:
 
 
 # --- The callers ---
+# Each caller is a thread that sends one image and waits for its answer, again and again.
 
 
 @dataclass
@@ -176,6 +179,7 @@ def measure(server, server_rref, way, options):
 
 
 # --- The results ---
+# The bars compare the rates; the curves show how long answers took.
 
 
 def report(results, options):
@@ -212,6 +216,10 @@ def plot(results, options):
     left.set_title(f"{options.processes * options.callers} callers, {options.absent} of them stop halfway")
     plt.tight_layout()
     plt.savefig(options.output, dpi=120)
+
+
+# --- The processes ---
+# Each process joins the group. Rank 0 is the server, which also measures.
 
 
 def run(rank, options):

@@ -42,6 +42,7 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 # --- The data ---
+# Images of handwritten digits, 28 by 28 pixels.
 
 
 def load_data(options):
@@ -72,6 +73,8 @@ def load_digits():
 
 
 # --- The server ---
+# The model is on the server only. Trainers call `forward` through an RRef; the server keeps each call's graph
+# in the autograd context of the trainer's pass.
 
 
 class Net(nn.Module):
@@ -135,6 +138,8 @@ def run_parameter_server(options, folder):
 
 
 # --- The trainers ---
+# `TrainerNet` looks like a local module: its forward pass is a remote call. The loss is computed here, and
+# `dist_autograd.backward` goes back through the call. The optimizer steps where the parameters are.
 
 
 def call_method(method, rref, *args, **kwargs):
@@ -215,6 +220,7 @@ def run(rank, options, folder):
 
 
 # --- The results ---
+# The curves are means over the steps around each one.
 
 
 def mean(values):
@@ -222,7 +228,7 @@ def mean(values):
 
 
 def smooth(losses):
-    return [mean(losses[max(0, i - 10) : i]) for i in range(1, len(losses) + 1)]
+    return [mean(losses[max(0, i - 5) : i + 5]) for i in range(len(losses))]
 
 
 def plot(curves, accuracy, options):

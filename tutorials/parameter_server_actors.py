@@ -45,6 +45,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from tqdm import tqdm
 
 # --- The data ---
+# Images of handwritten digits, 28 by 28 pixels.
 
 
 def load_data(options):
@@ -74,6 +75,8 @@ def load_digits():
 
 
 # --- The remote objects ---
+# Two ordinary classes. The driver creates them on other workers with `rpc.remote` and calls their methods
+# through RRefs.
 
 
 class ConvNet(nn.Module):
@@ -140,6 +143,8 @@ class DataWorker:
 
 
 # --- The systems ---
+# What differs between RPC and Ray: how to create an object elsewhere, call it, and wait for some of many
+# results.
 
 
 def wait_in_python(futures, num_returns=1):
@@ -193,6 +198,8 @@ class Ray:
 
 
 # --- The driver ---
+# The driver holds references only. Synchronous training waits for all workers in each step. Asynchronous
+# training applies each gradient when it arrives, and sends its worker on with the new weights.
 
 
 class Driver:
@@ -287,6 +294,7 @@ def train_on(system, options):
 
 
 # --- The results ---
+# Accuracy over time, and the rate of updates.
 
 
 def rate(record):
@@ -327,6 +335,10 @@ def report(records, options):
             f"accuracy {accuracy:.1%}"
         )
     print(f"curves in {options.output}")
+
+
+# --- The processes ---
+# Each process joins the group. All but the driver only serve calls.
 
 
 def run(rank, options):

@@ -40,6 +40,10 @@ from torch import nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
+# --- The server ---
+# The server holds the model. Calls of several workers run at the same time on its threads, so a lock guards
+# the step. It is created before the group forms, so that it exists when the first call arrives.
+
 
 def make_model():
     return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
@@ -104,6 +108,12 @@ def run_parameter_server(options, results):
     results.write_text(json.dumps([parameter_server.losses, parameter_server.accuracy(*test_data)]))
 
 
+# --- The workers ---
+# A worker loads the server's weights, computes gradients on its own share of the data, and pushes them with
+# `rpc_async`. It only waits for its previous push, so the next batch is prepared while the server applies the
+# last one.
+
+
 def steps_per_epoch(options):
     return 1500 // options.workers // options.batch
 
@@ -141,6 +151,10 @@ def run(rank, options, results):
         run_worker(rank, options)
 
 
+# --- The results ---
+# The losses are in the order in which the server applied the gradients.
+
+
 def mean(values):
     return sum(values) / len(values)
 
@@ -162,6 +176,10 @@ def plot(losses, accuracy, options):
     plt.legend()
     plt.tight_layout()
     plt.savefig(options.output, dpi=120)
+
+
+# --- The processes ---
+# One command starts all processes.
 
 
 def use_free_port():

@@ -36,6 +36,11 @@ WINDOW = 100  # episodes in the running mean
 REWARD_UNIT = 0.01  # scales returns (at most 100 with gamma 0.99) to about 1, for the network's output
 
 
+# --- The agent and its observers ---
+# The observers play; the agent decides. An observer calls the agent for every action, and the agent calls all
+# observers for a round of episodes: calls go in both directions.
+
+
 class Policy(nn.Module):
     """Maps states (..., 4) to log probabilities of the actions (..., 2) and expected returns (...)."""
 
@@ -158,6 +163,10 @@ class Agent:
         return len(self.rewards) >= WINDOW and self.running_reward() >= self.options.target
 
 
+# --- The processes ---
+# The agent drives; the observers only serve its calls.
+
+
 def run_agent(options, results):
     torch.manual_seed(options.seed)
     agent = Agent(options.observers, options)
@@ -181,6 +190,10 @@ def run_worker(rank, options, results):
     rpc.shutdown()
 
 
+# --- The results ---
+# The points are episodes; the line is the mean that must pass the threshold.
+
+
 def plot(rewards, options):
     import matplotlib
 
@@ -200,6 +213,9 @@ def plot(rewards, options):
     plt.legend()
     plt.tight_layout()
     plt.savefig(options.output, dpi=120)
+
+
+# --- The command ---
 
 
 def use_free_port():

@@ -63,6 +63,8 @@ def batches(text, steps):
 
 
 # --- The model ---
+# The embedding and the decoder are modules on the parameter server, behind RRefs. The LSTM is here. The
+# forward pass calls the server twice, and autograd records both calls.
 
 
 class EmbeddingTable(nn.Module):
@@ -126,6 +128,8 @@ class RNNModel(nn.Module):
 
 
 # --- Training ---
+# Each step runs in a context of its own. The optimizer takes the RRefs of all parameters, remote and local,
+# and steps on both processes.
 
 
 def resident_kib():
@@ -183,6 +187,8 @@ def run(rank, options, results):
 
 
 # --- The results ---
+# A program that runs for days must not grow: the lower picture shows the resident memory of both processes
+# since the start.
 
 
 def mean(values):
