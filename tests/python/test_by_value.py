@@ -131,7 +131,7 @@ def test_without_cloudpickle_the_error_says_to_install_it(run_python):
         try:
             rpc.rpc_sync("worker1", scaled, args=(1,))
         except rpc.NameNotFoundError as error:
-            print("install cloudpickle on all workers, for example by `pip install 'torchrpc[notebook]'`" in str(error))
+            print("install cloudpickle on all workers (pip install cloudpickle)" in str(error))
     """
     hide = 'import sys; sys.modules["cloudpickle"] = None\n'
     program = hide + START + "with torchrpc.local_group(2):\n" + textwrap.indent(textwrap.dedent(text), "    ")

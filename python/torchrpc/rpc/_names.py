@@ -15,8 +15,8 @@ from ._errors import NameNotFoundError, also
 
 _MAIN = ("__main__", "__mp_main__")
 _NOTEBOOK_ADVICE = (
-    " If it was defined in a notebook or an interactive session, install cloudpickle on all workers, for example by "
-    "`pip install 'torchrpc[notebook]'`: then it is sent by value."
+    " If it was defined in a notebook or an interactive session, install cloudpickle on all workers (pip install "
+    "cloudpickle): then it is sent by value."
 )
 
 
