@@ -3,6 +3,7 @@
 import asyncio
 import collections.abc
 import concurrent.futures
+import sys
 import threading
 import time
 
@@ -61,6 +62,14 @@ async def name_of_thread():
 
 async def shut_down():
     rpc.shutdown()
+
+
+async def leave():
+    sys.exit("enough")
+
+
+def leave_now():
+    sys.exit("enough")
 
 
 async def returns_a_generator():
@@ -159,6 +168,13 @@ def test_calls_of_a_coroutine_inherit_its_deadline():
 def test_shutdown_in_a_coroutine_is_an_error():
     with pytest.raises(rpc.RpcError, match=r"shutdown\(\) cannot be called by a function that another worker"):
         rpc.rpc_sync("worker1", shut_down)
+    assert rpc.rpc_sync("worker1", double, (1,)) == 2
+
+
+@pytest.mark.parametrize("function", [leave, leave_now])
+def test_a_function_that_exits_fails_its_call_alone(function):
+    with pytest.raises(RuntimeError, match=r"SystemExit.*enough"):
+        rpc.rpc_sync("worker1", function)
     assert rpc.rpc_sync("worker1", double, (1,)) == 2
 
 

@@ -132,6 +132,8 @@ def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> "torch.futures.Future[
             raise
         except Exception as exc:
             future.set_exception(exc.with_traceback(_below_this_module(exc.__traceback__)))
+        except BaseException as exc:  # sys.exit(), which would end the event loop's thread
+            future.set_exception(RuntimeError(f"{type(exc).__name__}: {exc}"))
         else:
             future.set_result(result)
 
@@ -141,5 +143,9 @@ def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> "torch.futures.Future[
         task.add_done_callback(_tasks.discard)
 
     loop = _start()
-    loop.call_soon_threadsafe(start)
+    try:
+        loop.call_soon_threadsafe(start)
+    except RuntimeError:  # it has been closed since
+        coroutine.close()
+        raise ShutdownError("This worker shuts down, so it starts no coroutine any more.") from None
     return future
