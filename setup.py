@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -21,6 +22,19 @@ def version() -> str:
     found = re.search(r"^project\(torchrpc VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text(), re.MULTILINE)
     assert found, "CMakeLists.txt names no version"
     return found.group(1)
+
+
+def torch_requirement() -> str:
+    """A wheel needs the release of torch that it is built against; an sdist any that is supported."""
+    text = (ROOT / "python/torchrpc/_torch_versions.py").read_text()
+    supported = re.findall(r"\d+\.\d+", next(line for line in text.splitlines() if line.startswith("SUPPORTED")))
+    try:
+        if "sdist" not in sys.argv:
+            return "torch==" + ".".join(metadata.version("torch").split(".")[:2]) + ".*"
+    except metadata.PackageNotFoundError:
+        pass  # the build says what to do
+    major, minor = supported[-1].split(".")
+    return f"torch>={supported[0]},<{major}.{int(minor) + 1}"
 
 
 def require_torch() -> None:
@@ -58,4 +72,9 @@ class CMakeBuild(build_ext):
             subprocess.run(["cmake", "--install", build, "--prefix", package, "--component", component], check=True)
 
 
-setup(version=version(), ext_modules=[Extension("torchrpc._C", [])], cmdclass={"build_ext": CMakeBuild})
+setup(
+    version=version(),
+    install_requires=[torch_requirement()],
+    ext_modules=[Extension("torchrpc._C", [])],
+    cmdclass={"build_ext": CMakeBuild},
+)

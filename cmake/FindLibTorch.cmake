@@ -2,7 +2,9 @@
 #
 # Not torch's own TorchConfig.cmake: that one looks for whatever torch was built with (a CUDA toolkit, MKL, kineto),
 # and torchrpc needs two libraries and the headers.
-set(LibTorch_SUPPORTED 2.13)
+file(STRINGS ${CMAKE_CURRENT_LIST_DIR}/../python/torchrpc/_torch_versions.py supported REGEX "^SUPPORTED")
+string(REGEX MATCHALL "[0-9]+\\.[0-9]+" LibTorch_SUPPORTED "${supported}")
+list(JOIN LibTorch_SUPPORTED ", " supported)
 
 execute_process(
   COMMAND ${Python_EXECUTABLE} -c
@@ -11,15 +13,16 @@ execute_process(
   OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE failed ERROR_QUIET)
 if(failed)
   message(FATAL_ERROR
-    "${Python_EXECUTABLE} has no torch. Install torch==${LibTorch_SUPPORTED}.0 there, or name another Python "
-    "with -DPython_EXECUTABLE=...")
+    "${Python_EXECUTABLE} has no torch. Install one of the releases ${supported} there, or name another Python with "
+    "-DPython_EXECUTABLE=...")
 endif()
 list(GET found 0 LibTorch_DIR)
 list(GET found 1 LibTorch_VERSION)
-if(NOT LibTorch_VERSION MATCHES "^${LibTorch_SUPPORTED}\\.")
+string(REGEX MATCH "^[0-9]+\\.[0-9]+" LibTorch_RELEASE "${LibTorch_VERSION}")
+if(NOT LibTorch_RELEASE IN_LIST LibTorch_SUPPORTED)
   message(FATAL_ERROR
-    "${Python_EXECUTABLE} has torch ${LibTorch_VERSION}; torchrpc is built against torch ${LibTorch_SUPPORTED}, whose "
-    "C++ interface other versions do not keep. Install torch==${LibTorch_SUPPORTED}.0.")
+    "${Python_EXECUTABLE} has torch ${LibTorch_VERSION}; this torchrpc supports the releases ${supported}, whose C++ "
+    "interfaces it knows. Install one of these.")
 endif()
 if(TORCHRPC_WITH_TENSORPIPE AND NOT EXISTS ${LibTorch_DIR}/include/tensorpipe/tensorpipe.h)
   message(FATAL_ERROR

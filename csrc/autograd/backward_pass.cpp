@@ -139,7 +139,7 @@ void BackwardPass::run(edge_list roots, variable_list gradients) try {
 }
 
 void BackwardPass::runFrom(edge_list roots, variable_list gradients) {
-  const auto root = c10::make_intrusive<SendFunction>(kNoAutogradId, std::move(roots));
+  const auto root = makeNode<SendFunction>(kNoAutogradId, std::move(roots));
   const auto sends = mode_ == BackwardMode::kFast ? context_->sends() : Sends();
   RecvFunctions received;
   {

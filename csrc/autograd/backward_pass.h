@@ -64,10 +64,10 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
 
  private:
   struct ReceivedGradients {
-    c10::intrusive_ptr<SendFunction> send;  ///< null: not recorded
+    NodeOf<SendFunction> send;  ///< null: not recorded
     variable_list gradients;
   };
-  using Sends = std::vector<c10::intrusive_ptr<SendFunction>>;
+  using Sends = std::vector<NodeOf<SendFunction>>;
   using RecvFunctions = std::vector<const RecvFunction*>;
 
   /// Throws Error(kProtocol) if one was not recorded.

@@ -6,12 +6,12 @@
 
 namespace torchrpc {
 
-void AutogradContext::addSend(c10::intrusive_ptr<SendFunction> function) {
+void AutogradContext::addSend(NodeOf<SendFunction> function) {
   MutexLock lock(mutex_);
   if (!ended_) contents_.sends.emplace(function->id(), std::move(function));
 }
 
-void AutogradContext::addRecv(c10::intrusive_ptr<RecvFunction> function) {
+void AutogradContext::addRecv(NodeOf<RecvFunction> function) {
   MutexLock lock(mutex_);
   if (!ended_) contents_.recvs.emplace(function->id(), std::move(function));
 }
@@ -22,7 +22,7 @@ bool AutogradContext::addKnownWorker(WorkerId worker) {
   return !ended_;
 }
 
-c10::intrusive_ptr<SendFunction> AutogradContext::send(MessageId id) const {
+NodeOf<SendFunction> AutogradContext::send(MessageId id) const {
   MutexLock lock(mutex_);
   const auto found = contents_.sends.find(id);
   return found == contents_.sends.end() ? nullptr : found->second;
@@ -40,12 +40,12 @@ auto valuesOf(const Map& map) {
 
 }  // namespace
 
-std::vector<c10::intrusive_ptr<SendFunction>> AutogradContext::sends() const {
+std::vector<NodeOf<SendFunction>> AutogradContext::sends() const {
   MutexLock lock(mutex_);
   return valuesOf(contents_.sends);
 }
 
-std::vector<c10::intrusive_ptr<RecvFunction>> AutogradContext::recvs() const {
+std::vector<NodeOf<RecvFunction>> AutogradContext::recvs() const {
   MutexLock lock(mutex_);
   return valuesOf(contents_.recvs);
 }

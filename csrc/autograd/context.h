@@ -33,15 +33,15 @@ class AutogradContext {
 
   // --- recording; no effect once the context has ended ---
 
-  void addSend(c10::intrusive_ptr<SendFunction> function);
-  void addRecv(c10::intrusive_ptr<RecvFunction> function);
+  void addSend(NodeOf<SendFunction> function);
+  void addRecv(NodeOf<RecvFunction> function);
   /// False if the context has ended: no message to `worker` may refer to it any more.
   bool addKnownWorker(WorkerId worker);
 
   /// Null if there is none.
-  c10::intrusive_ptr<SendFunction> send(MessageId id) const;
-  std::vector<c10::intrusive_ptr<SendFunction>> sends() const;
-  std::vector<c10::intrusive_ptr<RecvFunction>> recvs() const;
+  NodeOf<SendFunction> send(MessageId id) const;
+  std::vector<NodeOf<SendFunction>> sends() const;
+  std::vector<NodeOf<RecvFunction>> recvs() const;
   std::set<WorkerId> knownWorkers() const;
 
   // --- gradients ---
@@ -79,8 +79,8 @@ class AutogradContext {
   };
   /// All that is destroyed when the context ends.
   struct Contents {
-    std::map<MessageId, c10::intrusive_ptr<SendFunction>> sends;
-    std::map<MessageId, c10::intrusive_ptr<RecvFunction>> recvs;
+    std::map<MessageId, NodeOf<SendFunction>> sends;
+    std::map<MessageId, NodeOf<RecvFunction>> recvs;
     std::set<WorkerId> known_workers;
     std::unordered_map<const at::TensorImpl*, size_t> indices;  ///< leaf -> index in `gradients`
     std::vector<Gradient> gradients;

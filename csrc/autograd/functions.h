@@ -12,12 +12,12 @@
 #include <vector>
 
 #include "autograd/ids.h"
+#include "autograd/node_ptr.h"
 
 namespace torchrpc {
 
 using torch::autograd::edge_list;
 using torch::autograd::variable_list;
-using NodePtr = c10::intrusive_ptr<torch::autograd::Node>;
 
 /// Its edges lead to the nodes that computed the tensors which were sent. As a node it forwards gradients unchanged.
 /// The roots of a pass get one, too, without an id.

@@ -144,7 +144,7 @@ class Body final : public Node {
 }  // namespace
 
 void LocalGraph::runInGraphTask(std::function<void()> body) const {
-  const auto node = c10::make_intrusive<Body>(roots_, std::move(body));
+  const auto node = makeNode<Body>(roots_, std::move(body));
   torch::autograd::Engine::get_default_engine().execute(
       {Edge(node, 0)}, {Body::signal()}, retain_graph_, /*create_graph=*/false, /*accumulate_grad=*/true);
 }

@@ -70,7 +70,7 @@ void Recorder::recordSend(AutogradContext& context, Message& message, bool alway
     // Only in replies: a call's arguments depend on the caller's graph, and the caller usually has the roots as well.
     if (message.kind == Kind::kReply) recorded.dependencies = dependenciesOf(edges);
     recorded.message = contexts_.newMessageId();
-    context.addSend(c10::make_intrusive<SendFunction>(recorded.message, std::move(edges)));
+    context.addSend(makeNode<SendFunction>(recorded.message, std::move(edges)));
   }
   message.headers.push_back({HeaderKind::kAutogradContext, encode(recorded)});
 }
@@ -78,7 +78,7 @@ void Recorder::recordSend(AutogradContext& context, Message& message, bool alway
 void Recorder::recordRecv(AutogradContext& context, const Message& message, WorkerId from) {
   auto recorded = recordedIn(message);
   if (!recorded || recorded->message == kNoAutogradId) return;
-  const auto function = c10::make_intrusive<RecvFunction>(recorded->message, from, std::move(recorded->dependencies));
+  const auto function = makeNode<RecvFunction>(recorded->message, from, std::move(recorded->dependencies));
   for (const auto& tensor : message.tensors) {
     if (!tensor.requires_grad()) continue;
     tensor.set_requires_grad(false);  // it is not a leaf

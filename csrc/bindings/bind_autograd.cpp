@@ -29,7 +29,7 @@ void releaseContext(ContextId id) {
 }
 
 template <typename Function>
-py::dict byId(const std::vector<c10::intrusive_ptr<Function>>& functions) {
+py::dict byId(const std::vector<NodeOf<Function>>& functions) {
   py::dict out;
   for (const auto& function : functions) {
     out[py::int_(function->id())] =

@@ -32,7 +32,9 @@ constexpr auto kContextKey = "torchrpc.autograd.context";
 ContextPtr inheritedContext(Node& node) {
   using Inherited = at::impl::ThreadLocalPythonObjects;
   if (currentContext() || !Inherited::contains(kContextKey)) return currentContext();
-  const py::handle id(Inherited::get(kContextKey)->ptr(getPyInterpreter()));
+  const auto inherited = Inherited::get(kContextKey);
+  if (!inherited) return nullptr;
+  const py::handle id(inherited->ptr(getPyInterpreter()));
   try {
     return node.autograd().context(py::cast<ContextId>(id));
   } catch (const Error&) {
@@ -218,7 +220,7 @@ void inheritContext(std::optional<ContextId> id) {
   if (id) {
     Inherited::set(kContextKey, std::make_shared<c10::SafePyObject>(py::int_(*id).release().ptr(), getPyInterpreter()));
   } else if (Inherited::contains(kContextKey)) {
-    Inherited::erase(kContextKey);
+    Inherited::set(kContextKey, nullptr);  // erase() is new in torch 2.13
   }
 }
 

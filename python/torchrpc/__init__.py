@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     cmake_prefix_path: str
 
-_TORCH = "2.13"  # the release that the extension is built for; pyproject.toml has it for pip
-
 _MODULES = ["autograd", "nn", "optim", "profiler", "rpc"]
 _ERRORS = [
     "NameNotFoundError",
@@ -112,12 +110,27 @@ def _wrong_torch() -> str:
             found = metadata.version("torch")
         except metadata.PackageNotFoundError:  # torch is missing, which its import reports, or has no metadata
             return ""
-    if not found or ".".join(found.split(".")[:2]) == _TORCH:
+    built, release = _built_for(), ".".join(found.split(".")[:2])
+    if not found or not built or release == built:
         return ""
+    from ._torch_versions import SUPPORTED
+
+    if release in SUPPORTED:
+        remedy = "build torchrpc again for this one (pip install --no-build-isolation --force-reinstall torchrpc)"
+    else:
+        remedy = f"another torchrpc: this one supports torch {SUPPORTED[0]} to {SUPPORTED[-1]}"
     return (
-        f"This torchrpc works with torch {_TORCH}, but this environment has torch {found}. Install the one that fits "
-        f"(pip install torch=={_TORCH}.0), or a torchrpc that is made for torch {found}."
+        f"This torchrpc is built for torch {built}, but this environment has torch {found}. Install the one that fits "
+        f"(pip install 'torch=={built}.*'), or {remedy}."
     )
+
+
+def _built_for() -> str:
+    """Return the release of torch that the extension is built for; empty if it is not built."""
+    try:
+        return importlib.import_module("torchrpc._built").TORCH
+    except ImportError:
+        return ""
 
 
 def __dir__() -> list[str]:

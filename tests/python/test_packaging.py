@@ -6,19 +6,31 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 import tomllib
+import torch
 
 import torchrpc
+from torchrpc._torch_versions import SUPPORTED
 
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
-def test_pip_requires_the_torch_that_the_package_checks_for():
-    assert f"torch=={torchrpc._TORCH}.*" in PYPROJECT["project"]["dependencies"]
+BUILT = torchrpc._built_for()
+
+
+def test_pip_requires_the_torch_that_the_extension_is_built_for():
+    assert BUILT in SUPPORTED and torch.__version__.startswith(BUILT + ".")
+    assert f"torch=={BUILT}.*" in metadata.requires("torchrpc")
+
+
+def test_the_supported_releases_are_in_one_place():
+    for page in ("README.md", "docs/quickstart.md", "docs/versions.md"):
+        assert f"torch {SUPPORTED[0]} to {SUPPORTED[-1]}" in (ROOT / page).read_text(), page
 
 
 def test_the_version_is_in_one_place():
@@ -46,6 +58,8 @@ def run_with_torch(hook_path, tmp_path):
 
     def run(version, program, **env):
         package, info = tmp_path / "torch", tmp_path / f"torch-{version}.dist-info"
+        for folder in (package, *tmp_path.glob("torch-*.dist-info")):
+            shutil.rmtree(folder, ignore_errors=True)
         package.mkdir()
         info.mkdir()
         (package / "__init__.py").write_text(FAKE_TORCH.format(version=version))
@@ -63,26 +77,34 @@ def run_with_torch(hook_path, tmp_path):
     return run
 
 
-TOLD = "This torchrpc works with torch 2.13, but this environment has torch 2.12.1"
+TOLD = f"This torchrpc is built for torch {BUILT}, but this environment has torch"
+REMEDIES = {
+    "2.10.0": f"another torchrpc: this one supports torch {SUPPORTED[0]} to {SUPPORTED[-1]}.",
+    "2.99.1": f"another torchrpc: this one supports torch {SUPPORTED[0]} to {SUPPORTED[-1]}.",
+    ("2.12.1" if BUILT != "2.12" else "2.13.0"): "build torchrpc again for this one (pip install --no-build-isolation",
+}
+OTHER = next(reversed(REMEDIES))
 
 
 @pytest.mark.parametrize("program", ["import torchrpc", "import torchrpc.rpc", "import torch; import torchrpc"])
 def test_another_torch_is_an_error_at_import(run_with_torch, program):
-    code, text = run_with_torch("2.12.1", program)
-    assert code == 1
-    assert re.search(rf"^ImportError: {TOLD}.*pip install torch==2\.13\.0", text, re.M), text
+    for version, remedy in REMEDIES.items():
+        code, text = run_with_torch(version, program)
+        assert code == 1
+        assert f"ImportError: {TOLD} {version}. Install the one that fits (pip install 'torch=={BUILT}.*')" in text
+        assert remedy in text
 
 
 def test_another_torch_can_be_imported_itself(run_with_torch):
-    assert run_with_torch("2.12.1", "import torch") == (0, "")
+    assert run_with_torch(OTHER, "import torch") == (0, "")
 
 
 def test_replacing_the_rpc_of_another_torch_is_an_error(run_with_torch):
-    code, text = run_with_torch("2.12.1", "import torch", TORCHRPC_REPLACE="1")
-    assert code == 1 and f"RuntimeError: {TOLD}" in text
+    code, text = run_with_torch(OTHER, "import torch", TORCHRPC_REPLACE="1")
+    assert code == 1 and f"RuntimeError: {TOLD} {OTHER}" in text
 
 
-@pytest.mark.parametrize("version", ["2.13.0", "2.13.1+cpu", "2.13.0a0+git1234"])
+@pytest.mark.parametrize("version", [f"{BUILT}.0", f"{BUILT}.1+cpu", f"{BUILT}.0a0+git1234"])
 def test_any_build_of_the_right_release_is_accepted(run_with_torch, version):
     assert run_with_torch(version, "import torch; import torchrpc") == (0, "")
 

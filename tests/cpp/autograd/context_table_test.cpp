@@ -82,7 +82,7 @@ TEST_CASE("an ended context accepts nothing") {
   CHECK(context->end(kEnded) == std::set<WorkerId>{1});
   CHECK(context->end(kEnded).empty());
   CHECK_FALSE(context->addKnownWorker(2));
-  context->addSend(c10::make_intrusive<SendFunction>(1, edge_list()));
+  context->addSend(makeNode<SendFunction>(1, edge_list()));
   CHECK(context->sends().empty());
   CHECK_FALSE(context->pass(1, [] { return nullptr; }));
 }

@@ -44,7 +44,7 @@ struct Backward {
       edges.push_back(gradient_edge(root));
       ones.push_back(at::ones_like(root));
     }
-    const auto root = c10::make_intrusive<SendFunction>(kNoAutogradId, std::move(edges));
+    const auto root = makeNode<SendFunction>(kNoAutogradId, std::move(edges));
     received = graph.add(root);
     graph.setGradients(*root, std::move(ones));
     graph.runInGraphTask([&] {
@@ -78,7 +78,7 @@ std::string errorText(const std::function<void()>& body) {
 
 /// A tensor that was received in message `id`, from worker 1.
 at::Tensor receivedTensor(MessageId id, at::Tensor value) {
-  torch::autograd::set_history(value, c10::make_intrusive<RecvFunction>(id, 1, std::nullopt));
+  torch::autograd::set_history(value, makeNode<RecvFunction>(id, 1, std::nullopt));
   return value;
 }
 
@@ -121,7 +121,7 @@ struct FixedGradients : Node {
 
 at::Tensor withFixedGradients(const at::Tensor& to, const variable_list& gradients) {
   auto result = at::ones({2});
-  torch::autograd::set_history(result, c10::make_intrusive<FixedGradients>(edge_list{gradient_edge(to)}, gradients));
+  torch::autograd::set_history(result, makeNode<FixedGradients>(edge_list{gradient_edge(to)}, gradients));
   return result;
 }
 
@@ -265,7 +265,7 @@ TEST_CASE("gradients that do not fit are rejected with the node's name, converti
 
 TEST_CASE("gradients leave through receive functions, one for each tensor of the message") {
   const auto a = leaf(1);
-  const auto both = c10::make_intrusive<RecvFunction>(7, 1, std::nullopt);
+  const auto both = makeNode<RecvFunction>(7, 1, std::nullopt);
   auto first = at::ones({2}), second = at::ones({2});
   torch::autograd::set_history(first, both);
   torch::autograd::set_history(second, both);
@@ -313,7 +313,7 @@ TEST_CASE("a very deep graph does not overflow the stack") {
     LocalGraph graph(false, {});
     auto unused = a * 1;
     for (int i = 1; i < kDepth; ++i) unused = unused + 1;
-    graph.add(c10::make_intrusive<SendFunction>(1, edge_list{gradient_edge(unused)}));
+    graph.add(makeNode<SendFunction>(1, edge_list{gradient_edge(unused)}));
     unused = at::Tensor();
   }
   const Backward ours({std::exchange(deep, at::Tensor())});
