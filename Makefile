@@ -5,7 +5,7 @@ PYTHON := .venv/bin/python
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 INSTALLED := .venv/torchrpc.installed
 
-.PHONY: demo test conformance bench bench-cpp docs cpp-docs tutorial-results dist lint format asan tsan no-tensorpipe asan-mixed tidy fuzz package setup-demo setup-test setup-clang clean
+.PHONY: demo test conformance bench bench-cpp docs cpp-docs tutorial-results dist wheels matrix lint format asan tsan no-tensorpipe asan-mixed tidy fuzz package setup-demo setup-test setup-clang clean
 .DEFAULT_GOAL := test
 
 # Trains CartPole through RPC until it is solved; the learning curve is in reinforcement_learning.png.
@@ -51,6 +51,14 @@ dist: setup-demo
 	rm -rf dist
 	$(PYTHON) -m build --no-isolation --outdir dist
 	tools/check_wheel.sh dist/torchrpc-*.whl
+
+# A wheel for each Python that this machine has, in dist/, with binaries for each release of torch; each is tried.
+wheels: setup-demo
+	$(PYTHON) tools/wheels.py $(ARGS)
+
+# The wheels with each release of torch and each Python: a table. ARGS="--torch 2.16" tries one that is not supported yet.
+matrix: setup-demo
+	$(PYTHON) tools/matrix.py $(ARGS)
 
 # ruff, clang-format, mypy: what pre-commit runs, over all files.
 lint: setup-demo
@@ -102,7 +110,6 @@ cpp-docs:
 package:
 	cmake --preset release
 	cmake --build $(BUILD) --target torchrpc_package
-	cmake --install $(BUILD) --component core --prefix python/torchrpc
 	cmake --install $(BUILD) --component python --prefix python/torchrpc
 	$(MAKE) $(INSTALLED)
 
@@ -116,6 +123,5 @@ setup-demo setup-test setup-clang:
 
 # All that was built; not .venv.
 clean:
-	rm -rf build dist python/torchrpc/lib python/torchrpc/include python/torchrpc/share
-	find python -name '*.so' -delete
+	rm -rf build dist python/torchrpc/_built
 	rm -f $(INSTALLED)

@@ -6,18 +6,25 @@ file(STRINGS ${CMAKE_CURRENT_LIST_DIR}/../python/torchrpc/_torch_versions.py sup
 string(REGEX MATCHALL "[0-9]+\\.[0-9]+" LibTorch_SUPPORTED "${supported}")
 list(JOIN LibTorch_SUPPORTED ", " supported)
 
-execute_process(
-  COMMAND ${Python_EXECUTABLE} -c
-          "import importlib.util as u, importlib.metadata as m, os; \
-           print(os.path.dirname(u.find_spec('torch').origin) + ';' + m.version('torch'))"
-  OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE failed ERROR_QUIET)
-if(failed)
-  message(FATAL_ERROR
-    "${Python_EXECUTABLE} has no torch. Install one of the releases ${supported} there, or name another Python with "
-    "-DPython_EXECUTABLE=...")
+# Where torch is another machine's (a cross build) or has a second path, LibTorch_DIR names the folder with include/ and
+# lib/.
+if(LibTorch_DIR)
+  file(STRINGS ${LibTorch_DIR}/version.py LibTorch_VERSION REGEX "^__version__ = ")
+  string(REGEX REPLACE "^[^'\"]*['\"]([^'\"]*)['\"].*" "\\1" LibTorch_VERSION "${LibTorch_VERSION}")
+else()
+  execute_process(
+    COMMAND ${Python_EXECUTABLE} -c
+            "import importlib.util as u, importlib.metadata as m, os; \
+             print(os.path.dirname(u.find_spec('torch').origin) + ';' + m.version('torch'))"
+    OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE failed ERROR_QUIET)
+  if(failed)
+    message(FATAL_ERROR
+      "${Python_EXECUTABLE} has no torch. Install one of the releases ${supported} there, or name another Python with "
+      "-DPython_EXECUTABLE=...")
+  endif()
+  list(GET found 0 LibTorch_DIR)
+  list(GET found 1 LibTorch_VERSION)
 endif()
-list(GET found 0 LibTorch_DIR)
-list(GET found 1 LibTorch_VERSION)
 string(REGEX MATCH "^[0-9]+\\.[0-9]+" LibTorch_RELEASE "${LibTorch_VERSION}")
 if(NOT LibTorch_RELEASE IN_LIST LibTorch_SUPPORTED)
   message(FATAL_ERROR
