@@ -4,6 +4,7 @@ BUILD := build/release
 PYTHON := .venv/bin/python
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 INSTALLED := .venv/torchrpc.installed
+WHEEL_TOOLS := .venv/wheel-tools.installed
 
 .PHONY: demo test conformance bench bench-cpp docs cpp-docs tutorial-results dist wheels matrix lint format asan tsan no-tensorpipe asan-mixed tidy fuzz package setup-demo setup-test setup-clang clean
 .DEFAULT_GOAL := test
@@ -47,17 +48,17 @@ tutorial-results: setup-demo
 	PYTHON=$(abspath $(PYTHON)) tools/tutorial_results.sh $(ARGS)
 
 # An sdist, and a wheel built from it, in dist/; then the wheel is tried in a fresh environment.
-dist: setup-demo
+dist: $(WHEEL_TOOLS)
 	rm -rf dist
 	$(PYTHON) -m build --no-isolation --outdir dist
 	tools/check_wheel.sh dist/torchrpc-*.whl
 
 # A wheel for each Python that this machine has, in dist/, with binaries for each release of torch; each is tried.
-wheels: setup-demo
+wheels: $(WHEEL_TOOLS)
 	$(PYTHON) tools/wheels.py $(ARGS)
 
 # The wheels with each release of torch and each Python: a table. ARGS="--torch 2.16" tries one that is not supported yet.
-matrix: setup-demo
+matrix: $(WHEEL_TOOLS)
 	$(PYTHON) tools/matrix.py $(ARGS)
 
 # ruff, clang-format, mypy: what pre-commit runs, over all files.
@@ -116,6 +117,10 @@ package:
 $(INSTALLED): setup.py pyproject.toml CMakeLists.txt
 	TORCHRPC_BUILD_DIR=$(BUILD) TORCHRPC_CMAKE_ARGS=-DTORCHRPC_BUILD_TESTS=ON \
 	  $(PYTHON) -m pip install --disable-pip-version-check --no-build-isolation --no-deps --editable .
+	touch $@
+
+$(WHEEL_TOOLS): requirements-wheels.txt | setup-demo
+	$(PYTHON) -m pip install --disable-pip-version-check --requirement $<
 	touch $@
 
 setup-demo setup-test setup-clang:

@@ -39,8 +39,11 @@ def environment(python: str, torch: str) -> Path | None:
     if (folder / "ready").exists():
         return folder
     run("uv", "venv", "--quiet", "--clear", "--python", interpreter(python), folder)
+    not_needed = folder / "not_needed.txt"  # 1 GB each, for torch.compile and CUDA's Python API
+    not_needed.write_text("triton; sys_platform == 'none'\ncuda-bindings; sys_platform == 'none'\n")
     install = ("uv", "pip", "install", "--quiet", "--only-binary=torch", "--python", folder / "bin/python")
-    if run(*install, f"torch=={torch}.*", "numpy", "setuptools>=77", check=False).returncode != 0:
+    packages = (f"torch=={torch}.*", "numpy", "setuptools>=77")
+    if run(*install, "--overrides", not_needed, *packages, check=False).returncode != 0:
         return None
     (folder / "ready").touch()
     return folder

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Builds the wheels: one for each Python, with binaries for each release of torch; tries each in a fresh environment.
 
-The wheels in --output carry the manylinux tag that auditwheel finds for them: manylinux_2_28 in the container
-quay.io/pypa/manylinux_2_28 (see .github/workflows/wheels.yml), a later one on a system with a later C library. Two runs
-on the same system give the same bytes.
+The binaries are linked for glibc 2.28 and the libstdc++ of GCC 8 whatever this system has: against the stub libraries
+that zig makes of a glibc, and with tools/manylinux/older_libraries.cpp. auditwheel checks that, and gives the wheels
+their tag, manylinux_2_28. Two runs on the same system give the same bytes.
 """
 
 import argparse
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,32 @@ from pathlib import Path
 from torch_environments import PYTHONS, ROOT, SUPPORTED, choose, environment, interpreter, run
 
 BUILD = ROOT / "build/wheels"
+GLIBC = "2.28"
 LIBRARIES_OF_TORCH = ("libc10.so", "libtorch_cpu.so", "libtorch_python.so", "libtorch.so")
+
+
+def linker_options() -> dict[str, str]:
+    """Return CMake's options to link for the older system libraries; make these libraries first."""
+    folder = BUILD / f"glibc-{GLIBC}"
+    stubs, shim = folder / "stubs", folder / "older_libraries.o"
+    stubs.mkdir(parents=True, exist_ok=True)
+    if not (stubs / "libc_nonshared.a").exists():
+        (folder / "empty.c").write_text("void nothing(void) {}\n")
+        cache = {name: str(folder / "zig") for name in ("ZIG_LOCAL_CACHE_DIR", "ZIG_GLOBAL_CACHE_DIR")}
+        target = f"{platform.machine()}-linux-gnu.{GLIBC}"
+        zig = (sys.executable, "-m", "ziglang", "cc", "-target", target, "-shared", "-fPIC")
+        run(*zig, folder / "empty.c", "-o", folder / "empty.so", env={**os.environ, **cache})
+        for pattern in ("*.so.*", "libc_nonshared.a"):
+            for library in (folder / "zig").glob(f"o/*/{pattern}"):
+                shutil.copy2(library, stubs)
+    run("c++", "-O2", "-fPIC", "-std=c++20", "-c", ROOT / "tools/manylinux/older_libraries.cpp", "-o", shim)
+    names = ("libc.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "libm.so.6", "libc_nonshared.a")
+    libraries = [shim, "-lstdc++", *(stubs / name for name in names), "-lgcc_s", "-lgcc"]
+    return {
+        "CMAKE_SHARED_LINKER_FLAGS": "-nodefaultlibs",
+        "CMAKE_MODULE_LINKER_FLAGS": "-nodefaultlibs",
+        "CMAKE_CXX_STANDARD_LIBRARIES": " ".join(map(str, libraries)),
+    }
 
 
 def build_binaries(python: str, torch: str, env: Path, binaries: Path) -> None:
@@ -34,6 +60,7 @@ def build_binaries(python: str, torch: str, env: Path, binaries: Path) -> None:
         "LibTorch_DIR": libtorch,
         "Python_EXECUTABLE": env / "bin/python",
         "TORCHRPC_BUILD_TESTS": "OFF",
+        **linker_options(),
     }
     cmake = build / python
     run("cmake", "-S", ROOT, "-B", cmake, "-G", "Ninja", *(f"-D{name}={value}" for name, value in options.items()))
