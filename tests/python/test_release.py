@@ -203,9 +203,11 @@ def test_what_the_workflows_call_exists():
                     called.add(target)
                 for script in re.findall(r"\btools/[\w.]+", variant):
                     assert (ROOT / script).exists(), f"{file}: {name}: {script}"
-    assert {"lint", "test", "matrix"} <= called
+    assert {"lint", "test", "matrix", "wheels"} <= called
 
 
 def test_the_matrix_is_that_of_the_policy():
     (cell,) = WORKFLOWS["matrix.yml"]["jobs"].values()
-    assert cell["strategy"]["matrix"] == {"torch": list(SUPPORTED), "python": PYTHONS}
+    pythons = re.findall(r"[\d.]+t?", stated(r"\nPYTHONS = \((.*)\)\n", "tools/torch_environments.py"))
+    assert pythons == [*PYTHONS, *re.findall(r"free-threaded (3\.\d+t)", POLICY)]
+    assert cell["strategy"]["matrix"] == {"torch": list(SUPPORTED), "python": pythons}
