@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <iterator>
 #include <new>
-#include <sys/mman.h>
+
+#include "base/os/memory.h"
 
 namespace torchrpc {
 
@@ -17,7 +18,7 @@ constexpr size_t kPageBytes = 4 << 10;
 BufferCache::Memory BufferCache::newMemory(size_t bytes, size_t alignment) {
   Memory memory(std::aligned_alloc(alignment, bytes));
   if (!memory) throw std::bad_alloc();
-  if (alignment == kHugePageBytes) madvise(memory.get(), bytes, MADV_HUGEPAGE);  // fails where huge pages are disabled
+  if (alignment == kHugePageBytes) os::requestHugePages(memory.get(), bytes);
   return memory;
 }
 

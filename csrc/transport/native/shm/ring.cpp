@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fcntl.h>
 #include <new>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -11,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/os/memory.h"
 
 namespace torchrpc::native {
 
@@ -22,7 +22,6 @@ constexpr size_t kRingBytes = 8 << 20;
 // The bytes that are moved before the other side is woken: enough to outweigh the cost of a wake-up, and few enough
 // that both sides copy at the same time.
 constexpr size_t kChunkBytes = 32 << 10;
-constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 static_assert(sizeof(RingControl) <= kMinControlBytes);
 
@@ -36,9 +35,8 @@ size_t totalBytes() { return 2 * (controlBytes() + kRingBytes + SlabControl::kBy
 }  // namespace
 
 Descriptor RingMemory::make() {
-  Descriptor memory(::memfd_create("torchrpc", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  const bool ready = memory && ::ftruncate(memory.get(), static_cast<off_t>(totalBytes())) == 0 &&
-      ::fcntl(memory.get(), F_ADD_SEALS, kSeals) == 0;
+  Descriptor memory(os::openSharedMemory());
+  const bool ready = memory && os::setSizeAndSeal(memory.get(), totalBytes());
   if (!ready) return {};
   try {
     RingMemory{memory};  // a limit of address space may forbid it
@@ -53,7 +51,7 @@ Descriptor RingMemory::make() {
 RingMemory::RingMemory(const Descriptor& memory) {
   struct stat status{};
   // Without the seals, a peer could shrink the memory, and our next access would raise SIGBUS.
-  const bool sealed = ::fstat(memory.get(), &status) == 0 && (::fcntl(memory.get(), F_GET_SEALS) & kSeals) == kSeals;
+  const bool sealed = ::fstat(memory.get(), &status) == 0 && os::isSealed(memory.get());
   if (!sealed || static_cast<size_t>(status.st_size) != totalBytes()) {
     throw Error(ErrorCode::kProtocol, "the peer's shared memory has the wrong size or seals");
   }

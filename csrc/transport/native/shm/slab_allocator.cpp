@@ -18,8 +18,9 @@
 #include <atomic>
 #include <list>
 #include <pthread.h>
-#include <sys/mman.h>
 #include <utility>
+
+#include "base/os/memory.h"
 
 namespace torchrpc::native {
 
@@ -42,7 +43,7 @@ bool ResidentBytes::reserve(size_t bytes) {
 void ResidentBytes::add(size_t bytes) { resident_bytes += bytes; }
 void ResidentBytes::release(size_t bytes) { resident_bytes -= bytes; }
 
-bool discardPages(std::span<char> memory) { return ::madvise(memory.data(), memory.size(), MADV_REMOVE) == 0; }
+bool discardPages(std::span<char> memory) { return os::discardSharedPages(memory); }
 
 /// The allocators of this process that have resident units, or may have them.
 class SlabAllocator::Registry {
