@@ -6,7 +6,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 INSTALLED := .venv/torchrpc.installed
 WHEEL_TOOLS := .venv/wheel-tools.installed
 
-.PHONY: demo test conformance bench bench-cpp docs cpp-docs tutorial-results dist wheels matrix lint format asan tsan no-tensorpipe asan-mixed tidy fuzz package setup-demo setup-test setup-clang clean
+.PHONY: demo test conformance bench bench-cpp docs cpp-docs tutorial-results dist wheels matrix lint format asan tsan no-tensorpipe asan-mixed tidy fuzz package setup-demo setup-test setup-clang setup-wheels clean
 .DEFAULT_GOAL := test
 
 # Trains CartPole through RPC until it is solved; the learning curve is in reinforcement_learning.png.
@@ -118,6 +118,8 @@ $(INSTALLED): setup.py pyproject.toml CMakeLists.txt
 	TORCHRPC_BUILD_DIR=$(BUILD) TORCHRPC_CMAKE_ARGS=-DTORCHRPC_BUILD_TESTS=ON \
 	  $(PYTHON) -m pip install --disable-pip-version-check --no-build-isolation --no-deps --editable .
 	touch $@
+
+setup-wheels: $(WHEEL_TOOLS)
 
 $(WHEEL_TOOLS): requirements-wheels.txt | setup-demo
 	$(PYTHON) -m pip install --disable-pip-version-check --requirement $<
