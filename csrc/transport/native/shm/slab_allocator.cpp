@@ -16,10 +16,15 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
+#include <cstring>
 #include <list>
 #include <pthread.h>
+#include <string>
 #include <sys/mman.h>
 #include <utility>
+
+#include "base/log.h"
 
 namespace torchrpc::native {
 
@@ -42,7 +47,15 @@ bool ResidentBytes::reserve(size_t bytes) {
 void ResidentBytes::add(size_t bytes) { resident_bytes += bytes; }
 void ResidentBytes::release(size_t bytes) { resident_bytes -= bytes; }
 
-bool discardPages(std::span<char> memory) { return ::madvise(memory.data(), memory.size(), MADV_REMOVE) == 0; }
+bool discardPages(std::span<char> memory) {
+  if (::madvise(memory.data(), memory.size(), MADV_REMOVE) == 0) return true;
+  static LogOnce once;
+  once.log(
+      LogLevel::kWarning,
+      std::string("shared memory that is not used cannot be given back (madvise with MADV_REMOVE): ") +
+          std::strerror(errno) + "; it stays occupied until its connection and all tensors on it have ended");
+  return false;
+}
 
 /// The allocators of this process that have resident units, or may have them.
 class SlabAllocator::Registry {
