@@ -10,8 +10,10 @@ namespace torchrpc {
 
 namespace {
 
+// Of most systems. Where a huge page is larger (32 MiB or 512 MiB with pages of 16 or 64 KiB), a buffer is part of one
+// at best, and works all the same.
 constexpr size_t kHugePageBytes = 2 << 20;
-constexpr size_t kPageBytes = 4 << 10;
+constexpr size_t kSmallAlignmentBytes = 4 << 10;  // of buffers that are smaller; whatever the size of a page is
 
 }  // namespace
 
@@ -25,7 +27,7 @@ BufferCache::Memory BufferCache::newMemory(size_t bytes, size_t alignment) {
 BufferCache::~BufferCache() = default;
 
 c10::DataPtr BufferCache::allocate(size_t bytes) {
-  const size_t alignment = bytes >= kHugePageBytes ? kHugePageBytes : kPageBytes;
+  const size_t alignment = bytes >= kHugePageBytes ? kHugePageBytes : kSmallAlignmentBytes;
   const size_t rounded = (bytes + alignment - 1) / alignment * alignment;
   Buffers buffer;
   {

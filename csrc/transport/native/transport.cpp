@@ -214,7 +214,7 @@ void NativeTransport::startInboundHandshake(Descriptor socket, bool tcp) {
       .group = options_.group,
       .name = options_.node_name};
   *position = std::make_unique<HandshakeSession>(
-      *shared_, std::move(socket), std::move(self), &RingMemory::make,
+      *shared_, std::move(socket), std::move(self), [] { return RingMemory::make(); },
       [this, position, tcp](Result<HandshakeSession::AuthenticatedPeer> peer) {
         const auto session = std::move(*position);  // until this callback returns
         inbound_handshakes_.erase(position);

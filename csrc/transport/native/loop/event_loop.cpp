@@ -41,8 +41,8 @@ constexpr size_t kScratchBytes = 64 << 10;
 // the lock when it is woken. Sockets, and rings on which the leader is not parked, are the loop thread's.
 // The leader may leave while another thread has the lock, and that thread has perhaps just armed the rings for the
 // leader. So each thread that releases the lock checks afterwards whether the leader for which it armed is still there;
-// if not, it arms again. A thread of the pool that has nothing to do is preemptible: a thread that waits for a reply
-// replaces it as the leader.
+// if not, it arms again: Note [Unlock, then look] in loop_lock.h. A thread of the pool that has nothing to do is
+// preemptible: a thread that waits for a reply replaces it as the leader.
 constexpr auto kMaxSpin = std::chrono::milliseconds(5);
 
 using SteadyClock = std::chrono::steady_clock;
@@ -101,7 +101,7 @@ void EventLoop::lockLoop() {
 }
 
 bool EventLoop::unlockLoop() {
-  has_loop_lock_ = !releaseLock() && loop_lock_.try_lock();
+  has_loop_lock_ = !releaseLock() && loop_lock_.fenceAndTryLock();
   if (has_loop_lock_) needs_arming_ = true;
   return !has_loop_lock_;
 }
@@ -126,9 +126,12 @@ void EventLoop::addToPollSet(Pollable& pollable) {
 }
 
 bool EventLoop::releaseLock() {
-  const bool armed_for_leader = poll_set_.isArmedForLeader();
-  loop_lock_.unlock();
-  return !armed_for_leader || leader_.exists();
+  if (!poll_set_.isArmedForLeader()) {
+    loop_lock_.unlock();
+    return true;
+  }
+  loop_lock_.unlockAndFence();
+  return leader_.exists();
 }
 
 // ---- threads that poll ----
@@ -166,7 +169,7 @@ void EventLoop::armAndUnlock() {
     if (arm()) continue;
     needs_arming_ = true;
     tasks_.wake();
-  } while (!releaseLock() && loop_lock_.try_lock());
+  } while (!releaseLock() && loop_lock_.fenceAndTryLock());
 }
 
 void EventLoop::park(const std::function<bool()>& done, FutexWaiter& waiter, TimePoint deadline, bool preemptible) {
@@ -176,7 +179,7 @@ void EventLoop::park(const std::function<bool()>& done, FutexWaiter& waiter, Tim
   for (bool leads = leader_.tryLead(waiter, preemptible); leads;) {
     const auto wait_words = poll_set_.collectWaitWords();
     if (wait_words.empty() || !arm()) break;
-    locked = !releaseLock() && loop_lock_.try_lock();
+    locked = !releaseLock() && loop_lock_.fenceAndTryLock();
     if (locked) break;
     waiter.wait(finished, wait_words, deadline);
     locked = !finished() && SteadyClock::now() < deadline && lockToPoll(done);
@@ -189,7 +192,7 @@ void EventLoop::park(const std::function<bool()>& done, FutexWaiter& waiter, Tim
   // If this thread was not replaced, and another has the lock, that one arms for the loop thread when it releases the
   // lock.
   if (!locked && replaced) loop_lock_.lock();
-  if (locked || replaced || loop_lock_.try_lock()) armAndUnlock();
+  if (locked || replaced || loop_lock_.fenceAndTryLock()) armAndUnlock();
 }
 
 }  // namespace torchrpc::native

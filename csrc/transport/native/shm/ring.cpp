@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <new>
 #include <sys/mman.h>
@@ -23,23 +24,41 @@ constexpr size_t kRingBytes = 8 << 20;
 // that both sides copy at the same time.
 constexpr size_t kChunkBytes = 32 << 10;
 
-static_assert(sizeof(RingControl) <= kMinControlBytes);
-
-/// At least a page, so that rings and slabs begin with a page, too.
-size_t controlBytes() {
-  static const size_t bytes = std::max(kMinControlBytes, static_cast<size_t>(::sysconf(_SC_PAGESIZE)));
-  return bytes;
-}
-size_t totalBytes() { return 2 * (controlBytes() + kRingBytes + SlabControl::kBytes); }
+// Both sides have this layout, whichever compilers and processors they were built with and for.
+static_assert(offsetof(RingControl, written) == 0 && offsetof(RingControl, begin) == 8);
+static_assert(offsetof(RingControl, read) == 128 && offsetof(RingControl, reader_waiting) == 256);
+static_assert(offsetof(RingControl, writer_waiting) == 384 && offsetof(RingControl, slabs) == 512);
+static_assert(offsetof(SlabControl, writes_in_progress) == 0 && offsetof(SlabControl, return_count) == 128);
+static_assert(offsetof(SlabControl, returned) == 136 && sizeof(RingControl) <= kMinControlBytes);
 
 }  // namespace
 
-Descriptor RingMemory::make() {
+size_t RingLayout::systemPageBytes() {
+  static const auto bytes = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+
+RingLayout::RingLayout(size_t page_bytes)
+    : page_bytes_(page_bytes), control_bytes_(std::max(kMinControlBytes, page_bytes)) {}
+
+bool RingLayout::isUsable() const { return SlabControl::kUnitBytes % page_bytes_ == 0; }
+
+size_t RingLayout::ring(int direction) const {
+  return 2 * control_bytes_ + static_cast<size_t>(direction) * kRingBytes;
+}
+
+size_t RingLayout::slabs(int direction) const {
+  return 2 * (control_bytes_ + kRingBytes) + static_cast<size_t>(direction) * SlabControl::kBytes;
+}
+
+size_t RingLayout::totalBytes() const { return slabs(2); }
+
+Descriptor RingMemory::make(const RingLayout& layout) {
   Descriptor memory(os::openSharedMemory());
-  const bool ready = memory && os::setSizeAndSeal(memory.get(), totalBytes());
+  const bool ready = memory && os::setSizeAndSeal(memory.get(), layout.totalBytes());
   if (!ready) return {};
   try {
-    RingMemory{memory};  // a limit of address space may forbid it
+    RingMemory(memory, layout);  // a limit of address space may forbid it
   } catch (const Error& error) {
     static LogOnce once;
     once.log(LogLevel::kWarning, "no memory is shared: " + error.text());
@@ -48,33 +67,37 @@ Descriptor RingMemory::make() {
   return memory;
 }
 
-RingMemory::RingMemory(const Descriptor& memory) {
+RingMemory::RingMemory(const Descriptor& memory, const RingLayout& layout) : layout_(layout) {
+  if (!layout.isUsable()) {
+    throw Error(
+        ErrorCode::kWorkerLost,
+        "the pages of this system are larger than " + std::to_string(SlabControl::kUnitBytes) +
+            " bytes, the unit in which tensors are placed in shared memory");
+  }
   struct stat status{};
   // Without the seals, a peer could shrink the memory, and our next access would raise SIGBUS.
   const bool sealed = ::fstat(memory.get(), &status) == 0 && os::isSealed(memory.get());
-  if (!sealed || static_cast<size_t>(status.st_size) != totalBytes()) {
+  if (!sealed || static_cast<size_t>(status.st_size) != layout.totalBytes()) {
     throw Error(ErrorCode::kProtocol, "the peer's shared memory has the wrong size or seals");
   }
-  void* base = ::mmap(nullptr, totalBytes(), PROT_READ | PROT_WRITE, MAP_SHARED, memory.get(), 0);
+  void* base = ::mmap(nullptr, layout.totalBytes(), PROT_READ | PROT_WRITE, MAP_SHARED, memory.get(), 0);
   if (base == MAP_FAILED) {
     throw Error(ErrorCode::kWorkerLost, std::string("shared memory cannot be mapped: ") + std::strerror(errno));
   }
   base_ = static_cast<char*>(base);
 }
 
-RingMemory::~RingMemory() { ::munmap(base_, totalBytes()); }
+RingMemory::~RingMemory() { ::munmap(base_, layout_.totalBytes()); }
 
 RingControl& RingMemory::control(int direction) const {
   // No constructor runs: zeros are a valid state, and the peer may have written to it already.
-  return *std::launder(reinterpret_cast<RingControl*>(base_ + direction * controlBytes()));
+  return *std::launder(reinterpret_cast<RingControl*>(base_ + layout_.control(direction)));
 }
 
-std::span<char> RingMemory::ring(int direction) const {
-  return {base_ + 2 * controlBytes() + direction * kRingBytes, kRingBytes};
-}
+std::span<char> RingMemory::ring(int direction) const { return {base_ + layout_.ring(direction), kRingBytes}; }
 
 std::span<char> RingMemory::slabs(int direction) const {
-  return {base_ + 2 * (controlBytes() + kRingBytes) + direction * SlabControl::kBytes, SlabControl::kBytes};
+  return {base_ + layout_.slabs(direction), SlabControl::kBytes};
 }
 
 RingEnd::RingEnd(Side side, RingControl& control, std::span<char> bytes)

@@ -10,6 +10,7 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
+#include "base/interference.h"
 #include "transport/native/shm/slabs.h"
 #include "transport/native/socket/socket.h"
 
@@ -23,29 +24,49 @@ enum WakeMethod : uint32_t {
 };
 
 /// The shared control of one direction. Positions count bytes since the start and only grow; each is written by one
-/// side.
+/// side. PROTOCOL.md specifies the layout.
 struct RingControl {
-  alignas(64) std::atomic<uint64_t> written;
+  alignas(kDestructiveInterferenceBytes) std::atomic<uint64_t> written;
   /// The position of the byte at the begin of the ring's memory. It changes only while the ring is empty, so a reader
   /// that finds bytes to read also finds the right value here.
   std::atomic<uint64_t> begin;
-  alignas(64) std::atomic<uint64_t> read;
+  alignas(kDestructiveInterferenceBytes) std::atomic<uint64_t> read;
   /// The wait words of the two sides hold a WakeMethod: set by the side that is going to wait, cleared by its peer,
   /// which then wakes it. See Note [Wake-ups].
-  alignas(64) std::atomic<uint32_t> reader_waiting;
-  alignas(64) std::atomic<uint32_t> writer_waiting;
+  alignas(kDestructiveInterferenceBytes) std::atomic<uint32_t> reader_waiting;
+  alignas(kDestructiveInterferenceBytes) std::atomic<uint32_t> writer_waiting;
   SlabControl slabs;
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
+
+/// Where the parts of the shared memory begin, for both directions. Each ring and each slab consists of whole pages:
+/// the system discards and moves only such (MADV_REMOVE, mremap).
+class RingLayout {
+ public:
+  /// `page_bytes`: of the system, which all processes that share memory have in common; tests give others.
+  explicit RingLayout(size_t page_bytes = systemPageBytes());
+  static size_t systemPageBytes();
+
+  /// False if the pages are larger than the units of slabs: then no memory is shared.
+  bool isUsable() const;
+  size_t control(int direction) const { return static_cast<size_t>(direction) * control_bytes_; }
+  size_t ring(int direction) const;
+  size_t slabs(int direction) const;
+  size_t totalBytes() const;
+
+ private:
+  size_t page_bytes_;
+  size_t control_bytes_;  ///< of one direction
+};
 
 /// The mapping of a ring and slabs for each of two directions. Pages occupy physical memory from their first use on.
 class RingMemory {
  public:
   /// A new memfd with empty rings, sealed so that it can neither shrink nor grow; invalid if the system cannot make it.
-  static Descriptor make();
+  static Descriptor make(const RingLayout& layout = RingLayout());
   /// Throws Error(kWorkerLost) if it cannot be mapped, Error(kProtocol) if it has another size or other seals than
   /// those of make().
-  explicit RingMemory(const Descriptor& memory);
+  explicit RingMemory(const Descriptor& memory, const RingLayout& layout = RingLayout());
   ~RingMemory();
   RingMemory(const RingMemory&) = delete;
   RingMemory& operator=(const RingMemory&) = delete;
@@ -55,6 +76,7 @@ class RingMemory {
   std::span<char> slabs(int direction) const;
 
  private:
+  const RingLayout layout_;
   char* base_ = nullptr;
 };
 

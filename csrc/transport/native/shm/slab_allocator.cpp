@@ -16,10 +16,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
+#include <cstring>
 #include <list>
 #include <pthread.h>
+#include <string>
 #include <utility>
 
+#include "base/log.h"
 #include "base/os/memory.h"
 
 namespace torchrpc::native {
@@ -43,7 +47,15 @@ bool ResidentBytes::reserve(size_t bytes) {
 void ResidentBytes::add(size_t bytes) { resident_bytes += bytes; }
 void ResidentBytes::release(size_t bytes) { resident_bytes -= bytes; }
 
-bool discardPages(std::span<char> memory) { return os::discardSharedPages(memory); }
+bool discardPages(std::span<char> memory) {
+  if (os::discardSharedPages(memory)) return true;
+  static LogOnce once;
+  once.log(
+      LogLevel::kWarning,
+      std::string("shared memory that is not used cannot be given back (madvise with MADV_REMOVE): ") +
+          std::strerror(errno) + "; it stays occupied until its connection and all tensors on it have ended");
+  return false;
+}
 
 /// The allocators of this process that have resident units, or may have them.
 class SlabAllocator::Registry {

@@ -14,6 +14,7 @@
 #include <optional>
 #include <span>
 
+#include "base/interference.h"
 #include "wire/message.h"
 
 namespace torchrpc::native {
@@ -24,8 +25,10 @@ struct SlabControl {
   static constexpr size_t kUnits = 2048;
   static constexpr size_t kBytes = kUnits * kUnitBytes;
 
-  alignas(64) std::atomic<uint32_t> writes_in_progress;  ///< threads of the writer that have nearly finished a copy
-  alignas(64) std::atomic<uint64_t> return_count;        ///< slabs that the reader has returned since the start
+  /// The threads of the writer that have nearly finished a copy.
+  alignas(kDestructiveInterferenceBytes) std::atomic<uint32_t> writes_in_progress;
+  /// The slabs that the reader has returned since the start.
+  alignas(kDestructiveInterferenceBytes) std::atomic<uint64_t> return_count;
   std::atomic<uint8_t> returned[kUnits];  ///< for a slab's first unit: set by the reader, cleared by the writer
 };
 static_assert(std::atomic<uint8_t>::is_always_lock_free);

@@ -5,6 +5,7 @@
 #include <catch2/catch.hpp>
 
 #include <atomic>
+#include <barrier>
 #include <thread>
 #include <vector>
 
@@ -33,6 +34,27 @@ TEST_CASE("a thread that wants to poll does not wait for the loop lock for long"
     lock.unlock();
   }).join();
   CHECK(locked);
+}
+
+TEST_CASE("of a thread that unlocks and one that leaves, at least one sees the other") {
+  for (int i = 0; i < 2'000; ++i) {
+    LoopLock lock;
+    std::atomic<bool> left{false};
+    bool sees_left = false, sees_free = false;
+    std::barrier start(2);
+    lock.lock();
+    std::jthread leaves([&] {
+      start.arrive_and_wait();
+      left = true;
+      sees_free = lock.fenceAndTryLock();
+      if (sees_free) lock.unlock();
+    });
+    start.arrive_and_wait();
+    lock.unlockAndFence();
+    sees_left = left;
+    leaves.join();
+    REQUIRE((sees_left || sees_free));
+  }
 }
 
 TEST_CASE("threads that keep polling do not keep the loop thread from the loop lock") {

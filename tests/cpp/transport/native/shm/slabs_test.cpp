@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <csignal>
 #include <cstring>
+#include <fcntl.h>
 #include <fstream>
 #include <functional>
 #include <random>
@@ -26,13 +27,15 @@ using namespace torchrpc::test;
 namespace {
 
 constexpr size_t kUnit = SlabControl::kUnitBytes;
+constexpr size_t kKiB = 1 << 10;
 constexpr size_t kMiB = 1 << 20;
 
 /// Writer and reader of the same memory, mapped at different addresses.
 struct Shared {
-  Descriptor memory = RingMemory::make();
-  std::shared_ptr<const RingMemory> here = std::make_shared<RingMemory>(memory);
-  std::shared_ptr<const RingMemory> there = std::make_shared<RingMemory>(memory);
+  RingLayout layout;
+  Descriptor memory = RingMemory::make(layout);
+  std::shared_ptr<const RingMemory> here = std::make_shared<RingMemory>(memory, layout);
+  std::shared_ptr<const RingMemory> there = std::make_shared<RingMemory>(memory, layout);
   SlabWriter writer{here, here->control(0).slabs, here->slabs(0)};
   SlabReader reader{there, there->control(0).slabs, there->slabs(0)};
 
@@ -237,8 +240,39 @@ TEST_CASE("a tensor outlives the connection over which it arrived") {
   CHECK(isFilled(segment, kMiB, 5));
 }
 
+TEST_CASE("rings and slabs are whole pages, whatever the size of a page is") {
+  const size_t page = GENERATE(4 * kKiB, 16 * kKiB, 64 * kKiB);
+  CAPTURE(page);
+  const RingLayout layout(page);
+  CHECK(layout.isUsable());
+  CHECK(kUnit % page == 0);
+  for (const int direction : {0, 1}) {
+    CHECK(layout.ring(direction) % page == 0);
+    CHECK(layout.slabs(direction) % page == 0);
+  }
+  CHECK(layout.control(1) >= sizeof(RingControl));
+  CHECK(layout.ring(0) >= layout.control(1) + sizeof(RingControl));
+  CHECK(layout.slabs(0) == layout.ring(1) + (layout.ring(1) - layout.ring(0)));
+  CHECK(layout.totalBytes() == layout.slabs(1) + SlabControl::kBytes);
+  CHECK(layout.totalBytes() % page == 0);
+}
+
+TEST_CASE("no memory is shared where a page is larger than a unit of slabs") {
+  const RingLayout layout(256 * kKiB);
+  CHECK_FALSE(layout.isUsable());
+  CHECK_FALSE(RingMemory::make(layout));
+  Descriptor memory(::memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  REQUIRE(::ftruncate(memory.get(), static_cast<off_t>(layout.totalBytes())) == 0);
+  REQUIRE(::fcntl(memory.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0);
+  CHECK_THROWS_AS(RingMemory(memory, layout), Error);
+}
+
 TEST_CASE("after a fork, each process has its own copy of a tensor") {
-  Shared shared;
+  // In memory that is laid out for such pages: on a system that has them, only whole ones can be replaced in the child.
+  const size_t page = GENERATE(4 * kKiB, 16 * kKiB, 64 * kKiB);
+  CAPTURE(page);
+  if (page < RingLayout::systemPageBytes()) return;
+  Shared shared{RingLayout(page)};
   auto segment = shared.send(kMiB, 5);
   int done[2];
   REQUIRE(::pipe(done) == 0);
