@@ -28,6 +28,10 @@ def version() -> str:
     return found.group(1)
 
 
+def minor(release: str) -> int:
+    return int(release.removeprefix("2."))
+
+
 def torch_requirement() -> str:
     """A wheel needs a release of torch that it has binaries for; an sdist any that is supported."""
     text = (ROOT / "python/torchrpc/_torch_versions.py").read_text()
@@ -36,17 +40,15 @@ def torch_requirement() -> str:
     if "sdist" in sys.argv:
         pass
     elif BINARIES:
-        releases = [release for release in supported if (Path(BINARIES) / f"torch{release}").is_dir()]
-        assert releases, f"TORCHRPC_BINARIES={BINARIES} has no binaries for a release that is supported"
+        releases = sorted((path.name.removeprefix("torch") for path in Path(BINARIES).iterdir()), key=minor)
     else:
         with contextlib.suppress(metadata.PackageNotFoundError):  # the build says what to do
             releases = [".".join(metadata.version("torch").split(".")[:2])]
     if len(releases) == 1:
         return f"torch=={releases[0]}.*"
-    first, last = supported.index(releases[0]), supported.index(releases[-1])
-    holes = [f"!={release}.*" for release in supported[first:last] if release not in releases]
-    major, minor = releases[-1].split(".")
-    return "torch" + ",".join([f">={releases[0]}", f"<{major}.{int(minor) + 1}", *holes])
+    first, last = minor(releases[0]), minor(releases[-1])
+    holes = [f"!=2.{number}.*" for number in range(first, last) if f"2.{number}" not in releases]
+    return "torch" + ",".join([f">={releases[0]}", f"<2.{last + 1}", *holes])
 
 
 def require_torch() -> None:

@@ -26,10 +26,10 @@ else()
   list(GET found 1 LibTorch_VERSION)
 endif()
 string(REGEX MATCH "^[0-9]+\\.[0-9]+" LibTorch_RELEASE "${LibTorch_VERSION}")
-if(NOT LibTorch_RELEASE IN_LIST LibTorch_SUPPORTED)
+if(NOT LibTorch_RELEASE IN_LIST LibTorch_SUPPORTED AND NOT TORCHRPC_ALLOW_ANY_TORCH)
   message(FATAL_ERROR
     "${Python_EXECUTABLE} has torch ${LibTorch_VERSION}; this torchrpc supports the releases ${supported}, whose C++ "
-    "interfaces it knows. Install one of these.")
+    "interfaces it knows. Install one of these, or try this one with -DTORCHRPC_ALLOW_ANY_TORCH=ON.")
 endif()
 if(TORCHRPC_WITH_TENSORPIPE AND NOT EXISTS ${LibTorch_DIR}/include/tensorpipe/tensorpipe.h)
   message(FATAL_ERROR

@@ -5,7 +5,8 @@ A cell is an environment with one Python and one release of torch. The wheel of 
 smoke tests run (a part of tests/python), and torch's own RPC suite where --conformance asks for it. Without a wheel for
 a Python, tools/wheels.py builds it first.
 
-With --torch, a release that is not supported yet is tried, too: the table says what breaks. "2.16" takes prereleases.
+With --torch, a release that is not supported yet is tried, too: a wheel is built for it alone, and the table says what
+breaks. Prereleases count.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from torch_environments import PYTHONS, ROOT, SUPPORTED, choose, environment, environment_variables, interpreter, run
+from torch_environments import PYTHONS, ROOT, SUPPORTED, environment, environment_variables, interpreter, run
 
 # What differs between releases: names that are replaced, nodes of graphs, kernels, pickles, profilers.
 SMOKE = """
@@ -80,6 +81,18 @@ def try_cell(torch: str, python: str, wheel: Path | None, conformance: bool) -> 
     return Cell(torch, python, "yes", smoke, suite, time.monotonic() - start)
 
 
+def find_wheel(python: str, torch: str, folder: Path) -> Path | None:
+    """Return the wheel for this Python, and build it if it is missing; None if that fails."""
+    build = [ROOT / "tools/wheels.py", "--no-check", "--python", python]
+    if torch not in SUPPORTED:
+        folder = ROOT / f"build/matrix/torch{torch}"
+        build += ["--torch", torch]
+    pattern = f"torchrpc-*-cp{python.replace('.', '')}-*.whl"
+    if not list(folder.glob(pattern)):
+        run(sys.executable, *build, "--output", folder, check=False)
+    return next(iter(folder.glob(pattern)), None)
+
+
 def table(cells: list[Cell]) -> str:
     lines = ["| torch | Python | built | smoke tests | torch's suite | s |", "|-|-|-|-|-|-|"]
     lines += [f"| {c.torch} | {c.python} | {c.built} | {c.smoke} | {c.conformance} | {c.seconds:.0f} |" for c in cells]
@@ -100,16 +113,12 @@ def main() -> int:
     parser.add_argument("--wheels", type=Path, default=ROOT / "dist", help="default: dist")
     arguments = parser.parse_args()
     releases, cells = arguments.torch or list(SUPPORTED), []
-    for python in choose(arguments.python, PYTHONS, "Python"):
+    for python in arguments.python or PYTHONS:
         if not interpreter(python):
             cells.append(Cell("all", python, NOT_HERE))
             continue
-        find = f"torchrpc-*-cp{python.replace('.', '')}-*.whl"
-        if not list(arguments.wheels.glob(find)):
-            wheels = [ROOT / "tools/wheels.py", "--no-check", "--python", python, "--output", arguments.wheels]
-            run(sys.executable, *wheels, check=False)
-        wheel = next(iter(arguments.wheels.glob(find)), None)
         for torch in releases:
+            wheel = find_wheel(python, torch, arguments.wheels)
             cells.append(try_cell(torch, python, wheel, f"{torch}-{python}" in arguments.conformance))
             print(table(cells[-1:]).splitlines()[-1], flush=True)
     text = table(cells)

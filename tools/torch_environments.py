@@ -34,7 +34,10 @@ def interpreter(python: str) -> str:
 
 
 def environment(python: str, torch: str) -> Path | None:
-    """Return the environment with this Python and this release of torch; None if torch has no wheel for it."""
+    """Return the environment with this Python and this release of torch; None if torch has no wheel for it.
+
+    A release that is not supported yet may be a prerelease.
+    """
     folder = ENVIRONMENTS / f"cp{python.replace('.', '')}-torch{torch}"
     if (folder / "ready").exists():
         return folder
@@ -42,19 +45,13 @@ def environment(python: str, torch: str) -> Path | None:
     not_needed = folder / "not_needed.txt"  # 1 GB each, for torch.compile and CUDA's Python API
     not_needed.write_text("triton; sys_platform == 'none'\ncuda-bindings; sys_platform == 'none'\n")
     install = ("uv", "pip", "install", "--quiet", "--only-binary=torch", "--python", folder / "bin/python")
-    packages = (f"torch=={torch}.*", "numpy", "setuptools>=77")
+    packages = [f"torch=={torch}.*", "numpy", "setuptools>=77"]
+    if torch not in SUPPORTED:
+        packages.append("--prerelease=allow")
     if run(*install, "--overrides", not_needed, *packages, check=False).returncode != 0:
         return None
     (folder / "ready").touch()
     return folder
-
-
-def choose(names: list[str], all_names: tuple[str, ...], what: str) -> list[str]:
-    """Return the names that were asked for, by default all; exit if one is not among them."""
-    for name in names:
-        if name not in all_names:
-            sys.exit(f"{what} {name} is not among those that this version supports: {', '.join(all_names)}")
-    return names or list(all_names)
 
 
 def environment_variables(folder: Path) -> dict[str, str]:

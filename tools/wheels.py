@@ -12,9 +12,10 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
-from torch_environments import PYTHONS, ROOT, SUPPORTED, choose, environment, interpreter, run
+from torch_environments import PYTHONS, ROOT, SUPPORTED, environment, interpreter, run
 
 BUILD = ROOT / "build/wheels"
 GLIBC = "2.28"
@@ -59,6 +60,7 @@ def build_binaries(python: str, torch: str, env: Path, binaries: Path) -> None:
         "CMAKE_CXX_FLAGS": f"-ffile-prefix-map={ROOT}=. -ffile-prefix-map={libtorch}=torch",
         "LibTorch_DIR": libtorch,
         "Python_EXECUTABLE": env / "bin/python",
+        "TORCHRPC_ALLOW_ANY_TORCH": "OFF" if torch in SUPPORTED else "ON",
         "TORCHRPC_BUILD_TESTS": "OFF",
         **linker_options(),
     }
@@ -68,7 +70,7 @@ def build_binaries(python: str, torch: str, env: Path, binaries: Path) -> None:
     run("cmake", "--install", cmake, "--strip", "--component", "python", "--prefix", binaries)
 
 
-def build_wheel(python: str, releases: list[str], output: Path) -> Path | None:
+def build_wheel(python: str, releases: Iterable[str], output: Path) -> Path | None:
     """Build and repair the wheel of this Python; return its path, or None if no torch has a wheel for it."""
     tag = "cp" + python.replace(".", "")
     package, raw = BUILD / tag / "package", BUILD / tag / "raw"
@@ -109,12 +111,12 @@ def main() -> int:
     parser.add_argument("--no-check", action="store_true", help="do not try the wheels")
     arguments = parser.parse_args()
     failed = False
-    for python in choose(arguments.python, PYTHONS, "Python"):
+    for python in arguments.python or PYTHONS:
         if not interpreter(python):
             print(f"Python {python}: not on this machine", flush=True)
             failed |= python in arguments.python
             continue
-        wheel = build_wheel(python, choose(arguments.torch, SUPPORTED, "torch"), arguments.output)
+        wheel = build_wheel(python, arguments.torch or SUPPORTED, arguments.output)
         if wheel is None:
             print(f"Python {python}: no release of torch has a wheel for it", flush=True)
             continue
