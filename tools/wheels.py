@@ -96,7 +96,8 @@ def build_wheel(python: str, releases: Iterable[str], output: Path) -> Path | No
     excluded = [word for library in LIBRARIES_OF_TORCH for word in ("--exclude", library)]
     repaired = BUILD / tag / "repaired"
     shutil.rmtree(repaired, ignore_errors=True)
-    run("auditwheel", "repair", *excluded, "--wheel-dir", repaired, *raw.glob("*.whl"), env=variables)
+    tag_of_system = ("--plat", f"manylinux_{GLIBC.replace('.', '_')}_{platform.machine()}")
+    run("auditwheel", "repair", *excluded, *tag_of_system, "--wheel-dir", repaired, *raw.glob("*.whl"), env=variables)
     output.mkdir(parents=True, exist_ok=True)
     for old in output.glob(f"torchrpc-*-{tag}-*.whl"):
         old.unlink()
