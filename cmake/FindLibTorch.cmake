@@ -6,22 +6,33 @@ file(STRINGS ${CMAKE_CURRENT_LIST_DIR}/../python/torchrpc/_torch_versions.py sup
 string(REGEX MATCHALL "[0-9]+\\.[0-9]+" LibTorch_SUPPORTED "${supported}")
 list(JOIN LibTorch_SUPPORTED ", " supported)
 
-execute_process(
-  COMMAND ${Python_EXECUTABLE} -c
-          "import importlib.util as u, importlib.metadata as m, os; \
-           print(os.path.dirname(u.find_spec('torch').origin) + ';' + m.version('torch'))"
-  OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE failed ERROR_QUIET)
-if(failed)
-  message(FATAL_ERROR
-    "${Python_EXECUTABLE} has no torch. Install one of the releases ${supported} there, or name another Python with "
-    "-DPython_EXECUTABLE=...")
+# -DLibTorch_DIR=.../site-packages/torch names another torch: one for the machine for which a cross build compiles.
+if(LibTorch_DIR)
+  if(NOT EXISTS ${LibTorch_DIR}/version.py)
+    message(FATAL_ERROR "${LibTorch_DIR} (LibTorch_DIR) is not the folder of an installed torch: it has no version.py.")
+  endif()
+  file(STRINGS ${LibTorch_DIR}/version.py version REGEX "^__version__")
+  string(REGEX MATCH "[0-9][^']*" LibTorch_VERSION "${version}")
+  set(LibTorch_FOUND_BY ${LibTorch_DIR})
+else()
+  execute_process(
+    COMMAND ${Python_EXECUTABLE} -c
+            "import importlib.util as u, importlib.metadata as m, os; \
+             print(os.path.dirname(u.find_spec('torch').origin) + ';' + m.version('torch'))"
+    OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE failed ERROR_QUIET)
+  if(failed)
+    message(FATAL_ERROR
+      "${Python_EXECUTABLE} has no torch. Install one of the releases ${supported} there, or name another Python with "
+      "-DPython_EXECUTABLE=...")
+  endif()
+  list(GET found 0 LibTorch_DIR)
+  list(GET found 1 LibTorch_VERSION)
+  set(LibTorch_FOUND_BY ${Python_EXECUTABLE})
 endif()
-list(GET found 0 LibTorch_DIR)
-list(GET found 1 LibTorch_VERSION)
 string(REGEX MATCH "^[0-9]+\\.[0-9]+" LibTorch_RELEASE "${LibTorch_VERSION}")
 if(NOT LibTorch_RELEASE IN_LIST LibTorch_SUPPORTED)
   message(FATAL_ERROR
-    "${Python_EXECUTABLE} has torch ${LibTorch_VERSION}; this torchrpc supports the releases ${supported}, whose C++ "
+    "${LibTorch_FOUND_BY} has torch ${LibTorch_VERSION}; this torchrpc supports the releases ${supported}, whose C++ "
     "interfaces it knows. Install one of these.")
 endif()
 if(TORCHRPC_WITH_TENSORPIPE AND NOT EXISTS ${LibTorch_DIR}/include/tensorpipe/tensorpipe.h)
