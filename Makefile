@@ -4,8 +4,9 @@ BUILD := build/release
 PYTHON := .venv/bin/python
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 INSTALLED := .venv/torchrpc.installed
+WHEEL_TOOLS := .venv/wheel-tools.installed
 
-.PHONY: demo test aarch64 conformance bench bench-cpp docs cpp-docs tutorial-results dist lint format asan tsan no-tensorpipe asan-mixed tidy fuzz package setup-demo setup-test setup-clang clean
+.PHONY: demo test aarch64 conformance bench bench-cpp docs cpp-docs tutorial-results dist wheels matrix lint format asan tsan no-tensorpipe asan-mixed tidy fuzz package setup-demo setup-test setup-clang setup-wheels clean
 .DEFAULT_GOAL := test
 
 # Trains CartPole through RPC until it is solved; the learning curve is in reinforcement_learning.png.
@@ -52,10 +53,18 @@ tutorial-results: setup-demo
 	PYTHON=$(abspath $(PYTHON)) tools/tutorial_results.sh $(ARGS)
 
 # An sdist, and a wheel built from it, in dist/; then the wheel is tried in a fresh environment.
-dist: setup-demo
+dist: $(WHEEL_TOOLS)
 	rm -rf dist
 	$(PYTHON) -m build --no-isolation --outdir dist
 	tools/check_wheel.sh dist/torchrpc-*.whl
+
+# A wheel for each Python that this machine has, in dist/, with binaries for each release of torch; each is tried.
+wheels: $(WHEEL_TOOLS)
+	$(PYTHON) tools/wheels.py $(ARGS)
+
+# The wheels with each release of torch and each Python: a table. ARGS="--torch 2.16" tries one that is not supported yet.
+matrix: $(WHEEL_TOOLS)
+	$(PYTHON) tools/matrix.py $(ARGS)
 
 # ruff, clang-format, mypy: what pre-commit runs, over all files.
 lint: setup-demo
@@ -107,7 +116,6 @@ cpp-docs:
 package:
 	cmake --preset release
 	cmake --build $(BUILD) --target torchrpc_package
-	cmake --install $(BUILD) --component core --prefix python/torchrpc
 	cmake --install $(BUILD) --component python --prefix python/torchrpc
 	$(MAKE) $(INSTALLED)
 
@@ -116,11 +124,16 @@ $(INSTALLED): setup.py pyproject.toml CMakeLists.txt
 	  $(PYTHON) -m pip install --disable-pip-version-check --no-build-isolation --no-deps --editable .
 	touch $@
 
+setup-wheels: $(WHEEL_TOOLS)
+
+$(WHEEL_TOOLS): requirements-wheels.txt | setup-demo
+	$(PYTHON) -m pip install --disable-pip-version-check --requirement $<
+	touch $@
+
 setup-demo setup-test setup-clang:
 	tools/setup.sh $(@:setup-%=%)
 
 # All that was built; not .venv.
 clean:
-	rm -rf build dist python/torchrpc/lib python/torchrpc/include python/torchrpc/share
-	find python -name '*.so' -delete
+	rm -rf build dist python/torchrpc/_built
 	rm -f $(INSTALLED)

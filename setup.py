@@ -1,12 +1,15 @@
 """Builds the wheel and the editable install with the one CMake build; all else is in pyproject.toml.
 
 Environment: TORCHRPC_BUILD_DIR (default: build/pip), TORCHRPC_CMAKE_ARGS (more arguments for the configuring; they
-win over the ones here), CMAKE_BUILD_PARALLEL_LEVEL.
+win over the ones here), CMAKE_BUILD_PARALLEL_LEVEL. TORCHRPC_BINARIES names a folder of binaries that are built already
+(torch2.13/, torch2.15/, ...): the wheel holds these, and nothing is compiled (tools/wheels.py).
 """
 
+import contextlib
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from importlib import metadata
@@ -16,6 +19,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent.resolve()
+BINARIES = os.environ.get("TORCHRPC_BINARIES", "")
 
 
 def version() -> str:
@@ -24,17 +28,27 @@ def version() -> str:
     return found.group(1)
 
 
+def minor(release: str) -> int:
+    return int(release.removeprefix("2."))
+
+
 def torch_requirement() -> str:
-    """A wheel needs the release of torch that it is built against; an sdist any that is supported."""
+    """A wheel needs a release of torch that it has binaries for; an sdist any that is supported."""
     text = (ROOT / "python/torchrpc/_torch_versions.py").read_text()
     supported = re.findall(r"\d+\.\d+", next(line for line in text.splitlines() if line.startswith("SUPPORTED")))
-    try:
-        if "sdist" not in sys.argv:
-            return "torch==" + ".".join(metadata.version("torch").split(".")[:2]) + ".*"
-    except metadata.PackageNotFoundError:
-        pass  # the build says what to do
-    major, minor = supported[-1].split(".")
-    return f"torch>={supported[0]},<{major}.{int(minor) + 1}"
+    releases = supported
+    if "sdist" in sys.argv:
+        pass
+    elif BINARIES:
+        releases = sorted((path.name.removeprefix("torch") for path in Path(BINARIES).iterdir()), key=minor)
+    else:
+        with contextlib.suppress(metadata.PackageNotFoundError):  # the build says what to do
+            releases = [".".join(metadata.version("torch").split(".")[:2])]
+    if len(releases) == 1:
+        return f"torch=={releases[0]}.*"
+    first, last = minor(releases[0]), minor(releases[-1])
+    holes = [f"!=2.{number}.*" for number in range(first, last) if f"2.{number}" not in releases]
+    return "torch" + ",".join([f">={releases[0]}", f"<2.{last + 1}", *holes])
 
 
 def require_torch() -> None:
@@ -54,9 +68,14 @@ class CMakeBuild(build_ext):
     """Builds with CMake and installs into the package: the source tree's for an editable install."""
 
     def run(self) -> None:
-        require_torch()
         in_place = self.inplace or self.editable_mode
         package = (ROOT / "python" if in_place else Path(self.build_lib).resolve()) / "torchrpc"
+        if not in_place:
+            shutil.rmtree(package / "_built", ignore_errors=True)  # of an earlier build
+        if BINARIES:
+            shutil.copytree(BINARIES, package / "_built", dirs_exist_ok=True)
+            return
+        require_torch()
         build = ROOT / os.environ.get("TORCHRPC_BUILD_DIR", "build/pip")
         options = {
             "CMAKE_BUILD_TYPE": "Release",
@@ -68,8 +87,7 @@ class CMakeBuild(build_ext):
         more = shlex.split(os.environ.get("TORCHRPC_CMAKE_ARGS", ""))
         subprocess.run(["cmake", "-S", ROOT, "-B", build, "-G", "Ninja", *defines, *more], check=True)
         subprocess.run(["cmake", "--build", build, "--target", "torchrpc_package"], check=True)
-        for component in ("core", "python"):
-            subprocess.run(["cmake", "--install", build, "--prefix", package, "--component", component], check=True)
+        subprocess.run(["cmake", "--install", build, "--prefix", package, "--component", "python"], check=True)
 
 
 setup(

@@ -6,14 +6,11 @@ file(STRINGS ${CMAKE_CURRENT_LIST_DIR}/../python/torchrpc/_torch_versions.py sup
 string(REGEX MATCHALL "[0-9]+\\.[0-9]+" LibTorch_SUPPORTED "${supported}")
 list(JOIN LibTorch_SUPPORTED ", " supported)
 
-# -DLibTorch_DIR=.../site-packages/torch names another torch: one for the machine for which a cross build compiles.
+# Where torch is another machine's (a cross build) or has a second path, LibTorch_DIR names the folder with include/ and
+# lib/.
 if(LibTorch_DIR)
-  if(NOT EXISTS ${LibTorch_DIR}/version.py)
-    message(FATAL_ERROR "${LibTorch_DIR} (LibTorch_DIR) is not the folder of an installed torch: it has no version.py.")
-  endif()
-  file(STRINGS ${LibTorch_DIR}/version.py version REGEX "^__version__")
-  string(REGEX MATCH "[0-9][^']*" LibTorch_VERSION "${version}")
-  set(LibTorch_FOUND_BY ${LibTorch_DIR})
+  file(STRINGS ${LibTorch_DIR}/version.py LibTorch_VERSION REGEX "^__version__ = ")
+  string(REGEX REPLACE "^[^'\"]*['\"]([^'\"]*)['\"].*" "\\1" LibTorch_VERSION "${LibTorch_VERSION}")
 else()
   execute_process(
     COMMAND ${Python_EXECUTABLE} -c
@@ -27,13 +24,12 @@ else()
   endif()
   list(GET found 0 LibTorch_DIR)
   list(GET found 1 LibTorch_VERSION)
-  set(LibTorch_FOUND_BY ${Python_EXECUTABLE})
 endif()
 string(REGEX MATCH "^[0-9]+\\.[0-9]+" LibTorch_RELEASE "${LibTorch_VERSION}")
-if(NOT LibTorch_RELEASE IN_LIST LibTorch_SUPPORTED)
+if(NOT LibTorch_RELEASE IN_LIST LibTorch_SUPPORTED AND NOT TORCHRPC_ALLOW_ANY_TORCH)
   message(FATAL_ERROR
-    "${LibTorch_FOUND_BY} has torch ${LibTorch_VERSION}; this torchrpc supports the releases ${supported}, whose C++ "
-    "interfaces it knows. Install one of these.")
+    "${Python_EXECUTABLE} has torch ${LibTorch_VERSION}; this torchrpc supports the releases ${supported}, whose C++ "
+    "interfaces it knows. Install one of these, or try this one with -DTORCHRPC_ALLOW_ANY_TORCH=ON.")
 endif()
 if(TORCHRPC_WITH_TENSORPIPE AND NOT EXISTS ${LibTorch_DIR}/include/tensorpipe/tensorpipe.h)
   message(FATAL_ERROR

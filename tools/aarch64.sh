@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Compiles torchrpc for aarch64 on a machine of another kind, and runs its tests there in an emulator (qemu-user).
-# Usage: tools/aarch64.sh [STEP…], of: prepare build cpp python. Without one: all of them.
+# Usage: tools/aarch64.sh [STEP…], of: prepare build cpp wheel python. Without one: all of them.
 #
 # The emulator runs one instruction for several of the machine's, and has the machine's order of memory accesses: it
 # shows that the code is right for aarch64's types, alignment, system calls and libraries, not that its fences are.
@@ -10,7 +10,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 steps=("$@")
-[ ${#steps[@]} -gt 0 ] || steps=(prepare build cpp python)
+[ ${#steps[@]} -gt 0 ] || steps=(prepare build cpp wheel python)
 host_python=$PWD/.venv/bin/python
 build=$PWD/build/aarch64
 env=${TORCHRPC_AARCH64_ENV:-$PWD/build/aarch64-env}
@@ -155,18 +155,24 @@ cpp() {
   return $failed
 }
 
-# --- python ----------------------------------------------------------------------------------------------------------
+# --- wheel, python ---------------------------------------------------------------------------------------------------
+
+# A wheel in build/aarch64/dist, of the binaries of the build. It needs the C++ library of the compiler's version, so it
+# is one for systems like the compiler's.
+wheel() {
+  say "A wheel"
+  rm -rf "$build/prefix" "$build/dist"
+  cmake --install "$build" --component python --prefix "$build/prefix" --strip >/dev/null
+  TORCHRPC_BINARIES=$build/prefix/_built "$host_python" setup.py --quiet build --build-base "$build/wheel" bdist_wheel \
+    --plat-name linux_aarch64 --dist-dir "$build/dist"
+  ls "$build"/dist/*.whl
+}
 
 python() {
   local package=$build/package medium port pids pid
-  say "The Python package in the emulator"
+  say "The wheel in the emulator"
   rm -rf "$package"
-  mkdir -p "$package"
-  cp -r python/torchrpc "$package"
-  find "$package" -name '*.so' -delete  # of another build, if any
-  for component in core python; do
-    cmake --install "$build" --component $component --prefix "$package/torchrpc" >/dev/null
-  done
+  "$host_python" -m zipfile --extract "$build"/dist/torchrpc-*.whl "$package"
   for medium in "shared memory" tcp; do
     port=$((20000 + RANDOM % 10000))
     pids=()

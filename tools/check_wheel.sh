@@ -1,36 +1,37 @@
 #!/usr/bin/env bash
-# Tries a wheel as its users would: in an environment and a folder of its own. Usage: tools/check_wheel.sh WHEEL
+# Tries a wheel as its users would, with each release of torch that it has binaries for: in a fresh environment, without
+# a compiler. Usage: tools/check_wheel.sh WHEEL [PYTHON]
 set -euo pipefail
 wheel=$(realpath "$1")
+python=$(command -v "${2:-python3}")
+uv=$(command -v uv) cmake=$(command -v cmake)
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 cd "$folder"
-unset PYTHONPATH TORCHRPC_REPLACE
+unset PYTHONPATH TORCHRPC_REPLACE VIRTUAL_ENV
 say() { printf '\n== %s\n' "$*"; }
 
-say "What is in it"
-python3 - "$wheel" <<'END'
-import sys, zipfile
+say "What is in $(basename "$wheel")"
+python3 - "$wheel" <<'END' >releases
+import re, sys, zipfile
 names = zipfile.ZipFile(sys.argv[1]).namelist()
-for wanted in ("torchrpc/lib/libtorchrpc.so", "torchrpc/_C.pyi", "torchrpc/rpc/__init__.pyi", "torchrpc/py.typed",
-               "torchrpc/include/torchrpc/node.h", "torchrpc/share/cmake/torchrpc/torchrpcConfig.cmake"):
+releases = sorted({match[1] for name in names if (match := re.match(r"torchrpc/_built/torch([\d.]+)/", name))},
+                  key=lambda text: [int(number) for number in text.split(".")])
+assert releases, "no binaries"
+for wanted in ("lib/libtorchrpc.so", "include/torchrpc/node.h", "share/cmake/torchrpc/torchrpcConfig.cmake"):
+    for release in releases:
+        assert f"torchrpc/_built/torch{release}/{wanted}" in names, f"{wanted} is missing for torch {release}"
+for release in releases:
+    extensions = [name for name in names if re.fullmatch(rf"torchrpc/_built/torch{release}/_C\..*\.so", name)]
+    assert len(extensions) == 1, extensions
+for wanted in ("torchrpc/_C.pyi", "torchrpc/rpc/__init__.pyi", "torchrpc/py.typed"):
     assert wanted in names, f"{wanted} is missing"
-assert any(name.startswith("torchrpc/_C.") and name.endswith(".so") for name in names), "no extension"
 assert not [name for name in names if name.startswith(("tests/", "build/"))], "too much"
-print(*names, sep="\n")
+assert not [name for name in names if ".libs/" in name], "a library of the build machine is in it"
+print(*names, sep="\n", file=sys.stderr)
+print(*releases)
 END
 
-say "Installing it, with the torch that it asks for"
-"${PYTHON:-python3}" -m venv env
-# The exact release: a range would let pip fetch a build with CUDA where there is a smaller one.
-env/bin/pip install --quiet torch==2.13.0
-env/bin/pip install --quiet "$wheel"
-env/bin/pip check
-
-say "What the doctor says"
-env/bin/python -m torchrpc doctor
-
-say "A script for torch.distributed.rpc, and its child"
 cat > script.py <<'END'
 import torch, torch.multiprocessing as mp
 import torch.distributed.rpc as rpc
@@ -45,9 +46,6 @@ def run(rank):
 if __name__ == "__main__":
     mp.spawn(run, nprocs=2)
 END
-MASTER_ADDR=localhost MASTER_PORT=$((20000 + RANDOM % 10000)) env/bin/python -m torchrpc script.py
-
-say "A C++ program against it"
 cat > CMakeLists.txt <<'END'
 cmake_minimum_required(VERSION 3.25)
 project(example LANGUAGES CXX)
@@ -67,8 +65,31 @@ int main(int, char** argv) {
   node.shutdown();
 }
 END
-cmake -S . -B cpp -DCMAKE_PREFIX_PATH="$(env/bin/python -c 'import torchrpc; print(torchrpc.cmake_prefix_path)')" >/dev/null
-cmake --build cpp
-[ "$(cpp/example "file://$folder/store")" = 3 ]
 
-say "The wheel works"
+for release in $(cat releases); do
+  say "torch $release: a fresh environment"
+  rm -rf env cpp
+  "$uv" venv --quiet --seed --python "$python" env
+  "$uv" pip install --quiet --python env/bin/python "torch==$release.*" numpy
+  start=$(date +%s.%N)
+  env -i PATH="$folder/env/bin" HOME="$folder" env/bin/pip install --quiet --no-index "$wheel"
+  say "torch $release: a script for torch.distributed.rpc, and its child, without a compiler on PATH"
+  env -i PATH="$folder/env/bin" MASTER_ADDR=localhost MASTER_PORT=0 HOME="$folder" env/bin/python -c "
+import os, socket, sys
+with socket.socket() as probe:
+    probe.bind(('localhost', 0))
+    os.environ['MASTER_PORT'] = str(probe.getsockname()[1])
+os.execv(sys.executable, [sys.executable, '-m', 'torchrpc', 'script.py'])"
+  echo "torch $release: from pip install to the end of the first program: $(python3 -c "
+import time; print(f'{time.time() - $start:.1f} s')")"
+  say "torch $release: the doctor"
+  env -i PATH="$folder/env/bin" HOME="$folder" env/bin/python -m torchrpc doctor
+  say "torch $release: a C++ program"
+  prefix=$(env/bin/python -c 'import torchrpc; print(torchrpc.cmake_prefix_path)')
+  "$cmake" -S . -B cpp -DCMAKE_PREFIX_PATH="$prefix" >/dev/null
+  "$cmake" --build cpp
+  rm -f store
+  [ "$(cpp/example "file://$folder/store")" = 3 ]
+done
+
+say "The wheel works with torch $(cat releases)"

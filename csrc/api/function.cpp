@@ -1,11 +1,11 @@
 // The untyped functions behind torchrpc/function.h: registered functions as the core's C++ handlers.
 
-#include <cxxabi.h>
 #include <unordered_map>
 
 #include "api/access.h"
 #include "api/future_state.h"
 #include "base/exception.h"
+#include "base/os/forced_unwind.h"
 
 namespace torchrpc {
 inline namespace v1 {
@@ -28,7 +28,7 @@ Names& names() {
 Result<c10::IValue> resultOf(FutureState& ready) {
   try {
     return ready.wait(kNoLimit);
-  } catch (const abi::__forced_unwind&) {
+  } catch (const os::ForcedUnwind&) {
     throw;
   } catch (...) {
     return errorFromException(std::current_exception(), ErrorCode::kUserException);
@@ -41,7 +41,7 @@ Outcome invoke(
     const std::string& name, const Handler& handler, const Call& call, const std::vector<c10::IValue>& args) {
   try {
     return handler(call, args);
-  } catch (const abi::__forced_unwind&) {
+  } catch (const os::ForcedUnwind&) {
     throw;
   } catch (...) {
     const auto self = call.node.self();

@@ -2,12 +2,12 @@
 
 // What foreign code throws (user code, torch, the standard library) as an Error.
 
-#include <cxxabi.h>
 #include <exception>
 #include <string>
 #include <utility>
 
 #include "base/error.h"
+#include "base/os/forced_unwind.h"
 
 namespace torchrpc {
 
@@ -23,7 +23,7 @@ template <typename Body, typename Fail>
 void runOrFail(Body&& body, Fail&& fail, ErrorCode code, const std::string& worker = {}) {
   try {
     std::forward<Body>(body)();
-  } catch (const abi::__forced_unwind&) {
+  } catch (const os::ForcedUnwind&) {
     throw;
   } catch (...) {
     std::forward<Fail>(fail)(errorFromException(std::current_exception(), code, worker));

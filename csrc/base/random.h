@@ -8,7 +8,7 @@
 
 namespace torchrpc {
 
-/// From the kernel's generator (getrandom); blocks until it is seeded.
+/// From the kernel's generator (getrandom, arc4random_buf); blocks until it is seeded.
 std::string secureRandomBytes(size_t bytes);
 
 uint64_t randomNumber();

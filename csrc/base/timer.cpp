@@ -1,10 +1,10 @@
 #include "base/timer.h"
 
-#include <pthread.h>
 #include <thread>
 #include <utility>
 
 #include "base/executor/start_thread.h"
+#include "base/os/threads.h"
 #include "base/sync/mutex.h"
 #include "base/timer_schedule.h"
 
@@ -41,7 +41,7 @@ class ThreadTimer : public Timer {
 
  private:
   void run() {
-    pthread_setname_np(pthread_self(), "torchrpc-timer");
+    os::setThreadName("torchrpc-timer");
     do {
       while (schedule_.runNext(now(), [](TimePoint) {})) {
       }

@@ -3,9 +3,8 @@
 #include <pybind11/chrono.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include <unistd.h>
-
 #include "base/doctor.h"
+#include "base/os/threads.h"
 #include "base/sync/interrupt.h"
 #include "bindings/bind.h"
 #include "bindings/current_node.h"
@@ -239,7 +238,7 @@ namespace {
 
 /// Python runs signal handlers on its main thread only.
 void checkSignals() {
-  if (::gettid() != ::getpid()) return;
+  if (!os::isMainThread()) return;
   const AcquireGil gil;
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }

@@ -1,9 +1,9 @@
 #include "bindings/py_runner.h"
 
-#include <cxxabi.h>
 #include <unistd.h>
 
 #include "base/exception.h"
+#include "base/os/forced_unwind.h"
 #include "bindings/py_calls.h"
 #include "bindings/py_errors.h"
 #include "bindings/py_future.h"
@@ -120,7 +120,7 @@ class PythonRunner final : public CallableRunner {
     std::optional<Error> error;
     try {
       body();
-    } catch (const abi::__forced_unwind&) {
+    } catch (const os::ForcedUnwind&) {
       // The interpreter is finalizing: see BlockAtFinalization.
       blockForever();
     } catch (py::error_already_set& e) {

@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <iterator>
 #include <new>
-#include <sys/mman.h>
+
+#include "base/os/memory.h"
 
 namespace torchrpc {
 
@@ -19,7 +20,7 @@ constexpr size_t kSmallAlignmentBytes = 4 << 10;  // of buffers that are smaller
 BufferCache::Memory BufferCache::newMemory(size_t bytes, size_t alignment) {
   Memory memory(std::aligned_alloc(alignment, bytes));
   if (!memory) throw std::bad_alloc();
-  if (alignment == kHugePageBytes) madvise(memory.get(), bytes, MADV_HUGEPAGE);  // fails where huge pages are disabled
+  if (alignment == kHugePageBytes) os::requestHugePages(memory.get(), bytes);
   return memory;
 }
 

@@ -16,6 +16,7 @@
 
 #include "base/doctor.h"
 #include "base/error.h"
+#include "base/os/sockets.h"
 
 namespace torchrpc {
 
@@ -55,7 +56,7 @@ struct Address {
 
 class Socket {
  public:
-  Socket(int family, int type) : fd_(::socket(family, type | SOCK_CLOEXEC, 0)) {}
+  Socket(int family, int type) : fd_(os::openSocket(family, type, os::Blocking::kYes)) {}
   ~Socket() {
     if (fd_ >= 0) ::close(fd_);
   }

@@ -5,6 +5,7 @@ file (see `_autoload`), so it must cost nothing.
 """
 
 import importlib
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -99,38 +100,52 @@ def install() -> None:
     install()
 
 
-def _wrong_torch() -> str:
-    """Return an error text if the extension does not work with the torch in this environment; else an empty string."""
+def _installed_torch() -> str:
+    """Return the version of the torch in this environment; an empty string if it is missing or has no metadata."""
     if "torch" in sys.modules:
-        found = getattr(sys.modules["torch"], "__version__", "")
-    else:
-        from importlib import metadata
+        return getattr(sys.modules["torch"], "__version__", "")
+    from importlib import metadata
 
-        try:
-            found = metadata.version("torch")
-        except metadata.PackageNotFoundError:  # torch is missing, which its import reports, or has no metadata
-            return ""
-    built, release = _built_for(), ".".join(found.split(".")[:2])
-    if not found or not built or release == built:
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
         return ""
+
+
+def _binaries() -> dict[str, str]:
+    """Return the folders of the binaries in this package by the minor release of torch that they are built for."""
+    parent = os.path.join(__path__[0], "_built")
+    names = os.listdir(parent) if os.path.isdir(parent) else []
+    releases = sorted(
+        (name.removeprefix("torch") for name in names), key=lambda text: [int(x) for x in text.split(".")]
+    )
+    return {release: os.path.join(parent, f"torch{release}") for release in releases}
+
+
+def _select_binaries() -> str:
+    """Let this package find the binaries for the installed torch; return an error text if it has none for it."""
+    version = _installed_torch()
+    release = ".".join(version.split(".")[:2])
+    folder = os.path.join(__path__[0], "_built", f"torch{release}")
+    if not version or folder in __path__:
+        return ""
+    if os.path.isdir(folder):
+        __path__.append(folder)
+        return ""
+    if not (built := list(_binaries())):
+        return ""  # nothing is built yet: the import of the extension says so
     from ._torch_versions import SUPPORTED
 
+    releases = " and ".join(filter(None, [", ".join(built[:-1]), built[-1]]))
     if release in SUPPORTED:
-        remedy = "build torchrpc again for this one (pip install --no-build-isolation --force-reinstall torchrpc)"
+        remedy = "build torchrpc for this one (pip install --no-build-isolation --no-binary=torchrpc --force-reinstall "
+        remedy += "--no-deps torchrpc)"
     else:
-        remedy = f"another torchrpc: this one supports torch {SUPPORTED[0]} to {SUPPORTED[-1]}"
+        remedy = f"another torchrpc: this version supports torch {SUPPORTED[0]} to {SUPPORTED[-1]}"
     return (
-        f"This torchrpc is built for torch {built}, but this environment has torch {found}. Install the one that fits "
-        f"(pip install 'torch=={built}.*'), or {remedy}."
+        f"This torchrpc is built for torch {releases}, but this environment has torch {version}. Install a torch that "
+        f"fits (pip install 'torch=={built[-1]}.*'), or {remedy}."
     )
-
-
-def _built_for() -> str:
-    """Return the release of torch that the extension is built for; empty if it is not built."""
-    try:
-        return importlib.import_module("torchrpc._built").TORCH
-    except ImportError:
-        return ""
 
 
 def __dir__() -> list[str]:
@@ -143,7 +158,9 @@ def __getattr__(name: str) -> Any:
     if name in _NAMES:
         return getattr(importlib.import_module(_NAMES[name]), name)
     if name == "cmake_prefix_path":  # for find_package(torchrpc): cmake -DCMAKE_PREFIX_PATH=...
-        return __path__[0]
+        if len(__path__) == 1:
+            raise AttributeError("torchrpc.cmake_prefix_path: there are no binaries for the installed torch")
+        return __path__[-1]
     if name == "__version__":
         from importlib import metadata
 
@@ -156,5 +173,5 @@ def __getattr__(name: str) -> Any:
 
 _torch_is_loading = getattr(getattr(sys.modules.get("torch"), "__spec__", None), "_initializing", False)
 # During `import torch`, `_autoload` reports the error: an error here would make that import fail.
-if not _torch_is_loading and (_why := _wrong_torch()):
+if not _torch_is_loading and (_why := _select_binaries()):
     raise ImportError(_why)

@@ -6,7 +6,7 @@ Most processes that run it do not use torchrpc, so it must cost them nothing.
 import os
 import sys
 
-from . import _wrong_torch
+from . import _select_binaries
 
 
 def asked_to_replace() -> bool:
@@ -20,7 +20,7 @@ def autoload() -> None:
     Raises:
         RuntimeError: TORCHRPC_REPLACE asks for it, but torchrpc cannot replace torch's RPC.
     """
-    if why := _wrong_torch():
+    if why := _select_binaries():
         if asked_to_replace():
             raise RuntimeError(why)
         del sys.modules["torchrpc"]  # so that a later `import torchrpc` raises the error

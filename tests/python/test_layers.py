@@ -23,6 +23,9 @@ BELOW = {
     "bindings": {"node", "profiling", "optim", "autograd", "rref", "agent", "transport", "wire", "base"},
 }
 
+# The files that may use what not every operating system has (docs/macos.md).
+SEAMS = r"base/(os/|random\.cpp|sync/futex_waiter\.cpp)"
+
 # A pattern of headers -> a pattern of the only files ("layer/file") that may include them.
 CONFINED = [
     (r"pybind11/|Python\.h|torch/csrc/(utils/pybind|Exceptions|.*/python/)", r"bindings/"),
@@ -32,7 +35,15 @@ CONFINED = [
     (r"torch/csrc/autograd/(engine|graph_task|input_buffer|function)", r"autograd/|bindings/"),
     (r"torch/csrc/distributed/(rpc|autograd)/", r"nowhere"),
     (r"torchrpc/", r"(base|api)/"),
+    (r"linux/|sys/(syscall|random|eventfd|epoll|prctl)\.h", SEAMS),
 ]
+
+# What not every operating system has.
+OF_ONE_SYSTEM = re.compile(
+    r"__(?:linux|APPLE)__|SYS_\w+|SOCK_(?:CLOEXEC|NONBLOCK)|MSG_(?:NOSIGNAL|CMSG_CLOEXEC)|MFD_\w+|F_SEAL_\w+"
+    r"|MADV_(?:REMOVE|HUGEPAGE)|TCP_KEEPIDLE|__forced_unwind"
+    r"|\b(?:accept4|memfd_create|mremap|eventfd|gettid|getrandom|pthread_setname_np)\("
+)
 
 
 def includes(text):
@@ -69,6 +80,15 @@ def test_includes_point_downwards():
     assert not wrong, "\n".join(wrong)
 
 
+def test_what_not_every_system_has_is_in_the_seams():
+    wrong = []
+    for path in sources():
+        file, code = path.relative_to(CSRC).as_posix(), re.sub(r"//.*", "", path.read_text())
+        if not re.match(SEAMS, file):
+            wrong += [f"csrc/{file}: {found} belongs in csrc/base/os" for found in OF_ONE_SYSTEM.findall(code)]
+    assert not wrong, "\n".join(wrong)
+
+
 @pytest.mark.parametrize(
     ("file", "line"),
     [
@@ -82,6 +102,7 @@ def test_includes_point_downwards():
         ("bindings/module.cpp", "#include <torch/csrc/distributed/rpc/rpc_agent.h>"),
         ("bindings/module.cpp", '#include "api/access.h"'),
         ("node/node.h", '#include "torchrpc/node.h"'),
+        ("agent/agent.cpp", "#include <sys/eventfd.h>"),
     ],
 )
 def test_a_wrong_include_is_seen(file, line):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import tomllib
 import torch
+from packaging.requirements import Requirement
 
 import torchrpc
 from torchrpc._torch_versions import SUPPORTED
@@ -20,12 +21,15 @@ ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
-BUILT = torchrpc._built_for()
+RELEASE = ".".join(torch.__version__.split(".")[:2])
+BUILT = list(torchrpc._binaries())
 
 
-def test_pip_requires_the_torch_that_the_extension_is_built_for():
-    assert BUILT in SUPPORTED and torch.__version__.startswith(BUILT + ".")
-    assert f"torch=={BUILT}.*" in metadata.requires("torchrpc")
+def test_pip_requires_a_torch_that_the_package_has_binaries_for():
+    assert RELEASE in BUILT and set(BUILT) <= set(SUPPORTED)
+    wanted = next(line for line in metadata.requires("torchrpc") if line.startswith("torch"))
+    for release in (*SUPPORTED, "2.10", "2.16"):
+        assert Requirement(wanted).specifier.contains(f"{release}.1") == (release in BUILT), (wanted, release)
 
 
 def test_the_supported_releases_are_in_one_place():
@@ -77,13 +81,15 @@ def run_with_torch(hook_path, tmp_path):
     return run
 
 
-TOLD = f"This torchrpc is built for torch {BUILT}, but this environment has torch"
-REMEDIES = {
-    "2.10.0": f"another torchrpc: this one supports torch {SUPPORTED[0]} to {SUPPORTED[-1]}.",
-    "2.99.1": f"another torchrpc: this one supports torch {SUPPORTED[0]} to {SUPPORTED[-1]}.",
-    ("2.12.1" if BUILT != "2.12" else "2.13.0"): "build torchrpc again for this one (pip install --no-build-isolation",
-}
-OTHER = next(reversed(REMEDIES))
+LISTED = " and ".join(filter(None, [", ".join(BUILT[:-1]), BUILT[-1]]))
+TOLD = f"This torchrpc is built for torch {LISTED}, but this environment has torch"
+REMEDIES = dict.fromkeys(
+    ("2.10.0", "2.16.0", "2.16.0.dev20261101+cpu"),
+    f"another torchrpc: this version supports torch {SUPPORTED[0]} to {SUPPORTED[-1]}.",
+)
+for missing in set(SUPPORTED) - set(BUILT):
+    REMEDIES[f"{missing}.1"] = "build torchrpc for this one (pip install --no-build-isolation"
+OTHER = "2.10.0"
 
 
 @pytest.mark.parametrize("program", ["import torchrpc", "import torchrpc.rpc", "import torch; import torchrpc"])
@@ -91,7 +97,7 @@ def test_another_torch_is_an_error_at_import(run_with_torch, program):
     for version, remedy in REMEDIES.items():
         code, text = run_with_torch(version, program)
         assert code == 1
-        assert f"ImportError: {TOLD} {version}. Install the one that fits (pip install 'torch=={BUILT}.*')" in text
+        assert f"ImportError: {TOLD} {version}. Install a torch that fits (pip install 'torch=={BUILT[-1]}.*')" in text
         assert remedy in text
 
 
@@ -104,9 +110,61 @@ def test_replacing_the_rpc_of_another_torch_is_an_error(run_with_torch):
     assert code == 1 and f"RuntimeError: {TOLD} {OTHER}" in text
 
 
-@pytest.mark.parametrize("version", [f"{BUILT}.0", f"{BUILT}.1+cpu", f"{BUILT}.0a0+git1234"])
+@pytest.mark.parametrize("version", [f"{RELEASE}.0", f"{RELEASE}.1+cpu", f"{RELEASE}.0a0+git1234"])
 def test_any_build_of_the_right_release_is_accepted(run_with_torch, version):
     assert run_with_torch(version, "import torch; import torchrpc") == (0, "")
+
+
+COPY = """
+import shutil, sys
+from pathlib import Path
+import torchrpc
+package = Path(sys.argv[1]) / "torchrpc"
+shutil.copytree(torchrpc.__path__[0], package, ignore=shutil.ignore_patterns("*.so", "__pycache__", "_built"))
+for release in sys.argv[2:]:
+    (package / f"_built/torch{release}").mkdir(parents=True)
+    (package / f"_built/torch{release}/_C.py").write_text(f"RELEASE = {release!r}")
+"""
+
+
+def test_the_binaries_for_the_installed_torch_are_chosen(run_with_torch, tmp_path):
+    subprocess.run([sys.executable, "-c", COPY, tmp_path, "2.11", "2.9", "2.13"], check=True)
+    for version, chosen in {"2.11.0": "2.11", "2.13.0+cu130": "2.13", "2.9.1": "2.9"}.items():
+        for start in ("", "import torch; "):
+            program = f"{start}import torchrpc._C as c; assert c.RELEASE == {chosen!r}; import torchrpc; "
+            program += f"assert torchrpc.cmake_prefix_path.endswith('torch{chosen}')"
+            assert run_with_torch(version, program) == (0, "")
+    code, text = run_with_torch("2.12.0", "import torchrpc")
+    assert code == 1 and "built for torch 2.9, 2.11 and 2.13, but this environment has torch 2.12.0" in text
+    shutil.rmtree(tmp_path / "torchrpc")
+
+
+# --- The wheels ---
+
+SETUP = """
+import runpy, setuptools, sys
+setuptools.setup = lambda **options: print(options["install_requires"][0])
+sys.argv[1:] = [sys.argv[1]]
+runpy.run_path("setup.py")
+"""
+
+
+@pytest.mark.parametrize(
+    "releases, requirement",
+    [
+        (SUPPORTED, f"torch>={SUPPORTED[0]},<2.{int(SUPPORTED[-1].split('.')[1]) + 1}"),
+        (("2.11", "2.13", "2.14"), "torch>=2.11,<2.15,!=2.12.*"),
+        (("2.13",), "torch==2.13.*"),
+    ],
+)
+def test_a_wheel_requires_a_torch_that_it_has_binaries_for(tmp_path, releases, requirement):
+    for release in releases:
+        (tmp_path / f"torch{release}").mkdir()
+    env = {**os.environ, "TORCHRPC_BINARIES": str(tmp_path)}
+    wheel = subprocess.run(
+        [sys.executable, "-c", SETUP, "bdist_wheel"], cwd=ROOT, env=env, capture_output=True, text=True, check=True
+    )
+    assert wheel.stdout.strip() == requirement
 
 
 # --- The sdist ---

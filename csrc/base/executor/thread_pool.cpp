@@ -31,10 +31,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
-#include <cxxabi.h>
 #include <deque>
 #include <list>
-#include <pthread.h>
 #include <thread>
 #include <utility>
 
@@ -42,6 +40,8 @@
 #include "base/executor/scheduling.h"
 #include "base/executor/start_thread.h"
 #include "base/log.h"
+#include "base/os/forced_unwind.h"
+#include "base/os/threads.h"
 #include "base/process.h"
 #include "base/sync/mutex.h"
 
@@ -120,10 +120,9 @@ thread_local size_t blocking_depth = 0;
 thread_local bool has_batch_policy = false;
 
 void nameThread(const std::string& pool, size_t number) {
-  constexpr size_t kLongest = 15;  // Linux allows no more
   const auto digits = std::to_string(number);
-  const auto prefix = pool.substr(0, kLongest - 1 - digits.size());
-  pthread_setname_np(pthread_self(), (prefix + '-' + digits).c_str());
+  const auto prefix = pool.substr(0, os::kMaxThreadNameBytes - 1 - digits.size());
+  os::setThreadName(prefix + '-' + digits);
 }
 
 }  // namespace
@@ -131,7 +130,7 @@ void nameThread(const std::string& pool, size_t number) {
 void ThreadPool::runLogged(const std::function<void()>& task) {
   try {
     task();
-  } catch (const abi::__forced_unwind&) {
+  } catch (const os::ForcedUnwind&) {
     throw;  // pthread_exit(): Python calls it, when it exits, in threads that take the GIL
   } catch (const std::exception& error) {
     log(LogLevel::kError, std::string("a task on a thread pool threw: ") + error.what());

@@ -3,11 +3,15 @@
 #include <array>
 #include <cerrno>
 #include <ctime>
+#ifdef __linux__
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#endif
 
 namespace torchrpc {
+
+#ifdef __linux__
 
 namespace {
 
@@ -62,5 +66,15 @@ void FutexWaiter::wait(
   if (!predicate()) futexWaitv({words.data(), 1 + wait_words.size()}, deadline == kNever ? nullptr : &until);
   is_asleep_ = 0;
 }
+
+#else
+
+// Other systems have no wait for several words at once: threads sleep in the event loop, as before Linux 5.16.
+bool FutexWaiter::isAvailable() { return false; }
+void FutexWaiter::notify() { is_asleep_ = 0; }
+void FutexWaiter::wait(const std::function<bool()>&, std::span<const WaitWord>, TimePoint) {}
+void FutexWaiter::wake(const Word&) {}
+
+#endif
 
 }  // namespace torchrpc

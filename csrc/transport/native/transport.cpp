@@ -24,6 +24,7 @@
 #include <mutex>
 
 #include "base/log.h"
+#include "base/os/sockets.h"
 #include "base/random.h"
 #include "transport/host_address.h"
 #include "transport/native/address.h"
@@ -171,7 +172,7 @@ void NativeTransport::startAccepting(Listener& listener) {
 
 void NativeTransport::acceptMany(Listener& listener) {
   for (int i = 0; i < kMaxAcceptsPerEvent; ++i) {
-    Descriptor socket(::accept4(listener.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    Descriptor socket(os::acceptSocket(listener.socket.get()));
     if (socket) {
       startInboundHandshake(std::move(socket), listener.tcp);
     } else if (errno == EAGAIN) {

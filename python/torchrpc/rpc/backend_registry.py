@@ -112,8 +112,19 @@ def _init_process_group(store: dist.Store, rank: int, world_size: int) -> dist.P
 # --- Devices ---
 
 
+def _accelerator() -> torch.device | None:
+    """Return the type of this machine's accelerator; None if torch is built without one."""
+    return torch.accelerator.current_accelerator()
+
+
+def _device_count() -> int:
+    # The device's own module, since torch.cuda.device_count() leaves CUDA usable in forked child processes.
+    return 0 if (found := _accelerator()) is None else torch.get_device_module(found).device_count()
+
+
 def _tensorpipe_validate_devices(devices: Iterable[torch.device], count: int) -> bool:
-    return all(d.type == "cpu" or (d.type == "cuda" and 0 <= d.index < count) for d in devices)
+    found = _accelerator()
+    return all(d.type == "cpu" or (found and d.type == found.type and 0 <= d.index < count) for d in devices)
 
 
 def _validate_device_maps(
@@ -182,9 +193,9 @@ def _create_reverse_mapping(
     }
 
 
-def _start_cuda(devices: list[torch.device]) -> None:
-    if torch.cuda.is_available() and devices:
-        torch.cuda.init()
+def _start_accelerator(devices: list[torch.device]) -> None:
+    if devices and torch.accelerator.is_available():
+        torch.get_device_module(_accelerator()).init()
 
 
 # --- TENSORPIPE ---
@@ -228,7 +239,7 @@ def _init_handler(agent_type: type[TensorPipeAgent], options_type: type) -> Call
 def _make_agent(
     agent_type: type[TensorPipeAgent], store: dist.Store, name: str, rank: int, world_size: int | None, options: Any
 ) -> TensorPipeAgent:
-    metadata = _describe_devices(torch.cuda.device_count(), options.device_maps, options.devices)
+    metadata = _describe_devices(_device_count(), options.device_maps, options.devices)
     return agent_type(
         store, name, rank, world_size, options, {}, [], metadata, init_timeout=init_timeout().total_seconds()
     )
@@ -296,7 +307,7 @@ def _exchange_devices(agent: TensorPipeAgent) -> None:
             reverse_maps = _create_reverse_mapping(name, names, maps)
             used = _create_device_list(devices[name], maps[name], reverse_maps)
             if name == me.name:
-                _start_cuda(used)
+                _start_accelerator(used)
                 agent._set_devices(used, reverse_maps)
             else:
                 _update_member(name, me, used, reverse_maps)

@@ -1,11 +1,11 @@
 #include "transport/native/loop/event_loop.h"
 
 #include <chrono>
-#include <pthread.h>
 #include <utility>
 
 #include "base/executor/scheduling.h"
 #include "base/executor/start_thread.h"
+#include "base/os/threads.h"
 
 namespace torchrpc::native {
 
@@ -71,7 +71,7 @@ void EventLoop::stop() {
 
 void EventLoop::run() {
   current_loop = this;
-  pthread_setname_np(pthread_self(), "torchrpc_loop");
+  os::setThreadName("torchrpc_loop");
   // A burst of messages wakes the loop thread once for every few of them. Without the policy it would preempt the
   // thread that sends them each time.
   Scheduling().applyBatchPolicy();

@@ -4,7 +4,6 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
-#include <fcntl.h>
 #include <new>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -12,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/os/memory.h"
 
 namespace torchrpc::native {
 
@@ -23,7 +23,6 @@ constexpr size_t kRingBytes = 8 << 20;
 // The bytes that are moved before the other side is woken: enough to outweigh the cost of a wake-up, and few enough
 // that both sides copy at the same time.
 constexpr size_t kChunkBytes = 32 << 10;
-constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 // Both sides have this layout, whichever compilers and processors they were built with and for.
 static_assert(offsetof(RingControl, written) == 0 && offsetof(RingControl, begin) == 8);
@@ -55,9 +54,8 @@ size_t RingLayout::slabs(int direction) const {
 size_t RingLayout::totalBytes() const { return slabs(2); }
 
 Descriptor RingMemory::make(const RingLayout& layout) {
-  Descriptor memory(::memfd_create("torchrpc", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  const bool ready = memory && ::ftruncate(memory.get(), static_cast<off_t>(layout.totalBytes())) == 0 &&
-      ::fcntl(memory.get(), F_ADD_SEALS, kSeals) == 0;
+  Descriptor memory(os::openSharedMemory());
+  const bool ready = memory && os::setSizeAndSeal(memory.get(), layout.totalBytes());
   if (!ready) return {};
   try {
     RingMemory(memory, layout);  // a limit of address space may forbid it
@@ -78,7 +76,7 @@ RingMemory::RingMemory(const Descriptor& memory, const RingLayout& layout) : lay
   }
   struct stat status{};
   // Without the seals, a peer could shrink the memory, and our next access would raise SIGBUS.
-  const bool sealed = ::fstat(memory.get(), &status) == 0 && (::fcntl(memory.get(), F_GET_SEALS) & kSeals) == kSeals;
+  const bool sealed = ::fstat(memory.get(), &status) == 0 && os::isSealed(memory.get());
   if (!sealed || static_cast<size_t>(status.st_size) != layout.totalBytes()) {
     throw Error(ErrorCode::kProtocol, "the peer's shared memory has the wrong size or seals");
   }

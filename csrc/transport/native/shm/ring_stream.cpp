@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <chrono>
 
+#include "base/os/sockets.h"
 #include "base/process.h"
 #include "base/timer.h"
 #include "transport/native/byte_stream.h"
@@ -132,7 +133,7 @@ class RingStream : public ByteStream {
     switch (peer_waiting.exchange(WakeMethod::kNone)) {
       // Errors are ignored: if the socket is full, unread wake-ups are in it already; if the peer has ended, the loop
       // detects that.
-      case WakeMethod::kSocket: ::send(socket_.get(), "", 1, MSG_NOSIGNAL); break;
+      case WakeMethod::kSocket: ::send(socket_.get(), "", 1, os::kSendFlags); break;
       case WakeMethod::kFutex: FutexWaiter::wake(peer_waiting); break;
       default: break;
     }

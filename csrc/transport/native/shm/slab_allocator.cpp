@@ -21,10 +21,10 @@
 #include <list>
 #include <pthread.h>
 #include <string>
-#include <sys/mman.h>
 #include <utility>
 
 #include "base/log.h"
+#include "base/os/memory.h"
 
 namespace torchrpc::native {
 
@@ -48,7 +48,7 @@ void ResidentBytes::add(size_t bytes) { resident_bytes += bytes; }
 void ResidentBytes::release(size_t bytes) { resident_bytes -= bytes; }
 
 bool discardPages(std::span<char> memory) {
-  if (::madvise(memory.data(), memory.size(), MADV_REMOVE) == 0) return true;
+  if (os::discardSharedPages(memory)) return true;
   static LogOnce once;
   once.log(
       LogLevel::kWarning,

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/os/memory.h"
 #include "base/process.h"
 #include "base/sync/mutex.h"
 #include "transport/native/shm/slab_allocator.h"
@@ -133,8 +134,7 @@ class LiveSlabs {
   /// Puts the copy in the place of the slab. If that is not possible, the child must still not use the memory that it
   /// shares with others: every access to the tensor then ends the child by a signal.
   static void replaceInChild(const Slab& slab, void* copy) {
-    constexpr int kMove = MREMAP_MAYMOVE | MREMAP_FIXED;
-    if (copy != MAP_FAILED && ::mremap(copy, slab.bytes, slab.bytes, kMove, slab.memory) != MAP_FAILED) return;
+    if (copy != MAP_FAILED && os::moveMapping(copy, slab.bytes, slab.memory)) return;
     constexpr int kNothing = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
     if (::mmap(slab.memory, slab.bytes, PROT_NONE, kNothing, -1, 0) != MAP_FAILED) {
       return complain("torchrpc: a forked process has no memory for a tensor of its parent: it cannot be used there\n");

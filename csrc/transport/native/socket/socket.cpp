@@ -16,6 +16,7 @@
 
 #include "base/doctor.h"
 #include "base/error.h"
+#include "base/os/sockets.h"
 #include "transport/host_address.h"
 
 namespace torchrpc::native {
@@ -92,7 +93,7 @@ std::optional<SocketAddress> SocketAddress::abstract(const std::string& name) {
 }
 
 Descriptor SocketAddress::socket() const {
-  return Descriptor(::socket(storage_.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  return Descriptor(os::openSocket(storage_.ss_family, SOCK_STREAM, os::Blocking::kNo));
 }
 
 Descriptor SocketAddress::listen(const std::string& text) const {
@@ -146,7 +147,7 @@ void tuneTcp(int fd) {
   const auto set = [fd](int level, int option, int value) { ::setsockopt(fd, level, option, &value, sizeof(value)); };
   set(IPPROTO_TCP, TCP_NODELAY, 1);
   set(SOL_SOCKET, SO_KEEPALIVE, 1);
-  set(IPPROTO_TCP, TCP_KEEPIDLE, 20);
+  os::setKeepAliveIdle(fd, 20);
   set(IPPROTO_TCP, TCP_KEEPINTVL, 5);
   set(IPPROTO_TCP, TCP_KEEPCNT, 4);
   // With this buffer, large tensors stay in the processor's caches on the way and arrive one and a half times as fast
@@ -191,7 +192,7 @@ int sendSmall(int fd, const std::string& bytes, int descriptor) {
     control.header.cmsg_len = CMSG_LEN(sizeof(int));
     std::memcpy(CMSG_DATA(&control.header), &descriptor, sizeof(int));
   }
-  const auto sent = ::sendmsg(fd, &message, MSG_NOSIGNAL);
+  const auto sent = ::sendmsg(fd, &message, os::kSendFlags);
   if (sent < 0) return errno;
   // The send buffer of a new socket has room for a few KiB.
   return static_cast<size_t>(sent) == bytes.size() ? 0 : ENOBUFS;
@@ -207,7 +208,7 @@ ssize_t receive(int fd, void* data, size_t bytes, Descriptor* descriptor) {
     message.msg_control = &control;
     message.msg_controllen = sizeof(control);
   }
-  const auto received = ::recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
+  const auto received = ::recvmsg(fd, &message, os::kReceiveFlags);
   if (received < 0 || !descriptor || message.msg_controllen < CMSG_LEN(sizeof(int))) return received;
   if (control.header.cmsg_level == SOL_SOCKET && control.header.cmsg_type == SCM_RIGHTS) {
     int fd_received = -1;

@@ -1,6 +1,7 @@
 #include <cerrno>
 
 #include "base/error.h"
+#include "base/os/sockets.h"
 #include "transport/native/byte_stream.h"
 
 namespace torchrpc::native {
@@ -13,7 +14,7 @@ class SocketStream : public ByteStream {
 
   ssize_t write(std::span<const iovec> parts) override {
     const auto message = messageOf(parts);
-    return resultOf(::sendmsg(socket_.get(), &message, MSG_NOSIGNAL));
+    return resultOf(::sendmsg(socket_.get(), &message, os::kSendFlags));
   }
   ssize_t read(std::span<const iovec> parts) override {
     auto message = messageOf(parts);
