@@ -21,8 +21,8 @@ test: setup-test
 	ctest --preset release
 	$(PYTHON) -m pytest $(ARGS)
 
-# Compiles for aarch64 and runs the C++ tests, and a smoke test of the package, in an emulator: slow. tools/aarch64.sh
-# says what that shows; ARGS="build cpp" for some of its steps, ONLY="base wire" for some of the tests.
+# Compiles for aarch64 and runs the C++ tests, and a smoke test of the wheel, in an emulator: slow. tools/aarch64.sh says
+# what that shows; ARGS="build cpp" for some of its steps, ONLY="base wire" for some of the tests.
 aarch64: setup-test
 	tools/aarch64.sh $(ARGS)
 
