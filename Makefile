@@ -6,7 +6,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 INSTALLED := .venv/torchrpc.installed
 WHEEL_TOOLS := .venv/wheel-tools.installed
 
-.PHONY: demo test conformance bench bench-cpp docs cpp-docs tutorial-results dist wheels matrix lint format asan tsan no-tensorpipe asan-mixed tidy fuzz package setup-demo setup-test setup-clang setup-wheels clean
+.PHONY: demo test aarch64 conformance bench bench-cpp docs cpp-docs tutorial-results dist wheels matrix lint format asan tsan no-tensorpipe asan-mixed tidy fuzz package setup-demo setup-test setup-clang setup-wheels clean
 .DEFAULT_GOAL := test
 
 # Trains CartPole through RPC until it is solved; the learning curve is in reinforcement_learning.png.
@@ -20,6 +20,11 @@ test: setup-test
 	cmake --build $(BUILD)
 	ctest --preset release
 	$(PYTHON) -m pytest $(ARGS)
+
+# Compiles for aarch64 and runs the C++ tests, and a smoke test of the wheel, in an emulator: slow. tools/aarch64.sh says
+# what that shows; ARGS="build cpp" for some of its steps, ONLY="base wire" for some of the tests.
+aarch64: setup-test
+	tools/aarch64.sh $(ARGS)
 
 # The RPC tests that ship inside torch, run on torchrpc.
 conformance: setup-test

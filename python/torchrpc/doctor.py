@@ -128,7 +128,7 @@ def median_call(rpc: Any, tensor: Any, calls: int) -> float:
 
 def versions() -> Iterator[Finding]:
     system = f"Python {platform.python_version()}, {platform.system()} {platform.release()} {platform.machine()}"
-    yield Finding(OK if system.endswith("x86_64") else NOTE, system)
+    yield Finding(OK if platform.machine() in ("x86_64", "aarch64") else NOTE, system)
     try:
         import torch
     except Exception as error:

@@ -1,12 +1,16 @@
 #pragma once
 
-// A test that needs another process runs its own program again, with one hidden test case and a text for it.
+// A test that needs another process runs its own program again, with one hidden test case and a text for it. Where the
+// program runs in an emulator, the environment variable TORCHRPC_TEST_LAUNCHER has the command that runs a program.
 
 #include <catch2/catch.hpp>
 
 #include <cstdlib>
+#include <filesystem>
+#include <iterator>
 #include <signal.h>
 #include <spawn.h>
+#include <sstream>
 #include <string>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -28,9 +32,15 @@ class ChildProcess {
     std::vector<char*> env;
     for (auto& entry : environment) env.push_back(entry.data());
     env.push_back(nullptr);
-    std::string program = "/proc/self/exe", name = test_case;
-    char* argv[] = {program.data(), name.data(), nullptr};
-    REQUIRE(posix_spawn(&pid_, program.c_str(), nullptr, nullptr, argv, env.data()) == 0);
+    const char* launcher = std::getenv("TORCHRPC_TEST_LAUNCHER");
+    std::istringstream words(launcher ? launcher : "");
+    std::vector<std::string> command{std::istream_iterator<std::string>(words), {}};
+    command.push_back(std::filesystem::read_symlink("/proc/self/exe"));
+    command.push_back(test_case);
+    std::vector<char*> argv;
+    for (auto& word : command) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    REQUIRE(posix_spawnp(&pid_, argv[0], nullptr, nullptr, argv.data(), env.data()) == 0);
   }
   ~ChildProcess() {
     if (pid_ > 0) {
