@@ -174,7 +174,7 @@ python() {
   rm -rf "$package"
   "$host_python" -m zipfile --extract "$build"/dist/torchrpc-*.whl "$package"
   for medium in "shared memory" tcp; do
-    port=$((20000 + RANDOM % 10000))
+    port=$("$host_python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
     pids=()
     for rank in 0 1; do
       PYTHONPATH=$package "$env/python" tools/aarch64_smoke.py $rank $port "$medium" &
