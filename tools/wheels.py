@@ -7,6 +7,7 @@ their tag, manylinux_2_28. Two runs on the same system give the same bytes.
 """
 
 import argparse
+import hashlib
 import os
 import platform
 import shutil
@@ -24,8 +25,9 @@ LIBRARIES_OF_TORCH = ("libc10.so", "libtorch_cpu.so", "libtorch_python.so", "lib
 
 def linker_options() -> dict[str, str]:
     """Return CMake's options to link for the older system libraries; make these libraries first."""
-    folder = BUILD / f"glibc-{GLIBC}"
-    stubs, shim = folder / "stubs", folder / "older_libraries.o"
+    folder, source = BUILD / f"glibc-{GLIBC}", ROOT / "tools/manylinux/older_libraries.cpp"
+    # Its name tells versions apart, so that a new one is linked.
+    stubs, shim = folder / "stubs", folder / f"older_libraries-{hashlib.sha256(source.read_bytes()).hexdigest()[:12]}.o"
     stubs.mkdir(parents=True, exist_ok=True)
     if not (stubs / "libc_nonshared.a").exists():
         (folder / "empty.c").write_text("void nothing(void) {}\n")
@@ -36,7 +38,7 @@ def linker_options() -> dict[str, str]:
         for pattern in ("*.so.*", "libc_nonshared.a"):
             for library in (folder / "zig").glob(f"o/*/{pattern}"):
                 shutil.copy2(library, stubs)
-    run("c++", "-O2", "-fPIC", "-std=c++20", "-c", ROOT / "tools/manylinux/older_libraries.cpp", "-o", shim)
+    run("c++", "-O2", "-fPIC", "-std=c++20", "-c", source, "-o", shim)
     names = ("libc.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "libm.so.6", "libc_nonshared.a")
     libraries = [shim, "-lstdc++", *(stubs / name for name in names), "-lgcc_s", "-lgcc"]
     return {

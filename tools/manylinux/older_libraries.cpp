@@ -60,3 +60,11 @@ extern "C" void conditionWait(std::condition_variable*, std::unique_lock<std::mu
 void conditionWait(std::condition_variable* condition, std::unique_lock<std::mutex>& lock) {
   pthread_cond_wait(condition->native_handle(), lock.mutex()->native_handle());
 }
+
+// GLIBCXX_3.4.29 (GCC 11): std::stringbuf::str() of C++20, which the older one of the same name does for C++17. A
+// member function is called as a function whose first argument is the object.
+extern "C++" std::string olderContents(const std::stringbuf*) __asm__(
+    "_ZNKSt7__cxx1115basic_stringbufIcSt11char_traitsIcESaIcEE3strEv");
+extern "C++" std::string contents(const std::stringbuf*)
+    HIDDEN("_ZNKRSt7__cxx1115basic_stringbufIcSt11char_traitsIcESaIcEE3strEv");
+std::string contents(const std::stringbuf* buffer) { return olderContents(buffer); }
