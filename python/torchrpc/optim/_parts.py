@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-from torchrpc.rpc._allow_list import check_callable, check_method, local_value
-
 # The classes that the core implements -> their names in the core.
 CPP: dict[Any, str] = {
     cls: cls.__name__
@@ -167,6 +165,8 @@ class _LocalOptimizer:
     def __init__(
         self, cls: Callable[..., Any], groups: list[Options], args: tuple, kwargs: Options, lock_free: bool
     ) -> None:
+        from torchrpc.rpc._allow_list import local_value
+
         self.params: list[torch.Tensor] = []
         self.lock = threading.Lock() if lock_free else self.global_lock
         # With lock_free, aliases of the parameters: they share the memory, but not the version counter, so graphs that
@@ -242,6 +242,7 @@ def _copied(state: State) -> State:
 
 def _make(cls: Any, groups: list[Options], args: tuple, kwargs: Options, lock_free: bool) -> tuple[Any, list, Options]:
     import torchrpc.rpc as rpc
+    from torchrpc.rpc._allow_list import check_callable
 
     check_callable(cls)
     local = _LocalOptimizer(cls, groups, args, kwargs, lock_free)
@@ -251,6 +252,8 @@ def _make(cls: Any, groups: list[Options], args: tuple, kwargs: Options, lock_fr
 
 def _checked_optimizer(rref: Any, method: str) -> _LocalOptimizer:
     """Return the optimizer if other workers may call that method of it."""
+    from torchrpc.rpc._allow_list import check_method, local_value
+
     local = local_value(rref)
     if type(local) is not _LocalOptimizer:
         raise TypeError(f"this RRef refers to a {type(local).__qualname__} and not to a part of a DistributedOptimizer")

@@ -39,7 +39,7 @@ _OWN = """
     nn.remote_module._set_training
     profiler._start profiler._stop profiler._clock
 """
-_CALLED_BY_THE_PACKAGE = frozenset(f"torchrpc.{name}" for name in _OWN.split())
+CALLED_BY_THE_PACKAGE = frozenset(f"torchrpc.{name}" for name in _OWN.split())
 # To allow one of these is to allow everything: it runs, loads or looks up whatever arrives with the call.
 _RUNS_ANYTHING = """
     builtins.eval builtins.exec builtins.compile builtins.__import__ builtins.getattr builtins.setattr builtins.globals
@@ -148,20 +148,29 @@ def _find_entry(entry: str) -> Any:
     return None
 
 
-def _why_unsafe(entry: str) -> str:
-    """Return why the entry may not be listed, as the end of a sentence; an empty string if it may."""
+def _why_unsafe(entry: str, look_up: bool = True) -> str:
+    """Return why the entry may not be listed, as the end of a sentence; an empty string if it may.
+
+    Args:
+        look_up: whether to compare the object that the entry names, too. That may run code, such as properties, so not
+            for a name from another worker.
+    """
     prefix = entry.removesuffix("*") if entry.endswith("*") else None
     module = entry.removesuffix("*").removesuffix(".") + "."
     for package in ("torchrpc.", "torch.distributed.rpc.", "torch.distributed.autograd.", "cloudpickle."):
         if module.startswith(package) or (prefix is not None and package.startswith(prefix)):
-            if prefix is None and _canonical_name(entry) in _LISTABLE:
+            if prefix is None and (_canonical_name(entry) if look_up else entry) in _LISTABLE:
                 return ""
             return (
                 f"would let callers run parts of {package[:-1]} itself, such as its pickler, by which they can run any "
                 "code: list your own functions. What the package needs for itself is always allowed."
             )
     for name in _RUNS_ANYTHING.split():
-        if entry == name or (prefix is not None and name.startswith(prefix)) or _is_same_object(entry, name):
+        if (
+            entry == name
+            or (prefix is not None and name.startswith(prefix))
+            or (look_up and _is_same_object(entry, name))
+        ):
             return (
                 f"would let callers run any code, by {name}: list the functions that they need instead. (Without "
                 "allowed_functions, everything is allowed.)"
@@ -216,7 +225,7 @@ def refused(name: str, allowed: _C._AllowList) -> NotAllowedError:
     """The error for a name that the list does not have."""
     name = shortened(name)
     start = f"{allowed.worker} does not let others run or send {name}: its allowed_functions do not have it"
-    if why := _why_unsafe(name):
+    if why := _why_unsafe(name, look_up=False):
         return NotAllowedError(f"{start}, and cannot have it: it {why}", allowed.worker)
     return NotAllowedError(
         f"{start}. If they may, start {allowed.worker} with TensorPipeRpcBackendOptions(allowed_functions=[..., "
@@ -252,11 +261,6 @@ def shortened(name: str) -> str:
 _LONGEST_NAME_SHOWN = 200
 
 
-def is_called_by_the_package(module: str, qualified_name: str) -> bool:
-    """Whether calls may run this function without an entry, because the package itself calls it."""
-    return f"{module}.{qualified_name}" in _CALLED_BY_THE_PACKAGE
-
-
 def find_allowed(module: str, qualified_name: str, allowed: _C._AllowList | None = None) -> Any:
     """Return the function of a call: one of the package's own, or one that the list has.
 
@@ -267,7 +271,7 @@ def find_allowed(module: str, qualified_name: str, allowed: _C._AllowList | None
         NotAllowedError: the list does not allow the name; nothing has been imported.
     """
     allowed = allowed or _C._allow_list()
-    if allowed is None or is_called_by_the_package(module, qualified_name):
+    if allowed is None or f"{module}.{qualified_name}" in CALLED_BY_THE_PACKAGE:
         return find_global(module, qualified_name)
     return find_listed(module, qualified_name, allowed)
 

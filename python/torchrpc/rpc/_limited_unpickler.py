@@ -24,10 +24,10 @@ import torch
 from torchrpc import _C
 
 from ._allow_list import (
+    CALLED_BY_THE_PACKAGE,
     claimed_name,
     class_attribute,
     find_listed,
-    is_called_by_the_package,
     is_listed_class,
     refused,
     refused_code,
@@ -46,7 +46,6 @@ from ._limited_data import (
     Construct,
     MalformedError,
     StandIn,
-    are,
     require,
 )
 from ._names import find_global
@@ -97,7 +96,7 @@ _STAND_INS = (StandIn, _Unbuilt, Call)
 _TRAVELS_BY_VALUE = "functions and classes of a notebook or an interactive session"
 _CALL = "torchrpc.rpc.internal.PythonUDF"
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that was made at run time
-_SETSTATE_OF_EXCEPTIONS = vars(BaseException)["__setstate__"]
+_SETSTATE_OF_EXCEPTIONS = BaseException.__setstate__
 _OPCODE_NAMES = {opcode.code.encode("latin1")[0]: opcode.name for opcode in pickletools.opcodes}
 _OWN_ERRORS = (NotAllowedError, NameNotFoundError, SerializationError)
 
@@ -178,13 +177,20 @@ class LimitedUnpickler:
             ) from exc
 
     def _run(self) -> Any:
-        data, memo, handlers = self._data, self._memo, _HANDLERS
-        at = 0
+        data, memo, handlers = self._data, self._memo, _TABLE
+        at, size = 0, len(data)
         while True:
             opcode = data[at]
             at += 1
             if opcode == _MEMOIZE:
                 memo[len(memo)] = self._stack[-1]
+                continue
+            if opcode == _SHORT_BINUNICODE:
+                end = at + 1 + data[at]
+                if end > size:
+                    raise MalformedError("it ends before its contents do")
+                self._stack.append(str(data[at + 1 : end], "utf-8", "surrogatepass"))
+                at = end
                 continue
             if opcode == _BINGET:
                 value = memo[data[at]]
@@ -193,7 +199,7 @@ class LimitedUnpickler:
                     self._note_copy(value)
                 self._stack.append(value)
                 continue
-            handler = handlers.get(opcode)
+            handler = handlers[opcode]
             if handler is None:
                 if opcode == _STOP:
                     return self._finish()
@@ -262,7 +268,7 @@ class LimitedUnpickler:
             return StandIn(full_name, helper)
         if full_name == _CALL:
             return StandIn(full_name, None)
-        if is_called_by_the_package(module, name):
+        if full_name in CALLED_BY_THE_PACKAGE:
             if not self._is_call:
                 raise refused_value(full_name, self.allowed)
             return StandIn(full_name, lambda: find_global(module, name))
@@ -301,7 +307,7 @@ class LimitedUnpickler:
         if type(function) is StandIn:
             self._stand_ins -= 1
             construct = function.construct
-            if construct is None or is_called_by_the_package(*_split(function.name)):
+            if construct is None or function.name in CALLED_BY_THE_PACKAGE:
                 raise refused_value(function.name, self.allowed)
             return construct(self, args)
         if (construct := CONSTRUCTORS.get(id(function))) is not None:
@@ -328,7 +334,8 @@ class LimitedUnpickler:
 
     def _make_object(self, kind: Any, args: Any, kwargs: Any) -> Any:
         """NEWOBJ and NEWOBJ_EX: `kind.__new__(kind, *args, **kwargs)`."""
-        if type(args) is not tuple or type(kwargs) is not dict or any(type(key) is not str for key in kwargs):
+        are_names = type(kwargs) is dict and (not kwargs or all(type(key) is str for key in kwargs))
+        if type(args) is not tuple or not are_names:
             raise MalformedError("the arguments of a call in it are no tuple, or no dict with names")
         if type(kind) is StandIn:
             if kind.name != _CALL or kwargs:
@@ -341,18 +348,17 @@ class LimitedUnpickler:
             require(not args and not kwargs, kind.__name__)
             self._stand_ins += 1
             return _Unbuilt(build, len(self._memo))
-        self.check_callable(kind)
         if not isinstance(kind, type):
-            raise MalformedError("it has a function in the place of a class")
+            raise MalformedError("it has another object in the place of a class")
         return self._call_listed(kind, kind.__new__, (kind, *args), kwargs)
 
     def _make_call(self, args: tuple) -> Call:
         if not self._is_call or self._call is not None:
             raise refused_value(_CALL, self.allowed)
-        require(len(args) == 3 and are(args[1:], tuple, dict), "a call")
-        require(all(type(key) is str for key in args[2]), "a call")
+        require(len(args) == 3 and type(args[1]) is tuple and type(args[2]) is dict, "a call")
+        require(not args[2] or all(type(key) is str for key in args[2]), "a call")
         function = args[0]
-        if type(function) is StandIn and is_called_by_the_package(*_split(function.name)):
+        if type(function) is StandIn and function.name in CALLED_BY_THE_PACKAGE:
             assert function.construct is not None
             function = function.construct()
             self._stand_ins -= 1
@@ -373,8 +379,9 @@ class LimitedUnpickler:
         if type(value) is _Unbuilt:
             built = value.build(state)
             self._stand_ins -= 1
-            if self._memo.get(value.memo_index) is value:
-                self._memo[value.memo_index] = built
+            index = value.memo_index
+            if self._memo.get(index) is value:
+                self._memo[index] = built
             return built
         if id(value) in self._made:
             self._set_state(value, state)
@@ -388,17 +395,17 @@ class LimitedUnpickler:
 
     def _set_state(self, value: Any, state: Any) -> None:
         kind = type(value)
-        setstate = class_attribute(kind, "__setstate__")
+        setstate = getattr(kind, "__setstate__", None)
         if setstate is not None and setstate is not _SETSTATE_OF_EXCEPTIONS:
             self._runs_listed_code = True
-            kind.__setstate__(value, state)
+            setstate(value, state)
             self._runs_listed_code = False
             return
         slots = None
         if type(state) is tuple and len(state) == 2:
             state, slots = state
         for names in (state, slots):
-            if names and (type(names) is not dict or not all(type(name) is str for name in names)):
+            if names and (type(names) is not dict or not all([type(name) is str for name in names])):
                 raise MalformedError(f"the state of a {kind.__qualname__} in it is no dict with names")
         if state:
             attributes = object.__getattribute__(value, "__dict__")
@@ -526,16 +533,12 @@ class LimitedUnpickler:
                 todo += [(part, depth + 1) for part in parts if type(part) not in PLAIN_KEYS]
 
 
-def _split(name: str) -> tuple[str, str]:
-    module, _, function = name.rpartition(".")
-    return module, function
-
-
 # --- Opcodes: each takes the index of the byte after the opcode, and returns that of the next opcode ---
 
 _Handler = Callable[[LimitedUnpickler, int], int]
 _HANDLERS: dict[int, _Handler] = {}
 (_MEMOIZE,), (_BINGET,), (_STOP,) = pickle.MEMOIZE, pickle.BINGET, pickle.STOP
+(_SHORT_BINUNICODE,) = pickle.SHORT_BINUNICODE
 
 
 def _handles(*opcodes: bytes) -> Callable[[_Handler], _Handler]:
@@ -624,15 +627,6 @@ def _binfloat(self: LimitedUnpickler, at: int) -> int:
 
 
 # Texts and bytes
-
-
-@_handles(pickle.SHORT_BINUNICODE)
-def _short_binunicode(self: LimitedUnpickler, at: int) -> int:
-    end = at + 1 + self._data[at]
-    if end > len(self._data):
-        raise MalformedError("it ends before its contents do")
-    self._stack.append(str(self._data[at + 1 : end], "utf-8", "surrogatepass"))
-    return end
 
 
 def _counted(opcode: bytes, width: int, convert: Callable[[bytes], Any]) -> None:
@@ -852,3 +846,6 @@ def _build(self: LimitedUnpickler, at: int) -> int:
     state = self._stack.pop()
     self._stack[-1] = self._build(self._stack[-1], state)
     return at
+
+
+_TABLE: list[_Handler | None] = [_HANDLERS.get(opcode) for opcode in range(256)]
