@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 import torchrpc.rpc as rpc
 from torchrpc.rpc import _limited_unpickler, internal
 from torchrpc.rpc._errors import NameNotFoundError, NotAllowedError, SerializationError
+from torchrpc.rpc._limited_data import StandIn
 from torchrpc.rpc._limited_unpickler import LimitedUnpickler
 from torchrpc.rpc._pickler import deserialize_allowed
 
@@ -472,7 +473,7 @@ def watch_random_programs(seed, count):
         data = _random_program(generator) if number % 2 else _mutated(generator, generator.choice(samples))
         options = {"is_call": number % 7 == 0, "is_exception": number % 5 == 0}
         tensors = [torch.ones(1)]
-        helpers = {"torchrpc.rpc._pickler._tensor": lambda reader, args: reader.tensors[args[0]]}
+        helpers = {"torchrpc.rpc._pickler._tensor": StandIn("_tensor", lambda reader, args: reader.tensors[args[0]])}
         reader = LimitedUnpickler(
             data, WATCHED, tensors=tensors, buffers=[memoryview(b"x")], helpers=helpers, **options
         )

@@ -43,7 +43,6 @@ from ._limited_data import (
     PLAIN_KEYS,
     SEQUENCES,
     WITH_ATTRIBUTES,
-    Construct,
     MalformedError,
     StandIn,
     require,
@@ -64,7 +63,7 @@ from ._names import find_global
 #   return an object that the worker shares, such as a singleton.
 # - The effort is bounded by the bytes that have arrived: numbers, keys and the depth of nesting have limits.
 
-Helpers = Mapping[str, Construct]  # name of a function of the sender's pickler -> what to do with its arguments
+Helpers = Mapping[str, StandIn]  # name of a function of the sender's pickler -> what to do with its arguments
 
 _MOST_INT_BYTES = 1 << 16
 _MOST_NAME_CHARACTERS = 1000
@@ -95,6 +94,7 @@ _STAND_INS = (StandIn, _Unbuilt, Call)
 
 _TRAVELS_BY_VALUE = "functions and classes of a notebook or an interactive session"
 _CALL = "torchrpc.rpc.internal.PythonUDF"
+_CALL_STAND_IN = StandIn(_CALL, None)
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that was made at run time
 _SETSTATE_OF_EXCEPTIONS = BaseException.__setstate__
 _OPCODE_NAMES = {opcode.code.encode("latin1")[0]: opcode.name for opcode in pickletools.opcodes}
@@ -177,34 +177,36 @@ class LimitedUnpickler:
             ) from exc
 
     def _run(self) -> Any:
-        data, memo, handlers = self._data, self._memo, _TABLE
+        data, memo, stack, handlers = self._data, self._memo, self._stack, _TABLE
         at, size = 0, len(data)
         while True:
             opcode = data[at]
             at += 1
+            # The most frequent opcodes are here, and the others are functions.
             if opcode == _MEMOIZE:
-                memo[len(memo)] = self._stack[-1]
-                continue
-            if opcode == _SHORT_BINUNICODE:
+                memo[len(memo)] = stack[-1]
+            elif opcode == _SHORT_BINUNICODE:
                 end = at + 1 + data[at]
                 if end > size:
                     raise MalformedError("it ends before its contents do")
-                self._stack.append(str(data[at + 1 : end], "utf-8", "surrogatepass"))
+                stack.append(str(data[at + 1 : end], "utf-8", "surrogatepass"))
                 at = end
-                continue
-            if opcode == _BINGET:
+            elif opcode == _BINGET:
                 value = memo[data[at]]
                 at += 1
                 if type(value) in _STAND_INS:
                     self._note_copy(value)
-                self._stack.append(value)
-                continue
-            handler = handlers[opcode]
-            if handler is None:
-                if opcode == _STOP:
-                    return self._finish()
+                stack.append(value)
+            elif opcode == _BININT1:
+                stack.append(data[at])
+                at += 1
+            elif (handler := handlers[opcode]) is not None:
+                at = handler(self, at)
+                stack = self._stack
+            elif opcode == _STOP:
+                return self._finish()
+            else:
                 raise self._refuse_opcode(opcode)
-            at = handler(self, at)
 
     def _finish(self) -> Any:
         (value,) = self._stack
@@ -265,9 +267,9 @@ class LimitedUnpickler:
         if (found := DATA.get(full_name, self)) is not self:
             return found
         if (helper := self._helpers.get(full_name)) is not None:
-            return StandIn(full_name, helper)
+            return helper
         if full_name == _CALL:
-            return StandIn(full_name, None)
+            return _CALL_STAND_IN
         if full_name in CALLED_BY_THE_PACKAGE:
             if not self._is_call:
                 raise refused_value(full_name, self.allowed)
@@ -538,7 +540,7 @@ class LimitedUnpickler:
 _Handler = Callable[[LimitedUnpickler, int], int]
 _HANDLERS: dict[int, _Handler] = {}
 (_MEMOIZE,), (_BINGET,), (_STOP,) = pickle.MEMOIZE, pickle.BINGET, pickle.STOP
-(_SHORT_BINUNICODE,) = pickle.SHORT_BINUNICODE
+(_SHORT_BINUNICODE,), (_BININT1,) = pickle.SHORT_BINUNICODE, pickle.BININT1
 
 
 def _handles(*opcodes: bytes) -> Callable[[_Handler], _Handler]:
@@ -582,12 +584,6 @@ for _opcode, _value in ((pickle.NONE, None), (pickle.NEWTRUE, True), (pickle.NEW
 def _empty_tuple(self: LimitedUnpickler, at: int) -> int:
     self._stack.append(())
     return at
-
-
-@_handles(pickle.BININT1)
-def _binint1(self: LimitedUnpickler, at: int) -> int:
-    self._stack.append(self._data[at])
-    return at + 1
 
 
 @_handles(pickle.BININT2)

@@ -23,6 +23,7 @@ from ._allow_list import check_allowed
 from ._by_value import by_value, globals_of, note_arrival
 from ._errors import NameNotFoundError, SerializationError, also
 from ._exceptions import make_exception
+from ._limited_data import StandIn
 from ._limited_unpickler import Call, Helpers, LimitedUnpickler
 from ._names import find_global, find_module, has_name, this_worker
 
@@ -223,7 +224,7 @@ def _limited_script_function(reader: LimitedUnpickler, args: tuple) -> torch.jit
 
 
 _LIMITED_HELPERS: Helpers = {
-    f"{__name__}.{replaced.__name__}": by
+    (name := f"{__name__}.{replaced.__name__}"): StandIn(name, by)
     for replaced, by in (
         (_tensor, _limited_tensor),
         (_rref, _limited_rref),
