@@ -318,16 +318,14 @@ void bindAgent(py::module_& module) {
       "_listen_at_rendezvous_host", &listenAtRendezvousHost, py::arg("host"), py::arg("port"),
       "A file descriptor that listens at that address, for a store; None if the store should choose it itself.",
       no_gil);
+  py::class_<WorkerAllowList>(module, "_AllowList", "The allowed_functions of a worker.")
+      .def_readonly("worker", &WorkerAllowList::worker, "The worker's name.")
+      .def(
+          "entry_for", [](const WorkerAllowList& self, const std::string& name) { return self.list->entryFor(name); },
+          py::arg("name"), "The entry that allows `name`, '' if there is none.");
   module.def(
-      "_allowed_by",
-      [](const std::string& name) -> std::optional<std::string> {
-        const bool ours = isCurrentAgentSet() && py::isinstance<PyAgent>(currentAgent());
-        const auto allowed = ours ? currentNode()->allowed() : nullptr;
-        return allowed ? std::optional(allowed->entryFor(name)) : std::nullopt;
-      },
-      py::arg("name"),
-      "The entry of this worker's allowed_functions that allows `name`, '' if there is none; None if it has no such "
-      "list.");
+      "_allow_list", &allowListInForce,
+      "This worker's allowed_functions, or None. Without a worker, those of the last one that had any.");
   bindPredicate<isCurrentAgentSet>(module, "_is_current_rpc_agent_set");
   module.def("_get_current_rpc_agent", &currentAgent);
   module.def(

@@ -10,6 +10,7 @@ struct Current {
   py::object agent;
   std::shared_ptr<Node> node;  ///< the agent's, if it is a PyAgent
   std::string parent;          ///< the worker of the process that this one was forked from; empty: none
+  WorkerAllowList last_list;   ///< of the latest node that had a list; its list is null if there was none
   MakerProcess maker;
 };
 
@@ -20,7 +21,7 @@ Current& current() {
   if (!current->maker.isThisOne()) {
     const auto& inherited = *current;
     auto parent = inherited.node ? inherited.node->self().name : inherited.parent;
-    current = new Current{.parent = std::move(parent)};
+    current = new Current{.parent = std::move(parent), .last_list = inherited.last_list};
   }
   return *current;
 }
@@ -37,8 +38,9 @@ std::string forkedFrom() {
 bool isCurrentAgentSet() { return static_cast<bool>(current().agent); }
 
 void setCurrentAgent(py::object agent) {
-  Current next{.agent = std::move(agent), .parent = current().parent};
+  Current next{.agent = std::move(agent), .parent = current().parent, .last_list = current().last_list};
   if (next.agent && py::isinstance<PyAgent>(next.agent)) next.node = py::cast<const PyAgent&>(next.agent).node();
+  if (next.node && next.node->allowed()) next.last_list = {next.node->self().name, next.node->allowed()};
   std::swap(current(), next);
 }
 
@@ -60,6 +62,15 @@ std::shared_ptr<Node> currentNode() {
 }
 
 std::shared_ptr<Node> currentNodeIfOurs() { return current().node; }
+
+py::object allowListOf(const Node& node) {
+  return node.allowed() ? py::cast(WorkerAllowList{node.self().name, node.allowed()}) : py::none();
+}
+
+py::object allowListInForce() {
+  if (const auto& node = current().node) return allowListOf(*node);
+  return current().last_list.list ? py::cast(current().last_list) : py::none();
+}
 
 Duration toTimeout(const Node& node, double seconds) {
   return seconds == kUnsetTimeout ? node.timeout() : toTimeout(seconds, "timeout");

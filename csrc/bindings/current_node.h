@@ -30,6 +30,18 @@ std::shared_ptr<Node> currentNode();
 /// The same, or nullptr where currentNode() throws.
 std::shared_ptr<Node> currentNodeIfOurs();
 
+/// The allow-list of a worker, with the worker's name for error texts.
+struct WorkerAllowList {
+  std::string worker;
+  AllowListPtr list;
+};
+
+/// The node's allow-list as a Python object; None if it has none. Needs the GIL.
+py::object allowListOf(const Node& node);
+/// That of the current node. Without one, the list of the last node that had one: what a worker with a list has received
+/// stays under that list after its shutdown. Needs the GIL.
+py::object allowListInForce();
+
 /// Python's value of a time-out that stands for the node's own.
 constexpr double kUnsetTimeout = -1.0;
 

@@ -2,6 +2,7 @@
 
 #include <torch/csrc/autograd/python_variable.h>
 
+#include "bindings/current_node.h"
 #include "bindings/py_codec.h"
 #include "bindings/py_errors.h"
 #include "bindings/py_future.h"
@@ -23,12 +24,15 @@ void appendPickle(Message& message, py::handle serialize, const py::object& obje
   }
 }
 
-py::object unpickle(const Node& node, std::string_view bytes, const std::vector<at::Tensor>& tensors) {
+/// `read_allowed`: the function of torchrpc.rpc.internal that reads it under the node's allow-list.
+py::object unpickle(
+    const Node& node, std::string_view bytes, const std::vector<at::Tensor>& tensors, const char* read_allowed) {
   py::list table;
   for (const auto& tensor : tensors) table.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor)));
   // A view without a copy: `bytes` outlives the call.
   const auto view = py::memoryview::from_memory(bytes.data(), static_cast<Py_ssize_t>(bytes.size()));
-  return internalFunction(node.allowed() ? "deserialize_allowed" : "deserialize")(view, table);
+  if (node.allowed()) return internalFunction(read_allowed)(view, table, allowListOf(node));
+  return internalFunction("deserialize")(view, table);
 }
 
 /// Writes the plain form of a call. False if it has none; then discard what has been written.
@@ -101,14 +105,14 @@ PythonCall decodePythonCall(const std::shared_ptr<Node>& node, Invocation& invoc
     const auto qualname = reader.getString();
     call.function = node->allowed()
         ? internalFunction("find_allowed")(
-              py::str(module.data(), module.size()), py::str(qualname.data(), qualname.size()))
+              py::str(module.data(), module.size()), py::str(qualname.data(), qualname.size()), allowListOf(*node))
         : findCallable(module, qualname);
     call.args = py::cast<py::tuple>(decodePlain(reader, tensors, rrefs));
     call.kwargs = py::cast<py::dict>(decodePlain(reader, tensors, rrefs));
     reader.expectEnd();
     return call;
   }
-  const auto udf = unpickle(*node, reader.getBytes(reader.remaining()), tensors);
+  const auto udf = unpickle(*node, reader.getBytes(reader.remaining()), tensors, "deserialize_allowed_call");
   call.function = udf.attr("func");
   call.args = py::tuple(udf.attr("args"));
   call.kwargs = py::dict(udf.attr("kwargs"));
@@ -158,7 +162,9 @@ py::object decodeResult(const std::shared_ptr<Node>& node, Message reply, const 
   Reader reader(reply.payload);
   if (reader.remaining() == 0) return py::none();
   const auto format = reader.get<ValueFormat>();
-  if (format == ValueFormat::kPickle) return unpickle(*node, reader.getBytes(reader.remaining()), reply.tensors);
+  if (format == ValueFormat::kPickle) {
+    return unpickle(*node, reader.getBytes(reader.remaining()), reply.tensors, "deserialize_allowed");
+  }
   auto value = decodePlain(reader, reply.tensors, rrefs);
   reader.expectEnd();
   return value;

@@ -48,7 +48,10 @@ const char* className(ErrorCode code) {
 py::object toException(const Error& error) {
   const bool in_backward = error.code() == ErrorCode::kBackward;
   if (error.code() == ErrorCode::kUserException || in_backward) {
-    return internalFunction("_rebuild_exception")(error.text(), py::bytes(error.detail()), error.worker(), in_backward);
+    const auto* received = dynamic_cast<const ReceivedError*>(&error);
+    const auto allowed = received ? py::cast(received->allowed()) : allowListInForce();
+    const py::bytes detail(error.detail());
+    return internalFunction("_rebuild_exception")(error.text(), detail, error.worker(), in_backward, allowed);
   }
   if (const auto* name = className(error.code())) return internalFunction(name)(error.text(), error.worker());
   return py::reinterpret_borrow<py::object>(PyExc_RuntimeError)(error.text());

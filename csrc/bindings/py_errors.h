@@ -9,10 +9,21 @@
 
 #include "base/error.h"
 #include "base/ids.h"
+#include "bindings/current_node.h"
 
 namespace torchrpc::bindings {
 
 namespace py = pybind11;
+
+/// An error that a node with an allow-list has received: its exception is rebuilt under that list, whenever that is.
+class ReceivedError final : public Error {
+ public:
+  ReceivedError(const Error& error, const WorkerAllowList& allowed) : Error(error), allowed_(allowed) {}
+  const WorkerAllowList& allowed() const { return allowed_; }
+
+ private:
+  WorkerAllowList allowed_;
+};
 
 /// The Python exception of an error: for kUserException the one that the callee raised, rebuilt; for kBackward the
 /// same, but always also a RuntimeError; for kInvalidArgument a RuntimeError; else an RpcError or the subclass of its

@@ -184,7 +184,7 @@ class PendingCall : public std::enable_shared_from_this<PendingCall> {
   }
 
   void finish() {
-    if (!*result_) return fail(result_->error());
+    if (!*result_) return failReceived(result_->error());
     const auto* forks = result_->value().header(HeaderKind::kRRefForks);
     if (!forks) return decode({});
     try {
@@ -209,6 +209,13 @@ class PendingCall : public std::enable_shared_from_this<PendingCall> {
   void fail(const Error& error) {
     if (range_) range_->end();
     bindings::fail(future_, error);
+  }
+  /// Fails with an error of another worker, whose exception may be rebuilt after this node's shutdown.
+  void failReceived(const Error& error) {
+    if (!node_->allowed()) return fail(error);
+    if (range_) range_->end();
+    const WorkerAllowList allowed{node_->self().name, node_->allowed()};
+    future_->setError(std::make_exception_ptr(ReceivedError(error, allowed)));
   }
 
   const std::shared_ptr<Node> node_;

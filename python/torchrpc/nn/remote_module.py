@@ -6,6 +6,7 @@ collects cycles.
 """
 
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.distributed import _remote_device
 from torch.utils import _pytree as pytree
 
 from torchrpc.rpc import api
+from torchrpc.rpc._allow_list import check_callable, check_method, local_value
 from torchrpc.rpc.api import RRef
 from torchrpc.rpc.internal import _internal_rpc_pickler
 
@@ -48,6 +50,7 @@ _UNSUPPORTED = """
 
 
 def _create_module(module_cls: Callable[..., Any], args: tuple, kwargs: dict, device: str, interface: Any) -> nn.Module:
+    check_callable(module_cls)
     module = module_cls(*args, **kwargs)
     if not isinstance(module, nn.Module):
         raise ValueError(
@@ -59,11 +62,33 @@ def _create_module(module_cls: Callable[..., Any], args: tuple, kwargs: dict, de
     except Exception as exc:
         worker = api.get_worker_info().name
         raise RuntimeError(f"{worker} cannot place a {type(module).__name__} on its device {device}: {exc}") from exc
-    return module if interface is None else torch.jit.script(module)
+    if interface is None:
+        return module
+    compiled = torch.jit.script(module)
+    _remember_source(compiled, type(module))
+    return compiled
+
+
+# The class of the module from which each script module of a RemoteModule was compiled, by the id of the script module:
+# all of these have one class, which no allow-list could have.
+_sources: dict[int, tuple[weakref.ref, type]] = {}
+
+
+def _remember_source(compiled: nn.Module, source: type) -> None:
+    key = id(compiled)
+    _sources[key] = weakref.ref(compiled, lambda _: _sources.pop(key, None)), source
+
+
+def _checked_module(rref: RRef, method: str) -> nn.Module:
+    """Return the module if other workers may call that method of it."""
+    module = local_value(rref)
+    reference, source = _sources.get(id(module), (None, None))
+    check_method(module, method, source if reference is not None and reference() is module else None)
+    return module
 
 
 def _run_forward(rref: RRef, device: str, is_device_map_set: bool, args: tuple, kwargs: dict) -> Any:
-    module = rref.local_value()
+    module = _checked_module(rref, "forward")
     if torch.device(device).type == "cpu":
         return module.forward(*args, **kwargs)
     args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), (args, kwargs))
@@ -73,11 +98,11 @@ def _run_forward(rref: RRef, device: str, is_device_map_set: bool, args: tuple, 
 
 
 def _parameter_rrefs(rref: RRef, recurse: bool) -> list[RRef]:
-    return [RRef(parameter) for parameter in rref.local_value().parameters(recurse)]
+    return [RRef(parameter) for parameter in _checked_module(rref, "parameters").parameters(recurse)]
 
 
 def _set_training(rref: RRef, mode: bool) -> None:
-    rref.local_value().train(mode)
+    _checked_module(rref, "train").train(mode)
 
 
 # --- The proxy ---

@@ -165,6 +165,8 @@ class _LocalOptimizer:
     def __init__(
         self, cls: Callable[..., Any], groups: list[Options], args: tuple, kwargs: Options, lock_free: bool
     ) -> None:
+        from torchrpc.rpc._allow_list import local_value
+
         self.params: list[torch.Tensor] = []
         self.lock = threading.Lock() if lock_free else self.global_lock
         # With lock_free, aliases of the parameters: they share the memory, but not the version counter, so graphs that
@@ -172,7 +174,7 @@ class _LocalOptimizer:
         self.stepped: list[torch.Tensor] = []
         own = []
         for group in groups:
-            params = [_checked_param(rref.local_value()) for rref in group["params"]]
+            params = [_checked_param(local_value(rref)) for rref in group["params"]]
             stepped = [torch.nn.Parameter(p.data, p.requires_grad) for p in params] if lock_free else params
             self.params += params
             self.stepped += stepped
@@ -240,19 +242,32 @@ def _copied(state: State) -> State:
 
 def _make(cls: Any, groups: list[Options], args: tuple, kwargs: Options, lock_free: bool) -> tuple[Any, list, Options]:
     import torchrpc.rpc as rpc
+    from torchrpc.rpc._allow_list import check_callable
 
+    check_callable(cls)
     local = _LocalOptimizer(cls, groups, args, kwargs, lock_free)
     options = [{key: value for key, value in group.items() if key != "params"} for group in local.optim.param_groups]
     return rpc.RRef(local), options, local.optim.defaults
 
 
+def _checked_optimizer(rref: Any, method: str) -> _LocalOptimizer:
+    """Return the optimizer if other workers may call that method of it."""
+    from torchrpc.rpc._allow_list import check_method, local_value
+
+    local = local_value(rref)
+    if type(local) is not _LocalOptimizer:
+        raise TypeError(f"this RRef refers to a {type(local).__qualname__} and not to a part of a DistributedOptimizer")
+    check_method(local.optim, method)
+    return local
+
+
 def _step(optimizer: Any, context_id: int, options: list[Options] | None) -> None:
-    optimizer.local_value().step(context_id, options)
+    _checked_optimizer(optimizer, "step").step(context_id, options)
 
 
 def _state(optimizer: Any) -> list[State]:
-    return optimizer.local_value().state()
+    return _checked_optimizer(optimizer, "state_dict").state()
 
 
 def _load(optimizer: Any, states: Sequence[State], options: Sequence[Options]) -> None:
-    optimizer.local_value().load(states, options)
+    _checked_optimizer(optimizer, "load_state_dict").load(states, options)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import torchrpc.rpc as rpc
-from torchrpc._C import _start_trace, _stop_trace
+from torchrpc._C import _allow_list, _start_trace, _stop_trace
 
 from ._merge import UNKNOWN_CALL, WorkerTrace, absolute_ns, label, merge, ranges
 
@@ -26,6 +26,7 @@ __all__ = ["profile"]
 
 STOP_TIMEOUT_S = 1.0  # how long the end of a profile waits for functions that still serve calls
 CLOCK_PINGS = 20
+_OPTIONS = frozenset(("activities", "record_shapes", "profile_memory", "with_stack", "with_flops"))
 
 
 class profile:
@@ -125,6 +126,13 @@ _current: torch.profiler.profile | None = None
 
 def _start(options: dict[str, Any]) -> None:
     global _current
+    # Other options may be functions that the profiler calls here.
+    if (allowed := _allow_list()) is not None and (unknown := options.keys() - _OPTIONS):
+        raise rpc.NotAllowedError(
+            f"{allowed.worker} was started with allowed_functions, and takes only these options of a profile: "
+            f"{', '.join(sorted(_OPTIONS))}. It does not take {', '.join(sorted(map(str, unknown)))}.",
+            allowed.worker,
+        )
     everywhere = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     with _lock:
         if _current is not None:

@@ -1,16 +1,18 @@
 """The allow-list of a worker that was started with `allowed_functions`: which functions its callers may run there, and
-which objects it unpickles.
+which classes the pickles that it reads may have.
 
 The extension checks operators, script functions and C++ functions (csrc/node/allow_list.h) and calls these functions
-for Python objects, on any thread. A refused name is not looked up, so nothing is imported for it.
+for Python objects, on any thread. A refused name is not looked up, so nothing is imported for it. `_limited_unpickler`
+reads the pickles.
 """
 
-import builtins
 import contextlib
+import enum
 import functools
 import importlib
 import logging
 import sys
+import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -21,37 +23,23 @@ from torchrpc import _C
 
 from ._cpp_functions import CppFunction
 from ._errors import NotAllowedError
-from ._names import find_global
+from ._names import find_global, find_module
 
 logger = logging.getLogger(__name__)
 
-# Functions and classes that the package itself sends: to join and leave a group, for RRefs, profiles, optimizers and
-# remote modules. A user's function travels as an argument of these and is itself checked against the list.
-_INTERNAL = """
-    rpc.internal.PythonUDF rpc.rref_proxy._call_method
+# Functions that the package itself calls on other workers: to join and leave a group, for RRefs, profiles, optimizers
+# and remote modules. A call may run them, but they are no values. Those that run a user's function check it against the
+# list.
+_OWN = """
+    rpc.rref_proxy._call_method
     rpc.api._gather_to_leader rpc.api._broadcast_to_followers rpc.api._rref_typeof_on_owner
     rpc._utils._update_group_membership
-    rpc._pickler._rref rpc._pickler._untyped_storage rpc._pickler._per_channel _C.WorkerInfo
     optim._parts._make optim._parts._step optim._parts._state optim._parts._load
     nn.remote_module._create_module nn.remote_module._run_forward nn.remote_module._parameter_rrefs
     nn.remote_module._set_training
     profiler._start profiler._stop profiler._clock
 """
-# The package's own exceptions.
-_ERRORS = """
-    rpc.RpcError rpc.RpcTimeoutError rpc.WorkerLostError rpc.NotAllowedError rpc.NameNotFoundError rpc.RendezvousError
-    rpc.ShutdownError rpc.SerializationError
-"""
-# Types of plain data: to build one calls nothing that arrives with it.
-_DATA = """
-    builtins.bool builtins.bytearray builtins.bytes builtins.complex builtins.dict builtins.float builtins.frozenset
-    builtins.int builtins.list builtins.object builtins.range builtins.set builtins.slice builtins.str builtins.tuple
-    collections.OrderedDict collections.deque
-    datetime.date datetime.datetime datetime.time datetime.timedelta datetime.timezone
-    decimal.Decimal fractions.Fraction uuid.UUID
-    torch.Size torch.device torch._utils._rebuild_parameter torch.nn.parameter.Parameter torch.Tensor
-    torch.serialization._get_layout
-"""
+CALLED_BY_THE_PACKAGE = frozenset(f"torchrpc.{name}" for name in _OWN.split())
 # To allow one of these is to allow everything: it runs, loads or looks up whatever arrives with the call.
 _RUNS_ANYTHING = """
     builtins.eval builtins.exec builtins.compile builtins.__import__ builtins.getattr builtins.setattr builtins.globals
@@ -62,7 +50,9 @@ _RUNS_ANYTHING = """
 """
 # The package's functions that may be listed; others are its pickler, its checks and their parts.
 _LISTABLE = frozenset(f"torchrpc.rpc.api.{name}" for name in ("rpc_sync", "rpc_async", "remote", "get_worker_info"))
-_ALWAYS = frozenset([*(f"torchrpc.{name}" for name in (_INTERNAL + _ERRORS).split()), *_DATA.split()])
+
+# The classes that entries name, by id: a class may be found in another module than the one that it names as its own.
+_classes_of_entries: dict[int, tuple[type, set[str]]] = {}
 
 
 def names_of(entries: Iterable[Callable[..., Any] | str]) -> list[str]:
@@ -116,6 +106,8 @@ def resolve(entries: Iterable[str]) -> list[str]:
             continue  # operators, C++ functions, prefixes and script functions are names, not objects
         found = _find_entry(entry)
         _refuse_if_unsafe(entry)  # again, since its module is loaded now
+        if isinstance(found, type):
+            _classes_of_entries.setdefault(id(found), (found, set()))[1].add(entry)
         if callable(found):
             with contextlib.suppress(ValueError):  # it has no name of its own
                 names[_name_of(found)] = None
@@ -156,20 +148,29 @@ def _find_entry(entry: str) -> Any:
     return None
 
 
-def _why_unsafe(entry: str) -> str:
-    """Return why the entry may not be listed, as the end of a sentence; an empty string if it may."""
+def _why_unsafe(entry: str, look_up: bool = True) -> str:
+    """Return why the entry may not be listed, as the end of a sentence; an empty string if it may.
+
+    Args:
+        look_up: whether to compare the object that the entry names, too. That may run code, such as properties, so not
+            for a name from another worker.
+    """
     prefix = entry.removesuffix("*") if entry.endswith("*") else None
     module = entry.removesuffix("*").removesuffix(".") + "."
     for package in ("torchrpc.", "torch.distributed.rpc.", "torch.distributed.autograd.", "cloudpickle."):
         if module.startswith(package) or (prefix is not None and package.startswith(prefix)):
-            if prefix is None and _canonical_name(entry) in _LISTABLE:
+            if prefix is None and (_canonical_name(entry) if look_up else entry) in _LISTABLE:
                 return ""
             return (
                 f"would let callers run parts of {package[:-1]} itself, such as its pickler, by which they can run any "
                 "code: list your own functions. What the package needs for itself is always allowed."
             )
     for name in _RUNS_ANYTHING.split():
-        if entry == name or (prefix is not None and name.startswith(prefix)) or _is_same_object(entry, name):
+        if (
+            entry == name
+            or (prefix is not None and name.startswith(prefix))
+            or (look_up and _is_same_object(entry, name))
+        ):
             return (
                 f"would let callers run any code, by {name}: list the functions that they need instead. (Without "
                 "allowed_functions, everything is allowed.)"
@@ -201,20 +202,41 @@ def _full_name(module: str, name: str) -> str:
     return f"{'__main__' if module == '__mp_main__' else module}.{name}"
 
 
-def _refused(name: str) -> NotAllowedError:
-    worker = _C._get_current_rpc_agent().get_worker_info().name
-    start = f"{worker} does not let others run or send {name}: its allowed_functions do not have it"
-    if why := _why_unsafe(name):
-        return NotAllowedError(f"{start}, and cannot have it: it {why}", worker)
+def claimed_name(obj: Any) -> str:
+    """Return the name that a function or class has by its own account; an empty string if it gives none.
+
+    A metaclass cannot change what is read of a class.
+    """
+    if isinstance(type(obj), type) and issubclass(type(obj), type):
+        try:
+            module, name = _MODULE_OF_TYPE.__get__(obj), _NAME_OF_TYPE.__get__(obj)
+        except AttributeError:
+            return ""
+    else:
+        module, name = getattr(obj, "__module__", None), getattr(obj, "__qualname__", None)
+    return _full_name(module, name) if type(module) is str and type(name) is str else ""
+
+
+_MODULE_OF_TYPE: Any = vars(type)["__module__"]
+_NAME_OF_TYPE: Any = vars(type)["__qualname__"]
+
+
+def refused(name: str, allowed: _C._AllowList) -> NotAllowedError:
+    """The error for a name that the list does not have."""
+    name = shortened(name)
+    start = f"{allowed.worker} does not let others run or send {name}: its allowed_functions do not have it"
+    if why := _why_unsafe(name, look_up=False):
+        return NotAllowedError(f"{start}, and cannot have it: it {why}", allowed.worker)
     return NotAllowedError(
-        f"{start}. If they may, start {worker} with TensorPipeRpcBackendOptions(allowed_functions=[..., {name!r}]).",
-        worker,
+        f"{start}. If they may, start {allowed.worker} with TensorPipeRpcBackendOptions(allowed_functions=[..., "
+        f"{name!r}]).",
+        allowed.worker,
     )
 
 
-def refused_code(what: str) -> NotAllowedError:
+def refused_code(what: str, allowed: _C._AllowList) -> NotAllowedError:
     """The error for something that travels as code: it has no name that could be listed."""
-    worker = _C._get_current_rpc_agent().get_worker_info().name
+    worker = allowed.worker
     return NotAllowedError(
         f"{worker} does not let others send {what}, because its allowed_functions can allow only what has a name. "
         f"Define a function at the top level of a module that {worker} can import, and list that function.",
@@ -222,51 +244,162 @@ def refused_code(what: str) -> NotAllowedError:
     )
 
 
-def find_allowed(module: str, qualified_name: str) -> Any:
-    """`find_global`, for names that the list allows.
+def refused_value(name: str, allowed: _C._AllowList) -> NotAllowedError:
+    """The error for a function of the package in another place than the function of a call."""
+    return NotAllowedError(
+        f"{allowed.worker} does not let others send {name} as a value, because it belongs to torchrpc. Send a function "
+        "of your own, and list that function.",
+        allowed.worker,
+    )
+
+
+def shortened(name: str) -> str:
+    """A name from another worker, for error texts."""
+    return name if len(name) <= _LONGEST_NAME_SHOWN else f"{name[:_LONGEST_NAME_SHOWN]}..."
+
+
+_LONGEST_NAME_SHOWN = 200
+
+
+def find_allowed(module: str, qualified_name: str, allowed: _C._AllowList | None = None) -> Any:
+    """Return the function of a call: one of the package's own, or one that the list has.
+
+    Args:
+        allowed: default: the list in force.
+
+    Raises:
+        NotAllowedError: the list does not allow the name; nothing has been imported.
+    """
+    allowed = allowed or _C._allow_list()
+    if allowed is None or f"{module}.{qualified_name}" in CALLED_BY_THE_PACKAGE:
+        return find_global(module, qualified_name)
+    return find_listed(module, qualified_name, allowed)
+
+
+def find_listed(module: str, qualified_name: str, allowed: _C._AllowList) -> Any:
+    """Return a function, class or member of an enum that the list has.
 
     Raises:
         NotAllowedError: the list does not allow the name; nothing has been imported.
     """
     name = _full_name(module, qualified_name)
-    if name in _ALWAYS or _is_torch_constant(module, qualified_name):
-        return find_global(module, qualified_name)
-    if not (entry := _C._allowed_by(name)):
-        raise _refused(name)
-    found = find_global(module, qualified_name)
-    # "package.*" allows the objects that the package defines, not those that it has imported from elsewhere.
-    if entry != name and _full_name(getattr(found, "__module__", ""), getattr(found, "__qualname__", "")) != name:
-        raise _refused(name)
+    if not (entry := allowed.entry_for(name)):
+        raise refused(name, allowed)
+    if entry == name:
+        found = find_global(module, qualified_name)
+    else:
+        found = _find_defined(module, qualified_name)
+        # "package.*" allows the objects that the package defines, not those that it has imported from elsewhere.
+        if found is None or claimed_name(found) != name:
+            raise refused(name, allowed)
+    if not (callable(found) or isinstance(found, enum.Enum)):
+        raise refused(name, allowed)
     return found
 
 
-def check_allowed(name: str) -> None:
+def _find_defined(module: str, qualified_name: str) -> Any:
+    """Return the function or class of that name; None if the module does not define it itself.
+
+    No properties and no other descriptors run.
+    """
+    if module.endswith(".__main__"):
+        return None  # importing it runs a program
+    found: Any = find_module(module)
+    first, *rest = qualified_name.split(".")
+    if not isinstance(found, types.ModuleType):
+        return None
+    if first not in vars(found) and not rest:
+        return find_global(module, qualified_name)  # raises, or finds what the module makes at its first use
+    found = vars(found).get(first)
+    for part in rest:
+        if not isinstance(found, type) or not isinstance(class_attribute(found, part), _PARTS_OF_CLASSES):
+            return None
+        found = getattr(found, part)
+    return found
+
+
+_PARTS_OF_CLASSES = (type, types.FunctionType, classmethod, staticmethod)
+
+
+def class_attribute(kind: type, name: str) -> Any:
+    """Return what the class or one of its bases has under that name, as it is stored there; None if there is nothing.
+
+    No code of the class runs.
+    """
+    for base in _MRO_OF_TYPE.__get__(kind):
+        found = _DICT_OF_TYPE.__get__(base).get(name, _NOTHING)
+        if found is not _NOTHING:
+            return found
+    return None
+
+
+_MRO_OF_TYPE: Any = vars(type)["__mro__"]
+_DICT_OF_TYPE: Any = vars(type)["__dict__"]
+_NOTHING: Any = object()
+
+
+def check_allowed(name: str, allowed: _C._AllowList) -> None:
     """Raise NotAllowedError unless an entry allows this name of something that is no Python object."""
-    if not _C._allowed_by(name):
-        raise _refused(name)
+    if not allowed.entry_for(name):
+        raise refused(name, allowed)
 
 
-def _is_torch_constant(module: str, name: str) -> bool:
-    """Whether it is a dtype, layout or memory format."""
-    kinds = torch.dtype, torch.layout, torch.memory_format
-    return module == "torch" and isinstance(vars(torch).get(name), kinds)
+def is_listed_class(kind: type, allowed: _C._AllowList) -> bool:
+    """Whether the list has this very class: one that only claims the name of a listed class is another one."""
+    found, entries = _classes_of_entries.get(id(kind), (None, ()))
+    if found is kind and any(allowed.entry_for(entry) for entry in entries):
+        return True
+    name = claimed_name(kind)
+    return bool(name and allowed.entry_for(name)) and _find_loaded(name) is kind
 
 
-def find_exception(module: str, qualified_name: str) -> Any:
-    """Return the type of an exception that a callee has raised: any of Python's own, or one that the list allows."""
-    if _C._allowed_by("") is None:
-        return find_global(module, qualified_name)
-    found = vars(builtins).get(qualified_name) if module == "builtins" else None
-    return found if isinstance(found, type) and issubclass(found, Exception) else find_allowed(module, qualified_name)
+def check_callable(function: Any) -> None:
+    """Raise NotAllowedError if a function of the package may not call this function or class for another worker."""
+    if (allowed := _C._allow_list()) is None:
+        return
+    if isinstance(function, type):
+        if is_listed_class(function, allowed):
+            return
+    elif isinstance(function, (types.FunctionType, types.BuiltinFunctionType, types.MethodType)):
+        name = claimed_name(function)
+        if name and allowed.entry_for(name) and _find_loaded(name) == function:
+            return
+    else:
+        raise refused(f"{claimed_name(type(function))}.__call__", allowed)
+    raise refused(claimed_name(function) or "a function without a name", allowed)
 
 
-def check_method(value: Any, name: str) -> None:
+def check_method(value: Any, name: str, kind: type | None = None) -> None:
     """Raise NotAllowedError if other workers may not call this method of an object that an RRef refers to.
 
     A method is allowed if its class is and its name does not begin with an underscore, or if "module.Class.method" is.
+
+    Args:
+        kind: the class that the list must have; default: the object's.
     """
-    kind = type(value)
-    class_name = _full_name(kind.__module__, kind.__qualname__)
+    if (allowed := _C._allow_list()) is None:
+        return
+    kind = kind or type(value)
+    class_name = claimed_name(kind)
+    if type(name) is not str:
+        raise refused(f"a method of {class_name}", allowed)
     method = f"{class_name}.{name}"
-    if _C._allowed_by(method) == "" and (name.startswith("_") or not _C._allowed_by(class_name)):
-        raise _refused(method)
+    if not name.startswith("_") and is_listed_class(kind, allowed):
+        is_allowed = True
+    else:
+        is_allowed = bool(allowed.entry_for(method)) and _find_loaded(class_name) is kind
+    # What is not in the class is no method of it: the object's state may come from another worker.
+    if not is_allowed or class_attribute(type(value), name) is None:
+        raise refused(method, allowed)
+
+
+def local_value(rref: Any) -> Any:
+    """Return the value of an RRef that another worker has sent. With a list, it must be a real RRef."""
+    if (allowed := _C._allow_list()) is None:
+        return rref.local_value()
+    if not issubclass(type(rref), _C.PyRRef):
+        raise NotAllowedError(
+            f"{allowed.worker} does not let others send a {type(rref).__qualname__} in the place of an RRef.",
+            allowed.worker,
+        )
+    return _C.PyRRef.local_value(rref)

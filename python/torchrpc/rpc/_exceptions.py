@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 
 from torchrpc import _C
 
-from ._allow_list import find_exception
 from ._by_value import dumps
-from ._errors import ORIGINAL_TYPE, also
+from ._errors import ORIGINAL_TYPE, RpcError, also
+from ._limited_unpickler import LimitedUnpickler
+from ._names import find_global
 
 _TYPE_NOT_RESTORED = (
     "Failed to create original exception type. Error msg was {why} Original exception on remote side was {text}"
@@ -94,7 +95,13 @@ def _picklable_attributes(exc: BaseException) -> dict[str, Any]:
     return state
 
 
-def _rebuild_exception(text: str, detail: bytes, worker_name: str, also_runtime_error: bool = False) -> BaseException:
+def _rebuild_exception(
+    text: str,
+    detail: bytes,
+    worker_name: str,
+    also_runtime_error: bool = False,
+    allowed: _C._AllowList | None = None,
+) -> BaseException:
     """On the caller: return an exception of the type raised on `worker_name`, with its attributes, whose str() is
     `text`.
 
@@ -104,41 +111,61 @@ def _rebuild_exception(text: str, detail: bytes, worker_name: str, also_runtime_
     also a RuntimeError (torch's RPC raises RuntimeError then); with `also_runtime_error` it always is. If the type
     cannot be imported here, or is no Exception, the result is a RuntimeError that says why. If the callee could not
     pickle the type, it is a RuntimeError with `text`.
+
+    Args:
+        allowed: the list under which it is read; default: the one in force.
     """
     text = _Text(text)
+    allowed = allowed or _C._allow_list()
 
     def make(detail: bytes, message: str, members: list[Exception]) -> Exception:
         try:
-            return _make_typed(detail, text, also_runtime_error, message, members)
+            return _make_typed(detail, text, allowed, also_runtime_error, message, members)
         except Exception as why:
             return RuntimeError(_TYPE_NOT_RESTORED.format(why=f"{why} (raised on {worker_name})", text=text))
 
     if not detail.startswith(_WITH_LINKS):
         return make(detail, "", [])
     try:
-        detail, nodes = _PlainUnpickler(io.BytesIO(detail[len(_WITH_LINKS) :])).load()
-        return _Rebuilder(nodes, lambda message, members: make(detail, message, members)).exception(0)
+        detail, nodes = _load_plain(detail[len(_WITH_LINKS) :], allowed)
+        return _Rebuilder(nodes, lambda message, members: make(detail, message, members), allowed).exception(0)
     except Exception as why:  # other bytes than a callee of this version sends
         return RuntimeError(_TYPE_NOT_RESTORED.format(why=f"{why} (raised on {worker_name})", text=text))
 
 
-def _make_typed(detail: bytes, text: str, also_runtime_error: bool, message: str, members: list[Exception]) -> Any:
+def _make_typed(
+    detail: bytes,
+    text: str,
+    allowed: _C._AllowList | None,
+    also_runtime_error: bool,
+    message: str,
+    members: list[Exception],
+) -> Any:
     if not detail:
         return RuntimeError(text)
-    cls, state = _load_type(detail)
+    cls, state = _load_type(detail, allowed)
     args = (message, members) if members and issubclass(cls, _ExceptionGroup) else ()
     exc = _make_runtime_error_subclass(cls, text, *args) if also_runtime_error else make_exception(cls, text, *args)
     vars(exc).update(state)
     return exc
 
 
-def _load_type(detail: bytes) -> tuple[type[Exception], dict[str, Any]]:
-    cls, state = _TypeUnpickler(io.BytesIO(detail)).load()
+def _load_type(detail: bytes, allowed: _C._AllowList | None) -> tuple[type[Exception], dict[str, Any]]:
+    cls, state = _load_typed(detail, allowed)
     if isinstance(cls, tuple):
-        cls = also(*cls)
-    if not issubclass(cls, Exception):
-        raise TypeError(f"{cls.__name__} is not an Exception.")
+        kind, other = cls
+        if not (_is_subclass(kind, RpcError) and _is_subclass(other, BaseException)):
+            raise TypeError("malformed exception: its types are not those of an error of torchrpc.")
+        cls = also(kind, other)
+    if not _is_subclass(cls, Exception):
+        raise TypeError(f"{getattr(cls, '__name__', cls)} is not an Exception.")
+    if type(state) is not dict or not all(type(name) is str for name in state):
+        raise TypeError("malformed exception: its attributes are no dict with names.")
     return cls, state
+
+
+def _is_subclass(cls: Any, base: type) -> bool:
+    return isinstance(cls, type) and base in cls.__mro__
 
 
 def make_exception(cls: type[BaseException], text: str, *group_args: Any) -> Any:
@@ -259,11 +286,18 @@ class _Rebuilder:
     Args:
         nodes: those of `_LinkedExceptions`.
         make_first: makes the first exception from the message and the members of a group.
+        allowed: the list under which the types are read.
     """
 
-    def __init__(self, nodes: list[tuple[Any, ...]], make_first: Callable[[str, list[Exception]], Exception]) -> None:
+    def __init__(
+        self,
+        nodes: list[tuple[Any, ...]],
+        make_first: Callable[[str, list[Exception]], Exception],
+        allowed: _C._AllowList | None,
+    ) -> None:
         self._nodes = [_Node(*node) for node in nodes[:_MOST_NODES]]
         self._make_first = make_first
+        self._allowed = allowed
         self._made: dict[int, Exception | None] = {}
 
     def exception(self, index: int) -> Exception:
@@ -274,7 +308,7 @@ class _Rebuilder:
         self._made[index] = None
         node = self._nodes[index]
         members = [self.exception(each) for each in node.members]
-        exc = self._make_first(node.message, members) if index == 0 else _make_linked(node, members)
+        exc = self._make_first(node.message, members) if index == 0 else _make_linked(node, members, self._allowed)
         cause = None if node.cause is None else self.exception(node.cause)
         context = None if node.context is None else self.exception(node.context)
         assign = BaseException.__setattr__  # the class may have a __setattr__ of its own, as frozen dataclasses have
@@ -285,13 +319,13 @@ class _Rebuilder:
         return exc
 
 
-def _make_linked(node: _Node, members: list[Exception]) -> Exception:
+def _make_linked(node: _Node, members: list[Exception], allowed: _C._AllowList | None) -> Exception:
     """Return an exception of the node's type whose str() is the node's text, or a RuntimeError that says why not."""
     text = _Text(node.text)
     try:
         if not node.detail:
             raise TypeError("its type cannot be pickled.")
-        cls, state = _load_type(node.detail)
+        cls, state = _load_type(node.detail, allowed)
         exc: Any
         if members and issubclass(cls, _ExceptionGroup):
             exc = _ExceptionGroup.__new__(cls, node.message, members)
@@ -299,21 +333,35 @@ def _make_linked(node: _Node, members: list[Exception]) -> Exception:
             exc = make_exception(cls, text)
             if str(exc) != text:
                 exc = _make_runtime_error_subclass(cls, text)
-            _restore_args(exc, node)
+            _restore_args(exc, node, allowed)
         vars(exc).update(state)
         return exc
     except Exception as why:
         return RuntimeError(_TYPE_NOT_RESTORED.format(why=why, text=text))
 
 
-def _restore_args(exc: BaseException, node: _Node) -> None:
+def _restore_args(exc: BaseException, node: _Node, allowed: _C._AllowList | None) -> None:
     """Give `exc` the arguments of the original if its text stays the same."""
     ours = exc.args
     with contextlib.suppress(Exception):  # there are none, or the caller cannot build them
-        BaseException.__setattr__(exc, "args", _TypeUnpickler(io.BytesIO(node.args)).load())
+        BaseException.__setattr__(exc, "args", _load_typed(node.args, allowed))
         if str(exc) == node.text:
             return
     BaseException.__setattr__(exc, "args", ours)
+
+
+def _load_plain(data: bytes, allowed: _C._AllowList | None) -> Any:
+    """Read plain data only."""
+    if allowed is not None:
+        return LimitedUnpickler(data, allowed, is_plain=True).load()
+    return _PlainUnpickler(io.BytesIO(data)).load()
+
+
+def _load_typed(data: bytes, allowed: _C._AllowList | None) -> Any:
+    """Read the detail of an exception, with a list only the types that it allows."""
+    if allowed is not None:
+        return LimitedUnpickler(data, allowed, is_exception=True).load()
+    return _TypeUnpickler(io.BytesIO(data)).load()
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -324,7 +372,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 class _TypeUnpickler(pickle.Unpickler):
-    """Reads the detail of an exception; a worker with `allowed_functions` builds only the types that they allow."""
+    """Reads the detail of an exception."""
 
     def find_class(self, module: str, name: str) -> Any:
-        return find_exception(module, name)
+        return find_global(module, name)

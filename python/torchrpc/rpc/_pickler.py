@@ -19,10 +19,12 @@ import torch
 
 from torchrpc import _C
 
-from ._allow_list import check_allowed, find_allowed, refused_code
+from ._allow_list import check_allowed
 from ._by_value import by_value, globals_of, note_arrival
 from ._errors import NameNotFoundError, SerializationError, also
 from ._exceptions import make_exception
+from ._limited_data import StandIn
+from ._limited_unpickler import Call, Helpers, LimitedUnpickler
 from ._names import find_global, find_module, has_name, this_worker
 
 # A smaller buffer costs less in the pickle than as a tensor of its own.
@@ -70,11 +72,6 @@ def _script_function(qualified_name: str) -> torch.jit.ScriptFunction:
                 f"module {module}. Define it there, too, at the top level of that module."
             )
     return found
-
-
-def _allowed_script_function(qualified_name: str) -> torch.jit.ScriptFunction:
-    check_allowed(qualified_name)
-    return _script_function(qualified_name)
 
 
 def _empty_cell() -> types.CellType:
@@ -177,32 +174,86 @@ class _Unpickler(pickle.Unpickler):
         return find_global(module, name)
 
 
-_TRAVEL_AS_CODE = {
-    **dict.fromkeys(("_function", "_fill_function", "_empty_cell"), "lambdas and nested functions"),
-    "_script_module": "script modules",
-}
-
-
-class _AllowedUnpickler(_Unpickler):
-    """Builds only plain data and objects that the worker's `allowed_functions` allow."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if name == "_tensor" and module == __name__:
-            return self.tensor_at
-        if module == __name__:
-            if name == "_script_function":
-                return _allowed_script_function
-            if what := _TRAVEL_AS_CODE.get(name):
-                raise refused_code(what)
-        if module.partition(".")[0] == "cloudpickle":
-            raise refused_code("functions and classes of a notebook or an interactive session")
-        return find_allowed(module, name)
-
-
 def _buffers(data: bytes, tensors: list[torch.Tensor]) -> Iterator[Any]:
     """Return the buffers, the last tensors of the list, as writable views of the tensors' memory."""
     (count,) = _COUNT.unpack_from(data, len(data) - _COUNT.size)
     return (memoryview(tensor.numpy()) for tensor in tensors[len(tensors) - count :])
+
+
+# --- What a worker with `allowed_functions` does in the place of those functions: it checks their arguments ---
+
+
+def _limited_tensor(reader: LimitedUnpickler, args: tuple) -> torch.Tensor:
+    (index,) = args
+    if type(index) is not int or index < 0:
+        raise TypeError("the index of a tensor must be a number")
+    return reader.tensors[index]
+
+
+def _limited_rref(_: LimitedUnpickler, args: tuple) -> _C.PyRRef:
+    (fork,) = args
+    if type(fork) is not tuple or len(fork) != 1 or type(fork[0]) is not int:
+        raise TypeError("the index of an RRef must be a number")
+    return _rref(fork)
+
+
+def _limited_storage(_: LimitedUnpickler, args: tuple) -> torch.UntypedStorage:
+    (data,) = args
+    if type(data) is not torch.Tensor:
+        raise TypeError("a storage must be that of a tensor")
+    return _untyped_storage(data)
+
+
+def _limited_per_channel(_: LimitedUnpickler, args: tuple) -> torch.Tensor:
+    *tensors, axis = args
+    if len(tensors) != 3 or type(axis) is not int or any(type(tensor) is not torch.Tensor for tensor in tensors):
+        raise TypeError("a quantized tensor must be made of three tensors and a number")
+    integers, scales, zero_points = tensors
+    is_axis = 0 <= axis < integers.dim() and integers.dtype in (torch.int8, torch.uint8, torch.int32)
+    if not is_axis or any(each.shape != (integers.shape[axis],) for each in (scales, zero_points)):
+        raise ValueError("the scales of a quantized tensor must have the size of its axis")
+    return _per_channel(integers, scales, zero_points, axis)
+
+
+def _limited_script_function(reader: LimitedUnpickler, args: tuple) -> torch.jit.ScriptFunction:
+    (qualified_name,) = args
+    if type(qualified_name) is not str:
+        raise TypeError("the name of a script function must be a text")
+    check_allowed(qualified_name, reader.allowed)
+    return _script_function(qualified_name)
+
+
+_LIMITED_HELPERS: Helpers = {
+    (name := f"{__name__}.{replaced.__name__}"): StandIn(name, by)
+    for replaced, by in (
+        (_tensor, _limited_tensor),
+        (_rref, _limited_rref),
+        (_untyped_storage, _limited_storage),
+        (_per_channel, _limited_per_channel),
+        (_script_function, _limited_script_function),
+    )
+}
+_TRAVEL_AS_CODE = {
+    **{f"{__name__}.{name}": "lambdas and nested functions" for name in ("_function", "_fill_function", "_empty_cell")},
+    f"{__name__}._script_module": "script modules",
+}
+
+
+def _limited_unpickler(
+    data: bytes, tensors: list[torch.Tensor], allowed: _C._AllowList, is_call: bool
+) -> LimitedUnpickler:
+    data = bytes(data)
+    (count,) = _COUNT.unpack(data[-_COUNT.size :]) if len(data) >= _COUNT.size else (0,)
+    first_buffer = len(tensors) - min(count, len(tensors))
+    return LimitedUnpickler(
+        data,
+        allowed,
+        tensors=tensors[:first_buffer],
+        buffers=[memoryview(tensor.numpy()) for tensor in tensors[first_buffer:] if tensor.dtype == torch.uint8],
+        helpers=_LIMITED_HELPERS,
+        code=_TRAVEL_AS_CODE,
+        is_call=is_call,
+    )
 
 
 def _reduce_function(function: types.FunctionType) -> tuple:
@@ -320,9 +371,19 @@ def deserialize(binary_data: bytes, tensor_table: list[torch.Tensor]) -> Any:
     return _internal_rpc_pickler.deserialize(binary_data, tensor_table)
 
 
-def deserialize_allowed(binary_data: bytes, tensor_table: list[torch.Tensor]) -> Any:
-    """`deserialize` on a worker with `allowed_functions`. Raises NotAllowedError for a name that they do not allow."""
-    return _AllowedUnpickler(binary_data, tensor_table).load()
+def deserialize_allowed(binary_data: bytes, tensor_table: list[torch.Tensor], allowed: _C._AllowList) -> Any:
+    """`deserialize` on a worker with `allowed_functions`.
+
+    Raises:
+        NotAllowedError: something in it is not allowed.
+        SerializationError: it is malformed.
+    """
+    return _limited_unpickler(binary_data, tensor_table, allowed, is_call=False).load()
+
+
+def deserialize_allowed_call(binary_data: bytes, tensor_table: list[torch.Tensor], allowed: _C._AllowList) -> Call:
+    """The same for the function of a call and its arguments."""
+    return _limited_unpickler(binary_data, tensor_table, allowed, is_call=True).load()
 
 
 def _arguments_by_name(args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from torchrpc._C import (
 )
 
 from . import _calls, _gather
+from ._allow_list import local_value
 from ._calls import _wait_all as _wait_all
 from ._calls import remote, rpc_async, rpc_sync
 from ._checks import _check_initialized as _check_initialized
@@ -143,7 +144,7 @@ class RRef(PyRRef, Generic[_T]):
 
 def _rref_typeof_on_owner(rref: PyRRef, blocking: bool = True) -> Any:
     """Return the type of the value; a future of it unless `blocking`."""
-    kind = type(rref.local_value())
+    kind = type(local_value(rref))
     if blocking:
         return kind
     future: torch.futures.Future = torch.futures.Future()

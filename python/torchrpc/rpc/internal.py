@@ -29,6 +29,7 @@ from ._pickler import _InternalRPCPickler as _InternalRPCPickler
 from ._pickler import _script_function as _script_function
 from ._pickler import deserialize, serialize
 from ._pickler import deserialize_allowed as deserialize_allowed
+from ._pickler import deserialize_allowed_call as deserialize_allowed_call
 from ._pickler import raise_unsendable as raise_unsendable
 from ._pickler import refuse_rrefs as refuse_rrefs
 

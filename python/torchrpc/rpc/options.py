@@ -90,8 +90,9 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             used; 0 or default: the environment variable TORCHRPC_PORT, else any free port.
         allowed_functions (list): the only functions that other workers may run here: functions and classes, their names
             (`"package.module.function"`, `"aten::add"` for torch.add, `"cpp_function(name)"`), or prefixes of names
-            (`"package.*"`). Methods of objects that RRefs refer to may be called if their class is listed. Pickles from
-            other workers may contain only the same functions and plain data: no lambdas. Default: no restriction.
+            (`"package.*"`). Methods of objects that RRefs refer to may be called if their class is listed, and so may
+            those of a RemoteModule. Pickles from other workers may contain only the same functions and plain data: no
+            lambdas. Default: no restriction.
         liveness_timeout (float): seconds. A worker with outstanding requests (a reply, a value, its end in `shutdown`)
             that stays silent this long counts as lost; a function may run for longer. 0: only a broken connection means
             a lost worker. Default: the environment variable TORCHRPC_LIVENESS_TIMEOUT, else 30.

@@ -6,14 +6,14 @@ from typing import Any
 from torchrpc._C import PyRRef
 
 from . import api
-from ._allow_list import check_method
+from ._allow_list import check_method, local_value
 from .constants import UNSET_RPC_TIMEOUT
 from .internal import _AsyncResult
 
 
 def _call_method(rref: PyRRef, name: str, args: tuple, kwargs: dict) -> Any:
     """Runs on the owner: only the owner knows whether the method is an `async_execution` function."""
-    value = rref.local_value()
+    value = local_value(rref)
     check_method(value, name)
     method = getattr(value, name)
     if not callable(method):
