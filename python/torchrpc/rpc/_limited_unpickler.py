@@ -72,6 +72,15 @@ _DEEPEST_VALUE = 5000
 _KEY_EFFORT = 100_000  # tuples and their elements to hash, in addition to one for each byte of the pickle
 
 
+def _references_to_a_local() -> int:
+    """Return what `sys.getrefcount` has for an object to which one local variable refers: 2, since Python 3.14 1."""
+    value = object()
+    return sys.getrefcount(value)
+
+
+_REFERENCES_TO_A_LOCAL = _references_to_a_local()
+
+
 class _Unbuilt:
     """In the place of an object until BUILD has its contents."""
 
@@ -328,7 +337,8 @@ class LimitedUnpickler:
         value = run(*args, **kwargs)
         self._runs_listed_code = False
         kind = type(value)
-        if sys.getrefcount(value) > 2 or isinstance(kind, enum.EnumMeta):  # more than this function refers to it
+        # More than this function refers to it, or it is a member of an enum.
+        if sys.getrefcount(value) > _REFERENCES_TO_A_LOCAL or isinstance(kind, enum.EnumMeta):
             self._shared[id(value)] = value
         elif any(base is function for base in kind.__mro__) if is_class else is_listed_class(kind, self.allowed):
             self._made[id(value)] = value
