@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Tries a wheel as its users would, with each release of torch that it has binaries for: in a fresh environment, without
-# a compiler. Usage: tools/check_wheel.sh WHEEL [PYTHON]
+# a compiler. Usage: tools/check_wheel.sh WHEEL [PYTHON [RELEASE...]]: only these releases of torch.
 set -euo pipefail
 wheel=$(realpath "$1")
 python=$(command -v "${2:-python3}")
@@ -66,13 +66,15 @@ int main(int, char** argv) {
 }
 END
 
+[ $# -lt 3 ] || echo "${@:3}" >releases
 for release in $(cat releases); do
   say "torch $release: a fresh environment"
   rm -rf env cpp
   "$uv" venv --quiet --seed --python "$python" env
   "$uv" pip install --quiet --python env/bin/python "torch==$release.*" numpy
   start=$(date +%s.%N)
-  env -i PATH="$folder/env/bin" HOME="$folder" env/bin/pip install --quiet --no-index "$wheel"
+  # Without the configuration of this machine's pip, which may limit the releases of torch.
+  env -i PATH="$folder/env/bin" HOME="$folder" PIP_CONFIG_FILE=/dev/null env/bin/pip install --quiet --no-index "$wheel"
   say "torch $release: a script for torch.distributed.rpc, and its child, without a compiler on PATH"
   env -i PATH="$folder/env/bin" MASTER_ADDR=localhost MASTER_PORT=0 HOME="$folder" env/bin/python -c "
 import os, socket, sys

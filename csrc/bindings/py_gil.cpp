@@ -10,7 +10,7 @@ struct ThreadState {
   PyThreadState* saved = nullptr;
 
   ~ThreadState() {
-    if (!saved || !Py_IsInitialized() || _Py_IsFinalizing()) return;
+    if (!saved || !Py_IsInitialized() || isFinalizing()) return;
     PyEval_RestoreThread(saved);
     PyGILState_Release(PyGILState_UNLOCKED);
   }

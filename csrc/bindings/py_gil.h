@@ -13,6 +13,15 @@ namespace torchrpc::bindings {
 
 namespace py = pybind11;
 
+/// Whether the interpreter is ending. Any thread, without the GIL.
+inline bool isFinalizing() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsFinalizing() != 0;
+#else
+  return _Py_IsFinalizing() != 0;
+#endif
+}
+
 /// Gives this thread a Python thread state that it keeps until it ends, if it has none. A new state for each
 /// acquisition of the GIL would cost more than most functions, and would lose an exception that C++ is propagating.
 void keepPythonState();

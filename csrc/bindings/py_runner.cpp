@@ -28,7 +28,7 @@ GilWaits gil_waits;
 /// interpreter, so this one blocks the thread until the process ends.
 struct BlockAtFinalization {
   ~BlockAtFinalization() {
-    if (_Py_IsFinalizing()) blockForever();
+    if (isFinalizing()) blockForever();
   }
 };
 
