@@ -13,11 +13,12 @@ import pytest
 import torch
 
 import torchrpc.rpc as rpc
+from torchrpc import profiler
 from torchrpc.nn import remote_module
 from torchrpc.optim import _parts
 from torchrpc.rpc import _exceptions as exceptions
 from torchrpc.rpc import api, internal
-from torchrpc.rpc._allow_list import check_method
+from torchrpc.rpc._allow_list import check_method, find_listed
 from torchrpc.testing import workers
 
 HERE = __name__
@@ -138,6 +139,15 @@ class UnlistedOptimizer(torch.optim.SGD):
 
     def load_state_dict(self, state):
         ran.append("load_state_dict")
+
+
+class Watched:
+    @property
+    def secret(self):
+        ran.append("secret")
+
+
+watched = Watched()
 
 
 def make_unlisted():
@@ -526,6 +536,32 @@ def test_an_attribute_of_an_object_is_no_method_of_its_class(worker):
     with pytest.raises(rpc.NotAllowedError, match=r"Counter\.extra"):
         rref.rpc_sync().extra(1)
     assert not ran
+
+
+def test_a_refused_name_reads_no_properties(worker):
+    refused(lambda: as_argument(own("watched.secret")))
+    refused(lambda: rpc.rpc_sync("worker0", apply, args=(Unlisted,)))
+    assert not ran
+
+
+def test_a_prefix_reads_no_properties(worker):
+    class Allowed:
+        worker = "worker0"
+
+        def entry_for(self, name):
+            return f"{HERE}.*" if name.startswith(f"{HERE}.") else ""
+
+    for name_ in ("watched.secret", "Slotted.watched", "torch.save", "registry"):
+        with pytest.raises(rpc.NotAllowedError):
+            find_listed(HERE, name_, Allowed())
+    with pytest.raises(rpc.NotAllowedError):
+        find_listed(f"{HERE}.__main__", "main", Allowed())
+    assert find_listed(HERE, "Counter.add", Allowed()) is Counter.add and not ran
+
+
+def test_a_profile_takes_no_functions_from_others(worker):
+    with pytest.raises(rpc.NotAllowedError, match=r"worker0 .* does not take on_trace_ready"):
+        rpc.rpc_sync("worker0", profiler._start, args=({"on_trace_ready": note},))
 
 
 # --- Results and exceptions ---
