@@ -38,8 +38,8 @@ struct WorkerAllowList {
 
 /// The node's allow-list as a Python object; None if it has none. Needs the GIL.
 py::object allowListOf(const Node& node);
-/// That of the current node. Without one, the list of the last node that had one: what a worker with a list has received
-/// stays under that list after its shutdown. Needs the GIL.
+/// That of the current node. Without one, the list of the last node that had one: what a worker with a list has
+/// received stays under that list after its shutdown. Needs the GIL.
 py::object allowListInForce();
 
 /// Python's value of a time-out that stands for the node's own.

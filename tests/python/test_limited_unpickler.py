@@ -327,7 +327,7 @@ def test_random_programs_call_nothing_that_is_not_listed(run_python, tmp_path, s
     script.write_text(PROGRAM.format(folder=str(pathlib.Path(__file__).parent), seed=seed, count=3000))
     result = run_python(script)
     counts = dict(part.split("=") for part in result.stdout.split())
-    assert int(counts["read"]) > 100, "some programs must be valid, or the test shows nothing"
+    assert int(counts["read"]) > 30, "some programs must be valid, or the test shows nothing"
 
 
 class Trap(Exception):

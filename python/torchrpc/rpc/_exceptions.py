@@ -113,10 +113,12 @@ def _rebuild_exception(
     pickle the type, it is a RuntimeError with `text`.
 
     Args:
-        allowed: the list under which it is read; default: the one in force.
+        allowed: the list under which it is read. The extension passes that of the worker that received it. Default: the
+            current worker's.
     """
     text = _Text(text)
-    allowed = allowed or _C._allow_list()
+    if allowed is None and _C._is_current_rpc_agent_set():
+        allowed = _C._allow_list()
 
     def make(detail: bytes, message: str, members: list[Exception]) -> Exception:
         try:
