@@ -112,19 +112,19 @@ def _init_process_group(store: dist.Store, rank: int, world_size: int) -> dist.P
 # --- Devices ---
 
 
-def _accelerator() -> torch.device | None:
-    """Return the type of this machine's accelerator; None if torch is built without one."""
-    return torch.accelerator.current_accelerator()
+def _accelerator() -> torch.device:
+    """Return the type of this machine's accelerator; that of CUDA, without devices, if torch is built without one."""
+    return torch.accelerator.current_accelerator() or torch.device("cuda")
 
 
 def _device_count() -> int:
     # The device's own module, since torch.cuda.device_count() leaves CUDA usable in forked child processes.
-    return 0 if (found := _accelerator()) is None else torch.get_device_module(found).device_count()
+    return torch.get_device_module(_accelerator()).device_count()
 
 
 def _tensorpipe_validate_devices(devices: Iterable[torch.device], count: int) -> bool:
-    found = _accelerator()
-    return all(d.type == "cpu" or (found and d.type == found.type and 0 <= d.index < count) for d in devices)
+    kind = _accelerator().type
+    return all(d.type == "cpu" or (d.type == kind and 0 <= d.index < count) for d in devices)
 
 
 def _validate_device_maps(

@@ -52,8 +52,8 @@ bool discardPages(std::span<char> memory) {
   static LogOnce once;
   once.log(
       LogLevel::kWarning,
-      std::string("shared memory that is not used cannot be given back (madvise with MADV_REMOVE): ") +
-          std::strerror(errno) + "; it stays occupied until its connection and all tensors on it have ended");
+      std::string("shared memory that is not used cannot be given back (madvise): ") + std::strerror(errno) +
+          "; it stays occupied until its connection and all tensors on it have ended");
   return false;
 }
 
