@@ -12,18 +12,6 @@ torch.set_num_threads(1)  # a thread pool does not survive the forks of some tes
 os.environ.pop("TORCHRPC_REPLACE", None)
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    """A group of this process alone, without an allow-list. A process whose last worker had a list keeps that list."""
-    import torchrpc.rpc as rpc
-
-    store = tmp_path_factory.mktemp("alone") / "store"
-    options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{store}")
-    rpc.init_rpc("alone", rank=0, world_size=1, rpc_backend_options=options)
-    yield
-    rpc.shutdown()
-
-
 @pytest.fixture(scope="session")
 def hook_path(tmp_path_factory):
     """Environment variables with which `import torch` finds torchrpc's hook, also if the package is not installed."""

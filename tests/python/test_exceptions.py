@@ -1,4 +1,4 @@
-"""Exceptions described by a callee and rebuilt by a caller, in one process."""
+"""Exceptions described by a callee and rebuilt by a caller, without a group."""
 
 import dataclasses
 import pickle
@@ -8,8 +8,6 @@ import traceback
 import pytest
 
 from torchrpc.rpc.internal import RemoteException, _describe_exception, _handle_exception, _rebuild_exception
-
-pytestmark = pytest.mark.usefixtures("alone")
 
 
 class PlainError(Exception):
