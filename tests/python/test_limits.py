@@ -100,8 +100,9 @@ def test_calls_end_where_the_system_permits_no_more_threads(limited):
 
 
 def no_thread_at_all(rank):
-    permit_no_more_threads()
+    # First: the other user may not read the files of modules that are not loaded yet.
     options = rpc.TensorPipeRpcBackendOptions(init_method="tcp://127.0.0.1:" + os.environ["MASTER_PORT"])
+    permit_no_more_threads()
     store = torch.distributed.HashStore()
     try:
         rpc.TensorPipeAgent(store, "worker0", 0, 1, options, {}, [], init_timeout=5.0)
