@@ -46,8 +46,9 @@ TEST_CASE("of a thread that unlocks and one that leaves, at least one sees the o
     std::jthread leaves([&] {
       start.arrive_and_wait();
       left = true;
-      sees_free = lock.fenceAndTryLock();
-      if (sees_free) lock.unlock();
+      if (!lock.fenceAndTryLock()) return;
+      sees_free = true;
+      lock.unlock();
     });
     start.arrive_and_wait();
     lock.unlockAndFence();
