@@ -138,7 +138,7 @@ def _start(options: dict[str, Any]) -> None:
         if _current is not None:
             raise RuntimeError(f"a profile is being recorded on {rpc.get_worker_info().name} already")
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # no "USDT:" lines on stderr; read at the first profile
-        # A profile has one cycle, so accumulating changes nothing; without it, torch 2.11 and 2.12 warn.
+        # A profile has one cycle, so accumulating its events changes nothing; without it, torch 2.11 warns.
         recorder = torch.profiler.profile(experimental_config=everywhere, **{"acc_events": True, **options})
         recorder.start()
         _current = recorder

@@ -773,13 +773,6 @@ def _append(self: LimitedUnpickler, at: int) -> int:
     return at
 
 
-@_handles(pickle.APPENDS)
-def _appends(self: LimitedUnpickler, at: int) -> int:
-    items = _pop_mark(self)
-    self._extend(self._stack[-1], items)
-    return at
-
-
 @_handles(pickle.SETITEM)
 def _setitem(self: LimitedUnpickler, at: int) -> int:
     value, key = self._stack.pop(), self._stack.pop()
@@ -787,18 +780,20 @@ def _setitem(self: LimitedUnpickler, at: int) -> int:
     return at
 
 
-@_handles(pickle.SETITEMS)
-def _setitems(self: LimitedUnpickler, at: int) -> int:
-    items = _pop_mark(self)
-    self._add_items(self._stack[-1], items)
-    return at
+def _adds(opcode: bytes, add: Callable[[LimitedUnpickler, Any, list[Any]], None]) -> None:
+    @_handles(opcode)
+    def add_items(self: LimitedUnpickler, at: int) -> int:
+        items = _pop_mark(self)
+        add(self, self._stack[-1], items)
+        return at
 
 
-@_handles(pickle.ADDITEMS)
-def _additems(self: LimitedUnpickler, at: int) -> int:
-    items = _pop_mark(self)
-    self._update(self._stack[-1], items)
-    return at
+for _opcode, _add in (
+    (pickle.APPENDS, LimitedUnpickler._extend),
+    (pickle.SETITEMS, LimitedUnpickler._add_items),
+    (pickle.ADDITEMS, LimitedUnpickler._update),
+):
+    _adds(_opcode, _add)
 
 
 @_handles(pickle.FROZENSET)
