@@ -2,13 +2,11 @@
 
 #include <sodium.h>
 
+#include "transport/native/auth/sodium.h"
+
 namespace torchrpc::native {
 
 static_assert(kProofBytes == crypto_auth_hmacsha256_BYTES);
-
-namespace {
-const unsigned char* bytesOf(std::string_view text) { return reinterpret_cast<const unsigned char*>(text.data()); }
-}  // namespace
 
 std::string prove(std::string_view secret, Prover prover, std::string_view transcript) {
   crypto_auth_hmacsha256_state state;
