@@ -51,7 +51,11 @@ core::Node::Options coreOptions(const NodeOptions& options) {
   core.init_timeout = init_timeout;
   core.max_queued_bytes = options.max_queued_bytes;
   core.metadata = kCppMetadata;
-  core.allowed_functions = options.allowed_functions;
+  for (const auto& [workers, functions] : options.allowed_functions_of) {
+    core.allowed_functions.push_back({workers, functions});
+  }
+  if (options.allowed_functions)
+    core.allowed_functions.push_back({AllowList::kAllWorkers, options.allowed_functions});
   validateSelf(core.agent.self, core.world_size);
   return core;
 }

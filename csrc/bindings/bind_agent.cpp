@@ -62,6 +62,21 @@ std::map<std::string, std::string> debugInfo(const PyAgent& agent) {
   return info;
 }
 
+/// Allowances as Python has them.
+using AllowedNames = std::vector<std::pair<std::string, std::optional<std::vector<std::string>>>>;
+
+std::vector<Allowance> allowancesOf(const AllowedNames& names) {
+  std::vector<Allowance> allowances;
+  for (const auto& [workers, functions] : names) allowances.push_back({workers, functions});
+  return allowances;
+}
+
+AllowedNames namesOf(const std::vector<Allowance>& allowances) {
+  AllowedNames names;
+  for (const auto& [workers, functions] : allowances) names.emplace_back(workers, functions);
+  return names;
+}
+
 void bindOptions(py::module_& module) {
   const TensorPipeOptionsBase defaults;
   module.attr("_ASK_DOCTOR") = kAskDoctor;
@@ -90,9 +105,8 @@ void bindOptions(py::module_& module) {
           py::init([](size_t num_worker_threads, std::optional<std::vector<std::string>> transports,
                       std::optional<std::vector<std::string>> channels, double rpc_timeout, std::string init_method,
                       py::dict device_maps, py::list devices, std::string transport, std::string secret,
-                      std::string port, std::optional<std::vector<std::string>> allowed,
-                      std::optional<double> liveness_timeout, bool propagate_deadlines,
-                      std::optional<int64_t> max_queued_bytes) {
+                      std::string port, const AllowedNames& allowed, std::optional<double> liveness_timeout,
+                      bool propagate_deadlines, std::optional<int64_t> max_queued_bytes) {
             if (num_worker_threads == 0) throwInvalidArgument("num_worker_threads must be positive, but got 0");
             if (max_queued_bytes && *max_queued_bytes <= 0) {
               throwInvalidArgument("max_queued_bytes must be positive, but got " + std::to_string(*max_queued_bytes));
@@ -111,7 +125,7 @@ void bindOptions(py::module_& module) {
             node.transport.channels = std::move(channels);
             node.transport.secret = std::move(secret);
             node.transport.port = std::move(port);
-            node.allowed_functions = std::move(allowed);
+            node.allowed_functions = allowancesOf(allowed);
             node.max_queued_bytes = max_queued_bytes;
             if (!node.transport.kind.empty()) chooseTransport(node.transport);  // throws for a name that is none
             return options;
@@ -120,7 +134,7 @@ void bindOptions(py::module_& module) {
           py::arg("_channels") = std::nullopt, py::arg("rpc_timeout") = defaults.rpc_timeout,
           py::arg("init_method") = defaults.init_method, py::arg("device_maps") = py::dict(),
           py::arg("devices") = py::list(), py::arg("transport") = "", py::arg("secret") = "", py::arg("port") = "",
-          py::arg("allowed") = std::nullopt, py::arg("liveness_timeout") = std::nullopt,
+          py::arg("allowed") = AllowedNames(), py::arg("liveness_timeout") = std::nullopt,
           py::arg("propagate_deadlines") = false, py::arg("max_queued_bytes") = std::nullopt)
       .def_property(
           "num_worker_threads", [](const TensorPipeOptionsBase& self) { return self.node.agent.threads; },
@@ -131,9 +145,9 @@ void bindOptions(py::module_& module) {
       .def_property_readonly(
           "max_queued_bytes", [](const TensorPipeOptionsBase& self) { return self.node.max_queued_bytes; })
       .def_property(
-          "_allowed", [](const TensorPipeOptionsBase& self) { return self.node.allowed_functions; },
-          [](TensorPipeOptionsBase& self, std::optional<std::vector<std::string>> names) {
-            self.node.allowed_functions = std::move(names);
+          "_allowed", [](const TensorPipeOptionsBase& self) { return namesOf(self.node.allowed_functions); },
+          [](TensorPipeOptionsBase& self, const AllowedNames& names) {
+            self.node.allowed_functions = allowancesOf(names);
           })
       .def_property_readonly("transport", [](const TensorPipeOptionsBase& self) { return self.node.transport.kind; })
       .def_property_readonly(
@@ -320,6 +334,9 @@ void bindAgent(py::module_& module) {
       no_gil);
   py::class_<WorkerAllowList>(module, "_AllowList", "The allowed_functions of a worker.")
       .def_readonly("worker", &WorkerAllowList::worker, "The worker's name.")
+      .def_property_readonly(
+          "callers", [](const WorkerAllowList& self) { return self.list->workers(); },
+          "The pattern of the callers' names; '' for callers that no pattern matches.")
       .def(
           "entry_for", [](const WorkerAllowList& self, const std::string& name) { return self.list->entryFor(name); },
           py::arg("name"), "The entry that allows `name`, '' if there is none.");

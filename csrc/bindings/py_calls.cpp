@@ -24,14 +24,17 @@ void appendPickle(Message& message, py::handle serialize, const py::object& obje
   }
 }
 
-/// `read_allowed`: the function of torchrpc.rpc.internal that reads it under the node's allow-list.
+/// `read_allowed`: the function of torchrpc.rpc.internal that reads it under the node's allow-list for the sender.
 py::object unpickle(
-    const Node& node, std::string_view bytes, const std::vector<at::Tensor>& tensors, const char* read_allowed) {
+    const Node& node, const WorkerInfo& from, std::string_view bytes, const std::vector<at::Tensor>& tensors,
+    const char* read_allowed) {
   py::list table;
   for (const auto& tensor : tensors) table.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor)));
   // A view without a copy: `bytes` outlives the call.
   const auto view = py::memoryview::from_memory(bytes.data(), static_cast<Py_ssize_t>(bytes.size()));
-  if (node.allowed()) return internalFunction(read_allowed)(view, table, allowListOf(node));
+  if (auto allowed = allowListFor(node, from.name); !allowed.is_none()) {
+    return internalFunction(read_allowed)(view, table, std::move(allowed));
+  }
   return internalFunction("deserialize")(view, table);
 }
 
@@ -103,16 +106,18 @@ PythonCall decodePythonCall(const std::shared_ptr<Node>& node, Invocation& invoc
   if (format == ValueFormat::kPlain) {
     const auto module = reader.getString();
     const auto qualname = reader.getString();
-    call.function = node->allowed()
-        ? internalFunction("find_allowed")(
-              py::str(module.data(), module.size()), py::str(qualname.data(), qualname.size()), allowListOf(*node))
-        : findCallable(module, qualname);
+    const auto allowed = allowListFor(*node, invocation.from.name);
+    call.function = allowed.is_none()
+        ? findCallable(module, qualname)
+        : internalFunction("find_allowed")(
+              py::str(module.data(), module.size()), py::str(qualname.data(), qualname.size()), allowed);
     call.args = py::cast<py::tuple>(decodePlain(reader, tensors, rrefs));
     call.kwargs = py::cast<py::dict>(decodePlain(reader, tensors, rrefs));
     reader.expectEnd();
     return call;
   }
-  const auto udf = unpickle(*node, reader.getBytes(reader.remaining()), tensors, "deserialize_allowed_call");
+  const auto udf =
+      unpickle(*node, invocation.from, reader.getBytes(reader.remaining()), tensors, "deserialize_allowed_call");
   call.function = udf.attr("func");
   call.args = py::tuple(udf.attr("args"));
   call.kwargs = py::dict(udf.attr("kwargs"));
@@ -157,13 +162,14 @@ Message encodeResult(Node& node, const WorkerInfo& to, const c10::IValue& value)
   }
 }
 
-py::object decodeResult(const std::shared_ptr<Node>& node, Message reply, const std::vector<RRefPtr>& received) {
+py::object decodeResult(
+    const std::shared_ptr<Node>& node, const WorkerInfo& from, Message reply, const std::vector<RRefPtr>& received) {
   const IncomingRRefs rrefs(node, received);
   Reader reader(reply.payload);
   if (reader.remaining() == 0) return py::none();
   const auto format = reader.get<ValueFormat>();
   if (format == ValueFormat::kPickle) {
-    return unpickle(*node, reader.getBytes(reader.remaining()), reply.tensors, "deserialize_allowed");
+    return unpickle(*node, from, reader.getBytes(reader.remaining()), reply.tensors, "deserialize_allowed");
   }
   auto value = decodePlain(reader, reply.tensors, rrefs);
   reader.expectEnd();

@@ -38,6 +38,13 @@ int64_t firstContext(uint64_t incarnation) {
   return static_cast<int64_t>(incarnation / kNanosecondsPerContext) & kLargestCounter;
 }
 
+std::vector<Allowance> allowances(const Node::Options& options) {
+  auto all = options.allowed_functions;
+  const bool is_one_for_all = all.size() == 1 && all.front().workers == AllowList::kAllWorkers;
+  if (!all.empty() && !is_one_for_all) all.insert(all.begin(), {options.agent.self.name, std::nullopt});
+  return all;
+}
+
 const Node::Options& validated(const Node::Options& options) {
   validateSelf(options.agent.self, options.world_size);
   return options;
@@ -87,7 +94,7 @@ std::shared_ptr<Node> Node::create(const Options& options, StorePtr store) {
 
 Node::Node(const Options& options, StorePtr store, std::unique_ptr<Transport> transport)
     : options_(validated(options)),
-      allowed_(options_.allowed_functions ? std::make_shared<const AllowList>(*options_.allowed_functions) : nullptr),
+      allowed_(allowances(options_)),
       store_(std::move(store)),
       incarnation_(newIncarnation(options_.agent.self.id, isStaticGroup(), *store_)),
       timeout_(options_.timeout.count()),

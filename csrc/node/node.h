@@ -44,8 +44,9 @@ class Node : public std::enable_shared_from_this<Node> {
     /// As Agent::Options::max_queued_bytes. Empty: defaultMaxQueuedBytes().
     std::optional<size_t> max_queued_bytes;
     std::string metadata;  ///< published to all workers of the group; opaque to the core. See Node::metadata().
-    /// The functions that callers may run, as entries of an AllowList; empty optional: all.
-    std::optional<std::vector<std::string>> allowed_functions;
+    /// The functions that callers may run here; see AllowLists. This worker itself may run all, unless one list is for
+    /// all workers.
+    std::vector<Allowance> allowed_functions;
   };
 
   /// A node whose transport is made from `options` and `store`; see makeGroupTransport. Blocks on the store. Throws as
@@ -77,7 +78,7 @@ class Node : public std::enable_shared_from_this<Node> {
   RRefService& rrefs() { return *rrefs_; }
   OptimService& optim() { return optim_; }
   const StorePtr& store() const { return store_; }
-  const AllowListPtr& allowed() const { return allowed_; }
+  const AllowLists& allowed() const { return allowed_; }
   bool isStaticGroup() const { return options_.world_size > 0; }
   Duration timeout() const { return Duration(timeout_.load()); }
   void setTimeout(Duration timeout) { timeout_ = timeout.count(); }
@@ -150,7 +151,7 @@ class Node : public std::enable_shared_from_this<Node> {
   void requireAll() const;
 
   const Options options_;
-  const AllowListPtr allowed_;
+  const AllowLists allowed_;
   const StorePtr store_;
   const uint64_t incarnation_;
   std::atomic<Duration::rep> timeout_;

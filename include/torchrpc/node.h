@@ -198,6 +198,12 @@ class NodeRef {
   std::optional<Duration> timeout_;
 };
 
+/// What some workers may run on a node.
+struct AllowedFunctions {
+  std::string workers;  ///< a pattern of names: `*` for any text, `?` for any character, `[...]` for one of several
+  std::optional<std::vector<std::string>> functions;  ///< as NodeOptions::allowed_functions
+};
+
 /// The options of a node. The environment variables are those of torchrun.
 struct NodeOptions {
   std::string name;          ///< unique in the group: letters, digits, `_`, `:`, `-`, `.`
@@ -216,6 +222,9 @@ struct NodeOptions {
   /// The functions that other workers may run here; empty optional: all. Names of operators ("aten::add") and
   /// registered functions ("cpp_function(name)"), or prefixes of such names ("aten::*").
   std::optional<std::vector<std::string>> allowed_functions;
+  /// The same for the workers whose names match a pattern, such as "client-*"; see AllowedFunctions. The first pattern
+  /// that matches decides, then allowed_functions. With patterns alone, a caller that none matches may run nothing.
+  std::vector<AllowedFunctions> allowed_functions_of;
   /// The port to listen on: "29600", or the first free one of "29600-29700". Empty: the value of TORCHRPC_PORT, else
   /// any.
   std::string port;

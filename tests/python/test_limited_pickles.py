@@ -546,7 +546,7 @@ def test_a_refused_name_reads_no_properties(worker):
 
 def test_a_prefix_reads_no_properties(worker):
     class Allowed:
-        worker = "worker0"
+        worker, callers = "worker0", "*"
 
         def entry_for(self, name):
             return f"{HERE}.*" if name.startswith(f"{HERE}.") else ""

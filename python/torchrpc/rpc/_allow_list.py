@@ -13,8 +13,8 @@ import importlib
 import logging
 import sys
 import types
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
 
 import torch
 from torch.jit._builtins import _find_builtin
@@ -55,13 +55,40 @@ _LISTABLE = frozenset(f"torchrpc.rpc.api.{name}" for name in ("rpc_sync", "rpc_a
 _classes_of_entries: dict[int, tuple[type, set[str]]] = {}
 
 
-def names_of(entries: Iterable[Callable[..., Any] | str]) -> list[str]:
-    """Return the entries of `allowed_functions` as the names by which calls refer to them.
+Entries: TypeAlias = Iterable[Callable[..., Any] | str]
+
+
+def allowances_of(
+    allowed_functions: Entries | Mapping[str, Entries | None] | None,
+) -> list[tuple[str, list[str] | None]]:
+    """Return `allowed_functions` as pairs: a pattern of callers' names, and the names by which calls refer to
+    the entries.
+
+    None in the place of names stands for everything. Without pairs, all may run everything.
 
     Raises:
-        TypeError: an entry is neither a callable nor a str.
-        ValueError: a function has no name of its own at the top level of a module.
+        TypeError: an entry is neither a callable nor a str, or a pattern is no str.
+        ValueError: a function has no name of its own at the top level of a module, or a pattern is empty.
     """
+    if allowed_functions is None:
+        return []
+    if not isinstance(allowed_functions, Mapping):
+        return [("*", _names_of(allowed_functions))]
+    if not allowed_functions:
+        raise ValueError("allowed_functions is an empty dict: to allow nothing, give an empty list.")
+    for pattern in allowed_functions:
+        if not isinstance(pattern, str):
+            raise TypeError(f"allowed_functions has the key {pattern!r}, which is no str: keys are patterns of names.")
+        if not pattern:
+            raise ValueError(
+                "allowed_functions has an empty key: keys are patterns of callers' names, such as 'client-*'."
+            )
+    return [
+        (pattern, None if entries is None else _names_of(entries)) for pattern, entries in allowed_functions.items()
+    ]
+
+
+def _names_of(entries: Entries) -> list[str]:
     if isinstance(entries, str):
         raise TypeError(f"allowed_functions must be a list of functions and names, but is the str {entries!r}.")
     return [_name_of(entry) for entry in entries]
@@ -224,12 +251,22 @@ _NAME_OF_TYPE: Any = vars(type)["__qualname__"]
 def refused(name: str, allowed: _C._AllowList) -> NotAllowedError:
     """The error for a name that the list does not have."""
     name = shortened(name)
-    start = f"{allowed.worker} does not let others run or send {name}: its allowed_functions do not have it"
+    if not allowed.callers:
+        return NotAllowedError(
+            f"{allowed.worker} does not let this caller run or send {name}: no pattern in its allowed_functions "
+            "matches the caller's name.",
+            allowed.worker,
+        )
+    is_for_all = allowed.callers == "*"
+    start = (
+        f"{allowed.worker} does not let {'others' if is_for_all else 'this caller'} run or send {name}: its "
+        f"allowed_functions do not have it{'' if is_for_all else f' for workers named {allowed.callers!r}'}"
+    )
     if why := _why_unsafe(name, look_up=False):
         return NotAllowedError(f"{start}, and cannot have it: it {why}", allowed.worker)
     return NotAllowedError(
-        f"{start}. If they may, start {allowed.worker} with TensorPipeRpcBackendOptions(allowed_functions=[..., "
-        f"{name!r}]).",
+        f"{start}. If they may, start {allowed.worker} with TensorPipeRpcBackendOptions(allowed_functions="
+        + (f"[..., {name!r}])." if is_for_all else f"{{{allowed.callers!r}: [..., {name!r}]}})."),
         allowed.worker,
     )
 

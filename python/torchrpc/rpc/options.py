@@ -2,14 +2,14 @@
 
 import inspect
 import numbers
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 import torch
 
 from torchrpc._C import _TensorPipeRpcBackendOptionsBase
 
-from ._allow_list import names_of
+from ._allow_list import Entries, allowances_of
 from .constants import DEFAULT_INIT_METHOD, DEFAULT_NUM_WORKER_THREADS, DEFAULT_RPC_TIMEOUT_SEC
 
 __all__ = ["TensorPipeRpcBackendOptions"]
@@ -88,11 +88,14 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             may read) or TORCHRPC_SECRET, else a random one for each group, distributed by the rendezvous.
         port (int or str): the TCP port to listen on, or a range such as `"29600-29700"`, of which the first free one is
             used; 0 or default: the environment variable TORCHRPC_PORT, else any free port.
-        allowed_functions (list): the only functions that other workers may run here: functions and classes, their names
-            (`"package.module.function"`, `"aten::add"` for torch.add, `"cpp_function(name)"`), or prefixes of names
-            (`"package.*"`). Methods of objects that RRefs refer to may be called if their class is listed, and so may
-            those of a RemoteModule. Pickles from other workers may contain only the same functions and plain data: no
-            lambdas. Default: no restriction.
+        allowed_functions (list or dict): the only functions that other workers may run here: functions and classes,
+            their names (`"package.module.function"`, `"aten::add"` for torch.add, `"cpp_function(name)"`), or prefixes
+            of names (`"package.*"`). Methods of objects that RRefs refer to may be called if their class is listed, and
+            so may those of a RemoteModule. Pickles from other workers may contain only the same functions and plain
+            data: no lambdas. A dict has a list, or None for no restriction, for each pattern of callers' names:
+            `{"client-*": [infer], "trainer-*": None}`. The first pattern that matches decides, and a caller that none
+            matches may run nothing. A dict needs an `identity`, by which workers prove their names. Default: no
+            restriction.
         liveness_timeout (float): seconds. A worker with outstanding requests (a reply, a value, its end in `shutdown`)
             that stays silent this long counts as lost; a function may run for longer. 0: only a broken connection means
             a lost worker. Default: the environment variable TORCHRPC_LIVENESS_TIMEOUT, else 30.
@@ -122,7 +125,7 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         transport: str | None = None,
         secret: str | bytes | None = None,
         port: int | str | None = None,
-        allowed_functions: Iterable[Callable[..., Any] | str] | None = None,
+        allowed_functions: Entries | Mapping[str, Entries | None] | None = None,
         liveness_timeout: float | None = None,
         propagate_deadlines: bool = False,
         max_queued_bytes: int | None = None,
@@ -160,7 +163,7 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             transport=transport or "",
             secret=_checked_secret(secret),
             port="" if port is None else str(port),
-            allowed=None if allowed_functions is None else names_of(allowed_functions),
+            allowed=allowances_of(allowed_functions),
             liveness_timeout=liveness_timeout,
             propagate_deadlines=propagate_deadlines,
             max_queued_bytes=max_queued_bytes,
