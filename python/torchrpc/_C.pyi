@@ -54,7 +54,7 @@ class _TensorPipeRpcBackendOptionsBase(RpcBackendOptions):
         transport: str = ...,
         secret: str | bytes = ...,
         port: str = ...,
-        allowed: Sequence[str] | None = ...,
+        allowed: Sequence[tuple[str, list[str] | None]] = ...,
         liveness_timeout: float | None = ...,
         propagate_deadlines: bool = ...,
         max_queued_bytes: int | None = ...,
