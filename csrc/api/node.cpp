@@ -54,8 +54,7 @@ core::Node::Options coreOptions(const NodeOptions& options) {
   for (const auto& [workers, functions] : options.allowed_functions_of) {
     core.allowed_functions.push_back({workers, functions});
   }
-  if (options.allowed_functions)
-    core.allowed_functions.push_back({AllowList::kAllWorkers, options.allowed_functions});
+  if (options.allowed_functions) core.allowed_functions.push_back({AllowList::kAllWorkers, options.allowed_functions});
   validateSelf(core.agent.self, core.world_size);
   return core;
 }
