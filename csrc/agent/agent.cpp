@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <iterator>
 
 #include "agent/deadline.h"
 #include "base/exception.h"
@@ -347,6 +348,29 @@ Result<Message> Agent::decode(Frame frame) try {
   return e;
 }
 
+namespace {
+/// What only members may send: messages of the group's own work, and calls that take part in it.
+bool isForMembers(const Message& message) {
+  constexpr HeaderKind kOfMembers[] = {
+      HeaderKind::kAutogradContext, HeaderKind::kAutogradLiveSets, HeaderKind::kProfiling};
+  return isForMembers(message.kind) || std::ranges::any_of(message.headers, [&](const Header& header) {
+           return std::ranges::find(kOfMembers, header.kind) != std::end(kOfMembers);
+         });
+}
+}  // namespace
+
+Request Agent::requestIn(Frame frame, const WorkerInfo& from, const Origin& origin) {
+  const auto incarnation = origin.link ? origin.link->incarnation() : options_.incarnation;
+  Request request{from, decode(std::move(frame)).take(), incarnation, origin.is_member};
+  if (request.is_from_member || !isForMembers(request.message)) return request;
+  throw Error(
+      ErrorCode::kNotAllowed,
+      self().name + " refuses " + std::string(name(request.message.kind)) + " from " + from.name +
+          ", which is a client: only members of the group may take part in autograd, optimizers and profiles. Give " +
+          from.name + " an identity with the role member if it may",
+      self().name);
+}
+
 void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
   const auto info = peekFrame(frame.head);
   if (info && info->kind == Kind::kPing) return link->send(encodeFrame({.kind = Kind::kPong}), [](const Status&) {});
@@ -379,7 +403,8 @@ void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
     link->requireReader();
     return responder.fail(endingError());
   }
-  const Origin origin{link.get(), info->call, isCall(info->kind) ? bytesOf(frame) : 0, carriesValues(info->kind)};
+  const Origin origin{
+      link.get(), info->call, isCall(info->kind) ? bytesOf(frame) : 0, carriesValues(info->kind), link->isMember()};
   link->startedCalls().onArrived(origin.bytes);
   serve(link->peer(), info->kind, std::move(frame), origin, responder);
 }
@@ -411,16 +436,15 @@ void Agent::serve(const WorkerInfo& from, Kind kind, Frame frame, const Origin& 
         self().name));
   }
   const auto& served = it->second;
-  const auto sender = origin.link ? origin.link->incarnation() : options_.incarnation;
   if (served.where == Where::kPool && !served.loop_first) {
     // Decoding is the most expensive step: the thread of the pool that serves the request does it, not the loop.
-    auto take = [this, from = from, sender, frame = std::move(frame)]() mutable -> Request {
-      return {std::move(from), decode(std::move(frame)).take(), sender};
+    auto take = [this, from, origin, frame = std::move(frame)]() mutable {
+      return requestIn(std::move(frame), from, origin);
     };
     return serveLater(served, origin, responder, std::move(take));
   }
   runHandler(responder, [&] {
-    Request request{from, decode(std::move(frame)).take(), sender};
+    auto request = requestIn(std::move(frame), from, origin);
     if (served.where == Where::kLoop) return served.handler(std::move(request), responder);
     if (served.loop_first && served.loop_first(request, responder)) return;
     serveLater(served, origin, responder, [request = std::move(request)]() mutable { return std::move(request); });

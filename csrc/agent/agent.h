@@ -145,6 +145,7 @@ class Agent final : public Messenger {
     CallId call = 0;
     size_t bytes = 0;  ///< of a call; 0 for other requests
     bool carries_values = false;
+    bool is_member = true;  ///< as in Request
   };
   struct Served {
     Where where = Where::kPool;
@@ -172,6 +173,8 @@ class Agent final : public Messenger {
   /// Sends a request whose call is in the call table.
   void send(WorkerId to, CallId id, const Message& message);
   Result<Message> decode(Frame frame);
+  /// The request in a frame. Throws Error: also kNotAllowed, if a client may not send it.
+  Request requestIn(Frame frame, const WorkerInfo& from, const Origin& origin);
   void onFrame(const std::shared_ptr<Link>& link, Frame frame);
   void onLost(const Link& link, const Error& reason);
   void onNewIncarnation(const WorkerInfo& peer, uint64_t incarnation);

@@ -149,6 +149,12 @@ void Link::onFrame(Frame frame) {
   }
 }
 
+void Link::checkIdentity(const WorkerInfo& peer) const {
+  if (!identity_ || identity_->name == peer.name) return;
+  throw Error(
+      ErrorCode::kProtocol, "it says it is " + toString(peer) + ", but has proved to be worker " + identity_->name);
+}
+
 void Link::onFirstFrame(Frame frame) {
   const auto info = peekFrame(frame.head);
   if (info && info->kind == Kind::kPing) {
@@ -222,6 +228,7 @@ void ConnectionPool::acceptHello(Link& link, Frame frame) {
   if (peer.id < 0 || peer.id == directory_.self().id || !(is_expected || is_restarted)) {
     throw Error(ErrorCode::kProtocol, "it says it is " + toString(peer) + ", which the group knows as another worker");
   }
+  link.checkIdentity(peer);
   link.incarnation_ = incarnation;
   link.peer_ = peer;
   if (options_.grows && (!known || is_restarted)) events_.on_new_incarnation(peer, incarnation);

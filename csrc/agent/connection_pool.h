@@ -32,6 +32,8 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   const WorkerInfo& peer() const { return peer_; }
   /// The number of the peer's start; known as soon as the peer is.
   uint64_t incarnation() const { return incarnation_; }
+  /// Whether the peer is a member of the group, and no client. Known before its first frame.
+  bool isMember() const { return !identity_ || identity_->isMember(); }
 
   /// As Connection::send. Thread-safe.
   void send(Frame frame, std::function<void(Status)> done);
@@ -71,6 +73,7 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   /// As Connection::progress(); 0 while there is no connection.
   uint64_t progress();
 
+  void onIdentity(const PeerIdentity& identity) override { identity_ = identity; }
   void onFrame(Frame frame) override;
   void onClosed(const Error& reason) override;
 
@@ -84,6 +87,8 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   /// Sends the calls that need not be held back any more.
   void sendHeld();
   void sendAdmitted(RequestWindow::Call call);
+  /// Throws Error(kProtocol) if the peer has proved to be another worker than `peer`.
+  void checkIdentity(const WorkerInfo& peer) const;
   /// The first frame of an inbound link: HELLO, or the PING of answersPing().
   void onFirstFrame(Frame frame);
 
@@ -92,6 +97,8 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   // Set by HELLO, on the loop, before the link is published:
   WorkerInfo peer_;
   uint64_t incarnation_;
+  // Set before the first frame, on the loop; nothing if the transport proves none:
+  std::optional<PeerIdentity> identity_;
   // Own synchronization:
   RequestWindow request_window_;
   StartedCalls started_calls_;

@@ -59,7 +59,8 @@ class Responder {
 struct Request {
   WorkerInfo from;
   Message message;
-  uint64_t incarnation = 0;  ///< of `from`
+  uint64_t incarnation = 0;    ///< of `from`
+  bool is_from_member = true;  ///< `from` is a member of the group, and no client: see PeerIdentity
 };
 
 class Messenger {

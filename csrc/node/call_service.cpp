@@ -19,7 +19,8 @@ void CallService::serve(CallableType type, const std::shared_ptr<CallableRunner>
 
 template <typename Run, typename Fail>
 void CallService::prepare(Request request, const Run& run, const Fail& fail) {
-  Invocation plain{.from = std::move(request.from), .message = std::move(request.message)};
+  Invocation plain{
+      .from = std::move(request.from), .message = std::move(request.message), .is_from_member = request.is_from_member};
   const auto* forks = plain.message.header(HeaderKind::kRRefForks);
   if (!forks) return runOrFail([&] { run(std::move(plain)); }, fail, ErrorCode::kUserException);
   const auto invocation = std::make_shared<Invocation>(std::move(plain));

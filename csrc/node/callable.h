@@ -19,7 +19,8 @@ namespace torchrpc {
 struct Invocation {
   WorkerInfo from;
   Message message;
-  std::vector<RRefPtr> rrefs;  ///< referred to by index in the payload
+  bool is_from_member = true;    ///< as in Request
+  std::vector<RRefPtr> rrefs{};  ///< referred to by index in the payload
 };
 
 class CallableRunner {

@@ -29,7 +29,8 @@ class LoopbackGroup {
     Duration liveness = kNoLimit;
     bool propagate_deadlines = false;
     size_t max_queued_bytes = kDefaultMaxQueuedBytes;
-    std::function<std::unique_ptr<Transport>()> transport{};  ///< of each agent; empty: loopback
+    std::function<std::optional<PeerIdentity>(int id)> identity{};  ///< what an agent proves; empty: nothing
+    std::function<std::unique_ptr<Transport>()> transport{};        ///< of each agent; empty: loopback
   };
 
   explicit LoopbackGroup(Options options) : options_(std::move(options)), network_(makeLoopbackNetwork()) {
@@ -58,7 +59,9 @@ class LoopbackGroup {
 
  private:
   void add(int id) {
-    auto transport = options_.transport ? options_.transport() : makeLoopbackTransport(network_, options_.limits);
+    auto identity = options_.identity ? options_.identity(id) : std::nullopt;
+    auto transport = options_.transport ? options_.transport()
+                                        : makeLoopbackTransport(network_, options_.limits, std::move(identity));
     std::shared_ptr<Timer> timer = options_.timer ? options_.timer : makeThreadTimer();
     timers_.push_back(timer);
     if (options_.faults) transport = makeFaultyTransport(std::move(transport), options_.faults, *timer);
