@@ -334,6 +334,7 @@ void bindAgent(py::module_& module) {
       no_gil);
   py::class_<WorkerAllowList>(module, "_AllowList", "The allowed_functions of a worker.")
       .def_readonly("worker", &WorkerAllowList::worker, "The worker's name.")
+      .def_readonly("is_for_member", &WorkerAllowList::is_for_member, "Whether the caller is a member, and no client.")
       .def_property_readonly(
           "callers", [](const WorkerAllowList& self) { return self.list->workers(); },
           "The pattern of the callers' names; '' for callers that no pattern matches.")

@@ -68,9 +68,9 @@ std::shared_ptr<Node> currentNode() {
 
 std::shared_ptr<Node> currentNodeIfOurs() { return current().node; }
 
-py::object allowListFor(const Node& node, const std::string& peer) {
+py::object allowListFor(const Node& node, const std::string& peer, bool is_member) {
   auto list = node.allowed().of(peer);
-  return list ? py::cast(WorkerAllowList{node.self().name, std::move(list)}) : py::none();
+  return list ? py::cast(WorkerAllowList{node.self().name, std::move(list), is_member}) : py::none();
 }
 
 py::object allowListInForce() {

@@ -34,10 +34,11 @@ std::shared_ptr<Node> currentNodeIfOurs();
 struct WorkerAllowList {
   std::string worker;
   AllowListPtr list;
+  bool is_for_member = true;  ///< the caller is a member of the group, and no client: see PeerIdentity
 };
 
 /// The node's allow-list for what `peer` sends. As a Python object: None if it has none. Needs the GIL.
-py::object allowListFor(const Node& node, const std::string& peer);
+py::object allowListFor(const Node& node, const std::string& peer, bool is_member = true);
 /// That of the current node, for what has come from an unknown worker. Without a node, that of the last node that had
 /// one: what a worker with a list has received stays under that list after its shutdown. Needs the GIL.
 py::object allowListInForce();

@@ -24,17 +24,15 @@ void appendPickle(Message& message, py::handle serialize, const py::object& obje
   }
 }
 
-/// `read_allowed`: the function of torchrpc.rpc.internal that reads it under the node's allow-list for the sender.
+/// `read_allowed`: the function of torchrpc.rpc.internal that reads it if there is an allow-list.
 py::object unpickle(
-    const Node& node, const WorkerInfo& from, std::string_view bytes, const std::vector<at::Tensor>& tensors,
+    const py::object& allowed, std::string_view bytes, const std::vector<at::Tensor>& tensors,
     const char* read_allowed) {
   py::list table;
   for (const auto& tensor : tensors) table.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor)));
   // A view without a copy: `bytes` outlives the call.
   const auto view = py::memoryview::from_memory(bytes.data(), static_cast<Py_ssize_t>(bytes.size()));
-  if (auto allowed = allowListFor(node, from.name); !allowed.is_none()) {
-    return internalFunction(read_allowed)(view, table, std::move(allowed));
-  }
+  if (!allowed.is_none()) return internalFunction(read_allowed)(view, table, allowed);
   return internalFunction("deserialize")(view, table);
 }
 
@@ -101,12 +99,12 @@ PythonCall decodePythonCall(const std::shared_ptr<Node>& node, Invocation& invoc
   const auto tensors = std::move(invocation.message.tensors);
   Reader reader(invocation.message.payload);
   const auto format = reader.get<ValueFormat>();
+  const auto allowed = allowListFor(*node, invocation.from.name, invocation.is_from_member);
   PythonCall call;
   call.async_execution = reader.get<uint8_t>() != 0;
   if (format == ValueFormat::kPlain) {
     const auto module = reader.getString();
     const auto qualname = reader.getString();
-    const auto allowed = allowListFor(*node, invocation.from.name);
     call.function = allowed.is_none()
         ? findCallable(module, qualname)
         : internalFunction("find_allowed")(
@@ -116,8 +114,7 @@ PythonCall decodePythonCall(const std::shared_ptr<Node>& node, Invocation& invoc
     reader.expectEnd();
     return call;
   }
-  const auto udf =
-      unpickle(*node, invocation.from, reader.getBytes(reader.remaining()), tensors, "deserialize_allowed_call");
+  const auto udf = unpickle(allowed, reader.getBytes(reader.remaining()), tensors, "deserialize_allowed_call");
   call.function = udf.attr("func");
   call.args = py::tuple(udf.attr("args"));
   call.kwargs = py::dict(udf.attr("kwargs"));
@@ -169,7 +166,8 @@ py::object decodeResult(
   if (reader.remaining() == 0) return py::none();
   const auto format = reader.get<ValueFormat>();
   if (format == ValueFormat::kPickle) {
-    return unpickle(*node, from, reader.getBytes(reader.remaining()), reply.tensors, "deserialize_allowed");
+    return unpickle(
+        allowListFor(*node, from.name), reader.getBytes(reader.remaining()), reply.tensors, "deserialize_allowed");
   }
   auto value = decodePlain(reader, reply.tensors, rrefs);
   reader.expectEnd();

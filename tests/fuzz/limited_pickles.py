@@ -83,7 +83,7 @@ def watch(event: str, args: tuple) -> None:
 class AllowList:
     """Stands for a worker's `allowed_functions`."""
 
-    worker, callers = "worker0", "*"
+    worker, callers, is_for_member = "worker0", "*", True
     names = frozenset(resolve([f"canaries.{each.__name__}" for each in canaries.LISTED]))
 
     def entry_for(self, name: str) -> str:

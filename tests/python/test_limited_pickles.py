@@ -546,7 +546,7 @@ def test_a_refused_name_reads_no_properties(worker):
 
 def test_a_prefix_reads_no_properties(worker):
     class Allowed:
-        worker, callers = "worker0", "*"
+        worker, callers, is_for_member = "worker0", "*", True
 
         def entry_for(self, name):
             return f"{HERE}.*" if name.startswith(f"{HERE}.") else ""

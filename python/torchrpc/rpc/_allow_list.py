@@ -40,6 +40,12 @@ _OWN = """
     profiler._start profiler._stop profiler._clock
 """
 CALLED_BY_THE_PACKAGE = frozenset(f"torchrpc.{name}" for name in _OWN.split())
+# Those of them that clients may run, too.
+_OF_CLIENTS = """
+    rpc.rref_proxy._call_method rpc.api._rref_typeof_on_owner nn.remote_module._create_module
+    nn.remote_module._run_forward nn.remote_module._parameter_rrefs nn.remote_module._set_training
+"""
+_FOR_CLIENTS = frozenset(f"torchrpc.{name}" for name in _OF_CLIENTS.split())
 # To allow one of these is to allow everything: it runs, loads or looks up whatever arrives with the call.
 _RUNS_ANYTHING = """
     builtins.eval builtins.exec builtins.compile builtins.__import__ builtins.getattr builtins.setattr builtins.globals
@@ -308,9 +314,23 @@ def find_allowed(module: str, qualified_name: str, allowed: _C._AllowList | None
         NotAllowedError: the list does not allow the name; nothing has been imported.
     """
     allowed = allowed or _C._allow_list()
-    if allowed is None or f"{module}.{qualified_name}" in CALLED_BY_THE_PACKAGE:
+    name = f"{module}.{qualified_name}"
+    if allowed is None or name in CALLED_BY_THE_PACKAGE:
+        if allowed is not None:
+            check_member(name, allowed)
         return find_global(module, qualified_name)
     return find_listed(module, qualified_name, allowed)
+
+
+def check_member(name: str, allowed: _C._AllowList) -> None:
+    """Raise NotAllowedError if the function of the package is part of the group's own work, and the caller a client."""
+    if allowed.is_for_member or name in _FOR_CLIENTS:
+        return
+    raise NotAllowedError(
+        f"{allowed.worker} does not let a client run {name}: only members of the group may. Give the caller an "
+        "identity with the role member if it may.",
+        allowed.worker,
+    )
 
 
 def find_listed(module: str, qualified_name: str, allowed: _C._AllowList) -> Any:

@@ -25,6 +25,7 @@ from torchrpc import _C
 
 from ._allow_list import (
     CALLED_BY_THE_PACKAGE,
+    check_member,
     claimed_name,
     class_attribute,
     find_listed,
@@ -282,6 +283,7 @@ class LimitedUnpickler:
         if full_name in CALLED_BY_THE_PACKAGE:
             if not self._is_call:
                 raise refused_value(full_name, self.allowed)
+            check_member(full_name, self.allowed)
             return StandIn(full_name, lambda: find_global(module, name))
         if what := self._code.get(full_name):
             raise refused_code(what, self.allowed)
