@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "base/log.h"
 #include "transport/frame_memory.h"
 
 namespace torchrpc::native {
@@ -279,6 +280,7 @@ size_t StreamConnection::readSome() {
     const auto read = read_stream_->read(room);
     if (read < 0) {
       const auto error = read_stream_->readError(read);
+      if (error.code() == ErrorCode::kProtocol) log(LogLevel::kWarning, describe() + ": " + error.text());
       fail(error.code(), error.text());
       break;
     }

@@ -28,8 +28,11 @@ struct RecordHeader {
   static RecordHeader data(size_t plain_bytes) { return {static_cast<uint32_t>(plain_bytes)}; }
   /// The last record of a direction: nothing is cut off from the end of what was sent.
   static RecordHeader end() { return {kEnd}; }
+  /// The same, because what came from the peer was not what it had sealed.
+  static RecordHeader alarm() { return {kEnd | 1}; }
 
-  bool isEnd() const { return bits == kEnd; }
+  bool isAlarm() const { return bits == (kEnd | 1); }
+  bool isEnd() const { return bits == kEnd || isAlarm(); }
   size_t plainBytes() const { return isEnd() ? 0 : bits; }
   size_t sealedBytes() const { return sizeof(bits) + plainBytes() + kTagBytes; }
   /// Whether a peer may send it.

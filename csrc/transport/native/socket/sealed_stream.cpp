@@ -2,6 +2,7 @@
 // seals; the loop opens, into the memory of the reader where a record fits in it. PROTOCOL.md specifies the records.
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -21,6 +22,8 @@ constexpr size_t kMaxRecordBytes = sizeof(RecordHeader) + RecordHeader::kMaxPlai
 constexpr size_t kReadBufferBytes = 2 * kMaxRecordBytes;
 // One write() seals about so much, so that it does not keep the loop, or shutDown(), for long.
 constexpr size_t kMaxWriteBytes = 512 << 10;
+
+const std::string kChanged = "bytes were changed, repeated or removed on the way";
 
 /// A position in the parts of a read or write.
 class PartCursor {
@@ -106,7 +109,7 @@ class SealedStream : public ByteStream {
       MutexLock lock(write_mutex_);
       // A record that has been sent in part cannot be finished: to the peer the stream is cut then, as it is.
       if (!std::exchange(is_ended_, true) && sendRecord() == 0) {
-        finishRecord(RecordHeader::end(), {});
+        finishRecord(is_changed_ ? RecordHeader::alarm() : RecordHeader::end(), {});
         sendRecord();
       }
     }
@@ -196,6 +199,7 @@ class SealedStream : public ByteStream {
     char* const plain = fits ? room.data() : sealed.data();
     if (!opener_.open(header, sealed, plain)) return failChanged();
     begin_ += header.sealedBytes();
+    if (header.isAlarm()) return fail(kChanged + " to the peer", ErrorCode::kProtocol);
     if (header.isEnd()) return fail("the peer closed the connection");
     if (fits) {
       to.advance(header.plainBytes());
@@ -225,8 +229,8 @@ class SealedStream : public ByteStream {
     return true;
   }
   bool failChanged() {
-    return fail(
-        "bytes were changed, repeated or removed on the way: what came is not what the peer sealed", ErrorCode::kProtocol);
+    is_changed_ = true;
+    return fail(kChanged + ": what came is not what the peer has sealed", ErrorCode::kProtocol);
   }
   bool fail(std::string text, ErrorCode code = ErrorCode::kWorkerLost) {
     failed_ = -ECONNRESET;
@@ -237,6 +241,9 @@ class SealedStream : public ByteStream {
   // Constant after construction.
   const Descriptor socket_;
   const Cipher cipher_;
+
+  // Own synchronization.
+  std::atomic<bool> is_changed_{false};  ///< what came was not what the peer had sealed
 
   // Guarded by write_mutex_, which only shutDown() contends for.
   Mutex write_mutex_;
