@@ -47,6 +47,7 @@ class System:
 KNOWN = {
     "torch": System("torch"),
     "torchrpc": System("torchrpc", OURS, tcp={"transport": "tcp"}),
+    "encrypted": System("encrypted", {**OURS, "TORCHRPC_ENCRYPTION": "on"}, tcp={"transport": "tcp"}),
     "tensorpipe": System("tensorpipe", {**OURS, "TORCHRPC_TRANSPORT": "tensorpipe"}),
     **{kind: System(kind, kind=kind) for kind in CONNECT},
 }

@@ -105,8 +105,9 @@ void bindOptions(py::module_& module) {
           py::init([](size_t num_worker_threads, std::optional<std::vector<std::string>> transports,
                       std::optional<std::vector<std::string>> channels, double rpc_timeout, std::string init_method,
                       py::dict device_maps, py::list devices, std::string transport, std::string secret,
-                      std::string port, const AllowedNames& allowed, std::optional<double> liveness_timeout,
-                      bool propagate_deadlines, std::optional<int64_t> max_queued_bytes) {
+                      std::string encryption, std::string port, const AllowedNames& allowed,
+                      std::optional<double> liveness_timeout, bool propagate_deadlines,
+                      std::optional<int64_t> max_queued_bytes) {
             if (num_worker_threads == 0) throwInvalidArgument("num_worker_threads must be positive, but got 0");
             if (max_queued_bytes && *max_queued_bytes <= 0) {
               throwInvalidArgument("max_queued_bytes must be positive, but got " + std::to_string(*max_queued_bytes));
@@ -124,6 +125,7 @@ void bindOptions(py::module_& module) {
             node.transport.transports = std::move(transports);
             node.transport.channels = std::move(channels);
             node.transport.secret = std::move(secret);
+            node.transport.encryption = std::move(encryption);
             node.transport.port = std::move(port);
             node.allowed_functions = allowancesOf(allowed);
             node.max_queued_bytes = max_queued_bytes;
@@ -133,9 +135,10 @@ void bindOptions(py::module_& module) {
           py::arg("num_worker_threads") = defaults.node.agent.threads, py::arg("_transports") = std::nullopt,
           py::arg("_channels") = std::nullopt, py::arg("rpc_timeout") = defaults.rpc_timeout,
           py::arg("init_method") = defaults.init_method, py::arg("device_maps") = py::dict(),
-          py::arg("devices") = py::list(), py::arg("transport") = "", py::arg("secret") = "", py::arg("port") = "",
-          py::arg("allowed") = AllowedNames(), py::arg("liveness_timeout") = std::nullopt,
-          py::arg("propagate_deadlines") = false, py::arg("max_queued_bytes") = std::nullopt)
+          py::arg("devices") = py::list(), py::arg("transport") = "", py::arg("secret") = "",
+          py::arg("encryption") = "", py::arg("port") = "", py::arg("allowed") = AllowedNames(),
+          py::arg("liveness_timeout") = std::nullopt, py::arg("propagate_deadlines") = false,
+          py::arg("max_queued_bytes") = std::nullopt)
       .def_property(
           "num_worker_threads", [](const TensorPipeOptionsBase& self) { return self.node.agent.threads; },
           [](TensorPipeOptionsBase& self, size_t threads) { self.node.agent.threads = threads; })
@@ -149,6 +152,8 @@ void bindOptions(py::module_& module) {
           [](TensorPipeOptionsBase& self, const AllowedNames& names) {
             self.node.allowed_functions = allowancesOf(names);
           })
+      .def_property_readonly(
+          "encryption", [](const TensorPipeOptionsBase& self) { return self.node.transport.encryption; })
       .def_property_readonly("transport", [](const TensorPipeOptionsBase& self) { return self.node.transport.kind; })
       .def_property_readonly(
           "_transports", [](const TensorPipeOptionsBase& self) { return self.node.transport.transports; })

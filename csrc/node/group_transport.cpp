@@ -25,6 +25,7 @@ std::unique_ptr<Transport> makeGroupTransport(const Node::Options& options, c10d
   transport.node_name = options.agent.self.name;
   transport.rendezvous_host = rendezvousHost(options.rendezvous);
   transport.secret = givenSecret(transport.secret);
+  transport.secret_is_given = !transport.secret.empty();
   if (chooseTransport(transport).capabilities.authenticates) {
     transport.secret = groupSecret(store, transport.secret, transport.node_name);
   }

@@ -24,13 +24,28 @@ constexpr std::string_view kMissingKinds = "; 'tensorpipe' is not in this torchr
 constexpr std::string_view kMissingKinds = "";
 #endif
 
+/// The setting that `option`, or the environment, gives. Throws Error(kInvalidArgument) naming which of the two.
+std::string encryptionSetting(const std::string& option) {
+  const char* variable = std::getenv("TORCHRPC_ENCRYPTION");
+  const bool from_variable = option.empty() && variable && *variable;
+  const auto setting = from_variable ? variable : option.empty() ? std::string(kAuto) : option;
+  if (setting == kAuto || setting == "on" || setting == "off") return setting;
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      (from_variable ? "TORCHRPC_ENCRYPTION" : "the option encryption") + (" is '" + setting) +
+          "': it can be 'auto', 'on' or 'off'");
+}
+
 template <bool kUnixSockets>
 std::unique_ptr<Transport> makeNative(TransportOptions options) {
+  const auto& encryption = options.encryption;
   return native::makeTransport(
       {.host = std::move(options.host),
        .rendezvous_host = std::move(options.rendezvous_host),
        .node_name = std::move(options.node_name),
        .secret = std::move(options.secret),
+       .encrypt = encryption == "on" || (encryption == kAuto && options.secret_is_given),
+       .encryption = encryption,
        .ports = listenPorts(options.port),
        .unix_sockets = kUnixSockets,
        .spin_budget = native::spinDuration(),
@@ -58,13 +73,13 @@ const std::vector<TransportKind>& transportKinds() {
       {.name = "native",
        .title = "the native transport",
        .address_scheme = "native",
-       .capabilities = {.authenticates = true, .shares_memory = true, .takes_port = true},
+       .capabilities = {.authenticates = true, .encrypts = true, .shares_memory = true, .takes_port = true},
        .make = &makeNative</*kUnixSockets=*/true>},
       // The native transport over TCP only, within a host, too.
       {.name = kTcp,
        .title = "the native transport over TCP",
        .address_scheme = "native",
-       .capabilities = {.authenticates = true, .takes_port = true},
+       .capabilities = {.authenticates = true, .encrypts = true, .takes_port = true},
        .make = &makeNative</*kUnixSockets=*/false>},
 #ifndef TORCHRPC_WITHOUT_TENSORPIPE
       {.name = "tensorpipe",
@@ -138,6 +153,13 @@ std::unique_ptr<Transport> makeTransport(TransportOptions options) {
     throw Error(
         ErrorCode::kInvalidArgument,
         "a secret was given, which " + title + " cannot prove" + useDefault(" (") + "), or give no secret");
+  }
+  options.encryption = encryptionSetting(options.encryption);
+  if (options.encryption == "on" && !kind.capabilities.encrypts) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "encryption is 'on', but " + title + " does not encrypt" + useDefault(" (") +
+            "), or set the option encryption or TORCHRPC_ENCRYPTION to 'auto' or 'off'");
   }
   if (!kind.capabilities.takes_port && listenPorts(options.port) != PortRange()) {
     throw Error(

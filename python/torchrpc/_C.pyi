@@ -53,6 +53,7 @@ class _TensorPipeRpcBackendOptionsBase(RpcBackendOptions):
         devices: list[torch.device] = ...,
         transport: str = ...,
         secret: str | bytes = ...,
+        encryption: str = ...,
         port: str = ...,
         allowed: Sequence[tuple[str, list[str] | None]] = ...,
         liveness_timeout: float | None = ...,

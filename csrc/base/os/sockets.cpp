@@ -18,6 +18,13 @@ int acceptSocket(int listener) { return ::accept4(listener, nullptr, nullptr, SO
 
 void setKeepAliveIdle(int fd, int seconds) { ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &seconds, sizeof(seconds)); }
 
+std::optional<uid_t> peerUserId(int fd) {
+  ucred peer{};
+  socklen_t length = sizeof(peer);
+  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return std::nullopt;
+  return peer.uid;
+}
+
 #else
 
 namespace {
@@ -43,6 +50,13 @@ int openSocket(int family, int type, Blocking blocking) { return withOptions(::s
 int acceptSocket(int listener) { return withOptions(::accept(listener, nullptr, nullptr), Blocking::kNo); }
 
 void setKeepAliveIdle(int fd, int seconds) { ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPALIVE, &seconds, sizeof(seconds)); }
+
+std::optional<uid_t> peerUserId(int fd) {
+  uid_t user = 0;
+  gid_t group = 0;
+  if (::getpeereid(fd, &user, &group) != 0) return std::nullopt;
+  return user;
+}
 
 #endif
 

@@ -4,7 +4,9 @@
 // options of the socket.
 // Threads: any.
 
+#include <optional>
 #include <sys/socket.h>
+#include <sys/types.h>
 
 namespace torchrpc::os {
 
@@ -23,6 +25,9 @@ constexpr int kReceiveFlags = MSG_CMSG_CLOEXEC;
 constexpr int kSendFlags = 0;     // openSocket() and acceptSocket() set SO_NOSIGPIPE
 constexpr int kReceiveFlags = 0;  // descriptors arrive with shared memory only, which only Linux has
 #endif
+/// The effective user id of the process that connected a Unix socket or, on the side that connected, that listens.
+std::optional<uid_t> peerUserId(int fd);
+
 /// Sets the seconds without traffic before the first keep-alive probe of a TCP connection.
 void setKeepAliveIdle(int fd, int seconds);
 

@@ -8,6 +8,8 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
+#include "base/error.h"
+#include "transport/native/auth/record_cipher.h"
 #include "transport/native/loop/event_loop.h"
 #include "transport/native/socket/socket.h"
 #include "wire/message.h"
@@ -42,6 +44,8 @@ class ByteStream {
   // With the loop lock.
   /// As write(); 0: nothing to read.
   virtual ssize_t read(std::span<const iovec> parts) = 0;
+  /// Why the connection ends, after read() returned `result`, which is negative.
+  virtual Error readError(ssize_t result) const;
   /// The data that the peer has copied into the slab at that offset. Throws Error(kProtocol) if there can be none.
   virtual Segment leaseFromSlab(uint64_t slab_offset, size_t bytes);
   /// The socket has become readable.
@@ -57,11 +61,16 @@ class ByteStream {
   virtual std::optional<FutexWaiter::WaitWord> waitWord() { return std::nullopt; }
 
   // By any thread, also during another call.
+  /// How the bytes are protected on their way, for humans to read.
+  virtual std::string_view protection() const { return "not encrypted"; }
   /// Ends both directions at once.
   virtual void shutDown() = 0;
 };
 
 std::unique_ptr<ByteStream> makeSocketStream(Descriptor socket);
+
+/// A socket over which all bytes travel in sealed records. Each side's `send` key is the other's `receive` key.
+std::unique_ptr<ByteStream> makeSealedStream(Descriptor socket, const RecordKeys& keys);
 
 /// Rings and slabs in the shared `memory`. The socket carries wake-ups, and its end is the end of the peer. The two
 /// sides pass a different `opener`. `use_slabs`: whether large segments bypass the ring. Throws as RingMemory does.

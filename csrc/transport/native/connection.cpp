@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "base/log.h"
 #include "transport/frame_memory.h"
 
 namespace torchrpc::native {
@@ -19,16 +20,21 @@ constexpr size_t kLargeRestBytes = 256 << 10;
 // On the loop, one connection reads at most so much before other connections are polled, or a little more, and writes
 // at most so much.
 constexpr size_t kMaxPollBytes = 1 << 20;
+// A first frame that is late may be a large one, of which at least so much arrives in the time that a frame has.
+constexpr uint64_t kMinFrameBytes = 64 << 10;
 }  // namespace
 
-StreamConnection::StreamConnection(std::shared_ptr<SharedState> shared, std::string peer_name, std::string route)
+StreamConnection::StreamConnection(std::shared_ptr<SharedState> shared, std::string peer_name, std::string route, bool is_accepted)
     : shared_(std::move(shared)),
       peer_name_(std::move(peer_name)),
       route_(std::move(route)),
+      is_accepted_(is_accepted),
       reader_(shared_->limits) {}
 
 std::string StreamConnection::describe() const {
-  return "native connection to " + (peer_name_.empty() ? "a peer" : peer_name_) + " (" + route_ + ")";
+  const std::string protection = protection_.load();
+  return "native connection to " + (peer_name_.empty() ? "a peer" : peer_name_) + " (" + route_ +
+      (protection.empty() ? "" : ", " + protection) + ")";
 }
 
 uint64_t StreamConnection::progress() const { return progress_.load(std::memory_order_relaxed); }
@@ -170,6 +176,7 @@ void StreamConnection::open(std::unique_ptr<ByteStream> stream, int fd) {
     return closeOnLoop(error.code(), error.text());
   }
   watch_.setInterest(true, false);
+  protection_ = read_stream_->protection().data();
   shared_->loop.addToPollSet(*this);  // the peer may have written before this side could request wake-ups
   {
     MutexLock lock(mutex_);
@@ -178,6 +185,24 @@ void StreamConnection::open(std::unique_ptr<ByteStream> stream, int fd) {
     flushing_ = true;
   }
   flush();
+}
+
+void StreamConnection::requireFrame(Duration timeout) {
+  shared_->loop.lock().assertHeld();
+  if (!handler_ || has_frame_) return;
+  frame_deadline_ = shared_->loop.after(
+      timeout, [this, timeout, received = received_bytes_] { onFrameDue(timeout, received); });
+}
+
+void StreamConnection::onFrameDue(Duration timeout, uint64_t received_before) {
+  shared_->loop.lockLoop();
+  const auto self = shared_from_this();
+  // If it was this process that was stopped, the frame is here.
+  shared_->loop.addToPollSet(*this);
+  if (!has_frame_) poll();
+  const auto finished = std::exchange(frame_deadline_, {});  // until this callback returns
+  if (received_bytes_ - received_before >= kMinFrameBytes) return requireFrame(timeout);
+  if (!has_frame_) closeOnLoop(ErrorCode::kProtocol, "it sent no message in time after its handshake");
 }
 
 std::shared_ptr<ByteStream> StreamConnection::openStream() {
@@ -254,14 +279,18 @@ size_t StreamConnection::readSome() {
     for (const auto& part : room) asked += part.iov_len;
     const auto read = read_stream_->read(room);
     if (read < 0) {
-      fail(ErrorCode::kWorkerLost, socketErrorText(static_cast<int>(-read)));
+      const auto error = read_stream_->readError(read);
+      if (error.code() == ErrorCode::kProtocol) log(LogLevel::kWarning, describe() + ": " + error.text());
+      fail(error.code(), error.text());
       break;
     }
     total += static_cast<size_t>(read);
+    received_bytes_ += static_cast<size_t>(read);
     if (read > 0) sends_since_read_ = 0;
     if (read > 0) progress_.fetch_add(1, std::memory_order_relaxed);
     const auto refused = reader_.take(static_cast<size_t>(read), scratch, *read_stream_, [this](Frame frame) {
       shared_->loop.lock().assertHeld();
+      has_frame_ = true;
       handler_->onFrame(std::move(frame));
       return !isClosed();
     });
@@ -305,6 +334,7 @@ void StreamConnection::closeOnLoop(ErrorCode code, const std::string& text) {
     stream_.reset();
   }
   watch_ = {};
+  frame_deadline_ = {};
   shared_->loop.removeFromPollSet(*this);
   if (read_stream_) std::exchange(read_stream_, nullptr)->shutDown();
   complete(failed, reason);

@@ -21,7 +21,7 @@ class StreamConnection : public Connection, public Pollable, public std::enable_
  public:
   /// `route`: for humans to read, e.g. "tcp 10.0.0.1:4242". The caller has begun a callback (Callbacks::begin), which
   /// ends with onClosed.
-  StreamConnection(std::shared_ptr<SharedState> shared, std::string peer_name, std::string route);
+  StreamConnection(std::shared_ptr<SharedState> shared, std::string peer_name, std::string route, bool is_accepted);
 
   void send(Frame frame, std::function<void(Status)> done) override;
   void close() override;
@@ -29,6 +29,9 @@ class StreamConnection : public Connection, public Pollable, public std::enable_
   std::string describe() const override;
   /// Whether it has ended, or close() has been called. Any thread.
   bool isClosed();
+  const std::string& peerName() const { return peer_name_; }
+  /// Whether the peer has opened it.
+  bool isAccepted() const { return is_accepted_; }
 
   // Pollable: with the loop lock.
   bool poll() override;
@@ -44,6 +47,8 @@ class StreamConnection : public Connection, public Pollable, public std::enable_
   /// The peer is authenticated: begins to write and to read frames. `fd` becomes readable when the peer sends a wake-up
   /// or ends.
   void open(std::unique_ptr<ByteStream> stream, int fd);
+  /// Ends the connection unless its first frame arrives within `timeout`. After open().
+  void requireFrame(Duration timeout);
   /// Ends the connection. onClosed gets `code`; `text` says what happened, unless this side has closed it.
   void closeOnLoop(ErrorCode code, const std::string& text);
 
@@ -64,6 +69,7 @@ class StreamConnection : public Connection, public Pollable, public std::enable_
 
   // On the loop thread; onReady() takes the loop lock.
   void onReady(EventLoop::Ready ready);
+  void onFrameDue(Duration timeout, uint64_t received_before);
   void watchForRoom();
 
   // With the loop lock.
@@ -74,10 +80,12 @@ class StreamConnection : public Connection, public Pollable, public std::enable_
   const std::shared_ptr<SharedState> shared_;
   const std::string peer_name_;
   const std::string route_;
+  const bool is_accepted_;
 
   // Own synchronization.
   std::atomic<uint64_t> progress_{0};
   std::atomic<int> sends_since_read_{0};
+  std::atomic<const char*> protection_{""};  ///< as ByteStream's; "" until open()
 
   // Guarded by mutex_.
   mutable Mutex mutex_;
@@ -91,6 +99,9 @@ class StreamConnection : public Connection, public Pollable, public std::enable_
   std::shared_ptr<ConnectionHandler> handler_ TORCHRPC_GUARDED_BY(shared_->loop.lock());  ///< until onClosed
   std::shared_ptr<ByteStream> read_stream_ TORCHRPC_GUARDED_BY(shared_->loop.lock());     ///< as stream_
   EventLoop::Watch watch_ TORCHRPC_GUARDED_BY(shared_->loop.lock());
+  EventLoop::Watch frame_deadline_ TORCHRPC_GUARDED_BY(shared_->loop.lock());  ///< of the first frame
+  bool has_frame_ TORCHRPC_GUARDED_BY(shared_->loop.lock()) = false;           ///< one has arrived
+  uint64_t received_bytes_ TORCHRPC_GUARDED_BY(shared_->loop.lock()) = 0;
   FrameReader reader_ TORCHRPC_GUARDED_BY(shared_->loop.lock());
   bool failed_ TORCHRPC_GUARDED_BY(shared_->loop.lock()) = false;  ///< closeOnLoop() is about to be called
 };

@@ -46,10 +46,10 @@ constexpr size_t kGreetedFactor = 16;
 class NativeTransport : public Transport {
  public:
   explicit NativeTransport(Options options)
-      : options_(std::move(options)),
+      : shared_(std::make_shared<SharedState>(std::move(options))),
+        options_(shared_->options),
         address_(chooseHostAddress({options_.host, options_.rendezvous_host})),
-        host_(options_.unix_sockets ? hostIdentity() : ""),
-        shared_(std::make_shared<SharedState>(options_.limits, options_.spin_budget, options_.secret)) {}
+        host_(options_.unix_sockets ? hostIdentity() : "") {}
   ~NativeTransport() override { close(); }
 
   std::string listen(Acceptor acceptor) override;
@@ -83,12 +83,15 @@ class NativeTransport : public Transport {
   void dropOldestHandshake();
   bool hasRoomForHandshake() const;
   void startInboundHandshake(Descriptor socket, bool tcp);
+  /// The reason to refuse another connection of this worker.
+  std::optional<std::string> refusalOf(const std::string& peer_name) const;
   void onAuthenticated(HandshakeSession::AuthenticatedPeer peer, bool tcp);
   /// An attempt to open a connection: see Note [Dialling again].
   struct Dial {
     std::shared_ptr<StreamConnection> connection;
     SocketAddress to;
-    Address address;
+    uint64_t listener = 0;
+    std::string peer_name;
     bool shares_memory = false;
     Duration pause = kFirstDialPause;
   };
@@ -99,10 +102,10 @@ class NativeTransport : public Transport {
   void closeAll();
 
   // Constant after construction.
-  const Options options_;
+  const std::shared_ptr<SharedState> shared_;
+  const Options& options_;
   const std::string address_;
   const std::string host_;  ///< empty: no Unix sockets
-  const std::shared_ptr<SharedState> shared_;
 
   // Own synchronization.
   std::once_flag close_once_;
@@ -122,6 +125,9 @@ std::map<std::string, std::string> NativeTransport::metrics() const {
   return {
       {"transport.accepted_peers", std::to_string(shared_->accepted.load())},
       {"transport.refused_peers", std::to_string(shared_->refused.load())},
+      {"transport.key_exchanges", std::to_string(shared_->key_exchanges.load())},
+      {"transport.encrypted_connections", std::to_string(shared_->encrypted.load())},
+      {"transport.tcp_encryption", options_.encrypt ? std::string(nameOf(bestCipher())) : "off"},
   };
 }
 
@@ -207,14 +213,11 @@ bool NativeTransport::hasRoomForHandshake() const {
 void NativeTransport::startInboundHandshake(Descriptor socket, bool tcp) {
   if (!hasRoomForHandshake()) dropOldestHandshake();
   const auto position = inbound_handshakes_.insert(inbound_handshakes_.end(), nullptr);
-  const bool shares_memory = !tcp && options_.shared_memory;
-  HandshakeMessage self{
-      .flags = shares_memory ? HandshakeMessage::kSharedMemory : uint16_t{0},
-      .listener = own_.id,
-      .group = options_.group,
-      .name = options_.node_name};
   *position = std::make_unique<HandshakeSession>(
-      *shared_, std::move(socket), std::move(self), [] { return RingMemory::make(); },
+      *shared_, std::move(socket),
+      HandshakeSession::Terms{
+          .listener = own_.id, .is_tcp = tcp, .shares_memory = !tcp && options_.shared_memory},
+      [] { return RingMemory::make(); }, [this](const std::string& name) { return refusalOf(name); },
       [this, position, tcp](Result<HandshakeSession::AuthenticatedPeer> peer) {
         const auto session = std::move(*position);  // until this callback returns
         inbound_handshakes_.erase(position);
@@ -223,13 +226,21 @@ void NativeTransport::startInboundHandshake(Descriptor socket, bool tcp) {
   (*position)->start(options_.handshake_deadline);
 }
 
+std::optional<std::string> NativeTransport::refusalOf(const std::string& peer_name) const {
+  const auto limit = options_.max_connections_per_peer;
+  const auto open = std::ranges::count_if(
+      shared_->connections, [&](const auto& each) { return each->isAccepted() && each->peerName() == peer_name; });
+  if (static_cast<size_t>(open) < limit) return std::nullopt;
+  return "worker " + peer_name + " has opened " + std::to_string(limit) + " connections to this one already";
+}
+
 void NativeTransport::onAuthenticated(HandshakeSession::AuthenticatedPeer peer, bool tcp) {
   shared_->loop.lockLoop();
   ++shared_->accepted;
   if (tcp) tuneTcp(peer.socket.get());
-  if (!shared_->callbacks.begin()) return;
+  if (refusalOf(peer.name) || !shared_->callbacks.begin()) return;
   auto connection =
-      std::make_shared<StreamConnection>(shared_, peer.peer.name, tcp ? "accepted over tcp" : "accepted over unix");
+      std::make_shared<StreamConnection>(shared_, peer.name, tcp ? "accepted over tcp" : "accepted over unix", true);
   std::shared_ptr<ConnectionHandler> handler;
   {
     LoopScope scope(shared_->callbacks);
@@ -239,8 +250,9 @@ void NativeTransport::onAuthenticated(HandshakeSession::AuthenticatedPeer peer, 
   connection->setHandler(std::move(handler));
   shared_->connections.insert(connection);
   if (!open(*connection, std::move(peer), false)) {
-    connection->closeOnLoop(ErrorCode::kWorkerLost, "there is no address space for its shared memory");
+    return connection->closeOnLoop(ErrorCode::kWorkerLost, "there is no address space for its shared memory");
   }
+  connection->requireFrame(options_.handshake_deadline);
 }
 
 // ---- opening ----
@@ -253,7 +265,7 @@ std::shared_ptr<Connection> NativeTransport::connect(
   const Error closed(ErrorCode::kShutdown, "cannot connect to " + peer_name + ": the transport is closed", peer_name);
   if (!shared_->callbacks.begin()) throw closed;
   auto connection = std::make_shared<StreamConnection>(
-      shared_, peer_name, same_host ? "unix " + parsed.unix_name : "tcp " + parsed.tcp);
+      shared_, peer_name, same_host ? "unix " + parsed.unix_name : "tcp " + parsed.tcp, false);
   const bool posted = shared_->loop.post([this, connection, to = *to, parsed, handler] {
     connection->setHandler(handler);
     shared_->connections.insert(connection);
@@ -262,7 +274,8 @@ std::shared_ptr<Connection> NativeTransport::connect(
     dial(
         {.connection = connection,
          .to = to,
-         .address = parsed,
+         .listener = parsed.id,
+         .peer_name = connection->peerName(),
          .shares_memory = !to.isTcp() && options_.shared_memory});
   });
   if (posted) return connection;
@@ -272,14 +285,14 @@ std::shared_ptr<Connection> NativeTransport::connect(
 
 void NativeTransport::dial(Dial dial) {
   const auto position = outbound_handshakes_.insert(outbound_handshakes_.end(), nullptr);
-  HandshakeMessage hello{
-      .flags = dial.shares_memory ? HandshakeMessage::kSharedMemory : uint16_t{0},
-      .listener = dial.address.id,
-      .group = options_.group,
-      .name = options_.node_name};
   const auto to = dial.to;
+  HandshakeSession::Terms terms{
+      .listener = dial.listener,
+      .is_tcp = to.isTcp(),
+      .shares_memory = dial.shares_memory,
+      .expected_name = dial.peer_name};
   *position = std::make_unique<HandshakeSession>(
-      *shared_, to, std::move(hello),
+      *shared_, to, std::move(terms),
       [this, position, dial = std::move(dial)](Result<HandshakeSession::AuthenticatedPeer> peer) mutable {
         shared_->loop.lockLoop();
         const auto session = std::move(*position);  // until this callback returns
@@ -312,12 +325,14 @@ bool NativeTransport::open(StreamConnection& connection, HandshakeSession::Authe
   const int fd = peer.socket.get();
   try {
     auto stream = peer.memory ? makeRingStream(std::move(peer.socket), peer.memory, opener, options_.slabs)
+        : peer.keys           ? makeSealedStream(std::move(peer.socket), *peer.keys)
                               : makeSocketStream(std::move(peer.socket));
+    if (peer.keys) ++shared_->encrypted;
     connection.open(std::move(stream), fd);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kWorkerLost) {
       static LogOnce once;
-      once.log(LogLevel::kWarning, "no memory is shared with " + peer.peer.name + ": " + error.text());
+      once.log(LogLevel::kWarning, "no memory is shared with " + peer.name + ": " + error.text());
       return false;
     }
     connection.closeOnLoop(error.code(), error.text());
@@ -350,6 +365,10 @@ void NativeTransport::close() {
 }  // namespace
 
 std::unique_ptr<Transport> makeTransport(Options options) {
+  initializeSodium();
+  if (options.encrypt && options.secret.empty()) {
+    throwInvalidArgument("encryption='" + options.encryption + "' needs a secret, and this group has none");
+  }
   return std::make_unique<NativeTransport>(std::move(options));
 }
 

@@ -58,6 +58,12 @@ def _checked_secret(secret: str | bytes | None) -> str | bytes:
     return secret
 
 
+def _checked_encryption(encryption: str | None) -> str:
+    if encryption not in (None, "auto", "on", "off"):
+        raise ValueError(f"encryption is {encryption!r}: it can be 'auto', 'on' or 'off'.")
+    return encryption or ""
+
+
 # The names that torch accepts, on any machine; and "native".
 _TRANSPORTS = {"shm", "ibv", "uv", "native"}
 _CHANNELS = {"cma", "mpt_uv", "basic", "xth", "cuda_ipc", "cuda_gdr", "cuda_xth", "cuda_basic"}
@@ -86,6 +92,10 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         secret (str or bytes): the secret by which workers authenticate each other when they connect, at least 16 bytes,
             the same on all workers; default: the environment variables TORCHRPC_SECRET_FILE (a file that only its owner
             may read) or TORCHRPC_SECRET, else a random one for each group, distributed by the rendezvous.
+        encryption (str): whether connections between hosts (TCP) are encrypted: `"on"`; `"off"`; or `"auto"`, which
+            means on if a secret was given. The same on all workers; default: the environment variable
+            TORCHRPC_ENCRYPTION, else `"auto"`. With a secret that the rendezvous distributes, encryption protects
+            against those only who cannot reach the rendezvous.
         port (int or str): the TCP port to listen on, or a range such as `"29600-29700"`, of which the first free one is
             used; 0 or default: the environment variable TORCHRPC_PORT, else any free port.
         allowed_functions (list or dict): the only functions that other workers may run here: functions and classes,
@@ -109,7 +119,7 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             order of preference; those that do not work on this machine are skipped with a warning.
 
     Raises:
-        ValueError: a device map that is not 1-to-1, or a device in `devices` that is not a CUDA device.
+        ValueError: `encryption` is another text, or an empty secret; a device map that is not 1-to-1, or a device in `devices` that is not a CUDA device.
         TypeError: an argument of another type.
         RuntimeError: a number that must be positive and is not.
     """
@@ -124,6 +134,7 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         devices: list[DeviceType] | None = None,
         transport: str | None = None,
         secret: str | bytes | None = None,
+        encryption: str | None = None,
         port: int | str | None = None,
         allowed_functions: Entries | Mapping[str, Entries | None] | None = None,
         liveness_timeout: float | None = None,
@@ -138,6 +149,7 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             ("init_method", init_method, str, "a str"),
             ("device_maps", device_maps, Mapping | None, "a dict"),
             ("transport", transport, str | None, "a str"),
+            ("encryption", encryption, str | None, "a str"),
             ("port", port, numbers.Integral | str | None, "an int or a str"),
             ("liveness_timeout", liveness_timeout, numbers.Real | None, "a number of seconds"),
             ("propagate_deadlines", propagate_deadlines, bool, "a bool"),
@@ -162,6 +174,7 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             devices=_to_device_list(devices or []),
             transport=transport or "",
             secret=_checked_secret(secret),
+            encryption=_checked_encryption(encryption),
             port="" if port is None else str(port),
             allowed=allowances_of(allowed_functions),
             liveness_timeout=liveness_timeout,

@@ -267,7 +267,7 @@ CONTRACT("many nodes may send to each other at once") {
   for (int i = 0; i < kNodes; ++i) {
     for (int j = 0; j < kNodes; ++j) {
       opened.push_back(std::make_shared<Witness>(log, *nodes[i]));
-      auto connection = nodes[i]->connect(addresses[j], std::to_string(j), opened.back());
+      auto connection = nodes[i]->connect(addresses[j], "bob", opened.back());
       for (int k = 0; k < kFrames; ++k) connection->send(headOnly(std::to_string(k)), [](const Status&) {});
     }
   }

@@ -44,13 +44,26 @@ struct TensorPipeShm {
 
 inline std::unique_ptr<Transport> makeNative(native::Options options, Limits limits) {
   options.host = "127.0.0.1";
-  options.node_name = "tester";
+  if (options.node_name.empty()) options.node_name = "bob";
   options.limits = limits;
   return native::makeTransport(std::move(options));
 }
 
 struct NativeTcp {
   std::unique_ptr<Transport> make(Limits limits) { return makeNative({.unix_sockets = false}, limits); }
+};
+
+/// Of a group with a secret, over TCP, encrypted.
+inline native::Options encrypted(bool aes = true) {
+  return {.secret = "a secret of twenty-six bytes", .encrypt = true, .aes = aes, .unix_sockets = false};
+}
+
+struct NativeEncrypted {
+  std::unique_ptr<Transport> make(Limits limits) { return makeNative(encrypted(), limits); }
+};
+
+struct NativeChaCha {
+  std::unique_ptr<Transport> make(Limits limits) { return makeNative(encrypted(/*aes=*/false), limits); }
 };
 
 struct NativeUnix {
@@ -76,7 +89,7 @@ struct Faultless {
 /// A test that runs on each of them.
 #define CONTRACT(name)                                                             \
   TEMPLATE_TEST_CASE(                                                              \
-      name, "[contract]", Loopback, NativeTcp, NativeUnix, NativeShm, NativeRings, \
+      name, "[contract]", Loopback, NativeTcp, NativeEncrypted, NativeChaCha, NativeUnix, NativeShm, NativeRings, \
       Faultless TORCHRPC_TENSORPIPE_KINDS)
 
 }  // namespace torchrpc::test

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "transport/native/auth/proof.h"
 #include "wire/codec.h"
 
 namespace torchrpc::native {
@@ -12,6 +11,8 @@ namespace {
 
 constexpr std::string_view kMagic = "torchrpc";
 constexpr size_t kMaxTextBytes = 1024;
+constexpr size_t kMaxSettingBytes = 64;
+constexpr size_t kMaxPayloadBytes = 4096;
 
 void putShort(Writer& out, std::string_view text, size_t limit) {
   text = text.substr(0, limit);
@@ -27,6 +28,28 @@ std::string getShort(Reader& in, size_t limit) {
 
 }  // namespace
 
+std::string HandshakePayload::bytes() const {
+  std::string bytes;
+  Writer out(bytes);
+  out.put(flags);
+  putShort(out, name, kMaxTextBytes);
+  putShort(out, encryption, kMaxSettingBytes);
+  putShort(out, identity, kMaxIdentityBytes);
+  return bytes;
+}
+
+HandshakePayload HandshakePayload::parse(std::string_view bytes) {
+  Reader in(bytes);
+  HandshakePayload payload;
+  payload.flags = in.get<uint16_t>();
+  payload.name = getShort(in, kMaxTextBytes);
+  payload.encryption = getShort(in, kMaxSettingBytes);
+  payload.identity = getShort(in, kMaxIdentityBytes);
+  in.expectEnd();
+  if ((payload.flags & ~HandshakeMessage::kAllFlags) == 0) return payload;
+  throw Error(ErrorCode::kProtocol, "a handshake message with unknown flags");
+}
+
 std::string HandshakeMessage::bytes() const {
   std::string body;
   Writer out(body);
@@ -35,19 +58,11 @@ std::string HandshakeMessage::bytes() const {
       out.put(listener);
       out.put(flags);
       putShort(out, group, kMaxTextBytes);
-      putShort(out, name, kMaxTextBytes);
-      putShort(out, nonce, kNonceBytes);
+      putShort(out, payload, kMaxPayloadBytes);
       break;
-    case HandshakeType::kChallenge:
-      putShort(out, name, kMaxTextBytes);
-      putShort(out, nonce, kNonceBytes);
-      break;
-    case HandshakeType::kAnswer: putShort(out, proof, kProofBytes); break;
     case HandshakeType::kWelcome:
-      out.put(flags);
-      putShort(out, name, kMaxTextBytes);
-      putShort(out, proof, kProofBytes);
-      break;
+    case HandshakeType::kConfirm:
+    case HandshakeType::kReady: putShort(out, payload, kMaxPayloadBytes); break;
     case HandshakeType::kRefusal: putShort(out, text, kMaxTextBytes); break;
   }
   std::string message(kMagic);
@@ -87,19 +102,11 @@ HandshakeMessage parseHandshake(HandshakeType type, std::string_view body) {
       message.listener = in.get<uint64_t>();
       message.flags = in.get<uint16_t>();
       message.group = getShort(in, kMaxTextBytes);
-      message.name = getShort(in, kMaxTextBytes);
-      message.nonce = getShort(in, kNonceBytes);
+      message.payload = getShort(in, kMaxPayloadBytes);
       break;
-    case HandshakeType::kChallenge:
-      message.name = getShort(in, kMaxTextBytes);
-      message.nonce = getShort(in, kNonceBytes);
-      break;
-    case HandshakeType::kAnswer: message.proof = getShort(in, kProofBytes); break;
     case HandshakeType::kWelcome:
-      message.flags = in.get<uint16_t>();
-      message.name = getShort(in, kMaxTextBytes);
-      message.proof = getShort(in, kProofBytes);
-      break;
+    case HandshakeType::kConfirm:
+    case HandshakeType::kReady: message.payload = getShort(in, kMaxPayloadBytes); break;
     case HandshakeType::kRefusal: message.text = getShort(in, kMaxTextBytes); break;
     default: throw Error(ErrorCode::kProtocol, "a handshake message of an unknown type");
   }

@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <iterator>
+#include <unistd.h>
 
-#include "base/random.h"
-#include "transport/native/auth/proof.h"
+#include "base/log.h"
+#include "base/os/sockets.h"
 
 namespace torchrpc::native {
 
@@ -16,46 +17,144 @@ constexpr auto kBacklogRetryDelay = std::chrono::milliseconds(2);
 const std::string kRemedy =
     ": give all workers of the group the same secret (TORCHRPC_SECRET_FILE, TORCHRPC_SECRET or the option secret), or "
     "give none and let it come through the store";
+const std::string kNotAuthentic =
+    " does not know the secret of this group, or its messages were relayed or changed on the way" + kRemedy;
+const std::string kOtherUser =
+    "the socket is owned by another user: workers of one host that use Unix sockets belong to one user; use "
+    "transport='tcp' (TORCHRPC_TRANSPORT=tcp) on all workers";
 
-/// The bytes of a message as they enter the proof that the message itself carries.
-std::string withoutProof(HandshakeMessage message) {
-  message.proof.clear();
-  return message.bytes();
-}
+/// Whether the process at the other end of a Unix socket has the user id of this one.
+bool isOfSameUser(int fd) { return os::peerUserId(fd) == ::geteuid(); }
 }  // namespace
 
 HandshakeSession::HandshakeSession(
-    SharedState& shared, Descriptor accepted, HandshakeMessage self, MemoryFactory make_memory, Done done)
+    SharedState& shared, Descriptor accepted, Terms terms, MemoryFactory make_memory, Admission admission, Done done)
     : shared_(shared),
-      opener_(false),
-      self_(std::move(self)),
+      side_(Side::kListener),
+      terms_(std::move(terms)),
       make_memory_(std::move(make_memory)),
+      admission_(std::move(admission)),
       done_(std::move(done)),
       socket_(std::move(accepted)),
-      connected_(true) {}
+      connected_(true),
+      expected_(HandshakeType::kHello) {}
 
-HandshakeSession::HandshakeSession(SharedState& shared, SocketAddress address, HandshakeMessage hello, Done done)
+HandshakeSession::HandshakeSession(SharedState& shared, SocketAddress address, Terms terms, Done done)
     : shared_(shared),
-      opener_(true),
+      side_(Side::kOpener),
       address_(address),
-      self_(std::move(hello)),
+      terms_(std::move(terms)),
       done_(std::move(done)),
-      connected_(false) {}
+      connected_(false),
+      expected_(HandshakeType::kWelcome) {}
 
 bool HandshakeSession::start(Duration timeout) {
   // The first message may have arrived already. If it is refused, the peer costs neither a timer nor a watch.
-  if (!opener_ && !onReady()) return false;
-  deadline_ = shared_.loop.after(
-      timeout, [this] { failForNow(connected_ ? "it did not finish the handshake in time" : "it cannot be reached"); });
-  if (opener_ && !(socket_ = address_.socket())) return failWith(errno);
+  const bool is_opener = side_ == Side::kOpener;
+  if (!is_opener && !onReady()) return false;
+  deadline_ = shared_.loop.after(timeout, [this] { onDeadline(); });
+  if (is_opener && !(socket_ = address_.socket())) return failWith(errno);
   try {
     watch_ = shared_.loop.watch(socket_.get(), [this](EventLoop::Ready) { connected_ ? onReady() : onConnected(); });
   } catch (const Error& error) {
     return failForNow(error.text());
   }
-  if (opener_) return connect();
+  if (is_opener) return connect();
   watch_.setInterest(true, false);
   return true;
+}
+
+void HandshakeSession::onDeadline() {
+  if (!connected_) return static_cast<void>(failForNow("it cannot be reached"));
+  // If it was this process that was stopped, the message is here.
+  if (onReady()) failForNow("it did not finish the handshake in time");
+}
+
+// ---- both ----
+
+bool HandshakeSession::onReady() {
+  try {
+    if (!readMessage()) return true;
+    return onMessage(parseHandshake(prefix_.type, std::string_view(received_).substr(kHandshakePrefixBytes)));
+  } catch (const Error& error) {
+    return error.code() == ErrorCode::kWorkerLost ? failForNow(error.text()) : fail(error.code(), error.text());
+  }
+}
+
+bool HandshakeSession::readMessage() {
+  const auto memory = expected_ == HandshakeType::kReady ? &memory_ : nullptr;
+  for (;;) {
+    const size_t have = received_.size();
+    received_.resize(wanted_bytes_);
+    const auto received = receive(socket_.get(), received_.data() + have, wanted_bytes_ - have, memory);
+    const int error = errno;
+    received_.resize(have + static_cast<size_t>(std::max<ssize_t>(received, 0)));
+    if (received < 0 && (error == EAGAIN || error == EINTR)) return false;
+    if (received <= 0) throw Error(ErrorCode::kWorkerLost, socketErrorText(received == 0 ? ECONNRESET : error));
+    if (received_.size() < wanted_bytes_) continue;
+    if (wanted_bytes_ > kHandshakePrefixBytes) return true;
+    prefix_ = HandshakePrefix::parse(received_);
+    if (prefix_.body_bytes == 0) return true;
+    wanted_bytes_ += prefix_.body_bytes;
+  }
+}
+
+bool HandshakeSession::onMessage(const HandshakeMessage& message) {
+  if (side_ == Side::kOpener && message.type == HandshakeType::kRefusal) {
+    return fail(ErrorCode::kProtocol, "it refused the connection: " + message.text);
+  }
+  if (message.type != expected_) {
+    return fail(ErrorCode::kProtocol, "a handshake message that is not for this side, or is out of order");
+  }
+  switch (message.type) {
+    case HandshakeType::kHello: return receiveHello(message);
+    case HandshakeType::kWelcome: return receiveWelcome(message);
+    case HandshakeType::kConfirm: return receiveConfirm(message);
+    default: return receiveReady(message);
+  }
+}
+
+bool HandshakeSession::sendMessage(
+    HandshakeMessage message, const HandshakePayload& payload, std::string tokens, int descriptor) {
+  message.payload = noise_ ? std::move(tokens) + noise_->sealPayload(payload.bytes()) : payload.bytes();
+  received_.clear();
+  wanted_bytes_ = kHandshakePrefixBytes;
+  const int error = sendSmall(socket_.get(), message.bytes(), descriptor);
+  return error == 0 || failWith(error);
+}
+
+HandshakePayload HandshakeSession::openPayload(std::string_view sealed) {
+  if (!noise_) return HandshakePayload::parse(sealed);
+  if (const auto payload = noise_->openPayload(sealed)) return HandshakePayload::parse(*payload);
+  // The opener reads the listener's text, too.
+  throw Error(ErrorCode::kProtocol, (side_ == Side::kListener ? "the worker that connects" : "it") + kNotAuthentic);
+}
+
+void HandshakeSession::startNoise(HandshakeMessage hello) {
+  // All that is said in clear, and the kind of socket: a HELLO that was changed, or relayed to a socket of another
+  // kind, is not authentic. What else the two sides agree on is in the sealed payloads.
+  hello.payload.clear();
+  noise_.emplace(side_, shared_.key, hello.bytes() + (terms_.is_tcp ? "tcp" : "unix"));
+}
+
+void HandshakeSession::checkIdentity(const HandshakePayload& payload, std::string_view handshake_hash) {
+  if (!noise_ || !shared_.options.check_identity) return;
+  shared_.options.check_identity({peer_name_, terms_.expected_name, payload.identity, handshake_hash});
+}
+
+std::string HandshakeSession::makeIdentity() const {
+  return noise_ && shared_.options.make_identity ? shared_.options.make_identity(noise_->hash()) : "";
+}
+
+std::string HandshakeSession::encryptionMismatchText(bool peer_encrypts, const HandshakePayload& peer) const {
+  const auto describe = [](const std::string& name, bool encrypts, const std::string& setting) {
+    return "worker " + name + (encrypts ? " encrypts its connections over TCP" : " does not encrypt") +
+        " (encryption='" + setting + "')";
+  };
+  const auto& options = shared_.options;
+  return describe(peer_name_, peer_encrypts, peer.encryption) + ", " +
+      describe(options.node_name, encrypts(), options.encryption) +
+      ": give all workers of the group the same option encryption or TORCHRPC_ENCRYPTION, and the same secret";
 }
 
 // ---- the opener ----
@@ -76,140 +175,133 @@ bool HandshakeSession::connect() {
 bool HandshakeSession::onConnected() {
   if (const int error = socketError(socket_.get()); error != 0) return failWith(error);
   connected_ = true;
-  if (address_.isTcp()) tuneTcp(socket_.get());
-  auto hello = self_;
-  if (hasSecret()) hello.nonce = secureRandomBytes(kNonceBytes);
-  if (!sendMessage(hello)) return false;
+  if (terms_.is_tcp) {
+    tuneTcp(socket_.get());
+  } else if (!isOfSameUser(socket_.get())) {
+    return fail(ErrorCode::kProtocol, kOtherUser);
+  }
+  HandshakeMessage hello{.listener = terms_.listener, .group = shared_.options.group};
+  if (terms_.shares_memory) hello.flags |= HandshakeMessage::kSharedMemory;
+  if (hasSecret()) hello.flags |= HandshakeMessage::kSecret;
+  if (encrypts()) hello.flags |= HandshakeMessage::kEncrypted;
+  if (usesAes()) hello.flags |= HandshakeMessage::kAes;
+  std::string tokens;
+  if (hasSecret()) {
+    startNoise(hello);
+    tokens = noise_->writeTokens();
+  }
+  const auto& options = shared_.options;
+  const HandshakePayload payload{.name = options.node_name, .encryption = options.encryption};
+  if (!sendMessage(std::move(hello), payload, std::move(tokens))) return false;
   watch_.setInterest(true, false);
   return true;
 }
 
-bool HandshakeSession::receiveChallenge(const HandshakeMessage& challenge) {
-  if (!hasSecret()) return fail(ErrorCode::kProtocol, secretMismatchText(challenge.name, self_.name));
-  if (challenge.nonce.size() != kNonceBytes) return fail(ErrorCode::kProtocol, "a malformed CHALLENGE");
-  challenged_ = true;
-  transcript_ += challenge.bytes();
-  HandshakeMessage answer{.type = HandshakeType::kAnswer};
-  answer.proof = prove(shared_.secret, Prover::kOpener, transcript_ + withoutProof(answer));
-  return sendMessage(answer);
-}
-
 bool HandshakeSession::receiveWelcome(const HandshakeMessage& welcome) {
-  if (hasSecret() && !challenged_) return fail(ErrorCode::kProtocol, secretMismatchText(self_.name, welcome.name));
-  if (hasSecret() &&
-      !isValidProof(welcome.proof, shared_.secret, Prover::kListener, transcript_ + withoutProof(welcome))) {
-    return fail(ErrorCode::kProtocol, "it does not know the secret of the group of " + self_.name + kRemedy);
+  std::string_view sealed = welcome.payload;
+  if (noise_) noise_->readTokens(sealed);
+  const std::string hash(noise_ ? noise_->hash() : "");
+  const auto payload = openPayload(sealed);
+  peer_name_ = payload.name;
+  chosen_ = payload.flags;
+  const bool is_encrypted = chosen_ & HandshakeMessage::kEncrypted;
+  if (is_encrypted != encrypts()) {
+    return fail(ErrorCode::kProtocol, encryptionMismatchText(is_encrypted, payload));
   }
-  const bool shares = welcome.flags & HandshakeMessage::kSharedMemory;
-  if (shares == static_cast<bool>(memory_)) return succeed(welcome);
-  return fail(ErrorCode::kProtocol, "its shared memory did not come with its WELCOME");
-}
-
-// ---- both ----
-
-bool HandshakeSession::onReady() {
-  try {
-    if (!readMessage()) return true;
-    return onMessage(parseHandshake(prefix_.type, std::string_view(received_).substr(kHandshakePrefixBytes)));
-  } catch (const Error& error) {
-    return error.code() == ErrorCode::kWorkerLost ? failForNow(error.text()) : fail(error.code(), error.text());
+  if ((chosen_ & HandshakeMessage::kAes) && !usesAes()) {
+    return fail(ErrorCode::kProtocol, "it chose a cipher that was not offered");
   }
-}
-
-bool HandshakeSession::readMessage() {
-  for (;;) {
-    const size_t have = received_.size();
-    received_.resize(wanted_bytes_);
-    const auto received =
-        receive(socket_.get(), received_.data() + have, wanted_bytes_ - have, opener_ ? &memory_ : nullptr);
-    const int error = errno;
-    received_.resize(have + static_cast<size_t>(std::max<ssize_t>(received, 0)));
-    if (received < 0 && (error == EAGAIN || error == EINTR)) return false;
-    if (received <= 0) throw Error(ErrorCode::kWorkerLost, socketErrorText(received == 0 ? ECONNRESET : error));
-    if (received_.size() < wanted_bytes_) continue;
-    if (wanted_bytes_ > kHandshakePrefixBytes) return true;
-    prefix_ = HandshakePrefix::parse(received_);
-    if (prefix_.body_bytes == 0) return true;
-    wanted_bytes_ += prefix_.body_bytes;
+  if (hasSecret() && peer_name_ != terms_.expected_name) {
+    return fail(
+        ErrorCode::kProtocol,
+        "worker " + peer_name_ + " listens there, not " + terms_.expected_name +
+            ": its address was changed on the way");
   }
+  checkIdentity(payload, hash);
+  expected_ = HandshakeType::kReady;
+  return sendMessage({.type = HandshakeType::kConfirm}, {.identity = makeIdentity()}, {});
 }
 
-bool HandshakeSession::onMessage(const HandshakeMessage& message) {
-  const auto is = [&](HandshakeType type, bool opener, bool challenged) {
-    return message.type == type && opener_ == opener && challenged_ == challenged;
-  };
-  if (opener_ && message.type == HandshakeType::kWelcome) return receiveWelcome(message);
-  if (opener_ && message.type == HandshakeType::kRefusal) {
-    return fail(ErrorCode::kProtocol, "it refused the connection: " + message.text);
-  }
-  if (is(HandshakeType::kHello, false, false)) return receiveHello(message);
-  if (is(HandshakeType::kAnswer, false, true)) return receiveAnswer(message);
-  if (is(HandshakeType::kChallenge, true, false)) return receiveChallenge(message);
-  return fail(ErrorCode::kProtocol, "a handshake message that is not for this side, or is out of order");
-}
-
-bool HandshakeSession::sendMessage(const HandshakeMessage& message, int descriptor) {
-  const auto bytes = message.bytes();
-  if (hasSecret()) transcript_ += bytes;
-  received_.clear();
-  wanted_bytes_ = kHandshakePrefixBytes;
-  const int error = sendSmall(socket_.get(), bytes, descriptor);
-  return error == 0 || failWith(error);
-}
-
-std::string HandshakeSession::secretMismatchText(const std::string& worker_with, const std::string& worker_without) {
-  return "worker " + worker_with + " is in a group with a secret, worker " + worker_without + " knows of none" +
-      kRemedy;
+bool HandshakeSession::receiveReady(const HandshakeMessage& ready) {
+  const bool shares = openPayload(ready.payload).flags & HandshakeMessage::kSharedMemory;
+  if (shares == static_cast<bool>(memory_) && (!shares || terms_.shares_memory)) return succeed();
+  return fail(ErrorCode::kProtocol, "its shared memory did not come with its READY");
 }
 
 // ---- the listener ----
 
 bool HandshakeSession::receiveHello(const HandshakeMessage& hello) {
-  if (hello.listener != self_.listener) {
-    return fail(ErrorCode::kProtocol, "another worker than the one wanted listens here now: " + self_.name);
+  // Unauthenticated peers learn nothing about this worker but that it is not the one that they look for.
+  if (!terms_.is_tcp && !isOfSameUser(socket_.get())) return fail(ErrorCode::kProtocol, kOtherUser);
+  if (hello.listener != terms_.listener) {
+    return fail(ErrorCode::kProtocol, "another worker than the one wanted listens here now");
   }
-  if (hello.group != self_.group) {
-    return fail(ErrorCode::kProtocol, "worker " + self_.name + " is in another group than " + hello.name);
+  if (hello.group != shared_.options.group) {
+    return fail(ErrorCode::kProtocol, "the worker that listens here is in another group");
   }
-  if (hello.nonce.empty() == hasSecret()) {
+  const bool peer_has_secret = hello.flags & HandshakeMessage::kSecret;
+  if (peer_has_secret != hasSecret()) {
+    const std::string listener = "the worker that listens here", opener = "the one that connects";
     return fail(
         ErrorCode::kProtocol,
-        hasSecret() ? secretMismatchText(self_.name, hello.name) : secretMismatchText(hello.name, self_.name));
+        (hasSecret() ? listener : opener) + " is in a group with a secret, " + (hasSecret() ? opener : listener) +
+            " knows of none" + kRemedy);
   }
-  hello_ = hello;
+  std::string_view sealed = hello.payload;
+  if (hasSecret()) {
+    startNoise(hello);
+    noise_->readTokens(sealed);
+  }
+  const auto payload = openPayload(sealed);
   has_greeted_ = true;
-  if (!hasSecret()) return sendWelcome();
-  if (hello.nonce.size() != kNonceBytes) return fail(ErrorCode::kProtocol, "a malformed HELLO");
-  challenged_ = true;
-  transcript_ = hello.bytes();
-  return sendMessage({.type = HandshakeType::kChallenge, .name = self_.name, .nonce = secureRandomBytes(kNonceBytes)});
-}
-
-bool HandshakeSession::receiveAnswer(const HandshakeMessage& answer) {
-  if (!isValidProof(answer.proof, shared_.secret, Prover::kOpener, transcript_ + withoutProof(answer))) {
-    return fail(ErrorCode::kProtocol, "worker " + hello_.name + " does not know the secret of " + self_.name + kRemedy);
+  peer_name_ = payload.name;
+  peer_shares_memory_ = hello.flags & HandshakeMessage::kSharedMemory;
+  const bool peer_encrypts = hello.flags & HandshakeMessage::kEncrypted;
+  if (peer_encrypts != encrypts()) {
+    const auto text = encryptionMismatchText(peer_encrypts, payload);
+    static LogOnce once;
+    once.log(LogLevel::kWarning, "a connection was refused: " + text);
+    return fail(ErrorCode::kProtocol, text);
   }
-  transcript_ += answer.bytes();
-  return sendWelcome();
+  if (const auto reason = admission_(peer_name_)) return fail(ErrorCode::kProtocol, *reason);
+  return sendWelcome(hello);
 }
 
-bool HandshakeSession::sendWelcome() {
+bool HandshakeSession::sendWelcome(const HandshakeMessage& hello) {
+  const auto& options = shared_.options;
+  if (encrypts()) chosen_ = HandshakeMessage::kEncrypted;
+  if (usesAes()) chosen_ |= hello.flags & HandshakeMessage::kAes;
+  std::string tokens;
+  if (noise_) {
+    ++shared_.key_exchanges;
+    tokens = noise_->writeTokens();
+  }
+  expected_ = HandshakeType::kConfirm;
+  return sendMessage(
+      {.type = HandshakeType::kWelcome},
+      {.flags = chosen_, .name = options.node_name, .encryption = options.encryption, .identity = makeIdentity()},
+      std::move(tokens));
+}
+
+bool HandshakeSession::receiveConfirm(const HandshakeMessage& confirm) {
+  const std::string hash(noise_ ? noise_->hash() : "");
+  checkIdentity(openPayload(confirm.payload), hash);
   Descriptor memory;
-  if ((hello_.flags & self_.flags & HandshakeMessage::kSharedMemory) && make_memory_) memory = make_memory_();
-  HandshakeMessage welcome{.type = HandshakeType::kWelcome, .name = self_.name};
-  if (memory) welcome.flags |= HandshakeMessage::kSharedMemory;
-  if (hasSecret()) welcome.proof = prove(shared_.secret, Prover::kListener, transcript_ + withoutProof(welcome));
-  if (!sendMessage(welcome, memory.get())) return false;
+  if (peer_shares_memory_ && terms_.shares_memory) memory = make_memory_();
+  HandshakePayload payload;
+  if (memory) payload.flags = HandshakeMessage::kSharedMemory;
+  if (!sendMessage({.type = HandshakeType::kReady}, payload, {}, memory.get())) return false;
   memory_ = std::move(memory);
-  return succeed(hello_);
+  return succeed();
 }
 
 // ---- the end ----
 
 bool HandshakeSession::fail(ErrorCode code, const std::string& text) {
-  if (!opener_) ++shared_.refused;
+  const bool is_listener = side_ == Side::kListener;
+  if (is_listener) ++shared_.refused;
   // Only a peer that speaks this protocol gets a REFUSAL.
-  if (!opener_ && code == ErrorCode::kProtocol && HandshakePrefix::isOurs(received_)) {
+  if (is_listener && code == ErrorCode::kProtocol && HandshakePrefix::isOurs(received_)) {
     sendSmall(socket_.get(), HandshakeMessage{.type = HandshakeType::kRefusal, .text = text}.bytes());
   }
   watch_ = {};
@@ -229,9 +321,19 @@ bool HandshakeSession::failWith(int error) {
   return fail(ErrorCode::kWorkerLost, socketErrorText(error));
 }
 
-bool HandshakeSession::succeed(const HandshakeMessage& peer) {
+bool HandshakeSession::succeed() {
   watch_ = {};
-  std::exchange(done_, nullptr)(AuthenticatedPeer{std::move(socket_), peer, std::move(memory_)});
+  AuthenticatedPeer peer{std::move(socket_), std::move(peer_name_), std::move(memory_)};
+  if (encrypts()) {
+    const auto cipher = chosen_ & HandshakeMessage::kAes ? Cipher::kAes256Gcm : Cipher::kChaCha20Poly1305;
+    const auto key = [&](Side from) {
+      const std::string_view side = from == Side::kOpener ? " from the opener" : " from the listener";
+      return noise_->exportKey("torchrpc: " + std::string(nameOf(cipher)) + std::string(side));
+    };
+    const auto peer_side = side_ == Side::kOpener ? Side::kListener : Side::kOpener;
+    peer.keys = RecordKeys{cipher, key(side_), key(peer_side)};
+  }
+  std::exchange(done_, nullptr)(std::move(peer));
   return false;
 }
 

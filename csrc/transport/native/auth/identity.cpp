@@ -8,7 +8,7 @@
 #include <sodium.h>
 
 #include "base/error.h"
-#include "transport/native/auth/sodium.h"
+#include "transport/native/auth/keys.h"
 #include "wire/codec.h"
 
 namespace torchrpc::native {
@@ -23,13 +23,16 @@ constexpr std::string_view kCertificateLabel = "torchrpc certificate", kProofLab
 constexpr auto kSecretPart = "secret", kSigningKeyPart = "signing key", kGroupPart = "group",
                kCertificatePart = "certificate", kPrivateKeyPart = "private key";
 
+const unsigned char* toBytes(std::string_view text) { return reinterpret_cast<const unsigned char*>(text.data()); }
+unsigned char* toBytes(std::string& text) { return reinterpret_cast<unsigned char*>(text.data()); }
+
 [[noreturn]] void reject(const std::string& text) { throw Error(ErrorCode::kInvalidArgument, text); }
 [[noreturn]] void refuse(const std::string& text) { throw Error(ErrorCode::kProtocol, text); }
 
 std::string toBase64(std::string_view bytes) {
   constexpr auto kVariant = sodium_base64_VARIANT_ORIGINAL;
   std::string text(sodium_base64_encoded_len(bytes.size(), kVariant), '\0');
-  sodium_bin2base64(text.data(), text.size(), bytesOf(bytes), bytes.size(), kVariant);
+  sodium_bin2base64(text.data(), text.size(), toBytes(bytes), bytes.size(), kVariant);
   text.pop_back();  // the null byte at the end
   return text;
 }
@@ -38,7 +41,7 @@ std::string fromBase64(std::string_view text, const std::string& what) {
   std::string bytes(text.size(), '\0');
   size_t size = 0;
   if (sodium_base642bin(
-          bytesOf(bytes), bytes.size(), text.data(), text.size(), nullptr, &size, nullptr,
+          toBytes(bytes), bytes.size(), text.data(), text.size(), nullptr, &size, nullptr,
           sodium_base64_VARIANT_ORIGINAL) != 0) {
     reject(what + " is no base64 text");
   }
@@ -49,7 +52,7 @@ std::string fromBase64(std::string_view text, const std::string& what) {
 std::string sign(std::string_view label, std::string_view message, std::string_view private_key) {
   const auto text = std::string(label) + std::string(message);
   std::string signature(crypto_sign_BYTES, '\0');
-  crypto_sign_detached(bytesOf(signature), nullptr, bytesOf(text), text.size(), bytesOf(private_key));
+  crypto_sign_detached(toBytes(signature), nullptr, toBytes(text), text.size(), toBytes(private_key));
   return signature;
 }
 
@@ -57,7 +60,7 @@ bool isSigned(
     std::string_view signature, std::string_view label, std::string_view message, std::string_view public_key) {
   const auto text = std::string(label) + std::string(message);
   return signature.size() == crypto_sign_BYTES && public_key.size() == crypto_sign_PUBLICKEYBYTES &&
-      crypto_sign_verify_detached(bytesOf(signature), bytesOf(text), text.size(), bytesOf(public_key)) == 0;
+      crypto_sign_verify_detached(toBytes(signature), toBytes(text), text.size(), toBytes(public_key)) == 0;
 }
 
 /// The "name: base64" lines of a key file, decoded.
@@ -170,17 +173,17 @@ constexpr auto kClockDifference = std::chrono::minutes(5);
 }  // namespace
 
 std::string makeGroupKey() {
-  startSodium();
+  initializeSodium();
   std::string secret(kSecretBytes, '\0'), public_key(crypto_sign_PUBLICKEYBYTES, '\0'),
       signing_key(crypto_sign_SECRETKEYBYTES, '\0');
   randombytes_buf(secret.data(), secret.size());
-  crypto_sign_keypair(bytesOf(public_key), bytesOf(signing_key));
+  crypto_sign_keypair(toBytes(public_key), toBytes(signing_key));
   return "# The key of a torchrpc group: who has it can make identities of the group. No worker needs it.\n" +
       std::string(kSecretPart) + ": " + toBase64(secret) + "\n" + kSigningKeyPart + ": " + toBase64(signing_key) + "\n";
 }
 
 std::string makeIdentity(std::string_view group_key, const PeerIdentity& holder, std::chrono::seconds validity) {
-  startSodium();
+  initializeSodium();
   Parts parts(group_key, "the group key");
   const auto secret = parts.take(kSecretPart, kSecretBytes);
   const auto signing_key = parts.take(kSigningKeyPart, crypto_sign_SECRETKEYBYTES);
@@ -199,8 +202,8 @@ std::string makeIdentity(std::string_view group_key, const PeerIdentity& holder,
   certificate.not_after = systemTime() + validity;
   certificate.public_key.resize(crypto_sign_PUBLICKEYBYTES);
   std::string private_key(crypto_sign_SECRETKEYBYTES, '\0'), group(crypto_sign_PUBLICKEYBYTES, '\0');
-  crypto_sign_keypair(bytesOf(certificate.public_key), bytesOf(private_key));
-  crypto_sign_ed25519_sk_to_pk(bytesOf(group), bytesOf(signing_key));
+  crypto_sign_keypair(toBytes(certificate.public_key), toBytes(private_key));
+  crypto_sign_ed25519_sk_to_pk(toBytes(group), toBytes(signing_key));
   const auto body = encode(certificate);
   const auto line = [](const char* name, std::string_view bytes) {
     return std::string(name) + ": " + toBase64(bytes) + "\n";
@@ -213,7 +216,7 @@ std::string makeIdentity(std::string_view group_key, const PeerIdentity& holder,
 
 Identity::Identity(std::string_view text, const std::string& source, Clock clock)
     : clock_(clock ? std::move(clock) : systemTime) {
-  startSodium();
+  initializeSodium();
   Parts parts(text, source);
   secret_ = parts.take(kSecretPart, kSecretBytes);
   group_key_ = parts.take(kGroupPart, crypto_sign_PUBLICKEYBYTES);
@@ -225,7 +228,7 @@ Identity::Identity(std::string_view text, const std::string& source, Clock clock
     reject("the certificate in " + source + " is damaged: " + error.text());
   }
   std::string public_key(crypto_sign_PUBLICKEYBYTES, '\0');
-  crypto_sign_ed25519_sk_to_pk(bytesOf(public_key), bytesOf(private_key_));
+  crypto_sign_ed25519_sk_to_pk(toBytes(public_key), toBytes(private_key_));
   if (public_key != certificate_.public_key) reject("the private key in " + source + " is not that of its certificate");
   if (const auto why = whyNotValid(certificate_, clock_()); !why.empty()) {
     reject("the certificate in " + source + " " + why + ": make a new one with `torchrpc keygen`");

@@ -106,6 +106,7 @@ class RingStream : public ByteStream {
     return FutexWaiter::WaitWord{{memory_, &in_control_.reader_waiting}, WakeMethod::kFutex};
   }
 
+  std::string_view protection() const override { return "shared memory"; }
   void shutDown() override { ::shutdown(socket_.get(), SHUT_RDWR); }
 
  private:

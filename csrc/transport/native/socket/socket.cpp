@@ -209,11 +209,15 @@ ssize_t receive(int fd, void* data, size_t bytes, Descriptor* descriptor) {
     message.msg_controllen = sizeof(control);
   }
   const auto received = ::recvmsg(fd, &message, os::kReceiveFlags);
-  if (received < 0 || !descriptor || message.msg_controllen < CMSG_LEN(sizeof(int))) return received;
-  if (control.header.cmsg_level == SOL_SOCKET && control.header.cmsg_type == SCM_RIGHTS) {
+  if (received < 0 || !descriptor || message.msg_controllen < CMSG_LEN(0)) return received;
+  if (control.header.cmsg_level != SOL_SOCKET || control.header.cmsg_type != SCM_RIGHTS) return received;
+  // The space for one descriptor is rounded up, and may hold two.
+  const auto count = (std::min<size_t>(control.header.cmsg_len, sizeof(control)) - CMSG_LEN(0)) / sizeof(int);
+  for (size_t i = 0; i < count; ++i) {
     int fd_received = -1;
-    std::memcpy(&fd_received, CMSG_DATA(&control.header), sizeof(int));
-    *descriptor = Descriptor(fd_received);
+    std::memcpy(&fd_received, CMSG_DATA(&control.header) + i * sizeof(int), sizeof(int));
+    Descriptor owned(fd_received);
+    if (i == 0) *descriptor = std::move(owned);
   }
   return received;
 }

@@ -43,6 +43,10 @@ class SocketStream : public ByteStream {
 
 }  // namespace
 
+Error ByteStream::readError(ssize_t result) const {
+  return {ErrorCode::kWorkerLost, socketErrorText(static_cast<int>(-result))};
+}
+
 Segment ByteStream::leaseFromSlab(uint64_t /*slab_offset*/, size_t /*bytes*/) {
   throw Error(ErrorCode::kProtocol, "a tensor in shared memory, where none is shared");
 }

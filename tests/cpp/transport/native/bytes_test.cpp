@@ -40,7 +40,7 @@ bool isHandshakeMessage(const std::string& bytes) {
 }
 
 HandshakeMessage someHello() {
-  return {.flags = 1, .listener = 42, .group = std::string("g\0roup", 6), .name = "alice", .nonce = "n"};
+  return {.flags = 1, .listener = 42, .group = std::string("g\0roup", 6), .payload = "p"};
 }
 
 /// All bytes of the queue, written in pieces of random size.
@@ -114,25 +114,29 @@ TEST_CASE("a handshake message can be parsed from its bytes") {
   CHECK(hello.listener == 42);
   CHECK(hello.flags == 1);
   CHECK(hello.group == std::string("g\0roup", 6));
-  CHECK(hello.name == "alice");
-  CHECK(hello.nonce == "n");
-  const auto challenge =
-      parsed(HandshakeMessage{.type = HandshakeType::kChallenge, .name = "bob", .nonce = "m"}.bytes());
-  CHECK(challenge.type == HandshakeType::kChallenge);
-  CHECK(challenge.name == "bob");
-  CHECK(challenge.nonce == "m");
-  CHECK(parsed(HandshakeMessage{.type = HandshakeType::kAnswer, .proof = "p"}.bytes()).proof == "p");
-  const auto welcome =
-      parsed(HandshakeMessage{.type = HandshakeType::kWelcome, .flags = 1, .name = "bob", .proof = "q"}.bytes());
-  CHECK(welcome.proof == "q");
-  CHECK(welcome.type == HandshakeType::kWelcome);
-  CHECK(welcome.name == "bob");
+  CHECK(hello.payload == "p");
+  for (const auto type : {HandshakeType::kWelcome, HandshakeType::kConfirm, HandshakeType::kReady}) {
+    const auto message = parsed(HandshakeMessage{.type = type, .payload = "q"}.bytes());
+    CHECK(message.type == type);
+    CHECK(message.payload == "q");
+  }
   CHECK(parsed(HandshakeMessage{.type = HandshakeType::kRefusal, .text = "no"}.bytes()).text == "no");
+}
+
+TEST_CASE("the payload of a handshake message can be parsed from its bytes") {
+  const HandshakePayload payload{.flags = 5, .name = "alice", .encryption = "auto", .identity = std::string(2048, 'i')};
+  const auto again = HandshakePayload::parse(payload.bytes());
+  CHECK(again.flags == 5);
+  CHECK(again.name == "alice");
+  CHECK(again.encryption == "auto");
+  CHECK(again.identity == payload.identity);
+  CHECK_THROWS_AS(HandshakePayload::parse(payload.bytes() + "x"), Error);
+  CHECK_THROWS_AS(HandshakePayload::parse(HandshakePayload{.flags = 1 << 15}.bytes()), Error);
 }
 
 TEST_CASE("a handshake message is never larger than its limit") {
   const std::string huge(100'000, 'x');
-  const auto bytes = HandshakeMessage{.group = huge, .name = huge, .nonce = huge}.bytes();
+  const auto bytes = HandshakeMessage{.group = huge, .payload = huge}.bytes();
   CHECK(bytes.size() <= kHandshakePrefixBytes + kMaxHandshakeBodyBytes);
   CHECK(isHandshakeMessage(bytes));
 }

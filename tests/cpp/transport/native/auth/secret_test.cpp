@@ -1,13 +1,9 @@
-// Peers that do not know the secret of a node's group, and their attempts to connect without it.
+// Peers that do not know the secret of a node's group, and their attempts to connect without it: by copies, changes and
+// relays of the handshakes of peers that do.
 
-#include <poll.h>
-#include <sys/socket.h>
-
-#include "base/random.h"
-#include "transport/native/address.h"
-#include "transport/native/auth/handshake_message.h"
-#include "transport/native/auth/proof.h"
-#include "transport/native/socket/socket.h"
+#include "manual_peer.h"
+#include "outcomes.h"
+#include "transport/native/auth/record_cipher.h"
 #include "transport/transports_under_test.h"
 #include "transport/witness.h"
 
@@ -28,65 +24,30 @@ struct MixedOptions {
   }
 };
 
-uint64_t refused(const Transport& transport) { return std::stoull(transport.metrics().at("transport.refused_peers")); }
+uint64_t metric(const Transport& transport, const std::string& name) {
+  return std::stoull(transport.metrics().at("transport." + name));
+}
+uint64_t refused(const Transport& transport) { return metric(transport, "refused_peers"); }
 
-/// The reason why alice, with the secret `hers`, cannot connect to bob, with the secret `his`.
-Error refusalOf(const std::string& hers, const std::string& his, bool unix_sockets = false) {
-  MixedOptions::a = {.secret = hers, .unix_sockets = unix_sockets};
-  MixedOptions::b = {.secret = his, .unix_sockets = unix_sockets};
+/// The reason why alice cannot connect to bob.
+Error refusalOf(native::Options alices, native::Options bobs) {
+  MixedOptions::a = std::move(alices);
+  MixedOptions::a.node_name = "alice";
+  MixedOptions::b = std::move(bobs);
   MixedOptions::next_is_b = false;
   Pair<MixedOptions> pair;
   auto alice = pair.witness();
   auto connection = pair.a->connect(pair.address, "bob", alice);
   auto reason = alice->awaitClosed();
   CHECK(reason.code() == ErrorCode::kProtocol);
-  CHECK(pair.b->metrics().at("transport.accepted_peers") == "0");
+  CHECK(metric(*pair.b, "accepted_peers") == 0);
   return reason;
 }
-
-/// A blocking socket that speaks the handshake by hand.
-class Impostor {
- public:
-  explicit Impostor(const std::string& address)
-      : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)), listener_(Address::parse(address).id) {
-    const timeval timeout{60, 0};
-    ::setsockopt(socket_.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
-    REQUIRE(SocketAddress::tcp(Address::parse(address).tcp)->connect(socket_.get()) == 0);
-  }
-  /// With a socket that is connected already.
-  explicit Impostor(Descriptor socket) : socket_(std::move(socket)), listener_(0) {}
-
-  HandshakeMessage hello(const std::string& nonce) const {
-    return {.listener = listener_, .name = "mallory", .nonce = nonce};
-  }
-  void send(const HandshakeMessage& message) { sendBytes(message.bytes()); }
-  void sendBytes(const std::string& bytes) {
-    transcript_ += bytes;
-    ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
-  }
-  HandshakeMessage receive() {
-    const auto prefix_bytes = receiveBytes(kHandshakePrefixBytes);
-    const auto prefix = HandshakePrefix::parse(prefix_bytes);
-    const auto body = receiveBytes(prefix.body_bytes);
-    transcript_ += prefix_bytes + body;
-    return parseHandshake(prefix.type, body);
-  }
-  /// All messages until now and `mine`, whose proof is to be made over them.
-  std::string transcript(HandshakeMessage mine) const {
-    mine.proof.clear();
-    return transcript_ + mine.bytes();
-  }
-
- private:
-  std::string receiveBytes(size_t bytes) {
-    std::string got(bytes, '\0');
-    REQUIRE(::recv(socket_.get(), got.data(), bytes, MSG_WAITALL) == static_cast<ssize_t>(bytes));
-    return got;
-  }
-  const Descriptor socket_;
-  const uint64_t listener_;
-  std::string transcript_;
-};
+Error refusalOf(const std::string& hers, const std::string& his, bool unix_sockets = false) {
+  return refusalOf(
+      native::Options{.secret = hers, .unix_sockets = unix_sockets},
+      native::Options{.secret = his, .unix_sockets = unix_sockets});
+}
 
 /// A node with a secret.
 struct WithSecret {
@@ -95,7 +56,11 @@ struct WithSecret {
   }
 };
 
-std::string nonce() { return secureRandomBytes(kNonceBytes); }
+/// A socket that listens, and the address that leads alice to it.
+struct ListeningPeer {
+  Descriptor listener = SocketAddress::tcp("127.0.0.1:0")->listen("a test's address");
+  std::string address = Address{.id = 1, .tcp = SocketAddress::textOf(listener.get())}.text();
+};
 
 }  // namespace
 
@@ -112,6 +77,17 @@ TEST_CASE("peers that know the secret of their group connect, with each kind of 
   CHECK(pair.accepted().witness->takeFrame().head == "hi");
 }
 
+TEST_CASE("a handshake that a test speaks by hand is accepted") {
+  Pair<WithSecret> pair;
+  ManualPeer peer(pair.address);
+  peer.send(peer.hello(kSecret));
+  CHECK(peer.welcomed(peer.receive()).name == "bob");
+  peer.send(peer.confirm());
+  CHECK(peer.receive().type == HandshakeType::kReady);
+  pair.accepted();
+  CHECK(metric(*pair.b, "key_exchanges") == 1);
+}
+
 TEST_CASE("another secret is refused with an error that names the remedy") {
   const bool unix_sockets = GENERATE(false, true);
   CHECK_THAT(
@@ -124,124 +100,269 @@ TEST_CASE("a secret on one side only is refused with an error that names the rem
   CHECK_THAT(refusalOf(kSecret, "").text(), Catch::Contains("knows of none") && Catch::Contains("TORCHRPC_SECRET"));
 }
 
-TEST_CASE("a proof cannot be replayed in another connection") {
+TEST_CASE("peers that do not know the secret cost no key exchange and learn no name") {
   Pair<WithSecret> pair;
-  const auto old_nonce = nonce();
-  HandshakeMessage proof{.type = HandshakeType::kAnswer};
-  {
-    Impostor honest(pair.address);
-    honest.send(honest.hello(old_nonce));
-    honest.receive();
-    proof.proof = prove(kSecret, Prover::kOpener, honest.transcript(proof));
-    honest.send(proof);
-    CHECK(honest.receive().type == HandshakeType::kWelcome);
+  for (const std::string secret : {"one that is different", ""}) {
+    ManualPeer mallory(pair.address);
+    mallory.send(mallory.hello(secret));
+    const auto refusal = mallory.receive();
+    CHECK(refusal.type == HandshakeType::kRefusal);
+    CHECK_THAT(refusal.text, Catch::Contains("secret") && !Catch::Contains("bob"));
   }
-  Impostor mallory(pair.address);
-  mallory.send(mallory.hello(old_nonce));
-  mallory.receive();
-  mallory.send(proof);
+  ManualPeer lost(pair.address);
+  auto hello = lost.hello(kSecret);
+  ++hello.listener;
+  lost.send(hello);
+  CHECK_THAT(lost.receive().text, Catch::Contains("another worker") && !Catch::Contains("bob"));
+  CHECK(metric(*pair.b, "key_exchanges") == 0);
+  CHECK(refused(*pair.b) == 3);
+}
+
+TEST_CASE("copies of a handshake never become a connection") {
+  Pair<WithSecret> pair;
+  HandshakeMessage hello, confirm;
+  {
+    ManualPeer honest(pair.address);
+    hello = honest.hello(kSecret);
+    honest.send(hello);
+    honest.welcomed(honest.receive());
+    confirm = honest.confirm();
+    honest.send(confirm);
+    CHECK(honest.receive().type == HandshakeType::kReady);
+  }
+  ManualPeer mallory(pair.address);
+  mallory.send(hello);
+  CHECK(mallory.receive().type == HandshakeType::kWelcome);
+  mallory.send(confirm);
   CHECK(mallory.receive().type == HandshakeType::kRefusal);
   CHECK(refused(*pair.b) == 1);
+  CHECK(metric(*pair.b, "accepted_peers") == 1);
 }
 
-TEST_CASE("a slow peer that has greeted is not closed to make room for others that have not") {
+TEST_CASE("a HELLO of which anything was changed is refused") {
   Pair<WithSecret> pair;
-  Impostor slow(pair.address);
-  slow.send(slow.hello(nonce()));
-  CHECK(slow.receive().type == HandshakeType::kChallenge);
-  std::vector<std::unique_ptr<Impostor>> silent;
+  const auto flags = GENERATE(
+      HandshakeMessage::kSharedMemory, HandshakeMessage::kEncrypted, HandshakeMessage::kAes, uint16_t{0});
+  CAPTURE(flags);
+  ManualPeer peer(pair.address);
+  auto hello = peer.hello(kSecret);
+  hello.flags ^= flags;
+  if (flags == 0) hello.payload.back() ^= 1;
+  peer.send(hello);
+  CHECK_THAT(peer.receive().text, Catch::Contains("relayed or changed on the way"));
+  CHECK(metric(*pair.b, "key_exchanges") == 0);
+}
+
+TEST_CASE("a HELLO for another kind of socket, or another listener, is refused") {
+  Pair<WithSecret> pair, other;
+  ManualPeer from_unix(pair.address);
+  from_unix.send(from_unix.hello(kSecret, 0, "unix"));
+  CHECK_THAT(from_unix.receive().text, Catch::Contains("relayed or changed on the way"));
+  // A relay that keeps the id, and one that changes it to that of its victim.
+  ManualPeer relay(pair.address), changing(pair.address);
+  ManualPeer alice(other.address);
+  auto hello = alice.hello(kSecret);
+  relay.send(hello);
+  CHECK_THAT(relay.receive().text, Catch::Contains("another worker"));
+  hello.listener = Address::parse(pair.address).id;
+  changing.send(hello);
+  CHECK_THAT(changing.receive().text, Catch::Contains("relayed or changed on the way"));
+  CHECK(metric(*pair.b, "accepted_peers") == 0);
+}
+
+TEST_CASE("a worker that an address leads to another worker refuses that one") {
+  MixedOptions::a = {.node_name = "alice", .secret = kSecret, .unix_sockets = false};
+  MixedOptions::b = {.node_name = "carol", .secret = kSecret, .unix_sockets = false};
+  MixedOptions::next_is_b = false;
+  Pair<MixedOptions> pair;
+  auto alice = pair.witness();
+  auto connection = pair.a->connect(pair.address, "bob", alice);
+  const auto reason = alice->awaitClosed();
+  CHECK(reason.code() == ErrorCode::kProtocol);
+  CHECK_THAT(reason.text(), Catch::Contains("carol listens there, not bob"));
+  CHECK(eventually([&] { return refused(*pair.b) == 1; }));
+}
+
+TEST_CASE("a slow peer that knows the secret is not closed to make room for others") {
+  Pair<WithSecret> pair;
+  ManualPeer slow(pair.address);
+  slow.send(slow.hello(kSecret));
+  slow.welcomed(slow.receive());
+  std::vector<std::unique_ptr<ManualPeer>> silent;
   for (size_t i = 0; i < 2 * native::Options().max_pending_handshakes; ++i) {
-    silent.push_back(std::make_unique<Impostor>(pair.address));
+    silent.push_back(std::make_unique<ManualPeer>(pair.address));
   }
-  HandshakeMessage answer{.type = HandshakeType::kAnswer};
-  answer.proof = prove(kSecret, Prover::kOpener, slow.transcript(answer));
-  slow.send(answer);
-  CHECK(slow.receive().type == HandshakeType::kWelcome);
+  slow.send(slow.confirm());
+  CHECK(slow.receive().type == HandshakeType::kReady);
 }
 
-TEST_CASE("each challenge has a nonce of its own") {
-  Pair<WithSecret> pair;
-  Impostor first(pair.address), second(pair.address);
-  first.send(first.hello(nonce()));
-  second.send(second.hello(nonce()));
-  CHECK(first.receive().nonce != second.receive().nonce);
-}
-
-TEST_CASE("a proof of the listener's role is not accepted from the opener") {
-  Pair<WithSecret> pair;
-  Impostor mallory(pair.address);
-  mallory.send(mallory.hello(nonce()));
-  mallory.receive();
-  HandshakeMessage answer{.type = HandshakeType::kAnswer};
-  answer.proof = prove(kSecret, Prover::kListener, mallory.transcript(answer));
-  mallory.send(answer);
-  CHECK(mallory.receive().type == HandshakeType::kRefusal);
-}
-
-TEST_CASE("a peer without a nonce or proof, or with a shortened one, is refused") {
-  Pair<WithSecret> pair;
-  Impostor without(pair.address);
-  without.send(without.hello(""));
-  CHECK_THAT(without.receive().text, Catch::Contains("secret"));
-  Impostor short_nonce(pair.address);
-  short_nonce.send(short_nonce.hello("7"));
-  CHECK(short_nonce.receive().type == HandshakeType::kRefusal);
-  for (const size_t bytes : {size_t{0}, size_t{1}, kProofBytes - 1}) {
-    Impostor shortened(pair.address);
-    shortened.send(shortened.hello(nonce()));
-    shortened.receive();
-    HandshakeMessage answer{.type = HandshakeType::kAnswer};
-    answer.proof = prove(kSecret, Prover::kOpener, shortened.transcript(answer)).substr(0, bytes);
-    shortened.send(answer);
-    CHECK(shortened.receive().type == HandshakeType::kRefusal);
+TEST_CASE("readers of the store without the secret are closed first") {
+  MixedOptions::b = {.secret = kSecret, .unix_sockets = false, .max_pending_handshakes = 3};
+  MixedOptions::a = MixedOptions::b;
+  Pair<MixedOptions> pair;
+  ManualPeer honest(pair.address);
+  honest.send(honest.hello(kSecret));
+  honest.welcomed(honest.receive());
+  // They know the listener's id, and send half a HELLO.
+  std::vector<std::unique_ptr<ManualPeer>> readers;
+  for (int i = 0; i < 50; ++i) {
+    readers.push_back(std::make_unique<ManualPeer>(pair.address));
+    const auto bytes = readers.back()->hello("a guess").bytes();
+    readers.back()->sendBytes(bytes.substr(0, bytes.size() - 1));
   }
-  CHECK(refused(*pair.b) == 5);
+  CHECK(readers.front()->isClosed());
+  honest.send(honest.confirm());
+  CHECK(honest.receive().type == HandshakeType::kReady);
 }
 
-TEST_CASE("an ANSWER without a CHALLENGE, or a second HELLO, is refused") {
+TEST_CASE("shortened handshake messages, and public keys that are none, are refused") {
   Pair<WithSecret> pair;
-  Impostor hasty(pair.address);
-  hasty.send({.type = HandshakeType::kAnswer, .proof = std::string(kProofBytes, 'p')});
+  for (const size_t bytes : {0, 1, 31, 32, 47}) {
+    CAPTURE(bytes);
+    ManualPeer peer(pair.address);
+    auto hello = peer.hello(kSecret);
+    hello.payload.resize(bytes);
+    peer.send(hello);
+    CHECK(peer.receive().type == HandshakeType::kRefusal);
+  }
+  ManualPeer confirming(pair.address);
+  confirming.send(confirming.hello(kSecret));
+  confirming.welcomed(confirming.receive());
+  confirming.send({.type = HandshakeType::kConfirm});
+  CHECK(confirming.receive().type == HandshakeType::kRefusal);
+  CHECK(refused(*pair.b) == 6);
+}
+
+TEST_CASE("a CONFIRM without a HELLO, a second HELLO, or a message of the listener, is refused") {
+  Pair<WithSecret> pair;
+  ManualPeer hasty(pair.address);
+  hasty.send({.type = HandshakeType::kConfirm, .payload = std::string(16, 'p')});
   CHECK_THAT(hasty.receive().text, Catch::Contains("out of order"));
-  Impostor twice(pair.address);
-  twice.send(twice.hello(nonce()));
+  ManualPeer twice(pair.address);
+  twice.send(twice.hello(kSecret));
   twice.receive();
-  twice.send(twice.hello(nonce()));
+  twice.send(twice.hello(kSecret));
   CHECK_THAT(twice.receive().text, Catch::Contains("out of order"));
+  ManualPeer listener(pair.address);
+  listener.send({.type = HandshakeType::kWelcome});
+  CHECK_THAT(listener.receive().text, Catch::Contains("not for this side"));
 }
 
 TEST_CASE("a peer of an earlier version is refused with an error that names the version") {
   Pair<WithSecret> pair;
-  Impostor old(pair.address);
-  auto hello = old.hello("").bytes();
-  hello[8] = 1;
+  ManualPeer old(pair.address);
+  auto hello = old.hello(kSecret).bytes();
+  hello[8] = 7;
   old.sendBytes(hello);
-  CHECK_THAT(old.receive().text, Catch::Contains("version 1"));
+  CHECK_THAT(old.receive().text, Catch::Contains("version 7"));
 }
 
-TEST_CASE("a listener without a valid proof gets no frame") {
-  const auto listener = SocketAddress::tcp("127.0.0.1:0")->listen("a test's address");
-  const Address address{.id = 1, .tcp = SocketAddress::textOf(listener.get())};
+TEST_CASE("a listener without the secret gets no frame") {
+  const ListeningPeer mallory;
   CallbackLog log;
   auto alice = makeNative({.secret = kSecret, .unix_sockets = false}, {});
-  const auto proof = GENERATE(as<std::string>{}, "", "a guess", "an opener's");
-  CAPTURE(proof);
+  const auto attempt = GENERATE(as<std::string>{}, "plain", "a guess", "the opener's own", "hasty");
+  CAPTURE(attempt);
   auto witness = std::make_shared<Witness>(log, *alice);
-  auto connection = alice->connect(address.text(), "bob", witness);
-  pollfd ready{listener.get(), POLLIN, 0};
-  REQUIRE(::poll(&ready, 1, 60'000) == 1);
-  Impostor mallory(Descriptor(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC)));
-  CHECK(mallory.receive().nonce.size() == kNonceBytes);
-  HandshakeMessage welcome{.type = HandshakeType::kWelcome, .name = "bob"};
-  if (proof.empty()) {
-    mallory.send(welcome);
-    CHECK_THAT(witness->awaitClosed().text(), Catch::Contains("knows of none"));
+  auto connection = alice->connect(mallory.address, "bob", witness);
+  auto peer = ManualPeer::acceptedBy(mallory.listener);
+  const auto hello = peer.receive();
+  CHECK(hello.payload.find("alice") == std::string::npos);
+  const HandshakePayload payload{.name = "bob"};
+  if (attempt == "plain") {
+    peer.send({.type = HandshakeType::kWelcome, .payload = payload.bytes()});
+  } else if (attempt == "the opener's own") {
+    peer.send({.type = HandshakeType::kWelcome, .payload = hello.payload});
+  } else if (attempt == "hasty") {
+    peer.send({.type = HandshakeType::kReady, .payload = payload.bytes()});
   } else {
-    mallory.send({.type = HandshakeType::kChallenge, .name = "bob", .nonce = nonce()});
-    const auto answer = mallory.receive();
-    welcome.proof = proof == "a guess" ? std::string(kProofBytes, 'p') : answer.proof;
-    mallory.send(welcome);
-    CHECK_THAT(witness->awaitClosed().text(), Catch::Contains("does not know the secret"));
+    NoiseHandshake noise(Side::kListener, keyOfSecret("a guess of some bytes"), "");
+    std::string_view sealed = hello.payload;
+    noise.readTokens(sealed);
+    CHECK_FALSE(noise.openPayload(sealed));
+    auto tokens = noise.writeTokens();
+    peer.send({.type = HandshakeType::kWelcome, .payload = tokens + noise.sealPayload(payload.bytes())});
   }
+  const auto reason = witness->awaitClosed();
+  CHECK(reason.code() != ErrorCode::kShutdown);
+  CHECK_THAT(reason.text(), Catch::Contains("secret") || Catch::Contains("handshake"));
   alice->close();
+}
+
+// ---- encryption ----
+
+TEST_CASE("two workers of which one encrypts refuse each other, with both names and settings") {
+  const bool alice_encrypts = GENERATE(false, true);
+  auto alices = encrypted(), bobs = encrypted();
+  (alice_encrypts ? bobs : alices).encrypt = false;
+  (alice_encrypts ? alices : bobs).encryption = "on";
+  const auto text = refusalOf(alices, bobs).text();
+  CAPTURE(text);
+  CHECK_THAT(
+      text, Catch::Contains("worker alice") && Catch::Contains("worker bob") && Catch::Contains("encryption='on'") &&
+          Catch::Contains("encryption='off'") && Catch::Contains("TORCHRPC_ENCRYPTION"));
+}
+
+TEST_CASE("a connection says how it is protected") {
+  const bool encrypts = GENERATE(false, true), aes = GENERATE(false, true);
+  MixedOptions::a = encrypted(aes);
+  MixedOptions::a.encrypt = encrypts;
+  MixedOptions::b = encrypted();
+  MixedOptions::b.encrypt = encrypts;
+  MixedOptions::next_is_b = false;
+  Pair<MixedOptions> pair;
+  auto connection = pair.connect(pair.witness());
+  pair.send(*connection, headOnly("hi"));
+  auto bob = pair.accepted();
+  CHECK(bob.witness->takeFrame().head == "hi");
+  const std::string cipher = aes && hasAes() ? "AES-256-GCM" : "ChaCha20-Poly1305";
+  for (const auto& each : {connection, bob.connection}) {
+    CHECK_THAT(each->describe(), Catch::Contains(encrypts ? cipher : "not encrypted"));
+  }
+  CHECK(metric(*pair.b, "encrypted_connections") == (encrypts ? 1 : 0));
+}
+
+TEST_CASE("encryption without a secret is refused") {
+  native::Options options{.encrypt = true, .encryption = "on"};
+  CHECK_THROWS_WITH(makeNative(options, {}), Catch::Contains("needs a secret"));
+}
+
+// ---- identities ----
+
+TEST_CASE("each side gets what the other says of its identity, for the same handshake") {
+  std::map<std::string, std::string> made, checked;
+  const auto withIdentity = [&](const std::string& name) {
+    auto options = encrypted();
+    options.node_name = name;
+    options.make_identity = [&made, name](std::string_view hash) {
+      made[name] = hash;
+      return "I am " + name;
+    };
+    options.check_identity = [&checked](const IdentityClaim& claim) {
+      CHECK(claim.identity == "I am " + std::string(claim.name));
+      if (claim.name == "bob") CHECK(claim.expected_name == "bob");
+      checked[std::string(claim.name)] = claim.handshake_hash;
+    };
+    return options;
+  };
+  MixedOptions::a = withIdentity("alice");
+  MixedOptions::b = withIdentity("bob");
+  MixedOptions::next_is_b = false;
+  Pair<MixedOptions> pair;
+  auto connection = pair.connect(pair.witness());
+  pair.accepted();
+  CHECK(made.size() == 2);
+  CHECK(made == checked);
+  CHECK(made["alice"] != made["bob"]);
+}
+
+TEST_CASE("a peer whose identity is refused is told why") {
+  const bool alice_refuses = GENERATE(false, true);
+  auto alices = encrypted(), bobs = encrypted();
+  (alice_refuses ? alices : bobs).check_identity = [](const IdentityClaim& claim) {
+    throw Error(ErrorCode::kProtocol, "the certificate of " + std::string(claim.name) + " has expired");
+  };
+  CHECK_THAT(
+      refusalOf(alices, bobs).text(),
+      Catch::Contains("the certificate of " + std::string(alice_refuses ? "bob" : "alice") + " has expired"));
 }

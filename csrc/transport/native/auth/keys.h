@@ -1,0 +1,42 @@
+#pragma once
+
+// Keys, and what derives one key from another: HMAC-SHA-256, from libsodium. Threads: any.
+
+#include <array>
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace torchrpc::native {
+
+constexpr size_t kKeyBytes = 32;
+constexpr size_t kTagBytes = 16;  ///< of each cipher here: what sealed bytes have more than plain ones
+
+/// A key, or another secret of its size; overwritten when it is destroyed.
+class SecretKey {
+ public:
+  SecretKey() = default;
+  /// Exactly kKeyBytes.
+  explicit SecretKey(std::string_view bytes);
+  SecretKey(const SecretKey&) = default;
+  SecretKey& operator=(const SecretKey&) = default;
+  ~SecretKey();
+
+  const unsigned char* data() const { return bytes_.data(); }
+  unsigned char* data() { return bytes_.data(); }
+  std::string_view view() const { return {reinterpret_cast<const char*>(bytes_.data()), bytes_.size()}; }
+
+ private:
+  std::array<unsigned char, kKeyBytes> bytes_{};
+};
+
+/// Initializes libsodium. To be called before anything else of this folder. Throws Error(kRendezvous) if that fails.
+void initializeSodium();
+
+/// HMAC-SHA-256 over the concatenated `parts`.
+SecretKey hmac(std::string_view key, std::initializer_list<std::string_view> parts);
+
+/// The key that a group's secret stands for.
+SecretKey keyOfSecret(std::string_view secret);
+
+}  // namespace torchrpc::native

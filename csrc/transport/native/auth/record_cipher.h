@@ -1,0 +1,82 @@
+#pragma once
+
+// Seals and opens the records of one direction of an encrypted connection. PROTOCOL.md specifies them. Threads: one at
+// a time.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "transport/native/auth/keys.h"
+
+namespace torchrpc::native {
+
+enum class Cipher : uint8_t { kChaCha20Poly1305, kAes256Gcm };
+
+std::string_view nameOf(Cipher cipher);
+/// Whether this processor has instructions for it. Without them it would be slow, and its time would tell its key.
+bool hasAes();
+/// The one for a connection between two processors like this.
+inline Cipher bestCipher() { return hasAes() ? Cipher::kAes256Gcm : Cipher::kChaCha20Poly1305; }
+
+/// The first bytes of a record, which are not encrypted, but authenticated.
+struct RecordHeader {
+  uint32_t bits = 0;
+
+  static constexpr size_t kMaxPlainBytes = 64 << 10;
+  static RecordHeader data(size_t plain_bytes) { return {static_cast<uint32_t>(plain_bytes)}; }
+  /// The last record of a direction: nothing is cut off from the end of what was sent.
+  static RecordHeader end() { return {kEnd}; }
+  /// The same, because what came from the peer was not what it had sealed.
+  static RecordHeader alarm() { return {kEnd | 1}; }
+
+  bool isAlarm() const { return bits == (kEnd | 1); }
+  bool isEnd() const { return bits == kEnd || isAlarm(); }
+  size_t plainBytes() const { return isEnd() ? 0 : bits; }
+  size_t sealedBytes() const { return sizeof(bits) + plainBytes() + kTagBytes; }
+  /// Whether a peer may send it.
+  bool isValid() const { return isEnd() || (bits > 0 && bits <= kMaxPlainBytes); }
+
+ private:
+  static constexpr uint32_t kEnd = 1u << 31;
+};
+
+class RecordCipher {
+ public:
+  /// After that many records both sides derive the next key.
+  static constexpr uint64_t kRecordsPerKey = 1 << 16;
+
+  RecordCipher(Cipher cipher, const SecretKey& key, uint64_t records_per_key = kRecordsPerKey);
+  ~RecordCipher();
+  RecordCipher(const RecordCipher&) = delete;
+  RecordCipher& operator=(const RecordCipher&) = delete;
+
+  /// Seals the next record: writes the ciphertext and the tag to `out`, which may be where `plain` begins.
+  void seal(RecordHeader header, std::span<const char> plain, char* out);
+  /// The contrary; `sealed`: ciphertext and tag. False if it is not the next record that the peer sealed: then `out`
+  /// has no meaning.
+  [[nodiscard]] bool open(RecordHeader header, std::span<const char> sealed, char* out);
+
+ private:
+  struct AesState;
+  void useKey();
+  /// Called before each record.
+  void rekeyIfDue();
+  void encrypt(uint64_t number, std::string_view associated, std::span<const char> plain, char* out) const;
+
+  const Cipher cipher_;
+  const uint64_t records_per_key_;
+  SecretKey key_;
+  std::unique_ptr<AesState> aes_;  ///< of key_, if the cipher is AES
+  uint64_t number_ = 0;            ///< of the next record
+};
+
+/// The keys of an encrypted connection, one for each direction.
+struct RecordKeys {
+  Cipher cipher = Cipher::kChaCha20Poly1305;
+  SecretKey send, receive;
+  uint64_t records_per_key = RecordCipher::kRecordsPerKey;
+};
+
+}  // namespace torchrpc::native

@@ -1,0 +1,273 @@
+// A socket over which all bytes travel in records, sealed by a RecordCipher for each direction. The thread that writes
+// seals; the loop opens, into the memory of the reader where a record fits in it. PROTOCOL.md specifies the records.
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "base/error.h"
+#include "base/os/sockets.h"
+#include "base/sync/mutex.h"
+#include "transport/native/byte_stream.h"
+
+namespace torchrpc::native {
+
+namespace {
+
+constexpr size_t kMaxRecordBytes = sizeof(RecordHeader) + RecordHeader::kMaxPlainBytes + kTagBytes;
+// A read from the socket fills at most so much. It is moved to the begin of the buffer when a record is incomplete.
+constexpr size_t kReadBufferBytes = 2 * kMaxRecordBytes;
+// One write() seals about so much, so that it does not keep the loop, or shutDown(), for long.
+constexpr size_t kMaxWriteBytes = 512 << 10;
+
+const std::string kChanged = "bytes were changed, repeated or removed on the way";
+
+/// A position in the parts of a read or write.
+class PartCursor {
+ public:
+  explicit PartCursor(std::span<const iovec> parts) : parts_(parts) { skipEmpty(); }
+  bool atEnd() const { return parts_.empty(); }
+  /// The rest of the current part.
+  std::span<char> current() const {
+    if (atEnd()) return {};
+    return {static_cast<char*>(parts_.front().iov_base) + offset_, parts_.front().iov_len - offset_};
+  }
+  /// By at most all that is left.
+  void advance(size_t bytes) {
+    while (bytes > 0 && !atEnd()) {
+      const auto some = std::min(bytes, parts_.front().iov_len - offset_);
+      offset_ += some;
+      bytes -= some;
+      skipEmpty();
+    }
+  }
+
+ private:
+  void skipEmpty() {
+    while (!parts_.empty() && offset_ == parts_.front().iov_len) {
+      parts_ = parts_.subspan(1);
+      offset_ = 0;
+    }
+  }
+  std::span<const iovec> parts_;
+  size_t offset_ = 0;
+};
+
+class SealedStream : public ByteStream {
+ public:
+  SealedStream(Descriptor socket, const RecordKeys& keys)
+      : socket_(std::move(socket)),
+        cipher_(keys.cipher),
+        sealer_(keys.cipher, keys.send, keys.records_per_key),
+        opener_(keys.cipher, keys.receive, keys.records_per_key) {}
+
+  ssize_t write(std::span<const iovec> parts) override {
+    MutexLock lock(write_mutex_);
+    PartCursor from(parts);
+    size_t written = 0;
+    for (;;) {
+      if (const int error = sendRecord()) {
+        return error == EAGAIN || written > 0 ? static_cast<ssize_t>(written) : -error;
+      }
+      // The caller repeats what does not count as written, so the bytes of the record are the next of its parts.
+      const auto sent = std::exchange(record_plain_bytes_, 0);
+      written += sent;
+      from.advance(sent);
+      if (written >= kMaxWriteBytes || !sealRecord(from)) return static_cast<ssize_t>(written);
+    }
+  }
+  Room requestRoom() override { return Room::kOnWritable; }
+
+  ssize_t read(std::span<const iovec> parts) override {
+    PartCursor to(parts);
+    size_t moved = 0;
+    for (bool is_drained = false;;) {
+      moved += deliver(to);
+      if (to.atEnd()) break;
+      if (hasRecord()) {
+        if (!openRecord(to, moved)) break;
+      } else if (is_drained || !receiveMore(is_drained)) {
+        break;
+      }
+    }
+    return moved > 0 ? static_cast<ssize_t>(moved) : failed_;
+  }
+  Error readError(ssize_t result) const override {
+    return read_error_ ? *read_error_ : ByteStream::readError(result);
+  }
+  bool ready() override { return true; }
+  // What has been received already, the socket does not announce again.
+  bool arm(WakeTarget /*target*/) override { return opened_.empty() && !hasRecord() && failed_ == 0; }
+  bool readExcludesWrite() const override { return true; }
+  std::string_view protection() const override { return nameOf(cipher_); }
+
+  void shutDown() override {
+    {
+      MutexLock lock(write_mutex_);
+      // A record that has been sent in part cannot be finished: to the peer the stream is cut then, as it is.
+      if (!std::exchange(is_ended_, true) && sendRecord() == 0) {
+        finishRecord(is_changed_ ? RecordHeader::alarm() : RecordHeader::end(), {});
+        sendRecord();
+      }
+    }
+    ::shutdown(socket_.get(), SHUT_RDWR);
+  }
+
+ private:
+  // ---- writing ----
+
+  /// Seals the next bytes of the parts. False if there are none.
+  bool sealRecord(const PartCursor& parts) TORCHRPC_REQUIRES(write_mutex_) {
+    if (parts.atEnd() || is_ended_) return false;
+    if (!record_) record_ = std::make_unique_for_overwrite<char[]>(kMaxRecordBytes);
+    constexpr auto kMaxBytes = RecordHeader::kMaxPlainBytes;
+    std::span<const char> plain = parts.current().first(std::min(parts.current().size(), kMaxBytes));
+    if (plain.size() < kMaxBytes) {
+      // Several parts, or a small one: collected, then sealed in place.
+      char* const body = record_.get() + sizeof(RecordHeader);
+      size_t bytes = 0;
+      for (auto from = parts; bytes < kMaxBytes && !from.atEnd();) {
+        const auto part = from.current();
+        const auto some = std::min(part.size(), kMaxBytes - bytes);
+        std::memcpy(body + bytes, part.data(), some);
+        bytes += some;
+        from.advance(some);
+      }
+      plain = {body, bytes};
+    }
+    record_plain_bytes_ = plain.size();
+    finishRecord(RecordHeader::data(plain.size()), plain);
+    return true;
+  }
+  void finishRecord(RecordHeader header, std::span<const char> plain) TORCHRPC_REQUIRES(write_mutex_) {
+    if (!record_) record_ = std::make_unique_for_overwrite<char[]>(kMaxRecordBytes);
+    std::memcpy(record_.get(), &header.bits, sizeof(header.bits));
+    sealer_.seal(header, plain, record_.get() + sizeof(header.bits));
+    record_bytes_ = header.sealedBytes();
+    record_sent_ = 0;
+  }
+  /// Sends the rest of the record, if there is one. Returns 0 if nothing is left of it, or errno; EAGAIN: no room.
+  int sendRecord() TORCHRPC_REQUIRES(write_mutex_) {
+    while (record_sent_ < record_bytes_) {
+      const auto sent =
+          ::send(socket_.get(), record_.get() + record_sent_, record_bytes_ - record_sent_, os::kSendFlags);
+      if (sent < 0 && errno != EINTR) return errno;
+      if (sent > 0) record_sent_ += static_cast<size_t>(sent);
+    }
+    return 0;
+  }
+
+  // ---- reading ----
+
+  std::span<char> received() const { return {buffer_.get() + begin_, end_ - begin_}; }
+  RecordHeader nextHeader() const {
+    RecordHeader header;
+    std::memcpy(&header.bits, buffer_.get() + begin_, sizeof(header.bits));
+    return header;
+  }
+  /// Whether the next record has arrived whole, or is one that no peer may send.
+  bool hasRecord() const {
+    const auto bytes = end_ - begin_;
+    if (bytes < sizeof(RecordHeader)) return false;
+    const auto header = nextHeader();
+    return !header.isValid() || bytes >= header.sealedBytes();
+  }
+  /// Moves bytes that were opened before, and did not fit.
+  size_t deliver(PartCursor& to) {
+    size_t moved = 0;
+    while (!opened_.empty() && !to.atEnd()) {
+      const auto room = to.current();
+      const auto some = std::min(room.size(), opened_.size());
+      std::memcpy(room.data(), opened_.data(), some);
+      opened_ = opened_.subspan(some);
+      to.advance(some);
+      moved += some;
+    }
+    return moved;
+  }
+  /// False after the last record, whatever that is.
+  bool openRecord(PartCursor& to, size_t& moved) {
+    if (failed_ != 0) return false;
+    const auto header = nextHeader();
+    if (!header.isValid()) return failChanged();
+    auto sealed = received().first(header.sealedBytes()).subspan(sizeof(header.bits));
+    const auto room = to.current();
+    const bool fits = room.size() >= header.plainBytes();
+    char* const plain = fits ? room.data() : sealed.data();
+    if (!opener_.open(header, sealed, plain)) return failChanged();
+    begin_ += header.sealedBytes();
+    if (header.isAlarm()) return fail(kChanged + " to the peer", ErrorCode::kProtocol);
+    if (header.isEnd()) return fail("the peer closed the connection");
+    if (fits) {
+      to.advance(header.plainBytes());
+      moved += header.plainBytes();
+    } else {
+      opened_ = {plain, header.plainBytes()};
+    }
+    return true;
+  }
+  /// Reads from the socket once. False if nothing came. `is_drained`: the socket had no more.
+  bool receiveMore(bool& is_drained) {
+    if (failed_ != 0) return false;
+    if (!buffer_) buffer_ = std::make_unique_for_overwrite<char[]>(kReadBufferBytes);
+    const auto rest = received();
+    std::memmove(buffer_.get(), rest.data(), rest.size());
+    begin_ = 0;
+    end_ = rest.size();
+    const std::span<char> room(buffer_.get() + end_, kReadBufferBytes - end_);
+    const auto got = ::recv(socket_.get(), room.data(), room.size(), 0);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return false;
+    if (got == 0 || (got < 0 && errno == ECONNRESET)) {
+      return fail("the peer died, or the connection was cut on the way: it has no authenticated end");
+    }
+    if (got < 0) return fail(socketErrorText(errno));
+    end_ += static_cast<size_t>(got);
+    is_drained = static_cast<size_t>(got) < room.size();
+    return true;
+  }
+  bool failChanged() {
+    is_changed_ = true;
+    return fail(kChanged + ": what came is not what the peer has sealed", ErrorCode::kProtocol);
+  }
+  bool fail(std::string text, ErrorCode code = ErrorCode::kWorkerLost) {
+    failed_ = -ECONNRESET;
+    read_error_ = Error(code, std::move(text));
+    return false;
+  }
+
+  // Constant after construction.
+  const Descriptor socket_;
+  const Cipher cipher_;
+
+  // Own synchronization.
+  std::atomic<bool> is_changed_{false};  ///< what came was not what the peer had sealed
+
+  // Guarded by write_mutex_, which only shutDown() contends for.
+  Mutex write_mutex_;
+  RecordCipher sealer_ TORCHRPC_GUARDED_BY(write_mutex_);
+  std::unique_ptr<char[]> record_ TORCHRPC_GUARDED_BY(write_mutex_);  ///< the last one, sealed
+  size_t record_bytes_ TORCHRPC_GUARDED_BY(write_mutex_) = 0;         ///< its size
+  size_t record_sent_ TORCHRPC_GUARDED_BY(write_mutex_) = 0;          ///< of these
+  /// The bytes of the caller in the record. They count as written when it has been sent.
+  size_t record_plain_bytes_ TORCHRPC_GUARDED_BY(write_mutex_) = 0;
+  bool is_ended_ TORCHRPC_GUARDED_BY(write_mutex_) = false;
+
+  // On the loop only.
+  RecordCipher opener_;
+  std::unique_ptr<char[]> buffer_;  ///< bytes that were received: those from begin_ to end_ are not opened yet
+  size_t begin_ = 0, end_ = 0;      ///< in buffer_
+  std::span<const char> opened_{};  ///< in buffer_: bytes of the last record that have not been delivered
+  ssize_t failed_ = 0;              ///< what read() returns, once it has delivered what came before
+  Status read_error_;
+};
+
+}  // namespace
+
+std::unique_ptr<ByteStream> makeSealedStream(Descriptor socket, const RecordKeys& keys) {
+  return std::make_unique<SealedStream>(std::move(socket), keys);
+}
+
+}  // namespace torchrpc::native

@@ -1,0 +1,44 @@
+// Small messages over Unix sockets, with descriptors.
+
+#include <catch2/catch.hpp>
+
+#include <filesystem>
+#include <sys/socket.h>
+
+#include "transport/native/socket/socket.h"
+
+using namespace torchrpc::native;
+
+TEST_CASE("of two descriptors that come with a message, one is received and the other is closed") {
+  const auto openDescriptors = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator());
+  };
+  int ends[2];
+  REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+  const Descriptor here(ends[0]), there(ends[1]);
+  const auto before = openDescriptors();
+  {
+    char byte = 'x';
+    iovec part{&byte, 1};
+    union {
+      cmsghdr header;
+      char space[CMSG_SPACE(2 * sizeof(int))];
+    } control{};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = &control;
+    message.msg_controllen = sizeof(control);
+    control.header.cmsg_level = SOL_SOCKET;
+    control.header.cmsg_type = SCM_RIGHTS;
+    control.header.cmsg_len = CMSG_LEN(2 * sizeof(int));
+    const int sent[2] = {there.get(), there.get()};
+    std::memcpy(CMSG_DATA(&control.header), sent, sizeof(sent));
+    REQUIRE(::sendmsg(there.get(), &message, 0) == 1);
+    Descriptor received;
+    REQUIRE(receive(here.get(), &byte, 1, &received) == 1);
+    CHECK(received);
+    CHECK(openDescriptors() == before + 1);
+  }
+  CHECK(openDescriptors() == before);
+}
