@@ -234,7 +234,9 @@ void Agent::send(WorkerId to, CallId id, const Message& message) {
     }
     auto frame = encodeFrame(message, options_.limits);
     const auto link = connections_.link(to);
-    calls_.assign(id, link->id());  // sent even if it has expired: RRefs in it have been forked to the callee
+    calls_.assign(
+        id, link->id(),
+        link->incarnation());  // sent even if it has expired: RRefs in it have been forked to the callee
     const auto done = [this, id](const Status& failure) {
       if (failure) failUnsent(id, *failure);
     };
@@ -251,12 +253,28 @@ void Agent::failUnsent(CallId id, const Error& reason) {
 }
 
 void Agent::complete(CallId id, Result<Message> result) {
-  auto call = calls_.take(id);
-  if (!call) {
-    late_replies_.fetch_add(1, std::memory_order_relaxed);
-    if (result && late_reply_observer_) late_reply_observer_(result.value());
-    return;
+  if (auto call = calls_.take(id)) return settle(*std::move(call), std::move(result));
+  onLateReply(result);
+}
+
+// Ids of calls are counted, so any member can guess them: a reply counts only if it comes from the worker to which the
+// call was sent. Resources in others are not released: they are their sender's.
+void Agent::onReply(const Link& link, CallId id, Frame frame) {
+  auto result = decode(std::move(frame), link.peer().id);
+  bool is_foreign = false;
+  if (auto call = calls_.takeFor(id, link.peer().id, link.incarnation(), is_foreign)) {
+    return settle(*std::move(call), std::move(result));
   }
+  if (!is_foreign) return onLateReply(result);
+  foreign_replies_.fetch_add(1, std::memory_order_relaxed);
+}
+
+void Agent::onLateReply(const Result<Message>& result) {
+  late_replies_.fetch_add(1, std::memory_order_relaxed);
+  if (result && late_reply_observer_) late_reply_observer_(result.value());
+}
+
+void Agent::settle(CallTable::Call call, Result<Message> result) {
   if (result && result.value().kind == Kind::kError) {
     try {
       result = decodeError(result.value());
@@ -264,7 +282,7 @@ void Agent::complete(CallId id, Result<Message> result) {
       result = e;
     }
   }
-  call->handler(std::move(result));
+  call.handler(std::move(result));
 }
 
 void Agent::armTimer(TimePoint deadline) {
@@ -340,9 +358,11 @@ void Agent::attempt(const ReliableRequests::RequestPtr& request) {
 
 // --- Frames that arrive ---
 
-Result<Message> Agent::decode(Frame frame) try {
+Result<Message> Agent::decode(Frame frame, WorkerId from) try {
   if (frame.failure) return *frame.failure;
-  return decodeFrame(std::move(frame), options_.limits);
+  auto message = decodeFrame(std::move(frame), options_.limits);
+  message.from = from;
+  return message;
 } catch (const Error& e) {
   malformed_.fetch_add(1, std::memory_order_relaxed);
   return e;
@@ -361,7 +381,7 @@ bool isForMembers(const Message& message) {
 
 Request Agent::requestIn(Frame frame, const WorkerInfo& from, const Origin& origin) {
   const auto incarnation = origin.link ? origin.link->incarnation() : options_.incarnation;
-  Request request{from, decode(std::move(frame)).take(), incarnation, origin.is_member};
+  Request request{from, decode(std::move(frame), from.id).take(), incarnation, origin.is_member};
   if (request.is_from_member || !isForMembers(request.message)) return request;
   throw Error(
       ErrorCode::kNotAllowed,
@@ -386,7 +406,7 @@ void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
     return;
   }
   if (*role == Role::kReply) {
-    complete(info->call, decode(std::move(frame)));
+    onReply(*link, info->call, std::move(frame));
     return link->onAnswered(info->call);
   }
   liveness_.onRequest();  // it may make its sender a holder of RRefs, and liveness watches holders
@@ -410,7 +430,7 @@ void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
 }
 
 void Agent::onStarted(Link& link, Frame frame) try {
-  link.onStarted(StartReport::decode(decode(std::move(frame)).take().payload));
+  link.onStarted(StartReport::decode(decode(std::move(frame), link.peer().id).take().payload));
 } catch (const Error&) {
   malformed_.fetch_add(1, std::memory_order_relaxed);
 }
@@ -627,6 +647,7 @@ std::map<std::string, std::string> Agent::metrics() const {
       {"agent.num_pending_calls", std::to_string(calls_.size())},
       {"agent.num_connections", std::to_string(connections_.size())},
       {"agent.late_replies", std::to_string(late_replies_.load())},
+      {"agent.foreign_replies", std::to_string(foreign_replies_.load())},
       {"agent.malformed_frames", std::to_string(malformed_.load())},
       {"agent.thread_pool_size", std::to_string(options_.threads)},
       {"agent.num_threads", std::to_string(pool.threads)},

@@ -172,9 +172,9 @@ class Agent final : public Messenger {
   void sayGoodbye();
   /// Sends a request whose call is in the call table.
   void send(WorkerId to, CallId id, const Message& message);
-  Result<Message> decode(Frame frame);
   /// The request in a frame. Throws Error: also kNotAllowed, if a client may not send it.
   Request requestIn(Frame frame, const WorkerInfo& from, const Origin& origin);
+  Result<Message> decode(Frame frame, WorkerId from);
   void onFrame(const std::shared_ptr<Link>& link, Frame frame);
   void onLost(const Link& link, const Error& reason);
   void onNewIncarnation(const WorkerInfo& peer, uint64_t incarnation);
@@ -199,8 +199,12 @@ class Agent final : public Messenger {
   /// Runs `handle`, and answers with the error that it throws.
   template <typename Handle>
   void runHandler(const Responder& responder, const Handle& handle);
-  /// Takes the call out of the table and completes it; counts late and repeated replies.
+  /// A reply of a peer. Takes its call out of the table and completes it; counts late, repeated and foreign replies.
+  void onReply(const Link& link, CallId id, Frame frame);
+  /// The same for the reply of this worker itself, and for a request that could not be sent.
   void complete(CallId id, Result<Message> result);
+  void onLateReply(const Result<Message>& result);
+  static void settle(CallTable::Call call, Result<Message> result);
   /// The same for a request that the transport did not send.
   void failUnsent(CallId id, const Error& reason);
   void reply(const std::shared_ptr<Link>& link, CallId id, Result<Message> result, ActivityToken token);
@@ -237,6 +241,7 @@ class Agent final : public Messenger {
   std::atomic<bool> closing_{false};
   std::atomic<bool> leaving_{false};
   std::atomic<uint64_t> late_replies_{0};
+  std::atomic<uint64_t> foreign_replies_{0};
   std::atomic<uint64_t> malformed_{0};
   Ending ending_;
   Mutex mutex_;

@@ -9,7 +9,7 @@
 namespace torchrpc {
 
 namespace {
-constexpr uint32_t kProtocolVersion = 3;
+constexpr uint32_t kProtocolVersion = 4;
 }
 
 // --- Link ---
@@ -229,6 +229,12 @@ void ConnectionPool::acceptHello(Link& link, Frame frame) {
     throw Error(ErrorCode::kProtocol, "it says it is " + toString(peer) + ", which the group knows as another worker");
   }
   link.checkIdentity(peer);
+  // A worker that was started again under another id has its name; but while the one that had it is connected, it has.
+  const auto namesake = directory_.info(peer.name);
+  if (namesake && namesake->id != peer.id && hasLink(namesake->id)) {
+    throw Error(
+        ErrorCode::kProtocol, "it says it is " + toString(peer) + ", which is the name of " + toString(*namesake));
+  }
   link.incarnation_ = incarnation;
   link.peer_ = peer;
   if (options_.grows && (!known || is_restarted)) events_.on_new_incarnation(peer, incarnation);
@@ -236,6 +242,7 @@ void ConnectionPool::acceptHello(Link& link, Frame frame) {
   MutexLock lock(mutex_);
   std::erase_if(inbound_links_, [](const auto& each) { return each.expired(); });
   inbound_links_.push_back(link.weak_from_this());
+  // A second connection of the same start does not replace the one over which this node sends.
   auto& used = links_[peer.id];
   if (!used || used->incarnation() < incarnation) replaced = std::exchange(used, link.shared_from_this());
 }

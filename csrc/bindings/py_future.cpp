@@ -193,11 +193,10 @@ class PendingCall : public std::enable_shared_from_this<PendingCall> {
 
   void finish() {
     if (!*result_) return failReceived(result_->error());
-    const auto* forks = result_->value().header(HeaderKind::kRRefForks);
-    if (!forks) return decode({});
+    if (!result_->value().header(HeaderKind::kRRefForks)) return decode({});
     try {
       node_->rrefs().adopt(
-          decodeForks(*forks), /*wait_for_owner=*/false,
+          forksIn(result_->value()), /*wait_for_owner=*/false,
           [self = shared_from_this()](Result<std::vector<RRefPtr>> rrefs) {
             rrefs ? self->decode(rrefs.value()) : self->fail(rrefs.error());
           });

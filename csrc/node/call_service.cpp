@@ -21,10 +21,9 @@ template <typename Run, typename Fail>
 void CallService::prepare(Request request, const Run& run, const Fail& fail) {
   Invocation plain{
       .from = std::move(request.from), .message = std::move(request.message), .is_from_member = request.is_from_member};
-  const auto* forks = plain.message.header(HeaderKind::kRRefForks);
-  if (!forks) return runOrFail([&] { run(std::move(plain)); }, fail, ErrorCode::kUserException);
+  if (!plain.message.header(HeaderKind::kRRefForks))
+    return runOrFail([&] { run(std::move(plain)); }, fail, ErrorCode::kUserException);
   const auto invocation = std::make_shared<Invocation>(std::move(plain));
-  forks = invocation->message.header(HeaderKind::kRRefForks);
   auto go = [invocation, run, fail](Result<std::vector<RRefPtr>> rrefs) {
     if (!rrefs) return fail(rrefs.error());
     invocation->rrefs = std::move(rrefs).value();
@@ -46,7 +45,7 @@ void CallService::prepare(Request request, const Run& run, const Fail& fail) {
     });
   };
   runOrFail(
-      [&] { rrefs_.adopt(decodeForks(*forks), /*wait_for_owner=*/true, std::move(ready)); }, fail,
+      [&] { rrefs_.adopt(forksIn(invocation->message), /*wait_for_owner=*/true, std::move(ready)); }, fail,
       ErrorCode::kUserException);
   if (*adopted) go(*std::move(*adopted));
 }

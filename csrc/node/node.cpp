@@ -73,7 +73,7 @@ RRefService::Options Node::rrefOptions() {
   if (!options.encode_value) {
     options.encode_value = [this](const c10::IValue& value, const WorkerInfo& to) { return replyWith(value, to.id); };
   }
-  if (!isStaticGroup()) options.first_id = incarnation_;
+  if (!isStaticGroup()) options.first_number = incarnation_;
   options.group = options_.rendezvous;
   return options;
 }

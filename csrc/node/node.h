@@ -31,7 +31,7 @@ class Node : public std::enable_shared_from_this<Node> {
   struct Options {
     Agent::Options agent;               ///< the node sets `incarnation`, `grows`, `liveness`, `max_queued_bytes`
     AutogradService::Options autograd;  ///< the node sets `progress_timeout` and `first_context`
-    RRefService::Options rrefs;         ///< the node sets `first_id` and `group`, and `encode_value` unless it is set
+    RRefService::Options rrefs;  ///< the node sets `first_number` and `group`, and `encode_value` unless it is set
     /// Used by create(), which sets `node_name`, `rendezvous_host` and, unless it is set, `secret`.
     TransportOptions transport;
     /// Where the group meets, as a URL. The store is opened by the caller: here it only says where to listen.

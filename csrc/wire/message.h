@@ -48,6 +48,7 @@ struct Message {
   std::vector<Header> headers{};      ///< few, so a list is fast enough
   std::string payload{};              ///< written and read by the layer that owns the kind
   std::vector<at::Tensor> tensors{};  ///< the payload refers to them by index
+  WorkerId from = kNoWorker;          ///< the worker from which it has arrived, as its link says; not among the bytes
 
   /// The bytes of the first header of that kind; nullptr if there is none.
   const std::string* header(HeaderKind kind) const;
