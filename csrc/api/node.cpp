@@ -2,6 +2,7 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "agent/group_secret.h"
 #include "api/access.h"
 #include "api/rendezvous.h"
 
@@ -63,7 +64,12 @@ core::Node::Options coreOptions(const NodeOptions& options) {
 /// Joins the group at the store `root` or, if that is null, at the options' rendezvous.
 std::shared_ptr<core::Node> start(const NodeOptions& public_options, const StorePtr& root) {
   auto options = coreOptions(public_options);
-  const Meeting meeting{options.rendezvous, options.agent.self.id, options.world_size, options.init_timeout};
+  const Meeting meeting{
+      .url = options.rendezvous,
+      .rank = options.agent.self.id,
+      .world_size = options.world_size,
+      .timeout = options.init_timeout,
+      .has_secret = hasGivenSecret(options.transport.secret)};
   const auto store = enterGroup(root ? root : openStore(meeting));
   const auto no_python = std::make_shared<NoPython>(options.agent.self.name);
   auto node = core::Node::create(options, store);

@@ -3,6 +3,7 @@
 #include <pybind11/chrono.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "agent/group_secret.h"
 #include "base/doctor.h"
 #include "base/os/threads.h"
 #include "base/sync/interrupt.h"
@@ -154,6 +155,8 @@ void bindOptions(py::module_& module) {
           })
       .def_property_readonly(
           "encryption", [](const TensorPipeOptionsBase& self) { return self.node.transport.encryption; })
+      .def_property_readonly(
+          "_has_secret", [](const TensorPipeOptionsBase& self) { return hasGivenSecret(self.node.transport.secret); })
       .def_property_readonly("transport", [](const TensorPipeOptionsBase& self) { return self.node.transport.kind; })
       .def_property_readonly(
           "_transports", [](const TensorPipeOptionsBase& self) { return self.node.transport.transports; })
@@ -364,6 +367,12 @@ void bindAgent(py::module_& module) {
         }
       },
       py::arg("agent"));
+  module.def(
+      "_caller", [] { return currentCaller() ? std::optional(*currentCaller()) : std::nullopt; },
+      "The worker whose call this thread runs as a Python function; None if it runs none.");
+  module.def(
+      "_prepare_store_file", &prepareStoreFile, py::arg("path"), py::arg("has_given_secret"),
+      "Creates the file of a file:// store. Raises if it cannot be opened, or is not private but has the secret.");
   module.def(
       "_serves_call", &ThreadPool::onThread,
       "Whether this thread runs a function that a worker has called, or a callback.");

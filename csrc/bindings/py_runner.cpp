@@ -32,6 +32,20 @@ struct BlockAtFinalization {
   }
 };
 
+thread_local const WorkerInfo* current_caller = nullptr;
+
+/// Lets currentCaller() return the worker. Nests, since a thread that runs a function may run another one meanwhile.
+class CallerScope {
+ public:
+  explicit CallerScope(const WorkerInfo& caller) : outer_(std::exchange(current_caller, &caller)) {}
+  ~CallerScope() { current_caller = outer_; }
+  CallerScope(const CallerScope&) = delete;
+  CallerScope& operator=(const CallerScope&) = delete;
+
+ private:
+  const WorkerInfo* const outer_;
+};
+
 /// Destroys no Python object between the guard's destructor and the function.
 py::object callPython(const py::object& function, const py::tuple& args, const py::dict& kwargs) {
   PyObject* value = nullptr;
@@ -76,7 +90,10 @@ class PythonRunner final : public CallableRunner {
     if (!node) return fail(Error(ErrorCode::kShutdown, "RPC has shut down"));
     guarded(node->self(), fail, [&] {
       auto call = decodePythonCall(node, invocation);
-      auto value = callPython(call.function, call.args, call.kwargs);
+      auto value = [&] {
+        const CallerScope caller(invocation.from);
+        return callPython(call.function, call.args, call.kwargs);
+      }();
       auto future = futureOf(call, value);
       if (!future) return succeed(*node, invocation.from, value);
       follow(node, invocation.from, future, std::move(succeed), fail);
@@ -140,6 +157,8 @@ class PythonRunner final : public CallableRunner {
 };
 
 }  // namespace
+
+const WorkerInfo* currentCaller() { return current_caller; }
 
 void profileGil(bool enabled) {
   gil_waits.nanoseconds = 0;

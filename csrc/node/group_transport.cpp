@@ -4,6 +4,8 @@
 #include <string_view>
 
 #include "agent/group_secret.h"
+#include "base/log.h"
+#include "transport/host_address.h"
 
 namespace torchrpc {
 
@@ -20,16 +22,39 @@ std::string rendezvousHost(const std::string& url) {
   return std::string(host);
 }
 
-std::unique_ptr<Transport> makeGroupTransport(const Node::Options& options, c10d::Store& store) {
-  auto transport = options.transport;
+namespace {
+
+/// One line about what is open without a secret: a warning, once for each group, where other machines reach it.
+void logWhoCanJoin(const Node::Options& options, const std::string& self) {
+  constexpr auto kRemedy = ". To change that, give all workers the same TORCHRPC_SECRET_FILE or TORCHRPC_SECRET";
+  const bool has_file = options.rendezvous.starts_with("file:");
+  const bool is_warning = !has_file && options.agent.self.id == 0 && !options.transport.rendezvous_host.empty();
+  log(is_warning ? LogLevel::kWarning : LogLevel::kInfo,
+      "the group of " + self + " was given no secret: whoever " +
+          (has_file ? "may read the file of " + options.rendezvous : "reaches its store") +
+          " can join it and run code on its workers" + kRemedy);
+}
+
+}  // namespace
+
+std::unique_ptr<Transport> makeGroupTransport(Node::Options& options, c10d::Store& store) {
+  auto& transport = options.transport;
   transport.node_name = options.agent.self.name;
   transport.rendezvous_host = rendezvousHost(options.rendezvous);
   transport.secret = givenSecret(transport.secret);
   transport.secret_is_given = !transport.secret.empty();
   if (chooseTransport(transport).capabilities.authenticates) {
-    transport.secret = groupSecret(store, transport.secret, transport.node_name);
+    const HostChoice choice{.host = transport.host, .rendezvous_host = transport.rendezvous_host};
+    auto secret = groupSecret(store, transport.secret, mustListenOnLoopback(choice), transport.node_name);
+    transport.secret = std::move(secret.bytes);
+    if (secret.source == GroupSecret::Source::kStore) logWhoCanJoin(options, transport.node_name);
+    if (secret.source == GroupSecret::Source::kUser) {
+      log(LogLevel::kInfo,
+          "the group of " + transport.node_name + " was given no secret: all processes of this user on this machine " +
+              "can join it");
+    }
   }
-  return makeTransport(std::move(transport));
+  return makeTransport(transport);
 }
 
 }  // namespace torchrpc

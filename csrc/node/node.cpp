@@ -79,7 +79,8 @@ RRefService::Options Node::rrefOptions() {
 }
 
 std::shared_ptr<Node> Node::create(const Options& options, StorePtr store) {
-  auto transport = makeGroupTransport(options, *store);
+  auto completed = options;
+  auto transport = makeGroupTransport(completed, *store);
   const auto destroy = [](Node* node) {
     if (!node->agent_.isInItsProcess()) return;
     if (node->agent_.isOnOwnThread()) {
@@ -89,7 +90,7 @@ std::shared_ptr<Node> Node::create(const Options& options, StorePtr store) {
     }
     std::default_delete<Node>()(node);
   };
-  return {std::make_unique<Node>(options, std::move(store), std::move(transport)).release(), destroy};
+  return {std::make_unique<Node>(completed, std::move(store), std::move(transport)).release(), destroy};
 }
 
 Node::Node(const Options& options, StorePtr store, std::unique_ptr<Transport> transport)
@@ -130,7 +131,7 @@ void Node::serve(CallableType type, const std::shared_ptr<CallableRunner>& runne
 
 void Node::start() {
   WorkerRecord self{options_.agent.self, agent_.listen(), options_.world_size, incarnation_, options_.metadata};
-  rendezvous_ = std::make_unique<Rendezvous>(store_, self);
+  rendezvous_ = std::make_unique<Rendezvous>(store_, self, options_.transport.secret);
   const auto deadline = deadlineAfter(options_.init_timeout);
   const auto limit = timeUntil(deadline);
   const auto lives = [this](const WorkerRecord& record) { return agent_.answersPing(record); };
@@ -177,7 +178,15 @@ WorkerInfo Node::worker(WorkerId id) const { return record(id).info; }
 std::string Node::metadata(WorkerId id) const { return record(id).metadata; }
 
 void Node::admit(const WorkerInfo& worker) {
-  if (worker.id != self().id) agent_.admit(rendezvous_->lookUp(worker.id, timeout()));
+  if (worker.id == self().id) return;
+  auto record = rendezvous_->lookUp(worker.id, timeout());
+  if (record.info != worker) {
+    throw Error(
+        ErrorCode::kRendezvous,
+        toString(worker) + " cannot join the group of " + self().name + ": the store has it as " +
+            toString(record.info));
+  }
+  agent_.admit(std::move(record));
 }
 
 void Node::expel(const WorkerInfo& worker) {
