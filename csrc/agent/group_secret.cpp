@@ -15,12 +15,14 @@
 #include "base/error.h"
 #include "base/hmac.h"
 #include "base/random.h"
+#include "transport/native/auth/identity.h"
 
 namespace torchrpc {
 
 namespace {
 
-constexpr auto kFileVariable = "TORCHRPC_SECRET_FILE", kVariable = "TORCHRPC_SECRET";
+constexpr auto kFileVariable = "TORCHRPC_SECRET_FILE", kVariable = "TORCHRPC_SECRET",
+               kIdentityVariable = "TORCHRPC_IDENTITY_FILE";
 constexpr auto kSecretKey = "secret";
 constexpr auto kGiven = "given";  // the value of the key when the secret has been given by the user
 constexpr size_t kSecretBytes = 32;
@@ -80,8 +82,8 @@ class File {
 
 // Links are followed: secrets that Kubernetes or systemd put into files are reached by links. The file itself is
 // checked.
-std::string readSecretFile(const std::string& path) {
-  const auto where = "TORCHRPC_SECRET_FILE names " + path;
+std::string readPrivateFile(const std::string& path, const std::string& source) {
+  const auto where = source + " names " + path;
   const File file(path, O_RDONLY);
   if (file.error()) reject(where + ", which cannot be read: " + std::strerror(file.error()));
   if (const auto why = file.whyNotPrivate(path); !why.empty()) reject(where + why);
@@ -117,14 +119,22 @@ std::string variable(const char* name) {
 std::string givenSecret(const std::string& option) {
   if (!option.empty()) return validatedSecret(option, "the option secret");
   if (const auto path = variable(kFileVariable); !path.empty()) {
-    return validatedSecret(readSecretFile(path), "TORCHRPC_SECRET_FILE names a file that");
+    return validatedSecret(readPrivateFile(path, kFileVariable), "TORCHRPC_SECRET_FILE names a file that");
   }
   const auto secret = variable(kVariable);
   return secret.empty() ? secret : validatedSecret(secret, "TORCHRPC_SECRET");
 }
 
+std::shared_ptr<const native::Identity> givenIdentity(const std::string& option) {
+  const auto path = option.empty() ? variable(kIdentityVariable) : option;
+  if (path.empty()) return nullptr;
+  const std::string source = option.empty() ? kIdentityVariable : "the option identity";
+  return std::make_shared<const native::Identity>(readPrivateFile(path, source), path);
+}
+
 bool hasGivenSecret(const std::string& option) {
-  return !option.empty() || !variable(kFileVariable).empty() || !variable(kVariable).empty();
+  return !option.empty() || !variable(kFileVariable).empty() || !variable(kVariable).empty() ||
+      !variable(kIdentityVariable).empty();
 }
 
 // Note [Where the secret comes from]

@@ -3,6 +3,7 @@
 // The secret that the workers of a group share, and where it comes from. Note [Where the secret comes from] in
 // group_secret.cpp has the rule. Used by the thread that starts the node only; the store blocks.
 
+#include <memory>
 #include <string>
 
 namespace c10d {
@@ -10,6 +11,10 @@ class Store;
 }
 
 namespace torchrpc {
+
+namespace native {
+class Identity;
+}
 
 struct GroupSecret {
   enum class Source {
@@ -27,7 +32,11 @@ struct GroupSecret {
 /// than this one and root, or that cannot be read.
 std::string givenSecret(const std::string& option);
 
-/// Whether the user has given a secret, valid or not.
+/// The identity in the file that `option`, else TORCHRPC_IDENTITY_FILE, names; null if there is none. Throws
+/// Error(kInvalidArgument) for a file that is no identity, or as givenSecret() for one that is not private.
+std::shared_ptr<const native::Identity> givenIdentity(const std::string& option);
+
+/// Whether the user has given a secret, valid or not; an identity has one, too.
 bool hasGivenSecret(const std::string& option);
 
 /// The secret of the group that meets at `store`: `given`, which is not written to the store; else, if all workers of

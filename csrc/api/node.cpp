@@ -45,6 +45,7 @@ core::Node::Options coreOptions(const NodeOptions& options) {
   core.agent.threads = options.threads;
   core.transport.kind = options.transport;
   core.transport.secret = options.secret;
+  core.transport.identity_file = options.identity;
   core.transport.encryption = options.encryption;
   core.transport.port = options.port;
   core.rendezvous = options.rendezvous;

@@ -106,7 +106,7 @@ void bindOptions(py::module_& module) {
           py::init([](size_t num_worker_threads, std::optional<std::vector<std::string>> transports,
                       std::optional<std::vector<std::string>> channels, double rpc_timeout, std::string init_method,
                       py::dict device_maps, py::list devices, std::string transport, std::string secret,
-                      std::string encryption, std::string port, const AllowedNames& allowed,
+                      std::string identity, std::string encryption, std::string port, const AllowedNames& allowed,
                       std::optional<double> liveness_timeout, bool propagate_deadlines,
                       std::optional<int64_t> max_queued_bytes) {
             if (num_worker_threads == 0) throwInvalidArgument("num_worker_threads must be positive, but got 0");
@@ -126,6 +126,7 @@ void bindOptions(py::module_& module) {
             node.transport.transports = std::move(transports);
             node.transport.channels = std::move(channels);
             node.transport.secret = std::move(secret);
+            node.transport.identity_file = std::move(identity);
             node.transport.encryption = std::move(encryption);
             node.transport.port = std::move(port);
             node.allowed_functions = allowancesOf(allowed);
@@ -136,7 +137,7 @@ void bindOptions(py::module_& module) {
           py::arg("num_worker_threads") = defaults.node.agent.threads, py::arg("_transports") = std::nullopt,
           py::arg("_channels") = std::nullopt, py::arg("rpc_timeout") = defaults.rpc_timeout,
           py::arg("init_method") = defaults.init_method, py::arg("device_maps") = py::dict(),
-          py::arg("devices") = py::list(), py::arg("transport") = "", py::arg("secret") = "",
+          py::arg("devices") = py::list(), py::arg("transport") = "", py::arg("secret") = "", py::arg("identity") = "",
           py::arg("encryption") = "", py::arg("port") = "", py::arg("allowed") = AllowedNames(),
           py::arg("liveness_timeout") = std::nullopt, py::arg("propagate_deadlines") = false,
           py::arg("max_queued_bytes") = std::nullopt)
@@ -156,7 +157,12 @@ void bindOptions(py::module_& module) {
       .def_property_readonly(
           "encryption", [](const TensorPipeOptionsBase& self) { return self.node.transport.encryption; })
       .def_property_readonly(
-          "_has_secret", [](const TensorPipeOptionsBase& self) { return hasGivenSecret(self.node.transport.secret); })
+          "_has_secret",
+          [](const TensorPipeOptionsBase& self) {
+            return hasGivenSecret(self.node.transport.secret + self.node.transport.identity_file);
+          })
+      .def_property_readonly(
+          "identity", [](const TensorPipeOptionsBase& self) { return self.node.transport.identity_file; })
       .def_property_readonly("transport", [](const TensorPipeOptionsBase& self) { return self.node.transport.kind; })
       .def_property_readonly(
           "_transports", [](const TensorPipeOptionsBase& self) { return self.node.transport.transports; })

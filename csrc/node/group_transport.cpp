@@ -6,6 +6,7 @@
 #include "agent/group_secret.h"
 #include "base/log.h"
 #include "transport/host_address.h"
+#include "transport/native/auth/identity.h"
 
 namespace torchrpc {
 
@@ -35,13 +36,46 @@ void logWhoCanJoin(const Node::Options& options, const std::string& self) {
           " can join it and run code on its workers" + kRemedy);
 }
 
+/// The secret and the identity that the user has given.
+void completeGiven(TransportOptions& transport) {
+  transport.identity = givenIdentity(transport.identity_file);
+  if (!transport.identity) {
+    transport.secret = givenSecret(transport.secret);
+    return;
+  }
+  if (!transport.secret.empty()) {
+    throw Error(ErrorCode::kInvalidArgument, "an identity has the group's secret: give no other secret beside it");
+  }
+  if (const auto& name = transport.identity->holder().name; name != transport.node_name) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "the identity of worker " + name + " was given to worker " + transport.node_name +
+            ": give each worker its own, which `torchrpc keygen` makes");
+  }
+  transport.secret = transport.identity->secret();
+}
+
+/// Throws Error(kInvalidArgument) if what a caller may run depends on its name, which nobody checks.
+void requireIdentities(const Node::Options& options) {
+  if (options.transport.identity) return;
+  for (const auto& allowance : options.allowed_functions) {
+    if (allowance.workers == AllowList::kAllWorkers) continue;
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "allowed_functions has functions for workers named '" + allowance.workers +
+            "', but without identities any worker can take any name. Make identities with `torchrpc keygen`, and give "
+            "each worker its own by TORCHRPC_IDENTITY_FILE or the option identity; or give one list for all workers");
+  }
+}
+
 }  // namespace
 
 std::unique_ptr<Transport> makeGroupTransport(Node::Options& options, c10d::Store& store) {
   auto& transport = options.transport;
   transport.node_name = options.agent.self.name;
   transport.rendezvous_host = rendezvousHost(options.rendezvous);
-  transport.secret = givenSecret(transport.secret);
+  completeGiven(transport);
+  requireIdentities(options);
   transport.secret_is_given = !transport.secret.empty();
   if (chooseTransport(transport).capabilities.authenticates) {
     const HostChoice choice{.host = transport.host, .rendezvous_host = transport.rendezvous_host};

@@ -219,8 +219,11 @@ struct NodeOptions {
   /// The secret by which workers authenticate each other when they connect: at least 16 bytes, the same on all workers.
   /// Empty: that in TORCHRPC_SECRET_FILE or TORCHRPC_SECRET, else a random one, distributed by the rendezvous.
   std::string secret;
-  /// Whether connections over TCP are encrypted: "on"; "off"; or "auto", which means "on" if a secret was given. The same
-  /// on all workers. Empty: the value of TORCHRPC_ENCRYPTION, else "auto".
+  /// The file with the identity of this worker, which `torchrpc keygen` makes: its certificate, and the group's secret.
+  /// Empty: the value of TORCHRPC_IDENTITY_FILE, else none: then the names of workers are taken on trust.
+  std::string identity;
+  /// Whether connections over TCP are encrypted: "on"; "off"; or "auto", which means "on" if a secret was given. The
+  /// same on all workers. Empty: the value of TORCHRPC_ENCRYPTION, else "auto".
   std::string encryption;
   /// The functions that other workers may run here; empty optional: all. Names of operators ("aten::add") and
   /// registered functions ("cpp_function(name)"), or prefixes of such names ("aten::*").

@@ -55,6 +55,7 @@ class _TensorPipeRpcBackendOptionsBase(RpcBackendOptions):
         devices: list[torch.device] = ...,
         transport: str = ...,
         secret: str | bytes = ...,
+        identity: str = ...,
         encryption: str = ...,
         port: str = ...,
         allowed: Sequence[tuple[str, list[str] | None]] = ...,

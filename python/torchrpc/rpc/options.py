@@ -2,6 +2,7 @@
 
 import inspect
 import numbers
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -92,6 +93,9 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         secret (str or bytes): the secret by which workers authenticate each other when they connect, at least 16 bytes,
             the same on all workers; default: the environment variables TORCHRPC_SECRET_FILE (a file that only its owner
             may read) or TORCHRPC_SECRET, else a random one for each group, distributed by the rendezvous.
+        identity (path): the file with the identity of this worker, which `torchrpc keygen` makes: a certificate of its
+            name and role, and the group's secret. If one worker has an identity, all must. Default: the environment
+            variable TORCHRPC_IDENTITY_FILE, else none: then the names of workers are taken on trust.
         encryption (str): whether connections between hosts (TCP) are encrypted: `"on"`; `"off"`; or `"auto"`, which
             means on if a secret was given. The same on all workers; default: the environment variable
             TORCHRPC_ENCRYPTION, else `"auto"`. With a secret that the rendezvous distributes, encryption protects
@@ -119,7 +123,8 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             order of preference; those that do not work on this machine are skipped with a warning.
 
     Raises:
-        ValueError: `encryption` is another text, or an empty secret; a device map that is not 1-to-1, or a device in `devices` that is not a CUDA device.
+        ValueError: `encryption` is another text, or an empty secret; a device map that is not 1-to-1, or a device in
+            `devices` that is not a CUDA device.
         TypeError: an argument of another type.
         RuntimeError: a number that must be positive and is not.
     """
@@ -134,6 +139,7 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         devices: list[DeviceType] | None = None,
         transport: str | None = None,
         secret: str | bytes | None = None,
+        identity: str | os.PathLike[str] | None = None,
         encryption: str | None = None,
         port: int | str | None = None,
         allowed_functions: Entries | Mapping[str, Entries | None] | None = None,
@@ -149,6 +155,7 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             ("init_method", init_method, str, "a str"),
             ("device_maps", device_maps, Mapping | None, "a dict"),
             ("transport", transport, str | None, "a str"),
+            ("identity", identity, str | os.PathLike | None, "a path"),
             ("encryption", encryption, str | None, "a str"),
             ("port", port, numbers.Integral | str | None, "an int or a str"),
             ("liveness_timeout", liveness_timeout, numbers.Real | None, "a number of seconds"),
@@ -174,6 +181,7 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             devices=_to_device_list(devices or []),
             transport=transport or "",
             secret=_checked_secret(secret),
+            identity="" if identity is None else os.fspath(identity),
             encryption=_checked_encryption(encryption),
             port="" if port is None else str(port),
             allowed=allowances_of(allowed_functions),

@@ -167,6 +167,11 @@ bool isName(const std::string& text) {
   });
 }
 
+/// What a proof signs: a proof of one side is not valid for the other.
+std::string signedText(Side side, std::string_view handshake_hash) {
+  return (side == Side::kOpener ? "opener " : "listener ") + std::string(handshake_hash);
+}
+
 // Clocks of machines differ a little.
 constexpr auto kClockDifference = std::chrono::minutes(5);
 
@@ -239,18 +244,18 @@ Identity::~Identity() {
   for (auto* text : {&secret_, &private_key_}) sodium_memzero(text->data(), text->size());
 }
 
-std::string Identity::prove(ProofSide side, std::string_view handshake_hash) const {
-  const auto message = static_cast<char>(side) + std::string(handshake_hash);
+std::string Identity::prove(Side side, std::string_view handshake_hash) const {
+  const auto message = signedText(side, handshake_hash);
   return sign(kProofLabel, message, private_key_) + certificate_bytes_;
 }
 
 PeerIdentity Identity::check(
-    std::string_view proof, ProofSide side, std::string_view handshake_hash, const std::string& name) const try {
+    std::string_view proof, Side side, std::string_view handshake_hash, const std::string& name) const try {
   if (proof.empty()) refuse("it has no identity: start it with one that `torchrpc keygen` has made for it");
   if (proof.size() < crypto_sign_BYTES) refuse("a malformed proof");
   const auto certificate = readCertificate(proof.substr(crypto_sign_BYTES), group_key_);
   if (certificate.holder.name != name) refuse("its certificate is that of worker " + certificate.holder.name);
-  const auto message = static_cast<char>(side) + std::string(handshake_hash);
+  const auto message = signedText(side, handshake_hash);
   if (!isSigned(proof.substr(0, crypto_sign_BYTES), kProofLabel, message, certificate.public_key)) {
     refuse("it does not have the private key of its certificate");
   }

@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "transport/native/auth/noise.h"
 #include "transport/peer_identity.h"
 
 namespace torchrpc::native {
@@ -25,9 +26,6 @@ struct Certificate {
   std::chrono::sys_seconds not_before, not_after;
   std::string public_key;
 };
-
-/// The side of a handshake that makes a proof: one side's is not valid for the other.
-enum class ProofSide : char { kOpener = 'O', kListener = 'L' };
 
 /// The text of a new group key file.
 std::string makeGroupKey();
@@ -51,14 +49,13 @@ class Identity {
   /// The secret of the group.
   const std::string& secret() const { return secret_; }
 
-  /// The proof for the peer of this handshake: the certificate, and a signature over `handshake_hash`, which must be
-  /// of no other handshake.
-  std::string prove(ProofSide side, std::string_view handshake_hash) const;
+  /// The proof of this side for its peer: the certificate, and a signature over `handshake_hash`, which must be of no
+  /// other handshake.
+  std::string prove(Side side, std::string_view handshake_hash) const;
 
-  /// What the proof of a peer, which claims `name`, shows. Throws Error(kProtocol): the proof is malformed, of another
-  /// group, handshake or name, or its certificate is not valid now.
-  PeerIdentity check(
-      std::string_view proof, ProofSide side, std::string_view handshake_hash, const std::string& name) const;
+  /// What the proof of a peer on that side, which claims `name`, shows. Throws Error(kProtocol): the proof is
+  /// malformed, of another group, handshake or name, or its certificate is not valid now.
+  PeerIdentity check(std::string_view proof, Side side, std::string_view handshake_hash, const std::string& name) const;
 
  private:
   const Clock clock_;

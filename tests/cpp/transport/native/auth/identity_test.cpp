@@ -43,7 +43,7 @@ struct Group {
   const Identity bob{identityText(key, "bob"), "bob.identity"};
 
   std::string checkedByBob(std::string_view proof, const std::string& name = "alice") const {
-    return errorOf([&] { bob.check(proof, ProofSide::kOpener, kHash, name); });
+    return errorOf([&] { bob.check(proof, Side::kOpener, kHash, name); });
   }
 };
 
@@ -51,7 +51,7 @@ struct Group {
 
 TEST_CASE("A proof shows the name and the roles of its maker", "[identity]") {
   const Group group;
-  const auto peer = group.bob.check(group.alice.prove(ProofSide::kOpener, kHash), ProofSide::kOpener, kHash, "alice");
+  const auto peer = group.bob.check(group.alice.prove(Side::kOpener, kHash), Side::kOpener, kHash, "alice");
   CHECK(peer.name == "alice");
   CHECK(peer.roles == std::vector<std::string>{"member", "trainer"});
   CHECK(peer.isMember());
@@ -61,19 +61,19 @@ TEST_CASE("A proof shows the name and the roles of its maker", "[identity]") {
 
 TEST_CASE("A proof is valid for one handshake, one side and one name", "[identity]") {
   const Group group;
-  const auto proof = group.alice.prove(ProofSide::kOpener, kHash);
+  const auto proof = group.alice.prove(Side::kOpener, kHash);
   CHECK_THAT(
-      errorOf([&] { group.bob.check(proof, ProofSide::kOpener, std::string(32, 'x'), "alice"); }),
+      errorOf([&] { group.bob.check(proof, Side::kOpener, std::string(32, 'x'), "alice"); }),
       Contains("does not have the private key"));
   CHECK_THAT(
-      errorOf([&] { group.bob.check(proof, ProofSide::kListener, kHash, "alice"); }),
+      errorOf([&] { group.bob.check(proof, Side::kListener, kHash, "alice"); }),
       Contains("does not have the private key"));
   CHECK_THAT(group.checkedByBob(proof, "bob"), Contains("its certificate is that of worker alice"));
 }
 
 TEST_CASE("No bit of a proof can be changed", "[identity]") {
   const Group group;
-  const auto proof = group.alice.prove(ProofSide::kOpener, kHash);
+  const auto proof = group.alice.prove(Side::kOpener, kHash);
   REQUIRE(group.checkedByBob(proof) == "no error");
   for (size_t byte = 0; byte < proof.size(); ++byte) {
     auto changed = proof;
@@ -88,7 +88,7 @@ TEST_CASE("No bit of a proof can be changed", "[identity]") {
 TEST_CASE("A certificate of another group is refused", "[identity]") {
   const Group group, other;
   CHECK_THAT(
-      group.checkedByBob(other.alice.prove(ProofSide::kOpener, kHash)),
+      group.checkedByBob(other.alice.prove(Side::kOpener, kHash)),
       Contains("has not been made with the key of this group"));
 }
 
@@ -99,7 +99,7 @@ TEST_CASE("A certificate is not valid after its time", "[identity]") {
         return std::exchange(now, in(kDay * 2));  // its own certificate is read today
       });
   CHECK_THAT(
-      errorOf([&] { later.check(group.alice.prove(ProofSide::kOpener, kHash), ProofSide::kOpener, kHash, "alice"); }),
+      errorOf([&] { later.check(group.alice.prove(Side::kOpener, kHash), Side::kOpener, kHash, "alice"); }),
       Contains("its certificate has expired on"));
   CHECK_THAT(
       errorOf([&] { Identity(identityText(group.key, "carol"), "carol.identity", [] { return in(kDay * 2); }); }),
