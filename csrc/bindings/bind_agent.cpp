@@ -121,9 +121,9 @@ void bindOptions(py::module_& module) {
           py::arg("_channels") = std::nullopt, py::arg("rpc_timeout") = defaults.rpc_timeout,
           py::arg("init_method") = defaults.init_method, py::arg("device_maps") = py::dict(),
           py::arg("devices") = py::list(), py::arg("transport") = "", py::arg("secret") = "",
-          py::arg("encryption") = "", py::arg("port") = "",
-          py::arg("allowed") = std::nullopt, py::arg("liveness_timeout") = std::nullopt,
-          py::arg("propagate_deadlines") = false, py::arg("max_queued_bytes") = std::nullopt)
+          py::arg("encryption") = "", py::arg("port") = "", py::arg("allowed") = std::nullopt,
+          py::arg("liveness_timeout") = std::nullopt, py::arg("propagate_deadlines") = false,
+          py::arg("max_queued_bytes") = std::nullopt)
       .def_property(
           "num_worker_threads", [](const TensorPipeOptionsBase& self) { return self.node.agent.threads; },
           [](TensorPipeOptionsBase& self, size_t threads) { self.node.agent.threads = threads; })
@@ -137,7 +137,8 @@ void bindOptions(py::module_& module) {
           [](TensorPipeOptionsBase& self, std::optional<std::vector<std::string>> names) {
             self.node.allowed_functions = std::move(names);
           })
-      .def_property_readonly("encryption", [](const TensorPipeOptionsBase& self) { return self.node.transport.encryption; })
+      .def_property_readonly(
+          "encryption", [](const TensorPipeOptionsBase& self) { return self.node.transport.encryption; })
       .def_property_readonly("transport", [](const TensorPipeOptionsBase& self) { return self.node.transport.kind; })
       .def_property_readonly(
           "_transports", [](const TensorPipeOptionsBase& self) { return self.node.transport.transports; })

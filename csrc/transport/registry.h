@@ -26,12 +26,12 @@ struct TransportOptions {
   std::string host;  ///< this and the next: as in HostChoice
   std::string rendezvous_host;
   std::string node_name;
-  std::string secret;  ///< the group's; empty: none. Only for transports that authenticate.
+  std::string secret;            ///< the group's; empty: none. Only for transports that authenticate.
   bool secret_is_given = false;  ///< the user has given it, so that it is in no store
   /// "auto": connections over TCP are encrypted if the user has given a secret. "on": always. "off": never. Empty: the
   /// value of the environment variable TORCHRPC_ENCRYPTION, else "auto". All workers of a group must have the same.
   std::string encryption;
-  std::string port;    ///< as listenPorts() reads it. Only for transports that take a port.
+  std::string port;  ///< as listenPorts() reads it. Only for transports that take a port.
   Limits limits;
 };
 

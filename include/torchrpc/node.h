@@ -213,8 +213,8 @@ struct NodeOptions {
   /// The secret by which workers authenticate each other when they connect: at least 16 bytes, the same on all workers.
   /// Empty: that in TORCHRPC_SECRET_FILE or TORCHRPC_SECRET, else a random one, distributed by the rendezvous.
   std::string secret;
-  /// Whether connections over TCP are encrypted: "on"; "off"; or "auto", which means "on" if a secret was given. The same
-  /// on all workers. Empty: the value of TORCHRPC_ENCRYPTION, else "auto".
+  /// Whether connections over TCP are encrypted: "on"; "off"; or "auto", which means "on" if a secret was given. The
+  /// same on all workers. Empty: the value of TORCHRPC_ENCRYPTION, else "auto".
   std::string encryption;
   /// The functions that other workers may run here; empty optional: all. Names of operators ("aten::add") and
   /// registered functions ("cpp_function(name)"), or prefixes of such names ("aten::*").

@@ -1,6 +1,6 @@
 // The handshake as a state machine, between an honest opener and listener whose messages pass through a relay that
-// repeats, changes, swaps and makes messages, and does not know the secret; single messages, which unauthenticated peers
-// send; and addresses, which are read from a store.
+// repeats, changes, swaps and makes messages, and does not know the secret; single messages, which unauthenticated
+// peers send; and addresses, which are read from a store.
 
 #include "input.h"
 #include "transport/native/address.h"
@@ -34,7 +34,8 @@ void fuzzMessage(const std::string& bytes) {
 class Party {
  public:
   Party(Side side, const SecretKey& psk, const HandshakeMessage& hello)
-      : noise_(side, psk, hello.bytes() + "tcp", SecretKey(std::string(kKeyBytes, side == Side::kOpener ? 'o' : 'l'))) {}
+      : noise_(side, psk, hello.bytes() + "tcp", SecretKey(std::string(kKeyBytes, side == Side::kOpener ? 'o' : 'l'))) {
+  }
   std::string write(const std::string& payload, bool tokens) {
     auto message = tokens ? noise_.writeTokens() : "";
     return message + noise_.sealPayload(payload);
@@ -71,7 +72,9 @@ void fuzzExchange(fuzz::Input& input) {
       case 0: relayed[input.byte() % relayed.size()] ^= input.byte(); break;
       case 1: relayed.resize(input.byte() % (relayed.size() + 1)); break;
       case 2: relayed += static_cast<char>(input.byte()); break;
-      case 3: if (!seen.empty()) relayed = seen[input.byte() % seen.size()]; break;
+      case 3:
+        if (!seen.empty()) relayed = seen[input.byte() % seen.size()];
+        break;
       default: break;
     }
     seen.push_back(sent);

@@ -1,6 +1,6 @@
 // Records of an encrypted connection, as a relay that does not know the keys may send them: it repeats, drops, swaps,
-// cuts and changes records of an honest peer, and makes some of its own. Whatever it does, only what the peer has sent is
-// delivered, in order and from the start.
+// cuts and changes records of an honest peer, and makes some of its own. Whatever it does, only what the peer has sent
+// is delivered, in order and from the start.
 
 #include <cstring>
 #include <random>
@@ -74,10 +74,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const uint8_t step = input.byte();
     std::string record = records[std::min(next, kRecords)];
     switch (step % 8) {
-      case 0: next = input.byte() % records.size(); continue;                      // repeats, skips
-      case 1: record.resize(input.byte() % (record.size() + 1)); break;            // cuts
-      case 2: record[input.byte() % record.size()] ^= input.byte() | 1; break;     // changes
-      case 3: {                                                                    // makes one
+      case 0: next = input.byte() % records.size(); continue;                   // repeats, skips
+      case 1: record.resize(input.byte() % (record.size() + 1)); break;         // cuts
+      case 2: record[input.byte() % record.size()] ^= input.byte() | 1; break;  // changes
+      case 3: {                                                                 // makes one
         record.assign(input.rest().substr(0, input.byte()));
         break;
       }
@@ -95,7 +95,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (bool is_open = true; is_open;) {
     if (rest.empty()) ::shutdown(sockets.there.get(), SHUT_RDWR);
     const auto piece = std::min<size_t>(rest.size(), 1 + random() % 200);
-    if (piece > 0) fuzz::expect(::send(sockets.there.get(), rest.data(), piece, MSG_NOSIGNAL) == static_cast<ssize_t>(piece));
+    if (piece > 0)
+      fuzz::expect(::send(sockets.there.get(), rest.data(), piece, MSG_NOSIGNAL) == static_cast<ssize_t>(piece));
     rest.remove_prefix(piece);
     for (;;) {
       const size_t first = random() % room.size(), bytes = 1 + random() % (room.size() - first);

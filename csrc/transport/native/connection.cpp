@@ -24,7 +24,8 @@ constexpr size_t kMaxPollBytes = 1 << 20;
 constexpr uint64_t kMinFrameBytes = 64 << 10;
 }  // namespace
 
-StreamConnection::StreamConnection(std::shared_ptr<SharedState> shared, std::string peer_name, std::string route, bool is_accepted)
+StreamConnection::StreamConnection(
+    std::shared_ptr<SharedState> shared, std::string peer_name, std::string route, bool is_accepted)
     : shared_(std::move(shared)),
       peer_name_(std::move(peer_name)),
       route_(std::move(route)),
@@ -190,8 +191,8 @@ void StreamConnection::open(std::unique_ptr<ByteStream> stream, int fd) {
 void StreamConnection::requireFrame(Duration timeout) {
   shared_->loop.lock().assertHeld();
   if (!handler_ || has_frame_) return;
-  frame_deadline_ = shared_->loop.after(
-      timeout, [this, timeout, received = received_bytes_] { onFrameDue(timeout, received); });
+  frame_deadline_ =
+      shared_->loop.after(timeout, [this, timeout, received = received_bytes_] { onFrameDue(timeout, received); });
 }
 
 void StreamConnection::onFrameDue(Duration timeout, uint64_t received_before) {

@@ -31,7 +31,7 @@ struct Options {
   std::string secret;
   /// Connections over TCP are encrypted. Needs a secret. All workers of a group must have the same.
   bool encrypt = false;
-  bool aes = true;  ///< with AES where both processors have it, else with ChaCha20
+  bool aes = true;                 ///< with AES where both processors have it, else with ChaCha20
   std::string encryption = "off";  ///< the user's setting, from which that follows; for error texts
   /// For groups with a secret: what proves the name of this node to the peer of the handshake with this hash (at most
   /// kMaxIdentityBytes), and what checks that of the peer, and throws Error if it is not what it should be. Empty: no
@@ -43,7 +43,7 @@ struct Options {
   bool shared_memory = true;  ///< rings in shared memory beside the Unix sockets
   bool slabs = true;          ///< slabs in shared memory for large tensors, which then bypass the rings
   Duration handshake_deadline = std::chrono::seconds(10);
-  size_t max_pending_handshakes = 256;  ///< of inbound connections; one more closes the oldest
+  size_t max_pending_handshakes = 256;    ///< of inbound connections; one more closes the oldest
   size_t max_connections_per_peer = 256;  ///< that one worker may open to this one
   /// The longest time that a waiting thread polls before it parks: see Note [Busy polling]. Zero: it never polls.
   Duration spin_budget = std::chrono::microseconds(100);

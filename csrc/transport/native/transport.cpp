@@ -215,8 +215,7 @@ void NativeTransport::startInboundHandshake(Descriptor socket, bool tcp) {
   const auto position = inbound_handshakes_.insert(inbound_handshakes_.end(), nullptr);
   *position = std::make_unique<HandshakeSession>(
       *shared_, std::move(socket),
-      HandshakeSession::Terms{
-          .listener = own_.id, .is_tcp = tcp, .shares_memory = !tcp && options_.shared_memory},
+      HandshakeSession::Terms{.listener = own_.id, .is_tcp = tcp, .shares_memory = !tcp && options_.shared_memory},
       [] { return RingMemory::make(); }, [this](const std::string& name) { return refusalOf(name); },
       [this, position, tcp](Result<HandshakeSession::AuthenticatedPeer> peer) {
         const auto session = std::move(*position);  // until this callback returns

@@ -127,8 +127,7 @@ HandshakePayload HandshakeSession::openPayload(std::string_view sealed) {
   if (!noise_) return HandshakePayload::parse(sealed);
   if (const auto payload = noise_->openPayload(sealed)) return HandshakePayload::parse(*payload);
   // The opener reads the listener's text, too.
-  throw Error(
-      ErrorCode::kProtocol, (side_ == Side::kListener ? "the worker that connects" : "it") + kNotAuthentic);
+  throw Error(ErrorCode::kProtocol, (side_ == Side::kListener ? "the worker that connects" : "it") + kNotAuthentic);
 }
 
 void HandshakeSession::startNoise(HandshakeMessage hello) {
@@ -214,7 +213,8 @@ bool HandshakeSession::receiveWelcome(const HandshakeMessage& welcome) {
   }
   if (hasSecret() && peer_name_ != terms_.expected_name) {
     return fail(
-        ErrorCode::kProtocol, "worker " + peer_name_ + " listens there, not " + terms_.expected_name +
+        ErrorCode::kProtocol,
+        "worker " + peer_name_ + " listens there, not " + terms_.expected_name +
             ": its address was changed on the way");
   }
   checkIdentity(payload, hash);
@@ -243,8 +243,9 @@ bool HandshakeSession::receiveHello(const HandshakeMessage& hello) {
   if (peer_has_secret != hasSecret()) {
     const std::string listener = "the worker that listens here", opener = "the one that connects";
     return fail(
-        ErrorCode::kProtocol, (hasSecret() ? listener : opener) + " is in a group with a secret, " +
-            (hasSecret() ? opener : listener) + " knows of none" + kRemedy);
+        ErrorCode::kProtocol,
+        (hasSecret() ? listener : opener) + " is in a group with a secret, " + (hasSecret() ? opener : listener) +
+            " knows of none" + kRemedy);
   }
   std::string_view sealed = hello.payload;
   if (hasSecret()) {

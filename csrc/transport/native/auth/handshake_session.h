@@ -31,7 +31,7 @@ class HandshakeSession {
   struct AuthenticatedPeer {
     Descriptor socket;
     std::string name;
-    Descriptor memory;                ///< shared by the two sides; invalid if they share none
+    Descriptor memory;                 ///< shared by the two sides; invalid if they share none
     std::optional<RecordKeys> keys{};  ///< if frames are encrypted
   };
   /// Called exactly once, as the last step of a callback of the loop: it may destroy the session. Errors: kWorkerLost,

@@ -54,8 +54,8 @@ class RecordCipher {
 
   /// Seals the next record: writes the ciphertext and the tag to `out`, which may be where `plain` begins.
   void seal(RecordHeader header, std::span<const char> plain, char* out);
-  /// The contrary; `sealed`: ciphertext and tag. False if it is not the next record that the peer sealed: then `out` has
-  /// no meaning.
+  /// The contrary; `sealed`: ciphertext and tag. False if it is not the next record that the peer sealed: then `out`
+  /// has no meaning.
   [[nodiscard]] bool open(RecordHeader header, std::span<const char> sealed, char* out);
 
  private:

@@ -145,8 +145,8 @@ TEST_CASE("copies of a handshake never become a connection") {
 
 TEST_CASE("a HELLO of which anything was changed is refused") {
   Pair<WithSecret> pair;
-  const auto flags = GENERATE(
-      HandshakeMessage::kSharedMemory, HandshakeMessage::kEncrypted, HandshakeMessage::kAes, uint16_t{0});
+  const auto flags =
+      GENERATE(HandshakeMessage::kSharedMemory, HandshakeMessage::kEncrypted, HandshakeMessage::kAes, uint16_t{0});
   CAPTURE(flags);
   ManualPeer peer(pair.address);
   auto hello = peer.hello(kSecret);
@@ -389,7 +389,8 @@ TEST_CASE("two workers of which one encrypts refuse each other, with both names 
   const auto text = refusalOf(alices, bobs).text();
   CAPTURE(text);
   CHECK_THAT(
-      text, Catch::Contains("worker alice") && Catch::Contains("worker bob") && Catch::Contains("encryption='on'") &&
+      text,
+      Catch::Contains("worker alice") && Catch::Contains("worker bob") && Catch::Contains("encryption='on'") &&
           Catch::Contains("encryption='off'") && Catch::Contains("TORCHRPC_ENCRYPTION"));
 }
 
