@@ -9,7 +9,7 @@ limit=(-runs="${RUNS:-100000}")
 [ -z "${SECONDS_EACH:-}" ] || limit=(-max_total_time="$SECONDS_EACH")
 export ASAN_OPTIONS=detect_leaks=1:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
 total=0 failed=0
-for target in ${TARGETS:-handshake frames message tensor value}; do
+for target in ${TARGETS:-handshake records frames message tensor value}; do
   mkdir -p "build/fuzz/corpus/$target" build/fuzz/findings
   log=build/fuzz/$target.log
   build/clang/tests/fuzz/fuzz_"$target" "${limit[@]}" -seed="${SEED:-1}" -max_len=4096 -print_final_stats=1 -verbosity=1 \

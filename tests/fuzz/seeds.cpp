@@ -37,15 +37,20 @@ int main(int count, char** arguments) {
     return 2;
   }
   root = arguments[1];
-  const std::string nonce(32, 'n');
+  const auto payload = HandshakePayload{.flags = 5, .name = "alice", .encryption = "auto", .identity = "i"}.bytes();
   for (const auto& message :
-       {HandshakeMessage{.listener = 42, .group = "g", .name = "alice", .nonce = nonce},
-        HandshakeMessage{.type = HandshakeType::kChallenge, .name = "bob", .nonce = nonce},
-        HandshakeMessage{.type = HandshakeType::kAnswer, .proof = nonce},
-        HandshakeMessage{.type = HandshakeType::kWelcome, .flags = 1, .name = "bob", .proof = nonce},
+       {HandshakeMessage{.listener = 42, .group = "g", .payload = payload},
+        HandshakeMessage{.type = HandshakeType::kWelcome, .payload = payload},
+        HandshakeMessage{.type = HandshakeType::kConfirm, .payload = payload},
+        HandshakeMessage{.type = HandshakeType::kReady, .payload = payload},
         HandshakeMessage{.type = HandshakeType::kRefusal, .text = "no"}}) {
     write("handshake", '\0' + message.bytes());
   }
+  write("handshake", std::string("\2\1\2\0\5\5\5\5", 8));
+  write("handshake", std::string("\2\1\2\0\5\5\0\1\1\5", 10));
+  write("records", "\4\4\4\4\4\4\4\4\4\4\4\4\4\4");
+  write("records", std::string("\1\4\4\0\0\4\4", 7));
+  write("records", "\1\4\4\2\7\1\4");
   write("handshake", "\1native:id=4f;tcp=[fd00::2]:4242;host=83cc.40;unix=torchrpc-4f");
   std::mt19937 random(1);
   for (int i = 0; i < 40; ++i) {

@@ -21,7 +21,10 @@ class StreamConnection;
 
 struct SharedState {
   explicit SharedState(Options given)
-      : options(std::move(given)), limits(options.limits), key(keyOfSecret(options.secret)), loop(options.spin_budget) {}
+      : options(std::move(given)),
+        limits(options.limits),
+        key(keyOfSecret(options.secret)),
+        loop(options.spin_budget) {}
 
   bool hasSecret() const { return !options.secret.empty(); }
 

@@ -87,8 +87,8 @@ struct Faultless {
 };
 
 /// A test that runs on each of them.
-#define CONTRACT(name)                                                             \
-  TEMPLATE_TEST_CASE(                                                              \
+#define CONTRACT(name)                                                                                            \
+  TEMPLATE_TEST_CASE(                                                                                             \
       name, "[contract]", Loopback, NativeTcp, NativeEncrypted, NativeChaCha, NativeUnix, NativeShm, NativeRings, \
       Faultless TORCHRPC_TENSORPIPE_KINDS)
 

@@ -1,7 +1,10 @@
 #include "transport/native/auth/record_cipher.h"
 
 #include <array>
+#include <optional>
 #include <sodium.h>
+
+#include "transport/native/auth/aes_gcm.h"
 
 namespace torchrpc::native {
 
@@ -34,6 +37,7 @@ std::string_view nameOf(Cipher cipher) { return cipher == Cipher::kAes256Gcm ? "
 bool hasAes() { return crypto_aead_aes256gcm_is_available() != 0; }
 
 struct RecordCipher::AesState {
+  std::optional<VectorAesGcm> vector;  ///< where the processor can, else
   crypto_aead_aes256gcm_state state;
   ~AesState() { sodium_memzero(&state, sizeof(state)); }
 };
@@ -47,7 +51,12 @@ RecordCipher::RecordCipher(Cipher cipher, const SecretKey& key, uint64_t records
 RecordCipher::~RecordCipher() = default;
 
 void RecordCipher::useKey() {
-  if (aes_) crypto_aead_aes256gcm_beforenm(&aes_->state, key_.data());
+  if (!aes_) return;
+  if (VectorAesGcm::isAvailable()) {
+    aes_->vector.emplace(key_);
+  } else {
+    crypto_aead_aes256gcm_beforenm(&aes_->state, key_.data());
+  }
 }
 
 void RecordCipher::rekeyIfDue() {
@@ -63,7 +72,9 @@ void RecordCipher::rekeyIfDue() {
 
 void RecordCipher::encrypt(uint64_t number, std::string_view associated, std::span<const char> plain, char* out) const {
   const auto nonce = recordNonce(cipher_, number);
-  if (aes_) {
+  if (aes_ && aes_->vector) {
+    aes_->vector->seal(nonce, associated, plain, out);
+  } else if (aes_) {
     crypto_aead_aes256gcm_encrypt_afternm(
         asUnsigned(out), nullptr, asUnsigned(plain.data()), plain.size(), asUnsigned(associated.data()),
         associated.size(), nullptr, nonce.data(), &aes_->state);
@@ -83,6 +94,7 @@ bool RecordCipher::open(RecordHeader header, std::span<const char> sealed, char*
   rekeyIfDue();
   const auto nonce = recordNonce(cipher_, number_++);
   const auto associated = bytesOf(header);
+  if (aes_ && aes_->vector) return aes_->vector->open(nonce, associated, sealed, out);
   if (aes_) {
     return crypto_aead_aes256gcm_decrypt_afternm(
                asUnsigned(out), nullptr, nullptr, asUnsigned(sealed.data()), sealed.size(),

@@ -95,9 +95,7 @@ class SealedStream : public ByteStream {
     }
     return moved > 0 ? static_cast<ssize_t>(moved) : failed_;
   }
-  Error readError(ssize_t result) const override {
-    return read_error_ ? *read_error_ : ByteStream::readError(result);
-  }
+  Error readError(ssize_t result) const override { return read_error_ ? *read_error_ : ByteStream::readError(result); }
   bool ready() override { return true; }
   // What has been received already, the socket does not announce again.
   bool arm(WakeTarget /*target*/) override { return opened_.empty() && !hasRecord() && failed_ == 0; }

@@ -24,7 +24,10 @@ class ManualPeer {
     REQUIRE(tcp->connect(socket_.get()) == 0);
   }
   /// With a socket that is connected already.
-  explicit ManualPeer(native::Descriptor socket) : socket_(std::move(socket)) { limitWaits(); }
+  explicit ManualPeer(native::Descriptor socket, uint64_t listener = 0)
+      : socket_(std::move(socket)), listener_(listener) {
+    limitWaits();
+  }
   /// Accepts a connection.
   static ManualPeer acceptedBy(const native::Descriptor& listener) {
     pollfd ready{listener.get(), POLLIN, 0};

@@ -1,9 +1,10 @@
 // The Noise handshake against a published test vector, and what it refuses.
 
+#include "transport/native/auth/noise.h"
+
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
-#include "transport/native/auth/noise.h"
 
 using namespace torchrpc::native;
 

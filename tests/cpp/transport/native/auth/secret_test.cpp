@@ -1,8 +1,12 @@
 // Peers that do not know the secret of a node's group, and their attempts to connect without it: by copies, changes and
 // relays of the handshakes of peers that do.
 
+#include <thread>
+#include <unistd.h>
+
 #include "manual_peer.h"
 #include "outcomes.h"
+#include "transport/child_process.h"
 #include "transport/native/auth/identity.h"
 #include "transport/native/auth/record_cipher.h"
 #include "transport/transports_under_test.h"
@@ -288,6 +292,92 @@ TEST_CASE("a listener without the secret gets no frame") {
   CHECK(reason.code() != ErrorCode::kShutdown);
   CHECK_THAT(reason.text(), Catch::Contains("secret") || Catch::Contains("handshake"));
   alice->close();
+}
+
+// ---- peers that know the secret ----
+
+TEST_CASE("a peer that sends no frame after its handshake is closed") {
+  const bool begins_one = GENERATE(false, true);
+  MixedOptions::b = {.secret = kSecret, .unix_sockets = false, .handshake_deadline = std::chrono::milliseconds(100)};
+  MixedOptions::a = MixedOptions::b;
+  Pair<MixedOptions> pair;
+  ManualPeer silent(pair.address);
+  silent.send(silent.hello(kSecret));
+  silent.welcomed(silent.receive());
+  silent.send(silent.confirm());
+  CHECK(silent.receive().type == HandshakeType::kReady);
+  if (begins_one) silent.sendBytes("a byte or two");
+  CHECK(silent.isClosed());
+  CHECK_THAT(pair.accepted().witness->awaitClosed().text(), Catch::Contains("sent no message in time"));
+}
+
+TEST_CASE("a peer that has sent a frame in time may be silent afterwards") {
+  MixedOptions::b = {.secret = kSecret, .handshake_deadline = std::chrono::milliseconds(200)};
+  MixedOptions::a = MixedOptions::b;
+  Pair<MixedOptions> pair;
+  auto alice = pair.witness();
+  auto connection = pair.connect(alice);
+  pair.send(*connection, headOnly("hello"));
+  auto bob = pair.accepted();
+  CHECK(bob.witness->takeFrame().head == "hello");
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  pair.send(*bob.connection, headOnly("still here"));
+  CHECK(alice->takeFrame().head == "still here");
+}
+
+TEST_CASE("one worker cannot open connections without bound") {
+  MixedOptions::b = {.secret = kSecret, .unix_sockets = false, .max_connections_per_peer = 3};
+  MixedOptions::a = MixedOptions::b;
+  Pair<MixedOptions> pair;
+  std::vector<std::shared_ptr<Connection>> open;
+  for (size_t i = 0; i < 3; ++i) {
+    open.push_back(pair.connect(pair.witness()));
+    pair.accepted(i);
+  }
+  auto refused_witness = pair.witness();
+  auto refused = pair.connect(refused_witness);
+  CHECK_THAT(refused_witness->awaitClosed().text(), Catch::Contains("has opened 3 connections"));
+  // Those of other workers are counted separately, and one that has ended makes room.
+  ManualPeer other(pair.address);
+  other.send(other.hello(kSecret));
+  CHECK(other.receive().type == HandshakeType::kWelcome);
+  open[0]->close();
+  CHECK(eventually([&] {
+    auto witness = pair.witness();
+    auto again = pair.connect(witness);
+    const auto outcome = pair.outcome(pair.send(*again, headOnly("again")));
+    return !outcome;
+  }));
+}
+
+// ---- other users ----
+
+TEST_CASE("child: a worker of another user", "[.child]") {
+  REQUIRE(::setuid(12'345) == 0);
+  auto transport = makeNative({.node_name = "mallory", .secret = kSecret}, {});
+  CallbackLog log;
+  auto witness = std::make_shared<Witness>(log, *transport);
+  auto connection = transport->connect(ChildProcess::argument(), "bob", witness);
+  CHECK_THAT(witness->awaitClosed().text(), Catch::Contains("owned by another user"));
+  transport->close();
+}
+
+TEST_CASE("workers of two users refuse each other's Unix sockets") {
+  if (::geteuid() != 0) return;  // only root can become another user
+  MixedOptions::b = {.secret = kSecret};
+  MixedOptions::a = MixedOptions::b;
+  Pair<MixedOptions> pair;
+  CHECK(ChildProcess("child: a worker of another user", pair.address).wait() == 0);
+  CHECK(metric(*pair.b, "accepted_peers") == 0);
+  // One that does not look itself is refused by the listener.
+  const auto unix_name = Address::parse(pair.address).unix_name;
+  Descriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  REQUIRE(::seteuid(12'345) == 0);
+  REQUIRE(SocketAddress::abstract(unix_name)->connect(socket.get()) == 0);
+  REQUIRE(::seteuid(0) == 0);
+  ManualPeer mallory(std::move(socket), Address::parse(pair.address).id);
+  mallory.send(mallory.hello(kSecret, 0, "unix"));
+  CHECK_THAT(mallory.receive().text, Catch::Contains("owned by another user"));
 }
 
 // ---- encryption ----

@@ -196,7 +196,8 @@ TEST_CASE("a record of which any bit was changed is refused, and nothing of it i
     CHECK(outcome.plain == (bit / 8 < first ? "" : bit / 8 < first + second ? "first" : "firstsecond"));
     const auto text = outcome.error->text();
     // A greater size makes the reader wait for bytes that never come.
-    const bool is_noticed = text.find("changed") != std::string::npos || text.find("no authenticated end") != std::string::npos;
+    const bool is_noticed =
+        text.find("changed") != std::string::npos || text.find("no authenticated end") != std::string::npos;
     CHECK(is_noticed);
     if (bit / 8 % first >= sizeof(RecordHeader)) CHECK(outcome.error->code() == ErrorCode::kProtocol);
   }

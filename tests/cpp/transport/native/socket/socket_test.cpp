@@ -1,11 +1,11 @@
 // Small messages over Unix sockets, with descriptors.
 
+#include "transport/native/socket/socket.h"
+
 #include <catch2/catch.hpp>
 
 #include <filesystem>
 #include <sys/socket.h>
-
-#include "transport/native/socket/socket.h"
 
 using namespace torchrpc::native;
 
