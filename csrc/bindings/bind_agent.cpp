@@ -232,9 +232,11 @@ void PyAgent::setDevices(py::list devices, py::dict reverse_device_maps) {
 }
 
 void PyAgent::updateMembership(const WorkerInfo& worker, py::list devices, py::dict reverse_device_maps, bool join) {
+  {
+    py::gil_scoped_release no_gil;
+    join ? node_->admit(worker) : node_->expel(worker);
+  }
   if (join) setDevices(std::move(devices), std::move(reverse_device_maps));
-  py::gil_scoped_release no_gil;
-  join ? node_->admit(worker) : node_->expel(worker);
 }
 
 namespace {
