@@ -85,14 +85,16 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             which is native.
         secret (str or bytes): the secret by which workers authenticate each other when they connect, at least 16 bytes,
             the same on all workers; default: the environment variables TORCHRPC_SECRET_FILE (a file that only its owner
-            may read) or TORCHRPC_SECRET, else a random one for each group, distributed by the rendezvous.
+            may read) or TORCHRPC_SECRET. Without one, workers that meet at a loopback address use a key that only
+            processes of their user can read; others a random secret, which the rendezvous hands to whoever asks.
         port (int or str): the TCP port to listen on, or a range such as `"29600-29700"`, of which the first free one is
             used; 0 or default: the environment variable TORCHRPC_PORT, else any free port.
         allowed_functions (list): the only functions that other workers may run here: functions and classes, their names
             (`"package.module.function"`, `"aten::add"` for torch.add, `"cpp_function(name)"`), or prefixes of names
             (`"package.*"`). Methods of objects that RRefs refer to may be called if their class is listed, and so may
-            those of a RemoteModule. Pickles from other workers may contain only the same functions and plain data: no
-            lambdas. Default: no restriction.
+            those of a RemoteModule. Other workers may profile this one if `torchrpc.profiler.profile` is listed.
+            Pickles from other workers may contain only the same functions and plain data: no lambdas. Default: no
+            restriction.
         liveness_timeout (float): seconds. A worker with outstanding requests (a reply, a value, its end in `shutdown`)
             that stays silent this long counts as lost; a function may run for longer. 0: only a broken connection means
             a lost worker. Default: the environment variable TORCHRPC_LIVENESS_TIMEOUT, else 30.
