@@ -93,7 +93,7 @@ void bindOptions(py::module_& module) {
                       py::dict device_maps, py::list devices, std::string transport, std::string secret,
                       std::string port, std::optional<std::vector<std::string>> allowed,
                       std::optional<double> liveness_timeout, bool propagate_deadlines,
-                      std::optional<int64_t> max_queued_bytes) {
+                      std::optional<int64_t> max_queued_bytes, bool uses_pickles) {
             if (num_worker_threads == 0) throwInvalidArgument("num_worker_threads must be positive, but got 0");
             if (max_queued_bytes && *max_queued_bytes <= 0) {
               throwInvalidArgument("max_queued_bytes must be positive, but got " + std::to_string(*max_queued_bytes));
@@ -114,6 +114,7 @@ void bindOptions(py::module_& module) {
             node.transport.port = std::move(port);
             node.allowed_functions = std::move(allowed);
             node.max_queued_bytes = max_queued_bytes;
+            node.uses_pickles = uses_pickles;
             if (!node.transport.kind.empty()) chooseTransport(node.transport);  // throws for a name that is none
             return options;
           }),
@@ -122,7 +123,8 @@ void bindOptions(py::module_& module) {
           py::arg("init_method") = defaults.init_method, py::arg("device_maps") = py::dict(),
           py::arg("devices") = py::list(), py::arg("transport") = "", py::arg("secret") = "", py::arg("port") = "",
           py::arg("allowed") = std::nullopt, py::arg("liveness_timeout") = std::nullopt,
-          py::arg("propagate_deadlines") = false, py::arg("max_queued_bytes") = std::nullopt)
+          py::arg("propagate_deadlines") = false, py::arg("max_queued_bytes") = std::nullopt,
+          py::arg("uses_pickles") = true)
       .def_property(
           "num_worker_threads", [](const TensorPipeOptionsBase& self) { return self.node.agent.threads; },
           [](TensorPipeOptionsBase& self, size_t threads) { self.node.agent.threads = threads; })
@@ -136,6 +138,7 @@ void bindOptions(py::module_& module) {
           [](TensorPipeOptionsBase& self, std::optional<std::vector<std::string>> names) {
             self.node.allowed_functions = std::move(names);
           })
+      .def_property_readonly("_uses_pickles", [](const TensorPipeOptionsBase& self) { return self.node.uses_pickles; })
       .def_property_readonly(
           "_has_secret", [](const TensorPipeOptionsBase& self) { return hasGivenSecret(self.node.transport.secret); })
       .def_property_readonly("transport", [](const TensorPipeOptionsBase& self) { return self.node.transport.kind; })
@@ -331,6 +334,9 @@ void bindAgent(py::module_& module) {
   module.def(
       "_allow_list", &allowListInForce,
       "This worker's allowed_functions, or None. Without a worker, those of the last one that had any.");
+  module.def(
+      "_uses_pickles", [] { return !currentNodeIfOurs() || currentNodeIfOurs()->usesPickles(); },
+      "False: this worker neither writes nor reads pickles.");
   bindPredicate<isCurrentAgentSet>(module, "_is_current_rpc_agent_set");
   module.def("_get_current_rpc_agent", &currentAgent);
   module.def(

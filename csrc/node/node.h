@@ -46,6 +46,8 @@ class Node : public std::enable_shared_from_this<Node> {
     std::string metadata;  ///< published to all workers of the group; opaque to the core. See Node::metadata().
     /// The functions that callers may run, as entries of an AllowList; empty optional: all.
     std::optional<std::vector<std::string>> allowed_functions;
+    bool uses_pickles =
+        true;  ///< false: Python values that are no plain data travel as named objects, never as pickles
   };
 
   /// A node whose transport is made from `options` and `store`; see makeGroupTransport. Blocks on the store. Throws as
@@ -78,6 +80,7 @@ class Node : public std::enable_shared_from_this<Node> {
   OptimService& optim() { return optim_; }
   const StorePtr& store() const { return store_; }
   const AllowListPtr& allowed() const { return allowed_; }
+  bool usesPickles() const { return options_.uses_pickles; }
   bool isStaticGroup() const { return options_.world_size > 0; }
   Duration timeout() const { return Duration(timeout_.load()); }
   void setTimeout(Duration timeout) { timeout_ = timeout.count(); }

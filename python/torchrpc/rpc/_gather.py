@@ -185,7 +185,8 @@ class Gathering:
             leader = min(self._names - lost)
             try:
                 self._begin(leader)
-                self._report(leader, self._sequence_id, self._me, obj, self._names)
+                # A list, because a set is no plain data.
+                self._report(leader, self._sequence_id, self._me, obj, sorted(self._names))
                 states = self._wait_for_objects(leader)
                 break
             except WorkerLostError:

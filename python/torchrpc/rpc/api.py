@@ -176,13 +176,12 @@ def _init_rpc_states(agent: Any) -> None:
 # --- Gathering from all workers ---
 
 
-def _gather_to_leader(sequence_id: str, worker_name: str, obj: Any, worker_names: set[str] | None = None) -> None:
+def _gather_to_leader(sequence_id: str, worker_name: str, obj: Any, worker_names: Iterable[str] | None = None) -> None:
     """Runs on the leader for each worker, called by it."""
     if not _gather.is_own_part():
         check_caller(worker_name)
-    _gather.record_object(
-        sequence_id, worker_name, obj, worker_names or _gather.python_workers(_get_current_rpc_agent())
-    )
+    names = worker_names or _gather.python_workers(_get_current_rpc_agent())
+    _gather.record_object(sequence_id, worker_name, obj, set(names))
 
 
 def _broadcast_to_followers(sequence_id: str, objects_map: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import inspect
 import numbers
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -58,6 +59,13 @@ def _checked_secret(secret: str | bytes | None) -> str | bytes:
     return secret
 
 
+def _uses_pickles(pickle: str | None) -> bool:
+    value = os.environ.get("TORCHRPC_PICKLE") or "on" if pickle is None else pickle
+    if value not in ("on", "off"):
+        raise ValueError(f'pickle (or TORCHRPC_PICKLE) must be "on" or "off", but is {value!r}.')
+    return value == "on"
+
+
 # The names that torch accepts, on any machine; and "native".
 _TRANSPORTS = {"shm", "ibv", "uv", "native"}
 _CHANNELS = {"cma", "mpt_uv", "basic", "xth", "cuda_ipc", "cuda_gdr", "cuda_xth", "cuda_basic"}
@@ -103,6 +111,11 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         max_queued_bytes (int): bytes of calls that may wait for a thread here, and of results that may wait for one
             caller, before callers are held up. Default: the environment variable TORCHRPC_MAX_QUEUED_BYTES, else 256
             MiB.
+        pickle (str): `"off"`: this worker neither writes nor reads pickles. Plain data, tensors, RRefs, sets, functions
+            and classes by their names, and objects of classes in `allowed_functions` or of `rpc.register_data_class`
+            can be sent; other arguments and results raise a SerializationError that names them. Exceptions keep their
+            type if it is one of Python's or torchrpc's, or of such a class. All workers of a group need the same.
+            Default: the environment variable TORCHRPC_PICKLE, else `"on"`.
         _transports, _channels (list of str): names of TensorPipe's transports and channels. With "shm" in `_transports`
             workers of one host share memory; with "uv" or "ibv" only, all use TCP. With transport="tensorpipe": in
             order of preference; those that do not work on this machine are skipped with a warning.
@@ -128,6 +141,7 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         liveness_timeout: float | None = None,
         propagate_deadlines: bool = False,
         max_queued_bytes: int | None = None,
+        pickle: str | None = None,
         _transports: list[str] | None = None,
         _channels: list[str] | None = None,
     ) -> None:
@@ -141,6 +155,7 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             ("liveness_timeout", liveness_timeout, numbers.Real | None, "a number of seconds"),
             ("propagate_deadlines", propagate_deadlines, bool, "a bool"),
             ("max_queued_bytes", max_queued_bytes, numbers.Integral | None, "an int"),
+            ("pickle", pickle, str | None, "a str"),
             ("_transports", _transports, Sequence | None, "a list of str"),
             ("_channels", _channels, Sequence | None, "a list of str"),
         ):
@@ -166,9 +181,15 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             liveness_timeout=liveness_timeout,
             propagate_deadlines=propagate_deadlines,
             max_queued_bytes=max_queued_bytes,
+            uses_pickles=_uses_pickles(pickle),
             _transports=_transports,
             _channels=_channels,
         )
+
+    @property
+    def pickle(self) -> str:
+        """`"off"` if this worker neither writes nor reads pickles, else `"on"`."""
+        return "on" if self._uses_pickles else "off"
 
     def __repr__(self) -> str:
         """The options that differ from their defaults, without secret and port, which have no attributes."""
