@@ -250,13 +250,15 @@ def test_a_worker_without_pickles_reads_none():
     assert "start all workers of the group with it" in text[0]
 
 
-def test_a_pickled_exception_is_not_read():
-    detail = pickle.dumps(Evil())
+def read_pickled_exceptions(rank):
     with workers(1, pickle="off"):
-        assert type(_exceptions._rebuild_exception("text", detail, "worker1")) is RuntimeError
-        assert type(_exceptions._rebuild_exception("text", b"Nposix\0system", "worker1")) is RuntimeError
-        assert type(_exceptions._rebuild_exception("text", b"Nbuiltins\0exec", "worker1")) is RuntimeError
+        for detail in (pickle.dumps(Evil()), b"Nposix\0system", b"Nbuiltins\0exec"):
+            assert type(_exceptions._rebuild_exception("text", detail, "worker1")) is RuntimeError
     assert made == []
+
+
+def test_a_pickled_exception_is_not_read():
+    run_ranks(read_pickled_exceptions, 1, init=False)
 
 
 MALFORMED = [
@@ -289,13 +291,17 @@ def test_malformed_objects_are_errors(lowered):
         _plain_objects.restore_result([lowered], None)
 
 
-def test_with_a_list_only_listed_and_registered_names_are_values(monkeypatch):
-    with workers(1, pickle="off", allowed_functions=[echo, Unregistered, f"{__name__}.made"]):
+def send_values_to_a_worker_with_a_list(rank):
+    with workers(1, pickle="off", allowed_functions=[echo, Unregistered]):
         assert rpc.rpc_sync("worker0", echo, args=(Unregistered(3),)) == Unregistered(3)
         assert rpc.rpc_sync("worker0", echo, args=(Pair(1, Unregistered),)) == Pair(1, Unregistered)
         for value in (count_made, pickle.loads):
             with pytest.raises(NotAllowedError):
                 rpc.rpc_sync("worker0", echo, args=({value},))
+
+
+def test_with_a_list_only_listed_and_registered_names_are_values():
+    run_ranks(send_values_to_a_worker_with_a_list, 1, init=False)
 
 
 def test_only_classes_are_registered():
