@@ -108,7 +108,7 @@ void bindOptions(py::module_& module) {
                       py::dict device_maps, py::list devices, std::string transport, std::string secret,
                       std::string identity, std::string encryption, std::string port, const AllowedNames& allowed,
                       std::optional<double> liveness_timeout, bool propagate_deadlines,
-                      std::optional<int64_t> max_queued_bytes) {
+                      std::optional<int64_t> max_queued_bytes, bool uses_pickles) {
             if (num_worker_threads == 0) throwInvalidArgument("num_worker_threads must be positive, but got 0");
             if (max_queued_bytes && *max_queued_bytes <= 0) {
               throwInvalidArgument("max_queued_bytes must be positive, but got " + std::to_string(*max_queued_bytes));
@@ -131,6 +131,7 @@ void bindOptions(py::module_& module) {
             node.transport.port = std::move(port);
             node.allowed_functions = allowancesOf(allowed);
             node.max_queued_bytes = max_queued_bytes;
+            node.uses_pickles = uses_pickles;
             if (!node.transport.kind.empty()) chooseTransport(node.transport);  // throws for a name that is none
             return options;
           }),
@@ -140,7 +141,7 @@ void bindOptions(py::module_& module) {
           py::arg("devices") = py::list(), py::arg("transport") = "", py::arg("secret") = "", py::arg("identity") = "",
           py::arg("encryption") = "", py::arg("port") = "", py::arg("allowed") = AllowedNames(),
           py::arg("liveness_timeout") = std::nullopt, py::arg("propagate_deadlines") = false,
-          py::arg("max_queued_bytes") = std::nullopt)
+          py::arg("max_queued_bytes") = std::nullopt, py::arg("uses_pickles") = true)
       .def_property(
           "num_worker_threads", [](const TensorPipeOptionsBase& self) { return self.node.agent.threads; },
           [](TensorPipeOptionsBase& self, size_t threads) { self.node.agent.threads = threads; })
@@ -154,6 +155,7 @@ void bindOptions(py::module_& module) {
           [](TensorPipeOptionsBase& self, const AllowedNames& names) {
             self.node.allowed_functions = allowancesOf(names);
           })
+      .def_property_readonly("_uses_pickles", [](const TensorPipeOptionsBase& self) { return self.node.uses_pickles; })
       .def_property_readonly(
           "encryption", [](const TensorPipeOptionsBase& self) { return self.node.transport.encryption; })
       .def_property_readonly(
@@ -257,9 +259,11 @@ void PyAgent::setDevices(py::list devices, py::dict reverse_device_maps) {
 }
 
 void PyAgent::updateMembership(const WorkerInfo& worker, py::list devices, py::dict reverse_device_maps, bool join) {
+  {
+    py::gil_scoped_release no_gil;
+    join ? node_->admit(worker) : node_->expel(worker);
+  }
   if (join) setDevices(std::move(devices), std::move(reverse_device_maps));
-  py::gil_scoped_release no_gil;
-  join ? node_->admit(worker) : node_->expel(worker);
 }
 
 namespace {
@@ -358,6 +362,9 @@ void bindAgent(py::module_& module) {
   module.def(
       "_allow_list", &allowListInForce,
       "This worker's allowed_functions, or None. Without a worker, those of the last one that had any.");
+  module.def(
+      "_uses_pickles", [] { return !currentNodeIfOurs() || currentNodeIfOurs()->usesPickles(); },
+      "False: this worker neither writes nor reads pickles.");
   bindPredicate<isCurrentAgentSet>(module, "_is_current_rpc_agent_set");
   module.def("_get_current_rpc_agent", &currentAgent);
   module.def(

@@ -89,7 +89,7 @@ Outgoing encodePython(
   try {
     return encodePythonCall(*route.node, kind, route.to, function, args, kwargs, async_execution);
   } catch (const py::error_already_set& e) {
-    if (e.matches(PyExc_Exception)) {
+    if (e.matches(PyExc_Exception) && route.node->usesPickles()) {
       internalFunction("raise_unsendable")(e.value(), route.to.name, function, args, kwargs);
     }
     throw;

@@ -36,6 +36,22 @@ py::object unpickle(
   return internalFunction("deserialize")(view, table);
 }
 
+[[noreturn]] void refusePickle(const Node& node) {
+  throw Error(
+      ErrorCode::kNotAllowed,
+      node.self().name +
+          " reads no pickles, because it was started with pickle=\"off\", but it was sent one: start all "
+          "workers of the group with it",
+      node.self().name);
+}
+
+/// Appends what torchrpc.rpc._plain_objects has made of a value. It is plain data without shared parts.
+void appendObjects(Message& message, Writer& writer, OutgoingRRefs& rrefs, const py::object& lowered) {
+  if (encodePlain(lowered, writer, message.tensors, rrefs, /*is_tree=*/true)) return;
+  throw Error(
+      ErrorCode::kSerialization, "a value is nested too deeply, or has texts that are no UTF-8: it cannot be sent");
+}
+
 /// Writes the plain form of a call. False if it has none; then discard what has been written.
 bool encodePlainCall(
     Message& message, OutgoingRRefs& rrefs, const py::object& function, const py::tuple& args, const py::dict& kwargs) {
@@ -65,6 +81,19 @@ Outgoing encodePythonCall(
   }
   out.message.payload.clear();
   out.message.tensors.clear();
+  if (!node.usesPickles()) {
+    const auto lowered = internalFunction("lower_call")(to.name, function, args, kwargs);
+    const auto name = nameOf(function);
+    if (!name) throw Error(ErrorCode::kSerialization, "a function without a name cannot be sent");
+    writer.put(ValueFormat::kObjects);
+    writer.put(async_execution);
+    writer.putString(name->module);
+    writer.putString(name->qualname);
+    OutgoingRRefs rrefs(node, to.id);
+    appendObjects(out.message, writer, rrefs, lowered);
+    out.forks = rrefs.commit(out.message);
+    return out;
+  }
   writer.put(ValueFormat::kPickle);
   writer.put(async_execution);
   OutgoingRRefs rrefs(node, to.id);
@@ -102,18 +131,25 @@ PythonCall decodePythonCall(const std::shared_ptr<Node>& node, Invocation& invoc
   const auto allowed = allowListFor(*node, invocation.from.name, invocation.is_from_member);
   PythonCall call;
   call.async_execution = reader.get<uint8_t>() != 0;
-  if (format == ValueFormat::kPlain) {
+  if (format == ValueFormat::kPlain || format == ValueFormat::kObjects) {
     const auto module = reader.getString();
     const auto qualname = reader.getString();
     call.function = allowed.is_none()
         ? findCallable(module, qualname)
         : internalFunction("find_allowed")(
               py::str(module.data(), module.size()), py::str(qualname.data(), qualname.size()), allowed);
-    call.args = py::cast<py::tuple>(decodePlain(reader, tensors, rrefs));
-    call.kwargs = py::cast<py::dict>(decodePlain(reader, tensors, rrefs));
+    if (format == ValueFormat::kObjects) {
+      const py::tuple values = internalFunction("restore_call")(decodePlain(reader, tensors, rrefs), allowed);
+      call.args = py::cast<py::tuple>(values[0]);
+      call.kwargs = py::cast<py::dict>(values[1]);
+    } else {
+      call.args = py::cast<py::tuple>(decodePlain(reader, tensors, rrefs));
+      call.kwargs = py::cast<py::dict>(decodePlain(reader, tensors, rrefs));
+    }
     reader.expectEnd();
     return call;
   }
+  if (!node->usesPickles()) refusePickle(*node);
   const auto udf = unpickle(allowed, reader.getBytes(reader.remaining()), tensors, "deserialize_allowed_call");
   call.function = udf.attr("func");
   call.args = py::tuple(udf.attr("args"));
@@ -134,6 +170,14 @@ Message encodeResult(Node& node, const WorkerInfo& to, const py::object& value) 
   }
   reply.payload.clear();
   reply.tensors.clear();
+  if (!node.usesPickles()) {
+    const auto lowered = internalFunction("lower_result")(value);
+    writer.put(ValueFormat::kObjects);
+    OutgoingRRefs rrefs(node, to.id);
+    appendObjects(reply, writer, rrefs, lowered);
+    rrefs.commit(reply);
+    return reply;
+  }
   writer.put(ValueFormat::kPickle);
   OutgoingRRefs rrefs(node, to.id);
   appendPickle(reply, internalFunction("serialize"), value);
@@ -166,11 +210,13 @@ py::object decodeResult(
   if (reader.remaining() == 0) return py::none();
   const auto format = reader.get<ValueFormat>();
   if (format == ValueFormat::kPickle) {
+    if (!node->usesPickles()) refusePickle(*node);
     return unpickle(
         allowListFor(*node, from.name), reader.getBytes(reader.remaining()), reply.tensors, "deserialize_allowed");
   }
   auto value = decodePlain(reader, reply.tensors, rrefs);
   reader.expectEnd();
+  if (format == ValueFormat::kObjects) return internalFunction("restore_result")(value, allowListFor(*node, from.name));
   return value;
 }
 

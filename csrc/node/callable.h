@@ -39,8 +39,9 @@ class CallableRunner {
 
 /// The encoding of the value in a payload.
 enum class ValueFormat : uint8_t {
-  kPlain = 0,   ///< wire/value_codec
-  kPickle = 1,  ///< a Python pickle; its tensors, buffers and RRefs are in the message beside it
+  kPlain = 0,    ///< wire/value_codec
+  kPickle = 1,   ///< a Python pickle; its tensors, buffers and RRefs are in the message beside it
+  kObjects = 2,  ///< as kPlain, but tuples stand for objects; only Python reads and writes it: rpc/_plain_objects.py
 };
 
 /// A reply that holds a value in plain form. Throws Error(kSerialization) for a value that has no plain form.

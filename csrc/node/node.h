@@ -47,6 +47,8 @@ class Node : public std::enable_shared_from_this<Node> {
     /// The functions that callers may run here; see AllowLists. This worker itself may run all, unless one list is for
     /// all workers.
     std::vector<Allowance> allowed_functions;
+    bool uses_pickles =
+        true;  ///< false: Python values that are no plain data travel as named objects, never as pickles
   };
 
   /// A node whose transport is made from `options` and `store`; see makeGroupTransport. Blocks on the store. Throws as
@@ -79,6 +81,7 @@ class Node : public std::enable_shared_from_this<Node> {
   OptimService& optim() { return optim_; }
   const StorePtr& store() const { return store_; }
   const AllowLists& allowed() const { return allowed_; }
+  bool usesPickles() const { return options_.uses_pickles; }
   bool isStaticGroup() const { return options_.world_size > 0; }
   Duration timeout() const { return Duration(timeout_.load()); }
   void setTimeout(Duration timeout) { timeout_ = timeout.count(); }

@@ -159,7 +159,7 @@ LISTED = [echo, note, make_closure, get_registry, give_object, fail, Counter, Si
 
 @pytest.fixture(scope="module")
 def worker():
-    with workers(1, allowed_functions=[*LISTED, apply, make_unlisted, torch.nn.Identity]):
+    with workers(1, allowed_functions=[*LISTED, apply, make_unlisted, torch.nn.Identity, profiler.profile]):
         yield
 
 

@@ -157,10 +157,9 @@ def test_init_rpc_says_once_who_can_join(host, environment, words, capfd):
 
 
 def address_of_this_machine():
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        with contextlib.suppress(OSError):
-            probe.connect(("198.51.100.1", 9))
-            return probe.getsockname()[0]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        probe.connect(("198.51.100.1", 9))
+        return probe.getsockname()[0]
     return None
 
 

@@ -24,6 +24,7 @@ from torchrpc import _C
 from ._cpp_functions import CppFunction
 from ._errors import NotAllowedError
 from ._names import find_global, find_module
+from ._names import shortened as shortened
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,15 @@ _RUNS_ANYTHING = """
     runpy.run_module runpy.run_path torch.utils.cpp_extension.load torch.utils.cpp_extension.load_inline torch.hub.load
 """
 # The package's functions that may be listed; others are its pickler, its checks and their parts.
-_LISTABLE = frozenset(f"torchrpc.rpc.api.{name}" for name in ("rpc_sync", "rpc_async", "remote", "get_worker_info"))
+_LISTABLE = frozenset(
+    [
+        "torchrpc.rpc.api.rpc_sync",
+        "torchrpc.rpc.api.rpc_async",
+        "torchrpc.rpc.api.remote",
+        "torchrpc.rpc.api.get_worker_info",
+        "torchrpc.profiler.profile",
+    ]
+)
 
 # The classes that entries name, by id: a class may be found in another module than the one that it names as its own.
 _classes_of_entries: dict[int, tuple[type, set[str]]] = {}
@@ -296,14 +305,6 @@ def refused_value(name: str, allowed: _C._AllowList) -> NotAllowedError:
     )
 
 
-def shortened(name: str) -> str:
-    """A name from another worker, for error texts."""
-    return name if len(name) <= _LONGEST_NAME_SHOWN else f"{name[:_LONGEST_NAME_SHOWN]}..."
-
-
-_LONGEST_NAME_SHOWN = 200
-
-
 def find_allowed(module: str, qualified_name: str, allowed: _C._AllowList | None = None) -> Any:
     """Return the function of a call: one of the package's own, or one that the list has.
 
@@ -445,9 +446,25 @@ def check_method(value: Any, name: str, kind: type | None = None) -> None:
         is_allowed = True
     else:
         is_allowed = bool(allowed.entry_for(method)) and _find_loaded(class_name) is kind
-    # What is not in the class is no method of it: the object's state may come from another worker.
-    if not is_allowed or class_attribute(type(value), name) is None:
+    if not is_allowed or not _is_method_of_class(value, name):
         raise refused(method, allowed)
+
+
+def _is_method_of_class(value: Any, name: str) -> bool:
+    """Whether `value.name` is what the class has under that name.
+
+    What the object has itself is no method of the class: its state may come from another worker.
+    """
+    found = class_attribute(type(value), name)
+    if found is None:
+        return False
+    try:
+        own = object.__getattribute__(value, "__dict__").get(name, _NOTHING)
+    except AttributeError:
+        return True  # the class has __slots__
+    if own is _NOTHING or hasattr(type(found), "__set__"):
+        return True
+    return type(own) is torch._C.ScriptMethod  # script modules keep the methods that they have looked up
 
 
 def local_value(rref: Any) -> Any:

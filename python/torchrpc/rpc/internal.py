@@ -32,6 +32,10 @@ from ._pickler import deserialize_allowed as deserialize_allowed
 from ._pickler import deserialize_allowed_call as deserialize_allowed_call
 from ._pickler import raise_unsendable as raise_unsendable
 from ._pickler import refuse_rrefs as refuse_rrefs
+from ._plain_objects import lower_call as lower_call
+from ._plain_objects import lower_result as lower_result
+from ._plain_objects import restore_call as restore_call
+from ._plain_objects import restore_result as restore_result
 
 __all__ = ["PythonUDF", "RPCExecMode", "RemoteException", "deserialize", "serialize"]
 

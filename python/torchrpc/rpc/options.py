@@ -65,6 +65,13 @@ def _checked_encryption(encryption: str | None) -> str:
     return encryption or ""
 
 
+def _uses_pickles(pickle: str | None) -> bool:
+    value = os.environ.get("TORCHRPC_PICKLE") or "on" if pickle is None else pickle
+    if value not in ("on", "off"):
+        raise ValueError(f'pickle (or TORCHRPC_PICKLE) must be "on" or "off", but is {value!r}.')
+    return value == "on"
+
+
 # The names that torch accepts, on any machine; and "native".
 _TRANSPORTS = {"shm", "ibv", "uv", "native"}
 _CHANNELS = {"cma", "mpt_uv", "basic", "xth", "cuda_ipc", "cuda_gdr", "cuda_xth", "cuda_basic"}
@@ -92,7 +99,8 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             which is native.
         secret (str or bytes): the secret by which workers authenticate each other when they connect, at least 16 bytes,
             the same on all workers; default: the environment variables TORCHRPC_SECRET_FILE (a file that only its owner
-            may read) or TORCHRPC_SECRET, else a random one for each group, distributed by the rendezvous.
+            may read) or TORCHRPC_SECRET. Without one, workers that meet at a loopback address use a key that only
+            processes of their user can read; others a random secret, which the rendezvous hands to whoever asks.
         identity (path): the file with the identity of this worker, which `torchrpc keygen` makes: a certificate of its
             name and role, and the group's secret. If one worker has an identity, all must. Default: the environment
             variable TORCHRPC_IDENTITY_FILE, else none: then the names of workers are taken on trust.
@@ -105,8 +113,9 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         allowed_functions (list or dict): the only functions that other workers may run here: functions and classes,
             their names (`"package.module.function"`, `"aten::add"` for torch.add, `"cpp_function(name)"`), or prefixes
             of names (`"package.*"`). Methods of objects that RRefs refer to may be called if their class is listed, and
-            so may those of a RemoteModule. Pickles from other workers may contain only the same functions and plain
-            data: no lambdas. A dict has a list, or None for no restriction, for each pattern of callers' names:
+            so may those of a RemoteModule. Other workers may profile this one if `torchrpc.profiler.profile` is listed.
+            Pickles from other workers may contain only the same functions and plain data: no lambdas. A dict
+            has a list, or None for no restriction, for each pattern of callers' names:
             `{"client-*": [infer], "trainer-*": None}`. The first pattern that matches decides, and a caller that none
             matches may run nothing. A dict needs an `identity`, by which workers prove their names. Default: no
             restriction.
@@ -118,6 +127,11 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         max_queued_bytes (int): bytes of calls that may wait for a thread here, and of results that may wait for one
             caller, before callers are held up. Default: the environment variable TORCHRPC_MAX_QUEUED_BYTES, else 256
             MiB.
+        pickle (str): `"off"`: this worker neither writes nor reads pickles. Plain data, tensors, RRefs, sets, functions
+            and classes by their names, and objects of classes in `allowed_functions` or of `rpc.register_data_class`
+            can be sent; other arguments and results raise a SerializationError that names them. Exceptions keep their
+            type if it is one of Python's or torchrpc's, or of such a class. All workers of a group need the same.
+            Default: the environment variable TORCHRPC_PICKLE, else `"on"`.
         _transports, _channels (list of str): names of TensorPipe's transports and channels. With "shm" in `_transports`
             workers of one host share memory; with "uv" or "ibv" only, all use TCP. With transport="tensorpipe": in
             order of preference; those that do not work on this machine are skipped with a warning.
@@ -146,6 +160,7 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         liveness_timeout: float | None = None,
         propagate_deadlines: bool = False,
         max_queued_bytes: int | None = None,
+        pickle: str | None = None,
         _transports: list[str] | None = None,
         _channels: list[str] | None = None,
     ) -> None:
@@ -161,6 +176,7 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             ("liveness_timeout", liveness_timeout, numbers.Real | None, "a number of seconds"),
             ("propagate_deadlines", propagate_deadlines, bool, "a bool"),
             ("max_queued_bytes", max_queued_bytes, numbers.Integral | None, "an int"),
+            ("pickle", pickle, str | None, "a str"),
             ("_transports", _transports, Sequence | None, "a list of str"),
             ("_channels", _channels, Sequence | None, "a list of str"),
         ):
@@ -188,9 +204,15 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             liveness_timeout=liveness_timeout,
             propagate_deadlines=propagate_deadlines,
             max_queued_bytes=max_queued_bytes,
+            uses_pickles=_uses_pickles(pickle),
             _transports=_transports,
             _channels=_channels,
         )
+
+    @property
+    def pickle(self) -> str:
+        """`"off"` if this worker neither writes nor reads pickles, else `"on"`."""
+        return "on" if self._uses_pickles else "off"
 
     def __repr__(self) -> str:
         """The options that differ from their defaults, without secret and port, which have no attributes."""
