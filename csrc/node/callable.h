@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "agent/audit_log.h"
 #include "agent/messenger.h"
 #include "rref/rref.h"
 #include "wire/value_codec.h"
@@ -19,7 +20,8 @@ namespace torchrpc {
 struct Invocation {
   WorkerInfo from;
   Message message;
-  std::vector<RRefPtr> rrefs;  ///< referred to by index in the payload
+  std::vector<RRefPtr> rrefs;            ///< referred to by index in the payload
+  std::shared_ptr<AuditedCall> audit{};  ///< as Request's
 };
 
 class CallableRunner {
