@@ -1,6 +1,7 @@
 // Options, workers and the agent.
 
 #include <pybind11/chrono.h>
+#include <pybind11/stl.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "base/doctor.h"
@@ -9,6 +10,7 @@
 #include "bindings/bind.h"
 #include "bindings/current_node.h"
 #include "bindings/py_agent.h"
+#include "bindings/py_audit_log.h"
 #include "bindings/py_calls.h"
 #include "bindings/py_errors.h"
 #include "bindings/py_future.h"
@@ -62,6 +64,32 @@ std::map<std::string, std::string> debugInfo(const PyAgent& agent) {
   return info;
 }
 
+Limits toLimits(const std::map<std::string, uint64_t>& numbers) {
+  Limits limits;
+  for (const auto& [name, number] : numbers) {
+    if (name == "message_bytes") {
+      limits.frame_bytes = number;
+    } else if (name == "head_bytes") {
+      limits.head_bytes = number;
+    } else if (name == "tensor_bytes") {
+      limits.segment_bytes = number;
+    } else if (name == "tensors") {
+      limits.tensors = static_cast<uint32_t>(std::min<uint64_t>(number, std::numeric_limits<uint32_t>::max()));
+    } else {
+      throwInvalidArgument("limits has no " + name);
+    }
+  }
+  requireUsable(limits);
+  return limits;
+}
+
+/// calls, bytes, rrefs, connections
+using QuotaNumbers = std::array<std::optional<uint64_t>, 4>;
+
+Quota toQuota(const QuotaNumbers& numbers) {
+  return {.calls = numbers[0], .bytes = numbers[1], .rrefs = numbers[2], .connections = numbers[3]};
+}
+
 void bindOptions(py::module_& module) {
   const TensorPipeOptionsBase defaults;
   module.attr("_ASK_DOCTOR") = kAskDoctor;
@@ -92,7 +120,9 @@ void bindOptions(py::module_& module) {
                       py::dict device_maps, py::list devices, std::string transport, std::string secret,
                       std::string port, std::optional<std::vector<std::string>> allowed,
                       std::optional<double> liveness_timeout, bool propagate_deadlines,
-                      std::optional<int64_t> max_queued_bytes) {
+                      std::optional<int64_t> max_queued_bytes, const std::map<std::string, uint64_t>& limits,
+                      const std::vector<std::pair<std::string, QuotaNumbers>>& quotas, std::string audit_path,
+                      py::object audit_function) {
             if (num_worker_threads == 0) throwInvalidArgument("num_worker_threads must be positive, but got 0");
             if (max_queued_bytes && *max_queued_bytes <= 0) {
               throwInvalidArgument("max_queued_bytes must be positive, but got " + std::to_string(*max_queued_bytes));
@@ -113,6 +143,10 @@ void bindOptions(py::module_& module) {
             node.transport.port = std::move(port);
             node.allowed_functions = std::move(allowed);
             node.max_queued_bytes = max_queued_bytes;
+            node.agent.limits = node.transport.limits = toLimits(limits);
+            for (const auto& [pattern, numbers] : quotas) node.agent.quotas.push_back({pattern, toQuota(numbers)});
+            options->audit_path = std::move(audit_path);
+            options->audit_function = std::move(audit_function);
             if (!node.transport.kind.empty()) chooseTransport(node.transport);  // throws for a name that is none
             return options;
           }),
@@ -121,7 +155,9 @@ void bindOptions(py::module_& module) {
           py::arg("init_method") = defaults.init_method, py::arg("device_maps") = py::dict(),
           py::arg("devices") = py::list(), py::arg("transport") = "", py::arg("secret") = "", py::arg("port") = "",
           py::arg("allowed") = std::nullopt, py::arg("liveness_timeout") = std::nullopt,
-          py::arg("propagate_deadlines") = false, py::arg("max_queued_bytes") = std::nullopt)
+          py::arg("propagate_deadlines") = false, py::arg("max_queued_bytes") = std::nullopt,
+          py::arg("limits") = py::dict(), py::arg("quotas") = py::list(), py::arg("audit_path") = "",
+          py::arg("audit_function") = py::none())
       .def_property(
           "num_worker_threads", [](const TensorPipeOptionsBase& self) { return self.node.agent.threads; },
           [](TensorPipeOptionsBase& self, size_t threads) { self.node.agent.threads = threads; })
@@ -199,6 +235,7 @@ PyAgent::PyAgent(
       node_([&] {
         auto node_options = options_.nodeOptions();
         node_options.agent.self = {name, id};
+        node_options.agent.audit_log = makeAuditLog(name, options_.audit_path, options_.audit_function);
         node_options.world_size = world_size.value_or(0);
         node_options.metadata = std::move(metadata);
         node_options.init_timeout = toTimeout(init_timeout, "init_timeout");
