@@ -13,6 +13,9 @@ namespace torchrpc {
 
 namespace {
 
+/// For the audit log to be written when the node has ended.
+constexpr Duration kAuditFlushTime = std::chrono::seconds(5);
+
 /// Of a worker's answer to a ping, where liveness has no limit.
 constexpr Duration kPingTimeout = std::chrono::seconds(30);
 
@@ -55,9 +58,14 @@ Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_
       directory_(options_.self),
       timer_(std::move(timer)),
       transport_(std::move(transport)),
+      quotas_(options_.self.name, options_.quotas),
       connections_(
           *transport_, directory_,
-          {.incarnation = options_.incarnation, .grows = options_.grows, .max_queued_bytes = options_.max_queued_bytes},
+          {.incarnation = options_.incarnation,
+           .grows = options_.grows,
+           .max_queued_bytes = options_.max_queued_bytes,
+           .quotas = quotas_.empty() ? nullptr : &quotas_,
+           .audit_log = options_.audit_log},
           {.on_new_incarnation =
                [this](const WorkerInfo& peer, uint64_t incarnation) { onNewIncarnation(peer, incarnation); },
            .on_frame = [this](const auto& link, Frame frame) { onFrame(link, std::move(frame)); },
@@ -360,6 +368,7 @@ void Agent::attempt(const ReliableRequests::RequestPtr& request) {
 
 Result<Message> Agent::decode(Frame frame, WorkerId from) try {
   if (frame.failure) return *frame.failure;
+  if (options_.copies_shared_tensors) copySharedSegments(frame);
   auto message = decodeFrame(std::move(frame), options_.limits);
   message.from = from;
   return message;
@@ -381,7 +390,9 @@ bool isForMembers(const Message& message) {
 
 Request Agent::requestIn(Frame frame, const WorkerInfo& from, const Origin& origin) {
   const auto incarnation = origin.link ? origin.link->incarnation() : options_.incarnation;
-  Request request{from, decode(std::move(frame), from.id).take(), incarnation, origin.is_member};
+  Request request{from,         decode(std::move(frame), from.id).take(),
+                  incarnation,  origin.is_member,
+                  origin.audit, origin.rref_quota_token};
   if (request.is_from_member || !isForMembers(request.message)) return request;
   throw Error(
       ErrorCode::kNotAllowed,
@@ -413,20 +424,50 @@ void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
   // Messages that release resources are served until the end, which does not wait for their answers.
   const bool is_counted = !isReliable(info->kind);
   if (is_counted) link->addUnanswered();
-  const Responder responder(
-      [this, link, id = info->call, is_counted, token = ActivityToken(activity_)](Result<Message> result) {
-        reply(link, id, std::move(result), token);
-        if (is_counted) link->removeUnanswered();
-        ending_.notify();
-      });
+  Origin origin{
+      link.get(), info->call, isCall(info->kind) ? bytesOf(frame) : 0, carriesValues(info->kind), link->isMember()};
+  Status over_quota;
+  CallerUsage::Token quota_token;
+  if (is_counted && link->usage()) {
+    try {
+      quota_token = takeQuota(*link, info->kind, bytesOf(frame), origin);
+    } catch (const Error& error) {
+      over_quota = error;
+    }
+  }
+  if (options_.audit_log && is_counted) {
+    origin.audit = std::make_shared<AuditedCall>(link->peer().name, info->kind, bytesOf(frame));
+  }
+  const Responder responder([this, link, id = info->call, is_counted, token = ActivityToken(activity_),
+                             audit = origin.audit,
+                             quota_token = std::move(quota_token)](Result<Message> result) mutable {
+    quota_token.reset();  // before the caller can have the answer and make another call
+    if (audit) recordServed(*audit, result);
+    reply(link, id, std::move(result), token);
+    if (is_counted) link->removeUnanswered();
+    ending_.notify();
+  });
   if (is_counted && ending_.hasBegun()) {
     link->requireReader();
     return responder.fail(endingError());
   }
-  const Origin origin{
-      link.get(), info->call, isCall(info->kind) ? bytesOf(frame) : 0, carriesValues(info->kind), link->isMember()};
+  if (over_quota) {
+    refused_by_quota_.fetch_add(1, std::memory_order_relaxed);
+    return responder.fail(*std::move(over_quota));
+  }
   link->startedCalls().onArrived(origin.bytes);
   serve(link->peer(), info->kind, std::move(frame), origin, responder);
+}
+
+CallerUsage::Token Agent::takeQuota(Link& link, Kind kind, size_t bytes, Origin& origin) {
+  if (const auto& error = link.refusal()) throw *error;
+  auto token = link.usage()->takeCall(bytes);
+  if (traitsOf(kind).operation == Operation::kRemote) origin.rref_quota_token = link.usage()->takeRRef();
+  return token;
+}
+
+void Agent::recordServed(AuditedCall& call, const Result<Message>& result) {
+  options_.audit_log->record(result ? call.finish(nullptr, bytesOf(result.value())) : call.finish(&result.error(), 0));
 }
 
 void Agent::onStarted(Link& link, Frame frame) try {
@@ -637,7 +678,9 @@ bool Agent::close(Duration timeout) {
     timer_->close();
     transport_->close();
   }
-  return pool_->close(timeUntil(deadline));
+  const bool is_closed = pool_->close(timeUntil(deadline));
+  if (options_.audit_log) options_.audit_log->flush(kAuditFlushTime);
+  return is_closed;
 }
 
 std::map<std::string, std::string> Agent::metrics() const {
@@ -660,6 +703,8 @@ std::map<std::string, std::string> Agent::metrics() const {
       {"agent.num_queued_tasks", std::to_string(pool.queued + strand_.queued())},
       {"agent.transport", transport_->describe()},
   };
+  if (!quotas_.empty()) metrics["agent.refused_by_quota"] = std::to_string(refused_by_quota_.load());
+  if (options_.audit_log) metrics["agent.dropped_audit_events"] = std::to_string(options_.audit_log->dropped());
   metrics.merge(transport_->metrics());
   return metrics;
 }

@@ -48,6 +48,14 @@ core::Node::Options coreOptions(const NodeOptions& options) {
   core.transport.identity_file = options.identity;
   core.transport.encryption = options.encryption;
   core.transport.port = options.port;
+  core.agent.limits = core.transport.limits = {
+      .head_bytes = options.limits.head_bytes,
+      .segment_bytes = options.limits.tensor_bytes,
+      .frame_bytes = options.limits.message_bytes,
+      .tensors = options.limits.tensors};
+  for (const auto& quota : options.quotas) {
+    core.agent.quotas.push_back({quota.callers, {quota.calls, quota.bytes, quota.rrefs, quota.connections}});
+  }
   core.rendezvous = options.rendezvous;
   core.world_size = meeting.world_size;
   core.timeout = limitOf(options.timeout, "NodeOptions::timeout");
@@ -59,6 +67,9 @@ core::Node::Options coreOptions(const NodeOptions& options) {
   }
   if (options.allowed_functions) core.allowed_functions.push_back({AllowList::kAllWorkers, options.allowed_functions});
   validateSelf(core.agent.self, core.world_size);
+  if (!options.audit_log.empty()) {
+    core.agent.audit_log = std::make_shared<AuditQueue>(options.name, openAuditFile(options.audit_log));
+  }
   return core;
 }
 

@@ -1,6 +1,7 @@
 // Options, workers and the agent.
 
 #include <pybind11/chrono.h>
+#include <pybind11/stl.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "agent/group_secret.h"
@@ -10,6 +11,7 @@
 #include "bindings/bind.h"
 #include "bindings/current_node.h"
 #include "bindings/py_agent.h"
+#include "bindings/py_audit_log.h"
 #include "bindings/py_calls.h"
 #include "bindings/py_errors.h"
 #include "bindings/py_future.h"
@@ -78,6 +80,32 @@ AllowedNames namesOf(const std::vector<Allowance>& allowances) {
   return names;
 }
 
+Limits toLimits(const std::map<std::string, uint64_t>& numbers) {
+  Limits limits;
+  for (const auto& [name, number] : numbers) {
+    if (name == "message_bytes") {
+      limits.frame_bytes = number;
+    } else if (name == "head_bytes") {
+      limits.head_bytes = number;
+    } else if (name == "tensor_bytes") {
+      limits.segment_bytes = number;
+    } else if (name == "tensors") {
+      limits.tensors = static_cast<uint32_t>(std::min<uint64_t>(number, std::numeric_limits<uint32_t>::max()));
+    } else {
+      throwInvalidArgument("limits has no " + name);
+    }
+  }
+  requireUsable(limits);
+  return limits;
+}
+
+/// calls, bytes, rrefs, connections
+using QuotaNumbers = std::array<std::optional<uint64_t>, 4>;
+
+Quota toQuota(const QuotaNumbers& numbers) {
+  return {.calls = numbers[0], .bytes = numbers[1], .rrefs = numbers[2], .connections = numbers[3]};
+}
+
 void bindOptions(py::module_& module) {
   const TensorPipeOptionsBase defaults;
   module.attr("_ASK_DOCTOR") = kAskDoctor;
@@ -108,7 +136,10 @@ void bindOptions(py::module_& module) {
                       py::dict device_maps, py::list devices, std::string transport, std::string secret,
                       std::string identity, std::string encryption, std::string port, const AllowedNames& allowed,
                       std::optional<double> liveness_timeout, bool propagate_deadlines,
-                      std::optional<int64_t> max_queued_bytes, bool uses_pickles) {
+                      std::optional<int64_t> max_queued_bytes, bool uses_pickles,
+                      const std::map<std::string, uint64_t>& limits,
+                      const std::vector<std::pair<std::string, QuotaNumbers>>& quotas, std::string audit_path,
+                      py::object audit_function) {
             if (num_worker_threads == 0) throwInvalidArgument("num_worker_threads must be positive, but got 0");
             if (max_queued_bytes && *max_queued_bytes <= 0) {
               throwInvalidArgument("max_queued_bytes must be positive, but got " + std::to_string(*max_queued_bytes));
@@ -132,6 +163,10 @@ void bindOptions(py::module_& module) {
             node.allowed_functions = allowancesOf(allowed);
             node.max_queued_bytes = max_queued_bytes;
             node.uses_pickles = uses_pickles;
+            node.agent.limits = node.transport.limits = toLimits(limits);
+            for (const auto& [pattern, numbers] : quotas) node.agent.quotas.push_back({pattern, toQuota(numbers)});
+            options->audit_path = std::move(audit_path);
+            options->audit_function = std::move(audit_function);
             if (!node.transport.kind.empty()) chooseTransport(node.transport);  // throws for a name that is none
             return options;
           }),
@@ -141,7 +176,8 @@ void bindOptions(py::module_& module) {
           py::arg("devices") = py::list(), py::arg("transport") = "", py::arg("secret") = "", py::arg("identity") = "",
           py::arg("encryption") = "", py::arg("port") = "", py::arg("allowed") = AllowedNames(),
           py::arg("liveness_timeout") = std::nullopt, py::arg("propagate_deadlines") = false,
-          py::arg("max_queued_bytes") = std::nullopt, py::arg("uses_pickles") = true)
+          py::arg("max_queued_bytes") = std::nullopt, py::arg("uses_pickles") = true, py::arg("limits") = py::dict(),
+          py::arg("quotas") = py::list(), py::arg("audit_path") = "", py::arg("audit_function") = py::none())
       .def_property(
           "num_worker_threads", [](const TensorPipeOptionsBase& self) { return self.node.agent.threads; },
           [](TensorPipeOptionsBase& self, size_t threads) { self.node.agent.threads = threads; })
@@ -229,6 +265,7 @@ PyAgent::PyAgent(
       node_([&] {
         auto node_options = options_.nodeOptions();
         node_options.agent.self = {name, id};
+        node_options.agent.audit_log = makeAuditLog(name, options_.audit_path, options_.audit_function);
         node_options.world_size = world_size.value_or(0);
         node_options.metadata = std::move(metadata);
         node_options.init_timeout = toTimeout(init_timeout, "init_timeout");

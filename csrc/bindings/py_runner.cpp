@@ -57,6 +57,26 @@ py::object callPython(const py::object& function, const py::tuple& args, const p
   return py::reinterpret_steal<py::object>(value);
 }
 
+/// For the audit log. Never throws.
+std::string qualifiedName(const py::object& function) {
+  const auto text = [&function](const char* attribute) {
+    try {
+      return py::cast<std::string>(py::str(function.attr(attribute)));
+    } catch (const std::exception&) {
+      return std::string("?");
+    }
+  };
+  return text("__module__") + "." + text("__qualname__");
+}
+
+/// Tells the audit log if this worker's list has refused the call, or something in it.
+void recordRefusal(AuditedCall& audit, const py::error_already_set& raised, const WorkerInfo& self) {
+  const auto& exception = raised.value();
+  if (!py::isinstance(exception, internalFunction("NotAllowedError"))) return;
+  if (py::cast<std::string>(exception.attr("worker")) != self.name) return;  // another worker has refused a nested call
+  audit.setFailure({ErrorCode::kNotAllowed, py::cast<std::string>(py::str(exception)), self.name}, true);
+}
+
 class PythonRunner final : public CallableRunner {
  public:
   explicit PythonRunner(std::weak_ptr<Node> node) : node_(std::move(node)) {}
@@ -89,14 +109,20 @@ class PythonRunner final : public CallableRunner {
     const auto node = node_.lock();
     if (!node) return fail(Error(ErrorCode::kShutdown, "RPC has shut down"));
     guarded(node->self(), fail, [&] {
-      auto call = decodePythonCall(node, invocation);
-      auto value = [&] {
-        const CallerScope caller(invocation.from);
-        return callPython(call.function, call.args, call.kwargs);
-      }();
-      auto future = futureOf(call, value);
-      if (!future) return succeed(*node, invocation.from, value);
-      follow(node, invocation.from, future, std::move(succeed), fail);
+      try {
+        auto call = decodePythonCall(node, invocation);
+        if (invocation.audit) invocation.audit->setFunction(qualifiedName(call.function));
+        auto value = [&] {
+          const CallerScope caller(invocation.from);
+          return callPython(call.function, call.args, call.kwargs);
+        }();
+        auto future = futureOf(call, value);
+        if (!future) return succeed(*node, invocation.from, value);
+        follow(node, invocation.from, future, std::move(succeed), fail);
+      } catch (const py::error_already_set& raised) {
+        if (invocation.audit) recordRefusal(*invocation.audit, raised, node->self());
+        throw;
+      }
     });
   }
 

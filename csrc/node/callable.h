@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "agent/audit_log.h"
 #include "agent/messenger.h"
 #include "rref/rref.h"
 #include "wire/value_codec.h"
@@ -19,8 +20,9 @@ namespace torchrpc {
 struct Invocation {
   WorkerInfo from;
   Message message;
-  bool is_from_member = true;    ///< as in Request
-  std::vector<RRefPtr> rrefs{};  ///< referred to by index in the payload
+  bool is_from_member = true;            ///< as in Request
+  std::vector<RRefPtr> rrefs{};          ///< referred to by index in the payload
+  std::shared_ptr<AuditedCall> audit{};  ///< as Request's
 };
 
 class CallableRunner {

@@ -47,16 +47,36 @@ std::vector<Allowance> allowances(const Node::Options& options) {
 
 const Node::Options& validated(const Node::Options& options) {
   validateSelf(options.agent.self, options.world_size);
+  requireUsable(options.agent.limits);
+  for (const auto& rule : options.agent.quotas) {
+    if (rule.pattern.empty()) throwInvalidArgument("quotas has an empty pattern: write the names of callers, or \"*\"");
+  }
   return options;
 }
 
 }  // namespace
+
+void requireUsable(const Limits& limits) {
+  constexpr uint64_t kMinBytes = 64 << 10;
+  constexpr uint32_t kMinTensors = 64;
+  const auto require = [](const char* name, uint64_t value, uint64_t min) {
+    if (value >= min) return;
+    throwInvalidArgument(
+        std::string("limits: ") + name + " must be at least " + std::to_string(min) + ", but is " +
+        std::to_string(value));
+  };
+  require("message_bytes", limits.frame_bytes, kMinBytes);
+  require("head_bytes", limits.head_bytes, kMinBytes);
+  require("tensor_bytes", limits.segment_bytes, kMinBytes);
+  require("tensors", limits.tensors, kMinTensors);
+}
 
 Agent::Options Node::agentOptions() const {
   auto options = options_.agent;
   options.incarnation = incarnation_;
   options.grows = !isStaticGroup();
   options.liveness = options_.liveness_timeout ? *options_.liveness_timeout : defaultLivenessTimeout();
+  options.copies_shared_tensors = options_.agent.copies_shared_tensors || !options_.allowed_functions.empty();
   options.max_queued_bytes = options_.max_queued_bytes ? *options_.max_queued_bytes : defaultMaxQueuedBytes();
   return options;
 }

@@ -25,11 +25,16 @@
 
 namespace torchrpc {
 
+/// Throws Error(kInvalidArgument), which names the limit, unless the messages of the group itself fit.
+void requireUsable(const Limits& limits);
+
 class Node : public std::enable_shared_from_this<Node> {
  public:
   /// How a worker starts. Both entrances (bindings/, api/) fill one of these; each layer receives its own part whole.
   struct Options {
-    Agent::Options agent;               ///< the node sets `incarnation`, `grows`, `liveness`, `max_queued_bytes`
+    /// The node sets `incarnation`, `grows`, `liveness`, `max_queued_bytes`, and `copies_shared_tensors` if callers are
+    /// restricted.
+    Agent::Options agent;
     AutogradService::Options autograd;  ///< the node sets `progress_timeout` and `first_context`
     RRefService::Options rrefs;  ///< the node sets `first_number` and `group`, and `encode_value` unless it is set
     /// Used by create(), which sets `node_name`, `rendezvous_host` and, unless it is set, `secret`.
@@ -45,7 +50,8 @@ class Node : public std::enable_shared_from_this<Node> {
     std::optional<size_t> max_queued_bytes;
     std::string metadata;  ///< published to all workers of the group; opaque to the core. See Node::metadata().
     /// The functions that callers may run here; see AllowLists. This worker itself may run all, unless one list is for
-    /// all workers.
+    /// all workers. With a list, tensors that arrive in shared memory are copied, because functions rely on what they
+    /// have checked.
     std::vector<Allowance> allowed_functions;
     bool uses_pickles =
         true;  ///< false: Python values that are no plain data travel as named objects, never as pickles

@@ -204,6 +204,25 @@ struct AllowedFunctions {
   std::optional<std::vector<std::string>> functions;  ///< as NodeOptions::allowed_functions
 };
 
+/// The largest messages that a worker sends and receives. Give all workers of a group the same: a message that is too
+/// large is refused where it is sent, but ends the connection where it arrives.
+struct MessageLimits {
+  uint64_t message_bytes = uint64_t{1} << 40;  ///< all parts together
+  uint64_t head_bytes = uint64_t{1} << 32;     ///< everything but large tensors
+  uint64_t tensor_bytes = uint64_t{1} << 40;   ///< one tensor
+  uint32_t tensors = 1u << 20;                 ///< their number
+};
+
+/// How much of a worker each caller whose name matches a pattern may use at a time. Requests beyond it are answered
+/// with kQuotaExceeded. Empty: no limit.
+struct CallerQuota {
+  std::string callers;                  ///< a pattern of fnmatch(3), such as "client-*"
+  std::optional<uint64_t> calls;        ///< requests that have arrived and are not answered
+  std::optional<uint64_t> bytes;        ///< of these requests
+  std::optional<uint64_t> rrefs;        ///< RRefs that the caller has made here
+  std::optional<uint64_t> connections;  ///< that the caller has opened
+};
+
 /// The options of a node. The environment variables are those of torchrun.
 struct NodeOptions {
   std::string name;          ///< unique in the group: letters, digits, `_`, `:`, `-`, `.`
@@ -237,6 +256,11 @@ struct NodeOptions {
   /// Bytes of calls that may wait for a thread here, and of results that may wait for one caller, before callers are
   /// held up. Empty: the value of TORCHRPC_MAX_QUEUED_BYTES, else kDefaultMaxQueuedBytes.
   std::optional<size_t> max_queued_bytes;
+  MessageLimits limits;             ///< of messages, in both directions
+  std::vector<CallerQuota> quotas;  ///< the first that matches a caller's name applies; none: no limit
+  /// A file to which a line of JSON is appended for each call that this worker serves or refuses; made if it does not
+  /// exist, readable by its owner only. Empty: none.
+  std::string audit_log;
 };
 
 /// A worker. Several can live in one process. The constructor, shutdown() and the destructor belong to one thread; the

@@ -69,6 +69,10 @@ class _TensorPipeRpcBackendOptionsBase(RpcBackendOptions):
         propagate_deadlines: bool = ...,
         max_queued_bytes: int | None = ...,
         uses_pickles: bool = ...,
+        limits: dict[str, int] = ...,
+        quotas: Sequence[tuple[str, Sequence[int | None]]] = ...,
+        audit_path: str = ...,
+        audit_function: Callable[[str], Any] | None = ...,
     ) -> None: ...
     def _set_device_map(self, to: str, device_map: dict[torch.device, torch.device]) -> None: ...
 

@@ -14,6 +14,7 @@ from ._cpp_functions import CppFunction as CppFunction
 from ._cpp_functions import refuse_keywords as refuse_keywords
 from ._errors import NameNotFoundError as NameNotFoundError
 from ._errors import NotAllowedError as NotAllowedError
+from ._errors import QuotaExceededError as QuotaExceededError
 from ._errors import RendezvousError as RendezvousError
 from ._errors import RpcError as RpcError
 from ._errors import RpcTimeoutError as RpcTimeoutError

@@ -11,6 +11,7 @@ import torch
 from torchrpc._C import _TensorPipeRpcBackendOptionsBase
 
 from ._allow_list import Entries, allowances_of
+from ._limits import AuditLogType, Limits, Quota, audit_target, limit_numbers, quota_numbers
 from .constants import DEFAULT_INIT_METHOD, DEFAULT_NUM_WORKER_THREADS, DEFAULT_RPC_TIMEOUT_SEC
 
 __all__ = ["TensorPipeRpcBackendOptions"]
@@ -132,6 +133,17 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             can be sent; other arguments and results raise a SerializationError that names them. Exceptions keep their
             type if it is one of Python's or torchrpc's, or of such a class. All workers of a group need the same.
             Default: the environment variable TORCHRPC_PICKLE, else `"on"`.
+        limits (Limits): the largest messages that this worker sends and receives, e.g. `Limits(message_bytes=1 << 30)`.
+            Default: 1 TiB.
+        quotas (dict): names or patterns of callers -> Quota, e.g. `{"client-*": Quota(calls=64, bytes=1 << 30)}`: how
+            much of this worker each of these callers may use at a time. The first pattern (`*`, `?`, `[a-z]`) that
+            matches a caller's name applies. Default: no quotas.
+        audit_log (str, path, logging.Logger or function): where to record each call that this worker serves for others,
+            or refuses: a file, which only its owner can read and to which lines of JSON are appended; a logger, which
+            gets the same lines; or a function, which gets a dict for each, on a thread of its own. The keys are `time`,
+            `worker`, `caller`, `action`, `function`, `outcome` ("ok", "error" or "refused"), `error`, `reason`,
+            `request_bytes`, `reply_bytes` and `seconds`. Calls do not wait for it: if events come faster than they can
+            be written, some are dropped, and `dropped_events` says how many. Default: no log.
         _transports, _channels (list of str): names of TensorPipe's transports and channels. With "shm" in `_transports`
             workers of one host share memory; with "uv" or "ibv" only, all use TCP. With transport="tensorpipe": in
             order of preference; those that do not work on this machine are skipped with a warning.
@@ -140,7 +152,8 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         ValueError: `encryption` is another text, or an empty secret; a device map that is not 1-to-1, or a device in
             `devices` that is not a CUDA device.
         TypeError: an argument of another type.
-        RuntimeError: a number that must be positive and is not.
+        RuntimeError: a number that must be positive and is not, or a limit that is too small for the group's own
+            messages.
     """
 
     def __init__(
@@ -161,6 +174,9 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         propagate_deadlines: bool = False,
         max_queued_bytes: int | None = None,
         pickle: str | None = None,
+        limits: Limits | None = None,
+        quotas: Mapping[str, Quota] | None = None,
+        audit_log: AuditLogType | None = None,
         _transports: list[str] | None = None,
         _channels: list[str] | None = None,
     ) -> None:
@@ -189,6 +205,7 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         _check_names("channel", _channels, _CHANNELS)
         if num_worker_threads < 1:
             raise RuntimeError(f"num_worker_threads must be positive, but got {num_worker_threads}")
+        audit_path, audit_function = audit_target(audit_log)
         super().__init__(
             num_worker_threads=num_worker_threads,
             rpc_timeout=rpc_timeout,
@@ -205,9 +222,29 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             propagate_deadlines=propagate_deadlines,
             max_queued_bytes=max_queued_bytes,
             uses_pickles=_uses_pickles(pickle),
+            limits=limit_numbers(limits),
+            quotas=quota_numbers(quotas),
+            audit_path=audit_path,
+            audit_function=audit_function,
             _transports=_transports,
             _channels=_channels,
         )
+        self._limits, self._quotas, self._audit_log = limits, dict(quotas or {}), audit_log
+
+    @property
+    def limits(self) -> Limits | None:
+        """The limits that were given."""
+        return self._limits
+
+    @property
+    def quotas(self) -> dict[str, Quota]:
+        """The quotas that were given."""
+        return dict(self._quotas)
+
+    @property
+    def audit_log(self) -> AuditLogType | None:
+        """The audit log that was given."""
+        return self._audit_log
 
     @property
     def pickle(self) -> str:

@@ -30,6 +30,8 @@ class LoopbackGroup {
     bool propagate_deadlines = false;
     size_t max_queued_bytes = kDefaultMaxQueuedBytes;
     std::function<std::optional<PeerIdentity>(int id)> identity{};  ///< what an agent proves; empty: nothing
+    std::vector<QuotaRule> callee_quotas{};                         ///< of worker1
+    std::shared_ptr<AuditLog> callee_audit{};                       ///< of worker1
     std::function<std::unique_ptr<Transport>()> transport{};        ///< of each agent; empty: loopback
   };
 
@@ -76,6 +78,8 @@ class LoopbackGroup {
             .liveness = options_.liveness,
             .max_queued_bytes = options_.max_queued_bytes,
             .limits = id == 1 ? options_.callee_limits.value_or(options_.limits) : options_.limits,
+            .quotas = id == 1 ? options_.callee_quotas : std::vector<QuotaRule>(),
+            .audit_log = id == 1 ? options_.callee_audit : nullptr,
             .faults = id == 0 ? options_.send_faults : SendFaultPolicy()},
         std::move(transport), std::move(timer)));
   }
