@@ -25,15 +25,21 @@ std::string rendezvousHost(const std::string& url) {
 
 namespace {
 
-/// One line about what is open without a secret: a warning, once for each group, where other machines reach it.
-void logWhoCanJoin(const Node::Options& options, const std::string& self) {
-  constexpr auto kRemedy = ". To change that, give all workers the same TORCHRPC_SECRET_FILE or TORCHRPC_SECRET";
-  const bool has_file = options.rendezvous.starts_with("file:");
-  const bool is_warning = !has_file && options.agent.self.id == 0 && !options.transport.rendezvous_host.empty();
+/// One line about what is open without a secret. A warning, by one worker of the group, if other machines may reach it.
+void logWhoCanJoin(const Node::Options& options, GroupSecret::Source source, bool authenticates) {
+  const bool is_local = source == GroupSecret::Source::kUser;
+  const bool has_file = authenticates && options.rendezvous.starts_with("file:");
+  const bool is_warning =
+      !is_local && !has_file && options.agent.self.id == 0 && !options.transport.rendezvous_host.empty();
   log(is_warning ? LogLevel::kWarning : LogLevel::kInfo,
-      "the group of " + self + " was given no secret: whoever " +
-          (has_file ? "may read the file of " + options.rendezvous : "reaches its store") +
-          " can join it and run code on its workers" + kRemedy);
+      "the group of " + options.agent.self.name + " was given no secret: whoever " +
+          (!authenticates ? "reaches a port of its workers"
+               : is_local ? "runs as this user on this machine"
+               : has_file ? "may read the file of " + options.rendezvous
+                          : "reaches its store") +
+          " can join it and call its workers. To change that, give all workers the same " +
+          (authenticates ? "TORCHRPC_SECRET_FILE or TORCHRPC_SECRET"
+                         : "TORCHRPC_SECRET_FILE, and TORCHRPC_TRANSPORT=native, which authenticates workers"));
 }
 
 /// The secret and the identity that the user has given.
@@ -77,16 +83,14 @@ std::unique_ptr<Transport> makeGroupTransport(Node::Options& options, c10d::Stor
   completeGiven(transport);
   requireIdentities(options);
   transport.secret_is_given = !transport.secret.empty();
+  const HostChoice choice{.host = transport.host, .rendezvous_host = transport.rendezvous_host};
+  const bool are_local = mustListenOnLoopback(choice);
   if (chooseTransport(transport).capabilities.authenticates) {
-    const HostChoice choice{.host = transport.host, .rendezvous_host = transport.rendezvous_host};
-    auto secret = groupSecret(store, transport.secret, mustListenOnLoopback(choice), transport.node_name);
+    auto secret = groupSecret(store, transport.secret, are_local, transport.node_name);
     transport.secret = std::move(secret.bytes);
-    if (secret.source == GroupSecret::Source::kStore) logWhoCanJoin(options, transport.node_name);
-    if (secret.source == GroupSecret::Source::kUser) {
-      log(LogLevel::kInfo,
-          "the group of " + transport.node_name + " was given no secret: all processes of this user on this machine " +
-              "can join it");
-    }
+    if (secret.source != GroupSecret::Source::kGiven) logWhoCanJoin(options, secret.source, true);
+  } else if (transport.secret.empty() && !are_local) {
+    logWhoCanJoin(options, GroupSecret::Source::kStore, false);
   }
   return makeTransport(transport);
 }

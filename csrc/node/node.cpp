@@ -27,7 +27,8 @@ uint64_t newIncarnation(WorkerId id, bool is_static_group, c10d::Store& store) {
   if (is_static_group) return now;
   const auto key = "incarnation/" + std::to_string(id);
   const auto latest = store.add(key, 0);
-  return store.add(key, latest == 0 ? now : std::max(now - latest, kIncarnationStep));
+  // Not positive: never set, or set by someone else who can write to the store.
+  return store.add(key, latest <= 0 ? now : std::max(now - latest, kIncarnationStep));
 }
 
 // A context id has 48 bits for the incarnation. With this divisor they count tens of microseconds, and last until 2059.

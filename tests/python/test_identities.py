@@ -66,7 +66,7 @@ def call_trainer(rank, url, folder, transport):
 @pytest.mark.parametrize("transport", ["native", "tcp"])
 def test_what_a_worker_may_run_depends_on_its_name(identities, transport):
     url = f"tcp://localhost:{free_port()}"
-    _, trainer, client = run_ranks(call_trainer, 3, args=(url, identities, transport))
+    _, trainer, client = run_ranks(call_trainer, 3, url, identities, transport, init=False)
     assert trainer == ["tensor([2., 2.])", "tensor([3., 3.])", "tensor([2., 2.])", "tensor([1., 1.])"]
     assert client[0] == "tensor([2., 2.])"
     assert "NotAllowedError: trainer-0 does not let this caller run or send" in client[1]
@@ -98,7 +98,7 @@ def work_of_the_group(rank, url, folder):
 
 
 def test_a_client_takes_no_part_in_the_work_of_the_group(identities):
-    *_, outcomes = run_ranks(work_of_the_group, 3, args=(f"tcp://localhost:{free_port()}", identities))
+    *_, outcomes = run_ranks(work_of_the_group, 3, f"tcp://localhost:{free_port()}", identities, init=False)
     assert "client" in outcomes["in_context"] and "NotAllowedError" in outcomes["in_context"]
     assert "client" in outcomes["in_profile"] and "NotAllowedError" in outcomes["in_profile"]
     assert outcomes["use_rref"] == "42"
@@ -118,7 +118,7 @@ def join_without_identity(rank, url, folder):
 
 
 def test_the_secret_alone_makes_no_member(identities):
-    *_, outcome = run_ranks(join_without_identity, 2, args=(f"tcp://localhost:{free_port()}", identities))
+    *_, outcome = run_ranks(join_without_identity, 2, f"tcp://localhost:{free_port()}", identities, init=False)
     assert "WorkerLostError" in outcome and "trainer-1" in outcome and "torchrpc keygen" in outcome
 
 
@@ -138,13 +138,13 @@ def start(rank, url, folder, options):
 )
 def test_a_wrong_identity_is_an_error_of_the_start(identities, options, words):
     with pytest.raises(RankError, match=words):
-        run_ranks(start, 1, args=(f"tcp://localhost:{free_port()}", identities, {"world_size": 1, **options}))
+        run_ranks(start, 1, f"tcp://localhost:{free_port()}", identities, {"world_size": 1, **options}, init=False)
 
 
 def test_an_identity_that_others_may_read_is_refused(identities):
     (identities / "trainer-0.identity").chmod(0o644)
     with pytest.raises(RankError, match="others than its owner may read"):
-        run_ranks(start, 1, args=(f"tcp://localhost:{free_port()}", identities, {"world_size": 1}))
+        run_ranks(start, 1, f"tcp://localhost:{free_port()}", identities, {"world_size": 1}, init=False)
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def say(rank, url, environment):
         (
             "localhost",
             {"TORCHRPC_LOG": "info"},
-            "info: .* was given no secret: all processes of this user on this mach",
+            "info: .* was given no secret: whoever runs as this user on this machine",
         ),
         ("localhost", {}, None),
         ("localhost", {"TORCHRPC_SECRET": SECRET, "TORCHRPC_LOG": "info"}, None),
@@ -170,7 +170,7 @@ def test_a_group_that_other_machines_reach_without_a_secret_is_warned_about(capf
     assert run_ranks(add_to, 2, url, {}, init=False) == [2.0, 2.0]
     lines = [line for line in capfd.readouterr().err.splitlines() if "no secret" in line]
     assert len(lines) == 1, lines  # of rank 0 only
-    assert "whoever reaches its store can join it and run code" in lines[0]
+    assert "whoever reaches its store can join it and call its workers" in lines[0]
     assert "TORCHRPC_SECRET_FILE" in lines[0]
 
 

@@ -161,6 +161,9 @@ from ._limits import (
 from ._limits import (
     Quota as Quota,
 )
+from ._plain_objects import (
+    register_data_class as register_data_class,
+)
 from ._waiting import (
     wait as wait,
 )
