@@ -33,6 +33,7 @@ std::string encodeRecord(const WorkerRecord& record) {
   writer.put(record.world_size);
   writer.put(record.incarnation);
   writer.putString(record.metadata);
+  writer.put(record.is_member);
   return out;
 }
 
@@ -45,6 +46,7 @@ WorkerRecord decodeRecord(std::string_view bytes) {
   record.world_size = reader.get<int32_t>();
   record.incarnation = reader.get<uint64_t>();
   record.metadata = reader.getString();
+  record.is_member = reader.get<uint8_t>() != 0;
   reader.expectEnd();
   return record;
 }

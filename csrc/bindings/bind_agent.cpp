@@ -373,6 +373,8 @@ void bindAgent(py::module_& module) {
       .def(
           "_get_metadata", [](const PyAgent& self, WorkerId id) { return py::bytes(nodeOf(self).metadata(id)); },
           py::arg("id"))
+      .def(
+          "_is_member", [](const PyAgent& self, WorkerId id) { return nodeOf(self).isMember(id); }, py::arg("id"))
       .def("_set_devices", &PyAgent::setDevices, py::arg("devices"), py::arg("reverse_device_maps"))
       .def("get_debug_info", &debugInfo)
       .def("get_metrics", [](const PyAgent& self) { return nodeOf(self).metrics(); })

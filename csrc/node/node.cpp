@@ -11,6 +11,7 @@
 #include "node/builtin_callables.h"
 #include "node/cpp_registry.h"
 #include "node/group_transport.h"
+#include "transport/native/auth/identity.h"
 
 namespace torchrpc {
 
@@ -151,7 +152,10 @@ Node::~Node() { shutdown(); }
 void Node::serve(CallableType type, const std::shared_ptr<CallableRunner>& runner) { calls_.serve(type, runner); }
 
 void Node::start() {
-  WorkerRecord self{options_.agent.self, agent_.listen(), options_.world_size, incarnation_, options_.metadata};
+  const auto& identity = options_.transport.identity;
+  const bool is_member = !identity || identity->holder().isMember();
+  WorkerRecord self{options_.agent.self, agent_.listen(),   options_.world_size,
+                    incarnation_,        options_.metadata, is_member};
   rendezvous_ = std::make_unique<Rendezvous>(store_, self, options_.transport.secret);
   const auto deadline = deadlineAfter(options_.init_timeout);
   const auto limit = timeUntil(deadline);
@@ -197,6 +201,8 @@ WorkerRecord Node::record(WorkerId id) const {
 WorkerInfo Node::worker(WorkerId id) const { return record(id).info; }
 
 std::string Node::metadata(WorkerId id) const { return record(id).metadata; }
+
+bool Node::isMember(WorkerId id) const { return record(id).is_member; }
 
 void Node::admit(const WorkerInfo& worker) {
   if (worker.id == self().id) return;

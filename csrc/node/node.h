@@ -97,6 +97,8 @@ class Node : public std::enable_shared_from_this<Node> {
   std::vector<WorkerInfo> workers() const { return agent_.directory().all(); }
   /// The Options::metadata of a worker of the group. Throws Error(kUnknownWorker).
   std::string metadata(WorkerId id) const;
+  /// Whether a worker of the group says that it is a member, and no client. Throws Error(kUnknownWorker).
+  bool isMember(WorkerId id) const;
   /// In a group that grows: another worker has joined or left.
   void admit(const WorkerInfo& worker);
   void expel(const WorkerInfo& worker);

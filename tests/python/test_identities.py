@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import time
 
 import pytest
 import torch
@@ -112,7 +113,12 @@ def join_without_identity(rank, url, folder):
         secret = next(line.removeprefix("secret: ") for line in lines if line.startswith("secret: "))
         options = {"identity": None, "secret": base64.b64decode(secret)}
     init(rank, url, folder, world_size=2, **options)
-    outcome = caller_outcome(rpc.rpc_sync, f"trainer-{1 - rank}", train, (1,)) if rank == 1 else None
+    done, outcome = folder / "done", None
+    if rank == 1:
+        outcome = caller_outcome(rpc.rpc_sync, "trainer-0", train, (1,))
+        done.touch()
+    while not done.exists():
+        time.sleep(0.05)
     rpc.shutdown(graceful=False)
     return outcome
 

@@ -41,10 +41,11 @@ _OWN = """
     profiler._start profiler._stop profiler._clock
 """
 CALLED_BY_THE_PACKAGE = frozenset(f"torchrpc.{name}" for name in _OWN.split())
-# Those of them that clients may run, too.
+# Those of them that clients may run, too. To gather and to join, a worker speaks for itself only.
 _OF_CLIENTS = """
-    rpc.rref_proxy._call_method rpc.api._rref_typeof_on_owner nn.remote_module._create_module
-    nn.remote_module._run_forward nn.remote_module._parameter_rrefs nn.remote_module._set_training
+    rpc.rref_proxy._call_method rpc.api._rref_typeof_on_owner rpc.api._gather_to_leader
+    rpc._utils._update_group_membership nn.remote_module._create_module nn.remote_module._run_forward
+    nn.remote_module._parameter_rrefs nn.remote_module._set_training
 """
 _FOR_CLIENTS = frozenset(f"torchrpc.{name}" for name in _OF_CLIENTS.split())
 # To allow one of these is to allow everything: it runs, loads or looks up whatever arrives with the call.

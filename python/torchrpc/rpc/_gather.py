@@ -1,8 +1,8 @@
 """`_all_gather`: every worker of a set contributes an object and receives the objects of all.
 
-The worker with the smallest name leads: the others send it their objects, and it sends all of them back. If the leader
-is lost, the worker with the next name leads. This module keeps the gatherings under way; the functions that send
-messages are passed to it, since scripts replace these in `api`.
+The worker with the smallest name leads (of the members, if there are clients): the others send it their objects, and it
+sends all of them back. If the leader is lost, the worker with the next name leads. This module keeps the gatherings
+under way; the functions that send messages are passed to it, since scripts replace these in `api`.
 
 Threads: `Gathering` belongs to the thread that gathers. `record_object` and `record_all` run on threads of the pool.
 """
@@ -182,7 +182,7 @@ class Gathering:
         """
         lost: set[str] = set()
         while True:
-            leader = min(self._names - lost)
+            leader = self._leader_of(self._names - lost)
             try:
                 self._begin(leader)
                 # A list, because a set is no plain data.
@@ -204,6 +204,13 @@ class Gathering:
             vars(error)[LOST_WORKERS] = missing
             raise error
         return gathered
+
+    def _leader_of(self, names: set[str]) -> str:
+        """Return the smallest of these names, of members if there are some: the others follow no client."""
+        if not isinstance(self._agent, TensorPipeAgent):
+            return min(names)
+        members = {each.name for each in self._agent.get_worker_infos() if self._agent._is_member(each.id)}
+        return min(names & members or names)
 
     def _begin(self, leader: str) -> None:
         with lock:
