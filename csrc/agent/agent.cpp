@@ -47,6 +47,18 @@ Error unsentError(const WorkerInfo& to, const Error& reason) {
   return reason.code() == ErrorCode::kFrameTooLarge ? reason : lostError(to, reason);
 }
 
+/// Completes a call that has been taken out of the table.
+void settle(const CallTable::Call& call, Result<Message>&& result) {
+  if (result && result.value().kind == Kind::kError) {
+    try {
+      result = decodeError(result.value());
+    } catch (const Error& e) {
+      result = e;
+    }
+  }
+  call.handler(std::move(result));
+}
+
 }  // namespace
 
 Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_ptr<Timer> timer)
@@ -252,7 +264,7 @@ void Agent::failUnsent(CallId id, const Error& reason) {
 }
 
 void Agent::complete(CallId id, Result<Message> result) {
-  if (auto call = calls_.take(id)) return settle(*std::move(call), std::move(result));
+  if (const auto call = calls_.take(id)) return settle(*call, std::move(result));
   onLateReply(result);
 }
 
@@ -261,8 +273,8 @@ void Agent::complete(CallId id, Result<Message> result) {
 void Agent::onReply(const Link& link, CallId id, Frame frame) {
   auto result = decode(std::move(frame), link.peer().id);
   bool is_foreign = false;
-  if (auto call = calls_.takeFor(id, link.peer().id, link.incarnation(), is_foreign)) {
-    return settle(*std::move(call), std::move(result));
+  if (const auto call = calls_.takeFor(id, link.peer().id, link.incarnation(), is_foreign)) {
+    return settle(*call, std::move(result));
   }
   if (!is_foreign) return onLateReply(result);
   foreign_replies_.fetch_add(1, std::memory_order_relaxed);
@@ -271,17 +283,6 @@ void Agent::onReply(const Link& link, CallId id, Frame frame) {
 void Agent::onLateReply(const Result<Message>& result) {
   late_replies_.fetch_add(1, std::memory_order_relaxed);
   if (result && late_reply_observer_) late_reply_observer_(result.value());
-}
-
-void Agent::settle(CallTable::Call call, Result<Message> result) {
-  if (result && result.value().kind == Kind::kError) {
-    try {
-      result = decodeError(result.value());
-    } catch (const Error& e) {
-      result = e;
-    }
-  }
-  call.handler(std::move(result));
 }
 
 void Agent::armTimer(TimePoint deadline) {
@@ -359,8 +360,8 @@ void Agent::attempt(const ReliableRequests::RequestPtr& request) {
 
 Result<Message> Agent::decode(Frame frame, WorkerId from) try {
   if (frame.failure) return *frame.failure;
-  auto message = decodeFrame(std::move(frame), options_.limits);
-  message.from = from;
+  Result<Message> message(decodeFrame(std::move(frame), options_.limits));
+  message.value().from = from;
   return message;
 } catch (const Error& e) {
   malformed_.fetch_add(1, std::memory_order_relaxed);
@@ -435,8 +436,8 @@ void Agent::serve(const WorkerInfo& from, Kind kind, Frame frame, const Origin& 
   if (served.where == Where::kPool && !served.loop_first) {
     // Decoding is the most expensive step: the thread of the pool that serves the request does it, not the loop.
     auto take = [this, from = from, sender, frame = std::move(frame)]() mutable -> Request {
-      auto message = decode(std::move(frame), from.id).take();
-      return {std::move(from), std::move(message), sender};
+      const auto id = from.id;
+      return {std::move(from), decode(std::move(frame), id).take(), sender};
     };
     return serveLater(served, origin, responder, std::move(take));
   }
