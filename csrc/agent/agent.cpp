@@ -51,6 +51,18 @@ Error unsentError(const WorkerInfo& to, const Error& reason) {
   return reason.code() == ErrorCode::kFrameTooLarge ? reason : lostError(to, reason);
 }
 
+/// Completes a call that has been taken out of the table.
+void settle(const CallTable::Call& call, Result<Message>&& result) {
+  if (result && result.value().kind == Kind::kError) {
+    try {
+      result = decodeError(result.value());
+    } catch (const Error& e) {
+      result = e;
+    }
+  }
+  call.handler(std::move(result));
+}
+
 }  // namespace
 
 Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_ptr<Timer> timer)
@@ -261,7 +273,7 @@ void Agent::failUnsent(CallId id, const Error& reason) {
 }
 
 void Agent::complete(CallId id, Result<Message> result) {
-  if (auto call = calls_.take(id)) return settle(*std::move(call), std::move(result));
+  if (const auto call = calls_.take(id)) return settle(*call, std::move(result));
   onLateReply(result);
 }
 
@@ -270,8 +282,8 @@ void Agent::complete(CallId id, Result<Message> result) {
 void Agent::onReply(const Link& link, CallId id, Frame frame) {
   auto result = decode(std::move(frame), link.peer().id);
   bool is_foreign = false;
-  if (auto call = calls_.takeFor(id, link.peer().id, link.incarnation(), is_foreign)) {
-    return settle(*std::move(call), std::move(result));
+  if (const auto call = calls_.takeFor(id, link.peer().id, link.incarnation(), is_foreign)) {
+    return settle(*call, std::move(result));
   }
   if (!is_foreign) return onLateReply(result);
   foreign_replies_.fetch_add(1, std::memory_order_relaxed);
@@ -280,17 +292,6 @@ void Agent::onReply(const Link& link, CallId id, Frame frame) {
 void Agent::onLateReply(const Result<Message>& result) {
   late_replies_.fetch_add(1, std::memory_order_relaxed);
   if (result && late_reply_observer_) late_reply_observer_(result.value());
-}
-
-void Agent::settle(CallTable::Call call, Result<Message> result) {
-  if (result && result.value().kind == Kind::kError) {
-    try {
-      result = decodeError(result.value());
-    } catch (const Error& e) {
-      result = e;
-    }
-  }
-  call.handler(std::move(result));
 }
 
 void Agent::armTimer(TimePoint deadline) {
@@ -369,8 +370,8 @@ void Agent::attempt(const ReliableRequests::RequestPtr& request) {
 Result<Message> Agent::decode(Frame frame, WorkerId from) try {
   if (frame.failure) return *frame.failure;
   if (options_.copies_shared_tensors) copySharedSegments(frame);
-  auto message = decodeFrame(std::move(frame), options_.limits);
-  message.from = from;
+  Result<Message> message(decodeFrame(std::move(frame), options_.limits));
+  message.value().from = from;
   return message;
 } catch (const Error& e) {
   malformed_.fetch_add(1, std::memory_order_relaxed);

@@ -215,7 +215,6 @@ class Agent final : public Messenger {
   /// The same for the reply of this worker itself, and for a request that could not be sent.
   void complete(CallId id, Result<Message> result);
   void onLateReply(const Result<Message>& result);
-  static void settle(CallTable::Call call, Result<Message> result);
   /// The same for a request that the transport did not send.
   void failUnsent(CallId id, const Error& reason);
   void reply(const std::shared_ptr<Link>& link, CallId id, Result<Message> result, ActivityToken token);
