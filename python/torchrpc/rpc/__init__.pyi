@@ -152,6 +152,9 @@ from ._init import (
 from ._init import (
     init_rpc as init_rpc,
 )
+from ._plain_objects import (
+    register_data_class as register_data_class,
+)
 from ._waiting import (
     wait as wait,
 )
