@@ -211,7 +211,8 @@ struct NodeOptions {
   Timeout init_timeout = kDefaultInitTimeout;  ///< for the group to form; 0: no limit
   std::string transport;                       ///< "native", "tcp", "tensorpipe" or "auto"; as in Python
   /// The secret by which workers authenticate each other when they connect: at least 16 bytes, the same on all workers.
-  /// Empty: that in TORCHRPC_SECRET_FILE or TORCHRPC_SECRET, else a random one, distributed by the rendezvous.
+  /// Empty: that in TORCHRPC_SECRET_FILE or TORCHRPC_SECRET; else, if the group meets at a loopback address, one from a
+  /// key that only processes of this user can read; else a random one, distributed by the rendezvous.
   std::string secret;
   /// The functions that other workers may run here; empty optional: all. Names of operators ("aten::add") and
   /// registered functions ("cpp_function(name)"), or prefixes of such names ("aten::*").
