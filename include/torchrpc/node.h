@@ -236,7 +236,8 @@ struct NodeOptions {
   Timeout init_timeout = kDefaultInitTimeout;  ///< for the group to form; 0: no limit
   std::string transport;                       ///< "native", "tcp", "tensorpipe" or "auto"; as in Python
   /// The secret by which workers authenticate each other when they connect: at least 16 bytes, the same on all workers.
-  /// Empty: that in TORCHRPC_SECRET_FILE or TORCHRPC_SECRET, else a random one, distributed by the rendezvous.
+  /// Empty: that in TORCHRPC_SECRET_FILE or TORCHRPC_SECRET; else, if the group meets at a loopback address, one from a
+  /// key that only processes of this user can read; else a random one, distributed by the rendezvous.
   std::string secret;
   /// The file with the identity of this worker, which `torchrpc keygen` makes: its certificate, and the group's secret.
   /// Empty: the value of TORCHRPC_IDENTITY_FILE, else none: then the names of workers are taken on trust.

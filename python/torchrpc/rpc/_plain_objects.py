@@ -224,7 +224,8 @@ def _restore_global(parts: tuple, allowed: _C._AllowList | None) -> Any:
         return find_global(*parts)  # a caller may call anything
     if cls := _data_classes.get(".".join(parts)):
         return cls
-    return find_listed(*parts, allowed)
+    module, qualified_name = parts
+    return find_listed(module, qualified_name, allowed)
 
 
 def _restore_enum(parts: tuple, allowed: _C._AllowList | None) -> Any:
@@ -245,16 +246,16 @@ def _restore_object(parts: tuple, allowed: _C._AllowList | None) -> Any:
     if dataclasses.is_dataclass(cls):
         known = dataclasses.fields(cls)
         _require(fields.keys() == {field.name for field in known})
-        made = cls(**{field.name: fields[field.name] for field in known if field.init})
+        made: Any = cls(**{field.name: fields[field.name] for field in known if field.init})
         for field in known:
             if not field.init:
                 object.__setattr__(made, field.name, fields[field.name])
         return made
     # A metaclass or a __new__ of the class does not run.
     _require(not issubclass(cls, (enum.Enum, type, BaseException)))
-    made = object.__new__(cls)
-    vars(made).update(fields)
-    return made
+    plain = object.__new__(cls)
+    vars(plain).update(fields)
+    return plain
 
 
 _RESTORE: dict[str, Callable[[tuple, _C._AllowList | None], Any]] = {
