@@ -85,7 +85,7 @@ TEST_CASE("each call that a worker serves or refuses is recorded with its caller
        {std::string("ok"), std::string("fail"), std::string("refuse"), std::string(20'000, 'x')}) {
     Pending pending;
     group[0].request(1, message(kCall, payload), 10s, pending.handler());
-    pending.get();
+    CHECK(pending.get().ok() == (payload == "ok"));
   }
   REQUIRE(eventually([&] { return log->all().size() == 4; }));
   const auto events = log->all();
