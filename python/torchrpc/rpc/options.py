@@ -149,8 +149,8 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             order of preference; those that do not work on this machine are skipped with a warning.
 
     Raises:
-        ValueError: `encryption` is another text, or an empty secret; a device map that is not 1-to-1, or a device in
-            `devices` that is not a CUDA device.
+        ValueError: a device map that is not 1-to-1, a device in `devices` that is not a CUDA device, an empty secret,
+            or another word for `encryption`.
         TypeError: an argument of another type.
         RuntimeError: a number that must be positive and is not, or a limit that is too small for the group's own
             messages.
