@@ -46,6 +46,7 @@ SHOWN = {
     "optimizers": "csrc/optim/README.md",
     "benchmarks": "benchmarks/README.md",
     "contributing": "CONTRIBUTING.md",
+    "security": "SECURITY.md",
     "changelog": "CHANGELOG.md",
 }
 PAGES = {path: page for page, path in SHOWN.items()}
