@@ -420,7 +420,7 @@ void bindAgent(py::module_& module) {
       },
       py::arg("agent"));
   module.def(
-      "_caller", [] { return currentCaller() ? std::optional(*currentCaller()) : std::nullopt; },
+      "_caller", [] { return currentCaller() ? std::optional(currentCaller()->worker) : std::nullopt; },
       "The worker whose call this thread runs as a Python function; None if it runs none.");
   module.def(
       "_prepare_store_file", &prepareStoreFile, py::arg("path"), py::arg("has_given_secret"),

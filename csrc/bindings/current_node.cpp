@@ -1,13 +1,11 @@
 #include "bindings/current_node.h"
 
 #include "bindings/py_agent.h"
+#include "bindings/py_runner.h"
 
 namespace torchrpc::bindings {
 
 namespace {
-
-// No worker's name: only the pattern "*" matches it.
-constexpr auto kUnknownPeer = "";
 
 struct Current {
   py::object agent;
@@ -44,7 +42,7 @@ void setCurrentAgent(py::object agent) {
   Current next{.agent = std::move(agent), .parent = current().parent, .last_list = current().last_list};
   if (next.agent && py::isinstance<PyAgent>(next.agent)) next.node = py::cast<const PyAgent&>(next.agent).node();
   if (next.node) {
-    if (auto list = next.node->allowed().of(kUnknownPeer)) next.last_list = {next.node->self().name, std::move(list)};
+    if (auto list = next.node->allowed().ofAnyone()) next.last_list = {next.node->self().name, std::move(list)};
   }
   std::swap(current(), next);
 }
@@ -68,13 +66,21 @@ std::shared_ptr<Node> currentNode() {
 
 std::shared_ptr<Node> currentNodeIfOurs() { return current().node; }
 
+namespace {
+py::object toObject(const Node& node, AllowListPtr list, bool is_for_member) {
+  return list ? py::cast(WorkerAllowList{node.self().name, std::move(list), is_for_member}) : py::none();
+}
+}  // namespace
+
 py::object allowListFor(const Node& node, const std::string& peer, bool is_member) {
-  auto list = node.allowed().of(peer);
-  return list ? py::cast(WorkerAllowList{node.self().name, std::move(list), is_member}) : py::none();
+  return toObject(node, node.allowed().of(peer), is_member);
 }
 
 py::object allowListInForce() {
-  if (const auto& node = current().node) return allowListFor(*node, kUnknownPeer);
+  if (const auto& node = current().node) {
+    if (const auto* caller = currentCaller()) return allowListFor(*node, caller->worker.name, caller->is_member);
+    return toObject(*node, node->allowed().ofAnyone(), true);
+  }
   return current().last_list.list ? py::cast(current().last_list) : py::none();
 }
 

@@ -39,8 +39,9 @@ struct WorkerAllowList {
 
 /// The node's allow-list for what `peer` sends. As a Python object: None if it has none. Needs the GIL.
 py::object allowListFor(const Node& node, const std::string& peer, bool is_member = true);
-/// That of the current node, for what has come from an unknown worker. Without a node, that of the last node that had
-/// one: what a worker with a list has received stays under that list after its shutdown. Needs the GIL.
+/// That of the current node for the worker whose call this thread serves or, if it serves none, for a worker that may
+/// be any. Without a node, that of the last node that had one: what a worker with a list has received stays under that
+/// list after its shutdown. Needs the GIL.
 py::object allowListInForce();
 
 /// Python's value of a time-out that stands for the node's own.

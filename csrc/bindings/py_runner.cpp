@@ -32,18 +32,20 @@ struct BlockAtFinalization {
   }
 };
 
-thread_local const WorkerInfo* current_caller = nullptr;
+thread_local const Caller* current_caller = nullptr;
 
 /// Lets currentCaller() return the worker. Nests, since a thread that runs a function may run another one meanwhile.
 class CallerScope {
  public:
-  explicit CallerScope(const WorkerInfo& caller) : outer_(std::exchange(current_caller, &caller)) {}
+  explicit CallerScope(const Invocation& invocation)
+      : caller_{invocation.from, invocation.is_from_member}, outer_(std::exchange(current_caller, &caller_)) {}
   ~CallerScope() { current_caller = outer_; }
   CallerScope(const CallerScope&) = delete;
   CallerScope& operator=(const CallerScope&) = delete;
 
  private:
-  const WorkerInfo* const outer_;
+  const Caller caller_;
+  const Caller* const outer_;
 };
 
 /// Destroys no Python object between the guard's destructor and the function.
@@ -113,7 +115,7 @@ class PythonRunner final : public CallableRunner {
         auto call = decodePythonCall(node, invocation);
         if (invocation.audit) invocation.audit->setFunction(qualifiedName(call.function));
         auto value = [&] {
-          const CallerScope caller(invocation.from);
+          const CallerScope caller(invocation);
           return callPython(call.function, call.args, call.kwargs);
         }();
         auto future = futureOf(call, value);
@@ -184,7 +186,7 @@ class PythonRunner final : public CallableRunner {
 
 }  // namespace
 
-const WorkerInfo* currentCaller() { return current_caller; }
+const Caller* currentCaller() { return current_caller; }
 
 void profileGil(bool enabled) {
   gil_waits.nanoseconds = 0;

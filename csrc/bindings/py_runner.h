@@ -14,8 +14,13 @@ namespace torchrpc::bindings {
 /// The runner of Python functions. It holds `node` weakly, because the node owns it.
 std::shared_ptr<CallableRunner> makePythonRunner(std::weak_ptr<Node> node);
 
-/// The worker whose call this thread runs as a Python function; null: none.
-const WorkerInfo* currentCaller();
+/// The worker whose call this thread runs as a Python function.
+struct Caller {
+  WorkerInfo worker;
+  bool is_member = true;  ///< as in Request
+};
+/// Null: this thread runs none.
+const Caller* currentCaller();
 
 /// Switches the measurement of how long calls wait for the GIL on or off (default: off). Any thread.
 void profileGil(bool enabled);

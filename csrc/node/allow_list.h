@@ -55,9 +55,12 @@ class AllowLists {
   explicit AllowLists(const std::vector<Allowance>& allowances);
 
   AllowListPtr of(const std::string& worker) const { return entries_.empty() ? nullptr : find(worker); }
+  /// Of a worker that may be any: the list that is for all, or an empty one.
+  AllowListPtr ofAnyone() const { return isForAll() ? entries_.front().list : others_; }
 
  private:
   AllowListPtr find(const std::string& worker) const;
+  bool isForAll() const { return entries_.size() == 1 && entries_.front().workers == AllowList::kAllWorkers; }
 
   struct Entry {
     std::string workers;

@@ -76,6 +76,56 @@ def test_what_a_worker_may_run_depends_on_its_name(identities, transport):
     assert "NotAllowedError" in client[3] and "aten::mul" in client[3]
 
 
+class Counter:
+    def __init__(self):
+        self.count = 0
+
+    def add(self, number):
+        self.count += number
+        return self.count
+
+
+def use_objects(rank, url, folder):
+    """The client may use counters; the trainer may do everything."""
+    allowed = {"client-*": [Counter], "*": None}
+    init(rank, url, folder, allowed_functions=allowed)
+    outcomes = []
+    if rank != 0:
+        counter = rpc.remote("trainer-0", Counter)
+        outcomes.append(str(caller_outcome(counter.rpc_sync().add, 2)))
+        module = caller_outcome(rpc.remote, "trainer-0", torch.nn.Linear, (1, 1))
+        outcomes.append(str(caller_outcome(lambda: module.rpc_sync().extra_repr())))
+    rpc.shutdown()
+    return outcomes
+
+
+def test_methods_of_objects_follow_the_callers_list(identities):
+    _, trainer, client = run_ranks(use_objects, 3, f"tcp://localhost:{free_port()}", identities, init=False)
+    assert trainer == ["2", "in_features=1, out_features=1, bias=True"]
+    assert client[0] == "2"
+    assert "not let this caller run or send torch.nn.modules.linear.Linear" in client[1]
+
+
+def lend(rref):
+    return rref.rpc_sync().extra_repr()
+
+
+def borrow(rank, url, folder):
+    """The trainer makes a module on trainer-0, and the client gets hold of a reference to it."""
+    init(rank, url, folder, allowed_functions={"client-*": [infer], "*": None} if rank == 0 else None)
+    outcome = None
+    if rank == 1:
+        module = rpc.remote("trainer-0", torch.nn.Linear, (1, 1))
+        outcome = str(caller_outcome(rpc.rpc_sync, "client-7", lend, (module,)))
+    rpc.shutdown()
+    return outcome
+
+
+def test_a_reference_gives_a_client_no_methods_beyond_its_list(identities):
+    _, outcome, _ = run_ranks(borrow, 3, f"tcp://localhost:{free_port()}", identities, init=False)
+    assert "not let this caller run or send torch.nn.modules.linear.Linear.extra_repr" in outcome
+
+
 def work_of_the_group(rank, url, folder):
     init(rank, url, folder, allowed_functions={"client-*": [infer], "trainer-*": None})
     outcomes = {}

@@ -49,6 +49,22 @@ TEST_CASE("a caller that no pattern matches may run nothing") {
   CHECK(lists.of("client-3")->workers() == "client-*");
 }
 
+TEST_CASE("to a worker that may be any, only a list for all applies") {
+  const auto mayAnyone = [](const std::vector<Allowance>& allowances, const std::string& function) {
+    const AllowLists lists(allowances);
+    try {
+      AllowList::check(lists.ofAnyone(), function);
+      return true;
+    } catch (const Error&) {
+      return false;
+    }
+  };
+  CHECK(mayAnyone({}, "package.f"));
+  CHECK(mayAnyone({{"*", {{"package.f"}}}}, "package.f"));
+  CHECK_FALSE(mayAnyone({{"*", {{"package.f"}}}}, "package.g"));
+  CHECK_FALSE(mayAnyone({{"client-*", {{"package.f"}}}, {"*", std::nullopt}}, "package.f"));
+}
+
 TEST_CASE("an entry that would allow everything is refused") {
   for (const auto* entry : {"", "*"}) CHECK_THROWS_AS(AllowLists({{"client-*", {{entry}}}}), Error);
 }
