@@ -96,6 +96,7 @@ tidy: setup-clang
 
 # The decoders of what unauthenticated peers may send, under libFuzzer: RUNS=... executions of each, or SECONDS_EACH=...
 fuzz: setup-clang
+	$(MAKE) package
 	cmake --preset clang
 	cmake --build --preset fuzz
 	RUNS=$(RUNS) SECONDS_EACH=$(SECONDS_EACH) tests/fuzz/run.sh

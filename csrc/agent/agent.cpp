@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <iterator>
 
 #include "agent/deadline.h"
 #include "base/exception.h"
@@ -11,6 +12,9 @@
 namespace torchrpc {
 
 namespace {
+
+/// For the audit log to be written when the node has ended.
+constexpr Duration kAuditFlushTime = std::chrono::seconds(5);
 
 /// Of a worker's answer to a ping, where liveness has no limit.
 constexpr Duration kPingTimeout = std::chrono::seconds(30);
@@ -47,6 +51,18 @@ Error unsentError(const WorkerInfo& to, const Error& reason) {
   return reason.code() == ErrorCode::kFrameTooLarge ? reason : lostError(to, reason);
 }
 
+/// Completes a call that has been taken out of the table.
+void settle(const CallTable::Call& call, Result<Message>&& result) {
+  if (result && result.value().kind == Kind::kError) {
+    try {
+      result = decodeError(result.value());
+    } catch (const Error& e) {
+      result = e;
+    }
+  }
+  call.handler(std::move(result));
+}
+
 }  // namespace
 
 Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_ptr<Timer> timer)
@@ -54,9 +70,14 @@ Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_
       directory_(options_.self),
       timer_(std::move(timer)),
       transport_(std::move(transport)),
+      quotas_(options_.self.name, options_.quotas),
       connections_(
           *transport_, directory_,
-          {.incarnation = options_.incarnation, .grows = options_.grows, .max_queued_bytes = options_.max_queued_bytes},
+          {.incarnation = options_.incarnation,
+           .grows = options_.grows,
+           .max_queued_bytes = options_.max_queued_bytes,
+           .quotas = quotas_.empty() ? nullptr : &quotas_,
+           .audit_log = options_.audit_log},
           {.on_new_incarnation =
                [this](const WorkerInfo& peer, uint64_t incarnation) { onNewIncarnation(peer, incarnation); },
            .on_frame = [this](const auto& link, Frame frame) { onFrame(link, std::move(frame)); },
@@ -233,7 +254,9 @@ void Agent::send(WorkerId to, CallId id, const Message& message) {
     }
     auto frame = encodeFrame(message, options_.limits);
     const auto link = connections_.link(to);
-    calls_.assign(id, link->id());  // sent even if it has expired: RRefs in it have been forked to the callee
+    calls_.assign(
+        id, link->id(),
+        link->incarnation());  // sent even if it has expired: RRefs in it have been forked to the callee
     const auto done = [this, id](const Status& failure) {
       if (failure) failUnsent(id, *failure);
     };
@@ -250,20 +273,25 @@ void Agent::failUnsent(CallId id, const Error& reason) {
 }
 
 void Agent::complete(CallId id, Result<Message> result) {
-  auto call = calls_.take(id);
-  if (!call) {
-    late_replies_.fetch_add(1, std::memory_order_relaxed);
-    if (result && late_reply_observer_) late_reply_observer_(result.value());
-    return;
+  if (const auto call = calls_.take(id)) return settle(*call, std::move(result));
+  onLateReply(result);
+}
+
+// Ids of calls are counted, so any member can guess them: a reply counts only if it comes from the worker to which the
+// call was sent. Resources in others are not released: they are their sender's.
+void Agent::onReply(const Link& link, CallId id, Frame frame) {
+  auto result = decode(std::move(frame), link.peer().id);
+  bool is_foreign = false;
+  if (const auto call = calls_.takeFor(id, link.peer().id, link.incarnation(), is_foreign)) {
+    return settle(*call, std::move(result));
   }
-  if (result && result.value().kind == Kind::kError) {
-    try {
-      result = decodeError(result.value());
-    } catch (const Error& e) {
-      result = e;
-    }
-  }
-  call->handler(std::move(result));
+  if (!is_foreign) return onLateReply(result);
+  foreign_replies_.fetch_add(1, std::memory_order_relaxed);
+}
+
+void Agent::onLateReply(const Result<Message>& result) {
+  late_replies_.fetch_add(1, std::memory_order_relaxed);
+  if (result && late_reply_observer_) late_reply_observer_(result.value());
 }
 
 void Agent::armTimer(TimePoint deadline) {
@@ -339,12 +367,40 @@ void Agent::attempt(const ReliableRequests::RequestPtr& request) {
 
 // --- Frames that arrive ---
 
-Result<Message> Agent::decode(Frame frame) try {
+Result<Message> Agent::decode(Frame frame, WorkerId from) try {
   if (frame.failure) return *frame.failure;
-  return decodeFrame(std::move(frame), options_.limits);
+  if (options_.copies_shared_tensors) copySharedSegments(frame);
+  Result<Message> message(decodeFrame(std::move(frame), options_.limits));
+  message.value().from = from;
+  return message;
 } catch (const Error& e) {
   malformed_.fetch_add(1, std::memory_order_relaxed);
   return e;
+}
+
+namespace {
+/// What only members may send: messages of the group's own work, and calls that take part in it.
+bool isForMembers(const Message& message) {
+  constexpr HeaderKind kOfMembers[] = {
+      HeaderKind::kAutogradContext, HeaderKind::kAutogradLiveSets, HeaderKind::kProfiling};
+  return isForMembers(message.kind) || std::ranges::any_of(message.headers, [&](const Header& header) {
+           return std::ranges::find(kOfMembers, header.kind) != std::end(kOfMembers);
+         });
+}
+}  // namespace
+
+Request Agent::requestIn(Frame frame, const WorkerInfo& from, const Origin& origin) {
+  const auto incarnation = origin.link ? origin.link->incarnation() : options_.incarnation;
+  Request request{from,         decode(std::move(frame), from.id).take(),
+                  incarnation,  origin.is_member,
+                  origin.audit, origin.rref_quota_token};
+  if (request.is_from_member || !isForMembers(request.message)) return request;
+  throw Error(
+      ErrorCode::kNotAllowed,
+      self().name + " refuses " + std::string(name(request.message.kind)) + " from " + from.name +
+          ", which is a client: only members of the group may take part in autograd, optimizers and profiles. Give " +
+          from.name + " an identity with the role member if it may",
+      self().name);
 }
 
 void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
@@ -362,30 +418,61 @@ void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
     return;
   }
   if (*role == Role::kReply) {
-    complete(info->call, decode(std::move(frame)));
+    onReply(*link, info->call, std::move(frame));
     return link->onAnswered(info->call);
   }
   liveness_.onRequest();  // it may make its sender a holder of RRefs, and liveness watches holders
   // Messages that release resources are served until the end, which does not wait for their answers.
   const bool is_counted = !isReliable(info->kind);
   if (is_counted) link->addUnanswered();
-  const Responder responder(
-      [this, link, id = info->call, is_counted, token = ActivityToken(activity_)](Result<Message> result) {
-        reply(link, id, std::move(result), token);
-        if (is_counted) link->removeUnanswered();
-        ending_.notify();
-      });
+  Origin origin{
+      link.get(), info->call, isCall(info->kind) ? bytesOf(frame) : 0, carriesValues(info->kind), link->isMember()};
+  Status over_quota;
+  CallerUsage::Token quota_token;
+  if (is_counted && link->usage()) {
+    try {
+      quota_token = takeQuota(*link, info->kind, bytesOf(frame), origin);
+    } catch (const Error& error) {
+      over_quota = error;
+    }
+  }
+  if (options_.audit_log && is_counted) {
+    origin.audit = std::make_shared<AuditedCall>(link->peer().name, info->kind, bytesOf(frame));
+  }
+  const Responder responder([this, link, id = info->call, is_counted, token = ActivityToken(activity_),
+                             audit = origin.audit,
+                             quota_token = std::move(quota_token)](Result<Message> result) mutable {
+    quota_token.reset();  // before the caller can have the answer and make another call
+    if (audit) recordServed(*audit, result);
+    reply(link, id, std::move(result), token);
+    if (is_counted) link->removeUnanswered();
+    ending_.notify();
+  });
   if (is_counted && ending_.hasBegun()) {
     link->requireReader();
     return responder.fail(endingError());
   }
-  const Origin origin{link.get(), info->call, isCall(info->kind) ? bytesOf(frame) : 0, carriesValues(info->kind)};
+  if (over_quota) {
+    refused_by_quota_.fetch_add(1, std::memory_order_relaxed);
+    return responder.fail(*std::move(over_quota));
+  }
   link->startedCalls().onArrived(origin.bytes);
   serve(link->peer(), info->kind, std::move(frame), origin, responder);
 }
 
+CallerUsage::Token Agent::takeQuota(Link& link, Kind kind, size_t bytes, Origin& origin) {
+  if (const auto& error = link.refusal()) throw *error;
+  auto token = link.usage()->takeCall(bytes);
+  if (traitsOf(kind).operation == Operation::kRemote) origin.rref_quota_token = link.usage()->takeRRef();
+  return token;
+}
+
+void Agent::recordServed(AuditedCall& call, const Result<Message>& result) {
+  options_.audit_log->record(result ? call.finish(nullptr, bytesOf(result.value())) : call.finish(&result.error(), 0));
+}
+
 void Agent::onStarted(Link& link, Frame frame) try {
-  link.onStarted(StartReport::decode(decode(std::move(frame)).take().payload));
+  link.onStarted(StartReport::decode(decode(std::move(frame), link.peer().id).take().payload));
 } catch (const Error&) {
   malformed_.fetch_add(1, std::memory_order_relaxed);
 }
@@ -411,16 +498,15 @@ void Agent::serve(const WorkerInfo& from, Kind kind, Frame frame, const Origin& 
         self().name));
   }
   const auto& served = it->second;
-  const auto sender = origin.link ? origin.link->incarnation() : options_.incarnation;
   if (served.where == Where::kPool && !served.loop_first) {
     // Decoding is the most expensive step: the thread of the pool that serves the request does it, not the loop.
-    auto take = [this, from = from, sender, frame = std::move(frame)]() mutable -> Request {
-      return {std::move(from), decode(std::move(frame)).take(), sender};
+    auto take = [this, from, origin, frame = std::move(frame)]() mutable {
+      return requestIn(std::move(frame), from, origin);
     };
     return serveLater(served, origin, responder, std::move(take));
   }
   runHandler(responder, [&] {
-    Request request{from, decode(std::move(frame)).take(), sender};
+    auto request = requestIn(std::move(frame), from, origin);
     if (served.where == Where::kLoop) return served.handler(std::move(request), responder);
     if (served.loop_first && served.loop_first(request, responder)) return;
     serveLater(served, origin, responder, [request = std::move(request)]() mutable { return std::move(request); });
@@ -593,7 +679,9 @@ bool Agent::close(Duration timeout) {
     timer_->close();
     transport_->close();
   }
-  return pool_->close(timeUntil(deadline));
+  const bool is_closed = pool_->close(timeUntil(deadline));
+  if (options_.audit_log) options_.audit_log->flush(kAuditFlushTime);
+  return is_closed;
 }
 
 std::map<std::string, std::string> Agent::metrics() const {
@@ -603,6 +691,7 @@ std::map<std::string, std::string> Agent::metrics() const {
       {"agent.num_pending_calls", std::to_string(calls_.size())},
       {"agent.num_connections", std::to_string(connections_.size())},
       {"agent.late_replies", std::to_string(late_replies_.load())},
+      {"agent.foreign_replies", std::to_string(foreign_replies_.load())},
       {"agent.malformed_frames", std::to_string(malformed_.load())},
       {"agent.thread_pool_size", std::to_string(options_.threads)},
       {"agent.num_threads", std::to_string(pool.threads)},
@@ -615,6 +704,8 @@ std::map<std::string, std::string> Agent::metrics() const {
       {"agent.num_queued_tasks", std::to_string(pool.queued + strand_.queued())},
       {"agent.transport", transport_->describe()},
   };
+  if (!quotas_.empty()) metrics["agent.refused_by_quota"] = std::to_string(refused_by_quota_.load());
+  if (options_.audit_log) metrics["agent.dropped_audit_events"] = std::to_string(options_.audit_log->dropped());
   metrics.merge(transport_->metrics());
   return metrics;
 }

@@ -12,11 +12,13 @@
 #include <vector>
 
 #include "agent/activity.h"
+#include "agent/audit_log.h"
 #include "agent/call_table.h"
 #include "agent/connection_pool.h"
 #include "agent/ending.h"
 #include "agent/liveness.h"
 #include "agent/messenger.h"
+#include "agent/quotas.h"
 #include "agent/reliable_requests.h"
 #include "agent/send_faults.h"
 #include "agent/worker_directory.h"
@@ -46,7 +48,11 @@ class Agent final : public Messenger {
     /// callers are held up: see Note [Flow control].
     size_t max_queued_bytes = kDefaultMaxQueuedBytes;
     Limits limits;
-    SendFaultPolicy faults;  ///< injected, for tests of programs; empty: none
+    /// Tensors that arrive in memory to which their sender can still write are copied before they are used.
+    bool copies_shared_tensors = false;
+    std::vector<QuotaRule> quotas;        ///< of callers; the first that matches applies
+    std::shared_ptr<AuditLog> audit_log;  ///< of the requests that this worker serves for others; null: none
+    SendFaultPolicy faults;               ///< injected, for tests of programs; empty: none
     Strand::Enter
         enter_strand;  ///< how a thread enters the strand of functions that share an interpreter; may be empty
     std::shared_ptr<Executor> executor;  ///< runs handlers and tasks; empty: a ThreadPool of the sizes above
@@ -145,6 +151,9 @@ class Agent final : public Messenger {
     CallId call = 0;
     size_t bytes = 0;  ///< of a call; 0 for other requests
     bool carries_values = false;
+    bool is_member = true;  ///< as in Request
+    std::shared_ptr<AuditedCall> audit{};
+    std::shared_ptr<const void> rref_quota_token{};
   };
   struct Served {
     Where where = Where::kPool;
@@ -171,8 +180,13 @@ class Agent final : public Messenger {
   void sayGoodbye();
   /// Sends a request whose call is in the call table.
   void send(WorkerId to, CallId id, const Message& message);
-  Result<Message> decode(Frame frame);
+  /// The request in a frame. Throws Error: also kNotAllowed, if a client may not send it.
+  Request requestIn(Frame frame, const WorkerInfo& from, const Origin& origin);
+  Result<Message> decode(Frame frame, WorkerId from);
   void onFrame(const std::shared_ptr<Link>& link, Frame frame);
+  /// Counts a request against the quota of its caller until the token ends. Throws Error(kQuotaExceeded).
+  CallerUsage::Token takeQuota(Link& link, Kind kind, size_t bytes, Origin& origin);
+  void recordServed(AuditedCall& call, const Result<Message>& result);
   void onLost(const Link& link, const Error& reason);
   void onNewIncarnation(const WorkerInfo& peer, uint64_t incarnation);
   /// `before`: what the directory had of the worker until now.
@@ -196,8 +210,11 @@ class Agent final : public Messenger {
   /// Runs `handle`, and answers with the error that it throws.
   template <typename Handle>
   void runHandler(const Responder& responder, const Handle& handle);
-  /// Takes the call out of the table and completes it; counts late and repeated replies.
+  /// A reply of a peer. Takes its call out of the table and completes it; counts late, repeated and foreign replies.
+  void onReply(const Link& link, CallId id, Frame frame);
+  /// The same for the reply of this worker itself, and for a request that could not be sent.
   void complete(CallId id, Result<Message> result);
+  void onLateReply(const Result<Message>& result);
   /// The same for a request that the transport did not send.
   void failUnsent(CallId id, const Error& reason);
   void reply(const std::shared_ptr<Link>& link, CallId id, Result<Message> result, ActivityToken token);
@@ -226,6 +243,7 @@ class Agent final : public Messenger {
   // Thread-safe:
   Activity activity_;
   CallTable calls_;
+  Quotas quotas_;
   ConnectionPool connections_;
   Liveness liveness_;
   ReliableRequests reliable_;
@@ -234,7 +252,9 @@ class Agent final : public Messenger {
   std::atomic<bool> closing_{false};
   std::atomic<bool> leaving_{false};
   std::atomic<uint64_t> late_replies_{0};
+  std::atomic<uint64_t> foreign_replies_{0};
   std::atomic<uint64_t> malformed_{0};
+  std::atomic<uint64_t> refused_by_quota_{0};
   Ending ending_;
   Mutex mutex_;
   Step step_ TORCHRPC_GUARDED_BY(mutex_) = Step::kServing;

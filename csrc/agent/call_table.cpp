@@ -35,17 +35,22 @@ bool CallTable::add(CallId id, Call& call, bool& needs_timer) {
   return true;
 }
 
-bool CallTable::assign(CallId id, uint64_t link) {
+bool CallTable::assign(CallId id, uint64_t link, uint64_t incarnation) {
   MutexLock lock(mutex_);
   auto it = calls_.find(id);
   if (it == calls_.end()) return false;
   it->second.link = link;
+  it->second.incarnation = incarnation;
   return true;
 }
 
 std::optional<CallTable::Call> CallTable::takeLocked(CallId id) {
-  auto it = calls_.find(id);
+  const auto it = calls_.find(id);
   if (it == calls_.end()) return std::nullopt;
+  return takeAt(it);
+}
+
+CallTable::Call CallTable::takeAt(Calls::iterator it) {
   const bool was_full = !hasCapacity();
   auto call = std::move(it->second);
   calls_.erase(it);
@@ -57,6 +62,16 @@ std::optional<CallTable::Call> CallTable::takeLocked(CallId id) {
 std::optional<CallTable::Call> CallTable::take(CallId id) {
   MutexLock lock(mutex_);
   return takeLocked(id);
+}
+
+std::optional<CallTable::Call> CallTable::takeFor(CallId id, WorkerId from, uint64_t incarnation, bool& is_foreign) {
+  MutexLock lock(mutex_);
+  const auto it = calls_.find(id);
+  if (it == calls_.end()) return std::nullopt;
+  const auto& call = it->second;
+  is_foreign = call.to != from || call.link == 0 || call.incarnation != incarnation;
+  if (is_foreign) return std::nullopt;
+  return takeAt(it);
 }
 
 bool CallTable::contains(CallId id) const {

@@ -20,7 +20,8 @@ class CallTable {
  public:
   struct Call {
     WorkerId to = kNoWorker;
-    uint64_t link = 0;  ///< that the request was sent over; 0: not sent yet, or to this worker itself
+    uint64_t link = 0;         ///< that the request was sent over; 0: not sent yet, or to this worker itself
+    uint64_t incarnation = 0;  ///< of the worker to which that link leads
     Duration timeout = kNoLimit;
     TimePoint deadline = kNever;
     size_t bytes = 0;     ///< of the request, roughly
@@ -35,9 +36,14 @@ class CallTable {
   /// called at the deadline of this call: only if no earlier or equal time has been asked for. Most calls end long
   /// before their deadline and need no timer.
   bool add(CallId id, Call& call, bool& needs_timer);
-  /// The request has been given to that link; false if the call is no longer in the table.
-  bool assign(CallId id, uint64_t link);
+  /// The request has been given to that link, to that incarnation of its worker; false if the call is no longer in the
+  /// table.
+  bool assign(CallId id, uint64_t link, uint64_t incarnation);
   std::optional<Call> take(CallId id);
+  /// For a reply that has come from that worker, over whichever link: it may have opened a second one meanwhile, and a
+  /// request that is repeated may be answered over the first. Takes nothing, and sets `is_foreign`, if the call has not
+  /// been sent to that worker.
+  std::optional<Call> takeFor(CallId id, WorkerId from, uint64_t incarnation, bool& is_foreign);
   bool contains(CallId id) const;
   /// Takes the calls whose requests were sent over a link.
   std::vector<Call> takeLink(uint64_t link);
@@ -58,11 +64,13 @@ class CallTable {
   static constexpr size_t kMaxCalls = 1 << 14;
   static constexpr size_t kMaxBytes = size_t{1} << 30;
 
+  using Calls = std::unordered_map<CallId, Call>;
+
   std::atomic<CallId> next_id_{1};
   mutable Mutex mutex_;
   CondVar capacity_freed_;
   bool closed_ TORCHRPC_GUARDED_BY(mutex_) = false;
-  std::unordered_map<CallId, Call> calls_ TORCHRPC_GUARDED_BY(mutex_);
+  Calls calls_ TORCHRPC_GUARDED_BY(mutex_);
   /// A heap with the earliest deadline first. It keeps the deadlines of calls that have ended.
   std::vector<std::pair<TimePoint, CallId>> deadlines_ TORCHRPC_GUARDED_BY(mutex_);
   size_t bytes_ TORCHRPC_GUARDED_BY(mutex_) = 0;             ///< of all calls
@@ -72,6 +80,7 @@ class CallTable {
     return closed_ || (calls_.size() < kMaxCalls && bytes_ < kMaxBytes);
   }
   std::optional<Call> takeLocked(CallId id) TORCHRPC_REQUIRES(mutex_);
+  Call takeAt(Calls::iterator it) TORCHRPC_REQUIRES(mutex_);
   void addDeadline(TimePoint deadline, CallId id) TORCHRPC_REQUIRES(mutex_);
   /// Takes the earliest deadline off the heap.
   std::pair<TimePoint, CallId> popDeadline() TORCHRPC_REQUIRES(mutex_);

@@ -9,7 +9,7 @@
 namespace torchrpc {
 
 namespace {
-constexpr uint32_t kProtocolVersion = 3;
+constexpr uint32_t kProtocolVersion = 4;
 }
 
 // --- Link ---
@@ -20,7 +20,9 @@ Link::Link(ConnectionPool& pool, uint64_t id, WorkerInfo peer, uint64_t incarnat
       peer_(std::move(peer)),
       incarnation_(incarnation),
       started_calls_(pool.options_.max_queued_bytes, pool.senders_),
-      reply_queue_(pool.options_.max_queued_bytes) {}
+      reply_queue_(pool.options_.max_queued_bytes) {
+  if (pool_.options_.quotas && peer_.id != kNoWorker) usage_ = pool_.options_.quotas->usageOf(peer_.name);
+}
 
 void Link::send(Frame frame, std::function<void(Status)> done) {
   std::shared_ptr<Connection> connection;
@@ -89,10 +91,12 @@ void Link::attach(const std::shared_ptr<Connection>& connection) {
 
 void Link::close(Error reason) {
   std::shared_ptr<Connection> connection;
+  CallerUsage::Token token;  // given back after the lock
   {
     MutexLock lock(mutex_);
     if (!close_reason_) close_reason_ = std::move(reason);
     connection = connection_;
+    token.swap(connection_token_);
   }
   if (connection) connection->close();
 }
@@ -145,8 +149,15 @@ void Link::onFrame(Frame frame) {
   } catch (const Error& e) {
     static LogOnce once;
     once.log(LogLevel::kWarning, "a connection was refused: " + e.text());
+    pool_.recordRefusal(e.worker(), e);
     close(e);
   }
+}
+
+void Link::checkIdentity(const WorkerInfo& peer) const {
+  if (!identity_ || identity_->name == peer.name) return;
+  throw Error(
+      ErrorCode::kProtocol, "it says it is " + toString(peer) + ", but has proved to be worker " + identity_->name);
 }
 
 void Link::onFirstFrame(Frame frame) {
@@ -162,10 +173,12 @@ void Link::onClosed(const Error& ended) {
   Error reason = ended;
   std::deque<Waiting> waiting;
   std::shared_ptr<Connection> connection;
+  CallerUsage::Token token;
   {
     MutexLock lock(mutex_);
     if (closed_) return;
     if (close_reason_) reason = *close_reason_;
+    token.swap(connection_token_);
     closed_ = reason;
     waiting.swap(waiting_);
     connection.swap(connection_);
@@ -220,17 +233,57 @@ void ConnectionPool::acceptHello(Link& link, Frame frame) {
   const bool is_expected = !known || (known->info == peer && known->incarnation == incarnation);
   const bool is_restarted = known && options_.grows && known->info == peer && known->incarnation < incarnation;
   if (peer.id < 0 || peer.id == directory_.self().id || !(is_expected || is_restarted)) {
-    throw Error(ErrorCode::kProtocol, "it says it is " + toString(peer) + ", which the group knows as another worker");
+    throw Error(
+        ErrorCode::kProtocol, "it says it is " + toString(peer) + ", which the group knows as another worker",
+        peer.name);
+  }
+  link.checkIdentity(peer);
+  // A worker that was started again under another id has its name; but while the one that had it is connected, it has.
+  const auto namesake = directory_.info(peer.name);
+  if (namesake && namesake->id != peer.id && hasLink(namesake->id)) {
+    throw Error(
+        ErrorCode::kProtocol, "it says it is " + toString(peer) + ", which is the name of " + toString(*namesake));
   }
   link.incarnation_ = incarnation;
-  link.peer_ = peer;
   if (options_.grows && (!known || is_restarted)) events_.on_new_incarnation(peer, incarnation);
+  // Before the link has a peer: the end of a link that is refused here must not count as the loss of that worker.
+  if (options_.quotas) takeQuota(link, peer);
+  link.peer_ = peer;
   std::shared_ptr<Link> replaced;  // destroyed after the lock
   MutexLock lock(mutex_);
   std::erase_if(inbound_links_, [](const auto& each) { return each.expired(); });
   inbound_links_.push_back(link.weak_from_this());
+  // A second connection of the same start does not replace the one over which this node sends.
   auto& used = links_[peer.id];
   if (!used || used->incarnation() < incarnation) replaced = std::exchange(used, link.shared_from_this());
+}
+
+// The first connection beyond the quota stays, so that the peer learns the reason: each request over it is answered
+// with that. Those beyond it are closed at once.
+void ConnectionPool::takeQuota(Link& link, const WorkerInfo& peer) {
+  link.usage_ = options_.quotas->usageOf(peer.name);
+  if (!link.usage_) return;
+  CallerUsage::Token token;
+  try {
+    token = link.usage_->takeConnection();
+  } catch (const Error& error) {
+    token = link.usage_->takeRefusedConnection();
+    link.refusal_ = error;
+    recordRefusal(peer.name, error);
+  }
+  MutexLock lock(link.mutex_);
+  link.connection_token_.swap(token);
+}
+
+void ConnectionPool::recordRefusal(const std::string& peer, const Error& reason) {
+  if (!options_.audit_log) return;
+  options_.audit_log->record(
+      {.time = std::chrono::system_clock::now(),
+       .caller = peer,
+       .action = "connect",
+       .outcome = AuditEvent::Outcome::kRefused,
+       .error = std::string(name(reason.code())),
+       .reason = reason.text()});
 }
 
 void ConnectionPool::closeAll(const WorkerRecord& peer, const Error& reason) {

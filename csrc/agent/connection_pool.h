@@ -12,7 +12,9 @@
 #include <unordered_map>
 #include <vector>
 
+#include "agent/audit_log.h"
 #include "agent/flow_control.h"
+#include "agent/quotas.h"
 #include "agent/worker_directory.h"
 #include "base/sync/mutex.h"
 #include "transport/transport.h"
@@ -32,6 +34,8 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   const WorkerInfo& peer() const { return peer_; }
   /// The number of the peer's start; known as soon as the peer is.
   uint64_t incarnation() const { return incarnation_; }
+  /// Whether the peer is a member of the group, and no client. Known before its first frame.
+  bool isMember() const { return !identity_ || identity_->isMember(); }
 
   /// As Connection::send. Thread-safe.
   void send(Frame frame, std::function<void(Status)> done);
@@ -45,6 +49,10 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   StartedCalls& startedCalls() { return started_calls_; }
   /// The replies to the peer. Thread-safe.
   ReplyQueueLimit& replyQueue() { return reply_queue_; }
+  /// What the peer uses of its quota; null: it has none.
+  const std::shared_ptr<CallerUsage>& usage() const { return usage_; }
+  /// Set if the peer has opened more connections than its quota allows: the answer to all requests over this one.
+  const Status& refusal() const { return refusal_; }
   /// Calls that are held back.
   size_t heldCount() const { return request_window_.heldCount(); }
 
@@ -71,6 +79,7 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   /// As Connection::progress(); 0 while there is no connection.
   uint64_t progress();
 
+  void onIdentity(const PeerIdentity& identity) override { identity_ = identity; }
   void onFrame(Frame frame) override;
   void onClosed(const Error& reason) override;
 
@@ -84,6 +93,8 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   /// Sends the calls that need not be held back any more.
   void sendHeld();
   void sendAdmitted(RequestWindow::Call call);
+  /// Throws Error(kProtocol) if the peer has proved to be another worker than `peer`.
+  void checkIdentity(const WorkerInfo& peer) const;
   /// The first frame of an inbound link: HELLO, or the PING of answersPing().
   void onFirstFrame(Frame frame);
 
@@ -92,6 +103,10 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   // Set by HELLO, on the loop, before the link is published:
   WorkerInfo peer_;
   uint64_t incarnation_;
+  std::shared_ptr<CallerUsage> usage_;
+  Status refusal_;
+  // Set before the first frame, on the loop; nothing if the transport proves none:
+  std::optional<PeerIdentity> identity_;
   // Own synchronization:
   RequestWindow request_window_;
   StartedCalls started_calls_;
@@ -106,8 +121,9 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   Mutex mutex_;
   std::shared_ptr<Connection> connection_ TORCHRPC_GUARDED_BY(mutex_);
   std::deque<Waiting> waiting_ TORCHRPC_GUARDED_BY(mutex_);
-  Status close_reason_ TORCHRPC_GUARDED_BY(mutex_);  ///< of this side, given to close()
-  Status closed_ TORCHRPC_GUARDED_BY(mutex_);        ///< why the connection has ended
+  CallerUsage::Token connection_token_ TORCHRPC_GUARDED_BY(mutex_);  ///< until the link closes
+  Status close_reason_ TORCHRPC_GUARDED_BY(mutex_);                  ///< of this side, given to close()
+  Status closed_ TORCHRPC_GUARDED_BY(mutex_);                        ///< why the connection has ended
 };
 
 class ConnectionPool {
@@ -128,6 +144,8 @@ class ConnectionPool {
     uint64_t incarnation = 0;
     bool grows = false;           ///< the group grows, so a HELLO may come from a later start of a known worker
     size_t max_queued_bytes = 0;  ///< see Note [Flow control]
+    Quotas* quotas = nullptr;     ///< of peers; null: none
+    std::shared_ptr<AuditLog> audit_log{};
   };
 
   ConnectionPool(Transport& transport, const WorkerDirectory& directory, const Options& options, Events events);
@@ -161,6 +179,9 @@ class ConnectionPool {
   std::string hello() const;
   /// Reads the HELLO of an inbound link, over which this node may send from then on. Throws Error(kProtocol).
   void acceptHello(Link& link, Frame frame);
+  /// Counts an inbound link against the quota of its peer.
+  void takeQuota(Link& link, const WorkerInfo& peer);
+  void recordRefusal(const std::string& peer, const Error& reason);
   void remove(const Link& link, const Error& reason);
 
   Transport& transport_;

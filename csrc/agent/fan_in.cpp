@@ -43,8 +43,8 @@ std::chrono::milliseconds storeTimeout(Duration timeout) {
   return std::chrono::ceil<std::chrono::milliseconds>(std::clamp(timeout, Duration::zero(), kLongest));
 }
 
-FanIn::FanIn(StorePtr store, WorkerInfo self, int32_t world_size)
-    : store_(std::move(store)), self_(std::move(self)), world_size_(world_size) {}
+FanIn::FanIn(StorePtr store, WorkerInfo self, int32_t world_size, StoreSeal seal)
+    : store_(std::move(store)), self_(std::move(self)), world_size_(world_size), seal_(std::move(seal)) {}
 
 std::string FanIn::key(const std::string& point, WorkerId rank) { return point + "/" + std::to_string(rank); }
 
@@ -55,12 +55,14 @@ std::vector<WorkerId> FanIn::everyone() const {
 }
 
 void FanIn::arrive(const std::string& point, const std::string& value) {
-  store_->set(key(point, self_.id), std::vector<uint8_t>(value.begin(), value.end()));
+  const auto sealed = seal_.seal(key(point, self_.id), value);
+  store_->set(key(point, self_.id), std::vector<uint8_t>(sealed.begin(), sealed.end()));
 }
 
 std::string FanIn::value(const std::string& point, WorkerId rank) {
   const auto bytes = store_->get(key(point, rank));
-  return {bytes.begin(), bytes.end()};
+  const std::string stored(bytes.begin(), bytes.end());
+  return seal_.open(key(point, rank), stored, "a record for worker " + std::to_string(rank) + " ('" + point + "')");
 }
 
 // The store is asked again and again whether the keys are there. Its own wait() would log a warning with a stack trace

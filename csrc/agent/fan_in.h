@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "agent/store_seal.h"
 #include "base/error.h"
 #include "base/ids.h"
 #include "base/timer.h"
@@ -35,7 +36,7 @@ class FanIn {
     LostAmong lost{};  ///< asked every half second, if given; empty: no worker is ever lost
   };
 
-  FanIn(StorePtr store, WorkerInfo self, int32_t world_size);
+  FanIn(StorePtr store, WorkerInfo self, int32_t world_size, StoreSeal seal = StoreSeal());
 
   /// The key "<point>/<rank>" of a worker.
   static std::string key(const std::string& point, WorkerId rank);
@@ -44,8 +45,9 @@ class FanIn {
 
   /// Publishes that this worker has arrived, with a value that the others can read.
   void arrive(const std::string& point, const std::string& value);
-  /// The value of a worker that has arrived.
+  /// The value of a worker that has arrived. Throws Error(kRendezvous) if no member of the group has written it.
   std::string value(const std::string& point, WorkerId rank);
+  StoreSeal& seal() { return seal_; }
 
   /// Blocks until these workers have arrived, except for the lost ones, which it returns. It returns those once only
   /// lost workers are missing. Logs which workers are missing, once, when it has waited for ten seconds. A signal ends
@@ -65,6 +67,7 @@ class FanIn {
   const StorePtr store_;
   const WorkerInfo self_;
   const int32_t world_size_;
+  StoreSeal seal_;
 };
 
 /// A timeout as stores take it: they have no kNoLimit, so a month stands for it.

@@ -6,16 +6,23 @@
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
+#include <memory>
+#include <optional>
+#include <string_view>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/hmac.h"
 #include "base/random.h"
+#include "transport/native/auth/identity.h"
 
 namespace torchrpc {
 
 namespace {
 
+constexpr auto kFileVariable = "TORCHRPC_SECRET_FILE", kVariable = "TORCHRPC_SECRET",
+               kIdentityVariable = "TORCHRPC_IDENTITY_FILE";
 constexpr auto kSecretKey = "secret";
 constexpr auto kGiven = "given";  // the value of the key when the secret has been given by the user
 constexpr size_t kSecretBytes = 32;
@@ -23,22 +30,67 @@ constexpr size_t kMinBytes = 16, kMaxBytes = 4096;
 
 [[noreturn]] void reject(const std::string& text) { throw Error(ErrorCode::kInvalidArgument, text); }
 
-std::string readSecretFile(const std::string& path) {
-  const auto where = "TORCHRPC_SECRET_FILE names " + path;
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) reject(where + ", which cannot be read: " + std::strerror(errno));
-  struct stat status{};
-  std::string text(kMaxBytes + 1, '\0');
-  const bool regular = ::fstat(fd, &status) == 0 && S_ISREG(status.st_mode);
-  const auto got = regular ? ::read(fd, text.data(), text.size()) : 0;
-  ::close(fd);
-  if (!regular || got < 0) reject(where + ", which cannot be read: it is no plain file");
-  if (status.st_mode & (S_IRWXG | S_IRWXO)) {
-    reject(where + ", which others than its owner may read or write: run chmod 600 " + path);
+/// An open file, closed at the end of its scope.
+class File {
+ public:
+  // O_NONBLOCK: to open a FIFO would otherwise wait for a writer.
+  File(const std::string& path, int flags, mode_t mode = 0)
+      : fd_(::open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, mode)), error_(fd_ < 0 ? errno : 0) {}
+  ~File() {
+    if (fd_ >= 0) ::close(fd_);
   }
-  text.resize(static_cast<size_t>(got));
-  while (text.ends_with('\n') || text.ends_with('\r')) text.pop_back();
-  return text;
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+
+  /// Of opening it.
+  int error() const { return error_; }
+
+  /// Why others than this user and root may know or change the contents, as the end of a sentence; empty: they cannot.
+  std::string whyNotPrivate(const std::string& path) const {
+    struct stat status{};
+    if (::fstat(fd_, &status) != 0 || !S_ISREG(status.st_mode)) return ", which cannot be read: it is no plain file";
+    if (status.st_uid != ::geteuid() && status.st_uid != 0) {
+      return ", which belongs to another user (" + std::to_string(status.st_uid) +
+          "): it must belong to the user that " + "runs this process (" + std::to_string(::geteuid()) + "), or to root";
+    }
+    if (status.st_mode & (S_IRWXG | S_IRWXO)) {
+      return ", which others than its owner may read or write: run chmod 600 " + path;
+    }
+    return "";
+  }
+
+  /// The first `limit` bytes; all, if there are fewer. Nothing if it cannot be read: then errno says why.
+  std::optional<std::string> read(size_t limit) const {
+    std::string text(limit, '\0');
+    for (size_t have = 0;;) {
+      const auto got = have == limit ? 0 : ::read(fd_, text.data() + have, limit - have);
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) return std::nullopt;
+      if (got == 0) return text.substr(0, have);
+      have += static_cast<size_t>(got);
+    }
+  }
+
+  bool write(std::string_view bytes) const {
+    return ::write(fd_, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size());
+  }
+
+ private:
+  const int fd_;
+  const int error_;
+};
+
+// Links are followed: secrets that Kubernetes or systemd put into files are reached by links. The file itself is
+// checked.
+std::string readPrivateFile(const std::string& path, const std::string& source) {
+  const auto where = source + " names " + path;
+  const File file(path, O_RDONLY);
+  if (file.error()) reject(where + ", which cannot be read: " + std::strerror(file.error()));
+  if (const auto why = file.whyNotPrivate(path); !why.empty()) reject(where + why);
+  auto text = file.read(kMaxBytes + 1);
+  if (!text) reject(where + ", which cannot be read: " + std::strerror(errno));
+  while (text->ends_with('\n') || text->ends_with('\r')) text->pop_back();
+  return *text;
 }
 
 std::string validatedSecret(const std::string& secret, const std::string& source) {
@@ -57,32 +109,160 @@ std::string toHex(const std::string& bytes) {
   return out;
 }
 
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value ? value : "";
+}
+
 }  // namespace
 
 std::string givenSecret(const std::string& option) {
   if (!option.empty()) return validatedSecret(option, "the option secret");
-  const auto variable = [](const char* name) {
-    const char* value = std::getenv(name);
-    return std::string(value ? value : "");
-  };
-  if (const auto path = variable("TORCHRPC_SECRET_FILE"); !path.empty()) {
-    return validatedSecret(readSecretFile(path), "TORCHRPC_SECRET_FILE names a file that");
+  if (const auto path = variable(kFileVariable); !path.empty()) {
+    return validatedSecret(readPrivateFile(path, kFileVariable), "TORCHRPC_SECRET_FILE names a file that");
   }
-  const auto secret = variable("TORCHRPC_SECRET");
+  const auto secret = variable(kVariable);
   return secret.empty() ? secret : validatedSecret(secret, "TORCHRPC_SECRET");
 }
 
-std::string groupSecret(c10d::Store& store, const std::string& given, const std::string& self) {
-  const auto mine = given.empty() ? toHex(secureRandomBytes(kSecretBytes)) : kGiven;
-  const auto stored = store.compareSet(kSecretKey, {}, std::vector<uint8_t>(mine.begin(), mine.end()));
-  const std::string secret(stored.begin(), stored.end());
-  if ((secret == kGiven) == !given.empty()) return given.empty() ? secret : given;
+std::shared_ptr<const native::Identity> givenIdentity(const std::string& option) {
+  const auto path = option.empty() ? variable(kIdentityVariable) : option;
+  if (path.empty()) return nullptr;
+  const std::string source = option.empty() ? kIdentityVariable : "the option identity";
+  return std::make_shared<const native::Identity>(readPrivateFile(path, source), path);
+}
+
+bool hasGivenSecret(const std::string& option) {
+  return !option.empty() || !variable(kFileVariable).empty() || !variable(kVariable).empty() ||
+      !variable(kIdentityVariable).empty();
+}
+
+// Note [Where the secret comes from]
+//
+// 1. A secret that the user has given: the option, TORCHRPC_SECRET_FILE, TORCHRPC_SECRET. All workers need the same.
+// 2. Without one, if the worker was told to listen on loopback (mustListenOnLoopback: MASTER_ADDR is "localhost", say),
+//    all workers of its group are on this machine, and the user's id decides: the secret is made from a key that is in
+//    a file of this user. It does not matter how the workers were started: by torchrun, torch.multiprocessing or from
+//    several terminals. Whoever reaches the store, but is another user, reads a salt there and no secret. The store
+//    cannot change the rule either: such a worker takes no secret from it, since anybody could have put that there.
+// 3. Otherwise the first worker makes a secret, and the store hands it to whoever asks. For workers on several machines
+//    nothing better is at hand by default; the start says so in the log.
+//
+// The value of the key "secret" in the store is "given" in the first case, "user <salt> <check>" in the second, and the
+// secret itself in the third. The check tells a worker that cannot make the secret from one that can.
+//
+// The key is in /dev/shm, which does not outlive the machine's run; /tmp where there is no such folder. (A variable
+// such as TMPDIR or XDG_RUNTIME_DIR may differ between the workers of a group.) A file that another user has put there,
+// or can read, is refused.
+
+namespace {
+
+constexpr std::string_view kUser = "user ";
+constexpr size_t kSaltDigits = 2 * kSecretBytes, kCheckDigits = 2 * kHmacBytes;
+
+std::string& userKeyFolder() {
+  static std::string folder = ::access("/dev/shm", W_OK | X_OK) == 0 ? "/dev/shm" : "/tmp";
+  return folder;
+}
+
+[[noreturn]] void rejectUserKey(const std::string& self, const std::string& why) {
   throw Error(
       ErrorCode::kRendezvous,
-      given.empty() ? self +
-              " was given no secret, but others of its group were: give it the same "
-              "TORCHRPC_SECRET_FILE, TORCHRPC_SECRET or option secret"
-                    : self + " was given a secret, but others of its group were not: give all the same, or none");
+      self +
+          " meets its group at a loopback address, where workers authenticate by a file that only their user may "
+          "read. " +
+          why +
+          ". Or give all workers the same TORCHRPC_SECRET_FILE, TORCHRPC_SECRET or option secret, "
+          "which they use instead");
+}
+
+/// The key of this user on this machine. Makes it, if `may_create`, in one step, so that all processes read the same.
+std::string userKey(const std::string& self, bool may_create) {
+  const auto path = userKeyFolder() + "/torchrpc-" + std::to_string(::geteuid()) + ".key";
+  // The folder is everybody's: a link in it could be another user's.
+  const auto open = [&path] { return std::make_unique<File>(path, O_RDONLY | O_NOFOLLOW); };
+  auto file = open();
+  if (file->error() == ENOENT && may_create) {
+    const auto fresh = path + "." + toHex(secureRandomBytes(8));
+    const File made(fresh, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, S_IRUSR | S_IWUSR);
+    const int error = made.error() ? made.error() : !made.write(secureRandomBytes(kSecretBytes)) ? ENOSPC : 0;
+    if (error == 0) ::link(fresh.c_str(), path.c_str());  // fails if another process was faster
+    if (!made.error()) ::unlink(fresh.c_str());
+    if (error != 0) rejectUserKey(self, "It cannot make " + path + ": " + std::strerror(error));
+    file = open();
+  }
+  if (file->error()) rejectUserKey(self, "It cannot read " + path + ": " + std::strerror(file->error()));
+  if (const auto why = file->whyNotPrivate(path); !why.empty()) rejectUserKey(self, "It found " + path + why);
+  auto key = file->read(kSecretBytes);
+  if (!key || key->size() != kSecretBytes) rejectUserKey(self, "It found " + path + ", which is damaged: delete it");
+  return *key;
+}
+
+std::string userSecret(const std::string& key, std::string_view salt) {
+  return toHex(hmacSha256(key, "torchrpc group" + std::string(salt)));
+}
+
+std::string checkOf(const std::string& secret) { return toHex(hmacSha256(secret, "torchrpc check")); }
+
+/// The secret that the value in the store says how to make.
+GroupSecret openUserSecret(std::string_view stored, const std::string& self) {
+  if (stored.size() != kUser.size() + kSaltDigits + 1 + kCheckDigits) {
+    throw Error(ErrorCode::kRendezvous, "the store's entry for the secret of the group of " + self + " is damaged");
+  }
+  const auto secret = userSecret(userKey(self, /*may_create=*/false), stored.substr(kUser.size(), kSaltDigits));
+  if (isEqualInConstantTime(stored.substr(stored.size() - kCheckDigits), checkOf(secret))) {
+    return {secret, GroupSecret::Source::kUser};
+  }
+  rejectUserKey(
+      self,
+      "Its own differs from that of the worker that started the group, which runs as another user, in another "
+      "container or on another machine");
+}
+
+}  // namespace
+
+GroupSecret groupSecret(c10d::Store& store, const std::string& given, bool are_local, const std::string& self) {
+  using Source = GroupSecret::Source;
+  auto mine = std::string(kGiven);
+  if (given.empty()) {
+    mine = toHex(secureRandomBytes(kSecretBytes));
+    if (are_local) {
+      const auto secret = userSecret(userKey(self, /*may_create=*/true), mine);
+      mine = std::string(kUser) + mine + " " + checkOf(secret);
+    }
+  }
+  const auto bytes = store.compareSet(kSecretKey, {}, std::vector<uint8_t>(mine.begin(), mine.end()));
+  const std::string stored(bytes.begin(), bytes.end());
+  if ((stored == kGiven) == given.empty()) {
+    throw Error(
+        ErrorCode::kRendezvous,
+        given.empty() ? self +
+                " was given no secret, but others of its group were: give it the same "
+                "TORCHRPC_SECRET_FILE, TORCHRPC_SECRET or option secret"
+                      : self + " was given a secret, but others of its group were not: give all the same, or none");
+  }
+  if (!given.empty()) return {given, Source::kGiven};
+  if (stored.starts_with(kUser)) return openUserSecret(stored, self);
+  if (!are_local) return {stored, Source::kStore};
+  rejectUserKey(
+      self,
+      "Another worker has put a secret into the store that everybody can read there, because it meets the group "
+      "at another address: give all workers the same MASTER_ADDR (or init_method) and TORCHRPC_SOCKET_IFNAME");
+}
+
+void setUserKeyFolder(const std::string& folder) { userKeyFolder() = folder; }
+
+void prepareStoreFile(const std::string& path, bool has_given_secret) {
+  const File file(path, O_RDWR | O_CREAT, S_IRUSR | S_IWUSR);
+  if (file.error()) reject(path + " cannot be opened: " + std::strerror(file.error()));
+  if (has_given_secret) return;
+  if (const auto why = file.whyNotPrivate(path); !why.empty()) {
+    reject(
+        "cannot meet at " + path + why +
+        ". The group's secret is in that file, because the workers were given none: a file that does not " +
+        "exist is made so that only its owner may read it. Or give all workers the same TORCHRPC_SECRET_FILE or " +
+        "TORCHRPC_SECRET");
+  }
 }
 
 }  // namespace torchrpc

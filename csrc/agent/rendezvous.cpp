@@ -2,6 +2,8 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <algorithm>
+#include <charconv>
 #include <optional>
 #include <string_view>
 #include <unordered_map>
@@ -13,6 +15,7 @@ namespace torchrpc {
 
 namespace {
 
+constexpr auto kKindKey = "group_kind";
 constexpr auto kMembersKey = "members";
 constexpr auto kRecords = "worker";  // the point at which a worker has arrived when its record is in the store
 
@@ -30,6 +33,7 @@ std::string encodeRecord(const WorkerRecord& record) {
   writer.put(record.world_size);
   writer.put(record.incarnation);
   writer.putString(record.metadata);
+  writer.put(record.is_member);
   return out;
 }
 
@@ -42,18 +46,33 @@ WorkerRecord decodeRecord(std::string_view bytes) {
   record.world_size = reader.get<int32_t>();
   record.incarnation = reader.get<uint64_t>();
   record.metadata = reader.getString();
+  record.is_member = reader.get<uint8_t>() != 0;
   reader.expectEnd();
   return record;
 }
 
+int64_t numberIn(const std::string& text) {
+  int64_t number = 0;
+  const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error == std::errc() && rest == text.data() + text.size()) return number;
+  throw Error(ErrorCode::kRendezvous, "the store has no number where a worker has put one");
+}
+
 }  // namespace
 
-Rendezvous::Rendezvous(StorePtr store, WorkerRecord self)
-    : store_(std::move(store)), self_(std::move(self)), fan_in_(store_, self_.info, self_.world_size) {}
+Rendezvous::Rendezvous(StorePtr store, WorkerRecord self, const std::string& secret)
+    : store_(std::move(store)),
+      self_(std::move(self)),
+      fan_in_(store_, self_.info, self_.world_size, StoreSeal(secret)) {}
+
+std::string Rendezvous::claim(const std::string& key, const std::string& value, const std::string& what) {
+  const auto stored = toText(store_->compareSet(key, {}, toBytes(fan_in_.seal().seal(key, value))));
+  return fan_in_.seal().open(key, stored, what);
+}
 
 void Rendezvous::claimKindOfGroup() {
   const std::string mine = self_.world_size > 0 ? "static" : "dynamic";
-  const auto kind = toText(store_->compareSet("group_kind", {}, toBytes(mine)));
+  const auto kind = claim(kKindKey, mine, "a kind of group");
   if (kind != mine) {
     throw Error(
         ErrorCode::kRendezvous,
@@ -62,27 +81,46 @@ void Rendezvous::claimKindOfGroup() {
   }
 }
 
+WorkerRecord Rendezvous::openRecord(WorkerId id, const std::string& stored) {
+  auto record = decodeRecord(stored);
+  if (record.info.id == id) return record;
+  throw Error(
+      ErrorCode::kRendezvous,
+      "the store has the record of " + toString(record.info) + " as that of worker " + std::to_string(id));
+}
+
 void Rendezvous::claimRank() {
+  const auto id = self_.info.id;
   const auto mine = encodeRecord(self_);
-  const auto stored = toText(store_->compareSet(recordKey(self_.info.id), {}, toBytes(mine)));
+  const auto stored = claim(recordKey(id), mine, "a record for worker " + std::to_string(id));
   if (stored == mine) return;
   throw Error(
       ErrorCode::kRendezvous,
-      "rank " + std::to_string(self_.info.id) + " is taken: " + decodeRecord(stored).info.name + " and " +
-          self_.info.name + " were both started with it. Give every worker a rank of its own (or, if an earlier run " +
+      "rank " + std::to_string(id) + " is taken: " + openRecord(id, stored).info.name + " and " + self_.info.name +
+          " were both started with it. Give every worker a rank of its own (or, if an earlier run " +
           "left the store behind, as a file:// one can, another store)");
 }
 
 std::vector<WorkerRecord> Rendezvous::meetAll(Duration timeout) {
-  claimKindOfGroup();
+  // First the record: if this worker was given another secret, the others find that out by it, and do not wait.
   claimRank();
+  claimKindOfGroup();
   std::vector<WorkerRecord> records;
+  std::string all;
   std::unordered_map<std::string, WorkerId> names;
   std::optional<std::string> conflict;
   for (WorkerId id = 0; id < self_.world_size && !conflict; ++id) {
     // One after another, so that all workers compare with rank 0 first and report the same conflict.
     fan_in_.waitFor({id}, kRecords, {.timeout = timeout, .purpose = "join", .timeout_code = ErrorCode::kRendezvous});
-    const auto& record = records.emplace_back(decodeRecord(fan_in_.value(kRecords, id)));
+    try {
+      const auto stored = fan_in_.value(kRecords, id);
+      records.push_back(openRecord(id, stored));
+      all += stored;
+    } catch (const Error& e) {
+      conflict = e.text();
+      break;
+    }
+    const auto& record = records.back();
     if (record.world_size != self_.world_size) {
       conflict = "world sizes differ: " + self_.info.name +
           " was started with world_size=" + std::to_string(self_.world_size) + ", " + record.info.name + " with " +
@@ -97,21 +135,39 @@ std::vector<WorkerRecord> Rendezvous::meetAll(Duration timeout) {
     releaseStore("conflict", std::chrono::seconds(2));
     throw Error(ErrorCode::kRendezvous, *conflict);
   }
+  fan_in_.seal().bindTo(all);
   return records;
+}
+
+std::vector<WorkerId> Rendezvous::readMembers() {
+  const auto text = claim(kMembersKey, ",", "a list of members");  // ",0,2,5,"
+  std::vector<WorkerId> members;
+  for (size_t at = 1; at < text.size();) {
+    const auto end = std::min(text.find(',', at), text.size());
+    WorkerId id = kNoWorker;
+    const auto [rest, error] = std::from_chars(text.data() + at, text.data() + end, id);
+    if (error != std::errc() || rest != text.data() + end) {
+      throw Error(ErrorCode::kRendezvous, "the store's list of the members of the group is damaged");
+    }
+    members.push_back(id);
+    at = end + 1;
+  }
+  return members;
+}
+
+void Rendezvous::writeMembers(const std::vector<WorkerId>& members) {
+  std::string text = ",";
+  for (const auto id : members) text += std::to_string(id) + ",";
+  store_->set(kMembersKey, toBytes(fan_in_.seal().seal(kMembersKey, text)));
 }
 
 std::vector<WorkerRecord> Rendezvous::joinGroup(
     Duration timeout, const std::function<bool(const WorkerRecord&)>& is_alive) {
   claimKindOfGroup();
-  store_->compareSet(kMembersKey, {}, toBytes(","));
-  const auto members = toText(store_->get(kMembersKey));  // ",0,2,5,"
   std::vector<WorkerRecord> records;
-  std::string others = ",";
-  for (size_t at = 1; at < members.size();) {
-    const auto end = members.find(',', at);
-    const auto id = members.substr(at, end - at);
-    const auto record = lookUp(std::stoi(id), timeout);
-    at = end + 1;
+  std::vector<WorkerId> members;
+  for (const auto id : readMembers()) {
+    const auto record = lookUp(id, timeout);
     if (record.info == self_.info && record.incarnation < self_.incarnation && !is_alive(record)) continue;
     if (record.info.id == self_.info.id || record.info.name == self_.info.name) {
       throw Error(
@@ -121,21 +177,19 @@ std::vector<WorkerRecord> Rendezvous::joinGroup(
               toString(record.info) + " is in the group already, " + toString(self_.info) + " cannot join it");
     }
     records.push_back(record);
-    others += id + ',';
+    members.push_back(id);
   }
-  store_->set(recordKey(self_.info.id), toBytes(encodeRecord(self_)));
-  store_->set(kMembersKey, toBytes(others + std::to_string(self_.info.id) + ","));
+  fan_in_.arrive(kRecords, encodeRecord(self_));
+  members.push_back(self_.info.id);
+  writeMembers(members);
   records.push_back(self_);
   return records;
 }
 
 void Rendezvous::leaveGroup() {
   try {
-    auto members = toText(store_->get(kMembersKey));
-    const auto mine = ',' + std::to_string(self_.info.id);
-    if (const auto at = members.find(mine + ','); at != std::string::npos) {
-      store_->set(kMembersKey, toBytes(members.erase(at, mine.size())));
-    }
+    auto members = readMembers();
+    if (std::erase(members, self_.info.id) > 0) writeMembers(members);
   } catch (const std::exception&) {
     // The worker that served the store has ended before this one: nobody can join any more and read the list.
   }
@@ -144,7 +198,7 @@ void Rendezvous::leaveGroup() {
 WorkerRecord Rendezvous::lookUp(WorkerId id, Duration timeout) {
   try {
     store_->wait({recordKey(id)}, storeTimeout(timeout));
-    return decodeRecord(fan_in_.value(kRecords, id));
+    return openRecord(id, fan_in_.value(kRecords, id));
   } catch (const Error&) {
     throw;
   } catch (const std::exception& e) {
@@ -161,7 +215,7 @@ int64_t Rendezvous::sumOverAll(
   for (const auto id : fan_in_.waitFor(ranks, name, wait)) absent.insert(id);
   int64_t sum = 0;
   for (const auto id : ranks) {
-    if (!absent.contains(id)) sum += std::stoll(fan_in_.value(name, id));
+    if (!absent.contains(id)) sum += numberIn(fan_in_.value(name, id));
   }
   return sum;
 }

@@ -21,7 +21,8 @@ class Rendezvous {
  public:
   using LostAmong = FanIn::LostAmong;
 
-  Rendezvous(StorePtr store, WorkerRecord self);
+  /// `secret`: of the group; empty: what the others have written in the store is believed.
+  Rendezvous(StorePtr store, WorkerRecord self, const std::string& secret = "");
 
   /// Static group: publishes this worker, reads the records of the others, checks that names are unique and world sizes
   /// agree. `timeout` is for each worker.
@@ -49,6 +50,14 @@ class Rendezvous {
  private:
   void claimKindOfGroup();
   void claimRank();
+  /// The record that is `stored` for that worker. Throws Error(kRendezvous) if it is of another one, or not the
+  /// group's.
+  WorkerRecord openRecord(WorkerId id, const std::string& stored);
+  /// Sets the key unless it is set; returns its value, which a member of the group has set.
+  std::string claim(const std::string& key, const std::string& value, const std::string& what);
+  /// The members of a group that grows.
+  std::vector<WorkerId> readMembers();
+  void writeMembers(const std::vector<WorkerId>& members);
 
   const StorePtr store_;
   const WorkerRecord self_;

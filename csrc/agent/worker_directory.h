@@ -22,6 +22,8 @@ struct WorkerRecord {
   int32_t world_size = 0;    ///< 0: the group grows as workers join
   uint64_t incarnation = 0;  ///< the number of this start: a later start of the worker has a greater one
   std::string metadata;      ///< for all members of the group; opaque to the core
+  /// By its own account; what the worker may do depends on what it has proved (Link::isMember()).
+  bool is_member = true;
 
   friend bool operator==(const WorkerRecord&, const WorkerRecord&) = default;
 };

@@ -2,6 +2,7 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "agent/group_secret.h"
 #include "api/access.h"
 #include "api/rendezvous.h"
 
@@ -44,23 +45,43 @@ core::Node::Options coreOptions(const NodeOptions& options) {
   core.agent.threads = options.threads;
   core.transport.kind = options.transport;
   core.transport.secret = options.secret;
+  core.transport.identity_file = options.identity;
   core.transport.encryption = options.encryption;
   core.transport.port = options.port;
+  core.agent.limits = core.transport.limits = {
+      .head_bytes = options.limits.head_bytes,
+      .segment_bytes = options.limits.tensor_bytes,
+      .frame_bytes = options.limits.message_bytes,
+      .tensors = options.limits.tensors};
+  for (const auto& quota : options.quotas) {
+    core.agent.quotas.push_back({quota.callers, {quota.calls, quota.bytes, quota.rrefs, quota.connections}});
+  }
   core.rendezvous = options.rendezvous;
   core.world_size = meeting.world_size;
   core.timeout = limitOf(options.timeout, "NodeOptions::timeout");
   core.init_timeout = init_timeout;
   core.max_queued_bytes = options.max_queued_bytes;
   core.metadata = kCppMetadata;
-  core.allowed_functions = options.allowed_functions;
+  for (const auto& [workers, functions] : options.allowed_functions_of) {
+    core.allowed_functions.push_back({workers, functions});
+  }
+  if (options.allowed_functions) core.allowed_functions.push_back({AllowList::kAllWorkers, options.allowed_functions});
   validateSelf(core.agent.self, core.world_size);
+  if (!options.audit_log.empty()) {
+    core.agent.audit_log = std::make_shared<AuditQueue>(options.name, openAuditFile(options.audit_log));
+  }
   return core;
 }
 
 /// Joins the group at the store `root` or, if that is null, at the options' rendezvous.
 std::shared_ptr<core::Node> start(const NodeOptions& public_options, const StorePtr& root) {
   auto options = coreOptions(public_options);
-  const Meeting meeting{options.rendezvous, options.agent.self.id, options.world_size, options.init_timeout};
+  const Meeting meeting{
+      .url = options.rendezvous,
+      .rank = options.agent.self.id,
+      .world_size = options.world_size,
+      .timeout = options.init_timeout,
+      .has_secret = hasGivenSecret(options.transport.secret)};
   const auto store = enterGroup(root ? root : openStore(meeting));
   const auto no_python = std::make_shared<NoPython>(options.agent.self.name);
   auto node = core::Node::create(options, store);

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <string_view>
 
+#include "agent/group_secret.h"
 #include "transport/host_address.h"
 
 namespace torchrpc::api {
@@ -98,6 +99,7 @@ StorePtr openStore(const Meeting& meeting) {
     if (!std::filesystem::is_directory(folder, ignored)) {
       throwInvalidArgument("cannot meet at '" + meeting.url + "': " + folder.string() + " is not a directory; make it");
     }
+    prepareStoreFile(rest, meeting.has_secret);
     return c10::make_intrusive<c10d::FileStore>(rest, meeting.world_size);
   }
   throwInvalidArgument("cannot meet at '" + meeting.url + "': write tcp://host:port, env:// or file:///path");

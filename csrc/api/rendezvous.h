@@ -16,6 +16,7 @@ struct Meeting {
   WorkerId rank = kNoWorker;  ///< kNoWorker: the value of RANK
   int32_t world_size = 0;     ///< 0: the value of WORLD_SIZE
   Duration timeout{};
+  bool has_secret = false;  ///< the user has given one
 };
 
 /// Sets a missing rank and world size from the environment. Throws Error(kInvalidArgument), which names a missing or

@@ -15,6 +15,8 @@ namespace {
 
 /// How long scheduled snapshots wait for a call that can carry them.
 constexpr Duration kSnapshotDelay = std::chrono::milliseconds(20);
+/// How long contexts may wait until their owner is asked whether they have ended, as another worker says.
+constexpr Duration kHearsayDelay = std::chrono::milliseconds(100);
 
 Error noContext(ContextId id) {
   return {
@@ -78,7 +80,8 @@ AutogradService::AutogradService(Messenger& messenger, const Options& options)
                  end(ended, Error(ErrorCode::kInvalidArgument, "the autograd context has ended on its owner"));
                },
            .on_undelivered = [this] { sendSnapshotsLater(); },
-           .on_doubtful = [this](WorkerId owner) { confirm(owner); }}) {
+           .on_doubtful = [this](WorkerId owner) { confirm(owner); },
+           .on_hearsay = [this](WorkerId owner) { confirmLater(owner); }}) {
   serve(Kind::kAutogradMark, &AutogradService::serveMark);
   serve(Kind::kAutogradGradients, &AutogradService::serveGradients);
   // Most gradients are for a pass whose thread is already running.
@@ -149,7 +152,7 @@ void AutogradService::sendSnapshots() {
 }
 
 void AutogradService::serveRelease(Request request, const Responder& responder) {
-  recorder_.receiveSnapshots(request.message.payload);
+  recorder_.receiveSnapshots(request.message.payload, request.from.id);
   responder.reply({.kind = Kind::kReply});
   recorder_.endContexts();
 }
@@ -176,7 +179,13 @@ void AutogradService::confirm(WorkerId owner) {
     if (!unconfirmed_.insert(owner).second) return;
   }
   auto messages = heldMessages();
-  messenger_.requestReliably(owner, std::move(messages[owner]), [this, owner](const Result<Message>& reply) {
+  const auto held = messages.find(owner);
+  if (held == messages.end()) {  // all its contexts have ended meanwhile
+    MutexLock lock(mutex_);
+    unconfirmed_.erase(owner);
+    return;
+  }
+  messenger_.requestReliably(owner, std::move(held->second), [this, owner](const Result<Message>& reply) {
     {
       MutexLock lock(mutex_);
       unconfirmed_.erase(owner);
@@ -190,12 +199,27 @@ void AutogradService::confirm(WorkerId owner) {
   });
 }
 
+/// Few questions for many contexts.
+void AutogradService::confirmLater(WorkerId owner) {
+  {
+    MutexLock lock(mutex_);
+    if (!hearsay_.insert(owner).second) return;
+  }
+  messenger_.postAfter(kHearsayDelay, [this, owner] {
+    {
+      MutexLock lock(mutex_);
+      hearsay_.erase(owner);
+    }
+    confirm(owner);
+  });
+}
+
 void AutogradService::serveHeld(Request request, const Responder& responder) {
   const auto holder = request.from.id;
   const auto self = messenger_.self().id;
   for (Reader reader(request.message.payload); reader.remaining() > 0;) {
     const auto context = contexts_.find(reader.get<ContextId>());
-    if (!context || !context->addKnownWorker(holder)) contexts_.scheduleSnapshot(self, {holder});
+    if (!context || !context->addHolder(holder)) contexts_.scheduleSnapshot(self, {holder});
   }
   sendSnapshotsLater();
   responder.reply({.kind = Kind::kReply});
@@ -269,8 +293,9 @@ std::shared_ptr<BackwardPass> AutogradService::makePass(const ContextPtr& contex
   return std::make_shared<BackwardPass>(environment_, context, header.pass, header.mode, header.retain_graph);
 }
 
-std::shared_ptr<BackwardPass> AutogradService::passOf(const PassHeader& header) {
+std::shared_ptr<BackwardPass> AutogradService::passOf(const PassHeader& header, WorkerId from) {
   const auto context = this->context(header.context);
+  if (!context->takesPart(from)) throw noContext(header.context);
   auto pass = context->pass(header.pass, [&] { return makePass(context, header); });
   if (!pass) throw noContext(header.context);
   return pass;
@@ -289,7 +314,7 @@ BackwardPass::SendReply replyThrough(const Responder& responder) {
 
 void AutogradService::serveMark(Request request, const Responder& responder) {
   const auto mark = decodeMark(request.message);
-  passOf(mark.pass)->mark(request.from.id, mark.sends, [responder](const Status& failure) {
+  passOf(mark.pass, request.from.id)->mark(request.from.id, mark.sends, [responder](const Status& failure) {
     if (failure) return responder.fail(*failure);
     responder.reply({.kind = Kind::kReply});
   });
@@ -297,7 +322,7 @@ void AutogradService::serveMark(Request request, const Responder& responder) {
 
 void AutogradService::serveGradients(Request request, const Responder& responder) {
   auto gradients = decodeGradients(request.message);
-  const auto pass = passOf(gradients.pass);
+  const auto pass = passOf(gradients.pass, request.from.id);
   // Checkpointing repeats calls during the backward pass, which must be recorded in this context.
   const ContextScope scope(context(gradients.pass.context));
   pass->receive(request.from.id, std::move(gradients), replyThrough(responder));
@@ -306,7 +331,7 @@ void AutogradService::serveGradients(Request request, const Responder& responder
 bool AutogradService::receiveIfStarted(const Request& request, const Responder& responder) {
   auto gradients = decodeGradients(request.message);
   const auto context = contexts_.find(gradients.pass.context);
-  const auto pass = context ? context->findPass(gradients.pass.pass) : nullptr;
+  const auto pass = context && context->takesPart(request.from.id) ? context->findPass(gradients.pass.pass) : nullptr;
   if (!pass || !pass->hasStarted()) return false;
   pass->receive(request.from.id, std::move(gradients), replyThrough(responder));
   return true;
@@ -315,7 +340,8 @@ bool AutogradService::receiveIfStarted(const Request& request, const Responder& 
 void AutogradService::serveAbort(Request request, const Responder& responder) {
   const auto abort = decodeAbort(request.message);
   const auto context = contexts_.find(abort.pass.context);
-  const auto pass = context ? context->endPass(abort.pass.pass, abort.reason) : nullptr;
+  const bool takes_part = context && context->takesPart(request.from.id);
+  const auto pass = takes_part ? context->endPass(abort.pass.pass, abort.reason) : nullptr;
   responder.reply({.kind = Kind::kReply});
   if (pass) pass->fail(abort.reason);
 }
@@ -339,7 +365,7 @@ void AutogradService::serve(RRefService& rrefs) {
   messenger_.on(
       Kind::kRRefBackward, Messenger::Where::kPool, [this, &rrefs](const Request& request, const Responder& responder) {
         const auto decoded = decodeRRefBackward(request.message);
-        const auto root = rrefs.findNamed(decoded.rref).take();
+        const auto root = rrefs.findNamed(request, decoded.rref).take();
         // No thread waits for the value, because it may never be set.
         root->whenReady([this, pass = decoded.pass, responder](const Result<c10::IValue>& value) {
           if (!value) return responder.fail(value.error());

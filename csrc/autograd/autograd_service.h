@@ -99,8 +99,9 @@ class AutogradService {
  private:
   std::shared_ptr<BackwardPass> makePass(const ContextPtr& context, const PassHeader& header);
   /// The pass that a message belongs to; it is created if the message is the first one of the pass here.
-  /// Throws Error if the context or the pass has ended.
-  std::shared_ptr<BackwardPass> passOf(const PassHeader& header);
+  /// The pass that a message of `from` names. Throws Error if the context or the pass has ended, and, as for an unknown
+  /// context, if that worker takes no part in it.
+  std::shared_ptr<BackwardPass> passOf(const PassHeader& header, WorkerId from);
   void serve(Kind kind, void (AutogradService::*handler)(Request, const Responder&));
   void serveMark(Request request, const Responder& responder);
   void serveGradients(Request request, const Responder& responder);
@@ -124,6 +125,8 @@ class AutogradService {
   void notifyOwners();
   /// Asks an owner that was lost whether it lives; if not, its contexts end: see Note [Lost owners].
   void confirm(WorkerId owner);
+  /// The same for an owner whose contexts have ended, as another worker says.
+  void confirmLater(WorkerId owner);
 
   Messenger& messenger_;
   const BackwardPass::Environment environment_;
@@ -132,6 +135,7 @@ class AutogradService {
   std::atomic<bool> sending_scheduled_{false};
   Mutex mutex_;
   std::set<WorkerId> unconfirmed_ TORCHRPC_GUARDED_BY(mutex_);  ///< owners that are being asked: see confirm()
+  std::set<WorkerId> hearsay_ TORCHRPC_GUARDED_BY(mutex_);      ///< owners that will be asked: see confirmLater()
 };
 
 /// Checks the one-element tensors that a backward pass starts from. Throws Error(kInvalidArgument) with the texts that

@@ -42,17 +42,22 @@ BackwardPass::RecvFunctions BackwardPass::addSends(const Sends& sends) {
   return received;
 }
 
-BackwardPass::Sends BackwardPass::sendsOf(const std::vector<MessageId>& ids) const {
+NodeOf<SendFunction> BackwardPass::sendTo(WorkerId receiver, MessageId id) const {
+  auto send = context_->send(id);
+  return send && send->receiver() == receiver ? std::move(send) : nullptr;
+}
+
+BackwardPass::Sends BackwardPass::sendsTo(WorkerId receiver, const std::vector<MessageId>& ids) const {
   Sends sends;
   for (const auto id : ids) {
-    sends.push_back(context_->send(id));
+    sends.push_back(sendTo(receiver, id));
     if (!sends.back()) throw Error(ErrorCode::kProtocol, "a backward pass through a message that was not recorded");
   }
   return sends;
 }
 
 void BackwardPass::mark(WorkerId from, const std::vector<MessageId>& ids, Done done) {
-  const auto sends = sendsOf(ids);
+  const auto sends = sendsTo(from, ids);
   RecvFunctions received;
   {
     MutexLock lock(mutex_);
@@ -107,7 +112,7 @@ bool BackwardPass::planWithoutMarking(RecvFunctions& received) {
       if (makerOf(id) != self) return false;
       own.push_back(id);
     }
-    const auto sends = sendsOf(own);
+    const auto sends = sendsTo(recv.sender(), own);
     MutexLock lock(mutex_);
     const auto more = addSends(sends);
     received.insert(received.end(), more.begin(), more.end());
@@ -169,8 +174,8 @@ void BackwardPass::runFrom(edge_list roots, variable_list gradients) {
 }
 
 void BackwardPass::receive(WorkerId from, GradientRequest request, SendReply send_reply) {
-  ReceivedGradients received{context_->send(request.gradients.send), std::move(request.gradients.gradients)};
-  const auto taking_part = mode_ == BackwardMode::kFast ? context_->sends() : sendsOf(request.sends);
+  ReceivedGradients received{sendTo(from, request.gradients.send), std::move(request.gradients.gradients)};
+  const auto taking_part = mode_ == BackwardMode::kFast ? context_->sends() : sendsTo(from, request.sends);
   Status rejected;
   bool starts = false;
   {
@@ -346,16 +351,16 @@ void BackwardPass::send(WorkerId to, MessageGradients gradients) {
       .gradients = std::move(gradients)};
   environment_.messenger.request(
       to, encode(request), kNoLimit,
-      [counted, self = shared_from_this()](const Result<Message>& reply) { self->onReply(counted, reply); });
+      [to, counted, self = shared_from_this()](const Result<Message>& reply) { self->onReply(to, counted, reply); });
 }
 
-void BackwardPass::onReply(bool counted, const Result<Message>& reply) {
+void BackwardPass::onReply(WorkerId from, bool counted, const Result<Message>& reply) {
   Status failure;
   try {
     if (!reply) throw reply.error();
     std::optional<ReceivedGradients> received;
     if (auto gradients = decodeGradientReply(reply.value()).gradients) {
-      received = {context_->send(gradients->send), std::move(gradients->gradients)};
+      received = {sendTo(from, gradients->send), std::move(gradients->gradients)};
     }
     MutexLock lock(mutex_);
     if (received && !accept(*std::move(received))) throw unexpectedGradients();

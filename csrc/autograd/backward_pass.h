@@ -71,7 +71,10 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   using RecvFunctions = std::vector<const RecvFunction*>;
 
   /// Throws Error(kProtocol) if one was not recorded.
-  Sends sendsOf(const std::vector<MessageId>& ids) const;
+  /// The message of that id, if it was sent to that worker; else null.
+  NodeOf<SendFunction> sendTo(WorkerId receiver, MessageId id) const;
+  /// Throws Error(kProtocol) for messages that were not sent to that worker.
+  Sends sendsTo(WorkerId receiver, const std::vector<MessageId>& ids) const;
   /// Adds send functions to the graph. Returns the receive functions that the graph has gained.
   RecvFunctions addSends(const Sends& sends) TORCHRPC_REQUIRES(mutex_);
   /// Asks the senders of these receive functions to mark their send functions; `done` when all have replied.
@@ -100,7 +103,7 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   void deliver(const RecvFunction& recv, variable_list gradients);
   void send(WorkerId to, MessageGradients gradients);
   void sendDeferred();
-  void onReply(bool counted, const Result<Message>& reply);
+  void onReply(WorkerId from, bool counted, const Result<Message>& reply);
   std::shared_ptr<void> lend(const torch::autograd::AccumulateGrad& leaf);
   /// Ends the pass here, wakes its thread and sends the last reply, once no work is left here or on workers reached.
   void finishIfDone();

@@ -18,8 +18,26 @@ void AutogradContext::addRecv(NodeOf<RecvFunction> function) {
 
 bool AutogradContext::addKnownWorker(WorkerId worker) {
   MutexLock lock(mutex_);
+  if (ended_) return false;
+  contents_.known_workers.insert(worker);
+  contents_.participants.insert(worker);
+  return true;
+}
+
+void AutogradContext::addSender(WorkerId worker) {
+  MutexLock lock(mutex_);
+  if (!ended_) contents_.participants.insert(worker);
+}
+
+bool AutogradContext::addHolder(WorkerId worker) {
+  MutexLock lock(mutex_);
   if (!ended_) contents_.known_workers.insert(worker);
   return !ended_;
+}
+
+bool AutogradContext::takesPart(WorkerId worker) const {
+  MutexLock lock(mutex_);
+  return worker == owner() || contents_.participants.contains(worker);
 }
 
 NodeOf<SendFunction> AutogradContext::send(MessageId id) const {

@@ -37,12 +37,20 @@ class AutogradContext {
   void addRecv(NodeOf<RecvFunction> function);
   /// False if the context has ended: no message to `worker` may refer to it any more.
   bool addKnownWorker(WorkerId worker);
+  /// A message of `worker` in this context has arrived.
+  void addSender(WorkerId worker);
+  /// `worker` says that it has this context, which another one has sent it: it is told of the end, no more. False if
+  /// the context has ended.
+  bool addHolder(WorkerId worker);
 
   /// Null if there is none.
   NodeOf<SendFunction> send(MessageId id) const;
   std::vector<NodeOf<SendFunction>> sends() const;
   std::vector<NodeOf<RecvFunction>> recvs() const;
   std::set<WorkerId> knownWorkers() const;
+  /// Whether a message in this context has come from that worker or gone to it, or it is the owner. Others have no part
+  /// in its passes.
+  bool takesPart(WorkerId worker) const;
 
   // --- gradients ---
 
@@ -82,6 +90,7 @@ class AutogradContext {
     std::map<MessageId, NodeOf<SendFunction>> sends;
     std::map<MessageId, NodeOf<RecvFunction>> recvs;
     std::set<WorkerId> known_workers;
+    std::set<WorkerId> participants;                            ///< see takesPart()
     std::unordered_map<const at::TensorImpl*, size_t> indices;  ///< leaf -> index in `gradients`
     std::vector<Gradient> gradients;
     std::map<PassId, std::shared_ptr<BackwardPass>> passes;

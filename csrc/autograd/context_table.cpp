@@ -57,7 +57,9 @@ ContextPtr ContextTable::findOrCreate(ContextId id) {
   const auto owner = makerOf(id);
   if (closed_ || owner == self_) return nullptr;
   if (hasEnded(id)) return nullptr;
-  if (lost_elsewhere_.contains(owner)) unconfirmed_owners_.insert(owner);
+  const auto heard = heard_next_.find(owner);
+  const bool may_have_ended = heard != heard_next_.end() && (id & kLargestCounter) < heard->second;
+  if (may_have_ended || lost_elsewhere_.contains(owner)) unconfirmed_owners_.insert(owner);
   return contexts_.emplace(id, std::make_shared<AutogradContext>(id)).first->second;
 }
 
@@ -176,20 +178,37 @@ std::vector<ContextPtr> ContextTable::removeEnded(const LiveSetSnapshot& snapsho
   return ended;
 }
 
-ContextTable::Applied ContextTable::applySnapshots(std::string_view bytes) {
+bool ContextTable::hearOf(const LiveSetSnapshot& snapshot) {
+  const auto latest = latest_snapshots_.find(snapshot.owner);
+  if (latest != latest_snapshots_.end() && latest->second.order() >= snapshot.order()) return false;
+  auto& next = heard_next_[snapshot.owner];
+  next = std::max(next, snapshot.next);
+  return std::ranges::any_of(contexts_, [&](const auto& each) {
+    return makerOf(each.first) == snapshot.owner && snapshot.hasEnded(each.first);
+  });
+}
+
+ContextTable::Applied ContextTable::applySnapshots(std::string_view bytes, WorkerId from) {
   Applied applied;
   auto snapshots = readSnapshots(bytes);
   MutexLock lock(mutex_);
   for (auto& snapshot : snapshots) {
-    if (snapshot.owner == self_) continue;
+    if (snapshot.owner == self_ || !canMake(snapshot.owner)) continue;
     if (snapshot.version == LiveSetSnapshot::kOwnerLost) {
       lost_elsewhere_.insert(snapshot.owner);
       if (hasContextOf(snapshot.owner)) applied.doubtful.push_back(snapshot.owner);
       continue;
     }
+    if (snapshot.owner != from) {
+      if (hearOf(snapshot)) applied.to_ask.push_back(snapshot.owner);
+      continue;
+    }
     auto& latest = latest_snapshots_[snapshot.owner];
     if (latest.order() >= snapshot.order()) continue;
     latest = std::move(snapshot);
+    if (const auto heard = heard_next_.find(from); heard != heard_next_.end() && heard->second <= latest.next) {
+      heard_next_.erase(heard);
+    }
     auto removed = removeEnded(latest);
     std::move(removed.begin(), removed.end(), std::back_inserter(applied.ended));
   }
@@ -210,6 +229,7 @@ std::optional<std::vector<ContextPtr>> ContextTable::onWorkerJoined(WorkerId id,
   known = first;
   lost_owners_.erase(id);
   lost_elsewhere_.erase(id);
+  heard_next_.erase(id);
   unconfirmed_owners_.erase(id);
   return removeEnded({.owner = id, .next = first});
 }

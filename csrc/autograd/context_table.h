@@ -5,7 +5,8 @@
 // How workers learn that a context has ended: its owner sends a LiveSetSnapshot, the list of its live contexts. All ids
 // below `next` that are not listed have ended. Snapshots are ordered and each one is complete, so they may be lost,
 // repeated and reordered, and a late message of an ended context creates nothing again. A worker passes snapshots on to
-// the workers that it has sent the ended contexts to. See README.md. Thread-safe.
+// the workers that it has sent the ended contexts to. Only those that come from the owner itself end a context: others
+// are reasons to ask the owner. See README.md. Thread-safe.
 
 #include <map>
 #include <optional>
@@ -81,10 +82,11 @@ class ContextTable {
   std::vector<WorkerId> workersWithScheduledSnapshots() const;
   struct Applied {
     std::vector<ContextPtr> ended;   ///< they have been removed
+    std::vector<WorkerId> to_ask;    ///< owners whose contexts here have ended, as another worker says
     std::vector<WorkerId> doubtful;  ///< owners that the sender has lost, and of which there are contexts here
   };
-  /// Applies the snapshots of a message. Throws Error(kProtocol).
-  Applied applySnapshots(std::string_view snapshots);
+  /// Applies the snapshots of a message of `from`. Throws Error(kProtocol).
+  Applied applySnapshots(std::string_view snapshots, WorkerId from);
   /// Worker `id` is lost, and with it all its contexts, which are removed and returned.
   std::vector<ContextPtr> removeAllOf(WorkerId id);
   /// A worker has joined under this id. Those contexts of its earlier incarnations that are still here, whose counters
@@ -99,6 +101,8 @@ class ContextTable {
   bool hasEnded(ContextId id) const TORCHRPC_REQUIRES(mutex_);
   std::vector<ContextPtr> removeEnded(const LiveSetSnapshot& snapshot) TORCHRPC_REQUIRES(mutex_);
   bool hasContextOf(WorkerId owner) const TORCHRPC_REQUIRES(mutex_);
+  /// Another worker passes on this snapshot. True if the owner has to be asked.
+  bool hearOf(const LiveSetSnapshot& snapshot) TORCHRPC_REQUIRES(mutex_);
 
   const WorkerId self_;
   mutable Mutex mutex_;
@@ -108,7 +112,9 @@ class ContextTable {
   int64_t next_message_ TORCHRPC_GUARDED_BY(mutex_);
   uint64_t version_ TORCHRPC_GUARDED_BY(mutex_) = 0;  ///< of the own snapshot: how many own contexts have ended
   std::map<WorkerId, LiveSetSnapshot> latest_snapshots_ TORCHRPC_GUARDED_BY(mutex_);  ///< by owner, without this worker
-  std::map<WorkerId, int64_t> first_contexts_ TORCHRPC_GUARDED_BY(mutex_);            ///< see onWorkerJoined()
+  /// By owner, the counter below which contexts may have ended, as other workers say; until the owner says as much.
+  std::map<WorkerId, int64_t> heard_next_ TORCHRPC_GUARDED_BY(mutex_);
+  std::map<WorkerId, int64_t> first_contexts_ TORCHRPC_GUARDED_BY(mutex_);  ///< see onWorkerJoined()
   // See Note [Lost owners].
   std::set<WorkerId> lost_owners_ TORCHRPC_GUARDED_BY(mutex_);         ///< for this worker, and not confirmed since
   std::set<WorkerId> lost_elsewhere_ TORCHRPC_GUARDED_BY(mutex_);      ///< for another worker that sends contexts

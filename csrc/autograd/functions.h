@@ -23,9 +23,12 @@ using torch::autograd::variable_list;
 /// The roots of a pass get one, too, without an id.
 class SendFunction final : public torch::autograd::Node {
  public:
-  SendFunction(MessageId id, edge_list edges) : Node(std::move(edges)), id_(id) {}
+  SendFunction(MessageId id, edge_list edges, WorkerId receiver = kNoWorker)
+      : Node(std::move(edges)), id_(id), receiver_(receiver) {}
 
   MessageId id() const { return id_; }
+  /// To whom the message was sent: nobody else has gradients for it.
+  WorkerId receiver() const { return receiver_; }
   std::string name() const override {
     return id_ == kNoAutogradId ? "torchrpc::GraphRoot" : "torch::distributed::autograd::SendRpcBackward";
   }
@@ -35,6 +38,7 @@ class SendFunction final : public torch::autograd::Node {
 
  private:
   const MessageId id_;
+  const WorkerId receiver_;
 };
 
 /// The grad_fn of the tensors that were received in one message, with one input for each. Gradients that reach it are

@@ -26,5 +26,7 @@ constexpr int64_t makeAutogradId(WorkerId worker, int64_t counter) {
 }
 /// The worker that created the id.
 constexpr WorkerId makerOf(int64_t id) { return static_cast<WorkerId>(id >> kCounterBits); }
+/// Whether ids can name that worker.
+constexpr bool canMake(WorkerId worker) { return worker >= 0 && makerOf(makeAutogradId(worker, 0)) == worker; }
 
 }  // namespace torchrpc

@@ -57,7 +57,7 @@ std::optional<Recorded> recordedIn(const Message& message) {
 
 // --- recording ---
 
-void Recorder::recordSend(AutogradContext& context, Message& message, bool always) {
+void Recorder::recordSend(AutogradContext& context, Message& message, WorkerId to, bool always) {
   edge_list edges;
   if (at::GradMode::is_enabled()) {
     for (const auto& tensor : message.tensors) {
@@ -70,7 +70,7 @@ void Recorder::recordSend(AutogradContext& context, Message& message, bool alway
     // Only in replies: a call's arguments depend on the caller's graph, and the caller usually has the roots as well.
     if (message.kind == Kind::kReply) recorded.dependencies = dependenciesOf(edges);
     recorded.message = contexts_.newMessageId();
-    context.addSend(makeNode<SendFunction>(recorded.message, std::move(edges)));
+    context.addSend(makeNode<SendFunction>(recorded.message, std::move(edges), to));
   }
   message.headers.push_back({HeaderKind::kAutogradContext, encode(recorded)});
 }
@@ -97,7 +97,7 @@ void Recorder::request(WorkerId to, Message message, Duration timeout, ReplyHand
     return ForwardingMessenger::request(to, std::move(message), timeout, std::move(handler));
   auto context = currentContext();
   if (context && (to == self().id || context->addKnownWorker(to))) {
-    recordSend(*context, message, mayUseContext(message.kind));
+    recordSend(*context, message, to, mayUseContext(message.kind));
   }
   const bool recorded = message.header(HeaderKind::kAutogradContext) != nullptr;
   auto snapshots = contexts_.takeScheduledSnapshots(to);
@@ -125,8 +125,9 @@ void Recorder::request(WorkerId to, Message message, Duration timeout, ReplyHand
 
 // --- the callee's side ---
 
-void Recorder::receiveSnapshots(const std::string& snapshots) {
-  auto [ended, doubtful] = contexts_.applySnapshots(snapshots);
+void Recorder::receiveSnapshots(const std::string& snapshots, WorkerId from) {
+  auto [ended, to_ask, doubtful] = contexts_.applySnapshots(snapshots, from);
+  for (const auto owner : to_ask) events_.on_hearsay(owner);
   for (const auto owner : doubtful) events_.on_doubtful(owner);
   if (ended.empty()) return;
   {
@@ -153,12 +154,14 @@ void Recorder::endContexts() {
 }
 
 ContextPtr Recorder::enterContext(const Request& request) {
-  if (const auto* snapshots = request.message.header(HeaderKind::kAutogradLiveSets)) receiveSnapshots(*snapshots);
+  if (const auto* snapshots = request.message.header(HeaderKind::kAutogradLiveSets))
+    receiveSnapshots(*snapshots, request.from.id);
   const auto recorded = recordedIn(request.message);
   if (!recorded) return nullptr;
   auto context = contexts_.findOrCreate(recorded->context);
   if (!context) return nullptr;
   if (contexts_.mustConfirm(context->owner())) events_.on_doubtful(context->owner());
+  context->addSender(request.from.id);
   recordRecv(*context, request.message, request.from.id);
   return context;
 }
@@ -169,8 +172,9 @@ void Recorder::on(Kind kind, Where where, RequestHandler handler) {
     auto context = enterContext(request);
     if (!context) return handler(std::move(request), std::move(responder));
     const ContextScope scope(context);
-    handler(std::move(request), Responder([this, context = std::move(context), responder](Result<Message> reply) {
-              if (reply) recordSend(*context, reply.value(), /*always=*/false);
+    const auto from = request.from.id;
+    handler(std::move(request), Responder([this, context = std::move(context), from, responder](Result<Message> reply) {
+              if (reply) recordSend(*context, reply.value(), from, /*always=*/false);
               responder.complete(std::move(reply));
             }));
   };

@@ -24,6 +24,8 @@ class Recorder final : public ForwardingMessenger {
     std::function<void()> on_undelivered;
     /// There are contexts of an owner that was lost: see Note [Lost owners]. Called on the loop or the pool.
     std::function<void(WorkerId owner)> on_doubtful;
+    /// Another worker says that contexts of this owner have ended, some of which are here. Called on the pool.
+    std::function<void(WorkerId owner)> on_hearsay;
   };
 
   /// `messenger` and `contexts` must outlive it.
@@ -37,13 +39,13 @@ class Recorder final : public ForwardingMessenger {
 
   /// Applies snapshots. endContexts() ends the contexts that they remove; if it is not called, the pool ends them after
   /// a short delay. Throws Error(kProtocol).
-  void receiveSnapshots(const std::string& snapshots);
+  void receiveSnapshots(const std::string& snapshots, WorkerId from);
   void endContexts();
 
  private:
   /// Records the message's tensors as sent; in a reply, also declares the messages that they depend on. With `always`
   /// the header with the context's id is added even if no tensor requires grad.
-  void recordSend(AutogradContext& context, Message& message, bool always);
+  void recordSend(AutogradContext& context, Message& message, WorkerId to, bool always);
   /// Records the message's tensors as received. Throws Error(kProtocol).
   void recordRecv(AutogradContext& context, const Message& message, WorkerId from);
   /// Handles the autograd headers of a request; returns its context, or null.

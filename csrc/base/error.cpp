@@ -21,6 +21,7 @@ std::string_view name(ErrorCode code) {
     case ErrorCode::kBackward: return "backward";
     case ErrorCode::kNotAllowed: return "not allowed";
     case ErrorCode::kRRefCreationTimeout: return "RRef creation timeout";
+    case ErrorCode::kQuotaExceeded: return "quota exceeded";
   }
   return "unknown";  // a number from a newer peer
 }

@@ -20,7 +20,8 @@ void validateSelf(const WorkerInfo& self, int32_t world_size);
 /// The number of a call: unique on its caller, while that process lives.
 using CallId = uint64_t;
 
-/// Unique in the group: the worker that created it, and a counter of that worker.
+/// Unique in the group: the worker that created it, and a number of that worker. For RRefs and forks the number is
+/// secure and random: who knows such an id has been given it.
 struct GloballyUniqueId {
   WorkerId created_on = kNoWorker;
   uint64_t local_id = 0;
@@ -43,7 +44,7 @@ using ForkId = GloballyUniqueId;
 template <>
 struct std::hash<torchrpc::GloballyUniqueId> {
   size_t operator()(const torchrpc::GloballyUniqueId& id) const noexcept {
-    // Fibonacci hashing of the counter, with the worker in the high bits.
+    // Fibonacci hashing of the number, which may be a counter, with the worker in the high bits.
     return (id.local_id ^ (static_cast<uint64_t>(static_cast<uint32_t>(id.created_on)) << 40)) * 0x9E3779B97F4A7C15ull;
   }
 };

@@ -1,14 +1,17 @@
 // Options, workers and the agent.
 
 #include <pybind11/chrono.h>
+#include <pybind11/stl.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "agent/group_secret.h"
 #include "base/doctor.h"
 #include "base/os/threads.h"
 #include "base/sync/interrupt.h"
 #include "bindings/bind.h"
 #include "bindings/current_node.h"
 #include "bindings/py_agent.h"
+#include "bindings/py_audit_log.h"
 #include "bindings/py_calls.h"
 #include "bindings/py_errors.h"
 #include "bindings/py_future.h"
@@ -62,6 +65,47 @@ std::map<std::string, std::string> debugInfo(const PyAgent& agent) {
   return info;
 }
 
+/// Allowances as Python has them.
+using AllowedNames = std::vector<std::pair<std::string, std::optional<std::vector<std::string>>>>;
+
+std::vector<Allowance> allowancesOf(const AllowedNames& names) {
+  std::vector<Allowance> allowances;
+  for (const auto& [workers, functions] : names) allowances.push_back({workers, functions});
+  return allowances;
+}
+
+AllowedNames namesOf(const std::vector<Allowance>& allowances) {
+  AllowedNames names;
+  for (const auto& [workers, functions] : allowances) names.emplace_back(workers, functions);
+  return names;
+}
+
+Limits toLimits(const std::map<std::string, uint64_t>& numbers) {
+  Limits limits;
+  for (const auto& [name, number] : numbers) {
+    if (name == "message_bytes") {
+      limits.frame_bytes = number;
+    } else if (name == "head_bytes") {
+      limits.head_bytes = number;
+    } else if (name == "tensor_bytes") {
+      limits.segment_bytes = number;
+    } else if (name == "tensors") {
+      limits.tensors = static_cast<uint32_t>(std::min<uint64_t>(number, std::numeric_limits<uint32_t>::max()));
+    } else {
+      throwInvalidArgument("limits has no " + name);
+    }
+  }
+  requireUsable(limits);
+  return limits;
+}
+
+/// calls, bytes, rrefs, connections
+using QuotaNumbers = std::array<std::optional<uint64_t>, 4>;
+
+Quota toQuota(const QuotaNumbers& numbers) {
+  return {.calls = numbers[0], .bytes = numbers[1], .rrefs = numbers[2], .connections = numbers[3]};
+}
+
 void bindOptions(py::module_& module) {
   const TensorPipeOptionsBase defaults;
   module.attr("_ASK_DOCTOR") = kAskDoctor;
@@ -90,9 +134,12 @@ void bindOptions(py::module_& module) {
           py::init([](size_t num_worker_threads, std::optional<std::vector<std::string>> transports,
                       std::optional<std::vector<std::string>> channels, double rpc_timeout, std::string init_method,
                       py::dict device_maps, py::list devices, std::string transport, std::string secret,
-                      std::string encryption, std::string port, std::optional<std::vector<std::string>> allowed,
+                      std::string identity, std::string encryption, std::string port, const AllowedNames& allowed,
                       std::optional<double> liveness_timeout, bool propagate_deadlines,
-                      std::optional<int64_t> max_queued_bytes) {
+                      std::optional<int64_t> max_queued_bytes, bool uses_pickles,
+                      const std::map<std::string, uint64_t>& limits,
+                      const std::vector<std::pair<std::string, QuotaNumbers>>& quotas, std::string audit_path,
+                      py::object audit_function) {
             if (num_worker_threads == 0) throwInvalidArgument("num_worker_threads must be positive, but got 0");
             if (max_queued_bytes && *max_queued_bytes <= 0) {
               throwInvalidArgument("max_queued_bytes must be positive, but got " + std::to_string(*max_queued_bytes));
@@ -110,20 +157,27 @@ void bindOptions(py::module_& module) {
             node.transport.transports = std::move(transports);
             node.transport.channels = std::move(channels);
             node.transport.secret = std::move(secret);
+            node.transport.identity_file = std::move(identity);
             node.transport.encryption = std::move(encryption);
             node.transport.port = std::move(port);
-            node.allowed_functions = std::move(allowed);
+            node.allowed_functions = allowancesOf(allowed);
             node.max_queued_bytes = max_queued_bytes;
+            node.uses_pickles = uses_pickles;
+            node.agent.limits = node.transport.limits = toLimits(limits);
+            for (const auto& [pattern, numbers] : quotas) node.agent.quotas.push_back({pattern, toQuota(numbers)});
+            options->audit_path = std::move(audit_path);
+            options->audit_function = std::move(audit_function);
             if (!node.transport.kind.empty()) chooseTransport(node.transport);  // throws for a name that is none
             return options;
           }),
           py::arg("num_worker_threads") = defaults.node.agent.threads, py::arg("_transports") = std::nullopt,
           py::arg("_channels") = std::nullopt, py::arg("rpc_timeout") = defaults.rpc_timeout,
           py::arg("init_method") = defaults.init_method, py::arg("device_maps") = py::dict(),
-          py::arg("devices") = py::list(), py::arg("transport") = "", py::arg("secret") = "",
-          py::arg("encryption") = "", py::arg("port") = "", py::arg("allowed") = std::nullopt,
+          py::arg("devices") = py::list(), py::arg("transport") = "", py::arg("secret") = "", py::arg("identity") = "",
+          py::arg("encryption") = "", py::arg("port") = "", py::arg("allowed") = AllowedNames(),
           py::arg("liveness_timeout") = std::nullopt, py::arg("propagate_deadlines") = false,
-          py::arg("max_queued_bytes") = std::nullopt)
+          py::arg("max_queued_bytes") = std::nullopt, py::arg("uses_pickles") = true, py::arg("limits") = py::dict(),
+          py::arg("quotas") = py::list(), py::arg("audit_path") = "", py::arg("audit_function") = py::none())
       .def_property(
           "num_worker_threads", [](const TensorPipeOptionsBase& self) { return self.node.agent.threads; },
           [](TensorPipeOptionsBase& self, size_t threads) { self.node.agent.threads = threads; })
@@ -133,12 +187,20 @@ void bindOptions(py::module_& module) {
       .def_property_readonly(
           "max_queued_bytes", [](const TensorPipeOptionsBase& self) { return self.node.max_queued_bytes; })
       .def_property(
-          "_allowed", [](const TensorPipeOptionsBase& self) { return self.node.allowed_functions; },
-          [](TensorPipeOptionsBase& self, std::optional<std::vector<std::string>> names) {
-            self.node.allowed_functions = std::move(names);
+          "_allowed", [](const TensorPipeOptionsBase& self) { return namesOf(self.node.allowed_functions); },
+          [](TensorPipeOptionsBase& self, const AllowedNames& names) {
+            self.node.allowed_functions = allowancesOf(names);
           })
+      .def_property_readonly("_uses_pickles", [](const TensorPipeOptionsBase& self) { return self.node.uses_pickles; })
       .def_property_readonly(
           "encryption", [](const TensorPipeOptionsBase& self) { return self.node.transport.encryption; })
+      .def_property_readonly(
+          "_has_secret",
+          [](const TensorPipeOptionsBase& self) {
+            return hasGivenSecret(self.node.transport.secret + self.node.transport.identity_file);
+          })
+      .def_property_readonly(
+          "identity", [](const TensorPipeOptionsBase& self) { return self.node.transport.identity_file; })
       .def_property_readonly("transport", [](const TensorPipeOptionsBase& self) { return self.node.transport.kind; })
       .def_property_readonly(
           "_transports", [](const TensorPipeOptionsBase& self) { return self.node.transport.transports; })
@@ -203,6 +265,7 @@ PyAgent::PyAgent(
       node_([&] {
         auto node_options = options_.nodeOptions();
         node_options.agent.self = {name, id};
+        node_options.agent.audit_log = makeAuditLog(name, options_.audit_path, options_.audit_function);
         node_options.world_size = world_size.value_or(0);
         node_options.metadata = std::move(metadata);
         node_options.init_timeout = toTimeout(init_timeout, "init_timeout");
@@ -233,9 +296,11 @@ void PyAgent::setDevices(py::list devices, py::dict reverse_device_maps) {
 }
 
 void PyAgent::updateMembership(const WorkerInfo& worker, py::list devices, py::dict reverse_device_maps, bool join) {
+  {
+    py::gil_scoped_release no_gil;
+    join ? node_->admit(worker) : node_->expel(worker);
+  }
   if (join) setDevices(std::move(devices), std::move(reverse_device_maps));
-  py::gil_scoped_release no_gil;
-  join ? node_->admit(worker) : node_->expel(worker);
 }
 
 namespace {
@@ -308,6 +373,8 @@ void bindAgent(py::module_& module) {
       .def(
           "_get_metadata", [](const PyAgent& self, WorkerId id) { return py::bytes(nodeOf(self).metadata(id)); },
           py::arg("id"))
+      .def(
+          "_is_member", [](const PyAgent& self, WorkerId id) { return nodeOf(self).isMember(id); }, py::arg("id"))
       .def("_set_devices", &PyAgent::setDevices, py::arg("devices"), py::arg("reverse_device_maps"))
       .def("get_debug_info", &debugInfo)
       .def("get_metrics", [](const PyAgent& self) { return nodeOf(self).metrics(); })
@@ -324,12 +391,19 @@ void bindAgent(py::module_& module) {
       no_gil);
   py::class_<WorkerAllowList>(module, "_AllowList", "The allowed_functions of a worker.")
       .def_readonly("worker", &WorkerAllowList::worker, "The worker's name.")
+      .def_readonly("is_for_member", &WorkerAllowList::is_for_member, "Whether the caller is a member, and no client.")
+      .def_property_readonly(
+          "callers", [](const WorkerAllowList& self) { return self.list->workers(); },
+          "The pattern of the callers' names; '' for callers that no pattern matches.")
       .def(
           "entry_for", [](const WorkerAllowList& self, const std::string& name) { return self.list->entryFor(name); },
           py::arg("name"), "The entry that allows `name`, '' if there is none.");
   module.def(
       "_allow_list", &allowListInForce,
       "This worker's allowed_functions, or None. Without a worker, those of the last one that had any.");
+  module.def(
+      "_uses_pickles", [] { return !currentNodeIfOurs() || currentNodeIfOurs()->usesPickles(); },
+      "False: this worker neither writes nor reads pickles.");
   bindPredicate<isCurrentAgentSet>(module, "_is_current_rpc_agent_set");
   module.def("_get_current_rpc_agent", &currentAgent);
   module.def(
@@ -345,6 +419,12 @@ void bindAgent(py::module_& module) {
         }
       },
       py::arg("agent"));
+  module.def(
+      "_caller", [] { return currentCaller() ? std::optional(*currentCaller()) : std::nullopt; },
+      "The worker whose call this thread runs as a Python function; None if it runs none.");
+  module.def(
+      "_prepare_store_file", &prepareStoreFile, py::arg("path"), py::arg("has_given_secret"),
+      "Creates the file of a file:// store. Raises if it cannot be opened, or is not private but has the secret.");
   module.def(
       "_serves_call", &ThreadPool::onThread,
       "Whether this thread runs a function that a worker has called, or a callback.");

@@ -57,7 +57,7 @@ std::string nameForTexts(const py::object& function) {
 
 py::object callAsync(const Route& route, const py::object& function, Outgoing call) {
   auto future = makeFuture();
-  auto done = completeWithReply(route.node, future);
+  auto done = completeWithReply(route.node, route.to, future);
   {
     const ReleaseGilIfLarge gil(call.message);
     route.node->call(route.to.id, std::move(call), route.limit, std::move(done));
@@ -66,7 +66,7 @@ py::object callAsync(const Route& route, const py::object& function, Outgoing ca
 }
 
 py::object callSync(const Route& route, const py::object& /*function*/, Outgoing call) {
-  return waitForReply(route.node, [&](Messenger::ReplyHandler done) {
+  return waitForReply(route.node, route.to, [&](Messenger::ReplyHandler done) {
     const ReleaseGilIfLarge gil(call.message);
     route.node->call(route.to.id, std::move(call), route.limit, std::move(done));
   });
@@ -89,7 +89,7 @@ Outgoing encodePython(
   try {
     return encodePythonCall(*route.node, kind, route.to, function, args, kwargs, async_execution);
   } catch (const py::error_already_set& e) {
-    if (e.matches(PyExc_Exception)) {
+    if (e.matches(PyExc_Exception) && route.node->usesPickles()) {
       internalFunction("raise_unsendable")(e.value(), route.to.name, function, args, kwargs);
     }
     throw;

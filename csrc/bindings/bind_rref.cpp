@@ -49,9 +49,14 @@ py::object deserialize(const py::tuple& serialized) {
   if (serialized.size() == 1 && py::isinstance<py::bytes>(serialized[0])) {
     const auto node = currentNode();
     const auto bytes = py::cast<std::string>(serialized[0]);
+    const auto forks = decodeForks(bytes);
+    // Numbers are those of messages. They would be used up for the worker that the bytes name.
+    if (forks.size() != 1 || forks[0].delivery != kNoNumber) {
+      throw Error(ErrorCode::kProtocol, "not the bytes of an RRef outside of a message");
+    }
     Result<std::vector<RRefPtr>> adopted = std::vector<RRefPtr>();
     // adopt() calls back before it returns, because it does not wait for the owner.
-    node->rrefs().adopt(decodeForks(bytes), /*wait_for_owner=*/false, [&](auto rrefs) { adopted = std::move(rrefs); });
+    node->rrefs().adopt(forks, /*wait_for_owner=*/false, [&](auto rrefs) { adopted = std::move(rrefs); });
     return wrap(node, std::move(adopted).take().at(0));
   }
   const auto* message = IncomingRRefs::current();

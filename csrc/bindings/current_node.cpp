@@ -6,6 +6,9 @@ namespace torchrpc::bindings {
 
 namespace {
 
+// No worker's name: only the pattern "*" matches it.
+constexpr auto kUnknownPeer = "";
+
 struct Current {
   py::object agent;
   std::shared_ptr<Node> node;  ///< the agent's, if it is a PyAgent
@@ -40,7 +43,9 @@ bool isCurrentAgentSet() { return static_cast<bool>(current().agent); }
 void setCurrentAgent(py::object agent) {
   Current next{.agent = std::move(agent), .parent = current().parent, .last_list = current().last_list};
   if (next.agent && py::isinstance<PyAgent>(next.agent)) next.node = py::cast<const PyAgent&>(next.agent).node();
-  if (next.node && next.node->allowed()) next.last_list = {next.node->self().name, next.node->allowed()};
+  if (next.node) {
+    if (auto list = next.node->allowed().of(kUnknownPeer)) next.last_list = {next.node->self().name, std::move(list)};
+  }
   std::swap(current(), next);
 }
 
@@ -63,12 +68,13 @@ std::shared_ptr<Node> currentNode() {
 
 std::shared_ptr<Node> currentNodeIfOurs() { return current().node; }
 
-py::object allowListOf(const Node& node) {
-  return node.allowed() ? py::cast(WorkerAllowList{node.self().name, node.allowed()}) : py::none();
+py::object allowListFor(const Node& node, const std::string& peer, bool is_member) {
+  auto list = node.allowed().of(peer);
+  return list ? py::cast(WorkerAllowList{node.self().name, std::move(list), is_member}) : py::none();
 }
 
 py::object allowListInForce() {
-  if (const auto& node = current().node) return allowListOf(*node);
+  if (const auto& node = current().node) return allowListFor(*node, kUnknownPeer);
   return current().last_list.list ? py::cast(current().last_list) : py::none();
 }
 

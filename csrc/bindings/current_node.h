@@ -34,12 +34,13 @@ std::shared_ptr<Node> currentNodeIfOurs();
 struct WorkerAllowList {
   std::string worker;
   AllowListPtr list;
+  bool is_for_member = true;  ///< the caller is a member of the group, and no client: see PeerIdentity
 };
 
-/// The node's allow-list as a Python object; None if it has none. Needs the GIL.
-py::object allowListOf(const Node& node);
-/// That of the current node. Without one, the list of the last node that had one: what a worker with a list has
-/// received stays under that list after its shutdown. Needs the GIL.
+/// The node's allow-list for what `peer` sends. As a Python object: None if it has none. Needs the GIL.
+py::object allowListFor(const Node& node, const std::string& peer, bool is_member = true);
+/// That of the current node, for what has come from an unknown worker. Without a node, that of the last node that had
+/// one: what a worker with a list has received stays under that list after its shutdown. Needs the GIL.
 py::object allowListInForce();
 
 /// Python's value of a time-out that stands for the node's own.

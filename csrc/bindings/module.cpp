@@ -17,5 +17,6 @@ PYBIND11_MODULE(_C, module) {
   bindAutograd(module);
   bindProfiling(module);
   bindOptim(module);
+  bindIdentities(module);
   makeReadable(module);
 }

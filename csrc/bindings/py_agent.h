@@ -31,6 +31,8 @@ struct TensorPipeOptionsBase : RpcBackendOptions {
   std::optional<double> liveness_timeout;
   py::dict device_maps;  ///< worker name to a dict of devices
   py::list devices;
+  std::string audit_path;                 ///< empty: no file
+  py::object audit_function{py::none()};  ///< gets each line of the audit log; None: nothing does
 
   /// `node`, completed by the other members. Throws Error(kInvalidArgument).
   Node::Options nodeOptions() const;

@@ -24,15 +24,32 @@ void appendPickle(Message& message, py::handle serialize, const py::object& obje
   }
 }
 
-/// `read_allowed`: the function of torchrpc.rpc.internal that reads it under the node's allow-list.
+/// `read_allowed`: the function of torchrpc.rpc.internal that reads it if there is an allow-list.
 py::object unpickle(
-    const Node& node, std::string_view bytes, const std::vector<at::Tensor>& tensors, const char* read_allowed) {
+    const py::object& allowed, std::string_view bytes, const std::vector<at::Tensor>& tensors,
+    const char* read_allowed) {
   py::list table;
   for (const auto& tensor : tensors) table.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor)));
   // A view without a copy: `bytes` outlives the call.
   const auto view = py::memoryview::from_memory(bytes.data(), static_cast<Py_ssize_t>(bytes.size()));
-  if (node.allowed()) return internalFunction(read_allowed)(view, table, allowListOf(node));
+  if (!allowed.is_none()) return internalFunction(read_allowed)(view, table, allowed);
   return internalFunction("deserialize")(view, table);
+}
+
+[[noreturn]] void refusePickle(const Node& node) {
+  throw Error(
+      ErrorCode::kNotAllowed,
+      node.self().name +
+          " reads no pickles, because it was started with pickle=\"off\", but it was sent one: start all "
+          "workers of the group with it",
+      node.self().name);
+}
+
+/// Appends what torchrpc.rpc._plain_objects has made of a value. It is plain data without shared parts.
+void appendObjects(Message& message, Writer& writer, OutgoingRRefs& rrefs, const py::object& lowered) {
+  if (encodePlain(lowered, writer, message.tensors, rrefs, /*is_tree=*/true)) return;
+  throw Error(
+      ErrorCode::kSerialization, "a value is nested too deeply, or has texts that are no UTF-8: it cannot be sent");
 }
 
 /// Writes the plain form of a call. False if it has none; then discard what has been written.
@@ -64,6 +81,19 @@ Outgoing encodePythonCall(
   }
   out.message.payload.clear();
   out.message.tensors.clear();
+  if (!node.usesPickles()) {
+    const auto lowered = internalFunction("lower_call")(to.name, function, args, kwargs);
+    const auto name = nameOf(function);
+    if (!name) throw Error(ErrorCode::kSerialization, "a function without a name cannot be sent");
+    writer.put(ValueFormat::kObjects);
+    writer.put(async_execution);
+    writer.putString(name->module);
+    writer.putString(name->qualname);
+    OutgoingRRefs rrefs(node, to.id);
+    appendObjects(out.message, writer, rrefs, lowered);
+    out.forks = rrefs.commit(out.message);
+    return out;
+  }
   writer.put(ValueFormat::kPickle);
   writer.put(async_execution);
   OutgoingRRefs rrefs(node, to.id);
@@ -98,21 +128,29 @@ PythonCall decodePythonCall(const std::shared_ptr<Node>& node, Invocation& invoc
   const auto tensors = std::move(invocation.message.tensors);
   Reader reader(invocation.message.payload);
   const auto format = reader.get<ValueFormat>();
+  const auto allowed = allowListFor(*node, invocation.from.name, invocation.is_from_member);
   PythonCall call;
   call.async_execution = reader.get<uint8_t>() != 0;
-  if (format == ValueFormat::kPlain) {
+  if (format == ValueFormat::kPlain || format == ValueFormat::kObjects) {
     const auto module = reader.getString();
     const auto qualname = reader.getString();
-    call.function = node->allowed()
-        ? internalFunction("find_allowed")(
-              py::str(module.data(), module.size()), py::str(qualname.data(), qualname.size()), allowListOf(*node))
-        : findCallable(module, qualname);
-    call.args = py::cast<py::tuple>(decodePlain(reader, tensors, rrefs));
-    call.kwargs = py::cast<py::dict>(decodePlain(reader, tensors, rrefs));
+    call.function = allowed.is_none()
+        ? findCallable(module, qualname)
+        : internalFunction("find_allowed")(
+              py::str(module.data(), module.size()), py::str(qualname.data(), qualname.size()), allowed);
+    if (format == ValueFormat::kObjects) {
+      const py::tuple values = internalFunction("restore_call")(decodePlain(reader, tensors, rrefs), allowed);
+      call.args = py::cast<py::tuple>(values[0]);
+      call.kwargs = py::cast<py::dict>(values[1]);
+    } else {
+      call.args = py::cast<py::tuple>(decodePlain(reader, tensors, rrefs));
+      call.kwargs = py::cast<py::dict>(decodePlain(reader, tensors, rrefs));
+    }
     reader.expectEnd();
     return call;
   }
-  const auto udf = unpickle(*node, reader.getBytes(reader.remaining()), tensors, "deserialize_allowed_call");
+  if (!node->usesPickles()) refusePickle(*node);
+  const auto udf = unpickle(allowed, reader.getBytes(reader.remaining()), tensors, "deserialize_allowed_call");
   call.function = udf.attr("func");
   call.args = py::tuple(udf.attr("args"));
   call.kwargs = py::dict(udf.attr("kwargs"));
@@ -132,6 +170,14 @@ Message encodeResult(Node& node, const WorkerInfo& to, const py::object& value) 
   }
   reply.payload.clear();
   reply.tensors.clear();
+  if (!node.usesPickles()) {
+    const auto lowered = internalFunction("lower_result")(value);
+    writer.put(ValueFormat::kObjects);
+    OutgoingRRefs rrefs(node, to.id);
+    appendObjects(reply, writer, rrefs, lowered);
+    rrefs.commit(reply);
+    return reply;
+  }
   writer.put(ValueFormat::kPickle);
   OutgoingRRefs rrefs(node, to.id);
   appendPickle(reply, internalFunction("serialize"), value);
@@ -157,16 +203,20 @@ Message encodeResult(Node& node, const WorkerInfo& to, const c10::IValue& value)
   }
 }
 
-py::object decodeResult(const std::shared_ptr<Node>& node, Message reply, const std::vector<RRefPtr>& received) {
+py::object decodeResult(
+    const std::shared_ptr<Node>& node, const WorkerInfo& from, Message reply, const std::vector<RRefPtr>& received) {
   const IncomingRRefs rrefs(node, received);
   Reader reader(reply.payload);
   if (reader.remaining() == 0) return py::none();
   const auto format = reader.get<ValueFormat>();
   if (format == ValueFormat::kPickle) {
-    return unpickle(*node, reader.getBytes(reader.remaining()), reply.tensors, "deserialize_allowed");
+    if (!node->usesPickles()) refusePickle(*node);
+    return unpickle(
+        allowListFor(*node, from.name), reader.getBytes(reader.remaining()), reply.tensors, "deserialize_allowed");
   }
   auto value = decodePlain(reader, reply.tensors, rrefs);
   reader.expectEnd();
+  if (format == ValueFormat::kObjects) return internalFunction("restore_result")(value, allowListFor(*node, from.name));
   return value;
 }
 

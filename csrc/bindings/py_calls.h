@@ -37,6 +37,7 @@ Message encodeResult(Node& node, const WorkerInfo& to, const py::object& value);
 /// The same for a value of the core. Acquires the GIL if needed. Throws Error only.
 Message encodeResult(Node& node, const WorkerInfo& to, const c10::IValue& value);
 /// The value in a reply. `rrefs` are those that arrived with it.
-py::object decodeResult(const std::shared_ptr<Node>& node, Message reply, const std::vector<RRefPtr>& rrefs);
+py::object decodeResult(
+    const std::shared_ptr<Node>& node, const WorkerInfo& from, Message reply, const std::vector<RRefPtr>& rrefs);
 
 }  // namespace torchrpc::bindings

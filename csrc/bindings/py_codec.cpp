@@ -19,8 +19,8 @@ constexpr uint32_t kMaxDepth = 200;
 /// Encodes one value. Remembers the containers that it has seen, because only pickle can encode one that occurs twice.
 class PlainEncoder {
  public:
-  PlainEncoder(Writer& out, std::vector<at::Tensor>& tensors, OutgoingRRefs& rrefs)
-      : out_(out), tensors_(tensors), rrefs_(rrefs) {}
+  PlainEncoder(Writer& out, std::vector<at::Tensor>& tensors, OutgoingRRefs& rrefs, bool is_tree)
+      : out_(out), tensors_(tensors), rrefs_(rrefs), is_tree_(is_tree) {}
 
   bool encode(PyObject* object, uint32_t depth) {
     if (object == Py_None) return tag(ValueTag::kNone);
@@ -86,7 +86,7 @@ class PlainEncoder {
   /// Whether a container may be encoded: not too deep, not seen before.
   bool enter(PyObject* container, Py_ssize_t size, uint32_t depth) {
     if (depth >= kMaxDepth || size > UINT32_MAX) return false;
-    if (size == 0 && PyTuple_CheckExact(container)) return true;  // all empty tuples are one object
+    if (is_tree_ || (size == 0 && PyTuple_CheckExact(container))) return true;  // all empty tuples are one object
     if (std::find(seen_.begin(), seen_.end(), container) != seen_.end()) return false;
     if (seen_.size() >= kMaxContainers) return false;
     seen_.push_back(container);
@@ -152,6 +152,7 @@ class PlainEncoder {
   Writer& out_;
   TensorTable tensors_;
   OutgoingRRefs& rrefs_;
+  const bool is_tree_;
   std::vector<PyObject*> seen_;
 };
 
@@ -314,8 +315,8 @@ py::object follow(py::object from, std::string_view qualname) {
 
 }  // namespace
 
-bool encodePlain(py::handle object, Writer& out, std::vector<at::Tensor>& tensors, OutgoingRRefs& rrefs) {
-  return PlainEncoder(out, tensors, rrefs).encode(object.ptr(), 0);
+bool encodePlain(py::handle object, Writer& out, std::vector<at::Tensor>& tensors, OutgoingRRefs& rrefs, bool is_tree) {
+  return PlainEncoder(out, tensors, rrefs, is_tree).encode(object.ptr(), 0);
 }
 
 py::object decodePlain(

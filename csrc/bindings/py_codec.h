@@ -16,7 +16,9 @@ namespace torchrpc::bindings {
 /// dtype, device, RRef, or lists, tuples and dicts of those in which no container occurs twice. Otherwise returns
 /// false: discard the appended bytes and use pickle, which preserves object identity. RRefs are added to `rrefs`.
 /// Throws Error for an RRef that cannot be forked.
-bool encodePlain(py::handle object, Writer& out, std::vector<at::Tensor>& tensors, OutgoingRRefs& rrefs);
+/// `is_tree`: no container occurs twice in it, however many there are.
+bool encodePlain(
+    py::handle object, Writer& out, std::vector<at::Tensor>& tensors, OutgoingRRefs& rrefs, bool is_tree = false);
 
 /// Reads one value, with RRefs from `rrefs`. Throws Error(kProtocol).
 py::object decodePlain(

@@ -28,6 +28,7 @@ const char* className(ErrorCode code) {
     case ErrorCode::kWorkerLost: return "WorkerLostError";
     case ErrorCode::kNoSuchFunction: return "NameNotFoundError";
     case ErrorCode::kNotAllowed: return "NotAllowedError";
+    case ErrorCode::kQuotaExceeded: return "QuotaExceededError";
     case ErrorCode::kFrameTooLarge:
     case ErrorCode::kSerialization: return "SerializationError";
     case ErrorCode::kShutdown: return "ShutdownError";

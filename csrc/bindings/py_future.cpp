@@ -162,10 +162,18 @@ class WaitedFuture {
 
 thread_local WaitedFuture* WaitedFuture::current_ = nullptr;
 
+/// An error from `peer`, whose exception is rebuilt later, perhaps after this node's shutdown.
+std::exception_ptr receivedError(const Node& node, const WorkerInfo& peer, const Error& error) {
+  auto list = node.allowed().of(peer.name);
+  if (!list) return std::make_exception_ptr(error);
+  return std::make_exception_ptr(ReceivedError(error, {node.self().name, std::move(list)}));
+}
+
 /// A call whose reply completes a future.
 class PendingCall : public std::enable_shared_from_this<PendingCall> {
  public:
-  PendingCall(std::shared_ptr<Node> node, FuturePtr future) : node_(std::move(node)), future_(std::move(future)) {}
+  PendingCall(std::shared_ptr<Node> node, WorkerInfo callee, FuturePtr future)
+      : node_(std::move(node)), callee_(std::move(callee)), future_(std::move(future)) {}
 
   /// On the loop, mostly. The last reference to a future may be the last one to Python objects, too: the thread that
   /// finishes the call gets the only reference, so that none is dropped here.
@@ -185,11 +193,10 @@ class PendingCall : public std::enable_shared_from_this<PendingCall> {
 
   void finish() {
     if (!*result_) return failReceived(result_->error());
-    const auto* forks = result_->value().header(HeaderKind::kRRefForks);
-    if (!forks) return decode({});
+    if (!result_->value().header(HeaderKind::kRRefForks)) return decode({});
     try {
       node_->rrefs().adopt(
-          decodeForks(*forks), /*wait_for_owner=*/false,
+          forksIn(result_->value()), /*wait_for_owner=*/false,
           [self = shared_from_this()](Result<std::vector<RRefPtr>> rrefs) {
             rrefs ? self->decode(rrefs.value()) : self->fail(rrefs.error());
           });
@@ -203,22 +210,21 @@ class PendingCall : public std::enable_shared_from_this<PendingCall> {
   void decode(const std::vector<RRefPtr>& rrefs) {
     complete(future_, [&] {
       const EndOfRange end{range_};
-      return decodeResult(node_, std::move(*result_).value(), rrefs);
+      return decodeResult(node_, callee_, std::move(*result_).value(), rrefs);
     });
   }
   void fail(const Error& error) {
     if (range_) range_->end();
     bindings::fail(future_, error);
   }
-  /// Fails with an error of another worker, whose exception may be rebuilt after this node's shutdown.
+  /// Fails with an error of the callee.
   void failReceived(const Error& error) {
-    if (!node_->allowed()) return fail(error);
     if (range_) range_->end();
-    const WorkerAllowList allowed{node_->self().name, node_->allowed()};
-    future_->setError(std::make_exception_ptr(ReceivedError(error, allowed)));
+    future_->setError(receivedError(*node_, callee_, error));
   }
 
   const std::shared_ptr<Node> node_;
+  const WorkerInfo callee_;
   const FuturePtr future_;
   const std::shared_ptr<Range> range_ = Range::holdExpectedCall();
   std::optional<Result<Message>> result_;  // set once, before the strand has the call
@@ -235,8 +241,8 @@ void WaitedFuture::finish() {
 
 }  // namespace
 
-Messenger::ReplyHandler completeWithReply(std::shared_ptr<Node> node, FuturePtr future) {
-  auto call = std::make_shared<PendingCall>(std::move(node), std::move(future));
+Messenger::ReplyHandler completeWithReply(std::shared_ptr<Node> node, WorkerInfo callee, FuturePtr future) {
+  auto call = std::make_shared<PendingCall>(std::move(node), std::move(callee), std::move(future));
   return [call = std::move(call)](Result<Message> result) mutable {
     PendingCall::take(std::move(call), std::move(result));
   };
@@ -273,7 +279,9 @@ Result<Message> waitFor(Node& node, ReplyWaiter& waiter) {
 
 }  // namespace
 
-py::object waitForReply(const std::shared_ptr<Node>& node, const std::function<void(Messenger::ReplyHandler)>& start) {
+py::object waitForReply(
+    const std::shared_ptr<Node>& node, const WorkerInfo& callee,
+    const std::function<void(Messenger::ReplyHandler)>& start) {
   const auto range = Range::holdExpectedCall();
   const EndOfRange end{range};
   const auto waiter = std::make_shared<ReplyWaiter>();
@@ -282,9 +290,11 @@ py::object waitForReply(const std::shared_ptr<Node>& node, const std::function<v
     if (!late || !*late) return;
     if (const auto node = weak.lock()) node->rrefs().discard(late->value());
   });
-  auto message = waitFor(*node, *waiter).take();
+  auto reply = waitFor(*node, *waiter);
+  if (!reply) std::rethrow_exception(receivedError(*node, callee, reply.error()));
+  auto message = std::move(reply).value();
   const auto rrefs = node->adoptRRefs(message);
-  return decodeResult(node, std::move(message), rrefs);
+  return decodeResult(node, callee, std::move(message), rrefs);
 }
 
 namespace {

@@ -32,12 +32,14 @@ void complete(const FuturePtr& future, const std::function<py::object()>& make);
 /// Completes a future with an error, which Python sees as toException(error). Never on the loop either.
 void fail(const FuturePtr& future, const Error& error);
 
-/// Returns a handler that completes the future with the value in the reply, on a pool thread. Any thread.
-Messenger::ReplyHandler completeWithReply(std::shared_ptr<Node> node, FuturePtr future);
+/// Returns a handler that completes the future with the value in the reply of `callee`, on a pool thread. Any thread.
+Messenger::ReplyHandler completeWithReply(std::shared_ptr<Node> node, WorkerInfo callee, FuturePtr future);
 
-/// Calls `start`, which makes a request, and waits without the GIL for the value in the reply. Ctrl-C ends the wait.
-/// Needs the GIL. Throws the request's error.
-py::object waitForReply(const std::shared_ptr<Node>& node, const std::function<void(Messenger::ReplyHandler)>& start);
+/// Calls `start`, which makes a request to `callee`, and waits without the GIL for the value in the reply. Ctrl-C ends
+/// the wait. Needs the GIL. Throws the request's error.
+py::object waitForReply(
+    const std::shared_ptr<Node>& node, const WorkerInfo& callee,
+    const std::function<void(Messenger::ReplyHandler)>& start);
 
 /// Calls `done` once the torch Future is complete, on the thread that completes it, with the GIL held. The argument
 /// `value` returns the future's value or throws its exception. Throws std::invalid_argument if `future` is no Future.

@@ -32,6 +32,20 @@ struct BlockAtFinalization {
   }
 };
 
+thread_local const WorkerInfo* current_caller = nullptr;
+
+/// Lets currentCaller() return the worker. Nests, since a thread that runs a function may run another one meanwhile.
+class CallerScope {
+ public:
+  explicit CallerScope(const WorkerInfo& caller) : outer_(std::exchange(current_caller, &caller)) {}
+  ~CallerScope() { current_caller = outer_; }
+  CallerScope(const CallerScope&) = delete;
+  CallerScope& operator=(const CallerScope&) = delete;
+
+ private:
+  const WorkerInfo* const outer_;
+};
+
 /// Destroys no Python object between the guard's destructor and the function.
 py::object callPython(const py::object& function, const py::tuple& args, const py::dict& kwargs) {
   PyObject* value = nullptr;
@@ -41,6 +55,26 @@ py::object callPython(const py::object& function, const py::tuple& args, const p
   }
   if (!value) throw py::error_already_set();
   return py::reinterpret_steal<py::object>(value);
+}
+
+/// For the audit log. Never throws.
+std::string qualifiedName(const py::object& function) {
+  const auto text = [&function](const char* attribute) {
+    try {
+      return py::cast<std::string>(py::str(function.attr(attribute)));
+    } catch (const std::exception&) {
+      return std::string("?");
+    }
+  };
+  return text("__module__") + "." + text("__qualname__");
+}
+
+/// Tells the audit log if this worker's list has refused the call, or something in it.
+void recordRefusal(AuditedCall& audit, const py::error_already_set& raised, const WorkerInfo& self) {
+  const auto& exception = raised.value();
+  if (!py::isinstance(exception, internalFunction("NotAllowedError"))) return;
+  if (py::cast<std::string>(exception.attr("worker")) != self.name) return;  // another worker has refused a nested call
+  audit.setFailure({ErrorCode::kNotAllowed, py::cast<std::string>(py::str(exception)), self.name}, true);
 }
 
 class PythonRunner final : public CallableRunner {
@@ -75,11 +109,20 @@ class PythonRunner final : public CallableRunner {
     const auto node = node_.lock();
     if (!node) return fail(Error(ErrorCode::kShutdown, "RPC has shut down"));
     guarded(node->self(), fail, [&] {
-      auto call = decodePythonCall(node, invocation);
-      auto value = callPython(call.function, call.args, call.kwargs);
-      auto future = futureOf(call, value);
-      if (!future) return succeed(*node, invocation.from, value);
-      follow(node, invocation.from, future, std::move(succeed), fail);
+      try {
+        auto call = decodePythonCall(node, invocation);
+        if (invocation.audit) invocation.audit->setFunction(qualifiedName(call.function));
+        auto value = [&] {
+          const CallerScope caller(invocation.from);
+          return callPython(call.function, call.args, call.kwargs);
+        }();
+        auto future = futureOf(call, value);
+        if (!future) return succeed(*node, invocation.from, value);
+        follow(node, invocation.from, future, std::move(succeed), fail);
+      } catch (const py::error_already_set& raised) {
+        if (invocation.audit) recordRefusal(*invocation.audit, raised, node->self());
+        throw;
+      }
     });
   }
 
@@ -140,6 +183,8 @@ class PythonRunner final : public CallableRunner {
 };
 
 }  // namespace
+
+const WorkerInfo* currentCaller() { return current_caller; }
 
 void profileGil(bool enabled) {
   gil_waits.nanoseconds = 0;

@@ -14,6 +14,9 @@ namespace torchrpc::bindings {
 /// The runner of Python functions. It holds `node` weakly, because the node owns it.
 std::shared_ptr<CallableRunner> makePythonRunner(std::weak_ptr<Node> node);
 
+/// The worker whose call this thread runs as a Python function; null: none.
+const WorkerInfo* currentCaller();
+
 /// Switches the measurement of how long calls wait for the GIL on or off (default: off). Any thread.
 void profileGil(bool enabled);
 /// The mean wait in microseconds since the measurement was switched on; empty while it is off.

@@ -50,7 +50,7 @@ class ScriptRunner final : public CallableRunner {
     Reader reader(invocation.message.payload);
     const std::string name(reader.getString());
     const bool async_execution = reader.get<uint8_t>() != 0;
-    AllowList::check(node.allowed(), name);
+    AllowList::check(node.allowed().of(invocation.from.name), name);
     const auto function = find(node.self(), name);
     auto stack = readArguments(function->getSchema(), reader, invocation.message.tensors);
     // The function continues on the pool after a wait, too. The node outlives the tasks of its pool.

@@ -94,12 +94,13 @@ struct ScriptedCall {
 };
 
 /// The value in a reply, converted to the declared return type. Throws Error and Python exceptions.
-c10::IValue valueOf(const std::shared_ptr<Node>& node, Message reply, const c10::TypePtr& type) {
+c10::IValue valueOf(
+    const std::shared_ptr<Node>& node, const WorkerInfo& from, Message reply, const c10::TypePtr& type) {
   Reader reader(reply.payload);
   if (reader.remaining() == 0) return {};
   if (reader.get<ValueFormat>() == ValueFormat::kPlain) return decodeValue(reader, reply.tensors, type);
   const AcquireGil gil;
-  return torch::jit::toIValue(decodeResult(node, std::move(reply), {}), type);
+  return torch::jit::toIValue(decodeResult(node, from, std::move(reply), {}), type);
 }
 
 /// The profiler range of a call made inside TorchScript; null if no profiler is on.
@@ -122,12 +123,12 @@ FuturePtr start(const ScriptedCall& call) {
   py::gil_scoped_release no_gil;
   node->messenger().request(
       to.id, std::move(message), toTimeout(*node, call.timeout),
-      [node, future, type, range = Range::holdExpectedCall()](Result<Message> reply) {
+      [node, to, future, type, range = Range::holdExpectedCall()](Result<Message> reply) {
         // On the pool, because tasks that wait for the future continue on the thread that completes it.
-        node->agent().post([node, future, type, range, reply = std::move(reply)]() mutable {
+        node->agent().post([node, to, future, type, range, reply = std::move(reply)]() mutable {
           const auto value = [&] {
             const EndOfRange end{range};
-            return valueOf(node, std::move(reply).value(), type);
+            return valueOf(node, to, std::move(reply).value(), type);
           };
           if (!reply) {
             if (range) range->end();

@@ -1,8 +1,10 @@
 #include "node/allow_list.h"
 
+#include <fnmatch.h>
+
 namespace torchrpc {
 
-AllowList::AllowList(const std::vector<std::string>& entries) {
+AllowList::AllowList(const std::vector<std::string>& entries, std::string workers) : workers_(std::move(workers)) {
   for (const auto& entry : entries) {
     if (entry.empty() || entry == "*") {
       throw Error(
@@ -28,10 +30,27 @@ std::string AllowList::entryFor(const std::string& name) const {
 
 void AllowList::check(const std::shared_ptr<const AllowList>& list, const std::string& name) {
   if (!list || !list->entryFor(name).empty()) return;
+  const bool is_for_all = list->workers() == kAllWorkers;
   throw Error(
       ErrorCode::kNotAllowed,
-      "this worker does not let others run " + name + ": its allowed_functions do not have it. Start the worker with " +
-          name + " among them if they may");
+      std::string("this worker does not let ") + (is_for_all ? "others" : "this caller") + " run " + name +
+          ": its allowed_functions do not have it" +
+          (is_for_all ? "" : " for workers named '" + list->workers() + "'") + ". Start the worker with " + name +
+          " among them if they may");
+}
+
+AllowLists::AllowLists(const std::vector<Allowance>& allowances) {
+  for (const auto& [workers, functions] : allowances) {
+    entries_.push_back({workers, functions ? std::make_shared<const AllowList>(*functions, workers) : nullptr});
+  }
+  if (!allowances.empty()) others_ = std::make_shared<const AllowList>(std::vector<std::string>(), "");
+}
+
+AllowListPtr AllowLists::find(const std::string& worker) const {
+  for (const auto& [workers, list] : entries_) {
+    if (workers == AllowList::kAllWorkers || ::fnmatch(workers.c_str(), worker.c_str(), 0) == 0) return list;
+  }
+  return others_;
 }
 
 }  // namespace torchrpc

@@ -1,13 +1,14 @@
 #pragma once
 
-// The names of the functions that callers may run on a node, as names or prefixes of names.
-// Threads: any; constant after construction.
+// The names of the functions that callers may run on a node, as names or prefixes of names: one list for all callers,
+// or several, each for the callers whose names match a pattern. Threads: any; constant after construction.
 //
 // A name is "package.module.function" or "package.module.Class" for Python, "aten::add" for a torch operator,
 // "__torch__.module.function" for a script function, "cpp_function(name)" for a C++ function. The prefixes "package.*"
 // and "aten::*" stand for all names that begin with "package." and "aten::".
 
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -18,18 +19,52 @@ namespace torchrpc {
 
 class AllowList {
  public:
-  explicit AllowList(const std::vector<std::string>& entries);
+  static constexpr auto kAllWorkers = "*";
+
+  /// `workers`: the pattern of the names of the callers that it is for; see Allowance.
+  explicit AllowList(const std::vector<std::string>& entries, std::string workers = kAllWorkers);
 
   /// The entry that allows `name`, an exact one before a prefix; empty if no entry allows it.
   std::string entryFor(const std::string& name) const;
   /// Throws Error(kNotAllowed), with the name and a remedy, unless `list` is null or allows `name`.
   static void check(const std::shared_ptr<const AllowList>& list, const std::string& name);
+  /// Empty: the callers that no pattern matches.
+  const std::string& workers() const { return workers_; }
 
  private:
   std::set<std::string> names_;
   std::vector<std::string> prefixes_;
+  const std::string workers_;
 };
 
 using AllowListPtr = std::shared_ptr<const AllowList>;  ///< null: everything is allowed
+
+/// What the workers whose names match a pattern may run. In a pattern, `*` stands for any text, `?` for any character
+/// and
+/// `[...]` for one of several.
+struct Allowance {
+  std::string workers;
+  std::optional<std::vector<std::string>> functions;  ///< entries of an AllowList; empty optional: everything
+};
+
+/// The allow-list of each caller.
+class AllowLists {
+ public:
+  /// The first pattern that matches a caller's name decides. A caller that none matches may run nothing. Without
+  /// allowances, all may run everything.
+  explicit AllowLists(const std::vector<Allowance>& allowances);
+
+  AllowListPtr of(const std::string& worker) const { return entries_.empty() ? nullptr : find(worker); }
+
+ private:
+  AllowListPtr find(const std::string& worker) const;
+
+  struct Entry {
+    std::string workers;
+    AllowListPtr list;
+  };
+  std::vector<Entry> entries_;
+  AllowListPtr others_;  ///< of workers that no entry is for
+};
 
 }  // namespace torchrpc

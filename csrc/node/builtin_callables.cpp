@@ -45,7 +45,7 @@ c10::IValue BuiltinRunner::run(const Invocation& invocation) {
   const std::string name(reader.getString());
   const std::string overload(reader.getString());
   if (name.find("::") == std::string::npos) throw Error(ErrorCode::kProtocol, "malformed message: no operator's name");
-  AllowList::check(allowed_, name);
+  AllowList::check(allowed_.of(invocation.from.name), name);
   const auto op = find(name, overload);
   const auto& arguments = op->schema().arguments();
   if (const auto count = reader.get<uint32_t>(); count != arguments.size()) {

@@ -26,7 +26,7 @@ Message encodeBuiltinCall(Kind kind, const c10::FunctionSchema& schema, const to
 
 class BuiltinRunner final : public CallableRunner {
  public:
-  explicit BuiltinRunner(AllowListPtr allowed = nullptr) : allowed_(std::move(allowed)) {}
+  explicit BuiltinRunner(const AllowLists& allowed) : allowed_(allowed) {}
   void call(Invocation invocation, Responder responder) override { responder.reply(plainReply(run(invocation))); }
   void evaluate(Invocation invocation, ValueHandler done) override { done(run(invocation)); }
 
@@ -34,7 +34,7 @@ class BuiltinRunner final : public CallableRunner {
   c10::IValue run(const Invocation& invocation);
   std::shared_ptr<torch::jit::Operator> find(const std::string& name, const std::string& overload);
 
-  const AllowListPtr allowed_;
+  const AllowLists& allowed_;
   Mutex mutex_;
   /// By "name.overload": the operators that have been called.
   std::unordered_map<std::string, std::shared_ptr<torch::jit::Operator>> operators_ TORCHRPC_GUARDED_BY(mutex_);

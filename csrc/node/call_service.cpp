@@ -8,6 +8,25 @@
 
 namespace torchrpc {
 
+namespace {
+
+/// What a call names, for the audit log. Not of a Python function, whose runner knows it: it may be in a pickle.
+std::string functionName(const Message& message) try {
+  Reader reader(message.payload);
+  switch (traitsOf(message.kind).callable) {
+    case CallableType::kOperator:
+    case CallableType::kScript: return std::string(reader.getString());
+    case CallableType::kCpp: return "cpp_function(" + std::string(reader.getString()) + ")";
+    case CallableType::kPython:
+    case CallableType::kNone: break;
+  }
+  return {};
+} catch (const Error&) {  // malformed: the runner says so
+  return {};
+}
+
+}  // namespace
+
 void CallService::serve(CallableType type, const std::shared_ptr<CallableRunner>& runner) {
   messenger_.on(
       kindOf(Operation::kCall, type), runner->where(),
@@ -19,11 +38,15 @@ void CallService::serve(CallableType type, const std::shared_ptr<CallableRunner>
 
 template <typename Run, typename Fail>
 void CallService::prepare(Request request, const Run& run, const Fail& fail) {
-  Invocation plain{.from = std::move(request.from), .message = std::move(request.message)};
-  const auto* forks = plain.message.header(HeaderKind::kRRefForks);
-  if (!forks) return runOrFail([&] { run(std::move(plain)); }, fail, ErrorCode::kUserException);
+  if (request.audit) request.audit->setFunction(functionName(request.message));
+  Invocation plain{
+      .from = std::move(request.from),
+      .message = std::move(request.message),
+      .is_from_member = request.is_from_member,
+      .audit = std::move(request.audit)};
+  if (!plain.message.header(HeaderKind::kRRefForks))
+    return runOrFail([&] { run(std::move(plain)); }, fail, ErrorCode::kUserException);
   const auto invocation = std::make_shared<Invocation>(std::move(plain));
-  forks = invocation->message.header(HeaderKind::kRRefForks);
   auto go = [invocation, run, fail](Result<std::vector<RRefPtr>> rrefs) {
     if (!rrefs) return fail(rrefs.error());
     invocation->rrefs = std::move(rrefs).value();
@@ -45,7 +68,7 @@ void CallService::prepare(Request request, const Run& run, const Fail& fail) {
     });
   };
   runOrFail(
-      [&] { rrefs_.adopt(decodeForks(*forks), /*wait_for_owner=*/true, std::move(ready)); }, fail,
+      [&] { rrefs_.adopt(forksIn(invocation->message), /*wait_for_owner=*/true, std::move(ready)); }, fail,
       ErrorCode::kUserException);
   if (*adopted) go(*std::move(*adopted));
 }
@@ -63,7 +86,9 @@ void CallService::remote(CallableRunner& runner, Request request, const Responde
   // function, as in a plain call.
   owned.rref->whenReady([responder](const auto&) { responder.reply(Message{.kind = Kind::kReply}); });
   if (!owned.created) return rrefs_.discard(request.message);  // the forks that it carries are held by this worker now
-  auto settle = [rref = owned.rref](Result<c10::IValue> result) {
+  owned.rref->setQuotaToken(std::move(request.rref_quota_token));
+  auto settle = [rref = owned.rref, audit = request.audit](Result<c10::IValue> result) {
+    if (audit && !result) audit->setFailure(result.error());
     if (result) {
       rref->setValue(std::move(result).value());
     } else {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "agent/audit_log.h"
 #include "agent/messenger.h"
 #include "rref/rref.h"
 #include "wire/value_codec.h"
@@ -19,7 +20,9 @@ namespace torchrpc {
 struct Invocation {
   WorkerInfo from;
   Message message;
-  std::vector<RRefPtr> rrefs;  ///< referred to by index in the payload
+  bool is_from_member = true;            ///< as in Request
+  std::vector<RRefPtr> rrefs{};          ///< referred to by index in the payload
+  std::shared_ptr<AuditedCall> audit{};  ///< as Request's
 };
 
 class CallableRunner {
@@ -38,8 +41,9 @@ class CallableRunner {
 
 /// The encoding of the value in a payload.
 enum class ValueFormat : uint8_t {
-  kPlain = 0,   ///< wire/value_codec
-  kPickle = 1,  ///< a Python pickle; its tensors, buffers and RRefs are in the message beside it
+  kPlain = 0,    ///< wire/value_codec
+  kPickle = 1,   ///< a Python pickle; its tensors, buffers and RRefs are in the message beside it
+  kObjects = 2,  ///< as kPlain, but tuples stand for objects; only Python reads and writes it: rpc/_plain_objects.py
 };
 
 /// A reply that holds a value in plain form. Throws Error(kSerialization) for a value that has no plain form.

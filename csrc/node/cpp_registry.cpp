@@ -78,7 +78,7 @@ void CppRunner::call(Invocation invocation, Responder responder) {
 void CppRunner::evaluate(Invocation invocation, ValueHandler done) {
   Reader reader(invocation.message.payload);
   const std::string name(reader.getString());
-  AllowList::check(node_.allowed(), "cpp_function(" + name + ")");
+  AllowList::check(node_.allowed().of(invocation.from.name), "cpp_function(" + name + ")");
   const auto handler = find(name);
   const auto node = node_.weak_from_this();
   const auto rrefs = rrefReader(invocation.rrefs, node);

@@ -4,6 +4,9 @@
 #include <string_view>
 
 #include "agent/group_secret.h"
+#include "base/log.h"
+#include "transport/host_address.h"
+#include "transport/native/auth/identity.h"
 
 namespace torchrpc {
 
@@ -20,16 +23,76 @@ std::string rendezvousHost(const std::string& url) {
   return std::string(host);
 }
 
-std::unique_ptr<Transport> makeGroupTransport(const Node::Options& options, c10d::Store& store) {
-  auto transport = options.transport;
+namespace {
+
+/// One line about what is open without a secret. A warning, by one worker of the group, if other machines may reach it.
+void logWhoCanJoin(const Node::Options& options, GroupSecret::Source source, bool authenticates) {
+  const bool is_local = source == GroupSecret::Source::kUser;
+  const bool has_file = authenticates && options.rendezvous.starts_with("file:");
+  const bool is_warning =
+      !is_local && !has_file && options.agent.self.id == 0 && !options.transport.rendezvous_host.empty();
+  log(is_warning ? LogLevel::kWarning : LogLevel::kInfo,
+      "the group of " + options.agent.self.name + " was given no secret: whoever " +
+          (!authenticates ? "reaches a port of its workers"
+               : is_local ? "runs as this user on this machine"
+               : has_file ? "may read the file of " + options.rendezvous
+                          : "reaches its store") +
+          " can join it and call its workers. To change that, give all workers the same " +
+          (authenticates ? "TORCHRPC_SECRET_FILE or TORCHRPC_SECRET"
+                         : "TORCHRPC_SECRET_FILE, and TORCHRPC_TRANSPORT=native, which authenticates workers"));
+}
+
+/// The secret and the identity that the user has given.
+void completeGiven(TransportOptions& transport) {
+  transport.identity = givenIdentity(transport.identity_file);
+  if (!transport.identity) {
+    transport.secret = givenSecret(transport.secret);
+    return;
+  }
+  if (!transport.secret.empty()) {
+    throw Error(ErrorCode::kInvalidArgument, "an identity has the group's secret: give no other secret beside it");
+  }
+  if (const auto& name = transport.identity->holder().name; name != transport.node_name) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "the identity of worker " + name + " was given to worker " + transport.node_name +
+            ": give each worker its own, which `torchrpc keygen` makes");
+  }
+  transport.secret = transport.identity->secret();
+}
+
+/// Throws Error(kInvalidArgument) if what a caller may run depends on its name, which nobody checks.
+void requireIdentities(const Node::Options& options) {
+  if (options.transport.identity) return;
+  for (const auto& allowance : options.allowed_functions) {
+    if (allowance.workers == AllowList::kAllWorkers) continue;
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "allowed_functions has functions for workers named '" + allowance.workers +
+            "', but without identities any worker can take any name. Make identities with `torchrpc keygen`, and give "
+            "each worker its own by TORCHRPC_IDENTITY_FILE or the option identity; or give one list for all workers");
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Transport> makeGroupTransport(Node::Options& options, c10d::Store& store) {
+  auto& transport = options.transport;
   transport.node_name = options.agent.self.name;
   transport.rendezvous_host = rendezvousHost(options.rendezvous);
-  transport.secret = givenSecret(transport.secret);
+  completeGiven(transport);
+  requireIdentities(options);
   transport.secret_is_given = !transport.secret.empty();
+  const HostChoice choice{.host = transport.host, .rendezvous_host = transport.rendezvous_host};
+  const bool are_local = mustListenOnLoopback(choice);
   if (chooseTransport(transport).capabilities.authenticates) {
-    transport.secret = groupSecret(store, transport.secret, transport.node_name);
+    auto secret = groupSecret(store, transport.secret, are_local, transport.node_name);
+    transport.secret = std::move(secret.bytes);
+    if (secret.source != GroupSecret::Source::kGiven) logWhoCanJoin(options, secret.source, true);
+  } else if (transport.secret.empty() && !are_local) {
+    logWhoCanJoin(options, GroupSecret::Source::kStore, false);
   }
-  return makeTransport(std::move(transport));
+  return makeTransport(transport);
 }
 
 }  // namespace torchrpc

@@ -17,9 +17,11 @@ namespace torchrpc {
 /// The host of "tcp://host:port"; for any other URL the value of MASTER_ADDR, or "".
 std::string rendezvousHost(const std::string& url);
 
-/// The transport that `options.transport` describes, completed: its node name and its rendezvous host come from the
-/// other options; its secret from the options, a file or the environment, else from the store. Blocks on the store.
-/// Throws Error: kInvalidArgument as makeTransport does, kRendezvous.
-std::unique_ptr<Transport> makeGroupTransport(const Node::Options& options, c10d::Store& store);
+/// The transport that `options.transport` describes. Completes that: its node name and its rendezvous host come from
+/// the other options; its identity, and its secret, from the options, a file
+/// or the environment, else see groupSecret(). Logs who can join
+/// the group if no secret was given. Blocks on the store. Throws Error: kInvalidArgument as makeTransport does,
+/// kRendezvous.
+std::unique_ptr<Transport> makeGroupTransport(Node::Options& options, c10d::Store& store);
 
 }  // namespace torchrpc

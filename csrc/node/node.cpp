@@ -11,6 +11,7 @@
 #include "node/builtin_callables.h"
 #include "node/cpp_registry.h"
 #include "node/group_transport.h"
+#include "transport/native/auth/identity.h"
 
 namespace torchrpc {
 
@@ -27,7 +28,8 @@ uint64_t newIncarnation(WorkerId id, bool is_static_group, c10d::Store& store) {
   if (is_static_group) return now;
   const auto key = "incarnation/" + std::to_string(id);
   const auto latest = store.add(key, 0);
-  return store.add(key, latest == 0 ? now : std::max(now - latest, kIncarnationStep));
+  // Not positive: never set, or set by someone else who can write to the store.
+  return store.add(key, latest <= 0 ? now : std::max(now - latest, kIncarnationStep));
 }
 
 // A context id has 48 bits for the incarnation. With this divisor they count tens of microseconds, and last until 2059.
@@ -38,18 +40,45 @@ int64_t firstContext(uint64_t incarnation) {
   return static_cast<int64_t>(incarnation / kNanosecondsPerContext) & kLargestCounter;
 }
 
+std::vector<Allowance> allowances(const Node::Options& options) {
+  auto all = options.allowed_functions;
+  const bool is_one_for_all = all.size() == 1 && all.front().workers == AllowList::kAllWorkers;
+  if (!all.empty() && !is_one_for_all) all.insert(all.begin(), {options.agent.self.name, std::nullopt});
+  return all;
+}
+
 const Node::Options& validated(const Node::Options& options) {
   validateSelf(options.agent.self, options.world_size);
+  requireUsable(options.agent.limits);
+  for (const auto& rule : options.agent.quotas) {
+    if (rule.pattern.empty()) throwInvalidArgument("quotas has an empty pattern: write the names of callers, or \"*\"");
+  }
   return options;
 }
 
 }  // namespace
+
+void requireUsable(const Limits& limits) {
+  constexpr uint64_t kMinBytes = 64 << 10;
+  constexpr uint32_t kMinTensors = 64;
+  const auto require = [](const char* name, uint64_t value, uint64_t min) {
+    if (value >= min) return;
+    throwInvalidArgument(
+        std::string("limits: ") + name + " must be at least " + std::to_string(min) + ", but is " +
+        std::to_string(value));
+  };
+  require("message_bytes", limits.frame_bytes, kMinBytes);
+  require("head_bytes", limits.head_bytes, kMinBytes);
+  require("tensor_bytes", limits.segment_bytes, kMinBytes);
+  require("tensors", limits.tensors, kMinTensors);
+}
 
 Agent::Options Node::agentOptions() const {
   auto options = options_.agent;
   options.incarnation = incarnation_;
   options.grows = !isStaticGroup();
   options.liveness = options_.liveness_timeout ? *options_.liveness_timeout : defaultLivenessTimeout();
+  options.copies_shared_tensors = options_.agent.copies_shared_tensors || !options_.allowed_functions.empty();
   options.max_queued_bytes = options_.max_queued_bytes ? *options_.max_queued_bytes : defaultMaxQueuedBytes();
   return options;
 }
@@ -66,13 +95,14 @@ RRefService::Options Node::rrefOptions() {
   if (!options.encode_value) {
     options.encode_value = [this](const c10::IValue& value, const WorkerInfo& to) { return replyWith(value, to.id); };
   }
-  if (!isStaticGroup()) options.first_id = incarnation_;
+  if (!isStaticGroup()) options.first_number = incarnation_;
   options.group = options_.rendezvous;
   return options;
 }
 
 std::shared_ptr<Node> Node::create(const Options& options, StorePtr store) {
-  auto transport = makeGroupTransport(options, *store);
+  auto completed = options;
+  auto transport = makeGroupTransport(completed, *store);
   const auto destroy = [](Node* node) {
     if (!node->agent_.isInItsProcess()) return;
     if (node->agent_.isOnOwnThread()) {
@@ -82,12 +112,12 @@ std::shared_ptr<Node> Node::create(const Options& options, StorePtr store) {
     }
     std::default_delete<Node>()(node);
   };
-  return {std::make_unique<Node>(options, std::move(store), std::move(transport)).release(), destroy};
+  return {std::make_unique<Node>(completed, std::move(store), std::move(transport)).release(), destroy};
 }
 
 Node::Node(const Options& options, StorePtr store, std::unique_ptr<Transport> transport)
     : options_(validated(options)),
-      allowed_(options_.allowed_functions ? std::make_shared<const AllowList>(*options_.allowed_functions) : nullptr),
+      allowed_(allowances(options_)),
       store_(std::move(store)),
       incarnation_(newIncarnation(options_.agent.self.id, isStaticGroup(), *store_)),
       timeout_(options_.timeout.count()),
@@ -122,8 +152,11 @@ Node::~Node() { shutdown(); }
 void Node::serve(CallableType type, const std::shared_ptr<CallableRunner>& runner) { calls_.serve(type, runner); }
 
 void Node::start() {
-  WorkerRecord self{options_.agent.self, agent_.listen(), options_.world_size, incarnation_, options_.metadata};
-  rendezvous_ = std::make_unique<Rendezvous>(store_, self);
+  const auto& identity = options_.transport.identity;
+  const bool is_member = !identity || identity->holder().isMember();
+  WorkerRecord self{options_.agent.self, agent_.listen(),   options_.world_size,
+                    incarnation_,        options_.metadata, is_member};
+  rendezvous_ = std::make_unique<Rendezvous>(store_, self, options_.transport.secret);
   const auto deadline = deadlineAfter(options_.init_timeout);
   const auto limit = timeUntil(deadline);
   const auto lives = [this](const WorkerRecord& record) { return agent_.answersPing(record); };
@@ -169,8 +202,18 @@ WorkerInfo Node::worker(WorkerId id) const { return record(id).info; }
 
 std::string Node::metadata(WorkerId id) const { return record(id).metadata; }
 
+bool Node::isMember(WorkerId id) const { return record(id).is_member; }
+
 void Node::admit(const WorkerInfo& worker) {
-  if (worker.id != self().id) agent_.admit(rendezvous_->lookUp(worker.id, timeout()));
+  if (worker.id == self().id) return;
+  auto record = rendezvous_->lookUp(worker.id, timeout());
+  if (record.info != worker) {
+    throw Error(
+        ErrorCode::kRendezvous,
+        toString(worker) + " cannot join the group of " + self().name + ": the store has it as " +
+            toString(record.info));
+  }
+  agent_.admit(std::move(record));
 }
 
 void Node::expel(const WorkerInfo& worker) {

@@ -25,13 +25,18 @@
 
 namespace torchrpc {
 
+/// Throws Error(kInvalidArgument), which names the limit, unless the messages of the group itself fit.
+void requireUsable(const Limits& limits);
+
 class Node : public std::enable_shared_from_this<Node> {
  public:
   /// How a worker starts. Both entrances (bindings/, api/) fill one of these; each layer receives its own part whole.
   struct Options {
-    Agent::Options agent;               ///< the node sets `incarnation`, `grows`, `liveness`, `max_queued_bytes`
+    /// The node sets `incarnation`, `grows`, `liveness`, `max_queued_bytes`, and `copies_shared_tensors` if callers are
+    /// restricted.
+    Agent::Options agent;
     AutogradService::Options autograd;  ///< the node sets `progress_timeout` and `first_context`
-    RRefService::Options rrefs;         ///< the node sets `first_id` and `group`, and `encode_value` unless it is set
+    RRefService::Options rrefs;  ///< the node sets `first_number` and `group`, and `encode_value` unless it is set
     /// Used by create(), which sets `node_name`, `rendezvous_host` and, unless it is set, `secret`.
     TransportOptions transport;
     /// Where the group meets, as a URL. The store is opened by the caller: here it only says where to listen.
@@ -44,8 +49,12 @@ class Node : public std::enable_shared_from_this<Node> {
     /// As Agent::Options::max_queued_bytes. Empty: defaultMaxQueuedBytes().
     std::optional<size_t> max_queued_bytes;
     std::string metadata;  ///< published to all workers of the group; opaque to the core. See Node::metadata().
-    /// The functions that callers may run, as entries of an AllowList; empty optional: all.
-    std::optional<std::vector<std::string>> allowed_functions;
+    /// The functions that callers may run here; see AllowLists. This worker itself may run all, unless one list is for
+    /// all workers. With a list, tensors that arrive in shared memory are copied, because functions rely on what they
+    /// have checked.
+    std::vector<Allowance> allowed_functions;
+    bool uses_pickles =
+        true;  ///< false: Python values that are no plain data travel as named objects, never as pickles
   };
 
   /// A node whose transport is made from `options` and `store`; see makeGroupTransport. Blocks on the store. Throws as
@@ -77,7 +86,8 @@ class Node : public std::enable_shared_from_this<Node> {
   RRefService& rrefs() { return *rrefs_; }
   OptimService& optim() { return optim_; }
   const StorePtr& store() const { return store_; }
-  const AllowListPtr& allowed() const { return allowed_; }
+  const AllowLists& allowed() const { return allowed_; }
+  bool usesPickles() const { return options_.uses_pickles; }
   bool isStaticGroup() const { return options_.world_size > 0; }
   Duration timeout() const { return Duration(timeout_.load()); }
   void setTimeout(Duration timeout) { timeout_ = timeout.count(); }
@@ -87,6 +97,8 @@ class Node : public std::enable_shared_from_this<Node> {
   std::vector<WorkerInfo> workers() const { return agent_.directory().all(); }
   /// The Options::metadata of a worker of the group. Throws Error(kUnknownWorker).
   std::string metadata(WorkerId id) const;
+  /// Whether a worker of the group says that it is a member, and no client. Throws Error(kUnknownWorker).
+  bool isMember(WorkerId id) const;
   /// In a group that grows: another worker has joined or left.
   void admit(const WorkerInfo& worker);
   void expel(const WorkerInfo& worker);
@@ -150,7 +162,7 @@ class Node : public std::enable_shared_from_this<Node> {
   void requireAll() const;
 
   const Options options_;
-  const AllowListPtr allowed_;
+  const AllowLists allowed_;
   const StorePtr store_;
   const uint64_t incarnation_;
   std::atomic<Duration::rep> timeout_;

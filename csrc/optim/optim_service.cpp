@@ -187,7 +187,7 @@ void OptimService::createHere(
 }
 
 void OptimService::serveRequest(const Request& request, const Responder& responder) {
-  const auto rref = rrefs_.findNamed(decodeOptimTarget(request.message)).take();
+  const auto rref = rrefs_.findNamed(request, decodeOptimTarget(request.message)).take();
   const auto value = rref->wait(Duration(1));  // does not block: an optimizer's RRef is created with its value
   responder.reply(execute(optimizerIn(value, messenger_.self()), request.message));
 }

@@ -62,8 +62,16 @@ std::vector<RRefFork> decodeForks(std::string_view bytes) {
 }
 
 std::vector<RRefFork> forksIn(const Message& message) {
-  const auto* forks = message.header(HeaderKind::kRRefForks);
-  return forks ? decodeForks(*forks) : std::vector<RRefFork>();
+  const auto* header = message.header(HeaderKind::kRRefForks);
+  if (!header) return {};
+  auto forks = decodeForks(*header);
+  for (const auto& fork : forks) {
+    const bool is_own =
+        message.from == kNoWorker || (fork.parent == message.from && fork.fork.created_on == message.from);
+    // Its parent's numbers count as those of that worker, and that worker is told that the fork has arrived.
+    if (!is_own) throw Error(ErrorCode::kProtocol, "a message with a fork of an RRef that another worker has made");
+  }
+  return forks;
 }
 
 std::string encode(const RemoteResult& result) { return pack(result.rref, result.fork, result.creation); }
@@ -100,14 +108,6 @@ UserDelete decodeUserDelete(std::string_view bytes) {
   return request;
 }
 
-std::string encode(const Fetch& request) { return pack(request.rref, request.creation); }
-
-Fetch decodeFetch(std::string_view bytes) {
-  Fetch request;
-  unpackAll(bytes, request.rref, request.creation);
-  return request;
-}
-
 Error foreignError(const RRef& rref, const GroupMember& self) {
   const auto& member = *rref.member();
   const auto name = [](const GroupMember& worker) { return worker.self.name + " of the group at " + worker.group; };
@@ -133,7 +133,8 @@ Error droppedError(const RRefId& rref, const WorkerInfo& owner) {
   return Error(
       ErrorCode::kRRefDeleted,
       "RRef " + toString(rref) + " does not exist on " + owner.name +
-          " any more: no worker held it, or the worker that held it was lost.",
+          ", or the worker that asks for it does not hold it (any more): it has deleted its reference, was taken for "
+          "lost, or has never had one.",
       owner.name);
 }
 

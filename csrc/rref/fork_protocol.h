@@ -37,7 +37,8 @@ struct RRefFork {
 };
 std::string encodeForks(const std::vector<RRefFork>& forks);
 std::vector<RRefFork> decodeForks(std::string_view bytes);
-/// The forks in the header of a message; none if it has no such header.
+/// The forks in the header of a message; none if it has no such header. Of a message that has arrived, Error(kProtocol)
+/// also if its sender has not made them.
 std::vector<RRefFork> forksIn(const Message& message);
 
 /// The kRRefResult header of a remote call: the RRef that holds the result, and the caller's fork of it. `creation` is
@@ -74,20 +75,16 @@ struct UserDelete {
 std::string encode(const UserDelete& request);
 UserDelete decodeUserDelete(std::string_view bytes);
 
-/// kRRefFetch and kPythonRRefFetch, from a holder to the owner: asks for the value.
-struct Fetch {
-  RRefId rref;
-  uint64_t creation = kNoNumber;
-};
-std::string encode(const Fetch& request);
-Fetch decodeFetch(std::string_view bytes);
-
+/// kRRefFetch and kPythonRRefFetch, from a holder to the owner: asks for the value. It names the holder's fork as the
+/// fork's request does, because it may arrive before that.
+using Fetch = ForkRequest;
 /// The kInvalidArgument error of a worker that gets an RRef of another group, or of another worker of this process.
 Error foreignError(const RRef& rref, const GroupMember& self);
 /// The kRRefDeleted error of an RRef that is used after shutdown has deleted it; `attempt` names the use, for example
 /// "to_here() on it".
 Error deletedError(const UserRRef& rref, std::string_view attempt);
-/// The kRRefDeleted error of an RRef that its owner has dropped: its holders were lost, or the message is a repetition.
+/// The kRRefDeleted error of an RRef that the owner does not have, or does not let that worker use. It is the same in
+/// both cases, so that nobody learns from it which RRefs there are.
 Error droppedError(const RRefId& rref, const WorkerInfo& owner);
 /// The error that the caller of a failed remote() gets: kRRefCreationTimeout or kWorkerLost if that is the cause, else
 /// kRRefCreation.

@@ -16,12 +16,14 @@ namespace torchrpc {
 /// Marks a message that belongs to no stream.
 constexpr uint64_t kNoNumber = 0;
 
-/// Gives the numbers 1, 2, 3 … for each destination. Not thread-safe.
+/// Gives the numbers first + 1, first + 2, … for each destination. Not thread-safe.
 class NumberSource {
  public:
-  uint64_t next(WorkerId to) { return ++last_[to]; }
+  explicit NumberSource(uint64_t first = 0) : first_(first) {}
+  uint64_t next(WorkerId to) { return ++last_.try_emplace(to, first_).first->second; }
 
  private:
+  const uint64_t first_;
   std::map<WorkerId, uint64_t> last_;
 };
 
@@ -48,6 +50,9 @@ class SeenNumbers {
     return after != runs_.begin() && number <= std::prev(after)->second;
   }
 
+  /// Far more than a program leaves that keeps its failed RRefs. A sender that leaves more gaps than that is refused.
+  static constexpr size_t kMostRuns = size_t{1} << 18;
+  bool isFull() const { return runs_.size() >= kMostRuns; }
   /// The number of runs, to which the memory is proportional: at most one more than the gaps.
   size_t runs() const { return runs_.size(); }
 

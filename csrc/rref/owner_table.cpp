@@ -4,22 +4,61 @@
 
 namespace torchrpc {
 
+namespace {
+
+Error tooManyGaps(WorkerId worker) {
+  return {
+      ErrorCode::kProtocol,
+      "worker " + std::to_string(worker) + " has left more than " + std::to_string(SeenNumbers::kMostRuns) +
+          " gaps in the numbers of its messages about RRefs"};
+}
+
+}  // namespace
+
 bool OwnerTable::isLost(const Sender& sender) {
   const auto& peer = peers_[sender.worker];
   return peer.lost || sender.incarnation < peer.incarnation;
 }
 
-OwnerTable::Entries::iterator OwnerTable::findOrExpect(const RRefId& rref, uint64_t creation) {
-  auto it = entries_.find(rref);
-  if (it != entries_.end() || creation == kNoNumber) return it;
-  const auto& creator = peers_[rref.created_on];
-  const bool is_lost = creator.lost || rref.local_id < creator.incarnation;
-  if (is_lost || creator.registrations.contains(creation)) return it;
-  return entries_.emplace(rref, Entry{std::make_shared<OwnerRRef>(rref, self_), creation, {}}).first;
+bool OwnerTable::isPast(const RRefId& rref, uint64_t creation) const {
+  if (creation == kNoNumber) return true;
+  const auto creator = peers_.find(rref.created_on);
+  if (creator == peers_.end()) return false;
+  const auto& [incarnation, registrations, lost, expected] = creator->second;
+  return lost || creation < incarnation || registrations.contains(creation);
+}
+
+Result<OwnerTable::Entries::iterator> OwnerTable::findOrExpect(const RRefId& rref, uint64_t creation, WorkerId asker) {
+  const auto it = entries_.find(rref);
+  if (it != entries_.end()) return it;
+  if (isPast(rref, creation)) return dropped(rref);
+  auto& expected = peers_[asker].expected;
+  if (expected >= kMostExpected) {
+    return Error(
+        ErrorCode::kProtocol,
+        "worker " + std::to_string(asker) + " has asked " + self_->self.name + " for " + std::to_string(kMostExpected) +
+            " RRefs whose remote() calls have not arrived, and no worker may ask for more",
+        self_->self.name);
+  }
+  ++expected;
+  Entry entry{
+      .rref = std::make_shared<OwnerRRef>(rref, self_), .expected = creation, .expected_for = asker, .forks = {}};
+  return entries_.emplace(rref, std::move(entry)).first;
+}
+
+void OwnerTable::stopExpecting(Entry& entry) {
+  if (entry.expected_for != kNoWorker) --peers_[entry.expected_for].expected;
+  entry.expected = kNoNumber;
+  entry.expected_for = kNoWorker;
+}
+
+bool OwnerTable::mayHold(const Entry& entry, const ForkId& fork, WorkerId worker) {
+  const auto known = entry.forks.find(fork);
+  return known == entry.forks.end() || known->second.worker == worker || known->second.worker == kNoWorker;
 }
 
 void OwnerTable::cancelCreation(Entry& entry, EndedList& ended) {
-  entry.expected = kNoNumber;
+  stopExpecting(entry);
   ended.push_back({entry.rref, neverCreatedError(entry.rref->id(), self_->self)});
 }
 
@@ -33,7 +72,7 @@ OwnerTable::Entries::iterator OwnerTable::dropIfUnheld(Entries::iterator it, End
 
 void OwnerTable::addFork(const std::shared_ptr<OwnerRRef>& rref, const ForkId& fork, WorkerId holder) {
   MutexLock lock(mutex_);
-  if (peers_[holder].lost) return;  // no holder would ever delete it
+  if (const auto peer = peers_.find(holder); peer != peers_.end() && peer->second.lost) return;  // none would delete it
   auto& entry = entries_[rref->id()];
   entry.rref = rref;
   entry.forks[fork] = {holder, kNoNumber};
@@ -41,19 +80,29 @@ void OwnerTable::addFork(const std::shared_ptr<OwnerRRef>& rref, const ForkId& f
 
 void OwnerTable::expect(const std::shared_ptr<OwnerRRef>& rref, const RemoteResult& call) {
   MutexLock lock(mutex_);
-  entries_.emplace(call.rref, Entry{rref, call.creation, {{call.fork, {self_->self.id, call.creation}}}});
+  entries_.emplace(
+      call.rref,
+      Entry{.rref = rref, .expected = call.creation, .forks = {{call.fork, {self_->self.id, call.creation}}}});
 }
 
 OwnerTable::Hosted OwnerTable::host(const Sender& creator, const RemoteResult& call) {
   {
     MutexLock lock(mutex_);
-    auto it = findOrExpect(call.rref, call.creation);
-    if (it != entries_.end()) {
-      const bool is_new = !isLost(creator) && peers_[creator.worker].registrations.insert(call.creation);
-      if (!is_new) return {it->second.rref, false};
-      it->second.expected = kNoNumber;
-      it->second.forks[call.fork] = {creator.worker, call.creation};
-      return {it->second.rref, true};
+    auto it = entries_.find(call.rref);
+    const bool is_known = it != entries_.end();
+    auto& peer = peers_[creator.worker];
+    const bool is_new = !isLost(creator) && !isPast(call.rref, call.creation) && !peer.registrations.isFull();
+    if (is_known && (!is_new || it->second.expected == kNoNumber || !mayHold(it->second, call.fork, creator.worker))) {
+      return {it->second.rref, false};
+    }
+    if (is_new) {
+      if (!is_known)
+        it = entries_.emplace(call.rref, Entry{.rref = std::make_shared<OwnerRRef>(call.rref, self_)}).first;
+      peer.registrations.insert(call.creation);
+      auto& entry = it->second;
+      stopExpecting(entry);
+      entry.forks[call.fork] = {creator.worker, call.creation};
+      return {entry.rref, true};
     }
   }
   auto orphan = std::make_shared<OwnerRRef>(call.rref, self_);
@@ -63,49 +112,88 @@ OwnerTable::Hosted OwnerTable::host(const Sender& creator, const RemoteResult& c
 
 Status OwnerTable::registerFork(const Sender& holder, const ForkRequest& request) {
   MutexLock lock(mutex_);
-  auto& peer = peers_[holder.worker];
-  if (isLost(holder)) return dropped(request.rref);
-  if (peer.registrations.contains(request.registration)) return std::nullopt;
-  auto it = findOrExpect(request.rref, request.creation);
-  if (it == entries_.end()) return dropped(request.rref);
-  peer.registrations.insert(request.registration);
-  it->second.forks[request.fork] = {holder.worker, request.registration};
+  return registerLocked(holder, request);
+}
+
+Status OwnerTable::registerLocked(const Sender& holder, const ForkRequest& request) {
+  if (isLost(holder) || request.registration == kNoNumber) return dropped(request.rref);
+  if (peers_[holder.worker].registrations.contains(request.registration)) return std::nullopt;
+  if (peers_[holder.worker].registrations.isFull()) return tooManyGaps(holder.worker);
+  const auto found = findOrExpect(request.rref, request.creation, holder.worker);
+  if (!found) return found.error();
+  auto& entry = found.value()->second;
+  if (!mayHold(entry, request.fork, holder.worker)) return dropped(request.rref);
+  peers_[holder.worker].registrations.insert(request.registration);
+  entry.forks[request.fork] = {holder.worker, request.registration};
   return std::nullopt;
 }
 
-void OwnerTable::removeFork(const Sender& holder, const UserDelete& request, EndedList& ended) {
+Status OwnerTable::removeFork(const Sender& holder, const UserDelete& request, EndedList& ended) {
   MutexLock lock(mutex_);
-  if (request.registration != kNoNumber && !isLost(holder)) {
-    peers_[holder.worker].registrations.insert(request.registration);
-  }
+  if (isLost(holder)) return std::nullopt;  // what it held has been removed
+  auto& registrations = peers_[holder.worker].registrations;
+  if (registrations.isFull()) return tooManyGaps(holder.worker);
+  if (request.registration != kNoNumber) registrations.insert(request.registration);
   auto it = entries_.find(request.rref);
-  if (it == entries_.end()) return;
+  if (it == entries_.end()) return std::nullopt;
   auto& entry = it->second;
   auto fork = entry.forks.find(request.fork);
   // A fork that was registered again since then, under another number, is another one.
-  const bool same = fork != entry.forks.end() &&
+  const bool same = fork != entry.forks.end() && mayHold(entry, request.fork, holder.worker) &&
       (fork->second.registration == kNoNumber || fork->second.registration == request.registration);
   if (same) entry.forks.erase(fork);
   const bool cancelled =
       entry.expected != kNoNumber && entry.expected == request.registration && holder.worker == request.rref.created_on;
   if (cancelled) cancelCreation(entry, ended);
   dropIfUnheld(it, ended);
+  return std::nullopt;
+}
+
+void OwnerTable::abandonFork(const RRefId& rref, const ForkId& fork, EndedList& ended) {
+  MutexLock lock(mutex_);
+  auto it = entries_.find(rref);
+  if (it == entries_.end()) return;
+  auto& forks = it->second.forks;
+  // One that was registered has been delivered, and will be deleted.
+  if (const auto made = forks.find(fork); made != forks.end() && made->second.registration == kNoNumber)
+    forks.erase(made);
+  dropIfUnheld(it, ended);
 }
 
 Result<std::shared_ptr<OwnerRRef>> OwnerTable::adopt(const RRefFork& fork, EndedList& ended) {
   MutexLock lock(mutex_);
-  auto it = findOrExpect(fork.rref, fork.creation);
-  if (it == entries_.end()) return dropped(fork.rref);
+  const auto found = findOrExpect(fork.rref, fork.creation, fork.parent);
+  if (!found) return found.error();
+  const auto it = found.value();
   auto rref = it->second.rref;
-  it->second.forks.erase(fork.fork);
+  auto& forks = it->second.forks;
+  // Only one that this worker has made, for itself or for an unknown receiver: others stay with their holders.
+  const auto made = forks.find(fork.fork);
+  const bool is_home = made != forks.end() && fork.parent == self_->self.id &&
+      (made->second.worker == kNoWorker || made->second.worker == self_->self.id);
+  if (is_home) forks.erase(made);
   dropIfUnheld(it, ended);
   return rref;
 }
 
-Result<std::shared_ptr<OwnerRRef>> OwnerTable::find(const Fetch& request) {
+Result<std::shared_ptr<OwnerRRef>> OwnerTable::find(const Sender& holder, const Fetch& request) {
   MutexLock lock(mutex_);
-  auto it = findOrExpect(request.rref, request.creation);
+  if (isLost(holder)) return dropped(request.rref);
+  const bool is_creator = holder.worker == request.rref.created_on && request.registration == request.creation &&
+      request.creation != kNoNumber;
+  if (is_creator) {
+    // Its call, which registers the fork, may be still to come.
+    const auto found = findOrExpect(request.rref, request.creation, holder.worker);
+    if (!found) return found.error();
+    if (found.value()->second.expected == request.creation) return found.value()->second.rref;
+  } else if (request.registration != kNoNumber) {
+    if (const auto refused = registerLocked(holder, request)) return *refused;
+  }
+  const auto it = entries_.find(request.rref);
   if (it == entries_.end()) return dropped(request.rref);
+  const auto fork = it->second.forks.find(request.fork);
+  const bool is_holder = fork != it->second.forks.end() && fork->second.worker == holder.worker;
+  if (!is_holder) return dropped(request.rref);
   return it->second.rref;
 }
 
@@ -133,7 +221,7 @@ OwnerTable::EndedList OwnerTable::onWorkerJoined(WorkerId worker, uint64_t incar
   MutexLock lock(mutex_);
   auto& peer = peers_[worker];
   if (peer.incarnation >= incarnation) return ended;
-  peer = {.incarnation = incarnation, .registrations = {}};
+  peer = {.incarnation = incarnation, .registrations = {}, .expected = peer.expected};
   dropHeldBy(worker, ended);
   return ended;
 }

@@ -34,9 +34,13 @@ class OwnerTable {
   };
   struct Entry {
     std::shared_ptr<OwnerRRef> rref;
-    uint64_t expected = kNoNumber;  ///< the call that will make the value, until it arrives
+    uint64_t expected = kNoNumber;      ///< the call that will make the value, until it arrives
+    WorkerId expected_for = kNoWorker;  ///< the worker whose message made the entry before the call has arrived
     std::map<ForkId, Holder> forks;
   };
+  /// The most entries that a worker can make for calls that have not arrived: more than it has calls under way. It is a
+  /// bound on what a worker can make us keep with ids that no call will ever bring.
+  static constexpr size_t kMostExpected = size_t{1} << 15;
 
   explicit OwnerTable(std::shared_ptr<const GroupMember> self) : self_(std::move(self)) {}
 
@@ -54,22 +58,26 @@ class OwnerTable {
   };
   Hosted host(const Sender& creator, const RemoteResult& call);
 
-  /// Registers a holder's fork. Fails with kRRefDeleted if the value has been dropped.
+  /// Registers a holder's fork: who knows the ids of an RRef has been given a fork of it. Fails with kRRefDeleted if
+  /// the value has been dropped, if another worker holds that fork, and if there has never been such an RRef.
   Status registerFork(const Sender& holder, const ForkRequest& request);
 
-  /// Removes a fork that its holder has dropped, or that was abandoned.
-  void removeFork(const Sender& holder, const UserDelete& request, EndedList& ended);
+  /// Removes a fork that its holder has dropped. Those of other holders stay.
+  Status removeFork(const Sender& holder, const UserDelete& request, EndedList& ended);
+  /// Removes a fork that this owner has made and that nobody will get.
+  void abandonFork(const RRefId& rref, const ForkId& fork, EndedList& ended);
 
   /// The owner's own RRef, for a fork that has arrived at the owner; removes the fork.
   Result<std::shared_ptr<OwnerRRef>> adopt(const RRefFork& fork, EndedList& ended);
 
-  /// The RRef that a fetch asks for; the call that makes its value may be still to come.
-  Result<std::shared_ptr<OwnerRRef>> find(const Fetch& request);
+  /// The RRef that a worker asks for by its fork, which is registered if its request has not arrived yet. The call that
+  /// makes the value may be still to come. Fails as registerFork().
+  Result<std::shared_ptr<OwnerRRef>> find(const Sender& holder, const Fetch& request);
 
   /// Removes the forks that a lost worker held and cancels its calls; messages of it that still arrive are refused.
   EndedList loseWorker(WorkerId worker);
-  /// A worker has joined, whose ids of RRefs begin at its incarnation. What its earlier incarnations held is removed,
-  /// and their messages are refused. Has an effect once.
+  /// A worker has joined, whose registration numbers begin at its incarnation. What its earlier incarnations held is
+  /// removed, and their messages are refused. Has an effect once.
   EndedList onWorkerJoined(WorkerId worker, uint64_t incarnation);
 
   /// Waits until no entry is left; false if `deadline` passes first.
@@ -93,11 +101,21 @@ class OwnerTable {
     uint64_t incarnation = 0;
     SeenNumbers registrations;
     bool lost = false;
+    size_t expected = 0;  ///< entries with this worker as `expected_for`, whichever its incarnation
   };
   using Entries = std::map<RRefId, Entry>;
 
-  /// The entry of `rref`, made if its call is still to come; end() if the value was dropped or will never be made.
-  Entries::iterator findOrExpect(const RRefId& rref, uint64_t creation) TORCHRPC_REQUIRES(mutex_);
+  /// The entry of `rref`, made for `asker` if its call is still to come. Fails with kRRefDeleted if the value was
+  /// dropped or will never be made.
+  Result<Entries::iterator> findOrExpect(const RRefId& rref, uint64_t creation, WorkerId asker)
+      TORCHRPC_REQUIRES(mutex_);
+  /// Whether no call of that number will arrive (any more) that makes the value of `rref`.
+  bool isPast(const RRefId& rref, uint64_t creation) const TORCHRPC_REQUIRES(mutex_);
+  /// The entry expects no call any more.
+  void stopExpecting(Entry& entry) TORCHRPC_REQUIRES(mutex_);
+  /// Whether a worker may register this fork, or use it up.
+  static bool mayHold(const Entry& entry, const ForkId& fork, WorkerId worker);
+  Status registerLocked(const Sender& holder, const ForkRequest& request) TORCHRPC_REQUIRES(mutex_);
   bool isLost(const Sender& sender) TORCHRPC_REQUIRES(mutex_);
   /// Removes the forks that the worker holds, and cancels its calls.
   void dropHeldBy(WorkerId worker, EndedList& ended) TORCHRPC_REQUIRES(mutex_);

@@ -75,8 +75,13 @@ class OwnerRRef : public RRef {
   /// Blocks until there is a result. Throws the error, or Error(kTimeout); `timeout` may be kNoLimit.
   c10::IValue wait(Duration timeout) const;
 
+  /// What its maker's quota lends it (agent/quotas.h); given back with the last reference to this RRef. At most once.
+  void setQuotaToken(std::shared_ptr<const void> token) { quota_token_ = std::move(token); }
+
  private:
   bool settle(Result<c10::IValue> result);
+
+  std::shared_ptr<const void> quota_token_;
 
   mutable Mutex mutex_;
   mutable CondVar settled_;

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "base/executor/thread_pool.h"
+#include "base/random.h"
 #include "rref/pending.h"
 #include "rref/user_table.h"
 
@@ -18,7 +19,7 @@ struct RRefService::State {
   // with locks of their own:
   OwnerTable owners;
   UserTable users;
-  std::atomic<uint64_t> next_id{0};
+  SecureNumbers random{};
   std::atomic<bool> closed{false};
 };
 
@@ -41,9 +42,8 @@ std::shared_ptr<RRefService> RRefService::create(Messenger& messenger, Options o
   std::shared_ptr<RRefService> service(new RRefService);
   const std::shared_ptr<GroupMember> member(new GroupMember{messenger.self(), options.group});
   service->state_.reset(new State{
-      messenger, std::move(options), member, member->self, OwnerTable(member),
-      UserTable(member, service->weak_from_this())});
-  service->state_->next_id = service->state_->options.first_id;
+      messenger, options, member, member->self, OwnerTable(member),
+      UserTable(member, service->weak_from_this(), options.first_number)});
   service->serve();
   return service;
 }
@@ -54,7 +54,10 @@ uint64_t RRefService::ownIncarnation() const { return state_->messenger.incarnat
 
 OwnerTable::Sender RRefService::ownSender() const { return {state_->self.id, ownIncarnation()}; }
 
-GloballyUniqueId RRefService::newId() { return {state_->self.id, state_->next_id++}; }
+GloballyUniqueId RRefService::newId() {
+  const auto& next = state_->options.next_random;
+  return {state_->self.id, next ? next() : state_->random.next()};
+}
 
 // --- making RRefs ---
 
@@ -160,11 +163,10 @@ RRefFork RRefService::fork(const RRefPtr& rref, WorkerId to) {
 }
 
 void RRefService::abandon(const std::vector<RRefFork>& forks) {
-  const auto sender = ownSender();
   OwnerTable::EndedList ended;
   for (const auto& fork : forks) {
     if (fork.owner == state_->self.id) {
-      state_->owners.removeFork(sender, {fork.rref, fork.fork, kNoNumber}, ended);
+      state_->owners.abandonFork(fork.rref, fork.fork, ended);
     } else {
       state_->users.removeChild(fork.fork);
     }
@@ -261,11 +263,14 @@ void RRefService::fetch(
       });
 }
 
-std::string RRefService::encodeName(const UserRRef& rref) { return encode(Fetch{rref.id(), rref.numbers().creation}); }
+std::string RRefService::encodeName(const UserRRef& rref) {
+  const auto& numbers = rref.numbers();
+  return encode(Fetch{rref.id(), rref.forkId(), numbers.creation, numbers.registration});
+}
 
-Result<std::shared_ptr<OwnerRRef>> RRefService::findNamed(std::string_view name) {
+Result<std::shared_ptr<OwnerRRef>> RRefService::findNamed(const Request& request, std::string_view name) {
   try {
-    return state_->owners.find(decodeFetch(name));
+    return state_->owners.find(senderOf(request), decodeForkRequest(name));
   } catch (const Error& malformed) {
     return malformed;
   }
@@ -397,19 +402,20 @@ void RRefService::serveForkRequest(const Request& request, const Responder& resp
 }
 
 void RRefService::serveChildAccept(const Request& request, const Responder& responder) {
-  state_->users.removeChild(decodeChildAccept(request.message.payload));
+  state_->users.acceptChild(decodeChildAccept(request.message.payload), request.from.id);
   responder.reply(message(Kind::kReply));
 }
 
 void RRefService::serveUserDelete(const Request& request, const Responder& responder) {
   OwnerTable::EndedList ended;
-  state_->owners.removeFork(senderOf(request), decodeUserDelete(request.message.payload), ended);
+  const auto refused = state_->owners.removeFork(senderOf(request), decodeUserDelete(request.message.payload), ended);
   releaseOnPool(std::move(ended));
+  if (refused) return responder.fail(*refused);
   responder.reply(message(Kind::kReply));
 }
 
 void RRefService::serveFetch(const Request& request, const Responder& responder) {
-  auto rref = findNamed(request.message.payload);
+  auto rref = findNamed(request, request.message.payload);
   if (!rref.ok()) return responder.fail(rref.error());
   rref.value()->whenReady([weak = weak_from_this(), to = request.from, responder](const Result<c10::IValue>& value) {
     if (!value.ok()) return responder.fail(value.error());

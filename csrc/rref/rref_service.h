@@ -24,8 +24,11 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
   struct Options {
     /// Makes the reply to a fetch from a value. Runs on the pool, or on the strand for Python objects. May throw Error.
     std::function<Message(const c10::IValue& value, const WorkerInfo& to)> encode_value;
-    /// The first id. In a group that grows it must be larger than all ids of earlier incarnations of this worker.
-    uint64_t first_id = 0;
+    /// The numbers of the streams to other workers begin after it. In a group that grows it is the incarnation, and
+    /// must be larger than all numbers of earlier incarnations of this worker.
+    uint64_t first_number = 0;
+    /// Where the numbers of ids come from. Empty: the secure generator; a simulation has one that its seed decides.
+    std::function<uint64_t()> next_random{};
     std::string group;  ///< for error texts: the address of its rendezvous
   };
   struct DebugInfo {
@@ -88,9 +91,9 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
   // --- RRefs that messages of other layers name; the sender keeps them alive until the reply ---
 
   static std::string encodeName(const UserRRef& rref);
-  /// The owner's side: the RRef of that name. Fails with kRRefDeleted if it was dropped, with kProtocol for other
-  /// bytes.
-  Result<std::shared_ptr<OwnerRRef>> findNamed(std::string_view name);
+  /// The owner's side: the RRef of that name in a message, for its sender. Fails with kRRefDeleted if the sender holds
+  /// no such RRef, with kProtocol for other bytes.
+  Result<std::shared_ptr<OwnerRRef>> findNamed(const Request& request, std::string_view name);
 
   // --- the end ---
 

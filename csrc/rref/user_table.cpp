@@ -22,12 +22,16 @@ UserTable::User UserTable::create(
 Result<UserTable::Adopted> UserTable::adopt(const RRefFork& fork, const WorkerInfo& owner) {
   MutexLock lock(mutex_);
   if (auto known = users_.find(fork.fork); known != users_.end()) {
-    if (auto user = known->second.lock()) return Adopted{std::move(user), false};
+    if (auto user = known->second.lock()) {
+      if (user->id() == fork.rref && user->owner().id == fork.owner) return Adopted{std::move(user), false};
+      return Error(ErrorCode::kProtocol, "a fork with the id of a fork of another RRef");
+    }
   }
   auto& parent = peers_[fork.parent];
   const bool is_parent_lost = parent.lost || fork.parent_incarnation < parent.incarnation;
-  if (fork.delivery != kNoNumber && !is_parent_lost && !parent.deliveries.insert(fork.delivery)) {
-    return droppedError(fork.rref, owner);
+  if (fork.delivery != kNoNumber && !is_parent_lost) {
+    if (parent.deliveries.isFull()) return Error(ErrorCode::kProtocol, "too many gaps in the numbers of forks");
+    if (!parent.deliveries.insert(fork.delivery)) return droppedError(fork.rref, owner);
   }
   const auto registration = fork.registered() ? kNoNumber : registrations_.next(owner.id);
   return Adopted{insert(fork.rref, fork.fork, owner, {fork.creation, registration, fork.owner_incarnation}), true};
@@ -56,14 +60,25 @@ void UserTable::addChild(const ForkId& child, const User& parent, WorkerId to) {
   children_.emplace(child, Child{parent, to});
 }
 
+UserTable::User UserTable::takeChild(Children::iterator child) {
+  auto parent = std::move(child->second.parent);
+  children_.erase(child);
+  notifyIfIdle();
+  return parent;
+}
+
 void UserTable::removeChild(const ForkId& child) {
   User kept;
   MutexLock lock(mutex_);
-  auto it = children_.find(child);
-  if (it == children_.end()) return;
-  kept = std::move(it->second.parent);
-  children_.erase(it);
-  notifyIfIdle();
+  if (const auto it = children_.find(child); it != children_.end()) kept = takeChild(it);
+}
+
+void UserTable::acceptChild(const ForkId& child, WorkerId by) {
+  User kept;
+  MutexLock lock(mutex_);
+  const auto it = children_.find(child);
+  if (it == children_.end() || (it->second.to != by && it->second.to != kNoWorker)) return;
+  kept = takeChild(it);
 }
 
 uint64_t UserTable::numberDelivery(WorkerId to) {

@@ -19,14 +19,15 @@ class UserTable {
  public:
   using User = std::shared_ptr<UserRRef>;
 
-  UserTable(std::shared_ptr<const GroupMember> self, std::weak_ptr<RRefService> service)
-      : self_(std::move(self)), service_(std::move(service)) {}
+  /// `first_number`: see RRefService::Options.
+  UserTable(std::shared_ptr<const GroupMember> self, std::weak_ptr<RRefService> service, uint64_t first_number)
+      : self_(std::move(self)), service_(std::move(service)), registrations_(first_number), deliveries_(first_number) {}
 
   /// The user of a remote() that is about to be sent; pending until settled().
   User create(const RRefId& rref, const ForkId& fork, const WorkerInfo& owner, uint64_t owner_incarnation);
 
   /// The user that a fork becomes on arrival; pending until settled(). A fork that arrives again gives the same user
-  /// (`fresh` is false), or kRRefDeleted if that user has been destroyed.
+  /// (`fresh` is false), or kRRefDeleted if that user has been destroyed. kProtocol: it has the id of another fork.
   struct Adopted {
     User user;
     bool fresh = true;
@@ -41,6 +42,8 @@ class UserTable {
   void addChild(const ForkId& child, const User& parent, WorkerId to);
   /// The child has been accepted, or will never arrive.
   void removeChild(const ForkId& child);
+  /// The same when `by` says so: without effect unless the child was made for it, or for an unknown receiver.
+  void acceptChild(const ForkId& child, WorkerId by);
 
   /// The next numbers of the streams that this node sends. The receivers are adopt() for deliveries and OwnerTable for
   /// registrations.
@@ -84,6 +87,9 @@ class UserTable {
       TORCHRPC_REQUIRES(mutex_);
   /// Removes and returns the children that the worker was to accept, and those whose value it owned.
   std::vector<Child> takeChildrenOf(WorkerId worker) TORCHRPC_REQUIRES(mutex_);
+  using Children = std::map<ForkId, Child>;
+  /// Removes the child; returns its parent, to be released after the lock.
+  User takeChild(Children::iterator child) TORCHRPC_REQUIRES(mutex_);
   bool isIdle() const TORCHRPC_REQUIRES(mutex_) { return pending_.empty() && children_.empty(); }
   void notifyIfIdle() TORCHRPC_REQUIRES(mutex_);
 
@@ -95,7 +101,7 @@ class UserTable {
   CondVar idle_;
   std::map<ForkId, std::weak_ptr<UserRRef>> users_ TORCHRPC_GUARDED_BY(mutex_);
   std::map<ForkId, User> pending_ TORCHRPC_GUARDED_BY(mutex_);
-  std::map<ForkId, Child> children_ TORCHRPC_GUARDED_BY(mutex_);
+  Children children_ TORCHRPC_GUARDED_BY(mutex_);
   std::map<WorkerId, Peer> peers_ TORCHRPC_GUARDED_BY(mutex_);
   NumberSource registrations_ TORCHRPC_GUARDED_BY(mutex_);
   NumberSource deliveries_ TORCHRPC_GUARDED_BY(mutex_);

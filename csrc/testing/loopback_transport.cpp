@@ -27,10 +27,11 @@ class LoopbackConnection;
 
 /// Peers may refer to it after the transport has been destroyed.
 struct Endpoint {
-  explicit Endpoint(Limits limits) : limits(limits) {}
+  Endpoint(Limits limits, std::optional<PeerIdentity> identity) : limits(limits), identity(std::move(identity)) {}
 
   // Constant after construction (acceptor: after the endpoint was added to the network).
   const Limits limits;
+  const std::optional<PeerIdentity> identity;
   Transport::Acceptor acceptor;
   TaskThread loop;
   Disposal disposal;
@@ -83,7 +84,14 @@ class LoopbackConnection : public Connection, public std::enable_shared_from_thi
   /// Called on the loop, before any other event.
   void accept() {
     if (addToEndpoint()) handler_ = endpoint_->acceptor(shared_from_this());
-    if (!handler_) finish({ErrorCode::kShutdown, "the acceptor refused it"});
+    if (!handler_) return finish({ErrorCode::kShutdown, "the acceptor refused it"});
+    reportIdentity();
+  }
+
+  /// On the loop, before any frame.
+  void reportIdentity() {
+    const auto other = other_.lock();
+    if (handler_ && other && other->endpoint_->identity) handler_->onIdentity(*other->endpoint_->identity);
   }
 
  private:
@@ -177,8 +185,8 @@ uint64_t parseAddress(const std::string& address) {
 
 class LoopbackTransport : public Transport {
  public:
-  LoopbackTransport(std::shared_ptr<LoopbackNetwork> network, Limits limits)
-      : network_(std::move(network)), endpoint_(std::make_shared<Endpoint>(limits)) {}
+  LoopbackTransport(std::shared_ptr<LoopbackNetwork> network, Limits limits, std::optional<PeerIdentity> identity)
+      : network_(std::move(network)), endpoint_(std::make_shared<Endpoint>(limits, std::move(identity))) {}
   ~LoopbackTransport() override { close(); }
 
   std::string listen(Acceptor acceptor) override {
@@ -196,7 +204,10 @@ class LoopbackTransport : public Transport {
     auto endpoint = network_->find(number);
     auto far =
         endpoint ? std::make_shared<LoopbackConnection>(endpoint, "the peer at " + describe(), nullptr) : nullptr;
-    if (far) LoopbackConnection::join(near, far);
+    if (far) {
+      LoopbackConnection::join(near, far);
+      endpoint_->loop.post([near] { near->reportIdentity(); });
+    }
     if (!far || !endpoint->loop.post([far] { far->accept(); })) {
       near->end({ErrorCode::kWorkerLost, "no worker listens at " + address + " (" + peer_name + ")", peer_name});
     }
@@ -234,8 +245,9 @@ class LoopbackTransport : public Transport {
 
 std::shared_ptr<LoopbackNetwork> makeLoopbackNetwork() { return std::make_shared<LoopbackNetwork>(); }
 
-std::unique_ptr<Transport> makeLoopbackTransport(std::shared_ptr<LoopbackNetwork> network, Limits limits) {
-  return std::make_unique<LoopbackTransport>(std::move(network), limits);
+std::unique_ptr<Transport> makeLoopbackTransport(
+    std::shared_ptr<LoopbackNetwork> network, Limits limits, std::optional<PeerIdentity> identity) {
+  return std::make_unique<LoopbackTransport>(std::move(network), limits, std::move(identity));
 }
 
 }  // namespace torchrpc

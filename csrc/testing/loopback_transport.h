@@ -4,6 +4,7 @@
 // receiver's loop thread.
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "transport/transport.h"
@@ -14,7 +15,8 @@ namespace torchrpc {
 class LoopbackNetwork;
 std::shared_ptr<LoopbackNetwork> makeLoopbackNetwork();
 
-/// Addresses are "loopback:<n>".
-std::unique_ptr<Transport> makeLoopbackTransport(std::shared_ptr<LoopbackNetwork> network, Limits limits = {});
+/// Addresses are "loopback:<n>". `identity`: what peers are told of this side; nothing if workers have no identities.
+std::unique_ptr<Transport> makeLoopbackTransport(
+    std::shared_ptr<LoopbackNetwork> network, Limits limits = {}, std::optional<PeerIdentity> identity = std::nullopt);
 
 }  // namespace torchrpc

@@ -19,10 +19,22 @@ Status checkSize(const char* part, uint64_t bytes, uint64_t limit) {
           std::to_string(limit));
 }
 
+Status FrameSize::add(const char* part, uint64_t bytes, uint64_t limit) {
+  if (auto error = checkSize(part, bytes, limit)) return error;
+  if (bytes <= limits_.frame_bytes - bytes_) {
+    bytes_ += bytes;
+    return std::nullopt;
+  }
+  return Error(
+      ErrorCode::kFrameTooLarge,
+      "a message has more bytes than the limit of " + std::to_string(limits_.frame_bytes) + " for all its parts");
+}
+
 Status checkFrame(const Frame& frame, const Limits& limits) {
-  if (auto error = checkSize("head", frame.head.size(), limits.head_bytes)) return error;
+  FrameSize size(limits);
+  if (auto error = size.add("head", frame.head.size(), limits.head_bytes)) return error;
   for (const auto& segment : frame.segments) {
-    if (auto error = checkSize("segment", segment.bytes, limits.segment_bytes)) return error;
+    if (auto error = size.add("segment", segment.bytes, limits.segment_bytes)) return error;
   }
   if (frame.segments.size() <= limits.tensors) return std::nullopt;
   return Error(

@@ -205,6 +205,11 @@ std::string chooseHostAddress(const HostChoice& choice) {
   return choice.rendezvous_host.empty() ? addressOfDefaultRoute() : addressTowards(choice.rendezvous_host);
 }
 
+bool mustListenOnLoopback(const HostChoice& choice) {
+  if (choice.host.empty() && !addressFromEnvironment() && !meansThisMachineOnly(choice.rendezvous_host)) return false;
+  return resolve(chooseHostAddress(choice), "address").front().isLoopback();
+}
+
 std::optional<int> listenAtRendezvousHost(const std::string& host, uint16_t port) {
   auto addresses = resolve(host, "the rendezvous host");
   // A peer that connects to "localhost" tries both of its addresses, one that connects to 127.0.0.1 only that one.

@@ -23,6 +23,11 @@ struct HostChoice {
 /// Throws Error(kInvalidArgument) naming the option or variable.
 std::string chooseHostAddress(const HostChoice& choice);
 
+/// Whether the worker was told to listen on loopback: by `host`, by the interface that a variable names or, if neither
+/// is given, by a `rendezvous_host` that is "localhost" or a loopback address. Then all workers of its group are on
+/// this machine. Throws as chooseHostAddress.
+bool mustListenOnLoopback(const HostChoice& choice);
+
 /// A descriptor, owned by the caller, that listens on `port` at the one address of this machine at which workers reach
 /// the rendezvous at `host`: loopback if that is "localhost" or a loopback address. Nothing if there is no such address
 /// (e.g. a name that resolves to loopback here and to another address elsewhere, or a translated address), or if the

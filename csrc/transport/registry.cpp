@@ -46,6 +46,7 @@ std::unique_ptr<Transport> makeNative(TransportOptions options) {
        .secret = std::move(options.secret),
        .encrypt = encryption == "on" || (encryption == kAuto && options.secret_is_given),
        .encryption = encryption,
+       .identity = std::move(options.identity),
        .ports = listenPorts(options.port),
        .unix_sockets = kUnixSockets,
        .spin_budget = native::spinDuration(),
@@ -152,7 +153,8 @@ std::unique_ptr<Transport> makeTransport(TransportOptions options) {
   if (!options.secret.empty() && !kind.capabilities.authenticates) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        "a secret was given, which " + title + " cannot prove" + useDefault(" (") + "), or give no secret");
+        std::string(options.identity ? "an identity" : "a secret") + " was given, which " + title + " cannot prove" +
+            useDefault(" (") + "), or give no secret");
   }
   options.encryption = encryptionSetting(options.encryption);
   if (options.encryption == "on" && !kind.capabilities.encrypts) {

@@ -13,6 +13,10 @@
 
 namespace torchrpc {
 
+namespace native {
+class Identity;
+}
+
 /// How a node's transport is chosen and set up.
 struct TransportOptions {
   /// The name of a TransportKind, or "auto" for the first of transportKinds(). Empty: the value of the environment
@@ -26,8 +30,10 @@ struct TransportOptions {
   std::string host;  ///< this and the next: as in HostChoice
   std::string rendezvous_host;
   std::string node_name;
-  std::string secret;            ///< the group's; empty: none. Only for transports that authenticate.
-  bool secret_is_given = false;  ///< the user has given it, so that it is in no store
+  std::string secret;         ///< the group's; empty: none. Only for transports that authenticate.
+  std::string identity_file;  ///< the user's; makeTransport() does not read it
+  std::shared_ptr<const native::Identity> identity;  ///< of this worker; its secret is `secret`. Null: none
+  bool secret_is_given = false;                      ///< the user has given it, so that it is in no store
   /// "auto": connections over TCP are encrypted if the user has given a secret. "on": always. "off": never. Empty: the
   /// value of the environment variable TORCHRPC_ENCRYPTION, else "auto". All workers of a group must have the same.
   std::string encryption;

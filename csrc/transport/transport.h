@@ -27,6 +27,7 @@
 #include "base/result.h"
 #include "base/sync/futex_waiter.h"
 #include "base/timer.h"
+#include "transport/peer_identity.h"
 #include "wire/message.h"
 
 namespace torchrpc {
@@ -59,6 +60,9 @@ class Connection {
 class ConnectionHandler {
  public:
   virtual ~ConnectionHandler() = default;
+  /// The peer has proved who it is. Called before the first frame, and only if the workers of the group have
+  /// identities.
+  virtual void onIdentity(const PeerIdentity& identity) { static_cast<void>(identity); }
   /// A whole frame has arrived. Not called after onClosed.
   virtual void onFrame(Frame frame) = 0;
   /// The connection has ended. Called exactly once, and last, whichever side ended it. `reason` has the code

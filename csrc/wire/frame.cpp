@@ -47,6 +47,12 @@ void checkSize(const char* what, uint64_t size, uint64_t limit) {
           " allowed: send it in parts");
 }
 
+void checkTotal(const Frame& frame, const Limits& limits) {
+  uint64_t bytes = frame.head.size();
+  for (const auto& segment : frame.segments) bytes += segment.bytes;  // memory that exists: no overflow
+  checkSize("bytes", bytes, limits.frame_bytes);
+}
+
 size_t expectedHeadBytes(const Message& message) {
   size_t bytes = sizeof(HeadPrefix) + message.payload.size();
   for (const auto& header : message.headers) bytes += kHeaderStart + header.bytes.size();
@@ -71,6 +77,7 @@ Frame encodeParts(const Message& message, const Limits& limits, uint16_t flags) 
   for (const auto& tensor : message.tensors) encodeTensor(tensor, out, frame.segments, limits);
   checkSize("bytes beside its tensors", frame.head.size() + message.payload.size(), limits.head_bytes);
   out.putBytes(message.payload.data(), message.payload.size());
+  checkTotal(frame, limits);
 
   prefix.kind = message.kind;
   prefix.headers = static_cast<uint32_t>(message.headers.size());
@@ -128,12 +135,14 @@ std::optional<FrameInfo> peekFrame(std::string_view head) {
 
 Frame encodeCopy(const Message& message, const Limits& limits) {
   Frame frame = encodeFrame(message, limits);
-  for (auto& segment : frame.segments) {
-    auto copy = makeStorage(segment.bytes);
-    std::memcpy(copy.mutable_data(), segment.data(), segment.bytes);
-    segment = {std::move(copy), 0, segment.bytes};
-  }
+  for (auto& segment : frame.segments) segment = copyOf(segment);
   return frame;
+}
+
+void copySharedSegments(Frame& frame) {
+  for (auto& segment : frame.segments) {
+    if (segment.is_shared) segment = copyOf(segment);
+  }
 }
 
 Message copyMessage(const Message& message) { return decodeFrame(encodeCopy(message)); }

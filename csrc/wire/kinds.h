@@ -25,6 +25,12 @@ enum class Delivery : uint8_t {
   kUntilAnswered,  ///< The request is idempotent; the sender repeats it (`Messenger::requestReliably`).
 };
 
+/// Who may send a message, where workers have identities.
+enum class Sender : uint8_t {
+  kAnyone,   ///< members of the group and clients
+  kMembers,  ///< members only: the message is part of the group's own work
+};
+
 /// The operation of a program that a message belongs to. Requests and replies of operations carry values of users.
 enum class Operation : uint8_t {
   kNone,    ///< The message belongs to a protocol between nodes.
@@ -36,42 +42,42 @@ enum class Operation : uint8_t {
 /// The callable that a call runs.
 enum class CallableType : uint8_t { kNone, kOperator, kCpp, kPython, kScript };
 
-// X(enumerator, number, role, delivery, operation, callable, name). `name` is used by debug output and fault injection;
-// torch operators and script functions share theirs, as in upstream.
-#define TORCHRPC_KINDS(X)                                                                         \
-  X(kHello, 1, kOneWay, kOnce, kNone, kNone, "HELLO")                                             \
-  X(kReply, 2, kReply, kOnce, kNone, kNone, "REPLY")                                              \
-  X(kError, 3, kReply, kOnce, kNone, kNone, "ERROR")                                              \
-  X(kPing, 4, kOneWay, kOnce, kNone, kNone, "PING")                                               \
-  X(kPong, 5, kOneWay, kOnce, kNone, kNone, "PONG")                                               \
-  X(kStarted, 6, kOneWay, kOnce, kNone, kNone, "STARTED")                                         \
-  X(kGoodbye, 7, kOneWay, kOnce, kNone, kNone, "GOODBYE")                                         \
-  X(kBuiltinCall, 16, kRequest, kOnce, kCall, kOperator, "SCRIPT_CALL")                           \
-  X(kCppCall, 17, kRequest, kOnce, kCall, kCpp, "CPP_CALL")                                       \
-  X(kPythonCall, 18, kRequest, kOnce, kCall, kPython, "PYTHON_CALL")                              \
-  X(kScriptCall, 19, kRequest, kOnce, kCall, kScript, "SCRIPT_CALL")                              \
-  X(kBuiltinRemote, 32, kRequest, kOnce, kRemote, kOperator, "SCRIPT_REMOTE_CALL")                \
-  X(kCppRemote, 33, kRequest, kOnce, kRemote, kCpp, "CPP_REMOTE_CALL")                            \
-  X(kPythonRemote, 34, kRequest, kOnce, kRemote, kPython, "PYTHON_REMOTE_CALL")                   \
-  X(kScriptRemote, 35, kRequest, kOnce, kRemote, kScript, "SCRIPT_REMOTE_CALL")                   \
-  X(kRRefFetch, 48, kRequest, kOnce, kFetch, kNone, "SCRIPT_RREF_FETCH_CALL")                     \
-  X(kPythonRRefFetch, 49, kRequest, kOnce, kFetch, kPython, "PYTHON_RREF_FETCH_CALL")             \
-  X(kRRefForkRequest, 50, kRequest, kUntilAnswered, kNone, kNone, "RREF_FORK_REQUEST")            \
-  X(kRRefChildAccept, 51, kRequest, kUntilAnswered, kNone, kNone, "RREF_CHILD_ACCEPT")            \
-  X(kRRefUserDelete, 52, kRequest, kUntilAnswered, kNone, kNone, "RREF_USER_DELETE")              \
-  X(kAutogradMark, 64, kRequest, kOnce, kNone, kNone, "BACKWARD_MARK_REQ")                        \
-  X(kAutogradGradients, 65, kRequest, kOnce, kNone, kNone, "BACKWARD_AUTOGRAD_REQ")               \
-  X(kAutogradAbort, 66, kRequest, kUntilAnswered, kNone, kNone, "BACKWARD_ABORT_REQ")             \
-  X(kAutogradRelease, 67, kRequest, kUntilAnswered, kNone, kNone, "CLEANUP_AUTOGRAD_CONTEXT_REQ") \
-  X(kRRefBackward, 68, kRequest, kOnce, kNone, kNone, "RREF_BACKWARD_REQ")                        \
-  X(kAutogradHeld, 69, kRequest, kUntilAnswered, kNone, kNone, "HELD_AUTOGRAD_CONTEXTS_REQ")      \
-  X(kOptimCreate, 80, kRequest, kOnce, kNone, kNone, "OPTIM_CREATE")                              \
-  X(kOptimStep, 81, kRequest, kOnce, kNone, kNone, "OPTIM_STEP")                                  \
-  X(kOptimState, 82, kRequest, kOnce, kNone, kNone, "OPTIM_STATE")                                \
-  X(kOptimLoad, 83, kRequest, kOnce, kNone, kNone, "OPTIM_LOAD")
+// X(enumerator, number, role, delivery, sender, operation, callable, name). `name` is used by debug output and fault
+// injection; torch operators and script functions share theirs, as in upstream.
+#define TORCHRPC_KINDS(X)                                                                                   \
+  X(kHello, 1, kOneWay, kOnce, kAnyone, kNone, kNone, "HELLO")                                              \
+  X(kReply, 2, kReply, kOnce, kAnyone, kNone, kNone, "REPLY")                                               \
+  X(kError, 3, kReply, kOnce, kAnyone, kNone, kNone, "ERROR")                                               \
+  X(kPing, 4, kOneWay, kOnce, kAnyone, kNone, kNone, "PING")                                                \
+  X(kPong, 5, kOneWay, kOnce, kAnyone, kNone, kNone, "PONG")                                                \
+  X(kStarted, 6, kOneWay, kOnce, kAnyone, kNone, kNone, "STARTED")                                          \
+  X(kGoodbye, 7, kOneWay, kOnce, kAnyone, kNone, kNone, "GOODBYE")                                          \
+  X(kBuiltinCall, 16, kRequest, kOnce, kAnyone, kCall, kOperator, "SCRIPT_CALL")                            \
+  X(kCppCall, 17, kRequest, kOnce, kAnyone, kCall, kCpp, "CPP_CALL")                                        \
+  X(kPythonCall, 18, kRequest, kOnce, kAnyone, kCall, kPython, "PYTHON_CALL")                               \
+  X(kScriptCall, 19, kRequest, kOnce, kAnyone, kCall, kScript, "SCRIPT_CALL")                               \
+  X(kBuiltinRemote, 32, kRequest, kOnce, kAnyone, kRemote, kOperator, "SCRIPT_REMOTE_CALL")                 \
+  X(kCppRemote, 33, kRequest, kOnce, kAnyone, kRemote, kCpp, "CPP_REMOTE_CALL")                             \
+  X(kPythonRemote, 34, kRequest, kOnce, kAnyone, kRemote, kPython, "PYTHON_REMOTE_CALL")                    \
+  X(kScriptRemote, 35, kRequest, kOnce, kAnyone, kRemote, kScript, "SCRIPT_REMOTE_CALL")                    \
+  X(kRRefFetch, 48, kRequest, kOnce, kAnyone, kFetch, kNone, "SCRIPT_RREF_FETCH_CALL")                      \
+  X(kPythonRRefFetch, 49, kRequest, kOnce, kAnyone, kFetch, kPython, "PYTHON_RREF_FETCH_CALL")              \
+  X(kRRefForkRequest, 50, kRequest, kUntilAnswered, kAnyone, kNone, kNone, "RREF_FORK_REQUEST")             \
+  X(kRRefChildAccept, 51, kRequest, kUntilAnswered, kAnyone, kNone, kNone, "RREF_CHILD_ACCEPT")             \
+  X(kRRefUserDelete, 52, kRequest, kUntilAnswered, kAnyone, kNone, kNone, "RREF_USER_DELETE")               \
+  X(kAutogradMark, 64, kRequest, kOnce, kMembers, kNone, kNone, "BACKWARD_MARK_REQ")                        \
+  X(kAutogradGradients, 65, kRequest, kOnce, kMembers, kNone, kNone, "BACKWARD_AUTOGRAD_REQ")               \
+  X(kAutogradAbort, 66, kRequest, kUntilAnswered, kMembers, kNone, kNone, "BACKWARD_ABORT_REQ")             \
+  X(kAutogradRelease, 67, kRequest, kUntilAnswered, kMembers, kNone, kNone, "CLEANUP_AUTOGRAD_CONTEXT_REQ") \
+  X(kRRefBackward, 68, kRequest, kOnce, kMembers, kNone, kNone, "RREF_BACKWARD_REQ")                        \
+  X(kAutogradHeld, 69, kRequest, kUntilAnswered, kMembers, kNone, kNone, "HELD_AUTOGRAD_CONTEXTS_REQ")      \
+  X(kOptimCreate, 80, kRequest, kOnce, kMembers, kNone, kNone, "OPTIM_CREATE")                              \
+  X(kOptimStep, 81, kRequest, kOnce, kMembers, kNone, kNone, "OPTIM_STEP")                                  \
+  X(kOptimState, 82, kRequest, kOnce, kMembers, kNone, kNone, "OPTIM_STATE")                                \
+  X(kOptimLoad, 83, kRequest, kOnce, kMembers, kNone, kNone, "OPTIM_LOAD")
 
 enum class Kind : uint16_t {
-#define X(enumerator, number, role, delivery, operation, callable, name) enumerator = number,
+#define X(enumerator, number, role, delivery, sender, operation, callable, name) enumerator = number,
   TORCHRPC_KINDS(X)
 #undef X
 };
@@ -81,6 +87,7 @@ struct KindTraits {
   Kind kind;
   Role role;
   Delivery delivery;
+  Sender sender;
   Operation operation;
   CallableType callable;
   std::string_view name;
@@ -89,13 +96,14 @@ struct KindTraits {
 namespace kinds_detail {
 
 inline constexpr KindTraits kRows[] = {
-#define X(enumerator, number, role, delivery, operation, callable, name) \
-  {Kind::enumerator, Role::role, Delivery::delivery, Operation::operation, CallableType::callable, name},
+#define X(enumerator, number, role, delivery, sender, operation, callable, name)                 \
+  {Kind::enumerator,       Role::role, Delivery::delivery, Sender::sender, Operation::operation, \
+   CallableType::callable, name},
     TORCHRPC_KINDS(X)
 #undef X
 };
 
-inline constexpr KindTraits kUnknown{Kind{},           Role::kOneWay,       Delivery::kOnce,
+inline constexpr KindTraits kUnknown{Kind{},           Role::kOneWay,       Delivery::kOnce, Sender::kAnyone,
                                      Operation::kNone, CallableType::kNone, "UNKNOWN"};
 
 /// The rows by number.
@@ -128,6 +136,8 @@ constexpr bool isCall(Kind kind) {
 constexpr bool carriesValues(Kind kind) { return traitsOf(kind).operation != Operation::kNone; }
 /// Whether a request of that kind is idempotent and is sent until it is answered.
 constexpr bool isReliable(Kind kind) { return traitsOf(kind).delivery == Delivery::kUntilAnswered; }
+/// Whether only members of the group may send messages of that kind.
+constexpr bool isForMembers(Kind kind) { return traitsOf(kind).sender == Sender::kMembers; }
 /// The name of a kind.
 constexpr std::string_view name(Kind kind) { return traitsOf(kind).name; }
 /// The kinds with that name: none, one, or several that share it.

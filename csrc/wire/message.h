@@ -48,6 +48,7 @@ struct Message {
   std::vector<Header> headers{};      ///< few, so a list is fast enough
   std::string payload{};              ///< written and read by the layer that owns the kind
   std::vector<at::Tensor> tensors{};  ///< the payload refers to them by index
+  WorkerId from = kNoWorker;          ///< the worker from which it has arrived, as its link says; not among the bytes
 
   /// The bytes of the first header of that kind; nullptr if there is none.
   const std::string* header(HeaderKind kind) const;
@@ -58,6 +59,7 @@ struct Segment {
   c10::Storage storage;
   size_t offset = 0;
   size_t bytes = 0;
+  bool is_shared = false;  ///< of a frame that has arrived: the sender can still write to this memory
 
   const void* data() const { return static_cast<const char*>(storage.data()) + offset; }
   void* mutableData() const { return static_cast<char*>(storage.mutable_data()) + offset; }
@@ -79,9 +81,14 @@ constexpr size_t kInlineTensorBytes = 4096;
 /// share the memory of the tensors. Throws Error: kSerialization for a tensor that cannot be sent, kFrameTooLarge.
 Frame encodeFrame(const Message& message, const Limits& limits = {});
 
-/// The reverse. Tensors share the memory of their segments. Throws Error(kProtocol) for bytes that encodeFrame could
-/// not have made. Never reads out of bounds, and never allocates more than in proportion to the size of the frame.
+/// The reverse. Tensors share the memory of their segments, except those whose contents are checked (the indices of
+/// sparse tensors), which are copied first if the sender could change them afterwards. Throws Error(kProtocol) for
+/// bytes that encodeFrame could not have made. Never reads out of bounds, and never allocates more than in proportion
+/// to the size of the frame.
 Message decodeFrame(Frame frame, const Limits& limits = {});
+
+/// Copies the segments to which the sender can still write, so that nothing in the frame changes any more.
+void copySharedSegments(Frame& frame);
 
 /// The fields that the loop thread reads from the first bytes of a head, without decoding the rest.
 struct FrameInfo {

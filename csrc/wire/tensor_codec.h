@@ -31,4 +31,7 @@ c10::Storage storageOf(c10::DataPtr memory, size_t bytes);
 /// Uninitialised memory, from torch's CPU allocator unless it is small.
 c10::Storage makeStorage(size_t bytes);
 
+/// The same data in memory of its own.
+Segment copyOf(const Segment& segment);
+
 }  // namespace torchrpc

@@ -112,6 +112,7 @@ class TensorDecoder {
     if (*elements > limits_.segment_bytes / item_size) malformedTensor("more data than the limit allows");
     const uint64_t bytes = *elements * item_size;
     Segment data = (prefix.bits & kSegment) != 0 ? takeSegment(bytes, item_size) : copyInline(bytes);
+    if (data.is_shared && is_checked_) data = copyOf(data);
 
     auto tensor = at::detail::make_tensor<c10::TensorImpl>(
         std::move(data.storage), c10::DispatchKeySet(c10::DispatchKey::CPU), c10::scalarTypeToTypeMeta(dtype));
@@ -150,12 +151,20 @@ class TensorDecoder {
     return tensor;
   }
 
+  // A part whose contents are checked now and trusted by every later use: nobody else may be able to change it.
+  at::Tensor checkedPart() {
+    is_checked_ = true;
+    auto tensor = part();
+    is_checked_ = false;
+    return tensor;
+  }
+
   at::Tensor sparseCoo(const TensorPrefix& prefix) {
     expectBits(prefix, kRequiresGrad | kCoalesced);
     if (prefix.detail != 0) malformedTensor("unknown sparse layout");
     const auto sizes = getNumbers(prefix.dims);
     if (!byteSize(sizes, 1)) malformedTensor("sizes that overflow");
-    const auto indices = part();
+    const auto indices = checkedPart();
     const auto values = part();
     // Without data there could be any number of indices, and checking them could take any time.
     if (indices.numel() == 0 && values.numel() == 0 && values.dim() > 0 && values.size(0) > 1) {
@@ -174,8 +183,8 @@ class TensorDecoder {
     }
     const auto sizes = getNumbers(prefix.dims);
     if (!byteSize(sizes, 1)) malformedTensor("sizes that overflow");
-    const auto compressed = part();
-    const auto plain = part();
+    const auto compressed = checkedPart();
+    const auto plain = checkedPart();
     const auto values = part();
     at::_validate_sparse_compressed_tensor_args(compressed, plain, values, sizes, layout);
     return at::_sparse_compressed_tensor_unsafe(compressed, plain, values, sizes, values.options().layout(layout));
@@ -192,6 +201,7 @@ class TensorDecoder {
   Reader& head_;
   std::span<Segment>& segments_;
   const Limits& limits_;
+  bool is_checked_ = false;  ///< inside checkedPart()
 };
 
 }  // namespace
@@ -220,6 +230,12 @@ c10::Storage storageOf(c10::DataPtr memory, size_t bytes) {
 c10::Storage makeStorage(size_t bytes) {
   return storageOf(
       bytes > 0 && bytes <= kMaxMallocBytes ? newSmall(bytes) : c10::GetCPUAllocator()->allocate(bytes), bytes);
+}
+
+Segment copyOf(const Segment& segment) {
+  auto copy = makeStorage(segment.bytes);
+  if (segment.bytes > 0) std::memcpy(copy.mutable_data(), segment.data(), segment.bytes);
+  return {std::move(copy), 0, segment.bytes};
 }
 
 }  // namespace torchrpc

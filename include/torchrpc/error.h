@@ -34,6 +34,7 @@ enum class ErrorCode : uint16_t {
   kBackward = 14,             ///< a node or hook of a backward pass threw; detail() as for kUserException
   kNotAllowed = 15,           ///< the callee does not let others run the function
   kRRefCreationTimeout = 16,  ///< as kRRefCreation, because the deadline of remote() passed
+  kQuotaExceeded = 17,        ///< the callee's quotas grant this caller no more at a time
 };
 
 /// The name of a code, for logs and debug output, e.g. "timeout". Any thread.

@@ -198,6 +198,31 @@ class NodeRef {
   std::optional<Duration> timeout_;
 };
 
+/// What some workers may run on a node.
+struct AllowedFunctions {
+  std::string workers;  ///< a pattern of names: `*` for any text, `?` for any character, `[...]` for one of several
+  std::optional<std::vector<std::string>> functions;  ///< as NodeOptions::allowed_functions
+};
+
+/// The largest messages that a worker sends and receives. Give all workers of a group the same: a message that is too
+/// large is refused where it is sent, but ends the connection where it arrives.
+struct MessageLimits {
+  uint64_t message_bytes = uint64_t{1} << 40;  ///< all parts together
+  uint64_t head_bytes = uint64_t{1} << 32;     ///< everything but large tensors
+  uint64_t tensor_bytes = uint64_t{1} << 40;   ///< one tensor
+  uint32_t tensors = 1u << 20;                 ///< their number
+};
+
+/// How much of a worker each caller whose name matches a pattern may use at a time. Requests beyond it are answered
+/// with kQuotaExceeded. Empty: no limit.
+struct CallerQuota {
+  std::string callers;                  ///< a pattern of fnmatch(3), such as "client-*"
+  std::optional<uint64_t> calls;        ///< requests that have arrived and are not answered
+  std::optional<uint64_t> bytes;        ///< of these requests
+  std::optional<uint64_t> rrefs;        ///< RRefs that the caller has made here
+  std::optional<uint64_t> connections;  ///< that the caller has opened
+};
+
 /// The options of a node. The environment variables are those of torchrun.
 struct NodeOptions {
   std::string name;          ///< unique in the group: letters, digits, `_`, `:`, `-`, `.`
@@ -211,20 +236,32 @@ struct NodeOptions {
   Timeout init_timeout = kDefaultInitTimeout;  ///< for the group to form; 0: no limit
   std::string transport;                       ///< "native", "tcp", "tensorpipe" or "auto"; as in Python
   /// The secret by which workers authenticate each other when they connect: at least 16 bytes, the same on all workers.
-  /// Empty: that in TORCHRPC_SECRET_FILE or TORCHRPC_SECRET, else a random one, distributed by the rendezvous.
+  /// Empty: that in TORCHRPC_SECRET_FILE or TORCHRPC_SECRET; else, if the group meets at a loopback address, one from a
+  /// key that only processes of this user can read; else a random one, distributed by the rendezvous.
   std::string secret;
+  /// The file with the identity of this worker, which `torchrpc keygen` makes: its certificate, and the group's secret.
+  /// Empty: the value of TORCHRPC_IDENTITY_FILE, else none: then the names of workers are taken on trust.
+  std::string identity;
   /// Whether connections over TCP are encrypted: "on"; "off"; or "auto", which means "on" if a secret was given. The
   /// same on all workers. Empty: the value of TORCHRPC_ENCRYPTION, else "auto".
   std::string encryption;
   /// The functions that other workers may run here; empty optional: all. Names of operators ("aten::add") and
   /// registered functions ("cpp_function(name)"), or prefixes of such names ("aten::*").
   std::optional<std::vector<std::string>> allowed_functions;
+  /// The same for the workers whose names match a pattern, such as "client-*"; see AllowedFunctions. The first pattern
+  /// that matches decides, then allowed_functions. With patterns alone, a caller that none matches may run nothing.
+  std::vector<AllowedFunctions> allowed_functions_of;
   /// The port to listen on: "29600", or the first free one of "29600-29700". Empty: the value of TORCHRPC_PORT, else
   /// any.
   std::string port;
   /// Bytes of calls that may wait for a thread here, and of results that may wait for one caller, before callers are
   /// held up. Empty: the value of TORCHRPC_MAX_QUEUED_BYTES, else kDefaultMaxQueuedBytes.
   std::optional<size_t> max_queued_bytes;
+  MessageLimits limits;             ///< of messages, in both directions
+  std::vector<CallerQuota> quotas;  ///< the first that matches a caller's name applies; none: no limit
+  /// A file to which a line of JSON is appended for each call that this worker serves or refuses; made if it does not
+  /// exist, readable by its owner only. Empty: none.
+  std::string audit_log;
 };
 
 /// A worker. Several can live in one process. The constructor, shutdown() and the destructor belong to one thread; the

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .rpc._errors import (
         NameNotFoundError,
         NotAllowedError,
+        QuotaExceededError,
         RendezvousError,
         RpcError,
         RpcTimeoutError,
@@ -34,6 +35,7 @@ _MODULES = ["autograd", "nn", "optim", "profiler", "rpc"]
 _ERRORS = [
     "NameNotFoundError",
     "NotAllowedError",
+    "QuotaExceededError",
     "RendezvousError",
     "RpcError",
     "RpcTimeoutError",
@@ -56,6 +58,7 @@ __all__ = [
     "Future",
     "NameNotFoundError",
     "NotAllowedError",
+    "QuotaExceededError",
     "RRef",
     "RankError",
     "RendezvousError",

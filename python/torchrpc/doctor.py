@@ -175,7 +175,7 @@ def address() -> Iterator[Finding]:
     ports = os.environ.get("TORCHRPC_PORT", "0")
     port = "a free port" if ports == "0" else f"{ports} (TORCHRPC_PORT)"
     yield Finding(OK, f"workers listen on {host} (interface {interface_of(host)}; {why}), each on {port}")
-    yield secret()
+    yield secret(host.startswith("127.") or host == "::1")
     if host.startswith("127.") or host == "::1":
         yield Finding(
             NOTE,
@@ -185,11 +185,13 @@ def address() -> Iterator[Finding]:
         yield Finding(NOTE, "traffic there is not encrypted: see the documentation, Threat model")
 
 
-def secret() -> Finding:
+def secret(is_local: bool) -> Finding:
     """Where the secret comes from. The trial before has checked whether a file can be used."""
     variables = [name for name in ("TORCHRPC_SECRET_FILE", "TORCHRPC_SECRET") if os.environ.get(name)]
     if variables:
         return Finding(OK, f"workers authenticate with the secret of {variables[0]}; it does not pass the store")
+    if is_local:
+        return Finding(OK, "workers authenticate by a key that only processes of this user on this machine can read")
     return Finding(
         NOTE,
         "workers authenticate with a secret from the store: any process that can reach MASTER_ADDR:MASTER_PORT can "

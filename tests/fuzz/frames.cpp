@@ -51,6 +51,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
     const auto refused = reader.take(read, scratch, slabs, [&](Frame frame) {
       fuzz::expect(frame.head.size() <= limits.head_bytes && frame.segments.size() <= limits.tensors);
+      size_t bytes = frame.head.size();
+      for (const auto& segment : frame.segments) bytes += segment.bytes;
+      fuzz::expect(bytes <= limits.frame_bytes);
       return true;
     });
     if (!refused) continue;

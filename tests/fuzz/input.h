@@ -26,7 +26,7 @@ class Input {
     std::vector<Segment> out(byte() % 4);
     for (auto& segment : out) {
       const size_t bytes = byte() * size_t{256};
-      segment = {makeStorage(bytes), 0, bytes};
+      segment = {makeStorage(bytes), 0, bytes, /*is_shared=*/bytes % 512 == 0};
       if (bytes > 0) std::memset(segment.mutableData(), 1, bytes);
     }
     return out;
@@ -55,6 +55,7 @@ inline Limits limits() {
   Limits limits;
   limits.head_bytes = 1 << 20;
   limits.segment_bytes = 1 << 20;
+  limits.frame_bytes = 3 << 20;
   limits.tensors = 64;
   limits.depth = 100;
   return limits;

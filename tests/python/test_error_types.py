@@ -19,6 +19,7 @@ NAMES = {
     "RpcTimeoutError": (rpc.RpcError, TimeoutError),
     "WorkerLostError": (rpc.RpcError,),
     "NotAllowedError": (rpc.RpcError,),
+    "QuotaExceededError": (rpc.RpcError,),
     "NameNotFoundError": (rpc.RpcError,),
     "RendezvousError": (rpc.RpcError,),
     "ShutdownError": (rpc.RpcError,),

@@ -159,7 +159,7 @@ LISTED = [echo, note, make_closure, get_registry, give_object, fail, Counter, Si
 
 @pytest.fixture(scope="module")
 def worker():
-    with workers(1, allowed_functions=[*LISTED, apply, make_unlisted, torch.nn.Identity]):
+    with workers(1, allowed_functions=[*LISTED, apply, make_unlisted, torch.nn.Identity, profiler.profile]):
         yield
 
 
@@ -546,7 +546,7 @@ def test_a_refused_name_reads_no_properties(worker):
 
 def test_a_prefix_reads_no_properties(worker):
     class Allowed:
-        worker = "worker0"
+        worker, callers, is_for_member = "worker0", "*", True
 
         def entry_for(self, name):
             return f"{HERE}.*" if name.startswith(f"{HERE}.") else ""
@@ -607,11 +607,34 @@ def int_tuple_bomb(levels):
     return number(0) + b"".join(b"q" + bytes([level]) + b"h" + bytes([level]) + b"\x86" for level in range(levels))
 
 
+def copies_of(kind, value, count=100_000):
+    """A list of results of `kind(value)`, each with a few bytes of the pickle: the value is in the memo."""
+    code = kind + b"q\x01" + value + b"q\x02" + b"00" + b"]" + MARK
+    return code + b"h\x01h\x02\x85R" * count + b"e"
+
+
+def fractions_of(count=10_000):
+    """The same for fractions of large numbers, whose greatest common divisor takes time."""
+    large = [b"\x8b" + (8000).to_bytes(4, "little") + bytes([end]) * 7999 + b"\x3f" for end in (3, 5)]
+    code = name("fractions", "Fraction") + b"q\x01" + large[0] + b"q\x02" + large[1] + b"q\x03" + b"000]" + MARK
+    return code + b"h\x01h\x02h\x03\x86R" * count + b"e"
+
+
+LARGE_DICT = b"".join(number(key) + N for key in range(1000))
+
+
 @pytest.mark.parametrize(
     "code",
     [
         pytest.param(reduce(name("fractions", "Fraction"), text("1e999999")), id="Fraction"),
         pytest.param(reduce(name("fractions", "Fraction"), text("1"), text("1e999999")), id="Fraction of texts"),
+        pytest.param(reduce(name("decimal", "Decimal"), text("1e999999999")), id="Decimal"),
+        pytest.param(reduce(name("decimal", "Decimal"), text("1e-999999999")), id="small Decimal"),
+        pytest.param(copies_of(name("builtins", "bytearray"), b"C\xff" + bytes(255)), id="copies of bytes"),
+        pytest.param(copies_of(name("collections", "deque"), MARK + N * 1000 + b"t"), id="copies of a tuple"),
+        pytest.param(copies_of(name("builtins", "set"), b"]" + MARK + N * 1000 + b"e"), id="copies of a list"),
+        pytest.param(copies_of(name("collections", "Counter"), b"}" + MARK + LARGE_DICT + b"u"), id="copies of a dict"),
+        pytest.param(fractions_of(), id="Fractions"),
         pytest.param(reduce(name("builtins", "bytearray"), number(1 << 28)), id="bytearray"),
         pytest.param(reduce(name("builtins", "bytes"), number(1 << 28)), id="bytes"),
         pytest.param(reduce(name("torch", "Tensor"), number(1 << 28)), id="Tensor"),

@@ -33,7 +33,7 @@ from torchrpc.rpc._pickler import deserialize_allowed
 class Allowed:
     """Stands for the list of a worker: `names`, and what begins with one of `prefixes`."""
 
-    worker = "worker0"
+    worker, callers, is_for_member = "worker0", "*", True
 
     def __init__(self, *names, prefixes=()):
         self.names, self.prefixes = set(names), prefixes

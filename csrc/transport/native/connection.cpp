@@ -167,9 +167,13 @@ void StreamConnection::setHandler(std::shared_ptr<ConnectionHandler> handler) {
   handler_ = std::move(handler);
 }
 
-void StreamConnection::open(std::unique_ptr<ByteStream> stream, int fd) {
+void StreamConnection::open(std::unique_ptr<ByteStream> stream, int fd, const std::optional<PeerIdentity>& identity) {
   shared_->loop.lock().assertHeld();
   if (isClosed()) return;
+  if (identity) {
+    LoopScope scope(shared_->callbacks);
+    handler_->onIdentity(*identity);
+  }
   read_stream_ = std::move(stream);
   try {
     watch_ = shared_->loop.watch(fd, [this](EventLoop::Ready ready) { onReady(ready); });

@@ -46,7 +46,8 @@ class StreamConnection : public Connection, public Pollable, public std::enable_
   void setHandler(std::shared_ptr<ConnectionHandler> handler);
   /// The peer is authenticated: begins to write and to read frames. `fd` becomes readable when the peer sends a wake-up
   /// or ends.
-  void open(std::unique_ptr<ByteStream> stream, int fd);
+  /// `identity`: of the peer, if it has proved one.
+  void open(std::unique_ptr<ByteStream> stream, int fd, const std::optional<PeerIdentity>& identity = std::nullopt);
   /// Ends the connection unless its first frame arrives within `timeout`. After open().
   void requireFrame(Duration timeout);
   /// Ends the connection. onClosed gets `code`; `text` says what happened, unless this side has closed it.

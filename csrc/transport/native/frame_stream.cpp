@@ -1,3 +1,14 @@
+// Note [Announced bytes]
+// A header of 16 bytes can announce a head of gigabytes and a million segments. A peer that only announces must not
+// occupy memory. So memory is allocated as bytes arrive:
+// - The head and the list of sizes grow in steps, which are filled before the next one is made.
+// - Segments are allocated a few at a time, when those before them are filled. One segment is allocated whole, because
+// a
+//   tensor cannot move, but its pages occupy memory only when they are written. (Its address space is bounded by
+//   Limits::segment_bytes; where the system promises no more memory than it has, an allocation that is too large fails
+//   and costs this frame only.)
+// Each peer may send over several connections, so its bound is that of one connection times their number (Quota).
+
 #include "transport/native/frame_stream.h"
 
 #include <algorithm>
@@ -8,6 +19,20 @@
 #include "transport/frame_memory.h"
 
 namespace torchrpc::native {
+
+namespace {
+
+// Of the list of sizes, in the first step; each further step doubles it.
+constexpr size_t kLayoutStep = 16 << 10;
+// The head grows by so much, within a capacity that is at least kMinHeadCapacity (or the size of the head) and doubles.
+// Pages of the capacity that have not been written occupy no memory.
+constexpr uint64_t kHeadStepBytes = 1 << 20;
+constexpr uint64_t kMinHeadCapacity = 64 << 20;
+// Segments are allocated until they have so many bytes, or are so many: as many as a read takes, and more.
+constexpr uint64_t kMaxAheadBytes = 16 << 20;
+constexpr size_t kMaxAheadSegments = 256;
+
+}  // namespace
 
 // ---- writing ----
 
@@ -91,7 +116,7 @@ void FrameReader::begin(Stage stage) {
 size_t FrameReader::missing() const {
   size_t bytes = 0;
   for (size_t i = next_; i < targets_.size(); ++i) bytes += targets_[i].bytes;
-  return bytes;
+  return bytes + rest_bytes_;
 }
 
 size_t FrameReader::room(std::span<char> scratch, std::span<iovec> parts) const {
@@ -106,7 +131,8 @@ size_t FrameReader::room(std::span<char> scratch, std::span<iovec> parts) const 
       }
       parts[used++] = {target.data, target.bytes};
     }
-    if (next_ + used < targets_.size()) return used;
+    // The bytes behind these targets belong to others that do not exist yet, and must not be copied to them.
+    if (next_ + used < targets_.size() || rest_bytes_ > 0) return used;
   }
   parts[used++] = {scratch.data(), scratch.size()};
   return used;
@@ -161,55 +187,90 @@ Status FrameReader::checkHeader() const {
   return Error(ErrorCode::kFrameTooLarge, "a message of more than " + std::to_string(limits_.tensors) + " segments");
 }
 
-Status FrameReader::checkSizes() const {
+void FrameReader::extendLayout() {
+  const size_t had = layout_.size();
+  layout_.resize(std::min(layoutSize(), std::max(kLayoutStep, 2 * had)));
+  begin(Stage::kLayout);
+  addTarget(layout_.data() + had, (layout_.size() - had) * sizeof(uint64_t));
+}
+
+Status FrameReader::beginBody() {
+  FrameSize size(limits_);
+  if (auto error = size.add("head", header_.head_bytes, limits_.head_bytes)) return error;
+  rest_bytes_ = header_.head_bytes;
   for (size_t i = 0; i < header_.segments; ++i) {
-    if (auto error = checkSize("segment", layout_[i], limits_.segment_bytes)) return error;
+    if (auto error = size.add("segment", layout_[i], limits_.segment_bytes)) return error;
+    if (slabOffset(i) == FrameHeader::kInStream) rest_bytes_ += layout_[i];
   }
+  extended_ = 0;
   return std::nullopt;
 }
 
-void FrameReader::beginBody(ByteStream& stream) {
+void FrameReader::extendBody(ByteStream& stream) {
   begin(Stage::kBody);
-  frame_.head.resize(header_.head_bytes);
-  addTarget(frame_.head.data(), frame_.head.size());
+  extendHead();
+  if (frame_.head.size() < header_.head_bytes) return;
+  const size_t head_targets = targets_.size();
+  const auto rest_bytes = rest_bytes_;
   try {
-    addSegments(stream);
+    extendSegments(stream);
   } catch (const Error&) {
     throw;  // the peer's fault
   } catch (const std::exception&) {
-    const size_t added = frame_.segments.size();
-    frame_.segments.clear();
-    begin(Stage::kBody);
-    addTarget(frame_.head.data(), frame_.head.size());
-    size_t bytes = 0;
-    for (size_t i = 0; i < header_.segments; ++i) {
-      const auto slab_offset = slabOffset(i);
-      if (slab_offset == FrameHeader::kInStream) {
-        bytes += layout_[i];
-      } else if (i >= added) {
-        stream.leaseFromSlab(slab_offset, layout_[i]);  // returns it to the peer
-      }
-    }
-    addTarget(nullptr, bytes);
-    frame_.failure = std::make_shared<Error>(
-        ErrorCode::kFrameTooLarge,
-        "the receiver has no memory for a message with " + std::to_string(bytes) + " bytes of tensors");
+    targets_.resize(head_targets);
+    rest_bytes_ = rest_bytes;
+    dropSegments(stream);
   }
+}
+
+void FrameReader::extendHead() {
+  auto& head = frame_.head;
+  const size_t had = head.size();
+  const uint64_t bytes = had + std::min(header_.head_bytes - had, kHeadStepBytes);
+  if (bytes == had) return;
+  if (bytes > head.capacity()) head.reserve(std::min(header_.head_bytes, std::max(2 * bytes, kMinHeadCapacity)));
+  head.resize(bytes);
+  addTarget(head.data() + had, bytes - had);
+  rest_bytes_ -= bytes - had;
 }
 
 uint64_t FrameReader::slabOffset(size_t segment) const {
   return header_.flags != 0 ? layout_[header_.segments + segment] : FrameHeader::kInStream;
 }
 
-void FrameReader::addSegments(ByteStream& stream) {
-  frame_.segments.reserve(header_.segments);
-  for (size_t i = 0; i < header_.segments; ++i) {
-    const auto bytes = layout_[i];
-    const auto slab_offset = slabOffset(i);
+void FrameReader::extendSegments(ByteStream& stream) {
+  uint64_t ahead = 0;
+  for (size_t count = 0; extended_ < header_.segments; ++extended_, ++count) {
+    const auto bytes = layout_[extended_];
+    const auto slab_offset = slabOffset(extended_);
     const bool in_slab = slab_offset != FrameHeader::kInStream;
+    if (ahead >= kMaxAheadBytes || count >= kMaxAheadSegments) return;
     frame_.segments.push_back(in_slab ? stream.leaseFromSlab(slab_offset, bytes) : newSegment(bytes));
-    if (!in_slab) addTarget(frame_.segments.back().mutableData(), bytes);
+    if (in_slab) continue;
+    addTarget(frame_.segments.back().mutableData(), bytes);
+    rest_bytes_ -= bytes;
+    ahead += bytes;
   }
+}
+
+void FrameReader::dropSegments(ByteStream& stream) {
+  uint64_t bytes = 0;
+  const size_t allocated = frame_.segments.size();
+  frame_.segments = {};
+  for (size_t i = 0; i < header_.segments; ++i) {
+    const auto slab_offset = slabOffset(i);
+    if (slab_offset == FrameHeader::kInStream) {
+      bytes += layout_[i];
+    } else if (i >= allocated) {
+      stream.leaseFromSlab(slab_offset, layout_[i]);  // returns it to the peer
+    }
+  }
+  addTarget(nullptr, rest_bytes_);
+  extended_ = header_.segments;
+  rest_bytes_ = 0;
+  frame_.failure = std::make_shared<Error>(
+      ErrorCode::kFrameTooLarge,
+      "the receiver has no memory for a message with " + std::to_string(bytes) + " bytes of tensors");
 }
 
 Result<std::optional<Frame>> FrameReader::nextStage(ByteStream& stream) try {
@@ -217,15 +278,24 @@ Result<std::optional<Frame>> FrameReader::nextStage(ByteStream& stream) try {
     case Stage::kHeader:
       std::memcpy(&header_, header_bytes_.data(), sizeof(header_));
       if (auto error = checkHeader()) return *std::move(error);
-      begin(Stage::kLayout);
-      layout_.resize(size_t{header_.segments} * (header_.flags != 0 ? 2 : 1));
-      addTarget(layout_.data(), layout_.size() * sizeof(uint64_t));
-      return std::optional<Frame>();
+      layout_.clear();
+      extendLayout();
+      break;
     case Stage::kLayout:
-      if (auto error = checkSizes()) return *std::move(error);
-      beginBody(stream);
-      return std::optional<Frame>();
-    case Stage::kBody: begin(Stage::kHeader); return std::optional<Frame>(std::exchange(frame_, {}));
+      if (layout_.size() < layoutSize()) {
+        extendLayout();
+        break;
+      }
+      if (auto error = beginBody()) return *std::move(error);
+      extendBody(stream);
+      break;
+    case Stage::kBody:
+      if (!isExtended()) {
+        extendBody(stream);
+        break;
+      }
+      begin(Stage::kHeader);
+      return std::optional<Frame>(std::exchange(frame_, {}));
   }
   return std::optional<Frame>();
 } catch (const Error& error) {

@@ -59,8 +59,9 @@ class FrameQueue {
   size_t offset_ = 0;
 };
 
-/// Frames that are being read. Checks sizes against the limits before it allocates memory for them. A frame whose
-/// segments find no memory is delivered with its head and Frame::failure; the frames that follow are not affected.
+/// Frames that are being read. Checks sizes, and their sum, against the limits before it allocates memory for them, and
+/// allocates memory as bytes arrive: see Note [Announced bytes]. A frame whose segments find no memory is delivered
+/// with its head and Frame::failure; the frames that follow are not affected.
 class FrameReader {
  public:
   explicit FrameReader(const Limits& limits) : limits_(limits) {}
@@ -89,9 +90,17 @@ class FrameReader {
   /// All targets of this stage are filled: begins the next one. Returns the frame, if this stage was the last.
   Result<std::optional<Frame>> nextStage(ByteStream& stream);
   Status checkHeader() const;
-  Status checkSizes() const;
-  void beginBody(ByteStream& stream);
-  void addSegments(ByteStream& stream);
+  void extendLayout();
+  /// Checks all sizes and adds them up.
+  Status beginBody();
+  /// Whether memory has been allocated for all of the body.
+  bool isExtended() const { return frame_.head.size() == header_.head_bytes && extended_ == header_.segments; }
+  void extendBody(ByteStream& stream);
+  void extendHead();
+  void extendSegments(ByteStream& stream);
+  /// There is no memory for the segments: their bytes that are still to come are dropped.
+  void dropSegments(ByteStream& stream);
+  size_t layoutSize() const { return size_t{header_.segments} * (header_.flags != 0 ? 2 : 1); }
   /// FrameHeader::kInStream if the segment is on no slab.
   uint64_t slabOffset(size_t segment) const;
 
@@ -101,6 +110,8 @@ class FrameReader {
   FrameHeader header_;
   std::vector<uint64_t> layout_;
   Frame frame_;
+  size_t extended_ = 0;      ///< the number of segments that have memory, or are dropped
+  uint64_t rest_bytes_ = 0;  ///< of the body, in the stream, that have no targets yet
   std::vector<Target> targets_;
   size_t next_ = 0;
 };

@@ -4,9 +4,8 @@
 
 #include <chrono>
 #include <cstddef>
-#include <functional>
+#include <memory>
 #include <string>
-#include <string_view>
 
 #include "base/timer.h"
 #include "transport/port_range.h"
@@ -14,13 +13,7 @@
 
 namespace torchrpc::native {
 
-/// What the peer of a new connection says about itself. The handshake has shown that it knows the group's secret.
-struct IdentityClaim {
-  std::string_view name;            ///< of its node
-  std::string_view expected_name;   ///< the one that this side connects to; empty on the side that was connected to
-  std::string_view identity;        ///< what its make_identity returned
-  std::string_view handshake_hash;  ///< with which that was called
-};
+class Identity;
 
 struct Options {
   std::string host;  ///< this and the next: as in HostChoice
@@ -33,11 +26,8 @@ struct Options {
   bool encrypt = false;
   bool aes = true;                 ///< with AES where both processors have it, else with ChaCha20
   std::string encryption = "off";  ///< the user's setting, from which that follows; for error texts
-  /// For groups with a secret: what proves the name of this node to the peer of the handshake with this hash (at most
-  /// kMaxIdentityBytes), and what checks that of the peer, and throws Error if it is not what it should be. Empty: no
-  /// proofs of names. Called on the loop thread; must not block.
-  std::function<std::string(std::string_view handshake_hash)> make_identity;
-  std::function<void(const IdentityClaim&)> check_identity;
+  /// This node's; its secret is `secret`. Peers must have one, too. Null: peers' names are taken on trust.
+  std::shared_ptr<const Identity> identity;
   PortRange ports;            ///< to listen on: the first that is free
   bool unix_sockets = true;   ///< between workers of one host, instead of TCP
   bool shared_memory = true;  ///< rings in shared memory beside the Unix sockets

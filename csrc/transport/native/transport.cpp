@@ -327,7 +327,7 @@ bool NativeTransport::open(StreamConnection& connection, HandshakeSession::Authe
         : peer.keys           ? makeSealedStream(std::move(peer.socket), *peer.keys)
                               : makeSocketStream(std::move(peer.socket));
     if (peer.keys) ++shared_->encrypted;
-    connection.open(std::move(stream), fd);
+    connection.open(std::move(stream), fd, peer.identity);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kWorkerLost) {
       static LogOnce once;

@@ -122,15 +122,16 @@ Status checkDescriptor(
     return Error(ErrorCode::kFrameTooLarge, "a message of more than " + std::to_string(limits.tensors) + " segments");
   }
   const auto head_bytes = head_is_payload ? descriptor.payloads.front().length : descriptor.metadata.size();
-  if (auto error = checkSize("head", head_bytes, limits.head_bytes)) return error;
+  FrameSize size(limits);
+  if (auto error = size.add("head", head_bytes, limits.head_bytes)) return error;
   for (size_t i = head_is_payload ? 1 : 0; i < descriptor.payloads.size(); ++i) {
-    if (auto error = checkSize("segment", descriptor.payloads[i].length, limits.segment_bytes)) return error;
+    if (auto error = size.add("segment", descriptor.payloads[i].length, limits.segment_bytes)) return error;
   }
   for (const auto& tensor : descriptor.tensors) {
     if (tensor.sourceDevice.type != tensorpipe::kCpuDeviceType) {
       return Error(ErrorCode::kProtocol, "a tensor that is not in main memory");
     }
-    if (auto error = checkSize("segment", tensor.length, limits.segment_bytes)) return error;
+    if (auto error = size.add("segment", tensor.length, limits.segment_bytes)) return error;
   }
   return std::nullopt;
 }

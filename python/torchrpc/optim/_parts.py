@@ -182,6 +182,7 @@ class _LocalOptimizer:
         self.optim = cls(own, *args, **kwargs)
 
     def step(self, context_id: int, options: list[Options] | None) -> None:
+        _check_options(options or [])
         gradients = _gradients(context_id)
         with self.lock:
             for group, changed in zip(self.optim.param_groups, options or [], strict=False):
@@ -203,11 +204,18 @@ class _LocalOptimizer:
             return [_copied(states.get(number, {})) for number in range(len(self.params))]
 
     def load(self, states: Sequence[State], options: Sequence[Options]) -> None:
+        _check_options(options)
         with self.lock:
             current = self.optim.state_dict()["param_groups"]
             groups = [{**group, **changed} for group, changed in zip(current, options, strict=True)]
             loaded = {number: state for number, state in enumerate(states) if state}
             self.optim.load_state_dict({"state": loaded, "param_groups": groups})
+
+
+def _check_options(options: Sequence[Options]) -> None:
+    """Raise ValueError for options that would exchange the parameters: those belong to the maker of the optimizer."""
+    if any("params" in group for group in options):
+        raise ValueError("the options of a parameter group cannot have params")
 
 
 def _checked_param(value: Any) -> torch.Tensor:

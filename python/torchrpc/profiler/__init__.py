@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 import torchrpc.rpc as rpc
-from torchrpc._C import _allow_list, _start_trace, _stop_trace
+from torchrpc._C import _allow_list, _caller, _start_trace, _stop_trace
+from torchrpc.rpc._allow_list import refused
 
 from ._merge import UNKNOWN_CALL, WorkerTrace, absolute_ns, label, merge, ranges
 
@@ -122,10 +123,21 @@ class profile:
 
 _lock = threading.Lock()
 _current: torch.profiler.profile | None = None
+_starter: rpc.WorkerInfo | None = None  # the other worker that has started it
+
+
+def _check_profiling() -> None:
+    """Raise NotAllowedError if this worker serves limited callers: a profile shows what it does for all others."""
+    if (allowed := _allow_list()) is not None and _caller() is not None and not allowed.entry_for(_ENTRY):
+        raise refused(_ENTRY, allowed)
+
+
+_ENTRY = "torchrpc.profiler.profile"
 
 
 def _start(options: dict[str, Any]) -> None:
-    global _current
+    global _current, _starter
+    _check_profiling()
     # Other options may be functions that the profiler calls here.
     if (allowed := _allow_list()) is not None and (unknown := options.keys() - _OPTIONS):
         raise rpc.NotAllowedError(
@@ -141,7 +153,7 @@ def _start(options: dict[str, Any]) -> None:
         # A profile has one cycle, so accumulating its events changes nothing; without it, torch 2.11 warns.
         recorder = torch.profiler.profile(experimental_config=everywhere, **{"acc_events": True, **options})
         recorder.start()
-        _current = recorder
+        _current, _starter = recorder, _caller()
     _start_trace()
 
 
@@ -165,6 +177,12 @@ def _end() -> tuple[torch.profiler.profile, dict[str, Any]]:
 
 
 def _stop() -> bytes:
+    _check_profiling()
+    with _lock:
+        caller = _caller()
+        if caller is not None and _starter != caller:
+            starter = "no other worker" if _starter is None else _starter.name
+            raise RuntimeError(f"{caller.name} cannot end the profile of {starter}")
     return gzip.compress(json.dumps(_end()[1]).encode(), compresslevel=1)
 
 

@@ -26,10 +26,12 @@ _EXPORTS = {
     ),
     "torchrpc.rpc._batching": "batched",
     "torchrpc.rpc._errors": (
-        "NameNotFoundError NotAllowedError RendezvousError RpcError RpcTimeoutError SerializationError ShutdownError "
-        "WorkerLostError"
+        "NameNotFoundError NotAllowedError QuotaExceededError RendezvousError RpcError RpcTimeoutError "
+        "SerializationError ShutdownError WorkerLostError"
     ),
     "torchrpc.rpc._futures": "Future",
+    "torchrpc.rpc._plain_objects": "register_data_class",
+    "torchrpc.rpc._limits": "Limits Quota",
     "torchrpc.rpc._waiting": "wait",
     "torchrpc.rpc.backend_registry": (
         "BackendValue backend_registered construct_rpc_backend_options init_backend register_backend"

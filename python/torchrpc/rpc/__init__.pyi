@@ -117,6 +117,9 @@ from ._errors import (
     NotAllowedError as NotAllowedError,
 )
 from ._errors import (
+    QuotaExceededError as QuotaExceededError,
+)
+from ._errors import (
     RendezvousError as RendezvousError,
 )
 from ._errors import (
@@ -151,6 +154,15 @@ from ._init import (
 )
 from ._init import (
     init_rpc as init_rpc,
+)
+from ._limits import (
+    Limits as Limits,
+)
+from ._limits import (
+    Quota as Quota,
+)
+from ._plain_objects import (
+    register_data_class as register_data_class,
 )
 from ._waiting import (
     wait as wait,

@@ -13,8 +13,8 @@ import importlib
 import logging
 import sys
 import types
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
 
 import torch
 from torch.jit._builtins import _find_builtin
@@ -24,6 +24,7 @@ from torchrpc import _C
 from ._cpp_functions import CppFunction
 from ._errors import NotAllowedError
 from ._names import find_global, find_module
+from ._names import shortened as shortened
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,13 @@ _OWN = """
     profiler._start profiler._stop profiler._clock
 """
 CALLED_BY_THE_PACKAGE = frozenset(f"torchrpc.{name}" for name in _OWN.split())
+# Those of them that clients may run, too. To gather and to join, a worker speaks for itself only.
+_OF_CLIENTS = """
+    rpc.rref_proxy._call_method rpc.api._rref_typeof_on_owner rpc.api._gather_to_leader
+    rpc._utils._update_group_membership nn.remote_module._create_module nn.remote_module._run_forward
+    nn.remote_module._parameter_rrefs nn.remote_module._set_training
+"""
+_FOR_CLIENTS = frozenset(f"torchrpc.{name}" for name in _OF_CLIENTS.split())
 # To allow one of these is to allow everything: it runs, loads or looks up whatever arrives with the call.
 _RUNS_ANYTHING = """
     builtins.eval builtins.exec builtins.compile builtins.__import__ builtins.getattr builtins.setattr builtins.globals
@@ -49,19 +57,54 @@ _RUNS_ANYTHING = """
     runpy.run_module runpy.run_path torch.utils.cpp_extension.load torch.utils.cpp_extension.load_inline torch.hub.load
 """
 # The package's functions that may be listed; others are its pickler, its checks and their parts.
-_LISTABLE = frozenset(f"torchrpc.rpc.api.{name}" for name in ("rpc_sync", "rpc_async", "remote", "get_worker_info"))
+_LISTABLE = frozenset(
+    [
+        "torchrpc.rpc.api.rpc_sync",
+        "torchrpc.rpc.api.rpc_async",
+        "torchrpc.rpc.api.remote",
+        "torchrpc.rpc.api.get_worker_info",
+        "torchrpc.profiler.profile",
+    ]
+)
 
 # The classes that entries name, by id: a class may be found in another module than the one that it names as its own.
 _classes_of_entries: dict[int, tuple[type, set[str]]] = {}
 
 
-def names_of(entries: Iterable[Callable[..., Any] | str]) -> list[str]:
-    """Return the entries of `allowed_functions` as the names by which calls refer to them.
+Entries: TypeAlias = Iterable[Callable[..., Any] | str]
+
+
+def allowances_of(
+    allowed_functions: Entries | Mapping[str, Entries | None] | None,
+) -> list[tuple[str, list[str] | None]]:
+    """Return `allowed_functions` as pairs: a pattern of callers' names, and the names by which calls refer to
+    the entries.
+
+    None in the place of names stands for everything. Without pairs, all may run everything.
 
     Raises:
-        TypeError: an entry is neither a callable nor a str.
-        ValueError: a function has no name of its own at the top level of a module.
+        TypeError: an entry is neither a callable nor a str, or a pattern is no str.
+        ValueError: a function has no name of its own at the top level of a module, or a pattern is empty.
     """
+    if allowed_functions is None:
+        return []
+    if not isinstance(allowed_functions, Mapping):
+        return [("*", _names_of(allowed_functions))]
+    if not allowed_functions:
+        raise ValueError("allowed_functions is an empty dict: to allow nothing, give an empty list.")
+    for pattern in allowed_functions:
+        if not isinstance(pattern, str):
+            raise TypeError(f"allowed_functions has the key {pattern!r}, which is no str: keys are patterns of names.")
+        if not pattern:
+            raise ValueError(
+                "allowed_functions has an empty key: keys are patterns of callers' names, such as 'client-*'."
+            )
+    return [
+        (pattern, None if entries is None else _names_of(entries)) for pattern, entries in allowed_functions.items()
+    ]
+
+
+def _names_of(entries: Entries) -> list[str]:
     if isinstance(entries, str):
         raise TypeError(f"allowed_functions must be a list of functions and names, but is the str {entries!r}.")
     return [_name_of(entry) for entry in entries]
@@ -224,12 +267,22 @@ _NAME_OF_TYPE: Any = vars(type)["__qualname__"]
 def refused(name: str, allowed: _C._AllowList) -> NotAllowedError:
     """The error for a name that the list does not have."""
     name = shortened(name)
-    start = f"{allowed.worker} does not let others run or send {name}: its allowed_functions do not have it"
+    if not allowed.callers:
+        return NotAllowedError(
+            f"{allowed.worker} does not let this caller run or send {name}: no pattern in its allowed_functions "
+            "matches the caller's name.",
+            allowed.worker,
+        )
+    is_for_all = allowed.callers == "*"
+    start = (
+        f"{allowed.worker} does not let {'others' if is_for_all else 'this caller'} run or send {name}: its "
+        f"allowed_functions do not have it{'' if is_for_all else f' for workers named {allowed.callers!r}'}"
+    )
     if why := _why_unsafe(name, look_up=False):
         return NotAllowedError(f"{start}, and cannot have it: it {why}", allowed.worker)
     return NotAllowedError(
-        f"{start}. If they may, start {allowed.worker} with TensorPipeRpcBackendOptions(allowed_functions=[..., "
-        f"{name!r}]).",
+        f"{start}. If they may, start {allowed.worker} with TensorPipeRpcBackendOptions(allowed_functions="
+        + (f"[..., {name!r}])." if is_for_all else f"{{{allowed.callers!r}: [..., {name!r}]}})."),
         allowed.worker,
     )
 
@@ -253,14 +306,6 @@ def refused_value(name: str, allowed: _C._AllowList) -> NotAllowedError:
     )
 
 
-def shortened(name: str) -> str:
-    """A name from another worker, for error texts."""
-    return name if len(name) <= _LONGEST_NAME_SHOWN else f"{name[:_LONGEST_NAME_SHOWN]}..."
-
-
-_LONGEST_NAME_SHOWN = 200
-
-
 def find_allowed(module: str, qualified_name: str, allowed: _C._AllowList | None = None) -> Any:
     """Return the function of a call: one of the package's own, or one that the list has.
 
@@ -271,9 +316,23 @@ def find_allowed(module: str, qualified_name: str, allowed: _C._AllowList | None
         NotAllowedError: the list does not allow the name; nothing has been imported.
     """
     allowed = allowed or _C._allow_list()
-    if allowed is None or f"{module}.{qualified_name}" in CALLED_BY_THE_PACKAGE:
+    name = f"{module}.{qualified_name}"
+    if allowed is None or name in CALLED_BY_THE_PACKAGE:
+        if allowed is not None:
+            check_member(name, allowed)
         return find_global(module, qualified_name)
     return find_listed(module, qualified_name, allowed)
+
+
+def check_member(name: str, allowed: _C._AllowList) -> None:
+    """Raise NotAllowedError if the function of the package is part of the group's own work, and the caller a client."""
+    if allowed.is_for_member or name in _FOR_CLIENTS:
+        return
+    raise NotAllowedError(
+        f"{allowed.worker} does not let a client run {name}: only members of the group may. Give the caller an "
+        "identity with the role member if it may.",
+        allowed.worker,
+    )
 
 
 def find_listed(module: str, qualified_name: str, allowed: _C._AllowList) -> Any:
@@ -388,9 +447,25 @@ def check_method(value: Any, name: str, kind: type | None = None) -> None:
         is_allowed = True
     else:
         is_allowed = bool(allowed.entry_for(method)) and _find_loaded(class_name) is kind
-    # What is not in the class is no method of it: the object's state may come from another worker.
-    if not is_allowed or class_attribute(type(value), name) is None:
+    if not is_allowed or not _is_method_of_class(value, name):
         raise refused(method, allowed)
+
+
+def _is_method_of_class(value: Any, name: str) -> bool:
+    """Whether `value.name` is what the class has under that name.
+
+    What the object has itself is no method of the class: its state may come from another worker.
+    """
+    found = class_attribute(type(value), name)
+    if found is None:
+        return False
+    try:
+        own = object.__getattribute__(value, "__dict__").get(name, _NOTHING)
+    except AttributeError:
+        return True  # the class has __slots__
+    if own is _NOTHING or hasattr(type(found), "__set__"):
+        return True
+    return type(own) is torch._C.ScriptMethod  # script modules keep the methods that they have looked up
 
 
 def local_value(rref: Any) -> Any:

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from torchrpc._C import WorkerInfo, _forked_from, _get_current_rpc_agent, _is_current_rpc_agent_set
+from torchrpc._C import WorkerInfo, _caller, _forked_from, _get_current_rpc_agent, _is_current_rpc_agent_set
 
-from ._errors import ShutdownError
-from ._names import public_module
+from ._errors import NotAllowedError, ShutdownError
+from ._names import public_module, shortened
 from .constants import UNSET_RPC_TIMEOUT
 
 
@@ -31,6 +31,19 @@ def _to_worker_info(to: Any) -> Any:
     if isinstance(to, numbers.Integral):
         return _get_current_rpc_agent().get_worker_info(int(to))
     raise ValueError(f"Cannot get WorkerInfo from name {to}")
+
+
+def check_caller(worker: str | int) -> None:
+    """Raise NotAllowedError if the call that this thread serves is of another worker than that of this name or id.
+
+    For functions of the package that act in the name of a worker: a worker speaks only for itself.
+    """
+    caller = _caller()
+    if caller is None or worker == (caller.id if isinstance(worker, int) else caller.name):
+        return
+    me = _get_current_rpc_agent().get_worker_info().name
+    named = f"the worker with id {worker}" if isinstance(worker, int) else shortened(worker)
+    raise NotAllowedError(f"{me} does not let {caller.name} speak for {named}: a worker speaks only for itself.", me)
 
 
 def check_call(to: Any, func: Any, args: Any, kwargs: Any, timeout: Any) -> tuple[Any, tuple, dict]:

@@ -49,6 +49,12 @@ class NotAllowedError(RpcError):
     __module__ = "torchrpc.rpc"
 
 
+class QuotaExceededError(RpcError):
+    """The callee's `quotas` grant this caller no more calls, bytes, RRefs or connections at a time."""
+
+    __module__ = "torchrpc.rpc"
+
+
 class NameNotFoundError(RpcError):
     """The receiver has no module, function or class of the name that arrived.
 

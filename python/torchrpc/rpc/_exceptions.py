@@ -20,6 +20,7 @@ from ._by_value import dumps
 from ._errors import ORIGINAL_TYPE, RpcError, also
 from ._limited_unpickler import LimitedUnpickler
 from ._names import find_global
+from ._plain_objects import _NAMED, describe_type, find_type
 
 _TYPE_NOT_RESTORED = (
     "Failed to create original exception type. Error msg was {why} Original exception on remote side was {text}"
@@ -66,6 +67,8 @@ def _describe_exception(exc: BaseException) -> tuple[str, bytes]:
     text = text.encode("utf-8", "backslashreplace").decode()  # a lone surrogate is no UTF-8
     with contextlib.suppress(Exception):  # stderr may be closed
         print(text, file=sys.stderr)
+    if not _C._uses_pickles():
+        return text, describe_type(exc)
     try:
         detail = _type_and_attributes(exc)
     except Exception as why:
@@ -126,6 +129,10 @@ def _rebuild_exception(
         except Exception as why:
             return RuntimeError(_TYPE_NOT_RESTORED.format(why=f"{why} (raised on {worker_name})", text=text))
 
+    if cls := find_type(detail, allowed):
+        return _make_runtime_error_subclass(cls, text) if also_runtime_error else make_exception(cls, text)
+    if not _C._uses_pickles() or detail.startswith(_NAMED):
+        return RuntimeError(text)
     if not detail.startswith(_WITH_LINKS):
         return make(detail, "", [])
     try:

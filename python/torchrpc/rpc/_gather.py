@@ -1,8 +1,8 @@
 """`_all_gather`: every worker of a set contributes an object and receives the objects of all.
 
-The worker with the smallest name leads: the others send it their objects, and it sends all of them back. If the leader
-is lost, the worker with the next name leads. This module keeps the gatherings under way; the functions that send
-messages are passed to it, since scripts replace these in `api`.
+The worker with the smallest name leads (of the members, if there are clients): the others send it their objects, and it
+sends all of them back. If the leader is lost, the worker with the next name leads. This module keeps the gatherings
+under way; the functions that send messages are passed to it, since scripts replace these in `api`.
 
 Threads: `Gathering` belongs to the thread that gathers. `record_object` and `record_all` run on threads of the pool.
 """
@@ -14,7 +14,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -22,13 +22,15 @@ import torch
 from torchrpc._C import TensorPipeAgent
 
 from ._cpp_functions import is_cpp
-from ._errors import RpcError, RpcTimeoutError, WorkerLostError
+from ._errors import NotAllowedError, RpcError, RpcTimeoutError, WorkerLostError
 
 logger = logging.getLogger(__name__)
 
 _LOST_POLL_S = 0.25  # between two checks whether a worker is lost
 _LOST_CONFIRM_S = 1.5  # a worker whose connection broke counts as lost within this time
 _LOST_CONFIRM_POLL_S = 0.05
+
+_MOST_EARLY_REPORTS = 1000
 
 LOST_WORKERS = "_lost_workers"  # the attribute of a WorkerLostError of this module that has all names
 
@@ -46,6 +48,8 @@ class AllGatherStates:
     def __init__(self) -> None:
         self.gathered_objects: dict[str, Any] = {}
         self.proceed_signal = threading.Event()
+        self._names: set[str] | None = None  # the workers that take part; None: this worker has not begun yet
+        self._leaders: set[str] = set()  # the workers to which this one has reported
 
 
 lock = threading.RLock()  # guards the two tables
@@ -58,6 +62,24 @@ def forget_all() -> None:
     with lock:
         next_numbers.clear()
         states_by_id.clear()
+
+
+_thread = threading.local()
+
+
+@contextlib.contextmanager
+def own_part() -> Iterator[None]:
+    """In the block, this thread records this worker's own object. It may serve a call of another worker."""
+    _thread.is_own_part = True
+    try:
+        yield
+    finally:
+        _thread.is_own_part = False
+
+
+def is_own_part() -> bool:
+    """Whether this thread is in a block of `own_part`."""
+    return getattr(_thread, "is_own_part", False)
 
 
 def _forget_parent() -> None:
@@ -79,26 +101,43 @@ def python_workers(agent: Any) -> set[str]:
 
 
 def record_object(sequence_id: str, worker_name: str, obj: Any, worker_names: set[str]) -> None:
-    """On the leader: record the object of one worker."""
+    """On the leader: record the object of one worker.
+
+    Only the leader itself says by `worker_names` who takes part. Until it does, a worker may report to as many
+    gatherings as `_MOST_EARLY_REPORTS`.
+    """
     with lock:
-        if worker_name not in worker_names:
+        states = states_by_id.get(sequence_id, AllGatherStates())
+        if worker_name not in (states._names or worker_names):
             raise AssertionError(f"{worker_name} is not expected by leader.")
-        states = states_by_id[sequence_id]
         if worker_name in states.gathered_objects:
             raise AssertionError(f"{worker_name} reported intent sequence id {sequence_id} twice. ")
+        if states._names is None and not is_own_part():
+            early = sum(s._names is None and worker_name in s.gathered_objects for s in states_by_id.values())
+            if early >= _MOST_EARLY_REPORTS:
+                raise RpcError(f"{worker_name} takes part in too many gatherings that this worker has not begun.")
+        states_by_id[sequence_id] = states
         states.gathered_objects[worker_name] = obj
-        if worker_names == set(states.gathered_objects):
+        if states._names is not None and states._names <= set(states.gathered_objects):
             states.proceed_signal.set()
 
 
-def record_all(sequence_id: str, objects_map: dict[str, Any]) -> None:
-    """On a follower: record the objects of all workers, which the leader has sent."""
+def record_all(sequence_id: str, objects_map: dict[str, Any], leader: str | None) -> None:
+    """On a follower: record the objects of all workers, which the leader has sent.
+
+    Raises:
+        NotAllowedError: this worker has not reported to that leader.
+    """
     with lock:
-        states = states_by_id[sequence_id]
-    if states.proceed_signal.is_set():
-        raise AssertionError(f"Termination signal sequence id {sequence_id} got set twice.")
-    states.gathered_objects = objects_map
-    states.proceed_signal.set()
+        states = states_by_id.get(sequence_id)
+        if states is None or states._names is None or (leader is not None and leader not in states._leaders):
+            raise NotAllowedError(f"{leader} does not lead a gathering in which this worker takes part.", leader or "")
+        if not states._names >= set(objects_map):
+            raise AssertionError(f"{sorted(set(objects_map) - states._names)} do not take part in the gathering.")
+        if states.proceed_signal.is_set():
+            raise AssertionError(f"Termination signal sequence id {sequence_id} got set twice.")
+        states.gathered_objects = objects_map
+        states.proceed_signal.set()
 
 
 class Gathering:
@@ -143,9 +182,11 @@ class Gathering:
         """
         lost: set[str] = set()
         while True:
-            leader = min(self._names - lost)
+            leader = self._leader_of(self._names - lost)
             try:
-                self._report(leader, self._sequence_id, self._me, obj, self._names)
+                self._begin(leader)
+                # A list, because a set is no plain data.
+                self._report(leader, self._sequence_id, self._me, obj, sorted(self._names))
                 states = self._wait_for_objects(leader)
                 break
             except WorkerLostError:
@@ -163,6 +204,21 @@ class Gathering:
             vars(error)[LOST_WORKERS] = missing
             raise error
         return gathered
+
+    def _leader_of(self, names: set[str]) -> str:
+        """Return the smallest of these names, of members if there are some: the others follow no client."""
+        if not isinstance(self._agent, TensorPipeAgent):
+            return min(names)
+        members = {each.name for each in self._agent.get_worker_infos() if self._agent._is_member(each.id)}
+        return min(names & members or names)
+
+    def _begin(self, leader: str) -> None:
+        with lock:
+            states = states_by_id[self._sequence_id]
+            states._names = self._names
+            states._leaders.add(leader)
+            for name in set(states.gathered_objects) - self._names:
+                del states.gathered_objects[name]  # it reported to a gathering of others
 
     def _wait_for_objects(self, leader: str) -> AllGatherStates:
         """On the leader, block until all workers that are not lost have reported; on a follower, until the leader has

@@ -74,7 +74,9 @@ def init_rpc(
 def _join_group(backend: Any, name: str, rank: int, world_size: int | None, options: Any) -> None:
     global _store
     rpc_timeout = to_timedelta(options.rpc_timeout, "rpc_timeout")
-    store, rank = open_store(options.init_method, rank, world_size)
+    # Other backends have a security of their own.
+    has_secret = getattr(options, "_has_secret", True)
+    store, rank = open_store(options.init_method, rank, world_size, has_secret)
     store.set_timeout(min(init_timeout(), rpc_timeout))
     _store = store
     store = enter_group(store, world_size)

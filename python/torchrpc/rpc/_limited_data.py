@@ -21,6 +21,7 @@ from . import _errors
 
 _MOST_FRACTION_BITS = 1 << 16
 _MOST_DECIMAL_DIGITS = 10_000
+_MOST_DECIMAL_EXPONENT = 999_999  # of decimal's default contexts; as an int, such a number has half a megabyte
 
 
 class Reader(Protocol):
@@ -28,6 +29,7 @@ class Reader(Protocol):
 
     def checked_keys(self, keys: list[Any]) -> list[Any]: ...
     def check_callable(self, function: Any) -> None: ...
+    def charge(self, effort: int) -> None: ...
 
 
 Construct = Callable[[Any, tuple], Any]  # from a reader and the arguments in its pickle
@@ -156,10 +158,12 @@ def _make_timezone(_: Reader, args: tuple) -> datetime.timezone:
 
 def _make_decimal(_: Reader, args: tuple) -> decimal.Decimal:
     require(are(args, str) and len(args[0]) <= _MOST_DECIMAL_DIGITS, "Decimal")
-    return decimal.Decimal(*args)
+    number = decimal.Decimal(*args)
+    require(not number.is_finite() or abs(number.adjusted()) <= _MOST_DECIMAL_EXPONENT, "Decimal")
+    return number
 
 
-def _make_fraction(_: Reader, args: tuple) -> fractions.Fraction:
+def _make_fraction(reader: Reader, args: tuple) -> fractions.Fraction:
     if are(args, str):  # before Python 3.12. Not "1e999999999", which Fraction accepts as well
         parts = args[0].split("/")
         require(len(parts) <= 2 and len(args[0]) < _MOST_DECIMAL_DIGITS, "Fraction")
@@ -167,6 +171,8 @@ def _make_fraction(_: Reader, args: tuple) -> fractions.Fraction:
         args = tuple(map(int, parts))
     require(are(args, int) or are(args, int, int), "Fraction")
     require(all(arg.bit_length() <= _MOST_FRACTION_BITS for arg in args), "Fraction")
+    # The greatest common divisor takes time in proportion to the square of the bits.
+    reader.charge(sum(arg.bit_length() ** 2 for arg in args) >> 14)
     return fractions.Fraction(*args)
 
 

@@ -25,6 +25,7 @@ from torchrpc import _C
 
 from ._allow_list import (
     CALLED_BY_THE_PACKAGE,
+    check_member,
     claimed_name,
     class_attribute,
     find_listed,
@@ -61,7 +62,9 @@ from ._names import find_global
 #   pass for one by its attributes or by its `__eq__`.
 # - BUILD, and items for containers, need an object that only this pickle refers to when it is made: a constructor may
 #   return an object that the worker shares, such as a singleton.
-# - The effort is bounded by the bytes that have arrived: numbers, keys and the depth of nesting have limits.
+# - The effort is bounded by the bytes that have arrived: numbers, keys and the depth of nesting have limits. The memo
+#   lets a few bytes refer to a large value again and again, so whoever copies a value, or computes with a number, pays
+#   for it out of a budget (`charge`).
 
 Helpers = Mapping[str, StandIn]  # name of a function of the sender's pickler -> what to do with its arguments
 
@@ -69,6 +72,10 @@ _MOST_INT_BYTES = 1 << 16
 _MOST_NAME_CHARACTERS = 1000
 _DEEPEST_KEY = 200  # tuples in tuples, as keys: Python's hash of a tuple recurses without a check
 _DEEPEST_VALUE = 5000
+_FREE_EFFORT = 1 << 20  # bytes to copy, in addition to those that follow
+_EFFORT_OF_A_BYTE = 16  # bytes to copy for each byte of the pickle
+_ELEMENT_EFFORT = 16  # bytes of an element of a container
+_LARGE_KEY_BITS = 1 << 10
 _KEY_EFFORT = 100_000  # tuples and their elements to hash, in addition to one for each byte of the pickle
 
 
@@ -158,7 +165,9 @@ class LimitedUnpickler:
         self._made: dict[int, Any] = {}  # instances of listed classes that only this pickle refers to
         self._shared: dict[int, Any] = {}  # what the worker may share: returned by listed functions
         self._key_efforts: dict[int, tuple[Any, int, int]] = {}  # of tuples: the effort to hash it, and its depth
+        self._copied: set[int] = set()  # storages
         self._key_effort_left = _KEY_EFFORT + len(data)
+        self._effort_left = _FREE_EFFORT + _EFFORT_OF_A_BYTE * len(data)
         self._runs_listed_code = False  # whose exceptions are passed on as they are
 
     def load(self) -> Any:
@@ -282,6 +291,7 @@ class LimitedUnpickler:
         if full_name in CALLED_BY_THE_PACKAGE:
             if not self._is_call:
                 raise refused_value(full_name, self.allowed)
+            check_member(full_name, self.allowed)
             return StandIn(full_name, lambda: find_global(module, name))
         if what := self._code.get(full_name):
             raise refused_code(what, self.allowed)
@@ -311,6 +321,32 @@ class LimitedUnpickler:
                 self.allowed.worker,
             )
 
+    def charge(self, effort: int) -> None:
+        """Raise unless the budget of this pickle allows to copy so many bytes more."""
+        self._effort_left -= effort
+        if self._effort_left < 0:
+            raise MalformedError("it takes too much memory or time to read for the number of its bytes")
+
+    def charge_for_copy(self, tensor: torch.Tensor) -> None:
+        """Pay for a copy of a tensor. The first copy of the memory that has arrived with it is free."""
+        bytes_of_copy = tensor.numel() * tensor.element_size()
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self._copied:
+            self._copied.add(storage.data_ptr())
+            bytes_of_copy = max(0, bytes_of_copy - storage.nbytes())
+        self.charge(bytes_of_copy)
+
+    def _charge_for(self, values: Any) -> None:
+        """Pay for a copy of each value that a constructor gets."""
+        if type(values) is dict:
+            self.charge(_ELEMENT_EFFORT * len(values))
+        elif type(values) is tuple:
+            for value in values:
+                if type(value) in (str, bytes, bytearray):
+                    self.charge(len(value))
+                elif type(value) in (list, tuple, dict):
+                    self.charge(_ELEMENT_EFFORT * len(value))
+
     def _construct(self, function: Any, args: Any) -> Any:
         """REDUCE: the result of `function(*args)`."""
         if type(args) is not tuple:
@@ -320,8 +356,10 @@ class LimitedUnpickler:
             construct = function.construct
             if construct is None or function.name in CALLED_BY_THE_PACKAGE:
                 raise refused_value(function.name, self.allowed)
+            self._charge_for(args)
             return construct(self, args)
         if (construct := CONSTRUCTORS.get(id(function))) is not None:
+            self._charge_for(args)
             return construct(self, args)
         return self._call_listed(function, function, args, {})
 
@@ -388,6 +426,7 @@ class LimitedUnpickler:
 
     def _build(self, value: Any, state: Any) -> Any:
         """BUILD: return `value` with the state."""
+        self._charge_for(state)
         if type(value) is _Unbuilt:
             built = value.build(state)
             self._stand_ins -= 1
@@ -491,6 +530,8 @@ class LimitedUnpickler:
         """
         for key in keys:
             if type(key) in PLAIN_KEYS:
+                if type(key) is int and key.bit_length() > _LARGE_KEY_BITS:  # Python computes its hash each time
+                    self.charge(key.bit_length() // 8)
                 continue
             effort, depth = self._key_effort(key)
             self._key_effort_left -= effort

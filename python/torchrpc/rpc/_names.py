@@ -78,3 +78,11 @@ def find_global(module: str, qualified_name: str) -> Any:
                 f"{this_worker()}, too, at the top level of that module, and run the same code on both sides.{advice}"
             ) from exc
     return found
+
+
+_LONGEST_NAME_SHOWN = 200
+
+
+def shortened(name: str) -> str:
+    """A name from another worker, for error texts."""
+    return name if len(name) <= _LONGEST_NAME_SHOWN else f"{name[:_LONGEST_NAME_SHOWN]}..."

@@ -204,7 +204,7 @@ def _limited_storage(_: LimitedUnpickler, args: tuple) -> torch.UntypedStorage:
     return _untyped_storage(data)
 
 
-def _limited_per_channel(_: LimitedUnpickler, args: tuple) -> torch.Tensor:
+def _limited_per_channel(reader: LimitedUnpickler, args: tuple) -> torch.Tensor:
     *tensors, axis = args
     if len(tensors) != 3 or type(axis) is not int or any(type(tensor) is not torch.Tensor for tensor in tensors):
         raise TypeError("a quantized tensor must be made of three tensors and a number")
@@ -212,6 +212,8 @@ def _limited_per_channel(_: LimitedUnpickler, args: tuple) -> torch.Tensor:
     is_axis = 0 <= axis < integers.dim() and integers.dtype in (torch.int8, torch.uint8, torch.int32)
     if not is_axis or any(each.shape != (integers.shape[axis],) for each in (scales, zero_points)):
         raise ValueError("the scales of a quantized tensor must have the size of its axis")
+    # It copies the integers, which may be an expanded tensor of any size, or one that has been copied already.
+    reader.charge_for_copy(integers)
     return _per_channel(integers, scales, zero_points, axis)
 
 

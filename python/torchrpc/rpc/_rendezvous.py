@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlparse
 import torch.distributed as dist
 from torch.distributed.rendezvous import _rendezvous_helper
 
-from torchrpc._C import _ASK_DOCTOR, _listen_at_rendezvous_host
+from torchrpc._C import _ASK_DOCTOR, _listen_at_rendezvous_host, _prepare_store_file
 
 from ._errors import RendezvousError, also
 
@@ -79,8 +79,12 @@ def to_timedelta(seconds: float, name: str) -> timedelta:
     return timedelta(seconds=seconds) if 0 < seconds < _NO_LIMIT.total_seconds() else _NO_LIMIT
 
 
-def open_store(init_method: str, rank: int, world_size: int | None) -> tuple[dist.Store, int]:
+def open_store(init_method: str, rank: int, world_size: int | None, has_secret: bool = False) -> tuple[dist.Store, int]:
     """Return the store of that URL, and this worker's rank, which may come from the URL or the environment.
+
+    Args:
+        has_secret (bool): whether the group was given a secret; without one, the file of a file:// store has it, and
+            must be private.
 
     Raises:
         ValueError, mostly also a RendezvousError: something is missing in the URL or the environment.
@@ -88,7 +92,7 @@ def open_store(init_method: str, rank: int, world_size: int | None) -> tuple[dis
     """
     url = urlparse(init_method)
     if url.scheme == "file":
-        _check_file(url.path)
+        _check_file(url.path, has_secret)
     if url.scheme not in ("env", "tcp"):
         return _open_by_torch(init_method, rank, world_size)
     query = {key: values[-1] for key, values in parse_qs(url.query).items()}
@@ -132,18 +136,19 @@ def _url_error(scheme: str, text: str) -> ValueError:
     return error(f"Error initializing torch.distributed using {scheme}:// rendezvous: {text}")
 
 
-def _check_file(path: str) -> None:
-    """Raise ValueError if no store can be made at `path`: c10d would try again and again until its own time-out."""
+def _check_file(path: str, has_secret: bool) -> None:
+    """Make the file of a store. Raise ValueError if it cannot be made, because c10d would try again and again until its
+    own time-out, or if it has the group's secret and others than its owner may read it.
+    """
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
         raise _url_error("file", f"{folder} is not a directory. Make it, or use another path, on all workers.")
     if os.path.isdir(path):
         raise _url_error("file", f"{path} is a directory. Add the name of a new file in it.")
     try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
-    except OSError as exc:
-        text = f"{path} cannot be opened: {exc.strerror}. Use another path, on all workers."
-        raise _url_error("file", text) from exc
+        _prepare_store_file(path, has_secret)
+    except RuntimeError as exc:
+        raise _url_error("file", f"{exc}. Or use another path, on all workers.") from exc
 
 
 def _open_by_torch(init_method: str, rank: int, world_size: int | None) -> tuple[dist.Store, int]:

@@ -9,6 +9,7 @@ from torch.distributed import DistNetworkError, Store
 
 from torchrpc._C import WorkerInfo, _get_current_rpc_agent
 
+from ._checks import check_caller
 from ._errors import RendezvousError
 
 _TOKEN = "RpcGroupManagementToken"
@@ -49,6 +50,16 @@ def _take_token(store: Store, mine: str) -> None:
 
 
 def _update_group_membership(worker_info: WorkerInfo, my_devices: list, reverse_device_map: dict, is_join: bool) -> Any:
-    """Runs on every member when the worker `worker_info` joins or leaves."""
+    """Runs on every member when the worker `worker_info` joins or leaves, called by that worker.
+
+    Raises:
+        NotAllowedError: another worker has called it.
+        RendezvousError: the store has no such record of the worker that joins.
+    """
+    check_caller(worker_info.id)
     agent = _get_current_rpc_agent()
+    if agent.is_static_group:
+        raise RendezvousError(f"{worker_info.name} cannot join or leave a group of a fixed size.")
+    if not is_join and agent.get_worker_info(worker_info.id) != worker_info:
+        raise RendezvousError(f"{worker_info.name} is not the name of the worker with id {worker_info.id}.")
     return agent._update_group_membership(worker_info, my_devices, reverse_device_map, is_join)

@@ -20,6 +20,7 @@ from torchrpc._C import (
     PyRRef,
     TensorPipeAgent,
     WorkerInfo,
+    _caller,
     _cleanup_python_rpc_handler,
     _delete_all_user_and_unforked_owner_rrefs,
     _destroy_rref_context,
@@ -37,6 +38,7 @@ from ._calls import _wait_all as _wait_all
 from ._calls import remote, rpc_async, rpc_sync
 from ._checks import _check_initialized as _check_initialized
 from ._checks import _to_worker_info as _to_worker_info
+from ._checks import check_caller
 from ._coroutines import on_event_loop, stop_event_loop
 from ._errors import RpcError, WorkerLostError
 from ._gather import AllGatherStates
@@ -174,16 +176,18 @@ def _init_rpc_states(agent: Any) -> None:
 # --- Gathering from all workers ---
 
 
-def _gather_to_leader(sequence_id: str, worker_name: str, obj: Any, worker_names: set[str] | None = None) -> None:
+def _gather_to_leader(sequence_id: str, worker_name: str, obj: Any, worker_names: Iterable[str] | None = None) -> None:
     """Runs on the leader for each worker, called by it."""
-    _gather.record_object(
-        sequence_id, worker_name, obj, worker_names or _gather.python_workers(_get_current_rpc_agent())
-    )
+    if not _gather.is_own_part():
+        check_caller(worker_name)
+    names = worker_names or _gather.python_workers(_get_current_rpc_agent())
+    _gather.record_object(sequence_id, worker_name, obj, set(names))
 
 
 def _broadcast_to_followers(sequence_id: str, objects_map: dict[str, Any]) -> None:
     """Runs on each follower, called by the leader, when the leader has all objects."""
-    _gather.record_all(sequence_id, objects_map)
+    caller = _caller()
+    _gather.record_all(sequence_id, objects_map, None if caller is None else caller.name)
 
 
 @_require_initialized
@@ -204,7 +208,8 @@ def _all_gather(obj: Any, worker_names: set[str] | None = None, timeout: float =
 
     def report(leader: str, *args: Any) -> None:
         if leader == me:
-            _gather_to_leader(*args)
+            with _gather.own_part():
+                _gather_to_leader(*args)
         else:
             rpc_sync(leader, _gather_to_leader, args=args, timeout=message_timeout)
 

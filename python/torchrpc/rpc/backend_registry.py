@@ -227,8 +227,7 @@ def _init_handler(agent_type: type[TensorPipeAgent], options_type: type) -> Call
         if not isinstance(rpc_backend_options, options_type):
             raise TypeError(f"`rpc_backend_options` must be a `{options_type.__name__}`. {rpc_backend_options}")
         options: Any = rpc_backend_options
-        if options._allowed is not None:
-            options._allowed = resolve(options._allowed)
+        options._allowed = [(callers, names and resolve(names)) for callers, names in options._allowed]
         if world_size:
             return _init_static_group(agent_type, store, name, rank, world_size, rpc_backend_options)
         return _init_dynamic_group(agent_type, store, name, rank, rpc_backend_options)

@@ -14,6 +14,7 @@ from ._cpp_functions import CppFunction as CppFunction
 from ._cpp_functions import refuse_keywords as refuse_keywords
 from ._errors import NameNotFoundError as NameNotFoundError
 from ._errors import NotAllowedError as NotAllowedError
+from ._errors import QuotaExceededError as QuotaExceededError
 from ._errors import RendezvousError as RendezvousError
 from ._errors import RpcError as RpcError
 from ._errors import RpcTimeoutError as RpcTimeoutError
@@ -32,6 +33,10 @@ from ._pickler import deserialize_allowed as deserialize_allowed
 from ._pickler import deserialize_allowed_call as deserialize_allowed_call
 from ._pickler import raise_unsendable as raise_unsendable
 from ._pickler import refuse_rrefs as refuse_rrefs
+from ._plain_objects import lower_call as lower_call
+from ._plain_objects import lower_result as lower_result
+from ._plain_objects import restore_call as restore_call
+from ._plain_objects import restore_result as restore_result
 
 __all__ = ["PythonUDF", "RPCExecMode", "RemoteException", "deserialize", "serialize"]
 

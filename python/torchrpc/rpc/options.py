@@ -2,14 +2,16 @@
 
 import inspect
 import numbers
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 import torch
 
 from torchrpc._C import _TensorPipeRpcBackendOptionsBase
 
-from ._allow_list import names_of
+from ._allow_list import Entries, allowances_of
+from ._limits import AuditLogType, Limits, Quota, audit_target, limit_numbers, quota_numbers
 from .constants import DEFAULT_INIT_METHOD, DEFAULT_NUM_WORKER_THREADS, DEFAULT_RPC_TIMEOUT_SEC
 
 __all__ = ["TensorPipeRpcBackendOptions"]
@@ -64,6 +66,13 @@ def _checked_encryption(encryption: str | None) -> str:
     return encryption or ""
 
 
+def _uses_pickles(pickle: str | None) -> bool:
+    value = os.environ.get("TORCHRPC_PICKLE") or "on" if pickle is None else pickle
+    if value not in ("on", "off"):
+        raise ValueError(f'pickle (or TORCHRPC_PICKLE) must be "on" or "off", but is {value!r}.')
+    return value == "on"
+
+
 # The names that torch accepts, on any machine; and "native".
 _TRANSPORTS = {"shm", "ibv", "uv", "native"}
 _CHANNELS = {"cma", "mpt_uv", "basic", "xth", "cuda_ipc", "cuda_gdr", "cuda_xth", "cuda_basic"}
@@ -91,18 +100,26 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             which is native.
         secret (str or bytes): the secret by which workers authenticate each other when they connect, at least 16 bytes,
             the same on all workers; default: the environment variables TORCHRPC_SECRET_FILE (a file that only its owner
-            may read) or TORCHRPC_SECRET, else a random one for each group, distributed by the rendezvous.
+            may read) or TORCHRPC_SECRET. Without one, workers that meet at a loopback address use a key that only
+            processes of their user can read; others a random secret, which the rendezvous hands to whoever asks.
+        identity (path): the file with the identity of this worker, which `torchrpc keygen` makes: a certificate of its
+            name and role, and the group's secret. If one worker has an identity, all must. Default: the environment
+            variable TORCHRPC_IDENTITY_FILE, else none: then the names of workers are taken on trust.
         encryption (str): whether connections between hosts (TCP) are encrypted: `"on"`; `"off"`; or `"auto"`, which
             means on if a secret was given. The same on all workers; default: the environment variable
             TORCHRPC_ENCRYPTION, else `"auto"`. With a secret that the rendezvous distributes, encryption protects
             against those only who cannot reach the rendezvous.
         port (int or str): the TCP port to listen on, or a range such as `"29600-29700"`, of which the first free one is
             used; 0 or default: the environment variable TORCHRPC_PORT, else any free port.
-        allowed_functions (list): the only functions that other workers may run here: functions and classes, their names
-            (`"package.module.function"`, `"aten::add"` for torch.add, `"cpp_function(name)"`), or prefixes of names
-            (`"package.*"`). Methods of objects that RRefs refer to may be called if their class is listed, and so may
-            those of a RemoteModule. Pickles from other workers may contain only the same functions and plain data: no
-            lambdas. Default: no restriction.
+        allowed_functions (list or dict): the only functions that other workers may run here: functions and classes,
+            their names (`"package.module.function"`, `"aten::add"` for torch.add, `"cpp_function(name)"`), or prefixes
+            of names (`"package.*"`). Methods of objects that RRefs refer to may be called if their class is listed, and
+            so may those of a RemoteModule. Other workers may profile this one if `torchrpc.profiler.profile` is listed.
+            Pickles from other workers may contain only the same functions and plain data: no lambdas. A dict
+            has a list, or None for no restriction, for each pattern of callers' names:
+            `{"client-*": [infer], "trainer-*": None}`. The first pattern that matches decides, and a caller that none
+            matches may run nothing. A dict needs an `identity`, by which workers prove their names. Default: no
+            restriction.
         liveness_timeout (float): seconds. A worker with outstanding requests (a reply, a value, its end in `shutdown`)
             that stays silent this long counts as lost; a function may run for longer. 0: only a broken connection means
             a lost worker. Default: the environment variable TORCHRPC_LIVENESS_TIMEOUT, else 30.
@@ -111,6 +128,22 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         max_queued_bytes (int): bytes of calls that may wait for a thread here, and of results that may wait for one
             caller, before callers are held up. Default: the environment variable TORCHRPC_MAX_QUEUED_BYTES, else 256
             MiB.
+        pickle (str): `"off"`: this worker neither writes nor reads pickles. Plain data, tensors, RRefs, sets, functions
+            and classes by their names, and objects of classes in `allowed_functions` or of `rpc.register_data_class`
+            can be sent; other arguments and results raise a SerializationError that names them. Exceptions keep their
+            type if it is one of Python's or torchrpc's, or of such a class. All workers of a group need the same.
+            Default: the environment variable TORCHRPC_PICKLE, else `"on"`.
+        limits (Limits): the largest messages that this worker sends and receives, e.g. `Limits(message_bytes=1 << 30)`.
+            Default: 1 TiB.
+        quotas (dict): names or patterns of callers -> Quota, e.g. `{"client-*": Quota(calls=64, bytes=1 << 30)}`: how
+            much of this worker each of these callers may use at a time. The first pattern (`*`, `?`, `[a-z]`) that
+            matches a caller's name applies. Default: no quotas.
+        audit_log (str, path, logging.Logger or function): where to record each call that this worker serves for others,
+            or refuses: a file, which only its owner can read and to which lines of JSON are appended; a logger, which
+            gets the same lines; or a function, which gets a dict for each, on a thread of its own. The keys are `time`,
+            `worker`, `caller`, `action`, `function`, `outcome` ("ok", "error" or "refused"), `error`, `reason`,
+            `request_bytes`, `reply_bytes` and `seconds`. Calls do not wait for it: if events come faster than they can
+            be written, some are dropped, and `dropped_events` says how many. Default: no log.
         _transports, _channels (list of str): names of TensorPipe's transports and channels. With "shm" in `_transports`
             workers of one host share memory; with "uv" or "ibv" only, all use TCP. With transport="tensorpipe": in
             order of preference; those that do not work on this machine are skipped with a warning.
@@ -119,7 +152,8 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         ValueError: a device map that is not 1-to-1, a device in `devices` that is not a CUDA device, an empty secret,
             or another word for `encryption`.
         TypeError: an argument of another type.
-        RuntimeError: a number that must be positive and is not.
+        RuntimeError: a number that must be positive and is not, or a limit that is too small for the group's own
+            messages.
     """
 
     def __init__(
@@ -132,12 +166,17 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         devices: list[DeviceType] | None = None,
         transport: str | None = None,
         secret: str | bytes | None = None,
+        identity: str | os.PathLike[str] | None = None,
         encryption: str | None = None,
         port: int | str | None = None,
-        allowed_functions: Iterable[Callable[..., Any] | str] | None = None,
+        allowed_functions: Entries | Mapping[str, Entries | None] | None = None,
         liveness_timeout: float | None = None,
         propagate_deadlines: bool = False,
         max_queued_bytes: int | None = None,
+        pickle: str | None = None,
+        limits: Limits | None = None,
+        quotas: Mapping[str, Quota] | None = None,
+        audit_log: AuditLogType | None = None,
         _transports: list[str] | None = None,
         _channels: list[str] | None = None,
     ) -> None:
@@ -147,11 +186,13 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             ("init_method", init_method, str, "a str"),
             ("device_maps", device_maps, Mapping | None, "a dict"),
             ("transport", transport, str | None, "a str"),
+            ("identity", identity, str | os.PathLike | None, "a path"),
             ("encryption", encryption, str | None, "a str"),
             ("port", port, numbers.Integral | str | None, "an int or a str"),
             ("liveness_timeout", liveness_timeout, numbers.Real | None, "a number of seconds"),
             ("propagate_deadlines", propagate_deadlines, bool, "a bool"),
             ("max_queued_bytes", max_queued_bytes, numbers.Integral | None, "an int"),
+            ("pickle", pickle, str | None, "a str"),
             ("_transports", _transports, Sequence | None, "a list of str"),
             ("_channels", _channels, Sequence | None, "a list of str"),
         ):
@@ -164,6 +205,7 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         _check_names("channel", _channels, _CHANNELS)
         if num_worker_threads < 1:
             raise RuntimeError(f"num_worker_threads must be positive, but got {num_worker_threads}")
+        audit_path, audit_function = audit_target(audit_log)
         super().__init__(
             num_worker_threads=num_worker_threads,
             rpc_timeout=rpc_timeout,
@@ -172,15 +214,42 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             devices=_to_device_list(devices or []),
             transport=transport or "",
             secret=_checked_secret(secret),
+            identity="" if identity is None else os.fspath(identity),
             encryption=_checked_encryption(encryption),
             port="" if port is None else str(port),
-            allowed=None if allowed_functions is None else names_of(allowed_functions),
+            allowed=allowances_of(allowed_functions),
             liveness_timeout=liveness_timeout,
             propagate_deadlines=propagate_deadlines,
             max_queued_bytes=max_queued_bytes,
+            uses_pickles=_uses_pickles(pickle),
+            limits=limit_numbers(limits),
+            quotas=quota_numbers(quotas),
+            audit_path=audit_path,
+            audit_function=audit_function,
             _transports=_transports,
             _channels=_channels,
         )
+        self._limits, self._quotas, self._audit_log = limits, dict(quotas or {}), audit_log
+
+    @property
+    def limits(self) -> Limits | None:
+        """The limits that were given."""
+        return self._limits
+
+    @property
+    def quotas(self) -> dict[str, Quota]:
+        """The quotas that were given."""
+        return dict(self._quotas)
+
+    @property
+    def audit_log(self) -> AuditLogType | None:
+        """The audit log that was given."""
+        return self._audit_log
+
+    @property
+    def pickle(self) -> str:
+        """`"off"` if this worker neither writes nor reads pickles, else `"on"`."""
+        return "on" if self._uses_pickles else "off"
 
     def __repr__(self) -> str:
         """The options that differ from their defaults, without secret and port, which have no attributes."""

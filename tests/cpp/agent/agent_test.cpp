@@ -10,6 +10,7 @@
 #include "agent/loopback_group.h"
 #include "outcomes.h"
 #include "testing/manual_timer.h"
+#include "wire/codec.h"
 
 using namespace torchrpc;
 using namespace torchrpc::test;
@@ -480,6 +481,110 @@ TEST_CASE("a connection that does not begin with HELLO is refused") {
   Pending pending;
   group[0].request(1, message(kCall), 10s, pending.handler());
   CHECK(pending.get().ok());
+}
+
+namespace {
+
+Frame helloAs(const WorkerInfo& worker, uint64_t incarnation) {
+  std::string payload;
+  Writer writer(payload);
+  writer.put<uint32_t>(4);
+  writer.put(worker.id);
+  writer.putString(worker.name);
+  writer.put(incarnation);
+  return encodeFrame(message(Kind::kHello, std::move(payload)));
+}
+
+/// A member that sends what it likes to worker 0.
+struct Forger {
+  explicit Forger(LoopbackGroup& group) : transport(makeLoopbackTransport(group.network())) {
+    connection = transport->connect(group.address(0), "worker0", peer);
+  }
+  void send(Frame frame) const {
+    connection->send(std::move(frame), [](const Status&) {});
+  }
+  bool isRefused() const { return peer->closed.get_future().wait_for(20s) == std::future_status::ready; }
+
+  std::unique_ptr<Transport> transport;
+  std::shared_ptr<RawPeer> peer = std::make_shared<RawPeer>();
+  std::shared_ptr<Connection> connection;
+};
+
+}  // namespace
+
+TEST_CASE("a reply of a worker to which the call was not sent does not complete it") {
+  LoopbackGroup group({.size = 3});
+  HeldRequests held(1), held_of_self(1);
+  group[0].on(kCall, Messenger::Where::kPool, held_of_self.handler());
+  group[1].on(kCall, Messenger::Where::kPool, held.handler());
+  group.start();
+  Pending to_other, to_self;
+  group[0].request(1, message(kCall), 20s, to_other.handler());
+  group[0].request(0, message(kCall), 20s, to_self.handler());
+  held.awaitAll();
+  held_of_self.awaitAll();
+  const Forger forger(group);
+  forger.send(helloAs(LoopbackGroup::infoOf(2), LoopbackGroup::incarnationOf(2)));
+  constexpr CallId kGuesses = 20;
+  for (CallId id = 1; id <= kGuesses; ++id) {
+    auto reply = message(Kind::kReply, "forged");
+    reply.call = id;
+    forger.send(encodeFrame(reply));
+  }
+  // Those without a call count as late.
+  const auto count = [&](const char* metric) { return std::stoul(group[0].metrics().at(metric)); };
+  CHECK(eventually([&] { return count("agent.foreign_replies") + count("agent.late_replies") == kGuesses; }));
+  CHECK(count("agent.foreign_replies") == 2);
+  CHECK_FALSE(to_other.done());
+  CHECK_FALSE(to_self.done());
+  held.answerAll(message(Kind::kReply, "right"));
+  held_of_self.answerAll(message(Kind::kReply, "right, too"));
+  CHECK(to_other.get().take().payload == "right");
+  CHECK(to_self.get().take().payload == "right, too");
+}
+
+TEST_CASE("a second HELLO does not give a link another worker") {
+  LoopbackGroup group({.size = 3});
+  std::promise<WorkerInfo> from;
+  group[0].on(kCall, Messenger::Where::kPool, [&](Request request, const Responder& responder) {
+    from.set_value(request.from);
+    echo(std::move(request), responder);
+  });
+  group.start();
+  const Forger forger(group);
+  forger.send(helloAs(LoopbackGroup::infoOf(2), LoopbackGroup::incarnationOf(2)));
+  forger.send(helloAs(LoopbackGroup::infoOf(1), LoopbackGroup::incarnationOf(1)));
+  forger.send(encodeFrame(message(kCall)));
+  CHECK(from.get_future().get() == LoopbackGroup::infoOf(2));
+}
+
+TEST_CASE("who says that it is a connected worker gets no calls for that") {
+  LoopbackGroup group({.size = 2, .grows = true});
+  group[0].on(kCall, Messenger::Where::kLoop, echo);
+  group[1].on(kCall, Messenger::Where::kLoop, echo);
+  group.start();
+  const auto call = [&] {
+    Pending pending;
+    group[0].request(1, message(kCall, "x"), 20s, pending.handler());
+    return pending.get().ok();
+  };
+  REQUIRE(call());
+  const Forger forger(group);
+  SECTION("under its id") {
+    forger.send(helloAs(LoopbackGroup::infoOf(1), LoopbackGroup::incarnationOf(1)));
+    auto request = message(kCall);
+    request.call = 1;
+    forger.send(encodeFrame(request));
+  }
+  SECTION("under another id") {
+    forger.send(helloAs({"worker1", 7}, 500));
+    CHECK(forger.isRefused());
+  }
+  SECTION("under another name") {
+    forger.send(helloAs({"another", 1}, 500));
+    CHECK(forger.isRefused());
+  }
+  CHECK(call());
 }
 
 TEST_CASE("many threads on several agents call each other") {

@@ -29,7 +29,10 @@ class LoopbackGroup {
     Duration liveness = kNoLimit;
     bool propagate_deadlines = false;
     size_t max_queued_bytes = kDefaultMaxQueuedBytes;
-    std::function<std::unique_ptr<Transport>()> transport{};  ///< of each agent; empty: loopback
+    std::function<std::optional<PeerIdentity>(int id)> identity{};  ///< what an agent proves; empty: nothing
+    std::vector<QuotaRule> callee_quotas{};                         ///< of worker1
+    std::shared_ptr<AuditLog> callee_audit{};                       ///< of worker1
+    std::function<std::unique_ptr<Transport>()> transport{};        ///< of each agent; empty: loopback
   };
 
   explicit LoopbackGroup(Options options) : options_(std::move(options)), network_(makeLoopbackNetwork()) {
@@ -58,7 +61,9 @@ class LoopbackGroup {
 
  private:
   void add(int id) {
-    auto transport = options_.transport ? options_.transport() : makeLoopbackTransport(network_, options_.limits);
+    auto identity = options_.identity ? options_.identity(id) : std::nullopt;
+    auto transport = options_.transport ? options_.transport()
+                                        : makeLoopbackTransport(network_, options_.limits, std::move(identity));
     std::shared_ptr<Timer> timer = options_.timer ? options_.timer : makeThreadTimer();
     timers_.push_back(timer);
     if (options_.faults) transport = makeFaultyTransport(std::move(transport), options_.faults, *timer);
@@ -73,6 +78,8 @@ class LoopbackGroup {
             .liveness = options_.liveness,
             .max_queued_bytes = options_.max_queued_bytes,
             .limits = id == 1 ? options_.callee_limits.value_or(options_.limits) : options_.limits,
+            .quotas = id == 1 ? options_.callee_quotas : std::vector<QuotaRule>(),
+            .audit_log = id == 1 ? options_.callee_audit : nullptr,
             .faults = id == 0 ? options_.send_faults : SendFaultPolicy()},
         std::move(transport), std::move(timer)));
   }

@@ -136,6 +136,129 @@ TEST_CASE("static and growing groups do not mix") {
       Catch::Contains("RPC group mixes statically and dynamically initialized members"));
 }
 
+// The attacker of the following tests can read and write the store, but does not know the secret.
+
+namespace {
+
+const std::string kSecret = "0123456789abcdef";
+
+std::string get(const StorePtr& store, const std::string& key) {
+  const auto bytes = store->get(key);
+  return {bytes.begin(), bytes.end()};
+}
+
+void put(const StorePtr& store, const std::string& key, const std::string& text) {
+  store->set(key, std::vector<uint8_t>(text.begin(), text.end()));
+}
+
+/// Puts `to` in the place of `from`, which is as long.
+void rewrite(const StorePtr& store, const std::string& key, const std::string& from, const std::string& to) {
+  auto text = get(store, key);
+  put(store, key, text.replace(text.find(from), from.size(), to));
+}
+
+/// Whether it is the error about a value that no member of the group has written, and names `what`.
+bool isRefusal(const std::string& text, const std::string& what) {
+  const auto has = [&text](const std::string& part) { return text.find(part) != std::string::npos; };
+  const bool is = has("not made with the secret of the group") && has("has changed it") &&
+      has("TORCHRPC_SECRET_FILE") && has("the store has " + what);
+  if (!is) WARN("not the refusal of " << what << ": " << text);
+  return is;
+}
+
+}  // namespace
+
+TEST_CASE("workers with a secret meet, and those with another one do not") {
+  auto store = makeStore();
+  std::string outcome;
+  std::thread other([&] { outcome = std::to_string(Rendezvous(store, record(1, 2), kSecret).meetAll(10s).size()); });
+  const auto there = Rendezvous(store, record(0, 2), kSecret).meetAll(10s);
+  other.join();
+  REQUIRE(there.size() == 2);
+  CHECK(there[1].address == "address1");
+  CHECK(outcome == "2");
+
+  store = makeStore();
+  std::thread stranger([&] { outcome = errorText([&] { Rendezvous(store, record(1, 2), "x").meetAll(10s); }); });
+  const auto text = errorText([&] { Rendezvous(store, record(0, 2), kSecret).meetAll(10s); });
+  stranger.join();
+  // The first to come claims the kind of group.
+  CHECK((isRefusal(text, "a record for worker 1") || isRefusal(text, "a kind of group")));
+  CHECK((isRefusal(outcome, "a record for worker 0") || isRefusal(outcome, "a kind of group")));
+}
+
+TEST_CASE("an address that a relay has rewritten in the store is refused") {
+  auto store = makeStore();
+  std::thread victim([&] { errorText([&] { Rendezvous(store, record(1, 2), kSecret).meetAll(1s); }); });
+  while (!store->check({"worker/1"})) std::this_thread::sleep_for(1ms);
+  rewrite(store, "worker/1", "address1", "address7");
+  const auto text = errorText([&] { Rendezvous(store, record(0, 2), kSecret).meetAll(1s); });
+  victim.join();
+  CHECK(isRefusal(text, "a record for worker 1"));
+}
+
+TEST_CASE("a record is valid only for its own worker") {
+  auto store = makeStore();
+  Rendezvous(store, record(0, 0), kSecret).joinGroup(1s, alive);
+  Rendezvous second(store, record(1, 0), kSecret);
+  second.joinGroup(1s, alive);
+  put(store, "worker/0", get(store, "worker/1"));
+  CHECK(isRefusal(errorText([&] { second.lookUp(0, 1s); }), "a record for worker 0"));
+
+  Rendezvous open(store, record(2, 0));  // without a secret: the id in the record is compared all the same
+  put(store, "worker/0", get(store, "worker/1").substr(32));
+  CHECK_THAT(errorText([&] { open.lookUp(0, 1s); }), Catch::Contains("as that of worker 0"));
+}
+
+TEST_CASE("the kind and the members of a group, and the numbers of a sum, cannot be changed without the secret") {
+  auto store = makeStore();
+  Rendezvous(store, record(0, 0), kSecret).joinGroup(1s, alive);
+  const auto join = [&] { Rendezvous(store, record(1, 0), kSecret).joinGroup(1s, alive); };
+  rewrite(store, "members", ",0,", ",7,");
+  CHECK(isRefusal(errorText(join), "a list of members"));
+  put(store, "group_kind", "dynamic");
+  CHECK(isRefusal(errorText(join), "a kind of group"));
+
+  put(store, "round/1", "7");
+  std::set<WorkerId> absent;
+  Rendezvous first(store, record(0, 2), kSecret);
+  CHECK(isRefusal(errorText([&] { first.sumOverAll("round", 1, 1s, {}, absent); }), "a record for worker 1 ('round')"));
+}
+
+TEST_CASE("what a worker published in an earlier group with the same secret is not valid in this one") {
+  const auto form = [](const StorePtr& store, const WorkerRecord& zero) {
+    auto first = std::make_unique<Rendezvous>(store, zero, kSecret);
+    auto second = std::make_unique<Rendezvous>(store, record(1, 2), kSecret);
+    std::thread other([&] { second->meetAll(10s); });
+    first->meetAll(10s);
+    other.join();
+    return std::pair(std::move(first), std::move(second));
+  };
+  const auto lost = [](const std::vector<WorkerId>& missing) { return missing; };
+  auto earlier = makeStore(), store = makeStore();
+  std::set<WorkerId> absent;
+  form(earlier, record(0, 2)).second->sumOverAll("round", 1, 10s, lost, absent);
+  const auto here = form(store, startedAgain(record(0, 2)));
+  put(store, "round/1", get(earlier, "round/1"));
+  absent.clear();
+  const auto text = errorText([&] { here.first->sumOverAll("round", 1, 1s, {}, absent); });
+  CHECK(isRefusal(text, "a record for worker 1 ('round')"));
+}
+
+TEST_CASE("numbers and members that are none are errors") {
+  auto store = makeStore();
+  put(store, "round/1", "seven");
+  std::set<WorkerId> absent;
+  CHECK_THAT(
+      errorText([&] { Rendezvous(store, record(0, 2)).sumOverAll("round", 1, 1s, {}, absent); }),
+      Catch::Contains("no number"));
+  Rendezvous(store, record(0, 0)).joinGroup(1s, alive);
+  put(store, "members", ",0,x,");
+  CHECK_THAT(
+      errorText([&] { Rendezvous(store, record(1, 0)).joinGroup(1s, alive); }),
+      Catch::Contains("members of the group is"));
+}
+
 TEST_CASE("a sum over all is the same on all workers") {
   auto store = makeStore();
   std::vector<int64_t> sums(3);

@@ -246,6 +246,38 @@ TEST_CASE("no time-out is too long, and a negative one is refused") {
   }
 }
 
+TEST_CASE("a caller gets an error for what is beyond its quota, or larger than the limits") {
+  Group group(2, [](NodeOptions& options) {
+    options.limits = {.message_bytes = 1 << 20, .tensor_bytes = 1 << 20};
+    options.quotas = {{.callers = "worker0", .bytes = 100'000}, {.callers = "*", .calls = 0}};
+  });
+  CHECK(group[0].call<at::Tensor>(1, "scale", at::ones({1}), 2).item<int>() == 2);
+  const auto beyond = errorOf([&] { group[0].call<at::Tensor>(1, "scale", at::ones({100'000}), 2); });
+  CHECK(beyond.code() == ErrorCode::kQuotaExceeded);
+  CHECK_THAT(beyond.text(), Catch::Contains("worker1 grants worker0") && Catch::Contains("`bytes`"));
+  CHECK(errorOf([&] { group[1].call(0, &poke); }).code() == ErrorCode::kQuotaExceeded);
+  CHECK(errorOf([&] {
+          group[0].call<at::Tensor>(1, "scale", at::ones({300'000}), 2);
+        }).code() == ErrorCode::kFrameTooLarge);
+  group.together([&](int rank) { group[rank].stop(); });
+}
+
+TEST_CASE("limits that are too small, patterns that are empty and files that cannot be used are refused by name") {
+  const auto refusal = [](const std::function<void(NodeOptions&)>& change) {
+    NodeOptions options{.name = "a", .rank = 0, .world_size = 1};
+    change(options);
+    const auto error = errorOf([&] { Node(options, c10::make_intrusive<c10d::HashStore>()); });
+    CHECK(error.code() == ErrorCode::kInvalidArgument);
+    return error.text();
+  };
+  CHECK_THAT(refusal([](auto& options) { options.limits.head_bytes = 1; }), Catch::Contains("limits: head_bytes"));
+  CHECK_THAT(
+      refusal([](auto& options) { options.quotas = {{.callers = ""}}; }), Catch::Contains("quotas has an empty"));
+  CHECK_THAT(
+      refusal([](auto& options) { options.audit_log = "/no/such/folder/log"; }),
+      Catch::Contains("audit_log: the file /no/such/folder/log"));
+}
+
 TEST_CASE("stop() refuses new calls and lets functions that other workers have called answer") {
   Group group(2);
   const auto arrived = std::make_shared<std::latch>(1), release = std::make_shared<std::latch>(1);

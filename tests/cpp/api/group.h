@@ -15,7 +15,8 @@
 
 class Group {
  public:
-  explicit Group(int size) : nodes_(size) {
+  /// `change` changes the options of each node.
+  explicit Group(int size, const std::function<void(torchrpc::NodeOptions&)>& change = [](auto&) {}) : nodes_(size) {
     const auto store = c10::make_intrusive<c10d::HashStore>();
     together([&](int rank) {
       torchrpc::NodeOptions options;
@@ -25,6 +26,7 @@ class Group {
       options.threads = 2;
       options.timeout = std::chrono::seconds(20);
       options.init_timeout = std::chrono::seconds(20);
+      change(options);
       nodes_[rank] = std::make_unique<torchrpc::Node>(options, store);
     });
   }

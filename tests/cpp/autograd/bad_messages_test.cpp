@@ -126,8 +126,8 @@ TEST_CASE("messages with random byte changes do no harm") {
   const bool has_snapshots = which == 3 || which == 6;
   // The context id is left out: a context of another owner would end only with a snapshot of that owner.
   const size_t first = which == 5 ? sizeof(ContextId) : 0;
-  // So is the RRef's id: the pass could wait for a value that is never set.
-  const size_t past = which == 4 ? sizeof(uint64_t) : 0;
+  // So are the RRef's numbers: the pass could wait for a value that is never set.
+  const size_t past = which == 4 ? 2 * sizeof(uint64_t) : 0;
   for (int round = 0; round < 1000; ++round) {
     auto message = t.valid(which);
     auto& bytes = Fixture::bytesOf(message);
@@ -205,6 +205,71 @@ TEST_CASE("a started pass rejects marks, and a failed one rejects marks and grad
   CHECK_THAT(t.errorOfReply(encode(GradientRequest{pass, {}, {second, {at::ones({2})}}})), Contains("it failed"));
   CHECK(t.group[1].autograd().gradients(t.id).empty());
   CHECK(t.endsWithContext());
+}
+
+TEST_CASE("a worker that takes no part in a context finds none, and changes nothing") {
+  AutogradGroup group(3, {{"double", [](AutogradWorker&, Tensors args) -> Tensors { return {args.at(0) * 2}; }}});
+  const OwnContext context(group[0]);
+  const auto x = leaf(1);
+  const auto result = group[0].callOne(1, "double", {x});
+  const auto send = group[1].autograd().context(context.id())->sends().at(0)->id();
+  const PassHeader pass{context.id(), makeAutogradId(0, 2), BackwardMode::kSmart, false};
+  const auto textOfReply = [&](int to, Message message) {
+    const auto reply = group[2].requestRaw(to, std::move(message));
+    return reply ? "no error" : reply.error().text();
+  };
+  const auto mark = encode(MarkRequest{pass, {send}});
+  const auto gradients = encode(GradientRequest{pass, {send}, {send, {at::ones({2})}}});
+  CHECK_THAT(textOfReply(1, mark), Contains("Could not find autograd context"));
+  CHECK_THAT(textOfReply(1, gradients), Contains("Could not find autograd context"));
+  // The next passes of the owner, which would fail when they begin.
+  for (int64_t next = 1; next < 20; ++next) {
+    auto forged = pass;
+    forged.pass = makeAutogradId(0, next);
+    for (const int to : {0, 1}) {
+      textOfReply(to, encode(AbortRequest{forged, Error(ErrorCode::kBackward, "forged")}));
+    }
+  }
+  CHECK(group.passes() == 0);
+  group[0].autograd().backward(context.id(), {result.sum()}, false, BackwardMode::kSmart);
+  CHECK(holds(gradientOf(group[0], context.id(), x), 2));
+}
+
+TEST_CASE("a worker that takes part in a context cannot send gradients for the messages of others") {
+  AutogradGroup group(3, {{"double", [](AutogradWorker&, Tensors args) -> Tensors { return {args.at(0) * 2}; }}});
+  const OwnContext context(group[0]);
+  const auto x = leaf(1);
+  const auto result = group[0].callOne(1, "double", {x});
+  const auto of_1 = group[1].autograd().context(context.id())->sends().at(0)->id();
+  const auto of_0 = group[0].autograd().context(context.id())->sends().at(0)->id();
+  group[0].callOne(2, "double", {leaf(1)});
+  setCurrentContext(group[2].autograd().context(context.id()));
+  group[2].callOne(1, "double", {leaf(1)});
+  setCurrentContext(nullptr);
+  const PassHeader pass{context.id(), makeAutogradId(2, 77), BackwardMode::kSmart, false};
+  const auto textOfReply = [&](int to, Message message) {
+    const auto reply = group[2].requestRaw(to, std::move(message));
+    return reply ? "no error" : reply.error().text();
+  };
+  for (const auto& [to, send] : {std::pair{0, of_0}, std::pair{1, of_1}}) {
+    CHECK_THAT(textOfReply(to, encode(MarkRequest{pass, {send}})), Contains("not recorded"));
+    CHECK_THAT(
+        textOfReply(to, encode(GradientRequest{pass, {send}, {send, {at::ones({2})}}})), Contains("not recorded"));
+  }
+  CHECK_FALSE(gradientOf(group[0], context.id(), x).defined());
+  group[0].autograd().backward(context.id(), {result.sum()}, false, BackwardMode::kSmart);
+  CHECK(holds(gradientOf(group[0], context.id(), x), 2));
+}
+
+TEST_CASE("a pass does not begin at a value that the worker which asks for it does not hold") {
+  AutogradGroup group(3);
+  const auto rref = group.give(1, (leaf(1) * 2).sum(), 0);
+  const OwnContext context(group[2]);
+  const PassHeader pass{context.id(), kNoAutogradId, BackwardMode::kSmart, false};
+  const auto name = RRefService::encodeName(static_cast<const UserRRef&>(*rref));
+  const auto reply = group[2].requestRaw(1, encode(RRefBackwardRequest{pass, name}));
+  REQUIRE_FALSE(reply.ok());
+  CHECK(reply.error().code() == ErrorCode::kRRefDeleted);
 }
 
 TEST_CASE("an abort that arrives before its pass prevents the pass") {

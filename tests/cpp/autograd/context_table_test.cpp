@@ -21,8 +21,8 @@ void endContext(ContextTable& table, ContextId id) {
 }
 
 /// Does what the receiver of snapshots does; returns how many contexts have ended.
-size_t applySnapshots(ContextTable& table, std::string_view snapshots) {
-  const auto ended = table.applySnapshots(snapshots).ended;
+size_t applySnapshots(ContextTable& table, std::string_view snapshots, WorkerId from = 0) {
+  const auto ended = table.applySnapshots(snapshots, from).ended;
   for (const auto& context : ended) table.scheduleSnapshot(context->owner(), context->end(kEnded));
   return ended.size();
 }
@@ -147,9 +147,65 @@ TEST_CASE("a snapshot is passed on to workers that the owner does not know") {
   endContext(owner, id);
   CHECK(applySnapshots(middle, owner.takeScheduledSnapshots(1)) == 1);
   CHECK(middle.workersWithScheduledSnapshots() == std::vector<WorkerId>{2});  // not to the owner
-  CHECK(applySnapshots(last, middle.takeScheduledSnapshots(2)) == 1);
+  const auto passed_on = middle.takeScheduledSnapshots(2);
+  const auto applied = last.applySnapshots(passed_on, 1);
+  CHECK(applied.ended.empty());
+  CHECK(applied.to_ask == std::vector<WorkerId>{0});
+  CHECK(last.find(id));
+  // The owner answers.
+  owner.scheduleSnapshot(0, {2});
+  CHECK(applySnapshots(last, owner.takeScheduledSnapshots(2)) == 1);
   CHECK(last.size() == 0);
   CHECK(last.workersWithScheduledSnapshots().empty());
+  CHECK(last.applySnapshots(passed_on, 1).to_ask.empty());
+}
+
+TEST_CASE("a snapshot that another worker makes up ends no context, now or later") {
+  ContextTable owner(0), impostor(0, 1 << 20), other(1);
+  const auto id = createShared(owner, {&other}, {1});
+  endContext(impostor, createShared(impostor, {}, {1}));
+  const auto forged = impostor.takeScheduledSnapshots(1);
+  CHECK(applySnapshots(other, forged, 2) == 0);
+  CHECK(other.find(id));
+  CHECK_FALSE(other.mustConfirm(0));
+  // The owner is asked about each that is created.
+  const auto later = createShared(owner, {&other}, {1});
+  CHECK(other.mustConfirm(0));
+  other.onOwnerConfirmed(0);
+  CHECK(other.find(later));
+  endContext(owner, id);
+  CHECK(applySnapshots(other, owner.takeScheduledSnapshots(1)) == 1);
+  CHECK(other.find(later));
+}
+
+TEST_CASE(
+    "a late message of a context that has ended, as another worker says, creates it until the owner has said so") {
+  ContextTable owner(0), middle(1), last(2);
+  const auto id = createShared(owner, {&middle}, {1});
+  middle.find(id)->addKnownWorker(2);
+  endContext(owner, id);
+  REQUIRE(applySnapshots(middle, owner.takeScheduledSnapshots(1)) == 1);
+  CHECK(last.applySnapshots(middle.takeScheduledSnapshots(2), 1).to_ask.empty());
+  REQUIRE(last.findOrCreate(id));
+  CHECK(last.mustConfirm(0));
+  last.onOwnerConfirmed(0);
+  owner.scheduleSnapshot(0, {2});
+  CHECK(applySnapshots(last, owner.takeScheduledSnapshots(2)) == 1);
+  CHECK_FALSE(last.findOrCreate(id));
+  CHECK(last.findOrCreate(owner.create()->id()));
+  CHECK_FALSE(last.mustConfirm(0));
+}
+
+TEST_CASE("a worker takes part in a context if a message of it has come or gone, and not if it only says so") {
+  AutogradContext context(makeAutogradId(5, 1));
+  CHECK(context.takesPart(5));
+  CHECK(context.addHolder(1));
+  CHECK_FALSE(context.takesPart(1));
+  CHECK(context.addKnownWorker(2));
+  context.addSender(3);
+  CHECK(context.takesPart(2));
+  CHECK(context.takesPart(3));
+  CHECK(context.knownWorkers() == std::set<WorkerId>{1, 2});
 }
 
 TEST_CASE("a snapshot of the own contexts from another worker is ignored") {
@@ -158,7 +214,7 @@ TEST_CASE("a snapshot of the own contexts from another worker is ignored") {
   createShared(impostor, {}, {});
   endContext(impostor, createShared(impostor, {}, {1}));
   impostor.remove(id);
-  CHECK(owner.applySnapshots(impostor.takeScheduledSnapshots(1)).ended.empty());
+  CHECK(owner.applySnapshots(impostor.takeScheduledSnapshots(1), 2).ended.empty());
   CHECK(owner.find(id));
 }
 
@@ -235,12 +291,12 @@ TEST_CASE("a worker that hears of the loss of an owner keeps its contexts, and n
   const auto ended = table.removeAllOf(0);
   table.scheduleSnapshot(0, ended.at(0)->end(kEnded));
   const auto snapshots = table.takeScheduledSnapshots(3);
-  const auto applied = third.applySnapshots(snapshots);
+  const auto applied = third.applySnapshots(snapshots, 1);
   CHECK(applied.ended.empty());
   CHECK(applied.doubtful == std::vector<WorkerId>{0});
   CHECK(third.find(id));
   ContextTable without(4);
-  CHECK(without.applySnapshots(snapshots).doubtful.empty());
+  CHECK(without.applySnapshots(snapshots, 1).doubtful.empty());
 }
 
 TEST_CASE("the news that an owner is lost is sent, and sent again, even if the owner has answered since") {
@@ -251,9 +307,9 @@ TEST_CASE("the news that an owner is lost is sent, and sent again, even if the o
   table.onOwnerConfirmed(0);
   table.scheduleSnapshot(0, ended.at(0)->end(kEnded), /*is_lost=*/true);
   const auto snapshots = table.takeScheduledSnapshots(3);
-  CHECK(other.applySnapshots(snapshots).doubtful == std::vector<WorkerId>{0});
+  CHECK(other.applySnapshots(snapshots, 1).doubtful == std::vector<WorkerId>{0});
   table.rescheduleSnapshots(3, snapshots);
-  CHECK(other.applySnapshots(table.takeScheduledSnapshots(3)).doubtful == std::vector<WorkerId>{0});
+  CHECK(other.applySnapshots(table.takeScheduledSnapshots(3), 1).doubtful == std::vector<WorkerId>{0});
 }
 
 TEST_CASE("a context that another worker sends after the news that it has lost the owner must be confirmed") {
@@ -261,7 +317,7 @@ TEST_CASE("a context that another worker sends after the news that it has lost t
   const auto lost = createShared(owner, {&sender}, {});
   sender.find(lost)->addKnownWorker(3);
   sender.scheduleSnapshot(0, sender.removeAllOf(0).at(0)->end(kEnded));
-  receiver.applySnapshots(sender.takeScheduledSnapshots(3));
+  receiver.applySnapshots(sender.takeScheduledSnapshots(3), 1);
   CHECK_FALSE(receiver.mustConfirm(0));
   // Calls that were held back, or delayed.
   for (const auto late : {lost, createShared(owner, {}, {})}) {
@@ -295,7 +351,7 @@ TEST_CASE("truncated snapshots are rejected and have no effect") {
     ContextTable table(1);
     REQUIRE(table.findOrCreate(makeAutogradId(0, 1)));
     try {
-      table.applySnapshots(snapshots.substr(0, size));
+      table.applySnapshots(snapshots.substr(0, size), 0);
       FAIL_CHECK("no error");
     } catch (const Error& e) {
       CHECK(e.code() == ErrorCode::kProtocol);

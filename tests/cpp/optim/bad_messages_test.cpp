@@ -12,7 +12,9 @@ namespace {
 
 /// A group in which worker 0 has an optimizer of one parameter on worker 1.
 struct Fixture {
-  OptimGroup group{2};
+  explicit Fixture(int size = 2) : group(size) {}
+
+  OptimGroup group;
   at::Tensor param = parameter(1);
   RRefPtr param_rref = group.give(1, param);
   DistributedOptimizer optimizer{
@@ -51,6 +53,37 @@ TEST_CASE("requests for an RRef that is not an optimizer, or no longer exists, a
           .remoteOptimizers()
           .front();
   CHECK(fixture.errorOfReply(encodeOptimState(OptimService::nameOf(*released))) == "no error");
+  CHECK(fixture.works());
+}
+
+TEST_CASE("a worker reaches neither the optimizer nor the parameters of another") {
+  Fixture fixture(3);
+  const auto* param = dynamic_cast<const UserRRef*>(fixture.param_rref.get());
+  const auto textOfReply = [&](Message message) {
+    const auto reply = fixture.group.request(1, std::move(message), 2);
+    return reply ? "no error" : reply.error().text();
+  };
+  const std::string error = "or the worker that asks for it does not hold it";
+  CHECK_THAT(textOfReply(encodeOptimState(fixture.name)), Contains(error));
+  CHECK_THAT(textOfReply(encode(OptimStep{fixture.name, 9, 1, {{{"lr", 9}}}})), Contains(error));
+  CHECK_THAT(textOfReply(encodeOptimLoad(fixture.name, {{{"momentum_buffer", at::ones({2})}}})), Contains(error));
+  // An optimizer of its own, of another worker's parameter: with the fork of that worker, and with a guessed id.
+  auto create = encode(OptimCreate{"SGD", false, {{1, {}}}});
+  const auto createWith = [&](const RRefFork& fork) {
+    create.headers = {{HeaderKind::kRRefForks, encodeForks({fork})}};
+    return textOfReply(create);
+  };
+  RRefFork fork{.rref = param->id(), .fork = param->forkId(), .owner = 1, .parent = 0, .parent_incarnation = 100};
+  fork.owner_incarnation = 101;
+  CHECK_THAT(createWith(fork), Contains("that another worker has made"));
+  for (uint64_t guess = 0; guess < 12; ++guess) {
+    for (const WorkerId maker : {0, 1}) {
+      fork.rref = {maker, guess};
+      fork.fork = {2, guess};
+      fork.parent = 2;
+      CHECK_THAT(createWith(fork), Contains(error));
+    }
+  }
   CHECK(fixture.works());
 }
 

@@ -78,10 +78,10 @@ class OptimGroup {
     return adopted.at(0);
   }
 
-  /// Sends any message from worker 0; returns the reply.
-  Result<Message> request(int to, Message message) {
+  /// Sends any message, from worker 0 unless another is named; returns the reply.
+  Result<Message> request(int to, Message message, int from = 0) {
     Pending pending;
-    agents_[0].request(to, std::move(message), std::chrono::seconds(20), pending.handler());
+    agents_[from].request(to, std::move(message), std::chrono::seconds(20), pending.handler());
     return pending.get();
   }
 

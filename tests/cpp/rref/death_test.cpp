@@ -144,16 +144,17 @@ TEST_CASE(
     "an owner that knows of a restart refuses what the earlier incarnation sent, and keeps what the later one holds") {
   const auto self = std::make_shared<GroupMember>(WorkerInfo{"owner", 0}, "");
   OwnerTable table(self);
-  const RRefId early{1, 15}, late{1, 25};
+  const RRefId early{1, 9001}, late{1, 7};  // random
   OwnerTable::EndedList ended;
   CHECK(table.onWorkerJoined(1, 20).empty());
-  CHECK(table.host({1, 20}, {late, {1, 26}, 1}).created);
+  CHECK(table.host({1, 20}, {late, {1, 26}, 21}).created);
   CHECK(table.counts().forks == 1);
-  CHECK_FALSE(table.host({1, 10}, {early, {1, 16}, 2}).created);
-  CHECK(table.registerFork({1, 10}, {late, {1, 17}, kNoNumber, 3}));
-  table.removeFork({1, 10}, {early, {1, 16}, 2}, ended);
-  CHECK_FALSE(table.registerFork({1, 20}, {late, {1, 27}, kNoNumber, 2}));
-  CHECK_FALSE(table.find({early, 2}).ok());
+  CHECK_FALSE(table.host({1, 10}, {early, {1, 16}, 12}).created);
+  CHECK(table.registerFork({1, 10}, {late, {1, 17}, kNoNumber, 13}));
+  table.removeFork({1, 10}, {early, {1, 16}, 12}, ended);
+  CHECK_FALSE(table.registerFork({1, 20}, {late, {1, 27}, kNoNumber, 22}));
+  CHECK_FALSE(table.find({1, 10}, {early, {1, 16}, 12, 12}).ok());
+  CHECK_FALSE(table.find({2, 10}, {early, {2, 16}, 12, 1}).ok());
   CHECK(table.counts().forks == 2);
   CHECK(table.counts().rrefs == 1);
   CHECK(table.onWorkerJoined(1, 20).empty());

@@ -1,5 +1,7 @@
 #include "rref/rref_node.h"
 
+#include <atomic>
+
 #include "rref/outgoing_forks.h"
 #include "wire/codec.h"
 
@@ -8,8 +10,11 @@ namespace torchrpc::testing {
 RRefNode::RRefNode(Messenger& messenger, Hooks hooks)
     : messenger_(messenger),
       hooks_(std::move(hooks)),
-      service_(
-          RRefService::create(messenger, {[this](const auto& value, const auto& to) { return encode(value, to); }})) {
+      service_(RRefService::create(
+          messenger,
+          {.encode_value = [this](const auto& value, const auto& to) { return encode(value, to); },
+           // Counted, so that a seed decides the order in which tables are searched.
+           .next_random = [next = std::make_shared<std::atomic<uint64_t>>(0)] { return (*next)++; }})) {
   messenger.on(Kind::kCppCall, Messenger::Where::kLoop, [this](Request request, Responder responder) {
     serveCall(request, responder);
   });

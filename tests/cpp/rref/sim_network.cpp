@@ -69,22 +69,32 @@ void SimNetwork::handOver(const Packet& packet) {
     return;
   }
   *packet.delivered = true;
+  auto content = packet.content;
+  if (content.ok()) content.value().from = packet.from;
   if (packet.reply) {
     if (calls_.count(packet.call)) {
-      finish(packet.call, packet.content);
-    } else if (packet.content.ok() && on_late_reply) {
-      on_late_reply(packet.to, packet.content.value());
+      finish(packet.call, std::move(content));
+    } else if (content.ok() && on_late_reply) {
+      on_late_reply(packet.to, content.value());
     }
     return;
   }
-  Responder responder(
+  const Responder responder(
       [this, to = packet.to, from = packet.from, call = packet.call, kind = packet.kind](Result<Message> r) {
         if (alive(to)) packets_.push_back({to, from, call, true, kind, std::move(r), std::make_shared<bool>(false)});
       });
   const auto& [where, handler] = nodes_.at(packet.to)->handlers.at(packet.kind);
-  Request request{info(packet.from), packet.content.value()};
-  if (where == Messenger::Where::kLoop) return handler(std::move(request), std::move(responder));
-  nodes_.at(packet.to)->post([&handler = handler, request, responder] { handler(request, responder); });
+  const Request request{info(packet.from), std::move(content).value()};
+  // As an agent does.
+  auto serve = [&handler = handler, request, responder] {
+    try {
+      handler(request, responder);
+    } catch (const Error& error) {
+      responder.fail(error);
+    }
+  };
+  if (where == Messenger::Where::kLoop) return serve();
+  nodes_.at(packet.to)->post(std::move(serve));
 }
 
 void SimNetwork::deliver(size_t index) {

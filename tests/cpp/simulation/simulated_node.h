@@ -54,7 +54,8 @@ class SimulatedNode {
             autograd_.recorder(),
             {.encode_value = [this, encode = options.encode_value](
                                  const c10::IValue& value, const WorkerInfo& to) { return encode(*this, value, to); },
-             .first_id = incarnation})),
+             .first_number = incarnation,
+             .next_random = [&simulation] { return simulation.below(~uint64_t{0}); }})),
         calls_(autograd_.recorder(), *rrefs_),
         on_lost_(std::move(options.on_lost)) {
     autograd_.serve(*rrefs_);

@@ -43,9 +43,9 @@ bool isUsable(const RRefPtr& rref) {
 
 int64_t numberOf(const c10::IValue& value) { return value.toTensor().const_data_ptr<int64_t>()[0]; }
 
-/// "0:3", the creator and its counter without the incarnation's part.
+/// "0:3721", the creator and a part of its number.
 std::string shortText(const GloballyUniqueId& id) {
-  return std::to_string(id.created_on) + ":" + std::to_string(id.local_id % kIncarnationStep);
+  return std::to_string(id.created_on) + ":" + std::to_string(id.local_id % 10000);
 }
 
 Message payloadOf(Kind kind, uint64_t number) {

@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -67,6 +68,12 @@ class Witness : public ConnectionHandler {
     log_.write([&] { ++log_.expected; });
   }
 
+  void onIdentity(const PeerIdentity& identity) override {
+    Visit visit(*this, "onIdentity");
+    log_.write([&] {
+      if (frames_.empty()) identity_ = identity;
+    });
+  }
   void onFrame(Frame frame) override {
     Visit visit(*this, "onFrame");
     if (hook) hook(frame);
@@ -99,6 +106,10 @@ class Witness : public ConnectionHandler {
       return frame;
     });
   }
+  /// What the peer had proved when its first frame came.
+  std::optional<PeerIdentity> identityBeforeFrames() {
+    return log_.read([&] { return identity_; });
+  }
   Error awaitClosed() {
     REQUIRE(log_.await([&] { return reason_.has_value(); }));
     return log_.read([&] { return *reason_; });
@@ -127,6 +138,7 @@ class Witness : public ConnectionHandler {
   const Transport& transport_;
   std::atomic<bool> busy_{false};
   std::deque<Frame> frames_;
+  std::optional<PeerIdentity> identity_;
   std::optional<Error> reason_;
 };
 

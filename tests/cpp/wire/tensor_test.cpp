@@ -109,6 +109,17 @@ TEST_CASE("an arrived tensor uses the memory of its segment") {
   CHECK(arrived.tensors[0].storage().use_count() == 1);
 }
 
+TEST_CASE("only what is checked is copied if the sender can still change it") {
+  const auto index = at::arange(10'000, at::kLong);
+  auto frame = frameOf(at::sparse_coo_tensor(index.unsqueeze(0), at::ones({10'000}), {10'000}));
+  REQUIRE(frame.segments.size() == 2);
+  for (auto& segment : frame.segments) segment.is_shared = true;
+  const auto segments = frame.segments;
+  const auto arrived = decodeFrame(std::move(frame)).tensors.at(0);
+  CHECK(arrived._indices().const_data_ptr() != segments[0].data());
+  CHECK(arrived._values().const_data_ptr() == segments[1].data());
+}
+
 TEST_CASE("sending a tensor does not change its autograd graph") {
   auto leaf = at::rand({3, 1}).requires_grad_();
   const auto view = leaf.expand({3, 4});
@@ -137,6 +148,19 @@ TEST_CASE("a tensor that cannot be sent is refused with its kind and a remedy") 
       c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, at::Device("cuda:1")), nullptr, false),
       c10::DispatchKeySet(c10::DispatchKey::CUDA), caffe2::TypeMeta::Make<float>());
   CHECK(refusal(elsewhere) == "cannot send a tensor on cuda:1: devices are not supported yet, call .cpu() first");
+}
+
+TEST_CASE("tensors that are together larger than the limit are refused before anything is sent") {
+  Limits limits;
+  limits.frame_bytes = 20'000;
+  const auto tensor = at::ones({2'000});
+  CHECK_NOTHROW(encodeFrame({.kind = Kind::kReply, .tensors = {tensor, tensor.clone()}}, limits));
+  try {
+    encodeFrame({.kind = Kind::kReply, .tensors = {tensor, tensor.clone(), tensor.clone()}}, limits);
+    FAIL("not refused");
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::kFrameTooLarge);
+  }
 }
 
 TEST_CASE("a tensor larger than the limit is refused before anything is sent") {

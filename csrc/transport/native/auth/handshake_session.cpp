@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "base/os/sockets.h"
+#include "transport/native/auth/identity.h"
 
 namespace torchrpc::native {
 
@@ -138,12 +139,14 @@ void HandshakeSession::startNoise(HandshakeMessage hello) {
 }
 
 void HandshakeSession::checkIdentity(const HandshakePayload& payload, std::string_view handshake_hash) {
-  if (!noise_ || !shared_.options.check_identity) return;
-  shared_.options.check_identity({peer_name_, terms_.expected_name, payload.identity, handshake_hash});
+  if (const auto& own = shared_.options.identity) {
+    identity_ = own->check(payload.identity, peerSide(), handshake_hash, peer_name_);
+  }
 }
 
 std::string HandshakeSession::makeIdentity() const {
-  return noise_ && shared_.options.make_identity ? shared_.options.make_identity(noise_->hash()) : "";
+  const auto& own = shared_.options.identity;
+  return own ? own->prove(side_, noise_->hash()) : "";
 }
 
 std::string HandshakeSession::encryptionMismatchText(bool peer_encrypts, const HandshakePayload& peer) const {
@@ -323,15 +326,14 @@ bool HandshakeSession::failWith(int error) {
 
 bool HandshakeSession::succeed() {
   watch_ = {};
-  AuthenticatedPeer peer{std::move(socket_), std::move(peer_name_), std::move(memory_)};
+  AuthenticatedPeer peer{std::move(socket_), std::move(peer_name_), std::move(memory_), std::move(identity_)};
   if (encrypts()) {
     const auto cipher = chosen_ & HandshakeMessage::kAes ? Cipher::kAes256Gcm : Cipher::kChaCha20Poly1305;
     const auto key = [&](Side from) {
       const std::string_view side = from == Side::kOpener ? " from the opener" : " from the listener";
       return noise_->exportKey("torchrpc: " + std::string(nameOf(cipher)) + std::string(side));
     };
-    const auto peer_side = side_ == Side::kOpener ? Side::kListener : Side::kOpener;
-    peer.keys = RecordKeys{cipher, key(side_), key(peer_side)};
+    peer.keys = RecordKeys{cipher, key(side_), key(peerSide())};
   }
   std::exchange(done_, nullptr)(std::move(peer));
   return false;

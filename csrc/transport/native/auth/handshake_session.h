@@ -15,6 +15,7 @@
 #include "transport/native/auth/record_cipher.h"
 #include "transport/native/shared_state.h"
 #include "transport/native/socket/socket.h"
+#include "transport/peer_identity.h"
 
 namespace torchrpc::native {
 
@@ -31,8 +32,9 @@ class HandshakeSession {
   struct AuthenticatedPeer {
     Descriptor socket;
     std::string name;
-    Descriptor memory;                 ///< shared by the two sides; invalid if they share none
-    std::optional<RecordKeys> keys{};  ///< if frames are encrypted
+    Descriptor memory;                       ///< shared by the two sides; invalid if they share none
+    std::optional<PeerIdentity> identity{};  ///< that it has proved; nothing if this worker has none itself
+    std::optional<RecordKeys> keys{};        ///< if frames are encrypted
   };
   /// Called exactly once, as the last step of a callback of the loop: it may destroy the session. Errors: kWorkerLost,
   /// kProtocol.
@@ -92,6 +94,7 @@ class HandshakeSession {
   void startNoise(HandshakeMessage hello);
   void checkIdentity(const HandshakePayload& payload, std::string_view handshake_hash);
   std::string makeIdentity() const;
+  Side peerSide() const { return side_ == Side::kOpener ? Side::kListener : Side::kOpener; }
   std::string encryptionMismatchText(bool peer_encrypts, const HandshakePayload& peer) const;
 
   SharedState& shared_;
@@ -110,8 +113,9 @@ class HandshakeSession {
   HandshakeType expected_;               ///< of the next message
   bool peer_shares_memory_ = false;
   std::string peer_name_;
-  uint16_t chosen_ = 0;   ///< flags of WELCOME
-  std::string received_;  ///< of the message that is being read
+  std::optional<PeerIdentity> identity_;  ///< of the peer
+  uint16_t chosen_ = 0;                   ///< flags of WELCOME
+  std::string received_;                  ///< of the message that is being read
   size_t wanted_bytes_ = kHandshakePrefixBytes;
   HandshakePrefix prefix_;
 };

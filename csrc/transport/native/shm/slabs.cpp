@@ -8,6 +8,7 @@
 #include "transport/native/shm/slabs.h"
 
 #include <algorithm>
+#include <bitset>
 #include <cstring>
 #include <list>
 #include <pthread.h>
@@ -155,14 +156,33 @@ class LiveSlabs {
 
 /// The owner of the memory, for the reader and its leases.
 struct SlabReader::Owner {
+  /// Marks the units as leased. False, and nothing is marked, if one of them is leased already. A writer never gives
+  /// such a slab, because it waits for the return of a slab. A peer that does could have the same bytes counted, and
+  /// copied at a fork, as often as it likes.
+  bool lease(size_t first, size_t count) {
+    MutexLock lock(mutex);
+    for (size_t unit = first; unit < first + count; ++unit) {
+      if (leased[unit]) return false;
+    }
+    for (size_t unit = first; unit < first + count; ++unit) leased.set(unit);
+    return true;
+  }
+  void endLease(size_t first, size_t count) {
+    MutexLock lock(mutex);
+    for (size_t unit = first; unit < first + count; ++unit) leased.reset(unit);
+  }
+
   std::shared_ptr<const void> memory;
-  MakerProcess maker;
+  MakerProcess maker{};
   std::atomic<bool> reader_ended{false};
+  Mutex mutex{};
+  std::bitset<SlabControl::kUnits> leased TORCHRPC_GUARDED_BY(mutex){};
 };
 
 /// Held by a tensor's storage; its end returns the slab.
 struct SlabReader::Lease {
-  std::shared_ptr<const Owner> owner;
+  std::shared_ptr<Owner> owner;
+  size_t first_unit;
   std::atomic<uint8_t>& returned;
   std::atomic<uint64_t>& return_count;
   MakerProcess maker;
@@ -176,6 +196,7 @@ struct SlabReader::Lease {
     const auto& slab = removed.front();
     if (lease->owner->reader_ended) discardPages({slab.memory, slab.bytes});
     if (slab.counted) ResidentBytes::release(slab.bytes);
+    lease->owner->endLease(lease->first_unit, slab.bytes / SlabControl::kUnitBytes);
     lease->returned = 1;
     ++lease->return_count;
   }
@@ -206,14 +227,17 @@ Segment SlabReader::lease(uint64_t slab_offset, size_t bytes) const {
   if (!inside) throw Error(ErrorCode::kProtocol, "a tensor outside of the memory that is shared");
   auto& live = LiveSlabs::get();
   const auto units = (bytes + SlabControl::kUnitBytes - 1) / SlabControl::kUnitBytes;
+  const auto first_unit = slab_offset / SlabControl::kUnitBytes;
   auto* const data = memory_.data() + slab_offset;
   LiveSlabs::Slabs slab{{data, units * SlabControl::kUnitBytes}};
-  auto held = std::make_unique<Lease>(Lease{
-      owner_, control_.returned[slab_offset / SlabControl::kUnitBytes], control_.return_count, MakerProcess(),
-      slab.begin()});
+  auto held = std::make_unique<Lease>(
+      Lease{owner_, first_unit, control_.returned[first_unit], control_.return_count, MakerProcess(), slab.begin()});
+  if (!owner_->lease(first_unit, units)) {
+    throw Error(ErrorCode::kProtocol, "a tensor in shared memory that another one uses");
+  }
   live.add(slab);
   c10::DataPtr storage(data, held.release(), &Lease::end, c10::Device(c10::DeviceType::CPU));
-  return {storageOf(std::move(storage), bytes), 0, bytes};
+  return {storageOf(std::move(storage), bytes), 0, bytes, /*is_shared=*/true};
 }
 
 }  // namespace torchrpc::native

@@ -63,7 +63,8 @@ class SlabReader {
   SlabReader(const SlabReader&) = delete;
   SlabReader& operator=(const SlabReader&) = delete;
 
-  /// The slab at that offset as a segment. Throws Error(kProtocol) if no writer can have given offset and size.
+  /// The slab at that offset as a segment. Throws Error(kProtocol) if no writer can have given offset and size: the
+  /// slab is not inside the memory, or a part of it is leased already.
   Segment lease(uint64_t slab_offset, size_t bytes) const;
   /// Of the memory of all leases.
   static c10::DeleterFnPtr deleter();

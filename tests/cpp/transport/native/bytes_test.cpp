@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "transport/frame_memory.h"
 #include "transport/native/auth/handshake_message.h"
 #include "transport/native/byte_stream.h"
 #include "transport/native/frame_stream.h"
@@ -245,7 +246,7 @@ TEST_CASE("a frame with tensors in shared memory is refused on a connection with
 
 TEST_CASE("a tensor for which there is no memory costs its frame, and not those that follow") {
   constexpr size_t kMoreThanTheAddressSpace = size_t{1} << 47, kScratchBytes = size_t{1} << 36;
-  const Limits limits{.segment_bytes = kMoreThanTheAddressSpace};
+  const Limits limits{.segment_bytes = kMoreThanTheAddressSpace, .frame_bytes = 2 * kMoreThanTheAddressSpace};
   FrameReader reader(limits);
   const FrameHeader header{.head_bytes = 4, .segments = 2, .flags = 0};
   const uint64_t layout[] = {5000, kMoreThanTheAddressSpace};
@@ -296,7 +297,7 @@ TEST_CASE("the slabs of a message for which there is no memory are returned") {
     void shutDown() override {}
   } stream;
   constexpr uint64_t kMoreThanTheAddressSpace = uint64_t{1} << 47;
-  const Limits limits{.segment_bytes = kMoreThanTheAddressSpace};
+  const Limits limits{.segment_bytes = kMoreThanTheAddressSpace, .frame_bytes = 2 * kMoreThanTheAddressSpace};
   FrameReader reader(limits);
   const FrameHeader header{.head_bytes = 4, .segments = 3, .flags = FrameHeader::kSlabOffsets};
   const uint64_t layout[] = {8, kMoreThanTheAddressSpace, 8, 64, FrameHeader::kInStream, 128};
@@ -307,6 +308,118 @@ TEST_CASE("the slabs of a message for which there is no memory are returned") {
   CHECK(reader.room(scratch, parts) == 1);
   CHECK_FALSE(reader.take(bytes.size(), scratch, stream, [](const Frame&) { return true; }));
   CHECK(stream.leased == std::vector<uint64_t>{64, 128});
+}
+
+namespace {
+
+constexpr size_t kMiB = 1 << 20;
+
+/// The bytes with which a frame begins.
+std::string announced(const FrameHeader& header, const std::vector<uint64_t>& layout) {
+  std::string bytes(reinterpret_cast<const char*>(&header), sizeof(header));
+  return bytes.append(reinterpret_cast<const char*>(layout.data()), layout.size() * sizeof(uint64_t));
+}
+
+/// The number of bytes and of parts for which the reader has memory now.
+std::pair<size_t, size_t> roomOf(const FrameReader& reader) {
+  std::vector<iovec> parts(1 << 17);
+  std::array<char, 100> scratch;
+  const auto count = reader.room(scratch, parts);
+  size_t bytes = 0;
+  for (size_t i = 0; i < count; ++i) bytes += parts[i].iov_len;
+  return {bytes, count};
+}
+
+}  // namespace
+
+TEST_CASE("a head that is announced gets memory as it arrives") {
+  std::mt19937 random(1);
+  const Limits limits;
+  FrameReader reader(limits);
+  std::vector<Frame> frames;
+  REQUIRE_FALSE(feed(reader, announced({.head_bytes = limits.head_bytes}, {}), random, frames));
+  CHECK(reader.missing() == limits.head_bytes);
+  CHECK(roomOf(reader).first <= kMiB + 100);
+  const std::string some(3 * kMiB, 'x');
+  REQUIRE_FALSE(feed(reader, some, random, frames));
+  CHECK(reader.missing() == limits.head_bytes - some.size());
+  CHECK(roomOf(reader).first <= kMiB + 100);
+}
+
+TEST_CASE("the list of sizes gets memory as it arrives") {
+  std::mt19937 random(1);
+  const Limits limits;
+  FrameReader reader(limits);
+  std::vector<Frame> frames;
+  REQUIRE_FALSE(feed(reader, announced({.segments = limits.tensors}, {}), random, frames));
+  CHECK(roomOf(reader).first <= kMiB);
+}
+
+TEST_CASE("segments that are announced get memory when those before them have arrived") {
+  std::mt19937 random(1);
+  const Limits limits;
+  FrameReader reader(limits);
+  std::vector<Frame> frames;
+  const std::vector<uint64_t> layout(100'000, kMiB);
+  const FrameHeader header{.head_bytes = 4, .segments = static_cast<uint32_t>(layout.size())};
+  REQUIRE_FALSE(feed(reader, announced(header, layout) + "head", random, frames));
+  CHECK(roomOf(reader).first <= 32 * kMiB);
+  CHECK(roomOf(reader).second <= 300);
+  CHECK(reader.missing() == layout.size() * kMiB);
+}
+
+TEST_CASE("segments whose sum is more than the limit, or overflows, are refused before any memory is allocated") {
+  std::mt19937 random(1);
+  constexpr auto kMost = ~uint64_t{0};
+  const Limits usual, none{.head_bytes = kMost, .segment_bytes = kMost, .frame_bytes = kMost};
+  const std::pair<Limits, std::vector<uint64_t>> cases[] = {
+      {usual, std::vector<uint64_t>(1'000, usual.segment_bytes)},
+      {usual, {usual.segment_bytes - 1, 2}},
+      {none, {kMost, kMost}},
+      {none, {kMost / 2, kMost / 2 + 2}}};
+  for (const auto& [limits, layout] : cases) {
+    FrameReader reader(limits);
+    std::vector<Frame> frames;
+    const FrameHeader header{.head_bytes = 4, .segments = static_cast<uint32_t>(layout.size())};
+    const auto error = feed(reader, announced(header, layout) + "head", random, frames);
+    REQUIRE(error);
+    CHECK(error->code() == ErrorCode::kFrameTooLarge);
+    CHECK_THAT(error->text(), Catch::Contains("all its parts"));
+  }
+}
+
+TEST_CASE("frames that get their memory in steps arrive whole") {
+  std::mt19937 random(7);
+  std::vector<Frame> sent;
+  sent.push_back(headOnly(std::string(5 * kMiB + 3, 'a')));
+  sent.push_back({std::string(2 * kMiB, 'b'), {filled(40 * kMiB, 1), filled(1, 2), filled(20 * kMiB, 3)}});
+  Frame many{"many", {}};
+  for (int i = 0; i < 40'000; ++i) many.segments.push_back(filled(i % 3, static_cast<char>(i)));
+  sent.push_back(std::move(many));
+  sent.push_back({"", {filled(0, 0), filled(17 * kMiB, 5), filled(0, 0), filled(100, 6)}});
+  sent.push_back(headOnly("last"));
+  std::string bytes;
+  for (const auto& frame : sent) {
+    FrameQueue queue;
+    queue.push({frame, nullptr});
+    std::vector<FrameQueue::Outgoing> written;
+    bytes += drain(queue, random, written);
+  }
+  const Limits limits;
+  FrameReader reader(limits);
+  std::vector<Frame> received;
+  REQUIRE_FALSE(feed(reader, bytes, random, received));
+  REQUIRE(received.size() == sent.size());
+  for (size_t i = 0; i < sent.size(); ++i) CHECK(isSame(received[i], sent[i]));
+  CHECK(reader.missing() == 0);
+}
+
+TEST_CASE("a message with more bytes than the limit for all its parts is refused where it is sent") {
+  const Limits limits{.frame_bytes = 1'000};
+  CHECK_FALSE(checkFrame({"head", {filled(400, 1), filled(500, 1)}}, limits));
+  const auto error = checkFrame({"head", {filled(500, 1), filled(500, 1)}}, limits);
+  REQUIRE(error);
+  CHECK(error->code() == ErrorCode::kFrameTooLarge);
 }
 
 // ---- rings ----

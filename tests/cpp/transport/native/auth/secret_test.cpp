@@ -7,6 +7,7 @@
 #include "manual_peer.h"
 #include "outcomes.h"
 #include "transport/child_process.h"
+#include "transport/native/auth/identity.h"
 #include "transport/native/auth/record_cipher.h"
 #include "transport/transports_under_test.h"
 #include "transport/witness.h"
@@ -418,40 +419,57 @@ TEST_CASE("encryption without a secret is refused") {
 
 // ---- identities ----
 
-TEST_CASE("each side gets what the other says of its identity, for the same handshake") {
-  std::map<std::string, std::string> made, checked;
-  const auto withIdentity = [&](const std::string& name) {
-    auto options = encrypted();
-    options.node_name = name;
-    options.make_identity = [&made, name](std::string_view hash) {
-      made[name] = hash;
-      return "I am " + name;
-    };
-    options.check_identity = [&checked](const IdentityClaim& claim) {
-      CHECK(claim.identity == "I am " + std::string(claim.name));
-      if (claim.name == "bob") CHECK(claim.expected_name == "bob");
-      checked[std::string(claim.name)] = claim.handshake_hash;
-    };
-    return options;
-  };
-  MixedOptions::a = withIdentity("alice");
-  MixedOptions::b = withIdentity("bob");
-  MixedOptions::next_is_b = false;
-  Pair<MixedOptions> pair;
-  auto connection = pair.connect(pair.witness());
-  pair.accepted();
-  CHECK(made.size() == 2);
-  CHECK(made == checked);
-  CHECK(made["alice"] != made["bob"]);
+namespace {
+
+native::Options withIdentity(const std::string& group_key, const std::string& name, const std::string& certified_name) {
+  auto options = encrypted();
+  options.node_name = name;
+  options.identity = std::make_shared<const Identity>(
+      makeIdentity(group_key, {.name = certified_name, .roles = {"client"}}, std::chrono::hours(1)), "a file");
+  options.secret = options.identity->secret();
+  return options;
 }
 
-TEST_CASE("a peer whose identity is refused is told why") {
-  const bool alice_refuses = GENERATE(false, true);
-  auto alices = encrypted(), bobs = encrypted();
-  (alice_refuses ? alices : bobs).check_identity = [](const IdentityClaim& claim) {
-    throw Error(ErrorCode::kProtocol, "the certificate of " + std::string(claim.name) + " has expired");
-  };
+}  // namespace
+
+TEST_CASE("each side learns who the other is before its first frame") {
+  const auto key = makeGroupKey();
+  MixedOptions::a = withIdentity(key, "alice", "alice");
+  MixedOptions::b = withIdentity(key, "bob", "bob");
+  for (auto* options : {&MixedOptions::a, &MixedOptions::b}) options->unix_sockets = GENERATE(false, true);
+  MixedOptions::next_is_b = false;
+  Pair<MixedOptions> pair;
+  auto alice = pair.witness();
+  auto connection = pair.connect(alice);
+  pair.send(*connection, headOnly("hi"));
+  auto bob = pair.accepted();
+  bob.witness->takeFrame();
+  pair.send(*bob.connection, headOnly("hello"));
+  alice->takeFrame();
+  REQUIRE(bob.witness->identityBeforeFrames());
+  CHECK(bob.witness->identityBeforeFrames()->name == "alice");
+  REQUIRE(alice->identityBeforeFrames());
+  CHECK(alice->identityBeforeFrames()->name == "bob");
+  CHECK_FALSE(alice->identityBeforeFrames()->isMember());
+}
+
+TEST_CASE("a peer that does not prove its name is refused") {
+  const auto key = makeGroupKey();
+  const bool is_alice = GENERATE(false, true);
+  const auto alices = withIdentity(key, "alice", is_alice ? "carol" : "alice");
+  const auto bobs = withIdentity(key, "bob", is_alice ? "bob" : "carol");
   CHECK_THAT(
       refusalOf(alices, bobs).text(),
-      Catch::Contains("the certificate of " + std::string(alice_refuses ? "bob" : "alice") + " has expired"));
+      Catch::Contains(is_alice ? "worker alice" : "worker bob") &&
+          Catch::Contains("its certificate is that of worker carol"));
+}
+
+TEST_CASE("a peer that knows the secret, but has no identity, is refused") {
+  const auto key = makeGroupKey();
+  const bool is_alice = GENERATE(false, true);
+  auto alices = withIdentity(key, "alice", "alice"), bobs = withIdentity(key, "bob", "bob");
+  (is_alice ? alices : bobs).identity = nullptr;
+  CHECK_THAT(
+      refusalOf(alices, bobs).text(),
+      Catch::Contains(is_alice ? "worker alice" : "worker bob") && Catch::Contains("torchrpc keygen"));
 }

@@ -1,5 +1,7 @@
 // Slabs in shared memory: tensors on them, their reuse, and forks.
 
+#include <ATen/ATen.h>
+
 #include <algorithm>
 #include <csignal>
 #include <cstring>
@@ -218,6 +220,81 @@ TEST_CASE("slab offsets that no writer gives are refused") {
       CHECK(error.code() == ErrorCode::kProtocol);
     }
   }
+}
+
+TEST_CASE("a slab of which a part is leased already is refused") {
+  Shared shared;
+  auto first = shared.reader.lease(2 * kUnit, 2 * kUnit);
+  const auto is_refused = [&](uint64_t slab_offset, size_t bytes) {
+    try {
+      shared.reader.lease(slab_offset, bytes);
+      return false;
+    } catch (const Error& error) {
+      return error.code() == ErrorCode::kProtocol;
+    }
+  };
+  CHECK(is_refused(2 * kUnit, 2 * kUnit));
+  CHECK(is_refused(3 * kUnit, 1));
+  CHECK(is_refused(0, 2 * kUnit + 1));
+  CHECK_FALSE(is_refused(kUnit, kUnit));
+  CHECK_FALSE(is_refused(4 * kUnit, kUnit));
+  first = {};
+  CHECK_FALSE(is_refused(2 * kUnit, 2 * kUnit));
+}
+
+namespace {
+
+/// The message as it arrives over slabs, of which the writer keeps its own mapping.
+Message arrivedOverSlabs(Shared& shared, const at::Tensor& tensor, bool copies_shared) {
+  auto frame = encodeFrame({.kind = Kind::kReply, .tensors = {tensor}});
+  for (auto& segment : frame.segments) {
+    const auto slab_offset = shared.writer.write(segment, [] {});
+    REQUIRE(slab_offset);
+    segment = shared.reader.lease(*slab_offset, segment.bytes);
+  }
+  if (copies_shared) copySharedSegments(frame);
+  return decodeFrame(std::move(frame));
+}
+
+/// What a hostile sender does after its message has been checked.
+void overwriteSlabs(const Shared& shared) { std::memset(shared.here->slabs(0).data(), 0x7f, 8 * kMiB); }
+
+}  // namespace
+
+TEST_CASE("a sender cannot change the indices of a sparse tensor that have been checked") {
+  constexpr int64_t kCount = 20'000;
+  // One element in each row, and in each column.
+  const auto index = at::arange(kCount, at::kLong), pointers = at::arange(kCount + 1, at::kLong);
+  const auto values = at::ones({kCount});
+  const at::Tensor sparse[] = {
+      at::sparse_coo_tensor(at::stack({index, index}), values, {kCount, kCount}),
+      at::sparse_csr_tensor(pointers, index, values, {kCount, kCount}, at::kSparseCsr),
+      at::sparse_csc_tensor(pointers, index, values, {kCount, kCount}, at::kSparseCsc)};
+  for (const auto& tensor : sparse) {
+    CAPTURE(tensor.layout());
+    Shared shared;
+    const auto arrived = arrivedOverSlabs(shared, tensor, /*copies_shared=*/false).tensors.at(0);
+    overwriteSlabs(shared);
+    if (tensor.layout() == at::kSparse) {
+      CHECK(arrived._indices().equal(tensor._indices()));
+    } else if (tensor.layout() == at::kSparseCsr) {
+      CHECK(arrived.crow_indices().equal(tensor.crow_indices()));
+      CHECK(arrived.col_indices().equal(tensor.col_indices()));
+    } else {
+      CHECK(arrived.ccol_indices().equal(tensor.ccol_indices()));
+      CHECK(arrived.row_indices().equal(tensor.row_indices()));
+    }
+    // A kernel that relies on the check: with the sender's indices it would read far outside of the vector.
+    CHECK(at::mv(arrived, at::ones({kCount})).sizes() == at::IntArrayRef{kCount});
+  }
+}
+
+TEST_CASE("a sender cannot change any tensor that has been copied out of shared memory") {
+  Shared shared;
+  const auto tensor = at::arange(100'000, at::kLong);
+  const auto arrived = arrivedOverSlabs(shared, tensor, /*copies_shared=*/true).tensors.at(0);
+  overwriteSlabs(shared);
+  CHECK(arrived.equal(tensor));
 }
 
 TEST_CASE("whichever slabs a reader claims to have returned, the writer stays within its memory") {

@@ -1,0 +1,94 @@
+#pragma once
+
+// Quotas: how much of this worker one caller may use at a time. Callers are told apart by their names. A request beyond
+// a quota is answered with an error (kQuotaExceeded); the connection stays, and other callers are not affected.
+// Without quotas nothing is counted. Threads: any.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/result.h"
+#include "base/sync/mutex.h"
+
+namespace torchrpc {
+
+/// Empty: no limit.
+struct Quota {
+  std::optional<uint64_t> calls;        ///< requests that have arrived and are not answered
+  std::optional<uint64_t> bytes;        ///< of these requests
+  std::optional<uint64_t> rrefs;        ///< RRefs that this worker owns because the caller has made them (`remote`)
+  std::optional<uint64_t> connections;  ///< that the caller has opened
+};
+
+/// The quota of each caller whose name matches a pattern of fnmatch(3), such as "client-*".
+struct QuotaRule {
+  std::string pattern;
+  Quota quota;
+};
+
+/// What one caller uses of its quota.
+class CallerUsage : public std::enable_shared_from_this<CallerUsage> {
+ public:
+  CallerUsage(std::string self, std::string caller, const QuotaRule& rule)
+      : self_(std::move(self)), caller_(std::move(caller)), rule_(rule) {}
+
+  /// Whatever is taken is given back when this is destroyed.
+  using Token = std::shared_ptr<const void>;
+  /// For one request of that size. Throws Error(kQuotaExceeded).
+  Token takeCall(uint64_t bytes);
+  /// For one RRef. Throws Error(kQuotaExceeded).
+  Token takeRRef();
+  /// For one connection. Throws Error(kQuotaExceeded).
+  Token takeConnection();
+  /// For one connection beyond the quota, which stays only to tell the caller why it is refused; one at a time. Throws
+  /// Error(kQuotaExceeded).
+  Token takeRefusedConnection();
+
+ private:
+  using Count = std::atomic<uint64_t>;
+  /// False, and nothing is added, if `limit` does not allow it.
+  static bool add(Count& count, uint64_t amount, const std::optional<uint64_t>& limit);
+  /// Subtracts `amount` when it is destroyed.
+  Token token(Count& count, uint64_t amount);
+  [[noreturn]] void refuse(const std::string& what, const char* field, const char* remedy) const;
+
+  // Constant after construction.
+  const std::string self_;
+  const std::string caller_;
+  const QuotaRule rule_;
+
+  // Own synchronization.
+  Count calls_{0};
+  Count bytes_{0};
+  Count rrefs_{0};
+  Count connections_{0};
+  Count refused_connections_{0};
+};
+
+class Quotas {
+ public:
+  /// `self`: the name of this worker, for error texts.
+  Quotas(std::string self, std::vector<QuotaRule> rules) : self_(std::move(self)), rules_(std::move(rules)) {}
+
+  bool empty() const { return rules_.empty(); }
+  /// Of the first rule that matches; null: the caller has no quota. All connections of one caller get the same object,
+  /// which lives as long as something of it is used.
+  std::shared_ptr<CallerUsage> usageOf(const std::string& caller);
+
+ private:
+  // Constant after construction.
+  const std::string self_;
+  const std::vector<QuotaRule> rules_;
+
+  Mutex mutex_;
+  std::map<std::string, std::weak_ptr<CallerUsage>> usages_ TORCHRPC_GUARDED_BY(mutex_);
+};
+
+}  // namespace torchrpc

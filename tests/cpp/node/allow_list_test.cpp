@@ -1,0 +1,54 @@
+// The allow-lists of a node's callers.
+
+#include "node/allow_list.h"
+
+#include <catch2/catch.hpp>
+
+using namespace torchrpc;
+
+namespace {
+
+bool mayRun(const AllowLists& lists, const std::string& worker, const std::string& function) {
+  try {
+    AllowList::check(lists.of(worker), function);
+    return true;
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::kNotAllowed);
+    return false;
+  }
+}
+
+}  // namespace
+
+TEST_CASE("without allowances all workers may run everything") {
+  CHECK(mayRun(AllowLists({}), "anyone", "posix.system"));
+}
+
+TEST_CASE("one list may be for all workers") {
+  const AllowLists lists({{AllowList::kAllWorkers, {{"package.f", "aten::*"}}}});
+  CHECK(mayRun(lists, "anyone", "package.f"));
+  CHECK(mayRun(lists, "", "aten::add"));
+  CHECK_FALSE(mayRun(lists, "anyone", "package.g"));
+}
+
+TEST_CASE("the first pattern that matches a caller's name decides") {
+  const AllowLists lists({{"client-0", {{"package.g"}}}, {"client-*", {{"package.f"}}}, {"trainer-?", std::nullopt}});
+  CHECK(mayRun(lists, "client-7", "package.f"));
+  CHECK_FALSE(mayRun(lists, "client-7", "package.g"));
+  CHECK(mayRun(lists, "client-0", "package.g"));
+  CHECK_FALSE(mayRun(lists, "client-0", "package.f"));
+  CHECK(mayRun(lists, "trainer-1", "posix.system"));
+}
+
+TEST_CASE("a caller that no pattern matches may run nothing") {
+  const AllowLists lists({{"client-*", {{"package.f"}}}, {"trainer-?", std::nullopt}});
+  for (const auto* name : {"trainer-10", "client", "xclient-1", "", "*", "[", "client"}) {
+    CHECK_FALSE(mayRun(lists, name, "package.f"));
+  }
+  CHECK(lists.of("trainer-10")->workers().empty());
+  CHECK(lists.of("client-3")->workers() == "client-*");
+}
+
+TEST_CASE("an entry that would allow everything is refused") {
+  for (const auto* entry : {"", "*"}) CHECK_THROWS_AS(AllowLists({{"client-*", {{entry}}}}), Error);
+}
