@@ -1,4 +1,4 @@
-"""The binaries use nothing of torch's own RPC or distributed autograd."""
+"""The binaries use nothing of torch's own RPC or distributed autograd, and need no library that may be missing."""
 
 import importlib.util
 import re
@@ -45,7 +45,12 @@ def symbols_of(library, listing):
 
 
 # LibTorch exports a libuv of its own, and the process may have another libsodium: the copies must not be mixed.
-INSIDE = {"libuv": r" uv_\w+$", "libsodium": r" (_?sodium_|_?crypto_|randombytes)\w*$"}
+# libcrypto is no static library of ours: it is found at run time only (transport/native/auth/libcrypto.h).
+INSIDE = {
+    "libuv": r" uv_\w+$",
+    "libsodium": r" (_?sodium_|_?crypto_|randombytes)\w*$",
+    "libcrypto": r" (EVP|OPENSSL|ERR)_\w+$",
+}
 
 
 @pytest.mark.parametrize("library", INSIDE)
@@ -55,12 +60,41 @@ def test_symbols_of_a_static_library_are_not_exported(library):
         assert not symbols_of(library, run.stdout), f"{binary} could be bound to another {library}, or that to ours"
 
 
+# Static, or looked for at run time: a machine without them has to load ours all the same.
+NOT_NEEDED = re.compile(r"lib(crypto|ssl|sodium|uv)\b")
+
+
+def needed_libraries(listing):
+    """Return the names of the libraries that `readelf -d` says are needed."""
+    return re.findall(r"\(NEEDED\).*\[(.+)\]", listing)
+
+
+def test_libraries_that_may_be_missing_are_not_needed():
+    if not our_binaries():
+        pytest.skip("torchrpc is not built: `make package` does it")
+    for binary in our_binaries():
+        run = subprocess.run(["readelf", "-d", binary], capture_output=True, text=True, check=True)
+        needed = needed_libraries(run.stdout)
+        assert needed, f"{binary} needs no library: is this the right listing?"
+        assert not list(filter(NOT_NEEDED.match, needed)), f"{binary} cannot be loaded without {needed}"
+
+
+def test_the_check_for_needed_libraries_can_fail():
+    line = " 0x0000000000000001 (NEEDED)             Shared library: [{}]\n"
+    listing = line.format("libcrypto.so.3") + line.format("libtorch_cpu.so")
+    listing += " 0x000000000000001d (RUNPATH)            Library runpath: [/opt/libcrypto.so.3]\n"
+    assert needed_libraries(listing) == ["libcrypto.so.3", "libtorch_cpu.so"]
+    assert [bool(NOT_NEEDED.match(name)) for name in needed_libraries(listing)] == [True, False]
+
+
 def test_the_check_for_libraries_can_fail():
     uv = ["                 U uv_run", "0000000000001234 T uv_close"]
     sodium = ["                 U sodium_memcmp", "0000000000001234 T crypto_auth_hmacsha256_init"]
-    listing = "\n".join([*uv, "                 U uvw", *sodium, "        U crypt"])
+    crypto = ["                 U EVP_CIPHER_CTX_new"]
+    listing = "\n".join([*uv, "                 U uvw", *sodium, "        U crypt", *crypto])
     assert symbols_of("libuv", listing) == uv
     assert symbols_of("libsodium", listing) == sodium
+    assert symbols_of("libcrypto", listing) == crypto
 
 
 def test_the_check_can_fail():

@@ -30,6 +30,10 @@ class SecretKey {
   std::array<unsigned char, kKeyBytes> bytes_{};
 };
 
+// What libraries of C take.
+inline const unsigned char* asUnsigned(const char* bytes) { return reinterpret_cast<const unsigned char*>(bytes); }
+inline unsigned char* asUnsigned(char* bytes) { return reinterpret_cast<unsigned char*>(bytes); }
+
 /// Initializes libsodium. To be called before anything else of this folder. Throws Error(kRendezvous) if that fails.
 void initializeSodium();
 

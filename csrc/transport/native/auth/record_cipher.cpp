@@ -4,7 +4,7 @@
 #include <optional>
 #include <sodium.h>
 
-#include "transport/native/auth/aes_gcm.h"
+#include "transport/native/auth/libcrypto.h"
 
 namespace torchrpc::native {
 
@@ -23,9 +23,6 @@ std::array<unsigned char, crypto_aead_aes256gcm_NPUBBYTES> recordNonce(Cipher ci
   return nonce;
 }
 
-const unsigned char* asUnsigned(const char* bytes) { return reinterpret_cast<const unsigned char*>(bytes); }
-unsigned char* asUnsigned(char* bytes) { return reinterpret_cast<unsigned char*>(bytes); }
-
 std::string_view bytesOf(const RecordHeader& header) {
   return {reinterpret_cast<const char*>(&header.bits), sizeof(header.bits)};
 }
@@ -37,14 +34,19 @@ std::string_view nameOf(Cipher cipher) { return cipher == Cipher::kAes256Gcm ? "
 bool hasAes() { return crypto_aead_aes256gcm_is_available() != 0; }
 
 struct RecordCipher::AesState {
-  std::optional<VectorAesGcm> vector;  ///< where the processor can, else
-  crypto_aead_aes256gcm_state state;
+  std::optional<LibcryptoAes> libcrypto;  ///< where there is one, else
+  crypto_aead_aes256gcm_state state;      ///< libsodium's
   ~AesState() { sodium_memzero(&state, sizeof(state)); }
 };
 
-RecordCipher::RecordCipher(Cipher cipher, const SecretKey& key, uint64_t records_per_key)
+const Libcrypto* RecordCipher::findLibcrypto() { return Libcrypto::find(); }
+
+RecordCipher::RecordCipher(Cipher cipher, const SecretKey& key, uint64_t records_per_key, const Libcrypto* libcrypto)
     : cipher_(cipher), records_per_key_(records_per_key), key_(key) {
-  if (cipher == Cipher::kAes256Gcm) aes_ = std::make_unique<AesState>();
+  if (cipher == Cipher::kAes256Gcm) {
+    aes_ = std::make_unique<AesState>();
+    if (libcrypto != nullptr) aes_->libcrypto.emplace(*libcrypto);
+  }
   useKey();
 }
 
@@ -52,29 +54,31 @@ RecordCipher::~RecordCipher() = default;
 
 void RecordCipher::useKey() {
   if (!aes_) return;
-  if (VectorAesGcm::isAvailable()) {
-    aes_->vector.emplace(key_);
+  if (aes_->libcrypto) {
+    aes_->libcrypto->setKey(key_);
   } else {
     crypto_aead_aes256gcm_beforenm(&aes_->state, key_.data());
   }
 }
 
-void RecordCipher::rekeyIfDue() {
-  if (number_ == 0 || number_ % records_per_key_ != 0) return;
+bool RecordCipher::hasFailed() const { return aes_ && aes_->libcrypto && aes_->libcrypto->hasFailed(); }
+
+bool RecordCipher::rekeyIfDue() {
+  if (number_ == 0 || number_ % records_per_key_ != 0) return true;
   // Noise's REKEY: the ciphertext of zeros, as the message with the greatest number, which no record has.
   const std::array<char, kKeyBytes> zeros{};
   std::array<char, kKeyBytes + kTagBytes> sealed{};
-  encrypt(~uint64_t{0}, {}, zeros, sealed.data());
+  if (!encrypt(~uint64_t{0}, {}, zeros, sealed.data())) return false;
   key_ = SecretKey({sealed.data(), kKeyBytes});
   sodium_memzero(sealed.data(), sealed.size());
   useKey();
+  return true;
 }
 
-void RecordCipher::encrypt(uint64_t number, std::string_view associated, std::span<const char> plain, char* out) const {
+bool RecordCipher::encrypt(uint64_t number, std::string_view associated, std::span<const char> plain, char* out) {
   const auto nonce = recordNonce(cipher_, number);
-  if (aes_ && aes_->vector) {
-    aes_->vector->seal(nonce, associated, plain, out);
-  } else if (aes_) {
+  if (aes_ && aes_->libcrypto) return aes_->libcrypto->seal(nonce, associated, plain, out);
+  if (aes_) {
     crypto_aead_aes256gcm_encrypt_afternm(
         asUnsigned(out), nullptr, asUnsigned(plain.data()), plain.size(), asUnsigned(associated.data()),
         associated.size(), nullptr, nonce.data(), &aes_->state);
@@ -83,18 +87,18 @@ void RecordCipher::encrypt(uint64_t number, std::string_view associated, std::sp
         asUnsigned(out), nullptr, asUnsigned(plain.data()), plain.size(), asUnsigned(associated.data()),
         associated.size(), nullptr, nonce.data(), key_.data());
   }
+  return true;  // libsodium's cannot fail
 }
 
-void RecordCipher::seal(RecordHeader header, std::span<const char> plain, char* out) {
-  rekeyIfDue();
-  encrypt(number_++, bytesOf(header), plain, out);
+bool RecordCipher::seal(RecordHeader header, std::span<const char> plain, char* out) {
+  return rekeyIfDue() && encrypt(number_++, bytesOf(header), plain, out);
 }
 
 bool RecordCipher::open(RecordHeader header, std::span<const char> sealed, char* out) {
-  rekeyIfDue();
+  if (!rekeyIfDue()) return false;
   const auto nonce = recordNonce(cipher_, number_++);
   const auto associated = bytesOf(header);
-  if (aes_ && aes_->vector) return aes_->vector->open(nonce, associated, sealed, out);
+  if (aes_ && aes_->libcrypto) return aes_->libcrypto->open(nonce, associated, sealed, out);
   if (aes_) {
     return crypto_aead_aes256gcm_decrypt_afternm(
                asUnsigned(out), nullptr, nullptr, asUnsigned(sealed.data()), sealed.size(),

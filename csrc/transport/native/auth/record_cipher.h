@@ -42,28 +42,37 @@ struct RecordHeader {
   static constexpr uint32_t kEnd = 1u << 31;
 };
 
+struct Libcrypto;
+
 class RecordCipher {
  public:
   /// After that many records both sides derive the next key.
   static constexpr uint64_t kRecordsPerKey = 1 << 16;
 
-  RecordCipher(Cipher cipher, const SecretKey& key, uint64_t records_per_key = kRecordsPerKey);
+  /// AES is libcrypto's where there is one: `libcrypto` is null, or lives for ever. Else it is libsodium's.
+  RecordCipher(
+      Cipher cipher, const SecretKey& key, uint64_t records_per_key = kRecordsPerKey,
+      const Libcrypto* libcrypto = findLibcrypto());
   ~RecordCipher();
   RecordCipher(const RecordCipher&) = delete;
   RecordCipher& operator=(const RecordCipher&) = delete;
 
-  /// Seals the next record: writes the ciphertext and the tag to `out`, which may be where `plain` begins.
-  void seal(RecordHeader header, std::span<const char> plain, char* out);
-  /// The contrary; `sealed`: ciphertext and tag. False if it is not the next record that the peer sealed: then `out`
-  /// has no meaning.
+  /// Seals the next record: writes the ciphertext and the tag to `out`, which may be where `plain` begins. False if
+  /// hasFailed(): then `out` must not be sent.
+  [[nodiscard]] bool seal(RecordHeader header, std::span<const char> plain, char* out);
+  /// The contrary; `sealed`: ciphertext and tag. False if it is not the next record that the peer sealed, or
+  /// hasFailed(): then `out` has no meaning.
   [[nodiscard]] bool open(RecordHeader header, std::span<const char> sealed, char* out);
+  /// Whether libcrypto has failed. Nothing is sealed or opened after that.
+  bool hasFailed() const;
+  static const Libcrypto* findLibcrypto();  ///< this machine's; null if it has none
 
  private:
   struct AesState;
   void useKey();
-  /// Called before each record.
-  void rekeyIfDue();
-  void encrypt(uint64_t number, std::string_view associated, std::span<const char> plain, char* out) const;
+  /// Called before each record. False if hasFailed().
+  bool rekeyIfDue();
+  bool encrypt(uint64_t number, std::string_view associated, std::span<const char> plain, char* out);
 
   const Cipher cipher_;
   const uint64_t records_per_key_;
@@ -77,6 +86,7 @@ struct RecordKeys {
   Cipher cipher = Cipher::kChaCha20Poly1305;
   SecretKey send, receive;
   uint64_t records_per_key = RecordCipher::kRecordsPerKey;
+  const Libcrypto* libcrypto = RecordCipher::findLibcrypto();
 };
 
 }  // namespace torchrpc::native

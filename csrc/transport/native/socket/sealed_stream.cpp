@@ -61,8 +61,8 @@ class SealedStream : public ByteStream {
   SealedStream(Descriptor socket, const RecordKeys& keys)
       : socket_(std::move(socket)),
         cipher_(keys.cipher),
-        sealer_(keys.cipher, keys.send, keys.records_per_key),
-        opener_(keys.cipher, keys.receive, keys.records_per_key) {}
+        sealer_(keys.cipher, keys.send, keys.records_per_key, keys.libcrypto),
+        opener_(keys.cipher, keys.receive, keys.records_per_key, keys.libcrypto) {}
 
   ssize_t write(std::span<const iovec> parts) override {
     MutexLock lock(write_mutex_);
@@ -76,8 +76,9 @@ class SealedStream : public ByteStream {
       const auto sent = std::exchange(record_plain_bytes_, 0);
       written += sent;
       from.advance(sent);
-      if (written >= kMaxWriteBytes || !sealRecord(from)) return static_cast<ssize_t>(written);
+      if (written >= kMaxWriteBytes || !sealRecord(from)) break;
     }
+    return written == 0 && sealer_.hasFailed() ? -EIO : static_cast<ssize_t>(written);
   }
   Room requestRoom() override { return Room::kOnWritable; }
 
@@ -107,8 +108,7 @@ class SealedStream : public ByteStream {
       MutexLock lock(write_mutex_);
       // A record that has been sent in part cannot be finished: to the peer the stream is cut then, as it is.
       if (!std::exchange(is_ended_, true) && sendRecord() == 0) {
-        finishRecord(is_changed_ ? RecordHeader::alarm() : RecordHeader::end(), {});
-        sendRecord();
+        if (finishRecord(is_changed_ ? RecordHeader::alarm() : RecordHeader::end(), {})) sendRecord();
       }
     }
     ::shutdown(socket_.get(), SHUT_RDWR);
@@ -117,7 +117,7 @@ class SealedStream : public ByteStream {
  private:
   // ---- writing ----
 
-  /// Seals the next bytes of the parts. False if there are none.
+  /// Seals the next bytes of the parts. False if there are none, or they cannot be sealed.
   bool sealRecord(const PartCursor& parts) TORCHRPC_REQUIRES(write_mutex_) {
     if (parts.atEnd() || is_ended_) return false;
     if (!record_) record_ = std::make_unique_for_overwrite<char[]>(kMaxRecordBytes);
@@ -136,16 +136,18 @@ class SealedStream : public ByteStream {
       }
       plain = {body, bytes};
     }
+    if (!finishRecord(RecordHeader::data(plain.size()), plain)) return false;
     record_plain_bytes_ = plain.size();
-    finishRecord(RecordHeader::data(plain.size()), plain);
     return true;
   }
-  void finishRecord(RecordHeader header, std::span<const char> plain) TORCHRPC_REQUIRES(write_mutex_) {
+  /// False if it cannot be sealed: then nothing of it is sent.
+  bool finishRecord(RecordHeader header, std::span<const char> plain) TORCHRPC_REQUIRES(write_mutex_) {
     if (!record_) record_ = std::make_unique_for_overwrite<char[]>(kMaxRecordBytes);
     std::memcpy(record_.get(), &header.bits, sizeof(header.bits));
-    sealer_.seal(header, plain, record_.get() + sizeof(header.bits));
+    record_bytes_ = record_sent_ = 0;
+    if (!sealer_.seal(header, plain, record_.get() + sizeof(header.bits))) return false;
     record_bytes_ = header.sealedBytes();
-    record_sent_ = 0;
+    return true;
   }
   /// Sends the rest of the record, if there is one. Returns 0 if nothing is left of it, or errno; EAGAIN: no room.
   int sendRecord() TORCHRPC_REQUIRES(write_mutex_) {
@@ -195,7 +197,9 @@ class SealedStream : public ByteStream {
     const auto room = to.current();
     const bool fits = room.size() >= header.plainBytes();
     char* const plain = fits ? room.data() : sealed.data();
-    if (!opener_.open(header, sealed, plain)) return failChanged();
+    if (!opener_.open(header, sealed, plain)) {
+      return opener_.hasFailed() ? fail("libcrypto cannot decrypt what came from the peer") : failChanged();
+    }
     begin_ += header.sealedBytes();
     if (header.isAlarm()) return fail(kChanged + " to the peer", ErrorCode::kProtocol);
     if (header.isEnd()) return fail("the peer closed the connection");

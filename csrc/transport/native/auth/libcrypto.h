@@ -1,0 +1,77 @@
+#pragma once
+
+// AES-256-GCM from OpenSSL's libcrypto, where the machine has it: it is looked for at run time, and nothing of OpenSSL
+// is needed to build. Large records take it less than half the time of libsodium's, which gives the same bytes.
+
+#include <array>
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "transport/native/auth/keys.h"
+
+namespace torchrpc::native {
+
+/// The functions of libcrypto 3 that are used, as <openssl/evp.h> and <openssl/err.h> declare them; its ABI is stable.
+/// Each that returns an int returns 1, or at most 0 if it fails. Threads: any.
+struct Libcrypto {
+  struct Context;  ///< EVP_CIPHER_CTX
+  struct Engine;   ///< ENGINE; always null here
+  struct Type;     ///< EVP_CIPHER
+
+  Context* (*new_context)();       ///< EVP_CIPHER_CTX_new
+  void (*free_context)(Context*);  ///< EVP_CIPHER_CTX_free; it overwrites the key
+  /// EVP_EncryptInit_ex, EVP_DecryptInit_ex. Null stands for what the context has already.
+  int (*begin_sealing)(Context*, const Type*, Engine*, const unsigned char* key, const unsigned char* nonce);
+  int (*begin_opening)(Context*, const Type*, Engine*, const unsigned char* key, const unsigned char* nonce);
+  /// EVP_EncryptUpdate, EVP_DecryptUpdate. Without `out`, the bytes are authenticated only.
+  int (*seal)(Context*, unsigned char* out, int* out_bytes, const unsigned char* in, int bytes);
+  int (*open)(Context*, unsigned char* out, int* out_bytes, const unsigned char* in, int bytes);
+  int (*end_sealing)(Context*, unsigned char* out, int* out_bytes);  ///< EVP_EncryptFinal_ex
+  int (*end_opening)(Context*, unsigned char* out, int* out_bytes);  ///< EVP_DecryptFinal_ex; checks the tag
+  int (*control)(Context*, int what, int bytes, void* data);         ///< EVP_CIPHER_CTX_ctrl
+  void (*clear_errors)();                                            ///< ERR_clear_error, of this thread
+  const Type* aes_256_gcm;                                           ///< EVP_CIPHER_fetch("AES-256-GCM"); never freed
+
+  /// This machine's, loaded by the first call; null if it has none.
+  static const Libcrypto* find();
+};
+
+/// Seals and opens with one key at a time. Threads: one at a time.
+class LibcryptoAes {
+ public:
+  static constexpr size_t kNonceBytes = 12;
+  using Nonce = std::array<unsigned char, kNonceBytes>;
+
+  explicit LibcryptoAes(const Libcrypto& library);
+
+  /// To be called before anything else, and to change the key.
+  void setKey(const SecretKey& key);
+
+  /// Writes the ciphertext and the tag to `out`, which may be where `plain` begins. At most 1 GiB. False if libcrypto
+  /// has failed: then `out` must not be sent.
+  [[nodiscard]] bool seal(const Nonce& nonce, std::string_view associated, std::span<const char> plain, char* out);
+  /// The contrary. False if the tag is not valid, or libcrypto has failed: then `out` has nothing that was decrypted.
+  [[nodiscard]] bool open(const Nonce& nonce, std::string_view associated, std::span<const char> sealed, char* out);
+  /// Whether libcrypto has failed, which no tag does. Nothing is sealed or opened after that.
+  bool hasFailed() const { return has_failed_; }
+
+ private:
+  enum class Use { kNone, kSealing, kOpening };
+  /// What to pass when one record begins: the key only if the context does not have it yet for that use.
+  struct Begin {
+    const Libcrypto::Type* type = nullptr;
+    const unsigned char* key = nullptr;
+  };
+  Begin beginFor(Use use);
+  bool fail();
+
+  const Libcrypto& library_;
+  const std::unique_ptr<Libcrypto::Context, void (*)(Libcrypto::Context*)> context_;
+  SecretKey key_;
+  Use use_ = Use::kNone;  ///< for which the context has the key
+  bool has_failed_ = false;
+};
+
+}  // namespace torchrpc::native
