@@ -8,10 +8,6 @@
 
 namespace torchrpc {
 
-namespace {
-constexpr uint32_t kProtocolVersion = 4;
-}
-
 // --- Link ---
 
 Link::Link(ConnectionPool& pool, uint64_t id, WorkerInfo peer, uint64_t incarnation)

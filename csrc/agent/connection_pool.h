@@ -21,6 +21,9 @@
 
 namespace torchrpc {
 
+/// Of the messages of nodes, in HELLO.
+constexpr uint32_t kProtocolVersion = 4;
+
 class ConnectionPool;
 
 /// A connection and the worker at its other end. Frames that are sent before the connection is attached wait in the

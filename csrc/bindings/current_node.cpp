@@ -67,19 +67,19 @@ std::shared_ptr<Node> currentNode() {
 std::shared_ptr<Node> currentNodeIfOurs() { return current().node; }
 
 namespace {
-py::object toObject(const Node& node, AllowListPtr list, bool is_for_member) {
+py::object listOrNone(const Node& node, AllowListPtr list, bool is_for_member) {
   return list ? py::cast(WorkerAllowList{node.self().name, std::move(list), is_for_member}) : py::none();
 }
 }  // namespace
 
 py::object allowListFor(const Node& node, const std::string& peer, bool is_member) {
-  return toObject(node, node.allowed().of(peer), is_member);
+  return listOrNone(node, node.allowed().of(peer), is_member);
 }
 
 py::object allowListInForce() {
   if (const auto& node = current().node) {
     if (const auto* caller = currentCaller()) return allowListFor(*node, caller->worker.name, caller->is_member);
-    return toObject(*node, node->allowed().ofAnyone(), true);
+    return listOrNone(*node, node->allowed().ofAnyone(), true);
   }
   return current().last_list.list ? py::cast(current().last_list) : py::none();
 }

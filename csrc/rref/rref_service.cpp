@@ -38,7 +38,7 @@ Status failureOf(const Result<Message>& reply) { return reply.ok() ? Status() : 
 
 }  // namespace
 
-std::shared_ptr<RRefService> RRefService::create(Messenger& messenger, Options options) {
+std::shared_ptr<RRefService> RRefService::create(Messenger& messenger, const Options& options) {
   std::shared_ptr<RRefService> service(new RRefService);
   const std::shared_ptr<GroupMember> member(new GroupMember{messenger.self(), options.group});
   service->state_.reset(new State{

@@ -39,7 +39,7 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
     size_t number_runs = 0;       ///< runs of numbers of received messages
   };
 
-  static std::shared_ptr<RRefService> create(Messenger& messenger, Options options);
+  static std::shared_ptr<RRefService> create(Messenger& messenger, const Options& options);
 
   // --- making RRefs ---
 

@@ -119,7 +119,7 @@ TEST_CASE("a connection that is refused is recorded with the name that its peer 
   const auto connection = transport->connect(group.address(1), "worker1", std::make_shared<Ignoring>());
   Message hello{.kind = Kind::kHello};
   Writer out(hello.payload);
-  out.put<uint32_t>(3);
+  out.put(kProtocolVersion);
   out.put<WorkerId>(0);
   out.putString("impostor");
   out.put(LoopbackGroup::incarnationOf(0));

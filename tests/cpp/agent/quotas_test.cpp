@@ -150,7 +150,7 @@ class OpenedConnection final : public ConnectionHandler {
     opened->connection = transport.connect(address, "worker1", opened);
     Message hello{.kind = Kind::kHello};
     Writer out(hello.payload);
-    out.put<uint32_t>(3);
+    out.put(kProtocolVersion);
     out.put<WorkerId>(0);
     out.putString("worker0");
     out.put(LoopbackGroup::incarnationOf(0));

@@ -7,7 +7,7 @@
 
 namespace torchrpc::native {
 
-static_assert(kKeyBytes == crypto_scalarmult_SCALARBYTES && kKeyBytes == crypto_scalarmult_BYTES);
+static_assert(kKeyBytes == crypto_scalarmult_SCALARBYTES);
 static_assert(kKeyBytes == crypto_aead_chacha20poly1305_ietf_KEYBYTES);
 static_assert(kTagBytes == crypto_aead_chacha20poly1305_ietf_ABYTES);
 static_assert(NoiseHandshake::kPublicKeyBytes == crypto_scalarmult_BYTES);
