@@ -132,8 +132,8 @@ std::shared_ptr<const native::Identity> givenIdentity(const std::string& option)
   return std::make_shared<const native::Identity>(readPrivateFile(path, source), path);
 }
 
-bool hasGivenSecret(const std::string& option) {
-  return !option.empty() || !variable(kFileVariable).empty() || !variable(kVariable).empty() ||
+bool hasGivenSecret(const std::string& secret, const std::string& identity) {
+  return !secret.empty() || !identity.empty() || !variable(kFileVariable).empty() || !variable(kVariable).empty() ||
       !variable(kIdentityVariable).empty();
 }
 

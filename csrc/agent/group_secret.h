@@ -36,8 +36,9 @@ std::string givenSecret(const std::string& option);
 /// Error(kInvalidArgument) for a file that is no identity, or as givenSecret() for one that is not private.
 std::shared_ptr<const native::Identity> givenIdentity(const std::string& option);
 
-/// Whether the user has given a secret, valid or not; an identity has one, too.
-bool hasGivenSecret(const std::string& option);
+/// Whether the user has given a secret or an identity, which has one, by these options or in the environment; valid or
+/// not.
+bool hasGivenSecret(const std::string& secret, const std::string& identity);
 
 /// The secret of the group that meets at `store`: `given`, which is not written to the store; else, if all workers of
 /// the group `are_local`, that is on this machine, one that only processes of this user can make; else the one in the

@@ -81,7 +81,7 @@ std::shared_ptr<core::Node> start(const NodeOptions& public_options, const Store
       .rank = options.agent.self.id,
       .world_size = options.world_size,
       .timeout = options.init_timeout,
-      .has_secret = hasGivenSecret(options.transport.secret)};
+      .has_secret = hasGivenSecret(options.transport.secret, options.transport.identity_file)};
   const auto store = enterGroup(root ? root : openStore(meeting));
   const auto no_python = std::make_shared<NoPython>(options.agent.self.name);
   auto node = core::Node::create(options, store);

@@ -197,7 +197,7 @@ void bindOptions(py::module_& module) {
       .def_property_readonly(
           "_has_secret",
           [](const TensorPipeOptionsBase& self) {
-            return hasGivenSecret(self.node.transport.secret + self.node.transport.identity_file);
+            return hasGivenSecret(self.node.transport.secret, self.node.transport.identity_file);
           })
       .def_property_readonly(
           "identity", [](const TensorPipeOptionsBase& self) { return self.node.transport.identity_file; })

@@ -164,9 +164,10 @@ TEST_CASE("a secret file is read to its end, through links, and a FIFO does not 
   {
     const Variable variable("TORCHRPC_SECRET_FILE", file);
     CHECK(givenSecret("") == kGiven);
-    CHECK(hasGivenSecret(""));
+    CHECK(hasGivenSecret("", ""));
   }
-  CHECK_FALSE(hasGivenSecret(""));
+  CHECK_FALSE(hasGivenSecret("", ""));
+  CHECK(hasGivenSecret("", "a.identity"));
   std::filesystem::create_symlink(file, folder.path + "/link");
   {
     const Variable variable("TORCHRPC_SECRET_FILE", folder.path + "/link");
