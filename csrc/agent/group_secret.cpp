@@ -199,10 +199,10 @@ std::string userKey(const std::string& self, bool may_create) {
 }
 
 std::string userSecret(const std::string& key, std::string_view salt) {
-  return toHex(hmacSha256(key, "torchrpc group" + std::string(salt)));
+  return toHex(hmacSha256(key, {"torchrpc group", salt}));
 }
 
-std::string checkOf(const std::string& secret) { return toHex(hmacSha256(secret, "torchrpc check")); }
+std::string checkOf(const std::string& secret) { return toHex(hmacSha256(secret, {"torchrpc check"})); }
 
 /// The secret that the value in the store says how to make.
 GroupSecret openUserSecret(std::string_view stored, const std::string& self) {

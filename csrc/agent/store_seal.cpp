@@ -6,9 +6,9 @@
 
 namespace torchrpc {
 
-StoreSeal::StoreSeal(std::string_view secret) : key_(secret.empty() ? "" : hmacSha256(secret, "torchrpc store")) {}
+StoreSeal::StoreSeal(std::string_view secret) : key_(secret.empty() ? "" : hmacSha256(secret, {"torchrpc store"})) {}
 
-void StoreSeal::bindTo(std::string_view records) { group_ = key_.empty() ? "" : hmacSha256(key_, records); }
+void StoreSeal::bindTo(std::string_view records) { group_ = key_.empty() ? "" : hmacSha256(key_, {records}); }
 
 std::string StoreSeal::seal(std::string_view key, std::string_view value) const {
   return key_.empty() ? std::string(value) : tag(key, value) + std::string(value);
@@ -22,8 +22,10 @@ std::string StoreSeal::open(std::string_view key, std::string_view stored, const
       ErrorCode::kRendezvous,
       "the store has " + what +
           " that was not made with the secret of the group: either a worker was given another secret (give all the "
-          "same TORCHRPC_SECRET_FILE, TORCHRPC_SECRET or option secret), or someone who can write to the store, but "
-          "does not know the secret, has changed it");
+          "same TORCHRPC_SECRET_FILE, TORCHRPC_SECRET or option secret) or has another transport, which takes none "
+          "(give "
+          "all the same TORCHRPC_TRANSPORT or option transport), or someone who can write to the store, but does not "
+          "know the secret, has changed it");
 }
 
 std::string StoreSeal::tag(std::string_view key, std::string_view value) const {
@@ -33,7 +35,7 @@ std::string StoreSeal::tag(std::string_view key, std::string_view value) const {
   writer.putString(key);
   writer.putString(group_);
   writer.putString(value);
-  return hmacSha256(key_, message);
+  return hmacSha256(key_, {message});
 }
 
 }  // namespace torchrpc

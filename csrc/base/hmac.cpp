@@ -6,11 +6,11 @@ namespace torchrpc {
 
 static_assert(kHmacBytes == crypto_auth_hmacsha256_BYTES);
 
-std::string hmacSha256(std::string_view key, std::string_view message) {
+std::string hmacSha256(std::string_view key, std::initializer_list<std::string_view> parts) {
   const auto bytesOf = [](std::string_view text) { return reinterpret_cast<const unsigned char*>(text.data()); };
   crypto_auth_hmacsha256_state state;
   crypto_auth_hmacsha256_init(&state, bytesOf(key), key.size());
-  crypto_auth_hmacsha256_update(&state, bytesOf(message), message.size());
+  for (const auto part : parts) crypto_auth_hmacsha256_update(&state, bytesOf(part), part.size());
   std::string out(kHmacBytes, '\0');
   crypto_auth_hmacsha256_final(&state, reinterpret_cast<unsigned char*>(out.data()));
   sodium_memzero(&state, sizeof(state));

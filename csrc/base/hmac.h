@@ -1,8 +1,9 @@
 #pragma once
 
-// HMAC-SHA-256, from libsodium: for what the workers of a group publish in their store. Threads: any.
+// HMAC-SHA-256, from libsodium. Threads: any.
 
 #include <cstddef>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 
@@ -10,8 +11,8 @@ namespace torchrpc {
 
 constexpr size_t kHmacBytes = 32;
 
-/// The HMAC-SHA-256 of `message`. The key may have any length.
-std::string hmacSha256(std::string_view key, std::string_view message);
+/// The HMAC-SHA-256 of the concatenated `parts`. The key may have any length.
+std::string hmacSha256(std::string_view key, std::initializer_list<std::string_view> parts);
 
 /// Whether two texts are equal. The time that it takes depends on their lengths only.
 bool isEqualInConstantTime(std::string_view left, std::string_view right);

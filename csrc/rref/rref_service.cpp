@@ -20,6 +20,7 @@ struct RRefService::State {
   OwnerTable owners;
   UserTable users;
   SecureNumbers random{};
+  std::atomic<uint64_t> next_id{0};  ///< for people to tell ids apart
   std::atomic<bool> closed{false};
 };
 
@@ -56,7 +57,7 @@ OwnerTable::Sender RRefService::ownSender() const { return {state_->self.id, own
 
 GloballyUniqueId RRefService::newId() {
   const auto& next = state_->options.next_random;
-  return {state_->self.id, next ? next() : state_->random.next()};
+  return {state_->self.id, state_->next_id++, next ? next() : state_->random.next()};
 }
 
 // --- making RRefs ---

@@ -27,7 +27,7 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
     /// The numbers of the streams to other workers begin after it. In a group that grows it is the incarnation, and
     /// must be larger than all numbers of earlier incarnations of this worker.
     uint64_t first_number = 0;
-    /// Where the numbers of ids come from. Empty: the secure generator; a simulation has one that its seed decides.
+    /// Where the keys of ids come from. Empty: the secure generator; a simulation has one that its seed decides.
     std::function<uint64_t()> next_random{};
     std::string group;  ///< for error texts: the address of its rendezvous
   };

@@ -35,6 +35,7 @@ class Writer {
   void putId(const GloballyUniqueId& id) {
     put(id.created_on);
     put(id.local_id);
+    put(id.key);
   }
   /// Writes zeros up to the next multiple of `alignment` bytes from the start of the string.
   void align(size_t alignment) { out_.append(padding(out_.size(), alignment), '\0'); }
@@ -70,6 +71,7 @@ class Reader {
     GloballyUniqueId id;
     id.created_on = get<WorkerId>();
     id.local_id = get<uint64_t>();
+    id.key = get<uint64_t>();
     return id;
   }
   /// Skips what Writer::align wrote, if this reader began at the start of that string.

@@ -1,5 +1,6 @@
 """A member that misbehaves: it makes up references to the values of others, as its own process allows it to."""
 
+import itertools
 import re
 import struct
 
@@ -12,7 +13,7 @@ from torchrpc.optim import DistributedOptimizer
 from torchrpc.testing import workers
 
 NOT_HELD = "does not exist on worker1, or the worker that asks for it does not hold it"
-GUESSES = [(created_on, local_id) for created_on in range(3) for local_id in range(12)]
+GUESSES = [(created_on, local_id, 0) for created_on in range(3) for local_id in range(12)]
 
 kept: list = []
 
@@ -52,31 +53,42 @@ def forks():
     return int(rpc._rref_context_get_debug_info()["num_forks"])
 
 
-def forge(rref_id, fork_id, creation=0):
-    """A reference of this worker to a value of worker1; wire/PROTOCOL.md, "RRefs", has the bytes."""
-    # Its own reference shows the incarnations.
-    serialized = rpc.remote("worker1", secret)._serialize()
+def serialize(rref):
+    """The bytes of a reference (wire/PROTOCOL.md, "RRefs"). They begin with two ids: a worker, a number, a key."""
+    serialized = rref._serialize()
     PyRRef._deserialize(serialized)  # it waits for a receiver
-    owner, owner_incarnation, parent, parent_incarnation = struct.unpack_from("<iQiQ", serialized[0], 24)
+    return serialized[0]
+
+
+def forge(rref_id, fork_id, creation=0):
+    """A reference of this worker to a value of worker1."""
+    # Its own reference shows the incarnations.
+    owner, owner_incarnation, parent, parent_incarnation = struct.unpack_from(
+        "<iQiQ", serialize(rpc.remote("worker1", secret)), 40
+    )
     assert (owner, parent) == (1, 0)
     numbers = (owner, owner_incarnation, parent, parent_incarnation, creation, 0)
-    return PyRRef._deserialize((struct.pack("<iQiQiQiQQQ", *rref_id, *fork_id, *numbers),))
+    return PyRRef._deserialize((struct.pack("<iQQiQQiQiQQQ", *rref_id, *fork_id, *numbers),))
 
 
 def ids_in(text):
+    """The ids in a text, with a key that is made up: texts show none."""
     rref, fork = re.findall(r"created_on=(\d+), local_id=(\d+)", text)
-    return tuple(map(int, rref)), tuple(map(int, fork))
+    return (*map(int, rref), 1), (*map(int, fork), 1)
 
 
-def test_ids_are_not_counted(victim):
-    (_, first), (_, fork) = ids_in(victim)
-    (_, second), _ = ids_in(str(rpc.remote("worker1", secret)))
-    assert min(first, second, fork) > 1000 and abs(first - second) > 1000
+def test_keys_are_not_counted():
+    keys = []
+    for _ in range(3):
+        rref_key, fork_key = struct.unpack_from("<iQQiQQ", serialize(rpc.remote("worker1", secret)), 0)[2::3]
+        keys += [rref_key, fork_key]
+    keys.sort()
+    assert keys[0] > 1000 and all(after - before > 1000 for before, after in itertools.pairwise(keys))
 
 
 def test_guessed_references_read_nothing_and_drop_nothing(victim):
     for number, guess in enumerate(GUESSES):
-        forged = forge(guess, (0, 10**6 + number))
+        forged = forge(guess, (0, 10**6 + number, 1))
         with pytest.raises(RuntimeError, match=NOT_HELD):
             forged.to_here(timeout=20)
         with pytest.raises(RuntimeError, match=NOT_HELD):
@@ -87,17 +99,17 @@ def test_guessed_references_read_nothing_and_drop_nothing(victim):
 def test_guessed_references_make_no_optimizer(victim):
     for number, guess in enumerate(GUESSES[:6]):
         with pytest.raises(RuntimeError, match="does not hold it"):
-            DistributedOptimizer(torch.optim.SGD, [forge(guess, (0, 2 * 10**6 + number))], lr=1.0)
+            DistributedOptimizer(torch.optim.SGD, [forge(guess, (0, 2 * 10**6 + number, 1))], lr=1.0)
     assert rpc.rpc_sync("worker2", read) == [7, 7]
 
 
 def test_the_fork_of_another_worker_is_not_taken_over(victim):
-    """Even where its ids have leaked."""
+    """Even where a log shows its ids."""
     rref, fork = ids_in(victim)
     forged = forge(rref, fork)
     with pytest.raises(RuntimeError, match=NOT_HELD):
         forged.to_here(timeout=20)
     del forged  # sends the deletion
-    forge((0, 5), (0, 10**7))  # a message behind it
+    forge((0, 5, 1), (0, 10**7, 1))  # a message behind it
     assert rpc.rpc_sync("worker2", read) == [7, 7]
     assert rpc.rpc_sync("worker1", forks) >= 1

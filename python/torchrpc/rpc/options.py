@@ -251,13 +251,21 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         """`"off"` if this worker neither writes nor reads pickles, else `"on"`."""
         return "on" if self._uses_pickles else "off"
 
+    @property
+    def allowed_functions(self) -> list[str] | dict[str, list[str] | None] | None:
+        """What callers may run here, by name; None: everything."""
+        if not self._allowed:
+            return None
+        if [callers for callers, _ in self._allowed] == ["*"]:
+            return self._allowed[0][1]
+        return dict(self._allowed)
+
     def __repr__(self) -> str:
         """The options that differ from their defaults, without secret and port, which have no attributes."""
         default, shown = TensorPipeRpcBackendOptions(), []
         for name in inspect.signature(TensorPipeRpcBackendOptions).parameters:
-            attribute = "_allowed" if name == "allowed_functions" else name
-            value = getattr(self, attribute, None)
-            if value != getattr(default, attribute, None):
+            value = getattr(self, name, None)
+            if value != getattr(default, name, None):
                 shown.append(f"{name}={value!r}")
         return f"TensorPipeRpcBackendOptions({', '.join(shown)})"
 

@@ -53,7 +53,7 @@ struct Fixture {
 
 }  // namespace
 
-TEST_CASE("the numbers of ids are random in all their bits") {
+TEST_CASE("the keys of ids are random in all their bits") {
   SimNetwork network(1);
   const auto service = RRefService::create(network.node(0), {});
   std::set<uint64_t> numbers;
@@ -61,9 +61,9 @@ TEST_CASE("the numbers of ids are random in all their bits") {
   for (int i = 0; i < 1000; ++i) {
     const auto id = service->createOwner()->id();
     CHECK(id.created_on == 0);
-    numbers.insert(id.local_id);
-    ones |= id.local_id;
-    zeros |= ~id.local_id;
+    numbers.insert(id.key);
+    ones |= id.key;
+    zeros |= ~id.key;
   }
   CHECK(numbers.size() == 1000);
   CHECK(ones == ~uint64_t{0});

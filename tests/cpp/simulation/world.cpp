@@ -45,7 +45,7 @@ int64_t numberOf(const c10::IValue& value) { return value.toTensor().const_data_
 
 /// "0:3721", the creator and a part of its number.
 std::string shortText(const GloballyUniqueId& id) {
-  return std::to_string(id.created_on) + ":" + std::to_string(id.local_id % 10000);
+  return std::to_string(id.created_on) + ":" + std::to_string(id.key % 10000);
 }
 
 Message payloadOf(Kind kind, uint64_t number) {

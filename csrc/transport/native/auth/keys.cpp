@@ -4,10 +4,11 @@
 #include <sodium.h>
 
 #include "base/error.h"
+#include "base/hmac.h"
 
 namespace torchrpc::native {
 
-static_assert(kKeyBytes == crypto_auth_hmacsha256_BYTES);
+static_assert(kKeyBytes == kHmacBytes);
 
 SecretKey::SecretKey(std::string_view bytes) {
   if (bytes.size() != kKeyBytes) throw Error(ErrorCode::kProtocol, "a key of another size than expected");
@@ -26,13 +27,9 @@ void initializeSodium() {
 }
 
 SecretKey hmac(std::string_view key, std::initializer_list<std::string_view> parts) {
-  const auto bytes = [](std::string_view text) { return reinterpret_cast<const unsigned char*>(text.data()); };
-  crypto_auth_hmacsha256_state state;
-  crypto_auth_hmacsha256_init(&state, bytes(key), key.size());
-  for (const auto part : parts) crypto_auth_hmacsha256_update(&state, bytes(part), part.size());
-  SecretKey out;
-  crypto_auth_hmacsha256_final(&state, out.data());
-  sodium_memzero(&state, sizeof(state));
+  auto bytes = hmacSha256(key, parts);
+  const SecretKey out(bytes);
+  sodium_memzero(bytes.data(), bytes.size());
   return out;
 }
 

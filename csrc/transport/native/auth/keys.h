@@ -1,6 +1,6 @@
 #pragma once
 
-// Keys, and what derives one key from another: HMAC-SHA-256, from libsodium. Threads: any.
+// Keys, and what derives one key from another: HMAC-SHA-256. Threads: any.
 
 #include <array>
 #include <cstddef>

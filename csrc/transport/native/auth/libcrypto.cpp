@@ -6,16 +6,13 @@
 #include <optional>
 #include <sodium.h>
 
+#include "base/os/libraries.h"
+
 namespace torchrpc::native {
 
 namespace {
 
-// The name has the version of the ABI.
-#ifdef __APPLE__
-constexpr const char* kFile = "libcrypto.3.dylib";
-#else
-constexpr const char* kFile = "libcrypto.so.3";
-#endif
+constexpr int kAbiVersion = 3;
 
 // Of <openssl/evp.h> and <openssl/crypto.h>.
 constexpr int kGetTag = 0x10, kSetTag = 0x11;      // EVP_CTRL_AEAD_GET_TAG, EVP_CTRL_AEAD_SET_TAG
@@ -23,7 +20,7 @@ constexpr uint64_t kNoCleanupAtExit = 0x00080000;  // OPENSSL_INIT_NO_ATEXIT
 
 /// Never unloaded: libcrypto does not allow it.
 std::optional<Libcrypto> load() {
-  void* const file = ::dlopen(kFile, RTLD_NOW | RTLD_LOCAL);
+  void* const file = ::dlopen(os::libraryFile("crypto", kAbiVersion).c_str(), RTLD_NOW | RTLD_LOCAL);
   if (file == nullptr) return std::nullopt;
   bool is_complete = true;
   const auto find = [&]<typename Function>(const char* name, Function*& function) {
