@@ -31,9 +31,8 @@ std::string StoreSeal::open(std::string_view key, std::string_view stored, const
       "the store has " + what +
           " that was not made with the secret of the group: either a worker was given another secret (give all the "
           "same TORCHRPC_SECRET_FILE, TORCHRPC_SECRET or option secret), or one has another transport, which takes "
-          "none "
-          "(give all the same TORCHRPC_TRANSPORT or option transport), or someone who can write to the store, but does "
-          "not know the secret, has changed it");
+          "none (give all the same TORCHRPC_TRANSPORT or option transport), or someone who can write to the store, but "
+          "does not know the secret, has changed it");
 }
 
 std::string StoreSeal::tag(std::string_view key, std::string_view value) const {
