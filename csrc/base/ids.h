@@ -46,6 +46,7 @@ template <>
 struct std::hash<torchrpc::GloballyUniqueId> {
   size_t operator()(const torchrpc::GloballyUniqueId& id) const noexcept {
     // Fibonacci hashing of the number, which may be a counter, with the worker in the high bits.
-    return (id.local_id ^ id.key ^ (static_cast<uint64_t>(static_cast<uint32_t>(id.created_on)) << 40)) * 0x9E3779B97F4A7C15ull;
+    return (id.local_id ^ id.key ^ (static_cast<uint64_t>(static_cast<uint32_t>(id.created_on)) << 40)) *
+        0x9E3779B97F4A7C15ull;
   }
 };
