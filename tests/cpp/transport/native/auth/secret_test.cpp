@@ -146,8 +146,8 @@ TEST_CASE("copies of a handshake never become a connection") {
 
 TEST_CASE("a HELLO of which anything was changed is refused") {
   Pair<WithSecret> pair;
-  const auto flags =
-      GENERATE(HandshakeMessage::kSharedMemory, HandshakeMessage::kEncrypted, HandshakeMessage::kAes, uint16_t{0});
+  const auto flags = GENERATE(
+      as<uint16_t>{}, +HandshakeMessage::kSharedMemory, +HandshakeMessage::kEncrypted, +HandshakeMessage::kAes, 0);
   CAPTURE(flags);
   ManualPeer peer(pair.address);
   auto hello = peer.hello(kSecret);
