@@ -390,10 +390,13 @@ bool isForMembers(const Message& message) {
 }  // namespace
 
 Request Agent::requestIn(Frame frame, const WorkerInfo& from, const Origin& origin) {
-  const auto incarnation = origin.link ? origin.link->incarnation() : options_.incarnation;
-  Request request{from,         decode(std::move(frame), from.id).take(),
-                  incarnation,  origin.is_member,
-                  origin.audit, origin.rref_quota_token};
+  Request request{
+      .from = from,
+      .message = decode(std::move(frame), from.id).take(),
+      .incarnation = origin.link ? origin.link->incarnation() : options_.incarnation,
+      .is_from_member = origin.is_member,
+      .audit = origin.audit,
+      .rref_quota_token = origin.rref_quota_token};
   if (request.is_from_member || !isForMembers(request.message)) return request;
   throw Error(
       ErrorCode::kNotAllowed,

@@ -2,19 +2,19 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <ctime>
 #include <fcntl.h>
 #include <string_view>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <utility>
 
-#include "base/executor/start_thread.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "base/os/threads.h"
+#include "base/sync/waiter.h"
+#include "base/utc.h"
 
 namespace torchrpc {
 
@@ -71,15 +71,11 @@ void putField(std::string& out, std::string_view key, uint64_t number) {
 }
 
 std::string utc(std::chrono::system_clock::time_point time) {
-  const auto microseconds = std::chrono::duration_cast<std::chrono::microseconds>(time.time_since_epoch()).count();
-  const auto seconds = static_cast<std::time_t>(microseconds / 1'000'000);
-  std::tm parts{};
-  ::gmtime_r(&seconds, &parts);
-  std::array<char, 40> text{};
-  const auto length = std::strftime(text.data(), text.size(), "%Y-%m-%dT%H:%M:%S", &parts);
+  const auto seconds = std::chrono::floor<std::chrono::seconds>(time);
+  const auto rest = std::chrono::duration_cast<std::chrono::microseconds>(time - seconds).count();
   std::array<char, 16> fraction{};
-  std::snprintf(fraction.data(), fraction.size(), ".%06dZ", static_cast<int>(microseconds % 1'000'000));
-  return std::string(text.data(), length) + fraction.data();
+  std::snprintf(fraction.data(), fraction.size(), ".%06dZ", static_cast<int>(rest));
+  return utcText(seconds, "%Y-%m-%dT%H:%M:%S") + fraction.data();
 }
 
 std::string_view nameOf(AuditEvent::Outcome outcome) {
@@ -161,63 +157,38 @@ AuditEvent AuditedCall::finish(const Error* error, uint64_t reply_bytes) {
 // --- AuditQueue ---
 
 AuditQueue::AuditQueue(std::string worker, Sink sink)
-    : worker_(std::move(worker)), sink_(std::move(sink)), thread_(startThread("of the audit log", [this] { run(); })) {}
-
-void AuditQueue::record(AuditEvent event) {
-  {
-    MutexLock lock(mutex_);
-    if (waiting_.size() >= kMaxLines || stopping_) {
-      ++dropped_;
-      return;
-    }
-    waiting_.push_back(std::move(event));
-    if (waiting_.size() > 1) return;
-  }
-  wake_.notify_one();
+    : worker_(std::move(worker)), sink_(std::move(sink)), thread_("of the audit log") {
+  thread_.post([] { os::setThreadName("torchrpc-audit"); });
 }
 
-uint64_t AuditQueue::dropped() const {
-  MutexLock lock(mutex_);
-  return dropped_;
+void AuditQueue::record(AuditEvent event) {
+  const bool has_room = waiting_.fetch_add(1) < kMaxLines;
+  const bool is_posted = has_room && thread_.post([this, event = std::move(event)] {
+    --waiting_;
+    write(event.toJson(worker_));
+  });
+  if (is_posted) return;
+  --waiting_;
+  ++dropped_;
+  // Its line comes behind those that wait.
+  if (!is_report_posted_.exchange(true)) thread_.post([this] { reportDropped(); });
+}
+
+void AuditQueue::reportDropped() {
+  is_report_posted_ = false;
+  const auto dropped = dropped_.load();
+  const auto lost = dropped - std::exchange(reported_, dropped);
+  if (lost == 0) return;
+  std::string line = "{\"time\": ";
+  putText(line, utc(std::chrono::system_clock::now()));
+  putField(line, "worker", worker_);
+  putField(line, "dropped_events", lost);
+  write(line + "}");
 }
 
 void AuditQueue::flush(std::chrono::nanoseconds timeout) {
-  MutexLock lock(mutex_);
-  idle_.wait_for(lock, timeout, [this]() TORCHRPC_REQUIRES(mutex_) { return waiting_.empty() && !writing_; });
-}
-
-void AuditQueue::stop() {
-  {
-    MutexLock lock(mutex_);
-    stopping_ = true;
-  }
-  wake_.notify_one();
-  if (thread_.joinable()) thread_.join();
-}
-
-void AuditQueue::run() {
-  os::setThreadName("torchrpc-audit");
-  for (;;) {
-    std::deque<AuditEvent> batch;
-    uint64_t lost = 0;
-    {
-      MutexLock lock(mutex_);
-      writing_ = false;
-      if (waiting_.empty()) idle_.notify_all();
-      wake_.wait(lock, [this]() TORCHRPC_REQUIRES(mutex_) { return stopping_ || !waiting_.empty(); });
-      if (waiting_.empty()) return;
-      batch.swap(waiting_);
-      writing_ = true;
-      lost = dropped_ - std::exchange(reported_, dropped_);
-    }
-    for (const auto& event : batch) write(event.toJson(worker_));
-    if (lost == 0) continue;
-    std::string line = "{\"time\": ";
-    putText(line, utc(std::chrono::system_clock::now()));
-    putField(line, "worker", worker_);
-    putField(line, "dropped_events", lost);
-    write(line + "}");
-  }
+  const auto is_written = std::make_shared<Waiter<bool>>();
+  if (thread_.post([is_written] { is_written->set(true); })) is_written->waitFor(timeout);
 }
 
 void AuditQueue::write(const std::string& line) {
@@ -227,41 +198,24 @@ void AuditQueue::write(const std::string& line) {
   } catch (const std::exception&) {
   }
   if (written) return;
-  {
-    MutexLock lock(mutex_);
-    reported_ = ++dropped_;
-  }
+  ++dropped_;
+  ++reported_;  // a line that says so could not be written either
   static LogOnce once;
   once.log(LogLevel::kWarning, worker_ + " cannot write to its audit log: events are lost");
 }
 
 AuditQueue::Sink openAuditFile(const std::string& path) {
-  constexpr mode_t kOwnerOnly = 0600;
   const auto fail = [&path](const std::string& why) {
     throwInvalidArgument("audit_log: the file " + path + " cannot be used: " + why);
   };
-  // O_NONBLOCK: to open a FIFO without a reader fails instead of waiting.
-  const int file =
-      ::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, kOwnerOnly);
-  if (file < 0) fail(std::strerror(errno));
-  const std::shared_ptr<const int> descriptor(new int(file), [](const int* opened) {
-    ::close(*opened);
-    delete opened;
-  });
-  struct stat status{};
-  if (::fstat(file, &status) != 0 || !S_ISREG(status.st_mode)) fail("it is not a regular file");
-  if (status.st_uid != ::geteuid()) fail("it belongs to another user");
-  if ((status.st_mode & (S_IWGRP | S_IWOTH)) != 0) fail("others can write to it: chmod 600");
-  return [descriptor](const std::string& line) {
-    auto bytes = line + "\n";
-    for (size_t written = 0; written < bytes.size();) {
-      const auto more = ::write(*descriptor, bytes.data() + written, bytes.size() - written);
-      if (more < 0 && errno == EINTR) continue;
-      if (more <= 0) return false;
-      written += static_cast<size_t>(more);
-    }
-    return true;
-  };
+  const auto file =
+      std::make_shared<const File>(path, O_WRONLY | O_APPEND | O_CREAT | O_NOFOLLOW, mode_t{S_IRUSR | S_IWUSR});
+  if (file->error() != 0) fail(std::strerror(file->error()));
+  const auto status = file->regularStatus();
+  if (!status) fail("it is not a regular file");
+  if (status->st_uid != ::geteuid()) fail("it belongs to another user");
+  if ((status->st_mode & (S_IWGRP | S_IWOTH)) != 0) fail("others can write to it: chmod 600");
+  return [file](const std::string& line) { return file->write(line + "\n"); };
 }
 
 }  // namespace torchrpc

@@ -3,16 +3,16 @@
 // The audit log of a worker: one event for each call that it has served for another worker, and for each that it has
 // refused. Without a log nothing is recorded. Threads: any.
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
-#include <thread>
 
 #include "base/error.h"
+#include "base/executor/task_thread.h"
 #include "base/result.h"
 #include "base/sync/mutex.h"
 #include "wire/kinds.h"
@@ -72,7 +72,7 @@ class AuditedCall {
 };
 
 /// Passes each event, as a line of JSON, to a function that may take its time, on a thread of its own. At most
-/// kMaxLines wait; what comes then is dropped and counted, and the next line that is written says how many were.
+/// kMaxLines wait; what comes then is dropped and counted, and a line behind those that wait says how many were.
 class AuditQueue : public AuditLog {
  public:
   static constexpr size_t kMaxLines = 8192;
@@ -88,31 +88,25 @@ class AuditQueue : public AuditLog {
 
   void record(AuditEvent event) override;
   void flush(std::chrono::nanoseconds timeout) override;
-  uint64_t dropped() const override;
+  uint64_t dropped() const override { return dropped_.load(); }
 
  protected:
   /// Writes what waits, then ends the thread.
-  void stop();
+  void stop() { thread_.stop(); }
 
  private:
-  void run();
+  void reportDropped();
   void write(const std::string& line);
 
   // Constant after construction.
   const std::string worker_;
   const Sink sink_;
 
-  mutable Mutex mutex_;
-  CondVar wake_;
-  CondVar idle_;
-  std::deque<AuditEvent> waiting_ TORCHRPC_GUARDED_BY(mutex_);
-  bool writing_ TORCHRPC_GUARDED_BY(mutex_) = false;
-  bool stopping_ TORCHRPC_GUARDED_BY(mutex_) = false;
-  uint64_t dropped_ TORCHRPC_GUARDED_BY(mutex_) = 0;
-  uint64_t reported_ TORCHRPC_GUARDED_BY(mutex_) = 0;  ///< of these
-
-  // Used by the constructor and by stop() only:
-  std::thread thread_;
+  std::atomic<size_t> waiting_{0};
+  std::atomic<uint64_t> dropped_{0};
+  std::atomic<bool> is_report_posted_{false};
+  uint64_t reported_ = 0;  ///< of the dropped ones; used by the thread only
+  TaskThread thread_;      ///< ends before what its tasks use
 };
 
 /// Opens, or makes, a file that only its owner can read, to which lines are appended. Throws Error(kInvalidArgument),

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/hmac.h"
 #include "base/random.h"
 #include "transport/native/auth/identity.h"
@@ -30,55 +31,19 @@ constexpr size_t kMinBytes = 16, kMaxBytes = 4096;
 
 [[noreturn]] void reject(const std::string& text) { throw Error(ErrorCode::kInvalidArgument, text); }
 
-/// An open file, closed at the end of its scope.
-class File {
- public:
-  // O_NONBLOCK: to open a FIFO would otherwise wait for a writer.
-  File(const std::string& path, int flags, mode_t mode = 0)
-      : fd_(::open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, mode)), error_(fd_ < 0 ? errno : 0) {}
-  ~File() {
-    if (fd_ >= 0) ::close(fd_);
+/// Why others than this user and root may know or change the contents, as the end of a sentence; empty: they cannot.
+std::string whyNotPrivate(const File& file, const std::string& path) {
+  const auto status = file.regularStatus();
+  if (!status) return ", which cannot be read: it is no plain file";
+  if (status->st_uid != ::geteuid() && status->st_uid != 0) {
+    return ", which belongs to another user (" + std::to_string(status->st_uid) +
+        "): it must belong to the user that " + "runs this process (" + std::to_string(::geteuid()) + "), or to root";
   }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-
-  /// Of opening it.
-  int error() const { return error_; }
-
-  /// Why others than this user and root may know or change the contents, as the end of a sentence; empty: they cannot.
-  std::string whyNotPrivate(const std::string& path) const {
-    struct stat status{};
-    if (::fstat(fd_, &status) != 0 || !S_ISREG(status.st_mode)) return ", which cannot be read: it is no plain file";
-    if (status.st_uid != ::geteuid() && status.st_uid != 0) {
-      return ", which belongs to another user (" + std::to_string(status.st_uid) +
-          "): it must belong to the user that " + "runs this process (" + std::to_string(::geteuid()) + "), or to root";
-    }
-    if (status.st_mode & (S_IRWXG | S_IRWXO)) {
-      return ", which others than its owner may read or write: run chmod 600 " + path;
-    }
-    return "";
+  if (status->st_mode & (S_IRWXG | S_IRWXO)) {
+    return ", which others than its owner may read or write: run chmod 600 " + path;
   }
-
-  /// The first `limit` bytes; all, if there are fewer. Nothing if it cannot be read: then errno says why.
-  std::optional<std::string> read(size_t limit) const {
-    std::string text(limit, '\0');
-    for (size_t have = 0;;) {
-      const auto got = have == limit ? 0 : ::read(fd_, text.data() + have, limit - have);
-      if (got < 0 && errno == EINTR) continue;
-      if (got < 0) return std::nullopt;
-      if (got == 0) return text.substr(0, have);
-      have += static_cast<size_t>(got);
-    }
-  }
-
-  bool write(std::string_view bytes) const {
-    return ::write(fd_, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size());
-  }
-
- private:
-  const int fd_;
-  const int error_;
-};
+  return "";
+}
 
 // Links are followed: secrets that Kubernetes or systemd put into files are reached by links. The file itself is
 // checked.
@@ -86,7 +51,7 @@ std::string readPrivateFile(const std::string& path, const std::string& source) 
   const auto where = source + " names " + path;
   const File file(path, O_RDONLY);
   if (file.error()) reject(where + ", which cannot be read: " + std::strerror(file.error()));
-  if (const auto why = file.whyNotPrivate(path); !why.empty()) reject(where + why);
+  if (const auto why = whyNotPrivate(file, path); !why.empty()) reject(where + why);
   auto text = file.read(kMaxBytes + 1);
   if (!text) reject(where + ", which cannot be read: " + std::strerror(errno));
   while (text->ends_with('\n') || text->ends_with('\r')) text->pop_back();
@@ -192,7 +157,7 @@ std::string userKey(const std::string& self, bool may_create) {
     file = open();
   }
   if (file->error()) rejectUserKey(self, "It cannot read " + path + ": " + std::strerror(file->error()));
-  if (const auto why = file->whyNotPrivate(path); !why.empty()) rejectUserKey(self, "It found " + path + why);
+  if (const auto why = whyNotPrivate(*file, path); !why.empty()) rejectUserKey(self, "It found " + path + why);
   auto key = file->read(kSecretBytes);
   if (!key || key->size() != kSecretBytes) rejectUserKey(self, "It found " + path + ", which is damaged: delete it");
   return *key;
@@ -256,7 +221,7 @@ void prepareStoreFile(const std::string& path, bool has_given_secret) {
   const File file(path, O_RDWR | O_CREAT, S_IRUSR | S_IWUSR);
   if (file.error()) reject(path + " cannot be opened: " + std::strerror(file.error()));
   if (has_given_secret) return;
-  if (const auto why = file.whyNotPrivate(path); !why.empty()) {
+  if (const auto why = whyNotPrivate(file, path); !why.empty()) {
     reject(
         "cannot meet at " + path + why +
         ". The group's secret is in that file, because the workers were given none: a file that does not " +

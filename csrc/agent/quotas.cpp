@@ -1,7 +1,8 @@
 #include "agent/quotas.h"
 
-#include <fnmatch.h>
 #include <utility>
+
+#include "base/name_pattern.h"
 
 namespace torchrpc {
 
@@ -62,7 +63,7 @@ CallerUsage::Token CallerUsage::takeRefusedConnection() {
 
 std::shared_ptr<CallerUsage> Quotas::usageOf(const std::string& caller) {
   for (const auto& rule : rules_) {
-    if (::fnmatch(rule.pattern.c_str(), caller.c_str(), FNM_NOESCAPE) != 0) continue;
+    if (!matchesPattern(caller, rule.pattern)) continue;
     MutexLock lock(mutex_);
     auto& known = usages_[caller];
     auto usage = known.lock();

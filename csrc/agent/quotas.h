@@ -27,7 +27,7 @@ struct Quota {
   std::optional<uint64_t> connections;  ///< that the caller has opened
 };
 
-/// The quota of each caller whose name matches a pattern of fnmatch(3), such as "client-*".
+/// The quota of each caller whose name matches a pattern, such as "client-*": see matchesPattern().
 struct QuotaRule {
   std::string pattern;
   Quota quota;

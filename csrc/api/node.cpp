@@ -65,7 +65,7 @@ core::Node::Options coreOptions(const NodeOptions& options) {
   for (const auto& [workers, functions] : options.allowed_functions_of) {
     core.allowed_functions.push_back({workers, functions});
   }
-  if (options.allowed_functions) core.allowed_functions.push_back({AllowList::kAllWorkers, options.allowed_functions});
+  if (options.allowed_functions) core.allowed_functions.push_back({kAllNames, options.allowed_functions});
   validateSelf(core.agent.self, core.world_size);
   if (!options.audit_log.empty()) {
     core.agent.audit_log = std::make_shared<AuditQueue>(options.name, openAuditFile(options.audit_log));

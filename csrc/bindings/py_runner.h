@@ -16,7 +16,7 @@ std::shared_ptr<CallableRunner> makePythonRunner(std::weak_ptr<Node> node);
 
 /// The worker whose call this thread runs as a Python function.
 struct Caller {
-  WorkerInfo worker;
+  const WorkerInfo& worker;
   bool is_member = true;  ///< as in Request
 };
 /// Null: this thread runs none.

@@ -1,7 +1,5 @@
 #include "node/allow_list.h"
 
-#include <fnmatch.h>
-
 namespace torchrpc {
 
 AllowList::AllowList(const std::vector<std::string>& entries, std::string workers) : workers_(std::move(workers)) {
@@ -30,7 +28,7 @@ std::string AllowList::entryFor(const std::string& name) const {
 
 void AllowList::check(const std::shared_ptr<const AllowList>& list, const std::string& name) {
   if (!list || !list->entryFor(name).empty()) return;
-  const bool is_for_all = list->workers() == kAllWorkers;
+  const bool is_for_all = list->workers() == kAllNames;
   throw Error(
       ErrorCode::kNotAllowed,
       std::string("this worker does not let ") + (is_for_all ? "others" : "this caller") + " run " + name +
@@ -48,7 +46,7 @@ AllowLists::AllowLists(const std::vector<Allowance>& allowances) {
 
 AllowListPtr AllowLists::find(const std::string& worker) const {
   for (const auto& [workers, list] : entries_) {
-    if (workers == AllowList::kAllWorkers || ::fnmatch(workers.c_str(), worker.c_str(), 0) == 0) return list;
+    if (matchesPattern(worker, workers)) return list;
   }
   return others_;
 }

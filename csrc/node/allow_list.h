@@ -14,15 +14,14 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/name_pattern.h"
 
 namespace torchrpc {
 
 class AllowList {
  public:
-  static constexpr auto kAllWorkers = "*";
-
   /// `workers`: the pattern of the names of the callers that it is for; see Allowance.
-  explicit AllowList(const std::vector<std::string>& entries, std::string workers = kAllWorkers);
+  explicit AllowList(const std::vector<std::string>& entries, std::string workers = kAllNames);
 
   /// The entry that allows `name`, an exact one before a prefix; empty if no entry allows it.
   std::string entryFor(const std::string& name) const;
@@ -39,9 +38,7 @@ class AllowList {
 
 using AllowListPtr = std::shared_ptr<const AllowList>;  ///< null: everything is allowed
 
-/// What the workers whose names match a pattern may run. In a pattern, `*` stands for any text, `?` for any character
-/// and
-/// `[...]` for one of several.
+/// What the workers whose names match a pattern may run: see matchesPattern().
 struct Allowance {
   std::string workers;
   std::optional<std::vector<std::string>> functions;  ///< entries of an AllowList; empty optional: everything
@@ -60,7 +57,7 @@ class AllowLists {
 
  private:
   AllowListPtr find(const std::string& worker) const;
-  bool isForAll() const { return entries_.size() == 1 && entries_.front().workers == AllowList::kAllWorkers; }
+  bool isForAll() const { return entries_.size() == 1 && entries_.front().workers == kAllNames; }
 
   struct Entry {
     std::string workers;

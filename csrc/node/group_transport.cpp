@@ -65,7 +65,7 @@ void completeGiven(TransportOptions& transport) {
 void requireIdentities(const Node::Options& options) {
   if (options.transport.identity) return;
   for (const auto& allowance : options.allowed_functions) {
-    if (allowance.workers == AllowList::kAllWorkers) continue;
+    if (allowance.workers == kAllNames) continue;
     throw Error(
         ErrorCode::kInvalidArgument,
         "allowed_functions has functions for workers named '" + allowance.workers +

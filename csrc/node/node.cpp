@@ -42,7 +42,7 @@ int64_t firstContext(uint64_t incarnation) {
 
 std::vector<Allowance> allowances(const Node::Options& options) {
   auto all = options.allowed_functions;
-  const bool is_one_for_all = all.size() == 1 && all.front().workers == AllowList::kAllWorkers;
+  const bool is_one_for_all = all.size() == 1 && all.front().workers == kAllNames;
   if (!all.empty() && !is_one_for_all) all.insert(all.begin(), {options.agent.self.name, std::nullopt});
   return all;
 }
@@ -153,9 +153,13 @@ void Node::serve(CallableType type, const std::shared_ptr<CallableRunner>& runne
 
 void Node::start() {
   const auto& identity = options_.transport.identity;
-  const bool is_member = !identity || identity->holder().isMember();
-  WorkerRecord self{options_.agent.self, agent_.listen(),   options_.world_size,
-                    incarnation_,        options_.metadata, is_member};
+  const WorkerRecord self{
+      .info = options_.agent.self,
+      .address = agent_.listen(),
+      .world_size = options_.world_size,
+      .incarnation = incarnation_,
+      .metadata = options_.metadata,
+      .is_member = !identity || identity->holder().isMember()};
   rendezvous_ = std::make_unique<Rendezvous>(store_, self, options_.transport.secret);
   const auto deadline = deadlineAfter(options_.init_timeout);
   const auto limit = timeUntil(deadline);

@@ -31,6 +31,11 @@ class Writer {
     put<uint64_t>(bytes.size());
     out_.append(bytes);
   }
+  /// The same with a length of 2 bytes: *short* in PROTOCOL.md. For at most 65,535 bytes.
+  void putShort(std::string_view bytes) {
+    put(static_cast<uint16_t>(bytes.size()));
+    out_.append(bytes);
+  }
   void putBytes(const void* data, size_t size) { out_.append(static_cast<const char*>(data), size); }
   void putId(const GloballyUniqueId& id) {
     put(id.created_on);
@@ -59,6 +64,7 @@ class Reader {
     return value;
   }
   std::string_view getString() { return getBytes(get<uint64_t>()); }
+  std::string_view getShort() { return getBytes(get<uint16_t>()); }
   std::string_view getBytes(uint64_t size) {
     if (size > rest_.size()) {
       throw Error(ErrorCode::kProtocol, "malformed message: it ends before its contents do");

@@ -216,7 +216,7 @@ struct MessageLimits {
 /// How much of a worker each caller whose name matches a pattern may use at a time. Requests beyond it are answered
 /// with kQuotaExceeded. Empty: no limit.
 struct CallerQuota {
-  std::string callers;                  ///< a pattern of fnmatch(3), such as "client-*"
+  std::string callers;                  ///< a pattern of names, as in AllowedFunctions
   std::optional<uint64_t> calls;        ///< requests that have arrived and are not answered
   std::optional<uint64_t> bytes;        ///< of these requests
   std::optional<uint64_t> rrefs;        ///< RRefs that the caller has made here

@@ -10,7 +10,7 @@ namespace {
 thread_local const TaskThread* current_loop = nullptr;
 }  // namespace
 
-TaskThread::TaskThread() : thread_(startThread("of the transport", [this] { run(); })) {}
+TaskThread::TaskThread(const char* purpose) : thread_(startThread(purpose, [this] { run(); })) {}
 
 TaskThread::~TaskThread() { stop(); }
 

@@ -13,7 +13,8 @@ namespace torchrpc {
 
 class TaskThread {
  public:
-  TaskThread();
+  /// `purpose`: as startThread's.
+  explicit TaskThread(const char* purpose = "of the transport");
   /// stop().
   ~TaskThread();
   TaskThread(const TaskThread&) = delete;

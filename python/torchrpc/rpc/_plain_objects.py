@@ -5,6 +5,7 @@ The extension writes and reads plain data itself (PROTOCOL.md, "Values"). What i
 data in which each tuple begins with a letter that says what it stands for; `restore` does the reverse. Any thread.
 """
 
+import builtins
 import dataclasses
 import enum
 import types
@@ -15,6 +16,7 @@ import torch
 
 from torchrpc import _C
 
+from . import _errors
 from ._allow_list import claimed_name, find_listed, is_listed_class
 from ._errors import NotAllowedError, SerializationError
 from ._names import find_global, has_name, shortened, this_worker
@@ -303,10 +305,6 @@ def find_type(detail: bytes, allowed: _C._AllowList | None) -> type[Exception] |
 
     Python's and torchrpc's exceptions may be had, and registered and listed ones.
     """
-    import builtins
-
-    from . import _errors
-
     if not detail.startswith(_NAMED):
         return None
     module, _, name = detail[len(_NAMED) :].decode(errors="replace").partition("\0")

@@ -117,13 +117,7 @@ TEST_CASE("a connection that is refused is recorded with the name that its peer 
   group.start();
   const auto transport = makeLoopbackTransport(group.network());
   const auto connection = transport->connect(group.address(1), "worker1", std::make_shared<Ignoring>());
-  Message hello{.kind = Kind::kHello};
-  Writer out(hello.payload);
-  out.put(kProtocolVersion);
-  out.put<WorkerId>(0);
-  out.putString("impostor");
-  out.put(LoopbackGroup::incarnationOf(0));
-  connection->send(encodeFrame(hello), [](const Status&) {});
+  connection->send(encodeFrame(hello({"impostor", 0}, LoopbackGroup::incarnationOf(0))), [](const Status&) {});
   REQUIRE(eventually([&] { return log->all().size() == 1; }));
   const auto event = log->all().front();
   CHECK(event.action == "connect");

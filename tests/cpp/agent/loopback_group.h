@@ -11,6 +11,7 @@
 #include "agent/agent.h"
 #include "testing/faulty_transport.h"
 #include "testing/loopback_transport.h"
+#include "wire/codec.h"
 
 namespace torchrpc::test {
 
@@ -117,6 +118,17 @@ class Pending {
   };
   std::shared_ptr<State> state_ = std::make_shared<State>();
 };
+
+/// The HELLO of a peer that says it is that worker.
+inline Message hello(const WorkerInfo& sender, uint64_t incarnation) {
+  Message message{.kind = Kind::kHello};
+  Writer out(message.payload);
+  out.put(kProtocolVersion);
+  out.put(sender.id);
+  out.putString(sender.name);
+  out.put(incarnation);
+  return message;
+}
 
 inline Message message(Kind kind, std::string payload = {}) { return {.kind = kind, .payload = std::move(payload)}; }
 

@@ -148,13 +148,8 @@ class OpenedConnection final : public ConnectionHandler {
   static std::shared_ptr<OpenedConnection> open(Transport& transport, const std::string& address) {
     auto opened = std::make_shared<OpenedConnection>();
     opened->connection = transport.connect(address, "worker1", opened);
-    Message hello{.kind = Kind::kHello};
-    Writer out(hello.payload);
-    out.put(kProtocolVersion);
-    out.put<WorkerId>(0);
-    out.putString("worker0");
-    out.put(LoopbackGroup::incarnationOf(0));
-    opened->connection->send(encodeFrame(hello), [](const Status&) {});
+    const auto said = hello(LoopbackGroup::infoOf(0), LoopbackGroup::incarnationOf(0));
+    opened->connection->send(encodeFrame(said), [](const Status&) {});
     return opened;
   }
   void onFrame(Frame frame) override {

@@ -36,6 +36,12 @@ std::string snapshotOf0(uint64_t version, std::initializer_list<ContextId> alive
   return out;
 }
 
+/// The error that `sender` gets for the message; "no error" if it gets none.
+std::string textOfReply(AutogradWorker& sender, int to, Message message) {
+  const auto reply = sender.requestRaw(to, std::move(message));
+  return reply ? "no error" : reply.error().text();
+}
+
 /// Worker 0 has called worker 1 once in a context; the tests send messages of their own from worker 0.
 struct Fixture {
   Fixture() {
@@ -49,10 +55,7 @@ struct Fixture {
   PassHeader pass(BackwardMode mode = BackwardMode::kSmart) {
     return {id, makeAutogradId(0, 1000 + next_pass++), mode, /*retain_graph=*/true};
   }
-  std::string errorOfReply(Message message) {
-    const auto reply = group[0].requestRaw(1, std::move(message));
-    return reply ? "no error" : reply.error().text();
-  }
+  std::string errorOfReply(Message message) { return textOfReply(group[0], 1, std::move(message)); }
 
   /// A valid message of each kind, and a call with each header.
   static constexpr int kMessages = 7;
@@ -214,20 +217,16 @@ TEST_CASE("a worker that takes no part in a context finds none, and changes noth
   const auto result = group[0].callOne(1, "double", {x});
   const auto send = group[1].autograd().context(context.id())->sends().at(0)->id();
   const PassHeader pass{context.id(), makeAutogradId(0, 2), BackwardMode::kSmart, false};
-  const auto textOfReply = [&](int to, Message message) {
-    const auto reply = group[2].requestRaw(to, std::move(message));
-    return reply ? "no error" : reply.error().text();
-  };
   const auto mark = encode(MarkRequest{pass, {send}});
   const auto gradients = encode(GradientRequest{pass, {send}, {send, {at::ones({2})}}});
-  CHECK_THAT(textOfReply(1, mark), Contains("Could not find autograd context"));
-  CHECK_THAT(textOfReply(1, gradients), Contains("Could not find autograd context"));
+  CHECK_THAT(textOfReply(group[2], 1, mark), Contains("Could not find autograd context"));
+  CHECK_THAT(textOfReply(group[2], 1, gradients), Contains("Could not find autograd context"));
   // The next passes of the owner, which would fail when they begin.
   for (int64_t next = 1; next < 20; ++next) {
     auto forged = pass;
     forged.pass = makeAutogradId(0, next);
     for (const int to : {0, 1}) {
-      textOfReply(to, encode(AbortRequest{forged, Error(ErrorCode::kBackward, "forged")}));
+      textOfReply(group[2], to, encode(AbortRequest{forged, Error(ErrorCode::kBackward, "forged")}));
     }
   }
   CHECK(group.passes() == 0);
@@ -247,14 +246,11 @@ TEST_CASE("a worker that takes part in a context cannot send gradients for the m
   group[2].callOne(1, "double", {leaf(1)});
   setCurrentContext(nullptr);
   const PassHeader pass{context.id(), makeAutogradId(2, 77), BackwardMode::kSmart, false};
-  const auto textOfReply = [&](int to, Message message) {
-    const auto reply = group[2].requestRaw(to, std::move(message));
-    return reply ? "no error" : reply.error().text();
-  };
   for (const auto& [to, send] : {std::pair{0, of_0}, std::pair{1, of_1}}) {
-    CHECK_THAT(textOfReply(to, encode(MarkRequest{pass, {send}})), Contains("not recorded"));
+    CHECK_THAT(textOfReply(group[2], to, encode(MarkRequest{pass, {send}})), Contains("not recorded"));
     CHECK_THAT(
-        textOfReply(to, encode(GradientRequest{pass, {send}, {send, {at::ones({2})}}})), Contains("not recorded"));
+        textOfReply(group[2], to, encode(GradientRequest{pass, {send}, {send, {at::ones({2})}}})),
+        Contains("not recorded"));
   }
   CHECK_FALSE(gradientOf(group[0], context.id(), x).defined());
   group[0].autograd().backward(context.id(), {result.sum()}, false, BackwardMode::kSmart);

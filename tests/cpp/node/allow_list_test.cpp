@@ -25,7 +25,7 @@ TEST_CASE("without allowances all workers may run everything") {
 }
 
 TEST_CASE("one list may be for all workers") {
-  const AllowLists lists({{AllowList::kAllWorkers, {{"package.f", "aten::*"}}}});
+  const AllowLists lists({{kAllNames, {{"package.f", "aten::*"}}}});
   CHECK(mayRun(lists, "anyone", "package.f"));
   CHECK(mayRun(lists, "", "aten::add"));
   CHECK_FALSE(mayRun(lists, "anyone", "package.g"));

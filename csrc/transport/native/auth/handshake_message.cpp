@@ -14,16 +14,10 @@ constexpr size_t kMaxTextBytes = 1024;
 constexpr size_t kMaxSettingBytes = 64;
 constexpr size_t kMaxPayloadBytes = 4096;
 
-void putShort(Writer& out, std::string_view text, size_t limit) {
-  text = text.substr(0, limit);
-  out.put(static_cast<uint16_t>(text.size()));
-  out.putBytes(text.data(), text.size());
-}
-
-std::string getShort(Reader& in, size_t limit) {
-  const auto bytes = in.get<uint16_t>();
-  if (bytes > limit) throw Error(ErrorCode::kProtocol, "a handshake message with a field that is too long");
-  return std::string(in.getBytes(bytes));
+std::string getAtMost(size_t limit, Reader& in) {
+  const auto text = in.getShort();
+  if (text.size() > limit) throw Error(ErrorCode::kProtocol, "a handshake message with a field that is too long");
+  return std::string(text);
 }
 
 }  // namespace
@@ -32,9 +26,9 @@ std::string HandshakePayload::bytes() const {
   std::string bytes;
   Writer out(bytes);
   out.put(flags);
-  putShort(out, name, kMaxTextBytes);
-  putShort(out, encryption, kMaxSettingBytes);
-  putShort(out, identity, kMaxIdentityBytes);
+  out.putShort(std::string_view(name).substr(0, kMaxTextBytes));
+  out.putShort(std::string_view(encryption).substr(0, kMaxSettingBytes));
+  out.putShort(std::string_view(identity).substr(0, kMaxIdentityBytes));
   return bytes;
 }
 
@@ -42,9 +36,9 @@ HandshakePayload HandshakePayload::parse(std::string_view bytes) {
   Reader in(bytes);
   HandshakePayload payload;
   payload.flags = in.get<uint16_t>();
-  payload.name = getShort(in, kMaxTextBytes);
-  payload.encryption = getShort(in, kMaxSettingBytes);
-  payload.identity = getShort(in, kMaxIdentityBytes);
+  payload.name = getAtMost(kMaxTextBytes, in);
+  payload.encryption = getAtMost(kMaxSettingBytes, in);
+  payload.identity = getAtMost(kMaxIdentityBytes, in);
   in.expectEnd();
   if ((payload.flags & ~HandshakeMessage::kAllFlags) == 0) return payload;
   throw Error(ErrorCode::kProtocol, "a handshake message with unknown flags");
@@ -57,13 +51,13 @@ std::string HandshakeMessage::bytes() const {
     case HandshakeType::kHello:
       out.put(listener);
       out.put(flags);
-      putShort(out, group, kMaxTextBytes);
-      putShort(out, payload, kMaxPayloadBytes);
+      out.putShort(std::string_view(group).substr(0, kMaxTextBytes));
+      out.putShort(std::string_view(payload).substr(0, kMaxPayloadBytes));
       break;
     case HandshakeType::kWelcome:
     case HandshakeType::kConfirm:
-    case HandshakeType::kReady: putShort(out, payload, kMaxPayloadBytes); break;
-    case HandshakeType::kRefusal: putShort(out, text, kMaxTextBytes); break;
+    case HandshakeType::kReady: out.putShort(std::string_view(payload).substr(0, kMaxPayloadBytes)); break;
+    case HandshakeType::kRefusal: out.putShort(std::string_view(text).substr(0, kMaxTextBytes)); break;
   }
   std::string message(kMagic);
   Writer prefix(message);
@@ -101,13 +95,13 @@ HandshakeMessage parseHandshake(HandshakeType type, std::string_view body) {
     case HandshakeType::kHello:
       message.listener = in.get<uint64_t>();
       message.flags = in.get<uint16_t>();
-      message.group = getShort(in, kMaxTextBytes);
-      message.payload = getShort(in, kMaxPayloadBytes);
+      message.group = getAtMost(kMaxTextBytes, in);
+      message.payload = getAtMost(kMaxPayloadBytes, in);
       break;
     case HandshakeType::kWelcome:
     case HandshakeType::kConfirm:
-    case HandshakeType::kReady: message.payload = getShort(in, kMaxPayloadBytes); break;
-    case HandshakeType::kRefusal: message.text = getShort(in, kMaxTextBytes); break;
+    case HandshakeType::kReady: message.payload = getAtMost(kMaxPayloadBytes, in); break;
+    case HandshakeType::kRefusal: message.text = getAtMost(kMaxTextBytes, in); break;
     default: throw Error(ErrorCode::kProtocol, "a handshake message of an unknown type");
   }
   in.expectEnd();

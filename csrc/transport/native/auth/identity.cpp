@@ -1,13 +1,12 @@
 #include "transport/native/auth/identity.h"
 
 #include <algorithm>
-#include <array>
 #include <cctype>
-#include <cstdio>
 #include <map>
 #include <sodium.h>
 
 #include "base/error.h"
+#include "base/utc.h"
 #include "transport/native/auth/keys.h"
 #include "wire/codec.h"
 
@@ -23,16 +22,13 @@ constexpr std::string_view kCertificateLabel = "torchrpc certificate", kProofLab
 constexpr auto kSecretPart = "secret", kSigningKeyPart = "signing key", kGroupPart = "group",
                kCertificatePart = "certificate", kPrivateKeyPart = "private key";
 
-const unsigned char* toBytes(std::string_view text) { return reinterpret_cast<const unsigned char*>(text.data()); }
-unsigned char* toBytes(std::string& text) { return reinterpret_cast<unsigned char*>(text.data()); }
-
 [[noreturn]] void reject(const std::string& text) { throw Error(ErrorCode::kInvalidArgument, text); }
 [[noreturn]] void refuse(const std::string& text) { throw Error(ErrorCode::kProtocol, text); }
 
 std::string toBase64(std::string_view bytes) {
   constexpr auto kVariant = sodium_base64_VARIANT_ORIGINAL;
   std::string text(sodium_base64_encoded_len(bytes.size(), kVariant), '\0');
-  sodium_bin2base64(text.data(), text.size(), toBytes(bytes), bytes.size(), kVariant);
+  sodium_bin2base64(text.data(), text.size(), asUnsigned(bytes), bytes.size(), kVariant);
   text.pop_back();  // the null byte at the end
   return text;
 }
@@ -41,7 +37,7 @@ std::string fromBase64(std::string_view text, const std::string& what) {
   std::string bytes(text.size(), '\0');
   size_t size = 0;
   if (sodium_base642bin(
-          toBytes(bytes), bytes.size(), text.data(), text.size(), nullptr, &size, nullptr,
+          asUnsigned(bytes), bytes.size(), text.data(), text.size(), nullptr, &size, nullptr,
           sodium_base64_VARIANT_ORIGINAL) != 0) {
     reject(what + " is no base64 text");
   }
@@ -52,7 +48,7 @@ std::string fromBase64(std::string_view text, const std::string& what) {
 std::string sign(std::string_view label, std::string_view message, std::string_view private_key) {
   const auto text = std::string(label) + std::string(message);
   std::string signature(crypto_sign_BYTES, '\0');
-  crypto_sign_detached(toBytes(signature), nullptr, toBytes(text), text.size(), toBytes(private_key));
+  crypto_sign_detached(asUnsigned(signature), nullptr, asUnsigned(text), text.size(), asUnsigned(private_key));
   return signature;
 }
 
@@ -60,7 +56,7 @@ bool isSigned(
     std::string_view signature, std::string_view label, std::string_view message, std::string_view public_key) {
   const auto text = std::string(label) + std::string(message);
   return signature.size() == crypto_sign_BYTES && public_key.size() == crypto_sign_PUBLICKEYBYTES &&
-      crypto_sign_verify_detached(toBytes(signature), toBytes(text), text.size(), toBytes(public_key)) == 0;
+      crypto_sign_verify_detached(asUnsigned(signature), asUnsigned(text), text.size(), asUnsigned(public_key)) == 0;
 }
 
 /// The "name: base64" lines of a key file, decoded.
@@ -95,23 +91,16 @@ class Parts {
   std::map<std::string, std::string> parts_;
 };
 
-void putShort(Writer& out, std::string_view text) {
-  out.put(static_cast<uint16_t>(text.size()));
-  out.putBytes(text.data(), text.size());
-}
-
-std::string getShort(Reader& in) { return std::string(in.getBytes(in.get<uint16_t>())); }
-
 std::string encode(const Certificate& certificate) {
   std::string bytes;
   Writer out(bytes);
   out.put(kCertificateVersion);
-  putShort(out, certificate.holder.name);
+  out.putShort(certificate.holder.name);
   out.put(static_cast<uint16_t>(certificate.holder.roles.size()));
-  for (const auto& role : certificate.holder.roles) putShort(out, role);
+  for (const auto& role : certificate.holder.roles) out.putShort(role);
   out.put<int64_t>(certificate.not_before.time_since_epoch().count());
   out.put<int64_t>(certificate.not_after.time_since_epoch().count());
-  putShort(out, certificate.public_key);
+  out.putShort(certificate.public_key);
   return bytes;
 }
 
@@ -120,11 +109,11 @@ Certificate decode(std::string_view bytes) {
   Reader in(bytes);
   if (in.get<uint16_t>() != kCertificateVersion) refuse("its certificate is of another version of torchrpc");
   Certificate certificate;
-  certificate.holder.name = getShort(in);
-  for (auto roles = in.get<uint16_t>(); roles > 0; --roles) certificate.holder.roles.push_back(getShort(in));
+  certificate.holder.name = in.getShort();
+  for (auto roles = in.get<uint16_t>(); roles > 0; --roles) certificate.holder.roles.emplace_back(in.getShort());
   certificate.not_before = sys_seconds(std::chrono::seconds(in.get<int64_t>()));
   certificate.not_after = sys_seconds(std::chrono::seconds(in.get<int64_t>()));
-  certificate.public_key = getShort(in);
+  certificate.public_key = in.getShort();
   in.expectEnd();
   return certificate;
 }
@@ -140,17 +129,7 @@ Certificate readCertificate(std::string_view certificate, std::string_view group
   return decode(certificate.substr(crypto_sign_BYTES));
 }
 
-std::string dateOf(sys_seconds time) {
-  const auto day = std::chrono::floor<std::chrono::days>(time);
-  const std::chrono::year_month_day date(day);
-  const std::chrono::hh_mm_ss clock(time - day);
-  std::array<char, 64> text{};
-  std::snprintf(
-      text.data(), text.size(), "%04d-%02u-%02u %02d:%02d UTC", static_cast<int>(date.year()),
-      static_cast<unsigned>(date.month()), static_cast<unsigned>(date.day()), static_cast<int>(clock.hours().count()),
-      static_cast<int>(clock.minutes().count()));
-  return text.data();
-}
+std::string dateOf(sys_seconds time) { return utcText(time, "%Y-%m-%d %H:%M UTC"); }
 
 sys_seconds systemTime() { return std::chrono::floor<std::chrono::seconds>(std::chrono::system_clock::now()); }
 
@@ -182,7 +161,7 @@ std::string makeGroupKey() {
   std::string secret(kSecretBytes, '\0'), public_key(crypto_sign_PUBLICKEYBYTES, '\0'),
       signing_key(crypto_sign_SECRETKEYBYTES, '\0');
   randombytes_buf(secret.data(), secret.size());
-  crypto_sign_keypair(toBytes(public_key), toBytes(signing_key));
+  crypto_sign_keypair(asUnsigned(public_key), asUnsigned(signing_key));
   return "# The key of a torchrpc group: who has it can make identities of the group. No worker needs it.\n" +
       std::string(kSecretPart) + ": " + toBase64(secret) + "\n" + kSigningKeyPart + ": " + toBase64(signing_key) + "\n";
 }
@@ -207,8 +186,8 @@ std::string makeIdentity(std::string_view group_key, const PeerIdentity& holder,
   certificate.not_after = systemTime() + validity;
   certificate.public_key.resize(crypto_sign_PUBLICKEYBYTES);
   std::string private_key(crypto_sign_SECRETKEYBYTES, '\0'), group(crypto_sign_PUBLICKEYBYTES, '\0');
-  crypto_sign_keypair(toBytes(certificate.public_key), toBytes(private_key));
-  crypto_sign_ed25519_sk_to_pk(toBytes(group), toBytes(signing_key));
+  crypto_sign_keypair(asUnsigned(certificate.public_key), asUnsigned(private_key));
+  crypto_sign_ed25519_sk_to_pk(asUnsigned(group), asUnsigned(signing_key));
   const auto body = encode(certificate);
   const auto line = [](const char* name, std::string_view bytes) {
     return std::string(name) + ": " + toBase64(bytes) + "\n";
@@ -233,7 +212,7 @@ Identity::Identity(std::string_view text, const std::string& source, Clock clock
     reject("the certificate in " + source + " is damaged: " + error.text());
   }
   std::string public_key(crypto_sign_PUBLICKEYBYTES, '\0');
-  crypto_sign_ed25519_sk_to_pk(toBytes(public_key), toBytes(private_key_));
+  crypto_sign_ed25519_sk_to_pk(asUnsigned(public_key), asUnsigned(private_key_));
   if (public_key != certificate_.public_key) reject("the private key in " + source + " is not that of its certificate");
   if (const auto why = whyNotValid(certificate_, clock_()); !why.empty()) {
     reject("the certificate in " + source + " " + why + ": make a new one with `torchrpc keygen`");

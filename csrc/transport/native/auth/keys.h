@@ -33,6 +33,8 @@ class SecretKey {
 // What libraries of C take.
 inline const unsigned char* asUnsigned(const char* bytes) { return reinterpret_cast<const unsigned char*>(bytes); }
 inline unsigned char* asUnsigned(char* bytes) { return reinterpret_cast<unsigned char*>(bytes); }
+inline const unsigned char* asUnsigned(std::string_view bytes) { return asUnsigned(bytes.data()); }
+inline unsigned char* asUnsigned(std::string& bytes) { return asUnsigned(bytes.data()); }
 
 /// Initializes libsodium. To be called before anything else of this folder. Throws Error(kRendezvous) if that fails.
 void initializeSodium();

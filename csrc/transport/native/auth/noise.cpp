@@ -17,15 +17,10 @@ namespace {
 constexpr std::string_view kProtocolName = "Noise_NNpsk0_25519_ChaChaPoly_SHA256";
 constexpr int kHandshakeMessages = 2;
 
-const unsigned char* unsignedBytes(std::string_view text) {
-  return reinterpret_cast<const unsigned char*>(text.data());
-}
-unsigned char* unsignedBytes(std::string& text) { return reinterpret_cast<unsigned char*>(text.data()); }
-
 SecretKey sha256(std::initializer_list<std::string_view> parts) {
   crypto_hash_sha256_state state;
   crypto_hash_sha256_init(&state);
-  for (const auto part : parts) crypto_hash_sha256_update(&state, unsignedBytes(part), part.size());
+  for (const auto part : parts) crypto_hash_sha256_update(&state, asUnsigned(part), part.size());
   SecretKey out;
   crypto_hash_sha256_final(&state, out.data());
   return out;
@@ -65,8 +60,8 @@ std::string NoiseCipher::seal(std::string_view associated, std::string_view plai
   const auto nonce = nonceOf(number_++);
   std::string sealed(plain.size() + kTagBytes, '\0');
   crypto_aead_chacha20poly1305_ietf_encrypt(
-      unsignedBytes(sealed), nullptr, unsignedBytes(plain), plain.size(), unsignedBytes(associated), associated.size(),
-      nullptr, nonce.data(), key_->data());
+      asUnsigned(sealed), nullptr, asUnsigned(plain), plain.size(), asUnsigned(associated), associated.size(), nullptr,
+      nonce.data(), key_->data());
   return sealed;
 }
 
@@ -76,8 +71,8 @@ std::optional<std::string> NoiseCipher::open(std::string_view associated, std::s
   const auto nonce = nonceOf(number_);
   std::string plain(sealed.size() - kTagBytes, '\0');
   const int failed = crypto_aead_chacha20poly1305_ietf_decrypt(
-      unsignedBytes(plain), nullptr, nullptr, unsignedBytes(sealed), sealed.size(), unsignedBytes(associated),
-      associated.size(), nonce.data(), key_->data());
+      asUnsigned(plain), nullptr, nullptr, asUnsigned(sealed), sealed.size(), asUnsigned(associated), associated.size(),
+      nonce.data(), key_->data());
   if (failed != 0) return std::nullopt;
   ++number_;
   return plain;
@@ -113,7 +108,7 @@ std::string NoiseHandshake::writeTokens() {
   if (messages_ == 0) mixKeyAndHash(psk_.view());
   if (!ephemeral_) ephemeral_ = SecretKey(secureRandomBytes(kKeyBytes));
   std::string public_key(kPublicKeyBytes, '\0');
-  crypto_scalarmult_base(unsignedBytes(public_key), ephemeral_->data());
+  crypto_scalarmult_base(asUnsigned(public_key), ephemeral_->data());
   mixTokens(public_key);
   return public_key;
 }
@@ -134,7 +129,7 @@ void NoiseHandshake::mixTokens(std::string_view public_key) {
 
 void NoiseHandshake::mixSharedSecret() {
   SecretKey shared;
-  if (crypto_scalarmult(shared.data(), ephemeral_->data(), unsignedBytes(peer_ephemeral_)) != 0) {
+  if (crypto_scalarmult(shared.data(), ephemeral_->data(), asUnsigned(peer_ephemeral_)) != 0) {
     throw Error(ErrorCode::kProtocol, "a public key in its handshake that is none");
   }
   mixKey(shared.view());
