@@ -41,7 +41,7 @@ def summary(output: Path, pattern: str, status: int) -> str:
     """Return the last line in the file that the pattern matches, and "failed" if the exit status is not 0."""
     found = re.findall(pattern, output.read_text(errors="replace"))
     text = found[-1] if found else "no result"
-    return text if status == 0 or "failed" in text else f"{text} (failed)"
+    return text if "failed" in text or (found and status == 0) else f"{text} (failed)"
 
 
 def try_cell(torch: str, python: str, wheel: Path | None, conformance: bool) -> Cell:
@@ -68,7 +68,7 @@ def try_cell(torch: str, python: str, wheel: Path | None, conformance: bool) -> 
 
     tests = [ROOT / f"tests/python/test_{name}.py" for name in SMOKE.split()]
     smoke = logged(
-        "smoke", r"=+ (.*\b(?:passed|failed|error)\b.*) in ", env / "bin/python", "-m", "pytest", "-q", *tests
+        "smoke", r"(?m)^(\d+ (?:passed|failed|error).*) in ", env / "bin/python", "-m", "pytest", "-q", *tests
     )
     if conformance:
         suite = logged("conformance", r"(?m)^(\d+ passed, .*)$", env / "bin/python", ROOT / "tests/conformance/run.py")
