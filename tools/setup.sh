@@ -30,6 +30,7 @@ has_header uv.h || required+=(libuv1-dev)
 has_header sodium.h || required+=(libsodium-dev)
 if [ "$purpose" != demo ]; then
   has_header catch2/catch.hpp || required+=(catch2)
+  command -v openssl >/dev/null || required+=(openssl)  # certificates for tests
   has_header benchmark/benchmark.h || optional+=(libbenchmark-dev)
   command -v doxygen >/dev/null || optional+=(doxygen)
   # One version of clang, so that every machine warns alike: that of CMakePresets.json.

@@ -1,10 +1,13 @@
 """The compared systems, and groups of fresh processes that run rows on them."""
 
+import atexit
 import contextlib
+import functools
 import importlib.util
 import json
 import os
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -31,6 +34,7 @@ class System:
     environment: dict[str, str] = field(default_factory=dict)  # variables added to the environment of its processes
     kind: str = "rpc"  # torch.distributed.rpc's API, or one of adapters.CONNECT
     tcp: dict = field(default_factory=lambda: TENSORPIPE_TCP)  # the options that mean TCP
+    has_certificate: bool = False  # its workers use TLS
 
     def runs(self, row: Row, transport: str) -> bool:
         """Systems with another API have only one transport; their results are shown with the default transport."""
@@ -48,6 +52,7 @@ KNOWN = {
     "torch": System("torch"),
     "torchrpc": System("torchrpc", OURS, tcp={"transport": "tcp"}),
     "encrypted": System("encrypted", {**OURS, "TORCHRPC_ENCRYPTION": "on"}, tcp={"transport": "tcp"}),
+    "tls": System("tls", OURS, tcp={"transport": "tcp"}, has_certificate=True),
     "tensorpipe": System("tensorpipe", {**OURS, "TORCHRPC_TRANSPORT": "tensorpipe"}),
     **{kind: System(kind, kind=kind) for kind in CONNECT},
 }
@@ -55,6 +60,20 @@ KNOWN = {
 
 def installed() -> list[str]:
     return ["torch", "torchrpc", *(kind for kind in CONNECT if importlib.util.find_spec(kind) is not None)]
+
+
+@functools.cache
+def tls_environment() -> dict[str, str]:
+    """Return the variables for workers named worker0, worker1 and so on, with a certificate made by openssl."""
+    folder = Path(tempfile.mkdtemp(prefix="torchrpc-benchmark-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", key)
+    subject = ("-subj", "/CN=benchmark", "-addext", "subjectAltName=DNS:worker")
+    command = ("openssl", "req", "-x509", "-days", "2", *new_key, *subject, "-out", certificate)
+    subprocess.run(command, check=True, capture_output=True)
+    files = {"CERTIFICATE": certificate, "KEY": key, "CA": certificate, "NAMES": "{base}"}
+    return {f"TORCHRPC_TLS_{name}": str(value) for name, value in files.items()}
 
 
 class Failed(Exception):
@@ -69,6 +88,8 @@ class Group:
         size = rows[0].world_size if system.kind == "rpc" else 1
         environment = {k: v for k, v in os.environ.items() if not k.startswith("TORCHRPC_")}
         environment |= {"OMP_NUM_THREADS": "1", **system.environment}
+        if system.has_certificate:
+            environment |= tls_environment()
         arguments = {
             "kind": system.kind,
             "torchrpc": system.is_torchrpc,

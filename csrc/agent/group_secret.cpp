@@ -97,6 +97,27 @@ std::shared_ptr<const native::Identity> givenIdentity(const std::string& option)
   return std::make_shared<const native::Identity>(readPrivateFile(path, source), path);
 }
 
+TlsFiles givenTls(TlsFiles options) {
+  const auto complete = [](std::string& option, const char* name) {
+    if (option.empty()) option = variable(name);
+  };
+  complete(options.certificate, "TORCHRPC_TLS_CERTIFICATE");
+  complete(options.key, "TORCHRPC_TLS_KEY");
+  complete(options.authorities, "TORCHRPC_TLS_CA");
+  complete(options.names, "TORCHRPC_TLS_NAMES");
+  const auto require = [&options](
+                           const std::string& option, const std::string& name, const std::string& variable_name) {
+    if (!option.empty() || (options.certificate + options.key + options.authorities).empty()) return;
+    reject(
+        "TLS needs a certificate, its key, and the certificates of the authorities (ca): give " + variable_name +
+        ", or " + name + " in the option tls, too");
+  };
+  require(options.certificate, "certificate", "TORCHRPC_TLS_CERTIFICATE");
+  require(options.key, "key", "TORCHRPC_TLS_KEY");
+  require(options.authorities, "ca", "TORCHRPC_TLS_CA");
+  return options;
+}
+
 bool hasGivenSecret(const std::string& secret, const std::string& identity) {
   return !secret.empty() || !identity.empty() || !variable(kFileVariable).empty() || !variable(kVariable).empty() ||
       !variable(kIdentityVariable).empty();

@@ -6,6 +6,8 @@
 #include <memory>
 #include <string>
 
+#include "transport/tls_files.h"
+
 namespace c10d {
 class Store;
 }
@@ -35,6 +37,11 @@ std::string givenSecret(const std::string& option);
 /// The identity in the file that `option`, else TORCHRPC_IDENTITY_FILE, names; null if there is none. Throws
 /// Error(kInvalidArgument) for a file that is no identity, or as givenSecret() for one that is not private.
 std::shared_ptr<const native::Identity> givenIdentity(const std::string& option);
+
+/// The TLS options in `options` or, where one is empty there, in TORCHRPC_TLS_CERTIFICATE, TORCHRPC_TLS_KEY,
+/// TORCHRPC_TLS_CA and TORCHRPC_TLS_NAMES. Throws Error(kInvalidArgument) if a certificate, a key or a CA is given, but
+/// not all three.
+TlsFiles givenTls(TlsFiles options);
 
 /// Whether the user has given a secret or an identity, which has one, by these options or in the environment; valid or
 /// not.

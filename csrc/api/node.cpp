@@ -46,6 +46,11 @@ core::Node::Options coreOptions(const NodeOptions& options) {
   core.transport.kind = options.transport;
   core.transport.secret = options.secret;
   core.transport.identity_file = options.identity;
+  core.transport.tls = {
+      .certificate = options.tls.certificate,
+      .authorities = options.tls.ca,
+      .key = options.tls.key,
+      .names = options.tls.names};
   core.transport.encryption = options.encryption;
   core.transport.port = options.port;
   core.agent.limits = core.transport.limits = {

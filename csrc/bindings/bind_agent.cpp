@@ -80,6 +80,14 @@ AllowedNames namesOf(const std::vector<Allowance>& allowances) {
   return names;
 }
 
+TlsFiles toTlsFiles(const std::map<std::string, std::string>& texts) {
+  const auto text = [&](const char* name) {
+    const auto found = texts.find(name);
+    return found == texts.end() ? "" : found->second;
+  };
+  return {.certificate = text("certificate"), .authorities = text("ca"), .key = text("key"), .names = text("names")};
+}
+
 Limits toLimits(const std::map<std::string, uint64_t>& numbers) {
   Limits limits;
   for (const auto& [name, number] : numbers) {
@@ -134,9 +142,9 @@ void bindOptions(py::module_& module) {
           py::init([](size_t num_worker_threads, std::optional<std::vector<std::string>> transports,
                       std::optional<std::vector<std::string>> channels, double rpc_timeout, std::string init_method,
                       py::dict device_maps, py::list devices, std::string transport, std::string secret,
-                      std::string identity, std::string encryption, std::string port, const AllowedNames& allowed,
-                      std::optional<double> liveness_timeout, bool propagate_deadlines,
-                      std::optional<int64_t> max_queued_bytes, bool uses_pickles,
+                      std::string identity, const std::map<std::string, std::string>& tls, std::string encryption,
+                      std::string port, const AllowedNames& allowed, std::optional<double> liveness_timeout,
+                      bool propagate_deadlines, std::optional<int64_t> max_queued_bytes, bool uses_pickles,
                       const std::map<std::string, uint64_t>& limits,
                       const std::vector<std::pair<std::string, QuotaNumbers>>& quotas, std::string audit_path,
                       py::object audit_function) {
@@ -158,6 +166,7 @@ void bindOptions(py::module_& module) {
             node.transport.channels = std::move(channels);
             node.transport.secret = std::move(secret);
             node.transport.identity_file = std::move(identity);
+            node.transport.tls = toTlsFiles(tls);
             node.transport.encryption = std::move(encryption);
             node.transport.port = std::move(port);
             node.allowed_functions = allowancesOf(allowed);
@@ -174,10 +183,11 @@ void bindOptions(py::module_& module) {
           py::arg("_channels") = std::nullopt, py::arg("rpc_timeout") = defaults.rpc_timeout,
           py::arg("init_method") = defaults.init_method, py::arg("device_maps") = py::dict(),
           py::arg("devices") = py::list(), py::arg("transport") = "", py::arg("secret") = "", py::arg("identity") = "",
-          py::arg("encryption") = "", py::arg("port") = "", py::arg("allowed") = AllowedNames(),
-          py::arg("liveness_timeout") = std::nullopt, py::arg("propagate_deadlines") = false,
-          py::arg("max_queued_bytes") = std::nullopt, py::arg("uses_pickles") = true, py::arg("limits") = py::dict(),
-          py::arg("quotas") = py::list(), py::arg("audit_path") = "", py::arg("audit_function") = py::none())
+          py::arg("tls") = py::dict(), py::arg("encryption") = "", py::arg("port") = "",
+          py::arg("allowed") = AllowedNames(), py::arg("liveness_timeout") = std::nullopt,
+          py::arg("propagate_deadlines") = false, py::arg("max_queued_bytes") = std::nullopt,
+          py::arg("uses_pickles") = true, py::arg("limits") = py::dict(), py::arg("quotas") = py::list(),
+          py::arg("audit_path") = "", py::arg("audit_function") = py::none())
       .def_property(
           "num_worker_threads", [](const TensorPipeOptionsBase& self) { return self.node.agent.threads; },
           [](TensorPipeOptionsBase& self, size_t threads) { self.node.agent.threads = threads; })

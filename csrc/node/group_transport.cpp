@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "transport/host_address.h"
 #include "transport/native/auth/identity.h"
+#include "transport/native/auth/tls_credentials.h"
 
 namespace torchrpc {
 
@@ -27,6 +28,7 @@ namespace {
 
 /// One line about what is open without a secret. A warning, by one worker of the group, if other machines may reach it.
 void logWhoCanJoin(const Node::Options& options, GroupSecret::Source source, bool authenticates) {
+  if (options.transport.tls_credentials) return;  // those who have a certificate
   const bool is_local = source == GroupSecret::Source::kUser;
   const bool has_file = authenticates && options.rendezvous.starts_with("file:");
   const bool is_warning =
@@ -42,9 +44,18 @@ void logWhoCanJoin(const Node::Options& options, GroupSecret::Source source, boo
                          : "TORCHRPC_SECRET_FILE, and TORCHRPC_TRANSPORT=native, which authenticates workers"));
 }
 
-/// The secret and the identity that the user has given.
+/// The secret, the identity and the TLS certificate that the user has given.
 void completeGiven(TransportOptions& transport) {
   transport.identity = givenIdentity(transport.identity_file);
+  transport.tls = givenTls(transport.tls);
+  if (transport.tls.isGiven()) {
+    if (transport.identity) {
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          "both an identity and a TLS certificate were given, and either says who a worker is: give one of them");
+    }
+    transport.tls_credentials = std::make_shared<const native::TlsCredentials>(transport.tls);
+  }
   if (!transport.identity) {
     transport.secret = givenSecret(transport.secret);
     return;
@@ -63,14 +74,15 @@ void completeGiven(TransportOptions& transport) {
 
 /// Throws Error(kInvalidArgument) if what a caller may run depends on its name, which nobody checks.
 void requireIdentities(const Node::Options& options) {
-  if (options.transport.identity) return;
+  if (options.transport.identity || options.transport.tls_credentials) return;
   for (const auto& allowance : options.allowed_functions) {
     if (allowance.workers == kAllNames) continue;
     throw Error(
         ErrorCode::kInvalidArgument,
         "allowed_functions has functions for workers named '" + allowance.workers +
             "', but without identities any worker can take any name. Make identities with `torchrpc keygen`, and give "
-            "each worker its own by TORCHRPC_IDENTITY_FILE or the option identity; or give one list for all workers");
+            "each worker its own by TORCHRPC_IDENTITY_FILE or the option identity; or give TLS certificates; or give "
+            "one list for all workers");
   }
 }
 

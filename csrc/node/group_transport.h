@@ -18,10 +18,9 @@ namespace torchrpc {
 std::string rendezvousHost(const std::string& url);
 
 /// The transport that `options.transport` describes. Completes that: its node name and its rendezvous host come from
-/// the other options; its identity, and its secret, from the options, a file
-/// or the environment, else see groupSecret(). Logs who can join
-/// the group if no secret was given. Blocks on the store. Throws Error: kInvalidArgument as makeTransport does,
-/// kRendezvous.
+/// the other options; its identity, its secret and its TLS credentials from the options, a file or the environment, and
+/// without a secret see groupSecret(). Logs who can join the group if neither was given. Blocks on the store. Throws
+/// Error: kInvalidArgument as makeTransport does, kRendezvous.
 std::unique_ptr<Transport> makeGroupTransport(Node::Options& options, c10d::Store& store);
 
 }  // namespace torchrpc

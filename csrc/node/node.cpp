@@ -12,6 +12,7 @@
 #include "node/cpp_registry.h"
 #include "node/group_transport.h"
 #include "transport/native/auth/identity.h"
+#include "transport/native/auth/tls_credentials.h"
 
 namespace torchrpc {
 
@@ -147,19 +148,29 @@ Node::Node(const Options& options, StorePtr store, std::unique_ptr<Transport> tr
   serve(CallableType::kCpp, std::make_shared<CppRunner>(*this));
 }
 
+namespace {
+
+/// Whether its identity makes it a member of the group.
+bool startsAsMember(const Node::Options& options) {
+  const auto& transport = options.transport;
+  if (transport.identity) return transport.identity->holder().isMember();
+  return !transport.tls_credentials || transport.tls_credentials->identifySelf(options.agent.self.name).isMember();
+}
+
+}  // namespace
+
 Node::~Node() { shutdown(); }
 
 void Node::serve(CallableType type, const std::shared_ptr<CallableRunner>& runner) { calls_.serve(type, runner); }
 
 void Node::start() {
-  const auto& identity = options_.transport.identity;
   const WorkerRecord self{
       .info = options_.agent.self,
       .address = agent_.listen(),
       .world_size = options_.world_size,
       .incarnation = incarnation_,
       .metadata = options_.metadata,
-      .is_member = !identity || identity->holder().isMember()};
+      .is_member = startsAsMember(options_)};
   rendezvous_ = std::make_unique<Rendezvous>(store_, self, options_.transport.secret);
   const auto deadline = deadlineAfter(options_.init_timeout);
   const auto limit = timeUntil(deadline);

@@ -39,14 +39,16 @@ std::string encryptionSetting(const std::string& option) {
 template <bool kUnixSockets>
 std::unique_ptr<Transport> makeNative(TransportOptions options) {
   const auto& encryption = options.encryption;
+  const bool encrypts = encryption == "on" || (encryption == kAuto && options.secret_is_given);
   return native::makeTransport(
       {.host = std::move(options.host),
        .rendezvous_host = std::move(options.rendezvous_host),
        .node_name = std::move(options.node_name),
        .secret = std::move(options.secret),
-       .encrypt = encryption == "on" || (encryption == kAuto && options.secret_is_given),
+       .encrypt = encrypts && !options.tls_credentials,  // else TLS does
        .encryption = encryption,
        .identity = std::move(options.identity),
+       .tls = std::move(options.tls_credentials),
        .ports = listenPorts(options.port),
        .unix_sockets = kUnixSockets,
        .spin_budget = native::spinDuration(),
@@ -156,7 +158,16 @@ std::unique_ptr<Transport> makeTransport(TransportOptions options) {
         std::string(options.identity ? "an identity" : "a secret") + " was given, which " + title + " cannot prove" +
             useDefault(" (") + "), or give no secret");
   }
+  if (options.tls_credentials && !kind.capabilities.authenticates) {
+    throwInvalidArgument(
+        "a TLS certificate was given, but " + title + " has no TLS" + useDefault(" (") + "), or give no certificate");
+  }
   options.encryption = encryptionSetting(options.encryption);
+  if (options.tls_credentials && options.encryption == "off") {
+    throwInvalidArgument(
+        "encryption is 'off', but a TLS certificate was given, and TLS encrypts: set the option encryption or "
+        "TORCHRPC_ENCRYPTION to 'auto' or 'on', or give no certificate");
+  }
   if (options.encryption == "on" && !kind.capabilities.encrypts) {
     throw Error(
         ErrorCode::kInvalidArgument,

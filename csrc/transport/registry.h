@@ -9,13 +9,15 @@
 #include <string_view>
 #include <vector>
 
+#include "transport/tls_files.h"
 #include "transport/transport.h"
 
 namespace torchrpc {
 
 namespace native {
 class Identity;
-}
+class TlsCredentials;
+}  // namespace native
 
 /// How a node's transport is chosen and set up.
 struct TransportOptions {
@@ -33,7 +35,9 @@ struct TransportOptions {
   std::string secret;         ///< the group's; empty: none. Only for transports that authenticate.
   std::string identity_file;  ///< the user's; makeTransport() does not read it
   std::shared_ptr<const native::Identity> identity;  ///< of this worker; its secret is `secret`. Null: none
-  bool secret_is_given = false;                      ///< the user has given it, so that it is in no store
+  TlsFiles tls;                                      ///< the user's; makeTransport() does not read them
+  std::shared_ptr<const native::TlsCredentials> tls_credentials;  ///< of these. Null: no TLS
+  bool secret_is_given = false;                                   ///< the user has given it, so that it is in no store
   /// "auto": connections over TCP are encrypted if the user has given a secret. "on": always. "off": never. Empty: the
   /// value of the environment variable TORCHRPC_ENCRYPTION, else "auto". All workers of a group must have the same.
   std::string encryption;
@@ -43,7 +47,8 @@ struct TransportOptions {
 
 /// The properties by which the rest of the program distinguishes transports: it never compares their names.
 struct TransportCapabilities {
-  bool authenticates = false;        ///< both sides of a connection prove that they know the group's secret
+  bool authenticates = false;        ///< both sides of a connection prove that they know the group's secret, and who
+                                     ///< they are
   bool encrypts = false;             ///< frames are encrypted on the network
   bool same_host_only = false;       ///< cannot reach workers of other hosts
   bool shares_memory = false;        ///< uses shared memory between workers of one host, where the system permits it

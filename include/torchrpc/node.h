@@ -223,6 +223,18 @@ struct CallerQuota {
   std::optional<uint64_t> connections;  ///< that the caller has opened
 };
 
+/// The PEM files with which a worker proves its name over TLS 1.3. They are read again when they change. What is empty
+/// comes from the environment: TORCHRPC_TLS_CERTIFICATE, TORCHRPC_TLS_KEY, TORCHRPC_TLS_CA, TORCHRPC_TLS_NAMES. Needs
+/// OpenSSL 3 at run time.
+struct TlsOptions {
+  std::string certificate;  ///< path: the worker's, then those between it and the authorities
+  std::string key;          ///< path: its private key, without a passphrase
+  std::string ca;           ///< path: the authorities' certificates; their revocation lists, too, if there are any
+  /// How a certificate names a worker, as a DNS name or a URI of its subject alternative name, with {name} for the
+  /// worker's name or {base} for that without the number at its end; several, separated by spaces. Default: "{name}".
+  std::string names;
+};
+
 /// The options of a node. The environment variables are those of torchrun.
 struct NodeOptions {
   std::string name;          ///< unique in the group: letters, digits, `_`, `:`, `-`, `.`
@@ -242,6 +254,7 @@ struct NodeOptions {
   /// The file with the identity of this worker, which `torchrpc keygen` makes: its certificate, and the group's secret.
   /// Empty: the value of TORCHRPC_IDENTITY_FILE, else none: then the names of workers are taken on trust.
   std::string identity;
+  TlsOptions tls;  ///< another way to prove names, and to encrypt TCP; if one worker uses TLS, all must
   /// Whether connections over TCP are encrypted: "on"; "off"; or "auto", which means "on" if a secret was given. The
   /// same on all workers. Empty: the value of TORCHRPC_ENCRYPTION, else "auto".
   std::string encryption;

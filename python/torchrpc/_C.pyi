@@ -62,6 +62,7 @@ class _TensorPipeRpcBackendOptionsBase(RpcBackendOptions):
         transport: str = ...,
         secret: str | bytes = ...,
         identity: str = ...,
+        tls: dict[str, str] = ...,
         encryption: str = ...,
         port: str = ...,
         allowed: Sequence[tuple[str, list[str] | None]] = ...,

@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from certificates import Authority, tls_environment
 
 import torchrpc.rpc as rpc
 from torchrpc.testing import free_port
@@ -138,12 +139,19 @@ def redirect(tmp_path_factory):
 
 
 def run_through(redirect, tmp_path, attack, encryption="auto", world_size=2, divert_to=None, settings=None):
-    """All connections pass through proxies. Returns what the workers print, and the bytes that were seen."""
+    """All connections pass through proxies. Returns what the workers print, and the bytes that were seen.
+
+    The encryption "tls": the workers have TLS certificates.
+    """
     ports = [free_port() for _ in range(world_size)]
     proxies = [Proxy(port, rank == 1, attack) for rank, port in enumerate(ports)]
     routes = {f"TEST_ROUTE_{port}": str(proxy.port) for port, proxy in zip(ports, proxies, strict=True)}
     if divert_to is not None:
         routes[f"TEST_ROUTE_{ports[1]}"] = str(ports[divert_to])
+    tls = {}
+    if encryption == "tls":
+        names = [f"DNS:worker{rank}" for rank in range(world_size)]
+        tls, encryption = tls_environment(Authority(tmp_path / "authority").sign("workers", *names)), "on"
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
     source = Path(rpc.__file__).parents[2]
@@ -155,6 +163,7 @@ def run_through(redirect, tmp_path, attack, encryption="auto", world_size=2, div
         "MASTER_PORT": str(free_port()),
         "LD_PRELOAD": str(redirect),
         **routes,
+        **tls,
     }
     processes = []
     for rank in range(world_size):
@@ -215,7 +224,7 @@ def swap():
     return attack
 
 
-@pytest.mark.parametrize("encryption", ["auto", "on", "off"])
+@pytest.mark.parametrize("encryption", ["auto", "on", "tls", "off"])
 def test_a_recording_proxy_reads_data_only_without_encryption(redirect, tmp_path, encryption):
     (caller, _), seen = run_through(redirect, tmp_path, honest, encryption)
     assert caller.splitlines() == ["the same"] * 3
@@ -234,20 +243,21 @@ def test_a_changed_bit_goes_unnoticed_without_encryption(redirect, tmp_path, in_
 @pytest.mark.parametrize(
     ("attack", "words"),
     [
-        pytest.param(flip(True), "bytes were changed, repeated or removed on the way", id="changed-call"),
-        pytest.param(flip(False), "bytes were changed, repeated or removed on the way", id="changed-result"),
-        pytest.param(repeat, "bytes were changed, repeated or removed on the way", id="repeated"),
-        pytest.param(swap(), "bytes were changed, repeated or removed on the way", id="reordered"),
-        pytest.param(cut, "it has no authenticated end", id="cut"),
+        pytest.param(lambda: flip(True), "bytes were changed, repeated or removed on the way", id="changed-call"),
+        pytest.param(lambda: flip(False), "bytes were changed, repeated or removed on the way", id="changed-result"),
+        pytest.param(lambda: repeat, "bytes were changed, repeated or removed on the way", id="repeated"),
+        pytest.param(swap, "bytes were changed, repeated or removed on the way", id="reordered"),
+        pytest.param(lambda: cut, "it has no authenticated end", id="cut"),
     ],
 )
-def test_what_a_proxy_does_to_an_encrypted_connection_is_noticed(redirect, tmp_path, attack, words):
-    (caller, _), _ = run_through(redirect, tmp_path, attack, "on")
+@pytest.mark.parametrize("encryption", ["on", "tls"])
+def test_what_a_proxy_does_to_an_encrypted_connection_is_noticed(redirect, tmp_path, attack, words, encryption):
+    (caller, _), _ = run_through(redirect, tmp_path, attack(), encryption)
     assert "changed unnoticed" not in caller
     assert words in caller and "worker1" in caller
 
 
-@pytest.mark.parametrize("encryption", ["on", "off"])
+@pytest.mark.parametrize("encryption", ["on", "tls", "off"])
 def test_a_connection_that_is_diverted_to_another_worker_is_refused(redirect, tmp_path, encryption):
     (caller, *_), _ = run_through(redirect, tmp_path, honest, encryption, world_size=3, divert_to=2)
     assert "another worker than the one wanted listens here" in caller and "worker1" in caller

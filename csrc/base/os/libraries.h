@@ -1,7 +1,8 @@
 #pragma once
 
-// The names of the system's shared libraries.
+// The system's shared libraries, looked for at run time.
 
+#include <dlfcn.h>
 #include <string>
 
 namespace torchrpc::os {
@@ -14,5 +15,25 @@ inline std::string libraryFile(const std::string& name, int version) {
   return "lib" + name + ".so." + std::to_string(version);
 #endif
 }
+
+/// A library that this machine may have. It is never unloaded.
+class SharedLibrary {
+ public:
+  SharedLibrary(const std::string& name, int version)
+      : handle_(::dlopen(libraryFile(name, version).c_str(), RTLD_NOW | RTLD_LOCAL)) {}
+
+  /// Sets `function` to the one of that name; null if there is none.
+  template <typename Function>
+  void find(const char* name, Function*& function) {
+    function = handle_ ? reinterpret_cast<Function*>(::dlsym(handle_, name)) : nullptr;
+    is_complete_ = is_complete_ && function != nullptr;
+  }
+  /// Whether the library is there, and every function that was looked for.
+  bool isComplete() const { return handle_ && is_complete_; }
+
+ private:
+  void* const handle_;
+  bool is_complete_ = true;
+};
 
 }  // namespace torchrpc::os

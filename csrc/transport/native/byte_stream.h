@@ -16,6 +16,8 @@
 
 namespace torchrpc::native {
 
+class TlsSession;
+
 class ByteStream {
  public:
   virtual ~ByteStream() = default;
@@ -71,6 +73,9 @@ std::unique_ptr<ByteStream> makeSocketStream(Descriptor socket);
 
 /// A socket over which all bytes travel in sealed records. Each side's `send` key is the other's `receive` key.
 std::unique_ptr<ByteStream> makeSealedStream(Descriptor socket, const RecordKeys& keys);
+
+/// A socket over which all bytes travel in records of the established TLS session, whose socket it is.
+std::unique_ptr<ByteStream> makeTlsStream(Descriptor socket, std::unique_ptr<TlsSession> session);
 
 /// Rings and slabs in the shared `memory`. The socket carries wake-ups, and its end is the end of the peer. The two
 /// sides pass a different `opener`. `use_slabs`: whether large segments bypass the ring. Throws as RingMemory does.

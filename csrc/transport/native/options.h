@@ -14,6 +14,7 @@
 namespace torchrpc::native {
 
 class Identity;
+class TlsCredentials;
 
 struct Options {
   std::string host;  ///< this and the next: as in HostChoice
@@ -28,6 +29,8 @@ struct Options {
   std::string encryption = "off";  ///< the user's setting, from which that follows; for error texts
   /// This node's; its secret is `secret`. Peers must have one, too. Null: peers' names are taken on trust.
   std::shared_ptr<const Identity> identity;
+  /// This node's for TLS, which then encrypts connections over TCP, and proves names over all. Peers must use TLS, too.
+  std::shared_ptr<const TlsCredentials> tls;
   PortRange ports;            ///< to listen on: the first that is free
   bool unix_sockets = true;   ///< between workers of one host, instead of TCP
   bool shared_memory = true;  ///< rings in shared memory beside the Unix sockets

@@ -127,7 +127,10 @@ std::map<std::string, std::string> NativeTransport::metrics() const {
       {"transport.refused_peers", std::to_string(shared_->refused.load())},
       {"transport.key_exchanges", std::to_string(shared_->key_exchanges.load())},
       {"transport.encrypted_connections", std::to_string(shared_->encrypted.load())},
-      {"transport.tcp_encryption", options_.encrypt ? std::string(nameOf(bestCipher())) : "off"},
+      {"transport.tcp_encryption",
+       options_.tls           ? "TLS 1.3"
+           : options_.encrypt ? std::string(nameOf(bestCipher()))
+                              : "off"},
   };
 }
 
@@ -322,11 +325,12 @@ void NativeTransport::dialAgain(Dial dial) {
 
 bool NativeTransport::open(StreamConnection& connection, HandshakeSession::AuthenticatedPeer peer, bool opener) {
   const int fd = peer.socket.get();
+  if (peer.tls || peer.keys) ++shared_->encrypted;
   try {
     auto stream = peer.memory ? makeRingStream(std::move(peer.socket), peer.memory, opener, options_.slabs)
+        : peer.tls            ? makeTlsStream(std::move(peer.socket), std::move(peer.tls))
         : peer.keys           ? makeSealedStream(std::move(peer.socket), *peer.keys)
                               : makeSocketStream(std::move(peer.socket));
-    if (peer.keys) ++shared_->encrypted;
     connection.open(std::move(stream), fd, peer.identity);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kWorkerLost) {

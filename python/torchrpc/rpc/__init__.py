@@ -32,6 +32,7 @@ _EXPORTS = {
     "torchrpc.rpc._futures": "Future",
     "torchrpc.rpc._plain_objects": "register_data_class",
     "torchrpc.rpc._limits": "Limits Quota",
+    "torchrpc.rpc._tls": "TlsOptions",
     "torchrpc.rpc._waiting": "wait",
     "torchrpc.rpc.backend_registry": (
         "BackendValue backend_registered construct_rpc_backend_options init_backend register_backend"

@@ -12,6 +12,7 @@ from torchrpc._C import _TensorPipeRpcBackendOptionsBase
 
 from ._allow_list import Entries, allowances_of
 from ._limits import AuditLogType, Limits, Quota, audit_target, limit_numbers, quota_numbers
+from ._tls import TlsOptions, tls_texts
 from .constants import DEFAULT_INIT_METHOD, DEFAULT_NUM_WORKER_THREADS, DEFAULT_RPC_TIMEOUT_SEC
 
 __all__ = ["TensorPipeRpcBackendOptions"]
@@ -105,6 +106,9 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         identity (path): the file with the identity of this worker, which `torchrpc keygen` makes: a certificate of its
             name and role, and the group's secret. If one worker has an identity, all must. Default: the environment
             variable TORCHRPC_IDENTITY_FILE, else none: then the names of workers are taken on trust.
+        tls (TlsOptions): the TLS certificate of this worker, its key, and the authorities that sign workers'
+            certificates: another way to prove names, and to encrypt TCP. If one worker uses TLS, all must. Default: the
+            environment variables TORCHRPC_TLS_CERTIFICATE, TORCHRPC_TLS_KEY and TORCHRPC_TLS_CA, else none.
         encryption (str): whether connections between hosts (TCP) are encrypted: `"on"`; `"off"`; or `"auto"`, which
             means on if a secret was given. The same on all workers; default: the environment variable
             TORCHRPC_ENCRYPTION, else `"auto"`. With a secret that the rendezvous distributes, encryption protects
@@ -118,8 +122,8 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             Pickles from other workers may contain only the same functions and plain data: no lambdas. A dict
             has a list, or None for no restriction, for each pattern of callers' names:
             `{"client-*": [infer], "trainer-*": None}`. The first pattern that matches decides, and a caller that none
-            matches may run nothing. A dict needs an `identity`, by which workers prove their names. Default: no
-            restriction.
+            matches may run nothing. A dict needs an `identity` or `tls`, by which workers prove their names. Default:
+            no restriction.
         liveness_timeout (float): seconds. A worker with outstanding requests (a reply, a value, its end in `shutdown`)
             that stays silent this long counts as lost; a function may run for longer. 0: only a broken connection means
             a lost worker. Default: the environment variable TORCHRPC_LIVENESS_TIMEOUT, else 30.
@@ -167,6 +171,7 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         transport: str | None = None,
         secret: str | bytes | None = None,
         identity: str | os.PathLike[str] | None = None,
+        tls: TlsOptions | None = None,
         encryption: str | None = None,
         port: int | str | None = None,
         allowed_functions: Entries | Mapping[str, Entries | None] | None = None,
@@ -215,6 +220,7 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             transport=transport or "",
             secret=_checked_secret(secret),
             identity="" if identity is None else os.fspath(identity),
+            tls=tls_texts(tls),
             encryption=_checked_encryption(encryption),
             port="" if port is None else str(port),
             allowed=allowances_of(allowed_functions),
@@ -229,7 +235,12 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             _transports=_transports,
             _channels=_channels,
         )
-        self._limits, self._quotas, self._audit_log = limits, dict(quotas or {}), audit_log
+        self._limits, self._quotas, self._audit_log, self._tls = limits, dict(quotas or {}), audit_log, tls
+
+    @property
+    def tls(self) -> TlsOptions | None:
+        """The TLS options that were given."""
+        return self._tls
 
     @property
     def limits(self) -> Limits | None:

@@ -5,6 +5,8 @@
 #include "testing/faulty_transport.h"
 #include "testing/loopback_transport.h"
 #include "testing/manual_timer.h"
+#include "transport/certificates.h"
+#include "transport/native/auth/tls_credentials.h"
 #include "transport/native/transport.h"
 #ifndef TORCHRPC_WITHOUT_TENSORPIPE
 #include "transport/tensorpipe/transport.h"
@@ -66,6 +68,20 @@ struct NativeChaCha {
   std::unique_ptr<Transport> make(Limits limits) { return makeNative(encrypted(/*aes=*/false), limits); }
 };
 
+/// Without a secret; workers have certificates. Over TCP, encrypted; over Unix sockets, for the handshake alone.
+inline native::Options withTls(bool unix_sockets) {
+  static const auto credentials = std::make_shared<const native::TlsCredentials>(certificateOf("bob"));
+  return {.tls = credentials, .unix_sockets = unix_sockets};
+}
+
+struct NativeTls {
+  std::unique_ptr<Transport> make(Limits limits) { return makeNative(withTls(/*unix_sockets=*/false), limits); }
+};
+
+struct NativeTlsShm {
+  std::unique_ptr<Transport> make(Limits limits) { return makeNative(withTls(/*unix_sockets=*/true), limits); }
+};
+
 struct NativeUnix {
   std::unique_ptr<Transport> make(Limits limits) { return makeNative({.shared_memory = false}, limits); }
 };
@@ -87,9 +103,9 @@ struct Faultless {
 };
 
 /// A test that runs on each of them.
-#define CONTRACT(name)                                                                                            \
-  TEMPLATE_TEST_CASE(                                                                                             \
-      name, "[contract]", Loopback, NativeTcp, NativeEncrypted, NativeChaCha, NativeUnix, NativeShm, NativeRings, \
-      Faultless TORCHRPC_TENSORPIPE_KINDS)
+#define CONTRACT(name)                                                                                             \
+  TEMPLATE_TEST_CASE(                                                                                              \
+      name, "[contract]", Loopback, NativeTcp, NativeEncrypted, NativeChaCha, NativeTls, NativeTlsShm, NativeUnix, \
+      NativeShm, NativeRings, Faultless TORCHRPC_TENSORPIPE_KINDS)
 
 }  // namespace torchrpc::test

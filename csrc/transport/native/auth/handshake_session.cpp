@@ -1,6 +1,7 @@
 #include "transport/native/auth/handshake_session.h"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <iterator>
 #include <unistd.h>
@@ -23,6 +24,20 @@ const std::string kNotAuthentic =
 const std::string kOtherUser =
     "the socket is owned by another user: workers of one host that use Unix sockets belong to one user; use "
     "transport='tcp' (TORCHRPC_TRANSPORT=tcp) on all workers";
+
+const std::string kTlsRemedy =
+    ": give all workers of the group a TLS certificate (TORCHRPC_TLS_CERTIFICATE or the option tls), or "
+    "give it to none";
+
+/// Whether the bytes begin a record of a TLS handshake.
+bool areOfTls(std::string_view bytes) { return bytes.starts_with("\x16\x03"); }
+
+/// Discards what has come: a socket that is closed with unread bytes also discards what it has sent last.
+void discardReceived(int fd) {
+  std::array<char, 4096> bytes;
+  for (int i = 0; i < 16 && ::recv(fd, bytes.data(), bytes.size(), 0) > 0; ++i) {
+  }
+}
 
 /// Whether the process at the other end of a Unix socket has the user id of this one.
 bool isOfSameUser(int fd) { return os::peerUserId(fd) == ::geteuid(); }
@@ -75,11 +90,58 @@ void HandshakeSession::onDeadline() {
 
 bool HandshakeSession::onReady() {
   try {
+    if (shared_.options.tls && !continueTls()) return true;
+    if (side_ == Side::kOpener && !has_greeted_ && !peer_has_no_tls_) return sendHello();
     if (!readMessage()) return true;
-    return onMessage(parseHandshake(prefix_.type, std::string_view(received_).substr(kHandshakePrefixBytes)));
+    const auto body = std::string_view(received_).substr(kHandshakePrefixBytes);
+    if (shared_.options.tls && !tls_ && prefix_.type != HandshakeType::kRefusal) {
+      return fail(ErrorCode::kProtocol, "only one of the two workers uses TLS" + kTlsRemedy);
+    }
+    return onMessage(parseHandshake(prefix_.type, body));
   } catch (const Error& error) {
     return error.code() == ErrorCode::kWorkerLost ? failForNow(error.text()) : fail(error.code(), error.text());
   }
+}
+
+bool HandshakeSession::continueTls() {
+  if (peer_has_no_tls_ || (tls_ && tls_->isEstablished())) return true;
+  std::array<char, kHandshakePrefixBytes> first;
+  const auto bytes = ::recv(socket_.get(), first.data(), first.size(), MSG_PEEK);
+  if (bytes > 0 && HandshakePrefix::isOurs({first.data(), static_cast<size_t>(bytes)})) {
+    // It refuses this connection, or is to be refused, in clear.
+    peer_has_no_tls_ = true;
+    tls_.reset();
+    return true;
+  }
+  if (!tls_) {
+    // A peer that has sent nothing costs no memory for TLS.
+    if (side_ == Side::kListener && bytes < 0) return false;
+    tls_ = std::make_unique<TlsSession>(*shared_.options.tls, socket_.get(), side_);
+  }
+  try {
+    const bool is_complete = tls_->handshake().take();
+    if (const int error = tls_->flush()) throw Error(ErrorCode::kWorkerLost, socketErrorText(error));
+    return is_complete;
+  } catch (const Error& error) {
+    static LogOnce once;
+    if (side_ == Side::kListener && error.code() == ErrorCode::kProtocol) {
+      once.log(LogLevel::kWarning, "a connection was refused: " + error.text());
+    }
+    throw;
+  }
+}
+
+ssize_t HandshakeSession::receiveSome(std::span<char> room, Descriptor* descriptor) {
+  if (!tls_) return receive(socket_.get(), room.data(), room.size(), descriptor);
+  const auto bytes = tls_->read(room, descriptor).take();
+  if (bytes > 0) return static_cast<ssize_t>(bytes);
+  errno = EAGAIN;
+  return -1;
+}
+
+int HandshakeSession::send(const std::string& bytes, int descriptor) {
+  if (!tls_) return sendSmall(socket_.get(), bytes, descriptor);
+  return tls_->seal(bytes) ? tls_->flush(descriptor) : EIO;
 }
 
 bool HandshakeSession::readMessage() {
@@ -87,13 +149,14 @@ bool HandshakeSession::readMessage() {
   for (;;) {
     const size_t have = received_.size();
     received_.resize(wanted_bytes_);
-    const auto received = receive(socket_.get(), received_.data() + have, wanted_bytes_ - have, memory);
+    const auto received = receiveSome(std::span(received_).subspan(have), memory);
     const int error = errno;
     received_.resize(have + static_cast<size_t>(std::max<ssize_t>(received, 0)));
     if (received < 0 && (error == EAGAIN || error == EINTR)) return false;
     if (received <= 0) throw Error(ErrorCode::kWorkerLost, socketErrorText(received == 0 ? ECONNRESET : error));
     if (received_.size() < wanted_bytes_) continue;
     if (wanted_bytes_ > kHandshakePrefixBytes) return true;
+    if (areOfTls(received_)) throw Error(ErrorCode::kProtocol, "only one of the two workers uses TLS" + kTlsRemedy);
     prefix_ = HandshakePrefix::parse(received_);
     if (prefix_.body_bytes == 0) return true;
     wanted_bytes_ += prefix_.body_bytes;
@@ -120,7 +183,7 @@ bool HandshakeSession::sendMessage(
   message.payload = noise_ ? std::move(tokens) + noise_->sealPayload(payload.bytes()) : payload.bytes();
   received_.clear();
   wanted_bytes_ = kHandshakePrefixBytes;
-  const int error = sendSmall(socket_.get(), message.bytes(), descriptor);
+  const int error = send(message.bytes(), descriptor);
   return error == 0 || failWith(error);
 }
 
@@ -132,13 +195,15 @@ HandshakePayload HandshakeSession::openPayload(std::string_view sealed) {
 }
 
 void HandshakeSession::startNoise(HandshakeMessage hello) {
-  // All that is said in clear, and the kind of socket: a HELLO that was changed, or relayed to a socket of another
-  // kind, is not authentic. What else the two sides agree on is in the sealed payloads.
+  // All that is said in clear, the kind of socket, and the TLS session: a HELLO that was changed, or relayed to a
+  // socket of another kind, is not authentic. What else the two sides agree on is in the sealed payloads.
   hello.payload.clear();
-  noise_.emplace(side_, shared_.key, hello.bytes() + (terms_.is_tcp ? "tcp" : "unix"));
+  const auto binding = tls_ ? tls_->channelBinding() : "";
+  noise_.emplace(side_, shared_.key, hello.bytes() + (terms_.is_tcp ? "tcp" : "unix") + binding);
 }
 
 void HandshakeSession::checkIdentity(const HandshakePayload& payload, std::string_view handshake_hash) {
+  if (tls_) identity_ = tls_->identify(peer_name_);
   if (const auto& own = shared_.options.identity) {
     identity_ = own->check(payload.identity, peerSide(), handshake_hash, peer_name_);
   }
@@ -183,6 +248,12 @@ bool HandshakeSession::onConnected() {
   } else if (!isOfSameUser(socket_.get())) {
     return fail(ErrorCode::kProtocol, kOtherUser);
   }
+  watch_.setInterest(true, false);
+  return onReady();
+}
+
+bool HandshakeSession::sendHello() {
+  has_greeted_ = true;
   HandshakeMessage hello{.listener = terms_.listener, .group = shared_.options.group};
   if (terms_.shares_memory) hello.flags |= HandshakeMessage::kSharedMemory;
   if (hasSecret()) hello.flags |= HandshakeMessage::kSecret;
@@ -195,9 +266,7 @@ bool HandshakeSession::onConnected() {
   }
   const auto& options = shared_.options;
   const HandshakePayload payload{.name = options.node_name, .encryption = options.encryption};
-  if (!sendMessage(std::move(hello), payload, std::move(tokens))) return false;
-  watch_.setInterest(true, false);
-  return true;
+  return sendMessage(std::move(hello), payload, std::move(tokens));
 }
 
 bool HandshakeSession::receiveWelcome(const HandshakeMessage& welcome) {
@@ -214,7 +283,7 @@ bool HandshakeSession::receiveWelcome(const HandshakeMessage& welcome) {
   if ((chosen_ & HandshakeMessage::kAes) && !usesAes()) {
     return fail(ErrorCode::kProtocol, "it chose a cipher that was not offered");
   }
-  if (hasSecret() && peer_name_ != terms_.expected_name) {
+  if ((hasSecret() || tls_) && peer_name_ != terms_.expected_name) {
     return fail(
         ErrorCode::kProtocol,
         "worker " + peer_name_ + " listens there, not " + terms_.expected_name +
@@ -304,8 +373,11 @@ bool HandshakeSession::fail(ErrorCode code, const std::string& text) {
   const bool is_listener = side_ == Side::kListener;
   if (is_listener) ++shared_.refused;
   // Only a peer that speaks this protocol gets a REFUSAL.
-  if (is_listener && code == ErrorCode::kProtocol && HandshakePrefix::isOurs(received_)) {
-    sendSmall(socket_.get(), HandshakeMessage{.type = HandshakeType::kRefusal, .text = text}.bytes());
+  if (is_listener && code == ErrorCode::kProtocol && (HandshakePrefix::isOurs(received_) || areOfTls(received_))) {
+    send(HandshakeMessage{.type = HandshakeType::kRefusal, .text = text}.bytes());
+  } else if (tls_) {
+    tls_->flush();  // an alert
+    discardReceived(socket_.get());
   }
   watch_ = {};
   std::exchange(done_, nullptr)(Error(code, text));
@@ -335,6 +407,7 @@ bool HandshakeSession::succeed() {
     };
     peer.keys = RecordKeys{cipher, key(side_), key(peerSide())};
   }
+  if (terms_.is_tcp) peer.tls = std::move(tls_);
   std::exchange(done_, nullptr)(std::move(peer));
   return false;
 }

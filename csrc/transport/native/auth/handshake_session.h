@@ -13,6 +13,7 @@
 #include "transport/native/auth/handshake_message.h"
 #include "transport/native/auth/noise.h"
 #include "transport/native/auth/record_cipher.h"
+#include "transport/native/auth/tls_session.h"
 #include "transport/native/shared_state.h"
 #include "transport/native/socket/socket.h"
 #include "transport/peer_identity.h"
@@ -34,7 +35,8 @@ class HandshakeSession {
     std::string name;
     Descriptor memory;                       ///< shared by the two sides; invalid if they share none
     std::optional<PeerIdentity> identity{};  ///< that it has proved; nothing if this worker has none itself
-    std::optional<RecordKeys> keys{};        ///< if frames are encrypted
+    std::optional<RecordKeys> keys{};        ///< if frames are sealed
+    std::unique_ptr<TlsSession> tls{};       ///< if frames are encrypted by TLS
   };
   /// Called exactly once, as the last step of a callback of the loop: it may destroy the session. Errors: kWorkerLost,
   /// kProtocol.
@@ -65,9 +67,12 @@ class HandshakeSession {
  private:
   bool connect();
   bool onConnected();
+  bool sendHello();
   bool onReady();
   void onDeadline();
   bool onMessage(const HandshakeMessage& message);
+  /// TLS comes before all messages, if this worker has credentials for it. Returns whether messages can be exchanged.
+  bool continueTls();
   // The listener.
   bool receiveHello(const HandshakeMessage& hello);
   bool sendWelcome(const HandshakeMessage& hello);
@@ -80,6 +85,10 @@ class HandshakeSession {
   bool sendMessage(HandshakeMessage message, const HandshakePayload& payload, std::string tokens, int descriptor = -1);
   /// The payload of the message whose tokens, if it has some, have been read. Throws Error(kProtocol).
   HandshakePayload openPayload(std::string_view sealed);
+  /// Over TLS, if that is established. Returns 0 or errno.
+  int send(const std::string& bytes, int descriptor = -1);
+  /// As recv().
+  ssize_t receiveSome(std::span<char> room, Descriptor* descriptor);
   /// Returns false while the message is incomplete. Reads no byte beyond it: the bytes after READY are frames.
   bool readMessage();
   bool fail(ErrorCode code, const std::string& text);
@@ -106,8 +115,10 @@ class HandshakeSession {
   Done done_;
   Descriptor socket_, memory_;
   EventLoop::Watch watch_, retry_, deadline_;
+  std::unique_ptr<TlsSession> tls_;  ///< from the connection on
   bool connected_;
-  bool has_greeted_ = false;
+  bool has_greeted_ = false;      ///< opener: HELLO is sent
+  bool peer_has_no_tls_ = false;  ///< though this worker has
   bool may_retry_ = false;
   std::optional<NoiseHandshake> noise_;  ///< if there is a secret, from HELLO on
   HandshakeType expected_;               ///< of the next message

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <dlfcn.h>
 #include <optional>
 #include <sodium.h>
 
@@ -20,13 +19,8 @@ constexpr uint64_t kNoCleanupAtExit = 0x00080000;  // OPENSSL_INIT_NO_ATEXIT
 
 /// Never unloaded: libcrypto does not allow it.
 std::optional<Libcrypto> load() {
-  void* const file = ::dlopen(os::libraryFile("crypto", kAbiVersion).c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (file == nullptr) return std::nullopt;
-  bool is_complete = true;
-  const auto find = [&]<typename Function>(const char* name, Function*& function) {
-    function = reinterpret_cast<Function*>(::dlsym(file, name));
-    is_complete = is_complete && function != nullptr;
-  };
+  os::SharedLibrary file("crypto", kAbiVersion);
+  const auto find = [&](const char* name, auto& function) { file.find(name, function); };
   Libcrypto library{};
   find("EVP_CIPHER_CTX_new", library.new_context);
   find("EVP_CIPHER_CTX_free", library.free_context);
@@ -42,7 +36,7 @@ std::optional<Libcrypto> load() {
   find("OPENSSL_init_crypto", initialize);
   Libcrypto::Type* (*fetch)(void* context, const char* algorithm, const char* properties) = nullptr;
   find("EVP_CIPHER_fetch", fetch);
-  if (!is_complete) return std::nullopt;
+  if (!file.isComplete()) return std::nullopt;
   // Threads may still seal and open while the process exits. It fails, harmlessly, if libcrypto is initialized already;
   // the type, which is not looked up again, and the contexts outlive that cleanup, too.
   initialize(kNoCleanupAtExit, nullptr);

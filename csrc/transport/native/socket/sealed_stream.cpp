@@ -12,6 +12,8 @@
 #include "base/os/sockets.h"
 #include "base/sync/mutex.h"
 #include "transport/native/byte_stream.h"
+#include "transport/native/socket/part_cursor.h"
+#include "transport/native/stream_errors.h"
 
 namespace torchrpc::native {
 
@@ -22,39 +24,6 @@ constexpr size_t kMaxRecordBytes = sizeof(RecordHeader) + RecordHeader::kMaxPlai
 constexpr size_t kReadBufferBytes = 2 * kMaxRecordBytes;
 // One write() seals about so much, so that it does not keep the loop, or shutDown(), for long.
 constexpr size_t kMaxWriteBytes = 512 << 10;
-
-const std::string kChanged = "bytes were changed, repeated or removed on the way";
-
-/// A position in the parts of a read or write.
-class PartCursor {
- public:
-  explicit PartCursor(std::span<const iovec> parts) : parts_(parts) { skipEmpty(); }
-  bool atEnd() const { return parts_.empty(); }
-  /// The rest of the current part.
-  std::span<char> current() const {
-    if (atEnd()) return {};
-    return {static_cast<char*>(parts_.front().iov_base) + offset_, parts_.front().iov_len - offset_};
-  }
-  /// By at most all that is left.
-  void advance(size_t bytes) {
-    while (bytes > 0 && !atEnd()) {
-      const auto some = std::min(bytes, parts_.front().iov_len - offset_);
-      offset_ += some;
-      bytes -= some;
-      skipEmpty();
-    }
-  }
-
- private:
-  void skipEmpty() {
-    while (!parts_.empty() && offset_ == parts_.front().iov_len) {
-      parts_ = parts_.subspan(1);
-      offset_ = 0;
-    }
-  }
-  std::span<const iovec> parts_;
-  size_t offset_ = 0;
-};
 
 class SealedStream : public ByteStream {
  public:
@@ -126,14 +95,7 @@ class SealedStream : public ByteStream {
     if (plain.size() < kMaxBytes) {
       // Several parts, or a small one: collected, then sealed in place.
       char* const body = record_.get() + sizeof(RecordHeader);
-      size_t bytes = 0;
-      for (auto from = parts; bytes < kMaxBytes && !from.atEnd();) {
-        const auto part = from.current();
-        const auto some = std::min(part.size(), kMaxBytes - bytes);
-        std::memcpy(body + bytes, part.data(), some);
-        bytes += some;
-        from.advance(some);
-      }
+      const auto bytes = parts.copyTo({body, kMaxBytes});
       plain = {body, bytes};
     }
     if (!finishRecord(RecordHeader::data(plain.size()), plain)) return false;
@@ -198,11 +160,11 @@ class SealedStream : public ByteStream {
     const bool fits = room.size() >= header.plainBytes();
     char* const plain = fits ? room.data() : sealed.data();
     if (!opener_.open(header, sealed, plain)) {
-      return opener_.hasFailed() ? fail("libcrypto cannot decrypt what came from the peer") : failChanged();
+      return opener_.hasFailed() ? fail(lostError("libcrypto cannot decrypt what came from the peer")) : failChanged();
     }
     begin_ += header.sealedBytes();
-    if (header.isAlarm()) return fail(kChanged + " to the peer", ErrorCode::kProtocol);
-    if (header.isEnd()) return fail("the peer closed the connection");
+    if (header.isAlarm()) return fail(changedError(" to the peer"));
+    if (header.isEnd()) return fail(endedError());
     if (fits) {
       to.advance(header.plainBytes());
       moved += header.plainBytes();
@@ -223,20 +185,21 @@ class SealedStream : public ByteStream {
     const auto got = ::recv(socket_.get(), room.data(), room.size(), 0);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return false;
     if (got == 0 || (got < 0 && errno == ECONNRESET)) {
-      return fail("the peer died, or the connection was cut on the way: it has no authenticated end");
+      return fail(cutError());
     }
-    if (got < 0) return fail(socketErrorText(errno));
+    if (got < 0) return fail(lostError(socketErrorText(errno)));
     end_ += static_cast<size_t>(got);
     is_drained = static_cast<size_t>(got) < room.size();
     return true;
   }
   bool failChanged() {
     is_changed_ = true;
-    return fail(kChanged + ": what came is not what the peer has sealed", ErrorCode::kProtocol);
+    return fail(changedError(": what came is not what the peer has sealed"));
   }
-  bool fail(std::string text, ErrorCode code = ErrorCode::kWorkerLost) {
+  static Error lostError(std::string text) { return {ErrorCode::kWorkerLost, std::move(text)}; }
+  bool fail(Error error) {
     failed_ = -ECONNRESET;
-    read_error_ = Error(code, std::move(text));
+    read_error_ = std::move(error);
     return false;
   }
 

@@ -178,7 +178,7 @@ union Control {
 };
 }  // namespace
 
-int sendSmall(int fd, const std::string& bytes, int descriptor) {
+ssize_t sendSome(int fd, std::span<const char> bytes, int descriptor) {
   iovec part{const_cast<char*>(bytes.data()), bytes.size()};
   msghdr message{};
   message.msg_iov = &part;
@@ -192,7 +192,11 @@ int sendSmall(int fd, const std::string& bytes, int descriptor) {
     control.header.cmsg_len = CMSG_LEN(sizeof(int));
     std::memcpy(CMSG_DATA(&control.header), &descriptor, sizeof(int));
   }
-  const auto sent = ::sendmsg(fd, &message, os::kSendFlags);
+  return ::sendmsg(fd, &message, os::kSendFlags);
+}
+
+int sendSmall(int fd, const std::string& bytes, int descriptor) {
+  const auto sent = sendSome(fd, bytes, descriptor);
   if (sent < 0) return errno;
   // The send buffer of a new socket has room for a few KiB.
   return static_cast<size_t>(sent) == bytes.size() ? 0 : ENOBUFS;

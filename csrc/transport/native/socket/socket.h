@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <sys/socket.h>
 #include <sys/types.h>
@@ -66,8 +67,10 @@ int socketError(int fd);
 /// Text for an errno value of a connection: strerror, or a clearer text for common errors.
 std::string socketErrorText(int error);
 
-/// Sends a small message whole, with a descriptor (SCM_RIGHTS, Unix sockets only) unless that is negative. Returns 0 or
-/// errno.
+/// send(), with a descriptor (SCM_RIGHTS, Unix sockets only) unless that is negative.
+ssize_t sendSome(int fd, std::span<const char> bytes, int descriptor = -1);
+
+/// Sends a small message whole, and a descriptor as sendSome(). Returns 0 or errno.
 int sendSmall(int fd, const std::string& bytes, int descriptor = -1);
 
 /// recv(), and the descriptor (SCM_RIGHTS) that came with the bytes, if there was one and `descriptor` is not null.
