@@ -39,6 +39,7 @@ Libssl::BIO* TlsSession::makeBio(const Libssl& library, TlsSession* self) {
       auto& session = *static_cast<TlsSession*>(openssl.BIO_get_data(bio));
       openssl.BIO_clear_flags(bio, kFlagRead | kFlagRetry);
       const auto received = receive(session.socket_, data, static_cast<size_t>(bytes), session.passed_);
+      session.is_drained_ = received < bytes;
       if (received > 0) return static_cast<int>(received);
       if (received < 0 && (errno == EAGAIN || errno == EINTR)) {
         openssl.BIO_set_flags(bio, kFlagRead | kFlagRetry);

@@ -37,8 +37,8 @@ class TlsSession {
   /// The number of bytes; 0: none have come. Reads from the socket not more than one record, unless readAhead(). The
   /// descriptor that comes with the bytes, if there is one, goes to `passed`.
   Result<size_t> read(std::span<char> room, Descriptor* passed = nullptr);
-  /// Bytes have come that read() has not returned.
-  bool hasBuffered() const { return library_.SSL_has_pending(ssl_.get()) == 1; }
+  /// False: the next read() returns 0, unless the socket becomes readable before.
+  bool mayHaveMore() const { return !is_drained_ || library_.SSL_has_pending(ssl_.get()) == 1; }
   /// From now on, read() may take more from the socket than it returns.
   void readAhead();
 
@@ -68,6 +68,7 @@ class TlsSession {
   std::string unsent_;            ///< encrypted bytes
   size_t sent_ = 0;               ///< of these
   Descriptor* passed_ = nullptr;  ///< while read() runs
+  bool is_drained_ = false;       ///< the socket had fewer bytes than there was room for
   int read_error_ = 0;            ///< of the socket; ECONNRESET at its end
 };
 

@@ -59,7 +59,7 @@ class TlsStream : public ByteStream {
         failed_ = -ECONNRESET;
         break;
       }
-      is_drained_ = read.value() == 0;
+      is_drained_ = read.value() == 0 || !session_->mayHaveMore();
       to.advance(read.value());
       moved += read.value();
     }
