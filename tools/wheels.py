@@ -52,7 +52,7 @@ def build_binaries(python: str, torch: str, env: Path, binaries: Path) -> None:
     """Build the extension and the core for this Python and this torch into the folder `binaries`."""
     build = BUILD / f"torch{torch}"
     build.mkdir(parents=True, exist_ok=True)
-    # All Pythons build in one folder, and see the headers of torch under one path, so that ccache compiles the core once.
+    # All Pythons build in one folder, and see the headers of torch under one path: ccache compiles the core once.
     libtorch = build / "libtorch"
     libtorch.unlink(missing_ok=True)
     site_packages = next((env / "lib").glob("python*/site-packages"))
