@@ -48,7 +48,7 @@ class AgentPair {
     }
   }
   ~AgentPair() {
-    for (auto& agent : agents_) agent->expectGoodbyes(true);
+    for (auto& agent : agents_) agent->expectDisconnects(true);
     for (auto& agent : agents_) agent->close();
   }
   Agent& caller() { return *agents_[0]; }

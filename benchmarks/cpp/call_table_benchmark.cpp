@@ -29,7 +29,7 @@ void addsAssignsTakes(benchmark::State& state) {
     auto call = callUntil(deadline);
     bool wake = false;
     table->add(id, call, wake);
-    table->assign(id, 1);
+    table->assign(id, 1, 1);
     benchmark::DoNotOptimize(table->take(id));
   }
 }

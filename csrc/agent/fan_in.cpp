@@ -18,6 +18,7 @@ constexpr auto kWarnAfter = std::chrono::seconds(10);  // a person has begun to 
 constexpr auto kLossCheckInterval = std::chrono::milliseconds(500);
 constexpr Duration kShortestPollInterval = std::chrono::milliseconds(1);
 constexpr Duration kLongestPollInterval = std::chrono::milliseconds(50);
+constexpr Duration kPollIntervalPerWorker = std::chrono::microseconds(200);  // keeps the store's load from many bounded
 
 std::string joinRanks(const std::vector<WorkerId>& ranks) {
   std::string out;
@@ -26,8 +27,9 @@ std::string joinRanks(const std::vector<WorkerId>& ranks) {
 }
 
 /// An eighth of the time that the wait has taken so far: short waits end soon, and long ones cost the store little.
-Duration pollInterval(Duration waited) {
-  return std::clamp<Duration>(waited / 8, kShortestPollInterval, kLongestPollInterval);
+Duration pollInterval(Duration waited, int32_t world_size) {
+  const auto longest = std::max<Duration>(kLongestPollInterval, kPollIntervalPerWorker * world_size);
+  return std::clamp<Duration>(waited / 8, kShortestPollInterval, longest);
 }
 
 std::string secondsText(Duration duration) {
@@ -59,48 +61,97 @@ void FanIn::arrive(const std::string& point, const std::string& value) {
   store_->set(key(point, self_.id), std::vector<uint8_t>(sealed.begin(), sealed.end()));
 }
 
+std::string FanIn::resultKey(const std::string& point) { return point + "/result"; }
+
 std::string FanIn::value(const std::string& point, WorkerId rank) {
-  const auto bytes = store_->get(key(point, rank));
-  const std::string stored(bytes.begin(), bytes.end());
-  return seal_.open(key(point, rank), stored, "a record for worker " + std::to_string(rank) + " ('" + point + "')");
+  return open(point, rank, store_->get(key(point, rank)));
 }
+
+std::vector<std::string> FanIn::values(const std::string& point, const std::vector<WorkerId>& ranks) {
+  std::vector<std::string> keys, values;
+  for (const auto rank : ranks) keys.push_back(key(point, rank));
+  if (keys.empty()) return values;
+  const auto stored = store_->multiGet(keys);
+  for (size_t i = 0; i < ranks.size(); ++i) values.push_back(open(point, ranks[i], stored.at(i)));
+  return values;
+}
+
+std::string FanIn::open(const std::string& point, WorkerId rank, const std::vector<uint8_t>& stored) {
+  return seal_.open(
+      key(point, rank), std::string(stored.begin(), stored.end()),
+      "a record for worker " + std::to_string(rank) + " ('" + point + "')");
+}
+
+std::string FanIn::publishResult(const std::string& point, const std::string& result) {
+  const auto sealed = seal_.seal(resultKey(point), result);
+  const auto stored = store_->compareSet(resultKey(point), {}, std::vector<uint8_t>(sealed.begin(), sealed.end()));
+  return seal_.open(resultKey(point), std::string(stored.begin(), stored.end()), "a result of '" + point + "'");
+}
+
+std::optional<std::string> FanIn::waitForResult(const std::string& point, WorkerId leader, const Wait& wait) {
+  if (!waitForKeys({{leader, resultKey(point)}}, point, wait).empty()) return std::nullopt;
+  const auto stored = store_->get(resultKey(point));
+  return seal_.open(resultKey(point), std::string(stored.begin(), stored.end()), "a result of '" + point + "'");
+}
+
+std::vector<FanIn::Awaited> FanIn::arrivals(const std::vector<WorkerId>& ranks, const std::string& point) {
+  std::vector<Awaited> awaited;
+  for (const auto rank : ranks) awaited.push_back({rank, key(point, rank)});
+  return awaited;
+}
+
+std::vector<WorkerId> FanIn::waitFor(const std::vector<WorkerId>& ranks, const std::string& point, const Wait& wait) {
+  return waitForKeys(arrivals(ranks, point), point, wait);
+}
+
+namespace {
+
+template <typename Awaited>
+std::vector<WorkerId> ranksOf(const std::vector<Awaited>& awaited) {
+  std::vector<WorkerId> ranks;
+  for (const auto& each : awaited) ranks.push_back(each.rank);
+  return ranks;
+}
+
+}  // namespace
 
 // The store is asked again and again whether the keys are there. Its own wait() would log a warning with a stack trace
 // each time that its time-out passed, and would keep other threads of this process from using the store meanwhile.
-std::vector<WorkerId> FanIn::waitFor(std::vector<WorkerId> ranks, const std::string& point, const Wait& wait) {
+std::vector<WorkerId> FanIn::waitForKeys(std::vector<Awaited> awaited, const std::string& point, const Wait& wait) {
   const auto start = std::chrono::steady_clock::now();
   const auto deadline = deadlineAfter(wait.timeout, start);
   auto next_loss_check = start + kLossCheckInterval;
-  for (bool warned = false; !haveArrived(ranks, point);) {
+  for (bool warned = false; !areSet(awaited);) {
     checkInterrupt();
     const auto now = std::chrono::steady_clock::now();
     const bool is_late = now >= deadline;
     const bool should_check_loss = wait.lost && (is_late || now >= next_loss_check);
     const bool should_warn = !warned && now - start >= kWarnAfter;
     if (is_late || should_check_loss || should_warn) {
-      ranks = missing(ranks, point);
-      if (ranks.empty()) break;  // the last one has arrived since
+      awaited = missing(awaited);
+      if (awaited.empty()) break;  // the last one has been set since
     }
     if (should_check_loss) {
+      const auto ranks = ranksOf(awaited);
       if (wait.lost(ranks) == ranks) return ranks;
       next_loss_check = std::chrono::steady_clock::now() + kLossCheckInterval;
     }
-    if (is_late) throw timedOut(point, wait, ranks);
+    if (is_late) throw timedOut(point, wait, ranksOf(awaited));
     if (should_warn) {
       log(LogLevel::kWarning,
-          selfText() + " has waited " + secondsText(kWarnAfter) + " for the workers of rank " + joinRanks(ranks) +
-              " to " + wait.purpose);
+          selfText() + " has waited " + secondsText(kWarnAfter) + " for the workers of rank " +
+              joinRanks(ranksOf(missing(arrivals(everyone(), point)))) + " to " + wait.purpose);
       warned = true;
     }
-    std::this_thread::sleep_for(std::min<Duration>(deadline - now, pollInterval(now - start)));
+    std::this_thread::sleep_for(std::min<Duration>(deadline - now, pollInterval(now - start, world_size_)));
   }
   return {};
 }
 
-bool FanIn::haveArrived(const std::vector<WorkerId>& ranks, const std::string& point) const {
-  if (ranks.empty()) return true;
+bool FanIn::areSet(std::span<const Awaited> awaited) const {
+  if (awaited.empty()) return true;
   std::vector<std::string> keys;
-  for (const auto rank : ranks) keys.push_back(key(point, rank));
+  for (const auto& each : awaited) keys.push_back(each.key);
   try {
     return store_->check(keys);
   } catch (const std::exception& e) {
@@ -110,19 +161,21 @@ bool FanIn::haveArrived(const std::vector<WorkerId>& ranks, const std::string& p
   }
 }
 
-std::vector<WorkerId> FanIn::missing(const std::vector<WorkerId>& ranks, const std::string& point) const {
-  std::vector<WorkerId> out;
-  for (const auto rank : ranks) {
-    if (!haveArrived({rank}, point)) out.push_back(rank);
-  }
-  return out;
+std::vector<FanIn::Awaited> FanIn::missing(std::span<const Awaited> awaited) const {
+  // By halves: of many keys, few are missing.
+  if (areSet(awaited)) return {};
+  if (awaited.size() == 1) return {awaited.front()};
+  auto found = missing(awaited.first(awaited.size() / 2));
+  const auto rest = missing(awaited.subspan(awaited.size() / 2));
+  found.insert(found.end(), rest.begin(), rest.end());
+  return found;
 }
 
 Error FanIn::timedOut(const std::string& point, const Wait& wait, const std::vector<WorkerId>& absent) const {
   // Of the whole group: a caller that waits for one worker after another would have waited for the others next.
   auto ranks = absent;
   try {
-    ranks = missing(everyone(), point);
+    ranks = ranksOf(missing(arrivals(everyone(), point)));
   } catch (const Error&) {  // the store has ended since
   }
   return {

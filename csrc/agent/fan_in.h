@@ -1,12 +1,16 @@
 #pragma once
 
 // How the workers of a static group wait for each other: each publishes that it has arrived at a point, as a key of
-// c10d's Store, and waits for the keys of the others. Blocks, so it belongs to the thread that starts or ends the node.
+// c10d's Store. One of them, the leader of the point, waits for the keys of the others, and publishes a result, for
+// which the others wait: so a group of N workers needs a number of requests to the store that is proportional to N.
+// Blocks, so it belongs to the thread that starts or ends the node.
 
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
 #include <functional>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -47,19 +51,36 @@ class FanIn {
   void arrive(const std::string& point, const std::string& value);
   /// The value of a worker that has arrived. Throws Error(kRendezvous) if no member of the group has written it.
   std::string value(const std::string& point, WorkerId rank);
+  /// The same of several workers, by one request where the store can.
+  std::vector<std::string> values(const std::string& point, const std::vector<WorkerId>& ranks);
   StoreSeal& seal() { return seal_; }
 
   /// Blocks until these workers have arrived, except for the lost ones, which it returns. It returns those once only
   /// lost workers are missing. Logs which workers are missing, once, when it has waited for ten seconds. A signal ends
   /// the wait, see interrupt.h. Throws Error: Wait::timeout_code after the timeout, with the ranks that are missing;
   /// kRendezvous if the store does not answer.
-  std::vector<WorkerId> waitFor(std::vector<WorkerId> ranks, const std::string& point, const Wait& wait);
+  std::vector<WorkerId> waitFor(const std::vector<WorkerId>& ranks, const std::string& point, const Wait& wait);
+
+  /// Publishes the result of the point, unless another leader has done so; returns the one that is published.
+  std::string publishResult(const std::string& point, const std::string& result);
+  /// The result of the point; blocks as waitFor() until it is there. Nothing if the leader is lost before.
+  std::optional<std::string> waitForResult(const std::string& point, WorkerId leader, const Wait& wait);
 
  private:
-  /// Whether all have arrived. Throws Error(kRendezvous) if the store does not answer.
-  bool haveArrived(const std::vector<WorkerId>& ranks, const std::string& point) const;
-  /// The ranks that have not arrived. Throws Error(kRendezvous) if the store does not answer.
-  std::vector<WorkerId> missing(const std::vector<WorkerId>& ranks, const std::string& point) const;
+  /// A key for which this worker waits, and who sets it.
+  struct Awaited {
+    WorkerId rank;
+    std::string key;
+  };
+  static std::vector<Awaited> arrivals(const std::vector<WorkerId>& ranks, const std::string& point);
+  static std::string resultKey(const std::string& point);
+  std::string open(const std::string& point, WorkerId rank, const std::vector<uint8_t>& stored);
+  /// waitFor(), for keys of the point.
+  std::vector<WorkerId> waitForKeys(std::vector<Awaited> awaited, const std::string& point, const Wait& wait);
+  /// Whether all keys are set. Throws Error(kRendezvous) if the store does not answer.
+  bool areSet(std::span<const Awaited> awaited) const;
+  /// Those whose keys are not set. Throws Error(kRendezvous) if the store does not answer.
+  std::vector<Awaited> missing(std::span<const Awaited> awaited) const;
   Error timedOut(const std::string& point, const Wait& wait, const std::vector<WorkerId>& absent) const;
   /// "worker1 (rank 1)"
   std::string selfText() const;

@@ -17,6 +17,7 @@ namespace {
 
 constexpr auto kKindKey = "group_kind";
 constexpr auto kMembersKey = "members";
+constexpr WorkerId kLeader = 0;      // of the meeting of a static group
 constexpr auto kRecords = "worker";  // the point at which a worker has arrived when its record is in the store
 
 std::vector<uint8_t> toBytes(std::string_view text) { return {text.begin(), text.end()}; }
@@ -105,38 +106,89 @@ std::vector<WorkerRecord> Rendezvous::meetAll(Duration timeout) {
   // First the record: if this worker was given another secret, the others find that out by it, and do not wait.
   claimRank();
   claimKindOfGroup();
-  std::vector<WorkerRecord> records;
-  std::string all;
-  std::unordered_map<std::string, WorkerId> names;
-  std::optional<std::string> conflict;
-  for (WorkerId id = 0; id < self_.world_size && !conflict; ++id) {
-    // One after another, so that all workers compare with rank 0 first and report the same conflict.
-    fan_in_.waitFor({id}, kRecords, {.timeout = timeout, .purpose = "join", .timeout_code = ErrorCode::kRendezvous});
-    try {
-      const auto stored = fan_in_.value(kRecords, id);
-      records.push_back(openRecord(id, stored));
-      all += stored;
-    } catch (const Error& e) {
-      conflict = e.text();
-      break;
+  const auto deadline = deadlineAfter(timeout);
+  Roster roster;
+  if (self_.info.id == kLeader) {
+    roster = collectRecords(deadline);
+    const auto mine = roster.encode();
+    if (fan_in_.publishResult(kRecords, mine) != mine) {
+      roster.conflict = "the store has the list of the workers of another group: give each run a store of its own";
     }
-    const auto& record = records.back();
-    if (record.world_size != self_.world_size) {
-      conflict = "world sizes differ: " + self_.info.name +
-          " was started with world_size=" + std::to_string(self_.world_size) + ", " + record.info.name + " with " +
-          std::to_string(record.world_size) + ". Pass the same to all";
-    } else if (auto [it, fresh] = names.emplace(record.info.name, id); !fresh) {
-      conflict = "RPC worker name " + record.info.name + " is not unique: ranks " + std::to_string(it->second) +
-          " and " + std::to_string(id) + " both have it. Give every worker a name of its own";
-    }
+  } else {
+    const FanIn::Wait wait{.timeout = timeUntil(deadline), .purpose = "join", .timeout_code = ErrorCode::kRendezvous};
+    roster = Roster::decode(fan_in_.waitForResult(kRecords, kLeader, wait).value());
+    if (roster.conflict.empty()) roster.conflict = conflictWith(roster.records);
   }
-  if (conflict) {
+  if (!roster.conflict.empty()) {
     // The store may live in this process and end with it, before the others have found the conflict in it.
     releaseStore("conflict", std::chrono::seconds(2));
-    throw Error(ErrorCode::kRendezvous, *conflict);
+    throw Error(ErrorCode::kRendezvous, roster.conflict);
+  }
+  std::string all;
+  std::vector<WorkerRecord> records;
+  for (size_t id = 0; id < roster.records.size(); ++id) {
+    records.push_back(openRecord(static_cast<WorkerId>(id), roster.records[id]));
+    all += roster.records[id];
   }
   fan_in_.seal().bindTo(all);
   return records;
+}
+
+Rendezvous::Roster Rendezvous::collectRecords(TimePoint deadline) {
+  Roster roster;
+  std::unordered_map<std::string, WorkerId> names;
+  for (WorkerId id = 0; id < self_.world_size && roster.conflict.empty(); ++id) {
+    // One after another, so that a conflict is reported although later workers have not come.
+    const FanIn::Wait wait{.timeout = timeUntil(deadline), .purpose = "join", .timeout_code = ErrorCode::kRendezvous};
+    fan_in_.waitFor({id}, kRecords, wait);
+    try {
+      roster.records.push_back(fan_in_.value(kRecords, id));
+      const auto record = openRecord(id, roster.records.back());
+      if (record.world_size != self_.world_size) {
+        roster.conflict = sizesDiffer(record);
+      } else if (auto [it, fresh] = names.emplace(record.info.name, id); !fresh) {
+        roster.conflict = "RPC worker name " + record.info.name + " is not unique: ranks " +
+            std::to_string(it->second) + " and " + std::to_string(id) + " both have it. Give every worker a name of " +
+            "its own";
+      }
+    } catch (const Error& e) {
+      roster.conflict = e.text();
+    }
+  }
+  return roster;
+}
+
+std::string Rendezvous::sizesDiffer(const WorkerRecord& other) const {
+  return "world sizes differ: " + self_.info.name + " was started with world_size=" + std::to_string(self_.world_size) +
+      ", " + other.info.name + " with " + std::to_string(other.world_size) + ". Pass the same to all";
+}
+
+std::string Rendezvous::conflictWith(const std::vector<std::string>& records) const {
+  const auto leader = openRecord(kLeader, records.at(0));
+  if (leader.world_size != self_.world_size) return sizesDiffer(leader);
+  const auto id = static_cast<size_t>(self_.info.id);
+  if (records.size() == static_cast<size_t>(self_.world_size) && records[id] == encodeRecord(self_)) return "";
+  return "the list of workers in the store is of another group, without this start of " + self_.info.name +
+      ": give each run a store of its own";
+}
+
+std::string Rendezvous::Roster::encode() const {
+  std::string out;
+  Writer writer(out);
+  writer.putString(conflict);
+  writer.put(static_cast<uint32_t>(records.size()));
+  for (const auto& record : records) writer.putString(record);
+  return out;
+}
+
+Rendezvous::Roster Rendezvous::Roster::decode(std::string_view bytes) {
+  Reader reader(bytes);
+  Roster roster;
+  roster.conflict = reader.getString();
+  for (auto count = reader.get<uint32_t>(); count > 0; --count) roster.records.emplace_back(reader.getString());
+  reader.expectEnd();
+  if (!roster.conflict.empty() || !roster.records.empty()) return roster;
+  throw Error(ErrorCode::kRendezvous, "the store's list of the workers of the group is damaged");
 }
 
 std::vector<WorkerId> Rendezvous::readMembers() {
@@ -209,15 +261,43 @@ WorkerRecord Rendezvous::lookUp(WorkerId id, Duration timeout) {
 int64_t Rendezvous::sumOverAll(
     const std::string& name, int64_t number, Duration timeout, const LostAmong& lost, std::set<WorkerId>& absent) {
   fan_in_.arrive(name, std::to_string(number));
-  auto ranks = fan_in_.everyone();
-  std::erase_if(ranks, [&absent](WorkerId id) { return absent.contains(id); });
-  const FanIn::Wait wait{.timeout = timeout, .purpose = "reach '" + name + "'", .lost = lost};
-  for (const auto id : fan_in_.waitFor(ranks, name, wait)) absent.insert(id);
-  int64_t sum = 0;
-  for (const auto id : ranks) {
-    if (!absent.contains(id)) sum += numberIn(fan_in_.value(name, id));
+  const auto deadline = deadlineAfter(timeout);
+  // The first worker that is not lost leads. Whoever publishes the sum first has decided it.
+  auto leaders = fan_in_.everyone();
+  std::erase_if(leaders, [&](WorkerId id) { return id != self_.info.id && absent.contains(id); });
+  for (const auto leader : leaders) {
+    const FanIn::Wait wait{.timeout = timeUntil(deadline), .purpose = "reach '" + name + "'", .lost = lost};
+    std::optional<std::string> result;
+    if (leader == self_.info.id) {
+      result = fan_in_.publishResult(name, sumOfArrivals(name, leaders, wait));
+    } else {
+      result = fan_in_.waitForResult(name, leader, wait);
+      if (!result) absent.insert(leader);
+    }
+    if (!result) continue;
+    Reader reader(*result);
+    const auto sum = reader.get<int64_t>();
+    for (auto count = reader.get<uint32_t>(); count > 0; --count) absent.insert(reader.get<WorkerId>());
+    reader.expectEnd();
+    absent.erase(self_.info.id);
+    return sum;
   }
-  return sum;
+  throw Error(ErrorCode::kRendezvous, "no worker is left to reach '" + name + "'");  // not reached: this one leads
+}
+
+std::string Rendezvous::sumOfArrivals(const std::string& name, std::vector<WorkerId> ranks, const FanIn::Wait& wait) {
+  const auto lost = fan_in_.waitFor(ranks, name, wait);
+  std::erase_if(ranks, [&lost](WorkerId id) { return std::ranges::find(lost, id) != lost.end(); });
+  int64_t sum = 0;
+  for (const auto& value : fan_in_.values(name, ranks)) sum += numberIn(value);
+  auto absent = fan_in_.everyone();
+  std::erase_if(absent, [&ranks](WorkerId id) { return std::ranges::binary_search(ranks, id); });
+  std::string out;
+  Writer writer(out);
+  writer.put(sum);
+  writer.put(static_cast<uint32_t>(absent.size()));
+  for (const auto id : absent) writer.put(id);
+  return out;
 }
 
 void Rendezvous::releaseStore(const std::string& phase, Duration timeout) {

@@ -7,6 +7,7 @@
 #include <functional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "agent/fan_in.h"
@@ -24,8 +25,8 @@ class Rendezvous {
   /// `secret`: of the group; empty: what the others have written in the store is believed.
   Rendezvous(StorePtr store, WorkerRecord self, const std::string& secret = "");
 
-  /// Static group: publishes this worker, reads the records of the others, checks that names are unique and world sizes
-  /// agree. `timeout` is for each worker.
+  /// Static group: publishes this worker and returns the records of all, which worker 0 collects and checks: names must
+  /// be unique, and world sizes agree. All workers report the same conflict.
   std::vector<WorkerRecord> meetAll(Duration timeout);
 
   /// Group that grows: publishes this worker, reads the records of its members. The caller makes sure that one worker
@@ -37,8 +38,8 @@ class Rendezvous {
   WorkerRecord lookUp(WorkerId id, Duration timeout);
 
   /// A barrier that sums: returns once all workers of a static group have called it with this `name`, with the sum of
-  /// their numbers. It neither waits for the workers in `absent` nor counts them, and adds to them those that `lost`
-  /// reports meanwhile (empty: none).
+  /// their numbers, the same on all. It neither waits for the workers in `absent` nor counts them, and adds to them
+  /// those that `lost` reports meanwhile (empty: none) here or on the worker that sums.
   int64_t sumOverAll(
       const std::string& name, int64_t number, Duration timeout, const LostAmong& lost, std::set<WorkerId>& absent);
 
@@ -48,11 +49,26 @@ class Rendezvous {
   void releaseStore(const std::string& phase, Duration timeout);
 
  private:
+  /// What worker 0 publishes of a static group: the records of all in the order of their ranks, or why there are none.
+  struct Roster {
+    std::vector<std::string> records{};
+    std::string conflict{};
+
+    std::string encode() const;
+    /// Throws Error: kProtocol, kRendezvous.
+    static Roster decode(std::string_view bytes);
+  };
+  Roster collectRecords(TimePoint deadline);
+  /// Why these cannot be the records of this worker's group; empty: they are.
+  std::string conflictWith(const std::vector<std::string>& records) const;
+  std::string sizesDiffer(const WorkerRecord& other) const;
+  /// Waits for the workers of these ranks; returns the sum of their numbers, and all ranks that are not in it.
+  std::string sumOfArrivals(const std::string& name, std::vector<WorkerId> ranks, const FanIn::Wait& wait);
   void claimKindOfGroup();
   void claimRank();
   /// The record that is `stored` for that worker. Throws Error(kRendezvous) if it is of another one, or not the
   /// group's.
-  WorkerRecord openRecord(WorkerId id, const std::string& stored);
+  static WorkerRecord openRecord(WorkerId id, const std::string& stored);
   /// Sets the key unless it is set; returns its value, which a member of the group has set.
   std::string claim(const std::string& key, const std::string& value, const std::string& what);
   /// The members of a group that grows.

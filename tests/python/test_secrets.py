@@ -206,20 +206,21 @@ def test_a_secret_file_that_is_a_fifo_is_refused_at_once(tmp_path):
 
 
 def rewrite_address(rank, url, folder):
-    """Worker 1, or a relay that has only the store and rewrites the address of worker 0 before worker 1 reads it."""
+    """Worker 0, or a relay that has only the store and rewrites the address of worker 1 before worker 0 reads it."""
     store_url, prefix = url, "rpc_prefix_0"
-    if rank == 0:
-        return outcome_of(init, 0, store_url)
+    if rank == 1:
+        return outcome_of(init, 1, store_url)
     path = url.removeprefix("file://")
     store = dist.PrefixStore(prefix, dist.FileStore(path, -1))
-    store.wait(["worker/0"])
-    record = bytes(store.get("worker/0"))
+    store.wait(["worker/1"])
+    record = bytes(store.get("worker/1"))
     assert b"native:" in record
-    store.set("worker/0", record.replace(b"native:", b"native;"))
-    return outcome_of(init, 1, store_url)
+    store.set("worker/1", record.replace(b"native:", b"native;"))
+    return outcome_of(init, 0, store_url)
 
 
 def test_an_address_that_was_rewritten_in_the_store_is_refused_before_any_connection(tmp_path):
     env = {"TORCHRPC_SECRET": SECRET, "TORCHRPC_INIT_TIMEOUT": "10"}
     texts = run_ranks(rewrite_address, 2, f"file://{tmp_path}/store", str(tmp_path), init=False, env=env)
-    assert "a record for worker 0" in texts[1] and "has changed it" in texts[1], texts
+    for text in texts:
+        assert "a record for worker 1" in text and "has changed it" in text, texts

@@ -273,6 +273,94 @@ TEST_CASE("a sum over all is the same on all workers") {
   CHECK(sums == std::vector<int64_t>{33, 33, 33});
 }
 
+TEST_CASE("if the first worker is lost before it sums, the next one does, and all get its sum") {
+  auto store = makeStore();
+  std::vector<int64_t> sums(4);
+  std::vector<std::set<WorkerId>> absent(4);
+  const auto lost = [](const std::vector<WorkerId>& missing) {
+    return missing == std::vector<WorkerId>{0} ? missing : std::vector<WorkerId>();
+  };
+  std::vector<std::thread> threads;
+  for (int id = 1; id < 4; ++id) {
+    threads.emplace_back(
+        [&, id] { sums[id] = Rendezvous(store, record(id, 4)).sumOverAll("round", 10 + id, 10s, lost, absent[id]); });
+  }
+  for (auto& thread : threads) thread.join();
+  for (int id = 1; id < 4; ++id) {
+    CHECK(sums[id] == 36);
+    CHECK(absent[id] == std::set<WorkerId>{0});
+  }
+  // A worker that others have taken for lost, and that comes after all, learns what they have decided.
+  std::set<WorkerId> none;
+  CHECK(Rendezvous(store, record(0, 4)).sumOverAll("round", 10, 10s, lost, none) == 36);
+}
+
+TEST_CASE("to meet, and to sum, takes each worker a number of requests that does not depend on the group's size") {
+  struct Counting : c10d::HashStore {
+    std::atomic<int> requests = 0;
+    void set(const std::string& key, const std::vector<uint8_t>& value) override {
+      ++requests;
+      HashStore::set(key, value);
+    }
+    std::vector<uint8_t> compareSet(
+        const std::string& key, const std::vector<uint8_t>& expected, const std::vector<uint8_t>& desired) override {
+      ++requests;
+      return HashStore::compareSet(key, expected, desired);
+    }
+    std::vector<uint8_t> get(const std::string& key) override {
+      ++requests;
+      return HashStore::get(key);
+    }
+    std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& keys) override {
+      ++requests;
+      return HashStore::multiGet(keys);
+    }
+  };
+  const auto requestsOf = [](int32_t size) {
+    auto store = c10::make_intrusive<Counting>();
+    std::vector<std::thread> threads;
+    for (int id = 0; id < size; ++id) {
+      threads.emplace_back([&, id] {
+        std::set<WorkerId> absent;
+        Rendezvous rendezvous(store, record(id, size), kSecret);
+        if (rendezvous.meetAll(60s).size() != static_cast<size_t>(size)) return;
+        rendezvous.sumOverAll("round", 1, 60s, {}, absent);
+      });
+    }
+    for (auto& thread : threads) thread.join();
+    return store->requests.load();
+  };
+  // Each: its record, the kind of group, the list of workers; its number, the sum. Worker 0 also reads the records, one
+  // by one, and the numbers, all at once.
+  CHECK(requestsOf(4) == 4 * 6 + 1);
+  CHECK(requestsOf(40) == 40 * 6 + 1);
+}
+
+TEST_CASE("the list of workers of an earlier group with the same secret is not valid in this one") {
+  const auto form = [](const StorePtr& store, uint64_t incarnation) {
+    std::vector<std::string> outcomes(2);
+    std::vector<std::thread> threads;
+    for (int id = 0; id < 2; ++id) {
+      threads.emplace_back([&, id] {
+        auto mine = record(id, 2);
+        mine.incarnation = incarnation;
+        outcomes[id] = errorText([&] { Rendezvous(store, mine, kSecret).meetAll(2s); });
+      });
+    }
+    for (auto& thread : threads) thread.join();
+    return outcomes;
+  };
+  auto earlier = makeStore(), store = makeStore();
+  CHECK(form(earlier, 5) == std::vector<std::string>{"no error", "no error"});
+  put(store, "worker/result", get(earlier, "worker/result"));
+  const auto outcomes = form(store, 6);
+  CHECK_THAT(outcomes[0], Catch::Contains("the list of the workers of another group"));
+  CHECK_THAT(outcomes[1], Catch::Contains("is of another group, without this start of worker1"));
+
+  put(store = makeStore(), "worker/result", get(earlier, "worker/result").replace(60, 1, "?"));
+  CHECK(isRefusal(form(store, 6)[1], "a result of 'worker'"));
+}
+
 TEST_CASE("a worker that arrives just as the wait for it ends has arrived; a failing store is reported") {
   struct Late : c10d::HashStore {
     bool fails = false;
