@@ -35,7 +35,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr int kMaxWorkers = 1000, kCallsEach = 10;
+constexpr int kMaxWorkers = 1000, kCallsEach = 10, kSmallCallCount = 1000;
 constexpr int kMaxProcesses = 100;
 
 int64_t nowMicroseconds() {
@@ -43,9 +43,9 @@ int64_t nowMicroseconds() {
       .count();
 }
 
-enum Phase { kConnect, kForm, kCall, kBroadcast, kGather, kKill, kShutdown, kPhases };
-constexpr const char* kPhaseNames[kPhases] = {
-    "connect to the store", "form", "call", "broadcast", "gather", "detect", "shutdown"};
+enum Phase { kConnect, kForm, kCall, kBroadcast, kGather, kSmallCalls, kKill, kShutdown, kPhases };
+constexpr const char* kPhaseNames[kPhases] = {"connect to the store", "form",   "call",    "broadcast", "gather",
+                                              "1,000 small calls",    "detect", "shutdown"};
 
 /// What the processes of one group share.
 struct Board {
@@ -59,6 +59,7 @@ struct Board {
   std::atomic<int> ready;  ///< processes
   std::atomic<int64_t> store_requests, store_checks, store_bytes;
   std::atomic<int64_t> descriptors, kilobytes, threads;
+  std::atomic<int64_t> small_call_nanoseconds;  ///< median
   std::atomic<int> errors, false_losses, losses_seen, losses_expected;
 };
 
@@ -173,6 +174,9 @@ class Worker {
       }
       for (auto& result : results) check(result.wait().front() == size_);
     });
+    phase(kSmallCalls, [&] {
+      if (rank_ == 0) timeSmallCalls(*node);
+    });
     if (rank_ == 0) measure();
     phase(kKill, [&] { watchTheKilled(*node); }, killed_from_ < size_ ? killed_from_ : size_);
     phase(
@@ -241,6 +245,18 @@ class Worker {
       }
     }
   }
+  /// Of worker 0, which has a connection to each other worker, with worker 1.
+  void timeSmallCalls(const torchrpc::Node& node) {
+    std::vector<int64_t> nanoseconds;
+    for (int i = 0; i < kSmallCallCount; ++i) {
+      const auto begin = std::chrono::steady_clock::now();
+      check(node.call<int64_t>(nameOf(1), "echo", int64_t{i}) == i);
+      nanoseconds.push_back((std::chrono::steady_clock::now() - begin).count());
+    }
+    const auto middle = nanoseconds.begin() + kSmallCallCount / 2;
+    std::ranges::nth_element(nanoseconds, middle);
+    board_.small_call_nanoseconds = *middle;
+  }
   void measure() const {
     const auto nodes = std::max(1, size_ / std::min(size_, kMaxProcesses));
     board_.descriptors = static_cast<int64_t>(entriesOf("/proc/self/fd"));
@@ -262,7 +278,7 @@ class Worker {
 struct Row {
   int workers = 0;
   double seconds[kPhases] = {};
-  double requests = 0, checks = 0, bytes = 0, descriptors = 0, kilobytes = 0, threads = 0;
+  double requests = 0, checks = 0, bytes = 0, descriptors = 0, kilobytes = 0, threads = 0, small_call_us = 0;
 };
 
 std::optional<Row> run(int size) {
@@ -311,6 +327,7 @@ std::optional<Row> run(int size) {
   row.bytes = static_cast<double>(board->store_bytes) / size;
   row.descriptors = static_cast<double>(board->descriptors);
   row.kilobytes = static_cast<double>(board->kilobytes) * processes / size;
+  row.small_call_us = 1e-3 * static_cast<double>(board->small_call_nanoseconds);
   row.threads = static_cast<double>(board->threads);
   if (board->errors == 0 && board->losses_seen == board->losses_expected) return row;
   std::fprintf(
@@ -344,8 +361,10 @@ int main(int argc, char** argv) {
 
   std::printf("| workers |");
   for (const auto* name : kPhaseNames) std::printf(" %s, s |", name);
-  std::printf(" store requests each | polls of the store each | store KB each | threads each | MiB each |\n");
-  std::printf("|-|-|-|-|-|-|-|-|-|-|-|-|-|\n");
+  std::printf(
+      " a small call, µs | store requests each | polls of the store each | store KB each | threads each | MiB each "
+      "|\n");
+  std::printf("|-|-|-|-|-|-|-|-|-|-|-|-|-|-|-|\n");
   std::vector<Row> rows;
   for (const int size : sizes) {
     std::fflush(nullptr);
@@ -355,8 +374,8 @@ int main(int argc, char** argv) {
     std::printf("| %d |", size);
     for (const double seconds : row->seconds) std::printf(" %.2f |", seconds);
     std::printf(
-        " %.1f | %.1f | %.1f | %.1f | %.1f |\n", row->requests, row->checks, row->bytes / 1e3, row->threads,
-        row->kilobytes / 1024);
+        " %.1f | %.1f | %.1f | %.1f | %.1f | %.1f |\n", row->small_call_us, row->requests, row->checks,
+        row->bytes / 1e3, row->threads, row->kilobytes / 1024);
   }
   if (rows.size() > 1) {
     std::printf(
