@@ -52,6 +52,20 @@ void OwnerTable::stopExpecting(Entry& entry) {
   entry.expected_for = kNoWorker;
 }
 
+void OwnerTable::setFork(Entry& entry, const ForkId& fork, const Holder& holder) {
+  const auto [it, is_new] = entry.forks.try_emplace(fork, holder);
+  if (!is_new) {
+    forks_held_.remove(it->second.worker);
+    it->second = holder;
+  }
+  forks_held_.add(holder.worker);
+}
+
+void OwnerTable::eraseFork(Entry& entry, std::map<ForkId, Holder>::iterator fork) {
+  forks_held_.remove(fork->second.worker);
+  entry.forks.erase(fork);
+}
+
 bool OwnerTable::mayHold(const Entry& entry, const ForkId& fork, WorkerId worker) {
   const auto known = entry.forks.find(fork);
   return known == entry.forks.end() || known->second.worker == worker || known->second.worker == kNoWorker;
@@ -75,14 +89,14 @@ void OwnerTable::addFork(const std::shared_ptr<OwnerRRef>& rref, const ForkId& f
   if (const auto peer = peers_.find(holder); peer != peers_.end() && peer->second.lost) return;  // none would delete it
   auto& entry = entries_[rref->id()];
   entry.rref = rref;
-  entry.forks[fork] = {holder, kNoNumber};
+  setFork(entry, fork, {holder, kNoNumber});
 }
 
 void OwnerTable::expect(const std::shared_ptr<OwnerRRef>& rref, const RemoteResult& call) {
   MutexLock lock(mutex_);
-  entries_.emplace(
-      call.rref,
-      Entry{.rref = rref, .expected = call.creation, .forks = {{call.fork, {self_->self.id, call.creation}}}});
+  const auto [it, is_new] =
+      entries_.try_emplace(call.rref, Entry{.rref = rref, .expected = call.creation, .forks = {}});
+  if (is_new) setFork(it->second, call.fork, {self_->self.id, call.creation});
 }
 
 OwnerTable::Hosted OwnerTable::host(const Sender& creator, const RemoteResult& call) {
@@ -101,7 +115,7 @@ OwnerTable::Hosted OwnerTable::host(const Sender& creator, const RemoteResult& c
       peer.registrations.insert(call.creation);
       auto& entry = it->second;
       stopExpecting(entry);
-      entry.forks[call.fork] = {creator.worker, call.creation};
+      setFork(entry, call.fork, {creator.worker, call.creation});
       return {entry.rref, true};
     }
   }
@@ -124,7 +138,7 @@ Status OwnerTable::registerLocked(const Sender& holder, const ForkRequest& reque
   auto& entry = found.value()->second;
   if (!mayHold(entry, request.fork, holder.worker)) return dropped(request.rref);
   peers_[holder.worker].registrations.insert(request.registration);
-  entry.forks[request.fork] = {holder.worker, request.registration};
+  setFork(entry, request.fork, {holder.worker, request.registration});
   return std::nullopt;
 }
 
@@ -141,7 +155,7 @@ Status OwnerTable::removeFork(const Sender& holder, const UserDelete& request, E
   // A fork that was registered again since then, under another number, is another one.
   const bool same = fork != entry.forks.end() && mayHold(entry, request.fork, holder.worker) &&
       (fork->second.registration == kNoNumber || fork->second.registration == request.registration);
-  if (same) entry.forks.erase(fork);
+  if (same) eraseFork(entry, fork);
   const bool cancelled =
       entry.expected != kNoNumber && entry.expected == request.registration && holder.worker == request.rref.created_on;
   if (cancelled) cancelCreation(entry, ended);
@@ -153,10 +167,10 @@ void OwnerTable::abandonFork(const RRefId& rref, const ForkId& fork, EndedList& 
   MutexLock lock(mutex_);
   auto it = entries_.find(rref);
   if (it == entries_.end()) return;
-  auto& forks = it->second.forks;
+  auto& entry = it->second;
   // One that was registered has been delivered, and will be deleted.
-  if (const auto made = forks.find(fork); made != forks.end() && made->second.registration == kNoNumber)
-    forks.erase(made);
+  const auto made = entry.forks.find(fork);
+  if (made != entry.forks.end() && made->second.registration == kNoNumber) eraseFork(entry, made);
   dropIfUnheld(it, ended);
 }
 
@@ -171,7 +185,7 @@ Result<std::shared_ptr<OwnerRRef>> OwnerTable::adopt(const RRefFork& fork, Ended
   const auto made = forks.find(fork.fork);
   const bool is_home = made != forks.end() && fork.parent == self_->self.id &&
       (made->second.worker == kNoWorker || made->second.worker == self_->self.id);
-  if (is_home) forks.erase(made);
+  if (is_home) eraseFork(it->second, made);
   dropIfUnheld(it, ended);
   return rref;
 }
@@ -210,7 +224,10 @@ OwnerTable::EndedList OwnerTable::loseWorker(WorkerId worker) {
 void OwnerTable::dropHeldBy(WorkerId worker, EndedList& ended) {
   for (auto it = entries_.begin(); it != entries_.end();) {
     auto& entry = it->second;
-    std::erase_if(entry.forks, [worker](const auto& fork) { return fork.second.worker == worker; });
+    for (auto fork = entry.forks.begin(); fork != entry.forks.end();) {
+      const auto each = fork++;
+      if (each->second.worker == worker) eraseFork(entry, each);
+    }
     if (entry.expected != kNoNumber && it->first.created_on == worker) cancelCreation(entry, ended);
     it = dropIfUnheld(it, ended);
   }
@@ -236,6 +253,7 @@ std::vector<OwnerTable::Entry> OwnerTable::clear() {
   {
     MutexLock lock(mutex_);
     entries.swap(entries_);
+    forks_held_.clear();
     emptied_.notify_all();
   }
   std::vector<Entry> list;
@@ -245,16 +263,12 @@ std::vector<OwnerTable::Entry> OwnerTable::clear() {
 
 void OwnerTable::addHolders(std::set<WorkerId>& workers) const {
   MutexLock lock(mutex_);
-  for (const auto& [id, entry] : entries_) {
-    for (const auto& [fork, holder] : entry.forks) workers.insert(holder.worker);
-  }
-  workers.erase(kNoWorker);
+  forks_held_.addTo(workers);
 }
 
 OwnerTable::Counts OwnerTable::counts() const {
   MutexLock lock(mutex_);
-  Counts counts{entries_.size()};
-  for (const auto& [id, entry] : entries_) counts.forks += entry.forks.size();
+  Counts counts{entries_.size(), forks_held_.total()};
   for (const auto& [id, peer] : peers_) counts.runs += peer.registrations.runs();
   return counts;
 }

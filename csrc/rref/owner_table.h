@@ -11,6 +11,7 @@
 
 #include "rref/fork_protocol.h"
 #include "rref/rref.h"
+#include "rref/worker_counts.h"
 
 namespace torchrpc {
 
@@ -113,6 +114,9 @@ class OwnerTable {
   bool isPast(const RRefId& rref, uint64_t creation) const TORCHRPC_REQUIRES(mutex_);
   /// The entry expects no call any more.
   void stopExpecting(Entry& entry) TORCHRPC_REQUIRES(mutex_);
+  // All changes of Entry::forks, so that they are counted.
+  void setFork(Entry& entry, const ForkId& fork, const Holder& holder) TORCHRPC_REQUIRES(mutex_);
+  void eraseFork(Entry& entry, std::map<ForkId, Holder>::iterator fork) TORCHRPC_REQUIRES(mutex_);
   /// Whether a worker may register this fork, or use it up.
   static bool mayHold(const Entry& entry, const ForkId& fork, WorkerId worker);
   Status registerLocked(const Sender& holder, const ForkRequest& request) TORCHRPC_REQUIRES(mutex_);
@@ -131,6 +135,7 @@ class OwnerTable {
   mutable Mutex mutex_;
   CondVar emptied_;
   Entries entries_ TORCHRPC_GUARDED_BY(mutex_);
+  WorkerCounts forks_held_ TORCHRPC_GUARDED_BY(mutex_);
   std::map<WorkerId, Peer> peers_ TORCHRPC_GUARDED_BY(mutex_);
 };
 

@@ -7,7 +7,10 @@ namespace torchrpc {
 UserTable::User UserTable::insert(
     const RRefId& rref, const ForkId& fork, const WorkerInfo& owner, UserRRef::Numbers numbers) {
   auto user = std::make_shared<UserRRef>(rref, fork, owner, numbers, self_, service_);
-  users_[fork] = user;
+  auto [known, is_new] = users_.try_emplace(fork);
+  if (!is_new) users_of_.remove(known->second.owner);  // it has been released, and its fork has come again
+  known->second = {user, owner.id};
+  users_of_.add(owner.id);
   pending_[fork] = user;
   return user;
 }
@@ -22,7 +25,7 @@ UserTable::User UserTable::create(
 Result<UserTable::Adopted> UserTable::adopt(const RRefFork& fork, const WorkerInfo& owner) {
   MutexLock lock(mutex_);
   if (auto known = users_.find(fork.fork); known != users_.end()) {
-    if (auto user = known->second.lock()) {
+    if (auto user = known->second.user.lock()) {
       if (user->id() == fork.rref && user->owner().id == fork.owner) return Adopted{std::move(user), false};
       return Error(ErrorCode::kProtocol, "a fork with the id of a fork of another RRef");
     }
@@ -50,18 +53,21 @@ void UserTable::settled(const UserRRef& user) {
 void UserTable::remove(const UserRRef& user) {
   MutexLock lock(mutex_);
   auto it = users_.find(user.forkId());
-  if (it != users_.end() && it->second.expired()) users_.erase(it);
+  if (it == users_.end() || !it->second.user.expired()) return;
+  users_of_.remove(it->second.owner);
+  users_.erase(it);
 }
 
 void UserTable::addChild(const ForkId& child, const User& parent, WorkerId to) {
   MutexLock lock(mutex_);
   // No worker will accept the child, or its parent no longer protects a value.
   if (peers_[to].lost || peers_[parent->owner().id].lost) return;
-  children_.emplace(child, Child{parent, to});
+  if (children_.emplace(child, Child{parent, to}).second) children_for_.add(to);
 }
 
 UserTable::User UserTable::takeChild(Children::iterator child) {
   auto parent = std::move(child->second.parent);
+  children_for_.remove(child->second.to);
   children_.erase(child);
   notifyIfIdle();
   return parent;
@@ -114,6 +120,7 @@ std::vector<UserTable::Child> UserTable::takeChildrenOf(WorkerId worker) {
   std::erase_if(children_, [&](auto& entry) {
     auto& child = entry.second;
     if (child.to != worker && child.parent->owner().id != worker) return false;
+    children_for_.remove(child.to);
     orphaned.push_back(std::move(child));
     return true;
   });
@@ -130,8 +137,8 @@ bool UserTable::lost(WorkerId worker) const {
 std::vector<UserTable::User> UserTable::live() const {
   std::vector<User> users;
   MutexLock lock(mutex_);
-  for (const auto& [fork, weak] : users_) {
-    if (auto user = weak.lock()) users.push_back(std::move(user));
+  for (const auto& [fork, known] : users_) {
+    if (auto user = known.user.lock()) users.push_back(std::move(user));
   }
   return users;
 }
@@ -151,14 +158,14 @@ void UserTable::clear() {
   MutexLock lock(mutex_);
   pending.swap(pending_);
   children.swap(children_);
+  children_for_.clear();
   idle_.notify_all();
 }
 
 void UserTable::addOwners(std::set<WorkerId>& workers) const {
-  for (const auto& user : live()) workers.insert(user->owner().id);
   MutexLock lock(mutex_);
-  for (const auto& [fork, child] : children_) workers.insert(child.to);
-  workers.erase(kNoWorker);
+  users_of_.addTo(workers);
+  children_for_.addTo(workers);
 }
 
 UserTable::Counts UserTable::counts() const {

@@ -12,6 +12,7 @@
 
 #include "rref/fork_protocol.h"
 #include "rref/rref.h"
+#include "rref/worker_counts.h"
 
 namespace torchrpc {
 
@@ -77,6 +78,11 @@ class UserTable {
     User parent;
     WorkerId to;
   };
+  /// A fork, which may be released at any time.
+  struct Known {
+    std::weak_ptr<UserRRef> user;
+    WorkerId owner = kNoWorker;
+  };
   struct Peer {
     uint64_t incarnation = 0;
     SeenNumbers deliveries;
@@ -99,9 +105,11 @@ class UserTable {
 
   mutable Mutex mutex_;
   CondVar idle_;
-  std::map<ForkId, std::weak_ptr<UserRRef>> users_ TORCHRPC_GUARDED_BY(mutex_);
+  std::map<ForkId, Known> users_ TORCHRPC_GUARDED_BY(mutex_);
+  WorkerCounts users_of_ TORCHRPC_GUARDED_BY(mutex_);  ///< by owner
   std::map<ForkId, User> pending_ TORCHRPC_GUARDED_BY(mutex_);
   Children children_ TORCHRPC_GUARDED_BY(mutex_);
+  WorkerCounts children_for_ TORCHRPC_GUARDED_BY(mutex_);  ///< by receiver
   std::map<WorkerId, Peer> peers_ TORCHRPC_GUARDED_BY(mutex_);
   NumberSource registrations_ TORCHRPC_GUARDED_BY(mutex_);
   NumberSource deliveries_ TORCHRPC_GUARDED_BY(mutex_);
