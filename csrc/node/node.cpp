@@ -219,6 +219,14 @@ std::string Node::metadata(WorkerId id) const { return record(id).metadata; }
 
 bool Node::isMember(WorkerId id) const { return record(id).is_member; }
 
+std::map<std::string, std::string> Node::metrics() const {
+  auto metrics = agent_.metrics();
+  const auto rrefs = rrefs_->debugInfo();
+  metrics["rref.owned"] = std::to_string(rrefs.owner_rrefs);
+  metrics["rref.forks"] = std::to_string(rrefs.forks);
+  return metrics;
+}
+
 void Node::admit(const WorkerInfo& worker) {
   if (worker.id == self().id) return;
   auto record = rendezvous_->lookUp(worker.id, timeout());

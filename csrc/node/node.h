@@ -147,7 +147,7 @@ class Node : public std::enable_shared_from_this<Node> {
   /// on pool threads. Throws Error(kTimeout).
   void waitForCapacity(const WorkerInfo& to, Duration timeout);
 
-  std::map<std::string, std::string> metrics() const { return agent_.metrics(); }
+  std::map<std::string, std::string> metrics() const;
 
  private:
   // Each layer's part of the options, completed. The members in front of the layer must be initialised.

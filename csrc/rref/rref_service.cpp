@@ -1,7 +1,11 @@
 #include "rref/rref_service.h"
 
+#include <algorithm>
 #include <atomic>
+#include <deque>
+#include <iterator>
 #include <limits>
+#include <utility>
 
 #include "base/executor/thread_pool.h"
 #include "base/random.h"
@@ -22,9 +26,15 @@ struct RRefService::State {
   SecureNumbers random{};
   std::atomic<uint64_t> next_id{0};  ///< for people to tell ids apart
   std::atomic<bool> closed{false};
+  // guarded by release_mutex:
+  Mutex release_mutex{};
+  std::deque<OwnerTable::Ended> to_release TORCHRPC_GUARDED_BY(release_mutex){};
+  bool is_releasing TORCHRPC_GUARDED_BY(release_mutex) = false;  ///< a task on the pool does it
 };
 
 namespace {
+
+constexpr size_t kReleaseBatch = 256;
 
 Message message(Kind kind, std::string payload = {}) {
   Message message;
@@ -34,6 +44,20 @@ Message message(Kind kind, std::string payload = {}) {
 }
 
 OwnerTable::Sender senderOf(const Request& request) { return {request.from.id, request.incarnation}; }
+
+void settleAndRelease(OwnerTable::EndedList ended) {
+  for (const auto& [rref, failure] : ended) {
+    if (failure) rref->setError(*failure);
+  }  // the destructor of `ended` releases the values
+}
+
+/// Whether the value runs code of the user when it is destroyed, which may wait for other values to be released.
+bool runsForeignCode(const OwnerRRef& rref) {
+  const auto result = rref.result();
+  if (!result || !result->ok()) return false;
+  const auto& value = result->value();
+  return value.isPyObject() || value.isCustomClass() || value.isCapsule() || value.isObject();
+}
 
 Status failureOf(const Result<Message>& reply) { return reply.ok() ? Status() : Status(reply.error()); }
 
@@ -296,6 +320,13 @@ std::vector<std::string> RRefService::destroy() {
     if (!user->confirmed()) settle(user, shutdown);
   }
   state_->users.clear();
+  OwnerTable::EndedList released;
+  {
+    MutexLock lock(state_->release_mutex);
+    std::ranges::move(state_->to_release, std::back_inserter(released));
+    state_->to_release.clear();
+  }
+  settleAndRelease(std::move(released));
   std::vector<std::string> leaks;
   for (const auto& held : state_->owners.clear()) {
     for (const auto& [fork, holder] : held.forks) {
@@ -354,14 +385,43 @@ void RRefService::settle(const std::shared_ptr<UserRRef>& user, const Status& fa
   state_->users.settled(*user);
 }
 
-/// On the pool, because a destructor of a value may run long or need the GIL.
+/// On the pool, because a destructor of a value may run long or need the GIL. Values that run no foreign code are
+/// released in batches, one task at a time: calls do not queue behind a task for each of a million values.
 void RRefService::releaseOnPool(OwnerTable::EndedList ended) {
+  const auto foreign = std::ranges::partition(ended, [](const auto& each) { return !runsForeignCode(*each.rref); });
+  for (auto& each : foreign) {
+    state_->messenger.post(
+        [one = OwnerTable::EndedList{std::move(each)}]() mutable { settleAndRelease(std::move(one)); });
+  }
+  ended.erase(foreign.begin(), foreign.end());
   if (ended.empty()) return;
-  state_->messenger.post([ended = std::move(ended)] {
-    for (const auto& [rref, failure] : ended) {
-      if (failure) rref->setError(*failure);
-    }  // the destructor of `ended` releases the values
+  {
+    MutexLock lock(state_->release_mutex);
+    std::ranges::move(ended, std::back_inserter(state_->to_release));
+    if (std::exchange(state_->is_releasing, true)) return;
+  }
+  postReleaseBatch();
+}
+
+void RRefService::postReleaseBatch() {
+  state_->messenger.post([weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->releaseBatch();
   });
+}
+
+void RRefService::releaseBatch() {
+  OwnerTable::EndedList batch;
+  {
+    MutexLock lock(state_->release_mutex);
+    auto& queue = state_->to_release;
+    const auto end = queue.begin() + static_cast<ptrdiff_t>(std::min(queue.size(), kReleaseBatch));
+    std::move(queue.begin(), end, std::back_inserter(batch));
+    queue.erase(queue.begin(), end);
+    if (batch.empty()) state_->is_releasing = false;
+  }
+  if (batch.empty()) return;
+  settleAndRelease(std::move(batch));
+  postReleaseBatch();
 }
 
 /// The result is ignored: onWorkerLost handles the loss of the peer.

@@ -135,6 +135,8 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
   void acceptChild(const RRefFork& fork);
   void settle(const std::shared_ptr<UserRRef>& user, const Status& failure);
   void releaseOnPool(OwnerTable::EndedList ended);
+  void postReleaseBatch();
+  void releaseBatch();
   void notifyReliably(WorkerId to, Kind kind, std::string payload);
 
   void serve();
