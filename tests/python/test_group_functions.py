@@ -80,7 +80,7 @@ def is_in_barrier():
 
 def test_a_barrier_waits_for_its_workers_and_not_for_what_others_say_in_their_name():
     names = {"worker1", "worker2"}
-    sequence_id = "worker1worker20"
+    sequence_id = _gather.digest_of(["worker1", "worker2"]) + "-0"
     with workers(3):
         rpc.rpc_sync("worker1", begin_barrier, args=(names,))
         with pytest.raises(NotAllowedError, match=SPEAKS):

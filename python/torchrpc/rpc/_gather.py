@@ -9,6 +9,7 @@ Threads: `Gathering` belongs to the thread that gathers. `record_object` and `re
 
 import collections
 import contextlib
+import hashlib
 import logging
 import math
 import os
@@ -53,7 +54,7 @@ class AllGatherStates:
 
 
 lock = threading.RLock()  # guards the two tables
-next_numbers: dict[str, int] = {}  # the joined names of a set -> the number of its next gathering
+next_numbers: dict[str, int] = {}  # the digest of a set's names -> the number of its next gathering
 states_by_id: collections.defaultdict[str, AllGatherStates] = collections.defaultdict(AllGatherStates)
 
 
@@ -140,6 +141,11 @@ def record_all(sequence_id: str, objects_map: dict[str, Any], leader: str | None
         states.proceed_signal.set()
 
 
+def digest_of(names: Iterable[str]) -> str:
+    """Return a text of fixed size for a set of names: each message of a gathering has it."""
+    return hashlib.blake2b("\0".join(sorted(names)).encode(), digest_size=16).hexdigest()
+
+
 class Gathering:
     """This worker's part in one `_all_gather`.
 
@@ -167,11 +173,11 @@ class Gathering:
         self._wait_timeout_s = wait_timeout_s
         self._report = report
         self._distribute = distribute
-        group = "".join(sorted(names))
+        group = digest_of(names)
         with lock:
             number = next_numbers.get(group, 0)
             next_numbers[group] = number + 1
-        self._sequence_id = group + str(number)
+        self._sequence_id = f"{group}-{number}"
 
     def run(self, obj: Any) -> dict[str, Any]:
         """Contribute `obj`; block until this worker has the objects of all, and return them by worker name.
@@ -185,8 +191,9 @@ class Gathering:
             leader = self._leader_of(self._names - lost)
             try:
                 self._begin(leader)
-                # A list, because a set is no plain data.
-                self._report(leader, self._sequence_id, self._me, obj, sorted(self._names))
+                # A list, because a set is no plain data. The leader knows who takes part.
+                names = sorted(self._names) if self._me == leader else [self._me]
+                self._report(leader, self._sequence_id, self._me, obj, names)
                 states = self._wait_for_objects(leader)
                 break
             except WorkerLostError:
