@@ -41,7 +41,7 @@ core::Node::Options coreOptions(const NodeOptions& options) {
   if (options.threads == 0) throwInvalidArgument("threads must be positive, but is 0");
   if (options.max_queued_bytes == 0) throwInvalidArgument("max_queued_bytes must be positive, but is 0");
   core::Node::Options core;
-  core.agent.self = {options.name, meeting.rank};
+  core.agent.self = {options.name.empty() ? "worker" + std::to_string(meeting.rank) : options.name, meeting.rank};
   core.agent.threads = options.threads;
   core.transport.kind = options.transport;
   core.transport.secret = options.secret;
@@ -73,7 +73,7 @@ core::Node::Options coreOptions(const NodeOptions& options) {
   if (options.allowed_functions) core.allowed_functions.push_back({kAllNames, options.allowed_functions});
   validateSelf(core.agent.self, core.world_size);
   if (!options.audit_log.empty()) {
-    core.agent.audit_log = std::make_shared<AuditQueue>(options.name, openAuditFile(options.audit_log));
+    core.agent.audit_log = std::make_shared<AuditQueue>(core.agent.self.name, openAuditFile(options.audit_log));
   }
   return core;
 }

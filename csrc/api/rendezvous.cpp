@@ -10,6 +10,8 @@
 #include <string_view>
 
 #include "agent/group_secret.h"
+#include "base/log.h"
+#include "node/launcher.h"
 #include "transport/host_address.h"
 
 namespace torchrpc::api {
@@ -66,7 +68,12 @@ StorePtr openTcp(const Meeting& meeting, const std::string& host, const std::str
 
 void resolve(Meeting& meeting) {
   if (meeting.rank == kNoWorker) {
-    meeting.rank = number(required("RANK", "Set it, or NodeOptions::rank."), "RANK");
+    // What a launcher says belongs together: a rank of this program's own would not fit its size.
+    const auto launch = findLaunch();
+    if (!launch) required("RANK", "Set it, or NodeOptions::rank, or use a launcher.");
+    meeting.rank = launch->rank;
+    if (meeting.world_size == 0) meeting.world_size = launch->world_size;
+    log(LogLevel::kInfo, "rank " + std::to_string(launch->rank) + " is from " + launch->launcher);
   }
   if (meeting.world_size == 0) {
     meeting.world_size = number(required("WORLD_SIZE", "Set it, or NodeOptions::world_size."), "WORLD_SIZE");
@@ -82,7 +89,10 @@ StorePtr openStore(const Meeting& meeting) {
   if (scheme == "env") {
     const std::string remedy =
         "Set MASTER_ADDR and MASTER_PORT to host and port of rank 0, or NodeOptions::rendezvous.";
-    return openTcp(meeting, required("MASTER_ADDR", remedy), required("MASTER_PORT", remedy));
+    const auto [host, port] = findMeetingPlace();
+    return openTcp(
+        meeting, host.empty() ? required("MASTER_ADDR", remedy) : host,
+        port.empty() ? required("MASTER_PORT", remedy) : port);
   }
   if (scheme == "tcp") {
     const auto port = rest.rfind(':');

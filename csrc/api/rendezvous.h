@@ -13,8 +13,8 @@ namespace torchrpc::api {
 
 struct Meeting {
   std::string url;
-  WorkerId rank = kNoWorker;  ///< kNoWorker: the value of RANK
-  int32_t world_size = 0;     ///< 0: the value of WORLD_SIZE
+  WorkerId rank = kNoWorker;  ///< kNoWorker: that of the launcher
+  int32_t world_size = 0;     ///< 0: the value of WORLD_SIZE, or the launcher's
   Duration timeout{};
   bool has_secret = false;  ///< the user has given one
 };

@@ -18,6 +18,7 @@
 #include "bindings/py_gil.h"
 #include "bindings/py_runner.h"
 #include "bindings/py_script.h"
+#include "node/launcher.h"
 #include "transport/host_address.h"
 
 namespace torchrpc::bindings {
@@ -118,6 +119,21 @@ void bindOptions(py::module_& module) {
   const TensorPipeOptionsBase defaults;
   module.attr("_ASK_DOCTOR") = kAskDoctor;
   module.attr("_DEFAULT_INIT_METHOD") = defaults.init_method;
+  module.def(
+      "_find_launch",
+      []() -> std::optional<py::tuple> {
+        const auto launch = findLaunch();
+        if (!launch) return std::nullopt;
+        return py::make_tuple(launch->launcher, launch->rank, launch->world_size);
+      },
+      "The launcher of this process, and the rank and the world size (0: unknown) that it gives; None: no launcher.");
+  module.def(
+      "_find_meeting_place",
+      [] {
+        const auto [host, port] = findMeetingPlace();
+        return py::make_tuple(host, port);
+      },
+      "Host and port where the group of env:// meets, as texts; empty: unknown.");
   module.attr("_DEFAULT_NUM_WORKER_THREADS") = defaults.node.agent.threads;
   module.attr("_DEFAULT_RPC_TIMEOUT_SEC") = defaults.rpc_timeout;
   module.attr("_UNSET_RPC_TIMEOUT") = kUnsetTimeout;

@@ -1,10 +1,10 @@
 #include "node/group_transport.h"
 
-#include <cstdlib>
 #include <string_view>
 
 #include "agent/group_secret.h"
 #include "base/log.h"
+#include "node/launcher.h"
 #include "transport/host_address.h"
 #include "transport/native/auth/identity.h"
 #include "transport/native/auth/tls_credentials.h"
@@ -14,8 +14,7 @@ namespace torchrpc {
 std::string rendezvousHost(const std::string& url) {
   constexpr std::string_view kTcp = "tcp://";
   if (!url.starts_with(kTcp)) {
-    const char* master = std::getenv("MASTER_ADDR");
-    return master ? master : "";
+    return findMeetingPlace().host;
   }
   auto host = std::string_view(url).substr(kTcp.size());
   host = host.substr(0, host.find_first_of("/?"));

@@ -14,7 +14,7 @@ class Store;
 
 namespace torchrpc {
 
-/// The host of "tcp://host:port"; for any other URL the value of MASTER_ADDR, or "".
+/// The host of "tcp://host:port"; for any other URL that of findMeetingPlace().
 std::string rendezvousHost(const std::string& url);
 
 /// The transport that `options.transport` describes. Completes that: its node name and its rendezvous host come from

@@ -237,11 +237,14 @@ struct TlsOptions {
 
 /// The options of a node. The environment variables are those of torchrun.
 struct NodeOptions {
-  std::string name;          ///< unique in the group: letters, digits, `_`, `:`, `-`, `.`
-  int32_t rank = kNoWorker;  ///< from 0; kNoWorker: the value of RANK
-  int32_t world_size = 0;    ///< number of workers, Python workers included; 0: the value of WORLD_SIZE
+  /// Unique in the group: letters, digits, `_`, `:`, `-`, `.`. Empty: "worker" and the rank.
+  std::string name;
+  int32_t rank = kNoWorker;  ///< from 0; kNoWorker: the value of RANK, or what the launcher says
+  /// Number of workers, Python workers included; 0: the value of WORLD_SIZE, or what the launcher says.
+  int32_t world_size = 0;
   /// Where the group meets: "tcp://host:port" (rank 0 listens there), "env://" (the address is in MASTER_ADDR and
-  /// MASTER_PORT), or "file:///path" of a new file on a file system that all workers share. As init_method in Python.
+  /// MASTER_PORT, or the launcher's), or "file:///path" of a new file on a file system that all workers share. As
+  /// init_method in Python.
   std::string rendezvous = kDefaultRendezvous;
   size_t threads = kDefaultThreads;            ///< number of functions that can run at once
   Timeout timeout = kDefaultTimeout;           ///< of calls that name none; 0: no limit

@@ -21,7 +21,15 @@ from torchrpc._C import (
 )
 
 from ._errors import RpcError
-from ._rendezvous import bounded, enter_group, init_timeout, open_store, to_timedelta, world_size_of_environment
+from ._rendezvous import (
+    bounded,
+    enter_group,
+    init_timeout,
+    open_store,
+    rank_of_launcher,
+    to_timedelta,
+    world_size_of_environment,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +39,7 @@ _store: Any = None  # the latest group's. Kept since rank 0's store serves worke
 
 
 def init_rpc(
-    name: str,
+    name: str | None = None,
     backend: Any = None,
     rank: int = -1,
     world_size: int | None = None,
@@ -43,10 +51,12 @@ def init_rpc(
 
     Args:
         name (str): this worker's name, unique in the group: letters, digits, `_`, `:`, `-`, `.`, shorter than 128.
+            Default: `worker` and the rank.
         backend (BackendType): default, and normally the only one: `BackendType.TENSORPIPE`.
-        rank (int): this worker's number, from 0; with `env://` the variable RANK is the default.
-        world_size (int): the number of workers in the group. Default: with `env://` the variable WORLD_SIZE, which
-            torchrun sets; without that, workers join and leave at run time.
+        rank (int): this worker's number, from 0. Default: with `env://` the variable RANK, which torchrun sets, or what
+            the launcher (Slurm, Open MPI and others) says.
+        world_size (int): the number of workers in the group. Default: with `env://` the variable WORLD_SIZE, or what
+            the launcher says if it gives the rank, too; without that, workers join and leave at run time.
         rpc_backend_options (TensorPipeRpcBackendOptions): threads, time-out, rendezvous, devices; default: 16 threads,
             60 seconds, `env://`.
         rpc_backend (BackendType): another spelling of `backend`.
@@ -63,7 +73,10 @@ def init_rpc(
     backend = rpc_backend if backend is None else backend
     backend, rpc_backend_options = _resolve_backend(backend, rpc_backend_options)
     if world_size is None:
-        world_size = world_size_of_environment(rpc_backend_options.init_method)
+        world_size = world_size_of_environment(rpc_backend_options.init_method, rank)
+    if name is None:
+        rank = rank_of_launcher() if rank == -1 else rank
+        name = f"worker{rank}"
     _validate_name_and_ranks(name, rank, world_size)
     if _is_current_rpc_agent_set():
         raise RpcError("RPC is already initialized. Call shutdown() first.")

@@ -18,7 +18,13 @@ from urllib.parse import parse_qs, urlparse
 import torch.distributed as dist
 from torch.distributed.rendezvous import _rendezvous_helper
 
-from torchrpc._C import _ASK_DOCTOR, _listen_at_rendezvous_host, _prepare_store_file
+from torchrpc._C import (
+    _ASK_DOCTOR,
+    _find_launch,
+    _find_meeting_place,
+    _listen_at_rendezvous_host,
+    _prepare_store_file,
+)
 
 from ._errors import RendezvousError, also
 
@@ -98,9 +104,11 @@ def open_store(init_method: str, rank: int, world_size: int | None, has_secret: 
     query = {key: values[-1] for key, values in parse_qs(url.query).items()}
     if url.scheme == "env":
         rank = int(query.get("rank", rank)) if rank == -1 else rank
-        rank = int(_environment("RANK", "Pass rank= to init_rpc.")) if rank == -1 else rank
-        host = _environment("MASTER_ADDR", _HOW_TO_MEET)
-        text = _environment("MASTER_PORT", _HOW_TO_MEET)
+        rank = rank_of_launcher() if rank == -1 else rank
+        host, text = _find_meeting_place()
+        for name, value in (("MASTER_ADDR", host), ("MASTER_PORT", text)):
+            if not value:
+                raise _missing(name, _HOW_TO_MEET)
         port = int(text) if text.isdigit() else -1
     else:
         rank = int(query.get("rank", rank)) if rank == -1 else rank
@@ -114,21 +122,34 @@ def open_store(init_method: str, rank: int, world_size: int | None, has_secret: 
     return _open_tcp(host, port, rank, query.get("use_libuv", os.environ.get("USE_LIBUV", "1")) == "1"), rank
 
 
-def world_size_of_environment(init_method: str) -> int | None:
-    """Return what an `env://` URL or WORLD_SIZE says; None: nothing, so the group grows."""
+def world_size_of_environment(init_method: str, rank: int = -1) -> int | None:
+    """Return what an `env://` URL, WORLD_SIZE or, if it gives the rank, too, the launcher says; None: the group grows."""
     url = urlparse(init_method)
     if url.scheme != "env":
         return None
     text = parse_qs(url.query).get("world_size", [os.environ.get("WORLD_SIZE", "")])[-1]
     if text and not text.isdecimal():
         raise ValueError(f"WORLD_SIZE must be a number of workers, but is {text!r}.")
-    return int(text) if text else None
+    if text:
+        return int(text)
+    launch = _find_launch() if rank == -1 else None
+    return launch[2] or None if launch else None
 
 
-def _environment(name: str, remedy: str) -> str:
-    if value := os.environ.get(name):
-        return value
-    raise _url_error("env", f"environment variable {name} expected, but not set. {remedy}")
+def rank_of_launcher() -> int:
+    """Return the rank that RANK or the launcher of this process gives.
+
+    Raises:
+        ValueError, also a RendezvousError: there is none.
+    """
+    if launch := _find_launch():
+        logger.info("rank %d is from %s", launch[1], launch[0])
+        return launch[1]
+    raise _missing("RANK", "Pass rank= to init_rpc, or use a launcher.")
+
+
+def _missing(name: str, remedy: str) -> ValueError:
+    return _url_error("env", f"environment variable {name} expected, but not set. {remedy}")
 
 
 def _url_error(scheme: str, text: str) -> ValueError:
