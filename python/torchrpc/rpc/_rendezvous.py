@@ -123,7 +123,10 @@ def open_store(init_method: str, rank: int, world_size: int | None, has_secret: 
 
 
 def world_size_of_environment(init_method: str, rank: int = -1) -> int | None:
-    """Return what an `env://` URL, WORLD_SIZE or, if it gives the rank, too, the launcher says; None: the group grows."""
+    """Return what an `env://` URL, WORLD_SIZE or (if it gives the rank, too) the launcher says.
+
+    None: nothing, so the group grows.
+    """
     url = urlparse(init_method)
     if url.scheme != "env":
         return None
