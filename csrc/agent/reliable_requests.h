@@ -18,8 +18,8 @@
 
 namespace torchrpc {
 
-/// The most requests to one worker that are unanswered at a time. The receiver's loop serves them one after another, and
-/// other messages wait meanwhile: a call behind the deletions of four workers took 0.2 s with eight times as many.
+/// The most requests to one worker that are unanswered at a time. The receiver's loop serves them one after another,
+/// and other messages wait meanwhile: a call behind the deletions of four workers took 0.2 s with eight times as many.
 constexpr size_t kReliableWindow = 512;
 
 class ReliableRequests {
