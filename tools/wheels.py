@@ -67,17 +67,10 @@ def build_binaries(python: str, torch: str, env: Path, binaries: Path) -> None:
         **linker_options(),
     }
     cmake = build / "binaries"
-    run(
-        "cmake",
-        "--fresh",
-        "-S",
-        ROOT,
-        "-B",
-        cmake,
-        "-G",
-        "Ninja",
-        *(f"-D{name}={value}" for name, value in options.items()),
-    )
+    # With the old precompiled header still there, ccache takes the new one for another.
+    shutil.rmtree(cmake, ignore_errors=True)
+    definitions = (f"-D{name}={value}" for name, value in options.items())
+    run("cmake", "-S", ROOT, "-B", cmake, "-G", "Ninja", *definitions)
     run("cmake", "--build", cmake, "--target", "torchrpc_package")
     run("cmake", "--install", cmake, "--strip", "--component", "python", "--prefix", binaries)
 
