@@ -117,13 +117,16 @@ void UserTable::onWorkerJoined(WorkerId worker, uint64_t incarnation) {
 
 std::vector<UserTable::Child> UserTable::takeChildrenOf(WorkerId worker) {
   std::vector<Child> orphaned;
-  std::erase_if(children_, [&](auto& entry) {
-    auto& child = entry.second;
-    if (child.to != worker && child.parent->owner().id != worker) return false;
+  for (auto it = children_.begin(); it != children_.end();) {
+    auto& child = it->second;
+    if (child.to != worker && child.parent->owner().id != worker) {
+      ++it;
+      continue;
+    }
     children_for_.remove(child.to);
     orphaned.push_back(std::move(child));
-    return true;
-  });
+    it = children_.erase(it);
+  }
   notifyIfIdle();
   return orphaned;
 }

@@ -8,11 +8,11 @@ namespace torchrpc::native {
 
 namespace {
 
-constexpr int kAbiVersion = 3;
-constexpr uint64_t kNoCleanupAtExit = 0x00080000;  // OPENSSL_INIT_NO_ATEXIT, of <openssl/crypto.h>
+constexpr int kLibsslVersion = 3;
+constexpr uint64_t kNoCleanupByLibssl = 0x00080000;  // OPENSSL_INIT_NO_ATEXIT, of <openssl/crypto.h>
 
-std::optional<Libssl> load() {
-  os::SharedLibrary crypto("crypto", kAbiVersion), ssl("ssl", kAbiVersion);
+std::optional<Libssl> loadLibssl() {
+  os::SharedLibrary crypto("crypto", kLibsslVersion), ssl("ssl", kLibsslVersion);
   Libssl library{};
 #define FIND(FILE, NAME) FILE.find(#NAME, library.NAME)
   FIND(crypto, BIO_get_new_index);
@@ -79,14 +79,14 @@ std::optional<Libssl> load() {
   ssl.find("OPENSSL_init_ssl", initialize);
   if (!crypto.isComplete() || !ssl.isComplete()) return std::nullopt;
   // As libcrypto.cpp: threads may still use it while the process exits.
-  initialize(kNoCleanupAtExit, nullptr);
+  initialize(kNoCleanupByLibssl, nullptr);
   return library;
 }
 
 }  // namespace
 
 const Libssl* Libssl::find() {
-  static const auto library = load();
+  static const auto library = loadLibssl();
   return library ? &*library : nullptr;
 }
 
