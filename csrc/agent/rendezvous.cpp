@@ -115,8 +115,13 @@ std::vector<WorkerRecord> Rendezvous::meetAll(Duration timeout) {
       roster.conflict = "the store has the list of the workers of another group: give each run a store of its own";
     }
   } else {
-    const FanIn::Wait wait{.timeout = timeUntil(deadline), .purpose = "join", .timeout_code = ErrorCode::kRendezvous};
-    roster = Roster::decode(fan_in_.waitForResult(kRecords, kLeader, wait).value());
+    const auto wait = [deadline] {
+      return FanIn::Wait{.timeout = timeUntil(deadline), .purpose = "join", .timeout_code = ErrorCode::kRendezvous};
+    };
+    // A worker 0 with another secret has left already, and publishes nothing.
+    fan_in_.waitFor({kLeader}, kRecords, wait());
+    openRecord(kLeader, fan_in_.value(kRecords, kLeader));
+    roster = Roster::decode(fan_in_.waitForResult(kRecords, kLeader, wait()).value());
     if (roster.conflict.empty()) roster.conflict = conflictWith(roster.records);
   }
   if (!roster.conflict.empty()) {

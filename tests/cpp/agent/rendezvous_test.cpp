@@ -330,10 +330,10 @@ TEST_CASE("to meet, and to sum, takes each worker a number of requests that does
     for (auto& thread : threads) thread.join();
     return store->requests.load();
   };
-  // Each: its record, the kind of group, the list of workers; its number, the sum. Worker 0 also reads the records, one
-  // by one, and the numbers, all at once.
-  CHECK(requestsOf(4) == 4 * 6 + 1);
-  CHECK(requestsOf(40) == 40 * 6 + 1);
+  // Each: its record, the kind of group, the record of worker 0, the list of workers; its number, the sum. Worker 0
+  // reads all records, one by one, and all numbers at once.
+  CHECK(requestsOf(4) == 4 * 7);
+  CHECK(requestsOf(40) == 40 * 7);
 }
 
 TEST_CASE("the list of workers of an earlier group with the same secret is not valid in this one") {

@@ -70,7 +70,9 @@ struct NativeChaCha {
 
 /// Without a secret; workers have certificates. Over TCP, encrypted; over Unix sockets, for the handshake alone.
 inline native::Options withTls(bool unix_sockets) {
-  static const auto credentials = std::make_shared<const native::TlsCredentials>(certificateOf("bob"));
+  // The files stay as they are.
+  static const auto credentials =
+      std::make_shared<const native::TlsCredentials>(certificateOf("bob"), std::chrono::hours(1));
   return {.tls = credentials, .unix_sockets = unix_sockets};
 }
 
