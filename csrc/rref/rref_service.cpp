@@ -45,10 +45,11 @@ Message message(Kind kind, std::string payload = {}) {
 
 OwnerTable::Sender senderOf(const Request& request) { return {request.from.id, request.incarnation}; }
 
-void settleAndRelease(OwnerTable::EndedList ended) {
+/// Gives the waiters of those that have failed their errors.
+void settleFailed(const OwnerTable::EndedList& ended) {
   for (const auto& [rref, failure] : ended) {
     if (failure) rref->setError(*failure);
-  }  // the destructor of `ended` releases the values
+  }
 }
 
 /// Whether the value runs code of the user when it is destroyed, which may wait for other values to be released.
@@ -326,7 +327,7 @@ std::vector<std::string> RRefService::destroy() {
     std::ranges::move(state_->to_release, std::back_inserter(released));
     state_->to_release.clear();
   }
-  settleAndRelease(std::move(released));
+  settleFailed(released);
   std::vector<std::string> leaks;
   for (const auto& held : state_->owners.clear()) {
     for (const auto& [fork, holder] : held.forks) {
@@ -390,8 +391,8 @@ void RRefService::settle(const std::shared_ptr<UserRRef>& user, const Status& fa
 void RRefService::releaseOnPool(OwnerTable::EndedList ended) {
   const auto foreign = std::ranges::partition(ended, [](const auto& each) { return !runsForeignCode(*each.rref); });
   for (auto& each : foreign) {
-    state_->messenger.post(
-        [one = OwnerTable::EndedList{std::move(each)}]() mutable { settleAndRelease(std::move(one)); });
+    // The task's destructor releases the value.
+    state_->messenger.post([one = OwnerTable::EndedList{std::move(each)}] { settleFailed(one); });
   }
   ended.erase(foreign.begin(), foreign.end());
   if (ended.empty()) return;
@@ -420,7 +421,8 @@ void RRefService::releaseBatch() {
     if (batch.empty()) state_->is_releasing = false;
   }
   if (batch.empty()) return;
-  settleAndRelease(std::move(batch));
+  settleFailed(batch);
+  batch.clear();
   postReleaseBatch();
 }
 
