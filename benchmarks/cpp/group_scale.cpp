@@ -362,9 +362,10 @@ int main(int argc, char** argv) {
   std::printf("| workers |");
   for (const auto* name : kPhaseNames) std::printf(" %s, s |", name);
   std::printf(
-      " a small call, µs | store requests each | polls of the store each | store KB each | threads each | MiB each "
+      " a small call, µs | store requests each | polls of the store each | store KB each | threads each | descriptors "
+      "beside worker 0 | MiB each "
       "|\n");
-  std::printf("|-|-|-|-|-|-|-|-|-|-|-|-|-|-|-|\n");
+  std::printf("|-|-|-|-|-|-|-|-|-|-|-|-|-|-|-|-|\n");
   std::vector<Row> rows;
   for (const int size : sizes) {
     std::fflush(nullptr);
@@ -374,8 +375,8 @@ int main(int argc, char** argv) {
     std::printf("| %d |", size);
     for (const double seconds : row->seconds) std::printf(" %.2f |", seconds);
     std::printf(
-        " %.1f | %.1f | %.1f | %.1f | %.1f | %.1f |\n", row->small_call_us, row->requests, row->checks,
-        row->bytes / 1e3, row->threads, row->kilobytes / 1024);
+        " %.1f | %.1f | %.1f | %.1f | %.1f | %.0f | %.1f |\n", row->small_call_us, row->requests, row->checks,
+        row->bytes / 1e3, row->threads, row->descriptors, row->kilobytes / 1024);
   }
   if (rows.size() > 1) {
     std::printf(

@@ -32,6 +32,9 @@ Duration pollInterval(Duration waited, int32_t world_size) {
   return std::clamp<Duration>(waited / 8, kShortestPollInterval, longest);
 }
 
+/// For errors.
+std::string resultText(const std::string& point) { return "a result of '" + point + "'"; }
+
 std::string secondsText(Duration duration) {
   char text[32];
   std::snprintf(text, sizeof(text), "%.3g s", std::chrono::duration<double>(duration).count());
@@ -64,7 +67,7 @@ void FanIn::arrive(const std::string& point, const std::string& value) {
 std::string FanIn::resultKey(const std::string& point) { return point + "/result"; }
 
 std::string FanIn::value(const std::string& point, WorkerId rank) {
-  return open(point, rank, store_->get(key(point, rank)));
+  return openArrival(point, rank, store_->get(key(point, rank)));
 }
 
 std::vector<std::string> FanIn::values(const std::string& point, const std::vector<WorkerId>& ranks) {
@@ -72,26 +75,30 @@ std::vector<std::string> FanIn::values(const std::string& point, const std::vect
   for (const auto rank : ranks) keys.push_back(key(point, rank));
   if (keys.empty()) return values;
   const auto stored = store_->multiGet(keys);
-  for (size_t i = 0; i < ranks.size(); ++i) values.push_back(open(point, ranks[i], stored.at(i)));
+  for (size_t i = 0; i < ranks.size(); ++i) values.push_back(openArrival(point, ranks[i], stored.at(i)));
   return values;
 }
 
-std::string FanIn::open(const std::string& point, WorkerId rank, const std::vector<uint8_t>& stored) {
-  return seal_.open(
-      key(point, rank), std::string(stored.begin(), stored.end()),
-      "a record for worker " + std::to_string(rank) + " ('" + point + "')");
+std::string FanIn::openArrival(const std::string& point, WorkerId rank, const std::vector<uint8_t>& stored) {
+  return open(key(point, rank), stored, "a record for worker " + std::to_string(rank) + " ('" + point + "')");
+}
+
+std::string FanIn::open(const std::string& key, const std::vector<uint8_t>& stored, const std::string& what) const {
+  return seal_.open(key, std::string(stored.begin(), stored.end()), what);
+}
+
+std::string FanIn::claim(const std::string& key, const std::string& value, const std::string& what) {
+  const auto sealed = seal_.seal(key, value);
+  return open(key, store_->compareSet(key, {}, std::vector<uint8_t>(sealed.begin(), sealed.end())), what);
 }
 
 std::string FanIn::publishResult(const std::string& point, const std::string& result) {
-  const auto sealed = seal_.seal(resultKey(point), result);
-  const auto stored = store_->compareSet(resultKey(point), {}, std::vector<uint8_t>(sealed.begin(), sealed.end()));
-  return seal_.open(resultKey(point), std::string(stored.begin(), stored.end()), "a result of '" + point + "'");
+  return claim(resultKey(point), result, resultText(point));
 }
 
 std::optional<std::string> FanIn::waitForResult(const std::string& point, WorkerId leader, const Wait& wait) {
   if (!waitForKeys({{leader, resultKey(point)}}, point, wait).empty()) return std::nullopt;
-  const auto stored = store_->get(resultKey(point));
-  return seal_.open(resultKey(point), std::string(stored.begin(), stored.end()), "a result of '" + point + "'");
+  return open(resultKey(point), store_->get(resultKey(point)), resultText(point));
 }
 
 std::vector<FanIn::Awaited> FanIn::arrivals(const std::vector<WorkerId>& ranks, const std::string& point) {
@@ -104,16 +111,11 @@ std::vector<WorkerId> FanIn::waitFor(const std::vector<WorkerId>& ranks, const s
   return waitForKeys(arrivals(ranks, point), point, wait);
 }
 
-namespace {
-
-template <typename Awaited>
-std::vector<WorkerId> ranksOf(const std::vector<Awaited>& awaited) {
+std::vector<WorkerId> FanIn::ranksOf(const std::vector<Awaited>& awaited) {
   std::vector<WorkerId> ranks;
   for (const auto& each : awaited) ranks.push_back(each.rank);
   return ranks;
 }
-
-}  // namespace
 
 // The store is asked again and again whether the keys are there. Its own wait() would log a warning with a stack trace
 // each time that its time-out passed, and would keep other threads of this process from using the store meanwhile.

@@ -53,6 +53,9 @@ class FanIn {
   std::string value(const std::string& point, WorkerId rank);
   /// The same of several workers, by one request where the store can.
   std::vector<std::string> values(const std::string& point, const std::vector<WorkerId>& ranks);
+  /// Sets the key unless it is set; returns its value, which a member of the group has set. Throws Error(kRendezvous)
+  /// with `what` the store has there if no member has.
+  std::string claim(const std::string& key, const std::string& value, const std::string& what);
   StoreSeal& seal() { return seal_; }
 
   /// Blocks until these workers have arrived, except for the lost ones, which it returns. It returns those once only
@@ -74,7 +77,9 @@ class FanIn {
   };
   static std::vector<Awaited> arrivals(const std::vector<WorkerId>& ranks, const std::string& point);
   static std::string resultKey(const std::string& point);
-  std::string open(const std::string& point, WorkerId rank, const std::vector<uint8_t>& stored);
+  static std::vector<WorkerId> ranksOf(const std::vector<Awaited>& awaited);
+  std::string openArrival(const std::string& point, WorkerId rank, const std::vector<uint8_t>& stored);
+  std::string open(const std::string& key, const std::vector<uint8_t>& stored, const std::string& what) const;
   /// waitFor(), for keys of the point.
   std::vector<WorkerId> waitForKeys(std::vector<Awaited> awaited, const std::string& point, const Wait& wait);
   /// Whether all keys are set. Throws Error(kRendezvous) if the store does not answer.

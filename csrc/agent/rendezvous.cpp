@@ -21,7 +21,6 @@ constexpr WorkerId kLeader = 0;      // of the meeting of a static group
 constexpr auto kRecords = "worker";  // the point at which a worker has arrived when its record is in the store
 
 std::vector<uint8_t> toBytes(std::string_view text) { return {text.begin(), text.end()}; }
-std::string toText(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
 
 std::string recordKey(WorkerId id) { return FanIn::key(kRecords, id); }
 
@@ -66,14 +65,9 @@ Rendezvous::Rendezvous(StorePtr store, WorkerRecord self, const std::string& sec
       self_(std::move(self)),
       fan_in_(store_, self_.info, self_.world_size, StoreSeal(secret)) {}
 
-std::string Rendezvous::claim(const std::string& key, const std::string& value, const std::string& what) {
-  const auto stored = toText(store_->compareSet(key, {}, toBytes(fan_in_.seal().seal(key, value))));
-  return fan_in_.seal().open(key, stored, what);
-}
-
 void Rendezvous::claimKindOfGroup() {
   const std::string mine = self_.world_size > 0 ? "static" : "dynamic";
-  const auto kind = claim(kKindKey, mine, "a kind of group");
+  const auto kind = fan_in_.claim(kKindKey, mine, "a kind of group");
   if (kind != mine) {
     throw Error(
         ErrorCode::kRendezvous,
@@ -93,7 +87,7 @@ WorkerRecord Rendezvous::openRecord(WorkerId id, const std::string& stored) {
 void Rendezvous::claimRank() {
   const auto id = self_.info.id;
   const auto mine = encodeRecord(self_);
-  const auto stored = claim(recordKey(id), mine, "a record for worker " + std::to_string(id));
+  const auto stored = fan_in_.claim(recordKey(id), mine, "a record for worker " + std::to_string(id));
   if (stored == mine) return;
   throw Error(
       ErrorCode::kRendezvous,
@@ -197,7 +191,7 @@ Rendezvous::Roster Rendezvous::Roster::decode(std::string_view bytes) {
 }
 
 std::vector<WorkerId> Rendezvous::readMembers() {
-  const auto text = claim(kMembersKey, ",", "a list of members");  // ",0,2,5,"
+  const auto text = fan_in_.claim(kMembersKey, ",", "a list of members");  // ",0,2,5,"
   std::vector<WorkerId> members;
   for (size_t at = 1; at < text.size();) {
     const auto end = std::min(text.find(',', at), text.size());

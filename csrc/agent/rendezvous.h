@@ -69,8 +69,6 @@ class Rendezvous {
   /// The record that is `stored` for that worker. Throws Error(kRendezvous) if it is of another one, or not the
   /// group's.
   static WorkerRecord openRecord(WorkerId id, const std::string& stored);
-  /// Sets the key unless it is set; returns its value, which a member of the group has set.
-  std::string claim(const std::string& key, const std::string& value, const std::string& what);
   /// The members of a group that grows.
   std::vector<WorkerId> readMembers();
   void writeMembers(const std::vector<WorkerId>& members);

@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch
+from outcomes import outcome_of
 
 import torchrpc.autograd as dist_autograd
 import torchrpc.profiler as profiler
@@ -22,13 +23,6 @@ def infer(value):
 
 def train(value):
     return 3 * value
-
-
-def caller_outcome(function, *args):
-    try:
-        return function(*args)
-    except Exception as exc:
-        return f"{type(exc).__name__}: {exc}"
 
 
 @pytest.fixture
@@ -59,7 +53,7 @@ def call_trainer(rank, url, folder, transport):
     if rank != 0:
         for function in (infer, train, torch.add, torch.mul):
             args = (torch.ones(2), 1) if function in (torch.add, torch.mul) else (torch.ones(2),)
-            outcomes.append(str(caller_outcome(rpc.rpc_sync, "trainer-0", function, args)))
+            outcomes.append(str(outcome_of(rpc.rpc_sync, "trainer-0", function, args)))
     rpc.shutdown()
     return outcomes
 
@@ -92,9 +86,9 @@ def use_objects(rank, url, folder):
     outcomes = []
     if rank != 0:
         counter = rpc.remote("trainer-0", Counter)
-        outcomes.append(str(caller_outcome(counter.rpc_sync().add, 2)))
-        module = caller_outcome(rpc.remote, "trainer-0", torch.nn.Linear, (1, 1))
-        outcomes.append(str(caller_outcome(lambda: module.rpc_sync().extra_repr())))
+        outcomes.append(str(outcome_of(counter.rpc_sync().add, 2)))
+        module = outcome_of(rpc.remote, "trainer-0", torch.nn.Linear, (1, 1))
+        outcomes.append(str(outcome_of(lambda: module.rpc_sync().extra_repr())))
     rpc.shutdown()
     return outcomes
 
@@ -116,7 +110,7 @@ def borrow(rank, url, folder):
     outcome = None
     if rank == 1:
         module = rpc.remote("trainer-0", torch.nn.Linear, (1, 1))
-        outcome = str(caller_outcome(rpc.rpc_sync, "client-7", lend, (module,)))
+        outcome = str(outcome_of(rpc.rpc_sync, "client-7", lend, (module,)))
     rpc.shutdown()
     return outcome
 
@@ -143,7 +137,7 @@ def work_of_the_group(rank, url, folder):
             return rpc.remote("trainer-0", infer, (21,)).to_here()
 
         for function in (in_context, in_profile, use_rref):
-            outcomes[function.__name__] = str(caller_outcome(function))
+            outcomes[function.__name__] = str(outcome_of(function))
     rpc.shutdown()
     return outcomes
 
@@ -165,7 +159,7 @@ def join_without_identity(rank, url, folder):
     init(rank, url, folder, world_size=2, **options)
     done, outcome = folder / "done", None
     if rank == 1:
-        outcome = caller_outcome(rpc.rpc_sync, "trainer-0", train, (1,))
+        outcome = outcome_of(rpc.rpc_sync, "trainer-0", train, (1,))
         done.touch()
     while not done.exists():
         time.sleep(0.05)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from outcomes import outcome_of
 
 import torchrpc.rpc as rpc
 from torchrpc.testing import RankError, free_port, run_ranks
@@ -30,13 +31,6 @@ def init(rank, url, world_size=2, name=None, **options):
         world_size=world_size,
         rpc_backend_options=rpc.TensorPipeRpcBackendOptions(init_method=url, **options),
     )
-
-
-def outcome_of(function, *args):
-    try:
-        return function(*args)
-    except Exception as exc:
-        return f"{type(exc).__name__}: {exc}"
 
 
 # --- Strangers at the store of local workers ---

@@ -11,15 +11,12 @@ namespace torchrpc::native {
 
 namespace {
 
-constexpr int kAbiVersion = 3;
-
 // Of <openssl/evp.h> and <openssl/crypto.h>.
-constexpr int kGetTag = 0x10, kSetTag = 0x11;      // EVP_CTRL_AEAD_GET_TAG, EVP_CTRL_AEAD_SET_TAG
-constexpr uint64_t kNoCleanupAtExit = 0x00080000;  // OPENSSL_INIT_NO_ATEXIT
+constexpr int kGetTag = 0x10, kSetTag = 0x11;  // EVP_CTRL_AEAD_GET_TAG, EVP_CTRL_AEAD_SET_TAG
 
 /// Never unloaded: libcrypto does not allow it.
 std::optional<Libcrypto> load() {
-  os::SharedLibrary file("crypto", kAbiVersion);
+  os::SharedLibrary file("crypto", kOpensslVersion);
   const auto find = [&](const char* name, auto& function) { file.find(name, function); };
   Libcrypto library{};
   find("EVP_CIPHER_CTX_new", library.new_context);
@@ -39,7 +36,7 @@ std::optional<Libcrypto> load() {
   if (!file.isComplete()) return std::nullopt;
   // Threads may still seal and open while the process exits. It fails, harmlessly, if libcrypto is initialized already;
   // the type, which is not looked up again, and the contexts outlive that cleanup, too.
-  initialize(kNoCleanupAtExit, nullptr);
+  initialize(kOpensslNoCleanup, nullptr);
   library.aes_256_gcm = fetch(nullptr, "AES-256-GCM", nullptr);
   if (library.aes_256_gcm != nullptr) return library;
   library.clear_errors();

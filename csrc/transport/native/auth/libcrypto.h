@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -12,6 +13,10 @@
 #include "transport/native/auth/keys.h"
 
 namespace torchrpc::native {
+
+constexpr int kOpensslVersion = 3;  ///< of its ABI
+/// OPENSSL_INIT_NO_ATEXIT, of <openssl/crypto.h>: threads may still use OpenSSL while the process exits.
+constexpr uint64_t kOpensslNoCleanup = 0x00080000;
 
 /// The functions of libcrypto 3 that are used, as <openssl/evp.h> and <openssl/err.h> declare them; its ABI is stable.
 /// Each that returns an int returns 1, or at most 0 if it fails. Threads: any.

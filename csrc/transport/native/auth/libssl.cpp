@@ -3,16 +3,14 @@
 #include <optional>
 
 #include "base/os/libraries.h"
+#include "transport/native/auth/libcrypto.h"
 
 namespace torchrpc::native {
 
 namespace {
 
-constexpr int kLibsslVersion = 3;
-constexpr uint64_t kNoCleanupByLibssl = 0x00080000;  // OPENSSL_INIT_NO_ATEXIT, of <openssl/crypto.h>
-
 std::optional<Libssl> loadLibssl() {
-  os::SharedLibrary crypto("crypto", kLibsslVersion), ssl("ssl", kLibsslVersion);
+  os::SharedLibrary crypto("crypto", kOpensslVersion), ssl("ssl", kOpensslVersion);
   Libssl library{};
 #define FIND(FILE, NAME) FILE.find(#NAME, library.NAME)
   FIND(crypto, BIO_get_new_index);
@@ -78,8 +76,7 @@ std::optional<Libssl> loadLibssl() {
   int (*initialize)(uint64_t options, const void* settings) = nullptr;
   ssl.find("OPENSSL_init_ssl", initialize);
   if (!crypto.isComplete() || !ssl.isComplete()) return std::nullopt;
-  // As libcrypto.cpp: threads may still use it while the process exits.
-  initialize(kNoCleanupByLibssl, nullptr);
+  initialize(kOpensslNoCleanup, nullptr);
   return library;
 }
 

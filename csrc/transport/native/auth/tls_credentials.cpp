@@ -132,8 +132,8 @@ TlsCredentials::TlsCredentials(TlsFiles options, Duration reload_interval)
   context_ = load();
   thread_ = startThread("that reads TLS certificates again", [this] {
     MutexLock lock(mutex_);
-    while (!stopping_) {
-      wake_.wait_for(lock, reload_interval_, [this]() TORCHRPC_REQUIRES(mutex_) { return stopping_; });
+    const auto is_stopping = [this]() TORCHRPC_REQUIRES(mutex_) { return stopping_; };
+    while (!wake_.wait_for(lock, reload_interval_, is_stopping)) {
       lock.unlock();
       reload();
       lock.lock();

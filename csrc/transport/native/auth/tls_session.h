@@ -62,7 +62,7 @@ class TlsSession {
   const std::unique_ptr<Libssl::SSL, void (*)(Libssl::SSL*)> ssl_;
   bool is_established_ = false;
   TlsNames peer_;
-  uint64_t records_ = 0;  ///< sealed with the current key
+  uint64_t records_ = 0;  ///< that have been sealed
 
   // Of the input and output of OpenSSL.
   std::string unsent_;            ///< encrypted bytes
