@@ -128,7 +128,8 @@ def test_install_affects_this_process_and_its_forked_children(run_python, script
 
 
 def test_torchrun_passes_the_replacement_to_its_workers(run_python, script):
-    name = script(WHICH + "print(f'{which()} of rank', flush=True)")
+    # The workers share an output without a buffer: each writes its line at once.
+    name = script(WHICH + "import os; os.write(1, f'{which()} of rank\\n'.encode())")
     run = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", name]
     assert run_python(*run, env={"TORCHRPC_REPLACE": "1"}).stdout.split("\n")[:2] == ["torchrpc of rank"] * 2
 
