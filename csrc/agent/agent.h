@@ -123,6 +123,8 @@ class Agent final : public Messenger {
   bool isClosing() const { return closing_; }
   /// Waits until no call is under way, neither made nor served here. False after `timeout` (kNoLimit: never).
   bool waitIdle(Duration timeout) { return activity_.waitIdle(timeout); }
+  /// While it lives, something is under way on this node.
+  ActivityToken holdActivity() { return ActivityToken(activity_); }
   /// Calls made and served here since the start, control messages included.
   int64_t activityCount() const { return activity_.total(); }
   /// While `ending`, connections that close are not reported as lost workers: the whole group is about to end.

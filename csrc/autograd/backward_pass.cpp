@@ -4,6 +4,7 @@
 
 #include "base/executor/thread_pool.h"
 #include "base/sync/interrupt.h"
+#include "device/streams.h"
 
 namespace torchrpc {
 
@@ -232,10 +233,12 @@ void BackwardPass::runLocalPart() {
     });
   });
   loans_.clear();
+  const auto computed = graph_->recordStreams();
   graph_.reset();
   if (failure) return fail(*std::move(failure));
   // Accumulated only now, so that a failed pass leaves no gradients here and gradients that share memory are copied.
   const at::NoGradGuard no_grad;
+  UsedDevices::waitFor(computed);
   for (const auto& [leaf, gradient] : leaf_gradients_) context_->accumulate(leaf, gradient);
   leaf_gradients_.clear();
   {
@@ -315,7 +318,7 @@ Error BackwardPass::noProgressError() {
 // --- where gradients go ---
 
 void BackwardPass::deliver(const RecvFunction& recv, variable_list gradients) {
-  MessageGradients of_message{recv.id(), std::move(gradients)};
+  MessageGradients of_message{recv.id(), std::move(gradients), recv.sources()};
   bool defers = false;
   {
     MutexLock lock(mutex_);

@@ -82,38 +82,57 @@ void AutogradContext::accumulate(const at::Tensor& leaf, const at::Tensor& gradi
 }
 
 at::Tensor AutogradContext::takeGradient(const at::Tensor& leaf) {
-  MutexLock lock(mutex_);
-  const auto found = contents_.indices.find(leaf.unsafeGetTensorImpl());
-  return found == contents_.indices.end() ? at::Tensor() : std::move(contents_.gradients[found->second].value);
+  at::Tensor value;
+  StreamEventsPtr computed;
+  {
+    MutexLock lock(mutex_);
+    const auto found = contents_.indices.find(leaf.unsafeGetTensorImpl());
+    if (found == contents_.indices.end()) return {};
+    auto& gradient = contents_.gradients[found->second];
+    value = std::move(gradient.value);
+    computed = std::move(gradient.computed);
+  }
+  UsedDevices::waitFor(computed);
+  return value;
 }
 
 void AutogradContext::putGradient(const at::Tensor& leaf, at::Tensor gradient) {
   while (true) {
     at::Tensor other;
+    auto computed = gradient.defined() && isAccelerator(gradient.device()) ? UsedDevices::record() : nullptr;
     {
       MutexLock lock(mutex_);
       if (ended_ || !gradient.defined()) return;
       const auto [found, is_new] =
           contents_.indices.try_emplace(leaf.unsafeGetTensorImpl(), contents_.gradients.size());
       if (is_new) contents_.gradients.push_back({leaf, {}});
-      auto& value = contents_.gradients[found->second].value;
-      if (!value.defined()) {
-        value = std::move(gradient);
+      auto& set = contents_.gradients[found->second];
+      if (!set.value.defined()) {
+        set.value = std::move(gradient);
+        set.computed = std::move(computed);
         return;
       }
-      other = std::move(value);
+      other = std::move(set.value);
+      computed = std::move(set.computed);
     }
+    UsedDevices::waitFor(computed);
     gradient = other + gradient;
   }
 }
 
 std::vector<std::pair<at::Tensor, at::Tensor>> AutogradContext::gradients() const {
   std::vector<std::pair<at::Tensor, at::Tensor>> out;
-  MutexLock lock(mutex_);
-  out.reserve(contents_.gradients.size());
-  for (const auto& gradient : contents_.gradients) {
-    if (gradient.value.defined()) out.emplace_back(gradient.leaf, gradient.value);
+  std::vector<StreamEventsPtr> computed;
+  {
+    MutexLock lock(mutex_);
+    out.reserve(contents_.gradients.size());
+    for (const auto& gradient : contents_.gradients) {
+      if (!gradient.value.defined()) continue;
+      out.emplace_back(gradient.leaf, gradient.value);
+      if (gradient.computed) computed.push_back(gradient.computed);
+    }
   }
+  for (const auto& events : computed) UsedDevices::waitFor(events);
   return out;
 }
 

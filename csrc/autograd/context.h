@@ -18,6 +18,7 @@
 #include "base/error.h"
 #include "base/result.h"
 #include "base/sync/mutex.h"
+#include "device/streams.h"
 
 namespace torchrpc {
 
@@ -61,7 +62,7 @@ class AutogradContext {
   at::Tensor takeGradient(const at::Tensor& leaf);
   /// Sets the gradient of `leaf`, or adds to one that has been set since takeGradient().
   void putGradient(const at::Tensor& leaf, at::Tensor gradient);
-  /// In the order of their first gradients.
+  /// In the order of their first gradients. The current streams wait for the work that computes them.
   std::vector<std::pair<at::Tensor, at::Tensor>> gradients() const;
 
   // --- backward passes ---
@@ -84,6 +85,7 @@ class AutogradContext {
   struct Gradient {
     at::Tensor leaf;
     at::Tensor value;
+    StreamEventsPtr computed{};  ///< the device work that computes the value; null: there is none
   };
   /// All that is destroyed when the context ends.
   struct Contents {

@@ -48,12 +48,16 @@ class RecvFunction final : public torch::autograd::Node {
   using Deliver = std::function<void(const RecvFunction&, variable_list gradients)>;
 
   /// `dependencies`: the messages to `sender` from which it computed these tensors, if it has declared them.
-  RecvFunction(MessageId id, WorkerId sender, std::optional<std::vector<MessageId>> dependencies)
-      : id_(id), sender_(sender), dependencies_(std::move(dependencies)) {}
+  /// `sources`: the devices of the sender to which gradients go, by input; empty, or nullopt: the device that they have.
+  RecvFunction(
+      MessageId id, WorkerId sender, std::optional<std::vector<MessageId>> dependencies,
+      std::vector<std::optional<c10::Device>> sources = {})
+      : id_(id), sender_(sender), dependencies_(std::move(dependencies)), sources_(std::move(sources)) {}
 
   MessageId id() const { return id_; }
   WorkerId sender() const { return sender_; }
   const std::optional<std::vector<MessageId>>& dependencies() const { return dependencies_; }
+  const std::vector<std::optional<c10::Device>>& sources() const { return sources_; }
   std::string name() const override { return "torch::distributed::autograd::RecvRpcBackward"; }
 
   /// While it lives, this thread runs `function` for a distributed backward pass, and its gradients go to `deliver`.
@@ -79,6 +83,7 @@ class RecvFunction final : public torch::autograd::Node {
   const MessageId id_;
   const WorkerId sender_;
   const std::optional<std::vector<MessageId>> dependencies_;
+  const std::vector<std::optional<c10::Device>> sources_;
 };
 
 /// The ids of the receive functions that can be reached from these edges; nullopt if the graph is too large to search

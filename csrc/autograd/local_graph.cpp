@@ -6,6 +6,8 @@
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/engine.h>
 
+#include <algorithm>
+
 namespace torchrpc {
 
 using torch::autograd::AccumulateGrad;
@@ -44,6 +46,7 @@ void LocalGraph::runNext() {
   ready_.pop();
   const auto stream = node->stream();
   const c10::OptionalStreamGuard guard(stream);
+  if (stream && std::ranges::find(streams_, *stream) == streams_.end()) streams_.push_back(*stream);
   variable_list outputs;
   try {
     outputs = runNode(*node, std::move(gradients));
@@ -54,6 +57,10 @@ void LocalGraph::runNext() {
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (node->next_edge(i).is_valid()) propagate(node->next_edge(i), std::move(outputs[i]), stream);
   }
+}
+
+StreamEventsPtr LocalGraph::recordStreams() const {
+  return streams_.empty() ? nullptr : std::make_shared<const StreamEvents>(streams_);
 }
 
 void LocalGraph::propagate(const Edge& edge, at::Tensor gradient, std::optional<c10::Stream> stream) {

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "autograd/functions.h"
+#include "device/streams.h"
 
 namespace torchrpc {
 
@@ -43,6 +44,9 @@ class LocalGraph {
   bool canRun() const { return !ready_.empty(); }
   /// Runs one node that has all its gradients. Throws what the node or a hook throws.
   void runNext();
+
+  /// The device work that the nodes have queued, each on the stream of its forward pass; null: none.
+  StreamEventsPtr recordStreams() const;
 
   /// Runs `body` inside a graph task of torch's engine, on this thread, with grad mode off. Hooks can query that graph
   /// task, which knows this graph's nodes; backward passes started in it are re-entrant ones; callbacks queued with the
@@ -70,6 +74,7 @@ class LocalGraph {
   const bool retain_graph_;
   const Sinks sinks_;
   edge_list roots_;
+  Streams streams_;  ///< of nodes that have run
   std::unordered_map<const torch::autograd::Node*, Pending> pending_;
   std::priority_queue<Ready, std::vector<Ready>, CreatedEarlier> ready_;
 };

@@ -1,5 +1,6 @@
 #include "autograd/pass_messages.h"
 
+#include "device/device_map.h"
 #include "wire/codec.h"
 
 namespace torchrpc {
@@ -28,10 +29,16 @@ PassHeader readPassHeader(Reader& reader) {
 void write(const MessageGradients& gradients, Message& message) {
   Writer writer(message.payload);
   writer.put(gradients.send);
-  for (const auto& gradient : gradients.gradients) {
+  std::vector<DeviceMove> moves;
+  for (size_t i = 0; i < gradients.gradients.size(); ++i) {
+    const auto& gradient = gradients.gradients[i];
     writer.put(gradient.defined());
-    if (gradient.defined()) message.tensors.push_back(gradient);
+    if (!gradient.defined()) continue;
+    const auto target = i < gradients.devices.size() ? gradients.devices[i] : std::nullopt;
+    if (target) moves.push_back({static_cast<uint32_t>(message.tensors.size()), gradient.device(), *target});
+    message.tensors.push_back(gradient);
   }
+  setDeviceMoves(message, moves);
 }
 
 /// Reads to the end of the payload.

@@ -34,6 +34,7 @@ struct MarkRequest {
 struct MessageGradients {
   MessageId send = kNoAutogradId;
   variable_list gradients;
+  std::vector<std::optional<c10::Device>> devices{};  ///< of the receiver, for each gradient; as RecvFunction::sources()
 };
 
 struct GradientRequest {

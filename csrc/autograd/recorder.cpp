@@ -7,6 +7,7 @@
 #include <iterator>
 #include <utility>
 
+#include "device/device_map.h"
 #include "wire/codec.h"
 
 namespace torchrpc {
@@ -53,6 +54,19 @@ std::optional<Recorded> recordedIn(const Message& message) {
   return recorded;
 }
 
+/// The devices of the sender on which the tensors that require grad were, in the order of these tensors.
+std::vector<std::optional<c10::Device>> sourcesOf(const Message& message) {
+  const auto moves = deviceMovesOf(message);
+  std::vector<std::optional<c10::Device>> sources;
+  auto move = moves.begin();
+  for (uint32_t i = 0; !moves.empty() && i < message.tensors.size(); ++i) {
+    const bool has_moved = move != moves.end() && move->tensor == i;
+    if (message.tensors[i].requires_grad()) sources.push_back(has_moved ? std::optional(move->source) : std::nullopt);
+    if (has_moved) ++move;
+  }
+  return sources;
+}
+
 }  // namespace
 
 // --- recording ---
@@ -78,7 +92,8 @@ void Recorder::recordSend(AutogradContext& context, Message& message, WorkerId t
 void Recorder::recordRecv(AutogradContext& context, const Message& message, WorkerId from) {
   auto recorded = recordedIn(message);
   if (!recorded || recorded->message == kNoAutogradId) return;
-  const auto function = makeNode<RecvFunction>(recorded->message, from, std::move(recorded->dependencies));
+  const auto function =
+      makeNode<RecvFunction>(recorded->message, from, std::move(recorded->dependencies), sourcesOf(message));
   for (const auto& tensor : message.tensors) {
     if (!tensor.requires_grad()) continue;
     tensor.set_requires_grad(false);  // it is not a leaf

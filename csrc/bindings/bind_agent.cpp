@@ -316,7 +316,27 @@ py::dict PyAgent::deviceMap(const WorkerInfo& to) const {
   return options_.device_maps.contains(name) ? py::dict(options_.device_maps[name]) : py::dict();
 }
 
+namespace {
+
+std::map<std::string, DeviceMap> toDeviceMaps(const py::dict& maps) {
+  std::map<std::string, DeviceMap> out;
+  for (const auto& [name, map] : maps) {
+    auto& pairs = out[py::cast<std::string>(name)];
+    for (const auto& [here, there] : py::cast<py::dict>(map)) {
+      pairs.emplace_back(py::cast<c10::Device>(here), py::cast<c10::Device>(there));
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
 void PyAgent::setDevices(py::list devices, py::dict reverse_device_maps) {
+  node_->useDevices({
+      .requests = toDeviceMaps(options_.device_maps),
+      .replies = toDeviceMaps(reverse_device_maps),
+      .devices = py::cast<Devices>(devices),
+  });
   devices_ = std::move(devices);
   reverse_device_maps_ = std::move(reverse_device_maps);
 }

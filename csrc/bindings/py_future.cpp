@@ -7,6 +7,7 @@
 #include "bindings/current_node.h"
 #include "bindings/py_calls.h"
 #include "bindings/py_gil.h"
+#include "device/streams.h"
 #include "profiling/expected_call.h"
 
 namespace torchrpc::bindings {
@@ -71,7 +72,9 @@ void bindFutures(py::module_& module) {
   });
 }
 
-FuturePtr makeFuture() { return c10::make_intrusive<c10::ivalue::Future>(c10::PyObjectType::get()); }
+FuturePtr makeFuture() {
+  return c10::make_intrusive<c10::ivalue::Future>(c10::PyObjectType::get(), UsedDevices::all());
+}
 
 namespace {
 
@@ -110,7 +113,8 @@ c10::IValue toValue(const py::object& object) { return torch::jit::toIValue(obje
 
 py::object toObject(const c10::IValue& value) { return torch::jit::toPyObject(value); }
 
-void complete(const FuturePtr& future, const std::function<py::object()>& make) {
+void complete(
+    const FuturePtr& future, const std::function<py::object()>& make, const std::vector<at::Tensor>& tensors) {
   // The future is completed without the GIL, because its callbacks acquire the GIL themselves.
   c10::IValue value;
   std::exception_ptr failure;
@@ -124,7 +128,13 @@ void complete(const FuturePtr& future, const std::function<py::object()>& make) 
       failure = std::current_exception();
     }
   }
-  failure ? future->setError(failure) : future->markCompleted(std::move(value));
+  if (failure) return future->setError(failure);
+  // Named, because torch would look for them by a pickle of the value.
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages;
+  for (const auto& tensor : tensors) {
+    if (tensor.defined() && tensor.has_storage()) storages.emplace_back(tensor.storage().getWeakStorageImpl());
+  }
+  future->markCompleted(std::move(value), std::move(storages));
 }
 
 void fail(const FuturePtr& future, const Error& error) { future->setError(std::make_exception_ptr(error)); }
@@ -208,10 +218,13 @@ class PendingCall : public std::enable_shared_from_this<PendingCall> {
  private:
   // The range must end before the future completes, because a thread that waits for the future may stop the profile.
   void decode(const std::vector<RRefPtr>& rrefs) {
-    complete(future_, [&] {
+    auto message = std::move(*result_).value();
+    const auto tensors = future_->devices().empty() ? std::vector<at::Tensor>() : message.tensors;
+    const auto make = [&] {
       const EndOfRange end{range_};
-      return decodeResult(node_, callee_, std::move(*result_).value(), rrefs);
-    });
+      return decodeResult(node_, callee_, std::move(message), rrefs);
+    };
+    complete(future_, make, tensors);
   }
   void fail(const Error& error) {
     if (range_) range_->end();

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "bindings/py_errors.h"
 #include "node/node.h"
@@ -26,8 +27,10 @@ py::object wrapFuture(FuturePtr future);
 py::object wrapFuture(FuturePtr future, std::string function, std::string worker);
 
 /// Completes a future with the result of `make`, which is called with the GIL held. An exception of `make` becomes the
-/// future's error. Blocks for the GIL, so never call it on the loop.
-void complete(const FuturePtr& future, const std::function<py::object()>& make);
+/// future's error. `tensors`: those in the result that may be on devices. Blocks for the GIL, so never call it on the
+/// loop.
+void complete(
+    const FuturePtr& future, const std::function<py::object()>& make, const std::vector<at::Tensor>& tensors = {});
 
 /// Completes a future with an error, which Python sees as toException(error). Never on the loop either.
 void fail(const FuturePtr& future, const Error& error);

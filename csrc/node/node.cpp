@@ -123,7 +123,11 @@ Node::Node(const Options& options, StorePtr store, std::unique_ptr<Transport> tr
       incarnation_(newIncarnation(options_.agent.self.id, isStaticGroup(), *store_)),
       timeout_(options_.timeout.count()),
       agent_(agentOptions(), std::move(transport), makeThreadTimer()),
-      profiler_(agent_),
+      devices_(
+          agent_,
+          {.hold = [this] { return std::make_shared<ActivityToken>(agent_.holdActivity()); },
+           .on_unsent_reply = [this](const Message& reply) { rrefs_->abandon(forksIn(reply)); }}),
+      profiler_(devices_),
       autograd_(profiler_, autogradOptions()),
       rrefs_(RRefService::create(autograd_.recorder(), rrefOptions())),
       calls_(autograd_.recorder(), *rrefs_),

@@ -14,6 +14,7 @@
 #include "agent/rendezvous.h"
 #include "autograd/autograd_service.h"
 #include "base/defaults.h"
+#include "device/device_messenger.h"
 #include "node/allow_list.h"
 #include "node/call_service.h"
 #include "node/callable.h"
@@ -79,6 +80,8 @@ class Node : public std::enable_shared_from_this<Node> {
   void requireItsProcess() const;
   const WorkerInfo& self() const { return agent_.self(); }
   Agent& agent() { return agent_; }
+  /// The device maps of this worker from now on.
+  void useDevices(DeviceMaps maps) { devices_.use(std::move(maps)); }
   /// The messenger to send calls through: autograd contexts record them.
   Messenger& messenger() { return autograd_.recorder(); }
   AutogradService& autograd() { return autograd_; }
@@ -167,6 +170,7 @@ class Node : public std::enable_shared_from_this<Node> {
   const uint64_t incarnation_;
   std::atomic<Duration::rep> timeout_;
   mutable Agent agent_;
+  DeviceMessenger devices_;
   Profiler profiler_;
   AutogradService autograd_;
   const std::shared_ptr<RRefService> rrefs_;

@@ -2,6 +2,7 @@
 
 #include "base/executor/thread_pool.h"
 #include "base/sync/interrupt.h"
+#include "device/streams.h"
 #include "rref/rref_service.h"
 
 namespace torchrpc {
@@ -13,10 +14,12 @@ bool OwnerRRef::setError(Error error) { return settle(std::move(error)); }
 bool OwnerRRef::settle(Result<c10::IValue> result) {
   std::vector<ValueHandler> handlers;
   const Result<c10::IValue>* settled = nullptr;
+  auto computed = result ? UsedDevices::record() : nullptr;
   {
     MutexLock lock(mutex_);
     if (result_) return false;
     settled = &result_.emplace(std::move(result));
+    computed_ = std::move(computed);
     handlers.swap(handlers_);
   }
   settled_.notify_all();
@@ -33,12 +36,20 @@ Status OwnerRRef::creationFailure() const {
 }
 
 std::optional<Result<c10::IValue>> OwnerRRef::result() const {
-  MutexLock lock(mutex_);
-  return result_;
+  StreamEventsPtr computed;
+  std::optional<Result<c10::IValue>> result;
+  {
+    MutexLock lock(mutex_);
+    computed = computed_;
+    result = result_;
+  }
+  UsedDevices::waitFor(computed);
+  return result;
 }
 
 void OwnerRRef::whenReady(ValueHandler handler) {
   const Result<c10::IValue>* settled = nullptr;
+  StreamEventsPtr computed;
   {
     MutexLock lock(mutex_);
     if (!result_) {
@@ -46,7 +57,9 @@ void OwnerRRef::whenReady(ValueHandler handler) {
       return;
     }
     settled = &*result_;
+    computed = computed_;
   }
+  UsedDevices::waitFor(computed);
   handler(*settled);
 }
 
@@ -54,6 +67,7 @@ c10::IValue OwnerRRef::wait(Duration timeout) const {
   ThreadPool::BlockingScope blocking;
   const auto ready = [this]() TORCHRPC_REQUIRES(mutex_) { return result_.has_value(); };
   const Result<c10::IValue>* settled = nullptr;
+  StreamEventsPtr computed;
   {
     MutexLock lock(mutex_);
     const auto deadline = deadlineAfter(timeout);
@@ -63,7 +77,9 @@ c10::IValue OwnerRRef::wait(Duration timeout) const {
           owner().name);
     }
     settled = &*result_;
+    computed = computed_;
   }
+  UsedDevices::waitFor(computed);
   return Result(*settled).take();
 }
 

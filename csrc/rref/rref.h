@@ -21,6 +21,7 @@
 namespace torchrpc {
 
 class RRefService;
+class StreamEvents;
 
 /// One worker of one group. Ids of RRefs mean something only in a group, and a process can be a worker of several, one
 /// after the other or at the same time.
@@ -53,7 +54,8 @@ class RRef {
 using RRefPtr = std::shared_ptr<RRef>;
 
 /// Holds the value, once there is one. Thread-safe. The thread that releases the last reference destroys the value,
-/// under no lock.
+/// under no lock. Whoever gets the value may use its tensors on the current streams: these wait for the work that was
+/// queued where the value was set.
 class OwnerRRef : public RRef {
  public:
   using ValueHandler = std::function<void(const Result<c10::IValue>&)>;
@@ -85,7 +87,8 @@ class OwnerRRef : public RRef {
 
   mutable Mutex mutex_;
   mutable CondVar settled_;
-  std::optional<Result<c10::IValue>> result_ TORCHRPC_GUARDED_BY(mutex_);  ///< once set, constant
+  std::optional<Result<c10::IValue>> result_ TORCHRPC_GUARDED_BY(mutex_);  ///< once set, constant, as is the next
+  std::shared_ptr<const StreamEvents> computed_ TORCHRPC_GUARDED_BY(mutex_);  ///< what the value's tensors wait for
   std::vector<ValueHandler> handlers_ TORCHRPC_GUARDED_BY(mutex_);
 };
 

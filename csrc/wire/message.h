@@ -35,6 +35,7 @@ enum class HeaderKind : uint16_t {
   kRRefResult = 5,        ///< the ids of the RRef that holds the result of a remote call (rref/)
   kAutogradLiveSets = 6,  ///< which autograd contexts are still alive (autograd/)
   kSharedStorages = 7,    ///< tensors that share their memory (wire/shared_storage.h)
+  kDevices = 8,           ///< on which devices its tensors were, and go to (device/)
 };
 
 struct Header {

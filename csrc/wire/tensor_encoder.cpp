@@ -44,7 +44,7 @@ class TensorEncoder {
       cannotSend("a tensor subclass that dispatches in Python", "send it as an object, or the tensors it is made of");
     }
     if (!tensor.is_cpu() && !tensor.is_meta()) {
-      cannotSend("a tensor on " + tensor.device().str(), "devices are not supported yet, call .cpu() first");
+      cannotSend("a tensor on " + tensor.device().str(), "it can be sent in a call, by a device map; call .cpu() first");
     }
     if (tensor.is_nested()) cannotSend("a nested tensor", "send the list that .unbind() gives");
     if (tensor.is_meta() && tensor.layout() != at::kStrided) cannotSend("a sparse meta tensor", "send its sizes");

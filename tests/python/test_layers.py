@@ -14,13 +14,14 @@ BELOW = {
     "transport": {"wire", "base"},
     "testing": {"transport", "wire", "base"},
     "agent": {"transport", "wire", "base"},
-    "profiling": {"agent", "transport", "wire", "base"},
-    "rref": {"agent", "transport", "wire", "base"},
-    "autograd": {"rref", "agent", "transport", "wire", "base"},
-    "optim": {"rref", "agent", "transport", "wire", "base"},
-    "node": {"profiling", "optim", "autograd", "rref", "agent", "transport", "wire", "base"},
-    "api": {"node", "profiling", "optim", "autograd", "rref", "agent", "transport", "wire", "base"},
-    "bindings": {"node", "profiling", "optim", "autograd", "rref", "agent", "transport", "wire", "base"},
+    "device": {"agent", "transport", "wire", "base"},
+    "profiling": {"device", "agent", "transport", "wire", "base"},
+    "rref": {"device", "agent", "transport", "wire", "base"},
+    "autograd": {"rref", "device", "agent", "transport", "wire", "base"},
+    "optim": {"rref", "device", "agent", "transport", "wire", "base"},
+    "node": {"profiling", "optim", "autograd", "rref", "device", "agent", "transport", "wire", "base"},
+    "api": {"node", "profiling", "optim", "autograd", "rref", "device", "agent", "transport", "wire", "base"},
+    "bindings": {"node", "profiling", "optim", "autograd", "rref", "device", "agent", "transport", "wire", "base"},
 }
 
 # The files that may use what not every operating system has (docs/macos.md).
