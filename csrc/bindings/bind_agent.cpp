@@ -157,7 +157,7 @@ void bindOptions(py::module_& module) {
       .def(
           py::init([](size_t num_worker_threads, std::optional<std::vector<std::string>> transports,
                       std::optional<std::vector<std::string>> channels, double rpc_timeout, std::string init_method,
-                      py::dict device_maps, py::list devices, std::string transport, std::string secret,
+                      py::dict device_maps, bool maps_to_same_device, py::list devices, std::string transport, std::string secret,
                       std::string identity, const std::map<std::string, std::string>& tls, std::string encryption,
                       std::string port, const AllowedNames& allowed, std::optional<double> liveness_timeout,
                       bool propagate_deadlines, std::optional<int64_t> max_queued_bytes, bool uses_pickles,
@@ -173,6 +173,7 @@ void bindOptions(py::module_& module) {
             options->init_method = std::move(init_method);
             options->liveness_timeout = liveness_timeout;
             options->device_maps = std::move(device_maps);
+            options->maps_to_same_device = maps_to_same_device;
             options->devices = std::move(devices);
             auto& node = options->node;
             node.agent.threads = num_worker_threads;
@@ -198,7 +199,7 @@ void bindOptions(py::module_& module) {
           py::arg("num_worker_threads") = defaults.node.agent.threads, py::arg("_transports") = std::nullopt,
           py::arg("_channels") = std::nullopt, py::arg("rpc_timeout") = defaults.rpc_timeout,
           py::arg("init_method") = defaults.init_method, py::arg("device_maps") = py::dict(),
-          py::arg("devices") = py::list(), py::arg("transport") = "", py::arg("secret") = "", py::arg("identity") = "",
+          py::arg("maps_to_same_device") = false, py::arg("devices") = py::list(), py::arg("transport") = "", py::arg("secret") = "", py::arg("identity") = "",
           py::arg("tls") = py::dict(), py::arg("encryption") = "", py::arg("port") = "",
           py::arg("allowed") = AllowedNames(), py::arg("liveness_timeout") = std::nullopt,
           py::arg("propagate_deadlines") = false, py::arg("max_queued_bytes") = std::nullopt,
@@ -235,6 +236,7 @@ void bindOptions(py::module_& module) {
       .def_readwrite("liveness_timeout", &TensorPipeOptionsBase::liveness_timeout)
       .def_readwrite("device_maps", &TensorPipeOptionsBase::device_maps)
       .def_readwrite("devices", &TensorPipeOptionsBase::devices)
+      .def_readonly("_maps_to_same_device", &TensorPipeOptionsBase::maps_to_same_device)
       .def(
           "_set_device_map",
           [](TensorPipeOptionsBase& self, const std::string& to, const py::dict& device_map) {
@@ -331,11 +333,12 @@ std::map<std::string, DeviceMap> toDeviceMaps(const py::dict& maps) {
 
 }  // namespace
 
-void PyAgent::setDevices(py::list devices, py::dict reverse_device_maps) {
+void PyAgent::setDevices(py::list devices, py::dict reverse_device_maps, bool to_same_device) {
   node_->useDevices({
       .requests = toDeviceMaps(options_.device_maps),
       .replies = toDeviceMaps(reverse_device_maps),
       .devices = py::cast<Devices>(devices),
+      .to_same_device = to_same_device,
   });
   devices_ = std::move(devices);
   reverse_device_maps_ = std::move(reverse_device_maps);
@@ -346,7 +349,7 @@ void PyAgent::updateMembership(const WorkerInfo& worker, py::list devices, py::d
     py::gil_scoped_release no_gil;
     join ? node_->admit(worker) : node_->expel(worker);
   }
-  if (join) setDevices(std::move(devices), std::move(reverse_device_maps));
+  if (join) setDevices(std::move(devices), std::move(reverse_device_maps), options_.maps_to_same_device);
 }
 
 namespace {
@@ -421,7 +424,9 @@ void bindAgent(py::module_& module) {
           py::arg("id"))
       .def(
           "_is_member", [](const PyAgent& self, WorkerId id) { return nodeOf(self).isMember(id); }, py::arg("id"))
-      .def("_set_devices", &PyAgent::setDevices, py::arg("devices"), py::arg("reverse_device_maps"))
+      .def(
+          "_set_devices", &PyAgent::setDevices, py::arg("devices"), py::arg("reverse_device_maps"),
+          py::arg("maps_to_same_device") = false)
       .def("get_debug_info", &debugInfo)
       .def("get_metrics", [](const PyAgent& self) { return nodeOf(self).metrics(); })
       .def(

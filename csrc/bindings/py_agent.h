@@ -30,6 +30,7 @@ struct TensorPipeOptionsBase : RpcBackendOptions {
   Node::Options node;
   std::optional<double> liveness_timeout;
   py::dict device_maps;  ///< worker name to a dict of devices
+  bool maps_to_same_device = false;
   py::list devices;
   std::string audit_path;                 ///< empty: no file
   py::object audit_function{py::none()};  ///< gets each line of the audit log; None: nothing does
@@ -65,7 +66,8 @@ class PyAgent : public RpcAgent {
   const std::shared_ptr<Node>& node() const { return node_; }
   const TensorPipeOptionsBase& options() const { return options_; }
   py::dict deviceMap(const WorkerInfo& to) const;
-  void setDevices(py::list devices, py::dict reverse_device_maps);
+  /// `to_same_device`: a worker of the group maps devices to those of the same name.
+  void setDevices(py::list devices, py::dict reverse_device_maps, bool to_same_device);
   void updateMembership(const WorkerInfo& worker, py::list devices, py::dict reverse_device_maps, bool join);
 
  private:

@@ -26,6 +26,7 @@ struct DeviceMaps {
   std::map<std::string, DeviceMap> requests;  ///< by callee
   std::map<std::string, DeviceMap> replies;   ///< by caller: the reverse of its map to this worker
   Devices devices;                            ///< the accelerators that this worker uses
+  bool to_same_device = false;  ///< where there is no map, tensors go to the device of the same type and index
 };
 
 /// One tensor of a message with the header kDevices: where it was, and where it goes.

@@ -85,7 +85,13 @@ DeviceMessenger::Maps DeviceMessenger::maps() const {
 // --- sending ---
 
 DeviceMessenger::Outgoing DeviceMessenger::stage(
-    Message& message, const DeviceMap* map, const std::string& to, const Streams& served) const {
+    Message& message, const DeviceMaps* maps, std::map<std::string, DeviceMap> DeviceMaps::*by_name,
+    const std::string& to, const Streams& served) const {
+  const DeviceMap* map = nullptr;
+  if (maps) {
+    const auto found = (maps->*by_name).find(to);
+    if (found != (maps->*by_name).end()) map = &found->second;
+  }
   const auto requested = deviceMovesOf(message);
   std::vector<std::optional<c10::Device>> host(message.tensors.size());
   std::vector<DeviceMove> moves;
@@ -98,6 +104,7 @@ DeviceMessenger::Outgoing DeviceMessenger::stage(
     auto target = asked != requested.end() ? std::optional(asked->target) : std::nullopt;
     if (!target && map) target = targetOf(*map, source);
     if (isAccelerator(source)) {
+      if (!target && !map && maps && maps->to_same_device) target = source;
       if (!target) throw noMapError(tensor, self().name, to, message.kind == Kind::kReply);
       host[i] = c10::Device(c10::kCPU);
       if (std::ranges::find(sources, source) == sources.end()) sources.push_back(source);
@@ -146,8 +153,7 @@ void DeviceMessenger::request(WorkerId to, Message message, Duration timeout, Re
   const auto name = worker(to).name;
   Outgoing outgoing;
   try {
-    const auto map = maps ? maps->requests.find(name) : std::map<std::string, DeviceMap>::const_iterator();
-    outgoing = stage(message, maps && map != maps->requests.end() ? &map->second : nullptr, name, {});
+    outgoing = stage(message, maps.get(), &DeviceMaps::requests, name, {});
   } catch (...) {
     return handler(errorFromException(std::current_exception(), ErrorCode::kSerialization, self().name));
   }
@@ -220,13 +226,18 @@ Messenger::ReplyHandler DeviceMessenger::unstaging(WorkerId from, Maps maps, Rep
 // --- serving ---
 
 void DeviceMessenger::on(Kind kind, Where where, RequestHandler handler) {
-  // Handlers on the loop, and messages that may be repeated, have no tensors.
-  if (where == Where::kLoop || isReliable(kind)) return ForwardingMessenger::on(kind, where, std::move(handler));
-  ForwardingMessenger::on(kind, where, [this, handler = std::move(handler)](Request request, Responder responder) {
-    const auto maps = this->maps();
-    if (!maps) return handler(std::move(request), std::move(responder));
-    serve(maps, handler, std::move(request), responder);
-  });
+  const bool is_on_loop = where == Where::kLoop;
+  // Neither they nor their replies have tensors.
+  if (isReliable(kind) || (is_on_loop && !carriesValues(kind)))
+    return ForwardingMessenger::on(kind, where, std::move(handler));
+  ForwardingMessenger::on(
+      kind, where, [this, is_on_loop, handler = std::move(handler)](Request request, Responder responder) {
+        const auto maps = this->maps();
+        if (!maps) return handler(std::move(request), std::move(responder));
+        const StreamScope scope(pooledStreams(maps->devices));
+        if (!is_on_loop) unstage(request.message, *maps, request.from.name, {});  // it blocks
+        serve(maps, handler, std::move(request), responder);
+      });
 }
 
 void DeviceMessenger::onLoopFirst(Kind kind, LoopHandler handler) {
@@ -237,15 +248,12 @@ void DeviceMessenger::onLoopFirst(Kind kind, LoopHandler handler) {
 
 void DeviceMessenger::serve(
     const Maps& maps, const RequestHandler& handler, Request request, const Responder& responder) {
-  const StreamScope scope(pooledStreams(maps->devices));
-  unstage(request.message, *maps, request.from.name, {});
   auto reply = [this, maps, to = request.from.name, streams = StreamScope::current(),
                 responder](Result<Message> result) {
     if (!result) return responder.complete(std::move(result));
     Outgoing outgoing;
     try {
-      const auto map = maps->replies.find(to);
-      outgoing = stage(result.value(), map == maps->replies.end() ? nullptr : &map->second, to, streams);
+      outgoing = stage(result.value(), maps.get(), &DeviceMaps::replies, to, streams);
     } catch (...) {
       events_.on_unsent_reply(result.value());
       return responder.fail(errorFromException(std::current_exception(), ErrorCode::kSerialization, self().name));

@@ -54,8 +54,11 @@ class DeviceMessenger final : public ForwardingMessenger {
   /// Null: this worker uses no devices.
   Maps maps() const;
   /// Takes the message and queues the copies of its tensors to host memory; it is sent after them, and after what is
-  /// queued on the streams `served`. `map` may be null. Throws, and leaves the message as it was.
-  Outgoing stage(Message& message, const DeviceMap* map, const std::string& to, const Streams& served) const;
+  /// queued on the streams `served`. `maps` may be null; `by_name` are those of them that count. Throws, and leaves
+  /// the message as it was.
+  Outgoing stage(
+      Message& message, const DeviceMaps* maps, std::map<std::string, DeviceMap> DeviceMaps::*by_name,
+      const std::string& to, const Streams& served) const;
   /// Calls `send` when the work that the message depends on has run, or `fail`; at once, or on the pool.
   void whenStaged(
       Outgoing outgoing, std::function<void(Message)> send, const std::function<void(const Error&)>& fail);
@@ -63,6 +66,7 @@ class DeviceMessenger final : public ForwardingMessenger {
   /// used. Blocks until they are there. Throws Error.
   void unstage(Message& message, const DeviceMaps& maps, const std::string& from, const Streams& users) const;
   ReplyHandler unstaging(WorkerId from, Maps maps, ReplyHandler handler);
+  /// Calls the handler with a responder that sends the reply's tensors, after the work on the streams of this scope.
   void serve(const Maps& maps, const RequestHandler& handler, Request request, const Responder& responder);
 
   const Events events_;

@@ -58,6 +58,7 @@ class _TensorPipeRpcBackendOptionsBase(RpcBackendOptions):
         rpc_timeout: float = ...,
         init_method: str = ...,
         device_maps: dict[str, dict[torch.device, torch.device]] = ...,
+        maps_to_same_device: bool = ...,
         devices: list[torch.device] = ...,
         transport: str = ...,
         secret: str | bytes = ...,
@@ -115,7 +116,10 @@ class TensorPipeAgent(RpcAgent):
     def _get_metadata(self, id: int) -> bytes: ...
     def _is_member(self, id: int) -> bool: ...
     def _set_devices(
-        self, devices: list[torch.device], reverse_device_maps: dict[str, dict[torch.device, torch.device]]
+        self,
+        devices: list[torch.device],
+        reverse_device_maps: dict[str, dict[torch.device, torch.device]],
+        maps_to_same_device: bool = ...,
     ) -> None: ...
     def _update_group_membership(
         self,

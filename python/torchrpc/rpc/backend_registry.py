@@ -5,7 +5,7 @@ import enum
 import json
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -122,8 +122,9 @@ def _device_count() -> int:
     return torch.get_device_module(_accelerator()).device_count()
 
 
-def _tensorpipe_validate_devices(devices: Iterable[torch.device], count: int) -> bool:
-    kind = _accelerator().type
+def _tensorpipe_validate_devices(devices: Iterable[torch.device], count: int, kind: str | None = None) -> bool:
+    """Return whether a worker with so many accelerators has these devices; `kind` is their type, by default of ours."""
+    kind = kind or _accelerator().type
     return all(d.type == "cpu" or (d.type == kind and 0 <= d.index < count) for d in devices)
 
 
@@ -133,13 +134,15 @@ def _validate_device_maps(
     all_device_maps: dict[str, dict[str, _DeviceMap]],
     all_devices: dict[str, list[torch.device]],
     is_static_group: bool = True,
+    all_kinds: dict[str, str] | None = None,
 ) -> None:
     """Raise ValueError for device maps and device lists that do not fit together; the text names the workers."""
+    kinds = all_kinds or {}
     for node in all_names:
         devices, count = all_devices[node], all_device_counts[node]
         if len(set(devices)) != len(devices):
             raise ValueError(f"Node {node} has duplicated devices\ndevices = {devices}")
-        if not _tensorpipe_validate_devices(devices, count):
+        if not _tensorpipe_validate_devices(devices, count, kinds.get(node)):
             raise ValueError(
                 f"Node {node} has devices with invalid indices\ndevices = {devices}\ndevice count = {count}"
             )
@@ -157,25 +160,40 @@ def _validate_device_maps(
                     f"device map = {device_map}"
                 )
             for side, node, used in (("source", source, device_map.keys()), ("target", target, device_map.values())):
-                known = all_devices.get(node), all_device_counts.get(node)
+                known = all_devices.get(node), all_device_counts.get(node), kinds.get(node)
                 _validate_side(side, used, source, target, device_map, *known)
 
 
 def _validate_side(
-    side: str, used: Any, source: str, target: str, device_map: _DeviceMap, devices: Any, count: int | None
+    side: str,
+    used: Any,
+    source: str,
+    target: str,
+    device_map: _DeviceMap,
+    devices: Any,
+    count: int | None,
+    kind: str | None,
 ) -> None:
     where = f"in its device map for {target}\ndevice map = {device_map}"
     if devices:
-        if not set(used).issubset(devices):
+        if not (set(used) - {torch.device("cpu")}).issubset(devices):
             raise ValueError(f"Node {source} has unexpected {side} devices {where}\ndevices = {devices}")
-    elif count is not None and not _tensorpipe_validate_devices(used, count):
+    elif count is not None and not _tensorpipe_validate_devices(used, count, kind):
         raise ValueError(f"Node {source} has {side} devices with invalid indices {where}\ndevice count = {count}")
 
 
 def _create_device_list(
-    my_devices: list[torch.device], my_device_maps: dict[str, _DeviceMap], reverse_device_maps: dict[str, _DeviceMap]
+    my_devices: list[torch.device],
+    my_device_maps: dict[str, _DeviceMap],
+    reverse_device_maps: dict[str, _DeviceMap],
+    all_of_mine: Iterable[torch.device] = (),
 ) -> list[torch.device]:
-    """Return the given devices, else those that this worker's maps and the maps of others to this worker name."""
+    """Return the given devices, else those that this worker's maps and the maps of others to this worker name.
+
+    `all_of_mine`: all that this worker has, if it maps devices to those of the same name.
+    """
+    if not my_devices:
+        my_devices = list(all_of_mine)
     if not my_devices:
         maps = [*my_device_maps.values(), *reverse_device_maps.values()]
         my_devices = list({device for map_ in maps for device in map_} - {torch.device("cpu")})
@@ -238,7 +256,9 @@ def _init_handler(agent_type: type[TensorPipeAgent], options_type: type) -> Call
 def _make_agent(
     agent_type: type[TensorPipeAgent], store: dist.Store, name: str, rank: int, world_size: int | None, options: Any
 ) -> TensorPipeAgent:
-    metadata = _describe_devices(_device_count(), options.device_maps, options.devices)
+    metadata = _describe_devices(
+        _device_count(), options.device_maps, options.devices, _accelerator().type, options._maps_to_same_device
+    )
     return agent_type(
         store, name, rank, world_size, options, {}, [], metadata, init_timeout=init_timeout().total_seconds()
     )
@@ -273,22 +293,39 @@ def _start(agent: TensorPipeAgent) -> None:
         raise
 
 
-def _describe_devices(count: int, maps: dict[str, _DeviceMap], devices: list[torch.device]) -> bytes:
+class _Devices(NamedTuple):
+    """What the workers of a group know of each other's devices."""
+
+    count: int = 0  # of the accelerator
+    maps: dict[str, _DeviceMap] = {}  # noqa: RUF012
+    devices: list[torch.device] = []  # noqa: RUF012
+    kind: str | None = None  # of the accelerator
+    maps_to_same_device: bool = False
+
+    def all(self) -> list[torch.device]:
+        return [torch.device(self.kind or "cuda", index) for index in range(self.count)]
+
+
+def _describe_devices(
+    count: int, maps: dict[str, _DeviceMap], devices: list[torch.device], kind: str, maps_to_same_device: bool
+) -> bytes:
     """Encode devices as JSON for `_read_devices` on other workers. Not a pickle: any peer may write to the store."""
     described = {name: [(str(here), str(there)) for here, there in map_.items()] for name, map_ in maps.items()}
-    return json.dumps([count, described, [str(device) for device in devices]]).encode()
+    return json.dumps([count, described, [str(device) for device in devices], kind, maps_to_same_device]).encode()
 
 
-def _read_devices(metadata: bytes) -> tuple[int, dict[str, _DeviceMap], list[torch.device]]:
-    """Decode number of devices, device maps and devices."""
-    count, maps, devices = json.loads(metadata)
+def _read_devices(metadata: bytes) -> _Devices:
+    """Decode what `_describe_devices` has encoded."""
+    count, maps, devices, kind, maps_to_same_device = json.loads(metadata)
     read = {name: {torch.device(here): torch.device(there) for here, there in map_} for name, map_ in maps.items()}
-    return int(count), read, [torch.device(device) for device in devices]
+    return _Devices(
+        int(count), read, [torch.device(device) for device in devices], str(kind), maps_to_same_device is True
+    )
 
 
-def _devices_of(agent: TensorPipeAgent, worker: WorkerInfo) -> tuple[Any, Any, Any]:
-    """Return the number of devices of a worker, its device maps and its devices; C++ workers have none."""
-    return (0, {}, []) if is_cpp(agent, worker) else _read_devices(agent._get_metadata(worker.id))
+def _devices_of(agent: TensorPipeAgent, worker: WorkerInfo) -> _Devices:
+    """Return what a worker has said of its devices; C++ workers have none."""
+    return _Devices() if is_cpp(agent, worker) else _read_devices(agent._get_metadata(worker.id))
 
 
 def _exchange_devices(agent: TensorPipeAgent) -> None:
@@ -298,19 +335,28 @@ def _exchange_devices(agent: TensorPipeAgent) -> None:
     """
     try:
         me, workers = agent.get_worker_info(), agent.get_worker_infos()
-        metadata = {worker.name: _devices_of(agent, worker) for worker in workers}
-        counts, maps, devices = ({name: of_worker[i] for name, of_worker in metadata.items()} for i in range(3))
-        names = list(metadata)
-        _validate_device_maps(names, counts, maps, devices, agent.is_static_group)
+        known = {worker.name: _devices_of(agent, worker) for worker in workers}
+        names = list(known)
+        maps = {name: of.maps for name, of in known.items()}
+        _validate_device_maps(
+            names,
+            {name: of.count for name, of in known.items()},
+            maps,
+            {name: of.devices for name, of in known.items()},
+            agent.is_static_group,
+            {name: of.kind for name, of in known.items() if of.kind},
+        )
+        maps_to_same_device = any(of.maps_to_same_device for of in known.values())
         for name in [me.name] if agent.is_static_group else names:
             reverse_maps = _create_reverse_mapping(name, names, maps)
-            used = _create_device_list(devices[name], maps[name], reverse_maps)
+            mine = known[name].all() if maps_to_same_device else []
+            used = _create_device_list(known[name].devices, maps[name], reverse_maps, mine)
             if name == me.name:
                 _start_accelerator(used)
-                agent._set_devices(used, reverse_maps)
+                agent._set_devices(used, reverse_maps, maps_to_same_device)
             else:
                 _update_member(name, me, used, reverse_maps)
-        if agent.is_static_group and any(maps.values()):
+        if agent.is_static_group and (maps_to_same_device or any(maps.values())):
             api._all_gather(None)  # no worker calls by a map before all workers have the maps
     except BaseException:
         api.shutdown(graceful=False)

@@ -23,13 +23,17 @@ DeviceType: TypeAlias = int | str | torch.device
 def _any_device(device: DeviceType) -> torch.device:
     # torch.device(0) is the accelerator of this machine, and fails on machines that have none.
     bare = isinstance(device, int) and not torch.accelerator.is_available()
-    return torch.device("cuda", device) if bare else torch.device(device)
+    found = torch.device("cuda", device) if bare else torch.device(device)
+    if found.type == "meta":
+        raise ValueError("Tensors on the device meta have no data: they need no device map.")
+    # "cuda" means another device on each thread; in a map it is the first.
+    return torch.device(found.type, 0) if found.index is None and found.type != "cpu" else found
 
 
 def _to_device(device: DeviceType) -> torch.device:
     device = _any_device(device)
-    if device.type != "cuda":
-        raise ValueError(f"`set_devices` expect a list of CUDA devices, but got device type {device.type}.")
+    if device.type == "cpu":
+        raise ValueError("`set_devices` expect a list of CUDA devices, or of another accelerator, but got a CPU.")
     return device
 
 
@@ -45,6 +49,14 @@ def _to_device_map(device_map: Mapping[DeviceType, DeviceType]) -> dict[torch.de
         full[source] = target
         reverse[target] = source
     return full
+
+
+def _to_device_maps(maps: Mapping[str, Mapping[DeviceType, DeviceType]] | str | None) -> dict:
+    if isinstance(maps, str):
+        if maps != "identity":
+            raise ValueError(f'device_maps must be a dict or "identity", but is {maps!r}.')
+        return {}
+    return {to: _to_device_map(device_map) for to, device_map in (maps or {}).items()}
 
 
 def _to_device_list(devices: Iterable[DeviceType]) -> list[torch.device]:
@@ -94,8 +106,12 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         rpc_timeout (float): default time-out of calls in seconds; 0: no limit.
         init_method (str): where the workers meet: `env://` (MASTER_ADDR and MASTER_PORT), `tcp://host:port` or
             `file:///path/on/a/shared/file/system`.
-        device_maps (dict): callee's name -> {device here: device there}, for tensors that are not on the CPU.
-        devices (list): the CUDA devices of this worker; default: those that the device maps of all workers name.
+        device_maps (dict or str): callee's name -> {device here: device there}: where the tensors of an accelerator go
+            in calls to that worker; in its replies they go the other way. The CPU can be one of the two. `"identity"`:
+            each device to the device of the same name, on all workers that have it and that `set_device_map` does not
+            name. Default: no maps; then only CPU tensors can be sent.
+        devices (list): the devices of an accelerator that this worker uses; default: those that the device maps of all
+            workers name. Each function that it serves gets streams of its own on them.
         transport (str): `"native"` (shared memory within a host, else TCP), `"tcp"` (TCP everywhere), `"tensorpipe"` or
             `"auto"`, the same on all workers; default: the environment variable TORCHRPC_TRANSPORT, else `"auto"`,
             which is native.
@@ -153,8 +169,8 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             order of preference; those that do not work on this machine are skipped with a warning.
 
     Raises:
-        ValueError: a device map that is not 1-to-1, a device in `devices` that is not a CUDA device, an empty secret,
-            or another word for `encryption`.
+        ValueError: a device map that is not 1-to-1, the CPU in `devices`, an empty secret, or another word for
+            `device_maps` or `encryption`.
         TypeError: an argument of another type.
         RuntimeError: a number that must be positive and is not, or a limit that is too small for the group's own
             messages.
@@ -166,7 +182,7 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         num_worker_threads: int = DEFAULT_NUM_WORKER_THREADS,
         rpc_timeout: float = DEFAULT_RPC_TIMEOUT_SEC,
         init_method: str = DEFAULT_INIT_METHOD,
-        device_maps: dict[str, dict[DeviceType, DeviceType]] | None = None,
+        device_maps: dict[str, dict[DeviceType, DeviceType]] | str | None = None,
         devices: list[DeviceType] | None = None,
         transport: str | None = None,
         secret: str | bytes | None = None,
@@ -189,7 +205,7 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             ("num_worker_threads", num_worker_threads, numbers.Integral, "an int"),
             ("rpc_timeout", rpc_timeout, numbers.Real, "a number of seconds"),
             ("init_method", init_method, str, "a str"),
-            ("device_maps", device_maps, Mapping | None, "a dict"),
+            ("device_maps", device_maps, Mapping | str | None, 'a dict or "identity"'),
             ("transport", transport, str | None, "a str"),
             ("identity", identity, str | os.PathLike | None, "a path"),
             ("encryption", encryption, str | None, "a str"),
@@ -215,7 +231,8 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             num_worker_threads=num_worker_threads,
             rpc_timeout=rpc_timeout,
             init_method=init_method,
-            device_maps={to: _to_device_map(device_map) for to, device_map in (device_maps or {}).items()},
+            device_maps=_to_device_maps(device_maps),
+            maps_to_same_device=device_maps == "identity",
             devices=_to_device_list(devices or []),
             transport=transport or "",
             secret=_checked_secret(secret),
@@ -299,9 +316,9 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         self._set_device_map(to, added)
 
     def set_devices(self, devices: list[DeviceType]) -> None:
-        """Set the CUDA devices of this worker. Calls are ordered after the work on their current streams.
+        """Set the devices of an accelerator that this worker uses. Functions that it serves have streams of their own.
 
         Raises:
-            ValueError: a device is not a CUDA device.
+            ValueError: a device is the CPU.
         """
         self.devices = _to_device_list(devices)
