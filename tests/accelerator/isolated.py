@@ -1,0 +1,100 @@
+"""Runs tests of simulated devices in a process of their own.
+
+The process of the other tests must not have these devices: torch has one accelerator in a process, and its autograd
+engine starts a thread for each device when it is first used.
+
+    @isolated.on_accelerator
+    def test_addition():
+        assert (torch.ones(2, device="sim") + 1).tolist() == [2, 2]
+
+All such tests of a process of pytest run in one child process, one after the other. A test that crashes or hangs ends
+it; the next test starts another.
+"""
+
+import atexit
+import functools
+import importlib.util
+import multiprocessing as mp
+import sys
+import traceback
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+import sim
+
+LIMIT_S = 100
+
+
+def _serve(connection):
+    """Be the child process: call functions until the parent closes the connection."""
+    sim.load()
+    modules = {}
+    while True:
+        try:
+            path, name, args, kwargs = connection.recv()
+        except EOFError:
+            return
+        try:
+            if path not in modules:
+                spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+                modules[path] = importlib.util.module_from_spec(spec)
+                sys.modules[spec.name] = modules[path]
+                spec.loader.exec_module(modules[path])
+            sim.take_conflicts()
+            getattr(modules[path], name).__wrapped__(*args, **kwargs)
+            for index in range(sim.device_count()):
+                sim.synchronize(index)
+            connection.send(None)
+        except BaseException:
+            connection.send(traceback.format_exc())
+
+
+class _Child:
+    def __init__(self):
+        self.process = None
+
+    def call(self, *request):
+        if self.process is None or not self.process.is_alive():
+            context = mp.get_context("spawn")
+            self.connection, theirs = context.Pipe()
+            self.process = context.Process(target=_serve, args=(theirs,))
+            self.process.start()
+            theirs.close()
+            atexit.register(self.end)
+        self.connection.send(request)
+        try:
+            if not self.connection.poll(LIMIT_S):
+                pytest.fail(f"the test did not end within {LIMIT_S} s")
+            return self.connection.recv()
+        except BaseException as error:
+            self.process.kill()
+            self.process.join()
+            self.connection.close()
+            if isinstance(error, (EOFError, ConnectionError)):
+                pytest.fail(f"the process of the test ended with the exit code {self.process.exitcode}")
+            raise
+
+    def end(self):
+        """Let the child process end; multiprocessing would wait for it otherwise."""
+        self.connection.close()
+        self.process.join(10)
+        self.process.kill()
+
+
+_child = _Child()
+
+
+def on_accelerator(function):
+    """Let a test run in the process that has the simulated devices."""
+
+    @functools.wraps(function)
+    def test(*args, **kwargs):
+        if sim.extension_path() is None:
+            pytest.skip("the simulated accelerator is not built: cmake --build build/release")
+        failure = _child.call(function.__code__.co_filename, function.__name__, args, kwargs)
+        if failure:
+            pytest.fail(failure, pytrace=False)
+
+    return test
