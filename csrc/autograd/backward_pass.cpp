@@ -327,15 +327,19 @@ void BackwardPass::deliver(const RecvFunction& recv, variable_list gradients) {
   }
   if (defers) {
     deferred_ = std::move(of_message);
+    deferred_computed_ = UsedDevices::record();
   } else {
     send(recv.sender(), std::move(of_message));
   }
 }
 
+std::optional<MessageGradients> BackwardPass::takeDeferred() {
+  UsedDevices::waitFor(std::exchange(deferred_computed_, nullptr));
+  return std::exchange(deferred_, std::nullopt);
+}
+
 void BackwardPass::sendDeferred() {
-  if (!deferred_) return;
-  auto gradients = *std::exchange(deferred_, std::nullopt);
-  send(*started_by_, std::move(gradients));
+  if (auto gradients = takeDeferred()) send(*started_by_, *std::move(gradients));
 }
 
 void BackwardPass::send(WorkerId to, MessageGradients gradients) {
@@ -401,7 +405,7 @@ void BackwardPass::finishIfDone() {
   }
   notifyChanged();
   context_->endPass(id_, std::nullopt);
-  if (send_reply) send_reply(GradientReply{std::exchange(deferred_, std::nullopt)});
+  if (send_reply) send_reply(GradientReply{takeDeferred()});
 }
 
 void BackwardPass::fail(Error error) {

@@ -103,6 +103,8 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   void deliver(const RecvFunction& recv, variable_list gradients);
   void send(WorkerId to, MessageGradients gradients);
   void sendDeferred();
+  /// They can be sent from the current streams. nullopt: there are none.
+  std::optional<MessageGradients> takeDeferred();
   void onReply(WorkerId from, bool counted, const Result<Message>& reply);
   std::shared_ptr<void> lend(const torch::autograd::AccumulateGrad& leaf);
   /// Ends the pass here, wakes its thread and sends the last reply, once no work is left here or on workers reached.
@@ -127,6 +129,7 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   std::vector<std::unique_ptr<GradientLoan>> loans_;               ///< that last until the graph has run
   std::unordered_set<const at::TensorImpl*> lent_leaves_;
   std::optional<MessageGradients> deferred_;  ///< for started_by_: sent with the reply if no work follows them
+  StreamEventsPtr deferred_computed_;         ///< the device work that computes them
   std::exception_ptr interrupt_exception_;    ///< what a signal handler raised during a wait
   Mutex mutex_;
   CondVar changed_;

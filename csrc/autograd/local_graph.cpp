@@ -13,6 +13,7 @@ namespace torchrpc {
 using torch::autograd::AccumulateGrad;
 using torch::autograd::AnomalyMode;
 using torch::autograd::Edge;
+using torch::autograd::InputBuffer;
 using torch::autograd::Node;
 
 std::vector<const RecvFunction*> LocalGraph::add(NodePtr root) {
@@ -37,19 +38,37 @@ std::vector<const RecvFunction*> LocalGraph::add(NodePtr root) {
 }
 
 void LocalGraph::setGradients(const Node& root, variable_list gradients) {
-  ready_.push({pending_.at(&root).node, std::move(gradients)});
+  ready_.push({pending_.at(&root).node, InputBuffer(std::move(gradients))});
 }
+
+namespace {
+
+/// What is queued from now on on the node's stream, and on the current one of each gradient's device, runs after the
+/// work that computes the gradients. The buffer has events where that was queued on another stream.
+void waitForInputs(const InputBuffer& inputs, const std::optional<c10::Stream>& stream) {
+  for (size_t i = 0; i < inputs.ready_events.size(); ++i) {
+    const auto& event = inputs.ready_events[i];
+    if (!event) continue;
+    if (stream && stream->device_type() == event->device_type()) event->block(*stream);
+    const auto& gradient = inputs.buffer[i];
+    if (!gradient.defined() || !isAccelerator(gradient.device())) continue;
+    for (const auto& current : currentStreams({gradient.device()})) event->block(current);
+  }
+}
+
+}  // namespace
 
 void LocalGraph::runNext() {
   // top() is const, but the element is removed in the next line.
-  auto [node, gradients] = std::move(const_cast<Ready&>(ready_.top()));  // NOLINT
+  auto [node, inputs] = std::move(const_cast<Ready&>(ready_.top()));  // NOLINT
   ready_.pop();
   const auto stream = node->stream();
   const c10::OptionalStreamGuard guard(stream);
+  waitForInputs(inputs, stream);
   if (stream && std::ranges::find(streams_, *stream) == streams_.end()) streams_.push_back(*stream);
   variable_list outputs;
   try {
-    outputs = runNode(*node, std::move(gradients));
+    outputs = runNode(*node, std::move(inputs.buffer));
   } catch (...) {
     if (AnomalyMode::is_enabled()) node->metadata()->print_stack(node->name());
     throw;
@@ -68,7 +87,7 @@ void LocalGraph::propagate(const Edge& edge, at::Tensor gradient, std::optional<
   if (!next.inputs) next.inputs.emplace(next.node->num_inputs());
   next.inputs->add(edge.input_nr, std::move(gradient), stream, next.node->stream(), next.node.get());
   if (--next.missing > 0) return;
-  ready_.push({next.node, std::move(next.inputs->buffer)});
+  ready_.push({next.node, *std::move(next.inputs)});
   next.inputs.reset();
 }
 

@@ -61,7 +61,7 @@ class LocalGraph {
   };
   struct Ready {
     NodePtr node;
-    variable_list gradients;
+    torch::autograd::InputBuffer inputs;
   };
   struct CreatedEarlier {
     bool operator()(const Ready& a, const Ready& b) const { return a.node->sequence_nr() < b.node->sequence_nr(); }

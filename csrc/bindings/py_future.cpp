@@ -342,7 +342,9 @@ void waitUntilDone(const FuturePtr& future) {
 
 py::object waitForValue(const Wrapped& future) {
   waitUntilDone(future->fut);
-  return torch::jit::tracer::isTracing() ? future->wait() : future->value();
+  // wait() also lets the current streams wait for the value's device work.
+  const bool needs_wait = torch::jit::tracer::isTracing() || !future->fut->devices().empty();
+  return needs_wait ? future->wait() : future->value();
 }
 
 py::list waitForValues(const py::sequence& objects) {

@@ -24,7 +24,8 @@ struct DeviceMessenger::Outgoing {
 
 namespace {
 
-// Longer than the copy of a small tensor takes on an idle device; shorter than to have a thread of the pool wait for it.
+// Longer than the copy of a small tensor takes on an idle device; shorter than to have a thread of the pool wait for
+// it.
 constexpr Duration kSpin = std::chrono::microseconds(20);
 
 bool isOnAccelerator(const at::Tensor& tensor) { return tensor.defined() && isAccelerator(tensor.device()); }
@@ -85,7 +86,7 @@ DeviceMessenger::Maps DeviceMessenger::maps() const {
 // --- sending ---
 
 DeviceMessenger::Outgoing DeviceMessenger::stage(
-    Message& message, const DeviceMaps* maps, std::map<std::string, DeviceMap> DeviceMaps::*by_name,
+    Message& message, const DeviceMaps* maps, std::map<std::string, DeviceMap> DeviceMaps::* by_name,
     const std::string& to, const Streams& served) const {
   const DeviceMap* map = nullptr;
   if (maps) {
@@ -187,7 +188,8 @@ void DeviceMessenger::unstage(
           self().name);
     }
     to[move.tensor] = move.target;
-    if (targets.find(move.target.str()) == std::string::npos) targets += (targets.empty() ? "" : ", ") + move.target.str();
+    if (targets.find(move.target.str()) == std::string::npos)
+      targets += (targets.empty() ? "" : ", ") + move.target.str();
   }
   if (targets.empty()) return;
   const bool has_scope = !StreamScope::current().empty();
@@ -218,6 +220,7 @@ Messenger::ReplyHandler DeviceMessenger::unstaging(WorkerId from, Maps maps, Rep
       } catch (const Error& error) {
         return handler(error);
       }
+      const StreamScope scope(streams);  // as on the thread that has made the request
       handler(std::move(*message));
     });
   };
@@ -241,9 +244,10 @@ void DeviceMessenger::on(Kind kind, Where where, RequestHandler handler) {
 }
 
 void DeviceMessenger::onLoopFirst(Kind kind, LoopHandler handler) {
-  ForwardingMessenger::onLoopFirst(kind, [this, handler = std::move(handler)](const Request& request, const Responder& responder) {
-    return !has_maps_.load(std::memory_order_acquire) && handler(request, responder);
-  });
+  ForwardingMessenger::onLoopFirst(
+      kind, [this, handler = std::move(handler)](const Request& request, const Responder& responder) {
+        return !has_maps_.load(std::memory_order_acquire) && handler(request, responder);
+      });
 }
 
 void DeviceMessenger::serve(

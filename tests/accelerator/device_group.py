@@ -1,0 +1,84 @@
+"""A group of workers, each a process with simulated devices. The process that starts it is worker "w0".
+
+    import device_group
+
+    device_group.join()  # in a process that has called sim.load()
+    rpc.rpc_sync("w1", function, (torch.ones(2, device="sim:0"),))
+
+The others serve until the end of the process. Functions that they run are in modules of tests/python.
+"""
+
+import contextlib
+import multiprocessing as mp
+import multiprocessing.util
+import os
+import socket
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "python")]
+import sim
+import torch
+
+import torchrpc.rpc as rpc
+
+# Worker -> callee -> {device here: device there}.
+MAPS = {
+    "w0": {
+        "w1": {"sim:0": "sim:1", "sim:1": "sim:0"},
+        "w2": {"sim:0": "sim:2", "cpu": "sim:3"},
+        "w0": {"sim:0": "sim:1", "sim:1": "sim:0"},
+    },
+    "w1": {"w2": {"sim:1": "sim:2", "sim:3": "cpu"}, "w0": {"sim:3": "sim:1"}},
+    "w2": {},
+}
+_joined = False
+
+
+def _init(rank, url, maps, options):
+    sim.load()
+    torch.set_num_threads(1)
+    settings = rpc.TensorPipeRpcBackendOptions(init_method=url, rpc_timeout=60, **options)
+    for callee, device_map in maps[f"w{rank}"].items():
+        settings.set_device_map(callee, device_map)
+    rpc.init_rpc(f"w{rank}", rank=rank, world_size=len(maps), rpc_backend_options=settings)
+
+
+def _serve(rank, url, maps, options):
+    _init(rank, url, maps, options)
+    rpc.shutdown()
+
+
+@contextlib.contextmanager
+def group(maps, **options):
+    """Be w0 of a group with these maps; `options` are those of all workers."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    context = mp.get_context("spawn")
+    others = [context.Process(target=_serve, args=(rank, url, maps, options)) for rank in range(1, len(maps))]
+    for process in others:
+        process.start()
+    try:
+        _init(0, url, maps, options)
+        yield
+        with contextlib.suppress(rpc.ShutdownError):  # a test has done it
+            rpc.shutdown()
+        for process in others:
+            process.join(30)
+            assert process.exitcode == 0
+    finally:
+        for process in others:
+            process.kill()
+
+
+def join():
+    """Be w0 of the group with MAPS, until the end of this process."""
+    global _joined
+    if _joined:
+        return
+    _joined = True
+    stack = contextlib.ExitStack()
+    stack.enter_context(group(MAPS))
+    multiprocessing.util.Finalize(None, stack.close, exitpriority=100)
+    os.register_at_fork(after_in_child=stack.pop_all)
