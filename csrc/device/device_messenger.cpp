@@ -28,6 +28,17 @@ namespace {
 // it.
 constexpr Duration kSpin = std::chrono::microseconds(20);
 
+// A larger message is copied to its devices by a thread that does not hold up Python's.
+constexpr size_t kMaxBytesOnStrand = 64 << 10;
+
+size_t bytesOf(const Message& message) {
+  size_t bytes = 0;
+  for (const auto& tensor : message.tensors) {
+    if (tensor.defined() && tensor.has_storage()) bytes += tensor.nbytes();
+  }
+  return bytes;
+}
+
 bool isOnAccelerator(const at::Tensor& tensor) { return tensor.defined() && isAccelerator(tensor.device()); }
 
 bool hasAcceleratorTensors(const Message& message) { return std::ranges::any_of(message.tensors, isOnAccelerator); }
@@ -229,18 +240,42 @@ Messenger::ReplyHandler DeviceMessenger::unstaging(WorkerId from, Maps maps, Rep
 // --- serving ---
 
 void DeviceMessenger::on(Kind kind, Where where, RequestHandler handler) {
-  const bool is_on_loop = where == Where::kLoop;
   // Neither they nor their replies have tensors.
-  if (isReliable(kind) || (is_on_loop && !carriesValues(kind)))
+  if (isReliable(kind) || (where == Where::kLoop && !carriesValues(kind)))
     return ForwardingMessenger::on(kind, where, std::move(handler));
   ForwardingMessenger::on(
-      kind, where, [this, is_on_loop, handler = std::move(handler)](Request request, Responder responder) {
-        const auto maps = this->maps();
-        if (!maps) return handler(std::move(request), std::move(responder));
-        const StreamScope scope(pooledStreams(maps->devices));
-        if (!is_on_loop) unstage(request.message, *maps, request.from.name, {});  // it blocks
-        serve(maps, handler, std::move(request), responder);
+      kind, where,
+      [this, where, handler = std::make_shared<const RequestHandler>(std::move(handler))](
+          Request request, Responder responder) {
+        auto maps = this->maps();
+        if (!maps) return (*handler)(std::move(request), std::move(responder));
+        const StreamScope scope(pooledStreams(maps->devices), std::make_shared<KeptValues>());
+        // Requests that are served on the loop have no tensors.
+        const bool has_moves = where != Where::kLoop && request.message.header(HeaderKind::kDevices);
+        if (has_moves && where == Where::kStrand && bytesOf(request.message) > kMaxBytesOnStrand)
+          return serveOnStrand(std::move(maps), handler, std::move(request), responder);
+        if (has_moves) unstage(request.message, *maps, request.from.name, {});
+        serve(std::move(maps), *handler, std::move(request), responder);
       });
+}
+
+void DeviceMessenger::serveOnStrand(
+    Maps maps, const std::shared_ptr<const RequestHandler>& handler, Request request, const Responder& responder) {
+  const auto fail = [responder](Error error) { responder.fail(std::move(error)); };
+  post([this, maps = std::move(maps), handler, request = std::make_shared<Request>(std::move(request)), responder, fail,
+        deadline = currentDeadline()] {
+    const auto move = [&] { unstage(request->message, *maps, request->from.name, {}); };
+    const auto run = [=, this] {
+      const DeadlineScope limit(deadline);
+      runOrFail([&] { serve(maps, *handler, std::move(*request), responder); }, fail, ErrorCode::kUnknown);
+    };
+    runOrFail(
+        [&] {
+          move();
+          postToStrand(run);
+        },
+        fail, ErrorCode::kUnknown);
+  });
 }
 
 void DeviceMessenger::onLoopFirst(Kind kind, LoopHandler handler) {
@@ -250,10 +285,9 @@ void DeviceMessenger::onLoopFirst(Kind kind, LoopHandler handler) {
       });
 }
 
-void DeviceMessenger::serve(
-    const Maps& maps, const RequestHandler& handler, Request request, const Responder& responder) {
-  auto reply = [this, maps, to = request.from.name, streams = StreamScope::current(),
-                responder](Result<Message> result) {
+void DeviceMessenger::serve(Maps maps, const RequestHandler& handler, Request request, const Responder& responder) {
+  auto reply = [this, maps = std::move(maps), to = request.from.name, streams = StreamScope::current(),
+                kept = StreamScope::currentKept(), responder](Result<Message> result) {
     if (!result) return responder.complete(std::move(result));
     Outgoing outgoing;
     try {
@@ -263,7 +297,7 @@ void DeviceMessenger::serve(
       return responder.fail(errorFromException(std::current_exception(), ErrorCode::kSerialization, self().name));
     }
     whenStaged(
-        std::move(outgoing), [responder](Message message) { responder.reply(std::move(message)); },
+        std::move(outgoing), [responder, kept](Message message) { responder.reply(std::move(message)); },
         [responder](const Error& error) { responder.fail(error); });
   };
   handler(std::move(request), Responder(std::move(reply)));
@@ -273,8 +307,8 @@ namespace {
 
 std::function<void()> onTheseStreams(std::function<void()> task) {
   if (StreamScope::current().empty()) return task;
-  return [streams = StreamScope::current(), task = std::move(task)] {
-    const StreamScope scope(streams);
+  return [streams = StreamScope::current(), kept = StreamScope::currentKept(), task = std::move(task)] {
+    const StreamScope scope(streams, kept);
     task();
   };
 }

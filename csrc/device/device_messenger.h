@@ -57,17 +57,19 @@ class DeviceMessenger final : public ForwardingMessenger {
   /// queued on the streams `served`. `maps` may be null; `by_name` are those of them that count. Throws, and leaves
   /// the message as it was.
   Outgoing stage(
-      Message& message, const DeviceMaps* maps, std::map<std::string, DeviceMap> DeviceMaps::*by_name,
+      Message& message, const DeviceMaps* maps, std::map<std::string, DeviceMap> DeviceMaps::* by_name,
       const std::string& to, const Streams& served) const;
   /// Calls `send` when the work that the message depends on has run, or `fail`; at once, or on the pool.
-  void whenStaged(
-      Outgoing outgoing, std::function<void(Message)> send, const std::function<void(const Error&)>& fail);
+  void whenStaged(Outgoing outgoing, std::function<void(Message)> send, const std::function<void(const Error&)>& fail);
   /// Puts the tensors of a message that has arrived where its header says. `users`: the streams on which they will be
   /// used. Blocks until they are there. Throws Error.
   void unstage(Message& message, const DeviceMaps& maps, const std::string& from, const Streams& users) const;
   ReplyHandler unstaging(WorkerId from, Maps maps, ReplyHandler handler);
   /// Calls the handler with a responder that sends the reply's tensors, after the work on the streams of this scope.
-  void serve(const Maps& maps, const RequestHandler& handler, Request request, const Responder& responder);
+  void serve(Maps maps, const RequestHandler& handler, Request request, const Responder& responder);
+  /// The same for a request in the strand whose tensors are many bytes: the pool copies them to the devices.
+  void serveOnStrand(
+      Maps maps, const std::shared_ptr<const RequestHandler>& handler, Request request, const Responder& responder);
 
   const Events events_;
   std::atomic<bool> has_maps_{false};

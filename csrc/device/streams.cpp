@@ -40,8 +40,15 @@ Streams pooledStreams(const Devices& devices) {
   });
 }
 
-StreamScope::StreamScope(Streams streams) : outer_(innermost_scope), streams_(std::move(streams)) {
-  for (const auto& stream : streams_) previous_.push_back(VirtualGuardImpl(stream.device_type()).exchangeStream(stream));
+void KeptValues::add(c10::IValue value) {
+  MutexLock lock(mutex_);
+  values_.push_back(std::move(value));
+}
+
+StreamScope::StreamScope(Streams streams, std::shared_ptr<KeptValues> kept)
+    : outer_(innermost_scope), streams_(std::move(streams)), kept_(std::move(kept)) {
+  for (const auto& stream : streams_)
+    previous_.push_back(VirtualGuardImpl(stream.device_type()).exchangeStream(stream));
   innermost_scope = this;
 }
 
@@ -53,6 +60,12 @@ StreamScope::~StreamScope() {
 const Streams& StreamScope::current() {
   static const Streams none;
   return innermost_scope ? innermost_scope->streams_ : none;
+}
+
+std::shared_ptr<KeptValues> StreamScope::currentKept() { return innermost_scope ? innermost_scope->kept_ : nullptr; }
+
+void StreamScope::keep(const c10::IValue& value) {
+  if (innermost_scope && innermost_scope->kept_) innermost_scope->kept_->add(value);
 }
 
 StreamEvents::StreamEvents(const Streams& streams) {

@@ -1,8 +1,9 @@
 #pragma once
 
-// Streams and events of any torch device, by c10's own interfaces. Work on an accelerator is queued on a stream and runs
-// later; what another stream, or the CPU, does with its results has to wait for it. Any thread.
+// Streams and events of any torch device, by c10's own interfaces. Work on an accelerator is queued on a stream and
+// runs later; what another stream, or the CPU, does with its results has to wait for it. Any thread.
 
+#include <ATen/core/ivalue.h>
 #include <c10/core/Device.h>
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
@@ -10,6 +11,8 @@
 #include <memory>
 #include <optional>
 #include <vector>
+
+#include "base/sync/mutex.h"
 
 namespace torchrpc {
 
@@ -24,20 +27,37 @@ bool isAccelerator(const c10::Device& device);
 Streams currentStreams(const Devices& devices);
 Streams pooledStreams(const Devices& devices);
 
+/// Values that live until device work that uses them has run. Thread-safe.
+class KeptValues {
+ public:
+  void add(c10::IValue value);
+
+ private:
+  Mutex mutex_;
+  std::vector<c10::IValue> values_ TORCHRPC_GUARDED_BY(mutex_);
+};
+
 /// While it lives, these streams are the current ones of their devices on this thread.
 class StreamScope {
  public:
-  explicit StreamScope(Streams streams);
+  /// `kept`: where keep() puts values; null: nowhere.
+  explicit StreamScope(Streams streams, std::shared_ptr<KeptValues> kept = nullptr);
   ~StreamScope();
   StreamScope(const StreamScope&) = delete;
   StreamScope& operator=(const StreamScope&) = delete;
 
   /// The streams of the innermost scope of this thread; empty: there is none.
   static const Streams& current();
+  /// Of the same.
+  static std::shared_ptr<KeptValues> currentKept();
+  /// For a value that this thread will use on its streams, and that others can release: it is kept as long as the work
+  /// of the innermost scope needs it.
+  static void keep(const c10::IValue& value);
 
  private:
   const StreamScope* const outer_;
   const Streams streams_;
+  const std::shared_ptr<KeptValues> kept_;
   Streams previous_;
 };
 

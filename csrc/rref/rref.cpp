@@ -7,6 +7,17 @@
 
 namespace torchrpc {
 
+namespace {
+
+/// For the thread that gets a value: see OwnerRRef.
+void prepareUse(const Result<c10::IValue>& settled, const StreamEventsPtr& computed) {
+  if (!computed) return;
+  UsedDevices::waitFor(computed);
+  if (settled) StreamScope::keep(settled.value());
+}
+
+}  // namespace
+
 bool OwnerRRef::setValue(c10::IValue value) { return settle(std::move(value)); }
 
 bool OwnerRRef::setError(Error error) { return settle(std::move(error)); }
@@ -43,7 +54,7 @@ std::optional<Result<c10::IValue>> OwnerRRef::result() const {
     computed = computed_;
     result = result_;
   }
-  UsedDevices::waitFor(computed);
+  if (result) prepareUse(*result, computed);
   return result;
 }
 
@@ -59,7 +70,7 @@ void OwnerRRef::whenReady(ValueHandler handler) {
     settled = &*result_;
     computed = computed_;
   }
-  UsedDevices::waitFor(computed);
+  prepareUse(*settled, computed);
   handler(*settled);
 }
 
@@ -79,7 +90,7 @@ c10::IValue OwnerRRef::wait(Duration timeout) const {
     settled = &*result_;
     computed = computed_;
   }
-  UsedDevices::waitFor(computed);
+  prepareUse(*settled, computed);
   return Result(*settled).take();
 }
 

@@ -286,6 +286,20 @@ def fetch_from_w1(rref):
     return rref.to_here()
 
 
+def slow_double(rref):
+    sim._sleep(20_000_000)
+    return rref.local_value() * 2
+
+
+@with_group
+def test_a_value_may_be_released_while_a_function_uses_it():
+    for size in (4, 100_000):
+        rref = rpc.remote("w1", add, (full(1, size=size), full(2, size=size)))
+        future = rpc.rpc_async("w1", slow_double, (rref,))
+        del rref
+        assert values(future.wait()) == [6] * size
+
+
 @with_group
 def test_an_rref_of_a_value_that_is_being_computed():
     stream = torch.Stream(device="sim:1")

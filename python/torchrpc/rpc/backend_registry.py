@@ -1,11 +1,12 @@
 """The registry of backends, and how an agent of the backend TENSORPIPE starts: membership and devices of its group."""
 
 import collections
+import dataclasses
 import enum
 import json
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -293,12 +294,13 @@ def _start(agent: TensorPipeAgent) -> None:
         raise
 
 
-class _Devices(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _Devices:
     """What the workers of a group know of each other's devices."""
 
     count: int = 0  # of the accelerator
-    maps: dict[str, _DeviceMap] = {}  # noqa: RUF012
-    devices: list[torch.device] = []  # noqa: RUF012
+    maps: dict[str, _DeviceMap] = dataclasses.field(default_factory=dict)
+    devices: list[torch.device] = dataclasses.field(default_factory=list)
     kind: str | None = None  # of the accelerator
     maps_to_same_device: bool = False
 
