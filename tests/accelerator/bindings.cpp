@@ -59,6 +59,7 @@ PYBIND11_MODULE(simulated_accelerator, m) {
   m.def("executed_tasks", [](int device) { return executedTasks(static_cast<c10::DeviceIndex>(device)); });
   m.def("set_start_delay", &setStartDelay);
   m.def("start_delay", &startDelay);
+  m.def("set_strict", &setStrict);
   m.def("take_conflicts", &takeConflicts);
   m.def("default_generator", [](int device) { return defaultGenerator(static_cast<c10::DeviceIndex>(device)); });
   m.def("stop", &stop);

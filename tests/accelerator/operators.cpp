@@ -2,7 +2,9 @@
 // of the current stream calls their kernels for the CPU.
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/NativeFunctions.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/native/SparseTensorUtils.h>
 #include <torch/library.h>
 
 #include <cmath>
@@ -673,7 +675,7 @@ void copyFromHost(const at::Tensor& from, const at::Tensor& to, bool is_blocking
   Mirrors mirrors(c10::DeviceType::CPU);
   auto source = is_pinned || is_blocking ? c10::Storage() : from.storage();
   const auto task = enqueue(
-      stream, "copy from the host", {accessOf(to, true)},
+      stream, "copy from the host", {accessOf(from, false), accessOf(to, true)},
       [to = mirrors.of(to), from = mirrors.of(from), source](const auto& is_poisoned) {
         const bool has_died = source && source.use_count() == 1;
         copyInTask(to, from);
@@ -697,12 +699,12 @@ void copyToHost(const at::Tensor& from, const at::Tensor& to, bool is_blocking) 
   const bool is_pinned = isPinned(to.storage().data());
   Mirrors mirrors(c10::DeviceType::CPU);
   auto target = is_pinned ? c10::Storage() : to.storage();
-  if (!is_blocking) {
-    copyInTask(to, at::empty(to.sizes(), to.options()).zero_());
-    poison(to.detach());
+  const auto target_access = accessOf(to, true);
+  if (!is_blocking && !isHostMemoryInUse(target_access.begin, target_access.bytes)) {
+    poison(to.detach());  // what the host finds if it does not wait
   }
   const auto task = enqueue(
-      stream, "copy to the host", {accessOf(from, false)},
+      stream, "copy to the host", {accessOf(from, false), target_access},
       [to = mirrors.of(to), from = mirrors.of(from), target](const auto& is_poisoned) {
         copyInTask(to, from);
         if (is_poisoned) {
@@ -755,7 +757,100 @@ void convolutionBackward(const c10::OperatorHandle& op, Stack* stack) {
   call(general, stack);
 }
 
+// Sparse tensors: operators wait and run on the CPU; only what takes a tensor apart or makes one does not.
+
+void setSparse(const at::Tensor& tensor, const at::Tensor& source) {
+  auto* impl = at::sparse::get_sparse_impl(tensor);
+  impl->resize_(source.sparse_dim(), source.dense_dim(), source.sizes());
+  impl->set_indices_and_values_unsafe(
+      source._indices().to(tensor.device(), at::kLong, false, /*copy=*/true),
+      source._values().to(tensor.device(), tensor.scalar_type(), false, /*copy=*/true));
+  impl->set_coalesced(source.is_coalesced());
+}
+
+void callSparse(const c10::OperatorHandle& op, Stack* stack) {
+  checkUsable();
+  const auto& schema = op.schema();
+  const auto arguments = torch::jit::last(*stack, schema.arguments().size()).vec();
+  const auto device = checkDevices(schema, arguments);
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;
+  Stack cpu_stack;
+  for (const auto& argument : arguments) {
+    cpu_stack.push_back(
+        argument.isDevice() ? IValue(c10::Device(c10::kCPU)) : mapTensors(argument, [&](const at::Tensor& tensor) {
+          if (!isSimulated(tensor)) {
+            return tensor;
+          }
+          copies.emplace_back(tensor, tensor.cpu());
+          return copies.back().second;
+        }));
+  }
+  op.callBoxed(&cpu_stack);
+  size_t next = 0;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    forEachTensor(arguments[i], [&](const at::Tensor& tensor) {
+      if (!isSimulated(tensor)) {
+        return;
+      }
+      const auto& [original, copy] = copies.at(next++);
+      if (isWritten(schema, i) && original.is_sparse()) {
+        setSparse(original, copy);
+      } else if (isWritten(schema, i)) {
+        original.copy_(copy);
+      }
+    });
+  }
+  torch::jit::drop(*stack, arguments.size());
+  for (const auto& result : cpu_stack) {
+    stack->push_back(mapTensors(result, [&](const at::Tensor& tensor) {
+      for (const auto& [original, copy] : copies) {
+        if (tensor.is_same(copy)) {
+          return original;
+        }
+      }
+      return tensor.defined() ? tensor.to(device) : tensor;
+    }));
+  }
+}
+
+at::Tensor sparseTensor(
+    int64_t sparse_dim, int64_t dense_dim, c10::SymIntArrayRef sizes, const at::Tensor& indices,
+    const at::Tensor& values, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+    std::optional<at::Device> device, std::optional<bool> pin_memory, std::optional<bool> is_coalesced) {
+  c10::DeviceGuard guard(values.device());
+  return at::native::new_with_dims_and_tensor_sparse_symint(
+      sparse_dim, dense_dim, sizes, indices, values, dtype, layout, device, pin_memory, is_coalesced);
+}
+
+at::Tensor cloneSparse(const at::Tensor& self, std::optional<at::MemoryFormat> /*memory_format*/) {
+  return at::_sparse_coo_tensor_unsafe(
+      self._indices().clone(), self._values().clone(), self.sizes(), self.options(), self.is_coalesced());
+}
+
+at::Tensor& copySparse(at::Tensor& self, const at::Tensor& source, bool /*non_blocking*/) {
+  TORCH_CHECK(self.is_sparse() && source.is_sparse(), "copy_: only between sparse tensors");
+  setSparse(self, source);
+  return self;
+}
+
 }  // namespace
+
+TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&callSparse>()); }
+
+TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, m) {
+  m.impl("_sparse_coo_tensor_with_dims_and_tensors", TORCH_FN(sparseTensor));
+  m.impl("clone", TORCH_FN(cloneSparse));
+  m.impl("copy_", TORCH_FN(copySparse));
+  m.impl("_indices", TORCH_FN(at::native::_indices_sparse));
+  m.impl("_values", TORCH_FN(at::native::_values_sparse));
+  m.impl("indices", TORCH_FN(at::native::indices_sparse));
+  m.impl("values", TORCH_FN(at::native::values_sparse));
+  m.impl("sparse_dim", TORCH_FN(at::native::sparse_dim_sparse));
+  m.impl("dense_dim", TORCH_FN(at::native::dense_dim_sparse));
+  m.impl("_nnz", TORCH_FN(at::native::_nnz_sparse));
+  m.impl("is_coalesced", TORCH_FN(at::native::is_coalesced_sparse));
+  m.impl("_coalesced_", TORCH_FN(at::native::_coalesced_sparse_));
+}
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
 

@@ -117,6 +117,7 @@ struct Runtime {
   std::map<const char*, Block*> blocks;
   std::map<const char*, PinnedBlock*> pinned_blocks;
   std::vector<Block*> deferred_blocks;
+  std::vector<PastAccess> host_accesses;  // by copies
   std::vector<std::string> conflicts;
   bool is_stopped = false;
 };
@@ -129,6 +130,7 @@ double numberFromEnvironment(const char* name, double otherwise) {
 std::atomic<bool> used{false};
 std::atomic<bool> forked{false};
 std::atomic<int64_t> start_delay_ns{static_cast<int64_t>(numberFromEnvironment("SIM_START_DELAY_S", 0.001) * 1e9)};
+std::atomic<bool> is_strict{numberFromEnvironment("SIM_STRICT", 1) != 0};
 std::atomic<ReleaseGil> release_gil{nullptr};
 
 int configuredDevices() {
@@ -278,6 +280,13 @@ void forgetCompleted(Runtime& r, std::vector<TaskId>& tasks) {
   std::erase_if(tasks, [&](TaskId task) { return r.streams[task.stream].hasCompleted(task.number); });
 }
 
+// Makes the result of a task poison for a conflict.
+void spoil(TaskState& state) {
+  if (is_strict) {
+    state.is_poisoned = true;
+  }
+}
+
 void noteConflictLocked(Runtime& r, std::string description) {
   if (r.conflicts.size() < 1000) {
     r.conflicts.push_back(std::move(description));
@@ -287,17 +296,18 @@ void noteConflictLocked(Runtime& r, std::string description) {
 void trackAccess(
     Runtime& r, StreamState& stream, TaskId task, const char* label, const Access& access,
     const std::shared_ptr<TaskState>& state) {
-  auto* block = findBlock(r, access.begin);
-  if (!block || access.bytes == 0) {
+  if (access.bytes == 0) {
     return;
   }
-  forgetCompleted(r, block->accesses);
+  auto* block = findBlock(r, access.begin);
+  auto& accesses = block ? block->accesses : r.host_accesses;
+  forgetCompleted(r, accesses);
   const char* end = access.begin + access.bytes;
-  if (!block->is_live) {
-    state->is_poisoned = true;
+  if (block && !block->is_live) {
+    spoil(*state);
     noteConflictLocked(r, std::string(label) + " on " + describe(stream) + " uses memory that was freed");
   }
-  for (const auto& past : block->accesses) {
+  for (const auto& past : accesses) {
     if (past.end <= access.begin || end <= past.begin || (!past.is_write && !access.is_write) || past.state == state ||
         isOrdered(r, past.task, stream)) {
       continue;
@@ -307,9 +317,9 @@ void trackAccess(
         std::string(label) + " on " + describe(stream) + (access.is_write ? " writes" : " reads") + " what " +
             past.label + " on " + describe(r.streams[past.task.stream]) + (past.is_write ? " writes" : " reads") +
             ", and does not wait for it");
-    (past.is_write ? state : past.state)->is_poisoned = true;
+    spoil(past.is_write ? *state : *past.state);
   }
-  block->accesses.push_back({task, access.begin, end, access.is_write, label, state});
+  accesses.push_back({task, access.begin, end, access.is_write, label, state});
 }
 
 TaskId enqueueLocked(
@@ -415,7 +425,7 @@ void freeBlock(void* context) {
   forgetCompleted(r, block.accesses);
   for (const auto& access : block.accesses) {
     if (!block.recorded_streams.contains(access.task.stream) && !isOrdered(r, access.task, r.streams[block.stream])) {
-      access.state->is_poisoned = true;
+      spoil(*access.state);
       noteConflictLocked(
           r,
           std::string("memory of ") + describe(r.streams[block.stream]) + " is freed while " + access.label + " on " +
@@ -698,6 +708,16 @@ size_t memoryLimitBytes(c10::DeviceIndex device) {
   return r.devices[device].limit_bytes;
 }
 
+bool isHostMemoryInUse(const void* pointer, size_t bytes) {
+  auto& r = runtime();
+  std::lock_guard lock(r.mutex);
+  forgetCompleted(r, r.host_accesses);
+  const auto* begin = static_cast<const char*>(pointer);
+  return std::any_of(r.host_accesses.begin(), r.host_accesses.end(), [&](const PastAccess& access) {
+    return access.begin < begin + bytes && begin < access.end;
+  });
+}
+
 c10::DataPtr allocatePinned(size_t bytes) {
   auto& r = runtime();
   if (bytes == 0) {
@@ -749,6 +769,8 @@ bool recordPinned(const void* pointer, c10::Stream stream) {
 }
 
 void setStartDelay(double seconds) { start_delay_ns = static_cast<int64_t>(seconds * 1e9); }
+
+void setStrict(bool strict) { is_strict = strict; }
 
 double startDelay() { return static_cast<double>(start_delay_ns) / 1e9; }
 

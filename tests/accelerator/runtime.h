@@ -9,7 +9,7 @@
 //  - Each stream has a vector clock: for each stream, the last of its tasks that is ordered before the next task of
 //  this
 //    one. Recording an event copies the clock; waiting for the event merges the copy.
-//  - Each task declares the ranges of memory that it reads and writes.
+//  - Each task declares the ranges of memory that it reads and writes; copies declare those of the host, too.
 // Two accesses of which one writes conflict unless one is ordered before the other, by the clocks or because it had
 // completed when the other was enqueued. A task that reads (or overwrites) what an unordered task writes gets poison
 // (bytes 0xff: NaN) as its result, whatever the threads do; so does a task that is overtaken by the reuse of memory.
@@ -90,6 +90,8 @@ size_t peakAllocatedBytes(c10::DeviceIndex device);
 void resetPeakAllocatedBytes(c10::DeviceIndex device);
 size_t memoryLimitBytes(c10::DeviceIndex device);
 
+// Whether a copy of this memory of the host is under way.
+bool isHostMemoryInUse(const void* pointer, size_t bytes);
 c10::DataPtr allocatePinned(size_t bytes);
 bool isPinned(const void* pointer);
 // Keeps a block of pinned memory until the stream has executed what is enqueued; false if it is no pinned memory.
@@ -98,6 +100,7 @@ bool recordPinned(const void* pointer, c10::Stream stream);
 // For tests.
 void setStartDelay(double seconds);
 double startDelay();
+void setStrict(bool strict);  // whether a conflict makes a result poison
 void setMemoryLimit(c10::DeviceIndex device, size_t bytes);
 void failNextTasks(c10::DeviceIndex device, int count);
 void failNextAllocations(c10::DeviceIndex device, int count);

@@ -299,6 +299,14 @@ def set_start_delay(seconds):
     return previous
 
 
+def set_strict(strict):
+    """Set whether a missing synchronization gives poison (as at first, unless SIM_STRICT=0).
+
+    Otherwise it is only listed, and the result depends on what the threads do, as with a real accelerator.
+    """
+    _extension.set_strict(strict)
+
+
 def take_conflicts():
     """Return descriptions of the missing synchronizations since the last call; README.md says what is one."""
     return _extension.take_conflicts()

@@ -39,13 +39,14 @@ class Test(NamedTuple):
         return f"{self.suite}.{self.method}"
 
 
-def prepare(timeout):
-    """Install torchrpc and import the suites; return the module that lists them."""
+def prepare(timeout, install=True):
+    """Install torchrpc, if it is what is tested, and import the suites; return the module that lists them."""
     os.environ["DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"] = str(int(timeout))  # after this time the ranks print their stacks
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy would start threads
-    import torchrpc
+    if install:
+        import torchrpc
 
-    torchrpc.install()
+        torchrpc.install()
     from torch.testing._internal.distributed import rpc_utils
 
     def fork_ranks(self):

@@ -221,6 +221,29 @@ def test_copies_to_the_host_are_asynchronous_if_asked():
 
 
 @on_accelerator
+@pytest.mark.parametrize("waits", [False, True])
+def test_streams_that_share_a_buffer_of_the_host_wait_for_each_other(waits):
+    buffer = torch.zeros(3, pin_memory=True)
+    source, stream = torch.ones(3, device="sim:0"), sim.Stream(1)
+    with sim.hold():
+        buffer.copy_(source, non_blocking=True)
+        if waits:
+            stream.wait_stream(sim.current_stream(0))
+        with sim.stream(stream):
+            copied = buffer.to("sim:1", non_blocking=True)
+    sim.synchronize(0)
+    stream.synchronize()
+    with sim.stream(stream):
+        assert copied.tolist() == [1, 1, 1] if waits else poisoned(copied.cpu())
+    with sim.hold():
+        moved = buffer.to("sim:0", non_blocking=True)
+        buffer.copy_(source * 2, non_blocking=True)  # one stream may use a buffer again and again
+        again = buffer.to("sim:0", non_blocking=True)
+    assert moved.tolist() == [1, 1, 1]
+    assert again.tolist() == [2, 2, 2]
+
+
+@on_accelerator
 def test_copies_between_devices_wait_for_both_streams():
     source, target = torch.ones(3, device="sim:0"), torch.zeros(3, device="sim:1")
     with sim.hold(sim.current_stream(1)):
@@ -399,6 +422,24 @@ def test_tensors_can_be_saved_and_printed(tmp_path):
     assert loaded.device == tensor.device
     assert loaded.tolist() == [0, 1, 2, 3]
     assert repr(tensor) == "tensor([0., 1., 2., 3.], device='sim:1')"
+
+
+@on_accelerator
+def test_sparse_tensors():
+    sparse = torch.sparse_coo_tensor([[0, 1, 1], [2, 0, 2]], [3.0, 4.0, 5.0], (2, 4))
+    moved = sparse.to("sim:1")
+    assert moved.device == moved.coalesce().values().device == torch.device("sim:1")
+    assert torch.equal(moved.to_dense().cpu(), sparse.to_dense())
+    assert torch.equal((moved + moved).cpu().to_dense(), (sparse + sparse).to_dense())
+    moved.add_(moved)
+    assert torch.equal(moved.to_dense().cpu(), sparse.to_dense() * 2)
+    dense = torch.ones(4, 2, device="sim:1")
+    assert torch.equal((moved @ dense).cpu(), sparse.to_dense() * 2 @ torch.ones(4, 2))
+    weight = torch.ones(5, 2, device="sim:1", requires_grad=True)
+    indices = torch.tensor([1, 1], device="sim:1")
+    torch.nn.functional.embedding(indices, weight, sparse=True).sum().backward()
+    assert weight.grad.is_sparse
+    assert weight.grad.to_dense().tolist() == [[0, 0], [2, 2], [0, 0], [0, 0], [0, 0]]
 
 
 @on_accelerator
