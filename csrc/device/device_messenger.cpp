@@ -47,14 +47,14 @@ Error noMapError(const at::Tensor& tensor, const std::string& self, const std::s
   const auto device = tensor.device().str();
   const auto caller = is_reply ? to : self;
   const auto callee = is_reply ? self : to;
+  // Scripts match on the first words, and on the names of the method and of its class.
   return {
       ErrorCode::kSerialization,
       std::string("TensorPipe RPC backend only supports CPU tensors by default: ") +
           (is_reply ? "Response" : "Request") + " device mapping is not available for destination " + to +
-          ", and a tensor is on " + device + " of " + self + ". Call .cpu() first, or map the device, on " + caller +
-          ", by options.set_device_map(\"" + callee + "\", " +
-          (is_reply ? "{device there: \"" + device + "\"}" : "{\"" + device + "\": device there}") +
-          ") before init_rpc",
+          ", and a tensor is on " + device + " of " + self + ". Call .cpu() first, or on " + caller +
+          ", before init_rpc, `set_device_map` on `TensorPipeRpcBackendOptions`: options.set_device_map(\"" + callee +
+          "\", " + (is_reply ? "{device there: \"" + device + "\"}" : "{\"" + device + "\": device there}") + ")",
       self};
 }
 
@@ -204,7 +204,7 @@ void DeviceMessenger::unstage(
   }
   if (targets.empty()) return;
   const bool has_scope = !StreamScope::current().empty();
-  const StreamScope scope(has_scope ? StreamScope::current() : pooledStreams(maps.devices));
+  const StreamScope scope(has_scope ? StreamScope::current() : pooledStreams(maps.devices), StreamScope::currentKept());
   try {
     auto moved = moveTensors(message.tensors, to);
     StreamEvents(StreamScope::current()).synchronize();
@@ -215,6 +215,10 @@ void DeviceMessenger::unstage(
         self().name + " could not put the tensors of a message from " + from + " on " + targets + ": ");
   }
   if (!has_scope) recordUse(message.tensors, users);
+  // A function may use an argument on other streams, in a callback, say, when it has returned.
+  for (const auto& tensor : message.tensors) {
+    if (isOnAccelerator(tensor)) StreamScope::keep(tensor);
+  }
 }
 
 Messenger::ReplyHandler DeviceMessenger::unstaging(WorkerId from, Maps maps, ReplyHandler handler) {

@@ -44,7 +44,10 @@ class TensorEncoder {
       cannotSend("a tensor subclass that dispatches in Python", "send it as an object, or the tensors it is made of");
     }
     if (!tensor.is_cpu() && !tensor.is_meta()) {
-      cannotSend("a tensor on " + tensor.device().str(), "it can be sent in a call, by a device map; call .cpu() first");
+      // By now the tensors of calls are on the CPU (device/), and those of replies if the group has device maps.
+      cannotSend(
+          "a tensor on " + tensor.device().str(),
+          "Response device mapping is not available, because the group has no device maps; call .cpu() first");
     }
     if (tensor.is_nested()) cannotSend("a nested tensor", "send the list that .unbind() gives");
     if (tensor.is_meta() && tensor.layout() != at::kStrided) cannotSend("a sparse meta tensor", "send its sizes");
