@@ -61,7 +61,11 @@ Error unsentError(const WorkerInfo& to, const Error& reason) {
 
 /// Completes a call that has been taken out of the table, with the reply or with an error of this worker.
 void settle(const CallTable::Call& call, Result<Message>&& result) {
-  if (call.attempt && result) call.attempt->is_answered = true;
+  if (call.attempt && result) {
+    const auto& reply = result.value();
+    call.attempt->is_answered = true;
+    call.attempt->is_refused = reply.kind == Kind::kError && reply.header(HeaderKind::kRepeatable);
+  }
   if (result && result.value().kind == Kind::kError) {
     try {
       result = decodeError(result.value());
@@ -535,7 +539,11 @@ void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
   });
   if (is_counted && ending_.hasBegun()) {
     link->requireReader();
-    return responder.fail(endingError());
+    // The header says that the call has not begun: it may be sent again to a worker that is started in this one's
+    // place.
+    auto refusal = encodeError(endingError());
+    refusal.headers.push_back({HeaderKind::kRepeatable, {}});
+    return responder.reply(std::move(refusal));
   }
   if (over_quota) {
     refused_by_quota_.fetch_add(1, std::memory_order_relaxed);
@@ -553,6 +561,10 @@ CallerUsage::Token Agent::takeQuota(Link& link, Kind kind, size_t bytes, Origin&
 }
 
 void Agent::recordServed(AuditedCall& call, const Result<Message>& result) {
+  if (result && result.value().kind == Kind::kError) {
+    const auto error = decodeError(result.value());
+    return options_.audit_log->record(call.finish(&error, 0));
+  }
   options_.audit_log->record(result ? call.finish(nullptr, bytesOf(result.value())) : call.finish(&result.error(), 0));
 }
 

@@ -19,6 +19,7 @@ namespace torchrpc {
 /// How one sending of a call that may be repeated has ended.
 struct Attempt {
   bool is_answered = false;  ///< by the callee, perhaps with an error
+  bool is_refused = false;   ///< the callee has answered that it has not begun the call, because it ends
   uint64_t sent_to = 0;      ///< the incarnation of the callee that it may have reached; 0: it has reached none
 };
 

@@ -102,8 +102,9 @@ std::string RepeatedCalls::whyNotAgain(const Call& call, Duration& pause) const 
 void RepeatedCalls::onAttempt(const CallPtr& call, Result<Message> result) {
   const auto& attempt = call->attempt;
   const auto code = result ? ErrorCode::kUnknown : result.error().code();
-  const bool is_loss = !result && !attempt.is_answered &&
+  const bool is_lost = !attempt.is_answered &&
       (code == ErrorCode::kWorkerLost || (code == ErrorCode::kUnknownWorker && call->attempts > 1));
+  const bool is_loss = !result && (is_lost || attempt.is_refused);
   const auto incarnation = actions_.incarnation(call->to);
   const auto now = timer_.now();
   {
@@ -153,9 +154,8 @@ void RepeatedCalls::sendAgain(const CallPtr& call) {
 void RepeatedCalls::fail(const CallPtr& call, const Error& loss, const std::string& why) {
   const auto worker = actions_.worker(call->to);
   const auto* const ran = call->may_have_run_on != 0 ? " may have run the call" : " has not run the call";
-  finish(
-      call,
-      Error(ErrorCode::kWorkerLost, loss.text() + ". " + why + ". " + worker.name + ran, worker.name, loss.detail()));
+  const auto code = loss.code() == ErrorCode::kShutdown ? loss.code() : ErrorCode::kWorkerLost;
+  finish(call, Error(code, loss.text() + ". " + why + ". " + worker.name + ran, worker.name, loss.detail()));
 }
 
 void RepeatedCalls::finish(const CallPtr& call, Result<Message> result) {

@@ -23,7 +23,8 @@ namespace torchrpc {
 
 // Note [Calls that may be repeated]
 // A call with a Repetition is sent again after a loss: the connection ended, or could not be made, before the answer
-// came. Everything else ends it: an answer, errors included, and its time-out, which covers all attempts and pauses.
+// came, or the answer is that the worker ends and has not begun the call. Everything else ends it: an answer, errors
+// included, and its time-out, which covers all attempts and pauses.
 // - The callee recognizes the attempts of one call and runs it once: Note [Calls that arrive again].
 // - If a connection has carried an attempt, the worker at its other end may have run it. A later incarnation of that
 //   worker would run it again. So it is not sent there, unless the policy says `after_restart`.

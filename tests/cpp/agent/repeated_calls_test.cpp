@@ -345,6 +345,25 @@ TEST_CASE("calls between two attempts fail when their worker ends") {
   CHECK(pending.completions() == 1);
 }
 
+TEST_CASE("a call that a worker refuses because it ends is sent again") {
+  LoopbackGroup group({});
+  std::atomic<int> runs{0};
+  group[1].on(kOnce, Messenger::Where::kPool, [&](const Request&, const Responder& responder) {
+    answer(responder, std::to_string(++runs));
+  });
+  group.start();
+  group[1].beginEnd(kNoLimit);
+  Pending plain;
+  group[0].request(1, message(kOnce, "x"), 20s, plain.handler());
+  CHECK(errorOf(plain).code() == ErrorCode::kShutdown);
+  Pending pending;
+  group[0].request(1, repeatable("x", 2, {}, {.max_delay = 5ms}), 20s, pending.handler());
+  const auto error = errorOf(pending);
+  CHECK(error.code() == ErrorCode::kShutdown);
+  CHECK_THAT(error.text(), Catch::Contains("sent 3 times") && Catch::Contains("has not run"));
+  CHECK(runs == 0);
+}
+
 TEST_CASE("repetitions count against the quota of their caller") {
   LoopbackGroup group({.callee_quotas = {{"*", {.calls = 2}}}});
   std::latch has_begun(1);
