@@ -112,6 +112,7 @@ void RepeatedCalls::onAttempt(const CallPtr& call, Result<Message> result) {
     auto& peer = peers_[call->to];
     peer.is_probed = false;
     if (is_loss) {
+      if (incarnation > peer.incarnation) peer.losses = 0;  // those of the earlier one
       ++peer.losses;
       peer.last_loss = now;
       peer.incarnation = incarnation;

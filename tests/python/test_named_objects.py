@@ -10,7 +10,7 @@ from waiting import eventually
 
 import torchrpc
 import torchrpc.rpc as rpc
-from torchrpc.testing import run_ranks
+from torchrpc.testing import free_port, run_ranks
 
 TIMEOUT_S = 60
 
@@ -145,6 +145,45 @@ def test_names_need_a_group():
     for call in (lambda: torchrpc.lookup("x"), lambda: torchrpc.register("x", None), lambda: torchrpc.unregister("x")):
         with pytest.raises(rpc.ShutdownError, match="not been initialized"):
             call()
+
+
+def lose_the_store(rank, folder, url):
+    """Rank 0, whose process serves the store, is killed; the others still find what was registered."""
+    folder = Path(folder)
+    options = rpc.TensorPipeRpcBackendOptions(init_method=url, rpc_timeout=TIMEOUT_S, liveness_timeout=10)
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=3, rpc_backend_options=options)
+    if rank == 0:
+        torchrpc.register("replay", rpc.remote("worker1", Replay))
+        assert rpc.rpc_sync("worker1", add_to_found, args=("replay", 1)) == 1
+        (folder / "registered").touch()
+        threading.Event().wait()
+    eventually((folder / "dead").exists, TIMEOUT_S)
+    if rank == 2:  # which has never asked for it
+        assert add_to_found("replay", 2) == 2
+        with pytest.raises(rpc.NameNotFoundError, match="'nothing'"):
+            torchrpc.lookup("nothing")
+        with pytest.raises(rpc.RpcError, match="group's store, which knows who owns the name 'new', is lost"):
+            torchrpc.register("new", rpc.RRef(1))
+        (folder / "end").touch()
+    eventually((folder / "end").exists, TIMEOUT_S)
+    rpc.shutdown(graceful=False)
+
+
+def test_names_are_found_when_the_store_is_lost(tmp_path):
+    import torch.multiprocessing as mp
+
+    context = mp.get_context("spawn")
+    url = f"tcp://127.0.0.1:{free_port()}"
+    workers = [context.Process(target=lose_the_store, args=(rank, tmp_path, url)) for rank in range(3)]
+    for worker in workers:
+        worker.start()
+    eventually((tmp_path / "registered").exists, TIMEOUT_S)
+    workers[0].kill()
+    workers[0].join()
+    (tmp_path / "dead").touch()
+    for worker in workers[1:]:
+        worker.join(TIMEOUT_S)
+    assert [worker.exitcode for worker in workers[1:]] == [0, 0]
 
 
 def live_or_die(rank, folder):
