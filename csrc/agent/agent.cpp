@@ -6,7 +6,9 @@
 #include <iterator>
 
 #include "agent/deadline.h"
+#include "agent/repeatable_header.h"
 #include "base/exception.h"
+#include "base/random.h"
 #include "wire/codec.h"
 
 namespace torchrpc {
@@ -46,13 +48,24 @@ Error replacedError(const WorkerInfo& worker) {
   return {ErrorCode::kWorkerLost, worker.name + " has been started again", worker.name};
 }
 
+std::string deadlineHeader(Duration timeout) {
+  std::string bytes;
+  Writer(bytes).put(static_cast<int64_t>(std::chrono::nanoseconds(timeout).count()));
+  return bytes;
+}
+
 /// The transport's error for a frame that it did not send, as the caller's error.
 Error unsentError(const WorkerInfo& to, const Error& reason) {
   return reason.code() == ErrorCode::kFrameTooLarge ? reason : lostError(to, reason);
 }
 
-/// Completes a call that has been taken out of the table.
+/// Completes a call that has been taken out of the table, with the reply or with an error of this worker.
 void settle(const CallTable::Call& call, Result<Message>&& result) {
+  if (call.attempt && result) {
+    const auto& reply = result.value();
+    call.attempt->is_answered = true;
+    call.attempt->is_refused = reply.kind == Kind::kError && reply.header(HeaderKind::kRepeatable);
+  }
   if (result && result.value().kind == Kind::kError) {
     try {
       result = decodeError(result.value());
@@ -92,6 +105,16 @@ Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_
                  // Between two attempts it is not in the table.
                  if (calls_.contains(request.message.call)) sendWithFaults(request.to, request.message);
                }}),
+      repeated_(
+          *timer_,
+          {.send = [this](const auto& call) { attemptCall(call); },
+           .post_after = [this](Duration delay, auto task) { postAfter(delay, std::move(task)); },
+           .incarnation = [this](WorkerId id) { return this->incarnation(id); },
+           .worker = [this](WorkerId id) { return this->worker(id); },
+           .next_random = options_.next_random ? options_.next_random : randomNumber}),
+      keyed_(
+          {.self = options_.self.name, .incarnation = options_.incarnation, .window = options_.idempotency_window},
+          *timer_),
       pool_(options_.executor ? options_.executor : makeThreadPool(options_, *transport_)),
       strand_(*pool_, options_.enter_strand) {
   liveness_.addSource([this](std::set<WorkerId>& workers) {
@@ -181,17 +204,19 @@ Error Agent::forkedError() const {
 
 void Agent::request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) {
   if (!isInItsProcess()) return handler(forkedError());
+  if (message.repetition) return requestRepeatedly(to, std::move(message), timeout, std::move(handler));
   timeout = limitTimeout(message, timeout);
   message.call = calls_.nextId();
   start(to, message, timeout, std::move(handler));
 }
 
-void Agent::start(WorkerId to, const Message& message, Duration timeout, ReplyHandler handler) {
+void Agent::start(WorkerId to, const Message& message, Duration timeout, ReplyHandler handler, Attempt* attempt) {
   const auto id = message.call;
   CallTable::Call call{
       .to = to, .timeout = timeout, .deadline = deadlineAfter(timeout, timer_->now()), .bytes = bytesOf(message)};
   call.token = ActivityToken(activity_);
   call.handler = std::move(handler);
+  call.attempt = attempt;
   const auto deadline = call.deadline;
   bool needs_timer = false;
   if (closing_ || refusesOwn(message.kind) || !calls_.add(id, call, needs_timer)) {
@@ -225,9 +250,7 @@ Duration Agent::limitTimeout(Message& message, Duration timeout) const {
   if ((!options_.propagate_deadlines && deadline == kNever) || !carriesValues(message.kind)) return timeout;
   if (deadline != kNever) timeout = std::min(timeout, std::max<Duration>(deadline - timer_->now(), Duration(1)));
   if (timeout == kNoLimit) return timeout;
-  std::string bytes;
-  Writer(bytes).put(static_cast<int64_t>(std::chrono::nanoseconds(timeout).count()));
-  message.headers.push_back({HeaderKind::kDeadline, std::move(bytes)});
+  message.headers.push_back({HeaderKind::kDeadline, deadlineHeader(timeout)});
   return timeout;
 }
 
@@ -253,6 +276,7 @@ void Agent::send(WorkerId to, CallId id, const Message& message) {
       return serve(self(), message.kind, encodeCopy(message, options_.limits), Origin(), responder);
     }
     auto frame = encodeFrame(message, options_.limits);
+    const bool is_call = isCall(message.kind);  // the message may belong to a later attempt once it is assigned
     const auto link = connections_.link(to);
     calls_.assign(
         id, link->id(),
@@ -261,7 +285,7 @@ void Agent::send(WorkerId to, CallId id, const Message& message) {
       if (failure) failUnsent(id, *failure);
     };
     // Other requests are small, or belong to protocols between nodes that must not wait.
-    if (isCall(message.kind)) return link->sendCall(id, std::move(frame), done);
+    if (is_call) return link->sendCall(id, std::move(frame), done);
     link->send(std::move(frame), done);
   } catch (const Error& e) {
     complete(id, e);
@@ -322,6 +346,68 @@ std::string Agent::threadShortage(Duration timeout) const {
       " had as many threads as it can have, which this call may have needed: of " + std::to_string(pool.threads) +
       " threads " + std::to_string(pool.blocked) + " are blocked in calls of their own, and " +
       std::to_string(pool.queued + strand_.queued()) + " tasks wait for a thread. Nest fewer calls";
+}
+
+// --- Calls that may be repeated ---
+
+namespace {
+
+void setHeader(Message& message, HeaderKind kind, std::string bytes) {
+  const auto found = std::ranges::find(message.headers, kind, &Header::kind);
+  if (found != message.headers.end()) {
+    found->bytes = std::move(bytes);
+  } else {
+    message.headers.push_back({kind, std::move(bytes)});
+  }
+}
+
+}  // namespace
+
+void Agent::requestRepeatedly(WorkerId to, Message message, Duration timeout, ReplyHandler handler) {
+  const auto repetition = std::exchange(message.repetition, nullptr);
+  const auto refuse = [&](const std::string& text) {
+    handler(Error(ErrorCode::kInvalidArgument, text, worker(to).name));
+  };
+  if (!isCall(message.kind)) return refuse("only calls can be repeated");
+  if (repetition->policy.retries > 0 && message.header(HeaderKind::kRRefForks)) {
+    return refuse(
+        "a call with RRefs among its arguments cannot have retries, because RRefs are lost with the connection to " +
+        worker(to).name + ": send the values, or give it an idempotency key alone");
+  }
+  timeout = limitTimeout(message, timeout);
+  const auto call = std::make_shared<RepeatedCalls::Call>();
+  call->to = to;
+  call->timeout = timeout;
+  call->deadline = deadlineAfter(timeout, timer_->now());
+  call->has_deadline_header = message.header(HeaderKind::kDeadline) != nullptr;
+  if (!repetition->key.empty()) call->digest = digestOf(message);
+  call->repetition = repetition;
+  call->token = ActivityToken(activity_);
+  call->message = std::move(message);
+  call->handler = std::move(handler);
+  repeated_.add(call);
+}
+
+void Agent::attemptCall(const RepeatedCalls::CallPtr& call) {
+  auto& message = call->message;
+  const bool after_restart = call->repetition->policy.after_restart;
+  const RepeatableHeader header{
+      .key = call->repetition->key,
+      .number = call->number,
+      .oldest = call->number == 0 ? 0 : repeated_.oldestNumber(call->to),
+      .incarnation = after_restart ? 0 : call->may_have_run_on,
+      .digest = call->digest,
+      .attempt = call->attempts};
+  setHeader(message, HeaderKind::kRepeatable, header.encode());
+  auto timeout = call->timeout;
+  if (call->deadline != kNever) timeout = std::max<Duration>(call->deadline - timer_->now(), Duration(1));
+  if (call->has_deadline_header) setHeader(message, HeaderKind::kDeadline, deadlineHeader(timeout));
+  message.call = calls_.nextId();
+  // What this worker itself has answered is no loss, whatever it says.
+  call->attempt = {.is_answered = call->to == self().id};
+  start(
+      call->to, message, timeout,
+      [this, call](Result<Message> result) { repeated_.onAttempt(call, std::move(result)); }, &call->attempt);
 }
 
 // --- Requests that must arrive ---
@@ -453,7 +539,11 @@ void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
   });
   if (is_counted && ending_.hasBegun()) {
     link->requireReader();
-    return responder.fail(endingError());
+    // The header says that the call has not begun: it may be sent again to a worker that is started in this one's
+    // place.
+    auto refusal = encodeError(endingError());
+    refusal.headers.push_back({HeaderKind::kRepeatable, {}});
+    return responder.reply(std::move(refusal));
   }
   if (over_quota) {
     refused_by_quota_.fetch_add(1, std::memory_order_relaxed);
@@ -471,6 +561,10 @@ CallerUsage::Token Agent::takeQuota(Link& link, Kind kind, size_t bytes, Origin&
 }
 
 void Agent::recordServed(AuditedCall& call, const Result<Message>& result) {
+  if (result && result.value().kind == Kind::kError) {
+    const auto error = decodeError(result.value());
+    return options_.audit_log->record(call.finish(&error, 0));
+  }
   options_.audit_log->record(result ? call.finish(nullptr, bytesOf(result.value())) : call.finish(&result.error(), 0));
 }
 
@@ -539,8 +633,21 @@ void Agent::runServed(
   runHandler(responder, [&] {
     auto request = take();
     const DeadlineScope scope(deadlineOf(request.message, arrived));
-    served.handler(std::move(request), responder);
+    handle(served, std::move(request), responder);
   });
+}
+
+void Agent::handle(const Served& served, Request request, const Responder& responder) {
+  const auto* bytes = request.message.header(HeaderKind::kRepeatable);
+  // CallService looks for earlier calls that keep their result here.
+  if (!bytes || traitsOf(request.message.kind).operation != Operation::kCall) {
+    return served.handler(std::move(request), responder);
+  }
+  if (auto once = keyed_.begin(request, RepeatableHeader::decode(*bytes), responder)) {
+    runHandler(*once, [&] { served.handler(std::move(request), *once); });
+  } else if (late_reply_observer_) {
+    late_reply_observer_(request.message);  // what it carries is not used again
+  }
 }
 
 template <typename TakeRequest>
@@ -591,7 +698,10 @@ void Agent::reply(const std::shared_ptr<Link>& link, CallId id, Result<Message> 
 void Agent::onLost(const Link& link, const Error& reason) {
   const auto& peer = link.peer();
   ending_.notify();
-  for (auto& call : calls_.takeLink(link.id())) call.handler(lostError(peer, reason));
+  for (auto& call : calls_.takeLink(link.id())) {
+    if (call.attempt) call.attempt->sent_to = call.incarnation;
+    call.handler(lostError(peer, reason));
+  }
   const auto known = directory_.find(peer.id);
   const bool is_replaced = known && known->incarnation != link.incarnation();  // a later incarnation has joined
   liveness_.onClosed(link, is_replaced);
@@ -644,6 +754,7 @@ void Agent::sayGoodbye() {
   liveness_.close();
   for (auto& call : calls_.close()) call.handler(closing());
   reliable_.close(closing());
+  repeated_.close(closing());
   auto links = std::make_shared<const Links>(connections_.allLinks());
   for (const auto& link : *links) link->sendGoodbye([this] { ending_.notify(); });
   {
@@ -707,6 +818,11 @@ std::map<std::string, std::string> Agent::metrics() const {
       {"agent.num_queued_tasks", std::to_string(pool.queued + strand_.queued())},
       {"agent.transport", transport_->describe()},
   };
+  const auto keyed = keyed_.counts();
+  metrics["agent.num_keyed_calls"] = std::to_string(keyed.calls);
+  metrics["agent.kept_reply_bytes"] = std::to_string(keyed.reply_bytes);
+  metrics["agent.repeated_calls"] = std::to_string(keyed.repeats);
+  metrics["agent.retries"] = std::to_string(repeated_.retries());
   if (!quotas_.empty()) metrics["agent.refused_by_quota"] = std::to_string(refused_by_quota_.load());
   if (options_.audit_log) metrics["agent.dropped_audit_events"] = std::to_string(options_.audit_log->dropped());
   metrics.merge(transport_->metrics());

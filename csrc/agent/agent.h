@@ -16,10 +16,12 @@
 #include "agent/call_table.h"
 #include "agent/connection_pool.h"
 #include "agent/ending.h"
+#include "agent/keyed_calls.h"
 #include "agent/liveness.h"
 #include "agent/messenger.h"
 #include "agent/quotas.h"
 #include "agent/reliable_requests.h"
+#include "agent/repeated_calls.h"
 #include "agent/send_faults.h"
 #include "agent/worker_directory.h"
 #include "base/defaults.h"
@@ -55,6 +57,10 @@ class Agent final : public Messenger {
     SendFaultPolicy faults;               ///< injected, for tests of programs; empty: none
     Strand::Enter
         enter_strand;  ///< how a thread enters the strand of functions that share an interpreter; may be empty
+    /// How long after a call was answered the same call does not run again: see Note [Calls that arrive again].
+    Duration idempotency_window = KeyedCalls::kDefaultWindow;
+    /// For the pauses between attempts. Empty: randomNumber(); a simulation has one that its seed decides.
+    std::function<uint64_t()> next_random{};
     std::shared_ptr<Executor> executor;  ///< runs handlers and tasks; empty: a ThreadPool of the sizes above
   };
   using LostHandler = std::function<void(const WorkerInfo&)>;
@@ -75,7 +81,8 @@ class Agent final : public Messenger {
   void onWorkerJoined(JoinedHandler handler);
   /// Registers a source of workers from which something other than a reply is expected; called on the timer.
   void addOutstanding(Liveness::Source source) { liveness_.addSource(std::move(source)); }
-  /// Called on the loop with replies to calls that have ended: resources in them may have to be released.
+  /// Called, on any thread, with replies to calls that have ended, and with calls that arrive again and are not served
+  /// again: resources in them may have to be released.
   void onLateReply(ReplyObserver observer) { late_reply_observer_ = std::move(observer); }
   /// Called, on any thread, with replies that were not sent (too large, or the link has ended): resources in them stay
   /// on this worker. Only kind and headers are set for those whose link has ended.
@@ -86,6 +93,8 @@ class Agent final : public Messenger {
   // --- Requests ---
   void request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) override;
   void requestReliably(WorkerId to, Message message, ReplyHandler handler) override;
+  /// The calls of others that do not run twice.
+  KeyedCalls& keyedCalls() { return keyed_; }
   void post(std::function<void()> task) override;
   void postToStrand(std::function<void()> task) override;
   void postAfter(Duration delay, std::function<void()> task) override;
@@ -225,7 +234,12 @@ class Agent final : public Messenger {
   /// What the error of a call that timed out says about the threads here; empty if there were enough since it began.
   std::string threadShortage(Duration timeout) const;
   /// Enters the request, whose message has its call id, in the call table and sends it.
-  void start(WorkerId to, const Message& message, Duration timeout, ReplyHandler handler);
+  void start(WorkerId to, const Message& message, Duration timeout, ReplyHandler handler, Attempt* attempt = nullptr);
+  /// Sends a call that may be repeated, and sends it again after a loss.
+  void requestRepeatedly(WorkerId to, Message message, Duration timeout, ReplyHandler handler);
+  void attemptCall(const RepeatedCalls::CallPtr& call);
+  /// Passes a request to its handler, unless it is one that has arrived before.
+  void handle(const Served& served, Request request, const Responder& responder);
   /// Sends a request whose call is in the call table, with the injected faults.
   void sendWithFaults(WorkerId to, const Message& message);
   void attempt(const ReliableRequests::RequestPtr& request);
@@ -249,6 +263,8 @@ class Agent final : public Messenger {
   ConnectionPool connections_;
   Liveness liveness_;
   ReliableRequests reliable_;
+  RepeatedCalls repeated_;
+  KeyedCalls keyed_;
   const std::shared_ptr<Executor> pool_;
   Strand strand_;
   std::atomic<bool> closing_{false};

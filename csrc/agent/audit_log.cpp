@@ -113,6 +113,11 @@ std::string AuditEvent::toJson(const std::string& worker) const {
     putField(line, "error", error);
     putField(line, "reason", std::string_view(reason).substr(0, kMaxReasonBytes));
   }
+  if (!key.empty()) putField(line, "key", key);
+  if (attempt > 0) {
+    putField(line, "attempt", uint64_t{attempt});
+    line += is_repeat ? ", \"repeat\": true" : ", \"repeat\": false";
+  }
   putField(line, "request_bytes", request_bytes);
   putField(line, "reply_bytes", reply_bytes);
   std::array<char, 32> duration{};
@@ -134,6 +139,18 @@ void AuditedCall::setFunction(std::string name) {
   event_.function = std::move(name);
 }
 
+std::string AuditedCall::function() {
+  MutexLock lock(mutex_);
+  return event_.function;
+}
+
+void AuditedCall::setKey(std::string key, uint32_t attempt, bool is_repeat) {
+  MutexLock lock(mutex_);
+  event_.key = std::move(key);
+  event_.attempt = attempt;
+  event_.is_repeat = is_repeat;
+}
+
 void AuditedCall::fail(const Error& error, bool is_refused) {
   if (event_.outcome == AuditEvent::Outcome::kRefused) return;
   event_.outcome = is_refused ? AuditEvent::Outcome::kRefused : AuditEvent::Outcome::kError;
@@ -151,7 +168,7 @@ AuditEvent AuditedCall::finish(const Error* error, uint64_t reply_bytes) {
   if (error) fail(*error, isRefusal(error->code()));
   event_.reply_bytes = reply_bytes;
   event_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
-  return std::move(event_);
+  return event_;  // its function may still be asked for
 }
 
 // --- AuditQueue ---

@@ -35,7 +35,10 @@ struct AuditEvent {
   std::string reason{};  ///< the first part of the error's text
   uint64_t request_bytes = 0;
   uint64_t reply_bytes = 0;
-  double seconds = 0;  ///< from arrival to answer
+  double seconds = 0;      ///< from arrival to answer
+  std::string key{};       ///< of a call that has one
+  uint32_t attempt = 0;    ///< which sending of a call that may be repeated it is, from 1; 0: of another request
+  bool is_repeat = false;  ///< the call had arrived before, and was not run again
 
   /// One JSON object, without a line break. `worker`: the one that has served the call.
   std::string toJson(const std::string& worker) const;
@@ -58,6 +61,10 @@ class AuditedCall {
   AuditedCall(std::string caller, Kind kind, uint64_t request_bytes);
 
   void setFunction(std::string name);
+  /// What setFunction() has set.
+  std::string function();
+  /// Of a call that may be repeated.
+  void setKey(std::string key, uint32_t attempt, bool is_repeat);
   /// The function of a remote call has failed, though the call itself is answered; or a list has refused it.
   void setFailure(const Error& error, bool is_refused = false);
   /// The event, now that the call is answered, with the error if it has failed.

@@ -16,6 +16,13 @@
 
 namespace torchrpc {
 
+/// How one sending of a call that may be repeated has ended.
+struct Attempt {
+  bool is_answered = false;  ///< by the callee, perhaps with an error
+  bool is_refused = false;   ///< the callee has answered that it has not begun the call, because it ends
+  uint64_t sent_to = 0;      ///< the incarnation of the callee that it may have reached; 0: it has reached none
+};
+
 class CallTable {
  public:
   struct Call {
@@ -27,6 +34,7 @@ class CallTable {
     size_t bytes = 0;     ///< of the request, roughly
     ActivityToken token;  ///< the call counts as under way until its handler is destroyed
     Messenger::ReplyHandler handler;
+    Attempt* attempt = nullptr;  ///< the handler owns it; null: the call is not repeated
   };
 
   /// A new id, for a call that is added later.

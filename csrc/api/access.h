@@ -23,6 +23,8 @@ NodeRef refTo(const std::shared_ptr<core::Node>& node);
 Duration limitOf(Timeout timeout, const char* argument);
 /// The time-out of calls made through `node`: its own, else the default of `core`.
 Duration timeoutOf(const NodeRef& node, const core::Node& core);
+/// How the handle's calls are repeated; null: not.
+std::shared_ptr<const Repetition> repetitionOf(const NodeRef& node);
 /// Throws Error(kInvalidArgument) in a function that the node runs.
 void requireOtherThread(core::Node& core);
 /// Throws Error(kUnknownWorker).

@@ -89,6 +89,7 @@ FutureStatePtr startCall(
   const auto node = api::coreOf(ref);
   const auto worker = api::resolve(*node, to);
   auto call = api::encode(*node, worker.id, callable, args, Operation::kCall);
+  call.message.repetition = api::repetitionOf(ref);
   auto state = std::make_shared<FutureState>(node);
   node->call(worker.id, std::move(call), api::timeoutOf(ref, *node), settleWithReply(state));
   return state;
@@ -96,9 +97,15 @@ FutureStatePtr startCall(
 
 c10::IValue startRemote(
     const NodeRef& ref, const Destination& to, const Callable& callable, const std::vector<c10::IValue>& args) {
+  if (ref.retries()) {
+    throwInvalidArgument(
+        "remote() cannot have retries, because an RRef is lost with the connection on which it was made: repeat it "
+        "yourself, with a key");
+  }
   const auto node = api::coreOf(ref);
   const auto worker = api::resolve(*node, to);
   auto call = api::encode(*node, worker.id, callable, args, Operation::kRemote);
+  call.message.repetition = api::repetitionOf(ref);
   return RRefValue::wrap(node->rrefs().remote(worker, std::move(call.message), api::timeoutOf(ref, *node)), node);
 }
 

@@ -66,6 +66,10 @@ core::Node::Options coreOptions(const NodeOptions& options) {
   core.timeout = limitOf(options.timeout, "NodeOptions::timeout");
   core.init_timeout = init_timeout;
   core.max_queued_bytes = options.max_queued_bytes;
+  if (options.idempotency_window && *options.idempotency_window <= Duration::zero()) {
+    throwInvalidArgument("idempotency_window must be positive");
+  }
+  core.idempotency_window = options.idempotency_window;
   core.metadata = kCppMetadata;
   for (const auto& [workers, functions] : options.allowed_functions_of) {
     core.allowed_functions.push_back({workers, functions});
@@ -117,6 +121,15 @@ Duration limitOf(Timeout timeout, const char* argument) {
       std::to_string(std::chrono::duration<double>(duration).count()) + " s. 0: no limit");
 }
 
+std::shared_ptr<const Repetition> repetitionOf(const NodeRef& node) {
+  if (!node.retries() && !node.key()) return nullptr;
+  auto repetition = std::make_shared<Repetition>();
+  if (node.retries()) repetition->policy = *node.retries();
+  if (node.key()) repetition->key = *node.key();
+  requireUsable(*repetition);
+  return repetition;
+}
+
 Duration timeoutOf(const NodeRef& node, const core::Node& core) { return node.timeout().value_or(core.timeout()); }
 
 void requireOtherThread(core::Node& core) {
@@ -147,6 +160,21 @@ void NodeRef::requestStop() const { api::coreOf(*this)->requestStop(); }
 
 bool Node::waitForStopRequest(Timeout timeout) {
   return api::coreOf(*this)->waitForStopRequest(api::limitOf(timeout, "the time-out of waitForStopRequest()"));
+}
+
+NodeRef NodeRef::withRetries(const RetryPolicy& policy) const {
+  requireUsable(Repetition{.policy = policy, .key = {}});
+  auto other = *this;
+  other.retries_ = std::make_shared<const RetryPolicy>(policy);
+  return other;
+}
+
+NodeRef NodeRef::withKey(std::string key) const {
+  if (key.empty()) throwInvalidArgument("the idempotency key is empty");
+  requireUsable(Repetition{.policy = {}, .key = key});
+  auto other = *this;
+  other.key_ = std::make_shared<const std::string>(std::move(key));
+  return other;
 }
 
 NodeRef NodeRef::withTimeout(Timeout timeout) const {

@@ -160,13 +160,17 @@ void bindOptions(py::module_& module) {
                       py::dict device_maps, bool maps_to_same_device, py::list devices, std::string transport, std::string secret,
                       std::string identity, const std::map<std::string, std::string>& tls, std::string encryption,
                       std::string port, const AllowedNames& allowed, std::optional<double> liveness_timeout,
-                      bool propagate_deadlines, std::optional<int64_t> max_queued_bytes, bool uses_pickles,
+                      bool propagate_deadlines, std::optional<int64_t> max_queued_bytes,
+                      std::optional<double> idempotency_window, bool uses_pickles,
                       const std::map<std::string, uint64_t>& limits,
                       const std::vector<std::pair<std::string, QuotaNumbers>>& quotas, std::string audit_path,
                       py::object audit_function) {
             if (num_worker_threads == 0) throwInvalidArgument("num_worker_threads must be positive, but got 0");
             if (max_queued_bytes && *max_queued_bytes <= 0) {
               throwInvalidArgument("max_queued_bytes must be positive, but got " + std::to_string(*max_queued_bytes));
+            }
+            if (idempotency_window && !(*idempotency_window > 0)) {
+              throwInvalidArgument("idempotency_window must be a positive number of seconds");
             }
             auto options = std::make_shared<TensorPipeOptionsBase>();
             options->rpc_timeout = rpc_timeout;
@@ -188,6 +192,7 @@ void bindOptions(py::module_& module) {
             node.transport.port = std::move(port);
             node.allowed_functions = allowancesOf(allowed);
             node.max_queued_bytes = max_queued_bytes;
+            if (idempotency_window) node.idempotency_window = durationFromSeconds(*idempotency_window);
             node.uses_pickles = uses_pickles;
             node.agent.limits = node.transport.limits = toLimits(limits);
             for (const auto& [pattern, numbers] : quotas) node.agent.quotas.push_back({pattern, toQuota(numbers)});
@@ -203,8 +208,8 @@ void bindOptions(py::module_& module) {
           py::arg("tls") = py::dict(), py::arg("encryption") = "", py::arg("port") = "",
           py::arg("allowed") = AllowedNames(), py::arg("liveness_timeout") = std::nullopt,
           py::arg("propagate_deadlines") = false, py::arg("max_queued_bytes") = std::nullopt,
-          py::arg("uses_pickles") = true, py::arg("limits") = py::dict(), py::arg("quotas") = py::list(),
-          py::arg("audit_path") = "", py::arg("audit_function") = py::none())
+          py::arg("idempotency_window") = std::nullopt, py::arg("uses_pickles") = true, py::arg("limits") = py::dict(),
+          py::arg("quotas") = py::list(), py::arg("audit_path") = "", py::arg("audit_function") = py::none())
       .def_property(
           "num_worker_threads", [](const TensorPipeOptionsBase& self) { return self.node.agent.threads; },
           [](TensorPipeOptionsBase& self, size_t threads) { self.node.agent.threads = threads; })
@@ -213,6 +218,13 @@ void bindOptions(py::module_& module) {
           [](TensorPipeOptionsBase& self, bool propagate) { self.node.agent.propagate_deadlines = propagate; })
       .def_property_readonly(
           "max_queued_bytes", [](const TensorPipeOptionsBase& self) { return self.node.max_queued_bytes; })
+      .def_property_readonly(
+          "idempotency_window",
+          [](const TensorPipeOptionsBase& self) -> std::optional<double> {
+            const auto& window = self.node.idempotency_window;
+            if (!window) return std::nullopt;
+            return std::chrono::duration<double>(*window).count();
+          })
       .def_property(
           "_allowed", [](const TensorPipeOptionsBase& self) { return namesOf(self.node.allowed_functions); },
           [](TensorPipeOptionsBase& self, const AllowedNames& names) {

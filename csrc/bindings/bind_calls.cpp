@@ -169,13 +169,55 @@ struct CallArguments {
   }
 };
 
+/// A call before it is encoded.
+struct PreparedCall {
+  explicit PreparedCall(Positional<5> values)
+      : call(values),
+        route(call.to, py::cast<double>(call.timeout)),
+        args(py::reinterpret_borrow<py::args>(call.args)),
+        kwargs(py::reinterpret_borrow<py::kwargs>(call.kwargs)) {}
+
+  template <Operation operation>
+  Outgoing encoded() const {
+    return encode<operation>(route, call.function, args, kwargs);
+  }
+
+  const CallArguments call;
+  const Route route;
+  const py::args args;
+  const py::kwargs kwargs;
+};
+
 template <Operation operation, SendCall send>
 py::object call(Positional<5> values) {
-  const CallArguments call(values);
-  const Route route(call.to, py::cast<double>(call.timeout));
-  const auto args = py::reinterpret_borrow<py::args>(call.args);
-  const auto kwargs = py::reinterpret_borrow<py::kwargs>(call.kwargs);
-  return send(route, call.function, encode<operation>(route, call.function, args, kwargs));
+  const PreparedCall call(values);
+  return send(call.route, call.call.function, call.encoded<operation>());
+}
+
+/// The Repetition that torchrpc.rpc._retries gives, as a tuple.
+std::shared_ptr<const Repetition> toRepetition(PyObject* object) {
+  const auto values = py::cast<std::tuple<uint32_t, double, double, bool, uint32_t, double, std::string>>(
+      py::reinterpret_borrow<py::object>(object));
+  auto repetition = std::make_shared<Repetition>(Repetition{
+      .policy =
+          {.retries = std::get<0>(values),
+           .first_delay = durationFromSeconds(std::get<1>(values)),
+           .max_delay = durationFromSeconds(std::get<2>(values)),
+           .after_restart = std::get<3>(values),
+           .breaker_losses = std::get<4>(values),
+           .breaker_cooldown = durationFromSeconds(std::get<5>(values))},
+      .key = std::get<6>(values)});
+  requireUsable(*repetition);
+  return repetition;
+}
+
+template <Operation operation, SendCall send>
+py::object callRepeatedly(Positional<6> values) {
+  const PreparedCall call(values.first<5>());
+  auto repetition = toRepetition(values[5]);
+  auto out = call.encoded<operation>();
+  out.message.repetition = std::move(repetition);
+  return send(call.route, call.call.function, std::move(out));
 }
 
 }  // namespace
@@ -185,6 +227,10 @@ void bindCalls(py::module_& module) {
   bindDirectly<5, call<Operation::kCall, callSync>>(module, "_call_sync", signature);
   bindDirectly<5, call<Operation::kCall, callAsync>>(module, "_call_async", signature);
   bindDirectly<5, call<Operation::kRemote, callRemote>>(module, "_call_remote", signature);
+  constexpr auto repeated = "(to, func, args, kwargs, timeout, repetition) -> object";
+  bindDirectly<6, callRepeatedly<Operation::kCall, callSync>>(module, "_call_sync_repeatedly", repeated);
+  bindDirectly<6, callRepeatedly<Operation::kCall, callAsync>>(module, "_call_async_repeatedly", repeated);
+  bindDirectly<6, callRepeatedly<Operation::kRemote, callRemote>>(module, "_call_remote_repeatedly", repeated);
 }
 
 }  // namespace torchrpc::bindings

@@ -80,6 +80,14 @@ void CallService::call(CallableRunner& runner, Request request, const Responder&
       [responder](Error error) { responder.fail(std::move(error)); });
 }
 
+std::shared_ptr<OwnerRRef> CallService::findEarlier(const Request& request, const std::shared_ptr<OwnerRRef>& rref) {
+  const auto* bytes = keyed_ ? request.message.header(HeaderKind::kRepeatable) : nullptr;
+  if (!bytes) return nullptr;
+  const auto header = RepeatableHeader::decode(*bytes);
+  if (header.key.empty()) return nullptr;
+  return std::static_pointer_cast<OwnerRRef>(keyed_->beginValue(request, header, rref));
+}
+
 void CallService::remote(CallableRunner& runner, Request request, const Responder& responder) {
   const auto owned = rrefs_.host(request);
   // The reply, which confirms the caller's RRef, is sent when the function has run. So the call's time-out covers the
@@ -95,6 +103,16 @@ void CallService::remote(CallableRunner& runner, Request request, const Responde
       rref->setError(result.error());
     }
   };
+  try {
+    if (const auto earlier = findEarlier(request, owned.rref)) {
+      rrefs_.discard(request.message);
+      // The value is the same, and lives as long as one of the two RRefs.
+      return earlier->whenReady([settle](const Result<c10::IValue>& value) { settle(value); });
+    }
+  } catch (const Error& error) {
+    rrefs_.discard(request.message);
+    return settle(error);
+  }
   prepare(
       std::move(request), [&runner, settle](Invocation invocation) { runner.evaluate(std::move(invocation), settle); },
       settle);

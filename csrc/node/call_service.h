@@ -5,6 +5,7 @@
 
 #include <memory>
 
+#include "agent/keyed_calls.h"
 #include "node/callable.h"
 #include "rref/rref_service.h"
 
@@ -12,8 +13,10 @@ namespace torchrpc {
 
 class CallService {
  public:
-  /// `messenger` and `rrefs` must outlive the service, and the service must outlive the calls.
-  CallService(Messenger& messenger, RRefService& rrefs) : messenger_(messenger), rrefs_(rrefs) {}
+  /// All must outlive the service, and the service must outlive the calls. `keyed`: where remote calls that have a key
+  /// find earlier ones; null: each of them runs.
+  CallService(Messenger& messenger, RRefService& rrefs, KeyedCalls* keyed = nullptr)
+      : messenger_(messenger), rrefs_(rrefs), keyed_(keyed) {}
 
   /// Registers the runner of calls and remote calls of callables of that type. Before the node starts.
   void serve(CallableType type, const std::shared_ptr<CallableRunner>& runner);
@@ -26,8 +29,12 @@ class CallService {
   void call(CallableRunner& runner, Request request, const Responder& responder);
   void remote(CallableRunner& runner, Request request, const Responder& responder);
 
+  /// The RRef of an earlier remote call with that key; null: there was none, or the call has no key.
+  std::shared_ptr<OwnerRRef> findEarlier(const Request& request, const std::shared_ptr<OwnerRRef>& rref);
+
   Messenger& messenger_;
   RRefService& rrefs_;
+  KeyedCalls* const keyed_;
 };
 
 }  // namespace torchrpc

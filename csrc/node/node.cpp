@@ -81,6 +81,7 @@ Agent::Options Node::agentOptions() const {
   options.liveness = options_.liveness_timeout ? *options_.liveness_timeout : defaultLivenessTimeout();
   options.copies_shared_tensors = options_.agent.copies_shared_tensors || !options_.allowed_functions.empty();
   options.max_queued_bytes = options_.max_queued_bytes ? *options_.max_queued_bytes : defaultMaxQueuedBytes();
+  options.idempotency_window = options_.idempotency_window ? *options_.idempotency_window : defaultIdempotencyWindow();
   return options;
 }
 
@@ -130,7 +131,7 @@ Node::Node(const Options& options, StorePtr store, std::unique_ptr<Transport> tr
       profiler_(devices_),
       autograd_(profiler_, autogradOptions()),
       rrefs_(RRefService::create(autograd_.recorder(), rrefOptions())),
-      calls_(autograd_.recorder(), *rrefs_),
+      calls_(autograd_.recorder(), *rrefs_, &agent_.keyedCalls()),
       optim_(profiler_, *rrefs_, [this](int64_t context) { return autograd_.gradients(context); }) {
   autograd_.serve(*rrefs_);
   agent_.onLateReply([this](const Message& reply) { rrefs_->discard(reply); });

@@ -33,8 +33,8 @@ class Node : public std::enable_shared_from_this<Node> {
  public:
   /// How a worker starts. Both entrances (bindings/, api/) fill one of these; each layer receives its own part whole.
   struct Options {
-    /// The node sets `incarnation`, `grows`, `liveness`, `max_queued_bytes`, and `copies_shared_tensors` if callers are
-    /// restricted.
+    /// The node sets `incarnation`, `grows`, `liveness`, `max_queued_bytes`, `idempotency_window`, and
+    /// `copies_shared_tensors` if callers are restricted.
     Agent::Options agent;
     AutogradService::Options autograd;  ///< the node sets `progress_timeout` and `first_context`
     RRefService::Options rrefs;  ///< the node sets `first_number` and `group`, and `encode_value` unless it is set
@@ -49,6 +49,8 @@ class Node : public std::enable_shared_from_this<Node> {
     std::optional<Duration> liveness_timeout;
     /// As Agent::Options::max_queued_bytes. Empty: defaultMaxQueuedBytes().
     std::optional<size_t> max_queued_bytes;
+    /// As Agent::Options::idempotency_window. Empty: defaultIdempotencyWindow().
+    std::optional<Duration> idempotency_window;
     std::string metadata;  ///< published to all workers of the group; opaque to the core. See Node::metadata().
     /// The functions that callers may run here; see AllowLists. This worker itself may run all, unless one list is for
     /// all workers. With a list, tensors that arrive in shared memory are copied, because functions rely on what they

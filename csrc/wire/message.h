@@ -16,6 +16,7 @@
 
 #include "base/error.h"
 #include "base/ids.h"
+#include "base/repetition.h"
 #include "base/result.h"
 #include "wire/kinds.h"
 #include "wire/limits.h"
@@ -36,6 +37,7 @@ enum class HeaderKind : uint16_t {
   kAutogradLiveSets = 6,  ///< which autograd contexts are still alive (autograd/)
   kSharedStorages = 7,    ///< tensors that share their memory (wire/shared_storage.h)
   kDevices = 8,           ///< on which devices its tensors were, and go to (device/)
+  kRepeatable = 9,        ///< by what the callee recognizes a call that arrives again (agent/)
 };
 
 struct Header {
@@ -50,6 +52,8 @@ struct Message {
   std::string payload{};              ///< written and read by the layer that owns the kind
   std::vector<at::Tensor> tensors{};  ///< the payload refers to them by index
   WorkerId from = kNoWorker;          ///< the worker from which it has arrived, as its link says; not among the bytes
+  std::shared_ptr<const Repetition>
+      repetition{};  ///< how the agent repeats this request; null: not; not among the bytes
 
   /// The bytes of the first header of that kind; nullptr if there is none.
   const std::string* header(HeaderKind kind) const;

@@ -19,6 +19,7 @@
 #include "torchrpc/defaults.h"
 #include "torchrpc/error.h"
 #include "torchrpc/future.h"
+#include "torchrpc/retry.h"
 #include "torchrpc/rref.h"
 #include "torchrpc/value.h"
 #include "torchrpc/worker_info.h"
@@ -140,6 +141,15 @@ class NodeRef {
 
   /// A handle to this node with another time-out for calls (0: no limit): `node.withTimeout(5s).call<int>("ps", "f")`.
   NodeRef withTimeout(Timeout timeout) const;
+  /// A handle to this node whose calls are sent again if their worker is lost before it has answered:
+  /// `node.withRetries({.retries = 3}).call<int>("ps", "f")`. A call with RRefs among its arguments cannot have
+  /// retries, and neither can remote(). Throws Error(kInvalidArgument) for a policy that cannot be used.
+  NodeRef withRetries(const RetryPolicy& policy) const;
+  /// A handle to this node for one call, which has that name: `node.withKey("order 17").call<int>("ps", "f")`. The
+  /// callee runs no call of this worker with that name twice: for ten minutes after its end, a call with the same name,
+  /// function and arguments gets the first one's result or error. remote(): while somebody holds an RRef to the first
+  /// one's object, the RRef is to the same object. Throws Error(kInvalidArgument) unless the key has 1 to 256 bytes.
+  NodeRef withKey(std::string key) const;
 
   /// Runs `callable(args...)` on the worker `to` and returns the result. Arguments are converted by ValueTraits.
   /// Blocks; a pool thread that blocks here does not occupy the pool, because a spare thread runs meanwhile.
@@ -192,10 +202,16 @@ class NodeRef {
   const std::weak_ptr<void>& core() const { return core_; }
   /// The time-out of withTimeout(), if any.
   const std::optional<Duration>& timeout() const { return timeout_; }
+  /// The policy of withRetries(); null: none.
+  const std::shared_ptr<const RetryPolicy>& retries() const { return retries_; }
+  /// The key of withKey(); null: none.
+  const std::shared_ptr<const std::string>& key() const { return key_; }
 
  private:
   std::weak_ptr<void> core_;
   std::optional<Duration> timeout_;
+  std::shared_ptr<const RetryPolicy> retries_;
+  std::shared_ptr<const std::string> key_;
 };
 
 /// What some workers may run on a node.
@@ -273,6 +289,9 @@ struct NodeOptions {
   /// Bytes of calls that may wait for a thread here, and of results that may wait for one caller, before callers are
   /// held up. Empty: the value of TORCHRPC_MAX_QUEUED_BYTES, else kDefaultMaxQueuedBytes.
   std::optional<size_t> max_queued_bytes;
+  /// How long after a call with a key was answered it does not run again: see NodeRef::withKey(). Empty: the value of
+  /// TORCHRPC_IDEMPOTENCY_WINDOW, in seconds, else ten minutes.
+  std::optional<Duration> idempotency_window;
   MessageLimits limits;             ///< of messages, in both directions
   std::vector<CallerQuota> quotas;  ///< the first that matches a caller's name applies; none: no limit
   /// A file to which a line of JSON is appended for each call that this worker serves or refuses; made if it does not

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
         WorkerLostError,
     )
     from .rpc._futures import Future
+    from .rpc._named_objects import lookup, register, unregister
+    from .rpc._supervision import supervise
     from .rpc._waiting import wait
     from .rpc.api import RRef
 
@@ -50,6 +52,10 @@ _NAMES = {  # name -> the module that has it
     "batched": "torchrpc.rpc._batching",
     "cpp_function": "torchrpc.rpc._cpp_functions",
     "local_group": "torchrpc._local_group",
+    "lookup": "torchrpc.rpc._named_objects",
+    "register": "torchrpc.rpc._named_objects",
+    "supervise": "torchrpc.rpc._supervision",
+    "unregister": "torchrpc.rpc._named_objects",
     "wait": "torchrpc.rpc._waiting",
     **dict.fromkeys(_ERRORS, "torchrpc.rpc._errors"),
 }
@@ -74,10 +80,14 @@ __all__ = [
     "cpp_function",
     "install",
     "local_group",
+    "lookup",
     "nn",
     "optim",
     "profiler",
+    "register",
     "rpc",
+    "supervise",
+    "unregister",
     "wait",
 ]
 

@@ -164,6 +164,16 @@ def test_the_limit_of_queued_bytes_is_a_positive_integer():
             rpc.TensorPipeRpcBackendOptions(max_queued_bytes=bad)
 
 
+def test_the_window_of_keys_is_a_positive_number_of_seconds():
+    assert rpc.TensorPipeRpcBackendOptions().idempotency_window is None
+    assert rpc.TensorPipeRpcBackendOptions(idempotency_window=1.5).idempotency_window == 1.5
+    for bad in (0, -1, float("nan")):
+        with pytest.raises(RuntimeError, match="idempotency_window must be a positive number of seconds"):
+            rpc.TensorPipeRpcBackendOptions(idempotency_window=bad)
+    with pytest.raises(TypeError, match="idempotency_window must be a number of seconds"):
+        rpc.TensorPipeRpcBackendOptions(idempotency_window="1")
+
+
 def test_the_repr_of_options_has_what_differs_from_the_defaults():
     assert repr(rpc.TensorPipeRpcBackendOptions()) == "TensorPipeRpcBackendOptions()"
     options = rpc.TensorPipeRpcBackendOptions(

@@ -164,6 +164,9 @@ from ._limits import (
 from ._plain_objects import (
     register_data_class as register_data_class,
 )
+from ._retries import (
+    RetryPolicy as RetryPolicy,
+)
 from ._tls import (
     TlsOptions as TlsOptions,
 )

@@ -10,10 +10,20 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
 import torch
 
-from torchrpc._C import WorkerInfo, _call_async, _call_remote, _call_sync, _calls_are_shown
+from torchrpc._C import (
+    WorkerInfo,
+    _call_async,
+    _call_async_repeatedly,
+    _call_remote,
+    _call_remote_repeatedly,
+    _call_sync,
+    _call_sync_repeatedly,
+    _calls_are_shown,
+)
 
 from ._futures import Future
 from ._profiling import call_with_range
+from ._retries import Key, Retries, repetition_of
 from .constants import UNSET_RPC_TIMEOUT
 from .functions import AsyncFunction
 from .internal import RPCExecMode
@@ -31,17 +41,47 @@ thread_local = threading.local()  # `future_list`: the futures of the thread's i
 _open_blocks: list[None] = []  # an item for each _wait_all() block of any thread; keeps calls outside of blocks fast
 
 
+def _repeated(mode: RPCExecMode, call: Callable[..., Any], repetition: tuple[Any, ...], *arguments: Any) -> Any:
+    """Make a call that may be repeated by `call`, a function of the extension."""
+
+    def send(*values: Any) -> Any:
+        return call(*values, repetition)
+
+    return call_with_range(mode, send, *arguments) if _calls_are_shown() else send(*arguments)
+
+
 @overload
 def rpc_sync(
-    to: _To, func: AsyncFunction[..., _T], args: _Args = None, kwargs: _Kwargs = None, timeout: float = ...
+    to: _To,
+    func: AsyncFunction[..., _T],
+    args: _Args = None,
+    kwargs: _Kwargs = None,
+    timeout: float = ...,
+    *,
+    retries: Retries = ...,
+    idempotency_key: Key = ...,
 ) -> _T: ...
 @overload
 def rpc_sync(
-    to: _To, func: _CoroutineFunction[_T], args: _Args = None, kwargs: _Kwargs = None, timeout: float = ...
+    to: _To,
+    func: _CoroutineFunction[_T],
+    args: _Args = None,
+    kwargs: _Kwargs = None,
+    timeout: float = ...,
+    *,
+    retries: Retries = ...,
+    idempotency_key: Key = ...,
 ) -> _T: ...
 @overload
 def rpc_sync(
-    to: _To, func: Callable[..., _T], args: _Args = None, kwargs: _Kwargs = None, timeout: float = ...
+    to: _To,
+    func: Callable[..., _T],
+    args: _Args = None,
+    kwargs: _Kwargs = None,
+    timeout: float = ...,
+    *,
+    retries: Retries = ...,
+    idempotency_key: Key = ...,
 ) -> _T: ...
 def rpc_sync(
     to: _To,
@@ -49,6 +89,9 @@ def rpc_sync(
     args: _Args = None,
     kwargs: _Kwargs = None,
     timeout: float = UNSET_RPC_TIMEOUT,
+    *,
+    retries: Retries = 0,
+    idempotency_key: Key = None,
 ) -> Any:
     """Run `func(*args, **kwargs)` on the worker `to` and return its result.
 
@@ -64,6 +107,12 @@ def rpc_sync(
             before they are sent.
         kwargs (dict): likewise.
         timeout (float): seconds until the call fails with RpcTimeoutError; 0: no limit; default: the group's time-out.
+        retries (int or RetryPolicy): how often the call may be sent again if the worker is lost before it has answered:
+            the worker runs it once, however often it arrives. By default a call is sent once. A call with RRefs among
+            its arguments cannot have retries.
+        idempotency_key (str or bytes): a name of this call, 1 to 256 bytes. The worker runs no call of this worker with
+            that name twice: for ten minutes after its end, a call with the same name, function and arguments gets the
+            first one's result, or its exception. Give the same key when you repeat a call yourself.
 
     Raises:
         RpcTimeoutError: the call timed out.
@@ -73,6 +122,7 @@ def rpc_sync(
         ShutdownError: RPC is not initialized, or the callee has shut down.
         RpcError: the group has no such worker; also the base of all these.
         TypeError, ValueError: arguments of the wrong kind.
+        RuntimeError: the key belongs to another call, or the result of the first call cannot be sent again.
         Exception: the exception that `func` raised, with its type, and the remote traceback in its text.
 
     Any thread may call it.
@@ -81,6 +131,9 @@ def rpc_sync(
         >>> rpc.rpc_sync("worker1", torch.add, args=(torch.ones(2), 3), timeout=10)
         tensor([4., 4.])
     """
+    if retries or idempotency_key is not None:
+        repetition = repetition_of(retries, idempotency_key)
+        return _repeated(RPCExecMode.SYNC, _call_sync_repeatedly, repetition, to, func, args, kwargs, timeout)
     if _calls_are_shown():
         return call_with_range(RPCExecMode.SYNC, _call_sync, to, func, args, kwargs, timeout)
     return _call_sync(to, func, args, kwargs, timeout)
@@ -88,15 +141,36 @@ def rpc_sync(
 
 @overload
 def rpc_async(
-    to: _To, func: AsyncFunction[..., _T], args: _Args = None, kwargs: _Kwargs = None, timeout: float = ...
+    to: _To,
+    func: AsyncFunction[..., _T],
+    args: _Args = None,
+    kwargs: _Kwargs = None,
+    timeout: float = ...,
+    *,
+    retries: Retries = ...,
+    idempotency_key: Key = ...,
 ) -> Future[_T]: ...
 @overload
 def rpc_async(
-    to: _To, func: _CoroutineFunction[_T], args: _Args = None, kwargs: _Kwargs = None, timeout: float = ...
+    to: _To,
+    func: _CoroutineFunction[_T],
+    args: _Args = None,
+    kwargs: _Kwargs = None,
+    timeout: float = ...,
+    *,
+    retries: Retries = ...,
+    idempotency_key: Key = ...,
 ) -> Future[_T]: ...
 @overload
 def rpc_async(
-    to: _To, func: Callable[..., _T], args: _Args = None, kwargs: _Kwargs = None, timeout: float = ...
+    to: _To,
+    func: Callable[..., _T],
+    args: _Args = None,
+    kwargs: _Kwargs = None,
+    timeout: float = ...,
+    *,
+    retries: Retries = ...,
+    idempotency_key: Key = ...,
 ) -> Future[_T]: ...
 def rpc_async(
     to: _To,
@@ -104,6 +178,9 @@ def rpc_async(
     args: _Args = None,
     kwargs: _Kwargs = None,
     timeout: float = UNSET_RPC_TIMEOUT,
+    *,
+    retries: Retries = 0,
+    idempotency_key: Key = None,
 ) -> Any:
     """Like `rpc_sync`, but return at once, with a `torch.futures.Future` of the result.
 
@@ -120,7 +197,10 @@ def rpc_async(
         >>> torch.futures.wait_all(futures)
         [tensor([2., 2.]), tensor([2., 2.])]
     """
-    if _calls_are_shown():
+    if retries or idempotency_key is not None:
+        repetition = repetition_of(retries, idempotency_key)
+        future = _repeated(RPCExecMode.ASYNC, _call_async_repeatedly, repetition, to, func, args, kwargs, timeout)
+    elif _calls_are_shown():
         future = call_with_range(RPCExecMode.ASYNC, _call_async, to, func, args, kwargs, timeout)
     else:
         future = _call_async(to, func, args, kwargs, timeout)
@@ -131,15 +211,33 @@ def rpc_async(
 
 @overload
 def remote(
-    to: _To, func: AsyncFunction[..., _T], args: _Args = None, kwargs: _Kwargs = None, timeout: float = ...
+    to: _To,
+    func: AsyncFunction[..., _T],
+    args: _Args = None,
+    kwargs: _Kwargs = None,
+    timeout: float = ...,
+    *,
+    idempotency_key: Key = ...,
 ) -> "RRef[_T]": ...
 @overload
 def remote(
-    to: _To, func: _CoroutineFunction[_T], args: _Args = None, kwargs: _Kwargs = None, timeout: float = ...
+    to: _To,
+    func: _CoroutineFunction[_T],
+    args: _Args = None,
+    kwargs: _Kwargs = None,
+    timeout: float = ...,
+    *,
+    idempotency_key: Key = ...,
 ) -> "RRef[_T]": ...
 @overload
 def remote(
-    to: _To, func: Callable[..., _T], args: _Args = None, kwargs: _Kwargs = None, timeout: float = ...
+    to: _To,
+    func: Callable[..., _T],
+    args: _Args = None,
+    kwargs: _Kwargs = None,
+    timeout: float = ...,
+    *,
+    idempotency_key: Key = ...,
 ) -> "RRef[_T]": ...
 def remote(
     to: _To,
@@ -147,11 +245,15 @@ def remote(
     args: _Args = None,
     kwargs: _Kwargs = None,
     timeout: float = UNSET_RPC_TIMEOUT,
+    *,
+    idempotency_key: Key = None,
 ) -> Any:
     """Run `func` (often a class) on the worker `to`, keep the result there, and return an RRef to it at once.
 
-    The arguments are those of `rpc_sync`. An error, a time-out included, is raised when the RRef is used. Any thread
-    may call it.
+    The arguments are those of `rpc_sync`, without `retries`: an RRef is lost with the connection on which it was made.
+    With an `idempotency_key` you can repeat the call yourself: while somebody holds an RRef to the object of the first
+    one, the second gives an RRef to the same object. An error, a time-out included, is raised when the RRef is used.
+    Any thread may call it.
 
     Raises:
         RpcError, TypeError, ValueError: as `rpc_sync`, for arguments that cannot be sent.
@@ -161,6 +263,9 @@ def remote(
         >>> layer.rpc_sync().forward(torch.ones(3, 4)).shape
         torch.Size([3, 2])
     """
+    if idempotency_key is not None:
+        repetition = repetition_of(0, idempotency_key)
+        return _repeated(RPCExecMode.REMOTE, _call_remote_repeatedly, repetition, to, func, args, kwargs, timeout)
     if _calls_are_shown():
         return call_with_range(RPCExecMode.REMOTE, _call_remote, to, func, args, kwargs, timeout)
     return _call_remote(to, func, args, kwargs, timeout)

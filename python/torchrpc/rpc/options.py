@@ -148,6 +148,8 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         max_queued_bytes (int): bytes of calls that may wait for a thread here, and of results that may wait for one
             caller, before callers are held up. Default: the environment variable TORCHRPC_MAX_QUEUED_BYTES, else 256
             MiB.
+        idempotency_window (float): seconds after the answer to a call with an `idempotency_key` in which this worker
+            does not run it again. Default: the environment variable TORCHRPC_IDEMPOTENCY_WINDOW, else 600.
         pickle (str): `"off"`: this worker neither writes nor reads pickles. Plain data, tensors, RRefs, sets, functions
             and classes by their names, and objects of classes in `allowed_functions` or of `rpc.register_data_class`
             can be sent; other arguments and results raise a SerializationError that names them. Exceptions keep their
@@ -162,7 +164,8 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             or refuses: a file, which only its owner can read and to which lines of JSON are appended; a logger, which
             gets the same lines; or a function, which gets a dict for each, on a thread of its own. The keys are `time`,
             `worker`, `caller`, `action`, `function`, `outcome` ("ok", "error" or "refused"), `error`, `reason`,
-            `request_bytes`, `reply_bytes` and `seconds`. Calls do not wait for it: if events come faster than they can
+            `request_bytes`, `reply_bytes` and `seconds`; for a call that may be repeated, also `attempt`, `repeat` and
+            `key`. Calls do not wait for it: if events come faster than they can
             be written, some are dropped, and `dropped_events` says how many. Default: no log.
         _transports, _channels (list of str): names of TensorPipe's transports and channels. With "shm" in `_transports`
             workers of one host share memory; with "uv" or "ibv" only, all use TCP. With transport="tensorpipe": in
@@ -194,6 +197,7 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         liveness_timeout: float | None = None,
         propagate_deadlines: bool = False,
         max_queued_bytes: int | None = None,
+        idempotency_window: float | None = None,
         pickle: str | None = None,
         limits: Limits | None = None,
         quotas: Mapping[str, Quota] | None = None,
@@ -213,6 +217,7 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             ("liveness_timeout", liveness_timeout, numbers.Real | None, "a number of seconds"),
             ("propagate_deadlines", propagate_deadlines, bool, "a bool"),
             ("max_queued_bytes", max_queued_bytes, numbers.Integral | None, "an int"),
+            ("idempotency_window", idempotency_window, numbers.Real | None, "a number of seconds"),
             ("pickle", pickle, str | None, "a str"),
             ("_transports", _transports, Sequence | None, "a list of str"),
             ("_channels", _channels, Sequence | None, "a list of str"),
@@ -244,6 +249,7 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             liveness_timeout=liveness_timeout,
             propagate_deadlines=propagate_deadlines,
             max_queued_bytes=max_queued_bytes,
+            idempotency_window=idempotency_window,
             uses_pickles=_uses_pickles(pickle),
             limits=limit_numbers(limits),
             quotas=quota_numbers(quotas),

@@ -325,3 +325,44 @@ TEST_CASE("the error for a Python function on a C++ worker says that there is no
   CHECK_THAT(error.what(), Catch::Contains("worker1 is a C++ program without Python"));
   CHECK(errorOf([&] { group[0].call(1, python("sqrt"), 4.0); }).code() == ErrorCode::kInvalidArgument);
 }
+
+TEST_CASE("a call with a key runs once, whatever it calls") {
+  Group group(2);
+  const auto runs = std::make_shared<std::atomic<int>>(0);
+  registerFunction("countRuns", [runs](int) { return ++*runs; });
+  const auto order = group[0].withKey("order 17").withRetries({.retries = 2});
+  CHECK(order.call<int>(1, "countRuns", 5) == 1);
+  CHECK(order.call<int>(1, "countRuns", 5) == 1);
+  CHECK(group[0].withKey("order 18").call<int>(1, "countRuns", 5) == 2);
+  CHECK(group[0].withRetries({.retries = 2}).call<int>(1, "countRuns", 5) == 3);
+  CHECK(group[0].call<int>(1, "countRuns", 5) == 4);
+  CHECK(errorOf([&] { order.call<int>(1, "countRuns", 6); }).code() == ErrorCode::kInvalidArgument);
+  CHECK(group[0].withKey("sum").call<int64_t>(1, op("aten::add"), 1, 2) == 3);
+  CHECK(*runs == 4);
+}
+
+TEST_CASE("remote calls with one key make one object while somebody holds it") {
+  Group group(2);
+  const auto runs = std::make_shared<std::atomic<int>>(0);
+  registerFunction("makeRun", [runs] { return ++*runs; });
+  const auto node = group[0].withKey("object");
+  auto first = node.remote<int>(1, "makeRun");
+  const auto second = node.remote<int>(1, "makeRun");
+  CHECK(first.toHere() == 1);
+  CHECK(second.toHere() == 1);
+  CHECK(*runs == 1);
+  const auto error = errorOf([&] { node.withRetries({.retries = 1}).remote<int>(1, "makeRun"); });
+  CHECK(error.code() == ErrorCode::kInvalidArgument);
+}
+
+TEST_CASE("policies and keys that cannot be used are refused") {
+  Group group(1);
+  for (const RetryPolicy& bad :
+       {RetryPolicy{.retries = 1001}, RetryPolicy{.first_delay = 0s}, RetryPolicy{.first_delay = 2s, .max_delay = 1s},
+        RetryPolicy{.breaker_cooldown = -1s}}) {
+    CHECK(errorOf([&] { group[0].withRetries(bad); }).code() == ErrorCode::kInvalidArgument);
+  }
+  for (const auto& bad : {std::string(), std::string(257, 'k')}) {
+    CHECK(errorOf([&] { group[0].withKey(bad); }).code() == ErrorCode::kInvalidArgument);
+  }
+}

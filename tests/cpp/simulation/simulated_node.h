@@ -46,6 +46,7 @@ class SimulatedNode {
              .liveness = options.liveness,
              .max_queued_bytes = options.max_queued_bytes,
              .faults = options.faults,
+             .next_random = [&simulation] { return simulation.below(~uint64_t{0}); },
              .executor = executor_},
             network.makeTransport(process), simulation.makeTimer(process)),
         profiler_(agent_),
@@ -56,7 +57,7 @@ class SimulatedNode {
                                  const c10::IValue& value, const WorkerInfo& to) { return encode(*this, value, to); },
              .first_number = incarnation,
              .next_random = [&simulation] { return simulation.below(~uint64_t{0}); }})),
-        calls_(autograd_.recorder(), *rrefs_),
+        calls_(autograd_.recorder(), *rrefs_, &agent_.keyedCalls()),
         on_lost_(std::move(options.on_lost)) {
     autograd_.serve(*rrefs_);
     agent_.onLateReply([this](const Message& reply) { rrefs_->discard(reply); });

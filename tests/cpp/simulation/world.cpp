@@ -93,6 +93,7 @@ World::World(uint64_t seed, std::ostream* trace) : simulation_(seed, trace), net
   parts_.send_faults = chance(35);
   parts_.stops = chance(25);
   parts_.large_messages = chance(6);
+  parts_.repeats = chance(50);
   nodes_.resize(2 + below(3));
   starts_.resize(nodes_.size());
   has_ended_.resize(nodes_.size());
@@ -324,7 +325,9 @@ void World::complete(Call& call, const Result<Message>& reply) {
   const auto now = simulation_.now();
   expect(parts_.stops || now <= deadline, text + " is completed after its deadline");
   if (reply) {
-    expect(call.executions == 1, text + " is answered, but its function has not run");
+    expect(
+        call.executions == 1 || (call.executions > 1 && call.may_run_again),
+        text + " is answered, but its function has not run once");
   } else if (reply.error().code() == ErrorCode::kTimeout) {
     expect(now >= deadline, text + " times out before its deadline");
   }
@@ -370,15 +373,57 @@ void World::call(SimulatedNode& node) {
   });
 }
 
+void World::repeatableCall(SimulatedNode& node) {
+  auto& call = newCall(node, anyId(), anyTimeout());
+  const bool has_key = chance(50);
+  call.repetition = std::make_shared<Repetition>(Repetition{
+      .policy =
+          {.retries = static_cast<uint32_t>(has_key ? below(6) : 1 + below(6)),
+           .first_delay = simulation_.between(milliseconds(1), milliseconds(100)),
+           .breaker_losses = chance(50) ? 0U : 3U},
+      .key = has_key ? "call " + std::to_string(call.number) : std::string()});
+  if (has_key) call.tries_by_hand = below(3);
+  call.tensors = someTensors();
+  count(has_key ? "calls with a key" : "calls with retries");
+  sendRepeatable(node, call);
+}
+
+void World::sendRepeatable(SimulatedNode& node, Call& call) {
+  auto message = payloadOf(Kind::kCppCall, call.number);
+  message.tensors = call.tensors;
+  message.repetition = call.repetition;
+  call.started = simulation_.now();
+  if (simulation_.isTracing()) {
+    say(node,
+        "starts call " + std::to_string(call.number) + " to " + nameOf(call.to) + " with " +
+            std::to_string(call.repetition->policy.retries) + " retries");
+  }
+  node.messenger().request(
+      call.to, std::move(message), call.timeout, [this, &node, &call](const Result<Message>& reply) {
+        if (!reply && call.tries_by_hand > 0 && !call.caller_ended && !node.is_closing && !is_healed_) {
+          --call.tries_by_hand;
+          call.may_run_again = true;
+          count("calls that the program makes again");
+          node.agent().postAfter(
+              simulation_.between({}, seconds(1)), [this, &node, &call] { sendRepeatable(node, call); });
+          return;
+        }
+        if (reply) keep(node, reply.value(), 50);
+        complete(call, reply);
+      });
+}
+
 World::Call* World::execute(SimulatedNode& node, const Invocation& invocation) {
   const auto number = Reader(invocation.message.payload).get<uint64_t>();
   auto& call = calls_.at(number);
   const auto text = "call " + std::to_string(number) + " of " + nameOf(call.from);
   if (simulation_.isTracing()) say(node, "runs " + text);
-  expect(++call.executions == 1, text + " runs twice");
+  expect(++call.executions_on[node.incarnation] == 1, text + " runs twice on " + node.process->name);
+  expect(++call.executions == 1 || call.may_run_again, text + " runs twice");
   expect(call.to == node.id(), text + " to " + nameOf(call.to) + " runs on " + nameOf(node.id()));
+  // A call that may be repeated may first reach the worker when it has been started again.
   expect(
-      call.to_incarnation == 0 || call.to_incarnation == node.incarnation,
+      call.repetition || call.to_incarnation == 0 || call.to_incarnation == node.incarnation,
       text + " to incarnation " + std::to_string(call.to_incarnation) + " runs on " + node.process->name);
   expect(invocation.from.id == call.from, text + " arrives from " + invocation.from.name);
   checkArguments(node, invocation.rrefs);
@@ -670,6 +715,7 @@ void World::endSession(SimulatedNode& node, const std::shared_ptr<Session>& sess
 // --- the schedule ---
 
 void World::operate(SimulatedNode& node) {
+  if (parts_.repeats && chance(40)) return repeatableCall(node);
   const auto what = below(100);
   if (what < 35 || (!parts_.rrefs && !parts_.autograd)) return call(node);
   if (parts_.autograd && what < 55) return beginSession(node);
@@ -834,6 +880,9 @@ void World::checkEnd() {
   expect(open_sessions_ == 0 || troubles_ > 0, "a session has not ended");
   for (auto* each : liveNodes()) {
     const auto& name = each->process->name;
+    const auto numbers = each->agent().metrics();
+    counts_["calls sent again"] += std::stoull(numbers.at("agent.retries"));
+    counts_["calls that arrived again"] += std::stoull(numbers.at("agent.repeated_calls"));
     expect(!each->agent().hasOutstandingRequests(), name + " still has outstanding requests");
     expect(each->isIdle(), name + " is not idle");
     const auto metrics = each->agent().metrics();

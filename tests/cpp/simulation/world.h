@@ -45,6 +45,7 @@ class World {
     bool send_faults = false;
     bool stops = false;
     bool large_messages = false;
+    bool repeats = false;
   };
 
   /// A call of the program, from its start to its end.
@@ -60,6 +61,12 @@ class World {
     int completions = 0;
     bool caller_ended = false;
     std::vector<WorkerId> chain{};  ///< of a step of a forward pass: the workers that the callee calls
+    // Of a call that may be repeated:
+    std::shared_ptr<const Repetition> repetition{};
+    size_t tries_by_hand = 0;                 ///< how often the program may still make it again
+    bool may_run_again = false;               ///< on a later incarnation of the callee: the program has made it again
+    std::map<uint64_t, int> executions_on{};  ///< incarnations
+    std::vector<at::Tensor> tensors{};
   };
 
   /// A value of an RRef; its destructor sets `is_dropped`.
@@ -123,6 +130,8 @@ class World {
       SimulatedNode& from, Call& call, Kind kind, const RRefs& rrefs, std::vector<at::Tensor> tensors,
       Messenger::ReplyHandler done);
   void call(SimulatedNode& node);
+  void repeatableCall(SimulatedNode& node);
+  void sendRepeatable(SimulatedNode& node, Call& call);
   void remote(SimulatedNode& node);
   void makeOwn(SimulatedNode& node);
   void fetch(SimulatedNode& node);

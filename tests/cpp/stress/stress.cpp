@@ -1,10 +1,12 @@
 // Eight agents call each other at random for some time, with injected faults: requests that fail to be sent, frames
 // that are lost, delayed or repeated, connections that are closed, and time-outs that are too short. Every call must
-// complete exactly once, within its time-out, and never with the reply to another call.
+// complete exactly once, within its time-out, and never with the reply to another call. Calls that may be repeated run
+// once at most, however often they arrive.
 //
 // Usage: stress [--transport loopback|native|tcp|tensorpipe] [--seconds N] [--seed N]. The exit code is 1 if a call
 // violates that.
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -12,6 +14,7 @@
 #include <iostream>
 #include <random>
 #include <thread>
+#include <unordered_map>
 
 #include "agent/agent.h"
 #include "stress/connection_cutter.h"
@@ -45,7 +48,7 @@ struct Call {
 
 struct Counts {
   std::atomic<uint64_t> made{0}, answered{0}, failed{0}, timed_out{0};
-  std::atomic<uint64_t> lost{0}, completed_twice{0}, wrong_reply{0};
+  std::atomic<uint64_t> lost{0}, completed_twice{0}, wrong_reply{0}, repeatable{0};
   std::atomic<uint64_t> cuts{0};
 };
 
@@ -96,6 +99,17 @@ class Group {
   void close() {
     for (auto& agent : agents_) agent->close();
   }
+  /// The calls that may be repeated and have run more than once.
+  size_t countRunTwice() {
+    MutexLock lock(mutex_);
+    return static_cast<size_t>(std::ranges::count_if(runs_, [](const auto& each) { return each.second > 1; }));
+  }
+  /// How often a call of the agents with retries was sent again, or arrived again.
+  uint64_t sum(const std::string& metric) {
+    uint64_t sum = 0;
+    for (const auto& agent : agents_) sum += std::stoull(agent->metrics().at(metric));
+    return sum;
+  }
 
  private:
   static std::string nameOf(int id) { return "worker" + std::to_string(id); }
@@ -106,14 +120,17 @@ class Group {
 
   /// Three handlers: one that replies on the loop, one that replies on the pool, and one that calls another worker
   /// first.
-  static void serve(Agent& agent) {
-    const auto echo = [](Request request, const Responder& responder) {
+  void serve(Agent& agent) {
+    const auto echo = [this](const Request& request, const Responder& responder) {
+      countRun(request.message);
       responder.reply({.kind = Kind::kReply, .payload = request.message.payload, .tensors = request.message.tensors});
     };
     agent.on(Kind::kBuiltinCall, Messenger::Where::kLoop, echo);
     agent.on(Kind::kCppCall, Messenger::Where::kPool, echo);
-    agent.on(Kind::kPythonCall, Messenger::Where::kPool, [&agent](Request request, const Responder& responder) {
+    agent.on(Kind::kPythonCall, Messenger::Where::kPool, [this, &agent](Request request, const Responder& responder) {
+      countRun(request.message);
       request.message.kind = Kind::kCppCall;
+      request.message.headers.clear();
       const auto third = static_cast<WorkerId>((agent.self().id + 1) % kNodes);
       agent.request(third, std::move(request.message), 300ms, [responder](Result<Message> reply) {
         reply ? responder.reply(std::move(reply).value()) : responder.fail(reply.error());
@@ -121,6 +138,14 @@ class Group {
     });
   }
 
+  void countRun(const Message& call) {
+    if (!call.header(HeaderKind::kRepeatable)) return;
+    MutexLock lock(mutex_);
+    ++runs_[Reader(call.payload).get<uint64_t>()];
+  }
+
+  Mutex mutex_;
+  std::unordered_map<uint64_t, int> runs_ TORCHRPC_GUARDED_BY(mutex_);
   std::atomic<uint32_t> frames_{1};
   std::atomic<uint32_t> requests_{1};
   std::vector<std::shared_ptr<Timer>> timers_;  // must outlive the transports
@@ -134,6 +159,11 @@ Message randomCall(std::minstd_rand& random, uint64_t number) {
   Writer(message.payload).put(number);
   const size_t sizes[] = {0, 10, 1000, 20'000, 300'000};
   message.payload.append(sizes[random() % 100 == 0 ? 4 : random() % 4], static_cast<char>(number));
+  if (message.kind != Kind::kBuiltinCall && random() % 3 == 0) {
+    message.repetition = std::make_shared<Repetition>(Repetition{
+        .policy = {.retries = 4, .first_delay = 1ms, .max_delay = 20ms, .breaker_losses = 0},
+        .key = random() % 2 == 0 ? std::to_string(number) : std::string()});
+  }
   return message;
 }
 
@@ -160,6 +190,7 @@ void send(Group& group, Counts& counts, uint32_t seed, TimePoint end) {
     call->payload = message.payload;
     const Duration timeouts[] = {1ms, 20ms, 500ms, kLongestTimeout};
     ++counts.made;
+    if (message.repetition) ++counts.repeatable;
     group[random() % kNodes].request(
         static_cast<WorkerId>(random() % kNodes), std::move(message), timeouts[random() % 4],
         [call, &counts](Result<Message> reply) {
@@ -192,6 +223,7 @@ int main(int count, char** arguments) {
   std::cout << "8 nodes over " << settings.transport << ", " << settings.seconds << " s, seed " << settings.seed
             << std::endl;
   Counts counts;
+  size_t run_twice = 0;
   {
     Group group(settings);
     const auto end = std::chrono::steady_clock::now() +
@@ -202,14 +234,17 @@ int main(int count, char** arguments) {
     }
     for (auto& sender : senders) sender.join();
     group.close();
+    run_twice = group.countRunTwice();
+    std::cout << counts.repeatable << " calls that may be repeated: " << group.sum("agent.retries") << " sent again, "
+              << group.sum("agent.repeated_calls") << " arrived again, " << run_twice << " ran twice" << std::endl;
   }
   const uint64_t ended = counts.answered + counts.failed + counts.timed_out;
   std::cout << counts.made << " calls: " << counts.answered << " answered, " << counts.failed << " failed, "
             << counts.timed_out << " timed out, " << counts.cuts << " connections closed; " << counts.lost << " lost, "
             << counts.completed_twice << " completed twice, " << counts.wrong_reply << " with the reply to another call"
             << std::endl;
-  const bool good =
-      ended == counts.made && counts.lost + counts.completed_twice + counts.wrong_reply == 0 && counts.answered > 0;
+  const bool good = ended == counts.made && run_twice == 0 &&
+      counts.lost + counts.completed_twice + counts.wrong_reply == 0 && counts.answered > 0;
   std::cout << (good ? "clean" : "BROKEN") << std::endl;
   return good ? 0 : 1;
 }

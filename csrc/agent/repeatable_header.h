@@ -1,0 +1,32 @@
+#pragma once
+
+// The header Repeatable (PROTOCOL.md, "Calls that may arrive again"): by what the callee recognizes a call that arrives
+// again. Threads: any.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "wire/message.h"
+
+namespace torchrpc {
+
+struct RepeatableHeader {
+  std::string key;           ///< the program's; empty: the call has a number instead
+  uint64_t number = 0;       ///< of a call without a key: unique among those of the caller's incarnation to the callee
+  uint64_t oldest = 0;       ///< the smallest number that the caller may still send
+  uint64_t incarnation = 0;  ///< of the callee: an earlier attempt may have run there; 0: none
+  uint64_t digest = 0;       ///< of what is called, with which arguments; 0 without a key
+  uint32_t attempt = 1;      ///< of this call, from 1
+
+  std::string encode() const;
+  /// Throws Error(kProtocol) for malformed bytes.
+  static RepeatableHeader decode(const std::string& bytes);
+};
+
+/// Of the kind, the payload and the tensors of a call: equal for equal calls. It recognizes mistakes of a program, and
+/// is no protection from an attack: the only one who gains by a collision is the caller, who gets its own earlier
+/// reply.
+uint64_t digestOf(const Message& call);
+
+}  // namespace torchrpc
