@@ -26,10 +26,12 @@ test: setup-test
 aarch64: setup-test
 	tools/aarch64.sh $(ARGS)
 
-# The RPC tests that ship inside torch, run on torchrpc.
+# The RPC tests that ship inside torch, run on torchrpc; those for GPUs on simulated ones.
 conformance: setup-test
 	$(MAKE) package
 	$(PYTHON) tests/conformance/run.py $(ARGS)
+	cmake --build $(BUILD) --target simulated_accelerator
+	$(PYTHON) tests/accelerator/torch_cuda_tests.py
 
 # torchrpc beside torch's own RPC: about an hour; ARGS=--quick for a glance. Results in build/compare.{json,png}.
 bench: setup-demo
