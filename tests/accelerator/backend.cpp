@@ -65,17 +65,7 @@ C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
 
 struct DeviceMemory final : c10::DeviceAllocator {
   c10::DataPtr allocate(size_t bytes) override { return simulated::allocate(bytes); }
-  void copy_data(void* to, const void* from, std::size_t bytes) const override {
-    const auto stream = currentStream(-1);
-    enqueue(
-        stream, "copy", {{static_cast<const char*>(from), bytes, false}, {static_cast<const char*>(to), bytes, true}},
-        [=](const auto& is_poisoned) {
-          std::memcpy(to, from, bytes);
-          if (is_poisoned) {
-            std::memset(to, kPoison, bytes);
-          }
-        });
-  }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { copyMemory(to, from, bytes); }
   bool initialized() override { return true; }
   void emptyCache(c10::MempoolId_t /*pool*/ = {0, 0}) override {}
   void recordStream(const c10::DataPtr& memory, c10::Stream stream) override {

@@ -88,7 +88,11 @@ class Mirrors {
       return it->second;
     }
     const bool is_cpu = type_ == c10::DeviceType::CPU;
-    void* data = is_cpu ? const_cast<void*>(storage.data()) : nullptr;
+    void* data = nullptr;
+    if (is_cpu) {
+      const bool is_on_device = storage.device().type() == kDeviceType;
+      data = is_on_device ? memoryForTasks(storage.data()) : const_cast<void*>(storage.data());
+    }
     c10::Storage mirror(
         c10::Storage::use_byte_size_t{}, storage.nbytes(), c10::DataPtr(data, c10::Device(type_)),
         is_cpu ? nullptr : c10::GetAllocator(type_), /*resizable=*/!is_cpu);
@@ -255,17 +259,8 @@ void growStorage(const c10::Storage& storage, size_t bytes) {
   TORCH_CHECK(storage.unsafeGetStorageImpl()->resizable(), "Trying to resize storage that is not resizable");
   c10::DeviceGuard guard(storage.device());
   auto memory = allocate(bytes);
-  if (const auto used_bytes = storage.nbytes()) {
-    const auto* from = static_cast<const char*>(storage.data());
-    auto* to = static_cast<char*>(memory.get());
-    enqueue(
-        currentStream(storage.device().index()), "resize", {{from, used_bytes, false}, {to, used_bytes, true}},
-        [=](const auto& is_poisoned) {
-          std::memcpy(to, from, used_bytes);
-          if (is_poisoned) {
-            std::memset(to, kPoison, used_bytes);
-          }
-        });
+  if (storage.nbytes() > 0) {
+    copyMemory(memory.get(), storage.data(), storage.nbytes());
   }
   storage.set_data_ptr_noswap(std::move(memory));
   storage.unsafeGetStorageImpl()->set_nbytes(bytes);

@@ -17,6 +17,7 @@
 #include <set>
 #include <sys/mman.h>
 #include <thread>
+#include <unistd.h>
 
 namespace simulated {
 namespace {
@@ -72,8 +73,11 @@ struct Recording {
   std::atomic<int64_t> time_ns{0};
 };
 
+// Its memory is mapped twice: at `base`, the address that torch knows, nobody may access it, so that code of the host
+// that does by mistake ends with SIGSEGV; tasks access it at `memory`.
 struct Block {
   char* base = nullptr;
+  char* memory = nullptr;
   size_t bytes = 0;
   c10::DeviceIndex device = 0;
   int stream = 0;  // on which it was allocated
@@ -355,18 +359,27 @@ TaskId enqueueLocked(
   return id;
 }
 
-char* mapMemory(size_t bytes) {
-  void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+void mapDeviceMemory(Block& block) {
+  const int fd = memfd_create("simulated device", MFD_CLOEXEC);
+  const bool is_sized = fd >= 0 && ftruncate(fd, static_cast<off_t>(block.bytes)) == 0;
+  void* base = is_sized ? mmap(nullptr, block.bytes, PROT_NONE, MAP_SHARED, fd, 0) : MAP_FAILED;
+  void* memory = is_sized ? mmap(nullptr, block.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
+  if (fd >= 0) {
+    close(fd);
+  }
   TORCH_CHECK_WITH(
-      OutOfMemoryError, base != MAP_FAILED, "the host has no memory for ", bytes, " bytes of a simulated device");
-  return static_cast<char*>(base);
+      OutOfMemoryError, base != MAP_FAILED && memory != MAP_FAILED, "the host has no memory for ", block.bytes,
+      " bytes of a simulated device");
+  block.base = static_cast<char*>(base);
+  block.memory = static_cast<char*>(memory);
 }
 
 void poisonInOrder(Runtime& r, std::unique_lock<std::mutex>& lock, Block& block, const char* label) {
-  char* base = block.base;
+  char* memory = block.memory;
   const size_t bytes = block.bytes;
   enqueueLocked(
-      r, lock, block.stream, label, {{base, bytes, true}}, [=](const auto&) { std::memset(base, kPoison, bytes); },
+      r, lock, block.stream, label, {{block.base, bytes, true}},
+      [=](const auto&) { std::memset(memory, kPoison, bytes); },
       /*is_late=*/false);
 }
 
@@ -406,6 +419,7 @@ void trimCache(Runtime& r, DeviceState& device, size_t max_bytes) {
       device.cached_bytes -= block->bytes;
       r.blocks.erase(block->base);
       munmap(block->base, block->bytes);
+      munmap(block->memory, block->bytes);
       delete block;
       return true;
     });
@@ -649,9 +663,10 @@ c10::DataPtr allocate(size_t bytes) {
     if (state.cached_bytes + bytes > kMaxCachedBytes) {
       trimCache(r, state, kMaxCachedBytes > bytes ? kMaxCachedBytes - bytes : 0);
     }
-    block = new Block;
-    block->base = mapMemory(bytes);
-    block->bytes = bytes;
+    auto fresh = std::make_unique<Block>();
+    fresh->bytes = bytes;
+    mapDeviceMemory(*fresh);
+    block = fresh.release();
     block->device = device_index;
     block->stream = stream;
     r.blocks[block->base] = block;
@@ -678,6 +693,29 @@ c10::DeviceIndex deviceOfPointer(const void* pointer) {
   std::lock_guard lock(r.mutex);
   auto* block = findBlock(r, pointer);
   return block ? block->device : static_cast<c10::DeviceIndex>(-1);
+}
+
+char* memoryForTasks(const void* pointer) {
+  if (!pointer) {
+    return nullptr;
+  }
+  auto& r = runtime();
+  std::lock_guard lock(r.mutex);
+  auto* block = findBlock(r, pointer);
+  TORCH_CHECK(block, "a tensor of a simulated device has memory that is not of this device");
+  return block->memory + (static_cast<const char*>(pointer) - block->base);
+}
+
+void copyMemory(void* to, const void* from, size_t bytes) {
+  enqueue(
+      currentStream(-1), "copy",
+      {{static_cast<const char*>(from), bytes, false}, {static_cast<char*>(to), bytes, true}},
+      [to = memoryForTasks(to), from = memoryForTasks(from), bytes](const auto& is_poisoned) {
+        std::memcpy(to, from, bytes);
+        if (is_poisoned) {
+          std::memset(to, kPoison, bytes);
+        }
+      });
 }
 
 size_t allocatedBytes(c10::DeviceIndex device) {
@@ -736,8 +774,10 @@ c10::DataPtr allocatePinned(size_t bytes) {
     }
   }
   if (!block) {
+    void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    TORCH_CHECK_WITH(OutOfMemoryError, base != MAP_FAILED, "the host has no memory for ", bytes, " pinned bytes");
     block = new PinnedBlock;
-    block->base = mapMemory(bytes);
+    block->base = static_cast<char*>(base);
     block->bytes = bytes;
     r.pinned_blocks[block->base] = block;
   }

@@ -85,6 +85,10 @@ void destroyEvent(void* event) noexcept;
 c10::DataPtr allocate(size_t bytes);
 void recordStream(const c10::DataPtr& memory, c10::Stream stream);
 c10::DeviceIndex deviceOfPointer(const void* pointer);  // -1: no device memory
+// Where tasks access the device memory at `pointer`, which nobody else may access.
+char* memoryForTasks(const void* pointer);
+// Copies device memory in a task of the current stream of the current device.
+void copyMemory(void* to, const void* from, size_t bytes);
 size_t allocatedBytes(c10::DeviceIndex device);
 size_t peakAllocatedBytes(c10::DeviceIndex device);
 void resetPeakAllocatedBytes(c10::DeviceIndex device);

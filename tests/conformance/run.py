@@ -179,7 +179,8 @@ def run(rpc_utils, tests, jobs, limit):
                         running.remove(each)
                         status, text, seconds = result
                         outcome[status].append(each.test)
-                        print(f"{status:8} {seconds:5.1f} s  {each.test}", flush=True)
+                        reason = f": {text}" if status == "skipped" else ""
+                        print(f"{status:8} {seconds:5.1f} s  {each.test}{reason}", flush=True)
                         if status == "FAILED":
                             print(text, flush=True)
         finally:

@@ -2,6 +2,7 @@
 
 import multiprocessing as mp
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -148,6 +149,19 @@ def test_streams_may_write_different_parts_of_a_tensor():
     sim.synchronize()
     assert data.tolist() == [3] * 8
     assert sim.take_conflicts() == []
+
+
+@pytest.mark.skipif(sim.extension_path() is None, reason="the simulated accelerator is not built")
+def test_the_host_cannot_access_device_memory():
+    program = (
+        "import ctypes, sim, torch; sim.load(); x = torch.ones(9, device='sim'); assert x.tolist() == [1] * 9;"
+        "print('reads', flush=True); ctypes.string_at(x.data_ptr(), 4); print('unreachable')"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(FOLDER)}
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert result.stdout == "reads\n", result.stderr
+    assert result.returncode == -signal.SIGSEGV
 
 
 @on_accelerator
