@@ -8,6 +8,7 @@ rpc_async, an echo of a CPU tensor of the same size, and a copy within the devic
 """
 
 import argparse
+import contextlib
 import json
 import os
 import socket
@@ -51,10 +52,8 @@ def rows_of(rpc, module, device, size, seconds):
     there = torch.ones(size, dtype=torch.uint8, device=device)
     here = torch.ones(size, dtype=torch.uint8)
     target, host = torch.empty_like(there), torch.empty_like(here)
-    try:
+    with contextlib.suppress(RuntimeError):  # the device has no pinned memory
         host = host.pin_memory()
-    except RuntimeError:
-        pass
     futures = []
 
     def start():

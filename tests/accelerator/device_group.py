@@ -16,11 +16,12 @@ import socket
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "python")]
-import sim
 import torch
 
 import torchrpc.rpc as rpc
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "python")]
+import sim
 
 # Worker -> callee -> {device here: device there}.
 MAPS = {

@@ -360,10 +360,10 @@ def test_the_host_can_call_while_a_device_is_busy():
 @with_group
 def test_a_tensor_of_an_unmapped_device_is_refused():
     with pytest.raises(
-        RuntimeError, match="only supports CPU tensors by default.*destination w1.*sim:2 of w0.*set_device_map"
+        RuntimeError, match=r"only supports CPU tensors by default.*destination w1.*sim:2 of w0.*set_device_map"
     ):
         rpc.rpc_sync("w1", devices_of, (full(1, "sim:2"),))
-    with pytest.raises(RuntimeError, match="Response device mapping.*destination w0.*sim:3 of w1"):
+    with pytest.raises(RuntimeError, match=r"Response device mapping.*destination w0.*sim:3 of w1"):
         rpc.rpc_sync("w1", full, (1, "sim:3"))
     with pytest.raises(RuntimeError, match="destination w1"):
         rpc.remote("w1", devices_of, (full(1, "sim:2"),)).to_here()
@@ -382,7 +382,7 @@ def test_a_call_fails_if_the_memory_of_the_device_does_not_suffice():
     rpc.rpc_sync("w1", limit_memory, (1 << 20,))
     try:
         with pytest.raises(
-            RuntimeError, match="(?s)w1 could not put the tensors of a message from w0 on sim:1.*memory"
+            RuntimeError, match=r"(?s)w1 could not put the tensors of a message from w0 on sim:1.*memory"
         ):
             rpc.rpc_sync("w1", devices_of, (torch.ones(1 << 20, device=HERE),))
         assert rpc.rpc_sync("w1", devices_of, (full(1),)) == ["sim:1"]
@@ -391,7 +391,7 @@ def test_a_call_fails_if_the_memory_of_the_device_does_not_suffice():
     sim.set_memory_limit(HERE, sim.memory_allocated(HERE) + (1 << 20))
     try:
         with pytest.raises(
-            RuntimeError, match="(?s)w0 could not put the tensors of a message from w1 on sim:0.*memory"
+            RuntimeError, match=r"(?s)w0 could not put the tensors of a message from w1 on sim:0.*memory"
         ):
             rpc.rpc_sync("w1", full, (1, "sim:1", 1 << 20))
     finally:
