@@ -20,7 +20,8 @@ import torch
 
 import torchrpc.rpc as rpc
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "python")]
+sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
+sys.path.insert(0, str(Path(__file__).parent))
 import sim
 
 # Worker -> callee -> {device here: device there}.
