@@ -10,6 +10,7 @@ Written for torch.distributed.*; runs unchanged on torchrpc:
     python parameter_server.py --losses torch.json             # on torch's own RPC
     python -m torchrpc parameter_server.py --compare torch.json  # on torchrpc; both curves in one picture
     python -m torchrpc parameter_server.py --trainers 2
+    python -m torchrpc parameter_server.py --device cuda         # the model and the data on a GPU
 
 The structure follows the parameter server tutorial on pytorch.org. These points are corrected:
 
@@ -98,9 +99,9 @@ class Net(nn.Module):
 class ParameterServer(nn.Module):
     """Created on the worker "parameter_server"; trainers call its methods. Several calls may run at the same time."""
 
-    def __init__(self):
+    def __init__(self, device):
         super().__init__()
-        self.model = Net()
+        self.model = Net().to(device)
 
     def forward(self, images):
         return self.model(images)
@@ -118,11 +119,11 @@ parameter_server = None
 parameter_server_lock = threading.Lock()
 
 
-def get_parameter_server():
+def get_parameter_server(device):
     global parameter_server
     with parameter_server_lock:
         if parameter_server is None:
-            parameter_server = ParameterServer()
+            parameter_server = ParameterServer(device)
         return parameter_server
 
 
@@ -133,7 +134,7 @@ def run_parameter_server(options, folder):
     _, (images, labels) = load_data(options)
     model = parameter_server.model.eval()
     with torch.no_grad():
-        accuracy = (model(images).argmax(dim=1) == labels).float().mean().item()
+        accuracy = (model(images.to(options.device)).argmax(dim=1).cpu() == labels).float().mean().item()
     (folder / "accuracy.json").write_text(json.dumps(accuracy))
 
 
@@ -154,9 +155,9 @@ def remote_method(method, rref, *args, **kwargs):
 class TrainerNet(nn.Module):
     """Stands for the network on a trainer; holds a reference to the server."""
 
-    def __init__(self):
+    def __init__(self, device):
         super().__init__()
-        self.param_server_rref = rpc.remote("parameter_server", get_parameter_server)
+        self.param_server_rref = rpc.remote("parameter_server", get_parameter_server, args=(device,))
 
     def get_global_param_rrefs(self):
         return remote_method(ParameterServer.get_param_rrefs, self.param_server_rref)
@@ -186,17 +187,21 @@ def batches(images, labels, options, generator):
 
 
 def run_trainer(rank, options, folder):
-    rpc.init_rpc(f"trainer_{rank}", rank=rank, world_size=1 + options.trainers)
+    settings = rpc.TensorPipeRpcBackendOptions()
+    if options.device != "cpu":  # images there, predictions and gradients back
+        settings.set_device_map("parameter_server", {f"{options.device}:0": f"{options.device}:0"})
+    rpc.init_rpc(f"trainer_{rank}", rank=rank, world_size=1 + options.trainers, rpc_backend_options=settings)
     (images, labels), _ = load_data(options)
     images, labels = images[rank - 1 :: options.trainers], labels[rank - 1 :: options.trainers]
     generator = torch.Generator().manual_seed(1000 * options.seed + rank)
-    net = TrainerNet()
+    net = TrainerNet(options.device)
     optimizer = make_optimizer(net.get_global_param_rrefs(), options)
 
     losses = []
     bar = tqdm(total=options.epochs * -(-len(labels) // options.batch), desc=f"trainer {rank}", position=rank - 1)
     for _ in range(options.epochs):
         for step, (data, target) in enumerate(batches(images, labels, options, generator)):
+            data, target = data.to(options.device), target.to(options.device)
             with dist_autograd.context() as context_id:
                 loss = F.nll_loss(net(data), target)
                 dist_autograd.backward(context_id, [loss])
@@ -262,6 +267,7 @@ def use_free_port():
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--trainers", type=int, default=1, help="(default %(default)s)")
+    parser.add_argument("--device", default="cpu", help="of the model and the data, for example cuda (default cpu)")
     parser.add_argument("--epochs", type=int, default=5, help="(default %(default)s)")
     parser.add_argument("--batch", type=int, default=32, help="images in each step (default %(default)s)")
     parser.add_argument("--lr", type=float, default=0.03, help="learning rate (default %(default)s)")

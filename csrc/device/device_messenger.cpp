@@ -104,16 +104,18 @@ DeviceMessenger::Outgoing DeviceMessenger::stage(
     const auto found = (maps->*by_name).find(to);
     if (found != (maps->*by_name).end()) map = &found->second;
   }
-  const auto requested = deviceMovesOf(message);
+  const auto requested = deviceMovesOf(message);  // in the order of the tensors
+  auto asked = requested.begin();
   std::vector<std::optional<c10::Device>> host(message.tensors.size());
   std::vector<DeviceMove> moves;
   Devices sources;
   for (uint32_t i = 0; i < message.tensors.size(); ++i) {
     const auto& tensor = message.tensors[i];
+    const bool is_asked = asked != requested.end() && asked->tensor == i;
+    auto target = is_asked ? std::optional(asked->target) : std::nullopt;
+    if (is_asked) ++asked;
     if (!tensor.defined() || tensor.is_meta()) continue;
     const auto source = tensor.device();
-    const auto asked = std::ranges::find(requested, i, &DeviceMove::tensor);
-    auto target = asked != requested.end() ? std::optional(asked->target) : std::nullopt;
     if (!target && map) target = targetOf(*map, source);
     if (isAccelerator(source)) {
       if (!target && !map && maps && maps->to_same_device) target = source;

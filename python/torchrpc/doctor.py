@@ -280,6 +280,27 @@ def limits() -> Iterator[Finding]:
         yield Finding(OK, "ptrace scope: not limited by Yama (cma)")
 
 
+def devices() -> Iterator[Finding]:
+    """Say which way tensors of this machine's accelerator go to other workers."""
+    import torch
+
+    kind = torch.accelerator.current_accelerator()
+    if kind is None:
+        yield Finding(OK, "no accelerator: only tensors on the CPU can be sent")
+        return
+    count = torch.accelerator.device_count()
+    names = ", ".join(f"{kind.type}:{index}" for index in range(count)) if count <= 4 else f"{count} of {kind.type}"
+    yield Finding(OK if count else NOTE, f"accelerators: {names}" if count else f"{kind.type} has no devices here")
+    if not count:
+        return
+    try:
+        torch.empty(1, pin_memory=True)
+        memory = "pinned host memory"
+    except RuntimeError as error:
+        memory = f"host memory, which cannot be pinned ({str(error).splitlines()[0]})"
+    yield Finding(OK, f"by device maps (docs: devices), tensors go to all devices of all workers through {memory}")
+
+
 def calls() -> Iterator[Finding]:
     kinds: list[tuple[str, dict[str, Any]]] = [
         ("as your program would", {}),
@@ -308,6 +329,7 @@ def main(arguments: list[str] | None = None) -> int:
     report.section("Versions", versions())
     if not report.failed:
         report.section("Limits", limits())
+        report.section("Devices", devices())
         report.section("Address", address())
     if not report.failed:  # nothing can be tried without an address
         report.section("Transports", transports())

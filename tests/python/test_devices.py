@@ -2,6 +2,9 @@
 
 import functools
 import multiprocessing
+import os
+import re
+import subprocess
 import sys
 import threading
 import time
@@ -528,3 +531,38 @@ def test_a_remote_module_on_a_device():
 
 def parameter_devices(rref):
     return [str(parameter.device) for parameter in rref.local_value().parameters()]
+
+
+# --- programs ---
+
+
+def program(path, *arguments):
+    """Run a Python program of this tree in processes that all have the simulated devices."""
+    if sim.extension_path() is None:
+        pytest.skip("the simulated accelerator is not built: cmake --build build/release")
+    path.joinpath("sitecustomize.py").write_text("import sim\n\nsim.load()\n")
+    folders = [str(path), str(Path(sim.__file__).parent), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders), "SIM_START_DELAY_S": "0.0001"}
+    command = [sys.executable, "-m", "torchrpc", *arguments]
+    run = subprocess.run(command, cwd=path, env=environment, capture_output=True, text=True, timeout=200)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
+def test_a_parameter_server_on_a_device(tmp_path):
+    tutorial = Path(__file__).parents[2] / "tutorials" / "parameter_server.py"
+    output = program(tmp_path, str(tutorial), "--device=sim", "--images=320", "--epochs=2", "--lr=0.1")
+    start, end = map(float, re.search(r"loss ([\d.]+) at the start, ([\d.]+) at the end", output).groups())
+    assert end < 0.8 * start
+
+
+def test_the_doctor_names_the_devices(tmp_path):
+    output = program(tmp_path, "doctor")
+    assert "accelerators: sim:0, sim:1, sim:2, sim:3" in output
+    assert "through pinned host memory" in output
+
+
+def test_the_benchmark_of_devices(tmp_path):
+    benchmark = Path(__file__).parents[2] / "benchmarks" / "devices.py"
+    output = program(tmp_path, str(benchmark), "--device=sim", "--sizes=4K,1M", "--seconds=0.05", "--rpc=torchrpc")
+    assert re.search(r"\| 1M \| echo \| [\d,.]+ µs \|", output)

@@ -33,6 +33,11 @@ def fixed_trials(monkeypatch):
     monkeypatch.setattr(doctor, "trial", lambda *_, **__: (("native(tcp)", "native:tcp=10.1.2.3:80;host=x"), ""))
 
 
+def test_devices_of_this_machine(run_python):
+    text = run_python("-m", "torchrpc", "doctor").stdout
+    assert "no accelerator: only tensors on the CPU can be sent" in text
+
+
 def test_a_working_machine_gives_a_full_report(run_python):
     text = run_python("-m", "torchrpc", "doctor", env={"MASTER_ADDR": "localhost"}).stdout
     assert re.search(r"ok +torch 2\.13\.\d", text)
