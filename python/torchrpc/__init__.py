@@ -26,8 +26,10 @@ if TYPE_CHECKING:
         WorkerLostError,
     )
     from .rpc._futures import Future
+    from .rpc._members import on_member_change
     from .rpc._waiting import wait
     from .rpc.api import RRef
+    from .rpc.functions import restorable
 
     cmake_prefix_path: str
 
@@ -50,6 +52,8 @@ _NAMES = {  # name -> the module that has it
     "batched": "torchrpc.rpc._batching",
     "cpp_function": "torchrpc.rpc._cpp_functions",
     "local_group": "torchrpc._local_group",
+    "on_member_change": "torchrpc.rpc._members",
+    "restorable": "torchrpc.rpc.functions",
     "wait": "torchrpc.rpc._waiting",
     **dict.fromkeys(_ERRORS, "torchrpc.rpc._errors"),
 }
@@ -75,8 +79,10 @@ __all__ = [
     "install",
     "local_group",
     "nn",
+    "on_member_change",
     "optim",
     "profiler",
+    "restorable",
     "rpc",
     "wait",
 ]
