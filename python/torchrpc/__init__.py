@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from .rpc._futures import Future
     from .rpc._named_objects import lookup, register, unregister
     from .rpc._supervision import supervise
+    from .rpc._members import on_member_change
     from .rpc._waiting import wait
     from .rpc.api import RRef
+    from .rpc.functions import restorable
 
     cmake_prefix_path: str
 
@@ -56,6 +58,8 @@ _NAMES = {  # name -> the module that has it
     "register": "torchrpc.rpc._named_objects",
     "supervise": "torchrpc.rpc._supervision",
     "unregister": "torchrpc.rpc._named_objects",
+    "on_member_change": "torchrpc.rpc._members",
+    "restorable": "torchrpc.rpc.functions",
     "wait": "torchrpc.rpc._waiting",
     **dict.fromkeys(_ERRORS, "torchrpc.rpc._errors"),
 }
@@ -82,9 +86,11 @@ __all__ = [
     "local_group",
     "lookup",
     "nn",
+    "on_member_change",
     "optim",
     "profiler",
     "register",
+    "restorable",
     "rpc",
     "supervise",
     "unregister",
