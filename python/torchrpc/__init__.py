@@ -26,9 +26,9 @@ if TYPE_CHECKING:
         WorkerLostError,
     )
     from .rpc._futures import Future
+    from .rpc._members import on_member_change
     from .rpc._named_objects import lookup, register, unregister
     from .rpc._supervision import supervise
-    from .rpc._members import on_member_change
     from .rpc._waiting import wait
     from .rpc.api import RRef
     from .rpc.functions import restorable
