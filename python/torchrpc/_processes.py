@@ -9,6 +9,7 @@ import faulthandler
 import multiprocessing as mp
 import multiprocessing.connection
 import os
+import signal
 import sys
 import threading
 import time
@@ -93,6 +94,16 @@ class Processes:
             return
         stop, stopped = self.context.Pipe(duplex=False)
         failed = threading.Event()
+        former = signal.getsignal(signal.SIGINT)
+
+        def interrupt(number: int, frame: Any) -> None:
+            if failed.is_set():
+                raise KeyboardInterrupt
+            if callable(former):
+                former(number, frame)
+            elif former == signal.SIG_DFL:
+                signal.signal(number, signal.SIG_DFL)
+                signal.raise_signal(number)
 
         def wait_for_failure() -> None:
             ready = multiprocessing.connection.wait([stop, *self.running])
@@ -100,6 +111,10 @@ class Processes:
                 failed.set()
                 _thread.interrupt_main()  # as Ctrl-C, which ends the wait of init_rpc
 
+        # interrupt_main() calls the handler of the signal, and does nothing where it is ignored. A shell has a script
+        # ignore it that it starts in the background.
+        if former is not None:  # else it is no handler of Python's
+            signal.signal(signal.SIGINT, interrupt)
         watcher = threading.Thread(target=wait_for_failure, name="torchrpc.watch")
         watcher.start()
         try:
@@ -108,6 +123,8 @@ class Processes:
             finally:
                 stopped.send(None)
                 watcher.join()
+                if former is not None:
+                    signal.signal(signal.SIGINT, former)
         except BaseException:
             if not failed.is_set():
                 raise
@@ -118,8 +135,6 @@ class Processes:
             self.results()  # raises the error of the process
 
     def dump_stacks(self) -> None:
-        import signal
-
         for _, process in self.running.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGUSR1)
@@ -138,8 +153,6 @@ class Processes:
 
 
 def _child(connection: Any, body: Callable[..., Any], args: tuple) -> None:
-    import signal
-
     faulthandler.register(signal.SIGUSR1)
     try:
         outcome = (False, body(connection, *args))

@@ -32,12 +32,12 @@ def count_threads():
     return torch.get_num_threads()
 
 
-def run(tmp_path, text):
+def run(tmp_path, text, **options):
     """Run a script; return its last line on stderr, and how many seconds it took."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(text))
     begin = time.monotonic()
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, **options)
     assert done.returncode == 1
     return done.stderr.strip().splitlines()[-1], time.monotonic() - begin
 
@@ -87,6 +87,24 @@ def test_a_worker_that_dies_before_the_group_has_formed_is_reported_at_once(tmp_
     text, seconds = run(tmp_path, FAILING_CHILD.format(failure="os._exit(7)"))
     assert "died (exit code 7)" in text
     assert seconds < 20
+
+
+def ignore_interrupts():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def test_it_is_reported_at_once_in_a_script_that_ignores_interrupts(tmp_path):
+    """As a shell has a script ignore them that it starts in the background."""
+    failure = "import time; time.sleep(1); os._exit(7)"
+    text, seconds = run(tmp_path, FAILING_CHILD.format(failure=failure), preexec_fn=ignore_interrupts)
+    assert "died (exit code 7)" in text
+    assert seconds < 20
+
+
+def test_the_handler_of_interrupts_is_the_former_one_again():
+    former = signal.getsignal(signal.SIGINT)
+    with torchrpc.local_group(2):
+        assert signal.getsignal(signal.SIGINT) is former
 
 
 def test_a_script_that_cannot_be_imported_again_is_told_where_its_own_part_belongs(tmp_path):
