@@ -1,0 +1,120 @@
+#include "transport/listener_wait.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <netdb.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <thread>
+#include <unistd.h>
+
+#include "base/doctor.h"
+#include "base/log.h"
+#include "base/os/sockets.h"
+#include "base/sync/interrupt.h"
+
+namespace torchrpc {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr Duration kShortestPause = milliseconds(10);
+constexpr Duration kLongestPause = milliseconds(250);
+constexpr Duration kLongestDial = std::chrono::seconds(3);  // then the name may have another address
+constexpr Duration kWarnAfter = std::chrono::seconds(10);
+
+using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+/// The addresses of the name; none: `why` says so.
+AddressList addressesOf(const std::string& host, uint16_t port, std::string& why) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* list = nullptr;
+  const int rc = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list);
+  if (rc != 0) why = "'" + host + "' cannot be resolved (" + gai_strerror(rc) + ")";
+  return {rc == 0 ? list : nullptr, &freeaddrinfo};
+}
+
+struct OpenSocket {
+  const int fd;
+  explicit OpenSocket(int family) : fd(os::openSocket(family, SOCK_STREAM, os::Blocking::kNo)) {}
+  ~OpenSocket() {
+    if (fd >= 0) ::close(fd);
+  }
+  OpenSocket(const OpenSocket&) = delete;
+  OpenSocket& operator=(const OpenSocket&) = delete;
+};
+
+/// Waits until a connect() that is in progress has ended; returns its error.
+int connectError(int fd, Duration timeout) {
+  const auto deadline = deadlineAfter(timeout);
+  for (;;) {
+    checkInterrupt();
+    const auto left = std::min<Duration>(timeUntil(deadline), kSignalCheckInterval);
+    pollfd writable{.fd = fd, .events = POLLOUT, .revents = 0};
+    const auto left_ms = std::chrono::ceil<milliseconds>(left).count();
+    if (::poll(&writable, 1, static_cast<int>(left_ms)) > 0) break;
+    if (std::chrono::steady_clock::now() >= deadline) return ETIMEDOUT;
+  }
+  int error = 0;
+  socklen_t length = sizeof(error);
+  return ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) == 0 ? error : errno;
+}
+
+/// Why no connection to the address is accepted; empty: one was.
+std::string dial(const addrinfo& address, Duration timeout) {
+  const OpenSocket socket(address.ai_family);
+  if (socket.fd < 0) return std::strerror(errno);
+  int error = ::connect(socket.fd, address.ai_addr, address.ai_addrlen) == 0 ? 0 : errno;
+  if (error == EINPROGRESS) error = connectError(socket.fd, timeout);
+  return error == 0 ? "" : std::strerror(error);
+}
+
+/// Repeats `attempt`, which returns why it has failed, until it returns "".
+template <typename Attempt>
+std::string repeat(const std::string& purpose, Duration timeout, const Attempt& attempt) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto deadline = deadlineAfter(timeout, start);
+  bool has_warned = false;
+  for (Duration pause = kShortestPause;; pause = std::min(2 * pause, kLongestPause)) {
+    const auto why = attempt(std::min<Duration>(timeUntil(deadline), kLongestDial));
+    if (why.empty()) return "";
+    const auto now = std::chrono::steady_clock::now();
+    if (now >= deadline) return why;
+    if (!has_warned && now - start >= kWarnAfter) {
+      has_warned = true;
+      log(LogLevel::kWarning, "has waited 10 s " + purpose + ": " + why + ". It goes on. " + kAskDoctor);
+    }
+    checkInterrupt();
+    std::this_thread::sleep_for(std::min<Duration>(pause, timeUntil(deadline)));
+  }
+}
+
+}  // namespace
+
+std::string waitForName(const std::string& host, Duration timeout) {
+  return repeat("for the name of the host where the group meets", timeout, [&](Duration) {
+    std::string why;
+    addressesOf(host, 0, why);
+    return why;
+  });
+}
+
+std::string waitForListener(const std::string& host, uint16_t port, Duration timeout) {
+  const auto where = host + ":" + std::to_string(port);
+  return repeat("for somebody to listen at " + where, timeout, [&](Duration limit) {
+    std::string why;
+    const auto addresses = addressesOf(host, port, why);
+    for (const auto* each = addresses.get(); each; each = each->ai_next) {
+      why = dial(*each, limit);
+      if (why.empty()) break;
+    }
+    return why;
+  });
+}
+
+}  // namespace torchrpc

@@ -1,0 +1,22 @@
+#pragma once
+
+// Waits until somebody listens at a host and port, as the workers of a group do before they open its store: c10d's
+// client of a TCPStore may pause for most of a minute when its first connection is refused.
+// Threads: any; blocks.
+
+#include <cstdint>
+#include <string>
+
+#include "base/timer.h"
+
+namespace torchrpc {
+
+/// Waits until the name has an address: names of a cluster may be known only some time after their host has started.
+/// Logs a warning that names the host, once, when it has waited for ten seconds. A signal ends the wait. Returns why
+/// there is none when the timeout has passed; empty: there is one.
+std::string waitForName(const std::string& host, Duration timeout);
+
+/// waitForName(), then waits until a connection to the port is accepted, which is closed at once.
+std::string waitForListener(const std::string& host, uint16_t port, Duration timeout);
+
+}  // namespace torchrpc
