@@ -144,6 +144,7 @@ class FaultyTransport : public Transport {
   void park(const std::function<bool()>& done, FutexWaiter& waiter, TimePoint deadline, bool preemptible) override {
     inner_->park(done, waiter, deadline, preemptible);
   }
+  void afterReading(std::function<void()> done) override { inner_->afterReading(std::move(done)); }
   std::string describe() const override { return "faulty " + inner_->describe(); }
   std::map<std::string, std::string> metrics() const override { return inner_->metrics(); }
 

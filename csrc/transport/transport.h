@@ -109,6 +109,10 @@ class Transport {
     static_cast<void>(done), static_cast<void>(waiter), static_cast<void>(deadline), static_cast<void>(preemptible);
   }
 
+  /// Calls `done` once, on the loop, when the loop has read all that had arrived by now. A transport that cannot tell
+  /// calls it at once. Not called after close().
+  virtual void afterReading(std::function<void()> done) { done(); }
+
   /// For debug output: e.g. "tensorpipe(shm,uv; cma,basic)".
   virtual std::string describe() const = 0;
 

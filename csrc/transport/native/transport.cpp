@@ -61,6 +61,7 @@ class NativeTransport : public Transport {
   void park(const std::function<bool()>& done, FutexWaiter& waiter, TimePoint deadline, bool preemptible) override {
     shared_->loop.park(done, waiter, deadline, preemptible);
   }
+  void afterReading(std::function<void()> done) override;
   std::string describe() const override {
     return host_.empty() ? "native(tcp)" : options_.shared_memory ? "native(shm,tcp)" : "native(unix,tcp)";
   }
@@ -353,6 +354,17 @@ void NativeTransport::closeAll() {
   for (const auto connections = shared_->connections; const auto& connection : connections) {
     connection->closeOnLoop(ErrorCode::kShutdown, {});
   }
+}
+
+// A task that a task posts runs in the loop's next round, after the sockets and rings that were ready in this one.
+void NativeTransport::afterReading(std::function<void()> done) {
+  shared_->loop.post([this, done = std::move(done)]() mutable {
+    shared_->loop.post([this, done = std::move(done)] {
+      if (shared_->callbacks.closed()) return;
+      const LoopScope scope(shared_->callbacks);
+      done();
+    });
+  });
 }
 
 void NativeTransport::close() {

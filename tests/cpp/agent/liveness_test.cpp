@@ -101,6 +101,69 @@ TEST_CASE("a silent worker is lost after the liveness time-out, whatever the tim
   CHECK(group.lost.get_future().get().name == "worker1");
 }
 
+namespace {
+
+/// Over loopback; its loop reads nothing while `is_busy`.
+class BusyTransport final : public Transport {
+ public:
+  BusyTransport(std::unique_ptr<Transport> inner, std::atomic<bool>& is_busy)
+      : inner_(std::move(inner)), is_busy_(is_busy) {}
+  std::string listen(Acceptor acceptor) override { return inner_->listen(std::move(acceptor)); }
+  std::shared_ptr<Connection> connect(
+      const std::string& address, const std::string& peer, std::shared_ptr<ConnectionHandler> handler) override {
+    return inner_->connect(address, peer, std::move(handler));
+  }
+  void close() override { inner_->close(); }
+  bool inLoop() const override { return inner_->inLoop(); }
+  std::string describe() const override { return "busy"; }
+  void afterReading(std::function<void()> done) override {
+    if (!is_busy_) return done();
+    MutexLock lock(mutex_);
+    waiting_ = std::move(done);
+  }
+  void goOn() {
+    is_busy_ = false;
+    std::function<void()> done;
+    {
+      MutexLock lock(mutex_);
+      done.swap(waiting_);
+    }
+    if (done) done();
+  }
+
+ private:
+  const std::unique_ptr<Transport> inner_;
+  std::atomic<bool>& is_busy_;
+  Mutex mutex_;
+  std::function<void()> waiting_ TORCHRPC_GUARDED_BY(mutex_);
+};
+
+}  // namespace
+
+TEST_CASE("while this worker's loop has not read what has arrived, no other worker is taken for silent") {
+  std::atomic<bool> is_busy{true};
+  std::vector<BusyTransport*> transports;
+  const auto network = makeLoopbackNetwork();
+  const auto timer = std::make_shared<ManualTimer>();
+  LoopbackGroup agents({.timer = timer, .liveness = kTimeout, .transport = [&]() -> std::unique_ptr<Transport> {
+                          auto transport = std::make_unique<BusyTransport>(makeLoopbackTransport(network), is_busy);
+                          transports.push_back(transport.get());
+                          return transport;
+                        }});
+  std::promise<Responder> held;
+  agents[1].on(
+      kCall, Messenger::Where::kPool, [&](const Request&, const Responder& responder) { held.set_value(responder); });
+  agents.start();
+  Pending call;
+  agents[0].request(1, message(kCall), kNoLimit, call.handler());
+  const auto responder = held.get_future().get();
+  timer->advance(20 * kTimeout);
+  CHECK_FALSE(call.done());
+  transports[0]->goOn();
+  responder.reply(message(Kind::kReply));
+  CHECK(call.get().ok());
+}
+
 TEST_CASE("a worker that is busy for long answers pings and is not lost") {
   Group group;
   group.agents.start();
