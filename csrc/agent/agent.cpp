@@ -87,7 +87,6 @@ Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_
       connections_(
           *transport_, directory_,
           {.incarnation = options_.incarnation,
-           .grows = options_.grows,
            .max_queued_bytes = options_.max_queued_bytes,
            .quotas = quotas_.empty() ? nullptr : &quotas_,
            .audit_log = options_.audit_log},
@@ -95,7 +94,11 @@ Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_
                [this](const WorkerInfo& peer, uint64_t incarnation) { onNewIncarnation(peer, incarnation); },
            .on_frame = [this](const auto& link, Frame frame) { onFrame(link, std::move(frame)); },
            .on_lost = [this](const Link& link, const Error& reason) { onLost(link, reason); },
-           .on_activity = [this](const Link& link) { liveness_.onActivity(link); }}),
+           .on_activity =
+               [this](const Link& link) {
+                 liveness_.onActivity(link);
+                 membership_.onActivity(link.peer(), link.incarnation());
+               }}),
       liveness_(options_.self.id, options_.liveness, *timer_, connections_),
       reliable_(
           *timer_,
@@ -116,7 +119,8 @@ Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_
           {.self = options_.self.name, .incarnation = options_.incarnation, .window = options_.idempotency_window},
           *timer_),
       pool_(options_.executor ? options_.executor : makeThreadPool(options_, *transport_)),
-      strand_(*pool_, options_.enter_strand) {
+      strand_(*pool_, options_.enter_strand),
+      membership_(*pool_) {
   liveness_.addSource([this](std::set<WorkerId>& workers) {
     calls_.addOutstanding(workers);
     workers.erase(self().id);
@@ -135,16 +139,16 @@ void Agent::onWorkerLost(LostHandler handler) { lost_handlers_.push_back(std::mo
 
 void Agent::onWorkerJoined(JoinedHandler handler) { joined_handler_ = std::move(handler); }
 
-void Agent::admit(WorkerRecord record) {
+void Agent::admit(WorkerRecord record, bool is_news) {
   const auto before = directory_.find(record.info.id);
   const auto worker = record.info;
   const auto incarnation = record.incarnation;
   directory_.add(std::move(record));
-  reportJoined(worker, incarnation, before);
+  reportJoined(worker, incarnation, before, is_news);
 }
 
 // Note [Restarted workers]
-// In a group that grows, a worker that is started again has the id of the earlier incarnation. A message of the later
+// A worker that is started again has the name and id of its earlier incarnation. A message of the later
 // one may arrive before the group has announced it here: a third worker that knows it may have called it. So its HELLO
 // counts as the announcement (without an address: this node cannot open a connection yet), before any other message of
 // it is read. From then on everything of the earlier incarnation is lost: its connections are closed, its messages
@@ -153,13 +157,26 @@ void Agent::admit(WorkerRecord record) {
 void Agent::onNewIncarnation(const WorkerInfo& peer, uint64_t incarnation) {
   const auto before = directory_.find(peer.id);
   if (before) directory_.restart(peer.id, incarnation);
-  reportJoined(peer, incarnation, before);
+  reportJoined(peer, incarnation, before, /*is_news=*/true);
 }
 
-void Agent::reportJoined(const WorkerInfo& worker, uint64_t incarnation, const std::optional<WorkerRecord>& before) {
+void Agent::reportJoined(
+    const WorkerInfo& worker, uint64_t incarnation, const std::optional<WorkerRecord>& before, bool is_news) {
   const bool is_restarted = before && before->incarnation < incarnation;
-  if (is_restarted) connections_.closeAll(*before, replacedError(before->info));
+  if (is_restarted) {
+    connections_.closeAll(*before, replacedError(before->info));
+    liveness_.onReplaced(worker.id);
+  }
   if (joined_handler_) joined_handler_(worker, incarnation);
+  if (is_news && (!before || is_restarted)) membership_.onJoined(worker, is_restarted);
+}
+
+void Agent::watchMembers() {
+  std::vector<WorkerId> others;
+  for (const auto& worker : directory_.all()) {
+    if (worker.id != self().id) others.push_back(worker.id);
+  }
+  liveness_.watch(others);
 }
 
 std::string Agent::listen() { return connections_.listen(); }
@@ -183,9 +200,9 @@ uint64_t Agent::incarnation(WorkerId id) const {
   return id == self().id ? options_.incarnation : directory_.incarnation(id);
 }
 
-bool Agent::answersPing(const WorkerRecord& worker) {
+bool Agent::anyAnswersPing(const std::vector<WorkerRecord>& workers) {
   const auto timeout = options_.liveness;
-  return connections_.answersPing(worker, timeout == kNoLimit ? kPingTimeout : timeout);
+  return connections_.anyAnswersPing(workers, timeout == kNoLimit ? kPingTimeout : timeout);
 }
 
 Error Agent::closing() const {
@@ -499,6 +516,7 @@ void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
   if (info && info->kind == Kind::kStarted) return onStarted(*link, std::move(frame));
   if (info && info->kind == Kind::kGoodbye) {
     const auto& name = link->peer().name;
+    if (!closing_ && !leaving_) membership_.onLeft(link->peer(), link->incarnation());
     return link->close({ErrorCode::kWorkerLost, name + " has shut down", name});
   }
   const auto role = info ? roleOf(info->kind) : std::nullopt;
@@ -626,10 +644,7 @@ void Agent::runServed(
     const Served& served, const Origin& origin, const Responder& responder, TakeRequest& take, TimePoint arrived) {
   reportStart(origin);
   // Its sender may have been started again while it waited, and its effects would count as those of the later one.
-  if (origin.link && options_.grows) {
-    const auto& peer = origin.link->peer();
-    if (checkIncarnation(peer.id, origin.link->incarnation())) return responder.fail(replacedError(peer));
-  }
+  if (origin.link && origin.link->isReplaced()) return responder.fail(replacedError(origin.link->peer()));
   runHandler(responder, [&] {
     auto request = take();
     const DeadlineScope scope(deadlineOf(request.message, arrived));
@@ -706,6 +721,7 @@ void Agent::onLost(const Link& link, const Error& reason) {
   const bool is_replaced = known && known->incarnation != link.incarnation();  // a later incarnation has joined
   liveness_.onClosed(link, is_replaced);
   if (is_replaced || closing_ || leaving_) return;
+  membership_.onLost(peer, link.incarnation());
   for (const auto& handler : lost_handlers_) handler(peer);
 }
 

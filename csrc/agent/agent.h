@@ -18,6 +18,7 @@
 #include "agent/ending.h"
 #include "agent/keyed_calls.h"
 #include "agent/liveness.h"
+#include "agent/membership.h"
 #include "agent/messenger.h"
 #include "agent/quotas.h"
 #include "agent/reliable_requests.h"
@@ -42,7 +43,6 @@ class Agent final : public Messenger {
     uint64_t incarnation = 0;
     size_t threads = kDefaultThreads;
     size_t max_threads = ThreadPool::Options().max_size;  ///< with those that are blocked in calls
-    bool grows = false;                                   ///< workers may be started again under their id
     bool propagate_deadlines = false;                     ///< requests carry their deadline
     /// A worker with outstanding requests is lost when it has been silent for so long; kNoLimit: never.
     Duration liveness = kNoLimit;
@@ -76,8 +76,8 @@ class Agent final : public Messenger {
   void onLoopFirst(Kind kind, LoopHandler handler) override;
   /// Called on the loop when the connection to a worker has broken while this node was not closing.
   void onWorkerLost(LostHandler handler);
-  /// Called when a worker has joined a group that grows, on the loop or on the thread that calls admit(), perhaps more
-  /// than once: everything of its earlier incarnations is lost. Before the node starts.
+  /// Called when a worker has joined, perhaps in the place of a lost one, on the loop or on the thread that calls
+  /// admit(), perhaps more than once: everything of its earlier incarnations is lost. Before the node starts.
   void onWorkerJoined(JoinedHandler handler);
   /// Registers a source of workers from which something other than a reply is expected; called on the timer.
   void addOutstanding(Liveness::Source source) { liveness_.addSource(std::move(source)); }
@@ -108,10 +108,16 @@ class Agent final : public Messenger {
   WorkerInfo worker(WorkerId id) const override;
   uint64_t incarnation(WorkerId id) const override;
   WorkerDirectory& directory() { return directory_; }
-  /// Whether a worker of the group, which need not be in the directory, answers a ping. Blocks.
-  bool answersPing(const WorkerRecord& worker);
-  /// A worker has joined a group that grows, perhaps one that has been started again: see Note [Restarted workers].
-  void admit(WorkerRecord record);
+  /// Whether one of these workers of the group, which need not be in the directory, answers a ping. Blocks.
+  bool anyAnswersPing(const std::vector<WorkerRecord>& workers);
+  /// A worker has joined, perhaps one that has been started again: see Note [Restarted workers]. `is_news`: it has
+  /// joined after this worker.
+  void admit(WorkerRecord record, bool is_news = true);
+  Membership& membership() { return membership_; }
+  /// Opens links to those of the members to which there are none.
+  void watch(const std::vector<WorkerId>& workers) { liveness_.watch(workers); }
+  /// Opens links to all members to which there are none, so that the end of any member is noticed.
+  void watchMembers();
   /// The lost ones among these other workers; to be called from time to time while you wait for them. See Liveness.
   std::vector<WorkerId> lostAmong(const std::vector<WorkerId>& workers) { return liveness_.lostAmong(workers); }
 
@@ -201,7 +207,8 @@ class Agent final : public Messenger {
   void onLost(const Link& link, const Error& reason);
   void onNewIncarnation(const WorkerInfo& peer, uint64_t incarnation);
   /// `before`: what the directory had of the worker until now.
-  void reportJoined(const WorkerInfo& worker, uint64_t incarnation, const std::optional<WorkerRecord>& before);
+  void reportJoined(
+      const WorkerInfo& worker, uint64_t incarnation, const std::optional<WorkerRecord>& before, bool is_news);
   /// Passes a request that has arrived to its handler, on the thread where that runs.
   void serve(const WorkerInfo& from, Kind kind, Frame frame, const Origin& origin, const Responder& responder);
   /// Serves the request that `take` returns, on the pool or in the strand.
@@ -267,6 +274,7 @@ class Agent final : public Messenger {
   KeyedCalls keyed_;
   const std::shared_ptr<Executor> pool_;
   Strand strand_;
+  Membership membership_;
   std::atomic<bool> closing_{false};
   std::atomic<bool> leaving_{false};
   std::atomic<uint64_t> late_replies_{0};

@@ -224,10 +224,10 @@ void ConnectionPool::acceptHello(Link& link, Frame frame) {
   peer.name = reader.getString();
   const auto incarnation = reader.get<uint64_t>();
   reader.expectEnd();
-  // In a group that grows a HELLO may arrive before the news that its worker has joined, or has been started again.
+  // A HELLO may arrive before the news that its worker has joined, or has been started again.
   const auto known = directory_.find(peer.id);
   const bool is_expected = !known || (known->info == peer && known->incarnation == incarnation);
-  const bool is_restarted = known && options_.grows && known->info == peer && known->incarnation < incarnation;
+  const bool is_restarted = known && known->info == peer && known->incarnation < incarnation;
   if (peer.id < 0 || peer.id == directory_.self().id || !(is_expected || is_restarted)) {
     throw Error(
         ErrorCode::kProtocol, "it says it is " + toString(peer) + ", which the group knows as another worker",
@@ -241,7 +241,7 @@ void ConnectionPool::acceptHello(Link& link, Frame frame) {
         ErrorCode::kProtocol, "it says it is " + toString(peer) + ", which is the name of " + toString(*namesake));
   }
   link.incarnation_ = incarnation;
-  if (options_.grows && (!known || is_restarted)) events_.on_new_incarnation(peer, incarnation);
+  if (!known || is_restarted) events_.on_new_incarnation(peer, incarnation);
   // Before the link has a peer: the end of a link that is refused here must not count as the loss of that worker.
   if (options_.quotas) takeQuota(link, peer);
   link.peer_ = peer;
@@ -284,29 +284,61 @@ void ConnectionPool::recordRefusal(const std::string& peer, const Error& reason)
 
 void ConnectionPool::closeAll(const WorkerRecord& peer, const Error& reason) {
   for (const auto& link : allLinks()) {
-    if (link->peer() == peer.info && link->incarnation() == peer.incarnation) link->close(reason);
+    if (link->peer() != peer.info || link->incarnation() != peer.incarnation) continue;
+    link->is_replaced_ = true;
+    link->close(reason);
   }
 }
 
 namespace {
 
-/// True with the first frame, which answers a PING; false with the end of the connection.
-struct PingProbe : ConnectionHandler {
+/// What some PINGs have found; set once: true with the first answer, false when all have failed.
+struct PingOutcome {
   Waiter<bool> is_answered;
-  void onFrame(Frame) override { is_answered.set(true); }
-  void onClosed(const Error&) override { is_answered.set(false); }
+  std::atomic<size_t> open;
+
+  explicit PingOutcome(size_t count) : open(count) {}
+  void onFailed() {
+    if (open.fetch_sub(1) == 1) is_answered.set(false);
+  }
 };
+
+/// The first frame answers a PING; the end of the connection before it is a failure.
+struct PingProbe : ConnectionHandler {
+  const std::shared_ptr<PingOutcome> outcome;
+  bool is_done = false;  // on the loop
+
+  explicit PingProbe(std::shared_ptr<PingOutcome> outcome) : outcome(std::move(outcome)) {}
+  void onFrame(Frame) override {
+    if (!std::exchange(is_done, true)) outcome->is_answered.set(true);
+  }
+  void onClosed(const Error&) override {
+    if (!std::exchange(is_done, true)) outcome->onFailed();
+  }
+};
+
+constexpr size_t kMaxOpenPings = 32;
 
 }  // namespace
 
-bool ConnectionPool::answersPing(const WorkerRecord& worker, Duration timeout) try {
-  const auto probe = std::make_shared<PingProbe>();
-  const auto connection = transport_.connect(worker.address, worker.info.name, probe);
-  connection->send(encodeFrame({.kind = Kind::kPing}), [](const Status&) {});
-  const bool is_answered = probe->is_answered.waitFor(timeout).value_or(false);
-  connection->close();
-  return is_answered;
-} catch (const Error&) {
+bool ConnectionPool::anyAnswersPing(const std::vector<WorkerRecord>& workers, Duration timeout) {
+  for (size_t begin = 0; begin < workers.size(); begin += kMaxOpenPings) {
+    const auto end = std::min(begin + kMaxOpenPings, workers.size());
+    const auto outcome = std::make_shared<PingOutcome>(end - begin);
+    std::vector<std::shared_ptr<Connection>> connections;
+    for (size_t i = begin; i < end; ++i) {
+      try {
+        const auto probe = std::make_shared<PingProbe>(outcome);
+        connections.push_back(transport_.connect(workers[i].address, workers[i].info.name, probe));
+        connections.back()->send(encodeFrame({.kind = Kind::kPing}), [](const Status&) {});
+      } catch (const Error&) {
+        outcome->onFailed();
+      }
+    }
+    const bool is_answered = outcome->is_answered.waitFor(timeout).value_or(false);
+    for (const auto& connection : connections) connection->close();
+    if (is_answered) return true;
+  }
   return false;
 }
 

@@ -59,6 +59,8 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   /// Calls that are held back.
   size_t heldCount() const { return request_window_.heldCount(); }
 
+  /// Whether closeAll() has closed it: a later incarnation of the peer has joined, and its messages count no more.
+  bool isReplaced() const { return is_replaced_.load(std::memory_order_relaxed); }
   /// Closes the connection; its end is then reported with this reason. Thread-safe.
   void close(Error reason);
   /// Whether bytes have arrived from the peer since the last call. Called by one thread at a time.
@@ -116,6 +118,7 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   ReplyQueueLimit reply_queue_;
   std::atomic<bool> frame_arrived_{false};  ///< since the last consumeActivity()
   std::atomic<bool> has_received_{false};   ///< a frame of the peer, ever
+  std::atomic<bool> is_replaced_{false};
   std::atomic<int64_t> unanswered_{0};
   std::atomic<bool> requires_reader_{false};
   std::atomic<bool> is_goodbye_written_{false};
@@ -132,8 +135,8 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
 class ConnectionPool {
  public:
   struct Events {
-    /// A worker that the directory does not know has connected, or a later incarnation than it knows, in a group that
-    /// grows. Nothing but HELLO has been read.
+    /// A worker that the directory does not know has connected, or a later incarnation than it knows. Nothing but HELLO
+    /// has been read.
     std::function<void(const WorkerInfo&, uint64_t incarnation)> on_new_incarnation;
     /// A frame other than HELLO.
     std::function<void(const std::shared_ptr<Link>&, Frame)> on_frame;
@@ -145,7 +148,6 @@ class ConnectionPool {
 
   struct Options {
     uint64_t incarnation = 0;
-    bool grows = false;           ///< the group grows, so a HELLO may come from a later start of a known worker
     size_t max_queued_bytes = 0;  ///< see Note [Flow control]
     Quotas* quotas = nullptr;     ///< of peers; null: none
     std::shared_ptr<AuditLog> audit_log{};
@@ -170,10 +172,13 @@ class ConnectionPool {
     size_t held_calls = 0;
   };
   Queued queued() const;
-  /// Closes all links to one incarnation of a worker, inbound ones included. Thread-safe.
+  /// Closes all links to one incarnation of a worker, which has been replaced, inbound ones included. Thread-safe.
   void closeAll(const WorkerRecord& peer, const Error& reason);
-  /// Whether the worker's address answers a PING within `timeout`. Blocks; not on the loop.
-  bool answersPing(const WorkerRecord& worker, Duration timeout);
+  /// As Transport::afterReading().
+  void afterReading(std::function<void()> done) { transport_.afterReading(std::move(done)); }
+  /// Whether one of the workers' addresses answers a PING within `timeout`. Dials 32 at a time, which each have so
+  /// long. Blocks; not on the loop.
+  bool anyAnswersPing(const std::vector<WorkerRecord>& workers, Duration timeout);
 
   size_t size() const;
 

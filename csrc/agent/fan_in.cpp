@@ -51,6 +51,8 @@ std::chrono::milliseconds storeTimeout(Duration timeout) {
 FanIn::FanIn(StorePtr store, WorkerInfo self, int32_t world_size, StoreSeal seal)
     : store_(std::move(store)), self_(std::move(self)), world_size_(world_size), seal_(std::move(seal)) {}
 
+void FanIn::setStore(const StorePtr& store) { store_ = store; }
+
 std::string FanIn::key(const std::string& point, WorkerId rank) { return point + "/" + std::to_string(rank); }
 
 std::vector<WorkerId> FanIn::everyone() const {

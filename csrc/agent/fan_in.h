@@ -57,6 +57,9 @@ class FanIn {
   /// with `what` the store has there if no member has.
   std::string claim(const std::string& key, const std::string& value, const std::string& what);
   StoreSeal& seal() { return seal_; }
+  /// The key of the result of a point.
+  static std::string resultKey(const std::string& point);
+  void setStore(const StorePtr& store);
 
   /// Blocks until these workers have arrived, except for the lost ones, which it returns. It returns those once only
   /// lost workers are missing. Logs which workers are missing, once, when it has waited for ten seconds. A signal ends
@@ -76,7 +79,6 @@ class FanIn {
     std::string key;
   };
   static std::vector<Awaited> arrivals(const std::vector<WorkerId>& ranks, const std::string& point);
-  static std::string resultKey(const std::string& point);
   static std::vector<WorkerId> ranksOf(const std::vector<Awaited>& awaited);
   std::string openArrival(const std::string& point, WorkerId rank, const std::vector<uint8_t>& stored);
   std::string open(const std::string& key, const std::vector<uint8_t>& stored, const std::string& what) const;
@@ -90,7 +92,7 @@ class FanIn {
   /// "worker1 (rank 1)"
   std::string selfText() const;
 
-  const StorePtr store_;
+  StorePtr store_;
   const WorkerInfo self_;
   const int32_t world_size_;
   StoreSeal seal_;

@@ -24,7 +24,6 @@ namespace {
 
 constexpr auto kFileVariable = "TORCHRPC_SECRET_FILE", kVariable = "TORCHRPC_SECRET",
                kIdentityVariable = "TORCHRPC_IDENTITY_FILE";
-constexpr auto kSecretKey = "secret";
 constexpr auto kGiven = "given";  // the value of the key when the secret has been given by the user
 constexpr size_t kSecretBytes = 32;
 constexpr size_t kMinBytes = 16, kMaxBytes = 4096;
@@ -197,7 +196,7 @@ GroupSecret openUserSecret(std::string_view stored, const std::string& self) {
   }
   const auto secret = userSecret(userKey(self, /*may_create=*/false), stored.substr(kUser.size(), kSaltDigits));
   if (isEqualInConstantTime(stored.substr(stored.size() - kCheckDigits), checkOf(secret))) {
-    return {secret, GroupSecret::Source::kUser};
+    return {secret, GroupSecret::Source::kUser, std::string(stored)};
   }
   rejectUserKey(
       self,
@@ -227,9 +226,9 @@ GroupSecret groupSecret(c10d::Store& store, const std::string& given, bool are_l
                 "TORCHRPC_SECRET_FILE, TORCHRPC_SECRET or option secret"
                       : self + " was given a secret, but others of its group were not: give all the same, or none");
   }
-  if (!given.empty()) return {given, Source::kGiven};
+  if (!given.empty()) return {given, Source::kGiven, stored};
   if (stored.starts_with(kUser)) return openUserSecret(stored, self);
-  if (!are_local) return {stored, Source::kStore};
+  if (!are_local) return {stored, Source::kStore, stored};
   rejectUserKey(
       self,
       "Another worker has put a secret into the store that everybody can read there, because it meets the group "

@@ -26,7 +26,11 @@ struct GroupSecret {
   };
   std::string bytes;
   Source source;
+  std::string stored{};  ///< what the store has of it
 };
+
+/// Its key in the store.
+constexpr auto kSecretKey = "secret";
 
 /// The secret that the user has given: `option`, else the contents of the file that TORCHRPC_SECRET_FILE names (without
 /// the line break at its end), else TORCHRPC_SECRET; empty if there is none. Throws Error(kInvalidArgument) for a

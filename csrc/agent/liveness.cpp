@@ -53,7 +53,8 @@ Liveness::Liveness(WorkerId self, Duration timeout, Timer& timer, ConnectionPool
       round_scheduled_(timeout == kNoLimit) {}
 
 void Liveness::scheduleRound() {
-  if (!round_scheduled_.exchange(true)) timer_.after(round_interval_, [this] { runRound(); });
+  if (round_scheduled_.exchange(true)) return;
+  timer_.after(round_interval_, [this] { connections_.afterReading([this] { runRound(); }); });
 }
 
 std::set<WorkerId> Liveness::outstanding() {
@@ -114,6 +115,11 @@ void Liveness::onActivity(const Link& link) {
     lost_.erase(link.peer().id);
   }
   prober_.onActivity(link);
+}
+
+void Liveness::onReplaced(WorkerId worker) {
+  MutexLock lock(mutex_);
+  lost_.erase(worker);
 }
 
 bool Liveness::isSilent(WorkerId worker) const {

@@ -5,7 +5,8 @@
 // while. The link to one that stays silent is closed, which makes it a lost worker like any other. Workers without
 // outstanding requests are left alone, and while there are no such requests there is no timer.
 // Liveness counts poll rounds instead of seconds, so a process that was stopped (SIGSTOP) does not expire its peers
-// when it resumes. Threads: the timer's for poll rounds; public methods from any.
+// when it resumes. A round begins when the loop has read what had arrived, so a process that gets no time to read does
+// not expire them, either. Threads: the timer's or the loop for poll rounds; public methods from any.
 
 #include <atomic>
 #include <functional>
@@ -44,12 +45,16 @@ class Liveness {
   void onClosed(const Link& link, bool is_replaced);
   /// A frame has arrived from a worker.
   void onActivity(const Link& link);
+  /// A later incarnation of the worker has joined.
+  void onReplaced(WorkerId worker);
   /// Whether a worker's link was closed because it was silent, and no frame has arrived from it since.
   bool isSilent(WorkerId worker) const;
   /// Those of the workers that have been lost for some time, and could not be reached since. The caller is waiting for
   /// them: for a short time from now on they count as workers with outstanding requests, and the prober opens links to
   /// those that have none.
   std::vector<WorkerId> lostAmong(const std::vector<WorkerId>& workers);
+  /// Opens links to those of the workers that have none, so that their ends are noticed.
+  void watch(const std::vector<WorkerId>& workers) { prober_.probe(workers); }
   /// Opens no more links.
   void close() { prober_.close(); }
 

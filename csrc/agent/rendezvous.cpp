@@ -1,55 +1,58 @@
 #include "agent/rendezvous.h"
 
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <algorithm>
 #include <charconv>
 #include <optional>
+#include <set>
 #include <string_view>
+#include <thread>
 #include <unordered_map>
 
+#include "agent/group_secret.h"
 #include "base/error.h"
+#include "base/sync/interrupt.h"
+#include "base/sync/mutex.h"
 #include "wire/codec.h"
 
 namespace torchrpc {
 
 namespace {
 
+/// The records of this process, as they are in stores. A process takes no place that it has left itself: it begins the
+/// next group with the others that have left.
+class OwnRecords {
+ public:
+  void add(const std::string& stored) {
+    MutexLock lock(mutex_);
+    records_.insert(stored);
+  }
+  bool contains(const std::vector<uint8_t>& stored) const {
+    MutexLock lock(mutex_);
+    return records_.contains(std::string(stored.begin(), stored.end()));
+  }
+
+ private:
+  mutable Mutex mutex_;
+  std::set<std::string> records_ TORCHRPC_GUARDED_BY(mutex_);
+};
+
+OwnRecords& ownRecords() {
+  static OwnRecords records;
+  return records;
+}
+
 constexpr auto kKindKey = "group_kind";
 constexpr auto kMembersKey = "members";
-constexpr WorkerId kLeader = 0;      // of the meeting of a static group
+constexpr Duration kPlaceGrace = std::chrono::seconds(5);  // for a worker to end whose place another one takes
+constexpr WorkerId kLeader = 0;                            // of the meeting of a static group
 constexpr auto kRecords = "worker";  // the point at which a worker has arrived when its record is in the store
 
 std::vector<uint8_t> toBytes(std::string_view text) { return {text.begin(), text.end()}; }
 
 std::string recordKey(WorkerId id) { return FanIn::key(kRecords, id); }
-
-std::string encodeRecord(const WorkerRecord& record) {
-  std::string out;
-  Writer writer(out);
-  writer.put(record.info.id);
-  writer.putString(record.info.name);
-  writer.putString(record.address);
-  writer.put(record.world_size);
-  writer.put(record.incarnation);
-  writer.putString(record.metadata);
-  writer.put(record.is_member);
-  return out;
-}
-
-WorkerRecord decodeRecord(std::string_view bytes) {
-  Reader reader(bytes);
-  WorkerRecord record;
-  record.info.id = reader.get<WorkerId>();
-  record.info.name = reader.getString();
-  record.address = reader.getString();
-  record.world_size = reader.get<int32_t>();
-  record.incarnation = reader.get<uint64_t>();
-  record.metadata = reader.getString();
-  record.is_member = reader.get<uint8_t>() != 0;
-  reader.expectEnd();
-  return record;
-}
 
 int64_t numberIn(const std::string& text) {
   int64_t number = 0;
@@ -60,10 +63,65 @@ int64_t numberIn(const std::string& text) {
 
 }  // namespace
 
+StorePtr partOfGroup(const StorePtr& root, int32_t number) {
+  return c10::make_intrusive<c10d::PrefixStore>("rpc_prefix_" + std::to_string(number), root);
+}
+
+GroupEntry enterGroup(const StorePtr& root, WorkerId rank, int32_t first) {
+  const auto part = [&root](int32_t number) { return partOfGroup(root, number); };
+  GroupEntry entry{part(first), first};
+  if (!entry.store->check({kStateKey})) return entry;
+  GroupEntry next{part(first + 1), first + 1};
+  while (next.store->check({kStateKey})) {
+    entry = next;
+    next = {part(entry.number + 1), entry.number + 1};
+  }
+  const auto key = recordKey(rank);
+  if (hasEnded(*entry.store) || !entry.store->check({key})) return next;
+  if (ownRecords().contains(entry.store->get(key))) return next;
+  entry.takes_place = true;
+  return entry;
+}
+
+bool hasEnded(c10d::Store& store) { return store.check({kStateKey}) && store.get(kStateKey) == toBytes(kEndedState); }
+
+void markFormed(c10d::Store& store) { store.compareSet(kStateKey, {}, toBytes(kFormedState)); }
+
 Rendezvous::Rendezvous(StorePtr store, WorkerRecord self, const std::string& secret)
     : store_(std::move(store)),
       self_(std::move(self)),
-      fan_in_(store_, self_.info, self_.world_size, StoreSeal(secret)) {}
+      seal_(secret),
+      fan_in_(store_, self_.info, self_.world_size, seal_) {}
+
+std::pair<std::string, std::vector<uint8_t>> Rendezvous::ownEntry() const {
+  const auto key = recordKey(self_.info.id);
+  return {key, toBytes(seal_.seal(key, encodeRecord(self_)))};
+}
+
+std::vector<std::pair<std::string, std::vector<uint8_t>>> Rendezvous::entries(
+    const std::vector<WorkerRecord>& records, const std::string& stored_secret) const {
+  std::vector<std::pair<std::string, std::vector<uint8_t>>> entries;
+  if (!stored_secret.empty()) entries.emplace_back(kSecretKey, toBytes(stored_secret));
+  for (const auto& record : records) {
+    const auto key = recordKey(record.info.id);
+    entries.emplace_back(key, toBytes(seal_.seal(key, encodeRecord(record))));
+  }
+  const auto result = FanIn::resultKey(kRecords);
+  entries.emplace_back(result, toBytes(seal_.seal(result, roster_)));
+  return entries;
+}
+
+bool Rendezvous::storeAnswers() const try {
+  store_->check({kStateKey});
+  return true;
+} catch (const std::exception&) {
+  return false;
+}
+
+void Rendezvous::setStore(const StorePtr& store) {
+  store_ = store;
+  fan_in_.setStore(store);
+}
 
 void Rendezvous::claimKindOfGroup() {
   const std::string mine = self_.world_size > 0 ? "static" : "dynamic";
@@ -87,6 +145,7 @@ WorkerRecord Rendezvous::openRecord(WorkerId id, const std::string& stored) {
 void Rendezvous::claimRank() {
   const auto id = self_.info.id;
   const auto mine = encodeRecord(self_);
+  ownRecords().add(fan_in_.seal().seal(recordKey(id), mine));
   const auto stored = fan_in_.claim(recordKey(id), mine, "a record for worker " + std::to_string(id));
   if (stored == mine) return;
   throw Error(
@@ -109,9 +168,7 @@ std::vector<WorkerRecord> Rendezvous::meetAll(Duration timeout) {
       roster.conflict = "the store has the list of the workers of another group: give each run a store of its own";
     }
   } else {
-    const auto wait = [deadline] {
-      return FanIn::Wait{.timeout = timeUntil(deadline), .purpose = "join", .timeout_code = ErrorCode::kRendezvous};
-    };
+    const auto wait = [this, deadline] { return waitToJoin(deadline); };
     // A worker 0 with another secret has left already, and publishes nothing.
     fan_in_.waitFor({kLeader}, kRecords, wait());
     openRecord(kLeader, fan_in_.value(kRecords, kLeader));
@@ -123,14 +180,114 @@ std::vector<WorkerRecord> Rendezvous::meetAll(Duration timeout) {
     releaseStore("conflict", std::chrono::seconds(2));
     throw Error(ErrorCode::kRendezvous, roster.conflict);
   }
-  std::string all;
   std::vector<WorkerRecord> records;
   for (size_t id = 0; id < roster.records.size(); ++id) {
     records.push_back(openRecord(static_cast<WorkerId>(id), roster.records[id]));
-    all += roster.records[id];
   }
-  fan_in_.seal().bindTo(all);
+  bindTo(roster);
   return records;
+}
+
+// Note [Taking a place]
+// A worker that finds its own record in a group that has formed takes the place of the worker that has left it there,
+// if that one does not answer any more and another member does. First it replaces the record, then it changes the state
+// to a text that nobody else writes. A worker that finds nobody alive ends the group, if the state is still the one
+// that it read before it looked. So either the one sees the end and leaves for the next group with the other, or the
+// other sees the change and looks again.
+
+std::string Rendezvous::state() {
+  if (!store_->check({kStateKey})) return "";
+  const auto bytes = store_->get(kStateKey);
+  return {bytes.begin(), bytes.end()};
+}
+
+bool Rendezvous::changeState(const std::string& from, const std::string& to) {
+  return store_->compareSet(kStateKey, toBytes(from), toBytes(to)) == toBytes(to);
+}
+
+void Rendezvous::markEnded() {
+  try {
+    store_->set(kStateKey, toBytes(kEndedState));
+  } catch (const std::exception&) {
+    // The worker that served the store has ended before this one: nobody can join any more.
+  }
+}
+
+Error Rendezvous::placeTakenError(const WorkerRecord& by) const {
+  return {
+      ErrorCode::kRendezvous,
+      "rank " + std::to_string(self_.info.id) + " is taken: " + toString(by.info) +
+          " is alive in the group that meets here, and only a lost worker is replaced. Give every worker a rank of its "
+          "own, or wait until that process has ended"};
+}
+
+uint64_t Rendezvous::incarnationInPlace() {
+  const auto id = self_.info.id;
+  if (!store_->check({recordKey(id)})) return 0;
+  return openRecord(id, fan_in_.value(kRecords, id)).incarnation;
+}
+
+std::optional<std::vector<WorkerRecord>> Rendezvous::takePlace(Duration timeout, const AnyAlive& any_alive) {
+  const auto deadline = deadlineAfter(timeout);
+  const auto id = self_.info.id;
+  const auto key = recordKey(id);
+  const auto grace_end = deadlineAfter(std::min<Duration>(kPlaceGrace, timeout));
+  for (;; checkInterrupt()) {
+    const auto before = state();
+    if (before == kEndedState || !store_->check({key})) return std::nullopt;
+    const auto stored = store_->get(key);
+    const auto former = openRecord(id, fan_in_.value(kRecords, id));
+    if (former.info != self_.info || former.world_size != self_.world_size) return std::nullopt;
+    if (former.incarnation >= self_.incarnation || any_alive({former})) {
+      // It may be about to end.
+      if (std::chrono::steady_clock::now() >= grace_end) throw placeTakenError(former);
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      continue;
+    }
+    std::vector<WorkerRecord> others;
+    for (const auto& record : latestRecords()) {
+      if (record.info.id != id) others.push_back(record);
+    }
+    if (!any_alive(others)) {
+      if (changeState(before, kEndedState)) return std::nullopt;
+      continue;
+    }
+    const auto sealed = fan_in_.seal().seal(key, encodeRecord(self_));
+    if (store_->compareSet(key, stored, toBytes(sealed)) != toBytes(sealed)) continue;
+    ownRecords().add(sealed);
+    const auto mine = "place " + std::to_string(id) + " " + std::to_string(self_.incarnation);
+    auto now = before;
+    while (now != kEndedState && !changeState(now, mine)) now = state();
+    if (now == kEndedState) return std::nullopt;
+    auto records = latestRecords();
+    const auto result = fan_in_.waitForResult(
+        kRecords, kLeader, {.timeout = timeUntil(deadline), .purpose = "join", .timeout_code = ErrorCode::kRendezvous});
+    bindTo(Roster::decode(result.value()));
+    return records;
+  }
+}
+
+std::vector<WorkerRecord> Rendezvous::latestRecords() {
+  std::vector<WorkerRecord> records;
+  WorkerId id = 0;
+  for (const auto& stored : fan_in_.values(kRecords, fan_in_.everyone())) records.push_back(openRecord(id++, stored));
+  return records;
+}
+
+void Rendezvous::bindTo(const Roster& roster) {
+  roster_ = roster.encode();
+  std::string all;
+  for (const auto& record : roster.records) all += record;
+  fan_in_.seal().bindTo(all);
+}
+
+FanIn::Wait Rendezvous::waitToJoin(TimePoint deadline) {
+  const auto require_open = [this](const std::vector<WorkerId>&) -> std::vector<WorkerId> {
+    if (!hasEnded(*store_)) return {};
+    throw Error(ErrorCode::kRendezvous, "the group of " + self_.info.name + " has ended before it has formed");
+  };
+  return {
+      .timeout = timeUntil(deadline), .purpose = "join", .timeout_code = ErrorCode::kRendezvous, .lost = require_open};
 }
 
 Rendezvous::Roster Rendezvous::collectRecords(TimePoint deadline) {
@@ -138,8 +295,7 @@ Rendezvous::Roster Rendezvous::collectRecords(TimePoint deadline) {
   std::unordered_map<std::string, WorkerId> names;
   for (WorkerId id = 0; id < self_.world_size && roster.conflict.empty(); ++id) {
     // One after another, so that a conflict is reported although later workers have not come.
-    const FanIn::Wait wait{.timeout = timeUntil(deadline), .purpose = "join", .timeout_code = ErrorCode::kRendezvous};
-    fan_in_.waitFor({id}, kRecords, wait);
+    fan_in_.waitFor({id}, kRecords, waitToJoin(deadline));
     try {
       roster.records.push_back(fan_in_.value(kRecords, id));
       const auto record = openRecord(id, roster.records.back());
@@ -212,14 +368,13 @@ void Rendezvous::writeMembers(const std::vector<WorkerId>& members) {
   store_->set(kMembersKey, toBytes(fan_in_.seal().seal(kMembersKey, text)));
 }
 
-std::vector<WorkerRecord> Rendezvous::joinGroup(
-    Duration timeout, const std::function<bool(const WorkerRecord&)>& is_alive) {
+std::vector<WorkerRecord> Rendezvous::joinGroup(Duration timeout, const AnyAlive& any_alive) {
   claimKindOfGroup();
   std::vector<WorkerRecord> records;
   std::vector<WorkerId> members;
   for (const auto id : readMembers()) {
     const auto record = lookUp(id, timeout);
-    if (record.info == self_.info && record.incarnation < self_.incarnation && !is_alive(record)) continue;
+    if (record.info == self_.info && record.incarnation < self_.incarnation && !any_alive({record})) continue;
     if (record.info.id == self_.info.id || record.info.name == self_.info.name) {
       throw Error(
           ErrorCode::kRendezvous,

@@ -2,7 +2,36 @@
 
 #include <utility>
 
+#include "wire/codec.h"
+
 namespace torchrpc {
+
+std::string encodeRecord(const WorkerRecord& record) {
+  std::string out;
+  Writer writer(out);
+  writer.put(record.info.id);
+  writer.putString(record.info.name);
+  writer.putString(record.address);
+  writer.put(record.world_size);
+  writer.put(record.incarnation);
+  writer.putString(record.metadata);
+  writer.put(record.is_member);
+  return out;
+}
+
+WorkerRecord decodeRecord(std::string_view bytes) {
+  Reader reader(bytes);
+  WorkerRecord record;
+  record.info.id = reader.get<WorkerId>();
+  record.info.name = reader.getString();
+  record.address = reader.getString();
+  record.world_size = reader.get<int32_t>();
+  record.incarnation = reader.get<uint64_t>();
+  record.metadata = reader.getString();
+  record.is_member = reader.get<uint8_t>() != 0;
+  reader.expectEnd();
+  return record;
+}
 
 std::string nameOfUnknown(WorkerId id) { return "worker " + std::to_string(id); }
 
@@ -34,6 +63,13 @@ std::vector<WorkerInfo> WorkerDirectory::all() const {
   MutexLock lock(mutex_);
   std::vector<WorkerInfo> out;
   for (const auto& [id, record] : by_id_) out.push_back(record.info);
+  return out;
+}
+
+std::vector<WorkerRecord> WorkerDirectory::records() const {
+  MutexLock lock(mutex_);
+  std::vector<WorkerRecord> out;
+  for (const auto& [id, record] : by_id_) out.push_back(record);
   return out;
 }
 

@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -28,6 +29,10 @@ struct WorkerRecord {
   friend bool operator==(const WorkerRecord&, const WorkerRecord&) = default;
 };
 
+std::string encodeRecord(const WorkerRecord& record);
+/// Throws Error(kProtocol).
+WorkerRecord decodeRecord(std::string_view bytes);
+
 /// The name that texts give to a worker that is not in the directory: "worker 7".
 std::string nameOfUnknown(WorkerId id);
 
@@ -44,6 +49,7 @@ class WorkerDirectory {
   WorkerInfo info(WorkerId id) const;
   /// By id.
   std::vector<WorkerInfo> all() const;
+  std::vector<WorkerRecord> records() const;
   /// Replaces the record of an earlier incarnation.
   void add(WorkerRecord record);
   /// A worker has been started again, and the group has not announced it yet: until add() it has no address.

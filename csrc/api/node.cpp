@@ -85,20 +85,36 @@ core::Node::Options coreOptions(const NodeOptions& options) {
 /// Joins the group at the store `root` or, if that is null, at the options' rendezvous.
 std::shared_ptr<core::Node> start(const NodeOptions& public_options, const StorePtr& root) {
   auto options = coreOptions(public_options);
-  const Meeting meeting{
+  Meeting meeting{
       .url = options.rendezvous,
       .rank = options.agent.self.id,
       .world_size = options.world_size,
       .timeout = options.init_timeout,
       .has_secret = hasGivenSecret(options.transport.secret, options.transport.identity_file)};
-  const auto store = enterGroup(root ? root : openStore(meeting));
+  const auto store = root ? root : openStore(meeting);
   const auto no_python = std::make_shared<NoPython>(options.agent.self.name);
-  auto node = core::Node::create(options, store);
-  node->serve(CallableType::kPython, no_python);
-  node->serve(CallableType::kScript, no_python);
-  node->start();
-  markFormed(*store);
-  return node;
+  for (int32_t first = 0;;) {
+    const auto group = enterGroup(store, options.agent.self.id, first);
+    options.takes_place = group.takes_place;
+    options.served_store = meeting.served_store;
+    auto node = core::Node::create(options, group.store);
+    node->serve(CallableType::kPython, no_python);
+    node->serve(CallableType::kScript, no_python);
+    if (public_options.on_member_change) node->onMemberChange(public_options.on_member_change);
+    if (group.takes_place && !node->takePlace()) {
+      first = group.number + 1;
+      continue;
+    }
+    try {
+      node->start();
+    } catch (const Error&) {
+      if (!hasEnded(*group.store)) throw;
+      first = group.number + 1;
+      continue;
+    }
+    markFormed(*group.store);
+    return node;
+  }
 }
 
 }  // namespace
@@ -153,6 +169,10 @@ WorkerInfo NodeRef::self() const { return api::coreOf(*this)->self(); }
 WorkerInfo NodeRef::worker(const Destination& worker) const { return api::resolve(*api::coreOf(*this), worker); }
 
 std::vector<WorkerInfo> NodeRef::workers() const { return api::coreOf(*this)->workers(); }
+
+std::vector<WorkerInfo> NodeRef::livingWorkers() const { return api::coreOf(*this)->livingWorkers(); }
+
+void NodeRef::onMemberChange(MemberHandler handler) const { api::coreOf(*this)->onMemberChange(std::move(handler)); }
 
 std::map<std::string, std::string> NodeRef::metrics() const { return api::coreOf(*this)->metrics(); }
 

@@ -1,7 +1,6 @@
 #include "api/rendezvous.h"
 
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <charconv>
@@ -13,12 +12,11 @@
 #include "base/log.h"
 #include "node/launcher.h"
 #include "transport/host_address.h"
+#include "transport/listener_wait.h"
 
 namespace torchrpc::api {
 
 namespace {
-
-constexpr const char* kFormed = "formed";  // as in python/torchrpc/rpc/_rendezvous.py
 
 std::string environment(const char* name) {
   const char* value = std::getenv(name);
@@ -40,15 +38,29 @@ int32_t number(const std::string& text, const std::string& what) {
   return value;
 }
 
-StorePtr openTcp(const Meeting& meeting, const std::string& host, const std::string& port_text) {
+Error nobodyAt(WorkerId rank, const std::string& address, const std::string& why) {
+  return {
+      ErrorCode::kRendezvous,
+      "rank " + std::to_string(rank) + " found nobody at " + address +
+          ", where rank 0 should listen: is it running, and is this its address? " + why};
+}
+
+StorePtr openTcp(Meeting& meeting, const std::string& host, const std::string& port_text) {
   const auto port = number(port_text, "the port to meet at");
   if (port < 1 || port > 65535)
     throwInvalidArgument("the port to meet at must be from 1 to 65535, but is " + port_text);
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(port);
   // Under torchrun the launcher serves the store, not rank 0.
-  options.isServer = meeting.rank == 0 && environment("TORCHELASTIC_USE_AGENT_STORE") != "True";
-  if (options.isServer) options.masterListenFd = listenAtRendezvousHost(host, options.port);
+  const bool is_agents = environment("TORCHELASTIC_USE_AGENT_STORE") == "True";
+  options.isServer = meeting.rank == 0 && !is_agents;
+  if (!is_agents) meeting.served_store = StoreAddress{host, options.port};
+  // With the first refused connection c10d's client may pause for most of a minute, and with a name without an address
+  // it fails at once.
+  const auto why =
+      options.isServer ? waitForName(host, meeting.timeout) : waitForListener(host, options.port, meeting.timeout);
+  if (!why.empty() && !options.isServer) throw nobodyAt(meeting.rank, host + ":" + port_text, why);
+  if (options.isServer && why.empty()) options.masterListenFd = listenAtRendezvousHost(host, options.port);
   options.waitWorkers = false;
   options.multiTenant = true;
   options.timeout = storeTimeout(meeting.timeout);
@@ -56,11 +68,10 @@ StorePtr openTcp(const Meeting& meeting, const std::string& host, const std::str
   try {
     return c10::make_intrusive<c10d::TCPStore>(host, options);
   } catch (const std::exception& e) {
+    if (!options.isServer) throw nobodyAt(meeting.rank, address, e.what());
     throw Error(
         ErrorCode::kRendezvous,
-        options.isServer ? "rank 0 cannot serve the group's store at " + address + ": is the port in use? " + e.what()
-                         : "rank " + std::to_string(meeting.rank) + " found nobody at " + address +
-                ", where rank 0 should listen: is it running, and is this its address? " + e.what());
+        "rank 0 cannot serve the group's store at " + address + ": is the port in use? " + e.what());
   }
 }
 
@@ -81,7 +92,7 @@ void resolve(Meeting& meeting) {
   if (meeting.world_size < 1) throwInvalidArgument("world_size must be positive: groups that grow are Python's only");
 }
 
-StorePtr openStore(const Meeting& meeting) {
+StorePtr openStore(Meeting& meeting) {
   const std::string_view url(meeting.url);
   const auto colon = url.find("://");
   const auto scheme = url.substr(0, colon);
@@ -114,14 +125,5 @@ StorePtr openStore(const Meeting& meeting) {
   }
   throwInvalidArgument("cannot meet at '" + meeting.url + "': write tcp://host:port, env:// or file:///path");
 }
-
-StorePtr enterGroup(const StorePtr& root) {
-  for (int group = 0;; ++group) {
-    auto store = c10::make_intrusive<c10d::PrefixStore>("rpc_prefix_" + std::to_string(group), root);
-    if (!store->check({kFormed})) return store;
-  }
-}
-
-void markFormed(c10d::Store& store) { store.set(kFormed, std::vector<uint8_t>{'1'}); }
 
 }  // namespace torchrpc::api

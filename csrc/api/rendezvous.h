@@ -5,9 +5,11 @@
 // Threads: the one that starts the node.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "agent/rendezvous.h"
+#include "agent/store_keeper.h"
 
 namespace torchrpc::api {
 
@@ -16,7 +18,8 @@ struct Meeting {
   WorkerId rank = kNoWorker;  ///< kNoWorker: that of the launcher
   int32_t world_size = 0;     ///< 0: the value of WORLD_SIZE, or the launcher's
   Duration timeout{};
-  bool has_secret = false;  ///< the user has given one
+  bool has_secret = false;                     ///< the user has given one
+  std::optional<StoreAddress> served_store{};  ///< set by openStore(): where rank 0 serves it
 };
 
 /// Sets a missing rank and world size from the environment. Throws Error(kInvalidArgument), which names a missing or
@@ -25,12 +28,6 @@ void resolve(Meeting& meeting);
 
 /// The store at the URL. Throws Error: kInvalidArgument for a malformed URL, kRendezvous if the store cannot be reached
 /// or, on rank 0, if its port is in use.
-StorePtr openStore(const Meeting& meeting);
-
-/// The part of `root` that belongs to the group that is forming there. Several groups may use one store, one after
-/// another.
-StorePtr enterGroup(const StorePtr& root);
-/// The group of this part has formed: the next group takes another part.
-void markFormed(c10d::Store& store);
+StorePtr openStore(Meeting& meeting);
 
 }  // namespace torchrpc::api

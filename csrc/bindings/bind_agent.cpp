@@ -20,6 +20,7 @@
 #include "bindings/py_script.h"
 #include "node/launcher.h"
 #include "transport/host_address.h"
+#include "transport/listener_wait.h"
 
 namespace torchrpc::bindings {
 
@@ -157,11 +158,12 @@ void bindOptions(py::module_& module) {
       .def(
           py::init([](size_t num_worker_threads, std::optional<std::vector<std::string>> transports,
                       std::optional<std::vector<std::string>> channels, double rpc_timeout, std::string init_method,
-                      py::dict device_maps, bool maps_to_same_device, py::list devices, std::string transport, std::string secret,
-                      std::string identity, const std::map<std::string, std::string>& tls, std::string encryption,
-                      std::string port, const AllowedNames& allowed, std::optional<double> liveness_timeout,
-                      bool propagate_deadlines, std::optional<int64_t> max_queued_bytes,
-                      std::optional<double> idempotency_window, bool uses_pickles,
+                      py::dict device_maps, bool maps_to_same_device, py::list devices, std::string transport,
+                      std::string secret, std::string identity, const std::map<std::string, std::string>& tls,
+                      std::string encryption, std::string port, const AllowedNames& allowed,
+                      std::optional<double> liveness_timeout, bool propagate_deadlines,
+                      std::optional<int64_t> max_queued_bytes, std::optional<double> idempotency_window,
+                      bool uses_pickles,
                       const std::map<std::string, uint64_t>& limits,
                       const std::vector<std::pair<std::string, QuotaNumbers>>& quotas, std::string audit_path,
                       py::object audit_function) {
@@ -204,9 +206,9 @@ void bindOptions(py::module_& module) {
           py::arg("num_worker_threads") = defaults.node.agent.threads, py::arg("_transports") = std::nullopt,
           py::arg("_channels") = std::nullopt, py::arg("rpc_timeout") = defaults.rpc_timeout,
           py::arg("init_method") = defaults.init_method, py::arg("device_maps") = py::dict(),
-          py::arg("maps_to_same_device") = false, py::arg("devices") = py::list(), py::arg("transport") = "", py::arg("secret") = "", py::arg("identity") = "",
-          py::arg("tls") = py::dict(), py::arg("encryption") = "", py::arg("port") = "",
-          py::arg("allowed") = AllowedNames(), py::arg("liveness_timeout") = std::nullopt,
+          py::arg("maps_to_same_device") = false, py::arg("devices") = py::list(), py::arg("transport") = "",
+          py::arg("secret") = "", py::arg("identity") = "", py::arg("tls") = py::dict(), py::arg("encryption") = "",
+          py::arg("port") = "", py::arg("allowed") = AllowedNames(), py::arg("liveness_timeout") = std::nullopt,
           py::arg("propagate_deadlines") = false, py::arg("max_queued_bytes") = std::nullopt,
           py::arg("idempotency_window") = std::nullopt, py::arg("uses_pickles") = true, py::arg("limits") = py::dict(),
           py::arg("quotas") = py::list(), py::arg("audit_path") = "", py::arg("audit_function") = py::none())
@@ -298,7 +300,7 @@ Node::Options TensorPipeOptionsBase::nodeOptions() const {
 PyAgent::PyAgent(
     StorePtr store, const std::string& name, WorkerId id, std::optional<int32_t> world_size,
     TensorPipeOptionsBase options, py::dict reverse_device_maps, py::list devices, std::string metadata,
-    double init_timeout)
+    double init_timeout, bool takes_place, const ServedStore& served_store)
     : options_(std::move(options)),
       reverse_device_maps_(std::move(reverse_device_maps)),
       devices_(std::move(devices)),
@@ -308,6 +310,8 @@ PyAgent::PyAgent(
         node_options.agent.audit_log = makeAuditLog(name, options_.audit_path, options_.audit_function);
         node_options.world_size = world_size.value_or(0);
         node_options.metadata = std::move(metadata);
+        node_options.takes_place = takes_place;
+        if (served_store) node_options.served_store = StoreAddress{served_store->first, served_store->second};
         node_options.init_timeout = toTimeout(init_timeout, "init_timeout");
         return makeNode(std::move(node_options), std::move(store));
       }()) {}
@@ -356,6 +360,21 @@ void PyAgent::setDevices(py::list devices, py::dict reverse_device_maps, bool to
   reverse_device_maps_ = std::move(reverse_device_maps);
 }
 
+void PyAgent::onMemberChange(const py::object& callback) {
+  // The node's threads destroy their copies without the GIL.
+  auto* const kept = callback.inc_ref().ptr();
+  const py::gil_scoped_release no_gil;
+  node_->onMemberChange([kept](const WorkerInfo& worker, MemberChange change) {
+    const AcquireGil gil;
+    try {
+      const py::handle function(kept);
+      function(worker, std::string(name(change)));
+    } catch (py::error_already_set& e) {
+      e.discard_as_unraisable("a callback of on_member_change");
+    }
+  });
+}
+
 void PyAgent::updateMembership(const WorkerInfo& worker, py::list devices, py::dict reverse_device_maps, bool join) {
   {
     py::gil_scoped_release no_gil;
@@ -387,14 +406,18 @@ void bindAgent(py::module_& module) {
       .def(
           py::init([](StorePtr store, const std::string& name, WorkerId id, std::optional<int32_t> world_size,
                       const TensorPipeOptionsBase& options, py::dict reverse_device_maps, py::list devices,
-                      const py::bytes& metadata, double init_timeout) {
+                      const py::bytes& metadata, double init_timeout, bool takes_place,
+                      const PyAgent::ServedStore& served_store) {
             return std::make_shared<PyAgent>(
                 std::move(store), name, id, world_size, options, std::move(reverse_device_maps), std::move(devices),
-                metadata, init_timeout);
+                metadata, init_timeout, takes_place, served_store);
           }),
           py::arg("store"), py::arg("name"), py::arg("worker_id"), py::arg("world_size"), py::arg("opts"),
           py::arg("reverse_device_maps"), py::arg("devices"), py::arg("metadata") = py::bytes(),
-          py::arg("init_timeout") = toSeconds(kDefaultInitTimeout))
+          py::arg("init_timeout") = toSeconds(kDefaultInitTimeout), py::arg("takes_place") = false,
+          py::arg("served_store") = PyAgent::ServedStore())
+      .def(
+          "_take_place", [](PyAgent& self) { return nodeOf(self).takePlace(); }, no_gil)
       .def(
           "start", [](PyAgent& self) { nodeOf(self).start(); }, no_gil)
       .def(
@@ -430,6 +453,11 @@ void bindAgent(py::module_& module) {
       .def(
           "get_worker_info", [](const PyAgent& self, WorkerId id) { return nodeOf(self).worker(id); }, py::arg("id"))
       .def("get_worker_infos", [](const PyAgent& self) { return nodeOf(self).workers(); })
+      .def("_living_workers", [](const PyAgent& self) { return nodeOf(self).livingWorkers(); })
+      .def(
+          "_incarnation", [](const PyAgent& self, WorkerId id) { return nodeOf(self).agent().incarnation(id); },
+          py::arg("id"))
+      .def("_on_member_change", &PyAgent::onMemberChange, py::arg("callback"))
       .def("_get_device_map", &PyAgent::deviceMap, py::arg("dst"))
       .def(
           "_get_metadata", [](const PyAgent& self, WorkerId id) { return py::bytes(nodeOf(self).metadata(id)); },
@@ -452,6 +480,35 @@ void bindAgent(py::module_& module) {
       "_listen_at_rendezvous_host", &listenAtRendezvousHost, py::arg("host"), py::arg("port"),
       "A file descriptor that listens at that address, for a store; None if the store should choose it itself.",
       no_gil);
+  module.def(
+      "_enter_group",
+      [](const StorePtr& root, WorkerId rank, int32_t first) {
+        const auto entry = [&] {
+          py::gil_scoped_release released;
+          return enterGroup(root, rank, first);
+        }();
+        return py::make_tuple(entry.store, entry.number, entry.takes_place);
+      },
+      py::arg("root"), py::arg("rank"), py::arg("first"),
+      "The part of the store for a group of a fixed size, the group's number, and whether it has formed already.");
+  module.def(
+      "_has_ended", [](const StorePtr& store) { return hasEnded(*store); }, py::arg("store"),
+      "Whether nobody can join the group of this part of the store any more.", no_gil);
+  module.def(
+      "_mark_formed", [](const StorePtr& store) { markFormed(*store); }, py::arg("store"),
+      "Record that the group of this part of the store has formed.", no_gil);
+  module.def(
+      "_wait_for_name",
+      [](const std::string& host, double timeout) { return waitForName(host, durationFromSeconds(timeout)); },
+      py::arg("host"), py::arg("timeout"),
+      "Blocks until the name has an address. Why it has none after `timeout` seconds; '' if it has one.", no_gil);
+  module.def(
+      "_wait_for_listener",
+      [](const std::string& host, uint16_t port, double timeout) {
+        return waitForListener(host, port, durationFromSeconds(timeout));
+      },
+      py::arg("host"), py::arg("port"), py::arg("timeout"),
+      "Blocks until somebody listens there. Why nobody does after `timeout` seconds; '' if somebody does.", no_gil);
   py::class_<WorkerAllowList>(module, "_AllowList", "The allowed_functions of a worker.")
       .def_readonly("worker", &WorkerAllowList::worker, "The worker's name.")
       .def_readonly("is_for_member", &WorkerAllowList::is_for_member, "Whether the caller is a member, and no client.")

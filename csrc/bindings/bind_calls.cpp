@@ -72,12 +72,22 @@ py::object callSync(const Route& route, const py::object& /*function*/, Outgoing
   });
 }
 
-py::object callRemote(const Route& route, const py::object& /*function*/, Outgoing call) {
+/// Whether `torchrpc.restorable` has marked the function.
+bool isMarkedRestorable(const py::object& function) {
+  static auto* const mark = PyUnicode_InternFromString("_torchrpc_restorable");
+  PyObject* found = nullptr;
+  if (PyObject_GetOptionalAttr(function.ptr(), mark, &found) < 0) throw py::error_already_set();
+  const auto marked = py::reinterpret_steal<py::object>(found);
+  return marked && marked.ptr() == Py_True;
+}
+
+py::object callRemote(const Route& route, const py::object& function, Outgoing call) {
   const auto fetch_kind = kindOf(Operation::kFetch, traitsOf(call.message.kind).callable);
+  const bool is_restorable = isMarkedRestorable(function);
   RRefPtr rref;
   {
     const ReleaseGilIfLarge gil(call.message);
-    rref = route.node->rrefs().remote(route.to, std::move(call.message), route.limit);
+    rref = route.node->rrefs().remote(route.to, std::move(call.message), route.limit, is_restorable);
   }
   return wrap(route.node, std::move(rref), fetch_kind);
 }

@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "bindings/py_duration.h"
 #include "node/node.h"
@@ -47,11 +48,14 @@ struct RpcAgent {
 /// A worker of this process. The GIL protects the Python members.
 class PyAgent : public RpcAgent {
  public:
+  /// Host and port where rank 0 serves the store.
+  using ServedStore = std::optional<std::pair<std::string, uint16_t>>;
+
   /// Needs the GIL, and releases it while it waits for the store. `init_timeout` is in seconds.
   PyAgent(
       StorePtr store, const std::string& name, WorkerId id, std::optional<int32_t> world_size,
       TensorPipeOptionsBase options, py::dict reverse_device_maps, py::list devices, std::string metadata,
-      double init_timeout);
+      double init_timeout, bool takes_place = false, const ServedStore& served_store = {});
 
   /// Stops the node, without the GIL, because the node's threads may need it.
   ~PyAgent() override;
@@ -68,6 +72,8 @@ class PyAgent : public RpcAgent {
   py::dict deviceMap(const WorkerInfo& to) const;
   /// `to_same_device`: a worker of the group maps devices to those of the same name.
   void setDevices(py::list devices, py::dict reverse_device_maps, bool to_same_device);
+  /// `callback` is called with a WorkerInfo and the name of the change. It is kept for ever.
+  void onMemberChange(const py::object& callback);
   void updateMembership(const WorkerInfo& worker, py::list devices, py::dict reverse_device_maps, bool join);
 
  private:

@@ -99,6 +99,7 @@ std::unique_ptr<Transport> makeGroupTransport(Node::Options& options, c10d::Stor
   if (chooseTransport(transport).capabilities.authenticates) {
     auto secret = groupSecret(store, transport.secret, are_local, transport.node_name);
     transport.secret = std::move(secret.bytes);
+    options.stored_secret = std::move(secret.stored);
     if (secret.source != GroupSecret::Source::kGiven) logWhoCanJoin(options, secret.source, true);
   } else if (transport.secret.empty() && !are_local) {
     logWhoCanJoin(options, GroupSecret::Source::kStore, false);

@@ -18,25 +18,29 @@ namespace torchrpc {
 
 namespace {
 
-// In a group that grows, a worker may be started again under its id, and the clock may have been set back before that.
-// So the store keeps the latest incarnation of each id, and the next one is greater by so much at least that ids of
-// RRefs and contexts, which start at the incarnation, are not used again.
+// A worker may be started again under its id, and the clock may have been set back before that. So the store keeps the
+// latest incarnation of each id, and the next one is greater by so much at least that ids of RRefs and contexts, which
+// start at the incarnation, are not used again.
 constexpr int64_t kIncarnationStep = std::chrono::nanoseconds(std::chrono::hours(24)).count();
 
 /// Greater than that of an earlier start in this group.
-uint64_t newIncarnation(WorkerId id, bool is_static_group, c10d::Store& store) {
+uint64_t newIncarnation(const Node::Options& options, const StorePtr& store) {
   const int64_t now = std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
-  if (is_static_group) return now;
-  const auto key = "incarnation/" + std::to_string(id);
-  const auto latest = store.add(key, 0);
+  const auto& self = options.agent.self;
+  if (options.takes_place) {
+    Rendezvous rendezvous(store, {.info = self, .world_size = options.world_size}, options.transport.secret);
+    return std::max(static_cast<uint64_t>(now), rendezvous.incarnationInPlace() + kIncarnationStep);
+  }
+  if (options.world_size > 0) return now;
+  const auto key = "incarnation/" + std::to_string(self.id);
+  const auto latest = store->add(key, 0);
   // Not positive: never set, or set by someone else who can write to the store.
-  return store.add(key, latest <= 0 ? now : std::max(now - latest, kIncarnationStep));
+  return store->add(key, latest <= 0 ? now : std::max(now - latest, kIncarnationStep));
 }
 
 // A context id has 48 bits for the incarnation. With this divisor they count tens of microseconds, and last until 2059.
 constexpr uint64_t kNanosecondsPerContext = 10'000;
 
-/// In a group that grows.
 int64_t firstContext(uint64_t incarnation) {
   return static_cast<int64_t>(incarnation / kNanosecondsPerContext) & kLargestCounter;
 }
@@ -77,7 +81,6 @@ void requireUsable(const Limits& limits) {
 Agent::Options Node::agentOptions() const {
   auto options = options_.agent;
   options.incarnation = incarnation_;
-  options.grows = !isStaticGroup();
   options.liveness = options_.liveness_timeout ? *options_.liveness_timeout : defaultLivenessTimeout();
   options.copies_shared_tensors = options_.agent.copies_shared_tensors || !options_.allowed_functions.empty();
   options.max_queued_bytes = options_.max_queued_bytes ? *options_.max_queued_bytes : defaultMaxQueuedBytes();
@@ -88,7 +91,7 @@ Agent::Options Node::agentOptions() const {
 AutogradService::Options Node::autogradOptions() const {
   auto options = options_.autograd;
   options.progress_timeout = [this] { return timeout(); };
-  if (!isStaticGroup()) options.first_context = firstContext(incarnation_);
+  options.first_context = firstContext(incarnation_);
   return options;
 }
 
@@ -97,8 +100,9 @@ RRefService::Options Node::rrefOptions() {
   if (!options.encode_value) {
     options.encode_value = [this](const c10::IValue& value, const WorkerInfo& to) { return replyWith(value, to.id); };
   }
-  if (!isStaticGroup()) options.first_number = incarnation_;
+  options.first_number = incarnation_;
   options.group = options_.rendezvous;
+  options.restore_timeout = [this] { return timeout(); };
   return options;
 }
 
@@ -121,7 +125,7 @@ Node::Node(const Options& options, StorePtr store, std::unique_ptr<Transport> tr
     : options_(validated(options)),
       allowed_(allowances(options_)),
       store_(std::move(store)),
-      incarnation_(newIncarnation(options_.agent.self.id, isStaticGroup(), *store_)),
+      incarnation_(newIncarnation(options_, store_)),
       timeout_(options_.timeout.count()),
       agent_(agentOptions(), std::move(transport), makeThreadTimer()),
       devices_(
@@ -139,10 +143,15 @@ Node::Node(const Options& options, StorePtr store, std::unique_ptr<Transport> tr
   agent_.onWorkerLost([this](const WorkerInfo& worker) {
     rrefs_->onWorkerLost(worker);
     autograd_.onWorkerLost(worker);
+    auto* const keeper = worker.id == 0 ? keeper_pointer_.load() : nullptr;
+    if (keeper) keeper->onStoreLost();
   });
   agent_.onWorkerJoined([this](const WorkerInfo& worker, uint64_t incarnation) {
     rrefs_->onWorkerJoined(worker, incarnation);
     autograd_.onWorkerJoined(worker, firstContext(incarnation));
+  });
+  agent_.on(Kind::kMemberJoined, Messenger::Where::kLoop, [this](const Request& request, const Responder& responder) {
+    serveJoined(request, responder);
   });
   agent_.addOutstanding([this](std::set<WorkerId>& workers) {
     rrefs_->addOutstanding(workers);
@@ -168,7 +177,7 @@ Node::~Node() { shutdown(); }
 
 void Node::serve(CallableType type, const std::shared_ptr<CallableRunner>& runner) { calls_.serve(type, runner); }
 
-void Node::start() {
+void Node::beginRendezvous() {
   const WorkerRecord self{
       .info = options_.agent.self,
       .address = agent_.listen(),
@@ -177,18 +186,141 @@ void Node::start() {
       .metadata = options_.metadata,
       .is_member = startsAsMember(options_)};
   rendezvous_ = std::make_unique<Rendezvous>(store_, self, options_.transport.secret);
+}
+
+bool Node::takePlace() {
+  beginRendezvous();
+  const auto any_alive = [this](const std::vector<WorkerRecord>& records) { return agent_.anyAnswersPing(records); };
+  auto records = rendezvous_->takePlace(options_.init_timeout, any_alive);
+  if (!records) return false;
+  place_ = *std::move(records);
+  return true;
+}
+
+void Node::start() {
   const auto deadline = deadlineAfter(options_.init_timeout);
-  const auto limit = timeUntil(deadline);
-  const auto lives = [this](const WorkerRecord& record) { return agent_.answersPing(record); };
-  const auto records = isStaticGroup() ? rendezvous_->meetAll(limit) : rendezvous_->joinGroup(limit, lives);
-  if (!isStaticGroup()) {
-    for (const auto& record : records) agent_.admit(record);
-    return;
+  if (!place_.empty()) {
+    for (const auto& record : place_) agent_.directory().add(record);
+    announce(place_, timeUntil(deadline));
+  } else {
+    beginRendezvous();
+    const auto limit = timeUntil(deadline);
+    if (isStaticGroup()) {
+      for (const auto& record : rendezvous_->meetAll(limit)) agent_.directory().add(record);
+      // No worker may call another before that one knows the addresses of all.
+      rendezvous_->sumOverAll("ready", 0, timeUntil(deadline), {}, absent_);
+      rendezvous_->releaseStore("started", std::chrono::seconds(2));
+    } else {
+      const auto any_alive = [this](const auto& records) { return agent_.anyAnswersPing(records); };
+      for (const auto& record : rendezvous_->joinGroup(limit, any_alive)) agent_.admit(record, /*is_news=*/false);
+    }
   }
-  for (const auto& record : records) agent_.directory().add(record);
-  // No worker may call another before that one knows the addresses of all.
-  rendezvous_->sumOverAll("ready", 0, timeUntil(deadline), {}, absent_);
-  rendezvous_->releaseStore("started", std::chrono::seconds(2));
+  if (options_.served_store && isStaticGroup() && self().id > 0) {
+    keeper_ = std::make_unique<StoreKeeper>(*options_.served_store, rendezvous_->ownEntry(), [this] {
+      return rendezvous_->entries(agent_.directory().records(), options_.stored_secret);
+    });
+    // Some of the workers are connected to rank 0, to notice its end.
+    if (self().id <= kLastStoreKeeper) {
+      keeper_pointer_ = keeper_.get();
+      agent_.watch({0});
+    }
+  }
+  has_started_ = true;
+  if (agent_.membership().hasHandlers()) agent_.watchMembers();
+}
+
+namespace {
+constexpr Duration kAnnouncementTime = std::chrono::seconds(3);  // for the others to answer
+constexpr int kMaxAnnouncements = 10;  // to one that is lost: it may be cut off for a while only
+constexpr Duration kAnnouncementPause = std::chrono::milliseconds(200);  // doubled each time
+}  // namespace
+
+void Node::announceTo(WorkerId to, const std::string& payload, int attempt, const std::function<void(Status)>& first) {
+  agent_.request(
+      to, {.kind = Kind::kMemberJoined, .payload = payload}, kNoLimit,
+      [this, to, payload, attempt, first](const Result<Message>& reply) {
+        if (first) first(reply ? Status() : Status(reply.error()));
+        const bool is_lost = !reply && reply.error().code() == ErrorCode::kWorkerLost;
+        if (!is_lost || attempt + 1 >= kMaxAnnouncements) return;
+        agent_.postAfter(kAnnouncementPause * (1 << attempt), [this, to, payload, attempt] {
+          announceTo(to, payload, attempt + 1, nullptr);
+        });
+      });
+}
+
+void Node::announce(const std::vector<WorkerRecord>& records, Duration timeout) {
+  struct Outcome {
+    Mutex mutex{};
+    CondVar changed{};
+    size_t open TORCHRPC_GUARDED_BY(mutex) = 0;
+    std::vector<Error> refusals TORCHRPC_GUARDED_BY(mutex){};
+    std::string lost TORCHRPC_GUARDED_BY(mutex){};
+  };
+  const auto outcome = std::make_shared<Outcome>();
+  const auto payload = encodeRecord(records.at(self().id));
+  {
+    MutexLock lock(outcome->mutex);
+    outcome->open = records.size() - 1;
+  }
+  for (const auto& record : records) {
+    if (record.info.id == self().id) continue;
+    announceTo(record.info.id, payload, 0, [outcome, name = record.info.name](const Status& failure) {
+      {
+        MutexLock lock(outcome->mutex);
+        --outcome->open;
+        if (failure && failure->code() == ErrorCode::kRendezvous) outcome->refusals.push_back(*failure);
+        if (failure) outcome->lost += (outcome->lost.empty() ? "" : ", ") + name;
+      }
+      outcome->changed.notify_all();
+    });
+  }
+  std::string lost;
+  {
+    // One that is stopped answers when it goes on.
+    MutexLock lock(outcome->mutex);
+    const auto deadline = deadlineAfter(std::min(timeout, kAnnouncementTime));
+    const auto is_done = [&]() TORCHRPC_REQUIRES(outcome->mutex) { return outcome->open == 0; };
+    waitInterruptibly(outcome->changed, lock, deadline, is_done);
+    if (!outcome->refusals.empty()) throw Error(outcome->refusals.front());
+    lost = outcome->lost;
+  }
+  if (lost.empty()) return;
+  log(LogLevel::kWarning, self().name + " takes its place in a group that has lost " + lost);
+}
+
+void Node::serveJoined(const Request& request, const Responder& responder) {
+  auto record = decodeRecord(request.message.payload);
+  if (record.info != request.from || record.incarnation != request.incarnation) {
+    return responder.fail(Error(ErrorCode::kProtocol, "the record of another worker", request.from.name));
+  }
+  if (record.world_size != options_.world_size) {
+    return responder.fail(Error(
+        ErrorCode::kRendezvous,
+        toString(record.info) + " has another world_size than the group of " + self().name + ": pass the same to all",
+        self().name));
+  }
+  agent_.admit(std::move(record));
+  rrefs_->restore(request.from, request.incarnation);
+  responder.reply({.kind = Kind::kReply});
+}
+
+void Node::renewStore() {
+  if (!keeper_) return;
+  try {
+    store_is_lost_ = store_is_lost_ || !rendezvous_->storeAnswers();
+    if (!store_is_lost_) return;
+    if (const auto store = keeper_->findGroup(Duration::zero())) {
+      rendezvous_->setStore(store);
+      store_is_lost_ = false;
+    }
+  } catch (const std::exception&) {
+    // The steps that need the store say that it is lost.
+  }
+}
+
+void Node::onMemberChange(Membership::Handler handler) {
+  agent_.membership().addHandler(std::move(handler));
+  if (has_started_) agent_.watchMembers();
 }
 
 namespace {
@@ -241,13 +373,16 @@ void Node::admit(const WorkerInfo& worker) {
         toString(worker) + " cannot join the group of " + self().name + ": the store has it as " +
             toString(record.info));
   }
+  const auto incarnation = record.incarnation;
   agent_.admit(std::move(record));
+  rrefs_->restore(worker, incarnation);
 }
 
 void Node::expel(const WorkerInfo& worker) {
   if (worker.id == self().id) return;
   // Its connection stays: it carries the reply to the call that removes the worker, and closes with the worker. But the
   // worker counts as lost now: it may have joined again when its connection ends.
+  agent_.membership().onLeft(worker, agent_.incarnation(worker.id));
   agent_.directory().remove(worker.id);
   rrefs_->onWorkerLost(worker);
   autograd_.onWorkerLost(worker);
@@ -280,6 +415,7 @@ std::vector<RRefPtr> Node::adoptRRefs(const Message& reply) {
 }
 
 void Node::barrier(const std::string& name, Duration timeout) {
+  renewStore();
   rendezvous_->sumOverAll(name, 0, timeout, lostAmong(), absent_);
   requireAll();
 }
@@ -311,6 +447,7 @@ void Node::join(Duration timeout) {
     rendezvous_->leaveGroup();
     return;
   }
+  renewStore();
   // The group is idle once every worker has been idle and no worker has begun anything since the round before.
   int64_t seen = -1;
   for (int round = 0;; ++round) {
@@ -323,6 +460,7 @@ void Node::join(Duration timeout) {
     agent_.expectDisconnects(false);
     seen = sum;
   }
+  rendezvous_->markEnded();
   rendezvous_->releaseStore("left", std::chrono::seconds(absent_.empty() ? 5 : 1));
   requireAll();
 }
@@ -370,6 +508,7 @@ void Node::requireOtherThread() const {
 bool Node::drain(Duration limit, Duration timeout) {
   if (!agent_.isInItsProcess()) return true;
   requireOtherThread();
+  if (keeper_) keeper_->stop();
   agent_.beginEnd(limit);
   return agent_.drain(timeout);
 }

@@ -12,6 +12,7 @@
 
 #include "agent/agent.h"
 #include "agent/rendezvous.h"
+#include "agent/store_keeper.h"
 #include "autograd/autograd_service.h"
 #include "base/defaults.h"
 #include "device/device_messenger.h"
@@ -33,8 +34,8 @@ class Node : public std::enable_shared_from_this<Node> {
  public:
   /// How a worker starts. Both entrances (bindings/, api/) fill one of these; each layer receives its own part whole.
   struct Options {
-    /// The node sets `incarnation`, `grows`, `liveness`, `max_queued_bytes`, `idempotency_window`, and
-    /// `copies_shared_tensors` if callers are restricted.
+    /// The node sets `incarnation`, `liveness`, `max_queued_bytes`, `idempotency_window`, and `copies_shared_tensors` if
+    /// callers are restricted.
     Agent::Options agent;
     AutogradService::Options autograd;  ///< the node sets `progress_timeout` and `first_context`
     RRefService::Options rrefs;  ///< the node sets `first_number` and `group`, and `encode_value` unless it is set
@@ -42,7 +43,12 @@ class Node : public std::enable_shared_from_this<Node> {
     TransportOptions transport;
     /// Where the group meets, as a URL. The store is opened by the caller: here it only says where to listen.
     std::string rendezvous = kDefaultRendezvous;
-    int32_t world_size = 0;                       ///< 0: the group grows as workers join
+    int32_t world_size = 0;  ///< 0: the group grows as workers join
+    /// The store is that of a static group that has formed: the node takes the place of this worker there.
+    bool takes_place = false;
+    /// Where rank 0 serves that store in its process. Empty: another process does, or it is a file.
+    std::optional<StoreAddress> served_store{};
+    std::string stored_secret{};                  ///< set by create(): what the store has of the group's secret
     Duration timeout = kDefaultTimeout;           ///< of calls that name none
     Duration init_timeout = kDefaultInitTimeout;  ///< for the group to form
     /// A worker that stays silent this long is lost. Empty: defaultLivenessTimeout().
@@ -73,6 +79,9 @@ class Node : public std::enable_shared_from_this<Node> {
   // --- the start, on one thread ---
   /// Registers another runner beside those of operators and C++ functions; before start().
   void serve(CallableType type, const std::shared_ptr<CallableRunner>& runner);
+  /// Before start(), with Options::takes_place: takes the place of this worker's earlier incarnation, which has been
+  /// lost. False if there is no such place; then the node is of no use. Throws Error(kRendezvous) if that one lives.
+  bool takePlace();
   /// Joins the group. On return every worker of a static group serves calls; in a group that grows, every worker that
   /// has joined. Throws Error(kRendezvous).
   void start();
@@ -100,6 +109,11 @@ class Node : public std::enable_shared_from_this<Node> {
   WorkerInfo worker(const std::string& name) const;
   WorkerInfo worker(WorkerId id) const;
   std::vector<WorkerInfo> workers() const { return agent_.directory().all(); }
+  /// Those of them that have neither been lost nor left, as far as this worker knows.
+  std::vector<WorkerInfo> livingWorkers() const { return agent_.membership().living(workers()); }
+  /// From now on `handler` is called, on a thread of the pool, with each change of a member. This node connects to all
+  /// members then, to notice their ends. The handler must not throw.
+  void onMemberChange(Membership::Handler handler);
   /// The Options::metadata of a worker of the group. Throws Error(kUnknownWorker).
   std::string metadata(WorkerId id) const;
   /// Whether a worker of the group says that it is a member, and no client. Throws Error(kUnknownWorker).
@@ -160,6 +174,15 @@ class Node : public std::enable_shared_from_this<Node> {
   AutogradService::Options autogradOptions() const;
   RRefService::Options rrefOptions();
   WorkerRecord record(WorkerId id) const;
+  /// Listens, and makes the rendezvous.
+  void beginRendezvous();
+  /// Tells the other members where this worker is, which has taken the place of a lost one.
+  void announce(const std::vector<WorkerRecord>& records, Duration timeout);
+  /// `first`: called with the outcome of the first attempt; may be empty.
+  void announceTo(WorkerId to, const std::string& payload, int attempt, const std::function<void(Status)>& first);
+  /// Finds the group's store again, if rank 0 served it and has been started again.
+  void renewStore();
+  void serveJoined(const Request& request, const Responder& responder);
   Rendezvous::LostAmong lostAmong();
   /// Throws Error(kInvalidArgument) on a thread of the node's own pool.
   void requireOtherThread() const;
@@ -181,8 +204,13 @@ class Node : public std::enable_shared_from_this<Node> {
   Mutex stop_mutex_;
   CondVar stop_requested_;
   bool is_stop_requested_ TORCHRPC_GUARDED_BY(stop_mutex_) = false;
+  std::atomic<bool> has_started_{false};
+  std::atomic<StoreKeeper*> keeper_pointer_{nullptr};  ///< of the workers that bring the store back
   // Used by the thread that starts and ends the node only:
+  std::vector<WorkerRecord> place_;  ///< of takePlace()
   std::unique_ptr<Rendezvous> rendezvous_;
+  std::unique_ptr<StoreKeeper> keeper_;  ///< made before the node has started
+  bool store_is_lost_ = false;
   std::set<WorkerId> absent_;  ///< workers that were lost while the group formed
 };
 

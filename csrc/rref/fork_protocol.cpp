@@ -161,8 +161,9 @@ Error neverCreatedError(const RRefId& rref, const WorkerInfo& owner) {
 Error ownerLostError(const RRefId& rref, const WorkerInfo& owner) {
   return Error(
       ErrorCode::kWorkerLost,
-      "RRef " + toString(rref) + " is lost with its owner, " + owner.name + ". It stays so if " + owner.name +
-          " is started again: make a new one.",
+      "RRef " + toString(rref) + " is lost with its owner, " + owner.name +
+          (isRestorable(rref) ? ". Its creator makes it again when " + owner.name + " has been started again."
+                              : ". It stays so if " + owner.name + " is started again: make a new one."),
       owner.name);
 }
 

@@ -14,6 +14,11 @@
 
 namespace torchrpc {
 
+/// The bit in the number of an RRef's id that says that its creator makes the value again when its owner has been
+/// started again: see Note [Restoring RRefs] in rref_service.cpp.
+constexpr uint64_t kRestorableBit = uint64_t{1} << 63;
+inline bool isRestorable(const RRefId& id) { return (id.local_id & kRestorableBit) != 0; }
+
 class RRef;
 class UserRRef;
 struct GroupMember;

@@ -138,6 +138,17 @@ void UserRRef::settle(const Status& failure) {
   for (const auto& handler : handlers) handler(failure);
 }
 
+bool UserRRef::reopen(uint64_t registration, uint64_t owner_incarnation) {
+  MutexLock lock(mutex_);
+  if (deleted_ || state_ != State::kFailed || failure_->code() != ErrorCode::kWorkerLost) return false;
+  if (owner_incarnation_ >= owner_incarnation) return false;
+  registration_ = registration;
+  owner_incarnation_ = owner_incarnation;
+  state_ = State::kPending;
+  failure_ = std::nullopt;
+  return true;
+}
+
 bool UserRRef::markDeleted() {
   MutexLock lock(mutex_);
   return !std::exchange(deleted_, true);

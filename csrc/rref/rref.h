@@ -108,11 +108,16 @@ class UserRRef : public RRef {
   UserRRef(
       RRefId id, ForkId fork, WorkerInfo owner, Numbers numbers, std::shared_ptr<const GroupMember> member,
       std::weak_ptr<RRefService> service)
-      : RRef(id, std::move(owner), std::move(member)), fork_(fork), numbers_(numbers), service_(std::move(service)) {}
+      : RRef(id, std::move(owner), std::move(member)),
+        fork_(fork),
+        creation_(numbers.creation),
+        registration_(numbers.registration),
+        owner_incarnation_(numbers.owner_incarnation),
+        service_(std::move(service)) {}
   ~UserRRef() override;
   bool isOwner() const override { return false; }
   const ForkId& forkId() const { return fork_; }
-  const Numbers& numbers() const { return numbers_; }
+  Numbers numbers() const { return {creation_, registration_.load(), owner_incarnation_.load()}; }
 
   /// Whether the owner has confirmed this fork and has not been lost since.
   bool confirmed() const;
@@ -129,11 +134,15 @@ class UserRRef : public RRef {
   enum class State { kPending, kConfirmed, kFailed };
   /// Changes a pending fork to confirmed (nullopt), or any fork to failed; ignores other changes.
   void settle(const Status& failure);
+  /// Changes a fork that was lost with its owner to pending, for a later incarnation of that. False for other forks.
+  bool reopen(uint64_t registration, uint64_t owner_incarnation);
   /// True on the first call, after which the caller must send the deletion to the owner.
   bool markDeleted();
 
   const ForkId fork_;
-  const Numbers numbers_;
+  const uint64_t creation_;
+  std::atomic<uint64_t> registration_;  ///< changed by reopen(), as is owner_incarnation_
+  std::atomic<uint64_t> owner_incarnation_;
   const std::weak_ptr<RRefService> service_;
   mutable Mutex mutex_;
   State state_ TORCHRPC_GUARDED_BY(mutex_) = State::kPending;

@@ -5,6 +5,8 @@
 #include <deque>
 #include <iterator>
 #include <limits>
+#include <map>
+#include <optional>
 #include <utility>
 
 #include "base/executor/thread_pool.h"
@@ -15,6 +17,12 @@
 namespace torchrpc {
 
 struct RRefService::State {
+  /// How this worker makes a restorable value again.
+  struct Recipe {
+    Message call;
+    Duration timeout;
+  };
+
   // constant:
   Messenger& messenger;
   const Options options;
@@ -30,6 +38,9 @@ struct RRefService::State {
   Mutex release_mutex{};
   std::deque<OwnerTable::Ended> to_release TORCHRPC_GUARDED_BY(release_mutex){};
   bool is_releasing TORCHRPC_GUARDED_BY(release_mutex) = false;  ///< a task on the pool does it
+  // guarded by recipes_mutex:
+  Mutex recipes_mutex{};
+  std::map<RRefId, Recipe> recipes TORCHRPC_GUARDED_BY(recipes_mutex){};
 };
 
 namespace {
@@ -101,11 +112,30 @@ bool RRefService::neverDelivered(const Error& error) {
   }
 }
 
-RRefPtr RRefService::remote(const WorkerInfo& to, Message call, Duration timeout) {
+// Note [Restoring RRefs]
+// The creator of a restorable RRef keeps a copy of the call that made the value. When the owner has been started again,
+// the creator sends that call to the later incarnation, with the ids and the creation number of the first time: it has
+// never arrived there. All other holders register their forks there again, under new numbers; a registration may arrive
+// before the call, as always. So the ids, and the RRefs that the program has, stay the same. If the creator has ended
+// or has dropped its RRef, the value stays lost: a holder gives up after the time-out of the group's calls.
+
+RRefPtr RRefService::remote(const WorkerInfo& to, Message call, Duration timeout, bool is_restorable) {
   if (to.id == state_->self.id) return remoteToSelf(std::move(call), timeout);
-  const auto id = newId();
+  auto id = newId();
+  if (is_restorable) {
+    if (const auto forks = forksIn(call); !forks.empty()) {
+      abandon(forks);
+      throwInvalidArgument(
+          "the arguments of a restorable function contain an RRef, so the call could not be repeated: pass no RRefs");
+    }
+    id.local_id |= kRestorableBit;
+  }
   const auto user = state_->users.create(id, newId(), to, state_->messenger.incarnation(to.id));
   call.headers.push_back({HeaderKind::kRRefResult, encode(RemoteResult{id, user->forkId(), user->numbers().creation})});
+  if (is_restorable) {
+    MutexLock lock(state_->recipes_mutex);
+    state_->recipes.emplace(id, State::Recipe{copyMessage(call), timeout});
+  }
   auto forks = forksIn(call);
   state_->messenger.request(
       to.id, std::move(call), timeout,
@@ -243,6 +273,7 @@ Result<RRefPtr> RRefService::adoptOne(const RRefFork& fork) {
   if (fresh && is_replaced) {
     settle(user, ownerLostError(user->id(), user->owner()));
     acceptChild(fork);
+    if (isRestorable(user->id())) restoreUser(user, state_->messenger.incarnation(fork.owner));
   } else if (fresh) {
     registerUser(user, fork);
   }
@@ -352,6 +383,49 @@ void RRefService::onWorkerJoined(const WorkerInfo& worker, uint64_t incarnation)
   releaseOnPool(state_->owners.onWorkerJoined(worker.id, incarnation));
 }
 
+void RRefService::restore(const WorkerInfo& owner, uint64_t incarnation) {
+  for (const auto& user : state_->users.live()) {
+    const bool is_of_owner = user->owner().id == owner.id && user->numbers().owner_incarnation < incarnation;
+    if (is_of_owner && isRestorable(user->id())) restoreUser(user, incarnation);
+  }
+}
+
+void RRefService::restoreUser(const std::shared_ptr<UserRRef>& user, uint64_t incarnation) {
+  const auto owner = user->owner();
+  const auto creation = user->numbers().creation;
+  const bool is_creator = user->id().created_on == state_->self.id && user->numbers().registration == creation;
+  const auto registration = is_creator ? creation : state_->users.numberRegistration(owner.id);
+  Message call;
+  Duration timeout = state_->options.restore_timeout();
+  if (is_creator) {
+    MutexLock lock(state_->recipes_mutex);
+    const auto recipe = state_->recipes.find(user->id());
+    if (recipe == state_->recipes.end()) return;
+    call = recipe->second.call;
+    timeout = recipe->second.timeout;
+  } else {
+    call = message(Kind::kRRefForkRequest, encode(ForkRequest{user->id(), user->forkId(), creation, registration}));
+  }
+  if (!user->reopen(registration, incarnation)) return;
+  state_->users.reopen(user);
+  state_->messenger.request(
+      owner.id, std::move(call), timeout, [weak = weak_from_this(), user](const Result<Message>& reply) {
+        const auto self = weak.lock();
+        if (!self) return;
+        self->settle(user, reply.ok() ? Status() : creationError(user->owner(), reply.error()));
+      });
+}
+
+void RRefService::forgetRecipe(const UserRRef& user) {
+  if (!isRestorable(user.id())) return;
+  std::optional<State::Recipe> dropped;  // destroyed after the lock
+  MutexLock lock(state_->recipes_mutex);
+  const auto recipe = state_->recipes.find(user.id());
+  if (recipe == state_->recipes.end() || user.numbers().registration != user.numbers().creation) return;
+  dropped = std::move(recipe->second);
+  state_->recipes.erase(recipe);
+}
+
 void RRefService::failUsersOf(const WorkerInfo& owner, uint64_t incarnation) {
   for (const auto& user : state_->users.live()) {
     const bool is_lost = user->owner().id == owner.id && user->numbers().owner_incarnation < incarnation;
@@ -362,6 +436,7 @@ void RRefService::failUsersOf(const WorkerInfo& owner, uint64_t incarnation) {
 void RRefService::release(UserRRef& rref) {
   if (!maker_.isThisOne()) return;  // the fork is the parent's
   state_->users.remove(rref);
+  forgetRecipe(rref);
   if (!rref.markDeleted() || state_->closed) return;
   notifyReliably(
       rref.owner().id, Kind::kRRefUserDelete,

@@ -30,6 +30,8 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
     /// Where the keys of ids come from. Empty: the secure generator; a simulation has one that its seed decides.
     std::function<uint64_t()> next_random{};
     std::string group;  ///< for error texts: the address of its rendezvous
+    /// How long a holder waits for a value that is made again.
+    std::function<Duration()> restore_timeout = [] { return kNoLimit; };
   };
   struct DebugInfo {
     size_t owner_rrefs = 0;       ///< values in the owner table
@@ -53,7 +55,8 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
   /// returns the user's RRef immediately. The reply confirms it; a timeout or a loss fails it (kRRefCreation, with the
   /// texts that scripts match on). With this worker as the destination it returns an OwnerRRef, which the handler of
   /// the call settles.
-  RRefPtr remote(const WorkerInfo& to, Message call, Duration timeout);
+  /// `is_restorable`: see Note [Restoring RRefs]. Then `call` must carry no RRefs: Error(kInvalidArgument).
+  RRefPtr remote(const WorkerInfo& to, Message call, Duration timeout, bool is_restorable = false);
 
   /// The callee's side: the entry in the owner table for a remote call. `created` is true on its first arrival; if it
   /// is false, the function must not run, because it has run or the caller has cancelled the call.
@@ -111,6 +114,9 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
   /// A worker has joined. If the group knew an earlier incarnation of it, that is lost.
   void onWorkerJoined(const WorkerInfo& worker, uint64_t incarnation);
 
+  /// The worker has been started again, and its address is known: makes its restorable values again.
+  void restore(const WorkerInfo& owner, uint64_t incarnation);
+
   /// Adds the workers from which messages are expected: owners of forks of this node, and holders of its values.
   void addOutstanding(std::set<WorkerId>& workers) const;
 
@@ -129,6 +135,8 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
   /// Fails the users whose value a worker's incarnations before that number own.
   void failUsersOf(const WorkerInfo& owner, uint64_t incarnation);
   GloballyUniqueId newId();
+  void restoreUser(const std::shared_ptr<UserRRef>& user, uint64_t incarnation);
+  void forgetRecipe(const UserRRef& user);
   RRefPtr remoteToSelf(Message call, Duration timeout);
   Result<RRefPtr> adoptOne(const RRefFork& fork);
   void registerUser(const std::shared_ptr<UserRRef>& user, const RRefFork& fork);

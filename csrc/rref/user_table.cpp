@@ -40,6 +40,11 @@ Result<UserTable::Adopted> UserTable::adopt(const RRefFork& fork, const WorkerIn
   return Adopted{insert(fork.rref, fork.fork, owner, {fork.creation, registration, fork.owner_incarnation}), true};
 }
 
+void UserTable::reopen(const User& user) {
+  MutexLock lock(mutex_);
+  if (users_.contains(user->forkId())) pending_[user->forkId()] = user;
+}
+
 void UserTable::settled(const UserRRef& user) {
   User kept;
   MutexLock lock(mutex_);

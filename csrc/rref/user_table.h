@@ -35,6 +35,8 @@ class UserTable {
   };
   Result<Adopted> adopt(const RRefFork& fork, const WorkerInfo& owner);
 
+  /// The user is pending again, although it has been settled.
+  void reopen(const User& user);
   /// The owner has confirmed or refused the user, which is not kept alive any longer.
   void settled(const UserRRef& user);
   /// The last reference to the user has been released.

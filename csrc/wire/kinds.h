@@ -65,6 +65,7 @@ enum class CallableType : uint8_t { kNone, kOperator, kCpp, kPython, kScript };
   X(kRRefForkRequest, 50, kRequest, kUntilAnswered, kAnyone, kNone, kNone, "RREF_FORK_REQUEST")             \
   X(kRRefChildAccept, 51, kRequest, kUntilAnswered, kAnyone, kNone, kNone, "RREF_CHILD_ACCEPT")             \
   X(kRRefUserDelete, 52, kRequest, kUntilAnswered, kAnyone, kNone, kNone, "RREF_USER_DELETE")               \
+  X(kMemberJoined, 53, kRequest, kOnce, kAnyone, kNone, kNone, "MEMBER_JOINED")                             \
   X(kAutogradMark, 64, kRequest, kOnce, kMembers, kNone, kNone, "BACKWARD_MARK_REQ")                        \
   X(kAutogradGradients, 65, kRequest, kOnce, kMembers, kNone, kNone, "BACKWARD_AUTOGRAD_REQ")               \
   X(kAutogradAbort, 66, kRequest, kUntilAnswered, kMembers, kNone, kNone, "BACKWARD_ABORT_REQ")             \

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <concepts>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -19,6 +20,7 @@
 #include "torchrpc/defaults.h"
 #include "torchrpc/error.h"
 #include "torchrpc/future.h"
+#include "torchrpc/member_change.h"
 #include "torchrpc/retry.h"
 #include "torchrpc/rref.h"
 #include "torchrpc/value.h"
@@ -116,6 +118,9 @@ struct Parameters<const Call&, A...> : Parameters<A...> {};
 
 }  // namespace detail
 
+/// Called with a member of the group and how it has changed.
+using MemberHandler = std::function<void(const WorkerInfo&, MemberChange)>;
+
 /// A handle to a node, to make calls with; it does not keep the node alive. Cheap to copy; every method may be called
 /// from any thread. After the node's end its methods throw Error(kShutdown).
 ///
@@ -132,6 +137,12 @@ class NodeRef {
   WorkerInfo worker(const Destination& worker) const;
   /// All workers of the group, by rank.
   std::vector<WorkerInfo> workers() const;
+  /// Those of them that have neither been lost nor left, as far as this worker knows: by the connections that it has.
+  std::vector<WorkerInfo> livingWorkers() const;
+  /// From now on `handler` is called with each change of a member, one at a time, on a thread of the pool; it may make
+  /// calls, and must not throw. This worker connects to all members then, to notice their ends. See also
+  /// NodeOptions::on_member_change.
+  void onMemberChange(MemberHandler handler) const;
   /// Counters for logs, by name: pending calls, threads, connections.
   std::map<std::string, std::string> metrics() const;
 
@@ -297,6 +308,8 @@ struct NodeOptions {
   /// A file to which a line of JSON is appended for each call that this worker serves or refuses; made if it does not
   /// exist, readable by its owner only. Empty: none.
   std::string audit_log;
+  /// As NodeRef::onMemberChange(), from the start on; may be empty.
+  MemberHandler on_member_change;
 };
 
 /// A worker. Several can live in one process. The constructor, shutdown() and the destructor belong to one thread; the

@@ -24,7 +24,6 @@ class LoopbackGroup {
     SendFaultPolicy send_faults;   ///< of requests of worker0; empty: none
     size_t threads = 4;
     size_t max_threads = 1024;
-    bool grows = false;
     Limits limits;
     std::optional<Limits> callee_limits{};  ///< of worker1, for both directions; empty: as of the others
     Duration liveness = kNoLimit;
@@ -74,7 +73,6 @@ class LoopbackGroup {
             .incarnation = incarnationOf(id),
             .threads = options_.threads,
             .max_threads = options_.max_threads,
-            .grows = options_.grows,
             .propagate_deadlines = options_.propagate_deadlines,
             .liveness = options_.liveness,
             .max_queued_bytes = options_.max_queued_bytes,

@@ -5,7 +5,9 @@
 #include <catch2/catch.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <algorithm>
 #include <atomic>
+#include <set>
 #include <thread>
 
 #include "base/error.h"
@@ -50,8 +52,8 @@ std::string errorText(const std::function<void()>& body) {
   return "no error";
 }
 
-const auto alive = [](const WorkerRecord&) { return true; };
-const auto dead = [](const WorkerRecord&) { return false; };
+const auto alive = [](const std::vector<WorkerRecord>&) { return true; };
+const auto dead = [](const std::vector<WorkerRecord>&) { return false; };
 
 WorkerRecord startedAgain(WorkerRecord earlier) {
   ++earlier.incarnation;
@@ -452,4 +454,142 @@ TEST_CASE("a fan-in returns the lost workers only when no other is missing") {
   first.arrive("point", "");
   CHECK(first.waitFor({0, 1, 2}, "point", {.purpose = "reach it", .lost = lost}) == std::vector<WorkerId>{2});
   CHECK(checks == 2);
+}
+
+namespace {
+
+/// The store of a group of this size that has formed.
+StorePtr storeOfFormedGroup(int32_t size, const std::string& secret = {}) {
+  auto store = makeStore();
+  std::vector<std::thread> threads;
+  for (WorkerId id = 0; id < size; ++id) {
+    threads.emplace_back([&store, id, size, &secret] { Rendezvous(store, record(id, size), secret).meetAll(10s); });
+  }
+  for (auto& thread : threads) thread.join();
+  markFormed(*store);
+  return store;
+}
+
+/// Those of the given ids answer.
+Rendezvous::AnyAlive only(std::set<WorkerId> ids) {
+  return [ids](const std::vector<WorkerRecord>& records) {
+    return std::ranges::any_of(records, [&ids](const auto& each) { return ids.contains(each.info.id); });
+  };
+}
+
+WorkerRecord moved(WorkerRecord record) {
+  record = startedAgain(std::move(record));
+  record.address += "'";
+  return record;
+}
+
+}  // namespace
+
+TEST_CASE("a worker takes the place of its lost incarnation, and gets the latest records of all") {
+  const std::string secret = GENERATE(std::string(), std::string("0123456789abcdef"));
+  const auto store = storeOfFormedGroup(3, secret);
+  Rendezvous second(store, moved(record(2, 3)), secret);
+  CHECK(second.incarnationInPlace() == 5);
+  const auto records = second.takePlace(10s, only({0, 1}));
+  REQUIRE(records);
+  CHECK(records->at(1) == record(1, 3));
+  CHECK(records->at(2) == moved(record(2, 3)));
+  const auto others = Rendezvous(store, moved(record(1, 3)), secret).takePlace(10s, only({0, 2}));
+  REQUIRE(others);
+  CHECK(others->at(2) == moved(record(2, 3)));
+  // Barriers count it from then on.
+  std::set<WorkerId> absent;
+  std::vector<std::thread> threads;
+  std::atomic<int64_t> sum{0};
+  for (WorkerId id = 0; id < 2; ++id) {
+    threads.emplace_back([&, id] {
+      std::set<WorkerId> missing;
+      Rendezvous other(store, record(id, 3));
+      if (secret.empty()) sum += other.sumOverAll("barrier", 1, 10s, {}, missing);
+    });
+  }
+  if (secret.empty()) sum += second.sumOverAll("barrier", 1, 10s, {}, absent);
+  for (auto& thread : threads) thread.join();
+  CHECK(sum == (secret.empty() ? 9 : 0));
+}
+
+TEST_CASE("a place is not taken from a worker that is alive, nor in a group that is over or of others") {
+  const auto store = storeOfFormedGroup(3);
+  CHECK_THAT(
+      errorText([&] { Rendezvous(store, moved(record(2, 3))).takePlace(300ms, only({0, 2})); }),
+      Catch::Contains("rank 2 is taken") && Catch::Contains("worker2") && Catch::Contains("alive"));
+  CHECK_FALSE(Rendezvous(store, moved(record(2, 3, "another"))).takePlace(10s, only({0})));
+  CHECK_FALSE(Rendezvous(store, moved(record(2, 4))).takePlace(10s, only({0})));
+  CHECK_FALSE(hasEnded(*store));
+  CHECK_FALSE(Rendezvous(store, moved(record(2, 3))).takePlace(10s, dead));
+  CHECK(hasEnded(*store));
+  CHECK_FALSE(Rendezvous(store, moved(record(2, 3))).takePlace(10s, only({0})));
+}
+
+TEST_CASE("of two processes for one place, one takes it") {
+  const auto store = storeOfFormedGroup(3);
+  std::atomic<int> taken{0}, refused{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&, i] {
+      auto mine = moved(record(2, 3));
+      mine.incarnation += i;
+      // What has been replaced is dead, and each of these processes is alive.
+      const auto alive = [&](const std::vector<WorkerRecord>& records) {
+        return std::ranges::any_of(records, [](const auto& each) { return each.info.id != 2 || each.incarnation > 5; });
+      };
+      try {
+        if (Rendezvous(store, mine).takePlace(300ms, alive)) ++taken;
+      } catch (const Error&) {
+        ++refused;
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  CHECK(taken == 1);
+  CHECK(refused == 3);
+}
+
+TEST_CASE("either a group is over, or those who take places in it are in it") {
+  // Each of two workers finds the other dead, unless it has taken its place by then.
+  for (int round = 0; round < 100; ++round) {
+    const auto store = storeOfFormedGroup(2);
+    std::atomic<int> taken{0};
+    std::vector<std::thread> threads;
+    for (WorkerId id = 0; id < 2; ++id) {
+      threads.emplace_back([&, id] {
+        const auto alive = [id](const std::vector<WorkerRecord>& records) {
+          return std::ranges::any_of(
+              records, [id](const auto& each) { return each.info.id != id && each.incarnation > 5; });
+        };
+        // Worker 0 has seen a survivor, who has left by now.
+        const auto claim = id == 0 ? only({1}) : Rendezvous::AnyAlive(alive);
+        if (Rendezvous(store, moved(record(id, 2))).takePlace(10s, claim)) ++taken;
+      });
+    }
+    for (auto& thread : threads) thread.join();
+    CHECK((taken == 2 || hasEnded(*store)));
+    CHECK((taken == 0 || !hasEnded(*store)));
+  }
+}
+
+TEST_CASE("a group is entered by its number, and one that has formed only by a process that was not in it") {
+  const auto root = makeStore();
+  auto entry = enterGroup(root, 1, 0);
+  CHECK((entry.number == 0 && !entry.takes_place));
+  std::thread other([&] { Rendezvous(entry.store, record(0, 2)).meetAll(10s); });
+  Rendezvous(entry.store, record(1, 2)).meetAll(10s);
+  other.join();
+  markFormed(*entry.store);
+  // This process has left it.
+  entry = enterGroup(root, 1, 0);
+  CHECK((entry.number == 1 && !entry.takes_place));
+  // Another process would have written another record.
+  const auto first = partOfGroup(root, 0);
+  first->set("worker/1", std::string("another process's"));
+  entry = enterGroup(root, 1, 0);
+  CHECK((entry.number == 0 && entry.takes_place));
+  CHECK(enterGroup(root, kNoWorker, 0).number == 1);
+  Rendezvous(first, record(0, 2)).markEnded();
+  CHECK(enterGroup(root, 1, 0).number == 1);
 }

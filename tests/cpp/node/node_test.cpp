@@ -281,6 +281,40 @@ TEST_CASE("a worker that starts again has a greater incarnation, even if the clo
   CHECK(incarnation(1) > earlier + ahead);
 }
 
+TEST_CASE("a node takes the place of one that has ended, and the others hear of it and can call it") {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto network = makeLoopbackNetwork();
+  const auto make = [&](WorkerId id, bool takes_place) {
+    return std::make_unique<Node>(
+        Node::Options{
+            .agent = {.self = {"worker" + std::to_string(id), id}, .threads = 2},
+            .world_size = 2,
+            .takes_place = takes_place,
+            .timeout = 20s},
+        store, makeLoopbackTransport(network));
+  };
+  auto stays = make(0, false), ends = make(1, false);
+  std::thread other([&] { ends->start(); });
+  stays->start();
+  other.join();
+  markFormed(*store);
+  std::promise<WorkerInfo> replaced;
+  stays->onMemberChange([&](const WorkerInfo& worker, MemberChange change) {
+    if (change == MemberChange::kReplaced) replaced.set_value(worker);
+  });
+  CHECK(call(*stays, 1, addition(at::ones({1}), at::ones({1}))).toTensor().item<double>() == 2);
+  const auto former = stays->agent().incarnation(1);
+  ends.reset();
+  const auto again = make(1, true);
+  REQUIRE(again->takePlace());
+  again->start();
+  CHECK(replaced.get_future().get().name == "worker1");
+  CHECK(stays->agent().incarnation(1) > former);
+  CHECK(stays->livingWorkers().size() == 2);
+  CHECK(call(*stays, 1, addition(at::ones({1}), at::ones({1}))).toTensor().item<double>() == 2);
+  CHECK(call(*again, 0, addition(at::ones({1}), at::ones({1}))).toTensor().item<double>() == 2);
+}
+
 TEST_CASE("a node can be shut down at any time and more than once") {
   NodeGroup group(2);
   group[1].shutdown();

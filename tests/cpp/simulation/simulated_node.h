@@ -3,6 +3,7 @@
 // A whole worker on a simulated network: what Node puts together, without a rendezvous, whose waits are on the system's
 // clock. The test announces members.
 
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -32,6 +33,7 @@ class SimulatedNode {
     std::function<Message(SimulatedNode&, const c10::IValue&, const WorkerInfo&)> encode_value;
     std::function<void(SimulatedNode&, const WorkerInfo&)> on_lost;
     std::function<std::shared_ptr<CallableRunner>(SimulatedNode&)> make_runner;
+    std::function<void(SimulatedNode&, const WorkerInfo&, MemberChange)> on_change;
   };
 
   SimulatedNode(Simulation& simulation, SimulatedNetwork& network, Options options)
@@ -42,7 +44,6 @@ class SimulatedNode {
         agent_(
             {.self = options.self,
              .incarnation = incarnation,
-             .grows = true,
              .liveness = options.liveness,
              .max_queued_bytes = options.max_queued_bytes,
              .faults = options.faults,
@@ -71,6 +72,16 @@ class SimulatedNode {
       rrefs_->onWorkerJoined(worker, incarnation);
       autograd_.onWorkerJoined(worker, static_cast<int64_t>(incarnation));
     });
+    agent_.on(Kind::kMemberJoined, Messenger::Where::kLoop, [this](const Request& request, const Responder& responder) {
+      agent_.admit(decodeRecord(request.message.payload));
+      rrefs_->restore(request.from, request.incarnation);
+      responder.reply({.kind = Kind::kReply});
+    });
+    agent_.membership().addHandler(
+        [this, on_change = std::move(options.on_change)](const WorkerInfo& worker, MemberChange change) {
+          on_change(*this, worker, change);
+          last_changes[worker.id] = change;
+        });
     agent_.addOutstanding([this](std::set<WorkerId>& workers) {
       rrefs_->addOutstanding(workers);
       autograd_.addOutstanding(workers);
@@ -95,10 +106,28 @@ class SimulatedNode {
 
   /// As Node::admit.
   void admit(const WorkerRecord& record) {
-    if (record.info.id != id()) agent_.admit(record);
+    if (record.info.id == id()) return;
+    agent_.admit(record);
+    rrefs_->restore(record.info, record.incarnation);
+  }
+  /// As a node that has taken the place of its earlier incarnation.
+  void announce(const std::map<WorkerId, WorkerRecord>& members) {
+    for (const auto& [to, record] : members) {
+      if (to == id()) continue;
+      announceTo(to, 0);
+    }
+  }
+  void announceTo(WorkerId to, int attempt) {
+    const Message message{.kind = Kind::kMemberJoined, .payload = encodeRecord(record())};
+    agent_.request(to, message, kNoLimit, [this, to, attempt](const Result<Message>& reply) {
+      if (reply || reply.error().code() != ErrorCode::kWorkerLost || attempt == 10) return;
+      agent_.postAfter(
+          std::chrono::milliseconds(200) * (1 << attempt), [this, to, attempt] { announceTo(to, attempt + 1); });
+    });
   }
   /// As Node::expel.
   void expel(const WorkerInfo& worker) {
+    agent_.membership().onLeft(worker, agent_.incarnation(worker.id));
     agent_.directory().remove(worker.id);
     rrefs_->onWorkerLost(worker);
     autograd_.onWorkerLost(worker);
@@ -122,8 +151,9 @@ class SimulatedNode {
   const uint64_t incarnation;
   const Simulation::ProcessPtr process;
   std::string address;
-  bool is_closing = false;      ///< its program starts nothing any more
-  std::vector<RRefPtr> held{};  ///< by the program
+  bool is_closing = false;                          ///< its program starts nothing any more
+  std::map<WorkerId, MemberChange> last_changes{};  ///< as reported to the program
+  std::vector<RRefPtr> held{};                      ///< by the program
   at::Tensor parameter{};
 
  private:

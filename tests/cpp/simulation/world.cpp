@@ -184,14 +184,35 @@ void World::start(WorkerId id) {
           .encode_value = [this](
                               auto& node, const auto& value, const auto& to) { return encodeValue(node, value, to); },
           .on_lost = [this](auto& node, const auto& worker) { onLost(node, worker); },
-          .make_runner = [this](auto& node) { return std::make_shared<Runner>(*this, node); }});
+          .make_runner = [this](auto& node) { return std::make_shared<Runner>(*this, node); },
+          .on_change = [this](auto& node, const auto& worker, auto change) { onChange(node, worker, change); }});
   auto& fresh = *nodes_[index];
   fresh.parameter = newParameter();
   count("workers started");
   say(fresh, "starts");
   members_[id] = fresh.record();
-  for (const auto& [other, record] : members_) fresh.agent().admit(record);
-  announce(fresh.record());
+  for (const auto& [other, record] : members_) fresh.agent().admit(record, /*is_news=*/false);
+  // A restarted worker tells the others itself.
+  if (starts_[index] > 1 && chance(50)) {
+    count("places taken");
+    fresh.announce(members_);
+  } else {
+    announce(fresh.record());
+  }
+}
+
+void World::onChange(SimulatedNode& node, const WorkerInfo& worker, MemberChange change) {
+  const auto text = worker.name + " is reported as " + std::string(name(change)) + " to " + nameOf(node.id());
+  if (simulation_.isTracing()) simulation_.trace(text);
+  count("changes of members reported as " + std::string(name(change)));
+  const auto last = node.last_changes.find(worker.id);
+  const bool is_gone =
+      last != node.last_changes.end() && (last->second == MemberChange::kLost || last->second == MemberChange::kLeft);
+  expect(worker.id != node.id(), text);
+  if (change == MemberChange::kLost) expect(!is_gone, text + ", although it was gone");
+  if (change == MemberChange::kJoined)
+    expect(is_gone || last == node.last_changes.end(), text + ", although it was there");
+  if (change == MemberChange::kReplaced) expect(starts_[static_cast<size_t>(worker.id)] > 1, text);
 }
 
 void World::announce(const WorkerRecord& record) {
@@ -894,6 +915,11 @@ void World::checkEnd() {
     expect(rrefs.forks == 0, name + " still has forks in its owner table");
     expect(rrefs.pending_users == 0, name + " still has pending users");
     expect(rrefs.pending_children == 0, name + " still has children in flight");
+    for (auto* other : liveNodes()) {
+      // They have called each other in the healed network.
+      const auto living = each->agent().membership().living({other->agent().self()});
+      expect(living.size() == 1, name + " takes " + nameOf(other->id()) + " for gone");
+    }
     const auto autograd = each->autograd().debugInfo();
     expect(
         may_keep_contexts || autograd.contexts == 0,

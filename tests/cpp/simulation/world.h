@@ -113,6 +113,7 @@ class World {
   void leave(const NodePtr& node, TimePoint deadline);
   void end(WorkerId id, bool is_crash);
   void onLost(SimulatedNode& node, const WorkerInfo& worker);
+  void onChange(SimulatedNode& node, const WorkerInfo& worker, MemberChange change);
 
   // --- the program ---
   void step();
