@@ -26,10 +26,12 @@ if TYPE_CHECKING:
         WorkerLostError,
     )
     from .rpc._futures import Future
+    from .rpc._members import on_member_change
     from .rpc._named_objects import lookup, register, unregister
     from .rpc._supervision import supervise
     from .rpc._waiting import wait
     from .rpc.api import RRef
+    from .rpc.functions import restorable
 
     cmake_prefix_path: str
 
@@ -53,7 +55,9 @@ _NAMES = {  # name -> the module that has it
     "cpp_function": "torchrpc.rpc._cpp_functions",
     "local_group": "torchrpc._local_group",
     "lookup": "torchrpc.rpc._named_objects",
+    "on_member_change": "torchrpc.rpc._members",
     "register": "torchrpc.rpc._named_objects",
+    "restorable": "torchrpc.rpc.functions",
     "supervise": "torchrpc.rpc._supervision",
     "unregister": "torchrpc.rpc._named_objects",
     "wait": "torchrpc.rpc._waiting",
@@ -82,9 +86,11 @@ __all__ = [
     "local_group",
     "lookup",
     "nn",
+    "on_member_change",
     "optim",
     "profiler",
     "register",
+    "restorable",
     "rpc",
     "supervise",
     "unregister",

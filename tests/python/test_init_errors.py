@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 import time
 
 import pytest
@@ -70,6 +72,51 @@ def test_a_host_that_does_not_exist_is_named(monkeypatch):
     monkeypatch.setenv("TORCHRPC_INIT_TIMEOUT", "0.5")
     with pytest.raises(RuntimeError, match=r"rank 1 found nobody at no-such-host\.invalid:1234"):
         init("worker1", rank=1, world_size=2, init_method="tcp://no-such-host.invalid:1234")
+
+
+def test_a_worker_that_starts_before_rank_0_goes_on_soon_after_that():
+    """The client of torch's TCPStore may pause for 51 seconds after a refused connection."""
+    port = free_port()
+    joined = run_ranks(join_with_late_rank_0, 2, port, start_method="forkserver", init=False)
+    assert joined[1] - joined[0] < 10
+
+
+def join_with_late_rank_0(rank, port):
+    if rank == 0:
+        time.sleep(3)
+    start = time.monotonic()
+    init(f"worker{rank}", rank, 2, init_method=f"tcp://127.0.0.1:{port}")
+    rpc.shutdown()
+    return start if rank == 0 else time.monotonic()
+
+
+WAIT_FOR_NAME = r"""
+import threading
+import torchrpc.rpc
+from torchrpc._C import _wait_for_name
+from torchrpc.rpc import _rendezvous
+
+def add_name():
+    with open("/etc/hosts", "a") as hosts:
+        hosts.write("127.0.0.1 late-host.invalid\n")
+
+assert _wait_for_name("late-host.invalid", 0.2) != ""
+threading.Timer(1, add_name).start()
+assert _wait_for_name("late-host.invalid", 60) == ""
+"""
+
+
+def test_a_name_that_has_no_address_at_first_is_waited_for(tmp_path):
+    """In a mount namespace, whose /etc/hosts is the test's own."""
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.1 localhost\n")
+    in_namespace = ["unshare", "--mount", "sh", "-c", f'mount --bind {hosts} /etc/hosts && exec "$@"', "sh"]
+    if subprocess.run([*in_namespace, "true"], capture_output=True).returncode != 0:
+        pytest.skip("needs the right to make a mount namespace")
+    done = subprocess.run(
+        [*in_namespace, sys.executable, "-c", WAIT_FOR_NAME], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_port_in_use_is_named():

@@ -161,6 +161,12 @@ from ._limits import (
 from ._limits import (
     Quota as Quota,
 )
+from ._members import (
+    get_workers as get_workers,
+)
+from ._members import (
+    on_member_change as on_member_change,
+)
 from ._plain_objects import (
     register_data_class as register_data_class,
 )

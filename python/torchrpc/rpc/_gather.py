@@ -141,6 +141,29 @@ def record_all(sequence_id: str, objects_map: dict[str, Any], leader: str | None
         states.proceed_signal.set()
 
 
+def numbers_for(worker_name: str) -> dict[str, int]:
+    """Return the number of the next gathering of each set of workers for a worker that has been started again.
+
+    That is the one under way if the others still wait for the worker, else the next one.
+    """
+    with lock:
+        numbers = dict(next_numbers)
+        for sequence_id, states in states_by_id.items():
+            if states._names is None:
+                states.gathered_objects.pop(worker_name, None)  # its earlier process has reported early
+            elif worker_name in states._names - set(states.gathered_objects) and not states.proceed_signal.is_set():
+                digest, _, number = sequence_id.rpartition("-")
+                numbers[digest] = min(numbers.get(digest, int(number)), int(number))
+        return numbers
+
+
+def adopt_numbers(numbers: dict[str, int]) -> None:
+    """Number this worker's gatherings from now on as the others do, where it has not gathered yet."""
+    with lock:
+        for digest, number in numbers.items():
+            next_numbers.setdefault(digest, number)
+
+
 def digest_of(names: Iterable[str]) -> str:
     """Return a text of fixed size for a set of names: each message of a gathering has it."""
     return hashlib.blake2b("\0".join(sorted(names)).encode(), digest_size=16).hexdigest()
@@ -171,6 +194,7 @@ class Gathering:
         self._names = names
         self._message_timeout_s = message_timeout_s
         self._wait_timeout_s = wait_timeout_s
+        self._leader_incarnation = 0
         self._report = report
         self._distribute = distribute
         group = digest_of(names)
@@ -189,6 +213,7 @@ class Gathering:
         lost: set[str] = set()
         while True:
             leader = self._leader_of(self._names - lost)
+            self._leader_incarnation = self._incarnation_of(leader)
             try:
                 self._begin(leader)
                 # A list, because a set is no plain data. The leader knows who takes part.
@@ -197,9 +222,13 @@ class Gathering:
                 states = self._wait_for_objects(leader)
                 break
             except WorkerLostError:
-                if self._me == leader or leader not in self._lost_among({leader}, confirm_s=_LOST_CONFIRM_S):
+                if self._me == leader:
                     raise
-                lost.add(leader)
+                if leader in self._lost_among({leader}, confirm_s=_LOST_CONFIRM_S):
+                    lost.add(leader)
+                elif self._incarnation_of(leader) == self._leader_incarnation:
+                    raise
+                # Else it has been started again, and asks the others for this gathering's number.
         missing = sorted(self._names - set(states.gathered_objects))
         if self._me == leader:
             self._distribute_to(self._names - {leader, *missing}, states.gathered_objects)
@@ -211,6 +240,14 @@ class Gathering:
             vars(error)[LOST_WORKERS] = missing
             raise error
         return gathered
+
+    def _incarnation_of(self, name: str) -> int:
+        """Return a number that changes when the worker is started again."""
+        if not isinstance(self._agent, TensorPipeAgent):
+            return 0
+        with contextlib.suppress(RuntimeError):  # it has left
+            return self._agent._incarnation(self._agent.get_worker_info(name).id)
+        return 0
 
     def _leader_of(self, names: set[str]) -> str:
         """Return the smallest of these names, of members if there are some: the others follow no client."""
@@ -242,6 +279,8 @@ class Gathering:
                 raise RpcTimeoutError(
                     f"{self._me} timed out in _all_gather after {timeout_s:.2f} seconds, waiting for {waiting_for}."
                 )
+            if self._me != leader and self._incarnation_of(leader) != self._leader_incarnation:
+                raise WorkerLostError(f"{leader}, the leader of _all_gather for {self._me}, was started again.", leader)
             if outstanding <= (lost := self._lost_among(outstanding)):
                 if self._me != leader:
                     raise WorkerLostError(f"{leader}, the leader of _all_gather for {self._me}, was lost.", leader)

@@ -20,13 +20,16 @@ from torchrpc._C import (
     _set_profiler_node_id,
 )
 
-from ._errors import RpcError
+from ._errors import RendezvousError, RpcError
 from ._rendezvous import (
+    NoPlaceError,
     bounded,
     enter_group,
+    has_ended,
     init_timeout,
     open_store,
     rank_of_launcher,
+    taking_place,
     to_timedelta,
     world_size_of_environment,
 )
@@ -92,10 +95,22 @@ def _join_group(backend: Any, name: str, rank: int, world_size: int | None, opti
     store, rank = open_store(options.init_method, rank, world_size, has_secret)
     store.set_timeout(min(init_timeout(), rpc_timeout))
     _store = store
-    store = enter_group(store, world_size)
     dist_autograd._init(rank)
     _set_profiler_node_id(rank)
-    _init_rpc_backend(backend, store, name, rank, world_size, options)
+    first = 0
+    while True:
+        may_replace = backend_registry.can_take_place(backend)
+        group, number, has_formed = enter_group(store, rank, world_size, first, may_replace)
+        try:
+            with taking_place(has_formed):
+                _init_rpc_backend(backend, group, name, rank, world_size, options)
+            break
+        except NoPlaceError:
+            first = number + 1
+        except RendezvousError:
+            if not world_size or not has_ended(group):
+                raise
+            first = number + 1  # the group lives, and has been brought back to a store that is served anew
     _store.set_timeout(rpc_timeout)
 
 

@@ -20,10 +20,15 @@ from torch.distributed.rendezvous import _rendezvous_helper
 
 from torchrpc._C import (
     _ASK_DOCTOR,
+    _enter_group,
     _find_launch,
     _find_meeting_place,
+    _has_ended,
     _listen_at_rendezvous_host,
+    _mark_formed,
     _prepare_store_file,
+    _wait_for_listener,
+    _wait_for_name,
 )
 
 from ._errors import RendezvousError, also
@@ -31,7 +36,6 @@ from ._errors import RendezvousError, also
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_VARIABLE = "TORCHRPC_INIT_TIMEOUT"
-_FORMED_KEY = "formed"  # as in csrc/api/rendezvous.cpp
 _LOG_AFTER_S = 10.0
 _NO_LIMIT = timedelta(days=30)
 _HOW_TO_MEET = (
@@ -47,12 +51,13 @@ _deadline = math.inf  # of the init_rpc that runs
 @contextlib.contextmanager
 def bounded() -> Iterator[None]:
     """Let all waits in the block together last no longer than `init_timeout` says at its beginning."""
-    global _deadline
+    global _deadline, _served_store
     _deadline = time.monotonic() + init_timeout().total_seconds()
     try:
         yield
     finally:
         _deadline = math.inf
+        _served_store = None
 
 
 def init_timeout() -> timedelta:
@@ -183,16 +188,20 @@ def _open_by_torch(init_method: str, rank: int, world_size: int | None) -> tuple
 
 def _open_tcp(host: str, port: int, rank: int, use_libuv: bool) -> dist.Store:
     # Under torchrun the launcher serves the store. Otherwise rank 0 does, with one store for all groups of its process.
-    serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
+    global _served_store
+    is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+    serves = rank == 0 and not is_agents
+    _served_store = None if is_agents else (host, port)
     limit = init_timeout()
     try:
         with _log_if_slow(f"rank {rank} waits for rank 0 to listen at {host}:{port}. {_HOW_TO_MEET} {_ASK_DOCTOR}."):
+            _wait_for_meeting_place(host, port, serves)
             return dist.TCPStore(
                 host,
                 port,
                 None,
                 serves,
-                limit,
+                init_timeout(),
                 wait_for_workers=False,
                 multi_tenant=True,
                 # Without this socket the store would listen on all interfaces.
@@ -215,6 +224,17 @@ def _open_tcp(host: str, port: int, rank: int, use_libuv: bool) -> dist.Store:
         raise also(RendezvousError, type(exc))(text) from exc
 
 
+def _wait_for_meeting_place(host: str, port: int, serves: bool) -> None:
+    """Wait until the name has an address and, unless this process will, somebody listens there.
+
+    The client of a TCPStore may pause for most of a minute when its first connection is refused, and fails at once if
+    the name has no address yet.
+    """
+    seconds = init_timeout().total_seconds()
+    if why := _wait_for_name(host, seconds) if serves else _wait_for_listener(host, port, seconds):
+        raise RuntimeError(why)
+
+
 @contextlib.contextmanager
 def _log_if_slow(text: str) -> Iterator[None]:
     """Log once what the block waits for, if it takes longer than `_LOG_AFTER_S`."""
@@ -227,20 +247,60 @@ def _log_if_slow(text: str) -> Iterator[None]:
         timer.cancel()
 
 
-def enter_group(root: dist.Store, world_size: int | None) -> dist.Store:
-    """Return the part of `root` that belongs to the group that forms now.
+class NoPlaceError(Exception):
+    """The group that was found in the store cannot be joined any more: another one forms."""
+
+
+_takes_place = False
+_served_store: tuple[str, int] | None = None  # of the init_rpc that runs: where rank 0 serves the store
+
+
+@contextlib.contextmanager
+def taking_place(takes_place: bool) -> Iterator[None]:
+    """In the block, an agent takes the place of its worker in a group that has formed, or joins one that forms."""
+    global _takes_place
+    _takes_place = takes_place
+    try:
+        yield
+    finally:
+        _takes_place = False
+
+
+def takes_place() -> bool:
+    """Whether this thread is in a block of `taking_place(True)`."""
+    return _takes_place
+
+
+def served_store() -> tuple[str, int] | None:
+    """Return host and port where rank 0 serves the store of the group that forms; None: another process does."""
+    return _served_store
+
+
+def enter_group(
+    root: dist.Store, rank: int, world_size: int | None, first: int = 0, may_replace: bool = True
+) -> tuple[dist.Store, int, bool]:
+    """Return the part of `root` that belongs to this worker's group, the group's number, and whether it has formed.
 
     Groups of a fixed size may follow one another on one store; each has a number. The store, not the process, keeps
     which numbers are used: the members of a group may have been in different groups before.
+
+    Args:
+        first (int): the least number.
+        may_replace (bool): whether this worker may take a lost worker's place in a group that has formed.
     """
-    number = 0
-    store = dist.PrefixStore("rpc_prefix_0", root)
-    while world_size and store.check([_FORMED_KEY]):
-        number += 1
-        store = dist.PrefixStore(f"rpc_prefix_{number}", root)
-    return store
+    if not world_size:
+        return dist.PrefixStore("rpc_prefix_0", root), 0, False
+    return _enter_group(root, rank if may_replace else -1, first)
+
+
+def has_ended(store: dist.Store) -> bool:
+    """Whether nobody can join the group of this part of a store any more."""
+    try:
+        return _has_ended(store)
+    except RuntimeError:  # the store has ended
+        return False
 
 
 def mark_formed(store: dist.Store) -> None:
     """Record that this store's group has formed: the next group takes the next number."""
-    store.set(_FORMED_KEY, "1")
+    _mark_formed(store)

@@ -42,6 +42,7 @@ from ._checks import check_caller
 from ._coroutines import on_event_loop, stop_event_loop
 from ._errors import RpcError, WorkerLostError
 from ._gather import AllGatherStates
+from ._members import attach, detach, get_workers
 from ._rendezvous import mark_formed
 from ._shutdown import EXIT_ANSWER_S, EXIT_GRACE_S, answer_served_calls, end_static_group, stop_agent
 from ._utils import _group_membership_management, _update_group_membership
@@ -167,6 +168,7 @@ def _init_rpc_states(agent: Any) -> None:
     """Make `agent` this process's agent, and start it unless its maker has done so."""
     global _agent_pid
     if not _is_current_rpc_agent_set():
+        attach(agent)
         _set_and_start_rpc_agent(agent)
         if isinstance(agent, TensorPipeAgent) and agent.is_static_group:
             mark_formed(agent.store)
@@ -188,6 +190,25 @@ def _broadcast_to_followers(sequence_id: str, objects_map: dict[str, Any]) -> No
     """Runs on each follower, called by the leader, when the leader has all objects."""
     caller = _caller()
     _gather.record_all(sequence_id, objects_map, None if caller is None else caller.name)
+
+
+def _gathering_numbers(worker_name: str) -> dict[str, int]:
+    """Runs on another worker for one that has been started again, called by it."""
+    check_caller(worker_name)
+    return _gather.numbers_for(worker_name)
+
+
+def _adopt_gatherings() -> None:
+    """In a worker that has been started again: take part in the gatherings of the others from the next one on."""
+    me = get_worker_info()
+    for name in sorted({worker.name for worker in get_workers()} & _gather.python_workers(_get_current_rpc_agent())):
+        if name == me.name:
+            continue
+        try:
+            # The others report to the worker with the smallest name.
+            return _gather.adopt_numbers(rpc_sync(name, _gathering_numbers, args=(me.name,)))
+        except WorkerLostError:
+            continue
 
 
 @_require_initialized
@@ -328,6 +349,7 @@ def _drop_agent(grace_s: float = math.inf) -> None:
         stop_agent(agent, grace_s)
     finally:
         _cleanup_python_rpc_handler()
+        detach()
         _reset_current_rpc_agent()
         _gather.forget_all()
         _named_objects.forget_all()

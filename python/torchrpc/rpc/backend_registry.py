@@ -17,7 +17,7 @@ from torchrpc._C import TensorPipeAgent, WorkerInfo, _is_current_rpc_agent_set
 from ._allow_list import resolve
 from ._cpp_functions import is_cpp
 from ._errors import WorkerLostError
-from ._rendezvous import init_timeout
+from ._rendezvous import NoPlaceError, init_timeout, served_store, takes_place
 from ._utils import _group_membership_management, _update_group_membership
 from .constants import (
     DEFAULT_INIT_METHOD,
@@ -251,7 +251,13 @@ def _init_handler(agent_type: type[TensorPipeAgent], options_type: type) -> Call
             return _init_static_group(agent_type, store, name, rank, world_size, rpc_backend_options)
         return _init_dynamic_group(agent_type, store, name, rank, rpc_backend_options)
 
+    vars(init)["_takes_places"] = True
     return init
+
+
+def can_take_place(backend: Any) -> bool:
+    """Whether a worker of that backend can take the place of a lost one."""
+    return bool(getattr(backend.value.init_backend_handler, "_takes_places", False))
 
 
 def _make_agent(
@@ -261,7 +267,17 @@ def _make_agent(
         _device_count(), options.device_maps, options.devices, _accelerator().type, options._maps_to_same_device
     )
     return agent_type(
-        store, name, rank, world_size, options, {}, [], metadata, init_timeout=init_timeout().total_seconds()
+        store,
+        name,
+        rank,
+        world_size,
+        options,
+        {},
+        [],
+        metadata,
+        init_timeout=init_timeout().total_seconds(),
+        takes_place=takes_place(),
+        served_store=served_store(),
     )
 
 
@@ -269,9 +285,23 @@ def _init_static_group(
     agent_type: type[TensorPipeAgent], store: dist.Store, name: str, rank: int, world_size: int, options: Any
 ) -> TensorPipeAgent:
     agent = _make_agent(agent_type, store, name, rank, world_size, options)
+    if takes_place():
+        _take_place(agent)
     _start(agent)
     _exchange_devices(agent)
     return agent
+
+
+def _take_place(agent: TensorPipeAgent) -> None:
+    """Take the place of this worker's earlier process in a group that has formed. NoPlaceError: there is none."""
+    has_place = False
+    try:
+        has_place = agent._take_place()
+    finally:
+        if not has_place:
+            agent.shutdown()
+    if not has_place:
+        raise NoPlaceError
 
 
 def _init_dynamic_group(
@@ -358,7 +388,9 @@ def _exchange_devices(agent: TensorPipeAgent) -> None:
                 agent._set_devices(used, reverse_maps, maps_to_same_device)
             else:
                 _update_member(name, me, used, reverse_maps)
-        if agent.is_static_group and (maps_to_same_device or any(maps.values())):
+        if takes_place():
+            api._adopt_gatherings()
+        elif agent.is_static_group and (maps_to_same_device or any(maps.values())):
             api._all_gather(None)  # no worker calls by a map before all workers have the maps
     except BaseException:
         api.shutdown(graceful=False)

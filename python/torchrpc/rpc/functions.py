@@ -1,4 +1,4 @@
-"""A decorator for functions that are called remotely."""
+"""Decorators for functions that are called remotely."""
 
 import functools
 from collections.abc import Callable
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class AsyncFunction(Protocol[_P, _T_co]):
@@ -45,3 +46,38 @@ def async_execution(fn: "Callable[_P, Future[_T]]") -> AsyncFunction[_P, _T]:
 
     wrapper._wrapped_async_rpc_function = fn  # type: ignore[attr-defined]
     return wrapper  # type: ignore[return-value]
+
+
+def restorable(fn: _F) -> _F:
+    """Decorator: values that `remote` makes by this function are made again when their owner has been started again.
+
+    Args:
+        fn (Callable): a function or class that the owner can import. Its arguments contain no RRefs. It should return
+            the value as it is to be after a restart: what has been changed in the old process is gone, unless `fn`
+            reads it from a checkpoint.
+
+    While the owner is lost, uses of an RRef to such a value raise WorkerLostError. When a new process has taken its
+    place, the worker that called `remote` calls `fn` there again, with a copy of the arguments of the first call; from
+    then on its RRef, and those of all workers that have received it, refer to the new value. If that worker has ended,
+    or has dropped its RRef, the value stays lost.
+
+    Raises:
+        TypeError: `fn` is no function or class of Python.
+
+    Any thread may call it.
+
+    Example:
+        >>> @torchrpc.restorable
+        ... def make_shard(size):
+        ...     return torch.zeros(size)  # or that of the latest checkpoint
+        >>> rpc.remote("worker1", make_shard, args=(2,)).to_here()
+        tensor([0., 0.])
+    """
+    try:
+        vars(fn)
+        fn._torchrpc_restorable = True  # type: ignore[attr-defined]
+    except (TypeError, AttributeError):
+        raise TypeError(
+            f"restorable takes a Python function or class, but was given {fn!r}. Call it in a function of your own."
+        ) from None
+    return fn
