@@ -163,8 +163,7 @@ void bindOptions(py::module_& module) {
                       std::string encryption, std::string port, const AllowedNames& allowed,
                       std::optional<double> liveness_timeout, bool propagate_deadlines,
                       std::optional<int64_t> max_queued_bytes, std::optional<double> idempotency_window,
-                      bool uses_pickles,
-                      const std::map<std::string, uint64_t>& limits,
+                      bool uses_pickles, const std::map<std::string, uint64_t>& limits,
                       const std::vector<std::pair<std::string, QuotaNumbers>>& quotas, std::string audit_path,
                       py::object audit_function) {
             if (num_worker_threads == 0) throwInvalidArgument("num_worker_threads must be positive, but got 0");
