@@ -158,12 +158,12 @@ void bindOptions(py::module_& module) {
       .def(
           py::init([](size_t num_worker_threads, std::optional<std::vector<std::string>> transports,
                       std::optional<std::vector<std::string>> channels, double rpc_timeout, std::string init_method,
-                      py::dict device_maps, bool maps_to_same_device, py::list devices, std::string transport, std::string secret,
-                      std::string identity, const std::map<std::string, std::string>& tls, std::string encryption,
-                      std::string port, const AllowedNames& allowed, std::optional<double> liveness_timeout,
-                      bool propagate_deadlines, std::optional<int64_t> max_queued_bytes,
-                      std::optional<double> idempotency_window, bool uses_pickles,
-                      const std::map<std::string, uint64_t>& limits,
+                      py::dict device_maps, bool maps_to_same_device, py::list devices, std::string transport,
+                      std::string secret, std::string identity, const std::map<std::string, std::string>& tls,
+                      std::string encryption, std::string port, const AllowedNames& allowed,
+                      std::optional<double> liveness_timeout, bool propagate_deadlines,
+                      std::optional<int64_t> max_queued_bytes, std::optional<double> idempotency_window,
+                      bool uses_pickles, const std::map<std::string, uint64_t>& limits,
                       const std::vector<std::pair<std::string, QuotaNumbers>>& quotas, std::string audit_path,
                       py::object audit_function) {
             if (num_worker_threads == 0) throwInvalidArgument("num_worker_threads must be positive, but got 0");

@@ -34,8 +34,8 @@ class Node : public std::enable_shared_from_this<Node> {
  public:
   /// How a worker starts. Both entrances (bindings/, api/) fill one of these; each layer receives its own part whole.
   struct Options {
-    /// The node sets `incarnation`, `liveness`, `max_queued_bytes`, `idempotency_window`, and `copies_shared_tensors` if
-    /// callers are restricted.
+    /// The node sets `incarnation`, `liveness`, `max_queued_bytes`, `idempotency_window`, and `copies_shared_tensors`
+    /// if callers are restricted.
     Agent::Options agent;
     AutogradService::Options autograd;  ///< the node sets `progress_timeout` and `first_context`
     RRefService::Options rrefs;  ///< the node sets `first_number` and `group`, and `encode_value` unless it is set

@@ -87,7 +87,7 @@ class OwnerRRef : public RRef {
 
   mutable Mutex mutex_;
   mutable CondVar settled_;
-  std::optional<Result<c10::IValue>> result_ TORCHRPC_GUARDED_BY(mutex_);  ///< once set, constant, as is the next
+  std::optional<Result<c10::IValue>> result_ TORCHRPC_GUARDED_BY(mutex_);     ///< once set, constant, as is the next
   std::shared_ptr<const StreamEvents> computed_ TORCHRPC_GUARDED_BY(mutex_);  ///< what the value's tensors wait for
   std::vector<ValueHandler> handlers_ TORCHRPC_GUARDED_BY(mutex_);
 };

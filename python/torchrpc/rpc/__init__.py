@@ -32,6 +32,7 @@ _EXPORTS = {
     "torchrpc.rpc._futures": "Future",
     "torchrpc.rpc._plain_objects": "register_data_class",
     "torchrpc.rpc._limits": "Limits Quota",
+    "torchrpc.rpc._members": "get_workers on_member_change",
     "torchrpc.rpc._retries": "RetryPolicy",
     "torchrpc.rpc._members": "get_workers on_member_change",
     "torchrpc.rpc._tls": "TlsOptions",

@@ -44,9 +44,10 @@ _OWN = """
 CALLED_BY_THE_PACKAGE = frozenset(f"torchrpc.{name}" for name in _OWN.split())
 # Those of them that clients may run, too. To gather and to join, a worker speaks for itself only.
 _OF_CLIENTS = """
-    rpc.rref_proxy._call_method rpc.api._rref_typeof_on_owner rpc.api._gather_to_leader rpc.api._gathering_numbers
-    rpc._utils._update_group_membership rpc._named_objects._find nn.remote_module._create_module
-    nn.remote_module._run_forward nn.remote_module._parameter_rrefs nn.remote_module._set_training
+    rpc.rref_proxy._call_method rpc.api._rref_typeof_on_owner rpc.api._gather_to_leader
+    rpc.api._gathering_numbers rpc._utils._update_group_membership rpc._named_objects._find
+    nn.remote_module._create_module nn.remote_module._run_forward nn.remote_module._parameter_rrefs
+    nn.remote_module._set_training
 """
 _FOR_CLIENTS = frozenset(f"torchrpc.{name}" for name in _OF_CLIENTS.split())
 # To allow one of these is to allow everything: it runs, loads or looks up whatever arrives with the call.
