@@ -60,8 +60,6 @@ _NAMES = {  # name -> the module that has it
     "restorable": "torchrpc.rpc.functions",
     "supervise": "torchrpc.rpc._supervision",
     "unregister": "torchrpc.rpc._named_objects",
-    "on_member_change": "torchrpc.rpc._members",
-    "restorable": "torchrpc.rpc.functions",
     "wait": "torchrpc.rpc._waiting",
     **dict.fromkeys(_ERRORS, "torchrpc.rpc._errors"),
 }

@@ -34,7 +34,6 @@ _EXPORTS = {
     "torchrpc.rpc._limits": "Limits Quota",
     "torchrpc.rpc._members": "get_workers on_member_change",
     "torchrpc.rpc._retries": "RetryPolicy",
-    "torchrpc.rpc._members": "get_workers on_member_change",
     "torchrpc.rpc._tls": "TlsOptions",
     "torchrpc.rpc._waiting": "wait",
     "torchrpc.rpc.backend_registry": (
