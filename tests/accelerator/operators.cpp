@@ -206,6 +206,8 @@ OperatorTraits traitsOf(const c10::OperatorHandle& op) {
       traits.changes_geometry_only |= tag == at::Tag::inplace_view;
     }
     traits.must_synchronize &= !schema.returns().empty();
+    // The sizes of its further results differ between devices.
+    traits.must_synchronize |= schema.name().rfind("aten::_embedding_bag", 0) == 0;
   }
   return it->second;
 }
@@ -752,6 +754,32 @@ void convolutionBackward(const c10::OperatorHandle& op, Stack* stack) {
   call(general, stack);
 }
 
+// Cells of recurrent networks: torch has fused kernels for the devices of others only, and expects them of this one.
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> lstmCell(
+    const at::Tensor& input_gates, const at::Tensor& hidden_gates, const at::Tensor& cell,
+    const std::optional<at::Tensor>& input_bias, const std::optional<at::Tensor>& hidden_bias) {
+  auto gates = input_gates + hidden_gates;
+  for (const auto& bias : {input_bias, hidden_bias}) {
+    gates = bias && bias->defined() ? gates + *bias : gates;
+  }
+  const auto parts = gates.chunk(4, 1);
+  auto new_cell = parts[1].sigmoid() * cell + parts[0].sigmoid() * parts[2].tanh();
+  auto hidden = parts[3].sigmoid() * new_cell.tanh();
+  return {hidden, new_cell, at::empty({0}, cell.options())};
+}
+
+std::tuple<at::Tensor, at::Tensor> gruCell(
+    const at::Tensor& input_gates, const at::Tensor& hidden_gates, const at::Tensor& hidden,
+    const std::optional<at::Tensor>& input_bias, const std::optional<at::Tensor>& hidden_bias) {
+  const auto input = (input_bias && input_bias->defined() ? input_gates + *input_bias : input_gates).chunk(3, 1);
+  const auto state = (hidden_bias && hidden_bias->defined() ? hidden_gates + *hidden_bias : hidden_gates).chunk(3, 1);
+  const auto reset = (input[0] + state[0]).sigmoid();
+  const auto update = (input[1] + state[1]).sigmoid();
+  const auto candidate = (input[2] + reset * state[2]).tanh();
+  return {candidate + update * (hidden - candidate), at::empty({0}, hidden.options())};
+}
+
 // Sparse tensors: operators wait and run on the CPU; only what takes a tensor apart or makes one does not.
 
 void setSparse(const at::Tensor& tensor, const at::Tensor& source) {
@@ -830,6 +858,12 @@ at::Tensor& copySparse(at::Tensor& self, const at::Tensor& source, bool /*non_bl
 
 }  // namespace
 
+// Above autograd, so that it sees the operators within.
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
+  m.impl("_thnn_fused_lstm_cell", TORCH_FN(lstmCell));
+  m.impl("_thnn_fused_gru_cell", TORCH_FN(gruCell));
+}
+
 TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&callSparse>()); }
 
 TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, m) {
@@ -850,6 +884,8 @@ TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, m) {
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("_thnn_fused_lstm_cell", TORCH_FN(lstmCell));
+  m.impl("_thnn_fused_gru_cell", TORCH_FN(gruCell));
   m.impl("empty.memory_format", &empty);
   m.impl("empty_strided", &emptyStridedOperator);
   m.impl("resize_", &resize);

@@ -1,5 +1,6 @@
 """The simulated accelerator (tests/accelerator): a missing synchronization must give a wrong result."""
 
+import copy
 import multiprocessing as mp
 import os
 import signal
@@ -388,6 +389,31 @@ def test_training_gives_what_it_gives_on_the_cpu(name, foreach):
             optimizer.step()
             losses[device].append(loss.item())
     assert losses["sim:2"] == pytest.approx(losses["cpu"])
+    assert sim.take_conflicts() == []
+
+
+MODULES = {
+    "LSTM": (lambda nn: nn.LSTM(4, 5, batch_first=True), (2, 3, 4)),
+    "GRU": (lambda nn: nn.GRU(4, 5, num_layers=2), (2, 3, 4)),
+    "transformer": (lambda nn: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0), (2, 3, 8)),
+    "convolution": (lambda nn: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.MaxPool2d(2)), (2, 3, 4, 4)),
+    "embedding bag": (lambda nn: nn.EmbeddingBag(10, 3), (4, 3)),
+}
+
+
+@on_accelerator
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_give_what_they_give_on_the_cpu(name):
+    make, shape = MODULES[name]
+    torch.manual_seed(0)
+    module = make(torch.nn)
+    inputs = torch.randint(0, 10, shape) if name == "embedding bag" else torch.randn(shape)
+    twin = copy.deepcopy(module).sim(1)
+    for each, device in ((module, "cpu"), (twin, "sim:1")):
+        result = each(inputs.to(device))
+        (result[0] if isinstance(result, tuple) else result).pow(2).sum().backward()
+    for ours, theirs in zip(twin.parameters(), module.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad.cpu(), theirs.grad)
     assert sim.take_conflicts() == []
 
 
