@@ -100,7 +100,7 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   void sendAdmitted(RequestWindow::Call call);
   /// Throws Error(kProtocol) if the peer has proved to be another worker than `peer`.
   void checkIdentity(const WorkerInfo& peer) const;
-  /// The first frame of an inbound link: HELLO, or the PING of answersPing().
+  /// The first frame of an inbound link: HELLO, or the PING of anyAnswersPing().
   void onFirstFrame(Frame frame);
 
   ConnectionPool& pool_;
