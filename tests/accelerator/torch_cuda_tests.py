@@ -30,6 +30,8 @@ SUBSTITUTIONS = [
     # Kernels run on the CPU: these are to take a while, not minutes.
     (r"\b2048\b", "128"),
     (r"\b20000\b", "1250"),
+    (r"\b200, 1, 28, 28\b", "20, 1, 28, 28"),
+    (r"\b10 \* FIFTY_MIL_CYCLES\b", "2 * FIFTY_MIL_CYCLES"),
 ]
 # What simulated devices cannot do.
 LEFT_OUT = {
