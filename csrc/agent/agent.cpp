@@ -168,7 +168,7 @@ void Agent::reportJoined(
     liveness_.onReplaced(worker.id);
   }
   if (joined_handler_) joined_handler_(worker, incarnation);
-  if (is_news && (!before || is_restarted)) membership_.onJoined(worker, is_restarted);
+  if (is_news && (!before || is_restarted)) membership_.onJoined(worker, incarnation, is_restarted);
 }
 
 void Agent::watchMembers() {

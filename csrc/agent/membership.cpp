@@ -14,51 +14,82 @@ bool Membership::hasHandlers() const {
   return !handlers_.empty();
 }
 
-void Membership::onJoined(const WorkerInfo& worker, bool is_replaced) {
+void Membership::onJoined(const WorkerInfo& worker, uint64_t incarnation, bool is_replaced) {
+  bool must_post = false;
   {
     MutexLock lock(mutex_);
-    gone_.erase(worker.id);
+    const auto [known, is_new] = members_.try_emplace(worker.id);
+    auto& member = known->second;
+    // A worker may be announced twice.
+    if (!is_new && member.incarnation >= incarnation && member.state == State::kPresent) return;
+    member = {incarnation, State::kPresent};
+    must_post = enqueue(worker, is_replaced ? MemberChange::kReplaced : MemberChange::kJoined);
   }
-  report(worker, is_replaced ? MemberChange::kReplaced : MemberChange::kJoined);
+  if (must_post) post();
 }
 
 void Membership::onGone(const WorkerInfo& worker, uint64_t incarnation, MemberChange change) {
+  bool must_post = false;
   {
     MutexLock lock(mutex_);
-    const auto [gone, is_new] = gone_.try_emplace(worker.id);
-    if (!is_new && gone->second.incarnation >= incarnation) return;
-    gone->second = {incarnation, change == MemberChange::kLeft};
+    auto& member = members_[worker.id];
+    const bool is_known = member.state != State::kPresent && member.incarnation == incarnation;
+    if (is_known || member.incarnation > incarnation) return;
+    member = {incarnation, change == MemberChange::kLeft ? State::kLeft : State::kLost};
+    must_post = enqueue(worker, change);
   }
-  report(worker, change);
+  if (must_post) post();
 }
 
 void Membership::onActivity(const WorkerInfo& worker, uint64_t incarnation) {
+  bool must_post = false;
   {
     MutexLock lock(mutex_);
-    const auto gone = gone_.find(worker.id);
-    if (gone == gone_.end() || gone->second.incarnation != incarnation || gone->second.has_left) return;
-    gone_.erase(gone);
+    const auto known = members_.find(worker.id);
+    if (known == members_.end()) return;
+    auto& member = known->second;
+    if (member.incarnation != incarnation || member.state != State::kLost) return;
+    member.state = State::kPresent;
+    must_post = enqueue(worker, MemberChange::kJoined);
   }
-  report(worker, MemberChange::kJoined);
+  if (must_post) post();
 }
 
 std::vector<WorkerInfo> Membership::living(std::vector<WorkerInfo> workers) const {
   MutexLock lock(mutex_);
-  std::erase_if(
-      workers, [this](const WorkerInfo& worker) TORCHRPC_REQUIRES(mutex_) { return gone_.contains(worker.id); });
+  std::erase_if(workers, [this](const WorkerInfo& worker) TORCHRPC_REQUIRES(mutex_) {
+    const auto known = members_.find(worker.id);
+    return known != members_.end() && known->second.state != State::kPresent;
+  });
   return workers;
 }
 
-void Membership::report(const WorkerInfo& worker, MemberChange change) {
-  std::vector<Handler> handlers;
-  {
-    MutexLock lock(mutex_);
-    handlers = handlers_;
+bool Membership::enqueue(const WorkerInfo& worker, MemberChange change) {
+  if (handlers_.empty()) return false;
+  queue_.push_back({worker, change});
+  return !std::exchange(is_reporting_, true);
+}
+
+void Membership::post() {
+  pool_.post([this] { reportQueued(); });
+}
+
+void Membership::reportQueued() {
+  for (;;) {
+    std::vector<Handler> handlers;
+    Change next;
+    {
+      MutexLock lock(mutex_);
+      if (queue_.empty()) {
+        is_reporting_ = false;
+        return;
+      }
+      next = std::move(queue_.front());
+      queue_.pop_front();
+      handlers = handlers_;
+    }
+    for (const auto& handler : handlers) handler(next.worker, next.change);
   }
-  if (handlers.empty()) return;
-  strand_.post([handlers = std::move(handlers), worker, change] {
-    for (const auto& handler : handlers) handler(worker, change);
-  });
 }
 
 }  // namespace torchrpc

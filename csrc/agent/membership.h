@@ -4,12 +4,12 @@
 // Threads: any. Handlers run one at a time, on threads of the pool.
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <vector>
 
 #include "base/executor/executor.h"
-#include "base/executor/strand.h"
 #include "base/ids.h"
 #include "base/member_change.h"
 #include "base/sync/mutex.h"
@@ -21,7 +21,7 @@ class Membership {
   using Handler = std::function<void(const WorkerInfo&, MemberChange)>;
 
   /// `pool` must outlive it.
-  explicit Membership(Executor& pool) : strand_(pool, {}) {}
+  explicit Membership(Executor& pool) : pool_(pool) {}
 
   /// From now on `handler` is called with each change. A handler must not throw.
   void addHandler(Handler handler);
@@ -29,7 +29,7 @@ class Membership {
 
   // --- what this worker learns; each change is reported once ---
   /// `is_replaced`: an incarnation before this one was known.
-  void onJoined(const WorkerInfo& worker, bool is_replaced);
+  void onJoined(const WorkerInfo& worker, uint64_t incarnation, bool is_replaced);
   /// The connection to that incarnation has ended.
   void onLost(const WorkerInfo& worker, uint64_t incarnation) { onGone(worker, incarnation, MemberChange::kLost); }
   /// It has said that it leaves.
@@ -41,17 +41,27 @@ class Membership {
   std::vector<WorkerInfo> living(std::vector<WorkerInfo> workers) const;
 
  private:
-  struct Gone {
+  enum class State { kPresent, kLost, kLeft };
+  struct Member {
     uint64_t incarnation = 0;
-    bool has_left = false;
+    State state = State::kPresent;
+  };
+  struct Change {
+    WorkerInfo worker;
+    MemberChange change;
   };
   void onGone(const WorkerInfo& worker, uint64_t incarnation, MemberChange change);
-  void report(const WorkerInfo& worker, MemberChange change);
+  /// Queues the change; true if the caller must post reportQueued().
+  bool enqueue(const WorkerInfo& worker, MemberChange change) TORCHRPC_REQUIRES(mutex_);
+  void post();
+  void reportQueued();
 
-  Strand strand_;
+  Executor& pool_;
   mutable Mutex mutex_;
-  std::map<WorkerId, Gone> gone_ TORCHRPC_GUARDED_BY(mutex_);
+  std::map<WorkerId, Member> members_ TORCHRPC_GUARDED_BY(mutex_);  ///< those that have changed
   std::vector<Handler> handlers_ TORCHRPC_GUARDED_BY(mutex_);
+  std::deque<Change> queue_ TORCHRPC_GUARDED_BY(mutex_);
+  bool is_reporting_ TORCHRPC_GUARDED_BY(mutex_) = false;  ///< a task on the pool does it
 };
 
 }  // namespace torchrpc

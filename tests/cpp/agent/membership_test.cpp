@@ -39,7 +39,9 @@ TEST_CASE("the loss of an incarnation is reported once, however many connections
   CHECK(changesOf([](Membership& members) {
           members.onLost(kWorker, 5);
           members.onLost(kWorker, 5);
-          members.onJoined(kWorker, /*is_replaced=*/true);
+          members.onJoined(kWorker, 6, /*is_replaced=*/true);
+          members.onJoined(kWorker, 6, /*is_replaced=*/false);
+          members.onLost(kWorker, 5);
           members.onLost(kWorker, 6);
         }) == Changes{"lost", "replaced", "lost"});
 }
@@ -62,7 +64,7 @@ TEST_CASE("those who are gone are not among the living") {
   const WorkerInfo other{"worker2", 2};
   membership.onLost(kWorker, 5);
   CHECK((membership.living({kWorker, other}) == std::vector{other}));
-  membership.onJoined(kWorker, true);
+  membership.onJoined(kWorker, 6, true);
   CHECK((membership.living({kWorker, other}) == std::vector{kWorker, other}));
   pool.close(kNoLimit);
 }
