@@ -48,7 +48,8 @@ class RecvFunction final : public torch::autograd::Node {
   using Deliver = std::function<void(const RecvFunction&, variable_list gradients)>;
 
   /// `dependencies`: the messages to `sender` from which it computed these tensors, if it has declared them.
-  /// `sources`: the devices of the sender to which gradients go, by input; empty, or nullopt: the device that they have.
+  /// `sources`: the devices of the sender to which gradients go, by input; empty, or nullopt: the device that they
+  /// have.
   RecvFunction(
       MessageId id, WorkerId sender, std::optional<std::vector<MessageId>> dependencies,
       std::vector<std::optional<c10::Device>> sources = {})

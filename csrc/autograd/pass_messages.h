@@ -34,7 +34,8 @@ struct MarkRequest {
 struct MessageGradients {
   MessageId send = kNoAutogradId;
   variable_list gradients;
-  std::vector<std::optional<c10::Device>> devices{};  ///< of the receiver, for each gradient; as RecvFunction::sources()
+  std::vector<std::optional<c10::Device>>
+      devices{};  ///< of the receiver, for each gradient; as RecvFunction::sources()
 };
 
 struct GradientRequest {
