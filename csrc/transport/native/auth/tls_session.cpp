@@ -85,7 +85,9 @@ Error TlsSession::errorOf(int result) {
   const std::string text = reason ? reason : "no reason is known";
   // So OpenSSL names what the peer says is wrong.
   const bool is_from_peer = text.find("alert") != std::string::npos;
-  if (text.ends_with("bad record mac")) return changedError((is_from_peer ? " to the peer: " : ": ") + text);
+  // The second: of a record that is no longer, or not yet, expected.
+  if (text.ends_with("bad record mac") || text.ends_with("unexpected message"))
+    return changedError((is_from_peer ? " to the peer: " : ": ") + text);
   if (is_from_peer) {
     return {
         ErrorCode::kProtocol,
