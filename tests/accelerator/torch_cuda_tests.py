@@ -33,11 +33,6 @@ SUBSTITUTIONS = [
     (r"\b200, 1, 28, 28\b", "20, 1, 28, 28"),
     (r"\b10 \* FIFTY_MIL_CYCLES\b", "2 * FIFTY_MIL_CYCLES"),
 ]
-# What simulated devices cannot do.
-LEFT_OUT = {
-    r"test_owner_rref_forward_synchronization\d": "5e12 operations: minutes on a CPU",
-    r"CudaRemoteModuleTest.test_invalid_devices": "expects a text of CUDA's driver",
-}
 CYCLES_PER_MS = 1e6  # sim._sleep() counts nanoseconds
 
 
@@ -110,20 +105,17 @@ def main():
         substitute_devices()
     rpc_utils = run.prepare(args.timeout, install=args.rpc == "torchrpc")
     tests = [test for test in collect(run, rpc_utils) if re.search(args.k, str(test))]
-    left_out = {}
-    for pattern, reason in LEFT_OUT.items() if args.device == "sim" else ():
-        left_out.update({test: reason for test in tests if re.search(pattern, str(test))})
     if args.list:
         print("\n".join(map(str, tests)))
         return
     if len(os.listdir("/proc/self/task")) > 1:
         sys.exit("the imports have started threads: tests cannot be forked from here")
-    outcome = run.run(rpc_utils, [test for test in tests if test not in left_out], args.jobs, args.timeout + 20)
+    outcome = run.run(rpc_utils, tests, args.jobs, args.timeout + 20)
     status_of = {test: status for status, found in outcome.items() for test in found}
     print(f"\n| test, on {args.rpc} | |\n|-|-|")
     for test in tests:
-        print(f"| {test} | {'left out: ' + left_out[test] if test in left_out else status_of[test]} |")
-    print(", ".join(f"{len(found)} {status}" for status, found in outcome.items()) + f", {len(left_out)} left out")
+        print(f"| {test} | {status_of[test]} |")
+    print(", ".join(f"{len(found)} {status}" for status, found in outcome.items()))
     sys.exit(1 if outcome["FAILED"] else 0)
 
 
