@@ -81,7 +81,7 @@ std::string repeat(const std::string& purpose, Duration timeout, const Attempt& 
   const auto deadline = deadlineAfter(timeout, start);
   bool has_warned = false;
   for (Duration pause = kShortestPause;; pause = std::min(2 * pause, kLongestPause)) {
-    const auto why = attempt(std::min<Duration>(timeUntil(deadline), kLongestDial));
+    auto why = attempt(std::min<Duration>(timeUntil(deadline), kLongestDial));
     if (why.empty()) return "";
     const auto now = std::chrono::steady_clock::now();
     if (now >= deadline) return why;

@@ -22,6 +22,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "base/error.h"
 #include "base/result.h"
@@ -111,7 +112,10 @@ class Transport {
 
   /// Calls `done` once, on the loop, when the loop has read all that had arrived by now. A transport that cannot tell
   /// calls it at once. Not called after close().
-  virtual void afterReading(std::function<void()> done) { done(); }
+  virtual void afterReading(std::function<void()> done) {
+    const auto at_once = std::move(done);
+    at_once();
+  }
 
   /// For debug output: e.g. "tensorpipe(shm,uv; cma,basic)".
   virtual std::string describe() const = 0;
