@@ -25,13 +25,7 @@ Error lostError(const WorkerInfo& peer, const Error& reason) {
   return {ErrorCode::kWorkerLost, "the connection to " + toString(peer) + " was lost: " + reason.text(), peer.name};
 }
 
-size_t bytesOf(const Message& message) {
-  size_t bytes = message.payload.size();
-  for (const auto& tensor : message.tensors) {
-    if (tensor.defined() && tensor.has_storage()) bytes += tensor.nbytes();
-  }
-  return bytes;
-}
+size_t bytesOf(const Message& message) { return message.payload.size() + message.tensorBytes(); }
 
 std::shared_ptr<Executor> makeThreadPool(const Agent::Options& options, Transport& transport) {
   return std::make_shared<ThreadPool>(ThreadPool::Options{
@@ -367,19 +361,6 @@ std::string Agent::threadShortage(Duration timeout) const {
 
 // --- Calls that may be repeated ---
 
-namespace {
-
-void setHeader(Message& message, HeaderKind kind, std::string bytes) {
-  const auto found = std::ranges::find(message.headers, kind, &Header::kind);
-  if (found != message.headers.end()) {
-    found->bytes = std::move(bytes);
-  } else {
-    message.headers.push_back({kind, std::move(bytes)});
-  }
-}
-
-}  // namespace
-
 void Agent::requestRepeatedly(WorkerId to, Message message, Duration timeout, ReplyHandler handler) {
   const auto repetition = std::exchange(message.repetition, nullptr);
   const auto refuse = [&](const std::string& text) {
@@ -415,10 +396,10 @@ void Agent::attemptCall(const RepeatedCalls::CallPtr& call) {
       .incarnation = after_restart ? 0 : call->may_have_run_on,
       .digest = call->digest,
       .attempt = call->attempts};
-  setHeader(message, HeaderKind::kRepeatable, header.encode());
+  message.setHeader(HeaderKind::kRepeatable, header.encode());
   auto timeout = call->timeout;
   if (call->deadline != kNever) timeout = std::max<Duration>(call->deadline - timer_->now(), Duration(1));
-  if (call->has_deadline_header) setHeader(message, HeaderKind::kDeadline, deadlineHeader(timeout));
+  if (call->has_deadline_header) message.setHeader(HeaderKind::kDeadline, deadlineHeader(timeout));
   message.call = calls_.nextId();
   // What this worker itself has answered is no loss, whatever it says.
   call->attempt = {.is_answered = call->to == self().id};

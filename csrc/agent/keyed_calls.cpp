@@ -20,11 +20,8 @@ constexpr size_t kLargestPart = 4;
 size_t bytesOfReply(const Result<Message>& result) {
   if (!result) return result.error().text().size() + result.error().detail().size();
   const auto& message = result.value();
-  size_t bytes = message.payload.size();
+  size_t bytes = message.payload.size() + message.tensorBytes();
   for (const auto& header : message.headers) bytes += header.bytes.size();
-  for (const auto& tensor : message.tensors) {
-    if (tensor.defined() && tensor.has_storage()) bytes += tensor.nbytes();
-  }
   return bytes;
 }
 

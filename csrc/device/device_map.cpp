@@ -34,8 +34,10 @@ std::optional<c10::Device> targetOf(const DeviceMap& map, const c10::Device& dev
 }
 
 void setDeviceMoves(Message& message, std::span<const DeviceMove> moves) {
-  std::erase_if(message.headers, [](const Header& header) { return header.kind == HeaderKind::kDevices; });
-  if (moves.empty()) return;
+  if (moves.empty()) {
+    std::erase_if(message.headers, [](const Header& header) { return header.kind == HeaderKind::kDevices; });
+    return;
+  }
   std::string bytes;
   Writer out(bytes);
   for (const auto& move : moves) {
@@ -43,7 +45,7 @@ void setDeviceMoves(Message& message, std::span<const DeviceMove> moves) {
     putDevice(out, move.source);
     putDevice(out, move.target);
   }
-  message.headers.push_back({HeaderKind::kDevices, std::move(bytes)});
+  message.setHeader(HeaderKind::kDevices, std::move(bytes));
 }
 
 std::vector<DeviceMove> deviceMovesOf(const Message& message) {

@@ -31,14 +31,6 @@ constexpr Duration kSpin = std::chrono::microseconds(20);
 // A larger message is copied to its devices by a thread that does not hold up Python's.
 constexpr size_t kMaxBytesOnStrand = 64 << 10;
 
-size_t bytesOf(const Message& message) {
-  size_t bytes = 0;
-  for (const auto& tensor : message.tensors) {
-    if (tensor.defined() && tensor.has_storage()) bytes += tensor.nbytes();
-  }
-  return bytes;
-}
-
 bool isOnAccelerator(const at::Tensor& tensor) { return tensor.defined() && isAccelerator(tensor.device()); }
 
 bool hasAcceleratorTensors(const Message& message) { return std::ranges::any_of(message.tensors, isOnAccelerator); }
@@ -234,8 +226,8 @@ Messenger::ReplyHandler DeviceMessenger::unstaging(WorkerId from, Maps maps, Rep
       const ThreadPool::BlockingScope blocking;
       try {
         unstage(*message, *maps, worker(from).name, streams);
-      } catch (const Error& error) {
-        return handler(error);
+      } catch (...) {
+        return handler(errorFromException(std::current_exception(), ErrorCode::kUnknown, self().name));
       }
       const StreamScope scope(streams);  // as on the thread that has made the request
       handler(std::move(*message));
@@ -258,7 +250,7 @@ void DeviceMessenger::on(Kind kind, Where where, RequestHandler handler) {
         const StreamScope scope(pooledStreams(maps->devices), std::make_shared<KeptValues>());
         // Requests that are served on the loop have no tensors.
         const bool has_moves = where != Where::kLoop && request.message.header(HeaderKind::kDevices);
-        if (has_moves && where == Where::kStrand && bytesOf(request.message) > kMaxBytesOnStrand)
+        if (has_moves && where == Where::kStrand && request.message.tensorBytes() > kMaxBytesOnStrand)
           return serveOnStrand(std::move(maps), handler, std::move(request), responder);
         if (has_moves) unstage(request.message, *maps, request.from.name, {});
         serve(std::move(maps), *handler, std::move(request), responder);

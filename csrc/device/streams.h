@@ -9,7 +9,6 @@
 #include <c10/core/Stream.h>
 
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "base/sync/mutex.h"

@@ -17,11 +17,9 @@ namespace torchrpc {
 
 namespace {
 
-// A multiple of the size of each element, so that offsets in the copied memory are multiples of it, too.
-constexpr int64_t kOffsetAlignment = 16;
-// As for a view that is sent: memory between its elements, or between two views, is copied unless it is more than what
-// they use.
-constexpr int64_t kMaxUnusedFactor = 2;
+using tensor_format::isMostlyUsed;
+
+constexpr auto kOffsetAlignment = static_cast<int64_t>(tensor_format::kOffsetAlignment);
 
 /// A dense tensor of some bytes in a storage.
 at::Tensor bytesIn(const c10::Storage& storage, int64_t begin, int64_t end) {
@@ -57,8 +55,7 @@ bool isPlain(const at::Tensor& tensor) {
 Range rangeOf(size_t index, const at::Tensor& tensor) {
   const auto item_size = static_cast<int64_t>(tensor.itemsize());
   const auto span = tensor_format::elementSpan(tensor.sizes(), tensor.strides());
-  const auto enough = std::max(kMaxUnusedFactor * tensor.numel(), static_cast<int64_t>(kInlineTensorBytes) / item_size);
-  if (!span || static_cast<int64_t>(*span) > enough) {
+  if (!span || !isMostlyUsed(*span, static_cast<uint64_t>(tensor.numel()), tensor.itemsize())) {
     const auto dense = tensor.contiguous();
     return {index, dense, 0, dense.numel() * item_size};
   }
@@ -104,7 +101,7 @@ class TensorMover {
       end = std::max(end, range.end);
       used += range.end - range.begin;
     }
-    if (end - begin <= std::max<int64_t>(kMaxUnusedFactor * used, kInlineTensorBytes)) return movePiece(to, ranges);
+    if (isMostlyUsed(static_cast<uint64_t>(end - begin), static_cast<uint64_t>(used), 1)) return movePiece(to, ranges);
     for (const auto& range : ranges) movePiece(to, {range});
   }
 

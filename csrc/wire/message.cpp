@@ -2,6 +2,8 @@
 
 #include "wire/message.h"
 
+#include <algorithm>
+
 #include "wire/codec.h"
 
 namespace torchrpc {
@@ -11,6 +13,23 @@ const std::string* Message::header(HeaderKind kind) const {
     if (header.kind == kind) return &header.bytes;
   }
   return nullptr;
+}
+
+void Message::setHeader(HeaderKind kind, std::string bytes) {
+  const auto found = std::ranges::find(headers, kind, &Header::kind);
+  if (found != headers.end()) {
+    found->bytes = std::move(bytes);
+  } else {
+    headers.push_back({kind, std::move(bytes)});
+  }
+}
+
+size_t Message::tensorBytes() const {
+  size_t bytes = 0;
+  for (const auto& tensor : tensors) {
+    if (tensor.defined() && tensor.has_storage()) bytes += tensor.nbytes();
+  }
+  return bytes;
 }
 
 void write(const Error& error, Writer& out) {

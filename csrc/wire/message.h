@@ -52,11 +52,14 @@ struct Message {
   std::string payload{};              ///< written and read by the layer that owns the kind
   std::vector<at::Tensor> tensors{};  ///< the payload refers to them by index
   WorkerId from = kNoWorker;          ///< the worker from which it has arrived, as its link says; not among the bytes
-  std::shared_ptr<const Repetition>
-      repetition{};  ///< how the agent repeats this request; null: not; not among the bytes
+  std::shared_ptr<const Repetition> repetition{};  ///< how the agent repeats it; null: not; not among the bytes
 
   /// The bytes of the first header of that kind; nullptr if there is none.
   const std::string* header(HeaderKind kind) const;
+  /// Replaces the bytes of that header, or adds it.
+  void setHeader(HeaderKind kind, std::string bytes);
+  /// The bytes of all elements of its tensors.
+  size_t tensorBytes() const;
 };
 
 /// The data of one large tensor, beside the head of a frame.

@@ -18,10 +18,7 @@ namespace torchrpc {
 
 namespace {
 
-// A multiple of the size of each element, so that offsets in the shared memory are multiples of it, too.
-constexpr uint64_t kOffsetAlignment = 16;
-// As for a view that is sent alone: memory between the views is sent unless it is more than what they use.
-constexpr uint64_t kMaxSharedFactor = 2;
+using tensor_format::kOffsetAlignment;
 
 /// Elements of a tensor in its storage, in bytes.
 struct View {
@@ -90,7 +87,7 @@ std::optional<Message> withSharedStorages(const Message& message) {
       used += view->end - view->begin;
     }
     begin -= begin % kOffsetAlignment;
-    if (last - first > 1 && end - begin <= std::max<uint64_t>(kMaxSharedFactor * used, kInlineTensorBytes)) {
+    if (last - first > 1 && tensor_format::isMostlyUsed(end - begin, used, 1)) {
       if (!shared) shared = message;
       shared->tensors.push_back(bytesOf(message.tensors[first->tensor].storage(), begin, end));
       for (auto view = first; view != last; ++view) {

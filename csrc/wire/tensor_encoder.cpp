@@ -70,8 +70,8 @@ class TensorEncoder {
     }
     const auto span = elementSpan(tensor.sizes(), tensor.strides());
     const auto numel = static_cast<uint64_t>(tensor.numel());
-    const auto enough = std::max<uint64_t>(2 * numel, kInlineTensorBytes / tensor.itemsize());
-    if (tensor.is_meta() || (span && *span <= enough)) return range(tensor, span.value_or(0), bits);
+    const bool has_gaps = !span || !isMostlyUsed(*span, numel, tensor.itemsize());
+    if (tensor.is_meta() || !has_gaps) return range(tensor, span.value_or(0), bits);
     at::NoGradGuard no_grad;
     range(tensor.contiguous(), numel, bits);
   }

@@ -1,12 +1,15 @@
 #pragma once
 
-// The definitions that tensor_encoder.cpp and tensor_decoder.cpp share. For these two files only.
+// The definitions that tensor_encoder.cpp, tensor_decoder.cpp, shared_storage.cpp and device/tensor_mover.cpp share.
+// For these files only.
 
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+
+#include "wire/message.h"
 
 namespace torchrpc::tensor_format {
 
@@ -66,6 +69,16 @@ inline std::optional<uint64_t> elementSpan(at::IntArrayRef sizes, at::IntArrayRe
     if (__builtin_add_overflow(last, reach, &last)) return std::nullopt;
   }
   return static_cast<uint64_t>(last) + 1;
+}
+
+/// Of a piece of memory that several tensors share: a multiple of the size of each element, so that offsets in the
+/// piece are multiples of it, too.
+constexpr uint64_t kOffsetAlignment = 16;
+
+/// Whether a range of memory is sent, or copied, with the gaps in it: of its `span` elements (or bytes, with an item
+/// size of 1) `used` belong to tensors. Gaps that are larger than that are left out.
+inline bool isMostlyUsed(uint64_t span, uint64_t used, uint64_t item_size) {
+  return span <= std::max<uint64_t>(2 * used, kInlineTensorBytes / item_size);
 }
 
 }  // namespace torchrpc::tensor_format
