@@ -327,12 +327,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.parse_args(arguments)
     report = Report()
     report.section("Versions", versions())
-    if not report.failed:
+    is_installed = not report.failed
+    if is_installed:
         report.section("Limits", limits())
-        report.section("Devices", devices())
         report.section("Address", address())
     if not report.failed:  # nothing can be tried without an address
         report.section("Transports", transports())
         report.section("Calls between two processes (medians)", calls())
+    if is_installed:  # last, because it may start CUDA, after which a child process cannot be forked
+        report.section("Devices", devices())
     print("\nCalls cannot work here: see FAILED above." if report.failed else "\nCalls work here.")
     return int(report.failed)
