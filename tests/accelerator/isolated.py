@@ -86,13 +86,18 @@ class _Child:
 _child = _Child()
 
 
+def skip_unless_built():
+    """Skip the test, and say how to build what it needs, if the simulated accelerator is not built."""
+    if sim.extension_path() is None:
+        pytest.skip("the simulated accelerator is not built: cmake --build build/release")
+
+
 def on_accelerator(function):
     """Let a test run in the process that has the simulated devices."""
 
     @functools.wraps(function)
     def test(*args, **kwargs):
-        if sim.extension_path() is None:
-            pytest.skip("the simulated accelerator is not built: cmake --build build/release")
+        skip_unless_built()
         failure = _child.call(function.__code__.co_filename, function.__name__, args, kwargs)
         if failure:
             pytest.fail(failure, pytrace=False)

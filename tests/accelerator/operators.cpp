@@ -291,6 +291,15 @@ at::Tensor viewOf(const c10::Storage& storage, const at::Tensor& geometry) {
   return tensorLike(geometry, storage, kKeys);
 }
 
+// The tensor whose mirror this is, or a view of the storage whose mirror it is a view of, or undefined.
+at::Tensor aliasOf(const Mirrors& mirrors, const at::Tensor& mirror) {
+  if (auto original = mirrors.originalOf(mirror); original.defined()) {
+    return original;
+  }
+  const auto storage = mirrors.originalStorageOf(mirror);
+  return storage ? viewOf(*storage, mirror) : at::Tensor();
+}
+
 at::Generator generatorOf(const IValue& argument, c10::Device device) {
   const bool is_given = argument.isGenerator() && argument.toGenerator().device().type() == kDeviceType;
   return generatorForTask(is_given ? argument.toGenerator() : defaultGenerator(device.index()));
@@ -434,11 +443,8 @@ void callAndWait(
       if (!tensor.defined()) {
         return tensor;
       }
-      if (auto original = mirrors.originalOf(tensor); original.defined()) {
-        return original;
-      }
-      if (auto storage = mirrors.originalStorageOf(tensor)) {
-        return viewOf(*storage, tensor);
+      if (auto alias = aliasOf(mirrors, tensor); alias.defined()) {
+        return alias;
       }
       auto copy = emptyStrided(tensor, device);
       copy.copy_(tensor);
@@ -491,11 +497,8 @@ void call(const c10::OperatorHandle& op, Stack* stack) {
       if (!meta.defined()) {
         return meta;
       }
-      if (auto original = metas.originalOf(meta); original.defined()) {
-        return original;
-      }
-      if (auto storage = metas.originalStorageOf(meta)) {
-        return viewOf(*storage, meta);
+      if (auto alias = aliasOf(metas, meta); alias.defined()) {
+        return alias;
       }
       auto result = emptyStrided(meta, device);
       mirror = mirrors.of(result);

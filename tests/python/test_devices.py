@@ -42,8 +42,7 @@ def with_group(test):
 
 def in_process(function):
     """Run a function in a process of its own that has the devices, and may be a worker of another group."""
-    if sim.extension_path() is None:
-        pytest.skip("the simulated accelerator is not built: cmake --build build/release")
+    isolated.skip_unless_built()
     process = multiprocessing.get_context("spawn").Process(target=_run, args=(function.__name__,))
     process.start()
     process.join(100)
@@ -538,8 +537,7 @@ def parameter_devices(rref):
 
 def program(path, *arguments):
     """Run a Python program of this tree in processes that all have the simulated devices."""
-    if sim.extension_path() is None:
-        pytest.skip("the simulated accelerator is not built: cmake --build build/release")
+    isolated.skip_unless_built()
     path.joinpath("sitecustomize.py").write_text("import sim\n\nsim.load()\n")
     folders = [str(path), str(Path(sim.__file__).parent), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders), "SIM_START_DELAY_S": "0.0001"}
