@@ -164,8 +164,8 @@ void RepeatedCalls::finish(const CallPtr& call, Result<Message> result) {
     MutexLock lock(mutex_);
     if (call->number != 0) peers_[call->to].open.erase(call->number);
   }
+  // The message stays: a time-out can end the call while another thread still encodes it.
   const auto handler = std::exchange(call->handler, nullptr);
-  call->message = {};
   handler(std::move(result));
 }
 
