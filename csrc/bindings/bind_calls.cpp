@@ -44,15 +44,8 @@ using SendCall = py::object (*)(const Route&, const py::object& function, Outgoi
 
 /// For texts; never throws.
 std::string nameForTexts(const py::object& function) {
-  static auto* const qualname = PyUnicode_InternFromString("__qualname__");
-  PyObject* found = nullptr;
-  if (PyObject_GetOptionalAttr(function.ptr(), qualname, &found) < 0) PyErr_Clear();
-  const auto name = py::reinterpret_steal<py::object>(found);
-  Py_ssize_t size = 0;
-  const char* utf8 = name && PyUnicode_Check(name.ptr()) ? PyUnicode_AsUTF8AndSize(name.ptr(), &size) : nullptr;
-  if (utf8) return {utf8, static_cast<size_t>(size)};
-  PyErr_Clear();
-  return "a " + std::string(Py_TYPE(function.ptr())->tp_name);
+  auto name = textAttribute(function, "__qualname__");
+  return name.empty() ? "a " + std::string(Py_TYPE(function.ptr())->tp_name) : name;
 }
 
 py::object callAsync(const Route& route, const py::object& function, Outgoing call) {

@@ -1,6 +1,7 @@
 #include "bindings/py_calls.h"
 
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pythoncapi_compat.h>
 
 #include "bindings/current_node.h"
 #include "bindings/py_codec.h"
@@ -65,6 +66,18 @@ bool encodePlainCall(
 
 }  // namespace
 
+std::string textAttribute(const py::object& object, const char* name) {
+  const auto key = py::reinterpret_steal<py::object>(PyUnicode_InternFromString(name));
+  PyObject* found = nullptr;
+  if (!key || PyObject_GetOptionalAttr(object.ptr(), key.ptr(), &found) < 0) PyErr_Clear();
+  const auto text = py::reinterpret_steal<py::object>(found);
+  Py_ssize_t size = 0;
+  const char* utf8 = text && PyUnicode_Check(text.ptr()) ? PyUnicode_AsUTF8AndSize(text.ptr(), &size) : nullptr;
+  if (utf8) return {utf8, static_cast<size_t>(size)};
+  PyErr_Clear();
+  return {};
+}
+
 Outgoing encodePythonCall(
     Node& node, Kind kind, const WorkerInfo& to, const py::object& function, const py::tuple& args,
     const py::dict& kwargs, bool async_execution) {
@@ -96,6 +109,9 @@ Outgoing encodePythonCall(
   }
   writer.put(ValueFormat::kPickle);
   writer.put(async_execution);
+  // For those who look at calls: the pickle has the function.
+  writer.putString(textAttribute(function, "__module__"));
+  writer.putString(textAttribute(function, "__qualname__"));
   OutgoingRRefs rrefs(node, to.id);
   // Looked up for each call, because users may replace it for a while.
   const auto pickler = py::module_::import("torchrpc.rpc.api").attr("_default_pickler");
@@ -150,6 +166,8 @@ PythonCall decodePythonCall(const std::shared_ptr<Node>& node, Invocation& invoc
     return call;
   }
   if (!node->usesPickles()) refusePickle(*node);
+  reader.getString();  // the names
+  reader.getString();
   const auto udf = unpickle(allowed, reader.getBytes(reader.remaining()), tensors, "deserialize_allowed_call");
   call.function = udf.attr("func");
   call.args = py::tuple(udf.attr("args"));

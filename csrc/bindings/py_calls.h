@@ -14,6 +14,9 @@ namespace torchrpc::bindings {
 
 using Outgoing = Node::Outgoing;
 
+/// An attribute that is a str, as UTF-8; else empty. Never throws.
+std::string textAttribute(const py::object& object, const char* name);
+
 /// The call `function(*args, **kwargs)` on `to`. Throws Error, and the Python exceptions of pickling.
 Outgoing encodePythonCall(
     Node& node, Kind kind, const WorkerInfo& to, const py::object& function, const py::tuple& args,

@@ -61,14 +61,7 @@ py::object callPython(const py::object& function, const py::tuple& args, const p
 
 /// For the audit log. Never throws.
 std::string qualifiedName(const py::object& function) {
-  const auto text = [&function](const char* attribute) {
-    try {
-      return py::cast<std::string>(py::str(function.attr(attribute)));
-    } catch (const std::exception&) {
-      return std::string("?");
-    }
-  };
-  return text("__module__") + "." + text("__qualname__");
+  return textAttribute(function, "__module__") + "." + textAttribute(function, "__qualname__");
 }
 
 /// Tells the audit log if this worker's list has refused the call, or something in it.

@@ -1,0 +1,52 @@
+#include "wire/callable_name.h"
+
+#include <algorithm>
+
+#include "wire/codec.h"
+
+namespace torchrpc {
+
+namespace {
+
+/// Reads strings of a payload whose end may be missing.
+class NameReader {
+ public:
+  explicit NameReader(std::string_view payload) : reader_(payload) {}
+
+  void skip(size_t bytes) { reader_.getBytes(bytes); }
+  bool isCut() const { return is_cut_; }
+
+  /// What there is of the next string.
+  std::string_view next() {
+    const auto size = reader_.get<uint64_t>();
+    is_cut_ = size > reader_.remaining();
+    return reader_.getBytes(std::min<uint64_t>(size, reader_.remaining()));
+  }
+
+ private:
+  Reader reader_;
+  bool is_cut_ = false;
+};
+
+}  // namespace
+
+std::string callableName(Kind kind, std::string_view payload) try {
+  if (!isCall(kind)) return {};
+  const bool is_python = traitsOf(kind).callable == CallableType::kPython;
+  NameReader in(payload);
+  if (is_python) in.skip(2);  // the form, and whether the function returns a future
+  std::string out(in.next());
+  if (is_python && !in.isCut()) {
+    const auto name = in.next();
+    if (!out.empty() && !name.empty()) out += '.';
+    out += name;
+  }
+  if (in.isCut()) out += "...";
+  // It is shown on terminals and in logs, and a peer has written it.
+  std::ranges::replace_if(out, [](unsigned char c) { return c < ' ' || c == 0x7f; }, '?');
+  return out;
+} catch (const Error&) {
+  return {};
+}
+
+}  // namespace torchrpc

@@ -1,0 +1,20 @@
+#pragma once
+
+// The name of the callable in the payload of a call, for those who look at calls and do not run them.
+
+#include <string>
+#include <string_view>
+
+#include "wire/kinds.h"
+
+namespace torchrpc {
+
+/// How many of the first bytes of a payload contain all that callableName() reads of most names.
+constexpr size_t kCallableNameBytes = 160;
+
+/// The name in the payload of a call, or in its first bytes: "aten::add", "module.function". A name that the bytes do
+/// not contain as a whole ends in "...". Empty if the kind names no callable, or the payload is malformed. Never
+/// throws; reads only within `payload`.
+std::string callableName(Kind kind, std::string_view payload);
+
+}  // namespace torchrpc
