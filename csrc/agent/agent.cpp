@@ -72,8 +72,16 @@ void settle(const CallTable::Call& call, Result<Message>&& result) {
 
 }  // namespace
 
+namespace {
+uint64_t nextNodeNumber() {
+  static std::atomic<uint64_t> number{0};
+  return ++number;
+}
+}  // namespace
+
 Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_ptr<Timer> timer)
     : options_(std::move(options)),
+      number_(nextNodeNumber()),
       directory_(options_.self),
       timer_(std::move(timer)),
       transport_(std::move(transport)),
@@ -87,6 +95,7 @@ Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_
           {.on_new_incarnation =
                [this](const WorkerInfo& peer, uint64_t incarnation) { onNewIncarnation(peer, incarnation); },
            .on_frame = [this](const auto& link, Frame frame) { onFrame(link, std::move(frame)); },
+           .on_inspect = [this](const auto& link, Frame frame) { onInspect(link, std::move(frame)); },
            .on_lost = [this](const Link& link, const Error& reason) { onLost(link, reason); },
            .on_activity =
                [this](const Link& link) {
@@ -224,7 +233,11 @@ void Agent::request(WorkerId to, Message message, Duration timeout, ReplyHandler
 void Agent::start(WorkerId to, const Message& message, Duration timeout, ReplyHandler handler, Attempt* attempt) {
   const auto id = message.call;
   CallTable::Call call{
-      .to = to, .timeout = timeout, .deadline = deadlineAfter(timeout, timer_->now()), .bytes = bytesOf(message)};
+      .to = to, .timeout = timeout, .since = timer_->now(), .kind = message.kind, .bytes = bytesOf(message)};
+  call.deadline = deadlineAfter(timeout, call.since);
+  auto& record = ThreadRecord::ofThisThread();
+  record.setLastCall(id);
+  call.thread = record.thread();
   call.token = ActivityToken(activity_);
   call.handler = std::move(handler);
   call.attempt = attempt;
@@ -284,7 +297,7 @@ void Agent::send(WorkerId to, CallId id, const Message& message) {
         if (result) result = copyMessage(result.value());
         complete(id, std::move(result));
       });
-      return serve(self(), message.kind, encodeCopy(message, options_.limits), Origin(), responder);
+      return serve(self(), message.kind, encodeCopy(message, options_.limits), Origin{.call = id}, responder);
     }
     auto frame = encodeFrame(message, options_.limits);
     const bool is_call = isCall(message.kind);  // the message may belong to a later attempt once it is assigned
@@ -573,6 +586,21 @@ void Agent::onStarted(Link& link, Frame frame) try {
   malformed_.fetch_add(1, std::memory_order_relaxed);
 }
 
+void Agent::onInspect(const std::shared_ptr<Link>& link, Frame frame) {
+  const auto id = peekFrame(frame.head)->call;
+  const Responder responder([this, link, id](Result<Message> result) { reply(link, id, std::move(result), {}); });
+  const auto name = link->provedName();
+  if (!link->mayInspect()) {
+    return responder.fail(Error(
+        ErrorCode::kNotAllowed,
+        self().name + " does not let " + name + " inspect it: give it an identity with the role observer",
+        self().name));
+  }
+  const Origin origin{.call = id};
+  const WorkerInfo observer{name.empty() ? "an observer" : name, kNoWorker};
+  serve(observer, Kind::kInspect, std::move(frame), origin, responder);
+}
+
 void Agent::reportStart(const Origin& origin) {
   if (!origin.link) return;
   const auto report = origin.link->startedCalls().onStarted(origin.call, origin.bytes);
@@ -603,7 +631,11 @@ void Agent::serve(const WorkerInfo& from, Kind kind, Frame frame, const Origin& 
   }
   runHandler(responder, [&] {
     auto request = requestIn(std::move(frame), from, origin);
-    if (served.where == Where::kLoop) return served.handler(std::move(request), responder);
+    if (served.where == Where::kLoop) {
+      const auto call = servedCall(request, origin, timer_->now());
+      served.handler(std::move(request), responder);
+      return unanswered_.add(call, responder);
+    }
     if (served.loop_first && served.loop_first(request, responder)) return;
     serveLater(served, origin, responder, [request = std::move(request)]() mutable { return std::move(request); });
   });
@@ -629,8 +661,20 @@ void Agent::runServed(
   runHandler(responder, [&] {
     auto request = take();
     const DeadlineScope scope(deadlineOf(request.message, arrived));
-    handle(served, std::move(request), responder);
+    const auto call = servedCall(request, origin, arrived);
+    {
+      const ServedScope record(call);
+      handle(served, std::move(request), responder);
+    }
+    unanswered_.add(call, responder);
   });
+}
+
+ServedCall Agent::servedCall(const Request& request, const Origin& origin, TimePoint arrived) const {
+  ServedCall call{
+      .node = number_, .call = origin.call, .from = request.from.id, .kind = request.message.kind, .since = arrived};
+  call.setPayload(request.message.payload);
+  return call;
 }
 
 void Agent::handle(const Served& served, Request request, const Responder& responder) {
@@ -793,6 +837,28 @@ bool Agent::close(Duration timeout) {
   const bool is_closed = pool_->close(timeUntil(deadline));
   if (options_.audit_log) options_.audit_log->flush(kAuditFlushTime);
   return is_closed;
+}
+
+std::vector<ThreadRecord::Snapshot> Agent::threadRecords() const {
+  auto records = ThreadRecord::all();
+  for (auto& record : records) {
+    std::erase_if(record.served, [this](const ServedCall& call) { return call.node != number_; });
+  }
+  return records;
+}
+
+std::vector<Agent::ConnectionRow> Agent::connectionRows() const {
+  std::vector<ConnectionRow> rows;
+  for (const auto& link : connections_.allLinks()) {
+    if (link->isClosed()) continue;
+    rows.push_back(
+        {.peer = link->peer(),
+         .how = link->describe(),
+         .held_calls = link->heldCount(),
+         .queued_reply_bytes = link->replyQueue().queuedBytes(),
+         .has_unanswered = link->hasUnanswered()});
+  }
+  return rows;
 }
 
 std::map<std::string, std::string> Agent::metrics() const {

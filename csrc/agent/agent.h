@@ -24,6 +24,8 @@
 #include "agent/reliable_requests.h"
 #include "agent/repeated_calls.h"
 #include "agent/send_faults.h"
+#include "agent/thread_record.h"
+#include "agent/unanswered_calls.h"
 #include "agent/worker_directory.h"
 #include "base/defaults.h"
 #include "base/executor/executor.h"
@@ -161,6 +163,26 @@ class Agent final : public Messenger {
 
   std::map<std::string, std::string> metrics() const;
 
+  // --- For those who inspect this worker ---
+  /// Its outstanding requests, or `most` of them.
+  std::vector<CallTable::Row> callsMade(size_t most) const { return calls_.rows(most); }
+  /// What threads do for this worker, and what all threads of the process wait for.
+  std::vector<ThreadRecord::Snapshot> threadRecords() const;
+  /// The requests that no thread serves any more and that are not answered yet.
+  std::vector<ServedCall> unansweredCalls() const { return unanswered_.all(); }
+  /// What can be seen of a connection.
+  struct ConnectionRow {
+    WorkerInfo peer;
+    std::string how;  ///< transport and addresses
+    size_t held_calls = 0;
+    size_t queued_reply_bytes = 0;
+    bool has_unanswered = false;
+  };
+  std::vector<ConnectionRow> connectionRows() const;
+  Executor::Stats poolStats() const { return pool_->stats(); }
+  size_t strandQueue() const { return strand_.queued(); }
+  const Options& options() const { return options_; }
+
  private:
   /// Where a request has come from; without a link: from this worker itself.
   struct Origin {
@@ -225,6 +247,8 @@ class Agent final : public Messenger {
   bool postTo(Where where, std::function<void()> task);
   static void reportStart(const Origin& origin);
   void onStarted(Link& link, Frame frame);
+  /// INSPECT of an observer.
+  void onInspect(const std::shared_ptr<Link>& link, Frame frame);
   /// Runs `handle`, and answers with the error that it throws.
   template <typename Handle>
   void runHandler(const Responder& responder, const Handle& handle);
@@ -247,6 +271,8 @@ class Agent final : public Messenger {
   void attemptCall(const RepeatedCalls::CallPtr& call);
   /// Passes a request to its handler, unless it is one that has arrived before.
   void handle(const Served& served, Request request, const Responder& responder);
+  /// What a thread record has of a request.
+  ServedCall servedCall(const Request& request, const Origin& origin, TimePoint arrived) const;
   /// Sends a request whose call is in the call table, with the injected faults.
   void sendWithFaults(WorkerId to, const Message& message);
   void attempt(const ReliableRequests::RequestPtr& request);
@@ -254,6 +280,7 @@ class Agent final : public Messenger {
 
   const MakerProcess maker_;
   const Options options_;
+  const uint64_t number_;  ///< of this node in its process
   WorkerDirectory directory_;
   const std::shared_ptr<Timer> timer_;
   const std::unique_ptr<Transport> transport_;
@@ -264,6 +291,7 @@ class Agent final : public Messenger {
   ReplyObserver late_reply_observer_;
   ReplyObserver unsent_reply_observer_;
   // Thread-safe:
+  UnansweredCalls unanswered_;
   Activity activity_;
   CallTable calls_;
   Quotas quotas_;

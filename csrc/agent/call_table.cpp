@@ -124,6 +124,25 @@ void CallTable::addOutstanding(std::set<WorkerId>& workers) const {
   for (const auto& [id, call] : calls_) workers.insert(call.to);
 }
 
+std::vector<CallTable::Row> CallTable::rows(size_t most) const {
+  std::vector<Row> out;
+  MutexLock lock(mutex_);
+  out.reserve(std::min(most, calls_.size()));
+  for (const auto& [id, call] : calls_) {
+    if (out.size() == most) break;
+    out.push_back(
+        {.id = id,
+         .to = call.to,
+         .kind = call.kind,
+         .is_sent = call.link != 0,
+         .since = call.since,
+         .deadline = call.deadline,
+         .bytes = call.bytes,
+         .thread = call.thread});
+  }
+  return out;
+}
+
 size_t CallTable::size() const {
   MutexLock lock(mutex_);
   return calls_.size();

@@ -31,6 +31,9 @@ class CallTable {
     uint64_t incarnation = 0;  ///< of the worker to which that link leads
     Duration timeout = kNoLimit;
     TimePoint deadline = kNever;
+    TimePoint since{};  ///< when it was made
+    int thread = 0;     ///< that made it
+    Kind kind{};
     size_t bytes = 0;     ///< of the request, roughly
     ActivityToken token;  ///< the call counts as under way until its handler is destroyed
     Messenger::ReplyHandler handler;
@@ -62,6 +65,19 @@ class CallTable {
   std::vector<Call> close();
 
   size_t size() const;
+  /// What can be seen of a call.
+  struct Row {
+    CallId id = 0;
+    WorkerId to = kNoWorker;
+    Kind kind{};
+    bool is_sent = false;
+    TimePoint since{};
+    TimePoint deadline = kNever;
+    size_t bytes = 0;
+    int thread = 0;
+  };
+  /// All calls, or `most` of them.
+  std::vector<Row> rows(size_t most) const;
   /// Waits until the table has capacity for another call; false after `timeout`.
   bool waitForCapacity(Duration timeout);
   /// Adds the workers with outstanding requests.

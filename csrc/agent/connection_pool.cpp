@@ -106,6 +106,15 @@ uint64_t Link::progress() {
   return connection ? connection->progress() : 0;
 }
 
+std::string Link::describe() {
+  std::shared_ptr<Connection> connection;
+  {
+    MutexLock lock(mutex_);
+    connection = connection_;
+  }
+  return connection ? connection->describe() : "";
+}
+
 bool Link::isClosed() {
   MutexLock lock(mutex_);
   return closed_.has_value();
@@ -151,6 +160,11 @@ void Link::onFrame(Frame frame) {
 }
 
 void Link::checkIdentity(const WorkerInfo& peer) const {
+  if (identity_ && identity_->mayOnlyInspect()) {
+    throw Error(
+        ErrorCode::kProtocol, identity_->name + " has the role observer only: it may look at workers, but be none",
+        identity_->name);
+  }
   if (!identity_ || identity_->name == peer.name) return;
   throw Error(
       ErrorCode::kProtocol, "it says it is " + toString(peer) + ", but has proved to be worker " + identity_->name);
@@ -160,6 +174,8 @@ void Link::onFirstFrame(Frame frame) {
   const auto info = peekFrame(frame.head);
   if (info && info->kind == Kind::kPing) {
     send(encodeFrame({.kind = Kind::kPong}), [](const Status&) {});
+  } else if (info && info->kind == Kind::kInspect) {
+    pool_.events_.on_inspect(shared_from_this(), std::move(frame));
   } else {
     pool_.acceptHello(*this, std::move(frame));
   }

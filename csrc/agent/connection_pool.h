@@ -39,6 +39,10 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   uint64_t incarnation() const { return incarnation_; }
   /// Whether the peer is a member of the group, and no client. Known before its first frame.
   bool isMember() const { return !identity_ || identity_->isMember(); }
+  /// Whether the peer may ask what this worker does.
+  bool mayInspect() const { return !identity_ || identity_->mayInspect(); }
+  /// The name that it has proved; empty: none.
+  std::string provedName() const { return identity_ ? identity_->name : ""; }
 
   /// As Connection::send. Thread-safe.
   void send(Frame frame, std::function<void(Status)> done);
@@ -83,6 +87,8 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   bool hasReceived() const { return has_received_.load(); }
   /// As Connection::progress(); 0 while there is no connection.
   uint64_t progress();
+  /// As Connection::describe(); empty while there is no connection.
+  std::string describe();
 
   void onIdentity(const PeerIdentity& identity) override { identity_ = identity; }
   void onFrame(Frame frame) override;
@@ -100,7 +106,7 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   void sendAdmitted(RequestWindow::Call call);
   /// Throws Error(kProtocol) if the peer has proved to be another worker than `peer`.
   void checkIdentity(const WorkerInfo& peer) const;
-  /// The first frame of an inbound link: HELLO, or the PING of anyAnswersPing().
+  /// A frame before HELLO: that, the PING of anyAnswersPing(), or the INSPECT of an observer, which is no worker.
   void onFirstFrame(Frame frame);
 
   ConnectionPool& pool_;
@@ -140,6 +146,8 @@ class ConnectionPool {
     std::function<void(const WorkerInfo&, uint64_t incarnation)> on_new_incarnation;
     /// A frame other than HELLO.
     std::function<void(const std::shared_ptr<Link>&, Frame)> on_frame;
+    /// INSPECT over a link whose peer is no worker.
+    std::function<void(const std::shared_ptr<Link>&, Frame)> on_inspect;
     /// A link has ended: requests that were sent over it will not be answered.
     std::function<void(const Link&, const Error& reason)> on_lost;
     /// A frame has arrived over a link, the first one since consumeActivity().

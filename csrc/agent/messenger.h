@@ -3,6 +3,7 @@
 // The interface by which the protocols above the agent (RRefs, autograd) send requests and answer them. The agent
 // implements it; protocol tests replace it by a simulated network.
 
+#include <atomic>
 #include <concepts>
 #include <functional>
 #include <memory>
@@ -31,8 +32,28 @@ class Responder {
   void reply(Message message) const { complete(std::move(message)); }
   void fail(Error error) const { complete(std::move(error)); }
   void complete(Result<Message> result) const {
-    if (once_) once_->complete(std::move(result));
+    if (!once_) return;
+    once_->is_answered.store(true, std::memory_order_relaxed);
+    once_->complete(std::move(result));
   }
+
+ private:
+  struct Once;
+
+ public:
+  /// Whether the request has been answered, for those who only look at it: they do not keep its caller waiting.
+  class Observer {
+   public:
+    explicit Observer(const Responder& responder) : once_(responder.once_) {}
+    bool isAnswered() const {
+      const auto once = once_.lock();
+      return !once || once->is_answered.load(std::memory_order_relaxed);
+    }
+
+   private:
+    std::weak_ptr<Once> once_;
+  };
+  bool isAnswered() const { return !once_ || once_->is_answered.load(std::memory_order_relaxed); }
 
  private:
   static Error dropped();
@@ -40,6 +61,7 @@ class Responder {
   struct Once {
     virtual ~Once() = default;
     virtual void complete(Result<Message> result) = 0;
+    std::atomic<bool> is_answered{false};
   };
   template <typename Sink>
   struct OnceTo final : Once {

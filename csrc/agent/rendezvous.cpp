@@ -12,6 +12,7 @@
 #include <unordered_map>
 
 #include "agent/group_secret.h"
+#include "agent/thread_record.h"
 #include "base/error.h"
 #include "base/sync/interrupt.h"
 #include "base/sync/mutex.h"
@@ -83,6 +84,15 @@ GroupEntry enterGroup(const StorePtr& root, WorkerId rank, int32_t first) {
   return entry;
 }
 
+StorePtr partOfLatestGroup(const StorePtr& root) {
+  auto part = partOfGroup(root, 0);
+  for (int32_t number = 1;; ++number) {
+    auto next = partOfGroup(root, number);
+    if (!next->check({kStateKey})) return part;
+    part = std::move(next);
+  }
+}
+
 bool hasEnded(c10d::Store& store) { return store.check({kStateKey}) && store.get(kStateKey) == toBytes(kEndedState); }
 
 void markFormed(c10d::Store& store) { store.compareSet(kStateKey, {}, toBytes(kFormedState)); }
@@ -140,6 +150,21 @@ WorkerRecord Rendezvous::openRecord(WorkerId id, const std::string& stored) {
   throw Error(
       ErrorCode::kRendezvous,
       "the store has the record of " + toString(record.info) + " as that of worker " + std::to_string(id));
+}
+
+std::vector<WorkerRecord> Rendezvous::recordsIn(const StorePtr& part, const std::string& secret) {
+  constexpr Duration kTimeout = std::chrono::seconds(5);
+  Rendezvous reader(part, {.info = {"an observer", kNoWorker}}, secret);
+  std::vector<WorkerId> ids;
+  if (part->check({FanIn::resultKey(kRecords)})) {
+    const auto roster = Roster::decode(reader.fan_in_.waitForResult(kRecords, kLeader, {.timeout = kTimeout}).value());
+    for (size_t id = 0; id < roster.records.size(); ++id) ids.push_back(static_cast<WorkerId>(id));
+  } else {
+    ids = reader.readMembers();
+  }
+  std::vector<WorkerRecord> records;
+  for (const auto id : ids) records.push_back(openRecord(id, reader.fan_in_.value(kRecords, id)));
+  return records;
 }
 
 void Rendezvous::claimRank() {
@@ -415,6 +440,9 @@ WorkerRecord Rendezvous::lookUp(WorkerId id, Duration timeout) {
 int64_t Rendezvous::sumOverAll(
     const std::string& name, int64_t number, Duration timeout, const LostAmong& lost, std::set<WorkerId>& absent) {
   fan_in_.arrive(name, std::to_string(number));
+  ThreadWait record{.kind = ThreadWait::Kind::kBarrier};
+  record.setText(name);
+  const WaitScope waiting(record);
   const auto deadline = deadlineAfter(timeout);
   // The first worker that is not lost leads. Whoever publishes the sum first has decided it.
   auto leaders = fan_in_.everyone();

@@ -35,6 +35,8 @@ struct GroupEntry {
 GroupEntry enterGroup(const StorePtr& root, WorkerId rank, int32_t first);
 /// The part of the group with that number.
 StorePtr partOfGroup(const StorePtr& root, int32_t number);
+/// The part of the latest group that has formed; of the first one if none has.
+StorePtr partOfLatestGroup(const StorePtr& root);
 /// The group of this part of the store has formed.
 void markFormed(c10d::Store& store);
 /// Nobody can join that group any more, or wait for it to form.
@@ -80,6 +82,9 @@ class Rendezvous {
   void leaveGroup();
   /// The record of a member that has joined.
   WorkerRecord lookUp(WorkerId id, Duration timeout);
+
+  /// The workers of the group of a part of a store, for those who only look: of a static group once it has formed.
+  static std::vector<WorkerRecord> recordsIn(const StorePtr& part, const std::string& secret);
 
   /// A barrier that sums: returns once all workers of a static group have called it with this `name`, with the sum of
   /// their numbers, the same on all. It neither waits for the workers in `absent` nor counts them, and adds to them

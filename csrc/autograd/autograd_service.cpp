@@ -5,6 +5,7 @@
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "agent/thread_record.h"
 #include "base/exception.h"
 #include "base/sync/waiter.h"
 #include "wire/codec.h"
@@ -389,6 +390,7 @@ void AutogradService::backward(ContextId id, const RRefPtr& root, bool retain_gr
   const auto context = this->context(id);
   context->addKnownWorker(root->owner().id);
   auto request = encode(RRefBackwardRequest{header, RRefService::encodeName(user)});
+  const WaitScope waiting(ThreadWait{.kind = ThreadWait::Kind::kBackward});
   const auto failure = waitFor<Status>([&](std::function<void(Status)> done) {
     messenger_.request(
         root->owner().id, std::move(request), kNoLimit,

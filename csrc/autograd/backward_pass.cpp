@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include "agent/thread_record.h"
 #include "base/executor/thread_pool.h"
 #include "base/sync/interrupt.h"
 #include "device/streams.h"
@@ -290,6 +291,7 @@ bool BackwardPass::waitUntil(const std::function<bool()>& predicate, TimePoint d
     return predicate();
   };
   environment_.messenger.poll(is_done);
+  const WaitScope waiting(ThreadWait{.kind = ThreadWait::Kind::kBackward});
   environment_.messenger.park(is_done, futex_waiter_, std::min(deadline, deadlineAfter(kSignalCheckInterval)));
   MutexLock lock(mutex_);
   try {

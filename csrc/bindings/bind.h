@@ -21,6 +21,7 @@ void bindAutograd(pybind11::module_& module);
 void bindProfiling(pybind11::module_& module);
 void bindOptim(pybind11::module_& module);
 void bindIdentities(pybind11::module_& module);
+void bindObserve(pybind11::module_& module);
 
 template <size_t count>
 using Positional = std::span<PyObject* const, count>;

@@ -18,6 +18,7 @@
 #include "bindings/py_gil.h"
 #include "bindings/py_runner.h"
 #include "bindings/py_script.h"
+#include "bindings/py_stacks.h"
 #include "node/launcher.h"
 #include "transport/host_address.h"
 #include "transport/listener_wait.h"
@@ -45,6 +46,7 @@ std::shared_ptr<Node> makeNode(Node::Options options, StorePtr store) {
     keepPythonState();
     return std::make_shared<AcquireGil>();
   };
+  options.stacks = makeStackSource();
   auto node = [&] {
     py::gil_scoped_release no_gil;  // the store may block, or be implemented in Python
     return Node::create(options, std::move(store));

@@ -8,6 +8,7 @@
 #include <tuple>
 #include <utility>
 
+#include "agent/thread_record.h"
 #include "bindings/bind.h"
 #include "bindings/current_node.h"
 #include "bindings/py_calls.h"
@@ -51,11 +52,13 @@ std::string nameForTexts(const py::object& function) {
 py::object callAsync(const Route& route, const py::object& function, Outgoing call) {
   auto future = makeFuture();
   auto done = completeWithReply(route.node, route.to, future);
+  auto& thread = ThreadRecord::ofThisThread();
+  thread.setLastCall(0);
   {
     const ReleaseGilIfLarge gil(call.message);
     route.node->call(route.to.id, std::move(call), route.limit, std::move(done));
   }
-  return wrapFuture(std::move(future), nameForTexts(function), route.to.name);
+  return wrapFuture(std::move(future), nameForTexts(function), route.to, thread.lastCall());
 }
 
 py::object callSync(const Route& route, const py::object& /*function*/, Outgoing call) {

@@ -18,5 +18,6 @@ PYBIND11_MODULE(_C, module) {
   bindProfiling(module);
   bindOptim(module);
   bindIdentities(module);
+  bindObserve(module);
   makeReadable(module);
 }

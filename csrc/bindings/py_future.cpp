@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
+#include "agent/thread_record.h"
 #include "base/sync/waiter.h"
 #include "bindings/current_node.h"
 #include "bindings/py_calls.h"
@@ -26,14 +27,30 @@ struct CallDescription {
   void operator()(const py::object& /*value*/) const {}
 
   std::string function;
-  std::string worker;
+  WorkerInfo worker;
+  CallId call = 0;  ///< 0: not known
 };
 
-std::string repr(const Wrapped& future) {
+const CallDescription* descriptionOf(const Wrapped& future) {
   const auto& pass_value = future->unwrap_func;
-  const auto* const call = pass_value ? pass_value->target<CallDescription>() : nullptr;
+  return pass_value ? pass_value->target<CallDescription>() : nullptr;
+}
+
+/// What a thread that waits for the future says of that.
+ThreadWait waitOf(const Wrapped& future) {
+  ThreadWait wait{.kind = ThreadWait::Kind::kFuture};
+  if (const auto* const call = descriptionOf(future)) {
+    wait.to = call->worker.id;
+    wait.call = call->call;
+    wait.setText(call->function);
+  }
+  return wait;
+}
+
+std::string repr(const Wrapped& future) {
+  const auto* const call = descriptionOf(future);
   const std::string state = !future->fut->completed() ? "pending" : future->fut->hasError() ? "failed" : "done";
-  return "Future(" + (call ? call->function + " on " + call->worker + ", " : "") + state + ")";
+  return "Future(" + (call ? call->function + " on " + call->worker.name + ", " : "") + state + ")";
 }
 
 /// A Python exception that a future holds. Every wait() and value() throws it.
@@ -104,9 +121,9 @@ py::object toPython(const Wrapped& wrapper) {
 
 py::object wrapFuture(FuturePtr future) { return toPython(std::make_shared<PythonFutureWrapper>(std::move(future))); }
 
-py::object wrapFuture(FuturePtr future, std::string function, std::string worker) {
-  return toPython(std::make_shared<PythonFutureWrapper>(
-      std::move(future), CallDescription{std::move(function), std::move(worker)}));
+py::object wrapFuture(FuturePtr future, std::string function, const WorkerInfo& worker, CallId call) {
+  return toPython(
+      std::make_shared<PythonFutureWrapper>(std::move(future), CallDescription{std::move(function), worker, call}));
 }
 
 c10::IValue toValue(const py::object& object) { return torch::jit::toIValue(object, c10::PyObjectType::get()); }
@@ -266,7 +283,8 @@ namespace {
 using ReplyWaiter = Waiter<Result<Message>>;
 
 /// Needs the GIL. Throws what a signal handler raises.
-Result<Message> waitFor(Node& node, ReplyWaiter& waiter) {
+Result<Message> waitFor(Node& node, ReplyWaiter& waiter, const ThreadWait& record) {
+  std::optional<WaitScope> waiting;
   for (bool first = true;; first = false) {
     {
       DelayedGilRelease gil;
@@ -278,6 +296,7 @@ Result<Message> waitFor(Node& node, ReplyWaiter& waiter) {
         });
       }
       if (auto reply = waiter.take()) return *std::move(reply);
+      if (!waiting) waiting.emplace(record);
       gil.release();
       const auto latest = deadlineAfter(kSignalCheckInterval);
       node.agent().park([&] { return waiter.hasValue(); }, waiter.futexWaiter(), latest);
@@ -298,12 +317,15 @@ py::object waitForReply(
   const auto range = Range::holdExpectedCall();
   const EndOfRange end{range};
   const auto waiter = std::make_shared<ReplyWaiter>();
+  auto& thread = ThreadRecord::ofThisThread();
+  thread.setLastCall(0);
   start([waiter, weak = std::weak_ptr(node)](Result<Message> result) {
     const auto late = waiter->set(std::move(result));
     if (!late || !*late) return;
     if (const auto node = weak.lock()) node->rrefs().discard(late->value());
   });
-  auto reply = waitFor(*node, *waiter);
+  const ThreadWait record{.kind = ThreadWait::Kind::kReply, .to = callee.id, .call = thread.lastCall()};
+  auto reply = waitFor(*node, *waiter, record);
   if (!reply) std::rethrow_exception(receivedError(*node, callee, reply.error()));
   auto message = std::move(reply).value();
   const auto rrefs = node->adoptRRefs(message);
@@ -313,7 +335,7 @@ py::object waitForReply(
 namespace {
 
 /// Needs the GIL. Throws what a signal handler raises.
-void waitUntilDone(const FuturePtr& future) {
+void waitUntilDone(const FuturePtr& future, const ThreadWait& record = {.kind = ThreadWait::Kind::kFuture}) {
   if (future->completed()) return;
   const auto node = currentNodeIfOurs();
   DelayedGilRelease gil;
@@ -328,6 +350,7 @@ void waitUntilDone(const FuturePtr& future) {
     });
   }
   if (!done()) {
+    const WaitScope waiting(record);
     gil.release();
     const auto waiter = std::make_shared<Waiter<bool>>();
     future->addCallback([waiter](c10::ivalue::Future&) { waiter->set(true); });
@@ -341,7 +364,7 @@ void waitUntilDone(const FuturePtr& future) {
 }
 
 py::object waitForValue(const Wrapped& future) {
-  waitUntilDone(future->fut);
+  if (!future->fut->completed()) waitUntilDone(future->fut, waitOf(future));
   // wait() also lets the current streams wait for the value's device work.
   const bool needs_wait = torch::jit::tracer::isTracing() || !future->fut->devices().empty();
   return needs_wait ? future->wait() : future->value();

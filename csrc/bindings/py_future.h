@@ -23,8 +23,9 @@ FuturePtr makeFuture();
 /// The Python object (a torch._C.Future) of a future. Needs the GIL.
 py::object wrapFuture(FuturePtr future);
 
-/// The same for the future of a call, with the names of the function and of the worker in its repr.
-py::object wrapFuture(FuturePtr future, std::string function, std::string worker);
+/// The same for the future of a call, with the names of the function and of the worker in its repr. `call`: its id; 0:
+/// not known.
+py::object wrapFuture(FuturePtr future, std::string function, const WorkerInfo& worker, CallId call = 0);
 
 /// Completes a future with the result of `make`, which is called with the GIL held. An exception of `make` becomes the
 /// future's error. `tensors`: those in the result that may be on devices. Blocks for the GIL, so never call it on the

@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "agent/deadline.h"
+#include "agent/thread_record.h"
 #include "autograd/context.h"
 #include "base/exception.h"
 
@@ -57,11 +58,14 @@ void CallService::prepare(Request request, const Run& run, const Fail& fail) {
   // the thread sends, and nothing may block there.
   auto adopted = std::make_shared<std::optional<Result<std::vector<RRefPtr>>>>();
   auto ready = [this, go, in_adopt = std::weak_ptr(adopted), thread = std::this_thread::get_id(),
-                context = currentContext(), deadline = currentDeadline()](Result<std::vector<RRefPtr>> rrefs) {
+                context = currentContext(), deadline = currentDeadline(),
+                served = ThreadRecord::ofThisThread().served()](Result<std::vector<RRefPtr>> rrefs) {
     if (std::this_thread::get_id() == thread) {
       if (const auto result = in_adopt.lock()) return void(result->emplace(std::move(rrefs)));
     }
-    messenger_.post([go, context, deadline, rrefs = std::move(rrefs)] {
+    messenger_.post([go, context, deadline, served, rrefs = std::move(rrefs)] {
+      std::optional<ServedScope> record;
+      if (served) record.emplace(*served);
       const ContextScope scope(context);
       const DeadlineScope limit(deadline);
       go(rrefs);

@@ -1,6 +1,7 @@
 #include "node/group_transport.h"
 
 #include <string_view>
+#include <unistd.h>
 
 #include "agent/group_secret.h"
 #include "base/log.h"
@@ -43,9 +44,10 @@ void logWhoCanJoin(const Node::Options& options, GroupSecret::Source source, boo
                          : "TORCHRPC_SECRET_FILE, and TORCHRPC_TRANSPORT=native, which authenticates workers"));
 }
 
-/// The secret, the identity and the TLS certificate that the user has given.
-void completeGiven(TransportOptions& transport) {
+/// The secret, the identity and the TLS certificate that the user has given. `is_observer`: of no worker.
+void completeGiven(TransportOptions& transport, bool is_observer = false) {
   transport.identity = givenIdentity(transport.identity_file);
+  if (is_observer && transport.identity) transport.node_name = transport.identity->holder().name;
   transport.tls = givenTls(transport.tls);
   if (transport.tls.isGiven()) {
     if (transport.identity) {
@@ -86,6 +88,14 @@ void requireIdentities(const Node::Options& options) {
 }
 
 }  // namespace
+
+std::unique_ptr<Transport> makeObserverTransport(TransportOptions transport, const std::string& group_secret) {
+  transport.node_name = "observer " + std::to_string(::getpid());
+  completeGiven(transport, /*is_observer=*/true);
+  transport.secret_is_given = !transport.secret.empty();
+  if (!transport.secret_is_given) transport.secret = group_secret;
+  return makeTransport(std::move(transport));
+}
 
 std::unique_ptr<Transport> makeGroupTransport(Node::Options& options, c10d::Store& store) {
   auto& transport = options.transport;

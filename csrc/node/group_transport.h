@@ -23,4 +23,9 @@ std::string rendezvousHost(const std::string& url);
 /// Error: kInvalidArgument as makeTransport does, kRendezvous.
 std::unique_ptr<Transport> makeGroupTransport(Node::Options& options, c10d::Store& store);
 
+/// The transport of a tool that asks workers what they do. The secret, the identity or the certificate that the user
+/// has given are in `transport` or the environment, as a worker's. `group_secret`: of a group whose user has given
+/// none. Throws Error(kInvalidArgument).
+std::unique_ptr<Transport> makeObserverTransport(TransportOptions transport, const std::string& group_secret);
+
 }  // namespace torchrpc

@@ -136,7 +136,13 @@ Node::Node(const Options& options, StorePtr store, std::unique_ptr<Transport> tr
       autograd_(profiler_, autogradOptions()),
       rrefs_(RRefService::create(autograd_.recorder(), rrefOptions())),
       calls_(autograd_.recorder(), *rrefs_, &agent_.keyedCalls()),
-      optim_(profiler_, *rrefs_, [this](int64_t context) { return autograd_.gradients(context); }) {
+      optim_(profiler_, *rrefs_, [this](int64_t context) { return autograd_.gradients(context); }),
+      inspector_(
+          {.agent = agent_,
+           .rrefs = *rrefs_,
+           .autograd = autograd_,
+           .world_size = options_.world_size,
+           .stacks = options_.stacks}) {
   autograd_.serve(*rrefs_);
   agent_.onLateReply([this](const Message& reply) { rrefs_->discard(reply); });
   agent_.onUnsentReply([this](const Message& reply) { rrefs_->abandon(forksIn(reply)); });
@@ -185,7 +191,22 @@ void Node::beginRendezvous() {
       .incarnation = incarnation_,
       .metadata = options_.metadata,
       .is_member = startsAsMember(options_)};
+  card_ = makeCard(self.address);
   rendezvous_ = std::make_unique<Rendezvous>(store_, self, options_.transport.secret);
+}
+
+// The card has the secret of a group that was given none: a process that can read the card could also ask the store, or
+// the user's key, for it.
+WorkerCard Node::makeCard(const std::string& address) const {
+  const auto& transport = options_.transport;
+  return WorkerCard(
+      {{"name", self().name},
+       {"id", std::to_string(self().id)},
+       {"address", address},
+       {"transport", transport.kind},
+       {"encryption", transport.encryption},
+       {"secret", transport.secret_is_given ? "" : WorkerCard::hex(transport.secret)},
+       {"needs_secret", transport.secret_is_given ? "1" : "0"}});
 }
 
 bool Node::takePlace() {
@@ -524,7 +545,9 @@ bool Node::leave(Duration timeout) {
 bool Node::shutdown(Duration timeout) {
   const auto deadline = deadlineAfter(timeout);
   if (!leave(timeout)) return false;
-  return !agent_.isInItsProcess() || agent_.close(timeUntil(deadline));
+  if (!agent_.isInItsProcess()) return true;
+  inspector_.stop();
+  return agent_.close(timeUntil(deadline));
 }
 
 void Node::abandon() {

@@ -20,6 +20,8 @@
 #include "node/call_service.h"
 #include "node/callable.h"
 #include "node/rref_value.h"
+#include "observe/inspector.h"
+#include "observe/worker_card.h"
 #include "optim/distributed_optimizer.h"
 #include "profiling/profiler.h"
 #include "rref/rref_service.h"
@@ -62,6 +64,8 @@ class Node : public std::enable_shared_from_this<Node> {
     /// all workers. With a list, tensors that arrive in shared memory are copied, because functions rely on what they
     /// have checked.
     std::vector<Allowance> allowed_functions;
+    /// Finds the stacks of the program's threads for the inspector; null: the program has no interpreter.
+    std::shared_ptr<Inspector::StackSource> stacks{};
     bool uses_pickles =
         true;  ///< false: Python values that are no plain data travel as named objects, never as pickles
   };
@@ -99,6 +103,7 @@ class Node : public std::enable_shared_from_this<Node> {
   Profiler& profiler() { return profiler_; }
   RRefService& rrefs() { return *rrefs_; }
   OptimService& optim() { return optim_; }
+  const Inspector& inspector() const { return inspector_; }
   const StorePtr& store() const { return store_; }
   const AllowLists& allowed() const { return allowed_; }
   bool usesPickles() const { return options_.uses_pickles; }
@@ -174,6 +179,8 @@ class Node : public std::enable_shared_from_this<Node> {
   AutogradService::Options autogradOptions() const;
   RRefService::Options rrefOptions();
   WorkerRecord record(WorkerId id) const;
+  /// For tools on this machine.
+  WorkerCard makeCard(const std::string& address) const;
   /// Listens, and makes the rendezvous.
   void beginRendezvous();
   /// Tells the other members where this worker is, which has taken the place of a lost one.
@@ -201,6 +208,7 @@ class Node : public std::enable_shared_from_this<Node> {
   const std::shared_ptr<RRefService> rrefs_;
   CallService calls_;
   OptimService optim_;
+  Inspector inspector_;
   Mutex stop_mutex_;
   CondVar stop_requested_;
   bool is_stop_requested_ TORCHRPC_GUARDED_BY(stop_mutex_) = false;
@@ -208,6 +216,7 @@ class Node : public std::enable_shared_from_this<Node> {
   std::atomic<StoreKeeper*> keeper_pointer_{nullptr};  ///< of the workers that bring the store back
   // Used by the thread that starts and ends the node only:
   std::vector<WorkerRecord> place_;  ///< of takePlace()
+  WorkerCard card_;
   std::unique_ptr<Rendezvous> rendezvous_;
   std::unique_ptr<StoreKeeper> keeper_;  ///< made before the node has started
   bool store_is_lost_ = false;

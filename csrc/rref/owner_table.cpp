@@ -266,6 +266,18 @@ void OwnerTable::addHolders(std::set<WorkerId>& workers) const {
   forks_held_.addTo(workers);
 }
 
+std::vector<OwnerTable::Row> OwnerTable::rows(size_t most) const {
+  std::vector<Row> out;
+  MutexLock lock(mutex_);
+  for (const auto& [id, entry] : entries_) {
+    if (out.size() == most) break;
+    Row row{.rref = entry.rref};
+    for (const auto& [fork, holder] : entry.forks) row.holders.push_back(holder.worker);
+    out.push_back(std::move(row));
+  }
+  return out;
+}
+
 OwnerTable::Counts OwnerTable::counts() const {
   MutexLock lock(mutex_);
   Counts counts{entries_.size(), forks_held_.total()};

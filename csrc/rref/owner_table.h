@@ -90,6 +90,14 @@ class OwnerTable {
   /// Adds the workers that hold forks.
   void addHolders(std::set<WorkerId>& workers) const;
 
+  /// What can be seen of a value.
+  struct Row {
+    std::shared_ptr<OwnerRRef> rref;
+    std::vector<WorkerId> holders{};
+  };
+  /// All values, or `most` of them, the oldest first.
+  std::vector<Row> rows(size_t most) const;
+
   struct Counts {
     size_t rrefs = 0;
     size_t forks = 0;

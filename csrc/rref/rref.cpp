@@ -1,5 +1,6 @@
 #include "rref/rref.h"
 
+#include "agent/thread_record.h"
 #include "base/executor/thread_pool.h"
 #include "base/sync/interrupt.h"
 #include "device/streams.h"
@@ -82,6 +83,12 @@ c10::IValue OwnerRRef::wait(Duration timeout) const {
   {
     MutexLock lock(mutex_);
     const auto deadline = deadlineAfter(timeout);
+    std::optional<WaitScope> waiting;
+    if (!ready()) {
+      ThreadWait record{.kind = ThreadWait::Kind::kValue, .to = owner().id};
+      record.setText("RRef " + toString(id()));
+      waiting.emplace(record);
+    }
     if (!waitInterruptibly(settled_, lock, deadline, ready)) {
       throw Error(
           ErrorCode::kTimeout, "RRef " + toString(id()) + " has no value yet, and the timeout has passed.",

@@ -42,11 +42,20 @@ class RRef {
   /// The worker whose RRef this is: it made or received it. Only this worker can send it or use it.
   const std::shared_ptr<const GroupMember>& member() const { return member_; }
 
+  // For those who look for RRefs that nobody releases:
+  /// When this worker made or received it.
+  TimePoint since() const { return since_; }
+  /// The place in the program that made it; null: not recorded. Set before others have the RRef.
+  const std::shared_ptr<const std::string>& origin() const { return origin_; }
+  void setOrigin(std::shared_ptr<const std::string> origin) { origin_ = std::move(origin); }
+
  protected:
   RRef(RRefId id, WorkerInfo owner, std::shared_ptr<const GroupMember> member)
       : id_(id), owner_(std::move(owner)), member_(std::move(member)) {}
 
  private:
+  const TimePoint since_ = std::chrono::steady_clock::now();
+  std::shared_ptr<const std::string> origin_;
   const RRefId id_;
   const WorkerInfo owner_;
   const std::shared_ptr<const GroupMember> member_;

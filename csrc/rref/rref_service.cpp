@@ -448,6 +448,10 @@ void RRefService::addOutstanding(std::set<WorkerId>& workers) const {
   state_->users.addOwners(workers);
 }
 
+std::vector<OwnerTable::Row> RRefService::ownedRows(size_t most) const { return state_->owners.rows(most); }
+
+std::vector<std::shared_ptr<UserRRef>> RRefService::heldRRefs() const { return state_->users.live(); }
+
 RRefService::DebugInfo RRefService::debugInfo() const {
   const auto owners = state_->owners.counts();
   const auto users = state_->users.counts();

@@ -121,6 +121,10 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
   void addOutstanding(std::set<WorkerId>& workers) const;
 
   DebugInfo debugInfo() const;
+  /// The values that this worker owns and other workers hold, or `most` of them.
+  std::vector<OwnerTable::Row> ownedRows(size_t most) const;
+  /// The live forks of this worker.
+  std::vector<std::shared_ptr<UserRRef>> heldRRefs() const;
 
   /// Called by ~UserRRef.
   void release(UserRRef& rref);

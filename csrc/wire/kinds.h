@@ -75,7 +75,8 @@ enum class CallableType : uint8_t { kNone, kOperator, kCpp, kPython, kScript };
   X(kOptimCreate, 80, kRequest, kOnce, kMembers, kNone, kNone, "OPTIM_CREATE")                              \
   X(kOptimStep, 81, kRequest, kOnce, kMembers, kNone, kNone, "OPTIM_STEP")                                  \
   X(kOptimState, 82, kRequest, kOnce, kMembers, kNone, kNone, "OPTIM_STATE")                                \
-  X(kOptimLoad, 83, kRequest, kOnce, kMembers, kNone, kNone, "OPTIM_LOAD")
+  X(kOptimLoad, 83, kRequest, kOnce, kMembers, kNone, kNone, "OPTIM_LOAD")                                  \
+  X(kInspect, 96, kRequest, kOnce, kMembers, kNone, kNone, "INSPECT")
 
 enum class Kind : uint16_t {
 #define X(enumerator, number, role, delivery, sender, operation, callable, name) enumerator = number,

@@ -20,7 +20,7 @@ example:
   torchrpc keygen group.key --member trainer-0 trainer-1 --client client-7 --days 90
   makes group.key, trainer-0.identity, trainer-1.identity and client-7.identity"""
 
-MEMBER, CLIENT = "member", "client"
+MEMBER, CLIENT, OBSERVER = "member", "client", "observer"
 SECONDS_PER_DAY = 24 * 60 * 60
 
 
@@ -52,6 +52,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("key", type=Path, help="the file of the group's key; made if it does not exist")
     parser.add_argument("--member", nargs="+", action="extend", default=[], metavar="NAME", help="members of the group")
     parser.add_argument("--client", nargs="+", action="extend", default=[], metavar="NAME", help="clients of the group")
+    parser.add_argument(
+        "--observer", nargs="+", action="extend", default=[], metavar="NAME", help="who may only look at the workers"
+    )
     parser.add_argument("--days", type=float, default=365.0, help="how long the identities are valid (default: 365)")
     parser.add_argument("--folder", type=Path, default=Path(), help="of the identity files (default: this one)")
     options = parser.parse_args(arguments)
@@ -64,7 +67,7 @@ def main(arguments: list[str]) -> int:
     else:
         key = _C._make_group_key()
         _write_private(options.key, key)
-    for role, names in ((MEMBER, options.member), (CLIENT, options.client)):
+    for role, names in ((MEMBER, options.member), (CLIENT, options.client), (OBSERVER, options.observer)):
         for name in names:
             try:
                 identity = _C._make_identity(key, name, [role], round(options.days * SECONDS_PER_DAY))

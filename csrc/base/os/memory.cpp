@@ -15,6 +15,15 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 int openSharedMemory() { return ::memfd_create("torchrpc", MFD_CLOEXEC | MFD_ALLOW_SEALING); }
 
+int openSealedFile(const char* name, std::string_view contents) {
+  const int fd = ::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (fd < 0) return -1;
+  const bool is_written = ::write(fd, contents.data(), contents.size()) == static_cast<ssize_t>(contents.size());
+  if (is_written && ::fcntl(fd, F_ADD_SEALS, kSeals | F_SEAL_WRITE) == 0) return fd;
+  ::close(fd);
+  return -1;
+}
+
 bool setSizeAndSeal(int fd, size_t bytes) {
   return ::ftruncate(fd, static_cast<off_t>(bytes)) == 0 && ::fcntl(fd, F_ADD_SEALS, kSeals) == 0;
 }
@@ -32,6 +41,11 @@ void requestHugePages(void* memory, size_t bytes) { ::madvise(memory, bytes, MAD
 #else
 
 int openSharedMemory() {
+  errno = ENOSYS;
+  return -1;
+}
+
+int openSealedFile(const char* /*name*/, std::string_view /*contents*/) {
   errno = ENOSYS;
   return -1;
 }

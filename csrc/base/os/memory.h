@@ -6,11 +6,15 @@
 
 #include <cstddef>
 #include <span>
+#include <string_view>
 
 namespace torchrpc::os {
 
 /// The descriptor of a new, empty file in memory (memfd_create), closed on exec; -1 with errno if there is none.
 int openSharedMemory();
+/// The descriptor of a file of that name in memory with these contents, which nobody can change; -1 with errno if there
+/// is none. Processes of the same user find it in /proc/PID/fd, where its target is "/memfd:NAME (deleted)".
+int openSealedFile(const char* name, std::string_view contents);
 /// Gives the file of openSharedMemory() a size, and seals it: no process can change the size any more.
 bool setSizeAndSeal(int fd, size_t bytes);
 /// Whether the file is sealed as by setSizeAndSeal().

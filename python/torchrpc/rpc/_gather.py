@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from torchrpc._C import TensorPipeAgent
+from torchrpc._C import TensorPipeAgent, _Barrier
 
 from ._cpp_functions import is_cpp
 from ._errors import NotAllowedError, RpcError, RpcTimeoutError, WorkerLostError
@@ -219,7 +219,8 @@ class Gathering:
                 # A list, because a set is no plain data. The leader knows who takes part.
                 names = sorted(self._names) if self._me == leader else [self._me]
                 self._report(leader, self._sequence_id, self._me, obj, names)
-                states = self._wait_for_objects(leader)
+                with _Barrier(f"_all_gather {self._sequence_id}"):
+                    states = self._wait_for_objects(leader)
                 break
             except WorkerLostError:
                 if self._me == leader:

@@ -488,7 +488,7 @@ namespace {
 Frame helloAs(const WorkerInfo& worker, uint64_t incarnation) {
   std::string payload;
   Writer writer(payload);
-  writer.put<uint32_t>(4);
+  writer.put(kProtocolVersion);
   writer.put(worker.id);
   writer.putString(worker.name);
   writer.put(incarnation);
