@@ -91,7 +91,10 @@ FutureStatePtr startCall(
   auto call = api::encode(*node, worker.id, callable, args, Operation::kCall);
   call.message.repetition = api::repetitionOf(ref);
   auto state = std::make_shared<FutureState>(node);
+  auto& thread = ThreadRecord::ofThisThread();
+  thread.setLastCall(0);
   node->call(worker.id, std::move(call), api::timeoutOf(ref, *node), settleWithReply(state));
+  state->setCall(worker.id, thread.lastCall());
   return state;
 }
 

@@ -33,8 +33,10 @@ c10::IValue FutureState::wait(Duration timeout) {
     const ThreadPool::BlockingScope blocking;
     const auto deadline = deadlineAfter(timeout);
     const auto settled = [this]() TORCHRPC_REQUIRES(mutex_) { return outcome_.index() != 0; };
+    std::optional<WaitScope> waiting;
     if (const auto node = ready() ? nullptr : node_.lock()) {
       node->agent().poll([&] { return ready() || TimePoint::clock::now() >= deadline; });
+      if (!ready()) waiting.emplace(wait_);
       node->agent().park([&] { return ready(); }, futex_waiter_, deadline);
     }
     MutexLock lock(mutex_);

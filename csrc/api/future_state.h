@@ -11,6 +11,7 @@
 #include <variant>
 #include <vector>
 
+#include "agent/thread_record.h"
 #include "api/core.h"
 #include "base/sync/futex_waiter.h"
 #include "base/sync/mutex.h"
@@ -36,6 +37,8 @@ class FutureState : public std::enable_shared_from_this<FutureState> {
   void whenReady(std::function<void()> action);
 
   const std::weak_ptr<core::Node>& node() const { return node_; }
+  /// The call that settles it. Before others have the state.
+  void setCall(WorkerId to, CallId call) { wait_.to = to, wait_.call = call; }
 
  private:
   using Reply = std::shared_ptr<const Message>;
@@ -45,6 +48,7 @@ class FutureState : public std::enable_shared_from_this<FutureState> {
 
   // constant:
   const std::weak_ptr<core::Node> node_;
+  ThreadWait wait_{.kind = ThreadWait::Kind::kFuture};
 
   mutable Mutex mutex_;
   CondVar settled_;

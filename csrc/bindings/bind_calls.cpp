@@ -82,6 +82,7 @@ py::object callRemote(const Route& route, const py::object& function, Outgoing c
   const bool is_restorable = isMarkedRestorable(function);
   RRefPtr rref;
   {
+    const OriginScope origin(lineOfProgram());
     const ReleaseGilIfLarge gil(call.message);
     rref = route.node->rrefs().remote(route.to, std::move(call.message), route.limit, is_restorable);
   }

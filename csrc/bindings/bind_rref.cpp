@@ -32,6 +32,7 @@ std::shared_ptr<PyRRef> makeOwner(const py::object& value, const py::object& typ
         "RRef(module, type_hint=YourModuleInterface)");
   }
   const auto node = currentNode();
+  const OriginScope origin(lineOfProgram());
   auto rref = node->rrefs().createOwner();
   rref->setValue(toValue(value));
   return std::make_shared<PyRRef>(node, std::move(rref));

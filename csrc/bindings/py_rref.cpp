@@ -101,4 +101,24 @@ py::object PyRRef::creationFuture() const {
   return wrapFuture(std::move(future));
 }
 
+std::shared_ptr<const std::string> lineOfProgram() {
+  static const bool is_on = [] {
+    const auto* const value = std::getenv("TORCHRPC_RREF_ORIGINS");
+    return value && std::string_view(value) == "1";
+  }();
+  if (!is_on) return nullptr;
+  try {
+    auto frame = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(PyEval_GetFrame()));
+    for (; frame && !frame.is_none(); frame = frame.attr("f_back")) {
+      const auto module = py::cast<std::string>(py::str(frame.attr("f_globals").attr("get")("__name__", "")));
+      if (module == "torchrpc" || module.starts_with("torchrpc.")) continue;
+      const auto file = py::cast<std::string>(frame.attr("f_code").attr("co_filename"));
+      return std::make_shared<const std::string>(file + ":" + std::to_string(py::cast<int>(frame.attr("f_lineno"))));
+    }
+  } catch (const std::exception&) {
+    PyErr_Clear();
+  }
+  return nullptr;
+}
+
 }  // namespace torchrpc::bindings

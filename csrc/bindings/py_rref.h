@@ -80,4 +80,8 @@ class IncomingRRefs {
 /// The Python RRef of an RRef.
 py::object wrap(std::shared_ptr<Node> node, RRefPtr rref, Kind fetch_kind = Kind::kPythonRRefFetch);
 
+/// "file:line" of the innermost Python frame that is not torchrpc's; null unless TORCHRPC_RREF_ORIGINS is 1. Needs the
+/// GIL. Never throws.
+std::shared_ptr<const std::string> lineOfProgram();
+
 }  // namespace torchrpc::bindings

@@ -10,6 +10,8 @@ namespace torchrpc {
 
 namespace {
 
+thread_local std::shared_ptr<const std::string> current_origin;
+
 /// For the thread that gets a value: see OwnerRRef.
 void prepareUse(const Result<c10::IValue>& settled, const StreamEventsPtr& computed) {
   if (!computed) return;
@@ -18,6 +20,13 @@ void prepareUse(const Result<c10::IValue>& settled, const StreamEventsPtr& compu
 }
 
 }  // namespace
+
+const std::shared_ptr<const std::string>& currentOrigin() { return current_origin; }
+
+OriginScope::OriginScope(std::shared_ptr<const std::string> origin)
+    : outer_(std::exchange(current_origin, std::move(origin))) {}
+
+OriginScope::~OriginScope() { current_origin = std::move(outer_); }
 
 bool OwnerRRef::setValue(c10::IValue value) { return settle(std::move(value)); }
 

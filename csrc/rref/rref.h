@@ -33,6 +33,20 @@ struct GroupMember {
   std::atomic<bool> has_left{false};
 };
 
+/// The place in the program that makes the RRefs of this thread; null: not recorded.
+const std::shared_ptr<const std::string>& currentOrigin();
+/// While it lives, RRefs that this thread makes have that origin.
+class OriginScope {
+ public:
+  explicit OriginScope(std::shared_ptr<const std::string> origin);
+  ~OriginScope();
+  OriginScope(const OriginScope&) = delete;
+  OriginScope& operator=(const OriginScope&) = delete;
+
+ private:
+  std::shared_ptr<const std::string> outer_;
+};
+
 class RRef {
  public:
   virtual ~RRef() = default;
@@ -45,9 +59,8 @@ class RRef {
   // For those who look for RRefs that nobody releases:
   /// When this worker made or received it.
   TimePoint since() const { return since_; }
-  /// The place in the program that made it; null: not recorded. Set before others have the RRef.
+  /// The place in the program that made it; null: not recorded. See OriginScope.
   const std::shared_ptr<const std::string>& origin() const { return origin_; }
-  void setOrigin(std::shared_ptr<const std::string> origin) { origin_ = std::move(origin); }
 
  protected:
   RRef(RRefId id, WorkerInfo owner, std::shared_ptr<const GroupMember> member)
@@ -55,7 +68,7 @@ class RRef {
 
  private:
   const TimePoint since_ = std::chrono::steady_clock::now();
-  std::shared_ptr<const std::string> origin_;
+  const std::shared_ptr<const std::string> origin_ = currentOrigin();
   const RRefId id_;
   const WorkerInfo owner_;
   const std::shared_ptr<const GroupMember> member_;

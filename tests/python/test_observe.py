@@ -135,6 +135,17 @@ def test_rrefs_are_listed_with_their_holders(group):
     assert all(0 <= each["age_s"] < 100 and each["made_by"] == "worker0" for each in owned)
 
 
+def test_rrefs_say_in_which_line_they_were_made_if_that_is_switched_on():
+    with Members(2, f"tcp://127.0.0.1:{free_port()}") as members:
+        members.environment["TORCHRPC_RREF_ORIGINS"] = "1"
+        members.start(0, 1)
+        members[0].run(hold_rrefs, "worker1", 3)
+        with observe.attach(pid=members[0].pid) as view:
+            rows = view.report("worker0", rrefs=True, timeout=TIMEOUT_S)["rrefs"]["list"]
+    line = hold_rrefs.__code__.co_firstlineno + 2
+    assert [each["made_at"] for each in rows] == [f"{__file__}:{line}"] * 3
+
+
 def test_a_stopped_worker_does_not_keep_the_answers_of_the_others(group):
     with attach_to(group, "store") as view:
         os.kill(group[2].pid, signal.SIGSTOP)
