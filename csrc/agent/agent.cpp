@@ -671,8 +671,12 @@ void Agent::runServed(
 }
 
 ServedCall Agent::servedCall(const Request& request, const Origin& origin, TimePoint arrived) const {
-  ServedCall call{
-      .node = number_, .call = origin.call, .from = request.from.id, .kind = request.message.kind, .since = arrived};
+  ServedCall call;  // its text is set below, as far as there is one
+  call.node = number_;
+  call.call = origin.call;
+  call.from = request.from.id;
+  call.kind = request.message.kind;
+  call.since = arrived;
   call.setPayload(request.message.payload);
   return call;
 }

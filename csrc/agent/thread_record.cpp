@@ -62,9 +62,16 @@ struct RecordOwner {
   }
 };
 
+namespace {
+constinit thread_local ThreadRecord* own_record = nullptr;
+}  // namespace
+
 ThreadRecord& ThreadRecord::ofThisThread() {
-  thread_local const RecordOwner owner;
-  return owner.record;
+  if (!own_record) {
+    thread_local const RecordOwner owner;
+    own_record = &owner.record;
+  }
+  return *own_record;
 }
 
 std::optional<ServedCall> ThreadRecord::served() const {
@@ -77,9 +84,9 @@ template <typename T>
 void ThreadRecord::Words<T>::store(const T& value, size_t bytes) {
   static_assert(std::is_trivially_copyable_v<T>);
   const auto* const from = reinterpret_cast<const char*>(&value);
-  for (size_t i = 0; i * 8 < bytes; ++i) {
+  for (size_t i = 0; i * sizeof(uint64_t) < bytes; ++i) {
     uint64_t word = 0;
-    std::memcpy(&word, from + i * 8, std::min<size_t>(8, sizeof(T) - i * 8));
+    std::memcpy(&word, from + i * sizeof(word), sizeof(word));
     words_[i].store(word, std::memory_order_relaxed);
   }
 }
@@ -90,7 +97,7 @@ T ThreadRecord::Words<T>::load() const {
   auto* const to = reinterpret_cast<char*>(&value);
   for (size_t i = 0; i < kCount; ++i) {
     const auto word = words_[i].load(std::memory_order_relaxed);
-    std::memcpy(to + i * 8, &word, std::min<size_t>(8, sizeof(T) - i * 8));
+    std::memcpy(to + i * sizeof(word), &word, sizeof(word));
   }
   return value;
 }

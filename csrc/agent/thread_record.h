@@ -25,8 +25,8 @@ struct ServedCall {
   WorkerId from = kNoWorker;
   Kind kind{};
   uint16_t head_size = 0;
-  TimePoint since{};                               ///< of its arrival
-  std::array<char, kCallableNameBytes> head = {};  ///< the first bytes of its payload
+  TimePoint since{};                          ///< of its arrival
+  std::array<char, kCallableNameBytes> head;  ///< the first bytes of its payload; the rest is not initialized
 
   void setPayload(std::string_view payload);
   /// The name of its callable, or of its kind.
@@ -95,7 +95,8 @@ class ThreadRecord {
     T load() const;
 
    private:
-    static constexpr size_t kCount = (sizeof(T) + 7) / 8;
+    static constexpr size_t kCount = sizeof(T) / sizeof(uint64_t);
+    static_assert(sizeof(T) % sizeof(uint64_t) == 0);
     std::array<std::atomic<uint64_t>, kCount> words_{};
   };
 

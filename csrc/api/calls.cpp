@@ -84,6 +84,10 @@ core::Node::Outgoing encode(
 inline namespace v1 {
 namespace detail {
 
+void throwNoRank(const std::string& number) {
+  throwInvalidArgument("a worker's rank is a number from 0 to world size - 1, but got " + number);
+}
+
 FutureStatePtr startCall(
     const NodeRef& ref, const Destination& to, const Callable& callable, const std::vector<c10::IValue>& args) {
   const auto node = api::coreOf(ref);

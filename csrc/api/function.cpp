@@ -53,6 +53,7 @@ Outcome invoke(
 }  // namespace
 
 void registerHandler(std::string name, Handler handler, const void* function) {
+  if (name.empty()) throwInvalidArgument("a function cannot be registered under an empty name");
   registerCppHandler(
       name,
       [name, handler = std::move(handler)](

@@ -157,7 +157,12 @@ void requireOtherThread(core::Node& core) {
 
 WorkerInfo resolve(const core::Node& node, const Destination& to) {
   const auto& worker = to.worker();
-  return worker.name.empty() ? node.worker(worker.id) : node.worker(worker.name);
+  if (worker.name.empty()) return node.worker(worker.id);
+  auto found = node.worker(worker.name);
+  if (worker.id == kNoWorker || worker.id == found.id) return found;
+  throw Error(
+      ErrorCode::kUnknownWorker,
+      "the group has no " + toString(worker) + ": its worker " + worker.name + " is " + toString(found), worker.name);
 }
 
 }  // namespace api

@@ -45,7 +45,7 @@ using SendCall = py::object (*)(const Route&, const py::object& function, Outgoi
 
 /// For texts; never throws.
 std::string nameForTexts(const py::object& function) {
-  auto name = textAttribute(function, "__qualname__");
+  auto name = textAttribute(function, qualnameAttribute());
   return name.empty() ? "a " + std::string(Py_TYPE(function.ptr())->tp_name) : name;
 }
 

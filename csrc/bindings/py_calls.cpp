@@ -66,10 +66,19 @@ bool encodePlainCall(
 
 }  // namespace
 
-std::string textAttribute(const py::object& object, const char* name) {
-  const auto key = py::reinterpret_steal<py::object>(PyUnicode_InternFromString(name));
+py::handle moduleAttribute() {
+  static auto* const name = PyUnicode_InternFromString("__module__");
+  return name;
+}
+
+py::handle qualnameAttribute() {
+  static auto* const name = PyUnicode_InternFromString("__qualname__");
+  return name;
+}
+
+std::string textAttribute(const py::object& object, const py::handle& name) {
   PyObject* found = nullptr;
-  if (!key || PyObject_GetOptionalAttr(object.ptr(), key.ptr(), &found) < 0) PyErr_Clear();
+  if (PyObject_GetOptionalAttr(object.ptr(), name.ptr(), &found) < 0) PyErr_Clear();
   const auto text = py::reinterpret_steal<py::object>(found);
   Py_ssize_t size = 0;
   const char* utf8 = text && PyUnicode_Check(text.ptr()) ? PyUnicode_AsUTF8AndSize(text.ptr(), &size) : nullptr;
@@ -110,8 +119,8 @@ Outgoing encodePythonCall(
   writer.put(ValueFormat::kPickle);
   writer.put(async_execution);
   // For those who look at calls: the pickle has the function.
-  writer.putString(textAttribute(function, "__module__"));
-  writer.putString(textAttribute(function, "__qualname__"));
+  writer.putString(textAttribute(function, moduleAttribute()));
+  writer.putString(textAttribute(function, qualnameAttribute()));
   OutgoingRRefs rrefs(node, to.id);
   // Looked up for each call, because users may replace it for a while.
   const auto pickler = py::module_::import("torchrpc.rpc.api").attr("_default_pickler");

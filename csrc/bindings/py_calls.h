@@ -15,7 +15,10 @@ namespace torchrpc::bindings {
 using Outgoing = Node::Outgoing;
 
 /// An attribute that is a str, as UTF-8; else empty. Never throws.
-std::string textAttribute(const py::object& object, const char* name);
+std::string textAttribute(const py::object& object, const py::handle& name);
+/// The names of functions.
+py::handle moduleAttribute();
+py::handle qualnameAttribute();
 
 /// The call `function(*args, **kwargs)` on `to`. Throws Error, and the Python exceptions of pickling.
 Outgoing encodePythonCall(

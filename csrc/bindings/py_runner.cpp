@@ -61,7 +61,7 @@ py::object callPython(const py::object& function, const py::tuple& args, const p
 
 /// For the audit log. Never throws.
 std::string qualifiedName(const py::object& function) {
-  return textAttribute(function, "__module__") + "." + textAttribute(function, "__qualname__");
+  return textAttribute(function, moduleAttribute()) + "." + textAttribute(function, qualnameAttribute());
 }
 
 /// Tells the audit log if this worker's list has refused the call, or something in it.

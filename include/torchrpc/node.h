@@ -9,6 +9,7 @@
 #include <concepts>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -72,6 +73,22 @@ inline Callable op(std::string name) { return {Callable::Kind::kOperator, std::m
 /// module if necessary.
 inline Callable python(std::string name) { return {Callable::Kind::kPython, std::move(name)}; }
 
+namespace detail {
+
+template <typename T>
+inline constexpr bool kIsCharacter = std::is_same_v<T, char> || std::is_same_v<T, wchar_t> ||
+    std::is_same_v<T, char8_t> || std::is_same_v<T, char16_t> || std::is_same_v<T, char32_t>;
+
+[[noreturn]] void throwNoRank(const std::string& number);
+
+template <typename T>
+WorkerId checkedRank(T rank) {
+  if (!std::in_range<WorkerId>(rank) || rank < T{0}) throwNoRank(std::to_string(rank));
+  return static_cast<WorkerId>(rank);
+}
+
+}  // namespace detail
+
 /// The callee of a call: the name, the rank or the WorkerInfo of a worker of the group, this worker included.
 class Destination {
  public:
@@ -81,8 +98,10 @@ class Destination {
   Destination(std::string name) : worker_{std::move(name), kNoWorker} {}  // NOLINT: implicit by design
   /// By the result of self(), worker() or an RRef's owner().
   Destination(WorkerInfo worker) : worker_(std::move(worker)) {}  // NOLINT: implicit by design
-  /// By rank.
-  Destination(std::integral auto rank) : worker_{{}, static_cast<WorkerId>(rank)} {}  // NOLINT: implicit by design
+  /// By rank. Throws Error(kInvalidArgument) for a number that is no rank.
+  template <std::integral T>
+    requires(!std::same_as<T, bool> && !detail::kIsCharacter<T>)
+  Destination(T rank) : worker_{{}, detail::checkedRank(rank)} {}  // NOLINT: implicit by design
 
   /// The worker as it was named: only its name or only its id is set, unless it was a WorkerInfo.
   const WorkerInfo& worker() const { return worker_; }
@@ -103,6 +122,41 @@ c10::IValue makeRRef(const NodeRef& node, c10::IValue value);
 /// The name under which a function is registered. Throws Error(kInvalidArgument) if it is not registered.
 Callable nameOf(const void* function);
 
+/// Whether each number of type `From` is one of type `To`: an int as an int64_t or a double, but not as a float, a
+/// bool, an int8_t or a size_t.
+template <typename To, typename From>
+constexpr bool keepsNumbers() {
+  using ToLimits = std::numeric_limits<To>;
+  using FromLimits = std::numeric_limits<From>;
+  if constexpr (std::is_same_v<To, From>) return true;
+  if constexpr (std::is_same_v<To, bool>) return false;
+  if constexpr (std::is_floating_point_v<To>) return FromLimits::digits <= ToLimits::digits;
+  if constexpr (std::is_floating_point_v<From>) return false;
+  return FromLimits::digits <= ToLimits::digits && (ToLimits::is_signed || !FromLimits::is_signed);
+}
+
+/// Whether an argument converts implicitly to a parameter, and no number is changed by that.
+template <typename Parameter, typename Argument>
+constexpr bool isAccepted() {
+  using To = std::decay_t<Parameter>;
+  using From = std::decay_t<Argument>;
+  if constexpr (std::is_arithmetic_v<To> && std::is_arithmetic_v<From>) return keepsNumbers<To, From>();
+  if constexpr (std::is_arithmetic_v<To> && std::is_pointer_v<From>) return false;
+  return std::is_convertible_v<Argument, To>;
+}
+
+/// One argument of a call, counted from 1 as the compiler's message shows it.
+template <size_t number, typename Parameter, typename Argument>
+struct CheckedArgument {
+  static_assert(
+      isAccepted<Parameter, Argument>(),
+      "an argument does not convert to the parameter of the called function without a cast, or numbers might change: "
+      "see `CheckedArgument<number, parameter, argument>` in this message, and cast the argument");
+  static c10::IValue pack(Argument&& argument) {
+    return toValue(static_cast<std::decay_t<Parameter>>(std::forward<Argument>(argument)));
+  }
+};
+
 /// Converts the arguments of a call of a function with parameters `A`. A first parameter of type Call takes no
 /// argument.
 template <typename... A>
@@ -110,11 +164,17 @@ struct Parameters {
   template <typename... Args>
   static std::vector<c10::IValue> pack(Args&&... args) {
     static_assert(sizeof...(A) == sizeof...(Args), "as many arguments as the function has parameters");
-    return {toValue(static_cast<std::decay_t<A>>(std::forward<Args>(args)))...};
+    if constexpr (sizeof...(A) == sizeof...(Args)) {
+      return [&]<size_t... i>(std::index_sequence<i...>) -> std::vector<c10::IValue> {
+        return {CheckedArgument<i + 1, A, Args&&>::pack(std::forward<Args>(args))...};
+      }(std::index_sequence_for<A...>());
+    }
   }
 };
 template <typename... A>
 struct Parameters<const Call&, A...> : Parameters<A...> {};
+template <typename... A>
+struct Parameters<Call, A...> : Parameters<A...> {};
 
 }  // namespace detail
 
@@ -168,9 +228,10 @@ class NodeRef {
   T call(const Destination& to, const Callable& callable, Args&&... args) const {
     return callAsync<T>(to, callable, std::forward<Args>(args)...).wait();
   }
-  /// The same for a function that this program has registered as well; the compiler checks the types.
-  template <typename R, typename... A, typename... Args>
-  detail::ResultOf<R> call(const Destination& to, R (*function)(A...), Args&&... args) const {
+  /// The same for a function that this program has registered as well; the compiler checks the types. An argument must
+  /// convert to its parameter without a cast, and a number must not be changed by that.
+  template <typename R, typename... A, bool is_noexcept, typename... Args>
+  detail::ResultOf<R> call(const Destination& to, R (*function)(A...) noexcept(is_noexcept), Args&&... args) const {
     return callAsync(to, function, std::forward<Args>(args)...).wait();
   }
 
@@ -180,8 +241,9 @@ class NodeRef {
     return Future<T>(detail::startCall(*this, to, callable, {toValue(std::forward<Args>(args))...}));
   }
   /// The same for a registered function.
-  template <typename R, typename... A, typename... Args>
-  Future<detail::ResultOf<R>> callAsync(const Destination& to, R (*function)(A...), Args&&... args) const {
+  template <typename R, typename... A, bool is_noexcept, typename... Args>
+  Future<detail::ResultOf<R>> callAsync(
+      const Destination& to, R (*function)(A...) noexcept(is_noexcept), Args&&... args) const {
     return Future<detail::ResultOf<R>>(detail::startCall(
         *this, to, detail::nameOf(reinterpret_cast<const void*>(function)),
         detail::Parameters<A...>::pack(std::forward<Args>(args)...)));
@@ -194,8 +256,9 @@ class NodeRef {
     return RRef<T>::of(detail::startRemote(*this, to, callable, {toValue(std::forward<Args>(args))...}));
   }
   /// The same for a registered function.
-  template <typename R, typename... A, typename... Args>
-  RRef<detail::ResultOf<R>> remote(const Destination& to, R (*function)(A...), Args&&... args) const {
+  template <typename R, typename... A, bool is_noexcept, typename... Args>
+  RRef<detail::ResultOf<R>> remote(
+      const Destination& to, R (*function)(A...) noexcept(is_noexcept), Args&&... args) const {
     return RRef<detail::ResultOf<R>>::of(detail::startRemote(
         *this, to, detail::nameOf(reinterpret_cast<const void*>(function)),
         detail::Parameters<A...>::pack(std::forward<Args>(args)...)));

@@ -7,18 +7,25 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
 
+#include <array>
+#include <chrono>
 #include <complex>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "torchrpc/error.h"
@@ -26,18 +33,30 @@
 namespace torchrpc {
 inline namespace v1 {
 
+namespace detail {
+template <typename T>
+inline constexpr bool kHasNoTraits = false;
+}  // namespace detail
+
 /// The conversion of a type `T` to and from c10::IValue. There are specialisations for bool, integers, floating-point
-/// and complex numbers, strings, at::Tensor, at::ScalarType, at::Device, RRef and c10::IValue (any value), and for
-/// std::optional, std::vector, std::pair, std::tuple, std::map and std::unordered_map of those. Python workers see the
-/// Python counterparts. There are also specialisations for std::shared_ptr and std::unique_ptr of any class: the object
-/// stays in its process, and only RRefs to it can be sent.
+/// and complex numbers, strings, std::byte, enumerations and durations (as their integers), at::Tensor,
+/// at::ScalarType, at::Device, RRef and c10::IValue (any value), and for std::optional, std::vector, std::array,
+/// std::pair, std::tuple, std::variant, std::set, std::unordered_set, std::map and std::unordered_map of those. Python
+/// workers see the Python counterparts (lists for arrays and sets). A std::span or std::string_view can be sent. There
+/// are also specialisations for std::shared_ptr and std::unique_ptr of any class: the object stays in its process, and
+/// only RRefs to it can be sent.
 ///
 /// Specialise it for your own types, with
 /// - `static c10::IValue to(T value)`, composed of types that have ValueTraits;
 /// - `static T from(const c10::IValue& value)`, which throws Error(kInvalidArgument) for a value of another type;
 /// - `static c10::TypePtr type()`, the type of an operator's argument for it (c10::AnyType::get() if in doubt).
 template <typename T>
-struct ValueTraits;
+struct ValueTraits {
+  static_assert(
+      detail::kHasNoTraits<T>,
+      "values of this type cannot be sent: specialise torchrpc::ValueTraits<T> for it, with the functions to(), from() "
+      "and type() that torchrpc/value.h describes, or send an RRef to a std::shared_ptr<T>");
+};
 
 /// Converts `value` to the form that messages hold. Tensors are not copied.
 template <typename T>
@@ -85,6 +104,18 @@ struct MapTraits {
       map.emplace(fromValue<typename Map::key_type>(entry.key()), fromValue<typename Map::mapped_type>(entry.value()));
     }
     return map;
+  }
+};
+
+template <typename Set>
+struct SetTraits {
+  static c10::TypePtr type() { return ValueTraits<std::vector<typename Set::value_type>>::type(); }
+  static c10::IValue to(const Set& set) {
+    return toValue(std::vector<typename Set::value_type>(set.begin(), set.end()));
+  }
+  static Set from(const c10::IValue& value) {
+    auto values = fromValue<std::vector<typename Set::value_type>>(value);
+    return Set(std::make_move_iterator(values.begin()), std::make_move_iterator(values.end()));
   }
 };
 
@@ -137,17 +168,39 @@ struct ValueTraits<bool> {
 
 template <std::integral T>
 struct ValueTraits<T> {
+  /// Of a character: its number.
+  using Number = std::conditional_t<std::is_signed_v<T>, std::make_signed_t<T>, std::make_unsigned_t<T>>;
   static c10::TypePtr type() { return c10::IntType::get(); }
   static c10::IValue to(T value) {
-    if (!std::in_range<int64_t>(value)) throw Error(ErrorCode::kInvalidArgument, "an integer beyond 64 bits with sign");
+    if (!std::in_range<int64_t>(static_cast<Number>(value)))
+      throw Error(ErrorCode::kInvalidArgument, "an integer beyond 64 bits with sign");
     return static_cast<int64_t>(value);
   }
   static T from(const c10::IValue& value) {
     const auto number = detail::fromPython(value, type());
-    if (!number.isInt() || !std::in_range<T>(number.toInt()))
+    if (!number.isInt() || !std::in_range<Number>(number.toInt()))
       detail::throwMismatch("an integer of the type's range", value);
     return static_cast<T>(number.toInt());
   }
+};
+
+/// As its underlying integer, which need not be the value of an enumerator.
+template <typename T>
+  requires std::is_enum_v<T>
+struct ValueTraits<T> {
+  using Number = std::underlying_type_t<T>;
+  static c10::TypePtr type() { return ValueTraits<Number>::type(); }
+  static c10::IValue to(T value) { return toValue(static_cast<Number>(value)); }
+  static T from(const c10::IValue& value) { return static_cast<T>(fromValue<Number>(value)); }
+};
+
+/// As the number of its ticks.
+template <typename Rep, typename Period>
+struct ValueTraits<std::chrono::duration<Rep, Period>> {
+  using Time = std::chrono::duration<Rep, Period>;
+  static c10::TypePtr type() { return ValueTraits<Rep>::type(); }
+  static c10::IValue to(Time value) { return toValue(value.count()); }
+  static Time from(const c10::IValue& value) { return Time(fromValue<Rep>(value)); }
 };
 
 template <std::floating_point T>
@@ -240,6 +293,68 @@ struct ValueTraits<std::vector<T>> {
   }
 };
 
+template <typename T, size_t size>
+struct ValueTraits<std::array<T, size>> {
+  static c10::TypePtr type() { return ValueTraits<std::vector<T>>::type(); }
+  static c10::IValue to(const std::array<T, size>& values) {
+    return toValue(std::vector<T>(values.begin(), values.end()));
+  }
+  static std::array<T, size> from(const c10::IValue& value) {
+    const auto elements = detail::elements(value, "a list", size);
+    return [&]<size_t... i>(std::index_sequence<i...>) {
+      return std::array<T, size>{fromValue<T>(elements[i])...};
+    }(std::make_index_sequence<size>());
+  }
+};
+
+/// For sending only.
+template <typename T>
+struct ValueTraits<std::span<T>> {
+  using Elements = std::vector<std::remove_cv_t<T>>;
+  static c10::TypePtr type() { return ValueTraits<Elements>::type(); }
+  static c10::IValue to(std::span<T> values) { return toValue(Elements(values.begin(), values.end())); }
+};
+
+template <>
+struct ValueTraits<std::monostate> {
+  static c10::TypePtr type() { return c10::NoneType::get(); }
+  static c10::IValue to(std::monostate) { return {}; }
+  static std::monostate from(const c10::IValue& value) {
+    if (!value.isNone()) detail::throwMismatch("no value", value);
+    return {};
+  }
+};
+
+/// The first of the types to which the value converts.
+template <typename... T>
+struct ValueTraits<std::variant<T...>> {
+  static c10::TypePtr type() { return c10::AnyType::get(); }
+  static c10::IValue to(const std::variant<T...>& value) {
+    return std::visit([](const auto& each) { return toValue(each); }, value);
+  }
+  static std::variant<T...> from(const c10::IValue& value) {
+    std::optional<std::variant<T...>> found;
+    (tryAs<T>(value, found), ...);
+    if (!found) detail::throwMismatch("one of the types of a variant", value);
+    return *std::move(found);
+  }
+
+ private:
+  template <typename U>
+  static void tryAs(const c10::IValue& value, std::optional<std::variant<T...>>& found) {
+    if (found) return;
+    try {
+      found.emplace(fromValue<U>(value));
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kInvalidArgument) throw;
+    }
+  }
+};
+
+template <typename... T>
+struct ValueTraits<std::set<T...>> : detail::SetTraits<std::set<T...>> {};
+template <typename... T>
+struct ValueTraits<std::unordered_set<T...>> : detail::SetTraits<std::unordered_set<T...>> {};
 template <typename... T>
 struct ValueTraits<std::tuple<T...>> : detail::TupleTraits<std::tuple<T...>> {};
 template <typename A, typename B>
