@@ -29,7 +29,7 @@ def find_launch() -> Launch | None:
     Open MPI, Slurm, other MPI launchers, and an indexed Job of Kubernetes. Any thread may call it.
 
     Raises:
-        ValueError: a variable that must be a number is none; the text names it.
+        RuntimeError: a variable that must be a number is none; the text names it.
     """
     import torch  # noqa: F401 - the extension needs its libraries
 
