@@ -4,6 +4,7 @@ docs/launchers.md promises what these tests show. Each is skipped by name where 
 """
 
 import contextlib
+import importlib.util
 import json
 import os
 import re
@@ -11,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -20,10 +20,12 @@ from network_hosts import REASON, Hosts
 from test_launchers import environment, slurm  # noqa: F401 - fixtures
 from waiting import eventually
 
-from torchrpc.testing import free_port
-
 TUTORIAL = Path(__file__).resolve().parents[2] / "tutorials" / "parameter_server.py"
-OPTIONS = ["--epochs=3", "--lr=0.05", "--checkpoint=server.pt", "--losses=losses.json"]  # 141 steps
+OPTIONS = ["--epochs=4", "--images=800", "--lr=0.05", "--checkpoint=server.pt", "--losses=losses.json"]
+STEPS = 100
+LIMIT_S = 100  # for each of the two halves of a test; half a minute for both where nothing else runs
+
+pytestmark = pytest.mark.timeout(2 * LIMIT_S + 40)
 AGAIN = 'for attempt in 1 2 3; do "$@" && exit 0; sleep 1; done; exit 1'  # as on the page
 
 
@@ -34,7 +36,7 @@ def step_of_checkpoint(folder):
 
 
 def wait_until_it_trains(folder):
-    eventually(lambda: step_of_checkpoint(folder) >= 25, 80)
+    eventually(lambda: step_of_checkpoint(folder) >= 25, LIMIT_S)
 
 
 def processes_in(folder):
@@ -42,7 +44,9 @@ def processes_in(folder):
     found = {}
     for each in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if (each / "cwd").resolve() == folder.resolve() and b"parameter_server.py" in (each / "cmdline").read_bytes():
+            if (each / "cwd").resolve() == folder.resolve() and b"parameter_server.py" in (
+                each / "cmdline"
+            ).read_bytes():
                 pairs = (text.partition("=") for text in (each / "environ").read_text().split("\0"))
                 found[int(each.name)] = {name: value for name, _, value in pairs}
     return found
@@ -62,10 +66,10 @@ def expect_learned(folder, printed):
     found = re.search(r"loss ([\d.]+) at the start, [\d.]+ at the end; accuracy ([\d.]+)%", printed)
     assert found, printed
     assert float(found[1]) > 2
-    assert float(found[2]) > 80, printed
-    assert step_of_checkpoint(folder) == 141
+    assert float(found[2]) > 75, printed
+    assert step_of_checkpoint(folder) == STEPS
     # Each step has a loss, but those that died with a process, and those that ran again from a checkpoint.
-    assert 141 - 40 <= sum(map(len, json.loads((folder / "losses.json").read_text()).values())) <= 141 + 2
+    assert STEPS - 40 <= sum(map(len, json.loads((folder / "losses.json").read_text()).values())) <= STEPS + 2
 
 
 @contextlib.contextmanager
@@ -86,7 +90,7 @@ def started(command, folder, variables):
                 os.kill(pid, signal.SIGKILL)
 
 
-def printed_by(launcher, folder, seconds=80):
+def printed_by(launcher, folder, seconds=LIMIT_S):
     with contextlib.suppress(subprocess.TimeoutExpired):
         launcher.wait(seconds)
     text = (folder / "output").read_text()
@@ -97,19 +101,17 @@ def printed_by(launcher, folder, seconds=80):
 # --- launchers that start processes and leave it to the command to start them again ---
 
 
-@pytest.mark.parametrize(("rank", "says"), [(0, "waits for parameter_server"), (2, "")], ids=["server", "trainer"])
-def test_mpirun(tmp_path, environment, rank, says):  # noqa: F811
+def test_mpirun(tmp_path, environment):  # noqa: F811
     if shutil.which("mpirun") is None:
         pytest.skip("mpirun is not installed (Debian: openmpi-bin)")
     command = ["mpirun", "-n", "3", "--oversubscribe", *(["--allow-run-as-root"] if os.geteuid() == 0 else [])]
     command += ["bash", "-c", AGAIN, "again", sys.executable, "-m", "torchrpc", TUTORIAL, *OPTIONS]
     with started(command, tmp_path, environment) as launcher:
         wait_until_it_trains(tmp_path)
-        kill_rank(tmp_path, "OMPI_COMM_WORLD_RANK", rank)
+        kill_rank(tmp_path, "OMPI_COMM_WORLD_RANK", 2)
         printed = printed_by(launcher, tmp_path)
     expect_learned(tmp_path, printed)
-    assert says in printed
-    assert ("the server goes on at step" in printed) == (rank == 0)
+    assert "the server goes on" not in printed  # it has not noticed much
 
 
 def test_slurm(tmp_path, environment, slurm):  # noqa: F811
@@ -128,19 +130,115 @@ def test_slurm(tmp_path, environment, slurm):  # noqa: F811
     assert "the server goes on at step" in printed
 
 
-# --- torchrun, which starts all workers again ---
+# --- Ray, which starts an actor again ---
+
+RAY_DRIVER = """
+import sys
+import ray
+from torchrpc.launch import ray as launcher
+import parameter_server
+
+ray.init(num_cpus=3, include_dashboard=False)
+variables = {"TORCHRPC_REPLACE": "1", "TEST_FOLDER": sys.argv[1]}
+with launcher.start(parameter_server.main, 3, args=[sys.argv[2:]], environment=variables) as group:
+    assert group.wait(200) == [None] * 3
+print("all have returned")
+"""
 
 
-def torchrun(*options):
-    return ["-m", "torch.distributed.run", "--max-restarts=3", "--rdzv-backend=c10d", *options, TUTORIAL, *OPTIONS]
+def ray_actor(folder, rank):
+    for each in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            variables = (each / "environ").read_text().split("\0")
+            if f"TEST_FOLDER={folder}" in variables and f"RANK={rank}" in variables:
+                return int(each.name)
+    raise AssertionError(f"no actor of rank {rank}")
 
 
-def test_torchrun_starts_all_again(tmp_path, environment):  # noqa: F811
-    variables = {**environment, "TORCHRPC_REPLACE": "1"}
-    options = ["--nproc-per-node=3", f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
-    with started([sys.executable, *torchrun(*options)], tmp_path, variables) as launcher:
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed (pip install ray)")
+def test_ray_starts_the_actor_of_the_server_again(tmp_path, environment):  # noqa: F811
+    (tmp_path / "driver.py").write_text(RAY_DRIVER)
+    options = [option.replace("=server.pt", f"={tmp_path}/server.pt") for option in OPTIONS]
+    options = [option.replace("=losses.json", f"={tmp_path}/losses.json") for option in options]
+    path = os.pathsep.join([str(TUTORIAL.parent), environment["PYTHONPATH"]])
+    # Ray gives its workers a low priority, with which they would wait for whatever else this machine runs.
+    variables = {"PYTHONPATH": path, "HOME": str(tmp_path), "RAY_worker_niceness": "0", "RAY_AUTH_MODE": "disabled"}
+    command = [sys.executable, "driver.py", str(tmp_path), *options, f"--output={tmp_path}/loss.png"]
+    with started(command, tmp_path, environment | variables) as launcher:
+        wait_until_it_trains(tmp_path)
+        os.kill(ray_actor(tmp_path, 0), signal.SIGKILL)
+        printed = printed_by(launcher, tmp_path)
+    assert "all have returned" in printed
+    expect_learned(tmp_path, printed)
+    assert "the server goes on at step" in printed
+
+
+# --- torchrun on several hosts, which starts all workers again ---
+
+STORE = """
+import datetime, sys
+import torch.distributed as dist
+store = dist.TCPStore(sys.argv[1], 29400, None, True, datetime.timedelta(seconds=60), wait_for_workers=False)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def agents(folder, nproc, *options):
+    """Two hosts, each with an agent of torchrun that starts `nproc` workers, and a third one where agents meet."""
+    with Hosts(3) as hosts, (folder / "output").open("w") as output:
+        hosts.start(2, "-c", STORE, hosts.address(2))
+        meet = f"--rdzv-endpoint={hosts.address(2)}:29400"
+        # The defaults of torchrun notice a lost agent after 15 s, and wait 30 s for others.
+        conf = "--rdzv-conf=is_host=0,last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
+        command = ["-m", "torch.distributed.run", "--nnodes=1:2", f"--nproc-per-node={nproc}", "--max-restarts=3"]
+        command += ["--rdzv-backend=c10d", meet, "--rdzv-id=job", conf]
+        variables = {"TORCHRPC_REPLACE": "1", "TORCHRPC_LIVENESS_TIMEOUT": "4", "PYTHONUNBUFFERED": "1"}
+        for number in range(2):
+            address = f"--local-addr={hosts.address(number)}"
+            options_of_popen = {"cwd": folder, "stdout": output, "stderr": subprocess.STDOUT}
+            hosts.start(number, *command, address, TUTORIAL, *OPTIONS, *options, env=variables, **options_of_popen)
+        yield hosts
+
+
+def has_learned(folder):
+    return " at the end; accuracy " in (folder / "output").read_text()
+
+
+def host_of(hosts, folder, rank):
+    """The number of the host on which the worker of that rank runs."""
+    (pid,) = (pid for pid, variables in processes_in(folder).items() if variables.get("RANK") == str(rank))
+    pids = [subprocess.check_output(["ip", "netns", "pids", name], text=True).split() for name in hosts.names]
+    return next(number for number, found in enumerate(pids) if str(pid) in found)
+
+
+@pytest.mark.skipif(bool(REASON), reason=REASON)
+def test_torchrun_starts_all_hosts_again_after_the_kill_of_a_worker(tmp_path):
+    with agents(tmp_path, 1) as hosts:
         wait_until_it_trains(tmp_path)
         kill_rank(tmp_path, "RANK", 1)
-        printed = printed_by(launcher, tmp_path)
+        printed = [printed_by(agent, tmp_path) for agent in hosts.processes[1:]][-1]
+    expect_learned(tmp_path, printed)
+    assert "the server goes on at step" in printed
+
+
+@pytest.mark.skipif(bool(REASON), reason=REASON)
+def test_workers_of_a_killed_agent_of_torchrun_finish_their_work(tmp_path):
+    with agents(tmp_path, 1) as hosts:
+        wait_until_it_trains(tmp_path)
+        hosts.processes[1 + host_of(hosts, tmp_path, 1)].kill()
+        eventually(lambda: has_learned(tmp_path), LIMIT_S)
+        # The other agent waits five minutes for the killed one; that wait is not part of this test.
+    expect_learned(tmp_path, (tmp_path / "output").read_text())
+
+
+@pytest.mark.skipif(bool(REASON), reason=REASON)
+def test_torchrun_goes_on_without_the_host_of_rank_0(tmp_path):
+    with agents(tmp_path, 2, "--patience=8") as hosts:
+        wait_until_it_trains(tmp_path)
+        first = host_of(hosts, tmp_path, 0)
+        hosts.connect(first, "down")  # no connection is closed: the others notice silence
+        hosts.kill_all(first)
+        printed = printed_by(hosts.processes[1 + (1 - first)], tmp_path)
     expect_learned(tmp_path, printed)
     assert "the server goes on at step" in printed

@@ -3,9 +3,10 @@
 `init_rpc` asks the same launchers. A script that gives its ranks different work asks here, before it joins.
 """
 
-from typing import NamedTuple
+import socket
+from typing import Any, NamedTuple
 
-__all__ = ["Launch", "find_launch"]
+__all__ = ["Launch", "StoreServer", "find_launch"]
 
 
 class Launch(NamedTuple):
@@ -37,3 +38,71 @@ def find_launch() -> Launch | None:
 
     found = _find_launch()
     return None if found is None else Launch(found[0], found[1], found[2] or None)
+
+
+class StoreServer:
+    """Serves the store where a group meets, in a process that is no worker, so that any worker can be started again.
+
+    A launcher of your own makes one, gives `environment(rank, world_size)` to each process that it starts, and to each
+    that it starts again, and keeps the server until the group has ended. As a context manager it closes itself.
+
+    Args:
+        host (str): the name or address of this machine under which the workers reach it. The server listens on the
+            interface with that address only.
+
+    Raises:
+        OSError: `host` is no address of this machine.
+
+    Whoever reaches the store can join a group without a secret: give the workers a `TORCHRPC_SECRET_FILE`, too, if
+    others can. Any thread may use it.
+
+    Example:
+        >>> with torchrpc.launch.StoreServer("127.0.0.1") as server:
+        ...     variables = server.environment(rank=0, world_size=2)
+        >>> variables["RANK"], variables["WORLD_SIZE"], variables["MASTER_ADDR"]
+        ('0', '2', '127.0.0.1')
+    """
+
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        import torch.distributed as dist
+
+        self.host = host
+        family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as listener:
+            listener.bind(address)
+            listener.listen(4096)
+            self.port = int(listener.getsockname()[1])
+            self._store: Any = dist.TCPStore(
+                host,
+                self.port,
+                is_master=True,
+                wait_for_workers=False,
+                multi_tenant=True,
+                master_listen_fd=listener.detach(),
+            )
+
+    def environment(self, rank: int, world_size: int) -> dict[str, str]:
+        """Return the variables from which `init_rpc()` takes rank, world size and the place to meet.
+
+        Raises:
+            ValueError: the rank is not from 0 to `world_size - 1`.
+        """
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank must be from 0 to {world_size - 1}, as world_size is {world_size}, but is {rank}.")
+        return {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(world_size),
+            "MASTER_ADDR": self.host,
+            "MASTER_PORT": str(self.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",  # rank 0 does not serve the store
+        }
+
+    def close(self) -> None:
+        """Stop serving. Workers of the group that are still there can go on, but none can be started again."""
+        self._store = None
+
+    def __enter__(self) -> "StoreServer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
