@@ -64,11 +64,13 @@ class Hosts:
         clean = {key: value for key, value in os.environ.items() if key not in ("MASTER_ADDR", "MASTER_PORT")}
         source = str(Path(__file__).parents[2] / "python")
         clean["PYTHONPATH"] = os.pathsep.join(filter(None, [source, clean.get("PYTHONPATH")]))
-        process = subprocess.Popen(
-            ["ip", "netns", "exec", self.names[number], sys.executable, *map(str, command)],
-            env={**clean, "TORCHRPC_INIT_TIMEOUT": "50", "OMP_NUM_THREADS": "1", **(env or {})},
-            **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, **options},
-        )
+        clean |= {"TORCHRPC_INIT_TIMEOUT": "50", "OMP_NUM_THREADS": "1", **(env or {})}
+        options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, **options}
+        return self.spawn(number, sys.executable, *command, env=clean, **options)
+
+    def spawn(self, number, *command, **options):
+        """Start any program on a host; `options` are those of Popen."""
+        process = subprocess.Popen(["ip", "netns", "exec", self.names[number], *map(str, command)], **options)
         self.processes.append(process)
         return process
 
