@@ -13,9 +13,9 @@ import time
 __all__ = ["main"]
 
 DESCRIPTION = """\
-Connects to the worker's port, ends its own side of the connection, and waits until the worker ends the other side. Only
-a worker whose loop thread runs does that: a process that is stopped (SIGSTOP), or has not begun to listen, does not. The
-probe needs no secret and joins no group, and the worker logs nothing.
+Connects to the worker's port, ends its own side of the connection, and waits until the worker ends the other side.
+Only a worker whose loop thread runs does that: a process that is stopped (SIGSTOP), or has not begun to listen, does
+not. The probe needs no secret and joins no group, and the worker logs nothing.
 
 It shows that the process can be called, not that its program makes progress."""
 

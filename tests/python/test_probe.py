@@ -1,5 +1,6 @@
 """`torchrpc probe`: whether a worker answers, as Kubernetes asks."""
 
+import os
 import signal
 import socket
 import subprocess
@@ -56,6 +57,7 @@ def test_a_worker_answers_and_logs_nothing(worker):
 def test_a_stopped_worker_does_not_answer(worker):
     process, port = worker
     process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)  # until all of its threads are stopped
     assert probed(port) == 1
     process.send_signal(signal.SIGCONT)
     assert probed(port) == 0
