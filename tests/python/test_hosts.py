@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,29 @@ def test_a_call_ends_when_the_network_is_cut(hosts):
     # At the call's time-out at the latest; liveness detection may end it sooner.
     assert seen["error"]
     assert seen["seconds"] < 5
+
+
+def test_a_host_that_is_away_for_20_s_is_waited_for_or_counts_as_lost_and_is_called_again():
+    with Hosts(3) as hosts:
+        workers = [hosts.start(rank, WORKER, "away", rank, 3, f"tcp://{hosts.address(0)}:{PORT}") for rank in range(3)]
+        patient, _, other = workers
+        for worker in (patient, other):
+            assert "ready" in worker.stdout.readline()
+        hosts.connect(1, "down")
+        for worker in (patient, other):
+            worker.stdin.write("cut\n")
+            worker.stdin.flush()
+        time.sleep(20)  # the time without a network is what is tested
+        assert all(worker.poll() is None for worker in workers)
+        hosts.connect(1, "up")
+        waited, _, called_again = [seen(worker) for worker in workers]
+    # Within the default liveness time-out nothing has happened but a call that took long.
+    assert (waited["answer"], waited["changes"]) == ("again from worker1", [])
+    assert waited["seconds"] > 19
+    # With a time-out of 4 s it was named, and a call with retries was answered when it was back.
+    assert called_again["lost"] == "worker1" and called_again["lost_after"] < 19
+    assert called_again["answer"] == "again from worker1"
+    assert called_again["changes"] == [["worker1", "lost"], ["worker1", "joined"]]
 
 
 def test_delay_and_loss_change_nothing_but_time(hosts):
