@@ -175,19 +175,14 @@ def test_ray_starts_the_actor_of_the_server_again(tmp_path, environment):  # noq
 
 # --- torchrun on several hosts, which starts all workers again ---
 
-STORE = """
-import datetime, sys
-import torch.distributed as dist
-store = dist.TCPStore(sys.argv[1], 29400, None, True, datetime.timedelta(seconds=60), wait_for_workers=False)
-sys.stdin.read()
-"""
+SERVE = "from torchrpc.launch import StoreServer; import signal; server = StoreServer('{}', 29400); signal.pause()"
 
 
 @contextlib.contextmanager
 def agents(folder, nproc, *options):
     """Two hosts, each with an agent of torchrun that starts `nproc` workers, and a third one where agents meet."""
     with Hosts(3) as hosts, (folder / "output").open("w") as output:
-        hosts.start(2, "-c", STORE, hosts.address(2))
+        hosts.start(2, "-c", SERVE.format(hosts.address(2)))
         meet = f"--rdzv-endpoint={hosts.address(2)}:29400"
         # The defaults of torchrun notice a lost agent after 15 s, and wait 30 s for others.
         conf = "--rdzv-conf=is_host=0,last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"

@@ -49,9 +49,10 @@ class StoreServer:
     Args:
         host (str): the name or address of this machine under which the workers reach it. The server listens on the
             interface with that address only.
+        port (int): where it listens; 0: a free port, which the attribute `port` has then.
 
     Raises:
-        OSError: `host` is no address of this machine.
+        OSError: `host` is no address of this machine, or the port is in use.
 
     Whoever reaches the store can join a group without a secret: give the workers a `TORCHRPC_SECRET_FILE`, too, if
     others can. Any thread may use it.
@@ -59,16 +60,17 @@ class StoreServer:
     Example:
         >>> with torchrpc.launch.StoreServer("127.0.0.1") as server:
         ...     variables = server.environment(rank=0, world_size=2)
-        >>> variables["RANK"], variables["WORLD_SIZE"], variables["MASTER_ADDR"]
-        ('0', '2', '127.0.0.1')
+        >>> [variables[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR")]
+        ['0', '2', '127.0.0.1']
     """
 
-    def __init__(self, host: str = "127.0.0.1") -> None:
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
         import torch.distributed as dist
 
         self.host = host
-        family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, socket.SOCK_STREAM) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # it may be a restart
             listener.bind(address)
             listener.listen(4096)
             self.port = int(listener.getsockname()[1])
