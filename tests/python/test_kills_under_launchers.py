@@ -132,41 +132,18 @@ def test_slurm(tmp_path, environment, slurm):  # noqa: F811
 
 # --- Ray, which starts an actor again ---
 
-RAY_DRIVER = """
-import sys
-import ray
-from torchrpc.launch import ray as launcher
-import parameter_server
-
-ray.init(num_cpus=3, include_dashboard=False)
-variables = {"TORCHRPC_REPLACE": "1", "TEST_FOLDER": sys.argv[1]}
-with launcher.start(parameter_server.main, 3, args=[sys.argv[2:]], environment=variables) as group:
-    assert group.wait(200) == [None] * 3
-print("all have returned")
-"""
-
-
-def ray_actor(folder, rank):
-    for each in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            variables = (each / "environ").read_text().split("\0")
-            if f"TEST_FOLDER={folder}" in variables and f"RANK={rank}" in variables:
-                return int(each.name)
-    raise AssertionError(f"no actor of rank {rank}")
+RAY_DRIVER = Path(__file__).with_name("ray_driver.py")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed (pip install ray)")
-def test_ray_starts_the_actor_of_the_server_again(tmp_path, environment):  # noqa: F811
-    (tmp_path / "driver.py").write_text(RAY_DRIVER)
-    options = [option.replace("=server.pt", f"={tmp_path}/server.pt") for option in OPTIONS]
-    options = [option.replace("=losses.json", f"={tmp_path}/losses.json") for option in options]
+def test_ray_starts_a_killed_trainer_again_and_the_server_on_another_node(tmp_path, environment):  # noqa: F811
+    options = [re.sub("=(?=server.pt|losses.json)", f"={tmp_path}/", option) for option in OPTIONS]
     path = os.pathsep.join([str(TUTORIAL.parent), environment["PYTHONPATH"]])
     # Ray gives its workers a low priority, with which they would wait for whatever else this machine runs.
     variables = {"PYTHONPATH": path, "HOME": str(tmp_path), "RAY_worker_niceness": "0", "RAY_AUTH_MODE": "disabled"}
-    command = [sys.executable, "driver.py", str(tmp_path), *options, f"--output={tmp_path}/loss.png"]
+    command = [sys.executable, RAY_DRIVER, str(tmp_path), *options, f"--output={tmp_path}/loss.png", "--patience=90"]
     with started(command, tmp_path, environment | variables) as launcher:
         wait_until_it_trains(tmp_path)
-        os.kill(ray_actor(tmp_path, 0), signal.SIGKILL)
         printed = printed_by(launcher, tmp_path)
     assert "all have returned" in printed
     expect_learned(tmp_path, printed)

@@ -22,8 +22,14 @@ def _ray() -> Any:
 
 
 class _Actor:
+    def __init__(self) -> None:
+        self._returned: list[Any] = []  # what the function has returned in this process
+
     def run(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
-        return function(*args, **kwargs)
+        # Ray repeats the call, too, when only the connection to this process broke.
+        if not self._returned:
+            self._returned.append(function(*args, **kwargs))
+        return self._returned[0]
 
 
 class RayGroup:
@@ -64,7 +70,9 @@ class RayGroup:
                     num_gpus=gpus,
                     resources=other,
                     max_restarts=max_restarts,
-                    max_task_retries=max_restarts,  # the function runs again in the actor that was started again
+                    # The function runs again in an actor that was started again. There is no limit: while Ray has not
+                    # noticed the end of a node, it repeats the call in vain a few times.
+                    max_task_retries=-1 if max_restarts else 0,
                     runtime_env={"env_vars": variables},
                     scheduling_strategy=PlacementGroupSchedulingStrategy(
                         self.placement_group, placement_group_bundle_index=rank
