@@ -67,5 +67,5 @@ def main(arguments: list[str]) -> int:
             print(f"the worker at {options.host}:{port} answers")
             return 0
     ports = f"{options.port[0]}-{options.port[-1]}" if len(options.port) > 1 else options.port[0]
-    print(f"no worker at {options.host}:{ports} answers in {options.timeout:g} s")
+    print(f"no worker at {options.host}:{ports} answers")
     return 1
