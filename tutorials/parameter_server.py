@@ -12,6 +12,12 @@ Written for torch.distributed.*; runs unchanged on torchrpc:
     python -m torchrpc parameter_server.py --trainers 2
     python -m torchrpc parameter_server.py --device cuda         # the model and the data on a GPU
 
+Where a launcher starts the processes (torchrun, srun, mpirun, Ray, Kubernetes), the process of rank 0 is the server and
+the others are trainers. Any of them may be killed and started again: the server hands out the steps, so a trainer takes
+the next one, and the others wait for a server that is started again, which goes on from its checkpoint:
+
+    TORCHRPC_REPLACE=1 torchrun --nproc-per-node 3 --max-restarts 3 parameter_server.py --checkpoint /shared/server.pt
+
 The structure follows the parameter server tutorial on pytorch.org. These points are corrected:
 
 - All processes are started by one command.
@@ -25,12 +31,13 @@ The structure follows the parameter server tutorial on pytorch.org. These points
 """
 
 import argparse
+import contextlib
 import inspect
 import json
 import os
 import socket
-import tempfile
 import threading
+import time
 from pathlib import Path
 
 import torch
@@ -42,8 +49,10 @@ from torch.distributed.optim import DistributedOptimizer
 from torch.nn import functional as F
 from tqdm import tqdm
 
+LOST = getattr(rpc, "WorkerLostError", ())  # torch's own RPC has no such exception: an empty tuple catches nothing
+
 # --- The data ---
-# Images of handwritten digits, 28 by 28 pixels.
+# Images of handwritten digits, 28 by 28 pixels. The number of a step says which images belong to it.
 
 
 def load_data(options):
@@ -73,9 +82,21 @@ def load_digits():
     return F.interpolate(images, size=28, mode="bilinear"), torch.tensor(digits.target)
 
 
+def steps_per_epoch(labels, options):
+    return -(-len(labels) // options.batch)
+
+
+def batch_of(step, images, labels, options):
+    epoch, position = divmod(step, steps_per_epoch(labels, options))
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1000 * options.seed + epoch))
+    part = order[position * options.batch :][: options.batch]
+    return images[part].to(options.device), labels[part].to(options.device)
+
+
 # --- The server ---
 # The model is on the server only. Trainers call `forward` through an RRef; the server keeps each call's graph
-# in the autograd context of the trainer's pass.
+# in the autograd context of the trainer's pass. The server also hands out the steps, and saves the model from time to
+# time: a server that is started again goes on from there.
 
 
 class Net(nn.Module):
@@ -97,11 +118,24 @@ class Net(nn.Module):
 
 
 class ParameterServer(nn.Module):
-    """Created on the worker "parameter_server"; trainers call its methods. Several calls may run at the same time."""
+    """Lives on the worker "parameter_server"; trainers call its methods. Several calls may run at the same time."""
 
-    def __init__(self, device):
+    def __init__(self, options):
         super().__init__()
-        self.model = Net().to(device)
+        self.options = options
+        torch.manual_seed(options.seed)
+        self.model = Net().to(options.device)
+        (_, labels), self.test = load_data(options)
+        self.steps = options.epochs * steps_per_epoch(labels, options)
+        self.lock = threading.Lock()  # guards the next two
+        self.step = 0  # the next one
+        self.losses = {}  # {trainer: the losses of its steps}
+        self.finished = threading.Event()
+        if state := load_checkpoint(options):
+            self.model.load_state_dict(state["model"])
+            self.step, self.losses = state["step"], state["losses"]
+            print(f"the server goes on at step {self.step}", flush=True)
+        self.bar = tqdm(total=self.steps, initial=self.step)
 
     def forward(self, images):
         return self.model(images)
@@ -113,34 +147,72 @@ class ParameterServer(nn.Module):
     def get_param_rrefs(self):
         return [rpc.RRef(parameter) for parameter in self.model.parameters()]
 
+    def next_step(self, trainer, loss):
+        """The number of the trainer's next step, or None after the last one; `loss` is that of its step before."""
+        with self.lock:
+            if loss is not None:
+                self.losses.setdefault(trainer, []).append(loss)
+                self.bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
+                self.bar.update()
+            if self.step % 25 == 0 or self.step == self.steps:
+                self.save()
+            if self.step == self.steps:
+                self.finished.set()
+                return None
+            self.step += 1
+            return self.step - 1
 
-# The only instance; the first call of a trainer creates it.
+    def save(self):
+        if self.options.checkpoint:
+            state = {"model": self.model.state_dict(), "step": self.step, "losses": self.losses}
+            torch.save(state, f"{self.options.checkpoint}.new")
+            os.replace(f"{self.options.checkpoint}.new", self.options.checkpoint)  # never half a file
+
+    def accuracy(self):
+        images, labels = self.test
+        with torch.no_grad():
+            found = self.model.eval()(images.to(self.options.device)).argmax(dim=1)
+        return (found.cpu() == labels).float().mean().item()
+
+
+def load_checkpoint(options):
+    with contextlib.suppress(FileNotFoundError):
+        return torch.load(options.checkpoint) if options.checkpoint else None
+
+
+# The only instance, in the server's process.
 parameter_server = None
-parameter_server_lock = threading.Lock()
 
 
-def get_parameter_server(device):
+def get_parameter_server():
+    return parameter_server
+
+
+def run_parameter_server(options):
     global parameter_server
-    with parameter_server_lock:
-        if parameter_server is None:
-            parameter_server = ParameterServer(device)
-        return parameter_server
-
-
-def run_parameter_server(options, folder):
-    torch.manual_seed(options.seed)
+    parameter_server = server = ParameterServer(options)
     rpc.init_rpc("parameter_server", rank=0, world_size=1 + options.trainers)
-    rpc.shutdown()  # serves calls until every trainer has finished
-    _, (images, labels) = load_data(options)
-    model = parameter_server.model.eval()
-    with torch.no_grad():
-        accuracy = (model(images.to(options.device)).argmax(dim=1).cpu() == labels).float().mean().item()
-    (folder / "accuracy.json").write_text(json.dumps(accuracy))
+    steps_before = -1
+    while not server.finished.wait(options.patience):  # trainers call meanwhile
+        if server.step == steps_before:
+            raise RuntimeError(f"no trainer has asked for a step for {options.patience:g} seconds")
+        steps_before = server.step
+    leave()  # serves calls until the trainers have finished
+    server.bar.close()
+    report(server.losses, server.accuracy(), options)
+
+
+def leave():
+    try:
+        rpc.shutdown()
+    except LOST as error:  # a trainer that was killed, and not started again: the others have done its work
+        print(f"{error.worker} was lost", flush=True)
 
 
 # --- The trainers ---
 # `TrainerNet` looks like a local module: its forward pass is a remote call. The loss is computed here, and
-# `dist_autograd.backward` goes back through the call. The optimizer steps where the parameters are.
+# `dist_autograd.backward` goes back through the call. The optimizer steps where the parameters are. If the server is
+# lost, all references to it are, too: the trainer makes new ones when it can.
 
 
 def call_method(method, rref, *args, **kwargs):
@@ -155,9 +227,12 @@ def remote_method(method, rref, *args, **kwargs):
 class TrainerNet(nn.Module):
     """Stands for the network on a trainer; holds a reference to the server."""
 
-    def __init__(self, device):
+    def __init__(self):
         super().__init__()
-        self.param_server_rref = rpc.remote("parameter_server", get_parameter_server, args=(device,))
+        self.param_server_rref = rpc.remote("parameter_server", get_parameter_server)
+
+    def next_step(self, trainer, loss):
+        return remote_method(ParameterServer.next_step, self.param_server_rref, trainer, loss)
 
     def get_global_param_rrefs(self):
         return remote_method(ParameterServer.get_param_rrefs, self.param_server_rref)
@@ -180,48 +255,59 @@ def make_optimizer(param_rrefs, options):
     return DistributedOptimizer(optim.SGD, param_rrefs, lr=options.lr, **settings)
 
 
-def batches(images, labels, options, generator):
-    order = torch.randperm(len(labels), generator=generator)
-    for part in order.split(options.batch):
-        yield images[part], labels[part]
+def connect(options):
+    """The network and its optimizer, as soon as the server can be called."""
+    deadline = time.monotonic() + options.patience
+    while True:
+        try:
+            net = TrainerNet()
+            return net, make_optimizer(net.get_global_param_rrefs(), options)
+        except LOST:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
 
 
-def run_trainer(rank, options, folder):
+def train(step, net, optimizer, data, options):
+    """One step; returns the loss."""
+    images, labels = batch_of(step, *data, options)
+    with dist_autograd.context() as context_id:
+        loss = F.nll_loss(net(images), labels)
+        dist_autograd.backward(context_id, [loss])
+        if step % steps_per_epoch(data[1], options) == 0:
+            assert remote_method(ParameterServer.get_dist_gradients, net.param_server_rref, context_id) != {}
+        optimizer.step(context_id)
+    return loss.item()
+
+
+def run_trainer(rank, options):
     settings = rpc.TensorPipeRpcBackendOptions()
     if options.device != "cpu":  # images there, predictions and gradients back
         settings.set_device_map("parameter_server", {f"{options.device}:0": f"{options.device}:0"})
-    rpc.init_rpc(f"trainer_{rank}", rank=rank, world_size=1 + options.trainers, rpc_backend_options=settings)
-    (images, labels), _ = load_data(options)
-    images, labels = images[rank - 1 :: options.trainers], labels[rank - 1 :: options.trainers]
-    generator = torch.Generator().manual_seed(1000 * options.seed + rank)
-    net = TrainerNet(options.device)
-    optimizer = make_optimizer(net.get_global_param_rrefs(), options)
-
-    losses = []
-    bar = tqdm(total=options.epochs * -(-len(labels) // options.batch), desc=f"trainer {rank}", position=rank - 1)
-    for _ in range(options.epochs):
-        for step, (data, target) in enumerate(batches(images, labels, options, generator)):
-            data, target = data.to(options.device), target.to(options.device)
-            with dist_autograd.context() as context_id:
-                loss = F.nll_loss(net(data), target)
-                dist_autograd.backward(context_id, [loss])
-                if step == 0:
-                    assert remote_method(ParameterServer.get_dist_gradients, net.param_server_rref, context_id) != {}
-                optimizer.step(context_id)
-            losses.append(loss.item())
-            bar.set_postfix_str(f"loss {losses[-1]:.3f}", refresh=False)
-            bar.update()
-    bar.close()
-    (folder / f"trainer{rank}.json").write_text(json.dumps(losses))
-    rpc.shutdown()
+    name = f"trainer_{rank}"
+    rpc.init_rpc(name, rank=rank, world_size=1 + options.trainers, rpc_backend_options=settings)
+    data, _ = load_data(options)
+    net, optimizer = connect(options)
+    loss = None
+    while True:
+        try:
+            step = net.next_step(name, loss)
+            if step is None:
+                break
+            loss = train(step, net, optimizer, data, options)
+        except LOST as error:
+            print(f"{name} waits for {error.worker} to be started again", flush=True)
+            net, optimizer = connect(options)
+            loss = None
+    leave()
 
 
-def run(rank, options, folder):
+def run(rank, options):
     torch.set_num_threads(1)  # the processes share the cores
     if rank == 0:
-        run_parameter_server(options, folder)
+        run_parameter_server(options)
     else:
-        run_trainer(rank, options, folder)
+        run_trainer(rank, options)
 
 
 # --- The results ---
@@ -256,6 +342,35 @@ def plot(curves, accuracy, options):
     plt.savefig(options.output, dpi=120)
 
 
+def report(curves, accuracy, options):
+    """On the server: saves and draws the losses, {trainer: losses}."""
+    if options.losses:
+        Path(options.losses).write_text(json.dumps(curves))
+    start, end = mean([losses[0] for losses in curves.values()]), mean([mean(v[-10:]) for v in curves.values()])
+    if options.compare:
+        other = next(iter(json.loads(Path(options.compare).read_text()).values()))
+        distance = max(abs(a - b) for a, b in zip(curves["trainer_1"], other, strict=True))
+        print(f"largest difference to {options.compare}: {distance:.2e}")
+        curves = {**curves, options.compare: other}
+    plot(curves, accuracy, options)
+    print(
+        f"loss {start:.3f} at the start, {end:.3f} at the end; accuracy {accuracy:.1%}; curve in {options.output}",
+        flush=True,
+    )
+
+
+# --- The processes ---
+# One command starts all processes, or a launcher does.
+
+
+def find_launch():
+    """What the launcher of this process says; None if there is none. torch's own RPC knows torchrun only."""
+    with contextlib.suppress(ImportError):
+        from torchrpc import launch
+
+        return launch.find_launch()
+
+
 def use_free_port():
     """Sets the address of the rendezvous, unless the environment has it."""
     os.environ.setdefault("MASTER_ADDR", "localhost")
@@ -264,7 +379,7 @@ def use_free_port():
         os.environ.setdefault("MASTER_PORT", str(probe.getsockname()[1]))
 
 
-def parse_arguments():
+def parse_arguments(arguments):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--trainers", type=int, default=1, help="(default %(default)s)")
     parser.add_argument("--device", default="cpu", help="of the model and the data, for example cuda (default cpu)")
@@ -275,34 +390,28 @@ def parse_arguments():
         "--images", type=int, default=1500, help="largest number of training images (default %(default)s)"
     )
     parser.add_argument("--data", default="data", help="folder for MNIST (default %(default)s)")
+    parser.add_argument("--checkpoint", help="the server's file, on a file system that all machines share")
+    parser.add_argument(
+        "--patience", type=float, default=60, help="seconds to wait for a lost server, or trainer (default %(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="(default %(default)s)")
     parser.add_argument("--losses", help="write the losses of all trainers to this file, as JSON")
     parser.add_argument(
         "--compare", help="a file written by --losses: draw its first curve, too, and print the difference"
     )
     parser.add_argument("--output", default="parameter_server.png", help="the plot (default %(default)s)")
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
-def main():
-    options = parse_arguments()
-    use_free_port()
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(run, args=(options, Path(folder)), nprocs=1 + options.trainers)
-        names = [f"trainer{rank}" for rank in range(1, 1 + options.trainers)]
-        curves = {name: json.loads(Path(folder, f"{name}.json").read_text()) for name in names}
-        accuracy = json.loads(Path(folder, "accuracy.json").read_text())
-    if options.losses:
-        Path(options.losses).write_text(json.dumps(curves))
-    first = curves["trainer1"]
-    start, end = mean([losses[0] for losses in curves.values()]), mean([mean(v[-10:]) for v in curves.values()])
-    if options.compare:
-        other = next(iter(json.loads(Path(options.compare).read_text()).values()))
-        curves[options.compare] = other
-        distance = max(abs(a - b) for a, b in zip(first, other, strict=True))
-        print(f"largest difference to {options.compare}: {distance:.2e}")
-    plot(curves, accuracy, options)
-    print(f"loss {start:.3f} at the start, {end:.3f} at the end; accuracy {accuracy:.1%}; curve in {options.output}")
+def main(arguments=None):
+    options = parse_arguments(arguments)
+    launch = find_launch()
+    if launch is None:
+        use_free_port()
+        mp.spawn(run, args=(options,), nprocs=1 + options.trainers)
+    else:
+        options.trainers = launch.world_size - 1
+        run(launch.rank, options)
 
 
 if __name__ == "__main__":

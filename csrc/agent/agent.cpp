@@ -166,12 +166,15 @@ void Agent::onNewIncarnation(const WorkerInfo& peer, uint64_t incarnation) {
 void Agent::reportJoined(
     const WorkerInfo& worker, uint64_t incarnation, const std::optional<WorkerRecord>& before, bool is_news) {
   const bool is_restarted = before && before->incarnation < incarnation;
+  // A worker announces itself until it is answered: to one that was started again meanwhile, and has found it in the
+  // store, that is no news. It must not end what this incarnation holds here already.
+  if (before && !is_restarted) return;
   if (is_restarted) {
     connections_.closeAll(*before, replacedError(before->info));
     liveness_.onReplaced(worker.id);
   }
   if (joined_handler_) joined_handler_(worker, incarnation);
-  if (is_news && (!before || is_restarted)) membership_.onJoined(worker, incarnation, is_restarted);
+  if (is_news) membership_.onJoined(worker, incarnation, is_restarted);
 }
 
 void Agent::watchMembers() {

@@ -68,7 +68,7 @@ def test_a_program_on_a_page_runs(run_python, tmp_path, block):
 # --- Examples in docstrings ---
 
 WITH_EXAMPLES = """
-    autograd nn.remote_module optim.distributed profiler rpc._calls rpc.functions rpc._batching rpc._waiting
+    autograd launch nn.remote_module optim.distributed profiler rpc._calls rpc.functions rpc._batching rpc._waiting
 """
 PRELUDE = """
 import torch

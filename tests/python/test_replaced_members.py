@@ -98,6 +98,18 @@ def hold(name):
     return held[name].to_here().tolist()
 
 
+def use_for(seconds, name):
+    """The values of new references again and again; all that differ from the first one."""
+    first = hold(name)
+    wrong = []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if (seen := use_held(name)) != first:
+            wrong.append(seen)
+        time.sleep(0.01)
+    return wrong
+
+
 def use_held(name):
     try:
         return held[name].to_here().tolist()
@@ -245,6 +257,20 @@ def test_two_are_replaced_at_the_same_time(members_by_file):
     members[3].kill()
     members.start(2, 3)
     assert members.each(pids_of_all) == [[members[rank].pid for rank in range(4)]] * 4
+    members.each(leave)
+
+
+def test_references_of_a_replaced_worker_to_one_that_was_replaced_after_it_stay(members_by_file):
+    """The first one announces itself again and again to the second, which has found it in the store."""
+    members = members_by_file(3)
+    members.start()
+    members.each(pids_of_all)
+    members[1].kill()
+    members[2].kill()
+    members.start(2)
+    time.sleep(2)  # it announces itself 3 and 6 s after its start, too
+    members.start(1)
+    assert members[2].run(use_for, 5, "worker1") == []
     members.each(leave)
 
 
