@@ -13,7 +13,7 @@ def thread(tid, *, python=(), waits=None, lock=None, serves=(), state="S", name=
 
 
 def waits(call, to, text="", age_s=3.0, kind="reply"):
-    return {"kind": kind, "call": call, "to": to, "text": text or f"the reply of {to}", "age_s": age_s}
+    return {"kind": kind, "call": call, "to": to, "text": text, "age_s": age_s}
 
 
 def call_out(call, to, *, tid=0, age_s=3.0, left_s=None, state="sent"):

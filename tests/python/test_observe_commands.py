@@ -10,6 +10,7 @@ import torchrpc.observe
 from torchrpc.__main__ import INSPECTING, USAGE
 from torchrpc.cli import _target, rrefs, stack, why
 from torchrpc.observe import _reports, _rrefs, _threads
+from torchrpc.testing import free_port
 
 
 @dataclasses.dataclass
@@ -50,6 +51,7 @@ def attach(monkeypatch):
             return Group(*moments)
 
         monkeypatch.setattr(torchrpc.observe, "attach", attach)
+        monkeypatch.setattr(_target, "check_listens", lambda address, timeout_s: None)
 
     set_moments.asked = []
     return set_moments
@@ -91,9 +93,22 @@ def test_errors_are_one_sentence_and_end_with_2(monkeypatch, capsys, arguments, 
         raise ValueError("no group has formed at host:1 yet")
 
     monkeypatch.setattr(torchrpc.observe, "attach", attach)
+    monkeypatch.setattr(_target, "check_listens", lambda address, timeout_s: None)
     with pytest.raises(SystemExit) as exit:
         why.main(arguments)
     assert exit.value.code == 2 and capsys.readouterr().err == f"{words}\n"
+
+
+def test_an_address_where_nothing_listens(capsys):
+    for address, words in (
+        (f"127.0.0.1:{free_port()}", "cannot be reached: "),
+        ("localhost", "'localhost' is no address. Give host:port"),
+        ("127.0.0.1:99999999", "cannot be reached: "),
+        ("no-such-host.invalid:1", "cannot be reached: "),
+    ):
+        with pytest.raises(SystemExit) as exit:
+            why.main([address])
+        assert exit.value.code == 2 and words in capsys.readouterr().err
 
 
 def test_the_default_is_the_store_of_the_environment_or_the_one_group_of_this_machine(monkeypatch, capsys):
@@ -142,11 +157,11 @@ def test_stack_shows_what_each_thread_serves_and_awaits(attach, capsys):
         "      main (/home/me/train.py:90)\n"
         "  thread 1001 torchrpc-pool: sleeps\n"
         "    serves call 12 train.pull of w2 since 3.0 s\n"
-        "    waits for the reply of w1 (since 3.0 s, call 10)\n"
+        "    waits for the reply of w1 to train.fetch (since 3.0 s, call 10)\n"
         "      rpc_sync (/venv/torchrpc/rpc/_calls.py:9)\n"
         "      pull (/home/me/train.py:17)\n"
         "  thread 1005 torchrpc-pool: sleeps\n"
-        "    waits for the lock self.lock, held by thread 1001 since /x.py:3\n"
+        "    waits for the lock `self.lock`, held by thread 1001 since /x.py:3\n"
         "      push (/home/me/train.py:7)\n"
         "  3 threads without Python that do nothing: 2 tp-loop, 1 torchrpc-pool\n"
         "\n"

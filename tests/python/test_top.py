@@ -9,7 +9,7 @@ from observed_reports import call_in, call_out, circle, report, thread
 from test_observe_commands import Group
 
 import torchrpc.observe
-from torchrpc.cli import top
+from torchrpc.cli import _target, top
 from torchrpc.observe import _top
 
 
@@ -31,8 +31,8 @@ def moment(uptime_s, calls):
         out=[call_out(1, "w1", age_s=2.5), call_out(2, "w1", age_s=0.5)],
         functions=[functions(calls, side="out", peer="w1")],
         connections=[
-            {"peer": "w1", "how": "native(shm)", "held_calls": 2, "queued_reply_bytes": 5},
-            {"peer": "w2", "how": "native(tcp)", "held_calls": 0, "queued_reply_bytes": 0},
+            {"peer": "w1", "how": "accepted over unix, shared memory", "held_calls": 2, "queued_reply_bytes": 5},
+            {"peer": "w2", "how": "tcp 10.0.0.1:400", "held_calls": 0, "queued_reply_bytes": 0},
         ],
     )
     w1 = report(
@@ -56,7 +56,7 @@ def test_rates_are_differences_of_two_reports():
     assert workers["w0"]["calls_out_per_s"] == 500 and workers["w0"]["calls_in_per_s"] == 0
     assert workers["w1"]["calls_in_per_s"] == 500 and workers["w1"]["bytes_per_s"] == 512000
     assert workers["w1"]["cores"] == 0.5 and workers["w1"]["queued"] == 7 and workers["w1"]["oldest_s"] == 2.4
-    assert workers["w0"]["connections"] == {"native(shm)": 1, "native(tcp)": 1} and workers["w0"]["held_calls"] == 2
+    assert workers["w0"]["connections"] == {"shm": 1, "tcp": 1} and workers["w0"]["held_calls"] == 2
     assert (workers["w2"]["state"], workers["w3"]["state"], workers["w4"]["state"]) == ("silent", "lost", "silent")
     assert shown["lost"] == ["w3"] and shown["silent"] == {"w2": "no answer within 2 s", "w4": "no report"}
     assert [(row["from"], row["to"], row["function"], row["state"]) for row in shown["calls"]] == [
@@ -91,6 +91,7 @@ def test_sorting():
 
 def test_the_table_as_text(monkeypatch, capsys):
     group = Group(moment(10.0, 500), moment(12.0, 1500))
+    monkeypatch.setattr(_target, "check_listens", lambda address, timeout_s: None)
     monkeypatch.setattr(torchrpc.observe, "attach", lambda *args, **options: group)
     assert top.main(["host:1", "--once", "--every", "0.05"]) == 0
     assert capsys.readouterr().out.split("\n") == [
@@ -116,6 +117,7 @@ def test_the_table_as_text(monkeypatch, capsys):
 
 
 def test_the_table_as_data(monkeypatch, capsys):
+    monkeypatch.setattr(_target, "check_listens", lambda address, timeout_s: None)
     monkeypatch.setattr(
         torchrpc.observe, "attach", lambda *args, **options: Group(moment(10.0, 500), moment(12.0, 1500))
     )

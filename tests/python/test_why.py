@@ -105,7 +105,7 @@ def test_a_circle_through_a_lock():
     assert [(step["worker"], step["tid"]) for step in finding["steps"]] == [("w0", 1001), ("w1", 1101), ("w0", 1002)]
     assert finding["steps"][2]["text"] == (
         "thread 1002 (torchrpc-pool), serving call 20 of w1: in pull (/home/me/train.py:8) waits for the lock "
-        "self.lock, which thread 1001 has taken at /home/me/train.py:4"
+        "`self.lock`, which thread 1001 has taken at /home/me/train.py:4"
     )
 
 
@@ -129,7 +129,7 @@ def test_a_lock_without_a_known_holder_is_no_deadlock():
     reports = circle()
     reports["w2"]["threads"][1] |= {"waits": None, "lock": {"text": "lock", "kind": "lock", "holders": []}}
     finding = only(_why.explain(reports), "longest_wait")
-    assert finding["text"].endswith("In the end w2 waits for the lock lock in pull (/home/me/train.py:19).")
+    assert finding["text"].endswith("In the end w2 waits for the lock `lock` in pull (/home/me/train.py:19).")
 
 
 def full(name, tids, serving, caller):
@@ -188,7 +188,7 @@ def test_the_straggler_of_a_barrier_is_named_with_what_its_main_thread_does():
     }
     explanation = _why.explain(reports)
     finding = only(explanation, "straggler")
-    assert finding["text"] == "w0 and w1 wait for shutdown (8.0 s): w2 has not arrived."
+    assert finding["text"] == "w0 and w1 wait for all workers in shutdown (8.0 s): w2 has not arrived."
     assert [step["text"] for step in finding["steps"]] == ["thread 1200 (python): in spin (/home/me/train.py:44) runs"]
     assert _why.exit_code(explanation) == 0
 

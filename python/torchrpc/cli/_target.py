@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,6 +51,8 @@ def attached(options: argparse.Namespace) -> Iterator[Any]:
         stop(f"--timeout is {options.timeout}. It must be more than 0 seconds.")
     if address is None and pid is None:
         address, pid = default_target()
+    if address is not None:
+        check_listens(address, options.timeout)
     try:
         group = attach(
             address,
@@ -82,6 +85,20 @@ def default_target() -> "tuple[str | None, int | None]":
     return None, min(next(iter(groups.values())))
 
 
+def check_listens(address: str, timeout_s: float) -> None:
+    """End the process if nothing listens at an address: torch's store would try for long and say much."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        stop(f"{address!r} is no address. Give host:port, the MASTER_ADDR and MASTER_PORT of the group.")
+    try:
+        socket.create_connection((host.removeprefix("[").removesuffix("]"), int(port)), timeout_s).close()
+    except (OSError, OverflowError) as error:
+        stop(
+            f"{address} cannot be reached: {error}. The group's rank 0, or the launcher, serves its store there. On "
+            "the machine of a worker, --pid does without the store."
+        )
+
+
 def worker_cards() -> Iterator[tuple[int, dict[str, str]]]:
     """(process id, what the worker has put down for tools) of each worker of this user on this machine."""
     from torchrpc.observe import _attach
@@ -89,6 +106,12 @@ def worker_cards() -> Iterator[tuple[int, dict[str, str]]]:
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
             yield int(entry.name), dict(_attach._card(int(entry.name)))
+
+
+def show(text: str) -> None:
+    """Print a text; files in the current folder without its name."""
+    folder = f"{Path.cwd()}{os.sep}"
+    print(text.replace(folder, "") if len(folder) > 2 else text)
 
 
 def stop(text: str) -> "Any":

@@ -33,5 +33,5 @@ def main(arguments: list[str]) -> int:
     if options.json:
         print(json.dumps({"rrefs": found, "silent": _reports.silent(reports)}, indent=2))
     else:
-        print(_rrefs.text(found, reports, options.older_than))
+        _target.show(_rrefs.text(found, reports, options.older_than))
     return 0

@@ -27,5 +27,8 @@ def main(arguments: list[str]) -> int:
         reports = group.reports(stacks=True, timeout=options.timeout)
         names = [member.name for member in group.members]
     explanation = _why.explain(reports, names, earlier)
-    print(json.dumps(explanation, indent=2) if options.json else _why.text(explanation))
+    if options.json:
+        print(json.dumps(explanation, indent=2))
+    else:
+        _target.show(_why.text(explanation))
     return _why.exit_code(explanation)

@@ -64,6 +64,40 @@ def threads(report: Report) -> dict[int, Mapping[str, Any]]:
     return {int(number(row, "tid")): row for row in rows(report, "threads")}
 
 
+def wait_text(waits: Mapping[str, Any], function: str = "") -> str:
+    """What a thread waits for, in words. `function`: that of the call, if it is known."""
+    if text := waits.get("text"):
+        return f"{text}"
+    kind, to = str(waits.get("kind") or "something"), str(waits.get("to") or "")
+    if kind == "reply" or (kind in ("future", "value") and waits.get("call") and to):
+        return f"the reply{f' of {to}' if to else ''}{f' to {function}' if function else ''}"
+    whose = f" of {to}" if to else ""
+    names = {
+        "future": "a future",
+        "value": "the value of an RRef",
+        "barrier": "the other workers",
+        "backward": "a backward pass",
+    }
+    return f"{names.get(kind, kind)}{whose}"
+
+
+def lock_text(lock: Mapping[str, Any]) -> str:
+    """A Python lock, in words: "the lock `self.lock`"."""
+    kinds = {"lock": "the lock", "semaphore": "the semaphore", "condition": "a notification of", "event": "the event"}
+    kind, expression = str(lock.get("kind", "lock")), str(lock.get("text", "?"))
+    if kind == "barrier":
+        return f"the other threads at `{expression}`"
+    return f"{kinds[kind]} `{expression}`" if kind in kinds else expression
+
+
+def shutdown_of(thread: Mapping[str, Any]) -> bool:
+    """Whether a thread is in the part of shutdown() that waits for all workers."""
+    return any(
+        row.get("function", "").rpartition(".")[2] == "_wait_all_workers" and "torchrpc" in str(row.get("file"))
+        for row in rows(thread, "python")
+    )
+
+
 def holders(report: Report, lock: Mapping[str, Any]) -> list[int]:
     """The ids of the threads that hold a lock. Python does not know those of C++ threads, but their idents."""
     found = [int(each) for each in lock.get("holders") or []]

@@ -95,5 +95,5 @@ def text(found: list[dict[str, Any]], reports: Reports, older_than_s: float = 0.
 
 
 def _made(row: Mapping[str, Any]) -> str:
-    by = f"by {row['made_by']}" if row["made_by"] else ""
-    return f"{row['made_at']} {by}".strip() or "?"
+    where, who = row["made_at"], row["made_by"]
+    return f"{where} by {who}" if where and who else where or (f"{who}, ?" if who else "?")

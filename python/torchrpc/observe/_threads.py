@@ -6,12 +6,21 @@ from typing import Any
 from . import _reports as reading
 from ._reports import Report, Reports, age, number, plural, rows
 
+Functions = Mapping[tuple[str, str, int], str]  # (caller, callee, call) -> the function, as the callee says
+
 
 def text(reports: Reports, show_all: bool = False) -> str:
     """The threads of all workers for humans. Without `show_all`, those that serve nothing, wait for no call and have no
     Python are only counted."""
+    functions = {
+        (str(row.get("from")), name, int(number(row, "call"))): str(row.get("function") or "")
+        for name, report in reading.answered(reports).items()
+        for row in rows(report, "calls_in")
+    }
     parts = [
-        _text_of_worker(name, report, show_all) if isinstance(report, Mapping) else f"{name} does not answer: {report}"
+        _text_of_worker(name, report, show_all, functions)
+        if isinstance(report, Mapping)
+        else f"{name} does not answer: {report}"
         for name, report in reports.items()
     ]
     return "\n\n".join(parts)
@@ -27,7 +36,7 @@ def plain(reports: Reports) -> dict[str, Any]:
     }
 
 
-def _text_of_worker(name: str, report: Report, show_all: bool) -> str:
+def _text_of_worker(name: str, report: Report, show_all: bool, functions: Functions) -> str:
     worker, gil = reading.table(report, "worker"), reading.table(report, "gil")
     lines = [
         f"{name}: process {worker.get('pid', '?')} on {worker.get('host', '?')}, up {age(number(worker, 'uptime_s'))}"
@@ -39,7 +48,7 @@ def _text_of_worker(name: str, report: Report, show_all: bool) -> str:
     idle = []
     for thread in rows(report, "threads"):
         if show_all or _is_of_interest(thread):
-            lines += _lines_of_thread(thread, served, report)
+            lines += _lines_of_thread(name, thread, served, report, functions)
         else:
             idle.append(str(thread.get("name") or "?"))
     if idle:
@@ -58,17 +67,20 @@ def _is_of_interest(thread: Mapping[str, Any]) -> bool:
 
 
 def _lines_of_thread(
-    thread: Mapping[str, Any], served: Mapping[tuple[str, int], Mapping[str, Any]], report: Report
+    name: str,
+    thread: Mapping[str, Any],
+    served: Mapping[tuple[str, int], Mapping[str, Any]],
+    report: Report,
+    functions: Functions,
 ) -> list[str]:
     lines = [f"  thread {thread.get('tid', '?')} {thread.get('name') or ''}".rstrip() + f": {reading.state(thread)}"]
     for sender, call in thread.get("serves") or []:
         row = served.get((str(sender), int(call)), {"from": sender, "call": call})
         lines.append(f"    serves {_call(row)}")
     if isinstance(waits := thread.get("waits"), Mapping):
+        function = functions.get((name, str(waits.get("to")), int(number(waits, "call"))), "")
         call = f", call {waits['call']}" if waits.get("call") else ""
-        lines.append(
-            f"    waits for {waits.get('text') or waits.get('kind')} (since {age(number(waits, 'age_s'))}{call})"
-        )
+        lines.append(f"    waits for {reading.wait_text(waits, function)} (since {age(number(waits, 'age_s'))}{call})")
     if isinstance(lock := thread.get("lock"), Mapping):
         lines.append(f"    {_lock(lock, report)}")
     for frame in rows(thread, "python"):
@@ -84,8 +96,7 @@ def _call(row: Mapping[str, Any]) -> str:
 
 def _lock(lock: Mapping[str, Any], report: Report) -> str:
     holders = [f"thread {holder}" for holder in reading.holders(report, lock)]
-    kind = str(lock.get("kind", "lock"))
-    what = {"lock": "the lock ", "semaphore": "the semaphore ", "condition": "a notification of "}.get(kind, "")
-    held = f", held by {reading.listed(holders)}" if holders and kind not in ("thread", "import") else ""
+    is_held = bool(holders) and lock.get("kind") not in ("thread", "import")
     at = [each for each in lock.get("taken_at") or [] if each]
-    return f"waits for {what}{lock.get('text', '?')}{held}{f' since {at[0]}' if at and held else ''}"
+    held = f", held by {reading.listed(holders)}{f' since {at[0]}' if at else ''}" if is_held else ""
+    return f"waits for {reading.lock_text(lock)}{held}"

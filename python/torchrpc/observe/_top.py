@@ -77,7 +77,7 @@ def _worker(name: str, report: Report, earlier: "Report | None") -> dict[str, An
         "pool_blocked": int(number(pool, "blocked")),
         "held_calls": sum(int(number(row, "held_calls")) for row in rows(report, "connections")),
         "queued_reply_bytes": sum(int(number(row, "queued_reply_bytes")) for row in rows(report, "connections")),
-        "connections": dict(Counter(str(row.get("how", "?")) for row in rows(report, "connections"))),
+        "connections": dict(Counter(_way(str(row.get("how", "?"))) for row in rows(report, "connections"))),
         "rrefs_owned": int(number(rrefs, "owned")),
         "rrefs_held": int(number(rrefs, "held")),
         "contexts": int(number(table(report, "autograd"), "contexts")),
@@ -188,7 +188,7 @@ def worker_cells(row: Mapping[str, Any]) -> list[str]:
     """The row of one worker, under `WORKER_COLUMNS`."""
     if row["state"] in ("lost", "silent"):
         return [row["worker"], row["state"], *[""] * (len(WORKER_COLUMNS) - 2)]
-    ways = ", ".join(f"{count} {_way(how)}" for how, count in sorted(row["connections"].items()))
+    ways = ", ".join(f"{count} {how}" for how, count in sorted(row["connections"].items()))
     return [
         row["worker"],
         row["state"],
@@ -208,8 +208,11 @@ def worker_cells(row: Mapping[str, Any]) -> list[str]:
 
 
 def _way(how: str) -> str:
-    """How a connection runs: "native(shm)" is "shm" here."""
-    return how.partition("(")[2].rstrip(")") or how
+    """How a connection runs, in a word: "shm", "tcp", "tcp encrypted", "unix", ..."""
+    if "shared memory" in how or "shm" in how:
+        return "shm"
+    medium = next((each for each in ("tcp", "unix", "tensorpipe") if each in how), how)
+    return f"{medium} encrypted" if any(each in how for each in ("AES", "ChaCha", "TLS")) else medium
 
 
 def function_cells(row: Mapping[str, Any]) -> list[str]:

@@ -71,15 +71,27 @@ def text(explanation: Mapping[str, Any]) -> str:
         ]
     elif explanation["is_healthy"]:
         lines.append("No deadlock, no lost worker, no full pool.")
+    shown: list[Any] = []
     for finding in findings:
-        if finding["steps"]:
-            lines += [
-                "",
-                {"deadlock": "The circle", "longest_wait": "The longest wait"}.get(finding["kind"], finding["text"]),
-            ]
-            width = max(len(step["worker"]) for step in finding["steps"])
-            lines += [f"  {step['worker']:{width}}  {step['text']}" for step in finding["steps"]]
+        new = [step for step in finding["steps"] if step not in shown]
+        if new:  # A chain that is part of one above says nothing new.
+            lines += ["", _heading(finding), *_lines_of_steps(finding["steps"])]
+            shown += finding["steps"]
     return "\n".join(lines)
+
+
+def _heading(finding: Mapping[str, Any]) -> str:
+    kind, workers = finding["kind"], finding["workers"]
+    if kind == "gil":
+        return f"The thread that keeps the GIL of {workers[0]}"
+    if kind == "straggler":
+        return f"What {listed(workers)} {'does' if len(workers) == 1 else 'do'}"
+    return {"deadlock": "The circle", "longest_wait": "The longest wait"}.get(kind, str(finding["text"]))
+
+
+def _lines_of_steps(steps: Sequence[Mapping[str, Any]]) -> list[str]:
+    width = max(len(step["worker"]) for step in steps)
+    return [f"  {step['worker']:{width}}  {step['text']}" for step in steps]
 
 
 def exit_code(explanation: Mapping[str, Any]) -> int:
@@ -108,12 +120,20 @@ class _Graph:
             for row in rows(report, "members")
             if row.get("is_member", True) and row.get("is_living", True)
         }
-        self._arrived: dict[str, set[str]] = {}  # the text of a barrier -> the workers that wait there
+        # The threads that wait for other members, and for what: the name of a barrier.
+        self._barriers: dict[tuple[str, int], str] = {}
+        self._arrived: dict[str, set[str]] = {}
         for name, threads in self._threads.items():
-            for thread in threads.values():
+            for tid, thread in threads.items():
                 waits = thread.get("waits")
                 if isinstance(waits, Mapping) and waits.get("kind") == "barrier":
-                    self._arrived.setdefault(str(waits.get("text")), set()).add(name)
+                    barrier = reading.wait_text(waits)
+                elif reading.shutdown_of(thread):
+                    barrier = "shutdown"
+                else:
+                    continue
+                self._barriers[name, tid] = barrier
+                self._arrived.setdefault(barrier, set()).add(name)
         self.edges: dict[Node, Edge] = {}
         for name in self._reports:
             for tid in self._threads[name]:
@@ -134,6 +154,9 @@ class _Graph:
 
     def _edge_of_thread(self, name: str, tid: int) -> "Edge | None":
         thread = self._threads[name][tid]
+        barrier = self._barriers.get((name, tid))
+        if barrier and (missing := self._missing(barrier)):
+            return self._edge_of_barrier(barrier, missing, thread)
         lock = thread.get("lock")
         if isinstance(lock, Mapping) and (edge := self._edge_of_lock(name, lock)):
             return edge
@@ -148,8 +171,7 @@ class _Graph:
     def _edge_of_lock(self, name: str, lock: Mapping[str, Any]) -> "Edge | None":
         holders = [each for each in reading.holders(self._reports[name], lock) if each in self._threads[name]]
         kind = str(lock.get("kind", "lock"))
-        what = {"lock": "the lock", "semaphore": "the semaphore", "condition": "a notification of"}.get(kind, "")
-        expression = f"{what} {lock.get('text', '?')}".strip()
+        expression = reading.lock_text(lock)
         if not holders:
             return Edge([], True, False, f"waits for {expression}")
         at = [each for each in lock.get("taken_at") or [] if each]
@@ -164,32 +186,33 @@ class _Graph:
     def _edge_of_wait(self, name: str, tid: int, waits: Mapping[str, Any]) -> Edge:
         kind, to, call = str(waits.get("kind", "")), str(waits.get("to", "")), int(number(waits, "call"))
         since = f" ({f'call {call}, ' if call else ''}{age(number(waits, 'age_s'))})"
-        what = f"waits for {waits.get('text') or kind}{since}"
+        function = str(self._calls_in.get((name, to, call), {}).get("function") or "")
+        what = f"waits for {reading.wait_text(waits, function)}{since}"
         if kind == "lock":
             return Edge([], True, False, what)
+        if call and to and (name, to, call) not in self._calls_out:
+            holder = self._gil_holder(name)
+            targets: list[Node] = [("thread", name, holder)] if holder and holder != tid else []
+            return Edge(targets, True, False, f"{what}, which has arrived{'; it waits for the GIL' if targets else ''}")
         if call and to:
-            return Edge([("call", name, to, call)], True, True, self._wait_for_call(name, to, call, what))
+            return Edge([("call", name, to, call)], True, True, what)
         if kind == "barrier":
-            missing = self._missing(waits)
-            what += f"; {listed(missing)} {'has' if len(missing) == 1 else 'have'} not arrived" if missing else ""
-            return Edge([("worker", each) for each in missing], True, True, what)
+            return Edge([], True, False, what)
         if to and to != name:
             return Edge([("worker", to)], True, False, what)
         own = [key for key, row in self._calls_out.items() if key[0] == name and row.get("tid") == tid and tid]
         return Edge([("call", *key) for key in own], True, False, what)
 
-    def _wait_for_call(self, name: str, to: str, call: int, what: str) -> str:
-        function = self._calls_in.get((name, to, call), {}).get("function")
-        if function and str(function) not in what:
-            what = what.replace(" (call ", f" to {function} (call ", 1)
-        return what
+    def _edge_of_barrier(self, barrier: str, missing: list[str], thread: Mapping[str, Any]) -> Edge:
+        waits = thread.get("waits")
+        since = f" ({age(number(waits, 'age_s'))})" if isinstance(waits, Mapping) else ""
+        verb = "has" if len(missing) == 1 else "have"
+        text = f"waits for all workers in {barrier}{since}; {listed(missing)} {verb} not arrived"
+        return Edge([("worker", each) for each in missing], True, True, text)
 
-    def _missing(self, waits: Mapping[str, Any]) -> list[str]:
-        """The members that have not arrived where this thread waits."""
-        to, arrived = waits.get("to"), self._arrived.get(str(waits.get("text")), set())
-        if to:
-            return [] if to in arrived else [str(to)]
-        return sorted((self._living | self._reports.keys()) - arrived)
+    def _missing(self, barrier: str) -> list[str]:
+        """The members that have not arrived at a barrier."""
+        return sorted((self._living | self._reports.keys()) - self._arrived.get(barrier, set()))
 
     def _edge_of_call(self, caller: str, callee: str, call: int) -> "Edge | None":
         served = self._calls_in.get((caller, callee, call))
@@ -448,22 +471,25 @@ class _Graph:
         return findings
 
     def stragglers(self) -> list[dict[str, Any]]:
-        found: dict[tuple[str, tuple[str, ...]], list[Node]] = {}
-        for node, edge in self.edges.items():
-            waits = self._threads[node[1]][node[2]].get("waits") if node[0] == "thread" else None
-            missing = tuple(sorted(target[1] for target in edge.targets if target[0] == "worker"))
-            if not isinstance(waits, Mapping) or waits.get("kind") not in ("barrier", "backward"):
-                continue
-            if missing and number(waits, "age_s") >= LONG_WAIT_S:
-                found.setdefault((str(waits.get("text") or waits.get("kind")), missing), []).append(node)
+        found: dict[tuple[str, tuple[str, ...]], dict[str, float]] = {}  # -> {worker that waits: for how long}
+        for (name, tid), barrier in self._barriers.items():
+            thread = self._threads[name][tid]
+            waits = thread.get("waits")
+            before = reading.threads(self._earlier.get(name, {})).get(tid, {})
+            seconds = number(waits, "age_s") if isinstance(waits, Mapping) else 0.0
+            # An event of Python has no age; that it was there a moment ago must do.
+            is_long = seconds >= LONG_WAIT_S or (seconds == 0.0 and reading.shutdown_of(before))
+            if is_long and (missing := tuple(self._missing(barrier))):
+                waiting = found.setdefault((barrier, missing), {})
+                waiting[name] = max(seconds, waiting.get(name, 0.0))
         findings = []
-        for (what, missing), nodes in found.items():
-            waiting = sorted({node[1] for node in nodes})
-            longest = max(number(self._threads[node[1]][node[2]]["waits"], "age_s") for node in nodes)
-            verb = "has" if len(missing) == 1 else "have"
+        for (barrier, missing), waiting in found.items():
+            longest = max(waiting.values())
+            since = f" ({age(longest)})" if longest else ""
+            wait = "waits" if len(waiting) == 1 else "wait"
             text = (
-                f"{listed(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for {what} ({age(longest)}): "
-                f"{listed(list(missing))} {verb} not arrived."
+                f"{listed(sorted(waiting))} {wait} for all workers in {barrier}{since}: "
+                f"{listed(list(missing))} {'has' if len(missing) == 1 else 'have'} not arrived."
             )
             steps = [step for name in missing for step in self._steps_from(("worker", name))]
             findings.append(_finding("straggler", text, list(missing), steps))
