@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from torchrpc.observe import _why, attach
 from torchrpc.testing import free_port
 
 PROGRAMS = Path(__file__).with_name("planted_faults")
@@ -121,6 +122,16 @@ def test_a_function_that_keeps_the_gil_is_named_with_its_line():
         code, text, _ = torchrpc("stack", address, "--worker", "worker1")
         assert code == 0 and "keeps the GIL; the stacks were read without it." in text
         assert re.search(rf"serves call \d+ \S+parse of worker0 since .*\n(.*\n)*? +parse \({place}\)", text), text
+
+
+def test_a_busy_job_is_no_deadlock():
+    with job("busy.py") as (_, address):
+        until(["top", "--once", "--every", "0.1", address], lambda code, text: code == 0 and "3 workers" in text)
+        with attach(address) as group:
+            for _ in range(40):
+                explanation = _why.explain(group.reports(stacks=True), [member.name for member in group.members])
+                assert not explanation["has_cycle"], explanation
+                assert not {"silent", "lost", "full_pool"} & {each["kind"] for each in explanation["findings"]}
 
 
 def test_a_leak_of_a_thousand_rrefs_is_one_row():

@@ -42,7 +42,7 @@ def moment(uptime_s, calls):
         lost=["w3"],
         into=[call_in(1, "w0", age_s=2.4)],
         functions=[functions(calls), functions(7, function="train.pull", peer="w2")],
-        pool={"threads": 5, "idle": 1, "blocked": 3, "queued": 6, "strand_queued": 1},
+        pool={"threads": 5, "idle": 1, "blocked": 3, "queued": 1, "strand_queued": 7},
         rrefs={"owned": 3, "held": 1, "forks": 5, "list": []},
         autograd={"contexts": 2, "oldest_s": 5.0},
     )

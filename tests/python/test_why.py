@@ -151,12 +151,18 @@ def test_two_full_pools_that_wait_for_each_other():
     explanation = _why.explain(reports)
     assert kinds(explanation) == ["deadlock", "full_pool", "full_pool"]
     assert only(explanation, "deadlock")["text"].startswith("Deadlock: w0 and w1 wait for each other in a circle.")
-    assert any("3 calls wait in the queue" in step["text"] for step in only(explanation, "deadlock")["steps"])
+    assert any("3 calls in the queue" in step["text"] for step in only(explanation, "deadlock")["steps"])
     pool = next(each for each in explanation["findings"] if each["kind"] == "full_pool")["text"]
     assert pool == (
-        "w0: the pool is full. All 2 threads are busy (2 wait for calls), and 3 calls in the queue wait for one. "
-        "Most are in nested (/home/me/train.py:3)."
+        "w0: the pool is full. 3 calls wait in the queue, because all 2 threads are busy, 2 of them waiting for calls "
+        "of their own. Most of its threads are in nested (/home/me/train.py:3)."
     )
+
+
+def test_a_busy_pool_that_goes_on_is_not_called_full():
+    reports = {"w0": full("w0", [1001, 1002], [1, 2], "w1"), "w1": report("w1")}
+    reports["w0"]["calls_in"][1]["age_s"] = 0.2
+    assert "full_pool" not in kinds(_why.explain(reports))
 
 
 def test_a_full_pool_of_which_one_thread_can_go_on_is_no_deadlock():

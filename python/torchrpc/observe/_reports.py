@@ -66,19 +66,27 @@ def threads(report: Report) -> dict[int, Mapping[str, Any]]:
 
 def wait_text(waits: Mapping[str, Any], function: str = "") -> str:
     """What a thread waits for, in words. `function`: that of the call, if it is known."""
-    if text := waits.get("text"):
-        return f"{text}"
-    kind, to = str(waits.get("kind") or "something"), str(waits.get("to") or "")
+    kind, to, text = (str(waits.get(name) or "") for name in ("kind", "to", "text"))
     if kind == "reply" or (kind in ("future", "value") and waits.get("call") and to):
+        function = function or text
         return f"the reply{f' of {to}' if to else ''}{f' to {function}' if function else ''}"
-    whose = f" of {to}" if to else ""
-    names = {
-        "future": "a future",
-        "value": "the value of an RRef",
-        "barrier": "the other workers",
-        "backward": "a backward pass",
-    }
-    return f"{names.get(kind, kind)}{whose}"
+    names = {"future": "a future", "value": "the value of an RRef", "backward": "a backward pass"}
+    return text or f"{names.get(kind, kind or 'something')}{f' of {to}' if to else ''}"
+
+
+def is_pool_full(report: Report) -> bool:
+    """Whether a worker's pool starts no further task although some wait: see Note [Limit of threads] of the core."""
+    pool = table(report, "pool")
+    threads, idle = number(pool, "threads"), number(pool, "idle")
+    is_at_limit = threads - idle - number(pool, "blocked") >= number(pool, "size") or threads >= number(pool, "max")
+    return queued(report) > 0 and idle == 0 and threads > 0 and is_at_limit
+
+
+def queued(report: Report) -> int:
+    """The tasks that wait for a thread. Those of Python wait in a strand, which is itself one task of the pool."""
+    pool = table(report, "pool")
+    strand = int(number(pool, "strand_queued"))
+    return strand + max(0, int(number(pool, "queued")) - bool(strand))
 
 
 def lock_text(lock: Mapping[str, Any]) -> str:

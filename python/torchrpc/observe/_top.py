@@ -71,7 +71,7 @@ def _worker(name: str, report: Report, earlier: "Report | None") -> dict[str, An
         "in_flight_out": len(out),
         "in_flight_in": len(into),
         "oldest_s": max((number(row, "age_s") for row in [*out, *into]), default=0.0),
-        "queued": int(number(pool, "queued") + number(pool, "strand_queued")),
+        "queued": reading.queued(report),
         "pool_threads": int(number(pool, "threads")),
         "pool_busy": int(number(pool, "threads") - number(pool, "idle")),
         "pool_blocked": int(number(pool, "blocked")),

@@ -223,7 +223,7 @@ class _Graph:
             if tid and str(served.get("state", "running")) == "running":
                 return Edge([("thread", callee, tid)], True, True, "is served")
             return Edge([], True, False, "has returned a future that is not complete")
-        if caller in self._reports and self._is_queued(callee):
+        if caller in self._reports and reading.is_pool_full(self._reports[callee]):
             return Edge([("queue", callee)], True, True, f"waits in the queue of {callee}")
         if holder := self._gil_holder(callee):
             return Edge([("thread", callee, holder)], True, False, f"waits for the GIL of {callee}")
@@ -235,24 +235,15 @@ class _Graph:
                 return tid
         return 0
 
-    def _is_queued(self, worker: str) -> bool:
-        pool = table(self._reports[worker], "pool")
-        waiting = number(pool, "queued") + number(pool, "strand_queued")
-        return waiting > 0 and number(pool, "idle") == 0 and number(pool, "threads") > 0
-
     def _edge_of_queue(self, worker: str) -> "Edge | None":
-        if not self._is_queued(worker):
+        report = self._reports[worker]
+        if not reading.is_pool_full(report):
             return None
         busy = [tid for tid, thread in self._threads[worker].items() if thread.get("serves")]
-        pool = table(self._reports[worker], "pool")
-        # A thread that is not in the report may take the next call.
-        is_certain = (
-            bool(busy) and len(busy) >= number(pool, "threads") and number(pool, "threads") >= number(pool, "max")
-        )
-        count = int(number(pool, "threads"))
-        return Edge(
-            [("thread", worker, tid) for tid in busy], False, is_certain, f"waits for one of {count} busy threads"
-        )
+        pool = table(report, "pool")
+        # Another thread of the pool may take the next call.
+        is_certain = bool(busy) and len(busy) >= number(pool, "threads") - number(pool, "idle")
+        return Edge([("thread", worker, tid) for tid in busy], False, is_certain, "waits for one of the busy threads")
 
     def _edge_of_straggler(self, worker: str) -> "Edge | None":
         """A worker that has not arrived at a barrier waits for what its main thread waits for."""
@@ -370,12 +361,10 @@ class _Graph:
             elif node[0] == "worker" and node[1] not in self._reports:
                 found.append(_step(node[1], "does not answer"))
             elif node[0] == "queue":
-                pool = table(self._reports[node[1]], "pool")
-                waiting = int(number(pool, "queued") + number(pool, "strand_queued"))
-                busy = plural(int(number(pool, "threads")), "thread")
-                found.append(
-                    _step(node[1], f"{plural(waiting, 'call')} wait in the queue: the pool's {busy} are all busy")
-                )
+                report = self._reports[node[1]]
+                busy = int(number(table(report, "pool"), "threads"))
+                waiting = plural(reading.queued(report), "call")
+                found.append(_step(node[1], f"{waiting} in the queue, because all {busy} threads of the pool are busy"))
         return found
 
     def _step(self, node: Node, later: Sequence[Node]) -> dict[str, Any]:
@@ -453,19 +442,28 @@ class _Graph:
     def full_pools(self) -> list[dict[str, Any]]:
         findings = []
         for name, report in self._reports.items():
-            pool = table(report, "pool")
-            if not self._is_queued(name) or number(pool, "queued") == 0:
+            before = self._earlier.get(name)
+            if not reading.is_pool_full(report) or (before is not None and not reading.is_pool_full(before)):
                 continue
+            ages = [number(row, "age_s") for row in rows(report, "calls_in") if row.get("state") == "running"]
+            if min(ages, default=0.0) < LONG_WAIT_S:
+                continue  # It is busy, and goes on.
+            pool = table(report, "pool")
             places = Counter(
                 reading.place(reading.program_frame(thread)) or "no Python"
                 for thread in self._threads[name].values()
                 if thread.get("serves")
             )
-            where = f" Most are in {places.most_common(1)[0][0]}." if places else ""
+            where = f" Most of its threads are in {places.most_common(1)[0][0]}." if places else ""
+            count, all_threads, blocked = (
+                reading.queued(report),
+                int(number(pool, "threads")),
+                int(number(pool, "blocked")),
+            )
+            wait = f"{plural(count, 'call')} {'waits' if count == 1 else 'wait'}"
             text = (
-                f"{name}: the pool is full. All {int(number(pool, 'threads'))} threads are busy "
-                f"({int(number(pool, 'blocked'))} wait for calls), and {plural(int(number(pool, 'queued')), 'call')} "
-                f"in the queue wait for one.{where}"
+                f"{name}: the pool is full. {wait} in the queue, because all {all_threads} threads are busy, "
+                f"{blocked} of them waiting for calls of their own.{where}"
             )
             findings.append(_finding("full_pool", text, [name], []))
         return findings
