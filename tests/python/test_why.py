@@ -7,6 +7,7 @@ import time
 from observed_reports import call_in, call_out, circle, frame, report, thread, waits
 
 from torchrpc.observe import _why
+from torchrpc.rpc._gather import digest_of
 
 
 def kinds(explanation):
@@ -197,6 +198,28 @@ def test_the_straggler_of_a_barrier_is_named_with_what_its_main_thread_does():
     assert finding["text"] == "w0 and w1 wait for all workers in shutdown (8.0 s): w2 has not arrived."
     assert [step["text"] for step in finding["steps"]] == ["thread 1200 (python): in spin (/home/me/train.py:44) runs"]
     assert _why.exit_code(explanation) == 0
+
+
+def test_a_gathering_of_all_workers_is_a_barrier_and_one_of_some_is_not():
+    for names, is_barrier in ((["w0", "w1", "w2"], True), (["w0", "w1"], False)):
+        gathering = barrier("w0")
+        gathering["waits"]["text"] = f"_all_gather {digest_of(set(names))}-7"
+        reports = {"w0": report("w0", threads=[gathering]), "w1": report("w1"), "w2": report("w2")}
+        texts = [finding["text"] for finding in _why.explain(reports)["findings"]]
+        assert texts == (["w0 waits for all workers in _all_gather (8.0 s): w1 and w2 have not arrived."] * is_barrier)
+
+
+def test_the_part_of_shutdown_in_which_a_worker_waits_for_the_others_is_a_barrier():
+    gather = frame("Gathering.run", 222, "/venv/torchrpc/rpc/_gather.py")
+    inside = [gather, frame("_wait_all_workers", 258, "/venv/torchrpc/rpc/api.py"), frame("main", 3)]
+    reports = {
+        "w0": report("w0", threads=[thread(1000, python=inside, lock={"text": "e", "kind": "event", "holders": []})]),
+        "w1": report("w1", threads=[thread(1100, python=inside, waits=waits(4, "w0", age_s=2.0))]),
+        "w2": report("w2", threads=[thread(1200, python=[frame("spin", 44)], state="R")]),
+    }
+    finding = only(_why.explain(reports, earlier=copy.deepcopy(reports)), "straggler")
+    assert finding["text"] == "w0 and w1 wait for all workers in shutdown (2.0 s): w2 has not arrived."
+    assert "in spin" in finding["steps"][0]["text"]
 
 
 def test_a_barrier_and_a_call_can_wait_for_each_other():

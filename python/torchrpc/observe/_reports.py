@@ -4,8 +4,9 @@ A report is what `Group.reports` returns for a worker: nested dictionaries, or t
 answer. A report of another version may lack fields or have more of them.
 """
 
+import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 Report = Mapping[str, Any]
@@ -96,6 +97,11 @@ def lock_text(lock: Mapping[str, Any]) -> str:
     if kind == "barrier":
         return f"the other threads at `{expression}`"
     return f"{kinds[kind]} `{expression}`" if kind in kinds else expression
+
+
+def digest_of(names: Iterable[str]) -> str:
+    """As in `rpc._gather`, where it is part of a gathering's name: a text of fixed size for a set of names."""
+    return hashlib.blake2b("\0".join(sorted(names)).encode(), digest_size=16).hexdigest()
 
 
 def shutdown_of(thread: Mapping[str, Any]) -> bool:

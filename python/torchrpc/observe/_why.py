@@ -121,15 +121,19 @@ class _Graph:
             if row.get("is_member", True) and row.get("is_living", True)
         }
         # The threads that wait for other members, and for what: the name of a barrier.
+        names = {str(row.get("name")) for report in self._reports.values() for row in rows(report, "members")}
+        digest = reading.digest_of(names | self._reports.keys())
         self._barriers: dict[tuple[str, int], str] = {}
         self._arrived: dict[str, set[str]] = {}
         for name, threads in self._threads.items():
             for tid, thread in threads.items():
                 waits = thread.get("waits")
-                if isinstance(waits, Mapping) and waits.get("kind") == "barrier":
-                    barrier = reading.wait_text(waits)
-                elif reading.shutdown_of(thread):
+                if reading.shutdown_of(thread):
                     barrier = "shutdown"
+                elif isinstance(waits, Mapping) and waits.get("kind") == "barrier":
+                    barrier = reading.wait_text(waits)
+                    if barrier.startswith("_all_gather ") and barrier.split()[1].rpartition("-")[0] != digest:
+                        continue  # Not all workers take part, and it is not known which.
                 else:
                     continue
                 self._barriers[name, tid] = barrier
@@ -205,6 +209,7 @@ class _Graph:
 
     def _edge_of_barrier(self, barrier: str, missing: list[str], thread: Mapping[str, Any]) -> Edge:
         waits = thread.get("waits")
+        barrier = barrier.split()[0]
         since = f" ({age(number(waits, 'age_s'))})" if isinstance(waits, Mapping) else ""
         verb = "has" if len(missing) == 1 else "have"
         text = f"waits for all workers in {barrier}{since}; {listed(missing)} {verb} not arrived"
@@ -482,6 +487,7 @@ class _Graph:
                 waiting[name] = max(seconds, waiting.get(name, 0.0))
         findings = []
         for (barrier, missing), waiting in found.items():
+            barrier = barrier.split()[0]
             longest = max(waiting.values())
             since = f" ({age(longest)})" if longest else ""
             wait = "waits" if len(waiting) == 1 else "wait"
@@ -509,6 +515,8 @@ class _Graph:
             for tid, thread in threads.items():
                 waiting = thread.get("waits")
                 node: Node = ("thread", name, tid)
+                if (name, tid) in self._barriers:
+                    continue  # stragglers() tells about it
                 if isinstance(waiting, Mapping) and self.edges.get(node) and self.edges[node].targets:
                     waits.append((number(waiting, "age_s"), 1, node))
         waits += [(number(row, "age_s"), 0, ("call", *key)) for key, row in self._calls_out.items()]
