@@ -247,8 +247,8 @@ def test_a_wrong_age_is_refused(text, capsys):
 
 
 def test_words():
-    assert [_reports.age(s) for s in (0.0012, 0.32, 3.21, 42, 119, 600, 7300, 200000)] == [
-        "1.2 ms", "0.3 s", "3.2 s", "42 s", "119 s", "10 min", "2.0 h", "2.3 days",
+    assert [_reports.age(s) for s in (-0.001, 0.0012, 0.32, 3.21, 42, 119, 600, 7300, 200000)] == [
+        "0 ms", "1.2 ms", "0.3 s", "3.2 s", "42 s", "119 s", "10 min", "2.0 h", "2.3 days",
     ]  # fmt: skip
     assert [_reports.seconds(t) for t in ("5", "1.5s", "250ms", "10m", "10min", "2h", "1d")] == [
         5, 1.5, 0.25, 600, 600, 7200, 86400,

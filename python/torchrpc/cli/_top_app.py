@@ -6,6 +6,7 @@ changes what is shown.
 
 from typing import Any, ClassVar
 
+from rich.text import Text
 from textual import work
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
@@ -79,16 +80,17 @@ class TopApp(App[None]):
 
     def compose(self) -> ComposeResult:
         yield Static("Asking the workers ...", id="summary", markup=False)
-        yield DataTable[str](id="workers", cursor_type="row")
+        yield DataTable[Text](id="workers", cursor_type="row")
         yield Static(_top.METRICS, id="metrics", markup=False)
-        yield DataTable[str](id="functions", cursor_type="none")
-        yield DataTable[str](id="calls", cursor_type="none")
+        yield DataTable[Text](id="functions", cursor_type="none")
+        yield DataTable[Text](id="calls", cursor_type="none")
         yield Footer()
 
     def on_mount(self) -> None:
         self._main = self.screen  # beneath that of the stacks
-        self._main.query_one("#workers", DataTable).add_columns(*_top.WORKER_COLUMNS)
-        self._main.query_one("#functions", DataTable).add_columns(*_top.FUNCTION_COLUMNS)
+        for name, columns, left in (("#workers", _top.WORKER_COLUMNS, 2), ("#functions", _top.FUNCTION_COLUMNS, 1)):
+            titles = [Text(each, justify="left" if column < left else "right") for column, each in enumerate(columns)]
+            self._main.query_one(name, DataTable).add_columns(*titles)
         self._main.query_one("#calls", DataTable).add_columns(*_top.CALL_COLUMNS)
         self.look()
         self.set_interval(self._every_s, self.look)
@@ -126,18 +128,19 @@ class TopApp(App[None]):
         self._main.query_one("#functions").display = bool(shown["functions"])
         self._main.query_one("#calls").display = bool(shown["calls"])
         workers = _top.sorted_workers(shown, self.by)
-        self._fill("#workers", [_top.worker_cells(row) for row in workers], [row["worker"] for row in workers])
-        self._fill("#functions", [_top.function_cells(row) for row in shown["functions"][:20]])
-        self._fill("#calls", [_top.call_cells(row) for row in shown["calls"]])
+        self._fill("#workers", [_top.worker_cells(row) for row in workers], 2, [row["worker"] for row in workers])
+        self._fill("#functions", [_top.function_cells(row) for row in shown["functions"][:20]], 1)
+        self._fill("#calls", [_top.call_cells(row) for row in shown["calls"]], len(_top.CALL_COLUMNS))
 
-    def _fill(self, name: str, lines: list[list[str]], keys: "list[str] | None" = None) -> None:
-        """Write a table's rows anew; the cursor stays on its row's key."""
+    def _fill(self, name: str, lines: list[list[str]], left: int, keys: "list[str] | None" = None) -> None:
+        """Write a table's rows anew; the cursor stays on its row's key. Columns after the first `left` are numbers."""
         table = self._main.query_one(name, DataTable)
         selected = self._selected(table)
         place = table.scroll_offset
         table.clear()
         for index, line in enumerate(lines):
-            table.add_row(*line, key=keys[index] if keys else None)
+            cells = [Text(cell, justify="left" if column < left else "right") for column, cell in enumerate(line)]
+            table.add_row(*cells, key=keys[index] if keys else None)
         if keys and selected in keys:
             table.move_cursor(row=keys.index(selected), scroll=False)
         table.scroll_to(place.x, place.y, animate=False)

@@ -174,6 +174,7 @@ def cores(earlier: "Report | None", report: Report, tid: int) -> "float | None":
 
 def age(seconds: float) -> str:
     """A time for humans: "320 ms", "3.2 s", "12 min", "3.4 h", "2.1 days"."""
+    seconds = max(0.0, seconds)  # A call may have begun after the report.
     if seconds < 0.0995:
         return f"{seconds * 1e3:.3g} ms"
     if seconds < 9.95:
