@@ -207,7 +207,7 @@ def test_a_thousand_rrefs_from_one_line_are_one_row(attach, capsys):
     attach(reports)
     assert rrefs.main(["host:1"]) == 0
     assert capsys.readouterr().out.split("\n") == [
-        "owner  holders    type    made at                     count  oldest  youngest",
+        "owner  holders    type    made                        count  oldest  youngest",
         "w0     w1         Tensor  /home/me/train.py:88 by w1  1,000  28 min    12 min",
         "w0     w0 and w1  Tensor  /home/me/train.py:5 by w1       1   3.0 s     3.0 s",
         "",

@@ -65,7 +65,7 @@ def text(found: list[dict[str, Any]], reports: Reports, older_than_s: float = 0.
     older = f" older than {age(older_than_s)}" if older_than_s else ""
     if not found:
         return "\n".join([*lines, f"No RRefs{older}."])
-    header = ["owner", "holders", "type", "made at", "count", "oldest", "youngest"]
+    header = ["owner", "holders", "type", "made", "count", "oldest", "youngest"]
     cells = [
         [
             row["owner"],
@@ -95,5 +95,5 @@ def text(found: list[dict[str, Any]], reports: Reports, older_than_s: float = 0.
 
 
 def _made(row: Mapping[str, Any]) -> str:
-    where, who = row["made_at"], row["made_by"]
-    return f"{where} by {who}" if where and who else where or (f"{who}, ?" if who else "?")
+    by = f"by {row['made_by']}" if row["made_by"] else ""
+    return f"{row['made_at']} {by}".strip() or "?"
