@@ -225,6 +225,13 @@ def test_a_thousand_rrefs_from_one_line_are_one_row(attach, capsys):
     assert rrefs.main(["host:1", "--worker", "w0"]) == 0
 
 
+def test_where_an_rref_was_made_is_known_by_the_worker_that_has_made_it():
+    owned = [rref(i, made_at="") for i in range(2)]
+    held = [rref(i, made_at="/home/me/train.py:7", is_owner=False, holders=()) for i in range(2)]
+    (row,) = _rrefs.groups(with_rrefs(w0=owned, w1=held))
+    assert row["made_at"] == "/home/me/train.py:7" and row["holders"] == ["w1"]
+
+
 def test_what_a_silent_owner_owns_is_shown_from_its_users():
     reports = with_rrefs(w1=[rref(i, is_owner=False, holders=()) for i in range(3)])
     assert _rrefs.groups(reports) == []

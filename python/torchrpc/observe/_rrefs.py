@@ -21,26 +21,22 @@ def groups(reports: Reports, older_than_s: float = 0.0, worker: str = "") -> lis
     not recorded), "oldest_s", "youngest_s", "with_value" and "ids" (of the oldest, at most ten).
     """
     found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for report in reading.answered(reports).values():
-        for row in rows(report, "rrefs", "list"):
-            # A user's entry repeats what the owner's has, unless the owner did not answer.
-            if not row.get("is_owner") and isinstance(reports.get(str(row.get("owner"))), Mapping):
-                continue
-            holders = tuple(sorted(str(each) for each in row.get("holders") or []))
-            if number(row, "age_s") < older_than_s:
-                continue
-            if worker and worker not in (row.get("owner"), row.get("made_by"), *holders):
-                continue
-            key = (
-                row.get("owner", ""),
-                holders,
-                row.get("type") or "",
-                row.get("made_by") or "",
-                row.get("made_at") or "",
-            )
-            found.setdefault(key, []).append(row)
+    everything = [row for report in reading.answered(reports).values() for row in rows(report, "rrefs", "list")]
+    # The worker that has made an RRef knows where; the owner, which knows its holders, may be another one.
+    origins = {str(row.get("id")): str(row["made_at"]) for row in everything if row.get("made_at")}
+    for row in everything:
+        # A user's entry repeats what the owner's has, unless the owner did not answer.
+        if not row.get("is_owner") and isinstance(reports.get(str(row.get("owner"))), Mapping):
+            continue
+        holders = tuple(sorted(str(each) for each in row.get("holders") or []))
+        if number(row, "age_s") < older_than_s:
+            continue
+        if worker and worker not in (row.get("owner"), row.get("made_by"), *holders):
+            continue
+        names = (str(row.get(name) or "") for name in ("owner", "type", "made_by"))
+        found.setdefault((*names, holders, origins.get(str(row.get("id")), "")), []).append(row)
     result = []
-    for (owner, holders, kind, made_by, made_at), members in found.items():
+    for (owner, kind, made_by, holders, made_at), members in found.items():
         members.sort(key=lambda row: -number(row, "age_s"))
         result.append(
             {
