@@ -15,6 +15,7 @@ from torchrpc.observe import _why, attach
 from torchrpc.testing import free_port
 
 PROGRAMS = Path(__file__).with_name("planted_faults")
+DOCS = PROGRAMS.parents[2] / "docs"
 LIMIT_S = 60  # for a fault to come about
 
 
@@ -60,6 +61,11 @@ def line(program, text, which=0):
     return f"{program}:{[n for n, each in enumerate(lines, 1) if text in each][which]}"
 
 
+def without_numbers(text):
+    """The lines of a text, with times and numbers replaced: those of two runs differ."""
+    return {re.sub(r"[\d.]+", "0", re.sub(r"\d[\d.]* (ms|s|min)\b", "TIME", each)).strip() for each in text.split("\n")}
+
+
 @pytest.fixture(scope="module")
 def deadlock():
     with job("deadlock.py") as found:
@@ -81,6 +87,12 @@ def test_a_deadlock_of_three_workers_is_named_with_its_lines(deadlock, way):
             for step in steps
         )
         assert any(f"has taken at {line('deadlock.py', 'with lock:', 1)}" in step for step in steps)
+
+
+def test_the_page_about_it_shows_what_the_command_prints(deadlock):
+    _, address = deadlock
+    _, text, _ = until(["why", address], lambda code, text: code == 1)
+    assert not without_numbers(text) - without_numbers((DOCS / "standstill.md").read_text())
 
 
 def test_a_deadlock_as_data(deadlock):

@@ -82,7 +82,7 @@ def test_processor_time_tells_a_thread_that_runs_from_one_that_sleeps():
         reports["w2"]["threads"][1] |= {"waits": None, "cpu_s": cpu_s}
         reports["w2"]["worker"]["uptime_s"] = uptime_s
     text = only(_why.explain(now, earlier=before), "longest_wait")["text"]
-    assert text.endswith("it is w2 that runs, using 80% of a core in pull (/home/me/train.py:19).")
+    assert text.endswith("it is w2 that runs in pull (/home/me/train.py:19), using 80% of a core.")
     now["w2"]["threads"][1]["cpu_s"] = 1.0
     assert "it is w2 that sleeps in pull" in only(_why.explain(now, earlier=before), "longest_wait")["text"]
 

@@ -108,10 +108,10 @@ def worker_cards() -> Iterator[tuple[int, dict[str, str]]]:
             yield int(entry.name), dict(_attach._card(int(entry.name)))
 
 
-def show(text: str) -> None:
-    """Print a text; files in the current folder without its name."""
+def shortened(text: str) -> str:
+    """A text in which files of the current folder are named without it."""
     folder = f"{Path.cwd()}{os.sep}"
-    print(text.replace(folder, "") if len(folder) > 2 else text)
+    return text.replace(folder, "") if len(folder) > 2 else text
 
 
 def stop(text: str) -> "Any":

@@ -33,5 +33,6 @@ def main(arguments: list[str]) -> int:
     if options.json:
         print(json.dumps({"rrefs": found, "silent": _reports.silent(reports)}, indent=2))
     else:
-        _target.show(_rrefs.text(found, reports, options.older_than))
+        found = [row | {"made_at": _target.shortened(row["made_at"])} for row in found]
+        print(_rrefs.text(found, reports, options.older_than))
     return 0

@@ -29,5 +29,5 @@ def main(arguments: list[str]) -> int:
     if options.json:
         print(json.dumps(_threads.plain(reports), indent=2))
     else:
-        _target.show(_threads.text(reports, options.all))
+        print(_target.shortened(_threads.text(reports, options.all)))
     return 0

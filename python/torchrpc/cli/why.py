@@ -30,5 +30,5 @@ def main(arguments: list[str]) -> int:
     if options.json:
         print(json.dumps(explanation, indent=2))
     else:
-        _target.show(_why.text(explanation))
+        print(_target.shortened(_why.text(explanation)))
     return _why.exit_code(explanation)

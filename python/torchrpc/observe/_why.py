@@ -543,8 +543,9 @@ class _Graph:
             where = reading.place(reading.program_frame(thread))
             if edge is None:
                 cores = reading.cores(self._earlier.get(last[1]), self._reports[last[1]], last[2])
-                does = reading.state(thread, cores)
-                return f". In the end it is {last[1]} that {does}{f' in {where}' if where else ''}."
+                does, _, how_much = reading.state(thread, cores).partition(", ")
+                where = f" in {where}" if where else ""
+                return f". In the end it is {last[1]} that {does}{where}{f', {how_much}' if how_much else ''}."
             return f". In the end {last[1]} {edge.text}{f' in {where}' if where else ''}."
         if last[0] == "call":
             return f": the call {self._call_text(last).removeprefix('which ')}." if self._call_text(last) else "."
