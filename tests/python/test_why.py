@@ -274,7 +274,8 @@ def test_workers_that_do_not_answer_and_lost_ones_are_named():
         reports[name]["members"] = [dict(row, is_living=row["name"] != "w3") for row in reports[name]["members"]]
         reports[name]["members"].append({"name": "w3", "id": 3, "is_member": True, "is_living": False})
     reports["w0"]["calls_out"].append(call_out(50, "w3"))
-    explanation = _why.explain(reports, members=["w0", "w1", "w2", "w4"])
+    reports["w3"] = ConnectionError("refused")  # A lost worker is named once.
+    explanation = _why.explain(reports, members=["w0", "w1", "w2", "w3", "w4"])
     assert [finding["text"] for finding in explanation["findings"] if finding["kind"] in ("silent", "lost")] == [
         "w1 does not answer: no answer within 2 s.",
         "w4 belongs to the group, but gave no report.",

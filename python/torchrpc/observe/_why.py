@@ -50,7 +50,7 @@ def explain(reports: Reports, members: Sequence[str] = (), earlier: "Reports | N
     if len(cycles) > MAX_CYCLES:
         findings.append(_finding("deadlock", f"There are {len(cycles) - MAX_CYCLES} more such circles.", [], []))
     findings += graph.kept_gils()
-    findings += _silent(reports, members)
+    findings += _silent(reports, members, graph.lost)
     findings += graph.lost_workers()
     findings += graph.full_pools()
     findings += graph.stragglers()
@@ -120,6 +120,14 @@ class _Graph:
             for row in rows(report, "members")
             if row.get("is_member", True) and row.get("is_living", True)
         }
+        # Those who wait for a lost worker notice it one after another.
+        self.lost = Counter(
+            str(row.get("name"))
+            for report in self._reports.values()
+            for row in rows(report, "members")
+            if row.get("is_living") is False and row.get("name") not in self._reports
+        )
+        self._living -= self.lost.keys()
         # The threads that wait for other members, and for what: the name of a barrier.
         names = {str(row.get("name")) for report in self._reports.values() for row in rows(report, "members")}
         digest = reading.digest_of(names | self._reports.keys())
@@ -429,19 +437,12 @@ class _Graph:
         return findings
 
     def lost_workers(self) -> list[dict[str, Any]]:
-        lost = Counter(
-            str(row.get("name"))
-            for report in self._reports.values()
-            for row in rows(report, "members")
-            if row.get("is_living") is False
-        )
         findings = []
-        for name, witnesses in sorted(lost.items()):
+        for name, witnesses in sorted(self.lost.items()):
             calls = sum(callee == name for _, callee, _ in self._calls_out)
             waiting = f" {plural(calls, 'call')} to it {'is' if calls == 1 else 'are'} unanswered." if calls else ""
             text = f"{name} is lost, as {witnesses} of {plural(len(self._reports), 'worker')} say.{waiting}"
-            if name not in self._reports:  # A restarted worker takes the name of the lost one.
-                findings.append(_finding("lost", text, [name], []))
+            findings.append(_finding("lost", text, [name], []))
         return findings
 
     def full_pools(self) -> list[dict[str, Any]]:
@@ -554,15 +555,11 @@ class _Graph:
         return "."
 
 
-def _silent(reports: Reports, members: Sequence[str]) -> list[dict[str, Any]]:
-    findings = [
-        _finding("silent", f"{name} does not answer: {reason}.", [name], [])
-        for name, reason in reading.silent(reports).items()
-    ]
-    unknown = sorted(set(members) - set(reports))
-    return findings + [
-        _finding("silent", f"{name} belongs to the group, but gave no report.", [name], []) for name in unknown
-    ]
+def _silent(reports: Reports, members: Sequence[str], lost: Iterable[str]) -> list[dict[str, Any]]:
+    texts = {name: f"{name} does not answer: {reason}." for name, reason in reading.silent(reports).items()}
+    for name in sorted(set(members) - set(reports)):
+        texts[name] = f"{name} belongs to the group, but gave no report."
+    return [_finding("silent", text, [name], []) for name, text in texts.items() if name not in lost]
 
 
 def _finding(kind: str, text: str, workers: list[str], steps: list[dict[str, Any]]) -> dict[str, Any]:
