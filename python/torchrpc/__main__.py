@@ -1,11 +1,14 @@
 """`python -m torchrpc script.py ARGS`: run a script with torch.distributed.rpc replaced, in it and in its children.
-`python -m torchrpc doctor`, `keygen`, `probe`: see the modules of these names. The command `torchrpc` is the same.
+`python -m torchrpc doctor`, `keygen`, `probe`, `top`, `stack`, `why`, `rrefs`: see the modules of these names, here or
+in `cli`.
+The command `torchrpc` is the same.
 
 The interpreter starts again without the words `-m torchrpc`, so argv, `__main__`, sys.path and the re-import by
 `mp.spawn` are those of a plain run of the script. An environment variable carries the request to every process, where
 `import torch` reads it (`_autoload`).
 """
 
+import importlib
 import os
 import sys
 from importlib import metadata
@@ -17,11 +20,15 @@ usage: python -m torchrpc SCRIPT [ARGS...]
        python -m torchrpc doctor [--help]
        python -m torchrpc keygen [--help]
        python -m torchrpc probe [--help]
+       python -m torchrpc top|stack|why|rrefs [ADDRESS | --pid PID] [--help]
        python -m torchrpc --version
 
 Runs a script or a module with torch.distributed.rpc replaced by torchrpc, in this process and its child processes.
 `doctor` reports what works on this machine, `keygen` makes keys and identities of workers, `probe` says whether a
-worker answers. To run a script of such a name, write ./doctor. `torchrpc` stands for `python -m torchrpc`."""
+worker answers. The others look into a running group: `top` shows its workers and calls, `stack` what their threads do, `why` who waits for whom, `rrefs` who
+holds which RRefs. To run a script of such a name, write ./doctor. `torchrpc` stands for `python -m torchrpc`."""
+
+INSPECTING = ("top", "stack", "why", "rrefs")  # each a module of `cli`
 
 
 def command() -> list[str]:
@@ -56,6 +63,8 @@ def main() -> int:
         from . import probe
 
         return probe.main(arguments[1:])
+    if arguments[0] in INSPECTING:
+        return importlib.import_module(f".cli.{arguments[0]}", "torchrpc").main(arguments[1:])
     if not any(hook.value.startswith("torchrpc.") for hook in metadata.entry_points(group="torch.backends")):
         sys.exit("torchrpc can be imported, but is not installed: `import torch` will not find it. Run pip install.")
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
