@@ -22,7 +22,7 @@ CACHE = ROOT / "build/macos"
 TARGET = "aarch64-macos.14.0"
 TORCH = "2.13.0"
 SYSTEM_HEADERS = ("uv.h", "uv", "sodium.h", "sodium")
-LAYERS = ("base", "wire", "transport", "agent", "device", "profiling", "rref", "autograd", "optim", "node", "api")
+LAYERS = ("base", "wire", "transport", "agent", "device", "profiling", "observe", "rref", "autograd", "optim", "node", "api")
 
 
 def torch_headers() -> Path:
