@@ -88,7 +88,10 @@ def test_cmake_finds_only_patch_versions_of_the_same_minor_version():
     assert "COMPATIBILITY SameMinorVersion" in (ROOT / "csrc/CMakeLists.txt").read_text()
 
 
-MODULES = ["torchrpc", *(f"torchrpc.{name}" for name in ("rpc", "autograd", "optim", "nn", "profiler", "testing"))]
+MODULES = [
+    "torchrpc",
+    *(f"torchrpc.{name}" for name in ("rpc", "autograd", "optim", "nn", "observe", "profiler", "testing")),
+]
 
 
 def test_no_public_name_is_lost():
