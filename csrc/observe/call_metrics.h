@@ -38,12 +38,12 @@ struct CallCounts {
   Side side = Side::kOut;
   uint64_t calls = 0;  ///< that have ended
   uint64_t in_flight = 0;
-  std::map<ErrorCode, uint64_t> errors;  ///< of those that have ended
-  uint64_t request_bytes = 0;            ///< payloads and tensors
+  std::map<ErrorCode, uint64_t> errors{};  ///< of those that have ended
+  uint64_t request_bytes = 0;              ///< payloads and tensors
   uint64_t reply_bytes = 0;
   uint64_t total_ns = 0;  ///< the sum of latencies
   uint64_t max_ns = 0;
-  LatencyHistogram latency;
+  LatencyHistogram latency{};
 };
 
 class CallMetrics final : public CallObserver {

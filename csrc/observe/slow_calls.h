@@ -27,7 +27,7 @@ struct SlowCall {
   std::string function;  ///< or the name of the kind
   Duration age{};        ///< at its end, if it has ended
   bool has_ended = false;
-  std::string error;  ///< the code of the error with which it has ended; empty: none
+  std::string error{};  ///< the code of the error with which it has ended; empty: none
 };
 
 /// "worker0 waits for worker1 to run train.step, for 5.2 s so far". One line.
