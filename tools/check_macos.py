@@ -22,7 +22,20 @@ CACHE = ROOT / "build/macos"
 TARGET = "aarch64-macos.14.0"
 TORCH = "2.13.0"
 SYSTEM_HEADERS = ("uv.h", "uv", "sodium.h", "sodium")
-LAYERS = ("base", "wire", "transport", "agent", "device", "profiling", "rref", "autograd", "optim", "observe", "node", "api")
+LAYERS = (
+    "base",
+    "wire",
+    "transport",
+    "agent",
+    "device",
+    "profiling",
+    "rref",
+    "autograd",
+    "optim",
+    "observe",
+    "node",
+    "api",
+)
 
 
 def torch_headers() -> Path:

@@ -52,6 +52,7 @@ KNOWN = {
     "torch": System("torch"),
     "torchrpc": System("torchrpc", OURS, tcp={"transport": "tcp"}),
     "encrypted": System("encrypted", {**OURS, "TORCHRPC_ENCRYPTION": "on"}, tcp={"transport": "tcp"}),
+    "metrics": System("metrics", {**OURS, "TORCHRPC_METRICS": "1"}, tcp={"transport": "tcp"}),
     "tls": System("tls", OURS, tcp={"transport": "tcp"}, has_certificate=True),
     "tensorpipe": System("tensorpipe", {**OURS, "TORCHRPC_TRANSPORT": "tensorpipe"}),
     **{kind: System(kind, kind=kind) for kind in CONNECT},

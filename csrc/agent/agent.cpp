@@ -53,23 +53,6 @@ Error unsentError(const WorkerInfo& to, const Error& reason) {
   return reason.code() == ErrorCode::kFrameTooLarge ? reason : lostError(to, reason);
 }
 
-/// Completes a call that has been taken out of the table, with the reply or with an error of this worker.
-void settle(const CallTable::Call& call, Result<Message>&& result) {
-  if (call.attempt && result) {
-    const auto& reply = result.value();
-    call.attempt->is_answered = true;
-    call.attempt->is_refused = reply.kind == Kind::kError && reply.header(HeaderKind::kRepeatable);
-  }
-  if (result && result.value().kind == Kind::kError) {
-    try {
-      result = decodeError(result.value());
-    } catch (const Error& e) {
-      result = e;
-    }
-  }
-  call.handler(std::move(result));
-}
-
 }  // namespace
 
 namespace {
@@ -211,6 +194,36 @@ bool Agent::anyAnswersPing(const std::vector<WorkerRecord>& workers) {
   return connections_.anyAnswersPing(workers, timeout == kNoLimit ? kPingTimeout : timeout);
 }
 
+void Agent::finish(const CallTable::Call& call, Result<Message> result) {
+  if (call.note.number != 0) observer_->onReply(call.note, result);
+  call.handler(std::move(result));
+}
+
+void Agent::settle(const CallTable::Call& call, Result<Message>&& result) {
+  if (call.attempt && result) {
+    const auto& reply = result.value();
+    call.attempt->is_answered = true;
+    call.attempt->is_refused = reply.kind == Kind::kError && reply.header(HeaderKind::kRepeatable);
+  }
+  if (result && result.value().kind == Kind::kError) {
+    try {
+      result = decodeError(result.value());
+    } catch (const Error& e) {
+      result = e;
+    }
+  }
+  finish(call, std::move(result));
+}
+
+Messenger::ReplyHandler Agent::observed(WorkerId to, const Message& message, ReplyHandler handler) {
+  const auto note = observer_ ? observer_->onRequest(to, message) : ReplyObserver::Note();
+  if (note.number == 0) return handler;
+  return [this, note, handler = std::move(handler)](Result<Message> result) {
+    observer_->onReply(note, result);
+    handler(std::move(result));
+  };
+}
+
 Error Agent::closing() const {
   return {ErrorCode::kShutdown, "RPC is shutting down on " + self().name + ": the call was not completed", self().name};
 }
@@ -228,12 +241,15 @@ Error Agent::forkedError() const {
 void Agent::request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) {
   if (!isInItsProcess()) return handler(forkedError());
   if (message.repetition) return requestRepeatedly(to, std::move(message), timeout, std::move(handler));
+  const auto note = observer_ ? observer_->onRequest(to, message) : ReplyObserver::Note();
   timeout = limitTimeout(message, timeout);
   message.call = calls_.nextId();
-  start(to, message, timeout, std::move(handler));
+  start(to, message, timeout, std::move(handler), nullptr, note);
 }
 
-void Agent::start(WorkerId to, const Message& message, Duration timeout, ReplyHandler handler, Attempt* attempt) {
+void Agent::start(
+    WorkerId to, const Message& message, Duration timeout, ReplyHandler handler, Attempt* attempt,
+    const ReplyObserver::Note& note) {
   const auto id = message.call;
   CallTable::Call call{
       .to = to, .timeout = timeout, .since = timer_->now(), .kind = message.kind, .bytes = bytesOf(message)};
@@ -244,11 +260,11 @@ void Agent::start(WorkerId to, const Message& message, Duration timeout, ReplyHa
   call.token = ActivityToken(activity_);
   call.handler = std::move(handler);
   call.attempt = attempt;
+  call.note = note;
   const auto deadline = call.deadline;
   bool needs_timer = false;
   if (closing_ || refusesOwn(message.kind) || !calls_.add(id, call, needs_timer)) {
-    call.handler(closing());
-    return;
+    return finish(call, closing());
   }
   if (needs_timer) armTimer(deadline);
   liveness_.onRequest();
@@ -320,7 +336,7 @@ void Agent::send(WorkerId to, CallId id, const Message& message) {
 }
 
 void Agent::failUnsent(CallId id, const Error& reason) {
-  if (auto call = calls_.take(id)) call->handler(unsentError(worker(call->to), reason));
+  if (auto call = calls_.take(id)) finish(*call, unsentError(worker(call->to), reason));
 }
 
 void Agent::complete(CallId id, Result<Message> result) {
@@ -356,12 +372,13 @@ void Agent::expire() {
   for (auto& call : expired) {
     const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(call.timeout).count();
     const auto to = worker(call.to);
-    call.handler(Error(
+    const Error error(
         ErrorCode::kTimeout,
         "RPC ran for more than set timeout (" + std::to_string(ms) + " ms) and will now be marked with an error: " +
             to.name + " has not replied. Pass a longer timeout to the call, or rpc_timeout to the backend's options" +
             threadShortage(call.timeout),
-        to.name));
+        to.name);
+    finish(call, error);
   }
 }
 
@@ -397,8 +414,8 @@ void Agent::requestRepeatedly(WorkerId to, Message message, Duration timeout, Re
   if (!repetition->key.empty()) call->digest = digestOf(message);
   call->repetition = repetition;
   call->token = ActivityToken(activity_);
+  call->handler = observed(to, message, std::move(handler));
   call->message = std::move(message);
-  call->handler = std::move(handler);
   repeated_.add(call);
 }
 
@@ -434,9 +451,11 @@ constexpr Duration kLongestPause = std::chrono::seconds(2);
 void Agent::requestReliably(WorkerId to, Message message, ReplyHandler handler) {
   if (!isInItsProcess()) return handler(forkedError());
   TORCH_INTERNAL_ASSERT(isReliable(message.kind), "not an idempotent kind: ", name(message.kind));
+  auto observed_handler = observed(to, message, std::move(handler));
   message.call = calls_.nextId();
   reliable_.add(std::make_shared<ReliableRequests::Request>(
-      to, directory_.incarnation(to), std::move(message), Responder(std::move(handler)), ActivityToken(activity_)));
+      to, directory_.incarnation(to), std::move(message), Responder(std::move(observed_handler)),
+      ActivityToken(activity_)));
 }
 
 void Agent::attempt(const ReliableRequests::RequestPtr& request) {
@@ -636,10 +655,14 @@ void Agent::serve(const WorkerInfo& from, Kind kind, Frame frame, const Origin& 
     auto request = requestIn(std::move(frame), from, origin);
     if (served.where == Where::kLoop) {
       const auto call = servedCall(request, origin, timer_->now());
+      if (observer_) observer_->onServe(request, responder);
       served.handler(std::move(request), responder);
       return unanswered_.add(call, responder);
     }
-    if (served.loop_first && served.loop_first(request, responder)) return;
+    if (served.loop_first) {
+      if (observer_) observer_->onServe(request, responder);
+      if (served.loop_first(request, responder)) return;
+    }
     serveLater(served, origin, responder, [request = std::move(request)]() mutable { return std::move(request); });
   });
 }
@@ -688,9 +711,11 @@ void Agent::handle(const Served& served, Request request, const Responder& respo
   const auto* bytes = request.message.header(HeaderKind::kRepeatable);
   // CallService looks for earlier calls that keep their result here.
   if (!bytes || traitsOf(request.message.kind).operation != Operation::kCall) {
+    if (observer_ && !responder.isObserved()) observer_->onServe(request, responder);
     return served.handler(std::move(request), responder);
   }
   if (auto once = keyed_.begin(request, RepeatableHeader::decode(*bytes), responder)) {
+    if (observer_) observer_->onServe(request, *once);
     runHandler(*once, [&] { served.handler(std::move(request), *once); });
   } else if (late_reply_observer_) {
     late_reply_observer_(request.message);  // what it carries is not used again
@@ -747,7 +772,7 @@ void Agent::onLost(const Link& link, const Error& reason) {
   ending_.notify();
   for (auto& call : calls_.takeLink(link.id())) {
     if (call.attempt) call.attempt->sent_to = call.incarnation;
-    call.handler(lostError(peer, reason));
+    finish(call, lostError(peer, reason));
   }
   const auto known = directory_.find(peer.id);
   const bool is_replaced = known && known->incarnation != link.incarnation();  // a later incarnation has joined
@@ -800,7 +825,7 @@ bool Agent::drain(Duration timeout) {
 void Agent::sayGoodbye() {
   closing_ = true;
   liveness_.close();
-  for (auto& call : calls_.close()) call.handler(closing());
+  for (auto& call : calls_.close()) finish(call, closing());
   reliable_.close(closing());
   repeated_.close(closing());
   auto links = std::make_shared<const Links>(connections_.allLinks());

@@ -67,7 +67,7 @@ class Agent final : public Messenger {
   };
   using LostHandler = std::function<void(const WorkerInfo&)>;
   using JoinedHandler = std::function<void(const WorkerInfo&, uint64_t incarnation)>;
-  using ReplyObserver = std::function<void(const Message&)>;
+  using LateReplyObserver = std::function<void(const Message&)>;
 
   Agent(Options options, std::unique_ptr<Transport> transport, std::shared_ptr<Timer> timer);
   /// close().
@@ -85,10 +85,12 @@ class Agent final : public Messenger {
   void addOutstanding(Liveness::Source source) { liveness_.addSource(std::move(source)); }
   /// Called, on any thread, with replies to calls that have ended, and with calls that arrive again and are not served
   /// again: resources in them may have to be released.
-  void onLateReply(ReplyObserver observer) { late_reply_observer_ = std::move(observer); }
+  void onLateReply(LateReplyObserver observer) { late_reply_observer_ = std::move(observer); }
   /// Called, on any thread, with replies that were not sent (too large, or the link has ended): resources in them stay
   /// on this worker. Only kind and headers are set for those whose link has ended.
-  void onUnsentReply(ReplyObserver observer) { unsent_reply_observer_ = std::move(observer); }
+  void onUnsentReply(LateReplyObserver observer) { unsent_reply_observer_ = std::move(observer); }
+  /// `observer`, which must outlive this object, sees the requests made and served here.
+  void observeCalls(CallObserver& observer) { observer_ = &observer; }
   /// Serves requests from now on. Returns the address to publish.
   std::string listen();
 
@@ -265,7 +267,14 @@ class Agent final : public Messenger {
   /// What the error of a call that timed out says about the threads here; empty if there were enough since it began.
   std::string threadShortage(Duration timeout) const;
   /// Enters the request, whose message has its call id, in the call table and sends it.
-  void start(WorkerId to, const Message& message, Duration timeout, ReplyHandler handler, Attempt* attempt = nullptr);
+  void start(
+      WorkerId to, const Message& message, Duration timeout, ReplyHandler handler, Attempt* attempt = nullptr,
+      const ReplyObserver::Note& note = {});
+  /// Completes a call that has been taken out of the table, with the reply or with an error of this worker.
+  void settle(const CallTable::Call& call, Result<Message>&& result);
+  void finish(const CallTable::Call& call, Result<Message> result);
+  /// The handler of a request that is sent more than once.
+  ReplyHandler observed(WorkerId to, const Message& message, ReplyHandler handler);
   /// Sends a call that may be repeated, and sends it again after a loss.
   void requestRepeatedly(WorkerId to, Message message, Duration timeout, ReplyHandler handler);
   void attemptCall(const RepeatedCalls::CallPtr& call);
@@ -288,8 +297,9 @@ class Agent final : public Messenger {
   std::map<Kind, Served> served_;
   std::vector<LostHandler> lost_handlers_;
   JoinedHandler joined_handler_;
-  ReplyObserver late_reply_observer_;
-  ReplyObserver unsent_reply_observer_;
+  LateReplyObserver late_reply_observer_;
+  LateReplyObserver unsent_reply_observer_;
+  CallObserver* observer_ = nullptr;  ///< null: there is none
   // Thread-safe:
   UnansweredCalls unanswered_;
   Activity activity_;

@@ -38,6 +38,7 @@ class CallTable {
     ActivityToken token;  ///< the call counts as under way until its handler is destroyed
     Messenger::ReplyHandler handler;
     Attempt* attempt = nullptr;  ///< the handler owns it; null: the call is not repeated
+    ReplyObserver::Note note{};
   };
 
   /// A new id, for a call that is added later.

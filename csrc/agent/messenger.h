@@ -20,6 +20,22 @@
 
 namespace torchrpc {
 
+/// Learns how requests end, made or served, without a handler of its own around each of them. Any thread.
+class ReplyObserver {
+ public:
+  /// What it has noted of a request; 0: nothing, so it does not learn of the end.
+  struct Note {
+    uint32_t number = 0;
+    TimePoint begun{};
+  };
+
+  /// Called once, before those who wait for the reply have it. Must be brief.
+  virtual void onReply(const Note& note, const Result<Message>& reply) = 0;
+
+ protected:
+  ~ReplyObserver() = default;
+};
+
 /// Answers one request, once; from any thread. If its last copy is destroyed unused, it answers with an error: so no
 /// caller waits for ever.
 class Responder {
@@ -34,8 +50,16 @@ class Responder {
   void complete(Result<Message> result) const {
     if (!once_) return;
     once_->is_answered.store(true, std::memory_order_relaxed);
-    once_->complete(std::move(result));
+    once_->answer(std::move(result));
   }
+
+  /// `observer` learns of the answer; it must live until then. Before the handler of the request has the responder.
+  void observe(ReplyObserver& observer, const ReplyObserver::Note& note) const {
+    if (!once_) return;
+    once_->observer = &observer;
+    once_->note = note;
+  }
+  bool isObserved() const { return once_ && once_->observer; }
 
  private:
   struct Once;
@@ -61,13 +85,19 @@ class Responder {
   struct Once {
     virtual ~Once() = default;
     virtual void complete(Result<Message> result) = 0;
+    void answer(Result<Message> result) {
+      if (auto* const informed = std::exchange(observer, nullptr)) informed->onReply(note, result);
+      complete(std::move(result));
+    }
+    ReplyObserver* observer = nullptr;
+    ReplyObserver::Note note{};
     std::atomic<bool> is_answered{false};
   };
   template <typename Sink>
   struct OnceTo final : Once {
     explicit OnceTo(Sink sink) : sink(std::move(sink)) {}
     ~OnceTo() override {
-      if (sink) complete(dropped());
+      if (sink) this->answer(dropped());
     }
     void complete(Result<Message> result) override {
       if (auto once = std::exchange(sink, std::nullopt)) (*once)(std::move(result));
@@ -87,6 +117,18 @@ struct Request {
   bool is_from_member = true;                      ///< `from` is a member of the group, and no client: see PeerIdentity
   std::shared_ptr<AuditedCall> audit{};            ///< to be completed by those who know the function; null: no log
   std::shared_ptr<const void> rref_quota_token{};  ///< of a remote call: belongs to the RRef that it makes
+};
+
+/// Sees each request of a node once, however often it is sent.
+class CallObserver : public ReplyObserver {
+ public:
+  /// This node makes a request.
+  virtual Note onRequest(WorkerId to, const Message& message) = 0;
+  /// The handler of a request is about to get it. Calls responder.observe(), or does not.
+  virtual void onServe(const Request& request, const Responder& responder) = 0;
+
+ protected:
+  ~CallObserver() = default;
 };
 
 class Messenger {

@@ -70,6 +70,11 @@ core::Node::Options coreOptions(const NodeOptions& options) {
     throwInvalidArgument("idempotency_window must be positive");
   }
   core.idempotency_window = options.idempotency_window;
+  core.metrics = options.metrics;
+  if (options.slow_call && *options.slow_call < Duration::zero()) {
+    throwInvalidArgument("slow_call must not be negative");
+  }
+  if (options.slow_call) core.slow_call = *options.slow_call == Duration::zero() ? kNoLimit : *options.slow_call;
   core.metadata = kCppMetadata;
   for (const auto& [workers, functions] : options.allowed_functions_of) {
     core.allowed_functions.push_back({workers, functions});

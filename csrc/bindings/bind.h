@@ -19,6 +19,8 @@ void bindScriptOps(pybind11::module_& module);
 void bindFaulty(pybind11::module_& module);
 void bindAutograd(pybind11::module_& module);
 void bindProfiling(pybind11::module_& module);
+void bindMetrics(pybind11::module_& module);
+void bindTracing(pybind11::module_& module);
 void bindOptim(pybind11::module_& module);
 void bindIdentities(pybind11::module_& module);
 void bindObserve(pybind11::module_& module);

@@ -16,6 +16,7 @@
 #include "bindings/py_errors.h"
 #include "bindings/py_future.h"
 #include "bindings/py_gil.h"
+#include "bindings/py_log.h"
 #include "bindings/py_runner.h"
 #include "bindings/py_script.h"
 #include "bindings/py_stacks.h"
@@ -46,6 +47,7 @@ std::shared_ptr<Node> makeNode(Node::Options options, StorePtr store) {
     keepPythonState();
     return std::make_shared<AcquireGil>();
   };
+  options.report_slow_calls = slowCallReporter();
   options.stacks = makeStackSource();
   auto node = [&] {
     py::gil_scoped_release no_gil;  // the store may block, or be implemented in Python
@@ -165,7 +167,8 @@ void bindOptions(py::module_& module) {
                       std::string encryption, std::string port, const AllowedNames& allowed,
                       std::optional<double> liveness_timeout, bool propagate_deadlines,
                       std::optional<int64_t> max_queued_bytes, std::optional<double> idempotency_window,
-                      bool uses_pickles, const std::map<std::string, uint64_t>& limits,
+                      std::optional<bool> metrics, std::optional<double> slow_call_s, bool uses_pickles,
+                      const std::map<std::string, uint64_t>& limits,
                       const std::vector<std::pair<std::string, QuotaNumbers>>& quotas, std::string audit_path,
                       py::object audit_function) {
             if (num_worker_threads == 0) throwInvalidArgument("num_worker_threads must be positive, but got 0");
@@ -196,6 +199,11 @@ void bindOptions(py::module_& module) {
             node.allowed_functions = allowancesOf(allowed);
             node.max_queued_bytes = max_queued_bytes;
             if (idempotency_window) node.idempotency_window = durationFromSeconds(*idempotency_window);
+            node.metrics = metrics;
+            if (slow_call_s && !(*slow_call_s >= 0)) {
+              throwInvalidArgument("slow_call_s must be a number of seconds, not negative");
+            }
+            if (slow_call_s) node.slow_call = *slow_call_s == 0 ? kNoLimit : durationFromSeconds(*slow_call_s);
             node.uses_pickles = uses_pickles;
             node.agent.limits = node.transport.limits = toLimits(limits);
             for (const auto& [pattern, numbers] : quotas) node.agent.quotas.push_back({pattern, toQuota(numbers)});
@@ -211,7 +219,8 @@ void bindOptions(py::module_& module) {
           py::arg("secret") = "", py::arg("identity") = "", py::arg("tls") = py::dict(), py::arg("encryption") = "",
           py::arg("port") = "", py::arg("allowed") = AllowedNames(), py::arg("liveness_timeout") = std::nullopt,
           py::arg("propagate_deadlines") = false, py::arg("max_queued_bytes") = std::nullopt,
-          py::arg("idempotency_window") = std::nullopt, py::arg("uses_pickles") = true, py::arg("limits") = py::dict(),
+          py::arg("idempotency_window") = std::nullopt, py::arg("metrics") = std::nullopt,
+          py::arg("slow_call_s") = std::nullopt, py::arg("uses_pickles") = true, py::arg("limits") = py::dict(),
           py::arg("quotas") = py::list(), py::arg("audit_path") = "", py::arg("audit_function") = py::none())
       .def_property(
           "num_worker_threads", [](const TensorPipeOptionsBase& self) { return self.node.agent.threads; },
@@ -228,6 +237,14 @@ void bindOptions(py::module_& module) {
             if (!window) return std::nullopt;
             return std::chrono::duration<double>(*window).count();
           })
+      .def_property_readonly(
+          "slow_call_s",
+          [](const TensorPipeOptionsBase& self) -> std::optional<double> {
+            const auto& limit = self.node.slow_call;
+            if (!limit) return std::nullopt;
+            return *limit == kNoLimit ? 0 : std::chrono::duration<double>(*limit).count();
+          })
+      .def_property_readonly("metrics", [](const TensorPipeOptionsBase& self) { return self.node.metrics; })
       .def_property(
           "_allowed", [](const TensorPipeOptionsBase& self) { return namesOf(self.node.allowed_functions); },
           [](TensorPipeOptionsBase& self, const AllowedNames& names) {

@@ -11,6 +11,7 @@
 #include "agent/thread_record.h"
 #include "bindings/bind.h"
 #include "bindings/current_node.h"
+#include "bindings/py_call_fate.h"
 #include "bindings/py_calls.h"
 #include "bindings/py_errors.h"
 #include "bindings/py_future.h"
@@ -18,6 +19,7 @@
 #include "bindings/py_operators.h"
 #include "bindings/py_rref.h"
 #include "bindings/py_script.h"
+#include "bindings/py_tracing.h"
 
 namespace torchrpc::bindings {
 
@@ -51,14 +53,15 @@ std::string nameForTexts(const py::object& function) {
 
 py::object callAsync(const Route& route, const py::object& function, Outgoing call) {
   auto future = makeFuture();
-  auto done = completeWithReply(route.node, route.to, future);
+  auto fate = std::make_shared<CallFate>(route.node, nameForTexts(function), route.to);
+  auto done = completeWithReply(route.node, route.to, future, fate);
   auto& thread = ThreadRecord::ofThisThread();
   thread.setLastCall(0);
   {
     const ReleaseGilIfLarge gil(call.message);
     route.node->call(route.to.id, std::move(call), route.limit, std::move(done));
   }
-  return wrapFuture(std::move(future), nameForTexts(function), route.to, thread.lastCall());
+  return wrapFuture(std::move(future), std::move(fate), thread.lastCall());
 }
 
 py::object callSync(const Route& route, const py::object& /*function*/, Outgoing call) {
@@ -186,7 +189,16 @@ struct PreparedCall {
 
   template <Operation operation>
   Outgoing encoded() const {
+    if (isTracingOn()) return encodedInTrace<operation>();
     return encode<operation>(route, call.function, args, kwargs);
+  }
+
+  template <Operation operation>
+  Outgoing encodedInTrace() const {
+    auto context = takeNextTraceContext();  // first, because pickling may make calls
+    auto out = encode<operation>(route, call.function, args, kwargs);
+    if (context) out.message.headers.push_back({HeaderKind::kTraceContext, *std::move(context)});
+    return out;
   }
 
   const CallArguments call;

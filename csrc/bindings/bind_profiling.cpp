@@ -53,7 +53,7 @@ void bindProfiling(py::module_& module) {
       .def("__enter__", &PyCallRange::enter)
       .def("__exit__", [](PyCallRange& self, const py::args&) { self.exit(); })
       .def("ended", &PyCallRange::ended);
-  bindPredicate<areCallsProfiled>(module, "_calls_are_shown");
+  bindPredicate<areCallsProfiled>(module, "_calls_are_profiled");
 
   py::class_<RemoteProfilerManager>(
       module, "RemoteProfilerManager", "For programs that record the profiler ranges of calls themselves.")

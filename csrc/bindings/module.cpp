@@ -16,6 +16,8 @@ PYBIND11_MODULE(_C, module) {
   bindFaulty(module);
   bindAutograd(module);
   bindProfiling(module);
+  bindMetrics(module);
+  bindTracing(module);
   bindOptim(module);
   bindIdentities(module);
   bindObserve(module);

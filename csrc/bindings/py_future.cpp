@@ -6,6 +6,7 @@
 #include "agent/thread_record.h"
 #include "base/sync/waiter.h"
 #include "bindings/current_node.h"
+#include "bindings/py_call_fate.h"
 #include "bindings/py_calls.h"
 #include "bindings/py_gil.h"
 #include "device/streams.h"
@@ -22,27 +23,49 @@ using Wrapped = std::shared_ptr<PythonFutureWrapper>;
 py::object waitForValue(const Wrapped& future);
 py::list waitForValues(const py::sequence& objects);
 
-/// What the future of a call waits for. It is in the place of the function to which torch's wrapper passes the value.
-struct CallDescription {
+/// What the future of a call waits for. It is in the place of the function to which torch's wrapper passes the value,
+/// so it is destroyed with the wrapper.
+class CallDescription {
+ public:
+  CallDescription(std::shared_ptr<CallFate> fate, CallId call) : fate_(std::move(fate)), call_(call) {
+    fate_->addHandle();
+  }
+  CallDescription(const CallDescription& other) : CallDescription(other.fate_, other.call_) {}
+  CallDescription(CallDescription&& other) noexcept = default;
+  CallDescription& operator=(const CallDescription&) = delete;
+  CallDescription& operator=(CallDescription&&) = delete;
+  ~CallDescription() {
+    if (fate_) fate_->dropHandle();
+  }
   void operator()(const py::object& /*value*/) const {}
 
-  std::string function;
-  WorkerInfo worker;
-  CallId call = 0;  ///< 0: not known
+  CallFate& fate() const { return *fate_; }
+  /// 0: not known.
+  CallId call() const { return call_; }
+
+ private:
+  std::shared_ptr<CallFate> fate_;
+  CallId call_;
 };
 
+/// Null if it is not the future of a call.
 const CallDescription* descriptionOf(const Wrapped& future) {
   const auto& pass_value = future->unwrap_func;
   return pass_value ? pass_value->target<CallDescription>() : nullptr;
+}
+
+/// Somebody looks at the future, or will: its error is not forgotten.
+void markSeen(const Wrapped& future) {
+  if (const auto* const call = descriptionOf(future)) call->fate().onSeen();
 }
 
 /// What a thread that waits for the future says of that.
 ThreadWait waitOf(const Wrapped& future) {
   ThreadWait wait{.kind = ThreadWait::Kind::kFuture};
   if (const auto* const call = descriptionOf(future)) {
-    wait.to = call->worker.id;
-    wait.call = call->call;
-    wait.setText(call->function);
+    wait.to = call->fate().worker().id;
+    wait.call = call->call();
+    wait.setText(call->fate().function());
   }
   return wait;
 }
@@ -50,7 +73,7 @@ ThreadWait waitOf(const Wrapped& future) {
 std::string repr(const Wrapped& future) {
   const auto* const call = descriptionOf(future);
   const std::string state = !future->fut->completed() ? "pending" : future->fut->hasError() ? "failed" : "done";
-  return "Future(" + (call ? call->function + " on " + call->worker.name + ", " : "") + state + ")";
+  return "Future(" + (call ? call->fate().function() + " on " + call->fate().worker().name + ", " : "") + state + ")";
 }
 
 /// A Python exception that a future holds. Every wait() and value() throws it.
@@ -79,6 +102,9 @@ void bindFutures(py::module_& module) {
       "_wait_for_futures", &waitForValues, py::arg("futures"),
       "The same for several: blocks until all are complete or one has failed; returns their values or raises that "
       "error.");
+  module.def(
+      "_mark_future_seen", &markSeen, py::arg("future"),
+      "The program looks at the future of a call: if the call fails, that is not forgotten.");
   py::register_exception_translator([](std::exception_ptr raised) {
     try {
       if (raised) std::rethrow_exception(raised);
@@ -121,9 +147,8 @@ py::object toPython(const Wrapped& wrapper) {
 
 py::object wrapFuture(FuturePtr future) { return toPython(std::make_shared<PythonFutureWrapper>(std::move(future))); }
 
-py::object wrapFuture(FuturePtr future, std::string function, const WorkerInfo& worker, CallId call) {
-  return toPython(
-      std::make_shared<PythonFutureWrapper>(std::move(future), CallDescription{std::move(function), worker, call}));
+py::object wrapFuture(FuturePtr future, std::shared_ptr<CallFate> fate, CallId call) {
+  return toPython(std::make_shared<PythonFutureWrapper>(std::move(future), CallDescription(std::move(fate), call)));
 }
 
 c10::IValue toValue(const py::object& object) { return torch::jit::toIValue(object, c10::PyObjectType::get()); }
@@ -199,8 +224,8 @@ std::exception_ptr receivedError(const Node& node, const WorkerInfo& peer, const
 /// A call whose reply completes a future.
 class PendingCall : public std::enable_shared_from_this<PendingCall> {
  public:
-  PendingCall(std::shared_ptr<Node> node, WorkerInfo callee, FuturePtr future)
-      : node_(std::move(node)), callee_(std::move(callee)), future_(std::move(future)) {}
+  PendingCall(std::shared_ptr<Node> node, WorkerInfo callee, FuturePtr future, std::shared_ptr<CallFate> fate)
+      : node_(std::move(node)), callee_(std::move(callee)), future_(std::move(future)), fate_(std::move(fate)) {}
 
   /// On the loop, mostly. The last reference to a future may be the last one to Python objects, too: the thread that
   /// finishes the call gets the only reference, so that none is dropped here.
@@ -242,20 +267,24 @@ class PendingCall : public std::enable_shared_from_this<PendingCall> {
       return decodeResult(node_, callee_, std::move(message), rrefs);
     };
     complete(future_, make, tensors);
+    if (fate_ && future_->hasError()) fate_->onFailed(future_->tryRetrieveErrorMessage());
   }
   void fail(const Error& error) {
     if (range_) range_->end();
     bindings::fail(future_, error);
+    if (fate_) fate_->onFailed(error);
   }
   /// Fails with an error of the callee.
   void failReceived(const Error& error) {
     if (range_) range_->end();
     future_->setError(receivedError(*node_, callee_, error));
+    if (fate_) fate_->onFailed(error);
   }
 
   const std::shared_ptr<Node> node_;
   const WorkerInfo callee_;
   const FuturePtr future_;
+  const std::shared_ptr<CallFate> fate_;
   const std::shared_ptr<Range> range_ = Range::holdExpectedCall();
   std::optional<Result<Message>> result_;  // set once, before the strand has the call
 };
@@ -271,8 +300,9 @@ void WaitedFuture::finish() {
 
 }  // namespace
 
-Messenger::ReplyHandler completeWithReply(std::shared_ptr<Node> node, WorkerInfo callee, FuturePtr future) {
-  auto call = std::make_shared<PendingCall>(std::move(node), std::move(callee), std::move(future));
+Messenger::ReplyHandler completeWithReply(
+    std::shared_ptr<Node> node, WorkerInfo callee, FuturePtr future, std::shared_ptr<CallFate> fate) {
+  auto call = std::make_shared<PendingCall>(std::move(node), std::move(callee), std::move(future), std::move(fate));
   return [call = std::move(call)](Result<Message> result) mutable {
     PendingCall::take(std::move(call), std::move(result));
   };
@@ -364,6 +394,7 @@ void waitUntilDone(const FuturePtr& future, const ThreadWait& record = {.kind = 
 }
 
 py::object waitForValue(const Wrapped& future) {
+  markSeen(future);
   if (!future->fut->completed()) waitUntilDone(future->fut, waitOf(future));
   // wait() also lets the current streams wait for the value's device work.
   const bool needs_wait = torch::jit::tracer::isTracing() || !future->fut->devices().empty();
@@ -376,6 +407,7 @@ py::list waitForValues(const py::sequence& objects) {
   for (const auto object : objects) {
     futures.push_back(unwrap(object));
     if (!futures.back()) throw py::type_error("not a torch.futures.Future");
+    markSeen(futures.back());
   }
   std::vector<FuturePtr> pending;
   for (const auto& future : futures) {
@@ -398,6 +430,7 @@ py::list waitForValues(const py::sequence& objects) {
 void whenDone(const py::object& object, DoneHandler done) {
   const auto wrapper = unwrap(object);
   if (!wrapper) throw std::invalid_argument("not a torch.futures.Future");
+  markSeen(wrapper);
   py::gil_scoped_release no_gil;
   wrapper->fut->addCallback([wrapper, done = std::move(done)](c10::ivalue::Future& /*future*/) {
     const AcquireGil gil;

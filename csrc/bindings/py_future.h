@@ -23,9 +23,11 @@ FuturePtr makeFuture();
 /// The Python object (a torch._C.Future) of a future. Needs the GIL.
 py::object wrapFuture(FuturePtr future);
 
+class CallFate;
+
 /// The same for the future of a call, with the names of the function and of the worker in its repr. `call`: its id; 0:
 /// not known.
-py::object wrapFuture(FuturePtr future, std::string function, const WorkerInfo& worker, CallId call = 0);
+py::object wrapFuture(FuturePtr future, std::shared_ptr<CallFate> fate, CallId call = 0);
 
 /// Completes a future with the result of `make`, which is called with the GIL held. An exception of `make` becomes the
 /// future's error. `tensors`: those in the result that may be on devices. Blocks for the GIL, so never call it on the
@@ -36,8 +38,10 @@ void complete(
 /// Completes a future with an error, which Python sees as toException(error). Never on the loop either.
 void fail(const FuturePtr& future, const Error& error);
 
-/// Returns a handler that completes the future with the value in the reply of `callee`, on a pool thread. Any thread.
-Messenger::ReplyHandler completeWithReply(std::shared_ptr<Node> node, WorkerInfo callee, FuturePtr future);
+/// Returns a handler that completes the future with the value in the reply of `callee`, on a pool thread. `fate`, which
+/// may be null, learns of a failure. Any thread.
+Messenger::ReplyHandler completeWithReply(
+    std::shared_ptr<Node> node, WorkerInfo callee, FuturePtr future, std::shared_ptr<CallFate> fate = nullptr);
 
 /// Calls `start`, which makes a request to `callee`, and waits without the GIL for the value in the reply. Ctrl-C ends
 /// the wait. Needs the GIL. Throws the request's error.

@@ -8,6 +8,7 @@
 #include "bindings/py_errors.h"
 #include "bindings/py_future.h"
 #include "bindings/py_gil.h"
+#include "bindings/py_tracing.h"
 
 namespace torchrpc::bindings {
 
@@ -109,6 +110,7 @@ class PythonRunner final : public CallableRunner {
         if (invocation.audit) invocation.audit->setFunction(qualifiedName(call.function));
         auto value = [&] {
           const CallerScope caller(invocation);
+          if (isTracingOn()) wrapInSpan(invocation, call.function, call.args, call.kwargs);
           return callPython(call.function, call.args, call.kwargs);
         }();
         auto future = futureOf(call, value);

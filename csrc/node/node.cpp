@@ -11,6 +11,7 @@
 #include "node/builtin_callables.h"
 #include "node/cpp_registry.h"
 #include "node/group_transport.h"
+#include "observe/call_report.h"
 #include "transport/native/auth/identity.h"
 #include "transport/native/auth/tls_credentials.h"
 
@@ -106,6 +107,18 @@ RRefService::Options Node::rrefOptions() {
   return options;
 }
 
+std::unique_ptr<SlowCalls> Node::makeSlowCalls() {
+  const auto limit = options_.slow_call ? *options_.slow_call : defaultSlowCall();
+  if (limit == kNoLimit) return nullptr;
+  auto report = options_.report_slow_calls;
+  if (!report) {
+    report = [](Messenger& /*messenger*/, const std::vector<SlowCall>& calls) {
+      for (const auto& call : calls) log(LogLevel::kWarning, describe(call));
+    };
+  }
+  return std::make_unique<SlowCalls>(agent_, timer_, limit, std::move(report));
+}
+
 std::shared_ptr<Node> Node::create(const Options& options, StorePtr store) {
   auto completed = options;
   auto transport = makeGroupTransport(completed, *store);
@@ -127,9 +140,12 @@ Node::Node(const Options& options, StorePtr store, std::unique_ptr<Transport> tr
       store_(std::move(store)),
       incarnation_(newIncarnation(options_, store_)),
       timeout_(options_.timeout.count()),
-      agent_(agentOptions(), std::move(transport), makeThreadTimer()),
+      timer_(makeThreadTimer()),
+      call_metrics_(agent_, options_.metrics ? *options_.metrics : defaultMetrics()),
+      agent_(agentOptions(), std::move(transport), timer_),
+      slow_calls_(makeSlowCalls()),
       devices_(
-          agent_,
+          slow_calls_ ? *slow_calls_ : static_cast<Messenger&>(agent_),
           {.hold = [this] { return std::make_shared<ActivityToken>(agent_.holdActivity()); },
            .on_unsent_reply = [this](const Message& reply) { rrefs_->abandon(forksIn(reply)); }}),
       profiler_(devices_),
@@ -142,7 +158,9 @@ Node::Node(const Options& options, StorePtr store, std::unique_ptr<Transport> tr
            .rrefs = *rrefs_,
            .autograd = autograd_,
            .world_size = options_.world_size,
-           .stacks = options_.stacks}) {
+           .stacks = options_.stacks,
+           .functions = [this] { return toReport(call_metrics_.snapshot()); }}) {
+  agent_.observeCalls(call_metrics_);
   autograd_.serve(*rrefs_);
   agent_.onLateReply([this](const Message& reply) { rrefs_->discard(reply); });
   agent_.onUnsentReply([this](const Message& reply) { rrefs_->abandon(forksIn(reply)); });
@@ -153,6 +171,7 @@ Node::Node(const Options& options, StorePtr store, std::unique_ptr<Transport> tr
     if (keeper) keeper->onStoreLost();
   });
   agent_.onWorkerJoined([this](const WorkerInfo& worker, uint64_t incarnation) {
+    call_metrics_.onWorkerJoined();
     rrefs_->onWorkerJoined(worker, incarnation);
     autograd_.onWorkerJoined(worker, firstContext(incarnation));
   });

@@ -20,7 +20,9 @@
 #include "node/call_service.h"
 #include "node/callable.h"
 #include "node/rref_value.h"
+#include "observe/call_metrics.h"
 #include "observe/inspector.h"
+#include "observe/slow_calls.h"
 #include "observe/worker_card.h"
 #include "optim/distributed_optimizer.h"
 #include "profiling/profiler.h"
@@ -64,6 +66,11 @@ class Node : public std::enable_shared_from_this<Node> {
     /// all workers. With a list, tensors that arrive in shared memory are copied, because functions rely on what they
     /// have checked.
     std::vector<Allowance> allowed_functions;
+    /// Whether calls are counted from the start. Empty: defaultMetrics().
+    std::optional<bool> metrics;
+    /// Calls that take longer are reported; kNoLimit: none. Empty: defaultSlowCall().
+    std::optional<Duration> slow_call;
+    SlowCalls::Reporter report_slow_calls;  ///< empty: they are logged
     /// Finds the stacks of the program's threads for the inspector; null: the program has no interpreter.
     std::shared_ptr<Inspector::StackSource> stacks{};
     bool uses_pickles =
@@ -100,6 +107,7 @@ class Node : public std::enable_shared_from_this<Node> {
   /// The messenger to send calls through: autograd contexts record them.
   Messenger& messenger() { return autograd_.recorder(); }
   AutogradService& autograd() { return autograd_; }
+  CallMetrics& callMetrics() { return call_metrics_; }
   Profiler& profiler() { return profiler_; }
   RRefService& rrefs() { return *rrefs_; }
   OptimService& optim() { return optim_; }
@@ -174,6 +182,8 @@ class Node : public std::enable_shared_from_this<Node> {
   std::map<std::string, std::string> metrics() const;
 
  private:
+  /// Null: slow calls are not reported.
+  std::unique_ptr<SlowCalls> makeSlowCalls();
   // Each layer's part of the options, completed. The members in front of the layer must be initialised.
   Agent::Options agentOptions() const;
   AutogradService::Options autogradOptions() const;
@@ -201,7 +211,10 @@ class Node : public std::enable_shared_from_this<Node> {
   const StorePtr store_;
   const uint64_t incarnation_;
   std::atomic<Duration::rep> timeout_;
+  const std::shared_ptr<Timer> timer_;
+  CallMetrics call_metrics_;
   mutable Agent agent_;
+  const std::unique_ptr<SlowCalls> slow_calls_;
   DeviceMessenger devices_;
   Profiler profiler_;
   AutogradService autograd_;

@@ -1,6 +1,7 @@
 #include "wire/callable_name.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "wire/codec.h"
 
@@ -47,6 +48,22 @@ std::string callableName(Kind kind, std::string_view payload) try {
   return out;
 } catch (const Error&) {
   return {};
+}
+
+std::string_view callableNameBytes(Kind kind, std::string_view payload) {
+  if (!isCall(kind)) return {};
+  const bool is_python = traitsOf(kind).callable == CallableType::kPython;
+  const auto all = payload.substr(0, kCallableNameBytes);
+  uint64_t end = is_python ? 2 : 0;
+  for (int strings = is_python ? 2 : 1; strings > 0; --strings) {
+    if (all.size() < end + sizeof(uint64_t)) return all;
+    uint64_t size = 0;
+    std::memcpy(&size, all.data() + end, sizeof(size));
+    end += sizeof(size);
+    if (size > all.size() - end) return all;
+    end += size;
+  }
+  return all.substr(0, end);
 }
 
 }  // namespace torchrpc

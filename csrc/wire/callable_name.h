@@ -17,4 +17,8 @@ constexpr size_t kCallableNameBytes = 160;
 /// throws; reads only within `payload`.
 std::string callableName(Kind kind, std::string_view payload);
 
+/// The first bytes of a payload, which decide that name: calls with the same kind and bytes have the same. At most
+/// kCallableNameBytes; none if the kind names no callable.
+std::string_view callableNameBytes(Kind kind, std::string_view payload);
+
 }  // namespace torchrpc

@@ -38,6 +38,7 @@ enum class HeaderKind : uint16_t {
   kSharedStorages = 7,    ///< tensors that share their memory (wire/shared_storage.h)
   kDevices = 8,           ///< on which devices its tensors were, and go to (device/)
   kRepeatable = 9,        ///< by what the callee recognizes a call that arrives again (agent/)
+  kTraceContext = 10,     ///< the trace that the call belongs to (wire/trace_context.h)
 };
 
 struct Header {

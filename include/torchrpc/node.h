@@ -366,6 +366,12 @@ struct NodeOptions {
   /// How long after a call with a key was answered it does not run again: see NodeRef::withKey(). Empty: the value of
   /// TORCHRPC_IDEMPOTENCY_WINDOW, in seconds, else ten minutes.
   std::optional<Duration> idempotency_window;
+  /// Whether calls are counted by function and peer, for tools and Prometheus: see docs/metrics.md. Empty: the value of
+  /// TORCHRPC_METRICS, else not.
+  std::optional<bool> metrics;
+  /// Calls that take longer, made or served by this worker, are logged, and again when they have ended; zero: none.
+  /// Empty: the value of TORCHRPC_SLOW_CALL_S, in seconds, else none.
+  std::optional<Duration> slow_call;
   MessageLimits limits;             ///< of messages, in both directions
   std::vector<CallerQuota> quotas;  ///< the first that matches a caller's name applies; none: no limit
   /// A file to which a line of JSON is appended for each call that this worker serves or refuses; made if it does not

@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import autograd, nn, optim, profiler, rpc
+    from . import autograd, nn, observe, optim, profiler, rpc
     from ._local_group import RankError, local_group
     from .rpc._batching import batched
     from .rpc._cpp_functions import cpp_function
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     cmake_prefix_path: str
 
-_MODULES = ["autograd", "nn", "optim", "profiler", "rpc"]
+_MODULES = ["autograd", "nn", "observe", "optim", "profiler", "rpc"]
 _ERRORS = [
     "NameNotFoundError",
     "NotAllowedError",
@@ -86,6 +86,7 @@ __all__ = [
     "local_group",
     "lookup",
     "nn",
+    "observe",
     "on_member_change",
     "optim",
     "profiler",

@@ -1,7 +1,6 @@
 """`python -m torchrpc script.py ARGS`: run a script with torch.distributed.rpc replaced, in it and in its children.
 `python -m torchrpc doctor`, `keygen`, `probe`, `top`, `stack`, `why`, `rrefs`: see the modules of these names, here or
-in `cli`.
-The command `torchrpc` is the same.
+in `cli`. The command `torchrpc` is the same.
 
 The interpreter starts again without the words `-m torchrpc`, so argv, `__main__`, sys.path and the re-import by
 `mp.spawn` are those of a plain run of the script. An environment variable carries the request to every process, where
@@ -25,8 +24,9 @@ usage: python -m torchrpc SCRIPT [ARGS...]
 
 Runs a script or a module with torch.distributed.rpc replaced by torchrpc, in this process and its child processes.
 `doctor` reports what works on this machine, `keygen` makes keys and identities of workers, `probe` says whether a
-worker answers. The others look into a running group: `top` shows its workers and calls, `stack` what their threads do, `why` who waits for whom, `rrefs` who
-holds which RRefs. To run a script of such a name, write ./doctor. `torchrpc` stands for `python -m torchrpc`."""
+worker answers. The others look into a running group: `top` shows its workers and calls, `stack` what their threads do,
+`why` who waits for whom, `rrefs` who holds which RRefs. To run a script of such a name, write ./doctor. `torchrpc`
+stands for `python -m torchrpc`."""
 
 INSPECTING = ("top", "stack", "why", "rrefs")  # each a module of `cli`
 

@@ -21,33 +21,8 @@ BELOW = {
     "optim": {"rref", "device", "agent", "transport", "wire", "base"},
     "observe": {"autograd", "rref", "device", "agent", "transport", "wire", "base"},
     "node": {"observe", "profiling", "optim", "autograd", "rref", "device", "agent", "transport", "wire", "base"},
-    "api": {
-        "node",
-        "observe",
-        "profiling",
-        "optim",
-        "autograd",
-        "rref",
-        "device",
-        "agent",
-        "transport",
-        "wire",
-        "base",
-    },
-    "bindings": {
-        "node",
-        "observe",
-        "profiling",
-        "optim",
-        "autograd",
-        "rref",
-        "device",
-        "agent",
-        "transport",
-        "wire",
-        "base",
-    },
 }
+BELOW["api"] = BELOW["bindings"] = BELOW["node"] | {"node"}
 
 # The files that may use what not every operating system has (docs/macos.md).
 SEAMS = r"base/(os/|random\.cpp|sync/futex_waiter\.cpp)"

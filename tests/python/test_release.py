@@ -88,7 +88,7 @@ def test_cmake_finds_only_patch_versions_of_the_same_minor_version():
     assert "COMPATIBILITY SameMinorVersion" in (ROOT / "csrc/CMakeLists.txt").read_text()
 
 
-PARTS = ("rpc", "autograd", "optim", "nn", "profiler", "launch", "launch.ray", "testing")
+PARTS = ("rpc", "autograd", "optim", "nn", "observe", "profiler", "launch", "launch.ray", "testing")
 MODULES = ["torchrpc", *(f"torchrpc.{name}" for name in PARTS)]
 
 

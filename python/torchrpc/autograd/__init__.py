@@ -39,6 +39,8 @@ _EXTENSION_NAMES = (
 
 MODES = ("fast", "smart")
 _MODE_VARIABLE = "TORCHRPC_BACKWARD_MODE"
+# Runs a backward pass inside a span: (backward, context_id, …). Set by torchrpc.observe.
+_in_span: Any = None
 _default_mode: str | None = None  # set by set_default_mode()
 
 
@@ -110,8 +112,9 @@ def backward(
     if isinstance(roots, torch.Tensor):
         roots = [roots]
     mode = get_default_mode() if mode is None else _checked(mode, "mode")
+    run = _extension().backward if _in_span is None else functools.partial(_in_span, _extension().backward)
     try:
-        _extension().backward(context_id, roots, retain_graph, mode)
+        run(context_id, roots, retain_graph, mode)
     except TypeError:
         _check_backward(context_id, roots)
         raise

@@ -22,7 +22,7 @@ from torchrpc._C import (
 )
 
 from ._futures import Future
-from ._profiling import call_with_range
+from ._profiling import call_shown
 from ._retries import Key, Retries, repetition_of
 from .constants import UNSET_RPC_TIMEOUT
 from .functions import AsyncFunction
@@ -47,7 +47,7 @@ def _repeated(mode: RPCExecMode, call: Callable[..., Any], repetition: tuple[Any
     def send(*values: Any) -> Any:
         return call(*values, repetition)
 
-    return call_with_range(mode, send, *arguments) if _calls_are_shown() else send(*arguments)
+    return call_shown(mode, send, *arguments) if _calls_are_shown() else send(*arguments)
 
 
 @overload
@@ -135,7 +135,7 @@ def rpc_sync(
         repetition = repetition_of(retries, idempotency_key)
         return _repeated(RPCExecMode.SYNC, _call_sync_repeatedly, repetition, to, func, args, kwargs, timeout)
     if _calls_are_shown():
-        return call_with_range(RPCExecMode.SYNC, _call_sync, to, func, args, kwargs, timeout)
+        return call_shown(RPCExecMode.SYNC, _call_sync, to, func, args, kwargs, timeout)
     return _call_sync(to, func, args, kwargs, timeout)
 
 
@@ -201,7 +201,7 @@ def rpc_async(
         repetition = repetition_of(retries, idempotency_key)
         future = _repeated(RPCExecMode.ASYNC, _call_async_repeatedly, repetition, to, func, args, kwargs, timeout)
     elif _calls_are_shown():
-        future = call_with_range(RPCExecMode.ASYNC, _call_async, to, func, args, kwargs, timeout)
+        future = call_shown(RPCExecMode.ASYNC, _call_async, to, func, args, kwargs, timeout)
     else:
         future = _call_async(to, func, args, kwargs, timeout)
     if _open_blocks and hasattr(thread_local, "future_list"):
@@ -267,7 +267,7 @@ def remote(
         repetition = repetition_of(0, idempotency_key)
         return _repeated(RPCExecMode.REMOTE, _call_remote_repeatedly, repetition, to, func, args, kwargs, timeout)
     if _calls_are_shown():
-        return call_with_range(RPCExecMode.REMOTE, _call_remote, to, func, args, kwargs, timeout)
+        return call_shown(RPCExecMode.REMOTE, _call_remote, to, func, args, kwargs, timeout)
     return _call_remote(to, func, args, kwargs, timeout)
 
 

@@ -5,13 +5,14 @@ A future completes on any thread, which notifies the event loop by call_soon_thr
 
 import asyncio
 import contextlib
+import functools
 import weakref
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from torchrpc._C import _repr_of_future, _wait_for_future, _wait_for_futures
+from torchrpc._C import _mark_future_seen, _repr_of_future, _wait_for_future, _wait_for_futures
 
 _T = TypeVar("_T")
 
@@ -87,13 +88,50 @@ def _wait_all(futures: "list[torch.futures.Future]") -> list[Any]:
     return _wait_for_futures(futures)
 
 
+# Makes the callback of a future run in the context (contextvars) of the code that gives it. Set by torchrpc.observe
+# while it traces.
+in_context: Callable[[Any], Any] | None = None
+
+
+def _seeing(method: Any) -> Any:
+    """The method of a future, whose use shows that the program looks at the future: if it fails, that is not logged."""
+
+    @functools.wraps(method)
+    def look(self: "torch._C.Future", *args: Any) -> Any:
+        _mark_future_seen(self)
+        if in_context is not None and args:
+            args = (in_context(args[0]), *args[1:])
+        return method(self, *args)
+
+    look._marks_seen = True  # type: ignore[attr-defined]
+    return look
+
+
+_collect_all = torch.futures.collect_all
+
+
+@functools.wraps(_collect_all)
+def _seeing_collect_all(futures: "list[torch.futures.Future]") -> "torch.futures.Future[list[torch.futures.Future]]":
+    futures = list(futures)
+    for future in futures:
+        if isinstance(future, torch._C.Future):
+            _mark_future_seen(future)
+    return _collect_all(futures)
+
+
 def extend_futures() -> None:
     """Make coroutines of `torch._C.Future`, the base of `torch.futures.Future`, unless torch has done so; replace its
-    waits by ones that Ctrl-C interrupts, and its repr by one that names the call.
+    waits by ones that Ctrl-C interrupts, and its repr by one that names the call. Futures know whether somebody has
+    looked at them.
     """
     if not hasattr(torch._C.Future, "__await__"):
         torch._C.Future.__await__ = _await
         torch._C.Future.send, torch._C.Future.throw, torch._C.Future.close = _send, _throw, _close
+    for name in ("then", "add_done_callback", "value"):
+        method = getattr(torch._C.Future, name)
+        if not hasattr(method, "_marks_seen"):
+            setattr(torch._C.Future, name, _seeing(method))
+    torch.futures.collect_all = _seeing_collect_all
     torch._C.Future.wait = _wait_for_future
     torch._C.Future.__repr__ = _repr_of_future
     torch.futures.wait_all = _wait_all

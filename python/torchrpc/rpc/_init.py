@@ -1,5 +1,6 @@
 """`init_rpc`: checks its arguments, opens the store and starts an agent. One thread at a time runs it."""
 
+import importlib
 import logging
 import numbers
 import os
@@ -209,6 +210,7 @@ def _init_rpc_backend(
         )
         api._init_rpc_states(agent)
         _log_start(agent)
+        _serve_metrics(agent)
     except BaseException:
         if _is_current_rpc_agent_set():  # the script may try again
             api._drop_agent()
@@ -229,6 +231,11 @@ def _log_start(agent: Any) -> None:
     elif logger.isEnabledFor(logging.INFO):
         group = f"of {count} workers" if agent.is_static_group else f"in a group that grows, of {count} workers now"
         logger.info("%s is rank %d %s; %s", me.name, me.id, group, agent.get_debug_info()["agent.transport"])
+
+
+def _serve_metrics(agent: Any) -> None:
+    if os.environ.get("TORCHRPC_METRICS_PORT") and isinstance(agent, TensorPipeAgent):
+        importlib.import_module("torchrpc.observe._prometheus").serve_by_environment(agent.get_worker_info().name)
 
 
 @api._require_initialized

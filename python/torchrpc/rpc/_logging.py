@@ -31,3 +31,15 @@ class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         text = f"torchrpc {record.levelname.lower()}: {record.getMessage()}"
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+def log_call(text: str, worker: str, peer: str, function: str, age_s: float, made_at: str) -> None:
+    """Write a warning about a call. The record has the fields `worker`, `peer` and `function`; `age_s` unless it is
+    negative; and `made_at` unless it is empty.
+    """
+    fields: dict[str, object] = {"worker": worker, "peer": peer, "function": function}
+    if age_s >= 0:
+        fields["age_s"] = age_s
+    if made_at:
+        fields["made_at"] = made_at
+    logging.getLogger("torchrpc.calls").warning("%s", text, extra=fields)

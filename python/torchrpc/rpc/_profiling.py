@@ -1,12 +1,13 @@
-"""The ranges by which profilers show the calls that this worker makes."""
+"""The ranges by which profilers, and the spans by which traces, show the calls that this worker makes."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.jit._builtins import _find_builtin
 
-from torchrpc._C import _CallRange, _get_current_rpc_agent
+from torchrpc._C import _CallRange, _calls_are_profiled, _get_current_rpc_agent
 
 from ._cpp_functions import CppFunction
 from .internal import RPCExecMode, _build_rpc_profiling_key
@@ -32,6 +33,22 @@ def _range_of(mode: RPCExecMode, to: Any, func: Callable) -> _CallRange | None:
         return _CallRange(_build_rpc_profiling_key(mode, _function_name(func), agent.get_worker_info().name, callee))
     except Exception:
         return None
+
+
+# Makes a call inside a span: (mode, call, to, func, args, kwargs, timeout) -> its result. Set by torchrpc.observe.
+call_in_span: Callable[..., Any] | None = None
+
+
+def call_shown(
+    mode: RPCExecMode, call: Callable[..., Any], to: Any, func: Any, args: Any, kwargs: Any, timeout: float
+) -> Any:
+    """Make a call by `call`, a function of the extension, so that profiles and traces show it."""
+    in_span = call_in_span
+    if in_span is not None:
+        call = functools.partial(in_span, mode, call)
+    if _calls_are_profiled():
+        return call_with_range(mode, call, to, func, args, kwargs, timeout)
+    return call(to, func, args, kwargs, timeout)
 
 
 def call_with_range(

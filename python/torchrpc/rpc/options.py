@@ -150,6 +150,11 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             MiB.
         idempotency_window (float): seconds after the answer to a call with an `idempotency_key` in which this worker
             does not run it again. Default: the environment variable TORCHRPC_IDEMPOTENCY_WINDOW, else 600.
+        metrics (bool): count calls by function and peer, with their latencies: see `torchrpc.observe`. Default: the
+            environment variable TORCHRPC_METRICS (0 or 1), else no.
+        slow_call_s (float): seconds. Calls that take longer, made or served by this worker, are logged with their
+            function and the other worker, once while they are under way and again when they have ended; 0: none.
+            Default: the environment variable TORCHRPC_SLOW_CALL_S, else none.
         pickle (str): `"off"`: this worker neither writes nor reads pickles. Plain data, tensors, RRefs, sets, functions
             and classes by their names, and objects of classes in `allowed_functions` or of `rpc.register_data_class`
             can be sent; other arguments and results raise a SerializationError that names them. Exceptions keep their
@@ -198,6 +203,8 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         propagate_deadlines: bool = False,
         max_queued_bytes: int | None = None,
         idempotency_window: float | None = None,
+        metrics: bool | None = None,
+        slow_call_s: float | None = None,
         pickle: str | None = None,
         limits: Limits | None = None,
         quotas: Mapping[str, Quota] | None = None,
@@ -218,6 +225,8 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             ("propagate_deadlines", propagate_deadlines, bool, "a bool"),
             ("max_queued_bytes", max_queued_bytes, numbers.Integral | None, "an int"),
             ("idempotency_window", idempotency_window, numbers.Real | None, "a number of seconds"),
+            ("metrics", metrics, bool | None, "a bool"),
+            ("slow_call_s", slow_call_s, numbers.Real | None, "a number of seconds"),
             ("pickle", pickle, str | None, "a str"),
             ("_transports", _transports, Sequence | None, "a list of str"),
             ("_channels", _channels, Sequence | None, "a list of str"),
@@ -250,6 +259,8 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             propagate_deadlines=propagate_deadlines,
             max_queued_bytes=max_queued_bytes,
             idempotency_window=idempotency_window,
+            metrics=metrics,
+            slow_call_s=slow_call_s,
             uses_pickles=_uses_pickles(pickle),
             limits=limit_numbers(limits),
             quotas=quota_numbers(quotas),
