@@ -103,9 +103,7 @@ class Group:
         self.close()
 
     def _ask(self, member: Member, stacks: bool, rrefs: bool, timeout: float) -> Report:
-        report = self._way.ask(member.address, member.name, stacks, rrefs, timeout)
-        report["worker"]["torchrpc"] = report["worker"].get("torchrpc", "")
-        return report
+        return self._way.ask(member.address, member.name, stacks, rrefs, timeout)
 
 
 def _members_in(report: Report) -> list[Member]:
