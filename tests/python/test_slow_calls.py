@@ -17,6 +17,7 @@ class Records(logging.Handler):
 
     def __init__(self):
         super().__init__()
+        logging.getLogger("torchrpc.calls").setLevel(logging.WARNING)  # whatever TORCHRPC_LOG another test has set
         self.records = []
         self._arrived = threading.Condition()
 

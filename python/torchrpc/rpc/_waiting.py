@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from torchrpc._C import _mark_future_seen
+
 __all__ = ["wait"]
 
 
@@ -124,6 +126,8 @@ def wait(
     """
     futures = list(futures)
     _check(futures, num_returns, timeout)
+    for future in futures:
+        _mark_future_seen(future)  # those that are done already get no callback
     ready = [future for future in futures if future.done()]
     if len(ready) < min(num_returns, len(futures)) and timeout != 0:
         _wait_for_futures(futures, ready, num_returns, timeout)
