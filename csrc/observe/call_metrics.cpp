@@ -108,7 +108,7 @@ uint64_t hashOf(std::string_view bytes, uint64_t hash) {
     bytes.remove_prefix(sizeof(word));
   }
   uint64_t word = bytes.size();
-  std::memcpy(&word, bytes.data(), bytes.size());
+  if (!bytes.empty()) std::memcpy(&word, bytes.data(), bytes.size());
   hash = (hash ^ word ^ (uint64_t{bytes.size()} << 56)) * kFactor;
   return hash ^ (hash >> 32);
 }

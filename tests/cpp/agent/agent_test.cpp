@@ -375,9 +375,9 @@ TEST_CASE("a request to an unknown worker fails at once, even if it is to be del
 }
 
 TEST_CASE("a request that waits for a thread while its sender is started again does not run") {
-  LoopbackGroup group({.threads = 1});
-  std::latch started(1), go(1);
+  std::latch started(1), go(1);  // the function that waits for it may end after the calls, but not after the group
   std::atomic<int> served{0};
+  LoopbackGroup group({.threads = 1});
   group[1].on(kCall, Messenger::Where::kPool, [&](Request request, const Responder& responder) {
     ++served;
     started.count_down();
