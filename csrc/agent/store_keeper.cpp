@@ -15,6 +15,9 @@ namespace {
 constexpr Duration kDialTime = std::chrono::milliseconds(200);
 constexpr auto kPause = std::chrono::milliseconds(50);
 constexpr auto kStoreTimeout = std::chrono::seconds(5);
+// The process that listened may have been about to end. c10d then goes on dialling for about twice this time, which
+// nothing interrupts, and stop() waits for it.
+constexpr auto kConnectTimeout = std::chrono::seconds(1);
 
 StoreKeeper::Bytes bytesOf(std::string_view text) { return {text.begin(), text.end()}; }
 
@@ -76,8 +79,10 @@ StorePtr StoreKeeper::open(Duration timeout) const {
   c10d::TCPStoreOptions options;
   options.port = address_.port;
   options.waitWorkers = false;
-  options.timeout = kStoreTimeout;
-  return c10::make_intrusive<c10d::TCPStore>(address_.host, options);
+  options.timeout = kConnectTimeout;
+  auto store = c10::make_intrusive<c10d::TCPStore>(address_.host, options);
+  store->setTimeout(kStoreTimeout);
+  return store;
 }
 
 StorePtr StoreKeeper::groupIn(const StorePtr& root) const {

@@ -566,6 +566,7 @@ bool Node::shutdown(Duration timeout) {
   if (!leave(timeout)) return false;
   if (!agent_.isInItsProcess()) return true;
   inspector_.stop();
+  card_ = WorkerCard();
   return agent_.close(timeUntil(deadline));
 }
 

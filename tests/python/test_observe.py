@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import subprocess
 import threading
 import time
 
@@ -178,9 +179,20 @@ def test_many_questions_at_once_are_answered_or_refused_and_the_worker_goes_on(g
     assert group[0].run(rpc.rpc_sync, "worker1", torch.add, (torch.ones(2), 1)).tolist() == [2.0, 2.0]
 
 
-def test_what_is_no_worker_is_said():
+def leave_and_wait():
+    rpc.shutdown(graceful=False)
+    return os.getpid()
+
+
+def test_what_is_no_worker_is_said(group):
+    pid = group[2].run(leave_and_wait)
     with pytest.raises(ValueError, match="is no worker"):
-        observe.attach(pid=os.getpid())
+        observe.attach(pid=pid)
+    with pytest.raises(ValueError, match="is no worker"), subprocess.Popen(["sleep", "60"]) as other:
+        try:
+            observe.attach(pid=other.pid)
+        finally:
+            other.kill()
     with pytest.raises(ValueError, match="there is no process"):
         observe.attach(pid=2**22 - 1)
     with pytest.raises(ValueError, match="not an address"):
