@@ -28,10 +28,7 @@ void ServedCall::setPayload(std::string_view payload) {
   std::memcpy(head.data(), payload.data(), head_size);
 }
 
-std::string ServedCall::function() const {
-  auto out = callableName(kind, {head.data(), head_size});
-  return out.empty() ? std::string(name(kind)) : out;
-}
+std::string ServedCall::function() const { return callableOrKindName(kind, {head.data(), head_size}); }
 
 void ThreadWait::setText(std::string_view value) { copyText(text, value); }
 

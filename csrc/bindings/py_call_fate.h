@@ -17,7 +17,7 @@ namespace torchrpc::bindings {
 
 namespace py = pybind11;
 
-/// Where Python code has made a call: kept as it is cheapest, and turned into text when that is needed.
+/// Where Python code has made a call, or an RRef: kept as it is cheapest, and turned into text when that is needed.
 class CallSite {
  public:
   /// The innermost frame outside of this package, on the calling thread. Needs the GIL.

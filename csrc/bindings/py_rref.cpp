@@ -1,6 +1,7 @@
 #include "bindings/py_rref.h"
 
 #include "bindings/current_node.h"
+#include "bindings/py_call_fate.h"
 #include "bindings/py_calls.h"
 #include "bindings/py_errors.h"
 #include "bindings/py_future.h"
@@ -107,17 +108,8 @@ std::shared_ptr<const std::string> lineOfProgram() {
     return value && std::string_view(value) == "1";
   }();
   if (!is_on) return nullptr;
-  try {
-    auto frame = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(PyEval_GetFrame()));
-    for (; frame && !frame.is_none(); frame = frame.attr("f_back")) {
-      const auto module = py::cast<std::string>(py::str(frame.attr("f_globals").attr("get")("__name__", "")));
-      if (module == "torchrpc" || module.starts_with("torchrpc.")) continue;
-      const auto file = py::cast<std::string>(frame.attr("f_code").attr("co_filename"));
-      return std::make_shared<const std::string>(file + ":" + std::to_string(py::cast<int>(frame.attr("f_lineno"))));
-    }
-  } catch (const std::exception&) {
-    PyErr_Clear();
-  }
+  auto line = CallSite::here().text();
+  if (!line.empty()) return std::make_shared<const std::string>(std::move(line));
   return nullptr;
 }
 

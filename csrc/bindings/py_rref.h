@@ -81,7 +81,7 @@ class IncomingRRefs {
 py::object wrap(std::shared_ptr<Node> node, RRefPtr rref, Kind fetch_kind = Kind::kPythonRRefFetch);
 
 /// "file:line" of the innermost Python frame that is not torchrpc's; null unless TORCHRPC_RREF_ORIGINS is 1. Needs the
-/// GIL. Never throws.
+/// GIL.
 std::shared_ptr<const std::string> lineOfProgram();
 
 }  // namespace torchrpc::bindings

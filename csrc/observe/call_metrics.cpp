@@ -306,8 +306,7 @@ ReplyObserver::Note CallMetrics::begin(Side side, const Message& message, Worker
   const auto hash = hashOf(name_bytes, seed);
   auto& known = mine->knownAt(hash);
   if (!known.is(hash, epoch, message.kind, peer, side, name_bytes)) {
-    auto function = callableName(message.kind, name_bytes);
-    if (function.empty()) function = name(message.kind);
+    const auto function = callableOrKindName(message.kind, name_bytes);
     const auto pair = tables_->pairOf(side, function, peer_name ? *peer_name : workers_.worker(peer).name);
     known = {hash, epoch, message.kind, peer, side, pair, std::string(name_bytes)};
   }

@@ -16,8 +16,7 @@ namespace {
 constexpr Duration kReportInterval = std::chrono::seconds(1), kShortestReportInterval = std::chrono::milliseconds(50);
 
 std::string functionOf(const Message& message) {
-  auto function = callableName(message.kind, callableNameBytes(message.kind, message.payload));
-  return function.empty() ? std::string(name(message.kind)) : function;
+  return callableOrKindName(message.kind, callableNameBytes(message.kind, message.payload));
 }
 
 std::string secondsText(Duration duration) {

@@ -50,6 +50,11 @@ std::string callableName(Kind kind, std::string_view payload) try {
   return {};
 }
 
+std::string callableOrKindName(Kind kind, std::string_view payload) {
+  auto out = callableName(kind, payload);
+  return out.empty() ? std::string(name(kind)) : out;
+}
+
 std::string_view callableNameBytes(Kind kind, std::string_view payload) {
   if (!isCall(kind)) return {};
   const bool is_python = traitsOf(kind).callable == CallableType::kPython;

@@ -16,6 +16,8 @@ constexpr size_t kCallableNameBytes = 160;
 /// not contain as a whole ends in "...". Empty if the kind names no callable, or the payload is malformed. Never
 /// throws; reads only within `payload`.
 std::string callableName(Kind kind, std::string_view payload);
+/// The same or, if that is empty, the name of the kind: what a request is called in reports and logs.
+std::string callableOrKindName(Kind kind, std::string_view payload);
 
 /// The first bytes of a payload, which decide that name: calls with the same kind and bytes have the same. At most
 /// kCallableNameBytes; none if the kind names no callable.
