@@ -90,10 +90,15 @@ def started(command, folder, variables):
                 os.kill(pid, signal.SIGKILL)
 
 
+def output_in(folder):
+    # Processes that write at once may cut each other's characters in two.
+    return (folder / "output").read_text(errors="replace")
+
+
 def printed_by(launcher, folder, seconds=LIMIT_S):
     with contextlib.suppress(subprocess.TimeoutExpired):
         launcher.wait(seconds)
-    text = (folder / "output").read_text()
+    text = output_in(folder)
     assert launcher.returncode == 0, text
     return text
 
@@ -174,7 +179,7 @@ def agents(folder, nproc, *options):
 
 
 def has_learned(folder):
-    return " at the end; accuracy " in (folder / "output").read_text()
+    return " at the end; accuracy " in output_in(folder)
 
 
 def host_of(hosts, folder, rank):
@@ -201,7 +206,7 @@ def test_workers_of_a_killed_agent_of_torchrun_finish_their_work(tmp_path):
         hosts.processes[1 + host_of(hosts, tmp_path, 1)].kill()
         eventually(lambda: has_learned(tmp_path), LIMIT_S)
         # The other agent waits five minutes for the killed one; that wait is not part of this test.
-    expect_learned(tmp_path, (tmp_path / "output").read_text())
+    expect_learned(tmp_path, output_in(tmp_path))
 
 
 @pytest.mark.skipif(bool(REASON), reason=REASON)

@@ -175,7 +175,7 @@ class Cluster:
         return subprocess.run(command, env=env, timeout=20, capture_output=True).returncode == 0
 
     def output(self):
-        return (self.folder / "output").read_text()
+        return (self.folder / "output").read_text(errors="replace")
 
     def step(self):
         with contextlib.suppress(FileNotFoundError):
