@@ -13,6 +13,7 @@
 #include "bindings/current_node.h"
 #include "bindings/py_call_fate.h"
 #include "bindings/py_calls.h"
+#include "bindings/py_codec.h"
 #include "bindings/py_errors.h"
 #include "bindings/py_future.h"
 #include "bindings/py_gil.h"
@@ -250,6 +251,16 @@ void bindCalls(py::module_& module) {
   bindDirectly<6, callRepeatedly<Operation::kCall, callSync>>(module, "_call_sync_repeatedly", repeated);
   bindDirectly<6, callRepeatedly<Operation::kCall, callAsync>>(module, "_call_async_repeatedly", repeated);
   bindDirectly<6, callRepeatedly<Operation::kRemote, callRemote>>(module, "_call_remote_repeatedly", repeated);
+  // For the fuzzer tests/fuzz/plain_objects.py: a message with two tensors, without RRefs.
+  module.def("_decode_plain", [](const py::bytes& data) {
+    const std::vector<at::Tensor> tensors = {at::zeros({2}), at::Tensor()};
+    const std::vector<RRefPtr> received;
+    const IncomingRRefs rrefs(nullptr, received);
+    Reader reader(std::string_view{data});
+    auto value = decodePlain(reader, tensors, rrefs);
+    reader.expectEnd();
+    return value;
+  });
 }
 
 }  // namespace torchrpc::bindings

@@ -175,7 +175,9 @@ class PlainDecoder {
       }
       case ValueTag::kString: {
         const auto text = in_.getString();
-        return steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), nullptr));
+        auto* const object = PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), nullptr);
+        if (!object) refuse(PyExc_UnicodeDecodeError, "malformed message: a str that is not UTF-8");
+        return py::reinterpret_steal<py::object>(object);
       }
       case ValueTag::kBytes: {
         const auto bytes = in_.getString();
@@ -185,6 +187,7 @@ class PlainDecoder {
       case ValueTag::kParameter: {
         // Not a new Parameter, which would be a leaf: gradients of what is computed with it return to its sender.
         auto parameter = decodeTensor();
+        if (parameter.is_none()) throw Error(ErrorCode::kProtocol, "malformed message: a parameter without a tensor");
         parameter.attr("__class__") = py::handle(ParameterClass);
         return parameter;
       }
@@ -202,6 +205,13 @@ class PlainDecoder {
   static py::object steal(PyObject* object) {
     if (!object) throw py::error_already_set();
     return py::reinterpret_steal<py::object>(object);
+  }
+
+  /// Throws an Error in place of the Python error of that type, and any other as it is.
+  [[noreturn]] static void refuse(PyObject* type, const char* what) {
+    if (!PyErr_ExceptionMatches(type)) throw py::error_already_set();
+    PyErr_Clear();
+    throw Error(ErrorCode::kProtocol, what);
   }
 
   /// The number of values that follow. Each takes at least `bytes_each` bytes, so a larger count is malformed.
@@ -239,7 +249,9 @@ class PlainDecoder {
     for (uint32_t i = 0; i < n; ++i) {
       const auto key = decode(depth + 1);
       const auto value = decode(depth + 1);
-      if (PyDict_SetItem(dict.ptr(), key.ptr(), value.ptr()) != 0) throw py::error_already_set();
+      if (PyDict_SetItem(dict.ptr(), key.ptr(), value.ptr()) != 0) {
+        refuse(PyExc_TypeError, "malformed message: a dict with a key that cannot be one");
+      }
     }
     return dict;
   }

@@ -1,7 +1,8 @@
-"""Classes and functions for limited_pickles.py. What a pickle may not call notes it in `touched`."""
+"""Classes and functions for limited_pickles.py and plain_objects.py. What an input may not call notes it in `touched`."""
 
 import dataclasses
 import enum
+import typing
 
 touched: list[str] = []
 
@@ -77,3 +78,29 @@ def listed(*args):
 
 SHARED = Listed("shared")
 LISTED = (Listed, Slotted, WithState, Color, listed)
+
+
+# --- For plain_objects.py, which registers them ---
+
+
+class Registered:
+    def __init__(self):
+        touched.append("Registered()")
+
+    def __setattr__(self, name, value):
+        touched.append(f"Registered.{name} = ...")
+
+
+class Pair(typing.NamedTuple):
+    first: object
+    second: object
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    value: object
+    made: int = dataclasses.field(init=False, default=1)
+
+    def __post_init__(self):
+        if isinstance(self.value, str):
+            raise ValueError("no string")

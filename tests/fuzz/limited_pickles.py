@@ -9,7 +9,6 @@ are. A pickle ends with a value or an Error of torchrpc, or with an exception of
 --seed and --executions choose the run; a finding prints the pickle and the way to read it again (--read HEX).
 """
 
-import argparse
 import collections
 import datetime
 import decimal
@@ -19,7 +18,6 @@ import pickletools
 import random
 import struct
 import sys
-import time
 import uuid
 from pathlib import Path
 
@@ -27,27 +25,19 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import canaries
+import watching
+from watching import ALLOWED
 
 from torchrpc.rpc import internal
-from torchrpc.rpc._allow_list import CALLED_BY_THE_PACKAGE, resolve
-from torchrpc.rpc._errors import RpcError
+from torchrpc.rpc._allow_list import CALLED_BY_THE_PACKAGE
 from torchrpc.rpc._limited_data import DATA
 from torchrpc.rpc._limited_unpickler import _HANDLERS
 from torchrpc.rpc._pickler import _LIMITED_HELPERS, _TRAVEL_AS_CODE, deserialize_allowed, deserialize_allowed_call
 
-_DANGEROUS = """
-    os.system subprocess.Popen builtins.eval builtins.exec builtins.compile builtins.getattr builtins.setattr
-    builtins.__import__ importlib.import_module pickle.loads marshal.loads operator.attrgetter functools.partial
-    types.FunctionType types.CodeType io.open builtins.open shutil.rmtree socket.socket ctypes.CDLL sys.exit
-    torch.load torch.save torch.serialization._get_layout torch.utils.cpp_extension.load_inline builtins.type
-    builtins.object builtins.super builtins.property builtins.map builtins.filter builtins.print builtins.input
-    collections.abc.Callable copyreg._reconstructor copyreg.__newobj__ copy._reconstruct weakref.finalize
-    torchrpc.rpc._pickler._function torchrpc.rpc.api.rpc_sync torchrpc.rpc.internal.PythonUDF antigravity.fly this.s
-"""
 _LISTED = "Listed Slotted WithState Color Color.RED listed"
 _UNLISTED = "Unlisted Unlisted.make Impostor unlisted Listed.method SHARED touched"
 OWN = [f"canaries.{name}" for name in _LISTED.split()]
-ATTACKS = [*_DANGEROUS.split(), *(f"canaries.{name}" for name in _UNLISTED.split())]
+ATTACKS = [*watching.DANGEROUS.split(), *(f"canaries.{name}" for name in _UNLISTED.split())]
 NAMES = [*DATA, *OWN, *OWN, *OWN, *ATTACKS, *_LIMITED_HELPERS, *_TRAVEL_AS_CODE, *CALLED_BY_THE_PACKAGE]
 TEXTS = [
     "",
@@ -63,38 +53,6 @@ TEXTS = [
     "é",
     "1e9",
 ]
-# What Python must not do while it reads a pickle. Others are events of the reading itself.
-_FORBIDDEN = """
-    exec compile open import code.__new__ function.__new__ object.__setattr__ object.__delattr__ marshal. os. ctypes.
-    subprocess. socket. shutil. pty. glob. tempfile. webbrowser. urllib. sqlite3. mmap. sys.addaudithook sys.setprofile
-    pickle.find_class
-"""
-FORBIDDEN = tuple(_FORBIDDEN.split())
-
-events: list[str] = []
-is_reading = False
-
-
-def watch(event: str, args: tuple) -> None:
-    if is_reading and event.startswith(FORBIDDEN):
-        events.append(f"{event}{args!r}"[:200])
-
-
-class AllowList:
-    """Stands for a worker's `allowed_functions`."""
-
-    worker, callers, is_for_member = "worker0", "*", True
-    names = frozenset(resolve([f"canaries.{each.__name__}" for each in canaries.LISTED]))
-
-    def entry_for(self, name: str) -> str:
-        return name if name in self.names else ""
-
-
-def shared_state() -> list:
-    """What a pickle must leave as it is."""
-    classes = [each for each in canaries.LISTED if isinstance(each, type)]
-    shared = [vars(canaries.SHARED), vars(canaries.Color.RED), sys.modules.keys(), vars(canaries).keys()]
-    return [*(dict(vars(each)) for each in classes), *(list(each) for each in shared), vars(canaries.SHARED).copy()]
 
 
 class Program:
@@ -246,61 +204,18 @@ def changed(data: bytes, rng: random.Random) -> bytes:
 
 def read(data: bytes, is_call: bool) -> str:
     """Read the pickle as a worker does. Return how that has ended."""
-    global is_reading
     function = deserialize_allowed_call if is_call else deserialize_allowed
     tensors = [torch.zeros(2), torch.zeros(3, dtype=torch.uint8)]
-    is_reading = True
-    try:
-        function(data, tensors, AllowList())
-        return "a value"
-    except RpcError as exc:
-        return type(exc).__name__
-    except (MemoryError, RecursionError, SystemError) as exc:
-        return f"FAILED: {exc!r}"
-    except Exception as exc:
-        return "an exception of a listed class" if b"canaries" in data else f"FAILED: {exc!r}"
-    finally:
-        is_reading = False
+    return watching.outcome_of(lambda: function(data, tensors, ALLOWED), may_raise=b"canaries" in data)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--executions", type=int, default=100_000)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="end after this time")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--read", metavar="HEX", help="read one pickle, and say what happens")
-    options = parser.parse_args()
-    sys.addaudithook(watch)
-    for data in samples():  # so that what is imported late is imported
-        read(data, is_call=False)
-    events.clear()
-    before = shared_state()
-    if options.read:
-        data = bytes.fromhex(options.read)
-        print([read(data, is_call) for is_call in (False, True)], events, canaries.touched, shared_state() == before)
-        return 0
-    rng = random.Random(options.seed)
-    corpus, ends = samples(), collections.Counter()
-    end = time.monotonic() + options.seconds
-    done = 0
-    while done < options.executions and time.monotonic() < end:
-        is_call = rng.random() < 0.2
-        data = changed(rng.choice(corpus), rng) if rng.random() < 0.4 else Program(rng).finished(is_call)
-        if rng.random() < 0.05:
-            data = changed(data, rng)
-        result = read(data, is_call)
-        done += 1
-        ends[result.partition(":")[0]] += 1
-        if result == "a value" and len(corpus) < 5000:
-            corpus.append(data)
-        has_changed = done % 64 == 0 and shared_state() != before
-        if events or canaries.touched or result.startswith("FAILED") or has_changed:
-            print(f"{result}; events {events}; called {canaries.touched}; shared state changed: {has_changed}")
-            print(f"again with: --read {data.hex()}")
-            return 1
-    print(f"pickles    {done:12} executions, clean: {dict(ends)}")
-    return 0
+def make(rng: random.Random, corpus: list[bytes]) -> tuple[bytes, bool]:
+    is_call = rng.random() < 0.2
+    data = changed(rng.choice(corpus), rng) if rng.random() < 0.4 else Program(rng).finished(is_call)
+    if rng.random() < 0.05:
+        data = changed(data, rng)
+    return data, is_call
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(watching.main(__doc__, "pickles", samples(), make, read))

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs the fuzzers (make fuzz builds them): RUNS executions of each, or SECONDS_EACH seconds if that is set. What one finds
 # is left in build/fuzz/findings; run the program with the file as its argument to see it again. Inputs that reach new
-# code are kept in build/fuzz/corpus, beside those of tests/fuzz/corpus, which stay as they are. Then the fuzzer of limited
-# pickles, which is a Python program.
+# code are kept in build/fuzz/corpus, beside those of tests/fuzz/corpus, which stay as they are. Then the fuzzers of
+# what Python reads, limited pickles and objects without pickle, which are Python programs.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 limit=(-runs="${RUNS:-100000}")
@@ -19,8 +19,10 @@ for target in ${TARGETS:-handshake records frames message tensor value}; do
   total=$((total + ${executed:-0}))
   printf '%-10s %12s executions\n' "$target" "${executed:-?}"
 done
-pickles=(--executions "${RUNS:-100000}")
-[ -z "${SECONDS_EACH:-}" ] || pickles=(--executions 1000000000 --seconds "$SECONDS_EACH")
-.venv/bin/python tests/fuzz/limited_pickles.py --seed "${SEED:-1}" "${pickles[@]}" || failed=1
+python=(--executions "${RUNS:-100000}")
+[ -z "${SECONDS_EACH:-}" ] || python=(--executions 1000000000 --seconds "$SECONDS_EACH")
+for fuzzer in limited_pickles plain_objects; do
+  .venv/bin/python "tests/fuzz/$fuzzer.py" --seed "${SEED:-1}" "${python[@]}" || failed=1
+done
 printf '%-10s %12s executions, %s\n' all "$total" "$([ $failed = 0 ] && echo clean || echo 'FINDINGS (see above)')"
 exit $failed

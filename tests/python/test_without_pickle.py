@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import enum
 import pickle
+import sys
 from typing import NamedTuple
 
 import pytest
@@ -281,14 +282,17 @@ MALFORMED = [
     ("w", 1, 2),
     ("w", "a b", 2),
     ("g", 1, 2),
+    ("g", "this", "s"),
+    ("g", "os", "environ"),
     ("s", []),
 ]
 
 
 @pytest.mark.parametrize("lowered", MALFORMED, ids=lambda lowered: str(lowered)[:40])
 def test_malformed_objects_are_errors(lowered):
-    with pytest.raises((RuntimeError, ValueError, TypeError)):
+    with pytest.raises((rpc.RpcError, TypeError), match="malformed message|no data class|nothing|constructor|argument"):
         _plain_objects.restore_result([lowered], None)
+    assert "this" not in sys.modules
 
 
 def send_values_to_a_worker_with_a_list(rank):

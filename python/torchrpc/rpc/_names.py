@@ -6,13 +6,16 @@ Any thread calls these functions.
 import contextlib
 import functools
 import importlib
+import inspect
 import sys
+import types
 from typing import Any
 
 from torchrpc import _C
 
 from ._errors import NameNotFoundError, also
 
+NAMED_KINDS = (type, types.FunctionType, types.BuiltinFunctionType)
 _MAIN = ("__main__", "__mp_main__")
 _NOTEBOOK_ADVICE = (
     " If it was defined in a notebook or an interactive session, install cloudpickle on all workers (pip install "
@@ -38,6 +41,15 @@ def has_name(obj: Any) -> bool:
     for part in obj.__qualname__.split("."):
         found = getattr(found, part, None)
     return found is obj
+
+
+def find_loaded(module: str, qualified_name: str) -> Any:
+    """Return the function or class of that name in a module that is loaded, or None. Nothing is imported or called."""
+    found: Any = sys.modules.get("__main__" if module in _MAIN else module)
+    for part in qualified_name.split("."):
+        found = inspect.getattr_static(found, part, None)
+    found = getattr(found, "__func__", found) if isinstance(found, (staticmethod, classmethod)) else found
+    return found if isinstance(found, NAMED_KINDS) else None
 
 
 def find_module(name: str) -> Any:

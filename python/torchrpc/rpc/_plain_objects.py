@@ -8,7 +8,6 @@ data in which each tuple begins with a letter that says what it stands for; `res
 import builtins
 import dataclasses
 import enum
-import types
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -18,8 +17,8 @@ from torchrpc import _C
 
 from . import _errors
 from ._allow_list import claimed_name, find_listed, is_listed_class
-from ._errors import NotAllowedError, SerializationError
-from ._names import find_global, has_name, shortened, this_worker
+from ._errors import NameNotFoundError, NotAllowedError, SerializationError
+from ._names import NAMED_KINDS, find_loaded, has_name, shortened, this_worker
 
 _T = TypeVar("_T", bound=type)
 
@@ -61,9 +60,6 @@ def _is_data_class(cls: type, allowed: _C._AllowList | None) -> bool:
     return _data_classes.get(claimed_name(cls)) is cls or (allowed is not None and is_listed_class(cls, allowed))
 
 
-_NAMED_KINDS = (type, types.FunctionType, types.BuiltinFunctionType)
-
-
 class _Unsendable(Exception):
     """A value that has no plain form; the arguments are where it is and why."""
 
@@ -78,7 +74,7 @@ def lower_call(to: str, function: Any, args: tuple, kwargs: dict) -> list:
         SerializationError: names the argument, its type and what to do.
     """
     called = getattr(function, "__qualname__", repr(function))
-    if not isinstance(function, _NAMED_KINDS) or not has_name(function):
+    if not isinstance(function, NAMED_KINDS) or not has_name(function):
         raise SerializationError(
             f"Cannot send the call of {called} to {to}: with pickle='off', functions are sent by name. "
             "Use a function or class that has a name at the top level of a module; for a method, an RRef's rpc_sync().",
@@ -116,7 +112,7 @@ def _lower(value: Any, where: str, outer: list[int], depth: int) -> Any:
         return ("w", value.name, value.id)
     if kind is torch.Size:
         return ("S", *value)
-    if isinstance(value, _NAMED_KINDS):
+    if isinstance(value, NAMED_KINDS):
         if not has_name(value):
             raise _Unsendable(where, f"{value!r} has no name at the top level of a module. {_REMEDY}")
         return ("g", value.__module__, value.__qualname__)
@@ -189,12 +185,20 @@ def _require(condition: bool) -> None:
         raise SerializationError("malformed message: it has a tuple that stands for no object", "")
 
 
+def _made(make: Callable[..., Any], *arguments: Any) -> Any:
+    """Return `make(*arguments)`, of plain data that may be malformed."""
+    try:
+        return make(*arguments)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as exc:
+        raise SerializationError(f"malformed message: {exc}", "") from exc
+
+
 def _restore(value: Any, allowed: _C._AllowList | None) -> Any:
     kind = type(value)
     if kind is list:
         return [_restore(part, allowed) for part in value]
     if kind is dict:
-        return {_restore(key, allowed): _restore(part, allowed) for key, part in value.items()}
+        return _made(dict, [(_restore(key, allowed), _restore(part, allowed)) for key, part in value.items()])
     if kind is not tuple:
         return value
     _require(bool(value) and type(value[0]) is str and value[0] in _RESTORE)
@@ -207,27 +211,31 @@ def _restore_tuple(parts: tuple, allowed: _C._AllowList | None) -> tuple:
 
 def _restore_int(parts: tuple, _: _C._AllowList | None) -> int:
     _require(len(parts) == 1 and type(parts[0]) is str and len(parts[0]) < 1 << 16)
-    return int(parts[0], 16)
+    return _made(int, parts[0], 16)
 
 
 def _restore_size(parts: tuple, _: _C._AllowList | None) -> torch.Size:
     _require(all(type(part) is int for part in parts))
-    return torch.Size(parts)
+    return _made(torch.Size, parts)
 
 
 def _restore_worker(parts: tuple, _: _C._AllowList | None) -> _C.WorkerInfo:
     _require([type(part) for part in parts] == [str, int])
-    return _C.WorkerInfo(*parts)
+    return _made(_C.WorkerInfo, *parts)
 
 
 def _restore_global(parts: tuple, allowed: _C._AllowList | None) -> Any:
     _require([type(part) for part in parts] == [str, str])
-    if allowed is None:
-        return find_global(*parts)  # a caller may call anything
-    if cls := _data_classes.get(".".join(parts)):
-        return cls
     module, qualified_name = parts
-    return find_listed(module, qualified_name, allowed)
+    if allowed is not None:
+        return _data_classes.get(f"{module}.{qualified_name}") or find_listed(module, qualified_name, allowed)
+    if found := find_loaded(module, qualified_name):
+        return found
+    raise NameNotFoundError(
+        f"{this_worker()} has no function or class {shortened(f'{module}.{qualified_name}')} in a loaded module. With "
+        "pickle='off', reading a value imports nothing: import the module there first.",
+        "",
+    )
 
 
 def _restore_enum(parts: tuple, allowed: _C._AllowList | None) -> Any:
@@ -262,8 +270,8 @@ def _restore_object(parts: tuple, allowed: _C._AllowList | None) -> Any:
 
 _RESTORE: dict[str, Callable[[tuple, _C._AllowList | None], Any]] = {
     "t": _restore_tuple,
-    "s": lambda parts, allowed: set(_restore_tuple(parts, allowed)),
-    "f": lambda parts, allowed: frozenset(_restore_tuple(parts, allowed)),
+    "s": lambda parts, allowed: _made(set, _restore_tuple(parts, allowed)),
+    "f": lambda parts, allowed: _made(frozenset, _restore_tuple(parts, allowed)),
     "i": _restore_int,
     "S": _restore_size,
     "w": _restore_worker,
