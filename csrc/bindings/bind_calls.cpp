@@ -252,7 +252,7 @@ void bindCalls(py::module_& module) {
   bindDirectly<6, callRepeatedly<Operation::kCall, callAsync>>(module, "_call_async_repeatedly", repeated);
   bindDirectly<6, callRepeatedly<Operation::kRemote, callRemote>>(module, "_call_remote_repeatedly", repeated);
   // For the fuzzer tests/fuzz/plain_objects.py: a message with two tensors, without RRefs.
-  module.def("_decode_plain", [](const py::bytes& data) {
+  const auto decode = [](const py::bytes& data) {
     const std::vector<at::Tensor> tensors = {at::zeros({2}), at::Tensor()};
     const std::vector<RRefPtr> received;
     const IncomingRRefs rrefs(nullptr, received);
@@ -260,7 +260,8 @@ void bindCalls(py::module_& module) {
     auto value = decodePlain(reader, tensors, rrefs);
     reader.expectEnd();
     return value;
-  });
+  };
+  module.def("_decode_plain", decode, py::arg("data"));
 }
 
 }  // namespace torchrpc::bindings

@@ -1,4 +1,4 @@
-"""Classes and functions for limited_pickles.py and plain_objects.py. What an input may not call notes it in `touched`."""
+"""Classes and functions for the fuzzers of what Python reads. What an input may not call notes it in `touched`."""
 
 import dataclasses
 import enum

@@ -25,13 +25,12 @@ from torchrpc.rpc._plain_objects import _RESTORE, restore_call, restore_result
 for registered in (canaries.Registered, canaries.Pair, canaries.Frozen):
     rpc.register_data_class(registered)
 
-NAMES = [
-    *("canaries.Registered canaries.Pair canaries.Frozen canaries.Listed canaries.Color".split() * 4),
-    *"canaries.Slotted canaries.WithState canaries.listed builtins.int builtins.Exception enum.Enum".split(),
-    *"canaries.Unlisted canaries.Unlisted.make canaries.Impostor canaries.unlisted canaries.Listed.method".split(),
-    *watching.DANGEROUS.split(),
-]
-FIELDS = "value watched first second left right state method __class__ __dict__ __init__ _fields RED BLUE".split()
+_DATA = "Registered Pair Frozen Listed Color"
+_OTHERS = "Slotted WithState listed Unlisted Unlisted.make Impostor unlisted Listed.method"
+_FIELDS = "value watched first second left right state method __class__ __dict__ __init__ _fields RED BLUE"
+NAMES = [f"canaries.{name}" for name in 4 * _DATA.split() + _OTHERS.split()]
+NAMES += ["builtins.int", "builtins.Exception", "enum.Enum", *watching.DANGEROUS.split()]
+FIELDS = _FIELDS.split()
 TEXTS = [*FIELDS, *_RESTORE, "", "0x1f", "-0x" + "f" * 40, "cpu", "cuda:7", "é", "worker1"]
 
 
