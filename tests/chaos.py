@@ -5,6 +5,7 @@ Each case runs in processes of its own, which are killed at its end.
     python tests/chaos.py                       # all cases, a few minutes
     python tests/chaos.py --cases death         # cases whose part or name matches
     python tests/chaos.py --system torch        # on torch's own RPC, as far as possible
+    python tests/chaos.py --transport tcp --tls # with certificates, which openssl makes
     python tests/chaos.py --scale 1             # long cases at full length: hours
 
 The exit code is 1 if a case fails on torchrpc, else 0. The cases are in chaos_cases/, one module for each part.
@@ -13,6 +14,7 @@ The exit code is 1 if a case fails on torchrpc, else 0. The cases are in chaos_c
 import argparse
 import importlib
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -30,6 +32,7 @@ def main() -> int:
     parser.add_argument("--cases", default="", metavar="REGEX", help="of 'part: name'")
     parser.add_argument("--scale", type=float, default=0.01, help="of the long cases: 1 is 100,000 calls, 20,000 steps")
     parser.add_argument("--transport", default="", help="a value for TORCHRPC_TRANSPORT")
+    parser.add_argument("--tls", action="store_true", help="give the workers certificates")
     parser.add_argument("--list", action="store_true", help="only list the names of the cases")
     parser.add_argument("--output", type=Path, help="also write the outcomes as JSON")
     args = parser.parse_args()
@@ -39,6 +42,11 @@ def main() -> int:
     if args.list:
         print("\n".join(f"{case.part}: {case.name}" for case in chosen))
         return 0
+    if args.tls:
+        sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks/compare"))
+        from systems import tls_environment
+
+        os.environ.update(tls_environment())
     settings = Settings(args.system, args.scale, args.transport)
     outcomes = []
     width = max((len(case.name) for case in chosen), default=0)

@@ -1,31 +1,71 @@
 #include "base/log.h"
 
-#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <iostream>
-#include <string_view>
+#include <memory>
+#include <utility>
+
+#include "base/process.h"
+#include "base/sync/mutex.h"
 
 namespace torchrpc {
 
 namespace {
 
-constexpr std::array<std::string_view, 4> kLevelNames{"debug", "info", "warning", "error"};
-
 LogLevel leastLevel() {
-  const char* variable = std::getenv("TORCHRPC_LOG");
-  const auto found = std::ranges::find(kLevelNames, std::string_view(variable ? variable : ""));
-  return found == kLevelNames.end() ? LogLevel::kWarning : static_cast<LogLevel>(found - kLevelNames.begin());
+  const char* const variable = std::getenv("TORCHRPC_LOG");
+  const std::string_view text = variable ? variable : "";
+  for (const auto level : {LogLevel::kDebug, LogLevel::kInfo, LogLevel::kError}) {
+    if (text == name(level)) return level;
+  }
+  return LogLevel::kWarning;
 }
 
+/// Lives until the end of the process. A forked child has none: another thread of its parent may have held the lock.
+class CurrentSink {
+ public:
+  static CurrentSink& get() {
+    static auto* const only = new CurrentSink();  // NOLINT(cppcoreguidelines-owning-memory)
+    return *only;
+  }
+  void set(std::shared_ptr<const LogSink> sink) {
+    if (!maker_.isThisOne()) return;
+    MutexLock lock(mutex_);
+    std::swap(sink_, sink);
+  }
+  std::shared_ptr<const LogSink> find() {
+    if (!maker_.isThisOne()) return nullptr;
+    MutexLock lock(mutex_);
+    return sink_;
+  }
+
+ private:
+  const MakerProcess maker_;
+  Mutex mutex_;
+  std::shared_ptr<const LogSink> sink_ TORCHRPC_GUARDED_BY(mutex_);
+};
+
 }  // namespace
+
+void setLogSink(LogSink sink) {
+  CurrentSink::get().set(sink ? std::make_shared<const LogSink>(std::move(sink)) : nullptr);
+}
+
+void logToStandardError(LogLevel level, const std::string& text) {
+  // One write, so that lines of several processes do not mix.
+  std::cerr << "torchrpc " + std::string(name(level)) + ": " + text + "\n" << std::flush;
+}
 
 void log(LogLevel level, const std::string& text) {
   static const auto least = leastLevel();
   if (level < least) return;
-  const auto name = kLevelNames.at(static_cast<size_t>(level));
-  // One write, so that lines of several processes do not mix.
-  std::cerr << "torchrpc " + std::string(name) + ": " + text + "\n" << std::flush;
+  const auto sink = CurrentSink::get().find();
+  if (!sink) return logToStandardError(level, text);
+  try {
+    (*sink)(level, text);
+  } catch (...) {  // the program's own; there is nobody to tell
+  }
 }
 
 }  // namespace torchrpc

@@ -1,17 +1,19 @@
 #pragma once
 
-// The log lines of the core: one line each on standard error, as "torchrpc warning: worker1 has waited 10 s". The
-// environment variable TORCHRPC_LOG has the least level that is written: debug, info, warning (the default) or error.
+// The log lines of the core: to the program's sink, or to standard error.
 // Threads: any, also under a leaf lock.
 
 #include <atomic>
 #include <string>
 
+#include "torchrpc/log.h"  // IWYU pragma: export
+
 namespace torchrpc {
 
-enum class LogLevel { kDebug, kInfo, kWarning, kError };
-
 void log(LogLevel level, const std::string& text);
+
+/// As if there were no sink.
+void logToStandardError(LogLevel level, const std::string& text);
 
 /// For a place in the code that may be reached often: `static LogOnce once; once.log(...)`.
 class LogOnce {

@@ -24,6 +24,7 @@ void bindTracing(pybind11::module_& module);
 void bindOptim(pybind11::module_& module);
 void bindIdentities(pybind11::module_& module);
 void bindObserve(pybind11::module_& module);
+void bindLog(pybind11::module_& module);
 
 template <size_t count>
 using Positional = std::span<PyObject* const, count>;

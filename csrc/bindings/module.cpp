@@ -21,5 +21,6 @@ PYBIND11_MODULE(_C, module) {
   bindOptim(module);
   bindIdentities(module);
   bindObserve(module);
+  bindLog(module);
   makeReadable(module);
 }

@@ -1,10 +1,13 @@
 #include "bindings/py_log.h"
 
 #include <deque>
+#include <optional>
+#include <thread>
 #include <utility>
 
-#include "base/log.h"
+#include "base/process.h"
 #include "base/sync/mutex.h"
+#include "bindings/bind.h"
 #include "bindings/py_errors.h"
 #include "bindings/py_gil.h"
 
@@ -12,63 +15,129 @@ namespace torchrpc::bindings {
 
 namespace {
 
-/// Records on their way to Python.
-class SlowCallLog : public std::enable_shared_from_this<SlowCallLog> {
+constexpr auto kPatience = std::chrono::seconds(1);
+
+/// Records on their way to Python. Two threads, which start with the first record: one takes records to Python, the
+/// other sees to those that Python does not take.
+class PythonLog {
  public:
-  /// On the timer, once a second.
-  void report(Messenger& messenger, const std::vector<SlowCall>& calls) {
-    std::deque<LogRecord> late;
+  /// Of the process. Its threads end at the interpreter's end.
+  static PythonLog& get() {
+    static auto* const only = new PythonLog();  // NOLINT(cppcoreguidelines-owning-memory)
+    return *only;
+  }
+
+  void push(LogRecord record) {
+    if (!maker_.isThisOne() || !tryPush(record)) logToStandardError(record.level, record.text);
+  }
+
+  /// Takes what is left to Python. Without the GIL.
+  void end() {
+    if (!maker_.isThisOne()) return;
     {
       MutexLock lock(mutex_);
-      late.swap(records_);  // those of the last second
-      for (const auto& call : calls) {
-        records_.push_back(
-            {.text = describe(call),
-             .worker = call.worker,
-             .peer = call.peer,
-             .function = call.function,
-             .age_s = std::chrono::duration<double>(call.age).count()});
-      }
+      if (std::exchange(has_ended_, true)) return;
     }
-    for (const auto& record : late) log(LogLevel::kWarning, record.text);
-    if (calls.empty()) return;
-    messenger.post([self = shared_from_this()] { self->write(); });
+    changed_.notify_all();
+    if (!taker_.joinable()) return;
+    taker_.join();
+    watcher_.join();
   }
 
  private:
-  void write() {
-    if (isFinalizing()) return;
-    const AcquireGil gil;
-    for (;;) {
-      LogRecord record;
-      {
-        MutexLock lock(mutex_);
-        if (records_.empty()) return;
-        record = std::move(records_.front());
-        records_.pop_front();
+  struct Entry {
+    LogRecord record;
+    TimePoint due;
+  };
+
+  /// Returns false, and leaves the record as it is, if the log has ended.
+  bool tryPush(LogRecord& record) {
+    {
+      MutexLock lock(mutex_);
+      if (has_ended_) return false;
+      if (!taker_.joinable()) {
+        taker_ = std::thread([this] { takeToPython(); });
+        watcher_ = std::thread([this] { watch(); });
       }
-      logInPython(record);
+      records_.push_back({std::move(record), std::chrono::steady_clock::now() + kPatience});
+    }
+    changed_.notify_all();
+    return true;
+  }
+
+  void takeToPython() {
+    while (waitForRecord(false)) {
+      const AcquireGil gil;
+      while (const auto record = takeFirst(TimePoint::max())) logInPython(*record);
     }
   }
 
+  void watch() {
+    while (waitForRecord(true)) {
+      while (const auto record = takeFirst(std::chrono::steady_clock::now())) {
+        logToStandardError(record->level, record->text);
+      }
+    }
+  }
+
+  /// Waits for a record, and on request until it is due, or taken. False: the log has ended, and all are taken.
+  bool waitForRecord(bool until_due) {
+    MutexLock lock(mutex_);
+    changed_.wait(lock, [this]() TORCHRPC_REQUIRES(mutex_) { return has_ended_ || !records_.empty(); });
+    if (records_.empty()) return false;
+    if (until_due) changed_.wait_until(lock, records_.front().due);
+    return true;
+  }
+
+  /// Removes the first record, if it was due by then.
+  std::optional<LogRecord> takeFirst(TimePoint by) {
+    std::optional<LogRecord> taken;
+    MutexLock lock(mutex_);
+    if (records_.empty() || records_.front().due > by) return taken;
+    taken = std::move(records_.front().record);
+    records_.pop_front();
+    if (records_.empty()) changed_.notify_all();
+    return taken;
+  }
+
+  const MakerProcess maker_;
   Mutex mutex_;
-  std::deque<LogRecord> records_ TORCHRPC_GUARDED_BY(mutex_);
+  CondVar changed_;
+  bool has_ended_ TORCHRPC_GUARDED_BY(mutex_) = false;
+  std::deque<Entry> records_ TORCHRPC_GUARDED_BY(mutex_);
+  std::thread taker_, watcher_;  ///< started under the lock, joined by end()
 };
 
 }  // namespace
 
 SlowCalls::Reporter slowCallReporter() {
-  return [log = std::make_shared<SlowCallLog>()](Messenger& messenger, const std::vector<SlowCall>& calls) {
-    log->report(messenger, calls);
+  return [](const std::vector<SlowCall>& calls) {
+    for (const auto& call : calls) {
+      PythonLog::get().push(
+          {.text = describe(call),
+           .worker = call.worker,
+           .peer = call.peer,
+           .function = call.function,
+           .age_s = std::chrono::duration<double>(call.age).count()});
+    }
   };
 }
 
 void logInPython(const LogRecord& record) try {
-  internalFunction("log_call")(record.text, record.worker, record.peer, record.function, record.age_s, record.made_at);
+  internalFunction("log_record")(
+      std::string(name(record.level)), record.text, record.worker, record.peer, record.function, record.age_s,
+      record.made_at);
 } catch (py::error_already_set& e) {
   e.discard_as_unraisable("a handler of Python's logging");
 } catch (const std::exception&) {
-  log(LogLevel::kWarning, record.text);
+  logToStandardError(record.level, record.text);
+}
+
+void bindLog(py::module_& module) {
+  module.def("_log_to_python", [] {
+    setLogSink([](LogLevel level, const std::string& text) { PythonLog::get().push({.text = text, .level = level}); });
+  });
+  module.def("_end_log", [] { PythonLog::get().end(); }, py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace torchrpc::bindings

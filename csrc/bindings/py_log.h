@@ -1,11 +1,13 @@
 #pragma once
 
-// What the core says that belongs into Python's logging, with fields of its own: slow calls, and failed calls whose
-// futures nobody has looked at. The threads that notice these must not wait for the GIL, so a thread of the pool logs.
+// The lines of the core go to Python's logging, and so do slow calls and failed calls whose futures nobody has looked
+// at, with fields of their own. Those who write a line may hold a lock or must not wait for the GIL, so a thread takes
+// the lines to Python, from the first line on. What Python has not taken after a second, because a function keeps the
+// GIL, goes to standard error instead, and so do all lines once the interpreter ends.
 
-#include <memory>
 #include <string>
 
+#include "base/log.h"
 #include "node/node.h"
 
 namespace torchrpc::bindings {
@@ -13,16 +15,16 @@ namespace torchrpc::bindings {
 /// What torchrpc.rpc._logging writes as one record.
 struct LogRecord {
   std::string text;
-  std::string worker, peer, function;  ///< fields of the record
-  double age_s = -1;                   ///< negative: the record has no such field
-  std::string made_at{};               ///< the same, if it is empty
+  std::string worker{}, peer{}, function{};  ///< fields of the record; a line of the core has none of these
+  double age_s = -1;                         ///< negative: the record has no such field
+  std::string made_at{};                     ///< the same, if it is empty
+  LogLevel level = LogLevel::kWarning;
 };
 
-/// Reports the slow calls of a node. What Python has not taken after a second, because a function keeps
-/// the GIL, goes to standard error instead.
+/// Reports the slow calls of a node.
 SlowCalls::Reporter slowCallReporter();
 
-/// Writes a record as a warning. Needs the GIL. Never throws.
+/// Writes a record. Needs the GIL. Never throws.
 void logInPython(const LogRecord& record);
 
 }  // namespace torchrpc::bindings

@@ -112,7 +112,7 @@ std::unique_ptr<SlowCalls> Node::makeSlowCalls() {
   if (limit == kNoLimit) return nullptr;
   auto report = options_.report_slow_calls;
   if (!report) {
-    report = [](Messenger& /*messenger*/, const std::vector<SlowCall>& calls) {
+    report = [](const std::vector<SlowCall>& calls) {
       for (const auto& call : calls) log(LogLevel::kWarning, describe(call));
     };
   }

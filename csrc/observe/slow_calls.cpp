@@ -116,7 +116,7 @@ void SlowCalls::report() {
     std::move(part.ended.begin(), part.ended.end(), std::back_inserter(news));
     part.ended.clear();
   }
-  reporter_(*this, news);
+  if (!news.empty()) reporter_(news);
 }
 
 Duration defaultSlowCall() {

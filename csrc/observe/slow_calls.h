@@ -36,9 +36,8 @@ std::string describe(const SlowCall& call);
 class SlowCalls final : public ForwardingMessenger {
  public:
   /// Called once a second on the timer's thread, with the calls that have become slow, and slow ones that have ended,
-  /// since the last time; mostly with none. It must be brief, not block and not throw.
-  /// The messenger is for work that must not be done there.
-  using Reporter = std::function<void(Messenger&, const std::vector<SlowCall>&)>;
+  /// since the last time, if there are any. It must be brief, not block and not throw.
+  using Reporter = std::function<void(const std::vector<SlowCall>&)>;
 
   /// `messenger` must outlive it. `timer` is closed before this object is destroyed.
   SlowCalls(Messenger& messenger, std::shared_ptr<Timer> timer, Duration limit, Reporter reporter);

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import torchrpc.rpc as rpc
+from torchrpc import _C
 from torchrpc.rpc import _logging
 from torchrpc.testing import free_port, run_ranks
 
@@ -77,14 +78,50 @@ def test_lines_of_the_core_have_a_level_and_no_place_in_the_code(tmp_path, monke
     assert run(tmp_path, monkeypatch, text, TORCHRPC_LOG="error") == []
 
 
-def growing(rank):
+def kept_records():
+    """Return a list that receives the records of torchrpc."""
     handler = logging.Handler()
     handler.records = []
     handler.emit = handler.records.append
     logging.getLogger("torchrpc").addHandler(handler)
+    return handler.records
+
+
+def init_with_a_transport_that_is_not_there(rank):
+    records = kept_records()
+    options = rpc.TensorPipeRpcBackendOptions(transport="tensorpipe", _transports=["ibv", "uv"])
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=1, rpc_backend_options=options)
+    rpc.shutdown()
+    _C._end_log()  # all lines are records now
+    return [(record.name, record.levelname, record.getMessage()) for record in records if "ibv" in record.getMessage()]
+
+
+def test_lines_of_the_core_are_records_of_python_s_logging(capfd):
+    [[(name, level, text)]] = run_ranks(init_with_a_transport_that_is_not_there, 1, init=False)
+    assert (name, level) == ("torchrpc.core", "WARNING")
+    assert text.startswith("ignores transports that cannot be used here: ibv")
+    assert "ibv" not in capfd.readouterr().err
+
+
+def log_after_the_end(rank):
+    records = kept_records()
+    _C._end_log()
+    options = rpc.TensorPipeRpcBackendOptions(transport="tensorpipe", _transports=["ibv", "uv"])
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=1, rpc_backend_options=options)
+    rpc.shutdown()
+    return [record.getMessage() for record in records if "ibv" in record.getMessage()]
+
+
+def test_lines_after_the_end_of_the_interpreter_s_log_go_to_standard_error(capfd):
+    assert run_ranks(log_after_the_end, 1, init=False) == [[]]
+    assert "torchrpc warning: ignores transports that cannot be used here: ibv" in capfd.readouterr().err
+
+
+def growing(rank):
+    records = kept_records()
     rpc.init_rpc(f"worker{rank}", rank=rank)
     rpc.shutdown()
-    return [(record.name, record.levelname, record.getMessage()) for record in handler.records]
+    return [(record.name, record.levelname, record.getMessage()) for record in records]
 
 
 def test_a_group_that_grows_says_so_when_it_begins():

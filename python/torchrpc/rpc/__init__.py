@@ -54,6 +54,7 @@ def is_available() -> bool:
 def _leave_at_exit() -> None:
     if api := sys.modules.get(f"{__name__}.api"):
         api._leave_at_exit()
+        importlib.import_module("torchrpc._C")._end_log()
 
 
 atexit.register(_leave_at_exit)  # registered early: runs after a program's own functions, which may call shutdown()

@@ -1,17 +1,21 @@
-"""The levels of the package's loggers, by the environment variable TORCHRPC_LOG. The C++ core reads it by itself."""
+"""The package's loggers: their levels, by the environment variable TORCHRPC_LOG, and what the C++ core says."""
 
 import logging
 import os
+import sys
+
+from torchrpc import _C
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
 def configure() -> None:
-    """Give the logger `torchrpc` the level of TORCHRPC_LOG, and a handler if the program has set up none.
+    """Let the core log here. Give `torchrpc` the level of TORCHRPC_LOG, and a handler if the program has set up none.
 
     Raises:
         ValueError: the variable has another value.
     """
+    _C._log_to_python()
     name = os.environ.get("TORCHRPC_LOG")
     if not name:
         return
@@ -33,13 +37,17 @@ class _Formatter(logging.Formatter):
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
 
-def log_call(text: str, worker: str, peer: str, function: str, age_s: float, made_at: str) -> None:
-    """Write a warning about a call. The record has the fields `worker`, `peer` and `function`; `age_s` unless it is
-    negative; and `made_at` unless it is empty.
+def log_record(level: str, text: str, worker: str, peer: str, function: str, age_s: float, made_at: str) -> None:
+    """Write what the core says. A record about a call is of the logger `torchrpc.calls`, and has the fields `worker`,
+    `peer` and `function`; `age_s` unless it is negative; and `made_at` unless it is empty.
     """
-    fields: dict[str, object] = {"worker": worker, "peer": peer, "function": function}
+    logger = logging.getLogger("torchrpc.calls" if function else "torchrpc.core")
+    fields: dict[str, object] = {"worker": worker, "peer": peer, "function": function} if function else {}
     if age_s >= 0:
         fields["age_s"] = age_s
     if made_at:
         fields["made_at"] = made_at
-    logging.getLogger("torchrpc.calls").warning("%s", text, extra=fields)
+    if logger.hasHandlers():
+        logger.log(_LEVELS[level], "%s", text, extra=fields)
+    elif logger.isEnabledFor(_LEVELS[level]):
+        sys.stderr.write(f"torchrpc {level}: {text}\n")

@@ -23,7 +23,7 @@ from ._errors import ShutdownError as ShutdownError
 from ._errors import WorkerLostError as WorkerLostError
 from ._exceptions import _describe_exception, make_exception
 from ._exceptions import _rebuild_exception as _rebuild_exception
-from ._logging import log_call as log_call
+from ._logging import log_record as log_record
 from ._names import find_global as find_global
 from ._names import public_module as public_module
 from ._pickler import _internal_rpc_pickler as _internal_rpc_pickler

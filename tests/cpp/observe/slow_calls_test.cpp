@@ -27,8 +27,7 @@ struct WatchedPair {
     group.start();
   }
   SlowCalls::Reporter into(std::vector<SlowCall>& list) {
-    return
-        [&list](Messenger&, const std::vector<SlowCall>& news) { list.insert(list.end(), news.begin(), news.end()); };
+    return [&list](const std::vector<SlowCall>& news) { list.insert(list.end(), news.begin(), news.end()); };
   }
   void call(const std::string& function) {
     std::string payload;
