@@ -118,7 +118,8 @@ SlowCalls::Reporter slowCallReporter() {
            .worker = call.worker,
            .peer = call.peer,
            .function = call.function,
-           .age_s = std::chrono::duration<double>(call.age).count()});
+           .age_s = std::chrono::duration<double>(call.age).count(),
+           .thread = call.thread});
     }
   };
 }
@@ -126,7 +127,7 @@ SlowCalls::Reporter slowCallReporter() {
 void logInPython(const LogRecord& record) try {
   internalFunction("log_record")(
       std::string(name(record.level)), record.text, record.worker, record.peer, record.function, record.age_s,
-      record.made_at);
+      record.made_at, record.thread);
 } catch (py::error_already_set& e) {
   e.discard_as_unraisable("a handler of Python's logging");
 } catch (const std::exception&) {

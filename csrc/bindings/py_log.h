@@ -18,6 +18,7 @@ struct LogRecord {
   std::string worker{}, peer{}, function{};  ///< fields of the record; a line of the core has none of these
   double age_s = -1;                         ///< negative: the record has no such field
   std::string made_at{};                     ///< the same, if it is empty
+  uint64_t thread = 0;                       ///< of Python, whose line of the program is added; 0: none
   LogLevel level = LogLevel::kWarning;
 };
 

@@ -32,7 +32,8 @@ std::string describe(const SlowCall& call) {
   const auto seconds = secondsText(call.age);
   if (!call.has_ended) {
     return is_out ? call.worker + " has waited " + seconds + " for " + call.peer + " to answer " + call.function
-                  : call.worker + " has served " + call.function + " for " + call.peer + " for " + seconds;
+                  : call.worker + " has served " + call.function + " for " + call.peer + " for " + seconds +
+            (call.state.empty() ? "" : "; " + call.state);
   }
   const auto end = call.error.empty() ? std::string() : " and failed (" + call.error + ")";
   return is_out ? call.function + " on " + call.peer + ", called by " + call.worker + ", took " + seconds + end
@@ -45,10 +46,10 @@ SlowCalls::SlowCalls(Messenger& messenger, std::shared_ptr<Timer> timer, Duratio
 }
 
 template <typename Handler>
-auto SlowCalls::watching(CallCounts::Side side, const Message& message, std::string peer, Handler handler) {
-  Watched watched{
-      .call = {.side = side, .worker = self().name, .peer = std::move(peer), .function = functionOf(message)},
-      .begun = timer_->now()};
+auto SlowCalls::watching(Watched watched, const Message& message, Handler handler) {
+  watched.call.worker = self().name;
+  watched.call.function = functionOf(message);
+  watched.begun = timer_->now();
   const auto id = next_id_.fetch_add(1, std::memory_order_relaxed);
   auto& part = partOf(id);
   {
@@ -77,15 +78,20 @@ void SlowCalls::end(uint64_t id, const Result<Message>& reply) {
 
 void SlowCalls::request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) {
   // Control messages, which are sent until they are answered, may wait for a lost worker: they are no calls.
-  auto watched = watching(CallCounts::Side::kOut, message, worker(to).name, std::move(handler));
+  Watched call{.call = {.side = CallCounts::Side::kOut, .peer = worker(to).name}};
+  auto watched = watching(std::move(call), message, std::move(handler));
   ForwardingMessenger::request(to, std::move(message), timeout, std::move(watched));
 }
 
 void SlowCalls::on(Kind kind, Where where, RequestHandler handler) {
   if (where == Where::kLoop) return ForwardingMessenger::on(kind, where, std::move(handler));
   ForwardingMessenger::on(kind, where, [this, handler = std::move(handler)](Request request, Responder responder) {
+    Watched call{
+        .call = {.side = CallCounts::Side::kIn, .peer = request.from.name},
+        .id = request.message.call,
+        .from = request.from.id};
     auto watched = watching(
-        CallCounts::Side::kIn, request.message, request.from.name,
+        std::move(call), request.message,
         [responder = std::move(responder)](Result<Message> reply) { responder.complete(std::move(reply)); });
     handler(std::move(request), Responder(std::move(watched)));
   });
@@ -98,8 +104,39 @@ void SlowCalls::scheduleReport() {
   });
 }
 
+void SlowCalls::addState(
+    const Watched& watched, SlowCall& call, const std::vector<ThreadRecord::Snapshot>& threads) const {
+  if (call.side == CallCounts::Side::kOut) return;
+  for (const auto& thread : threads) {
+    for (size_t i = 0; i < thread.served.size(); ++i) {
+      const auto& served = thread.served[i];
+      if (served.call != watched.id || served.from != watched.from) continue;
+      call.thread = thread.ident;
+      const bool is_innermost = i + 1 == thread.served.size();
+      call.state = is_innermost ? "its thread " + describe(thread.wait)
+                                : "its thread serves " + thread.served.back().function() + " meanwhile";
+      return;
+    }
+  }
+  call.state = "no thread serves it now: its result is a future";
+}
+
+std::string SlowCalls::describe(const ThreadWait& wait) const {
+  const auto of = [&] { return wait.to == kNoWorker ? std::string() : " of " + worker(wait.to).name; };
+  switch (wait.kind) {
+    case ThreadWait::Kind::kNothing: return "waits for no other worker";
+    case ThreadWait::Kind::kReply: return "waits for a reply" + of();
+    case ThreadWait::Kind::kFuture: return "waits for a future" + of();
+    case ThreadWait::Kind::kValue: return "waits for a value" + of();
+    case ThreadWait::Kind::kBarrier: return "waits for the other workers";
+    case ThreadWait::Kind::kBackward: break;
+  }
+  return "waits for the end of a backward pass";
+}
+
 void SlowCalls::report() {
   const auto now = timer_->now();
+  const auto threads = ThreadRecord::all();
   std::vector<SlowCall> news;
   for (auto& part : parts_) {
     MutexLock lock(part.mutex);
@@ -111,6 +148,7 @@ void SlowCalls::report() {
       }
       at->second.call.age = age;
       news.push_back(at->second.call);
+      addState(at->second, news.back(), threads);
       part.slow.insert(part.calls.extract(at++));
     }
     std::move(part.ended.begin(), part.ended.end(), std::back_inserter(news));

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "agent/messenger.h"
+#include "agent/thread_record.h"
 #include "base/sync/mutex.h"
 #include "base/timer.h"
 #include "observe/call_metrics.h"
@@ -28,6 +29,8 @@ struct SlowCall {
   Duration age{};        ///< at its end, if it has ended
   bool has_ended = false;
   std::string error{};  ///< the code of the error with which it has ended; empty: none
+  std::string state{};  ///< of a call that this worker serves still: what it waits for, "its thread computes", say
+  uint64_t thread = 0;  ///< the thread that serves it, as pthread_self() and Python's threads say it; 0: not known
 };
 
 /// "worker0 waits for worker1 to run train.step, for 5.2 s so far". One line.
@@ -49,6 +52,8 @@ class SlowCalls final : public ForwardingMessenger {
   struct Watched {
     SlowCall call;
     TimePoint begun;
+    CallId id = 0;  ///< of a call that this worker serves
+    WorkerId from = kNoWorker;
   };
   /// Threads that make calls seldom meet at one of these.
   struct Part {
@@ -59,8 +64,11 @@ class SlowCalls final : public ForwardingMessenger {
   };
 
   template <typename Handler>
-  auto watching(CallCounts::Side side, const Message& message, std::string peer, Handler handler);
+  auto watching(Watched watched, const Message& message, Handler handler);
   void end(uint64_t id, const Result<Message>& reply);
+  /// Adds what the thread that serves the call does.
+  void addState(const Watched& watched, SlowCall& call, const std::vector<ThreadRecord::Snapshot>& threads) const;
+  std::string describe(const ThreadWait& wait) const;
   void scheduleReport();
   void report();
   Part& partOf(uint64_t id) { return parts_[id % parts_.size()]; }

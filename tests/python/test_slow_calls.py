@@ -1,6 +1,7 @@
 """Calls that take longer than a limit are logged, by caller and callee, with fields for machines."""
 
 import logging
+import re
 import threading
 import time
 
@@ -100,6 +101,8 @@ def test_a_slow_call_is_logged_by_both_sides_and_again_when_it_has_ended(records
             assert record.age_s >= 0.2
         served = rpc.rpc_sync("worker1", texts_of, args=(function, 2))
         assert served[0][0].startswith(f"worker1 has served {function} for worker0 for ")
+        assert "; its thread waits for no other worker, at " in served[0][0]
+        assert re.search(r"/threading\.py:\d+$", served[0][0])  # Event.wait
         assert served[1][0].startswith(f"{function}, which worker1 served for worker0, took ")
         assert [fields[1:5] for fields in served] == 2 * [("WARNING", "worker1", "worker0", function)]
         assert not [record for record in records.records if record.function == NAME + "quick"]

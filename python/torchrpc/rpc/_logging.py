@@ -3,9 +3,11 @@
 import logging
 import os
 import sys
+from pathlib import Path
 
 from torchrpc import _C
 
+_PACKAGE = str(Path(__file__).parents[1])
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -37,9 +39,11 @@ class _Formatter(logging.Formatter):
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
 
-def log_record(level: str, text: str, worker: str, peer: str, function: str, age_s: float, made_at: str) -> None:
+def log_record(
+    level: str, text: str, worker: str, peer: str, function: str, age_s: float, made_at: str, thread: int
+) -> None:
     """Write what the core says. A record about a call is of the logger `torchrpc.calls`, and has the fields `worker`,
-    `peer` and `function`; `age_s` unless it is negative; and `made_at` unless it is empty.
+    `peer` and `function`; `age_s` unless it is negative; `made_at` unless it is empty; and `line`, if `thread` is at one.
     """
     logger = logging.getLogger("torchrpc.calls" if function else "torchrpc.core")
     fields: dict[str, object] = {"worker": worker, "peer": peer, "function": function} if function else {}
@@ -47,7 +51,18 @@ def log_record(level: str, text: str, worker: str, peer: str, function: str, age
         fields["age_s"] = age_s
     if made_at:
         fields["made_at"] = made_at
+    if line := _line_of(thread):
+        fields["line"] = line
+        text = f"{text}, at {line}"
     if logger.hasHandlers():
         logger.log(_LEVELS[level], "%s", text, extra=fields)
     elif logger.isEnabledFor(_LEVELS[level]):
         sys.stderr.write(f"torchrpc {level}: {text}\n")
+
+
+def _line_of(thread: int) -> str:
+    """Return "file:line" of the innermost frame of a thread that is not torchrpc's; "" if there is none."""
+    frame = sys._current_frames().get(thread) if thread else None
+    while frame and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""

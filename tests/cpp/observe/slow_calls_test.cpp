@@ -62,7 +62,9 @@ TEST_CASE("a slow call is reported once by each side, and again when it has ende
   CHECK((out.worker == "worker0" && out.peer == "worker1" && out.function == "train"));
   CHECK_FALSE(out.has_ended);
   CHECK(describe(out) == "worker0 has waited 5.0 s for worker1 to answer train");
-  CHECK(describe(pair.of_callee.front()) == "worker1 has served train for worker0 for 5.0 s");
+  CHECK(
+      describe(pair.of_callee.front()) ==
+      "worker1 has served train for worker0 for 5.0 s; no thread serves it now: its result is a future");
   pair.held->reply({.kind = Kind::kReply});
   REQUIRE(pair.pending.get());
   pair.timer->advance(1s);
@@ -93,4 +95,23 @@ TEST_CASE("the report of a slow call's end says how it has failed") {
   REQUIRE(pair.of_caller.size() == 2);
   CHECK(pair.of_caller.back().error == name(ErrorCode::kUserException));
   CHECK(describe(pair.of_caller.back()).ends_with("took 7.0 s and failed (user exception)"));
+}
+
+TEST_CASE("the report of a call that is served says what its thread waits for") {
+  WatchedPair pair;
+  std::latch may_end{1};
+  pair.callee.on(Kind::kScriptCall, Messenger::Where::kPool, [&](const Request&, const Responder& responder) {
+    const WaitScope waiting({.kind = ThreadWait::Kind::kReply, .to = 0});
+    pair.is_running.count_down();
+    may_end.wait();
+    responder.reply({.kind = Kind::kReply});
+  });
+  pair.caller.request(1, {.kind = Kind::kScriptCall}, kNoLimit, pair.pending.handler());
+  pair.is_running.wait();
+  pair.timer->advance(6s);
+  REQUIRE(pair.of_callee.size() == 1);
+  CHECK(describe(pair.of_callee.front()).ends_with("for worker0 for 5.0 s; its thread waits for a reply of worker0"));
+  CHECK(pair.of_callee.front().thread != 0);
+  may_end.count_down();
+  REQUIRE(pair.pending.get());
 }
