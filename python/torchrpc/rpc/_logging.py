@@ -43,7 +43,7 @@ def log_record(
     level: str, text: str, worker: str, peer: str, function: str, age_s: float, made_at: str, thread: int
 ) -> None:
     """Write what the core says. A record about a call is of the logger `torchrpc.calls`, and has the fields `worker`,
-    `peer` and `function`; `age_s` unless it is negative; `made_at` unless it is empty; and `line`, if `thread` is at one.
+    `peer` and `function`; `age_s` unless negative; `made_at` unless empty; and `line`, if `thread` is at one.
     """
     logger = logging.getLogger("torchrpc.calls" if function else "torchrpc.core")
     fields: dict[str, object] = {"worker": worker, "peer": peer, "function": function} if function else {}
