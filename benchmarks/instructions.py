@@ -1,6 +1,7 @@
 """Counts the instructions that one call executes on the caller and on the callee, with all threads and Python.
 
     python benchmarks/instructions.py [--systems torch,torchrpc] [--calls 300] [--keep DIRECTORY]
+    python benchmarks/instructions.py --systems metrics --inside 'CallMetrics::on'   # of which in these functions
 
 Uses the processor's instruction counter through perf if it is available, otherwise callgrind (valgrind), which takes a
 minute or two to start a process. The default transport is TCP, where a waiting thread executes nothing (torchrpc is set
@@ -137,6 +138,17 @@ class Callgrind:
         new = sorted(set(self.directory.iterdir()) - before)  # worker0's, then worker1's
         return [int(re.search(r"^summary: (\d+)", path.read_text(), re.M)[1]) for path in new]
 
+    def inside(self, functions: str, number: int) -> list[int]:
+        """Instructions in the functions whose names match, and in what they call: worker0's, then worker1's."""
+        counts = []
+        for rank in range(2):
+            profile = self.directory / f"callgrind.worker{rank}.{number}"
+            command = ["callgrind_annotate", "--inclusive=yes", "--threshold=100", str(profile)]
+            lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            found = re.finditer(rf"^ *([\d,]+) \([^)]*\) +\S*:[^(\n]*(?:{functions})", lines, re.M)
+            counts.append(sum(int(match[1].replace(",", "")) for match in found))
+        return counts
+
     def _control(self, option: str) -> None:
         for pid in self.pids:
             subprocess.run(["callgrind_control", option, str(pid)], check=True, capture_output=True, timeout=60)
@@ -203,7 +215,10 @@ def main() -> None:
     parser.add_argument("--transport", choices=TRANSPORTS, default="tcp")
     parser.add_argument("--counter", choices=counters, default=next(iter(counters), None))
     parser.add_argument("--keep", type=Path, help="an empty directory to keep callgrind's profiles in")
+    parser.add_argument("--inside", metavar="REGEX", help="also count what these functions execute; needs callgrind")
     arguments = parser.parse_args()
+    if arguments.inside and arguments.counter != Callgrind.name:
+        parser.error("--inside needs callgrind")
     if not counters:
         parser.error("needs perf with an instruction counter, or valgrind; neither is available")
     with tempfile.TemporaryDirectory() as temporary:
@@ -212,11 +227,14 @@ def main() -> None:
         for system in arguments.systems.split(","):
             directory = (arguments.keep or Path(temporary)) / system
             directory.mkdir(parents=True)
-            counts = count(system, arguments.transport, arguments.calls, counters[arguments.counter](directory))
-            for name, (caller, callee) in counts.items():
-                print(
-                    f"| {system} | {CALLS[name]} | {caller:,.0f} | {callee:,.0f} | {caller + callee:,.0f} |", flush=True
-                )
+            counter = counters[arguments.counter](directory)
+            counts = count(system, arguments.transport, arguments.calls, counter)
+            for number, (name, (caller, callee)) in enumerate(counts.items(), 1):
+                row = [system, CALLS[name], f"{caller:,.0f}", f"{callee:,.0f}", f"{caller + callee:,.0f}"]
+                if arguments.inside:
+                    inside = sum(counter.inside(arguments.inside, number)) / arguments.calls
+                    row.append(f"{inside:,.0f} inside, {inside / (caller + callee - inside):.2%} of the rest")
+                print("|", " | ".join(row), "|", flush=True)
 
 
 if __name__ == "__main__":

@@ -98,18 +98,17 @@ using call_metrics_detail::kErrorCodes, call_metrics_detail::OwnPart, call_metri
 
 namespace {
 
-uint64_t hashOf(std::string_view bytes, uint64_t hash) {
+/// Of the last 16 bytes, in which names differ; where they do not, two names share an entry of the known ones.
+uint64_t hashOf(std::string_view bytes, uint64_t seed) {
   constexpr uint64_t kFactor = 0x9e3779b97f4a7c15;
-  while (bytes.size() >= sizeof(uint64_t)) {
-    uint64_t word = 0;
-    std::memcpy(&word, bytes.data(), sizeof(word));
-    hash = (hash ^ word) * kFactor;
-    hash ^= hash >> 32;
-    bytes.remove_prefix(sizeof(word));
+  std::array<uint64_t, 2> words{};
+  if (bytes.size() >= sizeof(words)) {
+    std::memcpy(words.data(), bytes.data() + bytes.size() - sizeof(words), sizeof(words));
+  } else if (!bytes.empty()) {
+    std::memcpy(words.data(), bytes.data(), bytes.size());
   }
-  uint64_t word = bytes.size();
-  if (!bytes.empty()) std::memcpy(&word, bytes.data(), bytes.size());
-  hash = (hash ^ word ^ (uint64_t{bytes.size()} << 56)) * kFactor;
+  auto hash = (seed ^ bytes.size() ^ words[0]) * kFactor;
+  hash = (hash ^ (hash >> 32) ^ words[1]) * kFactor;
   return hash ^ (hash >> 32);
 }
 
@@ -178,7 +177,10 @@ class CallMetrics::Tables : public std::enable_shared_from_this<Tables> {
   }
 
   /// Those of the calling thread; null at its end.
-  ThreadCounters* mine() { return latest_of_ == this ? latest_ : findMine(); }
+  ThreadCounters* mine() {
+    const auto& latest = latest_;
+    return latest.of == this ? latest.counters : findMine();
+  }
 
   std::vector<CallCounts> sum() const {
     std::vector<CallCounts> sums;
@@ -214,7 +216,7 @@ class CallMetrics::Tables : public std::enable_shared_from_this<Tables> {
     std::vector<std::pair<std::shared_ptr<Tables>, CountersPtr>> list;
     ~OfThread() {
       thread_has_ended_ = true;
-      latest_of_ = nullptr;
+      latest_ = {};
       for (const auto& [tables, counters] : list) tables->takeBack(counters);
     }
   };
@@ -225,13 +227,12 @@ class CallMetrics::Tables : public std::enable_shared_from_this<Tables> {
     for (const auto& [tables, counters] : of_thread_.list) {
       if (tables.get() == this) found = counters.get();
     }
-    latest_ = found ? found : lend();
-    latest_of_ = this;
-    return latest_;
+    latest_ = {this, found ? found : lend()};
+    return latest_.counters;
   }
 
   ThreadCounters* lend() {
-    latest_of_ = nullptr;
+    latest_ = {};
     std::erase_if(of_thread_.list, [](const auto& each) { return each.first->is_closed_.load(); });
     CountersPtr counters;
     {
@@ -263,8 +264,11 @@ class CallMetrics::Tables : public std::enable_shared_from_this<Tables> {
   static thread_local OfThread of_thread_;
   // These need no destructor, so they outlive of_thread_.
   static thread_local constinit bool thread_has_ended_;
-  static thread_local constinit const Tables* latest_of_;
-  static thread_local constinit ThreadCounters* latest_;  ///< of these tables
+  struct Latest {
+    const Tables* of = nullptr;
+    ThreadCounters* counters = nullptr;
+  };
+  static thread_local constinit Latest latest_;
 
   std::atomic<bool> is_closed_{false};
   mutable Mutex mutex_;
@@ -278,8 +282,7 @@ class CallMetrics::Tables : public std::enable_shared_from_this<Tables> {
 
 thread_local CallMetrics::Tables::OfThread CallMetrics::Tables::of_thread_;
 thread_local constinit bool CallMetrics::Tables::thread_has_ended_ = false;
-thread_local constinit const CallMetrics::Tables* CallMetrics::Tables::latest_of_ = nullptr;
-thread_local constinit CallMetrics::ThreadCounters* CallMetrics::Tables::latest_ = nullptr;
+thread_local constinit CallMetrics::Tables::Latest CallMetrics::Tables::latest_;
 
 CallMetrics::CallMetrics(const Messenger& workers, bool is_on)
     : workers_(workers), epoch_(0), tables_(std::make_shared<Tables>()) {
