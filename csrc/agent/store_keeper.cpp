@@ -6,7 +6,7 @@
 #include "agent/rendezvous.h"
 #include "base/executor/start_thread.h"
 #include "base/log.h"
-#include "transport/listener_wait.h"
+#include "transport/store_wait.h"
 
 namespace torchrpc {
 
@@ -75,7 +75,7 @@ void StoreKeeper::run() {
 }
 
 StorePtr StoreKeeper::open(Duration timeout) const {
-  if (!waitForListener(address_.host, address_.port, timeout).empty()) return nullptr;
+  if (!waitForStore(address_.host, address_.port, timeout).empty()) return nullptr;
   c10d::TCPStoreOptions options;
   options.port = address_.port;
   options.waitWorkers = false;

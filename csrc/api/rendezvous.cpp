@@ -12,7 +12,7 @@
 #include "base/log.h"
 #include "node/launcher.h"
 #include "transport/host_address.h"
-#include "transport/listener_wait.h"
+#include "transport/store_wait.h"
 
 namespace torchrpc::api {
 
@@ -58,7 +58,7 @@ StorePtr openTcp(Meeting& meeting, const std::string& host, const std::string& p
   // With the first refused connection c10d's client may pause for most of a minute, and with a name without an address
   // it fails at once.
   const auto why =
-      options.isServer ? waitForName(host, meeting.timeout) : waitForListener(host, options.port, meeting.timeout);
+      options.isServer ? waitForName(host, meeting.timeout) : waitForStore(host, options.port, meeting.timeout);
   if (!why.empty() && !options.isServer) throw nobodyAt(meeting.rank, host + ":" + port_text, why);
   if (options.isServer && why.empty()) options.masterListenFd = listenAtRendezvousHost(host, options.port);
   options.waitWorkers = false;

@@ -22,7 +22,7 @@
 #include "bindings/py_stacks.h"
 #include "node/launcher.h"
 #include "transport/host_address.h"
-#include "transport/listener_wait.h"
+#include "transport/store_wait.h"
 
 namespace torchrpc::bindings {
 
@@ -521,12 +521,12 @@ void bindAgent(py::module_& module) {
       py::arg("host"), py::arg("timeout"),
       "Blocks until the name has an address. Why it has none after `timeout` seconds; '' if it has one.", no_gil);
   module.def(
-      "_wait_for_listener",
+      "_wait_for_store",
       [](const std::string& host, uint16_t port, double timeout) {
-        return waitForListener(host, port, durationFromSeconds(timeout));
+        return waitForStore(host, port, durationFromSeconds(timeout));
       },
       py::arg("host"), py::arg("port"), py::arg("timeout"),
-      "Blocks until somebody listens there. Why nobody does after `timeout` seconds; '' if somebody does.", no_gil);
+      "Blocks until a store answers there. Why none does after `timeout` seconds; '' if one does.", no_gil);
   py::class_<WorkerAllowList>(module, "_AllowList", "The allowed_functions of a worker.")
       .def_readonly("worker", &WorkerAllowList::worker, "The worker's name.")
       .def_readonly("is_for_member", &WorkerAllowList::is_for_member, "Whether the caller is a member, and no client.")

@@ -21,6 +21,7 @@ QUICK = [
     "RRefs and contexts of a stopped worker are released",
     "shutdown with worker1 stopped",
     "shutdown with worker0, which serves the store and leads, killed",
+    "shutdown with worker0, which serves the store and leads, stopped",
     "shutdown waits for a live worker's long job",
     "a killed worker is started again under its name",
     "remote(timeout=0.1) of a slow function, then to_here(), owner is the caller",

@@ -159,7 +159,7 @@ def _attach_to_store(place: str, secret: str, identity: str, timeout: float) -> 
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdecimal():
         raise ValueError(f"not an address: {place!r}. Give host:port, the MASTER_ADDR and MASTER_PORT of the group")
-    if why := _C._wait_for_listener(host, int(port), timeout):
+    if why := _C._wait_for_store(host, int(port), timeout):
         raise ValueError(f"no store answers at {place}: {why}. Give the group's MASTER_ADDR and MASTER_PORT, or pid")
     store = dist.TCPStore(host, int(port), None, False, _STORE_TIMEOUT, wait_for_workers=False)
     workers, group_secret, transport = _C._find_group(store, host, secret, identity)

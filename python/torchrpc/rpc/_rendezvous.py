@@ -27,7 +27,7 @@ from torchrpc._C import (
     _listen_at_rendezvous_host,
     _mark_formed,
     _prepare_store_file,
-    _wait_for_listener,
+    _wait_for_store,
     _wait_for_name,
 )
 
@@ -231,7 +231,7 @@ def _wait_for_meeting_place(host: str, port: int, serves: bool) -> None:
     the name has no address yet.
     """
     seconds = init_timeout().total_seconds()
-    if why := _wait_for_name(host, seconds) if serves else _wait_for_listener(host, port, seconds):
+    if why := _wait_for_name(host, seconds) if serves else _wait_for_store(host, port, seconds):
         raise RuntimeError(why)
 
 

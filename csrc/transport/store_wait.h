@@ -1,8 +1,8 @@
 #pragma once
 
-// Waits until somebody listens at a host and port, as the workers of a group do before they open its store: c10d's
-// client of a TCPStore may pause for most of a minute when its first connection is refused.
-// Threads: any; blocks.
+// Waits until a store of c10d answers at a host and port, as the workers of a group do before they open it: c10d's
+// client may pause for most of a minute when its first connection is refused, and waits without end for a process that
+// was stopped. Threads: any; blocks.
 
 #include <cstdint>
 #include <string>
@@ -16,7 +16,7 @@ namespace torchrpc {
 /// there is none when the timeout has passed; empty: there is one.
 std::string waitForName(const std::string& host, Duration timeout);
 
-/// waitForName(), then waits until a connection to the port is accepted, which is closed at once.
-std::string waitForListener(const std::string& host, uint16_t port, Duration timeout);
+/// waitForName(), then waits until a TCPStore answers on a connection to the port, which is closed at once.
+std::string waitForStore(const std::string& host, uint16_t port, Duration timeout);
 
 }  // namespace torchrpc

@@ -1,4 +1,6 @@
-#include "transport/listener_wait.h"
+#include "transport/store_wait.h"
+
+#include <torch/csrc/distributed/c10d/TCPStoreBackend.hpp>
 
 #include <algorithm>
 #include <cerrno>
@@ -49,29 +51,63 @@ struct OpenSocket {
   OpenSocket& operator=(const OpenSocket&) = delete;
 };
 
-/// Waits until a connect() that is in progress has ended; returns its error.
-int connectError(int fd, Duration timeout) {
-  const auto deadline = deadlineAfter(timeout);
+/// Waits for one of the events of poll(); false: the deadline has passed.
+bool waitFor(int fd, short events, TimePoint deadline) {
   for (;;) {
     checkInterrupt();
     const auto left = std::min<Duration>(timeUntil(deadline), kSignalCheckInterval);
-    pollfd writable{.fd = fd, .events = POLLOUT, .revents = 0};
+    pollfd awaited{.fd = fd, .events = events, .revents = 0};
     const auto left_ms = std::chrono::ceil<milliseconds>(left).count();
-    if (::poll(&writable, 1, static_cast<int>(left_ms)) > 0) break;
-    if (std::chrono::steady_clock::now() >= deadline) return ETIMEDOUT;
+    if (::poll(&awaited, 1, static_cast<int>(left_ms)) > 0) return true;
+    if (std::chrono::steady_clock::now() >= deadline) return false;
   }
+}
+
+/// The error of a connect() that is in progress.
+int connectError(int fd, TimePoint deadline) {
+  if (!waitFor(fd, POLLOUT, deadline)) return ETIMEDOUT;
   int error = 0;
   socklen_t length = sizeof(error);
   return ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) == 0 ? error : errno;
 }
 
-/// Why no connection to the address is accepted; empty: one was.
+constexpr uint32_t kNonce = 0x70726374;
+
+/// What a client of c10d's store sends first: that it is one, and a question whose answer is the nonce.
+std::string greeting() {
+  std::string bytes;
+  const auto put = [&bytes](const auto& value) { bytes.append(reinterpret_cast<const char*>(&value), sizeof(value)); };
+  put(c10d::detail::QueryType::VALIDATE);
+  put(c10d::detail::validationMagicNumber);
+  put(c10d::detail::QueryType::PING);
+  put(kNonce);
+  return bytes;
+}
+
+/// Whether a store answers on the connection. A process that was stopped accepts connections, and never answers: c10d's
+/// client would wait for it for ever.
+bool answers(int fd, TimePoint deadline) {
+  const auto question = greeting();
+  if (::send(fd, question.data(), question.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(question.size())) return false;
+  std::string answer(sizeof(kNonce), '\0');
+  for (size_t received = 0; received < answer.size();) {
+    if (!waitFor(fd, POLLIN, deadline)) return false;
+    const auto n = ::recv(fd, answer.data() + received, answer.size() - received, 0);
+    if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) return false;
+    if (n > 0) received += static_cast<size_t>(n);
+  }
+  return std::memcmp(answer.data(), &kNonce, sizeof(kNonce)) == 0;
+}
+
+/// Why no store answers at the address; empty: one does.
 std::string dial(const addrinfo& address, Duration timeout) {
+  const auto deadline = deadlineAfter(timeout);
   const OpenSocket socket(address.ai_family);
   if (socket.fd < 0) return std::strerror(errno);
   int error = ::connect(socket.fd, address.ai_addr, address.ai_addrlen) == 0 ? 0 : errno;
-  if (error == EINPROGRESS) error = connectError(socket.fd, timeout);
-  return error == 0 ? "" : std::strerror(error);
+  if (error == EINPROGRESS) error = connectError(socket.fd, deadline);
+  if (error != 0) return std::strerror(error);
+  return answers(socket.fd, deadline) ? "" : "who listens there does not answer as a store of c10d does";
 }
 
 /// Repeats `attempt`, which returns why it has failed, until it returns "".
@@ -104,9 +140,9 @@ std::string waitForName(const std::string& host, Duration timeout) {
   });
 }
 
-std::string waitForListener(const std::string& host, uint16_t port, Duration timeout) {
+std::string waitForStore(const std::string& host, uint16_t port, Duration timeout) {
   const auto where = host + ":" + std::to_string(port);
-  return repeat("for somebody to listen at " + where, timeout, [&](Duration limit) {
+  return repeat("for a store to answer at " + where, timeout, [&](Duration limit) {
     std::string why;
     const auto addresses = addressesOf(host, port, why);
     for (const auto* each = addresses.get(); each; each = each->ai_next) {

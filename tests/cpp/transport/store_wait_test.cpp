@@ -1,8 +1,9 @@
-// Waiting for a listener that comes later, and for one that does not come.
+// Waiting for a store that comes later, for one that does not come, and for one that does not answer.
 
-#include "transport/listener_wait.h"
+#include "transport/store_wait.h"
 
 #include <catch2/catch.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -39,21 +40,34 @@ class Port {
 
 }  // namespace
 
-TEST_CASE("a listener that comes later is found soon after it has come") {
-  const Port port;
-  std::thread later([&port] {
+TEST_CASE("a store that comes later is found soon after it has come") {
+  const auto number = Port().number;  // which is free again
+  c10::intrusive_ptr<c10d::Store> store;
+  std::thread later([&] {
     std::this_thread::sleep_for(300ms);
-    port.listen();
+    c10d::TCPStoreOptions options;
+    options.port = number;
+    options.isServer = true;
+    options.waitWorkers = false;
+    store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
   });
   const auto start = std::chrono::steady_clock::now();
-  CHECK(waitForListener("127.0.0.1", port.number, 60s).empty());
+  CHECK(waitForStore("127.0.0.1", number, 60s).empty());
   CHECK(std::chrono::steady_clock::now() - start < 20s);
   later.join();
 }
 
+TEST_CASE("a process that accepts connections and never answers is no store") {
+  const Port port;
+  port.listen();
+  const auto start = std::chrono::steady_clock::now();
+  CHECK_THAT(waitForStore("127.0.0.1", port.number, 200ms), Catch::Contains("does not answer as a store"));
+  CHECK(std::chrono::steady_clock::now() - start < 20s);
+}
+
 TEST_CASE("when nobody listens until the time-out, the reason says so") {
   const Port port;
-  CHECK_THAT(waitForListener("127.0.0.1", port.number, 100ms), Catch::Contains("refused"));
+  CHECK_THAT(waitForStore("127.0.0.1", port.number, 100ms), Catch::Contains("refused"));
 }
 
 TEST_CASE("a host without an address is waited for until the time-out, and named") {
