@@ -27,8 +27,8 @@ from torchrpc._C import (
     _listen_at_rendezvous_host,
     _mark_formed,
     _prepare_store_file,
-    _wait_for_store,
     _wait_for_name,
+    _wait_for_store,
 )
 
 from ._errors import RendezvousError, also
