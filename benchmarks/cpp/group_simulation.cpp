@@ -18,7 +18,9 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "agent/agent.h"
@@ -243,8 +245,10 @@ class Group {
     simulation_.run(simulation_.now() + 60s);
     const auto frames = network_.traffic().frames - before.frames;
     crashed_at_ = simulation_.now();
-    for (WorkerId id = 0; id < size_; id += 100) {
-      const bool is_silent = id / 100 % 2 == 1;
+    for (int k = 0; k < size_ / 100; ++k) {
+      // Of each hundred another one, so that nobody crashes together with those that call it.
+      const WorkerId id = 100 * k + (37 * k + k / 100 * 13) % 100;
+      const bool is_silent = k % 2 == 1;
       crashed_[id] = is_silent;
       network_.crash(
           members_[id]->process, is_silent ? SimulatedNetwork::Crash::kSilent : SimulatedNetwork::Crash::kReset);
@@ -252,14 +256,15 @@ class Group {
     simulation_.run(simulation_.now() + 2 * kLiveness);
     const auto row = [](std::vector<double> times) {
       std::ranges::sort(times);
-      return times.empty() ? std::string("- | -")
-                           : std::to_string(times[times.size() / 2]) + " | " + std::to_string(times.back());
+      char text[64];
+      if (times.empty()) return std::string("- | -");
+      std::snprintf(text, sizeof(text), "%.4f | %.4f", times[times.size() / 2], times.back());
+      return std::string(text);
     };
     std::printf(
         "| %d | %.2f | %s | %s | %d | %d | %.1f | %lld |\n", size_, static_cast<double>(frames) / 60 / size_,
         row(noticed_[0]).c_str(), row(noticed_[1]).c_str(),
-        static_cast<int>(crashed_.size()) * kNeighbours - static_cast<int>(noticed_[0].size() + noticed_[1].size()) -
-            unable_,
+        static_cast<int>(crashed_.size()) * kNeighbours - static_cast<int>(noticed_[0].size() + noticed_[1].size()),
         false_losses_, secondsSince(host_begin), static_cast<long long>(residentMegabytes()));
     std::fflush(stdout);
   }
@@ -281,7 +286,8 @@ class Group {
     // Those that called it; it called others, too, which learn of its end by their connections.
     const int step = std::max(1, size_ / (kNeighbours + 1));
     const auto distance = ((worker.id - by) % size_ + size_) % size_;
-    if (distance % step == 0 && distance / step <= kNeighbours) {
+    const bool is_caller = distance % step == 0 && distance / step <= kNeighbours;
+    if (is_caller && pairs_.emplace(by, worker.id).second) {
       noticed_[crashed->second].push_back(seconds(simulation_.now() - crashed_at_));
     }
   }
@@ -291,10 +297,10 @@ class Group {
   const int size_;
   std::vector<std::unique_ptr<Member>> members_;
   TimePoint crashed_at_{};
-  std::map<WorkerId, bool> crashed_;  ///< whether without a word
-  std::vector<double> noticed_[2];    ///< seconds; by whether without a word
+  std::map<WorkerId, bool> crashed_;               ///< whether without a word
+  std::set<std::pair<WorkerId, WorkerId>> pairs_;  ///< who has noticed whose crash
+  std::vector<double> noticed_[2];                 ///< seconds; by whether without a word
   int false_losses_ = 0;
-  int unable_ = 0;  ///< pairs of which both have crashed
 };
 
 }  // namespace
