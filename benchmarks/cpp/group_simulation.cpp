@@ -2,10 +2,10 @@
 //
 //   group_simulation [workers...]     default: 1000 10000 100000
 //
-// Rendezvous: the real code against a store in memory, one worker after another, so that requests, bytes and CPU time
-// are exact; that of the workers but worker 0 for kSampled of them. All-gather by one worker, and by a tree, and the
-// detection of workers that crash: whole agents on a simulated network in virtual time. Each knows only the workers
-// that it calls: a directory of all would be 100,000 times 100,000 records.
+// Rendezvous: the real code against a store in memory, one worker after another, so that requests and bytes are exact;
+// that of the workers but worker 0 for kSampled of them. All-gather by one worker, and by a tree, and the detection of
+// workers that crash: whole agents on a simulated network in virtual time, in which only frames take time. Each knows
+// only the workers that it calls: a directory of all would be 100,000 times 100,000 records.
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
@@ -318,7 +318,7 @@ int main(int argc, char** argv) {
   std::printf(
       "Rendezvous\n\n| workers | requests of a worker | MB that it reads | requests of worker 0 | MB of worker 0 | CPU "
       "s of "
-      "worker 0 | CPU s of another | GB that the store sends |\n|-|-|-|-|-|-|-|-|\n");
+      "worker 0 | s of another | GB that the store sends |\n|-|-|-|-|-|-|-|-|\n");
   for (const int size : sizes) rendezvous(size);
   std::printf(
       "\nAll-gather of %zu bytes\n\n| workers | by | messages one after another | frames | messages that worker 0 "
