@@ -1,14 +1,16 @@
 """Workers of a group of fixed size are killed under load and started again: when others notice, and when they serve.
 
-python benchmarks/member_restarts.py [--workers N] [--seconds S] [--kills-at-once K]
+python benchmarks/member_restarts.py [--workers N] [--minutes M] [--kills-at-once K] [--delay S]
 
-All workers call random others all the time. Again and again K of them are killed (SIGKILL), and a quarter of a second
-later processes that have imported everything already take their places. It prints how long a loss took to reach the
-callbacks of on_member_change on the others, how long init_rpc took in the restarted workers, and when the first call to
-them was answered. A call that fails must have been to a killed worker.
+All workers call random others all the time, every other call with a key and retries. Again and again K of them are
+killed (SIGKILL), and after the delay, a quarter of a second, processes that have imported everything already take their
+places. It prints how long a loss took to reach the callbacks of on_member_change on the others, how long init_rpc took
+in the restarted workers, and when the first call to them was answered. A call that fails must have been to a killed
+worker. The function counts its runs in a file that all processes map, so that no kill loses them: no call runs twice.
 """
 
 import argparse
+import mmap
 import multiprocessing
 import os
 import random
@@ -23,10 +25,20 @@ import torch
 import torchrpc
 import torchrpc.rpc as rpc
 
+_MOST_CALLS_OF_A_PROCESS = 1 << 16  # a byte of the file for each
+_MOST_PROCESSES = 1 << 14
+_runs: mmap.mmap  # how often each call has run
 
-def serve(connection: Any, rank: int, workers: int, url: str) -> None:
-    """Wait for a word, join, and call others until the end; report changes, first answers and errors."""
+
+def serve(connection: Any, rank: int, workers: int, url: str, first_number: int, path: str) -> None:
+    """Wait for a word, join, and call others until the end; report changes, first answers and errors.
+
+    The numbers of this process's calls begin at `first_number`; odd numbers have a key.
+    """
+    global _runs
     torch.set_num_threads(1)
+    with open(path, "r+b") as file:
+        _runs = mmap.mmap(file.fileno(), 0)
     send_lock = threading.Lock()
 
     def send(*message: Any) -> None:
@@ -45,15 +57,19 @@ def serve(connection: Any, rank: int, workers: int, url: str) -> None:
     failed: dict[int, int] = {}
     answered_by: dict[int, int] = {}
     pause = 0.002 * workers  # the machine has few cores
+    retries = rpc.RetryPolicy(retries=5)
+    number = first_number
     while not connection.poll():
         peer = random.randrange(workers)
-        if peer == rank:
+        if peer == rank or number + 1 == first_number + _MOST_CALLS_OF_A_PROCESS:
+            time.sleep(pause)
             continue
-        number = random.randrange(1 << 20)
+        number += 1
+        keyed: dict[str, Any] = {"retries": retries, "idempotency_key": f"call {number}"} if number % 2 else {}
         try:
-            pid, value = rpc.rpc_sync(peer, answer, args=(number,))
+            pid, value = rpc.rpc_sync(peer, answer, args=(number,), **keyed)
             calls += 1
-            wrong += value != number + 1
+            wrong += value != number + 1 or _runs[number] != 1
             if answered_by.get(peer) != pid:
                 answered_by[peer] = pid
                 send("answered", peer, pid, time.monotonic())
@@ -72,14 +88,21 @@ def serve(connection: Any, rank: int, workers: int, url: str) -> None:
 
 
 def answer(number: int) -> tuple[int, int]:
+    _runs[number] += 1
     return os.getpid(), number + 1
 
 
 class Worker:
-    def __init__(self, context: Any, rank: int, workers: int, url: str) -> None:
+    made = 0  # processes
+
+    def __init__(self, context: Any, rank: int, workers: int, url: str, path: str) -> None:
         self.rank = rank
+        first_number = Worker.made * _MOST_CALLS_OF_A_PROCESS
+        Worker.made += 1
         self.connection, child_end = context.Pipe()
-        self.process = context.Process(target=serve, args=(child_end, rank, workers, url), daemon=True)
+        self.process = context.Process(
+            target=serve, args=(child_end, rank, workers, url, first_number, path), daemon=True
+        )
         self.process.start()
         child_end.close()
         self.messages: list[tuple] = []
@@ -111,14 +134,20 @@ def row(what: str, seconds: list[float]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=30)
+    parser.add_argument("--minutes", type=float, default=0.5)
     parser.add_argument("--kills-at-once", type=int, default=1)
+    parser.add_argument(
+        "--delay", type=float, default=0.25, help="seconds, as a supervisor needs to notice a kill, too"
+    )
     arguments = parser.parse_args()
     workers = arguments.workers
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torchrpc.testing._preload"])
-    url = f"file://{tempfile.mkdtemp()}/store"
-    group = [Worker(context, rank, workers, url) for rank in range(workers)]
+    folder = tempfile.mkdtemp()
+    url, path = f"file://{folder}/store", f"{folder}/runs"
+    with open(path, "wb") as file:
+        file.truncate(_MOST_PROCESSES * _MOST_CALLS_OF_A_PROCESS)  # sparse
+    group = [Worker(context, rank, workers, url, path) for rank in range(workers)]
     for worker in group:
         worker.wait_for("standby")
     for worker in group:
@@ -130,10 +159,10 @@ def main() -> int:
     joined: list[float] = []
     served: list[float] = []
     unnoticed = kills = 0
-    end = time.monotonic() + arguments.seconds
-    while time.monotonic() < end:
+    end = time.monotonic() + 60 * arguments.minutes
+    while time.monotonic() < end and Worker.made + arguments.kills_at_once <= _MOST_PROCESSES:
         victims = random.sample(range(workers), arguments.kills_at_once)
-        fresh = {rank: Worker(context, rank, workers, url) for rank in victims}
+        fresh = {rank: Worker(context, rank, workers, url, path) for rank in victims}
         for worker in fresh.values():
             worker.wait_for("standby")
         others = [worker for worker in group if worker.rank not in victims]
@@ -145,7 +174,7 @@ def main() -> int:
             killed_at[rank] = time.monotonic()
             group[rank].process.kill()
             kills += 1
-        time.sleep(0.25)  # as a supervisor needs to notice it, too
+        time.sleep(arguments.delay)
         for rank, worker in fresh.items():
             worker.connection.send("go")
             group[rank] = worker
@@ -154,24 +183,24 @@ def main() -> int:
             _, begin, finished = worker.wait_for("joined")
             started[rank] = begin
             joined.append(finished - begin)
+        answers: dict[int, list[float]] = {}
+        losses: dict[int, list[float]] = {}
         deadline = time.monotonic() + 30
-        for rank, worker in fresh.items():
-            pid = worker.process.pid
-            first = []
+        while time.monotonic() < deadline:
             for other in others:
-                while time.monotonic() < deadline:
-                    seen = [m[3] for m in other.messages if m[0] == "answered" and m[1] == rank and m[2] == pid]
-                    if seen:
-                        first.append(seen[0])
-                        break
-                    other.receive(0.05)
-                lost = [m[3] for m in other.messages if m[:3] == ("change", "lost", rank)]
-                if lost:
-                    noticed.append(lost[0] - killed_at[rank])
-                else:
-                    unnoticed += 1
-            if first:
-                served.append(min(first) - started[rank])
+                other.receive(0)
+            for rank, worker in fresh.items():
+                messages = [m for other in others for m in other.messages]
+                answers[rank] = [m[3] for m in messages if m[:3] == ("answered", rank, worker.process.pid)]
+                seen = ([m[3] for m in other.messages if m[:3] == ("change", "lost", rank)] for other in others)
+                losses[rank] = [times[0] for times in seen if times]
+            if all(answers.values()) and all(len(times) == len(others) for times in losses.values()):
+                break
+            time.sleep(0.1)
+        for rank in fresh:
+            noticed += [time_lost - killed_at[rank] for time_lost in losses[rank]]
+            unnoticed += len(others) - len(losses[rank])
+            served += [min(times) - started[rank] for times in [answers[rank]] if times]
     totals = [0, 0]
     failed: dict[int, int] = {}
     for worker in group:
@@ -192,13 +221,18 @@ def main() -> int:
         f"calls that failed: {sum(failed.values())}; with another error than the loss of the callee: {len(unexpected)}"
     )
     print(f"losses that were noticed only by the restart: {unnoticed}")
+    with open(path, "rb") as file:
+        runs = file.read(Worker.made * _MOST_CALLS_OF_A_PROCESS)
+    repeated = {name: sum(count > 1 for count in runs[start::2]) for start, name in enumerate(("without", "with"))}
+    for name, count in repeated.items():
+        print(f"calls {name} a key and retries that ran more than once: {count}")
     print("\n| seconds | number | median | 95 % | worst |\n|-|-|-|-|-|")
     print(row("from the kill to a callback `lost`", noticed))
     print(row("`init_rpc` of the restarted worker", joined))
     print(row("from its `init_rpc` to the first call that it serves", served))
     for text in unexpected[:5]:
         print("unexpected:", text)
-    return 1 if totals[1] or unexpected else 0
+    return 1 if totals[1] or unexpected or any(repeated.values()) else 0
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-// One owner of many RRefs: how fast four users make and drop them, what they cost, and how long a call of another
-// worker to the owner takes at most meanwhile.
+// One owner of many RRefs: how fast four users make and drop them, what they cost, and how long calls of another worker
+// to the owner take meanwhile. On a machine that other programs use, compare with the calls before and between.
 //
 //   rref_scale [number of RRefs]     default: 1000000
 
@@ -34,7 +34,9 @@ enum Phase { kIdle, kMaking, kHolding, kDropping, kDone };
 struct Board {
   std::atomic<int> phase, ready;
   std::atomic<int64_t> owner_bytes[2], user_bytes[2];  ///< before and with all RRefs
-  std::atomic<int64_t> slowest_ns[kDone], calls[kDone];
+  struct Calls {
+    std::atomic<int64_t> number, median_ns, p99_ns, slowest_ns;
+  } calls[kDone];
 };
 
 int64_t make(int64_t number) { return number; }
@@ -69,17 +71,27 @@ void use(Board& board, const torchrpc::Node& node, int count) {
   rrefs.clear();
 }
 
-/// Calls the owner until the end, and records the slowest call of each phase.
+/// Calls the owner until the end.
 void callMeanwhile(Board& board, const torchrpc::Node& node) {
+  std::vector<int64_t> times_ns[kDone];
   ++board.ready;
   for (int phase = board.phase; phase != kDone; phase = board.phase) {
     const auto begin = Clock::now();
     node.call<int64_t>(nameOf(kOwner), "echo", int64_t{1});
-    const int64_t took = (Clock::now() - begin).count();
-    ++board.calls[phase];
-    if (took > board.slowest_ns[phase]) board.slowest_ns[phase] = took;
+    times_ns[phase].push_back((Clock::now() - begin).count());
     std::this_thread::sleep_for(200us);
   }
+  for (int phase = kIdle; phase < kDone; ++phase) {
+    auto& times = times_ns[phase];
+    if (times.empty()) continue;
+    std::ranges::sort(times);
+    auto& calls = board.calls[phase];
+    calls.number = static_cast<int64_t>(times.size());
+    calls.median_ns = times[times.size() / 2];
+    calls.p99_ns = times[times.size() * 99 / 100];
+    calls.slowest_ns = times.back();
+  }
+  ++board.ready;
 }
 
 void own(Board& board, const torchrpc::Node& node, int total) {
@@ -108,10 +120,13 @@ void own(Board& board, const torchrpc::Node& node, int total) {
   std::printf(
       "bytes each: %.0f on the owner, %.0f on its user\n", each(board.owner_bytes, 1), each(board.user_bytes, kUsers));
   constexpr const char* kNames[] = {"before", "while they are made", "while they are held", "while they are dropped"};
+  await(board.ready, 2 * kUsers + 2);
   for (int phase = kIdle; phase < kDone; ++phase) {
+    const auto& calls = board.calls[phase];
+    const auto ms = [](int64_t ns) { return 1e-6 * static_cast<double>(ns); };
     std::printf(
-        "the slowest of %lld other calls %s: %.2f ms\n", static_cast<long long>(board.calls[phase].load()),
-        kNames[phase], 1e-6 * static_cast<double>(board.slowest_ns[phase]));
+        "%lld other calls %s: median %.2f, 99 %% %.2f, slowest %.2f ms\n", static_cast<long long>(calls.number.load()),
+        kNames[phase], ms(calls.median_ns), ms(calls.p99_ns), ms(calls.slowest_ns));
   }
   std::fflush(stdout);
 }

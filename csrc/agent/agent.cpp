@@ -675,7 +675,7 @@ void Agent::serveLater(const Served& served, const Origin& origin, const Respond
     }
     runServed(served, origin, responder, take, arrived);
   };
-  if (!postTo(served.where, std::move(task))) responder.fail(closing());
+  if (!postTo(served.where, origin, std::move(task))) responder.fail(closing());
 }
 
 template <typename TakeRequest>
@@ -731,14 +731,15 @@ void Agent::defer(
       origin.link->replyQueue().onResumedStart();
       runServed(served, origin, responder, take, arrived);
     };
-    const bool posted = postTo(served.where, std::move(resumed));
+    const bool posted = postTo(served.where, origin, std::move(resumed));
     if (!posted) responder.fail(closing());
     return posted;
   });
 }
 
-bool Agent::postTo(Where where, std::function<void()> task) {
-  return where == Where::kStrand ? strand_.post(std::move(task)) : pool_->post(std::move(task));
+bool Agent::postTo(Where where, const Origin& origin, std::function<void()> task) {
+  const auto source = origin.link ? origin.link->peer().id : kOwnTasks;
+  return where == Where::kStrand ? strand_.post(std::move(task), source) : pool_->post(std::move(task), source);
 }
 
 void Agent::reply(const std::shared_ptr<Link>& link, CallId id, Result<Message> result, ActivityToken token) {

@@ -246,7 +246,7 @@ class Agent final : public Messenger {
   template <typename TakeRequest>
   void defer(
       const Served& served, const Origin& origin, const Responder& responder, TakeRequest take, TimePoint arrived);
-  bool postTo(Where where, std::function<void()> task);
+  bool postTo(Where where, const Origin& origin, std::function<void()> task);
   static void reportStart(const Origin& origin);
   void onStarted(Link& link, Frame frame);
   /// INSPECT of an observer.

@@ -113,6 +113,10 @@ std::vector<WorkerId> FanIn::waitFor(const std::vector<WorkerId>& ranks, const s
   return waitForKeys(arrivals(ranks, point), point, wait);
 }
 
+bool FanIn::haveArrived(const std::vector<WorkerId>& ranks, const std::string& point) const {
+  return areSet(arrivals(ranks, point));
+}
+
 std::vector<WorkerId> FanIn::ranksOf(const std::vector<Awaited>& awaited) {
   std::vector<WorkerId> ranks;
   for (const auto& each : awaited) ranks.push_back(each.rank);

@@ -67,6 +67,9 @@ class FanIn {
   /// kRendezvous if the store does not answer.
   std::vector<WorkerId> waitFor(const std::vector<WorkerId>& ranks, const std::string& point, const Wait& wait);
 
+  /// Whether all of these workers have arrived, by one request. Throws Error(kRendezvous) if the store does not answer.
+  bool haveArrived(const std::vector<WorkerId>& ranks, const std::string& point) const;
+
   /// Publishes the result of the point, unless another leader has done so; returns the one that is published.
   std::string publishResult(const std::string& point, const std::string& result);
   /// The result of the point; blocks as waitFor() until it is there. Nothing if the leader is lost before.

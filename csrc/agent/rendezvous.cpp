@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <string_view>
@@ -49,6 +50,7 @@ constexpr auto kKindKey = "group_kind";
 constexpr auto kMembersKey = "members";
 constexpr Duration kPlaceGrace = std::chrono::seconds(5);  // for a worker to end whose place another one takes
 constexpr WorkerId kLeader = 0;                            // of the meeting of a static group
+constexpr WorkerId kMostRecordsAtOnce = 256;               // that worker 0 reads by one request
 constexpr auto kRecords = "worker";  // the point at which a worker has arrived when its record is in the store
 
 std::vector<uint8_t> toBytes(std::string_view text) { return {text.begin(), text.end()}; }
@@ -318,22 +320,36 @@ FanIn::Wait Rendezvous::waitToJoin(TimePoint deadline) {
 Rendezvous::Roster Rendezvous::collectRecords(TimePoint deadline) {
   Roster roster;
   std::unordered_map<std::string, WorkerId> names;
-  for (WorkerId id = 0; id < self_.world_size && roster.conflict.empty(); ++id) {
-    // One after another, so that a conflict is reported although later workers have not come.
-    fan_in_.waitFor({id}, kRecords, waitToJoin(deadline));
+  const auto check = [&](WorkerId id, const std::string& stored) {
+    roster.records.push_back(stored);
+    const auto record = openRecord(id, stored);
+    if (record.world_size != self_.world_size) {
+      roster.conflict = sizesDiffer(record);
+    } else if (auto [it, fresh] = names.emplace(record.info.name, id); !fresh) {
+      roster.conflict = "RPC worker name " + record.info.name + " is not unique: ranks " + std::to_string(it->second) +
+          " and " + std::to_string(id) + " both have it. Give every worker a name of its own";
+    }
+  };
+  // One after another, so that a conflict is reported although later workers have not come; those that have come are
+  // read together, in larger and larger blocks, because each request to the store is a round trip.
+  WorkerId block = 1;
+  for (WorkerId id = 0; id < self_.world_size && roster.conflict.empty();) {
+    std::vector<WorkerId> ranks(static_cast<size_t>(std::min(block, self_.world_size - id)));
+    std::iota(ranks.begin(), ranks.end(), id);
+    if (ranks.size() == 1) {
+      fan_in_.waitFor(ranks, kRecords, waitToJoin(deadline));
+    } else if (!fan_in_.haveArrived(ranks, kRecords)) {
+      block = 1;
+      continue;
+    }
     try {
-      roster.records.push_back(fan_in_.value(kRecords, id));
-      const auto record = openRecord(id, roster.records.back());
-      if (record.world_size != self_.world_size) {
-        roster.conflict = sizesDiffer(record);
-      } else if (auto [it, fresh] = names.emplace(record.info.name, id); !fresh) {
-        roster.conflict = "RPC worker name " + record.info.name + " is not unique: ranks " +
-            std::to_string(it->second) + " and " + std::to_string(id) + " both have it. Give every worker a name of " +
-            "its own";
+      for (const auto& stored : fan_in_.values(kRecords, ranks)) {
+        if (roster.conflict.empty()) check(id++, stored);
       }
     } catch (const Error& e) {
       roster.conflict = e.text();
     }
+    block = std::min(2 * block, kMostRecordsAtOnce);
   }
   return roster;
 }

@@ -270,8 +270,10 @@ void Node::start() {
 }
 
 namespace {
-constexpr Duration kAnnouncementTime = std::chrono::seconds(3);  // for the others to answer
-constexpr int kMaxAnnouncements = 10;  // to one that is lost: it may be cut off for a while only
+// A worker that is announced by now can be called by all others that answer: so it waits, as long as answers arrive.
+constexpr Duration kAnnouncementPatience = std::chrono::seconds(3);  // between two answers
+constexpr size_t kMaxOpenAnnouncements = 32;  // each dials a worker, and calls of this worker must not wait for all
+constexpr int kMaxAnnouncements = 10;         // to one that is lost: it may be cut off for a while only
 constexpr Duration kAnnouncementPause = std::chrono::milliseconds(200);  // doubled each time
 }  // namespace
 
@@ -293,34 +295,52 @@ void Node::announce(const std::vector<WorkerRecord>& records, Duration timeout) 
     Mutex mutex{};
     CondVar changed{};
     size_t open TORCHRPC_GUARDED_BY(mutex) = 0;
+    size_t answers TORCHRPC_GUARDED_BY(mutex) = 0;
     std::vector<Error> refusals TORCHRPC_GUARDED_BY(mutex){};
     std::string lost TORCHRPC_GUARDED_BY(mutex){};
   };
   const auto outcome = std::make_shared<Outcome>();
   const auto payload = encodeRecord(records.at(self().id));
-  {
-    MutexLock lock(outcome->mutex);
-    outcome->open = records.size() - 1;
-  }
-  for (const auto& record : records) {
-    if (record.info.id == self().id) continue;
-    announceTo(record.info.id, payload, 0, [outcome, name = record.info.name](const Status& failure) {
+  const auto announceOne = [this, &payload, outcome](const WorkerInfo& worker) {
+    {
+      MutexLock lock(outcome->mutex);
+      ++outcome->open;
+    }
+    announceTo(worker.id, payload, 0, [outcome, name = worker.name](const Status& failure) {
       {
         MutexLock lock(outcome->mutex);
         --outcome->open;
+        ++outcome->answers;
         if (failure && failure->code() == ErrorCode::kRendezvous) outcome->refusals.push_back(*failure);
         if (failure) outcome->lost += (outcome->lost.empty() ? "" : ", ") + name;
       }
       outcome->changed.notify_all();
     });
+  };
+  // The first are those whose ids follow: workers that were started again together do not all dial the same ones.
+  const auto end = deadlineAfter(timeout);
+  size_t next = 1;
+  for (bool is_stalled = false; !is_stalled;) {
+    size_t open = 0, answers = 0;
+    {
+      MutexLock lock(outcome->mutex);
+      open = outcome->open;
+      answers = outcome->answers;
+    }
+    for (; next < records.size() && open < kMaxOpenAnnouncements; ++open) {
+      announceOne(records[(static_cast<size_t>(self().id) + next++) % records.size()].info);
+    }
+    MutexLock lock(outcome->mutex);
+    if (next == records.size() && outcome->open == 0) break;
+    const auto has_changed = [&]() TORCHRPC_REQUIRES(outcome->mutex) { return outcome->answers > answers; };
+    is_stalled =
+        !waitInterruptibly(outcome->changed, lock, std::min(end, deadlineAfter(kAnnouncementPatience)), has_changed);
   }
+  // One that is stopped answers when it goes on.
+  while (next < records.size()) announceOne(records[(static_cast<size_t>(self().id) + next++) % records.size()].info);
   std::string lost;
   {
-    // One that is stopped answers when it goes on.
     MutexLock lock(outcome->mutex);
-    const auto deadline = deadlineAfter(std::min(timeout, kAnnouncementTime));
-    const auto is_done = [&]() TORCHRPC_REQUIRES(outcome->mutex) { return outcome->open == 0; };
-    waitInterruptibly(outcome->changed, lock, deadline, is_done);
     if (!outcome->refusals.empty()) throw Error(outcome->refusals.front());
     lost = outcome->lost;
   }

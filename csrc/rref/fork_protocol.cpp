@@ -100,12 +100,21 @@ ForkId decodeChildAccept(std::string_view bytes) {
   return fork;
 }
 
-std::string encode(const UserDelete& request) { return pack(request.rref, request.fork, request.registration); }
+std::string encode(const std::vector<UserDelete>& deletions) {
+  std::string bytes;
+  for (const auto& each : deletions) bytes += pack(each.rref, each.fork, each.registration);
+  return bytes;
+}
 
-UserDelete decodeUserDelete(std::string_view bytes) {
-  UserDelete request;
-  unpackAll(bytes, request.rref, request.fork, request.registration);
-  return request;
+std::vector<UserDelete> decodeUserDeletes(std::string_view bytes) {
+  std::vector<UserDelete> deletions;
+  Reader in(bytes);
+  do {
+    if (deletions.size() == kMostDeletions) throw Error(ErrorCode::kProtocol, "too many deletions in a message");
+    auto& each = deletions.emplace_back();
+    unpack(in, each.rref, each.fork, each.registration);
+  } while (in.remaining() > 0);
+  return deletions;
 }
 
 Error foreignError(const RRef& rref, const GroupMember& self) {

@@ -71,14 +71,17 @@ ForkRequest decodeForkRequest(std::string_view bytes);
 std::string encodeChildAccept(const ForkId& fork);
 ForkId decodeChildAccept(std::string_view bytes);
 
-/// kRRefUserDelete, from a holder to the owner: the holder has dropped the fork, whether or not it was registered.
+/// An entry of kRRefUserDelete, from a holder to the owner: the holder has dropped the fork, whether or not it was
+/// registered.
 struct UserDelete {
   RRefId rref;
   ForkId fork;
   uint64_t registration = kNoNumber;
 };
-std::string encode(const UserDelete& request);
-UserDelete decodeUserDelete(std::string_view bytes);
+/// The most of one message.
+constexpr size_t kMostDeletions = 256;
+std::string encode(const std::vector<UserDelete>& deletions);
+std::vector<UserDelete> decodeUserDeletes(std::string_view bytes);
 
 /// kRRefFetch and kPythonRRefFetch, from a holder to the owner: asks for the value. It names the holder's fork as the
 /// fork's request does, because it may arrive before that.

@@ -142,25 +142,31 @@ Status OwnerTable::registerLocked(const Sender& holder, const ForkRequest& reque
   return std::nullopt;
 }
 
-Status OwnerTable::removeFork(const Sender& holder, const UserDelete& request, EndedList& ended) {
+Status OwnerTable::removeForks(const Sender& holder, const std::vector<UserDelete>& deletions, EndedList& ended) {
   MutexLock lock(mutex_);
   if (isLost(holder)) return std::nullopt;  // what it held has been removed
   auto& registrations = peers_[holder.worker].registrations;
-  if (registrations.isFull()) return tooManyGaps(holder.worker);
-  if (request.registration != kNoNumber) registrations.insert(request.registration);
-  auto it = entries_.find(request.rref);
-  if (it == entries_.end()) return std::nullopt;
+  for (const auto& deletion : deletions) {
+    if (registrations.isFull()) return tooManyGaps(holder.worker);
+    if (deletion.registration != kNoNumber) registrations.insert(deletion.registration);
+    removeLocked(holder.worker, deletion, ended);
+  }
+  return std::nullopt;
+}
+
+void OwnerTable::removeLocked(WorkerId holder, const UserDelete& deletion, EndedList& ended) {
+  auto it = entries_.find(deletion.rref);
+  if (it == entries_.end()) return;
   auto& entry = it->second;
-  auto fork = entry.forks.find(request.fork);
+  auto fork = entry.forks.find(deletion.fork);
   // A fork that was registered again since then, under another number, is another one.
-  const bool same = fork != entry.forks.end() && mayHold(entry, request.fork, holder.worker) &&
-      (fork->second.registration == kNoNumber || fork->second.registration == request.registration);
+  const bool same = fork != entry.forks.end() && mayHold(entry, deletion.fork, holder) &&
+      (fork->second.registration == kNoNumber || fork->second.registration == deletion.registration);
   if (same) eraseFork(entry, fork);
   const bool cancelled =
-      entry.expected != kNoNumber && entry.expected == request.registration && holder.worker == request.rref.created_on;
+      entry.expected != kNoNumber && entry.expected == deletion.registration && holder == deletion.rref.created_on;
   if (cancelled) cancelCreation(entry, ended);
   dropIfUnheld(it, ended);
-  return std::nullopt;
 }
 
 void OwnerTable::abandonFork(const RRefId& rref, const ForkId& fork, EndedList& ended) {

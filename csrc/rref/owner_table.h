@@ -63,8 +63,8 @@ class OwnerTable {
   /// the value has been dropped, if another worker holds that fork, and if there has never been such an RRef.
   Status registerFork(const Sender& holder, const ForkRequest& request);
 
-  /// Removes a fork that its holder has dropped. Those of other holders stay.
-  Status removeFork(const Sender& holder, const UserDelete& request, EndedList& ended);
+  /// Removes forks that their holder has dropped. Those of other holders stay.
+  Status removeForks(const Sender& holder, const std::vector<UserDelete>& deletions, EndedList& ended);
   /// Removes a fork that this owner has made and that nobody will get.
   void abandonFork(const RRefId& rref, const ForkId& fork, EndedList& ended);
 
@@ -128,6 +128,7 @@ class OwnerTable {
   /// Whether a worker may register this fork, or use it up.
   static bool mayHold(const Entry& entry, const ForkId& fork, WorkerId worker);
   Status registerLocked(const Sender& holder, const ForkRequest& request) TORCHRPC_REQUIRES(mutex_);
+  void removeLocked(WorkerId holder, const UserDelete& deletion, EndedList& ended) TORCHRPC_REQUIRES(mutex_);
   bool isLost(const Sender& sender) TORCHRPC_REQUIRES(mutex_);
   /// Removes the forks that the worker holds, and cancels its calls.
   void dropHeldBy(WorkerId worker, EndedList& ended) TORCHRPC_REQUIRES(mutex_);

@@ -31,6 +31,7 @@ struct RRefService::State {
   // with locks of their own:
   OwnerTable owners;
   UserTable users;
+  DeletionQueues deletions{};
   SecureNumbers random{};
   std::atomic<uint64_t> next_id{0};  ///< for people to tell ids apart
   std::atomic<bool> closed{false};
@@ -170,7 +171,7 @@ RRefPtr RRefService::remoteToSelf(Message call, Duration timeout) {
           if (neverDelivered(reply.error())) self->abandon(forks);
         }
         OwnerTable::EndedList ended{{std::move(rref), std::nullopt}};
-        self->state_->owners.removeFork(self->ownSender(), {result.rref, result.fork, result.creation}, ended);
+        self->state_->owners.removeForks(self->ownSender(), {{result.rref, result.fork, result.creation}}, ended);
         self->releaseOnPool(std::move(ended));
       });
   return rref;
@@ -299,7 +300,10 @@ void RRefService::registerUser(const std::shared_ptr<UserRRef>& user, const RRef
 
 /// A parent that is the owner keeps nothing alive for the child, so it needs no message.
 void RRefService::acceptChild(const RRefFork& fork) {
-  if (fork.parent != fork.owner) notifyReliably(fork.parent, Kind::kRRefChildAccept, encodeChildAccept(fork.fork));
+  if (fork.parent == fork.owner) return;
+  // The result is ignored: onWorkerLost handles the loss of the parent.
+  state_->messenger.requestReliably(
+      fork.parent, message(Kind::kRRefChildAccept, encodeChildAccept(fork.fork)), [](const Result<Message>&) {});
 }
 
 void RRefService::fetch(
@@ -438,9 +442,8 @@ void RRefService::release(UserRRef& rref) {
   state_->users.remove(rref);
   forgetRecipe(rref);
   if (!rref.markDeleted() || state_->closed) return;
-  notifyReliably(
-      rref.owner().id, Kind::kRRefUserDelete,
-      encode(UserDelete{rref.id(), rref.forkId(), rref.numbers().registration}));
+  const DeletionQueues::To to{rref.owner().id, state_->messenger.incarnation(rref.owner().id)};
+  sendDeletions(to, state_->deletions.add(to, {rref.id(), rref.forkId(), rref.numbers().registration}));
 }
 
 void RRefService::addOutstanding(std::set<WorkerId>& workers) const {
@@ -505,9 +508,21 @@ void RRefService::releaseBatch() {
   postReleaseBatch();
 }
 
-/// The result is ignored: onWorkerLost handles the loss of the peer.
-void RRefService::notifyReliably(WorkerId to, Kind kind, std::string payload) {
-  state_->messenger.requestReliably(to, message(kind, std::move(payload)), [](const Result<Message>&) {});
+void RRefService::sendDeletions(const DeletionQueues::To& to, const DeletionQueues::Deletions& deletions) {
+  if (deletions.empty()) return;
+  state_->messenger.requestReliably(
+      to.owner, message(Kind::kRRefUserDelete, encode(deletions)),
+      [weak = weak_from_this(), to](const Result<Message>& reply) {
+        const auto self = weak.lock();
+        if (!self) return;
+        auto& state = *self->state_;
+        const bool is_lost = !reply.ok() && reply.error().code() == ErrorCode::kWorkerLost;
+        // onWorkerLost handles the loss of the owner: its values are lost with it.
+        if (is_lost || state.closed || state.messenger.incarnation(to.owner) != to.incarnation) {
+          return state.deletions.drop(to);
+        }
+        self->sendDeletions(to, state.deletions.takeNext(to));
+      });
 }
 
 // --- handlers ---
@@ -550,7 +565,7 @@ void RRefService::serveChildAccept(const Request& request, const Responder& resp
 
 void RRefService::serveUserDelete(const Request& request, const Responder& responder) {
   OwnerTable::EndedList ended;
-  const auto refused = state_->owners.removeFork(senderOf(request), decodeUserDelete(request.message.payload), ended);
+  const auto refused = state_->owners.removeForks(senderOf(request), decodeUserDeletes(request.message.payload), ended);
   releaseOnPool(std::move(ended));
   if (refused) return responder.fail(*refused);
   responder.reply(message(Kind::kReply));

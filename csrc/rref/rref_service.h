@@ -13,6 +13,7 @@
 
 #include "agent/messenger.h"
 #include "base/process.h"
+#include "rref/deletion_queue.h"
 #include "rref/fork_protocol.h"
 #include "rref/owner_table.h"
 #include "rref/rref.h"
@@ -149,7 +150,8 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
   void releaseOnPool(OwnerTable::EndedList ended);
   void postReleaseBatch();
   void releaseBatch();
-  void notifyReliably(WorkerId to, Kind kind, std::string payload);
+  /// As one message; then those that wait.
+  void sendDeletions(const DeletionQueues::To& to, const DeletionQueues::Deletions& deletions);
 
   void serve();
   void serve(Kind kind, void (RRefService::*handler)(const Request&, const Responder&));

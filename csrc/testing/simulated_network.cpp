@@ -4,6 +4,7 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -47,17 +48,16 @@ struct SimulatedNetwork::State {
   Latency latency;
   uint64_t next_address = 1;
   std::map<std::string, SimulatedEndpointPtr> listeners;
-  std::vector<std::weak_ptr<SimulatedEndpoint>> endpoints;
+  std::unordered_map<const Simulation::Process*, std::weak_ptr<SimulatedEndpoint>> endpoints;  ///< of live transports
+  Traffic traffic;
 
   TimePoint arrival() {
     const bool is_slow = latency.slow_percent > 0 && simulation.chance(latency.slow_percent);
     return simulation.now() + simulation.between(latency.shortest, is_slow ? latency.slowest : latency.longest);
   }
   SimulatedEndpointPtr find(const Simulation::ProcessPtr& process) const {
-    for (const auto& each : endpoints) {
-      if (auto endpoint = each.lock(); endpoint && endpoint->process == process) return endpoint;
-    }
-    return nullptr;
+    const auto found = endpoints.find(process.get());
+    return found == endpoints.end() ? nullptr : found->second.lock();
   }
 };
 
@@ -84,6 +84,8 @@ class SimulatedConnection final : public Connection, public std::enable_shared_f
   void send(Frame frame, std::function<void(Status)> done) override {
     if (auto error = checkSend(frame)) return done(std::move(error));
     const auto bytes = sizeOf(frame);
+    ++network_->traffic.frames;
+    network_->traffic.bytes += bytes;
     if (queue_.empty() && bytes < kQueuedFrameBytes) {
       deliver(std::move(frame));
       return done(std::nullopt);
@@ -214,7 +216,10 @@ class SimulatedTransport final : public Transport {
  public:
   SimulatedTransport(NetworkState network, SimulatedEndpointPtr endpoint)
       : network_(std::move(network)), endpoint_(std::move(endpoint)) {}
-  ~SimulatedTransport() override { close(); }
+  ~SimulatedTransport() override {
+    close();
+    network_->endpoints.erase(endpoint_->process.get());
+  }
 
   std::string listen(Acceptor acceptor) override {
     endpoint_->acceptor = std::move(acceptor);
@@ -229,6 +234,7 @@ class SimulatedTransport final : public Transport {
     if (endpoint_->is_closed) throw Error(ErrorCode::kShutdown, "cannot connect: the transport is closed");
     auto near = std::make_shared<SimulatedConnection>(network_, endpoint_, peer_name, std::move(handler));
     endpoint_->connections.push_back(near);
+    ++network_->traffic.connections;
     const auto found = network_->listeners.find(address);
     if (found == network_->listeners.end()) {
       near->finishAfterFrames({ErrorCode::kWorkerLost, "no worker listens at " + address, peer_name});
@@ -268,11 +274,11 @@ SimulatedNetwork::~SimulatedNetwork() {
 }
 
 void SimulatedNetwork::setLatency(const Latency& latency) { state_->latency = latency; }
+SimulatedNetwork::Traffic SimulatedNetwork::traffic() const { return state_->traffic; }
 
 std::unique_ptr<Transport> SimulatedNetwork::makeTransport(Simulation::ProcessPtr process) {
   auto endpoint = std::make_shared<SimulatedEndpoint>(SimulatedEndpoint{.process = std::move(process)});
-  std::erase_if(state_->endpoints, [](const auto& each) { return each.expired(); });
-  state_->endpoints.push_back(endpoint);
+  state_->endpoints[endpoint->process.get()] = endpoint;
   return std::make_unique<SimulatedTransport>(state_, std::move(endpoint));
 }
 

@@ -32,6 +32,13 @@ class SimulatedNetwork {
   ~SimulatedNetwork();
 
   void setLatency(const Latency& latency);
+  /// All frames that were sent so far.
+  struct Traffic {
+    uint64_t frames = 0;
+    uint64_t bytes = 0;
+    uint64_t connections = 0;  ///< opened
+  };
+  Traffic traffic() const;
   /// Addresses are "simulated:<n>". poll() blocks until its condition holds.
   std::unique_ptr<Transport> makeTransport(Simulation::ProcessPtr process);
 

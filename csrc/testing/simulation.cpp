@@ -254,7 +254,8 @@ class SimulatedExecutor final : public Executor, public std::enable_shared_from_
   SimulatedExecutor(Simulation& simulation, Simulation::ProcessPtr process)
       : simulation_(simulation), process_(std::move(process)) {}
 
-  bool post(std::function<void()> task) override {
+  using Executor::post;
+  bool post(std::function<void()> task, TaskSource /*source*/) override {
     if (closed_) return false;
     postFromTask(std::move(task));
     return true;

@@ -107,6 +107,30 @@ def test_a_forged_report_before_a_barrier_does_not_end_it():
         assert not rpc.rpc_sync("worker1", is_in_barrier)
 
 
+def gather_twice(rank):
+    """Return what the leader sends, and what this worker gets, of a gathering of None and one of ranks."""
+    sent = []
+    original = api.rpc_async
+
+    def recording(to, function, args=(), **kwargs):
+        if function is api._broadcast_to_followers:
+            sent.append(args[1])
+        return original(to, function, args=args, **kwargs)
+
+    api.rpc_async = recording
+    nothing, numbers = api._all_gather(None), api._all_gather(rank)
+    return list(sent), nothing, numbers  # shutdown gathers, too
+
+
+def test_the_end_of_a_barrier_carries_no_names():
+    names = ["worker0", "worker1", "worker2"]
+    ranks = {name: rank for rank, name in enumerate(names)}
+    for rank, (sent, nothing, numbers) in enumerate(run_ranks(gather_twice, 3)):
+        assert sent == ([None, None, ranks, ranks] if rank == 0 else [])
+        assert nothing == dict.fromkeys(names)
+        assert numbers == ranks
+
+
 def test_a_worker_cannot_report_to_gatherings_without_bound():
     with workers(2):
         for number in range(_gather._MOST_EARLY_REPORTS):

@@ -4,11 +4,18 @@
 // simulation replaces it and runs all nodes in one thread at a time (testing/simulation.h).
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
+#include <utility>
 
 #include "base/timer.h"
 
 namespace torchrpc {
+
+/// For whom a task runs: the id of a worker. Tasks of one source do not hold up those of others (fair_queue.h).
+using TaskSource = int32_t;
+/// Of the node's own tasks.
+constexpr TaskSource kOwnTasks = -1;
 
 class Executor {
  public:
@@ -25,9 +32,10 @@ class Executor {
 
   virtual ~Executor() = default;
 
-  /// Runs `task`; tasks start in the order posted. What a task throws is logged. After close() it returns false and
-  /// destroys the task unrun. Thread-safe.
-  virtual bool post(std::function<void()> task) = 0;
+  /// Runs `task`; tasks of one source start in the order posted. What a task throws is logged. After close() it returns
+  /// false and destroys the task unrun. Thread-safe.
+  virtual bool post(std::function<void()> task, TaskSource source) = 0;
+  bool post(std::function<void()> task) { return post(std::move(task), kOwnTasks); }
   /// The same for a task that is posted by a task of this executor: it runs even if the executor is closing.
   virtual void postFromTask(std::function<void()> task) = 0;
 

@@ -1,17 +1,15 @@
 #include "base/executor/strand.h"
 
-#include <algorithm>
-
 #include "base/executor/thread_pool.h"
 
 namespace torchrpc {
 
-bool Strand::post(std::function<void()> task) {
+bool Strand::post(std::function<void()> task, TaskSource source) {
   uint64_t number = 0;
   {
     MutexLock lock(mutex_);
     number = next_number_++;
-    tasks_.push_back({number, std::move(task)});
+    tasks_.push({number, std::move(task)}, source);
     if (std::exchange(thread_requested_, true)) return true;
     run_queued_ = true;
   }
@@ -20,11 +18,7 @@ bool Strand::post(std::function<void()> task) {
   Task dropped;  // destroyed after the lock
   MutexLock lock(mutex_);
   thread_requested_ = run_queued_ = false;
-  const auto it = std::ranges::find(tasks_, number, &Task::number);
-  if (it == tasks_.end()) return true;
-  dropped = std::move(*it);
-  tasks_.erase(it);
-  return false;
+  return !tasks_.extract([number](const Task& task) { return task.number == number; }, dropped);
 }
 
 size_t Strand::queued() const {
@@ -52,8 +46,7 @@ bool Strand::runOne() {
   {
     MutexLock lock(mutex_);
     if (tasks_.empty()) return false;
-    task = std::move(tasks_.front());
-    tasks_.pop_front();
+    task = tasks_.pop();
     needs_another = !tasks_.empty() && !std::exchange(thread_requested_, true);
     run_queued_ |= needs_another;
   }

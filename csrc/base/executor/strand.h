@@ -6,11 +6,11 @@
 // blocks does not delay those behind it.
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 
 #include "base/executor/executor.h"
+#include "base/executor/fair_queue.h"
 #include "base/sync/mutex.h"
 
 namespace torchrpc {
@@ -23,8 +23,8 @@ class Strand {
   /// `pool` must outlive it. `enter` may be empty.
   Strand(Executor& pool, Enter enter) : pool_(pool), enter_(std::move(enter)) {}
 
-  /// As Executor::post. Tasks start in the order posted.
-  bool post(std::function<void()> task);
+  /// As Executor::post.
+  bool post(std::function<void()> task, TaskSource source = kOwnTasks);
 
   /// Tasks that have not started, besides those for which the pool counts a task of its own.
   size_t queued() const;
@@ -36,14 +36,14 @@ class Strand {
   bool runOne();
 
   struct Task {
-    uint64_t number;
+    uint64_t number = 0;
     std::function<void()> run;
   };
 
   Executor& pool_;
   const Enter enter_;
   mutable Mutex mutex_;
-  std::deque<Task> tasks_ TORCHRPC_GUARDED_BY(mutex_);
+  FairQueue<Task> tasks_ TORCHRPC_GUARDED_BY(mutex_);
   uint64_t next_number_ TORCHRPC_GUARDED_BY(mutex_) = 0;
   bool thread_requested_ TORCHRPC_GUARDED_BY(mutex_) = false;  ///< from the pool, and has not entered yet
   bool run_queued_ TORCHRPC_GUARDED_BY(mutex_) = false;        ///< run() is in the pool's queue

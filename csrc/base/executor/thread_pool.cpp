@@ -1,6 +1,6 @@
-// One queue under one mutex. A thread is active while it runs a task outside of any BlockingScope; a task is started
-// only while fewer than `size` threads are active. The code that adds a task, or that makes a thread inactive without
-// looking at the queue itself, requests a thread for it (requestThread): an idle one, or a new one.
+// One queue (fair_queue.h) under one mutex. A thread is active while it runs a task outside of any BlockingScope; a
+// task is started only while fewer than `size` threads are active. The code that adds a task, or that makes a thread
+// inactive without looking at the queue itself, requests a thread for it (requestThread): an idle one, or a new one.
 //
 // Note [Spare thread]
 // With a thread for each task a queue of short tasks would cost more in wake-ups, after which the threads contend for
@@ -31,12 +31,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
-#include <deque>
 #include <list>
 #include <thread>
 #include <utility>
 
 #include "base/error.h"
+#include "base/executor/fair_queue.h"
 #include "base/executor/scheduling.h"
 #include "base/executor/start_thread.h"
 #include "base/log.h"
@@ -71,7 +71,7 @@ struct ThreadPool::State {
   CondVar spare_sleep;     ///< never notified: the spare thread sleeps on it
   CondVar thread_ended;
 
-  std::deque<std::function<void()>> tasks TORCHRPC_GUARDED_BY(mutex);
+  FairQueue<std::function<void()>> tasks TORCHRPC_GUARDED_BY(mutex);
   Threads live TORCHRPC_GUARDED_BY(mutex);
   Threads ended TORCHRPC_GUARDED_BY(mutex);  ///< not joined yet
   size_t active TORCHRPC_GUARDED_BY(mutex) = 0;
@@ -91,7 +91,7 @@ struct ThreadPool::State {
   bool finished() const TORCHRPC_REQUIRES(mutex) { return closed && tasks.empty(); }
 
   /// As requestThread().
-  [[nodiscard]] bool add(std::function<void()>& task) TORCHRPC_REQUIRES(mutex);
+  [[nodiscard]] bool add(std::function<void()>& task, TaskSource source) TORCHRPC_REQUIRES(mutex);
   /// Starts a thread or adds a token for a waiting one, if the queue needs another thread. True if it has added a
   /// token: then unlockAndNotify() must be called with it.
   [[nodiscard]] bool requestThread() TORCHRPC_REQUIRES(mutex);
@@ -264,8 +264,7 @@ void ThreadPool::State::applyBatchPolicy() {
 }
 
 void ThreadPool::State::runTask(MutexLock& lock) {
-  auto task = std::move(tasks.front());
-  tasks.pop_front();
+  auto task = tasks.pop();
   ++tasks_started;
   ++active;
   const bool has_token = requestThread();
@@ -296,10 +295,10 @@ ThreadPool::ThreadPool(Options options) : state_(std::make_unique<State>(std::mo
 }
 ThreadPool::~ThreadPool() { close(); }
 
-bool ThreadPool::post(std::function<void()> task) {
+bool ThreadPool::post(std::function<void()> task, TaskSource source) {
   MutexLock lock(state_->mutex);
   if (state_->closed) return false;
-  const bool has_token = state_->add(task);
+  const bool has_token = state_->add(task, source);
   state_->unlockAndNotify(lock, has_token);
   state_->task_added.notify();
   return true;
@@ -307,13 +306,13 @@ bool ThreadPool::post(std::function<void()> task) {
 
 void ThreadPool::postFromTask(std::function<void()> task) {
   MutexLock lock(state_->mutex);
-  const bool has_token = state_->add(task);
+  const bool has_token = state_->add(task, kOwnTasks);
   state_->unlockAndNotify(lock, has_token);
   state_->task_added.notify();
 }
 
-bool ThreadPool::State::add(std::function<void()>& task) {
-  tasks.push_back(std::move(task));
+bool ThreadPool::State::add(std::function<void()>& task, TaskSource source) {
+  tasks.push(std::move(task), source);
   return requestThread();
 }
 
@@ -350,7 +349,7 @@ bool ThreadPool::close(Duration timeout) {
 void ThreadPool::discardQueued() {
   decltype(state_->tasks) dropped;  // destroyed after the lock
   MutexLock lock(state_->mutex);
-  dropped.swap(state_->tasks);
+  std::swap(dropped, state_->tasks);
 }
 
 ThreadPool::Stats ThreadPool::stats() const {

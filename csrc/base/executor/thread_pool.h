@@ -35,7 +35,8 @@ class ThreadPool final : public Executor {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  bool post(std::function<void()> task) override;
+  using Executor::post;
+  bool post(std::function<void()> task, TaskSource source) override;
   void postFromTask(std::function<void()> task) override;
   void close() { close(kNoLimit); }
   /// Waits for the threads to end.

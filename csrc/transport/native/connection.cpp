@@ -1,5 +1,6 @@
 #include "transport/native/connection.h"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <utility>
@@ -20,6 +21,9 @@ constexpr size_t kLargeRestBytes = 256 << 10;
 // On the loop, one connection reads at most so much before other connections are polled, or a little more, and writes
 // at most so much.
 constexpr size_t kMaxPollBytes = 1 << 20;
+// The same for small frames, of which serving takes longer than reading: once so many have been read, no more are.
+constexpr size_t kMaxPollFrames = 64;
+constexpr size_t kMaxScratchBytes = 16 << 10;  // of one read; some hundred small frames
 // A first frame that is late may be a large one, of which at least so much arrives in the time that a frame has.
 constexpr uint64_t kMinFrameBytes = 64 << 10;
 }  // namespace
@@ -275,10 +279,11 @@ bool StreamConnection::keepsLoopBusy() {
 
 size_t StreamConnection::readSome() {
   std::array<iovec, kMaxIovecs> parts;
-  const auto scratch = shared_->loop.scratch();
+  const auto whole = shared_->loop.scratch();
+  const auto scratch = whole.first(std::min(whole.size(), kMaxScratchBytes));
   LoopScope scope(shared_->callbacks);
-  size_t total = 0;
-  while (total < kMaxPollBytes && !isClosed()) {
+  size_t total = 0, frames = 0;
+  while (total < kMaxPollBytes && frames < kMaxPollFrames && !isClosed()) {
     const std::span<const iovec> room(parts.data(), reader_.room(scratch, parts));
     size_t asked = 0;
     for (const auto& part : room) asked += part.iov_len;
@@ -293,9 +298,10 @@ size_t StreamConnection::readSome() {
     received_bytes_ += static_cast<size_t>(read);
     if (read > 0) sends_since_read_ = 0;
     if (read > 0) progress_.fetch_add(1, std::memory_order_relaxed);
-    const auto refused = reader_.take(static_cast<size_t>(read), scratch, *read_stream_, [this](Frame frame) {
+    const auto refused = reader_.take(static_cast<size_t>(read), scratch, *read_stream_, [this, &frames](Frame frame) {
       shared_->loop.lock().assertHeld();
       has_frame_ = true;
+      ++frames;
       handler_->onFrame(std::move(frame));
       return !isClosed();
     });

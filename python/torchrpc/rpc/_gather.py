@@ -1,8 +1,9 @@
 """`_all_gather`: every worker of a set contributes an object and receives the objects of all.
 
 The worker with the smallest name leads (of the members, if there are clients): the others send it their objects, and it
-sends all of them back. If the leader is lost, the worker with the next name leads. This module keeps the gatherings
-under way; the functions that send messages are passed to it, since scripts replace these in `api`.
+sends all of them back; of a barrier, where all objects are None, it sends nothing but the end. If the leader is lost,
+the worker with the next name leads. This module keeps the gatherings under way; the functions that send messages are
+passed to it, since scripts replace these in `api`.
 
 Threads: `Gathering` belongs to the thread that gathers. `record_object` and `record_all` run on threads of the pool.
 """
@@ -123,8 +124,8 @@ def record_object(sequence_id: str, worker_name: str, obj: Any, worker_names: se
             states.proceed_signal.set()
 
 
-def record_all(sequence_id: str, objects_map: dict[str, Any], leader: str | None) -> None:
-    """On a follower: record the objects of all workers, which the leader has sent.
+def record_all(sequence_id: str, objects_map: dict[str, Any] | None, leader: str | None) -> None:
+    """On a follower: record the objects of all workers, which the leader has sent; None: all workers contributed None.
 
     Raises:
         NotAllowedError: this worker has not reported to that leader.
@@ -133,6 +134,8 @@ def record_all(sequence_id: str, objects_map: dict[str, Any], leader: str | None
         states = states_by_id.get(sequence_id)
         if states is None or states._names is None or (leader is not None and leader not in states._leaders):
             raise NotAllowedError(f"{leader} does not lead a gathering in which this worker takes part.", leader or "")
+        if objects_map is None:
+            objects_map = dict.fromkeys(sorted(states._names))
         if not states._names >= set(objects_map):
             raise AssertionError(f"{sorted(set(objects_map) - states._names)} do not take part in the gathering.")
         if states.proceed_signal.is_set():
@@ -306,7 +309,10 @@ class Gathering:
         return have_left | {names_by_id[worker] for worker in lost}
 
     def _distribute_to(self, followers: Iterable[str], objects: dict[str, Any]) -> None:
-        futures = {name: self._distribute(name, self._sequence_id, objects) for name in followers}
+        # The followers know the names: N messages of a barrier must not carry N names each.
+        is_barrier = set(objects) == self._names and all(each is None for each in objects.values())
+        sent = None if is_barrier else objects
+        futures = {name: self._distribute(name, self._sequence_id, sent) for name in followers}
         errors: dict[str, RuntimeError] = {}
         for name, future in futures.items():
             try:

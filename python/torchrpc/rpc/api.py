@@ -186,7 +186,7 @@ def _gather_to_leader(sequence_id: str, worker_name: str, obj: Any, worker_names
     _gather.record_object(sequence_id, worker_name, obj, set(names))
 
 
-def _broadcast_to_followers(sequence_id: str, objects_map: dict[str, Any]) -> None:
+def _broadcast_to_followers(sequence_id: str, objects_map: dict[str, Any] | None) -> None:
     """Runs on each follower, called by the leader, when the leader has all objects."""
     caller = _caller()
     _gather.record_all(sequence_id, objects_map, None if caller is None else caller.name)

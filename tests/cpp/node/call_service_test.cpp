@@ -108,7 +108,9 @@ TEST_CASE("the RRefs in a remote call that was cancelled before it arrived are r
   };
 
   // The caller has dropped its RRef, after its call timed out: the deletion has overtaken the call.
-  serve({.kind = Kind::kRRefUserDelete, .payload = encode(UserDelete{result.rref, result.fork, result.creation})});
+  serve(
+      {.kind = Kind::kRRefUserDelete,
+       .payload = encode(std::vector<UserDelete>{{result.rref, result.fork, result.creation}})});
   serve(
       {.kind = Kind::kCppRemote,
        .headers = {{HeaderKind::kRRefResult, encode(result)}, {HeaderKind::kRRefForks, encodeForks({argument})}}});

@@ -151,7 +151,7 @@ TEST_CASE(
   CHECK(table.counts().forks == 1);
   CHECK_FALSE(table.host({1, 10}, {early, {1, 16}, 12}).created);
   CHECK(table.registerFork({1, 10}, {late, {1, 17}, kNoNumber, 13}));
-  table.removeFork({1, 10}, {early, {1, 16}, 12}, ended);
+  table.removeForks({1, 10}, {{early, {1, 16}, 12}}, ended);
   CHECK_FALSE(table.registerFork({1, 20}, {late, {1, 27}, kNoNumber, 22}));
   CHECK_FALSE(table.find({1, 10}, {early, {1, 16}, 12, 12}).ok());
   CHECK_FALSE(table.find({2, 10}, {early, {2, 16}, 12, 1}).ok());

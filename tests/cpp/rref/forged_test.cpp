@@ -95,13 +95,25 @@ TEST_CASE("a fetch by a worker that holds no fork gets the same error as one of 
 TEST_CASE("only its holder deletes a fork, and nobody else takes it over") {
   Fixture t;
   for (const auto registration : {t.of_0.registration, kNoNumber, uint64_t{99}}) {
-    static_cast<void>(t.answer(Kind::kRRefUserDelete, encode(UserDelete{t.of_0.rref, t.of_0.fork, registration})));
+    static_cast<void>(
+        t.answer(Kind::kRRefUserDelete, encode(std::vector<UserDelete>{{t.of_0.rref, t.of_0.fork, registration}})));
     CHECK(t.isUnharmed());
   }
   const auto taken =
       t.answer(Kind::kRRefForkRequest, encode(ForkRequest{t.of_0.rref, t.of_0.fork, t.of_0.creation, 5}));
   Fixture::textWithoutId(taken, t.of_0.rref);
-  static_cast<void>(t.answer(Kind::kRRefUserDelete, encode(UserDelete{t.of_0.rref, t.of_0.fork, 5})));
+  static_cast<void>(t.answer(Kind::kRRefUserDelete, encode(std::vector<UserDelete>{{t.of_0.rref, t.of_0.fork, 5}})));
+  CHECK(t.isUnharmed());
+}
+
+TEST_CASE("a message with no deletions, or too many, deletes nothing") {
+  Fixture t;
+  for (const size_t count : {size_t{0}, kMostDeletions + 1}) {
+    const auto refused = t.answer(
+        Kind::kRRefUserDelete, encode(std::vector<UserDelete>(count, {t.of_0.rref, t.of_0.fork, t.of_0.registration})));
+    REQUIRE_FALSE(refused.ok());
+    CHECK(refused.error().code() == ErrorCode::kProtocol);
+  }
   CHECK(t.isUnharmed());
 }
 
@@ -219,7 +231,7 @@ TEST_CASE("the entries that a worker makes for calls that have not arrived are b
   // The calls that arrive, and those that are cancelled, give room again.
   CHECK(table.host({1, 0}, {{1, 1}, {1, 5000001}, 1}).created);
   OwnerTable::EndedList ended;
-  CHECK_FALSE(table.removeFork({1, 0}, {{1, 2}, {1, 5000002}, 2}, ended));
+  CHECK_FALSE(table.removeForks({1, 0}, {{{1, 2}, {1, 5000002}, 2}}, ended));
   CHECK_FALSE(ask(forger));
   CHECK_FALSE(ask(forger));
   CHECK(ask(forger));
@@ -238,7 +250,7 @@ TEST_CASE("the gaps in the numbers of a worker are bounded") {
   OwnerTable::EndedList ended;
   Status refused;
   for (uint64_t i = 1; i <= SeenNumbers::kMostRuns + 1 && !refused; ++i) {
-    refused = table.removeFork({2, 0}, {{1, i}, {2, i}, 2 * i}, ended);
+    refused = table.removeForks({2, 0}, {{{1, i}, {2, i}, 2 * i}}, ended);
   }
   REQUIRE(refused);
   CHECK_THAT(refused->text(), Contains("gaps"));
