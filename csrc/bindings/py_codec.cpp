@@ -9,12 +9,20 @@
 
 #include "bindings/py_errors.h"
 #include "wire/tensor_table.h"
+#include "wire/value_forms.h"
 
 namespace torchrpc::bindings {
 
 namespace {
 
 constexpr uint32_t kMaxDepth = 200;
+
+std::string_view view(py::handle text) {
+  Py_ssize_t size = 0;
+  const char* utf8 = PyUnicode_CheckExact(text.ptr()) ? PyUnicode_AsUTF8AndSize(text.ptr(), &size) : nullptr;
+  if (!utf8) PyErr_Clear();
+  return utf8 ? std::string_view(utf8, static_cast<size_t>(size)) : std::string_view();
+}
 
 /// Encodes one value. Remembers the containers that it has seen, because only pickle can encode one that occurs twice.
 class PlainEncoder {
@@ -42,7 +50,7 @@ class PlainEncoder {
       out_.putString({PyBytes_AS_STRING(object), static_cast<size_t>(PyBytes_GET_SIZE(object))});
       return true;
     }
-    return encodeRarer(object);
+    return encodeRarer(object, depth);
   }
 
  private:
@@ -54,9 +62,18 @@ class PlainEncoder {
   bool encodeInt(PyObject* object) {
     int overflow = 0;
     const auto value = PyLong_AsLongLongAndOverflow(object, &overflow);
-    if (overflow != 0) return false;
-    tag(ValueTag::kInt);
-    out_.put<int64_t>(value);
+    if (overflow == 0) {
+      tag(ValueTag::kInt);
+      out_.put<int64_t>(value);
+      return true;
+    }
+    const auto number = overflow > 0 ? PyLong_AsUnsignedLongLong(object) : 0;
+    if (overflow < 0 || PyErr_Occurred()) {
+      PyErr_Clear();
+      return false;
+    }
+    tag(ValueTag::kUnsigned);
+    out_.put<uint64_t>(number);
     return true;
   }
 
@@ -121,7 +138,7 @@ class PlainEncoder {
     return true;
   }
 
-  bool encodeRarer(PyObject* object) {
+  bool encodeRarer(PyObject* object, uint32_t depth) {
     if (PyComplex_CheckExact(object)) {
       tag(ValueTag::kComplex);
       out_.put(PyComplex_RealAsDouble(object));
@@ -144,7 +161,32 @@ class PlainEncoder {
       out_.put(index);
       return true;
     }
-    return false;
+    return encodeStruct(object, depth);
+  }
+
+  bool encodeStruct(PyObject* object, uint32_t depth) {
+    // class -> (name, names of the fields); see python/torchrpc/rpc/_structs.py.
+    auto* const known =
+        PyDict_GetItemWithError(internalFunction("struct_fields").ptr(), reinterpret_cast<PyObject*>(Py_TYPE(object)));
+    if (!known) {
+      PyErr_Clear();
+      return false;
+    }
+    auto* const names = PyTuple_GET_ITEM(known, 1);
+    const auto count = PyTuple_GET_SIZE(names);
+    if (!enter(object, count, depth)) return false;
+    tag(ValueTag::kStruct);
+    out_.putString(view(PyTuple_GET_ITEM(known, 0)));
+    out_.put(static_cast<uint32_t>(count));
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      auto* const name = PyTuple_GET_ITEM(names, i);
+      out_.putShort(view(name));
+      // One that the program has deleted raises its AttributeError.
+      const auto value = py::reinterpret_steal<py::object>(PyObject_GetAttr(object, name));
+      if (!value) throw py::error_already_set();
+      if (!encode(value.ptr(), depth + 1)) return false;
+    }
+    return true;
   }
 
   // The search for a container is linear. Values with more containers are pickled: pickle has a hash table.
@@ -197,6 +239,10 @@ class PlainDecoder {
       case ValueTag::kDevice: return decodeDevice();
       case ValueTag::kDtype: return decodeDtype();
       case ValueTag::kRRef: return rrefs_.get(in_.get<uint32_t>());
+      case ValueTag::kUnsigned: return py::int_(in_.get<uint64_t>());
+      case ValueTag::kNumbers: return decodeNumbers();
+      case ValueTag::kLongBytes: return decodeLongBytes();
+      case ValueTag::kStruct: return decodeStruct(depth);
     }
     throw Error(ErrorCode::kProtocol, "malformed message: an unknown kind of value");
   }
@@ -256,6 +302,67 @@ class PlainDecoder {
     return dict;
   }
 
+  const at::Tensor& numbers() {
+    const auto index = in_.get<uint32_t>();
+    if (index >= tensors_.size() || !NumberList::fits(tensors_[index])) {
+      throw Error(ErrorCode::kProtocol, "malformed message: numbers in a tensor that cannot have them");
+    }
+    return tensors_[index];
+  }
+
+  template <typename T, typename Make>
+  static py::object listOf(const at::Tensor& numbers, Make make) {
+    const auto* data = static_cast<const T*>(numbers.const_data_ptr());
+    auto list = steal(PyList_New(numbers.numel()));
+    for (Py_ssize_t i = 0; i < numbers.numel(); ++i) {
+      auto* const number = make(data[i]);
+      if (!number) throw py::error_already_set();
+      PyList_SET_ITEM(list.ptr(), i, number);
+    }
+    return list;
+  }
+
+  py::object decodeNumbers() {
+    const auto& all = numbers();
+    const auto of_int = [](auto number) { return PyLong_FromLongLong(number); };
+    const auto of_unsigned = [](auto number) { return PyLong_FromUnsignedLongLong(number); };
+    const auto of_float = [](auto number) { return PyFloat_FromDouble(static_cast<double>(number)); };
+    const auto of_complex = [](auto number) {
+      return PyComplex_FromDoubles(static_cast<double>(number.real()), static_cast<double>(number.imag()));
+    };
+    switch (all.scalar_type()) {
+      case at::kChar: return listOf<int8_t>(all, of_int);
+      case at::kShort: return listOf<int16_t>(all, of_int);
+      case at::kInt: return listOf<int32_t>(all, of_int);
+      case at::kLong: return listOf<int64_t>(all, of_int);
+      case at::kByte: return listOf<uint8_t>(all, of_int);
+      case at::kUInt16: return listOf<uint16_t>(all, of_int);
+      case at::kUInt32: return listOf<uint32_t>(all, of_int);
+      case at::kUInt64: return listOf<uint64_t>(all, of_unsigned);
+      case at::kFloat: return listOf<float>(all, of_float);
+      case at::kDouble: return listOf<double>(all, of_float);
+      case at::kComplexFloat: return listOf<c10::complex<float>>(all, of_complex);
+      default: return listOf<c10::complex<double>>(all, of_complex);
+    }
+  }
+
+  py::object decodeLongBytes() {
+    const auto& bytes = numbers();
+    if (bytes.scalar_type() != at::kByte) throw Error(ErrorCode::kProtocol, "malformed message: bytes of another type");
+    return steal(PyBytes_FromStringAndSize(static_cast<const char*>(bytes.const_data_ptr()), bytes.numel()));
+  }
+
+  py::object decodeStruct(uint32_t depth) {
+    const auto name = in_.getString();
+    const auto n = count(3);
+    py::dict fields;
+    for (uint32_t i = 0; i < n; ++i) {
+      const auto field = in_.getShort();
+      fields[py::str(field.data(), field.size())] = decode(depth + 1);
+    }
+    return internalFunction("make_struct")(py::str(name.data(), name.size()), fields);
+  }
+
   py::object decodeDevice() {
     try {
       return steal(THPDevice_New(c10::Device(std::string(in_.getString()))));
@@ -284,13 +391,6 @@ py::object attribute(py::handle object, const char* name) {
   PyObject* found = PyObject_GetAttrString(object.ptr(), name);
   if (!found) PyErr_Clear();
   return py::reinterpret_steal<py::object>(found);
-}
-
-std::string_view view(py::handle text) {
-  Py_ssize_t size = 0;
-  const char* utf8 = PyUnicode_CheckExact(text.ptr()) ? PyUnicode_AsUTF8AndSize(text.ptr(), &size) : nullptr;
-  if (!utf8) PyErr_Clear();
-  return utf8 ? std::string_view(utf8, static_cast<size_t>(size)) : std::string_view();
 }
 
 /// The module in sys.modules, even one that is still being imported; null if there is none.
@@ -334,6 +434,16 @@ bool encodePlain(py::handle object, Writer& out, std::vector<at::Tensor>& tensor
 py::object decodePlain(
     Reader& in, const std::vector<at::Tensor>& tensors, const IncomingRRefs& rrefs, const Limits& limits) {
   return PlainDecoder(in, tensors, rrefs, limits).decode(0);
+}
+
+py::object formToPython(const c10::IValue& value) {
+  std::string bytes;
+  std::vector<at::Tensor> tensors;
+  Writer writer(bytes);
+  encodeValue(value, writer, tensors);
+  Reader reader(bytes);
+  const std::vector<RRefPtr> no_rrefs;
+  return decodePlain(reader, tensors, IncomingRRefs(nullptr, no_rrefs));
 }
 
 std::optional<CallableName> nameOf(py::handle callable) {
