@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
+#include <unordered_set>
 
 #include "bindings/py_errors.h"
 #include "wire/tensor_table.h"
@@ -104,10 +105,13 @@ class PlainEncoder {
   bool enter(PyObject* container, Py_ssize_t size, uint32_t depth) {
     if (depth >= kMaxDepth || size > UINT32_MAX) return false;
     if (is_tree_ || (size == 0 && PyTuple_CheckExact(container))) return true;  // all empty tuples are one object
-    if (std::find(seen_.begin(), seen_.end(), container) != seen_.end()) return false;
-    if (seen_.size() >= kMaxContainers) return false;
-    seen_.push_back(container);
-    return true;
+    if (seen_.size() < kMaxLinearSearch) {
+      if (std::find(seen_.begin(), seen_.end(), container) != seen_.end()) return false;
+      seen_.push_back(container);
+      return true;
+    }
+    if (hashed_.empty()) hashed_.insert(seen_.begin(), seen_.end());
+    return hashed_.insert(container).second;
   }
 
   bool encodeTuple(PyObject* tuple, uint32_t depth) {
@@ -189,13 +193,13 @@ class PlainEncoder {
     return true;
   }
 
-  // The search for a container is linear. Values with more containers are pickled: pickle has a hash table.
-  static constexpr size_t kMaxContainers = 64;
+  static constexpr size_t kMaxLinearSearch = 64;  // more containers are in a hash table
   Writer& out_;
   TensorTable tensors_;
   OutgoingRRefs& rrefs_;
   const bool is_tree_;
   std::vector<PyObject*> seen_;
+  std::unordered_set<PyObject*> hashed_;  // all of them, once they are many
 };
 
 class PlainDecoder {
@@ -215,12 +219,7 @@ class PlainDecoder {
         const auto real = in_.get<double>();
         return steal(PyComplex_FromDoubles(real, in_.get<double>()));
       }
-      case ValueTag::kString: {
-        const auto text = in_.getString();
-        auto* const object = PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), nullptr);
-        if (!object) refuse(PyExc_UnicodeDecodeError, "malformed message: a str that is not UTF-8");
-        return py::reinterpret_steal<py::object>(object);
-      }
+      case ValueTag::kString: return textOf(in_.getString());
       case ValueTag::kBytes: {
         const auto bytes = in_.getString();
         return steal(PyBytes_FromStringAndSize(bytes.data(), static_cast<Py_ssize_t>(bytes.size())));
@@ -250,6 +249,12 @@ class PlainDecoder {
  private:
   static py::object steal(PyObject* object) {
     if (!object) throw py::error_already_set();
+    return py::reinterpret_steal<py::object>(object);
+  }
+
+  static py::object textOf(std::string_view text) {
+    auto* const object = PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), nullptr);
+    if (!object) refuse(PyExc_UnicodeDecodeError, "malformed message: a str that is not UTF-8");
     return py::reinterpret_steal<py::object>(object);
   }
 
@@ -353,14 +358,14 @@ class PlainDecoder {
   }
 
   py::object decodeStruct(uint32_t depth) {
-    const auto name = in_.getString();
+    const auto name = textOf(in_.getString());
     const auto n = count(3);
     py::dict fields;
     for (uint32_t i = 0; i < n; ++i) {
-      const auto field = in_.getShort();
-      fields[py::str(field.data(), field.size())] = decode(depth + 1);
+      const auto field = textOf(in_.getShort());
+      fields[field] = decode(depth + 1);
     }
-    return internalFunction("make_struct")(py::str(name.data(), name.size()), fields);
+    return internalFunction("make_struct")(name, fields);
   }
 
   py::object decodeDevice() {

@@ -8,38 +8,12 @@ import sys
 from pathlib import Path
 
 import torch
+from cpp_structs import Point, Shape, Unknown
 
 import torchrpc.autograd as dist_autograd
 import torchrpc.rpc as rpc
-from torchrpc import cpp_function, cpp_struct
+from torchrpc import cpp_function
 from torchrpc.optim import DistributedOptimizer
-
-
-@cpp_struct
-@dataclasses.dataclass(frozen=True)
-class Point:
-    x: float
-    y: float
-    z: float = 9.0  # C++'s Point does not have it
-
-
-@cpp_struct(name="geometry.Shape")
-@dataclasses.dataclass
-class Shape:
-    name: str
-    corners: list
-    marks: dict
-    center: object = None
-    blob: bytes = b""
-    weight: torch.Tensor | None = None
-    color: int = 1
-
-
-@cpp_struct(name="unknown")
-@dataclasses.dataclass
-class Unknown:
-    value: int = 1
-
 
 # --- functions that the C++ worker calls ---
 
