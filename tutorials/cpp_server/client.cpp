@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <string>
 #include <torchrpc/node.h>
 #include <vector>
@@ -31,8 +32,6 @@ int run(const torchrpc::NodeRef& server, const std::string& command, char** from
   } else if (command == "health") {
     const auto health = server.call<search::Health>("search", search::kHealth);
     std::printf("%lld items, up for %.0f s\n", static_cast<long long>(health.items), health.uptime_s);
-  } else if (command == "stop") {
-    server.call("search", search::kStop);
   } else {
     std::fprintf(stderr, "client: no such command: %s\n", command.c_str());
     return 2;
@@ -44,7 +43,7 @@ int run(const torchrpc::NodeRef& server, const std::string& command, char** from
 
 int main(int argc, char** argv) {
   if (argc < 4) {
-    std::fprintf(stderr, "usage: %s NAME RANK insert ID NUMBER... | find COUNT NUMBER... | health | stop\n", argv[0]);
+    std::fprintf(stderr, "usage: %s NAME RANK insert ID NUMBER... | find COUNT NUMBER... | health\n", argv[0]);
     return 2;
   }
   try {
@@ -54,8 +53,11 @@ int main(int argc, char** argv) {
     const int code = run(server, argv[3], argv + 4, argv + argc);
     node.stop();  // this worker leaves; the server goes on
     return code;
-  } catch (const torchrpc::Error& error) {
+  } catch (const torchrpc::Error& error) {  // the code says whether another try may help
     std::fprintf(stderr, "client: %s: %s\n", std::string(torchrpc::name(error.code())).c_str(), error.what());
     return error.code() == torchrpc::ErrorCode::kTimeout || error.code() == torchrpc::ErrorCode::kWorkerLost ? 75 : 1;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "client: %s\n", error.what());
+    return 1;
   }
 }

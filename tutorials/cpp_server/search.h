@@ -38,7 +38,6 @@ TORCHRPC_STRUCT(Health, items, uptime_s);
 constexpr const char* kInsert = "search.insert";  // Item -> the number of items
 constexpr const char* kFind = "search.find";      // Query -> std::vector<Hit>
 constexpr const char* kHealth = "search.health";  // -> Health
-constexpr const char* kStop = "search.stop";      // ends the server; only for workers called "operator"
 
 /// A message beyond them is refused where it is sent, so all workers need the same.
 constexpr torchrpc::MessageLimits kLimits{.message_bytes = 64u << 20, .head_bytes = 8u << 20};

@@ -25,17 +25,15 @@ void serve(const sigset_t& signals) {
   torchrpc::registerFunction(search::kInsert, [&](const search::Item& item) { return index.insert(item); });
   torchrpc::registerFunction(search::kFind, [&](const search::Query& query) { return index.find(query); });
   torchrpc::registerFunction(search::kHealth, [&] { return index.health(); });
-  torchrpc::registerFunction(search::kStop, [](const torchrpc::Call& call) { call.node.requestStop(); });
   const std::vector<std::string> functions{
       "cpp_function(search.insert)", "cpp_function(search.find)", "cpp_function(search.health)"};
   torchrpc::Node node(
       {.name = "search",
        .rank = 0,
        .threads = std::max(4u, std::thread::hardware_concurrency()),
-       .allowed_functions = functions,  // nobody may run anything else here, the operator excepted
-       .allowed_functions_of = {{.workers = "operator", .functions = {{"cpp_function(search.*)"}}}},
-       .metrics = true,  // counts for `torchrpc top`
-       .slow_call = 1s,  // longer calls are logged
+       .allowed_functions = functions,  // nobody may run anything else here
+       .metrics = true,                 // counts for `torchrpc top`
+       .slow_call = 1s,                 // longer calls are logged
        .limits = search::kLimits,
        .quotas = {{.callers = "*", .calls = 256, .bytes = 256u << 20, .rrefs = 0}},
        .on_member_change = [](const torchrpc::WorkerInfo& worker, torchrpc::MemberChange change) {
@@ -48,7 +46,6 @@ void serve(const sigset_t& signals) {
   });
   std::printf("search serves\n");
   node.waitForStopRequest();
-  pthread_kill(on_signal.native_handle(), SIGTERM);  // if a client has asked for the end
   on_signal.join();
   node.stop();  // answers what it has begun, within 5 seconds
   std::printf("search has stopped\n");
