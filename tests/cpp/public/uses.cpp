@@ -20,6 +20,7 @@
 #include <torchrpc/error.h>
 #include <torchrpc/function.h>
 #include <torchrpc/future.h>
+#include <torchrpc/log.h>
 #include <torchrpc/member_change.h>
 #include <torchrpc/node.h>
 #include <torchrpc/optim.h>
@@ -123,6 +124,7 @@ void train(const torchrpc::NodeRef& node, const torchrpc::RRef<at::Tensor>& para
 }
 
 int run(const char* name) {
+  torchrpc::setLogSink([](torchrpc::LogLevel level, const std::string&) { (void)torchrpc::name(level); });
   try {
     torchrpc::Node node({.name = name, .threads = 4});
     torchrpc::NodeOptions options{
