@@ -7,6 +7,8 @@ Pages are Markdown and read well in the source tree, too: links lead from file t
 import os
 import posixpath
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -37,6 +39,7 @@ html_title = f"torchrpc {release}"
 html_show_sourcelink = False
 html_static_path = ["_static"]
 html_css_files = ["torchrpc.css"]
+html_extra_path = ["../build/cpp-site"]  # the reference of the C++ API: make_cpp_pages
 
 # Page -> the file of the source tree that is shown there.
 SHOWN = {
@@ -85,5 +88,22 @@ def read(app, page, source):
     source[0] = relink(source[0], path, page)
 
 
+def make_cpp_pages(app, config):
+    """doxygen's pages, as cpp-api/ of the site; where doxygen is missing, a page that says so."""
+    site = ROOT / "build" / "cpp-site"
+    shutil.rmtree(site, ignore_errors=True)
+    site.mkdir(parents=True)
+    if shutil.which("doxygen"):
+        settings = (ROOT / "tools" / "Doxyfile").read_text() + f"OUTPUT_DIRECTORY = {site}\nHTML_OUTPUT = cpp-api\n"
+        subprocess.run(["doxygen", "-"], input=settings, cwd=ROOT, text=True, check=True)
+    else:
+        (site / "cpp-api").mkdir()
+        (site / "cpp-api" / "index.html").write_text(
+            "<title>torchrpc, the C++ API</title><p>This site was built without doxygen, so the reference is not here. "
+            "<code>make cpp-docs</code> builds it.</p>"
+        )
+
+
 def setup(app):
+    app.connect("config-inited", make_cpp_pages)
     app.connect("source-read", read)

@@ -18,7 +18,9 @@ names = zipfile.ZipFile(sys.argv[1]).namelist()
 releases = sorted({match[1] for name in names if (match := re.match(r"torchrpc/_built/torch([\d.]+)/", name))},
                   key=lambda text: [int(number) for number in text.split(".")])
 assert releases, "no binaries"
-for wanted in ("lib/libtorchrpc.so", "include/torchrpc/node.h", "share/cmake/torchrpc/torchrpcConfig.cmake"):
+libraries = [name for name in names if re.search(r"/lib/libtorchrpc\.so", name)]
+assert len(libraries) == len(releases), f"the library should be there once for each torch: {libraries}"
+for wanted in ("include/torchrpc/node.h", "include/torchrpc/struct.h", "share/cmake/torchrpc/torchrpcConfig.cmake"):
     for release in releases:
         assert f"torchrpc/_built/torch{release}/{wanted}" in names, f"{wanted} is missing for torch {release}"
 for release in releases:

@@ -33,6 +33,7 @@ if [ "$purpose" != demo ]; then
   command -v openssl >/dev/null || required+=(openssl)  # certificates for tests
   has_header benchmark/benchmark.h || optional+=(libbenchmark-dev)
   command -v doxygen >/dev/null || optional+=(doxygen)
+  command -v abidiff >/dev/null || optional+=(abigail-tools)
   # One version of clang, so that every machine warns alike: that of CMakePresets.json.
   clang=()
   command -v clang++-19 >/dev/null || clang+=(clang-19)

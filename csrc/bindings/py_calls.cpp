@@ -142,7 +142,7 @@ Outgoing encodeCppCall(Node& node, Kind kind, const WorkerInfo& to, const std::s
         ErrorCode::kSerialization,
         "argument " + std::to_string(i) + " of the C++ function " + name + ", a " + type +
             ", cannot be sent: C++ takes None, bool, int, float, complex, str, bytes, torch.Tensor, dtype, device, "
-            "RRef and lists, tuples and dicts of those");
+            "RRef, dataclasses of torchrpc.cpp_struct, and lists, tuples and dicts of those");
   }
   out.forks = rrefs.commit(out.message);
   return out;

@@ -6,15 +6,24 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
+#include <unordered_set>
 
 #include "bindings/py_errors.h"
 #include "wire/tensor_table.h"
+#include "wire/value_forms.h"
 
 namespace torchrpc::bindings {
 
 namespace {
 
 constexpr uint32_t kMaxDepth = 200;
+
+std::string_view view(py::handle text) {
+  Py_ssize_t size = 0;
+  const char* utf8 = PyUnicode_CheckExact(text.ptr()) ? PyUnicode_AsUTF8AndSize(text.ptr(), &size) : nullptr;
+  if (!utf8) PyErr_Clear();
+  return utf8 ? std::string_view(utf8, static_cast<size_t>(size)) : std::string_view();
+}
 
 /// Encodes one value. Remembers the containers that it has seen, because only pickle can encode one that occurs twice.
 class PlainEncoder {
@@ -42,7 +51,7 @@ class PlainEncoder {
       out_.putString({PyBytes_AS_STRING(object), static_cast<size_t>(PyBytes_GET_SIZE(object))});
       return true;
     }
-    return encodeRarer(object);
+    return encodeRarer(object, depth);
   }
 
  private:
@@ -54,9 +63,18 @@ class PlainEncoder {
   bool encodeInt(PyObject* object) {
     int overflow = 0;
     const auto value = PyLong_AsLongLongAndOverflow(object, &overflow);
-    if (overflow != 0) return false;
-    tag(ValueTag::kInt);
-    out_.put<int64_t>(value);
+    if (overflow == 0) {
+      tag(ValueTag::kInt);
+      out_.put<int64_t>(value);
+      return true;
+    }
+    const auto number = overflow > 0 ? PyLong_AsUnsignedLongLong(object) : 0;
+    if (overflow < 0 || PyErr_Occurred()) {
+      PyErr_Clear();
+      return false;
+    }
+    tag(ValueTag::kUnsigned);
+    out_.put<uint64_t>(number);
     return true;
   }
 
@@ -87,10 +105,13 @@ class PlainEncoder {
   bool enter(PyObject* container, Py_ssize_t size, uint32_t depth) {
     if (depth >= kMaxDepth || size > UINT32_MAX) return false;
     if (is_tree_ || (size == 0 && PyTuple_CheckExact(container))) return true;  // all empty tuples are one object
-    if (std::find(seen_.begin(), seen_.end(), container) != seen_.end()) return false;
-    if (seen_.size() >= kMaxContainers) return false;
-    seen_.push_back(container);
-    return true;
+    if (seen_.size() < kMaxLinearSearch) {
+      if (std::find(seen_.begin(), seen_.end(), container) != seen_.end()) return false;
+      seen_.push_back(container);
+      return true;
+    }
+    if (hashed_.empty()) hashed_.insert(seen_.begin(), seen_.end());
+    return hashed_.insert(container).second;
   }
 
   bool encodeTuple(PyObject* tuple, uint32_t depth) {
@@ -121,7 +142,7 @@ class PlainEncoder {
     return true;
   }
 
-  bool encodeRarer(PyObject* object) {
+  bool encodeRarer(PyObject* object, uint32_t depth) {
     if (PyComplex_CheckExact(object)) {
       tag(ValueTag::kComplex);
       out_.put(PyComplex_RealAsDouble(object));
@@ -144,16 +165,41 @@ class PlainEncoder {
       out_.put(index);
       return true;
     }
-    return false;
+    return encodeStruct(object, depth);
   }
 
-  // The search for a container is linear. Values with more containers are pickled: pickle has a hash table.
-  static constexpr size_t kMaxContainers = 64;
+  bool encodeStruct(PyObject* object, uint32_t depth) {
+    // class -> (name, names of the fields); see python/torchrpc/rpc/_structs.py.
+    auto* const known =
+        PyDict_GetItemWithError(internalFunction("struct_fields").ptr(), reinterpret_cast<PyObject*>(Py_TYPE(object)));
+    if (!known) {
+      PyErr_Clear();
+      return false;
+    }
+    auto* const names = PyTuple_GET_ITEM(known, 1);
+    const auto count = PyTuple_GET_SIZE(names);
+    if (!enter(object, count, depth)) return false;
+    tag(ValueTag::kStruct);
+    out_.putString(view(PyTuple_GET_ITEM(known, 0)));
+    out_.put(static_cast<uint32_t>(count));
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      auto* const name = PyTuple_GET_ITEM(names, i);
+      out_.putShort(view(name));
+      // One that the program has deleted raises its AttributeError.
+      const auto value = py::reinterpret_steal<py::object>(PyObject_GetAttr(object, name));
+      if (!value) throw py::error_already_set();
+      if (!encode(value.ptr(), depth + 1)) return false;
+    }
+    return true;
+  }
+
+  static constexpr size_t kMaxLinearSearch = 64;  // more containers are in a hash table
   Writer& out_;
   TensorTable tensors_;
   OutgoingRRefs& rrefs_;
   const bool is_tree_;
   std::vector<PyObject*> seen_;
+  std::unordered_set<PyObject*> hashed_;  // all of them, once they are many
 };
 
 class PlainDecoder {
@@ -173,12 +219,7 @@ class PlainDecoder {
         const auto real = in_.get<double>();
         return steal(PyComplex_FromDoubles(real, in_.get<double>()));
       }
-      case ValueTag::kString: {
-        const auto text = in_.getString();
-        auto* const object = PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), nullptr);
-        if (!object) refuse(PyExc_UnicodeDecodeError, "malformed message: a str that is not UTF-8");
-        return py::reinterpret_steal<py::object>(object);
-      }
+      case ValueTag::kString: return textOf(in_.getString());
       case ValueTag::kBytes: {
         const auto bytes = in_.getString();
         return steal(PyBytes_FromStringAndSize(bytes.data(), static_cast<Py_ssize_t>(bytes.size())));
@@ -197,6 +238,10 @@ class PlainDecoder {
       case ValueTag::kDevice: return decodeDevice();
       case ValueTag::kDtype: return decodeDtype();
       case ValueTag::kRRef: return rrefs_.get(in_.get<uint32_t>());
+      case ValueTag::kUnsigned: return py::int_(in_.get<uint64_t>());
+      case ValueTag::kNumbers: return decodeNumbers();
+      case ValueTag::kLongBytes: return decodeLongBytes();
+      case ValueTag::kStruct: return decodeStruct(depth);
     }
     throw Error(ErrorCode::kProtocol, "malformed message: an unknown kind of value");
   }
@@ -204,6 +249,12 @@ class PlainDecoder {
  private:
   static py::object steal(PyObject* object) {
     if (!object) throw py::error_already_set();
+    return py::reinterpret_steal<py::object>(object);
+  }
+
+  static py::object textOf(std::string_view text) {
+    auto* const object = PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), nullptr);
+    if (!object) refuse(PyExc_UnicodeDecodeError, "malformed message: a str that is not UTF-8");
     return py::reinterpret_steal<py::object>(object);
   }
 
@@ -256,6 +307,67 @@ class PlainDecoder {
     return dict;
   }
 
+  const at::Tensor& numbers() {
+    const auto index = in_.get<uint32_t>();
+    if (index >= tensors_.size() || !NumberList::fits(tensors_[index])) {
+      throw Error(ErrorCode::kProtocol, "malformed message: numbers in a tensor that cannot have them");
+    }
+    return tensors_[index];
+  }
+
+  template <typename T, typename Make>
+  static py::object listOf(const at::Tensor& numbers, Make make) {
+    const auto* data = static_cast<const T*>(numbers.const_data_ptr());
+    auto list = steal(PyList_New(numbers.numel()));
+    for (Py_ssize_t i = 0; i < numbers.numel(); ++i) {
+      auto* const number = make(data[i]);
+      if (!number) throw py::error_already_set();
+      PyList_SET_ITEM(list.ptr(), i, number);
+    }
+    return list;
+  }
+
+  py::object decodeNumbers() {
+    const auto& all = numbers();
+    const auto of_int = [](auto number) { return PyLong_FromLongLong(number); };
+    const auto of_unsigned = [](auto number) { return PyLong_FromUnsignedLongLong(number); };
+    const auto of_float = [](auto number) { return PyFloat_FromDouble(static_cast<double>(number)); };
+    const auto of_complex = [](auto number) {
+      return PyComplex_FromDoubles(static_cast<double>(number.real()), static_cast<double>(number.imag()));
+    };
+    switch (all.scalar_type()) {
+      case at::kChar: return listOf<int8_t>(all, of_int);
+      case at::kShort: return listOf<int16_t>(all, of_int);
+      case at::kInt: return listOf<int32_t>(all, of_int);
+      case at::kLong: return listOf<int64_t>(all, of_int);
+      case at::kByte: return listOf<uint8_t>(all, of_int);
+      case at::kUInt16: return listOf<uint16_t>(all, of_int);
+      case at::kUInt32: return listOf<uint32_t>(all, of_int);
+      case at::kUInt64: return listOf<uint64_t>(all, of_unsigned);
+      case at::kFloat: return listOf<float>(all, of_float);
+      case at::kDouble: return listOf<double>(all, of_float);
+      case at::kComplexFloat: return listOf<c10::complex<float>>(all, of_complex);
+      default: return listOf<c10::complex<double>>(all, of_complex);
+    }
+  }
+
+  py::object decodeLongBytes() {
+    const auto& bytes = numbers();
+    if (bytes.scalar_type() != at::kByte) throw Error(ErrorCode::kProtocol, "malformed message: bytes of another type");
+    return steal(PyBytes_FromStringAndSize(static_cast<const char*>(bytes.const_data_ptr()), bytes.numel()));
+  }
+
+  py::object decodeStruct(uint32_t depth) {
+    const auto name = textOf(in_.getString());
+    const auto n = count(3);
+    py::dict fields;
+    for (uint32_t i = 0; i < n; ++i) {
+      const auto field = textOf(in_.getShort());
+      fields[field] = decode(depth + 1);
+    }
+    return internalFunction("make_struct")(name, fields);
+  }
+
   py::object decodeDevice() {
     try {
       return steal(THPDevice_New(c10::Device(std::string(in_.getString()))));
@@ -284,13 +396,6 @@ py::object attribute(py::handle object, const char* name) {
   PyObject* found = PyObject_GetAttrString(object.ptr(), name);
   if (!found) PyErr_Clear();
   return py::reinterpret_steal<py::object>(found);
-}
-
-std::string_view view(py::handle text) {
-  Py_ssize_t size = 0;
-  const char* utf8 = PyUnicode_CheckExact(text.ptr()) ? PyUnicode_AsUTF8AndSize(text.ptr(), &size) : nullptr;
-  if (!utf8) PyErr_Clear();
-  return utf8 ? std::string_view(utf8, static_cast<size_t>(size)) : std::string_view();
 }
 
 /// The module in sys.modules, even one that is still being imported; null if there is none.
@@ -334,6 +439,16 @@ bool encodePlain(py::handle object, Writer& out, std::vector<at::Tensor>& tensor
 py::object decodePlain(
     Reader& in, const std::vector<at::Tensor>& tensors, const IncomingRRefs& rrefs, const Limits& limits) {
   return PlainDecoder(in, tensors, rrefs, limits).decode(0);
+}
+
+py::object formToPython(const c10::IValue& value) {
+  std::string bytes;
+  std::vector<at::Tensor> tensors;
+  Writer writer(bytes);
+  encodeValue(value, writer, tensors);
+  Reader reader(bytes);
+  const std::vector<RRefPtr> no_rrefs;
+  return decodePlain(reader, tensors, IncomingRRefs(nullptr, no_rrefs));
 }
 
 std::optional<CallableName> nameOf(py::handle callable) {

@@ -12,17 +12,20 @@
 
 namespace torchrpc::bindings {
 
-/// Appends `object` if it is plain data: None, bool, int (64 bits), float, complex, str, bytes, torch.Tensor (exactly),
-/// dtype, device, RRef, or lists, tuples and dicts of those in which no container occurs twice. Otherwise returns
-/// false: discard the appended bytes and use pickle, which preserves object identity. RRefs are added to `rrefs`.
-/// Throws Error for an RRef that cannot be forked.
-/// `is_tree`: no container occurs twice in it, however many there are.
+/// Appends `object` if it is plain data: None, bool, int (-2^63 to 2^64 - 1), float, complex, str, bytes, torch.Tensor
+/// (exactly), dtype, device, RRef, or lists, tuples, dicts and cpp_struct dataclasses of those in which no container
+/// occurs twice. Otherwise returns false: discard the appended bytes and use pickle, which preserves object identity.
+/// RRefs are added to `rrefs`. Throws Error for an RRef that cannot be forked. `is_tree`: no container occurs twice in
+/// it, however many there are.
 bool encodePlain(
     py::handle object, Writer& out, std::vector<at::Tensor>& tensors, OutgoingRRefs& rrefs, bool is_tree = false);
 
-/// Reads one value, with RRefs from `rrefs`. Throws Error(kProtocol).
+/// Reads one value, with RRefs from `rrefs`. Throws Error(kProtocol), and the Python exceptions of a dataclass.
 py::object decodePlain(
     Reader& in, const std::vector<at::Tensor>& tensors, const IncomingRRefs& rrefs, const Limits& limits = {});
+
+/// The Python object for a value without RRefs that torch::jit::toPyObject does not know; see wire/value_forms.h.
+py::object formToPython(const c10::IValue& value);
 
 /// The name of a callable.
 struct CallableName {

@@ -8,9 +8,11 @@
 #include "bindings/current_node.h"
 #include "bindings/py_call_fate.h"
 #include "bindings/py_calls.h"
+#include "bindings/py_codec.h"
 #include "bindings/py_gil.h"
 #include "device/streams.h"
 #include "profiling/expected_call.h"
+#include "wire/value_forms.h"
 
 namespace torchrpc::bindings {
 
@@ -153,7 +155,9 @@ py::object wrapFuture(FuturePtr future, std::shared_ptr<CallFate> fate, CallId c
 
 c10::IValue toValue(const py::object& object) { return torch::jit::toIValue(object, c10::PyObjectType::get()); }
 
-py::object toObject(const c10::IValue& value) { return torch::jit::toPyObject(value); }
+py::object toObject(const c10::IValue& value) {
+  return hasForm(value) ? formToPython(value) : torch::jit::toPyObject(value);
+}
 
 void complete(
     const FuturePtr& future, const std::function<py::object()>& make, const std::vector<at::Tensor>& tensors) {

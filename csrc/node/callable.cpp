@@ -1,9 +1,11 @@
 #include "node/callable.h"
 
+#include "wire/value_forms.h"
+
 namespace torchrpc {
 
 Message plainReply(const c10::IValue& value, const RRefIndexOf& rrefs) {
-  if (value.isCapsule()) {
+  if (value.isCapsule() && !formOf(value)) {
     throw Error(
         ErrorCode::kSerialization,
         "the value is a C++ object, which stays where it is: pass an RRef to it to functions that run there");

@@ -2,11 +2,15 @@
 
 #include "wire/value_codec.h"
 
+#include <c10/core/ScalarTypeToTypeMeta.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <utility>
 
+#include "wire/message.h"
 #include "wire/tensor_table.h"
+#include "wire/value_forms.h"
 
 namespace torchrpc {
 
@@ -37,6 +41,9 @@ class ValueEncoder {
     } else if (value.isInt()) {
       out_.put(ValueTag::kInt);
       out_.put<int64_t>(value.toInt());
+    } else if (value.isUnsigned()) {
+      out_.put(ValueTag::kUnsigned);
+      out_.put<uint64_t>(value.toUInt());
     } else if (value.isDouble()) {
       out_.put(ValueTag::kDouble);
       out_.put<double>(value.toDouble());
@@ -60,6 +67,10 @@ class ValueEncoder {
     } else if (value.isRRef() && rrefs_) {
       out_.put(ValueTag::kRRef);
       out_.put(rrefs_(value));
+    } else if (value.isStorage()) {
+      encodeBytes(value.toStorage());
+    } else if (const auto* form = formOf(value)) {
+      encodeForm(*form, depth);
     } else {
       throw Error(ErrorCode::kSerialization, "cannot send a value of type " + value.tagKind() + " as plain data");
     }
@@ -86,6 +97,45 @@ class ValueEncoder {
     }
   }
 
+  void encodeBytes(const c10::Storage& bytes) {
+    if (!bytes.device().is_cpu()) throw Error(ErrorCode::kSerialization, "cannot send bytes that are not on the CPU");
+    if (bytes.nbytes() > kInlineTensorBytes) {
+      out_.put(ValueTag::kLongBytes);
+      out_.put(tensors_.indexOf(tensorOf(bytes)));
+    } else {
+      out_.put(ValueTag::kBytes);
+      out_.putString({static_cast<const char*>(bytes.data()), bytes.nbytes()});
+    }
+  }
+
+  static at::Tensor tensorOf(const c10::Storage& bytes) {
+    auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+        c10::Storage(bytes), c10::DispatchKeySet(c10::DispatchKey::CPU), c10::scalarTypeToTypeMeta(at::kByte));
+    tensor.unsafeGetTensorImpl()->set_sizes_contiguous({static_cast<int64_t>(bytes.nbytes())});
+    return tensor;
+  }
+
+  void encodeForm(const ValueForm& form, uint32_t depth) {
+    if (const auto* numbers = dynamic_cast<const NumberList*>(&form)) {
+      out_.put(ValueTag::kNumbers);
+      out_.put(tensors_.indexOf(numbers->numbers));
+    } else if (const auto* object = dynamic_cast<const StructValue*>(&form)) {
+      out_.put(ValueTag::kStruct);
+      out_.putString(object->name);
+      out_.put(static_cast<uint32_t>(object->fields.size()));
+      for (const auto& [name, value] : object->fields) {
+        out_.putShort(name);
+        encode(value, depth + 1);
+      }
+    } else if (const auto* dict = dynamic_cast<const DictEntries*>(&form)) {
+      start(ValueTag::kDict, dict->entries.size());
+      for (const auto& [key, value] : dict->entries) {
+        encode(key, depth + 1);
+        encode(value, depth + 1);
+      }
+    }
+  }
+
   Writer& out_;
   TensorTable tensors_;
   const Limits& limits_;
@@ -101,19 +151,23 @@ const char* describe(ValueTag tag) {
     case ValueTag::kNone: return "None";
     case ValueTag::kFalse:
     case ValueTag::kTrue: return "a bool";
-    case ValueTag::kInt: return "an int";
+    case ValueTag::kInt:
+    case ValueTag::kUnsigned: return "an int";
     case ValueTag::kDouble: return "a float";
     case ValueTag::kComplex: return "a complex";
     case ValueTag::kString: return "a str";
-    case ValueTag::kBytes: return "bytes";
+    case ValueTag::kBytes:
+    case ValueTag::kLongBytes: return "bytes";
     case ValueTag::kParameter:
     case ValueTag::kTensor: return "a tensor";
+    case ValueTag::kNumbers:
     case ValueTag::kList: return "a list";
     case ValueTag::kTuple: return "a tuple";
     case ValueTag::kDict: return "a dict";
     case ValueTag::kDevice: return "a device";
     case ValueTag::kDtype: return "a dtype";
     case ValueTag::kRRef: return "an RRef";
+    case ValueTag::kStruct: return "a struct";
   }
   malformedValue("unknown tag");
 }
@@ -186,11 +240,37 @@ class ValueDecoder {
   }
 
   IValue list(ValueTag tag, const c10::ListType& type, uint32_t depth) {
+    if (tag == ValueTag::kNumbers) return listOfNumbers(type);
     if (!isSequence(tag)) throwMismatch(tag, type);
     auto element = type.getElementType();
     auto values = getValues(getCount(1), depth, [&](uint32_t) { return element; });
     // Kernels accept int[] for SymInt[].
     return makeList(element->kind() == TypeKind::SymIntType ? c10::IntType::get() : element, std::move(values));
+  }
+
+  IValue listOfNumbers(const c10::ListType& type) {
+    const NumberList list(getNumbers());
+    auto values = list.elements();
+    auto element = type.getElementType();
+    const auto kind = element->kind();
+    const auto all = [&](auto convert) {
+      for (auto& value : values) value = convert(value);
+    };
+    if (kind == TypeKind::SymIntType) element = c10::IntType::get();
+    if (element->kind() == TypeKind::IntType) {
+      if (list.numbers.is_floating_point() || list.numbers.is_complex()) throwMismatch(ValueTag::kNumbers, type);
+      for (const auto& value : values) {
+        if (!value.isInt()) throwMismatch(ValueTag::kNumbers, type);
+      }
+    } else if (kind == TypeKind::FloatType) {
+      if (list.numbers.is_complex()) throwMismatch(ValueTag::kNumbers, type);
+      all([](const IValue& value) { return value.isDouble() ? value : IValue(value.toScalar().toDouble()); });
+    } else if (kind == TypeKind::ComplexType) {
+      all([](const IValue& value) { return IValue(value.toScalar().toComplexDouble()); });
+    } else if (kind != TypeKind::NumberType && kind != TypeKind::AnyType) {
+      throwMismatch(ValueTag::kNumbers, type);
+    }
+    return makeList(element, std::move(values));
   }
 
   IValue tuple(ValueTag tag, const c10::TupleType& type, uint32_t depth) {
@@ -222,8 +302,12 @@ class ValueDecoder {
         const auto real = in_.get<double>();
         return c10::complex<double>(real, in_.get<double>());
       }
-      case ValueTag::kString:
-      case ValueTag::kBytes: return std::string(in_.getString());
+      case ValueTag::kString: return std::string(in_.getString());
+      case ValueTag::kBytes: return makeBytes(in_.getString());
+      case ValueTag::kLongBytes: return getLongBytes();
+      case ValueTag::kUnsigned: return getUnsigned();
+      case ValueTag::kNumbers: return makeForm<NumberList>(getNumbers());
+      case ValueTag::kStruct: return getStruct(depth);
       case ValueTag::kParameter:
       case ValueTag::kTensor: return getTensor();
       case ValueTag::kList: {
@@ -284,20 +368,54 @@ class ValueDecoder {
 
   IValue getDict(const TypePtr& key_type, const TypePtr& value_type, uint32_t depth) {
     const TypePtr any_type = c10::AnyType::get();
-    c10::impl::GenericDict dict(key_type ? key_type : any_type, value_type ? value_type : any_type);
     const uint32_t count = getCount(2);
-    dict.reserve(count);
+    DictEntries::Entries entries;
+    entries.reserve(count);
     for (uint32_t i = 0; i < count; ++i) {
       auto key = decode(key_type, depth + 1);
+      entries.emplace_back(std::move(key), decode(value_type, depth + 1));
+    }
+    if (!key_type && !std::all_of(entries.begin(), entries.end(), [](const auto& e) { return canBeKey(e.first); }))
+      return makeForm<DictEntries>(std::move(entries));
+    c10::impl::GenericDict dict(key_type ? key_type : any_type, value_type ? value_type : any_type);
+    dict.reserve(count);
+    for (auto& [key, value] : entries) {
       if (!canBeKey(key)) malformedValue("a key of a dict has a type that keys cannot have");
-      auto value = decode(value_type, depth + 1);
       if (!dict.insert(std::move(key), std::move(value)).second) malformedValue("two equal keys in a dict");
     }
     return dict;
   }
-  static bool canBeKey(const IValue& key) {
-    return key.isInt() || key.isString() || key.isDouble() || key.isBool() || key.isComplexDouble() || key.isTensor() ||
-        key.isDevice();
+
+  IValue getStruct(uint32_t depth) {
+    std::string name(in_.getString());
+    const uint32_t count = getCount(3);
+    StructValue::Fields fields;
+    fields.reserve(count);
+    for (uint32_t i = 0; i < count; ++i) {
+      std::string field(in_.getShort());
+      fields.emplace_back(std::move(field), decode(nullptr, depth + 1));
+    }
+    return makeForm<StructValue>(std::move(name), std::move(fields));
+  }
+
+  IValue getUnsigned() {
+    const auto number = in_.get<uint64_t>();
+    if (std::in_range<int64_t>(number)) malformedValue("an int below 2^63 as one above");
+    return number;
+  }
+
+  at::Tensor getNumbers() {
+    auto numbers = getTensor();
+    if (!NumberList::fits(numbers)) malformedValue("a list of numbers in a tensor that cannot be one");
+    return numbers.detach();
+  }
+
+  IValue getLongBytes() {
+    const auto bytes = getNumbers();
+    if (bytes.scalar_type() != at::kByte) malformedValue("bytes in a tensor of another dtype");
+    const auto size = static_cast<size_t>(bytes.numel());
+    if (bytes.storage_offset() == 0 && bytes.storage().nbytes() == size) return bytes.storage();
+    return makeBytes({static_cast<const char*>(bytes.const_data_ptr()), size});
   }
 
   at::Tensor getTensor() {

@@ -290,8 +290,8 @@ class NodeRef {
 
 /// What some workers may run on a node.
 struct AllowedFunctions {
-  std::string workers;  ///< a pattern of names: `*` for any text, `?` for any character, `[...]` for one of several
-  std::optional<std::vector<std::string>> functions;  ///< as NodeOptions::allowed_functions
+  std::string workers{};  ///< a pattern of names: `*` for any text, `?` for any character, `[...]` for one of several
+  std::optional<std::vector<std::string>> functions{};  ///< as NodeOptions::allowed_functions
 };
 
 /// The largest messages that a worker sends and receives. Give all workers of a group the same: a message that is too
@@ -306,29 +306,29 @@ struct MessageLimits {
 /// How much of a worker each caller whose name matches a pattern may use at a time. Requests beyond it are answered
 /// with kQuotaExceeded. Empty: no limit.
 struct CallerQuota {
-  std::string callers;                  ///< a pattern of names, as in AllowedFunctions
-  std::optional<uint64_t> calls;        ///< requests that have arrived and are not answered
-  std::optional<uint64_t> bytes;        ///< of these requests
-  std::optional<uint64_t> rrefs;        ///< RRefs that the caller has made here
-  std::optional<uint64_t> connections;  ///< that the caller has opened
+  std::string callers{};                  ///< a pattern of names, as in AllowedFunctions
+  std::optional<uint64_t> calls{};        ///< requests that have arrived and are not answered
+  std::optional<uint64_t> bytes{};        ///< of these requests
+  std::optional<uint64_t> rrefs{};        ///< RRefs that the caller has made here
+  std::optional<uint64_t> connections{};  ///< that the caller has opened
 };
 
 /// The PEM files with which a worker proves its name over TLS 1.3. They are read again when they change. What is empty
 /// comes from the environment: TORCHRPC_TLS_CERTIFICATE, TORCHRPC_TLS_KEY, TORCHRPC_TLS_CA, TORCHRPC_TLS_NAMES. Needs
 /// OpenSSL 3 at run time.
 struct TlsOptions {
-  std::string certificate;  ///< path: the worker's, then those between it and the authorities
-  std::string key;          ///< path: its private key, without a passphrase
-  std::string ca;           ///< path: the authorities' certificates; their revocation lists, too, if there are any
+  std::string certificate{};  ///< path: the worker's, then those between it and the authorities
+  std::string key{};          ///< path: its private key, without a passphrase
+  std::string ca{};           ///< path: the authorities' certificates; their revocation lists, too, if there are any
   /// How a certificate names a worker, as a DNS name or a URI of its subject alternative name, with {name} for the
   /// worker's name or {base} for that without the number at its end; several, separated by spaces. Default: "{name}".
-  std::string names;
+  std::string names{};
 };
 
 /// The options of a node. The environment variables are those of torchrun.
 struct NodeOptions {
   /// Unique in the group: letters, digits, `_`, `:`, `-`, `.`. Empty: "worker" and the rank.
-  std::string name;
+  std::string name{};
   int32_t rank = kNoWorker;  ///< from 0; kNoWorker: the value of RANK, or what the launcher says
   /// Number of workers, Python workers included; 0: the value of WORLD_SIZE, or what the launcher says.
   int32_t world_size = 0;
@@ -339,46 +339,46 @@ struct NodeOptions {
   size_t threads = kDefaultThreads;            ///< number of functions that can run at once
   Timeout timeout = kDefaultTimeout;           ///< of calls that name none; 0: no limit
   Timeout init_timeout = kDefaultInitTimeout;  ///< for the group to form; 0: no limit
-  std::string transport;                       ///< "native", "tcp", "tensorpipe" or "auto"; as in Python
+  std::string transport{};                     ///< "native", "tcp", "tensorpipe" or "auto"; as in Python
   /// The secret by which workers authenticate each other when they connect: at least 16 bytes, the same on all workers.
   /// Empty: that in TORCHRPC_SECRET_FILE or TORCHRPC_SECRET; else, if the group meets at a loopback address, one from a
   /// key that only processes of this user can read; else a random one, distributed by the rendezvous.
-  std::string secret;
+  std::string secret{};
   /// The file with the identity of this worker, which `torchrpc keygen` makes: its certificate, and the group's secret.
   /// Empty: the value of TORCHRPC_IDENTITY_FILE, else none: then the names of workers are taken on trust.
-  std::string identity;
-  TlsOptions tls;  ///< another way to prove names, and to encrypt TCP; if one worker uses TLS, all must
+  std::string identity{};
+  TlsOptions tls{};  ///< another way to prove names, and to encrypt TCP; if one worker uses TLS, all must
   /// Whether connections over TCP are encrypted: "on"; "off"; or "auto", which means "on" if a secret was given. The
   /// same on all workers. Empty: the value of TORCHRPC_ENCRYPTION, else "auto".
-  std::string encryption;
+  std::string encryption{};
   /// The functions that other workers may run here; empty optional: all. Names of operators ("aten::add") and
   /// registered functions ("cpp_function(name)"), or prefixes of such names ("aten::*").
-  std::optional<std::vector<std::string>> allowed_functions;
+  std::optional<std::vector<std::string>> allowed_functions{};
   /// The same for the workers whose names match a pattern, such as "client-*"; see AllowedFunctions. The first pattern
   /// that matches decides, then allowed_functions. With patterns alone, a caller that none matches may run nothing.
-  std::vector<AllowedFunctions> allowed_functions_of;
+  std::vector<AllowedFunctions> allowed_functions_of{};
   /// The port to listen on: "29600", or the first free one of "29600-29700". Empty: the value of TORCHRPC_PORT, else
   /// any.
-  std::string port;
+  std::string port{};
   /// Bytes of calls that may wait for a thread here, and of results that may wait for one caller, before callers are
   /// held up. Empty: the value of TORCHRPC_MAX_QUEUED_BYTES, else kDefaultMaxQueuedBytes.
-  std::optional<size_t> max_queued_bytes;
+  std::optional<size_t> max_queued_bytes{};
   /// How long after a call with a key was answered it does not run again: see NodeRef::withKey(). Empty: the value of
   /// TORCHRPC_IDEMPOTENCY_WINDOW, in seconds, else ten minutes.
-  std::optional<Duration> idempotency_window;
+  std::optional<Duration> idempotency_window{};
   /// Whether calls are counted by function and peer, for tools and Prometheus: see docs/metrics.md. Empty: the value of
   /// TORCHRPC_METRICS, else not.
-  std::optional<bool> metrics;
+  std::optional<bool> metrics{};
   /// Calls that take longer, made or served by this worker, are logged, and again when they have ended; zero: none.
   /// Empty: the value of TORCHRPC_SLOW_CALL_S, in seconds, else none.
-  std::optional<Duration> slow_call;
-  MessageLimits limits;             ///< of messages, in both directions
-  std::vector<CallerQuota> quotas;  ///< the first that matches a caller's name applies; none: no limit
+  std::optional<Duration> slow_call{};
+  MessageLimits limits{};             ///< of messages, in both directions
+  std::vector<CallerQuota> quotas{};  ///< the first that matches a caller's name applies; none: no limit
   /// A file to which a line of JSON is appended for each call that this worker serves or refuses; made if it does not
   /// exist, readable by its owner only. Empty: none.
-  std::string audit_log;
+  std::string audit_log{};
   /// As NodeRef::onMemberChange(), from the start on; may be empty.
-  MemberHandler on_member_change;
+  MemberHandler on_member_change{};
 };
 
 /// A worker. Several can live in one process. The constructor, shutdown() and the destructor belong to one thread; the

@@ -27,8 +27,8 @@ using OptimizerOptions = std::map<std::string, c10::IValue>;
 
 /// Parameters that share options.
 struct ParamGroup {
-  std::vector<RRef<at::Tensor>> params;  ///< references to leaf tensors, on any workers
-  OptimizerOptions options;              ///< for these parameters
+  std::vector<RRef<at::Tensor>> params{};  ///< references to leaf tensors, on any workers
+  OptimizerOptions options{};              ///< for these parameters
 };
 
 /// Steps parameters on the workers that own them, C++ or Python: one local optimizer on each, stepped in parallel.

@@ -42,20 +42,24 @@ inline constexpr bool kHasNoTraits = false;
 /// and complex numbers, strings, std::byte, enumerations and durations (as their integers), at::Tensor,
 /// at::ScalarType, at::Device, RRef and c10::IValue (any value), and for std::optional, std::vector, std::array,
 /// std::pair, std::tuple, std::variant, std::set, std::unordered_set, std::map and std::unordered_map of those. Python
-/// workers see the Python counterparts (lists for arrays and sets). A std::span or std::string_view can be sent. There
-/// are also specialisations for std::shared_ptr and std::unique_ptr of any class: the object stays in its process, and
-/// only RRefs to it can be sent.
+/// workers see the Python counterparts (lists for arrays and sets). A std::span or std::string_view can be sent. A
+/// std::vector or std::span of std::byte is Python's bytes. The numbers of a long vector travel as one piece of memory,
+/// like a tensor. There are also specialisations for std::shared_ptr and std::unique_ptr of any class: the object stays
+/// in its process, and only RRefs to it can be sent.
 ///
-/// Specialise it for your own types, with
-/// - `static c10::IValue to(T value)`, composed of types that have ValueTraits;
-/// - `static T from(const c10::IValue& value)`, which throws Error(kInvalidArgument) for a value of another type;
+/// For a struct, write `TORCHRPC_STRUCT(Point, x, y);` (torchrpc/struct.h). For another type of your own, specialise
+/// it, with
+/// - `static c10::IValue to(T value)`, composed of types that have ValueTraits: call toValue();
+/// - `static T from(const c10::IValue& value)`, which reads it with fromValue() of the same types, and throws
+///   Error(kInvalidArgument) for a value of another type;
 /// - `static c10::TypePtr type()`, the type of an operator's argument for it (c10::AnyType::get() if in doubt).
 template <typename T>
 struct ValueTraits {
   static_assert(
       detail::kHasNoTraits<T>,
       "values of this type cannot be sent: specialise torchrpc::ValueTraits<T> for it, with the functions to(), from() "
-      "and type() that torchrpc/value.h describes, or send an RRef to a std::shared_ptr<T>");
+      "and type() that torchrpc/value.h describes; for a struct, write TORCHRPC_STRUCT(T, its members) of "
+      "torchrpc/struct.h after it; or send an RRef to a std::shared_ptr<T>");
 };
 
 /// Converts `value` to the form that messages hold. Tensors are not copied.
@@ -80,11 +84,55 @@ c10::IValue fromPython(const c10::IValue& value, const c10::TypePtr& type);
 std::vector<c10::IValue> elements(const c10::IValue& value, const char* expected, int64_t size = -1);
 /// A list with elements of type `element`.
 c10::IValue makeList(const c10::TypePtr& element, std::vector<c10::IValue> values);
+using Entries = std::vector<std::pair<c10::IValue, c10::IValue>>;
+/// A dict, whose keys may be of any types. Throws Error(kInvalidArgument) if two keys are equal.
+c10::IValue makeDict(Entries entries);
+/// The entries of a dict. Throws Error(kInvalidArgument).
+Entries entriesOf(const c10::IValue& value);
+[[noreturn]] void throwEqualKeys();
+/// The value without what only ValueTraits can read: for programs that read an IValue themselves.
+c10::IValue plain(const c10::IValue& value);
+
+/// Bytes, as Python's.
+c10::IValue makeBytes(std::span<const std::byte> bytes);
+/// The bytes in `value`, which keeps them alive. Throws Error(kInvalidArgument) if it has none.
+std::span<const std::byte> bytesOf(const c10::IValue& value);
+
+/// The type of tensors with elements like a `T`; Undefined if lists of it do not travel as one piece of memory.
+template <typename T>
+constexpr at::ScalarType scalarTypeOf() {
+  if constexpr (std::is_same_v<T, bool>) return at::ScalarType::Undefined;
+  if constexpr (std::is_same_v<T, float>) return at::ScalarType::Float;
+  if constexpr (std::is_same_v<T, double>) return at::ScalarType::Double;
+  if constexpr (std::is_same_v<T, std::complex<float>>) return at::ScalarType::ComplexFloat;
+  if constexpr (std::is_same_v<T, std::complex<double>>) return at::ScalarType::ComplexDouble;
+  if constexpr (std::is_integral_v<T>) {
+    constexpr bool is_signed = std::is_signed_v<T>;
+    switch (sizeof(T)) {
+      case 1: return is_signed ? at::ScalarType::Char : at::ScalarType::Byte;
+      case 2: return is_signed ? at::ScalarType::Short : at::ScalarType::UInt16;
+      case 4: return is_signed ? at::ScalarType::Int : at::ScalarType::UInt32;
+      case 8: return is_signed ? at::ScalarType::Long : at::ScalarType::UInt64;
+      default: break;
+    }
+  }
+  return at::ScalarType::Undefined;
+}
+/// The shortest list that travels as one piece of memory: below, a description of the memory costs more.
+inline constexpr size_t kPackedElements = 256;
+/// A list of the numbers at `data`, which `owner` keeps alive.
+c10::IValue makeNumbers(at::ScalarType type, size_t count, void* data, std::shared_ptr<void> owner);
+/// The numbers in `value`, which keeps them alive, if they are one piece of memory with elements of that type.
+struct Numbers {
+  const void* data = nullptr;
+  size_t count = 0;
+};
+std::optional<Numbers> numbersOf(const c10::IValue& value, at::ScalarType type);
 
 /// Holds an object that stays in its process.
 template <typename T>
 struct Box : torch::CustomClassHolder {
-  explicit Box(std::shared_ptr<T> object) : object(std::move(object)) {}
+  explicit Box(std::shared_ptr<T> held) : object(std::move(held)) {}
   std::shared_ptr<T> object;
 };
 
@@ -92,16 +140,17 @@ template <typename Map>
 struct MapTraits {
   static c10::TypePtr type() { return c10::AnyType::get(); }
   static c10::IValue to(const Map& map) {
-    c10::impl::GenericDict dict(c10::AnyType::get(), c10::AnyType::get());
-    for (const auto& [key, value] : map) dict.insert(toValue(key), toValue(value));
-    return dict;
+    Entries entries;
+    entries.reserve(map.size());
+    for (const auto& [key, value] : map) entries.emplace_back(toValue(key), toValue(value));
+    return makeDict(std::move(entries));
   }
   static Map from(const c10::IValue& value) {
-    const auto dict = fromPython(value, type());
-    if (!dict.isGenericDict()) throwMismatch("a dict", value);
     Map map;
-    for (const auto& entry : dict.toGenericDict()) {
-      map.emplace(fromValue<typename Map::key_type>(entry.key()), fromValue<typename Map::mapped_type>(entry.value()));
+    for (const auto& [key, mapped] : entriesOf(value)) {
+      const auto [at, is_new] =
+          map.emplace(fromValue<typename Map::key_type>(key), fromValue<typename Map::mapped_type>(mapped));
+      if (!is_new) throwEqualKeys();
     }
     return map;
   }
@@ -141,7 +190,7 @@ template <>
 struct ValueTraits<c10::IValue> {
   static c10::TypePtr type() { return c10::AnyType::get(); }
   static c10::IValue to(c10::IValue value) { return value; }
-  static c10::IValue from(const c10::IValue& value) { return value; }
+  static c10::IValue from(const c10::IValue& value) { return detail::plain(value); }
 };
 
 template <>
@@ -172,15 +221,16 @@ struct ValueTraits<T> {
   using Number = std::conditional_t<std::is_signed_v<T>, std::make_signed_t<T>, std::make_unsigned_t<T>>;
   static c10::TypePtr type() { return c10::IntType::get(); }
   static c10::IValue to(T value) {
-    if (!std::in_range<int64_t>(static_cast<Number>(value)))
-      throw Error(ErrorCode::kInvalidArgument, "an integer beyond 64 bits with sign");
+    if (!std::in_range<int64_t>(static_cast<Number>(value))) return static_cast<uint64_t>(value);
     return static_cast<int64_t>(value);
   }
   static T from(const c10::IValue& value) {
     const auto number = detail::fromPython(value, type());
-    if (!number.isInt() || !std::in_range<Number>(number.toInt()))
-      detail::throwMismatch("an integer of the type's range", value);
-    return static_cast<T>(number.toInt());
+    if (number.isInt() && std::in_range<Number>(number.toInt())) return static_cast<T>(number.toInt());
+    if constexpr (std::is_unsigned_v<T> && sizeof(T) == sizeof(uint64_t)) {
+      if (number.isUnsigned()) return static_cast<T>(number.toUInt());
+    }
+    detail::throwMismatch("an integer of the type's range", value);
   }
 };
 
@@ -210,6 +260,7 @@ struct ValueTraits<T> {
   static T from(const c10::IValue& value) {
     const auto number = detail::fromPython(value, type());
     if (number.isInt()) return static_cast<T>(number.toInt());
+    if (number.isUnsigned()) return static_cast<T>(number.toUInt());
     if (!number.isDouble()) detail::throwMismatch("a number", value);
     return static_cast<T>(number.toDouble());
   }
@@ -226,12 +277,17 @@ struct ValueTraits<std::complex<T>> {
   }
 };
 
+/// Also of bytes.
 template <>
 struct ValueTraits<std::string> {
   static c10::TypePtr type() { return c10::StringType::get(); }
   static c10::IValue to(std::string value) { return value; }
   static std::string from(const c10::IValue& value) {
     const auto text = detail::fromPython(value, type());
+    if (text.isStorage()) {
+      const auto bytes = detail::bytesOf(text);
+      return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+    }
     if (!text.isString()) detail::throwMismatch("a string", value);
     return text.toStringRef();
   }
@@ -281,15 +337,54 @@ template <typename T>
 struct ValueTraits<std::vector<T>> {
   static c10::TypePtr type() { return c10::ListType::create(ValueTraits<T>::type()); }
   static c10::IValue to(const std::vector<T>& values) {
+    if (isPacked(values.size())) return to(std::vector<T>(values));
+    return listOf(values);
+  }
+  static c10::IValue to(std::vector<T>&& values) {
+    if constexpr (kScalarType != at::ScalarType::Undefined) {
+      if (isPacked(values.size())) {
+        const auto owner = std::make_shared<std::vector<T>>(std::move(values));
+        return detail::makeNumbers(kScalarType, owner->size(), owner->data(), owner);
+      }
+    }
+    return listOf(values);
+  }
+  static std::vector<T> from(const c10::IValue& value) {
+    if constexpr (kScalarType != at::ScalarType::Undefined) {
+      if (const auto numbers = detail::numbersOf(value, kScalarType)) {
+        const auto* data = static_cast<const T*>(numbers->data);
+        return std::vector<T>(data, data + numbers->count);
+      }
+    }
+    std::vector<T> values;
+    const auto elements = detail::elements(value, "a list");
+    values.reserve(elements.size());
+    for (const auto& element : elements) values.push_back(fromValue<T>(element));
+    return values;
+  }
+
+ private:
+  static constexpr at::ScalarType kScalarType = detail::scalarTypeOf<T>();
+  static constexpr bool isPacked(size_t count) {
+    return kScalarType != at::ScalarType::Undefined && count >= detail::kPackedElements;
+  }
+  static c10::IValue listOf(const std::vector<T>& values) {
     std::vector<c10::IValue> list;
     list.reserve(values.size());
     for (const auto& value : values) list.push_back(toValue(static_cast<const T&>(value)));
     return detail::makeList(ValueTraits<T>::type(), std::move(list));
   }
-  static std::vector<T> from(const c10::IValue& value) {
-    std::vector<T> values;
-    for (const auto& element : detail::elements(value, "a list")) values.push_back(fromValue<T>(element));
-    return values;
+};
+
+/// Python's bytes.
+template <>
+struct ValueTraits<std::vector<std::byte>> {
+  static c10::TypePtr type() { return c10::AnyType::get(); }
+  static c10::IValue to(const std::vector<std::byte>& bytes) { return detail::makeBytes(bytes); }
+  static std::vector<std::byte> from(const c10::IValue& value) {
+    const auto plain = detail::fromPython(value, type());
+    const auto bytes = detail::bytesOf(plain);
+    return {bytes.begin(), bytes.end()};
   }
 };
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .rpc._futures import Future
     from .rpc._members import on_member_change
     from .rpc._named_objects import lookup, register, unregister
+    from .rpc._structs import cpp_struct
     from .rpc._supervision import supervise
     from .rpc._waiting import wait
     from .rpc.api import RRef
@@ -53,6 +54,7 @@ _NAMES = {  # name -> the module that has it
     "RankError": "torchrpc._local_group",
     "batched": "torchrpc.rpc._batching",
     "cpp_function": "torchrpc.rpc._cpp_functions",
+    "cpp_struct": "torchrpc.rpc._structs",
     "local_group": "torchrpc._local_group",
     "lookup": "torchrpc.rpc._named_objects",
     "on_member_change": "torchrpc.rpc._members",
@@ -82,6 +84,7 @@ __all__ = [
     "batched",
     "cmake_prefix_path",
     "cpp_function",
+    "cpp_struct",
     "install",
     "local_group",
     "lookup",

@@ -3,15 +3,28 @@
 
 #include <ATen/ATen.h>
 
+#include <array>
+#include <chrono>
+#include <complex>
+#include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <map>
+#include <optional>
+#include <set>
 #include <string>
+#include <tuple>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "torchrpc/autograd.h"
 #include "torchrpc/function.h"
 #include "torchrpc/node.h"
 #include "torchrpc/optim.h"
+#include "torchrpc/struct.h"
 
 namespace {
 
@@ -52,6 +65,63 @@ std::string callPythonAndFail(const Call& call, const std::string& name) {
 TORCHRPC_FUNCTION(callPython);
 TORCHRPC_FUNCTION(remotePython);
 TORCHRPC_FUNCTION(callPythonAndFail);
+
+// Values of each type: each function takes one from Python and returns it. tests/python/cpp_group.py sends them, and
+// has C++ send them to Python: sendEach.
+enum class Color : uint8_t { kRed, kBlue };
+struct Point {
+  double x = 0;
+  double y = 0;
+  std::string label = "none";  // Python's Point does not have it
+};
+TORCHRPC_STRUCT(Point, x, y, label);
+struct Shape {
+  std::string name;
+  std::vector<Point> corners;
+  std::map<std::string, Point> marks;
+  std::optional<Point> center;
+  std::vector<std::byte> blob;
+  at::Tensor weight;
+  Color color = Color::kRed;
+};
+TORCHRPC_STRUCT_AS(Shape, "geometry.Shape", name, corners, marks, center, blob, weight, color);
+
+template <typename T>
+T same(const T& value) {
+  return value;
+}
+/// Sends `value`, read as a `T`, to a Python function on the caller, and returns what that returns, read as a `T`.
+template <typename T>
+T throughPython(const Call& call, const std::string& function, const T& value) {
+  return call.node.call<T>(call.caller, python(function), value);
+}
+template <typename T>
+bool registerType(const std::string& name) {
+  registerFunction("same." + name, &same<T>);
+  registerFunction("through." + name, &throughPython<T>);
+  return true;
+}
+[[maybe_unused]] const bool registered = registerType<bool>("bool") && registerType<int8_t>("int8") &&
+    registerType<char>("char") && registerType<int64_t>("int64") && registerType<uint64_t>("uint64") &&
+    registerType<float>("float") && registerType<double>("double") && registerType<std::complex<double>>("complex") &&
+    registerType<std::string>("string") && registerType<std::byte>("byte") &&
+    registerType<std::vector<std::byte>>("bytes") && registerType<Color>("enum") &&
+    registerType<std::chrono::milliseconds>("duration") && registerType<at::Tensor>("tensor") &&
+    registerType<at::Device>("device") && registerType<at::ScalarType>("dtype") &&
+    registerType<std::optional<int>>("optional") && registerType<std::vector<int>>("ints") &&
+    registerType<std::vector<uint64_t>>("uint64s") && registerType<std::vector<float>>("floats") &&
+    registerType<std::vector<double>>("doubles") && registerType<std::vector<std::complex<double>>>("complexes") &&
+    registerType<std::vector<bool>>("bools") && registerType<std::vector<std::string>>("strings") &&
+    registerType<std::vector<std::vector<double>>>("matrix") && registerType<std::array<int, 3>>("array") &&
+    registerType<std::set<std::string>>("set") && registerType<std::unordered_set<int>>("unordered_set") &&
+    registerType<std::pair<int, std::string>>("pair") && registerType<std::tuple<int, double, bool>>("tuple") &&
+    registerType<std::map<std::string, std::vector<int>>>("map") &&
+    registerType<std::map<uint64_t, int>>("uint64_map") &&
+    registerType<std::map<std::pair<int, int>, double>>("pair_map") &&
+    registerType<std::unordered_map<int, std::string>>("unordered_map") &&
+    registerType<std::variant<std::monostate, int, std::string, std::vector<double>>>("variant") &&
+    registerType<Point>("point") && registerType<Shape>("shape") && registerType<std::vector<Point>>("points") &&
+    registerType<c10::IValue>("any");
 
 at::Tensor fetch(const RRef<at::Tensor>& rref) { return rref.toHere(); }
 std::string fetchText(const RRef<std::string>& rref) { return rref.toHere(); }

@@ -61,6 +61,8 @@ class Value:
             self.put(kind)
         elif kind == 3:
             self.put(3, "q", rng.choice((0, 1, -1, 2**62, -(2**63))))
+        elif kind == 3 + 16:
+            self.put(16, "Q", rng.choice((5, 2**63, 2**64 - 1)))
         elif kind == 4:
             self.put(4, "d", rng.choice((0.5, float("nan"), float("inf"))))
         elif kind in (5, 6):
@@ -68,13 +70,15 @@ class Value:
         elif kind == 7:
             self.text(rng.choice(TEXTS), rng.choice((7, 12)))
         elif kind == 8:
-            self.put(rng.choice((5, 8, 13, 14, 15)), "I", rng.randrange(3))
+            self.put(rng.choice((5, 8, 13, 14, 15, 17, 18)), "I", rng.randrange(3))
         elif kind in (9, 10):
             self.many(9, rng.randrange(4), depth)
         elif kind in (11, 12):
             self.fields(depth)
         elif kind == 13:
             self.many(10, rng.randrange(3), depth)
+        elif kind == 14:
+            self.struct(depth)
         else:
             self.restorable(depth)
 
@@ -90,6 +94,14 @@ class Value:
         self.put(11, "I", len(chosen))
         for name in chosen:
             self.text(name) if self.rng.random() < 0.95 else self.value(depth + 1)
+            self.value(depth + 1)
+
+    def struct(self, depth: int) -> None:
+        self.text(self.rng.choice(("Struct", "Nowhere", "")), tag=19)
+        fields = self.rng.sample(FIELDS[:4], self.rng.randrange(4))
+        self.bytes += struct.pack("<I", len(fields))
+        for name in fields:
+            self.bytes += struct.pack("<H", len(name)) + name.encode()
             self.value(depth + 1)
 
     def restorable(self, depth: int) -> None:
@@ -126,7 +138,7 @@ def changed(data: bytes, rng: random.Random) -> bytes:
         at = rng.randrange(len(out))
         change = rng.randrange(4)
         if change == 0:
-            out[at] = rng.randrange(17)  # a tag
+            out[at] = rng.randrange(21)  # a tag
         elif change == 1:
             out[at] = rng.randrange(256)
         elif change == 2:

@@ -2,11 +2,13 @@
 test_mixed_groups.py. The C++ worker is rank 1 and called "cpp" (or, before the others in the alphabet, "a_cpp").
 """
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
 
 import torch
+from cpp_structs import Point, Shape, Unknown
 
 import torchrpc.autograd as dist_autograd
 import torchrpc.rpc as rpc
@@ -14,6 +16,14 @@ from torchrpc import cpp_function
 from torchrpc.optim import DistributedOptimizer
 
 # --- functions that the C++ worker calls ---
+
+
+def same(value):
+    assert type(value) in (bool, int, float, complex, str, bytes, list, tuple, dict, type(None), *MORE), type(value)
+    return value
+
+
+MORE = [torch.Tensor, torch.device, torch.dtype, Point, Shape, Unknown]
 
 
 def add(a, b):
@@ -68,6 +78,81 @@ def python_calls_cpp(cpp):
     echoed = rpc.rpc_sync(cpp, cpp_function("echo"), args=(value,))
     assert torch.equal(echoed["b"].pop("c")[0], value["b"].pop("c")[0])
     assert echoed == value
+
+
+VALUES = {  # type in C++ -> values of it
+    "bool": [True, False],
+    "int8": [-128, 127],
+    "char": [65],
+    "int64": [-(2**63), 2**63 - 1, 0],
+    "uint64": [0, 2**63 - 1, 2**63, 2**64 - 1],
+    "float": [0.5, -1.25],
+    "double": [0.1, 1e300, float("inf")],
+    "complex": [1 - 2j],
+    "string": ["", "text", "h\u00e9 \U0001f600\0"],
+    "byte": [200],
+    "bytes": [b"", b"\0\xff no UTF-8", bytes(range(256)) * 1000],
+    "enum": [1],
+    "duration": [1500],
+    "device": [torch.device("cpu"), torch.device("cuda:1")],
+    "optional": [None, 3],
+    "ints": [[], [1, -2], list(range(1000))],
+    "uint64s": [[2**64 - 1], [2**64 - 1 - i for i in range(300)]],
+    "floats": [[0.5], [i / 4 for i in range(5000)]],
+    "doubles": [[], [0.1, 2.0], [i / 3 for i in range(5000)]],
+    "complexes": [[1j] * 300],
+    "bools": [[True, False], [True] * 1000],
+    "strings": [["a", ""], []],
+    "matrix": [[[0.5] * 300, [], [1.0]]],
+    "array": [[1, 2, 3]],
+    "unordered_set": [[1]],
+    "set": [["a", "b"]],
+    "pair": [(1, "one")],
+    "tuple": [(1, 0.5, True)],
+    "map": [{"a": [1, 2], "b": list(range(300))}, {}],
+    "uint64_map": [{1: 1, 2**64 - 1: 2}],
+    "pair_map": [{(1, 2): 0.5, (3, 4): 1.5}],
+    "unordered_map": [{1: "one"}],
+    "variant": [None, 3, "text", [0.5, 1.5], [0.5] * 300],
+    "point": [Point(1.0, 2.0)],
+    "points": [[Point(float(i), 0.5) for i in range(100)]],
+    "shape": [Shape("triangle", [Point(0.0, 0.0)], {"a": Point(1.0, 1.0)}, Point(2.0, 2.0), b"\xff" * 5000)],
+}
+
+
+def alike(a, b):
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and torch.equal(a, b)
+    if dataclasses.is_dataclass(a):
+        a, b = (type(a), vars(a)), (type(b), vars(b))
+    if isinstance(a, (list, tuple)):
+        return type(a) is type(b) and len(a) == len(b) and all(map(alike, a, b))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(alike(a[key], b[key]) for key in a)
+    return type(a) is type(b) and a == b
+
+
+def values_of_each_type_cross(cpp):
+    module = __name__ if __name__ != "__main__" else "cpp_group"
+    shape = Shape("heavy", [], {}, weight=torch.arange(5000.0))
+    values = VALUES | {"tensor": [torch.arange(5000)], "shape": [*VALUES["shape"], shape]}
+    for kind, all_of_kind in values.items():
+        for value in all_of_kind:
+            sent = dataclasses.replace(value, weight=torch.ones(1)) if kind == "shape" and value is not shape else value
+            for name, *more in ((f"same.{kind}",), (f"through.{kind}", f"{module}.same"), ("same.any",)):
+                result = rpc.rpc_sync(cpp, cpp_function(name), args=(*more, sent))
+                assert alike(sent, result), (name, sent, result)
+            result = rpc.rpc_sync(cpp, cpp_function("through.any"), args=(f"{module}.same", sent))
+            assert alike(sent, result), (kind, sent, result)
+    remote = rpc.remote(cpp, cpp_function("same.point"), args=(Point(1.0, 2.0),))
+    assert remote.to_here() == Point(1.0, 2.0)
+    assert rpc.rpc_sync(cpp, cpp_function("same.any"), args=(Unknown(5),)) == Unknown(5)
+    assert rpc.rpc_sync(cpp, cpp_function("same.dtype"), args=(torch.int32,)) == 3  # an int in C++
+    raises(
+        "expected a Point, but got a unknown", lambda: rpc.rpc_sync(cpp, cpp_function("same.point"), args=(Unknown(),))
+    )
+    raises("Point.x: expected a number", lambda: rpc.rpc_sync(cpp, cpp_function("same.point"), args=(Point("1", 2.0),)))
+    raises("argument 0: expected", lambda: rpc.rpc_sync(cpp, cpp_function("same.bytes"), args=("text",)))
 
 
 def errors_name_what_is_wrong(cpp):
@@ -144,6 +229,7 @@ def cpp_trains_what_python_owns(cpp):
 
 CHECKS = [
     python_calls_cpp,
+    values_of_each_type_cross,
     errors_name_what_is_wrong,
     objects_stay_in_cpp,
     cpp_calls_python,

@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CHECKS = [
     "python_calls_cpp",
+    "values_of_each_type_cross",
     "errors_name_what_is_wrong",
     "objects_stay_in_cpp",
     "cpp_calls_python",

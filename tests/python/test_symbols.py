@@ -25,7 +25,7 @@ def our_binaries():
     package = importlib.util.find_spec("torchrpc")
     if package is None or not package.submodule_search_locations:
         return []
-    return sorted(Path(package.submodule_search_locations[0]).rglob("*.so"))
+    return sorted(Path(package.submodule_search_locations[0]).rglob("*.so*"))
 
 
 def test_no_symbol_of_torch_rpc_is_used():
@@ -105,3 +105,18 @@ def test_the_check_can_fail():
     )
     assert len(forbidden_symbols(listing)) == 2
     assert forbidden_symbols("                 U torchrpc::distributed::rpc_thing()\n") == []
+
+
+def soname(binary):
+    run = subprocess.run(["readelf", "-d", binary], capture_output=True, text=True, check=True)
+    return re.search(r"\(SONAME\).*\[(.+)\]", run.stdout)[1]
+
+
+def test_the_name_of_the_library_has_the_minor_version():
+    libraries = [binary for binary in our_binaries() if binary.name.startswith("libtorchrpc.so.")]
+    if not libraries:
+        pytest.skip("torchrpc is not built: `make package` does it")
+    root = Path(__file__).resolve().parents[2]
+    version = re.search(r"^project\(torchrpc VERSION (\d+\.\d+)\.", (root / "CMakeLists.txt").read_text(), re.M)[1]
+    for library in libraries:
+        assert soname(library) == library.name == f"libtorchrpc.so.{version}"

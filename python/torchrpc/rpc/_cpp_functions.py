@@ -14,7 +14,7 @@ class CppFunction:
 
     Pass it to `rpc_sync`, `rpc_async` and `remote` instead of a Python function. It runs on the callee without the GIL.
     It takes positional arguments only: None, bool, int, float, complex, str, bytes, torch.Tensor, dtype, device, RRef,
-    and lists, tuples and dicts of those.
+    dataclasses of `torchrpc.cpp_struct`, and lists, tuples and dicts of those.
     """
 
     __slots__ = ("name",)

@@ -38,6 +38,8 @@ from ._plain_objects import lower_call as lower_call
 from ._plain_objects import lower_result as lower_result
 from ._plain_objects import restore_call as restore_call
 from ._plain_objects import restore_result as restore_result
+from ._structs import make_struct as make_struct
+from ._structs import struct_fields as struct_fields
 
 __all__ = ["PythonUDF", "RPCExecMode", "RemoteException", "deserialize", "serialize"]
 

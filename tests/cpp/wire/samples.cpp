@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "wire/value_codec.h"
+#include "wire/value_forms.h"
 
 namespace torchrpc {
 
@@ -160,9 +161,57 @@ bool arrivedSame(const at::Tensor& sent, const at::Tensor& arrived) {
   return sameStrided(sent, arrived);
 }
 
+namespace {
+
+std::string bytesIn(const c10::IValue& value) {
+  const auto bytes = value.toStorage();
+  return {static_cast<const char*>(bytes.data()), bytes.nbytes()};
+}
+
+bool sameForm(const c10::IValue& sent, const c10::IValue& arrived) {
+  if (const auto* numbers = formAs<NumberList>(sent)) {
+    const auto* others = formAs<NumberList>(arrived);
+    return others && arrivedSame(numbers->numbers, others->numbers);
+  }
+  if (const auto* object = formAs<StructValue>(sent)) {
+    const auto* other = formAs<StructValue>(arrived);
+    return other && object->name == other->name &&
+        std::equal(
+               object->fields.begin(), object->fields.end(), other->fields.begin(), other->fields.end(),
+               [](const auto& x, const auto& y) { return x.first == y.first && arrivedSame(x.second, y.second); });
+  }
+  const auto* dict = formAs<DictEntries>(sent);
+  const auto* other = formAs<DictEntries>(arrived);
+  return dict && other &&
+      std::equal(
+             dict->entries.begin(), dict->entries.end(), other->entries.begin(), other->entries.end(),
+             [](const auto& x, const auto& y) {
+               return arrivedSame(x.first, y.first) && arrivedSame(x.second, y.second);
+             });
+}
+
+c10::IValue randomNumbers(std::mt19937& random) {
+  constexpr at::ScalarType kTypes[] = {at::kByte, at::kShort, at::kLong,   at::kUInt64,
+                                       at::kInt,  at::kFloat, at::kDouble, at::kComplexDouble};
+  const auto type = kTypes[pick(random, std::size(kTypes))];
+  auto numbers = at::empty({static_cast<int64_t>(random() % 1000)}, type);
+  if (type == at::kUInt64) {
+    auto* data = static_cast<uint64_t*>(numbers.mutable_data_ptr());
+    for (int64_t i = 0; i < numbers.numel(); ++i) data[i] = uint64_t{random()} << (random() % 33);
+  } else {
+    numbers.fill_(3);
+  }
+  return makeForm<NumberList>(std::move(numbers));
+}
+
+}  // namespace
+
 bool arrivedSame(const c10::IValue& sent, const c10::IValue& arrived) {
   if (sent.tagKind() != arrived.tagKind()) return false;
   if (sent.isTensor()) return arrivedSame(sent.toTensor(), arrived.toTensor());
+  if (sent.isStorage()) return bytesIn(sent) == bytesIn(arrived);
+  if (sent.isUnsigned() && !sent.isInt()) return sent.toUInt() == arrived.toUInt();
+  if (sent.isCapsule()) return sameForm(sent, arrived);
   const auto all = [](const auto& a, const auto& b) {
     return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const c10::IValue& x, const c10::IValue& y) {
       return arrivedSame(x, y);
@@ -207,7 +256,7 @@ c10::IValue roundTrip(const c10::IValue& value, const c10::TypePtr& type) {
 
 c10::IValue randomValue(std::mt19937& random, const std::vector<at::Tensor>& tensors, int depth) {
   const auto child = [&] { return randomValue(random, tensors, depth - 1); };
-  switch (pick(random, depth > 0 ? 11 : 8)) {
+  switch (pick(random, depth > 0 ? 16 : 11)) {
     case 0: return {};
     case 1: return random() % 2 == 0;
     case 2: return static_cast<int64_t>(random()) << (random() % 32);
@@ -216,12 +265,27 @@ c10::IValue randomValue(std::mt19937& random, const std::vector<at::Tensor>& ten
     case 5: return randomBytes(random, 40);
     case 6: return tensors[pick(random, tensors.size())];
     case 7: return at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(pick(random, 8)));
-    case 8: {
+    case 8: return (uint64_t{1} << 63) + random();
+    case 9: return makeBytes(randomBytes(random, random() % 4 == 0 ? 10'000 : 40));
+    case 10: return randomNumbers(random);
+    case 11: {
+      StructValue::Fields fields;
+      for (int i = pick(random, 6); i > 0; --i) fields.emplace_back("field" + std::to_string(i), child());
+      return makeForm<StructValue>("Struct", std::move(fields));
+    }
+    case 12: {
+      DictEntries::Entries entries;
+      for (int i = 1 + pick(random, 5); i > 0; --i) {
+        entries.emplace_back(c10::ivalue::Tuple::create({c10::IValue(i)}), child());
+      }
+      return makeForm<DictEntries>(std::move(entries));
+    }
+    case 13: {
       c10::impl::GenericList list(c10::AnyType::get());
       for (int i = pick(random, 6); i > 0; --i) list.push_back(child());
       return list;
     }
-    case 9: {
+    case 14: {
       std::vector<c10::IValue> values;
       for (int i = pick(random, 6); i > 0; --i) values.push_back(child());
       return c10::ivalue::Tuple::create(std::move(values));

@@ -9,6 +9,7 @@
 
 #include "wire/samples.h"
 #include "wire/value_codec.h"
+#include "wire/value_forms.h"
 
 namespace torchrpc {
 
@@ -222,8 +223,76 @@ TEST_CASE("tags that only Python writes can be read where C++ has such values") 
   CHECK(read({13, 6}, c10::ScalarTypeType::get()).toInt() == 6);
   CHECK(read({13, 6}, c10::IntType::get()).toInt() == 6);
   CHECK(errorOf([&] { read({13, 100}); }).code() == ErrorCode::kProtocol);
-  CHECK(read(std::string("\x07\x02\0\0\0\0\0\0\0ab", 11)).toStringRef() == "ab");
+  CHECK(arrivedSame(read(std::string("\x07\x02\0\0\0\0\0\0\0ab", 11)), makeBytes("ab")));
   CHECK(errorOf([&] { read(std::string("\x0e\0\0\0\0", 5)); }).code() == ErrorCode::kInvalidArgument);
+}
+
+TEST_CASE("bytes travel in the head or, if they are many, as a tensor") {
+  for (const size_t size : {0u, 1u, 4096u, 4097u, 100'000u}) {
+    CAPTURE(size);
+    const auto sent = makeBytes(std::string(size, '\xff'));
+    CHECK(arrivedSame(sent, roundTrip(sent)));
+    std::string bytes;
+    Writer out(bytes);
+    std::vector<at::Tensor> tensors;
+    encodeValue(sent, out, tensors);
+    CHECK(tensors.size() == (size > 4096 ? 1 : 0));
+  }
+}
+
+TEST_CASE("a list of numbers in one tensor becomes a list of the argument's element type") {
+  const auto numbers = [](const at::Tensor& tensor) { return makeForm<NumberList>(tensor); };
+  const auto ints = numbers(at::arange(300));
+  CHECK(roundTrip(ints, list(c10::IntType::get())).toIntVector().at(299) == 299);
+  CHECK(roundTrip(ints, list(c10::FloatType::get())).toDoubleVector().at(299) == 299.0);
+  CHECK(roundTrip(ints, list(c10::ComplexType::get())).toList().size() == 300);
+  CHECK(roundTrip(ints, list(c10::SymIntType::get())).toIntVector().size() == 300);
+  const auto floats = numbers(at::arange(300, at::kFloat));
+  const auto mismatch = [](const IValue& value, const c10::TypePtr& type) {
+    return errorOf([&] { roundTrip(value, type); }).code();
+  };
+  CHECK(mismatch(floats, list(c10::IntType::get())) == ErrorCode::kInvalidArgument);
+  CHECK(mismatch(floats, list(c10::StringType::get())) == ErrorCode::kInvalidArgument);
+  CHECK(mismatch(floats, c10::FloatType::get()) == ErrorCode::kInvalidArgument);
+  CHECK(
+      mismatch(numbers(at::arange(3, at::kComplexFloat)), list(c10::FloatType::get())) == ErrorCode::kInvalidArgument);
+  CHECK(unpacked(floats).toDoubleVector().size() == 300);
+  CHECK(unpacked(tupleOf({1, listOf({floats})})).toTupleRef().elements()[1].toListRef()[0].isDoubleList());
+}
+
+TEST_CASE("what a writer would not have written for the new forms is malformed") {
+  const auto code = [](ValueTag tag, uint32_t index, std::vector<at::Tensor> tensors) {
+    std::string bytes;
+    Writer out(bytes);
+    out.put(tag);
+    out.put(index);
+    Reader in(bytes);
+    return errorOf([&] { decodeValue(in, tensors); }).code();
+  };
+  const auto wide = at::ones({1}).expand({int64_t{1} << 40});  // would take 4 TiB
+  for (const auto tag : {ValueTag::kNumbers, ValueTag::kLongBytes}) {
+    CHECK(code(tag, 1, {at::ones({2})}) == ErrorCode::kProtocol);
+    CHECK(code(tag, 0, {wide}) == ErrorCode::kProtocol);
+    CHECK(code(tag, 0, {at::ones({2, 2})}) == ErrorCode::kProtocol);
+    CHECK(code(tag, 0, {at::ones({4}).slice(0, 0, 4, 2)}) == ErrorCode::kProtocol);
+    CHECK(code(tag, 0, {at::ones({2}, at::kBool)}) == ErrorCode::kProtocol);
+    CHECK(code(tag, 0, {at::ones({2}, at::kHalf)}) == ErrorCode::kProtocol);
+    CHECK(code(tag, 0, {at::ones({2}, at::device(at::kMeta))}) == ErrorCode::kProtocol);
+    CHECK(code(tag, 0, {at::ones({2}).to_sparse()}) == ErrorCode::kProtocol);
+    CHECK(code(tag, 0, {at::Tensor()}) == ErrorCode::kProtocol);
+  }
+  CHECK(code(ValueTag::kLongBytes, 0, {at::ones({2})}) == ErrorCode::kProtocol);
+  std::string small("\x10\x05\0\0\0\0\0\0\0", 9);  // the unsigned integer 5
+  Reader in(small);
+  CHECK(errorOf([&] { decodeValue(in, {}); }).code() == ErrorCode::kProtocol);
+}
+
+TEST_CASE("a dict keeps keys that torch's dicts cannot have") {
+  const auto dict = makeDict({{tupleOf({1}), 1}, {uint64_t{1} << 63, 2}});
+  REQUIRE(formAs<DictEntries>(dict));
+  CHECK(arrivedSame(dict, roundTrip(dict)));
+  CHECK(makeDict({{1, 1}, {"a", 2}}).isGenericDict());
+  CHECK_THROWS_AS(makeDict({{1, 1}, {1, 2}}), Error);
 }
 
 }  // namespace torchrpc

@@ -1,0 +1,203 @@
+#include "wire/value_forms.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <string_view>
+
+#include "base/error.h"
+#include "wire/tensor_codec.h"
+
+namespace torchrpc {
+
+namespace {
+
+using c10::IValue;
+
+template <typename T>
+IValue numberValue(T number) {
+  if constexpr (c10::is_complex<T>::value) {
+    return c10::complex<double>(static_cast<double>(number.real()), static_cast<double>(number.imag()));
+  } else if constexpr (std::is_floating_point_v<T>) {
+    return static_cast<double>(number);
+  } else if constexpr (std::is_same_v<T, uint64_t>) {
+    return number;
+  } else {
+    return static_cast<int64_t>(number);
+  }
+}
+
+/// Whether values of that type need a look at each: lists of numbers, say, can be long.
+bool canHaveForms(const c10::Type& type) {
+  switch (type.kind()) {
+    case c10::TypeKind::FloatType:
+    case c10::TypeKind::ComplexType:
+    case c10::TypeKind::BoolType:
+    case c10::TypeKind::StringType:
+    case c10::TypeKind::TensorType: return false;
+    default: return true;  // also IntType, because of unsigned integers
+  }
+}
+
+/// The changed copy of a value that has a NumberList within; nothing if it has none.
+std::optional<IValue> unpackedIfPacked(const IValue& value);
+
+/// The same for the parts of a container.
+template <typename Parts>
+std::optional<std::vector<IValue>> unpackedParts(const Parts& parts) {
+  std::optional<std::vector<IValue>> all;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    auto changed = unpackedIfPacked(parts[i]);
+    if (!changed) continue;
+    if (!all) all.emplace(parts.begin(), parts.end());
+    (*all)[i] = *std::move(changed);
+  }
+  return all;
+}
+
+IValue listOf(const c10::TypePtr& element, std::vector<IValue> values) {
+  c10::impl::GenericList list(element);
+  list.reserve(values.size());
+  for (auto& value : values) list.push_back(std::move(value));
+  return list;
+}
+
+std::optional<IValue> unpackedDict(const c10::impl::GenericDict& dict) {
+  bool is_packed = false;
+  DictEntries::Entries entries;
+  for (const auto& entry : dict) {
+    auto changed = unpackedIfPacked(entry.value());
+    is_packed = is_packed || changed;
+    entries.emplace_back(entry.key(), changed ? *std::move(changed) : entry.value());
+  }
+  if (!is_packed) return std::nullopt;
+  return makeDict(std::move(entries));
+}
+
+std::optional<IValue> unpackedIfPacked(const IValue& value) {
+  if (const auto* form = formOf(value)) {
+    if (const auto* numbers = dynamic_cast<const NumberList*>(form)) {
+      return listOf(numbers->elementType(), numbers->elements());
+    }
+    return std::nullopt;  // its parts are read as values of their types
+  }
+  if (value.isList()) {
+    const auto list = value.toList();
+    if (!canHaveForms(*list.elementType())) return std::nullopt;
+    auto parts = unpackedParts(value.toListRef());
+    if (!parts) return std::nullopt;
+    return listOf(list.elementType(), *std::move(parts));
+  }
+  if (value.isTuple()) {
+    auto parts = unpackedParts(value.toTupleRef().elements().vec());
+    if (!parts) return std::nullopt;
+    return c10::ivalue::Tuple::create(*std::move(parts));
+  }
+  if (value.isGenericDict()) return unpackedDict(value.toGenericDict());
+  return std::nullopt;
+}
+
+}  // namespace
+
+bool NumberList::fits(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.layout() != at::kStrided || !tensor.device().is_cpu() || tensor.dim() != 1 ||
+      !tensor.is_contiguous() || tensor.is_conj() || tensor.is_neg()) {
+    return false;
+  }
+  switch (tensor.scalar_type()) {
+    case at::kChar:
+    case at::kShort:
+    case at::kInt:
+    case at::kLong:
+    case at::kByte:
+    case at::kUInt16:
+    case at::kUInt32:
+    case at::kUInt64:
+    case at::kFloat:
+    case at::kDouble:
+    case at::kComplexFloat:
+    case at::kComplexDouble: return true;
+    default: return false;
+  }
+}
+
+std::vector<IValue> NumberList::elements() const {
+  std::vector<IValue> values;
+  values.reserve(static_cast<size_t>(numbers.numel()));
+  const auto append = [&]<typename T>(T) {
+    const auto* data = static_cast<const T*>(numbers.const_data_ptr());
+    for (int64_t i = 0; i < numbers.numel(); ++i) values.push_back(numberValue(data[i]));
+  };
+  switch (numbers.scalar_type()) {
+    case at::kChar: append(int8_t{}); break;
+    case at::kShort: append(int16_t{}); break;
+    case at::kInt: append(int32_t{}); break;
+    case at::kLong: append(int64_t{}); break;
+    case at::kByte: append(uint8_t{}); break;
+    case at::kUInt16: append(uint16_t{}); break;
+    case at::kUInt32: append(uint32_t{}); break;
+    case at::kUInt64: append(uint64_t{}); break;
+    case at::kFloat: append(float{}); break;
+    case at::kDouble: append(double{}); break;
+    case at::kComplexFloat: append(c10::complex<float>{}); break;
+    default: append(c10::complex<double>{}); break;
+  }
+  return values;
+}
+
+c10::TypePtr NumberList::elementType() const {
+  if (numbers.is_complex()) return c10::ComplexType::get();
+  if (numbers.is_floating_point()) return c10::FloatType::get();
+  return c10::IntType::get();
+}
+
+const ValueForm* formOf(const IValue& value) {
+  if (!value.isCapsule()) return nullptr;
+  return dynamic_cast<const ValueForm*>(value.toCapsule().get());  // `value` keeps it
+}
+
+bool canBeKey(const IValue& key) {
+  return key.isInt() || key.isString() || key.isDouble() || key.isBool() || key.isComplexDouble() || key.isTensor() ||
+      key.isDevice();
+}
+
+IValue makeDict(DictEntries::Entries entries) {
+  for (const auto& [key, value] : entries) {
+    if (!canBeKey(key)) return makeForm<DictEntries>(std::move(entries));
+  }
+  c10::impl::GenericDict dict(c10::AnyType::get(), c10::AnyType::get());
+  dict.reserve(entries.size());
+  for (auto& [key, value] : entries) {
+    if (!dict.insert(std::move(key), std::move(value)).second) {
+      throw Error(ErrorCode::kInvalidArgument, "two keys of a dict are equal");
+    }
+  }
+  return dict;
+}
+
+IValue unpacked(const IValue& value) {
+  auto changed = unpackedIfPacked(value);
+  return changed ? *std::move(changed) : value;
+}
+
+bool hasForm(const IValue& value) {
+  const auto any = [](const auto& parts) {
+    return std::any_of(parts.begin(), parts.end(), [](const IValue& part) { return hasForm(part); });
+  };
+  if (value.isCapsule()) return formOf(value) != nullptr;
+  if (value.isStorage()) return true;
+  if (value.isUnsigned()) return !value.isInt();
+  if (value.isList()) return canHaveForms(*value.toList().elementType()) && any(value.toListRef());
+  if (value.isTuple()) return any(value.toTupleRef().elements());
+  if (!value.isGenericDict()) return false;
+  const auto dict = value.toGenericDict();
+  return std::any_of(dict.begin(), dict.end(), [](const auto& entry) { return hasForm(entry.value()); });
+}
+
+IValue makeBytes(std::string_view bytes) {
+  auto storage = makeStorage(bytes.size());
+  if (!bytes.empty()) std::memcpy(storage.mutable_data(), bytes.data(), bytes.size());
+  return storage;
+}
+
+}  // namespace torchrpc

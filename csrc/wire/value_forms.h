@@ -1,0 +1,79 @@
+#pragma once
+
+// Forms of plain values that c10::IValue does not have itself: capsules that hold one of these classes. Bytes are an
+// IValue that holds a c10::Storage.
+// Threads: any; nothing changes after construction.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace torchrpc {
+
+/// The base class of all of them.
+class ValueForm : public torch::CustomClassHolder {};
+
+/// A list of numbers in one piece of memory. It stands for a list: unpacked() makes one.
+class NumberList final : public ValueForm {
+ public:
+  explicit NumberList(at::Tensor numbers) : numbers(std::move(numbers)) {}
+  /// Whether a tensor can be the numbers of a list: one dimension, contiguous, on the CPU, integers or floats or
+  /// complex numbers.
+  static bool fits(const at::Tensor& tensor);
+  /// Its elements.
+  std::vector<c10::IValue> elements() const;
+  /// The type of its elements: int, float or complex.
+  c10::TypePtr elementType() const;
+
+  const at::Tensor numbers;
+};
+
+/// An object of a struct that both languages name alike.
+class StructValue final : public ValueForm {
+ public:
+  using Fields = std::vector<std::pair<std::string, c10::IValue>>;
+  StructValue(std::string name, Fields fields) : name(std::move(name)), fields(std::move(fields)) {}
+
+  const std::string name;
+  const Fields fields;
+};
+
+/// A dict with keys that a c10::Dict cannot have, such as tuples.
+class DictEntries final : public ValueForm {
+ public:
+  using Entries = std::vector<std::pair<c10::IValue, c10::IValue>>;
+  explicit DictEntries(Entries entries) : entries(std::move(entries)) {}
+
+  const Entries entries;
+};
+
+/// The form in `value`; nullptr if it is of another class, or no capsule. It lives as long as `value`.
+const ValueForm* formOf(const c10::IValue& value);
+template <typename Form>
+const Form* formAs(const c10::IValue& value) {
+  return dynamic_cast<const Form*>(formOf(value));
+}
+template <typename Form, typename... Parts>
+c10::IValue makeForm(Parts&&... parts) {
+  return c10::IValue::make_capsule(c10::make_intrusive<Form>(std::forward<Parts>(parts)...));
+}
+
+/// Whether a c10::Dict can have that key.
+bool canBeKey(const c10::IValue& key);
+/// A c10::Dict if it can have all keys, else DictEntries. Throws Error(kInvalidArgument) if two keys are equal.
+c10::IValue makeDict(DictEntries::Entries entries);
+
+/// `value` with an ordinary list in place of each NumberList in it, also within containers.
+c10::IValue unpacked(const c10::IValue& value);
+
+/// Whether torch has no Python object for `value`, because it is or contains such a form, bytes or an unsigned integer.
+bool hasForm(const c10::IValue& value);
+
+/// A copy of `bytes` as a value.
+c10::IValue makeBytes(std::string_view bytes);
+
+}  // namespace torchrpc
