@@ -48,7 +48,7 @@ class CurrentSink {
 
 }  // namespace
 
-void setLogSink(LogSink sink) {
+void v1::setLogSink(LogSink sink) {
   CurrentSink::get().set(sink ? std::make_shared<const LogSink>(std::move(sink)) : nullptr);
 }
 

@@ -15,6 +15,7 @@
 #include <string_view>
 
 namespace torchrpc {
+inline namespace v1 {
 
 enum class LogLevel : uint8_t { kDebug, kInfo, kWarning, kError };
 
@@ -37,4 +38,5 @@ using LogSink = std::function<void(LogLevel level, const std::string& text)>;
 /// to standard error. Threads: any; the earlier sink may run until the lines that it has been given are done.
 void setLogSink(LogSink sink);
 
+}  // namespace v1
 }  // namespace torchrpc
