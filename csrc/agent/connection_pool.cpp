@@ -263,7 +263,11 @@ void ConnectionPool::acceptHello(Link& link, Frame frame) {
   link.peer_ = peer;
   std::shared_ptr<Link> replaced;  // destroyed after the lock
   MutexLock lock(mutex_);
-  std::erase_if(inbound_links_, [](const auto& each) { return each.expired(); });
+  // The ended ones are removed when the vector is full, so that each HELLO does not look at all of them.
+  if (inbound_links_.size() == inbound_links_.capacity()) {
+    std::erase_if(inbound_links_, [](const auto& each) { return each.expired(); });
+    inbound_links_.reserve(std::max<size_t>(16, 2 * inbound_links_.size()));
+  }
   inbound_links_.push_back(link.weak_from_this());
   // A second connection of the same start does not replace the one over which this node sends.
   auto& used = links_[peer.id];
