@@ -529,7 +529,7 @@ class Node : public NodeRef {
   Node& operator=(const Node&) = delete;
 
   /// Waits until all workers have called it (in Python: rpc.shutdown()) and all calls have ended, serving calls
-  /// meanwhile; then stops the node. A second call does nothing. Throws Error: kTimeout, which names the workers that
+  /// meanwhile; then stops the node. A second call does nothing. Throws Error: kTimeout, which names the ranks that
   /// did not call it within `timeout`, or says that calls or RRefs were still under way; kWorkerLost, which names
   /// workers that were lost, after all others have called it; kInvalidArgument for a time-out that is not positive, and
   /// in a function that this node runs. Except after kInvalidArgument, the node has stopped even then.
