@@ -320,7 +320,8 @@ void Agent::send(WorkerId to, CallId id, const Message& message) {
     if (to == self().id) {
       const Responder responder([this, id](Result<Message> result) {
         cancelled_.onAnswered({0, id});
-        result = result ? Result<Message>(copyMessage(result.value())) : Result<Message>(namedError(result.error(), self()));
+        result =
+            result ? Result<Message>(copyMessage(result.value())) : Result<Message>(namedError(result.error(), self()));
         complete(id, std::move(result));
       });
       return serve(self(), message.kind, encodeCopy(message, options_.limits), Origin{.call = id}, responder);

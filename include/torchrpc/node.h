@@ -499,8 +499,8 @@ struct NodeOptions {
   /// Whether calls are counted by function and peer, for tools and Prometheus: see docs/metrics.md. Empty: the value of
   /// TORCHRPC_METRICS, else not.
   std::optional<bool> metrics{};
-  /// Calls that take longer, made or served by this worker, are logged, and again when they have ended; kNoLimit or 0: none.
-  /// Empty: the value of TORCHRPC_SLOW_CALL_S, in seconds, else none.
+  /// Calls that take longer, made or served by this worker, are logged, and again when they have ended; kNoLimit or 0:
+  /// none. Empty: the value of TORCHRPC_SLOW_CALL_S, in seconds, else none.
   std::optional<Duration> slow_call{};
   MessageLimits limits{};             ///< of messages, in both directions
   std::vector<CallerQuota> quotas{};  ///< the first that matches a caller's name applies; none: no limit

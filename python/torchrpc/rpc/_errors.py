@@ -62,7 +62,7 @@ class CancelledError(RpcError):
 
 
 class ArgumentMismatchError(RpcError, TypeError):
-    """A C++ function does not take the arguments of the call: their number, or the type of one, which the text names."""
+    """A C++ function does not take the arguments of the call: their number or types; the text names the argument."""
 
     __module__ = "torchrpc.rpc"
 
