@@ -42,6 +42,12 @@ Error replacedError(const WorkerInfo& worker) {
   return {ErrorCode::kWorkerLost, worker.name + " has been started again", worker.name};
 }
 
+/// The error of a request that is served here: it concerns this worker if it names no other.
+Error namedError(const Error& error, const WorkerInfo& self) {
+  if (!error.worker().empty()) return error;
+  return Error(error.code(), error.text(), self.name, error.detail()).withOrigin(error.origin());
+}
+
 std::string deadlineHeader(Duration timeout) {
   std::string bytes;
   Writer(bytes).put(static_cast<int64_t>(std::chrono::nanoseconds(timeout).count()));
@@ -313,7 +319,9 @@ void Agent::send(WorkerId to, CallId id, const Message& message) {
   try {
     if (to == self().id) {
       const Responder responder([this, id](Result<Message> result) {
-        if (result) result = copyMessage(result.value());
+        cancelled_.onAnswered({0, id});
+        result =
+            result ? Result<Message>(copyMessage(result.value())) : Result<Message>(namedError(result.error(), self()));
         complete(id, std::move(result));
       });
       return serve(self(), message.kind, encodeCopy(message, options_.limits), Origin{.call = id}, responder);
@@ -390,6 +398,57 @@ std::string Agent::threadShortage(Duration timeout) const {
       " had as many threads as it can have, which this call may have needed: of " + std::to_string(pool.threads) +
       " threads " + std::to_string(pool.blocked) + " are blocked in calls of their own, and " +
       std::to_string(pool.queued + strand_.queued()) + " tasks wait for a thread. Nest fewer calls";
+}
+
+// --- Cancelled calls ---
+
+// Note [Cancelled calls]
+// A caller that cancels a call ends it here at once, and sends CANCEL behind the request. It is a hint: the callee may
+// have answered already, and only a function that asks ends sooner. So nothing of the protocols above depends on it:
+// the reply is a late one, whose RRefs are released. The callee has no table of the calls that it serves, and makes an
+// entry when CANCEL arrives, or when a function wants to be told. The entry ends with the answer. (CANCEL that arrives
+// after the answer is dropped, unless other calls of that caller are unanswered: then its entry stays until the link
+// ends or many others have come.)
+
+bool Agent::cancel(CallId id) {
+  const auto call = calls_.take(id);
+  if (!call) return false;
+  const auto to = worker(call->to);
+  finish(*call, Error(ErrorCode::kCancelled, "the call to " + to.name + " was cancelled by its caller", to.name));
+  if (call->to == self().id) {
+    cancelled_.cancel({0, id});
+    return true;
+  }
+  for (const auto& link : connections_.links()) {
+    if (link->id() != call->link) continue;
+    std::string payload;
+    Writer(payload).put(id);
+    // As a call, so that it does not overtake one that is held back.
+    link->sendCall(
+        calls_.nextId(), encodeFrame({.kind = Kind::kCancel, .payload = std::move(payload)}), [](const Status&) {});
+  }
+  return true;
+}
+
+void Agent::onCancel(Link& link, Frame frame) try {
+  const auto message = decode(std::move(frame), link.peer().id).take();
+  Reader reader(message.payload);
+  const auto id = reader.get<CallId>();
+  reader.expectEnd();
+  if (link.hasUnanswered()) cancelled_.cancel({link.id(), id});
+} catch (const Error&) {
+  malformed_.fetch_add(1, std::memory_order_relaxed);
+}
+
+bool Agent::isCancelled(const ServedId& id) const {
+  if (id.call == 0) return false;
+  if (cancelled_.isCancelled(id)) return true;
+  return id.link != 0 && !connections_.isOpen(id.link);
+}
+
+void Agent::onCancelled(const ServedId& id, CancelledCalls::Handler handler) {
+  cancelled_.onCancelled(id, std::move(handler));
+  if (id.link != 0 && !connections_.isOpen(id.link)) cancelled_.loseLink(id.link);
 }
 
 // --- Calls that may be repeated ---
@@ -513,6 +572,7 @@ Request Agent::requestIn(Frame frame, const WorkerInfo& from, const Origin& orig
       .from = from,
       .message = decode(std::move(frame), from.id).take(),
       .incarnation = origin.link ? origin.link->incarnation() : options_.incarnation,
+      .link = origin.link ? origin.link->id() : 0,
       .is_from_member = origin.is_member,
       .audit = origin.audit,
       .rref_quota_token = origin.rref_quota_token};
@@ -530,6 +590,7 @@ void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
   if (info && info->kind == Kind::kPing) return link->send(encodeFrame({.kind = Kind::kPong}), [](const Status&) {});
   if (info && info->kind == Kind::kPong) return;
   if (info && info->kind == Kind::kStarted) return onStarted(*link, std::move(frame));
+  if (info && info->kind == Kind::kCancel) return onCancel(*link, std::move(frame));
   if (info && info->kind == Kind::kGoodbye) {
     const auto& name = link->peer().name;
     if (!closing_ && !leaving_) membership_.onLeft(link->peer(), link->incarnation());
@@ -569,6 +630,7 @@ void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
     if (audit) recordServed(*audit, result);
     reply(link, id, std::move(result), token);
     if (is_counted) link->removeUnanswered();
+    cancelled_.onAnswered({link->id(), id});
     ending_.notify();
   });
   if (is_counted && ending_.hasBegun()) {
@@ -744,7 +806,7 @@ bool Agent::postTo(Where where, const Origin& origin, std::function<void()> task
 
 void Agent::reply(const std::shared_ptr<Link>& link, CallId id, Result<Message> result, ActivityToken token) {
   if (!isInItsProcess()) return;  // the function has forked, and this is the child
-  auto message = result ? std::move(result).value() : encodeError(result.error());
+  auto message = result ? std::move(result).value() : encodeError(namedError(result.error(), self()));
   message.call = id;
   Frame frame;
   try {
@@ -771,6 +833,7 @@ void Agent::reply(const std::shared_ptr<Link>& link, CallId id, Result<Message> 
 void Agent::onLost(const Link& link, const Error& reason) {
   const auto& peer = link.peer();
   ending_.notify();
+  cancelled_.loseLink(link.id());
   for (auto& call : calls_.takeLink(link.id())) {
     if (call.attempt) call.attempt->sent_to = call.incarnation;
     finish(call, lostError(peer, reason));

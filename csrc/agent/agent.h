@@ -14,6 +14,7 @@
 #include "agent/activity.h"
 #include "agent/audit_log.h"
 #include "agent/call_table.h"
+#include "agent/cancelled_calls.h"
 #include "agent/connection_pool.h"
 #include "agent/ending.h"
 #include "agent/keyed_calls.h"
@@ -125,6 +126,14 @@ class Agent final : public Messenger {
   /// The lost ones among these other workers; to be called from time to time while you wait for them. See Liveness.
   std::vector<WorkerId> lostAmong(const std::vector<WorkerId>& workers) { return liveness_.lostAmong(workers); }
 
+  // --- Cancelled calls: Note [Cancelled calls] ---
+  /// Ends a request of this worker, unless it has ended, with kCancelled. Tells the callee.
+  bool cancel(CallId id);
+  /// Whether the caller of a request that is served here has cancelled it, or is lost.
+  bool isCancelled(const ServedId& id) const;
+  /// Calls `handler`, on any thread, often the loop, if that happens before the request is answered.
+  void onCancelled(const ServedId& id, CancelledCalls::Handler handler);
+
   /// Whether there are outstanding requests.
   bool hasOutstandingRequests() const { return calls_.size() > 0; }
   /// For a thread that is about to make a call: waits until the call table has capacity, false after `timeout`. It
@@ -138,6 +147,8 @@ class Agent final : public Messenger {
   Error forkedError() const;
   /// Whether the calling thread serves calls of this node, or runs continuations: it cannot close() the node.
   bool isOnOwnThread() const { return pool_->isOnOwnThread(); }
+  /// Whether messages that arrive have to wait for the calling thread.
+  bool isOnLoop() const { return transport_->inLoop(); }
   /// Whether close() has been called.
   bool isClosing() const { return closing_; }
   /// Waits until no call is under way, neither made nor served here. False after `timeout` (kNoLimit: never).
@@ -249,6 +260,7 @@ class Agent final : public Messenger {
   bool postTo(Where where, const Origin& origin, std::function<void()> task);
   static void reportStart(const Origin& origin);
   void onStarted(Link& link, Frame frame);
+  void onCancel(Link& link, Frame frame);
   /// INSPECT of an observer.
   void onInspect(const std::shared_ptr<Link>& link, Frame frame);
   /// Runs `handle`, and answers with the error that it throws.
@@ -302,6 +314,7 @@ class Agent final : public Messenger {
   CallObserver* observer_ = nullptr;  ///< null: there is none
   // Thread-safe:
   UnansweredCalls unanswered_;
+  CancelledCalls cancelled_;
   Activity activity_;
   CallTable calls_;
   Quotas quotas_;

@@ -431,6 +431,12 @@ std::vector<std::shared_ptr<Link>> ConnectionPool::allLinks() const {
   return out;
 }
 
+bool ConnectionPool::isOpen(uint64_t id) const {
+  const auto links = allLinks();
+  const auto found = std::ranges::find(links, id, [](const auto& link) { return link->id(); });
+  return found != links.end() && !(*found)->isClosed();
+}
+
 ConnectionPool::Queued ConnectionPool::queued() const {
   Queued queued;
   for (const auto& link : allLinks()) {

@@ -173,6 +173,8 @@ class ConnectionPool {
   bool hasLink(WorkerId to) const;
   /// All links, also those over which only the peer sends. Thread-safe.
   std::vector<std::shared_ptr<Link>> allLinks() const;
+  /// Whether the link of that id has not ended. Thread-safe.
+  bool isOpen(uint64_t id) const;
   /// What waits because of Note [Flow control], on all links.
   struct Queued {
     size_t reply_bytes = 0;

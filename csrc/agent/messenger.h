@@ -114,6 +114,7 @@ struct Request {
   WorkerInfo from;
   Message message;
   uint64_t incarnation = 0;                        ///< of `from`
+  uint64_t link = 0;                               ///< over which it has come; 0: from this worker itself
   bool is_from_member = true;                      ///< `from` is a member of the group, and no client: see PeerIdentity
   std::shared_ptr<AuditedCall> audit{};            ///< to be completed by those who know the function; null: no log
   std::shared_ptr<const void> rref_quota_token{};  ///< of a remote call: belongs to the RRef that it makes

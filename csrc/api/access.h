@@ -19,7 +19,9 @@ constexpr const char* kLeaving = "leaving";
 std::shared_ptr<core::Node> coreOf(const NodeRef& node);
 /// The handle of a node.
 NodeRef refTo(const std::shared_ptr<core::Node>& node);
-/// kNoLimit for 0. Throws Error(kInvalidArgument), which names the argument, for a negative time-out.
+/// The duration. Throws Error(kInvalidArgument), which names the argument, for a time-out that is negative.
+Duration waitLimitOf(Timeout timeout, const char* argument);
+/// The same for what cannot be done in no time: also if it is 0.
 Duration limitOf(Timeout timeout, const char* argument);
 /// The time-out of calls made through `node`: its own, else the default of `core`.
 Duration timeoutOf(const NodeRef& node, const core::Node& core);

@@ -59,6 +59,18 @@ Message pythonCall(Kind kind, const std::string& name, const Values& args, const
   return message;
 }
 
+/// A call of a method of a Python object, as a proxy of an RRef makes it.
+Message methodCall(Kind kind, const std::string& name, const Values& args, const RRefIndexOf& rrefs) {
+  if (args.empty() || !args.front().isRRef()) {
+    throwInvalidArgument("method(" + name + ") needs an RRef to the object: rref.call(method(...), arguments ...)");
+  }
+  const c10::TypePtr any = c10::AnyType::get();
+  const auto positional = c10::ivalue::Tuple::create(Values(args.begin() + 1, args.end()));
+  return pythonCall(
+      kind, "torchrpc.rpc.rref_proxy:_call_method", {args.front(), name, positional, c10::impl::GenericDict(any, any)},
+      rrefs);
+}
+
 core::Node::Outgoing encode(
     core::Node& node, WorkerId to, const Callable& callable, const Values& args, Operation operation) {
   OutgoingForks forks(node.rrefs(), to);
@@ -72,6 +84,9 @@ core::Node::Outgoing encode(
       break;
     case Callable::Kind::kPython:
       out.message = pythonCall(kindOf(operation, CallableType::kPython), callable.name(), args, rrefWriter(forks));
+      break;
+    case Callable::Kind::kMethod:
+      out.message = methodCall(kindOf(operation, CallableType::kPython), callable.name(), args, rrefWriter(forks));
       break;
   }
   out.forks = forks.commit(out.message);

@@ -2,6 +2,7 @@
 
 #include <unordered_map>
 
+#include "agent/deadline.h"
 #include "api/access.h"
 #include "api/future_state.h"
 #include "base/exception.h"
@@ -17,6 +18,7 @@ namespace {
 struct Names {
   Mutex mutex;
   std::unordered_map<const void*, std::string> by_address TORCHRPC_GUARDED_BY(mutex);
+  std::unordered_map<std::string, std::string> by_method TORCHRPC_GUARDED_BY(mutex);
 };
 
 // Made on first use, because static initialisers of other files register functions.
@@ -25,28 +27,50 @@ Names& names() {
   return instance;
 }
 
-Result<c10::IValue> resultOf(FutureState& ready) {
+/// What a handler throws for arguments that the function does not take, so that it is not taken for the function's own.
+class ArgumentError final : public Error {
+ public:
+  explicit ArgumentError(const std::string& text) : Error(ErrorCode::kArgumentMismatch, text) {}
+};
+/// The same for a result that cannot be sent.
+class ResultError final : public Error {
+ public:
+  explicit ResultError(const Error& error) : Error(error) {}
+};
+
+/// The text of an error starts with the worker and the name of the function, because the error may pass through several
+/// calls.
+Error errorHere(const std::exception_ptr& raised, const std::string& name, const WorkerInfo& self) {
+  const auto error =
+      errorFromException(raised, ErrorCode::kUserException, self.name, "On " + toString(self) + ", in " + name + ": ");
+  if (!error.worker().empty()) return error;
+  return Error(error.code(), error.text(), self.name, error.detail()).withOrigin(error.origin());
+}
+
+/// The result of the function `name`, which has returned a future.
+Result<c10::IValue> resultOf(FutureState& ready, const std::string& name, const WorkerInfo& self) {
   try {
     return ready.wait(kNoLimit);
   } catch (const os::ForcedUnwind&) {
     throw;
   } catch (...) {
-    return errorFromException(std::current_exception(), ErrorCode::kUserException);
+    return errorHere(std::current_exception(), name, self).withOrigin(ErrorOrigin::kFunction);
   }
 }
 
-/// Calls the function `name`. The text of an error starts with the worker and that name, because the error may pass
-/// through several calls.
+/// Calls the function `name`.
 Outcome invoke(
     const std::string& name, const Handler& handler, const Call& call, const std::vector<c10::IValue>& args) {
   try {
     return handler(call, args);
   } catch (const os::ForcedUnwind&) {
     throw;
+  } catch (const ResultError& error) {
+    throw errorHere(std::make_exception_ptr<Error>(error), name, call.node.self()).withOrigin(ErrorOrigin::kResult);
+  } catch (const ArgumentError& error) {
+    throw errorHere(std::make_exception_ptr<Error>(error), name, call.node.self());
   } catch (...) {
-    const auto self = call.node.self();
-    throw errorFromException(
-        std::current_exception(), ErrorCode::kUserException, self.name, "On " + toString(self) + ", in " + name + ": ");
+    throw errorHere(std::current_exception(), name, call.node.self()).withOrigin(ErrorOrigin::kFunction);
   }
 }
 
@@ -58,14 +82,42 @@ void registerHandler(std::string name, Handler handler, const void* function) {
       name,
       [name, handler = std::move(handler)](
           const CppCall& call, const std::vector<c10::IValue>& args, const CallableRunner::ValueHandler& done) {
-        auto outcome = invoke(name, handler, {NodeRef(std::weak_ptr<void>(call.node)), call.from}, args);
+        const Call context{
+            NodeRef(std::weak_ptr<void>(call.node)), call.from, {call.id.link, call.id.call, currentDeadline()}};
+        auto outcome = invoke(name, handler, context, args);
         if (!outcome.future) return done(std::move(outcome.value));
-        whenReady(*outcome.future, [future = outcome.future, done] { done(resultOf(*future)); });
+        auto& future = checked(outcome.future);
+        const auto node = future.ready() ? nullptr : call.node.lock();
+        if (node) {
+          // Weak: the entry must not keep the future alive that ends it.
+          node->agent().onCancelled(call.id, [weak = std::weak_ptr(outcome.future)] {
+            if (const auto state = weak.lock()) state->cancel();
+          });
+        }
+        future.whenReady(Executor::pool(), [future = outcome.future, name, self = context.node.self(), done] {
+          done(resultOf(*future, name, self));
+        });
       });
   if (!function) return;
   auto& all = names();
   MutexLock lock(all.mutex);
   all.by_address.emplace(function, std::move(name));
+}
+
+void registerMethod(std::string name, Handler handler, std::string key) {
+  registerHandler(name, std::move(handler), nullptr);
+  auto& all = names();
+  MutexLock lock(all.mutex);
+  all.by_method.emplace(std::move(key), std::move(name));
+}
+
+Callable nameOfMethod(const std::string& key) {
+  auto& all = names();
+  MutexLock lock(all.mutex);
+  if (const auto it = all.by_method.find(key); it != all.by_method.end()) return it->second;
+  throwInvalidArgument(
+      "this member function is not registered here: write TORCHRPC_FUNCTION(Class::its_name) after the class, or call "
+      "it by name");
 }
 
 Callable nameOf(const void* function) {
@@ -79,15 +131,23 @@ Callable nameOf(const void* function) {
 
 void expectArguments(size_t expected, size_t actual) {
   if (expected == actual) return;
-  throw Error(
-      ErrorCode::kInvalidArgument,
-      "it takes " + std::to_string(expected) + " arguments, the call has " + std::to_string(actual));
+  throw ArgumentError("it takes " + std::to_string(expected) + " arguments, the call has " + std::to_string(actual));
 }
 
 void rethrowForArgument(size_t index, const Error& error) {
-  throw Error(error.code(), "argument " + std::to_string(index) + ": " + error.text(), error.worker());
+  throw ArgumentError("argument " + std::to_string(index) + ": " + error.text());
 }
 
+void rethrowForSending(const Error& error) { throw ResultError(error); }
+
 }  // namespace detail
+
+bool Call::cancelled() const {
+  const auto core = std::static_pointer_cast<core::Node>(node.core().lock());
+  return !core || core->agent().isCancelled({served.link, served.call});
+}
+
+Duration Call::timeLeft() const { return timeUntil(served.deadline); }
+
 }  // namespace v1
 }  // namespace torchrpc

@@ -1,3 +1,4 @@
+#include "agent/deadline.h"
 #include "api/access.h"
 #include "api/future_state.h"
 
@@ -9,17 +10,34 @@ void FutureState::settle(Message reply) { settleWith(std::make_shared<const Mess
 void FutureState::settle(c10::IValue value) { settleWith(std::move(value)); }
 void FutureState::settle(std::exception_ptr error) { settleWith(std::move(error)); }
 
-void FutureState::settleWith(Outcome outcome) {
-  std::vector<std::function<void()>> actions;
+void FutureState::settleAs(const FutureState& other) {
+  Outcome outcome;
+  {
+    MutexLock lock(other.mutex_);
+    outcome = other.outcome_;
+  }
+  settleWith(std::move(outcome));
+}
+
+bool FutureState::settleWith(Outcome outcome) {
+  std::vector<Action> actions;
+  Sources sources;
   {
     MutexLock lock(mutex_);
-    if (outcome_.index() != 0) return;
+    if (outcome_.index() != 0) return false;
     outcome_ = std::move(outcome);
     actions.swap(actions_);
+    sources.swap(sources_);
   }
   settled_.notify_all();
   futex_waiter_.notify();
   for (auto& action : actions) run(std::move(action));
+  return true;
+}
+
+std::string FutureState::callee() const {
+  const auto node = wait_.to == kNoWorker ? nullptr : node_.lock();
+  return node ? node->agent().worker(wait_.to).name : "";
 }
 
 bool FutureState::ready() const {
@@ -27,24 +45,41 @@ bool FutureState::ready() const {
   return outcome_.index() != 0;
 }
 
+std::exception_ptr FutureState::error() const {
+  MutexLock lock(mutex_);
+  const auto* error = std::get_if<std::exception_ptr>(&outcome_);
+  return error ? *error : nullptr;
+}
+
+bool FutureState::waitUntilReady(Duration timeout) {
+  if (ready()) return true;
+  const ThreadPool::BlockingScope blocking;
+  const auto deadline = deadlineAfter(timeout);
+  const auto settled = [this]() TORCHRPC_REQUIRES(mutex_) { return outcome_.index() != 0; };
+  std::optional<WaitScope> waiting;
+  if (const auto node = node_.lock()) {
+    if (node->agent().isOnLoop()) {
+      throwInvalidArgument(
+          "a continuation that runs on Executor::inlined() waits for a result that has not arrived, on the thread that "
+          "would receive it: let it run on the pool");
+    }
+    node->agent().poll([&] { return ready() || TimePoint::clock::now() >= deadline; });
+    if (!ready()) waiting.emplace(wait_);
+    node->agent().park([&] { return ready(); }, futex_waiter_, deadline);
+  }
+  MutexLock lock(mutex_);
+  if (deadline != kNever) return settled_.wait_until(lock, deadline, settled);
+  settled_.wait(lock, settled);
+  return true;
+}
+
 c10::IValue FutureState::wait(Duration timeout) {
+  if (!waitUntilReady(timeout)) {
+    throw Error(ErrorCode::kTimeout, "the result did not arrive within the time-out of wait()", callee());
+  }
   Reply reply;
   {
-    const ThreadPool::BlockingScope blocking;
-    const auto deadline = deadlineAfter(timeout);
-    const auto settled = [this]() TORCHRPC_REQUIRES(mutex_) { return outcome_.index() != 0; };
-    std::optional<WaitScope> waiting;
-    if (const auto node = ready() ? nullptr : node_.lock()) {
-      node->agent().poll([&] { return ready() || TimePoint::clock::now() >= deadline; });
-      if (!ready()) waiting.emplace(wait_);
-      node->agent().park([&] { return ready(); }, futex_waiter_, deadline);
-    }
     MutexLock lock(mutex_);
-    if (deadline == kNever) {
-      settled_.wait(lock, settled);
-    } else if (!settled_.wait_until(lock, deadline, settled)) {
-      throw Error(ErrorCode::kTimeout, "the result did not arrive within the time-out of wait()");
-    }
     if (const auto* value = std::get_if<c10::IValue>(&outcome_)) return *value;
     if (const auto* error = std::get_if<std::exception_ptr>(&outcome_)) std::rethrow_exception(*error);
     reply = std::get<Reply>(outcome_);
@@ -58,7 +93,8 @@ c10::IValue FutureState::wait(Duration timeout) {
   return value;
 }
 
-void FutureState::whenReady(std::function<void()> action) {
+void FutureState::whenReady(const Executor& executor, std::function<void()> function) {
+  Action action{std::move(function), executor, currentDeadline()};
   {
     MutexLock lock(mutex_);
     if (outcome_.index() == 0) {
@@ -88,10 +124,67 @@ class Posted {
 
 }  // namespace
 
-void FutureState::run(std::function<void()> action) const {
+void FutureState::post(std::function<void()> action) const {
   auto posted = std::make_shared<Posted>(std::move(action));
   const auto node = node_.lock();
   if (node) node->agent().post([posted] { posted->run(); });
+}
+
+void FutureState::run(Action action) const {
+  auto& function = action.function;
+  if (action.deadline != kNever) {
+    function = [deadline = action.deadline, function = std::move(function)] {
+      const DeadlineScope scope(deadline);
+      function();
+    };
+  }
+  if (!action.executor.post()) return post(std::move(function));
+  // An executor that throws has dropped the task, which fails its future.
+  ThreadPool::runLogged([&] { action.executor.post()(std::move(function)); });
+}
+
+bool FutureState::cancelAll(const Sources& sources) {
+  bool any = false;
+  for (const auto& weak : sources) {
+    if (const auto source = weak.lock()) any = source->cancel() || any;
+  }
+  return any;
+}
+
+bool FutureState::cancel() {
+  Sources sources;
+  {
+    MutexLock lock(mutex_);
+    if (outcome_.index() != 0) return false;
+    is_cancelled_ = true;
+    sources = sources_;
+  }
+  if (on_cancel_ == OnCancel::kForward) {
+    if (cancelAll(sources)) {
+      MutexLock lock(mutex_);
+      is_cancelled_ = false;
+    }
+    return true;
+  }
+  if (!settleWith(std::make_exception_ptr(Error(ErrorCode::kCancelled, "the call was cancelled by its caller")))) {
+    return false;
+  }
+  const auto node = wait_.call == 0 ? nullptr : node_.lock();
+  if (node) node->agent().cancel(wait_.call);
+  cancelAll(sources);
+  return true;
+}
+
+void FutureState::setSources(Sources sources) {
+  {
+    MutexLock lock(mutex_);
+    const bool cancels = on_cancel_ == OnCancel::kForward ? std::exchange(is_cancelled_, false) : is_cancelled_;
+    if (!cancels) {
+      if (outcome_.index() == 0) sources_ = std::move(sources);
+      return;
+    }
+  }
+  cancelAll(sources);
 }
 
 Messenger::ReplyHandler settleWithReply(std::shared_ptr<FutureState> state) {
@@ -115,12 +208,27 @@ Messenger::ReplyHandler settleWithReply(std::shared_ptr<FutureState> state) {
 
 // --- what torchrpc/future.h declares ---
 
+FutureState& checked(const FutureStatePtr& state) {
+  if (state) return *state;
+  throwInvalidArgument("this Future is that of no call: it has not been assigned");
+}
+
 bool isReady(const FutureState& state) { return state.ready(); }
+bool cancel(FutureState& state) { return state.cancel(); }
 c10::IValue waitFor(FutureState& state) { return state.wait(kNoLimit); }
 c10::IValue waitFor(FutureState& state, Timeout timeout) {
-  return state.wait(api::limitOf(timeout, "the time-out of wait()"));
+  return state.wait(api::waitLimitOf(timeout, "the time-out of wait()"));
 }
-void whenReady(FutureState& state, std::function<void()> action) { state.whenReady(std::move(action)); }
+bool waitUntilReady(FutureState& state, Timeout timeout) {
+  return state.waitUntilReady(api::waitLimitOf(timeout, "the time-out of waitFor()"));
+}
+void whenReady(FutureState& state, const Executor& executor, std::function<void()> action) {
+  state.whenReady(executor, std::move(action));
+}
+
+void rethrowForResult(const FutureState& state, const Error& error) {
+  throw Error(ErrorCode::kResultMismatch, "the result of the call: " + error.text(), state.callee());
+}
 
 FutureStatePtr makeReady(c10::IValue value) {
   auto state = std::make_shared<FutureState>(std::weak_ptr<core::Node>());
@@ -128,7 +236,7 @@ FutureStatePtr makeReady(c10::IValue value) {
   return state;
 }
 
-Promise::Promise(const FutureState* like)
+Promise::Promise(const FutureStatePtr& like)
     : state_(std::make_shared<FutureState>(like ? like->node() : std::weak_ptr<core::Node>())),
       guard_(nullptr, [state = state_](std::nullptr_t) {
         if (!state->ready()) {
@@ -136,10 +244,17 @@ Promise::Promise(const FutureState* like)
               ErrorCode::kShutdown,
               "the function that had to produce this result was dropped, as happens at shutdown")));
         }
-      }) {}
+      }) {
+  if (like) state_->setSources({like});
+}
 
 void Promise::set(c10::IValue value) const { state_->settle(std::move(value)); }
 void Promise::fail(std::exception_ptr error) const { state_->settle(std::move(error)); }
+
+void Promise::follow(const FutureStatePtr& inner) const {
+  state_->setSources({inner});
+  inner->whenReady(Executor::inlined(), [promise = *this, inner] { promise.state_->settleAs(*inner); });
+}
 
 void Promise::setFrom(const std::function<c10::IValue()>& make) const {
   try {
@@ -147,6 +262,57 @@ void Promise::setFrom(const std::function<c10::IValue()>& make) const {
   } catch (...) {
     fail(std::current_exception());
   }
+}
+
+namespace {
+
+/// The futures that whenAll() and whenAny() wait for; the result's continuations run where those of the first do.
+FutureStatePtr likeFirst(const std::vector<FutureStatePtr>& states) {
+  for (const auto& state : states) checked(state);
+  return states.empty() ? nullptr : states.front();
+}
+
+void cancelsAll(const Promise& promise, const std::vector<FutureStatePtr>& states) {
+  promise.future()->setSources({states.begin(), states.end()});
+}
+
+}  // namespace
+
+FutureStatePtr whenAll(const std::vector<FutureStatePtr>& states, std::function<c10::IValue()> collect) {
+  struct All {
+    Promise promise;
+    std::function<c10::IValue()> collect;
+    std::atomic<size_t> left;
+  };
+  const auto like = likeFirst(states);
+  const auto all = std::make_shared<All>(Promise(like), std::move(collect), states.size());
+  const auto& result = all->promise.future();
+  if (states.empty()) {
+    all->promise.setFrom(all->collect);
+    return result;
+  }
+  cancelsAll(all->promise, states);
+  for (const auto& state : states) {
+    // On the thread that settles it: values are decoded on the pool, when all are there.
+    state->whenReady(Executor::inlined(), [all, state] {
+      if (auto error = state->error()) all->promise.fail(std::move(error));
+      if (--all->left > 0) return;
+      all->promise.future()->post([all] {
+        if (!all->promise.future()->ready()) all->promise.setFrom(all->collect);
+      });
+    });
+  }
+  return result;
+}
+
+FutureStatePtr whenAny(const std::vector<FutureStatePtr>& states) {
+  if (states.empty()) throwInvalidArgument("whenAny() of no futures, of which none will ever be ready");
+  const Promise promise(likeFirst(states));
+  cancelsAll(promise, states);
+  for (size_t i = 0; i < states.size(); ++i) {
+    states[i]->whenReady(Executor::inlined(), [promise, i] { promise.set(static_cast<int64_t>(i)); });
+  }
+  return promise.future();
 }
 
 }  // namespace detail

@@ -2,7 +2,7 @@
 
 // The state that copies of a public Future share: nothing yet, an undecoded reply, a value or an error.
 // Threads: any. A future is settled once, mostly on the loop. The first thread that needs the value decodes the reply,
-// so a blocked caller decodes it itself. Continuations run on the node's pool.
+// so a blocked caller decodes it itself. Continuations run on the node's pool, unless they have an executor.
 
 #include <exception>
 #include <functional>
@@ -22,39 +22,70 @@ namespace detail {
 
 class FutureState : public std::enable_shared_from_this<FutureState> {
  public:
-  explicit FutureState(std::weak_ptr<core::Node> node) : node_(std::move(node)) {}
+  /// What cancel() does.
+  enum class OnCancel {
+    kSettle,   ///< settles it, and cancels what it waits for
+    kForward,  ///< of a coroutine: cancels what it waits for, or waits for next; the coroutine then ends as it decides
+  };
+  explicit FutureState(std::weak_ptr<core::Node> node, OnCancel on_cancel = OnCancel::kSettle)
+      : node_(std::move(node)), on_cancel_(on_cancel) {}
 
   // --- settling: the first call counts, later ones are ignored ---
   /// With a reply that holds no RRefs. (RRefs must be adopted at once.)
   void settle(Message reply);
   void settle(c10::IValue value);
   void settle(std::exception_ptr error);
+  /// As `other`, which is settled.
+  void settleAs(const FutureState& other);
 
   bool ready() const;
+  /// The error with which it is settled; null: none, or an undecoded reply.
+  std::exception_ptr error() const;
   /// Blocks for at most `timeout`. Throws the error, or Error(kTimeout).
   c10::IValue wait(Duration timeout);
-  /// Runs `action` on the pool once settled, or on this thread if the node has been destroyed.
-  void whenReady(std::function<void()> action);
+  /// Blocks for at most `timeout`; whether it is settled. Throws Error(kInvalidArgument) on the loop.
+  bool waitUntilReady(Duration timeout);
+  /// Runs `action` once settled. The deadline of the call that this thread serves holds for it.
+  void whenReady(const Executor& executor, std::function<void()> action);
+  /// Runs `action` on the pool, or on this thread if the node has been destroyed.
+  void post(std::function<void()> action) const;
+
+  /// False if it was settled, and without an effect then.
+  bool cancel();
+  /// What it waits for, which cancel() cancels; at once, if it has been cancelled.
+  void setSources(std::vector<std::weak_ptr<FutureState>> sources);
 
   const std::weak_ptr<core::Node>& node() const { return node_; }
+  /// The name of the worker to which that call goes; empty: there is none.
+  std::string callee() const;
   /// The call that settles it. Before others have the state.
   void setCall(WorkerId to, CallId call) { wait_.to = to, wait_.call = call; }
 
  private:
   using Reply = std::shared_ptr<const Message>;
   using Outcome = std::variant<std::monostate, Reply, c10::IValue, std::exception_ptr>;
-  void settleWith(Outcome outcome);
-  void run(std::function<void()> action) const;
+  using Sources = std::vector<std::weak_ptr<FutureState>>;
+  struct Action {
+    std::function<void()> function;
+    Executor executor;
+    TimePoint deadline;
+  };
+  bool settleWith(Outcome outcome);
+  void run(Action action) const;
+  static bool cancelAll(const Sources& sources);
 
   // constant:
   const std::weak_ptr<core::Node> node_;
+  const OnCancel on_cancel_;
   ThreadWait wait_{.kind = ThreadWait::Kind::kFuture};
 
   mutable Mutex mutex_;
   CondVar settled_;
   FutexWaiter futex_waiter_;
   Outcome outcome_ TORCHRPC_GUARDED_BY(mutex_);  // a decoded reply is replaced by its value
-  std::vector<std::function<void()>> actions_ TORCHRPC_GUARDED_BY(mutex_);
+  std::vector<Action> actions_ TORCHRPC_GUARDED_BY(mutex_);
+  Sources sources_ TORCHRPC_GUARDED_BY(mutex_);
+  bool is_cancelled_ TORCHRPC_GUARDED_BY(mutex_) = false;  ///< and sources that are set later are to be cancelled
 };
 
 /// Settles `state` with the reply to a call.

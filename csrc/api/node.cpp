@@ -70,6 +70,7 @@ core::Node::Options coreOptions(const NodeOptions& options) {
     throwInvalidArgument("idempotency_window must be positive");
   }
   core.idempotency_window = options.idempotency_window;
+  core.agent.propagate_deadlines = options.propagate_deadlines;
   core.metrics = options.metrics;
   if (options.slow_call && *options.slow_call < Duration::zero()) {
     throwInvalidArgument("slow_call must not be negative");
@@ -134,12 +135,18 @@ std::shared_ptr<core::Node> coreOf(const NodeRef& node) {
 
 NodeRef refTo(const std::shared_ptr<core::Node>& node) { return NodeRef(std::weak_ptr<void>(node)); }
 
-Duration limitOf(Timeout timeout, const char* argument) {
+Duration waitLimitOf(Timeout timeout, const char* argument) {
   const auto duration = timeout.duration();
-  if (duration >= Duration::zero()) return noLimitIfZero(duration);
+  if (duration >= Duration::zero()) return duration;
   throwInvalidArgument(
       std::string(argument) + " must not be negative, but is " +
-      std::to_string(std::chrono::duration<double>(duration).count()) + " s. 0: no limit");
+      std::to_string(std::chrono::duration<double>(duration).count()) + " s");
+}
+
+Duration limitOf(Timeout timeout, const char* argument) {
+  const auto duration = waitLimitOf(timeout, argument);
+  if (duration > Duration::zero()) return duration;
+  throwInvalidArgument(std::string(argument) + " is 0: give a time, or torchrpc::kNoLimit for no limit");
 }
 
 std::shared_ptr<const Repetition> repetitionOf(const NodeRef& node) {
@@ -189,7 +196,7 @@ std::map<std::string, std::string> NodeRef::metrics() const { return api::coreOf
 void NodeRef::requestStop() const { api::coreOf(*this)->requestStop(); }
 
 bool Node::waitForStopRequest(Timeout timeout) {
-  return api::coreOf(*this)->waitForStopRequest(api::limitOf(timeout, "the time-out of waitForStopRequest()"));
+  return api::coreOf(*this)->waitForStopRequest(api::waitLimitOf(timeout, "the time-out of waitForStopRequest()"));
 }
 
 NodeRef NodeRef::withRetries(const RetryPolicy& policy) const {

@@ -36,6 +36,13 @@ WorkerInfo ownerOf(const c10::IValue& rref) { return rrefOf(rref).rref()->owner(
 
 bool isOwned(const c10::IValue& rref) { return rrefOf(rref).rref()->isOwner(); }
 
+bool isPending(const c10::IValue& value) {
+  const auto& rref = rrefOf(value);
+  return rref.isOwner() && !static_cast<const OwnerRRef&>(*rref.rref()).result();
+}
+
+NodeRef nodeOf(const c10::IValue& value) { return api::refTo(rrefOf(value).node()); }
+
 FutureStatePtr fetch(const c10::IValue& value, const Timeout* timeout) {
   const auto& rref = rrefOf(value);
   const auto node = rref.node();
@@ -44,8 +51,11 @@ FutureStatePtr fetch(const c10::IValue& value, const Timeout* timeout) {
   if (rref.isOwner()) {
     follow(std::static_pointer_cast<OwnerRRef>(rref.rref()), state);
   } else {
+    auto& thread = ThreadRecord::ofThisThread();
+    thread.setLastCall(0);
     node->rrefs().fetch(
         std::static_pointer_cast<UserRRef>(rref.rref()), Kind::kRRefFetch, limit, settleWithReply(state));
+    state->setCall(rref.rref()->owner().id, thread.lastCall());
   }
   return state;
 }

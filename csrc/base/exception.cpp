@@ -9,7 +9,7 @@ Error errorFromException(
   try {
     std::rethrow_exception(raised);
   } catch (const Error& error) {
-    return {error.code(), context + error.text(), error.worker(), error.detail()};
+    return Error(error.code(), context + error.text(), error.worker(), error.detail()).withOrigin(error.origin());
   } catch (const c10::Error& error) {
     return {code, context + error.what_without_backtrace(), worker};
   } catch (const std::exception& error) {

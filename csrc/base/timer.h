@@ -16,9 +16,8 @@ namespace torchrpc {
 
 using TimePoint = std::chrono::steady_clock::time_point;
 
-/// A timeout that never ends, and the deadline that it gives. Inside the core nothing else means "no limit". Public
-/// interfaces write 0 seconds for it, as torch does: they translate with noLimitIfZero().
-constexpr Duration kNoLimit = Duration::max();
+/// The deadline that kNoLimit gives. Inside the core nothing else means "no limit". Python's interface writes 0 seconds
+/// for it, as torch does: it translates with noLimitIfZero().
 constexpr TimePoint kNever = TimePoint::max();
 
 constexpr Duration noLimitIfZero(Duration timeout) { return timeout == Duration::zero() ? kNoLimit : timeout; }

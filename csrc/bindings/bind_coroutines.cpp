@@ -1,12 +1,9 @@
 // What a coroutine keeps of the call that it serves, while its steps run on another thread.
 
-#include <ATen/ThreadLocalState.h>
-
 #include <optional>
 
-#include "agent/deadline.h"
-#include "autograd/context.h"
 #include "bindings/bind.h"
+#include "node/thread_state.h"
 
 namespace torchrpc::bindings {
 
@@ -14,35 +11,29 @@ namespace py = pybind11;
 
 namespace {
 
-/// The thread-local state of a served call: its autograd context, its deadline and torch's own state, such as the grad
-/// mode. Made on the thread that serves the call. Threads: one at a time, with the GIL.
+/// The thread-local state of a served call. Made on the thread that serves the call. Threads: one at a time, with the
+/// GIL.
 class ServedCall {
  public:
   /// Calls `function(argument)` with this state; keeps what the function changes for the next step.
   py::object run(const py::object& function, const py::object& argument) {
-    const at::ThreadLocalStateGuard torch_scope(*torch_);
-    const ContextScope context_scope(context_);
-    const DeadlineScope deadline_scope(deadline_);
-    const SaveState save(*this);
-    return function(argument);
+    return std::exchange(state_, std::nullopt)->run([&] {
+      const SaveState save(*this);
+      return function(argument);
+    });
   }
 
  private:
   struct SaveState {
     explicit SaveState(ServedCall& call) : call(call) {}
-    ~SaveState() {
-      call.context_ = currentContext();
-      call.torch_.emplace();
-    }
+    ~SaveState() { call.state_.emplace(); }
     SaveState(const SaveState&) = delete;
     SaveState& operator=(const SaveState&) = delete;
 
     ServedCall& call;
   };
 
-  ContextPtr context_ = currentContext();
-  const TimePoint deadline_ = currentDeadline();
-  std::optional<at::ThreadLocalState> torch_{std::in_place};
+  std::optional<ThreadState> state_{std::in_place};
 };
 
 }  // namespace

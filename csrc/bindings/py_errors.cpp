@@ -29,6 +29,8 @@ const char* className(ErrorCode code) {
     case ErrorCode::kNoSuchFunction: return "NameNotFoundError";
     case ErrorCode::kNotAllowed: return "NotAllowedError";
     case ErrorCode::kQuotaExceeded: return "QuotaExceededError";
+    case ErrorCode::kCancelled: return "CancelledError";
+    case ErrorCode::kArgumentMismatch: return "ArgumentMismatchError";
     case ErrorCode::kFrameTooLarge:
     case ErrorCode::kSerialization: return "SerializationError";
     case ErrorCode::kShutdown: return "ShutdownError";
@@ -39,7 +41,8 @@ const char* className(ErrorCode code) {
     case ErrorCode::kProtocol:
     case ErrorCode::kRRefCreation:
     case ErrorCode::kRRefDeleted:
-    case ErrorCode::kBackward: break;
+    case ErrorCode::kBackward:
+    case ErrorCode::kResultMismatch: break;
   }
   return "RpcError";
 }

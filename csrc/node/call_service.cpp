@@ -40,11 +40,15 @@ void CallService::serve(CallableType type, const std::shared_ptr<CallableRunner>
 template <typename Run, typename Fail>
 void CallService::prepare(Request request, const Run& run, const Fail& fail) {
   if (request.audit) request.audit->setFunction(functionName(request.message));
+  // A call that may arrive again may be asked for again, whatever becomes of this attempt.
+  const bool is_repeatable = request.message.header(HeaderKind::kRepeatable) != nullptr;
+  const ServedId id = is_repeatable ? ServedId() : ServedId{request.link, request.message.call};
   Invocation plain{
       .from = std::move(request.from),
       .message = std::move(request.message),
       .is_from_member = request.is_from_member,
-      .audit = std::move(request.audit)};
+      .audit = std::move(request.audit),
+      .id = id};
   if (!plain.message.header(HeaderKind::kRRefForks))
     return runOrFail([&] { run(std::move(plain)); }, fail, ErrorCode::kUserException);
   const auto invocation = std::make_shared<Invocation>(std::move(plain));

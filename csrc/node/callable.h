@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "agent/audit_log.h"
+#include "agent/cancelled_calls.h"
 #include "agent/messenger.h"
 #include "rref/rref.h"
 #include "wire/value_codec.h"
@@ -23,6 +24,7 @@ struct Invocation {
   bool is_from_member = true;            ///< as in Request
   std::vector<RRefPtr> rrefs{};          ///< referred to by index in the payload
   std::shared_ptr<AuditedCall> audit{};  ///< as Request's
+  ServedId id{};                         ///< by which the agent knows whether it is cancelled
 };
 
 class CallableRunner {

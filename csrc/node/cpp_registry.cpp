@@ -70,7 +70,7 @@ void CppRunner::call(Invocation invocation, Responder responder) {
     try {
       responder.reply(node_.replyWith(result.value(), to));
     } catch (const Error& unsendable) {
-      responder.fail(unsendable);
+      responder.fail(unsendable.withOrigin(ErrorOrigin::kResult));
     }
   });
 }
@@ -87,7 +87,7 @@ void CppRunner::evaluate(Invocation invocation, ValueHandler done) {
     args.push_back(decodeValue(reader, invocation.message.tensors, nullptr, {}, rrefs));
   }
   reader.expectEnd();
-  (*handler)({node, invocation.from}, std::move(args), std::move(done));
+  (*handler)({node, invocation.from, invocation.id}, std::move(args), std::move(done));
 }
 
 }  // namespace torchrpc

@@ -21,6 +21,7 @@ class Node;
 struct CppCall {
   std::weak_ptr<Node> node;  ///< the node that serves the call; empty if no shared_ptr owns it
   WorkerInfo from;           ///< the caller
+  ServedId id{};             ///< as Invocation's
 };
 using CppFunction = std::function<c10::IValue(std::vector<c10::IValue> args)>;
 /// Passes its result to `done`, once, from any thread, now or later; or throws.

@@ -52,6 +52,7 @@ enum class CallableType : uint8_t { kNone, kOperator, kCpp, kPython, kScript };
   X(kPong, 5, kOneWay, kOnce, kAnyone, kNone, kNone, "PONG")                                                \
   X(kStarted, 6, kOneWay, kOnce, kAnyone, kNone, kNone, "STARTED")                                          \
   X(kGoodbye, 7, kOneWay, kOnce, kAnyone, kNone, kNone, "GOODBYE")                                          \
+  X(kCancel, 8, kOneWay, kOnce, kAnyone, kNone, kNone, "CANCEL")                                            \
   X(kBuiltinCall, 16, kRequest, kOnce, kAnyone, kCall, kOperator, "SCRIPT_CALL")                            \
   X(kCppCall, 17, kRequest, kOnce, kAnyone, kCall, kCpp, "CPP_CALL")                                        \
   X(kPythonCall, 18, kRequest, kOnce, kAnyone, kCall, kPython, "PYTHON_CALL")                               \

@@ -53,6 +53,11 @@ Message encodeError(const Error& error) {
   Message message{.kind = Kind::kError};
   Writer out(message.payload);
   write(error, out);
+  if (error.origin() != usualOrigin(error.code())) {
+    std::string origin;
+    Writer(origin).put(error.origin());
+    message.headers.push_back({HeaderKind::kErrorOrigin, std::move(origin)});
+  }
   return message;
 }
 
@@ -60,7 +65,11 @@ Error decodeError(const Message& message) {
   Reader in(message.payload);
   auto error = readError(in);
   in.expectEnd();
-  return error;
+  const auto* header = message.header(HeaderKind::kErrorOrigin);
+  if (!header) return error;
+  const auto origin = Reader(*header).get<ErrorOrigin>();
+  const bool is_known = origin >= ErrorOrigin::kHere && origin <= ErrorOrigin::kResult;
+  return is_known ? error.withOrigin(origin) : error;
 }
 
 }  // namespace torchrpc

@@ -39,6 +39,7 @@ enum class HeaderKind : uint16_t {
   kDevices = 8,           ///< on which devices its tensors were, and go to (device/)
   kRepeatable = 9,        ///< by what the callee recognizes a call that arrives again (agent/)
   kTraceContext = 10,     ///< the trace that the call belongs to (wire/trace_context.h)
+  kErrorOrigin = 11,      ///< where an error has happened, if its code does not say it
 };
 
 struct Header {

@@ -18,7 +18,7 @@ namespace torchrpc {
 /// The kinds of error. The numbers are part of the wire protocol: never reuse one.
 enum class ErrorCode : uint16_t {
   kUnknown = 0,
-  kInvalidArgument = 1,       ///< the local caller's mistake; nothing was sent
+  kInvalidArgument = 1,       ///< a mistake in the use of this library; nothing was sent
   kTimeout = 2,               ///< the deadline passed before the reply arrived
   kWorkerLost = 3,            ///< the peer died, fell silent, or its connection broke
   kUnknownWorker = 4,         ///< no worker of that name or id in the group
@@ -35,10 +35,27 @@ enum class ErrorCode : uint16_t {
   kNotAllowed = 15,           ///< the callee does not let others run the function
   kRRefCreationTimeout = 16,  ///< as kRRefCreation, because the deadline of remote() passed
   kQuotaExceeded = 17,        ///< the callee's quotas grant this caller no more at a time
+  kCancelled = 18,            ///< the caller has cancelled the call
+  kArgumentMismatch = 19,     ///< the called function does not take the arguments: their number or their types
+  kResultMismatch = 20,       ///< the result is no value of the type that the caller asks for
 };
 
 /// The name of a code, for logs and debug output, e.g. "timeout". Any thread.
 std::string_view name(ErrorCode code);
+
+/// Where an error happened, and so whose fault it may be. The numbers are part of the wire protocol.
+enum class ErrorOrigin : uint8_t {
+  kHere = 1,  ///< on this worker, before anything was sent: an argument, an option, a worker that is not in the group
+  kOnTheWay = 2,  ///< between the workers: a loss, a time-out, a cancellation, the end of one of them
+  kRequest = 3,   ///< on the callee, which does not run the call: an unknown or forbidden function, other arguments
+  kFunction = 4,  ///< in the called function, or in a call that it made
+  kResult = 5,    ///< with the function's result: it cannot be sent, or is not what the caller expects
+};
+
+/// "here", "on the way", "request", "function" or "result". Any thread.
+std::string_view name(ErrorOrigin origin);
+/// The origin of an error of that code which says nothing else. Any thread.
+ErrorOrigin usualOrigin(ErrorCode code);
 
 /// An error: its code, a text for humans to read and the name of the worker concerned, if any. A value: copies are
 /// independent of each other and of any node. Const methods may be called from any thread.
@@ -50,6 +67,15 @@ class Error : public std::exception {
 
   /// The kind of error. Programs decide by it.
   ErrorCode code() const noexcept { return code_; }
+  /// Where it happened: of an Error(kWorkerLost) that a function has thrown, because a call of its own failed, it is
+  /// kFunction.
+  ErrorOrigin origin() const noexcept { return origin_; }
+  /// The same error with another origin.
+  Error withOrigin(ErrorOrigin origin) const {
+    auto other = *this;
+    other.origin_ = origin;
+    return other;
+  }
   /// What happened and what to do, for humans to read.
   const std::string& text() const noexcept { return text_; }
   /// The name of the worker concerned; empty if none.
@@ -61,6 +87,7 @@ class Error : public std::exception {
 
  private:
   ErrorCode code_;
+  ErrorOrigin origin_ = usualOrigin(code_);
   std::string text_;
   std::string worker_;
   std::string detail_;

@@ -4,11 +4,14 @@
 
 #include <ATen/core/ivalue.h>
 
+#include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -17,16 +20,39 @@
 #include "torchrpc/future.h"
 #include "torchrpc/node.h"
 #include "torchrpc/rref.h"
+#include "torchrpc/task.h"
 #include "torchrpc/value.h"
 #include "torchrpc/worker_info.h"
 
 namespace torchrpc {
 inline namespace v1 {
 
+namespace detail {
+
+/// By what a node knows a call that it serves, and until when the caller waits.
+struct ServedCall {
+  uint64_t link = 0;
+  uint64_t call = 0;
+  std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
+};
+
+}  // namespace detail
+
 /// The context in which a function runs. A function receives it if its first parameter is `const Call&`.
 struct Call {
   NodeRef node;       ///< the node that serves the call; use it to make calls and RRefs
   WorkerInfo caller;  ///< the worker that made the call
+
+  /// Whether the caller wants no result any more: it has cancelled the future, or is lost. For functions that take
+  /// long, to ask now and then. A function that returns a Future or a Task need not ask: what that waits for is
+  /// cancelled. False for a call that may be repeated (NodeRef::withRetries(), withKey()). Any thread, while the
+  /// function runs.
+  bool cancelled() const;
+  /// How much time the caller gives this call from now on, at least zero: kNoLimit if it has not said so, which it does
+  /// with NodeOptions::propagate_deadlines. The calls that the function makes end then at the latest. Any thread.
+  Duration timeLeft() const;
+
+  detail::ServedCall served{};  ///< for internal use
 };
 
 namespace detail {
@@ -39,10 +65,14 @@ struct Outcome {
 using Handler = std::function<Outcome(const Call& call, const std::vector<c10::IValue>& args)>;
 /// `function` is its address if it has one, for nameOf().
 void registerHandler(std::string name, Handler handler, const void* function);
-/// Throws Error(kInvalidArgument).
+/// The same for a member function: see methodKey().
+void registerMethod(std::string name, Handler handler, std::string key);
+/// Throws Error(kArgumentMismatch).
 void expectArguments(size_t expected, size_t actual);
-/// Throws the same error with the number of the argument in its text.
+/// Throws the same, with the number of the argument in the text of `error`.
 [[noreturn]] void rethrowForArgument(size_t index, const Error& error);
+/// For the error of the conversion of a result: its origin is then that.
+[[noreturn]] void rethrowForSending(const Error& error);
 
 /// The type that holds an argument while a function runs with it.
 template <typename T>
@@ -67,11 +97,6 @@ auto argument(const std::vector<c10::IValue>& args, size_t index) {
   }
 }
 
-template <typename T>
-struct IsFuture : std::false_type {};
-template <typename T>
-struct IsFuture<Future<T>> : std::true_type {};
-
 template <typename Invoke>
 Outcome outcomeOf(Invoke&& invoke) {
   using R = std::invoke_result_t<Invoke>;
@@ -81,8 +106,20 @@ Outcome outcomeOf(Invoke&& invoke) {
   } else if constexpr (IsFuture<R>::value) {
     return {{}, invoke().state()};
   } else {
-    return {toValue(invoke()), nullptr};
+    R result = invoke();
+    try {
+      return {toValue(std::forward<R>(result)), nullptr};
+    } catch (const Error& error) {
+      rethrowForSending(error);
+    }
   }
+}
+
+/// Calls a coroutine with arguments that live as long as it does: its parameters may be references.
+template <typename R, typename Invoke, typename Arguments>
+R holdingArguments(std::shared_ptr<Invoke> invoke, std::shared_ptr<Arguments> arguments) {
+  co_return co_await std::apply(
+      [&](const Call& call, auto&... args) -> R { return (*invoke)(call, std::move(args)...); }, *arguments);
 }
 
 /// A handler that calls `invoke(call, argument...)` with arguments of the types `A`. It shares `invoke`, which need not
@@ -92,8 +129,15 @@ Handler makeHandler(Invoke invoke) {
   return
       [shared = std::make_shared<Invoke>(std::move(invoke))](const Call& call, const std::vector<c10::IValue>& args) {
         expectArguments(sizeof...(A), args.size());
-        return [&]<size_t... i>(std::index_sequence<i...>) {
-          return outcomeOf([&]() -> R { return (*shared)(call, argument<A>(args, i)...); });
+        return [&]<size_t... i>(std::index_sequence<i...>) -> Outcome {
+          if constexpr (IsTask<R>::value) {
+            auto arguments =
+                std::make_shared<std::tuple<Call, decltype(argument<A>(args, i))...>>(call, argument<A>(args, i)...);
+            auto task = holdingArguments<R>(shared, std::move(arguments));
+            return {{}, std::move(task).start(call.node).state()};
+          } else {
+            return outcomeOf([&]() -> R { return (*shared)(call, argument<A>(args, i)...); });
+          }
         }(std::index_sequence_for<A...>());
       };
 }
@@ -123,12 +167,36 @@ struct Adapter<R, const Call&, A...> : Adapter<R, Call, A...> {};
 /// Calls a member function of the object to which the first argument, an RRef of this worker, refers.
 template <typename Class, typename R, typename... A>
 struct MemberAdapter {
+  using Object = RRef<std::shared_ptr<Class>>;
   template <typename F>
   static Handler adapt(F function) {
-    return makeHandler<R, RRef<std::shared_ptr<Class>>, A...>(
-        [function](const Call&, const RRef<std::shared_ptr<Class>>& object, auto&&... args) -> R {
-          return ((*object.localValue()).*function)(std::forward<decltype(args)>(args)...);
-        });
+    return [function](const Call& call, const std::vector<c10::IValue>& args) {
+      expectArguments(1 + sizeof...(A), args.size());
+      return [&]<size_t... i>(std::index_sequence<i...>) -> Outcome {
+        auto object = argument<Object>(args, 0);
+        if (IsTask<R>::value || isPending(object.value())) {
+          auto task = callMember<ResultOf<R>>(function, std::move(object), argument<A>(args, 1 + i)...);
+          return {{}, std::move(task).start(call.node).state()};
+        }
+        if constexpr (IsTask<R>::value) {
+          return {};
+        } else {
+          return outcomeOf([&]() -> R { return ((*object.localValue()).*function)(argument<A>(args, 1 + i)...); });
+        }
+      }(std::index_sequence_for<A...>());
+    };
+  }
+  /// When the object is there. The arguments live as long as the coroutine.
+  template <typename T, typename F, typename... Arguments>
+  static Task<T> callMember(F function, Object object, Arguments... arguments) {
+    if (!object.isOwner()) object.localValue();  // throws
+    const auto made = object.toHereAsync();
+    const std::shared_ptr<Class> target = co_await made;
+    if constexpr (IsTask<R>::value || IsFuture<std::decay_t<R>>::value) {
+      co_return co_await ((*target).*function)(std::move(arguments)...);
+    } else {
+      co_return ((*target).*function)(std::move(arguments)...);
+    }
   }
 };
 
@@ -169,18 +237,26 @@ struct AdapterOfOperator<R (F::*)(A...) const noexcept(is_noexcept)> {
 /// and std::span, whose text or elements live until the function returns.
 ///
 /// It may also be a member function of a class: then the first argument of a call is an RRef<std::shared_ptr<Class>>
-/// that this worker owns, and the call runs the member function of that object.
+/// that this worker owns, and the call runs the member function of that object, once it has been made: see
+/// RRef::call().
 ///
 /// The function runs on threads of the node's pool, several calls at once, so what it changes (a mutable lambda's
 /// captures, an object's members) needs a lock. It may block and make calls. An exception
 /// that it throws reaches the caller as Error(kUserException) with its text; an Error keeps its code. If the function
-/// returns a Future, the reply is sent when that is ready. Any thread may register functions. Throws
+/// returns a Future or a Task (torchrpc/task.h), the reply is sent when that is ready, and no thread waits for it. The
+/// arguments of a function that returns a Task live as long as the task does, so its parameters may be references. If
+/// the caller cancels the call, that future is cancelled. Any thread may register functions. Throws
 /// Error(kInvalidArgument) if the name is taken or empty.
 template <typename F>
 void registerFunction(std::string name, F function) {
-  const void* address = nullptr;
-  if constexpr (std::is_pointer_v<F>) address = reinterpret_cast<const void*>(function);
-  detail::registerHandler(std::move(name), detail::AdapterOf<F>::type::adapt(std::move(function)), address);
+  if constexpr (std::is_member_function_pointer_v<F>) {
+    auto handler = detail::AdapterOf<F>::type::adapt(function);
+    detail::registerMethod(std::move(name), std::move(handler), detail::methodKey(function));
+  } else {
+    const void* address = nullptr;
+    if constexpr (std::is_pointer_v<F>) address = reinterpret_cast<const void*>(function);
+    detail::registerHandler(std::move(name), detail::AdapterOf<F>::type::adapt(std::move(function)), address);
+  }
 }
 
 }  // namespace v1

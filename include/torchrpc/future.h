@@ -4,11 +4,17 @@
 
 #include <ATen/core/ivalue.h>
 
+#include <coroutine>
+#include <cstddef>
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <tuple>
 #include <type_traits>
 #include <utility>
+#include <variant>
+#include <vector>
 
 #include "torchrpc/error.h"
 #include "torchrpc/timeout.h"
@@ -17,30 +23,78 @@
 namespace torchrpc {
 inline namespace v1 {
 
+template <typename T>
+class Future;
+
+/// Where a continuation of a future runs. A value; any thread may use it.
+class Executor {
+ public:
+  /// Runs a task, now or later, on any thread. It is called on the thread that settles the future, often the one that
+  /// receives messages, so it must not block. A task that it destroys unrun fails its future with kShutdown.
+  using Post = std::function<void(std::function<void()> task)>;
+
+  /// The threads of the node's pool: the default. After the node's end, and for a future of no node (Future::of()), the
+  /// thread that settles the future or adds the continuation.
+  static Executor pool() { return {}; }
+  /// The thread that settles the future, or the one that adds the continuation if the future is ready. It may be the
+  /// thread that receives messages: the continuation must be brief. It may start calls. A wait there for a future that
+  /// is not ready throws Error(kInvalidArgument), because the reply could not arrive.
+  static Executor inlined() {
+    return Post([](const std::function<void()>& task) { task(); });
+  }
+  /// Your own: a queue that your event loop works off, for example.
+  Executor(Post post) : post_(std::move(post)) {}  // NOLINT: implicit by design
+
+  /// Empty: the pool.
+  const Post& post() const { return post_; }
+
+ private:
+  Executor() = default;
+  Post post_;
+};
+
 namespace detail {
 
 /// The state that copies of a future share, without its type. Any thread.
 class FutureState;
 using FutureStatePtr = std::shared_ptr<FutureState>;
 
+/// The state; throws Error(kInvalidArgument) if it is null.
+FutureState& checked(const FutureStatePtr& state);
 bool isReady(const FutureState& state);
+/// Settles it with Error(kCancelled); false if it was settled.
+bool cancel(FutureState& state);
 /// Blocks; throws the error.
 c10::IValue waitFor(FutureState& state);
-/// The same for at most `timeout` (0: no limit); throws Error(kTimeout).
+/// The same for at most `timeout`; throws Error(kTimeout).
 c10::IValue waitFor(FutureState& state, Timeout timeout);
-/// Runs `action` on the pool once the state is settled.
-void whenReady(FutureState& state, std::function<void()> action);
+/// Blocks for at most `timeout`; whether it is settled.
+bool waitUntilReady(FutureState& state, Timeout timeout);
+/// Runs `action` once the state is settled. The calls that it makes have no later deadline than the call that this
+/// thread serves.
+void whenReady(FutureState& state, const Executor& executor, std::function<void()> action);
 /// A state that has its value.
 FutureStatePtr makeReady(c10::IValue value);
+/// Throws Error(kResultMismatch) for an error of the conversion of a result.
+[[noreturn]] void rethrowForResult(const FutureState& state, const Error& error);
+/// Resumes a coroutine on the pool, once the state is settled, with the thread state that this thread has now.
+void resumeWhenReady(const FutureStatePtr& state, std::coroutine_handle<> coroutine);
+/// Settled with `collect()` when all are settled, or with the first error.
+FutureStatePtr whenAll(const std::vector<FutureStatePtr>& states, std::function<c10::IValue()> collect);
+/// Settled with the index of the first that is settled.
+FutureStatePtr whenAny(const std::vector<FutureStatePtr>& states);
 
 /// Settles a new state. If all copies are destroyed before that, the state is settled with Error(kShutdown).
 class Promise {
  public:
-  /// Continuations run on the pool of the same node as those of `like`, if that is not null.
-  explicit Promise(const FutureState* like = nullptr);
+  /// Continuations run on the pool of the same node as those of `like`, if that is not null. A cancelled future cancels
+  /// `like`.
+  explicit Promise(const FutureStatePtr& like = nullptr);
   const FutureStatePtr& future() const { return state_; }
   void set(c10::IValue value) const;
   void fail(std::exception_ptr error) const;
+  /// Settles it as `inner` is, once that is settled.
+  void follow(const FutureStatePtr& inner) const;
   /// Settles it with the result of `make` or with the exception that it throws.
   void setFrom(const std::function<c10::IValue()>& make) const;
 
@@ -49,66 +103,18 @@ class Promise {
   std::shared_ptr<void> guard_;
 };
 
-}  // namespace detail
-
-/// The result of a call, or the exception that it ended with, once the call has ended. Copies share it. Every method
-/// may be called from any thread. Destroying the future does not cancel the call. When a node shuts down, its calls
-/// that have not ended fail with Error(kShutdown).
-///
-/// `T` is any type with ValueTraits, or void. Each wait() decodes the value again; its tensors are the same ones.
 template <typename T>
-class Future {
- public:
-  /// A future over a state that holds a `T`.
-  explicit Future(detail::FutureStatePtr state) : state_(std::move(state)) {}
-  /// A future that has its value.
-  template <typename V>
-    requires(!std::is_void_v<T> && std::is_convertible_v<V, T>)
-  static Future of(V&& value) {
-    return Future(detail::makeReady(toValue(T(std::forward<V>(value)))));
-  }
+class Awaiter;
 
-  /// Whether wait() would return without blocking.
-  bool ready() const { return detail::isReady(*state_); }
+template <typename T>
+using NonVoid = std::conditional_t<std::is_void_v<T>, std::monostate, T>;
 
-  /// Blocks until the call has ended, and returns its result. Throws the Error that the call ended with (kTimeout,
-  /// kWorkerLost, kUserException ...) or the exception that a continuation threw; Error(kInvalidArgument) if the result
-  /// is no `T`. A pool thread that blocks here does not occupy the pool: a spare thread runs meanwhile.
-  T wait() const { return fromValue<T>(detail::waitFor(*state_)); }
-  /// The same for at most `timeout` (0: no limit), then throws Error(kTimeout); the call goes on.
-  T wait(Timeout timeout) const { return fromValue<T>(detail::waitFor(*state_, timeout)); }
+template <typename T>
+struct IsFuture : std::false_type {};
+template <typename T>
+struct IsFuture<Future<T>> : std::true_type {};
 
-  /// Calls `function` with this future, once it is ready, on a thread of the node's pool (never on the calling thread),
-  /// and returns the future of its result. `function` may block and make calls. An exception that it throws becomes the
-  /// error of the returned future; so does the call's own error, if `function` calls wait(). After the node's end
-  /// `function` runs on the thread that calls then().
-  template <typename F>
-  auto then(F function) const -> Future<std::invoke_result_t<F, Future<T>>> {
-    using R = std::invoke_result_t<F, Future<T>>;
-    const detail::Promise promise(state_.get());
-    detail::whenReady(*state_, [promise, self = *this, function = std::move(function)]() mutable {
-      promise.setFrom([&]() -> c10::IValue {
-        if constexpr (std::is_void_v<R>) {
-          function(std::move(self));
-          return {};
-        } else {
-          return toValue(function(std::move(self)));
-        }
-      });
-    });
-    return Future<R>(promise.future());
-  }
-
-  /// For internal use.
-  const detail::FutureStatePtr& state() const { return state_; }
-
- private:
-  detail::FutureStatePtr state_;
-};
-
-namespace detail {
-
-/// What callers get of a function that returns `R`: of a future its value.
+/// What callers get of a function that returns `R`: of a future (or a task, see torchrpc/task.h) its value.
 template <typename R>
 struct UnwrapFuture {
   using type = std::decay_t<R>;
@@ -118,7 +124,297 @@ struct UnwrapFuture<Future<T>> {
   using type = T;
 };
 template <typename R>
-using ResultOf = typename UnwrapFuture<R>::type;
+using ResultOf = typename UnwrapFuture<std::decay_t<R>>::type;
+
+/// Calls a continuation with the future if it takes that, else with its value, which throws the future's error.
+template <typename F, typename T>
+decltype(auto) callContinuation(F& function, Future<T> ready) {
+  if constexpr (std::is_invocable_v<F&, Future<T>>) {
+    return function(std::move(ready));
+  } else if constexpr (std::is_void_v<T>) {
+    ready.wait();
+    return function();
+  } else {
+    return function(ready.wait());
+  }
+}
+
+/// Settles `promise` with the result of `invoke`, which is a value, nothing, or a future.
+template <typename R, typename Invoke>
+void settleWith(const Promise& promise, Invoke&& invoke) {
+  if constexpr (IsFuture<std::decay_t<R>>::value) {
+    FutureStatePtr inner;
+    try {
+      inner = invoke().state();
+      checked(inner);
+    } catch (...) {
+      return promise.fail(std::current_exception());
+    }
+    promise.follow(inner);
+  } else {
+    promise.setFrom([&]() -> c10::IValue {
+      if constexpr (std::is_void_v<R>) {
+        invoke();
+        return {};
+      } else {
+        return toValue(invoke());
+      }
+    });
+  }
+}
+
+}  // namespace detail
+
+/// The result of a call, or the exception that it ended with, once the call has ended. Copies share it. Every method
+/// may be called from any thread, but on one object not while another thread assigns to it. Destroying the future does
+/// not cancel the call. When a node shuts down, its calls that have not ended fail with Error(kShutdown).
+///
+/// `T` is any type with ValueTraits, or void. Each wait() decodes the value again; its tensors are the same ones.
+/// `co_await future` in a coroutine (see torchrpc/task.h) does what wait() does, without a thread.
+template <typename T>
+class Future {
+ public:
+  /// A future of nothing, to assign to: valid() is false, and all other methods throw Error(kInvalidArgument).
+  Future() = default;
+  /// A future over a state that holds a `T`.
+  explicit Future(detail::FutureStatePtr state) : state_(std::move(state)) {}
+  /// A future that has its value.
+  template <typename V>
+    requires(!std::is_void_v<T> && std::is_convertible_v<V, T>)
+  static Future of(V&& value) {
+    return Future(detail::makeReady(toValue(T(std::forward<V>(value)))));
+  }
+  /// The same without a value.
+  static Future of()
+    requires(std::is_void_v<T>)
+  {
+    return Future(detail::makeReady({}));
+  }
+  /// A future that has failed with `error`.
+  static Future failed(Error error) {
+    const detail::Promise promise;
+    promise.fail(std::make_exception_ptr(std::move(error)));
+    return Future(promise.future());
+  }
+
+  /// Whether it is the future of a result.
+  bool valid() const { return state_ != nullptr; }
+  /// Whether wait() would return without blocking.
+  bool ready() const { return detail::isReady(detail::checked(state_)); }
+
+  /// Blocks until the call has ended, and returns its result. Throws the Error that the call ended with (kTimeout,
+  /// kWorkerLost, kUserException ...) or the exception that a continuation threw; Error(kResultMismatch) if the result
+  /// is no `T`. A pool thread that blocks here does not occupy the pool: a spare thread runs meanwhile.
+  T wait() const { return decode(detail::waitFor(detail::checked(state_))); }
+  /// The same for at most `timeout` (0: only looks), then throws Error(kTimeout); the call goes on.
+  T wait(Timeout timeout) const { return decode(detail::waitFor(detail::checked(state_), timeout)); }
+  /// The same, but returns nothing (for void: false) if the call has not ended after `timeout`. So kTimeout can only be
+  /// the call's own error.
+  auto waitFor(Timeout timeout) const
+      -> std::conditional_t<std::is_void_v<T>, bool, std::optional<detail::NonVoid<T>>> {
+    if (!detail::waitUntilReady(detail::checked(state_), timeout)) return {};
+    if constexpr (std::is_void_v<T>) {
+      wait();
+      return true;
+    } else {
+      return wait();
+    }
+  }
+
+  /// Ends the future with Error(kCancelled), unless it is ready, and with it the call: whatever the callee answers is
+  /// dropped. The callee is told: see Call::cancelled(). So are the callees of the calls that a function has returned
+  /// as its own future, and those of a future that then(), thenError(), whenAll() or whenAny() wait for. A continuation
+  /// of the future that has not begun runs with the error; the function of a cancelled then() does not run. A call that
+  /// may be repeated (NodeRef::withRetries(), withKey()) is not interrupted on the callee. Returns whether the future
+  /// was not ready.
+  bool cancel() const { return detail::cancel(detail::checked(state_)); }
+
+  /// Calls `function` once this future is ready, and returns the future of its result. `function` takes either this
+  /// future, or its value (if `T` is void: nothing); in the second case it is not called if this future has an error,
+  /// which then is that of the returned future. If `function` returns a future, so does then(), of the
+  /// same type: it is ready when both are. An exception that `function` throws becomes the error of the returned
+  /// future.
+  ///
+  /// `function` runs on a thread of the node's pool, never on the calling thread; it may block and make calls. After
+  /// the node's end it runs on the thread that calls then(). If it is added in a called function, the deadline of that
+  /// call holds for the calls that it makes.
+  template <typename F>
+  auto then(F function) const {
+    return then(Executor::pool(), std::move(function));
+  }
+  /// The same on another executor.
+  template <typename F>
+  auto then(const Executor& executor, F function) const {
+    using R = decltype(detail::callContinuation(function, *this));
+    auto& state = detail::checked(state_);
+    const detail::Promise promise(state_);
+    detail::whenReady(state, executor, [promise, self = *this, function = std::move(function)]() mutable {
+      if (detail::isReady(*promise.future())) return;  // cancelled
+      detail::settleWith<R>(promise, [&]() -> R { return detail::callContinuation(function, std::move(self)); });
+    });
+    return Future<detail::ResultOf<R>>(promise.future());
+  }
+
+  /// Calls `function` with the error of this future, if it ends with one, and returns the future of its result, which
+  /// replaces the value: it returns a `T` or a future of one, or throws. Without an error the returned future has this
+  /// one's value. `function` takes a `const Error&`, and then is called for errors of that class only, or a
+  /// std::exception_ptr. It runs as that of then().
+  template <typename F>
+  Future thenError(F function) const {
+    return thenError(Executor::pool(), std::move(function));
+  }
+  /// The same on another executor.
+  template <typename F>
+  Future thenError(const Executor& executor, F function) const {
+    auto& state = detail::checked(state_);
+    const detail::Promise promise(state_);
+    detail::whenReady(state, executor, [promise, self = *this, function = std::move(function)]() mutable {
+      if (detail::isReady(*promise.future())) return;  // cancelled
+      try {
+        detail::waitFor(*self.state());
+        return promise.follow(self.state());
+      } catch (const Error& error) {
+        return recover(promise, function, error);
+      } catch (...) {
+        return recover(promise, function, std::current_exception());
+      }
+    });
+    return Future(promise.future());
+  }
+
+  /// `co_await future`: its value, or throws its error. The coroutine is resumed on a thread of the node's pool.
+  detail::Awaiter<T> operator co_await() const {
+    detail::checked(state_);
+    return detail::Awaiter<T>(*this);
+  }
+
+  /// For internal use.
+  const detail::FutureStatePtr& state() const { return state_; }
+
+ private:
+  T decode(const c10::IValue& value) const {
+    try {
+      return fromValue<T>(value);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kInvalidArgument) throw;
+      detail::rethrowForResult(*state_, error);
+    }
+  }
+  template <typename F, typename E>
+  static void recover(const detail::Promise& promise, F& function, const E& error) {
+    if constexpr (std::is_invocable_v<F&, const E&>) {
+      using R = std::invoke_result_t<F&, const E&>;
+      static_assert(
+          std::is_same_v<detail::ResultOf<R>, T> || std::is_convertible_v<R, T>,
+          "the function of thenError() returns the type of the future, or a Future of it");
+      if constexpr (detail::IsFuture<std::decay_t<R>>::value || std::is_void_v<T>) {
+        detail::settleWith<R>(promise, [&]() -> R { return function(error); });
+      } else {
+        detail::settleWith<T>(promise, [&]() -> T { return function(error); });
+      }
+    } else if constexpr (std::is_same_v<E, Error> && std::is_invocable_v<F&, std::exception_ptr>) {
+      recover(promise, function, std::current_exception());
+    } else {
+      promise.fail(std::current_exception());
+    }
+  }
+
+  detail::FutureStatePtr state_;
+};
+
+/// What settles a future of your own: of a result that does not come from a call. Copies share the future; when the
+/// last copy is destroyed and has not settled it, it fails with Error(kShutdown). Any thread. The first of set() and
+/// fail() counts, or Future::cancel().
+template <typename T>
+class Promise {
+ public:
+  /// Its future; its continuations run on the thread that settles it.
+  Future<T> future() const { return Future<T>(promise_.future()); }
+  /// Ends the future with that value. Throws Error(kInvalidArgument) for a value that cannot be sent.
+  template <typename V>
+    requires(!std::is_void_v<T> && std::is_convertible_v<V, T>)
+  void set(V&& value) const {
+    promise_.set(toValue(T(std::forward<V>(value))));
+  }
+  /// The same without a value.
+  void set() const
+    requires(std::is_void_v<T>)
+  {
+    promise_.set({});
+  }
+  /// Ends the future with that error.
+  void fail(Error error) const { promise_.fail(std::make_exception_ptr(std::move(error))); }
+
+ private:
+  detail::Promise promise_;
+};
+
+/// The future of all values, in the order of `futures`; of nothing for futures of void. It fails as soon as one of them
+/// fails, with that error; the others go on. cancel() cancels all. Any thread. Throws Error(kInvalidArgument) if one of
+/// them is not valid().
+template <typename T>
+auto whenAll(std::vector<Future<T>> futures) {
+  std::vector<detail::FutureStatePtr> states;
+  states.reserve(futures.size());
+  for (const auto& future : futures) states.push_back(future.state());
+  if constexpr (std::is_void_v<T>) {
+    return Future<void>(detail::whenAll(states, [] { return c10::IValue(); }));
+  } else {
+    return Future<std::vector<T>>(detail::whenAll(states, [futures = std::move(futures)] {
+      std::vector<T> values;
+      values.reserve(futures.size());
+      for (const auto& future : futures) values.push_back(future.wait());
+      return toValue(std::move(values));
+    }));
+  }
+}
+/// The same for futures of different types: a tuple, with std::monostate for void.
+template <typename... T>
+  requires(sizeof...(T) > 0)
+Future<std::tuple<detail::NonVoid<T>...>> whenAll(const Future<T>&... futures) {
+  return Future<std::tuple<detail::NonVoid<T>...>>(detail::whenAll({futures.state()...}, [futures...] {
+    const auto valueOf = []<typename U>(const Future<U>& future) -> detail::NonVoid<U> {
+      if constexpr (std::is_void_v<U>) {
+        future.wait();
+        return {};
+      } else {
+        return future.wait();
+      }
+    };
+    return toValue(std::tuple<detail::NonVoid<T>...>{valueOf(futures)...});
+  }));
+}
+
+/// The future of the index of the first of `futures` that is ready, with a value or an error. cancel() cancels all. Any
+/// thread. Throws Error(kInvalidArgument) if there are none, or one is not valid().
+template <typename T>
+Future<size_t> whenAny(const std::vector<Future<T>>& futures) {
+  std::vector<detail::FutureStatePtr> states;
+  states.reserve(futures.size());
+  for (const auto& future : futures) states.push_back(future.state());
+  return Future<size_t>(detail::whenAny(states));
+}
+/// The same for futures of different types.
+template <typename... T>
+  requires(sizeof...(T) > 0)
+Future<size_t> whenAny(const Future<T>&... futures) {
+  return Future<size_t>(detail::whenAny({futures.state()...}));
+}
+
+namespace detail {
+
+/// What `co_await future` waits with.
+template <typename T>
+class Awaiter {
+ public:
+  explicit Awaiter(Future<T> future) : future_(std::move(future)) {}
+  bool await_ready() const { return future_.ready(); }
+  void await_suspend(std::coroutine_handle<> coroutine) const { resumeWhenReady(future_.state(), coroutine); }
+  T await_resume() const { return future_.wait(); }
+
+ private:
+  Future<T> future_;
+};
 
 }  // namespace detail
 

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <concepts>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <map>
@@ -15,6 +16,7 @@
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -45,6 +47,7 @@ class Callable {
     kFunction,  ///< a registered C++ function
     kOperator,  ///< a torch operator, see op()
     kPython,    ///< a Python function, see python()
+    kMethod,    ///< a method of a Python object, see method()
   };
 
   /// A registered C++ function.
@@ -72,6 +75,10 @@ inline Callable op(std::string name) { return {Callable::Kind::kOperator, std::m
 /// the top level of its module, write a colon after the module: "package.module:Class.method". The callee imports the
 /// module if necessary.
 inline Callable python(std::string name) { return {Callable::Kind::kPython, std::move(name)}; }
+
+/// A method of the Python object to which an RRef refers, by its name: `rref.call<double>(method("step"), 1)`. The
+/// first argument of the call is the RRef.
+inline Callable method(std::string name) { return {Callable::Kind::kMethod, std::move(name)}; }
 
 namespace detail {
 
@@ -121,6 +128,30 @@ c10::IValue startRemote(
 c10::IValue makeRRef(const NodeRef& node, c10::IValue value);
 /// The name under which a function is registered. Throws Error(kInvalidArgument) if it is not registered.
 Callable nameOf(const void* function);
+/// The same for a member function: see methodKey().
+Callable nameOfMethod(const std::string& key);
+/// The node to which an RRef belongs.
+NodeRef nodeOf(const c10::IValue& rref);
+
+/// By what a member function is found again: its pointer's bytes, and its type.
+template <typename Method>
+std::string methodKey(Method method) {
+  std::string key(sizeof(method), '\0');
+  std::memcpy(key.data(), &method, sizeof(method));
+  return key + typeid(Method).name();
+}
+
+/// How an RRef holds the result of a function: an object is shared by those who use it.
+template <typename T>
+struct KeptAs {
+  using type = T;
+};
+template <typename T>
+struct KeptAs<std::unique_ptr<T>> {
+  using type = std::shared_ptr<T>;
+};
+template <typename R>
+using Kept = typename KeptAs<ResultOf<R>>::type;
 
 /// Whether each number of type `From` is one of type `To`: an int as an int64_t or a double, but not as a float, a
 /// bool, an int8_t or a size_t.
@@ -176,6 +207,29 @@ struct Parameters<const Call&, A...> : Parameters<A...> {};
 template <typename... A>
 struct Parameters<Call, A...> : Parameters<A...> {};
 
+/// The types of a member function.
+template <typename Method>
+struct MethodTraits;
+template <typename R, typename C, typename... A, bool is_noexcept>
+struct MethodTraits<R (C::*)(A...) noexcept(is_noexcept)> {
+  using Class = C;
+  using Result = R;
+  using Arguments = Parameters<A...>;
+};
+template <typename R, typename C, typename... A, bool is_noexcept>
+struct MethodTraits<R (C::*)(A...) const noexcept(is_noexcept)> : MethodTraits<R (C::*)(A...)> {};
+
+/// The arguments of a call of a method of the object to which `rref` refers.
+template <typename Method, typename T, typename... Args>
+std::vector<c10::IValue> methodArguments(const RRef<T>& rref, Args&&... args) {
+  static_assert(
+      std::is_same_v<T, std::shared_ptr<typename MethodTraits<Method>::Class>>,
+      "a method is called by an RRef to a std::shared_ptr of its class; for one of a base class, register a function");
+  auto values = MethodTraits<Method>::Arguments::pack(std::forward<Args>(args)...);
+  values.insert(values.begin(), rref.value());
+  return values;
+}
+
 }  // namespace detail
 
 /// Called with a member of the group and how it has changed.
@@ -210,7 +264,7 @@ class NodeRef {
   /// stop the node itself, because the end waits for it.
   void requestStop() const;
 
-  /// A handle to this node with another time-out for calls (0: no limit): `node.withTimeout(5s).call<int>("ps", "f")`.
+  /// A handle to this node with another time-out for calls: `node.withTimeout(5s).call<int>("ps", "f")`.
   NodeRef withTimeout(Timeout timeout) const;
   /// A handle to this node whose calls are sent again if their worker is lost before it has answered:
   /// `node.withRetries({.retries = 3}).call<int>("ps", "f")`. A call with RRefs among its arguments cannot have
@@ -249,19 +303,57 @@ class NodeRef {
         detail::Parameters<A...>::pack(std::forward<Args>(args)...)));
   }
 
+  /// RRef::call() and RRef::callAsync() with the time-out and the policy of this handle.
+  template <typename T, typename Method, typename... Args>
+    requires std::is_member_function_pointer_v<Method>
+  auto call(const RRef<T>& rref, Method method, Args&&... args) const {
+    return callAsync(rref, method, std::forward<Args>(args)...).wait();
+  }
+  /// The same.
+  template <typename R = void, typename T, typename... Args>
+  R call(const RRef<T>& rref, const Callable& callable, Args&&... args) const {
+    return callAsync<R>(rref, callable, std::forward<Args>(args)...).wait();
+  }
+  /// The same.
+  template <typename T, typename Method, typename... Args>
+    requires std::is_member_function_pointer_v<Method>
+  auto callAsync(const RRef<T>& rref, Method method, Args&&... args) const {
+    return Future<detail::ResultOf<typename detail::MethodTraits<Method>::Result>>(detail::startCall(
+        *this, rref.owner(), detail::nameOfMethod(detail::methodKey(method)),
+        detail::methodArguments<Method>(rref, std::forward<Args>(args)...)));
+  }
+  /// The same.
+  template <typename R = void, typename T, typename... Args>
+  Future<R> callAsync(const RRef<T>& rref, const Callable& callable, Args&&... args) const {
+    return callAsync<R>(rref.owner(), callable, rref, std::forward<Args>(args)...);
+  }
+
   /// Starts the call and returns an RRef to its result, which stays on the callee, without waiting. If the call fails,
   /// the RRef's methods throw its error.
   template <typename T, typename... Args>
   RRef<T> remote(const Destination& to, const Callable& callable, Args&&... args) const {
     return RRef<T>::of(detail::startRemote(*this, to, callable, {toValue(std::forward<Args>(args))...}));
   }
-  /// The same for a registered function.
+  /// The same for a registered function. A std::unique_ptr is kept as a std::shared_ptr.
   template <typename R, typename... A, bool is_noexcept, typename... Args>
-  RRef<detail::ResultOf<R>> remote(
-      const Destination& to, R (*function)(A...) noexcept(is_noexcept), Args&&... args) const {
-    return RRef<detail::ResultOf<R>>::of(detail::startRemote(
+  RRef<detail::Kept<R>> remote(const Destination& to, R (*function)(A...) noexcept(is_noexcept), Args&&... args) const {
+    return RRef<detail::Kept<R>>::of(detail::startRemote(
         *this, to, detail::nameOf(reinterpret_cast<const void*>(function)),
         detail::Parameters<A...>::pack(std::forward<Args>(args)...)));
+  }
+
+  /// RRef::remote() with the time-out of this handle.
+  template <typename T, typename Method, typename... Args>
+    requires std::is_member_function_pointer_v<Method>
+  auto remote(const RRef<T>& rref, Method method, Args&&... args) const {
+    return RRef<detail::Kept<typename detail::MethodTraits<Method>::Result>>::of(detail::startRemote(
+        *this, rref.owner(), detail::nameOfMethod(detail::methodKey(method)),
+        detail::methodArguments<Method>(rref, std::forward<Args>(args)...)));
+  }
+  /// The same.
+  template <typename R, typename T, typename... Args>
+  RRef<R> remote(const RRef<T>& rref, const Callable& callable, Args&&... args) const {
+    return remote<R>(rref.owner(), callable, rref, std::forward<Args>(args)...);
   }
 
   /// Creates an RRef to a value that this worker owns. A tensor is not copied.
@@ -287,6 +379,40 @@ class NodeRef {
   std::shared_ptr<const RetryPolicy> retries_;
   std::shared_ptr<const std::string> key_;
 };
+
+template <typename T>
+template <typename Method, typename... Args>
+  requires std::is_member_function_pointer_v<Method>
+auto RRef<T>::call(Method method, Args&&... args) const {
+  return detail::nodeOf(value_).call(*this, method, std::forward<Args>(args)...);
+}
+template <typename T>
+template <typename R, typename... Args>
+R RRef<T>::call(const Callable& callable, Args&&... args) const {
+  return detail::nodeOf(value_).template call<R>(*this, callable, std::forward<Args>(args)...);
+}
+template <typename T>
+template <typename Method, typename... Args>
+  requires std::is_member_function_pointer_v<Method>
+auto RRef<T>::callAsync(Method method, Args&&... args) const {
+  return detail::nodeOf(value_).callAsync(*this, method, std::forward<Args>(args)...);
+}
+template <typename T>
+template <typename R, typename... Args>
+Future<R> RRef<T>::callAsync(const Callable& callable, Args&&... args) const {
+  return detail::nodeOf(value_).template callAsync<R>(*this, callable, std::forward<Args>(args)...);
+}
+template <typename T>
+template <typename Method, typename... Args>
+  requires std::is_member_function_pointer_v<Method>
+auto RRef<T>::remote(Method method, Args&&... args) const {
+  return detail::nodeOf(value_).remote(*this, method, std::forward<Args>(args)...);
+}
+template <typename T>
+template <typename R, typename... Args>
+RRef<R> RRef<T>::remote(const Callable& callable, Args&&... args) const {
+  return detail::nodeOf(value_).template remote<R>(*this, callable, std::forward<Args>(args)...);
+}
 
 /// What some workers may run on a node.
 struct AllowedFunctions {
@@ -337,8 +463,8 @@ struct NodeOptions {
   /// init_method in Python.
   std::string rendezvous = kDefaultRendezvous;
   size_t threads = kDefaultThreads;            ///< number of functions that can run at once
-  Timeout timeout = kDefaultTimeout;           ///< of calls that name none; 0: no limit
-  Timeout init_timeout = kDefaultInitTimeout;  ///< for the group to form; 0: no limit
+  Timeout timeout = kDefaultTimeout;           ///< of calls that name none; kNoLimit: none
+  Timeout init_timeout = kDefaultInitTimeout;  ///< for the group to form; kNoLimit: none
   std::string transport{};                     ///< "native", "tcp", "tensorpipe" or "auto"; as in Python
   /// The secret by which workers authenticate each other when they connect: at least 16 bytes, the same on all workers.
   /// Empty: that in TORCHRPC_SECRET_FILE or TORCHRPC_SECRET; else, if the group meets at a loopback address, one from a
@@ -366,11 +492,15 @@ struct NodeOptions {
   /// How long after a call with a key was answered it does not run again: see NodeRef::withKey(). Empty: the value of
   /// TORCHRPC_IDEMPOTENCY_WINDOW, in seconds, else ten minutes.
   std::optional<Duration> idempotency_window{};
+  /// Whether calls carry their deadlines to the callees, so that the calls which a function makes end with its caller's
+  /// at the latest: see Call::timeLeft(). A call carries one, whatever this says, if it is made in a function whose
+  /// caller has sent one.
+  bool propagate_deadlines = false;
   /// Whether calls are counted by function and peer, for tools and Prometheus: see docs/metrics.md. Empty: the value of
   /// TORCHRPC_METRICS, else not.
   std::optional<bool> metrics{};
-  /// Calls that take longer, made or served by this worker, are logged, and again when they have ended; zero: none.
-  /// Empty: the value of TORCHRPC_SLOW_CALL_S, in seconds, else none.
+  /// Calls that take longer, made or served by this worker, are logged, and again when they have ended; kNoLimit or 0:
+  /// none. Empty: the value of TORCHRPC_SLOW_CALL_S, in seconds, else none.
   std::optional<Duration> slow_call{};
   MessageLimits limits{};             ///< of messages, in both directions
   std::vector<CallerQuota> quotas{};  ///< the first that matches a caller's name applies; none: no limit
@@ -399,17 +529,18 @@ class Node : public NodeRef {
   Node& operator=(const Node&) = delete;
 
   /// Waits until all workers have called it (in Python: rpc.shutdown()) and all calls have ended, serving calls
-  /// meanwhile; then stops the node. Not from functions that this node runs. Throws Error(kRendezvous), which names the
-  /// workers that did not call it within `timeout` (0: no limit); the node has stopped even then. A second call does
-  /// nothing.
-  void shutdown(Timeout timeout = Duration::zero());
+  /// meanwhile; then stops the node. A second call does nothing. Throws Error: kTimeout, which names the ranks that
+  /// did not call it within `timeout`, or says that calls or RRefs were still under way; kWorkerLost, which names
+  /// workers that were lost, after all others have called it; kInvalidArgument for a time-out that is not positive, and
+  /// in a function that this node runs. Except after kInvalidArgument, the node has stopped even then.
+  void shutdown(Timeout timeout = kNoLimit);
   /// Stops now. New calls of this worker and new calls to it fail with kShutdown. Functions that this node runs for
   /// other workers have 5 seconds to answer; then the calls of this worker fail with kShutdown, and calls to it with
   /// kWorkerLost. Waits until the functions that it runs have returned. Idempotent. Throws Error(kInvalidArgument), as
   /// shutdown() does, in a function that this node runs: see requestStop().
   void stop();
-  /// Blocks until requestStop() is called, for at most `timeout` (0: no limit). Returns whether it was called.
-  bool waitForStopRequest(Timeout timeout = Duration::zero());
+  /// Blocks until requestStop() is called, for at most `timeout` (0: only looks). Returns whether it was called.
+  bool waitForStopRequest(Timeout timeout = kNoLimit);
 
  private:
   explicit Node(std::shared_ptr<void> core) : NodeRef(core), owned_(std::move(core)) {}

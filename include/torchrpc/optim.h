@@ -38,7 +38,7 @@ class DistributedOptimizer {
   /// Settings for all groups.
   struct Settings {
     bool lock_free = false;             ///< Hogwild: steps of several trainers are not serialized
-    Timeout timeout = kDefaultTimeout;  ///< of each request to an owner; 0: no limit
+    Timeout timeout = kDefaultTimeout;  ///< of each request to an owner; kNoLimit: none
   };
 
   /// `kind` is one of SGD, Adam, AdamW, Adagrad, RMSprop, Adadelta, Adamax, Rprop, with the arithmetic of that class of

@@ -3,6 +3,7 @@
 // Remote references: references to values that live on one worker of the group.
 
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "torchrpc/future.h"
@@ -12,6 +13,8 @@
 namespace torchrpc {
 inline namespace v1 {
 
+class Callable;
+
 namespace detail {
 
 /// Returns `value` if it is an RRef; throws Error(kInvalidArgument) otherwise.
@@ -20,6 +23,8 @@ WorkerInfo ownerOf(const c10::IValue& rref);
 bool isOwned(const c10::IValue& rref);
 /// The value, fetched or waited for. `timeout` null: the node's time-out.
 FutureStatePtr fetch(const c10::IValue& rref, const Timeout* timeout);
+/// Whether this worker owns the value and it is still to be made.
+bool isPending(const c10::IValue& rref);
 /// The value itself, waited for; throws Error(kInvalidArgument) on workers that do not own it.
 c10::IValue localValue(const c10::IValue& rref);
 
@@ -55,7 +60,7 @@ class RRef {
   /// a limit. Throws Error: the error of the call that had to create the value; kTimeout; kWorkerLost; kRRefDeleted
   /// after a shutdown; kSerialization for a value that cannot be sent; kInvalidArgument if it is no `T`.
   T toHere() const { return toHereAsync().wait(); }
-  /// The same with a time-out of its own (0: no limit), which holds on the owner, too.
+  /// The same with a time-out of its own, which holds on the owner, too.
   T toHere(Timeout timeout) const {
     const auto future = toHereAsync(timeout);
     return isOwner() ? future.wait(timeout) : future.wait();
@@ -68,6 +73,34 @@ class RRef {
   /// The value itself, waited for without a limit; on the owner only. Throws Error: kInvalidArgument on another worker
   /// or if the value is no `T`; the error of the call that had to create the value.
   T localValue() const { return fromValue<T>(detail::localValue(value_)); }
+
+  /// Calls a method of the value, a C++ object of the class `T::element_type`, on its owner, and returns its result:
+  /// `env.call(&Env::step, action)`. Both programs have registered the method: `TORCHRPC_FUNCTION(Env::step)`. The
+  /// compiler checks the types as in NodeRef::call(). A value that is still to be made (remote() has not ended) is
+  /// waited for on the owner, where no thread waits: so remote() and a call need one round trip together. Throws as
+  /// NodeRef::call() does, and the error of the call that had to make the value. To use another time-out:
+  /// `node.withTimeout(5s).call(env, &Env::step, action)`.
+  template <typename Method, typename... Args>
+    requires std::is_member_function_pointer_v<Method>
+  auto call(Method method, Args&&... args) const;
+  /// Calls `callable(rref, args...)` on the owner: a registered function, or a python() function, that takes the RRef
+  /// as its first argument; or method("name"), a method of a Python object.
+  template <typename R = void, typename... Args>
+  R call(const Callable& callable, Args&&... args) const;
+  /// The same without blocking: the future of the result.
+  template <typename Method, typename... Args>
+    requires std::is_member_function_pointer_v<Method>
+  auto callAsync(Method method, Args&&... args) const;
+  /// The same.
+  template <typename R = void, typename... Args>
+  Future<R> callAsync(const Callable& callable, Args&&... args) const;
+  /// The same, but the result stays on the owner: an RRef to it.
+  template <typename Method, typename... Args>
+    requires std::is_member_function_pointer_v<Method>
+  auto remote(Method method, Args&&... args) const;
+  /// The same.
+  template <typename R, typename... Args>
+  RRef<R> remote(const Callable& callable, Args&&... args) const;
 
   /// The reference as a c10::IValue, the form in which messages hold it.
   const c10::IValue& value() const { return value_; }
@@ -85,3 +118,5 @@ struct ValueTraits<RRef<T>> {
 
 }  // namespace v1
 }  // namespace torchrpc
+
+#include "torchrpc/node.h"  // the templates of call(), callAsync() and remote()

@@ -10,8 +10,13 @@ namespace torchrpc {
 /// A span of time: `std::chrono::seconds(5)` converts to it.
 using Duration = std::chrono::steady_clock::duration;
 
-/// A time-out, from a std::chrono duration of any unit. 0 is no limit, and so is more than the clock can count.
-/// Functions that take one throw Error(kInvalidArgument) for a negative duration or NaN.
+/// A time-out without a limit.
+constexpr Duration kNoLimit = Duration::max();
+
+/// A time-out, from a std::chrono duration of any unit. kNoLimit is none, and so is more than the clock can count.
+/// Functions that take one throw Error(kInvalidArgument) for a negative duration or NaN. 0 is "now" for those that wait
+/// (Future::wait(), Future::waitFor(), Node::waitForStopRequest()): they only look. Where nothing could be done in no
+/// time (a call, a fetch, the options of a node, shutdown()), it is refused.
 class Timeout {
  public:
   /// Implicit, so that callers can write `5s`. NOLINTNEXTLINE(google-explicit-constructor)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from .rpc._batching import batched
     from .rpc._cpp_functions import cpp_function
     from .rpc._errors import (
+        ArgumentMismatchError,
+        CancelledError,
         NameNotFoundError,
         NotAllowedError,
         QuotaExceededError,
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 
 _MODULES = ["autograd", "nn", "observe", "optim", "profiler", "rpc"]
 _ERRORS = [
+    "ArgumentMismatchError",
+    "CancelledError",
     "NameNotFoundError",
     "NotAllowedError",
     "QuotaExceededError",
@@ -67,6 +71,8 @@ _NAMES = {  # name -> the module that has it
 }
 
 __all__ = [
+    "ArgumentMismatchError",
+    "CancelledError",
     "Future",
     "NameNotFoundError",
     "NotAllowedError",

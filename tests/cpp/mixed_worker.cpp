@@ -122,6 +122,23 @@ bool registerType(const std::string& name) {
     registerType<std::variant<std::monostate, int, std::string, std::vector<double>>>("variant") &&
     registerType<Point>("point") && registerType<Shape>("shape") && registerType<std::vector<Point>>("points") &&
     registerType<c10::IValue>("any");
+/// Calls methods of a Python object by its RRef, which Python has made or which is still to be made.
+std::vector<int> callMethods(const Call& call, const RRef<c10::IValue>& made, const std::string& cls) {
+  const auto fresh = call.node.remote<c10::IValue>(made.owner(), python(cls), 10);
+  const auto kept = fresh.remote<int>(method("add"), 5);
+  const auto later = fresh.callAsync<int>(method("total"));
+  return {made.call<int>(method("add"), 1), kept.toHere(), later.wait(), fresh.call<int>(method("total"))};
+}
+std::string callMethodAndFail(const RRef<c10::IValue>& made, const std::string& name) {
+  try {
+    made.call(method(name), 1);
+  } catch (const Error& error) {
+    return std::string(torchrpc::name(error.origin())) + ": " + error.text();
+  }
+  return "no error";
+}
+TORCHRPC_FUNCTION(callMethods);
+TORCHRPC_FUNCTION(callMethodAndFail);
 
 at::Tensor fetch(const RRef<at::Tensor>& rref) { return rref.toHere(); }
 std::string fetchText(const RRef<std::string>& rref) { return rref.toHere(); }

@@ -40,6 +40,18 @@ class Shapes:
         return x * x
 
 
+class Total:
+    def __init__(self, start):
+        self.value = start
+
+    def add(self, n):
+        self.value += n
+        return self.value
+
+    def total(self):
+        return self.value
+
+
 class Unsendable:
     pass
 
@@ -194,6 +206,27 @@ def cpp_calls_python(cpp):
     assert "nowhere" in failing("nowhere")
 
 
+def cpp_calls_methods_of_python(cpp):
+    module = __name__ if __name__ != "__main__" else "cpp_group"
+    mine = rpc.RRef(Total(1))
+    made, added, total, again = rpc.rpc_sync(cpp, cpp_function("callMethods"), args=(mine, f"{module}:Total"))
+    assert made == 2 and mine.local_value().value == 2
+    assert added == 15 and total in (10, 15) and again == 15
+    failing = lambda name: rpc.rpc_sync(cpp, cpp_function("callMethodAndFail"), args=(mine, name))  # noqa: E731
+    assert failing("nothing").startswith("function: ") and "has no attribute 'nothing'" in failing("nothing")
+    assert "value is not a method" in failing("value")
+
+
+def errors_have_types(cpp):
+    for args in ((), (torch.ones(1),), (torch.ones(1), "two")):
+        try:
+            rpc.rpc_sync(cpp, cpp_function("scale"), args=args)
+        except rpc.ArgumentMismatchError as error:
+            assert isinstance(error, TypeError) and error.worker == cpp
+        else:
+            raise AssertionError("the arguments were taken")
+
+
 def rrefs_pass_both_ways(cpp):
     mine = rpc.RRef(torch.arange(4))
     assert torch.equal(rpc.rpc_sync(cpp, cpp_function("fetch"), args=(mine,)), torch.arange(4))
@@ -233,6 +266,8 @@ CHECKS = [
     errors_name_what_is_wrong,
     objects_stay_in_cpp,
     cpp_calls_python,
+    cpp_calls_methods_of_python,
+    errors_have_types,
     rrefs_pass_both_ways,
     autograd_and_optimizer_cross,
     cpp_trains_what_python_owns,

@@ -20,6 +20,8 @@ NAMES = {
     "WorkerLostError": (rpc.RpcError,),
     "NotAllowedError": (rpc.RpcError,),
     "QuotaExceededError": (rpc.RpcError,),
+    "CancelledError": (rpc.RpcError,),
+    "ArgumentMismatchError": (rpc.RpcError, TypeError),
     "NameNotFoundError": (rpc.RpcError,),
     "RendezvousError": (rpc.RpcError,),
     "ShutdownError": (rpc.RpcError,),

@@ -18,6 +18,8 @@ CHECKS = [
     "errors_name_what_is_wrong",
     "objects_stay_in_cpp",
     "cpp_calls_python",
+    "cpp_calls_methods_of_python",
+    "errors_have_types",
     "rrefs_pass_both_ways",
     "autograd_and_optimizer_cross",
     "cpp_trains_what_python_owns",

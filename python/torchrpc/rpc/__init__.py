@@ -26,8 +26,8 @@ _EXPORTS = {
     ),
     "torchrpc.rpc._batching": "batched",
     "torchrpc.rpc._errors": (
-        "NameNotFoundError NotAllowedError QuotaExceededError RendezvousError RpcError RpcTimeoutError "
-        "SerializationError ShutdownError WorkerLostError"
+        "ArgumentMismatchError CancelledError NameNotFoundError NotAllowedError QuotaExceededError RendezvousError "
+        "RpcError RpcTimeoutError SerializationError ShutdownError WorkerLostError"
     ),
     "torchrpc.rpc._futures": "Future",
     "torchrpc.rpc._plain_objects": "register_data_class",

@@ -111,6 +111,12 @@ from ._batching import (
     batched as batched,
 )
 from ._errors import (
+    ArgumentMismatchError as ArgumentMismatchError,
+)
+from ._errors import (
+    CancelledError as CancelledError,
+)
+from ._errors import (
     NameNotFoundError as NameNotFoundError,
 )
 from ._errors import (

@@ -55,6 +55,18 @@ class QuotaExceededError(RpcError):
     __module__ = "torchrpc.rpc"
 
 
+class CancelledError(RpcError):
+    """A C++ worker has cancelled the call, or one that a called function waited for."""
+
+    __module__ = "torchrpc.rpc"
+
+
+class ArgumentMismatchError(RpcError, TypeError):
+    """A C++ function does not take the arguments of the call: their number or types; the text names the argument."""
+
+    __module__ = "torchrpc.rpc"
+
+
 class NameNotFoundError(RpcError):
     """The receiver has no module, function or class of the name that arrived.
 

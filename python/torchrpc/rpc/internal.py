@@ -12,6 +12,8 @@ from ._checks import check_call as check_call
 from ._coroutines import run_coroutine as run_coroutine
 from ._cpp_functions import CppFunction as CppFunction
 from ._cpp_functions import refuse_keywords as refuse_keywords
+from ._errors import ArgumentMismatchError as ArgumentMismatchError
+from ._errors import CancelledError as CancelledError
 from ._errors import NameNotFoundError as NameNotFoundError
 from ._errors import NotAllowedError as NotAllowedError
 from ._errors import QuotaExceededError as QuotaExceededError

@@ -94,13 +94,13 @@ TEST_CASE("a call waits for a function without a result, too") {
 TEST_CASE("the error for wrong arguments names the function and the argument") {
   Group group(2);
   const auto few = errorOf([&] { group[0].call<at::Tensor>(1, "scale", at::ones({1})); });
-  CHECK(few.code() == ErrorCode::kInvalidArgument);
+  CHECK(few.code() == ErrorCode::kArgumentMismatch);
   CHECK_THAT(few.what(), Catch::Contains("scale") && Catch::Contains("takes 2 arguments, the call has 1"));
   const auto wrong = errorOf([&] { group[0].call<at::Tensor>(1, "scale", at::ones({1}), "two"); });
-  CHECK(wrong.code() == ErrorCode::kInvalidArgument);
+  CHECK(wrong.code() == ErrorCode::kArgumentMismatch);
   CHECK_THAT(wrong.what(), Catch::Contains("argument 1: expected a number, but got a value of type String"));
   const auto result = errorOf([&] { group[0].call<int>(1, "scale", at::ones({1}), 2.0); });
-  CHECK(result.code() == ErrorCode::kInvalidArgument);
+  CHECK(result.code() == ErrorCode::kResultMismatch);
 }
 
 TEST_CASE("the exception of a function reaches the caller with the name of the worker") {
@@ -222,7 +222,7 @@ TEST_CASE("no time-out is too long, and a negative one is refused") {
   const auto to = GENERATE(0, 1);
   const Timeout longest = GENERATE(
       Timeout(Duration::max()), Timeout(std::chrono::hours::max()), Timeout(std::chrono::duration<double>(1e300)),
-      Timeout(Duration::max() - 1ns), Timeout(0s));
+      Timeout(Duration::max() - 1ns), Timeout(kNoLimit));
   const auto patient = group[0].withTimeout(longest);
   CHECK(patient.call<at::Tensor>(to, "scale", at::ones({1}), 2).item<int>() == 2);
   CHECK(patient.callAsync<at::Tensor>(to, "scale", at::ones({1}), 2).wait(longest).item<int>() == 2);
@@ -244,6 +244,63 @@ TEST_CASE("no time-out is too long, and a negative one is refused") {
     CHECK(error.code() == ErrorCode::kInvalidArgument);
     CHECK_THAT(error.text(), Catch::Contains(use.first) && Catch::Contains("must not be negative"));
   }
+}
+
+TEST_CASE("a time-out of 0 only looks; where nothing can be done in no time, it is refused") {
+  Group group(2);
+  const auto release = std::make_shared<std::latch>(1);
+  registerFunction("blockForZero", [release] { release->wait(); });
+  const auto future = group[0].callAsync<void>(1, "blockForZero");
+  CHECK(errorOf([&] { future.wait(0s); }).code() == ErrorCode::kTimeout);
+  CHECK_FALSE(future.waitFor(0s));
+  CHECK_FALSE(group[0].waitForStopRequest(0s));
+  const auto rref = group[0].remote<at::Tensor>(1, "scale", at::ones({1}), 2);
+  for (const auto& [name, use] : std::vector<std::pair<std::string, std::function<void()>>>{
+           {"withTimeout()", [&] { group[0].withTimeout(0s); }},
+           {"toHere()", [&] { rref.toHere(0s); }},
+           {"shutdown()", [&] { group[1].shutdown(0s); }},
+           {"NodeOptions::timeout", [&] { Node({.name = "a", .rank = 0, .world_size = 1, .timeout = 0s}); }},
+           {"NodeOptions::init_timeout",
+            [&] { Node({.name = "a", .rank = 0, .world_size = 1, .init_timeout = 0s}); }}}) {
+    const auto error = errorOf(use);
+    CHECK(error.code() == ErrorCode::kInvalidArgument);
+    CHECK_THAT(error.text(), Catch::Contains(name) && Catch::Contains("torchrpc::kNoLimit"));
+  }
+  release->count_down();
+  future.wait();
+  CHECK_NOTHROW(future.wait(0s));
+}
+
+TEST_CASE("an error says where it happened, and which worker it concerns") {
+  Group group(2);
+  registerFunction("callFails", [](const Call& call) { call.node.call(1 - call.node.self().id, &fail, "deep"); });
+  registerFunction("tooLarge", [] { return ~uint64_t{0}; });
+  registerFunction("failsLater", [](const Call& call) {
+    return call.node.callAsync(call.node.self().id, &poke).then([]() -> int { throw std::logic_error("later"); });
+  });
+  struct Expected {
+    ErrorCode code;
+    ErrorOrigin origin;
+    std::string worker;
+  };
+  const auto check = [](const std::function<void()>& use, const Expected& expected) {
+    const auto error = errorOf(use);
+    CAPTURE(error.text(), name(error.code()), name(error.origin()));
+    CHECK(error.code() == expected.code);
+    CHECK(error.origin() == expected.origin);
+    CHECK(error.worker() == expected.worker);
+  };
+  const auto& node = group[0];
+  check([&] { node.call("nobody", &poke); }, {ErrorCode::kUnknownWorker, ErrorOrigin::kHere, "nobody"});
+  check([&] { node.call(1, "nowhere"); }, {ErrorCode::kNoSuchFunction, ErrorOrigin::kRequest, "worker1"});
+  check([&] { node.call(1, "scale"); }, {ErrorCode::kArgumentMismatch, ErrorOrigin::kRequest, "worker1"});
+  check([&] { node.call(1, &fail, "why"); }, {ErrorCode::kUserException, ErrorOrigin::kFunction, "worker1"});
+  check([&] { node.call(1, "callFails"); }, {ErrorCode::kUserException, ErrorOrigin::kFunction, "worker0"});
+  check([&] { node.call<int>(1, "failsLater"); }, {ErrorCode::kUserException, ErrorOrigin::kFunction, "worker1"});
+  check([&] { node.call<std::string>(1, "poke"); }, {ErrorCode::kResultMismatch, ErrorOrigin::kResult, "worker1"});
+  const auto unsendable = errorOf([&] { node.call<uint64_t>(1, "tooLarge"); });
+  CHECK(unsendable.origin() == ErrorOrigin::kResult);
+  CHECK(unsendable.worker() == "worker1");
 }
 
 TEST_CASE("a caller gets an error for what is beyond its quota, or larger than the limits") {
@@ -300,6 +357,27 @@ TEST_CASE("stop() refuses new calls and lets functions that other workers have c
   CHECK(code == ErrorCode::kShutdown);
   CHECK_NOTHROW(future.wait());
   stopper.join();
+}
+
+TEST_CASE("shutdown() names the workers that do not come, and stops the node") {
+  Group group(2);
+  const NodeRef node = group[0];
+  const auto error = errorOf([&] { group[0].shutdown(200ms); });
+  CHECK(error.code() == ErrorCode::kTimeout);
+  CHECK_THAT(error.text(), Catch::Contains("missing: rank 1"));
+  CHECK(errorOf([&] { node.call(1, &poke); }).code() == ErrorCode::kShutdown);
+  CHECK_NOTHROW(group[0].shutdown());
+}
+
+TEST_CASE("shutdown() says which worker was lost, and stops the node") {
+  Group group(2);
+  const NodeRef node = group[0];
+  node.call(1, &poke);
+  group[1].stop();
+  const auto error = errorOf([&] { group[0].shutdown(20s); });
+  CHECK(error.code() == ErrorCode::kWorkerLost);
+  CHECK(error.worker() == "worker1");
+  CHECK(errorOf([&] { node.call(1, &poke); }).code() == ErrorCode::kShutdown);
 }
 
 TEST_CASE("after the end of a node, calls fail and futures do not hang") {

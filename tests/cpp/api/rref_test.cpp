@@ -4,7 +4,10 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <atomic>
+#include <latch>
+#include <thread>
 
 #include "api/group.h"
 #include "torchrpc/autograd.h"
@@ -29,6 +32,40 @@ std::unique_ptr<Counter> makeCounter(int start) { return std::make_unique<Counte
 int add(const CounterRef& counter, int n) { return counter.localValue()->value += n; }
 TORCHRPC_FUNCTION(makeCounter);
 TORCHRPC_FUNCTION(add);
+
+/// A class whose methods are called by RRefs.
+class Ledger {
+ public:
+  explicit Ledger(int start) : balance_(start) {}
+  int add(int n) { return balance_ += n; }
+  int balance() const noexcept { return balance_; }
+  int balanceTimes(const std::vector<int>& factors) const {
+    int product = balance_;
+    for (const int factor : factors) product *= factor;
+    return product;
+  }
+  void reject(const std::string& why) { throw std::runtime_error(why); }
+  std::unique_ptr<Ledger> fork() const { return std::make_unique<Ledger>(balance_); }
+  Future<int> later() const { return Future<int>::of(balance_); }
+  Task<int> inTask(const std::string& text) const { co_return balance_ + static_cast<int>(text.size()); }
+  int unregistered() const { return 0; }
+
+ private:
+  std::atomic<int> balance_;
+};
+TORCHRPC_FUNCTION(Ledger::add);
+TORCHRPC_FUNCTION(Ledger::balance);
+TORCHRPC_FUNCTION(Ledger::balanceTimes);
+TORCHRPC_FUNCTION(Ledger::reject);
+TORCHRPC_FUNCTION(Ledger::fork);
+TORCHRPC_FUNCTION(Ledger::later);
+TORCHRPC_FUNCTION(Ledger::inTask);
+std::unique_ptr<Ledger> openLedger(int start) { return std::make_unique<Ledger>(start); }
+TORCHRPC_FUNCTION(openLedger);
+int balanceOf(const RRef<std::shared_ptr<Ledger>>& ledger, int extra) { return ledger.localValue()->balance() + extra; }
+TORCHRPC_FUNCTION(balanceOf);
+std::unique_ptr<Ledger> failToOpen() { throw std::runtime_error("no ledger today"); }
+TORCHRPC_FUNCTION(failToOpen);
 
 at::Tensor fetched(const RRef<at::Tensor>& rref) { return rref.toHere(); }
 RRef<at::Tensor> keep(const Call& call, const at::Tensor& x) { return call.node.makeRRef(x); }
@@ -146,6 +183,86 @@ TEST_CASE("an object lives on its owner as long as a worker refers to it") {
   CHECK(counters == 0);
 }
 
+TEST_CASE("a method is called by an RRef, on any owner") {
+  Group group(2);
+  const auto to = GENERATE(0, 1);
+  const auto ledger = group[0].remote(to, &openLedger, 5);
+  static_assert(std::is_same_v<decltype(ledger), const RRef<std::shared_ptr<Ledger>>>);
+  CHECK(ledger.call(&Ledger::add, 2) == 7);
+  CHECK(ledger.call(&Ledger::balance) == 7);
+  CHECK(ledger.call(&Ledger::balanceTimes, std::vector{2, 3}) == 42);
+  CHECK(ledger.callAsync(&Ledger::add, 1).then([](int sum) { return sum * 2; }).wait() == 16);
+  CHECK(ledger.call(&Ledger::later) == 8);
+  CHECK(ledger.call(&Ledger::inTask, "four") == 12);
+  CHECK(ledger.call<int>("Ledger::balance") == 8);
+  CHECK(ledger.call<int>("balanceOf", 2) == 10);
+  CHECK(group[0].withTimeout(std::chrono::seconds(10)).call(ledger, &Ledger::balance) == 8);
+  const auto copy = ledger.remote(&Ledger::fork);
+  CHECK(copy.call(&Ledger::add, 1) == 9);
+  CHECK(ledger.call(&Ledger::balance) == 8);
+  CHECK(ledger.remote(&Ledger::balance).toHere() == 8);
+  group.shutdown();
+}
+
+TEST_CASE("errors of methods say what is wrong") {
+  Group group(2);
+  const auto ledger = group[0].remote(1, &openLedger, 5);
+  const auto rejected = errorOf([&] { ledger.call(&Ledger::reject, "not allowed today"); });
+  CHECK(rejected.code() == ErrorCode::kUserException);
+  CHECK(rejected.worker() == "worker1");
+  CHECK_THAT(rejected.text(), Catch::Contains("Ledger::reject") && Catch::Contains("not allowed today"));
+  CHECK_THAT(
+      errorOf([&] { ledger.call(&Ledger::unregistered); }).text(),
+      Catch::Contains("TORCHRPC_FUNCTION(Class::its_name)"));
+  const auto failed = group[0].remote(1, &failToOpen);
+  CHECK_THAT(errorOf([&] { failed.call(&Ledger::balance); }).text(), Catch::Contains("no ledger today"));
+  CHECK_THAT(errorOf([&] { ledger.call<int>("balanceOf"); }).text(), Catch::Contains("takes 2 arguments"));
+  CHECK(errorOf([&] { ledger.call<int>(method("balance")); }).code() == ErrorCode::kNoSuchFunction);  // no Python there
+  CHECK(errorOf([&] { group[0].call<int>(1, method("balance")); }).code() == ErrorCode::kInvalidArgument);
+  CHECK(errorOf([] { RRef<std::shared_ptr<Ledger>>().call(&Ledger::balance); }).code() == ErrorCode::kInvalidArgument);
+}
+
+TEST_CASE("a call by an RRef whose value is still to be made is sent at once, and no thread waits for the value") {
+  Group group(2, [](NodeOptions& options) { options.threads = 1; });
+  const auto to = GENERATE(0, 1);
+  const auto name = "openWhenCalled" + std::to_string(to);
+  // The value is made when the calls have arrived: if they waited for it on the caller, they never would.
+  struct Opening {
+    Promise<std::shared_ptr<Ledger>> promise;
+  };
+  const auto opening = std::make_shared<Opening>();
+  registerFunction(name, [opening] { return opening->promise.future(); });
+  registerFunction(name + "open", [opening] { opening->promise.set(std::make_shared<Ledger>(1)); });
+  const auto ledger = group[0].remote<std::shared_ptr<Ledger>>(to, name);
+  std::vector<Future<int>> sums;
+  for (int i = 0; i < 100; ++i) sums.push_back(ledger.callAsync(&Ledger::add, 1));
+  const auto copy = ledger.remote(&Ledger::fork);
+  const auto of_copy = copy.callAsync(&Ledger::inTask, "four");
+  group[0].call(to, name + "open");  // served by the one thread, behind the others
+  int most = 0;
+  for (const int sum : whenAll(sums).wait()) most = std::max(most, sum);
+  CHECK(most == 101);
+  CHECK(of_copy.wait() >= 5);
+  CHECK(std::stoi(group[to].metrics().at("agent.num_threads")) < 10);
+  group.shutdown();
+}
+
+TEST_CASE("a function with an RRef whose value is still to be made has arrived before that is there") {
+  Group group(2);
+  const auto arrived = std::make_shared<std::latch>(1);
+  registerFunction("openAfterArrival", [arrived] {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(15);
+    while (!arrived->try_wait() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+    return std::make_unique<Ledger>(arrived->try_wait() ? 1 : 0);
+  });
+  registerFunction("balanceOnArrival", [arrived](const RRef<std::shared_ptr<Ledger>>& ledger) {
+    arrived->count_down();
+    return ledger.localValue()->balance();
+  });
+  const auto ledger = group[0].remote<std::shared_ptr<Ledger>>(1, "openAfterArrival");
+  CHECK(ledger.call<int>("balanceOnArrival") == 1);
+}
+
 TEST_CASE("the error of a remote call is thrown by the methods of its RRef") {
   Group group(2);
   const auto to = GENERATE(0, 1);
@@ -154,7 +271,7 @@ TEST_CASE("the error of a remote call is thrown by the methods of its RRef") {
   CHECK(errorOf([] { RRef<int>().owner(); }).code() == ErrorCode::kInvalidArgument);
   CHECK(errorOf([&] {
           group[0].call<RRef<int>>(1, op("aten::ones"), std::vector<int>{1});
-        }).code() == ErrorCode::kInvalidArgument);
+        }).code() == ErrorCode::kResultMismatch);
 }
 
 TEST_CASE("a backward pass leaves gradients on the workers of the leaves") {

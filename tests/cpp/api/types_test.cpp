@@ -305,7 +305,7 @@ TEST_CASE("a value that is no such struct is an error that says what it is") {
   Group group(2);
   const auto text = [&](const auto& value) {
     const auto error = errorOf([&] { group[0].call<void>("worker1", "echoShape", value); });
-    CHECK(error.code() == ErrorCode::kInvalidArgument);
+    CHECK(error.code() == ErrorCode::kArgumentMismatch);
     return error.text();
   };
   CHECK_THAT(text(Point()), Catch::Contains("argument 0: expected a Shape, but got a Point"));

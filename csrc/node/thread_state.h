@@ -1,0 +1,36 @@
+#pragma once
+
+// The state of a thread that serves a call, for what goes on with the call on another thread: its autograd context, its
+// deadline, and torch's own state, such as the grad mode. Coroutines of both languages keep one between their steps.
+// Threads: one at a time.
+
+#include <ATen/ThreadLocalState.h>
+
+#include <utility>
+
+#include "agent/deadline.h"
+#include "autograd/context.h"
+
+namespace torchrpc {
+
+class ThreadState {
+ public:
+  /// That of the calling thread.
+  ThreadState() = default;
+
+  /// Calls `function` with this state; afterwards the thread has its own again.
+  template <typename F>
+  decltype(auto) run(F&& function) const {
+    const at::ThreadLocalStateGuard torch_scope(torch_);
+    const ContextScope context_scope(context_);
+    const DeadlineScope deadline_scope(deadline_);
+    return std::forward<F>(function)();
+  }
+
+ private:
+  ContextPtr context_ = currentContext();
+  TimePoint deadline_ = currentDeadline();
+  at::ThreadLocalState torch_{};
+};
+
+}  // namespace torchrpc

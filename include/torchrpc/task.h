@@ -1,0 +1,202 @@
+#pragma once
+
+// Coroutines: functions that wait for futures without a thread.
+
+#include <coroutine>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <type_traits>
+#include <utility>
+#include <variant>
+
+#include "torchrpc/future.h"
+#include "torchrpc/node.h"
+
+namespace torchrpc {
+inline namespace v1 {
+
+template <typename T>
+class Task;
+
+namespace detail {
+
+/// A promise whose future belongs to a task: to cancel it cancels what the task waits for. `node`: on whose pool the
+/// continuations of the future run; null: on the thread that ends the task.
+class TaskPromise {
+ public:
+  explicit TaskPromise(const NodeRef* node);
+  const FutureStatePtr& future() const { return state_; }
+  void set(c10::IValue value) const;
+  void fail(std::exception_ptr error) const;
+  /// Runs the task, up to the place where it waits first. This thread has its own state again afterwards.
+  void start(const std::function<void()>& run) const;
+
+ private:
+  FutureStatePtr state_;
+};
+
+/// The value or the exception of a task, and the coroutine that waits for it.
+class TaskPromiseBase {
+ public:
+  struct FinalAwaiter {
+    bool await_ready() const noexcept { return false; }
+    template <typename P>
+    std::coroutine_handle<> await_suspend(std::coroutine_handle<P> ended) const noexcept {
+      return ended.promise().continuation_;
+    }
+    void await_resume() const noexcept {}
+  };
+  std::suspend_always initial_suspend() const noexcept { return {}; }
+  FinalAwaiter final_suspend() const noexcept { return {}; }
+
+ private:
+  template <typename T>
+  friend class ::torchrpc::Task;
+  std::coroutine_handle<> continuation_;
+};
+
+template <typename T>
+class ValuePromise : public TaskPromiseBase {
+ public:
+  Task<T> get_return_object();
+  void unhandled_exception() { result_.template emplace<2>(std::current_exception()); }
+  template <typename V>
+    requires std::is_convertible_v<V, T>
+  void return_value(V&& value) {
+    result_.template emplace<1>(std::forward<V>(value));
+  }
+  T take() {
+    if (result_.index() == 2) std::rethrow_exception(std::get<2>(result_));
+    return std::get<1>(std::move(result_));
+  }
+
+ private:
+  std::variant<std::monostate, T, std::exception_ptr> result_;
+};
+template <>
+class ValuePromise<void> : public TaskPromiseBase {
+ public:
+  Task<void> get_return_object();
+  void unhandled_exception() { error_ = std::current_exception(); }
+  void return_void() const {}
+  void take() const {
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  std::exception_ptr error_;
+};
+
+/// A coroutine that nobody waits for.
+struct Detached {
+  struct promise_type {
+    Detached get_return_object() const { return {}; }
+    std::suspend_never initial_suspend() const noexcept { return {}; }
+    std::suspend_never final_suspend() const noexcept { return {}; }
+    void return_void() const {}
+    void unhandled_exception() const { std::terminate(); }
+  };
+};
+
+}  // namespace detail
+
+/// A coroutine that returns a `T` (any type that can be moved, or void). It begins when it is awaited, with
+/// `co_await std::move(task)` or `co_await function(...)`, or when start() is called; a task that is destroyed before
+/// does nothing. In it, `co_await` of a Future or a Task gives the value, or throws the error. It occupies no thread
+/// while it waits, and goes on on a thread of a node's pool, with the autograd context, the deadline and torch's
+/// thread-local state (grad mode ...) that it had. So it must not hold a std::mutex or an AutogradContext while it
+/// waits.
+///
+/// A registered function may return a Task: see registerFunction(). Parameters of other coroutines should be values: a
+/// reference must outlive the task. A task belongs to one thread at a time.
+template <typename T>
+class [[nodiscard]] Task {
+  static_assert(!std::is_reference_v<T>, "a Task returns a value");
+
+ public:
+  using promise_type = detail::ValuePromise<T>;  ///< for the compiler
+
+  /// A moved task is the coroutine of `other`, which is none any more: it can only be assigned to or destroyed.
+  Task(Task&& other) noexcept : coroutine_(std::exchange(other.coroutine_, nullptr)) {}
+  /// The same; the coroutine that it was before, if that has not begun, never does.
+  Task& operator=(Task&& other) noexcept {
+    if (this == &other) return *this;
+    if (coroutine_) coroutine_.destroy();
+    coroutine_ = std::exchange(other.coroutine_, nullptr);
+    return *this;
+  }
+  ~Task() {
+    if (coroutine_) coroutine_.destroy();
+  }
+
+  /// Runs it on this thread up to the place where it waits first, and returns the future of its result, for which `T`
+  /// must have ValueTraits. Future::cancel() makes the `co_await` at which it waits, or the next one that waits, throw
+  /// Error(kCancelled); the task ends as it decides. Continuations of the future run on the thread that ends the task.
+  Future<T> start() && { return std::move(*this).start(nullptr); }
+  /// The same, with continuations on the pool of `node`.
+  Future<T> start(const NodeRef& node) && { return std::move(*this).start(&node); }
+
+  /// `co_await std::move(task)`: runs it, and gives its value or throws its exception.
+  auto operator co_await() && {
+    struct TaskAwaiter {
+      std::coroutine_handle<promise_type> coroutine;
+      bool await_ready() const noexcept { return false; }
+      std::coroutine_handle<> await_suspend(std::coroutine_handle<> awaiting) const noexcept {
+        coroutine.promise().continuation_ = awaiting;
+        return coroutine;
+      }
+      T await_resume() const { return coroutine.promise().take(); }
+    };
+    return TaskAwaiter{coroutine_};
+  }
+
+ private:
+  friend promise_type;
+  explicit Task(std::coroutine_handle<promise_type> coroutine) : coroutine_(coroutine) {}
+
+  static detail::Detached drive(Task task, detail::TaskPromise promise) {
+    try {
+      if constexpr (std::is_void_v<T>) {
+        co_await std::move(task);
+        promise.set({});
+      } else {
+        promise.set(toValue(co_await std::move(task)));
+      }
+    } catch (...) {
+      promise.fail(std::current_exception());
+    }
+  }
+  Future<T> start(const NodeRef* node) && {
+    detail::TaskPromise promise(node);
+    promise.start([&] { drive(std::move(*this), promise); });
+    return Future<T>(promise.future());
+  }
+
+  std::coroutine_handle<promise_type> coroutine_;
+};
+
+namespace detail {
+
+template <typename T>
+Task<T> ValuePromise<T>::get_return_object() {
+  return Task<T>(std::coroutine_handle<ValuePromise<T>>::from_promise(*this));
+}
+inline Task<void> ValuePromise<void>::get_return_object() {
+  return Task<void>(std::coroutine_handle<ValuePromise<void>>::from_promise(*this));
+}
+
+template <typename T>
+struct UnwrapFuture<Task<T>> {
+  using type = T;
+};
+
+template <typename T>
+struct IsTask : std::false_type {};
+template <typename T>
+struct IsTask<Task<T>> : std::true_type {};
+
+}  // namespace detail
+
+}  // namespace v1
+}  // namespace torchrpc

@@ -1,0 +1,228 @@
+// Futures of the public API: continuations, executors, combinations, cancellation, coroutines.
+
+#include "torchrpc/future.h"
+
+#include <ATen/ATen.h>
+
+#include <atomic>
+#include <deque>
+#include <latch>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+
+#include "api/group.h"
+#include "torchrpc/autograd.h"
+#include "torchrpc/function.h"
+#include "torchrpc/task.h"
+
+using namespace torchrpc;
+using namespace std::chrono_literals;
+
+namespace {
+
+int increment(int x) { return x + 1; }
+TORCHRPC_FUNCTION(increment);
+int refuse(const std::string& why) { throw std::runtime_error(why); }
+TORCHRPC_FUNCTION(refuse);
+
+/// Functions that wait for a latch, of which the test has the other end.
+struct Gate {
+  std::latch arrived{1};
+  std::latch release{1};
+};
+std::shared_ptr<Gate> gateOf(const std::string& name) {
+  auto gate = std::make_shared<Gate>();
+  registerFunction(name, [gate] {
+    gate->arrived.count_down();
+    gate->release.wait();
+  });
+  return gate;
+}
+
+bool waitUntil(const std::function<bool()>& predicate) {
+  const auto end = std::chrono::steady_clock::now() + 20s;
+  while (!predicate()) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(1ms);
+  }
+  return true;
+}
+
+}  // namespace
+
+TEST_CASE("a future that has not been assigned is not valid, and its methods say so") {
+  Future<int> future;
+  CHECK_FALSE(future.valid());
+  for (const auto& use : std::vector<std::function<void()>>{
+           [&] { future.wait(); }, [&] { future.wait(1s); }, [&] { future.waitFor(1s); }, [&] { future.ready(); },
+           [&] { future.cancel(); }, [&] { future.then([](int) {}); },
+           [&] { future.thenError([](const Error&) { return 0; }); }, [&] { whenAll(future, Future<int>::of(1)); },
+           [&] { whenAny(future); }}) {
+    const auto error = errorOf(use);
+    CHECK(error.code() == ErrorCode::kInvalidArgument);
+    CHECK_THAT(error.text(), Catch::Contains("has not been assigned"));
+  }
+  Group group(2);
+  future = group[0].callAsync(1, &increment, 4);
+  CHECK(future.valid());
+  CHECK(future.wait() == 5);
+}
+
+TEST_CASE("waitFor() returns nothing after its time-out, and the call goes on") {
+  Group group(2);
+  const auto gate = gateOf("waitForGate");
+  const auto future = group[0].callAsync<void>(1, "waitForGate");
+  CHECK_FALSE(future.waitFor(1ms));
+  const auto value = future.then([] { return 3; });
+  CHECK(value.waitFor(1ms) == std::nullopt);
+  gate->release.count_down();
+  CHECK(future.waitFor(20s));
+  CHECK(value.waitFor(20s) == 3);
+  CHECK(errorOf([&] { group[0].callAsync(1, &refuse, "no").waitFor(20s); }).code() == ErrorCode::kUserException);
+}
+
+TEST_CASE("a continuation takes the value, and an error passes it by") {
+  Group group(2);
+  std::atomic<int> runs{0};
+  const auto next = [&](int x) { return ++runs, x * 10; };
+  CHECK(group[0].callAsync(1, &increment, 1).then(next).wait() == 20);
+  const auto failed = group[0].callAsync(1, &refuse, "why not").then(next);
+  CHECK_THAT(errorOf([&] { failed.wait(); }).text(), Catch::Contains("why not"));
+  CHECK(runs == 1);
+}
+
+TEST_CASE("then() of a function that returns a future is ready with that") {
+  Group group(2);
+  const auto& node = group[0];
+  const Future<int> chain =
+      node.callAsync(1, &increment, 1).then([&](int x) { return node.callAsync(1, &increment, x); });
+  CHECK(chain.wait() == 3);
+  const auto failed = chain.then([&](int) { return node.callAsync(1, &refuse, "inner"); });
+  CHECK_THAT(errorOf([&] { failed.wait(); }).text(), Catch::Contains("inner"));
+  const auto invalid = chain.then([](int) { return Future<int>(); });
+  CHECK(errorOf([&] { invalid.wait(); }).code() == ErrorCode::kInvalidArgument);
+}
+
+TEST_CASE("thenError() replaces an error by a value, a future or another error") {
+  Group group(2);
+  const auto& node = group[0];
+  const auto failed = node.callAsync(1, &refuse, "first");
+  CHECK(failed.thenError([](const Error& error) { return static_cast<int>(error.text().size()); }).wait() > 0);
+  CHECK(failed.thenError([&](const Error&) { return node.callAsync(1, &increment, 1); }).wait() == 2);
+  const auto other = failed.thenError([](const Error&) -> int { throw std::logic_error("second"); });
+  CHECK_THROWS_AS(other.wait(), std::logic_error);
+  // An Error is not what this one has.
+  CHECK_THROWS_AS(other.thenError([](const Error&) { return 1; }).wait(), std::logic_error);
+  CHECK(other.thenError([](std::exception_ptr) { return 1; }).wait() == 1);
+  CHECK(failed.thenError([](std::exception_ptr) { return 2; }).wait() == 2);
+  CHECK(node.callAsync(1, &increment, 1).thenError([](const Error&) { return 0; }).wait() == 2);
+  bool handled = false;
+  node.callAsync<void>(1, "refuse", "third").thenError([&](const Error&) { handled = true; }).wait();
+  CHECK(handled);
+}
+
+TEST_CASE("a promise settles a future, once, or fails it when it is dropped") {
+  Group group(2);
+  const Promise<int> promise;
+  registerFunction("promised", [promise] { return promise.future(); });
+  const auto call = group[0].callAsync<int>(1, "promised");
+  CHECK_FALSE(promise.future().ready());
+  promise.set(5);
+  promise.set(6);
+  promise.fail(Error(ErrorCode::kUnknown, "too late"));
+  CHECK(call.wait() == 5);
+  const auto dropped = Promise<void>().future();
+  CHECK(errorOf([&] { dropped.wait(); }).code() == ErrorCode::kShutdown);
+  const Promise<void> failing;
+  failing.fail(Error(ErrorCode::kUnknown, "on purpose"));
+  CHECK_THAT(errorOf([&] { failing.future().wait(); }).text(), Catch::Contains("on purpose"));
+}
+
+TEST_CASE("whenAll() has all values in order, and fails with the first error") {
+  Group group(2);
+  const auto& node = group[0];
+  std::vector<Future<int>> futures;
+  for (int i = 0; i < 20; ++i) futures.push_back(node.callAsync(i % 2, &increment, i));
+  const auto values = whenAll(futures).wait();
+  REQUIRE(values.size() == 20);
+  for (int i = 0; i < 20; ++i) CHECK(values[i] == i + 1);
+
+  const auto gate = gateOf("whenAllGate");
+  const auto blocked = node.callAsync<void>(1, "whenAllGate");
+  const auto failed = whenAll(blocked, node.callAsync(1, &refuse, "one of them"));
+  CHECK_THAT(errorOf([&] { failed.wait(); }).text(), Catch::Contains("one of them"));
+  CHECK_FALSE(blocked.ready());
+  gate->release.count_down();
+
+  const auto [nothing, number, text] =
+      whenAll(blocked, node.callAsync(1, &increment, 1), Future<std::string>::of("text")).wait();
+  static_assert(std::is_same_v<decltype(nothing), const std::monostate>);
+  CHECK(number == 2);
+  CHECK(text == "text");
+  CHECK(whenAll(std::vector<Future<int>>{}).wait().empty());
+  CHECK_NOTHROW(whenAll(std::vector<Future<void>>{blocked, Future<void>::of()}).wait());
+}
+
+TEST_CASE("whenAny() has the index of the first, whether it has a value or an error") {
+  Group group(2);
+  const auto& node = group[0];
+  const auto gate = gateOf("whenAnyGate");
+  const auto blocked = node.callAsync<void>(1, "whenAnyGate");
+  CHECK(whenAny(blocked, node.callAsync(1, &increment, 1)).wait() == 1);
+  CHECK(whenAny(std::vector<Future<int>>{node.callAsync(1, &refuse, "no")}).wait() == 0);
+  CHECK(errorOf([] { whenAny(std::vector<Future<int>>{}); }).code() == ErrorCode::kInvalidArgument);
+  gate->release.count_down();
+  CHECK(whenAny(blocked).wait() == 0);
+}
+
+TEST_CASE("a continuation runs on the executor that it is given") {
+  Group group(2);
+  const auto gate = gateOf("executorGate");
+  const auto future = group[0].callAsync<void>(1, "executorGate");
+
+  std::mutex mutex;
+  std::deque<std::function<void()>> queue;
+  const Executor own([&](std::function<void()> task) {
+    const std::lock_guard lock(mutex);
+    queue.push_back(std::move(task));
+  });
+  const auto here = future.then(own, [] { return std::this_thread::get_id() == std::thread::id() ? 0 : 1; });
+  std::atomic<bool> ran{false};
+  const auto inlined = future.then(Executor::inlined(), [&] { ran = true; });
+  gate->release.count_down();
+  inlined.wait();
+  CHECK(ran);
+  CHECK(waitUntil([&] {
+    const std::lock_guard lock(mutex);
+    return !queue.empty();
+  }));
+  CHECK_FALSE(here.ready());
+  queue.front()();
+  CHECK(here.wait() == 1);
+  // A future that is ready runs it on the thread that adds it.
+  const auto thread = std::this_thread::get_id();
+  std::thread::id ran_on;
+  future.then(Executor::inlined(), [&] { ran_on = std::this_thread::get_id(); });
+  CHECK(ran_on == thread);
+
+  const auto dropped = future.then(Executor([](const std::function<void()>&) {}), [] { return 1; });
+  CHECK(errorOf([&] { dropped.wait(); }).code() == ErrorCode::kShutdown);
+  const auto thrown = future.then(Executor([](auto) { throw std::runtime_error("full"); }), [] { return 1; });
+  CHECK(errorOf([&] { thrown.wait(); }).code() == ErrorCode::kShutdown);
+}
+
+TEST_CASE("an inline continuation may not wait for what its own thread would receive") {
+  Group group(2);
+  const auto gate = gateOf("inlineGate");
+  const auto never = gateOf("inlineNever");
+  const auto future = group[0].callAsync<void>(1, "inlineGate");
+  const auto other = group[0].callAsync<void>(1, "inlineNever");
+  const auto waits = future.then(Executor::inlined(), [other] { other.wait(); });
+  gate->arrived.wait();
+  gate->release.count_down();
+  const auto error = errorOf([&] { waits.wait(); });
+  CHECK(error.code() == ErrorCode::kInvalidArgument);
+  CHECK_THAT(error.text(), Catch::Contains("Executor::inlined()"));
+  never->release.count_down();
+}
