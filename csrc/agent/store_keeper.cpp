@@ -4,9 +4,9 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "agent/rendezvous.h"
+#include "agent/store_wait.h"
 #include "base/executor/start_thread.h"
 #include "base/log.h"
-#include "transport/store_wait.h"
 
 namespace torchrpc {
 

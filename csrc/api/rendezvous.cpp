@@ -9,10 +9,10 @@
 #include <string_view>
 
 #include "agent/group_secret.h"
+#include "agent/store_wait.h"
 #include "base/log.h"
 #include "node/launcher.h"
 #include "transport/host_address.h"
-#include "transport/store_wait.h"
 
 namespace torchrpc::api {
 

@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "agent/group_secret.h"
+#include "agent/store_wait.h"
 #include "base/doctor.h"
 #include "base/os/threads.h"
 #include "base/sync/interrupt.h"
@@ -22,7 +23,6 @@
 #include "bindings/py_stacks.h"
 #include "node/launcher.h"
 #include "transport/host_address.h"
-#include "transport/store_wait.h"
 
 namespace torchrpc::bindings {
 

@@ -32,7 +32,10 @@ CONFINED = [
     (r"pybind11/|Python\.h|torch/csrc/(utils/pybind|Exceptions|.*/python/)", r"bindings/"),
     (r"tensorpipe/", r"transport/tensorpipe/"),
     (r"uv\.h", r"transport/native/loop/uv_loop\.cpp"),
-    (r"torch/csrc/distributed/c10d/", r"agent/(rendezvous|fan_in|group_secret|store_keeper)|(node|api|bindings)/"),
+    (
+        r"torch/csrc/distributed/c10d/",
+        r"agent/(rendezvous|fan_in|group_secret|store_keeper|store_wait)|(node|api|bindings)/",
+    ),
     (r"torch/csrc/autograd/(engine|graph_task|input_buffer|function)", r"autograd/|bindings/"),
     (r"torch/csrc/distributed/(rpc|autograd)/", r"nowhere"),
     (r"torchrpc/", r"(base|api)/"),

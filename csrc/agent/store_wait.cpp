@@ -1,4 +1,4 @@
-#include "transport/store_wait.h"
+#include "agent/store_wait.h"
 
 #include <torch/csrc/distributed/c10d/TCPStoreBackend.hpp>
 
@@ -88,7 +88,8 @@ std::string greeting() {
 /// client would wait for it for ever.
 bool answers(int fd, TimePoint deadline) {
   const auto question = greeting();
-  if (::send(fd, question.data(), question.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(question.size())) return false;
+  if (::send(fd, question.data(), question.size(), os::kSendFlags) != static_cast<ssize_t>(question.size()))
+    return false;
   std::string answer(sizeof(kNonce), '\0');
   for (size_t received = 0; received < answer.size();) {
     if (!waitFor(fd, POLLIN, deadline)) return false;
