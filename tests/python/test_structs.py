@@ -61,7 +61,7 @@ def test_large_integers_and_long_lists_of_containers_travel_as_plain_data():
 
 
 def test_fields_may_be_added_and_not_be_renamed():
-    assert _structs.make_struct("Place", {"x": 1.0, "later": 3}) == Place(1.0)
+    assert _structs.make_struct("Place", {"x": 1.0, "y": 2.0, "made": 7, "later": 3}) == Place(1.0)
     assert _structs.make_struct("Place", {"x": 1.0}).y == 2.0
     with pytest.raises(rpc.SerializationError, match=r"has no field x, for which Place on .* has no default"):
         _structs.make_struct("Place", {"y": 1.0})
