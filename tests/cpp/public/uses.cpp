@@ -27,6 +27,7 @@
 #include <torchrpc/retry.h>
 #include <torchrpc/rref.h>
 #include <torchrpc/struct.h>
+#include <torchrpc/task.h>
 #include <torchrpc/timeout.h>
 #include <torchrpc/value.h>
 #include <torchrpc/worker_info.h>
