@@ -22,6 +22,23 @@ using namespace torchrpc;
 using namespace std::chrono_literals;
 
 namespace {
+/// Has a form in messages, except when it is too large.
+struct Bounded {
+  int size = 0;
+};
+}  // namespace
+
+template <>
+struct torchrpc::ValueTraits<Bounded> {
+  static c10::TypePtr type() { return c10::IntType::get(); }
+  static c10::IValue to(Bounded value) {
+    if (value.size > 10) throw Error(ErrorCode::kInvalidArgument, "it is too large");
+    return value.size;
+  }
+  static Bounded from(const c10::IValue& value) { return {fromValue<int>(value)}; }
+};
+
+namespace {
 
 at::Tensor scale(const at::Tensor& x, double factor) { return x * factor; }
 TORCHRPC_FUNCTION(scale);
@@ -274,7 +291,7 @@ TEST_CASE("a time-out of 0 only looks; where nothing can be done in no time, it 
 TEST_CASE("an error says where it happened, and which worker it concerns") {
   Group group(2);
   registerFunction("callFails", [](const Call& call) { call.node.call(1 - call.node.self().id, &fail, "deep"); });
-  registerFunction("tooLarge", [] { return ~uint64_t{0}; });
+  registerFunction("tooLarge", [] { return Bounded{11}; });
   registerFunction("failsLater", [](const Call& call) {
     return call.node.callAsync(call.node.self().id, &poke).then([]() -> int { throw std::logic_error("later"); });
   });
@@ -298,7 +315,7 @@ TEST_CASE("an error says where it happened, and which worker it concerns") {
   check([&] { node.call(1, "callFails"); }, {ErrorCode::kUserException, ErrorOrigin::kFunction, "worker0"});
   check([&] { node.call<int>(1, "failsLater"); }, {ErrorCode::kUserException, ErrorOrigin::kFunction, "worker1"});
   check([&] { node.call<std::string>(1, "poke"); }, {ErrorCode::kResultMismatch, ErrorOrigin::kResult, "worker1"});
-  const auto unsendable = errorOf([&] { node.call<uint64_t>(1, "tooLarge"); });
+  const auto unsendable = errorOf([&] { node.call<Bounded>(1, "tooLarge"); });
   CHECK(unsendable.origin() == ErrorOrigin::kResult);
   CHECK(unsendable.worker() == "worker1");
 }
