@@ -27,6 +27,8 @@ using std::chrono::milliseconds;
 constexpr Duration kShortestPause = milliseconds(10);
 constexpr Duration kLongestPause = milliseconds(250);
 constexpr Duration kLongestDial = std::chrono::seconds(3);  // then the name may have another address
+constexpr Duration kLeastAnswerTime =
+    milliseconds(500);  // of a store that accepts at once, also if nothing is waited for
 constexpr Duration kWarnAfter = std::chrono::seconds(10);
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
@@ -108,7 +110,9 @@ std::string dial(const addrinfo& address, Duration timeout) {
   int error = ::connect(socket.fd, address.ai_addr, address.ai_addrlen) == 0 ? 0 : errno;
   if (error == EINPROGRESS) error = connectError(socket.fd, deadline);
   if (error != 0) return std::strerror(error);
-  return answers(socket.fd, deadline) ? "" : "who listens there does not answer as a store of c10d does";
+  return answers(socket.fd, std::max(deadline, deadlineAfter(kLeastAnswerTime)))
+      ? ""
+      : "who listens there does not answer as a store of c10d does";
 }
 
 /// Repeats `attempt`, which returns why it has failed, until it returns "".

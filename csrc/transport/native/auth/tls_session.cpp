@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <initializer_list>
 #include <string_view>
 
 #include "transport/native/stream_errors.h"
@@ -85,8 +86,15 @@ Error TlsSession::errorOf(int result) {
   const std::string text = reason ? reason : "no reason is known";
   // So OpenSSL names what the peer says is wrong.
   const bool is_from_peer = text.find("alert") != std::string::npos;
-  // The second: of a record that is no longer, or not yet, expected.
-  if (text.ends_with("bad record mac") || text.ends_with("unexpected message"))
+  const auto ends_with_one_of = [&text](std::initializer_list<std::string_view> endings) {
+    return std::ranges::any_of(endings, [&text](auto ending) { return text.ends_with(ending); });
+  };
+  // "unexpected message": a record that is no longer, or not yet, expected. The others: bytes that begin no record.
+  if (ends_with_one_of({"bad record mac", "unexpected message"}) ||
+      (is_established_ &&
+       ends_with_one_of(
+           {"protocol version", "wrong version number", "packet length too long", "record overflow",
+            "data length too long"})))
     return changedError((is_from_peer ? " to the peer: " : ": ") + text);
   if (is_from_peer) {
     return {
