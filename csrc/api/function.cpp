@@ -41,7 +41,7 @@ class ResultError final : public Error {
 /// The text of an error starts with the worker and the name of the function, because the error may pass through several
 /// calls.
 Error errorHere(const std::exception_ptr& raised, const std::string& name, const WorkerInfo& self) {
-  const auto error =
+  auto error =
       errorFromException(raised, ErrorCode::kUserException, self.name, "On " + toString(self) + ", in " + name + ": ");
   if (!error.worker().empty()) return error;
   return Error(error.code(), error.text(), self.name, error.detail()).withOrigin(error.origin());

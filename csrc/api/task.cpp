@@ -33,7 +33,8 @@ std::weak_ptr<core::Node> coreOrNull(const NodeRef* node) {
 }  // namespace
 
 void resumeWhenReady(const FutureStatePtr& awaited, std::coroutine_handle<> coroutine) {
-  const auto state = awaited;  // the coroutine may end, and destroy `awaited`, before this function does
+  // A copy, because the coroutine may end, and destroy `awaited`, before this function does.
+  const auto state = awaited;  // NOLINT(performance-unnecessary-copy-initialization)
   if (current_task) current_task->setSources({state});
   state->whenReady(Executor::pool(), [thread = ThreadState(), task = current_task, coroutine] {
     thread.run([&] {
