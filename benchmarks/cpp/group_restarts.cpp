@@ -23,12 +23,12 @@
 #include <ranges>
 #include <string>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
 #include <vector>
 
+#include "processes.h"
 #include "torchrpc/function.h"
 #include "torchrpc/node.h"
 
@@ -248,10 +248,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: group_restarts [workers, %d to %d] [minutes]\n", 2 * kWatchers, kMaxWorkers);
     return 2;
   }
-  rlimit limit{};
-  ::getrlimit(RLIMIT_NOFILE, &limit);
-  limit.rlim_cur = limit.rlim_max;
-  ::setrlimit(RLIMIT_NOFILE, &limit);
+  raiseFileLimit();
   torchrpc::registerFunction("run", &run);
   board =
       new (::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0))

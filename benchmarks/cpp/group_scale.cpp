@@ -22,12 +22,12 @@
 #include <optional>
 #include <string>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
 #include <vector>
 
+#include "processes.h"
 #include "torchrpc/function.h"
 #include "torchrpc/node.h"
 
@@ -352,10 +352,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: group_scale [number of workers, 2 to %d]...\n", kMaxWorkers);
     return 2;
   }
-  rlimit limit{};
-  ::getrlimit(RLIMIT_NOFILE, &limit);
-  limit.rlim_cur = limit.rlim_max;
-  ::setrlimit(RLIMIT_NOFILE, &limit);
+  raiseFileLimit();
   torchrpc::registerFunction("echo", &echo);
   torchrpc::registerFunction("keep", &keep);
 

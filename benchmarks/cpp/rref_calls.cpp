@@ -12,11 +12,10 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <sys/wait.h>
 #include <thread>
-#include <unistd.h>
 #include <vector>
 
+#include "processes.h"
 #include "torchrpc/function.h"
 #include "torchrpc/node.h"
 #include "torchrpc/task.h"
@@ -110,15 +109,5 @@ int main(int argc, char** argv) {
   torchrpc::registerFunction("echoInTask", &echoInTask);
   torchrpc::registerFunction("confirm", &confirm);
   ::setenv("MASTER_ADDR", "127.0.0.1", 1);
-  const auto store = "/tmp/rref_calls." + std::to_string(::getpid());
-  for (int rank = 0; rank < 2; ++rank) {
-    if (::fork() != 0) continue;
-    work(rank, store, count);
-    std::fflush(nullptr);
-    ::_exit(0);
-  }
-  bool is_right = true;
-  for (int status = 0; ::wait(&status) > 0;) is_right = is_right && status == 0;
-  ::unlink(store.c_str());
-  return is_right ? 0 : 1;
+  return runInProcesses("rref_calls", 2, [&](int rank, const std::string& store) { work(rank, store, count); });
 }

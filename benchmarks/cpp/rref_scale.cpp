@@ -12,11 +12,10 @@
 #include <memory>
 #include <string>
 #include <sys/mman.h>
-#include <sys/wait.h>
 #include <thread>
-#include <unistd.h>
 #include <vector>
 
+#include "processes.h"
 #include "torchrpc/function.h"
 #include "torchrpc/node.h"
 #include "torchrpc/rref.h"
@@ -157,15 +156,6 @@ int main(int argc, char** argv) {
   ::setenv("MASTER_ADDR", "127.0.0.1", 1);
   auto* const board =
       new (::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) Board();
-  const auto store = "/tmp/rref_scale." + std::to_string(::getpid());
-  for (int rank = 0; rank < kWorkers; ++rank) {
-    if (::fork() != 0) continue;
-    work(*board, rank, store, total);
-    std::fflush(nullptr);
-    ::_exit(0);
-  }
-  bool is_right = true;
-  for (int status = 0; ::wait(&status) > 0;) is_right = is_right && status == 0;
-  ::unlink(store.c_str());
-  return is_right ? 0 : 1;
+  return runInProcesses(
+      "rref_scale", kWorkers, [&](int rank, const std::string& store) { work(*board, rank, store, total); });
 }

@@ -11,10 +11,9 @@
 #include <cstdlib>
 #include <optional>
 #include <string>
-#include <sys/wait.h>
-#include <unistd.h>
 #include <vector>
 
+#include "processes.h"
 #include "torchrpc/function.h"
 #include "torchrpc/node.h"
 
@@ -62,15 +61,5 @@ int main(int argc, char** argv) {
   torchrpc::registerFunction("bytes", &echo<std::vector<std::byte>>);
   torchrpc::registerFunction("tensor", &echo<at::Tensor>);
   torchrpc::registerFunction("elements", &echo<std::vector<std::optional<double>>>);
-  const auto store = "/tmp/value_sizes." + std::to_string(::getpid());
-  for (int rank = 0; rank < 2; ++rank) {
-    if (::fork() != 0) continue;
-    work(rank, store, count);
-    std::fflush(nullptr);
-    ::_exit(0);
-  }
-  bool is_right = true;
-  for (int status = 0; ::wait(&status) > 0;) is_right = is_right && status == 0;
-  ::unlink(store.c_str());
-  return is_right ? 0 : 1;
+  return runInProcesses("value_sizes", 2, [&](int rank, const std::string& store) { work(rank, store, count); });
 }
