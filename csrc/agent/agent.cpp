@@ -42,12 +42,6 @@ Error replacedError(const WorkerInfo& worker) {
   return {ErrorCode::kWorkerLost, worker.name + " has been started again", worker.name};
 }
 
-/// The error of a request that is served here: it concerns this worker if it names no other.
-Error namedError(const Error& error, const WorkerInfo& self) {
-  if (!error.worker().empty()) return error;
-  return Error(error.code(), error.text(), self.name, error.detail()).withOrigin(error.origin());
-}
-
 std::string deadlineHeader(Duration timeout) {
   std::string bytes;
   Writer(bytes).put(static_cast<int64_t>(std::chrono::nanoseconds(timeout).count()));
@@ -320,8 +314,8 @@ void Agent::send(WorkerId to, CallId id, const Message& message) {
     if (to == self().id) {
       const Responder responder([this, id](Result<Message> result) {
         cancelled_.onAnswered({0, id});
-        result =
-            result ? Result<Message>(copyMessage(result.value())) : Result<Message>(namedError(result.error(), self()));
+        result = result ? Result<Message>(copyMessage(result.value()))
+                        : Result<Message>(namedError(result.error(), self().name));
         complete(id, std::move(result));
       });
       return serve(self(), message.kind, encodeCopy(message, options_.limits), Origin{.call = id}, responder);
@@ -806,7 +800,7 @@ bool Agent::postTo(Where where, const Origin& origin, std::function<void()> task
 
 void Agent::reply(const std::shared_ptr<Link>& link, CallId id, Result<Message> result, ActivityToken token) {
   if (!isInItsProcess()) return;  // the function has forked, and this is the child
-  auto message = result ? std::move(result).value() : encodeError(namedError(result.error(), self()));
+  auto message = result ? std::move(result).value() : encodeError(namedError(result.error(), self().name));
   message.call = id;
   Frame frame;
   try {

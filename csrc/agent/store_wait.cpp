@@ -27,8 +27,8 @@ using std::chrono::milliseconds;
 constexpr Duration kShortestPause = milliseconds(10);
 constexpr Duration kLongestPause = milliseconds(250);
 constexpr Duration kLongestDial = std::chrono::seconds(3);  // then the name may have another address
-constexpr Duration kLeastAnswerTime =
-    milliseconds(500);  // of a store that accepts at once, also if nothing is waited for
+// A store that has accepted a connection is given time to answer, also if nothing is to be waited for.
+constexpr Duration kLeastAnswerTime = milliseconds(500);
 constexpr Duration kWarnAfter = std::chrono::seconds(10);
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;

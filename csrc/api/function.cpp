@@ -41,10 +41,8 @@ class ResultError final : public Error {
 /// The text of an error starts with the worker and the name of the function, because the error may pass through several
 /// calls.
 Error errorHere(const std::exception_ptr& raised, const std::string& name, const WorkerInfo& self) {
-  auto error =
-      errorFromException(raised, ErrorCode::kUserException, self.name, "On " + toString(self) + ", in " + name + ": ");
-  if (!error.worker().empty()) return error;
-  return Error(error.code(), error.text(), self.name, error.detail()).withOrigin(error.origin());
+  const auto where = "On " + toString(self) + ", in " + name + ": ";
+  return namedError(errorFromException(raised, ErrorCode::kUserException, self.name, where), self.name);
 }
 
 /// The result of the function `name`, which has returned a future.

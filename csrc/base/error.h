@@ -12,4 +12,10 @@ namespace torchrpc {
   throw Error(ErrorCode::kInvalidArgument, text);
 }
 
+/// The error of something that `worker` has done: it concerns that worker if it names no other.
+inline Error namedError(const Error& error, const std::string& worker) {
+  if (!error.worker().empty()) return error;
+  return Error(error.code(), error.text(), worker, error.detail()).withOrigin(error.origin());
+}
+
 }  // namespace torchrpc

@@ -1,11 +1,11 @@
 #include "base/log.h"
 
-#include <array>
 #include <cstdlib>
 #include <iostream>
 #include <memory>
 #include <utility>
 
+#include "base/os/forced_unwind.h"
 #include "base/process.h"
 #include "base/sync/mutex.h"
 
@@ -64,6 +64,8 @@ void log(LogLevel level, const std::string& text) {
   if (!sink) return logToStandardError(level, text);
   try {
     (*sink)(level, text);
+  } catch (const os::ForcedUnwind&) {
+    throw;
   } catch (...) {  // the program's own; there is nobody to tell
   }
 }

@@ -315,40 +315,27 @@ class PlainDecoder {
     return tensors_[index];
   }
 
-  template <typename T, typename Make>
-  static py::object listOf(const at::Tensor& numbers, Make make) {
-    const auto* data = static_cast<const T*>(numbers.const_data_ptr());
-    auto list = steal(PyList_New(numbers.numel()));
-    for (Py_ssize_t i = 0; i < numbers.numel(); ++i) {
-      auto* const number = make(data[i]);
-      if (!number) throw py::error_already_set();
-      PyList_SET_ITEM(list.ptr(), i, number);
+  template <typename T>
+  static PyObject* numberOf(T number) {
+    if constexpr (c10::is_complex<T>::value) {
+      return PyComplex_FromDoubles(static_cast<double>(number.real()), static_cast<double>(number.imag()));
+    } else if constexpr (std::is_floating_point_v<T>) {
+      return PyFloat_FromDouble(static_cast<double>(number));
+    } else if constexpr (std::is_same_v<T, uint64_t>) {
+      return PyLong_FromUnsignedLongLong(number);
+    } else {
+      return PyLong_FromLongLong(number);
     }
-    return list;
   }
 
   py::object decodeNumbers() {
-    const auto& all = numbers();
-    const auto of_int = [](auto number) { return PyLong_FromLongLong(number); };
-    const auto of_unsigned = [](auto number) { return PyLong_FromUnsignedLongLong(number); };
-    const auto of_float = [](auto number) { return PyFloat_FromDouble(static_cast<double>(number)); };
-    const auto of_complex = [](auto number) {
-      return PyComplex_FromDoubles(static_cast<double>(number.real()), static_cast<double>(number.imag()));
-    };
-    switch (all.scalar_type()) {
-      case at::kChar: return listOf<int8_t>(all, of_int);
-      case at::kShort: return listOf<int16_t>(all, of_int);
-      case at::kInt: return listOf<int32_t>(all, of_int);
-      case at::kLong: return listOf<int64_t>(all, of_int);
-      case at::kByte: return listOf<uint8_t>(all, of_int);
-      case at::kUInt16: return listOf<uint16_t>(all, of_int);
-      case at::kUInt32: return listOf<uint32_t>(all, of_int);
-      case at::kUInt64: return listOf<uint64_t>(all, of_unsigned);
-      case at::kFloat: return listOf<float>(all, of_float);
-      case at::kDouble: return listOf<double>(all, of_float);
-      case at::kComplexFloat: return listOf<c10::complex<float>>(all, of_complex);
-      default: return listOf<c10::complex<double>>(all, of_complex);
-    }
+    return NumberList::visit(numbers(), [](auto all) {
+      auto list = steal(PyList_New(static_cast<Py_ssize_t>(all.size())));
+      for (size_t i = 0; i < all.size(); ++i) {
+        PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), steal(numberOf(all[i])).release().ptr());
+      }
+      return list;
+    });
   }
 
   py::object decodeLongBytes() {

@@ -301,7 +301,10 @@ void Node::announce(const std::vector<WorkerRecord>& records, Duration timeout) 
   };
   const auto outcome = std::make_shared<Outcome>();
   const auto payload = encodeRecord(records.at(self().id));
-  const auto announceOne = [this, &payload, outcome](const WorkerInfo& worker) {
+  // The first are those whose ids follow: workers that were started again together do not all dial the same ones.
+  size_t next = 1;
+  const auto announceNext = [&] {
+    const auto& worker = records[(static_cast<size_t>(self().id) + next++) % records.size()].info;
     {
       MutexLock lock(outcome->mutex);
       ++outcome->open;
@@ -317,9 +320,7 @@ void Node::announce(const std::vector<WorkerRecord>& records, Duration timeout) 
       outcome->changed.notify_all();
     });
   };
-  // The first are those whose ids follow: workers that were started again together do not all dial the same ones.
   const auto end = deadlineAfter(timeout);
-  size_t next = 1;
   for (bool is_stalled = false; !is_stalled;) {
     size_t open = 0, answers = 0;
     {
@@ -327,9 +328,7 @@ void Node::announce(const std::vector<WorkerRecord>& records, Duration timeout) 
       open = outcome->open;
       answers = outcome->answers;
     }
-    for (; next < records.size() && open < kMaxOpenAnnouncements; ++open) {
-      announceOne(records[(static_cast<size_t>(self().id) + next++) % records.size()].info);
-    }
+    for (; next < records.size() && open < kMaxOpenAnnouncements; ++open) announceNext();
     MutexLock lock(outcome->mutex);
     if (next == records.size() && outcome->open == 0) break;
     const auto has_changed = [&]() TORCHRPC_REQUIRES(outcome->mutex) { return outcome->answers > answers; };
@@ -337,7 +336,7 @@ void Node::announce(const std::vector<WorkerRecord>& records, Duration timeout) 
         !waitInterruptibly(outcome->changed, lock, std::min(end, deadlineAfter(kAnnouncementPatience)), has_changed);
   }
   // One that is stopped answers when it goes on.
-  while (next < records.size()) announceOne(records[(static_cast<size_t>(self().id) + next++) % records.size()].info);
+  while (next < records.size()) announceNext();
   std::string lost;
   {
     MutexLock lock(outcome->mutex);

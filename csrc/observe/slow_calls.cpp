@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iterator>
+#include <optional>
 #include <utility>
 
 #include "wire/callable_name.h"
@@ -136,7 +137,7 @@ std::string SlowCalls::describe(const ThreadWait& wait) const {
 
 void SlowCalls::report() {
   const auto now = timer_->now();
-  const auto threads = ThreadRecord::all();
+  std::optional<std::vector<ThreadRecord::Snapshot>> threads;  // as long as no call is slow, nobody looks at them
   std::vector<SlowCall> news;
   for (auto& part : parts_) {
     MutexLock lock(part.mutex);
@@ -148,7 +149,8 @@ void SlowCalls::report() {
       }
       at->second.call.age = age;
       news.push_back(at->second.call);
-      addState(at->second, news.back(), threads);
+      if (!threads) threads = ThreadRecord::all();
+      addState(at->second, news.back(), *threads);
       part.slow.insert(part.calls.extract(at++));
     }
     std::move(part.ended.begin(), part.ended.end(), std::back_inserter(news));

@@ -29,7 +29,7 @@ struct SlowCall {
   Duration age{};        ///< at its end, if it has ended
   bool has_ended = false;
   std::string error{};  ///< the code of the error with which it has ended; empty: none
-  std::string state{};  ///< of a call that this worker serves still: what it waits for, "its thread computes", say
+  std::string state{};  ///< of a call that this worker still serves: what its thread waits for, as part of the line
   uint64_t thread = 0;  ///< the thread that serves it, as pthread_self() and Python's threads say it; 0: not known
 };
 

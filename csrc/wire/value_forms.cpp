@@ -124,24 +124,9 @@ bool NumberList::fits(const at::Tensor& tensor) {
 std::vector<IValue> NumberList::elements() const {
   std::vector<IValue> values;
   values.reserve(static_cast<size_t>(numbers.numel()));
-  const auto append = [&]<typename T>(T) {
-    const auto* data = static_cast<const T*>(numbers.const_data_ptr());
-    for (int64_t i = 0; i < numbers.numel(); ++i) values.push_back(numberValue(data[i]));
-  };
-  switch (numbers.scalar_type()) {
-    case at::kChar: append(int8_t{}); break;
-    case at::kShort: append(int16_t{}); break;
-    case at::kInt: append(int32_t{}); break;
-    case at::kLong: append(int64_t{}); break;
-    case at::kByte: append(uint8_t{}); break;
-    case at::kUInt16: append(uint16_t{}); break;
-    case at::kUInt32: append(uint32_t{}); break;
-    case at::kUInt64: append(uint64_t{}); break;
-    case at::kFloat: append(float{}); break;
-    case at::kDouble: append(double{}); break;
-    case at::kComplexFloat: append(c10::complex<float>{}); break;
-    default: append(c10::complex<double>{}); break;
-  }
+  visit(numbers, [&](auto each) {
+    for (const auto number : each) values.push_back(numberValue(number));
+  });
   return values;
 }
 

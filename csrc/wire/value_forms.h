@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -24,6 +25,27 @@ class NumberList final : public ValueForm {
   /// Whether a tensor can be the numbers of a list: one dimension, contiguous, on the CPU, integers or floats or
   /// complex numbers.
   static bool fits(const at::Tensor& tensor);
+  /// Calls `use` with a span of the numbers of such a tensor, as they are there, and returns what it returns.
+  template <typename Use>
+  static decltype(auto) visit(const at::Tensor& numbers, const Use& use) {
+    const auto as = [&]<typename T>(T /*of that type*/) -> decltype(auto) {
+      return use(std::span(static_cast<const T*>(numbers.const_data_ptr()), static_cast<size_t>(numbers.numel())));
+    };
+    switch (numbers.scalar_type()) {
+      case at::kChar: return as(int8_t{});
+      case at::kShort: return as(int16_t{});
+      case at::kInt: return as(int32_t{});
+      case at::kLong: return as(int64_t{});
+      case at::kByte: return as(uint8_t{});
+      case at::kUInt16: return as(uint16_t{});
+      case at::kUInt32: return as(uint32_t{});
+      case at::kUInt64: return as(uint64_t{});
+      case at::kFloat: return as(float{});
+      case at::kDouble: return as(double{});
+      case at::kComplexFloat: return as(c10::complex<float>{});
+      default: return as(c10::complex<double>{});
+    }
+  }
   /// Its elements.
   std::vector<c10::IValue> elements() const;
   /// The type of its elements: int, float or complex.
