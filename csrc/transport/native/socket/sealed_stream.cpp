@@ -22,8 +22,6 @@ namespace {
 constexpr size_t kMaxRecordBytes = sizeof(RecordHeader) + RecordHeader::kMaxPlainBytes + kTagBytes;
 // A read from the socket fills at most so much. It is moved to the begin of the buffer when a record is incomplete.
 constexpr size_t kReadBufferBytes = 4 * kMaxRecordBytes;
-// One call of send() gets at most so many records: fewer calls, and all of them are in the processor's cache still.
-constexpr size_t kRecordsPerSend = 4;
 // One write() seals about so much, so that it does not keep the loop, or shutDown(), for long.
 constexpr size_t kMaxWriteBytes = 512 << 10;
 
@@ -40,14 +38,14 @@ class SealedStream : public ByteStream {
     PartCursor from(parts);
     size_t written = 0;
     for (;;) {
-      if (const int error = sendRecords()) {
+      if (const int error = sendRecord()) {
         return error == EAGAIN || written > 0 ? static_cast<ssize_t>(written) : -error;
       }
-      // The caller repeats what does not count as written, so the bytes of the records are the next of its parts.
+      // The caller repeats what does not count as written, so the bytes of the record are the next of its parts.
       const auto sent = std::exchange(sealed_plain_bytes_, 0);
       written += sent;
       from.advance(sent);
-      if (written >= kMaxWriteBytes || !sealRecords(from)) break;
+      if (written >= kMaxWriteBytes || !sealRecord(from)) break;
     }
     return written == 0 && sealer_.hasFailed() ? -EIO : static_cast<ssize_t>(written);
   }
@@ -78,8 +76,8 @@ class SealedStream : public ByteStream {
     {
       MutexLock lock(write_mutex_);
       // A record that has been sent in part cannot be finished: to the peer the stream is cut then, as it is.
-      if (!std::exchange(is_ended_, true) && sendRecords() == 0) {
-        if (addRecord(is_changed_ ? RecordHeader::alarm() : RecordHeader::end(), {})) sendRecords();
+      if (!std::exchange(is_ended_, true) && sendRecord() == 0) {
+        if (makeRecord(is_changed_ ? RecordHeader::alarm() : RecordHeader::end(), {})) sendRecord();
       }
     }
     ::shutdown(socket_.get(), SHUT_RDWR);
@@ -88,40 +86,36 @@ class SealedStream : public ByteStream {
  private:
   // ---- writing ----
 
-  /// Seals the next bytes of the parts. False if there are none, or they cannot be sealed.
-  bool sealRecords(PartCursor from) TORCHRPC_REQUIRES(write_mutex_) {
-    if (is_ended_) return false;
-    for (size_t i = 0; i < kRecordsPerSend && !from.atEnd(); ++i) {
-      constexpr auto kMaxBytes = RecordHeader::kMaxPlainBytes;
-      std::span<const char> plain = from.current().first(std::min(from.current().size(), kMaxBytes));
-      if (plain.size() < kMaxBytes) {
-        // Several parts, or a small one: collected, then sealed in place.
-        char* const body = roomForRecord() + sizeof(RecordHeader);
-        plain = {body, from.copyTo({body, kMaxBytes})};
-      }
-      if (!addRecord(RecordHeader::data(plain.size()), plain)) return false;
-      sealed_plain_bytes_ += plain.size();
-      from.advance(plain.size());
+  /// Seals the next bytes of the parts. False if there are none, or they cannot be sealed. One record at a time, so
+  /// that the peer opens it while the next one is sealed.
+  bool sealRecord(const PartCursor& from) TORCHRPC_REQUIRES(write_mutex_) {
+    if (is_ended_ || from.atEnd()) return false;
+    constexpr auto kMaxBytes = RecordHeader::kMaxPlainBytes;
+    std::span<const char> plain = from.current().first(std::min(from.current().size(), kMaxBytes));
+    if (plain.size() < kMaxBytes) {
+      // Several parts, or a small one: collected, then sealed in place.
+      char* const body = record() + sizeof(RecordHeader);
+      plain = {body, from.copyTo({body, kMaxBytes})};
     }
-    return sealed_plain_bytes_ > 0;
-  }
-  char* roomForRecord() TORCHRPC_REQUIRES(write_mutex_) {
-    if (!records_) records_ = std::make_unique_for_overwrite<char[]>(kRecordsPerSend * kMaxRecordBytes);
-    return records_.get() + sealed_bytes_;
-  }
-  /// False if it cannot be sealed: then nothing is sent any more.
-  bool addRecord(RecordHeader header, std::span<const char> plain) TORCHRPC_REQUIRES(write_mutex_) {
-    char* const record = roomForRecord();
-    std::memcpy(record, &header.bits, sizeof(header.bits));
-    if (!sealer_.seal(header, plain, record + sizeof(header.bits))) return false;
-    sealed_bytes_ += header.sealedBytes();
+    if (!makeRecord(RecordHeader::data(plain.size()), plain)) return false;
+    sealed_plain_bytes_ = plain.size();
     return true;
   }
-  /// Sends the rest of the records, if there are some. Returns 0 if nothing is left of them, or errno; EAGAIN: no room.
-  int sendRecords() TORCHRPC_REQUIRES(write_mutex_) {
+  char* record() TORCHRPC_REQUIRES(write_mutex_) {
+    if (!record_) record_ = std::make_unique_for_overwrite<char[]>(kMaxRecordBytes);
+    return record_.get();
+  }
+  /// False if it cannot be sealed: then nothing is sent any more.
+  bool makeRecord(RecordHeader header, std::span<const char> plain) TORCHRPC_REQUIRES(write_mutex_) {
+    std::memcpy(record(), &header.bits, sizeof(header.bits));
+    if (!sealer_.seal(header, plain, record() + sizeof(header.bits))) return false;
+    sealed_bytes_ = header.sealedBytes();
+    return true;
+  }
+  /// Sends the rest of the record, if there is one. Returns 0 if nothing is left of it, or errno; EAGAIN: no room.
+  int sendRecord() TORCHRPC_REQUIRES(write_mutex_) {
     while (sent_bytes_ < sealed_bytes_) {
-      const auto sent =
-          ::send(socket_.get(), records_.get() + sent_bytes_, sealed_bytes_ - sent_bytes_, os::kSendFlags);
+      const auto sent = ::send(socket_.get(), record_.get() + sent_bytes_, sealed_bytes_ - sent_bytes_, os::kSendFlags);
       if (sent < 0 && errno != EINTR) return errno;
       if (sent > 0) sent_bytes_ += static_cast<size_t>(sent);
     }
@@ -220,10 +214,10 @@ class SealedStream : public ByteStream {
   // Guarded by write_mutex_, which only shutDown() contends for.
   Mutex write_mutex_;
   RecordCipher sealer_ TORCHRPC_GUARDED_BY(write_mutex_);
-  std::unique_ptr<char[]> records_ TORCHRPC_GUARDED_BY(write_mutex_);  ///< the last ones, sealed
-  size_t sealed_bytes_ TORCHRPC_GUARDED_BY(write_mutex_) = 0;          ///< their size
-  size_t sent_bytes_ TORCHRPC_GUARDED_BY(write_mutex_) = 0;            ///< of these
-  /// The bytes of the caller in the records. They count as written when these have been sent.
+  std::unique_ptr<char[]> record_ TORCHRPC_GUARDED_BY(write_mutex_);  ///< the last one, sealed
+  size_t sealed_bytes_ TORCHRPC_GUARDED_BY(write_mutex_) = 0;         ///< its size
+  size_t sent_bytes_ TORCHRPC_GUARDED_BY(write_mutex_) = 0;           ///< of these
+  /// The bytes of the caller in the record. They count as written when it has been sent.
   size_t sealed_plain_bytes_ TORCHRPC_GUARDED_BY(write_mutex_) = 0;
   bool is_ended_ TORCHRPC_GUARDED_BY(write_mutex_) = false;
 
