@@ -68,7 +68,7 @@ Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_
       directory_(options_.self),
       timer_(std::move(timer)),
       transport_(std::move(transport)),
-      quotas_(options_.self.name, options_.quotas),
+      quotas_(options_.self.name, options_.quotas, options_.max_calls),
       connections_(
           *transport_, directory_,
           {.incarnation = options_.incarnation,
@@ -607,7 +607,7 @@ void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
       link.get(), info->call, isCall(info->kind) ? bytesOf(frame) : 0, carriesValues(info->kind), link->isMember()};
   Status over_quota;
   CallerUsage::Token quota_token;
-  if (is_counted && link->usage()) {
+  if (is_counted && (link->usage() || (quotas_.limitsCalls() && isCall(info->kind)))) {
     try {
       quota_token = takeQuota(*link, info->kind, bytesOf(frame), origin);
     } catch (const Error& error) {
@@ -645,9 +645,13 @@ void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
 
 CallerUsage::Token Agent::takeQuota(Link& link, Kind kind, size_t bytes, Origin& origin) {
   if (const auto& error = link.refusal()) throw *error;
-  auto token = link.usage()->takeCall(bytes);
-  if (traitsOf(kind).operation == Operation::kRemote) origin.rref_quota_token = link.usage()->takeRRef();
-  return token;
+  CallerUsage::Token token;
+  if (const auto& usage = link.usage()) {
+    token = usage->takeCall(bytes);
+    if (traitsOf(kind).operation == Operation::kRemote) origin.rref_quota_token = usage->takeRRef();
+  }
+  if (!quotas_.limitsCalls() || !isCall(kind)) return token;
+  return std::make_shared<std::pair<CallerUsage::Token, CallerUsage::Token>>(std::move(token), quotas_.takeCall());
 }
 
 void Agent::recordServed(AuditedCall& call, const Result<Message>& result) {
@@ -865,8 +869,8 @@ bool Agent::takeStep(Step step) {
   return true;
 }
 
-void Agent::beginEnd(Duration limit) {
-  ending_.begin(limit);
+void Agent::beginEnd(Duration limit, Duration grace) {
+  ending_.begin(limit, grace);
   for (const auto& link : connections_.allLinks()) {
     if (link->hasUnanswered()) link->requireReader();
   }
@@ -951,15 +955,31 @@ std::vector<Agent::ConnectionRow> Agent::connectionRows() const {
   return rows;
 }
 
-std::map<std::string, std::string> Agent::metrics() const {
+Agent::Counts Agent::counts() const {
   const auto pool = pool_->stats();
-  const auto queued = connections_.queued();
+  return {
+      .pending_calls = calls_.size(),
+      .connections = connections_.size(),
+      .pool = pool,
+      .queued_tasks = pool.queued + strand_.queued(),
+      .queued = connections_.queued(),
+      .keyed = keyed_.counts(),
+      .retries = repeated_.retries(),
+      .refused_by_quota = refused_by_quota_.load(),
+      .late_replies = late_replies_.load(),
+      .foreign_replies = foreign_replies_.load(),
+      .malformed_frames = malformed_.load()};
+}
+
+std::map<std::string, std::string> Agent::metrics() const {
+  const auto counts = this->counts();
+  const auto& [pool, queued] = std::tie(counts.pool, counts.queued);
   std::map<std::string, std::string> metrics = {
-      {"agent.num_pending_calls", std::to_string(calls_.size())},
-      {"agent.num_connections", std::to_string(connections_.size())},
-      {"agent.late_replies", std::to_string(late_replies_.load())},
-      {"agent.foreign_replies", std::to_string(foreign_replies_.load())},
-      {"agent.malformed_frames", std::to_string(malformed_.load())},
+      {"agent.num_pending_calls", std::to_string(counts.pending_calls)},
+      {"agent.num_connections", std::to_string(counts.connections)},
+      {"agent.late_replies", std::to_string(counts.late_replies)},
+      {"agent.foreign_replies", std::to_string(counts.foreign_replies)},
+      {"agent.malformed_frames", std::to_string(counts.malformed_frames)},
       {"agent.thread_pool_size", std::to_string(options_.threads)},
       {"agent.num_threads", std::to_string(pool.threads)},
       {"agent.num_idle_threads", std::to_string(pool.idle)},
@@ -968,15 +988,14 @@ std::map<std::string, std::string> Agent::metrics() const {
       {"agent.num_deferred_calls", std::to_string(queued.deferred_calls)},
       {"agent.num_held_calls", std::to_string(queued.held_calls)},
       {"agent.queued_reply_bytes", std::to_string(queued.reply_bytes)},
-      {"agent.num_queued_tasks", std::to_string(pool.queued + strand_.queued())},
+      {"agent.num_queued_tasks", std::to_string(counts.queued_tasks)},
       {"agent.transport", transport_->describe()},
   };
-  const auto keyed = keyed_.counts();
-  metrics["agent.num_keyed_calls"] = std::to_string(keyed.calls);
-  metrics["agent.kept_reply_bytes"] = std::to_string(keyed.reply_bytes);
-  metrics["agent.repeated_calls"] = std::to_string(keyed.repeats);
-  metrics["agent.retries"] = std::to_string(repeated_.retries());
-  if (!quotas_.empty()) metrics["agent.refused_by_quota"] = std::to_string(refused_by_quota_.load());
+  metrics["agent.num_keyed_calls"] = std::to_string(counts.keyed.calls);
+  metrics["agent.kept_reply_bytes"] = std::to_string(counts.keyed.reply_bytes);
+  metrics["agent.repeated_calls"] = std::to_string(counts.keyed.repeats);
+  metrics["agent.retries"] = std::to_string(counts.retries);
+  if (!quotas_.empty()) metrics["agent.refused_by_quota"] = std::to_string(counts.refused_by_quota);
   if (options_.audit_log) metrics["agent.dropped_audit_events"] = std::to_string(options_.audit_log->dropped());
   metrics.merge(transport_->metrics());
   return metrics;

@@ -56,6 +56,7 @@ class Agent final : public Messenger {
     /// Tensors that arrive in memory to which their sender can still write are copied before they are used.
     bool copies_shared_tensors = false;
     std::vector<QuotaRule> quotas;        ///< of callers; the first that matches applies
+    std::optional<uint64_t> max_calls{};  ///< that are served at a time, of all callers together; empty: no limit
     std::shared_ptr<AuditLog> audit_log;  ///< of the requests that this worker serves for others; null: none
     SendFaultPolicy faults;               ///< injected, for tests of programs; empty: none
     Strand::Enter
@@ -151,6 +152,8 @@ class Agent final : public Messenger {
   bool isOnLoop() const { return transport_->inLoop(); }
   /// Whether close() has been called.
   bool isClosing() const { return closing_; }
+  /// Whether beginEnd() has been called.
+  bool isEnding() const { return ending_.hasBegun(); }
   /// Waits until no call is under way, neither made nor served here. False after `timeout` (kNoLimit: never).
   bool waitIdle(Duration timeout) { return activity_.waitIdle(timeout); }
   /// While it lives, something is under way on this node.
@@ -161,9 +164,10 @@ class Agent final : public Messenger {
   void expectDisconnects(bool ending) { leaving_ = ending; }
   // The steps of close(). Each begins with those before it, and returns false if `timeout` passes before it has ended;
   // it goes on when it is called again. Not from the loop or the pool. See Note [The end of a node].
-  /// Refuses new calls from now on. The two steps that follow wait no longer than `limit`; a later call can shorten it.
-  void beginEnd(Duration limit);
-  /// Waits until the calls that this node serves are answered, for kServedCallsGrace at most.
+  /// Refuses new calls from now on. The two steps that follow wait no longer than `limit`, and the
+  /// next one no longer than `grace`; a later call can shorten `limit`.
+  void beginEnd(Duration limit, Duration grace = kServedCallsGrace);
+  /// Waits until the calls that this node serves are answered, for the grace at most.
   bool drain(Duration timeout);
   /// Fails outstanding requests with kShutdown, and tells the peers that this node ends. Waits until those that have to
   /// read answers have read them.
@@ -174,6 +178,16 @@ class Agent final : public Messenger {
   /// After a close() that returned false: destroys the queued tasks unrun.
   void discardQueued() { pool_->discardQueued(); }
 
+  /// How this node is, in numbers.
+  struct Counts {
+    size_t pending_calls = 0, connections = 0;
+    Executor::Stats pool{};
+    size_t queued_tasks = 0;
+    ConnectionPool::Queued queued{};
+    KeyedCalls::Counts keyed{};
+    uint64_t retries = 0, refused_by_quota = 0, late_replies = 0, foreign_replies = 0, malformed_frames = 0;
+  };
+  Counts counts() const;
   std::map<std::string, std::string> metrics() const;
 
   // --- For those who inspect this worker ---

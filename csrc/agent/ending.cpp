@@ -16,10 +16,10 @@ TimePoint now() { return std::chrono::steady_clock::now(); }
 
 }  // namespace
 
-void Ending::begin(Duration limit) {
+void Ending::begin(Duration limit, Duration grace) {
   {
     MutexLock lock(mutex_);
-    if (began_ == kNever) began_ = now();
+    if (!has_begun_) answers_limit_ = deadlineAfter(grace);
     ends_ = std::min(ends_, deadlineAfter(limit));
     has_begun_ = true;
   }
@@ -36,7 +36,7 @@ void Ending::notify() {
 }
 
 TimePoint Ending::limitOf(Wait what) const {
-  if (what == Wait::kAnswers) return std::min(ends_, began_ + kServedCallsGrace);
+  if (what == Wait::kAnswers) return std::min(ends_, answers_limit_);
   return std::min({ends_, readers_limit_, progress_at_ + kIdleReaderLimit});
 }
 

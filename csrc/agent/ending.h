@@ -18,11 +18,12 @@ constexpr Duration kServedCallsGrace = std::chrono::seconds(5);
 
 class Ending {
  public:
-  /// The node ends: the waits take no longer than `limit`. A later call can only make that shorter.
-  void begin(Duration limit);
+  /// The node ends: the waits take no longer than `limit`, and that for answers no longer than `grace`. A later call
+  /// can only make the former shorter.
+  void begin(Duration limit, Duration grace = kServedCallsGrace);
   bool hasBegun() const { return has_begun_.load(); }
 
-  /// Waits until `is_answered()`, for kServedCallsGrace after begin() at most. False if the deadline comes first.
+  /// Waits until `is_answered()`, for the grace after begin() at most. False if the deadline comes first.
   bool awaitAnswers(const std::function<bool()>& is_answered, TimePoint deadline);
   /// Waits until `is_read()`; gives up when `progress()`, a number, has not changed for some time. False if the
   /// deadline comes first.
@@ -42,7 +43,7 @@ class Ending {
   Mutex mutex_;
   CondVar changed_;
   uint64_t changes_ TORCHRPC_GUARDED_BY(mutex_) = 0;
-  TimePoint began_ TORCHRPC_GUARDED_BY(mutex_) = kNever;
+  TimePoint answers_limit_ TORCHRPC_GUARDED_BY(mutex_) = kNever;
   TimePoint ends_ TORCHRPC_GUARDED_BY(mutex_) = kNever;
   TimePoint readers_limit_ TORCHRPC_GUARDED_BY(mutex_) = kNever;
   TimePoint progress_at_ TORCHRPC_GUARDED_BY(mutex_) = kNever;  ///< when progress_ was another number

@@ -6,12 +6,17 @@
 
 namespace torchrpc {
 
-bool CallerUsage::add(Count& count, uint64_t amount, const std::optional<uint64_t>& limit) {
+namespace {
+
+/// False, and nothing is added, if `limit` does not allow it.
+bool add(std::atomic<uint64_t>& count, uint64_t amount, const std::optional<uint64_t>& limit) {
   const auto before = count.fetch_add(amount);
   if (!limit || (before <= *limit && amount <= *limit - before)) return true;
   count.fetch_sub(amount);
   return false;
 }
+
+}  // namespace
 
 CallerUsage::Token CallerUsage::token(Count& count, uint64_t amount) {
   return {&count, [self = shared_from_this(), amount](Count* used) { used->fetch_sub(amount); }};
@@ -59,6 +64,18 @@ CallerUsage::Token CallerUsage::takeConnection() {
 CallerUsage::Token CallerUsage::takeRefusedConnection() {
   if (!add(refused_connections_, 1, 1)) refuse("no more connections", "connections", "close earlier ones");
   return token(refused_connections_, 1);
+}
+
+CallerUsage::Token Quotas::takeCall() {
+  if (!add(calls_, 1, max_calls_)) {
+    throw Error(
+        ErrorCode::kQuotaExceeded,
+        self_ + " serves at most " + std::to_string(*max_calls_) +
+            " calls at a time: try again when earlier calls have ended, or start " + self_ +
+            " with a larger `max_calls`",
+        self_);
+  }
+  return {&calls_, [](std::atomic<uint64_t>* calls) { calls->fetch_sub(1); }};
 }
 
 std::shared_ptr<CallerUsage> Quotas::usageOf(const std::string& caller) {

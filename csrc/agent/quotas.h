@@ -1,8 +1,8 @@
 #pragma once
 
-// Quotas: how much of this worker one caller may use at a time. Callers are told apart by their names. A request beyond
-// a quota is answered with an error (kQuotaExceeded); the connection stays, and other callers are not affected.
-// Without quotas nothing is counted. Threads: any.
+// Quotas: how much of this worker one caller may use at a time, and how many calls all of them together. Callers are
+// told apart by their names. A request beyond a quota is answered with an error (kQuotaExceeded); the connection stays,
+// and other callers are not affected. Without quotas nothing is counted. Threads: any.
 
 #include <atomic>
 #include <cstddef>
@@ -53,8 +53,6 @@ class CallerUsage : public std::enable_shared_from_this<CallerUsage> {
 
  private:
   using Count = std::atomic<uint64_t>;
-  /// False, and nothing is added, if `limit` does not allow it.
-  static bool add(Count& count, uint64_t amount, const std::optional<uint64_t>& limit);
   /// Subtracts `amount` when it is destroyed.
   Token token(Count& count, uint64_t amount);
   [[noreturn]] void refuse(const std::string& what, const char* field, const char* remedy) const;
@@ -75,9 +73,14 @@ class CallerUsage : public std::enable_shared_from_this<CallerUsage> {
 class Quotas {
  public:
   /// `self`: the name of this worker, for error texts.
-  Quotas(std::string self, std::vector<QuotaRule> rules) : self_(std::move(self)), rules_(std::move(rules)) {}
+  /// `max_calls`: of all callers together; empty: no limit.
+  Quotas(std::string self, std::vector<QuotaRule> rules, std::optional<uint64_t> max_calls = std::nullopt)
+      : self_(std::move(self)), rules_(std::move(rules)), max_calls_(max_calls) {}
 
-  bool empty() const { return rules_.empty(); }
+  bool empty() const { return rules_.empty() && !max_calls_; }
+  bool limitsCalls() const { return max_calls_.has_value(); }
+  /// For one call of any caller; it must not outlive this object. Throws Error(kQuotaExceeded).
+  CallerUsage::Token takeCall();
   /// Of the first rule that matches; null: the caller has no quota. All connections of one caller get the same object,
   /// which lives as long as something of it is used.
   std::shared_ptr<CallerUsage> usageOf(const std::string& caller);
@@ -86,7 +89,9 @@ class Quotas {
   // Constant after construction.
   const std::string self_;
   const std::vector<QuotaRule> rules_;
+  const std::optional<uint64_t> max_calls_;
 
+  std::atomic<uint64_t> calls_{0};
   Mutex mutex_;
   std::map<std::string, std::weak_ptr<CallerUsage>> usages_ TORCHRPC_GUARDED_BY(mutex_);
 };

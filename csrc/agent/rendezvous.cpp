@@ -56,6 +56,7 @@ constexpr auto kRecords = "worker";  // the point at which a worker has arrived 
 std::vector<uint8_t> toBytes(std::string_view text) { return {text.begin(), text.end()}; }
 
 std::string recordKey(WorkerId id) { return FanIn::key(kRecords, id); }
+std::string leftKey(WorkerId id) { return "left_alone/" + std::to_string(id); }
 
 int64_t numberIn(const std::string& text) {
   int64_t number = 0;
@@ -238,6 +239,25 @@ void Rendezvous::markEnded() {
   } catch (const std::exception&) {
     // The worker that served the store has ended before this one: nobody can join any more.
   }
+}
+
+void Rendezvous::markLeft() {
+  try {
+    const auto key = leftKey(self_.info.id);
+    store_->set(key, toBytes(fan_in_.seal().seal(key, std::to_string(self_.incarnation))));
+  } catch (const std::exception&) {
+    // Without the store the others have no end of their own either.
+  }
+}
+
+bool Rendezvous::hasLeft(WorkerId id, uint64_t incarnation) const try {
+  const auto key = leftKey(id);
+  if (!store_->check({key})) return false;
+  const auto stored = store_->get(key);
+  const auto text = fan_in_.seal().open(key, {reinterpret_cast<const char*>(stored.data()), stored.size()}, "a worker");
+  return text == std::to_string(incarnation);
+} catch (const std::exception&) {
+  return false;
 }
 
 Error Rendezvous::placeTakenError(const WorkerRecord& by) const {

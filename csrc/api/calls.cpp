@@ -4,6 +4,7 @@
 
 #include "api/access.h"
 #include "api/future_state.h"
+#include "wire/metadata.h"
 
 namespace torchrpc {
 
@@ -72,7 +73,8 @@ Message methodCall(Kind kind, const std::string& name, const Values& args, const
 }
 
 core::Node::Outgoing encode(
-    core::Node& node, WorkerId to, const Callable& callable, const Values& args, Operation operation) {
+    core::Node& node, const NodeRef& ref, WorkerId to, const Callable& callable, const Values& args,
+    Operation operation) {
   OutgoingForks forks(node.rrefs(), to);
   core::Node::Outgoing out;
   switch (callable.kind()) {
@@ -89,6 +91,8 @@ core::Node::Outgoing encode(
       out.message = methodCall(kindOf(operation, CallableType::kPython), callable.name(), args, rrefWriter(forks));
       break;
   }
+  if (ref.metadata()) setMetadata(out.message, *ref.metadata());
+  out.message.repetition = repetitionOf(ref);
   out.forks = forks.commit(out.message);
   return out;
 }
@@ -107,8 +111,7 @@ FutureStatePtr startCall(
     const NodeRef& ref, const Destination& to, const Callable& callable, const std::vector<c10::IValue>& args) {
   const auto node = api::coreOf(ref);
   const auto worker = api::resolve(*node, to);
-  auto call = api::encode(*node, worker.id, callable, args, Operation::kCall);
-  call.message.repetition = api::repetitionOf(ref);
+  auto call = api::encode(*node, ref, worker.id, callable, args, Operation::kCall);
   auto state = std::make_shared<FutureState>(node);
   auto& thread = ThreadRecord::ofThisThread();
   thread.setLastCall(0);
@@ -126,8 +129,7 @@ c10::IValue startRemote(
   }
   const auto node = api::coreOf(ref);
   const auto worker = api::resolve(*node, to);
-  auto call = api::encode(*node, worker.id, callable, args, Operation::kRemote);
-  call.message.repetition = api::repetitionOf(ref);
+  auto call = api::encode(*node, ref, worker.id, callable, args, Operation::kRemote);
   return RRefValue::wrap(node->rrefs().remote(worker, std::move(call.message), api::timeoutOf(ref, *node)), node);
 }
 

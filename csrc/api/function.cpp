@@ -7,6 +7,7 @@
 #include "api/future_state.h"
 #include "base/exception.h"
 #include "base/os/forced_unwind.h"
+#include "node/thread_state.h"
 
 namespace torchrpc {
 inline namespace v1 {
@@ -72,38 +73,99 @@ Outcome invoke(
   }
 }
 
+using Done = CallableRunner::ValueHandler;
+
+/// A registered function.
+struct Function : std::enable_shared_from_this<Function> {
+  Function(std::string its_name, Handler its_handler, Executor its_executor)
+      : name(std::move(its_name)), handler(std::move(its_handler)), executor(std::move(its_executor)) {}
+
+  const std::string name;
+  const Handler handler;
+  const Executor executor;
+
+  /// Runs a call on this thread.
+  void run(const CppCall& call, const std::vector<c10::IValue>& args, const Done& done) const;
+  /// Runs a call, or has its executor run it.
+  void start(const CppCall& call, std::vector<c10::IValue> args, Done done) const;
+};
+
+void Function::run(const CppCall& call, const std::vector<c10::IValue>& args, const Done& done) const {
+  const Call context{
+      NodeRef(std::weak_ptr<void>(call.node)),
+      call.from,
+      {call.id.link, call.id.call, currentDeadline(), call.metadata}};
+  auto outcome = invoke(name, handler, context, args);
+  if (!outcome.future) return done(std::move(outcome.value));
+  auto& future = checked(outcome.future);
+  const auto node = future.ready() ? nullptr : call.node.lock();
+  if (node) {
+    // Weak: the entry must not keep the future alive that ends it.
+    node->agent().onCancelled(call.id, [weak = std::weak_ptr(outcome.future)] {
+      if (const auto state = weak.lock()) state->cancel();
+    });
+  }
+  future.whenReady(Executor::pool(), [future = outcome.future, name = name, self = context.node.self(), done] {
+    done(resultOf(*future, name, self));
+  });
+}
+
+/// The task that an executor gets for a call. If it is destroyed unrun, the caller learns that.
+class QueuedCall {
+ public:
+  QueuedCall(std::string name, CppCall call, Done done)
+      : name_(std::move(name)), call_(std::move(call)), done_(std::move(done)) {}
+  ~QueuedCall() {
+    if (!done_) return;
+    const auto node = call_.node.lock();
+    const auto self = node ? toString(node->self()) : "the callee";
+    done_(Error(ErrorCode::kShutdown, "the executor of " + name_ + " on " + self + " has dropped the call"));
+  }
+  QueuedCall(const QueuedCall&) = delete;
+  QueuedCall& operator=(const QueuedCall&) = delete;
+
+  /// On the executor's thread, which has the state of the one that received the call meanwhile.
+  void run(const Function& function, const std::vector<c10::IValue>& args) {
+    const auto done = std::exchange(done_, nullptr);
+    std::optional<ServedScope> record;
+    if (served_) record.emplace(*served_);
+    state_.run(
+        [&] { runOrFail([&] { function.run(call_, args, done); }, done, ErrorCode::kUserException, call_.from.name); });
+  }
+
+ private:
+  const std::string name_;
+  const CppCall call_;
+  Done done_;
+  const ThreadState state_;
+  const std::optional<torchrpc::ServedCall> served_ = ThreadRecord::ofThisThread().served();
+};
+
+void Function::start(const CppCall& call, std::vector<c10::IValue> args, Done done) const {
+  const auto& post = executor.post();
+  if (!post) return run(call, args, done);
+  auto queued = std::make_shared<QueuedCall>(name, call, std::move(done));
+  post([queued = std::move(queued), function = shared_from_this(), args = std::move(args)] {
+    queued->run(*function, args);
+  });
+}
+
 }  // namespace
 
-void registerHandler(std::string name, Handler handler, const void* function) {
+void registerHandler(std::string name, Handler handler, const void* function, const Executor& executor) {
   if (name.empty()) throwInvalidArgument("a function cannot be registered under an empty name");
-  registerCppHandler(
-      name,
-      [name, handler = std::move(handler)](
-          const CppCall& call, const std::vector<c10::IValue>& args, const CallableRunner::ValueHandler& done) {
-        const Call context{
-            NodeRef(std::weak_ptr<void>(call.node)), call.from, {call.id.link, call.id.call, currentDeadline()}};
-        auto outcome = invoke(name, handler, context, args);
-        if (!outcome.future) return done(std::move(outcome.value));
-        auto& future = checked(outcome.future);
-        const auto node = future.ready() ? nullptr : call.node.lock();
-        if (node) {
-          // Weak: the entry must not keep the future alive that ends it.
-          node->agent().onCancelled(call.id, [weak = std::weak_ptr(outcome.future)] {
-            if (const auto state = weak.lock()) state->cancel();
-          });
-        }
-        future.whenReady(Executor::pool(), [future = outcome.future, name, self = context.node.self(), done] {
-          done(resultOf(*future, name, self));
-        });
-      });
+  const auto registered = std::make_shared<const Function>(name, std::move(handler), executor);
+  registerCppHandler(name, [registered](const CppCall& call, std::vector<c10::IValue> args, Done done) {
+    registered->start(call, std::move(args), std::move(done));
+  });
   if (!function) return;
   auto& all = names();
   MutexLock lock(all.mutex);
   all.by_address.emplace(function, std::move(name));
 }
 
-void registerMethod(std::string name, Handler handler, std::string key) {
-  registerHandler(name, std::move(handler), nullptr);
+void registerMethod(std::string name, Handler handler, std::string key, const Executor& executor) {
+  registerHandler(name, std::move(handler), nullptr, executor);
   auto& all = names();
   MutexLock lock(all.mutex);
   all.by_method.emplace(std::move(key), std::move(name));
@@ -143,6 +205,11 @@ void rethrowForSending(const Error& error) { throw ResultError(error); }
 bool Call::cancelled() const {
   const auto core = std::static_pointer_cast<core::Node>(node.core().lock());
   return !core || core->agent().isCancelled({served.link, served.call});
+}
+
+const Metadata& Call::metadata() const {
+  static const Metadata kNone;
+  return served.metadata ? *served.metadata : kNone;
 }
 
 Duration Call::timeLeft() const { return timeUntil(served.deadline); }

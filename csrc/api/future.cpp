@@ -1,9 +1,23 @@
 #include "agent/deadline.h"
 #include "api/access.h"
 #include "api/future_state.h"
+#include "base/log.h"
 
 namespace torchrpc {
 inline namespace v1 {
+
+Executor Executor::threads(size_t count) {
+  if (count == 0) throwInvalidArgument("Executor::threads(0) would run nothing");
+  const auto end = [](ThreadPool* pool) {
+    pool->discardQueued();
+    if (!pool->isOnOwnThread()) return std::default_delete<ThreadPool>()(pool);
+    log(LogLevel::kError, "threads live until the end of the process: a task of theirs held their executor last");
+  };
+  const std::shared_ptr<ThreadPool> pool(
+      std::make_unique<ThreadPool>(ThreadPool::Options{.size = count, .name = "torchrpc_own"}).release(), end);
+  return Post([pool](std::function<void()> task) { pool->post(std::move(task)); });
+}
+
 namespace detail {
 
 void FutureState::settle(Message reply) { settleWith(std::make_shared<const Message>(std::move(reply))); }

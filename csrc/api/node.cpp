@@ -5,6 +5,7 @@
 #include "agent/group_secret.h"
 #include "api/access.h"
 #include "api/rendezvous.h"
+#include "wire/metadata.h"
 
 namespace torchrpc {
 
@@ -77,6 +78,10 @@ core::Node::Options coreOptions(const NodeOptions& options) {
   }
   if (options.slow_call) core.slow_call = *options.slow_call == Duration::zero() ? kNoLimit : *options.slow_call;
   core.metadata = kCppMetadata;
+  core.agent.max_calls = options.max_calls;
+  core.interceptors = options.interceptors;
+  core.health_address = options.health.address;
+  core.health_check = options.health.check;
   for (const auto& [workers, functions] : options.allowed_functions_of) {
     core.allowed_functions.push_back({workers, functions});
   }
@@ -191,7 +196,56 @@ std::vector<WorkerInfo> NodeRef::livingWorkers() const { return api::coreOf(*thi
 
 void NodeRef::onMemberChange(MemberHandler handler) const { api::coreOf(*this)->onMemberChange(std::move(handler)); }
 
+void NodeRef::onWorkerLost(LossHandler handler) const {
+  onMemberChange([handler = std::move(handler)](const WorkerInfo& worker, MemberChange change) {
+    if (change == MemberChange::kLost) handler(worker);
+  });
+}
+
 std::map<std::string, std::string> NodeRef::metrics() const { return api::coreOf(*this)->metrics(); }
+
+NodeMetrics NodeRef::nodeMetrics() const {
+  const auto core = api::coreOf(*this);
+  const auto counts = core->agent().counts();
+  return {
+      .pending_calls = counts.pending_calls,
+      .connections = counts.connections,
+      .threads = counts.pool.threads,
+      .idle_threads = counts.pool.idle,
+      .blocked_threads = counts.pool.blocked,
+      .queued_tasks = counts.queued_tasks,
+      .held_calls = counts.queued.held_calls,
+      .queued_reply_bytes = counts.queued.reply_bytes,
+      .rrefs_owned = core->rrefs().debugInfo().owner_rrefs,
+      .retries = counts.retries,
+      .refused_by_quota = counts.refused_by_quota,
+      .late_replies = counts.late_replies,
+      .malformed_frames = counts.malformed_frames};
+}
+
+std::vector<CallMetrics> NodeRef::callMetrics() const {
+  std::vector<CallMetrics> rows;
+  for (auto& counts : api::coreOf(*this)->callMetrics().snapshot()) {
+    const auto part = [&counts](double share) { return std::chrono::nanoseconds(counts.latency.quantile(share)); };
+    rows.push_back(
+        {.function = std::move(counts.function),
+         .peer = std::move(counts.peer),
+         .side = counts.side == CallCounts::Side::kOut ? CallMetrics::Side::kMade : CallMetrics::Side::kServed,
+         .calls = counts.calls,
+         .in_flight = counts.in_flight,
+         .errors = std::move(counts.errors),
+         .request_bytes = counts.request_bytes,
+         .reply_bytes = counts.reply_bytes,
+         .total = std::chrono::nanoseconds(counts.total_ns),
+         .longest = std::chrono::nanoseconds(counts.max_ns),
+         .p50 = part(0.5),
+         .p90 = part(0.9),
+         .p99 = part(0.99)});
+  }
+  return rows;
+}
+
+std::string NodeRef::healthAddress() const { return api::coreOf(*this)->healthAddress(); }
 
 void NodeRef::requestStop() const { api::coreOf(*this)->requestStop(); }
 
@@ -211,6 +265,14 @@ NodeRef NodeRef::withKey(std::string key) const {
   requireUsable(Repetition{.policy = {}, .key = key});
   auto other = *this;
   other.key_ = std::make_shared<const std::string>(std::move(key));
+  return other;
+}
+
+NodeRef NodeRef::withMetadata(Metadata metadata) const {
+  Message message;
+  setMetadata(message, metadata);  // throws
+  auto other = *this;
+  other.metadata_ = metadata.empty() ? nullptr : std::make_shared<const Metadata>(std::move(metadata));
   return other;
 }
 
@@ -262,6 +324,20 @@ void Node::shutdown(Timeout timeout) {
   }
   owned_ = nullptr;
   end(core, timeUntil(deadline));
+}
+
+bool Node::leave(Timeout timeout) {
+  const auto core = std::static_pointer_cast<core::Node>(owned_);
+  if (!core) return true;
+  core->requireItsProcess();
+  api::requireOtherThread(*core);
+  const auto limit = api::waitLimitOf(timeout, "the time-out of leave()");
+  const auto deadline = deadlineAfter(limit);
+  const bool has_ended = core->leaveAlone(limit);
+  core->rrefs().deleteAllUsers(timeUntil(deadline));
+  owned_ = nullptr;
+  end(core, timeUntil(deadline));
+  return has_ended;
 }
 
 void Node::stop() {

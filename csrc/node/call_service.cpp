@@ -9,25 +9,6 @@
 
 namespace torchrpc {
 
-namespace {
-
-/// What a call names, for the audit log. Not of a Python function, whose runner knows it: it may be in a pickle.
-std::string functionName(const Message& message) try {
-  Reader reader(message.payload);
-  switch (traitsOf(message.kind).callable) {
-    case CallableType::kOperator:
-    case CallableType::kScript: return std::string(reader.getString());
-    case CallableType::kCpp: return "cpp_function(" + std::string(reader.getString()) + ")";
-    case CallableType::kPython:
-    case CallableType::kNone: break;
-  }
-  return {};
-} catch (const Error&) {  // malformed: the runner says so
-  return {};
-}
-
-}  // namespace
-
 void CallService::serve(CallableType type, const std::shared_ptr<CallableRunner>& runner) {
   messenger_.on(
       kindOf(Operation::kCall, type), runner->where(),
@@ -39,7 +20,10 @@ void CallService::serve(CallableType type, const std::shared_ptr<CallableRunner>
 
 template <typename Run, typename Fail>
 void CallService::prepare(Request request, const Run& run, const Fail& fail) {
-  if (request.audit) request.audit->setFunction(functionName(request.message));
+  // Not of a Python function, whose runner knows it: it may be in a pickle.
+  if (request.audit && traitsOf(request.message.kind).callable != CallableType::kPython) {
+    request.audit->setFunction(functionName(request.message));
+  }
   // A call that may arrive again may be asked for again, whatever becomes of this attempt.
   const bool is_repeatable = request.message.header(HeaderKind::kRepeatable) != nullptr;
   const ServedId id = is_repeatable ? ServedId() : ServedId{request.link, request.message.call};
@@ -81,7 +65,29 @@ void CallService::prepare(Request request, const Run& run, const Fail& fail) {
   if (*adopted) go(*std::move(*adopted));
 }
 
-void CallService::call(CallableRunner& runner, Request request, const Responder& responder) {
+std::optional<Interceptors::End> CallService::show(Request& request, const Responder& responder) {
+  try {
+    return interceptors_.serve(request);
+  } catch (const Error& refusal) {
+    rrefs_.discard(request.message);
+    if (request.audit) request.audit->setFailure(refusal);
+    responder.fail(refusal);
+    return std::nullopt;
+  }
+}
+
+void CallService::call(CallableRunner& runner, Request request, const Responder& plain_responder) {
+  auto responder = plain_responder;
+  if (!interceptors_.isEmpty()) {
+    const auto end = show(request, responder);
+    if (!end) return;
+    if (*end) {
+      responder = Responder([end = *end, plain_responder](Result<Message> reply) {
+        Interceptors::end(end, reply ? nullptr : &reply.error());
+        plain_responder.complete(std::move(reply));
+      });
+    }
+  }
   prepare(
       std::move(request),
       [&runner, responder](Invocation invocation) { runner.call(std::move(invocation), responder); },
@@ -97,14 +103,20 @@ std::shared_ptr<OwnerRRef> CallService::findEarlier(const Request& request, cons
 }
 
 void CallService::remote(CallableRunner& runner, Request request, const Responder& responder) {
+  const auto end = show(request, responder);
+  if (!end) return;
   const auto owned = rrefs_.host(request);
   // The reply, which confirms the caller's RRef, is sent when the function has run. So the call's time-out covers the
   // function, as in a plain call.
   owned.rref->whenReady([responder](const auto&) { responder.reply(Message{.kind = Kind::kReply}); });
-  if (!owned.created) return rrefs_.discard(request.message);  // the forks that it carries are held by this worker now
+  if (!owned.created) {
+    Interceptors::end(*end, nullptr);
+    return rrefs_.discard(request.message);  // the forks that it carries are held by this worker now
+  }
   owned.rref->setQuotaToken(std::move(request.rref_quota_token));
-  auto settle = [rref = owned.rref, audit = request.audit](Result<c10::IValue> result) {
+  auto settle = [rref = owned.rref, audit = request.audit, end = *end](Result<c10::IValue> result) {
     if (audit && !result) audit->setFailure(result.error());
+    Interceptors::end(end, result ? nullptr : &result.error());
     if (result) {
       rref->setValue(std::move(result).value());
     } else {

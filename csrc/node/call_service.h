@@ -4,9 +4,11 @@
 // function, and replies with the result or stores it as an RRef's value.
 
 #include <memory>
+#include <optional>
 
 #include "agent/keyed_calls.h"
 #include "node/callable.h"
+#include "node/interceptors.h"
 #include "rref/rref_service.h"
 
 namespace torchrpc {
@@ -15,8 +17,8 @@ class CallService {
  public:
   /// All must outlive the service, and the service must outlive the calls. `keyed`: where remote calls that have a key
   /// find earlier ones; null: each of them runs.
-  CallService(Messenger& messenger, RRefService& rrefs, KeyedCalls* keyed = nullptr)
-      : messenger_(messenger), rrefs_(rrefs), keyed_(keyed) {}
+  CallService(Messenger& messenger, RRefService& rrefs, const Interceptors& interceptors, KeyedCalls* keyed = nullptr)
+      : messenger_(messenger), rrefs_(rrefs), interceptors_(interceptors), keyed_(keyed) {}
 
   /// Registers the runner of calls and remote calls of callables of that type. Before the node starts.
   void serve(CallableType type, const std::shared_ptr<CallableRunner>& runner);
@@ -26,7 +28,9 @@ class CallService {
   /// Both are copied.
   template <typename Run, typename Fail>
   void prepare(Request request, const Run& run, const Fail& fail);
-  void call(CallableRunner& runner, Request request, const Responder& responder);
+  /// Shows the request to the interceptors. Empty: one of them has refused it, and it has been answered.
+  std::optional<Interceptors::End> show(Request& request, const Responder& responder);
+  void call(CallableRunner& runner, Request request, const Responder& plain_responder);
   void remote(CallableRunner& runner, Request request, const Responder& responder);
 
   /// The RRef of an earlier remote call with that key; null: there was none, or the call has no key.
@@ -34,6 +38,7 @@ class CallService {
 
   Messenger& messenger_;
   RRefService& rrefs_;
+  const Interceptors& interceptors_;
   KeyedCalls* const keyed_;
 };
 

@@ -4,6 +4,7 @@
 
 #include "node/node.h"
 #include "node/rref_value.h"
+#include "wire/metadata.h"
 
 namespace torchrpc {
 
@@ -87,7 +88,11 @@ void CppRunner::evaluate(Invocation invocation, ValueHandler done) {
     args.push_back(decodeValue(reader, invocation.message.tensors, nullptr, {}, rrefs));
   }
   reader.expectEnd();
-  (*handler)({node, invocation.from, invocation.id}, std::move(args), std::move(done));
+  CppCall context{.node = node, .from = invocation.from, .id = invocation.id};
+  if (auto metadata = metadataOf(invocation.message); !metadata.empty()) {
+    context.metadata = std::make_shared<const Metadata>(std::move(metadata));
+  }
+  (*handler)(context, std::move(args), std::move(done));
 }
 
 }  // namespace torchrpc

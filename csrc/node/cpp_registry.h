@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/metadata.h"
 #include "node/callable.h"
 #include "wire/value_codec.h"
 
@@ -19,9 +20,10 @@ class Node;
 
 /// The context in which a C++ function runs.
 struct CppCall {
-  std::weak_ptr<Node> node;  ///< the node that serves the call; empty if no shared_ptr owns it
-  WorkerInfo from;           ///< the caller
-  ServedId id{};             ///< as Invocation's
+  std::weak_ptr<Node> node;                    ///< the node that serves the call; empty if no shared_ptr owns it
+  WorkerInfo from;                             ///< the caller
+  ServedId id{};                               ///< as Invocation's
+  std::shared_ptr<const Metadata> metadata{};  ///< null: none
 };
 using CppFunction = std::function<c10::IValue(std::vector<c10::IValue> args)>;
 /// Passes its result to `done`, once, from any thread, now or later; or throws.

@@ -144,14 +144,15 @@ Node::Node(const Options& options, StorePtr store, std::unique_ptr<Transport> tr
       call_metrics_(agent_, options_.metrics ? *options_.metrics : defaultMetrics()),
       agent_(agentOptions(), std::move(transport), timer_),
       slow_calls_(makeSlowCalls()),
+      interceptors_(slow_calls_ ? *slow_calls_ : static_cast<Messenger&>(agent_), options_.interceptors),
       devices_(
-          slow_calls_ ? *slow_calls_ : static_cast<Messenger&>(agent_),
+          interceptors_,
           {.hold = [this] { return std::make_shared<ActivityToken>(agent_.holdActivity()); },
            .on_unsent_reply = [this](const Message& reply) { rrefs_->abandon(forksIn(reply)); }}),
       profiler_(devices_),
       autograd_(profiler_, autogradOptions()),
       rrefs_(RRefService::create(autograd_.recorder(), rrefOptions())),
-      calls_(autograd_.recorder(), *rrefs_, &agent_.keyedCalls()),
+      calls_(autograd_.recorder(), *rrefs_, interceptors_, &agent_.keyedCalls()),
       optim_(profiler_, *rrefs_, [this](int64_t context) { return autograd_.gradients(context); }),
       inspector_(
           {.agent = agent_,
@@ -185,6 +186,15 @@ Node::Node(const Options& options, StorePtr store, std::unique_ptr<Transport> tr
   });
   serve(CallableType::kOperator, std::make_shared<BuiltinRunner>(allowed_));
   serve(CallableType::kCpp, std::make_shared<CppRunner>(*this));
+  if (!options_.health_address.empty()) {
+    health_ = std::make_unique<HealthServer>(options_.health_address, [this] { return whyNotServing(); });
+  }
+}
+
+std::string Node::whyNotServing() const {
+  if (!has_started_) return self().name + " waits for the other workers of its group";
+  if (agent_.isEnding()) return self().name + " is shutting down";
+  return options_.health_check ? options_.health_check() : "";
 }
 
 namespace {
@@ -486,7 +496,8 @@ Rendezvous::LostAmong Node::lostAmong() {
   };
 }
 
-void Node::requireAll() const {
+void Node::requireAll() {
+  std::erase_if(absent_, [this](WorkerId id) { return rendezvous_->hasLeft(id, agent_.incarnation(id)); });
   if (absent_.empty()) return;
   std::vector<WorkerInfo> workers;
   for (const auto id : absent_) workers.push_back(agent_.worker(id));
@@ -564,6 +575,13 @@ void Node::requireOtherThread() const {
       "the program's main thread to do it");
 }
 
+bool Node::leaveAlone(Duration timeout) {
+  requireOtherThread();
+  if (isStaticGroup()) rendezvous_->markLeft();
+  agent_.beginEnd(timeout, timeout);
+  return agent_.waitIdle(timeout);
+}
+
 bool Node::drain(Duration limit, Duration timeout) {
   if (!agent_.isInItsProcess()) return true;
   requireOtherThread();
@@ -584,6 +602,7 @@ bool Node::shutdown(Duration timeout) {
   const auto deadline = deadlineAfter(timeout);
   if (!leave(timeout)) return false;
   if (!agent_.isInItsProcess()) return true;
+  health_.reset();
   inspector_.stop();
   card_ = WorkerCard();
   return agent_.close(timeUntil(deadline));

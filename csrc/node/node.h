@@ -19,8 +19,10 @@
 #include "node/allow_list.h"
 #include "node/call_service.h"
 #include "node/callable.h"
+#include "node/interceptors.h"
 #include "node/rref_value.h"
 #include "observe/call_metrics.h"
+#include "observe/health_server.h"
 #include "observe/inspector.h"
 #include "observe/slow_calls.h"
 #include "observe/worker_card.h"
@@ -71,6 +73,11 @@ class Node : public std::enable_shared_from_this<Node> {
     /// Calls that take longer are reported; kNoLimit: none. Empty: defaultSlowCall().
     std::optional<Duration> slow_call;
     SlowCalls::Reporter report_slow_calls;  ///< empty: they are logged
+    Interceptors::List interceptors{};      ///< of calls, the outermost first
+    /// Where probes are answered, see HealthServer; empty: nowhere.
+    std::string health_address{};
+    /// The program's own part of the check; may be empty.
+    HealthServer::Check health_check{};
     /// Finds the stacks of the program's threads for the inspector; null: the program has no interpreter.
     std::shared_ptr<Inspector::StackSource> stacks{};
     bool uses_pickles =
@@ -108,6 +115,7 @@ class Node : public std::enable_shared_from_this<Node> {
   Messenger& messenger() { return autograd_.recorder(); }
   AutogradService& autograd() { return autograd_; }
   CallMetrics& callMetrics() { return call_metrics_; }
+  Interceptors& interceptors() { return interceptors_; }
   Profiler& profiler() { return profiler_; }
   RRefService& rrefs() { return *rrefs_; }
   OptimService& optim() { return optim_; }
@@ -161,6 +169,10 @@ class Node : public std::enable_shared_from_this<Node> {
   void requestStop();
   /// False after `timeout`. A signal ends the wait.
   bool waitForStopRequest(Duration timeout);
+  /// Static group: this worker ends before the others, which go on without it, and do not count it as lost at their
+  /// end. Refuses new calls, and waits until those under way, made and served, have ended; false if some have not after
+  /// `timeout`. shutdown() comes next.
+  bool leaveAlone(Duration timeout);
   /// The first step of shutdown(): refuses new calls, and waits until those that this node serves are answered, for
   /// kServedCallsGrace at most. False if `timeout` passes before: then call it again. It and shutdown() wait for peers
   /// no longer than `limit`, which a later call can shorten.
@@ -180,8 +192,13 @@ class Node : public std::enable_shared_from_this<Node> {
   void waitForCapacity(const WorkerInfo& to, Duration timeout);
 
   std::map<std::string, std::string> metrics() const;
+  /// Where probes are answered; empty: nowhere.
+  std::string healthAddress() const { return health_ ? health_->address() : ""; }
 
  private:
+  /// Of probes. Any thread.
+  std::string whyNotServing() const;
+
   /// Null: slow calls are not reported.
   std::unique_ptr<SlowCalls> makeSlowCalls();
   // Each layer's part of the options, completed. The members in front of the layer must be initialised.
@@ -204,7 +221,7 @@ class Node : public std::enable_shared_from_this<Node> {
   /// Throws Error(kInvalidArgument) on a thread of the node's own pool.
   void requireOtherThread() const;
   /// Throws Error(kWorkerLost) if workers were lost while the group came to its end.
-  void requireAll() const;
+  void requireAll();
 
   const Options options_;
   const AllowLists allowed_;
@@ -215,6 +232,7 @@ class Node : public std::enable_shared_from_this<Node> {
   CallMetrics call_metrics_;
   mutable Agent agent_;
   const std::unique_ptr<SlowCalls> slow_calls_;
+  Interceptors interceptors_;
   DeviceMessenger devices_;
   Profiler profiler_;
   AutogradService autograd_;
@@ -228,7 +246,8 @@ class Node : public std::enable_shared_from_this<Node> {
   std::atomic<bool> has_started_{false};
   std::atomic<StoreKeeper*> keeper_pointer_{nullptr};  ///< of the workers that bring the store back
   // Used by the thread that starts and ends the node only:
-  std::vector<WorkerRecord> place_;  ///< of takePlace()
+  std::vector<WorkerRecord> place_;       ///< of takePlace()
+  std::unique_ptr<HealthServer> health_;  ///< from the construction to shutdown()
   WorkerCard card_;
   std::unique_ptr<Rendezvous> rendezvous_;
   std::unique_ptr<StoreKeeper> keeper_;  ///< made before the node has started

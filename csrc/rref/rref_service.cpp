@@ -102,6 +102,15 @@ GloballyUniqueId RRefService::newId() {
 std::shared_ptr<OwnerRRef> RRefService::createOwner() { return std::make_shared<OwnerRRef>(newId(), state_->member); }
 
 bool RRefService::neverDelivered(const Error& error) {
+  switch (error.origin()) {
+    case ErrorOrigin::kRequest:
+    case ErrorOrigin::kFunction:
+    case ErrorOrigin::kResult: return false;  // the callee has answered
+    case ErrorOrigin::kHere:
+      if (usualOrigin(error.code()) != ErrorOrigin::kHere) return true;  // an interceptor of this node
+      break;
+    case ErrorOrigin::kOnTheWay: break;
+  }
   switch (error.code()) {
     case ErrorCode::kInvalidArgument:
     case ErrorCode::kUnknownWorker:

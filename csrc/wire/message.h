@@ -40,6 +40,7 @@ enum class HeaderKind : uint16_t {
   kRepeatable = 9,        ///< by what the callee recognizes a call that arrives again (agent/)
   kTraceContext = 10,     ///< the trace that the call belongs to (wire/trace_context.h)
   kErrorOrigin = 11,      ///< where an error has happened, if its code does not say it
+  kMetadata = 12,         ///< the program's texts that travel with a call (wire/metadata.h)
 };
 
 struct Header {

@@ -34,6 +34,7 @@ struct ServedCall {
   uint64_t link = 0;
   uint64_t call = 0;
   std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
+  std::shared_ptr<const Metadata> metadata{};  ///< null: none
 };
 
 }  // namespace detail
@@ -51,6 +52,8 @@ struct Call {
   /// How much time the caller gives this call from now on, at least zero: kNoLimit if it has not said so, which it does
   /// with NodeOptions::propagate_deadlines. The calls that the function makes end then at the latest. Any thread.
   Duration timeLeft() const;
+  /// The texts that the caller, or its interceptors, have sent with the call. Any thread, as long as this object lives.
+  const Metadata& metadata() const;
 
   detail::ServedCall served{};  ///< for internal use
 };
@@ -64,9 +67,9 @@ struct Outcome {
 };
 using Handler = std::function<Outcome(const Call& call, const std::vector<c10::IValue>& args)>;
 /// `function` is its address if it has one, for nameOf().
-void registerHandler(std::string name, Handler handler, const void* function);
+void registerHandler(std::string name, Handler handler, const void* function, const Executor& executor);
 /// The same for a member function: see methodKey().
-void registerMethod(std::string name, Handler handler, std::string key);
+void registerMethod(std::string name, Handler handler, std::string key, const Executor& executor);
 /// Throws Error(kArgumentMismatch).
 void expectArguments(size_t expected, size_t actual);
 /// Throws the same, with the number of the argument in the text of `error`.
@@ -231,6 +234,13 @@ struct AdapterOfOperator<R (F::*)(A...) const noexcept(is_noexcept)> {
 
 }  // namespace detail
 
+/// How a registered function runs.
+struct FunctionOptions {
+  /// On which threads. Executor::threads() gives it threads of its own, so that long calls of it leave those of the
+  /// pool to other functions; Executor::inlined() is the pool. If the executor drops a call, the caller gets kShutdown.
+  Executor executor = Executor::pool();
+};
+
 /// Makes `function` callable by `name` on all nodes of this process, until the process ends. `function` is a function,
 /// or an object with one `operator()` (a lambda, a std::function), which need not be copyable. The types of its
 /// parameters and of its result must have ValueTraits. Parameters are values or const references; also std::string_view
@@ -240,22 +250,23 @@ struct AdapterOfOperator<R (F::*)(A...) const noexcept(is_noexcept)> {
 /// that this worker owns, and the call runs the member function of that object, once it has been made: see
 /// RRef::call().
 ///
-/// The function runs on threads of the node's pool, several calls at once, so what it changes (a mutable lambda's
-/// captures, an object's members) needs a lock. It may block and make calls. An exception
-/// that it throws reaches the caller as Error(kUserException) with its text; an Error keeps its code. If the function
-/// returns a Future or a Task (torchrpc/task.h), the reply is sent when that is ready, and no thread waits for it. The
-/// arguments of a function that returns a Task live as long as the task does, so its parameters may be references. If
-/// the caller cancels the call, that future is cancelled. Any thread may register functions. Throws
-/// Error(kInvalidArgument) if the name is taken or empty.
+/// The function runs on threads of the node's pool, or of its executor, several calls at once, so what it changes (a
+/// mutable lambda's captures, an object's members) needs a lock. It may block and make calls. An exception that it
+/// throws reaches the caller as Error(kUserException) with its text; an Error keeps its code. If the function returns a
+/// Future or a Task (torchrpc/task.h), the reply is sent when that is ready, and no thread waits for it. The arguments
+/// of a function that returns a Task live as long as the task does, so its parameters may be references. If the caller
+/// cancels the call, that future is cancelled. Any thread may register functions. Throws Error(kInvalidArgument) if the
+/// name is taken or empty.
 template <typename F>
-void registerFunction(std::string name, F function) {
+void registerFunction(std::string name, F function, const FunctionOptions& options = {}) {
   if constexpr (std::is_member_function_pointer_v<F>) {
     auto handler = detail::AdapterOf<F>::type::adapt(function);
-    detail::registerMethod(std::move(name), std::move(handler), detail::methodKey(function));
+    detail::registerMethod(std::move(name), std::move(handler), detail::methodKey(function), options.executor);
   } else {
     const void* address = nullptr;
     if constexpr (std::is_pointer_v<F>) address = reinterpret_cast<const void*>(function);
-    detail::registerHandler(std::move(name), detail::AdapterOf<F>::type::adapt(std::move(function)), address);
+    detail::registerHandler(
+        std::move(name), detail::AdapterOf<F>::type::adapt(std::move(function)), address, options.executor);
   }
 }
 

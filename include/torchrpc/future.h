@@ -42,6 +42,10 @@ class Executor {
   static Executor inlined() {
     return Post([](const std::function<void()>& task) { task(); });
   }
+  /// Threads of its own, at most `count`, which start when there is work for them. A thread that waits for a call, a
+  /// future or an RRef is replaced meanwhile. They end, after what they run, with the last copy of the executor; what
+  /// has not begun then is dropped. Throws Error(kInvalidArgument) for 0.
+  static Executor threads(size_t count);
   /// Your own: a queue that your event loop works off, for example.
   Executor(Post post) : post_(std::move(post)) {}  // NOLINT: implicit by design
 

@@ -23,7 +23,10 @@
 #include "torchrpc/defaults.h"
 #include "torchrpc/error.h"
 #include "torchrpc/future.h"
+#include "torchrpc/interceptor.h"
 #include "torchrpc/member_change.h"
+#include "torchrpc/metadata.h"
+#include "torchrpc/metrics.h"
 #include "torchrpc/retry.h"
 #include "torchrpc/rref.h"
 #include "torchrpc/value.h"
@@ -234,6 +237,8 @@ std::vector<c10::IValue> methodArguments(const RRef<T>& rref, Args&&... args) {
 
 /// Called with a member of the group and how it has changed.
 using MemberHandler = std::function<void(const WorkerInfo&, MemberChange)>;
+/// Called with a member of the group that has been lost.
+using LossHandler = std::function<void(const WorkerInfo&)>;
 
 /// A handle to a node, to make calls with; it does not keep the node alive. Cheap to copy; every method may be called
 /// from any thread. After the node's end its methods throw Error(kShutdown).
@@ -257,8 +262,17 @@ class NodeRef {
   /// calls, and must not throw. This worker connects to all members then, to notice their ends. See also
   /// NodeOptions::on_member_change.
   void onMemberChange(MemberHandler handler) const;
-  /// Counters for logs, by name: pending calls, threads, connections.
+  /// The same for losses only: of workers that died or fell silent, not of those that have left.
+  void onWorkerLost(LossHandler handler) const;
+  /// Counters for logs, by name: those of nodeMetrics() and others, which may change with each version.
   std::map<std::string, std::string> metrics() const;
+  /// How this node is, in numbers.
+  NodeMetrics nodeMetrics() const;
+  /// The calls that were made and served since the start, one entry for each function, peer and side; none unless
+  /// NodeOptions::metrics is on.
+  std::vector<CallMetrics> callMetrics() const;
+  /// Where probes are answered, with the port, as in "0.0.0.0:8080"; empty without HealthOptions::address.
+  std::string healthAddress() const;
 
   /// Makes Node::waitForStopRequest() return. For functions that are called to end this worker: such a function cannot
   /// stop the node itself, because the end waits for it.
@@ -275,6 +289,10 @@ class NodeRef {
   /// function and arguments gets the first one's result or error. remote(): while somebody holds an RRef to the first
   /// one's object, the RRef is to the same object. Throws Error(kInvalidArgument) unless the key has 1 to 256 bytes.
   NodeRef withKey(std::string key) const;
+  /// A handle to this node whose calls carry these texts, in place of those of this handle:
+  /// `node.withMetadata({{"tenant", "acme"}}).call<int>("ps", "f")`. The function reads them by Call::metadata().
+  /// Throws Error(kInvalidArgument) for metadata that cannot be sent.
+  NodeRef withMetadata(Metadata metadata) const;
 
   /// Runs `callable(args...)` on the worker `to` and returns the result. Arguments are converted by ValueTraits.
   /// Blocks; a pool thread that blocks here does not occupy the pool, because a spare thread runs meanwhile.
@@ -372,12 +390,15 @@ class NodeRef {
   const std::shared_ptr<const RetryPolicy>& retries() const { return retries_; }
   /// The key of withKey(); null: none.
   const std::shared_ptr<const std::string>& key() const { return key_; }
+  /// The texts of withMetadata(); null: none.
+  const std::shared_ptr<const Metadata>& metadata() const { return metadata_; }
 
  private:
   std::weak_ptr<void> core_;
   std::optional<Duration> timeout_;
   std::shared_ptr<const RetryPolicy> retries_;
   std::shared_ptr<const std::string> key_;
+  std::shared_ptr<const Metadata> metadata_;
 };
 
 template <typename T>
@@ -451,6 +472,18 @@ struct TlsOptions {
   std::string names{};
 };
 
+/// Answers to the probes of Kubernetes, load balancers and the like, by HTTP: GET of /healthz is 200 while the worker
+/// serves calls, and 503 with a reason while its group forms, while it ends, and when `check` says so. Anybody who
+/// reaches the port may ask.
+struct HealthOptions {
+  /// Where: a port ("8080") of all addresses of this host, or "127.0.0.1:8080" with a numeric host; port 0: any free
+  /// one, see NodeRef::healthAddress(). Empty: no probes are answered.
+  std::string address{};
+  /// Your own part: why this worker should get no calls, or empty if it should. Called for each probe, one at a time,
+  /// on a thread of its own. What it throws is a reason, too. May be empty.
+  std::function<std::string()> check{};
+};
+
 /// The options of a node. The environment variables are those of torchrun.
 struct NodeOptions {
   /// Unique in the group: letters, digits, `_`, `:`, `-`, `.`. Empty: "worker" and the rank.
@@ -507,8 +540,15 @@ struct NodeOptions {
   /// A file to which a line of JSON is appended for each call that this worker serves or refuses; made if it does not
   /// exist, readable by its owner only. Empty: none.
   std::string audit_log{};
+  /// Calls that may be served at a time, of all callers together; further ones are answered with kQuotaExceeded. Empty:
+  /// no limit. `quotas` limits each caller.
+  std::optional<uint64_t> max_calls{};
   /// As NodeRef::onMemberChange(), from the start on; may be empty.
   MemberHandler on_member_change{};
+  /// What sees the calls of this node. Of a call that is made or served, the first one sees the begin first and the end
+  /// last.
+  std::vector<std::shared_ptr<Interceptor>> interceptors{};
+  HealthOptions health{};  ///< for probes
 };
 
 /// A worker. Several can live in one process. The constructor, shutdown() and the destructor belong to one thread; the
@@ -534,6 +574,13 @@ class Node : public NodeRef {
   /// workers that were lost, after all others have called it; kInvalidArgument for a time-out that is not positive, and
   /// in a function that this node runs. Except after kInvalidArgument, the node has stopped even then.
   void shutdown(Timeout timeout = kNoLimit);
+  /// Ends this worker before the others, which go on without it: they learn that it has left, not that it was lost, and
+  /// their shutdown() does not wait for it. From now on new calls of it and to it fail with kShutdown; callers with
+  /// retries try the worker that is started in its place. Calls under way, made and served, have `timeout` to end; then
+  /// the node stops. Returns whether all of them have ended. Values that it owns are lost, and RRefs that it holds are
+  /// deleted. A rank 0 that serves the group's store must not leave before the others, because the store ends with its
+  /// process. Throws as stop().
+  bool leave(Timeout timeout);
   /// Stops now. New calls of this worker and new calls to it fail with kShutdown. Functions that this node runs for
   /// other workers have 5 seconds to answer; then the calls of this worker fail with kShutdown, and calls to it with
   /// kWorkerLost. Waits until the functions that it runs have returned. Idempotent. Throws Error(kInvalidArgument), as

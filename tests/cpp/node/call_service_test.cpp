@@ -7,6 +7,7 @@
 
 #include <map>
 
+#include "node/interceptors.h"
 #include "rref/fork_protocol.h"
 
 using namespace torchrpc;
@@ -73,7 +74,8 @@ TEST_CASE("a function whose RRefs are confirmed in the transport's callback runs
   AnsweringMessenger messenger;
   messenger.at_once = GENERATE(true, false);
   const auto rrefs = RRefService::create(messenger, {});
-  CallService calls(messenger, *rrefs);
+  const Interceptors none(messenger, {});
+  CallService calls(messenger, *rrefs, none);
   const auto runner = std::make_shared<RecordingRunner>(messenger);
   calls.serve(CallableType::kCpp, runner);
 
@@ -97,7 +99,8 @@ TEST_CASE("a function whose RRefs are confirmed in the transport's callback runs
 TEST_CASE("the RRefs in a remote call that was cancelled before it arrived are released") {
   AnsweringMessenger messenger;
   const auto rrefs = RRefService::create(messenger, {});
-  CallService calls(messenger, *rrefs);
+  const Interceptors none(messenger, {});
+  CallService calls(messenger, *rrefs, none);
   const auto runner = std::make_shared<RecordingRunner>(messenger);
   calls.serve(CallableType::kCpp, runner);
   const RemoteResult result{.rref = {0, 1}, .fork = {0, 2}, .creation = 1};

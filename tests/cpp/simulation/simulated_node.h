@@ -58,7 +58,8 @@ class SimulatedNode {
                                  const c10::IValue& value, const WorkerInfo& to) { return encode(*this, value, to); },
              .first_number = incarnation,
              .next_random = [&simulation] { return simulation.below(~uint64_t{0}); }})),
-        calls_(autograd_.recorder(), *rrefs_, &agent_.keyedCalls()),
+        interceptors_(agent_, {}),
+        calls_(autograd_.recorder(), *rrefs_, interceptors_, &agent_.keyedCalls()),
         on_lost_(std::move(options.on_lost)) {
     autograd_.serve(*rrefs_);
     agent_.onLateReply([this](const Message& reply) { rrefs_->discard(reply); });
@@ -162,6 +163,7 @@ class SimulatedNode {
   Profiler profiler_;
   AutogradService autograd_;
   const std::shared_ptr<RRefService> rrefs_;
+  const Interceptors interceptors_;
   CallService calls_;
   const std::function<void(SimulatedNode&, const WorkerInfo&)> on_lost_;
 };

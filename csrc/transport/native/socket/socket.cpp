@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <charconv>
 #include <cstddef>
 #include <cstring>
 #include <memory>
@@ -68,6 +69,11 @@ Descriptor::~Descriptor() {
 std::optional<SocketAddress> SocketAddress::tcp(const std::string& host_and_port) {
   const auto colon = host_and_port.rfind(':');
   if (colon == std::string::npos) return std::nullopt;
+  // getaddrinfo() takes 65536 for 0.
+  const auto port = std::string_view(host_and_port).substr(colon + 1);
+  uint16_t number = 0;
+  const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), number);
+  if (error != std::errc() || end != port.data() + port.size()) return std::nullopt;
   auto host = host_and_port.substr(0, colon);
   if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
   addrinfo hints{};

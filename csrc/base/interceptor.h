@@ -1,0 +1,5 @@
+#pragma once
+
+// Interceptors of calls, as programs see them.
+
+#include "torchrpc/interceptor.h"  // IWYU pragma: export

@@ -1,0 +1,114 @@
+#include "observe/health_server.h"
+
+#include <algorithm>
+#include <chrono>
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+#include <utility>
+#include <vector>
+
+#include "base/exception.h"
+#include "base/executor/start_thread.h"
+#include "base/os/sockets.h"
+#include "base/timer.h"
+
+namespace torchrpc {
+
+namespace {
+
+constexpr size_t kMaxConnections = 16;  // further ones wait in the system's queue
+constexpr size_t kMaxRequestBytes = 4096;
+constexpr Duration kConnectionTime = std::chrono::seconds(1);
+
+native::SocketAddress parse(const std::string& text) {
+  const auto full = text.find(':') == std::string::npos ? "0.0.0.0:" + text : text;
+  if (const auto address = native::SocketAddress::tcp(full)) return *address;
+  throwInvalidArgument("the address for probes must be a port or host:port with a numeric host, but is '" + text + "'");
+}
+
+std::string response(std::string_view status, const std::string& body) {
+  return "HTTP/1.1 " + std::string(status) +
+      "\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: " + std::to_string(body.size() + 1) +
+      "\r\nConnection: close\r\n\r\n" + body + "\n";
+}
+
+}  // namespace
+
+struct HealthServer::Connection {
+  native::Descriptor socket;
+  TimePoint deadline;
+  std::string request{};
+  bool is_done = false;
+};
+
+HealthServer::HealthServer(const std::string& address, Check check)
+    : check_(std::move(check)),
+      listener_(parse(address).listen("the address for probes, " + address)),
+      address_(native::SocketAddress::textOf(listener_.get())) {
+  int ends[2] = {-1, -1};
+  if (::pipe(ends) != 0) throw Error(ErrorCode::kRendezvous, "no descriptors are left for the address for probes");
+  stop_reader_ = native::Descriptor(ends[0]);
+  stop_writer_ = native::Descriptor(ends[1]);
+  for (const int end : ends) ::fcntl(end, F_SETFD, FD_CLOEXEC);
+  thread_ = startThread("that answers probes", [this] { run(); });
+}
+
+HealthServer::~HealthServer() {
+  stop_writer_ = native::Descriptor();
+  thread_.join();
+}
+
+void HealthServer::run() const {
+  std::vector<Connection> connections;
+  for (;;) {
+    std::vector<pollfd> waits{{stop_reader_.get(), POLLIN, 0}};
+    // The listener comes last: while there are many connections, it is left out.
+    for (const auto& connection : connections) waits.push_back({connection.socket.get(), POLLIN, 0});
+    const bool has_room = connections.size() < kMaxConnections;
+    if (has_room) waits.push_back({listener_.get(), POLLIN, 0});
+    auto pause = -1;
+    for (const auto& connection : connections) {
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(timeUntil(connection.deadline)).count();
+      pause = static_cast<int>(pause < 0 ? left : std::min<int64_t>(pause, left));
+    }
+    ::poll(waits.data(), waits.size(), pause);
+    if (waits.front().revents != 0) return;
+    for (size_t i = 0; i < connections.size(); ++i) {
+      auto& connection = connections[i];
+      if (waits[i + 1].revents != 0) {
+        char bytes[1024];
+        const auto got = ::recv(connection.socket.get(), bytes, sizeof(bytes), 0);
+        if (got > 0) connection.request.append(bytes, static_cast<size_t>(got));
+        const bool is_whole = connection.request.find("\r\n\r\n") != std::string::npos;
+        if (is_whole || connection.request.size() > kMaxRequestBytes) {
+          const auto answer = answerTo(connection.request);
+          // Short, so that it fits into the buffer of a socket to which nothing has been written.
+          static_cast<void>(::send(connection.socket.get(), answer.data(), answer.size(), os::kSendFlags));
+          ::shutdown(connection.socket.get(), SHUT_WR);
+          connection.is_done = true;
+        }
+        if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) connection.is_done = true;
+      }
+      if (TimePoint::clock::now() >= connection.deadline) connection.is_done = true;
+    }
+    std::erase_if(connections, [](const Connection& connection) { return connection.is_done; });
+    if (has_room && waits.back().revents != 0) {
+      native::Descriptor socket(os::acceptSocket(listener_.get()));
+      if (socket) connections.push_back({std::move(socket), deadlineAfter(kConnectionTime)});
+    }
+  }
+}
+
+std::string HealthServer::answerTo(std::string_view request) const {
+  const auto line = request.substr(0, request.find("\r\n"));
+  if (!line.starts_with("GET ")) return response("405 Method Not Allowed", "only GET is answered");
+  const auto path = line.substr(4, line.find_first_of(" ?", 4) - 4);
+  if (path != "/" && path != "/healthz") return response("404 Not Found", "ask for /healthz");
+  std::string reason;
+  runOrFail([&] { reason = check_(); }, [&](const Error& error) { reason = error.text(); }, ErrorCode::kUserException);
+  if (reason.empty()) return response("200 OK", "serving");
+  return response("503 Service Unavailable", "not serving: " + reason);
+}
+
+}  // namespace torchrpc
