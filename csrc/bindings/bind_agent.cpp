@@ -21,6 +21,7 @@
 #include "bindings/py_runner.h"
 #include "bindings/py_script.h"
 #include "bindings/py_stacks.h"
+#include "bindings/py_tracing.h"
 #include "node/launcher.h"
 #include "transport/host_address.h"
 
@@ -56,6 +57,7 @@ std::shared_ptr<Node> makeNode(Node::Options options, StorePtr store) {
   *self = node;
   node->serve(CallableType::kPython, makePythonRunner(node));
   node->serve(CallableType::kScript, makeScriptRunner(node));
+  traceServedCalls(node);
   return node;
 }
 

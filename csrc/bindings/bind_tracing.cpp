@@ -2,9 +2,11 @@
 
 #include <torch/csrc/jit/python/pybind_utils.h>
 
+#include <chrono>
 #include <utility>
 
 #include "bindings/bind.h"
+#include "bindings/current_node.h"
 #include "bindings/py_future.h"
 #include "bindings/py_gil.h"
 #include "bindings/py_tracing.h"
@@ -20,16 +22,74 @@ namespace {
 
 thread_local std::optional<std::string> next_context;
 
-/// The function of torchrpc.observe that serves a call inside a span; leaked, because threads may outlive the
-/// interpreter.
+/// The functions of torchrpc.observe that serve a call inside a span, and that record one as a span; leaked, because
+/// threads may outlive the interpreter.
 py::object& serveInSpan() {
   static auto* const function = new py::object();
   return *function;
 }
+py::object& recordSpan() {
+  static auto* const function = new py::object();
+  return *function;
+}
+
+int64_t nanosecondsNow() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+/// A call that ran without Python.
+struct ServedSpan {
+  std::string function, caller, parent, state;
+  int64_t begin_ns = nanosecondsNow();  ///< since 1970
+  int64_t end_ns = 0;
+  std::string error{};
+
+  void record() const {
+    const AcquireGil gil;
+    const auto to = recordSpan();
+    if (!to || to.is_none()) return;
+    try {
+      to(function, caller, parent, state, begin_ns, end_ns, error);
+    } catch (py::error_already_set& e) {
+      e.discard_as_unraisable("a span");
+    }
+  }
+};
+
+class ServedSpans final : public Interceptor {
+ public:
+  explicit ServedSpans(const std::shared_ptr<Node>& node) : node_(node) {}
+
+  End onServe(const IncomingCall& call) override {
+    if (!isTracingOn() || call.kind == FunctionKind::kPython) return {};
+    const auto text = [&call](const char* name) {
+      const auto found = call.metadata.find(name);
+      return found == call.metadata.end() ? std::string() : found->second;
+    };
+    const auto span = std::make_shared<ServedSpan>(ServedSpan{
+        .function = call.function,
+        .caller = call.caller.name,
+        .parent = text("traceparent"),
+        .state = text("tracestate")});
+    return [node = node_, span](const Error* error) {
+      span->end_ns = nanosecondsNow();
+      if (error) span->error = error->text();
+      if (const auto alive = node.lock()) alive->agent().post([span] { span->record(); });
+    };
+  }
+
+ private:
+  const std::weak_ptr<Node> node_;
+};
 
 bool areCallsShown() { return areCallsProfiled() || isTracingOn(); }
 
 }  // namespace
+
+void traceServedCalls(const std::shared_ptr<Node>& node) {
+  if (isTracingOn() && node->interceptors().isEmpty()) node->interceptors().add(std::make_shared<ServedSpans>(node));
+}
 
 std::optional<std::string> takeNextTraceContext() { return std::exchange(next_context, std::nullopt); }
 
@@ -48,11 +108,15 @@ void bindTracing(py::module_& module) {
   bindPredicate<areCallsShown>(module, "_calls_are_shown");
   module.def(
       "_set_tracing",
-      [](py::object serve) {
+      [](py::object serve, py::object record) {
         tracing_detail::on = !serve.is_none();
         serveInSpan() = std::move(serve);
+        if (!record.is_none()) recordSpan() = std::move(record);  // the last calls are recorded after the end
+        if (const auto node = currentNodeIfOurs()) traceServedCalls(node);
       },
-      py::arg("serve"), "The function that serves a call inside a span; None: no spans any more.");
+      py::arg("serve"), py::arg("record"),
+      "The functions that serve a call inside a span, and that record one that has ended as a span; None: no spans of "
+      "later calls.");
   module.def(
       "_set_next_trace_context",
       [](const std::string& parent, const std::string& state) {

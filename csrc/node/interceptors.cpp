@@ -16,6 +16,17 @@ namespace {
 
 bool isRemote(const Message& message) { return traitsOf(message.kind).operation == Operation::kRemote; }
 
+FunctionKind kindOfFunction(const Message& message) {
+  switch (traitsOf(message.kind).callable) {
+    case CallableType::kOperator: return FunctionKind::kOperator;
+    case CallableType::kScript: return FunctionKind::kScript;
+    case CallableType::kCpp: return FunctionKind::kCpp;
+    case CallableType::kPython:
+    case CallableType::kNone: break;
+  }
+  return FunctionKind::kPython;
+}
+
 /// Shows a call to each interceptor, by `show`. If one throws, the earlier ones learn that the call has ended.
 template <typename Show>
 Interceptors::End showToAll(const Interceptors::List& interceptors, const WorkerInfo& self, const Show& show) {
@@ -84,7 +95,7 @@ void Interceptors::request(WorkerId to, Message message, Duration timeout, Reply
     const auto callee = worker(to);
     const auto function = functionName(message);
     auto metadata = metadataOf(message);
-    OutgoingCall call{callee, function, isRemote(message), metadata};
+    OutgoingCall call{callee, kindOfFunction(message), function, isRemote(message), metadata};
     const auto ends = showToAll(*list(), self(), [&](Interceptor& each) { return each.onSend(call); });
     if (ends) {
       handler = [ends, handler = std::move(handler)](Result<Message> reply) {
@@ -104,7 +115,8 @@ Interceptors::End Interceptors::serve(const Request& request) const {
   try {
     const auto function = functionName(request.message);
     const auto metadata = metadataOf(request.message);
-    const IncomingCall call{request.from, function, isRemote(request.message), metadata};
+    const IncomingCall call{
+        request.from, kindOfFunction(request.message), function, isRemote(request.message), metadata};
     return showToAll(*list(), self(), [&](Interceptor& each) { return each.onServe(call); });
   } catch (const Error& error) {
     throw error.withOrigin(ErrorOrigin::kRequest);

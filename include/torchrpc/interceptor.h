@@ -2,6 +2,7 @@
 
 // Interceptors see each call of a node, made or served: for authentication, tracing, metrics.
 
+#include <cstdint>
 #include <functional>
 #include <string>
 
@@ -11,18 +12,27 @@
 
 namespace torchrpc {
 
+/// What a call runs.
+enum class FunctionKind : uint8_t {
+  kOperator,  ///< a torch operator: "aten::add"
+  kCpp,       ///< a function that a C++ program has registered: "cpp_function(name)"
+  kPython,    ///< a Python function: "module.function"
+  kScript,    ///< a TorchScript function
+};
+
 /// A call that this worker is about to send. Valid during Interceptor::onSend().
 struct OutgoingCall {
   const WorkerInfo& callee;
-  /// As NodeOptions::allowed_functions has it: "aten::add", "cpp_function(f)" or "module.function".
-  const std::string& function;
-  bool is_remote;      ///< of NodeRef::remote(): the result stays on the callee
-  Metadata& metadata;  ///< what will travel with the call; may be changed
+  FunctionKind kind;
+  const std::string& function;  ///< as NodeOptions::allowed_functions has it
+  bool is_remote;               ///< of NodeRef::remote(): the result stays on the callee
+  Metadata& metadata;           ///< what will travel with the call; may be changed
 };
 
 /// A call that has arrived, and that this worker is about to run. Valid during Interceptor::onServe().
 struct IncomingCall {
   const WorkerInfo& caller;
+  FunctionKind kind;
   const std::string& function;  ///< as in OutgoingCall; that of a Python function may be cut, and ends in "..." then
   bool is_remote;
   const Metadata& metadata;

@@ -12,6 +12,7 @@ from torchrpc.testing import workers
 
 pytest.importorskip("opentelemetry.sdk")
 import itertools
+import time
 
 from opentelemetry import trace as api
 from opentelemetry.sdk.trace import TracerProvider, sampling
@@ -175,13 +176,45 @@ def test_an_error_is_in_the_spans_of_both_sides(group):
     assert all("it is broken" in span["error"] for span in spans)
 
 
-def test_remote_calls_and_operators_have_spans(group):
+@torch.jit.script
+def script_twice(x):
+    return x + x
+
+
+def test_calls_that_run_without_python_have_spans_on_both_sides(group):
     rref = rpc.remote("worker1", torch.add, args=(torch.ones(2), 1))
     rref.to_here()
     rpc.rpc_sync("worker1", torch.mul, args=(torch.ones(2), 1))
-    named = {span["name"]: span for span in spans_of(group)}
-    assert set(named) == {"aten::add", "aten::mul"}
-    assert all(span["kind"] == "CLIENT" and span["error"] is None for span in named.values())
+    assert rpc.rpc_sync("worker1", script_twice, args=(torch.ones(2),)).sum() == 4
+    with pytest.raises(RuntimeError):
+        rpc.rpc_sync("worker1", torch.mm, args=(torch.ones(2, 3), torch.ones(2, 3)))
+    spans = wait_for(lambda: [*exported(), *rpc.rpc_sync("worker1", exported)], lambda found: count_served(found) == 4)
+    by_id = {span["id"]: span for span in spans}
+    served = [span for span in spans if span["kind"] == "SERVER" and span["name"] != "exported"]
+    assert sorted(span["name"].rsplit(".")[-1] for span in served) == [
+        "aten::add", "aten::mm", "aten::mul", "script_twice"
+    ]  # fmt: skip
+    for span in served:
+        caller = by_id[span["parent"]]
+        assert caller["kind"] == "CLIENT"
+        assert (span["worker"], span["peer"]) == ("worker1", "worker0")
+        assert span["trace"] == caller["trace"]
+        assert caller["start"] <= span["start"] <= span["end"] <= caller["end"]
+        assert bool(span["error"]) == bool(caller["error"]) == (span["name"] == "aten::mm")
+
+
+def count_served(spans):
+    return sum(span["kind"] == "SERVER" and span["name"] != "exported" for span in spans)
+
+
+def wait_for(look, is_enough):
+    """What `look` returns once that is enough: spans of calls without Python are made when these have ended."""
+    end = time.monotonic() + 20
+    found = look()
+    while not is_enough(found) and time.monotonic() < end:
+        time.sleep(0.01)
+        found = look()
+    return found
 
 
 def test_a_call_is_the_child_of_the_spans_of_the_program(group):
@@ -192,7 +225,7 @@ def test_a_call_is_the_child_of_the_spans_of_the_program(group):
             loss = rpc.rpc_sync("worker1", torch.mul, args=(x, 2)).sum()
             autograd.backward(context, [loss])
         expected = step.get_span_context().span_id
-    found = {span["name"]: span for span in spans_of(group)}
+    found = {span["name"]: span for span in spans_of(group) if span["kind"] != "SERVER"}
     assert found["aten::mul"]["parent"] == found["torchrpc.backward"]["parent"] == expected
     assert len({span["trace"] for span in found.values()}) == 1
 

@@ -134,6 +134,20 @@ class _Tracing:
         with self.api.use_span(span, end_on_exit=True, record_exception=True, set_status_on_exception=True):
             return await coroutine
 
+    def record(self, name: str, peer: str, parent: str, state: str, begin_ns: int, end_ns: int, error: str) -> None:
+        """Make the span of a call that ran without Python, and has ended."""
+        carrier = {"traceparent": parent, "tracestate": state} if parent else {}
+        span = self.tracer.start_span(
+            name,
+            context=self.propagator.extract(carrier),
+            kind=self.api.SpanKind.SERVER,
+            attributes=self._attributes(name, peer),
+            start_time=begin_ns,
+        )
+        if error:
+            self._fail(span, " ".join(error.splitlines()[:2]))
+        span.end(end_ns)
+
     # --- backward passes ---
 
     def backward(self, run: Callable[..., None], context_id: int, *rest: Any) -> None:
@@ -160,10 +174,11 @@ def trace(tracer_provider: Any = None) -> Callable[[], None]:
     ParentBased).
 
     - A span of kind CLIENT for each call, from `rpc_sync`, `rpc_async` or `remote` to the reply.
-    - A span of kind SERVER for each Python function that another worker calls here, until its result is there, also if
-      it is an `async def` function or one that returns a future. It is a child of the caller's span. Calls that it
-      makes are its children, those in callbacks that it gives to futures (`then`) included. Operators, script functions
-      and C++ functions have the caller's span only, because they run without Python.
+    - A span of kind SERVER for each call that another worker makes here, until its result is there, also if it is of an
+      `async def` function or one that returns a future. It is a child of the caller's span. Calls that a Python
+      function makes are its children, those in callbacks that it gives to futures (`then`) included. Operators, script
+      functions and C++ functions run without Python: their spans are made when they have ended, so calls that they make
+      are no children of them.
     - A span `torchrpc.backward` for each backward pass, on the worker that starts it.
 
     Spans have the attributes `rpc.system` ("torchrpc"), `rpc.method`, `torchrpc.worker` and `torchrpc.peer`.
@@ -183,7 +198,7 @@ def trace(tracer_provider: Any = None) -> Callable[[], None]:
         _profiling.call_in_span = tracing.call
         _futures.in_context = _in_context
         dist_autograd._in_span = tracing.backward
-        _C._set_tracing(tracing.serve)
+        _C._set_tracing(tracing.serve, tracing.record)
 
     def stop() -> None:
         global _current
@@ -191,6 +206,6 @@ def trace(tracer_provider: Any = None) -> Callable[[], None]:
             if _current is not tracing:
                 return
             _current = _profiling.call_in_span = _futures.in_context = dist_autograd._in_span = None
-            _C._set_tracing(None)
+            _C._set_tracing(None, None)
 
     return stop
