@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "base/doctor.h"
+#include "base/exception.h"
 #include "base/log.h"
 #include "base/sync/interrupt.h"
 
@@ -165,7 +166,7 @@ bool FanIn::areSet(std::span<const Awaited> awaited) const {
   } catch (const std::exception& e) {
     throw Error(
         ErrorCode::kRendezvous,
-        "the store through which the group of " + self_.name + " meets does not answer: " + e.what());
+        "the store through which the group of " + self_.name + " meets does not answer: " + textOf(e));
   }
 }
 

@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "base/exception.h"
+
 namespace torchrpc {
 
 namespace {
@@ -63,7 +65,8 @@ void ReliableRequests::send(const RequestPtr& request) try {
   actions_.send(request);
 } catch (const std::exception& failure) {  // no memory, say
   finish(
-      request, Error(ErrorCode::kUnknown, std::string("a request was not sent: ") + failure.what()), /*is_lost=*/false);
+      request, Error(ErrorCode::kUnknown, std::string("a request was not sent: ") + textOf(failure)),
+      /*is_lost=*/false);
 }
 
 bool ReliableRequests::remove(Queue& queue, const RequestPtr& request) {

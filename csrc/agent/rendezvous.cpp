@@ -15,6 +15,7 @@
 #include "agent/group_secret.h"
 #include "agent/thread_record.h"
 #include "base/error.h"
+#include "base/exception.h"
 #include "base/sync/interrupt.h"
 #include "base/sync/mutex.h"
 #include "wire/codec.h"
@@ -469,7 +470,7 @@ WorkerRecord Rendezvous::lookUp(WorkerId id, Duration timeout) {
   } catch (const Error&) {
     throw;
   } catch (const std::exception& e) {
-    throw Error(ErrorCode::kRendezvous, nameOfUnknown(id) + " has not published where it can be reached: " + e.what());
+    throw Error(ErrorCode::kRendezvous, nameOfUnknown(id) + " has not published where it can be reached: " + textOf(e));
   }
 }
 

@@ -5,6 +5,7 @@
 
 #include "agent/rendezvous.h"
 #include "agent/store_wait.h"
+#include "base/exception.h"
 #include "base/executor/start_thread.h"
 #include "base/log.h"
 
@@ -65,7 +66,7 @@ void StoreKeeper::run() {
         is_done = true;
       }
     } catch (const std::exception& e) {
-      log(LogLevel::kDebug, std::string("the store cannot be brought back yet: ") + e.what());
+      log(LogLevel::kDebug, std::string("the store cannot be brought back yet: ") + textOf(e));
     }
     MutexLock lock(mutex_);
     if (!is_done) stopped_.wait_for(lock, kPause, [this]() TORCHRPC_REQUIRES(mutex_) { return is_stopped_; });

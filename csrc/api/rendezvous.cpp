@@ -10,6 +10,7 @@
 
 #include "agent/group_secret.h"
 #include "agent/store_wait.h"
+#include "base/exception.h"
 #include "base/log.h"
 #include "node/launcher.h"
 #include "transport/host_address.h"
@@ -68,10 +69,10 @@ StorePtr openTcp(Meeting& meeting, const std::string& host, const std::string& p
   try {
     return c10::make_intrusive<c10d::TCPStore>(host, options);
   } catch (const std::exception& e) {
-    if (!options.isServer) throw nobodyAt(meeting.rank, address, e.what());
+    if (!options.isServer) throw nobodyAt(meeting.rank, address, textOf(e));
     throw Error(
         ErrorCode::kRendezvous,
-        "rank 0 cannot serve the group's store at " + address + ": is the port in use? " + e.what());
+        "rank 0 cannot serve the group's store at " + address + ": is the port in use? " + textOf(e));
   }
 }
 

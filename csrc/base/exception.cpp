@@ -4,16 +4,19 @@
 
 namespace torchrpc {
 
+std::string textOf(const std::exception& exception) {
+  const auto* const of_c10 = dynamic_cast<const c10::Error*>(&exception);
+  return of_c10 ? of_c10->what_without_backtrace() : exception.what();
+}
+
 Error errorFromException(
     const std::exception_ptr& raised, ErrorCode code, const std::string& worker, const std::string& context) {
   try {
     std::rethrow_exception(raised);
   } catch (const Error& error) {
     return Error(error.code(), context + error.text(), error.worker(), error.detail()).withOrigin(error.origin());
-  } catch (const c10::Error& error) {
-    return {code, context + error.what_without_backtrace(), worker};
   } catch (const std::exception& error) {
-    return {code, context + error.what(), worker};
+    return {code, context + textOf(error), worker};
   } catch (...) {
     return {code, context + "unknown exception", worker};
   }

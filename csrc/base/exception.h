@@ -11,6 +11,9 @@
 
 namespace torchrpc {
 
+/// what(), but of a c10::Error without the backtrace.
+std::string textOf(const std::exception& exception);
+
 /// The exception as an Error. An Error keeps its code, worker and detail. Any other exception gets `code` and `worker`;
 /// its text is what() (of a c10::Error without the backtrace), or "unknown exception" if it has none. `context` is put
 /// before the text of all. `raised` must not be null.

@@ -6,6 +6,8 @@
 #include <chrono>
 #include <memory>
 
+#include "agent/store_wait.h"
+#include "base/exception.h"
 #include "base/log.h"
 #include "base/sync/interrupt.h"
 #include "node/builtin_callables.h"
@@ -247,23 +249,21 @@ bool Node::takePlace() {
   return true;
 }
 
+template <typename Step>
+void Node::overStore(const Step& step) const try {
+  step();
+} catch (const c10::Error& error) {
+  throw Error(
+      ErrorCode::kRendezvous, "the group's store does not answer " + self().name + " any more: " + textOf(error));
+}
+
 void Node::start() {
   const auto deadline = deadlineAfter(options_.init_timeout);
   if (!place_.empty()) {
     for (const auto& record : place_) agent_.directory().add(record);
     announce(place_, timeUntil(deadline));
   } else {
-    beginRendezvous();
-    const auto limit = timeUntil(deadline);
-    if (isStaticGroup()) {
-      for (const auto& record : rendezvous_->meetAll(limit)) agent_.directory().add(record);
-      // No worker may call another before that one knows the addresses of all.
-      rendezvous_->sumOverAll("ready", 0, timeUntil(deadline), {}, absent_);
-      rendezvous_->releaseStore("started", std::chrono::seconds(2));
-    } else {
-      const auto any_alive = [this](const auto& records) { return agent_.anyAnswersPing(records); };
-      for (const auto& record : rendezvous_->joinGroup(limit, any_alive)) agent_.admit(record, /*is_news=*/false);
-    }
+    overStore([&] { joinOthers(deadline); });
   }
   if (options_.served_store && isStaticGroup() && self().id > 0) {
     keeper_ = std::make_unique<StoreKeeper>(*options_.served_store, rendezvous_->ownEntry(), [this] {
@@ -277,6 +277,20 @@ void Node::start() {
   }
   has_started_ = true;
   if (agent_.membership().hasHandlers()) agent_.watchMembers();
+}
+
+void Node::joinOthers(TimePoint deadline) {
+  beginRendezvous();
+  const auto limit = timeUntil(deadline);
+  if (isStaticGroup()) {
+    for (const auto& record : rendezvous_->meetAll(limit)) agent_.directory().add(record);
+    // No worker may call another before that one knows the addresses of all.
+    rendezvous_->sumOverAll("ready", 0, timeUntil(deadline), {}, absent_);
+    rendezvous_->releaseStore("started", std::chrono::seconds(2));
+  } else {
+    const auto any_alive = [this](const auto& records) { return agent_.anyAnswersPing(records); };
+    for (const auto& record : rendezvous_->joinGroup(limit, any_alive)) agent_.admit(record, /*is_news=*/false);
+  }
 }
 
 namespace {
@@ -375,16 +389,34 @@ void Node::serveJoined(const Request& request, const Responder& responder) {
 
 void Node::renewStore() {
   if (!keeper_) return;
+  // Whether somebody serves it is asked first: c10d's client writes to standard error when it notices the end.
+  const auto& served = *options_.served_store;
+  const bool is_served = waitForStore(served.host, served.port, Duration::zero()).empty();
   try {
-    store_is_lost_ = store_is_lost_ || !rendezvous_->storeAnswers();
+    store_is_lost_ = store_is_lost_ || !is_served || !rendezvous_->storeAnswers();
     if (!store_is_lost_) return;
-    if (const auto store = keeper_->findGroup(Duration::zero())) {
+    const auto store = is_served ? keeper_->findGroup(Duration::zero()) : nullptr;
+    if (store) {
       rendezvous_->setStore(store);
       store_is_lost_ = false;
     }
-  } catch (const std::exception&) {
-    // The steps that need the store say that it is lost.
+  } catch (const std::exception& error) {
+    log(LogLevel::kDebug, std::string("the store is not found again: ") + textOf(error));
   }
+  if (!store_is_lost_) return;
+  const auto server = agent_.worker(0);
+  throw Error(
+      ErrorCode::kWorkerLost,
+      self().name + " cannot meet the others any more: " + server.name + ", which served the group's store at " +
+          served.host + ":" + std::to_string(served.port) + ", is lost",
+      server.name);
+}
+
+template <typename Step>
+void Node::meet(const Step& step) {
+  renewStore();
+  overStore(step);
+  requireAll();
 }
 
 void Node::onMemberChange(Membership::Handler handler) {
@@ -484,9 +516,11 @@ std::vector<RRefPtr> Node::adoptRRefs(const Message& reply) {
 }
 
 void Node::barrier(const std::string& name, Duration timeout) {
-  renewStore();
-  rendezvous_->sumOverAll(name, 0, timeout, lostAmong(), absent_);
-  requireAll();
+  meet([&] {
+    rendezvous_->sumOverAll(name, 0, timeout, lostAmong(), absent_);
+    // This worker may end the process that serves the store, and the others have yet to read who is absent.
+    if (!absent_.empty()) rendezvous_->releaseStore(name + "_read", std::chrono::seconds(1));
+  });
 }
 
 Rendezvous::LostAmong Node::lostAmong() {
@@ -517,22 +551,22 @@ void Node::join(Duration timeout) {
     rendezvous_->leaveGroup();
     return;
   }
-  renewStore();
   // The group is idle once every worker has been idle and no worker has begun anything since the round before.
-  int64_t seen = -1;
-  for (int round = 0;; ++round) {
-    if (!agent_.waitIdle(timeout)) throw busy();
-    const auto begun = agent_.activityCount();
-    // The first worker that learns that this was the last round closes its connections at once.
-    agent_.expectDisconnects(true);
-    const auto sum = rendezvous_->sumOverAll("join" + std::to_string(round), begun, timeout, lostAmong(), absent_);
-    if (sum == seen) break;
-    agent_.expectDisconnects(false);
-    seen = sum;
-  }
-  rendezvous_->markEnded();
-  rendezvous_->releaseStore("left", std::chrono::seconds(absent_.empty() ? 5 : 1));
-  requireAll();
+  meet([&] {
+    int64_t seen = -1;
+    for (int round = 0;; ++round) {
+      if (!agent_.waitIdle(timeout)) throw busy();
+      const auto begun = agent_.activityCount();
+      // The first worker that learns that this was the last round closes its connections at once.
+      agent_.expectDisconnects(true);
+      const auto sum = rendezvous_->sumOverAll("join" + std::to_string(round), begun, timeout, lostAmong(), absent_);
+      if (sum == seen) break;
+      agent_.expectDisconnects(false);
+      seen = sum;
+    }
+    rendezvous_->markEnded();
+    rendezvous_->releaseStore("left", std::chrono::seconds(absent_.empty() ? 5 : 1));
+  });
 }
 
 void Node::waitForCapacity(const WorkerInfo& to, Duration timeout) {

@@ -208,14 +208,23 @@ class Node : public std::enable_shared_from_this<Node> {
   WorkerRecord record(WorkerId id) const;
   /// For tools on this machine.
   WorkerCard makeCard(const std::string& address) const;
+  /// The part of start() that uses the store.
+  void joinOthers(TimePoint deadline);
   /// Listens, and makes the rendezvous.
   void beginRendezvous();
   /// Tells the other members where this worker is, which has taken the place of a lost one.
   void announce(const std::vector<WorkerRecord>& records, Duration timeout);
   /// `first`: called with the outcome of the first attempt; may be empty.
   void announceTo(WorkerId to, const std::string& payload, int attempt, const std::function<void(Status)>& first);
-  /// Finds the group's store again, if rank 0 served it and has been started again.
+  /// Finds the group's store again, if rank 0 served it and has been started again. Throws Error(kWorkerLost) if rank 0
+  /// has served it, and nobody does now.
   void renewStore();
+  /// Runs a step that uses the store. What c10d throws becomes an Error(kRendezvous).
+  template <typename Step>
+  void overStore(const Step& step) const;
+  /// Runs the same, in which all workers meet at the group's end.
+  template <typename Step>
+  void meet(const Step& step);
   void serveJoined(const Request& request, const Responder& responder);
   Rendezvous::LostAmong lostAmong();
   /// Throws Error(kInvalidArgument) on a thread of the node's own pool.

@@ -1,5 +1,5 @@
 // A C++ worker in a group with Python workers. tests/python/test_mixed_groups.py starts it and calls its functions.
-// Usage: mixed_worker name rank world_size port
+// Usage: mixed_worker name rank world_size port [seconds to stay]
 
 #include <ATen/ATen.h>
 
@@ -13,6 +13,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <unordered_map>
 #include <unordered_set>
@@ -176,7 +177,7 @@ TORCHRPC_FUNCTION(trainThere);
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 5) return 2;
+  if (argc != 5 && argc != 6) return 2;
   NodeOptions options;
   options.name = argv[1];
   options.rank = std::stoi(argv[2]);
@@ -185,6 +186,11 @@ int main(int argc, char** argv) {
   options.init_timeout = std::chrono::seconds(60);
   try {
     Node node(options);
+    if (argc == 6) {
+      std::printf("%s has joined\n", argv[1]);
+      std::fflush(stdout);
+      std::this_thread::sleep_for(std::chrono::duration<double>(std::stod(argv[5])));
+    }
     node.shutdown(std::chrono::seconds(60));
   } catch (const Error& e) {
     std::fprintf(stderr, "%s: %s\n", argv[1], e.what());

@@ -7,6 +7,7 @@ TORCHRPC_MIXED_WORKER is the path of the C++ worker, for example of an asan buil
 
 import os
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,35 @@ def test_python_and_cpp_work_in_one_group(worker, run_python, name, rank):
     )
     assert [line for line in run.stdout.splitlines() if line.endswith("holds")] == [f"{c} holds" for c in CHECKS]
     assert f"{name} is done" in run.stdout
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_worker_costs_the_others_one_line_each_that_names_it(worker, victim):
+    port = free_port()
+    processes = [
+        subprocess.Popen(
+            [worker, f"worker{rank}", str(rank), "3", str(port), "4"],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    try:
+        for process in processes:
+            assert "has joined" in process.stdout.readline()
+        processes[victim].kill()
+        for rank, process in enumerate(processes):
+            _, err = process.communicate(timeout=60)
+            if rank == victim:
+                continue
+            assert process.returncode == 1
+            # Neither c10d's own lines nor a backtrace.
+            [line] = err.splitlines()
+            assert line.startswith(f"worker{rank}: ")
+            assert f"worker{victim}" in line
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()

@@ -36,6 +36,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/exception.h"
 #include "base/executor/fair_queue.h"
 #include "base/executor/scheduling.h"
 #include "base/executor/start_thread.h"
@@ -133,7 +134,7 @@ void ThreadPool::runLogged(const std::function<void()>& task) {
   } catch (const os::ForcedUnwind&) {
     throw;  // pthread_exit(): Python calls it, when it exits, in threads that take the GIL
   } catch (const std::exception& error) {
-    log(LogLevel::kError, std::string("a task on a thread pool threw: ") + error.what());
+    log(LogLevel::kError, std::string("a task on a thread pool threw: ") + textOf(error));
   } catch (...) {
     log(LogLevel::kError, "a task on a thread pool threw something that is not a std::exception");
   }
