@@ -22,8 +22,8 @@ enum class FunctionKind : uint8_t {
 
 /// A call that this worker is about to send. Valid during Interceptor::onSend().
 struct OutgoingCall {
-  const WorkerInfo& callee;
-  FunctionKind kind;
+  const WorkerInfo& callee;     ///< the worker that is to run it
+  FunctionKind kind;            ///< what the call runs
   const std::string& function;  ///< as NodeOptions::allowed_functions has it
   bool is_remote;               ///< of NodeRef::remote(): the result stays on the callee
   Metadata& metadata;           ///< what will travel with the call; may be changed
@@ -31,11 +31,11 @@ struct OutgoingCall {
 
 /// A call that has arrived, and that this worker is about to run. Valid during Interceptor::onServe().
 struct IncomingCall {
-  const WorkerInfo& caller;
-  FunctionKind kind;
+  const WorkerInfo& caller;     ///< the worker that makes the call
+  FunctionKind kind;            ///< what the call runs
   const std::string& function;  ///< as in OutgoingCall; that of a Python function may be cut, and ends in "..." then
-  bool is_remote;
-  const Metadata& metadata;
+  bool is_remote;               ///< as in OutgoingCall
+  const Metadata& metadata;     ///< what has come with the call
 };
 
 /// Sees the calls of a node. Give it to NodeOptions::interceptors. Each call is shown once, also one that is sent

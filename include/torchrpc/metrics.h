@@ -31,6 +31,7 @@ struct NodeMetrics {
 
 /// The calls of one function between this worker and one peer, in one direction, since the node has started. A value.
 struct CallMetrics {
+  /// The side on which this worker is.
   enum class Side : uint8_t {
     kMade,    ///< by this worker
     kServed,  ///< by this worker, for the peer
@@ -38,15 +39,17 @@ struct CallMetrics {
   std::string
       function{};      ///< "aten::add", "module.function"; of a C++ function its name; of others the kind of message
   std::string peer{};  ///< the other worker
-  Side side = Side::kMade;
+  Side side = Side::kMade;                 ///< whether it made or served them
   uint64_t calls = 0;                      ///< that have ended
   uint64_t in_flight = 0;                  ///< that have not
   std::map<ErrorCode, uint64_t> errors{};  ///< of those that have ended
   uint64_t request_bytes = 0;              ///< of arguments and tensors
   uint64_t reply_bytes = 0;                ///< of results
   Duration total{};                        ///< the sum of all latencies
-  Duration longest{};
-  Duration p50{}, p90{}, p99{};  ///< half, 90 % and 99 % of the calls took no longer; at most 12.5 % too large
+  Duration longest{};                      ///< the longest latency
+  Duration p50{};  ///< half of the calls took no longer; at most 12.5 % too large, as the next two
+  Duration p90{};  ///< 90 % of the calls took no longer
+  Duration p99{};  ///< 99 % of the calls took no longer
 };
 
 }  // namespace v1

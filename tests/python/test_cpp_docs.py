@@ -70,7 +70,9 @@ def test_the_links_to_the_reference_lead_to_its_pages(tmp_path, monkeypatch, has
 PAGES = sorted((ROOT / "docs/cpp").glob("*.md"))
 PRELUDE = """
 #include <ATen/ATen.h>
+#include <chrono>
 #include <csignal>
+#include <cstdio>
 #include <mutex>
 #include <torchrpc/autograd.h>
 #include <torchrpc/function.h>

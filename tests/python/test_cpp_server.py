@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ class Group:
             WORLD_SIZE="3",
             TORCHRPC_SECRET=SECRET,
             OMP_NUM_THREADS="1",
+            HEALTH_ADDRESS=f"127.0.0.1:{free_port()}",
         )
         self.started = []
 
@@ -103,6 +105,8 @@ def test_the_server_serves_and_ends_on_sigterm(group):
     assert "another dimension than the items" in output_of(group.start("client", "web", 1, "find", 1, 0, 2, 3), 1)
     python = group.start(sys.executable, "-c", PYTHON_CLIENT)
     assert output_of(python).splitlines() == ["[Hit(id='a', score=1.0)]", *["not allowed by search"] * 2]
+    with urllib.request.urlopen(f"http://{group.environment['HEALTH_ADDRESS']}/healthz", timeout=10) as answer:
+        assert (answer.status, answer.read()) == (200, b"serving\n")
     server.send_signal(signal.SIGTERM)
     assert output_of(server).splitlines()[-1] == "search has stopped"
 

@@ -73,7 +73,9 @@ def test_the_classes_of_the_public_headers_are_in_the_versioned_namespace():
     of_the_core = {
         "defaults.h",
         "error.h",
+        "interceptor.h",
         "member_change.h",
+        "metadata.h",
         "retry.h",
         "timeout.h",
         "worker_info.h",

@@ -1,11 +1,13 @@
 // A server of nearest vectors. It is rank 0 of a group, and takes its address, the size of the group and its secret
-// from the environment: MASTER_ADDR, MASTER_PORT, WORLD_SIZE, TORCHRPC_SECRET_FILE. SIGTERM and SIGINT end it: calls
-// that it serves are answered first. Clients may die, and be started again under their names, while it runs.
+// from the environment: MASTER_ADDR, MASTER_PORT, WORLD_SIZE, TORCHRPC_SECRET_FILE. HEALTH_ADDRESS, for instance 8080,
+// is where it answers probes. SIGTERM and SIGINT end it: calls that it serves are answered first. Clients may die, and
+// be started again under their names, while it runs.
 
 #include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <string>
 #include <thread>
@@ -27,6 +29,7 @@ void serve(const sigset_t& signals) {
   torchrpc::registerFunction(search::kHealth, [&] { return index.health(); });
   const std::vector<std::string> functions{
       "cpp_function(search.insert)", "cpp_function(search.find)", "cpp_function(search.health)"};
+  const char* const health_address = std::getenv("HEALTH_ADDRESS");
   torchrpc::Node node(
       {.name = "search",
        .rank = 0,
@@ -36,9 +39,12 @@ void serve(const sigset_t& signals) {
        .slow_call = 1s,                 // longer calls are logged
        .limits = search::kLimits,
        .quotas = {{.callers = "*", .calls = 256, .bytes = 256u << 20, .rrefs = 0}},
-       .on_member_change = [](const torchrpc::WorkerInfo& worker, torchrpc::MemberChange change) {
-         std::printf("%s has %s\n", worker.name.c_str(), std::string(torchrpc::name(change)).c_str());
-       }});
+       .max_calls = 4096,
+       .on_member_change =
+           [](const torchrpc::WorkerInfo& worker, torchrpc::MemberChange change) {
+             std::printf("%s has %s\n", worker.name.c_str(), std::string(torchrpc::name(change)).c_str());
+           },
+       .health = {.address = health_address ? health_address : ""}});
   std::thread on_signal([&] {
     int signal = 0;
     sigwait(&signals, &signal);

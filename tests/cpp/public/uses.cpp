@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <complex>
 #include <cstddef>
@@ -20,8 +21,11 @@
 #include <torchrpc/error.h>
 #include <torchrpc/function.h>
 #include <torchrpc/future.h>
+#include <torchrpc/interceptor.h>
 #include <torchrpc/log.h>
 #include <torchrpc/member_change.h>
+#include <torchrpc/metadata.h>
+#include <torchrpc/metrics.h>
 #include <torchrpc/node.h>
 #include <torchrpc/optim.h>
 #include <torchrpc/retry.h>
@@ -124,6 +128,33 @@ void train(const torchrpc::NodeRef& node, const torchrpc::RRef<at::Tensor>& para
   optimizer.load(optimizer.state());
 }
 
+class Counter final : public torchrpc::Interceptor {
+ public:
+  End onSend(torchrpc::OutgoingCall& call) override {
+    call.metadata["function"] = call.function;
+    return [this](const torchrpc::Error* error) { failures_ += error ? 1 : 0; };
+  }
+  End onServe(const torchrpc::IncomingCall& call) override {
+    if (call.kind == torchrpc::FunctionKind::kOperator && !call.is_remote) ++operators_;
+    return {};
+  }
+
+ private:
+  std::atomic<int> failures_{0}, operators_{0};
+};
+
+bool count(const torchrpc::NodeRef& node) {
+  torchrpc::registerFunction(
+      "tenant", [](const torchrpc::Call& call) { return call.metadata().size(); },
+      {.executor = torchrpc::Executor::threads(2)});
+  (void)node.withMetadata({{"tenant", "a"}}).call<uint64_t>("b", "tenant");
+  node.onWorkerLost([](const torchrpc::WorkerInfo& worker) { (void)toString(worker); });
+  for (const auto& row : node.callMetrics()) {
+    if (row.side == torchrpc::CallMetrics::Side::kServed && row.p99 > 1s) return false;
+  }
+  return node.nodeMetrics().pending_calls == 0 && node.healthAddress().empty();
+}
+
 int run(const char* name) {
   torchrpc::setLogSink([](torchrpc::LogLevel level, const std::string&) { (void)torchrpc::name(level); });
   try {
@@ -134,17 +165,23 @@ int run(const char* name) {
         .allowed_functions_of = {{.workers = "client-*", .functions = {}}},
         .limits = {.tensors = 100},
         .quotas = {{.callers = "*", .calls = 5}},
-        .on_member_change = [](const torchrpc::WorkerInfo& worker, torchrpc::MemberChange change) {
-          (void)torchrpc::name(change);
-          (void)torchrpc::toString(worker);
-        }};
+        .max_calls = 100,
+        .on_member_change =
+            [](const torchrpc::WorkerInfo& worker, torchrpc::MemberChange change) {
+              (void)torchrpc::name(change);
+              (void)torchrpc::toString(worker);
+            },
+        .interceptors = {std::make_shared<Counter>()},
+        .health = {.address = "127.0.0.1:0", .check = [] { return std::string(); }}};
     torchrpc::Node other(options);
     call(node);
     (void)node.workers();
     (void)node.worker(torchrpc::WorkerInfo{.name = "b"});
     node.requestStop();
     (void)node.waitForStopRequest(1h);
+    (void)count(node);
     node.shutdown(10s);
+    (void)other.leave(1s);
     other.stop();
   } catch (const torchrpc::Error& error) {
     return error.code() == torchrpc::ErrorCode::kTimeout && error.worker().empty() ? 1 : 2;
