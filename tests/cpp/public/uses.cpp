@@ -128,7 +128,7 @@ void train(const torchrpc::NodeRef& node, const torchrpc::RRef<at::Tensor>& para
   optimizer.load(optimizer.state());
 }
 
-class Counter final : public torchrpc::Interceptor {
+class CallCounter final : public torchrpc::Interceptor {
  public:
   End onSend(torchrpc::OutgoingCall& call) override {
     call.metadata["function"] = call.function;
@@ -171,7 +171,7 @@ int run(const char* name) {
               (void)torchrpc::name(change);
               (void)torchrpc::toString(worker);
             },
-        .interceptors = {std::make_shared<Counter>()},
+        .interceptors = {std::make_shared<CallCounter>()},
         .health = {.address = "127.0.0.1:0", .check = [] { return std::string(); }}};
     torchrpc::Node other(options);
     call(node);
