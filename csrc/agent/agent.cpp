@@ -854,8 +854,9 @@ void Agent::onLost(const Link& link, const Error& reason) {
 // for. Functions that have not answered in time go on; close() waits for them.
 
 bool Agent::refusesOwn(Kind kind) const {
-  // A function that this node serves may need calls of its own to answer.
-  return ending_.hasBegun() && carriesValues(kind) && !isOnOwnThread() && !transport_->inLoop();
+  // A function that this node serves may need calls of its own to answer, also on threads of its own executor.
+  return ending_.hasBegun() && carriesValues(kind) && !isOnOwnThread() && !transport_->inLoop() &&
+      !ThreadRecord::ofThisThread().served();
 }
 
 Error Agent::endingError() const {

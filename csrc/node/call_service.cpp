@@ -9,6 +9,16 @@
 
 namespace torchrpc {
 
+namespace {
+
+/// What a call names, for the audit log. Not of a Python function, whose runner knows it: it may be in a pickle.
+void nameForAudit(const Request& request) {
+  if (!request.audit || traitsOf(request.message.kind).callable == CallableType::kPython) return;
+  request.audit->setFunction(functionName(request.message));
+}
+
+}  // namespace
+
 void CallService::serve(CallableType type, const std::shared_ptr<CallableRunner>& runner) {
   messenger_.on(
       kindOf(Operation::kCall, type), runner->where(),
@@ -20,10 +30,7 @@ void CallService::serve(CallableType type, const std::shared_ptr<CallableRunner>
 
 template <typename Run, typename Fail>
 void CallService::prepare(Request request, const Run& run, const Fail& fail) {
-  // Not of a Python function, whose runner knows it: it may be in a pickle.
-  if (request.audit && traitsOf(request.message.kind).callable != CallableType::kPython) {
-    request.audit->setFunction(functionName(request.message));
-  }
+  nameForAudit(request);
   // A call that may arrive again may be asked for again, whatever becomes of this attempt.
   const bool is_repeatable = request.message.header(HeaderKind::kRepeatable) != nullptr;
   const ServedId id = is_repeatable ? ServedId() : ServedId{request.link, request.message.call};
@@ -70,6 +77,7 @@ std::optional<Interceptors::End> CallService::show(Request& request, const Respo
     return interceptors_.serve(request);
   } catch (const Error& refusal) {
     rrefs_.discard(request.message);
+    nameForAudit(request);
     if (request.audit) request.audit->setFailure(refusal);
     responder.fail(refusal);
     return std::nullopt;

@@ -20,6 +20,7 @@ namespace {
 constexpr size_t kMaxConnections = 16;  // further ones wait in the system's queue
 constexpr size_t kMaxRequestBytes = 4096;
 constexpr Duration kConnectionTime = std::chrono::seconds(1);
+constexpr int kPauseMilliseconds = 100;
 
 native::SocketAddress parse(const std::string& text) {
   const auto full = text.find(':') == std::string::npos ? "0.0.0.0:" + text : text;
@@ -95,7 +96,11 @@ void HealthServer::run() const {
     std::erase_if(connections, [](const Connection& connection) { return connection.is_done; });
     if (has_room && waits.back().revents != 0) {
       native::Descriptor socket(os::acceptSocket(listener_.get()));
-      if (socket) connections.push_back({std::move(socket), deadlineAfter(kConnectionTime)});
+      if (socket) {
+        connections.push_back({std::move(socket), deadlineAfter(kConnectionTime)});
+      } else {
+        ::poll(waits.data(), 1, kPauseMilliseconds);  // no descriptor is left: the stop alone ends this pause
+      }
     }
   }
 }

@@ -400,6 +400,40 @@ TEST_CASE("a worker that leaves answers what it has begun, and the others end wi
   CHECK(changes == Events{"worker2 left"});
 }
 
+TEST_CASE("while a worker leaves, functions on executors still make the calls that they need") {
+  std::latch arrived{1};
+  std::atomic<bool> released{false};
+  registerFunction(
+      "askBeforeTheEnd",
+      [&](const Call& call) {
+        arrived.count_down();
+        while (!released) std::this_thread::sleep_for(1ms);
+        return call.node.call(call.caller, &tenantOf);
+      },
+      {.executor = Executor::threads(1)});
+  Group group(2);
+  auto last = group[0].callAsync<std::string>(1, "askBeforeTheEnd");
+  arrived.wait();
+  std::atomic<bool> has_ended{false};
+  std::thread leaving([&] { has_ended = group[1].leave(20s); });
+  const auto is_ending = [&] {
+    try {
+      group[0].call(1, &tenantOf);
+      return false;
+    } catch (const Error& error) {
+      return error.code() == ErrorCode::kShutdown;
+    }
+  };
+  const auto end = std::chrono::steady_clock::now() + 20s;
+  while (!is_ending() && std::chrono::steady_clock::now() < end) {
+  }
+  released = true;
+  CHECK(last.wait() == "nobody");
+  leaving.join();
+  CHECK(has_ended);
+  group[0].shutdown(20s);
+}
+
 TEST_CASE("leave() waits no longer than its time-out") {
   std::latch arrived{1}, released{1};
   registerFunction("neverEnds", [&] {
