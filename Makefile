@@ -6,7 +6,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 INSTALLED := .venv/torchrpc.installed
 WHEEL_TOOLS := .venv/wheel-tools.installed
 
-.PHONY: demo test abi aarch64 conformance bench bench-cpp docs cpp-docs tutorial-results dist wheels matrix lint format asan tsan no-tensorpipe asan-mixed tidy fuzz package setup-demo setup-test setup-clang setup-wheels clean
+.PHONY: demo test abi aarch64 conformance bench bench-cpp docs cpp-docs tutorial-results dist wheels matrix lint format asan tsan no-tensorpipe asan-mixed tidy fuzz package build-asan build-tsan build-no-tensorpipe build-fuzz setup-demo setup-test setup-clang setup-wheels clean
 .DEFAULT_GOAL := test
 
 # Trains CartPole through RPC until it is solved; the learning curve is in reinforcement_learning.png.
@@ -81,26 +81,29 @@ format: setup-demo
 	git ls-files '*.cpp' '*.h' | xargs clang-format -i
 
 # The C++ tests as for a torch without TensorPipe.
-no-tensorpipe: setup-test
-	cmake --preset no-tensorpipe
-	cmake --build --preset no-tensorpipe
-	ctest --preset no-tensorpipe
+no-tensorpipe: build-no-tensorpipe
+	ctest --preset $@
 
 # The C++ tests under the sanitizers. They and the next two are clang's: as it compiles, it checks which mutex guards what.
-asan tsan: setup-clang
-	cmake --preset $@
-	cmake --build --preset $@
+asan tsan: %: build-%
 	ctest --preset $@
+
+build-no-tensorpipe: setup-test
+build-asan build-tsan build-fuzz: setup-clang
+build-no-tensorpipe build-asan build-tsan:
+	cmake --preset $(@:build-%=%)
+	cmake --build --preset $(@:build-%=%)
+build-fuzz:
+	cmake --preset clang
+	cmake --build --preset fuzz
 
 # clang-tidy over csrc; ARGS=transport for those whose names match.
 tidy: setup-clang
 	tools/tidy.sh $(ARGS)
 
 # The decoders of what unauthenticated peers may send, under libFuzzer: RUNS=... executions of each, or SECONDS_EACH=...
-fuzz: setup-clang
+fuzz: build-fuzz
 	$(MAKE) package
-	cmake --preset clang
-	cmake --build --preset fuzz
 	RUNS=$(RUNS) SECONDS_EACH=$(SECONDS_EACH) tests/fuzz/run.sh
 
 # Groups of Python workers and a C++ worker that runs under AddressSanitizer.
