@@ -492,16 +492,17 @@ void futures(Group& group) {
   std::mutex mutex;
   std::condition_variable changed;
   std::queue<std::function<void()>> tasks;
-  const Executor here([&](std::function<void()> task) {
+  const Executor::Post post = [&](std::function<void()> task) {
     const std::scoped_lock lock(mutex);
     tasks.push(std::move(task));
     changed.notify_one();
-  });
+  };
+  const Executor here(post);
   EXPECT(here.post() && !Executor::pool().post());
   EXPECT(three.then(Executor::pool(), [](int64_t value) { return value; }).wait() == 3);
   EXPECT(node.callAsync("b", &add, 2, 2).then(Executor::inlined(), [](int64_t value) { return value; }).wait() == 4);
-  const auto ran_on = node.callAsync("b", &add, 2, 2).then(here, [](int64_t) {
-    return std::this_thread::get_id() == std::this_thread::get_id();
+  const auto ran_here = node.callAsync("b", &add, 2, 2).then(here, [self = std::this_thread::get_id()](int64_t) {
+    return std::this_thread::get_id() == self;
   });
   std::function<void()> task;
   {
@@ -510,9 +511,9 @@ void futures(Group& group) {
     task = std::move(tasks.front());
     tasks.pop();
   }
-  EXPECT(!ran_on.ready());
+  EXPECT(!ran_here.ready());
   task();
-  EXPECT(ran_on.wait());
+  EXPECT(ran_here.wait());
 
   const Promise<int64_t> promise;
   promise.set(8);
@@ -702,9 +703,10 @@ void errorsOfCalls(Group& group) {
 void options() {
   const auto audit_log = folder / "calls.jsonl";
   std::atomic<int> slow_lines{0};
-  setLogSink([&](LogLevel level, const std::string& text) {
+  const LogSink sink = [&](LogLevel level, const std::string& text) {
     if (level == LogLevel::kWarning && text.find("atGate") != std::string::npos) ++slow_lines;
-  });
+  };
+  setLogSink(sink);
   {
     Group group({"server", "client-1", "other"}, [&](NodeOptions& options) {
       options.transport = "tcp";
