@@ -6,7 +6,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 INSTALLED := .venv/torchrpc.installed
 WHEEL_TOOLS := .venv/wheel-tools.installed
 
-.PHONY: demo test abi aarch64 conformance bench bench-cpp docs cpp-docs tutorial-results dist wheels matrix lint format asan tsan no-tensorpipe asan-mixed tidy fuzz package build-asan build-tsan build-no-tensorpipe build-fuzz setup-demo setup-test setup-clang setup-wheels clean
+.PHONY: demo test abi aarch64 conformance bench bench-cpp docs cpp-docs tutorial-results dist wheels matrix lint format asan tsan no-tensorpipe asan-mixed public-sanitizers tidy fuzz package build-asan build-tsan build-no-tensorpipe build-fuzz setup-demo setup-test setup-clang setup-wheels clean
 .DEFAULT_GOAL := test
 
 # Trains CartPole through RPC until it is solved; the learning curve is in reinforcement_learning.png.
@@ -112,6 +112,14 @@ asan-mixed: setup-clang
 	cmake --preset asan
 	cmake --build --preset asan --target mixed_worker
 	TORCHRPC_MIXED_WORKER=build/asan/tests/cpp/mixed_worker $(PYTHON) -m pytest tests/python/test_mixed_groups.py
+
+# A program that uses every public class, built outside of the tree with the installed library, under both sanitizers.
+public-sanitizers: setup-clang
+	cmake --preset asan
+	cmake --build --preset asan --target torchrpc
+	cmake --preset tsan
+	cmake --build --preset tsan --target torchrpc
+	tools/public_sanitizers.sh asan tsan
 
 # Whether programs that were built with an earlier patch version still run: compares with tests/abi; ARGS=--write keeps
 # the interface as it is now.
