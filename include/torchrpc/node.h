@@ -574,12 +574,12 @@ class Node : public NodeRef {
   /// workers that were lost, after all others have called it; kInvalidArgument for a time-out that is not positive, and
   /// in a function that this node runs. Except after kInvalidArgument, the node has stopped even then.
   void shutdown(Timeout timeout = kNoLimit);
-  /// Ends this worker before the others, which go on without it: they learn that it has left, not that it was lost, and
-  /// their shutdown() does not wait for it. From now on new calls of it and to it fail with kShutdown; callers with
-  /// retries try the worker that is started in its place. Calls under way, made and served, have `timeout` to end; then
-  /// the node stops. Returns whether all of them have ended. Values that it owns are lost, and RRefs that it holds are
-  /// deleted. A rank 0 that serves the group's store must not leave before the others, because the store ends with its
-  /// process. Throws as stop().
+  /// Ends this worker before the others, which go on without it: those that are connected to it learn that it has left,
+  /// not that it was lost, and the shutdown() of all does not wait for it. From now on new calls of it and to it fail
+  /// with kShutdown; callers with retries try the worker that is started in its place. Calls under way, made and
+  /// served, have `timeout` to end; then the node stops. Returns whether all of them have ended. Values that it owns
+  /// are lost, and RRefs that it holds are deleted. A rank 0 that serves the group's store must not leave before the
+  /// others, because the store ends with its process. Throws as stop().
   bool leave(Timeout timeout);
   /// Stops now. New calls of this worker and new calls to it fail with kShutdown. Functions that this node runs for
   /// other workers have 5 seconds to answer; then the calls of this worker fail with kShutdown, and calls to it with

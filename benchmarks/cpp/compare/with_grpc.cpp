@@ -1,4 +1,4 @@
-// The rows of the comparison with gRPC. The options were chosen by trying them: see README.md.
+// The rows of the comparison with gRPC. README.md lists the options.
 
 #include <array>
 #include <condition_variable>

@@ -36,8 +36,11 @@
 #include <torchrpc/error.h>
 #include <torchrpc/function.h>
 #include <torchrpc/future.h>
+#include <torchrpc/interceptor.h>
 #include <torchrpc/log.h>
 #include <torchrpc/member_change.h>
+#include <torchrpc/metadata.h>
+#include <torchrpc/metrics.h>
 #include <torchrpc/node.h>
 #include <torchrpc/optim.h>
 #include <torchrpc/retry.h>
@@ -812,6 +815,92 @@ void members(pid_t victim, const std::string& store) {
   node.stop();
 }
 
+/// Counts what it sees, passes a trace on, and refuses calls without a token.
+class Guard final : public Interceptor {
+ public:
+  Interceptor::End onSend(OutgoingCall& call) override {
+    const Metadata& metadata = call.metadata;
+    if (!metadata.contains("token") && call.callee.name == "server") call.metadata["by"] = "guard";
+    if (call.is_remote) ++remote_calls;
+    return [this](const Error*) { ++ended; };
+  }
+  Interceptor::End onServe(const IncomingCall& call) override {
+    if (call.metadata.contains("refuse")) throw Error(ErrorCode::kNotAllowed, call.caller.name + " asked for it");
+    switch (call.kind) {
+      case FunctionKind::kOperator: ++operators; break;
+      case FunctionKind::kCpp: ++functions; break;
+      case FunctionKind::kPython:
+      case FunctionKind::kScript: break;
+    }
+    return {};
+  }
+  std::atomic<int> ended{0}, remote_calls{0}, operators{0}, functions{0};
+};
+
+std::string saidBy(const Call& call) {
+  const Metadata& metadata = call.metadata();
+  return metadata.contains("by") ? metadata.at("by") : "nobody";
+}
+
+/// Interceptors, metadata, admission, executors of functions, probes, metrics, leaving.
+void servers() {
+  const auto guard = std::make_shared<Guard>();
+  FunctionOptions own_threads;
+  own_threads.executor = Executor::threads(1);
+  registerFunction("saidBy", &saidBy, own_threads);
+  Group group({"server", "client", "third"}, [&](NodeOptions& options) {
+    options.metrics = true;
+    options.interceptors = {guard};
+    if (options.name != "server") return;
+    options.max_calls = 1;
+    options.health = HealthOptions{.address = "127.0.0.1:0", .check = [] { return std::string(); }};
+  });
+  const NodeRef server = group[0], client = group[1];
+  EXPECT(!server.healthAddress().empty() && client.healthAddress().empty());
+  EXPECT(client.call<std::string>("server", "saidBy") == "guard");
+  EXPECT(client.withMetadata({{"token", "t"}, {"by", "me"}}).call<std::string>("server", "saidBy") == "me");
+  EXPECT(client.withMetadata({{"by", "me"}}).metadata()->size() == 1);
+  ERROR_OF(kNotAllowed, client.withMetadata({{"refuse", ""}}).call("server", &nothing));
+  EXPECT(client.call<at::Tensor>("server", op("aten::add"), at::ones({1}), 1).item<double>() == 2);
+  EXPECT(client.remote("server", &add, 1, 2).toHere() == 3);
+  EXPECT(guard->operators == 1 && guard->functions >= 3 && guard->remote_calls == 1 && guard->ended >= 5);
+
+  gate.entered = 0;
+  gate.is_open = false;
+  const auto held = client.callAsync("server", &atGate);
+  EXPECT(within(60s, [&] { return gate.entered > 0; }));
+  ERROR_OF(kQuotaExceeded, client.call("server", &nothing));
+  const NodeMetrics busy = client.nodeMetrics();
+  EXPECT(busy.pending_calls == 1 && busy.connections >= 1);
+  EXPECT(server.nodeMetrics().refused_by_quota == 1);
+  gate.is_open = true;
+  EXPECT(held.wait() == 7);
+  const NodeMetrics idle = server.nodeMetrics();
+  EXPECT(idle.threads >= idle.idle_threads && idle.blocked_threads <= idle.threads && idle.held_calls == 0);
+  EXPECT(idle.queued_tasks < 100 && idle.queued_reply_bytes < 1'000'000 && idle.retries == 0);
+  EXPECT(idle.late_replies == 0 && idle.malformed_frames == 0 && idle.rrefs_owned < 10);
+
+  bool found = false;
+  for (const CallMetrics& row : server.callMetrics()) {
+    if (row.function != "saidBy" || row.side != CallMetrics::Side::kServed) continue;
+    found = true;
+    EXPECT(row.peer == "client" && row.calls == 2 && row.in_flight == 0 && row.errors.empty());
+    EXPECT(row.request_bytes > 0 && row.reply_bytes > 0 && row.total >= row.longest);
+    EXPECT(row.p50 <= row.p90 && row.p90 <= row.p99);
+  }
+  EXPECT(found);
+  EXPECT(client.callMetrics().front().side == CallMetrics::Side::kMade);
+
+  std::atomic<int> lost{0};
+  const LossHandler on_loss = [&](const WorkerInfo&) { ++lost; };
+  server.onWorkerLost(on_loss);
+  EXPECT(server.call("third", &add, 1, 2) == 3);  // it is connected, so that it hears the goodbye
+  EXPECT(group[2].leave(60s));
+  EXPECT(client.call("server", &add, 1, 2) == 3);
+  group.shutdown();  // without the third, which has left
+  EXPECT(lost == 0);
+}
+
 void ends() {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   Node node({.name = "alone", .rank = 0, .world_size = 1}, store);
@@ -901,6 +990,7 @@ int main() {
     group.shutdown();
   }
   options();
+  servers();
   ends();
   std::filesystem::remove_all(folder);
   std::printf("provoked:");
