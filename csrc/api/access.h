@@ -29,6 +29,13 @@ Duration timeoutOf(const NodeRef& node, const core::Node& core);
 std::shared_ptr<const Repetition> repetitionOf(const NodeRef& node);
 /// Throws Error(kInvalidArgument) in a function that the node runs.
 void requireOtherThread(core::Node& core);
+/// Runs `body`. An Error that it throws concerns `worker` if it names no other.
+template <typename Body>
+decltype(auto) concerning(const std::string& worker, const Body& body) try {
+  return body();
+} catch (const Error& error) {
+  throw namedError(error, worker);
+}
 /// Throws Error(kUnknownWorker).
 WorkerInfo resolve(const core::Node& node, const Destination& to);
 

@@ -110,27 +110,31 @@ void throwNoRank(const std::string& number) {
 FutureStatePtr startCall(
     const NodeRef& ref, const Destination& to, const Callable& callable, const std::vector<c10::IValue>& args) {
   const auto node = api::coreOf(ref);
-  const auto worker = api::resolve(*node, to);
-  auto call = api::encode(*node, ref, worker.id, callable, args, Operation::kCall);
-  auto state = std::make_shared<FutureState>(node);
-  auto& thread = ThreadRecord::ofThisThread();
-  thread.setLastCall(0);
-  node->call(worker.id, std::move(call), api::timeoutOf(ref, *node), settleWithReply(state));
-  state->setCall(worker.id, thread.lastCall());
-  return state;
+  return api::concerning(node->self().name, [&] {
+    const auto worker = api::resolve(*node, to);
+    auto call = api::encode(*node, ref, worker.id, callable, args, Operation::kCall);
+    auto state = std::make_shared<FutureState>(node);
+    auto& thread = ThreadRecord::ofThisThread();
+    thread.setLastCall(0);
+    node->call(worker.id, std::move(call), api::timeoutOf(ref, *node), settleWithReply(state));
+    state->setCall(worker.id, thread.lastCall());
+    return state;
+  });
 }
 
 c10::IValue startRemote(
     const NodeRef& ref, const Destination& to, const Callable& callable, const std::vector<c10::IValue>& args) {
-  if (ref.retries()) {
-    throwInvalidArgument(
-        "remote() cannot have retries, because an RRef is lost with the connection on which it was made: repeat it "
-        "yourself, with a key");
-  }
   const auto node = api::coreOf(ref);
-  const auto worker = api::resolve(*node, to);
-  auto call = api::encode(*node, ref, worker.id, callable, args, Operation::kRemote);
-  return RRefValue::wrap(node->rrefs().remote(worker, std::move(call.message), api::timeoutOf(ref, *node)), node);
+  return api::concerning(node->self().name, [&] {
+    if (ref.retries()) {
+      throwInvalidArgument(
+          "remote() cannot have retries, because an RRef is lost with the connection on which it was made: repeat it "
+          "yourself, with a key");
+    }
+    const auto worker = api::resolve(*node, to);
+    auto call = api::encode(*node, ref, worker.id, callable, args, Operation::kRemote);
+    return RRefValue::wrap(node->rrefs().remote(worker, std::move(call.message), api::timeoutOf(ref, *node)), node);
+  });
 }
 
 c10::IValue makeRRef(const NodeRef& ref, c10::IValue value) {

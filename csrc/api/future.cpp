@@ -92,12 +92,15 @@ c10::IValue FutureState::wait(Duration timeout) {
     throw Error(ErrorCode::kTimeout, "the result did not arrive within the time-out of wait()", callee());
   }
   Reply reply;
+  std::exception_ptr raised;
   {
     MutexLock lock(mutex_);
     if (const auto* value = std::get_if<c10::IValue>(&outcome_)) return *value;
-    if (const auto* error = std::get_if<std::exception_ptr>(&outcome_)) std::rethrow_exception(*error);
-    reply = std::get<Reply>(outcome_);
+    const auto* error = std::get_if<std::exception_ptr>(&outcome_);
+    if (error) raised = *error;
+    if (!error) reply = std::get<Reply>(outcome_);
   }
+  if (raised) api::concerning(callee(), [&] { std::rethrow_exception(raised); });
   // Several threads may decode at once. They get values that share the reply's tensors.
   auto value = plainValue(*reply);
   Outcome old = value;

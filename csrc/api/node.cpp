@@ -188,7 +188,10 @@ inline namespace v1 {
 
 WorkerInfo NodeRef::self() const { return api::coreOf(*this)->self(); }
 
-WorkerInfo NodeRef::worker(const Destination& worker) const { return api::resolve(*api::coreOf(*this), worker); }
+WorkerInfo NodeRef::worker(const Destination& worker) const {
+  const auto core = api::coreOf(*this);
+  return api::concerning(core->self().name, [&] { return api::resolve(*core, worker); });
+}
 
 std::vector<WorkerInfo> NodeRef::workers() const { return api::coreOf(*this)->workers(); }
 
@@ -250,7 +253,10 @@ std::string NodeRef::healthAddress() const { return api::coreOf(*this)->healthAd
 void NodeRef::requestStop() const { api::coreOf(*this)->requestStop(); }
 
 bool Node::waitForStopRequest(Timeout timeout) {
-  return api::coreOf(*this)->waitForStopRequest(api::waitLimitOf(timeout, "the time-out of waitForStopRequest()"));
+  const auto core = api::coreOf(*this);
+  return api::concerning(core->self().name, [&] {
+    return core->waitForStopRequest(api::waitLimitOf(timeout, "the time-out of waitForStopRequest()"));
+  });
 }
 
 NodeRef NodeRef::withRetries(const RetryPolicy& policy) const {
@@ -282,10 +288,10 @@ NodeRef NodeRef::withTimeout(Timeout timeout) const {
   return other;
 }
 
-Node::Node(const NodeOptions& options) : Node(api::start(options, nullptr)) {}
+Node::Node(const NodeOptions& options) : Node(options, nullptr) {}
 
 Node::Node(const NodeOptions& options, const c10::intrusive_ptr<c10d::Store>& store)
-    : Node(api::start(options, store)) {}
+    : Node(api::concerning(options.name, [&] { return api::start(options, store); })) {}
 
 Node::~Node() {
   const auto core = std::static_pointer_cast<core::Node>(owned_);
@@ -307,41 +313,47 @@ void end(const std::shared_ptr<core::Node>& core, Duration limit) {
 void Node::shutdown(Timeout timeout) {
   const auto core = std::static_pointer_cast<core::Node>(owned_);
   if (!core) return;
-  core->requireItsProcess();
-  api::requireOtherThread(*core);
-  const auto limit = api::limitOf(timeout, "the time-out of shutdown()");
-  const auto deadline = deadlineAfter(limit);
-  try {
-    core->barrier(api::kLeaving, limit);
-    if (!core->rrefs().deleteAllUsers(api::kReferencesTimeout)) {
-      throw Error(ErrorCode::kTimeout, "RRefs were still in flight when the time-out for deleting them expired");
+  api::concerning(core->self().name, [&] {
+    core->requireItsProcess();
+    api::requireOtherThread(*core);
+    const auto limit = api::limitOf(timeout, "the time-out of shutdown()");
+    const auto deadline = deadlineAfter(limit);
+    try {
+      core->barrier(api::kLeaving, limit);
+      if (!core->rrefs().deleteAllUsers(api::kReferencesTimeout)) {
+        throw Error(ErrorCode::kTimeout, "RRefs were still in flight when the time-out for deleting them expired");
+      }
+      core->join(limit);
+    } catch (...) {
+      owned_ = nullptr;
+      end(core, timeUntil(deadline));
+      throw;
     }
-    core->join(limit);
-  } catch (...) {
     owned_ = nullptr;
     end(core, timeUntil(deadline));
-    throw;
-  }
-  owned_ = nullptr;
-  end(core, timeUntil(deadline));
+  });
 }
 
 bool Node::leave(Timeout timeout) {
   const auto core = std::static_pointer_cast<core::Node>(owned_);
   if (!core) return true;
-  core->requireItsProcess();
-  api::requireOtherThread(*core);
-  const auto limit = api::waitLimitOf(timeout, "the time-out of leave()");
-  const auto deadline = deadlineAfter(limit);
-  const bool has_ended = core->leaveAlone(limit);
-  core->rrefs().deleteAllUsers(timeUntil(deadline));
-  owned_ = nullptr;
-  end(core, timeUntil(deadline));
-  return has_ended;
+  return api::concerning(core->self().name, [&] {
+    core->requireItsProcess();
+    api::requireOtherThread(*core);
+    const auto limit = api::waitLimitOf(timeout, "the time-out of leave()");
+    const auto deadline = deadlineAfter(limit);
+    const bool has_ended = core->leaveAlone(limit);
+    core->rrefs().deleteAllUsers(timeUntil(deadline));
+    owned_ = nullptr;
+    end(core, timeUntil(deadline));
+    return has_ended;
+  });
 }
 
 void Node::stop() {
-  if (const auto core = std::static_pointer_cast<core::Node>(owned_)) api::requireOtherThread(*core);
+  if (const auto core = std::static_pointer_cast<core::Node>(owned_)) {
+    api::concerning(core->self().name, [&] { api::requireOtherThread(*core); });
+  }
   end(std::static_pointer_cast<core::Node>(std::exchange(owned_, nullptr)), kNoLimit);
 }
 

@@ -78,7 +78,7 @@ class Error : public std::exception {
   }
   /// What happened and what to do, for humans to read.
   const std::string& text() const noexcept { return text_; }
-  /// The name of the worker concerned; empty if none.
+  /// The name of the worker concerned: that of the callee, or of this worker; empty if no worker is known.
   const std::string& worker() const noexcept { return worker_; }
   /// The exception in the form of its language (Python: a pickle of it); opaque to C++.
   const std::string& detail() const noexcept { return detail_; }

@@ -535,3 +535,32 @@ TEST_CASE("a node counts its calls by function and peer, as values with types") 
   CHECK(group[0].nodeMetrics().threads >= 1);
   group.shutdown();
 }
+
+TEST_CASE("each error of a call names a worker: this one, or the callee") {
+  Group group(2);
+  const auto& node = group[0];
+  const auto worker = [](const std::function<void()>& body) { return errorOf(body).worker(); };
+  CHECK(worker([&] { node.call("worker1", op("no scope")); }) == "worker0");
+  CHECK(worker([&] { node.call("worker1", python("no_module")); }) == "worker0");
+  CHECK(worker([&] { static_cast<void>(node.withRetries({.retries = 1}).remote<int>(1, "tenantOf")); }) == "worker0");
+  CHECK_FALSE(worker([&] { node.call("worker9", &tenantOf); }).empty());
+  CHECK_FALSE(worker([&] { static_cast<void>(node.worker(9)); }).empty());
+  CHECK(worker([&] { group[0].waitForStopRequest(-1s); }) == "worker0");
+  CHECK(worker([&] { group[0].shutdown(0s); }) == "worker0");
+  CHECK(worker([&] { node.call(1, Callable("no such function")); }) == "worker1");
+  CHECK(worker([&] { node.call<int>(1, "tenantOf"); }) == "worker1");
+  CHECK(worker([&] { node.call<at::Tensor>(1, op("aten::mm"), at::ones({2, 3}), at::ones({2, 3})); }) == "worker1");
+  std::latch arrived{1}, released{1};
+  registerFunction("waitsForTest", [&] {
+    arrived.count_down();
+    released.wait();
+  });
+  auto call = node.callAsync(1, "waitsForTest");
+  arrived.wait();
+  CHECK(call.cancel());
+  CHECK(worker([&] { call.wait(); }) == "worker1");
+  released.count_down();
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  CHECK(worker([&] { Node({.name = "w", .rank = 0, .world_size = 1, .threads = 0}, store); }) == "w");
+  group.shutdown();
+}
