@@ -974,7 +974,8 @@ Agent::Counts Agent::counts() const {
 
 std::map<std::string, std::string> Agent::metrics() const {
   const auto counts = this->counts();
-  const auto& [pool, queued] = std::tie(counts.pool, counts.queued);
+  const auto& pool = counts.pool;
+  const auto& queued = counts.queued;
   std::map<std::string, std::string> metrics = {
       {"agent.num_pending_calls", std::to_string(counts.pending_calls)},
       {"agent.num_connections", std::to_string(counts.connections)},

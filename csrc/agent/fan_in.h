@@ -56,7 +56,6 @@ class FanIn {
   /// Sets the key unless it is set; returns its value, which a member of the group has set. Throws Error(kRendezvous)
   /// with `what` the store has there if no member has.
   std::string claim(const std::string& key, const std::string& value, const std::string& what);
-  const StoreSeal& seal() const { return seal_; }
   StoreSeal& seal() { return seal_; }
   /// The key of the result of a point.
   static std::string resultKey(const std::string& point);

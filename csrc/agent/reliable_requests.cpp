@@ -65,7 +65,7 @@ void ReliableRequests::send(const RequestPtr& request) try {
   actions_.send(request);
 } catch (const std::exception& failure) {  // no memory, say
   finish(
-      request, Error(ErrorCode::kUnknown, std::string("a request was not sent: ") + textOf(failure)),
+      request, Error(ErrorCode::kUnknown, "a request was not sent: " + textOf(failure)),
       /*is_lost=*/false);
 }
 

@@ -52,12 +52,12 @@ constexpr auto kMembersKey = "members";
 constexpr Duration kPlaceGrace = std::chrono::seconds(5);  // for a worker to end whose place another one takes
 constexpr WorkerId kLeader = 0;                            // of the meeting of a static group
 constexpr WorkerId kMostRecordsAtOnce = 256;               // that worker 0 reads by one request
-constexpr auto kRecords = "worker";  // the point at which a worker has arrived when its record is in the store
+constexpr auto kLeftAlone = "left_alone";  // the point at which a worker has arrived that has left before the others
+constexpr auto kRecords = "worker";        // the point at which a worker has arrived when its record is in the store
 
 std::vector<uint8_t> toBytes(std::string_view text) { return {text.begin(), text.end()}; }
 
 std::string recordKey(WorkerId id) { return FanIn::key(kRecords, id); }
-std::string leftKey(WorkerId id) { return "left_alone/" + std::to_string(id); }
 
 int64_t numberIn(const std::string& text) {
   int64_t number = 0;
@@ -244,19 +244,14 @@ void Rendezvous::markEnded() {
 
 void Rendezvous::markLeft() {
   try {
-    const auto key = leftKey(self_.info.id);
-    store_->set(key, toBytes(fan_in_.seal().seal(key, std::to_string(self_.incarnation))));
+    fan_in_.arrive(kLeftAlone, std::to_string(self_.incarnation));
   } catch (const std::exception&) {
     // Without the store the others have no end of their own either.
   }
 }
 
-bool Rendezvous::hasLeft(WorkerId id, uint64_t incarnation) const try {
-  const auto key = leftKey(id);
-  if (!store_->check({key})) return false;
-  const auto stored = store_->get(key);
-  const auto text = fan_in_.seal().open(key, {reinterpret_cast<const char*>(stored.data()), stored.size()}, "a worker");
-  return text == std::to_string(incarnation);
+bool Rendezvous::hasLeft(WorkerId id, uint64_t incarnation) try {
+  return fan_in_.haveArrived({id}, kLeftAlone) && fan_in_.value(kLeftAlone, id) == std::to_string(incarnation);
 } catch (const std::exception&) {
   return false;
 }

@@ -67,7 +67,7 @@ class Rendezvous {
   /// Static group: tells the others that this worker leaves before them, and is not lost.
   void markLeft();
   /// Whether that incarnation of a worker has said so. Of a store that does not answer: no.
-  bool hasLeft(WorkerId id, uint64_t incarnation) const;
+  bool hasLeft(WorkerId id, uint64_t incarnation);
   /// After meetAll() or takePlace(): what the store has of the group, with these records of its workers, for a
   /// StoreKeeper. `stored_secret`: the value of the secret's key. Thread-safe.
   std::vector<std::pair<std::string, std::vector<uint8_t>>> entries(

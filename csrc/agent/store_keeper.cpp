@@ -66,7 +66,7 @@ void StoreKeeper::run() {
         is_done = true;
       }
     } catch (const std::exception& e) {
-      log(LogLevel::kDebug, std::string("the store cannot be brought back yet: ") + textOf(e));
+      log(LogLevel::kDebug, "the store cannot be brought back yet: " + textOf(e));
     }
     MutexLock lock(mutex_);
     if (!is_done) stopped_.wait_for(lock, kPause, [this]() TORCHRPC_REQUIRES(mutex_) { return is_stopped_; });

@@ -25,8 +25,8 @@ inline bool isTracingOn() { return tracing_detail::on.load(std::memory_order_rel
 /// The header for the next call of this thread, which is forgotten; empty: none.
 std::optional<std::string> takeNextTraceContext();
 
-/// From now on, or once tracing begins, the node's calls of operators, script functions and C++ functions are recorded
-/// as spans, when they have ended: they run without Python.
+/// If tracing is on: from now on the node's calls of operators, script functions and C++ functions are recorded as
+/// spans, when they have ended, because they run without Python.
 void traceServedCalls(const std::shared_ptr<Node>& node);
 
 /// Replaces a call of another worker by that of a function which makes it inside a span, and returns what it returns,

@@ -84,18 +84,17 @@ std::optional<Interceptors::End> CallService::show(Request& request, const Respo
   }
 }
 
-void CallService::call(CallableRunner& runner, Request request, const Responder& plain_responder) {
-  auto responder = plain_responder;
-  if (!interceptors_.isEmpty()) {
-    const auto end = show(request, responder);
-    if (!end) return;
-    if (*end) {
-      responder = Responder([end = *end, plain_responder](Result<Message> reply) {
+void CallService::call(CallableRunner& runner, Request request, const Responder& responder) {
+  const auto end = show(request, responder);
+  if (!end) return;
+  if (!*end) return run(runner, std::move(request), responder);
+  run(runner, std::move(request), Responder([end = *end, responder](Result<Message> reply) {
         Interceptors::end(end, reply ? nullptr : &reply.error());
-        plain_responder.complete(std::move(reply));
-      });
-    }
-  }
+        responder.complete(std::move(reply));
+      }));
+}
+
+void CallService::run(CallableRunner& runner, Request request, const Responder& responder) {
   prepare(
       std::move(request),
       [&runner, responder](Invocation invocation) { runner.call(std::move(invocation), responder); },

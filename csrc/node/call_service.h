@@ -30,7 +30,9 @@ class CallService {
   void prepare(Request request, const Run& run, const Fail& fail);
   /// Shows the request to the interceptors. Empty: one of them has refused it, and it has been answered.
   std::optional<Interceptors::End> show(Request& request, const Responder& responder);
-  void call(CallableRunner& runner, Request request, const Responder& plain_responder);
+  void call(CallableRunner& runner, Request request, const Responder& responder);
+  /// The part of call() after the interceptors.
+  void run(CallableRunner& runner, Request request, const Responder& responder);
   void remote(CallableRunner& runner, Request request, const Responder& responder);
 
   /// The RRef of an earlier remote call with that key; null: there was none, or the call has no key.

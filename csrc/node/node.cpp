@@ -401,7 +401,7 @@ void Node::renewStore() {
       store_is_lost_ = false;
     }
   } catch (const std::exception& error) {
-    log(LogLevel::kDebug, std::string("the store is not found again: ") + textOf(error));
+    log(LogLevel::kDebug, "the store is not found again: " + textOf(error));
   }
   if (!store_is_lost_) return;
   const auto server = agent_.worker(0);

@@ -1,6 +1,7 @@
 #include "observe/health_server.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <fcntl.h>
 #include <poll.h>
@@ -77,20 +78,7 @@ void HealthServer::run() const {
     if (waits.front().revents != 0) return;
     for (size_t i = 0; i < connections.size(); ++i) {
       auto& connection = connections[i];
-      if (waits[i + 1].revents != 0) {
-        char bytes[1024];
-        const auto got = ::recv(connection.socket.get(), bytes, sizeof(bytes), 0);
-        if (got > 0) connection.request.append(bytes, static_cast<size_t>(got));
-        const bool is_whole = connection.request.find("\r\n\r\n") != std::string::npos;
-        if (is_whole || connection.request.size() > kMaxRequestBytes) {
-          const auto answer = answerTo(connection.request);
-          // Short, so that it fits into the buffer of a socket to which nothing has been written.
-          static_cast<void>(::send(connection.socket.get(), answer.data(), answer.size(), os::kSendFlags));
-          ::shutdown(connection.socket.get(), SHUT_WR);
-          connection.is_done = true;
-        }
-        if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) connection.is_done = true;
-      }
+      if (waits[i + 1].revents != 0) serve(connection);
       if (TimePoint::clock::now() >= connection.deadline) connection.is_done = true;
     }
     std::erase_if(connections, [](const Connection& connection) { return connection.is_done; });
@@ -103,6 +91,24 @@ void HealthServer::run() const {
       }
     }
   }
+}
+
+void HealthServer::serve(Connection& connection) const {
+  char bytes[1024];
+  const auto got = ::recv(connection.socket.get(), bytes, sizeof(bytes), 0);
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (got <= 0) {
+    connection.is_done = true;
+    return;
+  }
+  connection.request.append(bytes, static_cast<size_t>(got));
+  const bool is_whole = connection.request.find("\r\n\r\n") != std::string::npos;
+  if (!is_whole && connection.request.size() <= kMaxRequestBytes) return;
+  const auto answer = answerTo(connection.request);
+  // Short, so that it fits into the buffer of a socket to which nothing has been written.
+  static_cast<void>(::send(connection.socket.get(), answer.data(), answer.size(), os::kSendFlags));
+  ::shutdown(connection.socket.get(), SHUT_WR);
+  connection.is_done = true;
 }
 
 std::string HealthServer::answerTo(std::string_view request) const {

@@ -32,6 +32,8 @@ class HealthServer {
  private:
   struct Connection;
   void run() const;
+  /// Reads what has come, and answers if that is a request.
+  void serve(Connection& connection) const;
   std::string answerTo(std::string_view request) const;
 
   const Check check_;

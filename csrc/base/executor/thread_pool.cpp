@@ -134,7 +134,7 @@ void ThreadPool::runLogged(const std::function<void()>& task) {
   } catch (const os::ForcedUnwind&) {
     throw;  // pthread_exit(): Python calls it, when it exits, in threads that take the GIL
   } catch (const std::exception& error) {
-    log(LogLevel::kError, std::string("a task on a thread pool threw: ") + textOf(error));
+    log(LogLevel::kError, "a task on a thread pool threw: " + textOf(error));
   } catch (...) {
     log(LogLevel::kError, "a task on a thread pool threw something that is not a std::exception");
   }

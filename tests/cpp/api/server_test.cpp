@@ -22,6 +22,16 @@ using namespace std::chrono_literals;
 
 namespace {
 
+/// Whether `condition` holds within 20 s.
+bool becomesTrue(const std::function<bool()>& condition) {
+  const auto end = std::chrono::steady_clock::now() + 20s;
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(1ms);
+  }
+  return true;
+}
+
 std::string tenantOf(const Call& call) {
   const auto& metadata = call.metadata();
   const auto found = metadata.find("tenant");
@@ -57,8 +67,7 @@ class Recorder final : public Interceptor {
   }
   /// Waits until so many have come.
   std::vector<std::string> events(size_t count) const {
-    const auto end = std::chrono::steady_clock::now() + 20s;
-    while (events().size() < count && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(1ms);
+    becomesTrue([&] { return events().size() >= count; });
     return events();
   }
 
@@ -87,6 +96,7 @@ class Token final : public Interceptor {
     if (call.function == "cpp_function(tenantOf)" && sent_ == "forbidden here") {
       throw Error(ErrorCode::kNotAllowed, "this program must not ask");
     }
+    if (call.metadata.contains("stay")) throw Error(ErrorCode::kNotAllowed, "this call must not leave");
     call.metadata["token"] = sent_;
     return {};
   }
@@ -104,16 +114,30 @@ class Token final : public Interceptor {
 
 using Events = std::vector<std::string>;
 
-/// The answer to a request over HTTP; empty if there is none.
-std::string ask(const std::string& address, const std::string& request) {
-  const auto colon = address.rfind(':');
+/// Whether that worker refuses new calls, because it ends.
+bool refusesCalls(const NodeRef& node, int rank) {
+  try {
+    node.call(rank, &tenantOf);
+    return false;
+  } catch (const Error& error) {
+    return error.code() == ErrorCode::kShutdown;
+  }
+}
+
+/// Connects a socket to that port of this host; whether somebody listens there.
+bool connectTo(int fd, const std::string& address) {
   sockaddr_in where{};
   where.sin_family = AF_INET;
-  where.sin_port = htons(static_cast<uint16_t>(std::stoi(address.substr(colon + 1))));
+  where.sin_port = htons(static_cast<uint16_t>(std::stoi(address.substr(address.rfind(':') + 1))));
   where.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  return ::connect(fd, reinterpret_cast<sockaddr*>(&where), sizeof(where)) == 0;
+}
+
+/// The answer to a request over HTTP; empty if there is none.
+std::string ask(const std::string& address, const std::string& request) {
   const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
   std::string answer;
-  if (::connect(fd, reinterpret_cast<sockaddr*>(&where), sizeof(where)) == 0) {
+  if (connectTo(fd, address)) {
     static_cast<void>(::send(fd, request.data(), request.size(), MSG_NOSIGNAL));
     char bytes[1024];
     for (ssize_t got = 0; (got = ::recv(fd, bytes, sizeof(bytes), 0)) > 0;) answer.append(bytes, got);
@@ -230,11 +254,7 @@ TEST_CASE("an interceptor refuses calls, which do not run, and their RRefs are r
     const auto value = group[0].makeRRef(at::ones(3));
     CHECK(errorOf([&] { group[0].call(1, &holdsTensor, value); }).code() == ErrorCode::kNotAllowed);
   }
-  const auto end = std::chrono::steady_clock::now() + 20s;
-  while (group[0].nodeMetrics().rrefs_owned > 0 && std::chrono::steady_clock::now() < end) {
-    std::this_thread::sleep_for(1ms);
-  }
-  CHECK(group[0].nodeMetrics().rrefs_owned == 0);
+  CHECK(becomesTrue([&] { return group[0].nodeMetrics().rrefs_owned == 0; }));
   *sent = "open sesame";
   group.shutdown();
 }
@@ -252,7 +272,10 @@ TEST_CASE("an interceptor of the caller ends a call before it is sent") {
   {
     const auto value = group[0].makeRRef(at::ones(3));
     CHECK(group[0].call(1, &holdsTensor, value) == 1);
+    const auto node = group[0].withMetadata({{"stay", ""}});
+    CHECK(errorOf([&] { node.call(1, &holdsTensor, value); }).code() == ErrorCode::kNotAllowed);
   }
+  CHECK(becomesTrue([&] { return group[0].nodeMetrics().rrefs_owned == 0; }));
   group.shutdown();
 }
 
@@ -334,12 +357,11 @@ TEST_CASE("a function runs with its call's context on its executor; its errors a
   CHECK(group[0].call<std::string>(1, "nestedOnExecutor", std::string("is ")) == "is nobody");
   auto failing = group[0].callAsync<int>(1, "throwsOnExecutor"),
        dropped = group[0].callAsync<int>(1, "throwsOnExecutor");
-  const auto end = std::chrono::steady_clock::now() + 20s;
   const auto queued = [&] {
     const std::scoped_lock lock(mutex);
     return queue.size();
   };
-  while (queued() < 2 && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(1ms);
+  REQUIRE(becomesTrue([&] { return queued() >= 2; }));
   REQUIRE(queued() == 2);
   queue[0]();
   queue.clear();
@@ -377,16 +399,7 @@ TEST_CASE("a worker that leaves answers what it has begun, and the others end wi
   std::atomic<bool> has_ended{false};
   std::thread leaving([&] { has_ended = group[2].leave(20s); });
   // New calls are refused while the old one goes on.
-  const auto end = std::chrono::steady_clock::now() + 20s;
-  auto code = ErrorCode::kUnknown;
-  while (code != ErrorCode::kShutdown && std::chrono::steady_clock::now() < end) {
-    try {
-      group[0].call(2, &tenantOf);
-    } catch (const Error& error) {
-      code = error.code();
-    }
-  }
-  CHECK(code == ErrorCode::kShutdown);
+  CHECK(becomesTrue([&] { return refusesCalls(group[0], 2); }));
   released = true;
   CHECK(last.wait() == 7);
   leaving.join();
@@ -416,17 +429,7 @@ TEST_CASE("while a worker leaves, functions on executors still make the calls th
   arrived.wait();
   std::atomic<bool> has_ended{false};
   std::thread leaving([&] { has_ended = group[1].leave(20s); });
-  const auto is_ending = [&] {
-    try {
-      group[0].call(1, &tenantOf);
-      return false;
-    } catch (const Error& error) {
-      return error.code() == ErrorCode::kShutdown;
-    }
-  };
-  const auto end = std::chrono::steady_clock::now() + 20s;
-  while (!is_ending() && std::chrono::steady_clock::now() < end) {
-  }
+  CHECK(becomesTrue([&] { return refusesCalls(group[0], 1); }));
   released = true;
   CHECK(last.wait() == "nobody");
   leaving.join();
@@ -483,15 +486,10 @@ TEST_CASE("probes learn over HTTP whether a worker serves calls") {
 TEST_CASE("clients that say nothing hold up no probe for long") {
   Group group(1, [&](NodeOptions& options) { options.health.address = "127.0.0.1:0"; });
   const auto address = group[0].healthAddress();
-  const auto colon = address.rfind(':');
-  sockaddr_in where{};
-  where.sin_family = AF_INET;
-  where.sin_port = htons(static_cast<uint16_t>(std::stoi(address.substr(colon + 1))));
-  where.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   std::vector<int> silent;
   for (int i = 0; i < 40; ++i) {
     silent.push_back(::socket(AF_INET, SOCK_STREAM, 0));
-    REQUIRE(::connect(silent.back(), reinterpret_cast<sockaddr*>(&where), sizeof(where)) == 0);
+    REQUIRE(connectTo(silent.back(), address));
   }
   CHECK(probe(address).starts_with("HTTP/1.1 200 "));
   for (const int fd : silent) ::close(fd);
