@@ -22,7 +22,7 @@
 namespace torchrpc {
 
 /// Of the messages of nodes, in HELLO.
-constexpr uint32_t kProtocolVersion = 5;
+constexpr uint32_t kProtocolVersion = 6;
 
 class ConnectionPool;
 

@@ -147,10 +147,12 @@ std::vector<WorkerId> FanIn::waitForKeys(std::vector<Awaited> awaited, const std
     }
     if (is_late) throw timedOut(point, wait, ranksOf(awaited));
     if (should_warn) {
-      log(LogLevel::kWarning,
-          selfText() + " has waited " + secondsText(kWarnAfter) + " for the workers of rank " +
-              joinRanks(ranksOf(missing(arrivals(everyone(), point)))) + " to " + wait.purpose);
       warned = true;
+      if (const auto late = ranksOf(missing(arrivals(everyone(), point))); !late.empty()) {
+        log(LogLevel::kWarning,
+            selfText() + " has waited " + secondsText(kWarnAfter) + " for the workers of rank " + joinRanks(late) +
+                " to " + wait.purpose);
+      }
     }
     std::this_thread::sleep_for(std::min<Duration>(deadline - now, pollInterval(now - start, world_size_)));
   }

@@ -145,6 +145,10 @@ Node::Node(const Options& options, StorePtr store, std::unique_ptr<Transport> tr
       timer_(makeThreadTimer()),
       call_metrics_(agent_, options_.metrics ? *options_.metrics : defaultMetrics()),
       agent_(agentOptions(), std::move(transport), timer_),
+      announcer_(
+          agent_,
+          {.is_direct = options_.transport.identity || options_.transport.tls_credentials,
+           .accept = [this](const WorkerRecord& record) { return accept(record); }}),
       slow_calls_(makeSlowCalls()),
       interceptors_(slow_calls_ ? *slow_calls_ : static_cast<Messenger&>(agent_), options_.interceptors),
       devices_(
@@ -179,7 +183,7 @@ Node::Node(const Options& options, StorePtr store, std::unique_ptr<Transport> tr
     autograd_.onWorkerJoined(worker, firstContext(incarnation));
   });
   agent_.on(Kind::kMemberJoined, Messenger::Where::kLoop, [this](const Request& request, const Responder& responder) {
-    serveJoined(request, responder);
+    announcer_.serve(request, responder);
   });
   agent_.addOutstanding([this](std::set<WorkerId>& workers) {
     rrefs_->addOutstanding(workers);
@@ -293,98 +297,47 @@ void Node::joinOthers(TimePoint deadline) {
   }
 }
 
-namespace {
-// A worker that is announced by now can be called by all others that answer: so it waits, as long as answers arrive.
-constexpr Duration kAnnouncementPatience = std::chrono::seconds(3);  // between two answers
-constexpr size_t kMaxOpenAnnouncements = 32;  // each dials a worker, and calls of this worker must not wait for all
-constexpr int kMaxAnnouncements = 10;         // to one that is lost: it may be cut off for a while only
-constexpr Duration kAnnouncementPause = std::chrono::milliseconds(200);  // doubled each time
-}  // namespace
-
-void Node::announceTo(WorkerId to, const std::string& payload, int attempt, const std::function<void(Status)>& first) {
-  agent_.request(
-      to, {.kind = Kind::kMemberJoined, .payload = payload}, kNoLimit,
-      [this, to, payload, attempt, first](const Result<Message>& reply) {
-        if (first) first(reply ? Status() : Status(reply.error()));
-        const bool is_lost = !reply && reply.error().code() == ErrorCode::kWorkerLost;
-        if (!is_lost || attempt + 1 >= kMaxAnnouncements) return;
-        agent_.postAfter(kAnnouncementPause * (1 << attempt), [this, to, payload, attempt] {
-          announceTo(to, payload, attempt + 1, nullptr);
-        });
-      });
-}
-
 void Node::announce(const std::vector<WorkerRecord>& records, Duration timeout) {
   struct Outcome {
     Mutex mutex{};
     CondVar changed{};
-    size_t open TORCHRPC_GUARDED_BY(mutex) = 0;
-    size_t answers TORCHRPC_GUARDED_BY(mutex) = 0;
-    std::vector<Error> refusals TORCHRPC_GUARDED_BY(mutex){};
-    std::string lost TORCHRPC_GUARDED_BY(mutex){};
+    std::optional<Result<std::vector<WorkerId>>> unreached TORCHRPC_GUARDED_BY(mutex){};
   };
   const auto outcome = std::make_shared<Outcome>();
-  const auto payload = encodeRecord(records.at(self().id));
-  // The first are those whose ids follow: workers that were started again together do not all dial the same ones.
-  size_t next = 1;
-  const auto announceNext = [&] {
-    const auto& worker = records[(static_cast<size_t>(self().id) + next++) % records.size()].info;
-    {
-      MutexLock lock(outcome->mutex);
-      ++outcome->open;
-    }
-    announceTo(worker.id, payload, 0, [outcome, name = worker.name](const Status& failure) {
-      {
-        MutexLock lock(outcome->mutex);
-        --outcome->open;
-        ++outcome->answers;
-        if (failure && failure->code() == ErrorCode::kRendezvous) outcome->refusals.push_back(*failure);
-        if (failure) outcome->lost += (outcome->lost.empty() ? "" : ", ") + name;
-      }
-      outcome->changed.notify_all();
-    });
-  };
-  const auto end = deadlineAfter(timeout);
-  for (bool is_stalled = false; !is_stalled;) {
-    size_t open = 0, answers = 0;
-    {
-      MutexLock lock(outcome->mutex);
-      open = outcome->open;
-      answers = outcome->answers;
-    }
-    for (; next < records.size() && open < kMaxOpenAnnouncements; ++open) announceNext();
-    MutexLock lock(outcome->mutex);
-    if (next == records.size() && outcome->open == 0) break;
-    const auto has_changed = [&]() TORCHRPC_REQUIRES(outcome->mutex) { return outcome->answers > answers; };
-    is_stalled =
-        !waitInterruptibly(outcome->changed, lock, std::min(end, deadlineAfter(kAnnouncementPatience)), has_changed);
+  std::vector<WorkerId> others;
+  for (const auto& record : records) {
+    if (record.info.id != self().id) others.push_back(record.info.id);
   }
-  // One that is stopped answers when it goes on.
-  while (next < records.size()) announceNext();
-  std::string lost;
+  announcer_.announce(records.at(self().id), std::move(others), [outcome](Result<std::vector<WorkerId>> unreached) {
+    {
+      MutexLock lock(outcome->mutex);
+      outcome->unreached = std::move(unreached);
+    }
+    outcome->changed.notify_all();
+  });
+  std::string names;
   {
     MutexLock lock(outcome->mutex);
-    if (!outcome->refusals.empty()) throw Error(outcome->refusals.front());
-    lost = outcome->lost;
+    const auto is_over = [&]() TORCHRPC_REQUIRES(outcome->mutex) { return outcome->unreached.has_value(); };
+    if (!waitInterruptibly(outcome->changed, lock, deadlineAfter(timeout), is_over)) return;
+    for (const auto id : std::move(*outcome->unreached).take()) {
+      names += (names.empty() ? "" : ", ") + records.at(id).info.name;
+    }
   }
-  if (lost.empty()) return;
-  log(LogLevel::kWarning, self().name + " takes its place in a group that has lost " + lost);
+  if (names.empty()) return;
+  log(LogLevel::kWarning, self().name + " takes its place in a group of which it cannot reach " + names);
 }
 
-void Node::serveJoined(const Request& request, const Responder& responder) {
-  auto record = decodeRecord(request.message.payload);
-  if (record.info != request.from || record.incarnation != request.incarnation) {
-    return responder.fail(Error(ErrorCode::kProtocol, "the record of another worker", request.from.name));
-  }
+Status Node::accept(const WorkerRecord& record) {
   if (record.world_size != options_.world_size) {
-    return responder.fail(Error(
+    return Error(
         ErrorCode::kRendezvous,
         toString(record.info) + " has another world_size than the group of " + self().name + ": pass the same to all",
-        self().name));
+        self().name);
   }
-  agent_.admit(std::move(record));
-  rrefs_->restore(request.from, request.incarnation);
-  responder.reply({.kind = Kind::kReply});
+  agent_.admit(record);
+  rrefs_->restore(record.info, record.incarnation);
+  return std::nullopt;
 }
 
 void Node::renewStore() {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "agent/agent.h"
+#include "agent/announcer.h"
 #include "agent/rendezvous.h"
 #include "agent/store_keeper.h"
 #include "autograd/autograd_service.h"
@@ -214,8 +215,8 @@ class Node : public std::enable_shared_from_this<Node> {
   void beginRendezvous();
   /// Tells the other members where this worker is, which has taken the place of a lost one.
   void announce(const std::vector<WorkerRecord>& records, Duration timeout);
-  /// `first`: called with the outcome of the first attempt; may be empty.
-  void announceTo(WorkerId to, const std::string& payload, int attempt, const std::function<void(Status)>& first);
+  /// What another member tells of a worker that has taken its place. On the loop.
+  Status accept(const WorkerRecord& record);
   /// Finds the group's store again, if rank 0 served it and has been started again. Throws Error(kWorkerLost) if rank 0
   /// has served it, and nobody does now.
   void renewStore();
@@ -225,7 +226,6 @@ class Node : public std::enable_shared_from_this<Node> {
   /// Runs the same, in which all workers meet at the group's end.
   template <typename Step>
   void meet(const Step& step);
-  void serveJoined(const Request& request, const Responder& responder);
   Rendezvous::LostAmong lostAmong();
   /// Throws Error(kInvalidArgument) on a thread of the node's own pool.
   void requireOtherThread() const;
@@ -240,6 +240,7 @@ class Node : public std::enable_shared_from_this<Node> {
   const std::shared_ptr<Timer> timer_;
   CallMetrics call_metrics_;
   mutable Agent agent_;
+  Announcer announcer_;
   const std::unique_ptr<SlowCalls> slow_calls_;
   Interceptors interceptors_;
   DeviceMessenger devices_;

@@ -2,8 +2,10 @@
 
 #include <catch2/catch.hpp>
 
+#include <algorithm>
 #include <latch>
 #include <optional>
+#include <thread>
 
 #include "agent/loopback_group.h"
 #include "testing/manual_timer.h"
@@ -35,6 +37,11 @@ struct WatchedPair {
     caller.request(1, {.kind = Kind::kCppCall, .payload = payload}, kNoLimit, pending.handler());
     is_running.wait();
   }
+  /// Until the thread that ran the handler has left it.
+  void waitUntilNoThreadServes() {
+    const auto serves = [](const ThreadRecord::Snapshot& thread) { return !thread.served.empty(); };
+    while (std::ranges::any_of(ThreadRecord::all(), serves)) std::this_thread::yield();
+  }
 
   LoopbackGroup group{{.size = 2}};
   std::shared_ptr<ManualTimer> timer = std::make_shared<ManualTimer>();
@@ -50,6 +57,7 @@ struct WatchedPair {
 TEST_CASE("a slow call is reported once by each side, and again when it has ended") {
   WatchedPair pair;
   pair.call("train");
+  pair.waitUntilNoThreadServes();
   pair.timer->advance(4s);
   CHECK(pair.of_caller.empty());
   pair.timer->advance(2s);

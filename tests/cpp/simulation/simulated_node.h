@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "agent/agent.h"
+#include "agent/announcer.h"
 #include "autograd/autograd_service.h"
 #include "node/call_service.h"
 #include "profiling/profiler.h"
@@ -58,6 +59,13 @@ class SimulatedNode {
                                  const c10::IValue& value, const WorkerInfo& to) { return encode(*this, value, to); },
              .first_number = incarnation,
              .next_random = [&simulation] { return simulation.below(~uint64_t{0}); }})),
+        announcer_(
+            agent_,
+            {.accept =
+                 [this](const WorkerRecord& record) {
+                   admit(record);
+                   return Status();
+                 }}),
         interceptors_(agent_, {}),
         calls_(autograd_.recorder(), *rrefs_, interceptors_, &agent_.keyedCalls()),
         on_lost_(std::move(options.on_lost)) {
@@ -74,9 +82,7 @@ class SimulatedNode {
       autograd_.onWorkerJoined(worker, static_cast<int64_t>(incarnation));
     });
     agent_.on(Kind::kMemberJoined, Messenger::Where::kLoop, [this](const Request& request, const Responder& responder) {
-      agent_.admit(decodeRecord(request.message.payload));
-      rrefs_->restore(request.from, request.incarnation);
-      responder.reply({.kind = Kind::kReply});
+      announcer_.serve(request, responder);
     });
     agent_.membership().addHandler(
         [this, on_change = std::move(options.on_change)](const WorkerInfo& worker, MemberChange change) {
@@ -113,18 +119,11 @@ class SimulatedNode {
   }
   /// As a node that has taken the place of its earlier incarnation.
   void announce(const std::map<WorkerId, WorkerRecord>& members) {
+    std::vector<WorkerId> others;
     for (const auto& [to, record] : members) {
-      if (to == id()) continue;
-      announceTo(to, 0);
+      if (to != id()) others.push_back(to);
     }
-  }
-  void announceTo(WorkerId to, int attempt) {
-    const Message message{.kind = Kind::kMemberJoined, .payload = encodeRecord(record())};
-    agent_.request(to, message, kNoLimit, [this, to, attempt](const Result<Message>& reply) {
-      if (reply || reply.error().code() != ErrorCode::kWorkerLost || attempt == 10) return;
-      agent_.postAfter(
-          std::chrono::milliseconds(200) * (1 << attempt), [this, to, attempt] { announceTo(to, attempt + 1); });
-    });
+    announcer_.announce(record(), std::move(others), [](const auto&) {});
   }
   /// As Node::expel.
   void expel(const WorkerInfo& worker) {
@@ -163,6 +162,7 @@ class SimulatedNode {
   Profiler profiler_;
   AutogradService autograd_;
   const std::shared_ptr<RRefService> rrefs_;
+  Announcer announcer_;
   const Interceptors interceptors_;
   CallService calls_;
   const std::function<void(SimulatedNode&, const WorkerInfo&)> on_lost_;

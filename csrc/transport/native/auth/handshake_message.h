@@ -11,7 +11,7 @@
 namespace torchrpc::native {
 
 /// Of the protocol. It is part of a message's first bytes, whose layout is the same in every version.
-constexpr uint16_t kVersion = 8;
+constexpr uint16_t kVersion = 9;
 constexpr size_t kHandshakePrefixBytes = 16;
 constexpr size_t kMaxHandshakeBodyBytes = 6144;
 constexpr size_t kMaxIdentityBytes = 2048;
