@@ -1,5 +1,6 @@
 // One owner of many RRefs: how fast four users make and drop them, what they cost, and how long calls of another worker
-// to the owner take meanwhile. On a machine that other programs use, compare with the calls before and between.
+// to the owner take meanwhile. It calls a worker that has nothing to do, too: those calls show what the machine's few
+// cores cost, which the users, the owner and all others share.
 //
 //   rref_scale [number of RRefs]     default: 1000000
 
@@ -9,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <sys/mman.h>
@@ -25,17 +27,18 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
-constexpr int kUsers = 4, kOwner = 0, kCaller = kUsers + 1, kWorkers = kUsers + 2;
+constexpr int kUsers = 4, kOwner = 0, kCaller = kUsers + 1, kBystander = kUsers + 2, kWorkers = kUsers + 3;
 constexpr int kBatch = 1000;
 
 enum Phase { kIdle, kMaking, kHolding, kDropping, kDone };
+constexpr int kCallees[] = {kOwner, kBystander};
 
 struct Board {
   std::atomic<int> phase, ready;
   std::atomic<int64_t> owner_bytes[2], user_bytes[2];  ///< before and with all RRefs
   struct Calls {
     std::atomic<int64_t> number, median_ns, p99_ns, slowest_ns;
-  } calls[kDone];
+  } calls[std::size(kCallees)][kDone];
 };
 
 int64_t make(int64_t number) { return number; }
@@ -70,25 +73,29 @@ void use(Board& board, const torchrpc::Node& node, int count) {
   rrefs.clear();
 }
 
-/// Calls the owner until the end.
+/// Calls the owner and the bystander in turn until the end.
 void callMeanwhile(Board& board, const torchrpc::Node& node) {
-  std::vector<int64_t> times_ns[kDone];
+  std::vector<int64_t> times_ns[std::size(kCallees)][kDone];
   ++board.ready;
   for (int phase = board.phase; phase != kDone; phase = board.phase) {
-    const auto begin = Clock::now();
-    node.call<int64_t>(nameOf(kOwner), "echo", int64_t{1});
-    times_ns[phase].push_back((Clock::now() - begin).count());
-    std::this_thread::sleep_for(200us);
+    for (size_t i = 0; i < std::size(kCallees); ++i) {
+      const auto begin = Clock::now();
+      node.call<int64_t>(nameOf(kCallees[i]), "echo", int64_t{1});
+      times_ns[i][phase].push_back((Clock::now() - begin).count());
+      std::this_thread::sleep_for(100us);
+    }
   }
-  for (int phase = kIdle; phase < kDone; ++phase) {
-    auto& times = times_ns[phase];
-    if (times.empty()) continue;
-    std::ranges::sort(times);
-    auto& calls = board.calls[phase];
-    calls.number = static_cast<int64_t>(times.size());
-    calls.median_ns = times[times.size() / 2];
-    calls.p99_ns = times[times.size() * 99 / 100];
-    calls.slowest_ns = times.back();
+  for (size_t i = 0; i < std::size(kCallees); ++i) {
+    for (int phase = kIdle; phase < kDone; ++phase) {
+      auto& times = times_ns[i][phase];
+      if (times.empty()) continue;
+      std::ranges::sort(times);
+      auto& calls = board.calls[i][phase];
+      calls.number = static_cast<int64_t>(times.size());
+      calls.median_ns = times[times.size() / 2];
+      calls.p99_ns = times[times.size() * 99 / 100];
+      calls.slowest_ns = times.back();
+    }
   }
   ++board.ready;
 }
@@ -120,12 +127,15 @@ void own(Board& board, const torchrpc::Node& node, int total) {
       "bytes each: %.0f on the owner, %.0f on its user\n", each(board.owner_bytes, 1), each(board.user_bytes, kUsers));
   constexpr const char* kNames[] = {"before", "while they are made", "while they are held", "while they are dropped"};
   await(board.ready, 2 * kUsers + 2);
+  const auto ms = [](int64_t ns) { return 1e-6 * static_cast<double>(ns); };
   for (int phase = kIdle; phase < kDone; ++phase) {
-    const auto& calls = board.calls[phase];
-    const auto ms = [](int64_t ns) { return 1e-6 * static_cast<double>(ns); };
-    std::printf(
-        "%lld other calls %s: median %.2f, 99 %% %.2f, slowest %.2f ms\n", static_cast<long long>(calls.number.load()),
-        kNames[phase], ms(calls.median_ns), ms(calls.p99_ns), ms(calls.slowest_ns));
+    for (size_t i = 0; i < std::size(kCallees); ++i) {
+      const auto& calls = board.calls[i][phase];
+      std::printf(
+          "%lld other calls to %s %s: median %.2f, 99 %% %.2f, slowest %.2f ms\n",
+          static_cast<long long>(calls.number.load()), kCallees[i] == kOwner ? "the owner" : "an idle worker",
+          kNames[phase], ms(calls.median_ns), ms(calls.p99_ns), ms(calls.slowest_ns));
+    }
   }
   std::fflush(stdout);
 }
@@ -137,7 +147,7 @@ void work(Board& board, int rank, const std::string& store, int total) {
     own(board, node, total);
   } else if (rank == kCaller) {
     callMeanwhile(board, node);
-  } else {
+  } else if (rank != kBystander) {
     use(board, node, total / kUsers);
   }
   node.shutdown();
