@@ -203,8 +203,11 @@ class Group {
     int have_all = 0;
     std::function<void(WorkerId)> distribute = [&](WorkerId from) {
       ++have_all;
-      for (WorkerId to = from * width + 1; to <= from * width + width && to < size_; ++to) {
-        send(from, to, size_ * kObjectBytes, [&distribute, to] { distribute(to); });
+      const auto first = int64_t{from} * width + 1;
+      for (auto to = first; to < std::min<int64_t>(first + width, size_); ++to) {
+        send(from, static_cast<WorkerId>(to), size_ * kObjectBytes, [&distribute, to] {
+          distribute(static_cast<WorkerId>(to));
+        });
       }
     };
     std::vector<int> reported(size_);

@@ -263,12 +263,7 @@ void ConnectionPool::acceptHello(Link& link, Frame frame) {
   link.peer_ = peer;
   std::shared_ptr<Link> replaced;  // destroyed after the lock
   MutexLock lock(mutex_);
-  // The ended ones are removed when the vector is full, so that each HELLO does not look at all of them.
-  if (inbound_links_.size() == inbound_links_.capacity()) {
-    std::erase_if(inbound_links_, [](const auto& each) { return each.expired(); });
-    inbound_links_.reserve(std::max<size_t>(16, 2 * inbound_links_.size()));
-  }
-  inbound_links_.push_back(link.weak_from_this());
+  all_links_.emplace(link.id(), link.weak_from_this());
   // A second connection of the same start does not replace the one over which this node sends.
   auto& used = links_[peer.id];
   if (!used || used->incarnation() < incarnation) replaced = std::exchange(used, link.shared_from_this());
@@ -378,6 +373,7 @@ std::shared_ptr<Link> ConnectionPool::link(WorkerId to) {
     auto [it, added] = links_.try_emplace(to);
     if (!added) return it->second;
     fresh = it->second = std::make_shared<Link>(*this, next_link_++, record->info, record->incarnation);
+    all_links_.emplace(fresh->id(), fresh);
   }
   try {
     if (record->address.empty()) {
@@ -397,6 +393,7 @@ void ConnectionPool::remove(const Link& link, const Error& reason) {
   std::shared_ptr<Link> removed;  // destroyed after the lock
   {
     MutexLock lock(mutex_);
+    all_links_.erase(link.id());
     auto it = links_.find(link.peer().id);
     if (it != links_.end() && it->second.get() == &link) {
       removed = std::move(it->second);
@@ -421,20 +418,19 @@ bool ConnectionPool::hasLink(WorkerId to) const {
 std::vector<std::shared_ptr<Link>> ConnectionPool::allLinks() const {
   std::vector<std::shared_ptr<Link>> out;
   MutexLock lock(mutex_);
-  for (const auto& [peer, link] : links_) out.push_back(link);
-  for (const auto& each : inbound_links_) {
+  for (const auto& [id, each] : all_links_) {
     if (auto link = each.lock()) out.push_back(std::move(link));
   }
-  std::ranges::sort(out, {}, [](const auto& link) { return link->id(); });
-  const auto [repeated, end] = std::ranges::unique(out);
-  out.erase(repeated, end);
   return out;
 }
 
 bool ConnectionPool::isOpen(uint64_t id) const {
-  const auto links = allLinks();
-  const auto found = std::ranges::find(links, id, [](const auto& link) { return link->id(); });
-  return found != links.end() && !(*found)->isClosed();
+  std::shared_ptr<Link> link;
+  {
+    MutexLock lock(mutex_);
+    if (const auto found = all_links_.find(id); found != all_links_.end()) link = found->second.lock();
+  }
+  return link && !link->isClosed();
 }
 
 ConnectionPool::Queued ConnectionPool::queued() const {

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -171,7 +172,7 @@ class ConnectionPool {
   /// The links over which this node sends, one for each peer. Thread-safe, as are hasLink() and size().
   std::vector<std::shared_ptr<Link>> links() const;
   bool hasLink(WorkerId to) const;
-  /// All links, also those over which only the peer sends. Thread-safe.
+  /// All links by age, also those over which only the peer sends. Thread-safe.
   std::vector<std::shared_ptr<Link>> allLinks() const;
   /// Whether the link of that id has not ended. Thread-safe.
   bool isOpen(uint64_t id) const;
@@ -211,8 +212,8 @@ class ConnectionPool {
   std::atomic<uint64_t> next_link_{1};
   mutable Mutex mutex_;
   std::unordered_map<WorkerId, std::shared_ptr<Link>> links_ TORCHRPC_GUARDED_BY(mutex_);
-  /// All inbound links whose HELLO has been accepted; some may have ended.
-  std::vector<std::weak_ptr<Link>> inbound_links_ TORCHRPC_GUARDED_BY(mutex_);
+  /// By id, without the inbound ones whose HELLO has not been accepted.
+  std::map<uint64_t, std::weak_ptr<Link>> all_links_ TORCHRPC_GUARDED_BY(mutex_);
 };
 
 }  // namespace torchrpc
