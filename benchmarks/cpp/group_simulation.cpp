@@ -149,7 +149,7 @@ struct Member {
   const Simulation::ProcessPtr process;
   Agent agent;
   std::string address{};
-  Responder waiting{};  ///< of a report, until this worker has all of its subtree
+  std::vector<Responder> unanswered{};  ///< of requests to which the callers never get a reply
   size_t reports = 0;
 };
 
@@ -233,7 +233,7 @@ class Group {
 
   /// A hundredth of the workers crashes, half of it without a word, while its neighbours wait for its replies.
   void detect() {
-    serve([](Member& member, const Request&, const Responder& responder) { member.waiting = responder; });
+    serve([](Member& member, const Request&, const Responder& responder) { member.unanswered.push_back(responder); });
     const int step = std::max(1, size_ / (kNeighbours + 1));
     for (WorkerId id = 0; id < size_; ++id) {
       for (int i = 1; i <= kNeighbours; ++i) {
