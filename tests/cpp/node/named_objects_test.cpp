@@ -289,7 +289,7 @@ TEST_CASE("the name of an owner that does not answer is not free") {
   group.objects(1).add("replay", give(group[1], 1), 20s);
   std::vector<std::thread> callers;
   for (int i = 0; i < 2; ++i) {
-    callers.emplace_back([&] { ask(group[0], 1, encodeCppCall(Kind::kCppCall, "named::block", {})); });
+    callers.emplace_back([&] { (void)ask(group[0], 1, encodeCppCall(Kind::kCppCall, "named::block", {})); });
   }
   blocked.wait();  // both threads of its pool are busy now
   const auto refused = errorOf([&] { group.objects(0).add("replay", give(group[0], 2), 200ms); });
