@@ -90,10 +90,11 @@ TEST_CASE("a name belongs to one object, and another one may have it later") {
   }
   CHECK(eventually([] { return buffers == 1; }));  // those that were refused are not kept
   CHECK(group[2].call(0, &addToNamed, "replay", 5) == 5);
+  CHECK(group[0].call(1, &addToNamed, "replay", 1) == 6);
   group[0].unregisterObject("replay");
   group[2].registerObject("replay", group[2].makeRRef(std::make_shared<Buffer>()));
   CHECK(lookUp(group[0], "replay").owner().name == "worker2");
-  CHECK(lookUp(group[1], "replay").call(&Buffer::add, 1) == 1);
+  CHECK(lookUp(group[1], "replay").call(&Buffer::add, 1) == 1);  // which has found the other one before
 }
 
 TEST_CASE("values have names as well, and are checked when they are used") {
@@ -168,7 +169,9 @@ TEST_CASE("an object is lost with its owner, and its name is free again") {
   Group group(3);
   group[2].registerObject("theirs", group[2].remote(0, &makeBuffer));
   group[2].registerObject("mine", group[2].makeRRef(std::make_shared<Buffer>()));
+  group[2].registerObject("again", group[2].makeRRef(std::make_shared<Buffer>()));
   const auto kept = lookUp(group[0], "mine");
+  CHECK(lookUp(group[1], "again").owner().name == "worker2");
   group[2].stop();
   CHECK(lookUp(group[1], "theirs").call(&Buffer::add, 1) == 1);
   for (const int rank : {0, 1}) {
@@ -180,6 +183,8 @@ TEST_CASE("an object is lost with its owner, and its name is free again") {
   CHECK(errorOf([&] { group[0].registerObject("other", kept); }).code() == ErrorCode::kWorkerLost);
   group[0].registerObject("mine", group[0].remote(1, &makeBuffer));
   CHECK(lookUp(group[0], "mine").owner().name == "worker1");
+  group[0].registerObject("again", group[0].makeRRef(std::make_shared<Buffer>()));
+  CHECK(lookUp(group[1], "again").owner().name == "worker0");  // which has found the lost one before
   group[0].unregisterObject("mine");
   CHECK(errorOf([&] { lookUp(group[1], "mine"); }).code() == ErrorCode::kNameNotFound);
 }
