@@ -1,4 +1,4 @@
-// The untyped functions behind torchrpc/rref.h.
+// The untyped functions behind torchrpc/rref.h, and those of named objects.
 
 #include "api/access.h"
 #include "api/future_state.h"
@@ -73,6 +73,25 @@ c10::IValue localValue(const c10::IValue& value) {
   return static_cast<const OwnerRRef&>(*rref.rref()).wait(kNoLimit);
 }
 
+void registerObject(const NodeRef& ref, const std::string& name, const c10::IValue& rref) {
+  const auto node = api::coreOf(ref);
+  api::concerning(
+      node->self().name, [&] { node->namedObjects().add(name, rrefOf(rref).rref(), api::timeoutOf(ref, *node)); });
+}
+
+c10::IValue lookUp(const NodeRef& ref, const std::string& name) {
+  const auto node = api::coreOf(ref);
+  return api::concerning(node->self().name, [&] {
+    return RRefValue::wrap(node->namedObjects().lookUp(name, api::timeoutOf(ref, *node)), node);
+  });
+}
+
 }  // namespace detail
+
+void NodeRef::unregisterObject(const std::string& name) const {
+  const auto node = api::coreOf(*this);
+  api::concerning(node->self().name, [&] { node->namedObjects().remove(name, api::timeoutOf(*this, *node)); });
+}
+
 }  // namespace v1
 }  // namespace torchrpc

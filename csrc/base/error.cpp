@@ -25,6 +25,7 @@ std::string_view name(ErrorCode code) {
     case ErrorCode::kCancelled: return "cancelled";
     case ErrorCode::kArgumentMismatch: return "argument mismatch";
     case ErrorCode::kResultMismatch: return "result mismatch";
+    case ErrorCode::kNameNotFound: return "name not found";
   }
   return "unknown";  // a number from a newer peer
 }
@@ -47,7 +48,8 @@ ErrorOrigin usualOrigin(ErrorCode code) {
     case ErrorCode::kSerialization:
     case ErrorCode::kFrameTooLarge:
     case ErrorCode::kRRefDeleted:
-    case ErrorCode::kRendezvous: return ErrorOrigin::kHere;
+    case ErrorCode::kRendezvous:
+    case ErrorCode::kNameNotFound: return ErrorOrigin::kHere;
     case ErrorCode::kNoSuchFunction:
     case ErrorCode::kNotAllowed:
     case ErrorCode::kQuotaExceeded:

@@ -140,6 +140,16 @@ std::string represent(const PyRRef& self) {
       ", id=" + std::to_string(rref.id().created_on) + ":" + std::to_string(rref.id().local_id) + ")";
 }
 
+/// Runs `body` without the GIL. An error of its arguments is a ValueError.
+template <typename Body>
+auto checkingArguments(const Body& body) try {
+  py::gil_scoped_release no_gil;
+  return body();
+} catch (const Error& error) {
+  if (error.code() != ErrorCode::kInvalidArgument) throw;
+  throw py::value_error(error.text());
+}
+
 }  // namespace
 
 void bindRRef(py::module_& module) {
@@ -229,6 +239,28 @@ void bindRRef(py::module_& module) {
             text + "Leaking RRefs: drop the references above before shutdown, or set rpc.api._ignore_rref_leak");
       },
       py::arg("ignore_leak"));
+  module.def(
+      "_register_object",
+      [](const std::string& name, const PyRRef& rref) {
+        const auto node = currentNode();
+        node->rrefs().requireOwn(*rref.rref());
+        checkingArguments([&] { node->namedObjects().add(name, rref.rref(), node->timeout()); });
+      },
+      py::arg("name"), py::arg("rref"), "torchrpc.register(), whose arguments have the right types.");
+  module.def(
+      "_lookup_object",
+      [](const std::string& name) {
+        const auto node = currentNode();
+        return wrap(node, checkingArguments([&] { return node->namedObjects().lookUp(name, node->timeout()); }));
+      },
+      py::arg("name"), "torchrpc.lookup() of a str.");
+  module.def(
+      "_unregister_object",
+      [](const std::string& name) {
+        const auto node = currentNode();
+        checkingArguments([&] { node->namedObjects().remove(name, node->timeout()); });
+      },
+      py::arg("name"), "torchrpc.unregister() of a str.");
   module.def("_rref_context_get_debug_info", [] {
     const auto node = currentNode();
     const auto info = node->rrefs().debugInfo();

@@ -26,6 +26,7 @@ const char* className(ErrorCode code) {
     case ErrorCode::kRRefCreationTimeout:
     case ErrorCode::kTimeout: return "RpcTimeoutError";
     case ErrorCode::kWorkerLost: return "WorkerLostError";
+    case ErrorCode::kNameNotFound:
     case ErrorCode::kNoSuchFunction: return "NameNotFoundError";
     case ErrorCode::kNotAllowed: return "NotAllowedError";
     case ErrorCode::kQuotaExceeded: return "QuotaExceededError";

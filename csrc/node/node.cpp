@@ -160,6 +160,7 @@ Node::Node(const Options& options, StorePtr store, std::unique_ptr<Transport> tr
       rrefs_(RRefService::create(autograd_.recorder(), rrefOptions())),
       calls_(autograd_.recorder(), *rrefs_, interceptors_, &agent_.keyedCalls()),
       optim_(profiler_, *rrefs_, [this](int64_t context) { return autograd_.gradients(context); }),
+      named_objects_(agent_, *rrefs_, store_),
       inspector_(
           {.agent = agent_,
            .rrefs = *rrefs_,
@@ -582,6 +583,7 @@ bool Node::leave(Duration timeout) {
   if (!drain(kNoLimit, timeout)) return false;
   if (!agent_.isInItsProcess()) return true;
   autograd_.close();  // ends the passes that block pool threads
+  named_objects_.close();
   return agent_.leave(timeUntil(deadline));
 }
 
@@ -599,6 +601,7 @@ void Node::abandon() {
   if (!agent_.isInItsProcess()) return;
   agent_.beginEnd(Duration::zero());
   if (!agent_.isOnOwnThread()) shutdown(Duration::zero());
+  named_objects_.close();  // the functions that go on have not let shutdown() come so far
   agent_.discardQueued();
 }
 

@@ -21,6 +21,7 @@
 #include "node/call_service.h"
 #include "node/callable.h"
 #include "node/interceptors.h"
+#include "node/named_objects.h"
 #include "node/rref_value.h"
 #include "observe/call_metrics.h"
 #include "observe/health_server.h"
@@ -120,6 +121,7 @@ class Node : public std::enable_shared_from_this<Node> {
   Profiler& profiler() { return profiler_; }
   RRefService& rrefs() { return *rrefs_; }
   OptimService& optim() { return optim_; }
+  NamedObjects& namedObjects() { return named_objects_; }
   const Inspector& inspector() const { return inspector_; }
   const StorePtr& store() const { return store_; }
   const AllowLists& allowed() const { return allowed_; }
@@ -249,6 +251,7 @@ class Node : public std::enable_shared_from_this<Node> {
   const std::shared_ptr<RRefService> rrefs_;
   CallService calls_;
   OptimService optim_;
+  NamedObjects named_objects_;
   Inspector inspector_;
   Mutex stop_mutex_;
   CondVar stop_requested_;

@@ -67,6 +67,7 @@ enum class CallableType : uint8_t { kNone, kOperator, kCpp, kPython, kScript };
   X(kRRefChildAccept, 51, kRequest, kUntilAnswered, kAnyone, kNone, kNone, "RREF_CHILD_ACCEPT")             \
   X(kRRefUserDelete, 52, kRequest, kUntilAnswered, kAnyone, kNone, kNone, "RREF_USER_DELETE")               \
   X(kMemberJoined, 53, kRequest, kOnce, kAnyone, kNone, kNone, "MEMBER_JOINED")                             \
+  X(kNameFind, 54, kRequest, kOnce, kAnyone, kNone, kNone, "NAME_FIND")                                     \
   X(kAutogradMark, 64, kRequest, kOnce, kMembers, kNone, kNone, "BACKWARD_MARK_REQ")                        \
   X(kAutogradGradients, 65, kRequest, kOnce, kMembers, kNone, kNone, "BACKWARD_AUTOGRAD_REQ")               \
   X(kAutogradAbort, 66, kRequest, kUntilAnswered, kMembers, kNone, kNone, "BACKWARD_ABORT_REQ")             \
@@ -77,6 +78,8 @@ enum class CallableType : uint8_t { kNone, kOperator, kCpp, kPython, kScript };
   X(kOptimStep, 81, kRequest, kOnce, kMembers, kNone, kNone, "OPTIM_STEP")                                  \
   X(kOptimState, 82, kRequest, kOnce, kMembers, kNone, kNone, "OPTIM_STATE")                                \
   X(kOptimLoad, 83, kRequest, kOnce, kMembers, kNone, kNone, "OPTIM_LOAD")                                  \
+  X(kNameHold, 88, kRequest, kOnce, kMembers, kNone, kNone, "NAME_HOLD")                                    \
+  X(kNameDrop, 89, kRequest, kOnce, kMembers, kNone, kNone, "NAME_DROP")                                    \
   X(kInspect, 96, kRequest, kOnce, kMembers, kNone, kNone, "INSPECT")
 
 enum class Kind : uint16_t {

@@ -38,6 +38,7 @@ enum class ErrorCode : uint16_t {
   kCancelled = 18,            ///< the caller has cancelled the call
   kArgumentMismatch = 19,     ///< the called function does not take the arguments: their number or their types
   kResultMismatch = 20,       ///< the result is no value of the type that the caller asks for
+  kNameNotFound = 21,         ///< no object of the group has the name
 };
 
 /// The name of a code, for logs and debug output, e.g. "timeout". Any thread.

@@ -129,6 +129,8 @@ FutureStatePtr startCall(
 c10::IValue startRemote(
     const NodeRef& node, const Destination& to, const Callable& callable, const std::vector<c10::IValue>& args);
 c10::IValue makeRRef(const NodeRef& node, c10::IValue value);
+void registerObject(const NodeRef& node, const std::string& name, const c10::IValue& rref);
+c10::IValue lookUp(const NodeRef& node, const std::string& name);
 /// The name under which a function is registered. Throws Error(kInvalidArgument) if it is not registered.
 Callable nameOf(const void* function);
 /// The same for a member function: see methodKey().
@@ -379,6 +381,30 @@ class NodeRef {
   RRef<std::decay_t<T>> makeRRef(T&& value) const {
     return RRef<std::decay_t<T>>::of(detail::makeRRef(*this, toValue(std::forward<T>(value))));
   }
+
+  /// Gives the object to which an RRef refers a name of 1 to 256 characters (UTF-8), under which every worker of the
+  /// group finds it, those of Python (`torchrpc.lookup`) as well: `node.registerObject("replay", rref)`. The object
+  /// stays on its owner, which keeps it until unregisterObject(), or until the owner ends; it outlives this worker and
+  /// all RRefs to it. Of several workers that register one name at the same time, one succeeds.
+  ///
+  /// This and the next two block: on the group's store, and for one message or two, each with the time-out of this
+  /// handle. They throw Error: kInvalidArgument for a name that is too long or empty; kTimeout; kShutdown. This one
+  /// also throws kInvalidArgument if another object has the name, whose owner the text names; kWorkerLost if the owner
+  /// is lost; kRendezvous if the group's store is lost with its process.
+  template <typename T>
+  void registerObject(const std::string& name, const RRef<T>& rref) const {
+    detail::registerObject(*this, name, rref.value());
+  }
+  /// An RRef to the object of that name: `node.lookup<std::shared_ptr<Buffer>>("replay")`. Whether the object is a `T`
+  /// is checked when it is used. Where the group's store is lost, asks all workers. Throws Error: kNameNotFound;
+  /// kWorkerLost if the owner is lost, and the object with it.
+  template <typename T>
+  RRef<T> lookup(const std::string& name) const {
+    return RRef<T>::of(detail::lookUp(*this, name));
+  }
+  /// Removes a name, which another object may have then. The object is freed when no worker has an RRef to it any more.
+  /// Throws Error: kNameNotFound; kRendezvous if the group's store is lost with its process.
+  void unregisterObject(const std::string& name) const;
 
   /// For internal use.
   explicit NodeRef(std::weak_ptr<void> core) : core_(std::move(core)) {}

@@ -141,6 +141,31 @@ std::string callMethodAndFail(const RRef<c10::IValue>& made, const std::string& 
 TORCHRPC_FUNCTION(callMethods);
 TORCHRPC_FUNCTION(callMethodAndFail);
 
+// Named objects, of either language:
+int countNamed(const Call& call, const std::string& name, int by) {
+  return count(call.node.lookup<std::shared_ptr<Counter>>(name), by);
+}
+c10::IValue callNamed(const Call& call, const std::string& name, const std::string& of, int argument) {
+  return call.node.lookup<c10::IValue>(name).call<c10::IValue>(method(of), argument);
+}
+std::string registerNamed(const Call& call, const std::string& name, const RRef<c10::IValue>& rref) {
+  try {
+    call.node.registerObject(name, rref);
+  } catch (const Error& error) {
+    return std::string(torchrpc::name(error.code())) + ": " + error.text();
+  }
+  return "";
+}
+void registerCounter(const Call& call, const std::string& name) {
+  call.node.registerObject(name, call.node.makeRRef(std::make_shared<Counter>()));
+}
+void unregisterNamed(const Call& call, const std::string& name) { call.node.unregisterObject(name); }
+TORCHRPC_FUNCTION(countNamed);
+TORCHRPC_FUNCTION(callNamed);
+TORCHRPC_FUNCTION(registerNamed);
+TORCHRPC_FUNCTION(registerCounter);
+TORCHRPC_FUNCTION(unregisterNamed);
+
 at::Tensor fetch(const RRef<at::Tensor>& rref) { return rref.toHere(); }
 std::string fetchText(const RRef<std::string>& rref) { return rref.toHere(); }
 std::map<std::string, double> fetchDict(const RRef<std::map<std::string, double>>& rref) { return rref.toHere(); }

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from cpp_structs import Point, Shape, Unknown
 
+import torchrpc
 import torchrpc.autograd as dist_autograd
 import torchrpc.rpc as rpc
 from torchrpc import cpp_function
@@ -66,6 +67,15 @@ def fail():
 
 def squared_error(parameter, x):
     return ((parameter.local_value() * x - 1) ** 2).sum()
+
+
+def add_to_named(name, n):
+    return torchrpc.lookup(name).rpc_sync().add(n)
+
+
+def count_named(name, by):
+    counter = torchrpc.lookup(name)
+    return rpc.rpc_sync(counter.owner(), cpp_function("count"), args=(counter, by))
 
 
 # --- the checks ---
@@ -240,6 +250,51 @@ def rrefs_pass_both_ways(cpp):
     raises("expected a tensor", lambda: rpc.rpc_sync(cpp, cpp_function("fetch"), args=(rpc.RRef("text"),)))
 
 
+def named_objects_cross(cpp):
+    call = lambda name, *args: rpc.rpc_sync(cpp, cpp_function(name), args=args)  # noqa: E731
+    # An object of Python, which either language registers, looks up and removes.
+    for registered_by_cpp in (False, True):
+        total = rpc.RRef(Total(1))
+        if registered_by_cpp:
+            assert call("registerNamed", "total", total) == ""
+        else:
+            torchrpc.register("total", total)
+        assert call("callNamed", "total", "add", 4) == 5
+        assert rpc.rpc_sync("silent", add_to_named, args=("total", 1)) == 6
+        assert total.local_value().value == 6
+        assert "invalid argument: the name 'total' belongs to an object of main" in call(
+            "registerNamed", "total", total
+        )
+        unregister = torchrpc.unregister if registered_by_cpp else lambda name: call("unregisterNamed", name)
+        unregister("total")
+        for find in (torchrpc.lookup, unregister, lambda name: call("callNamed", name, "add", 1)):
+            try:
+                find("total")
+            except rpc.NameNotFoundError as error:
+                assert "has an object named 'total'" in str(error)
+            else:
+                raise AssertionError("the name was found")
+    # An object of C++.
+    for registered_by_cpp in (False, True):
+        if registered_by_cpp:
+            call("registerCounter", "counter")
+        else:
+            torchrpc.register("counter", rpc.remote(cpp, cpp_function("makeCounter")))
+        assert call("countNamed", "counter", 2) == 2
+        found = torchrpc.lookup("counter")
+        assert found.owner_name() == cpp
+        assert rpc.rpc_sync(found.owner(), cpp_function("count"), args=(found, 3)) == 5
+        assert rpc.rpc_sync("silent", count_named, args=("counter", 1)) == 6
+        try:
+            torchrpc.register("counter", rpc.RRef(1))
+        except ValueError as error:
+            assert f"the name 'counter' belongs to an object of {cpp}" in str(error)
+        else:
+            raise AssertionError("the name was taken twice")
+        torchrpc.unregister("counter")
+    call("registerCounter", "stays until the end")
+
+
 def autograd_and_optimizer_cross(cpp):
     weight = rpc.remote(cpp, cpp_function("weight"))
     optimizer = DistributedOptimizer(torch.optim.SGD, [weight], lr=0.5)
@@ -269,6 +324,7 @@ CHECKS = [
     cpp_calls_methods_of_python,
     errors_have_types,
     rrefs_pass_both_ways,
+    named_objects_cross,
     autograd_and_optimizer_cross,
     cpp_trains_what_python_owns,
 ]

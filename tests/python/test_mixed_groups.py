@@ -22,6 +22,7 @@ CHECKS = [
     "cpp_calls_methods_of_python",
     "errors_have_types",
     "rrefs_pass_both_ways",
+    "named_objects_cross",
     "autograd_and_optimizer_cross",
     "cpp_trains_what_python_owns",
 ]

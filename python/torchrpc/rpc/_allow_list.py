@@ -35,7 +35,6 @@ _OWN = """
     rpc.rref_proxy._call_method
     rpc.api._gather_to_leader rpc.api._broadcast_to_followers rpc.api._gathering_numbers rpc.api._rref_typeof_on_owner
     rpc._utils._update_group_membership
-    rpc._named_objects._hold rpc._named_objects._find rpc._named_objects._drop
     optim._parts._make optim._parts._step optim._parts._state optim._parts._load
     nn.remote_module._create_module nn.remote_module._run_forward nn.remote_module._parameter_rrefs
     nn.remote_module._set_training
@@ -45,7 +44,7 @@ CALLED_BY_THE_PACKAGE = frozenset(f"torchrpc.{name}" for name in _OWN.split())
 # Those of them that clients may run, too. To gather and to join, a worker speaks for itself only.
 _OF_CLIENTS = """
     rpc.rref_proxy._call_method rpc.api._rref_typeof_on_owner rpc.api._gather_to_leader
-    rpc.api._gathering_numbers rpc._utils._update_group_membership rpc._named_objects._find
+    rpc.api._gathering_numbers rpc._utils._update_group_membership
     nn.remote_module._create_module nn.remote_module._run_forward nn.remote_module._parameter_rrefs
     nn.remote_module._set_training
 """

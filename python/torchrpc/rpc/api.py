@@ -32,7 +32,7 @@ from torchrpc._C import (
     get_rpc_timeout,
 )
 
-from . import _calls, _gather, _named_objects
+from . import _calls, _gather
 from ._allow_list import local_value
 from ._calls import _wait_all as _wait_all
 from ._calls import remote, rpc_async, rpc_sync
@@ -332,7 +332,6 @@ def _finalize_shutdown(grace_s: float = math.inf, limit_s: float = math.inf) -> 
         except BaseException:
             grace_s = EXIT_GRACE_S
             raise
-        _named_objects.forget_all()
         _destroy_rref_context(_ignore_rref_leak)
     finally:
         _drop_agent(grace_s)
@@ -352,7 +351,6 @@ def _drop_agent(grace_s: float = math.inf) -> None:
         detach()
         _reset_current_rpc_agent()
         _gather.forget_all()
-        _named_objects.forget_all()
 
 
 def _leave_at_exit() -> None:

@@ -114,6 +114,9 @@ void call(const torchrpc::NodeRef& node) {
   (void)node.call<int64_t>(counter.owner(), "add", counter, 1);
   const auto point = node.makeRRef(Point{1.0, 2.0f});
   if (point.isOwner()) (void)point.localValue();
+  node.registerObject("point", point);
+  (void)node.withTimeout(5s).lookup<Point>("point").owner();
+  node.unregisterObject("point");
   (void)point.toHere(1s);
   (void)point.toHereAsync().wait();
 }

@@ -596,6 +596,11 @@ void rrefs(Group& group) {
   EXPECT(kept.toHereAsync(60s).wait() == 3 && RRef<int64_t>::of(kept.value()).toHere() == 3);
   EXPECT(node.remote<int64_t>("c", "minus", 5, 3).toHere() == 2);
   EXPECT(node.remote<at::Tensor>("c", op("aten::ones"), std::vector<int>{2}).toHere().equal(at::ones({2})));
+  node.registerObject("three", kept);
+  EXPECT(group[1].lookup<int64_t>("three").toHere() == 3 && node.lookup<int64_t>("three").owner().name == "b");
+  ERROR_OF(kInvalidArgument, group[2].registerObject("three", group[2].makeRRef(int64_t{3})));
+  group[2].unregisterObject("three");
+  ERROR_OF(kNameNotFound, node.lookup<int64_t>("three"));
   const auto own = node.makeRRef(Point{1, 2});
   EXPECT(own.isOwner() && own.localValue() == Point{1, 2} && own.toHere(60s) == Point{1, 2});
   ERROR_OF(kInvalidArgument, kept.localValue());
@@ -947,7 +952,8 @@ void everyCodeArrives(Group& group) {
       ErrorCode::kQuotaExceeded,
       ErrorCode::kCancelled,
       ErrorCode::kArgumentMismatch,
-      ErrorCode::kResultMismatch};
+      ErrorCode::kResultMismatch,
+      ErrorCode::kNameNotFound};
   for (const auto code : all) {
     const auto error = errorAt(__LINE__, code, [&] { group[0].call("b", &failsWith, code); });
     EXPECT(error.origin() == ErrorOrigin::kFunction && error.detail() == "a detail");
