@@ -11,28 +11,30 @@
 namespace torchrpc {
 
 // Note [Announcements]
-// A worker that has taken the place of a lost one tells few others where it is. Each of them has a part of the group,
-// tells it in the same way, and answers when all of the part know, with those that it could not reach. So nobody dials
-// more than a few workers, however large the group is. The parts are those of the list of all ids: the workers tell
-// each other over nearly the same links for every announcement.
-// If the worker that was asked is lost, or keeps the answer for longer than its part can need, the next of the part is
-// asked. A worker that is told twice is told nothing new. The announced worker alone is responsible for those that were
-// not reached: it goes on telling them.
-// Anybody who knows the group's secret can announce anybody: he can change the store just as well. Where workers prove
-// who they are, that would let one worker cut off another, so there each worker tells all others itself.
+// A worker that has taken the place of a lost one announces its address along a tree. It sends MEMBER_JOINED to kFanOut
+// members, each with the list of the members in its subtree. A member forwards the announcement in the same way, and
+// replies when its whole subtree has replied. The reply lists the members that could not be reached. So each worker
+// opens few connections, however large the group is. All trees divide the same list of ids, so different announcements
+// use nearly the same connections.
+// If the root of a subtree is lost, or does not reply in time, the next member of the subtree gets the message. A
+// member ignores an announcement that it knows already. Members that were not reached get the announcement again from
+// the announced worker only, so no other worker keeps any state.
+// A worker that knows the group's secret can announce another one falsely; it could change the store as well. Where
+// workers prove their names, a false announcement would cut another worker off. There each worker sends its own
+// announcement to all members, and no member accepts it from another sender.
 
 namespace {
 
 constexpr size_t kFanOut = 8;
-constexpr size_t kMaxOpen = 32;  // that a worker tells at a time: each may have to be dialled first
-constexpr Duration kPatience = std::chrono::seconds(2);           // for an answer, for each level of workers below
+constexpr size_t kMaxOpen = 32;  // messages at a time: each may have to wait for a new connection
+constexpr Duration kReplyTimeout = std::chrono::seconds(2);       // of a reply, for each level of the subtree
 constexpr Duration kFirstPause = std::chrono::milliseconds(200);  // before the next attempt; doubled each time
 constexpr int kMaxAttempts = 10;                                  // a worker may be cut off for a while only
 
-/// Which worker is announced, and whom the receiver is to tell.
+/// The payload of MEMBER_JOINED.
 struct Announcement {
-  std::string record;  ///< encoded
-  std::vector<WorkerId> members;
+  std::string record;             ///< encoded
+  std::vector<WorkerId> members;  ///< of the receiver's subtree
 
   std::string encode() const {
     std::string out;
@@ -62,52 +64,53 @@ struct Announcement {
   }
 };
 
-/// How long a worker may take to tell so many others.
-Duration patienceFor(size_t members) {
-  auto patience = kPatience;
-  for (auto rest = members - 1; rest > 0; rest /= kFanOut) patience += kPatience;
-  return patience;
+/// How long the root of a subtree with that many members may take to reply.
+Duration replyTimeout(size_t members) {
+  auto timeout = kReplyTimeout;
+  for (auto rest = members - 1; rest > 0; rest /= kFanOut) timeout += kReplyTimeout;
+  return timeout;
 }
 
 }  // namespace
 
-/// The members that this worker tells of one announcement.
-class Announcer::Round : public std::enable_shared_from_this<Round> {
+/// One announcement, as this worker sends it.
+class Announcer::Broadcast : public std::enable_shared_from_this<Broadcast> {
  public:
-  Round(Agent& agent, std::string record, Done done)
+  Broadcast(Agent& agent, std::string record, Done done)
       : agent_(agent), record_(std::move(record)), done_(std::move(done)) {}
 
-  void tell(const std::vector<WorkerId>& members, size_t parts) {
+  void start(const std::vector<WorkerId>& members, size_t subtrees) {
     {
       MutexLock lock(mutex_);
-      for (size_t i = 0; i < parts; ++i) {
-        const auto begin = members.begin() + static_cast<std::ptrdiff_t>(i * members.size() / parts);
-        const auto end = members.begin() + static_cast<std::ptrdiff_t>((i + 1) * members.size() / parts);
+      for (size_t i = 0; i < subtrees; ++i) {
+        const auto begin = members.begin() + static_cast<std::ptrdiff_t>(i * members.size() / subtrees);
+        const auto end = members.begin() + static_cast<std::ptrdiff_t>((i + 1) * members.size() / subtrees);
         if (begin != end) queue_.emplace_back(begin, end);
       }
     }
-    openQueued();
+    sendQueued();
   }
 
  private:
-  using Part = std::vector<WorkerId>;  ///< the first is the one that is asked to tell the others
+  using Subtree = std::vector<WorkerId>;  ///< the first one is its root
 
-  void openQueued() {
+  void sendQueued() {
     for (;;) {
-      Part part;
+      Subtree subtree;
       {
         MutexLock lock(mutex_);
-        // The thread that is here looks again before it leaves, so an answer that comes at once does not recurse.
-        if (is_opening_) return;
+        // The sending thread looks at the queue again before it returns, so a reply that comes at once does not
+        // recurse.
+        if (is_sending_) return;
         if (queue_.empty() || open_ == kMaxOpen) break;
-        part = std::move(queue_.front());
+        subtree = std::move(queue_.front());
         queue_.pop_front();
         ++open_;
-        is_opening_ = true;
+        is_sending_ = true;
       }
-      ask(part);
+      send(subtree);
       MutexLock lock(mutex_);
-      is_opening_ = false;
+      is_sending_ = false;
     }
     Done done;
     Result<std::vector<WorkerId>> outcome = std::vector<WorkerId>();
@@ -121,35 +124,35 @@ class Announcer::Round : public std::enable_shared_from_this<Round> {
     if (done) done(std::move(outcome));
   }
 
-  void ask(const Part& part) {
+  void send(const Subtree& subtree) {
     const auto is_settled = std::make_shared<std::atomic<bool>>(false);
     const auto self = shared_from_this();
-    const Announcement announcement{record_, {part.begin() + 1, part.end()}};
+    const Announcement announcement{record_, {subtree.begin() + 1, subtree.end()}};
     agent_.request(
-        part.front(), {.kind = Kind::kMemberJoined, .payload = announcement.encode()}, kNoLimit,
-        [self, part, is_settled](const Result<Message>& reply) {
-          if (!is_settled->exchange(true)) self->onAnswer(part, reply);
+        subtree.front(), {.kind = Kind::kMemberJoined, .payload = announcement.encode()}, kNoLimit,
+        [self, subtree, is_settled](const Result<Message>& reply) {
+          if (!is_settled->exchange(true)) self->onReply(subtree, reply);
         });
-    // One that is stopped hears of it when it goes on.
-    agent_.postAfter(patienceFor(part.size()), [self, part, is_settled] {
-      if (!is_settled->exchange(true)) self->onUnreached(part);
+    // A stopped process still gets the message when it continues.
+    agent_.postAfter(replyTimeout(subtree.size()), [self, subtree, is_settled] {
+      if (!is_settled->exchange(true)) self->onUnreached(subtree);
     });
   }
 
-  void onAnswer(const Part& part, const Result<Message>& reply) {
+  void onReply(const Subtree& subtree, const Result<Message>& reply) {
     if (!reply && reply.error().code() == ErrorCode::kRendezvous) {
       MutexLock lock(mutex_);
       refusal_ = reply.error();
       --open_;
     } else if (auto unreached = reply ? unreachedIn(reply.value()) : std::nullopt) {
-      std::erase_if(*unreached, [&part](WorkerId id) { return std::ranges::find(part, id) == part.end(); });
+      std::erase_if(*unreached, [&subtree](WorkerId id) { return std::ranges::find(subtree, id) == subtree.end(); });
       MutexLock lock(mutex_);
       unreached_.insert(unreached_.end(), unreached->begin(), unreached->end());
       --open_;
     } else {
-      return onUnreached(part);
+      return onUnreached(subtree);
     }
-    openQueued();
+    sendQueued();
   }
 
   static std::optional<std::vector<WorkerId>> unreachedIn(const Message& reply) try {
@@ -159,30 +162,30 @@ class Announcer::Round : public std::enable_shared_from_this<Round> {
     return std::nullopt;
   }
 
-  void onUnreached(const Part& part) {
+  void onUnreached(const Subtree& subtree) {
     {
       MutexLock lock(mutex_);
-      unreached_.push_back(part.front());
-      if (part.size() > 1) queue_.emplace_back(part.begin() + 1, part.end());
+      unreached_.push_back(subtree.front());
+      if (subtree.size() > 1) queue_.emplace_back(subtree.begin() + 1, subtree.end());
       --open_;
     }
-    openQueued();
+    sendQueued();
   }
 
   Agent& agent_;
   const std::string record_;
   Mutex mutex_;
-  std::deque<Part> queue_ TORCHRPC_GUARDED_BY(mutex_);
+  std::deque<Subtree> queue_ TORCHRPC_GUARDED_BY(mutex_);
   size_t open_ TORCHRPC_GUARDED_BY(mutex_) = 0;
-  bool is_opening_ TORCHRPC_GUARDED_BY(mutex_) = false;
+  bool is_sending_ TORCHRPC_GUARDED_BY(mutex_) = false;
   std::vector<WorkerId> unreached_ TORCHRPC_GUARDED_BY(mutex_);
   Status refusal_ TORCHRPC_GUARDED_BY(mutex_);
   Done done_ TORCHRPC_GUARDED_BY(mutex_);
 };
 
 void Announcer::spread(const std::string& record, std::vector<WorkerId> members, Done done) {
-  const auto parts = options_.is_direct ? members.size() : std::min(members.size(), kFanOut);
-  std::make_shared<Round>(agent_, record, std::move(done))->tell(members, parts);
+  const auto subtrees = options_.is_direct ? members.size() : std::min(members.size(), kFanOut);
+  std::make_shared<Broadcast>(agent_, record, std::move(done))->start(members, subtrees);
 }
 
 void Announcer::announce(const WorkerRecord& self, std::vector<WorkerId> members, Done done) {

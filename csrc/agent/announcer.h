@@ -1,6 +1,7 @@
 #pragma once
 
-// Tells the members of a group of fixed size where a worker is that has taken the place of a lost one.
+// Sends the members of a group of fixed size the address of a worker that has taken the place of a lost one: Note
+// [Announcements] in announcer.cpp.
 // Threads: any.
 
 #include <functional>
@@ -14,13 +15,15 @@ namespace torchrpc {
 
 class Announcer {
  public:
-  /// What the others learn of this worker. Returns why this worker refuses it, if it does. On the loop; must not block.
+  /// Applies the record of an announced worker on this one. Returns an error if this worker refuses it. Runs on the
+  /// loop and must not block.
   using Accept = std::function<Status(const WorkerRecord&)>;
-  /// With those who could not be reached yet, or with the refusal of a worker. Any thread.
+  /// Gets the members that have not been reached yet, or the error of one that refuses the announced worker. Any
+  /// thread.
   using Done = std::function<void(Result<std::vector<WorkerId>>)>;
 
   struct Options {
-    /// The workers prove who they are, so each believes an announcement from its worker only.
+    /// Workers prove their names: each sends its own announcement to all members, and accepts no other.
     bool is_direct = false;
     Accept accept;
   };
@@ -28,16 +31,17 @@ class Announcer {
   /// `agent` must outlive it.
   Announcer(Agent& agent, Options options) : agent_(agent), options_(std::move(options)) {}
 
-  /// Tells these members. Goes on with those who cannot be reached, for minutes, after it has called `done`.
+  /// Announces this worker to these members. After `done`, sends the announcement again, for minutes, to members that
+  /// were not reached.
   void announce(const WorkerRecord& self, std::vector<WorkerId> members, Done done);
   /// Serves MEMBER_JOINED. On the loop.
   void serve(const Request& request, const Responder& responder);
 
  private:
-  class Round;
+  class Broadcast;
   /// Throws Error(kProtocol) if the sender of that request may not announce that worker.
   void check(const WorkerRecord& record, const Request& request);
-  /// Tells the members, as they tell others; calls `done` once.
+  /// Sends the announcement along the tree of these members; calls `done` once.
   void spread(const std::string& record, std::vector<WorkerId> members, Done done);
   void repeat(const std::string& record, const std::vector<WorkerId>& members, int attempt);
 
