@@ -167,9 +167,9 @@ TEST_CASE("a peer of another protocol gets no answer, a peer of another version 
   CHECK(browser.receiveAll().find("torchrpc") == std::string::npos);
   RawPeer newer(pair.address);
   auto hello = HandshakeMessage{}.bytes();
-  hello[8] = 9;
+  hello[8] = static_cast<char>(kVersion + 1);
   newer.send(hello);
-  CHECK_THAT(newer.receiveAll(), Catch::Contains("version 9"));
+  CHECK_THAT(newer.receiveAll(), Catch::Contains("version " + std::to_string(kVersion + 1)));
 }
 
 TEST_CASE("a member of another group is refused with the reason") {
