@@ -257,6 +257,21 @@ def test_a_function_that_keeps_the_gil_is_named():
     assert "In the end it is w1 that runs in spin" in only(explanation, "longest_wait")["text"]
 
 
+def test_of_threads_that_run_while_the_gil_is_kept_the_one_that_uses_a_core_keeps_it():
+    """Where Python does not say who keeps it. Threads that wait for the GIL wake up every few milliseconds."""
+    before, now = circle(), circle()
+    for reports, cpu_s, waiting_cpu_s, uptime_s in ((before, 1.0, 2.0, 12.0), (now, 1.45, 2.1, 12.5)):
+        spinning = {"waits": None, "state": "R", "cpu_s": cpu_s, "python": [frame("spin", 12)]}
+        reports["w1"]["threads"][1] |= spinning
+        reports["w1"]["threads"].append(thread(1199, state="R", python=[frame("main")], cpu_s=waiting_cpu_s))
+        reports["w1"]["worker"]["uptime_s"] = uptime_s
+        reports["w1"]["gil"] = {"is_free": False, "waited_s": 0.3, "holder": 0}
+    assert "spin (/home/me/train.py:12) keeps the GIL" in only(_why.explain(now, earlier=before), "gil")["text"]
+    assert "w1: a function keeps the GIL" in only(_why.explain(now), "gil")["text"]  # one report does not tell
+    now["w1"]["threads"][-1]["cpu_s"] = 2.4
+    assert "w1: a function keeps the GIL" in only(_why.explain(now, earlier=before), "gil")["text"]
+
+
 def test_a_call_that_did_not_reach_python_waits_for_the_gil():
     reports = circle()
     reports["w1"]["threads"][1] |= {"waits": None, "state": "R", "python": [frame("spin", 12)], "serves": []}

@@ -21,6 +21,7 @@ _PLUMBING = re.compile(
     r"|^<frozen |^<string>$"
 )
 _STATES = {"R": "runs", "S": "sleeps", "D": "waits for a disk or a driver", "T": "is stopped", "t": "is traced"}
+_BUSY_CORES = 0.25  # of a thread that runs, on a machine that others use, too
 
 
 def answered(reports: Reports) -> dict[str, Report]:
@@ -120,15 +121,23 @@ def holders(report: Report, lock: Mapping[str, Any]) -> list[int]:
     return found
 
 
-def gil_holder(report: Report) -> int:
-    """The id of the thread that keeps the GIL; 0 if nothing keeps it, or it is not known which."""
+def gil_holder(report: Report, earlier: "Report | None" = None) -> int:
+    """The id of the thread that keeps the GIL; 0 if nothing keeps it, or it is not known which.
+
+    Args:
+        earlier: a report of the same worker from a moment before, if there is one.
+    """
     gil = table(report, "gil")
     if gil.get("is_free") is not False:
         return 0
     if holder := int(number(gil, "holder")):
         return holder
-    # Those that wait for the GIL sleep.
-    running = [tid for tid, row in threads(report).items() if row.get("state") == "R" and rows(row, "python")]
+    # Threads that wait for the GIL wake up every few milliseconds to ask for it, but they use little processor time.
+    in_python = [tid for tid, row in threads(report).items() if rows(row, "python")]
+    used = sorted(((cores(earlier, report, tid) or 0.0, tid) for tid in in_python), reverse=True)
+    if used and used[0][0] >= _BUSY_CORES and all(2 * each < used[0][0] for each, _ in used[1:]):
+        return used[0][1]
+    running = [tid for tid in in_python if threads(report)[tid].get("state") == "R"]
     return running[0] if len(running) == 1 else 0
 
 

@@ -271,7 +271,7 @@ class _Graph:
         return Edge([("thread", worker, main)], True, is_certain, "")
 
     def _gil_holder(self, worker: str) -> int:
-        holder = reading.gil_holder(self._reports[worker])
+        holder = reading.gil_holder(self._reports[worker], self._earlier.get(worker))
         return holder if holder in self._threads[worker] else 0
 
     # What can never go on.
