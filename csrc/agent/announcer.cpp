@@ -183,14 +183,14 @@ class Announcer::Broadcast : public std::enable_shared_from_this<Broadcast> {
   Done done_ TORCHRPC_GUARDED_BY(mutex_);
 };
 
-void Announcer::spread(const std::string& record, std::vector<WorkerId> members, Done done) {
+void Announcer::spread(const std::string& record, const std::vector<WorkerId>& members, Done done) {
   const auto subtrees = options_.is_direct ? members.size() : std::min(members.size(), kFanOut);
   std::make_shared<Broadcast>(agent_, record, std::move(done))->start(members, subtrees);
 }
 
-void Announcer::announce(const WorkerRecord& self, std::vector<WorkerId> members, Done done) {
+void Announcer::announce(const WorkerRecord& self, const std::vector<WorkerId>& members, Done done) {
   auto record = encodeRecord(self);
-  spread(record, std::move(members), [this, record, done = std::move(done)](Result<std::vector<WorkerId>> unreached) {
+  spread(record, members, [this, record, done = std::move(done)](Result<std::vector<WorkerId>> unreached) {
     if (unreached && !unreached.value().empty()) repeat(record, unreached.value(), 1);
     done(std::move(unreached));
   });
@@ -226,7 +226,7 @@ void Announcer::serve(const Request& request, const Responder& responder) {
   }
   if (auto refusal = options_.accept(record)) return responder.fail(*std::move(refusal));
   std::erase_if(members, [&](WorkerId id) { return id == agent_.self().id || id == record.info.id; });
-  spread(announcement.record, std::move(members), [responder](Result<std::vector<WorkerId>> unreached) {
+  spread(announcement.record, members, [responder](Result<std::vector<WorkerId>> unreached) {
     if (!unreached) return responder.fail(unreached.error());
     Message reply{.kind = Kind::kReply};
     Announcement::putIds(reply.payload, unreached.value());

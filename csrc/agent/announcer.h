@@ -33,7 +33,7 @@ class Announcer {
 
   /// Announces this worker to these members. After `done`, sends the announcement again, for minutes, to members that
   /// were not reached.
-  void announce(const WorkerRecord& self, std::vector<WorkerId> members, Done done);
+  void announce(const WorkerRecord& self, const std::vector<WorkerId>& members, Done done);
   /// Serves MEMBER_JOINED. On the loop.
   void serve(const Request& request, const Responder& responder);
 
@@ -42,7 +42,7 @@ class Announcer {
   /// Throws Error(kProtocol) if the sender of that request may not announce that worker.
   void check(const WorkerRecord& record, const Request& request);
   /// Sends the announcement along the tree of these members; calls `done` once.
-  void spread(const std::string& record, std::vector<WorkerId> members, Done done);
+  void spread(const std::string& record, const std::vector<WorkerId>& members, Done done);
   void repeat(const std::string& record, const std::vector<WorkerId>& members, int attempt);
 
   Agent& agent_;

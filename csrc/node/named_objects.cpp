@@ -233,14 +233,14 @@ void NamedObjects::close() {
 
 // --- on the owner ---
 
-void NamedObjects::hold(const std::string& name, uint64_t number, RRefPtr rref) {
+void NamedObjects::hold(const std::string& name, uint64_t number, const RRefPtr& rref) {
   const auto owned = std::dynamic_pointer_cast<OwnerRRef>(rref);
   if (!owned || number == 0) throwMalformed("not an object of the receiver");
   if (const auto failure = owned->creationFailure()) throw *failure;
   MutexLock lock(mutex_);
   if (is_closed_) throw Error(ErrorCode::kShutdown, "RPC has been shut down.", agent_.self().name);
   // A registration is of one object: nobody puts another one in its place.
-  if (!held_[name].try_emplace(number, std::move(rref)).second) throwMalformed("the registration has an object");
+  if (!held_[name].try_emplace(number, rref).second) throwMalformed("the registration has an object");
 }
 
 RRefPtr NamedObjects::find(const std::string& name, uint64_t number) const {
@@ -269,7 +269,7 @@ void NamedObjects::serveHold(const Request& request, const Responder& responder)
   auto rrefs = adopt(request.message);
   const auto [name, number] = decodeNameRequest(request.message.payload);
   if (rrefs.size() != 1) throwMalformed("not one RRef");
-  hold(name, number, std::move(rrefs.front()));
+  hold(name, number, rrefs.front());
   responder.reply({.kind = Kind::kReply});
 }
 

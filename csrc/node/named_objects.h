@@ -72,7 +72,7 @@ class NamedObjects {
 
   // On the owner. A null RRef: it has none.
   /// `number` 0 in find(): any. Only hold() throws Error.
-  void hold(const std::string& name, uint64_t number, RRefPtr rref);
+  void hold(const std::string& name, uint64_t number, const RRefPtr& rref);
   RRefPtr find(const std::string& name, uint64_t number) const;
   RRefPtr drop(const std::string& name, uint64_t number);
   void serveHold(const Request& request, const Responder& responder);

@@ -309,7 +309,7 @@ void Node::announce(const std::vector<WorkerRecord>& records, Duration timeout) 
   for (const auto& record : records) {
     if (record.info.id != self().id) others.push_back(record.info.id);
   }
-  announcer_.announce(records.at(self().id), std::move(others), [outcome](Result<std::vector<WorkerId>> unreached) {
+  announcer_.announce(records.at(self().id), others, [outcome](Result<std::vector<WorkerId>> unreached) {
     {
       MutexLock lock(outcome->mutex);
       outcome->unreached = std::move(unreached);

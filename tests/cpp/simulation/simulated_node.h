@@ -123,7 +123,7 @@ class SimulatedNode {
     for (const auto& [to, record] : members) {
       if (to != id()) others.push_back(to);
     }
-    announcer_.announce(record(), std::move(others), [](const auto&) {});
+    announcer_.announce(record(), others, [](const auto&) {});
   }
   /// As Node::expel.
   void expel(const WorkerInfo& worker) {
