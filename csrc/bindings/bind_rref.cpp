@@ -55,10 +55,7 @@ py::object deserialize(const py::tuple& serialized) {
     if (forks.size() != 1 || forks[0].delivery != kNoNumber) {
       throw Error(ErrorCode::kProtocol, "not the bytes of an RRef outside of a message");
     }
-    Result<std::vector<RRefPtr>> adopted = std::vector<RRefPtr>();
-    // adopt() calls back before it returns, because it does not wait for the owner.
-    node->rrefs().adopt(forks, /*wait_for_owner=*/false, [&](auto rrefs) { adopted = std::move(rrefs); });
-    return wrap(node, std::move(adopted).take().at(0));
+    return wrap(node, node->rrefs().adopt(forks).at(0));
   }
   const auto* message = IncomingRRefs::current();
   if (!message) throw std::runtime_error("an RRef of a message can only be read while the message is received");

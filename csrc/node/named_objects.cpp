@@ -266,7 +266,7 @@ RRefPtr NamedObjects::drop(const std::string& name, uint64_t number) {
 }
 
 void NamedObjects::serveHold(const Request& request, const Responder& responder) {
-  auto rrefs = adopt(request.message);
+  const auto rrefs = rrefs_.adopt(forksIn(request.message));
   const auto [name, number] = decodeNameRequest(request.message.payload);
   if (rrefs.size() != 1) throwMalformed("not one RRef");
   hold(name, number, rrefs.front());
@@ -288,13 +288,6 @@ void NamedObjects::serveDrop(const Request& request, const Responder& responder)
   Message reply{.kind = Kind::kReply};
   Writer(reply.payload).put(dropped != nullptr);
   responder.reply(std::move(reply));  // first: a destructor may take long
-}
-
-std::vector<RRefPtr> NamedObjects::adopt(const Message& message) {
-  Result<std::vector<RRefPtr>> rrefs = std::vector<RRefPtr>();
-  // adopt() calls back before it returns, because it does not wait for the owner.
-  rrefs_.adopt(forksIn(message), /*wait_for_owner=*/false, [&](auto adopted) { rrefs = std::move(adopted); });
-  return std::move(rrefs).take();
 }
 
 // --- the store ---
@@ -394,7 +387,7 @@ Result<RRefPtr> NamedObjects::rrefIn(Answer& answer) {
   const auto reply = answer.wait();
   if (!reply) return reply.error();
   try {
-    const auto rrefs = adopt(reply.value());
+    const auto rrefs = rrefs_.adopt(forksIn(reply.value()));
     if (rrefs.empty()) return RRefPtr();
     if (rrefs.size() != 1 || rrefs.front()->owner() != answer.from()) throwMalformed("not an object of the sender");
     return rrefs.front();

@@ -78,8 +78,6 @@ class NamedObjects {
   void serveHold(const Request& request, const Responder& responder);
   void serveFind(const Request& request, const Responder& responder);
   void serveDrop(const Request& request, const Responder& responder);
-  /// The RRefs that arrived in a message.
-  std::vector<RRefPtr> adopt(const Message& message);
 
   // Of the store; they throw Error(kRendezvous) if it is lost.
   /// Replaces what the store has for a name if it is `expected`; returns what it has then.

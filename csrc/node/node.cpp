@@ -460,14 +460,7 @@ Message Node::replyWith(const c10::IValue& value, WorkerId to) {
   return reply;
 }
 
-std::vector<RRefPtr> Node::adoptRRefs(const Message& reply) {
-  const auto forks = forksIn(reply);
-  if (forks.empty()) return {};
-  Result<std::vector<RRefPtr>> rrefs = std::vector<RRefPtr>();
-  // adopt() calls back before it returns, because it does not wait for the owner.
-  rrefs_->adopt(forks, /*wait_for_owner=*/false, [&](auto adopted) { rrefs = std::move(adopted); });
-  return std::move(rrefs).take();
-}
+std::vector<RRefPtr> Node::adoptRRefs(const Message& reply) { return rrefs_->adopt(forksIn(reply)); }
 
 void Node::barrier(const std::string& name, Duration timeout) {
   meet([&] {

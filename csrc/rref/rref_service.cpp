@@ -256,6 +256,13 @@ void RRefService::adopt(const std::vector<RRefFork>& forks, bool wait_for_owner,
   std::make_shared<Confirmation>(std::move(rrefs), std::move(done))->start();
 }
 
+std::vector<RRefPtr> RRefService::adopt(const std::vector<RRefFork>& forks) {
+  if (forks.empty()) return {};
+  Result<std::vector<RRefPtr>> rrefs = std::vector<RRefPtr>();
+  adopt(forks, /*wait_for_owner=*/false, [&](auto adopted) { rrefs = std::move(adopted); });  // calls back at once
+  return std::move(rrefs).take();
+}
+
 void RRefService::discard(const Message& message) {
   try {
     adopt(forksIn(message), /*wait_for_owner=*/false, [](const auto&) {});

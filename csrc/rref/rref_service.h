@@ -83,6 +83,8 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
   /// with `wait_for_owner` after the owner of each has confirmed it, else immediately. Idempotent for each fork.
   using Adopted = std::function<void(Result<std::vector<RRefPtr>>)>;
   void adopt(const std::vector<RRefFork>& forks, bool wait_for_owner, Adopted done);
+  /// The same without waiting. Throws Error.
+  std::vector<RRefPtr> adopt(const std::vector<RRefFork>& forks);
 
   /// Adopts and releases the forks of a message that is of no use, such as a reply that arrives too late.
   /// Ignores malformed forks.
