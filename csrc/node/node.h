@@ -215,9 +215,9 @@ class Node : public std::enable_shared_from_this<Node> {
   void joinOthers(TimePoint deadline);
   /// Listens, and makes the rendezvous.
   void beginRendezvous();
-  /// Tells the other members where this worker is, which has taken the place of a lost one.
+  /// Sends the address of this worker, which has taken the place of a lost one, to the other members.
   void announce(const std::vector<WorkerRecord>& records, Duration timeout);
-  /// What another member tells of a worker that has taken its place. On the loop.
+  /// Applies the record of a worker that has taken the place of a lost one. On the loop.
   Status accept(const WorkerRecord& record);
   /// Finds the group's store again, if rank 0 served it and has been started again. Throws Error(kWorkerLost) if rank 0
   /// has served it, and nobody does now.

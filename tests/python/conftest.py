@@ -48,3 +48,13 @@ def run_python(hook_path, tmp_path):
         return result
 
     return run
+
+
+@pytest.fixture(scope="session")
+def mixed_worker():
+    """The program of C++ workers of mixed groups. The variable names another build of it."""
+    built = Path(__file__).parents[2] / "build/release/tests/cpp/mixed_worker"
+    path = Path(os.environ.get("TORCHRPC_MIXED_WORKER", built)).resolve()
+    if not path.exists():
+        pytest.skip(f"{path} is not built: `make test` does it")
+    return path

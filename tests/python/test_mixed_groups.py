@@ -28,14 +28,6 @@ CHECKS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def worker():
-    path = Path(os.environ.get("TORCHRPC_MIXED_WORKER", ROOT / "build/release/tests/cpp/mixed_worker")).resolve()
-    if not path.exists():
-        pytest.skip(f"{path} is not built: `make test` does it")
-    return path
-
-
 def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -44,10 +36,10 @@ def free_port():
 
 # The first in the alphabet leads what Python workers do together; rank 0 hosts the store.
 @pytest.mark.parametrize(("name", "rank"), [("cpp", 1), ("a_cpp", 0), ("cpp", 2)])
-def test_python_and_cpp_work_in_one_group(worker, run_python, name, rank):
+def test_python_and_cpp_work_in_one_group(mixed_worker, run_python, name, rank):
     run = run_python(
         ROOT / "tests/python/cpp_group.py",
-        worker,
+        mixed_worker,
         free_port(),
         name,
         rank,
@@ -58,11 +50,11 @@ def test_python_and_cpp_work_in_one_group(worker, run_python, name, rank):
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_worker_costs_the_others_one_line_each_that_names_it(worker, victim):
+def test_a_killed_worker_costs_the_others_one_line_each_that_names_it(mixed_worker, victim):
     port = free_port()
     processes = [
         subprocess.Popen(
-            [worker, f"worker{rank}", str(rank), "3", str(port), "4"],
+            [mixed_worker, f"worker{rank}", str(rank), "3", str(port), "4"],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

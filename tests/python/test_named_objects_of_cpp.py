@@ -4,7 +4,6 @@ other is in test_mixed_groups.py.
 
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
 from waiting import eventually
@@ -13,16 +12,7 @@ import torchrpc
 import torchrpc.rpc as rpc
 from torchrpc.testing import free_port
 
-ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 60
-
-
-@pytest.fixture(scope="module")
-def worker():
-    path = Path(os.environ.get("TORCHRPC_MIXED_WORKER", ROOT / "build/release/tests/cpp/mixed_worker")).resolve()
-    if not path.exists():
-        pytest.skip(f"{path} is not built: `make test` does it")
-    return path
 
 
 def count(name, by):
@@ -70,10 +60,10 @@ def lose_and_replace(worker, port):
         cpp.wait(TIMEOUT_S)
 
 
-def test_names_of_a_killed_cpp_worker_are_free_and_one_that_is_started_again_takes_them(worker):
+def test_names_of_a_killed_cpp_worker_are_free_and_one_that_is_started_again_takes_them(mixed_worker):
     import torch.multiprocessing as mp
 
-    process = mp.get_context("spawn").Process(target=lose_and_replace, args=(worker, free_port()))
+    process = mp.get_context("spawn").Process(target=lose_and_replace, args=(mixed_worker, free_port()))
     process.start()
     process.join(2 * TIMEOUT_S)
     process.kill()

@@ -6,9 +6,9 @@
 #include <future>
 #include <map>
 #include <set>
-#include <thread>
 
 #include "agent/loopback_group.h"
+#include "outcomes.h"
 
 using namespace torchrpc;
 using namespace torchrpc::test;
@@ -18,7 +18,7 @@ namespace {
 
 constexpr WorkerId kAnnounced = 5;
 
-/// A group whose members count what they are told.
+/// A group whose members count the announcements that they get.
 struct Listeners {
   explicit Listeners(int size, bool is_direct = false) : group({.size = size}) {
     for (int id = 0; id < size; ++id) {
@@ -100,7 +100,7 @@ std::string announcement(const WorkerRecord& record, const std::vector<WorkerId>
 
 }  // namespace
 
-TEST_CASE("all members are told once, over a link or two each") {
+TEST_CASE("an announcement reaches each member once, over a link or two of each") {
   for (const int size : {kAnnounced + 1, 9, 30, 100}) {
     Listeners listeners(size);
     CHECK(listeners.announce().take().empty());
@@ -115,7 +115,7 @@ TEST_CASE("all members are told once, over a link or two each") {
   }
 }
 
-TEST_CASE("members are told although those who were to tell them are lost") {
+TEST_CASE("an announcement reaches a subtree whose root is lost") {
   Listeners listeners(100);
   listeners.announce().take();
   const std::set<WorkerId> lost{0, 1, 12, 13, 14, 99};
@@ -125,20 +125,16 @@ TEST_CASE("members are told although those who were to tell them are lost") {
   for (const auto& [id, times] : listeners.toldNow()) CHECK(times == (lost.contains(id) ? 1 : 2));
 }
 
-TEST_CASE("members are told although one who was to tell them does not answer, and so is that one later") {
+TEST_CASE("an announcement reaches a subtree whose root does not answer, and that root later") {
   Listeners listeners(30);
   listeners.silent = 0;
   CHECK(listeners.announce().take() == std::vector<WorkerId>{0});
   CHECK(listeners.toldNow().size() == 28);
   listeners.silent = kNoWorker;
-  const auto deadline = deadlineAfter(20s);
-  while (!listeners.toldNow().contains(0) && std::chrono::steady_clock::now() < deadline) {
-    std::this_thread::sleep_for(10ms);
-  }
-  CHECK(listeners.toldNow().contains(0));
+  CHECK(eventually([&] { return listeners.toldNow().contains(0); }));
 }
 
-TEST_CASE("a member that refuses the announced worker is heard") {
+TEST_CASE("the announced worker gets the error of a member that refuses it") {
   Listeners listeners(30);
   {
     MutexLock lock(listeners.mutex);
@@ -166,7 +162,7 @@ TEST_CASE("announcements that are malformed, or of the wrong worker, are refused
   CHECK_FALSE(listeners.errorOf(0, payload + "x").empty());
 }
 
-TEST_CASE("where workers prove who they are, each tells all others itself, and is believed for itself only") {
+TEST_CASE("where workers prove their names, each announces itself to all members, and cannot announce another one") {
   Listeners listeners(40, /*is_direct=*/true);
   CHECK(listeners.announce().take().empty());
   CHECK(listeners.toldNow().size() == 39);

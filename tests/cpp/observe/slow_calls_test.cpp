@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <latch>
 #include <optional>
-#include <thread>
 
 #include "agent/loopback_group.h"
+#include "outcomes.h"
 #include "testing/manual_timer.h"
 #include "wire/codec.h"
 
@@ -40,7 +40,7 @@ struct WatchedPair {
   /// Until the thread that ran the handler has left it.
   void waitUntilNoThreadServes() {
     const auto serves = [](const ThreadRecord::Snapshot& thread) { return !thread.served.empty(); };
-    while (std::ranges::any_of(ThreadRecord::all(), serves)) std::this_thread::yield();
+    REQUIRE(eventually([&] { return std::ranges::none_of(ThreadRecord::all(), serves); }));
   }
 
   LoopbackGroup group{{.size = 2}};
