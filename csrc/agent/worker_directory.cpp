@@ -15,6 +15,7 @@ std::string encodeRecord(const WorkerRecord& record) {
   writer.put(record.world_size);
   writer.put(record.incarnation);
   writer.putString(record.metadata);
+  writer.putString(record.devices);
   writer.put(record.is_member);
   return out;
 }
@@ -28,6 +29,7 @@ WorkerRecord decodeRecord(std::string_view bytes) {
   record.world_size = reader.get<int32_t>();
   record.incarnation = reader.get<uint64_t>();
   record.metadata = reader.getString();
+  record.devices = reader.getString();
   record.is_member = reader.get<uint8_t>() != 0;
   reader.expectEnd();
   return record;
@@ -70,6 +72,13 @@ std::vector<WorkerRecord> WorkerDirectory::records() const {
   MutexLock lock(mutex_);
   std::vector<WorkerRecord> out;
   for (const auto& [id, record] : by_id_) out.push_back(record);
+  return out;
+}
+
+std::map<std::string, std::string> WorkerDirectory::devices() const {
+  MutexLock lock(mutex_);
+  std::map<std::string, std::string> out;
+  for (const auto& [id, record] : by_id_) out.emplace(record.info.name, record.devices);
   return out;
 }
 

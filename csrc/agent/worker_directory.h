@@ -23,6 +23,7 @@ struct WorkerRecord {
   int32_t world_size = 0;    ///< 0: the group grows as workers join
   uint64_t incarnation = 0;  ///< the number of this start: a later start of the worker has a greater one
   std::string metadata;      ///< for all members of the group; opaque to the core
+  std::string devices;       ///< its devices, see device/group_devices.h; empty: it has none
   /// By its own account; what the worker may do depends on what it has proved (Link::isMember()).
   bool is_member = true;
 
@@ -50,6 +51,8 @@ class WorkerDirectory {
   /// By id.
   std::vector<WorkerInfo> all() const;
   std::vector<WorkerRecord> records() const;
+  /// WorkerRecord::devices of all, by name.
+  std::map<std::string, std::string> devices() const;
   /// Replaces the record of an earlier incarnation.
   void add(WorkerRecord record);
   /// A worker has been started again, and the group has not announced it yet: until add() it has no address.

@@ -309,27 +309,45 @@ void bindWorkerInfo(py::module_& module) {
 
 }  // namespace
 
+namespace {
+
+std::map<std::string, DeviceMap> toDeviceMaps(const py::dict& maps) {
+  std::map<std::string, DeviceMap> out;
+  for (const auto& [name, map] : maps) {
+    auto& pairs = out[py::cast<std::string>(name)];
+    for (const auto& [here, there] : py::cast<py::dict>(map)) {
+      pairs.emplace_back(py::cast<c10::Device>(here), py::cast<c10::Device>(there));
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
 Node::Options TensorPipeOptionsBase::nodeOptions() const {
   auto options = node;
   options.timeout = toTimeout(rpc_timeout, "rpc_timeout");
   options.rendezvous = init_method;
   if (liveness_timeout) options.liveness_timeout = toTimeout(*liveness_timeout, "liveness_timeout");
+  // Python counts: the count of c10 would leave CUDA unusable in forked child processes.
+  const auto accelerator = py::cast<py::tuple>(internalFunction("count_accelerators")());
+  options.devices = {
+      .type = py::cast<c10::Device>(accelerator[0]).type(),
+      .count = py::cast<int32_t>(accelerator[1]),
+      .maps = toDeviceMaps(device_maps),
+      .devices = py::cast<Devices>(devices),
+      .maps_to_same_device = maps_to_same_device};
   return options;
 }
 
 PyAgent::PyAgent(
     StorePtr store, const std::string& name, WorkerId id, std::optional<int32_t> world_size,
-    TensorPipeOptionsBase options, py::dict reverse_device_maps, py::list devices, std::string metadata,
-    double init_timeout, bool takes_place, const ServedStore& served_store)
-    : options_(std::move(options)),
-      reverse_device_maps_(std::move(reverse_device_maps)),
-      devices_(std::move(devices)),
-      node_([&] {
+    TensorPipeOptionsBase options, double init_timeout, bool takes_place, const ServedStore& served_store)
+    : options_(std::move(options)), node_([&] {
         auto node_options = options_.nodeOptions();
         node_options.agent.self = {name, id};
         node_options.agent.audit_log = makeAuditLog(name, options_.audit_path, options_.audit_function);
         node_options.world_size = world_size.value_or(0);
-        node_options.metadata = std::move(metadata);
         node_options.takes_place = takes_place;
         if (served_store) node_options.served_store = StoreAddress{served_store->first, served_store->second};
         node_options.init_timeout = toTimeout(init_timeout, "init_timeout");
@@ -354,32 +372,6 @@ py::dict PyAgent::deviceMap(const WorkerInfo& to) const {
   return options_.device_maps.contains(name) ? py::dict(options_.device_maps[name]) : py::dict();
 }
 
-namespace {
-
-std::map<std::string, DeviceMap> toDeviceMaps(const py::dict& maps) {
-  std::map<std::string, DeviceMap> out;
-  for (const auto& [name, map] : maps) {
-    auto& pairs = out[py::cast<std::string>(name)];
-    for (const auto& [here, there] : py::cast<py::dict>(map)) {
-      pairs.emplace_back(py::cast<c10::Device>(here), py::cast<c10::Device>(there));
-    }
-  }
-  return out;
-}
-
-}  // namespace
-
-void PyAgent::setDevices(py::list devices, py::dict reverse_device_maps, bool to_same_device) {
-  node_->useDevices({
-      .requests = toDeviceMaps(options_.device_maps),
-      .replies = toDeviceMaps(reverse_device_maps),
-      .devices = py::cast<Devices>(devices),
-      .to_same_device = to_same_device,
-  });
-  devices_ = std::move(devices);
-  reverse_device_maps_ = std::move(reverse_device_maps);
-}
-
 void PyAgent::onMemberChange(const py::object& callback) {
   // The node's threads destroy their copies without the GIL.
   auto* const kept = callback.inc_ref().ptr();
@@ -393,14 +385,6 @@ void PyAgent::onMemberChange(const py::object& callback) {
       e.discard_as_unraisable("a callback of on_member_change");
     }
   });
-}
-
-void PyAgent::updateMembership(const WorkerInfo& worker, py::list devices, py::dict reverse_device_maps, bool join) {
-  {
-    py::gil_scoped_release no_gil;
-    join ? node_->admit(worker) : node_->expel(worker);
-  }
-  if (join) setDevices(std::move(devices), std::move(reverse_device_maps), options_.maps_to_same_device);
 }
 
 namespace {
@@ -425,21 +409,28 @@ void bindAgent(py::module_& module) {
   py::class_<PyAgent, RpcAgent, std::shared_ptr<PyAgent>>(module, "TensorPipeAgent")
       .def(
           py::init([](StorePtr store, const std::string& name, WorkerId id, std::optional<int32_t> world_size,
-                      const TensorPipeOptionsBase& options, py::dict reverse_device_maps, py::list devices,
-                      const py::bytes& metadata, double init_timeout, bool takes_place,
+                      const TensorPipeOptionsBase& options, const py::dict& /*reverse_device_maps*/,
+                      const py::list& /*devices*/, double init_timeout, bool takes_place,
                       const PyAgent::ServedStore& served_store) {
             return std::make_shared<PyAgent>(
-                std::move(store), name, id, world_size, options, std::move(reverse_device_maps), std::move(devices),
-                metadata, init_timeout, takes_place, served_store);
+                std::move(store), name, id, world_size, options, init_timeout, takes_place, served_store);
           }),
           py::arg("store"), py::arg("name"), py::arg("worker_id"), py::arg("world_size"), py::arg("opts"),
-          py::arg("reverse_device_maps"), py::arg("devices"), py::arg("metadata") = py::bytes(),
-          py::arg("init_timeout") = toSeconds(kDefaultInitTimeout), py::arg("takes_place") = false,
-          py::arg("served_store") = PyAgent::ServedStore())
+          py::arg("reverse_device_maps"), py::arg("devices"), py::arg("init_timeout") = toSeconds(kDefaultInitTimeout),
+          py::arg("takes_place") = false, py::arg("served_store") = PyAgent::ServedStore())
       .def(
           "_take_place", [](PyAgent& self) { return nodeOf(self).takePlace(); }, no_gil)
       .def(
-          "start", [](PyAgent& self) { nodeOf(self).start(); }, no_gil)
+          "start",
+          [](PyAgent& self) {
+            try {
+              nodeOf(self).start();
+            } catch (const Error& error) {
+              if (error.code() == ErrorCode::kInvalidArgument) throw py::value_error(error.text());  // as torch
+              throw;
+            }
+          },
+          no_gil)
       .def(
           "join",
           [](PyAgent& self, bool /*shutdown*/, double timeout) { nodeOf(self).join(toTimeout(nodeOf(self), timeout)); },
@@ -484,18 +475,22 @@ void bindAgent(py::module_& module) {
           py::arg("id"))
       .def(
           "_is_member", [](const PyAgent& self, WorkerId id) { return nodeOf(self).isMember(id); }, py::arg("id"))
-      .def(
-          "_set_devices", &PyAgent::setDevices, py::arg("devices"), py::arg("reverse_device_maps"),
-          py::arg("maps_to_same_device") = false)
       .def("get_debug_info", &debugInfo)
       .def("get_metrics", [](const PyAgent& self) { return nodeOf(self).metrics(); })
       .def(
-          "_update_group_membership", &PyAgent::updateMembership, py::arg("worker_info"), py::arg("my_devices"),
-          py::arg("reverse_device_map"), py::arg("is_join"))
+          "_update_group_membership",
+          [](PyAgent& self, const WorkerInfo& worker, const py::list& /*my_devices*/,
+             const py::dict& /*reverse_device_map*/, bool is_join) {
+            const py::gil_scoped_release released;
+            is_join ? self.node()->admit(worker) : self.node()->expel(worker);
+          },
+          py::arg("worker_info"), py::arg("my_devices"), py::arg("reverse_device_map"), py::arg("is_join"))
       .def("_get_backend_options", [](const PyAgent& self) { return self.options(); })
       .def_property_readonly("is_static_group", [](const PyAgent& self) { return nodeOf(self).isStaticGroup(); })
       .def_property_readonly("store", [](const PyAgent& self) { return nodeOf(self).store(); });
 
+  module.def(
+      "_used_devices", &UsedDevices::all, "The devices of accelerators that the workers of this process have used.");
   module.def(
       "_listen_at_rendezvous_host", &listenAtRendezvousHost, py::arg("host"), py::arg("port"),
       "A file descriptor that listens at that address, for a store; None if the store should choose it itself.",

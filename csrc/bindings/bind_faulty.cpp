@@ -49,18 +49,16 @@ void bindFaulty(py::module_& module) {
   py::class_<FaultyAgent, PyAgent, std::shared_ptr<FaultyAgent>>(module, "FaultyTensorPipeAgent")
       .def(
           py::init([](StorePtr store, const std::string& name, WorkerId rank, std::optional<int32_t> world_size,
-                      FaultyOptions options, py::dict reverse_device_maps, py::list devices, const py::bytes& metadata,
+                      FaultyOptions options, const py::dict& /*reverse_device_maps*/, const py::list& /*devices*/,
                       double init_timeout, bool takes_place, const PyAgent::ServedStore& served_store) {
             options.node.agent.faults =
                 makeSendFaults(options.messages_to_fail, options.num_fail_sends, options.messages_to_delay);
             return std::make_shared<FaultyAgent>(
-                std::move(store), name, rank, world_size, std::move(options), std::move(reverse_device_maps),
-                std::move(devices), metadata, init_timeout, takes_place, served_store);
+                std::move(store), name, rank, world_size, std::move(options), init_timeout, takes_place, served_store);
           }),
           py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("world_size"), py::arg("options"),
-          py::arg("reverse_device_maps"), py::arg("devices"), py::arg("metadata") = py::bytes(),
-          py::arg("init_timeout") = toSeconds(kDefaultInitTimeout), py::arg("takes_place") = false,
-          py::arg("served_store") = PyAgent::ServedStore());
+          py::arg("reverse_device_maps"), py::arg("devices"), py::arg("init_timeout") = toSeconds(kDefaultInitTimeout),
+          py::arg("takes_place") = false, py::arg("served_store") = PyAgent::ServedStore());
 }
 
 }  // namespace torchrpc::bindings

@@ -36,7 +36,7 @@ struct TensorPipeOptionsBase : RpcBackendOptions {
   std::string audit_path;                 ///< empty: no file
   py::object audit_function{py::none()};  ///< gets each line of the audit log; None: nothing does
 
-  /// `node`, completed by the other members. Throws Error(kInvalidArgument).
+  /// `node`, completed by the other members. Needs the GIL. Throws Error(kInvalidArgument).
   Node::Options nodeOptions() const;
 };
 
@@ -54,8 +54,8 @@ class PyAgent : public RpcAgent {
   /// Needs the GIL, and releases it while it waits for the store. `init_timeout` is in seconds.
   PyAgent(
       StorePtr store, const std::string& name, WorkerId id, std::optional<int32_t> world_size,
-      TensorPipeOptionsBase options, py::dict reverse_device_maps, py::list devices, std::string metadata,
-      double init_timeout, bool takes_place = false, const ServedStore& served_store = {});
+      TensorPipeOptionsBase options, double init_timeout, bool takes_place = false,
+      const ServedStore& served_store = {});
 
   /// Stops the node, without the GIL, because the node's threads may need it.
   ~PyAgent() override;
@@ -70,16 +70,11 @@ class PyAgent : public RpcAgent {
   const std::shared_ptr<Node>& node() const { return node_; }
   const TensorPipeOptionsBase& options() const { return options_; }
   py::dict deviceMap(const WorkerInfo& to) const;
-  /// `to_same_device`: a worker of the group maps devices to those of the same name.
-  void setDevices(py::list devices, py::dict reverse_device_maps, bool to_same_device);
   /// `callback` is called with a WorkerInfo and the name of the change. It is kept for ever.
   void onMemberChange(const py::object& callback);
-  void updateMembership(const WorkerInfo& worker, py::list devices, py::dict reverse_device_maps, bool join);
 
  private:
   const TensorPipeOptionsBase options_;
-  py::dict reverse_device_maps_;
-  py::list devices_;
   const std::shared_ptr<Node> node_;
   std::atomic<bool> abandoned_{false};
 };

@@ -2,11 +2,7 @@
 
 #include <algorithm>
 
-#include "wire/codec.h"
-
 namespace torchrpc {
-
-namespace {
 
 void putDevice(Writer& out, const c10::Device& device) {
   out.put(static_cast<int8_t>(device.type()));
@@ -23,8 +19,6 @@ c10::Device getDevice(Reader& in) {
   }
   return {known, index};
 }
-
-}  // namespace
 
 std::optional<c10::Device> targetOf(const DeviceMap& map, const c10::Device& device) {
   for (const auto& [here, there] : map) {

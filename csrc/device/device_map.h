@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "device/streams.h"
+#include "wire/codec.h"
 #include "wire/message.h"
 
 namespace torchrpc {
@@ -28,6 +29,11 @@ struct DeviceMaps {
   Devices devices;                            ///< the accelerators that this worker uses
   bool to_same_device = false;  ///< where there is no map, tensors go to the device of the same type and index
 };
+
+/// A device as bytes: see "Tensors of accelerators" in PROTOCOL.md.
+void putDevice(Writer& out, const c10::Device& device);
+/// Throws Error(kProtocol) for a device that cannot be.
+c10::Device getDevice(Reader& in);
 
 /// One tensor of a message with the header kDevices: where it was, and where it goes.
 struct DeviceMove {

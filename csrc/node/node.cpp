@@ -26,6 +26,8 @@ namespace {
 // start at the incarnation, are not used again.
 constexpr int64_t kIncarnationStep = std::chrono::nanoseconds(std::chrono::hours(24)).count();
 
+constexpr Duration kStoreGrace = std::chrono::seconds(2);  // for all workers to read what ends the start of a group
+
 /// Greater than that of an earlier start in this group.
 uint64_t newIncarnation(const Node::Options& options, const StorePtr& store) {
   const int64_t now = std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -226,6 +228,7 @@ void Node::beginRendezvous() {
       .world_size = options_.world_size,
       .incarnation = incarnation_,
       .metadata = options_.metadata,
+      .devices = encodeDevices(options_.devices),
       .is_member = startsAsMember(options_)};
   card_ = makeCard(self.address);
   rendezvous_ = std::make_unique<Rendezvous>(store_, self, options_.transport.secret);
@@ -266,6 +269,8 @@ void Node::start() {
   const auto deadline = deadlineAfter(options_.init_timeout);
   if (!place_.empty()) {
     for (const auto& record : place_) agent_.directory().add(record);
+    checkDevices();
+    updateDeviceMaps();
     announce(place_, timeUntil(deadline));
   } else {
     overStore([&] { joinOthers(deadline); });
@@ -289,13 +294,58 @@ void Node::joinOthers(TimePoint deadline) {
   const auto limit = timeUntil(deadline);
   if (isStaticGroup()) {
     for (const auto& record : rendezvous_->meetAll(limit)) agent_.directory().add(record);
-    // No worker may call another before that one knows the addresses of all.
+    try {
+      checkDevices();
+    } catch (const Error&) {
+      rendezvous_->releaseStore("refused", kStoreGrace);  // the others find the same
+      throw;
+    }
+    updateDeviceMaps();
+    // No worker may call another before that one knows the addresses and the device maps of all.
     rendezvous_->sumOverAll("ready", 0, timeUntil(deadline), {}, absent_);
-    rendezvous_->releaseStore("started", std::chrono::seconds(2));
+    rendezvous_->releaseStore("started", kStoreGrace);
   } else {
     const auto any_alive = [this](const auto& records) { return agent_.anyAnswersPing(records); };
     for (const auto& record : rendezvous_->joinGroup(limit, any_alive)) agent_.admit(record, /*is_news=*/false);
+    try {
+      checkDevices();
+    } catch (const Error&) {
+      rendezvous_->leaveGroup();
+      throw;
+    }
+    updateDeviceMaps();
   }
+}
+
+// Note [Device maps of a group]
+// Each worker publishes its devices and maps in its record, and computes its own maps from the records of all. In a
+// group of fixed size it does so before the point "ready", which no worker passes before all have come there: so every
+// worker can take what another one sends by a map. A worker that joins later, or takes the place of a lost one, is
+// known to the others before it makes calls, and they compute their maps again when they add its record. They refuse a
+// record that does not fit to theirs.
+
+GroupDevices Node::groupDevices() {
+  GroupDevices group;
+  for (const auto& [name, bytes] : agent_.directory().devices()) group.emplace(name, decodeDevices(bytes, name));
+  group[self().name] = options_.devices;  // others may join before this worker knows the group
+  return group;
+}
+
+void Node::checkDevices(const WorkerRecord* joining) {
+  auto group = groupDevices();
+  if (joining) group[joining->info.name] = decodeDevices(joining->devices, joining->info.name);
+  requireConsistent(group, static_cast<int32_t>(group.size()) == options_.world_size);
+}
+
+void Node::updateDeviceMaps() {
+  MutexLock lock(device_maps_mutex_);
+  devices_.use(mapsOf(self().name, groupDevices()));
+}
+
+void Node::add(const WorkerRecord& record) {
+  agent_.admit(record);
+  updateDeviceMaps();
+  rrefs_->restore(record.info, record.incarnation);
 }
 
 void Node::announce(const std::vector<WorkerRecord>& records, Duration timeout) {
@@ -336,8 +386,12 @@ Status Node::accept(const WorkerRecord& record) {
         toString(record.info) + " has another world_size than the group of " + self().name + ": pass the same to all",
         self().name);
   }
-  agent_.admit(record);
-  rrefs_->restore(record.info, record.incarnation);
+  try {
+    checkDevices(&record);
+  } catch (const Error& error) {
+    return Error(ErrorCode::kRendezvous, error.text(), record.info.name);
+  }
+  add(record);
   return std::nullopt;
 }
 
@@ -421,16 +475,15 @@ std::map<std::string, std::string> Node::metrics() const {
 
 void Node::admit(const WorkerInfo& worker) {
   if (worker.id == self().id) return;
-  auto record = rendezvous_->lookUp(worker.id, timeout());
+  const auto record = rendezvous_->lookUp(worker.id, timeout());
   if (record.info != worker) {
     throw Error(
         ErrorCode::kRendezvous,
         toString(worker) + " cannot join the group of " + self().name + ": the store has it as " +
             toString(record.info));
   }
-  const auto incarnation = record.incarnation;
-  agent_.admit(std::move(record));
-  rrefs_->restore(worker, incarnation);
+  checkDevices(&record);
+  add(record);
 }
 
 void Node::expel(const WorkerInfo& worker) {

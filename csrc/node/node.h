@@ -17,6 +17,7 @@
 #include "autograd/autograd_service.h"
 #include "base/defaults.h"
 #include "device/device_messenger.h"
+#include "device/group_devices.h"
 #include "node/allow_list.h"
 #include "node/call_service.h"
 #include "node/callable.h"
@@ -65,7 +66,8 @@ class Node : public std::enable_shared_from_this<Node> {
     std::optional<size_t> max_queued_bytes;
     /// As Agent::Options::idempotency_window. Empty: defaultIdempotencyWindow().
     std::optional<Duration> idempotency_window;
-    std::string metadata;  ///< published to all workers of the group; opaque to the core. See Node::metadata().
+    std::string metadata;     ///< published to all workers of the group; opaque to the core. See Node::metadata().
+    WorkerDevices devices{};  ///< published to all workers of the group; the device maps of each follow from all
     /// The functions that callers may run here; see AllowLists. This worker itself may run all, unless one list is for
     /// all workers. With a list, tensors that arrive in shared memory are copied, because functions rely on what they
     /// have checked.
@@ -103,7 +105,7 @@ class Node : public std::enable_shared_from_this<Node> {
   /// lost. False if there is no such place; then the node is of no use. Throws Error(kRendezvous) if that one lives.
   bool takePlace();
   /// Joins the group. On return every worker of a static group serves calls; in a group that grows, every worker that
-  /// has joined. Throws Error(kRendezvous).
+  /// has joined. Throws Error: kRendezvous; kInvalidArgument if the devices of the workers do not fit together.
   void start();
 
   // --- in between, any thread ---
@@ -111,8 +113,6 @@ class Node : public std::enable_shared_from_this<Node> {
   void requireItsProcess() const;
   const WorkerInfo& self() const { return agent_.self(); }
   Agent& agent() { return agent_; }
-  /// The device maps of this worker from now on.
-  void useDevices(DeviceMaps maps) { devices_.use(std::move(maps)); }
   /// The messenger to send calls through: autograd contexts record them.
   Messenger& messenger() { return autograd_.recorder(); }
   AutogradService& autograd() { return autograd_; }
@@ -142,7 +142,8 @@ class Node : public std::enable_shared_from_this<Node> {
   std::string metadata(WorkerId id) const;
   /// Whether a worker of the group says that it is a member, and no client. Throws Error(kUnknownWorker).
   bool isMember(WorkerId id) const;
-  /// In a group that grows: another worker has joined or left.
+  /// In a group that grows: another worker has joined or left. admit() throws Error, and changes nothing, if the store
+  /// has no such record of the worker, or its devices do not fit to those of the others.
   void admit(const WorkerInfo& worker);
   void expel(const WorkerInfo& worker);
 
@@ -213,6 +214,14 @@ class Node : public std::enable_shared_from_this<Node> {
   WorkerCard makeCard(const std::string& address) const;
   /// The part of start() that uses the store.
   void joinOthers(TimePoint deadline);
+  /// What the workers in the directory have published. Throws Error(kProtocol).
+  GroupDevices groupDevices();
+  /// Throws Error: kProtocol, kInvalidArgument unless the devices of all workers fit together, and those of `joining`.
+  void checkDevices(const WorkerRecord* joining = nullptr);
+  /// From now on this worker has the device maps that follow from the directory.
+  void updateDeviceMaps();
+  /// A worker has joined whose devices have been checked.
+  void add(const WorkerRecord& record);
   /// Listens, and makes the rendezvous.
   void beginRendezvous();
   /// Sends the address of this worker, which has taken the place of a lost one, to the other members.
@@ -253,6 +262,8 @@ class Node : public std::enable_shared_from_this<Node> {
   OptimService optim_;
   NamedObjects named_objects_;
   Inspector inspector_;
+  /// Orders updates of the device maps, so that none takes back a later one: see Note [Device maps of a group].
+  Mutex device_maps_mutex_;
   Mutex stop_mutex_;
   CondVar stop_requested_;
   bool is_stop_requested_ TORCHRPC_GUARDED_BY(stop_mutex_) = false;

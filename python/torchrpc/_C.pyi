@@ -101,7 +101,6 @@ class TensorPipeAgent(RpcAgent):
         opts: _TensorPipeRpcBackendOptionsBase,
         reverse_device_maps: dict[str, dict[torch.device, torch.device]],
         devices: list[torch.device],
-        metadata: bytes = ...,
         init_timeout: float = ...,
         takes_place: bool = ...,
         served_store: tuple[str, int] | None = ...,
@@ -132,12 +131,6 @@ class TensorPipeAgent(RpcAgent):
     def _get_device_map(self, dst: WorkerInfo) -> dict[torch.device, torch.device]: ...
     def _get_metadata(self, id: int) -> bytes: ...
     def _is_member(self, id: int) -> bool: ...
-    def _set_devices(
-        self,
-        devices: list[torch.device],
-        reverse_device_maps: dict[str, dict[torch.device, torch.device]],
-        maps_to_same_device: bool = ...,
-    ) -> None: ...
     def _update_group_membership(
         self,
         worker_info: WorkerInfo,
@@ -177,7 +170,6 @@ class FaultyTensorPipeAgent(TensorPipeAgent):
         options: FaultyTensorPipeRpcBackendOptions,
         reverse_device_maps: dict[str, dict[torch.device, torch.device]],
         devices: list[torch.device],
-        metadata: bytes = ...,
         init_timeout: float = ...,
         takes_place: bool = ...,
         served_store: tuple[str, int] | None = ...,
@@ -302,6 +294,7 @@ def _make_identity(group_key: str, name: str, roles: list[str], seconds: int) ->
 def _caller() -> WorkerInfo | None: ...
 def _uses_pickles() -> bool: ...
 def _prepare_store_file(path: str, has_given_secret: bool) -> None: ...
+def _used_devices() -> list[torch.device]: ...
 def _listen_at_rendezvous_host(host: str, port: int) -> int | None: ...
 def _enter_group(root: Store, rank: int, first: int) -> tuple[Store, int, bool]: ...
 def _has_ended(store: Store) -> bool: ...

@@ -160,16 +160,12 @@ def test_calls_with_an_agent_of_another_class_name_that_class(register, url):
 
 def exchange(store, name, rank, world_size, rpc_backend_options):
     """Like a backend for another kind of device: workers exchange their devices over gloo before the agent starts."""
-    maps = {name: rpc_backend_options.device_maps}
-    devices = []
     if world_size:
         group = backend_registry._init_process_group(store, rank, world_size)
         gathered = [None] * group.size()
         dist.all_gather_object(gathered, (name, rpc_backend_options.device_maps), group)
-        maps = dict(gathered)
-        reverse = backend_registry._create_reverse_mapping(name, list(maps), maps)
-        devices = backend_registry._create_device_list([], maps[name], reverse)
-        agent = rpc.TensorPipeAgent(store, name, rank, world_size, rpc_backend_options, reverse, devices)
+        assert name in dict(gathered)
+        agent = rpc.TensorPipeAgent(store, name, rank, world_size, rpc_backend_options, {}, [])
         api._init_rpc_states(agent)
         api._all_gather(None, timeout=rpc_backend_options.rpc_timeout)
         group.barrier().wait()

@@ -57,56 +57,6 @@ def test_options_of_the_wrong_type_are_refused(bad):
         rpc.TensorPipeRpcBackendOptions(**bad)
 
 
-CPU, CUDA = torch.device("cpu"), [torch.device("cuda", i) for i in range(3)]
-
-
-@pytest.mark.parametrize(
-    ("maps", "devices", "text"),
-    [
-        ({"a": {"nobody": {CUDA[0]: CUDA[0]}}, "b": {}}, {}, "Node a has invalid target node names in its device maps"),
-        (
-            {"a": {"b": {CUDA[2]: CUDA[0]}}, "b": {}},
-            {},
-            "Node a has source devices with invalid indices in its device map",
-        ),
-        (
-            {"a": {"b": {CUDA[0]: CUDA[2]}}, "b": {}},
-            {},
-            "Node a has target devices with invalid indices in its device map",
-        ),
-        (
-            {"a": {"b": {CUDA[0]: CPU, CUDA[1]: CPU}}, "b": {}},
-            {},
-            "Node a has duplicated target devices in its device map",
-        ),
-        (
-            {"a": {"b": {CUDA[0]: CPU}}, "b": {}},
-            {"a": [CUDA[1]]},
-            "Node a has unexpected source devices in its device map",
-        ),
-        (
-            {"a": {"b": {CPU: CUDA[0]}}, "b": {}},
-            {"b": [CUDA[1]]},
-            "Node a has unexpected target devices in its device map",
-        ),
-        ({"a": {}, "b": {}}, {"b": [CUDA[1], CUDA[1]]}, "Node b has duplicated devices"),
-        ({"a": {}, "b": {}}, {"b": [CUDA[2]]}, "Node b has devices with invalid indices"),
-    ],
-)
-def test_device_maps_that_do_not_fit_are_named(maps, devices, text):
-    devices = {"a": [], "b": [], **devices}
-    with pytest.raises(ValueError, match=text):
-        backend_registry._validate_device_maps(["a", "b"], {"a": 2, "b": 2}, maps, devices)
-
-
-def test_reverse_maps_and_devices_follow_from_the_maps():
-    maps = {"a": {"b": {CUDA[0]: CUDA[1], CPU: CPU}}, "b": {"a": {CUDA[1]: CUDA[1]}}}
-    reverse = backend_registry._create_reverse_mapping("b", ["a", "b"], maps)
-    assert reverse == {"a": {CUDA[1]: CUDA[0], CPU: CPU}}
-    assert backend_registry._create_device_list([], maps["b"], reverse) == [CUDA[1]]
-    assert backend_registry._create_device_list([CUDA[2], CUDA[0]], {}, {}) == [CUDA[0], CUDA[2]]
-
-
 def test_the_backend_has_a_repr_and_a_second_spelling():
     assert repr(rpc.BackendType.TENSORPIPE) == "BackendType.TENSORPIPE"
     assert rpc.Backend.TENSORPIPE is rpc.BackendType["TENSORPIPE"]

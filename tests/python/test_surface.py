@@ -95,9 +95,10 @@ LEFT_OUT = {
     "profilers are served by the core (_CallRange)": {
         f"{RPC}.api": "_enable_rpc_profiler _get_should_profile",
     },
-    "workers tell their devices in the store, where they meet, not by calls or over gloo": {
-        f"{RPC}.backend_registry": "_get_device_infos _set_devices_and_reverse_device_map "
-        "_tensorpipe_exchange_and_check_all_device_maps",
+    "the core exchanges the devices, in the store where workers meet, and not by calls or over gloo": {
+        f"{RPC}.backend_registry": "_create_device_list _create_reverse_mapping _get_device_infos "
+        "_set_devices_and_reverse_device_map _tensorpipe_exchange_and_check_all_device_maps "
+        "_tensorpipe_validate_devices _validate_device_maps",
     },
     "the base of agents makes no demands; TensorPipeAgent has these": {
         "torch._C._distributed_rpc": "RpcAgent._get_device_map RpcAgent.get_debug_info RpcAgent.get_metrics "

@@ -52,9 +52,12 @@ def _take_token(store: Store, mine: str) -> None:
 def _update_group_membership(worker_info: WorkerInfo, my_devices: list, reverse_device_map: dict, is_join: bool) -> Any:
     """Runs on every member when the worker `worker_info` joins or leaves, called by that worker.
 
+    The devices and maps are torch's arguments, without effect: members find them in the store, with the worker.
+
     Raises:
         NotAllowedError: another worker has called it.
         RendezvousError: the store has no such record of the worker that joins.
+        RuntimeError: its devices and maps do not fit to those of this worker.
     """
     check_caller(worker_info.id)
     agent = _get_current_rpc_agent()

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ._accelerator import count_accelerators as count_accelerators
 from ._allow_list import find_allowed as find_allowed
 from ._by_value import is_main_by_value as is_main_by_value
 from ._checks import check_call as check_call

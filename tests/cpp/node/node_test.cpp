@@ -315,6 +315,54 @@ TEST_CASE("a node takes the place of one that has ended, and the others hear of 
   CHECK(call(*again, 0, addition(at::ones({1}), at::ones({1}))).toTensor().item<double>() == 2);
 }
 
+namespace {
+
+/// The record of a worker that has published malformed devices.
+WorkerRecord maliciousRecord(WorkerId id, int32_t world_size) {
+  return {
+      .info = {"worker" + std::to_string(id), id},
+      .address = "nowhere",
+      .world_size = world_size,
+      .incarnation = 1,
+      .devices = "no devices"};
+}
+
+const auto kUnreadable = Catch::Contains("what worker1 has published of its devices cannot be read: malformed message");
+
+}  // namespace
+
+TEST_CASE("a group of fixed size does not form with a worker that has published malformed devices") {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  Node node(
+      {.agent = {.self = {"worker0", 0}, .threads = 2}, .world_size = 2, .timeout = 20s}, store,
+      makeLoopbackTransport(makeLoopbackNetwork()));
+  std::thread other([&] { Rendezvous(store, maliciousRecord(1, 2)).meetAll(20s); });
+  CHECK_THAT(errorText([&] { node.start(); }), kUnreadable);
+  other.join();
+}
+
+TEST_CASE("a group that grows does not admit a worker that has published malformed devices") {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  Node node(
+      {.agent = {.self = {"worker0", 0}, .threads = 2}, .timeout = 20s}, store,
+      makeLoopbackTransport(makeLoopbackNetwork()));
+  node.start();
+  const auto record = maliciousRecord(1, 0);
+  Rendezvous(store, record).joinGroup(20s, [](const auto&) { return true; });
+  CHECK_THAT(errorText([&] { node.admit(record.info); }), kUnreadable);
+  CHECK(node.workers().size() == 1);
+}
+
+TEST_CASE("a worker that announces malformed devices is refused") {
+  NodeGroup group(2);
+  auto record = maliciousRecord(1, 2);
+  record.incarnation = group[0].agent().incarnation(1);
+  std::string payload;
+  Writer(payload).putString(encodeRecord(record));
+  CHECK_THAT(errorText([&] { call(group[1], 0, {.kind = Kind::kMemberJoined, .payload = payload}); }), kUnreadable);
+  CHECK(call(group[0], 1, addition(at::ones({1}), at::ones({1}))).toTensor().item<double>() == 2);
+}
+
 TEST_CASE("a node can be shut down at any time and more than once") {
   NodeGroup group(2);
   group[1].shutdown();
