@@ -2,6 +2,8 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <algorithm>
+
 #include "agent/group_secret.h"
 #include "api/access.h"
 #include "api/rendezvous.h"
@@ -33,6 +35,23 @@ class NoPython final : public CallableRunner {
   }
   const std::string self_;
 };
+
+/// A device without an index means another one on each thread; in a map it is the first.
+c10::Device withIndex(const c10::Device& device) {
+  if (device.is_cpu()) return c10::Device(c10::kCPU);
+  return {device.type(), std::max<c10::DeviceIndex>(device.index(), 0)};
+}
+
+WorkerDevices workerDevices(const DeviceOptions& options) {
+  auto devices = ownAccelerator();
+  for (const auto& [callee, map] : options.maps) {
+    auto& pairs = devices.maps[callee];
+    for (const auto& [here, there] : map) pairs.emplace_back(withIndex(here), withIndex(there));
+  }
+  for (const auto& device : options.used) devices.devices.push_back(withIndex(device));
+  devices.maps_to_same_device = options.identity;
+  return devices;
+}
 
 /// The core's options. Throws Error(kInvalidArgument) for options that are missing or invalid.
 core::Node::Options coreOptions(const NodeOptions& options) {
@@ -78,6 +97,7 @@ core::Node::Options coreOptions(const NodeOptions& options) {
   }
   if (options.slow_call) core.slow_call = *options.slow_call == Duration::zero() ? kNoLimit : *options.slow_call;
   core.metadata = kCppMetadata;
+  core.devices = workerDevices(options.devices);
   core.agent.max_calls = options.max_calls;
   core.interceptors = options.interceptors;
   core.health_address = options.health.address;

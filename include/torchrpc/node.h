@@ -3,6 +3,7 @@
 // A worker of a group, and the calls that it makes. Register functions for other workers with torchrpc/function.h.
 
 #include <ATen/core/ivalue.h>
+#include <c10/core/Device.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <chrono>
@@ -510,6 +511,22 @@ struct HealthOptions {
   std::function<std::string()> check{};
 };
 
+/// Where tensors of accelerators (CUDA and others) go in calls, and which devices this worker uses. Without maps, here
+/// and on all workers that call this one, only CPU tensors can be sent. A device without an index is the first of its
+/// type. docs/devices.md says when a tensor may be used.
+struct DeviceOptions {
+  /// Pairs of a device here and the device there: `{{{c10::kCUDA, 0}, {c10::kCUDA, 1}}}`. One to one; the CPU can be
+  /// one of the two. Results of calls go the other way.
+  using Map = std::vector<std::pair<c10::Device, c10::Device>>;
+  std::map<std::string, Map> maps{};  ///< by callee, which may be this worker
+  /// Whether a device goes to the device of the same name, in calls between any two workers of the group without a map
+  /// for the callee.
+  bool identity = false;
+  /// The accelerators that this worker uses. Each function that it serves gets streams of its own on them. Empty: those
+  /// that the maps of all workers name; with `identity`, on any worker, all that there are.
+  std::vector<c10::Device> used{};
+};
+
 /// The options of a node. The environment variables are those of torchrun.
 struct NodeOptions {
   /// Unique in the group: letters, digits, `_`, `:`, `-`, `.`. Empty: "worker" and the rank.
@@ -574,7 +591,8 @@ struct NodeOptions {
   /// What sees the calls of this node. Of a call that is made or served, the first one sees the begin first and the end
   /// last.
   std::vector<std::shared_ptr<Interceptor>> interceptors{};
-  HealthOptions health{};  ///< for probes
+  HealthOptions health{};   ///< for probes
+  DeviceOptions devices{};  ///< for tensors of accelerators; every worker's have to fit to those of the others
 };
 
 /// A worker. Several can live in one process. The constructor, shutdown() and the destructor belong to one thread; the
@@ -582,7 +600,8 @@ struct NodeOptions {
 class Node : public NodeRef {
  public:
   /// Joins the group. On return every worker of the group serves calls. Blocks for at most init_timeout. Functions that
-  /// were registered before can be called from the start. Throws Error: kInvalidArgument for invalid options;
+  /// were registered before can be called from the start. Throws Error: kInvalidArgument for invalid options, and for
+  /// device maps that do not fit to the devices of the group's workers;
   /// kRendezvous, which names the missing workers and says what to do.
   explicit Node(const NodeOptions& options);
   /// The same with your own store instead of `rendezvous`; shares it. Python workers of the group must use the same

@@ -15,8 +15,10 @@ import torch
 
 import torchrpc.autograd as dist_autograd
 import torchrpc.rpc as rpc
+from torchrpc import cpp_function
 from torchrpc.nn import RemoteModule
 from torchrpc.optim import DistributedOptimizer
+from torchrpc.testing import free_port
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "accelerator"))
 import device_group
@@ -50,9 +52,9 @@ def in_process(function):
     assert process.exitcode == 0
 
 
-def _run(name):
+def _run(name, *args):
     sim.load()
-    globals()[name]()
+    globals()[name](*args)
 
 
 def take_conflicts():
@@ -199,6 +201,117 @@ def test_the_same_name_maps_devices_without_a_map():
 
 def back_by_map():
     return rpc.rpc_sync("w0", devices_of, (full(1, "sim:3"),))
+
+
+# --- a C++ worker with the devices: tests/cpp/accelerator/device_worker.cpp ---
+
+
+def device_worker():
+    built = Path(__file__).parents[2] / "build/release/tests/cpp/device_worker"
+    return Path(os.environ.get("TORCHRPC_DEVICE_WORKER", built)).resolve()
+
+
+def with_cpp_worker():
+    port = free_port()
+    worker = subprocess.Popen([device_worker(), "cpp", "1", "2", str(port)])
+    try:
+        options = rpc.TensorPipeRpcBackendOptions(init_method=f"tcp://127.0.0.1:{port}")
+        options.set_device_map("cpp", {"sim:0": "sim:3"})
+        rpc.init_rpc("w0", rank=0, world_size=2, rpc_backend_options=options)
+        python_calls_cpp()
+        cpp_calls_python()
+        assert rpc.rpc_sync("cpp", cpp_function("takeConflicts")) == take_conflicts() == []
+        rpc.shutdown()
+        assert worker.wait(30) == 0
+    finally:
+        worker.kill()
+
+
+def python_calls_cpp():
+    assert rpc.rpc_sync("cpp", cpp_function("deviceOf"), (full(1),)) == "sim:3"
+    a, b = full(3, requires_grad=True), full(5)
+    rref = rpc.remote("cpp", cpp_function("product"), (a, b))
+    assert values(rpc.rpc_sync("cpp", cpp_function("doubled"), (rref,))) == [30] * 4
+    assert rref.to_here().device == torch.device(HERE)
+    with dist_autograd.context() as context:
+        dist_autograd.backward(context, [rpc.rpc_sync("cpp", cpp_function("product"), (a, b)).sum()])
+        gradient = dist_autograd.get_gradients(context)[a]
+        assert gradient.device == torch.device(HERE) and values(gradient) == [5] * 4
+    with pytest.raises(RuntimeError, match=r"destination cpp, and a tensor is on sim:2 of w0"):
+        rpc.rpc_sync("cpp", cpp_function("deviceOf"), (full(1, "sim:2"),))
+
+
+def cpp_calls_python():
+    def call(name, function):
+        return rpc.rpc_sync("cpp", cpp_function(name), (f"{__name__}.{function}",))
+
+    assert call("callPython", "doubled_on_2") == ["sim:1", "24.000000"]
+    assert call("gradientThroughPython", "doubled_on_2") == ["sim:1", "8.000000"]
+    assert "destination w0, and a tensor is on sim:3 of cpp" in call("sendUnmapped", "doubled_on_2")
+
+
+def doubled_on_2(tensor):
+    assert tensor.device == torch.device("sim:2")
+    return tensor * 2
+
+
+def test_python_and_cpp_workers_map_devices_to_each_other():
+    if not device_worker().exists():
+        pytest.skip(f"{device_worker()} is not built: `make test` does it")
+    in_process(with_cpp_worker)
+
+
+def with_cpp_worker_that_is_misled():
+    port = free_port()
+    worker = subprocess.Popen([device_worker(), "cpp", "1", "2", str(port)], stderr=subprocess.PIPE, text=True)
+    try:
+        options = rpc.TensorPipeRpcBackendOptions(init_method=f"tcp://127.0.0.1:{port}")
+        options.set_device_map("cpp", {"sim:0": "sim:4"})
+        with pytest.raises(ValueError, match=r"Node w0 has target devices with invalid indices .* for cpp"):
+            rpc.init_rpc("w0", rank=0, world_size=2, rpc_backend_options=options)
+        _, output = worker.communicate(timeout=30)
+        assert worker.returncode == 1, (worker.returncode, output)
+        assert "invalid argument: Node w0 has target devices with invalid indices in its device map for cpp" in output
+    finally:
+        worker.kill()
+
+
+def test_python_and_cpp_workers_refuse_the_same_maps():
+    if not device_worker().exists():
+        pytest.skip(f"{device_worker()} is not built: `make test` does it")
+    in_process(with_cpp_worker_that_is_misled)
+
+
+# --- groups that change ---
+
+
+def grow(rank, url, joined):
+    options = rpc.TensorPipeRpcBackendOptions(init_method=url)
+    if rank == 1:
+        options.set_device_map("w0", {"sim:1": "sim:2"})
+        assert joined[0].wait(60)
+    rpc.init_rpc(f"w{rank}", rank=rank, rpc_backend_options=options)
+    joined[rank].set()
+    assert joined[1].wait(60)
+    if rank == 1:
+        result = rpc.rpc_sync("w0", add, (full(1, "sim:1"), full(2, "sim:1"), "sim:2"))
+        assert result.device == torch.device("sim:1") and values(result) == [3] * 4
+    rpc.shutdown()
+
+
+def test_a_worker_that_joins_later_brings_its_maps(tmp_path):
+    isolated.skip_unless_built()
+    context = multiprocessing.get_context("spawn")
+    joined = [context.Event() for _ in range(2)]
+    workers = [
+        context.Process(target=_run, args=("grow", rank, f"file://{tmp_path}/store", joined)) for rank in range(2)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(100)
+        worker.kill()
+    assert [worker.exitcode for worker in workers] == [0, 0]
 
 
 # --- the order of work ---
