@@ -87,7 +87,7 @@ using namespace std::chrono_literals;
 def test_the_snippets_compile(tmp_path):
     """All pages are one program, so a name may be on one page only."""
     source = PRELUDE
-    for page in [*PAGES, ROOT / "docs/named_objects.md"]:
+    for page in [*PAGES, ROOT / "docs/devices.md", ROOT / "docs/named_objects.md"]:
         for block in blocks(page):
             if block.language == "cpp":
                 source += f'#line {block.line} "{page}"\n{block.code}'

@@ -14,8 +14,8 @@ __attribute__((visibility("default"))) void publicClasses(
     Node&, NodeRef&, NodeOptions&, TlsOptions&, MessageLimits&, CallerQuota&, AllowedFunctions&, MemberHandler&,
     Callable&, Destination&, Call&, Future<int>&, RRef<int>&, Error&, WorkerInfo&, RetryPolicy&, Timeout&, Duration&,
     AutogradContext&, OutgoingCall&, IncomingCall&, Interceptor&, Metadata&, NodeMetrics&, CallMetrics&, HealthOptions&,
-    FunctionOptions&, FunctionKind, CallMetrics::Side, DistributedOptimizer&, DistributedOptimizer::Settings&,
-    ParamGroup&, detail::Outcome&, detail::Promise&, detail::Numbers&, ErrorCode, MemberChange, BackwardMode,
-    Callable::Kind) {}
+    DeviceOptions&, FunctionOptions&, FunctionKind, CallMetrics::Side, DistributedOptimizer&,
+    DistributedOptimizer::Settings&, ParamGroup&, detail::Outcome&, detail::Promise&, detail::Numbers&, ErrorCode,
+    MemberChange, BackwardMode, Callable::Kind) {}
 
 }  // namespace torchrpc

@@ -175,7 +175,13 @@ int run(const char* name) {
               (void)torchrpc::toString(worker);
             },
         .interceptors = {std::make_shared<CallCounter>()},
-        .health = {.address = "127.0.0.1:0", .check = [] { return std::string(); }}};
+        .health = {.address = "127.0.0.1:0", .check = [] { return std::string(); }},
+        .devices = {
+            .maps = {{"b", {{{c10::kCUDA, 0}, {c10::kCUDA, 1}}, {c10::kCPU, c10::Device("cuda:0")}}}},
+            .identity = true,
+            .used = {c10::kCUDA}}};
+    const torchrpc::DeviceOptions::Map& map = options.devices.maps["b"];
+    (void)map;
     torchrpc::Node other(options);
     call(node);
     (void)node.workers();

@@ -728,6 +728,9 @@ void options() {
       options.slow_call = 20ms;
       options.limits =
           MessageLimits{.message_bytes = 4 << 20, .head_bytes = 1 << 20, .tensor_bytes = 1 << 20, .tensors = 100};
+      // Tensors of the CPU stay there, as without a map.
+      options.devices.maps["server"] = DeviceOptions::Map{{at::kCPU, at::kCPU}};
+      options.devices.identity = true;
       if (options.name != "server") return;
       options.allowed_functions = {{"cpp_function(add)", "cpp_function(at*", "aten::add"}};
       options.quotas = {
@@ -754,6 +757,8 @@ void options() {
     group.shutdown();
   }
   setLogSink(nullptr);
+  const auto nowhere = DeviceOptions{.used = {{at::kMTIA, 100}}};
+  ERROR_OF(kInvalidArgument, Group({"alone"}, [&](NodeOptions& options) { options.devices = nowhere; }));
   std::ifstream lines(audit_log);
   const std::string log{std::istreambuf_iterator<char>(lines), {}};
   EXPECT(log.find("client-1") != std::string::npos && log.find("other") != std::string::npos);
