@@ -138,8 +138,8 @@ std::shared_ptr<core::Node> start(const NodeOptions& public_options, const Store
     }
     try {
       node->start();
-    } catch (const Error&) {
-      if (!hasEnded(*group.store)) throw;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kRendezvous || !hasEnded(*group.store)) throw;
       first = group.number + 1;
       continue;
     }

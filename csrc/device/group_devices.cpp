@@ -156,19 +156,27 @@ void checkList(const std::string& name, const WorkerDevices& worker) {
   }
 }
 
-/// One side of the map from `source` to another worker; `worker` is that side's. Null: it is not in the group yet.
-void checkSide(
-    const std::string& source, const std::string& side, const Devices& devices, const WorkerDevices* worker,
-    const std::string& where) {
-  if (hasDuplicates(devices)) refuse(source, "duplicated " + side + " devices" + where);
-  if (!worker) return;
-  if (!worker->devices.empty()) {
-    if (usesAll(*worker, devices)) return;
-    refuse(source, "unexpected " + side + " devices" + where + "\ndevices = " + textOf(worker->devices));
+/// The map of `source` for `target`. Its text is made for errors only: a large group has many maps.
+struct CheckedMap {
+  const std::string& source;
+  const std::string& target;
+  const DeviceMap& map;
+
+  [[noreturn]] void refuseSide(const std::string& what, const std::string& why) const {
+    refuse(source, what + " in its device map for " + target + "\ndevice map = " + textOf(map) + why);
   }
-  if (hasAll(*worker, devices)) return;
-  refuse(source, side + " devices with invalid indices" + where + "\ndevice count = " + std::to_string(worker->count));
-}
+  /// `worker`: that of this side; null: it is not in the group yet.
+  void checkSide(const std::string& side, const Devices& devices, const WorkerDevices* worker) const {
+    if (hasDuplicates(devices)) refuseSide("duplicated " + side + " devices", "");
+    if (!worker) return;
+    if (!worker->devices.empty()) {
+      if (usesAll(*worker, devices)) return;
+      refuseSide("unexpected " + side + " devices", "\ndevices = " + textOf(worker->devices));
+    }
+    if (hasAll(*worker, devices)) return;
+    refuseSide(side + " devices with invalid indices", "\ndevice count = " + std::to_string(worker->count));
+  }
+};
 
 Devices sourcesOf(const DeviceMap& map) {
   const auto keys = std::views::keys(map);
@@ -188,14 +196,12 @@ void requireConsistent(const GroupDevices& group, bool is_complete) {
     for (const auto& [target, map] : worker.maps) {
       const auto callee = group.find(target);
       if (callee == group.end() && is_complete) {
-        refuse(
-            source,
-            "invalid target node names in its device maps\ndevice maps = " + keysOf(worker.maps) +
-                "\nnode names = " + keysOf(group));
+        const auto names = "\ndevice maps = " + keysOf(worker.maps) + "\nnode names = " + keysOf(group);
+        refuse(source, "invalid target node names in its device maps" + names);
       }
-      const auto where = " in its device map for " + target + "\ndevice map = " + textOf(map);
-      checkSide(source, "source", sourcesOf(map), &worker, where);
-      checkSide(source, "target", targetsOf(map), callee == group.end() ? nullptr : &callee->second, where);
+      const CheckedMap checked{source, target, map};
+      checked.checkSide("source", sourcesOf(map), &worker);
+      checked.checkSide("target", targetsOf(map), callee == group.end() ? nullptr : &callee->second);
     }
   }
 }
@@ -217,8 +223,8 @@ Devices usedDevices(const WorkerDevices& worker, const DeviceMaps& maps) {
     for (int32_t i = 0; i < worker.count; ++i) used.emplace_back(worker.type, static_cast<c10::DeviceIndex>(i));
     if (!used.empty()) return used;
   }
-  for (const auto& by_name : {maps.requests, maps.replies}) {
-    for (const auto& map : std::views::values(by_name)) {
+  for (const auto* by_name : {&maps.requests, &maps.replies}) {
+    for (const auto& map : std::views::values(*by_name)) {
       for (const auto& device : sourcesOf(map)) {
         if (!device.is_cpu() && !contains(used, device)) used.push_back(device);
       }

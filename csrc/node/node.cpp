@@ -26,7 +26,8 @@ namespace {
 // start at the incarnation, are not used again.
 constexpr int64_t kIncarnationStep = std::chrono::nanoseconds(std::chrono::hours(24)).count();
 
-constexpr Duration kStoreGrace = std::chrono::seconds(2);  // for all workers to read what ends the start of a group
+constexpr Duration kStoreGrace = std::chrono::seconds(2);     // for all workers to read what ends the start of a group
+constexpr Duration kRefusalGrace = std::chrono::seconds(10);  // for all of them to find that it cannot form
 
 /// Greater than that of an earlier start in this group.
 uint64_t newIncarnation(const Node::Options& options, const StorePtr& store) {
@@ -297,7 +298,7 @@ void Node::joinOthers(TimePoint deadline) {
     try {
       checkDevices();
     } catch (const Error&) {
-      rendezvous_->releaseStore("refused", kStoreGrace);  // the others find the same
+      endRefusedGroup();
       throw;
     }
     updateDeviceMaps();
@@ -315,6 +316,18 @@ void Node::joinOthers(TimePoint deadline) {
     }
     updateDeviceMaps();
   }
+}
+
+void Node::endRefusedGroup() {
+  // All workers refuse it for the same reason. They wait for each other, so that each of them learns that reason before
+  // the group, or the process that serves the store, has ended.
+  try {
+    rendezvous_->sumOverAll("refused", 0, kRefusalGrace, {}, absent_);
+    rendezvous_->releaseStore("refused_read", kStoreGrace);
+  } catch (const std::exception& error) {
+    log(LogLevel::kDebug, self().name + " does not wait longer for the others to refuse the group: " + textOf(error));
+  }
+  rendezvous_->markEnded();
 }
 
 // Note [Device maps of a group]

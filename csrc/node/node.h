@@ -218,6 +218,8 @@ class Node : public std::enable_shared_from_this<Node> {
   GroupDevices groupDevices();
   /// Throws Error: kProtocol, kInvalidArgument unless the devices of all workers fit together, and those of `joining`.
   void checkDevices(const WorkerRecord* joining = nullptr);
+  /// The group of fixed size cannot form with these workers: they may form another one.
+  void endRefusedGroup();
   /// From now on this worker has the device maps that follow from the directory.
   void updateDeviceMaps();
   /// A worker has joined whose devices have been checked.

@@ -349,3 +349,31 @@ def be_rank_0(_, refused):
         time.sleep(0.05)
     rpc.shutdown()
     return "ok"
+
+
+def join_after_refusal(rank, url, world_size):
+    """Be refused because of the device map of rank 0, then join without it; what was raised, and the group's size."""
+    options = OPTIONS(init_method=url)
+    if rank == 0:
+        options.set_device_map("worker0", {"cuda:0": "cuda:100"})
+    text = ""
+    try:
+        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=world_size, rpc_backend_options=options)
+    except ValueError as error:
+        text = str(error)
+    options = OPTIONS(init_method=url)
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=world_size, rpc_backend_options=options)
+    size = len(rpc.api.get_workers())
+    rpc.shutdown()
+    return text, size
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file"])
+def test_workers_whose_devices_were_refused_may_try_again(tmp_path, kind):
+    url = f"tcp://127.0.0.1:{free_port()}" if kind == "tcp" else f"file://{tmp_path}/store"
+    for text, size in run_ranks(join_after_refusal, 2, url, 2, start_method="forkserver", init=False, timeout=60):
+        assert text.startswith("Node worker0 has source devices with invalid indices in its device map for worker0")
+        assert size == 2
+    url = f"tcp://127.0.0.1:{free_port()}" if kind == "tcp" else f"file://{tmp_path}/growing"
+    (growing,) = run_ranks(join_after_refusal, 1, url, None, start_method="forkserver", init=False, timeout=60)
+    assert "device map for worker0" in growing[0] and growing[1] == 1

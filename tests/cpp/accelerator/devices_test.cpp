@@ -44,8 +44,9 @@ void requireInOrder() {
 bool isFilledWith(const at::Tensor& tensor, double value) { return tensor.cpu().equal(at::full({4}, value)); }
 
 /// What all workers of a group say that cannot form.
-std::vector<std::string> refusals(int size, const std::function<void(NodeOptions&)>& change) {
-  const auto store = c10::make_intrusive<c10d::HashStore>();
+std::vector<std::string> refusals(
+    int size, const std::function<void(NodeOptions&)>& change,
+    const c10::intrusive_ptr<c10d::Store>& store = c10::make_intrusive<c10d::HashStore>()) {
   std::vector<std::string> texts(size);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
@@ -176,4 +177,15 @@ TEST_CASE("maps that do not fit to the group are refused on all its workers") {
         Catch::StartsWith("invalid argument: worker1: Node worker1 has devices with invalid indices\n"
                           "devices = [sim:4]\ndevice count = 4"));
   }
+}
+
+TEST_CASE("after a refusal the same processes may form a group at the same store") {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto change = [](c10::DeviceIndex target) {
+    return [target](NodeOptions& options) {
+      if (options.rank == 0) options.devices.maps["worker1"] = {{sim(0), sim(target)}};
+    };
+  };
+  for (const auto& text : refusals(2, change(4), store)) CHECK_THAT(text, Catch::StartsWith("invalid argument"));
+  for (const auto& text : refusals(2, change(3), store)) CHECK(text.empty());
 }

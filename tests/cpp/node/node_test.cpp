@@ -327,30 +327,41 @@ WorkerRecord maliciousRecord(WorkerId id, int32_t world_size) {
       .devices = "no devices"};
 }
 
+/// The worker0 of a group.
+std::unique_ptr<Node> makeFirst(const StorePtr& store, int32_t world_size) {
+  Node::Options options;
+  options.agent.self = {"worker0", 0};
+  options.world_size = world_size;
+  return std::make_unique<Node>(options, store, makeLoopbackTransport(makeLoopbackNetwork()));
+}
+
 const auto kUnreadable = Catch::Contains("what worker1 has published of its devices cannot be read: malformed message");
 
 }  // namespace
 
 TEST_CASE("a group of fixed size does not form with a worker that has published malformed devices") {
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  Node node(
-      {.agent = {.self = {"worker0", 0}, .threads = 2}, .world_size = 2, .timeout = 20s}, store,
-      makeLoopbackTransport(makeLoopbackNetwork()));
-  std::thread other([&] { Rendezvous(store, maliciousRecord(1, 2)).meetAll(20s); });
-  CHECK_THAT(errorText([&] { node.start(); }), kUnreadable);
+  const auto node = makeFirst(store, 2);
+  std::thread other([&] {
+    Rendezvous rendezvous(store, maliciousRecord(1, 2));
+    rendezvous.meetAll(20s);
+    std::set<WorkerId> absent;
+    rendezvous.sumOverAll("refused", 0, 20s, {}, absent);
+    rendezvous.releaseStore("refused_read", 20s);
+  });
+  CHECK_THAT(errorText([&] { node->start(); }), kUnreadable);
   other.join();
+  CHECK(hasEnded(*store));
 }
 
 TEST_CASE("a group that grows does not admit a worker that has published malformed devices") {
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  Node node(
-      {.agent = {.self = {"worker0", 0}, .threads = 2}, .timeout = 20s}, store,
-      makeLoopbackTransport(makeLoopbackNetwork()));
-  node.start();
+  const auto node = makeFirst(store, 0);
+  node->start();
   const auto record = maliciousRecord(1, 0);
   Rendezvous(store, record).joinGroup(20s, [](const auto&) { return true; });
-  CHECK_THAT(errorText([&] { node.admit(record.info); }), kUnreadable);
-  CHECK(node.workers().size() == 1);
+  CHECK_THAT(errorText([&] { node->admit(record.info); }), kUnreadable);
+  CHECK(node->workers().size() == 1);
 }
 
 TEST_CASE("a worker that announces malformed devices is refused") {
@@ -360,6 +371,7 @@ TEST_CASE("a worker that announces malformed devices is refused") {
   std::string payload;
   Writer(payload).putString(encodeRecord(record));
   CHECK_THAT(errorText([&] { call(group[1], 0, {.kind = Kind::kMemberJoined, .payload = payload}); }), kUnreadable);
+  CHECK(group[0].agent().directory().find(1)->devices.empty());
   CHECK(call(group[0], 1, addition(at::ones({1}), at::ones({1}))).toTensor().item<double>() == 2);
 }
 
