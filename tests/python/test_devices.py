@@ -285,27 +285,27 @@ def test_python_and_cpp_workers_refuse_the_same_maps():
 # --- groups that change ---
 
 
-def grow(rank, url, joined):
+def grow(rank, url, has_begun, has_called):
     options = rpc.TensorPipeRpcBackendOptions(init_method=url)
-    if rank == 1:
+    if rank == 0:
+        rpc.init_rpc("w0", rank=0, rpc_backend_options=options)
+        has_begun.set()
+        assert has_called.wait(60)
+    else:
         options.set_device_map("w0", {"sim:1": "sim:2"})
-        assert joined[0].wait(60)
-    rpc.init_rpc(f"w{rank}", rank=rank, rpc_backend_options=options)
-    joined[rank].set()
-    assert joined[1].wait(60)
-    if rank == 1:
+        assert has_begun.wait(60)
+        rpc.init_rpc("w1", rank=1, rpc_backend_options=options)
         result = rpc.rpc_sync("w0", add, (full(1, "sim:1"), full(2, "sim:1"), "sim:2"))
         assert result.device == torch.device("sim:1") and values(result) == [3] * 4
+        has_called.set()
     rpc.shutdown()
 
 
 def test_a_worker_that_joins_later_brings_its_maps(tmp_path):
     isolated.skip_unless_built()
     context = multiprocessing.get_context("spawn")
-    joined = [context.Event() for _ in range(2)]
-    workers = [
-        context.Process(target=_run, args=("grow", rank, f"file://{tmp_path}/store", joined)) for rank in range(2)
-    ]
+    arguments = f"file://{tmp_path}/store", context.Event(), context.Event()
+    workers = [context.Process(target=_run, args=("grow", rank, *arguments)) for rank in range(2)]
     for worker in workers:
         worker.start()
     for worker in workers:

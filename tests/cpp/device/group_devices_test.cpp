@@ -64,6 +64,26 @@ TEST_CASE("malformed devices of a worker are refused, and the error names it", "
   }
 }
 
+TEST_CASE("any bytes are read or refused", "[group_devices]") {
+  const auto good = encodeDevices(worker({{"b", {{accelerator(0), accelerator(1)}}}, {"c", {}}}, {accelerator(0)}));
+  int read = 0;
+  for (size_t at = 0; at < good.size(); ++at) {
+    for (int value = 0; value < 256; ++value) {
+      auto bytes = good;
+      bytes[at] = static_cast<char>(value);
+      try {
+        const auto devices = decodeDevices(bytes, "a");
+        ++read;
+        if (decodeDevices(encodeDevices(devices), "a") != devices) FAIL("read differently the second time");
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::kProtocol) FAIL(error.text());
+      }
+    }
+  }
+  CHECK(read > 256);
+  CHECK(read < static_cast<int>(good.size() * 256));
+}
+
 TEST_CASE("a huge number of devices in a few bytes takes no memory", "[group_devices]") {
   std::string bytes;
   Writer out(bytes);
