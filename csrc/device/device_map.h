@@ -30,11 +30,6 @@ struct DeviceMaps {
   bool to_same_device = false;  ///< where there is no map, tensors go to the device of the same type and index
 };
 
-/// A device as bytes: see "Tensors of accelerators" in PROTOCOL.md.
-void putDevice(Writer& out, const c10::Device& device);
-/// Throws Error(kProtocol) for a device that cannot be.
-c10::Device getDevice(Reader& in);
-
 /// One tensor of a message with the header kDevices: where it was, and where it goes.
 struct DeviceMove {
   uint32_t tensor = 0;
@@ -46,5 +41,10 @@ struct DeviceMove {
 void setDeviceMoves(Message& message, std::span<const DeviceMove> moves);
 /// The moves of a message that has arrived; empty: it has no such header. Throws Error(kProtocol).
 std::vector<DeviceMove> deviceMovesOf(const Message& message);
+
+/// A device in a message.
+void putDevice(Writer& out, const c10::Device& device);
+/// Throws Error(kProtocol) for one that cannot be.
+c10::Device getDevice(Reader& in);
 
 }  // namespace torchrpc
