@@ -6,6 +6,7 @@
 #include "api/group.h"
 #include "torchrpc/autograd.h"
 #include "torchrpc/function.h"
+#include "torchrpc/optim.h"
 
 using namespace torchrpc;
 
@@ -23,6 +24,15 @@ TORCHRPC_FUNCTION(devicesOf);
 TORCHRPC_FUNCTION(product);
 TORCHRPC_FUNCTION(fullOn);
 TORCHRPC_FUNCTION(doubled);
+at::Tensor makeWeight() { return full(10, sim(1)).requires_grad_(); }
+at::Tensor timesWeight(const RRef<at::Tensor>& weight, const at::Tensor& x) { return weight.localValue() * x; }
+std::vector<double> valuesOf(const RRef<at::Tensor>& weight) {
+  const auto values = weight.localValue().detach().cpu().to(at::kDouble);
+  return {values.data_ptr<double>(), values.data_ptr<double>() + values.numel()};
+}
+TORCHRPC_FUNCTION(makeWeight);
+TORCHRPC_FUNCTION(timesWeight);
+TORCHRPC_FUNCTION(valuesOf);
 
 /// Three workers. The maps are those of worker0 and worker1; worker2 has none of its own.
 void setMaps(NodeOptions& options) {
@@ -112,6 +122,22 @@ TEST_CASE("gradients come back to the devices of their leaves") {
     CHECK(gradient.device() == sim(0));
     CHECK(isFilledWith(gradient, 3));
   }
+  group.shutdown();
+  requireInOrder();
+}
+
+TEST_CASE("an optimizer steps parameters on devices of other workers") {
+  Group group(3, setMaps);
+  const auto weight = group[0].remote("worker1", &makeWeight);
+  {
+    DistributedOptimizer optimizer(group[0], "SGD", {weight}, {{"lr", 0.5}});
+    AutogradContext context(group[0]);
+    const auto loss = group[0].call("worker1", &timesWeight, weight, full(3, sim(0))).sum();
+    CHECK(loss.device() == sim(0));
+    context.backward({loss});
+    optimizer.step(context);
+  }
+  CHECK(group[0].call("worker1", &valuesOf, weight) == std::vector<double>(4, 10 - 0.5 * 3));
   group.shutdown();
   requireInOrder();
 }
