@@ -6,8 +6,6 @@
 
 namespace torchrpc {
 
-namespace {
-
 void putDevice(Writer& out, const c10::Device& device) {
   out.put(static_cast<int8_t>(device.type()));
   out.put(static_cast<int8_t>(device.index()));
@@ -23,8 +21,6 @@ c10::Device getDevice(Reader& in) {
   }
   return {known, index};
 }
-
-}  // namespace
 
 std::optional<c10::Device> targetOf(const DeviceMap& map, const c10::Device& device) {
   for (const auto& [here, there] : map) {

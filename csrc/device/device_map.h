@@ -41,4 +41,9 @@ void setDeviceMoves(Message& message, std::span<const DeviceMove> moves);
 /// The moves of a message that has arrived; empty: it has no such header. Throws Error(kProtocol).
 std::vector<DeviceMove> deviceMovesOf(const Message& message);
 
+/// A device in a message.
+void putDevice(Writer& out, const c10::Device& device);
+/// Throws Error(kProtocol) for one that cannot be.
+c10::Device getDevice(Reader& in);
+
 }  // namespace torchrpc

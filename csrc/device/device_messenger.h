@@ -13,14 +13,31 @@
 // - The reply is sent when all that the function has queued on these streams has run. So what one call has changed on
 //   a device, the next one sees, wherever it comes from.
 // - When a reply has arrived, its tensors are there: no stream has to wait for them.
+//
+// Note [Lent memory]
+// Where the receiver can use memory of the sender's device (MemoryPaths), the sender lends it a copy of the tensors
+// that is on the device, or the tensors themselves if nothing else refers to them. A receiver in the same process takes
+// the memory over. One in another process maps it, copies from it, and returns it (MEMORY_RETURN) before the tensors
+// are used: so it uses no memory of a process that may end. The sender takes back what it has lent
+// - of a request that ends with an error, by MEMORY_RECLAIM: the receiver answers which loans it is not reading, and
+//   refuses these from then on, so that a request that arrives late cannot use memory that has another content;
+// - of a reply that was not sent;
+// - when the receiver is lost.
+// A message that may be sent more than once lends nothing.
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "agent/messenger.h"
 #include "base/sync/mutex.h"
 #include "device/device_map.h"
+#include "device/lent_memory.h"
+#include "device/memory_paths.h"
 #include "device/streams.h"
 
 namespace torchrpc {
@@ -32,13 +49,26 @@ class DeviceMessenger final : public ForwardingMessenger {
     std::function<std::shared_ptr<void>()> hold;
     /// A reply is not sent: resources in it stay on this worker.
     std::function<void(const Message&)> on_unsent_reply;
+    /// Whether the other workers may see memory of this worker's devices.
+    bool shares_memory = true;
   };
 
   /// `messenger` must outlive it.
-  DeviceMessenger(Messenger& messenger, Events events) : ForwardingMessenger(messenger), events_(std::move(events)) {}
+  DeviceMessenger(Messenger& messenger, Events events);
 
   /// The maps from now on; a message has those of the moment at which it is sent.
   void use(DeviceMaps maps);
+
+  // What the agent tells of messages that do not come through here; any thread.
+  /// A reply was not sent; it has perhaps no tensors any more.
+  void onUnsentReply(const Message& reply);
+  /// A reply has arrived whose call has ended.
+  void onLateReply(const Message& reply);
+  void onWorkerLost(const WorkerInfo& worker);
+  void onWorkerJoined(const WorkerInfo& worker, uint64_t incarnation);
+
+  /// "device.path.worker1 cuda:0" and others, to texts.
+  std::map<std::string, std::string> metrics() const;
 
   void request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) override;
   void on(Kind kind, Where where, RequestHandler handler) override;
@@ -49,29 +79,51 @@ class DeviceMessenger final : public ForwardingMessenger {
 
  private:
   using Maps = std::shared_ptr<const DeviceMaps>;
+  using Storages = std::vector<c10::Storage>;
   struct Outgoing;
+  struct Plan;
+  class Loan;
 
   /// Null: this worker uses no devices.
   Maps maps() const;
-  /// Takes the message and queues the copies of its tensors to host memory; it is sent after them, and after what is
-  /// queued on the streams `served`. `maps` may be null; `by_name` are those of them that count. Throws, and leaves
-  /// the message as it was.
+  /// Where each tensor goes, by `map` (null: none) and what the message asks. Throws, if a tensor may not go anywhere.
+  Plan planOf(const Message& message, const DeviceMaps* maps, const DeviceMap* map, const WorkerInfo& to, bool lends);
+  /// Queues the copies of the plan. Throws, and leaves the message as it was.
+  Outgoing carryOut(const Plan& plan, Message& message, const WorkerInfo& to, const Streams& served);
+  /// Takes the message, and queues copies of its tensors to host memory or, if it `lends` memory, on the device; it is
+  /// sent after them, and after what is queued on the streams `served`. `maps` may be null; `by_name` are those of them
+  /// that count. Throws, and leaves the message as it was.
   Outgoing stage(
       Message& message, const DeviceMaps* maps, std::map<std::string, DeviceMap> DeviceMaps::* by_name,
-      const std::string& to, const Streams& served) const;
+      const WorkerInfo& to, const Streams& served, bool lends);
+  /// Lends the memory of those of the tensors that the plan says, and replaces them by their geometries.
+  LentTensors lend(const Plan& plan, std::vector<at::Tensor>& tensors, const WorkerInfo& to);
   /// Calls `send` when the work that the message depends on has run, or `fail`; at once, or on the pool.
   void whenStaged(Outgoing outgoing, std::function<void(Message)> send, const std::function<void(const Error&)>& fail);
-  /// Puts the tensors of a message that has arrived where its header says. `users`: the streams on which they will be
+  /// Puts the tensors of a message that has arrived where its headers say. `users`: the streams on which they will be
   /// used. Blocks until they are there. Throws Error.
-  void unstage(Message& message, const DeviceMaps& maps, const std::string& from, const Streams& users) const;
+  void unstage(Message& message, const DeviceMaps& maps, const WorkerInfo& from, const Streams& users);
+  /// Replaces geometries by the tensors in lent memory. Those that have to be copied keep their entry in `to`.
+  void openLoans(Message& message, const LentTensors& lent, std::vector<std::optional<c10::Device>>& to) const;
   ReplyHandler unstaging(WorkerId from, Maps maps, ReplyHandler handler);
   /// Calls the handler with a responder that sends the reply's tensors, after the work on the streams of this scope.
   void serve(Maps maps, const RequestHandler& handler, Request request, const Responder& responder);
   /// The same for a request in the strand whose tensors are many bytes: the pool copies them to the devices.
   void serveOnStrand(
       Maps maps, const std::shared_ptr<const RequestHandler>& handler, Request request, const Responder& responder);
+  /// The receiver does not use these loans any more.
+  void giveBack(WorkerId lender, const LoanNumbers& numbers);
+  /// The request that carried these loans has failed.
+  void reclaim(WorkerId from, const LoanNumbers& numbers);
+  /// On the pool, since that may take long.
+  void destroy(Storages storages);
 
   const Events events_;
+  MemoryPaths paths_;
+  LentMemory lent_;
+  BorrowedMemory borrowed_;
+  std::atomic<uint64_t> loans_{0};
+  std::atomic<uint64_t> lending_failures_{0};
   std::atomic<bool> has_maps_{false};
   mutable Mutex mutex_;
   Maps maps_ TORCHRPC_GUARDED_BY(mutex_);
