@@ -29,8 +29,9 @@ struct DeviceMessenger::Plan {
   std::vector<std::optional<c10::Device>> copies{};  ///< to host memory, or on the device; nullopt: none
   std::vector<bool> lent{};
   std::vector<DeviceMove> moves{};
-  Devices sources{};       ///< on which there are tensors
-  bool is_shared = false;  ///< memory is lent to another process
+  Devices sources{};         ///< on which there are tensors
+  bool is_shared = false;    ///< memory is lent to another process
+  bool is_in_place = false;  ///< the receiver may use it itself
 
   bool lendsAny() const { return std::ranges::find(lent, true) != lent.end(); }
 };
@@ -43,6 +44,9 @@ constexpr Duration kSpin = std::chrono::microseconds(20);
 
 // A larger message is copied to its devices by a thread that does not hold up Python's.
 constexpr size_t kMaxBytesOnStrand = 64 << 10;
+
+// Loans in place are returned as often as that.
+constexpr Duration kReturnInterval = std::chrono::milliseconds(20);
 
 // A smaller tensor gets to another process sooner through host memory than by mapped memory, which has to be returned.
 constexpr size_t kMinSharedBytes = 64 << 10;
@@ -111,8 +115,8 @@ DeviceMessenger::Maps DeviceMessenger::maps() const {
   return maps_;
 }
 
-DeviceMessenger::DeviceMessenger(Messenger& messenger, Events events)
-    : ForwardingMessenger(messenger), events_(std::move(events)), paths_(messenger, events_.shares_memory) {
+DeviceMessenger::DeviceMessenger(Messenger& messenger, Options options)
+    : ForwardingMessenger(messenger), options_(std::move(options)), paths_(messenger, options_.shares_memory) {
   messenger.on(Kind::kMemoryProbe, Where::kPool, [this](const Request& request, const Responder& responder) {
     paths_.serve(request, responder, maps() != nullptr);
   });
@@ -132,6 +136,30 @@ void DeviceMessenger::giveBack(WorkerId lender, const LoanNumbers& numbers) {
   borrowed_.end(lender, numbers);
   ForwardingMessenger::requestReliably(
       lender, {.kind = Kind::kMemoryReturn, .payload = encodeLoanNumbers(numbers)}, [](const Result<Message>&) {});
+}
+
+// The tensors end on any thread, where nothing may wait for a device or send a message.
+void DeviceMessenger::scheduleReturns() {
+  if (returns_ended_.exchange(true)) return;
+  ForwardingMessenger::postAfter(kReturnInterval, [this] { returnEnded(); });
+}
+
+void DeviceMessenger::returnEnded() {
+  returns_ended_ = false;
+  const auto ended = ended_->take();
+  Devices devices;
+  std::map<WorkerId, LoanNumbers> by_lender;
+  for (const auto& loan : ended) {
+    by_lender[loan.lender].push_back(loan.number);
+    if (std::ranges::find(devices, loan.device) == devices.end()) devices.push_back(loan.device);
+  }
+  {
+    // Work of any stream may use the memory still: nobody has told us of which.
+    const ThreadPool::BlockingScope blocking;
+    for (const auto& device : devices) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+  }
+  for (const auto& [lender, numbers] : by_lender) giveBack(lender, numbers);
+  if (ended_->count() > 0) scheduleReturns();
 }
 
 void DeviceMessenger::reclaim(WorkerId from, const LoanNumbers& numbers) {
@@ -203,7 +231,10 @@ DeviceMessenger::Plan DeviceMessenger::planOf(
     const Message& message, const DeviceMaps* maps, const DeviceMap* map, const WorkerInfo& to, bool lends) {
   const auto requested = deviceMovesOf(message);  // in the order of the tensors
   auto asked = requested.begin();
-  Plan plan{.copies = {message.tensors.size(), std::nullopt}, .lent = std::vector<bool>(message.tensors.size())};
+  Plan plan{
+      .copies = {message.tensors.size(), std::nullopt},
+      .lent = std::vector<bool>(message.tensors.size()),
+      .is_in_place = options_.lends_in_place};
   for (uint32_t i = 0; i < message.tensors.size(); ++i) {
     const auto& tensor = message.tensors[i];
     const bool is_asked = asked != requested.end() && asked->tensor == i;
@@ -223,7 +254,8 @@ DeviceMessenger::Plan DeviceMessenger::planOf(
         plan.lent[i] = is_shared || path == MemoryPath::kSameProcess;
         plan.is_shared = plan.is_shared || is_shared;
         // What the receiver gets, others must not change.
-        if (plan.lent[i]) plan.copies[i] = isOnlyReference(tensor) ? std::nullopt : std::optional(source);
+        const bool is_lent_itself = options_.lends_in_place || isOnlyReference(tensor);
+        if (plan.lent[i]) plan.copies[i] = is_lent_itself ? std::nullopt : std::optional(source);
       }
     }
     if (target && !(source.is_cpu() && target->is_cpu())) plan.moves.push_back({i, source, *target});
@@ -232,7 +264,7 @@ DeviceMessenger::Plan DeviceMessenger::planOf(
 }
 
 LentTensors DeviceMessenger::lend(const Plan& plan, std::vector<at::Tensor>& tensors, const WorkerInfo& to) {
-  LentTensors lent{.receiver = incarnation(to.id)};
+  LentTensors lent{.receiver = incarnation(to.id), .is_in_place = plan.is_in_place};
   std::vector<c10::Storage> storages;
   for (uint32_t i = 0; i < tensors.size(); ++i) {
     if (!plan.lent[i]) continue;
@@ -309,7 +341,7 @@ void DeviceMessenger::whenStaged(
     Outgoing outgoing, std::function<void(Message)> send, const std::function<void(const Error&)>& fail) {
   if (!outgoing.events || spinUntilEnded(*outgoing.events)) return send(std::move(outgoing.message));
   ForwardingMessenger::post([waiting = std::make_shared<Outgoing>(std::move(outgoing)), send = std::move(send), fail,
-                             deadline = currentDeadline(), held = events_.hold()] {
+                             deadline = currentDeadline(), held = options_.hold()] {
     const DeadlineScope limit(deadline);
     runOrFail(
         [&] {
@@ -376,6 +408,13 @@ class DeviceMessenger::Loan {
   Loan& operator=(const Loan&) = delete;
 
   const std::optional<LentTensors>& tensors() const { return tensors_; }
+  WorkerId lender() const { return lender_; }
+  bool isInPlace() const { return tensors_->is_in_place && messenger_.options_.borrows_in_place; }
+  /// The loans end with their tensors.
+  void leaveToTensors() {
+    shared_.clear();
+    messenger_.scheduleReturns();
+  }
 
  private:
   DeviceMessenger& messenger_;
@@ -384,8 +423,9 @@ class DeviceMessenger::Loan {
   LoanNumbers shared_;
 };
 
-void DeviceMessenger::openLoans(
-    Message& message, const LentTensors& lent, std::vector<std::optional<c10::Device>>& to) const {
+void DeviceMessenger::openLoans(Message& message, Loan& loan, std::vector<std::optional<c10::Device>>& to) {
+  const auto& lent = *loan.tensors();
+  const bool is_in_place = loan.isInPlace();
   std::vector<c10::Storage> pieces;
   for (const auto& piece : lent.pieces) {
     if (piece.handle.empty()) {
@@ -394,15 +434,19 @@ void DeviceMessenger::openLoans(
     }
     const auto* const memory = DeviceMemory::of(piece.device.type());
     if (!memory) throw Error(ErrorCode::kProtocol, "malformed message: shared memory of " + piece.device.str());
-    pieces.push_back(memory->borrow(piece.device_id, piece.handle, piece.offset, piece.bytes));
+    auto borrowed = memory->borrow(piece.device_id, piece.handle, piece.offset, piece.bytes);
+    pieces.push_back(
+        is_in_place ? EndedLoans::watch(ended_, std::move(borrowed), loan.lender(), piece.number)
+                    : std::move(borrowed));
   }
+  if (is_in_place) loan.leaveToTensors();
   for (const auto& view : lent.views) {
     auto& tensor = message.tensors[view.tensor];
     auto& target = to[view.tensor];
     if (!target) throw Error(ErrorCode::kProtocol, "malformed message: a tensor in lent memory without a device");
     tensor = viewInMemory(tensor, pieces[view.piece], view.offset);
-    const bool is_taken_over = lent.pieces[view.piece].handle.empty();
-    if (is_taken_over && tensor.device() == *target) target.reset();
+    const bool is_own = lent.pieces[view.piece].handle.empty() || is_in_place;
+    if (is_own && tensor.device() == *target) target.reset();
   }
 }
 
@@ -425,11 +469,11 @@ void DeviceMessenger::unstage(Message& message, const DeviceMaps& maps, const Wo
       targets += (targets.empty() ? "" : ", ") + move.target.str();
   }
   if (targets.empty()) return;
-  const Loan loan(*this, message, from.id);
+  Loan loan(*this, message, from.id);
   const bool has_scope = !StreamScope::current().empty();
   const StreamScope scope(has_scope ? StreamScope::current() : pooledStreams(maps.devices), StreamScope::currentKept());
   try {
-    if (loan.tensors()) openLoans(message, *loan.tensors(), to);
+    if (loan.tensors()) openLoans(message, loan, to);
     auto moved = moveTensors(message.tensors, to);
     StreamEvents(StreamScope::current()).synchronize();
     message.tensors = std::move(moved);
@@ -451,7 +495,7 @@ Messenger::ReplyHandler DeviceMessenger::unstaging(WorkerId from, Maps maps, Rep
           handler = std::move(handler)](Result<Message> reply) {
     if (!reply || !reply.value().header(HeaderKind::kDevices)) return handler(std::move(reply));
     // Copies block, and this may be the loop.
-    ForwardingMessenger::post([this, from, maps, streams, handler, held = events_.hold(),
+    ForwardingMessenger::post([this, from, maps, streams, handler, held = options_.hold(),
                                message = std::make_shared<Message>(std::move(reply).value())] {
       const ThreadPool::BlockingScope blocking;
       try {
@@ -523,7 +567,7 @@ void DeviceMessenger::serve(Maps maps, const RequestHandler& handler, Request re
     try {
       outgoing = stage(result.value(), maps.get(), &DeviceMaps::replies, to, streams, lends);
     } catch (...) {
-      events_.on_unsent_reply(result.value());
+      options_.on_unsent_reply(result.value());
       return responder.fail(errorFromException(std::current_exception(), ErrorCode::kSerialization, self().name));
     }
     whenStaged(

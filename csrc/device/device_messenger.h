@@ -24,6 +24,8 @@
 // - of a reply that was not sent;
 // - when the receiver is lost.
 // A message that may be sent more than once lends nothing.
+// With Options::lends_in_place the sender lends the tensors themselves, and the receiver uses them where they are: it
+// returns a loan when its tensors have ended, and the work that used them.
 
 #include <atomic>
 #include <functional>
@@ -44,17 +46,21 @@ namespace torchrpc {
 
 class DeviceMessenger final : public ForwardingMessenger {
  public:
-  struct Events {
+  struct Options {
     /// Returns what keeps the node from taking itself for idle; called while a message waits for a device.
     std::function<std::shared_ptr<void>()> hold;
     /// A reply is not sent: resources in it stay on this worker.
     std::function<void(const Message&)> on_unsent_reply;
     /// Whether the other workers may see memory of this worker's devices.
     bool shares_memory = true;
+    /// Receivers may use the memory of tensors that this worker sends, instead of a copy.
+    bool lends_in_place = false;
+    /// Whether this worker uses memory of others in place where they offer that.
+    bool borrows_in_place = true;
   };
 
   /// `messenger` must outlive it.
-  DeviceMessenger(Messenger& messenger, Events events);
+  DeviceMessenger(Messenger& messenger, Options options);
 
   /// The maps from now on; a message has those of the moment at which it is sent.
   void use(DeviceMaps maps);
@@ -104,7 +110,11 @@ class DeviceMessenger final : public ForwardingMessenger {
   /// used. Blocks until they are there. Throws Error.
   void unstage(Message& message, const DeviceMaps& maps, const WorkerInfo& from, const Streams& users);
   /// Replaces geometries by the tensors in lent memory. Those that have to be copied keep their entry in `to`.
-  void openLoans(Message& message, const LentTensors& lent, std::vector<std::optional<c10::Device>>& to) const;
+  void openLoans(Message& message, Loan& loan, std::vector<std::optional<c10::Device>>& to);
+  /// Returns the loans in place that have ended, and looks again after a while if there are others.
+  void returnEnded();
+  /// Calls it after a while.
+  void scheduleReturns();
   ReplyHandler unstaging(WorkerId from, Maps maps, ReplyHandler handler);
   /// Calls the handler with a responder that sends the reply's tensors, after the work on the streams of this scope.
   void serve(Maps maps, const RequestHandler& handler, Request request, const Responder& responder);
@@ -118,10 +128,12 @@ class DeviceMessenger final : public ForwardingMessenger {
   /// On the pool, since that may take long.
   void destroy(Storages storages);
 
-  const Events events_;
+  const Options options_;
   MemoryPaths paths_;
   LentMemory lent_;
   BorrowedMemory borrowed_;
+  const std::shared_ptr<EndedLoans> ended_ = std::make_shared<EndedLoans>();
+  std::atomic<bool> returns_ended_{false};  ///< returnEnded() will be called
   std::atomic<uint64_t> loans_{0};
   std::atomic<uint64_t> lending_failures_{0};
   std::atomic<bool> has_maps_{false};

@@ -153,6 +153,49 @@ void BorrowedMemory::forget(WorkerId lender) {
   lenders_.erase(lender);
 }
 
+// --- loans in place ---
+
+namespace {
+
+struct LoanInPlace {
+  std::shared_ptr<EndedLoans> noted_in;
+  EndedLoans::Ended loan;
+  c10::Storage memory;
+};
+
+}  // namespace
+
+c10::Storage EndedLoans::watch(
+    std::shared_ptr<EndedLoans> ended, c10::Storage memory, WorkerId lender, uint64_t number) {
+  {
+    MutexLock lock(ended->mutex_);
+    ++ended->count_;
+  }
+  const auto bytes = memory.nbytes();
+  const auto device = memory.device();
+  auto* const data = memory.mutable_data();
+  auto loan = std::make_unique<LoanInPlace>(LoanInPlace{std::move(ended), {lender, number, device}, std::move(memory)});
+  const auto drop = [](void* context) {
+    const std::unique_ptr<LoanInPlace> loan(static_cast<LoanInPlace*>(context));
+    MutexLock lock(loan->noted_in->mutex_);
+    loan->noted_in->ended_.push_back(loan->loan);
+  };
+  return {
+      c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(data, loan.release(), drop, device), /*allocator=*/nullptr,
+      /*resizable=*/false};
+}
+
+std::vector<EndedLoans::Ended> EndedLoans::take() {
+  MutexLock lock(mutex_);
+  count_ -= ended_.size();
+  return std::exchange(ended_, {});
+}
+
+size_t EndedLoans::count() const {
+  MutexLock lock(mutex_);
+  return count_;
+}
+
 // --- the header ---
 
 LoanNumbers LentTensors::numbers() const {
@@ -172,6 +215,7 @@ void setLentTensors(Message& message, const LentTensors& lent) {
   std::string bytes;
   Writer out(bytes);
   out.put(lent.receiver);
+  out.put(static_cast<uint8_t>(lent.is_in_place));
   out.put(static_cast<uint32_t>(lent.pieces.size()));
   for (const auto& piece : lent.pieces) {
     out.put(piece.number);
@@ -195,6 +239,7 @@ LentTensors decodeLent(const std::string& header) {
   Reader in(header);
   LentTensors lent;
   lent.receiver = in.get<uint64_t>();
+  lent.is_in_place = in.get<uint8_t>() != 0;
   const auto pieces = in.get<uint32_t>();
   for (uint32_t i = 0; i < pieces; ++i) {
     const auto number = in.get<uint64_t>();

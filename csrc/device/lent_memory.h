@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <span>
@@ -79,6 +80,28 @@ class BorrowedMemory {
   std::map<WorkerId, Lender> lenders_ TORCHRPC_GUARDED_BY(mutex_);
 };
 
+/// Loans that are used in place, until their tensors end: on any thread, even when the worker has ended. So these only
+/// note it, and the worker returns them from time to time.
+class EndedLoans {
+ public:
+  struct Ended {
+    WorkerId lender = kNoWorker;
+    uint64_t number = 0;
+    c10::Device device{c10::kCPU};  ///< of the receiver
+  };
+
+  /// The memory as a storage that is noted here when it has ended.
+  static c10::Storage watch(std::shared_ptr<EndedLoans> ended, c10::Storage memory, WorkerId lender, uint64_t number);
+  std::vector<Ended> take();
+  /// How many are in use, or have not been taken.
+  size_t count() const;
+
+ private:
+  mutable Mutex mutex_;
+  size_t count_ TORCHRPC_GUARDED_BY(mutex_) = 0;
+  std::vector<Ended> ended_ TORCHRPC_GUARDED_BY(mutex_);
+};
+
 /// The header kLentMemory of a message.
 struct LentTensors {
   /// A piece of lent memory.
@@ -97,7 +120,8 @@ struct LentTensors {
     uint64_t offset = 0;  ///< in bytes, of the first element in the piece
   };
 
-  uint64_t receiver = 0;  ///< its incarnation
+  uint64_t receiver = 0;     ///< its incarnation
+  bool is_in_place = false;  ///< the receiver may use the memory itself, and return it when it has ended
   std::vector<Piece> pieces;
   std::vector<View> views;
 

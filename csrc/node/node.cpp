@@ -156,7 +156,9 @@ Node::Node(const Options& options, StorePtr store, std::unique_ptr<Transport> tr
           {.hold = [this] { return std::make_shared<ActivityToken>(agent_.holdActivity()); },
            .on_unsent_reply = [this](const Message& reply) { rrefs_->abandon(forksIn(reply)); },
            // Who proves names has workers that do not trust each other.
-           .shares_memory = !options_.transport.identity && !options_.transport.tls_credentials}),
+           .shares_memory = !options_.transport.identity && !options_.transport.tls_credentials,
+           .lends_in_place = options_.shares_device_tensors,
+           .borrows_in_place = !agentOptions().copies_shared_tensors}),
       profiler_(devices_),
       autograd_(profiler_, autogradOptions()),
       rrefs_(RRefService::create(autograd_.recorder(), rrefOptions())),

@@ -82,6 +82,9 @@ class Node : public std::enable_shared_from_this<Node> {
     HealthServer::Check health_check{};
     /// Finds the stacks of the program's threads for the inspector; null: the program has no interpreter.
     std::shared_ptr<Inspector::StackSource> stacks{};
+    /// Workers of this machine use the memory of this worker's device tensors instead of copies of them: it must live
+    /// as long as they do, and neither side may change them while the other uses them.
+    bool shares_device_tensors = false;
     bool uses_pickles =
         true;  ///< false: Python values that are no plain data travel as named objects, never as pickles
   };

@@ -81,6 +81,7 @@ class _TensorPipeRpcBackendOptionsBase(RpcBackendOptions):
         idempotency_window: float | None = ...,
         metrics: bool | None = ...,
         slow_call_s: float | None = ...,
+        share_device_tensors: bool = ...,
         uses_pickles: bool = ...,
         limits: dict[str, int] = ...,
         quotas: Sequence[tuple[str, Sequence[int | None]]] = ...,

@@ -17,9 +17,9 @@ import device_group
 import isolated
 import sim
 
-HERE, THERE = "sim:0", "sim:1"
+HERE, THERE, SAME = "sim:0", "sim:1", "sim:2"
 MAPS = {
-    "w0": {"w0": {HERE: THERE, THERE: HERE}, "w1": {HERE: THERE, THERE: HERE, "sim:2": "sim:2"}},
+    "w0": {"w0": {HERE: THERE, THERE: HERE, SAME: SAME}, "w1": {HERE: THERE, THERE: HERE, SAME: SAME}},
     "w1": {"w0": {THERE: HERE}},
 }
 LARGE = 1 << 18  # elements; 1 MiB
@@ -45,7 +45,7 @@ def in_process(function):
 def _run(name):
     sim.load()
     body = globals()[name].body
-    with device_group.group(MAPS, getattr(body, "others", {})):
+    with device_group.group(MAPS, getattr(body, "others", {}), **getattr(body, "options", {})):
         body()
         if body.__name__.startswith("test_a_killed"):
             os._exit(0)  # the group cannot end as usual
@@ -58,6 +58,16 @@ def others(**environment):
 
     def mark(function):
         function.others = environment
+        return function
+
+    return mark
+
+
+def options(**options):
+    """Set options of both workers."""
+
+    def mark(function):
+        function.options = options
         return function
 
     return mark
@@ -113,14 +123,15 @@ def doubled(tensor):
 
 @in_process
 def test_large_tensors_are_read_from_the_senders_memory():
-    assert path() == SHARED
-    before, before_there = loans(), loans_of("w1")
-    for value in range(5):
-        result = rpc.rpc_sync("w1", doubled, (torch.full((LARGE,), float(value), device=HERE),))
-        assert result.device == torch.device(HERE)
-        assert result.cpu().eq(2.0 * value).all()
-    assert loans() == before + 5
-    assert loans_of("w1") >= before_there + 4  # its first may be before the answer to its question
+    for device in (HERE, SAME):
+        assert path("w1", device) == SHARED
+        before, before_there = loans(), loans_of("w1")
+        for value in range(5):
+            result = rpc.rpc_sync("w1", doubled, (torch.full((LARGE,), float(value), device=device),))
+            assert result.device == torch.device(device)
+            assert result.cpu().eq(2.0 * value).all()
+        assert loans() == before + 5
+        assert loans_of("w1") >= before_there + 4  # its first may be before the answer to its question
     wait_until(lambda: lent_bytes() == 0)
     assert rpc.rpc_sync("w1", lent_bytes) == 0
 
@@ -302,3 +313,89 @@ def test_a_worker_can_refuse_to_share_memory():
     assert path() == "through host memory: it does not share memory of devices"
     assert rpc.rpc_sync("w1", doubled, (torch.ones(LARGE, device=HERE),)).sum().item() == 2 * LARGE
     assert loans_of("w1") == 0
+
+
+# --- without a copy ---
+
+
+def forget():
+    _kept.clear()
+
+
+def add_one_to_kept():
+    _kept["tensor"].add_(1)
+
+
+@in_process
+@options(share_device_tensors=True)
+def test_a_shared_tensor_is_used_where_it_is():
+    path(device=SAME)
+    tensor = torch.zeros(LARGE, device=SAME)
+    result = rpc.rpc_sync("w1", keep, (tensor,))
+    assert lent_bytes() == 4 * LARGE
+    rpc.rpc_sync("w1", add_one_to_kept)
+    assert tensor.sum().item() == result.sum().item() == LARGE
+    rpc.rpc_sync("w1", forget)
+    del result  # w1's loan of the memory that w0 has lent to it
+    wait_until(lambda: lent_bytes() == 0)
+    assert rpc.rpc_sync("w1", lent_bytes) == 0
+
+
+@in_process
+@options(share_device_tensors=True)
+def test_a_shared_tensor_lives_while_the_receiver_uses_it():
+    path(device=SAME)
+    rpc.rpc_sync("w1", keep, (torch.full((LARGE,), 3.0, device=SAME),))
+    for value in range(20):  # would reuse memory that is free
+        rpc.rpc_sync("w1", sum_of, (torch.full((LARGE,), float(value), device=SAME),))
+    assert rpc.rpc_sync("w1", kept_sum) == 3 * LARGE
+    rpc.rpc_sync("w1", forget)
+    wait_until(lambda: lent_bytes() == 0)
+
+
+@in_process
+@options(share_device_tensors=True)
+def test_a_killed_user_of_shared_tensors_returns_them():
+    path(device=SAME)
+    rpc.rpc_sync("w1", keep, (torch.ones(LARGE, device=SAME),))
+    assert lent_bytes() == 4 * LARGE
+    multiprocessing.active_children()[0].kill()
+    wait_until(lambda: lent_bytes() == 0)
+
+
+@in_process
+@options(share_device_tensors=True)
+def test_a_function_that_changes_a_shared_argument_changes_the_callers():
+    for worker in ("w1", "w0"):
+        path(device=SAME)
+        tensor = torch.ones(LARGE, device=SAME)
+        rpc.rpc_sync(worker, torch.Tensor.add_, (tensor, 2))
+        assert tensor.sum().item() == 3 * LARGE
+
+
+@in_process
+@options(share_device_tensors=True)
+def test_tensors_for_another_device_are_copied():
+    assert path("w1", THERE) == SHARED
+    tensor = torch.ones(LARGE, device=THERE)
+    assert rpc.rpc_sync("w1", keep, (tensor,)).device == torch.device(THERE)
+    wait_until(lambda: lent_bytes() == 0)
+    tensor.fill_(2)
+    assert rpc.rpc_sync("w1", kept_sum) == LARGE
+
+
+@in_process
+@options(
+    share_device_tensors=True,
+    allowed_functions=[
+        "aten::add",
+        *(f"test_shared_device_memory.{name}" for name in ("keep", "kept_sum", "take_conflicts")),
+    ],
+)
+def test_a_worker_with_an_allow_list_copies_what_others_share():
+    path(device=SAME)
+    tensor = torch.ones(LARGE, device=SAME)
+    rpc.rpc_sync("w1", keep, (tensor,))
+    wait_until(lambda: lent_bytes() == 0)
+    tensor.fill_(2)
+    assert rpc.rpc_sync("w1", kept_sum) == LARGE
