@@ -110,7 +110,7 @@ void DeviceMessenger::use(DeviceMaps maps) {
 }
 
 DeviceMessenger::Maps DeviceMessenger::maps() const {
-  if (!has_maps_.load(std::memory_order_acquire)) return nullptr;
+  if (!isUsed()) return nullptr;
   MutexLock lock(mutex_);
   return maps_;
 }
@@ -216,10 +216,11 @@ void DeviceMessenger::onWorkerJoined(const WorkerInfo& worker, uint64_t incarnat
 }
 
 std::map<std::string, std::string> DeviceMessenger::metrics() const {
-  if (!has_maps_.load(std::memory_order_acquire)) return {};
+  if (!isUsed()) return {};
   std::map<std::string, std::string> all{
       {"device.lent_bytes", std::to_string(lent_.bytes())},
       {"device.loans", std::to_string(loans_.load(std::memory_order_relaxed))},
+      {"device.copied_tensors", std::to_string(copied_tensors_.load(std::memory_order_relaxed))},
       {"device.lending_failures", std::to_string(lending_failures_.load(std::memory_order_relaxed))}};
   for (auto& [to, text] : paths_.describe()) all["device.path." + to] = text;
   return all;
@@ -256,6 +257,7 @@ DeviceMessenger::Plan DeviceMessenger::planOf(
         // What the receiver gets, others must not change.
         const bool is_lent_itself = options_.lends_in_place || isOnlyReference(tensor);
         if (plan.lent[i]) plan.copies[i] = is_lent_itself ? std::nullopt : std::optional(source);
+        if (plan.lent[i] && !is_lent_itself) copied_tensors_.fetch_add(1, std::memory_order_relaxed);
       }
     }
     if (target && !(source.is_cpu() && target->is_cpu())) plan.moves.push_back({i, source, *target});
@@ -553,7 +555,7 @@ void DeviceMessenger::serveOnStrand(
 void DeviceMessenger::onLoopFirst(Kind kind, LoopHandler handler) {
   ForwardingMessenger::onLoopFirst(
       kind, [this, handler = std::move(handler)](const Request& request, const Responder& responder) {
-        return !has_maps_.load(std::memory_order_acquire) && handler(request, responder);
+        return !isUsed() && handler(request, responder);
       });
 }
 

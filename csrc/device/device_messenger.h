@@ -65,6 +65,9 @@ class DeviceMessenger final : public ForwardingMessenger {
   /// The maps from now on; a message has those of the moment at which it is sent.
   void use(DeviceMaps maps);
 
+  /// Whether there are maps that use devices.
+  bool isUsed() const { return has_maps_.load(std::memory_order_acquire); }
+
   // What the agent tells of messages that do not come through here; any thread.
   /// A reply was not sent; it has perhaps no tensors any more.
   void onUnsentReply(const Message& reply);
@@ -135,6 +138,7 @@ class DeviceMessenger final : public ForwardingMessenger {
   const std::shared_ptr<EndedLoans> ended_ = std::make_shared<EndedLoans>();
   std::atomic<bool> returns_ended_{false};  ///< returnEnded() will be called
   std::atomic<uint64_t> loans_{0};
+  std::atomic<uint64_t> copied_tensors_{0};  ///< since others refer to them, too
   std::atomic<uint64_t> lending_failures_{0};
   std::atomic<bool> has_maps_{false};
   mutable Mutex mutex_;

@@ -116,6 +116,7 @@ class Node : public std::enable_shared_from_this<Node> {
   Agent& agent() { return agent_; }
   /// The device maps of this worker from now on.
   void useDevices(DeviceMaps maps) { devices_.use(std::move(maps)); }
+  bool usesDevices() const { return devices_.isUsed(); }
   /// The messenger to send calls through: autograd contexts record them.
   Messenger& messenger() { return autograd_.recorder(); }
   AutogradService& autograd() { return autograd_; }

@@ -59,7 +59,10 @@ def group(maps, environment_of_others=None, **options):
         free.bind(("127.0.0.1", 0))
         url = f"tcp://127.0.0.1:{free.getsockname()[1]}"
     context = mp.get_context("spawn")
-    others = [context.Process(target=_serve, args=(rank, url, maps, options, environment_of_others or {})) for rank in range(1, len(maps))]
+    others = [
+        context.Process(target=_serve, args=(rank, url, maps, options, environment_of_others or {}))
+        for rank in range(1, len(maps))
+    ]
     for process in others:
         process.start()
     try:

@@ -219,6 +219,52 @@ def test_calls_to_itself_pass_no_host_memory():
     assert lent_bytes() == 0
 
 
+def copies():
+    return int(metrics()["device.copied_tensors"])
+
+
+@in_process
+def test_a_result_that_nobody_keeps_is_not_copied():
+    tensor = torch.ones(LARGE, device=SAME)
+    assert path("w1", SAME) == SHARED
+    rpc.rpc_sync("w1", doubled, (tensor,))  # w1 learns that w0 can read its memory
+    wait_until(lambda: SHARED in rpc.rpc_sync("w1", metrics).get(f"device.path.w0 {SAME}", ""))
+    for worker in ("w1", "w0"):
+        before, before_there = copies(), rpc.rpc_sync(worker, copies)
+        for _ in range(3):
+            rpc.rpc_sync(worker, doubled, (tensor,))
+        of_arguments = 3
+        assert rpc.rpc_sync(worker, copies) - before_there == (of_arguments if worker == "w0" else 0)
+        assert copies() - before == of_arguments
+        rpc.rpc_sync(worker, keep, (tensor,))
+        assert rpc.rpc_sync(worker, copies) - before_there == (of_arguments + 2 if worker == "w0" else 1)
+
+
+@in_process
+@options(share_device_tensors=True)
+def test_memory_is_returned_after_the_work_that_uses_it():
+    path(device=SAME)
+    rpc.rpc_sync("w1", keep, (torch.full((LARGE,), 3.0, device=SAME),))
+    rpc.rpc_sync("w1", use_late_and_forget)
+    wait_until(lambda: lent_bytes() == 0)
+    assert rpc.rpc_sync("w1", late_sum) == 3 * LARGE
+
+
+def use_late_and_forget():
+    """Read the tensor on a stream that is busy for long after the function has returned."""
+    stream = sim.Stream(SAME)
+    stream.wait_stream(sim.current_stream(SAME))
+    with sim.stream(stream):
+        sim._sleep(4e8)
+        _kept["sum"] = _kept.pop("tensor").sum()
+    _kept["stream"] = stream
+
+
+def late_sum():
+    _kept["stream"].synchronize()
+    return _kept["sum"].item()
+
+
 def change(tensor):
     assert tensor.device == torch.device(THERE)
     return tensor.add_(2)
@@ -235,9 +281,9 @@ def test_nothing_stays_lent_when_calls_fail():
         with pytest.raises(ValueError, match="on purpose"):
             rpc.rpc_sync(worker, fail, (torch.ones(LARGE, device=HERE),))
     rpc.rpc_sync("w1", sim.fail_next_allocations, (1, 1))
-    with pytest.raises(RuntimeError, match="w1 could not put the tensors of a message from w0 on sim:1.*memory"):
+    with pytest.raises(RuntimeError, match=r"w1 could not put the tensors of a message from w0 on sim:1.*memory"):
         rpc.rpc_sync("w1", sum_of, (torch.ones(LARGE, device=HERE),))
-    with pytest.raises(RuntimeError, match="does not use that device|mapping is not available"):
+    with pytest.raises(RuntimeError, match=r"does not use that device|mapping is not available"):
         rpc.rpc_sync("w1", sum_of, (torch.ones(LARGE, device="sim:3"),))
     wait_until(lambda: lent_bytes() == 0)
     assert rpc.rpc_sync("w1", sum_of, (torch.ones(LARGE, device=HERE),)) == LARGE

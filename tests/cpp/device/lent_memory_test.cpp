@@ -23,12 +23,13 @@ at::Tensor geometry(at::IntArrayRef sizes) { return geometryOf(at::empty(sizes, 
 LentTensors oneTensor() {
   return {
       .receiver = 7,
-      .pieces = {{.number = 5,
-                  .device = c10::Device(c10::kPrivateUse1, 2),
-                  .bytes = 64,
-                  .device_id = "the device",
-                  .handle = std::string("\0handle", 7),
-                  .offset = 512}},
+      .pieces =
+          {{.number = 5,
+            .device = c10::Device(c10::kPrivateUse1, 2),
+            .bytes = 64,
+            .device_id = "the device",
+            .handle = std::string("\0handle", 7),
+            .offset = 512}},
       .views = {{.tensor = 0, .piece = 0, .offset = 16}}};
 }
 
@@ -94,7 +95,9 @@ TEST_CASE("a lender that ends takes its memory back, and no other's", "[lent_mem
   LentMemory other;
   const auto kept = other.lend(kReceiver, memoryOf(8));
   auto memory = memoryOf(8);
-  { LentMemory().lend(kReceiver, memory); }
+  {
+    LentMemory().lend(kReceiver, memory);
+  }
   CHECK(memory.use_count() == 1);
   CHECK(other.stillLent(kReceiver.id, LoanNumbers{kept}).size() == 1);
 }
@@ -154,8 +157,8 @@ TEST_CASE("a malformed header of lent memory is refused", "[lent_memory]") {
     for (size_t size = 0; size < whole.header(HeaderKind::kLentMemory)->size(); ++size) {
       auto cut = whole;
       cut.setHeader(HeaderKind::kLentMemory, whole.header(HeaderKind::kLentMemory)->substr(0, size));
-      const bool has_no_views = size + sizeof(uint32_t) * 2 + sizeof(uint64_t) ==
-          whole.header(HeaderKind::kLentMemory)->size();
+      const bool has_no_views =
+          size + sizeof(uint32_t) * 2 + sizeof(uint64_t) == whole.header(HeaderKind::kLentMemory)->size();
       CHECK(isMalformed(cut) == !has_no_views);
       CHECK(lentHeaderOf(cut).has_value() == has_no_views);
     }
