@@ -290,6 +290,18 @@ def test_nothing_stays_lent_when_calls_fail():
 
 
 @in_process
+@options(quotas={"w0": rpc.Quota(calls=1)})
+def test_the_memory_of_a_call_that_is_refused_is_taken_back():
+    path()
+    slow = rpc.rpc_async("w1", time.sleep, (1,))
+    time.sleep(0.2)
+    with pytest.raises(rpc.QuotaExceededError):
+        rpc.rpc_sync("w1", sum_of, (torch.ones(LARGE, device=HERE),))
+    slow.wait()
+    wait_until(lambda: lent_bytes() == 0)
+
+
+@in_process
 def test_without_memory_for_a_copy_tensors_pass_through_host_memory():
     path()
     tensor = torch.ones(LARGE, device=HERE)

@@ -113,8 +113,8 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         devices (list): the devices of an accelerator that this worker uses; default: those that the device maps of all
             workers name. Each function that it serves gets streams of its own on them.
         share_device_tensors (bool): send tensors of this worker's devices without a copy to workers of this machine, if
-            they can use the memory itself (docs: devices). Neither side may change such a tensor while the other uses it,
-            and this worker must not end before.
+            they can use the memory itself (docs: devices). Neither side may change such a tensor while the other uses
+            it, and this worker must not end before.
         transport (str): `"native"` (shared memory within a host, else TCP), `"tcp"` (TCP everywhere), `"tensorpipe"` or
             `"auto"`, the same on all workers; default: the environment variable TORCHRPC_TRANSPORT, else `"auto"`,
             which is native.
