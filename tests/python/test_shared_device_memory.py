@@ -290,14 +290,14 @@ def test_nothing_stays_lent_when_calls_fail():
 
 
 @in_process
-@options(quotas={"w0": rpc.Quota(calls=1)})
+@options(quotas={"w0": rpc.Quota(calls=3)})
 def test_the_memory_of_a_call_that_is_refused_is_taken_back():
-    path()
-    slow = rpc.rpc_async("w1", time.sleep, (1,))
+    assert path() == SHARED
+    slow = [rpc.rpc_async("w1", time.sleep, (1,)) for _ in range(3)]
     time.sleep(0.2)
     with pytest.raises(rpc.QuotaExceededError):
         rpc.rpc_sync("w1", sum_of, (torch.ones(LARGE, device=HERE),))
-    slow.wait()
+    torch.futures.wait_all(slow)
     wait_until(lambda: lent_bytes() == 0)
 
 
