@@ -3,8 +3,9 @@
 
     devices.py [--device cuda] [--sizes 4K,1M,64M,1G] [--seconds 1] [--rpc torchrpc,torch]
 
-Both workers use device 0. Rows: an echo (the tensor there and back), the time that the caller's thread is blocked in
-rpc_async, an echo of a CPU tensor of the same size, and a copy within the device and to pinned host memory. Medians.
+Both workers use device 0. Rows: an echo (the tensor there and back), a tensor that the callee makes, the time that the
+caller's thread is blocked in rpc_async, an echo of a CPU tensor of the same size, and a copy within the device and to
+pinned host memory. torchrpc runs a second time with the option share_device_tensors. Medians.
 """
 
 import argparse
@@ -37,6 +38,10 @@ def echo(tensor):
     return tensor
 
 
+def make(size, device):
+    return torch.empty(size, dtype=torch.uint8, device=device)
+
+
 def median_time(function, seconds):
     """Return the median duration of a call in seconds, after two that are not counted."""
     function(), function()
@@ -67,6 +72,7 @@ def rows_of(rpc, module, device, size, seconds):
         return run
 
     rows = {"echo": median_time(synchronized(lambda: rpc.rpc_sync("w1", echo, (there,))), seconds)}
+    rows["result"] = median_time(synchronized(lambda: rpc.rpc_sync("w1", make, (size, device))), seconds)
     blocked = []
     for _ in range(5):
         begun = time.perf_counter()
@@ -88,7 +94,8 @@ def work(args, rank, port):
         import torchrpc.rpc as rpc
     else:
         import torch.distributed.rpc as rpc
-    options = rpc.TensorPipeRpcBackendOptions(rpc_timeout=300)
+    in_place = {"share_device_tensors": True} if args.in_place else {}
+    options = rpc.TensorPipeRpcBackendOptions(rpc_timeout=300, **in_place)
     for peer in ("w0", "w1"):
         if peer != f"w{rank}":
             options.set_device_map(peer, {f"{args.device}:0": f"{args.device}:0"})
@@ -101,12 +108,12 @@ def work(args, rank, port):
     rpc.shutdown()
 
 
-def measure(args, system):
+def measure(args, system, in_place=False):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, __file__, "--device", args.device, "--sizes", ",".join(args.sizes), "--rpc", system]
-    command += ["--seconds", str(args.seconds)]
+    command += ["--seconds", str(args.seconds)] + ["--in-place"] * in_place
     environment = {**os.environ, "TORCHRPC_REPLACE": "0"}
     workers = [
         subprocess.Popen([*command, "--rank", f"{rank},{port}"], env=environment, stdout=subprocess.PIPE, text=True)
@@ -128,12 +135,16 @@ def main():
     parser.add_argument("--seconds", type=float, default=1, help="a row (default 1)")
     parser.add_argument("--rpc", default="torchrpc,torch", help="the systems (default %(default)s)")
     parser.add_argument("--rank", help=argparse.SUPPRESS)
+    parser.add_argument("--in-place", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.sizes = {name: int(name[:-1]) * UNITS[name[-1]] for name in args.sizes.split(",")}
     if args.rank:
         return work(args, *map(int, args.rank.split(",")))
     systems = args.rpc.split(",")
     found = {system: measure(args, system) for system in systems}
+    if "torchrpc" in systems:
+        found["torchrpc, share_device_tensors"] = measure(args, "torchrpc", in_place=True)
+        systems = list(found)
     print(f"| bytes | row | {' | '.join(systems)} |\n|-|-|{'-|' * len(systems)}")
     for size in args.sizes:
         for row in next(rows for rows in found.values() if rows)[size]:

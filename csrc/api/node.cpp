@@ -98,6 +98,7 @@ core::Node::Options coreOptions(const NodeOptions& options) {
   if (options.slow_call) core.slow_call = *options.slow_call == Duration::zero() ? kNoLimit : *options.slow_call;
   core.metadata = kCppMetadata;
   core.devices = workerDevices(options.devices);
+  core.shares_device_tensors = options.devices.share;
   core.agent.max_calls = options.max_calls;
   core.interceptors = options.interceptors;
   core.health_address = options.health.address;

@@ -172,7 +172,7 @@ void bindOptions(py::module_& module) {
                       std::optional<bool> metrics, std::optional<double> slow_call_s, bool uses_pickles,
                       const std::map<std::string, uint64_t>& limits,
                       const std::vector<std::pair<std::string, QuotaNumbers>>& quotas, std::string audit_path,
-                      py::object audit_function) {
+                      py::object audit_function, bool share_device_tensors) {
             if (num_worker_threads == 0) throwInvalidArgument("num_worker_threads must be positive, but got 0");
             if (max_queued_bytes && *max_queued_bytes <= 0) {
               throwInvalidArgument("max_queued_bytes must be positive, but got " + std::to_string(*max_queued_bytes));
@@ -207,6 +207,7 @@ void bindOptions(py::module_& module) {
             }
             if (slow_call_s) node.slow_call = *slow_call_s == 0 ? kNoLimit : durationFromSeconds(*slow_call_s);
             node.uses_pickles = uses_pickles;
+            node.shares_device_tensors = share_device_tensors;
             node.agent.limits = node.transport.limits = toLimits(limits);
             for (const auto& [pattern, numbers] : quotas) node.agent.quotas.push_back({pattern, toQuota(numbers)});
             options->audit_path = std::move(audit_path);
@@ -223,7 +224,8 @@ void bindOptions(py::module_& module) {
           py::arg("propagate_deadlines") = false, py::arg("max_queued_bytes") = std::nullopt,
           py::arg("idempotency_window") = std::nullopt, py::arg("metrics") = std::nullopt,
           py::arg("slow_call_s") = std::nullopt, py::arg("uses_pickles") = true, py::arg("limits") = py::dict(),
-          py::arg("quotas") = py::list(), py::arg("audit_path") = "", py::arg("audit_function") = py::none())
+          py::arg("quotas") = py::list(), py::arg("audit_path") = "", py::arg("audit_function") = py::none(),
+          py::arg("share_device_tensors") = false)
       .def_property(
           "num_worker_threads", [](const TensorPipeOptionsBase& self) { return self.node.agent.threads; },
           [](TensorPipeOptionsBase& self, size_t threads) { self.node.agent.threads = threads; })

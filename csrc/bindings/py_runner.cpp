@@ -9,6 +9,7 @@
 #include "bindings/py_future.h"
 #include "bindings/py_gil.h"
 #include "bindings/py_tracing.h"
+#include "device/streams.h"
 
 namespace torchrpc::bindings {
 
@@ -73,6 +74,15 @@ void recordRefusal(AuditedCall& audit, const py::error_already_set& raised, cons
   audit.setFailure({ErrorCode::kNotAllowed, py::cast<std::string>(py::str(exception)), self.name}, true);
 }
 
+/// Device tensors that nothing else refers to are sent without a copy: so the message alone has those of the result.
+void letGo(Message& reply, py::object& result) {
+  for (auto& tensor : reply.tensors) {
+    const bool has_graph = !tensor.defined() || tensor.requires_grad();
+    if (!has_graph && isAccelerator(tensor.device())) tensor = tensor.variable_data();
+  }
+  result = py::none();
+}
+
 class PythonRunner final : public CallableRunner {
  public:
   explicit PythonRunner(std::weak_ptr<Node> node) : node_(std::move(node)) {}
@@ -82,8 +92,9 @@ class PythonRunner final : public CallableRunner {
   void call(Invocation invocation, Responder responder) override {
     run(
         std::move(invocation),
-        [responder](Node& node, const WorkerInfo& to, const py::object& value) {
+        [responder](Node& node, const WorkerInfo& to, py::object value) {
           auto reply = encodeResult(node, to, value);
+          if (node.usesDevices()) letGo(reply, value);
           const ReleaseGilIfLarge gil(reply);
           responder.reply(std::move(reply));
         },
@@ -92,12 +103,12 @@ class PythonRunner final : public CallableRunner {
 
   void evaluate(Invocation invocation, ValueHandler done) override {
     run(
-        std::move(invocation), [done](Node&, const WorkerInfo&, const py::object& value) { done(toValue(value)); },
+        std::move(invocation), [done](Node&, const WorkerInfo&, py::object value) { done(toValue(value)); },  // NOLINT
         [done](Error error) { done(std::move(error)); });
   }
 
  private:
-  using Succeed = std::function<void(Node&, const WorkerInfo& to, const py::object& value)>;
+  using Succeed = std::function<void(Node&, const WorkerInfo& to, py::object value)>;
   using Fail = std::function<void(Error)>;
 
   /// Calls exactly one of `succeed`, with the GIL held, and `fail`, without it.
@@ -114,7 +125,10 @@ class PythonRunner final : public CallableRunner {
           return callPython(call.function, call.args, call.kwargs);
         }();
         auto future = futureOf(call, value);
-        if (!future) return succeed(*node, invocation.from, value);
+        if (!future) {
+          if (node->usesDevices()) call.args = py::tuple(), call.kwargs = py::dict();
+          return succeed(*node, invocation.from, std::move(value));
+        }
         follow(node, invocation.from, future, std::move(succeed), fail);
       } catch (const py::error_already_set& raised) {
         if (invocation.audit) recordRefusal(*invocation.audit, raised, node->self());

@@ -11,6 +11,7 @@
 #include "agent/deadline.h"
 #include "base/exception.h"
 #include "base/executor/thread_pool.h"
+#include "device/device_memory.h"
 #include "device/tensor_mover.h"
 
 namespace torchrpc {
@@ -20,6 +21,19 @@ struct DeviceMessenger::Outgoing {
   Message message{};
   std::vector<at::Tensor> originals{};  ///< of the copies under way; empty: all tensors stay
   StreamEventsPtr events{};             ///< null: there is nothing to wait for
+  LoanNumbers loans{};
+};
+
+/// Where the tensors of a message go.
+struct DeviceMessenger::Plan {
+  std::vector<std::optional<c10::Device>> copies{};  ///< to host memory, or on the device; nullopt: none
+  std::vector<bool> lent{};
+  std::vector<DeviceMove> moves{};
+  Devices sources{};         ///< on which there are tensors
+  bool is_shared = false;    ///< memory is lent to another process
+  bool is_in_place = false;  ///< the receiver may use it itself
+
+  bool lendsAny() const { return std::ranges::find(lent, true) != lent.end(); }
 };
 
 namespace {
@@ -31,9 +45,24 @@ constexpr Duration kSpin = std::chrono::microseconds(20);
 // A larger message is copied to its devices by a thread that does not hold up Python's.
 constexpr size_t kMaxBytesOnStrand = 64 << 10;
 
+// Loans in place are returned as often as that.
+constexpr Duration kReturnInterval = std::chrono::milliseconds(20);
+
+// A smaller tensor gets to another process sooner through host memory than by mapped memory, which has to be returned.
+constexpr size_t kMinSharedBytes = 64 << 10;
+
 bool isOnAccelerator(const at::Tensor& tensor) { return tensor.defined() && isAccelerator(tensor.device()); }
 
 bool hasAcceleratorTensors(const Message& message) { return std::ranges::any_of(message.tensors, isOnAccelerator); }
+
+/// Whether no other tensor, and no variable, has its memory.
+bool isOnlyReference(const at::Tensor& tensor) { return tensor.use_count() == 1 && tensor.storage().use_count() == 1; }
+
+/// What has to be copied to devices when the message is served.
+size_t deviceBytesOf(const Message& message) {
+  const auto lent = lentHeaderOf(message);
+  return message.tensorBytes() + (lent ? lent->bytes() : 0);
+}
 
 Error noMapError(const at::Tensor& tensor, const std::string& self, const std::string& to, bool is_reply) {
   const auto device = tensor.device().str();
@@ -81,26 +110,132 @@ void DeviceMessenger::use(DeviceMaps maps) {
 }
 
 DeviceMessenger::Maps DeviceMessenger::maps() const {
-  if (!has_maps_.load(std::memory_order_acquire)) return nullptr;
+  if (!isUsed()) return nullptr;
   MutexLock lock(mutex_);
   return maps_;
 }
 
+DeviceMessenger::DeviceMessenger(Messenger& messenger, Options options)
+    : ForwardingMessenger(messenger), options_(std::move(options)), paths_(messenger, options_.shares_memory) {
+  messenger.on(Kind::kMemoryProbe, Where::kPool, [this](const Request& request, const Responder& responder) {
+    paths_.serve(request, responder, maps() != nullptr);
+  });
+  messenger.on(Kind::kMemoryReturn, Where::kPool, [this](const Request& request, const Responder& responder) {
+    responder.reply({.kind = Kind::kReply});
+    lent_.takeBack(decodeLoanNumbers(request.message.payload), request.from.id);
+  });
+  messenger.on(Kind::kMemoryReclaim, Where::kPool, [this](const Request& request, const Responder& responder) {
+    const auto given_up = borrowed_.giveUp(request.from.id, decodeLoanNumbers(request.message.payload));
+    responder.reply({.kind = Kind::kReply, .payload = encodeLoanNumbers(given_up)});
+  });
+}
+
+// --- lending ---
+
+void DeviceMessenger::giveBack(WorkerId lender, const LoanNumbers& numbers) {
+  borrowed_.end(lender, numbers);
+  ForwardingMessenger::requestReliably(
+      lender, {.kind = Kind::kMemoryReturn, .payload = encodeLoanNumbers(numbers)}, [](const Result<Message>&) {});
+}
+
+// The tensors end on any thread, where nothing may wait for a device or send a message.
+void DeviceMessenger::scheduleReturns() {
+  if (returns_ended_.exchange(true)) return;
+  ForwardingMessenger::postAfter(kReturnInterval, [this] { returnEnded(); });
+}
+
+void DeviceMessenger::returnEnded() {
+  returns_ended_ = false;
+  const auto ended = ended_->take();
+  Devices devices;
+  std::map<WorkerId, LoanNumbers> by_lender;
+  for (const auto& loan : ended) {
+    by_lender[loan.lender].push_back(loan.number);
+    if (std::ranges::find(devices, loan.device) == devices.end()) devices.push_back(loan.device);
+  }
+  {
+    // Work of any stream may use the memory still: nobody has told us of which.
+    const ThreadPool::BlockingScope blocking;
+    for (const auto& device : devices) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+  }
+  for (const auto& [lender, numbers] : by_lender) giveBack(lender, numbers);
+  if (ended_->count() > 0) scheduleReturns();
+}
+
+void DeviceMessenger::reclaim(WorkerId from, const LoanNumbers& numbers) {
+  auto left = lent_.stillLent(from, numbers);
+  if (left.empty()) return;
+  if (from == self().id) return destroy(lent_.takeBack(left));
+  ForwardingMessenger::requestReliably(
+      from, {.kind = Kind::kMemoryReclaim, .payload = encodeLoanNumbers(left)},
+      [this, from](const Result<Message>& reply) {
+        if (!reply) return;  // it is lost, or this worker ends
+        try {
+          destroy(lent_.takeBack(decodeLoanNumbers(reply.value().payload), from));
+        } catch (const Error&) {  // malformed: the loans stay until the receiver ends
+        }
+      });
+}
+
+void DeviceMessenger::destroy(Storages storages) {
+  if (storages.empty()) return;
+  ForwardingMessenger::post([held = std::make_shared<Storages>(std::move(storages))] { held->clear(); });
+}
+
+void DeviceMessenger::onUnsentReply(const Message& reply) {
+  if (const auto lent = lentHeaderOf(reply)) destroy(lent_.takeBack(lent->numbers()));
+}
+
+void DeviceMessenger::onLateReply(const Message& reply) {
+  const auto lent = lentHeaderOf(reply);
+  if (!lent) return;
+  LoanNumbers shared;
+  Storages taken;
+  for (const auto& piece : lent->pieces) {
+    if (!piece.handle.empty()) {
+      shared.push_back(piece.number);
+      continue;
+    }
+    try {
+      taken.push_back(LentMemory::takeOver(piece.number));
+    } catch (const Error&) {  // it has been taken back
+    }
+  }
+  destroy(std::move(taken));
+  if (!shared.empty()) giveBack(reply.from, shared);
+}
+
+void DeviceMessenger::onWorkerLost(const WorkerInfo& worker) {
+  paths_.forget(worker.id);
+  borrowed_.forget(worker.id);
+  destroy(lent_.takeBackAll(worker.id));
+}
+
+void DeviceMessenger::onWorkerJoined(const WorkerInfo& worker, uint64_t incarnation) {
+  destroy(lent_.takeBackAll(worker.id, incarnation));
+}
+
+std::map<std::string, std::string> DeviceMessenger::metrics() const {
+  if (!isUsed()) return {};
+  std::map<std::string, std::string> all{
+      {"device.lent_bytes", std::to_string(lent_.bytes())},
+      {"device.loans", std::to_string(loans_.load(std::memory_order_relaxed))},
+      {"device.copied_tensors", std::to_string(copied_tensors_.load(std::memory_order_relaxed))},
+      {"device.lending_failures", std::to_string(lending_failures_.load(std::memory_order_relaxed))}};
+  for (auto& [to, text] : paths_.describe()) all["device.path." + to] = text;
+  return all;
+}
+
 // --- sending ---
 
-DeviceMessenger::Outgoing DeviceMessenger::stage(
-    Message& message, const DeviceMaps* maps, std::map<std::string, DeviceMap> DeviceMaps::* by_name,
-    const std::string& to, const Streams& served) const {
-  const DeviceMap* map = nullptr;
-  if (maps) {
-    const auto found = (maps->*by_name).find(to);
-    if (found != (maps->*by_name).end()) map = &found->second;
-  }
+DeviceMessenger::Plan DeviceMessenger::planOf(
+    const Message& message, const DeviceMaps* maps, const DeviceMap* map, const WorkerInfo& to, bool lends) {
   const auto requested = deviceMovesOf(message);  // in the order of the tensors
   auto asked = requested.begin();
-  std::vector<std::optional<c10::Device>> host(message.tensors.size());
-  std::vector<DeviceMove> moves;
-  Devices sources;
+  Plan plan{
+      .copies = {message.tensors.size(), std::nullopt},
+      .lent = std::vector<bool>(message.tensors.size()),
+      .is_in_place = options_.lends_in_place};
   for (uint32_t i = 0; i < message.tensors.size(); ++i) {
     const auto& tensor = message.tensors[i];
     const bool is_asked = asked != requested.end() && asked->tensor == i;
@@ -111,33 +246,104 @@ DeviceMessenger::Outgoing DeviceMessenger::stage(
     if (!target && map) target = targetOf(*map, source);
     if (isAccelerator(source)) {
       if (!target && !map && maps && maps->to_same_device) target = source;
-      if (!target) throw noMapError(tensor, self().name, to, message.kind == Kind::kReply);
-      host[i] = c10::Device(c10::kCPU);
-      if (std::ranges::find(sources, source) == sources.end()) sources.push_back(source);
+      if (!target) throw noMapError(tensor, self().name, to.name, message.kind == Kind::kReply);
+      plan.copies[i] = c10::Device(c10::kCPU);
+      if (std::ranges::find(plan.sources, source) == plan.sources.end()) plan.sources.push_back(source);
+      if (lends && isAccelerator(*target) && isPlain(tensor) && tensor.numel() > 0) {
+        const auto path = paths_.to(to.id, source);
+        const bool is_shared = path == MemoryPath::kShared && tensor.nbytes() >= kMinSharedBytes;
+        plan.lent[i] = is_shared || path == MemoryPath::kSameProcess;
+        plan.is_shared = plan.is_shared || is_shared;
+        // What the receiver gets, others must not change.
+        const bool is_lent_itself = options_.lends_in_place || isOnlyReference(tensor);
+        if (plan.lent[i]) plan.copies[i] = is_lent_itself ? std::nullopt : std::optional(source);
+        if (plan.lent[i] && !is_lent_itself) copied_tensors_.fetch_add(1, std::memory_order_relaxed);
+      }
     }
-    if (target && !(source.is_cpu() && target->is_cpu())) moves.push_back({i, source, *target});
+    if (target && !(source.is_cpu() && target->is_cpu())) plan.moves.push_back({i, source, *target});
   }
+  return plan;
+}
+
+LentTensors DeviceMessenger::lend(const Plan& plan, std::vector<at::Tensor>& tensors, const WorkerInfo& to) {
+  LentTensors lent{.receiver = incarnation(to.id), .is_in_place = plan.is_in_place};
+  std::vector<c10::Storage> storages;
+  for (uint32_t i = 0; i < tensors.size(); ++i) {
+    if (!plan.lent[i]) continue;
+    const auto& storage = tensors[i].storage();
+    const auto known = std::ranges::find(storages, storage.unsafeGetStorageImpl(), &c10::Storage::unsafeGetStorageImpl);
+    lent.views.push_back(
+        {i, static_cast<uint32_t>(known - storages.begin()),
+         static_cast<uint64_t>(tensors[i].storage_offset()) * tensors[i].itemsize()});
+    if (known == storages.end()) storages.push_back(storage);
+  }
+  for (const auto& storage : storages) {
+    LentTensors::Piece piece{.device = storage.device(), .bytes = storage.nbytes()};
+    if (plan.is_shared) {
+      const auto* const memory = DeviceMemory::of(piece.device.type());
+      auto exported = memory->exportMemory(piece.device, storage.data());
+      piece.device_id = memory->deviceId(piece.device);
+      piece.handle = std::move(exported.handle);
+      piece.offset = exported.offset;
+    }
+    lent.pieces.push_back(std::move(piece));
+  }
+  if (plan.is_shared && !lent_.hasRoom(lent.bytes())) {
+    throw Error(ErrorCode::kInvalidArgument, "as much memory of devices is lent as may be");
+  }
+  for (size_t i = 0; i < storages.size(); ++i) {
+    lent.pieces[i].number = lent_.lend({to.id, lent.receiver}, std::move(storages[i]));
+  }
+  loans_.fetch_add(storages.size(), std::memory_order_relaxed);
+  for (const auto& view : lent.views) tensors[view.tensor] = geometryOf(tensors[view.tensor]);
+  return lent;
+}
+
+DeviceMessenger::Outgoing DeviceMessenger::carryOut(
+    const Plan& plan, Message& message, const WorkerInfo& to, const Streams& served) {
   Outgoing outgoing;
-  if (!sources.empty()) {
-    auto copies = moveTensors(message.tensors, host);
-    outgoing.originals = std::exchange(message.tensors, std::move(copies));
-  }
-  setDeviceMoves(message, moves);
-  outgoing.message = std::move(message);
-  if (sources.empty() && served.empty()) return outgoing;
-  auto streams = currentStreams(sources);
+  auto copies = plan.sources.empty() ? message.tensors : moveTensors(message.tensors, plan.copies);
+  auto streams = currentStreams(plan.sources);
   for (const auto& stream : served) {
     if (std::ranges::find(streams, stream) == streams.end()) streams.push_back(stream);
   }
-  outgoing.events = std::make_shared<const StreamEvents>(streams);
+  if (!streams.empty()) outgoing.events = std::make_shared<const StreamEvents>(streams);
+  if (plan.lendsAny()) {
+    const auto lent = lend(plan, copies, to);
+    outgoing.loans = lent.numbers();
+    setLentTensors(message, lent);
+  }
+  setDeviceMoves(message, plan.moves);
+  std::swap(message.tensors, copies);
+  if (!plan.sources.empty()) outgoing.originals = std::move(copies);
+  outgoing.message = std::move(message);
   return outgoing;
+}
+
+DeviceMessenger::Outgoing DeviceMessenger::stage(
+    Message& message, const DeviceMaps* maps, std::map<std::string, DeviceMap> DeviceMaps::* by_name,
+    const WorkerInfo& to, const Streams& served, bool lends) {
+  const DeviceMap* map = nullptr;
+  if (maps) {
+    const auto found = (maps->*by_name).find(to.name);
+    if (found != (maps->*by_name).end()) map = &found->second;
+  }
+  const auto plan = planOf(message, maps, map, to, lends && maps);
+  if (!plan.lendsAny()) return carryOut(plan, message, to, served);
+  try {
+    return carryOut(plan, message, to, served);
+  } catch (const std::exception&) {
+    // No memory for a copy on the device, or memory that cannot be shared: the tensors pass through host memory.
+    lending_failures_.fetch_add(1, std::memory_order_relaxed);
+    return carryOut(planOf(message, maps, map, to, /*lends=*/false), message, to, served);
+  }
 }
 
 void DeviceMessenger::whenStaged(
     Outgoing outgoing, std::function<void(Message)> send, const std::function<void(const Error&)>& fail) {
   if (!outgoing.events || spinUntilEnded(*outgoing.events)) return send(std::move(outgoing.message));
   ForwardingMessenger::post([waiting = std::make_shared<Outgoing>(std::move(outgoing)), send = std::move(send), fail,
-                             deadline = currentDeadline(), held = events_.hold()] {
+                             deadline = currentDeadline(), held = options_.hold()] {
     const DeadlineScope limit(deadline);
     runOrFail(
         [&] {
@@ -156,12 +362,17 @@ void DeviceMessenger::request(WorkerId to, Message message, Duration timeout, Re
   auto maps = this->maps();
   if (!maps && !hasAcceleratorTensors(message))
     return ForwardingMessenger::request(to, std::move(message), timeout, std::move(handler));
-  const auto name = worker(to).name;
   Outgoing outgoing;
   try {
-    outgoing = stage(message, maps.get(), &DeviceMaps::requests, name, {});
+    outgoing = stage(message, maps.get(), &DeviceMaps::requests, worker(to), {}, /*lends=*/!message.repetition);
   } catch (...) {
     return handler(errorFromException(std::current_exception(), ErrorCode::kSerialization, self().name));
+  }
+  if (!outgoing.loans.empty()) {
+    handler = [this, to, loans = outgoing.loans, handler = std::move(handler)](Result<Message> reply) {
+      if (!reply) reclaim(to, loans);
+      handler(std::move(reply));
+    };
   }
   if (maps) handler = unstaging(to, std::move(maps), std::move(handler));
   const auto begun = std::chrono::steady_clock::now();
@@ -177,8 +388,71 @@ void DeviceMessenger::request(WorkerId to, Message message, Duration timeout, Re
 
 // --- receiving ---
 
-void DeviceMessenger::unstage(
-    Message& message, const DeviceMaps& maps, const std::string& from, const Streams& users) const {
+/// The loans of a message that is being read; given back when it has been.
+class DeviceMessenger::Loan {
+ public:
+  Loan(DeviceMessenger& messenger, const Message& message, WorkerId lender)
+      : messenger_(messenger), lender_(lender), tensors_(lentTensorsOf(message)) {
+    if (!tensors_) return;
+    if (tensors_->receiver != messenger_.incarnation(messenger_.self().id)) {
+      throw Error(ErrorCode::kWorkerLost, "its tensors were sent to an earlier process of this worker");
+    }
+    for (const auto& piece : tensors_->pieces) {
+      if (!piece.handle.empty()) shared_.push_back(piece.number);
+    }
+    if (shared_.empty() || messenger_.borrowed_.begin(lender_, shared_)) return;
+    throw Error(ErrorCode::kInvalidArgument, "its sender has taken back the memory of its tensors: the call has ended");
+  }
+  ~Loan() {
+    if (!shared_.empty()) messenger_.giveBack(lender_, shared_);
+  }
+  Loan(const Loan&) = delete;
+  Loan& operator=(const Loan&) = delete;
+
+  const std::optional<LentTensors>& tensors() const { return tensors_; }
+  WorkerId lender() const { return lender_; }
+  bool isInPlace() const { return tensors_->is_in_place && messenger_.options_.borrows_in_place; }
+  /// The loans end with their tensors.
+  void leaveToTensors() {
+    shared_.clear();
+    messenger_.scheduleReturns();
+  }
+
+ private:
+  DeviceMessenger& messenger_;
+  const WorkerId lender_;
+  const std::optional<LentTensors> tensors_;
+  LoanNumbers shared_;
+};
+
+void DeviceMessenger::openLoans(Message& message, Loan& loan, std::vector<std::optional<c10::Device>>& to) {
+  const auto& lent = *loan.tensors();
+  const bool is_in_place = loan.isInPlace();
+  std::vector<c10::Storage> pieces;
+  for (const auto& piece : lent.pieces) {
+    if (piece.handle.empty()) {
+      pieces.push_back(LentMemory::takeOver(piece.number));
+      continue;
+    }
+    const auto* const memory = DeviceMemory::of(piece.device.type());
+    if (!memory) throw Error(ErrorCode::kProtocol, "malformed message: shared memory of " + piece.device.str());
+    auto borrowed = memory->borrow(piece.device_id, piece.handle, piece.offset, piece.bytes);
+    pieces.push_back(
+        is_in_place ? EndedLoans::watch(ended_, std::move(borrowed), loan.lender(), piece.number)
+                    : std::move(borrowed));
+  }
+  if (is_in_place) loan.leaveToTensors();
+  for (const auto& view : lent.views) {
+    auto& tensor = message.tensors[view.tensor];
+    auto& target = to[view.tensor];
+    if (!target) throw Error(ErrorCode::kProtocol, "malformed message: a tensor in lent memory without a device");
+    tensor = viewInMemory(tensor, pieces[view.piece], view.offset);
+    const bool is_own = lent.pieces[view.piece].handle.empty() || is_in_place;
+    if (is_own && tensor.device() == *target) target.reset();
+  }
+}
+
+void DeviceMessenger::unstage(Message& message, const DeviceMaps& maps, const WorkerInfo& from, const Streams& users) {
   const auto moves = deviceMovesOf(message);
   if (moves.empty()) return;
   std::vector<std::optional<c10::Device>> to(message.tensors.size());
@@ -188,8 +462,8 @@ void DeviceMessenger::unstage(
     if (std::ranges::find(maps.devices, move.target) == maps.devices.end()) {
       throw Error(
           ErrorCode::kInvalidArgument,
-          from + " sends a tensor to " + move.target.str() + " of " + self().name +
-              ", which does not use that device: correct the device map for " + self().name + " on " + from,
+          from.name + " sends a tensor to " + move.target.str() + " of " + self().name +
+              ", which does not use that device: correct the device map for " + self().name + " on " + from.name,
           self().name);
     }
     to[move.tensor] = move.target;
@@ -197,16 +471,18 @@ void DeviceMessenger::unstage(
       targets += (targets.empty() ? "" : ", ") + move.target.str();
   }
   if (targets.empty()) return;
+  Loan loan(*this, message, from.id);
   const bool has_scope = !StreamScope::current().empty();
   const StreamScope scope(has_scope ? StreamScope::current() : pooledStreams(maps.devices), StreamScope::currentKept());
   try {
+    if (loan.tensors()) openLoans(message, loan, to);
     auto moved = moveTensors(message.tensors, to);
     StreamEvents(StreamScope::current()).synchronize();
     message.tensors = std::move(moved);
   } catch (...) {
     throw errorFromException(
         std::current_exception(), ErrorCode::kUserException, self().name,
-        self().name + " could not put the tensors of a message from " + from + " on " + targets + ": ");
+        self().name + " could not put the tensors of a message from " + from.name + " on " + targets + ": ");
   }
   if (!has_scope) recordUse(message.tensors, users);
   // A function may use an argument on other streams, in a callback, say, when it has returned.
@@ -221,11 +497,11 @@ Messenger::ReplyHandler DeviceMessenger::unstaging(WorkerId from, Maps maps, Rep
           handler = std::move(handler)](Result<Message> reply) {
     if (!reply || !reply.value().header(HeaderKind::kDevices)) return handler(std::move(reply));
     // Copies block, and this may be the loop.
-    ForwardingMessenger::post([this, from, maps, streams, handler, held = events_.hold(),
+    ForwardingMessenger::post([this, from, maps, streams, handler, held = options_.hold(),
                                message = std::make_shared<Message>(std::move(reply).value())] {
       const ThreadPool::BlockingScope blocking;
       try {
-        unstage(*message, *maps, worker(from).name, streams);
+        unstage(*message, *maps, worker(from), streams);
       } catch (...) {
         return handler(errorFromException(std::current_exception(), ErrorCode::kUnknown, self().name));
       }
@@ -250,9 +526,9 @@ void DeviceMessenger::on(Kind kind, Where where, RequestHandler handler) {
         const StreamScope scope(pooledStreams(maps->devices), std::make_shared<KeptValues>());
         // Requests that are served on the loop have no tensors.
         const bool has_moves = where != Where::kLoop && request.message.header(HeaderKind::kDevices);
-        if (has_moves && where == Where::kStrand && request.message.tensorBytes() > kMaxBytesOnStrand)
+        if (has_moves && where == Where::kStrand && deviceBytesOf(request.message) > kMaxBytesOnStrand)
           return serveOnStrand(std::move(maps), handler, std::move(request), responder);
-        if (has_moves) unstage(request.message, *maps, request.from.name, {});
+        if (has_moves) unstage(request.message, *maps, request.from, {});
         serve(std::move(maps), *handler, std::move(request), responder);
       });
 }
@@ -262,7 +538,7 @@ void DeviceMessenger::serveOnStrand(
   const auto fail = [responder](Error error) { responder.fail(std::move(error)); };
   post([this, maps = std::move(maps), handler, request = std::make_shared<Request>(std::move(request)), responder, fail,
         deadline = currentDeadline()] {
-    const auto move = [&] { unstage(request->message, *maps, request->from.name, {}); };
+    const auto move = [&] { unstage(request->message, *maps, request->from, {}); };
     const auto run = [=, this] {
       const DeadlineScope limit(deadline);
       runOrFail([&] { serve(maps, *handler, std::move(*request), responder); }, fail, ErrorCode::kUnknown);
@@ -279,24 +555,29 @@ void DeviceMessenger::serveOnStrand(
 void DeviceMessenger::onLoopFirst(Kind kind, LoopHandler handler) {
   ForwardingMessenger::onLoopFirst(
       kind, [this, handler = std::move(handler)](const Request& request, const Responder& responder) {
-        return !has_maps_.load(std::memory_order_acquire) && handler(request, responder);
+        return !isUsed() && handler(request, responder);
       });
 }
 
 void DeviceMessenger::serve(Maps maps, const RequestHandler& handler, Request request, const Responder& responder) {
-  auto reply = [this, maps = std::move(maps), to = request.from.name, streams = StreamScope::current(),
+  // The agent may keep the reply to a call that can arrive again.
+  const bool lends = request.is_from_member && !request.message.header(HeaderKind::kRepeatable);
+  auto reply = [this, maps = std::move(maps), to = request.from, lends, streams = StreamScope::current(),
                 kept = StreamScope::currentKept(), responder](Result<Message> result) {
     if (!result) return responder.complete(std::move(result));
     Outgoing outgoing;
     try {
-      outgoing = stage(result.value(), maps.get(), &DeviceMaps::replies, to, streams);
+      outgoing = stage(result.value(), maps.get(), &DeviceMaps::replies, to, streams, lends);
     } catch (...) {
-      events_.on_unsent_reply(result.value());
+      options_.on_unsent_reply(result.value());
       return responder.fail(errorFromException(std::current_exception(), ErrorCode::kSerialization, self().name));
     }
     whenStaged(
         std::move(outgoing), [responder, kept](Message message) { responder.reply(std::move(message)); },
-        [responder](const Error& error) { responder.fail(error); });
+        [this, responder, loans = outgoing.loans](const Error& error) {
+          destroy(lent_.takeBack(loans));
+          responder.fail(error);
+        });
   };
   handler(std::move(request), Responder(std::move(reply)));
 }

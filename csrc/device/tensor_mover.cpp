@@ -48,10 +48,6 @@ struct Range {
   int64_t end = 0;
 };
 
-bool isPlain(const at::Tensor& tensor) {
-  return tensor.layout() == at::kStrided && tensor.has_storage() && !tensor.is_quantized() && !tensor.is_nested();
-}
-
 Range rangeOf(size_t index, const at::Tensor& tensor) {
   const auto item_size = static_cast<int64_t>(tensor.itemsize());
   const auto span = tensor_format::elementSpan(tensor.sizes(), tensor.strides());
@@ -71,9 +67,9 @@ class TensorMover {
   std::vector<at::Tensor> move() {
     std::map<std::pair<const c10::StorageImpl*, c10::Device>, std::vector<Range>, Before> by_storage;
     for (size_t i = 0; i < tensors_.size(); ++i) {
-      if (!to_[i] || !tensors_[i].defined() || tensors_[i].device() == *to_[i]) continue;
+      if (!to_[i] || !tensors_[i].defined()) continue;
       if (!isPlain(tensors_[i])) {
-        finish(i, tensors_[i].detach().to(*to_[i], tensors_[i].scalar_type()));
+        finish(i, tensors_[i].detach().to(*to_[i], tensors_[i].scalar_type(), /*non_blocking=*/false, /*copy=*/true));
         continue;
       }
       auto range = rangeOf(i, tensors_[i]);
@@ -137,6 +133,10 @@ class TensorMover {
 };
 
 }  // namespace
+
+bool isPlain(const at::Tensor& tensor) {
+  return tensor.layout() == at::kStrided && tensor.has_storage() && !tensor.is_quantized() && !tensor.is_nested();
+}
 
 std::vector<at::Tensor> moveTensors(
     const std::vector<at::Tensor>& tensors, const std::vector<std::optional<c10::Device>>& to) {

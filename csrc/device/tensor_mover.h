@@ -11,11 +11,15 @@
 
 namespace torchrpc {
 
-/// Each tensor on the device that `to` has for it; nullopt: the tensor itself. Copies keep dtype, sizes, strides
-/// (unless most of their memory range belongs to no element), requires_grad, the conjugate and negative bits; copies of
-/// tensors that share their memory share theirs. The copies are queued on the current streams of both devices; host
-/// memory is pinned where the device has that. The originals have to live, and the copies must not be used by others,
-/// until that work has ended. Throws what torch throws: out of memory, no such device, a layout that cannot be copied.
+/// Whether all data of the tensor is in its storage.
+bool isPlain(const at::Tensor& tensor);
+
+/// A copy of each tensor on the device that `to` has for it; nullopt: the tensor itself. Copies keep dtype, sizes,
+/// strides (unless most of their memory range belongs to no element), requires_grad, the conjugate and negative bits;
+/// copies of tensors that share their memory share theirs. The copies are queued on the current streams of both
+/// devices; host memory is pinned where the device has that. The originals have to live, and the copies must not be
+/// used by others, until that work has ended. Throws what torch throws: out of memory, no such device, a layout that
+/// cannot be copied.
 std::vector<at::Tensor> moveTensors(
     const std::vector<at::Tensor>& tensors, const std::vector<std::optional<c10::Device>>& to);
 

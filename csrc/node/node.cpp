@@ -157,7 +157,11 @@ Node::Node(const Options& options, StorePtr store, std::unique_ptr<Transport> tr
       devices_(
           interceptors_,
           {.hold = [this] { return std::make_shared<ActivityToken>(agent_.holdActivity()); },
-           .on_unsent_reply = [this](const Message& reply) { rrefs_->abandon(forksIn(reply)); }}),
+           .on_unsent_reply = [this](const Message& reply) { rrefs_->abandon(forksIn(reply)); },
+           // Who proves names has workers that do not trust each other.
+           .shares_memory = !options_.transport.identity && !options_.transport.tls_credentials,
+           .lends_in_place = options_.shares_device_tensors,
+           .borrows_in_place = !agentOptions().copies_shared_tensors}),
       profiler_(devices_),
       autograd_(profiler_, autogradOptions()),
       rrefs_(RRefService::create(autograd_.recorder(), rrefOptions())),
@@ -173,9 +177,16 @@ Node::Node(const Options& options, StorePtr store, std::unique_ptr<Transport> tr
            .functions = [this] { return toReport(call_metrics_.snapshot()); }}) {
   agent_.observeCalls(call_metrics_);
   autograd_.serve(*rrefs_);
-  agent_.onLateReply([this](const Message& reply) { rrefs_->discard(reply); });
-  agent_.onUnsentReply([this](const Message& reply) { rrefs_->abandon(forksIn(reply)); });
+  agent_.onLateReply([this](const Message& reply) {
+    devices_.onLateReply(reply);
+    rrefs_->discard(reply);
+  });
+  agent_.onUnsentReply([this](const Message& reply) {
+    devices_.onUnsentReply(reply);
+    rrefs_->abandon(forksIn(reply));
+  });
   agent_.onWorkerLost([this](const WorkerInfo& worker) {
+    devices_.onWorkerLost(worker);
     rrefs_->onWorkerLost(worker);
     autograd_.onWorkerLost(worker);
     auto* const keeper = worker.id == 0 ? keeper_pointer_.load() : nullptr;
@@ -183,6 +194,7 @@ Node::Node(const Options& options, StorePtr store, std::unique_ptr<Transport> tr
   });
   agent_.onWorkerJoined([this](const WorkerInfo& worker, uint64_t incarnation) {
     call_metrics_.onWorkerJoined();
+    devices_.onWorkerJoined(worker, incarnation);
     rrefs_->onWorkerJoined(worker, incarnation);
     autograd_.onWorkerJoined(worker, firstContext(incarnation));
   });
@@ -483,6 +495,7 @@ std::map<std::string, std::string> Node::metrics() const {
   const auto rrefs = rrefs_->debugInfo();
   metrics["rref.owned"] = std::to_string(rrefs.owner_rrefs);
   metrics["rref.forks"] = std::to_string(rrefs.forks);
+  metrics.merge(devices_.metrics());
   return metrics;
 }
 

@@ -84,8 +84,11 @@ class Node : public std::enable_shared_from_this<Node> {
     HealthServer::Check health_check{};
     /// Finds the stacks of the program's threads for the inspector; null: the program has no interpreter.
     std::shared_ptr<Inspector::StackSource> stacks{};
-    bool uses_pickles =
-        true;  ///< false: Python values that are no plain data travel as named objects, never as pickles
+    /// Workers of this machine use the memory of this worker's device tensors instead of copies of them: it must live
+    /// as long as they do, and neither side may change them while the other uses them.
+    bool shares_device_tensors = false;
+    /// False: Python values that are no plain data travel as named objects, never as pickles.
+    bool uses_pickles = true;
   };
 
   /// A node whose transport is made from `options` and `store`; see makeGroupTransport. Blocks on the store. Throws as
@@ -113,6 +116,8 @@ class Node : public std::enable_shared_from_this<Node> {
   void requireItsProcess() const;
   const WorkerInfo& self() const { return agent_.self(); }
   Agent& agent() { return agent_; }
+  /// Whether this worker has device maps that name its devices.
+  bool usesDevices() const { return devices_.isUsed(); }
   /// The messenger to send calls through: autograd contexts record them.
   Messenger& messenger() { return autograd_.recorder(); }
   AutogradService& autograd() { return autograd_; }

@@ -80,7 +80,10 @@ enum class CallableType : uint8_t { kNone, kOperator, kCpp, kPython, kScript };
   X(kOptimLoad, 83, kRequest, kOnce, kMembers, kNone, kNone, "OPTIM_LOAD")                                  \
   X(kNameHold, 88, kRequest, kOnce, kMembers, kNone, kNone, "NAME_HOLD")                                    \
   X(kNameDrop, 89, kRequest, kOnce, kMembers, kNone, kNone, "NAME_DROP")                                    \
-  X(kInspect, 96, kRequest, kOnce, kMembers, kNone, kNone, "INSPECT")
+  X(kInspect, 96, kRequest, kOnce, kMembers, kNone, kNone, "INSPECT")                                       \
+  X(kMemoryProbe, 104, kRequest, kOnce, kMembers, kNone, kNone, "MEMORY_PROBE")                             \
+  X(kMemoryReturn, 105, kRequest, kUntilAnswered, kMembers, kNone, kNone, "MEMORY_RETURN")                  \
+  X(kMemoryReclaim, 106, kRequest, kUntilAnswered, kMembers, kNone, kNone, "MEMORY_RECLAIM")
 
 enum class Kind : uint16_t {
 #define X(enumerator, number, role, delivery, sender, operation, callable, name) enumerator = number,

@@ -41,6 +41,7 @@ enum class HeaderKind : uint16_t {
   kTraceContext = 10,     ///< the trace that the call belongs to (wire/trace_context.h)
   kErrorOrigin = 11,      ///< where an error has happened, if its code does not say it
   kMetadata = 12,         ///< the program's texts that travel with a call (wire/metadata.h)
+  kLentMemory = 13,       ///< where the sender's devices have the data of its tensors (device/)
 };
 
 struct Header {

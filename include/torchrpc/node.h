@@ -525,6 +525,9 @@ struct DeviceOptions {
   /// The accelerators that this worker uses. Each function that it serves gets streams of its own on them. Empty: those
   /// that the maps of all workers name; with `identity`, on any worker, all that there are.
   std::vector<c10::Device> used{};
+  /// Whether workers of this machine that can use the memory of this worker's tensors do that, without a copy. Neither
+  /// side may change such a tensor while the other uses it, and this worker must not end before.
+  bool share = false;
 };
 
 /// The options of a node. The environment variables are those of torchrun.

@@ -86,6 +86,7 @@ class _TensorPipeRpcBackendOptionsBase(RpcBackendOptions):
         quotas: Sequence[tuple[str, Sequence[int | None]]] = ...,
         audit_path: str = ...,
         audit_function: Callable[[str], Any] | None = ...,
+        share_device_tensors: bool = ...,
     ) -> None: ...
     def _set_device_map(self, to: str, device_map: dict[torch.device, torch.device]) -> None: ...
 

@@ -29,6 +29,7 @@ TENSORPIPE_TRANSPORTS = ("shm", "ibv", "uv")
 TENSORPIPE_CHANNELS = ("cma", "mpt_uv", "basic", "xth")
 DESCRIPTORS_PER_PEER = 2  # one connection; two if both workers dial at the same time
 TRIAL_TIMEOUT_S = 30.0
+DEVICE_TRIAL_S = 5.0
 WARM_UP_CALLS, TIMED_CALLS = 50, 200
 
 DESCRIPTION = """\
@@ -60,7 +61,7 @@ class Report:
 # --- Trials in child processes ---
 
 
-def trial(function: Callable[..., Any], *args: Any, processes: int = 1) -> tuple[Any, str]:
+def trial(function: Callable[..., Any], *args: Any, processes: int = 1, start_method: str = "fork") -> tuple[Any, str]:
     """Run the function in child processes. Return its result on rank 0, or None; and an error text, or an empty one."""
     from ._C import _ASK_DOCTOR
     from .testing import RankError, run_ranks
@@ -69,7 +70,7 @@ def trial(function: Callable[..., Any], *args: Any, processes: int = 1) -> tuple
     env = {"MASTER_ADDR": os.environ.get("MASTER_ADDR", "")}
     try:
         values = run_ranks(
-            function, processes, *args, start_method="fork", timeout=TRIAL_TIMEOUT_S, init=False, env=env
+            function, processes, *args, start_method=start_method, timeout=TRIAL_TIMEOUT_S, init=False, env=env
         )
         return values[0], ""
     except RankError as error:
@@ -108,6 +109,29 @@ def timed_calls(rank: int, url: str, options: dict[str, Any]) -> tuple[str, floa
         result = (used, median_call(rpc, small, TIMED_CALLS), median_call(rpc, large, TIMED_CALLS // 10))
     rpc.shutdown()
     return result
+
+
+def device_paths(rank: int, url: str, devices: list[str]) -> dict[str, str]:
+    """Be one of two workers. Rank 0 returns the way that tensors of each device take to a worker of this machine."""
+    import torch
+
+    from . import rpc
+
+    backend_options = rpc.TensorPipeRpcBackendOptions(
+        init_method=url, rpc_timeout=TRIAL_TIMEOUT_S, device_maps="identity"
+    )
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=backend_options)
+    found: dict[str, str] = {}
+    end = time.monotonic() + DEVICE_TRIAL_S
+    while rank == 0 and len(found) < len(devices) and time.monotonic() < end:
+        for device in devices:
+            rpc.rpc_sync("worker1", torch.add, args=(torch.ones(4, device=device), 1))
+            path = rpc._get_debug_info().get(f"device.path.worker1 {device}", "")
+            if path and "not known yet" not in path:
+                found[device] = path
+        time.sleep(0.01)
+    rpc.shutdown()
+    return found
 
 
 def median_call(rpc: Any, tensor: Any, calls: int) -> float:
@@ -298,7 +322,16 @@ def devices() -> Iterator[Finding]:
         memory = "pinned host memory"
     except RuntimeError as error:
         memory = f"host memory, which cannot be pinned ({str(error).splitlines()[0]})"
-    yield Finding(OK, f"by device maps (docs: devices), tensors go to all devices of all workers through {memory}")
+    yield Finding(OK, f"by device maps (docs: devices), tensors go to workers on other machines through {memory}")
+    from .testing import free_port
+
+    listed = [f"{kind.type}:{index}" for index in range(count)]
+    url = f"tcp://127.0.0.1:{free_port()}"
+    found, reason = trial(device_paths, url, listed, processes=2, start_method="spawn")
+    if found is None:
+        yield Finding(NOTE, f"a trial of two processes with these devices failed: {reason}")
+    for device, path in sorted((found or {}).items()):
+        yield Finding(OK if "shared" in path else NOTE, f"{device}: to another process of this machine {path}")
 
 
 def calls() -> Iterator[Finding]:

@@ -46,19 +46,23 @@ def _init(rank, url, maps, options):
     rpc.init_rpc(f"w{rank}", rank=rank, world_size=len(maps), rpc_backend_options=settings)
 
 
-def _serve(rank, url, maps, options):
+def _serve(rank, url, maps, options, environment):
+    os.environ.update(environment)
     _init(rank, url, maps, options)
     rpc.shutdown()
 
 
 @contextlib.contextmanager
-def group(maps, **options):
+def group(maps, environment_of_others=None, **options):
     """Be w0 of a group with these maps; `options` are those of all workers."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"tcp://127.0.0.1:{free.getsockname()[1]}"
     context = mp.get_context("spawn")
-    others = [context.Process(target=_serve, args=(rank, url, maps, options)) for rank in range(1, len(maps))]
+    others = [
+        context.Process(target=_serve, args=(rank, url, maps, options, environment_of_others or {}))
+        for rank in range(1, len(maps))
+    ]
     for process in others:
         process.start()
     try:

@@ -9,13 +9,17 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <fcntl.h>
 #include <future>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <pthread.h>
 #include <set>
+#include <sstream>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <thread>
 #include <unistd.h>
 
@@ -79,6 +83,7 @@ struct Block {
   char* base = nullptr;
   char* memory = nullptr;
   size_t bytes = 0;
+  int file = -1;  // the memfd
   c10::DeviceIndex device = 0;
   int stream = 0;  // on which it was allocated
   bool is_live = false;
@@ -142,11 +147,21 @@ int configuredDevices() {
   return count;
 }
 
+// Every block has a file, which other processes open.
+void allowManyFiles() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+    limit.rlim_cur = limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit);
+  }
+}
+
 // Never destroyed: memory is freed, and events are destroyed, until the process ends.
 Runtime& runtime() {
   checkUsable();
   static Runtime* const instance = [] {
     used = true;
+    allowManyFiles();
     pthread_atfork(nullptr, nullptr, [] { forked = true; });
     return new Runtime(configuredDevices());
   }();
@@ -360,18 +375,29 @@ TaskId enqueueLocked(
 }
 
 void mapDeviceMemory(Block& block) {
-  const int fd = memfd_create("simulated device", MFD_CLOEXEC);
-  const bool is_sized = fd >= 0 && ftruncate(fd, static_cast<off_t>(block.bytes)) == 0;
+  const int fd = block.file;
+  const bool is_sized = fd >= 0;
   void* base = is_sized ? mmap(nullptr, block.bytes, PROT_NONE, MAP_SHARED, fd, 0) : MAP_FAILED;
   void* memory = is_sized ? mmap(nullptr, block.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
-  if (fd >= 0) {
-    close(fd);
-  }
   TORCH_CHECK_WITH(
       OutOfMemoryError, base != MAP_FAILED && memory != MAP_FAILED, "the host has no memory for ", block.bytes,
       " bytes of a simulated device");
   block.base = static_cast<char*>(base);
   block.memory = static_cast<char*>(memory);
+}
+
+void makeFile(Block& block) {
+  block.file = memfd_create("simulated device", MFD_CLOEXEC);
+  if (block.file >= 0 && ftruncate(block.file, static_cast<off_t>(block.bytes)) != 0) {
+    close(block.file);
+    block.file = -1;
+  }
+}
+
+void unmap(const Block& block) {
+  munmap(block.base, block.bytes);
+  munmap(block.memory, block.bytes);
+  close(block.file);
 }
 
 void poisonInOrder(Runtime& r, std::unique_lock<std::mutex>& lock, Block& block, const char* label) {
@@ -418,8 +444,7 @@ void trimCache(Runtime& r, DeviceState& device, size_t max_bytes) {
       }
       device.cached_bytes -= block->bytes;
       r.blocks.erase(block->base);
-      munmap(block->base, block->bytes);
-      munmap(block->memory, block->bytes);
+      unmap(*block);
       delete block;
       return true;
     });
@@ -665,6 +690,7 @@ c10::DataPtr allocate(size_t bytes) {
     }
     auto fresh = std::make_unique<Block>();
     fresh->bytes = bytes;
+    makeFile(*fresh);
     mapDeviceMemory(*fresh);
     block = fresh.release();
     block->device = device_index;
@@ -676,6 +702,62 @@ c10::DataPtr allocate(size_t bytes) {
   state.peak_bytes = std::max(state.peak_bytes, state.allocated_bytes);
   poisonInOrder(r, lock, *block, "allocate");
   return {block->base, block, &freeBlock, device};
+}
+
+SharedMemory exportMemory(const void* pointer) {
+  auto& r = runtime();
+  std::lock_guard lock(r.mutex);
+  auto* block = findBlock(r, pointer);
+  TORCH_CHECK(block, "no memory of a simulated device");
+  std::ostringstream handle;
+  handle << getpid() << ' ' << block->file << ' ' << block->bytes;
+  return {handle.str(), static_cast<uint64_t>(static_cast<const char*>(pointer) - block->base)};
+}
+
+OpenedBlock openMemory(c10::DeviceIndex device, const std::string& handle) {
+  checkDevice(device);
+  pid_t process = 0;
+  int file = -1;
+  auto block = std::make_unique<Block>();
+  std::istringstream in(handle);
+  TORCH_CHECK(in >> process >> file >> block->bytes && in.eof(), "no handle of simulated memory");
+  const auto path = "/proc/" + std::to_string(process) + "/fd/" + std::to_string(file);
+  std::array<char, 256> target{};
+  const bool is_ours = readlink(path.c_str(), target.data(), target.size() - 1) > 0 &&
+      std::string(target.data()).starts_with("/memfd:simulated device");
+  block->file = is_ours ? open(path.c_str(), O_RDWR | O_CLOEXEC) : -1;
+  struct stat found{};
+  TORCH_CHECK(
+      block->file >= 0 && fstat(block->file, &found) == 0 && found.st_size == static_cast<off_t>(block->bytes),
+      "there is no such memory any more");
+  mapDeviceMemory(*block);
+  block->device = device;
+  block->stream = indexOf(defaultStream(device));
+  block->is_live = true;
+  auto& r = runtime();
+  std::lock_guard lock(r.mutex);
+  auto* const opened = block.release();
+  r.blocks[opened->base] = opened;
+  return {opened->base, opened->bytes};
+}
+
+void closeMemory(void* base) {
+  auto& r = runtime();
+  std::unique_lock lock(r.mutex);
+  auto* const block = findBlock(r, base);
+  TORCH_CHECK(block && block->base == base, "no memory of another process");
+  forgetCompleted(r, block->accesses);
+  for (const auto& access : block->accesses) {
+    noteConflictLocked(r, std::string("memory of another process is unmapped while ") + access.label + " uses it");
+  }
+  const auto accesses = std::exchange(block->accesses, {});
+  r.blocks.erase(block->base);
+  lock.unlock();
+  for (const auto& access : accesses) {
+    waitUntilCompleted(r.streams[access.task.stream], access.task.number);
+  }
+  unmap(*block);
+  delete block;
 }
 
 void recordStream(const c10::DataPtr& memory, c10::Stream stream) {

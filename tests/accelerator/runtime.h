@@ -83,6 +83,20 @@ void destroyEvent(void* event) noexcept;
 
 // Device memory of the current device and stream.
 c10::DataPtr allocate(size_t bytes);
+// Memory for other processes of this machine: a handle of the allocation that has the byte at `pointer`, and where in
+// it.
+struct SharedMemory {
+  std::string handle;
+  uint64_t offset = 0;
+};
+SharedMemory exportMemory(const void* pointer);
+// Maps the allocation of another process as memory of a device, which no order with that process's work protects.
+struct OpenedBlock {
+  void* base = nullptr;
+  uint64_t bytes = 0;
+};
+OpenedBlock openMemory(c10::DeviceIndex device, const std::string& handle);
+void closeMemory(void* base);
 void recordStream(const c10::DataPtr& memory, c10::Stream stream);
 c10::DeviceIndex deviceOfPointer(const void* pointer);  // -1: no device memory
 // Where tasks access the device memory at `pointer`, which nobody else may access.

@@ -52,6 +52,7 @@ def load(path=None):
     extension = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(extension)
     _extension = extension
+    os.environ["TORCHRPC_DEVICE_PLUGINS"] = str(path)
     torch.utils.rename_privateuse1_backend(NAME)
     torch._register_device_module(NAME, sys.modules[__name__])
     torch.utils.generate_methods_for_privateuse1_backend()

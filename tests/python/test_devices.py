@@ -671,6 +671,14 @@ def test_the_doctor_names_the_devices(tmp_path):
     output = program(tmp_path, "doctor")
     assert "accelerators: sim:0, sim:1, sim:2, sim:3" in output
     assert "through pinned host memory" in output
+    for index in range(4):
+        assert f"sim:{index}: to another process of this machine in shared memory of the device" in output
+
+
+def test_the_doctor_says_why_devices_share_no_memory(tmp_path, monkeypatch):
+    monkeypatch.setenv("SIM_SHARING", "refused")
+    output = program(tmp_path, "doctor")
+    assert "sim:0: to another process of this machine through host memory: cannot map shared memory of sim:0" in output
 
 
 def test_the_benchmark_of_devices(tmp_path):

@@ -38,7 +38,8 @@ CONFINED = [
     ),
     (r"torch/csrc/autograd/(engine|graph_task|input_buffer|function)", r"autograd/|bindings/"),
     (r"torch/csrc/distributed/(rpc|autograd)/", r"nowhere"),
-    (r"torchrpc/", r"(base|api)/"),
+    (r"torchrpc/(?!device_plugin\.h)", r"(base|api)/"),
+    (r"torchrpc/device_plugin\.h", r"device/(device_memory|cuda_plugin)"),
     (r"linux/|sys/(syscall|random|eventfd|epoll|prctl)\.h", SEAMS),
 ]
 

@@ -72,6 +72,7 @@ def test_the_policy_names_the_versions_of_the_protocol():
 def test_the_classes_of_the_public_headers_are_in_the_versioned_namespace():
     of_the_core = {
         "defaults.h",
+        "device_plugin.h",
         "error.h",
         "interceptor.h",
         "member_change.h",

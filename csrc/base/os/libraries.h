@@ -19,8 +19,14 @@ inline std::string libraryFile(const std::string& name, int version) {
 /// A library that this machine may have. It is never unloaded.
 class SharedLibrary {
  public:
-  SharedLibrary(const std::string& name, int version)
-      : handle_(::dlopen(libraryFile(name, version).c_str(), RTLD_NOW | RTLD_LOCAL)) {}
+  enum class Load {
+    kIfNeeded,
+    kNever,  ///< only a library that the process has already loaded is found
+  };
+
+  SharedLibrary(const std::string& name, int version, Load load = Load::kIfNeeded)
+      : handle_(::dlopen(
+            libraryFile(name, version).c_str(), RTLD_NOW | RTLD_LOCAL | (load == Load::kNever ? RTLD_NOLOAD : 0))) {}
 
   /// Sets `function` to the one of that name; null if there is none.
   template <typename Function>

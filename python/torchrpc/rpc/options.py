@@ -112,6 +112,9 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             name. Default: no maps; then only CPU tensors can be sent.
         devices (list): the devices of an accelerator that this worker uses; default: those that the device maps of all
             workers name. Each function that it serves gets streams of its own on them.
+        share_device_tensors (bool): send tensors of this worker's devices without a copy to workers of this machine, if
+            they can use the memory itself (docs: devices). Neither side may change such a tensor while the other uses
+            it, and this worker must not end before.
         transport (str): `"native"` (shared memory within a host, else TCP), `"tcp"` (TCP everywhere), `"tensorpipe"` or
             `"auto"`, the same on all workers; default: the environment variable TORCHRPC_TRANSPORT, else `"auto"`,
             which is native.
@@ -192,6 +195,7 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         init_method: str = DEFAULT_INIT_METHOD,
         device_maps: dict[str, dict[DeviceType, DeviceType]] | str | None = None,
         devices: list[DeviceType] | None = None,
+        share_device_tensors: bool = False,
         transport: str | None = None,
         secret: str | bytes | None = None,
         identity: str | os.PathLike[str] | None = None,
@@ -217,6 +221,7 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             ("rpc_timeout", rpc_timeout, numbers.Real, "a number of seconds"),
             ("init_method", init_method, str, "a str"),
             ("device_maps", device_maps, Mapping | str | None, 'a dict or "identity"'),
+            ("share_device_tensors", share_device_tensors, bool, "a bool"),
             ("transport", transport, str | None, "a str"),
             ("identity", identity, str | os.PathLike | None, "a path"),
             ("encryption", encryption, str | None, "a str"),
@@ -248,6 +253,7 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             device_maps=_to_device_maps(device_maps),
             maps_to_same_device=device_maps == "identity",
             devices=_to_device_list(devices or []),
+            share_device_tensors=share_device_tensors,
             transport=transport or "",
             secret=_checked_secret(secret),
             identity="" if identity is None else os.fspath(identity),

@@ -18,6 +18,7 @@
 #include <string_view>
 #include <torchrpc/autograd.h>
 #include <torchrpc/defaults.h>
+#include <torchrpc/device_plugin.h>
 #include <torchrpc/error.h>
 #include <torchrpc/function.h>
 #include <torchrpc/future.h>
@@ -179,7 +180,12 @@ int run(const char* name) {
         .devices = {
             .maps = {{"b", {{{c10::kCUDA, 0}, {c10::kCUDA, 1}}, {c10::kCPU, c10::Device("cuda:0")}}}},
             .identity = true,
-            .used = {c10::kCUDA}}};
+            .used = {c10::kCUDA},
+            .share = true}};
+    TorchrpcDevicePlugin plugin{};
+    plugin.version = TORCHRPC_DEVICE_PLUGIN_VERSION;
+    const TorchrpcDevicePluginFunction no_plugin = nullptr;
+    (void)plugin, (void)no_plugin;
     const torchrpc::DeviceOptions::Map& map = options.devices.maps["b"];
     (void)map;
     torchrpc::Node other(options);

@@ -33,6 +33,7 @@
 #include <thread>
 #include <torchrpc/autograd.h>
 #include <torchrpc/defaults.h>
+#include <torchrpc/device_plugin.h>
 #include <torchrpc/error.h>
 #include <torchrpc/function.h>
 #include <torchrpc/future.h>
@@ -731,6 +732,10 @@ void options() {
       // Tensors of the CPU stay there, as without a map.
       options.devices.maps["server"] = DeviceOptions::Map{{at::kCPU, at::kCPU}};
       options.devices.identity = true;
+      options.devices.share = true;
+      TorchrpcDevicePlugin plugin{};
+      plugin.version = TORCHRPC_DEVICE_PLUGIN_VERSION;
+      EXPECT(plugin.version == 1 && plugin.device_type == 0 && !plugin.device_id);
       if (options.name != "server") return;
       options.allowed_functions = {{"cpp_function(add)", "cpp_function(at*", "aten::add"}};
       options.quotas = {

@@ -1,0 +1,334 @@
+#include "device/lent_memory.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "base/random.h"
+#include "base/sync/mutex.h"
+#include "device/device_map.h"
+#include "wire/codec.h"
+#include "wire/tensor_format.h"
+
+namespace torchrpc {
+
+namespace {
+
+struct Loan {
+  const LentMemory* lender = nullptr;
+  LentMemory::Receiver to;
+  c10::Storage storage;
+};
+
+/// The loans of all workers of this process, so that they find each other's.
+struct Loans {
+  Mutex mutex;
+  std::map<uint64_t, Loan> by_number TORCHRPC_GUARDED_BY(mutex);
+  std::map<const LentMemory*, uint64_t> bytes TORCHRPC_GUARDED_BY(mutex);
+
+  c10::Storage end(std::map<uint64_t, Loan>::iterator loan) TORCHRPC_REQUIRES(mutex) {
+    auto storage = std::move(loan->second.storage);
+    bytes[loan->second.lender] -= storage.nbytes();
+    by_number.erase(loan);
+    return storage;
+  }
+};
+
+// Never destroyed: workers of static duration take their loans back.
+Loans& loans() {
+  static auto* const all = new Loans;
+  return *all;
+}
+
+[[noreturn]] void malformedLoan(const char* what) {
+  throw Error(ErrorCode::kProtocol, std::string("malformed message: ") + what);
+}
+
+}  // namespace
+
+// --- the lender ---
+
+LentMemory::~LentMemory() {
+  std::vector<c10::Storage> ended;  // destroyed without the lock
+  MutexLock lock(loans().mutex);
+  for (auto it = loans().by_number.begin(); it != loans().by_number.end();) {
+    const auto loan = it++;
+    if (loan->second.lender == this) ended.push_back(loans().end(loan));
+  }
+  loans().bytes.erase(this);
+}
+
+bool LentMemory::hasRoom(uint64_t bytes) const { return bytes <= kMaxBytes && this->bytes() <= kMaxBytes - bytes; }
+
+uint64_t LentMemory::lend(const Receiver& to, c10::Storage storage) {
+  static auto* const numbers = new SecureNumbers;
+  const auto number = numbers->next();
+  MutexLock lock(loans().mutex);
+  loans().bytes[this] += storage.nbytes();
+  loans().by_number.insert_or_assign(number, Loan{this, to, std::move(storage)});
+  return number;
+}
+
+std::vector<c10::Storage> LentMemory::takeBack(std::span<const uint64_t> numbers, std::optional<WorkerId> from) {
+  std::vector<c10::Storage> ended;
+  MutexLock lock(loans().mutex);
+  for (const auto number : numbers) {
+    const auto loan = loans().by_number.find(number);
+    const bool is_own = loan != loans().by_number.end() && loan->second.lender == this;
+    if (is_own && (!from || loan->second.to.id == *from)) ended.push_back(loans().end(loan));
+  }
+  return ended;
+}
+
+std::vector<c10::Storage> LentMemory::takeBackAll(WorkerId from, uint64_t living_incarnation) {
+  std::vector<c10::Storage> ended;
+  MutexLock lock(loans().mutex);
+  for (auto it = loans().by_number.begin(); it != loans().by_number.end();) {
+    const auto loan = it++;
+    const auto& to = loan->second.to;
+    const bool is_over = to.id == from && (living_incarnation == 0 || to.incarnation != living_incarnation);
+    if (loan->second.lender == this && is_over) ended.push_back(loans().end(loan));
+  }
+  return ended;
+}
+
+LoanNumbers LentMemory::stillLent(WorkerId to, std::span<const uint64_t> numbers) const {
+  LoanNumbers found;
+  MutexLock lock(loans().mutex);
+  for (const auto number : numbers) {
+    const auto loan = loans().by_number.find(number);
+    if (loan != loans().by_number.end() && loan->second.lender == this && loan->second.to.id == to)
+      found.push_back(number);
+  }
+  return found;
+}
+
+uint64_t LentMemory::bytes() const {
+  MutexLock lock(loans().mutex);
+  const auto found = loans().bytes.find(this);
+  return found == loans().bytes.end() ? 0 : found->second;
+}
+
+c10::Storage LentMemory::takeOver(uint64_t number) {
+  MutexLock lock(loans().mutex);
+  const auto loan = loans().by_number.find(number);
+  if (loan != loans().by_number.end()) return loans().end(loan);
+  throw Error(ErrorCode::kInvalidArgument, "the memory of its tensors has been taken back: the call has ended");
+}
+
+// --- the receiver ---
+
+bool BorrowedMemory::begin(WorkerId lender, std::span<const uint64_t> numbers) {
+  MutexLock lock(mutex_);
+  auto& known = lenders_[lender];
+  if (std::ranges::any_of(numbers, [&](uint64_t number) { return known.given_up.contains(number); })) return false;
+  known.in_use.insert(numbers.begin(), numbers.end());
+  return true;
+}
+
+void BorrowedMemory::end(WorkerId lender, std::span<const uint64_t> numbers) {
+  MutexLock lock(mutex_);
+  const auto known = lenders_.find(lender);
+  if (known == lenders_.end()) return;
+  for (const auto number : numbers) known->second.in_use.erase(number);
+}
+
+LoanNumbers BorrowedMemory::giveUp(WorkerId lender, std::span<const uint64_t> numbers) {
+  LoanNumbers given_up;
+  MutexLock lock(mutex_);
+  auto& known = lenders_[lender];
+  for (const auto number : numbers) {
+    if (known.in_use.contains(number)) continue;
+    known.given_up.insert(number);
+    given_up.push_back(number);
+  }
+  return given_up;
+}
+
+void BorrowedMemory::forget(WorkerId lender) {
+  MutexLock lock(mutex_);
+  lenders_.erase(lender);
+}
+
+// --- loans in place ---
+
+namespace {
+
+struct LoanInPlace {
+  std::shared_ptr<EndedLoans> noted_in;
+  EndedLoans::Ended loan;
+  c10::Storage memory;
+};
+
+}  // namespace
+
+c10::Storage EndedLoans::watch(
+    std::shared_ptr<EndedLoans> ended, c10::Storage memory, WorkerId lender, uint64_t number) {
+  {
+    MutexLock lock(ended->mutex_);
+    ++ended->count_;
+  }
+  const auto bytes = memory.nbytes();
+  const auto device = memory.device();
+  auto* const data = memory.mutable_data();
+  auto loan = std::make_unique<LoanInPlace>(LoanInPlace{std::move(ended), {lender, number, device}, std::move(memory)});
+  const auto drop = [](void* context) {
+    const std::unique_ptr<LoanInPlace> loan(static_cast<LoanInPlace*>(context));
+    MutexLock lock(loan->noted_in->mutex_);
+    loan->noted_in->ended_.push_back(loan->loan);
+  };
+  return {
+      c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(data, loan.release(), drop, device), /*allocator=*/nullptr,
+      /*resizable=*/false};
+}
+
+std::vector<EndedLoans::Ended> EndedLoans::take() {
+  MutexLock lock(mutex_);
+  count_ -= ended_.size();
+  return std::exchange(ended_, {});
+}
+
+size_t EndedLoans::count() const {
+  MutexLock lock(mutex_);
+  return count_;
+}
+
+// --- the header ---
+
+LoanNumbers LentTensors::numbers() const {
+  LoanNumbers all;
+  all.reserve(pieces.size());
+  for (const auto& piece : pieces) all.push_back(piece.number);
+  return all;
+}
+
+uint64_t LentTensors::bytes() const {
+  uint64_t sum = 0;
+  for (const auto& piece : pieces) sum += piece.bytes;
+  return sum;
+}
+
+void setLentTensors(Message& message, const LentTensors& lent) {
+  std::string bytes;
+  Writer out(bytes);
+  out.put(lent.receiver);
+  out.put(static_cast<uint8_t>(lent.is_in_place));
+  out.put(static_cast<uint32_t>(lent.pieces.size()));
+  for (const auto& piece : lent.pieces) {
+    out.put(piece.number);
+    putDevice(out, piece.device);
+    out.put(piece.bytes);
+    out.put(piece.offset);
+    out.putShort(piece.device_id);
+    out.putShort(piece.handle);
+  }
+  for (const auto& view : lent.views) {
+    out.put(view.tensor);
+    out.put(view.piece);
+    out.put(view.offset);
+  }
+  message.setHeader(HeaderKind::kLentMemory, std::move(bytes));
+}
+
+namespace {
+
+LentTensors decodeLent(const std::string& header) {
+  Reader in(header);
+  LentTensors lent;
+  lent.receiver = in.get<uint64_t>();
+  lent.is_in_place = in.get<uint8_t>() != 0;
+  const auto pieces = in.get<uint32_t>();
+  for (uint32_t i = 0; i < pieces; ++i) {
+    const auto number = in.get<uint64_t>();
+    const auto device = getDevice(in);
+    const auto bytes = in.get<uint64_t>();
+    const auto offset = in.get<uint64_t>();
+    std::string id(in.getShort());
+    lent.pieces.push_back({number, device, bytes, std::move(id), std::string(in.getShort()), offset});
+  }
+  while (in.remaining() > 0) {
+    const auto tensor = in.get<uint32_t>();
+    const auto piece = in.get<uint32_t>();
+    lent.views.push_back({tensor, piece, in.get<uint64_t>()});
+  }
+  return lent;
+}
+
+}  // namespace
+
+std::optional<LentTensors> lentHeaderOf(const Message& message) try {
+  const auto* header = message.header(HeaderKind::kLentMemory);
+  return header ? std::optional(decodeLent(*header)) : std::nullopt;
+} catch (const Error&) {
+  return std::nullopt;
+}
+
+std::optional<LentTensors> lentTensorsOf(const Message& message) {
+  const auto* header = message.header(HeaderKind::kLentMemory);
+  if (!header) return std::nullopt;
+  auto lent = decodeLent(*header);
+  const LentTensors::View* previous = nullptr;
+  for (const auto& view : lent.views) {
+    // In the order of the tensors: so none occurs twice.
+    const bool is_next = !previous || previous->tensor < view.tensor;
+    if (view.tensor >= message.tensors.size() || view.piece >= lent.pieces.size() || !is_next) {
+      malformedLoan("views of lent memory that it does not have");
+    }
+    const auto& tensor = message.tensors[view.tensor];
+    if (!tensor.defined() || !tensor.is_meta() || tensor.layout() != at::kStrided) {
+      malformedLoan("a tensor in lent memory that has data of its own");
+    }
+    previous = &view;
+  }
+  return lent;
+}
+
+std::string encodeLoanNumbers(std::span<const uint64_t> numbers) {
+  std::string bytes;
+  Writer out(bytes);
+  for (const auto number : numbers) out.put(number);
+  return bytes;
+}
+
+LoanNumbers decodeLoanNumbers(std::string_view payload) {
+  LoanNumbers numbers;
+  Reader in(payload);
+  while (in.remaining() > 0) numbers.push_back(in.get<uint64_t>());
+  return numbers;
+}
+
+// --- tensors ---
+
+namespace {
+
+void copyTensorBits(const at::Tensor& from, const at::Tensor& to) {
+  to.unsafeGetTensorImpl()->_set_conj(from.is_conj());
+  to.unsafeGetTensorImpl()->_set_neg(from.is_neg());
+  if (from.requires_grad()) to.set_requires_grad(true);
+}
+
+}  // namespace
+
+at::Tensor geometryOf(const at::Tensor& tensor) {
+  auto geometry = at::Tensor(at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type()));
+  copyTensorBits(tensor, geometry);
+  return geometry;
+}
+
+at::Tensor viewInMemory(const at::Tensor& geometry, const c10::Storage& memory, uint64_t offset_bytes) {
+  const uint64_t item_size = geometry.itemsize(), size = memory.nbytes();
+  const auto elements = tensor_format::elementSpan(geometry.sizes(), geometry.strides());
+  const bool has_negative_stride = std::ranges::any_of(geometry.strides(), [](int64_t stride) { return stride < 0; });
+  const bool is_inside = elements && !has_negative_stride && offset_bytes <= size &&
+      *elements <= (size - offset_bytes) / item_size && offset_bytes % item_size == 0;
+  if (!is_inside) malformedLoan("a tensor that is not inside its lent memory");
+  auto view = at::empty({0}, at::TensorOptions(geometry.scalar_type()).device(memory.device()));
+  view.set_(memory, static_cast<int64_t>(offset_bytes / item_size), geometry.sizes(), geometry.strides());
+  copyTensorBits(geometry, view);
+  return view;
+}
+
+}  // namespace torchrpc
