@@ -119,29 +119,22 @@ void UcxConnection::finishPart(Outgoing& frame, const Status& error) {
 
 // ---- receiving ----
 
-Status UcxConnection::check(PartKind kind, std::string_view header, size_t bytes) {
+Status UcxConnection::check(const Message& message) {
   const auto malformed = [](const char* what) { return Error(ErrorCode::kProtocol, what); };
-  uint64_t number = 0;
-  uint32_t segments = 0;
-  if (header.size() != kHeaderBytes) return malformed("a message whose header has the wrong size");
-  std::memcpy(&number, header.data(), sizeof(number));
-  std::memcpy(&segments, header.data() + sizeof(number), sizeof(segments));
-  if (number != next_received_++) return malformed("a message out of order");
-  if (incoming_.size() >= kMaxIncoming) return malformed("too many messages before the data of an earlier one");
-  if (kind == PartKind::kSegment) {
+  if (message.kind == PartKind::kSegment) {
     if (announced_segments_ == 0) return malformed("a segment that no head announces");
     --announced_segments_;
-    return announced_bytes_->add("segment", bytes, worker_->limits.segment_bytes);
+    return announced_bytes_->add("segment", message.bytes, worker_->limits.segment_bytes);
   }
-  if (kind == PartKind::kEnd) return std::nullopt;
+  if (message.kind == PartKind::kEnd) return std::nullopt;
   if (announced_segments_ != 0) return malformed("a head before the segments of the last");
-  if (segments > worker_->limits.tensors) {
+  if (message.segments > worker_->limits.tensors) {
     return Error(
         ErrorCode::kFrameTooLarge, "a message of more than " + std::to_string(worker_->limits.tensors) + " segments");
   }
-  announced_segments_ = segments;
+  announced_segments_ = message.segments;
   announced_bytes_.emplace(worker_->limits);
-  return announced_bytes_->add("head", bytes, worker_->limits.head_bytes);
+  return announced_bytes_->add("head", message.bytes, worker_->limits.head_bytes);
 }
 
 ucs_status_t UcxConnection::onPart(
@@ -150,26 +143,61 @@ ucs_status_t UcxConnection::onPart(
     if (kind == PartKind::kEnd) release();  // both sides have ended
     return UCS_OK;
   }
-  if (auto refused = check(kind, header, bytes)) {
-    fail({refused->code(), describe() + ": " + refused->text()});
+  uint64_t number = 0;
+  uint32_t segments = 0;
+  if (header.size() != kHeaderBytes) {
+    fail({ErrorCode::kProtocol, describe() + ": a message whose header has the wrong size"});
     return UCS_OK;
   }
-  IncomingPart part{.kind = kind, .bytes = bytes};
-  if (kind == PartKind::kHead) part.segments = announced_segments_;
-  if (rendezvous) {
-    part.rendezvous = data;
-  } else {
+  std::memcpy(&number, header.data(), sizeof(number));
+  std::memcpy(&segments, header.data() + sizeof(number), sizeof(segments));
+  const bool is_next = number == next_received_;
+  Message message{kind, segments, data, bytes, rendezvous};
+  const bool is_kept = is_next ? accept(message) : keep(number, std::move(message));
+  while (handler_ && !early_.empty() && early_.begin()->first == next_received_) {
+    auto next = early_.extract(early_.begin());
+    auto& kept = next.mapped();
+    if (!kept.is_rendezvous) kept.data = kept.copy.data();
+    if (!accept(kept) && kept.is_rendezvous) worker_->ucp.ucp_am_data_release(worker_->handle(), kept.data);
+  }
+  takeParts();
+  return is_kept && rendezvous ? UCS_INPROGRESS : UCS_OK;
+}
+
+bool UcxConnection::accept(const Message& message) {
+  ++next_received_;
+  auto refused = check(message);
+  if (!refused && incoming_.size() >= kMaxIncoming) {
+    refused = Error(ErrorCode::kProtocol, "too many messages before the data of an earlier one");
+  }
+  IncomingPart part{.kind = message.kind, .segments = message.segments, .bytes = message.bytes};
+  if (!refused && message.is_rendezvous) {
+    part.rendezvous = message.data;
+  } else if (!refused) {
     try {
       auto* const memory = allocate(part);
-      if (bytes > 0) std::memcpy(memory, data, bytes);
+      if (part.bytes > 0) std::memcpy(memory, message.data, part.bytes);
     } catch (const std::exception& failure) {
-      fail({ErrorCode::kFrameTooLarge, describe() + ": no memory for a message: " + failure.what()});
-      return UCS_OK;
+      refused = Error(ErrorCode::kFrameTooLarge, std::string("no memory for a message: ") + failure.what());
     }
   }
+  if (refused) {
+    fail({refused->code(), describe() + ": " + refused->text()});
+    return false;
+  }
   incoming_.push_back(std::move(part));
-  takeParts();
-  return rendezvous ? UCS_INPROGRESS : UCS_OK;
+  return true;
+}
+
+bool UcxConnection::keep(uint64_t number, Message message) {
+  if (number < next_received_ || early_.contains(number) || early_.size() >= kMaxIncoming) {
+    fail({ErrorCode::kProtocol, describe() + ": a message whose number is not possible"});
+    return false;
+  }
+  // Its turn decides whether it is too large. These bytes have arrived, so their sender has had to send them.
+  if (!message.is_rendezvous) message.copy.assign(static_cast<const char*>(message.data), message.bytes);
+  early_.emplace(number, std::move(message));
+  return true;
 }
 
 char* UcxConnection::allocate(IncomingPart& part) {
@@ -286,6 +314,9 @@ void UcxConnection::release() {
 void UcxConnection::dropIncoming() {
   for (const auto& part : std::exchange(incoming_, {})) {
     if (part.rendezvous != nullptr) worker_->ucp.ucp_am_data_release(worker_->handle(), part.rendezvous);
+  }
+  for (const auto& [number, message] : std::exchange(early_, {})) {
+    if (message.is_rendezvous) worker_->ucp.ucp_am_data_release(worker_->handle(), message.data);
   }
 }
 

@@ -64,13 +64,21 @@ class UcxConnection : public Connection, public std::enable_shared_from_this<Ucx
     uint64_t number = 0;
     char header[kHeaderBytes] = {};
   };
+  struct Message {
+    PartKind kind;
+    uint32_t segments;  ///< of the frame, for its head
+    void* data;         ///< the bytes or, if they are still at the peer, UCX's descriptor
+    size_t bytes;
+    bool is_rendezvous;  ///< they are still at the peer
+    std::string copy{};  ///< of the bytes, while the message is in early_
+  };
   struct IncomingPart {
     PartKind kind;
     uint32_t segments = 0;  ///< of the frame, for its head
     std::string head{};     ///< the memory of a head
     Segment segment{};      ///< the memory of a segment
     size_t bytes = 0;
-    void* rendezvous = nullptr;  ///< UCX's, if the data is still at the peer
+    void* rendezvous = nullptr;  ///< UCX's descriptor, if the data is still at the peer
   };
 
   // On the loop.
@@ -80,7 +88,11 @@ class UcxConnection : public Connection, public std::enable_shared_from_this<Ucx
   void onSent(uint64_t number, ucs_status_t status);
   void finishPart(Outgoing& frame, const Status& error);
 
-  Status check(PartKind kind, std::string_view header, size_t bytes);
+  /// The error in a message that is next, if it has one.
+  Status check(const Message& message);
+  /// Puts a message that is next into incoming_. False if the connection has ended instead.
+  bool accept(const Message& message);
+  bool keep(uint64_t number, Message message);
   /// Gives the part memory of its size. Throws the exceptions of the allocators.
   static char* allocate(IncomingPart& part);
   void takeParts();
@@ -112,6 +124,7 @@ class UcxConnection : public Connection, public std::enable_shared_from_this<Ucx
   uint64_t next_sent_ = 0;                       ///< the number of the next part
 
   std::deque<IncomingPart> incoming_;         ///< in order
+  std::map<uint64_t, Message> early_;         ///< by number: messages that have overtaken others
   uint64_t next_received_ = 0;                ///< the number of the next part
   uint32_t announced_segments_ = 0;           ///< of the frame whose parts arrive
   std::optional<FrameSize> announced_bytes_;  ///< of the frame whose parts arrive

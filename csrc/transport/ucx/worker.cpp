@@ -1,8 +1,9 @@
 // Note [One thread for a worker]
 // UCX makes progress only inside its functions, and a worker is used by one thread at a time. So one thread uses it:
 // other threads post tasks, and wake it by ucp_worker_signal(). It sleeps on the worker's event descriptor, but only
-// after ucp_worker_arm() has found nothing to do; a signal that comes before makes ucp_worker_arm() report work. UCX
-// calls back inside ucp_worker_progress(), where its endpoints cannot be closed: closing is posted, too.
+// after ucp_worker_arm() has found nothing to do; a signal that comes before makes ucp_worker_arm() report work. (The
+// loop itself posts without a signal, so it looks at the tasks before it sleeps.) UCX calls back inside
+// ucp_worker_progress(), where its endpoints cannot be closed: closing is posted, too.
 //
 // Note [The end of a connection]
 // UCX tells a peer that an endpoint was closed by another way than the one its messages take, and that news may
@@ -121,23 +122,26 @@ void UcxWorker::run() {
   Scheduling().applyBatchPolicy();
   const LoopScope scope(callbacks);
   for (;;) {
-    bool has_worked = runPosted();
     releaseOverdue();
-    has_worked |= ucp.ucp_worker_progress(handle()) != 0;
-    if (has_worked) continue;
+    runPosted();
+    if (ucp.ucp_worker_progress(handle()) != 0 || hasPosted()) continue;
     if (stopping_ && connections_.empty() && closing_ == 0) return;
     sleep();
   }
 }
 
-bool UcxWorker::runPosted() {
+bool UcxWorker::hasPosted() {
+  const MutexLock lock(mutex_);
+  return !posted_.empty();
+}
+
+void UcxWorker::runPosted() {
   std::vector<std::function<void()>> tasks;
   {
     const MutexLock lock(mutex_);
     tasks.swap(posted_);
   }
   for (const auto& task : tasks) task();
-  return !tasks.empty();
 }
 
 void UcxWorker::sleep() {

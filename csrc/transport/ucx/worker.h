@@ -74,7 +74,8 @@ class UcxWorker {
 
   // On the loop.
   void run();
-  bool runPosted();
+  void runPosted();
+  bool hasPosted();
   void releaseOverdue();
   void sleep();
 
