@@ -112,9 +112,9 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             name. Default: no maps; then only CPU tensors can be sent.
         devices (list): the devices of an accelerator that this worker uses; default: those that the device maps of all
             workers name. Each function that it serves gets streams of its own on them.
-        transport (str): `"native"` (shared memory within a host, else TCP), `"tcp"` (TCP everywhere), `"tensorpipe"` or
-            `"auto"`, the same on all workers; default: the environment variable TORCHRPC_TRANSPORT, else `"auto"`,
-            which is native.
+        transport (str): `"native"` (shared memory within a host, else TCP), `"tcp"` (TCP everywhere), `"tensorpipe"`,
+            `"ucx"` (UCX, if it is installed: `torchrpc[ucx]`) or `"auto"`, the same on all workers; default: the
+            environment variable TORCHRPC_TRANSPORT, else `"auto"`, which is native.
         secret (str or bytes): the secret by which workers authenticate each other when they connect, at least 16 bytes,
             the same on all workers; default: the environment variables TORCHRPC_SECRET_FILE (a file that only its owner
             may read) or TORCHRPC_SECRET. Without one, workers that meet at a loopback address use a key that only

@@ -1,6 +1,8 @@
 // UCX only: what the library lacks, addresses, peers in other processes, and messages that no worker sends.
 
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <poll.h>
 #include <unistd.h>
@@ -93,14 +95,25 @@ std::string headerOf(uint64_t number, uint32_t segments) {
 
 }  // namespace
 
-TEST_CASE("UCX: what is not there is named, with how to install it") {
+TEST_CASE("child: a machine without UCX", "[.child]") {
   const auto text = ucx::whatUcxLacks();
-  if (text.empty()) {
-    CHECK_NOTHROW(makeUcx());
-  } else {
-    CHECK_THAT(text, Catch::Contains("libucp.so.0") && Catch::Contains("pip install torchrpc[ucx]"));
-    CHECK(errorOf([] { makeUcx(); }).text() == text);
-  }
+  CHECK_THAT(
+      text,
+      Catch::Contains("this machine has no libucp.so.0") && Catch::Contains("pip install torchrpc[ucx]") &&
+          Catch::Contains("libucx0"));
+  const auto error = errorOf([] { makeTransport({.kind = "ucx", .host = "127.0.0.1", .node_name = "tester"}); });
+  CHECK(error.code() == ErrorCode::kInvalidArgument);
+  CHECK(error.text() == text);
+}
+
+TEST_CASE("UCX: a machine without it is told what to install") {
+  // A file that is no library stands in front of the system's.
+  const auto folder = std::filesystem::temp_directory_path() / ("no_ucx_" + std::to_string(::getpid()));
+  std::filesystem::create_directory(folder);
+  std::ofstream(folder / "libucp.so.0") << "no library";
+  const Environment path("LD_LIBRARY_PATH", folder.c_str());
+  CHECK(ChildProcess("child: a machine without UCX", "").wait() == 0);
+  std::filesystem::remove_all(folder);
 }
 
 TEST_CASE("UCX: an address survives its text, and what is none is refused") {
