@@ -67,7 +67,9 @@ def ucx(monkeypatch):
 
 def test_a_group_uses_ucx_of_the_python_package(ucx):
     package = Path(importlib.util.find_spec("libucx").origin).parent
-    with testing.workers(3) as names:
+    with testing.workers(1):
+        assert transport_in_use().startswith("ucx(")
+    with testing.workers(3, transport="ucx") as names:  # processes that started earlier do not see the variable
         version = (package / "UCX_WHEEL_VERSION.txt").read_text().strip()
         assert transport_in_use() == f"ucx({version})"
         large = torch.rand(1000, 1000)
