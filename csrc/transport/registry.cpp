@@ -111,7 +111,7 @@ const std::vector<TransportKind>& transportKinds() {
       {.name = "ucx",
        .title = "UCX",
        .address_scheme = "ucx",
-       .capabilities = {.shares_memory = true, .takes_port = true},
+       .capabilities = {.takes_port = true},
        .make = &makeUcx,
        .python_package = "libucx",
        .lacks = &ucx::whatUcxLacks},

@@ -1,6 +1,6 @@
 #pragma once
 
-// UCX, an engine for RDMA networks and shared memory. It is looked for at run time. No file outside of this folder
+// UCX, an engine for RDMA networks. It is looked for at run time. No file outside of this folder
 // includes its headers.
 
 #include <memory>

@@ -5,6 +5,11 @@
 // loop itself posts without a signal, so it looks at the tasks before it sleeps.) UCX calls back inside
 // ucp_worker_progress(), where its endpoints cannot be closed: closing is posted, too.
 //
+// Note [Peers that die]
+// Endpoints have UCP_ERR_HANDLING_MODE_PEER, so that UCX reports the death of a peer. It then uses only transports that
+// notice it, which its shared memory does not: workers of one host talk over TCP. UCX_MM_ERROR_HANDLING=y and its like
+// (UCX_POSIX_…, UCX_SYSV_…) make it use shared memory nevertheless; UCX 1.13 and 1.22 have then aborted in our tests.
+//
 // Note [The end of a connection]
 // UCX tells a peer that an endpoint was closed by another way than the one its messages take, and that news may
 // overtake them. So a connection that is closed here sends an end message after its last frame, and keeps its endpoint
