@@ -21,6 +21,9 @@
 #ifndef TORCHRPC_WITHOUT_TENSORPIPE
 #include "transport/tensorpipe/transport.h"
 #endif
+#ifndef TORCHRPC_WITHOUT_UCX
+#include "transport/ucx/transport.h"
+#endif
 
 using namespace torchrpc;
 
@@ -34,6 +37,11 @@ const std::map<std::string, std::function<std::unique_ptr<Transport>()>> kTransp
      [] { return makeTensorPipeTransport({.transports = {{"shm", "uv"}}, .host = "127.0.0.1", .node_name = "b"}); }},
     {"tensorpipe-uv",
      [] { return makeTensorPipeTransport({.transports = {{"uv"}}, .host = "127.0.0.1", .node_name = "b"}); }},
+#endif
+#ifndef TORCHRPC_WITHOUT_UCX
+    // UCX_TLS says over what.
+    {"ucx",
+     [] { return ucx::makeUcxTransport({.host = "127.0.0.1", .rendezvous_host = "", .ports = {}, .limits = {}}); }},
 #endif
     {"native-tcp", [] { return native::makeTransport({.host = "127.0.0.1", .unix_sockets = false}); }},
     {"native-unix", [] { return native::makeTransport({.host = "127.0.0.1", .shared_memory = false}); }},

@@ -342,6 +342,22 @@ Node::Options TensorPipeOptionsBase::nodeOptions() const {
   return options;
 }
 
+namespace {
+
+/// Loads the library of the chosen transport from its Python package, if that is installed. The transport finds it then
+/// by its name; else it looks for the system's.
+void loadTransportLibrary(const TransportOptions& options) {
+  const auto& package = chooseTransport(options).python_package;
+  if (package.empty()) return;
+  try {
+    py::module_::import(std::string(package).c_str()).attr("load_library")();
+  } catch (py::error_already_set& error) {
+    if (!error.matches(PyExc_ImportError) && !error.matches(PyExc_OSError)) throw;
+  }
+}
+
+}  // namespace
+
 PyAgent::PyAgent(
     StorePtr store, const std::string& name, WorkerId id, std::optional<int32_t> world_size,
     TensorPipeOptionsBase options, double init_timeout, bool takes_place, const ServedStore& served_store)
@@ -353,6 +369,7 @@ PyAgent::PyAgent(
         node_options.takes_place = takes_place;
         if (served_store) node_options.served_store = StoreAddress{served_store->first, served_store->second};
         node_options.init_timeout = toTimeout(init_timeout, "init_timeout");
+        loadTransportLibrary(node_options.transport);
         return makeNode(std::move(node_options), std::move(store));
       }()) {}
 

@@ -10,6 +10,9 @@
 #ifndef TORCHRPC_WITHOUT_TENSORPIPE
 #include "transport/tensorpipe/transport.h"
 #endif
+#ifndef TORCHRPC_WITHOUT_UCX
+#include "transport/ucx/transport.h"
+#endif
 
 namespace torchrpc {
 
@@ -18,11 +21,14 @@ namespace {
 constexpr std::string_view kAuto = "auto";
 constexpr std::string_view kTcp = "tcp";
 
+constexpr std::string_view kMissingKinds =
 #ifdef TORCHRPC_WITHOUT_TENSORPIPE
-constexpr std::string_view kMissingKinds = "; 'tensorpipe' is not in this torchrpc, which was built without TensorPipe";
-#else
-constexpr std::string_view kMissingKinds = "";
+    "; 'tensorpipe' is not in this torchrpc, which was built without TensorPipe"
 #endif
+#ifdef TORCHRPC_WITHOUT_UCX
+    "; 'ucx' is not in this torchrpc, which was built without the headers of UCX"
+#endif
+    "";
 
 /// The setting that `option`, or the environment, gives. Throws Error(kInvalidArgument) naming which of the two.
 std::string encryptionSetting(const std::string& option) {
@@ -67,6 +73,16 @@ std::unique_ptr<Transport> makeTensorPipe(TransportOptions options) {
 }
 #endif
 
+#ifndef TORCHRPC_WITHOUT_UCX
+std::unique_ptr<Transport> makeUcx(TransportOptions options) {
+  return ucx::makeUcxTransport(
+      {.host = std::move(options.host),
+       .rendezvous_host = std::move(options.rendezvous_host),
+       .ports = listenPorts(options.port),
+       .limits = options.limits});
+}
+#endif
+
 }  // namespace
 
 const std::vector<TransportKind>& transportKinds() {
@@ -90,6 +106,15 @@ const std::vector<TransportKind>& transportKinds() {
        .address_scheme = "tensorpipe",
        .capabilities = {.shares_memory = true, .takes_backend_lists = true},
        .make = &makeTensorPipe},
+#endif
+#ifndef TORCHRPC_WITHOUT_UCX
+      {.name = "ucx",
+       .title = "UCX",
+       .address_scheme = "ucx",
+       .capabilities = {.takes_port = true},
+       .make = &makeUcx,
+       .python_package = "libucx",
+       .lacks = &ucx::whatUcxLacks},
 #endif
   };
   return kinds;

@@ -64,6 +64,10 @@ struct TransportKind {
   std::string_view address_scheme;  ///< its addresses begin with this and a colon; kinds with the same can connect
   TransportCapabilities capabilities;
   std::unique_ptr<Transport> (*make)(TransportOptions options);
+  /// The Python package whose function load_library() loads the library that this transport needs; empty: none.
+  std::string_view python_package{};
+  /// What this machine lacks for the transport, and how to install it, or an empty text. Null: every machine has it.
+  std::string (*lacks)() = nullptr;
 };
 
 /// The transports of this build; the first is the default.

@@ -1,6 +1,6 @@
 #pragma once
 
-// The contract of every transport: native, TensorPipe, and, for tests, loopback (within a process) and the faulty
+// The contract of every transport: native, TensorPipe, UCX, and, for tests, loopback (within a process) and the faulty
 // decorator. One suite of tests (tests/cpp/transport/transport_contract_test.cpp) runs on all of them.
 //
 // Note [Threads of handlers]

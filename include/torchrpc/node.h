@@ -544,7 +544,7 @@ struct NodeOptions {
   size_t threads = kDefaultThreads;            ///< number of functions that can run at once
   Timeout timeout = kDefaultTimeout;           ///< of calls that name none; kNoLimit: none
   Timeout init_timeout = kDefaultInitTimeout;  ///< for the group to form; kNoLimit: none
-  std::string transport{};                     ///< "native", "tcp", "tensorpipe" or "auto"; as in Python
+  std::string transport{};                     ///< "native", "tcp", "tensorpipe", "ucx" or "auto"; as in Python
   /// The secret by which workers authenticate each other when they connect: at least 16 bytes, the same on all workers.
   /// Empty: that in TORCHRPC_SECRET_FILE or TORCHRPC_SECRET; else, if the group meets at a loopback address, one from a
   /// key that only processes of this user can read; else a random one, distributed by the rendezvous.

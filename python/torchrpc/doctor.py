@@ -275,6 +275,7 @@ def transports() -> Iterator[Finding]:
         yield transport_finding(
             f"tensorpipe, channel {name}", {"transport": "tensorpipe", "_transports": ["uv"], "_channels": [name]}
         )
+    yield transport_finding("ucx", {"transport": "ucx"})
 
 
 def transport_finding(name: str, options: dict[str, Any]) -> Finding:

@@ -31,6 +31,7 @@ SEAMS = r"base/(os/|random\.cpp|sync/futex_waiter\.cpp)"
 CONFINED = [
     (r"pybind11/|Python\.h|torch/csrc/(utils/pybind|Exceptions|.*/python/)", r"bindings/"),
     (r"tensorpipe/", r"transport/tensorpipe/"),
+    (r"(ucp|ucs|uct)/", r"transport/ucx/"),
     (r"uv\.h", r"transport/native/loop/uv_loop\.cpp"),
     (
         r"torch/csrc/distributed/c10d/",

@@ -1,10 +1,12 @@
 """The transport that a group uses, and the errors of workers with different transports."""
 
 import contextlib
+import importlib.util
 import multiprocessing
 import os
 import re
 import socket
+from pathlib import Path
 
 import pytest
 import torch
@@ -43,6 +45,44 @@ def test_the_environment_chooses_where_options_do_not(monkeypatch):
     monkeypatch.delenv("TORCHRPC_TRANSPORT")
     with testing.workers(1):
         assert transport_in_use().startswith("native")
+
+
+def without_ucx():
+    """Return why no group can use UCX here, or an empty text."""
+    try:
+        rpc.TensorPipeRpcBackendOptions(transport="ucx")
+    except RuntimeError as error:
+        return str(error)
+    return (
+        "" if importlib.util.find_spec("libucx") else "the package libucx is not installed: pip install torchrpc[ucx]"
+    )
+
+
+@pytest.fixture
+def ucx(monkeypatch):
+    if reason := without_ucx():
+        pytest.skip(reason)
+    monkeypatch.setenv("TORCHRPC_TRANSPORT", "ucx")
+
+
+def test_a_group_uses_ucx_of_the_python_package(ucx):
+    package = Path(importlib.util.find_spec("libucx").origin).parent
+    with testing.workers(1):
+        assert transport_in_use().startswith("ucx(")
+    with testing.workers(3, transport="ucx") as names:  # processes that started earlier do not see the variable
+        version = (package / "UCX_WHEEL_VERSION.txt").read_text().strip()
+        assert transport_in_use() == f"ucx({version})"
+        large = torch.rand(1000, 1000)
+        futures = [rpc.rpc_async(name, torch.add, args=(large, i)) for i, name in enumerate(names * 5)]
+        assert all(torch.equal(future.wait(), large + i) for i, future in enumerate(futures))
+        remote = rpc.remote(names[2], torch.ones, args=([3],))
+        assert rpc.rpc_sync(names[1], torch.add, args=(remote.to_here(), 1)).tolist() == [2, 2, 2]
+
+
+def test_ucx_is_refused_with_a_secret(ucx):
+    options = rpc.TensorPipeRpcBackendOptions(secret="a secret of twenty-six bytes")
+    with pytest.raises(RuntimeError, match="a secret was given, which UCX cannot prove"):
+        rpc.TensorPipeAgent(torch.distributed.HashStore(), "alone", 0, 1, options, {}, [], init_timeout=10.0)
 
 
 def test_tcp_can_be_used_within_a_host():

@@ -34,6 +34,8 @@ class SharedLibrary {
     function = handle_ ? reinterpret_cast<Function*>(::dlsym(handle_, name)) : nullptr;
     is_complete_ = is_complete_ && function != nullptr;
   }
+  /// Whether the library is there.
+  bool isFound() const { return handle_ != nullptr; }
   /// Whether the library is there, and every function that was looked for.
   bool isComplete() const { return handle_ && is_complete_; }
 

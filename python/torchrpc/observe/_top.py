@@ -211,7 +211,7 @@ def _way(how: str) -> str:
     """How a connection runs, in a word: "shm", "tcp", "tcp encrypted", "unix", ..."""
     if "shared memory" in how or "shm" in how:
         return "shm"
-    medium = next((each for each in ("tcp", "unix", "tensorpipe") if each in how), how)
+    medium = next((each for each in ("tcp", "unix", "tensorpipe", "ucx") if each in how), how)
     return f"{medium} encrypted" if any(each in how for each in ("AES", "ChaCha", "TLS")) else medium
 
 

@@ -115,9 +115,9 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         share_device_tensors (bool): send tensors of this worker's devices without a copy to workers of this machine, if
             they can use the memory itself (docs: devices). Neither side may change such a tensor while the other uses
             it, and this worker must not end before.
-        transport (str): `"native"` (shared memory within a host, else TCP), `"tcp"` (TCP everywhere), `"tensorpipe"` or
-            `"auto"`, the same on all workers; default: the environment variable TORCHRPC_TRANSPORT, else `"auto"`,
-            which is native.
+        transport (str): `"native"` (shared memory within a host, else TCP), `"tcp"` (TCP everywhere), `"tensorpipe"`,
+            `"ucx"` (UCX, if it is installed: `torchrpc[ucx]`) or `"auto"`, the same on all workers; default: the
+            environment variable TORCHRPC_TRANSPORT, else `"auto"`, which is native.
         secret (str or bytes): the secret by which workers authenticate each other when they connect, at least 16 bytes,
             the same on all workers; default: the environment variables TORCHRPC_SECRET_FILE (a file that only its owner
             may read) or TORCHRPC_SECRET. Without one, workers that meet at a loopback address use a key that only

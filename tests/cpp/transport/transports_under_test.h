@@ -11,6 +11,9 @@
 #ifndef TORCHRPC_WITHOUT_TENSORPIPE
 #include "transport/tensorpipe/transport.h"
 #endif
+#ifndef TORCHRPC_WITHOUT_UCX
+#include "transport/ucx/transport.h"
+#endif
 
 namespace torchrpc::test {
 
@@ -42,6 +45,21 @@ struct TensorPipeShm {
 #define TORCHRPC_TENSORPIPE_KINDS , TensorPipeUv, TensorPipeShm
 #else
 #define TORCHRPC_TENSORPIPE_KINDS
+#endif
+
+#ifndef TORCHRPC_WITHOUT_UCX
+inline std::unique_ptr<Transport> makeUcx(Limits limits = {}) {
+  return ucx::makeUcxTransport({.host = "127.0.0.1", .rendezvous_host = "", .ports = {}, .limits = limits});
+}
+
+struct Ucx {
+  static std::string lacks() { return ucx::whatUcxLacks(); }
+  std::unique_ptr<Transport> make(Limits limits) { return makeUcx(limits); }
+};
+
+#define TORCHRPC_UCX_KINDS , Ucx
+#else
+#define TORCHRPC_UCX_KINDS
 #endif
 
 inline std::unique_ptr<Transport> makeNative(native::Options options, Limits limits) {
@@ -104,10 +122,29 @@ struct Faultless {
   }
 };
 
+/// Whether this machine has what the transport needs. If not, says so.
+template <typename TKind>
+bool canRun() {
+  if constexpr (requires { TKind::lacks(); }) {
+    if (!TKind::lacks().empty()) {
+      WARN("skipped: " << TKind::lacks());
+      return false;
+    }
+  }
+  return true;
+}
+
 /// A test that runs on each of them.
-#define CONTRACT(name)                                                                                             \
+#define CONTRACT(name) CONTRACT_NAMED(name, INTERNAL_CATCH_UNIQUE_NAME(contract_test_))
+#define CONTRACT_NAMED(name, function)                                                                             \
+  template <typename TestType>                                                                                     \
+  void function();                                                                                                 \
   TEMPLATE_TEST_CASE(                                                                                              \
       name, "[contract]", Loopback, NativeTcp, NativeEncrypted, NativeChaCha, NativeTls, NativeTlsShm, NativeUnix, \
-      NativeShm, NativeRings, Faultless TORCHRPC_TENSORPIPE_KINDS)
+      NativeShm, NativeRings, Faultless TORCHRPC_TENSORPIPE_KINDS TORCHRPC_UCX_KINDS) {                            \
+    if (canRun<TestType>()) function<TestType>();                                                                  \
+  }                                                                                                                \
+  template <typename TestType>                                                                                     \
+  void function()
 
 }  // namespace torchrpc::test
