@@ -17,6 +17,11 @@ namespace {
 struct IpcHandle {
   std::array<char, 64> bytes;
 };
+/// The handle of an allocation, as receivers get it. A later allocation at the same address has another number.
+struct Handle {
+  IpcHandle ipc;
+  uint64_t allocation = 0;
+};
 using Uuid = std::array<unsigned char, 16>;
 
 /// The functions of one runtime and its driver. CUDA's and HIP's have the same types.
@@ -26,11 +31,13 @@ struct Runtime {
   int (*close_handle)(void*) = nullptr;
   int (*last_error)() = nullptr;
   const char* (*error_text)(int) = nullptr;
+  int (*pointer_attribute)(void* value, int attribute, void* pointer) = nullptr;
   int (*address_range)(void** base, size_t* bytes, void* pointer) = nullptr;
   int (*get_device)(int* device, int index) = nullptr;
   int (*get_uuid)(Uuid*, int device) = nullptr;
 };
 
+constexpr int kBufferId = 7;             // CU_POINTER_ATTRIBUTE_BUFFER_ID, HIP_POINTER_ATTRIBUTE_BUFFER_ID
 constexpr unsigned kLazyPeerAccess = 1;  // cudaIpcMemLazyEnablePeerAccess, hipIpcMemLazyEnablePeerAccess
 constexpr int kInvalidValue = 1;         // cudaErrorInvalidValue, hipErrorInvalidValue
 
@@ -44,6 +51,7 @@ std::optional<Runtime> findCuda() {
     runtime.find("cudaIpcCloseMemHandle", found.close_handle);
     runtime.find("cudaGetLastError", found.last_error);
     runtime.find("cudaGetErrorString", found.error_text);
+    driver.find("cuPointerGetAttribute", found.pointer_attribute);
     driver.find("cuMemGetAddressRange_v2", found.address_range);
     driver.find("cuDeviceGet", found.get_device);
     driver.find("cuDeviceGetUuid", found.get_uuid);
@@ -61,6 +69,7 @@ std::optional<Runtime> findHip() {
     runtime.find("hipIpcCloseMemHandle", found.close_handle);
     runtime.find("hipGetLastError", found.last_error);
     runtime.find("hipGetErrorString", found.error_text);
+    runtime.find("hipPointerGetAttribute", found.pointer_attribute);
     runtime.find("hipMemGetAddressRange", found.address_range);
     runtime.find("hipDeviceGet", found.get_device);
     runtime.find("hipDeviceGetUuid", found.get_uuid);
@@ -97,24 +106,25 @@ int exportMemory(
     int32_t /*index*/, const void* pointer, void* handle, size_t capacity, size_t* handle_bytes,
     uint64_t* offset_bytes) {
   auto* const address = const_cast<void*>(pointer);
-  IpcHandle ipc{};
+  Handle written{};
   void* base = nullptr;
   size_t bytes = 0;
-  if (capacity < sizeof(ipc)) return kInvalidValue;
+  if (capacity < sizeof(written)) return kInvalidValue;
   if (const int error = loadedRuntime()->address_range(&base, &bytes, address)) return error;
   // Fails for memory of cudaMallocAsync and of torch's expandable segments.
-  if (const int error = consumed(loadedRuntime()->get_handle(&ipc, base))) return error;
-  std::memcpy(handle, ipc.bytes.data(), sizeof(ipc));
-  *handle_bytes = sizeof(ipc);
+  if (const int error = consumed(loadedRuntime()->get_handle(&written.ipc, base))) return error;
+  if (const int error = loadedRuntime()->pointer_attribute(&written.allocation, kBufferId, base)) return error;
+  std::memcpy(handle, &written, sizeof(written));
+  *handle_bytes = sizeof(written);
   *offset_bytes = static_cast<uint64_t>(static_cast<char*>(address) - static_cast<char*>(base));
   return 0;
 }
 
 int openMemory(int32_t /*index*/, const void* handle, size_t handle_bytes, void** base, uint64_t* bytes) {
-  IpcHandle ipc{};
-  if (handle_bytes != sizeof(ipc)) return kInvalidValue;
-  std::memcpy(ipc.bytes.data(), handle, sizeof(ipc));
-  if (const int error = consumed(loadedRuntime()->open_handle(base, ipc, kLazyPeerAccess))) return error;
+  Handle read{};
+  if (handle_bytes != sizeof(read)) return kInvalidValue;
+  std::memcpy(&read, handle, sizeof(read));
+  if (const int error = consumed(loadedRuntime()->open_handle(base, read.ipc, kLazyPeerAccess))) return error;
   void* start = nullptr;
   size_t size = 0;
   if (const int error = loadedRuntime()->address_range(&start, &size, *base)) {

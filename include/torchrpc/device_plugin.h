@@ -27,7 +27,8 @@ typedef struct TorchrpcDevicePlugin {
       `capacity` is its room in bytes, with the final zero. */
   int (*device_id)(int32_t index, char* text, size_t capacity);
   /** Writes a handle of the whole allocation that has the byte at `pointer`, and the offset of that byte in it. A
-      handle has at most `capacity` bytes, which is at least 128. An error means that this memory cannot be shared. */
+      handle has at most `capacity` bytes, which is at least 128, and is never the handle of a later allocation, since
+      receivers keep allocations mapped by their handles. An error means that this memory cannot be shared. */
   int (*export_memory)(
       int32_t index, const void* pointer, void* handle, size_t capacity, size_t* handle_bytes, uint64_t* offset_bytes);
   /** Maps the allocation of a handle, which another process has exported and any peer may have sent: bytes that are no

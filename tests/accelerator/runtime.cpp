@@ -710,7 +710,10 @@ SharedMemory exportMemory(const void* pointer) {
   auto* block = findBlock(r, pointer);
   TORCH_CHECK(block, "no memory of a simulated device");
   std::ostringstream handle;
-  handle << getpid() << ' ' << block->file << ' ' << block->bytes;
+  // The number of a file is used again, but not its inode.
+  struct stat file{};
+  TORCH_CHECK(fstat(block->file, &file) == 0, "the memory has no file");
+  handle << getpid() << ' ' << block->file << ' ' << block->bytes << ' ' << file.st_ino;
   return {handle.str(), static_cast<uint64_t>(static_cast<const char*>(pointer) - block->base)};
 }
 
@@ -718,9 +721,10 @@ OpenedBlock openMemory(c10::DeviceIndex device, const std::string& handle) {
   checkDevice(device);
   pid_t process = 0;
   int file = -1;
+  ino_t inode = 0;
   auto block = std::make_unique<Block>();
   std::istringstream in(handle);
-  TORCH_CHECK(in >> process >> file >> block->bytes && in.eof(), "no handle of simulated memory");
+  TORCH_CHECK(in >> process >> file >> block->bytes >> inode && in.eof(), "no handle of simulated memory");
   const auto path = "/proc/" + std::to_string(process) + "/fd/" + std::to_string(file);
   std::array<char, 256> target{};
   const bool is_ours = readlink(path.c_str(), target.data(), target.size() - 1) > 0 &&
@@ -728,7 +732,8 @@ OpenedBlock openMemory(c10::DeviceIndex device, const std::string& handle) {
   block->file = is_ours ? open(path.c_str(), O_RDWR | O_CLOEXEC) : -1;
   struct stat found{};
   TORCH_CHECK(
-      block->file >= 0 && fstat(block->file, &found) == 0 && found.st_size == static_cast<off_t>(block->bytes),
+      block->file >= 0 && fstat(block->file, &found) == 0 && found.st_ino == inode &&
+          found.st_size == static_cast<off_t>(block->bytes),
       "there is no such memory any more");
   mapDeviceMemory(*block);
   block->device = device;
