@@ -572,9 +572,10 @@ void DeviceMessenger::serve(Maps maps, const RequestHandler& handler, Request re
       options_.on_unsent_reply(result.value());
       return responder.fail(errorFromException(std::current_exception(), ErrorCode::kSerialization, self().name));
     }
+    auto loans = outgoing.loans;
     whenStaged(
         std::move(outgoing), [responder, kept](Message message) { responder.reply(std::move(message)); },
-        [this, responder, loans = outgoing.loans](const Error& error) {
+        [this, responder, loans = std::move(loans)](const Error& error) {
           destroy(lent_.takeBack(loans));
           responder.fail(error);
         });
