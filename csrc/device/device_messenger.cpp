@@ -13,10 +13,11 @@
 #include "base/executor/thread_pool.h"
 #include "device/device_memory.h"
 #include "device/tensor_mover.h"
+#include "wire/shared_storage.h"
 
 namespace torchrpc {
 
-/// A message whose tensors are being copied to host memory.
+/// A message whose tensors are being copied, to host memory or on their device.
 struct DeviceMessenger::Outgoing {
   Message message{};
   std::vector<at::Tensor> originals{};  ///< of the copies under way; empty: all tensors stay

@@ -1,6 +1,5 @@
 #include "device/lent_memory.h"
 
-#include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 #include "base/sync/mutex.h"
 #include "device/device_map.h"
 #include "wire/codec.h"
+#include "wire/shared_storage.h"
 #include "wire/tensor_format.h"
 
 namespace torchrpc {
@@ -302,22 +302,6 @@ LoanNumbers decodeLoanNumbers(std::string_view payload) {
 
 // --- tensors ---
 
-namespace {
-
-void copyTensorBits(const at::Tensor& from, const at::Tensor& to) {
-  to.unsafeGetTensorImpl()->_set_conj(from.is_conj());
-  to.unsafeGetTensorImpl()->_set_neg(from.is_neg());
-  if (from.requires_grad()) to.set_requires_grad(true);
-}
-
-}  // namespace
-
-at::Tensor geometryOf(const at::Tensor& tensor) {
-  auto geometry = at::Tensor(at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type()));
-  copyTensorBits(tensor, geometry);
-  return geometry;
-}
-
 at::Tensor viewInMemory(const at::Tensor& geometry, const c10::Storage& memory, uint64_t offset_bytes) {
   const uint64_t item_size = geometry.itemsize(), size = memory.nbytes();
   const auto elements = tensor_format::elementSpan(geometry.sizes(), geometry.strides());
@@ -327,7 +311,7 @@ at::Tensor viewInMemory(const at::Tensor& geometry, const c10::Storage& memory, 
   if (!is_inside) malformedLoan("a tensor that is not inside its lent memory");
   auto view = at::empty({0}, at::TensorOptions(geometry.scalar_type()).device(memory.device()));
   view.set_(memory, static_cast<int64_t>(offset_bytes / item_size), geometry.sizes(), geometry.strides());
-  copyTensorBits(geometry, view);
+  copyBits(geometry, view);
   return view;
 }
 

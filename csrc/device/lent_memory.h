@@ -138,8 +138,6 @@ std::optional<LentTensors> lentHeaderOf(const Message& message);
 std::string encodeLoanNumbers(std::span<const uint64_t> numbers);
 LoanNumbers decodeLoanNumbers(std::string_view payload);
 
-/// A tensor with the dtype, sizes and strides of another one, and no data.
-at::Tensor geometryOf(const at::Tensor& tensor);
 /// The tensor of that geometry in the memory. Throws Error(kProtocol) unless all of it is inside.
 at::Tensor viewInMemory(const at::Tensor& geometry, const c10::Storage& memory, uint64_t offset_bytes);
 

@@ -51,17 +51,23 @@ at::Tensor bytesOf(const c10::Storage& storage, uint64_t begin, uint64_t end) {
   return tensor;
 }
 
+[[noreturn]] void malformedShare(const char* what) {
+  throw Error(ErrorCode::kProtocol, std::string("malformed message: ") + what);
+}
+
+}  // namespace
+
 void copyBits(const at::Tensor& from, const at::Tensor& to) {
   if (from.is_conj()) to.unsafeGetTensorImpl()->_set_conj(true);
   if (from.is_neg()) to.unsafeGetTensorImpl()->_set_neg(true);
   if (from.requires_grad()) to.set_requires_grad(true);
 }
 
-[[noreturn]] void malformedShare(const char* what) {
-  throw Error(ErrorCode::kProtocol, std::string("malformed message: ") + what);
+at::Tensor geometryOf(const at::Tensor& tensor) {
+  auto geometry = at::Tensor(at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type()));
+  copyBits(tensor, geometry);
+  return geometry;
 }
-
-}  // namespace
 
 std::optional<Message> withSharedStorages(const Message& message) {
   std::vector<View> views;
@@ -92,10 +98,7 @@ std::optional<Message> withSharedStorages(const Message& message) {
       shared->tensors.push_back(bytesOf(message.tensors[first->tensor].storage(), begin, end));
       for (auto view = first; view != last; ++view) {
         const auto& tensor = message.tensors[view->tensor];
-        auto geometry =
-            at::Tensor(at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type()));
-        copyBits(tensor, geometry);
-        shared->tensors[view->tensor] = std::move(geometry);
+        shared->tensors[view->tensor] = geometryOf(tensor);
         out.put(view->tensor);
         out.put(storages);
         out.put(view->begin - begin);

@@ -15,7 +15,13 @@ namespace torchrpc {
 /// header says which belongs to which. Costs a few loads for each tensor if no storage has two owners.
 std::optional<Message> withSharedStorages(const Message& message);
 
-/// The reverse, for a message that has arrived. Throws Error(kProtocol) for a header that does not fit the tensors.
+/// A meta tensor with the dtype, sizes, strides and bits of another one.
+at::Tensor geometryOf(const at::Tensor& tensor);
+/// Sets the conjugate bit, the negative bit and requires_grad of a new tensor as `from` has them.
+void copyBits(const at::Tensor& from, const at::Tensor& to);
+
+/// The reverse of withSharedStorages(), for a message that has arrived. Throws Error(kProtocol) for a header that does
+/// not fit the tensors.
 void restoreSharedStorages(Message& message);
 
 }  // namespace torchrpc

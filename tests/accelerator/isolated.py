@@ -51,6 +51,16 @@ def _serve(connection):
             connection.send(traceback.format_exc())
 
 
+def run_in_new_process(function, *args):
+    """Run a function in a process of its own, which loads the devices itself and may be a worker of any group."""
+    skip_unless_built()
+    process = mp.get_context("spawn").Process(target=function, args=args)
+    process.start()
+    process.join(LIMIT_S)
+    process.kill()
+    assert process.exitcode == 0
+
+
 class _Child:
     def __init__(self):
         self.process = None

@@ -44,12 +44,7 @@ def with_group(test):
 
 def in_process(function):
     """Run a function in a process of its own that has the devices, and may be a worker of another group."""
-    isolated.skip_unless_built()
-    process = multiprocessing.get_context("spawn").Process(target=_run, args=(function.__name__,))
-    process.start()
-    process.join(100)
-    process.kill()
-    assert process.exitcode == 0
+    isolated.run_in_new_process(_run, function.__name__)
 
 
 def _run(name, *args):

@@ -30,12 +30,7 @@ def in_process(function):
     """Run the test in a process of its own, as w0 of a group with w1."""
 
     def run():
-        isolated.skip_unless_built()
-        process = multiprocessing.get_context("spawn").Process(target=_run, args=(function.__name__,))
-        process.start()
-        process.join(100)
-        process.kill()
-        assert process.exitcode == 0
+        isolated.run_in_new_process(_run, function.__name__)
 
     run.__name__ = function.__name__
     run.body = function

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "wire/shared_storage.h"
+
 namespace torchrpc {
 namespace {
 

@@ -4,6 +4,7 @@
 #include <catch2/catch.hpp>
 
 #include "wire/codec.h"
+#include "wire/shared_storage.h"
 
 namespace torchrpc {
 namespace {
