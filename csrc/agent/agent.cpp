@@ -600,8 +600,7 @@ void Agent::onFrame(const std::shared_ptr<Link>& link, Frame frame) {
     return link->onAnswered(info->call);
   }
   liveness_.onRequest();  // it may make its sender a holder of RRefs, and liveness watches holders
-  // Messages that release resources are served until the end, which does not wait for their answers.
-  const bool is_counted = !isReliable(info->kind);
+  const bool is_counted = isCounted(info->kind);
   if (is_counted) link->addUnanswered();
   Origin origin{
       link.get(), info->call, isCall(info->kind) ? bytesOf(frame) : 0, carriesValues(info->kind), link->isMember()};
@@ -880,7 +879,9 @@ void Agent::beginEnd(Duration limit, Duration grace) {
 bool Agent::drain(Duration timeout) {
   beginEnd(kNoLimit);
   const auto is_answered = [this] {
-    return std::ranges::none_of(connections_.allLinks(), [](const auto& link) { return link->hasUnanswered(); });
+    return std::ranges::none_of(connections_.allLinks(), [this](const auto& link) {
+      return link->hasUnanswered() || (is_reader_ && !link->isClosed() && is_reader_(link->peer().id));
+    });
   };
   return ending_.awaitAnswers(is_answered, deadlineAfter(timeout));
 }

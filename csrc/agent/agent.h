@@ -91,6 +91,9 @@ class Agent final : public Messenger {
   /// Called, on any thread, with replies that were not sent (too large, or the link has ended): resources in them stay
   /// on this worker. Only kind and headers are set for those whose link has ended.
   void onUnsentReply(LateReplyObserver observer) { unsent_reply_observer_ = std::move(observer); }
+  /// `is_reader` says whether a worker has to read something here that belongs to an answer; drain() waits for it, too.
+  /// It changes when a request of that worker is answered.
+  void awaitReaders(std::function<bool(WorkerId)> is_reader) { is_reader_ = std::move(is_reader); }
   /// `observer`, which must outlive this object, sees the requests made and served here.
   void observeCalls(CallObserver& observer) { observer_ = &observer; }
   /// Serves requests from now on. Returns the address to publish.
@@ -167,7 +170,8 @@ class Agent final : public Messenger {
   /// Refuses new calls from now on. The two steps that follow wait no longer than `limit`, and the
   /// next one no longer than `grace`; a later call can shorten `limit`.
   void beginEnd(Duration limit, Duration grace = kServedCallsGrace);
-  /// Waits until the calls that this node serves are answered, for the grace at most.
+  /// Waits until the calls that this node serves are answered, and all of the answers can be read, for the grace at
+  /// most.
   bool drain(Duration timeout);
   /// Fails outstanding requests with kShutdown, and tells the peers that this node ends. Waits until those that have to
   /// read answers have read them.
@@ -325,6 +329,7 @@ class Agent final : public Messenger {
   JoinedHandler joined_handler_;
   LateReplyObserver late_reply_observer_;
   LateReplyObserver unsent_reply_observer_;
+  std::function<bool(WorkerId)> is_reader_;
   CallObserver* observer_ = nullptr;  ///< null: there is none
   // Thread-safe:
   UnansweredCalls unanswered_;

@@ -1,19 +1,24 @@
 #include "device/device_messenger.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "agent/deadline.h"
 #include "base/exception.h"
 #include "base/executor/thread_pool.h"
+#include "device/chunked_read.h"
 #include "device/device_memory.h"
 #include "device/tensor_mover.h"
+#include "transport/frame_memory.h"
 #include "wire/shared_storage.h"
+#include "wire/tensor_format.h"
 
 namespace torchrpc {
 
@@ -25,16 +30,25 @@ struct DeviceMessenger::Outgoing {
   LoanNumbers loans{};
 };
 
+/// Which memory a message may lend.
+enum class DeviceMessenger::Lending : uint8_t {
+  kNone,
+  kToRead,  ///< only by LoanAccess::kRead
+  kAll,
+};
+
 /// Where the tensors of a message go.
 struct DeviceMessenger::Plan {
   std::vector<std::optional<c10::Device>> copies{};  ///< to host memory, or on the device; nullopt: none
-  std::vector<bool> lent{};
+  std::vector<std::optional<LoanAccess>> loans{};    ///< nullopt: the tensor travels in the message
   std::vector<DeviceMove> moves{};
   Devices sources{};         ///< on which there are tensors
-  bool is_shared = false;    ///< memory is lent to another process
-  bool is_in_place = false;  ///< the receiver may use it itself
+  bool is_in_place = false;  ///< the receiver may use the memory itself
 
-  bool lendsAny() const { return std::ranges::find(lent, true) != lent.end(); }
+  bool lendsAny() const {
+    return std::ranges::any_of(loans, [](const auto& access) { return access.has_value(); });
+  }
+  bool lends(LoanAccess access) const { return std::ranges::find(loans, access) != loans.end(); }
 };
 
 namespace {
@@ -49,12 +63,26 @@ constexpr size_t kMaxBytesOnStrand = 64 << 10;
 // Loans in place are returned as often as that.
 constexpr Duration kReturnInterval = std::chrono::milliseconds(20);
 
-// A smaller tensor gets to another process sooner through host memory than by mapped memory, which has to be returned.
-constexpr size_t kMinSharedBytes = 64 << 10;
+// Smaller tensors get to another process sooner through host memory than by mapped memory, which has to be returned.
+constexpr uint64_t kMinMappedBytes = 64 << 10;
+
+// Smaller tensors get there sooner in the message than in chunks.
+constexpr uint64_t kMinReadBytes = 2 * kChunkBytes;
 
 bool isOnAccelerator(const at::Tensor& tensor) { return tensor.defined() && isAccelerator(tensor.device()); }
 
 bool hasAcceleratorTensors(const Message& message) { return std::ranges::any_of(message.tensors, isOnAccelerator); }
+
+/// The sizes of the tensors of each storage.
+std::unordered_map<const c10::StorageImpl*, uint64_t> bytesByStorage(const std::vector<at::Tensor>& tensors) {
+  std::unordered_map<const c10::StorageImpl*, uint64_t> bytes;
+  for (const auto& tensor : tensors) {
+    if (isOnAccelerator(tensor) && isPlain(tensor)) {
+      bytes[tensor.storage().unsafeGetStorageImpl()] += static_cast<uint64_t>(tensor.nbytes());
+    }
+  }
+  return bytes;
+}
 
 /// Whether no other tensor, and no variable, has its memory.
 bool isOnlyReference(const at::Tensor& tensor) { return tensor.use_count() == 1 && tensor.storage().use_count() == 1; }
@@ -103,7 +131,7 @@ void recordUse(const std::vector<at::Tensor>& tensors, const Streams& streams) {
 
 void DeviceMessenger::use(DeviceMaps maps) {
   UsedDevices::add(maps.devices);
-  const bool any = !maps.devices.empty();
+  const bool any = !maps.devices.empty() || !maps.requests.empty() || !maps.replies.empty();
   auto shared = any ? std::make_shared<const DeviceMaps>(std::move(maps)) : nullptr;
   MutexLock lock(mutex_);
   maps_.swap(shared);
@@ -119,11 +147,15 @@ DeviceMessenger::Maps DeviceMessenger::maps() const {
 DeviceMessenger::DeviceMessenger(Messenger& messenger, Options options)
     : ForwardingMessenger(messenger), options_(std::move(options)), paths_(messenger, options_.shares_memory) {
   messenger.on(Kind::kMemoryProbe, Where::kPool, [this](const Request& request, const Responder& responder) {
-    paths_.serve(request, responder, maps() != nullptr);
+    const auto maps = this->maps();
+    paths_.serve(request, responder, maps && !maps->devices.empty());
   });
   messenger.on(Kind::kMemoryReturn, Where::kPool, [this](const Request& request, const Responder& responder) {
+    const auto ended = lent_.takeBack(decodeLoanNumbers(request.message.payload), request.from.id);
     responder.reply({.kind = Kind::kReply});
-    lent_.takeBack(decodeLoanNumbers(request.message.payload), request.from.id);
+  });
+  messenger.on(Kind::kMemoryRead, Where::kPool, [this](const Request& request, const Responder& responder) {
+    serveChunk(lent_, request, responder);
   });
   messenger.on(Kind::kMemoryReclaim, Where::kPool, [this](const Request& request, const Responder& responder) {
     const auto given_up = borrowed_.giveUp(request.from.id, decodeLoanNumbers(request.message.payload));
@@ -193,7 +225,7 @@ void DeviceMessenger::onLateReply(const Message& reply) {
   LoanNumbers shared;
   Storages taken;
   for (const auto& piece : lent->pieces) {
-    if (!piece.handle.empty()) {
+    if (piece.access != LoanAccess::kTakeOver) {
       shared.push_back(piece.number);
       continue;
     }
@@ -229,14 +261,29 @@ std::map<std::string, std::string> DeviceMessenger::metrics() const {
 
 // --- sending ---
 
+std::optional<LoanAccess> DeviceMessenger::accessTo(
+    WorkerId to, const c10::Device& source, const c10::Device& target, uint64_t bytes, Lending lending) {
+  if (!options_.may_borrow(to)) return std::nullopt;
+  const bool may_share = lending == Lending::kAll && isAccelerator(target);
+  const auto path = may_share ? paths_.to(to, source) : MemoryPath::kHost;
+  switch (path) {
+    case MemoryPath::kSameProcess: return LoanAccess::kTakeOver;
+    case MemoryPath::kShared: return bytes >= kMinMappedBytes ? std::optional(LoanAccess::kMap) : std::nullopt;
+    case MemoryPath::kHost: break;
+  }
+  return bytes >= kMinReadBytes ? std::optional(LoanAccess::kRead) : std::nullopt;
+}
+
 DeviceMessenger::Plan DeviceMessenger::planOf(
-    const Message& message, const DeviceMaps* maps, const DeviceMap* map, const WorkerInfo& to, bool lends) {
+    const Message& message, const DeviceMaps* maps, const DeviceMap* map, const WorkerInfo& to, Lending lending) {
   const auto requested = deviceMovesOf(message);  // in the order of the tensors
   auto asked = requested.begin();
   Plan plan{
       .copies = {message.tensors.size(), std::nullopt},
-      .lent = std::vector<bool>(message.tensors.size()),
+      .loans = {message.tensors.size(), std::nullopt},
       .is_in_place = options_.lends_in_place};
+  const auto bytes_by_storage =
+      lending == Lending::kNone ? decltype(bytesByStorage({})){} : bytesByStorage(message.tensors);
   for (uint32_t i = 0; i < message.tensors.size(); ++i) {
     const auto& tensor = message.tensors[i];
     const bool is_asked = asked != requested.end() && asked->tensor == i;
@@ -250,15 +297,17 @@ DeviceMessenger::Plan DeviceMessenger::planOf(
       if (!target) throw noMapError(tensor, self().name, to.name, message.kind == Kind::kReply);
       plan.copies[i] = c10::Device(c10::kCPU);
       if (std::ranges::find(plan.sources, source) == plan.sources.end()) plan.sources.push_back(source);
-      if (lends && isAccelerator(*target) && isPlain(tensor) && tensor.numel() > 0) {
-        const auto path = paths_.to(to.id, source);
-        const bool is_shared = path == MemoryPath::kShared && tensor.nbytes() >= kMinSharedBytes;
-        plan.lent[i] = is_shared || path == MemoryPath::kSameProcess;
-        plan.is_shared = plan.is_shared || is_shared;
-        // What the receiver gets, others must not change.
-        const bool is_lent_itself = options_.lends_in_place || isOnlyReference(tensor);
-        if (plan.lent[i]) plan.copies[i] = is_lent_itself ? std::nullopt : std::optional(source);
-        if (plan.lent[i] && !is_lent_itself) copied_tensors_.fetch_add(1, std::memory_order_relaxed);
+      if (lending != Lending::kNone && isPlain(tensor) && tensor.numel() > 0) {
+        // All views of a storage go the same way: so they share it there, too.
+        const auto bytes = bytes_by_storage.at(tensor.storage().unsafeGetStorageImpl());
+        const auto access = accessTo(to.id, source, *target, bytes, lending);
+        plan.loans[i] = access;
+        // What the receiver gets, others must not change. What it reads should be what its tensors use.
+        const bool is_dense = bytes == tensor.nbytes() && bytesUsedBy(tensor);
+        const bool is_lent_itself =
+            (options_.lends_in_place || isOnlyReference(tensor)) && (access != LoanAccess::kRead || is_dense);
+        if (access) plan.copies[i] = is_lent_itself ? std::nullopt : std::optional(source);
+        if (access && !is_lent_itself) copied_tensors_.fetch_add(1, std::memory_order_relaxed);
       }
     }
     if (target && !(source.is_cpu() && target->is_cpu())) plan.moves.push_back({i, source, *target});
@@ -266,36 +315,79 @@ DeviceMessenger::Plan DeviceMessenger::planOf(
   return plan;
 }
 
-LentTensors DeviceMessenger::lend(const Plan& plan, std::vector<at::Tensor>& tensors, const WorkerInfo& to) {
-  LentTensors lent{.receiver = incarnation(to.id), .is_in_place = plan.is_in_place};
-  std::vector<c10::Storage> storages;
-  for (uint32_t i = 0; i < tensors.size(); ++i) {
-    if (!plan.lent[i]) continue;
-    const auto& storage = tensors[i].storage();
-    const auto known = std::ranges::find(storages, storage.unsafeGetStorageImpl(), &c10::Storage::unsafeGetStorageImpl);
-    lent.views.push_back(
-        {i, static_cast<uint32_t>(known - storages.begin()),
-         static_cast<uint64_t>(tensors[i].storage_offset()) * tensors[i].itemsize()});
-    if (known == storages.end()) storages.push_back(storage);
+namespace {
+
+/// A piece of memory that is to be lent.
+struct LendablePiece {
+  c10::Storage storage;
+  LoanAccess access = LoanAccess::kTakeOver;
+  uint64_t begin = 0;  ///< of what the receiver reads (kRead)
+  uint64_t end = 0;
+};
+
+LendablePiece pieceOf(const at::Tensor& tensor, LoanAccess access) {
+  const auto& storage = tensor.storage();
+  if (access != LoanAccess::kRead) return {storage, access, 0, storage.nbytes()};
+  const auto range = bytesUsedBy(tensor).value_or(ByteRange{0, static_cast<int64_t>(storage.nbytes())});
+  const auto begin = static_cast<uint64_t>(range.begin);
+  return {storage, access, begin - begin % tensor_format::kOffsetAlignment, static_cast<uint64_t>(range.end)};
+}
+
+/// Throws Error(kFrameTooLarge) if a message must not have what is to be read for it.
+void requireWithin(const Limits& limits, const LentTensors& lent) {
+  FrameSize size(limits);
+  for (const auto& piece : lent.pieces) {
+    if (piece.access != LoanAccess::kRead) continue;
+    if (const auto error = size.add("segment", piece.bytes, limits.segment_bytes)) throw *error;
   }
-  for (const auto& storage : storages) {
-    LentTensors::Piece piece{.device = storage.device(), .bytes = storage.nbytes()};
-    if (plan.is_shared) {
+}
+
+}  // namespace
+
+LentTensors DeviceMessenger::lend(
+    const Plan& plan, std::vector<at::Tensor>& tensors, const WorkerInfo& to, bool is_reply) {
+  LentTensors lent{.receiver = incarnation(to.id), .is_in_place = plan.is_in_place};
+  std::vector<LendablePiece> pieces;
+  for (uint32_t i = 0; i < tensors.size(); ++i) {
+    if (!plan.loans[i]) continue;
+    auto piece = pieceOf(tensors[i], *plan.loans[i]);
+    const auto known = std::ranges::find_if(pieces, [&](const LendablePiece& other) {
+      return other.storage.is_alias_of(piece.storage) && other.access == piece.access;
+    });
+    lent.views.push_back(
+        {i, static_cast<uint32_t>(known - pieces.begin()),
+         static_cast<uint64_t>(tensors[i].storage_offset()) * tensors[i].itemsize()});
+    if (known == pieces.end()) {
+      pieces.push_back(std::move(piece));
+    } else {
+      known->begin = std::min(known->begin, piece.begin);
+      known->end = std::max(known->end, piece.end);
+    }
+  }
+  for (auto& view : lent.views) view.offset -= pieces[view.piece].begin;
+  bool leaves_process = false;
+  for (const auto& [storage, access, begin, end] : pieces) {
+    LentTensors::Piece piece{.device = storage.device(), .bytes = end - begin, .access = access, .offset = begin};
+    if (access == LoanAccess::kMap) {
       const auto* const memory = DeviceMemory::of(piece.device.type());
       auto exported = memory->exportMemory(piece.device, storage.data());
       piece.device_id = memory->deviceId(piece.device);
       piece.handle = std::move(exported.handle);
       piece.offset = exported.offset;
     }
+    leaves_process = leaves_process || access != LoanAccess::kTakeOver;
     lent.pieces.push_back(std::move(piece));
   }
-  if (plan.is_shared && !lent_.hasRoom(lent.bytes())) {
+  requireWithin(options_.limits, lent);
+  if (leaves_process && !lent_.hasRoom(lent.bytes())) {
     throw Error(ErrorCode::kInvalidArgument, "as much memory of devices is lent as may be");
   }
-  for (size_t i = 0; i < storages.size(); ++i) {
-    lent.pieces[i].number = lent_.lend({to.id, lent.receiver}, std::move(storages[i]));
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const auto access = pieces[i].access;
+    const bool ends_soon = access == LoanAccess::kRead || (access == LoanAccess::kMap && !plan.is_in_place);
+    lent.pieces[i].number = lent_.lend({to.id, lent.receiver}, std::move(pieces[i].storage), is_reply && ends_soon);
   }
-  loans_.fetch_add(storages.size(), std::memory_order_relaxed);
+  loans_.fetch_add(pieces.size(), std::memory_order_relaxed);
   for (const auto& view : lent.views) tensors[view.tensor] = geometryOf(tensors[view.tensor]);
   return lent;
 }
@@ -310,7 +402,7 @@ DeviceMessenger::Outgoing DeviceMessenger::carryOut(
   }
   if (!streams.empty()) outgoing.events = std::make_shared<const StreamEvents>(streams);
   if (plan.lendsAny()) {
-    const auto lent = lend(plan, copies, to);
+    const auto lent = lend(plan, copies, to, message.kind == Kind::kReply);
     outgoing.loans = lent.numbers();
     setLentTensors(message, lent);
   }
@@ -329,14 +421,17 @@ DeviceMessenger::Outgoing DeviceMessenger::stage(
     const auto found = (maps->*by_name).find(to.name);
     if (found != (maps->*by_name).end()) map = &found->second;
   }
-  const auto plan = planOf(message, maps, map, to, lends && maps);
-  if (!plan.lendsAny()) return carryOut(plan, message, to, served);
-  try {
-    return carryOut(plan, message, to, served);
-  } catch (const std::exception&) {
-    // No memory for a copy on the device, or memory that cannot be shared: the tensors pass through host memory.
-    lending_failures_.fetch_add(1, std::memory_order_relaxed);
-    return carryOut(planOf(message, maps, map, to, /*lends=*/false), message, to, served);
+  for (auto lending = lends && maps ? Lending::kAll : Lending::kNone;;) {
+    const auto plan = planOf(message, maps, map, to, lending);
+    try {
+      return carryOut(plan, message, to, served);
+    } catch (const std::exception& error) {
+      if (!plan.lendsAny()) throw;
+      lending_failures_.fetch_add(1, std::memory_order_relaxed);
+      // No memory for a copy on the device, or memory that cannot be mapped: then the receiver may still read it.
+      const bool has_memory = !dynamic_cast<const c10::OutOfMemoryError*>(&error);
+      lending = has_memory && plan.lends(LoanAccess::kMap) ? Lending::kToRead : Lending::kNone;
+    }
   }
 }
 
@@ -375,14 +470,13 @@ void DeviceMessenger::request(WorkerId to, Message message, Duration timeout, Re
       handler(std::move(reply));
     };
   }
-  if (maps) handler = unstaging(to, std::move(maps), std::move(handler));
-  const auto begun = std::chrono::steady_clock::now();
+  const auto deadline = deadlineAfter(timeout);
+  if (maps) handler = unstaging(to, std::move(maps), deadline, std::move(handler));
   whenStaged(
       std::move(outgoing),
-      [this, to, timeout, begun, handler](Message staged) {
-        const auto waited = std::chrono::steady_clock::now() - begun;
-        const auto left = timeout == kNoLimit ? timeout : std::max<Duration>(timeout - waited, Duration(1));
-        ForwardingMessenger::request(to, std::move(staged), left, handler);
+      [this, to, deadline, handler](Message staged) {
+        ForwardingMessenger::request(
+            to, std::move(staged), std::max<Duration>(timeUntil(deadline), Duration(1)), handler);
       },
       [handler](const Error& error) { handler(error); });
 }
@@ -399,7 +493,7 @@ class DeviceMessenger::Loan {
       throw Error(ErrorCode::kWorkerLost, "its tensors were sent to an earlier process of this worker");
     }
     for (const auto& piece : tensors_->pieces) {
-      if (!piece.handle.empty()) shared_.push_back(piece.number);
+      if (piece.access != LoanAccess::kTakeOver) shared_.push_back(piece.number);
     }
     if (shared_.empty() || messenger_.borrowed_.begin(lender_, shared_)) return;
     throw Error(ErrorCode::kInvalidArgument, "its sender has taken back the memory of its tensors: the call has ended");
@@ -413,9 +507,11 @@ class DeviceMessenger::Loan {
   const std::optional<LentTensors>& tensors() const { return tensors_; }
   WorkerId lender() const { return lender_; }
   bool isInPlace() const { return tensors_->is_in_place && messenger_.options_.borrows_in_place; }
-  /// The loans end with their tensors.
+  /// Those of mapped memory end with their tensors.
   void leaveToTensors() {
-    shared_.clear();
+    for (const auto& piece : tensors_->pieces) {
+      if (piece.access == LoanAccess::kMap) std::erase(shared_, piece.number);
+    }
     messenger_.scheduleReturns();
   }
 
@@ -426,29 +522,44 @@ class DeviceMessenger::Loan {
   LoanNumbers shared_;
 };
 
+c10::Storage DeviceMessenger::map(const LentTensors::Piece& piece, const Loan& loan) {
+  const auto* const memory = DeviceMemory::of(piece.device.type());
+  if (!memory) throw Error(ErrorCode::kProtocol, "malformed message: shared memory of " + piece.device.str());
+  auto mapped = memory->borrow(piece.device_id, piece.handle, piece.offset, piece.bytes);
+  if (!loan.isInPlace()) return mapped;
+  return EndedLoans::watch(ended_, std::move(mapped), loan.lender(), piece.number);
+}
+
 void DeviceMessenger::openLoans(Message& message, Loan& loan, std::vector<std::optional<c10::Device>>& to) {
   const auto& lent = *loan.tensors();
-  const bool is_in_place = loan.isInPlace();
-  std::vector<c10::Storage> pieces;
-  for (const auto& piece : lent.pieces) {
-    if (piece.handle.empty()) {
-      pieces.push_back(LentMemory::takeOver(piece.number));
-      continue;
-    }
-    const auto* const memory = DeviceMemory::of(piece.device.type());
-    if (!memory) throw Error(ErrorCode::kProtocol, "malformed message: shared memory of " + piece.device.str());
-    auto borrowed = memory->borrow(piece.device_id, piece.handle, piece.offset, piece.bytes);
-    pieces.push_back(
-        is_in_place ? EndedLoans::watch(ended_, std::move(borrowed), loan.lender(), piece.number)
-                    : std::move(borrowed));
+  requireWithin(options_.limits, lent);
+  std::vector<std::optional<c10::Device>> targets(lent.pieces.size());
+  for (const auto& view : lent.views) {
+    if (!to[view.tensor])
+      throw Error(ErrorCode::kProtocol, "malformed message: a tensor in lent memory without a device");
+    targets[view.piece] = to[view.tensor];
   }
-  if (is_in_place) loan.leaveToTensors();
+  std::vector<c10::Storage> pieces;
+  std::vector<LoanPart> reads;
+  for (size_t i = 0; i < lent.pieces.size(); ++i) {
+    const auto& piece = lent.pieces[i];
+    switch (piece.access) {
+      case LoanAccess::kTakeOver: pieces.push_back(LentMemory::takeOver(piece.number)); break;
+      case LoanAccess::kMap: pieces.push_back(map(piece, loan)); break;
+      case LoanAccess::kRead:
+        if (!targets[i]) throw Error(ErrorCode::kProtocol, "malformed message: lent memory without a tensor");
+        pieces.push_back(emptyBytes(static_cast<int64_t>(piece.bytes), *targets[i], c10::kCPU).storage());
+        reads.push_back({piece.number, piece.offset, pieces.back()});
+        break;
+    }
+  }
+  if (loan.isInPlace()) loan.leaveToTensors();
+  readInChunks(*this, loan.lender(), reads);
   for (const auto& view : lent.views) {
     auto& tensor = message.tensors[view.tensor];
     auto& target = to[view.tensor];
-    if (!target) throw Error(ErrorCode::kProtocol, "malformed message: a tensor in lent memory without a device");
     tensor = viewInMemory(tensor, pieces[view.piece], view.offset);
-    const bool is_own = lent.pieces[view.piece].handle.empty() || is_in_place;
+    const bool is_own = lent.pieces[view.piece].access != LoanAccess::kMap || loan.isInPlace();
     if (is_own && tensor.device() == *target) target.reset();
   }
 }
@@ -458,9 +569,9 @@ void DeviceMessenger::unstage(Message& message, const DeviceMaps& maps, const Wo
   if (moves.empty()) return;
   std::vector<std::optional<c10::Device>> to(message.tensors.size());
   std::string targets;
+  bool has_copies = false;
   for (const auto& move : moves) {
-    if (move.target.is_cpu()) continue;
-    if (std::ranges::find(maps.devices, move.target) == maps.devices.end()) {
+    if (isAccelerator(move.target) && std::ranges::find(maps.devices, move.target) == maps.devices.end()) {
       throw Error(
           ErrorCode::kInvalidArgument,
           from.name + " sends a tensor to " + move.target.str() + " of " + self().name +
@@ -468,15 +579,20 @@ void DeviceMessenger::unstage(Message& message, const DeviceMaps& maps, const Wo
           self().name);
     }
     to[move.tensor] = move.target;
+    has_copies = has_copies || isAccelerator(move.target);
     if (targets.find(move.target.str()) == std::string::npos)
       targets += (targets.empty() ? "" : ", ") + move.target.str();
   }
-  if (targets.empty()) return;
   Loan loan(*this, message, from.id);
+  if (!has_copies && !loan.tensors()) return;
   const bool has_scope = !StreamScope::current().empty();
   const StreamScope scope(has_scope ? StreamScope::current() : pooledStreams(maps.devices), StreamScope::currentKept());
   try {
     if (loan.tensors()) openLoans(message, loan, to);
+    for (size_t i = 0; i < to.size(); ++i) {
+      const auto& tensor = message.tensors[i];
+      if (to[i] && to[i]->is_cpu() && tensor.defined() && tensor.is_cpu()) to[i].reset();
+    }
     auto moved = moveTensors(message.tensors, to);
     StreamEvents(StreamScope::current()).synchronize();
     message.tensors = std::move(moved);
@@ -485,23 +601,24 @@ void DeviceMessenger::unstage(Message& message, const DeviceMaps& maps, const Wo
         std::current_exception(), ErrorCode::kUserException, self().name,
         self().name + " could not put the tensors of a message from " + from.name + " on " + targets + ": ");
   }
-  if (!has_scope) recordUse(message.tensors, users);
+  recordUse(message.tensors, has_scope ? StreamScope::current() : users);
   // A function may use an argument on other streams, in a callback, say, when it has returned.
   for (const auto& tensor : message.tensors) {
     if (isOnAccelerator(tensor)) StreamScope::keep(tensor);
   }
 }
 
-Messenger::ReplyHandler DeviceMessenger::unstaging(WorkerId from, Maps maps, ReplyHandler handler) {
+Messenger::ReplyHandler DeviceMessenger::unstaging(WorkerId from, Maps maps, TimePoint deadline, ReplyHandler handler) {
   auto streams = currentStreams(maps->devices);
-  return [this, from, maps = std::move(maps), streams = std::move(streams),
+  return [this, from, maps = std::move(maps), deadline, streams = std::move(streams),
           handler = std::move(handler)](Result<Message> reply) {
     if (!reply || !reply.value().header(HeaderKind::kDevices)) return handler(std::move(reply));
     // Copies block, and this may be the loop.
-    ForwardingMessenger::post([this, from, maps, streams, handler, held = options_.hold(),
+    ForwardingMessenger::post([this, from, maps, deadline, streams, handler, held = options_.hold(),
                                message = std::make_shared<Message>(std::move(reply).value())] {
       const ThreadPool::BlockingScope blocking;
       try {
+        const DeadlineScope limit(deadline);
         unstage(*message, *maps, worker(from), streams);
       } catch (...) {
         return handler(errorFromException(std::current_exception(), ErrorCode::kUnknown, self().name));
@@ -539,14 +656,14 @@ void DeviceMessenger::serveOnStrand(
   const auto fail = [responder](Error error) { responder.fail(std::move(error)); };
   post([this, maps = std::move(maps), handler, request = std::make_shared<Request>(std::move(request)), responder, fail,
         deadline = currentDeadline()] {
-    const auto move = [&] { unstage(request->message, *maps, request->from, {}); };
     const auto run = [=, this] {
       const DeadlineScope limit(deadline);
       runOrFail([&] { serve(maps, *handler, std::move(*request), responder); }, fail, ErrorCode::kUnknown);
     };
+    const DeadlineScope limit(deadline);
     runOrFail(
         [&] {
-          move();
+          unstage(request->message, *maps, request->from, {});
           postToStrand(run);
         },
         fail, ErrorCode::kUnknown);

@@ -15,10 +15,10 @@
 // - When a reply has arrived, its tensors are there: no stream has to wait for them.
 //
 // Note [Lent memory]
-// Where the receiver can use memory of the sender's device (MemoryPaths), the sender lends it a copy of the tensors
-// that is on the device, or the tensors themselves if nothing else refers to them. A receiver in the same process takes
-// the memory over. One in another process maps it, copies from it, and returns it (MEMORY_RETURN) before the tensors
-// are used: so it uses no memory of a process that may end. The sender takes back what it has lent
+// Instead of large tensors, the sender lends a copy of them that is on the device, or the tensors themselves if nothing
+// else refers to them. A receiver in the same process takes the memory over. One that can map memory of the device
+// (MemoryPaths) copies from it, any other one reads it in chunks (chunked_read.h). Both return it (MEMORY_RETURN)
+// before the tensors are used: so they use no memory of a process that may end. The sender takes back what it has lent
 // - of a request that ends with an error, by MEMORY_RECLAIM: the receiver answers which loans it is not reading, and
 //   refuses these from then on, so that a request that arrives late cannot use memory that has another content;
 // - of a reply that was not sent;
@@ -41,6 +41,7 @@
 #include "device/lent_memory.h"
 #include "device/memory_paths.h"
 #include "device/streams.h"
+#include "wire/limits.h"
 
 namespace torchrpc {
 
@@ -51,6 +52,9 @@ class DeviceMessenger final : public ForwardingMessenger {
     std::function<std::shared_ptr<void>()> hold;
     /// A reply is not sent: resources in it stay on this worker.
     std::function<void(const Message&)> on_unsent_reply;
+    /// Whether that worker and this one may ask each other for memory: members of the group.
+    std::function<bool(WorkerId)> may_borrow;
+    Limits limits;  ///< also of what is read for a message
     /// Whether the other workers may see memory of this worker's devices.
     bool shares_memory = true;
     /// Receivers may use the memory of tensors that this worker sends, instead of a copy.
@@ -65,7 +69,7 @@ class DeviceMessenger final : public ForwardingMessenger {
   /// The maps from now on; a message has those of the moment at which it is sent.
   void use(DeviceMaps maps);
 
-  /// Whether there are maps that use devices.
+  /// Whether there are maps, of this worker or of others to it.
   bool isUsed() const { return has_maps_.load(std::memory_order_acquire); }
 
   // What the agent tells of messages that do not come through here; any thread.
@@ -75,6 +79,9 @@ class DeviceMessenger final : public ForwardingMessenger {
   void onLateReply(const Message& reply);
   void onWorkerLost(const WorkerInfo& worker);
   void onWorkerJoined(const WorkerInfo& worker, uint64_t incarnation);
+
+  /// Whether that worker has to read or return memory that belongs to an answer of this one.
+  bool isAwaited(WorkerId worker) const { return lent_.isAwaited(worker); }
 
   /// "device.path.worker1 cuda:0" and others, to texts.
   std::map<std::string, std::string> metrics() const;
@@ -91,12 +98,17 @@ class DeviceMessenger final : public ForwardingMessenger {
   using Storages = std::vector<c10::Storage>;
   struct Outgoing;
   struct Plan;
+  enum class Lending : uint8_t;
   class Loan;
 
-  /// Null: this worker uses no devices.
+  /// Null: all tensors stay on the CPU.
   Maps maps() const;
+  /// How `to` gets at memory of `source`; nullopt: the tensors, of so many bytes, travel in the message.
+  std::optional<LoanAccess> accessTo(
+      WorkerId to, const c10::Device& source, const c10::Device& target, uint64_t bytes, Lending lending);
   /// Where each tensor goes, by `map` (null: none) and what the message asks. Throws, if a tensor may not go anywhere.
-  Plan planOf(const Message& message, const DeviceMaps* maps, const DeviceMap* map, const WorkerInfo& to, bool lends);
+  Plan planOf(
+      const Message& message, const DeviceMaps* maps, const DeviceMap* map, const WorkerInfo& to, Lending lending);
   /// Queues the copies of the plan. Throws, and leaves the message as it was.
   Outgoing carryOut(const Plan& plan, Message& message, const WorkerInfo& to, const Streams& served);
   /// Takes the message, and queues copies of its tensors to host memory or, if it `lends` memory, on the device; it is
@@ -106,19 +118,20 @@ class DeviceMessenger final : public ForwardingMessenger {
       Message& message, const DeviceMaps* maps, std::map<std::string, DeviceMap> DeviceMaps::* by_name,
       const WorkerInfo& to, const Streams& served, bool lends);
   /// Lends the memory of those of the tensors that the plan says, and replaces them by their geometries.
-  LentTensors lend(const Plan& plan, std::vector<at::Tensor>& tensors, const WorkerInfo& to);
+  LentTensors lend(const Plan& plan, std::vector<at::Tensor>& tensors, const WorkerInfo& to, bool is_reply);
   /// Calls `send` when the work that the message depends on has run, or `fail`; at once, or on the pool.
   void whenStaged(Outgoing outgoing, std::function<void(Message)> send, const std::function<void(const Error&)>& fail);
   /// Puts the tensors of a message that has arrived where its headers say. `users`: the streams on which they will be
   /// used. Blocks until they are there. Throws Error.
   void unstage(Message& message, const DeviceMaps& maps, const WorkerInfo& from, const Streams& users);
+  c10::Storage map(const LentTensors::Piece& piece, const Loan& loan);
   /// Replaces geometries by the tensors in lent memory. Those that have to be copied keep their entry in `to`.
   void openLoans(Message& message, Loan& loan, std::vector<std::optional<c10::Device>>& to);
   /// Returns the loans in place that have ended, and looks again after a while if there are others.
   void returnEnded();
   /// Calls it after a while.
   void scheduleReturns();
-  ReplyHandler unstaging(WorkerId from, Maps maps, ReplyHandler handler);
+  ReplyHandler unstaging(WorkerId from, Maps maps, TimePoint deadline, ReplyHandler handler);
   /// Calls the handler with a responder that sends the reply's tensors, after the work on the streams of this scope.
   void serve(Maps maps, const RequestHandler& handler, Request request, const Responder& responder);
   /// The same for a request in the strand whose tensors are many bytes: the pool copies them to the devices.

@@ -21,6 +21,8 @@ struct Loan {
   const LentMemory* lender = nullptr;
   LentMemory::Receiver to;
   c10::Storage storage;
+  bool is_awaited = false;
+  uint64_t unread_bytes = 0;  ///< as many can be read in all, so that no receiver makes this worker copy for ever
 };
 
 /// The loans of all workers of this process, so that they find each other's.
@@ -43,6 +45,10 @@ Loans& loans() {
   return *all;
 }
 
+Error takenBackError() {
+  return {ErrorCode::kInvalidArgument, "the memory of its tensors has been taken back: the call has ended"};
+}
+
 [[noreturn]] void malformedLoan(const char* what) {
   throw Error(ErrorCode::kProtocol, std::string("malformed message: ") + what);
 }
@@ -61,15 +67,40 @@ LentMemory::~LentMemory() {
   loans().bytes.erase(this);
 }
 
-bool LentMemory::hasRoom(uint64_t bytes) const { return bytes <= kMaxBytes && this->bytes() <= kMaxBytes - bytes; }
+bool LentMemory::hasRoom(uint64_t bytes) const {
+  const auto lent = this->bytes();
+  return lent == 0 || (bytes <= kMaxBytes && lent <= kMaxBytes - bytes);
+}
 
-uint64_t LentMemory::lend(const Receiver& to, c10::Storage storage) {
+uint64_t LentMemory::lend(const Receiver& to, c10::Storage storage, bool is_awaited) {
   static auto* const numbers = new SecureNumbers;
   const auto number = numbers->next();
   MutexLock lock(loans().mutex);
   loans().bytes[this] += storage.nbytes();
-  loans().by_number.insert_or_assign(number, Loan{this, to, std::move(storage)});
+  const auto bytes = storage.nbytes();
+  loans().by_number.insert_or_assign(number, Loan{this, to, std::move(storage), is_awaited, bytes});
   return number;
+}
+
+bool LentMemory::isAwaited(WorkerId to) const {
+  MutexLock lock(loans().mutex);
+  return std::ranges::any_of(loans().by_number, [&](const auto& each) {
+    const auto& loan = each.second;
+    return loan.lender == this && loan.is_awaited && loan.to.id == to;
+  });
+}
+
+c10::Storage LentMemory::read(uint64_t number, WorkerId reader, uint64_t offset, uint64_t bytes) {
+  MutexLock lock(loans().mutex);
+  const auto found = loans().by_number.find(number);
+  const bool is_own = found != loans().by_number.end() && found->second.lender == this;
+  if (!is_own || found->second.to.id != reader) throw takenBackError();
+  auto& loan = found->second;
+  const auto size = loan.storage.nbytes();
+  if (bytes > size || offset > size - bytes) malformedLoan("it reads bytes outside the memory that is lent");
+  if (bytes > loan.unread_bytes) malformedLoan("it reads more bytes than are lent");
+  loan.unread_bytes -= bytes;
+  return loan.storage;
 }
 
 std::vector<c10::Storage> LentMemory::takeBack(std::span<const uint64_t> numbers, std::optional<WorkerId> from) {
@@ -116,7 +147,7 @@ c10::Storage LentMemory::takeOver(uint64_t number) {
   MutexLock lock(loans().mutex);
   const auto loan = loans().by_number.find(number);
   if (loan != loans().by_number.end()) return loans().end(loan);
-  throw Error(ErrorCode::kInvalidArgument, "the memory of its tensors has been taken back: the call has ended");
+  throw takenBackError();
 }
 
 // --- the receiver ---
@@ -219,6 +250,7 @@ void setLentTensors(Message& message, const LentTensors& lent) {
   out.put(static_cast<uint32_t>(lent.pieces.size()));
   for (const auto& piece : lent.pieces) {
     out.put(piece.number);
+    out.put(piece.access);
     putDevice(out, piece.device);
     out.put(piece.bytes);
     out.put(piece.offset);
@@ -243,11 +275,13 @@ LentTensors decodeLent(const std::string& header) {
   const auto pieces = in.get<uint32_t>();
   for (uint32_t i = 0; i < pieces; ++i) {
     const auto number = in.get<uint64_t>();
+    const auto access = in.get<LoanAccess>();
+    if (access > LoanAccess::kRead) malformedLoan("an unknown access to lent memory");
     const auto device = getDevice(in);
     const auto bytes = in.get<uint64_t>();
     const auto offset = in.get<uint64_t>();
     std::string id(in.getShort());
-    lent.pieces.push_back({number, device, bytes, std::move(id), std::string(in.getShort()), offset});
+    lent.pieces.push_back({number, device, bytes, access, std::move(id), std::string(in.getShort()), offset});
   }
   while (in.remaining() > 0) {
     const auto tensor = in.get<uint32_t>();

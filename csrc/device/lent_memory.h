@@ -42,9 +42,16 @@ class LentMemory {
   LentMemory(const LentMemory&) = delete;
   LentMemory& operator=(const LentMemory&) = delete;
 
-  /// Whether as many bytes more can be lent now.
+  /// Whether as many bytes more can be lent now: those of one message can if nothing else is lent.
   bool hasRoom(uint64_t bytes) const;
-  uint64_t lend(const Receiver& to, c10::Storage storage);
+  /// `is_awaited`: the receiver needs the memory although its request has been answered, so that this worker should not
+  /// end before it is returned.
+  uint64_t lend(const Receiver& to, c10::Storage storage, bool is_awaited = false);
+  /// Whether awaited memory is lent to that worker.
+  bool isAwaited(WorkerId to) const;
+  /// The memory of a loan, of which that worker reads some bytes. It can read as many in all as the loan has. Throws
+  /// Error: kInvalidArgument if there is no such loan any more, kProtocol for bytes that it cannot have.
+  c10::Storage read(uint64_t number, WorkerId reader, uint64_t offset, uint64_t bytes);
   /// Ends these loans, to that worker if one is given; unknown ones are ignored. The caller destroys the memory.
   std::vector<c10::Storage> takeBack(std::span<const uint64_t> numbers, std::optional<WorkerId> from = std::nullopt);
   /// All loans to that worker, but those to the incarnation that is still alive, if one is.
@@ -102,6 +109,13 @@ class EndedLoans {
   std::vector<Ended> ended_ TORCHRPC_GUARDED_BY(mutex_);
 };
 
+/// How the receiver gets at lent memory.
+enum class LoanAccess : uint8_t {
+  kTakeOver,  ///< Lender and receiver are in one process: the receiver has the memory from then on.
+  kMap,       ///< The receiver maps the memory of the device.
+  kRead,      ///< The receiver reads the memory by requests: see chunked_read.h.
+};
+
 /// The header kLentMemory of a message.
 struct LentTensors {
   /// A piece of lent memory.
@@ -109,9 +123,10 @@ struct LentTensors {
     uint64_t number = 0;
     c10::Device device;  ///< on the lender
     uint64_t bytes = 0;
-    std::string device_id;  ///< see DeviceMemory
-    std::string handle;     ///< see DeviceMemory; empty: lender and receiver are in one process
-    uint64_t offset = 0;    ///< of the piece in the allocation
+    LoanAccess access = LoanAccess::kTakeOver;
+    std::string device_id{};  ///< see DeviceMemory; kMap only, as is the handle
+    std::string handle{};
+    uint64_t offset = 0;  ///< of the piece in the allocation (kMap) or in the loan (kRead)
   };
   /// A tensor of the message, whose sizes, strides and dtype a meta tensor has.
   struct View {

@@ -185,10 +185,6 @@ void MemoryPaths::set(WorkerId worker, const c10::Device& device, MemoryPath pat
           (reason.empty() ? "" : ": " + reason));
 }
 
-void MemoryPaths::reject(WorkerId worker, const c10::Device& device, const std::string& reason) {
-  set(worker, device, MemoryPath::kHost, reason);
-}
-
 void MemoryPaths::forget(WorkerId worker) {
   MutexLock lock(mutex_);
   std::erase_if(known_, [&](const auto& each) { return each.first.first == worker; });

@@ -33,8 +33,6 @@ class MemoryPaths {
 
   /// The path for memory of `device`. Asks the worker if that is not known; does not block.
   MemoryPath to(WorkerId worker, const c10::Device& device);
-  /// From now on tensors of the device pass through host memory.
-  void reject(WorkerId worker, const c10::Device& device, const std::string& reason);
   /// Serves MEMORY_PROBE. `uses_devices`: this worker has device maps.
   void serve(const Request& request, const Responder& responder, bool uses_devices) const;
   /// The worker is lost.

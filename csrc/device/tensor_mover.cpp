@@ -21,42 +21,17 @@ using tensor_format::isMostlyUsed;
 
 constexpr auto kOffsetAlignment = static_cast<int64_t>(tensor_format::kOffsetAlignment);
 
-/// A dense tensor of some bytes in a storage.
-at::Tensor bytesIn(const c10::Storage& storage, int64_t begin, int64_t end) {
-  auto bytes = at::empty({0}, at::TensorOptions(at::kByte).device(storage.device()));
-  bytes.set_(storage, begin, {end - begin}, {1});
-  return bytes;
-}
-
-/// Uninitialised bytes; pinned ones where the accelerator at the other end has such.
-at::Tensor emptyBytes(int64_t size, const c10::Device& device, const c10::Device& other) {
-  const auto options = at::TensorOptions(at::kByte).device(device);
-  if (device.is_cpu() && isAccelerator(other)) {
-    try {
-      return at::empty({size}, options.pinned_memory(true));
-    } catch (const c10::Error&) {  // the device has none, or there is no more of it
-    }
-  }
-  return at::empty({size}, options);
-}
-
-/// What of a tensor is in one storage.
-struct Range {
-  size_t tensor = 0;
-  at::Tensor source;  ///< the tensor, or a contiguous copy of it
-  int64_t begin = 0;  ///< in bytes of the storage
-  int64_t end = 0;
+/// A tensor of the message, or a contiguous copy of it.
+struct Source {
+  size_t index = 0;  ///< in the message
+  at::Tensor tensor;
+  ByteRange range;
 };
 
-Range rangeOf(size_t index, const at::Tensor& tensor) {
-  const auto item_size = static_cast<int64_t>(tensor.itemsize());
-  const auto span = tensor_format::elementSpan(tensor.sizes(), tensor.strides());
-  if (!span || !isMostlyUsed(*span, static_cast<uint64_t>(tensor.numel()), tensor.itemsize())) {
-    const auto dense = tensor.contiguous();
-    return {index, dense, 0, dense.numel() * item_size};
-  }
-  const auto begin = tensor.storage_offset() * item_size;
-  return {index, tensor, begin, begin + static_cast<int64_t>(*span) * item_size};
+Source sourceOf(size_t index, const at::Tensor& tensor) {
+  if (const auto range = bytesUsedBy(tensor)) return {index, tensor, *range};
+  const auto dense = tensor.contiguous();
+  return {index, dense, {0, static_cast<int64_t>(dense.nbytes())}};
 }
 
 class TensorMover {
@@ -65,18 +40,18 @@ class TensorMover {
       : tensors_(tensors), to_(to), moved_(tensors) {}
 
   std::vector<at::Tensor> move() {
-    std::map<std::pair<const c10::StorageImpl*, c10::Device>, std::vector<Range>, Before> by_storage;
+    std::map<std::pair<const c10::StorageImpl*, c10::Device>, std::vector<Source>, Before> by_storage;
     for (size_t i = 0; i < tensors_.size(); ++i) {
       if (!to_[i] || !tensors_[i].defined()) continue;
       if (!isPlain(tensors_[i])) {
         finish(i, tensors_[i].detach().to(*to_[i], tensors_[i].scalar_type(), /*non_blocking=*/false, /*copy=*/true));
         continue;
       }
-      auto range = rangeOf(i, tensors_[i]);
-      auto* const storage = range.source.storage().unsafeGetStorageImpl();
-      by_storage[{storage, *to_[i]}].push_back(std::move(range));
+      auto source = sourceOf(i, tensors_[i]);
+      auto* const storage = source.tensor.storage().unsafeGetStorageImpl();
+      by_storage[{storage, *to_[i]}].push_back(std::move(source));
     }
-    for (auto& [key, ranges] : by_storage) moveStorage(key.second, std::move(ranges));
+    for (auto& [key, sources] : by_storage) moveStorage(key.second, std::move(sources));
     return std::move(moved_);
   }
 
@@ -90,30 +65,35 @@ class TensorMover {
   };
 
   /// Views of one storage: as one piece, unless much of it would be copied in vain.
-  void moveStorage(const c10::Device& to, std::vector<Range> ranges) {
-    int64_t begin = ranges.front().begin, end = ranges.front().end, used = 0;
-    for (const auto& range : ranges) {
-      begin = std::min(begin, range.begin);
-      end = std::max(end, range.end);
-      used += range.end - range.begin;
-    }
-    if (isMostlyUsed(static_cast<uint64_t>(end - begin), static_cast<uint64_t>(used), 1)) return movePiece(to, ranges);
-    for (const auto& range : ranges) movePiece(to, {range});
+  void moveStorage(const c10::Device& to, std::vector<Source> sources) {
+    const auto whole = hull(sources);
+    int64_t used = 0;
+    for (const auto& source : sources) used += source.range.end - source.range.begin;
+    if (isMostlyUsed(static_cast<uint64_t>(whole.end - whole.begin), static_cast<uint64_t>(used), 1))
+      return movePiece(to, sources);
+    for (const auto& source : sources) movePiece(to, {source});
   }
 
-  void movePiece(const c10::Device& to, const std::vector<Range>& ranges) {
-    const auto& storage = ranges.front().source.storage();
-    auto begin = std::ranges::min(ranges, {}, &Range::begin).begin;
-    const auto end = std::ranges::max(ranges, {}, &Range::end).end;
-    begin -= begin % kOffsetAlignment;
-    auto bytes = emptyBytes(end - begin, to, storage.device());
-    if (end > begin) bytes.copy_(bytesIn(storage, begin, end), /*non_blocking=*/true);
-    for (const auto& range : ranges) {
-      const auto& source = range.source;
+  static ByteRange hull(const std::vector<Source>& sources) {
+    auto hull = sources.front().range;
+    for (const auto& [index, tensor, range] : sources) {
+      hull.begin = std::min(hull.begin, range.begin);
+      hull.end = std::max(hull.end, range.end);
+    }
+    return hull;
+  }
+
+  void movePiece(const c10::Device& to, const std::vector<Source>& sources) {
+    const auto& storage = sources.front().tensor.storage();
+    auto piece = hull(sources);
+    piece.begin -= piece.begin % kOffsetAlignment;
+    auto bytes = emptyBytes(piece.end - piece.begin, to, storage.device());
+    if (piece.end > piece.begin) bytes.copy_(bytesIn(storage, piece), /*non_blocking=*/true);
+    for (const auto& [index, source, range] : sources) {
       auto view = at::empty({0}, at::TensorOptions(source.scalar_type()).device(to));
-      const auto offset = (range.begin - begin) / static_cast<int64_t>(source.itemsize());
+      const auto offset = (range.begin - piece.begin) / static_cast<int64_t>(source.itemsize());
       view.set_(bytes.storage(), offset, source.sizes(), source.strides());
-      finish(range.tensor, std::move(view));
+      finish(index, std::move(view));
     }
   }
 
@@ -136,6 +116,31 @@ class TensorMover {
 
 bool isPlain(const at::Tensor& tensor) {
   return tensor.layout() == at::kStrided && tensor.has_storage() && !tensor.is_quantized() && !tensor.is_nested();
+}
+
+std::optional<ByteRange> bytesUsedBy(const at::Tensor& tensor) {
+  const auto item_size = static_cast<int64_t>(tensor.itemsize());
+  const auto span = tensor_format::elementSpan(tensor.sizes(), tensor.strides());
+  if (!span || !isMostlyUsed(*span, static_cast<uint64_t>(tensor.numel()), tensor.itemsize())) return std::nullopt;
+  const auto begin = tensor.storage_offset() * item_size;
+  return ByteRange{begin, begin + static_cast<int64_t>(*span) * item_size};
+}
+
+at::Tensor bytesIn(const c10::Storage& storage, const ByteRange& range) {
+  auto bytes = at::empty({0}, at::TensorOptions(at::kByte).device(storage.device()));
+  bytes.set_(storage, range.begin, {range.end - range.begin}, {1});
+  return bytes;
+}
+
+at::Tensor emptyBytes(int64_t size, const c10::Device& device, const c10::Device& other) {
+  const auto options = at::TensorOptions(at::kByte).device(device);
+  if (device.is_cpu() && isAccelerator(other)) {
+    try {
+      return at::empty({size}, options.pinned_memory(true));
+    } catch (const c10::Error&) {  // the device has none, or there is no more of it
+    }
+  }
+  return at::empty({size}, options);
 }
 
 std::vector<at::Tensor> moveTensors(

@@ -139,6 +139,17 @@ std::shared_ptr<Node> Node::create(const Options& options, StorePtr store) {
   return {std::make_unique<Node>(completed, std::move(store), std::move(transport)).release(), destroy};
 }
 
+namespace {
+
+/// Whether its identity makes it a member of the group.
+bool startsAsMember(const Node::Options& options) {
+  const auto& transport = options.transport;
+  if (transport.identity) return transport.identity->holder().isMember();
+  return !transport.tls_credentials || transport.tls_credentials->identifySelf(options.agent.self.name).isMember();
+}
+
+}  // namespace
+
 Node::Node(const Options& options, StorePtr store, std::unique_ptr<Transport> transport)
     : options_(validated(options)),
       allowed_(allowances(options_)),
@@ -158,6 +169,12 @@ Node::Node(const Options& options, StorePtr store, std::unique_ptr<Transport> tr
           interceptors_,
           {.hold = [this] { return std::make_shared<ActivityToken>(agent_.holdActivity()); },
            .on_unsent_reply = [this](const Message& reply) { rrefs_->abandon(forksIn(reply)); },
+           .may_borrow =
+               [this, is_member = startsAsMember(options_)](WorkerId id) {
+                 const auto other = agent_.directory().find(id);
+                 return is_member && other && other->is_member;
+               },
+           .limits = options_.agent.limits,
            // Who proves names has workers that do not trust each other.
            .shares_memory = !options_.transport.identity && !options_.transport.tls_credentials,
            .lends_in_place = options_.shares_device_tensors,
@@ -185,6 +202,7 @@ Node::Node(const Options& options, StorePtr store, std::unique_ptr<Transport> tr
     devices_.onUnsentReply(reply);
     rrefs_->abandon(forksIn(reply));
   });
+  agent_.awaitReaders([this](WorkerId id) { return devices_.isAwaited(id); });
   agent_.onWorkerLost([this](const WorkerInfo& worker) {
     devices_.onWorkerLost(worker);
     rrefs_->onWorkerLost(worker);
@@ -218,17 +236,6 @@ std::string Node::whyNotServing() const {
   if (agent_.isEnding()) return self().name + " is shutting down";
   return options_.health_check ? options_.health_check() : "";
 }
-
-namespace {
-
-/// Whether its identity makes it a member of the group.
-bool startsAsMember(const Node::Options& options) {
-  const auto& transport = options.transport;
-  if (transport.identity) return transport.identity->holder().isMember();
-  return !transport.tls_credentials || transport.tls_credentials->identifySelf(options.agent.self.name).isMember();
-}
-
-}  // namespace
 
 Node::~Node() { shutdown(); }
 

@@ -83,7 +83,8 @@ enum class CallableType : uint8_t { kNone, kOperator, kCpp, kPython, kScript };
   X(kInspect, 96, kRequest, kOnce, kMembers, kNone, kNone, "INSPECT")                                       \
   X(kMemoryProbe, 104, kRequest, kOnce, kMembers, kNone, kNone, "MEMORY_PROBE")                             \
   X(kMemoryReturn, 105, kRequest, kUntilAnswered, kMembers, kNone, kNone, "MEMORY_RETURN")                  \
-  X(kMemoryReclaim, 106, kRequest, kUntilAnswered, kMembers, kNone, kNone, "MEMORY_RECLAIM")
+  X(kMemoryReclaim, 106, kRequest, kUntilAnswered, kMembers, kNone, kNone, "MEMORY_RECLAIM")                \
+  X(kMemoryRead, 107, kRequest, kOnce, kMembers, kNone, kNone, "MEMORY_READ")
 
 enum class Kind : uint16_t {
 #define X(enumerator, number, role, delivery, sender, operation, callable, name) enumerator = number,
@@ -145,6 +146,9 @@ constexpr bool isCall(Kind kind) {
 constexpr bool carriesValues(Kind kind) { return traitsOf(kind).operation != Operation::kNone; }
 /// Whether a request of that kind is idempotent and is sent until it is answered.
 constexpr bool isReliable(Kind kind) { return traitsOf(kind).delivery == Delivery::kUntilAnswered; }
+/// Whether a request of that kind counts as one that a worker serves: against quotas, in the audit log, and for the end
+/// of the worker. Those that release resources do not, nor do those that read tensors of a message that counts.
+constexpr bool isCounted(Kind kind) { return !isReliable(kind) && kind != Kind::kMemoryRead; }
 /// Whether only members of the group may send messages of that kind.
 constexpr bool isForMembers(Kind kind) { return traitsOf(kind).sender == Sender::kMembers; }
 /// The name of a kind.

@@ -40,6 +40,8 @@ _joined = False
 def _init(rank, url, maps, options):
     sim.load()
     torch.set_num_threads(1)
+    if "identity" in options:
+        options = {**options, "identity": options["identity"].format(name=f"w{rank}")}
     settings = rpc.TensorPipeRpcBackendOptions(init_method=url, rpc_timeout=60, **options)
     for callee, device_map in maps[f"w{rank}"].items():
         settings.set_device_map(callee, device_map)
@@ -54,7 +56,7 @@ def _serve(rank, url, maps, options, environment):
 
 @contextlib.contextmanager
 def group(maps, environment_of_others=None, **options):
-    """Be w0 of a group with these maps; `options` are those of all workers."""
+    """Be w0 of a group with these maps; `options` are those of all workers, `identity` with {name} in it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"tcp://127.0.0.1:{free.getsockname()[1]}"

@@ -676,9 +676,10 @@ void copyFromHost(const at::Tensor& from, const at::Tensor& to, bool is_blocking
   auto source = is_pinned || is_blocking ? c10::Storage() : from.storage();
   const auto task = enqueue(
       stream, "copy from the host", {accessOf(from, false), accessOf(to, true)},
-      [to = mirrors.of(to), from = mirrors.of(from), source](const auto& is_poisoned) {
+      [to = mirrors.of(to), from = mirrors.of(from), source, device = to.device().index()](const auto& is_poisoned) {
         const bool has_died = source && source.use_count() == 1;
         copyInTask(to, from);
+        useHostLink(device, /*to_host=*/false, from.nbytes());
         if (has_died) {
           noteConflict("the host memory of a copy with non_blocking=True was freed before the copy");
         }
@@ -705,8 +706,9 @@ void copyToHost(const at::Tensor& from, const at::Tensor& to, bool is_blocking) 
   }
   const auto task = enqueue(
       stream, "copy to the host", {accessOf(from, false), target_access},
-      [to = mirrors.of(to), from = mirrors.of(from), target](const auto& is_poisoned) {
+      [to = mirrors.of(to), from = mirrors.of(from), target, device = from.device().index()](const auto& is_poisoned) {
         copyInTask(to, from);
+        useHostLink(device, /*to_host=*/true, from.nbytes());
         if (is_poisoned) {
           poison(to);
         }
@@ -866,6 +868,10 @@ TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
   m.impl("_thnn_fused_lstm_cell", TORCH_FN(lstmCell));
   m.impl("_thnn_fused_gru_cell", TORCH_FN(gruCell));
 }
+
+// torch would resolve the bits by a copy, which has them, too.
+TORCH_LIBRARY_IMPL(aten, Conjugate, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(aten, Negative, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 
 TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&callSparse>()); }
 

@@ -895,6 +895,16 @@ bool recordPinned(const void* pointer, c10::Stream stream) {
   return true;
 }
 
+void useHostLink(c10::DeviceIndex device, bool to_host, size_t bytes) {
+  static const double bytes_per_s = numberFromEnvironment("SIM_HOST_LINK_BYTES_PER_S", 0);
+  if (bytes_per_s <= 0) {
+    return;
+  }
+  static std::mutex links[16][2];
+  std::lock_guard lock(links[device][to_host ? 1 : 0]);
+  std::this_thread::sleep_for(std::chrono::duration<double>(static_cast<double>(bytes) / bytes_per_s));
+}
+
 void setStartDelay(double seconds) { start_delay_ns = static_cast<int64_t>(seconds * 1e9); }
 
 void setStrict(bool strict) { is_strict = strict; }

@@ -108,6 +108,10 @@ size_t peakAllocatedBytes(c10::DeviceIndex device);
 void resetPeakAllocatedBytes(c10::DeviceIndex device);
 size_t memoryLimitBytes(c10::DeviceIndex device);
 
+// Occupies the calling stream's thread for as long as the link between device and host needs for the bytes, if it has a
+// rate (SIM_HOST_LINK_BYTES_PER_S). One copy at a time uses the link in each direction.
+void useHostLink(c10::DeviceIndex device, bool to_host, size_t bytes);
+
 // Whether a copy of this memory of the host is under way.
 bool isHostMemoryInUse(const void* pointer, size_t bytes);
 c10::DataPtr allocatePinned(size_t bytes);

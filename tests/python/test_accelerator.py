@@ -352,6 +352,8 @@ def test_operators_give_what_they_give_on_the_cpu():
         lambda a, b, n: a.clone().unsqueeze_(0).transpose_(1, 2),
         lambda a, b, n: a.unfold(0, 2, 1)[1:],
         lambda a, b, n: (torch.view_as_real(torch.complex(a, a)), torch.complex(a, a).conj() @ torch.complex(b, b)),
+        lambda a, b, n: torch.complex(a, b.t()).conj().cpu(),
+        lambda a, b, n: torch.complex(a, b.t()).conj().imag[1, 2].item(),
         lambda a, b, n: torch.linalg.svdvals(a),
         lambda a, b, n: a.std(),
         lambda a, b, n: torch.einsum("ij,jk->ik", a, b).to(torch.bfloat16),

@@ -194,6 +194,25 @@ def test_the_same_name_maps_devices_without_a_map():
     in_process(same_name)
 
 
+def from_cpu():
+    with device_group.group({"w0": {"w1": {"cpu": "sim:1"}}, "w1": {}}):
+        assert rpc.rpc_sync("w1", devices_of, (torch.ones(4),)) == ["sim:1"]
+        result = rpc.rpc_sync("w1", torch.add, (torch.ones(4), 1))
+        assert (result.device, values(result)) == (torch.device("cpu"), [2.0] * 4)
+
+
+def to_cpu():
+    with device_group.group({"w0": {"w1": {"sim:1": "cpu"}}, "w1": {}}):
+        assert rpc.rpc_sync("w1", devices_of, (full(1, "sim:1"),)) == ["cpu"]
+        result = rpc.rpc_sync("w1", torch.add, (full(1, "sim:1"), 1))
+        assert (result.device, values(result)) == (torch.device("sim:1"), [2.0] * 4)
+
+
+@pytest.mark.parametrize("one_way", [from_cpu, to_cpu])
+def test_one_of_two_workers_needs_no_device(one_way):
+    in_process(one_way)
+
+
 def back_by_map():
     return rpc.rpc_sync("w0", devices_of, (full(1, "sim:3"),))
 

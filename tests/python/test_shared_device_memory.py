@@ -13,99 +13,25 @@ import torch
 import torchrpc.rpc as rpc
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "accelerator"))
-import device_group
-import isolated
 import sim
+from device_pair import (
+    HERE,
+    SAME,
+    THERE,
+    breaks_group,
+    in_process,
+    lent_bytes,
+    loans,
+    loans_of,
+    metrics,
+    options,
+    others,
+    path,
+    wait_until,
+)
 
-HERE, THERE, SAME = "sim:0", "sim:1", "sim:2"
-MAPS = {
-    "w0": {"w0": {HERE: THERE, THERE: HERE, SAME: SAME}, "w1": {HERE: THERE, THERE: HERE, SAME: SAME}},
-    "w1": {"w0": {THERE: HERE}},
-}
 LARGE = 1 << 18  # elements; 1 MiB
 SHARED = "in shared memory of the device"
-
-
-def in_process(function):
-    """Run the test in a process of its own, as w0 of a group with w1."""
-
-    def run():
-        isolated.run_in_new_process(_run, function.__name__)
-
-    run.__name__ = function.__name__
-    run.body = function
-    return run
-
-
-def _run(name):
-    sim.load()
-    body = globals()[name].body
-    with device_group.group(MAPS, getattr(body, "others", {}), **getattr(body, "options", {})):
-        body()
-        if body.__name__.startswith("test_a_killed"):
-            os._exit(0)  # the group cannot end as usual
-        for worker in MAPS:
-            assert rpc.rpc_sync(worker, take_conflicts) == []
-
-
-def others(**environment):
-    """Set variables in the environment of w1 only."""
-
-    def mark(function):
-        function.others = environment
-        return function
-
-    return mark
-
-
-def options(**options):
-    """Set options of both workers."""
-
-    def mark(function):
-        function.options = options
-        return function
-
-    return mark
-
-
-def take_conflicts():
-    for index in range(sim.device_count()):
-        sim.synchronize(index)
-    return sim.take_conflicts()
-
-
-def metrics():
-    return rpc.api._get_current_rpc_agent().get_metrics()
-
-
-def path(to="w1", device=HERE):
-    """Return how tensors of the device go to a worker, once both have agreed."""
-    key = f"device.path.{to} {device}"
-    for _ in range(200):
-        rpc.rpc_sync(to, torch.add, (torch.ones(2, device=device), 1))
-        if (found := metrics().get(key, "not known yet")) != "through host memory: not known yet":
-            return found
-        time.sleep(0.01)
-    raise AssertionError(metrics())
-
-
-def wait_until(condition, seconds=20):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, metrics()
-        time.sleep(0.01)
-
-
-def lent_bytes():
-    return int(metrics()["device.lent_bytes"])
-
-
-def loans():
-    return int(metrics()["device.loans"])
-
-
-def loans_of(worker):
-    return rpc.rpc_sync(worker, loans)
 
 
 def sum_of(tensor):
@@ -318,6 +244,7 @@ def test_a_call_that_may_be_repeated_lends_nothing():
 
 
 @in_process
+@breaks_group
 def test_a_killed_receiver_leaves_nothing_lent():
     path()
     os.kill(rpc.rpc_sync("w1", os.getpid), signal.SIGSTOP)
@@ -407,6 +334,7 @@ def test_a_shared_tensor_lives_while_the_receiver_uses_it():
 
 
 @in_process
+@breaks_group
 @options(share_device_tensors=True)
 def test_a_killed_user_of_shared_tensors_returns_them():
     path(device=SAME)
@@ -442,7 +370,9 @@ def test_tensors_for_another_device_are_copied():
     share_device_tensors=True,
     allowed_functions=[
         "aten::add",
-        *(f"test_shared_device_memory.{name}" for name in ("keep", "kept_sum", "take_conflicts")),
+        "test_shared_device_memory.keep",
+        "test_shared_device_memory.kept_sum",
+        "device_pair.take_conflicts",
     ],
 )
 def test_a_worker_with_an_allow_list_copies_what_others_share():

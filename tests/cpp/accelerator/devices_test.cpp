@@ -98,6 +98,23 @@ TEST_CASE("arguments and results go where the map says") {
   requireInOrder();
 }
 
+TEST_CASE("large tensors are read in chunks") {
+  Group group(2, [](NodeOptions& options) {
+    if (options.rank == 0) options.devices.maps["worker1"] = {{sim(0), sim(1)}, {sim(3), at::kCPU}};
+  });
+  constexpr int64_t kElements = (18 << 20) / 4 + 1;
+  const auto numbers = at::arange(kElements, at::kFloat);
+  for (const auto& device : {sim(0), sim(3)}) {
+    const auto tensor = numbers.to(device);
+    const auto sum = group[0].call<at::Tensor>("worker1", op("aten::add"), tensor, tensor);
+    CHECK(sum.device() == device);
+    CHECK(sum.cpu().equal(numbers * 2));
+  }
+  CHECK(group[0].metrics()["device.loans"] == "2");
+  group.shutdown();
+  requireInOrder();
+}
+
 TEST_CASE("an RRef keeps a tensor on a device") {
   Group group(3, setMaps);
   const auto rref = group[0].remote("worker1", &product, full(2, sim(0)), full(3, sim(0)));

@@ -4,19 +4,16 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <catch2/catch.hpp>
 
-#include <map>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "device/recording_messenger.h"
 #include "wire/shared_storage.h"
 
 namespace torchrpc {
 namespace {
 
 const c10::Device kDevice(c10::kXPU, 0);
-constexpr WorkerId kSelf = 0, kPeer = 1;
-constexpr uint64_t kIncarnation = 7;
 
 // A device type with streams on which nothing runs: the tests end before there is work.
 struct IdleGuard final : c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::XPU> {
@@ -25,52 +22,17 @@ struct IdleGuard final : c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::XPU> {
 };
 C10_REGISTER_GUARD_IMPL(XPU, IdleGuard)
 
-/// Keeps handlers and requests.
-class RecordingMessenger final : public Messenger {
- public:
-  const WorkerInfo& self() const override { return self_; }
-  WorkerInfo worker(WorkerId id) const override { return {"worker" + std::to_string(id), id}; }
-  uint64_t incarnation(WorkerId) const override { return kIncarnation; }
-  void request(WorkerId, Message message, Duration, ReplyHandler handler) override {
-    requests.emplace_back(std::move(message), std::move(handler));
-  }
-  void requestReliably(WorkerId to, Message message, ReplyHandler handler) override {
-    request(to, std::move(message), kNoLimit, std::move(handler));
-  }
-  void on(Kind kind, Where, RequestHandler handler) override { handlers[kind] = std::move(handler); }
-  void post(std::function<void()> task) override { task(); }
-  void postToStrand(std::function<void()> task) override { task(); }
-  void postAfter(Duration, std::function<void()>) override {}
-
-  /// Serves a request of the peer.
-  Result<Message> serve(Message message) {
-    std::optional<Result<Message>> answer;
-    const Responder responder([&](Result<Message> result) { answer = std::move(result); });
-    try {
-      handlers.at(message.kind)({.from = {"worker1", kPeer}, .message = std::move(message)}, responder);
-    } catch (const Error& error) {  // as the agent does
-      return error;
-    }
-    REQUIRE(answer);
-    return *answer;
-  }
-
-  std::map<Kind, RequestHandler> handlers;
-  std::vector<std::pair<Message, ReplyHandler>> requests;
-
- private:
-  const WorkerInfo self_{"worker0", kSelf};
-};
-
-/// A call with a tensor in shared memory of the peer's device.
-Message callWithLoan(uint64_t number, uint64_t receiver = kIncarnation) {
+/// A call with a tensor in memory of the peer's device.
+Message callWithLoan(
+    uint64_t number, uint64_t receiver = kIncarnation, LoanAccess access = LoanAccess::kMap, uint64_t bytes = 16) {
   Message message{.kind = Kind::kCppCall, .tensors = {geometryOf(at::empty({4}, at::kFloat))}};
   const std::vector<DeviceMove> moves{{0, kDevice, kDevice}};
   setDeviceMoves(message, moves);
   setLentTensors(
       message,
       {.receiver = receiver,
-       .pieces = {{.number = number, .device = kDevice, .bytes = 16, .device_id = "x", .handle = "y", .offset = 0}},
+       .pieces =
+           {{.number = number, .device = kDevice, .bytes = bytes, .access = access, .device_id = "x", .handle = "y"}},
        .views = {{.tensor = 0, .piece = 0, .offset = 0}}});
   return message;
 }
@@ -79,7 +41,11 @@ struct Worker {
   RecordingMessenger network;
   int served = 0;
   DeviceMessenger messenger{
-      network, {.hold = [] { return nullptr; }, .on_unsent_reply = [](const Message&) {}, .shares_memory = true}};
+      network,
+      {.hold = [] { return nullptr; },
+       .on_unsent_reply = [](const Message&) {},
+       .may_borrow = [](WorkerId) { return true; },
+       .limits = {.segment_bytes = 1 << 20}}};
 
   Worker() {
     messenger.use({.devices = {kDevice}});
@@ -132,10 +98,21 @@ TEST_CASE("the loans of a reply that arrives too late are returned", "[device_me
   CHECK(worker.returned() == LoanNumbers{8});
 }
 
+TEST_CASE(
+    "a message for which more is to be read than one may have is refused, and its loan returned",
+    "[device_messenger]") {
+  Worker worker;
+  const auto text = refusal(worker.network.serve(callWithLoan(10, kIncarnation, LoanAccess::kRead, (1 << 20) + 1)));
+  CHECK_THAT(text, Catch::Contains("worker0 could not put the tensors") && Catch::Contains("the limit of 1048576"));
+  CHECK(worker.served == 0);
+  CHECK(worker.returned() == LoanNumbers{10});
+}
+
 TEST_CASE("malformed messages about loans are refused", "[device_messenger]") {
   Worker worker;
   CHECK_FALSE(worker.network.serve({.kind = Kind::kMemoryReclaim, .payload = "abc"}));
   CHECK_FALSE(worker.network.serve({.kind = Kind::kMemoryProbe, .payload = "abc"}));
+  CHECK_FALSE(worker.network.serve({.kind = Kind::kMemoryRead, .payload = "abc"}));
   auto cut = callWithLoan(9);
   cut.setHeader(HeaderKind::kLentMemory, "abc");
   CHECK_FALSE(worker.network.serve(cut));

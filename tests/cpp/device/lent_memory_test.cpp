@@ -28,6 +28,7 @@ LentTensors oneTensor() {
           {{.number = 5,
             .device = c10::Device(c10::kPrivateUse1, 2),
             .bytes = 64,
+            .access = LoanAccess::kMap,
             .device_id = "the device",
             .handle = std::string("\0handle", 7),
             .offset = 512}},
@@ -76,11 +77,11 @@ TEST_CASE("the loss of a receiver ends its loans, and a restart those to its ear
 
 TEST_CASE("memory that is lent is limited", "[lent_memory]") {
   LentMemory lent;
-  CHECK(lent.hasRoom(LentMemory::kMaxBytes));
-  CHECK_FALSE(lent.hasRoom(LentMemory::kMaxBytes + 1));
-  CHECK_FALSE(lent.hasRoom(~uint64_t{0}));
+  CHECK(lent.hasRoom(LentMemory::kMaxBytes + 1));  // one message may lend as much as it has
   lent.lend(kReceiver, memoryOf(1));
+  CHECK(lent.hasRoom(LentMemory::kMaxBytes - 1));
   CHECK_FALSE(lent.hasRoom(LentMemory::kMaxBytes));
+  CHECK_FALSE(lent.hasRoom(~uint64_t{0}));
 }
 
 TEST_CASE("a worker of the same process takes a loan over, once", "[lent_memory]") {
@@ -90,6 +91,45 @@ TEST_CASE("a worker of the same process takes a loan over, once", "[lent_memory]
   CHECK(LentMemory::takeOver(number).unsafeGetStorageImpl() == memory.unsafeGetStorageImpl());
   CHECK(lent.bytes() == 0);
   CHECK_THROWS_AS(LentMemory::takeOver(number), Error);
+}
+
+ErrorCode refusalOfRead(LentMemory& lent, uint64_t number, WorkerId reader, uint64_t offset, uint64_t bytes) {
+  try {
+    lent.read(number, reader, offset, bytes);
+  } catch (const Error& error) {
+    return error.code();
+  }
+  FAIL("it has been read");
+  return {};
+}
+
+TEST_CASE("a loan is read by its receiver only, inside it, and once", "[lent_memory]") {
+  LentMemory lent;
+  const auto number = lent.lend(kReceiver, memoryOf(100));
+  CHECK(refusalOfRead(lent, number, 2, 0, 10) == ErrorCode::kInvalidArgument);
+  CHECK(refusalOfRead(lent, number + 1, 1, 0, 10) == ErrorCode::kInvalidArgument);
+  LentMemory other;
+  CHECK(refusalOfRead(other, number, 1, 0, 10) == ErrorCode::kInvalidArgument);
+  for (const auto& [offset, bytes] :
+       std::vector<std::pair<uint64_t, uint64_t>>{{0, 101}, {100, 1}, {91, 10}, {~uint64_t{0}, 2}, {2, ~uint64_t{0}}}) {
+    CHECK(refusalOfRead(lent, number, 1, offset, bytes) == ErrorCode::kProtocol);
+  }
+  CHECK(lent.read(number, 1, 40, 60).nbytes() == 100);
+  CHECK(lent.read(number, 1, 0, 40).nbytes() == 100);
+  CHECK(refusalOfRead(lent, number, 1, 0, 1) == ErrorCode::kProtocol);
+  lent.takeBack(LoanNumbers{number});
+  CHECK(refusalOfRead(lent, number, 1, 0, 1) == ErrorCode::kInvalidArgument);
+}
+
+TEST_CASE("a worker knows who needs memory that belongs to an answer", "[lent_memory]") {
+  LentMemory lent;
+  lent.lend({.id = 2, .incarnation = 1}, memoryOf(8));
+  const auto number = lent.lend(kReceiver, memoryOf(8), /*is_awaited=*/true);
+  CHECK(lent.isAwaited(1));
+  CHECK_FALSE(lent.isAwaited(2));
+  CHECK_FALSE(LentMemory().isAwaited(1));
+  lent.takeBack(LoanNumbers{number}, 1);
+  CHECK_FALSE(lent.isAwaited(1));
 }
 
 TEST_CASE("a lender that ends takes its memory back, and no other's", "[lent_memory]") {
