@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Tensors of an accelerator between two processes of one machine: torchrpc beside torch's own RPC, and beside a copy.
 
-    devices.py [--device cuda] [--sizes 4K,1M,64M,1G] [--seconds 1] [--rpc torchrpc,torch]
+    devices.py [--device cuda] [--sizes 4K,1M,64M,1G] [--seconds 1] [--rpc torchrpc,torch] [--variants ...]
 
 Both workers use device 0. Rows: an echo (the tensor there and back), a tensor that the callee makes, the time that the
 caller's thread is blocked in rpc_async, an echo of a CPU tensor of the same size, and a copy within the device and to
-pinned host memory. torchrpc runs a second time with the option share_device_tensors. Medians.
+pinned host memory. torchrpc runs again with the option share_device_tensors, and with tensors that pass through host
+memory, as between machines. Medians.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import torch
 
+VARIANTS = ("share_device_tensors", "through host memory")
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -94,7 +96,7 @@ def work(args, rank, port):
         import torchrpc.rpc as rpc
     else:
         import torch.distributed.rpc as rpc
-    in_place = {"share_device_tensors": True} if args.in_place else {}
+    in_place = {"share_device_tensors": True} if args.variant == "share_device_tensors" else {}
     options = rpc.TensorPipeRpcBackendOptions(rpc_timeout=300, **in_place)
     for peer in ("w0", "w1"):
         if peer != f"w{rank}":
@@ -108,13 +110,15 @@ def work(args, rank, port):
     rpc.shutdown()
 
 
-def measure(args, system, in_place=False):
+def measure(args, system, variant=""):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, __file__, "--device", args.device, "--sizes", ",".join(args.sizes), "--rpc", system]
-    command += ["--seconds", str(args.seconds)] + ["--in-place"] * in_place
+    command += ["--seconds", str(args.seconds), "--variant", variant]
     environment = {**os.environ, "TORCHRPC_REPLACE": "0"}
+    if variant == "through host memory":
+        environment["TORCHRPC_SHARE_DEVICE_MEMORY"] = "0"
     workers = [
         subprocess.Popen([*command, "--rank", f"{rank},{port}"], env=environment, stdout=subprocess.PIPE, text=True)
         for rank in range(2)
@@ -135,7 +139,8 @@ def main():
     parser.add_argument("--seconds", type=float, default=1, help="a row (default 1)")
     parser.add_argument("--rpc", default="torchrpc,torch", help="the systems (default %(default)s)")
     parser.add_argument("--rank", help=argparse.SUPPRESS)
-    parser.add_argument("--in-place", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--variants", default=",".join(VARIANTS), help="of torchrpc (default %(default)s)")
+    parser.add_argument("--variant", help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.sizes = {name: int(name[:-1]) * UNITS[name[-1]] for name in args.sizes.split(",")}
     if args.rank:
@@ -143,7 +148,8 @@ def main():
     systems = args.rpc.split(",")
     found = {system: measure(args, system) for system in systems}
     if "torchrpc" in systems:
-        found["torchrpc, share_device_tensors"] = measure(args, "torchrpc", in_place=True)
+        for variant in filter(None, args.variants.split(",")):
+            found[f"torchrpc, {variant}"] = measure(args, "torchrpc", variant)
         systems = list(found)
     print(f"| bytes | row | {' | '.join(systems)} |\n|-|-|{'-|' * len(systems)}")
     for size in args.sizes:

@@ -51,7 +51,7 @@ class TensorMover {
       auto* const storage = source.tensor.storage().unsafeGetStorageImpl();
       by_storage[{storage, *to_[i]}].push_back(std::move(source));
     }
-    for (auto& [key, sources] : by_storage) moveStorage(key.second, std::move(sources));
+    for (const auto& [key, sources] : by_storage) moveStorage(key.second, sources);
     return std::move(moved_);
   }
 
@@ -65,7 +65,7 @@ class TensorMover {
   };
 
   /// Views of one storage: as one piece, unless much of it would be copied in vain.
-  void moveStorage(const c10::Device& to, std::vector<Source> sources) {
+  void moveStorage(const c10::Device& to, const std::vector<Source>& sources) {
     const auto whole = hull(sources);
     int64_t used = 0;
     for (const auto& source : sources) used += source.range.end - source.range.begin;

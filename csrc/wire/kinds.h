@@ -147,8 +147,10 @@ constexpr bool carriesValues(Kind kind) { return traitsOf(kind).operation != Ope
 /// Whether a request of that kind is idempotent and is sent until it is answered.
 constexpr bool isReliable(Kind kind) { return traitsOf(kind).delivery == Delivery::kUntilAnswered; }
 /// Whether a request of that kind counts as one that a worker serves: against quotas, in the audit log, and for the end
-/// of the worker. Those that release resources do not, nor do those that read tensors of a message that counts.
-constexpr bool isCounted(Kind kind) { return !isReliable(kind) && kind != Kind::kMemoryRead; }
+/// of the worker. Those that release resources do not, nor do those by which the tensors of another message travel.
+constexpr bool isCounted(Kind kind) {
+  return !isReliable(kind) && kind != Kind::kMemoryProbe && kind != Kind::kMemoryRead;
+}
 /// Whether only members of the group may send messages of that kind.
 constexpr bool isForMembers(Kind kind) { return traitsOf(kind).sender == Sender::kMembers; }
 /// The name of a kind.

@@ -37,7 +37,7 @@ sanitize() {  # races of the staging copies, and accesses out of bounds
   local tool
   for tool in memcheck racecheck; do
     compute-sanitizer --tool $tool --target-processes all --error-exitcode 9 \
-      "$python" benchmarks/devices.py --sizes 4K,1M --seconds 0.1 --rpc torchrpc || return
+      "$python" benchmarks/devices.py --sizes 4K,1M,16M --seconds 0.1 --rpc torchrpc || return
   done
 }
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import torchrpc.autograd as dist_autograd
 import torchrpc.rpc as rpc
 from torchrpc import keygen
 
@@ -393,6 +394,35 @@ def test_members_read_chunks_and_clients_do_not(tmp_path):
     with contextlib.redirect_stdout(None):
         keygen.main([str(tmp_path / "group.key"), "--member", "w0", "w1", "--client", "w2", "--folder", str(tmp_path)])
     isolated.run_in_new_process(_call_with_identities, str(tmp_path))
+
+
+@in_process
+@through_host
+def test_rrefs_and_gradients_are_read_in_chunks():
+    path()
+    before = loans(), loans_of("w1")
+    remote = rpc.remote("w1", doubled, (numbers(),))
+    assert remote.to_here().cpu().equal(2 * numbers(device="cpu"))
+    assert (loans(), loans_of("w1")) == (before[0] + 1, before[1] + 1)
+    leaf = numbers().requires_grad_()
+    with dist_autograd.context() as context:
+        result = rpc.rpc_sync("w1", torch.mul, (leaf, 3))
+        dist_autograd.backward(context, [result.sum()])
+        gradient = dist_autograd.get_gradients(context)[leaf]
+        assert gradient.device == leaf.device
+        assert gradient.cpu().eq(3).all()
+    assert (loans(), loans_of("w1")) == (before[0] + 3, before[1] + 3)
+    wait_until(lambda: lent_bytes() == 0)
+
+
+@in_process
+@through_host
+def test_more_calls_than_may_wait_are_all_served():
+    path()
+    tensor = torch.ones(LARGE, device=HERE)
+    futures = [rpc.rpc_async("w1", sum_of, (tensor,)) for _ in range(60)]
+    assert [future.wait() for future in futures] == [LARGE] * 60
+    wait_until(lambda: lent_bytes() == 0)
 
 
 @in_process
