@@ -186,7 +186,7 @@ void serveChunk(LentMemory& lent, const Request& request, const Responder& respo
     throw Error(ErrorCode::kProtocol, "malformed message: it asks for " + std::to_string(read.bytes) + " bytes");
   }
   const auto memory = lent.read(read.number, request.from.id, read.offset, read.bytes);
-  const StreamScope scope(pooledStreams({memory.device()}));
+  const StreamScope scope(copyStreams({memory.device()}));
   auto chunk = emptyBytes(static_cast<int64_t>(read.bytes), c10::kCPU, memory.device());
   chunk.copy_(bytesIn(memory, rangeOf(read.offset, read.bytes)), /*non_blocking=*/true);
   {

@@ -60,6 +60,9 @@ constexpr Duration kSpin = std::chrono::microseconds(20);
 // A larger message is copied to its devices by a thread that does not hold up Python's.
 constexpr size_t kMaxBytesOnStrand = 64 << 10;
 
+// Of lent tensors that are copied to devices before their functions begin.
+constexpr uint64_t kMaxPrefetchedBytes = 256 << 20;
+
 // Loans in place are returned as often as that.
 constexpr Duration kReturnInterval = std::chrono::milliseconds(20);
 
@@ -145,7 +148,10 @@ DeviceMessenger::Maps DeviceMessenger::maps() const {
 }
 
 DeviceMessenger::DeviceMessenger(Messenger& messenger, Options options)
-    : ForwardingMessenger(messenger), options_(std::move(options)), paths_(messenger, options_.shares_memory) {
+    : ForwardingMessenger(messenger),
+      options_(std::move(options)),
+      paths_(messenger, options_.shares_memory),
+      prefetched_(kMaxPrefetchedBytes) {
   messenger.on(Kind::kMemoryProbe, Where::kPool, [this](const Request& request, const Responder& responder) {
     const auto maps = this->maps();
     paths_.serve(request, responder, maps && !maps->devices.empty());
@@ -586,7 +592,7 @@ void DeviceMessenger::unstage(Message& message, const DeviceMaps& maps, const Wo
   Loan loan(*this, message, from.id);
   if (!has_copies && !loan.tensors()) return;
   const bool has_scope = !StreamScope::current().empty();
-  const StreamScope scope(has_scope ? StreamScope::current() : pooledStreams(maps.devices), StreamScope::currentKept());
+  const StreamScope scope(has_scope ? StreamScope::current() : copyStreams(maps.devices), StreamScope::currentKept());
   try {
     if (loan.tensors()) openLoans(message, loan, to);
     for (size_t i = 0; i < to.size(); ++i) {
@@ -645,28 +651,53 @@ void DeviceMessenger::on(Kind kind, Where where, RequestHandler handler) {
         // Requests that are served on the loop have no tensors.
         const bool has_moves = where != Where::kLoop && request.message.header(HeaderKind::kDevices);
         if (has_moves && where == Where::kStrand && deviceBytesOf(request.message) > kMaxBytesOnStrand)
-          return serveOnStrand(std::move(maps), handler, std::move(request), responder);
+          return serveOnStrand(maps, handler, std::move(request), responder);
         if (has_moves) unstage(request.message, *maps, request.from, {});
         serve(std::move(maps), *handler, std::move(request), responder);
       });
 }
 
+namespace {
+
+std::function<void()> onTheseStreams(std::function<void()> task) {
+  if (StreamScope::current().empty()) return task;
+  return [streams = StreamScope::current(), kept = StreamScope::currentKept(), task = std::move(task)] {
+    const StreamScope scope(streams, kept);
+    task();
+  };
+}
+
+}  // namespace
+
 void DeviceMessenger::serveOnStrand(
-    Maps maps, const std::shared_ptr<const RequestHandler>& handler, Request request, const Responder& responder) {
+    const Maps& maps, const std::shared_ptr<const RequestHandler>& handler, Request request,
+    const Responder& responder) {
+  struct Waiting {
+    Request request;
+    PrefetchLimit::Token prefetch{};
+  };
+  const auto lent = lentHeaderOf(request.message);
+  const auto waiting = std::make_shared<Waiting>(Waiting{std::move(request)});
   const auto fail = [responder](Error error) { responder.fail(std::move(error)); };
-  post([this, maps = std::move(maps), handler, request = std::make_shared<Request>(std::move(request)), responder, fail,
-        deadline = currentDeadline()] {
-    const auto run = [=, this] {
-      const DeadlineScope limit(deadline);
-      runOrFail([&] { serve(maps, *handler, std::move(*request), responder); }, fail, ErrorCode::kUnknown);
-    };
+  const auto deadline = currentDeadline();
+  const auto run = [=, this] {
+    waiting->prefetch.reset();
+    const DeadlineScope limit(deadline);
+    runOrFail([&] { serve(maps, *handler, std::move(waiting->request), responder); }, fail, ErrorCode::kUnknown);
+  };
+  auto read = onTheseStreams([=, this] {
     const DeadlineScope limit(deadline);
     runOrFail(
         [&] {
-          unstage(request->message, *maps, request->from, {});
+          unstage(waiting->request.message, *maps, waiting->request.from, {});
           postToStrand(run);
         },
         fail, ErrorCode::kUnknown);
+  });
+  if (!lent) return ForwardingMessenger::post(std::move(read));
+  prefetched_.enter(lent->bytes(), [this, waiting, read = std::move(read)](PrefetchLimit::Token token) {
+    waiting->prefetch = std::move(token);
+    ForwardingMessenger::post(read);
   });
 }
 
@@ -700,18 +731,6 @@ void DeviceMessenger::serve(Maps maps, const RequestHandler& handler, Request re
   };
   handler(std::move(request), Responder(std::move(reply)));
 }
-
-namespace {
-
-std::function<void()> onTheseStreams(std::function<void()> task) {
-  if (StreamScope::current().empty()) return task;
-  return [streams = StreamScope::current(), kept = StreamScope::currentKept(), task = std::move(task)] {
-    const StreamScope scope(streams, kept);
-    task();
-  };
-}
-
-}  // namespace
 
 void DeviceMessenger::post(std::function<void()> task) { ForwardingMessenger::post(onTheseStreams(std::move(task))); }
 

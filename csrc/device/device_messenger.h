@@ -40,6 +40,7 @@
 #include "device/device_map.h"
 #include "device/lent_memory.h"
 #include "device/memory_paths.h"
+#include "device/prefetch_limit.h"
 #include "device/streams.h"
 #include "wire/limits.h"
 
@@ -134,9 +135,11 @@ class DeviceMessenger final : public ForwardingMessenger {
   ReplyHandler unstaging(WorkerId from, Maps maps, TimePoint deadline, ReplyHandler handler);
   /// Calls the handler with a responder that sends the reply's tensors, after the work on the streams of this scope.
   void serve(Maps maps, const RequestHandler& handler, Request request, const Responder& responder);
-  /// The same for a request in the strand whose tensors are many bytes: the pool copies them to the devices.
+  /// The same for a request in the strand whose tensors are many bytes: the pool copies them to the devices, and it
+  /// does not read too far ahead of the strand what is lent.
   void serveOnStrand(
-      Maps maps, const std::shared_ptr<const RequestHandler>& handler, Request request, const Responder& responder);
+      const Maps& maps, const std::shared_ptr<const RequestHandler>& handler, Request request,
+      const Responder& responder);
   /// The receiver does not use these loans any more.
   void giveBack(WorkerId lender, const LoanNumbers& numbers);
   /// The request that carried these loans has failed.
@@ -148,6 +151,7 @@ class DeviceMessenger final : public ForwardingMessenger {
   MemoryPaths paths_;
   LentMemory lent_;
   BorrowedMemory borrowed_;
+  PrefetchLimit prefetched_;
   const std::shared_ptr<EndedLoans> ended_ = std::make_shared<EndedLoans>();
   std::atomic<bool> returns_ended_{false};  ///< returnEnded() will be called
   std::atomic<uint64_t> loans_{0};

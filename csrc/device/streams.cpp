@@ -40,6 +40,12 @@ Streams pooledStreams(const Devices& devices) {
   });
 }
 
+Streams copyStreams(const Devices& devices) {
+  return streamsOf(devices, [](const VirtualGuardImpl& guard, const c10::Device& device) {
+    return guard.getStreamFromGlobalPool(device, /*isHighPriority=*/true);
+  });
+}
+
 void KeptValues::add(c10::IValue value) {
   MutexLock lock(mutex_);
   values_.push_back(std::move(value));

@@ -25,6 +25,8 @@ bool isAccelerator(const c10::Device& device);
 /// as the CPU, have none.
 Streams currentStreams(const Devices& devices);
 Streams pooledStreams(const Devices& devices);
+/// Streams of high priority, for copies that must not wait for the work of functions: those get other streams.
+Streams copyStreams(const Devices& devices);
 
 /// Values that live until device work that uses them has run. Thread-safe.
 class KeptValues {

@@ -425,6 +425,33 @@ def test_more_calls_than_may_wait_are_all_served():
     wait_until(lambda: lent_bytes() == 0)
 
 
+def sum_slowly(tensor):
+    time.sleep(0.02)
+    return tensor.sum(dtype=torch.float64).item()
+
+
+@in_process
+@through_host
+def test_waiting_calls_do_not_fill_the_device():
+    path()
+    tensor = torch.ones(LARGE, device=HERE)
+    rpc.rpc_sync("w1", torch.accelerator.reset_peak_memory_stats, (1,))
+    futures = [rpc.rpc_async("w1", sum_slowly, (tensor,)) for _ in range(60)]
+    assert [future.wait() for future in futures] == [LARGE] * 60
+    peak = rpc.rpc_sync("w1", torch.accelerator.max_memory_allocated, (1,))
+    assert 100 << 20 < peak < 340 << 20  # 256 MiB, and what runs; all together would be 720 MiB
+
+
+@in_process
+@through_host
+def test_chunks_do_not_wait_for_the_work_of_functions():
+    path()
+    with contextlib.ExitStack() as held:
+        for _ in range(32):  # all streams that functions get
+            held.enter_context(sim.hold(sim.Stream(HERE)))
+        assert rpc.rpc_sync("w1", sum_of, (torch.ones(LARGE, device=HERE),), timeout=20) == LARGE
+
+
 @in_process
 @through_host
 def test_both_directions_at_once():
