@@ -269,7 +269,6 @@ std::map<std::string, std::string> DeviceMessenger::metrics() const {
 
 std::optional<LoanAccess> DeviceMessenger::accessTo(
     WorkerId to, const c10::Device& source, const c10::Device& target, uint64_t bytes, Lending lending) {
-  if (!options_.may_borrow(to)) return std::nullopt;
   const bool may_share = lending == Lending::kAll && isAccelerator(target);
   const auto path = may_share ? paths_.to(to, source) : MemoryPath::kHost;
   switch (path) {
@@ -427,7 +426,8 @@ DeviceMessenger::Outgoing DeviceMessenger::stage(
     const auto found = (maps->*by_name).find(to.name);
     if (found != (maps->*by_name).end()) map = &found->second;
   }
-  for (auto lending = lends && maps ? Lending::kAll : Lending::kNone;;) {
+  lends = lends && maps && hasAcceleratorTensors(message) && options_.may_borrow(to.id);
+  for (auto lending = lends ? Lending::kAll : Lending::kNone;;) {
     const auto plan = planOf(message, maps, map, to, lending);
     try {
       return carryOut(plan, message, to, served);
