@@ -109,7 +109,6 @@ MemoryPaths::MemoryPaths(Messenger& messenger, bool shares_memory)
 
 MemoryPath MemoryPaths::to(WorkerId worker, const c10::Device& device) {
   if (worker == messenger_.self().id) return MemoryPath::kSameProcess;
-  if (!shares_memory_) return MemoryPath::kHost;
   const auto incarnation = messenger_.incarnation(worker);
   {
     MutexLock lock(mutex_);
@@ -117,7 +116,11 @@ MemoryPath MemoryPaths::to(WorkerId worker, const c10::Device& device) {
     if (!is_new && it->second.incarnation == incarnation) return it->second.path;
     it->second = {.incarnation = incarnation};
   }
-  messenger_.post([this, worker, device] { probe(worker, device); });
+  if (shares_memory_) {
+    messenger_.post([this, worker, device] { probe(worker, device); });
+  } else {
+    set(worker, device, MemoryPath::kHost, messenger_.self().name + " does not share memory of devices");
+  }
   return MemoryPath::kHost;
 }
 

@@ -46,6 +46,7 @@ install "$@" >"$out/install.log" 2>&1 || { tail -n 20 "$out/install.log"; exit 1
 step environment sh -c "nvidia-smi; $python -c 'import torch, torchrpc; print(torch.__version__, torchrpc.__version__, torch.cuda.get_device_name())'"
 step doctor "$python" -m torchrpc doctor
 LINES_SHOWN=110 step torch-suite "$python" tests/accelerator/torch_cuda_tests.py --device cuda -j 4
+step ways "$python" tests/gpu/ways.py
 LINES_SHOWN=40 step benchmark "$python" benchmarks/devices.py --sizes 4K,64K,1M,64M,1G
 if command -v compute-sanitizer >/dev/null; then step sanitizer sanitize; fi
 exit $failed

@@ -695,6 +695,11 @@ def test_the_doctor_says_why_devices_share_no_memory(tmp_path, monkeypatch):
     assert "sim:0: to another process of this machine through host memory: cannot map shared memory of sim:0" in output
 
 
+def test_tensors_arrive_whole_by_each_way(tmp_path):
+    output = program(tmp_path, str(Path(__file__).parents[1] / "gpu" / "ways.py"), "--device=sim")
+    assert output.count("in shared memory of the device") == output.count("through host memory") == 2
+
+
 def test_the_benchmark_of_devices(tmp_path):
     benchmark = Path(__file__).parents[2] / "benchmarks" / "devices.py"
     output = program(tmp_path, str(benchmark), "--device=sim", "--sizes=4K,1M", "--seconds=0.05", "--rpc=torchrpc")

@@ -293,6 +293,7 @@ def test_a_worker_can_refuse_to_share_memory():
     assert path() == "through host memory: it does not share memory of devices"
     assert rpc.rpc_sync("w1", doubled, (torch.ones(LARGE, device=HERE),)).sum().item() == 2 * LARGE
     assert loans_of("w1") == 0
+    assert rpc.rpc_sync("w1", path, ("w0", THERE)) == "through host memory: w1 does not share memory of devices"
 
 
 # --- without a copy ---
