@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_transports import without_ucx
 
 import torchrpc.autograd as dist_autograd
 import torchrpc.rpc as rpc
@@ -68,8 +69,10 @@ def test_arguments_and_results_are_whole():
     assert rpc.rpc_sync("w1", lent_bytes) == 0
 
 
-@pytest.mark.parametrize("transport", ["tcp", "tensorpipe"])
+@pytest.mark.parametrize("transport", ["tcp", "tensorpipe", "ucx"])
 def test_every_transport_carries_chunks(monkeypatch, transport):
+    if transport == "ucx" and (reason := without_ucx()):
+        pytest.skip(reason)
     monkeypatch.setenv("TORCHRPC_TRANSPORT", transport)
     test_arguments_and_results_are_whole()
 
