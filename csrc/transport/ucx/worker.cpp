@@ -103,12 +103,11 @@ int UcxWorker::eventDescriptor() const {
 }
 
 void UcxWorker::post(std::function<void()> task) {
-  bool was_empty = false;
-  {
-    const MutexLock lock(mutex_);
-    was_empty = posted_.empty();
-    posted_.push_back(std::move(task));
-  }
+  // The signal is sent with the lock, so that the loop runs the task later. After the task, the transport may destroy
+  // the worker.
+  const MutexLock lock(mutex_);
+  const bool was_empty = posted_.empty();
+  posted_.push_back(std::move(task));
   if (was_empty && !LoopScope::in(callbacks)) ucp.ucp_worker_signal(handle());
 }
 
