@@ -43,7 +43,7 @@ class UcxTransport : public Transport {
   std::once_flag close_once_;
   Acceptor acceptor_;  ///< written by listen(), before the listener reads it
 
-  std::optional<UcxListener> listener_;  ///< on the loop only
+  std::optional<UcxListener> listener_;  ///< on the loop only, or after its end
 };
 
 std::string UcxTransport::listen(Acceptor acceptor) {
@@ -114,11 +114,11 @@ void UcxTransport::close() {
   std::call_once(close_once_, [this] {
     worker_->callbacks.close();
     worker_->post([this] {
-      listener_.reset();
       for (const auto& connection : worker_->connections()) connection->closeHere();
     });
     worker_->callbacks.wait();
-    worker_->stop();
+    // As late as can be: UCX 1.13 crashes when a peer that was connecting goes on after the listener has ended.
+    worker_->stop([this] { listener_.reset(); });
     worker_->disposal.stop();
   });
 }

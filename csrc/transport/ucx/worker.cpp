@@ -111,10 +111,11 @@ void UcxWorker::post(std::function<void()> task) {
   if (was_empty && !LoopScope::in(callbacks)) ucp.ucp_worker_signal(handle());
 }
 
-void UcxWorker::stop() {
+void UcxWorker::stop(const std::function<void()>& before_end) {
   post([this] { stopping_ = true; });
   thread_.join();
   to_release_.clear();
+  before_end();
   worker_.reset();
   context_.reset();
 }

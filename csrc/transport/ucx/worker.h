@@ -42,8 +42,9 @@ class UcxWorker {
 
   /// Runs the task on the loop, never inside a function of UCX. Thread-safe; not after stop().
   void post(std::function<void()> task);
-  /// Returns when all endpoints are closed, and ends the thread and what it used of UCX. Not on the loop.
-  void stop();
+  /// Returns when all endpoints are closed, and ends the thread and what it used of UCX. `before_end` is called between
+  /// the two. Not on the loop.
+  void stop(const std::function<void()>& before_end);
 
   // On the loop.
 
