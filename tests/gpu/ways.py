@@ -58,6 +58,24 @@ def metric(name):
     return rpc.api._get_current_rpc_agent().get_metrics()[name]
 
 
+def check_values(device):
+    for expected, tensor in tensors_of(f"{device}:0"):
+        assert torch.equal(rpc.rpc_sync("w1", echo, (tensor,)).cpu(), expected), expected.shape
+        result = rpc.remote("w1", doubled, (tensor,)).to_here()
+        assert torch.equal(result.cpu(), expected * 2), expected.shape
+
+
+def check_changes(device):
+    """Change a tensor after rpc_async has returned."""
+    tensor = torch.ones(6 << 20, device=device)
+    futures = []
+    for _ in range(8):
+        futures.append(rpc.rpc_async("w1", doubled, (tensor,)))
+        tensor.mul_(2)
+    for i, future in enumerate(futures):
+        assert future.wait().eq(2.0 ** (i + 1)).all().item(), i
+
+
 def check(device, in_place):
     """Return how tensors go, after all checks."""
     path = f"device.path.w1 {device}:0"
@@ -65,18 +83,9 @@ def check(device, in_place):
     while "not known yet" in metric(path):
         time.sleep(0.01)
     for _ in range(3):
-        for expected, tensor in tensors_of(f"{device}:0"):
-            assert torch.equal(rpc.rpc_sync("w1", echo, (tensor,)).cpu(), expected), expected.shape
-            result = rpc.remote("w1", doubled, (tensor,)).to_here()
-            assert torch.equal(result.cpu(), expected * 2), expected.shape
+        check_values(device)
     if not in_place:
-        tensor = torch.ones(6 << 20, device=device)
-        futures = []
-        for _ in range(8):
-            futures.append(rpc.rpc_async("w1", doubled, (tensor,)))
-            tensor.mul_(2)
-        for i, future in enumerate(futures):
-            assert future.wait().eq(2.0 ** (i + 1)).all().item(), i
+        check_changes(device)
     assert int(metric("device.loans")) >= 3, "large tensors were not lent"
     end = time.monotonic() + 20
     while metric("device.lent_bytes") != "0" or rpc.rpc_sync("w1", metric, ("device.lent_bytes",)) != "0":
