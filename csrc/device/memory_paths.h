@@ -33,7 +33,7 @@ class MemoryPaths {
 
   /// The path for memory of `device`. Asks the worker if that is not known; does not block.
   MemoryPath to(WorkerId worker, const c10::Device& device);
-  /// Serves MEMORY_PROBE. `uses_devices`: this worker has device maps.
+  /// Serves MEMORY_PROBE. `uses_devices`: this worker uses accelerators.
   void serve(const Request& request, const Responder& responder, bool uses_devices) const;
   /// The worker is lost.
   void forget(WorkerId worker);

@@ -1,6 +1,7 @@
 #include "device/prefetch_limit.h"
 
 #include <deque>
+#include <optional>
 #include <utility>
 
 #include "base/sync/mutex.h"
@@ -26,18 +27,25 @@ struct PrefetchLimit::State : std::enable_shared_from_this<State> {
   /// Only one thread begins requests, and a token that ends meanwhile leaves the next request to that loop: so a queue
   /// of any length takes no stack.
   void beginWaiting() {
-    MutexLock lock(mutex);
-    if (is_beginning) return;
-    while (!waiting.empty() && fits(waiting.front().bytes)) {
-      const auto next = std::move(waiting.front());
-      waiting.pop_front();
-      used_bytes += next.bytes;
-      is_beginning = true;
-      lock.unlock();
-      next.begin(token(next.bytes));
-      lock.lock();
-      is_beginning = false;
+    auto next = takeNext(/*continues=*/false);
+    while (next) {
+      next->begin(token(next->bytes));
+      next.reset();  // perhaps the end of the token, which takes the lock
+      next = takeNext(/*continues=*/true);
     }
+  }
+
+  /// The next request that may begin; none if another thread begins requests. `continues`: the calling thread has begun
+  /// the one before.
+  std::optional<Waiting> takeNext(bool continues) {
+    MutexLock lock(mutex);
+    if (is_beginning && !continues) return std::nullopt;
+    is_beginning = !waiting.empty() && fits(waiting.front().bytes);
+    if (!is_beginning) return std::nullopt;
+    auto next = std::move(waiting.front());
+    waiting.pop_front();
+    used_bytes += next.bytes;
+    return next;
   }
 
   bool fits(uint64_t bytes) const TORCHRPC_REQUIRES(mutex) {
