@@ -1,7 +1,6 @@
 """Large tensors of simulated devices that pass through host memory: in chunks, which the receiver reads."""
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import sys
@@ -20,6 +19,7 @@ from torchrpc import keygen
 sys.path.insert(0, str(Path(__file__).parents[1] / "accelerator"))
 import device_group
 import isolated
+import lending
 import sim
 from device_pair import (
     HERE,
@@ -36,18 +36,11 @@ from device_pair import (
     path,
     wait_until,
 )
+from lending import doubled, sum_of
 
 CHUNK = 1 << 20  # elements; 4 MiB
 LARGE = 3 * CHUNK + 1  # three chunks and a part of one
 through_host = others(TORCHRPC_SHARE_DEVICE_MEMORY="0")
-
-
-def doubled(tensor):
-    return tensor * 2
-
-
-def sum_of(tensor):
-    return tensor.sum(dtype=torch.float64).item()
 
 
 def numbers(size=LARGE, device=HERE):
@@ -91,15 +84,7 @@ def test_tensors_below_8_MiB_travel_in_the_message():
 @in_process
 @through_host
 def test_the_caller_may_change_and_free_its_tensor_at_once():
-    path()
-    tensor = torch.ones(LARGE, device=HERE)
-    futures = []
-    for _ in range(4):
-        futures.append(rpc.rpc_async("w1", sum_of, (tensor,)))
-        tensor.mul_(2)
-    del tensor
-    assert [future.wait() for future in futures] == [LARGE * 2.0**i for i in range(4)]
-    wait_until(lambda: lent_bytes() == 0)
+    lending.the_caller_may_change_and_free_its_tensor_at_once(LARGE)
 
 
 def fill_first(tensors):
@@ -235,24 +220,13 @@ def test_nothing_stays_lent_when_calls_fail():
 @in_process
 @through_host
 def test_without_memory_for_a_copy_a_tensor_travels_in_the_message():
-    path()
-    tensor = torch.ones(LARGE, device=HERE)
-    before = loans()
-    sim.fail_next_allocations(0, 1)
-    assert rpc.rpc_sync("w1", sum_of, (tensor,)) == LARGE
-    assert loans() == before
-    assert metrics()["device.lending_failures"] == "1"
+    lending.without_memory_for_a_copy_a_tensor_travels_in_the_message(LARGE)
 
 
 @in_process
 @through_host
 def test_a_call_that_may_be_repeated_lends_nothing():
-    path()
-    before = loans(), loans_of("w1")
-    policy = rpc.RetryPolicy(retries=2)
-    result = rpc.rpc_sync("w1", doubled, (numbers(),), retries=policy)
-    assert result.cpu().equal(2 * numbers(device="cpu"))
-    assert (loans(), loans_of("w1")) == before
+    lending.a_call_that_may_be_repeated_lends_nothing(LARGE)
 
 
 @in_process
@@ -281,15 +255,7 @@ def test_a_tensor_beyond_the_limit_of_messages_is_refused():
 @through_host
 @breaks_group
 def test_a_killed_receiver_leaves_nothing_lent():
-    path()
-    os.kill(rpc.rpc_sync("w1", os.getpid), signal.SIGSTOP)
-    calls = [rpc.rpc_async("w1", sum_of, (torch.ones(LARGE, device=HERE),)) for _ in range(3)]
-    wait_until(lambda: lent_bytes() == 3 * 4 * LARGE)
-    multiprocessing.active_children()[0].kill()
-    for call in calls:
-        with pytest.raises(RuntimeError, match="w1"):
-            call.wait()
-    wait_until(lambda: lent_bytes() == 0)
+    lending.a_killed_receiver_leaves_nothing_lent(LARGE)
 
 
 def result_with_interrupted_reading(interrupt):

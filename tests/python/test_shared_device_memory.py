@@ -13,6 +13,7 @@ import torch
 import torchrpc.rpc as rpc
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "accelerator"))
+import lending
 import sim
 from device_pair import (
     HERE,
@@ -29,17 +30,10 @@ from device_pair import (
     path,
     wait_until,
 )
+from lending import doubled, sum_of
 
 LARGE = 1 << 18  # elements; 1 MiB
 SHARED = "in shared memory of the device"
-
-
-def sum_of(tensor):
-    return tensor.sum().item()
-
-
-def doubled(tensor):
-    return tensor * 2
 
 
 @in_process
@@ -67,15 +61,7 @@ def test_small_tensors_pass_through_host_memory():
 
 @in_process
 def test_tensors_may_be_changed_and_freed_when_rpc_async_has_returned():
-    path()
-    tensor = torch.ones(LARGE, device=HERE)
-    futures = []
-    for _ in range(4):
-        futures.append(rpc.rpc_async("w1", sum_of, (tensor,)))
-        tensor.mul_(2)
-    del tensor
-    assert [future.wait() for future in futures] == [LARGE * 2.0**i for i in range(4)]
-    wait_until(lambda: lent_bytes() == 0)
+    lending.the_caller_may_change_and_free_its_tensor_at_once(LARGE)
 
 
 def views_share(tensors):
@@ -224,37 +210,18 @@ def test_the_memory_of_a_call_that_is_refused_is_taken_back():
 
 @in_process
 def test_without_memory_for_a_copy_tensors_pass_through_host_memory():
-    path()
-    tensor = torch.ones(LARGE, device=HERE)
-    before = loans()
-    sim.fail_next_allocations(0, 1)
-    assert rpc.rpc_sync("w1", sum_of, (tensor,)) == LARGE
-    assert loans() == before
-    assert metrics()["device.lending_failures"] == "1"
+    lending.without_memory_for_a_copy_a_tensor_travels_in_the_message(LARGE)
 
 
 @in_process
 def test_a_call_that_may_be_repeated_lends_nothing():
-    path()
-    before = loans(), loans_of("w1")
-    policy = rpc.RetryPolicy(retries=2)
-    result = rpc.rpc_sync("w1", doubled, (torch.ones(LARGE, device=HERE),), retries=policy)
-    assert result.sum().item() == 2 * LARGE
-    assert (loans(), loans_of("w1")) == before
+    lending.a_call_that_may_be_repeated_lends_nothing(LARGE)
 
 
 @in_process
 @breaks_group
 def test_a_killed_receiver_leaves_nothing_lent():
-    path()
-    os.kill(rpc.rpc_sync("w1", os.getpid), signal.SIGSTOP)
-    calls = [rpc.rpc_async("w1", sum_of, (torch.ones(LARGE, device=HERE),)) for _ in range(3)]
-    wait_until(lambda: lent_bytes() == 3 * 4 * LARGE)
-    multiprocessing.active_children()[0].kill()
-    for call in calls:
-        with pytest.raises(RuntimeError, match="w1"):
-            call.wait()
-    wait_until(lambda: lent_bytes() == 0)
+    lending.a_killed_receiver_leaves_nothing_lent(LARGE)
 
 
 @in_process
