@@ -346,7 +346,8 @@ def report(curves, accuracy, options):
     """On the server: saves and draws the losses, {trainer: losses}."""
     if options.losses:
         Path(options.losses).write_text(json.dumps(curves))
-    start, end = mean([losses[0] for losses in curves.values()]), mean([mean(v[-10:]) for v in curves.values()])
+    start = next(iter(curves.values()))[0]  # of the first step: other trainers may start later, with a better model
+    end = mean([mean(losses[-10:]) for losses in curves.values()])
     if options.compare:
         other = next(iter(json.loads(Path(options.compare).read_text()).values()))
         distance = max(abs(a - b) for a, b in zip(curves["trainer_1"], other, strict=True))

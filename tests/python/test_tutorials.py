@@ -56,6 +56,20 @@ def test_trainers_share_a_model_on_a_parameter_server(tmp_path, trainers):
     assert_is_picture(tmp_path / "loss.png")
 
 
+def test_the_loss_at_the_start_is_that_of_the_first_step_even_if_a_trainer_starts_late(tmp_path):
+    late = f"""
+import sys
+sys.path.insert(0, {str(TUTORIALS)!r})
+import parameter_server
+options = parameter_server.parse_arguments(["--trainers=2"])
+parameter_server.report({{"trainer_2": [2.3, 1.5, 0.6], "trainer_1": [0.7, 0.5]}}, 0.9, options)
+"""
+    run = subprocess.run(
+        [sys.executable, "-m", "torchrpc", "-c", late], cwd=tmp_path, capture_output=True, text=True, timeout=110
+    )
+    assert "loss 2.300 at the start" in run.stdout, run.stderr
+
+
 def test_one_trainer_has_the_same_losses_as_on_torch(tmp_path):
     options = ["--images=192", "--epochs=1", "--seed=3"]
     run_tutorial("parameter_server", *options, "--losses=torch.json", cwd=tmp_path, on=())
