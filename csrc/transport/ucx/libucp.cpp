@@ -61,7 +61,6 @@ LoadedUcx loadUcx() {
   FIND(ucp, ucp_listener_create);
   FIND(ucp, ucp_listener_destroy);
   FIND(ucp, ucp_listener_query);
-  FIND(ucp, ucp_listener_reject);
   FIND(ucp, ucp_request_free);
   FIND(ucp, ucp_worker_arm);
   FIND(ucp, ucp_worker_create);
@@ -70,6 +69,8 @@ LoadedUcx loadUcx() {
   FIND(ucp, ucp_worker_progress);
   FIND(ucp, ucp_worker_set_am_recv_handler);
   FIND(ucp, ucp_worker_signal);
+  FIND(ucs, ucs_async_add_timer);
+  FIND(ucs, ucs_async_remove_handler);
   FIND(ucs, ucs_status_string);
 #undef FIND
   void (*push_log_handler)(LogHandler) = nullptr;
@@ -81,7 +82,7 @@ LoadedUcx loadUcx() {
       " or a later 1.x: ";
   const std::string remedy =
       ". Install it with `pip install torchrpc[ucx]` (the package libucx-cu12; with CUDA 13, libucx-cu13) or as a "
-      "package of the system (Debian and Ubuntu: libucx0), or choose another transport";
+      "package of the system (Debian 13: libucx0), or choose another transport";
   if (!ucp.isFound() || !ucs.isFound()) {
     const auto name = [](const char* library) { return os::libraryFile(library, kUcxAbi); };
     return {std::nullopt, needs + "this machine has no " + name("ucp") + " and " + name("ucs") + remedy};

@@ -5,11 +5,12 @@
 
 #include <string>
 #include <ucp/api/ucp.h>
+#include <ucs/async/async_fwd.h>
 
 namespace torchrpc::ucx {
 
 /// The functions of libucp and libucs that are used, under their own names; their ABI is stable. Threads: those that
-/// take an object are called by the loop thread of its worker only, except ucp_worker_signal.
+/// take an object are called by the loop thread of its worker only, or after its end, except ucp_worker_signal.
 struct Libucp {
   // Of libucp.
   decltype(&::ucp_am_data_release) ucp_am_data_release;
@@ -28,7 +29,6 @@ struct Libucp {
   decltype(&::ucp_listener_create) ucp_listener_create;
   decltype(&::ucp_listener_destroy) ucp_listener_destroy;
   decltype(&::ucp_listener_query) ucp_listener_query;
-  decltype(&::ucp_listener_reject) ucp_listener_reject;
   decltype(&::ucp_request_free) ucp_request_free;
   decltype(&::ucp_worker_arm) ucp_worker_arm;
   decltype(&::ucp_worker_create) ucp_worker_create;
@@ -38,6 +38,8 @@ struct Libucp {
   decltype(&::ucp_worker_set_am_recv_handler) ucp_worker_set_am_recv_handler;
   decltype(&::ucp_worker_signal) ucp_worker_signal;
   // Of libucs.
+  decltype(&::ucs_async_add_timer) ucs_async_add_timer;
+  decltype(&::ucs_async_remove_handler) ucs_async_remove_handler;
   decltype(&::ucs_status_string) ucs_status_string;
 
   /// This machine's, loaded by the first call. Throws Error(kInvalidArgument), which says what is missing and how to
@@ -47,7 +49,8 @@ struct Libucp {
   static const std::string& lacks();
 };
 
-/// The version of UCX whose interface is used, of which every later 1.x is a superset.
-constexpr unsigned kUcxMajor = 1, kUcxMinor = 12;
+/// The oldest UCX that works, of whose interface every later 1.x has a superset. While peers connect, 1.13 and 1.16
+/// crash now and then, and 1.14 and 1.15 fail to send messages.
+constexpr unsigned kUcxMajor = 1, kUcxMinor = 17;
 
 }  // namespace torchrpc::ucx

@@ -77,13 +77,13 @@ std::string UcxTransport::listenHere() {
 }
 
 void UcxTransport::onRequest(ucp_conn_request_h request) {
-  if (!worker_->callbacks.begin()) return listener_->reject(request);
+  if (!worker_->callbacks.begin()) return worker_->refuse(request);
   auto connection = std::make_shared<UcxConnection>(
       worker_, UcxConnection::Peer{.name = "", .route = "accepted from " + listener_->peerOf(request)});
   auto handler = acceptor_(connection);
   if (!handler) {
     connection->refuse();
-    listener_->reject(request);
+    worker_->refuse(request);
     return worker_->callbacks.end();
   }
   ucp_ep_params_t params{};
@@ -117,7 +117,6 @@ void UcxTransport::close() {
       for (const auto& connection : worker_->connections()) connection->closeHere();
     });
     worker_->callbacks.wait();
-    // As late as can be: UCX 1.13 crashes when a peer that was connecting goes on after the listener has ended.
     worker_->stop([this] { listener_.reset(); });
     worker_->disposal.stop();
   });

@@ -15,6 +15,15 @@
 // overtake them. So a connection that is closed here sends an end message after its last frame, and keeps its endpoint
 // until the peer, which has read all by then, has closed its own. A peer that does not, because it hangs, is given
 // kFarewell.
+//
+// Note [The end of a listener]
+// UCX's own thread accepts connections, reads what the peer asks for, and gives that to the listener. It may have read
+// half of it when the listener ends, and reads on until the worker ends: it then uses a listener that is no more (UCX
+// issue 11087, seen from 1.13 to 1.19). So that thread pauses while both end.
+//
+// Note [Refused connections]
+// Up to 1.20, UCX crashes if a connection that ucp_listener_reject() has refused receives more (UCX issue 11235). So a
+// connection is refused by an endpoint for it, which is closed at once.
 
 #include "transport/ucx/worker.h"
 
@@ -28,6 +37,7 @@
 #include "base/executor/scheduling.h"
 #include "base/executor/start_thread.h"
 #include "base/os/threads.h"
+#include "transport/ucx/async_thread.h"
 #include "transport/ucx/connection.h"
 
 namespace torchrpc::ucx {
@@ -57,8 +67,8 @@ UcxWorker::Context UcxWorker::makeContext() const {
   if (const auto status = ucp.ucp_config_read(nullptr, nullptr, &config); status != UCS_OK) {
     throwUnusable(ucp, "read its settings", status);
   }
-  // Messages of an endpoint stay in order only if one device sends them. The name depends on the version of UCX.
-  for (const char* name : {"MAX_EAGER_RAILS", "MAX_EAGER_LANES"}) ucp.ucp_config_modify(config, name, "1");
+  // Messages of an endpoint stay in order only if one device sends them.
+  ucp.ucp_config_modify(config, "MAX_EAGER_LANES", "1");
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES;
   params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
@@ -115,8 +125,11 @@ void UcxWorker::stop(const std::function<void()>& before_end) {
   post([this] { stopping_ = true; });
   thread_.join();
   to_release_.clear();
-  before_end();
-  worker_.reset();
+  {
+    const AsyncThreadPause pause(ucp);  // Note [The end of a listener]
+    before_end();
+    worker_.reset();
+  }
   context_.reset();
 }
 
@@ -179,6 +192,15 @@ ucs_status_t UcxWorker::open(
   const auto status = ucp.ucp_ep_create(handle(), &params, &endpoint);
   if (status == UCS_OK) connections_.emplace(endpoint, connection);
   return status;
+}
+
+void UcxWorker::refuse(ucp_conn_request_h request) {
+  ucp_ep_params_t params{};
+  params.field_mask = UCP_EP_PARAM_FIELD_CONN_REQUEST | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE;
+  params.conn_request = request;
+  params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+  ucp_ep_h endpoint = nullptr;
+  if (ucp.ucp_ep_create(handle(), &params, &endpoint) == UCS_OK) post([this, endpoint] { close(endpoint); });
 }
 
 void UcxWorker::close(ucp_ep_h endpoint) {
@@ -264,7 +286,5 @@ std::string UcxListener::peerOf(ucp_conn_request_h request) const {
   if (worker_.ucp.ucp_conn_request_query(request, &attributes) != UCS_OK) return "an unknown address";
   return UcxAddress(attributes.client_address).hostAndPort();
 }
-
-void UcxListener::reject(ucp_conn_request_h request) const { worker_.ucp.ucp_listener_reject(listener_, request); }
 
 }  // namespace torchrpc::ucx

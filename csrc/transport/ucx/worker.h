@@ -51,6 +51,8 @@ class UcxWorker {
   ucp_worker_h handle() const { return worker_.get(); }
   /// Makes an endpoint for the connection. `params` says where it leads. UCS_OK, or why there is none.
   ucs_status_t open(ucp_ep_params_t params, const std::shared_ptr<UcxConnection>& connection, ucp_ep_h& endpoint);
+  /// Closes the connection that a peer asks for. Inside a function of UCX, too.
+  void refuse(ucp_conn_request_h request);
   /// Closes the endpoint. What it still sends fails. Not inside a function of UCX.
   void close(ucp_ep_h endpoint);
   /// Calls release() of the connection, which has ended on this side, after kFarewell.
@@ -101,7 +103,7 @@ class UcxWorker {
 /// Listens on a port. On the loop.
 class UcxListener {
  public:
-  /// Gets each request, inside a function of UCX, and gives it to UcxWorker::open() or to reject().
+  /// Gets each request, inside a function of UCX, and gives it to UcxWorker::open() or refuse().
   using OnRequest = std::function<void(ucp_conn_request_h)>;
 
   /// Throws Error(kRendezvous).
@@ -114,7 +116,6 @@ class UcxListener {
   UcxAddress address() const;
   /// The address of the peer that asks: "10.0.0.1:4242".
   std::string peerOf(ucp_conn_request_h request) const;
-  void reject(ucp_conn_request_h request) const;
 
  private:
   static void onRequest(ucp_conn_request_h request, void* self);

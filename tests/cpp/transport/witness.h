@@ -99,7 +99,9 @@ class Witness : public ConnectionHandler {
     return log_.read([&] { return frames_.size(); });
   }
   Frame takeFrame() {
-    REQUIRE(awaitFrames(1));
+    const bool has_frame = awaitFrames(1);
+    INFO(log_.read([&] { return reason_ ? reason_->text() : "the connection is open"; }));
+    REQUIRE(has_frame);
     return log_.read([&] {
       auto frame = std::move(frames_.front());
       frames_.pop_front();

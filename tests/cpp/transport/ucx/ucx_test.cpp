@@ -116,6 +116,18 @@ TEST_CASE("UCX: a machine without it is told what to install") {
   std::filesystem::remove_all(folder);
 }
 
+TEST_CASE("child: a machine with an old UCX", "[.child]") {
+  CHECK_THAT(
+      ucx::whatUcxLacks(),
+      Catch::Contains("needs UCX 1.17 or a later 1.x: this machine has 1.16") &&
+          Catch::Contains("pip install torchrpc[ucx]"));
+}
+
+TEST_CASE("UCX: a version that does not work is refused") {
+  const Environment path("LD_LIBRARY_PATH", TORCHRPC_OLD_UCX);
+  CHECK(ChildProcess("child: a machine with an old UCX", "").wait() == 0);
+}
+
 TEST_CASE("UCX: an address survives its text, and what is none is refused") {
   for (const char* text : {"ucx:127.0.0.1:4242", "ucx:[fd00::2]:1"}) CHECK(UcxAddress::parse(text).text() == text);
   for (const char* text :
@@ -191,6 +203,19 @@ TEST_CASE("UCX: what was sent before the connection was closed arrives") {
     auto bob = pair.accepted().witness;
     CHECK(bob->awaitClosed().code() == ErrorCode::kWorkerLost);
     CHECK(bob->frameCount() == 2);
+  }
+}
+
+TEST_CASE("UCX: a transport may end while peers connect to it") {
+  if (!canRun<Ucx>()) return;
+  constexpr int kRounds = 20;
+  constexpr int kPeers = 20;
+  for (int round = 0; round < kRounds; ++round) {
+    Pair<Ucx> pair;
+    std::vector<std::shared_ptr<Connection>> connections;
+    for (int i = 0; i < kPeers; ++i) connections.push_back(pair.connect(pair.witness()));
+    std::this_thread::sleep_for(std::chrono::microseconds(300) * round);  // another moment in each round
+    pair.b->close();
   }
 }
 
