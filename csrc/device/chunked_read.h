@@ -1,8 +1,8 @@
 #pragma once
 
-// Tensors of devices on their way through host memory, in chunks. The receiver of a message reads memory that its
-// sender lends: while it copies one chunk to the device, the next ones are on their way, and the sender copies those
-// after them to host memory. PROTOCOL.md, "Tensors in lent memory", specifies the requests. No state, any thread.
+// Reads lent device memory in chunks through host memory. Three steps overlap: the sender copies a chunk from its
+// device to pinned host memory, earlier chunks are in transit, and the receiver copies the earliest chunk to its
+// device. PROTOCOL.md, "Tensors in lent memory", specifies the requests. No state, any thread.
 
 #include <c10/core/Storage.h>
 
@@ -15,23 +15,23 @@
 
 namespace torchrpc {
 
-/// What one request reads at most.
+/// The most bytes that one request reads.
 constexpr uint64_t kChunkBytes = uint64_t{4} << 20;
 
-/// A part of a loan that is to be read into memory of its own.
+/// A range of a loan, and the storage into which it is read.
 struct LoanPart {
   uint64_t number = 0;  ///< of the loan
   uint64_t offset = 0;  ///< in the loan, in bytes
   c10::Storage target;  ///< has the size of the part
 };
 
-/// Fills the targets, on the calling thread's current streams of their devices. Blocks until all is there, or until the
-/// deadline of the request that this thread serves. Throws Error: what the lender answers, kWorkerLost, kTimeout, and
-/// kProtocol for an answer that is not such a chunk.
+/// Fills the targets, on the calling thread's current streams of their devices. Blocks until they are complete, or
+/// until the deadline of the request that this thread serves. Throws Error: the lender's error, kWorkerLost, kTimeout,
+/// or kProtocol for a malformed chunk.
 void readInChunks(Messenger& messenger, WorkerId lender, const std::vector<LoanPart>& parts);
 
-/// Serves MEMORY_READ: copies a chunk of a loan to host memory, pinned where the device has such, and answers with it.
-/// Blocks while it is copied. Throws Error.
+/// Serves MEMORY_READ: copies a chunk of a loan to host memory (pinned, if the device supports that) and replies with
+/// it. Blocks during the copy. Throws Error.
 void serveChunk(LentMemory& lent, const Request& request, const Responder& responder);
 
 }  // namespace torchrpc

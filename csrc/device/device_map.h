@@ -1,6 +1,6 @@
 #pragma once
 
-// To which device of the receiver a tensor goes: the device maps of a worker, and how a message says it.
+// Device maps: the device of the receiver for each device of the sender, and the header of a message that carries them.
 
 #include <cstdint>
 #include <map>
@@ -16,21 +16,22 @@
 
 namespace torchrpc {
 
-/// Devices here to devices of one other worker, one to one. CPU tensors that no pair names stay CPU tensors.
+/// Pairs of a device of this worker and a device of one other worker, one to one. CPU tensors stay on the CPU unless a
+/// pair names the CPU.
 using DeviceMap = std::vector<std::pair<c10::Device, c10::Device>>;
 
-/// The device for tensors of `device`; nullopt: the map does not name it.
+/// The receiver's device for tensors of `device`; nullopt if the map does not name it.
 std::optional<c10::Device> targetOf(const DeviceMap& map, const c10::Device& device);
 
-/// What one worker knows of devices.
+/// All device maps that one worker needs, for its requests and its replies.
 struct DeviceMaps {
   std::map<std::string, DeviceMap> requests;  ///< by callee
   std::map<std::string, DeviceMap> replies;   ///< by caller: the reverse of its map to this worker
   Devices devices;                            ///< the accelerators that this worker uses
-  bool to_same_device = false;  ///< where there is no map, tensors go to the device of the same type and index
+  bool to_same_device = false;  ///< without a map, tensors go to the receiver's device of the same type and index
 };
 
-/// One tensor of a message with the header kDevices: where it was, and where it goes.
+/// One entry of the header kDevices: a tensor, its device on the sender, and its device on the receiver.
 struct DeviceMove {
   uint32_t tensor = 0;
   c10::Device source;
@@ -39,12 +40,12 @@ struct DeviceMove {
 
 /// Replaces the header kDevices of the message; removes it if there are no moves.
 void setDeviceMoves(Message& message, std::span<const DeviceMove> moves);
-/// The moves of a message that has arrived; empty: it has no such header. Throws Error(kProtocol).
+/// The moves of a received message, empty without the header. Throws Error(kProtocol).
 std::vector<DeviceMove> deviceMovesOf(const Message& message);
 
-/// A device in a message.
+/// Writes a device.
 void putDevice(Writer& out, const c10::Device& device);
-/// Throws Error(kProtocol) for one that cannot be.
+/// Reads a device. Throws Error(kProtocol) for an impossible one.
 c10::Device getDevice(Reader& in);
 
 }  // namespace torchrpc

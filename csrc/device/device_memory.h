@@ -1,7 +1,7 @@
 #pragma once
 
-// Device memory that processes of one machine share, by plug-ins (torchrpc/device_plugin.h): one for CUDA and ROCm is
-// built in. Threads: any.
+// Shares device memory between processes of one machine, by plug-ins (torchrpc/device_plugin.h). The plug-in for CUDA
+// and ROCm is built in. Threads: any.
 
 #include <c10/core/Device.h>
 #include <c10/core/Storage.h>
@@ -15,7 +15,7 @@
 
 namespace torchrpc {
 
-/// An allocation of another process, mapped into this one until this object ends.
+/// An allocation of another process. This object keeps it mapped into this process.
 class OpenedMemory {
  public:
   OpenedMemory(const TorchrpcDevicePlugin& plugin, c10::Device device, void* base, uint64_t bytes)
@@ -34,7 +34,7 @@ class OpenedMemory {
   const uint64_t bytes_;
 };
 
-/// Memory of one type of device. Its functions throw Error(kInvalidArgument) with the plug-in's text.
+/// The memory of one device type. Its functions throw Error(kInvalidArgument) with the plug-in's error text.
 class DeviceMemory {
  public:
   struct Exported {
@@ -44,17 +44,17 @@ class DeviceMemory {
 
   explicit DeviceMemory(const TorchrpcDevicePlugin& plugin) : plugin_(plugin) {}
 
-  /// Null: processes cannot share memory of such devices here. The result lives as long as the process.
+  /// Null if processes cannot share memory of this device type. The object lives as long as the process.
   static const DeviceMemory* of(c10::DeviceType type);
 
-  /// The same text for a physical device in all processes.
+  /// Identifies the physical device: all processes of the machine have the same text for it.
   std::string deviceId(c10::Device device) const;
   /// The device of this process with that id.
   c10::Device deviceWithId(std::string_view id) const;
   Exported exportMemory(c10::Device device, const void* pointer) const;
-  /// Memory of another process on the device with that id, which this process has: `bytes` at the offset of the
-  /// allocation with that handle. The allocation stays mapped for some time when the result has ended, because mapping
-  /// takes long. Throws also if it is smaller.
+  /// Maps memory of another process: `bytes` at `offset` of the allocation with that handle, on the device with that
+  /// id. The allocation stays mapped for some time after the result has been destroyed, because mapping is slow. Throws
+  /// also if the allocation is too small.
   c10::Storage borrow(std::string_view device_id, const std::string& handle, uint64_t offset, uint64_t bytes) const;
 
  private:

@@ -1,7 +1,7 @@
 #pragma once
 
-// Device memory that a worker lends to the receiver of a message instead of sending its bytes, and the header that says
-// where it is. PROTOCOL.md, "Tensors in lent memory", specifies the bytes. Threads: any.
+// Loans: a sender may lend device memory to the receiver of a message instead of sending the bytes. The message then
+// has a header that describes the memory. PROTOCOL.md, "Tensors in lent memory", specifies the bytes. Threads: any.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
@@ -22,13 +22,14 @@
 
 namespace torchrpc {
 
-/// By these a loan is found; nobody can guess them.
+/// The identifiers of loans. They are random, so that other workers cannot guess them.
 using LoanNumbers = std::vector<uint64_t>;
 
-/// The loans of one worker. Each keeps its memory until it is taken back or taken over.
+/// The loans that one worker has made. A loan keeps its memory alive until the lender takes the loan back, or until a
+/// receiver in the same process takes the memory over.
 class LentMemory {
  public:
-  /// What workers of other processes may have at a time.
+  /// The limit on all bytes that are lent to other processes at the same time.
   static constexpr uint64_t kMaxBytes = uint64_t{4} << 30;
 
   struct Receiver {
@@ -37,58 +38,62 @@ class LentMemory {
   };
 
   LentMemory() = default;
-  /// Takes all back.
+  /// Takes all loans back.
   ~LentMemory();
   LentMemory(const LentMemory&) = delete;
   LentMemory& operator=(const LentMemory&) = delete;
 
-  /// Whether as many bytes more can be lent now: those of one message can if nothing else is lent.
+  /// Whether the limit allows `bytes` more. If nothing else is lent, one message may lend any number of bytes.
   bool hasRoom(uint64_t bytes) const;
-  /// `is_awaited`: the receiver needs the memory although its request has been answered, so that this worker should not
-  /// end before it is returned.
+  /// Returns the number of the new loan. `is_awaited`: the memory belongs to a reply. The call counts as answered, but
+  /// the caller still has to read the memory, so this worker should not shut down before the loan is returned.
   uint64_t lend(const Receiver& to, c10::Storage storage, bool is_awaited = false);
-  /// Whether awaited memory is lent to that worker.
+  /// Whether that worker has awaited loans.
   bool isAwaited(WorkerId to) const;
-  /// The memory of a loan, of which that worker reads some bytes. It can read as many in all as the loan has. Throws
-  /// Error: kInvalidArgument if there is no such loan any more, kProtocol for bytes that it cannot have.
+  /// Returns the memory of a loan of which `reader` wants to read a range. A reader may read as many bytes in total as
+  /// the loan has. Throws Error: kInvalidArgument if the loan has ended, kProtocol if the range is outside the loan or
+  /// exceeds that total.
   c10::Storage read(uint64_t number, WorkerId reader, uint64_t offset, uint64_t bytes);
-  /// Ends these loans, to that worker if one is given; unknown ones are ignored. The caller destroys the memory.
+  /// Ends these loans and returns their memory, which the caller should destroy outside of locks. With `from`, loans to
+  /// other workers are left alone. Unknown numbers are ignored.
   std::vector<c10::Storage> takeBack(std::span<const uint64_t> numbers, std::optional<WorkerId> from = std::nullopt);
-  /// All loans to that worker, but those to the incarnation that is still alive, if one is.
+  /// Ends all loans to that worker, except those to `living_incarnation`.
   std::vector<c10::Storage> takeBackAll(WorkerId from, uint64_t living_incarnation = 0);
-  /// Those of the numbers that are still lent to that worker.
+  /// The subset of `numbers` that is still lent to that worker.
   LoanNumbers stillLent(WorkerId to, std::span<const uint64_t> numbers) const;
   uint64_t bytes() const;
 
-  /// For the receiver, in the lender's process: ends the loan of any worker of this process, and has its memory.
-  /// Throws Error(kInvalidArgument) if there is no such loan any more.
+  /// For receivers in the lender's process: ends the loan, whichever worker of this process has made it, and returns
+  /// its memory. Throws Error(kInvalidArgument) if the loan has ended.
   static c10::Storage takeOver(uint64_t number);
 };
 
-/// What a worker knows of loans to it.
+/// The loans that one worker has received.
 class BorrowedMemory {
  public:
-  /// A message with these loans is being read. False: the lender has taken one back, because its call has ended.
+  /// Marks the loans of a message as in use. Returns false if this worker has given one of them up already: the lender
+  /// has taken it back, because its call has ended.
   bool begin(WorkerId lender, std::span<const uint64_t> numbers);
-  /// They are not used any more.
+  /// The loans are no longer in use.
   void end(WorkerId lender, std::span<const uint64_t> numbers);
-  /// The lender asks for these. Those that are in use stay; the others must not be used from now on, and are returned.
+  /// Handles the lender's request to have these loans back. Loans in use stay; the others are given up: begin() refuses
+  /// them from now on. Returns those.
   LoanNumbers giveUp(WorkerId lender, std::span<const uint64_t> numbers);
-  /// The lender has ended.
+  /// Removes all entries of a lender that has ended.
   void forget(WorkerId lender);
 
  private:
   struct Lender {
     std::set<uint64_t> in_use;
-    std::set<uint64_t> given_up;  ///< few: of calls that have failed before they were served
+    std::set<uint64_t> given_up;  ///< only of calls that failed before this worker served them, so there are few
   };
 
   Mutex mutex_;
   std::map<WorkerId, Lender> lenders_ TORCHRPC_GUARDED_BY(mutex_);
 };
 
-/// Loans that are used in place, until their tensors end: on any thread, even when the worker has ended. So these only
-/// note it, and the worker returns them from time to time.
+/// Collects loans that were used in place and whose tensors have been destroyed. Tensors can be destroyed on any
+/// thread, even after the worker has ended, so their destructors only add the loan here. The worker returns it later.
 class EndedLoans {
  public:
   struct Ended {
@@ -97,10 +102,11 @@ class EndedLoans {
     c10::Device device{c10::kCPU};  ///< of the receiver
   };
 
-  /// The memory as a storage that is noted here when it has ended.
+  /// Returns the memory as a storage that adds its loan to `ended` when it is destroyed.
   static c10::Storage watch(std::shared_ptr<EndedLoans> ended, c10::Storage memory, WorkerId lender, uint64_t number);
+  /// Removes and returns the loans that have ended.
   std::vector<Ended> take();
-  /// How many are in use, or have not been taken.
+  /// The number of watched loans that are in use or have not been taken yet.
   size_t count() const;
 
  private:
@@ -109,11 +115,11 @@ class EndedLoans {
   std::vector<Ended> ended_ TORCHRPC_GUARDED_BY(mutex_);
 };
 
-/// How the receiver gets at lent memory.
+/// How the receiver accesses lent memory.
 enum class LoanAccess : uint8_t {
-  kTakeOver,  ///< Lender and receiver are in one process: the receiver has the memory from then on.
-  kMap,       ///< The receiver maps the memory of the device.
-  kRead,      ///< The receiver reads the memory by requests: see chunked_read.h.
+  kTakeOver,  ///< Lender and receiver share a process: the receiver becomes the owner of the memory.
+  kMap,       ///< The receiver maps the lender's device memory into its process.
+  kRead,      ///< The receiver reads the memory with MEMORY_READ requests (chunked_read.h).
 };
 
 /// The header kLentMemory of a message.
@@ -128,7 +134,7 @@ struct LentTensors {
     std::string handle{};
     uint64_t offset = 0;  ///< of the piece in the allocation (kMap) or in the loan (kRead)
   };
-  /// A tensor of the message, whose sizes, strides and dtype a meta tensor has.
+  /// A tensor of the message that lies in a piece. In its place the message has a meta tensor with its geometry.
   struct View {
     uint32_t tensor = 0;
     uint32_t piece = 0;
@@ -136,7 +142,7 @@ struct LentTensors {
   };
 
   uint64_t receiver = 0;     ///< its incarnation
-  bool is_in_place = false;  ///< the receiver may use the memory itself, and return it when it has ended
+  bool is_in_place = false;  ///< the receiver may use the memory without a copy, and returns it when it is destroyed
   std::vector<Piece> pieces;
   std::vector<View> views;
 
@@ -145,15 +151,15 @@ struct LentTensors {
 };
 
 void setLentTensors(Message& message, const LentTensors& lent);
-/// nullopt: the message has no such header. Throws Error(kProtocol) for one that does not fit the tensors.
+/// Returns the header, or nullopt if the message has none. Throws Error(kProtocol) if it does not fit the tensors.
 std::optional<LentTensors> lentTensorsOf(const Message& message);
-/// Of a message that may have lost its tensors. nullopt as above, and for malformed bytes.
+/// The same for a message whose tensors may have been dropped already. Returns nullopt for malformed bytes, too.
 std::optional<LentTensors> lentHeaderOf(const Message& message);
-/// The payload of messages about loans.
+/// The payload of MEMORY_RETURN and MEMORY_RECLAIM.
 std::string encodeLoanNumbers(std::span<const uint64_t> numbers);
 LoanNumbers decodeLoanNumbers(std::string_view payload);
 
-/// The tensor of that geometry in the memory. Throws Error(kProtocol) unless all of it is inside.
+/// Returns a tensor with that geometry in `memory`. Throws Error(kProtocol) unless all its elements are inside.
 at::Tensor viewInMemory(const at::Tensor& geometry, const c10::Storage& memory, uint64_t offset_bytes);
 
 }  // namespace torchrpc

@@ -1,9 +1,9 @@
 #pragma once
 
-// How the bytes of a device's tensors get to each worker. A worker of the same process can use the memory itself. One
-// that has the same physical device may map it: whether it can, the sender asks it once, by a message that it can only
-// answer if it reads a random number in that memory. Else tensors pass through host memory, as they do until the answer
-// is there. Threads: any.
+// The path by which tensors of each device get to each worker. A worker of the same process takes the memory over. A
+// worker with access to the same physical device may map the memory: the sender probes this once, with a message that
+// the receiver can only answer after it has read a random number from mapped memory. In all other cases, and until the
+// probe is answered, tensors pass through host memory. Threads: any.
 
 #include <c10/core/Device.h>
 
@@ -23,21 +23,21 @@ enum class MemoryPath : uint8_t {
   kSameProcess,  ///< the receiver takes the memory over
 };
 
-/// For humans.
+/// The description in logs and metrics.
 std::string toString(MemoryPath path);
 
 class MemoryPaths {
  public:
-  /// `messenger` carries the questions. `shares_memory`: whether others may see memory of this worker's devices.
+  /// `messenger` sends the probes. `shares_memory`: whether other processes may map memory of this worker's devices.
   MemoryPaths(Messenger& messenger, bool shares_memory);
 
-  /// The path for memory of `device`. Asks the worker if that is not known; does not block.
+  /// The path from memory of `device` to that worker. Starts a probe if the path is unknown; does not block.
   MemoryPath to(WorkerId worker, const c10::Device& device);
   /// Serves MEMORY_PROBE. `uses_devices`: this worker uses accelerators.
   void serve(const Request& request, const Responder& responder, bool uses_devices) const;
-  /// The worker is lost.
+  /// Removes the paths to a worker that is lost.
   void forget(WorkerId worker);
-  /// "worker1 cuda:0" to a text.
+  /// Descriptions by worker and device, for example "worker1 cuda:0".
   std::map<std::string, std::string> describe() const;
 
  private:

@@ -1,7 +1,7 @@
 #pragma once
 
-// Bounds the bytes of lent tensors that are read for requests whose functions have not begun yet: functions that share
-// an interpreter begin one after the other, and the tensors of all waiting calls would fill the device. Until then the
+// Limits the bytes of lent tensors that a worker reads for calls whose functions have not begun. Python functions begin
+// one after the other, so without a limit the tensors of all waiting calls would fill the device. Beyond the limit, the
 // bytes stay with their lenders. Threads: any.
 
 #include <cstdint>
@@ -12,18 +12,18 @@ namespace torchrpc {
 
 class PrefetchLimit {
  public:
-  /// While it lives, the bytes of its request count.
+  /// The bytes of a request count until its token is destroyed.
   using Token = std::shared_ptr<const void>;
 
   explicit PrefetchLimit(uint64_t max_bytes);
-  /// Destroys what waits, and begins nothing from now on. Tokens may outlive this object.
+  /// Destroys the requests that wait; none begins from now on. Tokens may outlive this object.
   ~PrefetchLimit();
   PrefetchLimit(const PrefetchLimit&) = delete;
   PrefetchLimit& operator=(const PrefetchLimit&) = delete;
 
-  /// Calls `begin` as soon as the bytes fit, which they always do if no others count: now, or on the thread that
-  /// destroys a token. Requests begin in the order of the calls, one at a time. `begin` must not block, and it may
-  /// destroy its token at once.
+  /// Calls `begin` as soon as `bytes` fit into the limit: in this call, or on the thread that destroys a token. A
+  /// request of any size fits if no other counts. Requests begin in the order of the calls, one at a time. `begin` must
+  /// not block. It may destroy its token at once.
   void enter(uint64_t bytes, std::function<void(Token)> begin);
 
  private:

@@ -1,7 +1,7 @@
 #pragma once
 
-// Streams and events of any torch device, by c10's own interfaces. Work on an accelerator is queued on a stream and
-// runs later; what another stream, or the CPU, does with its results has to wait for it. Any thread.
+// Streams and events of any torch device, by c10's interfaces. Work on an accelerator is queued on a stream and runs
+// later, so another stream, or the CPU, has to wait for it before it uses the results. Threads: any.
 
 #include <ATen/core/ivalue.h>
 #include <c10/core/Device.h>
@@ -21,14 +21,14 @@ using Streams = std::vector<c10::Stream>;
 /// Whether work on that device is queued on streams: all devices but the CPU and meta.
 bool isAccelerator(const c10::Device& device);
 
-/// The streams that are current on this thread; a stream of torch's pool for each device. Devices without streams, such
-/// as the CPU, have none.
+/// The current streams of this thread, one for each device. Devices without streams, such as the CPU, are left out.
 Streams currentStreams(const Devices& devices);
+/// A stream of torch's pool for each device. Devices without streams are left out.
 Streams pooledStreams(const Devices& devices);
-/// Streams of high priority, for copies that must not wait for the work of functions: those get other streams.
+/// High-priority streams for copies. Functions get other streams, so a copy does not wait for their work.
 Streams copyStreams(const Devices& devices);
 
-/// Values that live until device work that uses them has run. Thread-safe.
+/// Keeps values alive until the device work that uses them has run. Thread-safe.
 class KeptValues {
  public:
   void add(c10::IValue value);
@@ -41,17 +41,17 @@ class KeptValues {
 /// While it lives, these streams are the current ones of their devices on this thread.
 class StreamScope {
  public:
-  /// `kept`: where keep() puts values; null: nowhere.
+  /// keep() adds values to `kept`, unless it is null.
   explicit StreamScope(Streams streams, std::shared_ptr<KeptValues> kept = nullptr);
   ~StreamScope();
   StreamScope(const StreamScope&) = delete;
   StreamScope& operator=(const StreamScope&) = delete;
 
-  /// The streams of the innermost scope of this thread; empty: there is none.
+  /// The streams of this thread's innermost scope; empty without one.
   static const Streams& current();
-  /// Of the same.
+  /// The KeptValues of this thread's innermost scope.
   static std::shared_ptr<KeptValues> currentKept();
-  /// For a value that this thread will use on its streams, and that others can release: it is kept as long as the work
+  /// Keeps a value that this thread will use on its streams, and that another thread may release, as long as the work
   /// of the innermost scope needs it.
   static void keep(const c10::IValue& value);
 
@@ -62,17 +62,17 @@ class StreamScope {
   Streams previous_;
 };
 
-/// A point on each of some streams. Immutable.
+/// One event on each of several streams. Immutable.
 class StreamEvents {
  public:
-  /// What has been queued on these streams until now.
+  /// Records the work that has been queued on these streams until now.
   explicit StreamEvents(const Streams& streams);
 
-  /// Whether all of it has run.
+  /// Whether all recorded work has run.
   bool haveEnded() const;
-  /// Blocks the thread until all of it has run.
+  /// Blocks the calling thread until all recorded work has run.
   void synchronize() const;
-  /// What is queued from now on on this thread's current streams of `devices` runs after it.
+  /// Work that is queued from now on on this thread's current streams of `devices` runs after the recorded work.
   void blockCurrentStreams(const Devices& devices) const;
 
  private:
@@ -80,15 +80,15 @@ class StreamEvents {
 };
 using StreamEventsPtr = std::shared_ptr<const StreamEvents>;
 
-/// The accelerators that the nodes of this process use. Values that were computed on them have to be waited for; where
-/// there are none, nothing is recorded, and that costs a load.
+/// The accelerators that the nodes of this process use. Values computed on them need events to wait for. Without
+/// accelerators nothing is recorded, which costs one atomic load.
 class UsedDevices {
  public:
   static void add(const Devices& devices);
   static Devices all();
-  /// The work on the current streams of these devices; null: no node uses any.
+  /// Records the work on the current streams of these devices; null if there are none.
   static StreamEventsPtr record();
-  /// What this thread queues from now on, on any of them, runs after `events`, which may be null.
+  /// Work that this thread queues from now on on any of these devices runs after `events`, which may be null.
   static void waitFor(const StreamEventsPtr& events);
 };
 
