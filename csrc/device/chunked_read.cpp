@@ -20,8 +20,8 @@ namespace torchrpc {
 
 namespace {
 
-// So many are under way: one is copied to host memory, one is sent, one has arrived, and one more, so that none of
-// these has to wait for another.
+// Requests that are outstanding at a time. The lender copies one chunk to host memory, one is in transit, the receiver
+// copies one to its device, and a fourth is ready, so that none of these steps waits for another.
 constexpr size_t kReadsAtATime = 4;
 
 /// The payload of MEMORY_READ.
@@ -53,14 +53,14 @@ ByteRange rangeOf(uint64_t offset, uint64_t bytes) {
   return {static_cast<int64_t>(offset), static_cast<int64_t>(offset + bytes)};
 }
 
-/// A chunk of a part.
+/// A chunk of a LoanPart.
 struct Chunk {
   size_t part = 0;
   uint64_t offset = 0;  ///< in the part
   uint64_t bytes = 0;
 };
 
-/// The answers that have arrived and have not been taken.
+/// A queue of the replies that have arrived.
 class Answers {
  public:
   void add(const Chunk& chunk, Result<Message> answer) {
@@ -88,7 +88,7 @@ class ChunkReader {
  public:
   ChunkReader(Messenger& messenger, WorkerId lender, const std::vector<LoanPart>& parts)
       : messenger_(messenger), lender_(lender), parts_(parts) {}
-  /// Waits for the copies that are under way when read() throws: they need their sources.
+  /// Waits for the copies that are queued when read() throws: they need their sources.
   ~ChunkReader() {
     try {
       finishCopies(0);
@@ -117,7 +117,7 @@ class ChunkReader {
     StreamEventsPtr events;
   };
 
-  /// False: all chunks have been requested.
+  /// Returns false if all chunks have been requested.
   bool requestNext() {
     while (next_.part < parts_.size() && next_.offset == parts_[next_.part].target.nbytes()) {
       next_ = {.part = next_.part + 1};
@@ -156,7 +156,7 @@ class ChunkReader {
     copies_.push_back({std::move(source), std::make_shared<const StreamEvents>(currentStreams({target.device()}))});
   }
 
-  /// Waits until at most `left` copies are under way.
+  /// Waits until at most `left` copies have not run.
   void finishCopies(size_t left) {
     while (copies_.size() > left) {
       copies_.front().events->synchronize();
@@ -170,7 +170,7 @@ class ChunkReader {
   const std::shared_ptr<Answers> answers_ = std::make_shared<Answers>();
   Chunk next_;
   size_t requested_ = 0;
-  std::deque<Copy> copies_;  ///< under way
+  std::deque<Copy> copies_;  ///< queued, oldest first
 };
 
 }  // namespace

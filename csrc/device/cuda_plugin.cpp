@@ -17,14 +17,14 @@ namespace {
 struct IpcHandle {
   std::array<char, 64> bytes;
 };
-/// The handle of an allocation, as receivers get it. A later allocation at the same address has another number.
+/// The handle of an allocation that receivers get. The number tells it from later allocations at the same address.
 struct Handle {
   IpcHandle ipc;
   uint64_t allocation = 0;
 };
 using Uuid = std::array<unsigned char, 16>;
 
-/// The functions of one runtime and its driver. CUDA's and HIP's have the same types.
+/// The functions of one runtime and its driver. The functions of CUDA and of HIP have the same types.
 struct Runtime {
   int (*get_handle)(IpcHandle*, void*) = nullptr;
   int (*open_handle)(void**, IpcHandle, unsigned flags) = nullptr;
@@ -86,7 +86,7 @@ const std::optional<Runtime>& loadedRuntime() {
   return found;
 }
 
-/// The error, which torch would otherwise take for one of its own next kernel.
+/// Returns and clears the last error. Otherwise torch would report it for its next kernel.
 int consumed(int error) {
   if (error != 0) loadedRuntime()->last_error();
   return error;

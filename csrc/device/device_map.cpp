@@ -51,7 +51,7 @@ std::vector<DeviceMove> deviceMovesOf(const Message& message) {
     const auto tensor = in.get<uint32_t>();
     const auto source = getDevice(in);
     const auto target = getDevice(in);
-    // In the order of the tensors: so none occurs twice.
+    // Ascending indices, so no tensor occurs twice.
     const bool is_next = moves.empty() || moves.back().tensor < tensor;
     if (tensor >= message.tensors.size() || !is_next) {
       throw Error(ErrorCode::kProtocol, "malformed message: devices of tensors that it does not have");

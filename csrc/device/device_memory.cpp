@@ -24,8 +24,7 @@ namespace {
 constexpr size_t kMaxHandleBytes = 256;
 constexpr size_t kMaxIdBytes = 256;
 
-// As many allocations of other processes stay mapped when nothing uses them any more. Torch's allocators seldom have
-// more in use.
+// The number of unused allocations of other processes that stay mapped. Torch's allocators seldom use more.
 constexpr size_t kKeptMappings = 32;
 
 using Plugins = std::map<c10::DeviceType, const DeviceMemory>;
@@ -55,7 +54,7 @@ void addNamed(Plugins& plugins, const std::string& path) {
 }
 
 const Plugins& plugins() {
-  // Never destroyed: mapped memory is closed until the process ends.
+  // Never destroyed: storages with static storage duration unmap their memory when the process ends.
   static const auto* const all = [] {
     auto* const found = new Plugins;
     if (const char* const paths = std::getenv("TORCHRPC_DEVICE_PLUGINS")) {
@@ -70,7 +69,7 @@ const Plugins& plugins() {
   return *all;
 }
 
-/// The allocations that were used last, so that the next message from the same allocation need not map it.
+/// A cache of the allocations that were mapped last, so that the next message does not map the same allocation again.
 class KeptMappings {
  public:
   using Key = std::pair<c10::Device, std::string>;
@@ -108,7 +107,7 @@ OpenedMemory::~OpenedMemory() {
   try {
     const c10::DeviceGuard guard(device_);
     plugin_.close_memory(device_.index(), base_);
-  } catch (const std::exception&) {  // the device has failed, and so will all that use it
+  } catch (const std::exception&) {  // the device has failed: whatever uses it next reports that
   }
 }
 

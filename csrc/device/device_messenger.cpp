@@ -22,28 +22,28 @@
 
 namespace torchrpc {
 
-/// A message whose tensors are being copied, to host memory or on their device.
+/// A message to be sent, whose tensors are being copied to host memory or on their device.
 struct DeviceMessenger::Outgoing {
   Message message{};
-  std::vector<at::Tensor> originals{};  ///< of the copies under way; empty: all tensors stay
-  StreamEventsPtr events{};             ///< null: there is nothing to wait for
+  std::vector<at::Tensor> originals{};  ///< kept until the copies have run; empty without copies
+  StreamEventsPtr events{};             ///< the work that has to run before; may be null
   LoanNumbers loans{};
 };
 
-/// Which memory a message may lend.
+/// The kinds of loans that a message may have.
 enum class DeviceMessenger::Lending : uint8_t {
   kNone,
   kToRead,  ///< only by LoanAccess::kRead
   kAll,
 };
 
-/// Where the tensors of a message go.
+/// The device, the copy and the loan of each tensor of a message.
 struct DeviceMessenger::Plan {
-  std::vector<std::optional<c10::Device>> copies{};  ///< to host memory, or on the device; nullopt: none
-  std::vector<std::optional<LoanAccess>> loans{};    ///< nullopt: the tensor travels in the message
+  std::vector<std::optional<c10::Device>> copies{};  ///< the device of the copy; nullopt: no copy
+  std::vector<std::optional<LoanAccess>> loans{};    ///< nullopt: the tensor is sent in the message
   std::vector<DeviceMove> moves{};
-  Devices sources{};         ///< on which there are tensors
-  bool is_in_place = false;  ///< the receiver may use the memory itself
+  Devices sources{};         ///< the accelerators that have tensors of the message
+  bool is_in_place = false;  ///< the receiver may use lent memory without a copy
 
   bool lendsAny() const {
     return std::ranges::any_of(loans, [](const auto& access) { return access.has_value(); });
@@ -53,30 +53,30 @@ struct DeviceMessenger::Plan {
 
 namespace {
 
-// Longer than the copy of a small tensor takes on an idle device; shorter than to have a thread of the pool wait for
-// it.
+// Longer than the copy of a small tensor takes on an idle device, and shorter than the hand-over to a waiting thread of
+// the pool.
 constexpr Duration kSpin = std::chrono::microseconds(20);
 
-// A larger message is copied to its devices by a thread that does not hold up Python's.
+// A thread of the pool copies the tensors of larger messages to their devices, so that the strand does not wait.
 constexpr size_t kMaxBytesOnStrand = 64 << 10;
 
-// Of lent tensors that are copied to devices before their functions begin.
+// The limit on lent tensors that are read before their functions begin.
 constexpr uint64_t kMaxPrefetchedBytes = 256 << 20;
 
-// Loans in place are returned as often as that.
+// In-place loans that have ended are returned after at most this time.
 constexpr Duration kReturnInterval = std::chrono::milliseconds(20);
 
-// Smaller tensors get to another process sooner through host memory than by mapped memory, which has to be returned.
+// Smaller tensors are faster through host memory than by mapped memory, whose loan has to be returned.
 constexpr uint64_t kMinMappedBytes = 64 << 10;
 
-// Smaller tensors get there sooner in the message than in chunks.
+// Smaller tensors are faster in the message than in chunks.
 constexpr uint64_t kMinReadBytes = 2 * kChunkBytes;
 
 bool isOnAccelerator(const at::Tensor& tensor) { return tensor.defined() && isAccelerator(tensor.device()); }
 
 bool hasAcceleratorTensors(const Message& message) { return std::ranges::any_of(message.tensors, isOnAccelerator); }
 
-/// The sizes of the tensors of each storage.
+/// The bytes of all tensors that use each storage.
 std::unordered_map<const c10::StorageImpl*, uint64_t> bytesByStorage(const std::vector<at::Tensor>& tensors) {
   std::unordered_map<const c10::StorageImpl*, uint64_t> bytes;
   for (const auto& tensor : tensors) {
@@ -87,10 +87,10 @@ std::unordered_map<const c10::StorageImpl*, uint64_t> bytesByStorage(const std::
   return bytes;
 }
 
-/// Whether no other tensor, and no variable, has its memory.
+/// Whether nothing else refers to the tensor or to its storage.
 bool isOnlyReference(const at::Tensor& tensor) { return tensor.use_count() == 1 && tensor.storage().use_count() == 1; }
 
-/// What has to be copied to devices when the message is served.
+/// The bytes that have to be copied to devices before the message is served.
 size_t deviceBytesOf(const Message& message) {
   const auto lent = lentHeaderOf(message);
   return message.tensorBytes() + (lent ? lent->bytes() : 0);
@@ -100,7 +100,7 @@ Error noMapError(const at::Tensor& tensor, const std::string& self, const std::s
   const auto device = tensor.device().str();
   const auto caller = is_reply ? to : self;
   const auto callee = is_reply ? self : to;
-  // Scripts match on the first words, and on the names of the method and of its class.
+  // Scripts match the first words, and the names of the method and its class.
   return {
       ErrorCode::kSerialization,
       std::string("TensorPipe RPC backend only supports CPU tensors by default: ") +
@@ -119,7 +119,7 @@ bool spinUntilEnded(const StreamEvents& events) {
   return false;
 }
 
-/// Their memory must not be used for anything else before what these streams have queued by its end has run.
+/// Keeps torch's allocator from reusing the memory before the work on these streams has run.
 void recordUse(const std::vector<at::Tensor>& tensors, const Streams& streams) {
   for (const auto& tensor : tensors) {
     if (!isOnAccelerator(tensor) || !tensor.has_storage()) continue;
@@ -177,7 +177,7 @@ void DeviceMessenger::giveBack(WorkerId lender, const LoanNumbers& numbers) {
       lender, {.kind = Kind::kMemoryReturn, .payload = encodeLoanNumbers(numbers)}, [](const Result<Message>&) {});
 }
 
-// The tensors end on any thread, where nothing may wait for a device or send a message.
+// Tensors can be destroyed on any thread, where torchrpc may neither wait for a device nor send a message.
 void DeviceMessenger::scheduleReturns() {
   if (returns_ended_.exchange(true)) return;
   ForwardingMessenger::postAfter(kReturnInterval, [this] { returnEnded(); });
@@ -193,7 +193,7 @@ void DeviceMessenger::returnEnded() {
     if (std::ranges::find(devices, loan.device) == devices.end()) devices.push_back(loan.device);
   }
   {
-    // Work of any stream may use the memory still: nobody has told us of which.
+    // Work on any stream may still use the memory, and which streams is unknown.
     const ThreadPool::BlockingScope blocking;
     for (const auto& device : devices) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
   }
@@ -208,7 +208,7 @@ void DeviceMessenger::reclaim(WorkerId from, const LoanNumbers& numbers) {
   ForwardingMessenger::requestReliably(
       from, {.kind = Kind::kMemoryReclaim, .payload = encodeLoanNumbers(left)},
       [this, from](const Result<Message>& reply) {
-        if (!reply) return;  // it is lost, or this worker ends
+        if (!reply) return;  // the receiver is lost, or this worker ends
         try {
           destroy(lent_.takeBack(decodeLoanNumbers(reply.value().payload), from));
         } catch (const Error&) {  // malformed: the loans stay until the receiver ends
@@ -303,11 +303,11 @@ DeviceMessenger::Plan DeviceMessenger::planOf(
       plan.copies[i] = c10::Device(c10::kCPU);
       if (std::ranges::find(plan.sources, source) == plan.sources.end()) plan.sources.push_back(source);
       if (lending != Lending::kNone && isPlain(tensor) && tensor.numel() > 0) {
-        // All views of a storage go the same way: so they share it there, too.
+        // All views of a storage take the same path, so that they share memory on the receiver, too.
         const auto bytes = bytes_by_storage.at(tensor.storage().unsafeGetStorageImpl());
         const auto access = accessTo(to.id, source, *target, bytes, lending);
         plan.loans[i] = access;
-        // What the receiver gets, others must not change. What it reads should be what its tensors use.
+        // Nothing else may change lent memory, and a receiver should read only bytes that its tensors use.
         const bool is_dense = bytes == tensor.nbytes() && bytesUsedBy(tensor);
         const bool is_lent_itself =
             (options_.lends_in_place || isOnlyReference(tensor)) && (access != LoanAccess::kRead || is_dense);
@@ -322,11 +322,11 @@ DeviceMessenger::Plan DeviceMessenger::planOf(
 
 namespace {
 
-/// A piece of memory that is to be lent.
+/// A piece of memory to be lent.
 struct LendablePiece {
   c10::Storage storage;
   LoanAccess access = LoanAccess::kTakeOver;
-  uint64_t begin = 0;  ///< of what the receiver reads (kRead)
+  uint64_t begin = 0;  ///< of the range that the receiver reads (kRead)
   uint64_t end = 0;
 };
 
@@ -338,7 +338,7 @@ LendablePiece pieceOf(const at::Tensor& tensor, LoanAccess access) {
   return {storage, access, begin - begin % tensor_format::kOffsetAlignment, static_cast<uint64_t>(range.end)};
 }
 
-/// Throws Error(kFrameTooLarge) if a message must not have what is to be read for it.
+/// Throws Error(kFrameTooLarge) if the pieces to be read exceed the limits of a message.
 void requireWithin(const Limits& limits, const LentTensors& lent) {
   FrameSize size(limits);
   for (const auto& piece : lent.pieces) {
@@ -434,7 +434,7 @@ DeviceMessenger::Outgoing DeviceMessenger::stage(
     } catch (const std::exception& error) {
       if (!plan.lendsAny()) throw;
       lending_failures_.fetch_add(1, std::memory_order_relaxed);
-      // No memory for a copy on the device, or memory that cannot be mapped: then the receiver may still read it.
+      // The device has no memory for a copy, or the memory has no handle. In the latter case the receiver can read it.
       const bool has_memory = !dynamic_cast<const c10::OutOfMemoryError*>(&error);
       lending = has_memory && plan.lends(LoanAccess::kMap) ? Lending::kToRead : Lending::kNone;
     }
@@ -489,7 +489,7 @@ void DeviceMessenger::request(WorkerId to, Message message, Duration timeout, Re
 
 // --- receiving ---
 
-/// The loans of a message that is being read; given back when it has been.
+/// The loans of a received message while its tensors are copied. The destructor returns them.
 class DeviceMessenger::Loan {
  public:
   Loan(DeviceMessenger& messenger, const Message& message, WorkerId lender)
@@ -513,7 +513,7 @@ class DeviceMessenger::Loan {
   const std::optional<LentTensors>& tensors() const { return tensors_; }
   WorkerId lender() const { return lender_; }
   bool isInPlace() const { return tensors_->is_in_place && messenger_.options_.borrows_in_place; }
-  /// Those of mapped memory end with their tensors.
+  /// Loans of mapped memory are not returned by the destructor, but when their tensors are destroyed.
   void leaveToTensors() {
     for (const auto& piece : tensors_->pieces) {
       if (piece.access == LoanAccess::kMap) std::erase(shared_, piece.number);
@@ -608,7 +608,7 @@ void DeviceMessenger::unstage(Message& message, const DeviceMaps& maps, const Wo
         self().name + " could not put the tensors of a message from " + from.name + " on " + targets + ": ");
   }
   recordUse(message.tensors, has_scope ? StreamScope::current() : users);
-  // A function may use an argument on other streams, in a callback, say, when it has returned.
+  // A function may use an argument on other streams after it has returned, for example in a callback.
   for (const auto& tensor : message.tensors) {
     if (isOnAccelerator(tensor)) StreamScope::keep(tensor);
   }
@@ -619,7 +619,7 @@ Messenger::ReplyHandler DeviceMessenger::unstaging(WorkerId from, Maps maps, Tim
   return [this, from, maps = std::move(maps), deadline, streams = std::move(streams),
           handler = std::move(handler)](Result<Message> reply) {
     if (!reply || !reply.value().header(HeaderKind::kDevices)) return handler(std::move(reply));
-    // Copies block, and this may be the loop.
+    // Copies block, and this may be the loop thread.
     ForwardingMessenger::post([this, from, maps, deadline, streams, handler, held = options_.hold(),
                                message = std::make_shared<Message>(std::move(reply).value())] {
       const ThreadPool::BlockingScope blocking;
@@ -629,7 +629,7 @@ Messenger::ReplyHandler DeviceMessenger::unstaging(WorkerId from, Maps maps, Tim
       } catch (...) {
         return handler(errorFromException(std::current_exception(), ErrorCode::kUnknown, self().name));
       }
-      const StreamScope scope(streams);  // as on the thread that has made the request
+      const StreamScope scope(streams);  // those of the thread that made the request
       handler(std::move(*message));
     });
   };
@@ -638,7 +638,7 @@ Messenger::ReplyHandler DeviceMessenger::unstaging(WorkerId from, Maps maps, Tim
 // --- serving ---
 
 void DeviceMessenger::on(Kind kind, Where where, RequestHandler handler) {
-  // Neither they nor their replies have tensors.
+  // Neither these requests nor their replies have tensors.
   if (isReliable(kind) || (where == Where::kLoop && !carriesValues(kind)))
     return ForwardingMessenger::on(kind, where, std::move(handler));
   ForwardingMessenger::on(
@@ -648,7 +648,7 @@ void DeviceMessenger::on(Kind kind, Where where, RequestHandler handler) {
         auto maps = this->maps();
         if (!maps) return (*handler)(std::move(request), std::move(responder));
         const StreamScope scope(pooledStreams(maps->devices), std::make_shared<KeptValues>());
-        // Requests that are served on the loop have no tensors.
+        // Requests that are served on the loop thread have no tensors.
         const bool has_moves = where != Where::kLoop && request.message.header(HeaderKind::kDevices);
         if (has_moves && where == Where::kStrand && deviceBytesOf(request.message) > kMaxBytesOnStrand)
           return serveOnStrand(maps, handler, std::move(request), responder);
@@ -709,7 +709,7 @@ void DeviceMessenger::onLoopFirst(Kind kind, LoopHandler handler) {
 }
 
 void DeviceMessenger::serve(Maps maps, const RequestHandler& handler, Request request, const Responder& responder) {
-  // The agent may keep the reply to a call that can arrive again.
+  // The agent may keep the reply to a call that can arrive again, so that reply lends nothing.
   const bool lends = request.is_from_member && !request.message.header(HeaderKind::kRepeatable);
   auto reply = [this, maps = std::move(maps), to = request.from, lends, streams = StreamScope::current(),
                 kept = StreamScope::currentKept(), responder](Result<Message> result) {

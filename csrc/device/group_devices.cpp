@@ -17,7 +17,7 @@ WorkerDevices ownAccelerator() {
   return {.type = *type, .count = at::accelerator::deviceCount()};
 }
 
-// --- the bytes ---
+// --- encoding ---
 
 namespace {
 
@@ -136,13 +136,13 @@ bool hasAll(const WorkerDevices& worker, const Devices& devices) {
   });
 }
 
-/// Whether they are among the devices that the worker has said it uses.
+/// Whether all of them are in the worker's list of used devices.
 bool usesAll(const WorkerDevices& worker, const Devices& devices) {
   return std::ranges::all_of(
       devices, [&](const c10::Device& device) { return device.is_cpu() || contains(worker.devices, device); });
 }
 
-// The first line of each text is torch's.
+// The first line of each text is that of torch's error, because scripts match it.
 [[noreturn]] void refuse(const std::string& worker, const std::string& what) {
   throw Error(ErrorCode::kInvalidArgument, "Node " + worker + " has " + what, worker);
 }
@@ -216,7 +216,7 @@ DeviceMap reverseOf(const DeviceMap& map) {
   return reverse;
 }
 
-/// Those of a worker that has not said which devices it uses.
+/// The devices of a worker without a list of used devices.
 Devices usedDevices(const WorkerDevices& worker, const DeviceMaps& maps) {
   Devices used;
   if (maps.to_same_device) {

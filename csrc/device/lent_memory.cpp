@@ -22,10 +22,10 @@ struct Loan {
   LentMemory::Receiver to;
   c10::Storage storage;
   bool is_awaited = false;
-  uint64_t unread_bytes = 0;  ///< as many can be read in all, so that no receiver makes this worker copy for ever
+  uint64_t unread_bytes = 0;  ///< bounds all reads together, so that no receiver makes this worker copy for ever
 };
 
-/// The loans of all workers of this process, so that they find each other's.
+/// The loans of all workers of this process. A worker finds the loans of another one here (kTakeOver).
 struct Loans {
   Mutex mutex;
   std::map<uint64_t, Loan> by_number TORCHRPC_GUARDED_BY(mutex);
@@ -39,7 +39,7 @@ struct Loans {
   }
 };
 
-// Never destroyed: workers of static duration take their loans back.
+// Never destroyed: workers with static storage duration use it when the process ends.
 Loans& loans() {
   static auto* const all = new Loans;
   return *all;
@@ -306,7 +306,7 @@ std::optional<LentTensors> lentTensorsOf(const Message& message) {
   auto lent = decodeLent(*header);
   const LentTensors::View* previous = nullptr;
   for (const auto& view : lent.views) {
-    // In the order of the tensors: so none occurs twice.
+    // Ascending indices, so no tensor occurs twice.
     const bool is_next = !previous || previous->tensor < view.tensor;
     if (view.tensor >= message.tensors.size() || view.piece >= lent.pieces.size() || !is_next) {
       malformedLoan("views of lent memory that it does not have");

@@ -22,7 +22,7 @@ namespace {
 constexpr size_t kNonceBytes = 16;
 constexpr Duration kProbeTimeout = std::chrono::seconds(30);
 
-/// The same in one process, and in no other.
+/// A token that identifies this process.
 const std::string& processToken() {
   static const auto* const token = new std::string(secureRandomBytes(kNonceBytes));
   return *token;
@@ -33,14 +33,14 @@ bool isSharingEnabled() {
   return !text || std::string_view(text) != "0";
 }
 
-/// The question whether the receiver can read `nonce` in memory of the sender's device.
+/// The payload of MEMORY_PROBE: can the receiver read `nonce` from memory of the sender's device?
 struct Probe {
   std::string process;
   c10::Device device{c10::kCPU};
   std::string device_id;
-  std::string handle;  ///< empty: the sender has no way to share this memory, and asks only if they are one process
+  std::string handle;  ///< empty: the memory cannot be mapped; the probe only finds out whether both are in one process
   uint64_t offset = 0;
-  std::string reason;  ///< why there is no handle
+  std::string reason;  ///< for the lack of a handle
 
   std::string encode() const {
     std::string payload;
@@ -179,7 +179,7 @@ void MemoryPaths::set(WorkerId worker, const c10::Device& device, MemoryPath pat
   {
     MutexLock lock(mutex_);
     const auto known = known_.find({worker, device.str()});
-    if (known == known_.end()) return;  // the worker has been lost meanwhile
+    if (known == known_.end()) return;  // the worker has been lost
     known->second.path = path;
     known->second.reason = reason;
   }

@@ -24,19 +24,19 @@ struct PrefetchLimit::State : std::enable_shared_from_this<State> {
     beginWaiting();
   }
 
-  /// Only one thread begins requests, and a token that ends meanwhile leaves the next request to that loop: so a queue
-  /// of any length takes no stack.
+  /// Only one thread begins requests at a time. A token that is destroyed meanwhile leaves the next request to this
+  /// loop instead of recursing, so a long queue needs no stack.
   void beginWaiting() {
     auto next = takeNext(/*continues=*/false);
     while (next) {
       next->begin(token(next->bytes));
-      next.reset();  // perhaps the end of the token, which takes the lock
+      next.reset();  // may destroy the token, which takes the lock
       next = takeNext(/*continues=*/true);
     }
   }
 
-  /// The next request that may begin; none if another thread begins requests. `continues`: the calling thread has begun
-  /// the one before.
+  /// Removes and returns the next request that may begin; nothing if another thread is beginning requests. `continues`:
+  /// the calling thread has begun the previous one.
   std::optional<Waiting> takeNext(bool continues) {
     MutexLock lock(mutex);
     if (is_beginning && !continues) return std::nullopt;

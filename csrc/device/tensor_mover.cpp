@@ -64,7 +64,7 @@ class TensorMover {
     }
   };
 
-  /// Views of one storage: as one piece, unless much of it would be copied in vain.
+  /// Copies views of one storage as one piece, unless most of the piece belongs to no view.
   void moveStorage(const c10::Device& to, const std::vector<Source>& sources) {
     const auto whole = hull(sources);
     int64_t used = 0;
@@ -137,7 +137,7 @@ at::Tensor emptyBytes(int64_t size, const c10::Device& device, const c10::Device
   if (device.is_cpu() && isAccelerator(other)) {
     try {
       return at::empty({size}, options.pinned_memory(true));
-    } catch (const c10::Error&) {  // the device has none, or there is no more of it
+    } catch (const c10::Error&) {  // the device does not support it, or there is no more pinned memory
     }
   }
   return at::empty({size}, options);
