@@ -47,9 +47,14 @@ def numbers(size=LARGE, device=HERE):
     return torch.arange(size, dtype=torch.float32, device=device)
 
 
+def used_transport():
+    return rpc.api._get_current_rpc_agent().get_debug_info()["agent.transport"]
+
+
 @in_process
 @through_host
 def test_arguments_and_results_are_whole():
+    assert used_transport().startswith(os.environ.get("EXPECTED_TRANSPORT", "native(shm"))
     assert path().startswith("through host memory")
     before, before_there = loans(), loans_of("w1")
     for _ in range(3):
@@ -62,11 +67,14 @@ def test_arguments_and_results_are_whole():
     assert rpc.rpc_sync("w1", lent_bytes) == 0
 
 
-@pytest.mark.parametrize("transport", ["tcp", "tensorpipe", "ucx"])
-def test_every_transport_carries_chunks(monkeypatch, transport):
+@pytest.mark.parametrize(
+    ("transport", "expected"), [("tcp", "native(tcp)"), ("tensorpipe", "tensorpipe("), ("ucx", "ucx(")]
+)
+def test_every_transport_carries_chunks(monkeypatch, transport, expected):
     if transport == "ucx" and (reason := without_ucx()):
         pytest.skip(reason)
     monkeypatch.setenv("TORCHRPC_TRANSPORT", transport)
+    monkeypatch.setenv("EXPECTED_TRANSPORT", expected)
     test_arguments_and_results_are_whole()
 
 
