@@ -16,7 +16,7 @@ namespace {
 
 /// How long scheduled snapshots wait for a call that can carry them.
 constexpr Duration kSnapshotDelay = std::chrono::milliseconds(20);
-/// How long contexts may wait until their owner is asked whether they have ended, as another worker says.
+/// The delay from the report of another worker that contexts have ended until their owner is asked.
 constexpr Duration kHearsayDelay = std::chrono::milliseconds(100);
 
 Error noContext(ContextId id) {
@@ -85,7 +85,7 @@ AutogradService::AutogradService(Messenger& messenger, const Options& options)
            .on_hearsay = [this](WorkerId owner) { confirmLater(owner); }}) {
   serve(Kind::kAutogradMark, &AutogradService::serveMark);
   serve(Kind::kAutogradGradients, &AutogradService::serveGradients);
-  // Most gradients are for a pass whose thread is already running.
+  // Most gradients are for a pass whose thread is already running, so they need no thread of the pool.
   messenger_.onLoopFirst(Kind::kAutogradGradients, [this](const Request& request, const Responder& responder) {
     return receiveIfStarted(request, responder);
   });
@@ -192,15 +192,15 @@ void AutogradService::confirm(WorkerId owner) {
       unconfirmed_.erase(owner);
     }
     const auto code = reply ? ErrorCode::kUnknown : reply.error().code();
-    // An unknown worker has left the group.
+    // kUnknownWorker: the owner has left the group.
     const bool is_lost = code == ErrorCode::kWorkerLost || code == ErrorCode::kUnknownWorker;
     if (is_lost) return onWorkerLost(messenger_.worker(owner));
     contexts_.onOwnerConfirmed(owner);
-    messenger_.post([this] { notifyOwners(); });  // of contexts that were created meanwhile
+    messenger_.post([this] { notifyOwners(); });  // with contexts that were created meanwhile
   });
 }
 
-/// Few questions for many contexts.
+/// The delay collects many contexts into one question.
 void AutogradService::confirmLater(WorkerId owner) {
   {
     MutexLock lock(mutex_);

@@ -30,7 +30,7 @@ class AutogradService {
   struct Options {
     /// Converts an exception of user code (of a node or hook) to an error that can be sent. Empty: uses its what().
     std::function<Error(std::exception_ptr raised)> to_error;
-    /// Returns what user code needs on the thread that runs it, for as long as the result lives. Empty: nothing.
+    /// Sets up the calling thread for user code, for as long as the result lives. Empty: no setup.
     std::function<std::shared_ptr<void>()> enter_user_code;
     /// How long a kFast pass waits for gradients without progress before it fails; 0: no limit.
     std::function<Duration()> progress_timeout;
@@ -45,7 +45,7 @@ class AutogradService {
 
   /// Registers its handlers with `messenger`, which must outlive it. Must be created before the node starts.
   AutogradService(Messenger& messenger, const Options& options);
-  /// close().
+  /// Calls close().
   ~AutogradService();
   AutogradService(const AutogradService&) = delete;
   AutogradService& operator=(const AutogradService&) = delete;
@@ -76,19 +76,19 @@ class AutogradService {
 
   /// Runs a backward pass from `roots` (one element each) over all workers that they depend on, and waits for its end.
   /// Gradients are added up in the context, each on its leaf's worker; .grad is not touched.
-  /// Throws Error: kInvalidArgument for invalid roots and unknown contexts; kBackward ("Error on Node 2: ...") for what
-  /// a node or hook threw on any worker; kWorkerLost.
+  /// Throws Error: kInvalidArgument for invalid roots and unknown contexts; kBackward ("Error on Node 2: ...") for an
+  /// exception of a node or hook on any worker; kWorkerLost.
   void backward(ContextId id, const std::vector<at::Tensor>& roots, bool retain_graph, BackwardMode mode);
-  /// The same from an RRef's value, run by its owner.
+  /// The same with the value of an RRef as the root. The owner of the RRef runs the pass.
   void backward(ContextId id, const RRefPtr& root, bool retain_graph, BackwardMode mode);
 
   // --- the end ---
 
   /// A worker is lost: its contexts end here, and passes that involve it fail. Called on the loop.
   void onWorkerLost(const WorkerInfo& worker);
-  /// A worker has joined. Its earlier incarnations, whose contexts have ids below `first_context`, are lost.
+  /// A worker has joined. Its earlier incarnations are lost; the counters of their contexts are below `first_context`.
   void onWorkerJoined(const WorkerInfo& worker, int64_t first_context);
-  /// Ends all contexts; none can be created after it. Idempotent.
+  /// Ends all contexts; from then on none can be created. Idempotent.
   void close();
 
   /// Adds the workers whose contexts are kept here, and those that take part in backward passes that run here.
@@ -98,14 +98,14 @@ class AutogradService {
 
  private:
   std::shared_ptr<BackwardPass> makePass(const ContextPtr& context, const PassHeader& header);
-  /// The pass that a message belongs to; it is created if the message is the first one of the pass here.
-  /// The pass that a message of `from` names. Throws Error if the context or the pass has ended, and, as for an unknown
-  /// context, if that worker takes no part in it.
+  /// Returns the pass that a message of `from` names; creates it if the message is the first one of the pass here.
+  /// Throws Error if the context has ended or the pass has failed. If `from` takes no part in the context, the error is
+  /// that of an unknown context.
   std::shared_ptr<BackwardPass> passOf(const PassHeader& header, WorkerId from);
   void serve(Kind kind, void (AutogradService::*handler)(Request, const Responder&));
   void serveMark(Request request, const Responder& responder);
   void serveGradients(Request request, const Responder& responder);
-  /// Called on the loop: handles gradients for a pass that has started here. False: they need a pool thread.
+  /// Handles gradients, on the loop, for a pass that has started here. Returns false if they need a pool thread.
   bool receiveIfStarted(const Request& request, const Responder& responder);
   void serveAbort(Request request, const Responder& responder);
   void serveRelease(Request request, const Responder& responder);
@@ -119,13 +119,13 @@ class AutogradService {
   /// Sends, after a delay, the scheduled snapshots that no call has carried by then.
   void sendSnapshotsLater();
   void sendSnapshots();
-  /// By owner, a message that names all contexts of this owner that this worker has.
+  /// Returns, by owner, a message that names all contexts of this owner that this worker has.
   std::map<WorkerId, Message> heldMessages() const;
   /// Tells the owners which of their contexts this worker has.
   void notifyOwners();
-  /// Asks an owner that was lost whether it lives; if not, its contexts end: see Note [Lost owners].
+  /// Asks an owner that was lost whether it is alive; if not, its contexts end: see Note [Lost owners].
   void confirm(WorkerId owner);
-  /// The same for an owner whose contexts have ended, as another worker says.
+  /// The same after a delay, for an owner whose contexts have ended according to another worker.
   void confirmLater(WorkerId owner);
 
   Messenger& messenger_;

@@ -378,7 +378,7 @@ void BackwardPass::onReply(WorkerId from, bool counted, const Result<Message>& r
     failure = e;
   }
   if (failure) {
-    // On the pool: to destroy what the pass holds may need Python.
+    // On the pool, because destroying the contents of the pass may need Python.
     environment_.messenger.post([self = shared_from_this(), failure] { self->fail(*failure); });
     return;
   }
@@ -432,7 +432,7 @@ void BackwardPass::fail(Error error) {
 
 void BackwardPass::sendAborts(const std::set<WorkerId>& workers, const Error& reason) {
   for (const auto worker : workers) {
-    if (worker == environment_.messenger.self().id) continue;  // that part is this object
+    if (worker == environment_.messenger.self().id) continue;  // this object is that worker's part
     environment_.messenger.requestReliably(
         worker, encode(AbortRequest{header(), reason}), [](const Result<Message>&) {});
   }

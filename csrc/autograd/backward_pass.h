@@ -29,9 +29,9 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
  public:
   struct Environment {
     Messenger& messenger;
-    /// Converts what user code threw to an error that can be sent.
+    /// Converts an exception of user code to an error that can be sent.
     std::function<Error(std::exception_ptr raised)> to_error;
-    /// Returns what nodes and hooks need on the thread that runs them, for as long as the result lives.
+    /// Sets up the calling thread for nodes and hooks, for as long as the result lives.
     std::function<std::shared_ptr<void>()> enter_user_code;
     /// How long a kFast pass waits without progress before it fails; 0: no limit.
     std::function<Duration()> progress_timeout;
@@ -44,44 +44,43 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   /// On the worker with the roots: runs the whole pass; blocks until it has ended on all workers. Throws Error.
   void run(edge_list roots, variable_list gradients);
 
-  /// A request of another worker: adds these send functions to the pass, and all that they depend on, on all workers;
-  /// then calls `done`. Throws Error(kProtocol).
+  /// Serves a mark request of another worker: adds these send functions to the pass, and all send functions that they
+  /// depend on, on all workers; then calls `done`. Throws Error(kProtocol).
   void mark(WorkerId from, const std::vector<MessageId>& sends, Done done);
 
-  /// A request of another worker: gradients for a send function. The first request starts the local part; it returns
-  /// when the local graph has run, and is replied to when all work that follows from it has ended. All other requests
-  /// are replied to at once. Throws Error(kProtocol).
+  /// Serves gradients of another worker for a send function. The first request starts the local part: this call returns
+  /// when the local graph has run, and the reply is sent when all work that follows from the request has ended. All
+  /// other requests are replied to at once. Throws Error(kProtocol).
   void receive(WorkerId from, GradientRequest request, SendReply send_reply);
 
   /// Whether the local part has started: from then on receive() does not block.
   bool hasStarted();
 
-  /// Ends the pass, here and on the workers that it has reached from here. The first failure counts.
+  /// Ends the pass with an error, here and on the workers that it has reached from here. The first failure counts.
   void fail(Error error);
 
-  /// The pass fails if it has come from that worker or has reached it.
+  /// Fails the pass if it has come from that worker, or has reached it from here.
   void onWorkerLost(const WorkerInfo& worker);
 
  private:
   struct ReceivedGradients {
-    NodeOf<SendFunction> send;  ///< null: not recorded
+    NodeOf<SendFunction> send;  ///< null: no such message was recorded
     variable_list gradients;
   };
   using Sends = std::vector<NodeOf<SendFunction>>;
   using RecvFunctions = std::vector<const RecvFunction*>;
 
-  /// Throws Error(kProtocol) if one was not recorded.
-  /// The message of that id, if it was sent to that worker; else null.
+  /// Returns the send function of that message, or null if no such message was sent to that worker.
   NodeOf<SendFunction> sendTo(WorkerId receiver, MessageId id) const;
-  /// Throws Error(kProtocol) for messages that were not sent to that worker.
+  /// The same for several messages. Throws Error(kProtocol) if one was not sent to that worker.
   Sends sendsTo(WorkerId receiver, const std::vector<MessageId>& ids) const;
-  /// Adds send functions to the graph. Returns the receive functions that the graph has gained.
+  /// Marks send functions and adds them to the graph. Returns the receive functions that are new in the graph.
   RecvFunctions addSends(const Sends& sends) TORCHRPC_REQUIRES(mutex_);
-  /// Asks the senders of these receive functions to mark their send functions; `done` when all have replied.
+  /// Asks the senders of these messages to mark their send functions; calls `done` when all have replied.
   void sendMarks(const RecvFunctions& received, Done done);
-  /// Marks all that the roots depend on, on all workers; without a message where planWithoutMarking() succeeds.
+  /// Marks all send functions that the roots depend on, on all workers. Sends nothing if planWithoutMarking() succeeds.
   void markDependencies(RecvFunctions received);
-  /// Finds all marks from the dependencies that replies have declared; false if some are missing.
+  /// Finds all marks by the dependencies that replies have declared. Returns false if these do not suffice.
   bool planWithoutMarking(RecvFunctions& received);
 
   void runFrom(edge_list roots, variable_list gradients);
@@ -90,20 +89,20 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   void runGraph();
   /// Wakes the thread in waitUntil().
   void notifyChanged();
-  /// Blocks until `predicate`, which is called with mutex_ held. The thread handles messages meanwhile where the
-  /// transport supports it. False: `deadline` has passed. Throws the failure if the pass has failed by then.
+  /// Blocks until `predicate`, which is called with mutex_ held, is true. Meanwhile the thread handles messages, if the
+  /// transport supports it. Returns false if `deadline` has passed. Throws the failure if the pass has failed by then.
   bool waitUntil(const std::function<bool()>& predicate, TimePoint deadline = kNever);
-  /// The gradients that have been received since the last call. Waits if no node can run. nullopt: all gradients have
-  /// been received and no node is left.
+  /// Returns the gradients that have been received since the last call. Waits for gradients if no node can run.
+  /// nullopt: all gradients have been received and no node is left.
   std::optional<std::vector<ReceivedGradients>> nextGradients();
   Error noProgressError();
 
-  /// Accepts gradients; false if the pass does not wait for them.
+  /// Accepts gradients; returns false if the pass does not wait for them.
   bool accept(ReceivedGradients gradients) TORCHRPC_REQUIRES(mutex_);
   void deliver(const RecvFunction& recv, variable_list gradients);
   void send(WorkerId to, MessageGradients gradients);
   void sendDeferred();
-  /// They can be sent from the current streams. nullopt: there are none.
+  /// Removes and returns the deferred gradients, if any. The current streams wait for the work that computes them.
   std::optional<MessageGradients> takeDeferred();
   void onReply(WorkerId from, bool counted, const Result<Message>& reply);
   std::shared_ptr<void> lend(const torch::autograd::AccumulateGrad& leaf);
@@ -120,17 +119,17 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   const PassId id_;
   const BackwardMode mode_;
   const bool retain_graph_;
-  // constant once the local part has started; only on the worker with the roots:
-  std::map<WorkerId, std::vector<MessageId>> planned_sends_;  ///< marks of other workers, which travel with gradients
+  // constant once the local part has started; filled on the worker with the roots only:
+  std::map<WorkerId, std::vector<MessageId>> planned_sends_;  ///< marks for other workers, sent with the gradients
   // guarded by mutex_ until the local part starts; then only its thread uses the graph and destroys it:
   std::optional<LocalGraph> graph_;
   // only the thread that runs the local part:
   std::vector<std::pair<at::Tensor, at::Tensor>> leaf_gradients_;  ///< leaves and their gradients
-  std::vector<std::unique_ptr<GradientLoan>> loans_;               ///< that last until the graph has run
+  std::vector<std::unique_ptr<GradientLoan>> loans_;               ///< those that last until the graph has run
   std::unordered_set<const at::TensorImpl*> lent_leaves_;
-  std::optional<MessageGradients> deferred_;  ///< for started_by_: sent with the reply if no work follows them
+  std::optional<MessageGradients> deferred_;  ///< for started_by_: sent with the last reply if no work follows them
   StreamEventsPtr deferred_computed_;         ///< the device work that computes them
-  std::exception_ptr interrupt_exception_;    ///< what a signal handler raised during a wait
+  std::exception_ptr interrupt_exception_;    ///< raised by a signal handler during a wait
   Mutex mutex_;
   CondVar changed_;
   FutexWaiter futex_waiter_;  ///< for the thread that runs the local part
@@ -140,13 +139,13 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   bool ended_ TORCHRPC_GUARDED_BY(mutex_) = false;
   Status failure_ TORCHRPC_GUARDED_BY(mutex_);
   std::set<MessageId> marked_ TORCHRPC_GUARDED_BY(mutex_);              ///< send functions that take part
-  std::set<MessageId> awaiting_gradients_ TORCHRPC_GUARDED_BY(mutex_);  ///< those of them without gradients so far
+  std::set<MessageId> awaiting_gradients_ TORCHRPC_GUARDED_BY(mutex_);  ///< marked ones without gradients so far
   std::vector<ReceivedGradients> received_ TORCHRPC_GUARDED_BY(mutex_);
   size_t outstanding_ TORCHRPC_GUARDED_BY(mutex_) = 0;  ///< requests with gradients whose reply the pass waits for
   std::set<WorkerId> source_workers_ TORCHRPC_GUARDED_BY(mutex_);   ///< workers that the pass has come from
-  std::set<WorkerId> reached_workers_ TORCHRPC_GUARDED_BY(mutex_);  ///< workers that it has reached from here
+  std::set<WorkerId> reached_workers_ TORCHRPC_GUARDED_BY(mutex_);  ///< workers that the pass has reached from here
   SendReply send_reply_ TORCHRPC_GUARDED_BY(mutex_);                ///< to the request that started the local part
-  std::optional<WorkerId> started_by_;                              ///< its sender; constant from then on
+  std::optional<WorkerId> started_by_;                              ///< the sender of that request; constant once set
 };
 
 }  // namespace torchrpc

@@ -74,7 +74,7 @@ std::set<WorkerId> AutogradContext::knownWorkers() const {
 }
 
 void AutogradContext::accumulate(const at::Tensor& leaf, const at::Tensor& gradient) {
-  // Added up outside the lock. putGradient() adds a gradient that another pass has set in the meantime.
+  // The sum is computed outside the lock. putGradient() adds a gradient that another pass has set in the meantime.
   at::Tensor sum = takeGradient(leaf);
   torch::autograd::AccumulateGrad::accumulateGrad(
       leaf, sum, gradient, /*num_expected_refs=*/1, [&](at::Tensor&& updated) { sum = std::move(updated); });

@@ -36,21 +36,22 @@ class AutogradContext {
 
   void addSend(NodeOf<SendFunction> function);
   void addRecv(NodeOf<RecvFunction> function);
-  /// False if the context has ended: no message to `worker` may refer to it any more.
+  /// Adds a worker to which messages of this context go. Returns false if the context has ended: then no message to
+  /// `worker` may refer to it.
   bool addKnownWorker(WorkerId worker);
-  /// A message of `worker` in this context has arrived.
+  /// Records that a message of `worker` in this context has arrived.
   void addSender(WorkerId worker);
-  /// `worker` says that it has this context, which another one has sent it: it is told of the end, no more. False if
-  /// the context has ended.
+  /// Adds a worker that has reported that it has this context; a third worker has sent it there. `worker` is notified
+  /// of the end, but does not take part. Returns false if the context has ended.
   bool addHolder(WorkerId worker);
 
-  /// Null if there is none.
+  /// Returns the send function of that message, or null.
   NodeOf<SendFunction> send(MessageId id) const;
   std::vector<NodeOf<SendFunction>> sends() const;
   std::vector<NodeOf<RecvFunction>> recvs() const;
   std::set<WorkerId> knownWorkers() const;
-  /// Whether a message in this context has come from that worker or gone to it, or it is the owner. Others have no part
-  /// in its passes.
+  /// Whether a message in this context has come from that worker or gone to it, or the worker is the owner. Other
+  /// workers have no part in the passes.
   bool takesPart(WorkerId worker) const;
 
   // --- gradients ---
@@ -62,17 +63,18 @@ class AutogradContext {
   at::Tensor takeGradient(const at::Tensor& leaf);
   /// Sets the gradient of `leaf`, or adds to one that has been set since takeGradient().
   void putGradient(const at::Tensor& leaf, at::Tensor gradient);
-  /// In the order of their first gradients. The current streams wait for the work that computes them.
+  /// Pairs (leaf, gradient), in the order in which the leaves got their first gradients. The current streams wait for
+  /// the work that computes the gradients.
   std::vector<std::pair<at::Tensor, at::Tensor>> gradients() const;
 
   // --- backward passes ---
 
-  /// The pass of that id, created by `make` if there is none. Null if the context has ended. Throws the Error that the
-  /// pass has failed with.
+  /// Returns the pass of that id, created by `make` if there is none; null if the context has ended. Throws the Error
+  /// of a pass that has failed.
   std::shared_ptr<BackwardPass> pass(PassId id, const std::function<std::shared_ptr<BackwardPass>()>& make);
-  /// Null if there is none of that id.
+  /// Returns the pass of that id, or null.
   std::shared_ptr<BackwardPass> findPass(PassId id) const;
-  /// The pass has ended: removes and returns it; null if there is none. The context keeps a failure, because marks and
+  /// Removes and returns a pass that has ended; null if there is none. The context keeps its failure, because marks and
   /// gradients of the pass may still arrive.
   std::shared_ptr<BackwardPass> endPass(PassId id, const Status& failure);
   std::vector<std::shared_ptr<BackwardPass>> passes() const;
@@ -85,9 +87,9 @@ class AutogradContext {
   struct Gradient {
     at::Tensor leaf;
     at::Tensor value;
-    StreamEventsPtr computed{};  ///< the device work that computes the value; null: there is none
+    StreamEventsPtr computed{};  ///< the device work that computes the value; may be null
   };
-  /// All that is destroyed when the context ends.
+  /// The members that are destroyed when the context ends.
   struct Contents {
     std::map<MessageId, NodeOf<SendFunction>> sends;
     std::map<MessageId, NodeOf<RecvFunction>> recvs;

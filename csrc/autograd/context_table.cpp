@@ -114,7 +114,7 @@ std::vector<ContextPtr> ContextTable::all() const {
 void ContextTable::scheduleSnapshot(WorkerId owner, const std::set<WorkerId>& workers, bool is_lost) {
   MutexLock lock(mutex_);
   is_lost = is_lost || lost_owners_.contains(owner);
-  // A context of another owner that was only released here: its owner has sent no snapshot yet.
+  // The context of another owner was only released here, and its owner has sent no snapshot yet.
   if (owner != self_ && !latest_snapshots_.contains(owner) && !is_lost) return;
   for (const auto worker : workers) schedule(owner, worker, is_lost);
 }
@@ -143,7 +143,7 @@ std::string ContextTable::takeScheduledSnapshots(WorkerId worker) {
     if (owner == self_) {
       writeSnapshot(ownSnapshot(), writer);
     } else if (is_lost) {
-      // Even if the owner has answered since: its contexts have ended here, so no other news of them follows.
+      // Even if the owner has answered since: its contexts have ended here, so no other notice about them follows.
       writeSnapshot(noneOf(owner), writer);
     } else if (const auto latest = latest_snapshots_.find(owner); latest != latest_snapshots_.end()) {
       writeSnapshot(latest->second, writer);

@@ -19,15 +19,15 @@ namespace torchrpc {
 using torch::autograd::edge_list;
 using torch::autograd::variable_list;
 
-/// Its edges lead to the nodes that computed the tensors which were sent. As a node it forwards gradients unchanged.
-/// The roots of a pass get one, too, without an id.
+/// A message that was sent. Its edges lead to the nodes that computed the tensors of the message. As a node it forwards
+/// gradients unchanged. The roots of a pass are below a send function without an id.
 class SendFunction final : public torch::autograd::Node {
  public:
   SendFunction(MessageId id, edge_list edges, WorkerId receiver = kNoWorker)
       : Node(std::move(edges)), id_(id), receiver_(receiver) {}
 
   MessageId id() const { return id_; }
-  /// To whom the message was sent: nobody else has gradients for it.
+  /// The worker to which the message was sent. Only this worker sends gradients for it.
   WorkerId receiver() const { return receiver_; }
   std::string name() const override {
     return id_ == kNoAutogradId ? "torchrpc::GraphRoot" : "torch::distributed::autograd::SendRpcBackward";
@@ -47,9 +47,9 @@ class RecvFunction final : public torch::autograd::Node {
  public:
   using Deliver = std::function<void(const RecvFunction&, variable_list gradients)>;
 
-  /// `dependencies`: the messages to `sender` from which it computed these tensors, if it has declared them.
-  /// `sources`: the devices of the sender to which gradients go, by input; empty, or nullopt: the device that they
-  /// have.
+  /// `dependencies`: the messages to `sender` from which `sender` computed these tensors, if it has declared them.
+  /// `sources`: the devices of the sender to which gradients go, by input; empty, or nullopt: the device that the
+  /// gradients have here.
   RecvFunction(
       MessageId id, WorkerId sender, std::optional<std::vector<MessageId>> dependencies,
       std::vector<std::optional<c10::Device>> sources = {})
@@ -87,8 +87,8 @@ class RecvFunction final : public torch::autograd::Node {
   const std::vector<std::optional<c10::Device>> sources_;
 };
 
-/// The ids of the receive functions that can be reached from these edges; nullopt if the graph is too large to search
-/// while a caller waits for the reply.
+/// Returns the ids of the receive functions that can be reached from these edges; nullopt if the graph is too large to
+/// search while a caller waits for the reply.
 std::optional<std::vector<MessageId>> dependenciesOf(const edge_list& edges);
 
 }  // namespace torchrpc

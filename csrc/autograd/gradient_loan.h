@@ -6,7 +6,7 @@
 // moves .grad back into the context and restores the leaf's own .grad.
 //
 // A leaf has one loan at a time in the process. A loan for one node waits until another loan for one node ends. A loan
-// for a whole pass cannot wait without the risk of a deadlock between passes, so it is refused while there is another.
+// for a whole pass cannot wait without the risk of a deadlock between passes, so it is refused while another exists.
 
 #include <ATen/core/Tensor.h>
 

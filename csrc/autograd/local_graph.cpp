@@ -43,8 +43,8 @@ void LocalGraph::setGradients(const Node& root, variable_list gradients) {
 
 namespace {
 
-/// What is queued from now on on the node's stream, and on the current one of each gradient's device, runs after the
-/// work that computes the gradients. The buffer has events where that was queued on another stream.
+/// Makes the node's stream, and the current stream of each gradient's device, wait for the work that computes the
+/// gradients. The buffer has events for work that was queued on another stream.
 void waitForInputs(const InputBuffer& inputs, const std::optional<c10::Stream>& stream) {
   for (size_t i = 0; i < inputs.ready_events.size(); ++i) {
     const auto& event = inputs.ready_events[i];

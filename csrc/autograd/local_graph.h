@@ -25,7 +25,7 @@ namespace torchrpc {
 
 class LocalGraph {
  public:
-  /// Where gradients leave the graph.
+  /// The functions that receive the gradients which leave the graph.
   struct Sinks {
     RecvFunction::Deliver deliver;  ///< for another worker
     std::function<void(const at::Tensor& leaf, at::Tensor gradient)> accumulate;
@@ -35,22 +35,22 @@ class LocalGraph {
 
   LocalGraph(bool retain_graph, Sinks exits) : retain_graph_(retain_graph), sinks_(std::move(exits)) {}
 
-  /// Adds all nodes that can be reached from `root`, which itself gets its gradients by setGradients(). Returns the
-  /// receive functions that are new. Only before the first node runs.
+  /// Adds `root` and all nodes that can be reached from it; setGradients() sets the gradients of `root`. Returns the
+  /// receive functions that are new. Must be called before the first node runs.
   std::vector<const RecvFunction*> add(NodePtr root);
 
   /// Sets the gradients of a root, so that it can run.
   void setGradients(const torch::autograd::Node& root, variable_list gradients);
   bool canRun() const { return !ready_.empty(); }
-  /// Runs one node that has all its gradients. Throws what the node or a hook throws.
+  /// Runs one node that has all its gradients. Throws the exceptions of the node and its hooks.
   void runNext();
 
-  /// The device work that the nodes have queued, each on the stream of its forward pass; null: none.
+  /// Records the device work that the nodes have queued, each on the stream of its forward pass; null if there is none.
   StreamEventsPtr recordStreams() const;
 
   /// Runs `body` inside a graph task of torch's engine, on this thread, with grad mode off. Hooks can query that graph
   /// task, which knows this graph's nodes; backward passes started in it are re-entrant ones; callbacks queued with the
-  /// engine run after `body` has returned. Throws what they throw.
+  /// engine run after `body` has returned. Throws their exceptions.
   void runInGraphTask(std::function<void()> body) const;
 
  private:

@@ -30,7 +30,8 @@ struct MarkRequest {
   std::vector<MessageId> sends;
 };
 
-/// The gradients of a message that the receiver has sent: one for each of its tensors; some may be undefined.
+/// The gradients for a message that the receiver of this payload has sent: one for each tensor of that message which
+/// required grad. Some may be undefined.
 struct MessageGradients {
   MessageId send = kNoAutogradId;
   variable_list gradients;
@@ -40,7 +41,7 @@ struct MessageGradients {
 
 struct GradientRequest {
   PassHeader pass;
-  std::vector<MessageId> sends;  ///< those of the receiver that take part, unless MarkRequests have named them
+  std::vector<MessageId> sends;  ///< send functions of the receiver that take part, unless marked by requests
   MessageGradients gradients;
 };
 
@@ -66,7 +67,7 @@ Message encode(const GradientReply& reply);
 Message encode(const RRefBackwardRequest& request);
 Message encode(const AbortRequest& request);
 
-/// These throw Error(kProtocol).
+/// All throw Error(kProtocol) for malformed messages.
 MarkRequest decodeMark(const Message& message);
 GradientRequest decodeGradients(const Message& message);
 GradientReply decodeGradientReply(const Message& message);

@@ -14,7 +14,7 @@ namespace torchrpc {
 
 namespace {
 
-// How long ended contexts may wait until endContexts() runs at the end of a call.
+// How long ended contexts may wait for endContexts() at the end of a call; after that, the pool ends them.
 constexpr Duration kEndDelay = std::chrono::milliseconds(20);
 
 /// Whether the callee may use the context even if no received tensor requires grad. Operators never do.
@@ -81,7 +81,8 @@ void Recorder::recordSend(AutogradContext& context, Message& message, WorkerId t
   if (edges.empty() && !always) return;
   Recorded recorded{.context = context.id(), .tensors = static_cast<uint32_t>(edges.size())};
   if (!edges.empty()) {
-    // Only in replies: a call's arguments depend on the caller's graph, and the caller usually has the roots as well.
+    // Only replies declare them: a call's arguments depend on the caller's graph, and the caller usually has the roots
+    // as well.
     if (message.kind == Kind::kReply) recorded.dependencies = dependenciesOf(edges);
     recorded.message = contexts_.newMessageId();
     context.addSend(makeNode<SendFunction>(recorded.message, std::move(edges), to));
@@ -196,7 +197,7 @@ void Recorder::on(Kind kind, Where where, RequestHandler handler) {
   if (where == Where::kLoop) return ForwardingMessenger::on(kind, where, std::move(recorded));
   ForwardingMessenger::on(kind, where, [this, recorded = std::move(recorded)](Request request, Responder responder) {
     recorded(std::move(request), std::move(responder));
-    endContexts();  // after the reply: another thread would compete with the call for the core
+    endContexts();  // here, after the reply, because another thread would compete with the call for the core
   });
 }
 

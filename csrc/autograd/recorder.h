@@ -18,13 +18,13 @@ namespace torchrpc {
 class Recorder final : public ForwardingMessenger {
  public:
   struct Events {
-    /// Contexts that their owners have ended. Called on the pool, or by endContexts().
+    /// Receives contexts that their owners have ended. Called on the pool, or by endContexts().
     std::function<void(std::vector<ContextPtr>)> on_ended;
     /// A call with snapshots has failed, so they are scheduled again. Called on any thread.
     std::function<void()> on_undelivered;
-    /// There are contexts of an owner that was lost: see Note [Lost owners]. Called on the loop or the pool.
+    /// This worker has contexts of an owner that was lost: see Note [Lost owners]. Called on the loop or the pool.
     std::function<void(WorkerId owner)> on_doubtful;
-    /// Another worker says that contexts of this owner have ended, some of which are here. Called on the pool.
+    /// Contexts of this owner that are here have ended, according to another worker. Called on the loop or the pool.
     std::function<void(WorkerId owner)> on_hearsay;
   };
 
@@ -54,7 +54,7 @@ class Recorder final : public ForwardingMessenger {
   ContextTable& contexts_;
   const Events events_;
   Mutex mutex_;
-  std::vector<ContextPtr> ended_ TORCHRPC_GUARDED_BY(mutex_);  ///< by their owners, not yet by end()
+  std::vector<ContextPtr> ended_ TORCHRPC_GUARDED_BY(mutex_);  ///< by their owners, but not here yet
   bool end_scheduled_ TORCHRPC_GUARDED_BY(mutex_) = false;
 };
 
