@@ -48,11 +48,11 @@ class Algorithm {
   virtual std::vector<StateTensor> layout() const = 0;
   virtual void step(const Batch& batch) const = 0;
 
-  /// Whether there is a fused kernel. All tensors of a parameter in the batch of stepFused() must have equal strides.
+  /// Whether a fused kernel exists. All tensors of a parameter in the batch of stepFused() must have equal strides.
   virtual bool hasFused() const { return false; }
   virtual void stepFused(const Batch&) const {}
 
-  /// Whether sparse gradients are supported, and the update with one.
+  /// Whether sparse gradients are supported. stepSparse() updates a parameter with such a gradient.
   virtual bool supportsSparse() const { return false; }
   virtual void stepSparse(const at::Tensor&, const at::Tensor&, ParamState&) const {}
 
@@ -62,8 +62,8 @@ class Algorithm {
 
  protected:
   explicit Algorithm(OptionReader& options);
-  /// The gradients of the update: negated for `maximize`, with weight decay added. Must not be modified, because they
-  /// may be the batch's own tensors.
+  /// Returns the gradients of the update: negated for `maximize`, with weight decay added. The caller must not modify
+  /// them, because they may be the batch's own tensors.
   Tensors gradients(const Batch& batch, double weight_decay) const;
 
   const std::string name_;
@@ -71,7 +71,8 @@ class Algorithm {
   const std::optional<bool> fused_;
 };
 
-/// Whether options must be in the ranges that the constructors of torch.optim check. Schedulers may set values outside.
+/// Whether options must be in the ranges that the constructors of torch.optim check. Schedulers may set values outside
+/// of these ranges.
 enum class Ranges { kChecked, kUnchecked };
 
 /// `kind` is the name of a class of torch.optim. Throws Error(kInvalidArgument); for options out of range, the texts

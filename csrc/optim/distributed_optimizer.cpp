@@ -21,7 +21,7 @@ struct DistributedOptimizer::Part {
   WorkerInfo owner;
   std::vector<size_t> params;  ///< their indices among all parameters
   RRefPtr optimizer;
-  std::atomic<uint64_t> confirmed_revision{0};  ///< of the options that the owner has confirmed last
+  std::atomic<uint64_t> confirmed_revision{0};  ///< of the latest options that the owner has confirmed
 };
 
 DistributedOptimizer::DistributedOptimizer(

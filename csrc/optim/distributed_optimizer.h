@@ -24,8 +24,8 @@ class DistributedOptimizer {
     Duration timeout = kDefaultTimeout;  ///< of each request
   };
 
-  /// `kind` is the name of a class of torch.optim that is implemented in C++: SGD, Adam, AdamW, Adagrad, RMSprop,
-  /// Adadelta, Adamax, Rprop. Blocks until all owners have created their optimizer. `service` must outlive it.
+  /// `kind` is the name of a class of torch.optim that this library implements in C++: SGD, Adam, AdamW, Adagrad,
+  /// RMSprop, Adadelta, Adamax, Rprop. Blocks until all owners have created their optimizer. `service` must outlive it.
   /// Throws Error: kInvalidArgument for invalid options, parameters or RRefs; the first error of an owner.
   DistributedOptimizer(OptimService& service, std::string kind, const std::vector<Group>& groups, Settings settings);
   ~DistributedOptimizer();
@@ -39,10 +39,12 @@ class DistributedOptimizer {
   /// change. Blocks until all owners have replied. Throws Error: kInvalidArgument if this worker has no such context;
   /// the first error of an owner, with the owner's name (the other owners have stepped nevertheless).
   void step(int64_t context);
-  /// Throws for an unknown context as step(). `done` is called once, on any thread, and must not block.
+  /// The same without waiting. Throws for an unknown context as step(). `done` is called once with the result, on any
+  /// thread, and must not block.
   void stepAsync(int64_t context, std::function<void(Status)> done);
 
-  /// The state of each parameter, in the order in which they were given; empty for one that has never been stepped.
+  /// Returns the state of each parameter, in the order in which the parameters were given; empty for a parameter that
+  /// has never been stepped.
   std::vector<ParamState> state();
   /// Replaces the state of all parameters, in the same order.
   void load(const std::vector<ParamState>& states);

@@ -25,7 +25,7 @@ struct OptimCreate {
 Message encode(const OptimCreate& request);
 OptimCreate decodeOptimCreate(const Message& message);
 
-/// kOptimStep. Has the options of all groups if the owner has not confirmed `revision` yet, otherwise none.
+/// kOptimStep. Contains the options of all groups if the owner has not confirmed `revision` yet, otherwise none.
 struct OptimStep {
   std::string optimizer;  ///< the encoded name of its RRef
   int64_t context = 0;

@@ -9,7 +9,7 @@ namespace torchrpc {
 
 namespace {
 
-/// Runs `body`; an exception that it throws is the reply, as an error of the worker `self`.
+/// Runs `body`. Replies with an exception that `body` throws, as an error of the worker `self`.
 template <typename Body>
 void failOnException(const Responder& responder, const WorkerInfo& self, Body&& body) {
   runOrFail(
@@ -36,7 +36,7 @@ void whenAllReady(
   }
 }
 
-/// The tensor of a parameter; a Python object is converted.
+/// Returns the tensor of a parameter; converts a Python object. Throws Error(kInvalidArgument) for other values.
 at::Tensor tensorIn(const c10::IValue& value, size_t param, const WorkerInfo& self) {
   auto tensor = value;
   if (value.isPyObject()) {
@@ -92,7 +92,7 @@ void OptimService::create(
       owner.id, std::move(message), timeout,
       [this, params, forks = std::move(forks), done = std::move(done)](Result<Message> reply) {
         if (!reply) {
-          rrefs_.abandon(forks);  // forks to their own owner need no protection, even if the owner has received them
+          rrefs_.abandon(forks);  // even if the owner has received them: forks to the owner need no protection
           return done(reply.error());
         }
         const Error malformed(ErrorCode::kProtocol, "malformed message: an optimizer without its RRef");

@@ -3,8 +3,8 @@
 // Optimizers on the workers that own the parameters. The owner's side creates and steps them; the client's side sends
 // the requests of DistributedOptimizer. An optimizer is the value of an RRef, so it lives as long as its client's
 // reference, and is destroyed when the client is lost.
-// Threads: every method from any thread. Handlers run on the pool. They need no Python, unless a parameter is a Python
-// object, which is converted to its tensor once.
+// Threads: every method from any thread. Handlers run on the pool. They need Python only for a parameter that is a
+// Python object, which is converted to its tensor once.
 
 #include <functional>
 #include <memory>
@@ -30,7 +30,7 @@ class OptimService {
   OptimService(const OptimService&) = delete;
   OptimService& operator=(const OptimService&) = delete;
 
-  /// Creates an optimizer on `owner` for parameters that `owner` owns. `done` gets the RRef to it.
+  /// Creates an optimizer on `owner` for parameters that `owner` owns. `done` receives the RRef to the optimizer.
   using Created = std::function<void(Result<RRefPtr>)>;
   void create(
       const WorkerInfo& owner, const OptimCreate& request, const std::vector<RRefPtr>& params, Duration timeout,
@@ -53,7 +53,7 @@ class OptimService {
       const WorkerInfo& creator, const OptimCreate& request, const std::vector<c10::IValue>& params,
       const Responder& responder);
   Message execute(Optimizer& optimizer, const Message& request);
-  /// Empty if this node has no context of that id.
+  /// Returns the gradients in the context; empty if this node has no context of that id.
   GradientList gradientsIn(int64_t context) const;
   void step(Optimizer& optimizer, const OptimStep& request);
 

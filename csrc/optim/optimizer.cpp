@@ -142,7 +142,7 @@ void Optimizer::stepGroup(size_t group, const Tensors& grads) {
     run.batch.params.push_back(realOf(param));
     run.batch.grads.push_back(realOf(grad));
     run.batch.states.push_back(&state);
-    if (fused) param.unsafeGetTensorImpl()->bump_version();  // the fused kernels do not do it
+    if (fused) param.unsafeGetTensorImpl()->bump_version();  // the fused kernels do not bump it
     run.elements += param.numel();
     if (isFull(run.elements, device)) flush(run);
   }

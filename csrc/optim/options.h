@@ -27,7 +27,7 @@ class OptionReader {
   std::pair<double, double> pair(const char* name, std::pair<double, double> fallback);
   /// True, False or None.
   std::optional<bool> choice(const char* name);
-  /// Throws if there is an option that has not been read. Called last.
+  /// Throws if an option has not been read. Must be called last.
   void expectNoOther() const;
 
  private:

@@ -18,10 +18,10 @@ class ResultCollector {
   using Results = std::vector<Result<T>>;
   using Done = std::function<void(Results)>;
 
-  /// `done` is called with all results, in order, by the set() that brings the last one. `count` must not be 0.
+  /// The last set() calls `done` with all results, in the order of their indices. `count` must not be 0.
   ResultCollector(size_t count, Done done) : done_(std::move(done)), outstanding_(count), results_(count) {}
 
-  /// Sets result `i`; once for each.
+  /// Sets result `i`. Must be called once for each index.
   void set(size_t i, Result<T> result) {
     Results all;
     {

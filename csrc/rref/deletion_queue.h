@@ -1,9 +1,9 @@
 #pragma once
 
-// The deletions of RRefs that wait for their message. The first deletions are sent at once; those that follow while
-// kMostMessages messages to an owner are unanswered wait, and go together. So a program that drops a million RRefs
-// sends some thousand messages. A queue is that of one incarnation of the owner: a later one knows nothing of its
-// RRefs. Threads: any.
+// The queues of RRef deletions (RREF_USER_DELETE), one for each owner. The first kMostMessages deletions are sent at
+// once, each in a message of its own. While that many messages to the owner are unanswered, further deletions wait and
+// are then sent together, so a program that drops a million RRefs sends some thousand messages. A queue belongs to one
+// incarnation of the owner, because a later incarnation does not have these RRefs. Threads: any.
 
 #include <algorithm>
 #include <cstddef>
@@ -25,10 +25,10 @@ class DeletionQueues {
     uint64_t incarnation = 0;
     friend auto operator<=>(const To&, const To&) = default;
   };
-  /// The owner's loop serves a message of kMostDeletions in less than a millisecond.
+  /// The limit on unanswered messages. An owner's loop serves a message of kMostDeletions in less than a millisecond.
   static constexpr size_t kMostMessages = 2;
 
-  /// Returns what the caller must send now, as one message: nothing, if the deletion waits.
+  /// Returns the deletions that the caller must send now, as one message; empty if the deletion waits.
   Deletions add(const To& to, const UserDelete& deletion) {
     MutexLock lock(mutex_);
     auto& queue = queues_[to];
@@ -40,7 +40,7 @@ class DeletionQueues {
     return {};
   }
 
-  /// A message has been answered. Returns what the caller must send next, as one message: nothing, if nothing waits.
+  /// A message has been answered. Returns the deletions that the caller must send next, as one message; may be empty.
   Deletions takeNext(const To& to) {
     MutexLock lock(mutex_);
     const auto found = queues_.find(to);
@@ -57,7 +57,8 @@ class DeletionQueues {
     return next;
   }
 
-  /// The owner is lost: nothing to it is sent any more.
+  /// Called in place of takeNext() if nothing more must be sent, for example because the owner is lost: drops the
+  /// deletions that wait.
   void drop(const To& to) {
     MutexLock lock(mutex_);
     const auto found = queues_.find(to);
@@ -80,7 +81,7 @@ class DeletionQueues {
   };
 
   mutable Mutex mutex_;
-  std::map<To, Queue> queues_ TORCHRPC_GUARDED_BY(mutex_);  ///< each with unanswered messages
+  std::map<To, Queue> queues_ TORCHRPC_GUARDED_BY(mutex_);  ///< only those with unanswered messages
 };
 
 }  // namespace torchrpc

@@ -68,7 +68,7 @@ std::vector<RRefFork> forksIn(const Message& message) {
   for (const auto& fork : forks) {
     const bool is_own =
         message.from == kNoWorker || (fork.parent == message.from && fork.fork.created_on == message.from);
-    // Its parent's numbers count as those of that worker, and that worker is told that the fork has arrived.
+    // The fork's delivery number is counted in the stream of its parent's worker, which also receives the acceptance.
     if (!is_own) throw Error(ErrorCode::kProtocol, "a message with a fork of an RRef that another worker has made");
   }
   return forks;

@@ -14,8 +14,8 @@
 
 namespace torchrpc {
 
-/// The bit in the number of an RRef's id that says that its creator makes the value again when its owner has been
-/// started again: see Note [Restoring RRefs] in rref_service.cpp.
+/// The bit of an id's number that marks a restorable RRef: its creator makes the value again when the owner has been
+/// started again. See Note [Restoring RRefs] in rref_service.cpp.
 constexpr uint64_t kRestorableBit = uint64_t{1} << 63;
 inline bool isRestorable(const RRefId& id) { return (id.local_id & kRestorableBit) != 0; }
 
@@ -28,11 +28,11 @@ struct RRefFork {
   RRefId rref;
   ForkId fork;
   WorkerId owner = kNoWorker;
-  uint64_t owner_incarnation = 0;  ///< which has the value; a later one never will
-  WorkerId parent = kNoWorker;     ///< made the fork; keeps its own RRef alive until the child is accepted
+  uint64_t owner_incarnation = 0;  ///< the one that has the value
+  WorkerId parent = kNoWorker;     ///< made the fork; keeps its own RRef until the child is accepted
   uint64_t parent_incarnation = 0;
-  uint64_t creation = kNoNumber;  ///< of the call that makes the value; none: the owner has the value
-  uint64_t delivery = kNoNumber;  ///< among the forks from parent to receiver; none: see PROTOCOL.md
+  uint64_t creation = kNoNumber;  ///< of the call that makes the value; kNoNumber: the owner has it
+  uint64_t delivery = kNoNumber;  ///< among the forks from parent to receiver, or kNoNumber: see PROTOCOL.md
 
   /// Whether the owner made the fork for a known holder. Such a fork is registered already; its holder sends no
   /// request.
@@ -42,8 +42,8 @@ struct RRefFork {
 };
 std::string encodeForks(const std::vector<RRefFork>& forks);
 std::vector<RRefFork> decodeForks(std::string_view bytes);
-/// The forks in the header of a message; none if it has no such header. Of a message that has arrived, Error(kProtocol)
-/// also if its sender has not made them.
+/// Returns the forks in the header of a message; empty without such a header. For a message that has arrived, throws
+/// Error(kProtocol) also if another worker than its sender made one of them.
 std::vector<RRefFork> forksIn(const Message& message);
 
 /// The kRRefResult header of a remote call: the RRef that holds the result, and the caller's fork of it. `creation` is
@@ -78,26 +78,27 @@ struct UserDelete {
   ForkId fork;
   uint64_t registration = kNoNumber;
 };
-/// The most of one message.
+/// The maximum in one message.
 constexpr size_t kMostDeletions = 256;
 std::string encode(const std::vector<UserDelete>& deletions);
 std::vector<UserDelete> decodeUserDeletes(std::string_view bytes);
 
-/// kRRefFetch and kPythonRRefFetch, from a holder to the owner: asks for the value. It names the holder's fork as the
-/// fork's request does, because it may arrive before that.
+/// kRRefFetch and kPythonRRefFetch, from a holder to the owner: asks for the value. A fetch has the fields of the
+/// fork's ForkRequest, because it may arrive before that request.
 using Fetch = ForkRequest;
-/// The kInvalidArgument error of a worker that gets an RRef of another group, or of another worker of this process.
+/// The kInvalidArgument error of a worker that uses an RRef of another group, or of another worker of this process.
 Error foreignError(const RRef& rref, const GroupMember& self);
 /// The kRRefDeleted error of an RRef that is used after shutdown has deleted it; `attempt` names the use, for example
 /// "to_here() on it".
 Error deletedError(const UserRRef& rref, std::string_view attempt);
-/// The kRRefDeleted error of an RRef that the owner does not have, or does not let that worker use. It is the same in
-/// both cases, so that nobody learns from it which RRefs there are.
+/// The kRRefDeleted error of an RRef that the owner does not have, or that the asking worker does not hold. The text is
+/// the same in both cases, so that it does not reveal which RRefs exist.
 Error droppedError(const RRefId& rref, const WorkerInfo& owner);
 /// The error that the caller of a failed remote() gets: kRRefCreationTimeout or kWorkerLost if that is the cause, else
 /// kRRefCreation.
 Error creationError(const WorkerInfo& owner, const Error& cause);
-/// The error that waiters at the owner get when the caller has deleted its fork and its call has never arrived.
+/// The error for waiters at the owner if the call that makes the value has not arrived and will not run: its caller has
+/// deleted its fork, or is lost.
 Error neverCreatedError(const RRefId& rref, const WorkerInfo& owner);
 /// The kWorkerLost error of an RRef whose owner is lost, or has been started again.
 Error ownerLostError(const RRefId& rref, const WorkerInfo& owner);

@@ -1,8 +1,8 @@
 #pragma once
 
 // A stream of numbered messages from one worker to another: the sender has a NumberSource, the receiver SeenNumbers.
-// With them a message takes effect once, however often it arrives. Their memory grows with the number of missing
-// messages, not with the number of messages. wire/PROTOCOL.md, "RRefs", defines the streams.
+// With these numbers a message takes effect once, however often it arrives. The memory of SeenNumbers grows with the
+// number of missing messages, not with the number of messages. wire/PROTOCOL.md, "RRefs", defines the streams.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace torchrpc {
 /// Marks a message that belongs to no stream.
 constexpr uint64_t kNoNumber = 0;
 
-/// Gives the numbers first + 1, first + 2, … for each destination. Not thread-safe.
+/// Generates the numbers first + 1, first + 2, … for each destination. Not thread-safe.
 class NumberSource {
  public:
   explicit NumberSource(uint64_t first = 0) : first_(first) {}
@@ -30,7 +30,7 @@ class NumberSource {
 /// A set of numbers, stored as runs of consecutive numbers. Not thread-safe.
 class SeenNumbers {
  public:
-  /// False if the set contained the number already.
+  /// Adds the number. Returns false if the set contained it already.
   bool insert(uint64_t number) {
     auto after = runs_.upper_bound(number);
     auto before = after == runs_.begin() ? runs_.end() : std::prev(after);
@@ -50,10 +50,11 @@ class SeenNumbers {
     return after != runs_.begin() && number <= std::prev(after)->second;
   }
 
-  /// Far more than a program leaves that keeps its failed RRefs. A sender that leaves more gaps than that is refused.
+  /// The limit on runs. A program that keeps its failed RRefs leaves far fewer gaps. A sender that leaves more is
+  /// refused.
   static constexpr size_t kMostRuns = size_t{1} << 18;
   bool isFull() const { return runs_.size() >= kMostRuns; }
-  /// The number of runs, to which the memory is proportional: at most one more than the gaps.
+  /// The number of runs: at most the number of gaps plus one. The memory is proportional to it.
   size_t runs() const { return runs_.size(); }
 
  private:

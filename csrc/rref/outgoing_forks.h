@@ -1,7 +1,7 @@
 #pragma once
 
-// The forks of RRefs that one message will carry. They are collected while the message is written and abandoned if it
-// is never finished.
+// The forks of RRefs that one message will carry. They are collected while the message is written, and abandoned if
+// the message is never finished.
 // Threads: one.
 
 #include <vector>

@@ -86,7 +86,7 @@ OwnerTable::Entries::iterator OwnerTable::dropIfUnheld(Entries::iterator it, End
 
 void OwnerTable::addFork(const std::shared_ptr<OwnerRRef>& rref, const ForkId& fork, WorkerId holder) {
   MutexLock lock(mutex_);
-  if (const auto peer = peers_.find(holder); peer != peers_.end() && peer->second.lost) return;  // none would delete it
+  if (const auto peer = peers_.find(holder); peer != peers_.end() && peer->second.lost) return;  // would stay for ever
   auto& entry = entries_[rref->id()];
   entry.rref = rref;
   setFork(entry, fork, {holder, kNoNumber});
@@ -144,7 +144,7 @@ Status OwnerTable::registerLocked(const Sender& holder, const ForkRequest& reque
 
 Status OwnerTable::removeForks(const Sender& holder, const std::vector<UserDelete>& deletions, EndedList& ended) {
   MutexLock lock(mutex_);
-  if (isLost(holder)) return std::nullopt;  // what it held has been removed
+  if (isLost(holder)) return std::nullopt;  // its forks have been removed
   auto& registrations = peers_[holder.worker].registrations;
   for (const auto& deletion : deletions) {
     if (registrations.isFull()) return tooManyGaps(holder.worker);
@@ -159,7 +159,7 @@ void OwnerTable::removeLocked(WorkerId holder, const UserDelete& deletion, Ended
   if (it == entries_.end()) return;
   auto& entry = it->second;
   auto fork = entry.forks.find(deletion.fork);
-  // A fork that was registered again since then, under another number, is another one.
+  // A fork that has been registered again since then, under another number, stays.
   const bool same = fork != entry.forks.end() && mayHold(entry, deletion.fork, holder) &&
       (fork->second.registration == kNoNumber || fork->second.registration == deletion.registration);
   if (same) eraseFork(entry, fork);
@@ -174,7 +174,7 @@ void OwnerTable::abandonFork(const RRefId& rref, const ForkId& fork, EndedList& 
   auto it = entries_.find(rref);
   if (it == entries_.end()) return;
   auto& entry = it->second;
-  // One that was registered has been delivered, and will be deleted.
+  // A fork with a registration number has been delivered, and its holder will delete it.
   const auto made = entry.forks.find(fork);
   if (made != entry.forks.end() && made->second.registration == kNoNumber) eraseFork(entry, made);
   dropIfUnheld(it, ended);
@@ -187,7 +187,7 @@ Result<std::shared_ptr<OwnerRRef>> OwnerTable::adopt(const RRefFork& fork, Ended
   const auto it = found.value();
   auto rref = it->second.rref;
   auto& forks = it->second.forks;
-  // Only one that this worker has made, for itself or for an unknown receiver: others stay with their holders.
+  // Removes only a fork that this worker made for itself or for an unknown receiver. Other forks stay.
   const auto made = forks.find(fork.fork);
   const bool is_home = made != forks.end() && fork.parent == self_->self.id &&
       (made->second.worker == kNoWorker || made->second.worker == self_->self.id);
@@ -202,7 +202,7 @@ Result<std::shared_ptr<OwnerRRef>> OwnerTable::find(const Sender& holder, const 
   const bool is_creator = holder.worker == request.rref.created_on && request.registration == request.creation &&
       request.creation != kNoNumber;
   if (is_creator) {
-    // Its call, which registers the fork, may be still to come.
+    // The creator's call, which registers the fork, may not have arrived yet.
     const auto found = findOrExpect(request.rref, request.creation, holder.worker);
     if (!found) return found.error();
     if (found.value()->second.expected == request.creation) return found.value()->second.rref;

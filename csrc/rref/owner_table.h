@@ -1,6 +1,6 @@
 #pragma once
 
-// The owner's half of the RRef protocol: which values of this node are held, by which forks, on which workers. The
+// The owner's half of the RRef protocol: the values of this node, with their forks and the workers that hold these. The
 // table decides when a value may be dropped, by the rules in wire/PROTOCOL.md, "RRefs". It sends no messages.
 // Threads: any. No value is settled or destroyed under the lock: entries that have ended are returned to the caller.
 
@@ -17,14 +17,15 @@ namespace torchrpc {
 
 class OwnerTable {
  public:
-  /// An entry that has ended. `failure`: no call will ever make its value, and its waiters must get this error.
+  /// An entry that has been dropped or, with `failure`, whose value no call will ever make: the caller must set this
+  /// error for its waiters.
   struct Ended {
     std::shared_ptr<OwnerRRef> rref;
     Status failure;
   };
   using EndedList = std::vector<Ended>;
 
-  /// Of a message.
+  /// The sender of a message.
   struct Sender {
     WorkerId worker = kNoWorker;
     uint64_t incarnation = 0;
@@ -39,16 +40,16 @@ class OwnerTable {
     WorkerId expected_for = kNoWorker;  ///< the worker whose message made the entry before the call has arrived
     std::map<ForkId, Holder> forks;
   };
-  /// The most entries that a worker can make for calls that have not arrived: more than it has calls under way. It is a
-  /// bound on what a worker can make us keep with ids that no call will ever bring.
+  /// The limit on entries that one worker can make for calls that have not arrived; larger than the number of its
+  /// outstanding calls. It bounds the memory that a worker can use here with ids for which no call will ever arrive.
   static constexpr size_t kMostExpected = size_t{1} << 15;
 
   explicit OwnerTable(std::shared_ptr<const GroupMember> self) : self_(std::move(self)) {}
 
-  /// Adds a fork that the owner makes; `holder` may be kNoWorker.
+  /// Adds a fork that the owner makes; `holder` is kNoWorker if the receiver is unknown.
   void addFork(const std::shared_ptr<OwnerRRef>& rref, const ForkId& fork, WorkerId holder);
 
-  /// For remote() to this worker: the call that is about to be sent will find `rref`.
+  /// For remote() to this worker: adds an entry with `rref` for the call that is about to be sent.
   void expect(const std::shared_ptr<OwnerRRef>& rref, const RemoteResult& call);
 
   /// A remote call has arrived. `created`: the function must run, and its result becomes the value of `rref`. Otherwise
@@ -59,29 +60,31 @@ class OwnerTable {
   };
   Hosted host(const Sender& creator, const RemoteResult& call);
 
-  /// Registers a holder's fork: who knows the ids of an RRef has been given a fork of it. Fails with kRRefDeleted if
-  /// the value has been dropped, if another worker holds that fork, and if there has never been such an RRef.
+  /// Registers a holder's fork. Ids are secret, so a worker that knows the id of an RRef has received a fork of it.
+  /// Fails with kRRefDeleted if the value has been dropped, if another worker holds that fork, or if there has never
+  /// been such an RRef.
   Status registerFork(const Sender& holder, const ForkRequest& request);
 
-  /// Removes forks that their holder has dropped. Those of other holders stay.
+  /// Removes forks that `holder` has dropped. Forks of other holders stay.
   Status removeForks(const Sender& holder, const std::vector<UserDelete>& deletions, EndedList& ended);
-  /// Removes a fork that this owner has made and that nobody will get.
+  /// Removes a fork that this owner has made and that no worker will receive.
   void abandonFork(const RRefId& rref, const ForkId& fork, EndedList& ended);
 
-  /// The owner's own RRef, for a fork that has arrived at the owner; removes the fork.
+  /// Returns the owner's own RRef for a fork that has arrived at the owner. Removes the fork if the owner
+  /// made it for itself or for an unknown receiver.
   Result<std::shared_ptr<OwnerRRef>> adopt(const RRefFork& fork, EndedList& ended);
 
-  /// The RRef that a worker asks for by its fork, which is registered if its request has not arrived yet. The call that
-  /// makes the value may be still to come. Fails as registerFork().
+  /// Returns the RRef for which a holder asks by its fork. Registers the fork if its own request has not arrived yet.
+  /// The call that makes the value may still be to come. Fails as registerFork().
   Result<std::shared_ptr<OwnerRRef>> find(const Sender& holder, const Fetch& request);
 
-  /// Removes the forks that a lost worker held and cancels its calls; messages of it that still arrive are refused.
+  /// Removes the forks that a lost worker held and cancels its calls. Its messages are refused from now on.
   EndedList loseWorker(WorkerId worker);
-  /// A worker has joined, whose registration numbers begin at its incarnation. What its earlier incarnations held is
-  /// removed, and their messages are refused. Has an effect once.
+  /// A worker has joined; its registration numbers begin at its incarnation. Removes the forks and cancels the calls of
+  /// its earlier incarnations; their messages are refused from now on. Has an effect once.
   EndedList onWorkerJoined(WorkerId worker, uint64_t incarnation);
 
-  /// Waits until no entry is left; false if `deadline` passes first.
+  /// Waits until no entry is left. Returns false if `deadline` passes first.
   bool waitEmpty(TimePoint deadline);
 
   /// Empties the table and returns its entries.
@@ -90,12 +93,12 @@ class OwnerTable {
   /// Adds the workers that hold forks.
   void addHolders(std::set<WorkerId>& workers) const;
 
-  /// What can be seen of a value.
+  /// A value and the holders of its forks.
   struct Row {
     std::shared_ptr<OwnerRRef> rref;
     std::vector<WorkerId> holders{};
   };
-  /// All values, or `most` of them, the oldest first.
+  /// At most `most` values, in the order of their ids.
   std::vector<Row> rows(size_t most) const;
 
   struct Counts {
@@ -110,29 +113,29 @@ class OwnerTable {
     uint64_t incarnation = 0;
     SeenNumbers registrations;
     bool lost = false;
-    size_t expected = 0;  ///< entries with this worker as `expected_for`, whichever its incarnation
+    size_t expected = 0;  ///< entries with this worker as `expected_for`, of all its incarnations
   };
   using Entries = std::map<RRefId, Entry>;
 
-  /// The entry of `rref`, made for `asker` if its call is still to come. Fails with kRRefDeleted if the value was
-  /// dropped or will never be made.
+  /// Returns the entry of `rref`; makes one for `asker` if the call may still arrive. Fails with kRRefDeleted if the
+  /// value was dropped or will never be made, with kProtocol beyond kMostExpected.
   Result<Entries::iterator> findOrExpect(const RRefId& rref, uint64_t creation, WorkerId asker)
       TORCHRPC_REQUIRES(mutex_);
-  /// Whether no call of that number will arrive (any more) that makes the value of `rref`.
+  /// Whether no call of that number can arrive any more to make the value of `rref`.
   bool isPast(const RRefId& rref, uint64_t creation) const TORCHRPC_REQUIRES(mutex_);
-  /// The entry expects no call any more.
+  /// From now on the entry expects no call.
   void stopExpecting(Entry& entry) TORCHRPC_REQUIRES(mutex_);
-  // All changes of Entry::forks, so that they are counted.
+  // All changes of Entry::forks use these two functions, which keep forks_held_ correct.
   void setFork(Entry& entry, const ForkId& fork, const Holder& holder) TORCHRPC_REQUIRES(mutex_);
   void eraseFork(Entry& entry, std::map<ForkId, Holder>::iterator fork) TORCHRPC_REQUIRES(mutex_);
-  /// Whether a worker may register this fork, or use it up.
+  /// Whether a worker may register or delete this fork: no other worker holds it.
   static bool mayHold(const Entry& entry, const ForkId& fork, WorkerId worker);
   Status registerLocked(const Sender& holder, const ForkRequest& request) TORCHRPC_REQUIRES(mutex_);
   void removeLocked(WorkerId holder, const UserDelete& deletion, EndedList& ended) TORCHRPC_REQUIRES(mutex_);
   bool isLost(const Sender& sender) TORCHRPC_REQUIRES(mutex_);
-  /// Removes the forks that the worker holds, and cancels its calls.
+  /// Removes the forks that the worker holds, and cancels the calls that are expected from it.
   void dropHeldBy(WorkerId worker, EndedList& ended) TORCHRPC_REQUIRES(mutex_);
-  /// The call that was to make the value will never run.
+  /// From now on the entry expects no call, and its waiters get an error: the call will never run.
   void cancelCreation(Entry& entry, EndedList& ended) TORCHRPC_REQUIRES(mutex_);
   /// Drops the entry if it has no fork and expects no call; returns the next one.
   Entries::iterator dropIfUnheld(Entries::iterator it, EndedList& ended) TORCHRPC_REQUIRES(mutex_);

@@ -1,7 +1,7 @@
 #pragma once
 
-// Waits for owners: Confirmation waits until the RRefs of a message are confirmed, PendingFetch for a fetched value.
-// Each ends once. Threads: any. The thread of the last event ends the wait, under no lock.
+// Asynchronous waits for owners: Confirmation waits until the RRefs of a message are confirmed, PendingFetch for a
+// fetched value. Each calls `done` once. Threads: any. The thread of the last event calls it, under no lock.
 
 #include <atomic>
 #include <functional>
@@ -14,7 +14,7 @@
 
 namespace torchrpc {
 
-/// Calls `done` with the RRefs of a message when the owner of each has answered.
+/// Calls `done` with the RRefs of a message when each is confirmed, or with the first failure when none is pending.
 class Confirmation : public std::enable_shared_from_this<Confirmation> {
  public:
   using Done = std::function<void(Result<std::vector<RRefPtr>>)>;
@@ -63,7 +63,7 @@ class PendingFetch {
   PendingFetch(std::shared_ptr<UserRRef> rref, Messenger::ReplyHandler done)
       : rref_(std::move(rref)), done_(std::move(done)) {}
 
-  /// False, with `reply` unchanged, if the fetch had ended before.
+  /// Ends the fetch with `reply`. Returns false, with `reply` unchanged, if the fetch had ended before.
   bool complete(Result<Message>&& reply) {
     if (ended_.exchange(true)) return false;
     const auto rref = std::move(rref_);

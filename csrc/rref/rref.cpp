@@ -12,7 +12,7 @@ namespace {
 
 thread_local std::shared_ptr<const std::string> current_origin;
 
-/// For the thread that gets a value: see OwnerRRef.
+/// Called on the thread that gets the value: its current streams wait for the work that computes the value.
 void prepareUse(const Result<c10::IValue>& settled, const StreamEventsPtr& computed) {
   if (!computed) return;
   UsedDevices::waitFor(computed);

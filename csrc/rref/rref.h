@@ -23,8 +23,8 @@ namespace torchrpc {
 class RRefService;
 class StreamEvents;
 
-/// One worker of one group. Ids of RRefs mean something only in a group, and a process can be a worker of several, one
-/// after the other or at the same time.
+/// One worker of one group. Ids of RRefs are valid only in their group, and a process can be a worker of several
+/// groups, one after the other or at the same time.
 struct GroupMember {
   // constant:
   const WorkerInfo self;
@@ -33,9 +33,9 @@ struct GroupMember {
   std::atomic<bool> has_left{false};
 };
 
-/// The place in the program that makes the RRefs of this thread; null: not recorded.
+/// The place in the program that is recorded in the RRefs which this thread makes. Null: none.
 const std::shared_ptr<const std::string>& currentOrigin();
-/// While it lives, RRefs that this thread makes have that origin.
+/// Sets currentOrigin() of this thread while the scope lives.
 class OriginScope {
  public:
   explicit OriginScope(std::shared_ptr<const std::string> origin);
@@ -53,11 +53,11 @@ class RRef {
   virtual bool isOwner() const = 0;
   const RRefId& id() const { return id_; }
   const WorkerInfo& owner() const { return owner_; }
-  /// The worker whose RRef this is: it made or received it. Only this worker can send it or use it.
+  /// The worker that made or received this RRef. Only this worker can use or send it.
   const std::shared_ptr<const GroupMember>& member() const { return member_; }
 
-  // For those who look for RRefs that nobody releases:
-  /// When this worker made or received it.
+  // For finding RRefs that the program does not release:
+  /// The time when this worker made or received it.
   TimePoint since() const { return since_; }
   /// The place in the program that made it; null: not recorded. See OriginScope.
   const std::shared_ptr<const std::string>& origin() const { return origin_; }
@@ -76,8 +76,8 @@ class RRef {
 using RRefPtr = std::shared_ptr<RRef>;
 
 /// Holds the value, once there is one. Thread-safe. The thread that releases the last reference destroys the value,
-/// under no lock. Whoever gets the value may use its tensors on the current streams: these wait for the work that was
-/// queued where the value was set.
+/// under no lock. A thread that gets the value may use its tensors on the current streams: these wait for the device
+/// work that the thread which set the value had queued.
 class OwnerRRef : public RRef {
  public:
   using ValueHandler = std::function<void(const Result<c10::IValue>&)>;
@@ -96,10 +96,10 @@ class OwnerRRef : public RRef {
   std::optional<Result<c10::IValue>> result() const;
   /// Calls `handler` once, under no lock: immediately if there is a result, else in setValue() or setError().
   void whenReady(ValueHandler handler);
-  /// Blocks until there is a result. Throws the error, or Error(kTimeout); `timeout` may be kNoLimit.
+  /// Blocks until there is a result. Throws its error, or Error(kTimeout); `timeout` may be kNoLimit.
   c10::IValue wait(Duration timeout) const;
 
-  /// What its maker's quota lends it (agent/quotas.h); given back with the last reference to this RRef. At most once.
+  /// Keeps a token of the caller's quota of RRefs (agent/quotas.h) until this RRef is destroyed. Called at most once.
   void setQuotaToken(std::shared_ptr<const void> token) { quota_token_ = std::move(token); }
 
  private:
@@ -109,8 +109,8 @@ class OwnerRRef : public RRef {
 
   mutable Mutex mutex_;
   mutable CondVar settled_;
-  std::optional<Result<c10::IValue>> result_ TORCHRPC_GUARDED_BY(mutex_);     ///< once set, constant, as is the next
-  std::shared_ptr<const StreamEvents> computed_ TORCHRPC_GUARDED_BY(mutex_);  ///< what the value's tensors wait for
+  std::optional<Result<c10::IValue>> result_ TORCHRPC_GUARDED_BY(mutex_);     ///< constant once set, as is computed_
+  std::shared_ptr<const StreamEvents> computed_ TORCHRPC_GUARDED_BY(mutex_);  ///< the work that computes the value
   std::vector<ValueHandler> handlers_ TORCHRPC_GUARDED_BY(mutex_);
 };
 
@@ -118,7 +118,7 @@ class OwnerRRef : public RRef {
 class UserRRef : public RRef {
  public:
   /// Numbers of the protocol (wire/PROTOCOL.md, "RRefs"): of the call that makes the value, of the message that
-  /// registers the fork with the owner (0: there is no such message), and of the owner's start.
+  /// registers the fork with the owner (0: there is no such message), and of the owner's incarnation.
   struct Numbers {
     uint64_t creation = 0;
     uint64_t registration = 0;
@@ -144,9 +144,9 @@ class UserRRef : public RRef {
   /// Whether the owner has confirmed this fork and has not been lost since.
   bool confirmed() const;
   /// Calls `handler` once, under no lock, when the fork is confirmed (nullopt) or has failed (the reason); immediately
-  /// if it is so already.
+  /// if the fork is not pending.
   void whenConfirmed(ConfirmedHandler handler);
-  /// Why the RRef cannot be used: its creation failed, or its owner is lost. nullopt: it can be used.
+  /// The reason why the RRef cannot be used: for example, its creation failed, or its owner is lost. nullopt: none.
   Status failure() const;
   /// Whether shutdown has deleted the fork, which can then be neither fetched nor forked.
   bool deleted() const;
@@ -156,9 +156,10 @@ class UserRRef : public RRef {
   enum class State { kPending, kConfirmed, kFailed };
   /// Changes a pending fork to confirmed (nullopt), or any fork to failed; ignores other changes.
   void settle(const Status& failure);
-  /// Changes a fork that was lost with its owner to pending, for a later incarnation of that. False for other forks.
+  /// Changes a fork that was lost with its owner to pending, for a later incarnation of the owner. Returns false for
+  /// other forks.
   bool reopen(uint64_t registration, uint64_t owner_incarnation);
-  /// True on the first call, after which the caller must send the deletion to the owner.
+  /// Returns true on the first call: then the caller must send the deletion to the owner.
   bool markDeleted();
 
   const ForkId fork_;

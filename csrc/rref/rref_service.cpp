@@ -17,7 +17,7 @@
 namespace torchrpc {
 
 struct RRefService::State {
-  /// How this worker makes a restorable value again.
+  /// The call by which this worker makes a restorable value again.
   struct Recipe {
     Message call;
     Duration timeout;
@@ -33,12 +33,12 @@ struct RRefService::State {
   UserTable users;
   DeletionQueues deletions{};
   SecureNumbers random{};
-  std::atomic<uint64_t> next_id{0};  ///< for people to tell ids apart
+  std::atomic<uint64_t> next_id{0};  ///< the numbers in ids, by which people tell them apart
   std::atomic<bool> closed{false};
   // guarded by release_mutex:
   Mutex release_mutex{};
   std::deque<OwnerTable::Ended> to_release TORCHRPC_GUARDED_BY(release_mutex){};
-  bool is_releasing TORCHRPC_GUARDED_BY(release_mutex) = false;  ///< a task on the pool does it
+  bool is_releasing TORCHRPC_GUARDED_BY(release_mutex) = false;  ///< a task on the pool releases them
   // guarded by recipes_mutex:
   Mutex recipes_mutex{};
   std::map<RRefId, Recipe> recipes TORCHRPC_GUARDED_BY(recipes_mutex){};
@@ -57,14 +57,14 @@ Message message(Kind kind, std::string payload = {}) {
 
 OwnerTable::Sender senderOf(const Request& request) { return {request.from.id, request.incarnation}; }
 
-/// Gives the waiters of those that have failed their errors.
+/// Sets the errors of the entries that have failed.
 void settleFailed(const OwnerTable::EndedList& ended) {
   for (const auto& [rref, failure] : ended) {
     if (failure) rref->setError(*failure);
   }
 }
 
-/// Whether the value runs code of the user when it is destroyed, which may wait for other values to be released.
+/// Whether the destructor of the value may run user code, which may wait until other values are released.
 bool runsForeignCode(const OwnerRRef& rref) {
   const auto result = rref.result();
   if (!result || !result->ok()) return false;
@@ -124,10 +124,11 @@ bool RRefService::neverDelivered(const Error& error) {
 
 // Note [Restoring RRefs]
 // The creator of a restorable RRef keeps a copy of the call that made the value. When the owner has been started again,
-// the creator sends that call to the later incarnation, with the ids and the creation number of the first time: it has
-// never arrived there. All other holders register their forks there again, under new numbers; a registration may arrive
-// before the call, as always. So the ids, and the RRefs that the program has, stay the same. If the creator has ended
-// or has dropped its RRef, the value stays lost: a holder gives up after the time-out of the group's calls.
+// the creator sends that call to the later incarnation, with the ids and the creation number of the first call. The new
+// incarnation has not seen this number, so it runs the call. All other holders register their forks there again, under
+// new numbers; as always, a registration may arrive before the call. So the ids and the RRefs of the program stay the
+// same. If the creator has ended or has dropped its RRef, the value stays lost: a holder gives up after the time-out of
+// the group's calls.
 
 RRefPtr RRefService::remote(const WorkerInfo& to, Message call, Duration timeout, bool is_restorable) {
   if (to.id == state_->self.id) return remoteToSelf(std::move(call), timeout);
@@ -158,7 +159,7 @@ RRefPtr RRefService::remote(const WorkerInfo& to, Message call, Duration timeout
   return user;
 }
 
-/// Until the call is answered, the owner itself is the holder, of a fork with the id of the RRef.
+/// Until the call is answered, the table has a fork with the id of the RRef, held by the owner itself.
 RRefPtr RRefService::remoteToSelf(Message call, Duration timeout) {
   auto rref = createOwner();
   const RemoteResult result{rref->id(), rref->id(), state_->users.numberRegistration(state_->self.id)};
@@ -173,7 +174,7 @@ RRefPtr RRefService::remoteToSelf(Message call, Duration timeout) {
         // Not on the pool: the failure must be visible before the call counts as ended.
         if (!reply.ok()) {
           const auto failure = creationError(rref->owner(), reply.error());
-          // A message to this worker may be lost, but not the worker.
+          // A message to this worker may be lost, but the worker itself is not, so the error is not kWorkerLost.
           const bool is_timeout = failure.code() == ErrorCode::kRRefCreationTimeout;
           const auto code = is_timeout ? failure.code() : ErrorCode::kRRefCreation;
           rref->setError(Error(code, failure.text(), failure.worker()));
@@ -314,7 +315,7 @@ void RRefService::registerUser(const std::shared_ptr<UserRRef>& user, const RRef
       });
 }
 
-/// A parent that is the owner keeps nothing alive for the child, so it needs no message.
+/// Notifies the parent. A parent that is the owner keeps nothing alive for the child, so it needs no message.
 void RRefService::acceptChild(const RRefFork& fork) {
   if (fork.parent == fork.owner) return;
   // The result is ignored: onWorkerLost handles the loss of the parent.
@@ -454,7 +455,7 @@ void RRefService::failUsersOf(const WorkerInfo& owner, uint64_t incarnation) {
 }
 
 void RRefService::release(UserRRef& rref) {
-  if (!maker_.isThisOne()) return;  // the fork is the parent's
+  if (!maker_.isThisOne()) return;  // a forked process: the RRef belongs to its parent process
   state_->users.remove(rref);
   forgetRecipe(rref);
   if (!rref.markDeleted() || state_->closed) return;
@@ -484,8 +485,9 @@ void RRefService::settle(const std::shared_ptr<UserRRef>& user, const Status& fa
   state_->users.settled(*user);
 }
 
-/// On the pool, because a destructor of a value may run long or need the GIL. Values that run no foreign code are
-/// released in batches, one task at a time: calls do not queue behind a task for each of a million values.
+/// Releases on the pool, because the destructor of a value may run long or need the GIL. Values that run no foreign
+/// code are released in batches, one task at a time, so that calls do not queue behind one task for each of a million
+/// values.
 void RRefService::releaseOnPool(OwnerTable::EndedList ended) {
   const auto foreign = std::ranges::partition(ended, [](const auto& each) { return !runsForeignCode(*each.rref); });
   for (auto& each : foreign) {

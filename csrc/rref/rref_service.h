@@ -23,15 +23,15 @@ namespace torchrpc {
 class RRefService : public std::enable_shared_from_this<RRefService> {
  public:
   struct Options {
-    /// Makes the reply to a fetch from a value. Runs on the pool, or on the strand for Python objects. May throw Error.
+    /// Encodes a value as the reply to a fetch. Runs on the pool, or on the strand for Python objects. May throw Error.
     std::function<Message(const c10::IValue& value, const WorkerInfo& to)> encode_value;
-    /// The numbers of the streams to other workers begin after it. In a group that grows it is the incarnation, and
-    /// must be larger than all numbers of earlier incarnations of this worker.
+    /// The numbers of the streams to other workers begin after this one. In a group that grows it is the incarnation,
+    /// and must be larger than all numbers of earlier incarnations of this worker.
     uint64_t first_number = 0;
-    /// Where the keys of ids come from. Empty: the secure generator; a simulation has one that its seed decides.
+    /// Generates the keys of ids. Empty: the secure generator. A simulation sets one that depends on its seed.
     std::function<uint64_t()> next_random{};
     std::string group;  ///< for error texts: the address of its rendezvous
-    /// How long a holder waits for a value that is made again.
+    /// The time-out for registering a fork of a restorable RRef with an owner that has been started again.
     std::function<Duration()> restore_timeout = [] { return kNoLimit; };
   };
   struct DebugInfo {
@@ -46,16 +46,16 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
 
   // --- making RRefs ---
 
-  /// A value of this node; in no table until it is first forked.
+  /// Makes an RRef that this node owns, without a value. It is in no table until it is first forked.
   std::shared_ptr<OwnerRRef> createOwner();
 
-  /// Whether the receiver has certainly not received a message that failed with this error.
+  /// Whether a message that failed with this error was certainly not delivered, or its receiver is lost.
   static bool neverDelivered(const Error& error);
 
   /// `remote()`: sends `call`, a message of Operation::kRemote to which this method adds the header kRRefResult, and
-  /// returns the user's RRef immediately. The reply confirms it; a timeout or a loss fails it (kRRefCreation, with the
-  /// texts that scripts match on). With this worker as the destination it returns an OwnerRRef, which the handler of
-  /// the call settles.
+  /// returns the user's RRef immediately. The reply confirms the RRef; an error reply, a timeout or a loss fails it
+  /// with creationError(). With this worker as the destination it returns an OwnerRRef, which the handler of the call
+  /// settles.
   /// `is_restorable`: see Note [Restoring RRefs]. Then `call` must carry no RRefs: Error(kInvalidArgument).
   RRefPtr remote(const WorkerInfo& to, Message call, Duration timeout, bool is_restorable = false);
 
@@ -71,14 +71,14 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
   void requireOwn(const RRef& rref) const;
 
   /// Makes a child of `rref` for a message to `to` (kNoWorker: the receiver is not known yet). A user's RRef is kept
-  /// alive until the child is accepted, or until abandon(). Throws as requireOwn(), and
-  /// Error(kRRefDeleted, kRRefCreation, kWorkerLost).
+  /// alive until the child is accepted, or until abandon(). Throws as requireOwn(), Error(kRRefDeleted), or the failure
+  /// of the RRef.
   RRefFork fork(const RRefPtr& rref, WorkerId to);
 
-  /// The message that carried these forks was certainly not delivered, or its receiver is lost.
+  /// Removes forks whose message was certainly not delivered, or whose receiver is lost.
   void abandon(const std::vector<RRefFork>& forks);
 
-  /// Accepts the forks that arrived in a message. Every fork must be adopted, even if its message is of no use: a fork
+  /// Accepts the forks that arrived in a message. Every fork must be adopted, even if its message is not used: a fork
   /// that is not adopted is never released. `done` gets the RRefs in the same order, on this thread or on the loop:
   /// with `wait_for_owner` after the owner of each has confirmed it, else immediately. Idempotent for each fork.
   using Adopted = std::function<void(Result<std::vector<RRefPtr>>)>;
@@ -86,25 +86,26 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
   /// The same without waiting. Throws Error.
   std::vector<RRefPtr> adopt(const std::vector<RRefFork>& forks);
 
-  /// Adopts and releases the forks of a message that is of no use, such as a reply that arrives too late.
+  /// Adopts and releases the forks of a message that is not used, such as a reply that arrives too late.
   /// Ignores malformed forks.
   void discard(const Message& message);
 
-  /// Fetches the value: `done` gets the owner's reply, made by its encode_value. Fails immediately if the RRef is
-  /// deleted or has failed, and as soon as it fails.
+  /// Fetches the value: `done` receives the owner's reply, made by its encode_value. Fails immediately if the RRef is
+  /// deleted or has failed, and later as soon as the RRef fails.
   void fetch(const std::shared_ptr<UserRRef>& rref, Kind kind, Duration timeout, Messenger::ReplyHandler done);
 
   // --- RRefs that messages of other layers name; the sender keeps them alive until the reply ---
 
   static std::string encodeName(const UserRRef& rref);
-  /// The owner's side: the RRef of that name in a message, for its sender. Fails with kRRefDeleted if the sender holds
-  /// no such RRef, with kProtocol for other bytes.
+  /// The owner's side: returns the RRef that `name` in a request names. Fails with kRRefDeleted if the sender of the
+  /// request holds no such RRef, with kProtocol for malformed bytes.
   Result<std::shared_ptr<OwnerRRef>> findNamed(const Request& request, std::string_view name);
 
   // --- the end ---
 
   /// Waits until no user is pending and no child is in flight, deletes all users at their owners, then waits until no
-  /// worker holds a value of this node. False if that took longer than `timeout`; the users are deleted in any case.
+  /// worker holds a value of this node. Returns false if that took longer than `timeout`; the users are deleted in any
+  /// case.
   bool deleteAllUsers(Duration timeout);
 
   /// Empties both tables. Returns one text for each fork that is still held (a leak). The calling thread destroys the
@@ -112,19 +113,20 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
   std::vector<std::string> destroy();
 
   /// A worker is lost: the forks that it held are dropped, the RRefs that it owned fail, the children in flight to it
-  /// are abandoned. Messages of it that arrive later are refused.
+  /// are abandoned. Its later messages are refused.
   void onWorkerLost(const WorkerInfo& worker);
-  /// A worker has joined. If the group knew an earlier incarnation of it, that is lost.
+  /// A worker has joined. Its earlier incarnations, if any, are lost.
   void onWorkerJoined(const WorkerInfo& worker, uint64_t incarnation);
 
-  /// The worker has been started again, and its address is known: makes its restorable values again.
+  /// Restores the restorable RRefs of a worker that has been started again and whose address is known: see Note
+  /// [Restoring RRefs].
   void restore(const WorkerInfo& owner, uint64_t incarnation);
 
   /// Adds the workers from which messages are expected: owners of forks of this node, and holders of its values.
   void addOutstanding(std::set<WorkerId>& workers) const;
 
   DebugInfo debugInfo() const;
-  /// The values that this worker owns and other workers hold, or `most` of them.
+  /// At most `most` of the values that this worker owns and other workers hold.
   std::vector<OwnerTable::Row> ownedRows(size_t most) const;
   /// The live forks of this worker.
   std::vector<std::shared_ptr<UserRRef>> heldRRefs() const;
@@ -139,7 +141,7 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
 
   uint64_t ownIncarnation() const;
   OwnerTable::Sender ownSender() const;
-  /// Fails the users whose value a worker's incarnations before that number own.
+  /// Fails the users whose value belongs to an incarnation of `owner` before `incarnation`.
   void failUsersOf(const WorkerInfo& owner, uint64_t incarnation);
   GloballyUniqueId newId();
   void restoreUser(const std::shared_ptr<UserRRef>& user, uint64_t incarnation);
@@ -152,7 +154,7 @@ class RRefService : public std::enable_shared_from_this<RRefService> {
   void releaseOnPool(OwnerTable::EndedList ended);
   void postReleaseBatch();
   void releaseBatch();
-  /// As one message; then those that wait.
+  /// Sends the deletions as one message and, after its reply, the deletions that wait.
   void sendDeletions(const DeletionQueues::To& to, const DeletionQueues::Deletions& deletions);
 
   void serve();

@@ -8,7 +8,7 @@ UserTable::User UserTable::insert(
     const RRefId& rref, const ForkId& fork, const WorkerInfo& owner, UserRRef::Numbers numbers) {
   auto user = std::make_shared<UserRRef>(rref, fork, owner, numbers, self_, service_);
   auto [known, is_new] = users_.try_emplace(fork);
-  if (!is_new) users_of_.remove(known->second.owner);  // it has been released, and its fork has come again
+  if (!is_new) users_of_.remove(known->second.owner);  // of a released user, whose fork has arrived again
   known->second = {user, owner.id};
   users_of_.add(owner.id);
   pending_[fork] = user;

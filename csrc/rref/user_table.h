@@ -1,7 +1,7 @@
 #pragma once
 
 // The user's half of the RRef protocol: the live forks of this node. The table keeps pending forks alive until the
-// owner has answered, and parents until their children in flight need them no longer. The rules are in
+// owner has answered, and parents while their children in flight need them. The rules are in
 // wire/PROTOCOL.md, "RRefs". The table sends no messages.
 // Threads: any. No UserRRef is settled or released under the lock.
 
@@ -24,43 +24,46 @@ class UserTable {
   UserTable(std::shared_ptr<const GroupMember> self, std::weak_ptr<RRefService> service, uint64_t first_number)
       : self_(std::move(self)), service_(std::move(service)), registrations_(first_number), deliveries_(first_number) {}
 
-  /// The user of a remote() that is about to be sent; pending until settled().
+  /// Makes the user for a remote() that is about to be sent; pending until settled().
   User create(const RRefId& rref, const ForkId& fork, const WorkerInfo& owner, uint64_t owner_incarnation);
 
-  /// The user that a fork becomes on arrival; pending until settled(). A fork that arrives again gives the same user
-  /// (`fresh` is false), or kRRefDeleted if that user has been destroyed. kProtocol: it has the id of another fork.
+  /// Makes a user for a fork that has arrived; pending until settled(). If the fork arrives again, returns the same
+  /// user (`fresh` is false), or fails with kRRefDeleted if that user has been destroyed. Fails with kProtocol if
+  /// another RRef has a fork with that id.
   struct Adopted {
     User user;
     bool fresh = true;
   };
   Result<Adopted> adopt(const RRefFork& fork, const WorkerInfo& owner);
 
-  /// The user is pending again, although it has been settled.
+  /// Makes a user that has been settled pending again.
   void reopen(const User& user);
-  /// The owner has confirmed or refused the user, which is not kept alive any longer.
+  /// Stops keeping a user alive that is confirmed or has failed.
   void settled(const UserRRef& user);
-  /// The last reference to the user has been released.
+  /// Removes a user whose last reference has been released.
   void remove(const UserRRef& user);
 
   void addChild(const ForkId& child, const User& parent, WorkerId to);
-  /// The child has been accepted, or will never arrive.
+  /// Releases the parent of a child that will never arrive.
   void removeChild(const ForkId& child);
-  /// The same when `by` says so: without effect unless the child was made for it, or for an unknown receiver.
+  /// Releases the parent of a child that worker `by` has accepted. No effect unless the child was made for `by`, or for
+  /// an unknown receiver.
   void acceptChild(const ForkId& child, WorkerId by);
 
-  /// The next numbers of the streams that this node sends. The receivers are adopt() for deliveries and OwnerTable for
-  /// registrations.
+  /// Return the next numbers of the streams that this node sends. At the receiver, adopt() checks deliveries, and
+  /// OwnerTable checks registrations.
   uint64_t numberDelivery(WorkerId to);
   uint64_t numberRegistration(WorkerId owner);
 
   /// Removes the children that a lost worker was to accept, and those whose value it owned.
   void loseWorker(WorkerId worker);
-  /// A worker has joined: forgets what its earlier incarnations sent. Has an effect once.
+  /// A worker has joined: removes the delivery numbers of its earlier incarnations, and children as loseWorker(). Has
+  /// an effect once.
   void onWorkerJoined(WorkerId worker, uint64_t incarnation);
   bool lost(WorkerId worker) const;
 
   std::vector<User> live() const;
-  /// Waits until no user is pending and no child in flight; false if `deadline` passes first.
+  /// Waits until no user is pending and no child in flight. Returns false if `deadline` passes first.
   bool waitIdle(TimePoint deadline);
   /// Releases everything that the table keeps alive.
   void clear();
@@ -80,7 +83,7 @@ class UserTable {
     User parent;
     WorkerId to;
   };
-  /// A fork, which may be released at any time.
+  /// A live fork. The program may release it at any time.
   struct Known {
     std::weak_ptr<UserRRef> user;
     WorkerId owner = kNoWorker;
@@ -96,7 +99,7 @@ class UserTable {
   /// Removes and returns the children that the worker was to accept, and those whose value it owned.
   std::vector<Child> takeChildrenOf(WorkerId worker) TORCHRPC_REQUIRES(mutex_);
   using Children = std::map<ForkId, Child>;
-  /// Removes the child; returns its parent, to be released after the lock.
+  /// Removes the child and returns its parent, which the caller must release after the lock.
   User takeChild(Children::iterator child) TORCHRPC_REQUIRES(mutex_);
   bool isIdle() const TORCHRPC_REQUIRES(mutex_) { return pending_.empty() && children_.empty(); }
   void notifyIfIdle() TORCHRPC_REQUIRES(mutex_);

@@ -1,6 +1,7 @@
 #pragma once
 
-// How many of something each worker has, so that nobody has to look through all of them. Not thread-safe.
+// The number of objects of each worker, for example of its forks. It saves a search through all objects. Not
+// thread-safe.
 
 #include <cstddef>
 #include <map>
@@ -16,7 +17,7 @@ class WorkerCounts {
     ++counts_[worker];
     ++total_;
   }
-  /// One that was added.
+  /// Removes an object that was added for this worker.
   void remove(WorkerId worker) {
     const auto it = counts_.find(worker);
     if (--it->second == 0) counts_.erase(it);
@@ -26,7 +27,7 @@ class WorkerCounts {
     counts_.clear();
     total_ = 0;
   }
-  /// Adds the workers that have some, but for kNoWorker.
+  /// Adds the workers that have objects to `workers`, except kNoWorker.
   void addTo(std::set<WorkerId>& workers) const {
     for (const auto& [worker, count] : counts_) {
       if (worker != kNoWorker) workers.insert(worker);
