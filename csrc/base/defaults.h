@@ -1,5 +1,5 @@
 #pragma once
 
-// Defaults are the same inside and outside: the public header has them.
+// Default values: the core uses those of the public header.
 
 #include "torchrpc/defaults.h"  // IWYU pragma: export

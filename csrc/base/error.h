@@ -1,6 +1,6 @@
 #pragma once
 
-// Errors are the same inside and outside: the public header has them.
+// Errors: the core uses the class of the public header.
 
 #include <string>
 
@@ -12,7 +12,7 @@ namespace torchrpc {
   throw Error(ErrorCode::kInvalidArgument, text);
 }
 
-/// The error of something that `worker` has done: it concerns that worker if it names no other.
+/// Returns the error with `worker` as the worker concerned, unless it names one already.
 inline Error namedError(const Error& error, const std::string& worker) {
   if (!error.worker().empty()) return error;
   return Error(error.code(), error.text(), worker, error.detail()).withOrigin(error.origin());

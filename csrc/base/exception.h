@@ -1,6 +1,6 @@
 #pragma once
 
-// What foreign code throws (user code, torch, the standard library) as an Error.
+// Converts exceptions of foreign code (user code, torch, the standard library) to Errors.
 
 #include <exception>
 #include <string>
@@ -11,17 +11,17 @@
 
 namespace torchrpc {
 
-/// what(), but of a c10::Error without the backtrace.
+/// Returns what(); for a c10::Error, without the backtrace.
 std::string textOf(const std::exception& exception);
 
-/// The exception as an Error. An Error keeps its code, worker and detail. Any other exception gets `code` and `worker`;
-/// its text is what() (of a c10::Error without the backtrace), or "unknown exception" if it has none. `context` is put
-/// before the text of all. `raised` must not be null.
+/// Converts the exception to an Error. An Error keeps its code, worker and detail. Any other exception becomes an Error
+/// with `code` and `worker`; its text is that of textOf(), or "unknown exception" if it is no std::exception. `context`
+/// is put before the text in all cases. `raised` must not be null.
 Error errorFromException(
     const std::exception_ptr& raised, ErrorCode code, const std::string& worker = {}, const std::string& context = {});
 
-/// Runs `body` and calls `fail` with what it throws, see errorFromException(). pthread_exit() unwinds through it:
-/// Python ends threads in this way when it exits.
+/// Runs `body`. If it throws, calls `fail` with the exception as an Error: see errorFromException(). The exception of
+/// pthread_exit() passes through: Python ends threads in this way when it exits.
 template <typename Body, typename Fail>
 void runOrFail(Body&& body, Fail&& fail, ErrorCode code, const std::string& worker = {}) {
   try {

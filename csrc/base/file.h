@@ -1,6 +1,6 @@
 #pragma once
 
-// A file that is read or written as a whole, or in lines, without a wait. Threads: one at a time.
+// Reads or writes a file, and waits for no other process, even if the file is a FIFO. Threads: one at a time.
 
 #include <cstddef>
 #include <optional>
@@ -13,19 +13,19 @@ namespace torchrpc {
 /// An open file, closed at the end of its scope.
 class File {
  public:
-  /// As ::open(), with O_CLOEXEC, and with O_NONBLOCK: to open a FIFO would otherwise wait for its other end.
+  /// Calls ::open() with O_CLOEXEC and O_NONBLOCK. Without the latter, opening a FIFO would wait for its other end.
   explicit File(const std::string& path, int flags, mode_t mode = 0);
   ~File();
   File(const File&) = delete;
   File& operator=(const File&) = delete;
 
-  /// errno of opening it; 0: it is open.
+  /// The errno of ::open(); 0 if the file is open.
   int error() const { return error_; }
-  /// Nothing if it is no regular file.
+  /// Returns the status of the file; nullopt if it is no regular file.
   std::optional<struct stat> regularStatus() const;
-  /// The first `limit` bytes; all, if there are fewer. Nothing if it cannot be read: then errno says why.
+  /// Reads the first `limit` bytes, or all if there are fewer. Returns nullopt, with errno, if the file cannot be read.
   std::optional<std::string> read(size_t limit) const;
-  /// False if not all bytes could be written.
+  /// Writes all bytes. Returns false if it could not.
   bool write(std::string_view bytes) const;
 
  private:

@@ -11,17 +11,18 @@
 
 namespace torchrpc {
 
-/// Throws Error(kInvalidArgument) if no worker can have this name.
+/// Throws Error(kInvalidArgument) if this is not a valid name of a worker.
 void validateName(const std::string& name);
-/// Throws Error(kInvalidArgument) if no worker can have this name and rank in a group of this size. `world_size` 0: the
-/// group grows.
+/// Throws Error(kInvalidArgument) if the name or the rank is not valid in a group of this size. `world_size` 0: the
+/// group grows as workers join.
 void validateSelf(const WorkerInfo& self, int32_t world_size);
 
-/// The number of a call: unique on its caller, while that process lives.
+/// The number of a call, unique among the calls of one caller process.
 using CallId = uint64_t;
 
-/// Unique in the group: the worker that created it, and a number of that worker. RRefs and forks also have a key, which
-/// is secure and random: who knows it has been given the id. Texts do not show it.
+/// An id that is unique in the group: the worker that created it, and a number that is unique on that worker. The ids
+/// of RRefs and forks also have a key, a secure random number: a worker that knows it has been given the id. toString()
+/// omits the key.
 struct GloballyUniqueId {
   WorkerId created_on = kNoWorker;
   uint64_t local_id = 0;

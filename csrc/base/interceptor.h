@@ -1,5 +1,5 @@
 #pragma once
 
-// Interceptors of calls, as programs see them.
+// Interceptors of calls: the core uses the public header.
 
 #include "torchrpc/interceptor.h"  // IWYU pragma: export

@@ -1,7 +1,8 @@
 #pragma once
 
-// How far apart data must be that threads on different cores write often (std::hardware_destructive_interference_size,
-// whose value may differ between compilers; ours is part of the layout of memory that processes share).
+// The distance to keep between data that threads on different cores write often. Not
+// std::hardware_destructive_interference_size, because its value may differ between compilers, and ours is part of the
+// layout of memory that processes share.
 
 #include <cstddef>
 

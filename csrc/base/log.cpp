@@ -22,7 +22,8 @@ LogLevel leastLevel() {
   return LogLevel::kWarning;
 }
 
-/// Lives until the end of the process. A forked child has none: another thread of its parent may have held the lock.
+/// The program's sink. Never destroyed. A forked child has no sink, because another thread of its parent may have held
+/// the mutex during fork().
 class CurrentSink {
  public:
   static CurrentSink& get() {
@@ -53,7 +54,7 @@ void v1::setLogSink(LogSink sink) {
 }
 
 void logToStandardError(LogLevel level, const std::string& text) {
-  // One write, so that lines of several processes do not mix.
+  // One write for the whole line, so that lines of several processes do not mix.
   std::cerr << "torchrpc " + std::string(name(level)) + ": " + text + "\n" << std::flush;
 }
 
@@ -66,7 +67,7 @@ void log(LogLevel level, const std::string& text) {
     (*sink)(level, text);
   } catch (const os::ForcedUnwind&) {
     throw;
-  } catch (...) {  // the program's own; there is nobody to tell
+  } catch (...) {  // thrown by the program's sink; LogSink says that it is ignored
   }
 }
 

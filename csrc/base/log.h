@@ -1,7 +1,7 @@
 #pragma once
 
-// The log lines of the core: to the program's sink, or to standard error.
-// Threads: any, also under a leaf lock.
+// Writes the log lines of the core to the program's sink, or to standard error if there is none.
+// Threads: any, also with a leaf lock held.
 
 #include <atomic>
 #include <string>
@@ -12,10 +12,10 @@ namespace torchrpc {
 
 void log(LogLevel level, const std::string& text);
 
-/// As if there were no sink.
+/// Writes the line to standard error even if there is a sink.
 void logToStandardError(LogLevel level, const std::string& text);
 
-/// For a place in the code that may be reached often: `static LogOnce once; once.log(...)`.
+/// Logs its first line only, for code that may run often: `static LogOnce once; once.log(...)`.
 class LogOnce {
  public:
   void log(LogLevel level, const std::string& text) {

@@ -1,5 +1,5 @@
 #pragma once
 
-// How a member of a group changes: the public header.
+// Changes of the members of a group: the core uses the public header.
 
 #include "torchrpc/member_change.h"  // IWYU pragma: export

@@ -1,5 +1,5 @@
 #pragma once
 
-// Texts that travel with a call, as programs see them.
+// Texts that are sent with a call: the core uses the public header.
 
 #include "torchrpc/metadata.h"  // IWYU pragma: export

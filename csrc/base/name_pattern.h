@@ -10,7 +10,7 @@ namespace torchrpc {
 constexpr auto kAllNames = "*";
 
 /// Whether the name matches the pattern, in which `*` stands for any text, `?` for any character, and `[...]` for one
-/// of several.
+/// of the characters in the brackets.
 bool matchesPattern(const std::string& name, const std::string& pattern);
 
 }  // namespace torchrpc

@@ -1,15 +1,15 @@
 #pragma once
 
-// What a forked child inherits.
+// Detects that code runs in a forked child of the process that made an object.
 //
 // Note [Forked children]
-// Only the thread that calls fork() exists in the child. The threads of a node, and what other threads of the parent
-// did at that moment under their locks, do not go on there. So a node belongs to the process that made it. In a forked
-// child:
-// - the descriptors of its transport are closed (transport/native/socket/socket.cpp), so that the end of the parent is
-//   seen by its peers and its addresses become free, and the child never sends on a connection of the parent;
-// - its functions end with an Error before they take a lock, and RRefs and contexts end without a message;
-// - it is never destroyed, because its destructor would wait for threads that do not exist (Node::create).
+// Only the thread that calls fork() exists in the child. The threads of a node do not run there, and a mutex that
+// another thread of the parent held during fork() is never unlocked. So a node belongs to the process that made it. In
+// a forked child:
+// - the descriptors of its transport are closed (transport/native/socket/socket.cpp). So the peers notice when the
+//   parent ends, its addresses become free, and the child never sends on a connection of the parent;
+// - its functions fail with an Error before they lock a mutex, and RRefs and contexts are destroyed without a message;
+// - the node is never destroyed, because its destructor would wait for threads that do not exist (Node::create).
 // The child can make a node of its own.
 // Threads: any.
 
@@ -17,13 +17,13 @@
 
 namespace torchrpc {
 
-/// How often this process and its ancestors have been forked since they loaded the library.
+/// The number of forks between the process that loaded the library and this one.
 uint32_t forkCount();
 
-/// The process that made the object of which this is a member.
+/// As a member of an object, identifies the process that made the object.
 class MakerProcess {
  public:
-  /// False in a forked child of that process.
+  /// Returns false in a forked child of that process.
   bool isThisOne() const { return fork_count_ == forkCount(); }
 
  private:

@@ -1,6 +1,6 @@
 #pragma once
 
-// Random numbers: secure ones for secrets and nonces, others for ids that must only not collide. Threads: any.
+// Random numbers: secure ones for secrets and nonces, and others for ids that only must not collide. Threads: any.
 
 #include <array>
 #include <cstddef>
@@ -11,12 +11,13 @@
 
 namespace torchrpc {
 
-/// From the kernel's generator (getrandom, arc4random_buf); blocks until it is seeded.
+/// Returns bytes of the kernel's generator (getrandom, arc4random_buf). Blocks until that is seeded.
 std::string secureRandomBytes(size_t bytes);
 
 uint64_t randomNumber();
 
-/// Secure numbers, many of them: it asks the kernel for several at a time. A forked child must not use its parent's.
+/// A generator for many secure random numbers: it reads kAtATime of them from the kernel at a time. A forked child must
+/// not use an object of its parent, because both would return the same numbers.
 class SecureNumbers {
  public:
   uint64_t next();

@@ -1,6 +1,6 @@
 #pragma once
 
-// How the agent repeats a request: a part of the message that stays on the caller.
+// How the agent repeats a request. This part of a message is not sent: it stays on the caller.
 
 #include <string>
 
@@ -10,13 +10,13 @@ namespace torchrpc {
 
 struct Repetition {
   RetryPolicy policy;
-  std::string key;  ///< the program's; empty: the agent numbers the call
+  std::string key;  ///< the program's key; empty: the agent numbers the call
 };
 
-/// Bytes of a key.
+/// The limit on the length of a key.
 constexpr size_t kMaxKeyBytes = 256;
 
-/// Throws Error(kInvalidArgument) for a policy or a key that cannot be used.
+/// Throws Error(kInvalidArgument) if the policy or the key is not valid.
 void requireUsable(const Repetition& repetition);
 
 }  // namespace torchrpc

@@ -1,6 +1,6 @@
 #pragma once
 
-// A value or an Error; for completions, which must not throw.
+// A value or an Error, as the argument of completions, which must not throw.
 
 #include <optional>
 #include <utility>
@@ -24,7 +24,7 @@ class [[nodiscard]] Result {
   T&& value() && { return std::get<0>(std::move(state_)); }
   const Error& error() const { return std::get<1>(state_); }
 
-  /// The value, or throws the error.
+  /// Returns the value, or throws the error.
   T take() && {
     if (!ok()) throw std::get<1>(state_);
     return std::get<0>(std::move(state_));

@@ -33,7 +33,7 @@ class ThreadTimer : public Timer {
     std::thread thread;
     {
       MutexLock lock(mutex_);
-      // A task that closes its own timer leaves the join to the destructor.
+      // If a task closes its own timer, the destructor joins the thread.
       if (thread_.get_id() != std::this_thread::get_id()) thread.swap(thread_);
     }
     if (thread.joinable()) thread.join();

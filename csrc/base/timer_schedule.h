@@ -1,7 +1,7 @@
 #pragma once
 
-// The pending tasks of a timer, without a clock. Two clocks drive it: a thread that sleeps until the next task is due
-// (ThreadTimer), and a number that a test advances (ManualTimer). Thread-safe.
+// The pending tasks of a timer, without a clock. Two timers use it: ThreadTimer, whose thread sleeps until the next
+// task is due, and ManualTimer, whose time a test advances. Thread-safe.
 
 #include <algorithm>
 #include <functional>
@@ -22,8 +22,8 @@ class TimerSchedule {
   using Id = Timer::Id;
 
   struct Added {
-    Id id = 0;              ///< 0: the schedule is closed
-    bool is_first = false;  ///< the task is due before all others
+    Id id = 0;              ///< 0 if the schedule is closed
+    bool is_first = false;  ///< whether the task is due before all others
   };
 
   Added add(TimePoint when, std::function<void()> task) {
@@ -47,7 +47,8 @@ class TimerSchedule {
     return true;
   }
 
-  /// Takes the first task if it is due by `until`, calls `at_time` with the time at which it was due, and runs it.
+  /// Removes the first task if it is due by `until`, calls `at_time` with the time at which it was due, and runs it.
+  /// Returns false if no task is due, or after close().
   template <typename AtTime>
   bool runNext(TimePoint until, AtTime at_time) {
     MutexLock lock(mutex_);
@@ -68,7 +69,7 @@ class TimerSchedule {
     return true;
   }
 
-  /// Sleeps until the first task is due, wake() says that an earlier one has been added, or close(). False after
+  /// Sleeps until the first task is due, or until wake() or close() is called. May return early. Returns false after
   /// close().
   bool waitUntilDue() {
     MutexLock lock(mutex_);
@@ -104,7 +105,7 @@ class TimerSchedule {
   }
 
  private:
-  using Entry = std::pair<TimePoint, Id>;  // ids grow: tasks of one time stay in the order of add()
+  using Entry = std::pair<TimePoint, Id>;  // ids increase, so tasks that are due together stay in order
 
   Entry popFirst() TORCHRPC_REQUIRES(mutex_) {
     std::pop_heap(heap_.begin(), heap_.end(), std::greater<>());

@@ -1,13 +1,13 @@
 #pragma once
 
-// Times in texts. Threads: any.
+// Times as texts. Threads: any.
 
 #include <chrono>
 #include <string>
 
 namespace torchrpc {
 
-/// The time in UTC, as ::strftime() writes it in that format.
+/// Returns the time in UTC, formatted by ::strftime().
 std::string utcText(std::chrono::sys_seconds time, const char* format);
 
 }  // namespace torchrpc

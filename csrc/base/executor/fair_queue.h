@@ -1,9 +1,9 @@
 #pragma once
 
-// A queue of tasks of several sources. A short queue is first in, first out. When more tasks wait than kMostInOrder,
-// those that follow wait in a lane for each source, and the lanes take turns: a source that posts thousands of tasks
-// delays its own, and those of others by a few. Tasks of one source always leave in the order in which they came.
-// Not thread-safe: its users guard it with their mutexes.
+// A queue of tasks of several sources. A short queue is first in, first out. Once kMostInOrder tasks wait, each further
+// task waits in the lane of its source, and the lanes are served round-robin. So a source that posts thousands of tasks
+// delays its own tasks, and those of other sources only by a few. Tasks of one source always leave in the order in
+// which they were pushed. Not thread-safe: the owner of a queue guards it with a mutex.
 
 #include <algorithm>
 #include <cstddef>
@@ -18,7 +18,7 @@ namespace torchrpc {
 template <typename Task>
 class FairQueue {
  public:
-  /// So many tasks of a microsecond or two cause no delay worth the lanes.
+  /// The delay by so many tasks of a microsecond or two does not justify lanes.
   static constexpr size_t kMostInOrder = 32;
 
   bool empty() const { return in_order_.empty(); }
@@ -43,7 +43,8 @@ class FairQueue {
     return task;
   }
 
-  /// Moves the task for which `is_wanted(task)` to `out`; false if there is none. Looks at all tasks.
+  /// Removes the task for which `is_wanted(task)` is true and moves it to `out`. Returns false if there is none.
+  /// Searches all tasks.
   template <typename Predicate>
   bool extract(const Predicate& is_wanted, Task& out) {
     if (const auto it = std::ranges::find_if(in_order_, is_wanted); it != in_order_.end()) {
@@ -82,8 +83,8 @@ class FairQueue {
     }
   }
 
-  std::deque<Task> in_order_;                               ///< not empty while a task waits in a lane
-  std::unordered_map<TaskSource, std::deque<Task>> lanes_;  ///< none of them empty
+  std::deque<Task> in_order_;                               ///< leaves first; not empty while a task is in a lane
+  std::unordered_map<TaskSource, std::deque<Task>> lanes_;  ///< none is empty
   std::deque<TaskSource> turns_;                            ///< the sources that have a lane, the next one first
   size_t in_lanes_ = 0;
 };

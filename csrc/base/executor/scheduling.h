@@ -1,6 +1,6 @@
 #pragma once
 
-// The kernel's scheduling policy of a thread.
+// The scheduling policy of a thread (sched(7)).
 
 #include <sched.h>
 
@@ -8,12 +8,12 @@ namespace torchrpc {
 
 class Scheduling {
  public:
-  /// The policy of the calling thread.
+  /// Reads the policy of the calling thread.
   Scheduling();
   /// Applies the policy to the calling thread.
   void apply() const;
-  /// The same with SCHED_BATCH in place of SCHED_OTHER (other policies are applied unchanged): a thread that wakes does
-  /// not preempt a running one. It runs at once where a core is idle.
+  /// Applies the policy with SCHED_BATCH in place of SCHED_OTHER (other policies are unchanged): when the thread wakes,
+  /// it does not preempt a running thread. It still runs at once if a core is idle.
   void applyBatchPolicy() const;
 
  private:

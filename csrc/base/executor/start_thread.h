@@ -1,13 +1,14 @@
 #pragma once
 
-// Starts the threads without which a node cannot run.
+// Starts a thread, and explains the error if it cannot be started.
 
 #include <functional>
 #include <thread>
 
 namespace torchrpc {
 
-/// A new thread that runs `main`. Throws Error(kUnknown), which names `purpose`, if the system permits no more threads.
+/// Starts a thread that runs `main`. Throws Error(kUnknown), which names `purpose`, if the system permits no more
+/// threads.
 std::thread startThread(const char* purpose, std::function<void()> main);
 
 }  // namespace torchrpc

@@ -14,7 +14,7 @@ bool Strand::post(std::function<void()> task, TaskSource source) {
     run_queued_ = true;
   }
   if (pool_.post([this] { run(); })) return true;
-  // The pool has closed. A thread that has entered may have taken the task all the same.
+  // The pool is closed. A thread that had entered before may have removed the task from the queue to run it.
   Task dropped;  // destroyed after the lock
   MutexLock lock(mutex_);
   thread_requested_ = run_queued_ = false;

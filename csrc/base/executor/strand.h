@@ -1,9 +1,9 @@
 #pragma once
 
-// Tasks that share something which one thread can hold at a time, as Python's GIL. One thread of the pool enters (takes
-// the GIL, say) and runs task after task. While more tasks wait, a second thread waits to enter; it does so as soon as
-// the first one blocks and releases what they share. So a queue of short tasks costs one hand-over, and a task that
-// blocks does not delay those behind it.
+// Runs tasks that need a resource which one thread can hold at a time, such as Python's GIL. One thread of the pool
+// enters, which means that it acquires the resource, and runs one task after another. While more tasks wait, a second
+// thread waits to enter. It enters as soon as the first one blocks and releases the resource. So a queue of short tasks
+// costs one hand-over, and a task that blocks does not delay the tasks behind it.
 
 #include <cstdint>
 #include <functional>
@@ -17,22 +17,22 @@ namespace torchrpc {
 
 class Strand {
  public:
-  /// Takes what the tasks share, and blocks until it has it. The thread holds it while the result lives.
+  /// Blocks until it has acquired the resource. The thread holds the resource until the result is destroyed.
   using Enter = std::function<std::shared_ptr<void>()>;
 
-  /// `pool` must outlive it. `enter` may be empty.
+  /// `pool` must outlive the strand. `enter` may be empty.
   Strand(Executor& pool, Enter enter) : pool_(pool), enter_(std::move(enter)) {}
 
-  /// As Executor::post.
+  /// As Executor::post().
   bool post(std::function<void()> task, TaskSource source = kOwnTasks);
 
-  /// Tasks that have not started, besides those for which the pool counts a task of its own.
+  /// The number of tasks that have not started, less the one that the pool counts already, as the queued run().
   size_t queued() const;
 
  private:
-  /// Enters and runs tasks until there are none. On a thread of the pool.
+  /// Enters, and runs tasks until none is left. Called on a thread of the pool.
   void run();
-  /// Runs the first task; false if there is none.
+  /// Runs the first task. Returns false if there is none.
   bool runOne();
 
   struct Task {
@@ -45,7 +45,7 @@ class Strand {
   mutable Mutex mutex_;
   FairQueue<Task> tasks_ TORCHRPC_GUARDED_BY(mutex_);
   uint64_t next_number_ TORCHRPC_GUARDED_BY(mutex_) = 0;
-  bool thread_requested_ TORCHRPC_GUARDED_BY(mutex_) = false;  ///< from the pool, and has not entered yet
+  bool thread_requested_ TORCHRPC_GUARDED_BY(mutex_) = false;  ///< and has not entered yet
   bool run_queued_ TORCHRPC_GUARDED_BY(mutex_) = false;        ///< run() is in the pool's queue
 };
 

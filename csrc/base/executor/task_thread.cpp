@@ -20,8 +20,8 @@ bool TaskThread::post(std::function<void()> task) {
   MutexLock lock(mutex_);
   if (stopped_) return false;
   tasks_.push_back(std::move(task));
-  // The thread sleeps only while the queue is empty. Notified under the lock: once it is released, stop() may return
-  // and `this` be destroyed.
+  // The thread sleeps only while the queue is empty. It is notified under the lock, because stop() may return once the
+  // lock is released, and `this` may be destroyed then.
   if (tasks_.size() == 1) wake_.notify_one();
   return true;
 }

@@ -13,20 +13,21 @@ namespace torchrpc {
 
 class TaskThread {
  public:
-  /// `purpose`: as startThread's.
+  /// `purpose`: as for startThread().
   explicit TaskThread(const char* purpose = "of the transport");
-  /// stop().
+  /// Calls stop().
   ~TaskThread();
   TaskThread(const TaskThread&) = delete;
   TaskThread& operator=(const TaskThread&) = delete;
 
-  /// False, and the task is destroyed unrun, once stop() has run the last task. Thread-safe.
+  /// Queues a task. Once stop() has run the last task, returns false and destroys the task unrun. Thread-safe.
   bool post(std::function<void()> task);
 
-  /// Runs the queued tasks, and those that they post, then ends the thread. Not from a task. Idempotent.
+  /// Runs the queued tasks, and the tasks that they post, and ends the thread. Must not be called from a task.
+  /// Idempotent.
   void stop();
 
-  /// Whether this is the thread.
+  /// Whether the calling thread is this thread.
   bool inLoop() const;
 
  private:

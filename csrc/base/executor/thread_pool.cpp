@@ -1,29 +1,29 @@
-// One queue (fair_queue.h) under one mutex. A thread is active while it runs a task outside of any BlockingScope; a
-// task is started only while fewer than `size` threads are active. The code that adds a task, or that makes a thread
-// inactive without looking at the queue itself, requests a thread for it (requestThread): an idle one, or a new one.
+// One queue (fair_queue.h) under one mutex. A thread is active while it runs a task outside of any BlockingScope. A
+// task starts only while fewer than `size` threads are active. Code that adds a task calls requestThread(), which wakes
+// an idle thread or starts a new one. So does code that makes a thread inactive and does not check the queue itself.
 //
 // Note [Spare thread]
-// With a thread for each task a queue of short tasks would cost more in wake-ups, after which the threads contend for
-// the mutex and the cores, than in running them. So once `spare_from` threads are active, one more is requested at a
-// time, as the spare thread: it runs a task only if no other thread has started one for kStallTimeout (stall
-// detection). So tasks that block without a BlockingScope, or that take long, get threads one after another, up to
-// `size`.
+// With a thread for each task, a queue of short tasks would cost more for wake-ups, and for the contention of the woken
+// threads for the mutex and the cores, than for the tasks themselves. So once `spare_from` threads are active, the pool
+// requests one thread at a time, the spare thread. It runs a task only if no other thread has started one for
+// kStallTimeout (stall detection). So if tasks block without a BlockingScope, or take long, further threads join one
+// after another, up to `size`.
 //
 // Note [Limit of threads]
-// With `max_size` threads a thread that blocks is not replaced: tasks wait until one of the threads is free. If all of
-// them wait for tasks in the queues of such pools (chains of nested calls, say), they wait until their calls time out.
-// A blocked thread does not run tasks in the meantime. A task would run on top of the function that waits: that one
-// could not go on after its reply before the task has ended, so chains of calls that do not depend on each other would
-// wait for each other. It may also hold locks that the task needs. So the pool says in the log that it has reached its
-// limit, and Stats::lacking shows it.
+// With `max_size` threads, a thread that blocks is not replaced: queued tasks wait until one of the threads is free. If
+// all threads wait for tasks in the queues of such pools (as in chains of nested calls), they wait until their calls
+// time out. A blocked thread does not run tasks in the meantime, for two reasons. The task would run on the stack of
+// the function that waits. That function could not continue after its reply before the task has ended, so chains of
+// calls that do not depend on each other would wait for each other. The function may also hold locks that the task
+// needs. So the pool logs that it has reached its limit, and Stats::lacking shows it.
 //
-// The first thread starts with the pool. It does not poll before there has been a task: in a process that only makes
+// The first thread starts with the pool. It does not poll before the first task has run: in a process that only makes
 // calls, the thread that waits for a reply should be the only one that polls.
 //
-// A thread that polls before it parks will find the first task itself: no thread is woken for that.
+// A thread that polls or parks finds the first task itself, so no other thread is woken for that task.
 //
-// A thread applies SCHED_BATCH before it sleeps: in a burst of tasks a thread is woken every few tasks, and it would
-// preempt the thread that posts them each time. Tasks themselves run with the scheduling policy of the thread that made
+// A thread applies SCHED_BATCH before it sleeps. In a burst of tasks a thread is woken every few tasks, and otherwise
+// it would preempt the thread that posts them each time. Tasks run with the scheduling policy of the thread that made
 // the pool.
 
 #include "base/executor/thread_pool.h"
@@ -53,7 +53,7 @@ using Threads = std::list<std::thread>;
 namespace {
 constexpr auto kStallTimeout = std::chrono::microseconds(200);
 
-/// With as many active threads only a spare thread is added.
+/// With this many active threads, only a spare thread is added.
 size_t spareFrom() { return std::max<size_t>(2, std::thread::hardware_concurrency() / 2); }
 }  // namespace
 
@@ -67,8 +67,8 @@ struct ThreadPool::State {
   const MakerProcess maker;
 
   mutable Mutex mutex;
-  CondVar token_added;     ///< or the pool closes; for waiting threads
-  FutexWaiter task_added;  ///< or the pool closes; for the thread that polls or parks
+  CondVar token_added;     ///< notified also when the pool closes; idle threads wait on it
+  FutexWaiter task_added;  ///< notified also when the pool closes; for the thread that polls or parks
   CondVar spare_sleep;     ///< never notified: the spare thread sleeps on it
   CondVar thread_ended;
 
@@ -78,23 +78,23 @@ struct ThreadPool::State {
   size_t active TORCHRPC_GUARDED_BY(mutex) = 0;
   size_t blocked TORCHRPC_GUARDED_BY(mutex) = 0;
   size_t idle TORCHRPC_GUARDED_BY(mutex) = 0;      ///< waiting threads without a token
-  size_t tokens TORCHRPC_GUARDED_BY(mutex) = 0;    ///< each wakes one waiting thread
-  size_t starting TORCHRPC_GUARDED_BY(mutex) = 0;  ///< new threads that do not run yet
+  size_t tokens TORCHRPC_GUARDED_BY(mutex) = 0;    ///< each token wakes one waiting thread
+  size_t starting TORCHRPC_GUARDED_BY(mutex) = 0;  ///< new threads that have not begun to run
   uint64_t tasks_started TORCHRPC_GUARDED_BY(mutex) = 0;
   bool has_spare TORCHRPC_GUARDED_BY(mutex) = false;   ///< Note [Spare thread]
   bool polling TORCHRPC_GUARDED_BY(mutex) = false;     ///< a thread polls or parks
-  size_t threads_made TORCHRPC_GUARDED_BY(mutex) = 0;  ///< in the life of the pool; for their names
+  size_t threads_made TORCHRPC_GUARDED_BY(mutex) = 0;  ///< since the pool was made; numbers their names
   bool closed TORCHRPC_GUARDED_BY(mutex) = false;
   bool at_system_limit TORCHRPC_GUARDED_BY(mutex) = false;           ///< the last attempt to start a thread has failed
-  TimePoint at_limit TORCHRPC_GUARDED_BY(mutex) = TimePoint::min();  ///< until when there were max_size threads, lately
-  bool limit_logged TORCHRPC_GUARDED_BY(mutex) = false;              ///< that there are max_size threads
+  TimePoint at_limit TORCHRPC_GUARDED_BY(mutex) = TimePoint::min();  ///< when a thread last ended at max_size
+  bool limit_logged TORCHRPC_GUARDED_BY(mutex) = false;              ///< whether reaching max_size was logged
 
   bool finished() const TORCHRPC_REQUIRES(mutex) { return closed && tasks.empty(); }
 
-  /// As requestThread().
+  /// Adds the task and calls requestThread(). Returns its result.
   [[nodiscard]] bool add(std::function<void()>& task, TaskSource source) TORCHRPC_REQUIRES(mutex);
-  /// Starts a thread or adds a token for a waiting one, if the queue needs another thread. True if it has added a
-  /// token: then unlockAndNotify() must be called with it.
+  /// If the queue needs another thread, adds a token for a waiting thread or starts a new one. Returns true if it has
+  /// added a token: the result must be passed to unlockAndNotify().
   [[nodiscard]] bool requestThread() TORCHRPC_REQUIRES(mutex);
   void unlockAndNotify(MutexLock& lock, bool has_token)
       TORCHRPC_ANNOTATE(no_thread_safety_analysis) {  // clang does not know that `lock` is of `mutex`
@@ -102,20 +102,20 @@ struct ThreadPool::State {
     if (has_token) token_added.notify_one();
   }
   void startThread() TORCHRPC_REQUIRES(mutex);
-  /// Stats::lacking.
+  /// Returns Stats::lacking.
   size_t lacking() const TORCHRPC_REQUIRES(mutex);
   void threadMain(Threads::iterator self, size_t number);
   void serve(MutexLock& lock) TORCHRPC_REQUIRES(mutex);
   void runTask(MutexLock& lock) TORCHRPC_REQUIRES(mutex);
   void waitAsSpare(MutexLock& lock) TORCHRPC_REQUIRES(mutex);
   void pollAndPark(MutexLock& lock) TORCHRPC_REQUIRES(mutex) TORCHRPC_ANNOTATE(no_thread_safety_analysis);
-  /// To be called by a thread before it sleeps.
+  /// Called by a thread before it sleeps.
   void applyBatchPolicy();
 };
 
 namespace {
 
-// Of the calling thread: its pool, and how many BlockingScopes it is in.
+// The pool of the calling thread, the depth of its BlockingScopes, and whether it has applied SCHED_BATCH.
 thread_local void* current_pool = nullptr;
 thread_local size_t blocking_depth = 0;
 thread_local bool has_batch_policy = false;
@@ -184,10 +184,11 @@ void ThreadPool::State::startThread() {
 
 void ThreadPool::State::threadMain(Threads::iterator self, size_t number) {
   nameThread(options.name, number);
-  scheduling.apply();  // it has inherited the policy of the thread that started it, perhaps a transport's loop
+  scheduling.apply();  // the inherited policy may be SCHED_BATCH, that of a loop thread
   current_pool = this;
 
-  // However this thread ends, it moves itself to `ended` and joins those that ended before. close() joins the last one.
+  // However this thread ends, it moves itself to `ended` and joins the threads that ended before. close() joins the
+  // last one.
   struct Leave {
     State& state;
     Threads::iterator self;
@@ -280,14 +281,14 @@ void ThreadPool::State::runTask(MutexLock& lock) {
   unlockAndNotify(lock, has_token);
   if (std::exchange(has_batch_policy, false)) scheduling.apply();
   runLogged(task);
-  // A task that has forked, and returned in the child: this is the child's only thread, and nobody waits for its
-  // result.
+  // The task has forked and has returned in the child. This is the child's only thread, and nothing there waits for the
+  // task's result.
   if (!maker.isThisOne()) std::_Exit(0);
   task = nullptr;
 }
 
 ThreadPool::ThreadPool(Options options) : state_(std::make_unique<State>(std::move(options))) {
-  // With one thread all tasks run, if slowly, even where the system permits no more later.
+  // One thread runs all tasks, if slowly, even if the system permits no further threads later.
   MutexLock lock(state_->mutex);
   state_->startThread();
   if (state_->live.empty()) {

@@ -1,8 +1,8 @@
 #pragma once
 
-// The threads that run handlers, user code and callbacks of futures. Threads start when there is work for them, up to
-// `size`. While a thread is blocked (BlockingScope) another one takes its place, so that nested blocking calls cannot
-// use up the pool. When blocked threads go on, surplus threads end: `size` idle ones stay.
+// The threads that run handlers, user code and callbacks of futures. Threads start when tasks need them, up to `size`.
+// While a thread is blocked (BlockingScope), another one replaces it, so that nested blocking calls do not use up the
+// pool. When blocked threads continue, surplus threads end: at most `size` idle ones stay.
 
 #include <cstddef>
 #include <functional>
@@ -18,19 +18,20 @@ namespace torchrpc {
 class ThreadPool final : public Executor {
  public:
   struct Options {
-    size_t size = 16;        ///< threads that run at once, without blocked ones; at least 1
-    size_t max_size = 1024;  ///< threads in all: beyond it a blocked thread is not replaced
+    size_t size = 16;        ///< threads that run tasks at the same time, without blocked ones; at least 1
+    size_t max_size = 1024;  ///< threads in all: when it is reached, blocked threads are not replaced
     std::string name = "torchrpc";
-    /// Called by a thread without a task before it sleeps, by one thread at a time: polls the source of tasks, until
-    /// `done()` or until polling is not worth it any more. May post to the pool.
+    /// Optional. Called by an idle thread before it sleeps, by one thread at a time. Polls the source of tasks until
+    /// `done()` is true or until further polling is not worth its cost. May post to the pool.
     std::function<void(const std::function<bool()>& done)> poll_before_park{};
-    /// Called if `poll_before_park` has found nothing, if given: sleeps where tasks arrive, until `done()` (the pool
-    /// notifies `waiter` when that becomes true) or until the thread should rather sleep in the pool. May post to it.
+    /// Optional. Called if `poll_before_park` has found no task. Parks the thread where tasks arrive, until `done()` is
+    /// true (the pool then notifies `waiter`) or until the thread should rather sleep in the pool. May post to the
+    /// pool.
     std::function<void(const std::function<bool()>& done, FutexWaiter& waiter)> park{};
   };
 
   explicit ThreadPool(Options options);
-  /// close().
+  /// Calls close().
   ~ThreadPool() override;
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -39,20 +40,21 @@ class ThreadPool final : public Executor {
   bool post(std::function<void()> task, TaskSource source) override;
   void postFromTask(std::function<void()> task) override;
   void close() { close(kNoLimit); }
-  /// Waits for the threads to end.
+  /// As Executor::close(). Waits until the threads have ended.
   bool close(Duration timeout) override;
   void discardQueued() override;
   Stats stats() const override;
 
-  /// Runs a task and logs what it throws, as the pool does.
+  /// Runs a task and logs its exception, if it throws, as the pool does.
   static void runLogged(const std::function<void()>& task);
 
-  /// Whether the calling thread belongs to a pool.
+  /// Whether the calling thread belongs to any pool.
   static bool onThread();
-  /// Whether it belongs to this one.
+  /// Whether the calling thread belongs to this pool.
   bool isOnOwnThread() const override;
 
-  /// While one lives on a pool thread, that thread counts as blocked. May be nested; does nothing on other threads.
+  /// While a BlockingScope exists on a thread of a pool, the thread counts as blocked. Scopes may be nested. On other
+  /// threads they have no effect.
   class BlockingScope {
    public:
     BlockingScope();

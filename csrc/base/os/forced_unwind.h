@@ -1,7 +1,7 @@
 #pragma once
 
-// What pthread_exit() and the cancellation of a thread throw. Python calls pthread_exit(), when it exits, in threads
-// that take the GIL. Code that catches everything must throw this on, or the process ends.
+// The exception that pthread_exit() and the cancellation of a thread throw. While Python exits, it calls pthread_exit()
+// in threads that acquire the GIL. Code that catches all exceptions must rethrow this one, or the process is aborted.
 
 #include <cxxabi.h>
 
@@ -10,7 +10,7 @@ namespace torchrpc::os {
 #ifdef __GLIBCXX__
 using ForcedUnwind = abi::__forced_unwind;
 #else
-/// With libc++, a thread ends without unwinding: nothing throws this.
+/// With libc++ a thread ends without unwinding, so this is never thrown.
 struct ForcedUnwind {
   ForcedUnwind() = delete;
 };

@@ -38,7 +38,7 @@ std::string readUntil(int fd, size_t most, TimePoint deadline) {
 std::string outputOfCopy(void (*write)(int fd), size_t most, Duration timeout) {
   std::array<int, 2> ends{};
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) return {};
-  // fork() would run the handlers of pthread_atfork(), which take locks, and the program would see SIGCHLD.
+  // Not fork(): it would run the pthread_atfork() handlers, which lock mutexes, and the program would receive SIGCHLD.
   const auto child = static_cast<pid_t>(::syscall(SYS_clone, 0, nullptr, nullptr, nullptr, nullptr));
   if (child == 0) {
     write(ends[1]);

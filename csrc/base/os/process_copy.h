@@ -1,6 +1,6 @@
 #pragma once
 
-// What a copy of this process finds in its memory.
+// Runs a function, which may crash, in a forked copy of this process.
 
 #include <functional>
 #include <optional>
@@ -10,10 +10,10 @@
 
 namespace torchrpc::os {
 
-/// Forks the process without its handlers of forks and without SIGCHLD, calls `write` in the copy with a descriptor,
-/// and returns what it writes there, up to `most` bytes. Only the calling thread exists in the copy, and locks of
-/// others may be held there: `write` must be safe in a signal handler. If it fails or crashes, this process goes on.
-/// Empty if there is no copy, or it has not ended after `timeout`.
+/// Forks the process without pthread_atfork() handlers and without SIGCHLD, calls `write` in the copy with the write
+/// end of a pipe, and returns the output, up to `most` bytes. Only the calling thread exists in the copy, and other
+/// threads may have held locks: `write` must be async-signal-safe. If it fails or crashes, this process is not
+/// affected. Returns an empty string if the copy cannot be made or has not ended after `timeout`.
 std::string outputOfCopy(void (*write)(int fd), size_t most, Duration timeout);
 
 }  // namespace torchrpc::os

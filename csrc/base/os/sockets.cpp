@@ -29,7 +29,7 @@ std::optional<uid_t> peerUserId(int fd) {
 
 namespace {
 
-/// Sets what Linux sets as it opens a socket. Returns the socket, or closes it and returns -1 with errno.
+/// Sets the options that Linux sets when it opens a socket. On failure closes the socket and returns -1 with errno.
 int withOptions(int fd, Blocking blocking) {
   if (fd < 0) return fd;
   const int on = 1;

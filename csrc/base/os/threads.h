@@ -1,6 +1,6 @@
 #pragma once
 
-// Threads as the operating system shows them. The scheduling policy is in base/executor/scheduling.h.
+// Properties of threads that the operating system knows. The scheduling policy is in base/executor/scheduling.h.
 
 #include <cstddef>
 #include <cstdint>
@@ -9,25 +9,25 @@
 
 namespace torchrpc::os {
 
-/// The length of the longest thread name, in bytes: Linux's limit.
+/// The limit on the length of a thread name, in bytes (Linux).
 constexpr size_t kMaxThreadNameBytes = 15;
 /// Names the calling thread for debuggers and `top`.
 void setThreadName(const std::string& name);
-/// Whether the calling thread is the first one of its process. After a fork: the thread that forked.
+/// Whether the calling thread is the first one of its process. In a forked child: the thread that forked.
 bool isMainThread();
-/// The system's id of the calling thread, which `top -H` and debuggers show; not 0.
+/// Returns the system's id of the calling thread, which `top -H` and debuggers show; not 0.
 int threadId();
-/// Its pthread_self() as a number, by which Python knows it.
+/// Returns pthread_self() as a number: the thread's id in Python (threading.get_ident()).
 uint64_t threadIdent();
 
-/// A thread of this process as the system sees it.
+/// The data of the system about a thread of this process.
 struct Thread {
   int id = 0;
   std::string name{};
-  char state = '?';  ///< R: it runs, or waits for a core; S: it sleeps; D: it waits for a device; T: it is stopped
-  double cpu_seconds = 0;  ///< that it has used
+  char state = '?';        ///< R: running, or waiting for a core; S: sleeping; D: waiting for a device; T: stopped
+  double cpu_seconds = 0;  ///< CPU time that the thread has used
 };
-/// All threads of this process; empty where the system does not say (macOS).
+/// Returns all threads of this process; empty on macOS.
 std::vector<Thread> threads();
 
 }  // namespace torchrpc::os

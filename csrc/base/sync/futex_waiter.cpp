@@ -15,7 +15,8 @@ namespace torchrpc {
 
 namespace {
 
-// struct futex_waitv, SYS_futex_waitv, FUTEX_32 and FUTEX_PRIVATE_FLAG, which the headers of older systems lack.
+// Our definitions of struct futex_waitv, SYS_futex_waitv, FUTEX_32 and FUTEX_PRIVATE_FLAG: the headers of older systems
+// lack them.
 struct FutexWaitv {
   uint64_t value;
   uint64_t address;
@@ -61,7 +62,7 @@ void FutexWaiter::wait(
     const auto since = std::chrono::nanoseconds(deadline.time_since_epoch()).count();
     until = {since / 1'000'000'000, since % 1'000'000'000};
   }
-  // Sequentially consistent: either notify() sees this store, or predicate() sees the change that notify() followed.
+  // Sequentially consistent: either notify() sees this store, or predicate() sees the change that preceded notify().
   is_asleep_ = 1;
   if (!predicate()) futexWaitv({words.data(), 1 + wait_words.size()}, deadline == kNever ? nullptr : &until);
   is_asleep_ = 0;
@@ -69,7 +70,7 @@ void FutexWaiter::wait(
 
 #else
 
-// Other systems have no wait for several words at once: threads sleep in the event loop, as before Linux 5.16.
+// Other systems cannot wait for several words at once: threads sleep in the event loop, as on Linux before 5.16.
 bool FutexWaiter::isAvailable() { return false; }
 void FutexWaiter::notify() { is_asleep_ = 0; }
 void FutexWaiter::wait(const std::function<bool()>&, std::span<const WaitWord>, TimePoint) {}

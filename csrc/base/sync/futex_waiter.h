@@ -1,7 +1,7 @@
 #pragma once
 
-// A thread's sleep on several futex words at once (the system call futex_waitv, Linux 5.16): one word of its own
-// process, which notify() changes, and wait words in memory that other processes share, which those change.
+// Lets a thread sleep on several futex words at once (the system call futex_waitv, Linux 5.16): one word of its own
+// process, which notify() changes, and wait words in memory shared with other processes, which change them.
 
 #include <atomic>
 #include <cstdint>
@@ -30,12 +30,13 @@ class FutexWaiter {
   /// Whether the system has futex_waitv and permits it.
   static bool isAvailable();
 
-  /// Wakes the thread in wait(), if there is one. To be called after its predicate has become true. Any thread.
+  /// Wakes the thread in wait(), if there is one. To be called by any thread after the predicate has become true.
   void notify();
-  /// Sleeps until `predicate()` (after each change of it notify() must be called), until a wait word differs from what
-  /// is expected, or until `deadline`. May return early. One thread at a time; at most kMaxWaitWords words.
+  /// Sleeps until `predicate()` is true, until a wait word differs from its expected value, or until `deadline`. After
+  /// each change of the predicate notify() must be called. May return early. One thread at a time; at most
+  /// kMaxWaitWords words.
   void wait(const std::function<bool()>& predicate, std::span<const WaitWord> wait_words, TimePoint deadline);
-  /// Wakes a thread of any process that sleeps on a wait word. To be called after a change of the word.
+  /// Wakes one thread, of any process, that sleeps on a wait word. To be called after a change of the word.
   static void wake(const Word& word);
 
  private:

@@ -1,7 +1,7 @@
 #pragma once
 
-// Signals end long waits of a program's own threads: the binding to a language registers how its runtime checks for
-// them. One check for the process, as signals are.
+// Lets signals interrupt long waits of the program's threads. The binding to a language registers the function by which
+// its runtime checks for signals. There is one such function for the process.
 
 #include <algorithm>
 
@@ -10,17 +10,19 @@
 
 namespace torchrpc {
 
-/// Waiting threads call `check` from time to time, without a lock; an exception that it throws ends the wait.
+/// Registers `check`. Waiting threads call it every kSignalCheckInterval or so, without a lock. If it throws, the
+/// exception ends the wait.
 void setInterruptCheck(void (*check)());
 /// Calls the registered check, if there is one.
 void checkInterrupt();
 
 constexpr auto kSignalCheckInterval = std::chrono::milliseconds(100);
 
-/// As CondVar::wait_until. False if the deadline has passed (kNever: there is none).
+/// As CondVar::wait_until(), but calls checkInterrupt() from time to time. Returns false if the deadline has passed
+/// (kNever: no deadline).
 template <typename Predicate>
 bool waitInterruptibly(CondVar& changed, MutexLock& lock, TimePoint deadline, const Predicate& predicate)
-    TORCHRPC_ANNOTATE(no_thread_safety_analysis) {  // it cannot name the mutex of `lock`
+    TORCHRPC_ANNOTATE(no_thread_safety_analysis) {  // the analysis cannot name the mutex of `lock`
   while (!predicate()) {
     const auto now = std::chrono::steady_clock::now();
     if (now >= deadline) return false;

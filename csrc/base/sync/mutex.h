@@ -1,9 +1,9 @@
 #pragma once
 
 // std::mutex with clang's thread-safety annotations (no-ops under g++).
-// All mutexes here are leaf locks: nothing is called out, completed or destroyed while one is held.
-// What is waited for often is notified once the lock is released: a woken thread may take the notifier's core at once,
-// and would find the mutex held.
+// Mutexes are leaf locks: while a thread holds one, it calls no callback, completes nothing and destroys nothing.
+// Frequent notifications are sent after the lock is released: a woken thread may preempt the notifying thread at once,
+// and would find the mutex locked.
 
 #include <chrono>
 #include <condition_variable>
@@ -49,9 +49,9 @@ class TORCHRPC_ANNOTATE(scoped_lockable) MutexLock {
   std::unique_lock<std::mutex> lock_;
 };
 
-/// std::condition_variable. (The one for any lock has a mutex of its own, which it holds while it notifies.)
+/// A std::condition_variable. (std::condition_variable_any has a mutex of its own, which it holds while it notifies.)
 ///
-/// A predicate is called with the lock held. A lambda says so itself, for the analysis sees its body alone:
+/// A predicate is called with the lock held. A lambda needs an annotation, because clang analyses its body separately:
 /// `changed_.wait(lock, [this]() TORCHRPC_REQUIRES(mutex_) { return done_; })`.
 class CondVar {
  public:
@@ -66,7 +66,7 @@ class CondVar {
     return condition_.wait_until(lock.lock_, deadline);
   }
 
-  // Without the analysis: here the mutex that a predicate requires has no name.
+  // Without the analysis, which cannot name the mutex that a predicate requires.
   template <typename Predicate>
   void wait(MutexLock& lock, Predicate predicate) TORCHRPC_ANNOTATE(no_thread_safety_analysis) {
     condition_.wait(lock.lock_, std::move(predicate));

@@ -1,7 +1,7 @@
 #pragma once
 
-// A value that one thread sets, once, and another waits for: the shortest way from a completion to a blocked caller.
-// The two threads share it: the waiting one may have returned before set() has.
+// A value that one thread sets, once, and another thread waits for: the shortest way from a completion to a blocked
+// caller. Both threads share its ownership, because the waiting thread may return before set() does.
 
 #include <functional>
 #include <memory>
@@ -19,7 +19,8 @@ namespace torchrpc {
 template <typename T>
 class Waiter {
  public:
-  /// Returns the value if the waiting thread has abandoned it. To be called once; never blocks.
+  /// Sets the value and wakes the waiting thread, or returns the value if that thread has abandoned the wait. To be
+  /// called once; never blocks.
   std::optional<T> set(T value) {
     {
       MutexLock lock(mutex_);
@@ -36,23 +37,23 @@ class Waiter {
     return value_.has_value();
   }
 
-  /// Notified when hasValue() becomes true, for a thread that waits for that with FutexWaiter::wait().
+  /// Is notified when hasValue() becomes true. For a thread that waits by FutexWaiter::wait().
   FutexWaiter& futexWaiter() { return futex_waiter_; }
 
-  /// The value, or nullopt if it has not been set after `timeout`.
+  /// Waits for the value and returns it; nullopt if it has not been set after `timeout`.
   std::optional<T> waitFor(Duration timeout) {
     MutexLock lock(mutex_);
     arrived_.wait_for(lock, timeout, [this]() TORCHRPC_REQUIRES(mutex_) { return value_.has_value(); });
     return std::exchange(value_, std::nullopt);
   }
 
-  /// The value, or nullopt if it has not been set.
+  /// Returns the value; nullopt if it has not been set.
   std::optional<T> take() {
     MutexLock lock(mutex_);
     return std::exchange(value_, std::nullopt);
   }
 
-  /// Ends the wait; returns the value if it has been set.
+  /// Abandons the wait: a later set() returns its value. Returns the value if it has been set.
   std::optional<T> abandon() {
     MutexLock lock(mutex_);
     abandoned_ = true;
@@ -67,8 +68,8 @@ class Waiter {
   bool abandoned_ TORCHRPC_GUARDED_BY(mutex_) = false;
 };
 
-/// Calls `start` with a handler and returns the value that the handler is called with. A signal ends the wait. For
-/// threads that may block.
+/// Calls `start` with a handler and blocks until the handler is called. Returns its argument. A signal ends the wait
+/// (checkInterrupt). For threads that may block.
 template <typename T>
 T waitFor(const std::function<void(std::function<void(T)>)>& start) {
   const auto waiter = std::make_shared<Waiter<T>>();
