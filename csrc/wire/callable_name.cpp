@@ -9,7 +9,7 @@ namespace torchrpc {
 
 namespace {
 
-/// Reads strings of a payload whose end may be missing.
+/// Reads the strings of a payload that may be cut off.
 class NameReader {
  public:
   explicit NameReader(std::string_view payload) : reader_(payload) {}
@@ -17,7 +17,7 @@ class NameReader {
   void skip(size_t bytes) { reader_.getBytes(bytes); }
   bool isCut() const { return is_cut_; }
 
-  /// What there is of the next string.
+  /// Returns the next string, or what is left of it: then isCut() returns true.
   std::string_view next() {
     const auto size = reader_.get<uint64_t>();
     is_cut_ = size > reader_.remaining();
@@ -43,7 +43,7 @@ std::string callableName(Kind kind, std::string_view payload) try {
     out += name;
   }
   if (in.isCut()) out += "...";
-  // It is shown on terminals and in logs, and a peer has written it.
+  // Terminals and logs show the name, and a peer has written it: control characters are replaced.
   std::ranges::replace_if(out, [](unsigned char c) { return c < ' ' || c == 0x7f; }, '?');
   return out;
 } catch (const Error&) {

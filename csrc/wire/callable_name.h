@@ -1,6 +1,6 @@
 #pragma once
 
-// The name of the callable in the payload of a call, for those who look at calls and do not run them.
+// Reads the name of the callable from the payload of a call, for code that reports calls and does not run them.
 
 #include <string>
 #include <string_view>
@@ -9,18 +9,18 @@
 
 namespace torchrpc {
 
-/// How many of the first bytes of a payload contain all that callableName() reads of most names.
+/// The length of the prefix of a payload that contains most names as a whole.
 constexpr size_t kCallableNameBytes = 160;
 
-/// The name in the payload of a call, or in its first bytes: "aten::add", "module.function". A name that the bytes do
-/// not contain as a whole ends in "...". Empty if the kind names no callable, or the payload is malformed. Never
-/// throws; reads only within `payload`.
+/// Returns the name in the payload of a call, or in a prefix of it: "aten::add", "module.function". A name that the
+/// prefix does not contain as a whole ends in "...". Empty if messages of that kind name no callable, or if the payload
+/// is malformed. Never throws; reads only within `payload`.
 std::string callableName(Kind kind, std::string_view payload);
-/// The same or, if that is empty, the name of the kind: what a request is called in reports and logs.
+/// Returns the same name or, if it is empty, the name of the kind. Reports and logs name requests by it.
 std::string callableOrKindName(Kind kind, std::string_view payload);
 
-/// The first bytes of a payload, which decide that name: calls with the same kind and bytes have the same. At most
-/// kCallableNameBytes; none if the kind names no callable.
+/// Returns the prefix of a payload that determines this name: calls of one kind with the same prefix have the same
+/// name. At most kCallableNameBytes long; empty if messages of that kind name no callable.
 std::string_view callableNameBytes(Kind kind, std::string_view payload);
 
 }  // namespace torchrpc

@@ -1,5 +1,5 @@
-// Turns a message into a frame and back. The parts of a head follow each other: the prefix, the headers, the tensors
-// (tensor_codec), the payload; so each direction is one pass. No state, any thread.
+// Converts a message to a frame and back. A head consists of the prefix, the headers, the tensors (tensor_codec) and
+// the payload, in this order, so each direction is one pass. No state, any thread.
 
 #include <algorithm>
 #include <cstddef>
@@ -25,7 +25,7 @@ struct HeadPrefix {
 };
 static_assert(sizeof(HeadPrefix) == 32 && offsetof(HeadPrefix, call) == 8 && offsetof(HeadPrefix, payload) == 24);
 
-constexpr uint16_t kSharesStorages = 1;  // flag: the header SharedStorages applies
+constexpr uint16_t kSharesStorages = 1;  // flag: the message has the header SharedStorages
 
 constexpr size_t kHeaderStart = sizeof(HeaderKind) + sizeof(uint64_t);
 
@@ -49,7 +49,7 @@ void checkSize(const char* what, uint64_t size, uint64_t limit) {
 
 void checkTotal(const Frame& frame, const Limits& limits) {
   uint64_t bytes = frame.head.size();
-  for (const auto& segment : frame.segments) bytes += segment.bytes;  // memory that exists: no overflow
+  for (const auto& segment : frame.segments) bytes += segment.bytes;  // all are in memory, so the sum cannot overflow
   checkSize("bytes", bytes, limits.frame_bytes);
 }
 
@@ -112,7 +112,7 @@ Message decodeFrame(Frame frame, const Limits& limits) {
     const auto kind = in.get<HeaderKind>();
     message.headers.push_back({kind, std::string(in.getString())});
   }
-  // Every tensor takes at least 4 bytes, so the size of the head limits the memory that a false count can reserve.
+  // Every tensor occupies at least 4 bytes, so the size of the head limits the memory that a false count can reserve.
   message.tensors.reserve(std::min<size_t>(prefix.tensors, in.remaining() / 4));
   std::span<Segment> segments(frame.segments);
   try {

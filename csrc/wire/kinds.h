@@ -1,7 +1,7 @@
 #pragma once
 
-// The kinds of message, one row each. The row contains all that the core knows of a kind, and other code asks for it by
-// the functions below. The numbers are part of the wire protocol: a number is never used again for another kind.
+// The kinds of message, one row each. A row contains all properties of a kind. Other code reads them by the functions
+// below. The numbers are part of the wire protocol: a number is never used again for another kind.
 
 #include <array>
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace torchrpc {
 
 /// Whether a message is answered.
 enum class Role : uint8_t {
-  kRequest,  ///< The receiver answers with one kReply or kError of the same call id.
+  kRequest,  ///< The receiver answers with one kReply or kError, which has the same call id.
   kReply,    ///< The message answers a request.
   kOneWay,   ///< The message is not answered.
 };
@@ -25,25 +25,25 @@ enum class Delivery : uint8_t {
   kUntilAnswered,  ///< The request is idempotent; the sender repeats it (`Messenger::requestReliably`).
 };
 
-/// Who may send a message, where workers have identities.
+/// The workers that may send a message, if workers have identities.
 enum class Sender : uint8_t {
   kAnyone,   ///< members of the group and clients
   kMembers,  ///< members only: the message is part of the group's own work
 };
 
-/// The operation of a program that a message belongs to. Requests and replies of operations carry values of users.
+/// The operation of the program to which a message belongs. Its requests and replies carry values of users.
 enum class Operation : uint8_t {
   kNone,    ///< The message belongs to a protocol between nodes.
-  kCall,    ///< rpc_sync and rpc_async: run a callable and send its result back.
-  kRemote,  ///< remote: run a callable and keep its result for an RRef.
-  kFetch,   ///< to_here: send the value of an RRef.
+  kCall,    ///< rpc_sync and rpc_async: runs a callable and sends its result back.
+  kRemote,  ///< remote: runs a callable and keeps its result for an RRef.
+  kFetch,   ///< to_here: sends the value of an RRef.
 };
 
 /// The callable that a call runs.
 enum class CallableType : uint8_t { kNone, kOperator, kCpp, kPython, kScript };
 
-// X(enumerator, number, role, delivery, sender, operation, callable, name). `name` is used by debug output and fault
-// injection; torch operators and script functions share theirs, as in upstream.
+// X(enumerator, number, role, delivery, sender, operation, callable, name). Debug output and fault injection use
+// `name`. Calls of torch operators and of script functions have the same name, as in torch.
 #define TORCHRPC_KINDS(X)                                                                                   \
   X(kHello, 1, kOneWay, kOnce, kAnyone, kNone, kNone, "HELLO")                                              \
   X(kReply, 2, kReply, kOnce, kAnyone, kNone, kNone, "REPLY")                                               \
@@ -116,7 +116,7 @@ inline constexpr KindTraits kRows[] = {
 inline constexpr KindTraits kUnknown{Kind{},           Role::kOneWay,       Delivery::kOnce, Sender::kAnyone,
                                      Operation::kNone, CallableType::kNone, "UNKNOWN"};
 
-/// The rows by number.
+/// The row of each number.
 inline constexpr auto kIndex = [] {
   std::array<const KindTraits*, 128> index{};
   for (auto& row : index) row = &kUnknown;
@@ -126,13 +126,13 @@ inline constexpr auto kIndex = [] {
 
 }  // namespace kinds_detail
 
-/// The row of a kind. A peer can send any number; one that is no kind has a row of its own, named "UNKNOWN".
+/// Returns the row of a kind. A peer can send any number: for one that is no kind, returns the row named "UNKNOWN".
 constexpr const KindTraits& traitsOf(Kind kind) {
   const auto number = static_cast<size_t>(kind);
   return number < kinds_detail::kIndex.size() ? *kinds_detail::kIndex[number] : kinds_detail::kUnknown;
 }
 
-/// The role of a kind; nullopt for a number that is no kind.
+/// Returns the role of a kind; nullopt for a number that is no kind.
 constexpr std::optional<Role> roleOf(Kind kind) {
   const auto& traits = traitsOf(kind);
   return &traits == &kinds_detail::kUnknown ? std::nullopt : std::optional(traits.role);
@@ -142,24 +142,25 @@ constexpr bool isCall(Kind kind) {
   const auto operation = traitsOf(kind).operation;
   return operation == Operation::kCall || operation == Operation::kRemote;
 }
-/// Whether a message of that kind, or its reply, carries values of users: those of all operations do.
+/// Whether a message of that kind, or its reply, carries values of users: true for all operations.
 constexpr bool carriesValues(Kind kind) { return traitsOf(kind).operation != Operation::kNone; }
-/// Whether a request of that kind is idempotent and is sent until it is answered.
+/// Whether a request of that kind is idempotent and the sender repeats it until it is answered.
 constexpr bool isReliable(Kind kind) { return traitsOf(kind).delivery == Delivery::kUntilAnswered; }
-/// Whether a request of that kind counts as one that a worker serves: against quotas, in the audit log, and for the end
-/// of the worker. Those that release resources do not, nor do those by which the tensors of another message travel.
+/// Whether a worker counts a request of that kind as served: against quotas, in the audit log, and among the requests
+/// that it answers before it ends. It does not count requests that are sent until answered, such as those that release
+/// resources, nor requests that transfer tensors of another message.
 constexpr bool isCounted(Kind kind) {
   return !isReliable(kind) && kind != Kind::kMemoryProbe && kind != Kind::kMemoryRead;
 }
 /// Whether only members of the group may send messages of that kind.
 constexpr bool isForMembers(Kind kind) { return traitsOf(kind).sender == Sender::kMembers; }
-/// The name of a kind.
+/// Returns the name of a kind.
 constexpr std::string_view name(Kind kind) { return traitsOf(kind).name; }
-/// The kinds with that name: none, one, or several that share it.
+/// Returns the kinds with that name: none, one, or several.
 std::vector<Kind> kindsOf(std::string_view name);
 
-/// The kind of message that performs `operation` with a callable of that type. Operation::kFetch: with a value that
-/// such a callable made; all values but those of Python functions are fetched by the same kind.
+/// Returns the kind of message that performs `operation` with a callable of that type. For Operation::kFetch `callable`
+/// is the type that made the value; one kind fetches all values except those of Python functions.
 constexpr Kind kindOf(Operation operation, CallableType callable) {
   if (operation == Operation::kFetch && callable != CallableType::kPython) callable = CallableType::kNone;
   for (const auto& row : kinds_detail::kRows) {

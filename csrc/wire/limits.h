@@ -5,8 +5,8 @@
 
 namespace torchrpc {
 
-/// The largest sizes in a frame. A sender checks them before it sends anything, a receiver before it allocates memory
-/// and when it decodes.
+/// The limits on the sizes in a frame. A sender checks them before it sends anything; a receiver checks them before it
+/// allocates memory, and when it decodes.
 struct Limits {
   uint64_t head_bytes = uint64_t{1} << 32;     ///< the head: everything but segments
   uint64_t segment_bytes = uint64_t{1} << 40;  ///< the data of one tensor

@@ -1,4 +1,4 @@
-// Headers of messages, and errors as messages. frame.cpp turns messages into frames.
+// Headers of messages, and errors as messages. frame.cpp converts messages to frames.
 
 #include "wire/message.h"
 

@@ -11,7 +11,7 @@ namespace {
 
 const std::string kTraceParent = "traceparent", kTraceState = "tracestate";
 
-/// Null if it fits, else what is wrong.
+/// Returns null if the metadata is within the limits, otherwise what is wrong.
 const char* misfitOf(const std::string& name, size_t count, size_t bytes) {
   if (name.empty()) return "a name is empty";
   if (name.size() > kMaxMetadataNameBytes) return "a name has more than 256 bytes";

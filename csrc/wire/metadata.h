@@ -1,7 +1,7 @@
 #pragma once
 
 // The metadata of a call, as headers of its message. PROTOCOL.md, "Metadata", specifies the bytes.
-// Threads: values.
+// Threads: any; no state.
 
 #include "base/metadata.h"
 #include "wire/message.h"
@@ -13,9 +13,10 @@ constexpr size_t kMaxMetadataNameBytes = 256;
 constexpr size_t kMaxMetadataBytes = 16 << 10;  ///< names and texts together
 
 /// Replaces the metadata of a message. "traceparent" and "tracestate" become its header TraceContext. Throws
-/// Error(kInvalidArgument) for metadata beyond the limits, and for a trace context that is not valid.
+/// Error(kInvalidArgument) if the metadata exceeds the limits, or if the trace context is not valid.
 void setMetadata(Message& message, const Metadata& metadata);
-/// That of a message. Throws Error(kProtocol) for malformed bytes; without a valid trace context there is none.
+/// Returns the metadata of a message. Throws Error(kProtocol) for malformed bytes, but omits a trace context that is
+/// not valid.
 Metadata metadataOf(const Message& message);
 
 }  // namespace torchrpc

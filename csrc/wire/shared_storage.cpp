@@ -20,7 +20,7 @@ namespace {
 
 using tensor_format::kOffsetAlignment;
 
-/// Elements of a tensor in its storage, in bytes.
+/// The byte range of a tensor's elements in its storage.
 struct View {
   uint32_t tensor = 0;
   c10::StorageImpl* storage = nullptr;
@@ -28,7 +28,7 @@ struct View {
   uint64_t end = 0;
 };
 
-/// The view, unless the tensor cannot share its memory with another one of the message.
+/// Returns the view of a tensor; nullopt if the tensor cannot share its memory with another one of the message.
 std::optional<View> viewOf(const at::Tensor& tensor, uint32_t index) {
   if (!tensor.defined() || !tensor.has_storage() || tensor.storage().use_count() < 2) return std::nullopt;
   const bool is_plain = tensor.layout() == at::kStrided && tensor.is_cpu() && !tensor.is_quantized() &&

@@ -1,6 +1,6 @@
 #pragma once
 
-// One tensor as part of a frame: its description and, if it is small, its data in the head; larger data as a segment.
+// Encodes one tensor as part of a frame. Its description and its data are in the head; large data is a segment instead.
 // PROTOCOL.md, "Tensors", specifies the bytes. No state, any thread.
 
 #include <ATen/core/Tensor.h>
@@ -18,20 +18,20 @@ namespace torchrpc {
 /// Throws Error(kSerialization) for a tensor that cannot be sent, Error(kFrameTooLarge).
 void encodeTensor(const at::Tensor& tensor, Writer& head, std::vector<Segment>& segments, const Limits& limits);
 
-/// The reverse. Removes the segments that it uses from the front of `segments`. Throws Error(kProtocol), or c10::Error
-/// if torch refuses the tensor.
+/// Decodes a tensor. Removes the segments that it uses from the front of `segments`. Throws Error(kProtocol), or
+/// c10::Error if torch refuses the tensor.
 at::Tensor decodeTensor(Reader& head, std::span<Segment>& segments, const Limits& limits);
 
-/// An estimate, seldom too small, of the bytes that encodeTensor will add to the head. For reserving memory.
+/// Returns an estimate, seldom too small, of the bytes that encodeTensor() will add to the head. For reserving memory.
 size_t tensorHeadBytes(const at::Tensor& tensor);
 
-/// A storage of CPU memory; resizable, like the storage of a tensor that torch makes.
+/// Returns a storage that owns the CPU memory. It is resizable, like the storages that torch makes.
 c10::Storage storageOf(c10::DataPtr memory, size_t bytes);
 
-/// Uninitialised memory, from torch's CPU allocator unless it is small.
+/// Returns a storage of uninitialised memory, from torch's CPU allocator unless it is small.
 c10::Storage makeStorage(size_t bytes);
 
-/// The same data in memory of its own.
+/// Returns a segment with a copy of the data.
 Segment copyOf(const Segment& segment);
 
 }  // namespace torchrpc

@@ -1,4 +1,4 @@
-// Decodes tensors from bytes and segments. The bytes may be hostile: every number is checked before it is used.
+// Decodes tensors from bytes and segments. A peer may have forged the bytes, so every number is checked before its use.
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/_make_per_tensor_quantized_tensor.h>
@@ -24,7 +24,7 @@ namespace {
 
 using namespace tensor_format;
 
-constexpr size_t kMaxMallocBytes = 1024;  // no kernel is faster for a better alignment of so little memory
+constexpr size_t kMaxMallocBytes = 1024;  // better alignment of so little memory makes no kernel faster
 
 [[noreturn]] void malformedTensor(const char* what) {
   throw Error(ErrorCode::kProtocol, std::string("malformed tensor: ") + what);
@@ -151,7 +151,7 @@ class TensorDecoder {
     return tensor;
   }
 
-  // A part whose contents are checked now and trusted by every later use: nobody else may be able to change it.
+  // Decodes a part whose contents are checked once and trusted afterwards, so the sender must not be able to change it.
   at::Tensor checkedPart() {
     is_checked_ = true;
     auto tensor = part();
@@ -166,7 +166,7 @@ class TensorDecoder {
     if (!byteSize(sizes, 1)) malformedTensor("sizes that overflow");
     const auto indices = checkedPart();
     const auto values = part();
-    // Without data there could be any number of indices, and checking them could take any time.
+    // Without data the head may claim any number of indices, and the time to check them would have no bound.
     if (indices.numel() == 0 && values.numel() == 0 && values.dim() > 0 && values.size(0) > 1) {
       malformedTensor("indices without data");
     }
@@ -212,7 +212,7 @@ at::Tensor decodeTensor(Reader& head, std::span<Segment>& segments, const Limits
 
 namespace {
 
-/// torch's allocator aligns to 64 bytes, which takes several times as long as malloc().
+/// Allocates by malloc(). Torch's allocator aligns to 64 bytes, which takes several times as long.
 c10::DataPtr newSmall(size_t bytes) {
   void* memory = std::malloc(bytes);
   if (!memory) throw std::bad_alloc();

@@ -1,4 +1,4 @@
-// Encodes tensors as bytes and segments. Refuses tensors that cannot be sent, and copies those that are not dense.
+// Encodes tensors as bytes and segments. Refuses tensors that cannot be sent, and copies tensors that have large gaps.
 
 #include <ATen/core/grad_mode.h>
 
@@ -44,7 +44,7 @@ class TensorEncoder {
       cannotSend("a tensor subclass that dispatches in Python", "send it as an object, or the tensors it is made of");
     }
     if (!tensor.is_cpu() && !tensor.is_meta()) {
-      // By now the tensors of calls are on the CPU (device/), and those of replies if the group has device maps.
+      // By now device/ has moved the tensors of calls to the CPU, and those of replies if the group has device maps.
       cannotSend(
           "a tensor on " + tensor.device().str(),
           "Response device mapping is not available, because the group has no device maps; call .cpu() first");
@@ -63,7 +63,7 @@ class TensorEncoder {
   }
   void putNumbers(at::IntArrayRef numbers) { head_.putBytes(numbers.data(), numbers.size() * sizeof(int64_t)); }
 
-  // A view is sent with its strides and with the memory between its elements, unless that is much.
+  // Encodes a view with its strides and with the memory between its elements, or as a contiguous copy if that is much.
   void strided(const at::Tensor& tensor, uint8_t bits = 0) {
     if (!byteSize(tensor.sizes(), tensor.itemsize())) {
       cannotSend("a tensor of sizes " + c10::str(tensor.sizes()), "their product overflows");
@@ -76,12 +76,12 @@ class TensorEncoder {
     range(tensor.contiguous(), numel, bits);
   }
 
-  // The elements of a part have no gaps.
+  // Encodes a part of another tensor, as a contiguous copy if it has gaps or overlaps.
   void part(const at::Tensor& tensor) {
     strided(tensor.unsafeGetTensorImpl()->is_non_overlapping_and_dense() ? tensor : tensor.contiguous());
   }
 
-  // The memory from the first element to the last.
+  // Encodes the memory from the first element to the last.
   void range(const at::Tensor& tensor, uint64_t elements, uint8_t bits) {
     const uint64_t bytes = elements * tensor.itemsize();
     const bool in_segment = !tensor.is_meta() && bytes > kInlineTensorBytes;

@@ -1,7 +1,6 @@
 #pragma once
 
-// The definitions that tensor_encoder.cpp, tensor_decoder.cpp, shared_storage.cpp and device/tensor_mover.cpp share.
-// For these files only.
+// Definitions for tensor_encoder.cpp, tensor_decoder.cpp, shared_storage.cpp and device/tensor_mover.cpp only.
 
 #include <ATen/core/Tensor.h>
 
@@ -19,7 +18,7 @@ enum class Form : uint8_t { kUndefined = 0, kStrided = 1, kSparseCoo = 2, kSpars
 constexpr uint8_t kRequiresGrad = 1;
 constexpr uint8_t kConjugate = 2;
 constexpr uint8_t kNegative = 4;
-constexpr uint8_t kStrides = 8;   // strides follow the sizes; without the bit they are those of a contiguous tensor
+constexpr uint8_t kStrides = 8;   // strides follow the sizes; without the bit the tensor is contiguous
 constexpr uint8_t kSegment = 16;  // the data is the next segment
 constexpr uint8_t kMeta = 32;     // on the meta device: no data
 constexpr uint8_t kCoalesced = 64;
@@ -35,8 +34,8 @@ struct TensorPrefix {
 };
 static_assert(sizeof(TensorPrefix) == 4);
 
-// The bytes of all elements; nullopt if the product overflows. In the check for overflow a size of 0 counts as 1, so
-// that strides computed from the sizes do not overflow either.
+// Returns the number of bytes of all elements; nullopt if the product overflows. In the check for overflow a size of 0
+// counts as 1, so that strides computed from the sizes do not overflow either.
 inline std::optional<uint64_t> byteSize(at::IntArrayRef sizes, uint64_t item_size) {
   int64_t bytes = static_cast<int64_t>(item_size);
   bool empty = false;
@@ -47,7 +46,7 @@ inline std::optional<uint64_t> byteSize(at::IntArrayRef sizes, uint64_t item_siz
   return empty ? 0 : static_cast<uint64_t>(bytes);
 }
 
-// Call it after byteSize, whose products are at least as large as those here.
+// To be called after byteSize(), which has checked products that are at least as large.
 inline at::DimVector contiguousStrides(at::IntArrayRef sizes) {
   at::DimVector strides(sizes.size());
   int64_t stride = 1;
@@ -58,8 +57,8 @@ inline at::DimVector contiguousStrides(at::IntArrayRef sizes) {
   return strides;
 }
 
-// The number of elements in the range from the first element to the last, gaps included; nullopt if it overflows. Call
-// it after byteSize.
+// Returns the number of elements in the range from the first element to the last, gaps included; nullopt if it
+// overflows. To be called after byteSize().
 inline std::optional<uint64_t> elementSpan(at::IntArrayRef sizes, at::IntArrayRef strides) {
   int64_t last = 0;
   for (size_t dim = 0; dim < sizes.size(); ++dim) {
@@ -71,12 +70,12 @@ inline std::optional<uint64_t> elementSpan(at::IntArrayRef sizes, at::IntArrayRe
   return static_cast<uint64_t>(last) + 1;
 }
 
-/// Of a piece of memory that several tensors share: a multiple of the size of each element, so that offsets in the
-/// piece are multiples of it, too.
+/// The alignment of a piece of memory that several tensors share. It is a multiple of every element size, so that the
+/// offset of a tensor in the piece is a multiple of its element size, too.
 constexpr uint64_t kOffsetAlignment = 16;
 
-/// Whether a range of memory is sent, or copied, with the gaps in it: of its `span` elements (or bytes, with an item
-/// size of 1) `used` belong to tensors. Gaps that are larger than that are left out.
+/// Whether a range of memory is sent, or copied, together with its gaps. Of its `span` elements (bytes, if `item_size`
+/// is 1), `used` belong to tensors. False if the gaps are too large: then they are left out.
 inline bool isMostlyUsed(uint64_t span, uint64_t used, uint64_t item_size) {
   return span <= std::max<uint64_t>(2 * used, kInlineTensorBytes / item_size);
 }

@@ -1,8 +1,8 @@
 #pragma once
 
 // The header TraceContext: the W3C trace context of a call, by which tracing tools join the spans of several workers.
-// The core only carries it. PROTOCOL.md, "Traces", specifies the bytes.
-// Threads: values.
+// The core only sends and receives it. PROTOCOL.md, "Traces", specifies the bytes.
+// Threads: any; no state.
 
 #include <optional>
 #include <string>
@@ -18,11 +18,13 @@ struct TraceContext {
 
 constexpr size_t kMaxTraceStateBytes = 512;
 
-/// Whether both fields may travel: W3C's syntax of version 00 for `parent`, printable ASCII in bounds for `state`.
+/// Whether both fields may be sent: `parent` must have W3C's syntax of version 00, `state` must be printable ASCII of
+/// at most kMaxTraceStateBytes.
 bool isValid(const TraceContext& context);
-/// The bytes of the header. Throws Error(kInvalidArgument) unless it is valid.
+/// Returns the bytes of the header. Throws Error(kInvalidArgument) if the context is not valid.
 std::string encode(const TraceContext& context);
-/// That of a message. Empty if the header is missing, or is not valid: then the callee begins a trace of its own.
+/// Returns the trace context of a message; nullopt if the header is missing or not valid: then the callee begins a new
+/// trace.
 std::optional<TraceContext> traceContextOf(const Message& message);
 
 }  // namespace torchrpc

@@ -1,4 +1,5 @@
-// Encodes and decodes IValues. The decoder follows the expected type, if there is one. No state, any thread.
+// Encodes and decodes IValues. The decoder checks values against the expected type, if there is one. No state, any
+// thread.
 
 #include "wire/value_codec.h"
 
@@ -185,7 +186,7 @@ class ValueDecoder {
   }
 
  private:
-  // Reads the rest of the value that `tag` begins, as a value of `type`.
+  // Reads the rest of a value, after its tag, as a value of `type`.
   IValue typed(ValueTag tag, const c10::Type& type, uint32_t depth) {
     switch (type.kind()) {
       case TypeKind::AnyType: return any(tag, depth);
@@ -290,7 +291,7 @@ class ValueDecoder {
     return getDict(type.getKeyType(), type.getValueType(), depth);
   }
 
-  // Reads the rest of the value that `tag` begins, as the type that it has.
+  // Reads the rest of a value, after its tag, as a value of the type that the tag means.
   IValue any(ValueTag tag, uint32_t depth) {
     switch (tag) {
       case ValueTag::kNone: return {};
@@ -328,7 +329,7 @@ class ValueDecoder {
     malformedValue("unknown tag");
   }
 
-  // Each element takes at least `min_bytes` bytes, so the remaining bytes limit the memory that a false count can
+  // Each element occupies at least `min_bytes` bytes, so the remaining bytes limit the memory that a false count can
   // reserve.
   uint32_t getCount(size_t min_bytes) {
     const auto count = in_.get<uint32_t>();

@@ -1,7 +1,7 @@
 #pragma once
 
-// Plain values as bytes. The format has two front ends: IValue here, and Python objects in bindings/py_codec. Tensors
-// are beside the bytes, in Message::tensors; the bytes hold their indices.
+// Encodes plain values as bytes: IValues here, Python objects in bindings/py_codec, in the same format. Tensors are
+// beside the bytes, in Message::tensors; the bytes contain their indices.
 
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
@@ -30,7 +30,7 @@ enum class ValueTag : uint8_t {
   kTuple = 10,      ///< u32 count, values
   kDict = 11,       ///< u32 count, then key, value, key, value … in insertion order
   kDevice = 12,     ///< string, as c10::Device::str() returns it
-  kDtype = 13,      ///< u8, the c10::ScalarType. Only Python writes it: an IValue holds a dtype as an int
+  kDtype = 13,      ///< u8, the c10::ScalarType. Only Python writes it: in an IValue a dtype is an int
   kRRef = 14,       ///< u32 index into the kRRefForks header's list (rref/)
   kParameter = 15,  ///< as kTensor; in Python an nn.Parameter. Only Python writes it
   kUnsigned = 16,   ///< u64, an int of 2^63 or more
@@ -39,22 +39,23 @@ enum class ValueTag : uint8_t {
   kStruct = 19,     ///< string name, u32 count, then for each field its name (short) and its value
 };
 
-/// When a message is written, the index of an RRef in its list of RRefs; when it is read, the RRef at an index.
+/// RRefIndexOf, for a message that is written, returns the index of an RRef in the message's list of RRefs. RRefAt, for
+/// a message that is read, returns the RRef at an index.
 using RRefIndexOf = std::function<uint32_t(const c10::IValue& rref)>;
 using RRefAt = std::function<c10::IValue(uint32_t index)>;
 
-/// Appends `value` to `out` and its tensors to `tensors`. It may contain the forms of wire/value_forms.h. A TensorImpl
-/// that occurs twice is one entry with two references. Throws Error(kSerialization), which names the type, for a value
-/// without a plain form (object, future, generator), and for containers nested deeper than `limits.depth`. RRefs have a
-/// plain form if `rrefs` is given.
+/// Appends `value` to `out` and its tensors to `tensors`. The value may contain the forms of wire/value_forms.h. A
+/// TensorImpl that occurs twice is one entry with two references. Throws Error(kSerialization), which names the type,
+/// for a value without a plain form (object, future, generator), and for containers nested deeper than `limits.depth`.
+/// RRefs have a plain form if `rrefs` is given.
 void encodeValue(
     const c10::IValue& value, Writer& out, std::vector<at::Tensor>& tensors, const Limits& limits = {},
     const RRefIndexOf& rrefs = {});
 
-/// Reads one value. `type`, if given, is the type that is expected (of an operator's argument): it determines the
-/// element types of lists and dicts, converts int to float where the type is float, and a value that does not match
-/// throws Error(kInvalidArgument). Without `type`, a list of only ints, floats, bools or tensors becomes a list of that
-/// type; other lists, and dicts, become generic ones; a list of numbers in one tensor becomes a NumberList, a struct a
+/// Reads one value. `type`, if given, is the expected type (of an operator's argument). It determines the element types
+/// of lists and dicts, and an int becomes a float where the type is float. Throws Error(kInvalidArgument) if the value
+/// does not match the type. Without `type`, a list of only ints, floats, bools or tensors becomes a list of that type;
+/// other lists, and dicts, become generic ones; a list of numbers in one tensor becomes a NumberList, a struct a
 /// StructValue, bytes an IValue that holds a c10::Storage (wire/value_forms.h). Throws Error(kProtocol) for malformed
 /// bytes.
 c10::IValue decodeValue(

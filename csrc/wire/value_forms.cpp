@@ -27,7 +27,7 @@ IValue numberValue(T number) {
   }
 }
 
-/// Whether values of that type need a look at each: lists of numbers, say, can be long.
+/// Whether a value of that type can contain a form. If not, the elements of a list, which can be long, are not checked.
 bool canHaveForms(const c10::Type& type) {
   switch (type.kind()) {
     case c10::TypeKind::FloatType:
@@ -39,10 +39,10 @@ bool canHaveForms(const c10::Type& type) {
   }
 }
 
-/// The changed copy of a value that has a NumberList within; nothing if it has none.
+/// Returns a copy of the value with lists in place of NumberLists; nullopt if there is none to replace.
 std::optional<IValue> unpackedIfPacked(const IValue& value);
 
-/// The same for the parts of a container.
+/// Does the same for the parts of a container.
 template <typename Parts>
 std::optional<std::vector<IValue>> unpackedParts(const Parts& parts) {
   std::optional<std::vector<IValue>> all;
@@ -138,7 +138,7 @@ c10::TypePtr NumberList::elementType() const {
 
 const ValueForm* formOf(const IValue& value) {
   if (!value.isCapsule()) return nullptr;
-  return dynamic_cast<const ValueForm*>(value.toCapsule().get());  // `value` keeps it
+  return dynamic_cast<const ValueForm*>(value.toCapsule().get());  // `value` owns it
 }
 
 bool canBeKey(const IValue& key) {

@@ -1,8 +1,7 @@
 #pragma once
 
-// Forms of plain values that c10::IValue does not have itself: capsules that hold one of these classes. Bytes are an
-// IValue that holds a c10::Storage.
-// Threads: any; nothing changes after construction.
+// Plain values for which c10::IValue has no type of its own: capsules that hold an object of one of these classes.
+// Bytes are an IValue that holds a c10::Storage. Threads: any; the objects do not change after construction.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
@@ -15,17 +14,16 @@
 
 namespace torchrpc {
 
-/// The base class of all of them.
+/// The base class of these classes.
 class ValueForm : public torch::CustomClassHolder {};
 
-/// A list of numbers in one piece of memory. It stands for a list: unpacked() makes one.
+/// A list of numbers in one tensor. unpacked() converts it to an ordinary list.
 class NumberList final : public ValueForm {
  public:
   explicit NumberList(at::Tensor numbers) : numbers(std::move(numbers)) {}
-  /// Whether a tensor can be the numbers of a list: one dimension, contiguous, on the CPU, integers or floats or
-  /// complex numbers.
+  /// Whether a tensor can be `numbers`: one dimension, contiguous, on the CPU, integers or floats or complex numbers.
   static bool fits(const at::Tensor& tensor);
-  /// Calls `use` with a span of the numbers of such a tensor, as they are there, and returns what it returns.
+  /// Calls `use` with a span of the numbers of such a tensor, in their own type, and returns its result.
   template <typename Use>
   static decltype(auto) visit(const at::Tensor& numbers, const Use& use) {
     const auto as = [&]<typename T>(T /*of that type*/) -> decltype(auto) {
@@ -46,15 +44,15 @@ class NumberList final : public ValueForm {
       default: return as(c10::complex<double>{});
     }
   }
-  /// Its elements.
+  /// Returns the elements of the list.
   std::vector<c10::IValue> elements() const;
-  /// The type of its elements: int, float or complex.
+  /// Returns the type of the elements: int, float or complex.
   c10::TypePtr elementType() const;
 
   const at::Tensor numbers;
 };
 
-/// An object of a struct that both languages name alike.
+/// An object of a struct that has the same name in C++ and in Python.
 class StructValue final : public ValueForm {
  public:
   using Fields = std::vector<std::pair<std::string, c10::IValue>>;
@@ -73,7 +71,7 @@ class DictEntries final : public ValueForm {
   const Entries entries;
 };
 
-/// The form in `value`; nullptr if it is of another class, or no capsule. It lives as long as `value`.
+/// Returns the form in `value`; nullptr if `value` is no capsule, or holds another class. `value` owns the form.
 const ValueForm* formOf(const c10::IValue& value);
 template <typename Form>
 const Form* formAs(const c10::IValue& value) {
@@ -84,18 +82,19 @@ c10::IValue makeForm(Parts&&... parts) {
   return c10::IValue::make_capsule(c10::make_intrusive<Form>(std::forward<Parts>(parts)...));
 }
 
-/// Whether a c10::Dict can have that key.
+/// Whether a c10::Dict can have such a key.
 bool canBeKey(const c10::IValue& key);
-/// A c10::Dict if it can have all keys, else DictEntries. Throws Error(kInvalidArgument) if two keys are equal.
+/// Returns a c10::Dict if it can have all keys, otherwise DictEntries. Throws Error(kInvalidArgument) if two keys of a
+/// c10::Dict are equal.
 c10::IValue makeDict(DictEntries::Entries entries);
 
-/// `value` with an ordinary list in place of each NumberList in it, also within containers.
+/// Returns `value` with an ordinary list in place of each NumberList, also within lists, tuples and dicts.
 c10::IValue unpacked(const c10::IValue& value);
 
 /// Whether torch has no Python object for `value`, because it is or contains such a form, bytes or an unsigned integer.
 bool hasForm(const c10::IValue& value);
 
-/// A copy of `bytes` as a value.
+/// Returns a copy of `bytes` as a value.
 c10::IValue makeBytes(std::string_view bytes);
 
 }  // namespace torchrpc
