@@ -1,6 +1,6 @@
 #pragma once
 
-// Addresses that a transport cannot use.
+// The error for an address that a transport cannot use.
 
 #include <string>
 #include <string_view>
@@ -9,8 +9,8 @@
 
 namespace torchrpc {
 
-/// The error (kInvalidArgument) for an address that does not parse as one of the transport whose addresses begin with
-/// `scheme` and a colon. If the address has another scheme, the text names both transports and the remedy.
+/// Returns the error (kInvalidArgument) of a transport whose addresses begin with `scheme` and a colon, for an address
+/// that it cannot parse. If the address has another scheme, the text names both transports and the remedy.
 Error wrongAddress(std::string_view scheme, const std::string& address);
 
 }  // namespace torchrpc

@@ -1,32 +1,32 @@
 #pragma once
 
-// What transports have in common about callbacks: nothing is called after close() has returned, and a thread can ask
-// whether it is inside a callback.
+// Bookkeeping of callbacks for all transports: a transport calls nothing after its close() has returned, and a thread
+// can ask whether it is inside a callback.
 
 #include <atomic>
 #include <cstdint>
 
 namespace torchrpc {
 
-/// Counts the callbacks that a transport still has to make, so that close() can wait for the last one. To join the
-/// transport's own threads is not enough where sending threads run callbacks, too. Thread-safe.
+/// Counts the callbacks that a transport still has to make, so that its close() can wait for the last one. Joining the
+/// transport's own threads is not enough if sending threads run callbacks, too. Thread-safe.
 class Callbacks {
  public:
-  /// Returns false after close(); otherwise end() must follow.
+  /// Returns false after close(). Otherwise the caller must call end() later.
   bool begin();
   void end();
-  /// From now on begin() fails.
+  /// Makes every later begin() fail.
   void close();
   bool closed() const { return state_.load() & kClosed; }
-  /// To be called after close(): returns when every callback that has begun has ended.
+  /// Blocks until every callback that has begun has ended. To be called after close().
   void wait();
 
  private:
   static constexpr uint64_t kClosed = uint64_t{1} << 63;
-  std::atomic<uint64_t> state_{0};  ///< kClosed, and the number of callbacks that have begun
+  std::atomic<uint64_t> state_{0};  ///< kClosed, and the number of callbacks that have begun and not ended
 };
 
-/// While it exists, its thread counts as inside a callback of the transport that `callbacks` belongs to.
+/// Marks the current thread as inside a callback of the transport that owns `callbacks`, for its own lifetime.
 class LoopScope {
  public:
   explicit LoopScope(const Callbacks& callbacks);

@@ -1,10 +1,9 @@
 #pragma once
 
-// Frees the memory of frames that a transport no longer needs. Most of it is malloc's, torch's or the transport's own,
-// and is freed at once. Any other memory may run foreign code when its last reference is dropped: the memory of
-// torch.from_numpy() takes the GIL, and so does a storage that has a Python object. The loop must not wait for a
-// function that holds the GIL, so such memory is handed to a thread, which starts when it is first needed.
-// Thread-safe.
+// Frees the memory of frames that a transport no longer needs. Memory of malloc, of torch or of the transport itself
+// is freed at once. Any other memory may run foreign code when its last reference is dropped: the deleter of
+// torch.from_numpy() acquires the GIL, and so does a storage with a Python object. The loop must not wait for a
+// function that holds the GIL, so a separate thread frees such memory. It starts on first use. Thread-safe.
 
 #include <c10/core/Storage.h>
 
@@ -20,16 +19,17 @@ namespace torchrpc {
 
 class Disposal {
  public:
-  /// `own_deleters`: those of the transport's own memory, besides the ones of newSegment().
+  /// `own_deleters`: the deleters of the transport's own memory, besides those of newSegment().
   explicit Disposal(std::vector<c10::DeleterFnPtr> own_deleters = {}) : own_deleters_(std::move(own_deleters)) {}
   /// stop().
   ~Disposal() { stop(); }
   Disposal(const Disposal&) = delete;
   Disposal& operator=(const Disposal&) = delete;
 
-  /// Drops the references of `frame`. Never waits, and runs no foreign code before stop().
+  /// Drops the frame's references to memory. Never waits. Before stop(), runs no foreign code on the calling thread.
   void drop(Frame frame);
-  /// Drops what is left and ends the thread. Afterwards drop() frees all memory at once. Not on the loop. Idempotent.
+  /// Frees all pending memory and ends the thread. A later drop() frees all memory at once. Not on the loop.
+  /// Idempotent.
   void stop();
 
  private:
@@ -43,8 +43,8 @@ class Disposal {
 
   // Guarded by mutex_.
   Mutex mutex_;
-  std::unique_ptr<TaskThread> thread_ TORCHRPC_GUARDED_BY(mutex_);  ///< once made, until the end of this object
-  std::vector<Segment> kept_ TORCHRPC_GUARDED_BY(mutex_);           ///< for which no thread could be started
+  std::unique_ptr<TaskThread> thread_ TORCHRPC_GUARDED_BY(mutex_);  ///< from its start to the end of this object
+  std::vector<Segment> kept_ TORCHRPC_GUARDED_BY(mutex_);  ///< foreign memory that waits until a thread can start
   bool stopped_ TORCHRPC_GUARDED_BY(mutex_) = false;
 };
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// The text by which peers reach a node that uses TensorPipe.
+// The address of a node that uses TensorPipe.
 
 #include <string>
 #include <vector>
@@ -12,14 +12,14 @@ struct TensorPipeAddress {
   /// One of TensorPipe's transports on which the node listens.
   struct Endpoint {
     std::string url;
-    /// TensorPipe's domain descriptor, which tells whether a peer can use the endpoint. For shm it contains the boot id
-    /// and the network namespace, so that a peer on another host, or in another container, does not try.
+    /// TensorPipe's domain descriptor, by which a peer decides whether it can use the endpoint. For shm it contains the
+    /// boot id and the network namespace, so that a peer on another host, or in another container, does not try.
     std::string domain;
 
     std::string transport() const { return url.substr(0, url.find("://")); }
   };
   std::vector<Endpoint> endpoints;  ///< in the listener's order of preference
-  bool channels = false;            ///< whether the node has channels; "basic" is then among them
+  bool channels = false;            ///< whether the node has channels; if so, "basic" is among them
 
   std::string text() const;
   /// Throws Error(kInvalidArgument).

@@ -19,16 +19,17 @@ struct Backend {
 using TransportBackend = Backend<tensorpipe::transport::Context>;
 using ChannelBackend = Backend<tensorpipe::channel::Context>;
 
-/// Transports that are usable here, in order of preference. Throws Error(kInvalidArgument) if `names` contains none.
+/// Makes the transports (of `names`, if given) that this machine can use, in order of preference. Throws
+/// Error(kInvalidArgument) if it can use none.
 std::vector<TransportBackend> makeTransports(const std::optional<std::vector<std::string>>& names);
 
-/// The same for channels. Returns none for an empty list; otherwise "basic" is among them if there is any. `address`:
-/// for channels that listen themselves.
+/// Does the same for channels. Returns none for an empty list; if it returns any, "basic" is among them. Channels with
+/// listeners of their own listen on `address`.
 std::vector<ChannelBackend> makeChannels(
     const std::optional<std::vector<std::string>>& names, const std::vector<TransportBackend>& transports,
     const std::string& address);
 
-/// "a,b"
+/// Returns the names as "a,b".
 template <typename TContext>
 std::string namesOf(const std::vector<Backend<TContext>>& backends) {
   std::string text;

@@ -18,7 +18,7 @@
 
 namespace torchrpc {
 
-/// Shared by a transport and its connections; outlives both.
+/// The state that a transport and its connections share. It outlives both.
 struct TensorPipeShared {
   explicit TensorPipeShared(Limits limits) : limits(limits) {}
   const Limits limits;
@@ -26,7 +26,7 @@ struct TensorPipeShared {
   Disposal disposal;
 };
 
-/// TensorPipe's error text without its source location.
+/// Returns TensorPipe's error text without the source location.
 std::string reasonOf(const tensorpipe::Error& error);
 
 class TensorPipeConnection : public Connection, public std::enable_shared_from_this<TensorPipeConnection> {
@@ -34,12 +34,13 @@ class TensorPipeConnection : public Connection, public std::enable_shared_from_t
   struct Peer {
     std::string name;       ///< empty if unknown
     std::string route;      ///< for error texts, e.g. "shm://83cc1"
-    bool channels = false;  ///< both sides have channels; sending a tensor to a peer without channels would crash it
+    bool channels = false;  ///< both sides have channels; a tensor would crash a peer that has none
   };
 
   TensorPipeConnection(std::shared_ptr<TensorPipeShared> shared, std::shared_ptr<tensorpipe::Pipe> pipe, Peer peer);
 
-  /// Called once. The caller has called Callbacks::begin() for it; the matching end() follows onClosed.
+  /// Starts to read; called once. The caller has called Callbacks::begin() for the handler; the matching end() follows
+  /// onClosed.
   void start(std::shared_ptr<ConnectionHandler> handler);
 
   void send(Frame frame, std::function<void(Status)> done) override;

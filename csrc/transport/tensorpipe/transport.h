@@ -12,12 +12,12 @@
 namespace torchrpc {
 
 struct TensorPipeOptions {
-  /// Names of shm, ibv and uv in order of preference. Without a list: all that are usable here. Names that are unknown
-  /// or not usable here cause a warning, or an error if no usable name is left.
+  /// Names out of shm, ibv and uv, in order of preference. Without a list: all that this machine can use. A name that
+  /// is unknown or not usable here causes a warning, or an error if no usable name is left.
   std::optional<std::vector<std::string>> transports;
-  /// Names of basic, cma, mpt_uv and xth, likewise: channels carry large segments beside the connection. With an empty
-  /// list, large segments stay on the connection. "basic", which works everywhere, is appended to any other list.
-  /// Without a list: see Note [Choice of backends].
+  /// Names out of basic, cma, mpt_uv and xth, likewise. Channels carry large segments beside the connection. With an
+  /// empty list, large segments stay on the connection. "basic", which works everywhere, is appended to any other list
+  /// that lacks it. Without a list: see Note [Choice of backends].
   std::optional<std::vector<std::string>> channels;
   std::string host;  ///< this and the next: as in HostChoice
   std::string rendezvous_host;
@@ -32,7 +32,7 @@ std::unique_ptr<Transport> makeTensorPipeTransport(const TensorPipeOptions& opti
 struct BackendProbe {
   std::string name;
   bool usable = false;
-  std::string reason;  ///< why it cannot; empty if it can
+  std::string reason;  ///< why the machine cannot use it; empty if it can
 };
 std::vector<BackendProbe> probeTensorPipeTransports();
 std::vector<BackendProbe> probeTensorPipeChannels();

@@ -1,6 +1,6 @@
 #pragma once
 
-// Where a node that uses UCX listens: a numeric host and a port.
+// The address of a node that uses UCX: a numeric host and a port.
 
 #include <cstdint>
 #include <string>
@@ -14,15 +14,15 @@ class UcxAddress {
   UcxAddress(const std::string& host, uint16_t port);
   explicit UcxAddress(const sockaddr_storage& storage) : storage_(storage) {}
 
-  /// The text for peers: "ucx:10.0.0.1:4242" or "ucx:[fd00::2]:4242".
+  /// Returns the text for peers: "ucx:10.0.0.1:4242" or "ucx:[fd00::2]:4242".
   std::string text() const { return "ucx:" + hostAndPort(); }
   /// Throws Error(kInvalidArgument).
   static UcxAddress parse(const std::string& text);
 
-  /// "10.0.0.1:4242"
+  /// Returns "10.0.0.1:4242".
   std::string hostAndPort() const;
 
-  // As the system's calls take it.
+  // The address and its length, as arguments of system calls.
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage_); }
   socklen_t bytes() const;
 

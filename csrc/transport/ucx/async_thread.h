@@ -1,6 +1,6 @@
 #pragma once
 
-// UCX's own thread, which all workers of a process share: it accepts their connections.
+// Pauses UCX's own thread. All workers of a process share this thread; it accepts their connections.
 
 #include <future>
 
@@ -8,10 +8,11 @@
 
 namespace torchrpc::ucx {
 
-/// As long as it lives, UCX's own thread does nothing. Not on that thread.
+/// Blocks UCX's own thread for its own lifetime. Must not be used on that thread.
 class AsyncThreadPause {
  public:
-  /// Waits until the thread has finished what it is doing. If UCX has no memory for that, the thread goes on.
+  /// Blocks until UCX's thread has finished its current work and is paused. If UCX cannot add the timer for that, the
+  /// thread is not paused.
   explicit AsyncThreadPause(const Libucp& ucp);
   ~AsyncThreadPause();
   AsyncThreadPause(const AsyncThreadPause&) = delete;

@@ -34,16 +34,17 @@ class UcxConnection : public Connection, public std::enable_shared_from_this<Ucx
 
   // On the loop.
 
-  /// Called once: makes the endpoint, to which `params` lead. The caller has called Callbacks::begin() for the handler;
-  /// the matching end() follows onClosed.
+  /// Makes the endpoint for `params`; called once. The caller has called Callbacks::begin() for the handler; the
+  /// matching end() follows onClosed.
   void start(std::shared_ptr<ConnectionHandler> handler, const ucp_ep_params_t& params);
-  /// Instead of start(): frames that were sent fail.
+  /// Called instead of start() for a refused connection. Frames that the acceptor has sent on it fail.
   void refuse();
-  /// What close() does on the loop.
+  /// Does the work of close() on the loop.
   void closeHere();
-  /// Closes the endpoint, soon. Idempotent.
+  /// Posts a task that closes the endpoint. Idempotent.
   void release();
-  /// A message has arrived. Its data is at `data` or, by a rendezvous, still at the peer.
+  /// A message has arrived. `data` points to its bytes or, for a rendezvous, to UCX's descriptor of bytes that are
+  /// still at the peer. Returns the result of UCX's callback: UCS_INPROGRESS if this object keeps the descriptor.
   ucs_status_t onPart(PartKind kind, std::string_view header, void* data, size_t bytes, bool rendezvous) noexcept;
   /// The endpoint has failed.
   void onError(ucs_status_t status) noexcept;
@@ -54,27 +55,27 @@ class UcxConnection : public Connection, public std::enable_shared_from_this<Ucx
     Frame frame;
     std::function<void(Status)> done;
     size_t next_part = 0;   ///< 0: the head; then the segments
-    size_t unfinished = 1;  ///< parts that UCX has, and one while the frame is in queue_
+    size_t unfinished = 1;  ///< parts that UCX has not finished, and 1 while the frame is in queue_
     Status error{};
   };
   static constexpr size_t kHeaderBytes = 12;
   struct SentPart {
-    std::shared_ptr<UcxConnection> connection;  ///< which UCX calls back
+    std::shared_ptr<UcxConnection> connection;  ///< the target of UCX's callback
     std::shared_ptr<Outgoing> frame;            ///< null for the end message
     uint64_t number = 0;
     char header[kHeaderBytes] = {};
   };
   struct Message {
     PartKind kind;
-    uint32_t segments;  ///< of the frame, for its head
+    uint32_t segments;  ///< the number that follow a head
     void* data;         ///< the bytes or, if they are still at the peer, UCX's descriptor
     size_t bytes;
-    bool is_rendezvous;  ///< they are still at the peer
+    bool is_rendezvous;  ///< the bytes are still at the peer
     std::string copy{};  ///< of the bytes, while the message is in early_
   };
   struct IncomingPart {
     PartKind kind;
-    uint32_t segments = 0;  ///< of the frame, for its head
+    uint32_t segments = 0;  ///< the number that follow a head
     std::string head{};     ///< the memory of a head
     Segment segment{};      ///< the memory of a segment
     size_t bytes = 0;
@@ -88,12 +89,12 @@ class UcxConnection : public Connection, public std::enable_shared_from_this<Ucx
   void onSent(uint64_t number, ucs_status_t status);
   void finishPart(Outgoing& frame, const Status& error);
 
-  /// The error in a message that is next, if it has one.
+  /// Checks the message that is next in order: returns an error if it is malformed or exceeds the limits.
   Status check(const Message& message);
-  /// Puts a message that is next into incoming_. False if the connection has ended instead.
+  /// Puts the message that is next in order into incoming_. Returns false if the connection has failed instead.
   bool accept(const Message& message);
   bool keep(uint64_t number, Message message);
-  /// Gives the part memory of its size. Throws the exceptions of the allocators.
+  /// Allocates the memory of the part and returns it. Throws the exceptions of the allocators.
   static char* allocate(IncomingPart& part);
   void takeParts();
   bool receiveFront();
@@ -123,13 +124,13 @@ class UcxConnection : public Connection, public std::enable_shared_from_this<Ucx
   std::map<uint64_t, SentPart> sent_;            ///< by number: parts whose memory UCX needs
   uint64_t next_sent_ = 0;                       ///< the number of the next part
 
-  std::deque<IncomingPart> incoming_;         ///< in order
-  std::map<uint64_t, Message> early_;         ///< by number: messages that have overtaken others
+  std::deque<IncomingPart> incoming_;         ///< parts of frames, in order
+  std::map<uint64_t, Message> early_;         ///< by number: messages that have overtaken earlier ones
   uint64_t next_received_ = 0;                ///< the number of the next part
-  uint32_t announced_segments_ = 0;           ///< of the frame whose parts arrive
-  std::optional<FrameSize> announced_bytes_;  ///< of the frame whose parts arrive
-  Frame frame_;                               ///< of the parts that were taken
-  uint32_t missing_segments_ = 0;             ///< of this frame
+  uint32_t announced_segments_ = 0;           ///< segments of the latest frame that have not arrived
+  std::optional<FrameSize> announced_bytes_;  ///< total size of its parts that have arrived
+  Frame frame_;                               ///< the frame to which takeFront() adds parts
+  uint32_t missing_segments_ = 0;             ///< segments that frame_ lacks
   std::shared_ptr<UcxConnection> receiving_;  ///< this object, while UCX writes to the memory of the front part
 };
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// UCX, where the machine has it: libucp and libucs are looked for at run time. To build, only UCX's headers are needed,
-// and no file outside of this folder includes them.
+// Loads UCX (libucp and libucs) at run time, if the machine has it. The build needs only UCX's headers, which no file
+// outside of this folder includes.
 
 #include <string>
 #include <ucp/api/ucp.h>
@@ -9,8 +9,9 @@
 
 namespace torchrpc::ucx {
 
-/// The functions of libucp and libucs that are used, under their own names; their ABI is stable. Threads: those that
-/// take an object are called by the loop thread of its worker only, or after its end, except ucp_worker_signal.
+/// The functions of libucp and libucs that this folder uses, under their own names; their ABI is stable. Threads: only
+/// the loop thread of a worker passes objects of that worker to them, or another thread after the loop thread has
+/// ended. ucp_worker_signal is the exception.
 struct Libucp {
   // Of libucp.
   decltype(&::ucp_am_data_release) ucp_am_data_release;
@@ -42,15 +43,15 @@ struct Libucp {
   decltype(&::ucs_async_remove_handler) ucs_async_remove_handler;
   decltype(&::ucs_status_string) ucs_status_string;
 
-  /// This machine's, loaded by the first call. Throws Error(kInvalidArgument), which says what is missing and how to
-  /// install it.
+  /// Returns the functions; the first call loads the libraries. Throws Error(kInvalidArgument) with what is missing and
+  /// how to install it.
   static const Libucp& get();
-  /// The text of that error; empty if nothing is missing.
+  /// Returns the text of that error; empty if nothing is missing.
   static const std::string& lacks();
 };
 
-/// The oldest UCX that works, of whose interface every later 1.x has a superset. While peers connect, 1.13 and 1.16
-/// crash now and then, and 1.14 and 1.15 fail to send messages.
+/// The oldest version of UCX that works; the interface of every later 1.x is a superset. While peers connect, 1.13 and
+/// 1.16 sometimes crash, and 1.14 and 1.15 fail to send messages.
 constexpr unsigned kUcxMajor = 1, kUcxMinor = 17;
 
 }  // namespace torchrpc::ucx

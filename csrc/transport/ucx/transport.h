@@ -1,7 +1,7 @@
 #pragma once
 
-// UCX, an engine for RDMA networks. It is looked for at run time. No file outside of this folder
-// includes its headers.
+// The transport over UCX, a communication library for RDMA networks. UCX is loaded at run time. No file outside of this
+// folder includes its headers.
 
 #include <memory>
 #include <string>
@@ -18,10 +18,10 @@ struct UcxOptions {
   Limits limits;
 };
 
-/// Throws Error(kInvalidArgument) if UCX is missing, or cannot work here.
+/// Throws Error(kInvalidArgument) if UCX is missing, or does not work on this machine.
 std::unique_ptr<Transport> makeUcxTransport(const UcxOptions& options);
 
-/// What this machine lacks for UCX, and how to install it; empty: nothing.
+/// Returns what this machine lacks for UCX, and how to install it; empty if nothing is missing.
 std::string whatUcxLacks();
 
 }  // namespace torchrpc::ucx

@@ -1,6 +1,6 @@
 #pragma once
 
-// A UCX worker with the one thread that uses it, the loop thread, and its endpoints.
+// A UCX worker (ucp_worker_h), its endpoints, and the loop thread, which alone uses them.
 
 #include <chrono>
 #include <deque>
@@ -25,10 +25,10 @@ class UcxConnection;
 /// The ids of active messages, which are part of the protocol between two workers: Note [Frames as active messages].
 enum class PartKind : unsigned { kHead = 1, kSegment = 2, kEnd = 3 };
 
-/// Shared by a transport and its connections; outlives both.
+/// The state that a transport and its connections share. It outlives both.
 class UcxWorker {
  public:
-  /// Starts the loop thread. Throws Error(kInvalidArgument) if UCX cannot work here.
+  /// Starts the loop thread. Throws Error(kInvalidArgument) if UCX does not work on this machine.
   explicit UcxWorker(const Limits& limits);
   /// After stop().
   ~UcxWorker() = default;
@@ -40,22 +40,22 @@ class UcxWorker {
   Callbacks callbacks;
   Disposal disposal;
 
-  /// Runs the task on the loop, never inside a function of UCX. Thread-safe; not after stop().
+  /// Runs the task on the loop, and never inside a UCX callback. Thread-safe. Must not be called after stop().
   void post(std::function<void()> task);
-  /// Returns when all endpoints are closed, and ends the thread and what it used of UCX. `before_end` is called between
-  /// the two. Not on the loop.
+  /// Blocks until all endpoints are closed and the loop thread has ended, then calls `before_end`, then destroys the
+  /// UCX worker and context. Not on the loop.
   void stop(const std::function<void()>& before_end);
 
   // On the loop.
 
   ucp_worker_h handle() const { return worker_.get(); }
-  /// Makes an endpoint for the connection. `params` says where it leads. UCS_OK, or why there is none.
+  /// Makes an endpoint for the connection; `params` contains the peer. Returns UCS_OK, or UCX's error.
   ucs_status_t open(ucp_ep_params_t params, const std::shared_ptr<UcxConnection>& connection, ucp_ep_h& endpoint);
-  /// Closes the connection that a peer asks for. Inside a function of UCX, too.
+  /// Refuses a connection request of a peer. May be called inside a UCX callback.
   void refuse(ucp_conn_request_h request);
-  /// Closes the endpoint. What it still sends fails. Not inside a function of UCX.
+  /// Closes the endpoint; unfinished sends fail. Must not be called inside a UCX callback.
   void close(ucp_ep_h endpoint);
-  /// Calls release() of the connection, which has ended on this side, after kFarewell.
+  /// Calls connection->release() after kFarewell. This side has already closed the connection.
   void releaseLater(std::shared_ptr<UcxConnection> connection);
   std::vector<std::shared_ptr<UcxConnection>> connections() const;
 
@@ -90,20 +90,20 @@ class UcxWorker {
   // On the loop only.
   std::unordered_map<ucp_ep_h, std::shared_ptr<UcxConnection>> connections_;
   size_t closing_ = 0;                                                           ///< endpoints that UCX is closing
-  std::deque<std::pair<TimePoint, std::shared_ptr<UcxConnection>>> to_release_;  ///< the earliest first
+  std::deque<std::pair<TimePoint, std::shared_ptr<UcxConnection>>> to_release_;  ///< earliest first
   bool stopping_ = false;
 
   // Guarded by mutex_.
   Mutex mutex_;
   std::vector<std::function<void()>> posted_ TORCHRPC_GUARDED_BY(mutex_);
 
-  std::thread thread_;  ///< the last member: it uses the others
+  std::thread thread_;  ///< the last member, because the thread uses the others
 };
 
-/// Listens on a port. On the loop.
+/// Listens on a port. To be used on the loop.
 class UcxListener {
  public:
-  /// Gets each request, inside a function of UCX, and gives it to UcxWorker::open() or refuse().
+  /// Called inside a UCX callback for each connection request. Passes it to UcxWorker::open() or refuse().
   using OnRequest = std::function<void(ucp_conn_request_h)>;
 
   /// Throws Error(kRendezvous).
@@ -112,9 +112,9 @@ class UcxListener {
   UcxListener(const UcxListener&) = delete;
   UcxListener& operator=(const UcxListener&) = delete;
 
-  /// With the port that the system chose.
+  /// Returns the address, with the port that the system chose.
   UcxAddress address() const;
-  /// The address of the peer that asks: "10.0.0.1:4242".
+  /// Returns the address of the peer that sent the request, e.g. "10.0.0.1:4242".
   std::string peerOf(ucp_conn_request_h request) const;
 
  private:

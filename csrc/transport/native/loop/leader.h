@@ -1,8 +1,8 @@
 #pragma once
 
-// Which one of the waiting threads is the leader, which parks on the wait words of the rings: see Note
+// Records which of the waiting threads is the leader, which parks on the wait words of the rings: see Note
 // [Leader/Followers] in event_loop.cpp.
-// Threads: any. A thread is known by the FutexWaiter on which it parks.
+// Threads: any. The FutexWaiter on which a thread parks identifies the thread.
 
 #include <atomic>
 
@@ -13,11 +13,11 @@ namespace torchrpc::native {
 
 class Leader {
  public:
-  /// Makes the thread of `waiter` the leader, and wakes the one that it replaces. False if there is a leader that is
-  /// not preemptible.
+  /// Makes the thread of `waiter` the leader, and wakes the leader that it replaces. Returns false if the present
+  /// leader is not preemptible.
   bool tryLead(FutexWaiter& waiter, bool preemptible);
-  /// Ends its lead: must be called before the waiter is destroyed. False if another thread has replaced it, or if it
-  /// never led.
+  /// Ends the lead of the thread of `waiter`; must be called before the waiter is destroyed. Returns false if that
+  /// thread is not the leader, because it was replaced or never led.
   bool resign(const FutexWaiter& waiter);
   bool is(const FutexWaiter& waiter) const { return waiter_.load() == &waiter; }
   bool exists() const { return waiter_.load() != nullptr; }

@@ -1,7 +1,7 @@
 #pragma once
 
-// The connections that have been active lately: they are polled, and armed before the threads that poll go to sleep.
-// Threads: with the loop lock.
+// The connections that were active recently. Threads that wait for messages poll them, and arm them before they sleep:
+// an armed connection makes its peer send a wake-up with the next message. All functions require the loop lock.
 
 #include <optional>
 #include <vector>
@@ -10,58 +10,58 @@
 
 namespace torchrpc::native {
 
-/// Whether it is worth polling a connection for longer than usual.
+/// Whether a thread should poll a connection for longer than usual.
 enum class PollHint {
   kNone,
   kReplyExpected,    ///< the reply to a large message may be on its way
-  kWriteInProgress,  ///< the peer is copying something large, and is about to be done
+  kWriteInProgress,  ///< the peer is about to finish a large copy
 };
 
-/// The thread that a peer has to wake when it has written something.
+/// The thread that the peer has to wake after it has written.
 enum class WakeTarget {
   kLoop,    ///< the loop thread, which watches the socket
   kLeader,  ///< the leader, which is parked on the wait word
 };
 
-/// Can be polled for messages. Its owner removes it from the poll set before destroying it. Called with the loop lock.
+/// A connection that can be polled for messages. Its owner removes it from the poll set before destroying it.
 class Pollable {
  public:
   virtual ~Pollable() = default;
-  /// Receives and sends as much as is possible now. False if nothing was.
+  /// Receives and sends as much as is possible now. Returns false if nothing was possible.
   virtual bool poll() = 0;
   /// Valid after poll().
   virtual PollHint pollHint() const { return PollHint::kNone; }
-  /// Whether threads that poll should leave it to the loop thread for now.
+  /// Whether threads that poll should stop and leave this connection to the loop thread for now.
   virtual bool keepsLoopBusy() { return false; }
-  /// It is not polled any more: from now on the peer must wake `target` (kLeader only if there is a wait word). False
-  /// if there is something to poll for already.
+  /// Called when polling ends: from now on the peer must wake `target` (kLeader only if there is a wait word). Returns
+  /// false if poll() has something to do already.
   virtual bool arm(WakeTarget target) = 0;
-  /// It is polled again, and needs no wake-ups.
+  /// Called when polling begins again: the peer need not send wake-ups.
   virtual void disarm() = 0;
-  /// The futex on which a thread can sleep until the peer has written something.
+  /// Returns the futex on which a thread can sleep until the peer has written; nullopt if there is none.
   virtual std::optional<FutexWaiter::WaitWord> waitWord() = 0;
 };
 
 class PollSet {
  public:
-  /// It has been active: polls it for some rounds more.
+  /// Adds an active connection, or keeps it for more rounds if it is in the set.
   void add(Pollable& pollable);
   void remove(Pollable& pollable);
 
-  /// Polls each once. True if one had something to do.
+  /// Polls each pollable once. Returns true if any of them had something to do.
   bool poll();
   void disarm();
-  /// Ends a round: makes peers send wake-ups, to the leader where it parks on the wait word, if there `has_leader`,
-  /// else to the loop thread. Pollables that have been idle for some rounds are removed. False if one has something to
-  /// do.
+  /// Ends a round: makes each peer wake the leader, if `has_leader` and collectWaitWords() has returned the pollable's
+  /// wait word, or else the loop thread. Removes pollables that were idle for some rounds. Returns false if any
+  /// pollable has something to do.
   bool arm(bool has_leader);
-  /// Whether the latest arm() made a peer wake the leader.
+  /// Whether the latest arm() armed a pollable for the leader.
   bool isArmedForLeader() const { return armed_for_leader_; }
 
   bool keepsLoopBusy() const;
-  /// The greatest of all.
+  /// Returns the greatest hint of all pollables.
   PollHint pollHint() const;
-  /// The wait words on which the leader is going to park; at most FutexWaiter::kMaxWaitWords.
+  /// Returns the wait words on which the leader is going to park: at most FutexWaiter::kMaxWaitWords.
   std::vector<FutexWaiter::WaitWord> collectWaitWords();
 
  private:

@@ -1,6 +1,6 @@
 #pragma once
 
-// Decides when threads that poll give way to threads that compute: see Note [Busy polling] in event_loop.cpp.
+// Decides when threads that poll yield their core to other threads: see Note [Busy polling] in event_loop.cpp.
 // Threads: any.
 
 #include <atomic>
@@ -15,10 +15,10 @@ class SpinBackoff {
   /// Whether threads should not begin to poll, because the machine has more runnable threads than cores.
   bool isPaused(TimePoint at = std::chrono::steady_clock::now()) const { return at < pause_until_.load(); }
 
-  /// sched_yield(). False if it took so long that the thread should stop polling.
+  /// Calls sched_yield(). Returns false if the yield took so long that the thread should stop polling.
   bool yield();
 
-  /// The decision of yield(), for a yield that lasted from `before` until `after`: may begin a pause.
+  /// Evaluates a yield that lasted from `before` to `after`: returns the result of yield(), and may begin a pause.
   bool recordYield(TimePoint before, TimePoint after);
 
  private:

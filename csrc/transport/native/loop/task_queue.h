@@ -16,22 +16,22 @@ class TaskQueue {
  public:
   using Task = std::function<void()>;
 
-  /// `wake` makes the loop thread return from its wait. It is called with a mutex held, and not after closeIfDrained()
-  /// has returned true: from then on its target may be destroyed.
+  /// `wake` makes the loop thread return from its wait. The queue calls it while it holds a mutex, and never after
+  /// closeIfDrained() has returned true, so that the loop may be destroyed then.
   explicit TaskQueue(std::function<void()> wake) : wake_(std::move(wake)) {}
 
-  /// False once the queue is closed: the task is destroyed without being run.
+  /// Returns false after the queue has been closed: the task is destroyed without being run.
   bool post(Task task) {
     MutexLock lock(mutex_);
     if (closed_) return false;
     tasks_.push_back(std::move(task));
     has_tasks_ = true;
-    // With the mutex: see the constructor.
+    // Called with the mutex, so that it cannot follow closeIfDrained(): see the constructor.
     if (needs_wake_) wake_();
     return true;
   }
 
-  /// From now on closeIfDrained() closes the queue. Idempotent.
+  /// Makes closeIfDrained() close the queue as soon as it is empty. Idempotent.
   void stop() {
     MutexLock lock(mutex_);
     stopping_ = true;
@@ -44,14 +44,14 @@ class TaskQueue {
     if (!closed_) wake_();
   }
 
-  /// Whether the loop thread has work to do: a task, or the end.
+  /// Whether the loop thread has work to do: a task, or a stop().
   bool hasTasks() const { return has_tasks_; }
 
-  /// true: from now on post() wakes the loop thread. Sequentially consistent with hasTasks(): if the loop thread sets
-  /// the flag and then finds no task, it is woken for each task that is posted later.
+  /// Sets whether post() wakes the loop thread. Sequentially consistent with hasTasks(): if the loop thread sets the
+  /// flag and then finds no task, every later post() wakes it.
   void setNeedsWake(bool needs_wake) { needs_wake_ = needs_wake; }
 
-  /// Runs the tasks that have been posted up to now. Each is destroyed before the next one starts.
+  /// Runs the tasks that have been posted so far. Destroys each task before it runs the next one.
   void runPosted() {
     if (!has_tasks_) return;
     std::vector<Task> batch;
@@ -63,7 +63,7 @@ class TaskQueue {
     for (auto& task : batch) std::exchange(task, nullptr)();
   }
 
-  /// After stop(), once no task is left: closes the queue and returns true.
+  /// Closes the queue and returns true if stop() has been called and no task is left.
   bool closeIfDrained() {
     MutexLock lock(mutex_);
     closed_ = stopping_ && tasks_.empty();

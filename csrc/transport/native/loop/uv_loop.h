@@ -1,8 +1,8 @@
 #pragma once
 
-// libuv's loop with what the transport needs of it: descriptors that become ready, timers, and a wake-up that any
+// Wraps the features of libuv's loop that the transport uses: watches of descriptors, timers, and a wake-up that any
 // thread can send. uv_loop.cpp is the only file that includes uv.h.
-// Threads: the loop thread; wake() from any.
+// Threads: any thread calls wake(); only the loop thread calls the other functions.
 
 #include <functional>
 #include <memory>
@@ -25,7 +25,8 @@ class UvLoop {
   };
   using Callback = std::function<void(Ready)>;
 
-  /// A watched descriptor or a timer. Ends when it is destroyed: on the loop thread, perhaps in its own callback.
+  /// A watched descriptor or a timer. Its destruction ends the watch. To be destroyed on the loop thread; its own
+  /// callback may do that.
   class Watch {
    public:
     Watch() = default;
@@ -35,7 +36,7 @@ class UvLoop {
       return *this;
     }
     ~Watch();
-    /// Sets the events that call the callback; with neither, the watch is paused. Only for descriptors.
+    /// Sets which events trigger the callback. If both are false, the watch is paused. Only for descriptors.
     void setInterest(bool readable, bool writable);
     explicit operator bool() const { return handle_ != nullptr; }
 
@@ -45,25 +46,25 @@ class UvLoop {
     Handle* handle_ = nullptr;
   };
 
-  /// runOnce() calls `on_wake` after a wake(). Throws Error(kRendezvous) if the system provides no event loop.
+  /// `on_wake`: called by runOnce() after a wake(). Throws Error(kRendezvous) if the system provides no event loop.
   explicit UvLoop(std::function<void()> on_wake);
   /// close().
   ~UvLoop();
   UvLoop(const UvLoop&) = delete;
   UvLoop& operator=(const UvLoop&) = delete;
 
-  /// Paused until setInterest(). Throws Error(kWorkerLost) if the descriptor cannot be watched.
+  /// Watches a descriptor, from Watch::setInterest() on. Throws Error(kWorkerLost) if the descriptor cannot be watched.
   Watch watch(int fd, Callback callback);
-  /// Calls `callback` once.
+  /// Calls `callback` once after `delay`.
   Watch after(Duration delay, std::function<void()> callback);
 
-  /// Runs the callbacks that are due. `may_block`: waits until there is one.
+  /// Runs the callbacks that are due. `may_block`: blocks until at least one is due.
   void runOnce(bool may_block);
 
-  /// Lets a blocked runOnce() return. Not during close() or after it.
+  /// Makes a blocked runOnce() return. Must not be called during or after close().
   void wake();
 
-  /// All watches must have been destroyed. Idempotent.
+  /// Closes the loop. All watches must have been destroyed before. Idempotent.
   void close();
 
  private:

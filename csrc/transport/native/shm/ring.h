@@ -1,8 +1,8 @@
 #pragma once
 
 // Memory that two processes share, and the ring buffers of bytes in it. Each ring has one writer and one reader, and
-// neither ever blocks. Whatever the other process does to the shared control, no byte outside of the ring is accessed.
-// Threads: one that writes and one that reads each ring.
+// neither ever blocks. Even if the other process corrupts the shared control, this process accesses no byte outside of
+// the ring. Threads: one thread at a time writes a ring, and one reads it.
 
 #include <atomic>
 #include <cstdint>
@@ -16,38 +16,38 @@
 
 namespace torchrpc::native {
 
-/// How a side that waits is to be woken: the value of its wait word.
+/// How the peer has to wake a waiting side: the value of that side's wait word.
 enum WakeMethod : uint32_t {
-  kNone = 0,    ///< it does not sleep
+  kNone = 0,    ///< the side does not sleep
   kSocket = 1,  ///< by a byte on the Unix socket
   kFutex = 2,   ///< by FutexWaiter::wake() on the wait word, on which a thread sleeps
 };
 
-/// The shared control of one direction. Positions count bytes since the start and only grow; each is written by one
-/// side. PROTOCOL.md specifies the layout.
+/// The shared control of one direction. Positions count bytes since the start and only grow; only one side writes each
+/// position. PROTOCOL.md specifies the layout.
 struct RingControl {
   alignas(kDestructiveInterferenceBytes) std::atomic<uint64_t> written;
-  /// The position of the byte at the begin of the ring's memory. It changes only while the ring is empty, so a reader
-  /// that finds bytes to read also finds the right value here.
+  /// The position of the byte that is stored at the beginning of the ring's memory. The writer changes it only while
+  /// the ring is empty, so a reader that finds bytes to read also finds the right value here.
   std::atomic<uint64_t> begin;
   alignas(kDestructiveInterferenceBytes) std::atomic<uint64_t> read;
-  /// The wait words of the two sides hold a WakeMethod: set by the side that is going to wait, cleared by its peer,
-  /// which then wakes it. See Note [Wake-ups].
+  /// The wait words of the two sides. Each holds a WakeMethod: a side sets its wait word before it waits, and the peer
+  /// clears the word and wakes that side. See Note [Wake-ups] in ring_stream.cpp.
   alignas(kDestructiveInterferenceBytes) std::atomic<uint32_t> reader_waiting;
   alignas(kDestructiveInterferenceBytes) std::atomic<uint32_t> writer_waiting;
   SlabControl slabs;
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
 
-/// Where the parts of the shared memory begin, for both directions. Each ring and each slab consists of whole pages:
-/// the system discards and moves only such (MADV_REMOVE, mremap).
+/// The offsets of the parts of the shared memory, for both directions. Each ring and each slab consists of whole pages,
+/// because the system can only discard and move whole pages (MADV_REMOVE, mremap).
 class RingLayout {
  public:
-  /// `page_bytes`: of the system, which all processes that share memory have in common; tests give others.
+  /// `page_bytes`: the page size of the system, and so of all processes that share the memory. Tests pass other sizes.
   explicit RingLayout(size_t page_bytes = systemPageBytes());
   static size_t systemPageBytes();
 
-  /// False if the pages are larger than the units of slabs: then no memory is shared.
+  /// Returns false if the pages are larger than the units of slabs. Workers share no memory then.
   bool isUsable() const;
   size_t control(int direction) const { return static_cast<size_t>(direction) * control_bytes_; }
   size_t ring(int direction) const;
@@ -59,12 +59,14 @@ class RingLayout {
   size_t control_bytes_;  ///< of one direction
 };
 
-/// The mapping of a ring and slabs for each of two directions. Pages occupy physical memory from their first use on.
+/// Maps the shared memory: a ring and slabs for each of the two directions. A page occupies physical memory from its
+/// first use on.
 class RingMemory {
  public:
-  /// A new memfd with empty rings, sealed so that it can neither shrink nor grow; invalid if the system cannot make it.
+  /// Makes a memfd with empty rings, sealed so that it can neither shrink nor grow. Returns an invalid descriptor if
+  /// the system cannot make or map it.
   static Descriptor make(const RingLayout& layout = RingLayout());
-  /// Throws Error(kWorkerLost) if it cannot be mapped, Error(kProtocol) if it has another size or other seals than
+  /// Maps a memfd. Throws Error(kWorkerLost) if it cannot be mapped, Error(kProtocol) if its size or its seals are not
   /// those of make().
   explicit RingMemory(const Descriptor& memory, const RingLayout& layout = RingLayout());
   ~RingMemory();
@@ -80,16 +82,16 @@ class RingMemory {
   char* base_ = nullptr;
 };
 
-/// One side of a ring. Its accesses are sequentially consistent: see Note [Wake-ups].
+/// One side of a ring. Its accesses to the shared positions are sequentially consistent: see Note [Wake-ups].
 class RingEnd {
  public:
   enum class Side { kWriter, kReader };
   RingEnd(Side side, RingControl& control, std::span<char> bytes);
 
-  /// The number of bytes that can be moved now. Negative (-errno): the peer's position is invalid.
+  /// Returns the number of bytes that can be moved now, or -errno if the peer's position is invalid.
   ssize_t available() const;
-  /// Moves bytes between the ring and `parts`, of which the first `skip` bytes are skipped. Moves at most one chunk, so
-  /// that the other side can copy at the same time. Returns the number of bytes, or as available().
+  /// Moves bytes between the ring and `parts`, without the first `skip` bytes of `parts`. Moves at most one chunk, so
+  /// that the peer can copy at the same time. Returns the number of bytes, or -errno as available() does.
   ssize_t move(std::span<const iovec> parts, size_t skip);
 
  private:
@@ -98,7 +100,7 @@ class RingEnd {
   std::atomic<uint64_t>& own_;
   const std::atomic<uint64_t>& other_;
   const std::span<char> bytes_;
-  std::atomic<uint64_t> position_{0};  ///< our own; the peer can overwrite its copy in the shared control
+  std::atomic<uint64_t> position_{0};  ///< of this side; the peer can overwrite the copy in the control
 };
 
 }  // namespace torchrpc::native
