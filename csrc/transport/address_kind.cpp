@@ -6,7 +6,7 @@ namespace torchrpc {
 
 namespace {
 
-/// The scheme of "tensorpipe:uv://…"; empty if it has none.
+/// Returns the scheme of an address, e.g. "tensorpipe" of "tensorpipe:uv://…"; empty if it has none.
 std::string schemeOf(const std::string& address) {
   const auto colon = address.find(':');
   if (colon == std::string::npos) return {};

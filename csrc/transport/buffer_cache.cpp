@@ -10,10 +10,10 @@ namespace torchrpc {
 
 namespace {
 
-// Of most systems. Where a huge page is larger (32 MiB or 512 MiB with pages of 16 or 64 KiB), a buffer is part of one
-// at best, and works all the same.
+// The size on most systems. Where a huge page is larger (32 MiB or 512 MiB with pages of 16 or 64 KiB), a buffer can
+// only be a part of one, and works as well.
 constexpr size_t kHugePageBytes = 2 << 20;
-constexpr size_t kSmallAlignmentBytes = 4 << 10;  // of buffers that are smaller; whatever the size of a page is
+constexpr size_t kSmallAlignmentBytes = 4 << 10;  // of buffers smaller than a huge page, whatever the page size is
 
 }  // namespace
 

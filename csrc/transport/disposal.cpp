@@ -12,7 +12,7 @@ namespace torchrpc {
 
 bool Disposal::isForeign(const Segment& segment) const {
   if (!segment.storage) return false;
-  // Whether this is the last reference does not matter: the others may be dropped before this one is.
+  // It does not matter whether this is the last reference: other threads may drop the others first.
   auto* const storage = segment.storage.unsafeGetStorageImpl();
   if (storage->pyobj_slot()->load_pyobj() != nullptr) return true;
   const auto deleter = storage->_mutable_data_ptr_no_checks().get_deleter();

@@ -69,7 +69,7 @@ class Socket {
   int fd_;
 };
 
-/// The addresses of a name. Throws Error(kInvalidArgument) naming `option` if there are none.
+/// Returns the addresses of a name. Throws Error(kInvalidArgument) naming `option` if there are none.
 std::vector<Address> resolve(const std::string& host, const std::string& option) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
@@ -88,14 +88,14 @@ std::vector<Address> resolve(const std::string& host, const std::string& option)
           "): give a name that resolves on this machine, or an IP address");
 }
 
-/// The reason if this machine cannot listen on the address.
+/// Returns the reason why this machine cannot listen on the address; nullopt if it can.
 std::optional<std::string> bindError(const Address& address) {
   Socket socket(address.family(), SOCK_STREAM);
   if (socket.fd() >= 0 && ::bind(socket.fd(), address.get(), address.length) == 0) return std::nullopt;
   return std::strerror(errno);
 }
 
-/// The source address of packets to `target`; nothing is sent.
+/// Returns the source address of packets to `target`, without sending any.
 std::optional<Address> sourceTowards(Address target) {
   // A UDP socket cannot be connected to port 0.
   target.setPort(9);
@@ -107,9 +107,9 @@ std::optional<Address> sourceTowards(Address target) {
   return source;
 }
 
-/// The address of the interface with the default route, loopback on a machine that has no other.
+/// Returns the address of the interface with the default route, or loopback on a machine without such a route.
 std::string addressOfDefaultRoute() {
-  // Addresses reserved for documentation: routed like any other, but no host has them.
+  // Addresses that are reserved for documentation: they are routed like any other, but no host has them.
   for (const char* far : {"198.51.100.1", "2001:db8::1"}) {
     for (const auto& target : resolve(far, "")) {
       if (auto source = sourceTowards(target)) return source->text();
@@ -152,7 +152,7 @@ std::optional<std::string> addressFromEnvironment() {
   return std::nullopt;
 }
 
-/// The first address of the name that belongs to this machine.
+/// Returns the first address of the name on which this machine can listen.
 std::string addressOfHost(const std::string& host) {
   std::string tried;
   for (const auto& address : resolve(host, "host")) {
@@ -179,8 +179,9 @@ bool isNumeric(const std::string& host) {
   return inet_pton(AF_INET, host.c_str(), &ignored) == 1 || inet_pton(AF_INET6, host.c_str(), &ignored) == 1;
 }
 
-/// Many machines resolve their own name to a loopback address, and peers on other machines may use that name, too. So,
-/// unlike a literal loopback address, such a name does not mean "this machine only".
+/// Whether a host that resolves to loopback restricts the group to this machine. Many machines resolve their own name
+/// to a loopback address, and peers on other machines may use that name, too. So only a numeric address and
+/// "localhost" restrict it.
 bool meansThisMachineOnly(const std::string& host) { return isNumeric(host) || host == "localhost"; }
 
 std::string addressTowards(const std::string& rendezvous_host) {
@@ -212,7 +213,7 @@ bool mustListenOnLoopback(const HostChoice& choice) {
 
 std::optional<int> listenAtRendezvousHost(const std::string& host, uint16_t port) {
   auto addresses = resolve(host, "the rendezvous host");
-  // A peer that connects to "localhost" tries both of its addresses, one that connects to 127.0.0.1 only that one.
+  // IPv4 first: a peer that connects to "localhost" tries both addresses, a peer that connects to 127.0.0.1 only that.
   std::ranges::stable_sort(addresses, {}, [](const Address& address) { return address.family() == AF_INET6; });
   for (const auto& address : addresses) {
     if (address.isUnspecified() || (address.isLoopback() && !meansThisMachineOnly(host))) return std::nullopt;
@@ -249,7 +250,7 @@ bool isPortFree(const std::string& address_and_port) {
   if (getaddrinfo(host.c_str(), address_and_port.c_str() + colon + 1, &hints, &found) != 0) return false;
   std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, &freeaddrinfo);
   Socket socket(found->ai_family, SOCK_STREAM);
-  // SO_REUSEADDR: connections left over from an earlier listener do not count.
+  // SO_REUSEADDR: connections that remain of an earlier listener do not occupy the port.
   const int on = 1;
   return socket.fd() >= 0 && ::setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 &&
       ::bind(socket.fd(), found->ai_addr, found->ai_addrlen) == 0;

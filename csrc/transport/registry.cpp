@@ -30,7 +30,8 @@ constexpr std::string_view kMissingKinds =
 #endif
     "";
 
-/// The setting that `option`, or the environment, gives. Throws Error(kInvalidArgument) naming which of the two.
+/// Returns the setting of `option` or, if it is empty, of the environment variable. Throws Error(kInvalidArgument)
+/// naming the option or the variable.
 std::string encryptionSetting(const std::string& option) {
   const char* variable = std::getenv("TORCHRPC_ENCRYPTION");
   const bool from_variable = option.empty() && variable && *variable;
@@ -51,7 +52,7 @@ std::unique_ptr<Transport> makeNative(TransportOptions options) {
        .rendezvous_host = std::move(options.rendezvous_host),
        .node_name = std::move(options.node_name),
        .secret = std::move(options.secret),
-       .encrypt = encrypts && !options.tls_credentials,  // else TLS does
+       .encrypt = encrypts && !options.tls_credentials,  // with credentials, TLS encrypts
        .encryption = encryption,
        .identity = std::move(options.identity),
        .tls = std::move(options.tls_credentials),
@@ -86,15 +87,15 @@ std::unique_ptr<Transport> makeUcx(TransportOptions options) {
 }  // namespace
 
 const std::vector<TransportKind>& transportKinds() {
-  // Native is the default: small calls over it are several times faster than over TensorPipe, it sleeps when it is
-  // idle, and unauthenticated peers cannot bring it down (benchmarks/README.md).
+  // Native is the default: its small calls are several times faster than TensorPipe's, it sleeps when it is idle, and
+  // unauthenticated peers cannot crash it (benchmarks/README.md).
   static const std::vector<TransportKind> kinds = {
       {.name = "native",
        .title = "the native transport",
        .address_scheme = "native",
        .capabilities = {.authenticates = true, .encrypts = true, .shares_memory = true, .takes_port = true},
        .make = &makeNative</*kUnixSockets=*/true>},
-      // The native transport over TCP only, within a host, too.
+      // The native transport over TCP only, also between workers of one host.
       {.name = kTcp,
        .title = "the native transport over TCP",
        .address_scheme = "native",
@@ -130,7 +131,7 @@ const TransportKind* findKind(std::string_view name) {
   return found == kinds.end() ? nullptr : &*found;
 }
 
-/// "'auto', 'native', 'tcp' or 'tensorpipe'"
+/// Returns e.g. "'auto', 'native', 'tcp' or 'tensorpipe'".
 std::string acceptedNames() {
   auto text = "'" + std::string(kAuto) + "'";
   for (const auto& kind : transportKinds()) {
@@ -144,7 +145,8 @@ std::string useDefault(std::string_view how) {
       "TORCHRPC_TRANSPORT=" + std::string(defaultKind().name);
 }
 
-/// The transport for a list of TensorPipe's transports, which says over which medium workers of one host may talk.
+/// Returns the kind for a list of TensorPipe's transports: the list permits shared memory or only TCP between workers
+/// of one host.
 const TransportKind& kindForMedia(const std::vector<std::string>& transports) {
   const auto lists = [&](std::string_view name) { return std::ranges::find(transports, name) != transports.end(); };
   if (lists("shm") || lists(defaultKind().name)) return defaultKind();

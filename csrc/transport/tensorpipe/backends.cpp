@@ -1,12 +1,12 @@
 // Note [Choice of backends]
-// Measured between two processes of one host (echo, µs a round trip; "payload" is the connection itself):
+// Measured between two processes of one host (echo, µs per round trip; "payload": without a channel):
 //             shm                              uv
 //   bytes     payload  basic    cma            payload  basic    cma      mpt_uv
 //   64 Ki     21       35       65             94       125      167      330
 //   1 Mi      124      146      259            497      384      383      1,160
 //   64 Mi     15 ms    14 ms    20 ms          47 ms    47 ms    18 ms    62 ms
-// A pipe takes 14 descriptors over shm and 21 with a channel beside it, 3 and 4 over uv; mpt_uv takes 28 a process.
-// So with shm, no channel justifies its descriptors. With uv, cma is faster between processes of one host, and
+// A pipe uses 14 descriptors over shm (21 with a channel) and 3 over uv (4 with a channel); mpt_uv uses 28 per
+// process. So with shm, no channel justifies its descriptors. With uv, cma is faster between processes of one host, and
 // otherwise no channel is. mpt_uv is used only if the user lists it (for several network cards). shm remains faster
 // than uv even with four times as many processes as cores, although its thread never sleeps.
 
@@ -50,7 +50,7 @@ std::shared_ptr<tensorpipe::channel::Context> makeMptUv(const std::string& addre
   return tensorpipe::channel::mpt::create(std::move(contexts), std::move(listeners));
 }
 
-/// In order of preference.
+/// Returns TensorPipe's transports in order of preference.
 const std::vector<TransportBackendKind>& transportBackendKinds() {
   static const std::vector<TransportBackendKind> kinds = {
       {"shm", "shared memory cannot be set up here", [](auto&) { return tensorpipe::transport::shm::create(); }},
@@ -61,7 +61,7 @@ const std::vector<TransportBackendKind>& transportBackendKinds() {
 }
 
 const std::vector<ChannelBackendKind>& channelBackendKinds() {
-  // TensorPipe's own test of cma makes the system call, so it sees what seccomp and Yama forbid.
+  // TensorPipe's own test of cma makes the system call, so it detects that seccomp or Yama forbids the call.
   static const std::vector<ChannelBackendKind> kinds = {
       {"cma", "process_vm_readv is not permitted here (seccomp, Yama or the container's policy)",
        [](auto&) { return tensorpipe::channel::cma::create(); }},
@@ -72,9 +72,9 @@ const std::vector<ChannelBackendKind>& channelBackendKinds() {
   return kinds;
 }
 
-/// Blocks SIGPIPE for the threads that are started meanwhile: a thread inherits the signal mask of its creator.
-/// TensorPipe's threads write to sockets without MSG_NOSIGNAL. If the peer has closed its end, SIGPIPE would end the
-/// process, unless it is ignored, as in Python.
+/// Blocks SIGPIPE for the threads that start during its lifetime: a thread inherits the signal mask of its creator.
+/// TensorPipe's threads write to sockets without MSG_NOSIGNAL. If the peer has closed its end, SIGPIPE would kill the
+/// process, unless the process ignores it, as Python does.
 class SigpipeBlocked {
  public:
   SigpipeBlocked() {
@@ -91,7 +91,7 @@ class SigpipeBlocked {
   sigset_t before_;
 };
 
-/// The context, or null and the reason. Starts the threads of the context.
+/// Makes the context and starts its threads. If that fails, returns null and sets `reason`.
 template <typename TContext>
 std::shared_ptr<TContext> tryMake(const BackendKind<TContext>& kind, const std::string& address, std::string& reason) {
   const SigpipeBlocked blocked;
@@ -118,7 +118,7 @@ std::string joinNames(const std::vector<std::string>& names) {
   return text.empty() ? "an empty list" : text;
 }
 
-/// The usable backends of a list. Warns about the other names.
+/// Makes the usable backends of a list. Logs a warning about the other names.
 template <typename TContext>
 std::vector<Backend<TContext>> makeListed(
     const char* type, const std::vector<BackendKind<TContext>>& kinds, const std::vector<std::string>& names,

@@ -1,12 +1,11 @@
-// The transport owns the context and alone joins TensorPipe's threads, so the context is never destroyed on one of
-// them. Everything else (connections, callbacks) holds TensorPipeShared and pipes, which may be destroyed on any
-// thread.
+// Only the transport owns the context and joins TensorPipe's threads, so none of these threads destroys the context.
+// Connections and callbacks hold only TensorPipeShared and pipes, which any thread may destroy.
 //
 // Note [Listener failures]
-// TensorPipe closes a listener when one peer dies in the middle of TensorPipe's handshake, or speaks another protocol.
-// After that no peer could reach the node. Therefore the transport listens again, at the same addresses, as soon as the
-// old sockets are closed. It has to wait for that, and the loop must not block, so a thread is started for it. Peers
-// that connect in those few milliseconds are refused.
+// TensorPipe closes a listener when a peer dies during TensorPipe's handshake, or uses another protocol. Without a
+// listener no peer can reach the node. Therefore the transport listens again, at the same addresses, as soon as the old
+// sockets are closed. A separate thread waits for that, because the loop must not block. Peers that connect in these
+// few milliseconds are refused.
 
 #include "transport/tensorpipe/transport.h"
 
@@ -29,7 +28,8 @@ namespace torchrpc {
 
 namespace {
 
-// The name of a context, which the accepting side reads, is one of these (has it channels?) and the name of the node.
+// The name of a context, which the accepting side reads, is one of these prefixes followed by the name of the node. The
+// prefix says whether the context has channels.
 constexpr std::string_view kWithChannels = "channels:";
 constexpr std::string_view kWithoutChannels = "payloads:";
 
@@ -81,13 +81,13 @@ class TensorPipeTransport : public Transport {
   std::vector<std::string> urls_;
 
   // Used by one thread at a time: by listen(), then by the accept callback, then by the task that this callback posts
-  // to recovery_, and so on.
+  // to recovery_, then by the next accept callback, and so on.
   std::shared_ptr<tensorpipe::Listener> listener_;
   std::unique_ptr<TaskThread> recovery_;
 };
 
 std::string TensorPipeTransport::listen(Acceptor acceptor) {
-  // TensorPipe ends the process if it cannot bind.
+  // TensorPipe terminates the process if it cannot bind.
   checkCanListen(address_);
   std::vector<std::string> urls;
   for (const auto& transport : transports_) {
@@ -149,8 +149,8 @@ void TensorPipeTransport::onListenerFailed(const tensorpipe::Error& error) {
 void TensorPipeTransport::listenAgain() {
   listener_->close();
   const auto is_free = [](const std::string& url) {
-    // If an address of shm is still in use, the new listener fails and we try again. If a TCP port is in use,
-    // TensorPipe ends the process.
+    // If an address of shm is still in use, the new listener fails and this function runs again. If a TCP port is in
+    // use, TensorPipe terminates the process.
     return url.starts_with("shm://") || isPortFree(url.substr(url.find("://") + 3));
   };
   do {

@@ -6,7 +6,7 @@ namespace torchrpc::ucx {
 
 AsyncThreadPause::AsyncThreadPause(const Libucp& ucp) : ucp_(ucp) {
   constexpr ucs_time_t kAtOnce = 1;
-  // The timer fires until it is removed; the first time, it waits.
+  // The timer fires again and again until it is removed. Only its first callback waits.
   const auto status =
       ucp_.ucs_async_add_timer(UCS_ASYNC_MODE_THREAD_SPINLOCK, kAtOnce, &onTimer, this, /*async=*/nullptr, &timer_);
   if (status != UCS_OK) {

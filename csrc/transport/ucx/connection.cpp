@@ -1,14 +1,16 @@
 // Note [Frames as active messages]
-// A frame is sent as one active message for its head and one for each segment, so that each has the memory of one
-// block: large ones go by rendezvous, which copies them, or has the network copy them, into the memory that the
-// receiver allocates. An active message has a header of 12 bytes, in the byte order of the sender as all that UCX
-// sends: its number (64 bits), from 0 on in each direction of a connection, and the number of segments that follow the
-// head (32 bits; 0 in other messages). The id of the message says whether it is a head, a segment or the end of the
-// connection. UCX delivers the messages of an endpoint in order, but the data of a rendezvous arrives later than its
-// message, and than messages after it. So parts wait in incoming_, and become frames in order. The receiver starts one
-// rendezvous at a time, the one of the front part: the memory that a peer can have it allocate is that of one segment,
-// and of what has arrived. A sender has at most kMaxSentAhead parts beyond the oldest that UCX has not finished. So few
-// parts wait at an honest peer, and one that sends more than kMaxIncoming is disconnected.
+// A frame is sent as one active message for its head and one for each segment, so that each message is contiguous in
+// memory. UCX sends large messages by rendezvous: it copies them, or lets the network copy them, into the memory that
+// the receiver allocates. An active message has a header of 12 bytes, in the byte order of the sender (as everything
+// that UCX sends): the number of the message (64 bits), from 0 on in each direction of a connection, and the number of
+// segments that follow the head (32 bits; 0 in other messages). The id of the message (PartKind) says whether it is a
+// head, a segment or the end of the connection.
+// UCX delivers the messages of an endpoint in order, but the data of a rendezvous arrives later than its message, and
+// later than messages after it. So parts wait in incoming_ and become frames in order. The receiver starts only one
+// rendezvous at a time, that of the front part. So a peer can make it allocate memory for one segment whose data has
+// not arrived, and otherwise only for data that has arrived. A sender sends at most kMaxSentAhead parts beyond the
+// oldest part that UCX has not finished. So few parts of a correct peer wait, and a receiver disconnects a peer of
+// which more than kMaxIncoming parts wait.
 
 #include "transport/ucx/connection.h"
 
@@ -86,7 +88,7 @@ void UcxConnection::sendPart(
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
       UCP_OP_ATTR_FIELD_MEMORY_TYPE;
-  param.flags = UCP_AM_SEND_FLAG_REPLY;  // by this the receiver knows from which endpoint it is
+  param.flags = UCP_AM_SEND_FLAG_REPLY;  // the receiver identifies the connection by the reply endpoint
   param.memory_type = UCS_MEMORY_TYPE_HOST;
   param.user_data = &part;
   param.cb.send = [](void* request, ucs_status_t status, void* user_data) {
@@ -94,7 +96,7 @@ void UcxConnection::sendPart(
     const auto connection = sent.connection;
     connection->onSent(sent.number, status);
     connection->worker_->ucp.ucp_request_free(request);
-    // Posted, because UCX may have called this from inside sendQueued().
+    // Posted, because UCX may have called this callback inside sendQueued().
     if (!connection->queue_.empty()) connection->worker_->post([connection] { connection->sendQueued(); });
   };
   auto* const request = worker_->ucp.ucp_am_send_nbx(
@@ -140,7 +142,7 @@ Status UcxConnection::check(const Message& message) {
 ucs_status_t UcxConnection::onPart(
     PartKind kind, std::string_view header, void* data, size_t bytes, bool rendezvous) noexcept {
   if (!handler_) {
-    if (kind == PartKind::kEnd) release();  // both sides have ended
+    if (kind == PartKind::kEnd) release();  // both sides have closed the connection
     return UCS_OK;
   }
   uint64_t number = 0;
@@ -194,7 +196,7 @@ bool UcxConnection::keep(uint64_t number, Message message) {
     fail({ErrorCode::kProtocol, describe() + ": a message whose number is not possible"});
     return false;
   }
-  // Its turn decides whether it is too large. These bytes have arrived, so their sender has had to send them.
+  // accept() checks the size later, in order. Until then the message occupies no more memory than the peer has sent.
   if (!message.is_rendezvous) message.copy.assign(static_cast<const char*>(message.data), message.bytes);
   early_.emplace(number, std::move(message));
   return true;
@@ -263,7 +265,7 @@ void UcxConnection::takeFront() {
     frame_.segments.push_back(std::move(part.segment));
     --missing_segments_;
   }
-  // After close() no more frames are wanted.
+  // After close(), frames that arrive are dropped.
   if (missing_segments_ == 0 && !closed_here_) handler_->onFrame(std::exchange(frame_, {}));
 }
 
@@ -271,7 +273,7 @@ void UcxConnection::takeFront() {
 
 void UcxConnection::close() {
   closed_here_ = true;
-  if (!worker_->callbacks.begin()) return;  // the transport closes, and this connection with it
+  if (!worker_->callbacks.begin()) return;  // the transport is closing, and closes this connection
   worker_->post([self = shared_from_this()] {
     self->closeHere();
     self->worker_->callbacks.end();
@@ -306,7 +308,7 @@ void UcxConnection::release() {
   auto* const endpoint = std::exchange(endpoint_, nullptr);
   if (endpoint == nullptr) return;
   worker_->post([self = shared_from_this(), endpoint] {
-    if (!self->receiving_) self->dropIncoming();  // else onReceived() does
+    if (!self->receiving_) self->dropIncoming();  // otherwise onReceived() drops them
     self->worker_->close(endpoint);
   });
 }

@@ -1,6 +1,6 @@
-// UCX does some things to the process that loads it, unless the environment says otherwise. It installs handlers of
-// SIGSEGV and others, in place of Python's faulthandler or the program's own: loadUcx() takes them back. And it prints
-// its log lines to standard output, which is the program's: logLine() takes them.
+// UCX has two side effects on the process that loads it, unless the environment disables them. It installs handlers of
+// SIGSEGV and other signals, in place of Python's faulthandler or the program's own: loadUcx() removes them. And it
+// prints its log lines to the program's standard output: logLine() redirects them to our log.
 
 #include "transport/ucx/libucp.h"
 
@@ -19,7 +19,7 @@ namespace {
 constexpr int kUcxAbi = 0;
 constexpr size_t kMaxLogBytes = 1024;
 
-// Of <ucs/debug/log_def.h>, which is not for users of UCX: the values of levels, and the results of a log handler.
+// The values of log levels and the results of a log handler, from <ucs/debug/log_def.h>, which is not a public header.
 enum UcsLogLevel : int { kFatal, kError, kWarning };
 enum LogResult : int { kStop, kContinue };
 using LogHandler =
@@ -28,10 +28,10 @@ using LogHandler =
 LogResult logLine(
     const char* /*file*/, unsigned /*line*/, const char* /*function*/, int level, const void* /*component*/,
     const char* format, va_list arguments) {
-  if (level == kFatal) return kContinue;  // UCX ends the process after it
+  if (level == kFatal) return kContinue;  // UCX prints the line and then ends the process
   char text[kMaxLogBytes];
   std::vsnprintf(text, sizeof(text), format, arguments);
-  // What goes wrong with a peer is reported by onClosed; these lines have the details.
+  // onClosed reports failures of a peer; these lines have the details.
   log(level <= kWarning ? LogLevel::kInfo : LogLevel::kDebug, std::string("UCX: ") + text);
   return kStop;
 }

@@ -1,4 +1,4 @@
-// The transport alone stops the loop thread, so that its end is never on that thread. Connections hold the worker.
+// Only the transport stops the worker, so that the loop thread never joins itself. Connections hold the worker.
 
 #include "transport/ucx/transport.h"
 
@@ -43,7 +43,7 @@ class UcxTransport : public Transport {
   std::once_flag close_once_;
   Acceptor acceptor_;  ///< written by listen(), before the listener reads it
 
-  std::optional<UcxListener> listener_;  ///< on the loop only, or after its end
+  std::optional<UcxListener> listener_;  ///< on the loop only, or after the loop thread has ended
 };
 
 std::string UcxTransport::listen(Acceptor acceptor) {

@@ -1,29 +1,32 @@
 // Note [One thread for a worker]
-// UCX makes progress only inside its functions, and a worker is used by one thread at a time. So one thread uses it:
-// other threads post tasks, and wake it by ucp_worker_signal(). It sleeps on the worker's event descriptor, but only
-// after ucp_worker_arm() has found nothing to do; a signal that comes before makes ucp_worker_arm() report work. (The
-// loop itself posts without a signal, so it looks at the tasks before it sleeps.) UCX calls back inside
-// ucp_worker_progress(), where its endpoints cannot be closed: closing is posted, too.
+// UCX makes progress only inside its functions, and only one thread at a time may use a UCX worker. So only the loop
+// thread uses it; other threads post tasks and wake the loop thread by ucp_worker_signal(). The loop thread sleeps on
+// the worker's event descriptor, but only after ucp_worker_arm() has found nothing to do. A signal that was sent before
+// makes ucp_worker_arm() report work. (The loop thread itself posts without a signal, so it checks for posted tasks
+// before it sleeps.) UCX calls back inside ucp_worker_progress(), where endpoints cannot be closed. So callbacks post a
+// task that closes the endpoint.
 //
 // Note [Peers that die]
-// Endpoints have UCP_ERR_HANDLING_MODE_PEER, so that UCX reports the death of a peer. It then uses only transports that
-// notice it, which its shared memory does not: workers of one host talk over TCP. UCX_MM_ERROR_HANDLING=y and its like
-// (UCX_POSIX_…, UCX_SYSV_…) make it use shared memory nevertheless; UCX 1.13 and 1.22 have then aborted in our tests.
+// Endpoints have UCP_ERR_HANDLING_MODE_PEER, so that UCX reports the death of a peer. UCX then uses only transports
+// that detect it. Its shared memory does not, so workers of one host communicate over TCP. UCX_MM_ERROR_HANDLING=y and
+// similar variables (UCX_POSIX_…, UCX_SYSV_…) make UCX use shared memory nevertheless; with them, UCX 1.13 and 1.22
+// have aborted in our tests.
 //
 // Note [The end of a connection]
-// UCX tells a peer that an endpoint was closed by another way than the one its messages take, and that news may
-// overtake them. So a connection that is closed here sends an end message after its last frame, and keeps its endpoint
-// until the peer, which has read all by then, has closed its own. A peer that does not, because it hangs, is given
-// kFarewell.
+// UCX notifies a peer of the close of an endpoint on another path than its messages, so the notification may overtake
+// messages. Therefore a connection that is closed here sends an end message after its last frame, and keeps its
+// endpoint until the peer, which has then read everything, has closed its own. If the peer does not do that within
+// kFarewell, because it hangs, this side closes the endpoint.
 //
 // Note [The end of a listener]
-// UCX's own thread accepts connections, reads what the peer asks for, and gives that to the listener. It may have read
-// half of it when the listener ends, and reads on until the worker ends: it then uses a listener that is no more (UCX
-// issue 11087, seen from 1.13 to 1.19). So that thread pauses while both end.
+// UCX's own thread accepts connections, reads each peer's connection request, and passes it to the listener. If the
+// listener is destroyed while the thread has read half of a request, the thread reads on until the worker is destroyed,
+// and then uses the destroyed listener (UCX issue 11087, seen from 1.13 to 1.19). So that thread is paused while the
+// listener and the worker are destroyed.
 //
 // Note [Refused connections]
-// Up to 1.20, UCX crashes if a connection that ucp_listener_reject() has refused receives more (UCX issue 11235). So a
-// connection is refused by an endpoint for it, which is closed at once.
+// Up to 1.20, UCX crashes if more data arrives on a connection that ucp_listener_reject() has refused (UCX issue
+// 11235). So refuse() makes an endpoint for the connection and closes it at once.
 
 #include "transport/ucx/worker.h"
 
@@ -67,7 +70,7 @@ UcxWorker::Context UcxWorker::makeContext() const {
   if (const auto status = ucp.ucp_config_read(nullptr, nullptr, &config); status != UCS_OK) {
     throwUnusable(ucp, "read its settings", status);
   }
-  // Messages of an endpoint stay in order only if one device sends them.
+  // The messages of an endpoint stay in order only if a single device sends them.
   ucp.ucp_config_modify(config, "MAX_EAGER_LANES", "1");
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES;
@@ -113,8 +116,8 @@ int UcxWorker::eventDescriptor() const {
 }
 
 void UcxWorker::post(std::function<void()> task) {
-  // The signal is sent with the lock, so that the loop runs the task later. After the task, the transport may destroy
-  // the worker.
+  // The signal is sent with the lock, so that the loop cannot run the task before it: after the task, the transport may
+  // destroy the worker.
   const MutexLock lock(mutex_);
   const bool was_empty = posted_.empty();
   posted_.push_back(std::move(task));
@@ -237,10 +240,10 @@ UcxConnection* UcxWorker::connectionOf(ucp_ep_h endpoint) const {
 template <PartKind kKind>
 ucs_status_t UcxWorker::onMessage(
     void* self, const void* header, size_t header_bytes, void* data, size_t bytes, const ucp_am_recv_param_t* param) {
-  // Without this field the message does not say from which connection it is. No worker sends such a message.
+  // Without this field the connection of the message is unknown. No correct worker sends such a message.
   if ((param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) == 0) return UCS_OK;
   auto* const connection = static_cast<UcxWorker*>(self)->connectionOf(param->reply_ep);
-  if (connection == nullptr) return UCS_OK;  // it was closed meanwhile
+  if (connection == nullptr) return UCS_OK;  // the endpoint was closed meanwhile
   return connection->onPart(
       kKind, {static_cast<const char*>(header), header_bytes}, data, bytes,
       (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0);

@@ -14,35 +14,36 @@ namespace {
 constexpr size_t kScratchBytes = 64 << 10;
 
 // Note [Busy polling]
-// A thread that polls for a message saves the system calls and the 5 to 50 µs that a wake-up takes. So a thread that is
-// about to wait for a message, or for a task that a message may bring, polls first: it takes the loop lock, polls the
-// connections that have been active, and receives its message without the help of another thread. Only the loop thread
-// may use libuv; a polling thread posts a task for that. The loop thread itself blocks as soon as it can: it would
-// compete with the polling threads. It polls only if a peer has sent a wake-up ahead of time, while copying something
-// large, and is about to be done.
-// A polling thread yields between two polls, so that a runnable thread goes first. If a yield took longer than
+// Polling for a message saves the system calls and the 5 to 50 µs of a wake-up. So a thread that is about to wait for a
+// message, or for a task that a message may bring, polls first: it acquires the loop lock, polls the connections that
+// have been active, and receives its message without the help of another thread. Only the loop thread may use libuv; a
+// polling thread posts a task for that. The loop thread itself blocks as soon as it can, because it would compete with
+// the polling threads. It polls only when a peer has sent a wake-up ahead of time, shortly before the end of a large
+// copy.
+// A polling thread yields between two polls, so that other runnable threads run first. If a yield took longer than
 // kLongYield and the next poll finds nothing, the thread stops polling: other threads need the cores, and a thread that
-// sleeps is scheduled sooner than one that yields. If a yield took a time slice, no thread begins to poll for
-// kFirstPauseYields times as long: the machine has more runnable threads than cores. This may have been an exception;
-// but a pause that is needed again within its own length after its end is doubled, up to kMaxPauseYields times the
-// yield. These constants are in spin_backoff.cpp.
-// A polling thread releases the loop lock after kMaxSpin even if messages keep coming, and no thread begins to poll
-// while the loop thread waits for the lock (LoopLock). A thread that releases the lock has armed all pollables before:
-// then the peer sends a wake-up with its next message, and the loop thread wakes up for it.
-// The loop thread takes the lock only for rings and frames. It handles unauthenticated sockets without the lock, so
+// sleeps is scheduled sooner than one that yields. If a yield took at least kTimeSlice, the machine has more runnable
+// threads than cores, and no thread begins to poll during a pause of kFirstPauseYields times the length of the yield.
+// That yield may have been an exception. But if another pause becomes necessary soon after a pause (within the length
+// of that pause), the new one is twice as long, up to kMaxPauseYields times the yield. These constants are in
+// spin_backoff.cpp.
+// A polling thread releases the loop lock after kMaxSpin even if messages keep arriving, and no thread begins to poll
+// while the loop thread waits for the lock (LoopLock). Before a thread releases the lock, it arms all pollables: then
+// each peer sends a wake-up with its next message, and the loop thread receives that message.
+// The loop thread acquires the lock only for rings and frames. It handles unauthenticated sockets without the lock, so
 // peers that connect do not disturb threads that poll.
 //
 // Note [Leader/Followers]
-// A thread that has polled without result parks. If the loop thread received the thread's message, and woke the thread
-// then, the message would cost two wake-ups where one is enough. So one of the threads, the leader, parks on the wait
-// words of the rings themselves (futexes in their shared memory) and on a FutexWaiter, which threads of its own process
-// notify. The loop thread stays blocked, because no peer wakes it. The followers sleep elsewhere.
-// The leader does not have the loop lock while it is parked, so that the loop thread and other threads go on; it takes
-// the lock when it is woken. Sockets, and rings on which the leader is not parked, are the loop thread's.
-// The leader may leave while another thread has the lock, and that thread has perhaps just armed the rings for the
-// leader. So each thread that releases the lock checks afterwards whether the leader for which it armed is still there;
-// if not, it arms again: Note [Unlock, then look] in loop_lock.h. A thread of the pool that has nothing to do is
-// preemptible: a thread that waits for a reply replaces it as the leader.
+// A thread that has polled without result parks. If the loop thread received the message and then woke the parked
+// thread, the message would cost two wake-ups where one is enough. So one of the waiting threads, the leader, parks on
+// the wait words of the rings themselves (futexes in shared memory) and on a FutexWaiter, which threads of its own
+// process notify. The loop thread stays blocked, because no peer wakes it. The followers sleep elsewhere.
+// The leader does not hold the loop lock while it is parked, so that the loop thread and other threads can work; it
+// acquires the lock when it is woken. The loop thread serves sockets, and rings on which the leader is not parked.
+// The leader may leave while another thread holds the lock, and that thread may just have armed the rings for the
+// leader. So each thread that releases the lock checks afterwards whether the leader for which it has armed still
+// exists; if not, it arms again: Note [Unlock, then look] in loop_lock.h. An idle thread of the pool is preemptible: a
+// thread that waits for a reply replaces it as the leader.
 constexpr auto kMaxSpin = std::chrono::milliseconds(5);
 
 using SteadyClock = std::chrono::steady_clock;
@@ -72,8 +73,8 @@ void EventLoop::stop() {
 void EventLoop::run() {
   current_loop = this;
   os::setThreadName("torchrpc_loop");
-  // A burst of messages wakes the loop thread once for every few of them. Without the policy it would preempt the
-  // thread that sends them each time.
+  // A burst of messages wakes the loop thread once for every few messages. Without SCHED_BATCH, it would preempt the
+  // thread that sends them at each wake-up.
   Scheduling().applyBatchPolicy();
   lockLoop();
   for (;;) {
@@ -82,9 +83,9 @@ void EventLoop::run() {
     if (needs_arming_) pollForWrites();
     const bool quiet = !needs_arming_ || armOrPoll();
     tasks_.setNeedsWake(quiet);
-    // Only after setNeedsWake(): a thread that posts later wakes the loop thread.
+    // Checked only after setNeedsWake(): a thread that posts later wakes the loop thread.
     const bool may_block = quiet && !tasks_.hasTasks() && unlockLoop();
-    // Without the lock, runOnce() is repeated until a callback has taken it.
+    // If this thread does not hold the lock, runOnce() is repeated until a callback has acquired it.
     do {
       uv_.runOnce(may_block);
     } while (!has_loop_lock_);
@@ -188,9 +189,9 @@ void EventLoop::park(const std::function<bool()>& done, FutexWaiter& waiter, Tim
     leads = !finished();
   }
   const bool replaced = !leader_.resign(waiter);
-  // A replaced thread may have consumed a wake-up that its successor needs: it arms again, which shows what has come.
-  // If this thread was not replaced, and another has the lock, that one arms for the loop thread when it releases the
-  // lock.
+  // A replaced thread may have consumed a wake-up that its successor needs. So it arms again, which detects messages
+  // that have arrived. If this thread was not replaced and another thread holds the lock, that thread arms for the loop
+  // thread when it releases the lock.
   if (!locked && replaced) loop_lock_.lock();
   if (locked || replaced || loop_lock_.fenceAndTryLock()) armAndUnlock();
 }

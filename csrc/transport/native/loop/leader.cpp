@@ -8,7 +8,7 @@ bool Leader::tryLead(FutexWaiter& waiter, bool preemptible) {
   if (replaced && !preemptible_) return false;
   waiter_ = &waiter;
   preemptible_ = preemptible;
-  // With the mutex: the replaced thread calls resign() before it destroys its waiter.
+  // With the mutex, so that the waiter still exists: the replaced thread calls resign() before it destroys its waiter.
   if (replaced) replaced->notify();
   return true;
 }

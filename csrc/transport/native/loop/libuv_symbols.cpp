@@ -1,8 +1,8 @@
-// What lets a static libuv that was compiled for programs (Debian's is) become part of a shared library.
+// Symbols for linking a static libuv that was compiled for programs (as Debian's is) into a shared library.
 //
-// Such objects reach the C library's variables by distances that only hold within one file, and libuv has three. The
-// linker's --wrap gives it these instead (csrc/CMakeLists.txt). Only the third is ever looked at: the others belong to
-// sockets and processes that libuv would open by itself, which nobody asks it to.
+// Such objects access variables of the C library by relative addresses that are only valid within one linked file.
+// libuv uses three such variables. The linker's --wrap replaces them by these (csrc/CMakeLists.txt). libuv only reads
+// the third: the others serve sockets and processes that libuv opens itself, which torchrpc never requests.
 
 #include <cstdio>
 #include <netinet/in.h>

@@ -26,7 +26,7 @@ void PollSet::remove(Pollable& pollable) {
 
 bool PollSet::poll() {
   bool any = false;
-  // By index: a pollable may add others, or remove itself.
+  // By index, because poll() of an entry may add entries, or remove its own.
   for (size_t i = 0; i < entries_.size(); ++i) {
     if (!entries_[i].pollable || !entries_[i].pollable->poll()) continue;
     entries_[i].idle_rounds = 0;
@@ -49,7 +49,7 @@ bool PollSet::arm(bool has_leader) {
     entry.has_leader = entry.has_leader && has_leader;
     armed_for_leader_ = armed_for_leader_ || entry.has_leader;
     if (!entry.pollable || entry.pollable->arm(entry.has_leader ? WakeTarget::kLeader : WakeTarget::kLoop)) continue;
-    // It stays in the set: the peer sends no wake-up for a message that is here already.
+    // The entry stays in the set, because the peer sends no wake-up for a message that has already arrived.
     entry.idle_rounds = 0;
     quiet = false;
   }

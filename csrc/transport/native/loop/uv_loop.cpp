@@ -59,7 +59,7 @@ UvLoop::Watch UvLoop::after(Duration delay, std::function<void()> callback) {
   uv_timer_init(&state_->loop, &handle->timer);
   handle->any.data = handle.get();
   const auto milliseconds = std::chrono::ceil<std::chrono::milliseconds>(delay).count();
-  // libuv counts from the time that it last read from the clock, which may be long ago.
+  // libuv starts the timer at the time of its last read of the clock, which may be long ago.
   uv_update_time(&state_->loop);
   uv_timer_start(
       &handle->timer, [](uv_timer_t* timer) { Handle::of(timer).callback({}); },

@@ -17,14 +17,14 @@ namespace torchrpc::native {
 
 namespace {
 
-// The sizes for each direction. PROTOCOL.md specifies the layout.
+// Sizes for each direction. PROTOCOL.md specifies the layout.
 constexpr size_t kMinControlBytes = 4096;
 constexpr size_t kRingBytes = 8 << 20;
-// The bytes that are moved before the other side is woken: enough to outweigh the cost of a wake-up, and few enough
-// that both sides copy at the same time.
+// The bytes that a side moves before it wakes the peer: enough to outweigh the cost of a wake-up, and few enough that
+// both sides copy at the same time.
 constexpr size_t kChunkBytes = 32 << 10;
 
-// Both sides have this layout, whichever compilers and processors they were built with and for.
+// Both sides must have this layout, regardless of their compilers and processors.
 static_assert(offsetof(RingControl, written) == 0 && offsetof(RingControl, begin) == 8);
 static_assert(offsetof(RingControl, read) == 128 && offsetof(RingControl, reader_waiting) == 256);
 static_assert(offsetof(RingControl, writer_waiting) == 384 && offsetof(RingControl, slabs) == 512);
@@ -58,7 +58,7 @@ Descriptor RingMemory::make(const RingLayout& layout) {
   const bool ready = memory && os::setSizeAndSeal(memory.get(), layout.totalBytes());
   if (!ready) return {};
   try {
-    RingMemory(memory, layout);  // a limit of address space may forbid it
+    RingMemory(memory, layout);  // maps it once for a test: a limit of the address space may forbid it
   } catch (const Error& error) {
     static LogOnce once;
     once.log(LogLevel::kWarning, "no memory is shared: " + error.text());
@@ -90,7 +90,7 @@ RingMemory::RingMemory(const Descriptor& memory, const RingLayout& layout) : lay
 RingMemory::~RingMemory() { ::munmap(base_, layout_.totalBytes()); }
 
 RingControl& RingMemory::control(int direction) const {
-  // No constructor runs: zeros are a valid state, and the peer may have written to it already.
+  // No constructor runs: zeros are a valid state, and the peer may already have written to the control.
   return *std::launder(reinterpret_cast<RingControl*>(base_ + layout_.control(direction)));
 }
 
@@ -108,7 +108,7 @@ RingEnd::RingEnd(Side side, RingControl& control, std::span<char> bytes)
       bytes_(bytes) {}
 
 ssize_t RingEnd::available() const {
-  // The peer can overwrite both positions in the shared control. For our own, position_ is used.
+  // The peer can overwrite both positions in the shared control. So this side uses position_ as its own.
   const auto other = other_.load();
   const auto own = position_.load(std::memory_order_relaxed);
   const uint64_t filled = writes_ ? own - other : other - own;
@@ -121,7 +121,8 @@ ssize_t RingEnd::move(std::span<const iovec> parts, size_t skip) {
   if (room <= 0) return room;
   const size_t most = std::min(static_cast<size_t>(room), kChunkBytes);
   const auto begin = position_.load(std::memory_order_relaxed);
-  // Bytes written to an empty ring are stored at its begin, so small messages reuse memory that is in the caches.
+  // Bytes written to an empty ring go to the beginning of its memory, so small messages reuse memory that is in the
+  // caches.
   if (writes_ && static_cast<size_t>(room) == bytes_.size()) control_.begin = begin;
   const uint64_t origin = control_.begin;
   size_t moved = 0;

@@ -1,9 +1,10 @@
 // Note [Wake-ups]
 // A side that is going to sleep sets its wait word, then polls once more, then sleeps. A side that moves bytes moves
-// them first and then reads the wait word of its peer. All four accesses are sequentially consistent, so at least one
-// side sees the write of the other: either the first side finds the bytes, or the second finds the wait word set and
-// wakes the first. The wake-up is a byte on the Unix socket, which the event loop watches anyway to detect the end of
-// the peer; or a futex wake, for a thread that sleeps on the wait word itself (loop/event_loop.cpp).
+// them first, and then reads the wait word of its peer. All four accesses are sequentially consistent, so at least one
+// side sees the write of the other: either the first side finds the bytes, or the second side finds the wait word set
+// and wakes the first. The wake-up is a byte on the Unix socket, which the event loop watches anyway to detect the end
+// of the peer's process; or a futex wake, for a thread that sleeps on the wait word itself: Note [Leader/Followers] in
+// loop/event_loop.cpp.
 
 #include <algorithm>
 #include <cerrno>
@@ -21,12 +22,13 @@ namespace torchrpc::native {
 
 namespace {
 
-// The reply to a large tensor is expected to be as large. A thread that waits for the reply polls for the time that the
-// copy took, there and back, but not longer than the limit.
+// The reply to a large tensor is assumed to be as large. So a thread that waits for the reply polls for the time of two
+// copies, one in each direction, but not longer than kMaxReplyExpected.
 constexpr int kRoundTripFactor = 2;
 constexpr auto kMaxReplyExpected = std::chrono::milliseconds(1);
 
-// Of one read or write: while the peer takes part, a ring never is full or empty.
+// The limit of one read or write. It is necessary because a ring may never become full or empty while the peer moves
+// bytes, too.
 constexpr size_t kMaxMoveBytes = 1 << 20;
 
 auto now() { return std::chrono::steady_clock::now(); }
@@ -47,7 +49,8 @@ class RingStream : public ByteStream {
     in_control_.reader_waiting = WakeMethod::kSocket;
   }
   ~RingStream() override {
-    // Tensors may keep the memory for long. The peer may still read the other ring.
+    // Tensors may keep the memory mapped for long, so this frees the pages of the incoming ring. It keeps those of the
+    // outgoing ring, which the peer may still read.
     if (maker_.isThisOne()) discardPages(in_bytes_);
   }
 
@@ -73,7 +76,7 @@ class RingStream : public ByteStream {
 
   ssize_t read(std::span<const iovec> parts) override {
     const auto moved = moveSome(in_, parts, in_control_.writer_waiting);
-    // The bytes that the peer wrote before it ended are still read.
+    // Bytes that the peer wrote before it ended are read first.
     return moved == 0 && ended_ ? -ECONNRESET : moved;
   }
   Segment leaseFromSlab(uint64_t slab_offset, size_t bytes) override { return slabs_in_.lease(slab_offset, bytes); }
@@ -114,8 +117,8 @@ class RingStream : public ByteStream {
 
   bool hasRoom() const { return out_.available() != 0; }
 
-  /// Moves bytes of the parts until all are moved, the ring allows no more, or other connections should have their
-  /// turn. Wakes the peer after each chunk.
+  /// Moves bytes of the parts until all are moved, the ring allows no more, or kMaxMoveBytes are moved, so that other
+  /// connections are served, too. Wakes the peer after each chunk.
   ssize_t moveSome(RingEnd& end, std::span<const iovec> parts, Word& peer_waiting) {
     size_t moved = 0;
     while (moved < kMaxMoveBytes) {
@@ -128,12 +131,11 @@ class RingStream : public ByteStream {
     return static_cast<ssize_t>(moved);
   }
 
-  /// Wakes the peer if its wait word says that it waits.
+  /// Wakes the peer if its wait word is set.
   void wakePeer(Word& peer_waiting) {
     if (peer_waiting.load() == WakeMethod::kNone) return;
     switch (peer_waiting.exchange(WakeMethod::kNone)) {
-      // Errors are ignored: if the socket is full, unread wake-ups are in it already; if the peer has ended, the loop
-      // detects that.
+      // Errors are ignored: a full socket already contains unread wake-ups, and the loop detects the end of the peer.
       case WakeMethod::kSocket: ::send(socket_.get(), "", 1, os::kSendFlags); break;
       case WakeMethod::kFutex: FutexWaiter::wake(peer_waiting); break;
       default: break;
@@ -150,9 +152,9 @@ class RingStream : public ByteStream {
   const SlabReader slabs_in_;
   std::atomic<TimePoint> reply_expected_until_{TimePoint()};
   std::atomic<bool> waiting_for_room_{false};
-  std::atomic<bool> polled_{false};  ///< a thread polls ready(), so the peer need not wake us
+  std::atomic<bool> polled_{false};  ///< a thread polls this stream, so the peer need not send wake-ups
 
-  // Used by the thread that writes; by the loop in ready() only while waiting_for_room_.
+  // Used by the thread that writes. On the loop, only ready() uses it, and only while waiting_for_room_.
   RingEnd out_;
 
   // On the loop only.

@@ -1,16 +1,17 @@
 // Note [Resident memory]
-// A page of shared memory occupies physical memory from its first use until its file is unmapped everywhere or the page
-// is discarded (MADV_REMOVE). So units remain resident when their slab is returned, and the next slab finds them ready:
-// the first use of a page costs several times as much as the copy of its data. All resident units of a process's
-// writers count against one limit. Therefore:
-// - A writer that would exceed the limit asks all others to discard free units, and tries once more. A writer that is
-//   asked keeps the units that it has leased since the kRequestsPerRound-th last request. Otherwise two writers that
-//   together need more than the limit would take the memory from each other for every message, which is slower than
-//   the ring.
-// - A connection that ends while tensors are left on its slabs keeps its whole file. So its writer discards all free
-//   units at its end, its reader discards all that no tensor needs, and each goes on counting what remains.
-// No thread holds the mutexes of two allocators, or one of them and that of the registry. A thread that forks holds
-// that of the registry: in the child the list is empty, because the memory is the parent's.
+// A page of shared memory occupies physical memory from its first use until every process has unmapped the file, or the
+// page is discarded (MADV_REMOVE). Units remain resident when their slab is returned, so that the next slab reuses
+// them: the first use of a page costs several times as much as the copy of its data. All resident units of the writers
+// of a process count against one limit. Therefore:
+// - A writer that would exceed the limit asks all other writers to discard free units, and tries once more. An asked
+//   writer answers only every kRequestsPerRound-th request, and then keeps the range of units that it has leased since
+//   it last did so. Otherwise two writers that together need more than the limit would deprive each other of memory for
+//   every message, which is slower than the ring.
+// - If a connection is closed while tensors live on its slabs, its whole file stays mapped. So its writer then discards
+//   all free units, its reader discards all units that no tensor needs, and both continue to count the rest.
+// No thread holds the mutexes of two allocators at a time, or the mutexes of an allocator and of the registry. A thread
+// that forks holds the mutex of the registry. In the child the registry is empty, because the memory belongs to the
+// parent.
 
 #include "transport/native/shm/slab_allocator.h"
 
@@ -57,11 +58,11 @@ bool discardPages(std::span<char> memory) {
   return false;
 }
 
-/// The allocators of this process that have resident units, or may have them.
+/// The allocators of this process that have, or may get, resident units.
 class SlabAllocator::Registry {
  public:
   static Registry& get() {
-    static auto& registry = *new Registry();  // never destroyed: tensors may end while the process exits
+    static auto& registry = *new Registry();  // never destroyed: tensors may be destroyed while the process exits
     return registry;
   }
 
@@ -69,13 +70,13 @@ class SlabAllocator::Registry {
     MutexLock lock(mutex_);
     allocators_.push_back(std::move(allocator));
   }
-  /// Removes the retired ones whose memory has been returned or unmapped.
+  /// Removes retired allocators whose memory has been returned or unmapped.
   void removeUnused() {
     for (const auto& each : all()) {
       if (!each->giveBackIfRetired()) remove(*each);
     }
   }
-  /// Asks all but one to give back memory.
+  /// Asks all allocators except `requester` to give back memory.
   void requestMemory(const SlabAllocator* requester) {
     for (const auto& each : all()) {
       if (each.get() != requester && !each->giveBack()) remove(*each);

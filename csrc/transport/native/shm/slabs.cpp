@@ -1,9 +1,10 @@
 // Note [Slabs in forked children]
-// The memory of slabs is shared with the writer's process. If the reader's process forks, the child would share it as
-// well: parent and child would see each other's changes of a tensor, and the writer would reuse a slab that only the
-// parent has returned. After fork(), all other memory is private to each process, and so must be the tensors on slabs.
-// Therefore, before a fork, the slabs with live tensors are copied into private memory. In the child, where no other
-// code has run yet, the copies are then mapped (mremap) at the addresses of the slabs.
+// The reader's process shares the memory of slabs with the writer's process. After a fork of the reader's process, the
+// child would share this memory as well: parent and child would see each other's changes of a tensor, and the writer
+// would reuse a slab that only the parent has returned. After fork(), all other memory is private to each process, and
+// the tensors on slabs must be, too. Therefore a fork handler copies the slabs with live tensors into private memory
+// before the fork. In the child, before any other code runs, a handler moves the copies to the addresses of the slabs
+// (mremap).
 
 #include "transport/native/shm/slabs.h"
 
@@ -29,8 +30,8 @@ namespace torchrpc::native {
 
 namespace {
 
-/// The reader is woken when this much is left to copy. The copy of it takes about as long as a thread needs to wake up
-/// and to find the reason.
+/// The writer wakes the reader when this many bytes are left to copy. Copying them takes about as long as a thread
+/// needs to wake up and to find the reason.
 constexpr size_t kAnnouncedBytes = 1 << 20;
 
 }  // namespace
@@ -60,18 +61,18 @@ std::optional<uint64_t> SlabWriter::write(const Segment& data, const std::functi
 
 // ---- reader ----
 
-/// The slabs on which tensors of this process live. A fork waits until no thread adds or removes one.
+/// The slabs on which tensors of this process live. A fork waits while a thread adds or removes a slab.
 class LiveSlabs {
  public:
   struct Slab {
     char* memory;
     size_t bytes;          ///< whole units
-    bool counted = false;  ///< as ResidentBytes, because the connection has ended
+    bool counted = false;  ///< in ResidentBytes, because the connection has been closed
   };
   using Slabs = std::list<Slab>;
 
   static LiveSlabs& get() {
-    static auto& all = *new LiveSlabs();  // never destroyed: tensors may end while the process exits
+    static auto& all = *new LiveSlabs();  // never destroyed: tensors may be destroyed while the process exits
     return all;
   }
 
@@ -80,7 +81,7 @@ class LiveSlabs {
     MutexLock lock(mutex_);
     slabs_.splice(slabs_.end(), slab);
   }
-  /// Counts the slabs in that memory as ResidentBytes of this process, and returns them.
+  /// Adds the slabs in that memory to the ResidentBytes of this process, and returns them.
   std::vector<std::span<char>> count(std::span<char> memory) {
     std::vector<std::span<char>> counted;
     MutexLock lock(mutex_);
@@ -91,7 +92,8 @@ class LiveSlabs {
     }
     return counted;
   }
-  /// Moves the slab to `removed`. False if it was added before this process was forked: then it is the parent's.
+  /// Moves the slab to `removed`. Returns false if the slab was added before this process was forked: then it belongs
+  /// to the parent.
   bool remove(Slabs::iterator slab, MakerProcess maker, Slabs& removed) {
     MutexLock lock(mutex_);
     if (!maker.isThisOne()) return false;
@@ -102,14 +104,14 @@ class LiveSlabs {
  private:
   struct Copy {
     Slab slab;
-    void* memory;  ///< MAP_FAILED: there was none for it
+    void* memory;  ///< MAP_FAILED if the system provided none
   };
 
   LiveSlabs() {
     ::pthread_atfork([] { get().beforeFork(); }, [] { get().inParent(); }, [] { get().inChild(); });
   }
 
-  // Called by the thread that forks, which holds the mutex from beforeFork() to inParent() or inChild().
+  // Called on the thread that forks, which holds the mutex from beforeFork() to inParent() or inChild().
   void beforeFork() TORCHRPC_ANNOTATE(no_thread_safety_analysis) {
     mutex_.lock();
     for (const auto& slab : slabs_) {
@@ -132,8 +134,8 @@ class LiveSlabs {
     mutex_.unlock();
   }
 
-  /// Puts the copy in the place of the slab. If that is not possible, the child must still not use the memory that it
-  /// shares with others: every access to the tensor then ends the child by a signal.
+  /// Replaces the slab by its copy. If that fails, the child must still not use the memory that it shares with other
+  /// processes: the slab becomes inaccessible, and every access to the tensor kills the child by a signal.
   static void replaceInChild(const Slab& slab, void* copy) {
     if (copy != MAP_FAILED && os::moveMapping(copy, slab.bytes, slab.memory)) return;
     constexpr int kNothing = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
@@ -143,7 +145,7 @@ class LiveSlabs {
     complain("torchrpc: a forked process ends: it cannot be separated from the shared memory of its parent\n");
     ::_exit(kExitFailure);
   }
-  /// Async-signal-safe, as all that a child calls here.
+  /// Async-signal-safe, as everything that a child calls here.
   static void complain(std::string_view text) {
     [[maybe_unused]] const auto written = ::write(STDERR_FILENO, text.data(), text.size());
   }
@@ -156,9 +158,9 @@ class LiveSlabs {
 
 /// The owner of the memory, for the reader and its leases.
 struct SlabReader::Owner {
-  /// Marks the units as leased. False, and nothing is marked, if one of them is leased already. A writer never gives
-  /// such a slab, because it waits for the return of a slab. A peer that does could have the same bytes counted, and
-  /// copied at a fork, as often as it likes.
+  /// Marks the units as leased. Returns false, and marks nothing, if one of them is already leased. A correct writer
+  /// never sends such a slab, because it reuses a slab only after its return. Without this check, a faulty peer could
+  /// make this process count the same bytes, and copy them at a fork, any number of times.
   bool lease(size_t first, size_t count) {
     MutexLock lock(mutex);
     for (size_t unit = first; unit < first + count; ++unit) {
@@ -179,7 +181,7 @@ struct SlabReader::Owner {
   std::bitset<SlabControl::kUnits> leased TORCHRPC_GUARDED_BY(mutex){};
 };
 
-/// Held by a tensor's storage; its end returns the slab.
+/// Held by a tensor's storage, whose deleter returns the slab.
 struct SlabReader::Lease {
   std::shared_ptr<Owner> owner;
   size_t first_unit;
@@ -211,7 +213,7 @@ SlabReader::~SlabReader() {
   if (!owner_->maker.isThisOne()) return;
   owner_->reader_ended = true;
   auto live = LiveSlabs::get().count(memory_);
-  if (live.empty()) return;  // then this end of the connection holds the memory no longer
+  if (live.empty()) return;  // then this side of the connection no longer holds the memory
   std::ranges::sort(live, {}, &std::span<char>::data);
   char* begin = memory_.data();
   for (const auto& slab : live) {
