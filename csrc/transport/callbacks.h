@@ -26,7 +26,7 @@ class Callbacks {
   std::atomic<uint64_t> state_{0};  ///< kClosed, and the number of callbacks that have begun and not ended
 };
 
-/// Marks the current thread as inside a callback of the transport that owns `callbacks`, for its own lifetime.
+/// While it exists, marks the current thread as inside a callback of the transport that owns `callbacks`.
 class LoopScope {
  public:
   explicit LoopScope(const Callbacks& callbacks);

@@ -50,8 +50,8 @@ constexpr size_t kMaxUnusedBytes = 128 << 20;
 
 c10::DataPtr newMemory(size_t bytes) {
   if (bytes < kMinCachedBytes) return c10::GetCPUAllocator()->allocate(bytes);
-  static auto& cache =
-      *new BufferCache(kMaxUnusedBytes);  // never destroyed: tensors may be destroyed while the process exits
+  // Never destroyed: tensors may be destroyed while the process exits.
+  static auto& cache = *new BufferCache(kMaxUnusedBytes);
   return cache.allocate(bytes);
 }
 

@@ -88,7 +88,7 @@ std::unique_ptr<Transport> makeUcx(TransportOptions options) {
 
 const std::vector<TransportKind>& transportKinds() {
   // Native is the default: its small calls are several times faster than TensorPipe's, it sleeps when it is idle, and
-  // unauthenticated peers cannot crash it (benchmarks/README.md).
+  // unauthenticated peers cannot bring it down (benchmarks/README.md).
   static const std::vector<TransportKind> kinds = {
       {.name = "native",
        .title = "the native transport",

@@ -40,13 +40,13 @@ class Connection {
 
   /// Queues a frame and returns at once. Frames of one connection arrive in the order of the calls. `done` is called
   /// exactly once, perhaps before send() returns. Without an error, the transport no longer needs the frame's memory;
-  /// the frame has not necessarily arrived. Another thread frees memory whose deleter may run foreign code, perhaps
+  /// the frame has not necessarily arrived. Memory whose deleter may run foreign code is freed off the loop, perhaps
   /// after `done` (see Disposal). With an error, the frame is not sent: kWorkerLost, kShutdown, or kFrameTooLarge,
   /// after which the connection remains usable. Thread-safe.
   virtual void send(Frame frame, std::function<void(Status)> done) = 0;
 
   /// Closes the connection; queued frames fail. The handler is notified once, on the loop. Thread-safe, idempotent.
-  /// Destroying the last reference does not close a connection: it lives until a side closes it or its transport.
+  /// Destroying the last reference does not close a connection: it lives until either side closes it or its transport.
   virtual void close() = 0;
 
   /// Returns a counter that changes while the peer makes progress with a frame: when it sends bytes, or frees room for

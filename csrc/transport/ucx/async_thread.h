@@ -8,7 +8,7 @@
 
 namespace torchrpc::ucx {
 
-/// Blocks UCX's own thread for its own lifetime. Must not be used on that thread.
+/// Pauses UCX's own thread while this object exists. Must not be used on that thread.
 class AsyncThreadPause {
  public:
   /// Blocks until UCX's thread has finished its current work and is paused. If UCX cannot add the timer for that, the

@@ -67,7 +67,7 @@ class UcxConnection : public Connection, public std::enable_shared_from_this<Ucx
   };
   struct Message {
     PartKind kind;
-    uint32_t segments;  ///< the number that follow a head
+    uint32_t segments;  ///< of a head: the number of segments that follow
     void* data;         ///< the bytes or, if they are still at the peer, UCX's descriptor
     size_t bytes;
     bool is_rendezvous;  ///< the bytes are still at the peer
@@ -75,7 +75,7 @@ class UcxConnection : public Connection, public std::enable_shared_from_this<Ucx
   };
   struct IncomingPart {
     PartKind kind;
-    uint32_t segments = 0;  ///< the number that follow a head
+    uint32_t segments = 0;  ///< of a head: the number of segments that follow
     std::string head{};     ///< the memory of a head
     Segment segment{};      ///< the memory of a segment
     size_t bytes = 0;
@@ -128,7 +128,7 @@ class UcxConnection : public Connection, public std::enable_shared_from_this<Ucx
   std::map<uint64_t, Message> early_;         ///< by number: messages that have overtaken earlier ones
   uint64_t next_received_ = 0;                ///< the number of the next part
   uint32_t announced_segments_ = 0;           ///< segments of the latest frame that have not arrived
-  std::optional<FrameSize> announced_bytes_;  ///< total size of its parts that have arrived
+  std::optional<FrameSize> announced_bytes_;  ///< size of that frame's parts that have arrived
   Frame frame_;                               ///< the frame to which takeFront() adds parts
   uint32_t missing_segments_ = 0;             ///< segments that frame_ lacks
   std::shared_ptr<UcxConnection> receiving_;  ///< this object, while UCX writes to the memory of the front part

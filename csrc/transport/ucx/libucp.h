@@ -10,8 +10,8 @@
 namespace torchrpc::ucx {
 
 /// The functions of libucp and libucs that this folder uses, under their own names; their ABI is stable. Threads: only
-/// the loop thread of a worker passes objects of that worker to them, or another thread after the loop thread has
-/// ended. ucp_worker_signal is the exception.
+/// the loop thread of a worker passes objects of that worker to them, or another thread while the loop thread does
+/// not run. ucp_worker_signal is the exception.
 struct Libucp {
   // Of libucp.
   decltype(&::ucp_am_data_release) ucp_am_data_release;

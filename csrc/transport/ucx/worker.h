@@ -49,7 +49,7 @@ class UcxWorker {
   // On the loop.
 
   ucp_worker_h handle() const { return worker_.get(); }
-  /// Makes an endpoint for the connection; `params` contains the peer. Returns UCS_OK, or UCX's error.
+  /// Makes an endpoint for the connection; `params` identifies the peer. Returns UCS_OK, or UCX's error.
   ucs_status_t open(ucp_ep_params_t params, const std::shared_ptr<UcxConnection>& connection, ucp_ep_h& endpoint);
   /// Refuses a connection request of a peer. May be called inside a UCX callback.
   void refuse(ucp_conn_request_h request);

@@ -40,8 +40,8 @@ class EventLoop {
   /// Runs the task on the loop thread, with the loop lock. After the loop has stopped, returns false and destroys the
   /// task without running it.
   bool post(std::function<void()> task) { return tasks_.post(std::move(task)); }
-  /// Runs all tasks, including those that tasks post, then ends the loop thread. The last task must leave no watch
-  /// alive. Must not be called on the loop. Idempotent.
+  /// Runs all tasks, including those that tasks post, then ends the loop thread. All watches must have been destroyed
+  /// by then. Must not be called on the loop. Idempotent.
   void stop();
   bool inLoop() const;
   /// Polls the active connections on the calling thread until `done()` is true, the spin budget is used up, or another
@@ -82,7 +82,7 @@ class EventLoop {
   void pollForWrites() TORCHRPC_REQUIRES(loop_lock_);
 
   // On a thread that polls in place of the loop thread.
-  /// Acquires the loop lock without sleeping. Returns false if `done()` is true first, or as LoopLock::tryLockFor().
+  /// Acquires the loop lock within the spin budget, without sleeping. Returns false as LoopLock::tryLockFor() does.
   bool lockToPoll(const std::function<bool()>& done) TORCHRPC_ANNOTATE(try_acquire_capability(true, loop_lock_));
   /// Polls until `done()` is true, or for a limited time: see Note [Busy polling].
   void spin(const std::function<bool()>& done) TORCHRPC_REQUIRES(loop_lock_);

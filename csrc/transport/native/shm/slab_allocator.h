@@ -58,7 +58,7 @@ class SlabAllocator {
   /// Called when another writer needs memory: gives back units that are not in use. Returns false if this allocator has
   /// no resident units left and will have no more.
   bool giveBack();
-  /// As giveBack() for a retired allocator. Only returns true for any other.
+  /// Calls giveBack() if this allocator is retired. Returns true otherwise.
   bool giveBackIfRetired();
   /// Gives back the free units from `begin` on.
   void discardFree(size_t begin) TORCHRPC_REQUIRES(mutex_);

@@ -213,7 +213,7 @@ SlabReader::~SlabReader() {
   if (!owner_->maker.isThisOne()) return;
   owner_->reader_ended = true;
   auto live = LiveSlabs::get().count(memory_);
-  if (live.empty()) return;  // then this side of the connection no longer holds the memory
+  if (live.empty()) return;  // no lease keeps the memory alive
   std::ranges::sort(live, {}, &std::span<char>::data);
   char* begin = memory_.data();
   for (const auto& slab : live) {
