@@ -124,7 +124,7 @@ class UcxConnection : public Connection, public std::enable_shared_from_this<Ucx
   std::map<uint64_t, SentPart> sent_;            ///< by number: parts whose memory UCX needs
   uint64_t next_sent_ = 0;                       ///< the number of the next part
 
-  std::deque<IncomingPart> incoming_;         ///< parts of frames, in order
+  std::deque<IncomingPart> incoming_;         ///< parts that wait, in order
   std::map<uint64_t, Message> early_;         ///< by number: messages that have overtaken earlier ones
   uint64_t next_received_ = 0;                ///< the number of the next part
   uint32_t announced_segments_ = 0;           ///< segments of the latest frame that have not arrived
