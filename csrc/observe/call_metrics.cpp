@@ -19,7 +19,7 @@ using Side = CallCounts::Side;
 
 namespace call_metrics_detail {
 
-/// A number that one thread writes and all read.
+/// A counter that one thread writes and all threads read.
 class OwnCounter {
  public:
   void add(uint64_t n) { value_.store(get() + n, std::memory_order_relaxed); }
@@ -32,7 +32,7 @@ class OwnCounter {
   std::atomic<uint64_t> value_{0};
 };
 
-/// Counters that one thread makes when it first needs them, and all read.
+/// Counters that one thread allocates when it first needs them. All threads read them.
 template <typename T>
 class OwnPart {
  public:
@@ -52,12 +52,13 @@ class OwnPart {
   std::atomic<T*> pointer_{nullptr};
 };
 
-constexpr size_t kErrorCodes = 32;  // those of later versions count as kUnknown
+constexpr size_t kErrorCodes = 32;  // codes of later versions are counted as kUnknown
 
-/// What one thread has counted of a pair. Most calls of a function have similar latencies, so most octaves are missing.
+/// The counters of one thread for one pair. Most calls of a function have similar latencies, so most octaves are never
+/// allocated.
 struct PairCounters {
   using Octave = std::array<OwnCounter, LatencyHistogram::kBucketsPerOctave>;
-  // Bucket 0 and the last one; the octaves have the others.
+  // `shortest` and `longest` count the first and the last bucket, `octaves` the others.
   OwnCounter begun, ended, request_bytes, reply_bytes, total_ns, max_ns, shortest, longest;
   std::array<OwnPart<Octave>, LatencyHistogram::kOctaves> octaves;
   OwnPart<std::array<OwnCounter, kErrorCodes>> errors;
@@ -98,7 +99,8 @@ using call_metrics_detail::kErrorCodes, call_metrics_detail::OwnPart, call_metri
 
 namespace {
 
-/// Of the last 16 bytes, in which names differ; where they do not, two names share an entry of the known ones.
+/// Hashes the length and the last 16 bytes, in which most names differ. Names with the same hash share one entry of the
+/// known calls and replace each other there.
 uint64_t hashOf(std::string_view bytes, uint64_t seed) {
   constexpr uint64_t kFactor = 0x9e3779b97f4a7c15;
   std::array<uint64_t, 2> words{};
@@ -116,23 +118,23 @@ uint64_t bytesOfValues(const Message& message) {
   return message.payload.size() + (message.tensors.empty() ? 0 : message.tensorBytes());
 }
 
-/// Two for each side of a pair: the pairs that fit, and the one for all others.
+/// For each of the two sides: kMaxPairs pairs, and the pair for all others.
 constexpr size_t kMaxPairIds = 2 * (CallMetrics::kMaxPairs + 1);
 
 }  // namespace
 
-/// The counters of one thread. Only the thread writes them; their readers hold them by Tables.
+/// The counters of one thread. Only this thread writes them. Tables keeps them alive for readers.
 class CallMetrics::ThreadCounters {
  public:
-  /// The counters of a pair. The owner only.
+  /// Returns the counters of a pair, allocated on first use. Called by the owning thread only.
   PairCounters& own(uint32_t pair) { return blocks_[pair / kBlock].own()[pair % kBlock].own(); }
-  /// Null if this thread has counted nothing of it.
+  /// Returns null if this thread has counted nothing for the pair.
   const PairCounters* get(uint32_t pair) const {
     const auto* block = blocks_[pair / kBlock].get();
     return block ? (*block)[pair % kBlock].get() : nullptr;
   }
 
-  /// The pairs of the calls that this thread has seen last, by the first bytes of their payloads. The owner only.
+  /// A cache entry: the pair of a recent call, by the first bytes of its payload. Used by the owning thread only.
   struct Known {
     uint64_t hash = 0, epoch = 0;
     Kind kind{};
@@ -176,7 +178,7 @@ class CallMetrics::Tables : public std::enable_shared_from_this<Tables> {
     return id;
   }
 
-  /// Those of the calling thread; null at its end.
+  /// Returns the counters of the calling thread; null while the thread exits.
   ThreadCounters* mine() {
     const auto& latest = latest_;
     return latest.of == this ? latest.counters : findMine();
@@ -192,7 +194,8 @@ class CallMetrics::Tables : public std::enable_shared_from_this<Tables> {
     }
     for (uint32_t id = 0; id < sums.size(); ++id) {
       auto& sum = sums[id];
-      // All ends before all beginnings: a call that begins and ends meanwhile must not be one of minus one in flight.
+      // Reads all `ended` before all `begun`. In the other order, a call that begins and ends in between would count as
+      // minus one call in flight.
       for (const auto& thread : threads) {
         if (const auto* counters = thread->get(id)) counters->addTo(sum);
       }
@@ -205,13 +208,13 @@ class CallMetrics::Tables : public std::enable_shared_from_this<Tables> {
     return sums;
   }
 
-  /// The node ends: its counters are freed when the threads that have them let them go.
+  /// Called when the node ends. Its counters are freed when the threads that hold them drop them.
   void close() { is_closed_.store(true, std::memory_order_relaxed); }
 
  private:
   using CountersPtr = std::shared_ptr<ThreadCounters>;
 
-  /// The counters that a thread has of the nodes of the process. They go back when the thread ends.
+  /// The counters of one thread, for each node of the process. They go back to their Tables when the thread exits.
   struct OfThread {
     std::vector<std::pair<std::shared_ptr<Tables>, CountersPtr>> list;
     ~OfThread() {
@@ -262,7 +265,7 @@ class CallMetrics::Tables : public std::enable_shared_from_this<Tables> {
   }
 
   static thread_local OfThread of_thread_;
-  // These need no destructor, so they outlive of_thread_.
+  // These have no destructor, so they stay valid after of_thread_ has been destroyed.
   static thread_local constinit bool thread_has_ended_;
   struct Latest {
     const Tables* of = nullptr;
@@ -273,11 +276,11 @@ class CallMetrics::Tables : public std::enable_shared_from_this<Tables> {
   std::atomic<bool> is_closed_{false};
   mutable Mutex mutex_;
   std::unordered_map<std::string, uint32_t> ids_ TORCHRPC_GUARDED_BY(mutex_);
-  std::vector<CallCounts> pairs_ TORCHRPC_GUARDED_BY(mutex_);  ///< by id; without numbers
+  std::vector<CallCounts> pairs_ TORCHRPC_GUARDED_BY(mutex_);  ///< by id; their counts stay 0
   std::array<size_t, 2> counts_ TORCHRPC_GUARDED_BY(mutex_){};
   std::array<std::optional<uint32_t>, 2> others_ TORCHRPC_GUARDED_BY(mutex_);
   std::vector<CountersPtr> all_ TORCHRPC_GUARDED_BY(mutex_);
-  std::vector<CountersPtr> free_ TORCHRPC_GUARDED_BY(mutex_);  ///< of threads that have ended
+  std::vector<CountersPtr> free_ TORCHRPC_GUARDED_BY(mutex_);  ///< of threads that have exited
 };
 
 thread_local CallMetrics::Tables::OfThread CallMetrics::Tables::of_thread_;
@@ -324,7 +327,7 @@ ReplyObserver::Note CallMetrics::onRequest(WorkerId to, const Message& message) 
 }
 
 void CallMetrics::onServe(const Request& request, const Responder& responder) {
-  if (!isOn() || request.from.id == kNoWorker) return;  // observers are no workers
+  if (!isOn() || request.from.id == kNoWorker) return;  // observers are not workers
   const auto note = begin(Side::kIn, request.message, request.from.id, &request.from.name);
   if (note.number != 0) responder.observe(*this, note);
 }

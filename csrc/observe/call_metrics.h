@@ -1,19 +1,20 @@
 #pragma once
 
-// Counts the requests of a node, by function, peer and side: those that it makes, from the request to the reply, and
-// those that it serves, from their handler to the reply. The agent shows it each request once, also one that is sent
-// again. It is no Messenger around the agent, because that would need a handler of its own around each request, which
-// costs more than the counting. While it is off, a request costs one relaxed load.
+// Counts the requests of a node by function, peer and side: the requests that the node makes (from the request to the
+// reply), and those that it serves (from the call of their handler to the reply). The agent reports each request to
+// CallMetrics once, even if it sends the request again. CallMetrics is not a Messenger around the agent, because that
+// would wrap the handler of each request, which costs more than the counting. While counting is off, a request costs
+// one relaxed load.
 // Threads: any.
 //
 // Note [Counters of threads]
-// Each thread has counters of its own, which it alone writes, so that counting takes no lock and moves no cache line
-// between cores. snapshot() adds up the counters of all threads while these go on. The counters of a thread that has
-// ended stay, and the next thread takes them over. A call may begin on one thread and end on another: the calls in
-// flight are those that have begun, less those that have ended, on all threads.
+// Each thread writes only its own counters, so counting takes no lock and moves no cache line between cores. snapshot()
+// adds up the counters of all threads while these go on counting. The counters of a thread that has exited are kept,
+// and a later thread reuses them. A call may begin on one thread and end on another, so the number of calls in flight
+// is the calls begun on all threads less the calls ended on all threads.
 //
-// Peers choose the names of the functions that they call. So there is a limit of pairs of function and peer for each
-// side; the calls of further pairs count as those of one pair, kOther.
+// Peers choose the names of the functions that they call. So each side has at most kMaxPairs pairs of function and
+// peer. The calls of all further pairs are counted as one pair, kOther.
 
 #include <atomic>
 #include <map>
@@ -33,12 +34,12 @@ struct CallCounts {
     kIn,   ///< calls of the peer to this node
   };
 
-  std::string function;  ///< or the name of a kind whose messages name none
+  std::string function;  ///< or the name of the message kind, if its messages name no function
   std::string peer;
   Side side = Side::kOut;
-  uint64_t calls = 0;  ///< that have ended
+  uint64_t calls = 0;  ///< completed calls
   uint64_t in_flight = 0;
-  std::map<ErrorCode, uint64_t> errors{};  ///< of those that have ended
+  std::map<ErrorCode, uint64_t> errors{};  ///< of completed calls, by code
   uint64_t request_bytes = 0;              ///< payloads and tensors
   uint64_t reply_bytes = 0;
   uint64_t total_ns = 0;  ///< the sum of latencies
@@ -48,10 +49,10 @@ struct CallCounts {
 
 class CallMetrics final : public CallObserver {
  public:
-  static constexpr size_t kMaxPairs = 4096;  ///< of a side
+  static constexpr size_t kMaxPairs = 4096;  ///< for each side
   static constexpr const char* kOther = "other";
 
-  /// `workers` knows their names. It must outlive all calls.
+  /// `workers` returns the names of peers. It must outlive all calls.
   CallMetrics(const Messenger& workers, bool is_on);
   ~CallMetrics();
   CallMetrics(const CallMetrics&) = delete;
@@ -59,9 +60,10 @@ class CallMetrics final : public CallObserver {
 
   void enable(bool is_on);
   bool isOn() const { return epoch_.load(std::memory_order_relaxed) != 0; }
-  /// A worker has joined, perhaps under the id of another one: names of peers are looked up again.
+  /// Called when a worker has joined, perhaps under the id of an earlier one. From now on the names of peers are looked
+  /// up again.
   void onWorkerJoined();
-  /// In the order in which the functions were first called.
+  /// Returns the counts of all pairs, in the order of their first calls.
   std::vector<CallCounts> snapshot() const;
 
   Note onRequest(WorkerId to, const Message& message) override;
@@ -72,18 +74,18 @@ class CallMetrics final : public CallObserver {
   class Tables;
   class ThreadCounters;
 
-  /// `peer_name`: null: that of worker(peer).
+  /// If `peer_name` is null, the name is that of worker(peer).
   Note begin(CallCounts::Side side, const Message& message, WorkerId peer, const std::string* peer_name);
 
   const Messenger& workers_;
-  /// 0: off. Else it changes when names of peers have to be looked up again.
+  /// 0 if counting is off. Otherwise a number that changes when the names of peers have to be looked up again.
   std::atomic<uint64_t> epoch_;
   std::atomic<uint64_t> next_epoch_{1};
   const std::shared_ptr<Tables> tables_;
 };
 
-/// Whether TORCHRPC_METRICS or TORCHRPC_METRICS_PORT asks for metrics. Throws Error(kInvalidArgument) for another value
-/// of the former than 0 or 1.
+/// Whether TORCHRPC_METRICS or TORCHRPC_METRICS_PORT turns metrics on. Throws Error(kInvalidArgument) if
+/// TORCHRPC_METRICS has a value other than 0 or 1.
 bool defaultMetrics();
 
 }  // namespace torchrpc

@@ -1,6 +1,6 @@
 #pragma once
 
-// The counters of calls as a tool gets them that looks into a running worker: the field "functions" of a report.
+// Converts the counters of calls for tools that inspect a running worker: the field "functions" of a report.
 // Threads: any.
 
 #include <ATen/core/ivalue.h>
@@ -11,8 +11,8 @@
 
 namespace torchrpc {
 
-/// A list of dicts of plain values, one for each row: "function", "peer", "side" ("in" or "out"), "calls", "errors",
-/// "bytes" (of requests and replies), "p50_s", "p99_s", "max_s", "in_flight".
+/// Returns a list of dicts of plain values, one dict for each row: "function", "peer", "side" ("in" or "out"), "calls",
+/// "errors", "bytes" (of requests and replies), "p50_s", "p99_s", "max_s", "in_flight".
 c10::IValue toReport(const std::vector<CallCounts>& rows);
 
 }  // namespace torchrpc

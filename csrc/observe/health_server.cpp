@@ -18,7 +18,7 @@ namespace torchrpc {
 
 namespace {
 
-constexpr size_t kMaxConnections = 16;  // further ones wait in the system's queue
+constexpr size_t kMaxConnections = 16;  // further ones wait in the backlog of the listener
 constexpr size_t kMaxRequestBytes = 4096;
 constexpr Duration kConnectionTime = std::chrono::seconds(1);
 constexpr int kPauseMilliseconds = 100;
@@ -65,7 +65,7 @@ void HealthServer::run() const {
   std::vector<Connection> connections;
   for (;;) {
     std::vector<pollfd> waits{{stop_reader_.get(), POLLIN, 0}};
-    // The listener comes last: while there are many connections, it is left out.
+    // The listener is the last entry, because it is left out while kMaxConnections are open.
     for (const auto& connection : connections) waits.push_back({connection.socket.get(), POLLIN, 0});
     const bool has_room = connections.size() < kMaxConnections;
     if (has_room) waits.push_back({listener_.get(), POLLIN, 0});
@@ -87,7 +87,7 @@ void HealthServer::run() const {
       if (socket) {
         connections.push_back({std::move(socket), deadlineAfter(kConnectionTime)});
       } else {
-        ::poll(waits.data(), 1, kPauseMilliseconds);  // no descriptor is left: the stop alone ends this pause
+        ::poll(waits.data(), 1, kPauseMilliseconds);  // no descriptor is left; only the stop ends this pause early
       }
     }
   }
@@ -105,7 +105,7 @@ void HealthServer::serve(Connection& connection) const {
   const bool is_whole = connection.request.find("\r\n\r\n") != std::string::npos;
   if (!is_whole && connection.request.size() <= kMaxRequestBytes) return;
   const auto answer = answerTo(connection.request);
-  // Short, so that it fits into the buffer of a socket to which nothing has been written.
+  // The answer is short, so it fits into the empty send buffer of the socket.
   static_cast<void>(::send(connection.socket.get(), answer.data(), answer.size(), os::kSendFlags));
   ::shutdown(connection.socket.get(), SHUT_WR);
   connection.is_done = true;

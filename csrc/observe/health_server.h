@@ -1,9 +1,10 @@
 #pragma once
 
-// Answers probes by HTTP: GET of /healthz (or /) is 200 while the worker serves calls, else 503 with the reason. For
-// Kubernetes, load balancers and curl; it understands no more of HTTP than that, and nothing of the request but its
-// first line. Anybody who reaches the port may ask. Few connections are open at a time, each for a second at most.
-// Threads: one of its own, which runs the check; the methods belong to the thread that makes it.
+// Answers health probes over HTTP, for Kubernetes, load balancers and curl: GET /healthz (or /) returns 200 while the
+// worker serves calls, otherwise 503 with the reason. It implements nothing else of HTTP, and parses only the first
+// line of a request. There is no authentication: whatever can connect to the port gets an answer. Only a few
+// connections are open at a time, each for at most a second.
+// Threads: its own thread runs the check. The methods are for the thread that creates the object.
 
 #include <functional>
 #include <string>
@@ -15,31 +16,31 @@ namespace torchrpc {
 
 class HealthServer {
  public:
-  /// Why the worker serves no calls; empty if it does. What it throws is a reason, too.
+  /// Returns why the worker serves no calls; an empty string if it does. An exception counts as such a reason.
   using Check = std::function<std::string()>;
 
-  /// `address`: "8080" for all addresses of this host, or "127.0.0.1:8080"; port 0 lets the system choose. Throws
-  /// Error(kInvalidArgument) for another text, Error(kRendezvous) if it cannot listen there.
+  /// `address`: "8080" for all addresses of this host, or "127.0.0.1:8080" for one. Port 0 lets the system choose a
+  /// port. Throws Error(kInvalidArgument) for any other text, and Error(kRendezvous) if it cannot listen there.
   HealthServer(const std::string& address, Check check);
-  /// Ends the thread.
+  /// Stops and joins the thread.
   ~HealthServer();
   HealthServer(const HealthServer&) = delete;
   HealthServer& operator=(const HealthServer&) = delete;
 
-  /// Where it listens, with the port.
+  /// The address on which it listens, with the port.
   const std::string& address() const { return address_; }
 
  private:
   struct Connection;
   void run() const;
-  /// Reads what has come, and answers if that is a request.
+  /// Reads the bytes that have arrived. Answers when the request is complete or too long.
   void serve(Connection& connection) const;
   std::string answerTo(std::string_view request) const;
 
   const Check check_;
   native::Descriptor listener_;
   std::string address_;
-  native::Descriptor stop_reader_, stop_writer_;  ///< a pipe, whose end ends the thread
+  native::Descriptor stop_reader_, stop_writer_;  ///< a pipe; closing the writer stops the thread
   std::thread thread_;
 };
 

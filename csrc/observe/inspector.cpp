@@ -58,7 +58,7 @@ std::string hostName() {
   return name;
 }
 
-/// Of this process; 0 where the system does not say.
+/// Returns the resident memory of this process; 0 if the system does not report it.
 uint64_t residentBytes() {
   uint64_t all = 0;
   uint64_t resident = 0;
@@ -72,7 +72,7 @@ double cpuSeconds() {
   return static_cast<double>(used.tv_sec) + static_cast<double>(used.tv_nsec) * 1e-9;
 }
 
-/// The kind of a value. Of a Python object, whose type only Python may read, not more than that.
+/// Returns the kind of a value; only "object" for a Python object, whose type cannot be read without Python.
 std::string typeOf(const IValue& value) { return value.isPyObject() ? "object" : value.tagKind(); }
 
 /// One report of one worker.
@@ -146,7 +146,7 @@ class Report {
     return rows;
   }
 
-  /// `stacks`: null if they were not asked for.
+  /// `stacks`: null if they were not requested.
   IValue threads(const Inspector::Stacks* stacks) const {
     std::unordered_map<int64_t, c10::impl::GenericDict> by_id;
     std::unordered_map<int64_t, c10::impl::GenericDict> by_ident;
@@ -312,7 +312,7 @@ class Report {
 };
 
 constexpr int kReportVersion = 1;
-constexpr int kMostQueued = 64;  // questions that wait for an answer
+constexpr int kMostQueued = 64;  // requests that wait for a report
 
 }  // namespace
 

@@ -1,8 +1,8 @@
 #pragma once
 
-// Answers INSPECT: says what this worker does at this moment, for tools that look into a running group. It works on a
-// thread of its own, which starts with the first question, so that a worker whose threads are all blocked answers, and
-// so that nothing is spent while nobody asks. docs/observe.md lists the fields of a report.
+// Answers INSPECT with a report of what this worker does at this moment, for tools that inspect a running group. A
+// thread of its own makes the reports, so a worker whose other threads are all blocked still answers. This thread
+// starts with the first INSPECT, so an unused inspector costs nothing. docs/observe.md lists the fields of a report.
 // Threads: any.
 
 #include <ATen/core/ivalue.h>
@@ -20,10 +20,10 @@
 
 namespace torchrpc {
 
-/// What an INSPECT asks for, beside what every report has.
+/// The optional parts of the report that an INSPECT requests.
 struct InspectRequest {
-  bool stacks = false;  ///< the lines of code where the threads are
-  bool rrefs = false;   ///< each RRef
+  bool stacks = false;  ///< the stacks of the interpreter's threads
+  bool rrefs = false;   ///< a row for each RRef
 
   Message encode() const;
   /// Throws Error(kProtocol).
@@ -32,10 +32,10 @@ struct InspectRequest {
 
 class Inspector {
  public:
-  /// What the interpreter of the program says of its threads.
+  /// The stacks of the interpreter's threads.
   struct Stacks {
-    bool is_free = true;  ///< its lock could be taken
-    Duration waited{};    ///< for its lock
+    bool is_free = true;  ///< the interpreter's lock was acquired in time
+    Duration waited{};    ///< the time spent waiting for that lock
     /// A list of dicts, one for each thread: "native_id" (the system's id) or "ident", "python" and "lock", as in
     /// docs/observe.md.
     c10::IValue threads{};
@@ -43,9 +43,9 @@ class Inspector {
   class StackSource {
    public:
     virtual ~StackSource() = default;
-    /// Called on the inspector's thread, which must not be kept for longer than `limit` by much.
+    /// Called on the inspector's thread. Must not block it for much longer than `limit`.
     virtual Stacks collect(Duration limit) = 0;
-    /// Ends its threads. Called once, after the last collect(), without the interpreter's lock.
+    /// Stops its threads. Called once, after the last collect(), without the interpreter's lock.
     virtual void stop() = 0;
   };
   struct Parts {
@@ -53,25 +53,25 @@ class Inspector {
     RRefService& rrefs;
     AutogradService& autograd;
     int32_t world_size = 0;
-    std::shared_ptr<StackSource> stacks{};  ///< null: the program has no interpreter
-    /// A list of dicts, one for each function; may be empty.
+    std::shared_ptr<StackSource> stacks{};  ///< null if the program has no interpreter
+    /// Returns a list of dicts, as toReport(). May be null.
     std::function<c10::IValue()> functions{};
   };
 
-  /// Registers its handler; the parts must outlive it.
+  /// Registers the handler of INSPECT. The parts must outlive this object.
   explicit Inspector(Parts parts);
-  /// stop().
+  /// Calls stop().
   ~Inspector();
   Inspector(const Inspector&) = delete;
   Inspector& operator=(const Inspector&) = delete;
 
-  /// The report, a dict. May block for as long as the interpreter's lock is kept, up to kStackLimit.
+  /// Returns the report, a dict. Waits for the interpreter's lock if stacks are requested, for at most kStackLimit.
   c10::IValue report(const InspectRequest& request) const;
-  /// Answers what has been asked, and nothing more.
+  /// Answers the requests that have arrived. Later requests fail with kShutdown.
   void stop();
 
   static constexpr Duration kStackLimit = std::chrono::milliseconds(300);
-  static constexpr size_t kMostRows = 50'000;  ///< of a list in a report
+  static constexpr size_t kMostRows = 50'000;  ///< the most rows of a list in a report
 
  private:
   void serve(const Request& request, const Responder& responder);

@@ -1,7 +1,8 @@
 #pragma once
 
-// Buckets of latencies: eight for each power of two between 1.024 µs and 1,100 s, one for shorter and one for longer
-// ones. A bucket is at most 12.5 % wide. Apart from the counters, because readers merge and query plain numbers.
+// A histogram of latencies: eight buckets for each power of two between 1.024 µs and 1,100 s, one bucket for shorter
+// and one for longer latencies. A bucket is at most 12.5 % wide. The histogram is separate from the counters of
+// CallMetrics, because its users merge and query plain numbers.
 // Threads: a value.
 
 #include <array>
@@ -23,7 +24,7 @@ class LatencyHistogram {
     if (bit >= kFirstBit + kOctaves) return kBuckets - 1;
     return 1 + (bit - kFirstBit) * kBucketsPerOctave + ((nanoseconds >> (bit - 3)) & (kBucketsPerOctave - 1));
   }
-  /// The latencies of a bucket are shorter than that. Of the last one it has no meaning.
+  /// Returns the exclusive upper bound of a bucket in nanoseconds. It has no meaning for the last bucket.
   static constexpr uint64_t endOf(size_t bucket) {
     if (bucket == 0) return uint64_t{1} << kFirstBit;
     const auto octave = (bucket - 1) / kBucketsPerOctave;
@@ -34,8 +35,8 @@ class LatencyHistogram {
   void add(size_t bucket, uint64_t count) { counts_.at(bucket) += count; }
   uint64_t count(size_t bucket) const { return counts_.at(bucket); }
   uint64_t total() const;
-  /// The end of the bucket in which that part of the latencies ends, in nanoseconds; 0 if there are none. The end of
-  /// the last bucket is that of the one before it.
+  /// Returns a quantile (`part`: 0 to 1) in nanoseconds, rounded up to the end of its bucket; 0 if the histogram is
+  /// empty. For the last bucket it returns the end of the bucket before.
   uint64_t quantile(double part) const;
 
  private:

@@ -10,7 +10,7 @@ namespace torchrpc {
 
 namespace {
 
-/// The first frame is the answer; the end of the connection before it is a failure.
+/// Sets the answer to the first frame, or to an error if the connection closes before.
 class AnswerHandler final : public ConnectionHandler {
  public:
   using Answer = Waiter<Result<Frame>>;

@@ -1,6 +1,6 @@
 #pragma once
 
-// Asks workers what they do, without being one: see Inspector. Threads: any.
+// Requests the reports of workers (see Inspector) without being a worker. Threads: any.
 
 #include <ATen/core/ivalue.h>
 
@@ -17,17 +17,17 @@ class Observer {
  public:
   explicit Observer(std::unique_ptr<Transport> transport) : transport_(std::move(transport)) {}
 
-  /// The report of the worker of that name at `address`, a dict. Blocks for at most `timeout`. Throws Error: kTimeout,
-  /// kWorkerLost, kNotAllowed, or what the worker answers.
+  /// Returns the report, a dict, of the worker `name` at `address`. Blocks for at most `timeout`. Throws Error:
+  /// kTimeout, kWorkerLost, kNotAllowed, or the error that the worker returns.
   c10::IValue ask(const std::string& address, const std::string& name, const InspectRequest& request, Duration timeout);
-  /// Ends the questions under way.
+  /// Closes the transport. Calls of ask() in progress fail.
   void close() { transport_->close(); }
 
  private:
   const std::unique_ptr<Transport> transport_;
 };
 
-/// The report in a reply to INSPECT. Throws Error.
+/// Returns the report in a reply to INSPECT. Throws Error.
 c10::IValue reportIn(Result<Message> reply);
 
 }  // namespace torchrpc

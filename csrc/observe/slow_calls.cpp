@@ -78,7 +78,8 @@ void SlowCalls::end(uint64_t id, const Result<Message>& reply) {
 }
 
 void SlowCalls::request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) {
-  // Control messages, which are sent until they are answered, may wait for a lost worker: they are no calls.
+  // Requests of requestReliably() are not watched: these control messages are sent until they are answered, may wait
+  // for a lost worker, and are not calls.
   Watched call{.call = {.side = CallCounts::Side::kOut, .peer = worker(to).name}};
   auto watched = watching(std::move(call), message, std::move(handler));
   ForwardingMessenger::request(to, std::move(message), timeout, std::move(watched));
@@ -137,7 +138,7 @@ std::string SlowCalls::describe(const ThreadWait& wait) const {
 
 void SlowCalls::report() {
   const auto now = timer_->now();
-  std::optional<std::vector<ThreadRecord::Snapshot>> threads;  // as long as no call is slow, nobody looks at them
+  std::optional<std::vector<ThreadRecord::Snapshot>> threads;  // read only if a call is slow
   std::vector<SlowCall> news;
   for (auto& part : parts_) {
     MutexLock lock(part.mutex);

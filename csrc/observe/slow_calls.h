@@ -1,9 +1,10 @@
 #pragma once
 
-// A Messenger directly around the agent, of nodes that report slow calls: it keeps a list of the requests under way, in
-// both directions, looks through it once a second, and reports each that takes longer than a limit, once, and again
-// when it has ended. Nodes that report none have no such object. Retries are below it, so they count as one call.
-// Threads: as Messenger; the reporter is called on the timer.
+// A Messenger directly around the agent, of nodes that report slow calls. It keeps a list of the unanswered requests of
+// both directions, and checks the list once a second, or more often for a shorter limit. It reports each request that
+// takes longer than the limit once, and again when the request has ended. Nodes that do not report slow calls have no
+// such object. Retries happen below it, so a call with retries counts as one call.
+// Threads: as Messenger. The reporter is called on the timer thread.
 
 #include <array>
 #include <functional>
@@ -23,14 +24,14 @@ namespace torchrpc {
 /// A call that has taken longer than the limit.
 struct SlowCall {
   CallCounts::Side side{};
-  std::string worker;    ///< this one
-  std::string peer;      ///< the callee or, of a call that this worker serves, the caller
-  std::string function;  ///< or the name of the kind
-  Duration age{};        ///< at its end, if it has ended
+  std::string worker;    ///< the worker that reports
+  std::string peer;      ///< the callee; the caller if this worker serves the call
+  std::string function;  ///< or the name of the message kind
+  Duration age{};        ///< at the end, if the call has ended
   bool has_ended = false;
-  std::string error{};  ///< the code of the error with which it has ended; empty: none
-  std::string state{};  ///< of a call that this worker still serves: what its thread waits for, as part of the line
-  uint64_t thread = 0;  ///< the thread that serves it, as pthread_self() and Python's threads say it; 0: not known
+  std::string error{};  ///< the code of the error with which the call has ended; empty without an error
+  std::string state{};  ///< for a call that this worker still serves: what its thread does, as a part of describe()
+  uint64_t thread = 0;  ///< the thread that serves the call (pthread_self(), `ident` of Python's threads); 0 if unknown
 };
 
 /// "worker0 waits for worker1 to run train.step, for 5.2 s so far". One line.
@@ -38,11 +39,11 @@ std::string describe(const SlowCall& call);
 
 class SlowCalls final : public ForwardingMessenger {
  public:
-  /// Called once a second on the timer's thread, with the calls that have become slow, and slow ones that have ended,
-  /// since the last time, if there are any. It must be brief, not block and not throw.
+  /// Called on the timer thread with the calls that have become slow, and the slow calls that have ended, since the
+  /// last check. Not called if there are none. It must be brief, and must not block or throw.
   using Reporter = std::function<void(const std::vector<SlowCall>&)>;
 
-  /// `messenger` must outlive it. `timer` is closed before this object is destroyed.
+  /// `messenger` must outlive this object. `timer` must be closed before this object is destroyed.
   SlowCalls(Messenger& messenger, std::shared_ptr<Timer> timer, Duration limit, Reporter reporter);
 
   void request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) override;
@@ -55,18 +56,18 @@ class SlowCalls final : public ForwardingMessenger {
     CallId id = 0;  ///< of a call that this worker serves
     WorkerId from = kNoWorker;
   };
-  /// Threads that make calls seldom meet at one of these.
+  /// A shard of the calls with its own mutex, so that threads that make calls seldom contend for one.
   struct Part {
     Mutex mutex;
     std::unordered_map<uint64_t, Watched> calls TORCHRPC_GUARDED_BY(mutex);
-    std::unordered_map<uint64_t, Watched> slow TORCHRPC_GUARDED_BY(mutex);  ///< those that have been reported
+    std::unordered_map<uint64_t, Watched> slow TORCHRPC_GUARDED_BY(mutex);  ///< reported, and still unanswered
     std::vector<SlowCall> ended TORCHRPC_GUARDED_BY(mutex);                 ///< since the last report
   };
 
   template <typename Handler>
   auto watching(Watched watched, const Message& message, Handler handler);
   void end(uint64_t id, const Result<Message>& reply);
-  /// Adds what the thread that serves the call does.
+  /// Sets the state and the thread of a call that this worker serves.
   void addState(const Watched& watched, SlowCall& call, const std::vector<ThreadRecord::Snapshot>& threads) const;
   std::string describe(const ThreadWait& wait) const;
   void scheduleReport();
@@ -80,7 +81,7 @@ class SlowCalls final : public ForwardingMessenger {
   std::array<Part, 16> parts_;
 };
 
-/// The limit in TORCHRPC_SLOW_CALL_S; kNoLimit: unset or 0. Throws Error(kInvalidArgument).
+/// Returns the limit in TORCHRPC_SLOW_CALL_S; kNoLimit if it is unset or 0. Throws Error(kInvalidArgument).
 Duration defaultSlowCall();
 
 }  // namespace torchrpc

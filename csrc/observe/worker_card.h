@@ -1,7 +1,8 @@
 #pragma once
 
-// What a tool on the same machine needs to inspect a worker process of the same user: a sealed file in the process'
-// memory, which /proc/PID/fd shows to that user. It leaves nothing behind when the process dies.
+// The data that a tool on the same machine needs to inspect a worker process of the same user. It is a sealed file in
+// the memory of the process (memfd), which that user can read in /proc/PID/fd. Nothing is left behind when the process
+// dies.
 
 #include <string>
 #include <utility>
@@ -17,9 +18,10 @@ class WorkerCard {
   static constexpr auto kFileName = "torchrpc-worker";
 
   WorkerCard() = default;
-  /// Lines "name value". Values have no line breaks. A system without such files has no card.
+  /// Writes a line "name value" for each field. Values must not have line breaks. On a system without sealed files in
+  /// memory there is no card.
   explicit WorkerCard(const std::vector<std::pair<std::string, std::string>>& fields);
-  /// Bytes as a value.
+  /// Returns bytes in hexadecimal, as the value of a field.
   static std::string hex(const std::string& bytes);
 
  private:
