@@ -1,6 +1,6 @@
 #pragma once
 
-// The parts of torchrpc._C, each of which has a file.
+// The functions that define the parts of the extension module torchrpc._C. Each is in the file of its part.
 
 #include <torch/csrc/utils/pybind.h>
 
@@ -30,8 +30,8 @@ template <size_t count>
 using Positional = std::span<PyObject* const, count>;
 
 /// Binds a function of `count` positional arguments without pybind11's dispatcher, which costs hundreds of
-/// instructions: for functions that every RPC goes through. Exceptions are translated as in other functions.
-/// `signature` is for the docstring.
+/// instructions. Used for functions that every RPC calls. Exceptions are translated as in functions that pybind11
+/// binds. `signature` is for the docstring.
 template <size_t count, auto function>
 void bindDirectly(pybind11::module_& module, const char* name, const char* signature) {
   const _PyCFunctionFast run = [](PyObject* /*module*/, PyObject* const* arguments, Py_ssize_t size) -> PyObject* {
@@ -51,7 +51,7 @@ void bindDirectly(pybind11::module_& module, const char* name, const char* signa
   module.attr(name) = pybind11::reinterpret_steal<pybind11::object>(PyCFunction_New(&method, nullptr));
 }
 
-/// The same for a predicate that Python evaluates before every RPC.
+/// As bindDirectly(), for a predicate that Python evaluates before every RPC.
 template <bool (*predicate)()>
 void bindPredicate(pybind11::module_& module, const char* name) {
   constexpr auto run = [](Positional<0>) -> pybind11::object { return pybind11::bool_(predicate()); };

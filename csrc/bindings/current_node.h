@@ -1,6 +1,6 @@
 #pragma once
 
-// The process' current agent. It is global because it is in torch.distributed.rpc's API.
+// The current agent of the process. It is global, as in the API of torch.distributed.rpc.
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/utils/pybind.h>
@@ -16,16 +16,17 @@ namespace torchrpc::bindings {
 
 namespace py = pybind11;
 
-/// The agent that _set_and_start_rpc_agent has set: any Python object with an agent's methods. Needs the GIL. Throws
-/// RuntimeError if there is none.
+/// Returns the agent that _set_and_start_rpc_agent has set: any Python object with the methods of an agent. Needs the
+/// GIL. Throws RuntimeError if there is none.
 py::object currentAgent();
 bool isCurrentAgentSet();
 void setCurrentAgent(py::object agent);
 
-/// In a process that was forked from that of a worker: a sentence that says so, for error texts; else empty.
+/// Returns a sentence for error texts if this process was forked from the process of a worker; otherwise "".
 std::string forkedFrom();
 
-/// The node of the current agent. Needs the GIL. Throws RuntimeError if there is none or it is another backend's.
+/// Returns the node of the current agent. Needs the GIL. Throws RuntimeError if there is no agent, or if it is an agent
+/// of another backend.
 std::shared_ptr<Node> currentNode();
 /// The same, or nullptr where currentNode() throws.
 std::shared_ptr<Node> currentNodeIfOurs();
@@ -34,23 +35,23 @@ std::shared_ptr<Node> currentNodeIfOurs();
 struct WorkerAllowList {
   std::string worker;
   AllowListPtr list;
-  bool is_for_member = true;  ///< the caller is a member of the group, and no client: see PeerIdentity
+  bool is_for_member = true;  ///< the caller is a member of the group, not a client: see PeerIdentity
 };
 
-/// The node's allow-list for what `peer` sends. As a Python object: None if it has none. Needs the GIL.
+/// Returns the node's allow-list for messages of `peer`, as a Python object; None if there is no list. Needs the GIL.
 py::object allowListFor(const Node& node, const std::string& peer, bool is_member = true);
-/// That of the current node for the worker whose call this thread serves or, if it serves none, for a worker that may
-/// be any. Without a node, that of the last node that had one: what a worker with a list has received stays under that
-/// list after its shutdown. Needs the GIL.
+/// Returns the current node's allow-list for the worker whose call this thread runs. If the thread runs no call,
+/// returns the list for a worker that is not known. Without a current node, returns the list of the last node that had
+/// one: what a worker with a list has received stays under that list after the shutdown. Needs the GIL.
 py::object allowListInForce();
 
-/// Python's value of a time-out that stands for the node's own.
+/// The value in Python that stands for the node's default time-out.
 constexpr double kUnsetTimeout = -1.0;
 
-/// A time-out in seconds; kUnsetTimeout is the node's own. Throws as toTimeout() without a node.
+/// Converts a time-out in seconds; kUnsetTimeout is the node's default. Throws as toTimeout() without a node.
 Duration toTimeout(const Node& node, double seconds);
 
-/// The mode of a backward pass by its name in Python. Throws Error(kInvalidArgument).
+/// Returns the mode of a backward pass by its name in Python. Throws Error(kInvalidArgument).
 BackwardMode modeOf(const std::string& name);
 
 }  // namespace torchrpc::bindings

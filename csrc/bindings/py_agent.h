@@ -19,14 +19,15 @@ namespace torchrpc::bindings {
 
 namespace py = pybind11;
 
-/// The options of all backends. The defaults are the core's.
+/// The options that all backends have. The defaults are those of the core.
 struct RpcBackendOptions {
   double rpc_timeout = toSeconds(kDefaultTimeout);
   std::string init_method = kDefaultRendezvous;
   virtual ~RpcBackendOptions() = default;
 };
 
-/// The options of a node. Members that Python can read back as it wrote them, and Python objects, are beside `node`.
+/// The options of a node. Options that Python must read back as it set them, and Python objects, are members beside
+/// `node`.
 struct TensorPipeOptionsBase : RpcBackendOptions {
   Node::Options node;
   std::optional<double> liveness_timeout;
@@ -34,9 +35,9 @@ struct TensorPipeOptionsBase : RpcBackendOptions {
   bool maps_to_same_device = false;
   py::list devices;
   std::string audit_path;                 ///< empty: no file
-  py::object audit_function{py::none()};  ///< gets each line of the audit log; None: nothing does
+  py::object audit_function{py::none()};  ///< called with each line of the audit log; None: no function
 
-  /// `node`, completed by the other members. Needs the GIL. Throws Error(kInvalidArgument).
+  /// Returns `node`, completed by the other members. Needs the GIL. Throws Error(kInvalidArgument).
   Node::Options nodeOptions() const;
 };
 
@@ -57,7 +58,7 @@ class PyAgent : public RpcAgent {
       TensorPipeOptionsBase options, double init_timeout, bool takes_place = false,
       const ServedStore& served_store = {});
 
-  /// Stops the node, without the GIL, because the node's threads may need it.
+  /// Stops the node. Releases the GIL meanwhile, because the node's threads may need it.
   ~PyAgent() override;
   PyAgent(const PyAgent&) = delete;
   PyAgent& operator=(const PyAgent&) = delete;
@@ -70,7 +71,7 @@ class PyAgent : public RpcAgent {
   const std::shared_ptr<Node>& node() const { return node_; }
   const TensorPipeOptionsBase& options() const { return options_; }
   py::dict deviceMap(const WorkerInfo& to) const;
-  /// `callback` is called with a WorkerInfo and the name of the change. It is kept for ever.
+  /// From now on `callback` is called with a WorkerInfo and the name of the change. The callback is never destroyed.
   void onMemberChange(const py::object& callback);
 
  private:

@@ -1,6 +1,6 @@
 #pragma once
 
-// Audit logs of the options: a file, or a Python function that gets each line.
+// Makes the audit log that the options ask for: a file, or a Python function that is called with each line.
 
 #include <torch/csrc/utils/pybind.h>
 
@@ -13,8 +13,9 @@ namespace torchrpc::bindings {
 
 namespace py = pybind11;
 
-/// The log of `worker`: appended to the file `path` or, if `function` is not None, passed to that as lines of JSON, on
-/// a thread of its own. Null if neither is given. Needs the GIL. Throws as openAuditFile().
+/// Returns the audit log of `worker`. If `function` is not None, a thread of the log calls it with each line of JSON.
+/// Otherwise the lines are appended to the file `path`. Returns null if neither is given. Needs the GIL. Throws as
+/// openAuditFile().
 std::shared_ptr<AuditLog> makeAuditLog(const std::string& worker, const std::string& path, py::object function);
 
 }  // namespace torchrpc::bindings

@@ -1,7 +1,8 @@
 #pragma once
 
-// Says once that a call has failed and nobody has looked at its future, as asyncio does for its tasks. The wrapper of
-// the future that Python has, and the call that completes the future, share a CallFate: either of them may end first.
+// Logs once that a call has failed although the program has never used its future, as asyncio does for its tasks.
+// Python's wrapper of the future and the call that completes the future share a CallFate, because either of them may be
+// destroyed first.
 
 #include <torch/csrc/utils/pybind.h>
 
@@ -17,10 +18,11 @@ namespace torchrpc::bindings {
 
 namespace py = pybind11;
 
-/// Where Python code has made a call, or an RRef: kept as it is cheapest, and turned into text when that is needed.
+/// The place in Python code that made a call or an RRef. It keeps a code object and a line number, which is cheap, and
+/// formats them only when the text is needed.
 class CallSite {
  public:
-  /// The innermost frame outside of this package, on the calling thread. Needs the GIL.
+  /// Returns the innermost frame of the calling thread that is outside of this package. Needs the GIL.
   static CallSite here();
   CallSite() = default;
   CallSite(CallSite&& other) noexcept : code_(std::exchange(other.code_, nullptr)), line_(other.line_) {}
@@ -28,7 +30,7 @@ class CallSite {
     std::swap(code_, other.code_), std::swap(line_, other.line_);
     return *this;
   }
-  /// Acquires the GIL if it has to.
+  /// Acquires the GIL if there is a code object to release.
   ~CallSite();
 
   /// "train.py:17"; empty if it is unknown. Needs the GIL.
@@ -45,16 +47,17 @@ class CallFate {
 
   const std::string& function() const { return function_; }
   const WorkerInfo& worker() const { return worker_; }
-  /// Somebody waits for the future, or has given it a callback.
+  /// Called when the program waits for the future, or adds a callback to it.
   void onSeen() { flags_.fetch_or(kSeen, std::memory_order_relaxed); }
-  /// Counts what keeps the future for Python. When the last one is dropped, nobody can look at the future any more.
+  /// Counts the objects by which Python holds the future. After the last one is dropped, the program cannot use the
+  /// future any more.
   void addHandle() { handles_.fetch_add(1, std::memory_order_relaxed); }
   void dropHandle() {
     if (handles_.fetch_sub(1, std::memory_order_acq_rel) == 1) add(kDropped);
   }
-  /// The future has failed.
+  /// Called when the future has failed.
   void onFailed(const Error& error);
-  /// The same, with what Python says of it.
+  /// The same, with the error text of the future.
   void onFailed(std::string text);
 
  private:
@@ -72,7 +75,7 @@ class CallFate {
   std::atomic<uint8_t> flags_{0};
 };
 
-/// Whether calls keep the place where they were made. Off unless TORCHRPC_CALL_SITES=1.
+/// Whether calls record the place where they were made. False unless TORCHRPC_CALL_SITES=1.
 bool areCallSitesKept();
 
 }  // namespace torchrpc::bindings

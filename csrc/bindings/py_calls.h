@@ -1,7 +1,7 @@
 #pragma once
 
-// Calls of Python and C++ functions as messages: in plain form if possible, else as a pickle. Functions need the GIL
-// unless they say otherwise.
+// Converts calls of Python and C++ functions to messages and back: in plain form if possible, else as a pickle.
+// Functions need the GIL unless their comments say otherwise.
 
 #include <torch/csrc/utils/pybind.h>
 
@@ -14,18 +14,18 @@ namespace torchrpc::bindings {
 
 using Outgoing = Node::Outgoing;
 
-/// An attribute that is a str, as UTF-8; else empty. Never throws.
+/// Returns an attribute as UTF-8 if it is a str; otherwise "". Never throws.
 std::string textAttribute(const py::object& object, const py::handle& name);
-/// The names of functions.
+/// The attributes with the name of a function, for textAttribute().
 py::handle moduleAttribute();
 py::handle qualnameAttribute();
 
-/// The call `function(*args, **kwargs)` on `to`. Throws Error, and the Python exceptions of pickling.
+/// Encodes the call `function(*args, **kwargs)` on `to`. Throws Error, and the Python exceptions of pickling.
 Outgoing encodePythonCall(
     Node& node, Kind kind, const WorkerInfo& to, const py::object& function, const py::tuple& args,
     const py::dict& kwargs, bool async_execution);
 
-/// The call of the C++ function `name`. Throws Error(kSerialization) for arguments that are not plain data.
+/// Encodes the call of the C++ function `name`. Throws Error(kSerialization) for arguments that are not plain data.
 Outgoing encodeCppCall(Node& node, Kind kind, const WorkerInfo& to, const std::string& name, const py::tuple& args);
 
 /// A call of a Python function, decoded on the callee.
@@ -35,14 +35,15 @@ struct PythonCall {
   py::dict kwargs;
   bool async_execution = false;
 };
-/// Moves the tensors out of `invocation`, so that only Python objects hold them and they are freed with the GIL held.
+/// Decodes a call. Moves the tensors out of `invocation`, so that only Python objects hold them and they are freed with
+/// the GIL held.
 PythonCall decodePythonCall(const std::shared_ptr<Node>& node, Invocation& invocation);
 
-/// The reply to `to` with a result or an RRef's value.
+/// Encodes the reply to `to` with a result or the value of an RRef.
 Message encodeResult(Node& node, const WorkerInfo& to, const py::object& value);
 /// The same for a value of the core. Acquires the GIL if needed. Throws Error only.
 Message encodeResult(Node& node, const WorkerInfo& to, const c10::IValue& value);
-/// The value in a reply. `rrefs` are those that arrived with it.
+/// Returns the value in a reply. `rrefs`: the RRefs that arrived with the reply.
 py::object decodeResult(
     const std::shared_ptr<Node>& node, const WorkerInfo& from, Message reply, const std::vector<RRefPtr>& rrefs);
 

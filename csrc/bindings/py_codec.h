@@ -14,9 +14,9 @@ namespace torchrpc::bindings {
 
 /// Appends `object` if it is plain data: None, bool, int (-2^63 to 2^64 - 1), float, complex, str, bytes, torch.Tensor
 /// (exactly), dtype, device, RRef, or lists, tuples, dicts and cpp_struct dataclasses of those in which no container
-/// occurs twice. Otherwise returns false: discard the appended bytes and use pickle, which preserves object identity.
-/// RRefs are added to `rrefs`. Throws Error for an RRef that cannot be forked. `is_tree`: no container occurs twice in
-/// it, however many there are.
+/// occurs twice. Otherwise returns false; the caller must then discard the appended bytes and use pickle, which
+/// preserves object identity. RRefs are added to `rrefs`. Throws Error for an RRef that cannot be forked. `is_tree`:
+/// the caller knows that no container occurs twice, so this is not checked.
 bool encodePlain(
     py::handle object, Writer& out, std::vector<at::Tensor>& tensors, OutgoingRRefs& rrefs, bool is_tree = false);
 
@@ -24,7 +24,8 @@ bool encodePlain(
 py::object decodePlain(
     Reader& in, const std::vector<at::Tensor>& tensors, const IncomingRRefs& rrefs, const Limits& limits = {});
 
-/// The Python object for a value without RRefs that torch::jit::toPyObject does not know; see wire/value_forms.h.
+/// Returns the Python object for a value without RRefs that torch::jit::toPyObject does not know; see
+/// wire/value_forms.h.
 py::object formToPython(const c10::IValue& value);
 
 /// The name of a callable.
@@ -32,7 +33,8 @@ struct CallableName {
   std::string module;
   std::string qualname;
 };
-/// The name of `callable`, if the lookup of that name finds the same object here. (pickle has the same rule.)
+/// Returns the name of `callable` if the lookup of that name finds the same object in this process (the rule of
+/// pickle).
 std::optional<CallableName> nameOf(py::handle callable);
 /// Looks up a callable; imports its module if necessary. Throws the Python exceptions of both.
 py::object findCallable(std::string_view module, std::string_view qualname);

@@ -1,6 +1,6 @@
 #pragma once
 
-// Python's numbers of seconds as durations.
+// Conversions between durations and Python's numbers of seconds.
 
 #include <algorithm>
 #include <string>
@@ -10,12 +10,12 @@
 
 namespace torchrpc::bindings {
 
-/// 0 for kNoLimit.
+/// Returns seconds; 0 for kNoLimit.
 inline double toSeconds(Duration duration) {
   return duration == kNoLimit ? 0 : std::chrono::duration<double>(duration).count();
 }
 
-/// A time-out; 0 and more than a century are no limit. `option` is its name in the error text. Throws
+/// Converts a time-out; 0, and more than a century, mean no limit. `option` is its name in the error text. Throws
 /// Error(kInvalidArgument) for a negative number or NaN.
 inline Duration toTimeout(double seconds, const char* option) {
   if (seconds >= 0) return noLimitIfZero(durationFromSeconds(seconds));

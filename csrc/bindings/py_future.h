@@ -17,29 +17,29 @@ namespace torchrpc::bindings {
 
 using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
-/// A new future of a Python object. Needs no GIL.
+/// Returns a new future of a Python object. Does not need the GIL.
 FuturePtr makeFuture();
 
-/// The Python object (a torch._C.Future) of a future. Needs the GIL.
+/// Returns the Python object (a torch._C.Future) of a future. Needs the GIL.
 py::object wrapFuture(FuturePtr future);
 
 class CallFate;
 
-/// The same for the future of a call, with the names of the function and of the worker in its repr. `call`: its id; 0:
-/// not known.
+/// The same for the future of a call. Its repr names the function and the worker. `call`: the id of the call; 0 if
+/// unknown.
 py::object wrapFuture(FuturePtr future, std::shared_ptr<CallFate> fate, CallId call = 0);
 
 /// Completes a future with the result of `make`, which is called with the GIL held. An exception of `make` becomes the
-/// future's error. `tensors`: those in the result that may be on devices. Blocks for the GIL, so never call it on the
-/// loop.
+/// future's error. `tensors`: the tensors in the result that may be on devices. Waits for the GIL, so it must not be
+/// called on the loop.
 void complete(
     const FuturePtr& future, const std::function<py::object()>& make, const std::vector<at::Tensor>& tensors = {});
 
-/// Completes a future with an error, which Python sees as toException(error). Never on the loop either.
+/// Completes a future with an error, which Python sees as toException(error). Must not be called on the loop either.
 void fail(const FuturePtr& future, const Error& error);
 
 /// Returns a handler that completes the future with the value in the reply of `callee`, on a pool thread. `fate`, which
-/// may be null, learns of a failure. Any thread.
+/// may be null, is told of a failure. Any thread.
 Messenger::ReplyHandler completeWithReply(
     std::shared_ptr<Node> node, WorkerInfo callee, FuturePtr future, std::shared_ptr<CallFate> fate = nullptr);
 
@@ -54,7 +54,7 @@ py::object waitForReply(
 using DoneHandler = std::function<void(const std::function<py::object()>& value)>;
 void whenDone(const py::object& future, DoneHandler done);
 
-/// A Python object as a value of the core, and back. Both need the GIL.
+/// Convert a Python object to a value of the core, and back. Both need the GIL.
 c10::IValue toValue(const py::object& object);
 py::object toObject(const c10::IValue& value);
 

@@ -22,12 +22,13 @@ inline bool isFinalizing() {
 #endif
 }
 
-/// Gives this thread a Python thread state that it keeps until it ends, if it has none. A new state for each
-/// acquisition of the GIL would cost more than most functions, and would lose an exception that C++ is propagating.
+/// Creates a Python thread state for this thread, unless it has one, and keeps it until the thread exits. A new state
+/// for each acquisition of the GIL would cost more than most functions, and would lose an exception that C++ is
+/// propagating.
 void keepPythonState();
 
-/// Acquires the GIL until the end of the scope, as py::gil_scoped_acquire. A thread that delays its release
-/// (DelayedGilRelease) releases the GIL at once while another thread waits here.
+/// Acquires the GIL until the end of the scope, as py::gil_scoped_acquire. While a thread waits here, a thread with a
+/// DelayedGilRelease releases the GIL at its next poll.
 class AcquireGil {
  public:
   AcquireGil();
@@ -40,16 +41,16 @@ class AcquireGil {
   std::optional<py::gil_scoped_acquire> gil_;
 };
 
-/// Releases the GIL for a wait that is usually short: not at once, but when the wait has taken kDelay, or when another
-/// thread waits in AcquireGil. Acquires it again at the end of the scope. A program's threads that call at the same
-/// time would otherwise pass the GIL, and a core, to each other at each call, which takes longer than the call. Python
-/// threads that wait for the GIL get it after sys.getswitchinterval() at the latest, as from a thread that computes.
-/// Needs the GIL. One thread.
+/// Releases the GIL during a wait that is usually short: when the wait has taken kDelay, or when another thread waits
+/// in AcquireGil. The destructor acquires the GIL again. If every wait released the GIL at once, threads of the program
+/// that make calls at the same time would pass the GIL, and a core, to each other at each call, which takes longer than
+/// the call. Python threads that wait for the GIL acquire it after sys.getswitchinterval() at the latest, as from a
+/// thread that computes. Needs the GIL. Used by one thread.
 class DelayedGilRelease {
  public:
   DelayedGilRelease() : due_(std::chrono::steady_clock::now() + kDelay) {}
 
-  /// To be called again and again while the thread polls. It never blocks.
+  /// To be called repeatedly while the thread polls. It never blocks.
   void releaseIfDue();
   /// To be called before the thread blocks.
   void release() {
@@ -64,8 +65,8 @@ class DelayedGilRelease {
   std::optional<py::gil_scoped_release> no_gil_;
 };
 
-/// Releases the GIL while a message is sent if the message is large. Sending a small one takes less time than acquiring
-/// the GIL again.
+/// Releases the GIL while a large message is sent. Sending a small message takes less time than acquiring the GIL
+/// again.
 class ReleaseGilIfLarge {
  public:
   explicit ReleaseGilIfLarge(const Message& message) {

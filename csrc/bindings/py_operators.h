@@ -21,10 +21,12 @@ namespace py = pybind11;
 
 class Operator {
  public:
-  /// The operator of a Python function, or nullptr if it is none. Lives until the process ends.
+  /// Returns the operator of a Python function, or nullptr if the function is not an operator. The operator lives until
+  /// the process ends.
   static Operator* of(py::handle function);
 
-  /// The call to the first overload whose schema takes these arguments. Throws Error(kInvalidArgument) if none does.
+  /// Encodes the call of the first overload whose schema accepts these arguments. Throws Error(kInvalidArgument) if no
+  /// overload does.
   Message encodeCall(Kind kind, const py::args& args, const py::kwargs& kwargs);
 
  private:
@@ -33,7 +35,7 @@ class Operator {
   explicit Operator(c10::Symbol symbol) : symbol_(symbol) {}
 
   const c10::Symbol symbol_;
-  std::shared_ptr<const Overloads> overloads_;  ///< as of the last lookup; replaced, never changed
+  std::shared_ptr<const Overloads> overloads_;  ///< as of the last lookup; the vector is replaced, never changed
 };
 
 }  // namespace torchrpc::bindings

@@ -30,10 +30,12 @@ class PyRRef {
   }
 
   bool confirmedByOwner() const;
-  /// A copy of the value, or on the owner the value itself. `timeout` in seconds. Blocks without the GIL. Throws Error.
+  /// Returns a copy of the value, or on the owner the value itself. `timeout` in seconds. Blocks without the GIL.
+  /// Throws Error.
   py::object toHere(double timeout) const;
   py::object localValue() const;
-  /// A torch Future that completes when the owner has the value (or, for a user's RRef, when it has confirmed it).
+  /// Returns a torch Future that completes when the owner has the value (or, for a user's RRef, when it has confirmed
+  /// it).
   py::object creationFuture() const;
   py::object profiling_future;
   py::object type_future;
@@ -59,7 +61,7 @@ class OutgoingRRefs : public OutgoingForks {
   OutgoingRRefs* const outer_;
 };
 
-/// While an instance exists on a thread, RRefs that are unpickled there are taken from `rrefs`.
+/// While an instance exists on a thread, RRefs that are unpickled there are looked up in `rrefs`.
 class IncomingRRefs {
  public:
   IncomingRRefs(std::shared_ptr<Node> node, const std::vector<RRefPtr>& rrefs);
@@ -77,11 +79,11 @@ class IncomingRRefs {
   IncomingRRefs* const outer_;
 };
 
-/// The Python RRef of an RRef.
+/// Returns the Python object of an RRef.
 py::object wrap(std::shared_ptr<Node> node, RRefPtr rref, Kind fetch_kind = Kind::kPythonRRefFetch);
 
-/// "file:line" of the innermost Python frame that is not torchrpc's; null unless TORCHRPC_RREF_ORIGINS is 1. Needs the
-/// GIL.
+/// Returns "file:line" of the innermost Python frame that is not torchrpc's; null unless TORCHRPC_RREF_ORIGINS is 1.
+/// Needs the GIL.
 std::shared_ptr<const std::string> lineOfProgram();
 
 }  // namespace torchrpc::bindings

@@ -1,6 +1,6 @@
 #pragma once
 
-// Runs the Python functions that calls name.
+// Runs the Python functions of received calls.
 // Threads: those of the pool, one at a time (on the strand). Each call acquires the GIL once.
 
 #include <memory>
@@ -19,12 +19,12 @@ struct Caller {
   const WorkerInfo& worker;
   bool is_member = true;  ///< as in Request
 };
-/// Null: this thread runs none.
+/// Returns null if this thread runs no such function.
 const Caller* currentCaller();
 
 /// Switches the measurement of how long calls wait for the GIL on or off (default: off). Any thread.
 void profileGil(bool enabled);
-/// The mean wait in microseconds since the measurement was switched on; empty while it is off.
+/// Returns the mean wait in microseconds since the measurement was switched on; nullopt while it is off.
 std::optional<double> averageGilWait();
 
 }  // namespace torchrpc::bindings

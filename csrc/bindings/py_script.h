@@ -1,7 +1,7 @@
 #pragma once
 
-// Calls of TorchScript functions, by name, with a value for each argument of the schema. They run on pool threads
-// without the GIL. A function that waits for a future releases its thread meanwhile.
+// Encodes and runs calls of TorchScript functions, by name, with a value for each argument of the schema. The functions
+// run on pool threads without the GIL. A function that waits for a future does not occupy a thread meanwhile.
 
 #include <torch/csrc/utils/pybind.h>
 
@@ -13,8 +13,8 @@
 
 namespace torchrpc::bindings {
 
-/// The call of a script function; `kind` is kScriptCall or kScriptRemote. If an argument has no plain form (a script
-/// module, for example), encodes a call of the Python function instead. Needs the GIL. Throws Error, and
+/// Encodes the call of a script function; `kind` is kScriptCall or kScriptRemote. If an argument has no plain form (a
+/// script module, for example), encodes a call of the Python function instead. Needs the GIL. Throws Error, and
 /// std::runtime_error for arguments that do not match the schema.
 Outgoing encodeScriptCall(
     Node& node, Kind kind, const WorkerInfo& to, const std::string& qualified_name, const py::tuple& args,
@@ -24,7 +24,8 @@ Outgoing encodeScriptCall(
 Message encodeScriptCall(
     Kind kind, const std::string& qualified_name, const std::vector<c10::IValue>& stack, bool async_execution);
 
-/// The schema of a script function. Needs the GIL. Throws a Python exception if there is no function of that name.
+/// Returns the schema of a script function. Needs the GIL. Throws a Python exception if there is no function of that
+/// name.
 const c10::FunctionSchema& scriptSchema(const std::string& qualified_name);
 
 /// The runner of script functions. It holds `node` weakly, because the node owns it.

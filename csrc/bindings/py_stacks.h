@@ -8,9 +8,9 @@
 
 namespace torchrpc::bindings {
 
-/// Reads the stacks with the GIL, on a thread of its own. A thread that keeps the GIL for longer than the limit does
-/// not keep the inspector: then a copy of the process, made by the system, writes the stacks that it finds in its
-/// memory.
+/// Returns a source that reads the stacks with the GIL, on a thread of its own. If another thread keeps the GIL for
+/// longer than the limit, the inspector does not wait for it: a forked copy of the process then writes the stacks that
+/// it finds in its memory.
 std::shared_ptr<Inspector::StackSource> makeStackSource();
 
 }  // namespace torchrpc::bindings

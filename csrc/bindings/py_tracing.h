@@ -1,7 +1,7 @@
 #pragma once
 
-// Traces of calls: torchrpc.observe makes the spans, these functions carry their contexts. While tracing is off, a call
-// costs one relaxed load on each side. All functions but isTracingOn() need the GIL.
+// Traces of calls. torchrpc.observe makes the spans, and these functions pass the trace contexts of the spans. While
+// tracing is off, a call costs one relaxed load on each side. All functions but isTracingOn() need the GIL.
 
 #include <torch/csrc/utils/pybind.h>
 
@@ -22,15 +22,16 @@ extern std::atomic<bool> on;
 }
 inline bool isTracingOn() { return tracing_detail::on.load(std::memory_order_relaxed); }
 
-/// The header for the next call of this thread, which is forgotten; empty: none.
+/// Returns and clears the trace context, encoded as a header, of the next call of this thread; nullopt if there is
+/// none.
 std::optional<std::string> takeNextTraceContext();
 
-/// If tracing is on: from now on the node's calls of operators, script functions and C++ functions are recorded as
-/// spans, when they have ended, because they run without Python.
+/// If tracing is on, the calls of operators, script functions and C++ functions that the node serves from now on are
+/// recorded as spans. They are recorded after they have ended, because they run without Python.
 void traceServedCalls(const std::shared_ptr<Node>& node);
 
-/// Replaces a call of another worker by that of a function which makes it inside a span, and returns what it returns,
-/// or a coroutine around that.
+/// Replaces the function and the arguments of a received call by those of a function that runs the call inside a span.
+/// It returns the result of the call, or a coroutine around it.
 void wrapInSpan(const Invocation& invocation, py::object& function, py::tuple& args, py::dict& kwargs);
 
 }  // namespace torchrpc::bindings

@@ -1,6 +1,6 @@
 #pragma once
 
-// Autograd contexts on the threads on which TorchScript's interpreter runs forked tasks.
+// Passes autograd contexts to the threads on which TorchScript's interpreter runs forked tasks.
 
 #include <optional>
 
@@ -8,7 +8,7 @@
 
 namespace torchrpc::bindings {
 
-/// Sets the autograd context of the calls that this thread's forked tasks make; empty: no context. Needs the GIL.
+/// Sets the autograd context of the calls that this thread's forked tasks make; nullopt: no context. Needs the GIL.
 void inheritContext(std::optional<ContextId> id);
 
 }  // namespace torchrpc::bindings
