@@ -30,7 +30,7 @@ namespace torchrpc::bindings {
 namespace {
 
 std::shared_ptr<Node> makeNode(Node::Options options, StorePtr store) {
-  // The node owns its runners and this function, so they must not own the node.
+  // The node owns its runners and `encode_value`, so these must not own the node.
   const auto self = std::make_shared<std::weak_ptr<Node>>();
   options.rrefs.encode_value = [self](const c10::IValue& value, const WorkerInfo& to) {
     const auto node = self->lock();
@@ -61,7 +61,7 @@ std::shared_ptr<Node> makeNode(Node::Options options, StorePtr store) {
   return node;
 }
 
-/// For the agent's methods.
+/// Returns the node for a method of the agent. Throws Error(kShutdown) in a forked child.
 Node& nodeOf(const PyAgent& agent) {
   agent.node()->requireItsProcess();
   return *agent.node();
@@ -73,7 +73,7 @@ std::map<std::string, std::string> debugInfo(const PyAgent& agent) {
   return info;
 }
 
-/// Allowances as Python has them.
+/// Allowances in the form in which Python passes them.
 using AllowedNames = std::vector<std::pair<std::string, std::optional<std::vector<std::string>>>>;
 
 std::vector<Allowance> allowancesOf(const AllowedNames& names) {
@@ -212,7 +212,7 @@ void bindOptions(py::module_& module) {
             for (const auto& [pattern, numbers] : quotas) node.agent.quotas.push_back({pattern, toQuota(numbers)});
             options->audit_path = std::move(audit_path);
             options->audit_function = std::move(audit_function);
-            if (!node.transport.kind.empty()) chooseTransport(node.transport);  // throws for a name that is none
+            if (!node.transport.kind.empty()) chooseTransport(node.transport);  // throws if no transport has this name
             return options;
           }),
           py::arg("num_worker_threads") = defaults.node.agent.threads, py::arg("_transports") = std::nullopt,
@@ -331,7 +331,7 @@ Node::Options TensorPipeOptionsBase::nodeOptions() const {
   options.timeout = toTimeout(rpc_timeout, "rpc_timeout");
   options.rendezvous = init_method;
   if (liveness_timeout) options.liveness_timeout = toTimeout(*liveness_timeout, "liveness_timeout");
-  // Python counts: the count of c10 would leave CUDA unusable in forked child processes.
+  // Counted in Python, because the count of c10 would leave CUDA unusable in forked child processes.
   const auto accelerator = py::cast<py::tuple>(internalFunction("count_accelerators")());
   options.devices = {
       .type = py::cast<c10::Device>(accelerator[0]).type(),
@@ -344,8 +344,8 @@ Node::Options TensorPipeOptionsBase::nodeOptions() const {
 
 namespace {
 
-/// Loads the library of the chosen transport from its Python package, if that is installed. The transport finds it then
-/// by its name; else it looks for the system's.
+/// Loads the library of the chosen transport from its Python package, if the package is installed. The transport then
+/// finds the loaded library by its name. Otherwise it looks for the system's library.
 void loadTransportLibrary(const TransportOptions& options) {
   const auto& package = chooseTransport(options).python_package;
   if (package.empty()) return;
@@ -381,7 +381,7 @@ PyAgent::~PyAgent() {
 bool PyAgent::shutdown(double timeout) { return node_->shutdown(durationFromSeconds(std::max(timeout, 0.0))); }
 
 void PyAgent::abandon() {
-  // The node's threads use it as long as they run, so it is never destroyed.
+  // The node's threads use the node as long as they run, so it is never destroyed.
   if (!abandoned_.exchange(true)) new std::shared_ptr<Node>(node_);
   node_->abandon();
 }
@@ -392,7 +392,7 @@ py::dict PyAgent::deviceMap(const WorkerInfo& to) const {
 }
 
 void PyAgent::onMemberChange(const py::object& callback) {
-  // The node's threads destroy their copies without the GIL.
+  // Never released, because the node's threads destroy their copies of the handler without the GIL.
   auto* const kept = callback.inc_ref().ptr();
   const py::gil_scoped_release no_gil;
   node_->onMemberChange([kept](const WorkerInfo& worker, MemberChange change) {

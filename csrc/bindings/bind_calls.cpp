@@ -26,8 +26,8 @@ namespace torchrpc::bindings {
 
 namespace {
 
-/// The destination and the time-out of a call. Its constructor waits for room for the call; so it comes before RRefs
-/// are forked for the call.
+/// The destination and the time-out of a call. Its constructor waits until the call table has room for the call, so
+/// create it before RRefs are forked for the call.
 struct Route {
   /// `to` is a worker's name or a WorkerInfo.
   Route(const py::object& to, double timeout)
@@ -46,7 +46,7 @@ struct Route {
 /// Sends a call of `function`.
 using SendCall = py::object (*)(const Route&, const py::object& function, Outgoing);
 
-/// For texts; never throws.
+/// Returns the function's name for texts. Never throws.
 std::string nameForTexts(const py::object& function) {
   auto name = textAttribute(function, qualnameAttribute());
   return name.empty() ? "a " + std::string(Py_TYPE(function.ptr())->tp_name) : name;
@@ -93,7 +93,7 @@ py::object callRemote(const Route& route, const py::object& function, Outgoing c
   return wrap(route.node, std::move(rref), fetch_kind);
 }
 
-/// An argument that cannot be pickled raises an error that names it.
+/// Raises an error that names the argument if an argument cannot be pickled.
 Outgoing encodePython(
     const Route& route, Kind kind, const py::object& function, const py::tuple& args, const py::dict& kwargs,
     bool async_execution) {
@@ -124,7 +124,7 @@ Outgoing encodeScript(
   }
 }
 
-/// The function inside an async_execution function; else null.
+/// Returns the function that an async_execution function wraps; null for any other function.
 py::object wrappedBy(const py::object& function) {
   static auto* const mark = PyUnicode_InternFromString("_wrapped_async_rpc_function");
   PyObject* wrapped = nullptr;
@@ -214,7 +214,7 @@ py::object call(Positional<5> values) {
   return send(call.route, call.call.function, call.encoded<operation>());
 }
 
-/// The Repetition that torchrpc.rpc._retries gives, as a tuple.
+/// Converts the tuple that torchrpc.rpc._retries passes to a Repetition.
 std::shared_ptr<const Repetition> toRepetition(PyObject* object) {
   const auto values = py::cast<std::tuple<uint32_t, double, double, bool, uint32_t, double, std::string>>(
       py::reinterpret_borrow<py::object>(object));

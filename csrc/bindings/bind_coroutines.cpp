@@ -1,4 +1,4 @@
-// What a coroutine keeps of the call that it serves, while its steps run on another thread.
+// The state of a served call that a coroutine keeps while its steps run on other threads.
 
 #include <optional>
 

@@ -1,4 +1,4 @@
-// Looking at workers: the reports of the inspector, as a member of the group and from outside.
+// Inspection of workers: reports of the inspector, requested by a member of the group or from outside of it.
 
 #include <pybind11/stl.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -35,8 +35,8 @@ py::object inspectMember(const std::string& name, bool stacks, bool rrefs, doubl
   return torch::jit::toPyObject(report);
 }
 
-/// Name and address of each worker of the latest group that meets at a store, what connections to them need, and the
-/// transport. `host`: of the store.
+/// Returns the name and address of each worker of the latest group that meets at a store, the secret for connections to
+/// them, and the transport. `host`: the host of the store.
 py::tuple findGroup(
     const StorePtr& root, const std::string& host, const std::string& secret, const std::string& identity) {
   std::vector<std::pair<std::string, std::string>> workers;
@@ -61,7 +61,7 @@ py::tuple findGroup(
   return py::make_tuple(workers, py::bytes(used_secret), transport);
 }
 
-/// A wait in Python code, as the inspector shows it.
+/// Shows a wait in Python code in the reports of the inspector.
 class WaitInPython {
  public:
   explicit WaitInPython(std::string text) : text_(std::move(text)) {}

@@ -22,7 +22,7 @@ class PyCallRange {
       : node_(currentNode()), range_(Range::begin(name, node_->profiler().newId(), Range::Side::kCaller)) {
     if (!range_) return;
     ended_ = makeFuture();
-    // On the strand, because the range may end on the loop.
+    // Completes the future on the strand, because the range may end on the loop.
     range_->whenEnded([node = node_, ended = ended_] {
       node->agent().postToStrand([ended] { complete(ended, [] { return py::none(); }); });
     });

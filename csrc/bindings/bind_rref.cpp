@@ -38,7 +38,8 @@ std::shared_ptr<PyRRef> makeOwner(const py::object& value, const py::object& typ
   return std::make_shared<PyRRef>(node, std::move(rref));
 }
 
-/// Inside a message: the index of a fork. Elsewhere: the fork itself, which one worker must deserialize.
+/// Inside a message, returns the index of a fork. Elsewhere, returns the fork itself, which one worker must
+/// deserialize.
 py::tuple serialize(const PyRRef& self) {
   if (auto* message = OutgoingRRefs::current()) return py::make_tuple(message->add(self.rref()));
   if (const auto node = currentNodeIfOurs()) node->rrefs().requireOwn(*self.rref());
@@ -51,7 +52,8 @@ py::object deserialize(const py::tuple& serialized) {
     const auto node = currentNode();
     const auto bytes = py::cast<std::string>(serialized[0]);
     const auto forks = decodeForks(bytes);
-    // Numbers are those of messages. They would be used up for the worker that the bytes name.
+    // Only forks in messages have delivery numbers. Adopting a fork with a number here would use up that number for the
+    // worker that the bytes name.
     if (forks.size() != 1 || forks[0].delivery != kNoNumber) {
       throw Error(ErrorCode::kProtocol, "not the bytes of an RRef outside of a message");
     }
@@ -123,7 +125,7 @@ py::object knownType(const PyRRef& self) {
   if (!self.type_future || !py::cast<bool>(self.type_future.attr("done")())) return py::none();
   try {
     return self.type_future.attr("value")();
-  } catch (const py::error_already_set&) {  // the owner could not say
+  } catch (const py::error_already_set&) {  // the owner could not return the type
     return py::none();
   }
 }
@@ -137,7 +139,7 @@ std::string represent(const PyRRef& self) {
       ", id=" + std::to_string(rref.id().created_on) + ":" + std::to_string(rref.id().local_id) + ")";
 }
 
-/// Runs `body` without the GIL. An error of its arguments is a ValueError.
+/// Runs `body` without the GIL. Converts Error(kInvalidArgument) to a ValueError.
 template <typename Body>
 auto checkingArguments(const Body& body) try {
   py::gil_scoped_release no_gil;

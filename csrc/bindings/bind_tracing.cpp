@@ -22,8 +22,8 @@ namespace {
 
 thread_local std::optional<std::string> next_context;
 
-/// The functions of torchrpc.observe that serve a call inside a span, and that record one as a span; leaked, because
-/// threads may outlive the interpreter.
+/// The functions of torchrpc.observe that serve a call inside a span, and that record a call that has ended as a span.
+/// They are leaked, because threads may outlive the interpreter.
 py::object& serveInSpan() {
   static auto* const function = new py::object();
   return *function;
@@ -111,7 +111,8 @@ void bindTracing(py::module_& module) {
       [](py::object serve, py::object record) {
         tracing_detail::on = !serve.is_none();
         serveInSpan() = std::move(serve);
-        if (!record.is_none()) recordSpan() = std::move(record);  // the last calls are recorded after the end
+        if (!record.is_none())
+          recordSpan() = std::move(record);  // still records calls that end after tracing is switched off
         if (const auto node = currentNodeIfOurs()) traceServedCalls(node);
       },
       py::arg("serve"), py::arg("record"),
@@ -128,7 +129,7 @@ void bindTracing(py::module_& module) {
   module.def(
       "_when_call_ends",
       [](const std::shared_ptr<torch::jit::PythonFutureWrapper>& future, const py::object& done) {
-        // The thread that completes the future destroys its copy without the GIL.
+        // A raw pointer, because the thread that completes the future destroys the callback without the GIL.
         auto* const kept = done.inc_ref().ptr();
         const py::gil_scoped_release no_gil;
         future->fut->addCallback([kept](c10::ivalue::Future& ended) {

@@ -10,13 +10,13 @@ namespace {
 struct Current {
   py::object agent;
   std::shared_ptr<Node> node;  ///< the agent's, if it is a PyAgent
-  std::string parent;          ///< the worker of the process that this one was forked from; empty: none
+  std::string parent;          ///< the worker whose process this one was forked from; empty: none
   WorkerAllowList last_list;   ///< of the latest node that had a list; its list is null if there was none
   MakerProcess maker;
 };
 
-// Guarded by the GIL. Never destroyed, because at exit the interpreter ends before static destructors run, and a forked
-// child leaves what it inherits alone: see Note [Forked children].
+// Guarded by the GIL. Never destroyed, because at exit the interpreter ends before static destructors run. A forked
+// child replaces the inherited object and does not destroy it: see Note [Forked children].
 Current& current() {
   static auto* current = new Current();
   if (!current->maker.isThisOne()) {

@@ -10,9 +10,9 @@ namespace torchrpc::bindings {
 namespace {
 
 AuditQueue::Sink sinkTo(py::object function) {
-  // The queue may be destroyed on a thread without the GIL, or when there is no interpreter any more.
+  // The queue may be destroyed on a thread without the GIL, or after the interpreter has ended.
   const std::shared_ptr<py::object> held(new py::object(std::move(function)), [](py::object* dropped) {
-    if (isFinalizing()) return;  // it ends with the process
+    if (isFinalizing()) return;  // leaked: the process ends
     const AcquireGil gil;
     delete dropped;
   });
@@ -32,7 +32,7 @@ AuditQueue::Sink sinkTo(py::object function) {
 class PyAuditLog final : public AuditQueue {
  public:
   PyAuditLog(std::string worker, py::object function) : AuditQueue(std::move(worker), sinkTo(std::move(function))) {}
-  /// Waits for a thread that needs the GIL.
+  /// Releases the GIL while it waits for the log's thread, which may need the GIL.
   ~PyAuditLog() override {
     std::optional<py::gil_scoped_release> no_gil;
     if (PyGILState_Check() != 0) no_gil.emplace();

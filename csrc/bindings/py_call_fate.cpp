@@ -104,7 +104,8 @@ void CallFate::report() {
       .peer = worker_.name,
       .function = function_,
       .made_at = std::move(made_at)};
-  // A destructor must not run the program's handlers of log records.
+  // On the strand, because this may be called by a destructor, which must not run the program's handlers of log
+  // records.
   node->agent().postToStrand([record = std::move(record)] {
     if (isFinalizing()) return;
     const AcquireGil gil;

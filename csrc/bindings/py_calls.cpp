@@ -25,7 +25,7 @@ void appendPickle(Message& message, py::handle serialize, const py::object& obje
   }
 }
 
-/// `read_allowed`: the function of torchrpc.rpc.internal that reads it if there is an allow-list.
+/// `read_allowed`: the function of torchrpc.rpc.internal that reads the pickle if there is an allow-list.
 py::object unpickle(
     const py::object& allowed, std::string_view bytes, const std::vector<at::Tensor>& tensors,
     const char* read_allowed) {
@@ -46,14 +46,15 @@ py::object unpickle(
       node.self().name);
 }
 
-/// Appends what torchrpc.rpc._plain_objects has made of a value. It is plain data without shared parts.
+/// Appends the plain data that torchrpc.rpc._plain_objects has made of a value. The data has no shared parts.
 void appendObjects(Message& message, Writer& writer, OutgoingRRefs& rrefs, const py::object& lowered) {
   if (encodePlain(lowered, writer, message.tensors, rrefs, /*is_tree=*/true)) return;
   throw Error(
       ErrorCode::kSerialization, "a value is nested too deeply, or has texts that are no UTF-8: it cannot be sent");
 }
 
-/// Writes the plain form of a call. False if it has none; then discard what has been written.
+/// Writes the plain form of a call. Returns false if the call has none; the caller must then discard what has been
+/// written.
 bool encodePlainCall(
     Message& message, OutgoingRRefs& rrefs, const py::object& function, const py::tuple& args, const py::dict& kwargs) {
   const auto name = nameOf(function);
@@ -118,11 +119,11 @@ Outgoing encodePythonCall(
   }
   writer.put(ValueFormat::kPickle);
   writer.put(async_execution);
-  // For those who look at calls: the pickle has the function.
+  // Only for metrics and tools that show calls. The callee reads the function from the pickle.
   writer.putString(textAttribute(function, moduleAttribute()));
   writer.putString(textAttribute(function, qualnameAttribute()));
   OutgoingRRefs rrefs(node, to.id);
-  // Looked up for each call, because users may replace it for a while.
+  // Looked up for each call, because users may replace it temporarily.
   const auto pickler = py::module_::import("torchrpc.rpc.api").attr("_default_pickler");
   appendPickle(out.message, pickler.attr("serialize"), internalFunction("PythonUDF")(function, args, kwargs));
   out.forks = rrefs.commit(out.message);

@@ -94,7 +94,7 @@ class PlainEncoder {
     const auto& tensor = THPVariable_Unpack(object);
     if (tensor.is_quantized() && tensor.qscheme() != at::kPerTensorAffine) return false;
     const bool is_parameter = py::type::handle_of(object).is(py::handle(ParameterClass));
-    // Pickle sends the attributes of a parameter, too.
+    // A parameter with attributes is pickled, because pickle sends its attributes, too.
     if (is_parameter && py::len(py::handle(object).attr("__dict__")) > 0) return false;
     tag(is_parameter ? ValueTag::kParameter : ValueTag::kTensor);
     out_.put(tensors_.indexOf(tensor));
@@ -185,7 +185,7 @@ class PlainEncoder {
     for (Py_ssize_t i = 0; i < count; ++i) {
       auto* const name = PyTuple_GET_ITEM(names, i);
       out_.putShort(view(name));
-      // One that the program has deleted raises its AttributeError.
+      // If the program has deleted the attribute, its AttributeError is raised.
       const auto value = py::reinterpret_steal<py::object>(PyObject_GetAttr(object, name));
       if (!value) throw py::error_already_set();
       if (!encode(value.ptr(), depth + 1)) return false;
@@ -199,7 +199,7 @@ class PlainEncoder {
   OutgoingRRefs& rrefs_;
   const bool is_tree_;
   std::vector<PyObject*> seen_;
-  std::unordered_set<PyObject*> hashed_;  // all of them, once they are many
+  std::unordered_set<PyObject*> hashed_;  // all seen containers, once there are more than kMaxLinearSearch
 };
 
 class PlainDecoder {
@@ -226,7 +226,8 @@ class PlainDecoder {
       }
       case ValueTag::kTensor: return decodeTensor();
       case ValueTag::kParameter: {
-        // Not a new Parameter, which would be a leaf: gradients of what is computed with it return to its sender.
+        // Not a new Parameter, which would be a leaf: gradients of results computed with it have to return to its
+        // sender.
         auto parameter = decodeTensor();
         if (parameter.is_none()) throw Error(ErrorCode::kProtocol, "malformed message: a parameter without a tensor");
         parameter.attr("__class__") = py::handle(ParameterClass);
@@ -258,7 +259,7 @@ class PlainDecoder {
     return py::reinterpret_steal<py::object>(object);
   }
 
-  /// Throws an Error in place of the Python error of that type, and any other as it is.
+  /// Throws Error(kProtocol) if the current Python error has that type; otherwise rethrows the Python error.
   [[noreturn]] static void refuse(PyObject* type, const char* what) {
     if (!PyErr_ExceptionMatches(type)) throw py::error_already_set();
     PyErr_Clear();
@@ -393,7 +394,8 @@ py::object loadedModule(py::handle name) {
 /// The same, but waits for another thread that is importing it.
 py::object importedModule(py::handle name) {
   auto module = loadedModule(name);
-  // The main module has no __spec__. PyImport_GetModule() learns that by an exception, at thousands of instructions.
+  // The main module has no __spec__. PyImport_GetModule() would find that out by an exception, which costs thousands of
+  // instructions.
   if (module && attribute(module, "__spec__").is_none()) return module;
   return py::reinterpret_steal<py::object>(PyImport_GetModule(name.ptr()));
 }

@@ -25,8 +25,8 @@ using Wrapped = std::shared_ptr<PythonFutureWrapper>;
 py::object waitForValue(const Wrapped& future);
 py::list waitForValues(const py::sequence& objects);
 
-/// What the future of a call waits for. It is in the place of the function to which torch's wrapper passes the value,
-/// so it is destroyed with the wrapper.
+/// Describes the call that completes a future. It is stored as `unwrap_func`, the function to which torch's wrapper
+/// passes the value, so it is destroyed with the wrapper.
 class CallDescription {
  public:
   CallDescription(std::shared_ptr<CallFate> fate, CallId call) : fate_(std::move(fate)), call_(call) {
@@ -42,7 +42,7 @@ class CallDescription {
   void operator()(const py::object& /*value*/) const {}
 
   CallFate& fate() const { return *fate_; }
-  /// 0: not known.
+  /// The id of the call; 0 if unknown.
   CallId call() const { return call_; }
 
  private:
@@ -50,18 +50,18 @@ class CallDescription {
   CallId call_;
 };
 
-/// Null if it is not the future of a call.
+/// Returns null if `future` is not the future of a call.
 const CallDescription* descriptionOf(const Wrapped& future) {
   const auto& pass_value = future->unwrap_func;
   return pass_value ? pass_value->target<CallDescription>() : nullptr;
 }
 
-/// Somebody looks at the future, or will: its error is not forgotten.
+/// Records that the program uses the future, so that its error is not reported as unnoticed.
 void markSeen(const Wrapped& future) {
   if (const auto* const call = descriptionOf(future)) call->fate().onSeen();
 }
 
-/// What a thread that waits for the future says of that.
+/// Returns the record of a thread that waits for the future.
 ThreadWait waitOf(const Wrapped& future) {
   ThreadWait wait{.kind = ThreadWait::Kind::kFuture};
   if (const auto* const call = descriptionOf(future)) {
@@ -129,7 +129,7 @@ const py::detail::type_info* futureType() {
   return type;
 }
 
-/// Null if `object` is no Future.
+/// Returns null if `object` is not a Future.
 Wrapped unwrap(py::handle object) {
   py::detail::type_caster_generic caster(futureType());
   if (object.is_none() || !caster.load(object, /*convert=*/false)) return nullptr;
@@ -175,7 +175,7 @@ void complete(
     }
   }
   if (failure) return future->setError(failure);
-  // Named, because torch would look for them by a pickle of the value.
+  // Passed explicitly, because otherwise torch would pickle the value to find them.
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages;
   for (const auto& tensor : tensors) {
     if (tensor.defined() && tensor.has_storage()) storages.emplace_back(tensor.storage().getWeakStorageImpl());
@@ -191,16 +191,17 @@ class PendingCall;
 
 /// The future that this thread waits for, while it polls in place of the loop. If the thread receives the reply itself,
 /// it completes that future itself. Replies for other futures go to the strand, because the callbacks of those futures
-/// may wait for this thread. A handler of a signal may wait for another future in the meantime.
+/// may wait for this thread. A signal handler may wait for another future meanwhile, so instances nest.
 class WaitedFuture {
  public:
   explicit WaitedFuture(const FuturePtr& future) : future_(future), outer_(std::exchange(current_, this)) {}
-  /// A wait that a signal has ended leaves a reply that has arrived to the strand: others may wait for the future, too.
+  /// If a signal has ended the wait and a reply has arrived, the strand completes the future, because other threads may
+  /// wait for it, too.
   ~WaitedFuture();
   WaitedFuture(const WaitedFuture&) = delete;
   WaitedFuture& operator=(const WaitedFuture&) = delete;
 
-  /// Of this thread; may be null.
+  /// Returns the innermost instance of this thread; may be null.
   static WaitedFuture* current() { return current_; }
   const FuturePtr& future() const { return future_; }
   void setReplied(std::shared_ptr<PendingCall> call) { replied_ = std::move(call); }
@@ -218,7 +219,8 @@ class WaitedFuture {
 
 thread_local WaitedFuture* WaitedFuture::current_ = nullptr;
 
-/// An error from `peer`, whose exception is rebuilt later, perhaps after this node's shutdown.
+/// Returns an error from `peer`, with the allow-list for its exception, which is rebuilt later, perhaps after this
+/// node's shutdown.
 std::exception_ptr receivedError(const Node& node, const WorkerInfo& peer, const Error& error) {
   auto list = node.allowed().of(peer.name);
   if (!list) return std::make_exception_ptr(error);
@@ -231,8 +233,8 @@ class PendingCall : public std::enable_shared_from_this<PendingCall> {
   PendingCall(std::shared_ptr<Node> node, WorkerInfo callee, FuturePtr future, std::shared_ptr<CallFate> fate)
       : node_(std::move(node)), callee_(std::move(callee)), future_(std::move(future)), fate_(std::move(fate)) {}
 
-  /// On the loop, mostly. The last reference to a future may be the last one to Python objects, too: the thread that
-  /// finishes the call gets the only reference, so that none is dropped here.
+  /// Usually called on the loop. Dropping the last reference to a future may destroy Python objects, so `self` moves to
+  /// the thread that finishes the call, and no reference is dropped here.
   static void take(std::shared_ptr<PendingCall> self, Result<Message> result) {
     self->result_.emplace(std::move(result));
     if (auto* waited = WaitedFuture::current(); waited && waited->future() == self->future_) {
@@ -290,7 +292,7 @@ class PendingCall : public std::enable_shared_from_this<PendingCall> {
   const FuturePtr future_;
   const std::shared_ptr<CallFate> fate_;
   const std::shared_ptr<Range> range_ = Range::holdExpectedCall();
-  std::optional<Result<Message>> result_;  // set once, before the strand has the call
+  std::optional<Result<Message>> result_;  // set once, before the call is handed over
 };
 
 WaitedFuture::~WaitedFuture() {
@@ -316,7 +318,7 @@ namespace {
 
 using ReplyWaiter = Waiter<Result<Message>>;
 
-/// Needs the GIL. Throws what a signal handler raises.
+/// Needs the GIL. Throws the exception that a signal handler raises.
 Result<Message> waitFor(Node& node, ReplyWaiter& waiter, const ThreadWait& record) {
   std::optional<WaitScope> waiting;
   for (bool first = true;; first = false) {
@@ -368,7 +370,7 @@ py::object waitForReply(
 
 namespace {
 
-/// Needs the GIL. Throws what a signal handler raises.
+/// Needs the GIL. Throws the exception that a signal handler raises.
 void waitUntilDone(const FuturePtr& future, const ThreadWait& record = {.kind = ThreadWait::Kind::kFuture}) {
   if (future->completed()) return;
   const auto node = currentNodeIfOurs();

@@ -17,11 +17,11 @@ namespace {
 
 constexpr auto kPatience = std::chrono::seconds(1);
 
-/// Records on their way to Python. Two threads, which start with the first record: one takes records to Python, the
-/// other sees to those that Python does not take.
+/// A queue of records for Python. Two threads start with the first record: one passes records to Python, the other
+/// writes records that Python has not received in time to standard error.
 class PythonLog {
  public:
-  /// Of the process. Its threads end at the interpreter's end.
+  /// Returns the log of the process. Its threads end at the interpreter's end.
   static PythonLog& get() {
     static auto* const only = new PythonLog();  // NOLINT(cppcoreguidelines-owning-memory)
     return *only;
@@ -31,7 +31,7 @@ class PythonLog {
     if (!maker_.isThisOne() || !tryPush(record)) logToStandardError(record.level, record.text);
   }
 
-  /// Takes what is left to Python. Without the GIL.
+  /// Passes the remaining records to Python and stops the threads. Must be called without the GIL.
   void end() {
     if (!maker_.isThisOne()) return;
     {
@@ -80,7 +80,8 @@ class PythonLog {
     }
   }
 
-  /// Waits for a record, and on request until it is due, or taken. False: the log has ended, and all are taken.
+  /// Waits for a record; with `until_due`, waits also until the first record is due or the queue changes. Returns false
+  /// if the log has ended and the queue is empty.
   bool waitForRecord(bool until_due) {
     MutexLock lock(mutex_);
     changed_.wait(lock, [this]() TORCHRPC_REQUIRES(mutex_) { return has_ended_ || !records_.empty(); });
@@ -89,7 +90,7 @@ class PythonLog {
     return true;
   }
 
-  /// Removes the first record, if it was due by then.
+  /// Removes and returns the first record, if it is due by `by`.
   std::optional<LogRecord> takeFirst(TimePoint by) {
     std::optional<LogRecord> taken;
     MutexLock lock(mutex_);

@@ -13,7 +13,7 @@ namespace {
 thread_local OutgoingRRefs* outgoing = nullptr;
 thread_local IncomingRRefs* incoming = nullptr;
 
-/// The value of an owner's RRef, waited for without the GIL.
+/// Waits without the GIL for the value of an owner's RRef.
 c10::IValue waitForOwned(const OwnerRRef& rref, Duration timeout) {
   py::gil_scoped_release no_gil;
   const ThreadPool::BlockingScope blocking;

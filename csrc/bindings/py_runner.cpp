@@ -26,8 +26,8 @@ GilWaits gil_waits;
   for (;;) ::pause();
 }
 
-/// When the interpreter finalizes, it ends its threads by unwinding their stacks. Destructors further out would use the
-/// interpreter, so this one blocks the thread until the process ends.
+/// When the interpreter finalizes, it ends its threads by unwinding their stacks. Destructors in outer frames would use
+/// the interpreter, so this one blocks the thread until the process ends.
 struct BlockAtFinalization {
   ~BlockAtFinalization() {
     if (isFinalizing()) blockForever();
@@ -50,7 +50,7 @@ class CallerScope {
   const Caller* const outer_;
 };
 
-/// Destroys no Python object between the guard's destructor and the function.
+/// Calls the function. No Python object is destroyed between its unwinding and the guard's destructor.
 py::object callPython(const py::object& function, const py::tuple& args, const py::dict& kwargs) {
   PyObject* value = nullptr;
   {
@@ -61,12 +61,13 @@ py::object callPython(const py::object& function, const py::tuple& args, const p
   return py::reinterpret_steal<py::object>(value);
 }
 
-/// For the audit log. Never throws.
+/// Returns the function's name for the audit log. Never throws.
 std::string qualifiedName(const py::object& function) {
   return textAttribute(function, moduleAttribute()) + "." + textAttribute(function, qualnameAttribute());
 }
 
-/// Tells the audit log if this worker's list has refused the call, or something in it.
+/// Records in the audit log that this worker's allow-list has refused the call, or a part of it. Ignores other
+/// exceptions.
 void recordRefusal(AuditedCall& audit, const py::error_already_set& raised, const WorkerInfo& self) {
   const auto& exception = raised.value();
   if (!py::isinstance(exception, internalFunction("NotAllowedError"))) return;
@@ -74,7 +75,8 @@ void recordRefusal(AuditedCall& audit, const py::error_already_set& raised, cons
   audit.setFailure({ErrorCode::kNotAllowed, py::cast<std::string>(py::str(exception)), self.name}, true);
 }
 
-/// Device tensors that nothing else refers to are sent without a copy: so the message alone has those of the result.
+/// Drops the result's references to its device tensors, so that only the message refers to them: such tensors are sent
+/// without a copy.
 void letGo(Message& reply, py::object& result) {
   for (auto& tensor : reply.tensors) {
     const bool has_graph = !tensor.defined() || tensor.requires_grad();
@@ -111,7 +113,7 @@ class PythonRunner final : public CallableRunner {
   using Succeed = std::function<void(Node&, const WorkerInfo& to, py::object value)>;
   using Fail = std::function<void(Error)>;
 
-  /// Calls exactly one of `succeed`, with the GIL held, and `fail`, without it.
+  /// Calls either `succeed`, with the GIL held, or `fail`, without the GIL.
   void run(Invocation invocation, Succeed succeed, Fail fail) {
     const auto node = node_.lock();
     if (!node) return fail(Error(ErrorCode::kShutdown, "RPC has shut down"));
@@ -137,7 +139,7 @@ class PythonRunner final : public CallableRunner {
     });
   }
 
-  /// The future whose value is the result of the call; null if that is what the function has returned.
+  /// Returns the future whose value is the result of the call; null if `returned` itself is the result.
   static py::object futureOf(const PythonCall& call, const py::object& returned) {
     if (PyCoro_CheckExact(returned.ptr())) return internalFunction("run_coroutine")(returned);
     if (py::isinstance(returned, internalFunction("_AsyncResult"))) return returned.attr("future");
@@ -169,7 +171,7 @@ class PythonRunner final : public CallableRunner {
     guardedWithGil(self, fail, body);
   }
 
-  /// Runs `body` with the GIL held; passes what it throws to `fail`, without the GIL.
+  /// Runs `body` with the GIL held. Passes its exception to `fail`, without the GIL.
   static void guardedWithGil(const WorkerInfo& self, const Fail& fail, const std::function<void()>& body) {
     std::optional<Error> error;
     try {

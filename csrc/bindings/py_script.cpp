@@ -17,7 +17,7 @@ namespace {
 using torch::jit::Stack;
 using torch::jit::StrongFunctionPtr;
 
-/// The script function of that name; imports its module if necessary. Needs the GIL.
+/// Returns the script function of that name; imports its module if necessary. Needs the GIL.
 StrongFunctionPtr findScriptFunction(const std::string& name) {
   return py::cast<StrongFunctionPtr>(internalFunction("_script_function")(name));
 }
@@ -74,7 +74,8 @@ class ScriptRunner final : public CallableRunner {
     return stack;
   }
 
-  /// Passes the future's value to `done`; if `nested`, the value of the future that is its value.
+  /// Passes the future's value to `done`. If `nested`, that value is a future, too, and the value of this one is
+  /// passed.
   static void follow(
       const c10::intrusive_ptr<c10::ivalue::Future>& future, const WorkerInfo& self, bool nested, ValueHandler done) {
     future->addCallback([self, nested, done = std::move(done)](c10::ivalue::Future& completed) {
@@ -94,7 +95,8 @@ class ScriptRunner final : public CallableRunner {
     });
   }
 
-  /// Looks up a function. The first lookup of each holds the GIL, because Python may compile it at the same time.
+  /// Looks up a function. The first lookup of each function holds the GIL, because Python may compile it at the same
+  /// time.
   torch::jit::Function* find(const WorkerInfo& self, const std::string& name) {
     {
       MutexLock lock(mutex_);

@@ -14,7 +14,7 @@ namespace py = pybind11;
 
 constexpr std::string_view kListBegin = " arguments. The following argument types are supported:\n";
 
-/// pybind's names of types, as users write them.
+/// Replaces pybind's names of types by those that users write.
 std::string readableTypes(std::string text) {
   constexpr std::pair<std::string_view, std::string_view> kNames[] = {
       {"typing.SupportsFloat | typing.SupportsIndex", "float"},
@@ -28,7 +28,7 @@ std::string readableTypes(std::string text) {
   return text;
 }
 
-/// The parameters in a list such as "self: PyRRef, timeout: float = -1.0".
+/// Returns the parameters in a list such as "self: PyRRef, timeout: float = -1.0".
 std::vector<std::string_view> splitParameters(std::string_view list) {
   std::vector<std::string_view> parameters;
   size_t depth = 0, begin = 0;
@@ -53,7 +53,8 @@ std::vector<std::string_view> splitParameters(std::string_view list) {
   return parameters;
 }
 
-/// A default as inspect.signature() reads it: a number, a string or a constant of Python's, otherwise "...".
+/// Returns a default in a form that inspect.signature() can read: a number, a string or a constant of Python's,
+/// otherwise "...".
 std::string readableDefault(std::string_view value) {
   const bool is_constant = value == "None" || value == "True" || value == "False";
   const bool is_literal =
@@ -62,7 +63,8 @@ std::string readableDefault(std::string_view value) {
 }
 
 /// pybind's docstring with the signature in the form that inspect.signature() and help() read: "name(self, a=1)", a
-/// line "--", and the text. Unchanged if it is not of one signature: help() then shows pybind's list of them.
+/// line "--", and the text. Returns a docstring of several signatures unchanged: help() then shows pybind's list of
+/// them.
 std::string withTextSignature(std::string_view name, std::string_view doc) {
   const std::string head = std::string(name) + "(";
   const auto line = doc.substr(0, doc.find('\n'));
@@ -136,8 +138,8 @@ void shortenCurrentError(PyObject* function, PyObject* const* args, size_t count
           .c_str());
 }
 
-/// What a function of the module is bound to. Python pickles such a function by this object, which is the module when
-/// it is read, and its name.
+/// The object to which a function of the module is bound. Python pickles such a function as this object and a name;
+/// unpickling this object returns the module.
 struct ModuleFunction {
   py::object function;  ///< pybind's
 };
@@ -149,7 +151,7 @@ PyObject* callShortened(PyObject* self, PyObject* const* args, Py_ssize_t count,
   if (!result && PyErr_ExceptionMatches(PyExc_TypeError)) {
     try {
       shortenCurrentError(function, args, static_cast<size_t>(count), keywords);
-    } catch (py::error_already_set& e) {  // from the repr of an argument, say
+    } catch (py::error_already_set& e) {  // for example, from the repr of an argument
       e.restore();
     }
   }
@@ -177,18 +179,18 @@ PyObject* setShortened(PyObject* self, PyObject* const* args, Py_ssize_t count, 
   return nullptr;
 }
 
-/// pybind's function inside `object`, which may be an instance method; null if it is none.
+/// Returns pybind's function inside `object`, which may be an instance method; null if there is none.
 PyObject* pybindFunction(PyObject* object) {
   if (PyInstanceMethod_Check(object)) object = PyInstanceMethod_GET_FUNCTION(object);
   return PyCFunction_Check(object) && PyCFunction_GET_SELF(object) ? object : nullptr;
 }
 
-/// A function that does the same as `object`, with the same name; null if `object` is not pybind's.
+/// Returns a wrapper of `object` with the same name; null if `object` is not a function of pybind.
 py::object readable(PyObject* object, decltype(&callShortened) call = &callShortened) {
   auto* function = pybindFunction(object);
   if (!function) return {};
   const auto* original = reinterpret_cast<PyCFunctionObject*>(function)->m_ml;
-  // Never deleted, as the functions are not. The name is that of the original, which the new function owns.
+  // Never deleted, because the functions are not. `ml_name` belongs to the original function, which the new one owns.
   struct Method {
     std::string doc;
     PyMethodDef definition;

@@ -18,7 +18,7 @@ namespace {
 
 using c10::IValue;
 
-/// Plain data as values: None, bool, int, float, str, lists and dicts of those with str keys. Others become None.
+/// Converts plain data: None, bool, int, float, str, lists, and dicts with str keys. Other objects become None.
 IValue toPlainValue(const py::handle& object) {
   if (PyBool_Check(object.ptr())) return py::cast<bool>(object);
   if (PyLong_Check(object.ptr())) return py::cast<int64_t>(object);
@@ -58,7 +58,7 @@ c10::impl::GenericDict emptyThread(uint64_t ident) {
   return thread;
 }
 
-/// `  File "/x/train.py", line 3 in step`; nothing for another line.
+/// ` File "/x/train.py", line 3 in step`; returns None for any other line.
 IValue frameOf(const std::string& line) {
   constexpr std::string_view kBegin = "  File \"";
   const auto end = line.rfind("\", line ");
@@ -76,7 +76,7 @@ IValue frameOf(const std::string& line) {
   return frame;
 }
 
-/// The threads in the text that dumpStacks() writes.
+/// Parses the text that dumpStacks() writes: returns its threads.
 IValue threadsIn(const std::string& text) {
   c10::impl::GenericList threads(c10::AnyType::get());
   std::istringstream lines(text);
@@ -132,7 +132,7 @@ class PythonStacks final : public Inspector::StackSource {
         return {.waited = std::chrono::steady_clock::now() - begin, .threads = *std::move(stacks)};
       }
     }
-    // The thread still waits for the GIL, and is not asked again before it has had it.
+    // The reading thread still waits for the GIL. It gets no further task before it has acquired the GIL.
     return {.is_free = false, .waited = std::chrono::steady_clock::now() - begin, .threads = stacksWithoutGil()};
   }
 

@@ -196,7 +196,7 @@ void runBackward(Stack& stack) {
 
 void replace(const char* name, torch::jit::Operator ours) {
   const auto symbol = c10::Symbol::fromQualString(name);
-  // Compiled code may hold plain pointers to the old operators.
+  // Kept for ever, because compiled code may hold plain pointers to the old operators.
   static auto& replaced = *new std::vector<std::shared_ptr<torch::jit::Operator>>();
   const auto old = torch::jit::getAllOperatorsFor(symbol);
   for (const auto& each : old) torch::jit::deregisterOperator(each->schema());
