@@ -41,8 +41,8 @@ struct WorkerAllowList {
 /// Returns the node's allow-list for messages of `peer`, as a Python object; None if there is no list. Needs the GIL.
 py::object allowListFor(const Node& node, const std::string& peer, bool is_member = true);
 /// Returns the current node's allow-list for the worker whose call this thread runs. If the thread runs no call,
-/// returns the list for a worker that is not known. Without a current node, returns the list of the last node that had
-/// one: what a worker with a list has received stays under that list after the shutdown. Needs the GIL.
+/// returns the list that applies to an unknown worker. Without a current node, returns the list of the last node that
+/// had one: what a worker with a list has received stays under that list after the shutdown. Needs the GIL.
 py::object allowListInForce();
 
 /// The value in Python that stands for the node's default time-out.

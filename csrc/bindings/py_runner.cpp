@@ -50,7 +50,8 @@ class CallerScope {
   const Caller* const outer_;
 };
 
-/// Calls the function. No Python object is destroyed between its unwinding and the guard's destructor.
+/// Calls the function. When the stack of the function is unwound, the guard's destructor runs before any Python object
+/// is destroyed here.
 py::object callPython(const py::object& function, const py::tuple& args, const py::dict& kwargs) {
   PyObject* value = nullptr;
   {
@@ -113,7 +114,7 @@ class PythonRunner final : public CallableRunner {
   using Succeed = std::function<void(Node&, const WorkerInfo& to, py::object value)>;
   using Fail = std::function<void(Error)>;
 
-  /// Calls either `succeed`, with the GIL held, or `fail`, without the GIL.
+  /// Calls exactly one of `succeed`, with the GIL held, and `fail`, without the GIL.
   void run(Invocation invocation, Succeed succeed, Fail fail) {
     const auto node = node_.lock();
     if (!node) return fail(Error(ErrorCode::kShutdown, "RPC has shut down"));
