@@ -111,8 +111,7 @@ void bindTracing(py::module_& module) {
       [](py::object serve, py::object record) {
         tracing_detail::on = !serve.is_none();
         serveInSpan() = std::move(serve);
-        if (!record.is_none())
-          recordSpan() = std::move(record);  // still records calls that end after tracing is switched off
+        if (!record.is_none()) recordSpan() = std::move(record);  // calls that end later are still recorded
         if (const auto node = currentNodeIfOurs()) traceServedCalls(node);
       },
       py::arg("serve"), py::arg("record"),

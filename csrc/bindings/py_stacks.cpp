@@ -58,7 +58,7 @@ c10::impl::GenericDict emptyThread(uint64_t ident) {
   return thread;
 }
 
-/// ` File "/x/train.py", line 3 in step`; returns None for any other line.
+/// Parses `  File "/x/train.py", line 3 in step`; returns None for any other line.
 IValue frameOf(const std::string& line) {
   constexpr std::string_view kBegin = "  File \"";
   const auto end = line.rfind("\", line ");
