@@ -16,12 +16,12 @@ struct Address {
   std::string unix_name;  ///< of the abstract Unix socket, without the leading zero byte
 
   std::string text() const;
-  /// Throws Error(kInvalidArgument).
+  /// Throws Error(kInvalidArgument) for malformed text.
   static Address parse(const std::string& text);
 };
 
-/// Identifies the machine (its boot) and the network namespace: processes with the same identity reach each other by
-/// abstract Unix sockets. Empty if the system does not tell.
+/// Identifies the machine (its boot) and the network namespace. Processes with the same identity reach each other by
+/// abstract Unix sockets. Empty if the system does not provide both.
 std::string hostIdentity();
 
 }  // namespace torchrpc::native

@@ -1,7 +1,7 @@
 #pragma once
 
-// A connection to one peer over a byte stream. Any thread may queue frames. The thread that finds no other one writing
-// writes them, also those that others queue meanwhile. Frames are read on the loop.
+// A connection to one peer over a byte stream. Any thread may queue frames. If no other thread is writing, the thread
+// that queues a frame also writes it, and the frames that other threads queue meanwhile. Frames are read on the loop.
 
 #include <atomic>
 #include <memory>
@@ -19,18 +19,18 @@ namespace torchrpc::native {
 
 class StreamConnection : public Connection, public Pollable, public std::enable_shared_from_this<StreamConnection> {
  public:
-  /// `route`: for humans to read, e.g. "tcp 10.0.0.1:4242". The caller has begun a callback (Callbacks::begin), which
-  /// ends with onClosed.
+  /// `route`: for humans to read, e.g. "tcp 10.0.0.1:4242". The caller must have begun a callback (Callbacks::begin);
+  /// the connection ends it after onClosed.
   StreamConnection(std::shared_ptr<SharedState> shared, std::string peer_name, std::string route, bool is_accepted);
 
   void send(Frame frame, std::function<void(Status)> done) override;
   void close() override;
   uint64_t progress() const override;
   std::string describe() const override;
-  /// Whether it has ended, or close() has been called. Any thread.
+  /// Whether the connection has ended, or close() has been called. Any thread.
   bool isClosed();
   const std::string& peerName() const { return peer_name_; }
-  /// Whether the peer has opened it.
+  /// Whether the peer is the opener of the connection.
   bool isAccepted() const { return is_accepted_; }
 
   // Pollable: with the loop lock.
@@ -42,29 +42,31 @@ class StreamConnection : public Connection, public Pollable, public std::enable_
   PollHint pollHint() const override;
 
   // On the loop thread, with the loop lock.
-  /// Before anything else is called on the loop.
+  /// Must be called before the other functions on the loop.
   void setHandler(std::shared_ptr<ConnectionHandler> handler);
-  /// The peer is authenticated: begins to write and to read frames. `fd` becomes readable when the peer sends a wake-up
-  /// or ends.
-  /// `identity`: of the peer, if it has proved one.
+  /// Begins to write and to read frames. Called when the peer has been authenticated. `fd`: the socket, which becomes
+  /// readable when the peer sends bytes or a wake-up, or ends. `identity`: the one that the peer has proved, if any.
   void open(std::unique_ptr<ByteStream> stream, int fd, const std::optional<PeerIdentity>& identity = std::nullopt);
-  /// Ends the connection unless its first frame arrives within `timeout`. After open().
+  /// Closes the connection unless its first frame arrives within `timeout`, which is extended while a large frame is
+  /// arriving. Called after open().
   void requireFrame(Duration timeout);
-  /// Ends the connection. onClosed gets `code`; `text` says what happened, unless this side has closed it.
+  /// Closes the connection. onClosed receives `code` with a description of what happened, or kShutdown if close() was
+  /// called before. `text` is not used if this side has closed the connection.
   void closeOnLoop(ErrorCode code, const std::string& text);
 
  private:
-  /// The segments have been copied to slabs: drops them, on this thread if it is not on the loop.
+  /// Drops segments that have been copied to slabs: on this thread, or through Disposal if this thread is on the loop.
   void dropCopied(std::vector<Segment> segments);
-  /// Writes until the queue is empty or the stream full. Only for the thread that has set flushing_. `resumed`: the
-  /// stream was full before.
+  /// Writes until the queue is empty or the stream is full. Only the thread that has set flushing_ may call it.
+  /// `resumed`: the stream was full before.
   void flush(bool resumed = false);
-  /// There may be room again: flush(). False if nothing waited for room.
+  /// Called when the stream may have room again: continues flush(). Returns false if no frame waited for room.
   bool resumeFlush();
-  /// At the end of flush(): leaves the rest to a later resumeFlush(). False if flush() must go on.
+  /// Called by flush() when the stream is full or has failed: leaves the rest to a later resumeFlush(). Returns false
+  /// if flush() must go on.
   bool waitForRoom(ByteStream& stream, ssize_t written);
   void complete(std::vector<FrameQueue::Outgoing>& outgoing, const Status& status);
-  /// Calls closeOnLoop() on the loop thread, now or as soon as possible. Nothing is read any more.
+  /// Calls closeOnLoop() on the loop thread, now or as soon as possible. From now on, nothing is read.
   void fail(ErrorCode code, const std::string& text) TORCHRPC_REQUIRES(shared_->loop.lock());
   std::shared_ptr<ByteStream> openStream();
 
@@ -92,19 +94,19 @@ class StreamConnection : public Connection, public Pollable, public std::enable_
   mutable Mutex mutex_;
   FrameQueue outgoing_ TORCHRPC_GUARDED_BY(mutex_);
   std::shared_ptr<ByteStream> stream_ TORCHRPC_GUARDED_BY(mutex_);  ///< from open() until the connection ends
-  bool flushing_ TORCHRPC_GUARDED_BY(mutex_) = false;               ///< a thread is in flush(), or about to be
+  bool flushing_ TORCHRPC_GUARDED_BY(mutex_) = false;               ///< a thread is in flush(), or about to call it
   bool waiting_for_room_ TORCHRPC_GUARDED_BY(mutex_) = false;       ///< the stream was full: resumeFlush() follows
-  Status closed_ TORCHRPC_GUARDED_BY(mutex_);                       ///< nothing more is sent or delivered
+  Status closed_ TORCHRPC_GUARDED_BY(mutex_);  ///< the reason; once set, nothing more is sent or delivered
 
   // Guarded by the loop lock; all but reader_ and failed_ are changed on the loop thread only.
   std::shared_ptr<ConnectionHandler> handler_ TORCHRPC_GUARDED_BY(shared_->loop.lock());  ///< until onClosed
   std::shared_ptr<ByteStream> read_stream_ TORCHRPC_GUARDED_BY(shared_->loop.lock());     ///< as stream_
   EventLoop::Watch watch_ TORCHRPC_GUARDED_BY(shared_->loop.lock());
-  EventLoop::Watch frame_deadline_ TORCHRPC_GUARDED_BY(shared_->loop.lock());  ///< of the first frame
-  bool has_frame_ TORCHRPC_GUARDED_BY(shared_->loop.lock()) = false;           ///< one has arrived
+  EventLoop::Watch frame_deadline_ TORCHRPC_GUARDED_BY(shared_->loop.lock());  ///< for the first frame
+  bool has_frame_ TORCHRPC_GUARDED_BY(shared_->loop.lock()) = false;           ///< a frame has arrived
   uint64_t received_bytes_ TORCHRPC_GUARDED_BY(shared_->loop.lock()) = 0;
   FrameReader reader_ TORCHRPC_GUARDED_BY(shared_->loop.lock());
-  bool failed_ TORCHRPC_GUARDED_BY(shared_->loop.lock()) = false;  ///< closeOnLoop() is about to be called
+  bool failed_ TORCHRPC_GUARDED_BY(shared_->loop.lock()) = false;  ///< fail() has scheduled closeOnLoop()
 };
 
 }  // namespace torchrpc::native

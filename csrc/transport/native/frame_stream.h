@@ -1,7 +1,7 @@
 #pragma once
 
-// Frames as bytes of a stream, in both directions. Only headers, and the bytes that one read returns together with
-// them, are copied. PROTOCOL.md specifies the bytes. Threads: one at a time.
+// Writes frames to a byte stream and reads them from it. Copies only headers, and the bytes that one read returns
+// together with a header. PROTOCOL.md specifies the bytes. Threads: one at a time.
 
 #include <array>
 #include <deque>
@@ -26,29 +26,30 @@ struct FrameHeader {
   static constexpr uint64_t kInStream = ~uint64_t{0};  ///< instead of a slab offset
 };
 
-/// Frames that are to be written.
+/// The queue of the frames to be written.
 class FrameQueue {
  public:
   struct Outgoing {
-    /// Copies large segments into slabs, if a stream that has such is given. Any thread.
+    /// Copies large segments into slabs, if `stream` is given and has slabs. Any thread.
     Outgoing(Frame frame, std::function<void(Status)> done, ByteStream* stream = nullptr);
 
-    Frame frame;                    ///< without the segments that are in slabs
-    std::vector<Segment> copied{};  ///< those segments, which are not needed any more
+    Frame frame;                    ///< without the segments that were copied into slabs
+    std::vector<Segment> copied{};  ///< those segments, which are no longer needed
     std::function<void(Status)> done;
     FrameHeader header;
     std::vector<uint64_t> layout{};  ///< sizes, and slab offsets
 
-    /// Header, layout, head, then the segments.
+    /// The number of parts: header, layout, head, then the segments.
     size_t parts() const { return 3 + frame.segments.size(); }
     iovec part(size_t index) const;
   };
 
   void push(Outgoing&& outgoing) { queue_.push_back(std::move(outgoing)); }
   bool empty() const { return queue_.empty(); }
-  /// The next bytes to write, as many parts as fit; they stay valid until advance() passes them. Returns their number.
+  /// Fills `parts` with the next bytes to write, as many parts as fit. Returns the number of parts. They stay valid
+  /// until advance() passes them.
   size_t gather(std::span<iovec> parts) const;
-  /// That many bytes have been written: moves the frames that are complete to `sent`.
+  /// Advances by bytes that have been written, and moves the frames that are complete to `sent`.
   void advance(size_t bytes, std::vector<Outgoing>& sent);
   std::vector<Outgoing> takeAll();
 
@@ -59,21 +60,21 @@ class FrameQueue {
   size_t offset_ = 0;
 };
 
-/// Frames that are being read. Checks sizes, and their sum, against the limits before it allocates memory for them, and
-/// allocates memory as bytes arrive: see Note [Announced bytes]. A frame whose segments find no memory is delivered
-/// with its head and Frame::failure; the frames that follow are not affected.
+/// Reads frames. Checks sizes, and their sum, against the limits before it allocates memory for them, and allocates the
+/// memory as bytes arrive: see Note [Announced bytes]. If there is no memory for the segments of a frame, the frame is
+/// delivered with its head and Frame::failure, and the frames that follow are not affected.
 class FrameReader {
  public:
   explicit FrameReader(const Limits& limits) : limits_(limits) {}
 
   /// The number of bytes of the current frame that are known to be missing.
   size_t missing() const;
-  /// Where to read the next bytes to: the memory of the current frame, then `scratch` for all that follows. Returns the
-  /// number of parts.
+  /// Fills `parts` with the memory for the next bytes: memory of the current frame, then `scratch` for all that
+  /// follows. Returns the number of parts.
   size_t room(std::span<char> scratch, std::span<iovec> parts) const;
-  /// That many bytes have been read to the parts that room() returned. Calls `deliver` for each complete frame, until
-  /// it returns false. `stream` has the segments that are in slabs. An error: the peer violates the protocol or the
-  /// limits.
+  /// Consumes bytes that have been read to the parts that room() returned. Calls `deliver` for each complete frame,
+  /// until it returns false. `stream` provides the segments that are in slabs. Returns an error if the peer violates
+  /// the protocol or the limits, or if there is no memory for a head or a layout.
   Status take(size_t bytes, std::span<char> scratch, ByteStream& stream, const std::function<bool(Frame)>& deliver);
 
  private:
@@ -87,7 +88,7 @@ class FrameReader {
   /// Marks the next `bytes` of the targets as filled.
   void fill(size_t bytes);
   bool filled() const { return next_ == targets_.size(); }
-  /// All targets of this stage are filled: begins the next one. Returns the frame, if this stage was the last.
+  /// Begins the next stage, after all targets of this one have been filled. Returns the frame after the last stage.
   Result<std::optional<Frame>> nextStage(ByteStream& stream);
   Status checkHeader() const;
   void extendLayout();
@@ -98,10 +99,10 @@ class FrameReader {
   void extendBody(ByteStream& stream);
   void extendHead();
   void extendSegments(ByteStream& stream);
-  /// There is no memory for the segments: their bytes that are still to come are dropped.
+  /// Called when there is no memory for the segments: drops those that have memory, and the bytes still to come.
   void dropSegments(ByteStream& stream);
   size_t layoutSize() const { return size_t{header_.segments} * (header_.flags != 0 ? 2 : 1); }
-  /// FrameHeader::kInStream if the segment is on no slab.
+  /// Returns FrameHeader::kInStream if the segment is not in a slab.
   uint64_t slabOffset(size_t segment) const;
 
   const Limits& limits_;
@@ -110,8 +111,8 @@ class FrameReader {
   FrameHeader header_;
   std::vector<uint64_t> layout_;
   Frame frame_;
-  size_t extended_ = 0;      ///< the number of segments that have memory, or are dropped
-  uint64_t rest_bytes_ = 0;  ///< of the body, in the stream, that have no targets yet
+  size_t extended_ = 0;      ///< the number of segments that have memory or are dropped
+  uint64_t rest_bytes_ = 0;  ///< bytes of the body in the stream that have no targets yet
   std::vector<Target> targets_;
   size_t next_ = 0;
 };

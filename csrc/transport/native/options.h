@@ -17,34 +17,36 @@ class Identity;
 class TlsCredentials;
 
 struct Options {
-  std::string host;  ///< this and the next: as in HostChoice
+  std::string host;  ///< this and the next field: as in HostChoice
   std::string rendezvous_host;
-  std::string node_name;  ///< in error texts of peers
-  std::string group;      ///< opaque; a peer with another value is refused; at most 1,024 bytes
+  std::string node_name;  ///< sent to peers in the handshake, for checks and error texts
+  std::string group;      ///< opaque, at most 1,024 bytes; a peer with another value is refused
   /// Both sides of every connection prove that they know it before either reads a frame. Empty: no authentication.
   std::string secret;
-  /// Connections over TCP are encrypted. Needs a secret. All workers of a group must have the same.
+  /// Whether connections over TCP are encrypted. Needs a secret. All workers of a group must have the same value.
   bool encrypt = false;
-  bool aes = true;                 ///< with AES where both processors have it, else with ChaCha20
-  std::string encryption = "off";  ///< the user's setting, from which that follows; for error texts
-  /// This node's; its secret is `secret`. Peers must have one, too. Null: peers' names are taken on trust.
+  bool aes = true;                 ///< encrypt with AES if both processors support it, else with ChaCha20
+  std::string encryption = "off";  ///< the user's setting, from which `encrypt` was derived; for error texts
+  /// The identity of this node, which contains `secret`. Peers must have one, too. Null: peers need not prove their
+  /// names, except by `tls`.
   std::shared_ptr<const Identity> identity;
-  /// This node's for TLS, which then encrypts connections over TCP, and proves names over all. Peers must use TLS, too.
+  /// The TLS credentials of this node. TLS then encrypts connections over TCP, and proves names over TCP and Unix
+  /// sockets. Peers must use TLS, too.
   std::shared_ptr<const TlsCredentials> tls;
-  PortRange ports;            ///< to listen on: the first that is free
-  bool unix_sockets = true;   ///< between workers of one host, instead of TCP
+  PortRange ports;            ///< the node listens on the first that is free
+  bool unix_sockets = true;   ///< used between workers of one host, instead of TCP
   bool shared_memory = true;  ///< rings in shared memory beside the Unix sockets
   bool slabs = true;          ///< slabs in shared memory for large tensors, which then bypass the rings
   Duration handshake_deadline = std::chrono::seconds(10);
-  size_t max_pending_handshakes = 256;    ///< of inbound connections; one more closes the oldest
+  size_t max_pending_handshakes = 256;    ///< of inbound connections; a further one closes the oldest
   size_t max_connections_per_peer = 256;  ///< that one worker may open to this one
-  /// The longest time that a waiting thread polls before it parks: see Note [Busy polling]. Zero: it never polls.
+  /// The longest time that a waiting thread polls before it parks: see Note [Busy polling]. Zero: threads never poll.
   Duration spin_budget = std::chrono::microseconds(100);
   Limits limits;
 };
 
-/// Options::spin_budget as the environment variable TORCHRPC_SPIN_US sets it, in microseconds; else the default.
-/// Throws Error(kInvalidArgument) naming the variable.
+/// Returns the value for Options::spin_budget: the environment variable TORCHRPC_SPIN_US, in microseconds, if it is
+/// set, else the default. Throws Error(kInvalidArgument), which names the variable, for a malformed value.
 Duration spinDuration();
 
 }  // namespace torchrpc::native

@@ -1,6 +1,6 @@
 #pragma once
 
-// The state that a native transport and its connections share; outlives both.
+// The state that a native transport and its connections share. It outlives all of them.
 
 #include <atomic>
 #include <memory>
@@ -37,8 +37,8 @@ struct SharedState {
   Disposal disposal{{SlabReader::deleter()}};
   std::atomic<uint64_t> accepted{0};
   std::atomic<uint64_t> refused{0};        ///< peers that did not complete the handshake
-  std::atomic<uint64_t> key_exchanges{0};  ///< HELLOs of peers that know the secret, each of which costs a key exchange
-  std::atomic<uint64_t> encrypted{0};      ///< connections
+  std::atomic<uint64_t> key_exchanges{0};  ///< answered HELLOs, each of which costs a key exchange
+  std::atomic<uint64_t> encrypted{0};      ///< connections that are encrypted
 
   // On the loop thread only.
   std::unordered_set<std::shared_ptr<StreamConnection>> connections;  ///< those that have not ended

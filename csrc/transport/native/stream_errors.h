@@ -1,6 +1,6 @@
 #pragma once
 
-// Why an encrypted stream ends, whichever way it is encrypted.
+// The errors with which an encrypted stream ends: sealed records and TLS have the same.
 
 #include <string>
 

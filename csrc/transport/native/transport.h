@@ -10,7 +10,8 @@
 
 namespace torchrpc::native {
 
-/// Throws Error(kInvalidArgument) if `options.host` is not an address of this machine, as chooseHostAddress() does.
+/// Throws Error(kInvalidArgument) if `options.host` is not an address of this machine, as chooseHostAddress() does, or
+/// if `options.encrypt` is set without a secret.
 std::unique_ptr<Transport> makeTransport(Options options);
 
 }  // namespace torchrpc::native

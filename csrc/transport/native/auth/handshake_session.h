@@ -1,7 +1,7 @@
 #pragma once
 
-// One socket from its creation until the peer is authenticated: connecting, the handshake and its deadline. Needs a few
-// hundred bytes and one handshake message of memory.
+// One socket from its creation until the peer is authenticated: connecting, the handshake and its deadline. Uses a few
+// hundred bytes of memory, and that of one handshake message.
 // Threads: the loop thread only.
 
 #include <functional>
@@ -22,46 +22,49 @@ namespace torchrpc::native {
 
 class HandshakeSession {
  public:
-  /// What both sides have to agree on. Their names, and whether they encrypt, are in the options (SharedState).
+  /// The terms of one connection. The node's name, and whether it encrypts, are in the options (SharedState).
   struct Terms {
     uint64_t listener = 0;        ///< the id in the listener's address
     bool is_tcp = false;          ///< else a Unix socket
-    bool shares_memory = false;   ///< this side can
-    std::string expected_name{};  ///< opener: of the listener
+    bool shares_memory = false;   ///< this side can share memory
+    std::string expected_name{};  ///< opener: the name of the listener
   };
   /// The result of a successful handshake.
   struct AuthenticatedPeer {
     Descriptor socket;
     std::string name;
-    Descriptor memory;                       ///< shared by the two sides; invalid if they share none
-    std::optional<PeerIdentity> identity{};  ///< that it has proved; nothing if this worker has none itself
-    std::optional<RecordKeys> keys{};        ///< if frames are sealed
-    std::unique_ptr<TlsSession> tls{};       ///< if frames are encrypted by TLS
+    Descriptor memory;  ///< shared by the two sides; invalid if they share none
+    std::optional<PeerIdentity>
+        identity{};                     ///< proved by the peer; nothing if this worker has neither identity nor TLS
+    std::optional<RecordKeys> keys{};   ///< if frames are sealed
+    std::unique_ptr<TlsSession> tls{};  ///< if frames are encrypted by TLS
   };
-  /// Called exactly once, as the last step of a callback of the loop: it may destroy the session. Errors: kWorkerLost,
-  /// kProtocol.
+  /// Called exactly once, unless the session is destroyed before, as the last step of a callback of the loop: it may
+  /// destroy the session. Errors: kWorkerLost, kProtocol.
   using Done = std::function<void(Result<AuthenticatedPeer>)>;
   /// Makes the memory that the two sides will share; returns an invalid descriptor if that fails.
   using MemoryFactory = std::function<Descriptor()>;
-  /// The reason to refuse a worker of this name, which knows the secret; nothing if it is welcome.
+  /// Returns the reason to refuse a worker of this name, or nothing if it is admitted. Called after the worker has
+  /// shown that it knows the secret, if there is one.
   using Admission = std::function<std::optional<std::string>(const std::string& name)>;
 
-  /// For the listener.
+  /// Makes the session of the listener, for an accepted socket.
   HandshakeSession(
       SharedState& shared, Descriptor accepted, Terms terms, MemoryFactory make_memory, Admission admission, Done done);
-  /// For the opener, which connects and sends HELLO.
+  /// Makes the session of the opener, which connects and sends HELLO.
   HandshakeSession(SharedState& shared, SocketAddress address, Terms terms, Done done);
 
-  // All functions that return bool return whether the handshake continues. If not, they have called `done`.
-  /// Fails unless the handshake is complete after `timeout`.
+  // Steps of the handshake that return bool return whether it continues, unless their comment differs. If it does not,
+  // they have called `done`.
+  /// Starts the handshake, which fails unless it is complete within `timeout`.
   bool start(Duration timeout);
 
-  /// Opener, in `done` with an error: whether a later attempt may succeed, because the peer answered nothing wrong. It
-  /// was busy or stopped, it closed the connection to make room, the network was down, or this process lacked a
-  /// descriptor or memory.
+  /// Opener, when `done` receives an error: whether a later attempt may succeed. It may if the peer was busy or
+  /// stopped, or closed the connection to make room, if the network was down, or if this process lacked a descriptor or
+  /// memory.
   bool mayRetry() const { return may_retry_; }
-  /// Listener: whether the peer has sent a HELLO that names this listener and this group and, if there is a secret,
-  /// that was made by a peer that knows it.
+  /// Listener: whether the peer has sent a HELLO that names this listener and this group. If there is a secret, the
+  /// HELLO must have been made by a peer that knows it; it may still be a replay.
   bool hasGreeted() const { return has_greeted_; }
 
  private:
@@ -71,28 +74,30 @@ class HandshakeSession {
   bool onReady();
   void onDeadline();
   bool onMessage(const HandshakeMessage& message);
-  /// TLS comes before all messages, if this worker has credentials for it. Returns whether messages can be exchanged.
+  /// Continues the TLS handshake, which comes before all messages if this worker has TLS credentials. Returns whether
+  /// messages can be exchanged. Throws Error if TLS fails.
   bool continueTls();
-  // The listener.
+  // On the side of the listener.
   bool receiveHello(const HandshakeMessage& hello);
   bool sendWelcome(const HandshakeMessage& hello);
   bool receiveConfirm(const HandshakeMessage& confirm);
-  // The opener.
+  // On the side of the opener.
   bool receiveWelcome(const HandshakeMessage& welcome);
   bool receiveReady(const HandshakeMessage& ready);
 
-  /// Sends it with this payload, sealed if there is a secret. `tokens`: the message begins with those of Noise.
+  /// Sends the message with this payload, sealed if there is a secret. `tokens`: of Noise; they precede the payload.
   bool sendMessage(HandshakeMessage message, const HandshakePayload& payload, std::string tokens, int descriptor = -1);
-  /// The payload of the message whose tokens, if it has some, have been read. Throws Error(kProtocol).
+  /// Opens and parses the payload of a message, after its tokens, if any, have been read. Throws Error(kProtocol).
   HandshakePayload openPayload(std::string_view sealed);
-  /// Over TLS, if that is established. Returns 0 or errno.
+  /// Sends bytes, through TLS if there is a TLS session. Returns 0 or errno.
   int send(const std::string& bytes, int descriptor = -1);
-  /// As recv().
+  /// As recv(), through TLS if there is a TLS session. Throws Error if TLS fails.
   ssize_t receiveSome(std::span<char> room, Descriptor* descriptor);
-  /// Returns false while the message is incomplete. Reads no byte beyond it: the bytes after READY are frames.
+  /// Reads the next message. Returns false while it is incomplete. Reads no byte beyond it, because the bytes after
+  /// READY are frames. Throws Error.
   bool readMessage();
   bool fail(ErrorCode code, const std::string& text);
-  /// For an error of a system call.
+  /// Fails with the errno value of a system call; a later attempt may succeed after some of them.
   bool failWith(int error);
   bool failForNow(const std::string& text);
   bool succeed();
@@ -115,18 +120,18 @@ class HandshakeSession {
   Done done_;
   Descriptor socket_, memory_;
   EventLoop::Watch watch_, retry_, deadline_;
-  std::unique_ptr<TlsSession> tls_;  ///< from the connection on
+  std::unique_ptr<TlsSession> tls_;  ///< from the start of the TLS handshake on
   bool connected_;
-  bool has_greeted_ = false;      ///< opener: HELLO is sent
-  bool peer_has_no_tls_ = false;  ///< though this worker has
+  bool has_greeted_ = false;      ///< opener: HELLO has been sent
+  bool peer_has_no_tls_ = false;  ///< but this worker uses TLS
   bool may_retry_ = false;
   std::optional<NoiseHandshake> noise_;  ///< if there is a secret, from HELLO on
-  HandshakeType expected_;               ///< of the next message
+  HandshakeType expected_;               ///< the type of the next message
   bool peer_shares_memory_ = false;
   std::string peer_name_;
   std::optional<PeerIdentity> identity_;  ///< of the peer
   uint16_t chosen_ = 0;                   ///< flags of WELCOME
-  std::string received_;                  ///< of the message that is being read
+  std::string received_;                  ///< the bytes of the message that is being read
   size_t wanted_bytes_ = kHandshakePrefixBytes;
   HandshakePrefix prefix_;
 };

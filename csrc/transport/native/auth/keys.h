@@ -1,6 +1,6 @@
 #pragma once
 
-// Keys, and what derives one key from another: HMAC-SHA-256. Threads: any.
+// Keys, and the derivation of keys from other keys by HMAC-SHA-256. Threads: any.
 
 #include <array>
 #include <cstddef>
@@ -10,13 +10,13 @@
 namespace torchrpc::native {
 
 constexpr size_t kKeyBytes = 32;
-constexpr size_t kTagBytes = 16;  ///< of each cipher here: what sealed bytes have more than plain ones
+constexpr size_t kTagBytes = 16;  ///< the authentication tag of each cipher here; sealing appends it
 
 /// A key, or another secret of its size; overwritten when it is destroyed.
 class SecretKey {
  public:
   SecretKey() = default;
-  /// Exactly kKeyBytes.
+  /// Throws Error(kProtocol) unless there are kKeyBytes.
   explicit SecretKey(std::string_view bytes);
   SecretKey(const SecretKey&) = default;
   SecretKey& operator=(const SecretKey&) = default;
@@ -30,19 +30,20 @@ class SecretKey {
   std::array<unsigned char, kKeyBytes> bytes_{};
 };
 
-// What libraries of C take.
+// Conversions for C libraries, which take pointers to unsigned char.
 inline const unsigned char* asUnsigned(const char* bytes) { return reinterpret_cast<const unsigned char*>(bytes); }
 inline unsigned char* asUnsigned(char* bytes) { return reinterpret_cast<unsigned char*>(bytes); }
 inline const unsigned char* asUnsigned(std::string_view bytes) { return asUnsigned(bytes.data()); }
 inline unsigned char* asUnsigned(std::string& bytes) { return asUnsigned(bytes.data()); }
 
-/// Initializes libsodium. To be called before anything else of this folder. Throws Error(kRendezvous) if that fails.
+/// Initializes libsodium. Must be called before any other function of this folder. Throws Error(kRendezvous) if that
+/// fails.
 void initializeSodium();
 
 /// HMAC-SHA-256 over the concatenated `parts`.
 SecretKey hmac(std::string_view key, std::initializer_list<std::string_view> parts);
 
-/// The key that a group's secret stands for.
+/// Derives the key of connections from a group's secret.
 SecretKey keyOfSecret(std::string_view secret);
 
 }  // namespace torchrpc::native

@@ -1,7 +1,6 @@
 #pragma once
 
-// TLS from OpenSSL, where the machine has it: libssl is looked for at run time, and nothing of OpenSSL is needed to
-// build.
+// TLS from OpenSSL's libssl, which is loaded at run time if the machine has it; the build needs nothing of OpenSSL.
 
 #include <cstddef>
 #include <cstdint>
@@ -9,7 +8,7 @@
 namespace torchrpc::native {
 
 /// The functions of libssl 3 and libcrypto 3 that are used, under their own names; <openssl/ssl.h> and others declare
-/// them, and their ABI is stable. Threads: as OpenSSL has it, an object by one thread at a time.
+/// them, and their ABI is stable. Threads: as in OpenSSL, one thread at a time uses an object.
 struct Libssl {
   // Opaque.
   struct BIO;
@@ -24,7 +23,7 @@ struct Libssl {
   struct X509_NAME_ENTRY;
   struct X509_STORE;
   struct Stack;  ///< STACK_OF(...)
-  /// As in <openssl/x509v3.h>. For the types here `value` is an ASN1_STRING.
+  /// As in <openssl/x509v3.h>. `value` is an ASN1_STRING for the types that are used here.
   struct GENERAL_NAME {
     static constexpr int kDns = 2, kUri = 6;
     int type;
@@ -102,7 +101,7 @@ struct Libssl {
   const char* (*ERR_reason_error_string)(unsigned long error);
   void (*ERR_clear_error)();
 
-  /// This machine's, loaded by the first call; null if it has none.
+  /// Returns this machine's OpenSSL, which the first call loads; null if there is none that fits.
   static const Libssl* find();
 };
 

@@ -1,13 +1,13 @@
 #pragma once
 
-// The Noise handshake NNpsk0 (Noise_NNpsk0_25519_ChaChaPoly_SHA256, revision 34 of the Noise specification), out of
-// libsodium's primitives. The two sides agree on fresh keys. Only those that know a common key can complete it, and the
-// listener notices that the opener does not before it has done any Diffie-Hellman:
+// The Noise handshake NNpsk0 (Noise_NNpsk0_25519_ChaChaPoly_SHA256, revision 34 of the Noise specification), built from
+// libsodium's primitives. The two sides agree on fresh keys. Only sides that know a common key can complete the
+// handshake. The listener detects an opener that does not know the key before it computes any Diffie-Hellman:
 //
 //   opener -> listener: psk, e     writeTokens(), sealPayload()      readTokens(), openPayload()
 //   listener -> opener: e, ee      readTokens(), openPayload()       writeTokens(), sealPayload()
 //
-// After these two messages sealPayload() and openPayload() make and read Noise's transport messages.
+// After these two messages, sealPayload() and openPayload() make and read Noise's transport messages.
 // Threads: one at a time.
 
 #include <optional>
@@ -26,9 +26,10 @@ class NoiseCipher {
  public:
   void setKey(const SecretKey& key);
   bool hasKey() const { return key_.has_value(); }
-  /// Without a key: unchanged.
+  /// Without a key, returns `plain` unchanged.
   std::string seal(std::string_view associated, std::string_view plain);
-  /// Nothing if these bytes were not sealed with this key, as this message, with this `associated`.
+  /// Returns nothing if these bytes were not sealed with this key, as this message, with this `associated`. Without a
+  /// key, returns `sealed` unchanged.
   std::optional<std::string> open(std::string_view associated, std::string_view sealed);
 
  private:
@@ -40,31 +41,32 @@ class NoiseHandshake {
  public:
   static constexpr size_t kPublicKeyBytes = 32;
 
-  /// `psk`: the key that both must know. `prologue`: what both must have seen. `ephemeral`: the private key of this
-  /// side, for tests; else a random one.
+  /// `psk`: the key that both sides must know. `prologue`: bytes that must be the same on both sides. `ephemeral`: the
+  /// private key of this side, for tests; by default a random one.
   NoiseHandshake(
       Side side, const SecretKey& psk, std::string_view prologue, std::optional<SecretKey> ephemeral = std::nullopt);
 
-  /// The first part of a message: the public key of this side.
+  /// Returns the first part of a message: the public key of this side.
   std::string writeTokens();
   std::string sealPayload(std::string_view payload);
 
-  /// Takes the first part from the message. Throws Error(kProtocol) if it is too short, or no public key.
+  /// Removes the first part from the message. Throws Error(kProtocol) if it is too short, or no public key.
   void readTokens(std::string_view& message);
-  /// Of the rest. Nothing if the peer does not know `psk`, has seen another prologue, or the message was changed.
+  /// Opens the rest of the message. Returns nothing if the peer does not know `psk` or has another prologue, or if the
+  /// message was changed.
   std::optional<std::string> openPayload(std::string_view sealed);
 
-  /// Identifies the handshake until now: only its two sides have the same. Between the two parts of a message, and
-  /// after it.
+  /// Identifies the handshake so far: only its two sides have the same hash. To be called between the two parts of a
+  /// message, or after it.
   std::string_view hash() const { return hash_.view(); }
-  /// A key for another purpose; both sides get the same. After both messages.
+  /// Derives a key for another purpose, the same on both sides. To be called after both messages.
   SecretKey exportKey(std::string_view label) const { return hmac(chaining_key_.view(), {label}); }
 
  private:
   void mixHash(std::string_view bytes);
   void mixKey(std::string_view input);
   void mixKeyAndHash(std::string_view input);
-  /// The tokens of the current message but the public key that it begins with.
+  /// Mixes in the tokens of the current message: `public_key` (e) and, in the second message, the shared secret (ee).
   void mixTokens(std::string_view public_key);
   void mixSharedSecret();
   void endMessage();
@@ -76,7 +78,7 @@ class NoiseHandshake {
   NoiseCipher send_, receive_;  ///< of the messages after it
   std::optional<SecretKey> ephemeral_;
   std::string peer_ephemeral_;
-  int messages_ = 0;  ///< that are complete
+  int messages_ = 0;  ///< the number of complete messages, up to two
 };
 
 }  // namespace torchrpc::native

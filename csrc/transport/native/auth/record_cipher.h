@@ -15,9 +15,9 @@ namespace torchrpc::native {
 enum class Cipher : uint8_t { kChaCha20Poly1305, kAes256Gcm };
 
 std::string_view nameOf(Cipher cipher);
-/// Whether this processor has instructions for it. Without them it would be slow, and its time would tell its key.
+/// Whether this processor has AES instructions. Without them AES would be slow, and its timing would leak the key.
 bool hasAes();
-/// The one for a connection between two processors like this.
+/// Returns the cipher for a connection between two processors like this one.
 inline Cipher bestCipher() { return hasAes() ? Cipher::kAes256Gcm : Cipher::kChaCha20Poly1305; }
 
 /// The first bytes of a record, which are not encrypted, but authenticated.
@@ -26,16 +26,16 @@ struct RecordHeader {
 
   static constexpr size_t kMaxPlainBytes = 64 << 10;
   static RecordHeader data(size_t plain_bytes) { return {static_cast<uint32_t>(plain_bytes)}; }
-  /// The last record of a direction: nothing is cut off from the end of what was sent.
+  /// The last record of a direction. It proves that the end of the stream was not cut off.
   static RecordHeader end() { return {kEnd}; }
-  /// The same, because what came from the peer was not what it had sealed.
+  /// Also the last record. It reports that the bytes which arrived from the peer were not those that the peer sealed.
   static RecordHeader alarm() { return {kEnd | 1}; }
 
   bool isAlarm() const { return bits == (kEnd | 1); }
   bool isEnd() const { return bits == kEnd || isAlarm(); }
   size_t plainBytes() const { return isEnd() ? 0 : bits; }
   size_t sealedBytes() const { return sizeof(bits) + plainBytes() + kTagBytes; }
-  /// Whether a peer may send it.
+  /// Whether a peer may send such a header.
   bool isValid() const { return isEnd() || (bits > 0 && bits <= kMaxPlainBytes); }
 
  private:
@@ -46,10 +46,10 @@ struct Libcrypto;
 
 class RecordCipher {
  public:
-  /// After that many records both sides derive the next key.
+  /// After this many records, both sides derive the next key.
   static constexpr uint64_t kRecordsPerKey = 1 << 16;
 
-  /// AES is libcrypto's where there is one: `libcrypto` is null, or lives for ever. Else it is libsodium's.
+  /// Uses the AES of `libcrypto`, which must live for ever, or that of libsodium if `libcrypto` is null.
   RecordCipher(
       Cipher cipher, const SecretKey& key, uint64_t records_per_key = kRecordsPerKey,
       const Libcrypto* libcrypto = findLibcrypto());
@@ -57,20 +57,20 @@ class RecordCipher {
   RecordCipher(const RecordCipher&) = delete;
   RecordCipher& operator=(const RecordCipher&) = delete;
 
-  /// Seals the next record: writes the ciphertext and the tag to `out`, which may be where `plain` begins. False if
-  /// hasFailed(): then `out` must not be sent.
+  /// Seals the next record: writes the ciphertext and the tag to `out`, which may be where `plain` begins. Returns
+  /// false if hasFailed(): then `out` must not be sent.
   [[nodiscard]] bool seal(RecordHeader header, std::span<const char> plain, char* out);
-  /// The contrary; `sealed`: ciphertext and tag. False if it is not the next record that the peer sealed, or
-  /// hasFailed(): then `out` has no meaning.
+  /// Opens the next record: verifies and decrypts `sealed`, its ciphertext and tag, to `out`. Returns false if it is
+  /// not the next record that the peer sealed, or if hasFailed(): then the bytes in `out` are undefined.
   [[nodiscard]] bool open(RecordHeader header, std::span<const char> sealed, char* out);
   /// Whether libcrypto has failed. Nothing is sealed or opened after that.
   bool hasFailed() const;
-  static const Libcrypto* findLibcrypto();  ///< this machine's; null if it has none
+  static const Libcrypto* findLibcrypto();  ///< Libcrypto::find(): null if this machine has none
 
  private:
   struct AesState;
   void useKey();
-  /// Called before each record. False if hasFailed().
+  /// Derives the next key when it is due. Called before each record. Returns false if hasFailed().
   bool rekeyIfDue();
   bool encrypt(uint64_t number, std::string_view associated, std::span<const char> plain, char* out);
 

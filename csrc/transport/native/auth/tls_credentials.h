@@ -1,7 +1,7 @@
 #pragma once
 
-// What a worker proves its name with over TLS, and what it checks peers' proofs with: PEM files, which are read again
-// when they change. Needs OpenSSL at run time.
+// The TLS credentials of a worker: the certificate and the key by which it proves its name, and the authorities by
+// which it verifies its peers. They are PEM files, which are read again when they change. Needs OpenSSL at run time.
 
 #include <memory>
 #include <string>
@@ -16,7 +16,7 @@
 
 namespace torchrpc::native {
 
-/// What a certificate says of its holder.
+/// The names of the holder in a certificate.
 struct TlsNames {
   std::vector<std::string> names;  ///< the DNS names and the URIs of its "subject alternative name"
   std::vector<std::string> units;  ///< the organizational units (OU) of its subject
@@ -28,27 +28,27 @@ class TlsCredentials {
  public:
   static constexpr Duration kReloadInterval = std::chrono::seconds(1);
 
-  /// Reads the files, and looks every `reload_interval` whether they have changed. Connections that are open keep what
-  /// they began with; what cannot be read is logged, and not used. Throws Error(kInvalidArgument) if the machine has no
-  /// OpenSSL, or if a file cannot be used.
+  /// Reads the files, and checks every `reload_interval` whether they have changed. New connections use the new files,
+  /// open connections keep the old ones. Changed files that cannot be used are logged and not used. Throws
+  /// Error(kInvalidArgument) if the machine has no OpenSSL, or if a file cannot be used.
   explicit TlsCredentials(TlsFiles options, Duration reload_interval = kReloadInterval);
   ~TlsCredentials();
   TlsCredentials(const TlsCredentials&) = delete;
   TlsCredentials& operator=(const TlsCredentials&) = delete;
 
   using Context = std::shared_ptr<Libssl::SSL_CTX>;
-  /// For a new connection. Thread-safe; does not block.
+  /// Returns the settings of a new connection. Thread-safe; does not block.
   Context context() const;
   const Libssl& library() const { return library_; }
 
-  /// Who the worker of that name is, by its certificate. Throws Error(kProtocol) if that is not for this name.
-  /// Thread-safe.
+  /// Returns the identity of the worker of that name, with the roles in its certificate. Throws Error(kProtocol) if the
+  /// certificate is not for this name. Thread-safe.
   PeerIdentity identify(const std::string& name, const TlsNames& certificate) const;
-  /// Who this worker is. Throws Error(kInvalidArgument) if its certificate is not for this name.
+  /// Returns the identity of this worker. Throws Error(kInvalidArgument) if its certificate is not for this name.
   PeerIdentity identifySelf(const std::string& name) const;
 
  private:
-  /// Of the files: changes when one of them does.
+  /// Returns a text that changes when one of the files does.
   std::string fingerprint() const;
   Context load() const;
   void reload();
@@ -62,7 +62,7 @@ class TlsCredentials {
   Context context_ TORCHRPC_GUARDED_BY(mutex_);
   bool stopping_ TORCHRPC_GUARDED_BY(mutex_) = false;
 
-  // On the thread.
+  // On thread_ (and in the constructor before it starts).
   std::string fingerprint_;
 
   // Used by the constructor and the destructor only.

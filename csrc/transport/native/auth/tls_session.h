@@ -1,6 +1,6 @@
 #pragma once
 
-// TLS 1.3 over a non-blocking socket. Both sides send a certificate, and check the other's.
+// TLS 1.3 over a non-blocking socket. Each side sends a certificate and verifies that of the other side.
 // Threads: one at a time.
 
 #include <cstdint>
@@ -22,30 +22,32 @@ class TlsSession {
   TlsSession(const TlsSession&) = delete;
   TlsSession& operator=(const TlsSession&) = delete;
 
-  // An error of the functions that return one has the code kProtocol if the peer, or someone on the way, does what TLS
-  // does not permit, or if a certificate is not valid; else kWorkerLost.
-  /// Takes part in the handshake as far as bytes have come. Whether it is complete.
+  // Errors of these functions have the code kProtocol if the peer, or an attacker on the path, violates TLS, or if a
+  // certificate is not valid; else kWorkerLost.
+  /// Continues the handshake with the bytes that have arrived. Returns whether it is complete.
   Result<bool> handshake();
   bool isEstablished() const { return is_established_; }
-  /// Who the peer is, if it calls itself so: see TlsCredentials::identify. After the handshake.
+  /// Returns the identity of the peer, which claims to be `name`: see TlsCredentials::identify. To be called after the
+  /// handshake.
   PeerIdentity identify(const std::string& name) const { return credentials_.identify(name, peer_); }
-  /// Only the two sides of this session have the same. After the handshake.
+  /// Returns bytes that only the two sides of this session have in common. To be called after the handshake.
   std::string channelBinding();
-  /// The name of the cipher, which is never freed. After the handshake.
+  /// Returns the name of the cipher, which is never freed. To be called after the handshake.
   const char* cipherName() const;
 
-  /// The number of bytes; 0: none have come. Reads from the socket not more than one record, unless readAhead(). The
-  /// descriptor that comes with the bytes, if there is one, goes to `passed`.
+  /// Reads decrypted bytes. Returns their number; 0: none have arrived. Reads at most one record from the socket,
+  /// unless readAhead() was called. Stores the descriptor that comes with the bytes, if there is one, in `passed`.
   Result<size_t> read(std::span<char> room, Descriptor* passed = nullptr);
-  /// False: the next read() returns 0, unless the socket becomes readable before.
+  /// If false, the next read() returns 0, unless the socket becomes readable before.
   bool mayHaveMore() const { return !is_drained_ || library_.SSL_has_pending(ssl_.get()) == 1; }
-  /// From now on, read() may take more from the socket than it returns.
+  /// Lets read() receive more bytes from the socket than it returns.
   void readAhead();
 
-  /// Encrypts at most kMaxRecordBytes, which flush() sends.
+  /// The most bytes that seal() encrypts.
   static constexpr size_t kMaxRecordBytes = 16 << 10;
+  /// Encrypts bytes, which flush() sends. Returns false if OpenSSL fails.
   [[nodiscard]] bool seal(std::span<const char> plain);
-  /// Says in an authenticated way that no more bytes follow; flush() sends that.
+  /// Encrypts the authenticated end of the stream (close_notify), which flush() sends.
   void end();
   /// Sends what has been encrypted, with a descriptor unless that is negative. Returns 0 if nothing is left, or errno;
   /// EAGAIN: the socket has no room.
@@ -62,14 +64,14 @@ class TlsSession {
   const std::unique_ptr<Libssl::SSL, void (*)(Libssl::SSL*)> ssl_;
   bool is_established_ = false;
   TlsNames peer_;
-  uint64_t records_ = 0;  ///< that have been sealed
+  uint64_t records_ = 0;  ///< the number of records that have been sealed
 
-  // Of the input and output of OpenSSL.
-  std::string unsent_;            ///< encrypted bytes
-  size_t sent_ = 0;               ///< of these
-  Descriptor* passed_ = nullptr;  ///< while read() runs
-  bool is_drained_ = false;       ///< the socket had fewer bytes than there was room for
-  int read_error_ = 0;            ///< of the socket; ECONNRESET at its end
+  // The state of OpenSSL's input and output (makeBio()).
+  std::string unsent_;            ///< encrypted bytes, not yet sent as a whole
+  size_t sent_ = 0;               ///< the bytes of unsent_ that have been sent
+  Descriptor* passed_ = nullptr;  ///< of the read() that is running, else null
+  bool is_drained_ = false;       ///< the last receive found fewer bytes than it had room for
+  int read_error_ = 0;            ///< errno of the socket; ECONNRESET at the end of the stream
 };
 
 }  // namespace torchrpc::native

@@ -18,7 +18,7 @@ class PartCursor {
     if (atEnd()) return {};
     return {static_cast<char*>(parts_.front().iov_base) + offset_, parts_.front().iov_len - offset_};
   }
-  /// Copies the next bytes; returns how many. Does not advance.
+  /// Copies the next bytes and returns their number. Does not advance.
   size_t copyTo(std::span<char> room) const {
     size_t bytes = 0;
     for (auto from = *this; bytes < room.size() && !from.atEnd();) {
@@ -30,7 +30,7 @@ class PartCursor {
     }
     return bytes;
   }
-  /// By at most all that is left.
+  /// Advances by `bytes`, or to the end if less is left.
   void advance(size_t bytes) {
     while (bytes > 0 && !atEnd()) {
       const auto some = std::min(bytes, parts_.front().iov_len - offset_);

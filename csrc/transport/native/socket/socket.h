@@ -37,16 +37,18 @@ class Descriptor {
 /// An address to listen on or to connect to.
 class SocketAddress {
  public:
-  /// From "10.0.0.1:80" or "[fd00::2]:80"; nothing for any other text. Does not resolve names.
+  /// Parses "10.0.0.1:80" or "[fd00::2]:80"; returns nothing for any other text. Does not resolve names.
   static std::optional<SocketAddress> tcp(const std::string& host_and_port);
-  /// Of an abstract Unix socket; nothing if the name is too long. An empty name is accepted and means no socket.
+  /// The address of an abstract Unix socket; nothing if the name is too long. An empty name is accepted and means no
+  /// socket.
   static std::optional<SocketAddress> abstract(const std::string& name);
 
-  /// A new socket of this address's family; invalid, with errno set, if the system has none left.
+  /// Opens a socket of this address's family. Returns an invalid descriptor, with errno set, if that fails.
   Descriptor socket() const;
-  /// A socket that listens on this address, which the Error(kRendezvous) of a failure calls `text`.
+  /// Opens a socket that listens on this address. Throws Error(kRendezvous), which calls the address `text`, if that
+  /// fails.
   Descriptor listen(const std::string& text) const;
-  /// ::connect, repeated after EINTR. Returns 0 or errno.
+  /// Calls ::connect, again after EINTR. Returns 0 or errno.
   int connect(int fd) const;
   /// The local address of a socket, with the port that the system chose.
   static std::string textOf(int fd);
@@ -61,20 +63,20 @@ class SocketAddress {
 /// send buffer that is right for peers on this host.
 void tuneTcp(int fd);
 
-/// The error of a connection attempt that has ended (SO_ERROR); 0 if it succeeded.
+/// Returns the error of a connection attempt that has ended (SO_ERROR); 0 if it succeeded.
 int socketError(int fd);
 
-/// Text for an errno value of a connection: strerror, or a clearer text for common errors.
+/// Describes an errno value of a connection: by strerror, or by a clearer text for common errors.
 std::string socketErrorText(int error);
 
-/// send(), with a descriptor (SCM_RIGHTS, Unix sockets only) unless that is negative.
+/// As send(). Also passes `descriptor` (SCM_RIGHTS, Unix sockets only) unless it is negative.
 ssize_t sendSome(int fd, std::span<const char> bytes, int descriptor = -1);
 
-/// Sends a small message whole, and a descriptor as sendSome(). Returns 0 or errno.
+/// Sends a small message as a whole, with a descriptor as sendSome() does. Returns 0 or errno.
 int sendSmall(int fd, const std::string& bytes, int descriptor = -1);
 
-/// recv(), and the descriptor (SCM_RIGHTS) that came with the bytes, if there was one and `descriptor` is not null.
-/// Further descriptors are closed.
+/// As recv(). Stores the descriptor (SCM_RIGHTS) that came with the bytes, if any, in `descriptor` unless that is null,
+/// and closes further descriptors.
 ssize_t receive(int fd, void* data, size_t bytes, Descriptor* descriptor = nullptr);
 
 }  // namespace torchrpc::native
