@@ -42,7 +42,7 @@ Address Address::parse(const std::string& text) {
       address.host = value;
     } else if (key == "unix") {
       address.unix_name = value;
-    }  // other keys are of later versions and optional
+    }  // ignores other keys: later versions may add optional ones
   }
   const bool half = address.host.empty() != address.unix_name.empty();
   if (!SocketAddress::tcp(address.tcp) || half || (!half && !SocketAddress::abstract(address.unix_name))) {

@@ -12,19 +12,18 @@ namespace torchrpc::native {
 
 namespace {
 constexpr size_t kMaxIovecs = 64;  // of one read or write
-// That many frames, with nothing received in between, are written by their senders at once: a request that a thread
-// waits for is one of them. Those that follow are a burst, and the loop thread writes many of them together: a system
-// call takes longer than making a request.
+// After each read, the senders write up to this many frames themselves, at once: a request whose thread waits for the
+// reply is one of them. Further frames are a burst. The loop thread writes many of them with one system call, which
+// takes longer than making a request.
 constexpr int kMaxDirectSends = 4;
-// While more bytes than this of a frame are missing, the loop thread alone reads from the socket.
+// While more bytes of a frame than this are missing, only the loop thread reads from the socket.
 constexpr size_t kLargeRestBytes = 256 << 10;
-// On the loop, one connection reads at most so much before other connections are polled, or a little more, and writes
-// at most so much.
+// On the loop, one connection reads or writes about this much before other connections are polled.
 constexpr size_t kMaxPollBytes = 1 << 20;
-// The same for small frames, of which serving takes longer than reading: once so many have been read, no more are.
+// The limit for small frames, which take longer to serve than to read: after this many, other connections are polled.
 constexpr size_t kMaxPollFrames = 64;
-constexpr size_t kMaxScratchBytes = 16 << 10;  // of one read; some hundred small frames
-// A first frame that is late may be a large one, of which at least so much arrives in the time that a frame has.
+constexpr size_t kMaxScratchBytes = 16 << 10;  // of one read: room for some hundred small frames
+// A late first frame may be a large one: its deadline is extended if at least this much has arrived since it was set.
 constexpr uint64_t kMinFrameBytes = 64 << 10;
 }  // namespace
 
@@ -49,7 +48,7 @@ uint64_t StreamConnection::progress() const { return progress_.load(std::memory_
 void StreamConnection::send(Frame frame, std::function<void(Status)> done) {
   if (auto error = checkFrame(frame, shared_->limits)) return done(std::move(error));
   if (!shared_->callbacks.begin()) return done(Error(ErrorCode::kShutdown, describe() + " was closed from this side"));
-  // The sender copies large data to shared memory itself, because the loop serves all other connections, too.
+  // The sending thread copies large data to shared memory, because the loop has to serve all other connections, too.
   const auto stream = frame.segments.empty() ? nullptr : openStream();
   FrameQueue::Outgoing outgoing(std::move(frame), std::move(done), stream.get());
   dropCopied(std::exchange(outgoing.copied, {}));
@@ -71,7 +70,7 @@ void StreamConnection::send(Frame frame, std::function<void(Status)> done) {
   }
   {
     LoopScope scope(shared_->callbacks);
-    // It has been moved from only if the connection was open. NOLINTNEXTLINE(bugprone-use-after-move)
+    // `outgoing` has been moved from only if the connection was open. NOLINTNEXTLINE(bugprone-use-after-move)
     shared_->disposal.drop(std::move(outgoing.frame));
     std::exchange(outgoing.done, nullptr)(std::move(closed));
   }
@@ -79,14 +78,14 @@ void StreamConnection::send(Frame frame, std::function<void(Status)> done) {
 }
 
 void StreamConnection::dropCopied(std::vector<Segment> segments) {
-  // A sending thread may wait here; the loop must not.
+  // Freeing memory may run foreign code: see Disposal. A sending thread may wait for that; the loop must not.
   if (LoopScope::in(shared_->callbacks)) shared_->disposal.drop({.segments = std::move(segments)});
 }
 
 void StreamConnection::flush(bool resumed) {
   const auto self = shared_from_this();  // a completion may drop the last reference
   std::array<iovec, kMaxIovecs> parts;
-  // A thread that sends may take its time; whoever is on the loop serves other connections, too.
+  // A sending thread may write for long. A thread on the loop has to serve other connections, too.
   const bool on_loop = resumed || shared_->loop.inLoop();
   for (size_t total = 0;;) {
     std::shared_ptr<ByteStream> stream;
@@ -119,7 +118,8 @@ void StreamConnection::flush(bool resumed) {
 }
 
 bool StreamConnection::waitForRoom(ByteStream& stream, ssize_t written) {
-  // flushing_ is still set, so no other thread writes to the stream before it has recorded that this one waits.
+  // flushing_ is still set, so no other thread writes to the stream before requestRoom() has recorded that this one
+  // waits.
   if (written < 0) {
     shared_->loop.post([self = shared_from_this(), error = static_cast<int>(-written)] {
       self->closeOnLoop(ErrorCode::kWorkerLost, socketErrorText(error));
@@ -130,7 +130,8 @@ bool StreamConnection::waitForRoom(ByteStream& stream, ssize_t written) {
     shared_->loop.post([self = shared_from_this()] { self->watchForRoom(); });
   }
   MutexLock lock(mutex_);
-  // resumeFlush() or the end may have come in between: both leave the rest to the thread that has set flushing_.
+  // resumeFlush() may have been called, or the connection closed, in between. Both leave the rest to the thread that
+  // has set flushing_.
   if (closed_ || !waiting_for_room_) return false;
   flushing_ = false;
   return true;
@@ -206,10 +207,10 @@ void StreamConnection::requireFrame(Duration timeout) {
 void StreamConnection::onFrameDue(Duration timeout, uint64_t received_before) {
   shared_->loop.lockLoop();
   const auto self = shared_from_this();
-  // If it was this process that was stopped, the frame is here.
+  // If this process itself was stopped (SIGSTOP), the frame may have arrived without being read.
   shared_->loop.addToPollSet(*this);
   if (!has_frame_) poll();
-  const auto finished = std::exchange(frame_deadline_, {});  // until this callback returns
+  const auto finished = std::exchange(frame_deadline_, {});  // kept until this callback returns
   if (received_bytes_ - received_before >= kMinFrameBytes) return requireFrame(timeout);
   if (!has_frame_) closeOnLoop(ErrorCode::kProtocol, "it sent no message in time after its handshake");
 }
@@ -269,8 +270,8 @@ PollHint StreamConnection::pollHint() const {
 
 bool StreamConnection::keepsLoopBusy() {
   shared_->loop.lock().assertHeld();
-  // While a large tensor is under way, a poll without result takes as long as a read or a write, and contends with
-  // these for the socket.
+  // While a large tensor is in transit, a poll that finds nothing takes as long as a read or a write, and contends with
+  // them for the socket.
   if (!read_stream_ || !read_stream_->readExcludesWrite()) return false;
   if (reader_.missing() > kLargeRestBytes) return true;
   MutexLock lock(mutex_);
@@ -330,7 +331,7 @@ void StreamConnection::close() {
 
 void StreamConnection::closeOnLoop(ErrorCode code, const std::string& text) {
   shared_->loop.lock().assertHeld();
-  if (!handler_) return;  // has ended before
+  if (!handler_) return;  // closed before
   auto reason = Error(code, describe() + (code == ErrorCode::kShutdown ? " was closed from this side" : ": " + text));
   if (code == ErrorCode::kWorkerLost || (code == ErrorCode::kProtocol && !read_stream_)) {
     const auto peer = peer_name_.empty() ? "a peer" : peer_name_;
@@ -341,7 +342,7 @@ void StreamConnection::closeOnLoop(ErrorCode code, const std::string& text) {
     MutexLock lock(mutex_);
     if (closed_) reason = *closed_;
     closed_ = reason;
-    if (!flushing_) failed = outgoing_.takeAll();  // else flush() takes them
+    if (!flushing_) failed = outgoing_.takeAll();  // else flush() fails them
     stream_.reset();
   }
   watch_ = {};

@@ -1,13 +1,12 @@
 // Note [Announced bytes]
-// A header of 16 bytes can announce a head of gigabytes and a million segments. A peer that only announces must not
-// occupy memory. So memory is allocated as bytes arrive:
-// - The head and the list of sizes grow in steps, which are filled before the next one is made.
-// - Segments are allocated a few at a time, when those before them are filled. One segment is allocated whole, because
-// a
-//   tensor cannot move, but its pages occupy memory only when they are written. (Its address space is bounded by
-//   Limits::segment_bytes; where the system promises no more memory than it has, an allocation that is too large fails
-//   and costs this frame only.)
-// Each peer may send over several connections, so its bound is that of one connection times their number (Quota).
+// A header of 16 bytes can announce a head of gigabytes and a million segments. A peer that sends only the announcement
+// must not occupy memory on the receiver. So FrameReader allocates memory as bytes arrive:
+// - The head and the layout grow in steps. Each step is filled before the next one is allocated.
+// - Segments are allocated a few at a time, after the segments before them have been filled. Each segment is allocated
+//   as a whole, because a tensor cannot move, but its pages occupy memory only when they are written. (Its address
+//   space is bounded by Limits::segment_bytes. Where the system does not overcommit memory, an allocation that is too
+//   large fails, and only this frame is lost.)
+// A peer may send over several connections, so its bound is that of one connection times their number (Quota).
 
 #include "transport/native/frame_stream.h"
 
@@ -22,13 +21,13 @@ namespace torchrpc::native {
 
 namespace {
 
-// Of the list of sizes, in the first step; each further step doubles it.
+// The number of entries of the layout after the first step. Each further step doubles it.
 constexpr size_t kLayoutStep = 16 << 10;
-// The head grows by so much, within a capacity that is at least kMinHeadCapacity (or the size of the head) and doubles.
-// Pages of the capacity that have not been written occupy no memory.
+// The head grows by this much, within a capacity that starts at kMinHeadCapacity (or at the size of the head, if that
+// is smaller) and doubles. Pages of the capacity that have not been written occupy no memory.
 constexpr uint64_t kHeadStepBytes = 1 << 20;
 constexpr uint64_t kMinHeadCapacity = 64 << 20;
-// Segments are allocated until they have so many bytes, or are so many: as many as a read takes, and more.
+// One step allocates segments until they have this many bytes, or are this many. One read fills fewer.
 constexpr uint64_t kMaxAheadBytes = 16 << 20;
 constexpr size_t kMaxAheadSegments = 256;
 
@@ -121,7 +120,7 @@ size_t FrameReader::missing() const {
 
 size_t FrameReader::room(std::span<char> scratch, std::span<iovec> parts) const {
   size_t used = 0;
-  // A header is small: it is read to scratch, so that the same read returns the bytes behind it.
+  // A header is small: it is read to scratch, so that the same read returns the bytes after it.
   if (stage_ != Stage::kHeader) {
     for (size_t i = next_; i < targets_.size() && used + 1 < parts.size(); ++i) {
       const auto& target = targets_[i];
@@ -131,7 +130,7 @@ size_t FrameReader::room(std::span<char> scratch, std::span<iovec> parts) const 
       }
       parts[used++] = {target.data, target.bytes};
     }
-    // The bytes behind these targets belong to others that do not exist yet, and must not be copied to them.
+    // The bytes after these targets belong to targets that do not exist yet. Read to scratch, they would be copied.
     if (next_ + used < targets_.size() || rest_bytes_ > 0) return used;
   }
   parts[used++] = {scratch.data(), scratch.size()};
@@ -215,7 +214,7 @@ void FrameReader::extendBody(ByteStream& stream) {
   try {
     extendSegments(stream);
   } catch (const Error&) {
-    throw;  // the peer's fault
+    throw;  // the peer violates the protocol
   } catch (const std::exception&) {
     targets_.resize(head_targets);
     rest_bytes_ = rest_bytes;
@@ -262,7 +261,7 @@ void FrameReader::dropSegments(ByteStream& stream) {
     if (slab_offset == FrameHeader::kInStream) {
       bytes += layout_[i];
     } else if (i >= allocated) {
-      stream.leaseFromSlab(slab_offset, layout_[i]);  // returns it to the peer
+      stream.leaseFromSlab(slab_offset, layout_[i]);  // the end of the lease returns the slab to the peer
     }
   }
   addTarget(nullptr, rest_bytes_);

@@ -1,19 +1,20 @@
-// Listens, dials, and keeps the pending handshakes. A peer that has completed its handshake gets a StreamConnection.
+// Listens, dials, and owns the pending handshakes. A handshake that completes is replaced by a StreamConnection.
 //
 // Note [Unauthenticated peers]
 // Any process that reaches the port may connect. Until its handshake is complete, a peer is a HandshakeSession: one
-// descriptor and a few hundred bytes. It is closed at its deadline, or sooner: the oldest is closed when more than
-// `max_pending_handshakes` are pending, or when the process runs out of descriptors. A peer that has named the listener
-// and the group, as only readers of the store can, is not counted among those, and is closed last. None of that affects
-// connections that are open. If the group has a secret, a peer that does not prove that it knows the secret never
-// becomes a StreamConnection, and only a StreamConnection reads frames.
+// descriptor and a few hundred bytes. The session is closed at its deadline, or sooner: the oldest session is closed
+// when more than `max_pending_handshakes` are pending, or when the process runs out of descriptors. A peer that has
+// greeted, which means that it has named the listener and the group as only readers of the store can, does not count
+// towards this limit (kGreetedFactor limits these peers), and is closed last. Open connections are not affected. If the
+// group has a secret, a peer that does not prove that it knows the secret never becomes a StreamConnection, and only a
+// StreamConnection reads frames.
 //
 // Note [Dialling again]
-// A first contact may fail although the peer lives: it is stopped, it has closed the connection to make room, one of
-// the two has no descriptor left, or the network is down. Nothing has been sent by then but the handshake. So the
-// opener dials again, after pauses that grow, until the connection is closed on this side: the layer above knows how
-// long it waits for a sign of life. Frames that are sent meanwhile wait in the connection. Where no process listens any
-// more, or where the handshake was refused, the opener gives up at once.
+// A handshake may fail although the peer is alive: the peer is stopped, or it has closed the connection to make room,
+// one of the two has no descriptor left, or the network is down. No frame has been sent by then. So the opener dials
+// again, after pauses that grow, until the connection is closed on this side: the layer above decides how long to wait
+// for the peer. Frames that are sent meanwhile are queued in the connection. If no process listens there any
+// more, or if the handshake was refused, the opener gives up at once.
 
 #include "transport/native/transport.h"
 
@@ -40,7 +41,7 @@ constexpr int kMaxAcceptsPerEvent = 64;
 constexpr auto kAcceptPause = std::chrono::milliseconds(50);
 constexpr Duration kFirstDialPause = std::chrono::milliseconds(20);
 constexpr Duration kLongestDialPause = std::chrono::seconds(1);
-// Readers of the store whose handshakes are pending: many times the limit of the others.
+// The limit of pending handshakes whose peers have greeted, in multiples of `max_pending_handshakes`.
 constexpr size_t kGreetedFactor = 16;
 
 class NativeTransport : public Transport {
@@ -77,14 +78,14 @@ class NativeTransport : public Transport {
   using Handshakes = std::list<std::unique_ptr<HandshakeSession>>;
 
   Descriptor listenOnTcp() const;
-  // On the loop thread; without the loop lock, unless they take it.
+  // On the loop thread; without the loop lock, unless they acquire it.
   void startAccepting(Listener& listener);
   void acceptMany(Listener& listener);
-  /// Of the peers that have not greeted, if there are any.
+  /// Closes the oldest pending handshake whose peer has not greeted; if all have, the oldest of all.
   void dropOldestHandshake();
   bool hasRoomForHandshake() const;
   void startInboundHandshake(Descriptor socket, bool tcp);
-  /// The reason to refuse another connection of this worker.
+  /// Returns the reason to refuse another connection of this worker, or nothing.
   std::optional<std::string> refusalOf(const std::string& peer_name) const;
   void onAuthenticated(HandshakeSession::AuthenticatedPeer peer, bool tcp);
   /// An attempt to open a connection: see Note [Dialling again].
@@ -98,7 +99,7 @@ class NativeTransport : public Transport {
   };
   void dial(Dial dial);
   void dialAgain(Dial dial);
-  /// False if there is no address space for the memory that the peer shares: then the connection is not open.
+  /// Returns false if there is no address space for the memory that the peer shares: then the connection is not open.
   bool open(StreamConnection& connection, HandshakeSession::AuthenticatedPeer peer, bool opener);
   void closeAll();
 
@@ -195,7 +196,7 @@ void NativeTransport::acceptMany(Listener& listener) {
       listener.watch.setInterest(false, false);
       listener.pause = shared_->loop.after(kAcceptPause, [&listener] { listener.watch.setInterest(true, false); });
       return;
-    }  // else: this connection has ended already
+    }  // else: this connection has been closed already
   }
 }
 
@@ -222,7 +223,7 @@ void NativeTransport::startInboundHandshake(Descriptor socket, bool tcp) {
       HandshakeSession::Terms{.listener = own_.id, .is_tcp = tcp, .shares_memory = !tcp && options_.shared_memory},
       [] { return RingMemory::make(); }, [this](const std::string& name) { return refusalOf(name); },
       [this, position, tcp](Result<HandshakeSession::AuthenticatedPeer> peer) {
-        const auto session = std::move(*position);  // until this callback returns
+        const auto session = std::move(*position);  // kept until this callback returns
         inbound_handshakes_.erase(position);
         if (peer) onAuthenticated(std::move(peer).value(), tcp);
       });
@@ -272,7 +273,7 @@ std::shared_ptr<Connection> NativeTransport::connect(
   const bool posted = shared_->loop.post([this, connection, to = *to, parsed, handler] {
     connection->setHandler(handler);
     shared_->connections.insert(connection);
-    // close() may have come first.
+    // close() may have been called before this task runs.
     if (shared_->callbacks.closed()) return connection->closeOnLoop(ErrorCode::kShutdown, {});
     dial(
         {.connection = connection,
@@ -298,13 +299,13 @@ void NativeTransport::dial(Dial dial) {
       *shared_, to, std::move(terms),
       [this, position, dial = std::move(dial)](Result<HandshakeSession::AuthenticatedPeer> peer) mutable {
         shared_->loop.lockLoop();
-        const auto session = std::move(*position);  // until this callback returns
+        const auto session = std::move(*position);  // kept until this callback returns
         outbound_handshakes_.erase(position);
         const auto connection = dial.connection;
         if (!peer && session->mayRetry()) return dialAgain(dial);
         if (!peer) return connection->closeOnLoop(peer.error().code(), peer.error().text());
         if (open(*connection, std::move(peer).value(), true)) return;
-        // Nothing was sent over the first connection: to the peer, its end is that of an unauthenticated connection.
+        // No frame was sent on the first socket: to the peer, its end is that of an unauthenticated connection.
         dial.shares_memory = false;
         this->dial(dial);
       });
@@ -318,7 +319,7 @@ void NativeTransport::dialAgain(Dial dial) {
   const auto position = dial_pauses_.insert(dial_pauses_.end(), EventLoop::Watch());
   *position = shared_->loop.after(pause, [this, position, dial = std::move(dial)] {
     shared_->loop.lockLoop();
-    const auto pause = std::move(*position);  // until this callback returns
+    const auto pause = std::move(*position);  // kept until this callback returns
     dial_pauses_.erase(position);
     if (!dial.connection->isClosed()) this->dial(dial);
   });
@@ -356,7 +357,8 @@ void NativeTransport::closeAll() {
   }
 }
 
-// A task that a task posts runs in the loop's next round, after the sockets and rings that were ready in this one.
+// A task that a task posts runs in the next round of the loop, after the sockets and rings that were ready in this
+// round.
 void NativeTransport::afterReading(std::function<void()> done) {
   shared_->loop.post([this, done = std::move(done)]() mutable {
     shared_->loop.post([this, done = std::move(done)] {

@@ -25,7 +25,7 @@ enum class HandshakeType : uint16_t {
   kReady = 7,    ///< listener: the handshake is complete, frames may follow
 };
 
-/// The part of a message that is sealed with the group's secret, if there is one. Each type of message uses some of the
+/// The part of a message that the group's secret, if there is one, protects. Each type of message uses some of the
 /// fields.
 struct HandshakePayload {
   uint16_t flags = 0;        ///< welcome, ready: the features that the connection uses

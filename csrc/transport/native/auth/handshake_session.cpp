@@ -13,7 +13,7 @@
 namespace torchrpc::native {
 
 namespace {
-// connect() to a Unix socket fails at once (EAGAIN) if the listener's backlog is full, where TCP would wait.
+// connect() to a Unix socket fails at once (EAGAIN) if the listener's backlog is full. TCP would wait instead.
 constexpr auto kBacklogRetryDelay = std::chrono::milliseconds(2);
 
 const std::string kRemedy =
@@ -32,7 +32,7 @@ const std::string kTlsRemedy =
 /// Whether the bytes begin a record of a TLS handshake.
 bool areOfTls(std::string_view bytes) { return bytes.starts_with("\x16\x03"); }
 
-/// Discards what has come: a socket that is closed with unread bytes also discards what it has sent last.
+/// Discards received bytes. Otherwise the close of a socket with unread bytes would also discard the bytes sent last.
 void discardReceived(int fd) {
   std::array<char, 4096> bytes;
   for (int i = 0; i < 16 && ::recv(fd, bytes.data(), bytes.size(), 0) > 0; ++i) {
@@ -65,7 +65,7 @@ HandshakeSession::HandshakeSession(SharedState& shared, SocketAddress address, T
       expected_(HandshakeType::kWelcome) {}
 
 bool HandshakeSession::start(Duration timeout) {
-  // The first message may have arrived already. If it is refused, the peer costs neither a timer nor a watch.
+  // The first message may have arrived already. If it is refused, the session needs neither a timer nor a watch.
   const bool is_opener = side_ == Side::kOpener;
   if (!is_opener && !onReady()) return false;
   deadline_ = shared_.loop.after(timeout, [this] { onDeadline(); });
@@ -82,7 +82,7 @@ bool HandshakeSession::start(Duration timeout) {
 
 void HandshakeSession::onDeadline() {
   if (!connected_) return static_cast<void>(failForNow("it cannot be reached"));
-  // If it was this process that was stopped, the message is here.
+  // If this process itself was stopped (SIGSTOP), the message may have arrived without being read.
   if (onReady()) failForNow("it did not finish the handshake in time");
 }
 
@@ -108,13 +108,13 @@ bool HandshakeSession::continueTls() {
   std::array<char, kHandshakePrefixBytes> first;
   const auto bytes = ::recv(socket_.get(), first.data(), first.size(), MSG_PEEK);
   if (bytes > 0 && HandshakePrefix::isOurs({first.data(), static_cast<size_t>(bytes)})) {
-    // It refuses this connection, or is to be refused, in clear.
+    // The peer does not use TLS. It refuses this connection, or this side will refuse it, in clear text.
     peer_has_no_tls_ = true;
     tls_.reset();
     return true;
   }
   if (!tls_) {
-    // A peer that has sent nothing costs no memory for TLS.
+    // No memory for TLS is allocated before the peer has sent something.
     if (side_ == Side::kListener && bytes < 0) return false;
     tls_ = std::make_unique<TlsSession>(*shared_.options.tls, socket_.get(), side_);
   }
@@ -190,13 +190,14 @@ bool HandshakeSession::sendMessage(
 HandshakePayload HandshakeSession::openPayload(std::string_view sealed) {
   if (!noise_) return HandshakePayload::parse(sealed);
   if (const auto payload = noise_->openPayload(sealed)) return HandshakePayload::parse(*payload);
-  // The opener reads the listener's text, too.
+  // The listener's text is also sent to the opener, in the REFUSAL.
   throw Error(ErrorCode::kProtocol, (side_ == Side::kListener ? "the worker that connects" : "it") + kNotAuthentic);
 }
 
 void HandshakeSession::startNoise(HandshakeMessage hello) {
-  // All that is said in clear, the kind of socket, and the TLS session: a HELLO that was changed, or relayed to a
-  // socket of another kind, is not authentic. What else the two sides agree on is in the sealed payloads.
+  // The prologue covers everything in HELLO that is sent in clear text, the kind of socket, and the TLS session. So a
+  // HELLO that was changed, or relayed to a socket of another kind, is not authentic. Everything else that the two
+  // sides agree on is in the sealed payloads.
   hello.payload.clear();
   const auto binding = tls_ ? tls_->channelBinding() : "";
   noise_.emplace(side_, shared_.key, hello.bytes() + (terms_.is_tcp ? "tcp" : "unix") + binding);
@@ -303,7 +304,7 @@ bool HandshakeSession::receiveReady(const HandshakeMessage& ready) {
 // ---- the listener ----
 
 bool HandshakeSession::receiveHello(const HandshakeMessage& hello) {
-  // Unauthenticated peers learn nothing about this worker but that it is not the one that they look for.
+  // An unauthenticated peer learns only that this worker is not the one that it is looking for.
   if (!terms_.is_tcp && !isOfSameUser(socket_.get())) return fail(ErrorCode::kProtocol, kOtherUser);
   if (hello.listener != terms_.listener) {
     return fail(ErrorCode::kProtocol, "another worker than the one wanted listens here now");
@@ -372,11 +373,11 @@ bool HandshakeSession::receiveConfirm(const HandshakeMessage& confirm) {
 bool HandshakeSession::fail(ErrorCode code, const std::string& text) {
   const bool is_listener = side_ == Side::kListener;
   if (is_listener) ++shared_.refused;
-  // Only a peer that speaks this protocol gets a REFUSAL.
+  // Only a peer that speaks this protocol, or TLS, receives a REFUSAL.
   if (is_listener && code == ErrorCode::kProtocol && (HandshakePrefix::isOurs(received_) || areOfTls(received_))) {
     send(HandshakeMessage{.type = HandshakeType::kRefusal, .text = text}.bytes());
   } else if (tls_) {
-    tls_->flush();  // an alert
+    tls_->flush();  // sends the TLS alert, if there is one
     discardReceived(socket_.get());
   }
   watch_ = {};

@@ -33,11 +33,10 @@ class HandshakeSession {
   struct AuthenticatedPeer {
     Descriptor socket;
     std::string name;
-    Descriptor memory;  ///< shared by the two sides; invalid if they share none
-    std::optional<PeerIdentity>
-        identity{};                     ///< proved by the peer; nothing if this worker has neither identity nor TLS
-    std::optional<RecordKeys> keys{};   ///< if frames are sealed
-    std::unique_ptr<TlsSession> tls{};  ///< if frames are encrypted by TLS
+    Descriptor memory;                       ///< shared by the two sides; invalid if they share none
+    std::optional<PeerIdentity> identity{};  ///< proved by the peer; unset without identities and TLS
+    std::optional<RecordKeys> keys{};        ///< if frames are sealed
+    std::unique_ptr<TlsSession> tls{};       ///< if frames are encrypted by TLS
   };
   /// Called exactly once, unless the session is destroyed before, as the last step of a callback of the loop: it may
   /// destroy the session. Errors: kWorkerLost, kProtocol.

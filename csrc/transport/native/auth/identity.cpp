@@ -104,7 +104,7 @@ std::string encode(const Certificate& certificate) {
   return bytes;
 }
 
-/// Reads a certificate that has been signed by the group's key.
+/// Decodes a certificate whose signature has been verified.
 Certificate decode(std::string_view bytes) {
   Reader in(bytes);
   if (in.get<uint16_t>() != kCertificateVersion) refuse("its certificate is of another version of torchrpc");
@@ -118,7 +118,7 @@ Certificate decode(std::string_view bytes) {
   return certificate;
 }
 
-/// A certificate is its signature, then its bytes.
+/// Verifies and decodes a certificate: its signature, then its bytes. Throws Error(kProtocol).
 Certificate readCertificate(std::string_view certificate, std::string_view group_key) {
   if (certificate.size() < crypto_sign_BYTES ||
       !isSigned(
@@ -133,7 +133,7 @@ std::string dateOf(sys_seconds time) { return utcText(time, "%Y-%m-%d %H:%M UTC"
 
 sys_seconds systemTime() { return std::chrono::floor<std::chrono::seconds>(std::chrono::system_clock::now()); }
 
-/// Why the certificate is not valid at that time; empty if it is.
+/// Returns why the certificate is not valid at that time; empty if it is valid.
 std::string whyNotValid(const Certificate& certificate, sys_seconds now) {
   if (now < certificate.not_before) return "is valid only from " + dateOf(certificate.not_before) + " on";
   if (now >= certificate.not_after) return "has expired on " + dateOf(certificate.not_after);
@@ -146,12 +146,12 @@ bool isName(const std::string& text) {
   });
 }
 
-/// What a proof signs: a proof of one side is not valid for the other.
+/// Returns the text that a proof signs. It names the side, so a proof of one side is not valid for the other side.
 std::string signedText(Side side, std::string_view handshake_hash) {
   return (side == Side::kOpener ? "opener " : "listener ") + std::string(handshake_hash);
 }
 
-// Clocks of machines differ a little.
+// New certificates are valid from this long ago, because the clocks of machines differ a little.
 constexpr auto kClockDifference = std::chrono::minutes(5);
 
 }  // namespace

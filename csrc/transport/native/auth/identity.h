@@ -2,11 +2,11 @@
 
 // The identity of a worker: a certificate, signed with the group's signing key, and the private key of its holder. Each
 // side of a handshake sends a proof made with them, so that the other side can verify its name and its roles. Without
-// identities, a worker trusts the names that its peers send. Signatures are Ed25519, from libsodium.
-// Threads: any; constant after construction.
+// identities or TLS certificates, a worker trusts the names that its peers send. Signatures are Ed25519, from
+// libsodium. Threads: any; constant after construction.
 //
-// A group key file contains the signing key and the group's secret. It is kept where certificates are made; no worker
-// needs it. An identity file contains what one worker needs: the group's secret, the group's public key, its
+// A group key file contains the signing key and the group's secret. It belongs where certificates are made, not on
+// workers. An identity file contains what one worker needs: the group's secret, the group's public key, its
 // certificate and its private key. Both are text files of comments and lines "name: base64", one for each part.
 
 #include <chrono>

@@ -11,10 +11,10 @@ namespace torchrpc::native {
 
 namespace {
 
-// Of <openssl/evp.h> and <openssl/crypto.h>.
+// Constants of <openssl/evp.h> and <openssl/crypto.h>.
 constexpr int kGetTag = 0x10, kSetTag = 0x11;  // EVP_CTRL_AEAD_GET_TAG, EVP_CTRL_AEAD_SET_TAG
 
-/// Never unloaded: libcrypto does not allow it.
+/// Loads libcrypto, which is never unloaded because it does not support that.
 std::optional<Libcrypto> load() {
   os::SharedLibrary file("crypto", kOpensslVersion);
   const auto find = [&](const char* name, auto& function) { file.find(name, function); };
@@ -34,8 +34,9 @@ std::optional<Libcrypto> load() {
   Libcrypto::Type* (*fetch)(void* context, const char* algorithm, const char* properties) = nullptr;
   find("EVP_CIPHER_fetch", fetch);
   if (!file.isComplete()) return std::nullopt;
-  // Threads may still seal and open while the process exits. It fails, harmlessly, if libcrypto is initialized already;
-  // the type, which is not looked up again, and the contexts outlive that cleanup, too.
+  // Disables libcrypto's cleanup at exit, because threads may still seal and open while the process exits. If libcrypto
+  // is initialized already, this fails without harm: the type, which is not fetched again, and the contexts outlive the
+  // cleanup, too.
   initialize(kOpensslNoCleanup, nullptr);
   library.aes_256_gcm = fetch(nullptr, "AES-256-GCM", nullptr);
   if (library.aes_256_gcm != nullptr) return library;
@@ -68,7 +69,7 @@ LibcryptoAes::Begin LibcryptoAes::beginFor(Use use) {
 
 bool LibcryptoAes::fail() {
   has_failed_ = true;
-  library_.clear_errors();  // the thread may be the user's, who has a TLS of his own
+  library_.clear_errors();  // the thread may be the program's, which may use OpenSSL itself
   return false;
 }
 
@@ -105,7 +106,7 @@ bool LibcryptoAes::open(const Nonce& nonce, std::string_view associated, std::sp
        library_.open(context, asUnsigned(out), &done, asUnsigned(sealed.data()), static_cast<int>(bytes)) > 0);
   if (!is_decrypted) fail();
   if (is_decrypted && library_.end_opening(context, asUnsigned(out) + bytes, &rest) > 0) return true;
-  // Bytes that nobody has authenticated are not left behind.
+  // No unauthenticated plaintext is left behind.
   sodium_memzero(out, bytes);
   library_.clear_errors();
   return false;

@@ -83,7 +83,7 @@ std::optional<std::string> NoiseCipher::open(std::string_view associated, std::s
 NoiseHandshake::NoiseHandshake(
     Side side, const SecretKey& psk, std::string_view prologue, std::optional<SecretKey> ephemeral)
     : side_(side), psk_(psk), ephemeral_(std::move(ephemeral)) {
-  static_assert(kProtocolName.size() > kKeyBytes);  // else the specification pads it instead
+  static_assert(kProtocolName.size() > kKeyBytes);  // the specification pads a shorter name instead
   hash_ = sha256({kProtocolName});
   chaining_key_ = hash_;
   mixHash(prologue);
@@ -123,7 +123,7 @@ void NoiseHandshake::readTokens(std::string_view& message) {
 
 void NoiseHandshake::mixTokens(std::string_view public_key) {
   mixHash(public_key);
-  mixKey(public_key);  // as every e in a handshake with a psk
+  mixKey(public_key);  // as for every e in a handshake with a psk
   if (messages_ == 1) mixSharedSecret();
 }
 

@@ -13,7 +13,7 @@ static_assert(crypto_aead_aes256gcm_NPUBBYTES == crypto_aead_chacha20poly1305_ie
 
 namespace {
 
-/// Four zero bytes, then the number in the order of bytes that Noise has for the cipher.
+/// Four zero bytes, then the number in the byte order that Noise specifies for the cipher.
 std::array<unsigned char, crypto_aead_aes256gcm_NPUBBYTES> recordNonce(Cipher cipher, uint64_t number) {
   std::array<unsigned char, crypto_aead_aes256gcm_NPUBBYTES> nonce{};
   for (size_t i = 0; i < sizeof(number); ++i) {
@@ -34,8 +34,8 @@ std::string_view nameOf(Cipher cipher) { return cipher == Cipher::kAes256Gcm ? "
 bool hasAes() { return crypto_aead_aes256gcm_is_available() != 0; }
 
 struct RecordCipher::AesState {
-  std::optional<LibcryptoAes> libcrypto;  ///< where there is one, else
-  crypto_aead_aes256gcm_state state;      ///< libsodium's
+  std::optional<LibcryptoAes> libcrypto;  ///< used if this machine has libcrypto
+  crypto_aead_aes256gcm_state state;      ///< of libsodium, used otherwise
   ~AesState() { sodium_memzero(&state, sizeof(state)); }
 };
 
@@ -65,7 +65,8 @@ bool RecordCipher::hasFailed() const { return aes_ && aes_->libcrypto && aes_->l
 
 bool RecordCipher::rekeyIfDue() {
   if (number_ == 0 || number_ % records_per_key_ != 0) return true;
-  // Noise's REKEY: the ciphertext of zeros, as the message with the greatest number, which no record has.
+  // Noise's REKEY: the next key is the ciphertext of zeros, as the message with the greatest number, which no record
+  // has.
   const std::array<char, kKeyBytes> zeros{};
   std::array<char, kKeyBytes + kTagBytes> sealed{};
   if (!encrypt(~uint64_t{0}, {}, zeros, sealed.data())) return false;
@@ -87,7 +88,7 @@ bool RecordCipher::encrypt(uint64_t number, std::string_view associated, std::sp
         asUnsigned(out), nullptr, asUnsigned(plain.data()), plain.size(), asUnsigned(associated.data()),
         associated.size(), nullptr, nonce.data(), key_.data());
   }
-  return true;  // libsodium's cannot fail
+  return true;  // the functions of libsodium cannot fail
 }
 
 bool RecordCipher::seal(RecordHeader header, std::span<const char> plain, char* out) {

@@ -18,7 +18,7 @@ namespace torchrpc::native {
 
 namespace {
 
-// Of <openssl/ssl.h>, <openssl/objects.h> and <openssl/x509_vfy.h>.
+// Constants of <openssl/ssl.h>, <openssl/objects.h> and <openssl/x509_vfy.h>.
 constexpr int kSetMinVersion = 123, kTls13 = 0x0304;            // SSL_CTRL_SET_MIN_PROTO_VERSION, TLS1_3_VERSION
 constexpr int kSetSessionCacheMode = 44, kSessionCacheOff = 0;  // SSL_CTRL_SET_SESS_CACHE_MODE, SSL_SESS_CACHE_OFF
 constexpr int kVerifyPeer = 1, kRequireCertificate = 2;         // SSL_VERIFY_PEER, ..._FAIL_IF_NO_PEER_CERT
@@ -69,7 +69,7 @@ std::string withoutNumber(std::string name) {
   return name;
 }
 
-/// The names in a certificate that make it one of the worker of that name.
+/// Returns the accepted names: a certificate with one of them is a certificate of this worker.
 std::vector<std::string> namesOf(const std::string& worker, const std::string& patterns) {
   auto names = split(patterns.empty() ? "{name}" : patterns, ' ');
   for (auto& name : names) {
@@ -85,7 +85,7 @@ std::string listOf(const std::vector<std::string>& names) {
   return text.empty() ? "nobody" : text;
 }
 
-/// The identity, or nothing if the certificate has none of these names.
+/// Returns the identity, or nothing if the certificate has none of the accepted names.
 std::optional<PeerIdentity> identityOf(
     const std::string& worker, const std::vector<std::string>& accepted, const TlsNames& certificate) {
   PeerIdentity identity{.name = worker};
@@ -93,14 +93,14 @@ std::optional<PeerIdentity> identityOf(
   for (const auto& name : certificate.names) {
     if (std::ranges::find(accepted, name) == accepted.end()) continue;
     is_proved = true;
-    // The parts of "spiffe://domain/ns/prod/sa/trainer", but the first and the last.
+    // The roles are the parts of "spiffe://domain/ns/prod/sa/trainer", except the first and the last.
     if (!name.starts_with(kSpiffe)) continue;
     const auto parts = split(std::string_view(name).substr(kSpiffe.size()), '/');
     for (size_t i = 1; i + 1 < parts.size(); ++i) identity.roles.push_back(parts[i]);
   }
   if (!is_proved) return std::nullopt;
   identity.roles.insert(identity.roles.end(), certificate.units.begin(), certificate.units.end());
-  // Who is no client is a member.
+  // A worker without the client role is a member.
   std::erase(identity.roles, PeerIdentity::kMemberRole);
   const bool is_client = std::ranges::find(identity.roles, kClientRole) != identity.roles.end();
   if (!is_client) identity.roles.emplace_back(PeerIdentity::kMemberRole);
@@ -178,7 +178,7 @@ void TlsCredentials::reload() {
     MutexLock lock(mutex_);
     context_.swap(context);
   } catch (const Error& error) {
-    // For example between the replacement of the certificate and that of its key.
+    // This happens, for example, after the certificate has been replaced and before its key is.
     log(LogLevel::kWarning, "the TLS files have changed, and are not used as they are now: " + error.text());
     return;
   }
@@ -211,11 +211,11 @@ TlsCredentials::Context TlsCredentials::load() const {
   if (!context) throwInvalidArgument("OpenSSL makes no TLS context: " + reason());
   auto* const settings = context.get();
   library_.SSL_CTX_ctrl(settings, kSetMinVersion, kTls13, nullptr);
-  // Each connection checks the certificates anew.
+  // No session is resumed: each connection verifies the certificates anew.
   library_.SSL_CTX_ctrl(settings, kSetSessionCacheMode, kSessionCacheOff, nullptr);
   library_.SSL_CTX_set_num_tickets(settings, 0);
   library_.SSL_CTX_set_verify(settings, kVerifyPeer | kRequireCertificate, nullptr);
-  // By default OpenSSL asks at the terminal.
+  // By default, OpenSSL asks for the password of a key at the terminal.
   library_.SSL_CTX_set_default_passwd_cb(settings, [](char*, int, int, void*) { return -1; });
   check(
       library_.SSL_CTX_use_certificate_chain_file(settings, options_.certificate.c_str()) == 1, kCertificate,

@@ -11,7 +11,7 @@ namespace torchrpc::native {
 
 namespace {
 
-// Of <openssl/ssl.h> and <openssl/bio.h>.
+// Constants of <openssl/ssl.h> and <openssl/bio.h>.
 constexpr int kWantRead = 2, kZeroReturn = 6;  // SSL_ERROR_WANT_READ, SSL_ERROR_ZERO_RETURN
 constexpr int kKeyUpdateNotRequested = 0;      // SSL_KEY_UPDATE_NOT_REQUESTED
 constexpr int kFlagRead = 1, kFlagRetry = 8;   // BIO_FLAGS_READ, BIO_FLAGS_SHOULD_RETRY
@@ -27,7 +27,8 @@ constexpr std::string_view kBindingLabel = "EXPORTER-torchrpc";
 }  // namespace
 
 Libssl::BIO* TlsSession::makeBio(const Libssl& library, TlsSession* self) {
-  // OpenSSL's own for sockets raises SIGPIPE, and passes no descriptors. Never freed, as there is one for the process.
+  // OpenSSL's own BIO for sockets raises SIGPIPE and passes no descriptors. There is one method for the process, which
+  // is never freed.
   static Libssl::BIO_METHOD* const method = [&library] {
     auto* const made = library.BIO_meth_new(library.BIO_get_new_index() | kSourceSink, "torchrpc socket");
     library.BIO_meth_set_write(made, [](Libssl::BIO* bio, const char* data, int bytes) {
@@ -67,7 +68,7 @@ TlsSession::TlsSession(const TlsCredentials& credentials, int socket, Side side)
       ssl_(library_.SSL_new(context_.get()), library_.SSL_free) {
   if (!ssl_) throw Error(ErrorCode::kWorkerLost, "there is no memory for a TLS connection");
   auto* const bio = makeBio(library_, this);
-  library_.SSL_set_bio(ssl_.get(), bio, bio);  // which owns it
+  library_.SSL_set_bio(ssl_.get(), bio, bio);  // which takes ownership of it
   (side == Side::kListener ? library_.SSL_set_accept_state : library_.SSL_set_connect_state)(ssl_.get());
 }
 
@@ -84,12 +85,12 @@ Error TlsSession::errorOf(int result) {
         std::string("its TLS certificate is not valid: ") + library_.X509_verify_cert_error_string(verified)};
   }
   const std::string text = reason ? reason : "no reason is known";
-  // So OpenSSL names what the peer says is wrong.
+  // OpenSSL's texts for errors that the peer has reported contain this word.
   const bool is_from_peer = text.find("alert") != std::string::npos;
   const auto ends_with_one_of = [&text](std::initializer_list<std::string_view> endings) {
     return std::ranges::any_of(endings, [&text](auto ending) { return text.ends_with(ending); });
   };
-  // "unexpected message": a record that is no longer, or not yet, expected. The others: bytes that begin no record.
+  // "unexpected message": a record that is not expected now. The second list: bytes that begin no record.
   if (ends_with_one_of({"bad record mac", "unexpected message"}) ||
       (is_established_ &&
        ends_with_one_of(

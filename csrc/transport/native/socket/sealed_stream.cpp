@@ -1,5 +1,6 @@
-// A socket over which all bytes travel in records, sealed by a RecordCipher for each direction. The thread that writes
-// seals; the loop opens, into the memory of the reader where a record fits in it. PROTOCOL.md specifies the records.
+// A socket on which all bytes are sent in records, sealed by a RecordCipher for each direction. The thread that writes
+// seals the records. The loop opens them, directly into the reader's memory if a record fits there. PROTOCOL.md
+// specifies the records.
 
 #include <algorithm>
 #include <atomic>
@@ -20,9 +21,9 @@ namespace torchrpc::native {
 namespace {
 
 constexpr size_t kMaxRecordBytes = sizeof(RecordHeader) + RecordHeader::kMaxPlainBytes + kTagBytes;
-// A read from the socket fills at most so much. It is moved to the begin of the buffer when a record is incomplete.
+// The size of the receive buffer. The bytes of an incomplete record are moved to its begin before the next receive.
 constexpr size_t kReadBufferBytes = 4 * kMaxRecordBytes;
-// One write() seals about so much, so that it does not keep the loop, or shutDown(), for long.
+// One write() seals about this much, so that it does not occupy the loop, or delay shutDown(), for long.
 constexpr size_t kMaxWriteBytes = 512 << 10;
 
 class SealedStream : public ByteStream {
@@ -41,7 +42,7 @@ class SealedStream : public ByteStream {
       if (const int error = sendRecord()) {
         return error == EAGAIN || written > 0 ? static_cast<ssize_t>(written) : -error;
       }
-      // The caller repeats what does not count as written, so the bytes of the record are the next of its parts.
+      // The caller passes the bytes again that did not count as written, so `parts` begins with those of the record.
       const auto sent = std::exchange(sealed_plain_bytes_, 0);
       written += sent;
       from.advance(sent);
@@ -67,7 +68,7 @@ class SealedStream : public ByteStream {
   }
   Error readError(ssize_t result) const override { return read_error_ ? *read_error_ : ByteStream::readError(result); }
   bool ready() override { return true; }
-  // What has been received already, the socket does not announce again.
+  // The socket does not become readable again for bytes that have already been received.
   bool arm(WakeTarget /*target*/) override { return opened_.empty() && !hasRecord() && failed_ == 0; }
   bool readExcludesWrite() const override { return true; }
   std::string_view protection() const override { return nameOf(cipher_); }
@@ -75,7 +76,8 @@ class SealedStream : public ByteStream {
   void shutDown() override {
     {
       MutexLock lock(write_mutex_);
-      // A record that has been sent in part cannot be finished: to the peer the stream is cut then, as it is.
+      // If the socket has no room for the rest of a record, no end can follow: the peer reports that the stream was
+      // cut, which is true.
       if (!std::exchange(is_ended_, true) && sendRecord() == 0) {
         if (makeRecord(is_changed_ ? RecordHeader::alarm() : RecordHeader::end(), {})) sendRecord();
       }
@@ -86,14 +88,14 @@ class SealedStream : public ByteStream {
  private:
   // ---- writing ----
 
-  /// Seals the next bytes of the parts. False if there are none, or they cannot be sealed. One record at a time, so
-  /// that the peer opens it while the next one is sealed.
+  /// Seals the next bytes of the parts, as one record: the peer opens it while this side seals the next one. Returns
+  /// false if there are no bytes, or if they cannot be sealed.
   bool sealRecord(const PartCursor& from) TORCHRPC_REQUIRES(write_mutex_) {
     if (is_ended_ || from.atEnd()) return false;
     constexpr auto kMaxBytes = RecordHeader::kMaxPlainBytes;
     std::span<const char> plain = from.current().first(std::min(from.current().size(), kMaxBytes));
     if (plain.size() < kMaxBytes) {
-      // Several parts, or a small one: collected, then sealed in place.
+      // The current part is small: collects bytes of several parts, and seals them in place.
       char* const body = record() + sizeof(RecordHeader);
       plain = {body, from.copyTo({body, kMaxBytes})};
     }
@@ -105,14 +107,15 @@ class SealedStream : public ByteStream {
     if (!record_) record_ = std::make_unique_for_overwrite<char[]>(kMaxRecordBytes);
     return record_.get();
   }
-  /// False if it cannot be sealed: then nothing is sent any more.
+  /// Returns false if the record cannot be sealed: then nothing more is sent.
   bool makeRecord(RecordHeader header, std::span<const char> plain) TORCHRPC_REQUIRES(write_mutex_) {
     std::memcpy(record(), &header.bits, sizeof(header.bits));
     if (!sealer_.seal(header, plain, record() + sizeof(header.bits))) return false;
     sealed_bytes_ = header.sealedBytes();
     return true;
   }
-  /// Sends the rest of the record, if there is one. Returns 0 if nothing is left of it, or errno; EAGAIN: no room.
+  /// Sends the rest of the record, if there is one. Returns 0 if it has been sent as a whole, else errno; EAGAIN: no
+  /// room.
   int sendRecord() TORCHRPC_REQUIRES(write_mutex_) {
     while (sent_bytes_ < sealed_bytes_) {
       const auto sent = ::send(socket_.get(), record_.get() + sent_bytes_, sealed_bytes_ - sent_bytes_, os::kSendFlags);
@@ -131,14 +134,14 @@ class SealedStream : public ByteStream {
     std::memcpy(&header.bits, buffer_.get() + begin_, sizeof(header.bits));
     return header;
   }
-  /// Whether the next record has arrived whole, or is one that no peer may send.
+  /// Whether the next record has arrived as a whole, or has a header that no peer may send.
   bool hasRecord() const {
     const auto bytes = end_ - begin_;
     if (bytes < sizeof(RecordHeader)) return false;
     const auto header = nextHeader();
     return !header.isValid() || bytes >= header.sealedBytes();
   }
-  /// Moves bytes that were opened before, and did not fit.
+  /// Copies bytes of the last record that did not fit into the memory of earlier reads.
   size_t deliver(PartCursor& to) {
     size_t moved = 0;
     while (!opened_.empty() && !to.atEnd()) {
@@ -151,7 +154,7 @@ class SealedStream : public ByteStream {
     }
     return moved;
   }
-  /// False after the last record, whatever that is.
+  /// Opens the next record. Returns false if the stream has ended: by an end, an alarm, or an error.
   bool openRecord(PartCursor& to, size_t& moved) {
     if (failed_ != 0) return false;
     const auto header = nextHeader();
@@ -174,7 +177,8 @@ class SealedStream : public ByteStream {
     }
     return true;
   }
-  /// Reads from the socket once. False if nothing came. `is_drained`: the socket had no more.
+  /// Receives from the socket once. Returns false if nothing has arrived, or if the stream has ended. Sets `is_drained`
+  /// if the socket has no more bytes.
   bool receiveMore(bool& is_drained) {
     if (failed_ != 0) return false;
     if (!buffer_) buffer_ = std::make_unique_for_overwrite<char[]>(kReadBufferBytes);
@@ -209,24 +213,24 @@ class SealedStream : public ByteStream {
   const Cipher cipher_;
 
   // Own synchronization.
-  std::atomic<bool> is_changed_{false};  ///< what came was not what the peer had sealed
+  std::atomic<bool> is_changed_{false};  ///< received bytes were not those that the peer had sealed
 
   // Guarded by write_mutex_, which only shutDown() contends for.
   Mutex write_mutex_;
   RecordCipher sealer_ TORCHRPC_GUARDED_BY(write_mutex_);
-  std::unique_ptr<char[]> record_ TORCHRPC_GUARDED_BY(write_mutex_);  ///< the last one, sealed
-  size_t sealed_bytes_ TORCHRPC_GUARDED_BY(write_mutex_) = 0;         ///< its size
-  size_t sent_bytes_ TORCHRPC_GUARDED_BY(write_mutex_) = 0;           ///< of these
-  /// The bytes of the caller in the record. They count as written when it has been sent.
+  std::unique_ptr<char[]> record_ TORCHRPC_GUARDED_BY(write_mutex_);  ///< the last record, sealed
+  size_t sealed_bytes_ TORCHRPC_GUARDED_BY(write_mutex_) = 0;         ///< the size of record_; 0: all sent
+  size_t sent_bytes_ TORCHRPC_GUARDED_BY(write_mutex_) = 0;           ///< the bytes of record_ that have been sent
+  /// The number of the caller's bytes in the record. They count as written when the record has been sent.
   size_t sealed_plain_bytes_ TORCHRPC_GUARDED_BY(write_mutex_) = 0;
   bool is_ended_ TORCHRPC_GUARDED_BY(write_mutex_) = false;
 
   // On the loop only.
   RecordCipher opener_;
-  std::unique_ptr<char[]> buffer_;  ///< bytes that were received: those from begin_ to end_ are not opened yet
+  std::unique_ptr<char[]> buffer_;  ///< received bytes: those from begin_ to end_ have not been opened
   size_t begin_ = 0, end_ = 0;      ///< in buffer_
   std::span<const char> opened_{};  ///< in buffer_: bytes of the last record that have not been delivered
-  ssize_t failed_ = 0;              ///< what read() returns, once it has delivered what came before
+  ssize_t failed_ = 0;              ///< the result of read() after all earlier bytes
   Status read_error_;
 };
 

@@ -24,9 +24,9 @@ namespace torchrpc::native {
 
 namespace {
 
-/// The descriptors that a forked child has to close, as a bitmap: in a child of a process with several threads only
-/// functions that are safe in signal handlers may be called. (A thread that forks between the system call that opens a
-/// descriptor and add() leaves that one open in the child.)
+/// The descriptors that a forked child has to close. A bitmap, because the child of a process with several threads may
+/// call only async-signal-safe functions. (If a thread forks between the system call that opens a descriptor and add(),
+/// that descriptor stays open in the child.)
 class OpenDescriptors {
  public:
   static void add(int fd) {
@@ -69,7 +69,7 @@ Descriptor::~Descriptor() {
 std::optional<SocketAddress> SocketAddress::tcp(const std::string& host_and_port) {
   const auto colon = host_and_port.rfind(':');
   if (colon == std::string::npos) return std::nullopt;
-  // getaddrinfo() takes 65536 for 0.
+  // Checked here because getaddrinfo() treats 65536 as 0.
   const auto port = std::string_view(host_and_port).substr(colon + 1);
   uint16_t number = 0;
   const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), number);
@@ -104,7 +104,7 @@ Descriptor SocketAddress::socket() const {
 
 Descriptor SocketAddress::listen(const std::string& text) const {
   auto listener = socket();
-  // SO_REUSEADDR: connections left over from an earlier listener on a given port do not prevent listening.
+  // SO_REUSEADDR: connections that are left over from an earlier listener on this port do not prevent listening.
   const int on = 1;
   const bool ready = listener &&
       (!isTcp() || ::setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0) &&
@@ -156,8 +156,8 @@ void tuneTcp(int fd) {
   os::setKeepAliveIdle(fd, 20);
   set(IPPROTO_TCP, TCP_KEEPINTVL, 5);
   set(IPPROTO_TCP, TCP_KEEPCNT, 4);
-  // With this buffer, large tensors stay in the processor's caches on the way and arrive one and a half times as fast
-  // (measured). For other hosts the kernel tunes the buffer to the route.
+  // With this buffer, large tensors stay in the processor's caches in transit, and arrive one and a half times as fast
+  // (measured). For other hosts, the kernel tunes the buffer to the route.
   if (isWithinHost(fd)) set(SOL_SOCKET, SO_SNDBUF, kSendBufferBytesWithinHost);
 }
 

@@ -1,5 +1,5 @@
-// A socket over which all bytes travel in records of TLS. OpenSSL has one state for both directions of a connection, so
-// the threads that write and read take turns, by records.
+// A socket on which all bytes are sent in TLS records. OpenSSL has one state for both directions of a connection, so
+// the threads that write and read lock a mutex, for a few records at a time.
 
 #include <array>
 #include <cerrno>
@@ -16,9 +16,9 @@ namespace torchrpc::native {
 
 namespace {
 
-// One write() encrypts about so much, so that it does not keep the loop for long.
+// One write() encrypts about this much, so that it does not occupy the loop for long.
 constexpr size_t kMaxBytesPerWrite = 512 << 10;
-// One call of send() gets at most so much.
+// About this much is encrypted before it is sent, by one call of send().
 constexpr size_t kMaxSendBytes = 64 << 10;
 
 class TlsStream : public ByteStream {
@@ -36,7 +36,7 @@ class TlsStream : public ByteStream {
       if (const int error = session_->flush()) {
         return error == EAGAIN || written > 0 ? static_cast<ssize_t>(written) : -error;
       }
-      // The caller repeats what does not count as written, so these are the next bytes of its parts.
+      // The caller passes the bytes again that did not count as written, so `parts` begins with those just sent.
       const auto sent = std::exchange(sealed_plain_bytes_, 0);
       written += sent;
       from.advance(sent);
@@ -67,7 +67,7 @@ class TlsStream : public ByteStream {
   }
   Error readError(ssize_t result) const override { return read_error_ ? *read_error_ : ByteStream::readError(result); }
   bool ready() override { return true; }
-  // What OpenSSL has taken from the socket already, the socket does not announce again.
+  // The socket does not become readable again for bytes that OpenSSL has already read from it.
   bool arm(WakeTarget /*target*/) override { return is_drained_ && failed_ == 0; }
   bool readExcludesWrite() const override { return true; }
   std::string_view protection() const override { return cipher_; }
@@ -84,7 +84,7 @@ class TlsStream : public ByteStream {
   }
 
  private:
-  /// Encrypts the next bytes of the parts. False if OpenSSL cannot.
+  /// Encrypts the next bytes of the parts. Returns false if OpenSSL fails.
   bool seal(PartCursor from) TORCHRPC_REQUIRES(mutex_) {
     std::array<char, TlsSession::kMaxRecordBytes> collected;
     while (!from.atEnd() && sealed_plain_bytes_ < kMaxSendBytes) {
@@ -108,13 +108,13 @@ class TlsStream : public ByteStream {
   // Guarded by mutex_.
   Mutex mutex_;
   const std::unique_ptr<TlsSession> session_ TORCHRPC_ANNOTATE(pt_guarded_by(mutex_));
-  /// The bytes of the caller in what the session has encrypted. They count as written when all of that has been sent.
+  /// The number of the caller's bytes that the session has encrypted. They count as written when all have been sent.
   size_t sealed_plain_bytes_ TORCHRPC_GUARDED_BY(mutex_) = 0;
   bool is_ended_ TORCHRPC_GUARDED_BY(mutex_) = false;
 
   // On the loop only.
-  bool is_drained_ = true;  ///< the last read() has found nothing more
-  ssize_t failed_ = 0;      ///< what read() returns, once it has delivered what came before
+  bool is_drained_ = true;  ///< the last read() has read all that had arrived
+  ssize_t failed_ = 0;      ///< the result of read() after all earlier bytes
   Status read_error_;
 };
 
