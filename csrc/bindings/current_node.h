@@ -17,7 +17,7 @@ namespace torchrpc::bindings {
 namespace py = pybind11;
 
 /// Returns the agent that _set_and_start_rpc_agent has set: any Python object with the methods of an agent. Needs the
-/// GIL. Throws RuntimeError if there is none.
+/// GIL. Throws Error(kShutdown), a RuntimeError in Python, if there is none.
 py::object currentAgent();
 bool isCurrentAgentSet();
 void setCurrentAgent(py::object agent);

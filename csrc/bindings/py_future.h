@@ -38,8 +38,8 @@ void complete(
 /// Completes a future with an error, which Python sees as toException(error). Must not be called on the loop either.
 void fail(const FuturePtr& future, const Error& error);
 
-/// Returns a handler that completes the future with the value in the reply of `callee`, on a pool thread. `fate`, which
-/// may be null, is told of a failure. Any thread.
+/// Returns a handler that completes the future with the value in the reply of `callee`, on a pool thread or on a thread
+/// that waits for the future. `fate`, which may be null, is told of a failure. Any thread.
 Messenger::ReplyHandler completeWithReply(
     std::shared_ptr<Node> node, WorkerInfo callee, FuturePtr future, std::shared_ptr<CallFate> fate = nullptr);
 

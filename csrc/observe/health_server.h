@@ -3,7 +3,7 @@
 // Answers health probes over HTTP, for Kubernetes, load balancers and curl: GET /healthz (or /) returns 200 while the
 // worker serves calls, otherwise 503 with the reason. It implements nothing else of HTTP, and parses only the first
 // line of a request. There is no authentication: every client that can connect to the port gets an answer. Only a few
-// connections are open at a time, each for at most a second.
+// connections are open at a time, each for at most a second, plus the time that the program's own check takes.
 // Threads: its own thread runs the check. The methods are for the thread that creates the object.
 
 #include <functional>

@@ -41,8 +41,8 @@ class Connection {
   /// Queues a frame and returns at once. Frames of one connection arrive in the order of the calls. `done` is called
   /// exactly once, perhaps before send() returns. Without an error, the transport no longer needs the frame's memory;
   /// the frame has not necessarily arrived. Memory whose deleter may run foreign code is freed off the loop, perhaps
-  /// after `done` (see Disposal). With an error, the frame is not sent: kWorkerLost, kShutdown, or kFrameTooLarge,
-  /// after which the connection remains usable. Thread-safe.
+  /// after `done` (see Disposal). With an error, the frame may not have arrived: kWorkerLost, kShutdown, or
+  /// kFrameTooLarge, after which the connection remains usable. Thread-safe.
   virtual void send(Frame frame, std::function<void(Status)> done) = 0;
 
   /// Closes the connection; queued frames fail. The handler is notified once, on the loop. Thread-safe, idempotent.
@@ -111,8 +111,8 @@ class Transport {
     static_cast<void>(done), static_cast<void>(waiter), static_cast<void>(deadline), static_cast<void>(preemptible);
   }
 
-  /// Calls `done` once, on the loop, when the loop has read everything that arrived before this call. A transport that
-  /// cannot tell calls `done` at once. Not called after close().
+  /// Calls `done` once, on the loop, when the loop has read everything that arrived before this call; not after
+  /// close(). A transport that cannot tell calls `done` at once, on the calling thread.
   virtual void afterReading(std::function<void()> done) {
     const auto at_once = std::move(done);
     at_once();

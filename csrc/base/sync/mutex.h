@@ -1,7 +1,8 @@
 #pragma once
 
 // std::mutex with clang's thread-safety annotations (no-ops under g++).
-// Mutexes are leaf locks: while a thread holds one, it calls no callback, completes nothing and destroys nothing.
+// Mutexes are leaf locks: while a thread holds one, it calls no callback, completes nothing and destroys nothing
+// (csrc/README.md lists the exceptions).
 // Frequent notifications are sent after the lock is released: a woken thread may preempt the notifying thread at once,
 // and would find the mutex locked.
 
