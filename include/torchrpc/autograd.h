@@ -29,7 +29,8 @@ using Gradients = std::vector<std::pair<at::Tensor, at::Tensor>>;
 /// on all workers. The other methods may be called from any thread.
 class AutogradContext {
  public:
-  /// Throws Error: kInvalidArgument if the thread is in a context already; kShutdown after the node's end.
+  /// Creates a context and enters it on this thread. Throws Error: kInvalidArgument if the thread is in a context
+  /// already; kShutdown after the node's end.
   explicit AutogradContext(const NodeRef& node);
   ~AutogradContext();
   AutogradContext(const AutogradContext&) = delete;
@@ -44,7 +45,7 @@ class AutogradContext {
   /// worker; kWorkerLost.
   void backward(
       const std::vector<at::Tensor>& roots, bool retain_graph = false, BackwardMode mode = BackwardMode::kSmart);
-  /// The same from the value of an RRef on any worker.
+  /// The same, with the value of an RRef on any worker as the root.
   void backward(const RRef<at::Tensor>& root, bool retain_graph = false, BackwardMode mode = BackwardMode::kSmart);
 
   /// The gradients of leaves on this worker, in the order in which the leaves first received one.
@@ -57,11 +58,12 @@ class AutogradContext {
   std::unique_ptr<Impl> impl_;
 };
 
-/// The gradients of leaves on this worker in a context that any worker has created, for functions that know its id.
+/// Returns the gradients of leaves on this worker in the context with that id, which any worker may have created.
 /// Throws Error(kInvalidArgument) if this worker knows no such context. Any thread.
 Gradients gradients(const NodeRef& node, int64_t context_id);
 
-/// The id of the context that calls on this thread are recorded in (in a called function: its caller's), or -1.
+/// The id of the context in which the calls of this thread are recorded, or -1. In a called function, it is the context
+/// of the caller.
 int64_t currentContextId();
 
 }  // namespace v1

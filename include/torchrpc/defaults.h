@@ -11,13 +11,13 @@ namespace torchrpc {
 
 /// Threads of the pool that runs functions.
 constexpr size_t kDefaultThreads = 16;
-/// Time-out of calls that name none.
+/// Time-out of calls without a time-out of their own.
 constexpr Duration kDefaultTimeout = std::chrono::seconds(60);
 /// How long a worker waits for its group to form.
 constexpr Duration kDefaultInitTimeout = std::chrono::minutes(30);
-/// Bytes that may wait on a worker, for calls and for the results of each caller.
+/// Limit on the bytes of calls that wait on a worker, and on the bytes of results that wait there for each caller.
 constexpr size_t kDefaultMaxQueuedBytes = size_t{256} << 20;
-/// Where a group meets: the environment variables MASTER_ADDR and MASTER_PORT say it.
+/// The URL at which a group meets: its address is in the environment variables MASTER_ADDR and MASTER_PORT.
 constexpr const char* kDefaultRendezvous = "env://";
 
 }  // namespace torchrpc

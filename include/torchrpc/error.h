@@ -24,7 +24,7 @@ enum class ErrorCode : uint16_t {
   kUnknownWorker = 4,         ///< no worker of that name or id in the group
   kUserException = 5,         ///< the called function threw; detail() holds the exception in its own language
   kNoSuchFunction = 6,        ///< the callee cannot find the function
-  kSerialization = 7,         ///< a value cannot be sent, or received bytes are no value
+  kSerialization = 7,         ///< a value cannot be sent, or received bytes do not encode a value
   kFrameTooLarge = 8,         ///< a message exceeds the size limits
   kProtocol = 9,              ///< a peer violated the protocol
   kShutdown = 10,             ///< the local node is shutting down or has shut down
@@ -34,7 +34,7 @@ enum class ErrorCode : uint16_t {
   kBackward = 14,             ///< a node or hook of a backward pass threw; detail() as for kUserException
   kNotAllowed = 15,           ///< the callee does not let others run the function
   kRRefCreationTimeout = 16,  ///< as kRRefCreation, because the deadline of remote() passed
-  kQuotaExceeded = 17,        ///< the callee's quotas grant this caller no more at a time
+  kQuotaExceeded = 17,        ///< a quota of the callee is used up, for this caller or for all callers
   kCancelled = 18,            ///< the caller has cancelled the call
   kArgumentMismatch = 19,     ///< the called function does not take the arguments: their number or their types
   kResultMismatch = 20,       ///< the result is no value of the type that the caller asks for
@@ -44,18 +44,18 @@ enum class ErrorCode : uint16_t {
 /// The name of a code, for logs and debug output, e.g. "timeout". Any thread.
 std::string_view name(ErrorCode code);
 
-/// Where an error happened, and so whose fault it may be. The numbers are part of the wire protocol.
+/// The place where an error happened, a hint at its cause. The numbers are part of the wire protocol.
 enum class ErrorOrigin : uint8_t {
   kHere = 1,  ///< on this worker, before anything was sent: an argument, an option, a worker that is not in the group
-  kOnTheWay = 2,  ///< between the workers: a loss, a time-out, a cancellation, the end of one of them
-  kRequest = 3,   ///< on the callee, which does not run the call: an unknown or forbidden function, other arguments
+  kOnTheWay = 2,  ///< between the workers: a loss, a time-out, a cancellation, a shutdown
+  kRequest = 3,   ///< on the callee, which did not run the function: unknown, forbidden, or wrong arguments
   kFunction = 4,  ///< in the called function, or in a call that it made
   kResult = 5,    ///< with the function's result: it cannot be sent, or is not what the caller expects
 };
 
 /// "here", "on the way", "request", "function" or "result". Any thread.
 std::string_view name(ErrorOrigin origin);
-/// The origin of an error of that code which says nothing else. Any thread.
+/// The default origin of errors with that code. Any thread.
 ErrorOrigin usualOrigin(ErrorCode code);
 
 /// An error: its code, a text for humans to read and the name of the worker concerned, if any. A value: copies are
@@ -68,8 +68,8 @@ class Error : public std::exception {
 
   /// The kind of error. Programs decide by it.
   ErrorCode code() const noexcept { return code_; }
-  /// Where it happened: of an Error(kWorkerLost) that a function has thrown, because a call of its own failed, it is
-  /// kFunction.
+  /// The place where the error happened. For example, it is kFunction for an Error(kWorkerLost) that the called
+  /// function threw because one of its own calls failed.
   ErrorOrigin origin() const noexcept { return origin_; }
   /// The same error with another origin.
   Error withOrigin(ErrorOrigin origin) const {

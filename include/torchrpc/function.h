@@ -29,7 +29,7 @@ inline namespace v1 {
 
 namespace detail {
 
-/// By what a node knows a call that it serves, and until when the caller waits.
+/// The id of a call that a node serves, its deadline and its metadata.
 struct ServedCall {
   uint64_t link = 0;
   uint64_t call = 0;
@@ -44,15 +44,17 @@ struct Call {
   NodeRef node;       ///< the node that serves the call; use it to make calls and RRefs
   WorkerInfo caller;  ///< the worker that made the call
 
-  /// Whether the caller wants no result any more: it has cancelled the future, or is lost. For functions that take
-  /// long, to ask now and then. A function that returns a Future or a Task need not ask: what that waits for is
-  /// cancelled. False for a call that may be repeated (NodeRef::withRetries(), withKey()). Any thread, while the
-  /// function runs.
+  /// Whether the caller no longer needs the result, because it has cancelled the call or is lost. A function that takes
+  /// long should poll this now and then. A function that returns a Future or a Task need not poll it: torchrpc cancels
+  /// what the future or the task waits for. False for a call that may be repeated (NodeRef::withRetries(), withKey()).
+  /// Any thread, while the function runs.
   bool cancelled() const;
-  /// How much time the caller gives this call from now on, at least zero: kNoLimit if it has not said so, which it does
-  /// with NodeOptions::propagate_deadlines. The calls that the function makes end then at the latest. Any thread.
+  /// The time until the deadline of this call, at least zero; kNoLimit if the caller has sent no deadline. A caller
+  /// sends it if its NodeOptions::propagate_deadlines is set. The calls that the function makes end by this deadline.
+  /// Any thread.
   Duration timeLeft() const;
-  /// The texts that the caller, or its interceptors, have sent with the call. Any thread, as long as this object lives.
+  /// The metadata that the caller and its interceptors have sent with the call. Any thread, as long as this object
+  /// lives.
   const Metadata& metadata() const;
 
   detail::ServedCall served{};  ///< for internal use
@@ -66,15 +68,15 @@ struct Outcome {
   FutureStatePtr future;
 };
 using Handler = std::function<Outcome(const Call& call, const std::vector<c10::IValue>& args)>;
-/// `function` is its address if it has one, for nameOf().
+/// Registers a handler. `function` is the address of the registered function, for nameOf(); null if it has none.
 void registerHandler(std::string name, Handler handler, const void* function, const Executor& executor);
 /// The same for a member function: see methodKey().
 void registerMethod(std::string name, Handler handler, std::string key, const Executor& executor);
 /// Throws Error(kArgumentMismatch).
 void expectArguments(size_t expected, size_t actual);
-/// Throws the same, with the number of the argument in the text of `error`.
+/// Throws Error(kArgumentMismatch) with the text of `error` and the number of the argument.
 [[noreturn]] void rethrowForArgument(size_t index, const Error& error);
-/// For the error of the conversion of a result: its origin is then that.
+/// Throws `error`, which the conversion of a result has thrown, so that its origin becomes kResult.
 [[noreturn]] void rethrowForSending(const Error& error);
 
 /// The type that holds an argument while a function runs with it.
@@ -118,7 +120,7 @@ Outcome outcomeOf(Invoke&& invoke) {
   }
 }
 
-/// Calls a coroutine with arguments that live as long as it does: its parameters may be references.
+/// Calls a coroutine and keeps its arguments alive until it ends, so that its parameters may be references.
 template <typename R, typename Invoke, typename Arguments>
 R holdingArguments(std::shared_ptr<Invoke> invoke, std::shared_ptr<Arguments> arguments) {
   co_return co_await std::apply(
@@ -189,7 +191,7 @@ struct MemberAdapter {
       }(std::index_sequence_for<A...>());
     };
   }
-  /// When the object is there. The arguments live as long as the coroutine.
+  /// Calls the member function once the object has been created. The arguments live as long as the coroutine.
   template <typename T, typename F, typename... Arguments>
   static Task<T> callMember(F function, Object object, Arguments... arguments) {
     if (!object.isOwner()) object.localValue();  // throws
@@ -236,8 +238,9 @@ struct AdapterOfOperator<R (F::*)(A...) const noexcept(is_noexcept)> {
 
 /// How a registered function runs.
 struct FunctionOptions {
-  /// On which threads. Executor::threads() gives it threads of its own, so that long calls of it leave those of the
-  /// pool to other functions; Executor::inlined() is the pool. If the executor drops a call, the caller gets kShutdown.
+  /// The threads that run the function. With Executor::threads() the function has its own threads, so that its long
+  /// calls do not occupy the pool. Executor::inlined() means the pool here. If the executor drops a call, the caller
+  /// receives Error(kShutdown).
   Executor executor = Executor::pool();
 };
 
@@ -246,17 +249,17 @@ struct FunctionOptions {
 /// parameters and of its result must have ValueTraits. Parameters are values or const references; also std::string_view
 /// and std::span, whose text or elements live until the function returns.
 ///
-/// It may also be a member function of a class: then the first argument of a call is an RRef<std::shared_ptr<Class>>
-/// that this worker owns, and the call runs the member function of that object, once it has been made: see
-/// RRef::call().
+/// `function` may also be a member function of a class. Then the first argument of a call is an
+/// RRef<std::shared_ptr<Class>> that this worker owns, and the call runs the member function of that object once the
+/// object has been created: see RRef::call().
 ///
-/// The function runs on threads of the node's pool, or of its executor, several calls at once, so what it changes (a
-/// mutable lambda's captures, an object's members) needs a lock. It may block and make calls. An exception that it
-/// throws reaches the caller as Error(kUserException) with its text; an Error keeps its code. If the function returns a
-/// Future or a Task (torchrpc/task.h), the reply is sent when that is ready, and no thread waits for it. The arguments
-/// of a function that returns a Task live as long as the task does, so its parameters may be references. If the caller
-/// cancels the call, that future is cancelled. Any thread may register functions. Throws Error(kInvalidArgument) if the
-/// name is taken or empty.
+/// The function runs on threads of the node's pool or of its executor. Several calls may run at once, so data that the
+/// function changes (a mutable lambda's captures, an object's members) needs a lock. It may block and make calls. An
+/// exception that it throws reaches the caller as Error(kUserException) with its text; an Error keeps its code. If the
+/// function returns a Future or a Task (torchrpc/task.h), the reply is sent when the future or the task is ready, and
+/// no thread blocks until then. The arguments of a function that returns a Task live as long as the task does, so its
+/// parameters may be references. If the caller cancels the call, that future is cancelled. Any thread may register
+/// functions. Throws Error(kInvalidArgument) if the name is taken or empty.
 template <typename F>
 void registerFunction(std::string name, F function, const FunctionOptions& options = {}) {
   if constexpr (std::is_member_function_pointer_v<F>) {

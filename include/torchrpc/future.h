@@ -26,27 +26,29 @@ inline namespace v1 {
 template <typename T>
 class Future;
 
-/// Where a continuation of a future runs. A value; any thread may use it.
+/// The threads on which a continuation of a future runs. A value; any thread may use it.
 class Executor {
  public:
-  /// Runs a task, now or later, on any thread. It is called on the thread that settles the future, often the one that
-  /// receives messages, so it must not block. A task that it destroys unrun fails its future with kShutdown.
+  /// A function that runs a task, now or later, on any thread. The thread that settles the future calls it. This is
+  /// often the thread that receives messages, so the function must not block. If it destroys a task without running it,
+  /// the future of that task fails with Error(kShutdown).
   using Post = std::function<void(std::function<void()> task)>;
 
-  /// The threads of the node's pool: the default. After the node's end, and for a future of no node (Future::of()), the
-  /// thread that settles the future or adds the continuation.
+  /// The threads of the node's pool: the default. After the node's end, and for a future without a node (Future::of()),
+  /// the continuation runs on the thread that settles the future or adds the continuation.
   static Executor pool() { return {}; }
   /// The thread that settles the future, or the one that adds the continuation if the future is ready. It may be the
-  /// thread that receives messages: the continuation must be brief. It may start calls. A wait there for a future that
-  /// is not ready throws Error(kInvalidArgument), because the reply could not arrive.
+  /// thread that receives messages, so the continuation must be brief. The continuation may start calls. On the thread
+  /// that receives messages, a wait for a future that is not ready throws Error(kInvalidArgument), because the reply
+  /// could not arrive.
   static Executor inlined() {
     return Post([](const std::function<void()>& task) { task(); });
   }
-  /// Threads of its own, at most `count`, which start when there is work for them. A thread that waits for a call, a
-  /// future or an RRef is replaced meanwhile. They end, after what they run, with the last copy of the executor; what
-  /// has not begun then is dropped. Throws Error(kInvalidArgument) for 0.
+  /// At most `count` threads of its own, which start on demand. While a thread waits for a call, a future or an RRef, a
+  /// spare thread replaces it. When the last copy of the executor is destroyed, tasks that have not begun are dropped,
+  /// and the threads end after their current tasks. Throws Error(kInvalidArgument) for 0.
   static Executor threads(size_t count);
-  /// Your own: a queue that your event loop works off, for example.
+  /// An executor of your own, for example a queue that your event loop processes.
   Executor(Post post) : post_(std::move(post)) {}  // NOLINT: implicit by design
 
   /// Empty: the pool.
@@ -63,43 +65,42 @@ namespace detail {
 class FutureState;
 using FutureStatePtr = std::shared_ptr<FutureState>;
 
-/// The state; throws Error(kInvalidArgument) if it is null.
+/// Returns the state. Throws Error(kInvalidArgument) if it is null.
 FutureState& checked(const FutureStatePtr& state);
 bool isReady(const FutureState& state);
-/// Settles it with Error(kCancelled); false if it was settled.
+/// Settles the state with Error(kCancelled). Returns false if it was settled already.
 bool cancel(FutureState& state);
-/// Blocks; throws the error.
+/// Blocks until the state is settled. Returns its value or throws its error.
 c10::IValue waitFor(FutureState& state);
-/// The same for at most `timeout`; throws Error(kTimeout).
+/// The same, but throws Error(kTimeout) after `timeout`.
 c10::IValue waitFor(FutureState& state, Timeout timeout);
-/// Blocks for at most `timeout`; whether it is settled.
+/// Blocks for at most `timeout`. Returns whether the state is settled.
 bool waitUntilReady(FutureState& state, Timeout timeout);
-/// Runs `action` once the state is settled. The calls that it makes have no later deadline than the call that this
-/// thread serves.
+/// Runs `action` once the state is settled. The deadline of the call that this thread serves also bounds the calls that
+/// `action` makes.
 void whenReady(FutureState& state, const Executor& executor, std::function<void()> action);
-/// A state that has its value.
+/// Returns a state that is settled with the value.
 FutureStatePtr makeReady(c10::IValue value);
 /// Throws Error(kResultMismatch) for an error of the conversion of a result.
 [[noreturn]] void rethrowForResult(const FutureState& state, const Error& error);
 /// Resumes a coroutine on the pool, once the state is settled, with the thread state that this thread has now.
 void resumeWhenReady(const FutureStatePtr& state, std::coroutine_handle<> coroutine);
-/// Settled with `collect()` when all are settled, or with the first error.
+/// Returns a state that is settled with `collect()` when all of `states` are settled, or with the first error.
 FutureStatePtr whenAll(const std::vector<FutureStatePtr>& states, std::function<c10::IValue()> collect);
-/// Settled with the index of the first that is settled.
+/// Returns a state that is settled with the index of the first of `states` that is settled.
 FutureStatePtr whenAny(const std::vector<FutureStatePtr>& states);
 
 /// Settles a new state. If all copies are destroyed before that, the state is settled with Error(kShutdown).
 class Promise {
  public:
-  /// Continuations run on the pool of the same node as those of `like`, if that is not null. A cancelled future cancels
-  /// `like`.
+  /// If `like` is not null, continuations run on the pool of its node, and cancelling the future cancels `like`.
   explicit Promise(const FutureStatePtr& like = nullptr);
   const FutureStatePtr& future() const { return state_; }
   void set(c10::IValue value) const;
   void fail(std::exception_ptr error) const;
-  /// Settles it as `inner` is, once that is settled.
+  /// Settles the state like `inner` once `inner` is settled.
   void follow(const FutureStatePtr& inner) const;
-  /// Settles it with the result of `make` or with the exception that it throws.
+  /// Settles the state with the result of `make` or with the exception that `make` throws.
   void setFrom(const std::function<c10::IValue()>& make) const;
 
  private:
@@ -118,7 +119,8 @@ struct IsFuture : std::false_type {};
 template <typename T>
 struct IsFuture<Future<T>> : std::true_type {};
 
-/// What callers get of a function that returns `R`: of a future (or a task, see torchrpc/task.h) its value.
+/// The type that callers receive from a function that returns `R`: for a future (or a task, see torchrpc/task.h), the
+/// type of its value.
 template <typename R>
 struct UnwrapFuture {
   using type = std::decay_t<R>;
@@ -130,7 +132,8 @@ struct UnwrapFuture<Future<T>> {
 template <typename R>
 using ResultOf = typename UnwrapFuture<std::decay_t<R>>::type;
 
-/// Calls a continuation with the future if it takes that, else with its value, which throws the future's error.
+/// Calls a continuation with the future if it accepts a future, else with the future's value. In the second case,
+/// throws the error of a failed future.
 template <typename F, typename T>
 decltype(auto) callContinuation(F& function, Future<T> ready) {
   if constexpr (std::is_invocable_v<F&, Future<T>>) {
@@ -143,7 +146,7 @@ decltype(auto) callContinuation(F& function, Future<T> ready) {
   }
 }
 
-/// Settles `promise` with the result of `invoke`, which is a value, nothing, or a future.
+/// Settles `promise` with the result of `invoke`, which may be a value, void, or a future.
 template <typename R, typename Invoke>
 void settleWith(const Promise& promise, Invoke&& invoke) {
   if constexpr (IsFuture<std::decay_t<R>>::value) {
@@ -169,20 +172,21 @@ void settleWith(const Promise& promise, Invoke&& invoke) {
 
 }  // namespace detail
 
-/// The result of a call, or the exception that it ended with, once the call has ended. Copies share it. Every method
-/// may be called from any thread, but on one object not while another thread assigns to it. Destroying the future does
-/// not cancel the call. When a node shuts down, its calls that have not ended fail with Error(kShutdown).
+/// The result of a call, or its exception, once the call has ended. Copies share the result. Every method may be called
+/// from any thread, but not while another thread assigns to the same Future object. Destroying the future does not
+/// cancel the call. When a node shuts down, its calls that have not ended fail with Error(kShutdown).
 ///
-/// `T` is any type with ValueTraits, or void. Each wait() decodes the value again; its tensors are the same ones.
-/// `co_await future` in a coroutine (see torchrpc/task.h) does what wait() does, without a thread.
+/// `T` is any type with ValueTraits, or void. Each wait() decodes the value again, but the tensors are the same ones.
+/// In a coroutine (see torchrpc/task.h), `co_await future` does the same as wait() without blocking a thread.
 template <typename T>
 class Future {
  public:
-  /// A future of nothing, to assign to: valid() is false, and all other methods throw Error(kInvalidArgument).
+  /// An empty future, to which a future can be assigned: valid() is false, and all other methods throw
+  /// Error(kInvalidArgument).
   Future() = default;
   /// A future over a state that holds a `T`.
   explicit Future(detail::FutureStatePtr state) : state_(std::move(state)) {}
-  /// A future that has its value.
+  /// A ready future with that value.
   template <typename V>
     requires(!std::is_void_v<T> && std::is_convertible_v<V, T>)
   static Future of(V&& value) {
@@ -201,7 +205,7 @@ class Future {
     return Future(promise.future());
   }
 
-  /// Whether it is the future of a result.
+  /// Whether this future is not empty.
   bool valid() const { return state_ != nullptr; }
   /// Whether wait() would return without blocking.
   bool ready() const { return detail::isReady(detail::checked(state_)); }
@@ -210,10 +214,11 @@ class Future {
   /// kWorkerLost, kUserException ...) or the exception that a continuation threw; Error(kResultMismatch) if the result
   /// is no `T`. A pool thread that blocks here does not occupy the pool: a spare thread runs meanwhile.
   T wait() const { return decode(detail::waitFor(detail::checked(state_))); }
-  /// The same for at most `timeout` (0: only looks), then throws Error(kTimeout); the call goes on.
+  /// The same, but throws Error(kTimeout) if the call has not ended after `timeout` (0: does not block). The call
+  /// continues.
   T wait(Timeout timeout) const { return decode(detail::waitFor(detail::checked(state_), timeout)); }
-  /// The same, but returns nothing (for void: false) if the call has not ended after `timeout`. So kTimeout can only be
-  /// the call's own error.
+  /// The same, but returns nothing (for void: false) if the call has not ended after `timeout`. So Error(kTimeout) is
+  /// always the error of the call itself.
   auto waitFor(Timeout timeout) const
       -> std::conditional_t<std::is_void_v<T>, bool, std::optional<detail::NonVoid<T>>> {
     if (!detail::waitUntilReady(detail::checked(state_), timeout)) return {};
@@ -225,23 +230,23 @@ class Future {
     }
   }
 
-  /// Ends the future with Error(kCancelled), unless it is ready, and with it the call: whatever the callee answers is
-  /// dropped. The callee is told: see Call::cancelled(). So are the callees of the calls that a function has returned
-  /// as its own future, and those of a future that then(), thenError(), whenAll() or whenAny() wait for. A continuation
-  /// of the future that has not begun runs with the error; the function of a cancelled then() does not run. A call that
-  /// may be repeated (NodeRef::withRetries(), withKey()) is not interrupted on the callee. Returns whether the future
-  /// was not ready.
+  /// Settles the future with Error(kCancelled), unless it is ready, and ends the call: a later reply is dropped. The
+  /// callee is notified: see Call::cancelled(). If the called function has returned the future of a call of its own,
+  /// that call is cancelled, too. If this is the future of then(), thenError(), whenAll() or whenAny(), the calls for
+  /// which it waits are cancelled. A continuation of the future that has not begun runs with the error; the function of
+  /// a cancelled then() does not run. A call that may be repeated (NodeRef::withRetries(), withKey()) is not
+  /// interrupted on the callee. Returns whether the future was not ready.
   bool cancel() const { return detail::cancel(detail::checked(state_)); }
 
   /// Calls `function` once this future is ready, and returns the future of its result. `function` takes either this
-  /// future, or its value (if `T` is void: nothing); in the second case it is not called if this future has an error,
-  /// which then is that of the returned future. If `function` returns a future, so does then(), of the
-  /// same type: it is ready when both are. An exception that `function` throws becomes the error of the returned
+  /// future, or its value (if `T` is void: nothing). If it takes the value and this future has an error, `function` is
+  /// not called, and the returned future has that error. If `function` returns a future, then() returns a future of the
+  /// same type, which is ready when both are. An exception that `function` throws becomes the error of the returned
   /// future.
   ///
   /// `function` runs on a thread of the node's pool, never on the calling thread; it may block and make calls. After
-  /// the node's end it runs on the thread that calls then(). If it is added in a called function, the deadline of that
-  /// call holds for the calls that it makes.
+  /// the node's end it runs on the thread that calls then(). If then() is called in a function that serves a call, the
+  /// deadline of that call also bounds the calls that `function` makes.
   template <typename F>
   auto then(F function) const {
     return then(Executor::pool(), std::move(function));
@@ -259,10 +264,10 @@ class Future {
     return Future<detail::ResultOf<R>>(promise.future());
   }
 
-  /// Calls `function` with the error of this future, if it ends with one, and returns the future of its result, which
-  /// replaces the value: it returns a `T` or a future of one, or throws. Without an error the returned future has this
-  /// one's value. `function` takes a `const Error&`, and then is called for errors of that class only, or a
-  /// std::exception_ptr. It runs as that of then().
+  /// Calls `function` with the error of this future, if it ends with an error. Returns a future with the result of
+  /// `function`, which returns a `T` or a future of a `T`, or throws. If this future has no error, the returned future
+  /// has its value. A `function` that takes a `const Error&` is called only for errors of that class; one that takes a
+  /// std::exception_ptr is called for all exceptions. It runs on the same threads as the function of then().
   template <typename F>
   Future thenError(F function) const {
     return thenError(Executor::pool(), std::move(function));
@@ -286,7 +291,7 @@ class Future {
     return Future(promise.future());
   }
 
-  /// `co_await future`: its value, or throws its error. The coroutine is resumed on a thread of the node's pool.
+  /// `co_await future` returns the value or throws the error. The coroutine is resumed on a thread of the node's pool.
   detail::Awaiter<T> operator co_await() const {
     detail::checked(state_);
     return detail::Awaiter<T>(*this);
@@ -326,15 +331,15 @@ class Future {
   detail::FutureStatePtr state_;
 };
 
-/// What settles a future of your own: of a result that does not come from a call. Copies share the future; when the
-/// last copy is destroyed and has not settled it, it fails with Error(kShutdown). Any thread. The first of set() and
-/// fail() counts, or Future::cancel().
+/// Settles a future of your own, whose result does not come from a call. Copies share the future. If the last copy is
+/// destroyed before the future is settled, the future fails with Error(kShutdown). Any thread. Only the first of set(),
+/// fail() and Future::cancel() has an effect.
 template <typename T>
 class Promise {
  public:
-  /// Its future; its continuations run on the thread that settles it.
+  /// The future. Its continuations run on the thread that settles it.
   Future<T> future() const { return Future<T>(promise_.future()); }
-  /// Ends the future with that value. Throws Error(kInvalidArgument) for a value that cannot be sent.
+  /// Settles the future with that value. Throws Error(kInvalidArgument) for a value that cannot be sent.
   template <typename V>
     requires(!std::is_void_v<T> && std::is_convertible_v<V, T>)
   void set(V&& value) const {
@@ -346,16 +351,16 @@ class Promise {
   {
     promise_.set({});
   }
-  /// Ends the future with that error.
+  /// Settles the future with that error.
   void fail(Error error) const { promise_.fail(std::make_exception_ptr(std::move(error))); }
 
  private:
   detail::Promise promise_;
 };
 
-/// The future of all values, in the order of `futures`; of nothing for futures of void. It fails as soon as one of them
-/// fails, with that error; the others go on. cancel() cancels all. Any thread. Throws Error(kInvalidArgument) if one of
-/// them is not valid().
+/// Returns a future of all values, in the order of `futures`; for futures of void, a Future<void>. As soon as one of
+/// `futures` fails, the returned future fails with that error; the others continue. Its cancel() cancels all `futures`.
+/// Any thread. Throws Error(kInvalidArgument) if one of them is not valid().
 template <typename T>
 auto whenAll(std::vector<Future<T>> futures) {
   std::vector<detail::FutureStatePtr> states;
@@ -372,7 +377,7 @@ auto whenAll(std::vector<Future<T>> futures) {
     }));
   }
 }
-/// The same for futures of different types: a tuple, with std::monostate for void.
+/// The same for futures of different types: the value is a tuple, with std::monostate for void.
 template <typename... T>
   requires(sizeof...(T) > 0)
 Future<std::tuple<detail::NonVoid<T>...>> whenAll(const Future<T>&... futures) {
@@ -389,8 +394,9 @@ Future<std::tuple<detail::NonVoid<T>...>> whenAll(const Future<T>&... futures) {
   }));
 }
 
-/// The future of the index of the first of `futures` that is ready, with a value or an error. cancel() cancels all. Any
-/// thread. Throws Error(kInvalidArgument) if there are none, or one is not valid().
+/// Returns a future of the index of the first of `futures` that is ready, with a value or an error. Its cancel()
+/// cancels all `futures`. Any thread. Throws Error(kInvalidArgument) if `futures` is empty, or one of them is not
+/// valid().
 template <typename T>
 Future<size_t> whenAny(const std::vector<Future<T>>& futures) {
   std::vector<detail::FutureStatePtr> states;
@@ -407,7 +413,7 @@ Future<size_t> whenAny(const Future<T>&... futures) {
 
 namespace detail {
 
-/// What `co_await future` waits with.
+/// The awaiter of `co_await future`.
 template <typename T>
 class Awaiter {
  public:

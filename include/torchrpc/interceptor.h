@@ -12,7 +12,7 @@
 
 namespace torchrpc {
 
-/// What a call runs.
+/// The kind of function that a call runs.
 enum class FunctionKind : uint8_t {
   kOperator,  ///< a torch operator: "aten::add"
   kCpp,       ///< a function that a C++ program has registered: "cpp_function(name)"
@@ -24,40 +24,40 @@ enum class FunctionKind : uint8_t {
 struct OutgoingCall {
   const WorkerInfo& callee;     ///< the worker that is to run it
   FunctionKind kind;            ///< what the call runs
-  const std::string& function;  ///< as NodeOptions::allowed_functions has it
-  bool is_remote;               ///< of NodeRef::remote(): the result stays on the callee
-  Metadata& metadata;           ///< what will travel with the call; may be changed
+  const std::string& function;  ///< the name, in the form of NodeOptions::allowed_functions
+  bool is_remote;               ///< whether it is a NodeRef::remote(): the result stays on the callee
+  Metadata& metadata;           ///< sent with the call; may be changed
 };
 
-/// A call that has arrived, and that this worker is about to run. Valid during Interceptor::onServe().
+/// A received call that this worker is about to run. Valid during Interceptor::onServe().
 struct IncomingCall {
   const WorkerInfo& caller;     ///< the worker that makes the call
   FunctionKind kind;            ///< what the call runs
-  const std::string& function;  ///< as in OutgoingCall; that of a Python function may be cut, and ends in "..." then
+  const std::string& function;  ///< as in OutgoingCall; a Python function's name may be cut, and then ends in "..."
   bool is_remote;               ///< as in OutgoingCall
-  const Metadata& metadata;     ///< what has come with the call
+  const Metadata& metadata;     ///< received with the call
 };
 
-/// Sees the calls of a node. Give it to NodeOptions::interceptors. Each call is shown once, also one that is sent
-/// again. An interceptor lives as long as its node and its calls; its methods may be called by many threads at once,
-/// must be brief, and must not wait for a call. What they throw ends the call, which is then neither sent nor run: its
-/// caller gets an Error as it is, another exception as Error(kUserException) with its text.
+/// Is called for each call of a node. Add it to NodeOptions::interceptors. It sees each call once, also a call that is
+/// sent again. An interceptor lives as long as its node and its calls. Many threads may call its methods at once. The
+/// methods must be brief and must not wait for a call. If a method throws, the call is neither sent nor run: the caller
+/// receives an Error unchanged, and any other exception as Error(kUserException) with its text.
 class Interceptor {
  public:
-  /// Called once, at the end of the call, with its error, or with null if it has a result. By any thread, perhaps the
-  /// one that receives messages: it must be brief, must not block and must not throw.
+  /// Called once, when the call ends, with its error, or with null if it has a result. Any thread may call it, also the
+  /// one that receives messages, so it must be brief, must not block and must not throw.
   using End = std::function<void(const Error* error)>;
 
   virtual ~Interceptor() = default;
 
-  /// A call that this worker makes, on the thread that makes it or one of the node's. Returns what to call at its end;
-  /// empty: nothing.
+  /// Called for each call that this worker makes, on the thread that makes it or on a thread of the node. Returns the
+  /// function to call when the call ends; it may be empty.
   virtual End onSend(OutgoingCall& call) {
     static_cast<void>(call);
     return {};
   }
-  /// A call that this worker serves, after its quotas and before its list of allowed functions, on the thread that is
-  /// going to run it. Returns as onSend().
+  /// Called for each call that this worker serves, on the thread that will run it. The quotas have been checked, the
+  /// allowed functions have not. Returns the function to call when the call ends; it may be empty.
   virtual End onServe(const IncomingCall& call) {
     static_cast<void>(call);
     return {};

@@ -1,12 +1,12 @@
 #pragma once
 
-// The lines that the library writes about itself: few, none in a healthy run. They go to standard error, one line each,
-// as "torchrpc warning: worker1 has waited 10 s", unless a program has them itself:
+// The log lines of the library: few, none in a healthy run. They go to standard error, one line each, for example
+// "torchrpc warning: worker1 has waited 10 s". A program can receive them instead:
 //
 //   torchrpc::setLogSink([](torchrpc::LogLevel level, const std::string& text) { spdlog::log(toSpdlog(level), text);
 //   });
 //
-// The environment variable TORCHRPC_LOG has the least level that is written: debug, info, warning (the default) or
+// The environment variable TORCHRPC_LOG sets the lowest level that is written: debug, info, warning (the default) or
 // error.
 
 #include <cstdint>
@@ -30,12 +30,12 @@ constexpr std::string_view name(LogLevel level) {
   return "error";
 }
 
-/// Takes one line without its end. Called on any thread, also on those that send and receive, and while the library
-/// holds a lock: it must be brief, and must not call the library. What it throws is ignored.
+/// Receives one line, without a line break. It is called on any thread, also on those that send and receive messages,
+/// and while the library holds a lock: it must be brief, and must not call the library. Its exceptions are ignored.
 using LogSink = std::function<void(LogLevel level, const std::string& text)>;
 
-/// From now on the lines of all nodes of the process go to `sink`; null: to standard error. In a forked child they go
-/// to standard error. Threads: any; the earlier sink may run until the lines that it has been given are done.
+/// Sends the lines of all nodes of the process to `sink` from now on; null: to standard error. A forked child writes to
+/// standard error. Threads: any. The earlier sink may still be running, for lines that it received before.
 void setLogSink(LogSink sink);
 
 }  // namespace v1

@@ -114,7 +114,7 @@ class Destination {
     requires(!std::same_as<T, bool> && !detail::kIsCharacter<T>)
   Destination(T rank) : worker_{{}, detail::checkedRank(rank)} {}  // NOLINT: implicit by design
 
-  /// The worker as it was named: only its name or only its id is set, unless it was a WorkerInfo.
+  /// The worker as given: only its name or only its id is set, unless a WorkerInfo was given.
   const WorkerInfo& worker() const { return worker_; }
 
  private:
@@ -132,14 +132,14 @@ c10::IValue startRemote(
 c10::IValue makeRRef(const NodeRef& node, c10::IValue value);
 void registerObject(const NodeRef& node, const std::string& name, const c10::IValue& rref);
 c10::IValue lookUp(const NodeRef& node, const std::string& name);
-/// The name under which a function is registered. Throws Error(kInvalidArgument) if it is not registered.
+/// Returns the name under which a function is registered. Throws Error(kInvalidArgument) if it is not registered.
 Callable nameOf(const void* function);
 /// The same for a member function: see methodKey().
 Callable nameOfMethod(const std::string& key);
-/// The node to which an RRef belongs.
+/// Returns the node to which an RRef belongs.
 NodeRef nodeOf(const c10::IValue& rref);
 
-/// By what a member function is found again: its pointer's bytes, and its type.
+/// Returns the key of a registered member function: the bytes of its pointer, and its type.
 template <typename Method>
 std::string methodKey(Method method) {
   std::string key(sizeof(method), '\0');
@@ -147,7 +147,7 @@ std::string methodKey(Method method) {
   return key + typeid(Method).name();
 }
 
-/// How an RRef holds the result of a function: an object is shared by those who use it.
+/// The type in which an RRef holds the result of a function: a std::unique_ptr becomes a std::shared_ptr.
 template <typename T>
 struct KeptAs {
   using type = T;
@@ -159,8 +159,8 @@ struct KeptAs<std::unique_ptr<T>> {
 template <typename R>
 using Kept = typename KeptAs<ResultOf<R>>::type;
 
-/// Whether each number of type `From` is one of type `To`: an int as an int64_t or a double, but not as a float, a
-/// bool, an int8_t or a size_t.
+/// Whether type `To` can represent each number of type `From`. For an int, int64_t and double can; float, bool, int8_t
+/// and size_t cannot.
 template <typename To, typename From>
 constexpr bool keepsNumbers() {
   using ToLimits = std::numeric_limits<To>;
@@ -172,7 +172,7 @@ constexpr bool keepsNumbers() {
   return FromLimits::digits <= ToLimits::digits && (ToLimits::is_signed || !FromLimits::is_signed);
 }
 
-/// Whether an argument converts implicitly to a parameter, and no number is changed by that.
+/// Whether an argument converts implicitly to a parameter, without changing a number.
 template <typename Parameter, typename Argument>
 constexpr bool isAccepted() {
   using To = std::decay_t<Parameter>;
@@ -247,10 +247,10 @@ using LossHandler = std::function<void(const WorkerInfo&)>;
 /// from any thread. After the node's end its methods throw Error(kShutdown).
 ///
 /// Calls (or the futures of their results) throw Error: kUnknownWorker for a destination that is not in the group;
-/// kInvalidArgument or kSerialization for arguments that cannot be sent and results that are no `T`; kTimeout;
-/// kWorkerLost; kNoSuchFunction; kUserException if the function threw; kShutdown. Tensors are not copied before they
-/// are sent: do not change them until the call has ended. Calls made on a thread with an AutogradContext are recorded
-/// in it.
+/// kInvalidArgument or kSerialization for arguments that cannot be sent; kResultMismatch for results that are no `T`;
+/// kTimeout; kWorkerLost; kNoSuchFunction; kUserException if the function threw; kShutdown. Tensors are not copied
+/// before they are sent: do not change them until the call has ended. Calls made on a thread with an AutogradContext
+/// are recorded in it.
 class NodeRef {
  public:
   /// The name and rank of this worker.
@@ -259,26 +259,27 @@ class NodeRef {
   WorkerInfo worker(const Destination& worker) const;
   /// All workers of the group, by rank.
   std::vector<WorkerInfo> workers() const;
-  /// Those of them that have neither been lost nor left, as far as this worker knows: by the connections that it has.
+  /// The workers that have neither been lost nor left, as far as this worker knows from its connections.
   std::vector<WorkerInfo> livingWorkers() const;
-  /// From now on `handler` is called with each change of a member, one at a time, on a thread of the pool; it may make
-  /// calls, and must not throw. This worker connects to all members then, to notice their ends. See also
+  /// Calls `handler` for each change of a member from now on, one at a time, on a thread of the pool. The handler may
+  /// make calls and must not throw. This worker then connects to all members, to notice when they end. See also
   /// NodeOptions::on_member_change.
   void onMemberChange(MemberHandler handler) const;
-  /// The same for losses only: of workers that died or fell silent, not of those that have left.
+  /// The same for losses only: for workers that died or fell silent, not for workers that have left.
   void onWorkerLost(LossHandler handler) const;
   /// Counters for logs, by name: those of nodeMetrics() and others, which may change with each version.
   std::map<std::string, std::string> metrics() const;
-  /// How this node is, in numbers.
+  /// The state and the counters of this node.
   NodeMetrics nodeMetrics() const;
-  /// The calls that were made and served since the start, one entry for each function, peer and side; none unless
-  /// NodeOptions::metrics is on.
+  /// Counters of the calls that were made and served since the start, one entry for each function, peer and side. Empty
+  /// unless NodeOptions::metrics is on.
   std::vector<CallMetrics> callMetrics() const;
-  /// Where probes are answered, with the port, as in "0.0.0.0:8080"; empty without HealthOptions::address.
+  /// The address that answers health checks, with the port, for example "0.0.0.0:8080"; empty without
+  /// HealthOptions::address.
   std::string healthAddress() const;
 
   /// Makes Node::waitForStopRequest() return. For functions that are called to end this worker: such a function cannot
-  /// stop the node itself, because the end waits for it.
+  /// stop the node itself, because the node's end waits for the function.
   void requestStop() const;
 
   /// A handle to this node with another time-out for calls: `node.withTimeout(5s).call<int>("ps", "f")`.
@@ -287,12 +288,13 @@ class NodeRef {
   /// `node.withRetries({.retries = 3}).call<int>("ps", "f")`. A call with RRefs among its arguments cannot have
   /// retries, and neither can remote(). Throws Error(kInvalidArgument) for a policy that cannot be used.
   NodeRef withRetries(const RetryPolicy& policy) const;
-  /// A handle to this node for one call, which has that name: `node.withKey("order 17").call<int>("ps", "f")`. The
-  /// callee runs no call of this worker with that name twice: for ten minutes after its end, a call with the same name,
-  /// function and arguments gets the first one's result or error. remote(): while somebody holds an RRef to the first
-  /// one's object, the RRef is to the same object. Throws Error(kInvalidArgument) unless the key has 1 to 256 bytes.
+  /// A handle to this node for one call with an idempotency key: `node.withKey("order 17").call<int>("ps", "f")`. The
+  /// callee runs a call of this worker with that key only once: for ten minutes after its end, a call with the same
+  /// key, function and arguments receives the result or the error of the first call. With remote(), while an RRef to
+  /// the object of the first call exists, the new RRef refers to the same object. Throws Error(kInvalidArgument) unless
+  /// the key has 1 to 256 bytes.
   NodeRef withKey(std::string key) const;
-  /// A handle to this node whose calls carry these texts, in place of those of this handle:
+  /// A handle to this node whose calls send this metadata, instead of that of this handle:
   /// `node.withMetadata({{"tenant", "acme"}}).call<int>("ps", "f")`. The function reads them by Call::metadata().
   /// Throws Error(kInvalidArgument) for metadata that cannot be sent.
   NodeRef withMetadata(Metadata metadata) const;
@@ -304,7 +306,7 @@ class NodeRef {
     return callAsync<T>(to, callable, std::forward<Args>(args)...).wait();
   }
   /// The same for a function that this program has registered as well; the compiler checks the types. An argument must
-  /// convert to its parameter without a cast, and a number must not be changed by that.
+  /// convert to its parameter without a cast, and the conversion must not change a number.
   template <typename R, typename... A, bool is_noexcept, typename... Args>
   detail::ResultOf<R> call(const Destination& to, R (*function)(A...) noexcept(is_noexcept), Args&&... args) const {
     return callAsync(to, function, std::forward<Args>(args)...).wait();
@@ -324,7 +326,7 @@ class NodeRef {
         detail::Parameters<A...>::pack(std::forward<Args>(args)...)));
   }
 
-  /// RRef::call() and RRef::callAsync() with the time-out and the policy of this handle.
+  /// Does the same as RRef::call() and RRef::callAsync(), with the time-out and the retry policy of this handle.
   template <typename T, typename Method, typename... Args>
     requires std::is_member_function_pointer_v<Method>
   auto call(const RRef<T>& rref, Method method, Args&&... args) const {
@@ -355,7 +357,7 @@ class NodeRef {
   RRef<T> remote(const Destination& to, const Callable& callable, Args&&... args) const {
     return RRef<T>::of(detail::startRemote(*this, to, callable, {toValue(std::forward<Args>(args))...}));
   }
-  /// The same for a registered function. A std::unique_ptr is kept as a std::shared_ptr.
+  /// The same for a registered function. A std::unique_ptr becomes a std::shared_ptr.
   template <typename R, typename... A, bool is_noexcept, typename... Args>
   RRef<detail::Kept<R>> remote(const Destination& to, R (*function)(A...) noexcept(is_noexcept), Args&&... args) const {
     return RRef<detail::Kept<R>>::of(detail::startRemote(
@@ -363,7 +365,7 @@ class NodeRef {
         detail::Parameters<A...>::pack(std::forward<Args>(args)...)));
   }
 
-  /// RRef::remote() with the time-out of this handle.
+  /// Does the same as RRef::remote(), with the time-out of this handle.
   template <typename T, typename Method, typename... Args>
     requires std::is_member_function_pointer_v<Method>
   auto remote(const RRef<T>& rref, Method method, Args&&... args) const {
@@ -383,28 +385,29 @@ class NodeRef {
     return RRef<std::decay_t<T>>::of(detail::makeRRef(*this, toValue(std::forward<T>(value))));
   }
 
-  /// Gives the object to which an RRef refers a name of 1 to 256 characters (UTF-8), under which every worker of the
-  /// group finds it, those of Python (`torchrpc.lookup`) as well: `node.registerObject("replay", rref)`. The object
-  /// stays on its owner, which keeps it until unregisterObject(), or until the owner ends; it outlives this worker and
-  /// all RRefs to it. Of several workers that register one name at the same time, one succeeds.
+  /// Registers the object to which an RRef refers under a name of 1 to 256 characters (UTF-8). Every worker of the
+  /// group can find it by the name, Python workers (`torchrpc.lookup`) included: `node.registerObject("replay", rref)`.
+  /// The object stays on its owner. The owner keeps it until unregisterObject(), or until the owner ends, even if this
+  /// worker has ended and no RRef to it is left. If several workers register the same name at the same time, one of
+  /// them succeeds.
   ///
-  /// This and the next two block: on the group's store, and for one message or two, each with the time-out of this
-  /// handle. They throw Error: kInvalidArgument for a name that is too long or empty; kTimeout; kShutdown. This one
-  /// also throws kInvalidArgument if another object has the name, whose owner the text names; kWorkerLost if the owner
-  /// is lost; kRendezvous if the group's store is lost with its process.
+  /// registerObject(), lookup() and unregisterObject() block: on the group's store, and on one or two messages, each
+  /// with the time-out of this handle. They throw Error: kInvalidArgument for a name that is too long or empty;
+  /// kTimeout; kShutdown. registerObject() also throws kInvalidArgument if another object has the name (the text names
+  /// its owner); kWorkerLost if the owner is lost; kRendezvous if the group's store is lost with its process.
   template <typename T>
   void registerObject(const std::string& name, const RRef<T>& rref) const {
     detail::registerObject(*this, name, rref.value());
   }
-  /// An RRef to the object of that name: `node.lookup<std::shared_ptr<Buffer>>("replay")`. Whether the object is a `T`
-  /// is checked when it is used. Where the group's store is lost, asks all workers. Throws Error: kNameNotFound;
-  /// kWorkerLost if the owner is lost, and the object with it.
+  /// Returns an RRef to the object with that name: `node.lookup<std::shared_ptr<Buffer>>("replay")`. Whether the object
+  /// is a `T` is checked when it is used. If the group's store is lost, lookup() asks all workers. Throws Error:
+  /// kNameNotFound; kWorkerLost if the owner is lost, and the object with it.
   template <typename T>
   RRef<T> lookup(const std::string& name) const {
     return RRef<T>::of(detail::lookUp(*this, name));
   }
-  /// Removes a name, which another object may have then. The object is freed when no worker has an RRef to it any more.
-  /// Throws Error: kNameNotFound; kRendezvous if the group's store is lost with its process.
+  /// Removes a name. Another object may then be registered under it. The object is freed when no worker has an RRef to
+  /// it any more. Throws Error: kNameNotFound; kRendezvous if the group's store is lost with its process.
   void unregisterObject(const std::string& name) const;
 
   /// For internal use.
@@ -462,14 +465,14 @@ RRef<R> RRef<T>::remote(const Callable& callable, Args&&... args) const {
   return detail::nodeOf(value_).template remote<R>(*this, callable, std::forward<Args>(args)...);
 }
 
-/// What some workers may run on a node.
+/// The functions that some workers may run on a node.
 struct AllowedFunctions {
   std::string workers{};  ///< a pattern of names: `*` for any text, `?` for any character, `[...]` for one of several
   std::optional<std::vector<std::string>> functions{};  ///< as NodeOptions::allowed_functions
 };
 
-/// The largest messages that a worker sends and receives. Give all workers of a group the same: a message that is too
-/// large is refused where it is sent, but ends the connection where it arrives.
+/// The largest messages that a worker sends and receives. Set the same limits on all workers of a group: a sender
+/// refuses a message above its own limits, but a receiver closes the connection when a message exceeds its limits.
 struct MessageLimits {
   uint64_t message_bytes = uint64_t{1} << 40;  ///< all parts together
   uint64_t head_bytes = uint64_t{1} << 32;     ///< everything but large tensors
@@ -477,56 +480,59 @@ struct MessageLimits {
   uint32_t tensors = 1u << 20;                 ///< their number
 };
 
-/// How much of a worker each caller whose name matches a pattern may use at a time. Requests beyond it are answered
-/// with kQuotaExceeded. Empty: no limit.
+/// Limits what each caller whose name matches a pattern may use of a worker at a time. Requests beyond a limit are
+/// answered with kQuotaExceeded. Empty: no limit.
 struct CallerQuota {
   std::string callers{};                  ///< a pattern of names, as in AllowedFunctions
   std::optional<uint64_t> calls{};        ///< requests that have arrived and are not answered
   std::optional<uint64_t> bytes{};        ///< of these requests
   std::optional<uint64_t> rrefs{};        ///< RRefs that the caller has made here
-  std::optional<uint64_t> connections{};  ///< that the caller has opened
+  std::optional<uint64_t> connections{};  ///< connections that the caller has opened
 };
 
-/// The PEM files with which a worker proves its name over TLS 1.3. They are read again when they change. What is empty
-/// comes from the environment: TORCHRPC_TLS_CERTIFICATE, TORCHRPC_TLS_KEY, TORCHRPC_TLS_CA, TORCHRPC_TLS_NAMES. Needs
-/// OpenSSL 3 at run time.
+/// The PEM files with which a worker proves its name over TLS 1.3. The worker reads them again when they change. An
+/// empty option has the value of its environment variable: TORCHRPC_TLS_CERTIFICATE, TORCHRPC_TLS_KEY, TORCHRPC_TLS_CA,
+/// TORCHRPC_TLS_NAMES. Needs OpenSSL 3 at run time.
 struct TlsOptions {
-  std::string certificate{};  ///< path: the worker's, then those between it and the authorities
+  std::string certificate{};  ///< path: the worker's certificate, then the intermediate certificates
   std::string key{};          ///< path: its private key, without a passphrase
-  std::string ca{};           ///< path: the authorities' certificates; their revocation lists, too, if there are any
-  /// How a certificate names a worker, as a DNS name or a URI of its subject alternative name, with {name} for the
-  /// worker's name or {base} for that without the number at its end; several, separated by spaces. Default: "{name}".
+  std::string ca{};           ///< path: the certificates of the authorities, and their revocation lists, if any
+  /// The forms in which a certificate may name a worker, separated by spaces. Each is a DNS name or a URI of the
+  /// subject alternative name; {name} stands for the worker's name, {base} for the name without the number at its end.
+  /// Default: "{name}".
   std::string names{};
 };
 
-/// Answers to the probes of Kubernetes, load balancers and the like, by HTTP: GET of /healthz is 200 while the worker
-/// serves calls, and 503 with a reason while its group forms, while it ends, and when `check` says so. Anybody who
-/// reaches the port may ask.
+/// Health checks over HTTP, for Kubernetes, load balancers and others. GET /healthz returns 200 while the worker serves
+/// calls, and 503 with a reason while its group forms, while it shuts down, and when `check` returns a reason. Anybody
+/// who reaches the port may ask.
 struct HealthOptions {
-  /// Where: a port ("8080") of all addresses of this host, or "127.0.0.1:8080" with a numeric host; port 0: any free
-  /// one, see NodeRef::healthAddress(). Empty: no probes are answered.
+  /// The address to listen on: a port ("8080") on all addresses of this host, or "127.0.0.1:8080" with a numeric host.
+  /// Port 0: any free port, see NodeRef::healthAddress(). Empty: no health checks.
   std::string address{};
-  /// Your own part: why this worker should get no calls, or empty if it should. Called for each probe, one at a time,
-  /// on a thread of its own. What it throws is a reason, too. May be empty.
+  /// Your own check. Returns the reason why this worker should receive no calls, or an empty text if it should. Called
+  /// for each request of the health check, one at a time, on a thread of its own. An exception counts as a reason, too.
+  /// May be empty.
   std::function<std::string()> check{};
 };
 
-/// Where tensors of accelerators (CUDA and others) go in calls, and which devices this worker uses. Without maps, here
-/// and on all workers that call this one, only CPU tensors can be sent. A device without an index is the first of its
-/// type. docs/devices.md says when a tensor may be used.
+/// The device maps for tensors of accelerators (CUDA and others), and the devices that this worker uses. If neither
+/// this worker nor a worker that calls it has maps, only CPU tensors can be sent. A device without an index is the
+/// first device of its type. docs/devices.md describes when a tensor may be used.
 struct DeviceOptions {
-  /// Pairs of a device here and the device there: `{{{c10::kCUDA, 0}, {c10::kCUDA, 1}}}`. One to one; the CPU can be
-  /// one of the two. Results of calls go the other way.
+  /// Pairs of a device of this worker and a device of the callee: `{{{c10::kCUDA, 0}, {c10::kCUDA, 1}}}`. One to one;
+  /// one of the two may be the CPU. Results of calls use the reversed map.
   using Map = std::vector<std::pair<c10::Device, c10::Device>>;
   std::map<std::string, Map> maps{};  ///< by callee, which may be this worker
-  /// Whether a device goes to the device of the same name, in calls between any two workers of the group without a map
-  /// for the callee.
+  /// Whether tensors go to the receiver's device of the same name, in calls between any two workers of the group
+  /// without a map for the callee.
   bool identity = false;
-  /// The accelerators that this worker uses. Each function that it serves gets streams of its own on them. Empty: those
-  /// that the maps of all workers name; with `identity`, on any worker, all that there are.
+  /// The accelerators that this worker uses. Each function that it serves has its own streams on them. Empty: those
+  /// that the maps of all workers name; if any worker sets `identity`, all accelerators.
   std::vector<c10::Device> used{};
-  /// Whether workers of this machine that can use the memory of this worker's tensors do that, without a copy. Neither
-  /// side may change such a tensor while the other uses it, and this worker must not end before.
+  /// Whether workers on this machine use the memory of this worker's tensors without a copy, if they can access it.
+  /// Neither side may change such a tensor while the other uses it, and this worker must not end while others use its
+  /// tensors.
   bool share = false;
 };
 
@@ -534,68 +540,70 @@ struct DeviceOptions {
 struct NodeOptions {
   /// Unique in the group: letters, digits, `_`, `:`, `-`, `.`. Empty: "worker" and the rank.
   std::string name{};
-  int32_t rank = kNoWorker;  ///< from 0; kNoWorker: the value of RANK, or what the launcher says
-  /// Number of workers, Python workers included; 0: the value of WORLD_SIZE, or what the launcher says.
+  int32_t rank = kNoWorker;  ///< from 0; kNoWorker: the value of RANK, or the launcher's value
+  /// Number of workers, Python workers included; 0: the value of WORLD_SIZE, or the launcher's value.
   int32_t world_size = 0;
-  /// Where the group meets: "tcp://host:port" (rank 0 listens there), "env://" (the address is in MASTER_ADDR and
-  /// MASTER_PORT, or the launcher's), or "file:///path" of a new file on a file system that all workers share. As
-  /// init_method in Python.
+  /// The URL at which the group meets: "tcp://host:port" (rank 0 listens there), "env://" (the address is in
+  /// MASTER_ADDR and MASTER_PORT, or comes from the launcher), or "file:///path" of a new file on a file system that
+  /// all workers share. The same as init_method in Python.
   std::string rendezvous = kDefaultRendezvous;
   size_t threads = kDefaultThreads;            ///< number of functions that can run at once
-  Timeout timeout = kDefaultTimeout;           ///< of calls that name none; kNoLimit: none
+  Timeout timeout = kDefaultTimeout;           ///< of calls without a time-out of their own; kNoLimit: none
   Timeout init_timeout = kDefaultInitTimeout;  ///< for the group to form; kNoLimit: none
   std::string transport{};                     ///< "native", "tcp", "tensorpipe", "ucx" or "auto"; as in Python
   /// The secret by which workers authenticate each other when they connect: at least 16 bytes, the same on all workers.
-  /// Empty: that in TORCHRPC_SECRET_FILE or TORCHRPC_SECRET; else, if the group meets at a loopback address, one from a
-  /// key that only processes of this user can read; else a random one, distributed by the rendezvous.
+  /// Empty: the secret in TORCHRPC_SECRET_FILE or TORCHRPC_SECRET; else, if the group meets at a loopback address, a
+  /// secret from a key that only processes of this user can read; else a random secret, distributed by the rendezvous.
   std::string secret{};
-  /// The file with the identity of this worker, which `torchrpc keygen` makes: its certificate, and the group's secret.
-  /// Empty: the value of TORCHRPC_IDENTITY_FILE, else none: then the names of workers are taken on trust.
+  /// The file with the identity of this worker: its certificate, and the group's secret. `torchrpc keygen` makes it.
+  /// Empty: the value of TORCHRPC_IDENTITY_FILE, else no identity. Without identities, workers do not verify each
+  /// other's names.
   std::string identity{};
   TlsOptions tls{};  ///< another way to prove names, and to encrypt TCP; if one worker uses TLS, all must
   /// Whether connections over TCP are encrypted: "on"; "off"; or "auto", which means "on" if a secret was given. The
   /// same on all workers. Empty: the value of TORCHRPC_ENCRYPTION, else "auto".
   std::string encryption{};
-  /// The functions that other workers may run here; empty optional: all. Names of operators ("aten::add") and
-  /// registered functions ("cpp_function(name)"), or prefixes of such names ("aten::*").
+  /// The functions that other workers may run here; empty optional: all. The entries are names of operators
+  /// ("aten::add") and registered functions ("cpp_function(name)"), or prefixes of such names ("aten::*").
   std::optional<std::vector<std::string>> allowed_functions{};
   /// The same for the workers whose names match a pattern, such as "client-*"; see AllowedFunctions. The first pattern
-  /// that matches decides, then allowed_functions. With patterns alone, a caller that none matches may run nothing.
+  /// that matches decides. If no pattern matches a caller, allowed_functions decides; if that is not set, the caller
+  /// may run nothing.
   std::vector<AllowedFunctions> allowed_functions_of{};
-  /// The port to listen on: "29600", or the first free one of "29600-29700". Empty: the value of TORCHRPC_PORT, else
-  /// any.
+  /// The port to listen on ("29600"), or a range of which the first free port is used ("29600-29700"). Empty: the value
+  /// of TORCHRPC_PORT, else any free port.
   std::string port{};
-  /// Bytes of calls that may wait for a thread here, and of results that may wait for one caller, before callers are
-  /// held up. Empty: the value of TORCHRPC_MAX_QUEUED_BYTES, else kDefaultMaxQueuedBytes.
+  /// The limit on the bytes of calls that wait for a thread here, and on the bytes of results that wait for one caller.
+  /// Beyond it, callers are held up. Empty: the value of TORCHRPC_MAX_QUEUED_BYTES, else kDefaultMaxQueuedBytes.
   std::optional<size_t> max_queued_bytes{};
-  /// How long after a call with a key was answered it does not run again: see NodeRef::withKey(). Empty: the value of
-  /// TORCHRPC_IDEMPOTENCY_WINDOW, in seconds, else ten minutes.
+  /// The time after the answer to a call with a key during which the call does not run again: see NodeRef::withKey().
+  /// Empty: the value of TORCHRPC_IDEMPOTENCY_WINDOW, in seconds, else ten minutes.
   std::optional<Duration> idempotency_window{};
-  /// Whether calls carry their deadlines to the callees, so that the calls which a function makes end with its caller's
-  /// at the latest: see Call::timeLeft(). A call carries one, whatever this says, if it is made in a function whose
-  /// caller has sent one.
+  /// Whether calls send their deadlines to the callees. Then the calls that a function makes end no later than the call
+  /// that it serves: see Call::timeLeft(). A call that is made in a function whose caller has sent a deadline sends its
+  /// own, whatever the value of this option.
   bool propagate_deadlines = false;
   /// Whether calls are counted by function and peer, for tools and Prometheus: see docs/metrics.md. Empty: the value of
-  /// TORCHRPC_METRICS, else not.
+  /// TORCHRPC_METRICS, else false.
   std::optional<bool> metrics{};
-  /// Calls that take longer, made or served by this worker, are logged, and again when they have ended; kNoLimit or 0:
-  /// none. Empty: the value of TORCHRPC_SLOW_CALL_S, in seconds, else none.
+  /// Calls, made or served by this worker, that take longer than this are logged, and logged again when they have
+  /// ended; kNoLimit or 0: none. Empty: the value of TORCHRPC_SLOW_CALL_S, in seconds, else none.
   std::optional<Duration> slow_call{};
   MessageLimits limits{};             ///< of messages, in both directions
   std::vector<CallerQuota> quotas{};  ///< the first that matches a caller's name applies; none: no limit
   /// A file to which a line of JSON is appended for each call that this worker serves or refuses; made if it does not
   /// exist, readable by its owner only. Empty: none.
   std::string audit_log{};
-  /// Calls that may be served at a time, of all callers together; further ones are answered with kQuotaExceeded. Empty:
-  /// no limit. `quotas` limits each caller.
+  /// The number of calls that may be served at a time, for all callers together. Further calls are answered with
+  /// kQuotaExceeded. Empty: no limit. `quotas` limits each caller.
   std::optional<uint64_t> max_calls{};
-  /// As NodeRef::onMemberChange(), from the start on; may be empty.
+  /// The handler of NodeRef::onMemberChange(), from the start on; may be empty.
   MemberHandler on_member_change{};
-  /// What sees the calls of this node. Of a call that is made or served, the first one sees the begin first and the end
-  /// last.
+  /// The interceptors of the calls of this node. The first interceptor is the first to see the begin of a call and the
+  /// last to see its end.
   std::vector<std::shared_ptr<Interceptor>> interceptors{};
-  HealthOptions health{};   ///< for probes
-  DeviceOptions devices{};  ///< for tensors of accelerators; every worker's have to fit to those of the others
+  HealthOptions health{};   ///< health checks over HTTP
+  DeviceOptions devices{};  ///< for tensors of accelerators; must be consistent on all workers
 };
 
 /// A worker. Several can live in one process. The constructor, shutdown() and the destructor belong to one thread; the
@@ -604,14 +612,14 @@ class Node : public NodeRef {
  public:
   /// Joins the group. On return every worker of the group serves calls. Blocks for at most init_timeout. Functions that
   /// were registered before can be called from the start. Throws Error: kInvalidArgument for invalid options, and for
-  /// device maps that do not fit to the devices of the group's workers;
-  /// kRendezvous, which names the missing workers and says what to do.
+  /// device maps that do not fit the devices of the group's workers; kRendezvous, which names the missing workers and
+  /// says what to do.
   explicit Node(const NodeOptions& options);
-  /// The same with your own store instead of `rendezvous`; shares it. Python workers of the group must use the same
-  /// store, with `_init_rpc_backend`.
+  /// The same with your own store instead of `rendezvous`. The node shares the store with you. Python workers of the
+  /// group must use the same store, with `_init_rpc_backend`.
   Node(const NodeOptions& options, const c10::intrusive_ptr<c10d::Store>& store);
-  /// As stop(): calls under way fail. Call shutdown() first for a graceful end. In a function that this node runs, it
-  /// stops nothing: the worker lives until the process ends, and the log says so.
+  /// Calls stop(), so calls under way fail. Call shutdown() first for a graceful end. If a function that this node runs
+  /// destroys the Node, nothing stops: the worker lives until the process ends, and a log line reports that.
   ~Node();
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
@@ -620,21 +628,21 @@ class Node : public NodeRef {
   /// meanwhile; then stops the node. A second call does nothing. Throws Error: kTimeout, which names the ranks that
   /// did not call it within `timeout`, or says that calls or RRefs were still under way; kWorkerLost, which names
   /// workers that were lost, after all others have called it; kInvalidArgument for a time-out that is not positive, and
-  /// in a function that this node runs. Except after kInvalidArgument, the node has stopped even then.
+  /// in a function that this node runs. After these errors, except kInvalidArgument, the node has stopped, too.
   void shutdown(Timeout timeout = kNoLimit);
-  /// Ends this worker before the others, which go on without it: those that are connected to it learn that it has left,
-  /// not that it was lost, and the shutdown() of all does not wait for it. From now on new calls of it and to it fail
-  /// with kShutdown; callers with retries try the worker that is started in its place. Calls under way, made and
-  /// served, have `timeout` to end; then the node stops. Returns whether all of them have ended. Values that it owns
-  /// are lost, and RRefs that it holds are deleted. A rank 0 that serves the group's store must not leave before the
-  /// others, because the store ends with its process. Throws as stop().
+  /// Ends this worker before the others, which continue without it. Workers that are connected to it learn that it has
+  /// left and is not lost, and the shutdown() of the others does not wait for it. From now on, new calls from it and to
+  /// it fail with kShutdown; callers with retries try the worker that is started in its place. Calls under way, made
+  /// and served, have `timeout` to end. Then the node stops. Returns whether all these calls have ended. Values that it
+  /// owns are lost, and RRefs that it holds are deleted. A rank 0 that serves the group's store must not leave before
+  /// the others, because the store ends with its process. Throws as stop().
   bool leave(Timeout timeout);
   /// Stops now. New calls of this worker and new calls to it fail with kShutdown. Functions that this node runs for
   /// other workers have 5 seconds to answer; then the calls of this worker fail with kShutdown, and calls to it with
   /// kWorkerLost. Waits until the functions that it runs have returned. Idempotent. Throws Error(kInvalidArgument), as
   /// shutdown() does, in a function that this node runs: see requestStop().
   void stop();
-  /// Blocks until requestStop() is called, for at most `timeout` (0: only looks). Returns whether it was called.
+  /// Blocks until requestStop() is called, for at most `timeout` (0: does not block). Returns whether it was called.
   bool waitForStopRequest(Timeout timeout = kNoLimit);
 
  private:

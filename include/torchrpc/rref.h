@@ -21,11 +21,11 @@ namespace detail {
 c10::IValue checkedRRef(c10::IValue value);
 WorkerInfo ownerOf(const c10::IValue& rref);
 bool isOwned(const c10::IValue& rref);
-/// The value, fetched or waited for. `timeout` null: the node's time-out.
+/// Fetches the value or, on its owner, waits for it. `timeout` null: the node's time-out.
 FutureStatePtr fetch(const c10::IValue& rref, const Timeout* timeout);
-/// Whether this worker owns the value and it is still to be made.
+/// Whether this worker owns the value and the value has not been created yet.
 bool isPending(const c10::IValue& rref);
-/// The value itself, waited for; throws Error(kInvalidArgument) on workers that do not own it.
+/// Waits for the value and returns it. Throws Error(kInvalidArgument) on workers that do not own it.
 c10::IValue localValue(const c10::IValue& rref);
 
 }  // namespace detail
@@ -39,7 +39,7 @@ c10::IValue localValue(const c10::IValue& rref);
 template <typename T>
 class RRef {
  public:
-  /// A null reference, to assign to.
+  /// A null reference, to which an RRef can be assigned.
   RRef() = default;
   /// The RRef in `value`. Throws Error(kInvalidArgument) if it is no RRef. Whether the value has type `T` is checked
   /// when it is read.
@@ -56,11 +56,11 @@ class RRef {
   /// Whether this worker is the owner.
   bool isOwner() const { return detail::isOwned(value_); }
 
-  /// Fetches a copy of the value, with the node's time-out for calls. On the owner, waits for the value itself without
-  /// a limit. Throws Error: the error of the call that had to create the value; kTimeout; kWorkerLost; kRRefDeleted
-  /// after a shutdown; kSerialization for a value that cannot be sent; kInvalidArgument if it is no `T`.
+  /// Fetches a copy of the value, with the node's time-out for calls. On the owner, waits for the value without a time
+  /// limit. Throws Error: the error of the call that had to create the value; kTimeout; kWorkerLost; kRRefDeleted after
+  /// a shutdown; kSerialization for a value that cannot be sent; kResultMismatch if it is no `T`.
   T toHere() const { return toHereAsync().wait(); }
-  /// The same with a time-out of its own, which holds on the owner, too.
+  /// The same with another time-out, which also applies on the owner.
   T toHere(Timeout timeout) const {
     const auto future = toHereAsync(timeout);
     return isOwner() ? future.wait(timeout) : future.wait();
@@ -70,16 +70,16 @@ class RRef {
   /// The same with a time-out of its own.
   Future<T> toHereAsync(Timeout timeout) const { return Future<T>(detail::fetch(value_, &timeout)); }
 
-  /// The value itself, waited for without a limit; on the owner only. Throws Error: kInvalidArgument on another worker
-  /// or if the value is no `T`; the error of the call that had to create the value.
+  /// Waits for the value without a time limit and returns it; on the owner only. Throws Error: kInvalidArgument on
+  /// another worker or if the value is no `T`; the error of the call that had to create the value.
   T localValue() const { return fromValue<T>(detail::localValue(value_)); }
 
   /// Calls a method of the value, a C++ object of the class `T::element_type`, on its owner, and returns its result:
-  /// `env.call(&Env::step, action)`. Both programs have registered the method: `TORCHRPC_FUNCTION(Env::step)`. The
-  /// compiler checks the types as in NodeRef::call(). A value that is still to be made (remote() has not ended) is
-  /// waited for on the owner, where no thread waits: so remote() and a call need one round trip together. Throws as
-  /// NodeRef::call() does, and the error of the call that had to make the value. To use another time-out:
-  /// `node.withTimeout(5s).call(env, &Env::step, action)`.
+  /// `env.call(&Env::step, action)`. Both programs must register the method: `TORCHRPC_FUNCTION(Env::step)`. The
+  /// compiler checks the types as in NodeRef::call(). If the value has not been created yet (remote() has not ended),
+  /// the call waits on the owner, without blocking a thread. So remote() and a call that follows need one round trip
+  /// together. Throws as NodeRef::call() does, and the error of the call that had to create the value. To use another
+  /// time-out: `node.withTimeout(5s).call(env, &Env::step, action)`.
   template <typename Method, typename... Args>
     requires std::is_member_function_pointer_v<Method>
   auto call(Method method, Args&&... args) const;

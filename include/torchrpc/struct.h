@@ -34,7 +34,7 @@ constexpr Field<T, Class> field(const char* name, T Class::* member) {
   return {name, member};
 }
 
-/// What TORCHRPC_STRUCT says of a struct.
+/// The description of a struct, made by TORCHRPC_STRUCT.
 template <typename... Fields>
 struct Description {
   const char* name;
@@ -50,8 +50,8 @@ concept IsDescribed = std::is_class_v<T> && requires(const T* object) { torchrpc
 
 c10::IValue makeStruct(const char* name, std::vector<std::pair<std::string, c10::IValue>> fields);
 /// The values of the fields with these names, which `value` keeps alive; null for a field that the sender's struct does
-/// not have. Throws Error(kInvalidArgument) if `value` is no struct of that name, or has fields of other names and
-/// lacks some of these.
+/// not have. Throws Error(kInvalidArgument) if `value` is no struct of that name, or if it both has fields with other
+/// names and lacks some of these.
 std::vector<const c10::IValue*> fieldsOf(
     const c10::IValue& value, const char* name, std::span<const char* const> fields);
 /// Throws the same error with the name of the field in its text.
@@ -116,13 +116,13 @@ struct ValueTraits<T> {
 #define TORCHRPC_AGAIN_() TORCHRPC_NEXT_
 #define TORCHRPC_FIELD_(S, member) ::torchrpc::detail::field(#member, &S::member)
 
-/// After a struct, in its namespace: makes its objects arguments and results of calls, also within other values.
-/// `TORCHRPC_STRUCT(Point, x, y);` names the struct and those of its public members (at most 256) that are sent; their
-/// types must have ValueTraits, and the struct a constructor without arguments.
+/// Write it after a struct, in its namespace: objects of the struct can then be arguments and results of calls, also
+/// within other values. `TORCHRPC_STRUCT(Point, x, y);` lists the struct and the public members (at most 256) that are
+/// sent. Their types must have ValueTraits, and the struct must have a constructor without arguments.
 ///
 /// The receiver's struct must have the same name. Fields are found by their names, so their order is free, and fields
 /// may be added: a receiver that does not know a field ignores it, and a field that the sender does not have keeps the
-/// value that the constructor gives it. So a field can be added on one worker after the other. If each of the two
+/// value that the constructor gives it. So you can add a field on one worker after the other. If each of the two
 /// structs has a field that the other does not have, as after a renaming, the call fails with Error(kInvalidArgument),
 /// which names them. Python workers see a dataclass: torchrpc.cpp_struct.
 #define TORCHRPC_STRUCT(Struct, ...) TORCHRPC_STRUCT_AS(Struct, #Struct, __VA_ARGS__)

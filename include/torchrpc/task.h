@@ -21,15 +21,15 @@ class Task;
 
 namespace detail {
 
-/// A promise whose future belongs to a task: to cancel it cancels what the task waits for. `node`: on whose pool the
-/// continuations of the future run; null: on the thread that ends the task.
+/// The promise of the future of a task. Cancelling the future cancels what the task waits for. The continuations of the
+/// future run on the pool of `node`; if that is null, on the thread that ends the task.
 class TaskPromise {
  public:
   explicit TaskPromise(const NodeRef* node);
   const FutureStatePtr& future() const { return state_; }
   void set(c10::IValue value) const;
   void fail(std::exception_ptr error) const;
-  /// Runs the task, up to the place where it waits first. This thread has its own state again afterwards.
+  /// Runs the task until it waits for the first time, and then restores the state of this thread.
   void start(const std::function<void()>& run) const;
 
  private:
@@ -88,7 +88,7 @@ class ValuePromise<void> : public TaskPromiseBase {
   std::exception_ptr error_;
 };
 
-/// A coroutine that nobody waits for.
+/// A coroutine whose end is not awaited.
 struct Detached {
   struct promise_type {
     Detached get_return_object() const { return {}; }
@@ -103,10 +103,10 @@ struct Detached {
 
 /// A coroutine that returns a `T` (any type that can be moved, or void). It begins when it is awaited, with
 /// `co_await std::move(task)` or `co_await function(...)`, or when start() is called; a task that is destroyed before
-/// does nothing. In it, `co_await` of a Future or a Task gives the value, or throws the error. It occupies no thread
-/// while it waits, and goes on on a thread of a node's pool, with the autograd context, the deadline and torch's
-/// thread-local state (grad mode ...) that it had. So it must not hold a std::mutex or an AutogradContext while it
-/// waits.
+/// that does nothing. In a task, `co_await` of a Future or a Task returns the value or throws the error. A task
+/// occupies no thread while it waits. It resumes on a thread of a node's pool, with the autograd context, the deadline
+/// and torch's thread-local state (grad mode ...) that it had before. So it must not hold a std::mutex or an
+/// AutogradContext while it waits.
 ///
 /// A registered function may return a Task: see registerFunction(). Parameters of other coroutines should be values: a
 /// reference must outlive the task. A task belongs to one thread at a time.
@@ -117,9 +117,9 @@ class [[nodiscard]] Task {
  public:
   using promise_type = detail::ValuePromise<T>;  ///< for the compiler
 
-  /// A moved task is the coroutine of `other`, which is none any more: it can only be assigned to or destroyed.
+  /// Takes over the coroutine of `other`, which can then only be assigned to or destroyed.
   Task(Task&& other) noexcept : coroutine_(std::exchange(other.coroutine_, nullptr)) {}
-  /// The same; the coroutine that it was before, if that has not begun, never does.
+  /// The same. If this task had a coroutine that has not begun, that coroutine never runs.
   Task& operator=(Task&& other) noexcept {
     if (this == &other) return *this;
     if (coroutine_) coroutine_.destroy();
@@ -130,14 +130,14 @@ class [[nodiscard]] Task {
     if (coroutine_) coroutine_.destroy();
   }
 
-  /// Runs it on this thread up to the place where it waits first, and returns the future of its result, for which `T`
-  /// must have ValueTraits. Future::cancel() makes the `co_await` at which it waits, or the next one that waits, throw
-  /// Error(kCancelled); the task ends as it decides. Continuations of the future run on the thread that ends the task.
+  /// Runs the task on this thread until it waits for the first time, and returns the future of its result; `T` must
+  /// have ValueTraits. Future::cancel() makes the `co_await` at which the task waits, or the next one that waits, throw
+  /// Error(kCancelled); the task decides how it ends. Continuations of the future run on the thread that ends the task.
   Future<T> start() && { return std::move(*this).start(nullptr); }
   /// The same, with continuations on the pool of `node`.
   Future<T> start(const NodeRef& node) && { return std::move(*this).start(&node); }
 
-  /// `co_await std::move(task)`: runs it, and gives its value or throws its exception.
+  /// `co_await std::move(task)` runs the task, and returns its value or throws its exception.
   auto operator co_await() && {
     struct TaskAwaiter {
       std::coroutine_handle<promise_type> coroutine;

@@ -1,6 +1,6 @@
 #pragma once
 
-// How long something may take.
+// Durations and time-outs.
 // Threads: any.
 
 #include <chrono>
@@ -13,17 +13,18 @@ using Duration = std::chrono::steady_clock::duration;
 /// A time-out without a limit.
 constexpr Duration kNoLimit = Duration::max();
 
-/// A time-out, from a std::chrono duration of any unit. kNoLimit is none, and so is more than the clock can count.
-/// Functions that take one throw Error(kInvalidArgument) for a negative duration or NaN. 0 is "now" for those that wait
-/// (Future::wait(), Future::waitFor(), Node::waitForStopRequest()): they only look. Where nothing could be done in no
-/// time (a call, a fetch, the options of a node, shutdown()), it is refused.
+/// A time-out, from a std::chrono duration of any unit. kNoLimit means no limit, and so does a duration that is longer
+/// than the clock can represent. Functions with a Timeout parameter throw Error(kInvalidArgument) for a negative
+/// duration or NaN. With 0, functions that wait (Future::wait(), Future::waitFor(), Node::waitForStopRequest()) return
+/// or throw without blocking. Where 0 makes no sense (a call, a fetch, the options of a node, shutdown()), it is
+/// refused in the same way.
 class Timeout {
  public:
   /// Implicit, so that callers can write `5s`. NOLINTNEXTLINE(google-explicit-constructor)
   template <typename Rep, typename Period>
   constexpr Timeout(std::chrono::duration<Rep, Period> duration) : duration_(saturated(duration)) {}
 
-  /// As given; the longest or the shortest Duration for what that type cannot represent, the shortest one for NaN.
+  /// The given duration, clamped to the range of Duration; the shortest Duration for NaN.
   constexpr Duration duration() const { return duration_; }
 
  private:

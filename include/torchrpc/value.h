@@ -43,9 +43,9 @@ inline constexpr bool kHasNoTraits = false;
 /// at::ScalarType, at::Device, RRef and c10::IValue (any value), and for std::optional, std::vector, std::array,
 /// std::pair, std::tuple, std::variant, std::set, std::unordered_set, std::map and std::unordered_map of those. Python
 /// workers see the Python counterparts (lists for arrays and sets). A std::span or std::string_view can be sent. A
-/// std::vector or std::span of std::byte is Python's bytes. The numbers of a long vector travel as one piece of memory,
-/// like a tensor. There are also specialisations for std::shared_ptr and std::unique_ptr of any class: the object stays
-/// in its process, and only RRefs to it can be sent.
+/// std::vector or std::span of std::byte is Python's bytes. The numbers of a long vector are sent as one piece of
+/// memory, like a tensor. There are also specialisations for std::shared_ptr and std::unique_ptr of any class: the
+/// object stays in its process, and only RRefs to it can be sent.
 ///
 /// For a struct, write `TORCHRPC_STRUCT(Point, x, y);` (torchrpc/struct.h). For another type of your own, specialise
 /// it, with
@@ -90,7 +90,7 @@ c10::IValue makeDict(Entries entries);
 /// The entries of a dict. Throws Error(kInvalidArgument).
 Entries entriesOf(const c10::IValue& value);
 [[noreturn]] void throwEqualKeys();
-/// The value without what only ValueTraits can read: for programs that read an IValue themselves.
+/// Converts the internal forms that only ValueTraits can read, for programs that read an IValue themselves.
 c10::IValue plain(const c10::IValue& value);
 
 /// Bytes, as Python's.
@@ -98,7 +98,7 @@ c10::IValue makeBytes(std::span<const std::byte> bytes);
 /// The bytes in `value`, which keeps them alive. Throws Error(kInvalidArgument) if it has none.
 std::span<const std::byte> bytesOf(const c10::IValue& value);
 
-/// The type of tensors with elements like a `T`; Undefined if lists of it do not travel as one piece of memory.
+/// The type of tensors with elements like a `T`; Undefined if lists of `T` are never sent as one piece of memory.
 template <typename T>
 constexpr at::ScalarType scalarTypeOf() {
   if constexpr (std::is_same_v<T, bool>) return at::ScalarType::Undefined;
@@ -118,7 +118,8 @@ constexpr at::ScalarType scalarTypeOf() {
   }
   return at::ScalarType::Undefined;
 }
-/// The shortest list that travels as one piece of memory: below, a description of the memory costs more.
+/// The minimum length of a list that is sent as one piece of memory. In shorter lists, the description of the memory
+/// costs more.
 inline constexpr size_t kPackedElements = 256;
 /// A list of the numbers at `data`, which `owner` keeps alive.
 c10::IValue makeNumbers(at::ScalarType type, size_t count, void* data, std::shared_ptr<void> owner);
@@ -217,7 +218,7 @@ struct ValueTraits<bool> {
 
 template <std::integral T>
 struct ValueTraits<T> {
-  /// Of a character: its number.
+  /// The integer type of the same size and sign; a character is sent as its number.
   using Number = std::conditional_t<std::is_signed_v<T>, std::make_signed_t<T>, std::make_unsigned_t<T>>;
   static c10::TypePtr type() { return c10::IntType::get(); }
   static c10::IValue to(T value) {
@@ -277,7 +278,7 @@ struct ValueTraits<std::complex<T>> {
   }
 };
 
-/// Also of bytes.
+/// Also reads bytes.
 template <>
 struct ValueTraits<std::string> {
   static c10::TypePtr type() { return c10::StringType::get(); }
@@ -420,7 +421,7 @@ struct ValueTraits<std::monostate> {
   }
 };
 
-/// The first of the types to which the value converts.
+/// Reads a value as the first of the types to which it converts.
 template <typename... T>
 struct ValueTraits<std::variant<T...>> {
   static c10::TypePtr type() { return c10::AnyType::get(); }
