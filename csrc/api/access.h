@@ -15,28 +15,29 @@ constexpr const char* kCppMetadata = "cpp";
 /// The barrier before workers leave a group that has C++ workers.
 constexpr const char* kLeaving = "leaving";
 
-/// The node that a handle refers to. Throws Error(kShutdown) if it has been destroyed.
+/// Returns the node that a handle refers to. Throws Error(kShutdown) if it has been destroyed.
 std::shared_ptr<core::Node> coreOf(const NodeRef& node);
-/// The handle of a node.
+/// Returns a handle of a node.
 NodeRef refTo(const std::shared_ptr<core::Node>& node);
-/// The duration. Throws Error(kInvalidArgument), which names the argument, for a time-out that is negative.
+/// Returns the duration of a time-out that may be 0. Throws Error(kInvalidArgument), which names `argument`, if it is
+/// negative.
 Duration waitLimitOf(Timeout timeout, const char* argument);
-/// The same for what cannot be done in no time: also if it is 0.
+/// The same for a time-out that must be positive: throws also if it is 0.
 Duration limitOf(Timeout timeout, const char* argument);
 /// The time-out of calls made through `node`: its own, else the default of `core`.
 Duration timeoutOf(const NodeRef& node, const core::Node& core);
-/// How the handle's calls are repeated; null: not.
+/// Returns how the handle's calls are repeated; null if they are not.
 std::shared_ptr<const Repetition> repetitionOf(const NodeRef& node);
 /// Throws Error(kInvalidArgument) in a function that the node runs.
 void requireOtherThread(core::Node& core);
-/// Runs `body`. An Error that it throws concerns `worker` if it names no other.
+/// Runs `body`. An Error that `body` throws without a worker gets the name `worker`.
 template <typename Body>
 decltype(auto) concerning(const std::string& worker, const Body& body) try {
   return body();
 } catch (const Error& error) {
   throw namedError(error, worker);
 }
-/// Throws Error(kUnknownWorker).
+/// Returns the worker of the group that `to` names. Throws Error(kUnknownWorker).
 WorkerInfo resolve(const core::Node& node, const Destination& to);
 
 }  // namespace torchrpc::api

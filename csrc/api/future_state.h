@@ -1,6 +1,6 @@
 #pragma once
 
-// The state that copies of a public Future share: nothing yet, an undecoded reply, a value or an error.
+// The state that copies of a public Future share: empty, an undecoded reply, a value or an error.
 // Threads: any. A future is settled once, mostly on the loop. The first thread that needs the value decodes the reply,
 // so a blocked caller decodes it itself. Continuations run on the node's pool, unless they have an executor.
 
@@ -22,43 +22,44 @@ namespace detail {
 
 class FutureState : public std::enable_shared_from_this<FutureState> {
  public:
-  /// What cancel() does.
+  /// The effect of cancel().
   enum class OnCancel {
-    kSettle,   ///< settles it, and cancels what it waits for
-    kForward,  ///< of a coroutine: cancels what it waits for, or waits for next; the coroutine then ends as it decides
+    kSettle,   ///< settles the state, and cancels its sources
+    kForward,  ///< for coroutines: cancels what the coroutine waits for, now or next; the coroutine decides how it ends
   };
   explicit FutureState(std::weak_ptr<core::Node> node, OnCancel on_cancel = OnCancel::kSettle)
       : node_(std::move(node)), on_cancel_(on_cancel) {}
 
   // --- settling: the first call counts, later ones are ignored ---
-  /// With a reply that holds no RRefs. (RRefs must be adopted at once.)
+  /// Settles it with a reply without RRefs. (RRefs must be adopted at once.)
   void settle(Message reply);
   void settle(c10::IValue value);
   void settle(std::exception_ptr error);
-  /// As `other`, which is settled.
+  /// Settles it like `other`, which must be settled.
   void settleAs(const FutureState& other);
 
   bool ready() const;
-  /// The error with which it is settled; null: none, or an undecoded reply.
+  /// Returns the error with which it is settled; null if there is none, or the reply is not decoded yet.
   std::exception_ptr error() const;
-  /// Blocks for at most `timeout`. Throws the error, or Error(kTimeout).
+  /// Blocks for at most `timeout`. Returns the value. Throws the error, or Error(kTimeout).
   c10::IValue wait(Duration timeout);
-  /// Blocks for at most `timeout`; whether it is settled. Throws Error(kInvalidArgument) on the loop.
+  /// Blocks for at most `timeout`. Returns whether it is settled. Throws Error(kInvalidArgument) on the loop.
   bool waitUntilReady(Duration timeout);
-  /// Runs `action` once settled. The deadline of the call that this thread serves holds for it.
+  /// Runs `action` once it is settled, with the deadline of the call that the calling thread serves.
   void whenReady(const Executor& executor, std::function<void()> action);
   /// Runs `action` on the pool, or on this thread if the node has been destroyed.
   void post(std::function<void()> action) const;
 
-  /// False if it was settled, and without an effect then.
+  /// Returns false, without an effect, if it was settled already.
   bool cancel();
-  /// What it waits for, which cancel() cancels; at once, if it has been cancelled.
+  /// Sets the states that this one waits for. cancel() cancels them; if this one has been cancelled already, they are
+  /// cancelled at once.
   void setSources(std::vector<std::weak_ptr<FutureState>> sources);
 
   const std::weak_ptr<core::Node>& node() const { return node_; }
-  /// The name of the worker to which that call goes; empty: there is none.
+  /// The name of the worker to which the call of setCall() goes; empty without a call.
   std::string callee() const;
-  /// The call that settles it. Before others have the state.
+  /// Sets the call whose reply settles it. Must be called before other threads have the state.
   void setCall(WorkerId to, CallId call) { wait_.to = to, wait_.call = call; }
 
  private:
@@ -85,7 +86,7 @@ class FutureState : public std::enable_shared_from_this<FutureState> {
   Outcome outcome_ TORCHRPC_GUARDED_BY(mutex_);  // a decoded reply is replaced by its value
   std::vector<Action> actions_ TORCHRPC_GUARDED_BY(mutex_);
   Sources sources_ TORCHRPC_GUARDED_BY(mutex_);
-  bool is_cancelled_ TORCHRPC_GUARDED_BY(mutex_) = false;  ///< and sources that are set later are to be cancelled
+  bool is_cancelled_ TORCHRPC_GUARDED_BY(mutex_) = false;  ///< sources that are set later are to be cancelled, too
 };
 
 /// Settles `state` with the reply to a call.

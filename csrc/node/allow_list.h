@@ -20,14 +20,14 @@ namespace torchrpc {
 
 class AllowList {
  public:
-  /// `workers`: the pattern of the names of the callers that it is for; see Allowance.
+  /// `workers`: the pattern of the names of the callers to which the list applies; see Allowance.
   explicit AllowList(const std::vector<std::string>& entries, std::string workers = kAllNames);
 
-  /// The entry that allows `name`, an exact one before a prefix; empty if no entry allows it.
+  /// Returns the entry that allows `name`: an exact entry before a prefix. Empty if no entry allows it.
   std::string entryFor(const std::string& name) const;
   /// Throws Error(kNotAllowed), with the name and a remedy, unless `list` is null or allows `name`.
   static void check(const std::shared_ptr<const AllowList>& list, const std::string& name);
-  /// Empty: the callers that no pattern matches.
+  /// The pattern of callers. Empty: the list is for callers that no pattern matches.
   const std::string& workers() const { return workers_; }
 
  private:
@@ -38,7 +38,7 @@ class AllowList {
 
 using AllowListPtr = std::shared_ptr<const AllowList>;  ///< null: everything is allowed
 
-/// What the workers whose names match a pattern may run: see matchesPattern().
+/// The functions that workers whose names match a pattern may run: see matchesPattern().
 struct Allowance {
   std::string workers;
   std::optional<std::vector<std::string>> functions;  ///< entries of an AllowList; empty optional: everything
@@ -48,11 +48,11 @@ struct Allowance {
 class AllowLists {
  public:
   /// The first pattern that matches a caller's name decides. A caller that none matches may run nothing. Without
-  /// allowances, all may run everything.
+  /// allowances, all callers may run everything.
   explicit AllowLists(const std::vector<Allowance>& allowances);
 
   AllowListPtr of(const std::string& worker) const { return entries_.empty() ? nullptr : find(worker); }
-  /// Of a worker that may be any: the list that is for all, or an empty one.
+  /// The list for a worker of unknown name: the list for all workers if that is the only one, else an empty list.
   AllowListPtr ofAnyone() const { return isForAll() ? entries_.front().list : others_; }
 
  private:
@@ -64,7 +64,7 @@ class AllowLists {
     AllowListPtr list;
   };
   std::vector<Entry> entries_;
-  AllowListPtr others_;  ///< of workers that no entry is for
+  AllowListPtr others_;  ///< the list of workers that no entry matches
 };
 
 }  // namespace torchrpc

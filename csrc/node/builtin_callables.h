@@ -20,8 +20,8 @@ struct Operator;
 
 namespace torchrpc {
 
-/// The call of an operator. The payload holds its name, its overload's name and one value for each argument of the
-/// schema. `stack` is in the schema's order, with defaults filled in.
+/// Encodes the call of an operator. The payload holds the names of the operator and its overload, and one value for
+/// each argument of the schema. `stack` is in the schema's order, with defaults filled in.
 Message encodeBuiltinCall(Kind kind, const c10::FunctionSchema& schema, const torch::jit::Stack& stack);
 
 class BuiltinRunner final : public CallableRunner {
@@ -36,7 +36,7 @@ class BuiltinRunner final : public CallableRunner {
 
   const AllowLists& allowed_;
   Mutex mutex_;
-  /// By "name.overload": the operators that have been called.
+  /// A cache of the operators that have been called, by "name.overload".
   std::unordered_map<std::string, std::shared_ptr<torch::jit::Operator>> operators_ TORCHRPC_GUARDED_BY(mutex_);
 };
 

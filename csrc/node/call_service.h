@@ -15,27 +15,29 @@ namespace torchrpc {
 
 class CallService {
  public:
-  /// All must outlive the service, and the service must outlive the calls. `keyed`: where remote calls that have a key
-  /// find earlier ones; null: each of them runs.
+  /// All arguments must outlive the service, and the service must outlive the calls. `keyed` finds the earlier calls
+  /// with the key of a remote call; null: each remote call runs.
   CallService(Messenger& messenger, RRefService& rrefs, const Interceptors& interceptors, KeyedCalls* keyed = nullptr)
       : messenger_(messenger), rrefs_(rrefs), interceptors_(interceptors), keyed_(keyed) {}
 
-  /// Registers the runner of calls and remote calls of callables of that type. Before the node starts.
+  /// Registers the runner for calls and remote calls of callables of that type. Must be called before the node starts.
   void serve(CallableType type, const std::shared_ptr<CallableRunner>& runner);
 
  private:
   /// Calls `run` with the Invocation on a pool thread once the request's RRefs are confirmed, or `fail` with an Error.
-  /// Both are copied.
+  /// `run` and `fail` are copied.
   template <typename Run, typename Fail>
   void prepare(Request request, const Run& run, const Fail& fail);
-  /// Shows the request to the interceptors. Empty: one of them has refused it, and it has been answered.
+  /// Shows the request to the interceptors. Returns nullopt if one of them has refused it; then the request has been
+  /// answered.
   std::optional<Interceptors::End> show(Request& request, const Responder& responder);
   void call(CallableRunner& runner, Request request, const Responder& responder);
   /// The part of call() after the interceptors.
   void run(CallableRunner& runner, Request request, const Responder& responder);
   void remote(CallableRunner& runner, Request request, const Responder& responder);
 
-  /// The RRef of an earlier remote call with that key; null: there was none, or the call has no key.
+  /// Returns the RRef of an earlier remote call with the same key; null if the call has no key, or there was none: then
+  /// `rref` becomes the RRef of the key.
   std::shared_ptr<OwnerRRef> findEarlier(const Request& request, const std::shared_ptr<OwnerRRef>& rref);
 
   Messenger& messenger_;

@@ -20,24 +20,25 @@ class Node;
 
 /// The context in which a C++ function runs.
 struct CppCall {
-  std::weak_ptr<Node> node;                    ///< the node that serves the call; empty if no shared_ptr owns it
-  WorkerInfo from;                             ///< the caller
-  ServedId id{};                               ///< as Invocation's
+  std::weak_ptr<Node> node;  ///< the node that serves the call; empty if the node is not owned by a shared_ptr
+  WorkerInfo from;           ///< the caller
+  ServedId id{};             ///< as Invocation's
   std::shared_ptr<const Metadata> metadata{};  ///< null: none
 };
 using CppFunction = std::function<c10::IValue(std::vector<c10::IValue> args)>;
-/// Passes its result to `done`, once, from any thread, now or later; or throws.
+/// A function that passes its result to `done`, once, on any thread, now or later; or throws.
 using CppHandler =
     std::function<void(const CppCall& call, std::vector<c10::IValue> args, CallableRunner::ValueHandler done)>;
 
-/// Makes `function` callable by `name` on this process' nodes. It runs on pool threads, several calls at once. The
-/// caller receives an exception that it throws as an error with its text. Throws Error(kInvalidArgument) if the name is
+/// Makes `function` callable by `name` on this process' nodes. It runs on pool threads, several calls at once. An
+/// exception that it throws reaches the caller as an error with its text. Throws Error(kInvalidArgument) if the name is
 /// taken.
 void registerCppFunction(const std::string& name, CppFunction function);
 /// The same for a function that may complete later.
 void registerCppHandler(const std::string& name, CppHandler handler);
 
-/// The call of a C++ function. `rrefs` encodes RRefs among the arguments; empty: there must be none.
+/// Encodes the call of a C++ function. `rrefs` encodes the RRefs among the arguments; if it is empty, there must be
+/// none.
 Message encodeCppCall(
     Kind kind, const std::string& name, const std::vector<c10::IValue>& args, const RRefIndexOf& rrefs = {});
 

@@ -14,18 +14,18 @@ class Store;
 
 namespace torchrpc {
 
-/// The host of "tcp://host:port"; for any other URL that of findMeetingPlace().
+/// Returns the host of "tcp://host:port"; for any other URL, the host of findMeetingPlace().
 std::string rendezvousHost(const std::string& url);
 
-/// The transport that `options.transport` describes. Completes that: its node name and its rendezvous host come from
-/// the other options; its identity, its secret and its TLS credentials from the options, a file or the environment, and
-/// without a secret see groupSecret(). Logs who can join the group if neither was given. Blocks on the store. Throws
-/// Error: kInvalidArgument as makeTransport does, kRendezvous.
+/// Makes the transport that `options.transport` describes. First completes that: the node name and the rendezvous host
+/// come from the other options; the identity, the secret and the TLS credentials come from the options, a file or the
+/// environment. If no secret is given, groupSecret() determines it. Logs who can join the group if neither a secret nor
+/// a certificate was given. Blocks on the store. Throws Error: kInvalidArgument as makeTransport does, kRendezvous.
 std::unique_ptr<Transport> makeGroupTransport(Node::Options& options, c10d::Store& store);
 
-/// The transport of a tool that asks workers what they do. The secret, the identity or the certificate that the user
-/// has given are in `transport` or the environment, as a worker's. `group_secret`: of a group whose user has given
-/// none. Throws Error(kInvalidArgument).
+/// Makes the transport of a tool that inspects workers. The secret, the identity or the certificate that the user has
+/// given is in `transport` or the environment, as for a worker. `group_secret` is used if the user has given none.
+/// Throws Error(kInvalidArgument).
 std::unique_ptr<Transport> makeObserverTransport(TransportOptions transport, const std::string& group_secret);
 
 }  // namespace torchrpc

@@ -1,7 +1,7 @@
 #pragma once
 
-// Shows the calls of a node to its interceptors: those that it makes, because it is a Messenger around the agent, and
-// those that it serves, by CallService. Without interceptors a call costs one relaxed load on each side.
+// Shows the calls of a node to its interceptors. It sees outgoing calls because it is a Messenger around the agent;
+// CallService shows it the calls that the node serves. Without interceptors a call costs one relaxed load on each side.
 // Threads: any.
 
 #include <atomic>
@@ -14,13 +14,14 @@
 
 namespace torchrpc {
 
-/// What a call names, as allow-lists have it. Empty: the message is no call, or is malformed.
+/// Returns the name of the function that a call runs, in the form of allow-lists. Empty if the message is no call, or
+/// is malformed.
 std::string functionName(const Message& message);
 
 class Interceptors final : public ForwardingMessenger {
  public:
   using List = std::vector<std::shared_ptr<Interceptor>>;
-  /// What is called at the end of a call. Copies share it; null: nothing.
+  /// The functions to call when a call ends. Copies share them; null: none.
   using End = std::shared_ptr<const std::vector<Interceptor::End>>;
 
   /// `next` must outlive it. Throws Error(kInvalidArgument) for a null interceptor.
@@ -29,11 +30,11 @@ class Interceptors final : public ForwardingMessenger {
   void request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) override;
 
   bool isEmpty() const { return is_empty_.load(std::memory_order_relaxed); }
-  /// Another one, behind those that are there: for the calls from now on.
+  /// Adds an interceptor after the existing ones, for calls from now on.
   void add(std::shared_ptr<Interceptor> interceptor);
-  /// Shows them a call that has arrived. Throws Error, whose origin is kRequest, if one of them refuses it.
+  /// Shows a received call to the interceptors. Throws an Error with the origin kRequest if one of them refuses it.
   End serve(const Request& request) const;
-  /// `error`: null if the call has a result.
+  /// Calls the functions of `end`. `error`: null if the call has a result.
   static void end(const End& end, const Error* error);
 
  private:

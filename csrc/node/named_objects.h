@@ -1,8 +1,9 @@
 #pragma once
 
-// Named objects: any worker of a group finds an object by its name, whoever has registered it (wire/PROTOCOL.md, "Named
-// objects"). The owner of the object keeps it under the name, so it outlives the worker that has registered it. The
-// group's store says which registration has a name, so that no two do; lookups ask the workers where the store is lost.
+// Named objects: any worker of a group finds an object by its name, whichever worker has registered it
+// (wire/PROTOCOL.md, "Named objects"). The owner of the object keeps it under the name, so the object outlives the
+// worker that has registered it. The group's store records which registration has a name, so that a name has one
+// registration only. If the store is lost, lookups ask the workers.
 // Threads: any. Handlers run on the pool.
 
 #include <cstdint>
@@ -31,36 +32,37 @@ NameRequest decodeNameRequest(std::string_view bytes);
 
 class NamedObjects {
  public:
-  /// Before the node starts. `agent` and `rrefs` must outlive it; it must outlive all requests.
+  /// Must be made before the node starts. `agent` and `rrefs` must outlive it; it must outlive all requests.
   NamedObjects(Agent& agent, RRefService& rrefs, StorePtr store);
   NamedObjects(const NamedObjects&) = delete;
   NamedObjects& operator=(const NamedObjects&) = delete;
 
-  // These block: on the store, and for at most `timeout` on each worker that they ask. All throw
-  // Error(kInvalidArgument) for a name that has not 1 to 256 characters, and on the loop, which must not block.
+  // add(), lookUp() and remove() block: on the store, and for at most `timeout` on each worker that they ask. They
+  // throw Error(kInvalidArgument) unless the name has 1 to 256 characters, and on the loop, which must not block.
 
-  /// Gives the object a name. Throws Error: kInvalidArgument if another object has the name, or for an RRef of another
-  /// node; kWorkerLost if the owner is lost; kRendezvous if the store is lost; kTimeout.
+  /// Registers the object under a name. Throws Error: kInvalidArgument if another object has the name, or for an RRef
+  /// of another node; kWorkerLost if the owner is lost; kRendezvous if the store is lost; kTimeout.
   void add(const std::string& name, const RRefPtr& rref, Duration timeout);
-  /// Throws Error: kNameNotFound; kWorkerLost if the owner is lost, and the object with it; kTimeout; what fork()
-  /// throws on the owner.
+  /// Throws Error: kNameNotFound; kWorkerLost if the owner is lost, and the object with it; kTimeout; the errors of
+  /// fork() on the owner.
   RRefPtr lookUp(const std::string& name, Duration timeout);
   /// Removes the name, also of an object whose owner is lost. Throws Error: kNameNotFound; kRendezvous if the store is
   /// lost; kTimeout.
   void remove(const std::string& name, Duration timeout);
 
-  /// Drops the objects that this worker keeps, and refuses further ones: the node ends. The calling thread destroys
-  /// them.
+  /// Called when the node ends: drops the objects that this worker keeps, and refuses further ones. The calling thread
+  /// destroys the objects.
   void close();
 
  private:
-  /// One registration of a name: in the store it is "NUMBER OWNER". Its object is held by the owner before the store
-  /// names it. So a registration that the store names and the owner does not hold has ended, and may be replaced.
+  /// One registration of a name, "NUMBER OWNER" in the store. The owner holds the object before the store contains the
+  /// registration. So if the store contains a registration whose object the owner does not hold, that registration has
+  /// ended and may be replaced.
   struct Registration {
     uint64_t number = 0;  ///< not 0
     std::string owner{};
 
-    /// nullopt for bytes that are no registration: nobody has the name.
+    /// Returns nullopt for bytes that are no registration: then the name is free.
     static std::optional<Registration> parse(const std::string& value);
     std::string text() const;
     friend bool operator==(const Registration&, const Registration&) = default;
@@ -70,8 +72,8 @@ class NamedObjects {
 
   void requireUsable(const std::string& name) const;
 
-  // On the owner. A null RRef: it has none.
-  /// `number` 0 in find(): any. Only hold() throws Error.
+  // On the owner. A null RRef means that the owner does not hold the object.
+  /// In find(), `number` 0 means any. Only hold() throws Error.
   void hold(const std::string& name, uint64_t number, const RRefPtr& rref);
   RRefPtr find(const std::string& name, uint64_t number) const;
   RRefPtr drop(const std::string& name, uint64_t number);
@@ -79,27 +81,28 @@ class NamedObjects {
   void serveFind(const Request& request, const Responder& responder);
   void serveDrop(const Request& request, const Responder& responder);
 
-  // Of the store; they throw Error(kRendezvous) if it is lost.
-  /// Replaces what the store has for a name if it is `expected`; returns what it has then.
+  // Access to the store. These throw Error(kRendezvous) if the store is lost.
+  /// Replaces the store's value for a name by `desired` if it is `expected`. Returns the value that the store has then.
   std::string replace(const std::string& name, const std::string& expected, const std::string& desired);
   std::optional<Registration> namedBy(const std::string& name) { return Registration::parse(replace(name, "", "")); }
-  /// Lets the store name this registration. Throws Error(kInvalidArgument) if another one has the name.
+  /// Writes this registration into the store. Throws Error(kInvalidArgument) if another registration has the name.
   void take(const std::string& name, const Registration& mine, Duration timeout);
 
-  // The messages. None is sent if this worker is the owner.
+  // Messages to the owner. None is sent if this worker is the owner.
   Answer ask(const WorkerInfo& to, Message message, Duration timeout, std::vector<RRefFork> forks = {});
-  /// Throws Error.
+  /// Lets the owner hold the object. Throws Error.
   void holdOnOwner(const std::string& name, const Registration& mine, const RRefPtr& rref, Duration timeout);
-  /// Without waiting.
+  /// Lets the owner drop the object, without waiting.
   void dropOnOwner(const std::string& name, const Registration& mine, Duration timeout);
-  /// Whether the owner has had the object, or has ended with it. Throws Error.
+  /// Lets the owner drop the object. Returns whether the owner held the object, or has ended with it. Throws Error.
   bool dropOnOwnerAndWait(const std::string& name, const Registration& named, Duration timeout);
-  /// The owner's RRef; null: it does not hold that registration. Or why it cannot say.
+  /// Returns the owner's RRef, null if the owner does not hold that registration, or an error if the owner did not
+  /// answer.
   Result<RRefPtr> findOnOwner(const std::string& name, const Registration& named, Duration timeout);
-  /// The RRef of whichever worker has that name. Throws Error(kNameNotFound).
+  /// Asks all workers. Returns an RRef to an object with that name. Throws Error(kNameNotFound).
   RRefPtr findAnywhere(const std::string& name, Duration timeout);
   Result<RRefPtr> rrefIn(Answer& answer);
-  /// Whether the error of a request to the owner says that the registration has ended with it.
+  /// Whether the error of a request to the owner means that the registration has ended with the owner.
   bool hasEnded(const Error& error) const;
   Error notFound(const std::string& name) const;
 
@@ -109,7 +112,7 @@ class NamedObjects {
   SecureNumbers numbers_;
   mutable Mutex mutex_;
   std::map<std::string, Held> held_ TORCHRPC_GUARDED_BY(mutex_);           ///< the objects of this worker, by name
-  std::map<std::string, Registration> found_ TORCHRPC_GUARDED_BY(mutex_);  ///< what this worker has asked the store for
+  std::map<std::string, Registration> found_ TORCHRPC_GUARDED_BY(mutex_);  ///< a cache of registrations in the store
   bool is_closed_ TORCHRPC_GUARDED_BY(mutex_) = false;
 };
 

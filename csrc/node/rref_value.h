@@ -38,9 +38,10 @@ class RRefValue final : public c10::RRefInterface {
   const std::weak_ptr<Node> node_;
 };
 
-/// For encodeValue: adds each RRef to `forks`, which must outlive the result.
+/// Returns the RRef writer for encodeValue(): it adds each RRef to `forks`, which must outlive the result.
 RRefIndexOf rrefWriter(OutgoingForks& forks);
-/// For decodeValue: reads from `rrefs`, those that arrived with the message. They must outlive the result.
+/// Returns the RRef reader for decodeValue(): it reads from `rrefs`, the RRefs of the received message, which must
+/// outlive the result.
 RRefAt rrefReader(const std::vector<RRefPtr>& rrefs, std::weak_ptr<Node> node);
 
 }  // namespace torchrpc

@@ -1,7 +1,8 @@
 #pragma once
 
-// The state of a thread that serves a call, for what goes on with the call on another thread: its autograd context, its
-// deadline, and torch's own state, such as the grad mode. Coroutines of both languages keep one between their steps.
+// The state of a thread that serves a call, so that another thread can continue the call: the autograd context, the
+// deadline, and torch's own state, such as the grad mode. Coroutines of both languages keep a ThreadState between their
+// steps.
 // Threads: one at a time.
 
 #include <ATen/ThreadLocalState.h>
@@ -15,10 +16,10 @@ namespace torchrpc {
 
 class ThreadState {
  public:
-  /// That of the calling thread.
+  /// Captures the state of the calling thread.
   ThreadState() = default;
 
-  /// Calls `function` with this state; afterwards the thread has its own again.
+  /// Calls `function` with this state, then restores the state of the thread.
   template <typename F>
   decltype(auto) run(F&& function) const {
     const at::ThreadLocalStateGuard torch_scope(torch_);

@@ -13,7 +13,7 @@ namespace torchrpc {
 /// Whether a call that this thread makes appears in a profile.
 inline bool areCallsProfiled() { return isTraceOn() || isLegacyProfileOn(); }
 
-/// While it lives, the one call that this thread makes has the given range, or none if that is null.
+/// Gives the one call that this thread makes during the object's lifetime the given range; null: no range.
 class ExpectedCall {
  public:
   explicit ExpectedCall(std::shared_ptr<Range> range) : outer_(Range::expectCall(std::move(range))) {}

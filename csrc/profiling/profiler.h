@@ -1,8 +1,8 @@
 #pragma once
 
-// A Messenger around the agent, through which the layers above send and serve. It adds calls to the profiles that are
-// being recorded (range.h), asks callees for their part of the caller's profile, and records that part for callers
-// (remote_profile.h). While no profile is recorded, it reads one flag and two thread-locals for each call.
+// A Messenger between the agent and the layers above. It adds calls to the profiles that are being recorded (range.h).
+// As a caller, it asks callees for their part of the profile; as a callee, it records that part (remote_profile.h).
+// While no profile is recorded, it reads one flag and two thread-locals for each call.
 // Threads: as Messenger.
 
 #include <functional>
@@ -21,8 +21,8 @@ class Profiler final : public ForwardingMessenger {
   /// A new id for a call in a profile.
   GloballyUniqueId newId() { return {self().id, ++ids_}; }
 
-  /// The request gets the range that the calling thread has set for its next call, or, in a trace, one named after the
-  /// kind.
+  /// Gives the request the range that the calling thread has set for its next call or, in a trace, a range named after
+  /// the kind.
   void request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) override;
   /// Profiles handlers that run on the pool or the strand. Handlers on the loop run no user code and are not profiled.
   void on(Kind kind, Where where, RequestHandler handler) override;

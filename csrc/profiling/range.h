@@ -31,9 +31,9 @@ extern std::atomic<bool> on;
 inline bool isTraceOn() { return trace_detail::on.load(std::memory_order_relaxed); }
 /// Starts to record ranges in a trace. Call it while torch's profiler of all threads runs.
 void startTrace();
-/// Stops recording. Waits up to `timeout` for functions that callers have running here, then ends the ranges that are
-/// still open, so that torch's profiler, which owns the memory that ranges refer to, may stop. If a request that is
-/// being served calls this, its own range ends first.
+/// Stops recording. Waits up to `timeout` for the functions that this process runs for callers, then ends the ranges
+/// that are still open, so that torch's profiler, which owns the memory that ranges refer to, may stop. If a request
+/// that is being served calls this, its own range ends first.
 void stopTrace(Duration timeout);
 
 class Range {
@@ -67,8 +67,8 @@ class Range {
   /// Sets the range of the next call; null unsets it. Returns the previous one.
   static std::shared_ptr<Range> expectCall(std::shared_ptr<Range> range);
   static const std::shared_ptr<Range>& expectedCall();
-  /// The range set by expectCall(), or null. The caller must end it, when the call's result is ready; without this call
-  /// the range ends when the reply arrives.
+  /// Returns the range set by expectCall(), or null. The caller must end it when the call's result is ready. If
+  /// holdExpectedCall() is not called, the range ends when the reply arrives.
   static std::shared_ptr<Range> holdExpectedCall();
   bool held() const { return held_; }
 
@@ -83,7 +83,7 @@ class Range {
   const std::string name_;
   const GloballyUniqueId id_;
   const Side side_;
-  bool held_ = false;  ///< the calling thread only, before the call
+  bool held_ = false;  ///< used by the calling thread only, before the call
   bool in_trace_ = false;
   std::shared_ptr<c10::ThreadLocalDebugInfo> profile_;
   std::function<void()> then_;

@@ -20,8 +20,8 @@ using torch::autograd::profiler::LegacyEvent;
 using torch::autograd::profiler::thread_event_lists;
 using torch::profiler::impl::ProfilerConfig;
 
-/// Records one thread from the constructor to detachThread(), and other threads that it passes its profile to
-/// meanwhile.
+/// Records the events of one thread from the constructor to detachThread(), and of other threads to which that thread
+/// passes its profile meanwhile.
 class Recording {
  public:
   explicit Recording(const ProfilerConfig& config);
@@ -31,22 +31,23 @@ class Recording {
   thread_event_lists take() const;
 
  private:
-  const at::RecordFunctionTLS callbacks_;  ///< of the thread before
+  const at::RecordFunctionTLS callbacks_;  ///< of the thread before the recording
   std::shared_ptr<c10::ThreadLocalDebugInfo> profile_;
 };
 
-/// The bytes of a profile. It has CPU times only.
+/// Encodes and decodes the parts of a profile. It has CPU times only.
 std::string encodeConfig(const ProfilerConfig& config);
 ProfilerConfig decodeConfig(std::string_view bytes);
 std::string encodeEvents(const thread_event_lists& events);
-/// Adds the events in `bytes` to the legacy profile `to`. Each name gets the name of the call and a mark as a prefix.
+/// Adds the events in `bytes` to the legacy profile `to`. The name of the call and a mark are prefixed to each name.
 /// Throws Error(kProtocol).
 void addRemoteEvents(
     const std::shared_ptr<c10::ThreadLocalDebugInfo>& to, const std::string& call, std::string_view bytes);
 
 // --- profiles of all requests that the process serves ---
 
-/// One such profile. They nest: the requests in an inner profile belong to the outer ones, too.
+/// A profile of all requests that the process serves. Profiles nest: the requests in an inner profile belong to the
+/// outer ones, too.
 class ServerProfile {
  public:
   /// Begins a profile, inside the one that is being recorded.
@@ -62,7 +63,7 @@ class ServerProfile {
   void add(const thread_event_lists& events);
 
  private:
-  /// Of the process.
+  /// The state of the process.
   struct State {
     std::atomic<bool> any{false};
     Mutex mutex;

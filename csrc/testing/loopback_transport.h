@@ -15,7 +15,8 @@ namespace torchrpc {
 class LoopbackNetwork;
 std::shared_ptr<LoopbackNetwork> makeLoopbackNetwork();
 
-/// Addresses are "loopback:<n>". `identity`: what peers are told of this side; nothing if workers have no identities.
+/// Addresses are "loopback:<n>". `identity`: the identity of this side that peers are told; nullopt if workers have no
+/// identities.
 std::unique_ptr<Transport> makeLoopbackTransport(
     std::shared_ptr<LoopbackNetwork> network, Limits limits = {}, std::optional<PeerIdentity> identity = std::nullopt);
 

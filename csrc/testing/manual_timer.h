@@ -20,7 +20,7 @@ class ManualTimer : public Timer {
   bool cancel(Id id) override;
   void close() override;
   void advance(Duration by);
-  /// How many tasks are pending.
+  /// The number of pending tasks.
   size_t pending() const;
 
  private:

@@ -1,8 +1,8 @@
 #pragma once
 
 // The transport of simulated processes: frames, connections that open, and connections that end are events of a
-// Simulation. The frames of one connection keep their order, and everything else overtakes everything else. Large
-// frames take time to leave their sender, and frames that have not left fail if the connection ends.
+// Simulation. The frames of one connection keep their order; all other events may overtake each other. Sending a large
+// frame takes time. If the connection ends, frames that are not sent yet fail.
 
 #include <memory>
 #include <string>
@@ -14,14 +14,14 @@ namespace torchrpc {
 
 class SimulatedNetwork {
  public:
-  /// Of frames, and of the news that a connection has ended. Some frames take longer than most.
+  /// The latency of frames, and of the report that a connection has ended. `slow_percent` of them take up to `slowest`.
   struct Latency {
     Duration shortest = std::chrono::microseconds(20);
     Duration longest = std::chrono::milliseconds(2);
     unsigned slow_percent = 0;
     Duration slowest = std::chrono::milliseconds(100);
   };
-  /// How the peers of a process learn that it has crashed.
+  /// The way in which the peers of a process learn that it has crashed.
   enum class Crash {
     kReset,   ///< the system closes its connections, as after SIGKILL
     kSilent,  ///< not at all, as after a power failure
@@ -32,7 +32,7 @@ class SimulatedNetwork {
   ~SimulatedNetwork();
 
   void setLatency(const Latency& latency);
-  /// All frames that were sent so far.
+  /// Counters of what was sent so far.
   struct Traffic {
     uint64_t frames = 0;
     uint64_t bytes = 0;
@@ -43,10 +43,10 @@ class SimulatedNetwork {
   std::unique_ptr<Transport> makeTransport(Simulation::ProcessPtr process);
 
   // --- faults ---
-  /// Breaks the connections between two processes. Each side learns it at a time of its own; frames in flight may be
-  /// lost. Returns how many there were.
+  /// Breaks the connections between two processes. Each side learns of it at its own time; frames in flight may be
+  /// lost. Returns the number of connections.
   size_t cut(const Simulation::ProcessPtr& one, const Simulation::ProcessPtr& other);
-  /// Ends the process's part in the network and all its events. What it sends from then on is lost.
+  /// Ends the process's part in the network, and drops all its events. What the process sends from then on is lost.
   void crash(const Simulation::ProcessPtr& process, Crash kind);
 
   struct State;  ///< shared with the transports

@@ -31,7 +31,7 @@ class Simulation {
   struct Process {
     std::string name;
     bool has_crashed = false;      ///< none of its events run any more
-    TimePoint stopped_until = {};  ///< as by SIGSTOP: its events wait until then
+    TimePoint stopped_until = {};  ///< as after SIGSTOP: its events are delayed until then
   };
   using ProcessPtr = std::shared_ptr<Process>;
 
@@ -57,19 +57,19 @@ class Simulation {
   }
   /// False if there is no such event any more.
   bool cancel(EventId id);
-  /// None of the process's events runs any more.
+  /// Drops the process's events, present and future.
   void crash(Process& process);
 
   /// Runs events until there are none before `until`, or fail() is called.
   void run(TimePoint until);
-  /// Blocks the event that calls it until `done()` is true, while others run. For a process that has crashed, too: the
-  /// test ends such a process after its crash.
+  /// Blocks the event that calls it until `done()` is true; other events run meanwhile. It also works for a process
+  /// that has crashed, because the test destroys such a process after its crash.
   void waitUntil(const ProcessPtr& process, const std::function<bool()>& done);
 
   size_t pendingEvents() const;
-  /// Events that wait in waitUntil().
+  /// The number of events that wait in waitUntil().
   size_t blockedEvents() const;
-  /// How many events have run, and a hash of their order: equal for equal seeds.
+  /// The number of events that have run, and a hash of their order: equal for equal seeds.
   uint64_t eventsRun() const;
   uint64_t fingerprint() const;
 
@@ -82,11 +82,11 @@ class Simulation {
   bool isTracing() const;
   /// Writes a line with the time to the trace. To be called only if isTracing(), unless the text is cheap to make.
   void trace(const std::string& text);
-  /// An invariant is broken: the first failure ends run().
+  /// Reports a broken invariant. The first failure ends run().
   void fail(const std::string& text);
-  /// Of fail(); empty: none.
+  /// The text of the first fail(); empty: none.
   const std::string& failure() const;
-  /// For the end of a test that has failed: events can run again.
+  /// Lets events run again, at the end of a test that has failed.
   void forgetFailure();
 
  private:

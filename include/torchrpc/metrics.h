@@ -14,14 +14,13 @@ inline namespace v1 {
 
 /// The state of a node, and its counters since it has started. A value.
 struct NodeMetrics {
-  uint64_t pending_calls = 0;    ///< requests of this worker that are not answered yet
-  uint64_t connections = 0;      ///< to other workers
-  uint64_t threads = 0;          ///< of the pool, including blocked ones
-  uint64_t idle_threads = 0;     ///< threads of the pool without a task
-  uint64_t blocked_threads = 0;  ///< threads of the pool that wait for a call or a value
-  uint64_t queued_tasks = 0;     ///< calls and continuations that wait for a thread
-  uint64_t held_calls =
-      0;  ///< calls of this worker that are not sent yet, because too many bytes of its calls wait on the callee
+  uint64_t pending_calls = 0;       ///< requests of this worker that are not answered yet
+  uint64_t connections = 0;         ///< to other workers
+  uint64_t threads = 0;             ///< of the pool, including blocked ones
+  uint64_t idle_threads = 0;        ///< threads of the pool without a task
+  uint64_t blocked_threads = 0;     ///< threads of the pool that wait for a call or a value
+  uint64_t queued_tasks = 0;        ///< calls and continuations that wait for a thread
+  uint64_t held_calls = 0;          ///< calls that are not sent yet, as too many bytes wait on their callees
   uint64_t queued_reply_bytes = 0;  ///< results that wait for their callers to read them
   uint64_t rrefs_owned = 0;         ///< values that this worker keeps because RRefs refer to them
   uint64_t retries = 0;             ///< calls that were sent again, since the start
