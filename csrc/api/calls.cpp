@@ -14,7 +14,7 @@ namespace {
 
 using Values = std::vector<c10::IValue>;
 
-/// The name and the overload in "aten::add.Tensor"; no overload in "aten::add".
+/// Splits "aten::add.Tensor" into the name and the overload; "aten::add" has no overload.
 std::pair<std::string, std::optional<std::string>> operatorParts(const std::string& name) {
   const auto scope = name.find("::");
   if (scope == std::string::npos)
@@ -60,7 +60,7 @@ Message pythonCall(Kind kind, const std::string& name, const Values& args, const
   return message;
 }
 
-/// A call of a method of a Python object, as a proxy of an RRef makes it.
+/// Encodes a call of a method of a Python object in the same way as Python's RRef proxies.
 Message methodCall(Kind kind, const std::string& name, const Values& args, const RRefIndexOf& rrefs) {
   if (args.empty() || !args.front().isRRef()) {
     throwInvalidArgument("method(" + name + ") needs an RRef to the object: rref.call(method(...), arguments ...)");

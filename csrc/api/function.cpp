@@ -28,7 +28,8 @@ Names& names() {
   return instance;
 }
 
-/// What a handler throws for arguments that the function does not take, so that it is not taken for the function's own.
+/// Thrown by a handler for arguments that the function does not take. The class distinguishes it from errors that the
+/// function itself throws.
 class ArgumentError final : public Error {
  public:
   explicit ArgumentError(const std::string& text) : Error(ErrorCode::kArgumentMismatch, text) {}
@@ -39,8 +40,8 @@ class ResultError final : public Error {
   explicit ResultError(const Error& error) : Error(error) {}
 };
 
-/// The text of an error starts with the worker and the name of the function, because the error may pass through several
-/// calls.
+/// Makes the error of a function. Its text starts with the worker and the name of the function, because the error may
+/// pass through several calls.
 Error errorHere(const std::exception_ptr& raised, const std::string& name, const WorkerInfo& self) {
   const auto where = "On " + toString(self) + ", in " + name + ": ";
   return namedError(errorFromException(raised, ErrorCode::kUserException, self.name, where), self.name);
@@ -100,7 +101,7 @@ void Function::run(const CppCall& call, const std::vector<c10::IValue>& args, co
   auto& future = checked(outcome.future);
   const auto node = future.ready() ? nullptr : call.node.lock();
   if (node) {
-    // Weak: the entry must not keep the future alive that ends it.
+    // Weak, because the entry lasts until the future is ready, and must not keep the future alive.
     node->agent().onCancelled(call.id, [weak = std::weak_ptr(outcome.future)] {
       if (const auto state = weak.lock()) state->cancel();
     });
@@ -110,7 +111,8 @@ void Function::run(const CppCall& call, const std::vector<c10::IValue>& args, co
   });
 }
 
-/// The task that an executor gets for a call. If it is destroyed unrun, the caller learns that.
+/// The task of a call that is posted to an executor. If the executor destroys it without running it, the caller
+/// receives an error.
 class QueuedCall {
  public:
   QueuedCall(std::string name, CppCall call, Done done)
@@ -124,7 +126,7 @@ class QueuedCall {
   QueuedCall(const QueuedCall&) = delete;
   QueuedCall& operator=(const QueuedCall&) = delete;
 
-  /// On the executor's thread, which has the state of the one that received the call meanwhile.
+  /// Runs the call on the executor's thread, with the state of the thread that received the call.
   void run(const Function& function, const std::vector<c10::IValue>& args) {
     const auto done = std::exchange(done_, nullptr);
     std::optional<ServedScope> record;

@@ -101,7 +101,7 @@ c10::IValue FutureState::wait(Duration timeout) {
     if (!error) reply = std::get<Reply>(outcome_);
   }
   if (raised) api::concerning(callee(), [&] { std::rethrow_exception(raised); });
-  // Several threads may decode at once. They get values that share the reply's tensors.
+  // Several threads may decode at once. Their values share the reply's tensors.
   auto value = plainValue(*reply);
   Outcome old = value;
   MutexLock lock(mutex_);
@@ -124,7 +124,7 @@ void FutureState::whenReady(const Executor& executor, std::function<void()> func
 
 namespace {
 
-/// Runs an action once: on the pool or, if a closing pool drops it, where it is destroyed.
+/// Runs an action once: on the pool or, if a closing pool drops the task, in the destructor.
 class Posted {
  public:
   explicit Posted(std::function<void()> action) : action_(std::move(action)) {}
@@ -283,7 +283,8 @@ void Promise::setFrom(const std::function<c10::IValue()>& make) const {
 
 namespace {
 
-/// The futures that whenAll() and whenAny() wait for; the result's continuations run where those of the first do.
+/// Checks the futures that whenAll() and whenAny() wait for, and returns the first one: the continuations of the result
+/// run on the pool of its node.
 FutureStatePtr likeFirst(const std::vector<FutureStatePtr>& states) {
   for (const auto& state : states) checked(state);
   return states.empty() ? nullptr : states.front();
@@ -310,7 +311,8 @@ FutureStatePtr whenAll(const std::vector<FutureStatePtr>& states, std::function<
   }
   cancelsAll(all->promise, states);
   for (const auto& state : states) {
-    // On the thread that settles it: values are decoded on the pool, when all are there.
+    // Runs on the thread that settles the state. The values are decoded later, on the pool, when all states are
+    // settled.
     state->whenReady(Executor::inlined(), [all, state] {
       if (auto error = state->error()) all->promise.fail(std::move(error));
       if (--all->left > 0) return;

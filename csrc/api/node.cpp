@@ -36,7 +36,7 @@ class NoPython final : public CallableRunner {
   const std::string self_;
 };
 
-/// A device without an index means another one on each thread; in a map it is the first.
+/// A device without an index would mean the current device of each thread. In a map it means the first device.
 c10::Device withIndex(const c10::Device& device) {
   if (device.is_cpu()) return c10::Device(c10::kCPU);
   return {device.type(), std::max<c10::DeviceIndex>(device.index(), 0)};
@@ -53,7 +53,7 @@ WorkerDevices workerDevices(const DeviceOptions& options) {
   return devices;
 }
 
-/// The core's options. Throws Error(kInvalidArgument) for options that are missing or invalid.
+/// Converts the options to the core's. Throws Error(kInvalidArgument) for options that are missing or invalid.
 core::Node::Options coreOptions(const NodeOptions& options) {
   const auto init_timeout = limitOf(options.init_timeout, "NodeOptions::init_timeout");
   Meeting meeting{options.rendezvous, options.rank, options.world_size, init_timeout};

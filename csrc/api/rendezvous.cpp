@@ -56,8 +56,8 @@ StorePtr openTcp(Meeting& meeting, const std::string& host, const std::string& p
   const bool is_agents = environment("TORCHELASTIC_USE_AGENT_STORE") == "True";
   options.isServer = meeting.rank == 0 && !is_agents;
   if (!is_agents) meeting.served_store = StoreAddress{host, options.port};
-  // With the first refused connection c10d's client may pause for most of a minute, and with a name without an address
-  // it fails at once.
+  // c10d's client may pause for most of a minute after the first refused connection, and it fails at once if a name has
+  // no address. So wait for the name and for the listener before using it.
   const auto why =
       options.isServer ? waitForName(host, meeting.timeout) : waitForStore(host, options.port, meeting.timeout);
   if (!why.empty() && !options.isServer) throw nobodyAt(meeting.rank, host + ":" + port_text, why);
@@ -80,7 +80,7 @@ StorePtr openTcp(Meeting& meeting, const std::string& host, const std::string& p
 
 void resolve(Meeting& meeting) {
   if (meeting.rank == kNoWorker) {
-    // What a launcher says belongs together: a rank of this program's own would not fit its size.
+    // The launcher's rank and world size belong together, so its world size is used only with its rank.
     const auto launch = findLaunch();
     if (!launch) required("RANK", "Set it, or NodeOptions::rank, or use a launcher.");
     meeting.rank = launch->rank;
@@ -115,7 +115,7 @@ StorePtr openStore(Meeting& meeting) {
     return openTcp(meeting, host, rest.substr(port + 1));
   }
   if (scheme == "file" && !rest.empty()) {
-    // Else c10d would try again and again until its own time-out.
+    // Without this check c10d would retry until its own time-out.
     const auto folder = std::filesystem::absolute(rest).parent_path();
     std::error_code ignored;
     if (!std::filesystem::is_directory(folder, ignored)) {

@@ -12,7 +12,7 @@ namespace detail {
 
 namespace {
 
-/// The future of the task that the calling thread runs; null: none.
+/// The future of the task that the calling thread runs; null if it runs none.
 thread_local FutureStatePtr current_task;
 
 class TaskScope {

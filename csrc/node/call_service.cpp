@@ -11,7 +11,8 @@ namespace torchrpc {
 
 namespace {
 
-/// What a call names, for the audit log. Not of a Python function, whose runner knows it: it may be in a pickle.
+/// Sets the function's name for the audit log. The runner of Python functions sets it itself, because the name may be
+/// in a pickle.
 void nameForAudit(const Request& request) {
   if (!request.audit || traitsOf(request.message.kind).callable == CallableType::kPython) return;
   request.audit->setFunction(functionName(request.message));
@@ -31,7 +32,7 @@ void CallService::serve(CallableType type, const std::shared_ptr<CallableRunner>
 template <typename Run, typename Fail>
 void CallService::prepare(Request request, const Run& run, const Fail& fail) {
   nameForAudit(request);
-  // A call that may arrive again may be asked for again, whatever becomes of this attempt.
+  // A call that may arrive again cannot be cancelled by its id, because a later attempt may need the result.
   const bool is_repeatable = request.message.header(HeaderKind::kRepeatable) != nullptr;
   const ServedId id = is_repeatable ? ServedId() : ServedId{request.link, request.message.call};
   Invocation plain{

@@ -26,9 +26,9 @@ std::string rendezvousHost(const std::string& url) {
 
 namespace {
 
-/// One line about what is open without a secret. A warning, by one worker of the group, if other machines may reach it.
+/// Logs who can join a group without a secret. The line is a warning on rank 0 if other machines may reach the group.
 void logWhoCanJoin(const Node::Options& options, GroupSecret::Source source, bool authenticates) {
-  if (options.transport.tls_credentials) return;  // those who have a certificate
+  if (options.transport.tls_credentials) return;  // only workers with a certificate can join
   const bool is_local = source == GroupSecret::Source::kUser;
   const bool has_file = authenticates && options.rendezvous.starts_with("file:");
   const bool is_warning =
@@ -44,7 +44,8 @@ void logWhoCanJoin(const Node::Options& options, GroupSecret::Source source, boo
                          : "TORCHRPC_SECRET_FILE, and TORCHRPC_TRANSPORT=native, which authenticates workers"));
 }
 
-/// The secret, the identity and the TLS certificate that the user has given. `is_observer`: of no worker.
+/// Sets the secret, the identity and the TLS certificate that the user has given. `is_observer`: the transport belongs
+/// to a tool, not to a worker.
 void completeGiven(TransportOptions& transport, bool is_observer = false) {
   transport.identity = givenIdentity(transport.identity_file);
   if (is_observer && transport.identity) transport.node_name = transport.identity->holder().name;
@@ -73,7 +74,7 @@ void completeGiven(TransportOptions& transport, bool is_observer = false) {
   transport.secret = transport.identity->secret();
 }
 
-/// Throws Error(kInvalidArgument) if what a caller may run depends on its name, which nobody checks.
+/// Throws Error(kInvalidArgument) if what a caller may run depends on its name, but names are not verified.
 void requireIdentities(const Node::Options& options) {
   if (options.transport.identity || options.transport.tls_credentials) return;
   for (const auto& allowance : options.allowed_functions) {

@@ -27,7 +27,8 @@ FunctionKind kindOfFunction(const Message& message) {
   return FunctionKind::kPython;
 }
 
-/// Shows a call to each interceptor, by `show`. If one throws, the earlier ones learn that the call has ended.
+/// Shows a call to each interceptor, by `show`. If one of them throws, calls the end functions of the earlier ones with
+/// the error.
 template <typename Show>
 Interceptors::End showToAll(const Interceptors::List& interceptors, const WorkerInfo& self, const Show& show) {
   auto ends = std::make_shared<std::vector<Interceptor::End>>();
@@ -57,7 +58,7 @@ std::string functionName(const Message& message) try {
     case CallableType::kNone: break;
   }
   return {};
-} catch (const Error&) {  // malformed: the runner says so
+} catch (const Error&) {  // malformed: the runner reports it
   return {};
 }
 

@@ -11,7 +11,7 @@ namespace torchrpc {
 
 namespace {
 
-// Below the ports that systems give to clients, from 32768 on.
+// Below the range of ephemeral ports, which starts at 32768.
 constexpr uint16_t kFirstPort = 20000, kPorts = 12000;
 
 std::string variable(const char* name) {
@@ -29,7 +29,7 @@ int32_t numberIn(const char* name) {
   throwInvalidArgument(std::string("the environment variable ") + name + " must be a number, but is '" + text + "'");
 }
 
-/// A port that only the workers of one job compute.
+/// Derives a port from the name of a job, so that the workers of one job agree on it.
 uint16_t portOf(const std::string& job) {
   uint32_t hash = 2166136261;  // FNV-1a, which is the same in every build
   for (const unsigned char c : job) hash = (hash ^ c) * 16777619;
@@ -40,7 +40,7 @@ struct Launcher {
   const char* name;
   const char* rank;
   const char* world_size;  ///< null: the user sets WORLD_SIZE
-  const char* required;    ///< it is this launcher only if this is set, too; null: nothing more is needed
+  const char* required;    ///< another variable that must be set for this launcher; null: none
   /// Completes host and port.
   void (*complete)(Launch& launch);
 };
@@ -52,7 +52,7 @@ void completeSlurm(Launch& launch) {
   launch.port = portOf("slurm " + variable("SLURM_JOB_ID") + "." + variable("SLURM_STEP_ID"));
 }
 
-/// Open MPI says on which host it started mpirun, and whether all workers are there.
+/// Sets the host if all workers run on this host, and a port that follows from the job's name.
 void completeOpenMpi(Launch& launch) {
   if (variable("OMPI_COMM_WORLD_LOCAL_SIZE") == variable("OMPI_COMM_WORLD_SIZE")) launch.host = "127.0.0.1";
   auto job = variable("PMIX_NAMESPACE");

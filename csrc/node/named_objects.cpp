@@ -23,7 +23,7 @@ constexpr size_t kMostBytes = 4 * kMostCharacters;  // of UTF-8
 constexpr auto kKeys = "named/";                    // in the store
 constexpr uint64_t kAnyNumber = 0;                  // in kNameFind
 
-/// Those of UTF-8: the bytes that do not continue one.
+/// Counts the characters of UTF-8 text: the bytes that are not continuation bytes.
 size_t countCharacters(std::string_view text) {
   return static_cast<size_t>(std::ranges::count_if(text, [](char byte) { return (byte & 0xc0) != 0x80; }));
 }
@@ -93,7 +93,8 @@ std::string NamedObjects::Registration::text() const {
   return digits + " " + owner;
 }
 
-/// The reply to a request, for the thread that waits for it. If that thread does not take it, its RRefs are released.
+/// The reply to a request, for the thread that waits for it. If that thread stops waiting, the RRefs in the reply are
+/// released.
 class NamedObjects::Answer {
  public:
   Answer(NamedObjects& objects, WorkerInfo to) : objects_(objects), to_(std::move(to)) {}
@@ -239,7 +240,7 @@ void NamedObjects::hold(const std::string& name, uint64_t number, const RRefPtr&
   if (const auto failure = owned->creationFailure()) throw *failure;
   MutexLock lock(mutex_);
   if (is_closed_) throw Error(ErrorCode::kShutdown, "RPC has been shut down.", agent_.self().name);
-  // A registration is of one object: nobody puts another one in its place.
+  // A registration has one object, which cannot be replaced.
   if (!held_[name].try_emplace(number, rref).second) throwMalformed("the registration has an object");
 }
 
@@ -316,7 +317,7 @@ void NamedObjects::take(const std::string& name, const Registration& mine, Durat
             "the name " + quoted(name) + " belongs to an object of " + other->owner +
             ": unregister it first, or take another name.");
       }
-      // An owner that has not answered may have the object.
+      // An owner that has not answered may hold the object.
       if (!answer && !hasEnded(answer.error())) throw answer.error();
     }
     expected = value;

@@ -21,15 +21,15 @@ namespace torchrpc {
 
 namespace {
 
-// A worker may be started again under its id, and the clock may have been set back before that. So the store keeps the
-// latest incarnation of each id, and the next one is greater by so much at least that ids of RRefs and contexts, which
-// start at the incarnation, are not used again.
+// A worker may be restarted under its id after the clock has been set back. So the store keeps the latest incarnation
+// of each id, and the next one is greater by at least this step. Ids of RRefs and contexts start at the incarnation, so
+// the step keeps them from being reused.
 constexpr int64_t kIncarnationStep = std::chrono::nanoseconds(std::chrono::hours(24)).count();
 
-constexpr Duration kStoreGrace = std::chrono::seconds(2);     // for all workers to read what ends the start of a group
-constexpr Duration kRefusalGrace = std::chrono::seconds(10);  // for all of them to find that it cannot form
+constexpr Duration kStoreGrace = std::chrono::seconds(2);  // for all workers to read the store at the end of the start
+constexpr Duration kRefusalGrace = std::chrono::seconds(10);  // for all workers to find out that the group cannot form
 
-/// Greater than that of an earlier start in this group.
+/// Returns an incarnation that is greater than those of earlier starts in this group.
 uint64_t newIncarnation(const Node::Options& options, const StorePtr& store) {
   const int64_t now = std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
   const auto& self = options.agent.self;
@@ -40,7 +40,7 @@ uint64_t newIncarnation(const Node::Options& options, const StorePtr& store) {
   if (options.world_size > 0) return now;
   const auto key = "incarnation/" + std::to_string(self.id);
   const auto latest = store->add(key, 0);
-  // Not positive: never set, or set by someone else who can write to the store.
+  // Not positive: never set, or set by a foreign process that can write to the store.
   return store->add(key, latest <= 0 ? now : std::max(now - latest, kIncarnationStep));
 }
 
@@ -175,7 +175,7 @@ Node::Node(const Options& options, StorePtr store, std::unique_ptr<Transport> tr
                  return is_member && other && other->is_member;
                },
            .limits = options_.agent.limits,
-           // Who proves names has workers that do not trust each other.
+           // Workers that prove their names do not trust each other.
            .shares_memory = !options_.transport.identity && !options_.transport.tls_credentials,
            .lends_in_place = options_.shares_device_tensors,
            .borrows_in_place = !agentOptions().copies_shared_tensors}),
@@ -254,8 +254,8 @@ void Node::beginRendezvous() {
   rendezvous_ = std::make_unique<Rendezvous>(store_, self, options_.transport.secret);
 }
 
-// The card has the secret of a group that was given none: a process that can read the card could also ask the store, or
-// the user's key, for it.
+// The card contains the group's secret only if the user has given none. A process that can read the card could also
+// read that secret from the store or derive it from the user's key.
 WorkerCard Node::makeCard(const std::string& address) const {
   const auto& transport = options_.transport;
   return WorkerCard(
@@ -299,7 +299,7 @@ void Node::start() {
     keeper_ = std::make_unique<StoreKeeper>(*options_.served_store, rendezvous_->ownEntry(), [this] {
       return rendezvous_->entries(agent_.directory().records(), options_.stored_secret);
     });
-    // Some of the workers are connected to rank 0, to notice its end.
+    // The first few ranks connect to rank 0, to notice when it ends.
     if (self().id <= kLastStoreKeeper) {
       keeper_pointer_ = keeper_.get();
       agent_.watch({0});
@@ -338,8 +338,8 @@ void Node::joinOthers(TimePoint deadline) {
 }
 
 void Node::endRefusedGroup() {
-  // All workers refuse it for the same reason. They wait for each other, so that each of them learns that reason before
-  // the group, or the process that serves the store, has ended.
+  // All workers refuse the group for the same reason. They wait for each other, so that each worker finds the reason
+  // before the group, or the process that serves the store, ends.
   try {
     rendezvous_->sumOverAll("refused", 0, kRefusalGrace, {}, absent_);
     rendezvous_->releaseStore("refused_read", kStoreGrace);
@@ -351,10 +351,9 @@ void Node::endRefusedGroup() {
 
 // Note [Device maps of a group]
 // Each worker publishes its devices and maps in its record, and computes its own maps from the records of all. In a
-// group of fixed size it does so before the point "ready", which no worker passes before all have come there: so every
-// worker can take what another one sends by a map. A worker that joins later, or takes the place of a lost one, is
-// known to the others before it makes calls, and they compute their maps again when they add its record. They refuse a
-// record that does not fit to theirs.
+// group of fixed size it does so before the barrier "ready", so every worker has its maps before another worker can
+// send it a tensor by a map. A worker that joins later, or takes the place of a lost one, is known to the others before
+// it makes calls. They compute their maps again when they add its record, and refuse a record that does not fit theirs.
 
 GroupDevices Node::groupDevices() {
   GroupDevices group;
@@ -429,7 +428,8 @@ Status Node::accept(const WorkerRecord& record) {
 
 void Node::renewStore() {
   if (!keeper_) return;
-  // Whether somebody serves it is asked first: c10d's client writes to standard error when it notices the end.
+  // Checks first whether a process serves the store, because c10d's client writes to standard error when it notices
+  // the end of the server.
   const auto& served = *options_.served_store;
   const bool is_served = waitForStore(served.host, served.port, Duration::zero()).empty();
   try {
@@ -521,8 +521,8 @@ void Node::admit(const WorkerInfo& worker) {
 
 void Node::expel(const WorkerInfo& worker) {
   if (worker.id == self().id) return;
-  // Its connection stays: it carries the reply to the call that removes the worker, and closes with the worker. But the
-  // worker counts as lost now: it may have joined again when its connection ends.
+  // Its connection stays open, because it carries the reply to the call that removes the worker; it closes with the
+  // worker. But the worker counts as lost from now on, because it may have joined again before its connection ends.
   agent_.membership().onLeft(worker, agent_.incarnation(worker.id));
   agent_.directory().remove(worker.id);
   rrefs_->onWorkerLost(worker);
@@ -551,7 +551,7 @@ std::vector<RRefPtr> Node::adoptRRefs(const Message& reply) { return rrefs_->ado
 void Node::barrier(const std::string& name, Duration timeout) {
   meet([&] {
     rendezvous_->sumOverAll(name, 0, timeout, lostAmong(), absent_);
-    // This worker may end the process that serves the store, and the others have yet to read who is absent.
+    // This worker may end the process that serves the store, so wait until the others have read who is absent.
     if (!absent_.empty()) rendezvous_->releaseStore(name + "_read", std::chrono::seconds(1));
   });
 }
@@ -590,7 +590,7 @@ void Node::join(Duration timeout) {
     for (int round = 0;; ++round) {
       if (!agent_.waitIdle(timeout)) throw busy();
       const auto begun = agent_.activityCount();
-      // The first worker that learns that this was the last round closes its connections at once.
+      // The first worker that finds out that this was the last round closes its connections at once.
       agent_.expectDisconnects(true);
       const auto sum = rendezvous_->sumOverAll("join" + std::to_string(round), begun, timeout, lostAmong(), absent_);
       if (sum == seen) break;
@@ -680,7 +680,7 @@ void Node::abandon() {
   if (!agent_.isInItsProcess()) return;
   agent_.beginEnd(Duration::zero());
   if (!agent_.isOnOwnThread()) shutdown(Duration::zero());
-  named_objects_.close();  // the functions that go on have not let shutdown() come so far
+  named_objects_.close();  // shutdown() has not reached this step, because functions still run
   agent_.discardQueued();
 }
 

@@ -78,7 +78,7 @@ void Profiler::request(WorkerId to, Message message, Duration timeout, ReplyHand
 
 namespace {
 
-/// Records while a request is served: for the caller, if it asks for that, and for `server`, if that is not null.
+/// Records the events of one request: for the caller, if it asks for them, and for `server`, if it is not null.
 class RecordedRequest {
  public:
   RecordedRequest(const ProfilingHeader& header, std::shared_ptr<ServerProfile> server, const Responder& responder)
@@ -89,7 +89,7 @@ class RecordedRequest {
 
   void detachThread() { recording_.detachThread(); }
 
-  /// Ends the recording before it sends the reply, so that the caller gets all events.
+  /// Ends the recording before it sends the reply, so that the caller receives all events.
   void reply(Result<Message> reply) {
     const auto events = recording_.take();
     if (server_) server_->add(events);

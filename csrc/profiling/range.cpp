@@ -20,13 +20,14 @@ namespace {
 
 // Note [Ranges that outlive a trace]
 // torch's profiler of all threads frees its events when it stops, and a range that ended later would write to freed
-// memory. So this list has all open ranges of a trace, and the thread that removes a range from the list ends it: the
-// thread of its owner, or that of stopTrace(). `busy` counts the ranges that threads are beginning or ending.
+// memory. So this list contains all open ranges of a trace. The thread that removes a range from the list ends the
+// range: the thread that calls Range::end(), or the thread in stopTrace(). `busy` counts the ranges that threads are
+// beginning or ending.
 struct OpenRanges {
   Mutex mutex;
   CondVar changed;
   std::unordered_map<Range*, std::shared_ptr<Range>> ranges TORCHRPC_GUARDED_BY(mutex);
-  size_t serving TORCHRPC_GUARDED_BY(mutex) = 0;  ///< those of callees in `ranges`
+  size_t serving TORCHRPC_GUARDED_BY(mutex) = 0;  ///< the ranges of callees in `ranges`
   size_t busy TORCHRPC_GUARDED_BY(mutex) = 0;
 
   void add(const std::shared_ptr<Range>& range) TORCHRPC_REQUIRES(mutex) {
@@ -59,9 +60,9 @@ void whileBusy(const Step& step) {
 }
 
 // Note [The number of a range]
-// torch's profiler always shows the sequence number of a range, which autograd uses otherwise. Here it holds the id of
-// the call and the side: worker + 1, 41 bits of the counter, 1 bit for the callee. For the first 2,047 workers it stays
-// exact in programs that read the numbers of JSON as doubles.
+// torch's profiler always shows the sequence number of a range, which otherwise comes from autograd. Here it encodes
+// the id of the call and the side: worker + 1, 41 bits of the counter, 1 bit for the callee. For the first 2,047
+// workers it stays exact in programs that read the numbers of JSON as doubles.
 constexpr uint64_t kCounterMask = (uint64_t{1} << 41) - 1;
 
 thread_local std::shared_ptr<Range> expected_call;

@@ -13,7 +13,7 @@ using torch::autograd::profiler::ProfilerDisableOptions;
 using torch::profiler::impl::ProfilerState;
 
 namespace {
-/// Stands between the name of a call and the name of a range that its callee recorded.
+/// Separates the name of a call from the name of a range that its callee recorded.
 constexpr auto kRemoteMark = "#remote_op: ";
 }  // namespace
 

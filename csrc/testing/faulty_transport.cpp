@@ -1,5 +1,5 @@
 // Faults are injected into sends only; arriving frames reach the handlers unchanged. A delayed send is kept in a table.
-// Either the timer or close() removes it from the table, and the one that does completes it.
+// Either the timer or close() removes it from the table and completes it.
 
 #include "testing/faulty_transport.h"
 
@@ -51,7 +51,7 @@ class Faults : public std::enable_shared_from_this<Faults> {
     }
   }
 
-  /// Fails the delayed sends, and waits until the timer's thread has finished those that it has taken.
+  /// Fails the delayed sends, and waits until the timer's thread has finished the sends that it has removed.
   void close() {
     decltype(delayed_) dropped;
     {

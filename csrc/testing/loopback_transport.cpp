@@ -25,7 +25,7 @@ constexpr std::string_view kScheme = "loopback:";
 
 class LoopbackConnection;
 
-/// Peers may refer to it after the transport has been destroyed.
+/// The part of a transport to which peers may refer after the transport has been destroyed.
 struct Endpoint {
   Endpoint(Limits limits, std::optional<PeerIdentity> identity) : limits(limits), identity(std::move(identity)) {}
 
@@ -64,7 +64,7 @@ class LoopbackConnection : public Connection, public std::enable_shared_from_thi
     other->other_ = one;
   }
 
-  /// The endpoint keeps this side alive until it has ended. False if the endpoint is closed.
+  /// Makes the endpoint keep this side alive until the connection ends. Returns false if the endpoint is closed.
   bool addToEndpoint() {
     MutexLock lock(endpoint_->mutex);
     if (endpoint_->closed) return false;

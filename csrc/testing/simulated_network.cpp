@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::string_view kScheme = "simulated:";
 
-/// Frames of fewer bytes are sent at once, unless others wait before them.
+/// Smaller frames are sent at once, unless other frames wait before them.
 constexpr size_t kQueuedFrameBytes = 32 << 10;
 constexpr int64_t kBytesPerMicrosecond = 100;
 
@@ -107,13 +107,13 @@ class SimulatedConnection final : public Connection, public std::enable_shared_f
   const SimulatedEndpointPtr& endpoint() const { return endpoint_; }
   SimulatedConnectionPtr other() const { return other_.lock(); }
 
-  /// On the listener's side: the connection has arrived there.
+  /// Called on the listener's side when the connection arrives.
   void accept() {
     if (is_finished_) return;
     handler_ = endpoint_->acceptor(shared_from_this());
     if (!handler_) finish({ErrorCode::kShutdown, "the acceptor refused it"});
   }
-  /// Neither side receives anything more, and each learns it at a time of its own.
+  /// Cuts the connection: what either side sends is lost, and each side learns of it at its own time.
   void cut() {
     if (std::exchange(is_cut_, true)) return;
     if (network_->simulation.chance(50)) is_deaf_ = true;
@@ -122,10 +122,10 @@ class SimulatedConnection final : public Connection, public std::enable_shared_f
     if (const auto other = this->other()) other->cut();
   }
   bool isCut() const { return is_cut_; }
-  /// Its process has crashed: what happens to this side has no effect on the other one.
+  /// Called when the process has crashed: this side has no effect on the other one any more.
   void detach() { other_.reset(); }
 
-  /// The peer has ended, which this side learns after the frames in flight.
+  /// Called when the peer has ended: this side learns of it after the frames in flight.
   void finishAfterFrames(const Error& reason) {
     last_arrival_ = std::max(last_arrival_, network_->arrival());
     finishLater(last_arrival_, reason);
@@ -204,12 +204,12 @@ class SimulatedConnection final : public Connection, public std::enable_shared_f
   std::weak_ptr<SimulatedConnection> other_;
   std::shared_ptr<ConnectionHandler> handler_;
   std::deque<Queued> queue_;  ///< frames that have not left yet
-  TimePoint last_sent_{};     ///< when the last of them does
+  TimePoint last_sent_{};     ///< when the last of them leaves
   TimePoint last_arrival_{};
   bool is_open_ = true;       ///< frames can be sent
   bool is_cut_ = false;       ///< frames that are sent are lost
   bool is_deaf_ = false;      ///< frames that arrive are lost
-  bool is_finished_ = false;  ///< its handler knows that it has ended
+  bool is_finished_ = false;  ///< its handler has been told that it has ended
 };
 
 class SimulatedTransport final : public Transport {
@@ -269,7 +269,7 @@ class SimulatedTransport final : public Transport {
 
 SimulatedNetwork::SimulatedNetwork(Simulation& simulation) : state_(std::make_shared<State>(simulation)) {}
 SimulatedNetwork::~SimulatedNetwork() {
-  // Processes that have crashed without a word are still listed, and each refers to its connections.
+  // Processes that have crashed silently are still listed, and each refers to its connections.
   for (const auto& [address, endpoint] : state_->listeners) endpoint->connections.clear();
 }
 

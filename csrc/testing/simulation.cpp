@@ -21,7 +21,7 @@ constexpr Duration kLongestResumeDelay = std::chrono::microseconds(50);
 }  // namespace
 
 struct Simulation::State {
-  /// A thread that runs events. It waits at `go` while another one does.
+  /// A thread that runs events. It waits at `go` while another thread runs them.
   struct Runner {
     std::binary_semaphore go{0};
     std::thread thread;
@@ -39,7 +39,7 @@ struct Simulation::State {
 
   State(uint64_t seed, std::ostream* trace) : random(seed), out(trace) {}
 
-  // Used by the thread that runs events, or, while none does, by the test's thread. A semaphore is between any two.
+  // Used by the thread that runs events or, while none does, by the test's thread. A semaphore orders their accesses.
   std::mt19937_64 random;
   std::ostream* const out;
   TimePoint now{};
@@ -52,7 +52,7 @@ struct Simulation::State {
   std::vector<std::unique_ptr<Runner>> runners;
   std::vector<Runner*> idle;
   Runner* current = nullptr;
-  Runner* next = nullptr;  ///< the thread that goes on after this event instead of the current one
+  Runner* next = nullptr;  ///< the thread that continues after this event instead of the current one
   bool is_ending = false;
   std::string failure;
   std::binary_semaphore stopped{0};
@@ -146,7 +146,7 @@ Simulation::EventId Simulation::at(TimePoint when, ProcessPtr process, std::func
 bool Simulation::cancel(EventId id) {
   const auto dropped = state_->events.extract(id);  // its destructor may add events
   if (dropped) return true;
-  // A stopped process has made it later.
+  // The event has been moved to a later time, because its process was stopped.
   const auto moved =
       std::ranges::find_if(state_->events, [&](const auto& each) { return each.first.second == id.second; });
   if (moved == state_->events.end()) return false;
