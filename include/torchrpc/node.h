@@ -248,7 +248,8 @@ using LossHandler = std::function<void(const WorkerInfo&)>;
 ///
 /// Calls (or the futures of their results) throw Error: kUnknownWorker for a destination that is not in the group;
 /// kInvalidArgument or kSerialization for arguments that cannot be sent; kResultMismatch for results that are no `T`;
-/// kTimeout; kWorkerLost; kNoSuchFunction; kUserException if the function threw; kShutdown. Tensors are not copied
+/// kTimeout; kWorkerLost; kNoSuchFunction; kUserException if the function threw; kArgumentMismatch,
+/// kNotAllowed, kQuotaExceeded or kCancelled from the callee; kShutdown. Tensors are not copied
 /// before they are sent: do not change them until the call has ended. Calls made on a thread with an AutogradContext
 /// are recorded in it.
 class NodeRef {
@@ -289,10 +290,10 @@ class NodeRef {
   /// retries, and neither can remote(). Throws Error(kInvalidArgument) for a policy that cannot be used.
   NodeRef withRetries(const RetryPolicy& policy) const;
   /// A handle to this node for one call with an idempotency key: `node.withKey("order 17").call<int>("ps", "f")`. The
-  /// callee runs a call of this worker with that key only once: for ten minutes after its end, a call with the same
-  /// key, function and arguments receives the result or the error of the first call. With remote(), while an RRef to
-  /// the object of the first call exists, the new RRef refers to the same object. Throws Error(kInvalidArgument) unless
-  /// the key has 1 to 256 bytes.
+  /// callee runs a call of this worker with that key only once: for NodeOptions::idempotency_window after its end (by
+  /// default ten minutes), a call with the same key, function and arguments receives the result or the error of the
+  /// first call. With remote(), while an RRef to the object of the first call exists, the new RRef refers to the same
+  /// object. Throws Error(kInvalidArgument) unless the key has 1 to 256 bytes.
   NodeRef withKey(std::string key) const;
   /// A handle to this node whose calls send this metadata, instead of that of this handle:
   /// `node.withMetadata({{"tenant", "acme"}}).call<int>("ps", "f")`. The function reads them by Call::metadata().
@@ -606,8 +607,8 @@ struct NodeOptions {
   DeviceOptions devices{};  ///< for tensors of accelerators; must be consistent on all workers
 };
 
-/// A worker. Several can live in one process. The constructor, shutdown() and the destructor belong to one thread; the
-/// other methods (NodeRef) may be called from any.
+/// A worker. Several can live in one process. The constructor, shutdown(), leave(), stop() and the destructor must be
+/// called on one thread; waitForStopRequest() and the methods of NodeRef may be called from any thread.
 class Node : public NodeRef {
  public:
   /// Joins the group. On return every worker of the group serves calls. Blocks for at most init_timeout. Functions that
