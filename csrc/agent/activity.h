@@ -1,7 +1,7 @@
 #pragma once
 
-// Counts what is under way on a node (calls made, requests served), so that a graceful shutdown can wait until nothing
-// is.
+// Counts the activities of a node (calls that it makes, requests that it serves), so that a graceful shutdown can wait
+// until none is under way.
 
 #include <atomic>
 #include <utility>
@@ -18,7 +18,7 @@ class Activity {
     running_.fetch_add(1, std::memory_order_acq_rel);
     total_.fetch_add(1, std::memory_order_acq_rel);
   }
-  /// Something that has begun gets one more holder: it ends when each has called end().
+  /// Adds a holder to an activity that has begun. The activity ends when each holder has called end().
   void hold() { running_.fetch_add(1, std::memory_order_acq_rel); }
   void end() {
     if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
@@ -26,14 +26,14 @@ class Activity {
       idle_.notify_all();
     }
   }
-  /// Waits until nothing is under way; false after `timeout`.
+  /// Waits until no activity is under way. Returns false after `timeout`.
   bool waitIdle(Duration timeout) {
     const auto deadline = deadlineAfter(timeout);
     MutexLock lock(mutex_);
     return waitInterruptibly(idle_, lock, deadline, [this] { return running_.load(std::memory_order_acquire) == 0; });
   }
   int64_t running() const { return running_.load(std::memory_order_acquire); }
-  /// How often something has begun.
+  /// The number of activities that have begun.
   int64_t total() const { return total_.load(std::memory_order_acquire); }
 
  private:
@@ -43,8 +43,8 @@ class Activity {
   CondVar idle_;
 };
 
-/// Something that is under way from the token's construction until its last copy is destroyed. The Activity must
-/// outlive all copies.
+/// An activity, under way from the token's construction until its last copy is destroyed. The Activity must outlive all
+/// copies.
 class ActivityToken {
  public:
   ActivityToken() = default;

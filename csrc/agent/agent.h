@@ -1,7 +1,8 @@
 #pragma once
 
-// Sends requests to workers and serves theirs: it has the call table, the connections, the handlers of each kind of
-// message, and the pool that runs user code. It knows neither RRefs nor autograd nor Python; they register handlers.
+// The agent sends requests to workers and serves their requests. It owns the call table, the connections, the handlers
+// of each kind of message, and the pool that runs user code. It does not know RRefs, autograd or Python: those layers
+// register handlers.
 // Threads: public methods from any, unless they say otherwise.
 
 #include <array>
@@ -45,25 +46,27 @@ class Agent final : public Messenger {
     WorkerInfo self;
     uint64_t incarnation = 0;
     size_t threads = kDefaultThreads;
-    size_t max_threads = ThreadPool::Options().max_size;  ///< with those that are blocked in calls
+    size_t max_threads = ThreadPool::Options().max_size;  ///< includes the threads that are blocked in calls
     bool propagate_deadlines = false;                     ///< requests carry their deadline
-    /// A worker with outstanding requests is lost when it has been silent for so long; kNoLimit: never.
+    /// A worker with outstanding requests counts as lost after this time of silence; kNoLimit: never.
     Duration liveness = kNoLimit;
-    /// Bytes of calls that may wait for a thread here, and of replies that may wait to be sent to one caller, before
-    /// callers are held up: see Note [Flow control].
+    /// The limit on the bytes of calls that wait for a thread here, and on the bytes of replies that wait to be sent to
+    /// one caller. Beyond it callers are held up: see Note [Flow control].
     size_t max_queued_bytes = kDefaultMaxQueuedBytes;
     Limits limits;
-    /// Tensors that arrive in memory to which their sender can still write are copied before they are used.
+    /// Whether tensors that arrive in memory to which the sender can still write are copied before their use.
     bool copies_shared_tensors = false;
-    std::vector<QuotaRule> quotas;        ///< of callers; the first that matches applies
-    std::optional<uint64_t> max_calls{};  ///< that are served at a time, of all callers together; empty: no limit
+    std::vector<QuotaRule> quotas;        ///< of callers; the first rule that matches a caller applies
+    std::optional<uint64_t> max_calls{};  ///< served at a time, of all callers together; empty: no limit
     std::shared_ptr<AuditLog> audit_log;  ///< of the requests that this worker serves for others; null: none
-    SendFaultPolicy faults;               ///< injected, for tests of programs; empty: none
+    SendFaultPolicy faults;               ///< the faults to inject, for tests of programs; empty: none
     Strand::Enter
         enter_strand;  ///< how a thread enters the strand of functions that share an interpreter; may be empty
-    /// How long after a call was answered the same call does not run again: see Note [Calls that arrive again].
+    /// The time after the answer to a call in which the same call does not run again: see Note [Calls that arrive
+    /// again].
     Duration idempotency_window = KeyedCalls::kDefaultWindow;
-    /// For the pauses between attempts. Empty: randomNumber(); a simulation has one that its seed decides.
+    /// Random numbers for the pauses between attempts. Empty: randomNumber(). A simulation passes a generator that its
+    /// seed determines.
     std::function<uint64_t()> next_random{};
     std::shared_ptr<Executor> executor;  ///< runs handlers and tasks; empty: a ThreadPool of the sizes above
   };
@@ -72,37 +75,40 @@ class Agent final : public Messenger {
   using LateReplyObserver = std::function<void(const Message&)>;
 
   Agent(Options options, std::unique_ptr<Transport> transport, std::shared_ptr<Timer> timer);
-  /// close().
+  /// Calls close().
   ~Agent() override;
 
   // --- Before listen(), on one thread ---
   void on(Kind kind, Where where, RequestHandler handler) override;
   void onLoopFirst(Kind kind, LoopHandler handler) override;
-  /// Called on the loop when the connection to a worker has broken while this node was not closing.
+  /// Registers a handler that is called on the loop when the connection to a worker has broken while this node was not
+  /// closing.
   void onWorkerLost(LostHandler handler);
-  /// Called when a worker has joined, perhaps in the place of a lost one, on the loop or on the thread that calls
-  /// admit(), perhaps more than once: everything of its earlier incarnations is lost. Before the node starts.
+  /// Registers the handler that is called when a worker has joined, perhaps in the place of a lost one: everything of
+  /// its earlier incarnations is lost. It is called on the loop or on the thread that calls admit(), perhaps more than
+  /// once. To be called before the node starts.
   void onWorkerJoined(JoinedHandler handler);
   /// Registers a source of workers from which something other than a reply is expected; called on the timer.
   void addOutstanding(Liveness::Source source) { liveness_.addSource(std::move(source)); }
-  /// Called, on any thread, with replies to calls that have ended, and with calls that arrive again and are not served
-  /// again: resources in them may have to be released.
+  /// Registers an observer that is called, on any thread, with replies to calls that have ended, and with calls that
+  /// arrive again and are not served again. Resources in these messages may have to be released.
   void onLateReply(LateReplyObserver observer) { late_reply_observer_ = std::move(observer); }
-  /// Called, on any thread, with replies that were not sent (too large, or the link has ended): resources in them stay
-  /// on this worker. Only kind and headers are set for those whose link has ended.
+  /// Registers an observer that is called, on any thread, with replies that were not sent, because they are too large
+  /// or the link has ended. The resources in them stay on this worker. If the link has ended, only kind and headers are
+  /// set.
   void onUnsentReply(LateReplyObserver observer) { unsent_reply_observer_ = std::move(observer); }
-  /// `is_reader` says whether a worker has to read something here that belongs to an answer; drain() waits for it, too.
-  /// It changes when a request of that worker is answered.
+  /// Registers a predicate that returns whether a worker still has to read something here that belongs to an answer.
+  /// drain() waits for such workers, too. Its result changes when a request of that worker is answered.
   void awaitReaders(std::function<bool(WorkerId)> is_reader) { is_reader_ = std::move(is_reader); }
-  /// `observer`, which must outlive this object, sees the requests made and served here.
+  /// Registers an observer of the requests made and served here. It must outlive this object.
   void observeCalls(CallObserver& observer) { observer_ = &observer; }
-  /// Serves requests from now on. Returns the address to publish.
+  /// Starts to serve requests. Returns the address to publish.
   std::string listen();
 
   // --- Requests ---
   void request(WorkerId to, Message message, Duration timeout, ReplyHandler handler) override;
   void requestReliably(WorkerId to, Message message, ReplyHandler handler) override;
-  /// The calls of others that do not run twice.
+  /// The calls served here that must not run twice.
   KeyedCalls& keyedCalls() { return keyed_; }
   void post(std::function<void()> task) override;
   void postToStrand(std::function<void()> task) override;
@@ -117,64 +123,69 @@ class Agent final : public Messenger {
   WorkerInfo worker(WorkerId id) const override;
   uint64_t incarnation(WorkerId id) const override;
   WorkerDirectory& directory() { return directory_; }
-  /// Whether one of these workers of the group, which need not be in the directory, answers a ping. Blocks.
+  /// Whether at least one of these workers of the group answers a ping. They need not be in the directory. Blocks.
   bool anyAnswersPing(const std::vector<WorkerRecord>& workers);
-  /// A worker has joined, perhaps one that has been started again: see Note [Restarted workers]. `is_news`: it has
-  /// joined after this worker.
+  /// Adds a worker that has joined, perhaps one that has been started again: see Note [Restarted workers]. `is_news`:
+  /// the worker has joined after this one.
   void admit(WorkerRecord record, bool is_news = true);
   Membership& membership() { return membership_; }
-  /// Opens links to those of the members to which there are none.
+  /// Opens links to those of the members to which this node has none.
   void watch(const std::vector<WorkerId>& workers) { liveness_.watch(workers); }
-  /// Opens links to all members to which there are none, so that the end of any member is noticed.
+  /// Opens links to all members to which this node has none, so that it notices the end of any member.
   void watchMembers();
-  /// The lost ones among these other workers; to be called from time to time while you wait for them. See Liveness.
+  /// Returns the lost ones among these other workers. A thread that waits for them calls this from time to time. See
+  /// Liveness::lostAmong().
   std::vector<WorkerId> lostAmong(const std::vector<WorkerId>& workers) { return liveness_.lostAmong(workers); }
 
   // --- Cancelled calls: Note [Cancelled calls] ---
-  /// Ends a request of this worker, unless it has ended, with kCancelled. Tells the callee.
+  /// Completes a request of this worker with kCancelled, and notifies the callee. Returns false if the request has
+  /// ended already.
   bool cancel(CallId id);
   /// Whether the caller of a request that is served here has cancelled it, or is lost.
   bool isCancelled(const ServedId& id) const;
-  /// Calls `handler`, on any thread, often the loop, if that happens before the request is answered.
+  /// Calls `handler` if the caller cancels the request or is lost before the request is answered. The handler runs on
+  /// any thread, often on the loop.
   void onCancelled(const ServedId& id, CancelledCalls::Handler handler);
 
   /// Whether there are outstanding requests.
   bool hasOutstandingRequests() const { return calls_.size() > 0; }
-  /// For a thread that is about to make a call: waits until the call table has capacity, false after `timeout`. It
-  /// bounds the calls under way, here and on the callees. Threads of a pool, which serve calls, need not wait.
+  /// Blocks a thread that is about to make a call until the call table has capacity. Returns false after `timeout`.
+  /// This bounds the outstanding calls, here and on the callees. Threads of a pool do not wait, because they serve
+  /// calls.
   bool waitForCapacity(Duration timeout) { return ThreadPool::onThread() || calls_.waitForCapacity(timeout); }
 
   // --- Shutdown ---
-  /// False in a forked child, where this node cannot be used: see Note [Forked children].
+  /// Returns false in a forked child, where this node cannot be used: see Note [Forked children].
   bool isInItsProcess() const { return maker_.isThisOne(); }
-  /// The error of a use in a forked child.
+  /// The error with which a use in a forked child fails.
   Error forkedError() const;
-  /// Whether the calling thread serves calls of this node, or runs continuations: it cannot close() the node.
+  /// Whether the calling thread serves calls of this node or runs its continuations. Such a thread cannot close() the
+  /// node.
   bool isOnOwnThread() const { return pool_->isOnOwnThread(); }
-  /// Whether messages that arrive have to wait for the calling thread.
+  /// Whether the calling thread is on the loop, so that messages that arrive wait for it.
   bool isOnLoop() const { return transport_->inLoop(); }
   /// Whether close() has been called.
   bool isClosing() const { return closing_; }
   /// Whether beginEnd() has been called.
   bool isEnding() const { return ending_.hasBegun(); }
-  /// Waits until no call is under way, neither made nor served here. False after `timeout` (kNoLimit: never).
+  /// Waits until no call is under way, neither made nor served here. Returns false after `timeout` (kNoLimit: never).
   bool waitIdle(Duration timeout) { return activity_.waitIdle(timeout); }
-  /// While it lives, something is under way on this node.
+  /// Returns a token that counts as an activity of this node while it lives.
   ActivityToken holdActivity() { return ActivityToken(activity_); }
   /// Calls made and served here since the start, control messages included.
   int64_t activityCount() const { return activity_.total(); }
-  /// While `ending`, connections that close are not reported as lost workers: the whole group is about to end.
+  /// With `ending`, connections that close are not reported as lost workers, because the whole group is about to end.
   void expectDisconnects(bool ending) { leaving_ = ending; }
-  // The steps of close(). Each begins with those before it, and returns false if `timeout` passes before it has ended;
-  // it goes on when it is called again. Not from the loop or the pool. See Note [The end of a node].
-  /// Refuses new calls from now on. The two steps that follow wait no longer than `limit`, and the
-  /// next one no longer than `grace`; a later call can shorten `limit`.
+  // The steps of close(). Each step first runs the steps before it. It returns false if `timeout` passes before it has
+  // finished; another call continues it. Not to be called from the loop or the pool. See Note [The end of a node].
+  /// Refuses new calls from now on. drain() and leave() together wait for `limit` at most, and drain() for `grace` at
+  /// most. A later call can shorten `limit`.
   void beginEnd(Duration limit, Duration grace = kServedCallsGrace);
-  /// Waits until the calls that this node serves are answered, and all of the answers can be read, for the grace at
-  /// most.
+  /// Waits until this node has answered the calls that it serves, and peers have read what belongs to the answers (see
+  /// awaitReaders()); for the grace at most.
   bool drain(Duration timeout);
-  /// Fails outstanding requests with kShutdown, and tells the peers that this node ends. Waits until those that have to
-  /// read answers have read them.
+  /// Fails outstanding requests with kShutdown, and sends GOODBYE to the peers. Waits until the peers that have to read
+  /// answers have read them.
   bool leave(Duration timeout);
   /// Closes the connections and waits for the functions that still run: see ThreadPool::close().
   bool close(Duration timeout);
@@ -182,7 +193,7 @@ class Agent final : public Messenger {
   /// After a close() that returned false: destroys the queued tasks unrun.
   void discardQueued() { pool_->discardQueued(); }
 
-  /// How this node is, in numbers.
+  /// Numbers that describe the state of this node.
   struct Counts {
     size_t pending_calls = 0, connections = 0;
     Executor::Stats pool{};
@@ -194,14 +205,14 @@ class Agent final : public Messenger {
   Counts counts() const;
   std::map<std::string, std::string> metrics() const;
 
-  // --- For those who inspect this worker ---
-  /// Its outstanding requests, or `most` of them.
+  // --- Inspection of this worker ---
+  /// The outstanding requests of this worker, or `most` of them.
   std::vector<CallTable::Row> callsMade(size_t most) const { return calls_.rows(most); }
-  /// What threads do for this worker, and what all threads of the process wait for.
+  /// The calls that threads serve for this worker, and what all threads of the process wait for.
   std::vector<ThreadRecord::Snapshot> threadRecords() const;
   /// The requests that no thread serves any more and that are not answered yet.
   std::vector<ServedCall> unansweredCalls() const { return unanswered_.all(); }
-  /// What can be seen of a connection.
+  /// The state of a connection, for inspection.
   struct ConnectionRow {
     WorkerInfo peer;
     std::string how;  ///< transport and addresses
@@ -215,7 +226,7 @@ class Agent final : public Messenger {
   const Options& options() const { return options_; }
 
  private:
-  /// Where a request has come from; without a link: from this worker itself.
+  /// The origin of a request. Without a link, this worker has sent the request to itself.
   struct Origin {
     Link* link = nullptr;  ///< the Responder of the request keeps it alive
     CallId call = 0;
@@ -231,12 +242,12 @@ class Agent final : public Messenger {
     LoopHandler loop_first{};
   };
 
-  /// The timeout of a request: not longer than the time that is left to the one that this thread serves. Writes it into
-  /// the message if the callee is to know it.
+  /// Returns the timeout of a request, limited to the time that is left of the request that this thread serves. Writes
+  /// it into the message if the callee has to know it.
   Duration limitTimeout(Message& message, Duration timeout) const;
   /// The deadline that a request carries, or kNever.
   static TimePoint deadlineOf(const Message& request, TimePoint arrived);
-  /// An error if a later incarnation of the worker has joined.
+  /// Returns an error if a later incarnation of the worker has joined.
   Status checkIncarnation(WorkerId worker, uint64_t incarnation) const;
   /// Whether a request of this node is refused because the node ends.
   bool refusesOwn(Kind kind) const;
@@ -244,25 +255,26 @@ class Agent final : public Messenger {
   Error endingError() const;
   enum class Step { kServing, kLeaving, kClosed };
   using Links = std::vector<std::shared_ptr<Link>>;
-  /// True for the one thread that takes this step.
+  /// Returns true to the one thread that has to take this step.
   bool takeStep(Step step);
   /// The first part of leave().
   void sayGoodbye();
   /// Sends a request whose call is in the call table.
   void send(WorkerId to, CallId id, const Message& message);
-  /// The request in a frame. Throws Error: also kNotAllowed, if a client may not send it.
+  /// Decodes the request in a frame. Throws Error; kNotAllowed if the sender is a client, and only members may send the
+  /// request.
   Request requestIn(Frame frame, const WorkerInfo& from, const Origin& origin);
   Result<Message> decode(Frame frame, WorkerId from);
   void onFrame(const std::shared_ptr<Link>& link, Frame frame);
-  /// Counts a request against the quota of its caller until the token ends. Throws Error(kQuotaExceeded).
+  /// Counts a request against the quota of its caller until the token is destroyed. Throws Error(kQuotaExceeded).
   CallerUsage::Token takeQuota(Link& link, Kind kind, size_t bytes, Origin& origin);
   void recordServed(AuditedCall& call, const Result<Message>& result);
   void onLost(const Link& link, const Error& reason);
   void onNewIncarnation(const WorkerInfo& peer, uint64_t incarnation);
-  /// `before`: what the directory had of the worker until now.
+  /// `before`: the record of the worker that the directory had until now.
   void reportJoined(
       const WorkerInfo& worker, uint64_t incarnation, const std::optional<WorkerRecord>& before, bool is_news);
-  /// Passes a request that has arrived to its handler, on the thread where that runs.
+  /// Passes a request that has arrived to its handler, where the handler is registered to run.
   void serve(const WorkerInfo& from, Kind kind, Frame frame, const Origin& origin, const Responder& responder);
   /// Serves the request that `take` returns, on the pool or in the strand.
   template <typename TakeRequest>
@@ -271,7 +283,7 @@ class Agent final : public Messenger {
   template <typename TakeRequest>
   void runServed(
       const Served& served, const Origin& origin, const Responder& responder, TakeRequest& take, TimePoint arrived);
-  /// Posts it again when its link has sent enough replies.
+  /// Queues a request, and posts it again when its link has sent enough replies.
   template <typename TakeRequest>
   void defer(
       const Served& served, const Origin& origin, const Responder& responder, TakeRequest take, TimePoint arrived);
@@ -279,14 +291,14 @@ class Agent final : public Messenger {
   static void reportStart(const Origin& origin);
   void onStarted(Link& link, Frame frame);
   void onCancel(Link& link, Frame frame);
-  /// INSPECT of an observer.
+  /// Serves an INSPECT of an observer.
   void onInspect(const std::shared_ptr<Link>& link, Frame frame);
   /// Runs `handle`, and answers with the error that it throws.
   template <typename Handle>
   void runHandler(const Responder& responder, const Handle& handle);
-  /// A reply of a peer. Takes its call out of the table and completes it; counts late, repeated and foreign replies.
+  /// Takes the call of a peer's reply out of the table and completes it. Counts late, repeated and foreign replies.
   void onReply(const Link& link, CallId id, Frame frame);
-  /// The same for the reply of this worker itself, and for a request that could not be sent.
+  /// The same for a reply of this worker to itself, and for the error of a request that could not be sent.
   void complete(CallId id, Result<Message> result);
   void onLateReply(const Result<Message>& result);
   /// The same for a request that the transport did not send.
@@ -294,7 +306,8 @@ class Agent final : public Messenger {
   void reply(const std::shared_ptr<Link>& link, CallId id, Result<Message> result, ActivityToken token);
   void expire();
   void armTimer(TimePoint deadline);
-  /// What the error of a call that timed out says about the threads here; empty if there were enough since it began.
+  /// Returns the part of a time-out's error text about a shortage of threads here; empty if there were enough threads
+  /// since the call began.
   std::string threadShortage(Duration timeout) const;
   /// Enters the request, whose message has its call id, in the call table and sends it.
   void start(
@@ -303,14 +316,14 @@ class Agent final : public Messenger {
   /// Completes a call that has been taken out of the table, with the reply or with an error of this worker.
   void settle(const CallTable::Call& call, Result<Message>&& result);
   void finish(const CallTable::Call& call, Result<Message> result);
-  /// The handler of a request that is sent more than once.
+  /// Returns a handler that also reports the reply to observer_, for a request that may be sent more than once.
   ReplyHandler observed(WorkerId to, const Message& message, ReplyHandler handler);
   /// Sends a call that may be repeated, and sends it again after a loss.
   void requestRepeatedly(WorkerId to, Message message, Duration timeout, ReplyHandler handler);
   void attemptCall(const RepeatedCalls::CallPtr& call);
-  /// Passes a request to its handler, unless it is one that has arrived before.
+  /// Passes a request to its handler, unless the same request has arrived before.
   void handle(const Served& served, Request request, const Responder& responder);
-  /// What a thread record has of a request.
+  /// Returns the entry of a request in a thread record.
   ServedCall servedCall(const Request& request, const Origin& origin, TimePoint arrived) const;
   /// Sends a request whose call is in the call table, with the injected faults.
   void sendWithFaults(WorkerId to, const Message& message);
@@ -319,7 +332,7 @@ class Agent final : public Messenger {
 
   const MakerProcess maker_;
   const Options options_;
-  const uint64_t number_;  ///< of this node in its process
+  const uint64_t number_;  ///< of this node among those of its process
   WorkerDirectory directory_;
   const std::shared_ptr<Timer> timer_;
   const std::unique_ptr<Transport> transport_;
@@ -330,7 +343,7 @@ class Agent final : public Messenger {
   LateReplyObserver late_reply_observer_;
   LateReplyObserver unsent_reply_observer_;
   std::function<bool(WorkerId)> is_reader_;
-  CallObserver* observer_ = nullptr;  ///< null: there is none
+  CallObserver* observer_ = nullptr;  ///< null: no observer
   // Thread-safe:
   UnansweredCalls unanswered_;
   CancelledCalls cancelled_;

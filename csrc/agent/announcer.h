@@ -18,8 +18,8 @@ class Announcer {
   /// Applies the record of an announced worker on this one. Returns an error if this worker refuses it. Runs on the
   /// loop and must not block.
   using Accept = std::function<Status(const WorkerRecord&)>;
-  /// Gets the members that have not been reached yet, or the error of one that refuses the announced worker. Any
-  /// thread.
+  /// Receives the members that have not been reached yet, or the error of a member that refuses the announced worker.
+  /// Called on any thread.
   using Done = std::function<void(Result<std::vector<WorkerId>>)>;
 
   struct Options {
@@ -28,7 +28,7 @@ class Announcer {
     Accept accept;
   };
 
-  /// `agent` must outlive it.
+  /// `agent` must outlive this object.
   Announcer(Agent& agent, Options options) : agent_(agent), options_(std::move(options)) {}
 
   /// Announces this worker to these members. After `done`, sends the announcement again, for minutes, to members that

@@ -16,23 +16,23 @@
 
 namespace torchrpc {
 
-/// How one sending of a call that may be repeated has ended.
+/// The outcome of one attempt of a call that may be repeated.
 struct Attempt {
   bool is_answered = false;  ///< by the callee, perhaps with an error
   bool is_refused = false;   ///< the callee has answered that it has not begun the call, because it ends
-  uint64_t sent_to = 0;      ///< the incarnation of the callee that it may have reached; 0: it has reached none
+  uint64_t sent_to = 0;      ///< the incarnation of the callee that the attempt may have reached; 0: none
 };
 
 class CallTable {
  public:
   struct Call {
     WorkerId to = kNoWorker;
-    uint64_t link = 0;         ///< that the request was sent over; 0: not sent yet, or to this worker itself
-    uint64_t incarnation = 0;  ///< of the worker to which that link leads
+    uint64_t link = 0;         ///< over which the request was sent; 0: not sent yet, or sent to this worker itself
+    uint64_t incarnation = 0;  ///< of the worker at the other end of that link
     Duration timeout = kNoLimit;
     TimePoint deadline = kNever;
-    TimePoint since{};  ///< when it was made
-    int thread = 0;     ///< that made it
+    TimePoint since{};  ///< when the call was made
+    int thread = 0;     ///< the thread that made the call
     Kind kind{};
     size_t bytes = 0;     ///< of the request, roughly
     ActivityToken token;  ///< the call counts as under way until its handler is destroyed
@@ -41,32 +41,32 @@ class CallTable {
     ReplyObserver::Note note{};
   };
 
-  /// A new id, for a call that is added later.
+  /// Returns a new id, for a call that is added later.
   CallId nextId() { return next_id_.fetch_add(1, std::memory_order_relaxed); }
 
-  /// After close() it returns false and leaves `call` as it is. `needs_timer` is set to whether takeExpired() must be
-  /// called at the deadline of this call: only if no earlier or equal time has been asked for. Most calls end long
-  /// before their deadline and need no timer.
+  /// Adds a call. After close() returns false and leaves `call` as it is. Sets `needs_timer` to whether the caller must
+  /// schedule takeExpired() at the deadline of this call: only if it is not scheduled for then or earlier. Most calls
+  /// end long before their deadline and need no timer.
   bool add(CallId id, Call& call, bool& needs_timer);
-  /// The request has been given to that link, to that incarnation of its worker; false if the call is no longer in the
-  /// table.
+  /// Records the link over which the request is sent, and the incarnation of the worker at its other end. Returns false
+  /// if the call is no longer in the table.
   bool assign(CallId id, uint64_t link, uint64_t incarnation);
   std::optional<Call> take(CallId id);
-  /// For a reply that has come from that worker, over whichever link: it may have opened a second one meanwhile, and a
-  /// request that is repeated may be answered over the first. Takes nothing, and sets `is_foreign`, if the call has not
-  /// been sent to that worker.
+  /// Takes the call of a reply from that worker. The reply may come over any of its links: the worker may have opened a
+  /// second one meanwhile, and may answer a repeated request over the first. Takes nothing, and sets `is_foreign`, if
+  /// the call has not been sent to that worker.
   std::optional<Call> takeFor(CallId id, WorkerId from, uint64_t incarnation, bool& is_foreign);
   bool contains(CallId id) const;
   /// Takes the calls whose requests were sent over a link.
   std::vector<Call> takeLink(uint64_t link);
-  /// Takes the calls whose deadline has passed. `next` is set to the time when it must be called again; kNever if an
-  /// add() will ask for it.
+  /// Takes the calls whose deadline has passed. Sets `next` to the time at which it must be called again, or to kNever
+  /// if no timer has to be set now.
   std::vector<Call> takeExpired(TimePoint now, TimePoint& next);
   /// Takes all calls, and accepts no more.
   std::vector<Call> close();
 
   size_t size() const;
-  /// What can be seen of a call.
+  /// The state of a call, for inspection.
   struct Row {
     CallId id = 0;
     WorkerId to = kNoWorker;
@@ -77,11 +77,11 @@ class CallTable {
     size_t bytes = 0;
     int thread = 0;
   };
-  /// All calls, or `most` of them.
+  /// Returns all calls, or `most` of them.
   std::vector<Row> rows(size_t most) const;
-  /// Waits until the table has capacity for another call; false after `timeout`.
+  /// Waits until the table has capacity for another call. Returns false after `timeout`.
   bool waitForCapacity(Duration timeout);
-  /// Adds the workers with outstanding requests.
+  /// Adds the workers to which requests are outstanding.
   void addOutstanding(std::set<WorkerId>& workers) const;
 
  private:

@@ -1,7 +1,8 @@
 #pragma once
 
-// The calls that this worker serves and whose callers do not want their results any more: they have cancelled them, or
-// are lost. Only calls about which somebody has said or asked something have an entry, so others cost one load.
+// The calls served here whose callers do not want their results any more, because they have cancelled the calls or are
+// lost. A call has an entry only if its caller has cancelled it or a handler is registered for it. Other calls cost one
+// load.
 // Threads: any. Handlers are called under no lock, often on the loop.
 
 #include <atomic>
@@ -17,8 +18,8 @@ namespace torchrpc {
 
 /// A request that this worker serves.
 struct ServedId {
-  uint64_t link = 0;  ///< over which it has come; 0: from this worker itself
-  CallId call = 0;    ///< 0: a request that nobody can cancel
+  uint64_t link = 0;  ///< over which the request has arrived; 0: sent by this worker itself
+  CallId call = 0;    ///< 0: a request that cannot be cancelled
 
   friend auto operator<=>(const ServedId&, const ServedId&) = default;
 };
@@ -26,17 +27,17 @@ struct ServedId {
 class CancelledCalls {
  public:
   using Handler = std::function<void()>;
-  /// The entries that peers can make without handlers of this worker; then the oldest of the same link goes.
+  /// The limit on entries. Beyond it, cancel() removes the oldest entry of the same link that has no handlers.
   static constexpr size_t kMost = 4096;
 
-  /// The caller has cancelled the call, which has not been answered.
+  /// Marks a call, which has not been answered, as cancelled by its caller, and calls its handlers.
   void cancel(ServedId id);
-  /// The link has ended: calls the handlers of those that have come over it.
+  /// Calls the handlers of the calls that have arrived over a link that has ended, and removes their entries.
   void loseLink(uint64_t link);
   /// Calls `handler` if the call is cancelled before it is answered; at once, if it is cancelled already.
   void onCancelled(ServedId id, Handler handler);
   bool isCancelled(ServedId id) const;
-  /// The call has been answered, so nobody will ask for it again.
+  /// Removes the entry of a call that has been answered.
   void onAnswered(ServedId id);
 
   size_t size() const { return size_.load(std::memory_order_relaxed); }

@@ -1,8 +1,8 @@
 #pragma once
 
-// The links of a node: it sends its messages to a peer over one link, which the first message opens. The opener of a
-// connection sends HELLO first; from then on both sides send over it.
-// Threads: ConnectionPool::link() and Link::send() from any, methods that say so too; the rest on the transport's loop.
+// The links of a node. The node sends its messages to a peer over one link, which the first message opens. The opener
+// of a connection sends HELLO first; from then on both sides send over it.
+// Threads: ConnectionPool::link(), Link::send() and the methods that say so: any; the others: the transport's loop.
 
 #include <atomic>
 #include <deque>
@@ -22,7 +22,7 @@
 
 namespace torchrpc {
 
-/// Of the messages of nodes, in HELLO.
+/// The version of the protocol between nodes, sent in HELLO.
 constexpr uint32_t kProtocolVersion = 6;
 
 class ConnectionPool;
@@ -34,37 +34,39 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   Link(ConnectionPool& pool, uint64_t id, WorkerInfo peer = {}, uint64_t incarnation = 0);
 
   uint64_t id() const { return id_; }
-  /// The peer. An inbound link knows it from HELLO on, which arrives before any other frame.
+  /// The peer. An inbound link learns it from HELLO, which arrives before any other frame.
   const WorkerInfo& peer() const { return peer_; }
-  /// The number of the peer's start; known as soon as the peer is.
+  /// The incarnation of the peer; known as soon as the peer is.
   uint64_t incarnation() const { return incarnation_; }
   /// Whether the peer is a member of the group, and no client. Known before its first frame.
   bool isMember() const { return !identity_ || identity_->isMember(); }
-  /// Whether the peer may ask what this worker does.
+  /// Whether the peer may inspect this worker.
   bool mayInspect() const { return !identity_ || identity_->mayInspect(); }
-  /// The name that it has proved; empty: none.
+  /// The name that the peer has proved; empty: none.
   std::string provedName() const { return identity_ ? identity_->name : ""; }
 
   /// As Connection::send. Thread-safe.
   void send(Frame frame, std::function<void(Status)> done);
   /// The same for a call, which may be held back: see Note [Flow control].
   void sendCall(CallId call, Frame frame, std::function<void(Status)> done);
-  /// A reply to this worker's call has arrived, or the call could not be sent. Any thread.
+  /// Called when the reply to a call of this worker has arrived, or the call could not be sent. Thread-safe.
   void onAnswered(CallId call);
-  /// The peer has sent a STARTED message.
+  /// Called when the peer has sent a STARTED message.
   void onStarted(const StartReport& report);
   /// The calls of the peer that run here. Thread-safe.
   StartedCalls& startedCalls() { return started_calls_; }
   /// The replies to the peer. Thread-safe.
   ReplyQueueLimit& replyQueue() { return reply_queue_; }
-  /// What the peer uses of its quota; null: it has none.
+  /// The part of its quota that the peer uses; null: the peer has no quota.
   const std::shared_ptr<CallerUsage>& usage() const { return usage_; }
-  /// Set if the peer has opened more connections than its quota allows: the answer to all requests over this one.
+  /// The error that answers all requests over this link. Set if the peer has opened more connections than its quota
+  /// allows.
   const Status& refusal() const { return refusal_; }
   /// Calls that are held back.
   size_t heldCount() const { return request_window_.heldCount(); }
 
-  /// Whether closeAll() has closed it: a later incarnation of the peer has joined, and its messages count no more.
+  /// Whether closeAll() has closed this link, because a later incarnation of the peer has joined. Messages of this link
+  /// do not count any more.
   bool isReplaced() const { return is_replaced_.load(std::memory_order_relaxed); }
   /// Closes the connection; its end is then reported with this reason. Thread-safe.
   void close(Error reason);
@@ -72,16 +74,17 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   bool consumeActivity();
 
   // The end of this node: see Note [The end of a node] in agent.cpp. Thread-safe.
-  /// A request of the peer has arrived; one has been answered.
+  /// Count a request of the peer that has arrived, and one that has been answered.
   void addUnanswered() { unanswered_.fetch_add(1); }
   void removeUnanswered() { unanswered_.fetch_sub(1); }
   /// Whether the peer waits for answers.
   bool hasUnanswered() { return unanswered_.load() > 0 && !isClosed(); }
-  /// The end waits until the peer has read all, which it shows by closing the connection.
+  /// Makes the end of this node wait until the peer has read everything, which the peer shows by closing the
+  /// connection.
   void requireReader() { requires_reader_ = true; }
   /// Sends GOODBYE. `sent` is called when it has been written or cannot be.
   void sendGoodbye(std::function<void()> sent);
-  /// Whether the end need not wait for this link (any more).
+  /// Whether the end of this node need not wait for this link (any more).
   bool isLeft();
   bool isClosed();
   /// Whether a frame has ever arrived from the peer.
@@ -107,7 +110,8 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   void sendAdmitted(RequestWindow::Call call);
   /// Throws Error(kProtocol) if the peer has proved to be another worker than `peer`.
   void checkIdentity(const WorkerInfo& peer) const;
-  /// A frame before HELLO: that, the PING of anyAnswersPing(), or the INSPECT of an observer, which is no worker.
+  /// Handles a frame that arrives before the peer is known: HELLO, the PING of anyAnswersPing(), or the INSPECT of an
+  /// observer, which is no worker.
   void onFirstFrame(Frame frame);
 
   ConnectionPool& pool_;
@@ -117,14 +121,14 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   uint64_t incarnation_;
   std::shared_ptr<CallerUsage> usage_;
   Status refusal_;
-  // Set before the first frame, on the loop; nothing if the transport proves none:
+  // Set before the first frame, on the loop; empty if the transport proves no identity:
   std::optional<PeerIdentity> identity_;
   // Own synchronization:
   RequestWindow request_window_;
   StartedCalls started_calls_;
   ReplyQueueLimit reply_queue_;
   std::atomic<bool> frame_arrived_{false};  ///< since the last consumeActivity()
-  std::atomic<bool> has_received_{false};   ///< a frame of the peer, ever
+  std::atomic<bool> has_received_{false};   ///< a frame has ever arrived from the peer
   std::atomic<bool> is_replaced_{false};
   std::atomic<int64_t> unanswered_{0};
   std::atomic<bool> requires_reader_{false};
@@ -135,23 +139,23 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   std::shared_ptr<Connection> connection_ TORCHRPC_GUARDED_BY(mutex_);
   std::deque<Waiting> waiting_ TORCHRPC_GUARDED_BY(mutex_);
   CallerUsage::Token connection_token_ TORCHRPC_GUARDED_BY(mutex_);  ///< until the link closes
-  Status close_reason_ TORCHRPC_GUARDED_BY(mutex_);                  ///< of this side, given to close()
+  Status close_reason_ TORCHRPC_GUARDED_BY(mutex_);                  ///< the reason that this side has given to close()
   Status closed_ TORCHRPC_GUARDED_BY(mutex_);                        ///< why the connection has ended
 };
 
 class ConnectionPool {
  public:
   struct Events {
-    /// A worker that the directory does not know has connected, or a later incarnation than it knows. Nothing but HELLO
-    /// has been read.
+    /// Called when a worker that the directory does not know, or a later incarnation than the directory knows, has
+    /// connected. Only HELLO has been read from it.
     std::function<void(const WorkerInfo&, uint64_t incarnation)> on_new_incarnation;
-    /// A frame other than HELLO.
+    /// Called with each frame of a worker other than HELLO.
     std::function<void(const std::shared_ptr<Link>&, Frame)> on_frame;
-    /// INSPECT over a link whose peer is no worker.
+    /// Called with an INSPECT over a link whose peer is no worker.
     std::function<void(const std::shared_ptr<Link>&, Frame)> on_inspect;
-    /// A link has ended: requests that were sent over it will not be answered.
+    /// Called when a link has ended: requests that were sent over it will not be answered.
     std::function<void(const Link&, const Error& reason)> on_lost;
-    /// A frame has arrived over a link, the first one since consumeActivity().
+    /// Called for the first frame that arrives over a link since consumeActivity().
     std::function<void(const Link&)> on_activity;
   };
 
@@ -167,28 +171,28 @@ class ConnectionPool {
   /// Starts accepting; returns the address to publish.
   std::string listen();
 
-  /// The link to a worker, opened if there is none. Throws Error(kUnknownWorker).
+  /// Returns the link to a worker; opens it if there is none. Throws Error(kUnknownWorker).
   std::shared_ptr<Link> link(WorkerId to);
   /// The links over which this node sends, one for each peer. Thread-safe, as are hasLink() and size().
   std::vector<std::shared_ptr<Link>> links() const;
   bool hasLink(WorkerId to) const;
-  /// All links by age, also those over which only the peer sends. Thread-safe.
+  /// All links, the oldest first, also those over which only the peer sends. Thread-safe.
   std::vector<std::shared_ptr<Link>> allLinks() const;
   /// Whether the link of that id has not ended. Thread-safe.
   bool isOpen(uint64_t id) const;
-  /// What waits because of Note [Flow control], on all links.
+  /// What flow control holds up on all links: see Note [Flow control].
   struct Queued {
     size_t reply_bytes = 0;
     size_t deferred_calls = 0;
     size_t held_calls = 0;
   };
   Queued queued() const;
-  /// Closes all links to one incarnation of a worker, which has been replaced, inbound ones included. Thread-safe.
+  /// Closes all links, inbound ones included, to an incarnation of a worker that has been replaced. Thread-safe.
   void closeAll(const WorkerRecord& peer, const Error& reason);
   /// As Transport::afterReading().
   void afterReading(std::function<void()> done) { transport_.afterReading(std::move(done)); }
-  /// Whether one of the workers' addresses answers a PING within `timeout`. Dials 32 at a time, which each have so
-  /// long. Blocks; not on the loop.
+  /// Whether one of the workers' addresses answers a PING. Dials 32 addresses at a time, and waits for `timeout` at
+  /// most for their answers. Blocks; not to be called on the loop.
   bool anyAnswersPing(const std::vector<WorkerRecord>& workers, Duration timeout);
 
   size_t size() const;
@@ -207,12 +211,12 @@ class ConnectionPool {
   const WorkerDirectory& directory_;
   const Options options_;
   const Events events_;
-  /// See StartedCalls; links may outlive the pool.
+  /// Shared with the links, which may outlive the pool. See StartedCalls.
   const std::shared_ptr<std::atomic<size_t>> senders_ = std::make_shared<std::atomic<size_t>>(0);
   std::atomic<uint64_t> next_link_{1};
   mutable Mutex mutex_;
   std::unordered_map<WorkerId, std::shared_ptr<Link>> links_ TORCHRPC_GUARDED_BY(mutex_);
-  /// By id, without the inbound ones whose HELLO has not been accepted.
+  /// The links by id, except inbound ones whose HELLO has not been accepted.
   std::map<uint64_t, std::weak_ptr<Link>> all_links_ TORCHRPC_GUARDED_BY(mutex_);
 };
 

@@ -6,7 +6,8 @@
 
 namespace torchrpc {
 
-/// That of the calling thread; kNever if it serves no request, or one without a deadline.
+/// The deadline of the request that the calling thread serves; kNever if it serves no request, or one without a
+/// deadline.
 TimePoint currentDeadline();
 
 class DeadlineScope {

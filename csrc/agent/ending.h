@@ -1,8 +1,8 @@
 #pragma once
 
-// How long the end of a node may wait: for the answers to the calls that it serves, and then for its peers to read
-// them. Each wait can be made in pieces, and by several threads. See Note [The end of a node] in agent.cpp. Threads:
-// any but the transport's loop for the waits; notify() on any.
+// Bounds how long the end of a node may wait: for the answers to the calls that it serves, and then for its peers to
+// read them. Each wait can be made in pieces, and by several threads. See Note [The end of a node] in agent.cpp.
+// Threads: the waits: any but the transport's loop; notify(): any.
 
 #include <atomic>
 #include <cstdint>
@@ -13,28 +13,30 @@
 
 namespace torchrpc {
 
-/// How long functions that serve other workers have to answer when their worker ends.
+/// The time that functions that serve other workers have to answer when their worker ends.
 constexpr Duration kServedCallsGrace = std::chrono::seconds(5);
 
 class Ending {
  public:
-  /// The node ends: the waits take no longer than `limit`, and that for answers no longer than `grace`. A later call
-  /// can only make the former shorter.
+  /// Begins the end of the node. The waits take no longer than `limit`, and the wait for answers no longer than
+  /// `grace`. A later call can only shorten `limit`.
   void begin(Duration limit, Duration grace = kServedCallsGrace);
   bool hasBegun() const { return has_begun_.load(); }
 
-  /// Waits until `is_answered()`, for the grace after begin() at most. False if the deadline comes first.
+  /// Waits until `is_answered()` returns true, for the grace after begin() at most. Returns false if the deadline comes
+  /// first.
   bool awaitAnswers(const std::function<bool()>& is_answered, TimePoint deadline);
-  /// Waits until `is_read()`; gives up when `progress()`, a number, has not changed for some time. False if the
-  /// deadline comes first.
+  /// Waits until `is_read()` returns true. Gives up when the value of `progress()` has not changed for some time.
+  /// Returns false if the deadline comes first.
   bool awaitReaders(
       const std::function<bool()>& is_read, const std::function<uint64_t()>& progress, TimePoint deadline);
-  /// What a wait asks for may have changed. Costs one load before begin().
+  /// Makes the waits check their conditions again. Costs one load before begin().
   void notify();
 
  private:
   enum class Wait { kAnswers, kReaders };
-  /// Waits until `done()`, until limitOf() that wait, or until the deadline; false only for the deadline.
+  /// Waits until `done()` returns true, until limitOf() that wait, or until the deadline. Returns false only for the
+  /// deadline.
   bool wait(Wait what, const std::function<bool()>& done, TimePoint deadline);
   TimePoint limitOf(Wait what) const TORCHRPC_REQUIRES(mutex_);
 
@@ -46,7 +48,7 @@ class Ending {
   TimePoint answers_limit_ TORCHRPC_GUARDED_BY(mutex_) = kNever;
   TimePoint ends_ TORCHRPC_GUARDED_BY(mutex_) = kNever;
   TimePoint readers_limit_ TORCHRPC_GUARDED_BY(mutex_) = kNever;
-  TimePoint progress_at_ TORCHRPC_GUARDED_BY(mutex_) = kNever;  ///< when progress_ was another number
+  TimePoint progress_at_ TORCHRPC_GUARDED_BY(mutex_) = kNever;  ///< when a change of progress_ was last seen
   uint64_t progress_ TORCHRPC_GUARDED_BY(mutex_) = 0;
 };
 

@@ -1,9 +1,9 @@
 #pragma once
 
-// How the workers of a static group wait for each other: each publishes that it has arrived at a point, as a key of
-// c10d's Store. One of them, the leader of the point, waits for the keys of the others, and publishes a result, for
-// which the others wait: so a group of N workers needs a number of requests to the store that is proportional to N.
-// Blocks, so it belongs to the thread that starts or ends the node.
+// Lets the workers of a static group wait for each other. Each worker publishes its arrival at a point as a key of
+// c10d's Store. One of them, the leader of the point, waits for the keys of the others and publishes a result, for
+// which the others wait. So a group of N workers needs a number of requests to the store that is proportional to N.
+// The methods block, so they belong to the thread that starts or ends the node.
 
 #include <c10/util/intrusive_ptr.h>
 
@@ -30,14 +30,14 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 /// Not thread-safe.
 class FanIn {
  public:
-  /// Those of the given workers that are lost. May throw to end the wait.
+  /// Returns those of the given workers that are lost. May throw to end the wait.
   using LostAmong = std::function<std::vector<WorkerId>(const std::vector<WorkerId>&)>;
 
   struct Wait {
     Duration timeout = kNoLimit;
     std::string purpose;  ///< for error texts: the workers are waited for "to <purpose>"
     ErrorCode timeout_code = ErrorCode::kTimeout;
-    LostAmong lost{};  ///< asked every half second, if given; empty: no worker is ever lost
+    LostAmong lost{};  ///< called every half second; empty: no worker is ever lost
   };
 
   FanIn(StorePtr store, WorkerInfo self, int32_t world_size, StoreSeal seal = StoreSeal());
@@ -51,32 +51,32 @@ class FanIn {
   void arrive(const std::string& point, const std::string& value);
   /// The value of a worker that has arrived. Throws Error(kRendezvous) if no member of the group has written it.
   std::string value(const std::string& point, WorkerId rank);
-  /// The same of several workers, by one request where the store can.
+  /// The same for several workers, in one request if the store supports that.
   std::vector<std::string> values(const std::string& point, const std::vector<WorkerId>& ranks);
-  /// Sets the key unless it is set; returns its value, which a member of the group has set. Throws Error(kRendezvous)
-  /// with `what` the store has there if no member has.
+  /// Sets the key unless it is set, and returns its value. Throws Error(kRendezvous) if no member of the group has
+  /// written that value; `what` describes it in the error.
   std::string claim(const std::string& key, const std::string& value, const std::string& what);
   StoreSeal& seal() { return seal_; }
   /// The key of the result of a point.
   static std::string resultKey(const std::string& point);
   void setStore(const StorePtr& store);
 
-  /// Blocks until these workers have arrived, except for the lost ones, which it returns. It returns those once only
-  /// lost workers are missing. Logs which workers are missing, once, when it has waited for ten seconds. A signal ends
-  /// the wait, see interrupt.h. Throws Error: Wait::timeout_code after the timeout, with the ranks that are missing;
-  /// kRendezvous if the store does not answer.
+  /// Blocks until these workers have arrived, or only lost ones are missing, which it returns. Logs once, after ten
+  /// seconds, which workers are missing. A signal ends the wait, see interrupt.h. Throws Error: Wait::timeout_code
+  /// after the timeout, with the missing ranks; kRendezvous if the store does not answer.
   std::vector<WorkerId> waitFor(const std::vector<WorkerId>& ranks, const std::string& point, const Wait& wait);
 
   /// Whether all of these workers have arrived, by one request. Throws Error(kRendezvous) if the store does not answer.
   bool haveArrived(const std::vector<WorkerId>& ranks, const std::string& point) const;
 
-  /// Publishes the result of the point, unless another leader has done so; returns the one that is published.
+  /// Publishes the result of the point, unless another leader has done so. Returns the published result.
   std::string publishResult(const std::string& point, const std::string& result);
-  /// The result of the point; blocks as waitFor() until it is there. Nothing if the leader is lost before.
+  /// Blocks like waitFor() until the result of the point is published, and returns it. Returns nullopt if the leader is
+  /// lost before.
   std::optional<std::string> waitForResult(const std::string& point, WorkerId leader, const Wait& wait);
 
  private:
-  /// A key for which this worker waits, and who sets it.
+  /// A key for which this worker waits, and the rank that sets it.
   struct Awaited {
     WorkerId rank;
     std::string key;
@@ -89,7 +89,7 @@ class FanIn {
   std::vector<WorkerId> waitForKeys(std::vector<Awaited> awaited, const std::string& point, const Wait& wait);
   /// Whether all keys are set. Throws Error(kRendezvous) if the store does not answer.
   bool areSet(std::span<const Awaited> awaited) const;
-  /// Those whose keys are not set. Throws Error(kRendezvous) if the store does not answer.
+  /// Returns those whose keys are not set. Throws Error(kRendezvous) if the store does not answer.
   std::vector<Awaited> missing(std::span<const Awaited> awaited) const;
   Error timedOut(const std::string& point, const Wait& wait, const std::vector<WorkerId>& absent) const;
   /// "worker1 (rank 1)"
@@ -101,7 +101,7 @@ class FanIn {
   StoreSeal seal_;
 };
 
-/// A timeout as stores take it: they have no kNoLimit, so a month stands for it.
+/// Converts a timeout for stores. They have no kNoLimit, so a month stands for it.
 std::chrono::milliseconds storeTimeout(Duration timeout);
 
 }  // namespace torchrpc

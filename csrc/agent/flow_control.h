@@ -1,14 +1,16 @@
 #pragma once
 
-// What bounds the memory of calls and results that wait on a worker. Each link has the three classes below.
+// Bounds the memory of calls and results that wait on a worker. Each link has one object of each of the three classes
+// below.
 // Threads: any.
 //
 // Note [Flow control]
 // Two things can pile up on a callee: calls that have arrived and wait for a thread, and replies that their callers do
 // not read. The option `max_queued_bytes` (Agent::Options) bounds both.
 // - Calls. The callee tells each caller how many bytes of calls may wait there (the window), and which calls have
-//   started: in STARTED messages, which it sends now and then, and by the replies. While as many bytes wait, the caller
-//   holds further calls back, in order. The callee divides its limit among the callers that send large calls.
+//   started. It does so in STARTED messages, which it sends now and then, and by the replies. While that many bytes
+//   wait, the caller holds back further calls, in order. The callee divides its limit among the callers that send large
+//   calls.
 // - Replies. While more bytes than the limit wait to be sent over a link, the calls of that peer do not start. They are
 //   deferred, in order, until half of the bytes have been sent.
 // Neither can cause a deadlock:
@@ -16,11 +18,11 @@
 //   and the replies to a peer that lives are sent in the end. They do not wait for a thread of the peer.
 // - A call is held back only while earlier calls of the same caller wait for a thread of the callee. It would wait
 //   behind them there, too. A thread that waits for a call of its own is replaced, so nested calls find a thread.
-// - The callee has not reported all calls that have started, but always fewer bytes than the window. So a caller whose
-//   calls have all started may send, and a single call of any size may be sent.
+// - The callee may not have reported all calls that have started, but the unreported ones have fewer bytes than the
+//   window. So a caller whose calls have all started may send, and a single call of any size may be sent.
 // Fetches of values (to_here) are deferred like calls, but never held back: they are small. Messages of the protocols
 // between nodes are neither held back nor deferred.
-// What has begun to run is not bounded: the replies of functions that run at the same time may exceed the limit.
+// Running calls are not bounded: the replies of functions that run at the same time may exceed the limit.
 
 #include <atomic>
 #include <cstddef>
@@ -61,7 +63,7 @@ struct StartReport {
 /// On the caller: the calls that wait on the callee, and those that are held back here.
 class RequestWindow {
  public:
-  /// Until the first STARTED message; see PROTOCOL.md.
+  /// The window until the first STARTED message; see PROTOCOL.md.
   static constexpr size_t kInitialBytes = 4 << 20;
 
   struct Call {
@@ -73,13 +75,13 @@ class RequestWindow {
 
   /// Whether a call of this size must be passed to admit().
   bool concerns(size_t bytes) const { return bytes >= kMinCountedBytes || has_held_.load(std::memory_order_relaxed); }
-  /// Returns the call if it may be sent now, else keeps it.
+  /// Returns the call if it may be sent now, else holds it back.
   std::optional<Call> admit(Call call);
-  /// The call does not wait on the callee any more. Returns whether the caller has to send what takeHeld() returns,
-  /// until that is nothing.
+  /// Removes a call that does not wait on the callee any more. If it returns true, the calling thread has to send the
+  /// calls that takeHeld() returns, until takeHeld() returns nullopt.
   [[nodiscard]] bool release(CallId id);
   [[nodiscard]] bool release(const StartReport& report);
-  /// The next call that may be sent.
+  /// Takes the next held call that may be sent.
   std::optional<Call> takeHeld();
   /// Returns the calls that are held back, and holds no more.
   std::deque<Call> close();
@@ -101,14 +103,14 @@ class RequestWindow {
   bool sending_held_ TORCHRPC_GUARDED_BY(mutex_) = false;  ///< a thread calls takeHeld() until it returns nothing
   size_t window_ TORCHRPC_GUARDED_BY(mutex_) = kInitialBytes;
   size_t waiting_bytes_ TORCHRPC_GUARDED_BY(mutex_) = 0;
-  std::unordered_map<CallId, size_t> waiting_ TORCHRPC_GUARDED_BY(mutex_);  ///< the counted calls, by their bytes
+  std::unordered_map<CallId, size_t> waiting_ TORCHRPC_GUARDED_BY(mutex_);  ///< the bytes of each counted call
   std::deque<Call> held_ TORCHRPC_GUARDED_BY(mutex_);
 };
 
 /// On the callee: the calls of one caller that have started, to be reported to it.
 class StartedCalls {
  public:
-  /// `senders`: the number of links over which counted calls have come, for all links of a node.
+  /// `senders`: the number of links over which counted calls have come, shared by all links of a node.
   StartedCalls(size_t max_queued_bytes, std::shared_ptr<std::atomic<size_t>> senders)
       : max_queued_bytes_(max_queued_bytes), senders_(std::move(senders)) {}
   ~StartedCalls();
@@ -118,7 +120,7 @@ class StartedCalls {
   void onArrived(size_t bytes);
   /// Returns a report if it is time for one.
   std::optional<StartReport> onStarted(CallId id, size_t bytes);
-  /// The reply tells the caller; it need not be reported.
+  /// Called when a call is answered: the reply shows the caller that it has started, so no report is needed.
   void onAnswered(CallId id);
 
  private:
@@ -145,22 +147,23 @@ class StartedCalls {
 /// On the callee: the bytes of replies to one caller that wait to be sent, and the calls that are deferred meanwhile.
 class ReplyQueueLimit {
  public:
-  /// Posts a deferred call to its executor. False if that is closed; the call has been answered then.
+  /// Posts a deferred call to its executor. Returns false if the executor is closed; the call has been answered in that
+  /// case.
   using Resume = std::function<bool()>;
 
   explicit ReplyQueueLimit(size_t max_queued_bytes) : max_queued_bytes_(max_queued_bytes) {}
 
   void onReply(size_t bytes) { queued_bytes_.fetch_add(bytes); }
-  /// The reply has been sent, or could not be. May resume deferred calls.
+  /// Called when a reply has been sent, or could not be sent. May resume deferred calls.
   void onReplySent(size_t bytes);
 
   /// Whether a call that is about to start has to be deferred.
   bool shouldDefer() const {
     return has_deferred_.load(std::memory_order_relaxed) || queued_bytes_.load() > max_queued_bytes_;
   }
-  /// Calls `resume`, once, when the call may start; perhaps before it returns. Destroys it uncalled after close().
+  /// Calls `resume` once, when the call may start, perhaps before defer() returns. After close() destroys it uncalled.
   void defer(Resume resume);
-  /// A call that was resumed starts: resumes the next one, if that may start.
+  /// Called when a resumed call starts. Resumes the next one if that may start.
   void onResumedStart();
   /// Drops the deferred calls, and defers no more.
   void close();

@@ -1,7 +1,8 @@
 #pragma once
 
-// The calls that this worker has run and that may arrive again: what it has answered, for some time. Each call has the
-// program's key, or a number of its caller, and belongs to the caller's name: no worker gets another's answers.
+// Keeps, for some time, the answers to calls that this worker has run and that may arrive again. A call is identified
+// by the program's key or a number of its caller, and by the caller's name. So no worker receives answers to another
+// worker's calls.
 // Threads: any.
 
 #include <cstdint>
@@ -21,17 +22,18 @@
 namespace torchrpc {
 
 // Note [Calls that arrive again]
-// The promise: a worker runs no call twice that has a key, or whose caller repeats it, until `window` after the answer.
-// - A call that arrives while the first one runs waits for that one's answer; later, it gets a copy of the answer. Any
-//   outcome counts, errors included.
-// - Keys are kept for the whole window. When a caller has max_calls of them, new ones are refused (kQuotaExceeded); no
-//   older one is forgotten for them. Answers are only kept while they have room: a call whose answer has been dropped
-//   gets an error which says that it has run.
-// - A call without a key has a number. Its caller says with each such call which number is the smallest one that it may
-//   still send: what is smaller is dropped, and refused if it arrives late. So these calls need no window.
-// - An answer that contains RRefs is not sent again: its forks belong to the connection on which it was sent.
-// - Another incarnation of this worker knows nothing of this. A caller that may have been served by an earlier one says
-//   so in the header, and is refused: kWorkerLost.
+// The guarantee: a worker does not run a call twice that has a key, or that its caller repeats, until `window` after
+// the answer.
+// - A repetition that arrives while the first call runs waits for its answer. A later one receives a copy of the
+//   answer. Any outcome is an answer, errors included.
+// - Keys are kept for the whole window. When a caller has max_calls of them, new ones are refused (kQuotaExceeded), and
+//   no older key is dropped. Answers are kept only while they have room: a repetition of a call whose answer has been
+//   dropped receives an error which says that the call has run.
+// - A call without a key has a number. With each such call its caller sends the smallest number that it may still send.
+//   The callee drops smaller numbers, and refuses them if they arrive late. So these calls need no window.
+// - An answer that contains RRefs is not sent again, because its forks belong to the connection on which it was sent.
+// - A later incarnation of this worker has no record of these calls. A caller whose call may have run on an earlier
+//   incarnation says so in the header, and the call is refused (kWorkerLost).
 class KeyedCalls {
  public:
   static constexpr Duration kDefaultWindow = std::chrono::minutes(10);
@@ -44,20 +46,20 @@ class KeyedCalls {
     size_t max_waiting = 1024;                  ///< repetitions of one call that wait for its answer
   };
 
-  /// The timer must outlive it, and it must outlive the Responders that it makes.
+  /// The timer must outlive this object, which must outlive the Responders that it makes.
   KeyedCalls(Options options, Timer& timer);
   ~KeyedCalls();
   KeyedCalls(const KeyedCalls&) = delete;
   KeyedCalls& operator=(const KeyedCalls&) = delete;
 
-  /// A call with the header Repeatable has arrived. Returns what the function is to be answered to if it is to run now;
-  /// else the call is answered, by `responder`, now or later. `replies`, of a call that keeps its result for an RRef,
-  /// is false: see findValue().
+  /// Begins a call with the header Repeatable that has arrived. Returns the responder for the function's answer if the
+  /// function has to run now. Otherwise returns nullopt and answers the call by `responder`, now or later. For calls
+  /// that keep their result for an RRef see beginValue().
   std::optional<Responder> begin(const Request& request, const RepeatableHeader& header, const Responder& responder);
 
-  /// The same for a call whose result stays here as the value of an RRef. Returns null if the function is to run now:
-  /// its result becomes `value`. Else the object that an earlier call with that key has given. Throws Error if it must
-  /// neither run nor be repeated.
+  /// The same for a call whose result stays here as the value of an RRef. Returns null if the function has to run now;
+  /// its result becomes `value`. Otherwise returns the object of an earlier call with that key. Throws Error if the
+  /// function must not run, and there is no such object.
   std::shared_ptr<void> beginValue(
       const Request& request, const RepeatableHeader& header, const std::shared_ptr<void>& value);
 
@@ -76,13 +78,13 @@ class KeyedCalls {
   /// The error for a call that has run and whose answer cannot be sent again.
   Error unrepeatable(const Entry& entry) const;
   void requireUsable(const Request& request, const RepeatableHeader& header) const;
-  /// The entry of an earlier call, or null: then `added` has been entered. Throws Error.
+  /// Returns the entry of an earlier call, or adds `added` and returns null. Throws Error if the call is refused.
   EntryPtr findOrAdd(const Request& request, const RepeatableHeader& header, const EntryPtr& added)
       TORCHRPC_REQUIRES(mutex_);
   void finish(const EntryPtr& entry, const Responder& responder, Result<Message> result);
   void expire(TimePoint now) TORCHRPC_REQUIRES(mutex_);
   void expire(Caller& caller, TimePoint now) TORCHRPC_REQUIRES(mutex_);
-  /// Drops the oldest answers of the callers that have most, until the others fit.
+  /// Drops the oldest answers of the callers with the most bytes, until the others fit.
   void dropReplies() TORCHRPC_REQUIRES(mutex_);
   void dropReply(Caller& caller, Entry& entry) TORCHRPC_REQUIRES(mutex_);
   void dropNumbersBelow(Caller& caller, uint64_t oldest) TORCHRPC_REQUIRES(mutex_);
@@ -96,11 +98,11 @@ class KeyedCalls {
   size_t reply_bytes_ TORCHRPC_GUARDED_BY(mutex_) = 0;
   uint64_t repeats_ TORCHRPC_GUARDED_BY(mutex_) = 0;
   TimePoint next_expiry_ TORCHRPC_GUARDED_BY(mutex_){};
-  /// What was dropped under the lock, to be destroyed after it.
+  /// Objects that were dropped under the lock, to be destroyed after it is released.
   std::vector<std::shared_ptr<const void>> dropped_ TORCHRPC_GUARDED_BY(mutex_);
 };
 
-/// The window of workers that are given none: TORCHRPC_IDEMPOTENCY_WINDOW seconds, else kDefaultWindow. Throws
+/// The window of workers whose options give none: TORCHRPC_IDEMPOTENCY_WINDOW seconds, else kDefaultWindow. Throws
 /// Error(kInvalidArgument) if the variable is no number of seconds.
 Duration defaultIdempotencyWindow();
 

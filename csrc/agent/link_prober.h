@@ -35,23 +35,25 @@ class LinkProber {
   void onActivity(const Link& link) { end(link, /*has_failed=*/false); }
   /// The link has ended. `is_lost`: its worker may be lost, and has not been started again.
   void onClosed(const Link& link, bool is_lost) { end(link, /*has_failed=*/is_lost); }
-  /// Nothing has arrived over the link for a while. If it is that of a probe, others need not wait for it: to dial a
-  /// worker that does not answer costs nobody anything, and Liveness decides when it is lost.
+  /// Called when nothing has arrived over the link for a while. If the link belongs to a probe, other probes do not
+  /// wait for it: dialling a worker that does not answer costs no other worker anything, and Liveness decides when it
+  /// is lost.
   void onSilent(const Link& link);
 
  private:
   struct Probe {
-    uint64_t link = 0;  ///< its id; 0 while it is being made
+    uint64_t link = 0;  ///< the id of the link; 0 while it is being made
     bool is_silent = false;
   };
 
-  /// Opens the next probes, while some wait and not too many are open.
+  /// Opens queued probes while not too many are open.
   void openQueued();
-  /// The next worker to probe, or kNoWorker: then this thread has left openQueued().
+  /// Takes the next worker to probe out of the queue. Returns kNoWorker if there is none: then this thread has left
+  /// openQueued().
   WorkerId takeNext();
   void open(WorkerId worker);
   void end(const Link& link, bool has_failed);
-  /// Without a link: the probe of a worker that needs none, or cannot have one.
+  /// Removes the probe of a worker that needs no link, or to which there can be none.
   void remove(WorkerId worker);
 
   // Constant after construction:

@@ -30,30 +30,31 @@ class Liveness {
   /// Adds workers with outstanding requests.
   using Source = std::function<void(std::set<WorkerId>&)>;
 
-  /// kNoLimit: no worker is ever found silent. Timer and pool must outlive it; it does nothing after the timer's
-  /// close().
+  /// `timeout`: kNoLimit: no worker is ever found silent. The timer and the pool must outlive this object, which does
+  /// nothing after the timer's close().
   Liveness(WorkerId self, Duration timeout, Timer& timer, ConnectionPool& connections);
 
-  /// Before the first onRequest().
+  /// To be called before the first onRequest().
   void addSource(Source source) { sources_.push_back(std::move(source)); }
-  /// There may be a new outstanding request. Cheap.
+  /// Called when there may be a new outstanding request. Cheap.
   void onRequest() {
     if (!round_scheduled_.load()) scheduleRound();
   }
 
-  /// The link to a worker has ended. `is_replaced`: it was to an earlier incarnation than the one that is known now.
+  /// Called when the link to a worker has ended. `is_replaced`: it led to an earlier incarnation than the latest known
+  /// one.
   void onClosed(const Link& link, bool is_replaced);
-  /// A frame has arrived from a worker.
+  /// Called when a frame has arrived from a worker.
   void onActivity(const Link& link);
-  /// A later incarnation of the worker has joined.
+  /// Called when a later incarnation of the worker has joined.
   void onReplaced(WorkerId worker);
   /// Whether a worker's link was closed because it was silent, and no frame has arrived from it since.
   bool isSilent(WorkerId worker) const;
-  /// Those of the workers that have been lost for some time, and could not be reached since. The caller is waiting for
-  /// them: for a short time from now on they count as workers with outstanding requests, and the prober opens links to
-  /// those that have none.
+  /// Returns those of the workers that have been lost for some time and could not be reached since. Because the caller
+  /// waits for them, they count as workers with outstanding requests for a short time from now on, and the prober opens
+  /// links to those that have none.
   std::vector<WorkerId> lostAmong(const std::vector<WorkerId>& workers);
-  /// Opens links to those of the workers that have none, so that their ends are noticed.
+  /// Opens links to those of the workers that have none, so that this node notices their ends.
   void watch(const std::vector<WorkerId>& workers) { prober_.probe(workers); }
   /// Opens no more links.
   void close() { prober_.close(); }
@@ -67,7 +68,7 @@ class Liveness {
   void scheduleRound();
   void runRound();
   std::set<WorkerId> outstanding();
-  /// A probe of the worker has failed.
+  /// Called when a probe of the worker has failed.
   void confirmLoss(WorkerId worker);
 
   // Constant after construction:
@@ -81,7 +82,7 @@ class Liveness {
   LinkProber prober_;
   std::atomic<bool> round_scheduled_;
   // Used by one poll round at a time:
-  std::map<uint64_t, int> silent_rounds_;  ///< by link: in how many rounds it was silent
+  std::map<uint64_t, int> silent_rounds_;  ///< by link: the number of rounds in a row in which it was silent
 
   mutable Mutex mutex_;
   std::map<WorkerId, Loss> lost_ TORCHRPC_GUARDED_BY(mutex_);

@@ -1,6 +1,6 @@
 #pragma once
 
-// Which members of the group this worker can reach, and who is told when that changes.
+// Tracks which members of the group this worker can reach, and calls handlers when that changes.
 // Threads: any. Handlers run one at a time, on threads of the pool.
 
 #include <cstdint>
@@ -27,17 +27,17 @@ class Membership {
   void addHandler(Handler handler);
   bool hasHandlers() const;
 
-  // --- what this worker learns; each change is reported once ---
-  /// `is_replaced`: an incarnation before this one was known.
+  // --- events; each change is passed to the handlers once ---
+  /// `is_replaced`: an earlier incarnation was known.
   void onJoined(const WorkerInfo& worker, uint64_t incarnation, bool is_replaced);
   /// The connection to that incarnation has ended.
   void onLost(const WorkerInfo& worker, uint64_t incarnation) { onGone(worker, incarnation, MemberChange::kLost); }
-  /// It has said that it leaves.
+  /// That incarnation has announced that it leaves.
   void onLeft(const WorkerInfo& worker, uint64_t incarnation) { onGone(worker, incarnation, MemberChange::kLeft); }
   /// A frame of that incarnation has arrived: if it counted as lost, it is back.
   void onActivity(const WorkerInfo& worker, uint64_t incarnation);
 
-  /// Those of the workers that have neither been lost nor left.
+  /// Returns those of the workers that have neither been lost nor left.
   std::vector<WorkerInfo> living(std::vector<WorkerInfo> workers) const;
 
  private:
@@ -51,17 +51,17 @@ class Membership {
     MemberChange change;
   };
   void onGone(const WorkerInfo& worker, uint64_t incarnation, MemberChange change);
-  /// Queues the change; true if the caller must post reportQueued().
+  /// Queues the change. Returns true if the caller must post reportQueued().
   bool enqueue(const WorkerInfo& worker, MemberChange change) TORCHRPC_REQUIRES(mutex_);
   void post();
   void reportQueued();
 
   Executor& pool_;
   mutable Mutex mutex_;
-  std::map<WorkerId, Member> members_ TORCHRPC_GUARDED_BY(mutex_);  ///< those that have changed
+  std::map<WorkerId, Member> members_ TORCHRPC_GUARDED_BY(mutex_);  ///< the members that have changed
   std::vector<Handler> handlers_ TORCHRPC_GUARDED_BY(mutex_);
   std::deque<Change> queue_ TORCHRPC_GUARDED_BY(mutex_);
-  bool is_reporting_ TORCHRPC_GUARDED_BY(mutex_) = false;  ///< a task on the pool does it
+  bool is_reporting_ TORCHRPC_GUARDED_BY(mutex_) = false;  ///< reportQueued() is posted or runs
 };
 
 }  // namespace torchrpc

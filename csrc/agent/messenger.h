@@ -20,24 +20,24 @@
 
 namespace torchrpc {
 
-/// Learns how requests end, made or served, without a handler of its own around each of them. Any thread.
+/// Observes how requests that are made or served end, without a wrapper around each handler. Called on any thread.
 class ReplyObserver {
  public:
-  /// What it has noted of a request; 0: nothing, so it does not learn of the end.
+  /// What the observer has noted of a request. Number 0: nothing, so the observer is not informed of the end.
   struct Note {
     uint32_t number = 0;
     TimePoint begun{};
   };
 
-  /// Called once, before those who wait for the reply have it. Must be brief.
+  /// Called once, before the reply is delivered. Must be brief.
   virtual void onReply(const Note& note, const Result<Message>& reply) = 0;
 
  protected:
   ~ReplyObserver() = default;
 };
 
-/// Answers one request, once; from any thread. If its last copy is destroyed unused, it answers with an error: so no
-/// caller waits for ever.
+/// Answers one request once, from any thread. If the last copy is destroyed unused, it answers with an error, so that
+/// no caller waits for ever.
 class Responder {
  public:
   Responder() = default;
@@ -53,7 +53,8 @@ class Responder {
     once_->answer(std::move(result));
   }
 
-  /// `observer` learns of the answer; it must live until then. Before the handler of the request has the responder.
+  /// Informs `observer`, which must live until then, of the answer. To be called before the handler of the request
+  /// receives the responder.
   void observe(ReplyObserver& observer, const ReplyObserver::Note& note) const {
     if (!once_) return;
     once_->observer = &observer;
@@ -65,7 +66,8 @@ class Responder {
   struct Once;
 
  public:
-  /// Whether the request has been answered, for those who only look at it: they do not keep its caller waiting.
+  /// Whether the request has been answered. It does not keep the responder alive, so it does not delay the error that
+  /// an unused responder sends when it is destroyed.
   class Observer {
    public:
     explicit Observer(const Responder& responder) : once_(responder.once_) {}
@@ -113,19 +115,19 @@ class AuditedCall;
 struct Request {
   WorkerInfo from;
   Message message;
-  uint64_t incarnation = 0;                        ///< of `from`
-  uint64_t link = 0;                               ///< over which it has come; 0: from this worker itself
-  bool is_from_member = true;                      ///< `from` is a member of the group, and no client: see PeerIdentity
-  std::shared_ptr<AuditedCall> audit{};            ///< to be completed by those who know the function; null: no log
+  uint64_t incarnation = 0;              ///< of `from`
+  uint64_t link = 0;                     ///< over which it has come; 0: from this worker itself
+  bool is_from_member = true;            ///< `from` is a member of the group, and no client: see PeerIdentity
+  std::shared_ptr<AuditedCall> audit{};  ///< completed by the layer that knows the function; null: no audit log
   std::shared_ptr<const void> rref_quota_token{};  ///< of a remote call: belongs to the RRef that it makes
 };
 
 /// Sees each request of a node once, however often it is sent.
 class CallObserver : public ReplyObserver {
  public:
-  /// This node makes a request.
+  /// Called when this node makes a request.
   virtual Note onRequest(WorkerId to, const Message& message) = 0;
-  /// The handler of a request is about to get it. Calls responder.observe(), or does not.
+  /// Called before the handler of a request receives it. May call responder.observe().
   virtual void onServe(const Request& request, const Responder& responder) = 0;
 
  protected:
@@ -149,9 +151,9 @@ class Messenger {
   virtual ~Messenger() = default;
 
   virtual const WorkerInfo& self() const = 0;
-  /// The worker with that id; an unknown one gets the name "worker 7".
+  /// Returns the worker with that id; an unknown worker is named, for example, "worker 7".
   virtual WorkerInfo worker(WorkerId id) const = 0;
-  /// The number of that worker's latest start that the group knows; 0: it knows none.
+  /// The latest incarnation of that worker that the group knows; 0: the group knows none.
   virtual uint64_t incarnation(WorkerId id) const = 0;
 
   /// Sends a request. `handler` is called exactly once, with the reply or with an error: kTimeout after `timeout`
@@ -184,10 +186,10 @@ class Messenger {
   }
 };
 
-/// Forwards everything: the base of messengers that add something to another one.
+/// The base class of messengers that wrap another one. Forwards everything.
 class ForwardingMessenger : public Messenger {
  public:
-  /// `next` must outlive it.
+  /// `next` must outlive this object.
   explicit ForwardingMessenger(Messenger& next) : next_(next) {}
 
   const WorkerInfo& self() const override { return next_.self(); }

@@ -1,8 +1,8 @@
 #pragma once
 
-// Quotas: how much of this worker one caller may use at a time, and how many calls all of them together. Callers are
-// told apart by their names. A request beyond a quota is answered with an error (kQuotaExceeded); the connection stays,
-// and other callers are not affected. Without quotas nothing is counted. Threads: any.
+// Quotas limit how much of this worker one caller may use at a time, and how many calls all callers together may make.
+// Callers are distinguished by their names. A request beyond a quota is answered with an error (kQuotaExceeded); the
+// connection stays open, and other callers are not affected. Without quotas nothing is counted. Threads: any.
 
 #include <atomic>
 #include <cstddef>
@@ -19,7 +19,7 @@
 
 namespace torchrpc {
 
-/// Empty: no limit.
+/// The limits of one caller; an empty one is no limit.
 struct Quota {
   std::optional<uint64_t> calls;        ///< requests that have arrived and are not answered
   std::optional<uint64_t> bytes;        ///< of these requests
@@ -33,27 +33,27 @@ struct QuotaRule {
   Quota quota;
 };
 
-/// What one caller uses of its quota.
+/// The part of its quota that one caller uses.
 class CallerUsage : public std::enable_shared_from_this<CallerUsage> {
  public:
   CallerUsage(std::string self, std::string caller, const QuotaRule& rule)
       : self_(std::move(self)), caller_(std::move(caller)), rule_(rule) {}
 
-  /// Whatever is taken is given back when this is destroyed.
+  /// A part of a quota that has been taken. It is given back when the token is destroyed.
   using Token = std::shared_ptr<const void>;
-  /// For one request of that size. Throws Error(kQuotaExceeded).
+  /// Takes the quota of one request of that size. Throws Error(kQuotaExceeded).
   Token takeCall(uint64_t bytes);
-  /// For one RRef. Throws Error(kQuotaExceeded).
+  /// Takes the quota of one RRef. Throws Error(kQuotaExceeded).
   Token takeRRef();
-  /// For one connection. Throws Error(kQuotaExceeded).
+  /// Takes the quota of one connection. Throws Error(kQuotaExceeded).
   Token takeConnection();
-  /// For one connection beyond the quota, which stays only to tell the caller why it is refused; one at a time. Throws
-  /// Error(kQuotaExceeded).
+  /// Takes one connection beyond the quota, which stays open only to tell the caller why it is refused. A caller has at
+  /// most one. Throws Error(kQuotaExceeded).
   Token takeRefusedConnection();
 
  private:
   using Count = std::atomic<uint64_t>;
-  /// Subtracts `amount` when it is destroyed.
+  /// Returns a token that subtracts `amount` when it is destroyed.
   Token token(Count& count, uint64_t amount);
   [[noreturn]] void refuse(const std::string& what, const char* field, const char* remedy) const;
 
@@ -79,10 +79,10 @@ class Quotas {
 
   bool empty() const { return rules_.empty() && !max_calls_; }
   bool limitsCalls() const { return max_calls_.has_value(); }
-  /// For one call of any caller; it must not outlive this object. Throws Error(kQuotaExceeded).
+  /// Takes one call of any caller. The token must not outlive this object. Throws Error(kQuotaExceeded).
   CallerUsage::Token takeCall();
-  /// Of the first rule that matches; null: the caller has no quota. All connections of one caller get the same object,
-  /// which lives as long as something of it is used.
+  /// Returns the usage of a caller, under the first rule that matches; null if the caller has no quota. All connections
+  /// of one caller share the same object, which lives as long as any of it is in use.
   std::shared_ptr<CallerUsage> usageOf(const std::string& caller);
 
  private:

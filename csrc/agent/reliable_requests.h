@@ -18,8 +18,8 @@
 
 namespace torchrpc {
 
-/// The most requests to one worker that are unanswered at a time. The receiver's loop serves them one after another,
-/// and other messages wait meanwhile: a call behind the deletions of four workers took 0.2 s with eight times as many.
+/// The limit on unanswered requests to one worker. The receiver's loop serves them one after another, and other
+/// messages wait meanwhile. With a window eight times as large, a call behind the deletions of four workers took 0.2 s.
 constexpr size_t kReliableWindow = 512;
 
 class ReliableRequests {
@@ -34,7 +34,7 @@ class ReliableRequests {
 
     // Constant after construction:
     const WorkerId to;
-    const uint64_t incarnation;  ///< the message means nothing to a later one
+    const uint64_t incarnation;  ///< of the receiver; the message is for this incarnation only
     const Message message;       ///< with the call id of all attempts
     const Responder done;
     const ActivityToken token;
@@ -54,19 +54,19 @@ class ReliableRequests {
   struct Actions {
     /// Makes the first attempt, and those that follow failures; calls finish() in the end.
     std::function<void(const RequestPtr&)> send;
-    /// Sends the request of an attempt that has had no answer for long once more.
+    /// Sends a request once more whose attempt has had no answer for a long time.
     std::function<void(const Request&)> resend;
   };
 
-  /// The timer must outlive it.
+  /// The timer must outlive this object.
   ReliableRequests(Timer& timer, Actions actions) : timer_(timer), actions_(std::move(actions)) {}
 
   /// Sends the request, at once or when others have been answered.
   void add(RequestPtr request);
-  /// The request is answered or has failed: completes it, unless close() has. With `is_lost`, which says that its
-  /// worker cannot be reached, the requests that wait fail, too.
+  /// Completes a request that has been answered or has failed, unless close() has done so. With `is_lost` (its worker
+  /// cannot be reached), the waiting requests to that worker fail, too.
   void finish(const RequestPtr& request, Result<Message> result, bool is_lost);
-  /// Fails all requests, those to come included.
+  /// Fails all requests, and all that are added later.
   void close(const Error& reason);
 
  private:
@@ -77,15 +77,15 @@ class ReliableRequests {
     bool is_sending = false;  ///< a thread is in sendWaiting()
   };
 
-  /// Sends while the window has room, but not many requests if others are unanswered, because then finish() will be
-  /// called again. Only for the thread that has set Queue::is_sending.
+  /// Sends waiting requests while the window has room. If requests are unanswered, it sends only a few, because
+  /// finish() will call it again. Only for the thread that has set Queue::is_sending.
   void sendWaiting(WorkerId to);
   void send(const RequestPtr& request);
   static void addUnanswered(Queue& queue, const RequestPtr& request);
-  /// One round: from time to time while anything is unanswered, on the timer.
+  /// Runs one round on the timer. Rounds follow each other while any request is unanswered.
   void sendAgain();
   void scheduleRound();
-  /// False if close() has taken the request.
+  /// Returns false if close() has taken the request.
   static bool remove(Queue& queue, const RequestPtr& request);
 
   // Constant after construction:

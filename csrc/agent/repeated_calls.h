@@ -1,7 +1,7 @@
 #pragma once
 
-// The calls of this worker that may be repeated: when each is sent again, and the breaker of each worker. A call is
-// here from its start to its end; each of its attempts has an entry of its own in the call table. Threads: any.
+// Decides when the calls of this worker that may be repeated are sent again, and keeps the breaker of each worker. A
+// call is here from its start to its end; each of its attempts has an entry of its own in the call table. Threads: any.
 
 #include <atomic>
 #include <cstdint>
@@ -32,8 +32,8 @@ namespace torchrpc {
 //   is not sent again. (RRefs among the arguments are refused at the start, if there are to be retries.)
 // - The message is kept until the call ends, with the caller's tensors, not copies of them. An attempt sends what is in
 //   them at that time.
-// - The breaker of a worker concerns calls that have retries, and only their start. So a call that is under way finds
-//   out that the worker is back, and closes the breaker for the others.
+// - The breaker of a worker applies only to calls that have retries, and only when they start. So a call that is under
+//   way detects that the worker is back, and closes the breaker for the others.
 class RepeatedCalls {
  public:
   struct Call {
@@ -41,7 +41,7 @@ class RepeatedCalls {
     WorkerId to = kNoWorker;
     TimePoint deadline = kNever;
     Duration timeout = kNoLimit;
-    bool has_deadline_header = false;  ///< which each attempt writes anew
+    bool has_deadline_header = false;  ///< each attempt writes that header anew
     std::shared_ptr<const Repetition> repetition;
     uint64_t digest = 0;
     ActivityToken token{};
@@ -51,7 +51,7 @@ class RepeatedCalls {
     uint64_t number = 0;           ///< 0: the call has a key
     uint32_t attempts = 0;         ///< so far
     uint64_t may_have_run_on = 0;  ///< the incarnation of the callee that an attempt has reached; 0: none
-    Attempt attempt{};             ///< how the current one ends
+    Attempt attempt{};             ///< the outcome of the current attempt
   };
   using CallPtr = std::shared_ptr<Call>;
 
@@ -65,23 +65,23 @@ class RepeatedCalls {
     std::function<uint64_t()> next_random;
   };
 
-  /// The timer must outlive it.
+  /// The timer must outlive this object.
   RepeatedCalls(Timer& timer, Actions actions) : timer_(timer), actions_(std::move(actions)) {}
 
   /// Starts the call.
   void add(const CallPtr& call);
   /// The smallest number of a call to that worker that may still be sent.
   uint64_t oldestNumber(WorkerId to) const;
-  /// An attempt has ended. A reply may be an ERROR.
+  /// Called when an attempt has ended. A reply may be an ERROR.
   void onAttempt(const CallPtr& call, Result<Message> result);
-  /// Fails all calls between two attempts, and those to come.
+  /// Fails all calls that wait between two attempts, and all that are added later.
   void close(const Error& reason);
 
-  /// Attempts after the first ones, since the start.
+  /// The number of attempts after the first ones, since the start.
   uint64_t retries() const { return retries_.load(std::memory_order_relaxed); }
 
  private:
-  /// What is known of one callee.
+  /// The state of one callee.
   struct Peer {
     uint64_t next_number = 1;
     std::set<uint64_t> open{};  ///< numbers of the calls that have not ended
@@ -89,13 +89,13 @@ class RepeatedCalls {
     uint32_t losses = 0;  ///< in a row
     TimePoint last_loss{};
     uint64_t incarnation = 0;  ///< at the last loss
-    bool is_probed = false;    ///< a call tries whether the worker is back
+    bool is_probed = false;    ///< a call that is under way tests whether the worker is back
   };
 
   /// Whether the breaker keeps the call from starting.
   static bool isOpen(const Call& call, Peer& peer, uint64_t incarnation, TimePoint now);
   Error openError(const Call& call, uint32_t losses, Duration since) const;
-  /// Why the call is not sent again after a loss; empty: it is, after `pause`.
+  /// Returns why the call is not sent again after a loss; empty if it is sent again after `pause`.
   std::string whyNotAgain(const Call& call, Duration& pause) const;
   Duration pauseAfter(const Call& call) const;
   void sendAgain(const CallPtr& call);

@@ -23,9 +23,9 @@ struct SendFault {
 /// Must be thread-safe.
 using SendFaultPolicy = std::function<SendFault(const Message& request)>;
 
-/// Messages are named as in kinds.h. Each message of `fail` fails `times` times, then it is sent. Two messages of equal
-/// contents count as the same: one that is sent again, say. Throws Error(kInvalidArgument) for an unknown name and for
-/// a negative number.
+/// The names of messages are those of kinds.h. Each message of `fail` fails `times` times, then it is sent. Two
+/// messages of equal contents count as the same one, for example a message that is sent again. Throws
+/// Error(kInvalidArgument) for an unknown name and for a negative number.
 SendFaultPolicy makeSendFaults(
     const std::vector<std::string>& fail, int times, const std::map<std::string, double>& delay_seconds);
 

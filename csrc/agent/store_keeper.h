@@ -1,9 +1,10 @@
 #pragma once
 
-// Brings back what a static group has in its store, when rank 0 served that and was lost: as soon as a process listens
-// at the address again, which the restarted rank 0 does, the membership is written into its store. So it learns that
-// the group lives, and takes its place.
-// Threads: any; it has a thread of its own while there is something to do. The core's other threads never wait for it.
+// Restores the entries of a static group in its store, after rank 0, which served the store, was lost. As soon as a
+// process listens at the address again, which the restarted rank 0 does, the keeper writes the membership into its
+// store. So the restarted rank 0 learns that the group is alive, and takes its place.
+// Threads: any. The keeper has a thread of its own while there is something to do. The core's other threads never wait
+// for it.
 
 #include <cstdint>
 #include <functional>
@@ -35,23 +36,24 @@ class StoreKeeper {
   /// `own`: the entry by which this worker recognizes its group. `entries` is called on the keeper's thread.
   StoreKeeper(StoreAddress address, std::pair<std::string, Bytes> own, std::function<Entries()> entries)
       : address_(std::move(address)), own_(std::move(own)), entries_(std::move(entries)) {}
-  /// stop().
+  /// Calls stop().
   ~StoreKeeper() { stop(); }
   StoreKeeper(const StoreKeeper&) = delete;
   StoreKeeper& operator=(const StoreKeeper&) = delete;
 
-  /// Rank 0 is lost. Does nothing while the keeper is at work, or after stop().
+  /// Called when rank 0 is lost: starts the keeper. Does nothing while the keeper is at work, or after stop().
   void onStoreLost();
   /// Ends the thread. Idempotent.
   void stop();
 
-  /// The part of the store at the address that is this worker's group's; null if there is none within `timeout`.
+  /// Returns the part of the store at the address that belongs to this worker's group. Returns null if no store answers
+  /// there within `timeout`, or if it has no such part.
   StorePtr findGroup(Duration timeout);
 
  private:
   void run();
   bool isStopped() const;
-  /// A client of the store; null if nobody listens within `timeout`.
+  /// Returns a client of the store; null if no store answers within `timeout`.
   StorePtr open(Duration timeout) const;
   StorePtr groupIn(const StorePtr& root) const;
   void restore(const StorePtr& root);

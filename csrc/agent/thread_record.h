@@ -1,7 +1,7 @@
 #pragma once
 
-// What each thread of this process does for RPC: the calls that it serves, and what it waits for. Threads write their
-// own record, without a lock; those who inspect a worker read the records of all.
+// Records what each thread of this process does for RPC: the calls that it serves, and what it waits for. Each thread
+// writes its own record, without a lock; the inspection of a worker reads the records of all threads.
 
 #include <array>
 #include <atomic>
@@ -20,7 +20,7 @@ namespace torchrpc {
 
 /// A request that a thread serves. All members are plain data, so that a record can be read while it changes.
 struct ServedCall {
-  uint64_t node = 0;  ///< which of the nodes of the process serves it
+  uint64_t node = 0;  ///< the number of the node, of those in the process, that serves it
   CallId call = 0;
   WorkerId from = kNoWorker;
   Kind kind{};
@@ -33,7 +33,7 @@ struct ServedCall {
   std::string function() const;
 };
 
-/// What a thread waits for. `text` says what has no other member; it is cut where it is too long.
+/// What a thread waits for. `text` describes what no other member does; it is truncated if it is too long.
 struct ThreadWait {
   enum class Kind : uint8_t {
     kNothing,
@@ -60,21 +60,21 @@ class ThreadRecord {
 
   struct Snapshot {
     int thread = 0;                    ///< the system's id
-    uint64_t ident = 0;                ///< as pthread_self(), and Python's threads, say it
+    uint64_t ident = 0;                ///< as pthread_self() returns it, and Python's threads report it
     std::vector<ServedCall> served{};  ///< the outermost first
     ThreadWait wait{};
   };
 
   static ThreadRecord& ofThisThread();
-  /// The innermost call that this thread serves. Used by the thread itself.
+  /// The innermost call that this thread serves. Called by the thread itself.
   std::optional<ServedCall> served() const;
-  /// Of all threads that have records; those of threads that have ended may be among them.
+  /// The records of all threads that have one; those of threads that have ended may be among them.
   static std::vector<Snapshot> all();
 
   /// The system's id of the thread.
   int thread() const { return thread_.load(std::memory_order_relaxed); }
 
-  /// The call that this thread has sent last. Used by the thread itself.
+  /// The call that this thread has sent last. Called by the thread itself.
   CallId lastCall() const { return last_call_; }
   void setLastCall(CallId call) { last_call_ = call; }
 
@@ -87,7 +87,7 @@ class ThreadRecord {
   friend class WaitScope;
   friend struct RecordOwner;
 
-  /// A copy of plain data that one thread writes and others read, as words that are atomic each.
+  /// A copy of plain data that one thread writes and others read, in words each of which is atomic.
   template <typename T>
   class Words {
    public:
@@ -100,7 +100,8 @@ class ThreadRecord {
     std::array<std::atomic<uint64_t>, kCount> words_{};
   };
 
-  /// Around each change. A reader that sees another or an odd version has not read one state.
+  /// Called before and after each change (a seqlock). A reader that sees another or an odd version has not read one
+  /// state.
   void beginChange() {
     version_.store(version_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_release);
@@ -117,10 +118,10 @@ class ThreadRecord {
   // Used by the thread of the record only:
   CallId last_call_ = 0;
   ThreadWait own_wait_{};
-  ThreadRecord* next_ = nullptr;  ///< in the list of all; constant once it is there
+  ThreadRecord* next_ = nullptr;  ///< in the list of all records; constant once this one is in the list
 };
 
-/// While it lives, this thread serves the call.
+/// While this object lives, the thread serves the call.
 class ServedScope {
  public:
   explicit ServedScope(const ServedCall& call);
@@ -132,7 +133,7 @@ class ServedScope {
   ThreadRecord& record_;
 };
 
-/// While it lives, this thread waits. Nests: the innermost counts.
+/// While this object lives, the thread waits. Scopes nest; the innermost one counts.
 class WaitScope {
  public:
   explicit WaitScope(ThreadWait wait);

@@ -1,7 +1,7 @@
 #pragma once
 
-// The requests whose handler has returned without an answer: of functions that return a future, say. For those who
-// inspect a worker. Threads: any.
+// The requests whose handler has returned without an answer, for example because the function returns a future. For the
+// inspection of a worker. Threads: any.
 
 #include <vector>
 
@@ -22,7 +22,7 @@ class UnansweredCalls {
     ServedCall call;
     Responder::Observer answer;
   };
-  /// Removes those that have been answered.
+  /// Removes the entries that have been answered.
   void prune() TORCHRPC_REQUIRES(mutex_);
 
   mutable Mutex mutex_;

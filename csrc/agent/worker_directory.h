@@ -24,7 +24,7 @@ struct WorkerRecord {
   uint64_t incarnation = 0;  ///< the number of this start: a later start of the worker has a greater one
   std::string metadata;      ///< for all members of the group; opaque to the core
   std::string devices;       ///< its devices, see device/group_devices.h; empty: it has none
-  /// By its own account; what the worker may do depends on what it has proved (Link::isMember()).
+  /// As the worker itself claims. Its permissions depend on the identity that it has proved (Link::isMember()).
   bool is_member = true;
 
   friend bool operator==(const WorkerRecord&, const WorkerRecord&) = default;
@@ -34,7 +34,7 @@ std::string encodeRecord(const WorkerRecord& record);
 /// Throws Error(kProtocol).
 WorkerRecord decodeRecord(std::string_view bytes);
 
-/// The name that texts give to a worker that is not in the directory: "worker 7".
+/// The name, in texts, of a worker that is not in the directory: "worker 7".
 std::string nameOfUnknown(WorkerId id);
 
 class WorkerDirectory {
@@ -43,19 +43,20 @@ class WorkerDirectory {
 
   const WorkerInfo& self() const { return self_; }
   std::optional<WorkerRecord> find(WorkerId id) const;
-  /// 0 if the worker is not in the directory.
+  /// Returns 0 if the worker is not in the directory.
   uint64_t incarnation(WorkerId id) const;
   std::optional<WorkerInfo> info(const std::string& name) const;
-  /// For a worker that is not in the directory: the id with nameOfUnknown().
+  /// Returns the id with nameOfUnknown() for a worker that is not in the directory.
   WorkerInfo info(WorkerId id) const;
-  /// By id.
+  /// All workers, by id.
   std::vector<WorkerInfo> all() const;
   std::vector<WorkerRecord> records() const;
-  /// WorkerRecord::devices of all, by name.
+  /// WorkerRecord::devices of all workers, by name.
   std::map<std::string, std::string> devices() const;
-  /// Replaces the record of an earlier incarnation.
+  /// Adds a worker, or replaces the record of its earlier incarnation.
   void add(WorkerRecord record);
-  /// A worker has been started again, and the group has not announced it yet: until add() it has no address.
+  /// Records that a worker has been started again, before the group has announced it. Until add() the worker has no
+  /// address.
   void restart(WorkerId id, uint64_t incarnation);
   void remove(WorkerId id);
 
