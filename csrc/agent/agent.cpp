@@ -15,10 +15,10 @@ namespace torchrpc {
 
 namespace {
 
-/// For the audit log to be written when the node has ended.
+/// The time for the audit log to be written when the node has ended.
 constexpr Duration kAuditFlushTime = std::chrono::seconds(5);
 
-/// Of a worker's answer to a ping, where liveness has no limit.
+/// The time-out of a worker's answer to a ping if liveness has no limit.
 constexpr Duration kPingTimeout = std::chrono::seconds(30);
 
 Error lostError(const WorkerInfo& peer, const Error& reason) {
@@ -91,7 +91,7 @@ Agent::Agent(Options options, std::unique_ptr<Transport> transport, std::shared_
           {.send = [this](const auto& request) { attempt(request); },
            .resend =
                [this](const auto& request) {
-                 // Between two attempts it is not in the table.
+                 // Between two attempts the call is not in the table.
                  if (calls_.contains(request.message.call)) sendWithFaults(request.to, request.message);
                }}),
       repeated_(
@@ -134,12 +134,12 @@ void Agent::admit(WorkerRecord record, bool is_news) {
 }
 
 // Note [Restarted workers]
-// A worker that is started again has the name and id of its earlier incarnation. A message of the later
-// one may arrive before the group has announced it here: a third worker that knows it may have called it. So its HELLO
-// counts as the announcement (without an address: this node cannot open a connection yet), before any other message of
-// it is read. From then on everything of the earlier incarnation is lost: its connections are closed, its messages
-// refused, and no message for it goes to the later one. The tables of RRefs and contexts order incarnations themselves,
-// because a message of the earlier one may be on its way from the loop to them.
+// A worker that is started again has the name and id of its earlier incarnation. A message of the later incarnation may
+// arrive before the group has announced it here, because a third worker that knows it may have called it. So its HELLO,
+// which is read before any other message, counts as the announcement. HELLO has no address, so this node cannot open a
+// connection yet. From then on everything of the earlier incarnation is lost: its connections are closed, its messages
+// are refused, and no message for it goes to the later incarnation. The tables of RRefs and contexts order incarnations
+// themselves, because a message of the earlier one may still be on its way from the loop to them.
 void Agent::onNewIncarnation(const WorkerInfo& peer, uint64_t incarnation) {
   const auto before = directory_.find(peer.id);
   if (before) directory_.restart(peer.id, incarnation);
@@ -149,8 +149,8 @@ void Agent::onNewIncarnation(const WorkerInfo& peer, uint64_t incarnation) {
 void Agent::reportJoined(
     const WorkerInfo& worker, uint64_t incarnation, const std::optional<WorkerRecord>& before, bool is_news) {
   const bool is_restarted = before && before->incarnation < incarnation;
-  // A worker announces itself until it is answered: to one that was started again meanwhile, and has found it in the
-  // store, that is no news. It must not end what this incarnation holds here already.
+  // A worker repeats its announcement until it is answered. A receiver that was started again meanwhile knows the
+  // worker from the store already. The announcement must not end what this incarnation of the worker holds here.
   if (before && !is_restarted) return;
   if (is_restarted) {
     connections_.closeAll(*before, replacedError(before->info));
@@ -171,7 +171,7 @@ void Agent::watchMembers() {
 std::string Agent::listen() { return connections_.listen(); }
 
 void Agent::post(std::function<void()> task) {
-  // The pool closes after the loop has ended: then a task may run on any thread, so this one runs it.
+  // The pool closes after the loop has ended. Then a task may run on any thread, so the calling thread runs it.
   if (!pool_->post(task)) task();
 }
 
@@ -346,8 +346,8 @@ void Agent::complete(CallId id, Result<Message> result) {
   onLateReply(result);
 }
 
-// Ids of calls are counted, so any member can guess them: a reply counts only if it comes from the worker to which the
-// call was sent. Resources in others are not released: they are their sender's.
+// Call ids are consecutive numbers, so any member can guess them: a reply counts only if it comes from the worker to
+// which the call was sent. Resources in foreign replies are not released, because they belong to their sender.
 void Agent::onReply(const Link& link, CallId id, Frame frame) {
   auto result = decode(std::move(frame), link.peer().id);
   bool is_foreign = false;
@@ -386,7 +386,7 @@ void Agent::expire() {
 
 std::string Agent::threadShortage(Duration timeout) const {
   const auto pool = pool_->stats();
-  // The first calls that time out free threads, so those that follow find no shortage any more.
+  // The first calls that time out free threads. So for later ones, at_limit shows that threads were short.
   if (pool.lacking == 0 && pool.at_limit < std::chrono::steady_clock::now() - timeout) return {};
   return ". During the call " + self().name +
       " had as many threads as it can have, which this call may have needed: of " + std::to_string(pool.threads) +
@@ -397,12 +397,12 @@ std::string Agent::threadShortage(Duration timeout) const {
 // --- Cancelled calls ---
 
 // Note [Cancelled calls]
-// A caller that cancels a call ends it here at once, and sends CANCEL behind the request. It is a hint: the callee may
-// have answered already, and only a function that asks ends sooner. So nothing of the protocols above depends on it:
-// the reply is a late one, whose RRefs are released. The callee has no table of the calls that it serves, and makes an
-// entry when CANCEL arrives, or when a function wants to be told. The entry ends with the answer. (CANCEL that arrives
-// after the answer is dropped, unless other calls of that caller are unanswered: then its entry stays until the link
-// ends or many others have come.)
+// A caller that cancels a call ends it on its own side at once, and sends CANCEL behind the request. CANCEL is a hint:
+// the callee may have answered already, and only a function that checks for it ends sooner. So the protocols above do
+// not depend on it: the reply counts as a late one, whose RRefs are released. The callee has no table of the calls that
+// it serves. It makes an entry when CANCEL arrives, or when a function registers a handler, and removes it with the
+// answer. (CANCEL that arrives after the answer is dropped, unless other calls of that caller are unanswered: then its
+// entry stays until the link ends or many other entries have been added.)
 
 bool Agent::cancel(CallId id) {
   const auto call = calls_.take(id);
@@ -417,7 +417,7 @@ bool Agent::cancel(CallId id) {
     if (link->id() != call->link) continue;
     std::string payload;
     Writer(payload).put(id);
-    // As a call, so that it does not overtake one that is held back.
+    // Sent as a call, so that it does not overtake a call that is held back.
     link->sendCall(
         calls_.nextId(), encodeFrame({.kind = Kind::kCancel, .payload = std::move(payload)}), [](const Status&) {});
   }
@@ -487,7 +487,7 @@ void Agent::attemptCall(const RepeatedCalls::CallPtr& call) {
   if (call->deadline != kNever) timeout = std::max<Duration>(call->deadline - timer_->now(), Duration(1));
   if (call->has_deadline_header) message.setHeader(HeaderKind::kDeadline, deadlineHeader(timeout));
   message.call = calls_.nextId();
-  // What this worker itself has answered is no loss, whatever it says.
+  // An answer of this worker to itself is no loss, whatever its error.
   call->attempt = {.is_answered = call->to == self().id};
   start(
       call->to, message, timeout,
@@ -513,7 +513,7 @@ void Agent::requestReliably(WorkerId to, Message message, ReplyHandler handler) 
 
 void Agent::attempt(const ReliableRequests::RequestPtr& request) {
   if (const auto replaced = checkIncarnation(request->to, request->incarnation)) {
-    // Those that wait may have been made for the later incarnation.
+    // is_lost is false, because waiting requests may have been made for the later incarnation.
     return reliable_.finish(request, lostError(worker(request->to), *replaced), /*is_lost=*/false);
   }
   if (liveness_.isSilent(request->to)) {
@@ -525,7 +525,7 @@ void Agent::attempt(const ReliableRequests::RequestPtr& request) {
     const auto code = result ? ErrorCode::kUnknown : result.error().code();
     const bool is_lost = code == ErrorCode::kWorkerLost;
     if (is_lost) ++request->lost_attempts;
-    // A time-out is an answer of the peer: this side has set none.
+    // A time-out is an answer of the peer, because this side has set none.
     const bool may_retry = code == ErrorCode::kTimeout || (is_lost && request->lost_attempts < kMaxLostAttempts);
     if (result || !may_retry || closing_) {
       // The peer may also answer that another worker is lost.
@@ -551,7 +551,7 @@ Result<Message> Agent::decode(Frame frame, WorkerId from) try {
 }
 
 namespace {
-/// What only members may send: messages of the group's own work, and calls that take part in it.
+/// Whether only members may send the message: it belongs to the group's own work, or is a call that takes part in it.
 bool isForMembers(const Message& message) {
   constexpr HeaderKind kOfMembers[] = {
       HeaderKind::kAutogradContext, HeaderKind::kAutogradLiveSets, HeaderKind::kProfiling};
@@ -741,7 +741,8 @@ template <typename TakeRequest>
 void Agent::runServed(
     const Served& served, const Origin& origin, const Responder& responder, TakeRequest& take, TimePoint arrived) {
   reportStart(origin);
-  // Its sender may have been started again while it waited, and its effects would count as those of the later one.
+  // The sender may have been started again while the request waited. Its effects would count as those of the later
+  // incarnation.
   if (origin.link && origin.link->isReplaced()) return responder.fail(replacedError(origin.link->peer()));
   runHandler(responder, [&] {
     auto request = take();
@@ -768,7 +769,7 @@ ServedCall Agent::servedCall(const Request& request, const Origin& origin, TimeP
 
 void Agent::handle(const Served& served, Request request, const Responder& responder) {
   const auto* bytes = request.message.header(HeaderKind::kRepeatable);
-  // CallService looks for earlier calls that keep their result here.
+  // For calls that keep their result here, CallService looks for earlier arrivals.
   if (!bytes || traitsOf(request.message.kind).operation != Operation::kCall) {
     if (observer_ && !responder.isObserved()) observer_->onServe(request, responder);
     return served.handler(std::move(request), responder);
@@ -846,11 +847,11 @@ void Agent::onLost(const Link& link, const Error& reason) {
 // --- Shutdown ---
 
 // Note [The end of a node]
-// A node that ends refuses new calls, its own included, and gives those that it serves some time to answer. Behind the
-// last reply it sends GOODBYE on each connection. The peer closes the connection when it has read that, and only then
-// does this side close it: a socket that is closed while bytes arrive is reset, and a reset destroys replies that the
-// peer has not read. Peers to which nothing was answered since the end began, and nothing is queued, are not waited
-// for. Functions that have not answered in time go on; close() waits for them.
+// A node that ends refuses new calls, its own included, and gives the calls that it serves some time to answer. After
+// the last reply it sends GOODBYE on each connection. The peer closes the connection when it has read GOODBYE, and only
+// then does this side close it. A socket that is closed while bytes arrive is reset, and a reset destroys replies that
+// the peer has not read. The node does not wait for peers to which it has answered nothing since the end began and for
+// which nothing is queued. Functions that have not answered in time go on; close() waits for them.
 
 bool Agent::refusesOwn(Kind kind) const {
   // A function that this node serves may need calls of its own to answer, also on threads of its own executor.

@@ -29,7 +29,7 @@ constexpr size_t kFanOut = 8;
 constexpr size_t kMaxOpen = 32;  // messages at a time: each may have to wait for a new connection
 constexpr Duration kReplyTimeout = std::chrono::seconds(2);       // of a reply, for each level of the subtree
 constexpr Duration kFirstPause = std::chrono::milliseconds(200);  // before the next attempt; doubled each time
-constexpr int kMaxAttempts = 10;                                  // a worker may be cut off for a while only
+constexpr int kMaxAttempts = 10;                                  // a worker may be unreachable for a while only
 
 /// The payload of MEMBER_JOINED.
 struct Announcement {
@@ -55,7 +55,7 @@ struct Announcement {
     Writer writer(out);
     for (const auto id : ids) writer.put(id);
   }
-  /// All that is left to read.
+  /// Reads all ids that are left.
   static std::vector<WorkerId> readIds(Reader& reader) {
     std::vector<WorkerId> ids(reader.remaining() / sizeof(WorkerId));
     for (auto& id : ids) id = reader.get<WorkerId>();
@@ -99,7 +99,7 @@ class Announcer::Broadcast : public std::enable_shared_from_this<Broadcast> {
       Subtree subtree;
       {
         MutexLock lock(mutex_);
-        // The sending thread looks at the queue again before it returns, so a reply that comes at once does not
+        // The sending thread checks the queue again before it returns, so a reply that arrives at once does not
         // recurse.
         if (is_sending_) return;
         if (queue_.empty() || open_ == kMaxOpen) break;
@@ -133,7 +133,7 @@ class Announcer::Broadcast : public std::enable_shared_from_this<Broadcast> {
         [self, subtree, is_settled](const Result<Message>& reply) {
           if (!is_settled->exchange(true)) self->onReply(subtree, reply);
         });
-    // A stopped process still gets the message when it continues.
+    // A stopped process still receives the message when it continues.
     agent_.postAfter(replyTimeout(subtree.size()), [self, subtree, is_settled] {
       if (!is_settled->exchange(true)) self->onUnreached(subtree);
     });

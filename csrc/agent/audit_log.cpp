@@ -23,8 +23,8 @@ namespace {
 constexpr size_t kMaxReasonBytes = 500;
 constexpr size_t kMaxNameBytes = 500;
 
-/// A JSON string. Bytes that are not ASCII are written as they are if they are UTF-8, else as "?": a peer's text must
-/// not make the line unreadable.
+/// Appends a JSON string. Bytes that are not ASCII are written unchanged if they are valid UTF-8, else as "?", so that
+/// a peer's text cannot make the line unreadable.
 void putText(std::string& out, std::string_view text) {
   constexpr std::string_view kHex = "0123456789abcdef";
   out += '"';
@@ -168,7 +168,7 @@ AuditEvent AuditedCall::finish(const Error* error, uint64_t reply_bytes) {
   if (error) fail(*error, isRefusal(error->code()));
   event_.reply_bytes = reply_bytes;
   event_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
-  return event_;  // its function may still be asked for
+  return event_;  // a copy: function() may still be called
 }
 
 // --- AuditQueue ---
@@ -187,7 +187,7 @@ void AuditQueue::record(AuditEvent event) {
   if (is_posted) return;
   --waiting_;
   ++dropped_;
-  // Its line comes behind those that wait.
+  // The line that reports the loss comes behind the waiting ones.
   if (!is_report_posted_.exchange(true)) thread_.post([this] { reportDropped(); });
 }
 
@@ -216,7 +216,7 @@ void AuditQueue::write(const std::string& line) {
   }
   if (written) return;
   ++dropped_;
-  ++reported_;  // a line that says so could not be written either
+  ++reported_;  // a line that reports the loss could not be written either
   static LogOnce once;
   once.log(LogLevel::kWarning, worker_ + " cannot write to its audit log: events are lost");
 }

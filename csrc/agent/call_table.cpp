@@ -8,7 +8,8 @@ namespace torchrpc {
 void CallTable::addDeadline(TimePoint deadline, CallId id) {
   deadlines_.emplace_back(deadline, id);
   std::ranges::push_heap(deadlines_, std::greater());
-  // Most calls end long before their deadline. It stays in the heap then: to take it out would cost more than the call.
+  // Most calls end long before their deadline. Their deadlines stay in the heap, because removing one costs more than
+  // the call.
   constexpr size_t kMinToCompact = 64;
   if (deadlines_.size() < 2 * calls_.size() + kMinToCompact) return;
   std::erase_if(

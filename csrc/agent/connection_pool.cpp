@@ -87,7 +87,7 @@ void Link::attach(const std::shared_ptr<Connection>& connection) {
 
 void Link::close(Error reason) {
   std::shared_ptr<Connection> connection;
-  CallerUsage::Token token;  // given back after the lock
+  CallerUsage::Token token;  // destroyed after the lock
   {
     MutexLock lock(mutex_);
     if (!close_reason_) close_reason_ = std::move(reason);
@@ -240,7 +240,7 @@ void ConnectionPool::acceptHello(Link& link, Frame frame) {
   peer.name = reader.getString();
   const auto incarnation = reader.get<uint64_t>();
   reader.expectEnd();
-  // A HELLO may arrive before the news that its worker has joined, or has been started again.
+  // A HELLO may arrive before the announcement that its worker has joined, or has been started again.
   const auto known = directory_.find(peer.id);
   const bool is_expected = !known || (known->info == peer && known->incarnation == incarnation);
   const bool is_restarted = known && known->info == peer && known->incarnation < incarnation;
@@ -250,7 +250,8 @@ void ConnectionPool::acceptHello(Link& link, Frame frame) {
         peer.name);
   }
   link.checkIdentity(peer);
-  // A worker that was started again under another id has its name; but while the one that had it is connected, it has.
+  // A worker that was started again under another id may have the same name, unless the worker that had the name is
+  // still connected.
   const auto namesake = directory_.info(peer.name);
   if (namesake && namesake->id != peer.id && hasLink(namesake->id)) {
     throw Error(
@@ -258,19 +259,20 @@ void ConnectionPool::acceptHello(Link& link, Frame frame) {
   }
   link.incarnation_ = incarnation;
   if (!known || is_restarted) events_.on_new_incarnation(peer, incarnation);
-  // Before the link has a peer: the end of a link that is refused here must not count as the loss of that worker.
+  // Before the link has a peer, because the end of a link that is refused here must not count as the loss of that
+  // worker.
   if (options_.quotas) takeQuota(link, peer);
   link.peer_ = peer;
   std::shared_ptr<Link> replaced;  // destroyed after the lock
   MutexLock lock(mutex_);
   all_links_.emplace(link.id(), link.weak_from_this());
-  // A second connection of the same start does not replace the one over which this node sends.
+  // A second connection of the same incarnation does not replace the one over which this node sends.
   auto& used = links_[peer.id];
   if (!used || used->incarnation() < incarnation) replaced = std::exchange(used, link.shared_from_this());
 }
 
-// The first connection beyond the quota stays, so that the peer learns the reason: each request over it is answered
-// with that. Those beyond it are closed at once.
+// The first connection beyond the quota stays open, and each request over it is answered with the error, so that the
+// peer learns the reason. Further connections are closed at once.
 void ConnectionPool::takeQuota(Link& link, const WorkerInfo& peer) {
   link.usage_ = options_.quotas->usageOf(peer.name);
   if (!link.usage_) return;
@@ -307,7 +309,7 @@ void ConnectionPool::closeAll(const WorkerRecord& peer, const Error& reason) {
 
 namespace {
 
-/// What some PINGs have found; set once: true with the first answer, false when all have failed.
+/// The outcome of several PINGs. It is set once: to true by the first answer, to false when all have failed.
 struct PingOutcome {
   Waiter<bool> is_answered;
   std::atomic<size_t> open;
@@ -318,7 +320,7 @@ struct PingOutcome {
   }
 };
 
-/// The first frame answers a PING; the end of the connection before it is a failure.
+/// Waits for the answer to a PING, which is the first frame. The end of the connection before it is a failure.
 struct PingProbe : ConnectionHandler {
   const std::shared_ptr<PingOutcome> outcome;
   bool is_done = false;  // on the loop

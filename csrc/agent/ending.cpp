@@ -7,8 +7,8 @@ namespace torchrpc {
 
 namespace {
 
-// A peer that has read nothing for so long holds up the end no longer, and one that goes on reading no longer than the
-// limit.
+// The end does not wait longer than kIdleReaderLimit while peers read nothing, and not longer than kReadersLimit for
+// peers that go on reading.
 constexpr Duration kIdleReaderLimit = std::chrono::seconds(3);
 constexpr Duration kReadersLimit = std::chrono::seconds(30);
 

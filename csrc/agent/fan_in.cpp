@@ -15,11 +15,11 @@ namespace torchrpc {
 
 namespace {
 
-constexpr auto kWarnAfter = std::chrono::seconds(10);  // a person has begun to wonder by then
+constexpr auto kWarnAfter = std::chrono::seconds(10);  // a user begins to wonder by then
 constexpr auto kLossCheckInterval = std::chrono::milliseconds(500);
 constexpr Duration kShortestPollInterval = std::chrono::milliseconds(1);
 constexpr Duration kLongestPollInterval = std::chrono::milliseconds(50);
-constexpr Duration kPollIntervalPerWorker = std::chrono::microseconds(200);  // keeps the store's load from many bounded
+constexpr Duration kPollIntervalPerWorker = std::chrono::microseconds(200);  // bounds the store's load in large groups
 
 std::string joinRanks(const std::vector<WorkerId>& ranks) {
   std::string out;
@@ -27,13 +27,14 @@ std::string joinRanks(const std::vector<WorkerId>& ranks) {
   return out;
 }
 
-/// An eighth of the time that the wait has taken so far: short waits end soon, and long ones cost the store little.
+/// Returns an eighth of the time that the wait has taken so far. So short waits end soon, and long ones cost the store
+/// little.
 Duration pollInterval(Duration waited, int32_t world_size) {
   const auto longest = std::max<Duration>(kLongestPollInterval, kPollIntervalPerWorker * world_size);
   return std::clamp<Duration>(waited / 8, kShortestPollInterval, longest);
 }
 
-/// For errors.
+/// The name of a result in error texts.
 std::string resultText(const std::string& point) { return "a result of '" + point + "'"; }
 
 std::string secondsText(Duration duration) {
@@ -124,8 +125,8 @@ std::vector<WorkerId> FanIn::ranksOf(const std::vector<Awaited>& awaited) {
   return ranks;
 }
 
-// The store is asked again and again whether the keys are there. Its own wait() would log a warning with a stack trace
-// each time that its time-out passed, and would keep other threads of this process from using the store meanwhile.
+// Polls the store for the keys. The store's own wait() would log a warning with a stack trace each time that its
+// time-out passed, and would keep other threads of this process from using the store meanwhile.
 std::vector<WorkerId> FanIn::waitForKeys(std::vector<Awaited> awaited, const std::string& point, const Wait& wait) {
   const auto start = std::chrono::steady_clock::now();
   const auto deadline = deadlineAfter(wait.timeout, start);
@@ -173,7 +174,7 @@ bool FanIn::areSet(std::span<const Awaited> awaited) const {
 }
 
 std::vector<FanIn::Awaited> FanIn::missing(std::span<const Awaited> awaited) const {
-  // By halves: of many keys, few are missing.
+  // Searches by halves, because few of many keys are missing.
   if (areSet(awaited)) return {};
   if (awaited.size() == 1) return {awaited.front()};
   auto found = missing(awaited.first(awaited.size() / 2));
@@ -183,7 +184,8 @@ std::vector<FanIn::Awaited> FanIn::missing(std::span<const Awaited> awaited) con
 }
 
 Error FanIn::timedOut(const std::string& point, const Wait& wait, const std::vector<WorkerId>& absent) const {
-  // Of the whole group: a caller that waits for one worker after another would have waited for the others next.
+  // Reports the missing ranks of the whole group, because a caller that waits for one worker after another would have
+  // waited for the others next.
   auto ranks = absent;
   try {
     ranks = ranksOf(missing(arrivals(everyone(), point)));

@@ -13,9 +13,10 @@ namespace torchrpc {
 
 namespace {
 
-// A caller may always have so much under way, however many callers there are.
+// The smallest window of a caller, however many callers there are.
 constexpr size_t kMinWindowBytes = 1 << 20;
-// A report is sent when this part of the window has started: few reports, and most of the window is of use.
+// A report is sent when 1 / kReportsPerWindow of the window has started: few reports, and most of the window can be
+// used.
 constexpr size_t kReportsPerWindow = 4;
 
 }  // namespace
@@ -109,7 +110,7 @@ bool RequestWindow::release(const StartReport& report) {
 std::optional<RequestWindow::Call> RequestWindow::takeHeld() {
   MutexLock lock(mutex_);
   if (held_.empty() || !hasRoom()) {
-    // Only now: small calls must not overtake the last one that was held back.
+    // Reset only now, because small calls must not overtake the last call that was held back.
     has_held_ = !held_.empty();
     sending_held_ = false;
     return std::nullopt;
@@ -187,7 +188,7 @@ void ReplyQueueLimit::defer(Resume resume) {
       has_deferred_ = true;
     }
   }
-  // The last reply may have been sent since shouldDefer().
+  // The last reply may have been sent since shouldDefer() was called.
   resumeNext();
 }
 

@@ -24,13 +24,14 @@ namespace {
 
 constexpr auto kFileVariable = "TORCHRPC_SECRET_FILE", kVariable = "TORCHRPC_SECRET",
                kIdentityVariable = "TORCHRPC_IDENTITY_FILE";
-constexpr auto kGiven = "given";  // the value of the key when the secret has been given by the user
+constexpr auto kGiven = "given";  // the value of kSecretKey if the user has given the secret
 constexpr size_t kSecretBytes = 32;
 constexpr size_t kMinBytes = 16, kMaxBytes = 4096;
 
 [[noreturn]] void reject(const std::string& text) { throw Error(ErrorCode::kInvalidArgument, text); }
 
-/// Why others than this user and root may know or change the contents, as the end of a sentence; empty: they cannot.
+/// Returns why others than this user and root may know or change the contents, as the end of a sentence; empty if they
+/// cannot.
 std::string whyNotPrivate(const File& file, const std::string& path) {
   const auto status = file.regularStatus();
   if (!status) return ", which cannot be read: it is no plain file";
@@ -44,8 +45,8 @@ std::string whyNotPrivate(const File& file, const std::string& path) {
   return "";
 }
 
-// Links are followed: secrets that Kubernetes or systemd put into files are reached by links. The file itself is
-// checked.
+// Follows links, because Kubernetes and systemd provide secrets in files that are reached by links. The checks apply to
+// the file itself.
 std::string readPrivateFile(const std::string& path, const std::string& source) {
   const auto where = source + " names " + path;
   const File file(path, O_RDONLY);
@@ -125,20 +126,20 @@ bool hasGivenSecret(const std::string& secret, const std::string& identity) {
 // Note [Where the secret comes from]
 //
 // 1. A secret that the user has given: the option, TORCHRPC_SECRET_FILE, TORCHRPC_SECRET. All workers need the same.
-// 2. Without one, if the worker was told to listen on loopback (mustListenOnLoopback: MASTER_ADDR is "localhost", say),
-//    all workers of its group are on this machine, and the user's id decides: the secret is made from a key that is in
-//    a file of this user. It does not matter how the workers were started: by torchrun, torch.multiprocessing or from
-//    several terminals. Whoever reaches the store, but is another user, reads a salt there and no secret. The store
-//    cannot change the rule either: such a worker takes no secret from it, since anybody could have put that there.
-// 3. Otherwise the first worker makes a secret, and the store hands it to whoever asks. For workers on several machines
-//    nothing better is at hand by default; the start says so in the log.
+// 2. Without one, if the worker was told to listen on loopback (mustListenOnLoopback: for example, MASTER_ADDR is
+//    "localhost"), all workers of its group are on this machine, and the user's id decides: the secret is made from a
+//    key that is in a file of this user. It does not matter how the workers were started: by torchrun,
+//    torch.multiprocessing or from several terminals. Another user who can read the store finds a salt there, but no
+//    secret. A worker on loopback accepts no secret from the store either, since anybody could have written it.
+// 3. Otherwise the first worker makes a secret, and the store returns it to every client. For workers on several
+//    machines there is nothing better by default; the log says so at the start.
 //
 // The value of the key "secret" in the store is "given" in the first case, "user <salt> <check>" in the second, and the
-// secret itself in the third. The check tells a worker that cannot make the secret from one that can.
+// secret itself in the third. A worker verifies by the check that it has made the right secret.
 //
-// The key is in /dev/shm, which does not outlive the machine's run; /tmp where there is no such folder. (A variable
-// such as TMPDIR or XDG_RUNTIME_DIR may differ between the workers of a group.) A file that another user has put there,
-// or can read, is refused.
+// The key is in /dev/shm, which does not survive a reboot, or in /tmp if there is no such folder. (A variable such as
+// TMPDIR or XDG_RUNTIME_DIR may differ between the workers of a group.) A file that another user has put there, or can
+// read, is refused.
 
 namespace {
 
@@ -161,10 +162,11 @@ std::string& userKeyFolder() {
           "which they use instead");
 }
 
-/// The key of this user on this machine. Makes it, if `may_create`, in one step, so that all processes read the same.
+/// Returns the key of this user on this machine. With `may_create`, creates it atomically if there is none, so that all
+/// processes read the same key.
 std::string userKey(const std::string& self, bool may_create) {
   const auto path = userKeyFolder() + "/torchrpc-" + std::to_string(::geteuid()) + ".key";
-  // The folder is everybody's: a link in it could be another user's.
+  // All users can write to the folder, so a link in it could belong to another user.
   const auto open = [&path] { return std::make_unique<File>(path, O_RDONLY | O_NOFOLLOW); };
   auto file = open();
   if (file->error() == ENOENT && may_create) {
@@ -189,7 +191,7 @@ std::string userSecret(const std::string& key, std::string_view salt) {
 
 std::string checkOf(const std::string& secret) { return toHex(hmacSha256(secret, {"torchrpc check"})); }
 
-/// The secret that the value in the store says how to make.
+/// Makes the secret from the stored value, and verifies it. Throws Error(kRendezvous).
 GroupSecret openUserSecret(std::string_view stored, const std::string& self) {
   if (stored.size() != kUser.size() + kSaltDigits + 1 + kCheckDigits) {
     throw Error(ErrorCode::kRendezvous, "the store's entry for the secret of the group of " + self + " is damaged");

@@ -11,10 +11,10 @@ namespace torchrpc {
 
 namespace {
 
-/// How often per window old calls are looked for.
+/// The number of searches for old calls per window.
 constexpr int kExpiriesPerWindow = 16;
 
-/// An answer with more than this part of the memory for answers is not kept.
+/// An answer that needs more than 1 / kLargestPart of the memory for answers is not kept.
 constexpr size_t kLargestPart = 4;
 
 size_t bytesOfReply(const Result<Message>& result) {
@@ -42,21 +42,21 @@ struct KeyedCalls::Entry {
   bool is_done = false;
   TimePoint done_at{};
   std::shared_ptr<const Result<Message>> reply{};  ///< null: not kept
-  const char* not_kept = "";                       ///< why not
+  const char* not_kept = "";                       ///< why it is not kept
   size_t reply_bytes = 0;
   std::optional<std::list<Entry*>::iterator> kept_at{};  ///< in Caller::kept
   std::vector<Responder> waiting{};
-  std::vector<std::weak_ptr<void>> values{};  ///< of a call that keeps one: the RRefs that have it
+  std::vector<std::weak_ptr<void>> values{};  ///< of a call that keeps its result: the RRefs that have it
   std::shared_ptr<AuditedCall> audit{};       ///< of the first arrival: knows the function's name
 };
 
 struct KeyedCalls::Caller {
-  uint64_t incarnation = 0;  ///< that the numbers belong to
-  uint64_t oldest = 0;       ///< smaller numbers do not count any more
+  uint64_t incarnation = 0;  ///< of the caller to which the numbers belong
+  uint64_t oldest = 0;       ///< smaller numbers are refused
   std::unordered_map<std::string, EntryPtr> by_key{};
   std::map<uint64_t, EntryPtr> by_number{};
-  std::list<EntryPtr> done_keys{};  ///< the done ones of by_key, the first one first
-  std::list<Entry*> kept{};         ///< those whose answers are kept, the first one first
+  std::list<EntryPtr> done_keys{};  ///< the done entries of by_key, the oldest first
+  std::list<Entry*> kept{};         ///< the entries whose answers are kept, the oldest first
   size_t kept_bytes = 0;
 
   size_t size() const { return by_key.size() + by_number.size(); }
@@ -162,7 +162,7 @@ KeyedCalls::EntryPtr KeyedCalls::findOrAdd(
   if (!header.key.empty()) {
     const auto it = caller.by_key.find(header.key);
     if (it != caller.by_key.end()) place = &it->second;
-    // One that is too old, and has not been looked for yet, may run again: the promise has ended.
+    // An old call that has not been removed yet may run again, because its window has passed.
     if (place && (*place)->is_done && deadlineAfter(options_.window, (*place)->done_at) <= now) {
       expire(caller, now);
       place = nullptr;
@@ -312,13 +312,13 @@ void KeyedCalls::finish(const EntryPtr& entry, const Responder& responder, Resul
     not_kept = "is too large to be kept: return less, or keep it in an RRef";
   } else {
     try {
-      // A copy: the function may have returned tensors that go on changing.
+      // Keeps a copy, because the function may have returned tensors that go on changing.
       auto copy = result ? Result<Message>(copyMessage(result.value())) : result;
-      if (copy) {  // a profile is shown once
+      if (copy) {  // a profile is reported once
         std::erase_if(copy.value().headers, [](const Header& each) { return each.kind == HeaderKind::kProfiling; });
       }
       kept = std::make_shared<const Result<Message>>(std::move(copy));
-    } catch (const Error&) {  // it cannot be sent: the first answer says so
+    } catch (const Error&) {  // the reply cannot be sent: the first answer is an error that says so
       not_kept = "cannot be sent";
     }
   }

@@ -29,7 +29,8 @@ void LinkProber::close() {
 void LinkProber::openQueued() {
   {
     MutexLock lock(mutex_);
-    // That thread looks for more before it leaves. So a probe that ends while it is opened does not recurse, either.
+    // The thread that is in openQueued() checks the queue again before it leaves. So a probe that ends while it is
+    // being opened does not recurse either.
     if (std::exchange(is_opening_, true)) return;
   }
   for (auto next = takeNext(); next != kNoWorker; next = takeNext()) open(next);
@@ -57,16 +58,16 @@ void LinkProber::open(WorkerId worker) try {
     open_[worker].link = link->id();
   }
   link->send(encodeFrame({.kind = Kind::kPing}), [](const Status&) {});
-  // What happened before its id was stored was not recognized.
+  // Events of the link before its id was stored were not recognized as those of the probe.
   if (link->isClosed()) {
     end(*link, /*has_failed=*/true);
   } else if (link->hasReceived()) {
     end(*link, /*has_failed=*/false);
   }
-} catch (const Error&) {  // it has left the group
+} catch (const Error&) {  // the worker has left the group
   remove(worker);
   on_failed_(worker);
-} catch (const std::exception&) {  // no memory, say: that tells nothing of the worker
+} catch (const std::exception&) {  // for example out of memory: this says nothing of the worker
   remove(worker);
 }
 

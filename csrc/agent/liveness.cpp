@@ -12,7 +12,7 @@ namespace {
 // A worker is lost when it is silent in this many rounds in a row; it is pinged in all of them but the last. Up to one
 // more interval lies between its last frame and the first of these rounds.
 constexpr int kSilentRounds = 4;
-// A worker whose connection has ended may still come back for so long.
+// The time in which a worker whose connection has ended may still come back.
 constexpr auto kLossConfirmTime = std::chrono::milliseconds(500);
 constexpr auto kDefaultLivenessTimeout = std::chrono::seconds(30);
 

@@ -8,7 +8,7 @@ namespace torchrpc {
 
 namespace {
 
-/// False, and nothing is added, if `limit` does not allow it.
+/// Adds `amount`. Returns false, and adds nothing, if `limit` does not allow it.
 bool add(std::atomic<uint64_t>& count, uint64_t amount, const std::optional<uint64_t>& limit) {
   const auto before = count.fetch_add(amount);
   if (!limit || (before <= *limit && amount <= *limit - before)) return true;

@@ -10,9 +10,9 @@
 namespace torchrpc {
 
 namespace {
-// A connection that lives loses no frame, so a request is seldom sent again: after two rounds, then four, and so on.
+// A live connection loses no frame, so a request is seldom sent again: after two rounds, then four, and so on.
 constexpr auto kRoundInterval = std::chrono::seconds(10);
-// A reply makes room for one request; the loop, which has delivered it, sends not many more.
+// A reply makes room for one request. The loop, which has delivered the reply, sends only a few more.
 constexpr size_t kSendsOnReply = 16;
 }  // namespace
 
@@ -63,7 +63,7 @@ void ReliableRequests::sendWaiting(WorkerId to) {
 
 void ReliableRequests::send(const RequestPtr& request) try {
   actions_.send(request);
-} catch (const std::exception& failure) {  // no memory, say
+} catch (const std::exception& failure) {  // for example out of memory
   finish(
       request, Error(ErrorCode::kUnknown, "a request was not sent: " + textOf(failure)),
       /*is_lost=*/false);

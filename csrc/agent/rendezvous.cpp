@@ -24,8 +24,8 @@ namespace torchrpc {
 
 namespace {
 
-/// The records of this process, as they are in stores. A process takes no place that it has left itself: it begins the
-/// next group with the others that have left.
+/// The records of this process in the form in which stores have them. A process does not take a place that it has left
+/// itself: it begins the next group with the others that have left.
 class OwnRecords {
  public:
   void add(const std::string& stored) {
@@ -49,11 +49,11 @@ OwnRecords& ownRecords() {
 
 constexpr auto kKindKey = "group_kind";
 constexpr auto kMembersKey = "members";
-constexpr Duration kPlaceGrace = std::chrono::seconds(5);  // for a worker to end whose place another one takes
+constexpr Duration kPlaceGrace = std::chrono::seconds(5);  // for the former worker of a place to end
 constexpr WorkerId kLeader = 0;                            // of the meeting of a static group
 constexpr WorkerId kMostRecordsAtOnce = 256;               // that worker 0 reads by one request
-constexpr auto kLeftAlone = "left_alone";  // the point at which a worker has arrived that has left before the others
-constexpr auto kRecords = "worker";        // the point at which a worker has arrived when its record is in the store
+constexpr auto kLeftAlone = "left_alone";  // the point at which workers arrive that leave before the others
+constexpr auto kRecords = "worker";        // the point at which a worker arrives when its record is in the store
 
 std::vector<uint8_t> toBytes(std::string_view text) { return {text.begin(), text.end()}; }
 
@@ -185,7 +185,8 @@ void Rendezvous::claimRank() {
 }
 
 std::vector<WorkerRecord> Rendezvous::meetAll(Duration timeout) {
-  // First the record: if this worker was given another secret, the others find that out by it, and do not wait.
+  // Publishes the record first: if this worker was given another secret, the others detect that by the record, and do
+  // not wait.
   claimRank();
   claimKindOfGroup();
   const auto deadline = deadlineAfter(timeout);
@@ -198,14 +199,15 @@ std::vector<WorkerRecord> Rendezvous::meetAll(Duration timeout) {
     }
   } else {
     const auto wait = [this, deadline] { return waitToJoin(deadline); };
-    // A worker 0 with another secret has left already, and publishes nothing.
+    // A worker 0 that was given another secret has left already, and publishes no result.
     fan_in_.waitFor({kLeader}, kRecords, wait());
     openRecord(kLeader, fan_in_.value(kRecords, kLeader));
     roster = Roster::decode(fan_in_.waitForResult(kRecords, kLeader, wait()).value());
     if (roster.conflict.empty()) roster.conflict = conflictWith(roster.records);
   }
   if (!roster.conflict.empty()) {
-    // The store may live in this process and end with it, before the others have found the conflict in it.
+    // The store may be served by this process, which must not end before the others have found the conflict in the
+    // store.
     releaseStore("conflict", std::chrono::seconds(2));
     throw Error(ErrorCode::kRendezvous, roster.conflict);
   }
@@ -218,11 +220,11 @@ std::vector<WorkerRecord> Rendezvous::meetAll(Duration timeout) {
 }
 
 // Note [Taking a place]
-// A worker that finds its own record in a group that has formed takes the place of the worker that has left it there,
-// if that one does not answer any more and another member does. First it replaces the record, then it changes the state
-// to a text that nobody else writes. A worker that finds nobody alive ends the group, if the state is still the one
-// that it read before it looked. So either the one sees the end and leaves for the next group with the other, or the
-// other sees the change and looks again.
+// A worker that finds a record of its own place in a group that has formed takes the place, if the worker that has
+// published the record does not answer any more and another member does. First it replaces the record, then it changes
+// the state to a text that no other worker writes. A worker that finds no member alive ends the group, but only if the
+// state is still the one that it read before it probed the members. So either the first worker sees the end, and leaves
+// for the next group with the second, or the second one sees the changed state, and probes again.
 
 std::string Rendezvous::state() {
   if (!store_->check({kStateKey})) return "";
@@ -238,7 +240,7 @@ void Rendezvous::markEnded() {
   try {
     store_->set(kStateKey, toBytes(kEndedState));
   } catch (const std::exception&) {
-    // The worker that served the store has ended before this one: nobody can join any more.
+    // The worker that served the store has ended before this one, so no worker can join any more.
   }
 }
 
@@ -282,7 +284,7 @@ std::optional<std::vector<WorkerRecord>> Rendezvous::takePlace(Duration timeout,
     const auto former = openRecord(id, fan_in_.value(kRecords, id));
     if (former.info != self_.info || former.world_size != self_.world_size) return std::nullopt;
     if (former.incarnation >= self_.incarnation || any_alive({former})) {
-      // It may be about to end.
+      // That worker may be about to end.
       if (std::chrono::steady_clock::now() >= grace_end) throw placeTakenError(former);
       std::this_thread::sleep_for(std::chrono::milliseconds(200));
       continue;
@@ -346,8 +348,8 @@ Rendezvous::Roster Rendezvous::collectRecords(TimePoint deadline) {
           " and " + std::to_string(id) + " both have it. Give every worker a name of its own";
     }
   };
-  // One after another, so that a conflict is reported although later workers have not come; those that have come are
-  // read together, in larger and larger blocks, because each request to the store is a round trip.
+  // Waits for one worker after another, so that a conflict is reported although later workers have not come. Those that
+  // have come are read together, in larger and larger blocks, because each request to the store is a round trip.
   WorkerId block = 1;
   for (WorkerId id = 0; id < self_.world_size && roster.conflict.empty();) {
     std::vector<WorkerId> ranks(static_cast<size_t>(std::min(block, self_.world_size - id)));
@@ -454,7 +456,7 @@ void Rendezvous::leaveGroup() {
     auto members = readMembers();
     if (std::erase(members, self_.info.id) > 0) writeMembers(members);
   } catch (const std::exception&) {
-    // The worker that served the store has ended before this one: nobody can join any more and read the list.
+    // The worker that served the store has ended before this one, so no worker can join any more and read the list.
   }
 }
 
@@ -476,7 +478,7 @@ int64_t Rendezvous::sumOverAll(
   record.setText(name);
   const WaitScope waiting(record);
   const auto deadline = deadlineAfter(timeout);
-  // The first worker that is not lost leads. Whoever publishes the sum first has decided it.
+  // The first worker that is not lost leads. If several publish a sum, the first one published is the result.
   auto leaders = fan_in_.everyone();
   std::erase_if(leaders, [&](WorkerId id) { return id != self_.info.id && absent.contains(id); });
   for (const auto leader : leaders) {
@@ -515,7 +517,8 @@ std::string Rendezvous::sumOfArrivals(const std::string& name, std::vector<Worke
 }
 
 void Rendezvous::releaseStore(const std::string& phase, Duration timeout) {
-  // Nothing more is read of this phase: neither a store that has ended nor workers that do not arrive are an error.
+  // This worker reads nothing more of this phase, so neither a store that has ended nor workers that do not arrive are
+  // an error.
   try {
     fan_in_.arrive(phase, "1");
   } catch (const std::exception&) {

@@ -31,7 +31,7 @@ class Digest {
     if (!tensor.defined()) return add(0);
     add(static_cast<uint64_t>(tensor.scalar_type()));
     for (const auto size : tensor.sizes()) add(static_cast<uint64_t>(size));
-    // Of other tensors only what they look like counts.
+    // Other tensors count only by their type and sizes.
     if (!tensor.is_cpu() || tensor.layout() != at::kStrided) return;
     const auto dense = tensor.detach().contiguous();
     add(dense.const_data_ptr(), dense.nbytes());

@@ -12,7 +12,7 @@ std::string text(Duration duration) {
   return std::to_string(ms) + " ms";
 }
 
-/// What an attempt carries that is lost with its connection.
+/// Returns why the message cannot be sent over another connection; null if it can.
 const char* boundToConnection(const Message& message) {
   if (message.header(HeaderKind::kRRefForks) || message.header(HeaderKind::kRRefResult)) {
     return "its RRefs were lost with the connection";
@@ -26,7 +26,7 @@ const char* boundToConnection(const Message& message) {
 bool RepeatedCalls::isOpen(const Call& call, Peer& peer, uint64_t incarnation, TimePoint now) {
   const auto& policy = call.repetition->policy;
   if (policy.retries == 0 || policy.breaker_losses == 0 || peer.losses < policy.breaker_losses) return false;
-  if (incarnation > peer.incarnation) return false;  // it has been started again
+  if (incarnation > peer.incarnation) return false;  // the worker has been started again
   if (now < deadlineAfter(policy.breaker_cooldown, peer.last_loss)) return true;
   return std::exchange(peer.is_probed, true);
 }
@@ -112,7 +112,7 @@ void RepeatedCalls::onAttempt(const CallPtr& call, Result<Message> result) {
     auto& peer = peers_[call->to];
     peer.is_probed = false;
     if (is_loss) {
-      if (incarnation > peer.incarnation) peer.losses = 0;  // those of the earlier one
+      if (incarnation > peer.incarnation) peer.losses = 0;  // of the earlier incarnation
       ++peer.losses;
       peer.last_loss = now;
       peer.incarnation = incarnation;

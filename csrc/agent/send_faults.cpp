@@ -16,7 +16,7 @@ struct Faults {
   std::map<Kind, SendFault> by_kind;
 
   Mutex mutex;
-  std::unordered_map<std::string, int> failed TORCHRPC_GUARDED_BY(mutex);  ///< how often, by contents
+  std::unordered_map<std::string, int> failed TORCHRPC_GUARDED_BY(mutex);  ///< the number of failures, by contents
 
   SendFault next(const Message& request) {
     const auto it = by_kind.find(request.kind);

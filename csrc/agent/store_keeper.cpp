@@ -16,8 +16,8 @@ namespace {
 constexpr Duration kDialTime = std::chrono::milliseconds(200);
 constexpr auto kPause = std::chrono::milliseconds(50);
 constexpr auto kStoreTimeout = std::chrono::seconds(5);
-// The process that listened may have been about to end. c10d then goes on dialling for about twice this time, which
-// nothing interrupts, and stop() waits for it.
+// The process that listened may have been about to end. c10d then goes on dialling for about twice this time. Nothing
+// can interrupt that, and stop() waits for it.
 constexpr auto kConnectTimeout = std::chrono::seconds(1);
 
 StoreKeeper::Bytes bytesOf(std::string_view text) { return {text.begin(), text.end()}; }
@@ -99,9 +99,10 @@ StorePtr StoreKeeper::findGroup(Duration timeout) {
   return root ? groupIn(root) : nullptr;
 }
 
-// A store that is served anew is empty, but for what the restarted rank 0 and others have begun in the part of group 0.
-// So the group that lives has part 1, and part 0 is ended: whoever waits there then looks again. Several keepers may do
-// this at once, and rank 0 may have taken its place already: each key is written by the first.
+// A newly served store is empty, except for what the restarted rank 0 and others have begun in the part of group 0. So
+// the living group is written into part 1, and part 0 is marked as ended: workers that wait there then search again.
+// Several keepers may do this at the same time, and rank 0 may have taken its place already: the first writer of each
+// key wins.
 void StoreKeeper::restore(const StorePtr& root) {
   if (groupIn(root)) return;  // rank 0 lives, and only the connection to it was lost
   const auto first = partOfGroup(root, 0);

@@ -36,7 +36,7 @@ std::string StoreSeal::open(std::string_view key, std::string_view stored, const
 }
 
 std::string StoreSeal::tag(std::string_view key, std::string_view value) const {
-  // Each part with its length, so that no two lists of parts have the same bytes.
+  // Writes each part with its length, so that no two lists of parts have the same bytes.
   std::string message;
   Writer writer(message);
   writer.putString(key);

@@ -26,14 +26,14 @@ using std::chrono::milliseconds;
 
 constexpr Duration kShortestPause = milliseconds(10);
 constexpr Duration kLongestPause = milliseconds(250);
-constexpr Duration kLongestDial = std::chrono::seconds(3);  // then the name may have another address
-// A store that has accepted a connection is given time to answer, also if nothing is to be waited for.
+constexpr Duration kLongestDial = std::chrono::seconds(3);  // after that the name is resolved again
+// The least time that a store which has accepted a connection has to answer, even if the time-out has passed.
 constexpr Duration kLeastAnswerTime = milliseconds(500);
 constexpr Duration kWarnAfter = std::chrono::seconds(10);
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
-/// The addresses of the name; none: `why` says so.
+/// Resolves the name. If it has no address, returns null and sets `why`.
 AddressList addressesOf(const std::string& host, uint16_t port, std::string& why) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
@@ -53,7 +53,7 @@ struct OpenSocket {
   OpenSocket& operator=(const OpenSocket&) = delete;
 };
 
-/// Waits for one of the events of poll(); false: the deadline has passed.
+/// Waits for one of the events of poll(). Returns false if the deadline has passed.
 bool waitFor(int fd, short events, TimePoint deadline) {
   for (;;) {
     checkInterrupt();
@@ -65,7 +65,7 @@ bool waitFor(int fd, short events, TimePoint deadline) {
   }
 }
 
-/// The error of a connect() that is in progress.
+/// Waits for a connect() that is in progress, and returns its error; 0: it is connected.
 int connectError(int fd, TimePoint deadline) {
   if (!waitFor(fd, POLLOUT, deadline)) return ETIMEDOUT;
   int error = 0;
@@ -75,7 +75,8 @@ int connectError(int fd, TimePoint deadline) {
 
 constexpr uint32_t kNonce = 0x70726374;
 
-/// What a client of c10d's store sends first: that it is one, and a question whose answer is the nonce.
+/// The first bytes that a client of c10d's store sends: that it is one, and a question (PING) whose answer is the
+/// nonce.
 std::string greeting() {
   std::string bytes;
   const auto put = [&bytes](const auto& value) { bytes.append(reinterpret_cast<const char*>(&value), sizeof(value)); };
@@ -86,8 +87,8 @@ std::string greeting() {
   return bytes;
 }
 
-/// Whether a store answers on the connection. A process that was stopped accepts connections, and never answers: c10d's
-/// client would wait for it for ever.
+/// Whether a store answers on the connection. A process that was stopped (SIGSTOP) accepts connections but never
+/// answers, and c10d's client would wait for it for ever.
 bool answers(int fd, TimePoint deadline) {
   const auto question = greeting();
   if (::send(fd, question.data(), question.size(), os::kSendFlags) != static_cast<ssize_t>(question.size()))
@@ -102,7 +103,7 @@ bool answers(int fd, TimePoint deadline) {
   return std::memcmp(answer.data(), &kNonce, sizeof(kNonce)) == 0;
 }
 
-/// Why no store answers at the address; empty: one does.
+/// Returns why no store answers at the address; empty if one does.
 std::string dial(const addrinfo& address, Duration timeout) {
   const auto deadline = deadlineAfter(timeout);
   const OpenSocket socket(address.ai_family);

@@ -11,7 +11,7 @@ namespace torchrpc {
 
 namespace {
 
-/// The newest record. Records are never freed: threads come and go, and a new one takes a record that is not used.
+/// The newest record. Records are never freed: a new thread reuses a record that no thread uses.
 std::atomic<ThreadRecord*> newest{nullptr};
 
 template <size_t size>
@@ -32,7 +32,7 @@ std::string ServedCall::function() const { return callableOrKindName(kind, {head
 
 void ThreadWait::setText(std::string_view value) { copyText(text, value); }
 
-/// Takes a record for the thread, and gives it back when the thread ends.
+/// Acquires a record for the thread, and releases it when the thread ends.
 struct RecordOwner {
   ThreadRecord& record = take();
 

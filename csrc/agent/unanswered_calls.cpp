@@ -9,8 +9,8 @@ void UnansweredCalls::add(const ServedCall& call, const Responder& responder) {
   entries_.push_back({call, Responder::Observer(responder)});
 }
 
-// Entries are not removed when they are answered, which would be one more step of each answer: a list that has doubled
-// is searched for them.
+// An answer does not remove its entry, because that would be one more step of each answer. Instead, answered entries
+// are removed when the list has doubled.
 void UnansweredCalls::prune() {
   constexpr size_t kFew = 64;
   std::erase_if(entries_, [](const auto& entry) { return entry.answer.isAnswered(); });
