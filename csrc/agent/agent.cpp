@@ -778,7 +778,7 @@ void Agent::handle(const Served& served, Request request, const Responder& respo
     if (observer_) observer_->onServe(request, *once);
     runHandler(*once, [&] { served.handler(std::move(request), *once); });
   } else if (late_reply_observer_) {
-    late_reply_observer_(request.message);  // what it carries is not used again
+    late_reply_observer_(request.message);  // the resources in it are not used again
   }
 }
 

@@ -88,7 +88,8 @@ class Agent final : public Messenger {
   /// its earlier incarnations is lost. It is called on the loop or on the thread that calls admit(), perhaps more than
   /// once. To be called before the node starts.
   void onWorkerJoined(JoinedHandler handler);
-  /// Registers a source of workers from which something other than a reply is expected; called on the timer.
+  /// Registers a source of workers from which something other than a reply is expected; called on the timer or the
+  /// loop.
   void addOutstanding(Liveness::Source source) { liveness_.addSource(std::move(source)); }
   /// Registers an observer that is called, on any thread, with replies to calls that have ended, and with calls that
   /// arrive again and are not served again. Resources in these messages may have to be released.
@@ -232,7 +233,7 @@ class Agent final : public Messenger {
     CallId call = 0;
     size_t bytes = 0;  ///< of a call; 0 for other requests
     bool carries_values = false;
-    bool is_member = true;  ///< as in Request
+    bool is_member = true;  ///< see Request::is_from_member
     std::shared_ptr<AuditedCall> audit{};
     std::shared_ptr<const void> rref_quota_token{};
   };

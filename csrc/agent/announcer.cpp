@@ -16,7 +16,7 @@ namespace torchrpc {
 // replies when its whole subtree has replied. The reply lists the members that could not be reached. So each worker
 // opens few connections, however large the group is. All trees divide the same list of ids, so different announcements
 // use nearly the same connections.
-// If the root of a subtree is lost, or does not reply in time, the next member of the subtree gets the message. A
+// If the root of a subtree is lost, or does not reply in time, the next member of the subtree receives the message. A
 // member ignores an announcement that it knows already. Members that were not reached get the announcement again from
 // the announced worker only, so no other worker keeps any state.
 // A worker that knows the group's secret can announce another one falsely; it could change the store as well. Where

@@ -26,8 +26,8 @@ struct AuditEvent {
     kRefused,  ///< an allow-list, a quota or a check of the peer refused it
   };
 
-  std::chrono::system_clock::time_point time{};  ///< of its arrival
-  std::string caller{};                          ///< the worker's name, as its HELLO says
+  std::chrono::system_clock::time_point time{};  ///< when the request arrived
+  std::string caller{};                          ///< the worker's name, as in its HELLO
   std::string action{};                          ///< "call", "remote", "fetch", another request's kind, or "connect"
   std::string function{};                        ///< the function that the call names; empty if it was not read
   Outcome outcome = Outcome::kOk;

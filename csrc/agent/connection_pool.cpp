@@ -259,7 +259,7 @@ void ConnectionPool::acceptHello(Link& link, Frame frame) {
   }
   link.incarnation_ = incarnation;
   if (!known || is_restarted) events_.on_new_incarnation(peer, incarnation);
-  // Before the link has a peer, because the end of a link that is refused here must not count as the loss of that
+  // Done before the link has a peer, because the end of a link that is refused here must not count as the loss of that
   // worker.
   if (options_.quotas) takeQuota(link, peer);
   link.peer_ = peer;

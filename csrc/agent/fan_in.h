@@ -35,7 +35,7 @@ class FanIn {
 
   struct Wait {
     Duration timeout = kNoLimit;
-    std::string purpose;  ///< for error texts: the workers are waited for "to <purpose>"
+    std::string purpose;  ///< for error texts, which say that this worker waits for the others "to <purpose>"
     ErrorCode timeout_code = ErrorCode::kTimeout;
     LostAmong lost{};  ///< called every half second; empty: no worker is ever lost
   };

@@ -53,7 +53,7 @@ size_t bytesOf(const Frame& frame);
 /// The payload of a STARTED message.
 struct StartReport {
   uint64_t window = 0;          ///< the bytes of calls that may wait from now on
-  std::vector<CallId> started;  ///< these calls do not wait any more
+  std::vector<CallId> started;  ///< calls that do not wait any more
 
   std::string encode() const;
   /// Throws Error(kProtocol).

@@ -41,8 +41,8 @@ class KeyedCalls {
     std::string self;          ///< this worker's name, for error texts
     uint64_t incarnation = 0;  ///< of this worker
     Duration window = kDefaultWindow;
-    size_t max_calls = size_t{1} << 18;         ///< of one caller
-    size_t max_reply_bytes = size_t{64} << 20;  ///< of all answers that are kept
+    size_t max_calls = size_t{1} << 18;         ///< the most calls that are kept for one caller
+    size_t max_reply_bytes = size_t{64} << 20;  ///< the limit on all answers that are kept
     size_t max_waiting = 1024;                  ///< repetitions of one call that wait for its answer
   };
 
@@ -66,7 +66,7 @@ class KeyedCalls {
   struct Counts {
     size_t calls = 0;        ///< kept, those that run included
     size_t reply_bytes = 0;  ///< of the answers that are kept
-    uint64_t repeats = 0;    ///< that have arrived since the start
+    uint64_t repeats = 0;    ///< repetitions that have arrived since the start
   };
   Counts counts() const;
 

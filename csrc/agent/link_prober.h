@@ -20,8 +20,8 @@ constexpr size_t kMaxOpenProbes = 8;
 
 class LinkProber {
  public:
-  /// The pool must outlive it. `on_failed` is called when the link of a probe has ended before anything arrived over
-  /// it, and for workers that are not in the group any more. Any thread, without a lock.
+  /// The pool must outlive this object. `on_failed` is called when the link of a probe has ended before anything
+  /// arrived over it, and for workers that are not in the group any more. Any thread, without a lock.
   LinkProber(WorkerId self, ConnectionPool& connections, std::function<void(WorkerId)> on_failed)
       : self_(self), connections_(connections), on_failed_(std::move(on_failed)) {}
 
@@ -31,9 +31,9 @@ class LinkProber {
   /// Probes no more workers.
   void close();
 
-  /// A frame has arrived over the link.
+  /// Called when a frame has arrived over the link.
   void onActivity(const Link& link) { end(link, /*has_failed=*/false); }
-  /// The link has ended. `is_lost`: its worker may be lost, and has not been started again.
+  /// Called when the link has ended. `is_lost`: its worker may be lost, and has not been started again.
   void onClosed(const Link& link, bool is_lost) { end(link, /*has_failed=*/is_lost); }
   /// Called when nothing has arrived over the link for a while. If the link belongs to a probe, other probes do not
   /// wait for it: dialling a worker that does not answer costs no other worker anything, and Liveness decides when it

@@ -20,7 +20,7 @@ class Membership {
  public:
   using Handler = std::function<void(const WorkerInfo&, MemberChange)>;
 
-  /// `pool` must outlive it.
+  /// `pool` must outlive this object.
   explicit Membership(Executor& pool) : pool_(pool) {}
 
   /// From now on `handler` is called with each change. A handler must not throw.
@@ -30,11 +30,11 @@ class Membership {
   // --- events; each change is passed to the handlers once ---
   /// `is_replaced`: an earlier incarnation was known.
   void onJoined(const WorkerInfo& worker, uint64_t incarnation, bool is_replaced);
-  /// The connection to that incarnation has ended.
+  /// Called when the connection to that incarnation has ended.
   void onLost(const WorkerInfo& worker, uint64_t incarnation) { onGone(worker, incarnation, MemberChange::kLost); }
-  /// That incarnation has announced that it leaves.
+  /// Called when that incarnation has announced that it leaves.
   void onLeft(const WorkerInfo& worker, uint64_t incarnation) { onGone(worker, incarnation, MemberChange::kLeft); }
-  /// A frame of that incarnation has arrived: if it counted as lost, it is back.
+  /// Called when a frame of that incarnation has arrived: if the worker counted as lost, it is back.
   void onActivity(const WorkerInfo& worker, uint64_t incarnation);
 
   /// Returns those of the workers that have neither been lost nor left.

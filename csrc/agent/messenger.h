@@ -116,7 +116,7 @@ struct Request {
   WorkerInfo from;
   Message message;
   uint64_t incarnation = 0;              ///< of `from`
-  uint64_t link = 0;                     ///< over which it has come; 0: from this worker itself
+  uint64_t link = 0;                     ///< over which it has arrived; 0: sent by this worker itself
   bool is_from_member = true;            ///< `from` is a member of the group, and no client: see PeerIdentity
   std::shared_ptr<AuditedCall> audit{};  ///< completed by the layer that knows the function; null: no audit log
   std::shared_ptr<const void> rref_quota_token{};  ///< of a remote call: belongs to the RRef that it makes
@@ -138,7 +138,7 @@ class Messenger {
  public:
   using ReplyHandler = std::function<void(Result<Message>)>;
   using RequestHandler = std::function<void(Request request, Responder responder)>;
-  /// Returns whether it has answered the request.
+  /// Returns whether the handler has answered the request.
   using LoopHandler = std::function<bool(const Request& request, const Responder& responder)>;
 
   /// The thread on which a handler runs.
@@ -178,9 +178,9 @@ class Messenger {
   /// Runs a task on the pool after `delay`; drops it if the node shuts down before.
   virtual void postAfter(Duration delay, std::function<void()> task) = 0;
 
-  /// For a thread that is about to block until a message arrives: see Transport::poll.
+  /// Polls on a thread that is about to block until a message arrives: see Transport::poll.
   virtual void poll(const std::function<bool()>& done) { static_cast<void>(done); }
-  /// For the same thread, when it has polled without result: see Transport::park.
+  /// Parks that thread when it has polled without result: see Transport::park.
   virtual void park(const std::function<bool()>& done, FutexWaiter& waiter, TimePoint deadline) {
     static_cast<void>(done), static_cast<void>(waiter), static_cast<void>(deadline);
   }

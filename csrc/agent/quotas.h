@@ -22,9 +22,9 @@ namespace torchrpc {
 /// The limits of one caller; an empty one is no limit.
 struct Quota {
   std::optional<uint64_t> calls;        ///< requests that have arrived and are not answered
-  std::optional<uint64_t> bytes;        ///< of these requests
+  std::optional<uint64_t> bytes;        ///< the bytes of these requests
   std::optional<uint64_t> rrefs;        ///< RRefs that this worker owns because the caller has made them (`remote`)
-  std::optional<uint64_t> connections;  ///< that the caller has opened
+  std::optional<uint64_t> connections;  ///< connections that the caller has opened
 };
 
 /// The quota of each caller whose name matches a pattern, such as "client-*": see matchesPattern().

@@ -40,7 +40,7 @@ class ReliableRequests {
     const ActivityToken token;
     // Used by one attempt at a time:
     Duration pause = std::chrono::milliseconds(10);  ///< before the next attempt
-    int lost_attempts = 0;                           ///< that ended with kWorkerLost
+    int lost_attempts = 0;                           ///< attempts that ended with kWorkerLost
 
    private:
     friend class ReliableRequests;
@@ -52,7 +52,7 @@ class ReliableRequests {
   using RequestPtr = std::shared_ptr<Request>;
 
   struct Actions {
-    /// Makes the first attempt, and those that follow failures; calls finish() in the end.
+    /// Makes the first attempt, and the attempts that follow failures; calls finish() in the end.
     std::function<void(const RequestPtr&)> send;
     /// Sends a request once more whose attempt has had no answer for a long time.
     std::function<void(const Request&)> resend;

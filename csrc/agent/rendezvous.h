@@ -49,7 +49,7 @@ class Rendezvous {
   using LostAmong = FanIn::LostAmong;
   using AnyAlive = std::function<bool(const std::vector<WorkerRecord>&)>;
 
-  /// `secret`: of the group; empty: the entries of the others in the store are not authenticated.
+  /// `secret`: of the group; empty: the entries of other workers in the store are not authenticated.
   Rendezvous(StorePtr store, WorkerRecord self, const std::string& secret = "");
 
   /// Static group: publishes this worker and returns the records of all workers. Worker 0 collects the records and
@@ -65,7 +65,7 @@ class Rendezvous {
   uint64_t incarnationInPlace();
   /// Static group: marks it as ended, so that no worker can join it any more.
   void markEnded();
-  /// Static group: tells the others that this worker leaves before them, and is not lost.
+  /// Static group: tells the other workers that this one leaves before them, and is not lost.
   void markLeft();
   /// Whether that incarnation of a worker has called markLeft(). Returns false if the store does not answer.
   bool hasLeft(WorkerId id, uint64_t incarnation);
@@ -141,7 +141,7 @@ class Rendezvous {
 
   StorePtr store_;
   const WorkerRecord self_;
-  const StoreSeal seal_;  ///< of what is written before the group has formed
+  const StoreSeal seal_;  ///< of the values that are written before the group has formed
   FanIn fan_in_;
   std::string roster_;  ///< encoded; set by meetAll() and takePlace()
 };

@@ -49,7 +49,7 @@ class RepeatedCalls {
     Message message{};
     Messenger::ReplyHandler handler{};
     uint64_t number = 0;           ///< 0: the call has a key
-    uint32_t attempts = 0;         ///< so far
+    uint32_t attempts = 0;         ///< the attempts so far
     uint64_t may_have_run_on = 0;  ///< the incarnation of the callee that an attempt has reached; 0: none
     Attempt attempt{};             ///< the outcome of the current attempt
   };

@@ -25,7 +25,7 @@ struct ServedCall {
   WorkerId from = kNoWorker;
   Kind kind{};
   uint16_t head_size = 0;
-  TimePoint since{};                          ///< of its arrival
+  TimePoint since{};                          ///< when the request arrived
   std::array<char, kCallableNameBytes> head;  ///< the first bytes of its payload; the rest is not initialized
 
   void setPayload(std::string_view payload);

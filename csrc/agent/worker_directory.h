@@ -16,7 +16,7 @@
 
 namespace torchrpc {
 
-/// What a worker publishes when it starts.
+/// The record that a worker publishes when it starts.
 struct WorkerRecord {
   WorkerInfo info;
   std::string address;       ///< of its transport; empty: not known yet
