@@ -62,8 +62,7 @@ class Agent final : public Messenger {
     SendFaultPolicy faults;               ///< the faults to inject, for tests of programs; empty: none
     Strand::Enter
         enter_strand;  ///< how a thread enters the strand of functions that share an interpreter; may be empty
-    /// The time after the answer to a call in which the same call does not run again: see Note [Calls that arrive
-    /// again].
+    /// The time after a call's answer in which the call does not run again: see Note [Calls that arrive again].
     Duration idempotency_window = KeyedCalls::kDefaultWindow;
     /// Random numbers for the pauses between attempts. Empty: randomNumber(). A simulation passes a generator that its
     /// seed determines.
