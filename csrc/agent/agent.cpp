@@ -757,7 +757,7 @@ void Agent::runServed(
 }
 
 ServedCall Agent::servedCall(const Request& request, const Origin& origin, TimePoint arrived) const {
-  ServedCall call;  // its text is set below, as far as there is one
+  ServedCall call;
   call.node = number_;
   call.call = origin.call;
   call.from = request.from.id;
@@ -818,7 +818,8 @@ void Agent::reply(const std::shared_ptr<Link>& link, CallId id, Result<Message> 
   link->startedCalls().onAnswered(id);
   const auto bytes = bytesOf(frame);
   link->replyQueue().onReply(bytes);
-  // The link may be that of an earlier incarnation, while the reply was made for the worker that has that id now.
+  // The link may belong to an earlier incarnation of the caller: then this fails although the worker itself is not
+  // lost.
   link->send(
       std::move(frame),
       [this, link, bytes, token = std::move(token), kind = message.kind,

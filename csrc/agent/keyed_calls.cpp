@@ -138,7 +138,7 @@ void KeyedCalls::expire(TimePoint now) {
   next_expiry_ = deadlineAfter(options_.window / kExpiriesPerWindow, now);
   for (auto it = callers_.begin(); it != callers_.end();) {
     expire(it->second, now);
-    // The numbers of a caller that has nothing here may be dropped, too: it has not sent any for a window.
+    // A caller that has dropped numbers stays: without `oldest`, a late copy of an old attempt would run again.
     it = it->second.size() == 0 && it->second.oldest == 0 ? callers_.erase(it) : std::next(it);
   }
 }

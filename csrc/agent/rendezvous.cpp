@@ -248,7 +248,7 @@ void Rendezvous::markLeft() {
   try {
     fan_in_.arrive(kLeftAlone, std::to_string(self_.incarnation));
   } catch (const std::exception&) {
-    // Without the store the others have no end of their own either.
+    // The store does not answer. Then the other workers cannot leave or shut down through it, either.
   }
 }
 

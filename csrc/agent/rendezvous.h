@@ -132,8 +132,8 @@ class Rendezvous {
   /// Replaces the state `from` by `to`. Returns false if the state is not `from` any more.
   bool changeState(const std::string& from, const std::string& to);
   Error placeTakenError(const WorkerRecord& by) const;
-  /// The record that is `stored` for that worker. Throws Error(kRendezvous) if it is of another one, or not the
-  /// group's.
+  /// Decodes the record that is `stored` for that worker. Throws Error: kRendezvous if it is another worker's record,
+  /// kProtocol if it is malformed.
   static WorkerRecord openRecord(WorkerId id, const std::string& stored);
   /// The members of a group that grows.
   std::vector<WorkerId> readMembers();

@@ -72,7 +72,7 @@ class RepeatedCalls {
   void add(const CallPtr& call);
   /// The smallest number of a call to that worker that may still be sent.
   uint64_t oldestNumber(WorkerId to) const;
-  /// Called when an attempt has ended. A reply may be an ERROR.
+  /// Called when an attempt has ended, with its reply or its error.
   void onAttempt(const CallPtr& call, Result<Message> result);
   /// Fails all calls that wait between two attempts, and all that are added later.
   void close(const Error& reason);
