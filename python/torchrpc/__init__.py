@@ -1,7 +1,7 @@
 """torchrpc: a standalone implementation of `torch.distributed.rpc`, and of the modules that use it, with a C++ core.
 
 Importing this package loads neither torch nor C++; the first use of a module does. Every `import torch` imports this
-file (see `_autoload`), so it must cost nothing.
+file (see `_autoload`), so it must load quickly.
 """
 
 import importlib
@@ -111,15 +111,16 @@ __all__ = [
 def install() -> None:
     """Replace `torch.distributed.rpc`, and the modules that use it, by torchrpc in this process.
 
-    Also replaced: `torch.distributed.autograd`, `torch.distributed.optim.DistributedOptimizer` and
-    `torch.distributed.nn.RemoteModule`; the rest of torch.distributed.optim and .nn stays torch's.
+    It also replaces `torch.distributed.autograd`, `torch.distributed.optim.DistributedOptimizer` and
+    `torch.distributed.nn.RemoteModule`. The rest of torch.distributed.optim and .nn stays torch's.
 
-    Call it before the first `init_rpc`, best in the first line of a script. Names that a module has already copied
-    (`from torch.distributed.rpc import rpc_sync` above this call) stay torch's own in that module. It does not affect
-    processes that are started later: set `TORCHRPC_REPLACE=1`, or run `python -m torchrpc script.py`, for those.
+    Call it before the first `init_rpc`, preferably in the first line of a script. Names that a module has already
+    copied (`from torch.distributed.rpc import rpc_sync` above this call) stay torch's own in that module. The call does
+    not affect processes that are started later: for these, set `TORCHRPC_REPLACE=1` or run
+    `python -m torchrpc script.py`.
 
-    It starts no thread and loads no C++ (the first use of the module does). Calling it again does nothing. One thread
-    at a time may call it.
+    The call starts no thread and loads no C++ (the first use of the module does). A second call does nothing. One
+    thread at a time may call it.
 
     Raises:
         RuntimeError: torch's own RPC is initialized already, or torchrpc's extension is missing.
@@ -152,7 +153,7 @@ def _binaries() -> dict[str, str]:
 
 
 def _select_binaries() -> str:
-    """Let this package find the binaries for the installed torch; return an error text if it has none for it."""
+    """Add the binaries for the installed torch to this package's path; return an error text if there are none."""
     version = _installed_torch()
     release = ".".join(version.split(".")[:2])
     folder = os.path.join(__path__[0], "_built", f"torch{release}")

@@ -2,9 +2,9 @@
 `python -m torchrpc doctor`, `keygen`, `probe`, `top`, `stack`, `why`, `rrefs`: see the modules of these names, here or
 in `cli`. The command `torchrpc` is the same.
 
-The interpreter starts again without the words `-m torchrpc`, so argv, `__main__`, sys.path and the re-import by
-`mp.spawn` are those of a plain run of the script. An environment variable carries the request to every process, where
-`import torch` reads it (`_autoload`).
+The interpreter restarts without the words `-m torchrpc`, so argv, `__main__`, sys.path and the re-import by `mp.spawn`
+are those of a plain run of the script. The environment variable TORCHRPC_REPLACE carries the request to child
+processes; `import torch` reads it there (`_autoload`).
 """
 
 import importlib

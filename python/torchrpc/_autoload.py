@@ -1,6 +1,6 @@
 """The hook that `import torch` calls at its end: an entry point of the group `torch.backends`.
 
-Most processes that run it do not use torchrpc, so it must cost them nothing.
+Most processes that run this hook do not use torchrpc, so it must be cheap.
 """
 
 import os
@@ -10,7 +10,7 @@ from . import _select_binaries
 
 
 def asked_to_replace() -> bool:
-    """Whether the environment asks for torch.distributed.rpc to be replaced."""
+    """Return whether TORCHRPC_REPLACE asks for the replacement of torch.distributed.rpc."""
     return os.environ.get("TORCHRPC_REPLACE", "").strip().lower() not in ("", "0", "false", "no", "off")
 
 
@@ -18,7 +18,7 @@ def autoload() -> None:
     """Replace torch's RPC if TORCHRPC_REPLACE asks for it, or if this torch was built without RPC.
 
     Raises:
-        RuntimeError: TORCHRPC_REPLACE asks for it, but torchrpc cannot replace torch's RPC.
+        RuntimeError: TORCHRPC_REPLACE asks for the replacement, but torchrpc cannot replace torch's RPC.
     """
     if why := _select_binaries():
         if asked_to_replace():

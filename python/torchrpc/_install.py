@@ -1,8 +1,8 @@
-"""Puts torchrpc's modules in the place of torch's own RPC modules.
+"""Replaces torch's own RPC modules by torchrpc's.
 
-This loads little. `torchrpc.rpc` and `torchrpc.autograd` are lazy: the first use loads the extension, and then
-`torchrpc.rpc` calls `on_load`, which replaces the classes that other modules of torch copied while torch was imported.
-For modules that torch has not imported yet, an import hook returns torchrpc's modules.
+The replacement itself loads little. `torchrpc.rpc` and `torchrpc.autograd` are lazy: the first use loads the
+extension, and then `torchrpc.rpc` calls `on_load`, which replaces the classes that other modules of torch copied while
+torch was imported. For modules that torch has not imported yet, an import hook returns torchrpc's modules.
 """
 
 import importlib
@@ -33,11 +33,11 @@ COPIES = [
     ("torch.distributed.optim", "DistributedOptimizer", "torchrpc.optim:DistributedOptimizer"),
     ("torch.distributed.nn", "RemoteModule", "torchrpc.nn.remote_module:RemoteModule"),
 ]
-# torch's C++ modules, since scripts compare types with their classes; and torchrpc's.
+# torch's C++ modules, which are replaced because scripts compare types with their classes; and torchrpc's extension.
 BINDINGS, OUR_BINDINGS = ["torch._C._distributed_rpc", "torch._C._distributed_rpc_testing"], "torchrpc._C"
-# Attributes of torch._C by which torch's modules know whether torch has RPC.
+# Attributes of torch._C from which torch's modules conclude that torch has RPC.
 MARKERS = ["_rpc_init", "_dist_autograd_init"]
-# Names that these modules lack, or define otherwise, where torch has no RPC.
+# Names that these modules lack, or define differently, if torch was built without RPC.
 MISSING = {
     "torch._jit_internal": ["RRef", "PyRRef", "is_rref", "is_rref_instance"],
     "torch.jit.annotations": ["RRef", "RRefType", "is_rref"],
@@ -81,7 +81,7 @@ def install() -> None:
 
 
 def fill_gap() -> None:
-    """Install where torch was built without RPC and the extension exists; otherwise do nothing. Never raises."""
+    """Install in a torch that was built without RPC, if the extension exists; otherwise do nothing. Never raises."""
     import torch.distributed
 
     if torch.distributed.is_available() and importlib.util.find_spec(OUR_BINDINGS) is not None:
@@ -99,12 +99,12 @@ def on_load() -> None:
         module, _, name = target.partition(":")
         if holder in sys.modules:
             ours = importlib.import_module(module)
-            if not name or hasattr(ours, name):  # else the holder is importing it, and copies the name afterwards
+            if not name or hasattr(ours, name):  # else the holder's import of it still runs, and copies it
                 setattr(sys.modules[holder], attribute, getattr(ours, name) if name else ours)
 
 
 def _add_missing_names() -> None:
-    """Add the names of a torch with RPC to a torch without."""
+    """Add the names that only a torch with RPC has to a torch that was built without RPC."""
     import torch
 
     from . import _rref_types
@@ -135,7 +135,7 @@ def _replace_module(name: str, module: types.ModuleType) -> None:
 
 
 def _forwarding_module(name: str, target: str) -> types.ModuleType:
-    """Return a module that reads its attributes from `target`, which it imports at the first one."""
+    """Return a module that reads its attributes from `target` and imports `target` at the first access."""
     module = types.ModuleType(name, f"Forwards to {target}.")
 
     def forward(attribute: str) -> Any:
@@ -169,4 +169,4 @@ class _AliasLoader(importlib.abc.Loader):
         return module
 
     def exec_module(self, module: types.ModuleType) -> None:
-        module.__spec__ = self.spec  # the import system has replaced it by the alias's
+        module.__spec__ = self.spec  # the import system has set the alias's spec

@@ -10,7 +10,7 @@ __all__ = ["LocalGroup", "RankError", "local_group"]
 
 
 class LocalGroup:
-    """A group whose other workers are child processes that only serve calls. Made by `local_group`.
+    """A group of this process and of child processes that only serve calls, as `local_group` returns it.
 
     Attributes:
         names (list of str): the names of the workers, by rank; `names[0]` is this process.
@@ -45,10 +45,10 @@ class LocalGroup:
         self._folder.cleanup()
 
     def close(self) -> None:
-        """End all workers. Does nothing the second time.
+        """End all workers. A second call does nothing.
 
         Raises:
-            RankError: a worker has raised or died, or did not end in time; the text names it. All have ended then.
+            RankError: a worker has raised or died, or did not end in time; the text names it. No worker is left then.
         """
         import torchrpc.rpc as rpc
 
@@ -61,7 +61,7 @@ class LocalGroup:
                 if rpc._is_current_rpc_agent_set():  # the program may have shut it down
                     rpc.shutdown(timeout=self._timeout)
             except rpc.WorkerLostError:
-                self._processes.results()  # says why
+                self._processes.results()  # raises the error of the process that failed
                 raise
             self._processes.results()
             kind = None
@@ -75,7 +75,7 @@ class LocalGroup:
         try:
             self.close()
         except RuntimeError:
-            if kind is None:  # else the error of the block is the one to report
+            if kind is None:  # else report the error of the block instead
                 raise
 
     def __repr__(self) -> str:
@@ -91,24 +91,24 @@ def local_group(
     threads: int | None = None,
     **options: Any,
 ) -> LocalGroup:
-    """Start `world_size - 1` processes on this machine that serve calls, and be worker0 of a group with them.
+    """Start `world_size - 1` processes on this machine that serve calls, and make this process worker0 of their group.
 
     It works in notebooks, too. The group ends with the `with` block, or by `close()`.
 
     Args:
-        world_size (int): the number of workers, with this process.
-        start_method (str): "forkserver", "spawn" or "fork", as in multiprocessing. A script that starts a group must do
-            so below `if __name__ == "__main__":`, unless it is "fork".
-        timeout (float): seconds in which the other workers must end.
-        threads (int): threads of torch in each of the others; default: an equal share.
-        options: for TensorPipeRpcBackendOptions, the same for all workers.
+        world_size (int): the number of workers, including this process.
+        start_method (str): "forkserver", "spawn" or "fork", as in multiprocessing. Unless it is "fork", a script must start
+            the group below `if __name__ == "__main__":`.
+        timeout (float): seconds within which the other workers must end.
+        threads (int): torch threads in each of the other workers; default: an equal share of this process's number.
+        options: arguments of TensorPipeRpcBackendOptions, the same for all workers.
 
     Raises:
-        RankError: a process raised or died before the group had formed, or, at the end, while it served; the text has
-            its traceback or its exit code. No process is left.
+        RankError: a process raised or died before the group had formed. The end of the `with` block and `close()` raise
+            it if a process failed while it served. The text has the traceback or exit code. No process is left.
         ShutdownError, RpcError: as `init_rpc`.
 
-    Call it on the main thread, otherwise a process that dies while the group forms is noticed only after
+    Call it on the main thread. On another thread, the death of a process while the group forms is noticed only after
     TORCHRPC_INIT_TIMEOUT.
 
     Example:

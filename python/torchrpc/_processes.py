@@ -1,6 +1,6 @@
-"""Child processes that are workers of a group with this one, and what becomes of them.
+"""Child processes that are workers of one group with this process, and their results and failures.
 
-One thread, best the main thread, uses an object.
+Each object is used by one thread, preferably the main thread.
 """
 
 import _thread
@@ -49,7 +49,7 @@ class Processes:
         """Tell the workers that serve calls to end within `timeout` seconds."""
         self.deadline = time.monotonic() + timeout
         for connection in self.running:
-            with contextlib.suppress(OSError):  # the process has died, which results() reports
+            with contextlib.suppress(OSError):  # the process has died; results() reports that
                 connection.send("end")
 
     def results(self) -> list[Any]:
@@ -60,7 +60,7 @@ class Processes:
                 self.dump_stacks()
                 ranks = sorted(rank for rank, _ in self.running.values())
                 raise RankError(f"ranks {ranks} did not end in {self.timeout:g} s; their stacks are on stderr.")
-            # Report a process that died first: others may have failed because of it.
+            # Begin with a process that died: its death may be the cause of the other failures.
             for connection in sorted(ready, key=lambda ready: self.running[ready][1].exitcode in (None, 0)):
                 self.collect(connection)
         return [self.values[rank] for rank in sorted(self.values)]
@@ -77,7 +77,7 @@ class Processes:
         self.values[rank] = value
 
     def advice(self, process: Any) -> str:
-        """Return what to do if a process ended before it ran anything of ours: it could not import the script."""
+        """Return advice for a process that ended, probably, because it could not import the script; else an empty text."""
         script = getattr(sys.modules["__main__"], "__file__", None)
         if process.exitcode != 1 or script is None or self.context.get_start_method() == "fork":
             return ""
@@ -88,7 +88,7 @@ class Processes:
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
-        """While the block runs, raise RankError in it as soon as a process has failed. On the main thread only."""
+        """Raise RankError in the block as soon as a process has failed. Does nothing on threads other than the main one."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -109,11 +109,11 @@ class Processes:
             ready = multiprocessing.connection.wait([stop, *self.running])
             if stop not in ready:
                 failed.set()
-                _thread.interrupt_main()  # as Ctrl-C, which ends the wait of init_rpc
+                _thread.interrupt_main()  # like Ctrl-C; this ends the wait of init_rpc
 
-        # interrupt_main() calls the handler of the signal, and does nothing where it is ignored. A shell has a script
-        # ignore it that it starts in the background.
-        if former is not None:  # else it is no handler of Python's
+        # interrupt_main() calls the handler of SIGINT, and does nothing if SIGINT is ignored. A script that a shell
+        # starts in the background ignores SIGINT.
+        if former is not None:  # else the handler was not installed by Python
             signal.signal(signal.SIGINT, interrupt)
         watcher = threading.Thread(target=wait_for_failure, name="torchrpc.watch")
         watcher.start()
@@ -163,7 +163,7 @@ def _child(connection: Any, body: Callable[..., Any], args: tuple) -> None:
 
 
 def serve(connection: Any, rank: int, world_size: int, url: str, threads: int, options: dict[str, Any]) -> None:
-    """Body of a process that serves calls until the parent tells it to end, or has ended."""
+    """Join the group and serve calls until the parent process says to end, or has ended. The body of a process."""
     import torch
 
     import torchrpc.rpc as rpc

@@ -1,6 +1,6 @@
-"""The RRef types and checks that torch's own modules use; for modules that were imported while torch had no RPC.
+"""RRef types and checks for those modules of torch that were imported while torch had no RPC.
 
-Loads nothing: before `torchrpc.rpc` is loaded, no RRef exists.
+This module loads nothing: before `torchrpc.rpc` is loaded, no RRef exists.
 """
 
 import sys
@@ -15,7 +15,7 @@ RRef = PyRRef = None  # until torchrpc.rpc is loaded
 
 
 def is_rref(annotation: Any) -> bool:
-    """Whether a type annotation is `RRef[something]`. RuntimeError for a plain `RRef`."""
+    """Return whether a type annotation is `RRef[something]`. Raises RuntimeError for a plain `RRef`."""
     ours = getattr(sys.modules.get("torchrpc.rpc.api"), "RRef", None)
     if ours is not None and annotation is ours:
         raise RuntimeError("TorchScript must know what an RRef refers to: write RRef[int], say, instead of RRef.")
@@ -23,6 +23,6 @@ def is_rref(annotation: Any) -> bool:
 
 
 def is_rref_instance(obj: Any) -> bool:
-    """Whether it is an RRef."""
+    """Return whether the object is an RRef."""
     ours = getattr(sys.modules.get("torchrpc._C"), "PyRRef", None)
     return ours is not None and isinstance(obj, ours)

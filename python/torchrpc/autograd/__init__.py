@@ -45,7 +45,7 @@ _default_mode: str | None = None  # set by set_default_mode()
 
 
 def is_available() -> bool:
-    """Whether this build has distributed autograd; always true."""
+    """Return whether this build has distributed autograd; always True."""
     return True
 
 
@@ -58,10 +58,10 @@ class context:
     """A block whose calls are recorded, so that a backward pass can go through them.
 
     Entering returns the context's id, an int that is unique in the group and identifies the context on every worker.
-    The calls that this thread makes in the block are recorded if tensors that require gradients are among their
-    arguments or results, and so are the calls that these make in turn. Gradients accumulate in the context, not in
-    `.grad`, so passes of several trainers through one model do not mix. Leaving the block releases the context, with
-    its graph and gradients, on all workers.
+    The calls that this thread makes in the block are recorded if their arguments or results contain tensors that
+    require gradients. Calls that the called functions make in turn are recorded, too. Gradients accumulate in the
+    context, not in `.grad`, so passes of several trainers through one model do not mix. The end of the block releases
+    the context, with its graph and gradients, on all workers.
 
     Raises:
         RuntimeError: on entering, if the thread is in a context already, or RPC is not initialized.
@@ -86,22 +86,23 @@ def backward(
 ) -> None:
     """Compute the gradients of `roots` on all workers that they depend on, and block until all are computed.
 
-    They are added to the gradients that the context has already. `get_gradients` and DistributedOptimizer read them
-    from the context, on the worker of each leaf; each has the shape, dtype and device of its leaf. `.grad` does not
-    change. Hooks run on the worker of their tensor. Any thread may call it, several at a time in different contexts.
+    The new gradients are added to those that the context already has. `get_gradients` and DistributedOptimizer read
+    them from the context, on the worker of each leaf; each gradient has the shape, dtype and device of its leaf.
+    `.grad` does not change. Hooks run on the worker of their tensor. Any thread may call this function, several threads
+    at a time in different contexts.
 
     Args:
         context_id (int): the id that `context()` returned.
         roots (list of Tensor, or Tensor): tensors with one element each, computed on this worker in that context.
         retain_graph (bool): keep the graph, so that another pass through it can follow.
-        mode (str): how workers know which gradients they have to wait for; None: `get_default_mode()`.
+        mode (str): how workers find out which gradients they must wait for; None: `get_default_mode()`.
 
-            "smart": only recorded calls that the roots depend on take part. The replies say which these are, or the
-            workers exchange messages along the calls first. Backward does not hang on unused remote results.
+            "smart": only recorded calls that the roots depend on take part. The workers learn these from the replies,
+            or from messages that they exchange along the calls first. Backward does not hang on unused remote results.
 
             "fast": every recorded call takes part, so no such messages are needed. As in torch, the pass waits for
-            gradients that never arrive if the loss does not use the result of a recorded call. Unlike torch's, it fails
-            when it has made no progress for `rpc_timeout` seconds.
+            gradients that never arrive if the loss does not use the result of a recorded call. Unlike in torch, it
+            fails when it has made no progress for `rpc_timeout` seconds.
 
     Raises:
         RuntimeError: no such context; no roots, or roots without a graph or with more than one element; a worker was
@@ -136,19 +137,19 @@ def _check_backward(context_id: Any, roots: Any) -> None:
 def get_gradients(context_id: int) -> dict[torch.Tensor, torch.Tensor]:
     """Return the gradients that backward passes have computed in a context on this worker: {leaf tensor: gradient}.
 
-    They have the shapes, dtypes and devices of their leaves. They are the context's own tensors, not copies: a later
-    pass through the same context changes them. Any thread may call it.
+    The gradients have the shapes, dtypes and devices of their leaves. They are the context's own tensors, not copies: a
+    later pass through the same context changes them. Any thread may call it.
 
     Raises:
-        RuntimeError: this worker has no context of that id.
+        RuntimeError: this worker has no context with that id.
     """
     return _extension().get_gradients(context_id)
 
 
 def set_default_mode(mode: str | None) -> None:
-    """Set the mode of backward passes that this process starts without one: "fast" or "smart".
+    """Set the mode of backward passes that this process starts without a mode argument: "fast" or "smart".
 
-    None: undo earlier calls (see `get_default_mode`). Any thread may call it.
+    None undoes earlier calls (see `get_default_mode`). Any thread may call it.
 
     Raises:
         ValueError: no such mode.
@@ -158,10 +159,10 @@ def set_default_mode(mode: str | None) -> None:
 
 
 def get_default_mode() -> str:
-    """Return the mode of backward passes that this process starts without one.
+    """Return the mode of backward passes that this process starts without a mode argument.
 
-    The mode of `set_default_mode`, else that of the environment variable TORCHRPC_BACKWARD_MODE, else "smart". Any
-    thread may call it.
+    It is the mode given to `set_default_mode`, else that of the environment variable TORCHRPC_BACKWARD_MODE, else
+    "smart". Any thread may call it.
 
     Raises:
         ValueError: the variable names no mode.
@@ -180,7 +181,7 @@ def _checked(mode: str, name: str) -> str:
 
 
 def _init(worker_id: int) -> None:
-    """Does nothing: upstream's name, which `init_rpc` calls before the worker joins and scripts may replace."""
+    """Do nothing. `init_rpc` calls this function of upstream's API before the worker joins; scripts may replace it."""
 
 
 def __getattr__(name: str) -> Any:

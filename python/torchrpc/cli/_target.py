@@ -1,4 +1,4 @@
-"""Which group a command looks into: its arguments, and how it attaches."""
+"""Attaches a command to the group that its arguments name."""
 
 import argparse
 import contextlib
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ERROR = 2  # the exit code of a command that could not look, or was called in a wrong way
+ERROR = 2  # exit code: the group cannot be inspected, or the arguments are wrong
 
 TARGET = """\
 ADDRESS is the group's MASTER_ADDR:MASTER_PORT; the default is that of the environment, or else the one group of this
@@ -19,7 +19,7 @@ none. Looking runs no function in the group."""
 
 
 def parser(command: str, description: str, epilog: str = "") -> argparse.ArgumentParser:
-    """The parser of a command, with the arguments that all commands have."""
+    """Return the argument parser of a command, with the arguments that all commands have."""
     made = argparse.ArgumentParser(
         prog=f"torchrpc {command}",
         description=description,
@@ -39,7 +39,7 @@ def parser(command: str, description: str, epilog: str = "") -> argparse.Argumen
 
 @contextlib.contextmanager
 def attached(options: argparse.Namespace) -> Iterator[Any]:
-    """The group that the arguments name. Ends the process with a sentence if it cannot be looked into."""
+    """Attach to the group that the arguments name. If that fails, end the process with an error text."""
     import torch  # noqa: F401  It loads the libraries that _C needs.
 
     from torchrpc.observe import attach
@@ -68,7 +68,7 @@ def attached(options: argparse.Namespace) -> Iterator[Any]:
 
 
 def default_target() -> "tuple[str | None, int | None]":
-    """The address or the process to look into where the arguments name none."""
+    """Return the address, or the process id, of the group to inspect if the arguments name none."""
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if host and port:
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}", None
@@ -86,7 +86,7 @@ def default_target() -> "tuple[str | None, int | None]":
 
 
 def check_listens(address: str, timeout_s: float) -> None:
-    """End the process if nothing listens at an address: torch's store would try for long and say much."""
+    """End the process if nothing listens at an address: torch's store would retry for long and log a lot."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         stop(f"{address!r} is no address. Give host:port, the MASTER_ADDR and MASTER_PORT of the group.")
@@ -100,7 +100,7 @@ def check_listens(address: str, timeout_s: float) -> None:
 
 
 def worker_cards() -> Iterator[tuple[int, dict[str, str]]]:
-    """(process id, what the worker has put down for tools) of each worker of this user on this machine."""
+    """Yield the process id and the worker card of each worker of this user on this machine."""
     from torchrpc.observe import _attach
 
     for entry in Path("/proc").glob("[0-9]*"):
@@ -109,13 +109,13 @@ def worker_cards() -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def shortened(text: str) -> str:
-    """A text in which files of the current folder are named without it."""
+    """Return the text with paths below the current folder made relative to it."""
     folder = f"{Path.cwd()}{os.sep}"
     return text.replace(folder, "") if len(folder) > 2 else text
 
 
 def stop(text: str) -> "Any":
-    """End the process with a sentence, and with the exit code of a command that could not look."""
+    """Print an error text and end the process with the exit code ERROR."""
     print(text, file=sys.stderr)
     sys.exit(ERROR)
 

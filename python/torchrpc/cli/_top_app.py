@@ -1,7 +1,7 @@
 """The live view of `torchrpc top`, with textual (the extra `torchrpc[top]`).
 
-A thread of textual asks the workers, so the keys work while a worker is slow to answer. The event loop's thread alone
-changes what is shown.
+A worker thread of textual asks the workers of the group, so the keys work while a worker is slow to answer. Only the
+thread of the event loop changes what is shown.
 """
 
 from typing import Any, ClassVar
@@ -42,7 +42,7 @@ class StackScreen(Screen[None]):
     def action_load(self) -> None:
         try:
             report: Any = self._group.report(self._worker, stacks=True, timeout=self._timeout_s)
-        except Exception as error:  # shown instead
+        except Exception as error:  # shown instead of the stacks
             report = error
         self.app.call_from_thread(self._show, _threads.text({self._worker: report}))
 
@@ -87,7 +87,7 @@ class TopApp(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        self._main = self.screen  # beneath that of the stacks
+        self._main = self.screen  # the screen of the tables, below StackScreen
         for name, columns, left in (("#workers", _top.WORKER_COLUMNS, 2), ("#functions", _top.FUNCTION_COLUMNS, 1)):
             titles = [Text(each, justify="left" if column < left else "right") for column, each in enumerate(columns)]
             self._main.query_one(name, DataTable).add_columns(*titles)
@@ -97,7 +97,7 @@ class TopApp(App[None]):
 
     @work(thread=True, group="look")
     def look(self) -> None:
-        """Ask all workers; called by a timer, and skipped while the last look still waits."""
+        """Ask all workers and show their reports. A timer calls it; a call is skipped while the last one still waits."""
         if self._is_looking:
             return
         self._is_looking = True
@@ -105,7 +105,7 @@ class TopApp(App[None]):
             reports = self._group.reports(timeout=self._timeout_s)
             shown = _top.snapshot(reports, self._earlier, [member.name for member in self._group.members])
             self._earlier = reports
-        except Exception as error:  # said above what was seen last
+        except Exception as error:  # shown above the last tables
             self.call_from_thread(self._show_failure, str(error))
         else:
             self.call_from_thread(self._show, shown)
@@ -120,7 +120,7 @@ class TopApp(App[None]):
 
     def _show(self, shown: dict[str, Any]) -> None:
         if not self._main.query("#summary"):
-            return  # The view ends.
+            return  # The app is closing.
         self.shown = shown
         sort = "" if self.by == "worker" else f", sorted by {self.by}"
         self._main.query_one("#summary", Static).update(_top.summary(shown) + sort)
@@ -133,7 +133,7 @@ class TopApp(App[None]):
         self._fill("#calls", [_top.call_cells(row) for row in shown["calls"]], len(_top.CALL_COLUMNS))
 
     def _fill(self, name: str, lines: list[list[str]], left: int, keys: "list[str] | None" = None) -> None:
-        """Write a table's rows anew; the cursor stays on its row's key. Columns after the first `left` are numbers."""
+        """Replace the rows of a table; the cursor stays on the row of its key. Columns after the first `left` are numbers."""
         table = self._main.query_one(name, DataTable)
         selected = self._selected(table)
         place = table.scroll_offset

@@ -15,7 +15,7 @@ EXIT_CODES = """\
 Exit code: 0 if nothing stands still for ever, 1 for a deadlock, 3 for a worker that is silent, lost, has a full pool or
 whose GIL is kept, 2 if the group could not be looked into."""
 
-SAMPLES_APART_S = 0.25  # a circle counts if it is there twice
+SAMPLES_APART_S = 0.25  # between two samples: a deadlock must be in both
 
 
 def main(arguments: list[str]) -> int:
