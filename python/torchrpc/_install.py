@@ -99,7 +99,7 @@ def on_load() -> None:
         module, _, name = target.partition(":")
         if holder in sys.modules:
             ours = importlib.import_module(module)
-            if not name or hasattr(ours, name):  # else the holder's import of it still runs, and copies it
+            if not name or hasattr(ours, name):  # else the holder is still importing it, and copies the name then
                 setattr(sys.modules[holder], attribute, getattr(ours, name) if name else ours)
 
 

@@ -97,8 +97,8 @@ def local_group(
 
     Args:
         world_size (int): the number of workers, including this process.
-        start_method (str): "forkserver", "spawn" or "fork", as in multiprocessing. Unless it is "fork", a script must start
-            the group below `if __name__ == "__main__":`.
+        start_method (str): "forkserver", "spawn" or "fork", as in multiprocessing. With the first two, a script must
+            start the group below `if __name__ == "__main__":`.
         timeout (float): seconds within which the other workers must end.
         threads (int): torch threads in each of the other workers; default: an equal share of this process's number.
         options: arguments of TensorPipeRpcBackendOptions, the same for all workers.

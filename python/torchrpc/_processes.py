@@ -77,7 +77,7 @@ class Processes:
         self.values[rank] = value
 
     def advice(self, process: Any) -> str:
-        """Return advice for a process that ended, probably, because it could not import the script; else an empty text."""
+        """Return advice for a process that, probably, could not import the script; else an empty text."""
         script = getattr(sys.modules["__main__"], "__file__", None)
         if process.exitcode != 1 or script is None or self.context.get_start_method() == "fork":
             return ""
@@ -88,7 +88,7 @@ class Processes:
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
-        """Raise RankError in the block as soon as a process has failed. Does nothing on threads other than the main one."""
+        """Raise RankError in the block as soon as a process has failed. Does nothing off the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

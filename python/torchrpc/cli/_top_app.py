@@ -97,7 +97,7 @@ class TopApp(App[None]):
 
     @work(thread=True, group="look")
     def look(self) -> None:
-        """Ask all workers and show their reports. A timer calls it; a call is skipped while the last one still waits."""
+        """Ask all workers and show their reports. A timer calls it; does nothing while the last call still waits."""
         if self._is_looking:
             return
         self._is_looking = True
@@ -133,7 +133,7 @@ class TopApp(App[None]):
         self._fill("#calls", [_top.call_cells(row) for row in shown["calls"]], len(_top.CALL_COLUMNS))
 
     def _fill(self, name: str, lines: list[list[str]], left: int, keys: "list[str] | None" = None) -> None:
-        """Replace the rows of a table; the cursor stays on the row of its key. Columns after the first `left` are numbers."""
+        """Replace a table's rows; the cursor stays on its row's key. Columns after the first `left` are numbers."""
         table = self._main.query_one(name, DataTable)
         selected = self._selected(table)
         place = table.scroll_offset
