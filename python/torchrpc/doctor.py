@@ -1,7 +1,7 @@
 """`python -m torchrpc doctor`: reports what torchrpc would use on this machine, and why other choices do not work.
 
-Each trial of a transport and each call runs in a child process, forked after torch is loaded, so a crash or hang is
-reported as a finding. Trials use only functions that `init_rpc` would use, too.
+Each trial of a transport and each call runs in a child process, forked after torch is loaded, so that a crash or hang
+becomes a finding. Trials use only functions that `init_rpc` also uses.
 """
 
 import argparse
@@ -62,7 +62,7 @@ class Report:
 
 
 def trial(function: Callable[..., Any], *args: Any, processes: int = 1, start_method: str = "fork") -> tuple[Any, str]:
-    """Run the function in child processes. Return its result on rank 0, or None; and an error text, or an empty one."""
+    """Run the function in child processes. Return (its result on rank 0, ""); if one fails, (None, an error text)."""
     from ._C import _ASK_DOCTOR
     from .testing import RankError, run_ranks
 
@@ -94,7 +94,7 @@ def published_address(_: int, options: dict[str, Any]) -> tuple[str, str]:
 
 
 def timed_calls(rank: int, url: str, options: dict[str, Any]) -> tuple[str, float, float]:
-    """Be one of two workers. Rank 0 returns the transport and the median times (s) of calls of 16 bytes and 1 MiB."""
+    """Run one of two workers. Rank 0 returns the transport and the median times (s) of calls of 16 bytes and 1 MiB."""
     import torch
 
     from . import rpc
@@ -112,7 +112,7 @@ def timed_calls(rank: int, url: str, options: dict[str, Any]) -> tuple[str, floa
 
 
 def device_paths(rank: int, url: str, devices: list[str]) -> dict[str, str]:
-    """Be one of two workers. Rank 0 returns the way that tensors of each device take to a worker of this machine."""
+    """Run one of two workers. Rank 0 returns {device: how its tensors travel to the other worker on this machine}."""
     import torch
 
     from . import rpc
@@ -173,7 +173,7 @@ def versions() -> Iterator[Finding]:
 
 
 def replacement() -> Finding:
-    """Whether torchrpc can replace torch.distributed.rpc in scripts."""
+    """Report whether torchrpc can replace torch.distributed.rpc in scripts."""
     if not any(hook.value.startswith("torchrpc.") for hook in metadata.entry_points(group="torch.backends")):
         return Finding(NOTE, "`import torch` does not find torchrpc (no pip install): TORCHRPC_REPLACE has no effect")
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
@@ -210,7 +210,7 @@ def address() -> Iterator[Finding]:
 
 
 def secret(is_local: bool) -> Finding:
-    """Where the secret comes from. The trial before has checked whether a file can be used."""
+    """Report where the secret comes from. The preceding trial has checked that a secret file can be used."""
     variables = [name for name in ("TORCHRPC_SECRET_FILE", "TORCHRPC_SECRET") if os.environ.get(name)]
     if variables:
         return Finding(OK, f"workers authenticate with the secret of {variables[0]}; it does not pass the store")
@@ -243,7 +243,7 @@ def rendezvous() -> Iterator[Finding]:
 
 
 def interface_of(host: str) -> str:
-    """The name of the network interface that has this address."""
+    """Return the name of the network interface that has this address."""
     import fcntl
 
     with contextlib.suppress(OSError):
@@ -279,7 +279,7 @@ def transports() -> Iterator[Finding]:
 
 
 def transport_finding(name: str, options: dict[str, Any]) -> Finding:
-    """Whether a worker with these options starts, and if not, why."""
+    """Report whether a worker with these options starts, and if not, why."""
     found, reason = trial(published_address, options)
     if found is not None:
         return Finding(OK, f"{name} works")
@@ -306,7 +306,7 @@ def limits() -> Iterator[Finding]:
 
 
 def devices() -> Iterator[Finding]:
-    """Say which way tensors of this machine's accelerator go to other workers."""
+    """Report how tensors on this machine's accelerators travel to other workers."""
     import torch
 
     kind = torch.accelerator.current_accelerator()
@@ -354,7 +354,7 @@ def calls() -> Iterator[Finding]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the report. The exit code: 1 if calls cannot work, else 0."""
+    """Print the report. Return the exit code: 1 if calls cannot work, else 0."""
     parser = argparse.ArgumentParser(
         "python -m torchrpc doctor", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )

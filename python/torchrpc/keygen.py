@@ -38,7 +38,7 @@ def _write_private(path: Path, text: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command. Returns its exit status; exits with a text for arguments that are wrong."""
+    """Run the command. Returns its exit status; exits with an error text if an argument is wrong."""
     import torch  # noqa: F401  It loads the libraries that _C needs.
 
     from torchrpc import _C

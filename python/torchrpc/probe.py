@@ -1,6 +1,6 @@
-"""`python -m torchrpc probe`: whether the worker of this host or container answers, for the probes of Kubernetes.
+"""`python -m torchrpc probe`: checks whether a host's or container's worker answers, for the probes of Kubernetes.
 
-It loads neither torch nor C++, since it runs every few seconds.
+It loads neither torch nor C++, because it runs every few seconds.
 """
 
 import argparse
@@ -24,7 +24,7 @@ Exit code: 0 if a worker answers, 1 if none does, 2 if the arguments are wrong."
 
 
 def _ports(text: str) -> range:
-    """The ports of `29600` or `29600-29700`."""
+    """Return the ports of `29600` or `29600-29700`."""
     found = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", text)
     ports = range(int(found[1]), int(found[2] or found[1]) + 1) if found else range(0)
     if not ports or ports[0] < 1 or ports[-1] > 65535:
@@ -35,7 +35,7 @@ def _ports(text: str) -> range:
 
 
 def _ends_connection(host: str, port: int, seconds: float) -> bool:
-    """Whether somebody accepts a connection there, and ends it when this side does."""
+    """Return whether a process accepts a connection there, and ends it when this side does."""
     with contextlib.suppress(OSError), socket.create_connection((host, port), seconds) as connection:
         connection.shutdown(socket.SHUT_WR)
         return connection.recv(1) == b""

@@ -1,6 +1,6 @@
-"""What the launcher of this process says, and what a launcher of your own needs.
+"""Rank and world size from the launcher of this process, and a store server for launchers of your own.
 
-`init_rpc` asks the same launchers. A script that gives its ranks different work asks here, before it joins.
+`init_rpc` reads the same values. A script that gives its ranks different work can call `find_launch` before it joins.
 """
 
 import socket
@@ -10,12 +10,12 @@ __all__ = ["Launch", "StoreServer", "find_launch"]
 
 
 class Launch(NamedTuple):
-    """What a launcher has told the process that it started.
+    """The rank and world size that a launcher has given to this process.
 
     Attributes:
         launcher (str): its name, for humans to read.
         rank (int): this process's number, from 0.
-        world_size (int or None): the number of processes; None if the launcher does not say.
+        world_size (int or None): the number of processes; None if the launcher does not give it.
     """
 
     launcher: str
@@ -24,13 +24,13 @@ class Launch(NamedTuple):
 
 
 def find_launch() -> Launch | None:
-    """Return what the launcher of this process says (`init_rpc` uses the same); None without a launcher.
+    """Return rank and world size from the launcher of this process, as `init_rpc` reads them; None without a launcher.
 
     It reads the environment only. The variables RANK and WORLD_SIZE, which torchrun sets, come first, then those of
     Open MPI, Slurm, other MPI launchers, and an indexed Job of Kubernetes. Any thread may call it.
 
     Raises:
-        RuntimeError: a variable that must be a number is none; the text names it.
+        RuntimeError: a variable that must be a number is not one; the text names the variable.
     """
     import torch  # noqa: F401 - the extension needs its libraries
 
@@ -41,21 +41,21 @@ def find_launch() -> Launch | None:
 
 
 class StoreServer:
-    """Serves the store where a group meets, in a process that is no worker, so that any worker can be started again.
+    """Serves a group's rendezvous store in a process that is not a worker, so that any worker can be restarted.
 
-    A launcher of your own makes one, gives `environment(rank, world_size)` to each process that it starts, and to each
-    that it starts again, and keeps the server until the group has ended. As a context manager it closes itself.
+    A launcher of your own creates one server, passes `environment(rank, world_size)` to each process that it starts or
+    restarts, and keeps the server until the group has ended. The end of a `with` block closes the server.
 
     Args:
-        host (str): the name or address of this machine under which the workers reach it. The server listens on the
-            interface with that address only.
-        port (int): where it listens; 0: a free port, which the attribute `port` has then.
+        host (str): the name or address under which the workers reach this machine. The server listens only on the
+            interface with that address.
+        port (int): the port to listen on; 0: a free port. The attribute `port` is the actual one.
 
     Raises:
-        OSError: `host` is no address of this machine, or the port is in use.
+        OSError: `host` is not an address of this machine, or the port is in use.
 
-    Whoever reaches the store can join a group without a secret: give the workers a `TORCHRPC_SECRET_FILE`, too, if
-    others can. Any thread may use it.
+    Any process that can reach the store can join a group to which you gave no secret. If untrusted processes can
+    reach it, give the workers a `TORCHRPC_SECRET_FILE`, too. Any thread may use the server.
 
     Example:
         >>> with torchrpc.launch.StoreServer("127.0.0.1") as server:
@@ -70,7 +70,7 @@ class StoreServer:
         self.host = host
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, socket.SOCK_STREAM) as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # it may be a restart
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restarted server may reuse the port
             listener.bind(address)
             listener.listen(4096)
             self.port = int(listener.getsockname()[1])
@@ -84,7 +84,7 @@ class StoreServer:
             )
 
     def environment(self, rank: int, world_size: int) -> dict[str, str]:
-        """Return the variables from which `init_rpc()` takes rank, world size and the place to meet.
+        """Return the environment variables from which `init_rpc()` takes rank, world size and the address of the store.
 
         Raises:
             ValueError: the rank is not from 0 to `world_size - 1`.
@@ -100,7 +100,7 @@ class StoreServer:
         }
 
     def close(self) -> None:
-        """Stop serving. Workers of the group that are still there can go on, but none can be started again."""
+        """Stop serving. Workers that still run can go on, but no worker can be restarted."""
         self._store = None
 
     def __enter__(self) -> "StoreServer":

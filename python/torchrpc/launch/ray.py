@@ -1,8 +1,8 @@
-"""A group of workers in Ray actors: Ray places them, and starts those again that die.
+"""A group of workers in Ray actors. Ray places the actors, and restarts those that die.
 
-Ray gives an actor no rank and no place to meet. So the driver serves the group's store, and each actor's process has
-the variables from which `init_rpc()` takes both in its environment, also when Ray starts it again, on whatever node.
-Used by the driver; one thread at a time.
+Ray gives an actor neither a rank nor a store. So the driver serves the group's store, and the environment of each
+actor's process has the variables from which `init_rpc()` takes rank and store, also after Ray has restarted the actor
+on another node. The driver uses this module, with one thread at a time.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -23,10 +23,10 @@ def _ray() -> Any:
 
 class _Actor:
     def __init__(self) -> None:
-        self._returned: list[Any] = []  # what the function has returned in this process
+        self._returned: list[Any] = []  # the result of the function in this process, if it has ended
 
     def run(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
-        # Ray repeats the call, too, when only the connection to this process broke.
+        # Ray also repeats the call if only the connection to this process broke.
         if not self._returned:
             self._returned.append(function(*args, **kwargs))
         return self._returned[0]
@@ -37,7 +37,7 @@ class RayGroup:
 
     Attributes:
         actors (list): Ray's handles of the actors, by rank.
-        results (list): Ray's references to what the function returns, by rank.
+        results (list): Ray's references to the results of the function, by rank.
         placement_group: Ray's placement group, with a bundle for each rank.
     """
 
@@ -70,8 +70,8 @@ class RayGroup:
                     num_gpus=gpus,
                     resources=other,
                     max_restarts=max_restarts,
-                    # The function runs again in an actor that was started again. There is no limit: while Ray has not
-                    # noticed the end of a node, it repeats the call in vain a few times.
+                    # Ray repeats the call of the function in a restarted actor. Repetitions are not limited, because
+                    # Ray repeats the call in vain a few times before it notices the end of a node.
                     max_task_retries=-1 if max_restarts else 0,
                     runtime_env={"env_vars": variables},
                     scheduling_strategy=PlacementGroupSchedulingStrategy(
@@ -85,7 +85,7 @@ class RayGroup:
             raise
 
     def wait(self, timeout: float | None = None) -> list[Any]:
-        """Return what the function has returned, by rank, when it has returned everywhere.
+        """Wait until the function has returned in all actors; return its results, by rank.
 
         Args:
             timeout (float): seconds; None: no limit.
@@ -93,12 +93,12 @@ class RayGroup:
         Raises:
             ray.exceptions.RayTaskError: the function raised; the text has its traceback. It is not run again.
             ray.exceptions.RayActorError: an actor died more often than `max_restarts`.
-            ray.exceptions.GetTimeoutError: it takes longer.
+            ray.exceptions.GetTimeoutError: the time-out has passed.
         """
         return self._ray.get(self.results, timeout=timeout)
 
     def close(self) -> None:
-        """Kill the actors, and give their resources back. Does nothing the second time."""
+        """Kill the actors and release their resources. A second call does nothing."""
         for actor in self.actors:
             self._ray.kill(actor)
         self.actors = []
@@ -126,31 +126,32 @@ def start(
     strategy: str = "PACK",
     environment: Mapping[str, str] | None = None,
 ) -> RayGroup:
-    """Run `function(*args, **kwargs)` in `world_size` Ray actors; `init_rpc()` in it makes them a group.
+    """Run `function(*args, **kwargs)` in `world_size` Ray actors, which form a group when it calls `init_rpc()`.
 
-    The function must be in a module that the actors can import, because workers find functions that they are asked to
-    call by name: a module beside the driver's script, in Ray's `working_dir`, or on PYTHONPATH.
+    The function must be in a module that the actors can import, because workers find called functions by name. The
+    module can be beside the driver's script, in Ray's `working_dir`, or on PYTHONPATH.
 
-    An actor that dies is started again by Ray, with the same rank, and the function runs in it from the beginning: its
-    `init_rpc()` takes the place of the lost worker, and the others go on. A function that raises is not run again.
+    Ray restarts an actor that dies, with the same rank, and the function runs in it from the beginning. Its
+    `init_rpc()` takes the place of the lost worker, and the other workers go on. A function that raises is not run
+    again.
 
     Args:
         function (Callable): runs in each actor. It calls `init_rpc` and, at its end, `shutdown`.
         world_size (int): the number of actors.
-        args (tuple), kwargs (dict): of the function, the same for all ranks.
-        max_restarts (int): how often Ray may start each actor again; -1: any number of times.
-        resources (dict): what each actor needs, for example `{"CPU": 2, "GPU": 1}`; default: one CPU. Ray waits until
-            the cluster has all of it.
+        args (tuple), kwargs (dict): arguments of the function, the same for all ranks.
+        max_restarts (int): how often Ray may restart each actor; -1: any number of times.
+        resources (dict): what each actor needs, for example `{"CPU": 2, "GPU": 1}`; default: one CPU. The call
+            waits until the cluster has all of it.
         strategy (str): how Ray places the actors on nodes: "PACK", "SPREAD", "STRICT_PACK" or "STRICT_SPREAD".
-        environment (dict): more environment variables of the actors, for example TORCHRPC_SECRET_FILE, or
+        environment (dict): additional environment variables of the actors, for example TORCHRPC_SECRET_FILE, or
             TORCHRPC_REPLACE for a function that uses `torch.distributed.rpc`.
 
     Raises:
         ImportError: Ray is not installed: `pip install 'torchrpc[ray]'`.
         ValueError: `world_size` is less than 1.
 
-    The driver, which calls this, serves the store where the group meets: no worker can be started again once it has
-    ended. Call `ray.init` before if the cluster is not the one that Ray finds by itself.
+    The driver, which calls this function, serves the group's store: once the driver has ended, no worker can be
+    restarted. Call `ray.init` first if Ray does not find the cluster by itself.
     """
     if world_size < 1:
         raise ValueError(f"world_size must be at least 1, but is {world_size}.")

@@ -1,8 +1,8 @@
 """The module that `torch.jit.script` compiles instead of a RemoteModule.
 
 TorchScript's own RPC operators belong to torch's RPC. So the compiled methods call into Python: one function starts the
-call and another waits for it, in a fork if the script asked for a future. The signatures of both have the types of the
-interface, so the source is generated for each interface. Any thread may call the functions.
+call, and another waits for it, inside `torch.jit.fork` if the script wants a future. Both functions have the types of
+the interface, so their source is generated for each interface. Any thread may call the functions.
 """
 
 import functools
@@ -98,7 +98,7 @@ def _class_for(interface: Any) -> Any:
         refusal=_REFUSAL,
     )
     file = f"<RemoteModule of {torch._jit_internal._qualified_name(interface)}>"
-    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)  # where torch.jit looks it up
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)  # torch.jit reads it here
     namespace = {**vars(typing), "torch": torch, "nn": nn, "Tensor": torch.Tensor, "Future": torch.jit.Future}
     namespace |= {"_start": _start, "_finish": _finish, "__name__": __name__}
     exec(compile(source, file, "exec"), namespace)
@@ -106,7 +106,7 @@ def _class_for(interface: Any) -> Any:
 
 
 def compilable(interface: Any, forward_async: Callable[..., torch.futures.Future]) -> nn.Module:
-    """Return a module for torch.jit.script, with the methods of `interface`; they call `forward_async`."""
+    """Return a module for torch.jit.script. Its methods have the types of `interface`, and call `forward_async`."""
     key = next(_numbers)
     _forwards[key] = forward_async
     return _class_for(interface)(key, forward_async)

@@ -1,8 +1,8 @@
 """RemoteModule: a proxy of an `nn.Module` that another worker owns; its forward runs on the owner.
 
 It holds an RRef to the module and two callables, `forward` and `forward_async`, which hold the RRef themselves. They
-are no bound methods: with those in its `__dict__`, an object would keep itself and the remote module alive until Python
-collects cycles.
+are not bound methods: an object with its own bound methods in its `__dict__` would keep itself and the remote module
+alive until Python collects cycles.
 """
 
 import warnings
@@ -33,10 +33,10 @@ _REMOTE_MODULE_PICKLED_ATTRIBUTES = (
     "module_interface",
     "module_rref",
 )
-# Attributes that a RemoteModule always has and that are not sent; those of nn.Module are empty.
+# Attributes that every RemoteModule has and that are not sent. The attributes of nn.Module are empty.
 _UNSENT_ATTRIBUTES = frozenset([*vars(nn.Module()), "forward_async", "forward"])
 
-# Methods of nn.Module that do not reach the remote module, and raise ValueError.
+# Methods of nn.Module that a RemoteModule does not forward: they raise ValueError.
 _UNSUPPORTED = """
     add_module apply bfloat16 buffers children cpu cuda double extra_repr float get_buffer get_parameter get_submodule
     half ipu load_state_dict modules mtia named_buffers named_children named_modules named_parameters
@@ -69,8 +69,8 @@ def _create_module(module_cls: Callable[..., Any], args: tuple, kwargs: dict, de
     return compiled
 
 
-# The class of the module from which each script module of a RemoteModule was compiled, by the id of the script module:
-# all of these have one class, which no allow-list could have.
+# The id of a script module -> a weak reference to it, and the class of the module from which it was compiled. An
+# allow-list names that class, because all script modules have the same class of torch.
 _sources: dict[int, tuple[weakref.ref, type]] = {}
 
 
@@ -80,7 +80,7 @@ def _remember_source(compiled: nn.Module, source: type) -> None:
 
 
 def _checked_module(rref: RRef, method: str) -> nn.Module:
-    """Return the module if other workers may call that method of it."""
+    """Return the module. Raise NotAllowedError if other workers may not call that method of it."""
     module = local_value(rref)
     reference, source = _sources.get(id(module), (None, None))
     check_method(module, method, source if reference is not None and reference() is module else None)
@@ -109,7 +109,7 @@ def _set_training(rref: RRef, mode: bool) -> None:
 
 
 class _Forward:
-    """Calls the module's forward on its owner; returns the result if `blocking`, else a future of it."""
+    """Calls the module's forward on its owner. Returns the result if `blocking`, else a future of the result."""
 
     def __init__(self, rref: RRef, device: str, is_device_map_set: bool, blocking: bool) -> None:
         self.bound = (rref, device, is_device_map_set)
@@ -125,8 +125,8 @@ class _RemoteModule(nn.Module):
 
     The arguments are those of RemoteModule, and `_module_interface_cls`, a class decorated by `torch.jit.interface`
     that declares the types of `forward`. The module on the owner is compiled, too. TorchScript code can call `forward`
-    and `forward_async` of the compiled object; a call of the latter occupies a thread of torch's inter-op pool until it
-    ends.
+    and `forward_async` of the compiled object. A call of `forward_async` occupies a thread of torch's inter-op pool
+    until the call ends.
     """
 
     def __init__(
@@ -169,12 +169,12 @@ class _RemoteModule(nn.Module):
     def init_from_module_rref(
         remote_device: str, module_rref: RRef, _module_interface_cls: Any = None
     ) -> "RemoteModule":
-        """Return a RemoteModule of a module that exists already; several of them can share one module.
+        """Return a RemoteModule of an existing module; several RemoteModules can share one module.
 
         Args:
             remote_device (str): as for the constructor; the device must be the module's. The worker is always the owner
-                of `module_rref`.
-            module_rref (RRef): refers to the module; for example from `get_module_rref()`.
+                of `module_rref`, whatever `remote_device` says.
+            module_rref (RRef): an RRef to the module, for example from `get_module_rref()`.
 
         Raises:
             RuntimeError, ValueError, TypeError: as the constructor.
@@ -205,7 +205,7 @@ class _RemoteModule(nn.Module):
         return self
 
     def eval(self) -> "_RemoteModule":
-        """`train(False)`."""
+        """Call `train(False)`. Returns this object."""
         return self.train(False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -250,26 +250,27 @@ for _name in [*_UNSUPPORTED.split(), "parameters"]:
 class RemoteModule(_RemoteModule):
     """A module on another worker, used like a local one.
 
-    The constructor starts the creation of the module on its owner and returns at once; the first use raises an error of
-    the creation. Distributed autograd records the calls; gradients stay on the owner, with the parameters. A
-    RemoteModule can be sent in calls and results, alone or inside other objects, and refers to the same module on every
-    worker. It cannot be pickled in another way.
+    The constructor starts the creation of the module on its owner and returns at once. If the creation fails, the first
+    use of the module raises the error. Distributed autograd records the calls; gradients stay on the owner, with the
+    parameters. A RemoteModule can be sent in calls and results, alone or inside other objects, and refers to the same
+    module on every worker. It cannot be pickled in another way.
 
-    Two attributes make the calls, with the arguments of the module's own forward: `forward(...)`, or a call of the
-    object, blocks and returns the result; `forward_async(...)` returns a Future of it. If the module is on a device
-    other than the CPU, tensors among the arguments are moved to that device, and results are returned on the CPU unless
-    the group has a device map for the owner. Other methods of nn.Module except `train` and `eval` raise ValueError.
+    Two attributes call the module, with the arguments of the module's own forward. `forward(...)`, or a call of the
+    object, blocks and returns the result; `forward_async(...)` returns a Future of the result. If the module is on a
+    device other than the CPU, tensors among the arguments are moved to that device, and results are returned on the CPU
+    unless the group has a device map for the owner. Other methods of nn.Module except `train` and `eval` raise
+    ValueError.
 
     Args:
         remote_device (str): "WORKER", "WORKER/DEVICE", "rank:RANK" or "rank:RANK/DEVICE", as in "worker1/cuda:0";
             "cpu" is the default device. A device alone means this worker.
-        module_cls (class or function): makes the module; called on the owner.
-        args (tuple): for `module_cls`.
-        kwargs (dict): likewise.
+        module_cls (class or function): creates the module; called on the owner.
+        args (tuple): positional arguments of `module_cls`.
+        kwargs (dict): keyword arguments of `module_cls`.
 
     Raises:
-        RuntimeError: RPC is not initialized, no such worker, not the name of a device.
-        ValueError, TypeError: `remote_device` or `module_cls` of a wrong form.
+        RuntimeError: RPC is not initialized, the group has no such worker, or the device name is wrong.
+        ValueError, TypeError: `remote_device` or `module_cls` has a wrong form.
 
     Any thread may call it, several at a time if the module allows that.
 

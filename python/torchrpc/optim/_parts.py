@@ -34,7 +34,7 @@ class CppParts:
     Args:
         kind: a name of `CPP`.
         groups: the RRefs of each parameter group.
-        options: of each group; only keys that the core knows.
+        options: the options of each group; only keys that the core knows.
         lock_free: see DistributedOptimizer.
     """
 
@@ -66,11 +66,11 @@ class PythonParts:
     Args:
         cls: the class of the optimizers.
         user_groups: parameter groups with RRefs as "params".
-        args, kwargs: for `cls`.
+        args, kwargs: further arguments of `cls`.
         lock_free: see DistributedOptimizer.
 
     Attributes:
-        groups, defaults: the options of each group and the default options, as `cls` completes its arguments.
+        groups, defaults: the options of each group and the default options, as `cls` has completed them.
         remote_optimizers: an RRef to the optimizer of each owner.
     """
 
@@ -79,7 +79,7 @@ class PythonParts:
     ) -> None:
         import torchrpc.rpc as rpc
 
-        self._indices: dict[Any, list[int]] = {}  # owner -> indices of its parameters among all
+        self._indices: dict[Any, list[int]] = {}  # owner -> indices of its parameters among all parameters
         parts: dict[Any, dict[int, Options]] = {}  # owner -> its part of each group
         count = 0
         for index, group in enumerate(user_groups):
@@ -136,7 +136,7 @@ class PythonParts:
         self._call_all(start)
 
     def _call_all(self, start: Callable[[Any], torch.futures.Future]) -> list[Any]:
-        """Call all owners at once and return their results. All calls have ended when it raises the first error."""
+        """Call all owners at once and return their results. Waits for all calls before it raises the first error."""
         futures = [start(owner) for owner in self._indices]
         results, errors = [], []
         for future in futures:
@@ -169,8 +169,8 @@ class _LocalOptimizer:
 
         self.params: list[torch.Tensor] = []
         self.lock = threading.Lock() if lock_free else self.global_lock
-        # With lock_free, aliases of the parameters: they share the memory, but not the version counter, so graphs that
-        # have saved a parameter stay valid.
+        # With lock_free, these are aliases of the parameters. They share the memory but not the version counter, so
+        # graphs that have saved a parameter stay valid.
         self.stepped: list[torch.Tensor] = []
         own = []
         for group in groups:
@@ -213,7 +213,7 @@ class _LocalOptimizer:
 
 
 def _check_options(options: Sequence[Options]) -> None:
-    """Raise ValueError for options that would exchange the parameters: those belong to the maker of the optimizer."""
+    """Raise ValueError for options that would replace the parameters: only the creator of the optimizer sets these."""
     if any("params" in group for group in options):
         raise ValueError("the options of a parameter group cannot have params")
 
@@ -227,7 +227,7 @@ def _checked_param(value: Any) -> torch.Tensor:
 
 
 def _gradients(context_id: int) -> dict[torch.Tensor, torch.Tensor]:
-    """Return this worker's gradients; none if it does not know the context. The client has checked that it exists."""
+    """Return this worker's gradients; none if it does not know the context, which the client has checked to exist."""
     import torchrpc.autograd as dist_autograd
 
     try:
@@ -259,7 +259,7 @@ def _make(cls: Any, groups: list[Options], args: tuple, kwargs: Options, lock_fr
 
 
 def _checked_optimizer(rref: Any, method: str) -> _LocalOptimizer:
-    """Return the optimizer if other workers may call that method of it."""
+    """Return the optimizer. Raise NotAllowedError if other workers may not call that method of it."""
     from torchrpc.rpc._allow_list import check_method, local_value
 
     local = local_value(rref)

@@ -1,4 +1,4 @@
-"""DistributedOptimizer, as the script sees it. `_parts` has the optimizers on the owners of the parameters."""
+"""DistributedOptimizer, the object in the script. `_parts` has the optimizers on the owners of the parameters."""
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
@@ -8,7 +8,7 @@ import torch
 
 from ._parts import CPP, CppParts, PythonParts
 
-# Options that are not sent to the core: they do not change the results there, or select the optimizer in Python.
+# Options that are not sent to the core: they do not change its results, or they select the optimizer in Python.
 _OPTIONS_OUTSIDE_CORE = ("foreach", "differentiable", "capturable")
 
 
@@ -17,8 +17,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     For SGD, Adam, AdamW, Adagrad, RMSprop, Adadelta, Adamax and Rprop of torch.optim the owners step in C++, without
     Python. For any other class, also a subclass of these, the owners construct and step an optimizer in Python. A
-    DistributedOptimizer is a torch.optim.Optimizer as far as `torch.optim.lr_scheduler` needs one: schedulers change
-    `param_groups` here, and the next step sends the change.
+    DistributedOptimizer is a torch.optim.Optimizer as far as `torch.optim.lr_scheduler` requires: schedulers change
+    `param_groups` of this object, and the next step sends the change to the owners.
 
     A lock on each worker serializes the steps of all optimizers, because trainers may share parameters. Workers are not
     synchronized with each other, and a trainer may step between the forward and backward passes of another. If the
@@ -27,23 +27,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     Args:
         optimizer_class (type): a subclass of torch.optim.Optimizer that all owners can import.
-        params_rref (iterable): RRefs of leaf tensors, or parameter groups: dicts with such a list as "params" and
-            options of the group.
-        args, kwargs: for `optimizer_class`, after the parameters.
-        lock_free (bool): steps do not wait for those of other trainers, and graphs under way stay valid: several
-            trainers may share parameters and train at the same time (Niu et al. 2011, Hogwild!: A Lock-Free Approach to
-            Parallelizing Stochastic Gradient Descent, arXiv:1106.5730). The cost: a backward pass uses the newer values
-            of parameters that have changed since its forward pass, so its gradients are partly stale; and one of two
-            concurrent updates of an element may be lost. Both matter little if updates are small or sparse. Each
-            optimizer has its own state (momentum, for example), and its own steps do wait for each other.
+        params_rref (iterable): RRefs to leaf tensors, or parameter groups: dicts with a list of such RRefs as "params"
+            and the options of the group.
+        args, kwargs: arguments of `optimizer_class` after the parameters.
+        lock_free (bool): steps do not wait for the steps of other trainers, and do not invalidate graphs under way. So
+            several trainers may share parameters and train at the same time (Niu et al. 2011, Hogwild!: A Lock-Free
+            Approach to Parallelizing Stochastic Gradient Descent, arXiv:1106.5730). The cost: a backward pass uses the
+            newer values of parameters that have changed since its forward pass, so its gradients are partly stale; and
+            one of two concurrent updates of an element may be lost. Both matter little if updates are small or sparse.
+            Each optimizer has its own state (momentum, for example), and its own steps do wait for each other.
 
     Raises:
-        ValueError: no parameters; a tensor that is no leaf; an option that the class refuses.
-        TypeError: something else than RRefs, or an RRef to something else than a tensor.
+        ValueError: there are no parameters; a tensor is not a leaf; the class refuses an option.
+        TypeError: `params_rref` contains something else than RRefs, or an RRef to something else than a tensor.
         RuntimeError: the same errors from an owner that steps in C++; RPC is not initialized; a worker is lost.
 
-    Any thread may call its methods. `remote_optimizers` are RRefs to the optimizers, one on each owner, and keep them
-    alive.
+    Any thread may call its methods. `remote_optimizers` is a list of RRefs to the optimizers, one on each owner; these
+    RRefs keep the optimizers alive.
 
     Example:
         >>> weight = rpc.remote("worker1", torch.nn.Parameter, args=(torch.ones(2),))
@@ -103,9 +103,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all parameters, fetched from their owners, and the options, in the form of `torch.optim`.
 
-        Parameters have numbers in the order of the constructor's argument, independent of their owners. So a local
-        optimizer of the same class can load the result, and so can one whose parameters have other owners. `torch.save`
-        can save it.
+        Parameters are numbered in the order of the constructor's argument, independent of their owners. So a local
+        optimizer of the same class can load the result, and so can a DistributedOptimizer whose parameters have other
+        owners. `torch.save` can save the result.
 
         Raises:
             RuntimeError: a worker is lost.
@@ -117,13 +117,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.state.clear()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Send the owners a state that `state_dict` has returned, of this or of a local optimizer of the same class.
+        """Send the owners a state that `state_dict` of this, or of a local optimizer of the same class, has returned.
 
-        The options change here at once, and on the owners with the next step.
+        The options change here at once, and on the owners with the next step at the latest.
 
         Raises:
-            ValueError: other groups than this optimizer's.
-            RuntimeError: a state that does not fit a parameter; a worker is lost.
+            ValueError: the groups differ from this optimizer's in number or size.
+            RuntimeError: a state does not fit its parameter; a worker is lost.
         """
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = hook(self, state_dict) or state_dict
@@ -146,7 +146,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             hook(self)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Not supported after construction: pass all groups to the constructor, as a list of dicts.
+        """Raise RuntimeError: not supported after construction. Pass all groups to the constructor, as a list of dicts.
 
         Raises:
             RuntimeError: always.
@@ -156,10 +156,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.param_groups.append(param_group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Does nothing: gradients belong to the autograd context, which releases them."""
+        """Do nothing: gradients belong to the autograd context, which releases them."""
 
     def _options_of(self, group: dict[str, Any]) -> dict[str, Any]:
-        """Return a group's options for the owners. Tensors of one element become numbers, so in-place changes show."""
+        """Return a group's options for the owners. One-element tensors become numbers, so in-place changes are seen."""
         wanted = group.keys() - {"params"} if self._core_options is None else group.keys() & self._core_options
         return {
             key: value.item() if isinstance(value := group[key], torch.Tensor) and value.numel() == 1 else value
@@ -176,7 +176,7 @@ def enumerate_states(states: list[dict[str, Any]]) -> Iterator[tuple[int, dict[s
 
 
 def _checked_groups(params_rref: Iterable[Any]) -> list[dict[str, Any]]:
-    """Return the user's groups as dicts with a list of RRefs as "params"; raise ValueError or TypeError for others."""
+    """Return the groups as dicts with a list of RRefs as "params". Raises ValueError or TypeError if they are wrong."""
     from torchrpc._C import PyRRef
 
     if isinstance(params_rref, (PyRRef, torch.Tensor, dict)):
