@@ -1,4 +1,4 @@
-"""Look into running groups: which worker waits for whom, who holds what; counters of calls, Prometheus, traces.
+"""Inspect running groups: their waits, threads and RRefs. Also counters of calls, Prometheus and traces.
 
 This module is lazy: nothing is loaded until one of its names is used.
 """

@@ -1,5 +1,5 @@
-"""`attach`: look into a running group, from one of its workers, from another process of a worker's machine, or from any
-machine that reaches the group's store. Any thread may use a `Group`.
+"""`attach`: inspect a running group, from one of its workers, from another process on a worker's machine, or from any
+machine that can reach the group's store. Any thread may use a `Group`.
 """
 
 import concurrent.futures
@@ -17,13 +17,13 @@ from torchrpc import _C
 
 Report = dict[str, Any]
 
-_MOST_QUESTIONS = 32  # at once
+_MOST_QUESTIONS = 32  # workers that are asked at the same time
 _STORE_TIMEOUT = datetime.timedelta(seconds=10)
 
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """A worker of the group: its name, its id (rank), the number of its start, and where it listens."""
+    """A worker of the group: its name, its id (rank), the number of its start, and the address on which it listens."""
 
     name: str
     id: int
@@ -33,14 +33,14 @@ class Member:
 
 
 class _Way(Protocol):
-    """How a worker is asked."""
+    """A way to ask workers for reports."""
 
     def ask(self, address: str, name: str, stacks: bool, rrefs: bool, timeout: float) -> Report: ...
     def close(self) -> None: ...
 
 
 class _AsMember:
-    """Over the connections of this process' own worker."""
+    """Asks over the connections of this process's own worker."""
 
     def ask(self, address: str, name: str, stacks: bool, rrefs: bool, timeout: float) -> Report:
         return _C._inspect(name, stacks, rrefs, timeout)
@@ -50,10 +50,10 @@ class _AsMember:
 
 
 class Group:
-    """A running group, to be looked at. Made by `attach`.
+    """A running group under inspection, as `attach` returns it.
 
     Attributes:
-        members (list[Member]): the workers, as the worker that was asked first knows them.
+        members (list[Member]): the workers, according to the first worker that answered.
     """
 
     def __init__(self, way: _Way, members: list[Member]) -> None:
@@ -61,17 +61,17 @@ class Group:
         self.members = members
 
     def report(self, name: str, stacks: bool = False, rrefs: bool = False, timeout: float = 2.0) -> Report:
-        """Return what the worker says of itself: a dict of plain data, see docs/observe.md.
+        """Return the report of a worker about itself: a dict of plain data, see docs/observe.md.
 
         Args:
-            name (str): of the worker.
-            stacks (bool): whether the report has the lines of code where the threads are.
-            rrefs (bool): whether it has each RRef, not only their number.
+            name (str): the name of the worker.
+            stacks (bool): whether the report contains the lines of code where the threads are.
+            rrefs (bool): whether the report contains each RRef, not only their number.
             timeout (float): seconds.
 
         Raises:
-            RpcTimeoutError, WorkerLostError: it does not answer.
-            NotAllowedError: it does not let this process look.
+            RpcTimeoutError, WorkerLostError: the worker does not answer.
+            NotAllowedError: the worker does not let this process inspect it.
         """
         member = next((each for each in self.members if each.name == name), None)
         if member is None:
@@ -80,7 +80,7 @@ class Group:
         return self._ask(member, stacks, rrefs, timeout)
 
     def reports(self, stacks: bool = False, rrefs: bool = False, timeout: float = 2.0) -> dict[str, Report | Exception]:
-        """Return the report of each worker, by its name, or the exception why there is none. All are asked at once."""
+        """Ask all workers at once. Return {name: report}, with the exception instead of a report that failed."""
         with concurrent.futures.ThreadPoolExecutor(min(_MOST_QUESTIONS, max(1, len(self.members)))) as pool:
             answers = {each.name: pool.submit(self._ask, each, stacks, rrefs, timeout) for each in self.members}
         found: dict[str, Report | Exception] = {}
@@ -120,7 +120,7 @@ def _group(way: _Way, address: str, name: str, timeout: float) -> Group:
 
 
 def _card(pid: int) -> Mapping[str, str]:
-    """Return what the worker process has put down for tools of its user."""
+    """Return the worker card of a process: a memfd in which the worker publishes data for tools of its user."""
     folder = Path(f"/proc/{pid}/fd")
     try:
         entries = list(folder.iterdir())
@@ -133,7 +133,7 @@ def _card(pid: int) -> Mapping[str, str]:
             if os.readlink(entry).startswith(f"/memfd:{_C._WORKER_CARD}"):
                 text = entry.read_text()
                 return dict(line.split(" ", 1) for line in text.splitlines())
-        except OSError:  # it has been closed meanwhile
+        except OSError:  # the descriptor has been closed meanwhile
             continue
     raise ValueError(f"process {pid} is no worker: it has not called torchrpc's init_rpc, or has shut RPC down")
 
@@ -167,7 +167,7 @@ def _attach_to_store(place: str, secret: str, identity: str, timeout: float) -> 
         raise ValueError(f"no group has formed at {place} yet")
     way = _C._Observer(transport, "", group_secret, secret, identity)
     failures = []
-    for name, address in workers:  # some may be lost
+    for name, address in workers:  # some of them may be lost
         try:
             return Group(way, _members_in(way.ask(address, name, False, False, timeout)))
         except Exception as failure:
@@ -184,12 +184,13 @@ def attach(
     identity: str | None = None,
     timeout: float = 5.0,
 ) -> Group:
-    """Look into a running group, which need not be prepared for it.
+    """Attach to a running group, to inspect it. The group needs no preparation.
 
     Args:
         address (str): "host:port" of the group's store, its MASTER_ADDR and MASTER_PORT.
-        pid (int): a worker process of this user on this machine. Neither: the group of this process' own worker.
-        secret_file (str): the file with the group's secret; default: as for workers, from the environment.
+        pid (int): the id of a worker process of this user on this machine. Without `address` and `pid`, the group is
+            that of this process's own worker.
+        secret_file (str): the file with the group's secret; default: from the environment, as for workers.
         identity (str): the identity file of an observer or a member, if the group's workers have identities.
         timeout (float): seconds for the first worker to answer.
 
@@ -197,7 +198,7 @@ def attach(
         ValueError: there is no such process, or no group there.
         PermissionError: the process belongs to another user.
         NotAllowedError: the identity has neither the role member nor observer.
-        RpcTimeoutError, WorkerLostError: no worker answers; also if the secret is another one.
+        RpcTimeoutError, WorkerLostError: no worker answers, or the secret is wrong.
     """
     if address is not None and pid is not None:
         raise ValueError("give an address or pid, not both")

@@ -1,4 +1,4 @@
-"""The counters of calls that the core keeps, as Python objects. Any thread calls these functions."""
+"""The counters of calls that the core keeps, as Python objects. Any thread may call these functions."""
 
 from dataclasses import dataclass
 
@@ -7,23 +7,24 @@ from torchrpc._C import _call_counts, _enable_metrics
 
 @dataclass(frozen=True)
 class FunctionMetrics:
-    """What this worker has counted of one function with one peer, on one side, while metrics were on.
+    """This worker's counters of one function, with one peer and on one side, from the time while metrics were on.
 
     Attributes:
         function (str): its name, `"package.module.f"` or `"aten::add"`. Messages that name no function, such as those
-            of backward passes, have the name of their kind: `"BACKWARD_AUTOGRAD_REQ"`. `"other"`: functions and peers
-            beyond the first 4,096 pairs of a side.
+            of backward passes, have the name of their kind: `"BACKWARD_AUTOGRAD_REQ"`. `"other"` stands for all
+            functions and peers beyond the first 4,096 pairs of a side.
         peer (str): the other worker.
         side (str): `"out"`: calls that this worker made, from the call to its reply; `"in"`: calls that it served,
             from the start of the function to its reply.
         calls (int): calls that have ended, with a result or an error. A call that is sent again counts once.
         in_flight (int): calls that have begun and not ended.
         errors (dict): code of the error (`"timeout"`, `"user exception"`, …) -> number of calls that ended with it.
-        request_bytes, reply_bytes (int): payloads and tensors.
+        request_bytes, reply_bytes (int): bytes of the payloads and tensors.
         total_s, max_s (float): the sum and the maximum of the latencies, in seconds.
-        p50_s, p99_s (float): half of the calls, and 99 %, took at most so many seconds, to 12.5 %. 0 without calls.
-        buckets (list): pairs of a bucket's end in seconds and its number of calls, of the buckets that are not empty.
-            A bucket is at most 12.5 % wide; the first one begins at 0, the last one ends at infinity.
+        p50_s, p99_s (float): the median and the 99th percentile of the latencies, in seconds, rounded up to the end of
+            their bucket. 0 without calls.
+        buckets (list): (end of the bucket in seconds, number of its calls) for each bucket that is not empty. A bucket
+            is at most 12.5 % wide; the first one begins at 0, the last one ends at infinity.
     """
 
     function: str
@@ -42,14 +43,14 @@ class FunctionMetrics:
 
 
 def enable_metrics(enabled: bool = True) -> None:
-    """Count the calls of this worker from now on, or stop; what has been counted stays.
+    """Count the calls of this worker from now on, or stop counting. Stopping keeps the counters.
 
-    The option `metrics` of `TensorPipeRpcBackendOptions`, or the environment variable TORCHRPC_METRICS, does it from
-    the start. While metrics are off they cost nothing.
+    The option `metrics` of `TensorPipeRpcBackendOptions`, or the environment variable TORCHRPC_METRICS, turns metrics
+    on from the start. While metrics are off they cost nothing.
 
     Raises:
         ShutdownError: RPC is not initialized.
-        TypeError: `enabled` is no bool.
+        TypeError: `enabled` is not a bool.
     """
     if not isinstance(enabled, bool):
         raise TypeError(f"enable_metrics: enabled must be a bool, but is a {type(enabled).__name__}: {enabled!r}.")
@@ -57,9 +58,9 @@ def enable_metrics(enabled: bool = True) -> None:
 
 
 def functions() -> list[FunctionMetrics]:
-    """Return what this worker has counted: an item for each function, peer and side, in the order of their first calls.
+    """Return the counters of this worker: an item for each function, peer and side, in the order of their first calls.
 
-    Calls go on meanwhile, so the numbers of an item may be of slightly different moments.
+    Calls go on meanwhile, so the numbers of one item may come from slightly different moments.
 
     Raises:
         ShutdownError: RPC is not initialized.

@@ -1,4 +1,4 @@
-"""Serves the counters of this worker to Prometheus, by the package prometheus_client, which is loaded on use.
+"""Serves the counters of this worker to Prometheus, with the package prometheus_client, which is loaded on use.
 
 The HTTP server has threads of its own. A scrape reads the counters and makes no call.
 """
@@ -63,7 +63,7 @@ def _client() -> Any:
 
 
 def _cumulative(row: FunctionMetrics) -> list[tuple[str, float]]:
-    """The buckets of a histogram as Prometheus has them: (end, calls that took at most that)."""
+    """Return cumulative buckets, as Prometheus expects them: (end, number of calls that took at most that long)."""
     client = _client()
     found, below, rest = [], 0, list(row.buckets)
     for end in BUCKET_ENDS:
@@ -75,7 +75,7 @@ def _cumulative(row: FunctionMetrics) -> list[tuple[str, float]]:
 
 
 class _Collector:
-    """What prometheus_client asks for the metrics at each scrape."""
+    """The collector that prometheus_client calls at each scrape."""
 
     def describe(self) -> Iterable[Any]:
         return []  # the names are not checked in advance
@@ -153,12 +153,12 @@ class MetricsServer:
 
     @property
     def url(self) -> str:
-        """Where Prometheus finds the metrics."""
+        """The URL at which Prometheus finds the metrics."""
         host = f"[{self.addr}]" if ":" in self.addr else self.addr
         return f"http://{host}:{self.port}/metrics"
 
     def close(self) -> None:
-        """Stop serving, and free the port. More than once is allowed."""
+        """Stop serving and free the port. It may be called more than once."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -179,17 +179,17 @@ class _Server(http.server.ThreadingHTTPServer):
 def serve_metrics(port: int = 0, addr: str = "127.0.0.1") -> MetricsServer:
     """Serve the metrics of this worker to Prometheus, in the text formats of Prometheus and OpenMetrics.
 
-    Turns metrics on (`enable_metrics`) if RPC is initialized. The server goes on after `shutdown`, without numbers of
-    torchrpc, and serves those of the next worker of this process. Whoever reaches the port can read the names of the
-    workers and of the functions that they call, so by default only programs of this machine can.
+    It turns metrics on (`enable_metrics`) if RPC is initialized. The server keeps running after `shutdown`: it serves
+    no metrics of torchrpc until this process starts another worker. Any program that can reach the port can read the
+    names of the workers and of the functions that they call. So by default, only programs on this machine can reach it.
 
     Args:
         port (int): the TCP port; 0: any free one, see `MetricsServer.port`.
-        addr (str): the address to listen on: `"127.0.0.1"`, `"0.0.0.0"` for all of this machine's, `"::"`.
+        addr (str): the address to listen on: `"127.0.0.1"`, or `"0.0.0.0"` or `"::"` for all addresses of this machine.
 
     Raises:
         ModuleNotFoundError: prometheus_client is not installed.
-        OSError: the port is in use, or the address is none of this machine's.
+        OSError: the port is in use, or `addr` is not an address of this machine.
         ValueError: `port` is not between 0 and 65535.
     """
     if not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= 65535:
@@ -200,13 +200,13 @@ def serve_metrics(port: int = 0, addr: str = "127.0.0.1") -> MetricsServer:
     return server
 
 
-_served: MetricsServer | None = None  # of the environment
+_served: MetricsServer | None = None  # the server that serve_by_environment started
 
 
 def serve_by_environment(worker: str) -> None:
-    """Serve as TORCHRPC_METRICS_PORT and TORCHRPC_METRICS_ADDR say; once for each process. `worker` is for texts.
+    """Serve at TORCHRPC_METRICS_PORT and TORCHRPC_METRICS_ADDR, once per process. `worker` is the name in log lines.
 
-    What cannot be served is a warning: a job does not fail because nobody can watch it.
+    A failure is logged as a warning: a job must not fail because its metrics cannot be served.
     """
     global _served
     if _served is not None:
@@ -233,7 +233,7 @@ def serve_by_environment(worker: str) -> None:
 
 
 def _forget_in_child() -> None:
-    """A forked child has neither the threads nor, for long, the worker."""
+    """Close the inherited socket in a forked child, which has no thread of the server and soon no worker."""
     global _served
     if _served is not None:
         _served._server.socket.close()

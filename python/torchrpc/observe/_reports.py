@@ -1,7 +1,7 @@
-"""Reading the reports of workers, and the words in which the commands show them. Pure functions of reports.
+"""Reads the reports of workers, and words their contents for the commands. Pure functions of reports.
 
 A report is what `Group.reports` returns for a worker: nested dictionaries, or the exception of a worker that did not
-answer. A report of another version may lack fields or have more of them.
+answer. A worker with another version of torchrpc may send fewer or more fields.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from typing import Any
 Report = Mapping[str, Any]
 Reports = Mapping[str, "Report | BaseException"]
 
-# Frames that say how a thread waits, and not where in the program: this package's and those of Python's own library.
+# Frames outside the program's own code: those of this package, of parts of torch and of Python's standard library.
 _PLUMBING = re.compile(
     r"[/\\]torchrpc[/\\](rpc|autograd|optim|nn|profiler|observe|testing|data)[/\\]"
     r"|[/\\]torchrpc[/\\]\w+\.py$"
@@ -21,16 +21,16 @@ _PLUMBING = re.compile(
     r"|^<frozen |^<string>$"
 )
 _STATES = {"R": "runs", "S": "sleeps", "D": "waits for a disk or a driver", "T": "is stopped", "t": "is traced"}
-_BUSY_CORES = 0.25  # of a thread that runs, on a machine that others use, too
+_BUSY_CORES = 0.25  # a running thread uses at least this much, also on a machine with other programs
 
 
 def answered(reports: Reports) -> dict[str, Report]:
-    """The reports of the workers that answered."""
+    """Return the reports of the workers that answered."""
     return {name: report for name, report in reports.items() if isinstance(report, Mapping)}
 
 
 def silent(reports: Reports) -> dict[str, str]:
-    """{worker that did not answer: why}"""
+    """Return {worker that did not answer: why}."""
     return {
         name: f"{report}".rstrip(".") or type(report).__name__
         for name, report in reports.items()
@@ -39,7 +39,7 @@ def silent(reports: Reports) -> dict[str, str]:
 
 
 def rows(report: Report, *names: str) -> list[Mapping[str, Any]]:
-    """The list of a report under these nested names; empty if it is missing."""
+    """Return the list under these nested names of a report; empty if it is missing."""
     value: Any = report
     for name in names:
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -47,13 +47,13 @@ def rows(report: Report, *names: str) -> list[Mapping[str, Any]]:
 
 
 def table(report: Report, name: str) -> Mapping[str, Any]:
-    """The dictionary of a report under this name; empty if it is missing."""
+    """Return the dictionary under this name of a report; empty if it is missing."""
     value = report.get(name)
     return value if isinstance(value, Mapping) else {}
 
 
 def number(row: Mapping[str, Any], name: str) -> float:
-    """The number under this name (texts are read as numbers); 0 if it is missing."""
+    """Return the number under this name (a text is parsed as a number); 0 if it is missing."""
     value = row.get(name)
     try:
         return float(value) if value is not None else 0.0
@@ -62,12 +62,12 @@ def number(row: Mapping[str, Any], name: str) -> float:
 
 
 def threads(report: Report) -> dict[int, Mapping[str, Any]]:
-    """{thread id: the thread}"""
+    """Return {thread id: the thread}."""
     return {int(number(row, "tid")): row for row in rows(report, "threads")}
 
 
 def wait_text(waits: Mapping[str, Any], function: str = "") -> str:
-    """What a thread waits for, in words. `function`: that of the call, if it is known."""
+    """Return what a thread waits for, in words. `function`: the function of the awaited call, if it is known."""
     kind, to, text = (str(waits.get(name) or "") for name in ("kind", "to", "text"))
     if kind == "reply" or (kind in ("future", "value") and waits.get("call") and to):
         function = function or text
@@ -77,7 +77,7 @@ def wait_text(waits: Mapping[str, Any], function: str = "") -> str:
 
 
 def is_pool_full(report: Report) -> bool:
-    """Whether a worker's pool starts no further task although some wait: see Note [Limit of threads] of the core."""
+    """Return whether a worker's pool starts no task although some wait: see Note [Limit of threads] of the core."""
     pool = table(report, "pool")
     threads, idle = number(pool, "threads"), number(pool, "idle")
     is_at_limit = threads - idle - number(pool, "blocked") >= number(pool, "size") or threads >= number(pool, "max")
@@ -85,14 +85,14 @@ def is_pool_full(report: Report) -> bool:
 
 
 def queued(report: Report) -> int:
-    """The tasks that wait for a thread. Those of Python wait in a strand, which is itself one task of the pool."""
+    """Return how many tasks wait for a thread. Python's tasks wait in a strand, itself one task of the pool."""
     pool = table(report, "pool")
     strand = int(number(pool, "strand_queued"))
     return strand + max(0, int(number(pool, "queued")) - bool(strand))
 
 
 def lock_text(lock: Mapping[str, Any]) -> str:
-    """A Python lock, in words: "the lock `self.lock`"."""
+    """Return a Python lock in words: "the lock `self.lock`"."""
     kinds = {"lock": "the lock", "semaphore": "the semaphore", "condition": "a notification of", "event": "the event"}
     kind, expression = str(lock.get("kind", "lock")), str(lock.get("text", "?"))
     if kind == "barrier":
@@ -101,12 +101,12 @@ def lock_text(lock: Mapping[str, Any]) -> str:
 
 
 def digest_of(names: Iterable[str]) -> str:
-    """As in `rpc._gather`, where it is part of a gathering's name: a text of fixed size for a set of names."""
+    """Return a digest of a set of names, as `rpc._gather` computes it for the name of a gathering."""
     return hashlib.blake2b("\0".join(sorted(names)).encode(), digest_size=16).hexdigest()
 
 
 def shutdown_of(thread: Mapping[str, Any]) -> bool:
-    """Whether a thread is in the part of shutdown() that waits for all workers."""
+    """Return whether a thread is in the part of shutdown() that waits for all workers."""
     return any(
         row.get("function", "").rpartition(".")[2] == "_wait_all_workers" and "torchrpc" in str(row.get("file"))
         for row in rows(thread, "python")
@@ -114,7 +114,7 @@ def shutdown_of(thread: Mapping[str, Any]) -> bool:
 
 
 def holders(report: Report, lock: Mapping[str, Any]) -> list[int]:
-    """The ids of the threads that hold a lock. Python does not know those of C++ threads, but their idents."""
+    """Return the ids of the threads that hold a lock. Of threads that C++ started, Python knows only the idents."""
     found = [int(each) for each in lock.get("holders") or []]
     idents = set(lock.get("holder_idents") or [])
     found += [tid for tid, row in threads(report).items() if row.get("ident") in idents and tid not in found]
@@ -122,10 +122,10 @@ def holders(report: Report, lock: Mapping[str, Any]) -> list[int]:
 
 
 def gil_holder(report: Report, earlier: "Report | None" = None) -> int:
-    """The id of the thread that keeps the GIL; 0 if nothing keeps it, or it is not known which.
+    """Return the id of the thread that keeps the GIL; 0 if no thread keeps it, or the thread is not known.
 
     Args:
-        earlier: a report of the same worker from a moment before, if there is one.
+        earlier: a slightly older report of the same worker, if there is one.
     """
     gil = table(report, "gil")
     if gil.get("is_free") is not False:
@@ -142,7 +142,7 @@ def gil_holder(report: Report, earlier: "Report | None" = None) -> int:
 
 
 def program_frame(thread: Mapping[str, Any]) -> "Mapping[str, Any] | None":
-    """The innermost frame in the program's own code; None for a thread without Python."""
+    """Return the innermost frame in the program's own code, else the innermost frame; None without Python frames."""
     frames = rows(thread, "python")
     return next(
         (each for each in frames if not _PLUMBING.search(str(each.get("file", "")))), frames[0] if frames else None
@@ -150,20 +150,20 @@ def program_frame(thread: Mapping[str, Any]) -> "Mapping[str, Any] | None":
 
 
 def is_in_program(thread: Mapping[str, Any]) -> bool:
-    """Whether a thread has a frame in the program's own code."""
+    """Return whether a thread has a frame in the program's own code."""
     frame = program_frame(thread)
     return frame is not None and not _PLUMBING.search(str(frame.get("file", "")))
 
 
 def place(frame: "Mapping[str, Any] | None") -> str:
-    """A frame as "function (file:line)"; "" without one."""
+    """Return a frame as "function (file:line)"; "" without a frame."""
     if frame is None:
         return ""
     return f"{frame.get('function', '?')} ({frame.get('file', '?')}:{frame.get('line', '?')})"
 
 
 def state(thread: Mapping[str, Any], cores: "float | None" = None) -> str:
-    """What the system says about a thread: "runs", "sleeps", ... `cores`: the processor time it uses, in cores."""
+    """Return the state of a thread in words: "runs", "sleeps", ... `cores`: the processor time it uses, in cores."""
     letter = str(thread.get("state", ""))[:1]
     if cores is not None and (cores >= 0.05 or letter == "R"):
         return f"runs, using {cores:.0%} of a core"
@@ -171,7 +171,7 @@ def state(thread: Mapping[str, Any], cores: "float | None" = None) -> str:
 
 
 def cores(earlier: "Report | None", report: Report, tid: int) -> "float | None":
-    """The processor time of a thread between two reports, in cores; None if they do not tell."""
+    """Return the processor time of a thread between two reports, in cores; None if it is not known."""
     if earlier is None:
         return None
     before, after = threads(earlier).get(tid), threads(report).get(tid)
@@ -182,8 +182,8 @@ def cores(earlier: "Report | None", report: Report, tid: int) -> "float | None":
 
 
 def age(seconds: float) -> str:
-    """A time for humans: "320 ms", "3.2 s", "12 min", "3.4 h", "2.1 days"."""
-    seconds = max(0.0, seconds)  # A call may have begun after the report.
+    """Return a time for humans: "320 ms", "3.2 s", "12 min", "3.4 h", "2.1 days"."""
+    seconds = max(0.0, seconds)  # negative if a call began after the report
     if seconds < 0.0995:
         return f"{seconds * 1e3:.3g} ms"
     if seconds < 9.95:
@@ -198,7 +198,7 @@ def age(seconds: float) -> str:
 
 
 def seconds(text: str) -> float:
-    """The seconds of "10", "10s", "10m", "2h" or "1d". Raises ValueError for anything else."""
+    """Return the seconds of "10", "10s", "10m", "2h" or "1d". Raises ValueError for other texts."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)?", text.strip())
     if not match:
         raise ValueError(f"{text!r} is no time. Write 30s, 10m, 2h or 1d.")
@@ -206,7 +206,7 @@ def seconds(text: str) -> float:
 
 
 def size(count: float) -> str:
-    """Bytes for humans: "512 B", "1.5 KiB", "3.2 GiB"."""
+    """Return a number of bytes for humans: "512 B", "1.5 KiB", "3.2 GiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1023.5:
             return f"{count:.0f} {unit}" if unit == "B" or count >= 99.5 else f"{count:.1f} {unit}"
@@ -215,19 +215,19 @@ def size(count: float) -> str:
 
 
 def listed(names: "list[str]", most: int = 8) -> str:
-    """Names in a sentence: "w0", "w0 and w1", "w0, w1 and 12 others"."""
+    """Return names as part of a sentence: "w0", "w0 and w1", "w0, w1 and 12 others"."""
     if len(names) > most:
         return f"{', '.join(names[: most - 1])} and {len(names) - most + 1} others"
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else "nobody"
 
 
 def plural(count: int, noun: str) -> str:
-    """ "1 call", "2 calls"."""
+    """Return a number with its noun: "1 call", "2 calls"."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def table_text(header: "list[str]", lines: "list[list[str]]", left: int = 1) -> str:
-    """Lines of text in columns; the first `left` columns are aligned on the left, the others on the right."""
+    """Return a table as text. The first `left` columns are aligned on the left, the others on the right."""
     widths = [max(len(line[i]) for line in [header, *lines]) for i in range(len(header))]
     texts = [
         "  ".join(

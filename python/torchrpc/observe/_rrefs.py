@@ -10,22 +10,22 @@ ORIGINS = "To record it, set TORCHRPC_RREF_ORIGINS=1 for the workers."
 
 
 def groups(reports: Reports, older_than_s: float = 0.0, worker: str = "") -> list[dict[str, Any]]:
-    """Return the RRefs of a group, those of one kind from one line as one row, the largest first.
+    """Return the RRefs of a group as rows, the largest row first. RRefs of one kind made at one line share a row.
 
     Args:
-        reports: by worker, with RRefs.
-        older_than_s: leaves out younger ones.
-        worker: only those that this worker owns, holds or has made.
+        reports: the reports by worker, with RRefs.
+        older_than_s: leaves out younger RRefs.
+        worker: if given, only RRefs that this worker owns, holds or has made.
 
-    Each row has "count", "owner", "holders" (names), "type", "made_by", "made_at" ("file:line", or "" where that was
-    not recorded), "oldest_s", "youngest_s", "with_value" and "ids" (of the oldest, at most ten).
+    Each row has "count", "owner", "holders" (names), "type", "made_by", "made_at" ("file:line", or "" if it was not
+    recorded), "oldest_s", "youngest_s", "with_value" and "ids" (of the oldest, at most ten).
     """
     found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     everything = [row for report in reading.answered(reports).values() for row in rows(report, "rrefs", "list")]
-    # The worker that has made an RRef knows where; the owner, which knows its holders, may be another one.
+    # Only the worker that made an RRef knows where. The owner, which knows the holders, may be another worker.
     origins = {str(row.get("id")): str(row["made_at"]) for row in everything if row.get("made_at")}
     for row in everything:
-        # A user's entry repeats what the owner's has, unless the owner did not answer.
+        # Skip a user's entry if the owner answered: the owner's entry contains the same.
         if not row.get("is_owner") and isinstance(reports.get(str(row.get("owner"))), Mapping):
             continue
         holders = tuple(sorted(str(each) for each in row.get("holders") or []))
@@ -56,7 +56,7 @@ def groups(reports: Reports, older_than_s: float = 0.0, worker: str = "") -> lis
 
 
 def text(found: list[dict[str, Any]], reports: Reports, older_than_s: float = 0.0) -> str:
-    """The rows of `groups` for humans."""
+    """Return the rows of `groups` as text for humans."""
     lines = [f"{name} does not answer: {reason}" for name, reason in reading.silent(reports).items()]
     older = f" older than {age(older_than_s)}" if older_than_s else ""
     if not found:

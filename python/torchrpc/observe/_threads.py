@@ -6,12 +6,12 @@ from typing import Any
 from . import _reports as reading
 from ._reports import Report, Reports, age, number, plural, rows
 
-Functions = Mapping[tuple[str, str, int], str]  # (caller, callee, call) -> the function, as the callee says
+Functions = Mapping[tuple[str, str, int], str]  # (caller, callee, call) -> the function, from the callee's report
 
 
 def text(reports: Reports, show_all: bool = False) -> str:
-    """The threads of all workers for humans. Without `show_all`, those that serve nothing, wait for no call and have no
-    Python are only counted."""
+    """Return the threads of all workers as text. Without `show_all`, threads that serve no call, wait for nothing known
+    and have no Python frames are only counted."""
     functions = {
         (str(row.get("from")), name, int(number(row, "call"))): str(row.get("function") or "")
         for name, report in reading.answered(reports).items()
@@ -27,7 +27,7 @@ def text(reports: Reports, show_all: bool = False) -> str:
 
 
 def plain(reports: Reports) -> dict[str, Any]:
-    """The threads of all workers as plain data: {worker: {"gil", "threads"}}; {"error"} for one without an answer."""
+    """Return the threads as plain data: {worker: {"gil", "threads"}}, or {worker: {"error"}} if it did not answer."""
     return {
         name: {"gil": dict(reading.table(report, "gil")), "threads": rows(report, "threads")}
         if isinstance(report, Mapping)

@@ -1,4 +1,4 @@
-"""`torchrpc top`: the numbers of a group, from its reports and those of a moment before. Pure functions."""
+"""`torchrpc top`: the numbers of a group, from its reports and slightly older ones. Pure functions."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,12 +15,12 @@ def snapshot(reports: Reports, earlier: "Reports | None" = None, members: Sequen
     """Return what `top` shows, as plain data.
 
     Args:
-        reports: by worker.
-        earlier: reports of a moment before. Without them, and for a worker that has restarted, rates are None.
+        reports: the reports by worker.
+        earlier: slightly older reports. Without them, and for a worker that has restarted, rates are None.
         members: the names of all workers that the group knows.
 
     Returns "workers" (one dictionary for each), "functions" (empty while the metrics of the workers are off), "calls"
-    (those in flight, the oldest first, at most ten), "in_flight" (their number), "lost" and "silent" ({name: why}).
+    (the calls in flight, the oldest first, at most ten), "in_flight" (their number), "lost" and "silent" ({name: why}).
     """
     good, before = reading.answered(reports), reading.answered(earlier or {})
     lost = {
@@ -89,7 +89,7 @@ def _worker(name: str, report: Report, earlier: "Report | None") -> dict[str, An
 
 
 def _passed_s(earlier: "Report | None", report: Report) -> float:
-    """The seconds between two reports of one worker; 0 without an earlier one, or if it has restarted."""
+    """Return the seconds between two reports of one worker; 0 without an earlier report or after a restart."""
     if earlier is None:
         return 0.0
     before, after = table(earlier, "worker"), table(report, "worker")
@@ -99,7 +99,7 @@ def _passed_s(earlier: "Report | None", report: Report) -> float:
 
 
 def _rate(earlier: "Report | None", report: Report, side: str, what: str) -> "float | None":
-    """What a worker's metrics count on one side, for each second between two reports; None where that is not known."""
+    """Return the rate per second of a metric on one side between two reports; None if it is not known."""
     passed = _passed_s(earlier, report)
     if earlier is None or passed <= 0 or not rows(report, "functions"):
         return None
@@ -116,7 +116,7 @@ def _sum(rates: Any) -> "float | None":
 
 
 def _functions(reports: Mapping[str, Report], earlier: Mapping[str, Report]) -> list[dict[str, Any]]:
-    """The functions that the workers serve, those with most calls first."""
+    """Return the functions that the workers serve, the most frequent ones first."""
     found: dict[str, dict[str, Any]] = {}
     for name, report in reports.items():
         passed = _passed_s(earlier.get(name), report)
@@ -132,7 +132,7 @@ def _functions(reports: Mapping[str, Report], earlier: Mapping[str, Report]) -> 
                 | {"p50_s": 0.0, "p99_s": 0.0, "max_s": 0.0, "workers": set()},
             )
             calls = int(number(row, "calls"))
-            # The median over all peers is not in the reports: the largest of theirs is an upper bound.
+            # The reports have a median per peer, not over all peers: the largest of them is an upper bound.
             for what in ("p50_s", "p99_s", "max_s"):
                 made[what] = max(made[what], number(row, what))
             made["calls"] += calls
@@ -148,7 +148,7 @@ def _functions(reports: Mapping[str, Report], earlier: Mapping[str, Report]) -> 
 
 
 def _served(reports: Mapping[str, Report], caller: str, call: Mapping[str, Any]) -> dict[str, Any]:
-    """The function of a call, and what is known about it: "running", "waiting", or how it travels."""
+    """Return the function of a call and its state: "running" or "waiting" on the callee, else the caller's state."""
     callee = reports.get(str(call.get("to")), {})
     for row in rows(callee, "calls_in"):
         if row.get("from") == caller and row.get("call") == call.get("call"):
@@ -157,7 +157,7 @@ def _served(reports: Mapping[str, Report], caller: str, call: Mapping[str, Any])
 
 
 def sorted_workers(shown: Mapping[str, Any], by: str) -> list[dict[str, Any]]:
-    """The workers of a snapshot; the largest first, except by name."""
+    """Return the workers of a snapshot, sorted by a column: by name, or with the largest value first."""
     keys = {
         "worker": lambda row: 0,
         "calls": lambda row: -((row.get("calls_in_per_s") or 0) + (row.get("calls_out_per_s") or 0)),
@@ -170,7 +170,7 @@ def sorted_workers(shown: Mapping[str, Any], by: str) -> list[dict[str, Any]]:
 
 
 def _natural(name: str) -> tuple[str, int, str]:
-    """A key by which w2 comes before w10."""
+    """Return a sort key that puts w2 before w10."""
     head = name.rstrip("0123456789")
     digits = name[len(head) :]
     return head, int(digits) if digits else -1, name
@@ -185,7 +185,7 @@ CALL_COLUMNS = ("oldest calls", "from", "to", "function", "state")
 
 
 def worker_cells(row: Mapping[str, Any]) -> list[str]:
-    """The row of one worker, under `WORKER_COLUMNS`."""
+    """Return the cells of one worker for `WORKER_COLUMNS`."""
     if row["state"] in ("lost", "silent"):
         return [row["worker"], row["state"], *[""] * (len(WORKER_COLUMNS) - 2)]
     ways = ", ".join(f"{count} {how}" for how, count in sorted(row["connections"].items()))
@@ -208,7 +208,7 @@ def worker_cells(row: Mapping[str, Any]) -> list[str]:
 
 
 def _way(how: str) -> str:
-    """How a connection runs, in a word: "shm", "tcp", "tcp encrypted", "unix", ..."""
+    """Return the kind of a connection: "shm", "tcp", "tcp encrypted", "unix", ..."""
     if "shared memory" in how or "shm" in how:
         return "shm"
     medium = next((each for each in ("tcp", "unix", "tensorpipe", "ucx") if each in how), how)
@@ -216,7 +216,7 @@ def _way(how: str) -> str:
 
 
 def function_cells(row: Mapping[str, Any]) -> list[str]:
-    """The row of one function, under `FUNCTION_COLUMNS`."""
+    """Return the cells of one function for `FUNCTION_COLUMNS`."""
     times = [age(row[what]) for what in ("p50_s", "p99_s", "max_s")]
     return [
         row["function"],
@@ -227,7 +227,7 @@ def function_cells(row: Mapping[str, Any]) -> list[str]:
 
 
 def call_cells(row: Mapping[str, Any]) -> list[str]:
-    """The row of one call, under `CALL_COLUMNS`."""
+    """Return the cells of one call for `CALL_COLUMNS`."""
     return [age(row["age_s"]), row["from"], str(row["to"]), row["function"] or "-", row["state"] or "-"]
 
 
@@ -236,7 +236,7 @@ def _per_s(rate: "float | None") -> str:
 
 
 def summary(shown: Mapping[str, Any]) -> str:
-    """One line about the whole group."""
+    """Return one line about the whole group."""
     good = [row for row in shown["workers"] if row["state"] not in ("lost", "silent")]
     rates = [_sum(row[f"calls_{side}_per_s"] for row in good) for side in ("out", "in")]
     parts = [plural(len(good), "worker")]
@@ -252,7 +252,7 @@ def summary(shown: Mapping[str, Any]) -> str:
 
 
 def text(shown: Mapping[str, Any], by: str = "worker") -> str:
-    """A snapshot as text."""
+    """Return a snapshot as text."""
     parts = [
         summary(shown),
         reading.table_text(list(WORKER_COLUMNS), [worker_cells(row) for row in sorted_workers(shown, by)], left=2),

@@ -1,8 +1,8 @@
-"""Spans of calls, for OpenTelemetry, whose packages are loaded on use.
+"""Spans of calls for OpenTelemetry, whose packages are loaded on use.
 
 The caller's span is current while it makes the call, and its W3C trace context travels in a header of the call. The
-callee's span is its child, and is current while the function runs, so that calls which the function makes are its
-children. Any thread makes spans; what is current belongs to the thread or to the coroutine (contextvars).
+callee's span is a child of the caller's span. It is current while the function runs, so that calls which the function
+makes are its children. Any thread may make spans; each thread or coroutine has its own current span (contextvars).
 """
 
 import contextvars
@@ -36,14 +36,14 @@ def _me() -> str:
 
 
 def _in_context(callback: Any) -> Any:
-    """The callback, which will run in the context of now, with the span that is current now."""
+    """Return the callback, bound to the current context (contextvars) and so to the current span."""
     if not callable(callback):
-        return callback  # the future raises the error
+        return callback  # the future raises the error for it
     return functools.partial(contextvars.copy_context().run, callback)
 
 
 class _Tracing:
-    """What makes the spans, by one provider."""
+    """Makes the spans, with one tracer provider."""
 
     def __init__(self, provider: Any) -> None:
         self.api, self.propagator = _load()
@@ -61,7 +61,7 @@ class _Tracing:
     def call(
         self, mode: RPCExecMode, call: Callable[..., Any], to: Any, func: Any, args: Any, kwargs: Any, timeout: float
     ) -> Any:
-        """Make a call inside a span that ends when the call does."""
+        """Make a call inside a span that ends with the call."""
         try:
             peer = getattr(to, "name", None) or _C._get_current_rpc_agent().get_worker_info(to).name
             name = _name_of(func)
@@ -135,7 +135,7 @@ class _Tracing:
             return await coroutine
 
     def record(self, name: str, peer: str, parent: str, state: str, begin_ns: int, end_ns: int, error: str) -> None:
-        """Make the span of a call that ran without Python, and has ended."""
+        """Make the span of a call that ran without Python and has ended already."""
         carrier = {"traceparent": parent, "tracestate": state} if parent else {}
         span = self.tracer.start_span(
             name,
@@ -167,18 +167,18 @@ def _name_of(func: Any) -> str:
 
 
 def trace(tracer_provider: Any = None) -> Callable[[], None]:
-    """Make OpenTelemetry spans of the calls of this process from now on; return a function that ends that.
+    """Make OpenTelemetry spans of the calls of this process from now on. Return a function that stops this.
 
     Call it in each worker: one trace then shows a request through all workers that it reaches. The provider decides
-    where the spans go, and which are recorded (its sampler: a callee follows its caller's decision, if the sampler is
-    ParentBased).
+    where the spans go. Its sampler decides which spans are recorded: with a ParentBased sampler, a callee follows its
+    caller's decision.
 
     - A span of kind CLIENT for each call, from `rpc_sync`, `rpc_async` or `remote` to the reply.
-    - A span of kind SERVER for each call that another worker makes here, until its result is there, also if it is of an
-      `async def` function or one that returns a future. It is a child of the caller's span. Calls that a Python
-      function makes are its children, those in callbacks that it gives to futures (`then`) included. Operators, script
-      functions and C++ functions run without Python: their spans are made when they have ended, so calls that they make
-      are no children of them.
+    - A span of kind SERVER for each call that another worker makes to this one, until the result is complete, also for
+      an `async def` function or a function that returns a future. It is a child of the caller's span. Calls that a
+      Python function makes are children of its span, also calls in callbacks that it adds to futures (`then`).
+      Operators, script functions and C++ functions run without Python: their spans are made when they have ended, so
+      calls that they make are not children of these spans.
     - A span `torchrpc.backward` for each backward pass, on the worker that starts it.
 
     Spans have the attributes `rpc.system` ("torchrpc"), `rpc.method`, `torchrpc.worker` and `torchrpc.peer`.
@@ -189,7 +189,7 @@ def trace(tracer_provider: Any = None) -> Callable[[], None]:
     Raises:
         ModuleNotFoundError: opentelemetry-api is not installed.
 
-    One provider at a time: a later call replaces an earlier one's. Any thread may call it.
+    There is one provider at a time: a later call replaces the provider of an earlier one. Any thread may call it.
     """
     global _current
     tracing = _Tracing(tracer_provider)
