@@ -1,9 +1,9 @@
-"""The Python stacks of this process's threads, and which thread holds the Python lock for which another waits.
+"""The Python stacks of this process's threads, and the Python locks that they wait for and hold.
 
 The core calls `collect` for a report, on a thread of its own, with the GIL. Nothing here runs code of the program:
 names and attributes are looked up in dictionaries and slots, never through properties or `__getattr__`. CPython does
-not record which thread holds a `threading.Lock`, so `collect` infers it from the source: a thread holds the lock of a
-`with` block in whose body it stands. Where the source does not tell, `collect` names no holder.
+not record which thread holds a `threading.Lock`, so `collect` infers it from the source: a thread that stands in the
+body of a `with` block holds its lock. If the source does not show the holder, `collect` names none.
 """
 
 import ast
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 MAX_THREADS = 200
 MAX_FRAMES = 60
-MAX_SEARCH_S = 0.25  # for the holders of locks; the stacks themselves are always read
+MAX_SEARCH_S = 0.25  # limits the search for holders of locks; the stacks themselves are always read
 _MAX_CACHED = 512
 _MAX_SOURCE_BYTES = 1 << 20
 _MAX_TEXT = 80
@@ -35,14 +35,14 @@ _THREADING_FILE = threading.Condition.wait.__code__.co_filename
 _CONDITION_WAIT = threading.Condition.wait.__code__
 _MODULE_NAMESPACE = vars(types.ModuleType)["__dict__"]
 _PLAIN_LOOKUPS = (vars(object)["__getattribute__"], vars(types.ModuleType)["__getattribute__"])
-_HAS_PROXIES = sys.version_info >= (3, 13)  # f_locals is no copy
+_HAS_PROXIES = sys.version_info >= (3, 13)  # f_locals is a proxy, not a copy
 _METHODS = {"acquire", "__enter__", "release", "wait", "wait_for", "join", "_acquire_restore"}
 _ENTER_OPCODES = {dis.opmap[name] for name in ("SETUP_WITH", "BEFORE_WITH") if name in dis.opmap}
 _WITH_OPCODES = _ENTER_OPCODES | {dis.opmap[name] for name in ("LOAD_SPECIAL",) if name in dis.opmap}
 _CACHE = dis.opmap.get("CACHE", 0 if sys.version_info >= (3, 11) else -1)
 _CALL_OPCODES = {code for name, code in dis.opmap.items() if name.startswith("CALL")}
 
-# What a thread that stands in this method of threading waits for. A method that is not listed is not explained.
+# Method of threading -> what a thread that stands in it waits for. Waits in other methods are not reported.
 _THREADING_WAITS = {
     _CONDITION_WAIT: "condition",
     threading.Condition.wait_for.__code__: "condition",
@@ -72,7 +72,7 @@ class _MethodCall(NamedTuple):
     method: str
     receiver: ast.expr
     range: _Range
-    is_unconditional: bool  # an acquire() that cannot fail: without a time-out
+    is_unconditional: bool  # an acquire() without a time-out, which cannot fail
 
 
 class _Function(NamedTuple):
@@ -83,7 +83,7 @@ class _Function(NamedTuple):
 
 
 class _Here(NamedTuple):
-    """The instruction at which a frame stands; `end` is None where Python records lines only."""
+    """The instruction at which a frame stands. `end` is None if Python records only lines."""
 
     start: _Position
     end: "_Position | None"
@@ -103,30 +103,31 @@ class _Wait(NamedTuple):
     kind: str
     text: str
     target: object  # the lock, condition, semaphore or thread
-    aliases: list[object]  # what a `with` statement of the program may name instead
+    aliases: list[object]  # objects that a `with` statement of the program may name instead of the lock
 
 
 _functions: dict[tuple[str, int, str, int], "_Function | None"] = {}
 
 
 def collect() -> list[dict[str, Any]]:
-    """Return the Python stack of each thread of this process, and for what lock it waits.
+    """Return the Python stack of each thread of this process, and the lock for which it waits.
 
     Each thread is a dictionary: "ident" and "native_id" (0 if Python does not know it, as for a thread of C++ that
     runs Python), "name", "python" (the frames as {"file", "line", "function"}, innermost first, at most 60) and "lock".
-    That is None, or a dictionary of what the innermost frame waits for:
+    "lock" is None, or a dictionary that describes what the innermost frame waits for:
 
     - "text": the expression in the source, as `self.lock`; "kind": "lock", "semaphore", "condition" or "event" (a
       notification is awaited), "barrier", "thread" (its end is awaited), or "import" (another thread imports a module).
-    - "holders": the native ids of the threads that hold it, as far as both are known; "holder_idents": their idents;
-      "taken_at": for each of these, where it has taken the lock ("file:line", or "").
+    - "holders": the native ids of the threads that hold it, as far as the threads and their ids are known;
+      "holder_idents": the idents of these threads; "taken_at": for each ident, where the thread has taken the lock
+      ("file:line", or "").
 
-    At most 200 threads are looked at, and the search for holders ends after a quarter of a second. The calling thread's
-    frames start with the caller of `collect`. Raises nothing.
+    `collect` reads at most 200 threads, and starts no search for a holder after a quarter of a second. The calling
+    thread's frames start with the caller of `collect`. Raises nothing.
     """
     try:
         return _collect()
-    except Exception:  # A report without stacks is better than none.
+    except Exception:  # A report without stacks is better than no report.
         return []
 
 
@@ -150,9 +151,9 @@ def _collect() -> list[dict[str, Any]]:
     for row in rows:
         if row["ident"] == me or time.monotonic() > deadline:
             continue
-        with contextlib.suppress(Exception):  # Guessing about one thread must not cost the stacks of the others.
+        with contextlib.suppress(Exception):  # An error in this search must not lose the stacks.
             row["lock"] = search.lock_of(row["ident"])
-    # Other threads may have run meanwhile: only a thread that still stands at the same instruction waits.
+    # Other threads may have run meanwhile. Only a thread that still stands at the same instruction is waiting.
     now = sys._current_frames()
     for row in rows:
         latest = now.get(row["ident"])
@@ -184,7 +185,7 @@ def _describe_thread(thread: object) -> tuple[str, int]:
 
 
 class _Search:
-    """Finds the holders of locks in the stacks of one moment; many threads may wait for one lock."""
+    """Finds the holders of locks in one set of stacks, once for each lock, for which many threads may wait."""
 
     def __init__(self, threads: dict[int, list[types.FrameType]], native_ids: dict[int, int]):
         self._threads = threads
@@ -220,7 +221,7 @@ def _wait_of(frames: list[types.FrameType]) -> "_Wait | None":
     if site is None or site.method not in ("acquire", "__enter__"):
         return None
     target = _evaluate(site.receiver, top)
-    # A class of the program may wrap a lock; then it is an object of this class that other threads name.
+    # If a class of the program wraps the lock, other threads name an object of that class instead of the lock.
     owner = _first_argument(top) if top.f_code.co_name in ("__enter__", "acquire") else _MISSING
     outer = _site(frames[1]) if owner is not _MISSING and len(frames) > 1 else None
     text = _text((outer or site).receiver)
@@ -228,7 +229,7 @@ def _wait_of(frames: list[types.FrameType]) -> "_Wait | None":
 
 
 def _threading_wait(inside: list[types.FrameType], outer: "types.FrameType | None") -> "_Wait | None":
-    """The wait of a thread that stands in these frames of threading, called from `outer`."""
+    """Return the wait of a thread that stands in these frames of threading, called from `outer`."""
     waits = [(kind, frame) for frame in inside if (kind := _THREADING_WAITS.get(frame.f_code))]
     if not waits:
         return None
@@ -239,7 +240,7 @@ def _threading_wait(inside: list[types.FrameType], outer: "types.FrameType | Non
     if kind == "condition" and (wait := next((each for each in inside if each.f_code is _CONDITION_WAIT), None)):
         target = _variable(wait, "self")
         at = _site(wait)
-        if at is not None and at.method == "_acquire_restore":  # It was notified, and takes the lock again.
+        if at is not None and at.method == "_acquire_restore":  # It was notified, and acquires the lock again.
             kind = "lock"
     elif kind == "thread":
         text = f"the end of the thread {_describe_thread(target)[0]}".rstrip()
@@ -265,11 +266,11 @@ def _is_a(value: object, cls: type) -> bool:
     return cls in _mro(type(value))
 
 
-# Which threads hold it.
+# Which threads hold the lock.
 
 
 def _holders(wait: _Wait, threads: dict[int, list[types.FrameType]]) -> "dict[int, str] | None":
-    """{ident: where it was taken}; empty if that is not known, None if nobody holds the lock any more."""
+    """Return {ident of a holder: where it took the lock}; empty if not known, None if no thread holds it any more."""
     if wait.kind == "import":
         owner = _static_attribute(wait.target, "owner")
         return {owner: ""} if type(owner) is int else {}
@@ -291,7 +292,7 @@ def _holders(wait: _Wait, threads: dict[int, list[types.FrameType]]) -> "dict[in
         if not lock.locked():
             return None
         found = _find_holders(threads, [*wait.aliases, lock])
-        return found if len(found) == 1 else {}  # It has one holder: two are one guess too many.
+        return found if len(found) == 1 else {}  # A lock has one holder: with two candidates, the holder is not known.
     if wait.kind == "semaphore":
         return _find_holders(threads, wait.aliases)
     return {}
@@ -312,9 +313,9 @@ def _find_holders(threads: dict[int, list[types.FrameType]], targets: list[objec
 
 
 def _taken_at(frames: list[types.FrameType], targets: list[object], guess: bool) -> "str | None":
-    """Where the thread of these frames has taken one of `targets`; None if it does not seem to hold it.
+    """Return where the thread of these frames has taken one of `targets`; None if it does not seem to hold one.
 
-    With `guess`, an acquire() without a release() counts, too, where control flow is that of the lines.
+    With `guess`, look for an acquire() without a later release() in the order of the lines, instead of `with` blocks.
     """
     children = [None, *frames]
     for child, frame in zip(children, frames, strict=False):
@@ -338,11 +339,11 @@ def _taken_at(frames: list[types.FrameType], targets: list[object], guess: bool)
 def _block_in(
     function: _Function, here: _Here, frame: types.FrameType, child: "types.FrameType | None", targets: list[object]
 ) -> "int | None":
-    """The line of the `with` over one of `targets` in whose body the frame stands."""
+    """Return the line of the `with` statement over one of `targets` in whose body the frame stands."""
     for block in function.blocks:
         for index, (expression, where) in enumerate(block.items):
             entered = _entered_item(block, here, frame)
-            if entered is None and here.end is not None:  # It may compute a later item.
+            if entered is None and here.end is not None:  # The frame may be evaluating a later item.
                 entered = next((at for at, item in enumerate(block.items) if here.start in item[1]), None)
             is_inside = _is_in_body(block, here) or (entered is not None and entered > index)
             if is_inside and _is_one_of(_evaluate(expression, frame, child), targets):
@@ -359,7 +360,7 @@ def _block_in(
 def _guess_in(
     function: _Function, here: _Here, frame: types.FrameType, child: "types.FrameType | None", targets: list[object]
 ) -> "int | None":
-    """The line of the last acquire() of one of `targets` before the frame's line, if no release() follows it."""
+    """Return the line of the last acquire() of a target before the frame's position, if no release() follows it."""
     taken = None
     for call in function.calls:
         if call.range.start >= here.start or call.method not in ("acquire", "__enter__", "release"):
@@ -370,7 +371,7 @@ def _guess_in(
 
 
 def _is_in_body(block: _With, here: _Here) -> bool:
-    if here.end is None:  # Only the line is known; one line may have the statement and its body.
+    if here.end is None:  # Only the line is known, and statement and body may share one.
         return block.statement.start[0] < here.start[0] and block.body.start[0] <= here.start[0] <= block.body.end[0]
     return here.start in block.body
 
@@ -391,7 +392,7 @@ def _here(frame: types.FrameType) -> "_Here | None":
     if offset < 0:
         return None
     instructions = code.co_code
-    while offset and instructions[offset] == _CACHE:  # Python 3.11 has passed the caches of a call
+    while offset and instructions[offset] == _CACHE:  # Python 3.11 points behind the caches of a call
         offset -= 2
     opcode, argument = instructions[offset], instructions[offset + 1]
     if hasattr(code, "co_positions"):
@@ -402,7 +403,7 @@ def _here(frame: types.FrameType) -> "_Here | None":
 
 
 def _site(frame: types.FrameType) -> "_Site | None":
-    """The `with X` or `X.method()` at which a frame stands; None if it stands elsewhere, or if that is not certain."""
+    """Return the `with X` or `X.method()` at which a frame stands; None if there is none, or it is not certain."""
     here = _here(frame) if _may_lock(frame.f_code) else None
     function = _function(frame.f_code) if here else None
     if function is None or here is None:
@@ -424,7 +425,7 @@ def _is_at_call(call: _MethodCall, here: _Here) -> bool:
 
 
 def _entered_item(block: _With, here: _Here, frame: types.FrameType) -> "int | None":
-    """The index of the item whose `__enter__` the frame runs."""
+    """Return the index of the item whose `__enter__` the frame runs; None if it runs none."""
     count = len(block.items)
     if here.opcode in _ENTER_OPCODES:
         for index, (_, where) in enumerate(block.items):
@@ -437,8 +438,8 @@ def _entered_item(block: _With, here: _Here, frame: types.FrameType) -> "int | N
             return None
         if not starts_here:
             return None
-        # Up to Python 3.12 the instruction has the statement's position: count those up to this one. A `finally` that
-        # is compiled twice has them twice.
+        # Up to Python 3.12 the instruction has the statement's position: count such instructions up to this one. Code
+        # that is compiled twice, as a `finally` is, contains each of them twice.
         before = [each for each in _enter_instructions(frame.f_code, block) if each <= here.offset]
         return (len(before) - 1) % count if before else None
     if here.opcode in _CALL_OPCODES and here.argument == 0 and here.end is not None:  # Python 3.14
@@ -460,7 +461,7 @@ def _enter_instructions(code: types.CodeType, block: _With) -> list[int]:
 
 
 def _may_lock(code: types.CodeType) -> bool:
-    """Whether a function's instructions have anything to do with locks: most have not, and are not parsed."""
+    """Return whether a function's instructions may use locks. The source of other functions is not parsed."""
     return not _METHODS.isdisjoint(code.co_names) or not _WITH_OPCODES.isdisjoint(code.co_code[::2])
 
 
@@ -532,11 +533,11 @@ def _text(expression: ast.expr) -> str:
     return textwrap.shorten(ast.unparse(expression), _MAX_TEXT, placeholder="...")
 
 
-# Values, without running anything of the program.
+# Values, read without running code of the program.
 
 
 def _evaluate(expression: ast.expr, frame: types.FrameType, child: "types.FrameType | None" = None) -> object:
-    """The value of a name, attribute or item in a frame, or `_MISSING`. `child` is the frame inside it."""
+    """Return the value of a name, attribute or item in a frame, or `_MISSING`. `child`: the next inner frame."""
     if isinstance(expression, ast.Name):
         return _variable(frame, expression.id, child)
     if isinstance(expression, ast.Attribute):
@@ -564,8 +565,9 @@ def _local_variable(frame: types.FrameType, name: str, child: "types.FrameType |
     if not is_function:  # a module or a class; its namespace may be of any type
         return dict.get(variables, name, _MISSING) if type(variables) is dict else _MISSING
     found = variables.get(name, _MISSING)
-    # Before Python 3.13 the frame keeps this copy, and so would keep what the function deletes later. The copy must
-    # stay while a function of sys.setprofile runs for this frame (it takes three arguments): Python writes it back.
+    # Before Python 3.13 the frame keeps this copy of its variables, which would keep objects alive that the function
+    # deletes later. So clear the copy, unless a function of sys.setprofile (it takes three arguments) runs for this
+    # frame: then Python writes the copy back.
     if not _HAS_PROXIES and sys.getrefcount(variables) <= 3 and (child is None or not _takes_three(child.f_code)):
         variables.clear()
     return found
@@ -593,7 +595,7 @@ def _class_attribute(cls: type, name: str) -> object:
 
 
 def _static_attribute(value: object, name: str) -> object:
-    """The attribute that a plain lookup finds, or `_MISSING` where it would run code."""
+    """Return the attribute that a plain lookup finds, or `_MISSING` if there is none or the lookup would run code."""
     if value is _MISSING:
         return _MISSING
     cls = type(value)
@@ -621,7 +623,7 @@ def _static_attribute(value: object, name: str) -> object:
 
 
 def _named_attribute(value: object, name: str) -> object:
-    """The attribute that the source calls `name`: `__x` in a class C is `_C__x`."""
+    """Return the attribute with that name in the source: `__x` in a class C is `_C__x`."""
     if name.startswith("__") and not name.endswith("__") and value is not _MISSING:
         for cls in _mro(type(value)):
             found = _static_attribute(value, f"_{type.__dict__['__name__'].__get__(cls).lstrip('_')}{name}")

@@ -1,9 +1,10 @@
 """Who waits for whom in a group, from the reports of its workers: cycles, stragglers, and what else stands still.
 
-The graph has threads, calls, the queues of pools, and workers as nodes. Most nodes wait for one other; a barrier
-waits for all members that have not arrived, a queue for any of the threads that may take the next call. A node can
-never go on if it waits for nodes that cannot: `_Graph._find_stuck` finds the largest set of such nodes, and a cycle in
-it is a deadlock. What a report does not tell counts as able to go on, so a slow call is never called a deadlock.
+The nodes of the graph are threads, calls, queues of pools, and workers. Most nodes wait for one other node. A thread at
+a barrier waits for all members that have not arrived, a queue for any of the threads that may take the next call. A
+node can never go on if it waits for nodes that cannot: `_Graph._find_stuck` finds the largest set of such nodes, and a
+cycle in it is a deadlock. A node whose wait the reports do not show for certain counts as able to go on, so a slow call
+is never reported as a deadlock.
 """
 
 from collections import Counter
@@ -13,8 +14,8 @@ from typing import Any, NamedTuple
 from . import _reports as reading
 from ._reports import Report, Reports, age, listed, number, plural, rows, table
 
-MAX_CYCLES = 5  # of which each step is shown
-LONG_WAIT_S = 1.0  # a shorter wait is not worth a sentence
+MAX_CYCLES = 5  # cycles whose steps are shown
+LONG_WAIT_S = 1.0  # shorter waits are not reported
 
 Node = tuple[Any, ...]  # ("thread", worker, tid), ("call", caller, callee, id), ("queue", worker) or ("worker", name)
 
@@ -30,15 +31,15 @@ def explain(reports: Reports, members: Sequence[str] = (), earlier: "Reports | N
     """Return what stands still in a group, and why.
 
     Args:
-        reports: by worker, with stacks.
-        members: the names of all workers that the group knows; those without a report are named.
-        earlier: reports of a moment before. A cycle counts only if it was there then, too, and a thread is said to run
-            by the processor time that it has used since.
+        reports: the reports by worker, with stacks.
+        members: the names of all workers that the group knows. Workers without a report become findings.
+        earlier: slightly older reports. A cycle counts only if they contain it, too. The processor time that a thread
+            has used since then shows whether it runs.
 
-    Returns a dictionary: "has_cycle", "is_healthy" (nothing was found but long waits), and "findings", the most severe
-    first. A finding has "kind" ("deadlock", "gil", "silent", "lost", "full_pool", "straggler", "longest_wait"), "text"
-    (one sentence), "workers" (those concerned) and "steps": dictionaries with "worker", "tid", "thread", "function",
-    "file", "line", "call" and "text".
+    Returns a dictionary: "has_cycle", "is_healthy" (only stragglers and long waits were found), "workers" (the number
+    of reports), and "findings", the most severe first. A finding has "kind" ("deadlock", "gil", "silent", "lost",
+    "full_pool", "straggler", "longest_wait"), "text" (one sentence or a few), "workers" (the workers concerned) and
+    "steps": dictionaries with "worker", "tid", "thread", "function", "file", "line", "call" and "text".
     """
     graph = _Graph(reports, earlier)
     cycles = graph.cycles()
@@ -62,7 +63,7 @@ def explain(reports: Reports, members: Sequence[str] = (), earlier: "Reports | N
 
 
 def text(explanation: Mapping[str, Any]) -> str:
-    """The explanation for humans: the sentences first, then the steps of each."""
+    """Return the explanation as text: first the sentences of all findings, then the steps of each."""
     findings = explanation["findings"]
     lines = [finding["text"] for finding in findings]
     if not findings:
@@ -74,7 +75,7 @@ def text(explanation: Mapping[str, Any]) -> str:
     shown: list[Any] = []
     for finding in findings:
         new = [step for step in finding["steps"] if step not in shown]
-        if new:  # A chain that is part of one above says nothing new.
+        if new:  # else all steps have been shown above
             lines += ["", _heading(finding), *_lines_of_steps(finding["steps"])]
             shown += finding["steps"]
     return "\n".join(lines)
@@ -95,7 +96,7 @@ def _lines_of_steps(steps: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def exit_code(explanation: Mapping[str, Any]) -> int:
-    """0: nothing stands still for ever. 1: a deadlock. 3: a silent or lost worker, a full pool, or a kept GIL."""
+    """Return 1 for a deadlock, 3 for a silent or lost worker, a full pool or a kept GIL, and 0 otherwise."""
     return 1 if explanation["has_cycle"] else 0 if explanation["is_healthy"] else 3
 
 
@@ -120,7 +121,7 @@ class _Graph:
             for row in rows(report, "members")
             if row.get("is_member", True) and row.get("is_living", True)
         }
-        # Those who wait for a lost worker notice it one after another.
+        # Lost worker -> how many reports say so: workers notice a loss one after another.
         self.lost = Counter(
             str(row.get("name"))
             for report in self._reports.values()
@@ -141,7 +142,7 @@ class _Graph:
                 elif isinstance(waits, Mapping) and waits.get("kind") == "barrier":
                     barrier = reading.wait_text(waits)
                     if barrier.startswith("_all_gather ") and barrier.split()[1].rpartition("-")[0] != digest:
-                        continue  # Not all workers take part, and it is not known which.
+                        continue  # Only some workers take part, and the reports do not say which.
                 else:
                     continue
                 self._barriers[name, tid] = barrier
@@ -224,7 +225,7 @@ class _Graph:
         return Edge([("worker", each) for each in missing], True, True, text)
 
     def _missing(self, barrier: str) -> list[str]:
-        """The members that have not arrived at a barrier."""
+        """Return the members that have not arrived at a barrier."""
         return sorted((self._living | self._reports.keys()) - self._arrived.get(barrier, set()))
 
     def _edge_of_call(self, caller: str, callee: str, call: int) -> "Edge | None":
@@ -259,14 +260,14 @@ class _Graph:
         return Edge([("thread", worker, tid) for tid in busy], False, is_certain, "waits for one of the busy threads")
 
     def _edge_of_straggler(self, worker: str) -> "Edge | None":
-        """A worker that has not arrived at a barrier waits for what its main thread waits for."""
+        """Return the edge from a worker that has not arrived at a barrier to its main thread; None if not known."""
         if worker not in self._reports:
             return None
         main = int(number(table(self._reports[worker], "worker"), "pid"))
         if main not in self._threads[worker]:
             return None
         others = [thread for tid, thread in self._threads[worker].items() if tid != main and not thread.get("serves")]
-        # Another thread of the program may be the one that will arrive.
+        # Another thread of the program, instead of the main thread, may arrive at the barrier.
         is_certain = not any(reading.is_in_program(thread) for thread in others)
         return Edge([("thread", worker, main)], True, is_certain, "")
 
@@ -277,7 +278,7 @@ class _Graph:
     # What can never go on.
 
     def _find_stuck(self) -> set[Node]:
-        """The nodes that wait, as far as is certain, only for nodes that wait for each other."""
+        """Return the largest set of nodes that certainly wait for nodes of the set and cannot go on without them."""
         stuck = {node for node, edge in self.edges.items() if edge.is_certain and edge.targets}
         while True:
             free = {node for node in stuck if not self._is_stuck(self.edges[node], stuck)}
@@ -290,7 +291,7 @@ class _Graph:
         return (any if edge.needs_all else all)(target in stuck for target in edge.targets)
 
     def cycles(self) -> list[list[Node]]:
-        """One shortest cycle of each knot of nodes that wait for each other."""
+        """Return cycles of nodes that wait for each other, short ones; at most one for each connected set."""
         stuck = self._stuck
         found: list[list[Node]] = []
         seen: set[Node] = set()
@@ -348,7 +349,7 @@ class _Graph:
         return _finding("deadlock", f"Deadlock: {what}.{also}{ends}", workers, steps)
 
     def _waiting_for(self, cycle: list[Node], among: set[Node]) -> set[Node]:
-        """The threads of `among` that wait, over whatever steps, for a node of a cycle."""
+        """Return the threads of `among` that wait, directly or through other nodes, for a node of a cycle."""
         waiters: dict[Node, list[Node]] = {}
         for node in among:
             for target in self.edges[node].targets:
@@ -366,7 +367,7 @@ class _Graph:
         return [self._calls_out[node[1:]] for node in nodes if node[0] == "call" and node[1:] in self._calls_out]
 
     def steps(self, nodes: Sequence[Node]) -> list[dict[str, Any]]:
-        """The steps of a chain, one for each thread; calls are part of the thread's sentence that waits for them."""
+        """Return the steps of a chain, one for each thread. The step of a thread also describes its awaited call."""
         found = []
         for index, node in enumerate(nodes):
             if node[0] == "thread":
@@ -407,7 +408,7 @@ class _Graph:
         return step
 
     def _call_text(self, call: Node) -> str:
-        """What is to be said about a call that no thread serves."""
+        """Return the words for the state of a call that no thread serves; it may be empty."""
         edge = self.edges.get(call)
         if edge is None:
             state = self._calls_out.get(call[1:], {}).get("state")
@@ -453,7 +454,7 @@ class _Graph:
                 continue
             ages = [number(row, "age_s") for row in rows(report, "calls_in") if row.get("state") == "running"]
             if min(ages, default=0.0) < LONG_WAIT_S:
-                continue  # It is busy, and goes on.
+                continue  # The pool is busy, but its calls end.
             pool = table(report, "pool")
             places = Counter(
                 reading.place(reading.program_frame(thread)) or "no Python"
@@ -475,13 +476,13 @@ class _Graph:
         return findings
 
     def stragglers(self) -> list[dict[str, Any]]:
-        found: dict[tuple[str, tuple[str, ...]], dict[str, float]] = {}  # -> {worker that waits: for how long}
+        found: dict[tuple[str, tuple[str, ...]], dict[str, float]] = {}  # -> {worker that waits: seconds}
         for (name, tid), barrier in self._barriers.items():
             thread = self._threads[name][tid]
             waits = thread.get("waits")
             before = reading.threads(self._earlier.get(name, {})).get(tid, {})
             seconds = number(waits, "age_s") if isinstance(waits, Mapping) else 0.0
-            # An event of Python has no age; that it was there a moment ago must do.
+            # A wait for a Python event has no age: it is long if the earlier report has it, too.
             is_long = seconds >= LONG_WAIT_S or (seconds == 0.0 and reading.shutdown_of(before))
             if is_long and (missing := tuple(self._missing(barrier))):
                 waiting = found.setdefault((barrier, missing), {})
@@ -504,7 +505,7 @@ class _Graph:
         return self.steps(self._chain(node)) or [_step(node[1], "its report does not tell what its main thread does")]
 
     def _chain(self, node: Node) -> list[Node]:
-        """From a node along what it waits for, to the first that waits for nothing, or to one that came before."""
+        """Follow the first target of each edge from a node on; end at a node without target, or before a repetition."""
         chain = [node]
         while (edge := self.edges.get(chain[-1])) and edge.targets and edge.targets[0] not in chain:
             chain.append(edge.targets[0])
@@ -517,7 +518,7 @@ class _Graph:
                 waiting = thread.get("waits")
                 node: Node = ("thread", name, tid)
                 if (name, tid) in self._barriers:
-                    continue  # stragglers() tells about it
+                    continue  # stragglers() reports it
                 if isinstance(waiting, Mapping) and self.edges.get(node) and self.edges[node].targets:
                     waits.append((number(waiting, "age_s"), 1, node))
         waits += [(number(row, "age_s"), 0, ("call", *key)) for key, row in self._calls_out.items()]
@@ -573,7 +574,7 @@ def _step(worker: str, text: str) -> dict[str, Any]:
 
 
 def _from_smallest(cycle: list[Node]) -> list[Node]:
-    """The cycle, beginning with the thread that comes first by its worker's name."""
+    """Return the cycle, rotated to begin with the thread that is first in the order of workers' names."""
     starts = [index for index, node in enumerate(cycle) if node[0] == "thread"] or [0]
     first = min(starts, key=lambda index: str(cycle[index]))
     return [*cycle[first:], *cycle[:first]]

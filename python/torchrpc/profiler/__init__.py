@@ -1,4 +1,4 @@
-"""Profiles of a group of workers: torch.profiler on all of them at once, and one trace with one time axis.
+"""Profiles of a group of workers: torch.profiler runs on all of them at once, and one trace has one time axis.
 
 docs/profiling.md shows an example.
 """
@@ -38,8 +38,9 @@ class profile:
     steps of optimizers appear likewise, with the name of their kind: `rpc#BACKWARD_AUTOGRAD_REQ(worker0 -> worker1)`.
 
     Args:
-        workers (list of str): names of the workers to record; default: all of the group. This one is always recorded.
-        options: for `torch.profiler.profile` on each worker: `activities`, `record_shapes`, `profile_memory`,
+        workers (list of str): names of the workers to record; default: all of the group. This worker is always
+            recorded.
+        options: arguments of `torch.profiler.profile` on each worker: `activities`, `record_shapes`, `profile_memory`,
             `with_stack`, `with_flops`. They must be picklable. `schedule` is not supported.
 
     Attributes:
@@ -47,7 +48,7 @@ class profile:
         traces (dict): worker name -> its Chrome trace, as the dict of its JSON. Times are in microseconds.
 
     Raises:
-        ValueError: the group has no worker of a name in `workers`.
+        ValueError: the group has no worker with a name in `workers`.
         RuntimeError: on entering, if a profile is under way on one of the workers, or a worker cannot be reached.
 
     Use an object in one thread. The ranges of functions that still serve calls a second after the block are cut off.
@@ -67,7 +68,7 @@ class profile:
 
     @property
     def traces(self) -> dict[str, Any]:
-        """The Chrome trace of each worker, by its name."""
+        """The Chrome trace of each worker, by the worker's name."""
         return {worker.name: worker.trace for worker in self._recorded}
 
     def key_averages(self, *args: Any, **kwargs: Any) -> Any:
@@ -89,7 +90,7 @@ class profile:
         if wanted is not None and (unknown := wanted - {info.name for info in infos}):
             raise ValueError(f"no such workers in the group: {', '.join(sorted(unknown))}")
         others = [info for info in infos if info != me and (wanted is None or info.name in wanted)]
-        # All workers at once: the first start of a profile in a process takes torch seconds.
+        # Start on all workers at once: torch takes seconds for the first profile in a process.
         starting = {info: rpc.rpc_async(info, _start, args=(self._options,)).wait for info in others}
         errors = []
         for info, start in {me: functools.partial(_start, self._options), **starting}.items():
@@ -123,11 +124,11 @@ class profile:
 
 _lock = threading.Lock()
 _current: torch.profiler.profile | None = None
-_starter: rpc.WorkerInfo | None = None  # the other worker that has started it
+_starter: rpc.WorkerInfo | None = None  # the other worker that has started the profile
 
 
 def _check_profiling() -> None:
-    """Raise NotAllowedError if this worker serves limited callers: a profile shows what it does for all others."""
+    """Raise NotAllowedError if the caller's allow-list lacks profiles: a profile shows the calls of all callers."""
     if (allowed := _allow_list()) is not None and _caller() is not None and not allowed.entry_for(_ENTRY):
         raise refused(_ENTRY, allowed)
 
@@ -138,7 +139,7 @@ _ENTRY = "torchrpc.profiler.profile"
 def _start(options: dict[str, Any]) -> None:
     global _current, _starter
     _check_profiling()
-    # Other options may be functions that the profiler calls here.
+    # Options beyond these may contain functions that the profiler calls on this worker.
     if (allowed := _allow_list()) is not None and (unknown := options.keys() - _OPTIONS):
         raise rpc.NotAllowedError(
             f"{allowed.worker} was started with allowed_functions, and takes only these options of a profile: "
@@ -170,7 +171,7 @@ def _end() -> tuple[torch.profiler.profile, dict[str, Any]]:
         path = Path(folder) / "trace.json"
         recorder.export_chrome_trace(str(path))
         trace = label(json.loads(path.read_text()))
-    # The trace has a cut-off range of the call that ends the profile, which is not one of the program's calls.
+    # Remove the cut-off range of the call that ends the profile: it is not a call of the program.
     ours = [event for event in ranges(trace, "callee", UNKNOWN_CALL) if absolute_ns(trace, event, end=True) >= ending]
     trace["traceEvents"] = [event for event in trace["traceEvents"] if event not in ours]
     return recorder, trace
@@ -198,7 +199,7 @@ def _clock() -> tuple[str, int]:
 
 
 def _clock_ahead(worker: rpc.WorkerInfo) -> int:
-    """Return by how many nanoseconds the clock of `worker` is ahead: 0 on this machine, else to half a round trip."""
+    """Return how many ns the clock of `worker` is ahead: 0 on the same machine, else exact to half a round trip."""
     if _clock()[0] and rpc.rpc_sync(worker, _clock)[0] == _clock()[0]:
         return 0
     samples = []

@@ -9,7 +9,7 @@ Trace = dict[str, Any]
 
 # The id of a call whose caller did not record.
 UNKNOWN_CALL = "-1:0"
-# Ranges of one thread must not overlap, but calls do. So calls get rows of their own, with thread ids from here.
+# Ranges of one thread must not overlap, but calls do. So calls get rows of their own, with thread ids from this one on.
 FIRST_ROW_TID = 1 << 24
 
 
@@ -65,7 +65,7 @@ def merge(workers: list[WorkerTrace]) -> Trace:
 
 
 def _events_of(worker: WorkerTrace) -> list[Event]:
-    """Return its events as those of process `rank`, with "ts" in nanoseconds since 1970."""
+    """Return the worker's events as events of process `rank`, with "ts" in nanoseconds since 1970."""
     pid = worker.rank
     rows = _rows(ranges(worker.trace, "caller"))
     events = [
@@ -81,7 +81,7 @@ def _events_of(worker: WorkerTrace) -> list[Event]:
             continue
         moved = {**event, "pid": pid}
         moved["ts"] = absolute_ns(worker.trace, event) - worker.clock_ahead_ns
-        if "id" in event:  # the id of an arrow, unique only in its own trace
+        if "id" in event:  # the id of an arrow, unique only within its trace
             moved["id"] = f"{worker.rank}/{event['id']}"
         if id(event) in rows:
             moved["tid"] = FIRST_ROW_TID + rows[id(event)]

@@ -28,15 +28,15 @@ def run_ranks(
     """Run `fn(rank, *args)` in `world_size` processes and return their results, in the order of ranks.
 
     Args:
-        fn: picklable, unless `start_method` is "fork".
+        fn: a function, which must be picklable unless `start_method` is "fork".
         start_method: "spawn", "fork" or "forkserver".
-        timeout: seconds for all processes to end; after it, they print their stacks and are killed.
-        init: the processes are `worker0`, `worker1` … of a group while `fn` runs; afterwards the group is shut down.
-            False: `fn` calls init_rpc itself; MASTER_ADDR and MASTER_PORT are set.
+        timeout: seconds within which all processes must end. Otherwise they print their stacks and are killed.
+        init: if True, the processes are `worker0`, `worker1` … of a group while `fn` runs, and the group is shut down
+            afterwards. If False, `fn` calls init_rpc itself; MASTER_ADDR and MASTER_PORT are set.
         env: environment variables of the processes.
 
     Raises:
-        RankError: a process raised, died or did not end in time. All have been killed by then.
+        RankError: a process raised, died or did not end in time. No process is left then.
     """
     with tempfile.TemporaryDirectory() as folder:
         url = f"file://{folder}/store" if init else None
@@ -52,19 +52,19 @@ def run_ranks(
 def workers(
     world_size: int, start_method: str = "forkserver", timeout: float = 60.0, **options: Any
 ) -> Iterator[list[str]]:
-    """Be worker0 of a group while the block runs; yields the names of all workers. The others serve calls.
+    """Make this process worker0 of a group for the block; yield the names of all workers. The others serve calls.
 
     Args:
         start_method: "spawn", "fork" or "forkserver".
-        timeout: seconds in which the other workers must end after the block.
-        options: for TensorPipeRpcBackendOptions, the same for all.
+        timeout: seconds within which the other workers must end after the block.
+        options: arguments of TensorPipeRpcBackendOptions, the same for all workers.
 
     Raises:
         RankError: one of the other workers raised or died, or did not end in time.
     """
     import torch
 
-    torch.set_num_threads(1)  # there are many processes on few cores, and a thread pool does not survive a fork
+    torch.set_num_threads(1)  # many processes share few cores, and a thread pool does not survive a fork
     with local_group(world_size, start_method=start_method, timeout=timeout, threads=1, **options) as group:
         yield group.names
 
