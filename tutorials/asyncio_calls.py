@@ -1,9 +1,9 @@
 """Hyperparameter search with coroutines that await calls.
 
 Each trial is a coroutine. It creates a model with its own settings on a worker, lets the worker train it for a few
-steps at a time, and awaits the accuracy; the other trials run in the meantime. A trial that is worse than half of the
-trials that have reached the same step is stopped (the median rule of Golovin et al., 2017). One thread runs all
-coroutines, without callbacks and locks.
+steps at a time, and awaits the accuracy; the other trials run in the meantime. The search stops a trial whose
+accuracy is below the median of the trials that have reached the same step (the median rule of Golovin et al., 2017).
+One thread runs all coroutines, without callbacks and locks.
 
     accuracy = await trial.rpc_async().train(steps)
 
@@ -12,7 +12,7 @@ Written for torch.distributed.rpc; runs unchanged on torchrpc, whose futures can
     python asyncio_calls.py                  # on torch's own RPC, whose futures `awaitable` wraps
     python -m torchrpc asyncio_calls.py      # on torchrpc
 
-On several machines, with `--workers 2` on three (rank 0 runs the coroutines):
+On three machines, with the default `--workers 2` (rank 0 runs the coroutines):
 
     TORCHRPC_REPLACE=1 torchrun --nnodes 3 --nproc-per-node 1 --node-rank 0, 1 or 2 --master-addr HOST
         --master-port 29500 asyncio_calls.py
@@ -36,7 +36,7 @@ from tqdm import tqdm
 
 
 def load_data(seed):
-    """Images (n, 64) in 0..1 and labels (n,): one part for training, one to compare the trials."""
+    """Load images (n, 64) in 0..1 and labels (n,): one part for training, one to compare the trials."""
     digits = load_digits()
     order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(seed))
     images = torch.tensor(digits.data, dtype=torch.float32)[order] / 16
@@ -45,7 +45,8 @@ def load_data(seed):
 
 
 # --- The workers ---
-# A trial is an object on a worker, behind an RRef. It keeps the model and its optimizer there between calls.
+# A trial is an object on a worker, and the search has an RRef to it. Between calls, the trial keeps the model and its
+# optimizer.
 
 
 class Trial:
@@ -61,7 +62,7 @@ class Trial:
         self.training, self.test = load_data(seed)
 
     def train(self, steps):
-        """Trains for `steps` steps; returns the accuracy afterwards."""
+        """Train for `steps` steps; return the accuracy afterwards."""
         images, labels = self.training
         for _ in range(steps):
             batch = torch.randint(len(labels), (64,))
@@ -74,19 +75,19 @@ class Trial:
 
 
 # --- The search ---
-# The search is one coroutine a trial. While one awaits its worker, the others go on, so all workers are busy
-# although only one thread runs. The decision to stop a trial needs no lock, for the same reason.
+# The search runs one coroutine for each trial. While a coroutine awaits its worker, the other coroutines go on, so one
+# thread keeps all workers busy. Only this thread uses the accuracies, so the decision to stop a trial needs no lock.
 
 
 def awaitable(future):
-    """Returns an awaitable for a future of `rpc_async`. On torchrpc this is the future itself."""
+    """Return an awaitable for a future of `rpc_async`. On torchrpc this is the future itself."""
     if hasattr(future, "__await__"):
         return future
     loop = asyncio.get_running_loop()
     waiter = loop.create_future()
 
     def complete():
-        if not waiter.done():  # it has not been cancelled
+        if not waiter.done():  # the waiter has not been cancelled
             try:
                 waiter.set_result(future.wait())
             except Exception as error:
@@ -102,13 +103,13 @@ class Search:
     def __init__(self, options):
         self.options = options
         self.curves = []  # for each trial: [accuracy after each round]
-        self.idle_workers = asyncio.Queue()  # names
+        self.idle_workers = asyncio.Queue()  # names of workers
         for number in range(options.workers):
             self.idle_workers.put_nowait(f"worker{1 + number}")
-        self.longest_delay_s = 0.0  # by which the event loop has delayed `watch`
+        self.longest_delay_s = 0.0  # the longest delay of the event loop that `watch` has seen
 
     def is_hopeless(self, curve):
-        """Whether the trial is worse than the median of all trials after the same number of rounds."""
+        """Return whether the trial is worse than the median of all trials after the same number of rounds."""
         others = [other[len(curve) - 1] for other in self.curves if other is not curve and len(other) >= len(curve)]
         return len(others) >= 3 and curve[-1] < statistics.median(others)
 
@@ -128,14 +129,14 @@ class Search:
         return settings, curve
 
     async def watch(self):
-        """Measures how long other coroutines block the event loop."""
+        """Measure how long other coroutines block the event loop."""
         while True:
             start = time.perf_counter()
             await asyncio.sleep(0.01)
             self.longest_delay_s = max(self.longest_delay_s, time.perf_counter() - start - 0.01)
 
     async def run(self):
-        """Runs all trials; returns [(settings, curve)]."""
+        """Run all trials; return [(settings, curve)]."""
         watching = asyncio.create_task(self.watch())
         with tqdm(total=self.options.trials, unit="trial") as bar:
             all_settings = draw_settings(self.options)
@@ -157,7 +158,7 @@ def draw_settings(options):
 
 
 # --- The results ---
-# The picture shows the accuracy of each trial; the best one is highlighted.
+# The picture shows the accuracy of each trial; the best trial is highlighted.
 
 
 def plot(results, best, options):
@@ -193,7 +194,8 @@ def report(results, best, search, seconds, options):
 
 
 # --- The processes ---
-# Each process joins the group. Workers only serve calls, until all have called `shutdown`.
+# Each process joins the group. Rank 0 runs the search. The workers only serve calls, until all processes have called
+# `shutdown`.
 
 
 def run(rank, options):
@@ -210,7 +212,7 @@ def run(rank, options):
 
 
 def launch(options, world_size):
-    """Start all processes, or be the one that torchrun has started."""
+    """Start all processes. If torchrun has started this process, run only its rank."""
     if "RANK" in os.environ:
         if int(os.environ["WORLD_SIZE"]) != world_size:
             raise SystemExit(f"These options need {world_size} processes; torchrun has {os.environ['WORLD_SIZE']}.")

@@ -3,19 +3,19 @@
 The server has a network that classifies handwritten digits. Every caller sends one image at a time and waits for the
 reply. The tutorial compares three ways to reply:
 
-- one by one: each call is a forward pass of its own;
-- by hand: with `async_execution`, calls are collected until every caller has sent one, and then get their replies
-  together. If one caller stops, all others wait for ever;
-- batched: with `torchrpc.batched`, which does the same in one line and has a time limit.
+- one by one: the server runs a forward pass for each call;
+- by hand: with `async_execution`, the server collects calls until every caller has sent one, and then replies to all
+  of them. If one caller stops, all other callers get no reply;
+- batched: the decorator `torchrpc.batched` does the same in one line, and has a time limit for an incomplete batch.
 
     --absent 1        this many callers stop halfway, which shows which ways stall
 
-Written for torch.distributed.rpc; runs unchanged on torchrpc (`batched` works on both, where torchrpc is installed):
+Written for torch.distributed.rpc; runs unchanged on torchrpc (`batched` works with both, if torchrpc is installed):
 
     python batching.py                  # on torch's own RPC
     python -m torchrpc batching.py      # on torchrpc
 
-On several machines, say the server and two processes of callers, with `--processes 2` (rank 0 is the server):
+On three machines, with the default `--processes 2`: the server (rank 0) and two processes of callers:
 
     TORCHRPC_REPLACE=1 torchrun --nnodes 3 --nproc-per-node 1 --node-rank 0, 1 or 2 --master-addr HOST
         --master-port 29500 batching.py
@@ -48,7 +48,7 @@ WAYS = ["one by one", "by hand", *(["batched"] if batched else [])]
 
 @functools.cache
 def load_data(seed):
-    """Images (n, 64) in 0..1 and labels (n,): one part for training, one for the callers."""
+    """Load images (n, 64) in 0..1 and labels (n,): one part for training, one for the callers."""
     digits = load_digits()
     order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(seed))
     images = torch.tensor(digits.data, dtype=torch.float32)[order] / 16
@@ -57,12 +57,13 @@ def load_data(seed):
 
 
 # --- The server ---
-# The server trains a small network first. `ask_one_by_one` answers each call by itself. `ask_by_hand` returns a
-# future and completes it when a batch is full. `ask_batched` is an ordinary method that gets a batch, and a decorator.
+# First, the server trains its network. `ask_one_by_one` answers each call by itself. `ask_by_hand` returns a future and
+# completes it when the batch is full. `ask_batched` is an ordinary method that takes a batch; the decorator `batched`
+# collects the calls.
 
 
 def train(options):
-    """Trains a network that is larger than the digits need, so that reading its weights dominates a forward pass."""
+    """Train a network that is larger than the digits need, so that reading its weights dominates a forward pass."""
     torch.manual_seed(options.seed)
     size = options.size
     layers = nn.Linear(64, size), nn.ReLU(), nn.Linear(size, size), nn.ReLU(), nn.Linear(size, 10)
@@ -78,7 +79,7 @@ def train(options):
 
 
 class Server:
-    """Called by many callers at a time. Each `ask_` method takes an image (64,) and returns its digit."""
+    """Serves many callers at the same time. A caller passes an `ask_` method one image (64,) and gets its digit."""
 
     def __init__(self, model, options):
         self.model = model
@@ -115,7 +116,7 @@ class Server:
             return self.predict(images)
 
     def give_up(self):
-        """Fails the calls that still wait in `ask_by_hand`."""
+        """Fail the calls that still wait in `ask_by_hand`."""
         with self.lock:
             answers, self.images, self.answers = self.answers, [], torch.futures.Future()
         answers.set_exception(RuntimeError("the server has given up waiting"))
@@ -131,11 +132,11 @@ class Results:
 
     latencies: list  # seconds, one for each answer
     correct: int = 0
-    given_up: int = 0  # callers that got no answer
+    given_up: int = 0  # callers that stopped waiting for an answer
 
 
 def call(number, server, way, options):
-    """One caller: sends an image, waits for the reply, and sends the next one."""
+    """Run one caller: send an image, wait for the reply, and send the next image."""
     _, (images, labels) = load_data(options.seed)
     method = "ask_" + way.replace(" ", "_")
     absent = number >= options.processes * options.callers - options.absent
@@ -154,14 +155,14 @@ def call(number, server, way, options):
 
 
 def run_callers(rank, server, way, options):
-    """All callers of one process, each in a thread."""
+    """Run all callers of one process, each in a thread."""
     numbers = range((rank - 1) * options.callers, rank * options.callers)
     with ThreadPoolExecutor(options.callers) as threads:
         return list(threads.map(lambda number: call(number, server, way, options), numbers))
 
 
 def measure(server, server_rref, way, options):
-    """Returns (results of all callers, answers per second, answers per forward pass)."""
+    """Return (results of all callers, answers per second, answers per forward pass)."""
     ranks = range(1, 1 + options.processes)
     server.passes = 0
     start = time.perf_counter()
@@ -179,7 +180,7 @@ def measure(server, server_rref, way, options):
 
 
 # --- The results ---
-# The bars compare the rates; the curves show how long answers took.
+# The bars compare the rates; the curves show how the latencies are distributed.
 
 
 def report(results, options):
@@ -219,7 +220,7 @@ def plot(results, options):
 
 
 # --- The processes ---
-# Each process joins the group. Rank 0 is the server, which also measures.
+# Each process joins the group. Rank 0 is the server; it also runs the measurement.
 
 
 def run(rank, options):
@@ -238,7 +239,7 @@ def run(rank, options):
 
 
 def launch(options, world_size):
-    """Start all processes, or be the one that torchrun has started."""
+    """Start all processes. If torchrun has started this process, run only its rank."""
     if "RANK" in os.environ:
         if int(os.environ["WORLD_SIZE"]) != world_size:
             raise SystemExit(f"These options need {world_size} processes; torchrun has {os.environ['WORLD_SIZE']}.")

@@ -1,9 +1,9 @@
 """Trainers that share a model on a parameter server, through distributed autograd and DistributedOptimizer.
 
-The server holds a convolutional network. A trainer calls the server to run it, computes the loss itself, and starts a
-backward pass that continues through the call on the server. The gradients stay on the server, in the context of the
-pass, and a DistributedOptimizer applies them there. The data are MNIST where torchvision is installed, otherwise
-scikit-learn's handwritten digits, scaled up to the same size.
+The server holds a convolutional network. A trainer calls the server to run the network, computes the loss itself, and
+starts a backward pass that continues through the call on the server. The gradients stay on the server, in the autograd
+context of this pass, and a DistributedOptimizer applies them there. The data are MNIST if torchvision is installed,
+otherwise scikit-learn's handwritten digits, scaled up to the same size.
 
 Written for torch.distributed.*; runs unchanged on torchrpc:
 
@@ -12,9 +12,9 @@ Written for torch.distributed.*; runs unchanged on torchrpc:
     python -m torchrpc parameter_server.py --trainers 2
     python -m torchrpc parameter_server.py --device cuda         # the model and the data on a GPU
 
-Where a launcher starts the processes (torchrun, srun, mpirun, Ray, Kubernetes), the process of rank 0 is the server and
-the others are trainers. Any of them may be killed and started again: the server hands out the steps, so a trainer takes
-the next one, and the others wait for a server that is started again, which goes on from its checkpoint:
+If a launcher starts the processes (torchrun, srun, mpirun, Ray, Kubernetes), rank 0 is the server and the other ranks
+are trainers. Any process may be killed and started again. The server hands out the steps, so a restarted trainer takes
+the next step. If the server is killed, the trainers wait for the restarted server, which goes on from its checkpoint:
 
     TORCHRPC_REPLACE=1 torchrun --nproc-per-node 3 --max-restarts 3 parameter_server.py --checkpoint /shared/server.pt
 
@@ -26,7 +26,7 @@ The structure follows the parameter server tutorial on pytorch.org. These points
   backward pass. On torchrpc the optimizer is lock-free; see `make_optimizer`.
 - The accuracy was computed with dropout enabled, because `eval()` was applied to the trainer's object, which has no
   layers. Now the server measures it when all trainers have finished.
-- Every step fetched all gradients to check that the server has some. Now this is done once in each epoch.
+- Every step fetched all gradients to check that the server has some. Now only the first step of each epoch does.
 - The dropout between the linear layers is `Dropout`, not `Dropout2d`.
 """
 
@@ -52,11 +52,11 @@ from tqdm import tqdm
 LOST = getattr(rpc, "WorkerLostError", ())  # torch's own RPC has no such exception: an empty tuple catches nothing
 
 # --- The data ---
-# Images of handwritten digits, 28 by 28 pixels. The number of a step says which images belong to it.
+# Images of handwritten digits, 28 by 28 pixels. The number of a step determines which images are in its batch.
 
 
 def load_data(options):
-    """Images (n, 1, 28, 28) of mean 0 and variance 1, and labels (n,): one part for training, one for the test."""
+    """Load images (n, 1, 28, 28) of mean 0 and variance 1, and labels (n,): one part for training, one for the test."""
     try:
         images, labels = load_mnist(options.data)
     except (ImportError, RuntimeError, OSError):  # no torchvision, no network
@@ -94,9 +94,9 @@ def batch_of(step, images, labels, options):
 
 
 # --- The server ---
-# The model is on the server only. Trainers call `forward` through an RRef; the server keeps each call's graph
-# in the autograd context of the trainer's pass. The server also hands out the steps, and saves the model from time to
-# time: a server that is started again goes on from there.
+# The model is on the server only. Trainers call `forward` through an RRef; the server keeps the graph of each call in
+# the autograd context of the trainer's pass. The server also hands out the steps. With `--checkpoint`, it saves the
+# model every 25 steps, and a restarted server goes on from the checkpoint.
 
 
 class Net(nn.Module):
@@ -127,8 +127,8 @@ class ParameterServer(nn.Module):
         self.model = Net().to(options.device)
         (_, labels), self.test = load_data(options)
         self.steps = options.epochs * steps_per_epoch(labels, options)
-        self.lock = threading.Lock()  # guards the next two
-        self.step = 0  # the next one
+        self.lock = threading.Lock()  # guards `step` and `losses`
+        self.step = 0  # the number of the next step
         self.losses = {}  # {trainer: the losses of its steps}
         self.finished = threading.Event()
         if state := load_checkpoint(options):
@@ -141,14 +141,14 @@ class ParameterServer(nn.Module):
         return self.model(images)
 
     def get_dist_gradients(self, context_id):
-        """The gradients of one trainer's pass, {parameter: gradient}. Other trainers have other contexts."""
+        """Return the gradients of one trainer's pass, {parameter: gradient}. Each pass has its own context."""
         return dist_autograd.get_gradients(context_id)
 
     def get_param_rrefs(self):
         return [rpc.RRef(parameter) for parameter in self.model.parameters()]
 
     def next_step(self, trainer, loss):
-        """The number of the trainer's next step, or None after the last one; `loss` is that of its step before."""
+        """Return the number of the trainer's next step, or None after the last; `loss` is that of its previous step."""
         with self.lock:
             if loss is not None:
                 self.losses.setdefault(trainer, []).append(loss)
@@ -166,7 +166,7 @@ class ParameterServer(nn.Module):
         if self.options.checkpoint:
             state = {"model": self.model.state_dict(), "step": self.step, "losses": self.losses}
             torch.save(state, f"{self.options.checkpoint}.new")
-            os.replace(f"{self.options.checkpoint}.new", self.options.checkpoint)  # never half a file
+            os.replace(f"{self.options.checkpoint}.new", self.options.checkpoint)  # never an incomplete file
 
     def accuracy(self):
         images, labels = self.test
@@ -193,7 +193,7 @@ def run_parameter_server(options):
     parameter_server = server = ParameterServer(options)
     rpc.init_rpc("parameter_server", rank=0, world_size=1 + options.trainers)
     steps_before = -1
-    while not server.finished.wait(options.patience):  # trainers call meanwhile
+    while not server.finished.wait(options.patience):  # meanwhile the server serves the trainers' calls
         if server.step == steps_before:
             raise RuntimeError(f"no trainer has asked for a step for {options.patience:g} seconds")
         steps_before = server.step
@@ -205,14 +205,15 @@ def run_parameter_server(options):
 def leave():
     try:
         rpc.shutdown()
-    except LOST as error:  # a trainer that was killed, and not started again: the others have done its work
+    except LOST as error:  # a killed trainer was not started again: the other trainers have done its steps
         print(f"{error.worker} was lost", flush=True)
 
 
 # --- The trainers ---
-# `TrainerNet` looks like a local module: its forward pass is a remote call. The loss is computed here, and
-# `dist_autograd.backward` goes back through the call. The optimizer steps where the parameters are. If the server is
-# lost, all references to it are, too: the trainer makes new ones when it can.
+# `TrainerNet` looks like a local module, but its forward pass is a remote call. The trainer computes the loss, and
+# `dist_autograd.backward` continues through the call on the server. The optimizer updates the parameters there. If the
+# server is lost, all references to its objects are lost, too: the trainer waits for the restarted server and makes new
+# references.
 
 
 def call_method(method, rref, *args, **kwargs):
@@ -220,12 +221,12 @@ def call_method(method, rref, *args, **kwargs):
 
 
 def remote_method(method, rref, *args, **kwargs):
-    """Calls a method of the object behind `rref` on its owner, and waits for the result."""
+    """Call a method of the object behind `rref` on its owner, and wait for the result."""
     return rpc.rpc_sync(rref.owner(), call_method, args=(method, rref, *args), kwargs=kwargs)
 
 
 class TrainerNet(nn.Module):
-    """Stands for the network on a trainer; holds a reference to the server."""
+    """Represents the server's network on a trainer; has an RRef to the `ParameterServer`."""
 
     def __init__(self):
         super().__init__()
@@ -242,13 +243,13 @@ class TrainerNet(nn.Module):
 
 
 def make_optimizer(param_rrefs, options):
-    """SGD on the server; lock-free if there are several trainers and the optimizer supports it.
+    """Return SGD on the server; lock-free if there are several trainers and the optimizer supports it.
 
     By default a step marks the parameters as modified. If another trainer has run its forward pass before the step, its
     backward pass then fails, because its gradients would mix old activations with new parameters. Lock-free steps do
-    not mark the parameters and do not wait for each other. So some gradients are inexact in this way, and of two
-    simultaneous steps one may be lost in some elements. With few trainers and small steps the training still converges
-    (Hogwild!, Niu et al., 2011).
+    not mark the parameters and do not wait for each other. So some gradients mix old activations with new parameters,
+    and if two steps run at the same time, some elements may get only one of them. With few trainers and small steps the
+    training still converges (Hogwild!, Niu et al., 2011).
     """
     can_be_lock_free = "lock_free" in inspect.signature(DistributedOptimizer.__init__).parameters
     settings = {"lock_free": True} if can_be_lock_free and options.trainers > 1 else {}
@@ -256,7 +257,7 @@ def make_optimizer(param_rrefs, options):
 
 
 def connect(options):
-    """The network and its optimizer, as soon as the server can be called."""
+    """Wait until the server can be called; return the network and its optimizer."""
     deadline = time.monotonic() + options.patience
     while True:
         try:
@@ -269,7 +270,7 @@ def connect(options):
 
 
 def train(step, net, optimizer, data, options):
-    """One step; returns the loss."""
+    """Run one step; return the loss."""
     images, labels = batch_of(step, *data, options)
     with dist_autograd.context() as context_id:
         loss = F.nll_loss(net(images), labels)
@@ -311,7 +312,7 @@ def run(rank, options):
 
 
 # --- The results ---
-# The curves are means over the steps around each one.
+# Pale curves are the losses; bold curves are means over 10 neighbouring steps.
 
 
 def mean(values):
@@ -343,7 +344,7 @@ def plot(curves, accuracy, options):
 
 
 def report(curves, accuracy, options):
-    """On the server: saves and draws the losses, {trainer: losses}."""
+    """Save and draw the losses, {trainer: losses}. Runs on the server."""
     if options.losses:
         Path(options.losses).write_text(json.dumps(curves))
     start = next(iter(curves.values()))[0]  # of the first step: other trainers may start later, with a better model
@@ -361,11 +362,11 @@ def report(curves, accuracy, options):
 
 
 # --- The processes ---
-# One command starts all processes, or a launcher does.
+# This command starts all processes, or a launcher does.
 
 
 def find_launch():
-    """What the launcher of this process says; None if there is none. torch's own RPC knows torchrun only."""
+    """Return the rank and world size that a launcher gave this process; None without one, or without torchrpc."""
     with contextlib.suppress(ImportError):
         from torchrpc import launch
 
@@ -373,7 +374,7 @@ def find_launch():
 
 
 def use_free_port():
-    """Sets the address of the rendezvous, unless the environment has it."""
+    """Set the rendezvous address to a free port of this host, unless the environment sets it."""
     os.environ.setdefault("MASTER_ADDR", "localhost")
     with socket.socket() as probe:
         probe.bind(("localhost", 0))

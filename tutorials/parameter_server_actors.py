@@ -4,27 +4,27 @@ The driver creates a `ParameterServer` and several `DataWorker`s in other proces
 compute gradients with the weights that they receive; the server applies gradients and returns new weights. Two ways to
 train:
 
-- synchronously: the gradients of all workers are averaged, then all workers get the new weights;
-- asynchronously: each gradient is applied when it arrives, and its worker continues with the new weights.
+- synchronously: the server averages the gradients of all workers, then all workers get the new weights;
+- asynchronously: the server applies each gradient when it arrives, and its worker continues with the new weights.
 
-Variants that need a change of one line:
+Each of these options turns on a variant:
 
     --servers 2                   the parameters are sharded over several servers
     --optimizer Adam              another update rule
     --wait-for 1 --slow 0.05      an update waits for one worker only (backup workers, Chen et al. 2016); one is slow
 
-Written for torch.distributed.rpc; runs unchanged on torchrpc, and, where Ray is installed, on Ray:
+Written for torch.distributed.rpc; runs unchanged on torchrpc, and on Ray if it is installed:
 
     python parameter_server_actors.py --results torch.json           # on torch's own RPC
     python -m torchrpc parameter_server_actors.py --compare torch.json --ray     # all three in one picture
 
-On several machines, say 1 driver + 1 server + 2 workers on two of them, run on both (rank 0 is the driver):
+On two machines, with 1 driver, 1 server and 2 workers, run this command on both (rank 0 is the driver):
 
     TORCHRPC_REPLACE=1 torchrun --nnodes 2 --nproc-per-node 2 --node-rank 0 or 1 --master-addr HOST --master-port 29500
         parameter_server_actors.py
 
 Differences from Ray's tutorial: gradients are averaged, not summed, so that the step does not grow with the number of
-workers. Weights and gradients are sent as one vector each, which is split into equal shards, through the driver.
+workers. Weights and gradients are vectors, split into equal shards, and pass through the driver.
 """
 
 import argparse
@@ -49,7 +49,7 @@ from tqdm import tqdm
 
 
 def load_data(options):
-    """Images (n, 1, 28, 28) of mean 0 and variance 1, and labels (n,): one part for training, one for the test."""
+    """Load images (n, 1, 28, 28) of mean 0 and variance 1, and labels (n,): one part for training, one for the test."""
     try:
         images, labels = load_mnist(options.data)
     except (ImportError, RuntimeError, OSError):  # no torchvision, no network
@@ -75,8 +75,8 @@ def load_digits():
 
 
 # --- The remote objects ---
-# Two ordinary classes. The driver creates them on other workers with `rpc.remote` and calls their methods
-# through RRefs.
+# The remote objects are instances of two ordinary classes. The driver creates them on other workers with `rpc.remote`
+# and calls their methods through RRefs.
 
 
 class ConvNet(nn.Module):
@@ -98,7 +98,7 @@ class ConvNet(nn.Module):
 
 
 class ParameterServer:
-    """Has one shard of the weights. The driver calls it, one call at a time."""
+    """Has one shard of the weights. The driver makes one call to it at a time."""
 
     def __init__(self, shard, options):
         self.weights = ConvNet(options.seed).get_weights().tensor_split(options.servers)[shard].clone()
@@ -114,7 +114,7 @@ class ParameterServer:
 
 
 class DataWorker:
-    """Has a share of the data. The driver calls it, one call at a time."""
+    """Has a share of the data. The driver makes one call to it at a time."""
 
     def __init__(self, number, options):
         self.model = ConvNet(options.seed)
@@ -126,7 +126,7 @@ class DataWorker:
         self.batches = iter(())
 
     def next_batch(self):
-        """The next batch. After all data have been used, they are shuffled again."""
+        """Return the next batch. When all data have been used, shuffle them again."""
         indices = next(self.batches, None)
         if indices is None:
             self.batches = iter(torch.randperm(len(self.labels), generator=self.generator).split(self.batch))
@@ -143,12 +143,12 @@ class DataWorker:
 
 
 # --- The systems ---
-# What differs between RPC and Ray: how to create an object elsewhere, call it, and wait for some of many
-# results.
+# RPC and Ray differ in how to create a remote object, how to call it, and how to wait for some of many results. A class
+# for each system hides these differences.
 
 
 def wait_in_python(futures, num_returns=1):
-    """Does the same as torchrpc.wait, for torch's own RPC; returns (ready, rest)."""
+    """Do the same as torchrpc.wait, for torch's own RPC; return (ready, rest)."""
     done = threading.Semaphore(0)
     for future in futures:
         future.add_done_callback(lambda _: done.release())
@@ -159,7 +159,7 @@ def wait_in_python(futures, num_returns=1):
 
 
 class Rpc:
-    """Objects behind RRefs, on workers of the group."""
+    """Creates objects on workers of the group, and calls them through RRefs."""
 
     name = rpc.__name__.partition(".")[0]  # torch or torchrpc
     wait = staticmethod(getattr(rpc, "wait", wait_in_python))
@@ -175,7 +175,7 @@ class Rpc:
 
 
 class Ray:
-    """Ray's actors, on this machine."""
+    """Creates Ray actors on this machine, and calls them."""
 
     name = "Ray"
 
@@ -186,7 +186,7 @@ class Ray:
         ray.cloudpickle.register_pickle_by_value(
             sys.modules[__name__]
         )  # other processes cannot import this file as a module
-        environment = {"env_vars": {"OMP_NUM_THREADS": "1"}}  # as on RPC
+        environment = {"env_vars": {"OMP_NUM_THREADS": "1"}}  # one thread in each process, as with RPC
         ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR", runtime_env=environment)
         self.get, self.wait = ray.get, ray.wait
 
@@ -198,8 +198,8 @@ class Ray:
 
 
 # --- The driver ---
-# The driver holds references only. Synchronous training waits for all workers in each step. Asynchronous
-# training applies each gradient when it arrives, and sends its worker on with the new weights.
+# The driver has only references. Synchronous training waits for all workers in each step, or for `--wait-for` of them.
+# Asynchronous training applies each gradient when it arrives, and its worker continues with the new weights.
 
 
 class Driver:
@@ -221,11 +221,11 @@ class Driver:
         )  # afterwards all workers have their data and have run once
 
     def start(self, worker):
-        """Starts the computation of gradients with the current weights; returns their future."""
+        """Start the computation of gradients with the current weights; return their future."""
         return self.system.call(worker, "compute_gradients", *self.shards)
 
     def update(self, *gradients):
-        """Updates the weights by one step with the mean of the gradients."""
+        """Update the weights by one step with the mean of the gradients."""
         parts = zip(*(gradient.tensor_split(self.options.servers) for gradient in gradients), strict=True)
         self.shards = self.system.get(
             [
@@ -235,7 +235,7 @@ class Driver:
         )
 
     def train_synchronously(self):
-        """Each update uses the gradients of `wait_for` workers; gradients started for an earlier update are dropped."""
+        """Make each update with the gradients of `wait_for` workers; drop gradients started for an earlier update."""
         computing = {}  # future -> (number of the worker, update that it is for)
         idle = set(range(len(self.workers)))
         for i in range(self.options.iterations):
@@ -254,7 +254,7 @@ class Driver:
         self.system.get(list(computing))
 
     def train_asynchronously(self):
-        """Each update uses one gradient. The total number of gradients is that of synchronous training."""
+        """Make each update with one gradient; use as many gradients as synchronous training with all workers."""
         computing = {self.start(worker): worker for worker in self.workers}
         for _ in range(self.options.iterations * self.options.workers):
             (done,), _ = self.system.wait(list(computing))
@@ -271,7 +271,7 @@ class Driver:
             return (self.model(images).argmax(dim=1) == labels).float().mean().item()
 
     def run(self, mode):
-        """Trains; returns [(seconds, updates, gradients, accuracy)] at the start and after every ten updates."""
+        """Train; return [(seconds, updates, gradients, accuracy)] at the start and after every ten updates."""
         updates = self.options.iterations * (self.options.workers if mode == "asynchronous" else 1)
         training = self.train_asynchronously() if mode == "asynchronous" else self.train_synchronously()
         record, seconds, gradients = [(0.0, 0, 0, self.accuracy())], 0.0, 0
@@ -279,7 +279,7 @@ class Driver:
         for i, used in enumerate(tqdm(training, total=updates, desc=f"{self.system.name}, {mode}"), start=1):
             gradients += used
             if i % 10 == 0 or i == updates:
-                seconds += time.perf_counter() - start  # without the time to measure the accuracy
+                seconds += time.perf_counter() - start  # excludes the time to measure the accuracy
                 record.append((seconds, i, gradients, self.accuracy()))
                 start = time.perf_counter()
         return record
@@ -289,12 +289,12 @@ MODES = ["synchronous", "asynchronous"]
 
 
 def train_on(system, options):
-    """Trains in both modes; returns {"system, mode": record}."""
+    """Train in both modes; return {"system, mode": record}."""
     return {f"{system.name}, {mode}": Driver(system, options).run(mode) for mode in MODES}
 
 
 # --- The results ---
-# Accuracy over time, and the rate of updates.
+# The left picture shows the accuracy over time, the right one the rate of updates.
 
 
 def rate(record):
@@ -338,7 +338,7 @@ def report(records, options):
 
 
 # --- The processes ---
-# Each process joins the group. All but the driver only serve calls.
+# Each process joins the group. All processes except the driver only serve calls.
 
 
 def run(rank, options):
@@ -363,7 +363,7 @@ def run(rank, options):
 
 
 def launch(options, world_size):
-    """Start all processes, or be the one that torchrun has started."""
+    """Start all processes. If torchrun has started this process, run only its rank."""
     if "RANK" in os.environ:
         if int(os.environ["WORLD_SIZE"]) != world_size:
             raise SystemExit(f"These options need {world_size} processes; torchrun has {os.environ['WORLD_SIZE']}.")

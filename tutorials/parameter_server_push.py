@@ -12,13 +12,13 @@ Written for torch.distributed.rpc; runs unchanged on torchrpc:
 The structure follows a published article whose printed code does not run. These points are corrected:
 
 - `init_rpc(..., rpc_backend=...)`: the argument is called `backend`, and TensorPipe is the default.
-- `rpc_sync("ps", lambda: global_ps_rref)`: torch cannot pickle a lambda, and the name was a local variable of another
-  function. A module-level function returns the server, which is created before the group forms.
+- `rpc_sync("ps", lambda: global_ps_rref)`: torch cannot pickle a lambda, and `global_ps_rref` was a local variable
+  of another function. Now a module-level function returns the server, which is created before the group forms.
 - `ps_rref.local_value().apply_gradients`: only the owner has the local value. A user calls through the reference:
   `ps_rref.rpc_async().apply_gradients(...)`.
 - `get_parameter_rrefs` had the decorator `async_execution`, which is for functions that return a Future, and created an
   RRef for each parameter. Workers now fetch the weights in one call.
-- Workers computed gradients of their own random weights. They now load the server's weights before every step.
+- Workers computed gradients with their own random weights. They now load the server's weights before every step.
 - Calls of several workers run at the same time on the server's threads. A lock serializes the steps.
 - `time.sleep` was used to wait for the server, and there was one worker. init_rpc itself waits for all workers, and
   mp.spawn starts any number of them.
@@ -41,8 +41,8 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 # --- The server ---
-# The server holds the model. Calls of several workers run at the same time on its threads, so a lock guards
-# the step. It is created before the group forms, so that it exists when the first call arrives.
+# The server holds the model. Calls of several workers run at the same time on its threads, so a lock guards the step.
+# The process creates the server object before the group forms, so that it exists when the first call arrives.
 
 
 def make_model():
@@ -50,7 +50,7 @@ def make_model():
 
 
 def load_data(seed):
-    """Images (n, 64) in 0..1 and labels (n,): one part for training, one for the final test."""
+    """Load images (n, 64) in 0..1 and labels (n,): one part for training, one for the final test."""
     digits = load_digits()
     order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(seed))
     images = torch.tensor(digits.data, dtype=torch.float32)[order] / 16
@@ -75,7 +75,7 @@ class ParameterServer:
             return {name: value.clone() for name, value in self.model.state_dict().items()}
 
     def apply_gradients(self, gradients, loss):
-        """One step with a worker's gradients, {parameter name: tensor}; `loss` is the loss of that worker's batch."""
+        """Apply a step with a worker's gradients, {parameter name: tensor}; `loss` is that of the worker's batch."""
         with self.lock:
             for name, parameter in self.model.named_parameters():
                 parameter.grad = gradients[name]
@@ -110,8 +110,8 @@ def run_parameter_server(options, results):
 
 # --- The workers ---
 # A worker loads the server's weights, computes gradients on its own share of the data, and pushes them with
-# `rpc_async`. It only waits for its previous push, so the next batch is prepared while the server applies the
-# last one.
+# `rpc_async`. It waits only for its own previous push, and selects its next batch while the server applies
+# that push.
 
 
 def steps_per_epoch(options):
@@ -183,7 +183,7 @@ def plot(losses, accuracy, options):
 
 
 def use_free_port():
-    """Sets the address of the rendezvous, unless the environment has it."""
+    """Set the rendezvous address to a free port of this host, unless the environment sets it."""
     os.environ.setdefault("MASTER_ADDR", "localhost")
     with socket.socket() as probe:
         probe.bind(("localhost", 0))

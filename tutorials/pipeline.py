@@ -1,9 +1,9 @@
 """Pipeline parallelism: a network split over two workers that compute at the same time.
 
-The trainer splits each batch into parts. While the second worker computes with one part, the first computes with the
-next. The first worker's output goes directly to the second; the trainer only has an RRef to it. One backward pass runs
-through all calls, and a DistributedOptimizer updates both halves. The number of parts affects only the speed, since the
-gradients are the same; the tutorial trains with several numbers of parts and compares them.
+The trainer splits each batch into parts. While the second worker computes with one part, the first worker computes
+with the next part. The first worker's output goes directly to the second; the trainer only has an RRef to it. One
+backward pass runs through all calls, and a DistributedOptimizer updates both halves. The number of parts affects only
+the speed, since the gradients are the same; the tutorial trains with several numbers of parts and compares them.
 
 Written for torch.distributed.*; runs unchanged on torchrpc:
 
@@ -37,7 +37,7 @@ from tqdm import trange
 
 
 def load_data(seed):
-    """Images (n, 64) in 0..1 and labels (n,): one part for training, one for the test."""
+    """Load images (n, 64) in 0..1 and labels (n,): one part for training, one for the test."""
     digits = load_digits()
     order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(seed))
     images = torch.tensor(digits.data, dtype=torch.float32)[order] / 16
@@ -46,12 +46,12 @@ def load_data(seed):
 
 
 # --- The workers ---
-# Each worker has one half of the network. `forward` takes an RRef, so the second worker fetches its input
-# from the first directly, not through the trainer. The lock keeps parts of one batch in turn.
+# Each worker has one half of the network. `forward` accepts an RRef, so the second worker fetches its input directly
+# from the first worker, not through the trainer. With the lock, a worker computes one part of a batch at a time.
 
 
 class Stage(nn.Module):
-    """One half of the network, on a worker. The parts of a batch arrive at the same time, on several threads."""
+    """One half of the network, on a worker. Calls for the parts of a batch run on several threads at the same time."""
 
     def __init__(self, sizes, seed):
         super().__init__()
@@ -61,7 +61,7 @@ class Stage(nn.Module):
         self.lock = threading.Lock()
 
     def forward(self, x):
-        """Takes a tensor, or an RRef to one."""
+        """Return the output for `x`, a tensor or an RRef to one."""
         if not isinstance(x, torch.Tensor):
             x = x.to_here()
         with self.lock:  # one part at a time, so that the first part is finished as early as possible
@@ -85,7 +85,7 @@ class Pipeline:
     def forward(self, images, parts):
         outputs = []
         for part in images.chunk(parts):
-            hidden = self.first.remote().forward(part)  # returns at once; the RRef is to a future result
+            hidden = self.first.remote().forward(part)  # returns at once, before the result exists
             outputs.append(self.second.rpc_async().forward(hidden))
         return torch.cat(torch.futures.wait_all(outputs))
 
@@ -94,7 +94,7 @@ class Pipeline:
 
 
 def train(parts, options):
-    """Trains with each batch split into `parts` parts; returns (losses, images per second, accuracy)."""
+    """Train with each batch split into `parts` parts; return (losses, images per second, accuracy)."""
     (images, labels), (test_images, test_labels) = load_data(options.seed)
     generator = torch.Generator().manual_seed(options.seed)
     pipeline = Pipeline(options)
@@ -115,8 +115,8 @@ def train(parts, options):
 
 
 # --- The results ---
-# The losses are equal for any number of parts; the speed is not. Parts that are too small cost more in calls
-# than they gain.
+# The losses are the same for any number of parts, but the speed differs. If the parts are too small, the additional
+# calls cost more time than the overlap saves.
 
 
 def mean(values):
@@ -171,7 +171,7 @@ def run(rank, options):
 
 
 def launch(options, world_size):
-    """Start all processes, or be the one that torchrun has started."""
+    """Start all processes. If torchrun has started this process, run only its rank."""
     if "RANK" in os.environ:
         if int(os.environ["WORLD_SIZE"]) != world_size:
             raise SystemExit(f"These options need {world_size} processes; torchrun has {os.environ['WORLD_SIZE']}.")

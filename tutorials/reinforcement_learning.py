@@ -10,8 +10,8 @@ Written for torch.distributed.rpc; runs unchanged on torchrpc:
     python reinforcement_learning.py                  # on torch's own RPC
     python -m torchrpc reinforcement_learning.py      # on torchrpc
 
-It ends when the mean reward of the last 100 episodes passes gymnasium's threshold for CartPole-v1 (475 of at most 500)
-and saves the learning curve as PNG. The curve depends only on the seed, not on how the processes are scheduled.
+The program ends when the mean reward of the last 100 episodes passes gymnasium's threshold for CartPole-v1 (475 of at
+most 500) and saves the learning curve as PNG. The curve depends only on the seed, not on the timing of the processes.
 """
 
 import argparse
@@ -37,8 +37,8 @@ REWARD_UNIT = 0.01  # scales returns (at most 100 with gamma 0.99) to about 1, f
 
 
 # --- The agent and its observers ---
-# The observers play; the agent decides. An observer calls the agent for every action, and the agent calls all
-# observers for a round of episodes: calls go in both directions.
+# The observers play; the agent selects the actions. An observer calls the agent for every action, and the agent calls
+# all observers for a round of episodes: calls go in both directions.
 
 
 class Policy(nn.Module):
@@ -64,13 +64,14 @@ class Observer:
         self.env.reset(seed=seed)
 
     def run_episode(self, agent_rref):
-        """Plays an episode. Returns the state at the time limit, or None if the pole fell."""
+        """Play an episode. Return the state at the time limit, or None if the pole fell."""
         state, _ = self.env.reset()
         reported = None
         while True:
             action = agent_rref.rpc_sync().select_action(self.number, torch.from_numpy(state))
             state, reward, fell, time_is_up, _ = self.env.step(action)
-            # The report is sent while the next action is requested; one at a time, so that rewards stay in order.
+            # The observer requests the next action while the report is under way. It sends one report at a time, so
+            # that the rewards stay in order.
             if reported is not None:
                 reported.wait()
             reported = agent_rref.rpc_async().report_reward(self.number, reward)
@@ -89,8 +90,8 @@ class Episode:
 class Agent:
     """Runs in the agent's process: has the policy, serves the observers' calls, and learns.
 
-    Observers call at the same time, on several threads. Each has its own episode and random numbers, and the policy
-    does not change while they play. So no lock is needed, and the timing of calls does not affect the result.
+    Observers call at the same time, on several threads. Each observer has its own episode and random numbers, and the
+    policy does not change while they play. So no lock is needed, and the timing of calls does not affect the result.
     """
 
     def __init__(self, observers, options):
@@ -102,7 +103,7 @@ class Agent:
         self.observers = [
             rpc.remote(f"observer_{number}", Observer, args=(number, seed)) for number, seed in enumerate(seeds)
         ]
-        self.rewards = []  # of all episodes so far
+        self.rewards = []  # total reward of each episode so far
 
     def select_action(self, observer, state):
         with torch.no_grad():
@@ -116,13 +117,13 @@ class Agent:
         self.episodes[observer].rewards.append(reward)
 
     def run_episode(self, agent_rref):
-        """Lets each observer play one episode, all at the same time."""
+        """Let all observers play one episode each, at the same time."""
         self.episodes = [Episode() for _ in self.observers]
         futures = [observer.rpc_async().run_episode(agent_rref) for observer in self.observers]
         self.last_states = torch.futures.wait_all(futures)
 
     def finish_episode(self):
-        """Learns from the episodes of all observers."""
+        """Learn from the episodes of all observers."""
         self.rewards += [sum(episode.rewards) for episode in self.episodes]
         states = torch.stack([state for episode in self.episodes for state in episode.states])
         actions = torch.tensor([action for episode in self.episodes for action in episode.actions])
@@ -144,7 +145,7 @@ class Agent:
         self.optimizer.step()
 
     def returns(self, episode, last_state):
-        """Discounted sum of the rewards from each step on. After the time limit, the expected return is added."""
+        """Return the discounted sum of the rewards from each step on. At the time limit, add the expected return."""
         total = 0.0
         if last_state is not None:
             with torch.no_grad():
@@ -164,7 +165,7 @@ class Agent:
 
 
 # --- The processes ---
-# The agent drives; the observers only serve its calls.
+# The agent runs the training; the observers only serve its calls.
 
 
 def run_agent(options, results):
@@ -191,7 +192,7 @@ def run_worker(rank, options, results):
 
 
 # --- The results ---
-# The points are episodes; the line is the mean that must pass the threshold.
+# The points are episodes; the line is the running mean, which must pass the threshold.
 
 
 def plot(rewards, options):
@@ -219,7 +220,7 @@ def plot(rewards, options):
 
 
 def use_free_port():
-    """Sets the address of the rendezvous, unless the environment has it."""
+    """Set the rendezvous address to a free port of this host, unless the environment sets it."""
     os.environ.setdefault("MASTER_ADDR", "localhost")
     with socket.socket() as probe:
         probe.bind(("localhost", 0))

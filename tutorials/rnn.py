@@ -1,8 +1,8 @@
 """A recurrent network on two processes: embedding and decoder on a parameter server, the LSTM on the trainer.
 
-It learns to predict the Zen of Python, letter by letter. Every step calls the server twice, for the embedding and for
-the decoder, and runs one backward pass through both calls; a DistributedOptimizer updates the parameters of both
-processes. At the end it prints the memory of both processes and how fast it grows.
+The network learns to predict the Zen of Python, letter by letter. Every step calls the server twice, for the embedding
+and for the decoder, and runs one backward pass through both calls; a DistributedOptimizer updates the parameters of
+both processes. At the end the program prints the memory of both processes and how fast it grows.
 
 Written for torch.distributed.*; runs unchanged on torchrpc:
 
@@ -44,7 +44,7 @@ STREAMS = 8  # parts of the text that form a batch
 
 
 def load_text():
-    """The text as indices of letters, (length, STREAMS), and the number of different letters."""
+    """Return the text as indices of letters, (length, STREAMS), and the number of different letters."""
     with contextlib.redirect_stdout(io.StringIO()):
         import this
     text = codecs.decode(this.s, "rot13")
@@ -55,7 +55,7 @@ def load_text():
 
 
 def batches(text, steps):
-    """Yields (data, target, whether it is the first part of the text) endlessly; the target is one letter ahead."""
+    """Yield (data, target, whether data are the start of the text) endlessly; the target is one letter ahead."""
     while True:
         for start in range(0, len(text) - 1, steps):
             end = min(start + steps, len(text) - 1)
@@ -63,8 +63,8 @@ def batches(text, steps):
 
 
 # --- The model ---
-# The embedding and the decoder are modules on the parameter server, behind RRefs. The LSTM is here. The
-# forward pass calls the server twice, and autograd records both calls.
+# The embedding and the decoder are modules on the parameter server, and the trainer has RRefs to them. The LSTM is on
+# the trainer. The forward pass calls the server twice, and autograd records both calls.
 
 
 class EmbeddingTable(nn.Module):
@@ -96,12 +96,12 @@ def call_method(method, rref, *args):
 
 
 def remote_method(method, rref, *args):
-    """Calls a method of the object behind `rref` on its owner, and waits for the result."""
+    """Call a method of the object behind `rref` on its owner, and wait for the result."""
     return rpc.rpc_sync(rref.owner(), call_method, args=(method, rref, *args))
 
 
 def parameter_rrefs(module):
-    """References to the parameters of a module of this process."""
+    """Return RRefs to the parameters of a module of this process."""
     return [rpc.RRef(parameter) for parameter in module.parameters()]
 
 
@@ -128,19 +128,19 @@ class RNNModel(nn.Module):
 
 
 # --- Training ---
-# Each step runs in a context of its own. The optimizer takes the RRefs of all parameters, remote and local,
-# and steps on both processes.
+# Each step runs in its own autograd context. The optimizer takes RRefs to all parameters, remote and local, and updates
+# them on both processes.
 
 
 def resident_kib():
-    """Resident memory of this process."""
+    """Return the resident memory of this process in KiB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") // 1024
 
 
 @contextlib.contextmanager
 def profiled(path):
-    """Records the `with` block on all workers, as one trace for ui.perfetto.dev."""
+    """Record the `with` block on all workers, as one trace for ui.perfetto.dev."""
     import torchrpc.profiler
 
     with torchrpc.profiler.profile() as prof:
@@ -161,7 +161,7 @@ def run_trainer(options, results):
     bar = trange(options.iterations)
     for iteration, (data, target, first) in zip(bar, batches(text, options.steps), strict=False):
         hidden = (zeros, zeros) if first else tuple(state.detach() for state in hidden)
-        is_profiled = options.profile and iteration == options.iterations - 1  # the last: a profile takes memory
+        is_profiled = options.profile and iteration == options.iterations - 1  # last, because a profile takes memory
         with (
             profiled(options.profile) if is_profiled else contextlib.nullcontext(),
             dist_autograd.context() as context_id,
@@ -187,8 +187,8 @@ def run(rank, options, results):
 
 
 # --- The results ---
-# A program that runs for days must not grow: the lower picture shows the resident memory of both processes
-# since the start.
+# The memory of a program that runs for days must not grow. The lower picture shows by how much the resident memory of
+# both processes has grown since the start.
 
 
 def mean(values):
@@ -196,7 +196,7 @@ def mean(values):
 
 
 def slope(points):
-    """The slope of the least-squares line through (x, y) points."""
+    """Return the slope of the least-squares line through (x, y) points."""
     x0, y0 = mean([x for x, _ in points]), mean([y for _, y in points])
     spread = sum((x - x0) ** 2 for x, _ in points)
     return sum((x - x0) * (y - y0) for x, y in points) / spread if spread else 0.0
@@ -232,14 +232,14 @@ def plot(losses, memory, options):
     below.set_xlabel("iteration")
     below.set_ylabel("growth of resident memory, MiB")
     low, high = below.get_ylim()
-    below.set_ylim(min(low, -1), max(high, 10))  # less than 10 MiB looks small
+    below.set_ylim(min(low, -1), max(high, 10))  # so that a growth of less than 10 MiB looks small
     below.legend()
     plt.tight_layout()
     plt.savefig(options.output, dpi=120)
 
 
 def use_free_port():
-    """Sets the address of the rendezvous, unless the environment has it."""
+    """Set the rendezvous address to a free port of this host, unless the environment sets it."""
     os.environ.setdefault("MASTER_ADDR", "localhost")
     with socket.socket() as probe:
         probe.bind(("localhost", 0))

@@ -2,8 +2,9 @@
 
     python agent.py build/tutorials/environment_server
 
-The agent has an RRef to the environments and passes it to the C++ functions that step them, one call in each step for
-all environments. It learns by policy gradient (REINFORCE; Williams 1992) until the poles stay up for `--target` steps.
+The agent has an RRef to the environments. In each step it passes the RRef to a C++ function, which steps all
+environments in one call. It learns by policy gradient (REINFORCE; Williams 1992) until the poles stay up for `--target`
+steps on average.
 """
 
 import argparse
@@ -21,7 +22,7 @@ RESET, STEP = cpp_function("reset"), cpp_function("step")
 
 
 def play(environments, policy, steps):
-    """Plays one episode in all environments: log probabilities of the actions, and which poles were up, (steps, n)."""
+    """Play one episode in all environments; return (steps, n) log probabilities of actions, and which poles were up."""
     owner = environments.owner()
     observation = rpc.rpc_sync(owner, RESET, args=(environments,))
     up = torch.ones(len(observation), dtype=torch.bool)

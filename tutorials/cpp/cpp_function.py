@@ -5,7 +5,7 @@
     python cpp_function.py build/tutorials/libcpp_function.so
 
 The callee only has to load the library (cpp_function.cpp), which registers the function. Calls of the Python function
-share the GIL: while one runs, the others and the callee's own Python code wait. Calls of the C++ function run in
+share the GIL: while one call runs, other calls and the callee's own Python code wait. Calls of the C++ function run in
 parallel and do not hold the GIL.
 """
 
@@ -33,12 +33,12 @@ def distance(a, b):
 
 
 def distances(word, words):
-    """The Levenshtein distance of a word to each word of a list."""
+    """Return the Levenshtein distance of a word to each word of a list."""
     return [distance(word, each) for each in words]
 
 
 def steps_in(seconds):
-    """Runs Python code of the callee for that time; returns how many steps it has made. Calls are served meanwhile."""
+    """Run Python code on the callee for `seconds`, while it serves calls; return how many steps the code has made."""
     steps, end = 0, time.perf_counter() + seconds
     while time.perf_counter() < end:
         sum(range(100))
@@ -47,7 +47,7 @@ def steps_in(seconds):
 
 
 def measure(function, words, seconds):
-    """Calls per second with eight callers, and the steps of the callee's own code in that time."""
+    """Return the calls per second of eight callers, and the steps of the callee's own code in that time."""
     end = time.perf_counter() + seconds
     counts = []
 

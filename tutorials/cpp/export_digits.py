@@ -1,4 +1,4 @@
-"""Write scikit-learn's handwritten digits as text, for the C++ tutorials: 64 pixels (0 to 16) and the label a line.
+"""Write scikit-learn's handwritten digits as text, for the C++ tutorials: 64 pixels (0 to 16) and the label per line.
 
 python export_digits.py digits.csv
 """
