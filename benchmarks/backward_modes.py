@@ -1,9 +1,9 @@
-"""Measures FAST and SMART backward passes on several graphs of calls. All cases are interleaved in one run; medians.
+"""Measures FAST and SMART backward passes on several graphs of calls. Interleaves all cases in one run; prints medians.
 
     python benchmarks/backward_modes.py [--rounds 2000]
 
 A round creates a context, runs a forward and a backward pass and ends the context. worker0 has the roots; the other
-workers are processes on this machine. FAST cannot run the graphs with an unused result.
+workers are processes on this machine. FAST cannot run the graph with an unused result.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def eight_calls(x: torch.Tensor) -> torch.Tensor:
 
 
 def three_in_a_row(x: torch.Tensor) -> torch.Tensor:
-    """Three calls, each with the result of the one before."""
+    """Make three calls, each with the result of the previous call."""
     for worker in (1, 2, 1):
         x = rpc.rpc_sync(f"worker{worker}", torch.mul, (x, 0.5))
     return x
@@ -64,7 +64,7 @@ GRAPHS = {
 
 
 def once(forward, mode: str, x: torch.Tensor) -> tuple[float, float]:
-    """Runs a round; returns the seconds of the forward and of the backward pass."""
+    """Run a round; return the seconds of the forward and of the backward pass."""
     with dist_autograd.context() as context_id:
         begin = time.perf_counter()
         loss = forward(x).sum()

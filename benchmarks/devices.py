@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Tensors of an accelerator between two processes of one machine: torchrpc beside torch's own RPC, and beside a copy.
+"""Measures tensors of an accelerator between two processes of one machine: torchrpc, torch's own RPC, plain copies.
 
     devices.py [--device cuda] [--sizes 4K,1M,64M,1G] [--seconds 1] [--rpc torchrpc,torch] [--variants ...]
 
 Both workers use device 0. Rows: an echo (the tensor there and back), a tensor that the callee makes, the time that the
 caller's thread is blocked in rpc_async, an echo of a CPU tensor of the same size, and a copy within the device and to
 pinned host memory. torchrpc runs again with the option share_device_tensors, and with tensors that pass through host
-memory, as between machines. Medians.
+memory, as between machines. The times are medians.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def make(size, device):
 
 
 def median_time(function, seconds):
-    """Return the median duration of a call in seconds, after two that are not counted."""
+    """Return the median duration of a call in seconds, after two calls that are not counted."""
     function(), function()
     times, end = [], time.perf_counter() + seconds
     while len(times) < 3 or time.perf_counter() < end:
@@ -89,7 +89,7 @@ def rows_of(rpc, module, device, size, seconds):
 
 
 def work(args, rank, port):
-    """Be a worker; w0 measures, and prints its rows as JSON."""
+    """Run a worker; w0 measures, and prints its rows as JSON."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     module = load(args.device)
     if args.rpc == "torchrpc":

@@ -41,7 +41,7 @@ def add(a, b):
 
 
 def serve(rank: int, port: int, transport: dict) -> None:
-    """worker0 makes the number of calls in each line of its input, then prints "done"."""
+    """Run a worker. For each line of its input, worker0 makes the calls that the line names, then prints "done"."""
     import torch
     import torch.distributed.autograd as dist_autograd
     import torch.distributed.rpc as rpc
@@ -127,7 +127,7 @@ class Callgrind:
 
     def attach(self, pids: list[int]) -> None:
         self.pids = pids
-        self._control("--instr=on")  # never off again: with threads, counts are wrong after it was off
+        self._control("--instr=on")  # never turned off again: with threads, later counts would be wrong
 
     def start(self) -> None:
         self._control("--zero")
@@ -139,7 +139,7 @@ class Callgrind:
         return [int(re.search(r"^summary: (\d+)", path.read_text(), re.M)[1]) for path in new]
 
     def inside(self, functions: str, number: int) -> list[int]:
-        """Instructions in the functions whose names match, and in what they call: worker0's, then worker1's."""
+        """Return the instructions in functions whose names match, and in their callees: worker0's, then worker1's."""
         counts = []
         for rank in range(2):
             profile = self.directory / f"callgrind.worker{rank}.{number}"
@@ -156,7 +156,7 @@ class Callgrind:
 
 # --- counting --------------------------------------------------------------------------------------------------------
 def count(system: str, transport: str, calls: int, counter) -> dict[str, list[float]]:
-    """Instructions per call of the caller and the callee, for each of CALLS."""
+    """Return the instructions per call of the caller and the callee, for each of CALLS."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TORCHRPC_")}
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "TORCHRPC_SPIN_US": "0", **KNOWN[system].environment}
     (port,) = free_ports(1)

@@ -19,7 +19,7 @@ def descriptors() -> int:
 
 
 def memory() -> tuple[int, int]:
-    """MiB of this process: private memory, and its share of shared memory (which includes the rings)."""
+    """Return MiB of this process: private memory, and its share of shared memory (which includes the rings)."""
     fields = {}
     with open("/proc/self/smaps_rollup") as file:
         for line in file:

@@ -1,12 +1,13 @@
-"""Workers of a group of fixed size are killed under load and started again: when others notice, and when they serve.
+"""Kills workers of a group under load and starts them again; measures when others notice, and when they serve.
 
 python benchmarks/member_restarts.py [--workers N] [--minutes M] [--kills-at-once K] [--delay S]
 
-All workers call random others all the time, every other call with a key and retries. Again and again K of them are
-killed (SIGKILL), and after the delay, a quarter of a second, processes that have imported everything already take their
-places. It prints how long a loss took to reach the callbacks of on_member_change on the others, how long init_rpc took
-in the restarted workers, and when the first call to them was answered. A call that fails must have been to a killed
-worker. The function counts its runs in a file that all processes map, so that no kill loses them: no call runs twice.
+The group has a fixed size. All workers call random other workers all the time; every second call has a key and retries.
+The program repeatedly kills K workers (SIGKILL). After the delay, a quarter of a second by default, processes that have
+already imported everything take their places. The program prints how long a loss took to reach the callbacks of
+on_member_change on the other workers, how long init_rpc took in the restarted workers, and when the first call to them
+was answered. It checks that only calls to killed workers failed, and that no call ran twice: the called function counts
+its runs in a file that all processes map, so that no kill loses the counts.
 """
 
 import argparse
@@ -25,15 +26,15 @@ import torch
 import torchrpc
 import torchrpc.rpc as rpc
 
-_MOST_CALLS_OF_A_PROCESS = 1 << 16  # a byte of the file for each
+_MOST_CALLS_OF_A_PROCESS = 1 << 16  # each call has a byte in the file
 _MOST_PROCESSES = 1 << 14
 _runs: mmap.mmap  # how often each call has run
 
 
 def serve(connection: Any, rank: int, workers: int, url: str, first_number: int, path: str) -> None:
-    """Wait for a word, join, and call others until the end; report changes, first answers and errors.
+    """Wait for "go", join, and call other workers until the end; report changes, first answers and errors.
 
-    The numbers of this process's calls begin at `first_number`; odd numbers have a key.
+    The numbers of this process's calls begin at `first_number`; calls with odd numbers have a key.
     """
     global _runs
     torch.set_num_threads(1)
@@ -93,7 +94,7 @@ def answer(number: int) -> tuple[int, int]:
 
 
 class Worker:
-    made = 0  # processes
+    made = 0  # processes started so far
 
     def __init__(self, context: Any, rank: int, workers: int, url: str, path: str) -> None:
         self.rank = rank
@@ -146,7 +147,7 @@ def main() -> int:
     folder = tempfile.mkdtemp()
     url, path = f"file://{folder}/store", f"{folder}/runs"
     with open(path, "wb") as file:
-        file.truncate(_MOST_PROCESSES * _MOST_CALLS_OF_A_PROCESS)  # sparse
+        file.truncate(_MOST_PROCESSES * _MOST_CALLS_OF_A_PROCESS)  # a sparse file
     group = [Worker(context, rank, workers, url, path) for rank in range(workers)]
     for worker in group:
         worker.wait_for("standby")
@@ -154,7 +155,7 @@ def main() -> int:
         worker.connection.send("go")
     for worker in group:
         worker.wait_for("joined")
-    time.sleep(2 + 0.02 * workers)  # until all are connected
+    time.sleep(2 + 0.02 * workers)  # time for all workers to connect
     noticed: list[float] = []
     joined: list[float] = []
     served: list[float] = []

@@ -1,12 +1,12 @@
-"""Measures what unauthenticated connections cost a worker, while two peers call each other through it.
+"""Measures the cost of unauthenticated connections for a worker, while two peers call each other through it.
 
 python benchmarks/unauthenticated_peers.py [connections of each kind] [--a-second RATE]
 
 One process opens connections of four kinds to the worker; none of them authenticates. Prints for each kind: the latency
 of the calls without connections, with as many connections to a socket of that process itself (which use the processors,
-but nothing of the worker), and with the connections to the worker; how many the worker refused; and its memory before
-and after. The process connects as fast as it can, which occupies one core, or at the rate of --a-second. Exit status 1
-if a call failed.
+but not the worker), and with the connections to the worker; how many connections the worker refused; and its memory
+before and after. The process connects as fast as it can, which occupies one core, or at the rate of --a-second. Exit
+status 1 if a call failed.
 """
 
 import argparse
@@ -29,13 +29,13 @@ import torchrpc.rpc as rpc
 TO_ITSELF = "connect to themselves"  # the control: the same load without the worker
 KINDS = ("random bytes", "close at once", "stop half-way", "slow")
 MAX_OPEN = 200  # connections that are kept open
-IP_BIND_ADDRESS_NO_PORT = 24  # Linux: connect() chooses the port, so that a port in use for another target is free
+IP_BIND_ADDRESS_NO_PORT = 24  # Linux: connect() chooses the port, and may choose one in use for another target
 HANDSHAKE_START = b"torchrpc"  # the first bytes of a handshake: csrc/wire/PROTOCOL.md
 
 
 # --- on the worker in the middle --------------------------------------------------------------------------------------
 def listening_address() -> tuple[str, int]:
-    """The address of this process' only listening socket."""
+    """Return the address of this process's only listening socket."""
     inodes = set()
     for fd in os.listdir("/proc/self/fd"):
         try:
@@ -52,7 +52,7 @@ def listening_address() -> tuple[str, int]:
 
 
 def state() -> tuple[int, int]:
-    """How many peers the worker has refused, and its resident memory in KiB."""
+    """Return how many peers this worker has refused, and its resident memory in KiB."""
     refused = int(rpc.api._get_current_rpc_agent().get_debug_info()["transport.refused_peers"])
     with open("/proc/self/status") as status:
         return refused, next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))

@@ -2,8 +2,8 @@
 """Compares the binary interface of the C++ library with the one kept in tests/abi; docs/versions.md has the policy.
 
 It compares the functions that the library exports to programs, and, by abidiff (Debian's package abigail-tools), the
-layout of the public classes, which is in the debug information of tests/cpp/public/classes.cpp. What was added is no
-difference. `tools/check_abi.py --write` keeps the present interface, as for a new minor version.
+layout of the public classes, which is in the debug information of tests/cpp/public/classes.cpp. Additions are no
+difference. `tools/check_abi.py --write` stores the present interface there, as for a new minor version.
 """
 
 import argparse
@@ -26,8 +26,8 @@ HEADERS = ROOT / "include"
 PROGRAM = ROOT / "tests/cpp/public/classes.cpp"
 LIBTORCH = [f"-isystem{path}" for path in include_paths()]
 
-# What programs use: the public classes and functions, and those behind the templates of the headers. FutureState is
-# declared there, but only the library knows its members.
+# The symbols that programs use: those of the public classes and functions, and of what the headers' templates use.
+# FutureState is declared in the headers, but only the library knows its members.
 PUBLIC = re.compile(
     r"^(?:typeinfo (?:for|name for) |vtable for )?"
     r"(?:torchrpc::v1::(?!detail::FutureState|detail::settleWithReply)|torchrpc::Error::"
@@ -36,7 +36,7 @@ PUBLIC = re.compile(
 
 
 def release() -> str:
-    """The release of torch: the interface has torch's classes in it."""
+    """Return the release of torch, whose classes are part of the interface."""
     return re.match(r"\d+\.\d+", torch.__version__)[0]
 
 
@@ -48,7 +48,7 @@ def output(*command, **options) -> str:
 
 
 def public_symbols(library) -> set[str]:
-    """The symbols of the public functions and classes that the library defines; those of templates excepted."""
+    """Return the symbols of the public functions and classes that the library defines, except those of templates."""
     lines = output("nm", "-D", "--defined-only", library).splitlines()
     symbols = [line.split()[2] for line in lines if line.split()[1] in "TBDRV"]
     names = output("c++filt", input="\n".join(symbols)).splitlines()
@@ -68,7 +68,7 @@ def write_classes(program, classes, headers=HEADERS, flags=()) -> None:
 
 
 def changed_classes(before, after) -> str:
-    """What has changed between two files of write_classes; what was added is no change."""
+    """Return what has changed between two files of write_classes; additions are no change."""
     with tempfile.TemporaryDirectory() as folder:
         files = []
         for name, packed in (("before.abi", before), ("after.abi", after)):
@@ -79,13 +79,13 @@ def changed_classes(before, after) -> str:
 
 
 def missing_symbols(library=LIBRARY) -> list[str]:
-    """The functions that programs may use and the library has no more."""
+    """Return the functions that programs may use and that the library no longer has."""
     gone = sorted(set(SYMBOLS.read_text().splitlines()[2:]) - public_symbols(library))
     return output("c++filt", input="\n".join(gone)).splitlines() if gone else []
 
 
 def differences(library) -> list[str]:
-    """What programs that were built with the kept interface would miss."""
+    """Return, as lines of text, what programs that were built with the kept interface would miss."""
     found = []
     if gone := missing_symbols(library):
         found += ["The library no longer has these functions:", *gone]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Which sources of the core compile for macOS on Apple silicon: a check of syntax and types by a cross compiler.
+"""Checks which sources of the core compile for macOS on Apple silicon: syntax and types, with a cross compiler.
 
 Nothing is linked, and nothing is run: see docs/macos.md. The compiler is zig's clang (`pip install ziglang`), which has
 the headers of macOS's C library and of libc++. The headers of torch come from its wheel for macOS, which pip downloads
@@ -7,7 +7,7 @@ into build/macos (110 MiB). Those of libuv and libsodium are the installed ones,
 core is checked without TensorPipe, whose transport uses some parts that exist on Linux only.
 
 Usage: tools/check_macos.py [REGEX]     (REGEX: only sources whose names match)
-It prints a line for each source, with the first error of one that does not compile, and ends with 1 if there is any.
+It prints a line for each source, with the first error if it does not compile, and exits with 1 if any source does not.
 """
 
 import importlib.util
@@ -39,7 +39,7 @@ LAYERS = (
 
 
 def torch_headers() -> Path:
-    """The include folder of torch's wheel for macOS."""
+    """Return the include folder of torch's wheel for macOS."""
     include = CACHE / "torch/include"
     if not include.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ def torch_headers() -> Path:
 
 
 def library_headers() -> Path:
-    """A folder with the headers of libuv and libsodium, and none of Linux's."""
+    """Return a folder with the headers of libuv and libsodium, and without headers of Linux."""
     include = CACHE / "libraries"
     include.mkdir(parents=True, exist_ok=True)
     for name in SYSTEM_HEADERS:
@@ -67,7 +67,7 @@ def library_headers() -> Path:
 
 
 def first_error(output: str) -> str:
-    """The first error in the compiler's output; empty if there is none."""
+    """Return the first error in the compiler's output; empty if there is none."""
     for found in re.finditer(r"^(\S+?):(\d+):\d+: (?:fatal )?error: (.*)$", output, re.M):
         # zig looks for the object file, which -fsyntax-only does not write.
         if not found[3].startswith("failed to rename"):

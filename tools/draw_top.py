@@ -2,7 +2,7 @@
 
     python tools/draw_top.py docs/top.svg
 
-Needs textual (the extra torchrpc[top]). The group's processes are started, and ended, by this script.
+Needs textual (the extra torchrpc[top]). The script starts and ends the processes of the group.
 """
 
 import asyncio
@@ -74,7 +74,7 @@ async def draw(group):
 
 
 def without_spaces(svg):
-    """Move texts by the spaces at their ends, which some programs do not draw."""
+    """Remove the spaces at the ends of texts, which some programs do not draw, and move the texts accordingly."""
 
     def move(match):
         head, x, middle, length, tail, body = match.groups()

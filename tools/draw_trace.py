@@ -2,7 +2,7 @@
 
     python tools/draw_trace.py trace.json trace.png
 
-Ranges inside others stand below them. Threads that did next to nothing are left out.
+A range inside another one is drawn below it. Threads that did next to nothing are left out.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from matplotlib import pyplot as plt
 from matplotlib.patches import Rectangle
 
 FORWARD, BACKWARD, CALLS, SERVED = "#4c78a8", "#e45756", "#bab0ac", "#f2cf5b"
-DEPTH = 5  # ranges inside each other that are drawn
+DEPTH = 5  # levels of nested ranges that are drawn
 
 
 def color_of(event, backward):
@@ -28,7 +28,7 @@ def color_of(event, backward):
 
 
 def with_depths(events):
-    """[(event, how many it is inside of, its color)]: what is inside a backward range is backward, too."""
+    """Return [(event, number of ranges around it, color)]. Ranges inside a backward range are backward, too."""
     placed, around = [], []
     for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
         while around and around[-1][0] <= event["ts"]:
@@ -47,7 +47,10 @@ def shorten(text, width, characters_per_unit):
 
 
 def rows_of(trace):
-    """Rows (key, label, [(event, depth, color)]) by process: what it calls, its threads as they begin; and the end."""
+    """Return the rows, [(key, label, [(event, depth, color)])], and the end of the last event.
+
+    Each process has a row of the calls that it makes, then rows of its threads in the order of their first events.
+    """
     names, threads = {}, defaultdict(list)
     for event in trace["traceEvents"]:
         if event["ph"] == "M" and event["name"] == "process_name":

@@ -2,11 +2,11 @@
 """Tries the wheels in dist with each release of torch and each Python, and prints a table (also build/matrix.md).
 
 A cell is an environment with one Python and one release of torch. The wheel of this Python is installed there, then the
-smoke tests run (a part of tests/python), and torch's own RPC suite where --conformance asks for it. Without a wheel for
-a Python, tools/wheels.py builds it first.
+smoke tests run (a part of tests/python), and, in the cells that --conformance names, torch's own RPC suite. If there is
+no wheel for a Python, tools/wheels.py builds it first.
 
-With --torch, a release that is not supported yet is tried, too: a wheel is built for it alone, and the table says what
-breaks. Prereleases count.
+--torch may name a release that is not supported yet, also a prerelease: the program builds a wheel for this release
+alone, and the table shows what breaks.
 """
 
 import argparse
@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 from torch_environments import PYTHONS, ROOT, SUPPORTED, environment, environment_variables, interpreter, run
 
-# What differs between releases: names that are replaced, nodes of graphs, kernels, pickles, the interpreter's own.
+# Tests of what differs between releases: names that are replaced, nodes of graphs, kernels, pickles, the interpreter's
+# own.
 SMOKE = "autograd_api calls distributed_optimizer optim_kernels pickler remote_module rrefs script surface"
 TEST_PACKAGES = ("pytest", "pytest-timeout", "expecttest", "hypothesis", "cloudpickle", "packaging")
 NOT_HERE = "not on this machine"
@@ -79,7 +80,7 @@ def try_cell(torch: str, python: str, wheel: Path | None, conformance: bool) -> 
 
 
 def find_wheel(python: str, torch: str, folder: Path) -> Path | None:
-    """Return the wheel for this Python, and build it if it is missing; None if that fails."""
+    """Return the wheel for this Python; build it if it is missing. None if the build fails."""
     build = [ROOT / "tools/wheels.py", "--no-check", "--python", python]
     if torch not in SUPPORTED:
         folder = ROOT / f"build/matrix/torch{torch}"

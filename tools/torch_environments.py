@@ -1,7 +1,7 @@
 """Virtual environments with one release of torch each, for tools/wheels.py and tools/matrix.py.
 
-uv makes them in build/environments: environments with the same release of torch share its files. An interpreter is one
-that uv finds (on PATH, of pyenv with PYENV_VERSION, or installed by uv itself).
+uv makes them in build/environments: environments with the same release of torch share its files. The interpreters
+are those that uv finds (on PATH, of pyenv with PYENV_VERSION, or installed by uv itself).
 """
 
 import os
@@ -17,7 +17,7 @@ ENVIRONMENTS = ROOT / "build/environments"
 
 
 def run(*command: object, check: bool = True, **options) -> subprocess.CompletedProcess:
-    """Run the command with its output in the log on standard error; by default, fail if it fails."""
+    """Run the command, by default with its output on standard error; raise if it fails, unless `check` is false."""
     options.setdefault("stdout", sys.stderr)
     print("+", *command, file=sys.stderr, flush=True)
     return subprocess.run([str(word) for word in command], check=check, text=True, **options)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Builds the wheels: one for each Python, with binaries for each release of torch; tries each in a fresh environment.
 
-The binaries are linked for glibc 2.28 and the libstdc++ of GCC 8 whatever this system has: against the stub libraries
-that zig makes of a glibc, and with tools/manylinux/older_libraries.cpp. auditwheel checks that, and gives the wheels
-their tag, manylinux_2_28. Two runs on the same system give the same bytes.
+The binaries are linked for glibc 2.28 and the libstdc++ of GCC 8, independently of the versions on this system: against
+stub libraries of that glibc, which zig makes, and with tools/manylinux/older_libraries.cpp. auditwheel checks the
+result, and gives the wheels their tag, manylinux_2_28. Two runs on the same system give the same bytes.
 """
 
 import argparse
@@ -26,7 +26,7 @@ LIBRARIES_OF_TORCH = ("libc10.so", "libtorch_cpu.so", "libtorch_python.so", "lib
 def linker_options() -> dict[str, str]:
     """Return CMake's options to link for the older system libraries; make these libraries first."""
     folder, source = BUILD / f"glibc-{GLIBC}", ROOT / "tools/manylinux/older_libraries.cpp"
-    # Its name tells versions apart, so that a new one is linked.
+    # The name of the shim contains a hash of its source, so that CMake links it again after a change.
     stubs, shim = folder / "stubs", folder / f"older_libraries-{hashlib.sha256(source.read_bytes()).hexdigest()[:12]}.o"
     stubs.mkdir(parents=True, exist_ok=True)
     if not (stubs / "libc_nonshared.a").exists():
@@ -52,7 +52,7 @@ def build_binaries(python: str, torch: str, env: Path, binaries: Path) -> None:
     """Build the extension and the core for this Python and this torch into the folder `binaries`."""
     build = BUILD / f"torch{torch}"
     build.mkdir(parents=True, exist_ok=True)
-    # All Pythons build in one folder, and see the headers of torch under one path: ccache compiles the core once.
+    # All Pythons build in one folder, with the headers of torch under one path, so that ccache compiles the core once.
     libtorch = build / "libtorch"
     libtorch.unlink(missing_ok=True)
     site_packages = next((env / "lib").glob("python*/site-packages"))
@@ -67,7 +67,7 @@ def build_binaries(python: str, torch: str, env: Path, binaries: Path) -> None:
         **linker_options(),
     }
     cmake = build / "binaries"
-    # With the old precompiled header still there, ccache takes the new one for another.
+    # If the old precompiled header were still there, ccache would take the new one for a different header.
     shutil.rmtree(cmake, ignore_errors=True)
     definitions = (f"-D{name}={value}" for name, value in options.items())
     run("cmake", "-S", ROOT, "-B", cmake, "-G", "Ninja", *definitions)

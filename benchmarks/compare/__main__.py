@@ -123,7 +123,7 @@ class Comparison:
                     self.save()
 
     def _rotated(self, round_: int) -> list[System]:
-        """The systems in the order of this round: each round starts with another one."""
+        """Return the systems in the order of this round: each round starts with another system."""
         first = round_ % len(self.systems)
         return self.systems[first:] + self.systems[:first]
 

@@ -17,7 +17,7 @@ class Peer:
     nothing: Callable[[], object]
     add: Callable[[], object]  # of two tensors of 4 floats
     echo: Callable[[torch.Tensor], object]
-    many: Callable[[int], object]  # this many calls of nothing() at once
+    many: Callable[[int], object]  # makes this many calls of nothing() at once
 
 
 class Server:
@@ -85,7 +85,7 @@ GRPC_OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message
 
 
 def serve_grpc(pipe) -> None:
-    """Runs in a process of its own; serves pickled calls of Server's methods until the pipe closes."""
+    """Run in a process of its own; serve pickled calls of Server's methods until the pipe closes."""
     import grpc
 
     def handler(method):

@@ -37,7 +37,7 @@ class OtherLoad:
 
 
 def wait_for_quiet(timeout_s: float, share: float = 0.1) -> None:
-    """Waits until other processes use less than `share` of the processors, but no longer than `timeout_s`."""
+    """Wait until other processes use less than `share` of the processors, but no longer than `timeout_s`."""
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
         other_load = OtherLoad()

@@ -131,7 +131,7 @@ def many_builtin_calls(meter: Meter):
 
 
 def work(seconds):
-    """Keeps the processor busy for `seconds`; returns the time that it took."""
+    """Keep the processor busy for `seconds`; return the time that it took."""
     begin = time.perf_counter()
     while (spent := time.perf_counter() - begin) < seconds:
         pass
@@ -237,7 +237,7 @@ _autograd_row("Python", add)
 
 # --- resource usage -------------------------------------------------------------------------------------------------
 def resident() -> float:
-    """Resident memory of this process in MiB."""
+    """Return the resident memory of this process in MiB."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE") / 2**20
 

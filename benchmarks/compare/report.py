@@ -58,7 +58,7 @@ class Results:
 
 
 def table(saved: dict, transport: str) -> str:
-    """A table in Markdown. A ratio below its target is marked with an exclamation mark."""
+    """Return a table in Markdown. An exclamation mark marks a ratio below its target."""
     results = Results(saved, transport)
     ratios = [f"{label} / {results.baseline}" for label in results.compared]
     heads = ["row", results.baseline, *results.compared, *ratios, "target", *results.others]
@@ -106,7 +106,7 @@ def everything(saved: dict) -> str:
 
 
 def plot(saved: dict, path) -> None:
-    """Draws the ratios as bars, with a panel for each transport and a tick at each target."""
+    """Draw the ratios as bars, with a panel for each transport and a tick at each target."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,8 +1,7 @@
 """Defines rows and how they are timed; the rows themselves are in pair_rows.py and group_rows.py.
 
 A row is a function of a Meter that runs on worker0 of a group and returns one number. It is written for
-`torch.distributed.rpc`. The environment of the processes decides whether that is torch's RPC or torchrpc; the row never
-does.
+`torch.distributed.rpc`. Only the environment of the processes decides whether that is torch's RPC or torchrpc.
 """
 
 import statistics
@@ -19,10 +18,10 @@ class Row:
     name: str
     session: str  # the rows of a session run one after the other in one group of fresh processes
     world_size: int
-    unit: str  # one of the above
+    unit: str  # one of the constants above
     targets: dict[str, float]  # transport -> required ratio to the baseline
     run: Callable  # takes a Meter; runs on worker0
-    other: Callable | None  # takes a Meter and an adapter's peer: the same for systems with another API
+    other: Callable | None  # the same for systems with another API; takes a Meter and an adapter's peer
     bare: bool  # `run` runs on every worker before RPC is initialised
 
     @property
@@ -34,7 +33,7 @@ ROWS: dict[str, Row] = {}
 
 
 def row(name, session, *, workers=2, unit=SECONDS, targets=(), other=None, bare=False):
-    """Adds a function to ROWS; `targets` are those for the default transport and for TCP."""
+    """Add a function to ROWS; `targets` are those for the default transport and for TCP."""
 
     def register(run):
         by_transport = dict(zip(("default", "tcp"), targets, strict=False))
@@ -50,20 +49,20 @@ class Meter:
     rank: int = 0
     world_size: int = 1
     init_method: str = ""  # for bare rows: the rendezvous of the group
-    options: dict = field(default_factory=dict)  # for bare rows: of the RPC backend
+    options: dict = field(default_factory=dict)  # for bare rows: options of the RPC backend
     store: Any = None  # for bare rows: a c10d.Store of the group
 
     def latency(self, call: Callable[[], object], least: int = 5) -> float:
-        """Median seconds of a call, after a warm-up of a quarter of the budget."""
+        """Return the median seconds of a call, after a warm-up of a quarter of the budget."""
         self._repeat(call, self.budget / 4, 2)
         return statistics.median(self._repeat(call, self.budget, least))
 
     def rate(self, burst: Callable[[int], object], count: int) -> float:
-        """Median calls per second of bursts of `count` calls."""
+        """Return the median calls per second of bursts of `count` calls."""
         return count / self.latency(lambda: burst(count), least=3)
 
     def long_run(self, run: Callable[[int], object]) -> tuple[int, float]:
-        """Runs `run(count)` with a count that takes about the budget; returns (count, seconds)."""
+        """Run `run(count)` with a count that takes about the budget; return (count, seconds)."""
         run(3)
         count, seconds = 3, 0.0
         while True:

@@ -32,12 +32,12 @@ START_SECONDS, STOP_SECONDS = 120, 30
 class System:
     label: str
     environment: dict[str, str] = field(default_factory=dict)  # variables added to the environment of its processes
-    kind: str = "rpc"  # torch.distributed.rpc's API, or one of adapters.CONNECT
+    kind: str = "rpc"  # "rpc": torch.distributed.rpc's API; or one of adapters.CONNECT
     tcp: dict = field(default_factory=lambda: TENSORPIPE_TCP)  # the options that mean TCP
     has_certificate: bool = False  # its workers use TLS
 
     def runs(self, row: Row, transport: str) -> bool:
-        """Systems with another API have only one transport; their results are shown with the default transport."""
+        """Return whether the system runs the row. Systems with another API do so only for the default transport."""
         return self.kind == "rpc" or (row.other is not None and transport == "default")
 
     def options(self, transport: str) -> dict:
@@ -128,7 +128,7 @@ class Group:
             file.close()
 
     def events(self) -> Iterator[dict]:
-        """Yields the events of worker0 until it is done. Raises Failed if a process ends or a row exceeds its time."""
+        """Yield the events of worker0 until it is done. Raise Failed if a process ends or a row exceeds its time."""
         deadline = time.monotonic() + START_SECONDS
         rest = b""
         with selectors.DefaultSelector() as selector:
@@ -151,7 +151,7 @@ class Group:
                     yield event
 
     def stop(self) -> None:
-        """Waits up to STOP_SECONDS for the processes to end by themselves."""
+        """Wait up to STOP_SECONDS for the processes to end by themselves."""
         deadline = time.monotonic() + STOP_SECONDS
         for process in self.processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -172,7 +172,7 @@ class Group:
 
 
 def run_session(system: System, transport: str, rows: list[Row], budget: float, row_seconds: float) -> Iterator[tuple]:
-    """Yields ("versions", dict), (name of a row, value) or (name of a row, Failed); every row once.
+    """Yield ("versions", dict), (name of a row, value) or (name of a row, Failed); every row once.
 
     When a group fails in a row, a new group continues with the rows after it.
     """

@@ -49,7 +49,7 @@ class Worker:
             self.emit(row=name, error=last_line(error))
 
     def run_rows(self, rows) -> None:
-        """Rows that run with RPC initialised."""
+        """Measure rows that run with RPC initialised."""
         from rows import Meter
 
         init_method = f"tcp://127.0.0.1:{self.ports[0]}"
@@ -62,7 +62,7 @@ class Worker:
         rpc.shutdown()
 
     def run_bare(self, rows) -> None:
-        """Rows that initialise and shut down RPC themselves, on every worker."""
+        """Measure rows that initialise and shut down RPC themselves, on every worker."""
         from rows import Meter
 
         timeout = datetime.timedelta(seconds=60)
@@ -74,7 +74,7 @@ class Worker:
         self.emit(done=True)
 
     def run_other(self, kind: str, rows) -> None:
-        """Rows of a system with another API, which manages its own processes."""
+        """Measure rows of a system with another API, which manages its own processes."""
         import adapters
         from rows import Meter
 

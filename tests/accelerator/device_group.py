@@ -1,11 +1,11 @@
-"""A group of workers, each a process with simulated devices. The process that starts it is worker "w0".
+"""A group of workers, each a process with simulated devices. The process that starts the group is worker "w0".
 
     import device_group
 
     device_group.join()  # in a process that has called sim.load()
     rpc.rpc_sync("w1", function, (torch.ones(2, device="sim:0"),))
 
-The others serve until the end of the process. Functions that they run are in modules of tests/python.
+The other workers serve calls until the process of w0 ends. Functions that they run are in modules of tests/python.
 """
 
 import contextlib
@@ -56,7 +56,10 @@ def _serve(rank, url, maps, options, environment):
 
 @contextlib.contextmanager
 def group(maps, environment_of_others=None, **options):
-    """Be w0 of a group with these maps; `options` are those of all workers, `identity` with {name} in it."""
+    """Run the `with` block as w0 of a group with these device maps.
+
+    All workers have the same `options`, except that {name} in `identity` becomes the name of the worker.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"tcp://127.0.0.1:{free.getsockname()[1]}"
@@ -70,7 +73,7 @@ def group(maps, environment_of_others=None, **options):
     try:
         _init(0, url, maps, options)
         yield
-        with contextlib.suppress(rpc.ShutdownError):  # a test has done it
+        with contextlib.suppress(rpc.ShutdownError):  # a test has already called shutdown
             rpc.shutdown()
         for process in others:
             process.join(30)
@@ -81,7 +84,7 @@ def group(maps, environment_of_others=None, **options):
 
 
 def join():
-    """Be w0 of the group with MAPS, until the end of this process."""
+    """Make this process w0 of the group with MAPS, until it ends."""
     global _joined
     if _joined:
         return

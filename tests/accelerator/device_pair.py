@@ -1,4 +1,4 @@
-"""Tests of two workers with simulated devices, each test in processes of its own.
+"""Decorators and functions for tests of two workers with simulated devices; each test has its own processes.
 
 @device_pair.in_process
 @device_pair.others(SIM_SHARING="refused")  # in the environment of w1
@@ -72,7 +72,7 @@ def maps(maps):
 
 
 def breaks_group(function):
-    """Say that the group cannot end as usual after the test."""
+    """Mark a test after which the group cannot shut down as usual."""
     function.breaks_group = True
     return function
 
@@ -98,7 +98,7 @@ def metrics():
 
 
 def path(to="w1", device=HERE):
-    """Return how tensors of the device go to a worker, once both have agreed."""
+    """Return the path of tensors of the device to a worker, once both workers have agreed on it."""
     key = f"device.path.{to} {device}"
     for _ in range(200):
         rpc.rpc_sync(to, torch.add, (torch.ones(2, device=device), 1))

@@ -1,14 +1,14 @@
 """Runs tests of simulated devices in a process of their own.
 
-The process of the other tests must not have these devices: torch has one accelerator in a process, and its autograd
-engine starts a thread for each device when it is first used.
+The process of the other tests must not have these devices: torch has only one accelerator in a process, and torch's
+autograd engine starts a thread for each device when it is first used.
 
     @isolated.on_accelerator
     def test_addition():
         assert (torch.ones(2, device="sim") + 1).tolist() == [2, 2]
 
-All such tests of a process of pytest run in one child process, one after the other. A test that crashes or hangs ends
-it; the next test starts another.
+All such tests of a pytest process run in one child process, one after the other. A test that crashes or hangs ends the
+child process; the next test starts a new one.
 """
 
 import atexit
@@ -28,7 +28,7 @@ LIMIT_S = 100
 
 
 def _serve(connection):
-    """Be the child process: call functions until the parent closes the connection."""
+    """Run in the child process: call functions until the parent closes the connection."""
     sim.load()
     modules = {}
     while True:
@@ -97,13 +97,13 @@ _child = _Child()
 
 
 def skip_unless_built():
-    """Skip the test, and say how to build what it needs, if the simulated accelerator is not built."""
+    """Skip the test, with a hint how to build the simulated accelerator, if it is not built."""
     if sim.extension_path() is None:
         pytest.skip("the simulated accelerator is not built: cmake --build build/release")
 
 
 def on_accelerator(function):
-    """Let a test run in the process that has the simulated devices."""
+    """Make a test run in the process that has the simulated devices."""
 
     @functools.wraps(function)
     def test(*args, **kwargs):

@@ -1,6 +1,7 @@
-"""What holds for tensors that w0 lends to w1, whether w1 maps the memory or reads it in chunks.
+"""Tests of tensors that w0 lends to w1, for both ways: w1 maps the memory, or reads it in chunks.
 
-Each function is the body of a test of device_pair; `size` is the number of float elements, so large that they are lent.
+Each function with `size` is the body of a test of device_pair. `size` is a number of float elements, large enough for
+the tensor to be lent.
 """
 
 import multiprocessing

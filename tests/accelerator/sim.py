@@ -4,10 +4,10 @@
     sim.load()
     torch.ones(3, device="sim:1")
 
-The functions and classes have the names and arguments of torch.cuda, so that a test can take either; `torch.sim` is
-this module after load(). README.md says what the simulation promises. SIM_DEVICES (4) is the number of devices, and
-SIM_START_DELAY_S (0.001) how late a stream starts a task. SIMULATED_ACCELERATOR may name the extension's file, which
-load() looks for in the build folders of this tree otherwise.
+The functions and classes have the names and arguments of torch.cuda, so that a test can use either module; `torch.sim`
+is this module after load(). README.md says what the simulation promises. The environment variable SIM_DEVICES (4) is
+the number of devices, and SIM_START_DELAY_S (0.001) the delay after which a stream starts a task.
+SIMULATED_ACCELERATOR may name the extension's file; otherwise load() looks for it in the build folders of this tree.
 """
 
 import atexit
@@ -38,7 +38,7 @@ def extension_path():
 
 
 def load(path=None):
-    """Make the devices known to torch; any number of times. `path` names the extension's file."""
+    """Register the devices in torch, at the first call; return this module. `path` names the extension's file."""
     global _extension
     if _extension is not None:
         return sys.modules[__name__]
@@ -62,9 +62,9 @@ def load(path=None):
 
 
 def _prefer_cpp_meta_kernels():
-    """Let operators have their meta kernels of C++, where torch has replaced these by slower ones in Python.
+    """Restore the C++ meta kernels of operators, where torch has replaced them by slower ones in Python.
 
-    The first call of one in Python imports torch._dynamo, which takes seconds, in each process of a test.
+    The first call of a meta kernel in Python imports torch._dynamo, which takes seconds in each process of a test.
     """
     from torch import _meta_registrations
     from torch._decomp import global_decomposition_table
@@ -81,7 +81,7 @@ def _prefer_cpp_meta_kernels():
                 _meta_kernels.impl(op, function)
 
 
-# What torch itself asks of a device's module.
+# Functions that torch itself calls in the module of a device.
 
 
 def _is_in_bad_fork():
@@ -186,7 +186,7 @@ class Stream(torch.Stream):
 
 
 def Event(enable_timing=False, blocking=False, interprocess=False):
-    """Return an event of the device on whose stream it is recorded first. torch refuses subclasses of its own class."""
+    """Return an event of the device on whose stream it is recorded first. torch.Event allows no subclasses."""
     return torch.Event(NAME, enable_timing=enable_timing, blocking=blocking)
 
 
@@ -227,9 +227,9 @@ def _sleep(cycles):
 
 
 def hold(stream=None):
-    """Keep a stream (the current one) from starting tasks until release() of the result, or the end of its context.
+    """Keep a stream (by default the current one) from starting tasks.
 
-    After a minute the stream goes on by itself.
+    The stream continues after release() of the result, at the end of its `with` block, or after a minute.
     """
     return _extension.hold(current_stream() if stream is None else stream)
 
@@ -247,7 +247,7 @@ def empty_cache():
 
 
 def set_memory_limit(device, limit_bytes):
-    """Let allocations fail with OutOfMemoryError that would take more than `limit_bytes` of a device."""
+    """Let allocations that would take more than `limit_bytes` of a device fail with OutOfMemoryError."""
     _extension.set_memory_limit(_index(device), limit_bytes)
 
 
@@ -294,22 +294,22 @@ def set_rng_state_all(states):
 
 
 def set_start_delay(seconds):
-    """Set how late streams start tasks; return the previous value."""
+    """Set after how many seconds streams start a task; return the previous value."""
     previous = _extension.start_delay()
     _extension.set_start_delay(seconds)
     return previous
 
 
 def set_strict(strict):
-    """Set whether a missing synchronization gives poison (as at first, unless SIM_STRICT=0).
+    """Set whether a missing synchronization makes the result poison (the default, unless SIM_STRICT=0).
 
-    Otherwise it is only listed, and the result depends on what the threads do, as with a real accelerator.
+    Otherwise it is only listed, and the result depends on the timing of the threads, as with a real accelerator.
     """
     _extension.set_strict(strict)
 
 
 def take_conflicts():
-    """Return descriptions of the missing synchronizations since the last call; README.md says what is one."""
+    """Return descriptions of the missing synchronizations since the last call; README.md defines them."""
     return _extension.take_conflicts()
 
 

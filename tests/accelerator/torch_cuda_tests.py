@@ -4,8 +4,8 @@
     torch_cuda_tests.py [--device {sim,cuda}] [--rpc {torchrpc,torch}] [-k REGEX] [-j N] [--timeout SECONDS] [--list]
 
 The tests are those inside the torch wheel (torch.testing._internal.distributed). Their modules are compiled from a
-source in which the device "cuda" is "sim" and torch.cuda is torch.sim. Each runs as tests/conformance/run.py runs the
-others. At the end there is a table of all; the exit status is 1 if one failed.
+source in which the device "cuda" is "sim" and torch.cuda is torch.sim. Each test runs in the same way as those of
+tests/conformance/run.py. At the end the program prints a table of all tests; the exit status is 1 if a test failed.
 """
 
 import argparse
@@ -27,7 +27,7 @@ SUBSTITUTIONS = [
     (r"\.is_cuda\b", ".is_sim"),
     (r"(?<!remote_module)\.cuda\(", ".sim("),
     ("CUDA error: invalid device ordinal", "invalid device ordinal"),
-    # Kernels run on the CPU: these are to take a while, not minutes.
+    # Kernels run on the CPU: with smaller numbers they take a while, not minutes.
     (r"\b2048\b", "128"),
     (r"\b20000\b", "1250"),
     (r"\b200, 1, 28, 28\b", "20, 1, 28, 28"),
@@ -37,7 +37,7 @@ CYCLES_PER_MS = 1e6  # sim._sleep() counts nanoseconds
 
 
 class Loader(importlib.machinery.SourceFileLoader):
-    """Loads a module from its source after the substitutions, which keep lines where they are."""
+    """Loads a module from its source after the substitutions, which keep the line numbers."""
 
     def get_code(self, fullname):
         source = self.get_source(fullname)
@@ -60,7 +60,7 @@ class Finder:
 
 
 def substitute_devices():
-    """Load the simulated devices, and let the suites take them for GPUs."""
+    """Load the simulated devices, and make the suites use them as GPUs."""
     import sim
     import torch
 

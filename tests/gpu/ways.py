@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Whether tensors arrive whole by each way between two processes with an accelerator.
+"""Checks that tensors arrive unchanged by each way between two processes with an accelerator.
 
     ways.py [--device cuda]
 
-Prints a line for each way, which says what the workers have agreed on. Exits with 1 if a tensor was wrong, if memory
-stayed lent, or if large tensors did not take their way. `--device sim` is the simulated accelerator.
+Prints a line for each way, with the path on which the workers have agreed. Exits with 1 if a tensor was wrong, if
+memory stayed lent, or if large tensors were not lent. `--device sim` is the simulated accelerator.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def check_values(device):
 
 
 def check_changes(device):
-    """Change a tensor after rpc_async has returned."""
+    """Check that a tensor may be changed as soon as rpc_async has returned."""
     tensor = torch.ones(6 << 20, device=device)
     futures = []
     for _ in range(8):
@@ -77,7 +77,7 @@ def check_changes(device):
 
 
 def check(device, in_place):
-    """Return how tensors go, after all checks."""
+    """Run all checks; return the path of the tensors."""
     path = f"device.path.w1 {device}:0"
     rpc.rpc_sync("w1", echo, (torch.ones(2, device=device),))
     while "not known yet" in metric(path):
@@ -107,7 +107,7 @@ def work(rank, device, way, port, found=None):
 
 
 def run(device, way):
-    """Return whether the way is in order."""
+    """Check a way with two workers; return whether it passed."""
     context = mp.get_context("spawn")
     found, port = context.Queue(), free_port()
     workers = [context.Process(target=work, args=(rank, device, way, port, found)) for rank in range(2)]

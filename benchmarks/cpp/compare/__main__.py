@@ -20,8 +20,8 @@ sys.path.insert(0, str(HERE.parents[1] / "compare"))
 
 import machine  # noqa: E402 - of benchmarks/compare
 
-# The runs of each round: a column of the table and the arguments of its program. A column of several runs has, in each
-# row, the one that was fastest.
+# Column of the table -> the runs of each round for it, each a program and its arguments. If a column has several runs,
+# each of its cells shows the run that was fastest in this row.
 RUNS = {
     "torchrpc": ["with_torchrpc"],
     "torchrpc, TCP": ["with_torchrpc --transport tcp"],
@@ -44,7 +44,7 @@ def build(folder: Path, prefix: str) -> None:
 
 
 def run_once(folder: Path, run: str, arguments: argparse.Namespace) -> tuple[dict, dict[str, dict]]:
-    """The program's description of itself, and the results of its rows."""
+    """Run a program; return its description of itself, and the results of its rows."""
     program, *options = run.split()
     command = [folder / program, *options, "--seconds", arguments.seconds, "--rows", arguments.rows]
     try:
@@ -69,7 +69,7 @@ def measure(folder: Path, arguments: argparse.Namespace) -> dict:
         "results": {run: {} for run in runs},
     }
     for round_ in range(arguments.rounds):
-        first = round_ % len(runs)  # each round begins with another one
+        first = round_ % len(runs)  # each round begins with another run
         for run in runs[first:] + runs[:first]:
             print(f"round {round_ + 1} of {arguments.rounds}: {run}", file=sys.stderr)
             machine.wait_for_quiet(arguments.wait_for_quiet)
@@ -88,7 +88,7 @@ class Results:
         self.rows = list(dict.fromkeys(name for rows in self.results.values() for name in rows))
 
     def best(self, column: list[str], row: str) -> str | None:
-        """The run of a column whose median rate is the largest."""
+        """Return the run of a column whose median rate is the largest."""
         runs = [run for run in column if self.results.get(run, {}).get(row)]
         return max(runs, key=lambda run: self.rate(run, row), default=None)
 
@@ -101,7 +101,7 @@ class Results:
         return f"{digits(self.rate(run, row))} /s, {time(statistics.median(us for _, us in self.results[run][row]))}"
 
     def ratio(self, ours: str | None, theirs: str | None, row: str) -> str:
-        """How many times as many calls a second: of the medians, and in brackets the least and largest of a round."""
+        """Return the ratio of the calls a second: of the medians, and in brackets the least and largest of a round."""
         if ours is None or theirs is None:
             return ""
         pairs = zip(self.results[ours][row], self.results[theirs][row], strict=True)
@@ -123,7 +123,7 @@ class Results:
         return "\n".join(f"| {line} |" for line in padded)
 
     def fastest(self) -> str:
-        """Which of several runs the cells of the first table are."""
+        """Return which of several runs each cell of the first table shows."""
         lines = []
         for name, column in RUNS.items():
             chosen = {row: self.best(column, row) for row in self.rows}
