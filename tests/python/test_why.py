@@ -3,10 +3,12 @@
 import copy
 import json
 import time
+from pathlib import Path
 
 from observed_reports import call_in, call_out, circle, frame, report, thread, waits
 
-from torchrpc.observe import _why
+import torchrpc
+from torchrpc.observe import _reports, _why
 from torchrpc.rpc._gather import digest_of
 
 
@@ -17,6 +19,13 @@ def kinds(explanation):
 def only(explanation, kind):
     (finding,) = [each for each in explanation["findings"] if each["kind"] == kind]
     return finding
+
+
+def test_no_file_of_the_package_is_code_of_the_program():
+    package = Path(torchrpc.__file__).parent
+    files = [path for path in package.rglob("*.py") if "_built" not in path.parts]
+    assert len(files) > 50
+    assert [path for path in files if _reports.is_in_program(thread(1, python=[frame("run", 1, str(path))]))] == []
 
 
 def test_a_circle_of_three_workers_is_named_with_the_lines_of_its_code():

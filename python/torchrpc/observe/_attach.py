@@ -23,7 +23,8 @@ _STORE_TIMEOUT = datetime.timedelta(seconds=10)
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """A worker of the group: its name, its id (rank), the number of its start, and the address on which it listens."""
+    """A worker of the group: its name, its id (rank), the number of its start, the address on which it listens, and
+    whether the group takes it for alive."""
 
     name: str
     id: int
@@ -70,6 +71,7 @@ class Group:
             timeout (float): seconds.
 
         Raises:
+            ValueError: the group has no worker of that name.
             RpcTimeoutError, WorkerLostError: the worker does not answer.
             NotAllowedError: the worker does not let this process inspect it.
         """
@@ -195,7 +197,8 @@ def attach(
         timeout (float): seconds for the first worker to answer.
 
     Raises:
-        ValueError: there is no such process, or no group there.
+        ValueError: there is no such process, or no group there; both `address` and `pid` are given, or the address is
+            not "host:port".
         PermissionError: the process belongs to another user.
         NotAllowedError: the identity has neither the role member nor observer.
         RpcTimeoutError, WorkerLostError: no worker answers, or the secret is wrong.

@@ -14,7 +14,7 @@ Reports = Mapping[str, "Report | BaseException"]
 
 # Frames outside the program's own code: those of this package, of parts of torch and of Python's standard library.
 _PLUMBING = re.compile(
-    r"[/\\]torchrpc[/\\](rpc|autograd|optim|nn|profiler|observe|testing|data)[/\\]"
+    r"[/\\]torchrpc[/\\](rpc|autograd|optim|nn|profiler|observe|testing|launch|cli)[/\\]"
     r"|[/\\]torchrpc[/\\]\w+\.py$"
     r"|[/\\]torch[/\\](futures|distributed|_jit_internal|utils)[/\\.]"
     r"|[/\\]python3\.\d+[/\\](?!site-packages|dist-packages)"
