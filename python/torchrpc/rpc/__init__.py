@@ -57,7 +57,7 @@ def _leave_at_exit() -> None:
         importlib.import_module("torchrpc._C")._end_log()
 
 
-atexit.register(_leave_at_exit)  # registered early: runs after a program's own functions, which may call shutdown()
+atexit.register(_leave_at_exit)  # registered early: runs after the program's exit functions, which may call shutdown()
 
 
 def _load() -> None:

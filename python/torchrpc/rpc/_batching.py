@@ -68,9 +68,9 @@ class _Queue:
             pass
 
     def _answer_batch(self) -> bool:
-        """Answer one batch. False: no call has arrived for `_IDLE_S`, so the thread ends.
+        """Answer one batch. Return False if no call has arrived for `_IDLE_S`; then the thread ends.
 
-        A function of its own, so that the thread holds no call while it waits for the next ones.
+        This is a separate function so that the thread holds no call while it waits for the next ones.
         """
         batch = self._take_batch()
         if batch:
@@ -91,7 +91,7 @@ class _Queue:
 
 
 def _collect(name: str, values: tuple, stack: bool) -> Any:
-    """Return one parameter's values of all callers: a list, or a tensor whose first dimension is the callers."""
+    """Return one parameter's values of all callers: a list, or a tensor with the callers as its first dimension."""
     if not stack or not all(isinstance(value, torch.Tensor) for value in values):
         return list(values)
     try:
@@ -194,20 +194,21 @@ def batched(
 
     Each caller calls the function by RPC with its own arguments and gets its own result. The function itself receives,
     for each parameter, the values of all callers of a batch, in the same order, and returns a result for each caller.
-    It runs when `max_batch` calls have arrived or the first of them has waited for `timeout` seconds, whichever is
-    sooner: an absent caller delays the others by at most `timeout`.
+    It runs when `max_batch` calls have arrived or the first of them has waited for `timeout` seconds, whichever comes
+    first. So an absent caller delays the others by at most `timeout`.
 
     Args:
         function: a function of a module or a class. In a class the first parameter must be called `self`; calls on
-            different objects form different batches. Parameters have names, without `*`; defaults work.
+            different objects form different batches. `*args`, `**kwargs` and keyword-only parameters are not
+            allowed; defaults are.
         max_batch (int): the largest number of callers of one invocation, at least 1. Or a function that returns the
-            number; it runs for each call, with the object for a method and without arguments otherwise.
-        timeout (float): seconds that a call waits for others. 0: none; the calls that arrived during the last
+            number. It is called for each call: for a method with the object, otherwise without arguments.
+        timeout (float): seconds that a call waits for others. 0: no waiting; the calls that arrived during the last
             invocation form a batch.
-        stack (bool): if all callers pass a tensor, stack these to one tensor with the callers as a new first dimension.
-            False: always pass lists.
+        stack (bool): if all callers pass a tensor, stack these into one tensor with the callers as a new first
+            dimension. False: always pass lists.
 
-    The function returns a tensor whose first dimension is the callers, a list with one result per caller (an exception
+    The function returns a tensor with the callers as first dimension, a list with one result per caller (an exception
     in it is raised at that caller), a tuple of these (each caller gets a tuple), or None. An exception of the function
     is raised at all callers of the batch. The function runs in a thread of its own, one invocation at a time, so data
     that only it uses needs no lock. That thread has no context of distributed autograd: gradients do not flow through

@@ -1,6 +1,6 @@
 """The three ways to call a function on another worker, and the block that waits for its asynchronous calls.
 
-Any thread calls these functions. Part of `api`, which is the module that they name as theirs.
+Any thread may call these functions. They belong to `api`, which is their `__module__`.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ _open_blocks: list[None] = []  # an item for each _wait_all() block of any threa
 
 
 def _repeated(mode: RPCExecMode, call: Callable[..., Any], repetition: tuple[Any, ...], *arguments: Any) -> Any:
-    """Make a call that may be repeated by `call`, a function of the extension."""
+    """Make a call that may be repeated. `call` is a function of the extension."""
 
     def send(*values: Any) -> Any:
         return call(*values, repetition)
@@ -100,19 +100,19 @@ def rpc_sync(
         func (Callable): a torch operator, a script function or a `torchrpc.cpp_function` (these run on the callee
             without the GIL), a function or class that `to` can import, a method of a picklable object, a lambda or a
             nested function (sent as code: its globals resolve on the callee, in the module of the same name).
-            Functions and classes of a notebook are sent by value, if cloudpickle is installed. An
-            `async def` function runs on an asyncio event loop of the callee, which all of them share; its result is
-            what it returns.
+            Functions and classes of a notebook are sent by value, if cloudpickle is installed. All `async def`
+            functions run on one asyncio event loop of the callee; the result of the call is the value that they return.
         args (tuple): picklable objects, RRefs, and CPU tensors of any shape, dtype and layout. Tensors are not copied
             before they are sent.
-        kwargs (dict): likewise.
+        kwargs (dict): keyword arguments; the same objects.
         timeout (float): seconds until the call fails with RpcTimeoutError; 0: no limit; default: the group's time-out.
-        retries (int or RetryPolicy): how often the call may be sent again if the worker is lost before it has answered:
-            the worker runs it once, however often it arrives. By default a call is sent once. A call with RRefs among
-            its arguments cannot have retries.
-        idempotency_key (str or bytes): a name of this call, 1 to 256 bytes. The worker runs no call of this worker with
-            that name twice: for ten minutes after its end, a call with the same name, function and arguments gets the
-            first one's result, or its exception. Give the same key when you repeat a call yourself.
+        retries (int or RetryPolicy): how often the call may be sent again if the worker is lost before it has answered.
+            The worker runs the function once, however often the call arrives. By default a call is sent once. A call
+            with RRefs among its arguments cannot have retries.
+        idempotency_key (str or bytes): a name for this call, 1 to 256 bytes. The callee does not run two calls of this
+            worker with the same key: until ten minutes after the first answer, a call with the same key, function and
+            arguments gets the result or the exception of the first call. Pass the same key when you repeat a call
+            yourself.
 
     Raises:
         RpcTimeoutError: the call timed out.
@@ -120,7 +120,7 @@ def rpc_sync(
         SerializationError: an argument or the result cannot be sent.
         NotAllowedError, NameNotFoundError: the callee does not let others run `func`, or does not have it.
         ShutdownError: RPC is not initialized, or the callee has shut down.
-        RpcError: the group has no such worker; also the base of all these.
+        RpcError: the group has no such worker; also the base class of the errors above.
         TypeError, ValueError: arguments of the wrong kind.
         RuntimeError: the key belongs to another call, or the result of the first call cannot be sent again.
         Exception: the exception that `func` raised, with its type, and the remote traceback in its text.
@@ -251,9 +251,9 @@ def remote(
     """Run `func` (often a class) on the worker `to`, keep the result there, and return an RRef to it at once.
 
     The arguments are those of `rpc_sync`, without `retries`: an RRef is lost with the connection on which it was made.
-    With an `idempotency_key` you can repeat the call yourself: while somebody holds an RRef to the object of the first
-    one, the second gives an RRef to the same object. An error, a time-out included, is raised when the RRef is used.
-    Any thread may call it.
+    With an `idempotency_key` you can repeat the call yourself: while any worker holds an RRef to the object of the
+    first call, the second call returns an RRef to the same object. An error, a time-out included, is raised when the
+    RRef is used. Any thread may call it.
 
     Raises:
         RpcError, TypeError, ValueError: as `rpc_sync`, for arguments that cannot be sent.
@@ -286,6 +286,6 @@ def _wait_all() -> Iterator[None]:
             del thread_local.future_list
 
 
-# Pickles, allow-lists and tracebacks name these functions as upstream's: by the module `api`.
+# Pickles, allow-lists and tracebacks name these functions by the module `api`, as upstream does.
 for _function in (rpc_sync, rpc_async, remote, _wait_all):
     _function.__module__ = "torchrpc.rpc.api"

@@ -5,13 +5,13 @@ No module is imported here, because all others import this one.
 
 from typing import Any
 
-ORIGINAL_TYPE = "_torchrpc_original_type"  # what to send to other workers in place of a class that was made here
+ORIGINAL_TYPE = "_torchrpc_original_type"  # attribute of a class that was made here: the type, or two, to send instead
 
 
 class RpcError(RuntimeError):
     """The base of all errors of this package: a call could not be made, or its result did not arrive.
 
-    An exception that a called function raises is none of these: it arrives with its own type.
+    An exception that a called function raises arrives with its own type instead.
 
     Attributes:
         worker (str): the name of the worker concerned; empty if there is none.
@@ -56,7 +56,7 @@ class QuotaExceededError(RpcError):
 
 
 class CancelledError(RpcError):
-    """A C++ worker has cancelled the call, or one that a called function waited for."""
+    """A C++ worker has cancelled the call, or a call for which the called function was waiting."""
 
     __module__ = "torchrpc.rpc"
 
@@ -68,9 +68,9 @@ class ArgumentMismatchError(RpcError, TypeError):
 
 
 class NameNotFoundError(RpcError):
-    """The receiver has no module, function or class of the name that arrived.
+    """The receiver has no module, function or class of the received name.
 
-    If it comes from the unpickling of a message, it is also an AttributeError or a ModuleNotFoundError.
+    If the error occurs while a message is unpickled, it is also an AttributeError or a ModuleNotFoundError.
     """
 
     __module__ = "torchrpc.rpc"
@@ -83,7 +83,7 @@ class RendezvousError(RpcError):
 
 
 class ShutdownError(RpcError):
-    """RPC does not run in this process, or ended here or on the callee before the call was complete."""
+    """RPC is not running in this process, or has ended here or on the callee before the call was complete."""
 
     __module__ = "torchrpc.rpc"
 
@@ -101,9 +101,10 @@ _made: dict[tuple[type, type], type[Any]] = {}
 
 
 def also(cls: type[RpcError], kind: type[BaseException]) -> type[Any]:
-    """Return a subclass of `cls` and `kind` with the name of `cls`; `cls` itself if it is one, or none can be made.
+    """Return a subclass of `cls` and `kind` with the name of `cls`. Return `cls` if it is a subclass of `kind`, or if
+    the two cannot be combined.
 
-    It travels to other workers as the pair of the two.
+    Other workers receive the pair `(cls, kind)` instead of the subclass.
     """
     if issubclass(cls, kind):
         return cls
@@ -111,6 +112,6 @@ def also(cls: type[RpcError], kind: type[BaseException]) -> type[Any]:
         try:
             members = {"__module__": cls.__module__, ORIGINAL_TYPE: (cls, kind)}
             _made[cls, kind] = type(cls.__name__, (cls, kind), members)
-        except TypeError:  # the layouts of the two differ
+        except TypeError:  # the instance layouts of the two classes conflict
             _made[cls, kind] = cls
     return _made[cls, kind]

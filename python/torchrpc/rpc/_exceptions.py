@@ -1,7 +1,7 @@
-"""Exceptions on their way from the callee to the caller: described on the callee, rebuilt with type and text on the
-caller.
+"""Sends exceptions from the callee to the caller: the callee describes them as bytes, and the caller rebuilds them with
+type and text.
 
-Both run on threads of the pool, or on the thread that waits for the call.
+Both steps run on threads of the pool, or on the thread that waits for the call.
 """
 
 import builtins
@@ -26,13 +26,13 @@ _TYPE_NOT_RESTORED = (
     "Failed to create original exception type. Error msg was {why} Original exception on remote side was {text}"
 )
 
-# Python 3.10 has no groups.
+# Python 3.10 has no exception groups.
 _BaseExceptionGroup: Any = getattr(builtins, "BaseExceptionGroup", ())
 _ExceptionGroup: Any = getattr(builtins, "ExceptionGroup", ())
 
 _WITH_LINKS = b"L"  # the first byte of a detail with nodes; a pickle begins with 0x80
-_MOST_NODES = 1000  # exceptions that travel with one that was raised
-_GREATEST_DEPTH = 100  # of causes of causes, members of members
+_MOST_NODES = 1000  # exceptions that are sent for a raised one, itself included
+_GREATEST_DEPTH = 100  # of nested links: causes of causes, members of members
 
 
 class _Text(str):
@@ -60,11 +60,11 @@ def _describe_exception(exc: BaseException) -> tuple[str, bytes]:
     """
     try:
         shown, trace = _repr_with_line_breaks(exc), "".join(traceback.format_exception(exc))
-    except Exception as broken:  # raised by a __repr__ or __str__ of the user's
+    except Exception as broken:  # raised by a __repr__ or __str__ of the program
         shown, trace = f"{type(exc).__name__} (its repr failed: {type(broken).__name__})", ""
     where = _C._get_current_rpc_agent().get_worker_info() if _C._is_current_rpc_agent_set() else "a stopped worker"
     text = f"On {where}:\n{shown}\n{trace}"
-    text = text.encode("utf-8", "backslashreplace").decode()  # a lone surrogate is no UTF-8
+    text = text.encode("utf-8", "backslashreplace").decode()  # UTF-8 cannot encode a lone surrogate
     with contextlib.suppress(Exception):  # stderr may be closed
         print(text, file=sys.stderr)
     if not _C._uses_pickles():
@@ -73,7 +73,7 @@ def _describe_exception(exc: BaseException) -> tuple[str, bytes]:
         detail = _type_and_attributes(exc)
     except Exception as why:
         text, detail = f"{text}\nThe caller gets a RuntimeError instead of a {type(exc).__qualname__}: {why}", b""
-    with contextlib.suppress(Exception):  # raised by code of the user's: a property, or a __reduce__ of another error
+    with contextlib.suppress(Exception):  # raised by a property, or the __reduce__ of a linked exception
         linked = _LinkedExceptions()
         linked.add(exc)
         if linked.have_links():
@@ -82,8 +82,8 @@ def _describe_exception(exc: BaseException) -> tuple[str, bytes]:
 
 
 def _type_and_attributes(exc: BaseException) -> bytes:
-    """Return what `_make_typed` reads. Raises if the type cannot be pickled by name."""
-    cls = vars(type(exc)).get(ORIGINAL_TYPE, type(exc))  # an exception of another call may pass through this worker
+    """Return the pickled type and attributes, for `_make_typed`. Raises if the type cannot be pickled by name."""
+    cls = vars(type(exc)).get(ORIGINAL_TYPE, type(exc))  # another worker's exception may have a type made here
     return dumps((cls, _picklable_attributes(exc)))
 
 
@@ -112,12 +112,12 @@ def _rebuild_exception(
 
     If the constructor of the type needs more than a text, the result is an instance of a subclass of the type that is
     also a RuntimeError (torch's RPC raises RuntimeError then); with `also_runtime_error` it always is. If the type
-    cannot be imported here, or is no Exception, the result is a RuntimeError that says why. If the callee could not
-    pickle the type, it is a RuntimeError with `text`.
+    cannot be imported here, or is not an Exception, the result is a RuntimeError that says why. If the callee could not
+    pickle the type, the result is a RuntimeError with `text`.
 
     Args:
-        allowed: the list under which it is read. The extension passes that of the worker that received it. Default: the
-            current worker's.
+        allowed: the allow-list under which the detail is read. The extension passes the list of the worker that
+            received the exception. Default: the current worker's list.
     """
     text = _Text(text)
     if allowed is None and _C._is_current_rpc_agent_set():
@@ -138,7 +138,7 @@ def _rebuild_exception(
     try:
         detail, nodes = _load_plain(detail[len(_WITH_LINKS) :], allowed)
         return _Rebuilder(nodes, lambda message, members: make(detail, message, members), allowed).exception(0)
-    except Exception as why:  # other bytes than a callee of this version sends
+    except Exception as why:  # a callee of this version does not send such bytes
         return RuntimeError(_TYPE_NOT_RESTORED.format(why=f"{why} (raised on {worker_name})", text=text))
 
 
@@ -180,8 +180,8 @@ def _is_subclass(cls: Any, base: type) -> bool:
 def make_exception(cls: type[BaseException], text: str, *group_args: Any) -> Any:
     """Return an exception of type `cls` whose str() contains `text`, for any signature of the constructor of `cls`.
 
-    If `cls(text)` fails or drops the text, the result is an instance of a subclass of `cls` and RuntimeError. So is a
-    group, for which `group_args` are its message and its members.
+    If `cls(text)` fails or drops the text, the result is an instance of a subclass of `cls` and RuntimeError. A group
+    is always such an instance; `group_args` are its message and its members.
     """
     text = _Text(text)
     try:
@@ -214,10 +214,10 @@ def _make_runtime_error_subclass(cls: type[BaseException], text: str, *args: Any
 
 
 class _Node(NamedTuple):
-    """An exception and its links, which are indices of other nodes. All of it is plain data."""
+    """An exception and its links, which are indices of other nodes. All fields are plain data."""
 
     text: str
-    detail: bytes  # of _type_and_attributes; empty for the first node, whose detail travels beside the nodes
+    detail: bytes  # from _type_and_attributes; empty for the first node, whose detail is sent beside the nodes
     args: bytes  # pickled; empty if they cannot be pickled
     message: str  # of a group
     cause: int | None
@@ -227,9 +227,9 @@ class _Node(NamedTuple):
 
 
 class _LinkedExceptions:
-    """On the callee: an exception and those that it leads to, as nodes.
+    """On the callee: an exception and all exceptions that its links lead to, as nodes.
 
-    Links that close a cycle are left out, and so is what lies beyond `_MOST_NODES` exceptions or `_GREATEST_DEPTH`.
+    Links that close a cycle are omitted, and so are links beyond `_MOST_NODES` exceptions or `_GREATEST_DEPTH`.
     """
 
     def __init__(self) -> None:
@@ -285,17 +285,17 @@ def _checked_pickle(value: Any) -> bytes:
 def _clean(text: Callable[[], str], otherwise: str) -> str:
     try:
         return text().encode("utf-8", "backslashreplace").decode()
-    except Exception:  # raised by a __str__ of the user's
+    except Exception:  # raised by a __str__ of the program
         return otherwise
 
 
 class _Rebuilder:
-    """On the caller: builds the exceptions of nodes.
+    """On the caller: builds exceptions from nodes.
 
     Args:
-        nodes: those of `_LinkedExceptions`.
+        nodes: the nodes of `_LinkedExceptions`.
         make_first: makes the first exception from the message and the members of a group.
-        allowed: the list under which the types are read.
+        allowed: the allow-list under which the types are read.
     """
 
     def __init__(
@@ -352,7 +352,7 @@ def _make_linked(node: _Node, members: list[Exception], allowed: _C._AllowList |
 def _restore_args(exc: BaseException, node: _Node, allowed: _C._AllowList | None) -> None:
     """Give `exc` the arguments of the original if its text stays the same."""
     ours = exc.args
-    with contextlib.suppress(Exception):  # there are none, or the caller cannot build them
+    with contextlib.suppress(Exception):  # the node has no arguments, or this worker cannot rebuild them
         BaseException.__setattr__(exc, "args", _load_typed(node.args, allowed))
         if str(exc) == node.text:
             return
@@ -367,7 +367,7 @@ def _load_plain(data: bytes, allowed: _C._AllowList | None) -> Any:
 
 
 def _load_typed(data: bytes, allowed: _C._AllowList | None) -> Any:
-    """Read the detail of an exception, with a list only the types that it allows."""
+    """Read the detail of an exception; with an allow-list, only types that the list allows."""
     if allowed is not None:
         return LimitedUnpickler(data, allowed, is_exception=True).load()
     return _TypeUnpickler(io.BytesIO(data)).load()

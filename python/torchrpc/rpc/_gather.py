@@ -1,9 +1,9 @@
 """`_all_gather`: every worker of a set contributes an object and receives the objects of all.
 
-The worker with the smallest name leads (of the members, if there are clients): the others send it their objects, and it
-sends all of them back; of a barrier, where all objects are None, it sends nothing but the end. If the leader is lost,
-the worker with the next name leads. This module keeps the gatherings under way; the functions that send messages are
-passed to it, since scripts replace these in `api`.
+The worker with the smallest name (among the members, if there are clients) is the leader. The others send it their
+objects, and it sends all objects back. In a barrier, where all objects are None, it only sends that the barrier is
+complete. If the leader is lost, the worker with the next name leads. This module keeps the state of gatherings in
+progress. It gets the functions that send messages as arguments, because scripts replace these in `api`.
 
 Threads: `Gathering` belongs to the thread that gathers. `record_object` and `record_all` run on threads of the pool.
 """
@@ -34,7 +34,7 @@ _LOST_CONFIRM_POLL_S = 0.05
 
 _MOST_EARLY_REPORTS = 1000
 
-LOST_WORKERS = "_lost_workers"  # the attribute of a WorkerLostError of this module that has all names
+LOST_WORKERS = "_lost_workers"  # attribute of this module's WorkerLostErrors: the names of all lost workers
 
 
 class AllGatherStates:
@@ -55,7 +55,7 @@ class AllGatherStates:
 
 
 lock = threading.RLock()  # guards the two tables
-next_numbers: dict[str, int] = {}  # the digest of a set's names -> the number of its next gathering
+next_numbers: dict[str, int] = {}  # the digest of a set of workers -> the number of its next gathering
 states_by_id: collections.defaultdict[str, AllGatherStates] = collections.defaultdict(AllGatherStates)
 
 
@@ -71,7 +71,7 @@ _thread = threading.local()
 
 @contextlib.contextmanager
 def own_part() -> Iterator[None]:
-    """In the block, this thread records this worker's own object. It may serve a call of another worker."""
+    """Let this thread record this worker's own object in the block, even if it serves a call of another worker."""
     _thread.is_own_part = True
     try:
         yield
@@ -85,7 +85,7 @@ def is_own_part() -> bool:
 
 
 def _forget_parent() -> None:
-    """In a forked child: another thread of the parent may have held the lock."""
+    """Replace the lock in a forked child: another thread of the parent may have held it."""
     global lock
     lock = threading.RLock()
     forget_all()
@@ -95,7 +95,7 @@ os.register_at_fork(after_in_child=_forget_parent)
 
 
 def python_workers(agent: Any) -> set[str]:
-    """The names of the workers that can gather.
+    """Return the names of the workers that can gather.
 
     They are not cached: other workers may call this one before init_rpc has returned here.
     """
@@ -105,8 +105,8 @@ def python_workers(agent: Any) -> set[str]:
 def record_object(sequence_id: str, worker_name: str, obj: Any, worker_names: set[str]) -> None:
     """On the leader: record the object of one worker.
 
-    Only the leader itself says by `worker_names` who takes part. Until it does, a worker may report to as many
-    gatherings as `_MOST_EARLY_REPORTS`.
+    Only the leader itself determines which workers take part. Before that, a worker may report to at most
+    `_MOST_EARLY_REPORTS` gatherings.
     """
     with lock:
         states = states_by_id.get(sequence_id, AllGatherStates())
@@ -145,15 +145,15 @@ def record_all(sequence_id: str, objects_map: dict[str, Any] | None, leader: str
 
 
 def numbers_for(worker_name: str) -> dict[str, int]:
-    """Return the number of the next gathering of each set of workers for a worker that has been started again.
+    """For a restarted worker, return the number of the next gathering of each set of workers.
 
-    That is the one under way if the others still wait for the worker, else the next one.
+    If the others still wait for the worker in a gathering, that is the number of this gathering.
     """
     with lock:
         numbers = dict(next_numbers)
         for sequence_id, states in states_by_id.items():
             if states._names is None:
-                states.gathered_objects.pop(worker_name, None)  # its earlier process has reported early
+                states.gathered_objects.pop(worker_name, None)  # an early report of its earlier process
             elif worker_name in states._names - set(states.gathered_objects) and not states.proceed_signal.is_set():
                 digest, _, number = sequence_id.rpartition("-")
                 numbers[digest] = min(numbers.get(digest, int(number)), int(number))
@@ -161,14 +161,14 @@ def numbers_for(worker_name: str) -> dict[str, int]:
 
 
 def adopt_numbers(numbers: dict[str, int]) -> None:
-    """Number this worker's gatherings from now on as the others do, where it has not gathered yet."""
+    """Adopt the others' numbers for sets of workers with which this worker has not gathered yet."""
     with lock:
         for digest, number in numbers.items():
             next_numbers.setdefault(digest, number)
 
 
 def digest_of(names: Iterable[str]) -> str:
-    """Return a text of fixed size for a set of names: each message of a gathering has it."""
+    """Return a digest of fixed size for a set of names. Each message of a gathering contains it."""
     return hashlib.blake2b("\0".join(sorted(names)).encode(), digest_size=16).hexdigest()
 
 
@@ -177,8 +177,8 @@ class Gathering:
 
     Args:
         names: the workers that take part.
-        message_timeout_s: for each message; used in error texts.
-        wait_timeout_s: how long to wait for the others; None: no limit.
+        message_timeout_s: the time-out of each message; used in error texts.
+        wait_timeout_s: seconds to wait for the others; None: no limit.
         report: `report(leader, sequence_id, worker_name, obj, names)` has the leader run `record_object`; blocks.
         distribute: `distribute(follower, sequence_id, objects)` has a follower run `record_all`; returns a future.
     """
@@ -219,7 +219,7 @@ class Gathering:
             self._leader_incarnation = self._incarnation_of(leader)
             try:
                 self._begin(leader)
-                # A list, because a set is no plain data. The leader knows who takes part.
+                # A list, because a set is not plain data. The leader knows which workers take part.
                 names = sorted(self._names) if self._me == leader else [self._me]
                 self._report(leader, self._sequence_id, self._me, obj, names)
                 with _Barrier(f"_all_gather {self._sequence_id}"):
@@ -232,7 +232,7 @@ class Gathering:
                     lost.add(leader)
                 elif self._incarnation_of(leader) == self._leader_incarnation:
                     raise
-                # Else it has been started again, and asks the others for this gathering's number.
+                # Otherwise the leader has been restarted, and asks the others for this gathering's number.
         missing = sorted(self._names - set(states.gathered_objects))
         if self._me == leader:
             self._distribute_to(self._names - {leader, *missing}, states.gathered_objects)
@@ -249,12 +249,12 @@ class Gathering:
         """Return a number that changes when the worker is started again."""
         if not isinstance(self._agent, TensorPipeAgent):
             return 0
-        with contextlib.suppress(RuntimeError):  # it has left
+        with contextlib.suppress(RuntimeError):  # the worker has left
             return self._agent._incarnation(self._agent.get_worker_info(name).id)
         return 0
 
     def _leader_of(self, names: set[str]) -> str:
-        """Return the smallest of these names, of members if there are some: the others follow no client."""
+        """Return the smallest name of a member, or of any worker without members: a client may be refused as leader."""
         if not isinstance(self._agent, TensorPipeAgent):
             return min(names)
         members = {each.name for each in self._agent.get_worker_infos() if self._agent._is_member(each.id)}
@@ -266,7 +266,7 @@ class Gathering:
             states._names = self._names
             states._leaders.add(leader)
             for name in set(states.gathered_objects) - self._names:
-                del states.gathered_objects[name]  # it reported to a gathering of others
+                del states.gathered_objects[name]  # this worker does not take part
 
     def _wait_for_objects(self, leader: str) -> AllGatherStates:
         """On the leader, block until all workers that are not lost have reported; on a follower, until the leader has
@@ -293,7 +293,7 @@ class Gathering:
         return states
 
     def _lost_among(self, names: set[str], confirm_s: float = 0) -> set[str]:
-        """Return those of the workers that are lost or have left; ask for up to `confirm_s` seconds until all are."""
+        """Return the workers that are lost or have left. Check again for up to `confirm_s` seconds, until all are."""
         if not isinstance(self._agent, TensorPipeAgent):
             return set()
         names_by_id = {}
@@ -309,7 +309,7 @@ class Gathering:
         return have_left | {names_by_id[worker] for worker in lost}
 
     def _distribute_to(self, followers: Iterable[str], objects: dict[str, Any]) -> None:
-        # The followers know the names: N messages of a barrier must not carry N names each.
+        # The followers know the names, so a barrier sends None: otherwise each of its N messages would carry N names.
         is_barrier = set(objects) == self._names and all(each is None for each in objects.values())
         sent = None if is_barrier else objects
         futures = {name: self._distribute(name, self._sequence_id, sent) for name in followers}

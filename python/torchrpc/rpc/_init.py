@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 _is_tensorpipe_available = True
 
-_store: Any = None  # the latest group's. Kept since rank 0's store serves workers that leave after rank 0
+_store: Any = None  # of the latest group; kept because rank 0's store serves workers that leave after rank 0
 
 
 def init_rpc(
@@ -57,22 +57,22 @@ def init_rpc(
         name (str): this worker's name, unique in the group: letters, digits, `_`, `:`, `-`, `.`, shorter than 128.
             Default: `worker` and the rank.
         backend (BackendType): default, and normally the only one: `BackendType.TENSORPIPE`.
-        rank (int): this worker's number, from 0. Default: with `env://` the variable RANK, which torchrun sets, or what
-            the launcher (Slurm, Open MPI and others) says.
-        world_size (int): the number of workers in the group. Default: with `env://` the variable WORLD_SIZE, or what
-            the launcher says if it gives the rank, too; without that, workers join and leave at run time.
+        rank (int): this worker's number, from 0. Default: with `env://` the variable RANK, which torchrun sets, or the
+            rank that the launcher (Slurm, Open MPI and others) gives.
+        world_size (int): the number of workers in the group. Default: with `env://` the variable WORLD_SIZE, or the
+            launcher's number if the rank is not given either. Without a number, workers join and leave at run time.
         rpc_backend_options (TensorPipeRpcBackendOptions): threads, time-out, rendezvous, devices; default: 16 threads,
             60 seconds, `env://`.
         rpc_backend (BackendType): another spelling of `backend`.
 
     Raises:
-        TypeError, ValueError, RuntimeError: a wrong argument, or a variable missing in the environment.
+        TypeError, ValueError, RuntimeError: a wrong argument, or a missing environment variable.
         RendezvousError: the group could not be formed (no worker at the address, a port in use, names or world sizes
-            that do not fit): the text says which worker and what to do.
+            that do not fit). The text names the worker and says what to do.
         RpcError: RPC is initialized already.
 
-    It waits for the other workers for the number of seconds in the environment variable TORCHRPC_INIT_TIMEOUT, else for
-    half an hour. One thread at a time may call it.
+    This function waits for the other workers for the seconds in the environment variable TORCHRPC_INIT_TIMEOUT, by
+    default for half an hour. Only one thread at a time may call it.
     """
     backend = rpc_backend if backend is None else backend
     backend, rpc_backend_options = _resolve_backend(backend, rpc_backend_options)
@@ -91,7 +91,7 @@ def init_rpc(
 def _join_group(backend: Any, name: str, rank: int, world_size: int | None, options: Any) -> None:
     global _store
     rpc_timeout = to_timedelta(options.rpc_timeout, "rpc_timeout")
-    # Other backends have a security of their own.
+    # Other backends have their own security.
     has_secret = getattr(options, "_has_secret", True)
     store, rank = open_store(options.init_method, rank, world_size, has_secret)
     store.set_timeout(min(init_timeout(), rpc_timeout))
@@ -111,12 +111,12 @@ def _join_group(backend: Any, name: str, rank: int, world_size: int | None, opti
         except RendezvousError:
             if not world_size or not has_ended(group):
                 raise
-            first = number + 1  # the group lives, and has been brought back to a store that is served anew
+            first = number + 1  # the living group was restored under a later number, in a store that is served again
     _store.set_timeout(rpc_timeout)
 
 
 def _leave_store_to_parent() -> None:
-    """In a forked child: the end of rank 0's store would wait for the store's thread, which only the parent has."""
+    """Never destroy the store in a forked child: that would wait for the store's thread, which only the parent has."""
     global _store
     if _store is not None:
         _keep_forever(_store)
@@ -127,7 +127,7 @@ os.register_at_fork(after_in_child=_leave_store_to_parent)
 
 
 def _resolve_backend(backend: Any, options: Any) -> tuple[Any, Any]:
-    """Return backend and options; the one that is not given follows from the other."""
+    """Return backend and options; if one is missing, derive it from the other."""
     if backend is not None and not backend_registry.is_backend(backend):
         raise TypeError(f"Argument backend must be a member of BackendType, but is {backend!r}.")
     if options is not None and not isinstance(options, RpcBackendOptions):
@@ -199,7 +199,7 @@ def _init_rpc_backend(
     world_size: int | None = None,
     rpc_backend_options: Any = None,
 ) -> None:
-    """The second half of `init_rpc`, for scripts that have a store of their own."""
+    """Run the second half of `init_rpc`, for scripts that have their own store."""
     backend = backend if backend is not None else backend_registry.BackendType.TENSORPIPE
     _validate_rpc_args(backend, store, name, rank, world_size, rpc_backend_options)
     if _is_current_rpc_agent_set():
@@ -212,7 +212,7 @@ def _init_rpc_backend(
         _log_start(agent)
         _serve_metrics(agent)
     except BaseException:
-        if _is_current_rpc_agent_set():  # the script may try again
+        if _is_current_rpc_agent_set():  # so that the script can try again
             api._drop_agent()
         raise
 

@@ -1,4 +1,4 @@
-"""What a worker grants others: the size of messages, quotas of callers, and the log of what it has served."""
+"""Limits of the size of messages, quotas of callers, and the targets of the audit log."""
 
 import dataclasses
 import json
@@ -31,8 +31,8 @@ def _given(instance: Any) -> dict[str, int]:
 class Limits:
     """The largest messages that a worker sends and receives.
 
-    Give all workers of a group the same limits: a message that is too large raises SerializationError where it is sent,
-    but ends the connection where it arrives. Memory for a message is allocated as its bytes arrive.
+    Give all workers of a group the same limits: a message beyond the sender's limits raises SerializationError, but a
+    message beyond the receiver's limits ends the connection. Memory for a message is allocated as its bytes arrive.
 
     Args:
         message_bytes (int): all parts of a message together; default: 1 TiB.
@@ -58,9 +58,9 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Quota:
-    """How much of a worker one caller may use at a time; what is None has no limit.
+    """How much of a worker one caller may use at a time. None means no limit.
 
-    A request beyond it raises QuotaExceededError where it was made. Other callers are not affected.
+    A request beyond the quota raises QuotaExceededError at the caller. Other callers are not affected.
 
     Args:
         calls (int): requests of the caller that this worker has not answered yet.
@@ -88,7 +88,7 @@ def limit_numbers(limits: Limits | None) -> dict[str, int]:
     """Return the limits for the core.
 
     Raises:
-        TypeError: they are no Limits.
+        TypeError: `limits` is not a Limits.
     """
     if limits is None:
         return {}
@@ -101,7 +101,7 @@ def quota_numbers(quotas: Mapping[str, Quota] | None) -> list[tuple[str, list[in
     """Return the quotas for the core.
 
     Raises:
-        TypeError: they are no dict of patterns and Quotas.
+        TypeError: `quotas` is not a dict of patterns and Quotas.
         ValueError: a pattern is empty.
     """
     if quotas is None:
@@ -121,10 +121,10 @@ def quota_numbers(quotas: Mapping[str, Quota] | None) -> list[tuple[str, list[in
 
 
 def audit_target(log: AuditLogType | None) -> tuple[str, Callable[[str], Any] | None]:
-    """Return the path of the file, and the function that takes lines, of an `audit_log`.
+    """Return the path of an `audit_log` (or an empty string), and the function that takes its lines (or None).
 
     Raises:
-        TypeError: it is no path, logger or function.
+        TypeError: `log` is not a path, a logger or a function.
     """
     if log is None:
         return "", None

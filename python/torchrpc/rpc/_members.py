@@ -1,4 +1,4 @@
-"""Who is in the group now, and callbacks when that changes. Any thread calls these functions."""
+"""The living members of the group, and callbacks when members change. Any thread may call these functions."""
 
 import logging
 import os
@@ -12,17 +12,17 @@ from ._checks import _check_initialized
 
 logger = logging.getLogger(__name__)
 
-_lock = threading.Lock()  # guards the two below
+_lock = threading.Lock()  # guards _callbacks and _attached
 _callbacks: list[Callable[[WorkerInfo, str], Any]] = []
 _attached: Any = None  # the agent that calls _report()
 
 
 def get_workers() -> list[WorkerInfo]:
-    """Return names and ids of the workers of the group that are alive, by id, this one included.
+    """Return names and ids of the living workers of the group, ordered by id, this one included.
 
-    Workers that have been lost, or have left, are missing, as far as this worker knows: it notices the end of workers
-    to which it has a connection; with `on_member_change` those are all. `get_worker_infos` returns the lost ones, too.
-    Nothing is sent.
+    The list omits workers that this worker knows to be lost, or to have left. A worker notices the end only of workers
+    to which it has a connection; with a callback of `on_member_change` it has a connection to all. `get_worker_infos`
+    also returns lost workers. Nothing is sent.
 
     Raises:
         ShutdownError: RPC is not initialized.
@@ -34,23 +34,23 @@ def get_workers() -> list[WorkerInfo]:
 
 
 def on_member_change(callback: Callable[[WorkerInfo, str], Any]) -> Callable[[], None]:
-    """Call `callback(worker, change)` each time that another worker of the group changes; return what ends that.
+    """Call `callback(worker, change)` at each change of another worker; return a function that removes the callback.
 
     Args:
         callback (Callable): called with a WorkerInfo and one of
 
-            - `"joined"`: a new member of a group without a fixed size; or one that was lost can be reached again.
-            - `"lost"`: its process has ended, or it is silent for `liveness_timeout`.
-            - `"replaced"`: it has been started again under its name and rank. What its earlier process owned is lost;
-              calls reach the new one from now on.
+            - `"joined"`: the worker has joined a group without a fixed size, or was lost and can be reached again.
+            - `"lost"`: its process has ended, or it was silent for `liveness_timeout`.
+            - `"replaced"`: it has been started again under its name and rank. The values that its earlier process owned
+              are lost; calls reach the new process from now on.
             - `"left"`: it has called `shutdown` while this worker goes on.
 
     The callback runs on a thread of the worker's pool, one call at a time, in the order of the changes as this worker
-    sees them. It may make calls, and delays nothing but later callbacks. An exception that it raises is logged. Changes
-    while this worker shuts down are not reported.
+    sees them. It may make calls, and delays only later callbacks. An exception that it raises is logged. Changes while
+    this worker shuts down are not reported.
 
-    Register before `init_rpc` or later; a callback stays registered for later groups of the process. This worker then
-    opens a connection to every member, so that it notices the end of each.
+    Register a callback before `init_rpc` or later; it stays registered for later groups of the process. A worker with a
+    callback opens a connection to every member, so that it notices the end of each.
 
     Example:
         >>> remove = torchrpc.on_member_change(lambda worker, change: print(worker.name, change))
@@ -82,7 +82,7 @@ def attach(agent: Any) -> None:
 
 
 def detach() -> None:
-    """Drop the agent at its end."""
+    """Forget the agent when it ends."""
     global _attached
     with _lock:
         _attached = None
@@ -99,7 +99,7 @@ def _report(worker: WorkerInfo, change: str) -> None:
 
 
 def _forget_parent() -> None:
-    """In a forked child: another thread of the parent may have held the lock."""
+    """Replace the lock in a forked child: another thread of the parent may have held it."""
     global _lock
     _lock = threading.Lock()
     detach()

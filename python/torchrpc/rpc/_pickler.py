@@ -1,8 +1,8 @@
 """Python objects as bytes and tensors: pickle protocol 5, with tensors and large buffers beside the bytes.
 
-It also pickles RRefs, script modules, and functions that have no name in a module (lambdas, nested functions), which
-travel as code; `_by_value` sends the functions and classes of notebooks. Any thread may pickle, also from within a
-__getstate__: each use makes a pickler of its own.
+The pickler also handles RRefs, script modules, and functions that have no name in a module (lambdas, nested functions),
+which travel as code. `_by_value` sends the functions and classes of notebooks. Any thread may pickle, also within a
+__getstate__: each use creates its own pickler.
 """
 
 import enum
@@ -131,11 +131,11 @@ class _Pickler(pickle.Pickler):
         if kind is types.FunctionType:
             return NotImplemented if has_name(obj) else _reduce_function(obj)
         if kind is types.CellType:
-            return _empty_cell, ()  # filled with the function, since the cell may hold that very function
+            return _empty_cell, ()  # _fill_function fills it, because the cell may hold this very function
         if issubclass(kind, enum.Enum) and kind.__reduce_ex__ in _ENUM_REDUCERS:
             return kind, (obj._value_,)
         if kind.__module__ == "numpy" and kind.__name__ == "ndarray" and not obj.flags.writeable:
-            return obj.copy().__reduce_ex__(5)  # what arrives can be written to, as with torch's RPC
+            return obj.copy().__reduce_ex__(5)  # the receiver gets a writable array, as in torch's RPC
         if kind in self.reducers:
             return self.reducers[kind](obj)
         if issubclass(kind, _C.PyRRef):
@@ -153,7 +153,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Probe(_Pickler):
-    """Tests whether an object can be written; makes no forks of RRefs."""
+    """Tests whether an object can be pickled; makes no forks of RRefs."""
 
     def reduce_rref(self, rref: _C.PyRRef) -> tuple:
         return _rref, ((),)
@@ -180,7 +180,7 @@ def _buffers(data: bytes, tensors: list[torch.Tensor]) -> Iterator[Any]:
     return (memoryview(tensor.numpy()) for tensor in tensors[len(tensors) - count :])
 
 
-# --- What a worker with `allowed_functions` does in the place of those functions: it checks their arguments ---
+# --- Replacements of these functions on a worker with `allowed_functions`: they check their arguments ---
 
 
 def _limited_tensor(reader: LimitedUnpickler, args: tuple) -> torch.Tensor:
@@ -212,7 +212,7 @@ def _limited_per_channel(reader: LimitedUnpickler, args: tuple) -> torch.Tensor:
     is_axis = 0 <= axis < integers.dim() and integers.dtype in (torch.int8, torch.uint8, torch.int32)
     if not is_axis or any(each.shape != (integers.shape[axis],) for each in (scales, zero_points)):
         raise ValueError("the scales of a quantized tensor must have the size of its axis")
-    # It copies the integers, which may be an expanded tensor of any size, or one that has been copied already.
+    # _per_channel copies the integers, which may be an expanded tensor of any size, or one that was copied already.
     reader.charge_for_copy(integers)
     return _per_channel(integers, scales, zero_points, axis)
 
@@ -259,7 +259,7 @@ def _limited_unpickler(
 
 
 def _reduce_function(function: types.FunctionType) -> tuple:
-    """Send the code, with closure, defaults and attributes by value; its globals are those of the receiver's module."""
+    """Reduce a function to code, closure, defaults and attributes. Its globals are those of the receiver's module."""
     cells = function.__closure__ or ()
     arguments = (
         marshal.dumps(function.__code__),
@@ -285,13 +285,13 @@ def _reduce_script_module(module: torch.jit.ScriptModule) -> tuple:
     file = io.BytesIO()
     try:
         torch.jit.save(module, file)
-    except torch.jit.Error as exc:  # from its __getstate__
+    except torch.jit.Error as exc:  # raised by the module's __getstate__
         raise RuntimeError(str(exc)) from exc
     return _script_module, (file.getvalue(),)
 
 
 def _cell_content(cell: types.CellType) -> tuple:
-    """A tuple of the cell's value; empty if none has been assigned yet."""
+    """Return a tuple of the cell's value; empty if none has been assigned yet."""
     try:
         return (cell.cell_contents,)
     except ValueError:
@@ -374,17 +374,17 @@ def deserialize(binary_data: bytes, tensor_table: list[torch.Tensor]) -> Any:
 
 
 def deserialize_allowed(binary_data: bytes, tensor_table: list[torch.Tensor], allowed: _C._AllowList) -> Any:
-    """`deserialize` on a worker with `allowed_functions`.
+    """Return the object that `deserialize` returns, on a worker with `allowed_functions`.
 
     Raises:
-        NotAllowedError: something in it is not allowed.
-        SerializationError: it is malformed.
+        NotAllowedError: the pickle contains something that is not allowed.
+        SerializationError: the pickle is malformed.
     """
     return _limited_unpickler(binary_data, tensor_table, allowed, is_call=False).load()
 
 
 def deserialize_allowed_call(binary_data: bytes, tensor_table: list[torch.Tensor], allowed: _C._AllowList) -> Call:
-    """The same for the function of a call and its arguments."""
+    """Return the function of a call and its arguments. Raises the errors of `deserialize_allowed`."""
     return _limited_unpickler(binary_data, tensor_table, allowed, is_call=True).load()
 
 
@@ -403,7 +403,10 @@ def refuse_rrefs(to: str, function: str, args: tuple, kwargs: dict) -> None:
 
 
 def _find_captured(function: Any, seen: tuple[Any, ...] = ()) -> tuple[str, Any, Exception] | None:
-    """Return what keeps a function that travels as code from being sent: a phrase, the value, and its error."""
+    """Find a value that a function which travels as code captures, and that cannot be pickled.
+
+    Return a phrase that names the value, the value itself, and its error; None if there is no such value.
+    """
     if type(function) is not types.FunctionType or any(function is each for each in seen):
         return None
     if has_name(function) and not globals_of(function):

@@ -1,4 +1,4 @@
-"""How a call is repeated when its worker is lost, as the program says it and as the extension takes it."""
+"""How a call is repeated when its worker is lost: the policy of the program, and the tuple for the extension."""
 
 import dataclasses
 import math
@@ -16,20 +16,22 @@ _MAX_KEY_BYTES = 256
 class RetryPolicy:
     """How often, and when, a call is sent again: `rpc_sync(..., retries=RetryPolicy(retries=5))`.
 
-    A call is sent again only if the connection to its worker ended, or could not be made, before the answer arrived. An
-    answer ends the call, and so does an exception that the function raised. All attempts together take no longer than
-    the time-out of the call. The worker runs the function once, however often the call arrives.
+    A call is sent again only if the connection to its worker ended, or could not be opened, before the answer arrived,
+    or if the worker shuts down and has refused the call. An answer ends the call, and so does an exception that the
+    function raised. All attempts together take no longer than the time-out of the call. The worker runs the function
+    once, however often the call arrives.
 
     Args:
         retries (int): how often the call may be sent again, at most 1,000.
-        first_delay_s (float): seconds before the second attempt. Each further pause is twice as long; of each, a random
-            part is left out, half of it at most.
+        first_delay_s (float): seconds before the second attempt. Each further pause is twice as long as the one before.
+            Each pause is shortened by a random part, at most half of it.
         max_delay_s (float): seconds of the longest pause.
-        after_restart (bool): send a call that its worker may have run even to a worker that has been started again
-            under its name. That one does not know what the earlier one ran: the function may then run twice.
-        breaker_losses (int): after so many losses of one worker in a row, calls with retries to it fail at once, for
-            `breaker_cooldown_s` after the last loss; then one of them tries again. 0: never.
-        breaker_cooldown_s (float): seconds.
+        after_restart (bool): if the worker has been started again under its name, send the call to the new process even
+            if the earlier process may have run it. The new process does not know what the earlier one ran, so the
+            function may run twice.
+        breaker_losses (int): after this number of consecutive losses of one worker, new calls with retries to it fail
+            at once, for `breaker_cooldown_s` after the last loss; then one call tries again. 0: never.
+        breaker_cooldown_s (float): seconds; see `breaker_losses`.
 
     Raises:
         TypeError: an argument of another type.
@@ -85,7 +87,7 @@ def _key_bytes(key: Key) -> bytes:
 
 
 def repetition_of(retries: Retries, key: Key) -> tuple[int, float, float, bool, int, float, bytes]:
-    """Return what the extension takes: the fields of the policy, then the key; empty: none."""
+    """Return the tuple that the extension takes: the fields of the policy, then the key as bytes (empty: no key)."""
     if isinstance(retries, RetryPolicy):
         policy = retries
     else:

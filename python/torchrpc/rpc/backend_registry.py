@@ -81,7 +81,7 @@ def register_backend(
 
 
 def is_backend(backend: Any) -> bool:
-    """Whether it is a member of BackendType, or of the enum before a later registration."""
+    """Whether `backend` is a member of BackendType, or of that enum before a later registration."""
     return isinstance(backend, enum.Enum) and isinstance(backend.value, BackendValue)
 
 
@@ -96,7 +96,7 @@ def construct_rpc_backend_options(
 
 
 def init_backend(backend: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return the backend's agent; the arguments go to its handler. TypeError if the handler returns None."""
+    """Return the backend's agent; the arguments go to its handler. Raises TypeError if the handler returns None."""
     agent = backend.value.init_backend_handler(*args, **kwargs)
     if agent is None:
         raise TypeError(f"The init_backend_handler of {backend!r} returned None. It must return the agent it has made.")
@@ -183,7 +183,7 @@ def _init_static_group(
 
 
 def _take_place(agent: TensorPipeAgent) -> None:
-    """Take the place of this worker's earlier process in a group that has formed. NoPlaceError: there is none."""
+    """Take the place of this worker's earlier process in a formed group. Raises NoPlaceError if there is no place."""
     has_place = False
     try:
         has_place = agent._take_place()
@@ -218,7 +218,7 @@ def _start(agent: TensorPipeAgent) -> None:
 
 @contextlib.contextmanager
 def _ended_by_errors() -> Iterator[None]:
-    """End the agent that has started if the block fails."""
+    """Shut down the started agent if the block fails."""
     try:
         yield
     except BaseException:
@@ -227,13 +227,13 @@ def _ended_by_errors() -> Iterator[None]:
 
 
 def _start_accelerator() -> None:
-    # Calls may use it before this worker does so itself.
+    # Served calls may use the accelerator before this worker's own code does.
     if _used_devices() and torch.accelerator.is_available():
         torch.get_device_module(accelerator()).init()
 
 
 def _introduce(agent: TensorPipeAgent) -> None:
-    """Let the members of a group without a fixed size accept this worker, which they find in the store."""
+    """Ask the members of a group without a fixed size to accept this worker, whose record they find in the store."""
     me = agent.get_worker_info()
     for worker in agent.get_worker_infos():
         if worker.name == me.name:

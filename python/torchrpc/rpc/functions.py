@@ -14,7 +14,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class AsyncFunction(Protocol[_P, _T_co]):
-    """The type of a function with `async_execution`: here it returns a future, by RPC the future's value."""
+    """The type of a function with `async_execution`: a direct call returns a future, an RPC the future's value."""
 
     _wrapped_async_rpc_function: "Callable[_P, Future[_T_co]]"
 
@@ -49,20 +49,20 @@ def async_execution(fn: "Callable[_P, Future[_T]]") -> AsyncFunction[_P, _T]:
 
 
 def restorable(fn: _F) -> _F:
-    """Decorator: values that `remote` makes by this function are made again when their owner has been started again.
+    """Decorator: values that `remote` creates with this function are created again after a restart of their owner.
 
     Args:
         fn (Callable): a function or class that the owner can import. Its arguments contain no RRefs. It should return
-            the value as it is to be after a restart: what has been changed in the old process is gone, unless `fn`
-            reads it from a checkpoint.
+            the value that is wanted after a restart: changes that were made in the old process are gone, unless `fn`
+            reads them from a checkpoint.
 
-    While the owner is lost, uses of an RRef to such a value raise WorkerLostError. When a new process has taken its
-    place, the worker that called `remote` calls `fn` there again, with a copy of the arguments of the first call; from
-    then on its RRef, and those of all workers that have received it, refer to the new value. If that worker has ended,
-    or has dropped its RRef, the value stays lost.
+    While the owner is lost, uses of an RRef to such a value raise WorkerLostError. When a new process has taken the
+    owner's place, the worker that called `remote` calls `fn` there again, with a copy of the arguments of the first
+    call. From then on its RRef, and the RRefs of all workers that have received it, refer to the new value. If that
+    worker has ended, or has dropped its RRef, the value stays lost.
 
     Raises:
-        TypeError: `fn` is no function or class of Python.
+        TypeError: `fn` is not a Python function or class.
 
     Any thread may call it.
 

@@ -12,7 +12,7 @@ from .internal import _AsyncResult
 
 
 def _call_method(rref: PyRRef, name: str, args: tuple, kwargs: dict) -> Any:
-    """Runs on the owner: only the owner knows whether the method is an `async_execution` function."""
+    """Call a method on the owner: only the owner knows whether the method is an `async_execution` function."""
     value = local_value(rref)
     check_method(value, name)
     method = getattr(value, name)

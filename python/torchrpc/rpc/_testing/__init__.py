@@ -1,4 +1,4 @@
-"""Registers, when imported, the backend FAULTY_TENSORPIPE: TENSORPIPE with injected failures and delays of messages.
+"""Registers the backend FAULTY_TENSORPIPE when imported: TENSORPIPE with injected failures and delays of messages.
 
 For tests of programs under faults:
 
