@@ -1,7 +1,7 @@
 """Functions and classes that other workers cannot find by name: those of a notebook or an interactive session.
 
-They are sent by value, by the rules of cloudpickle, an optional package: with the values of the global variables that
-they use, which are copies there. Any thread calls these functions.
+They are sent by value with cloudpickle, an optional package. The values of the global variables that they use are sent
+with them; the receiver has copies of these. Any thread may call these functions.
 """
 
 import functools
@@ -16,7 +16,7 @@ from ._names import has_name
 
 _PicklerClass = TypeVar("_PicklerClass", bound="type[pickle.Pickler]")
 
-# Set when such an object arrives, so that this worker can send it on, and instances of its class back.
+# Set when an object arrives by value, so that this worker can send it on, and send back instances of its class.
 _has_arrived = False
 
 
@@ -28,24 +28,24 @@ def _has_cloudpickle() -> bool:
 def is_main_by_value() -> bool:
     """Whether functions and classes of `__main__` are sent by value.
 
-    The main module of a script has a file, from which other workers may have the same functions. That of a notebook, an
-    interactive session or `python -c` has none.
+    The main module of a script has a file, from which other workers may have loaded the same functions. The main module
+    of a notebook, an interactive session or `python -c` has none.
     """
     return not hasattr(sys.modules["__main__"], "__file__") and _has_cloudpickle()
 
 
 def note_arrival() -> None:
-    """Send by value what has arrived by value."""
+    """Record that an object has arrived by value: this worker then sends such objects by value, too."""
     global _has_arrived
     _has_arrived = True
 
 
 def _is_by_value(obj: Any) -> bool:
     if obj.__module__ == "builtins":
-        return isinstance(obj, type) and not has_name(obj)  # the type of code, for example, of which functions consist
+        return isinstance(obj, type) and not has_name(obj)  # the type of code objects, for example
     if obj.__module__ != "__main__":
         return False
-    # What has arrived by value is not in this worker's own main module.
+    # A function that has arrived by value is not in this worker's own main module.
     is_own = isinstance(obj, types.FunctionType) and obj.__globals__ is vars(sys.modules["__main__"])
     return is_main_by_value() or not (is_own or has_name(obj))
 
@@ -58,8 +58,8 @@ def globals_of(function: types.FunctionType) -> dict[str, Any]:
 
 
 def by_value(kind: _PicklerClass) -> _PicklerClass:
-    """Return a subclass of this class of picklers that sends such objects by value; the class itself if there are
-    none.
+    """Return a subclass of this pickler class that sends functions and classes by value where necessary; the class
+    itself if there are none.
     """
     if not (_has_arrived or is_main_by_value()):
         return kind
@@ -72,7 +72,7 @@ class _PlainPickler(pickle.Pickler):
 
 
 def dumps(obj: Any) -> bytes:
-    """`pickle.dumps`, but sends such objects by value."""
+    """Like `pickle.dumps`, but send functions and classes by value where other workers cannot find them by name."""
     file = io.BytesIO()
     by_value(_PlainPickler)(file).dump(obj)
     return file.getvalue()

@@ -1,4 +1,4 @@
-"""Checks of a call's arguments. The extension calls `check_call` if they are not of the most common types."""
+"""Checks of a call's arguments. The extension calls `check_call` for arguments of less common types."""
 
 import numbers
 from collections.abc import Iterable, Mapping
@@ -23,7 +23,7 @@ def _check_initialized() -> None:
 
 
 def _to_worker_info(to: Any) -> Any:
-    """Return the WorkerInfo of a name, rank or WorkerInfo. RpcError: no such worker; ValueError: another type."""
+    """Return the WorkerInfo of a name, rank or WorkerInfo. Raises RpcError, or ValueError for another type."""
     if isinstance(to, WorkerInfo):
         return to
     if isinstance(to, str):
@@ -34,9 +34,9 @@ def _to_worker_info(to: Any) -> Any:
 
 
 def check_caller(worker: str | int) -> None:
-    """Raise NotAllowedError if the call that this thread serves is of another worker than that of this name or id.
+    """Raise NotAllowedError if this thread serves a call of another worker than the one with this name or id.
 
-    For functions of the package that act in the name of a worker: a worker speaks only for itself.
+    Functions of the package that act on behalf of a worker call it: a worker may act only for itself.
     """
     caller = _caller()
     if caller is None or worker == (caller.id if isinstance(worker, int) else caller.name):
@@ -58,7 +58,7 @@ def check_call(to: Any, func: Any, args: Any, kwargs: Any, timeout: Any) -> tupl
     if not callable(func):
         raise TypeError("function should be callable.")
     worker = _to_worker_info(to)
-    # Any iterable, as with torch's RPC; but that of a tensor's elements is a mistake.
+    # Any iterable, as with torch's RPC; but a tensor or an array instead of a tuple is a mistake.
     if not isinstance(args, Iterable) or isinstance(args, torch.Tensor) or type(args).__module__ == "numpy":
         raise TypeError(
             f"args must be a tuple or a list of positional arguments, but is a {type(args).__name__}. For one argument "

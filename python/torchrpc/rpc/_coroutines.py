@@ -1,7 +1,7 @@
 """Runs the coroutines that served functions return: `async def` functions that other workers have called.
 
-All coroutines of a process run on one thread with an asyncio event loop, which starts with the first of them and ends
-with `shutdown`. Any thread calls these functions.
+All coroutines of a process run on one thread with an asyncio event loop. The thread starts with the first coroutine and
+ends with `shutdown`. Any thread may call these functions.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from ._errors import ShutdownError
 
 logger = logging.getLogger(__name__)
 
-# How long coroutines that have been cancelled, because their worker ends, may take to clean up.
+# Seconds in which coroutines that were cancelled, because their worker ends, may clean up.
 _CANCEL_S = 5.0
 
 
@@ -56,7 +56,7 @@ class _EventLoopThread:
             logger.warning("A coroutine that another worker has called blocks the event loop, which is left behind.")
 
 
-_tasks: set["asyncio.Task[None]"] = set()  # the event loop alone does not keep its tasks alive
+_tasks: set["asyncio.Task[None]"] = set()  # keeps the tasks alive; the event loop alone does not
 _lock = threading.Lock()
 _event_loop: _EventLoopThread | None = None
 
@@ -70,7 +70,7 @@ def _start() -> asyncio.AbstractEventLoop:
 
 
 def stop_event_loop() -> None:
-    """End the thread of the event loop, if there is one. Not to be called on that thread."""
+    """End the thread of the event loop, if there is one. Do not call it on that thread."""
     global _event_loop
     with _lock:
         running, _event_loop = _event_loop, None
@@ -79,7 +79,7 @@ def stop_event_loop() -> None:
 
 
 def _forget_in_child() -> None:
-    """A forked child has no event loop thread."""
+    """Reset the state in a forked child, which has no event loop thread."""
     global _event_loop, _lock
     _lock, _event_loop = threading.Lock(), None
 
@@ -88,7 +88,7 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def on_event_loop() -> bool:
-    """Whether this thread runs the coroutines that others have called."""
+    """Whether this thread runs the event loop."""
     return _event_loop is not None and _event_loop.thread is threading.current_thread()
 
 
@@ -96,7 +96,7 @@ def on_event_loop() -> bool:
 def _in_steps(coroutine: Coroutine[Any, Any, Any], call: _C._ServedCall) -> Generator[Any, Any, Any]:
     """Run each step of the coroutine with the autograd context, the deadline and the grad mode of its own call.
 
-    The steps of many calls take turns on the thread, whose state these are.
+    These three are state of the thread, and the steps of many calls alternate on it.
     """
     step, value = coroutine.send, None
     while True:
@@ -145,7 +145,7 @@ def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> "torch.futures.Future[
     loop = _start()
     try:
         loop.call_soon_threadsafe(start)
-    except RuntimeError:  # it has been closed since
+    except RuntimeError:  # the loop has been closed meanwhile
         coroutine.close()
         raise ShutdownError("This worker shuts down, so it starts no coroutine any more.") from None
     return future

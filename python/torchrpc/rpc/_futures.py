@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 if TYPE_CHECKING:
 
     class Future(torch.futures.Future[_T]):
-        """What `rpc_async` returns. torch's annotations do not know that a future can be awaited."""
+        """The type that `rpc_async` returns. torch's annotations do not say that a future can be awaited."""
 
         def __await__(self) -> Generator[Any, None, _T]: ...
 
@@ -76,7 +76,7 @@ def _throw(self: "torch._C.Future", *error: Any) -> Any:
 
 
 def _close(self: "torch._C.Future") -> None:
-    """Nothing: a task that ends leaves the call alone."""
+    """Do nothing: the end of a task does not affect the call."""
 
 
 def _wait_all(futures: "list[torch.futures.Future]") -> list[Any]:
@@ -88,13 +88,13 @@ def _wait_all(futures: "list[torch.futures.Future]") -> list[Any]:
     return _wait_for_futures(futures)
 
 
-# Makes the callback of a future run in the context (contextvars) of the code that gives it. Set by torchrpc.observe
+# Makes the callback of a future run in the context (contextvars) of the code that registers it. Set by torchrpc.observe
 # while it traces.
 in_context: Callable[[Any], Any] | None = None
 
 
 def _seeing(method: Any) -> Any:
-    """The method of a future, whose use shows that the program looks at the future: if it fails, that is not logged."""
+    """Wrap a method of futures so that its use marks the future as seen: the failure of a seen future is not logged."""
 
     @functools.wraps(method)
     def look(self: "torch._C.Future", *args: Any) -> Any:
@@ -120,9 +120,9 @@ def _seeing_collect_all(futures: "list[torch.futures.Future]") -> "torch.futures
 
 
 def extend_futures() -> None:
-    """Make coroutines of `torch._C.Future`, the base of `torch.futures.Future`, unless torch has done so; replace its
-    waits by ones that Ctrl-C interrupts, and its repr by one that names the call. Futures know whether somebody has
-    looked at them.
+    """Make `torch._C.Future`, the base of `torch.futures.Future`, a coroutine, unless torch has done so. Replace its
+    waits by waits that Ctrl-C interrupts, and its repr by one that names the call. Record whether the program has
+    looked at a future.
     """
     if not hasattr(torch._C.Future, "__await__"):
         torch._C.Future.__await__ = _await

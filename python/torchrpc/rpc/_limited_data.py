@@ -1,6 +1,6 @@
-"""Plain data in the pickles that a worker with `allowed_functions` receives: the names that stand for it, and a
-constructor for each, which checks its arguments, because they are whatever a peer has sent. `_limited_unpickler` reads
-the pickles. Any thread.
+"""Plain data in the pickles that a worker with `allowed_functions` receives: the names that may occur, and
+constructors. A constructor checks its arguments, because a peer may have sent anything. `_limited_unpickler` reads the
+pickles. Threads: any.
 """
 
 import builtins
@@ -21,11 +21,11 @@ from . import _errors
 
 _MOST_FRACTION_BITS = 1 << 16
 _MOST_DECIMAL_DIGITS = 10_000
-_MOST_DECIMAL_EXPONENT = 999_999  # of decimal's default contexts; as an int, such a number has half a megabyte
+_MOST_DECIMAL_EXPONENT = 999_999  # the limit of decimal's default contexts; such an int has half a megabyte
 
 
 class Reader(Protocol):
-    """What constructors use of the reader of a pickle."""
+    """The methods of the reader of a pickle that constructors use."""
 
     def checked_keys(self, keys: list[Any]) -> list[Any]: ...
     def check_callable(self, function: Any) -> None: ...
@@ -36,11 +36,11 @@ Construct = Callable[[Any, tuple], Any]  # from a reader and the arguments in it
 
 
 class MalformedError(Exception):
-    """What arrived is no pickle of Python's, or holds values that no pickler writes. Becomes a SerializationError."""
+    """The received bytes are not a pickle, or contain values that no pickler writes. Becomes a SerializationError."""
 
 
 class StandIn:
-    """In the place of a function or an object that must not become a value. It does nothing by itself."""
+    """A placeholder for a function or an object that must not become a value. It does nothing by itself."""
 
     __slots__ = ("construct", "name")
 
@@ -73,7 +73,7 @@ def _make_slice(_: Reader, args: tuple) -> slice:
     return slice(*args)
 
 
-def _make_bytes(_: Reader, args: tuple) -> bytes:  # protocol 2 sends only empty bytes so
+def _make_bytes(_: Reader, args: tuple) -> bytes:  # protocol 2 writes only empty bytes like this
     require(not args, "bytes")
     return b""
 
@@ -93,7 +93,7 @@ def _make_frozenset(reader: Reader, args: tuple) -> frozenset:
     return frozenset(reader.checked_keys(args[0]))
 
 
-def _encode(_: Reader, args: tuple) -> bytes:  # protocol 2 sends bytes so
+def _encode(_: Reader, args: tuple) -> bytes:  # protocol 2 writes bytes like this
     require(are(args, str, str) and args[1] == "latin1", "_codecs.encode")
     return args[0].encode("latin1")
 
@@ -164,7 +164,7 @@ def _make_decimal(_: Reader, args: tuple) -> decimal.Decimal:
 
 
 def _make_fraction(reader: Reader, args: tuple) -> fractions.Fraction:
-    if are(args, str):  # before Python 3.12. Not "1e999999999", which Fraction accepts as well
+    if are(args, str):  # before Python 3.12. Fraction also accepts "1e999999999"; this does not
         parts = args[0].split("/")
         require(len(parts) <= 2 and len(args[0]) < _MOST_DECIMAL_DIGITS, "Fraction")
         require(all(part.removeprefix("-").isdecimal() for part in parts), "Fraction")
@@ -212,7 +212,7 @@ def _get_layout(_: Reader, args: tuple) -> torch.layout:
 
 
 def _make_parameter(_: Reader, args: tuple) -> torch.nn.Parameter:
-    # Hooks are functions that backward passes call.
+    # No hooks: they are functions that backward passes call.
     require(are(args, torch.Tensor, bool, collections.OrderedDict) and not args[2], "Parameter")
     return torch.nn.Parameter(args[0], args[1])
 
@@ -230,7 +230,7 @@ _ERROR_CLASSES = [kind for kind in vars(_errors).values() if isinstance(kind, ty
 _FACTORIES = (*(bool, bytearray, bytes, complex, dict, float, frozenset, int, list, set, str, tuple), *(
     collections.OrderedDict, collections.deque, collections.Counter))  # fmt: skip
 
-# Name -> the object. To build it calls nothing that arrives with it.
+# Name -> the object. Building it calls nothing that the pickle contains.
 DATA: dict[str, Any] = {
     **{f"builtins.{kind.__name__}": kind for kind in (*_FACTORIES[:12], object, range, slice)},
     **{f"builtins.{name}": getattr(builtins, name) for name in ("Ellipsis", "NotImplemented")},
@@ -249,7 +249,7 @@ DATA: dict[str, Any] = {
     "_codecs.encode": StandIn("_codecs.encode", _encode),
     "torch.serialization._get_layout": StandIn("torch.serialization._get_layout", _get_layout),
     "torch._utils._rebuild_parameter": StandIn("torch._utils._rebuild_parameter", _make_parameter),
-    # Where the pickles of memory formats look for them.
+    # Pickles refer to memory formats by these names.
     **{f"torch._utils.{value}": value for value in vars(torch).values() if type(value) is torch.memory_format},
     **{
         f"torch.{name}": value

@@ -1,4 +1,4 @@
-"""The package's loggers: their levels, by the environment variable TORCHRPC_LOG, and what the C++ core says."""
+"""The package's loggers: their levels, from the environment variable TORCHRPC_LOG, and the records of the C++ core."""
 
 import logging
 import os
@@ -12,10 +12,10 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 
 
 def configure() -> None:
-    """Let the core log here. Give `torchrpc` the level of TORCHRPC_LOG, and a handler if the program has set up none.
+    """Make the core log to Python. Give `torchrpc` the level of TORCHRPC_LOG, and a handler if the program has none.
 
     Raises:
-        ValueError: the variable has another value.
+        ValueError: the variable is not the name of a level.
     """
     _C._log_to_python()
     name = os.environ.get("TORCHRPC_LOG")
@@ -32,7 +32,7 @@ def configure() -> None:
 
 
 class _Formatter(logging.Formatter):
-    """Lines as those of the core: "torchrpc info: worker1 is rank 1 of 4 workers"."""
+    """Formats lines like those of the core: "torchrpc info: worker1 is rank 1 of 4 workers"."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = f"torchrpc {record.levelname.lower()}: {record.getMessage()}"
@@ -42,8 +42,9 @@ class _Formatter(logging.Formatter):
 def log_record(
     level: str, text: str, worker: str, peer: str, function: str, age_s: float, made_at: str, thread: int
 ) -> None:
-    """Write what the core says. A record about a call is of the logger `torchrpc.calls`, and has the fields `worker`,
-    `peer` and `function`; `age_s` unless negative; `made_at` unless empty; and `line`, if `thread` is at one.
+    """Write a record of the core. A record about a call goes to the logger `torchrpc.calls`, and has the fields
+    `worker`, `peer` and `function`; `age_s` unless negative; `made_at` unless empty; and `line` if `thread` runs Python
+    code outside torchrpc.
     """
     logger = logging.getLogger("torchrpc.calls" if function else "torchrpc.core")
     fields: dict[str, object] = {"worker": worker, "peer": peer, "function": function} if function else {}

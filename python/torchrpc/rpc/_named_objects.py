@@ -1,6 +1,6 @@
-"""Named objects: any worker finds an object by its name, whoever has registered it.
+"""Named objects: any worker finds an object by its name, whichever worker has registered it.
 
-The core has the mechanism (csrc/node/named_objects.h), which C++ programs use, too. Any thread calls these functions.
+The core implements them (csrc/node/named_objects.h), also for C++ programs. Any thread may call these functions.
 """
 
 from typing import Any
@@ -11,15 +11,15 @@ from ._checks import _check_initialized
 
 
 def register(name: str, rref: PyRRef) -> None:
-    """Give the object that an RRef refers to a name, under which every worker of the group finds it by `lookup`.
+    """Register the object of an RRef under a name, so that every worker of the group can find it with `lookup`.
 
     The object stays on its owner, which keeps it until `unregister`, or until the owner ends. It outlives this worker
-    and all RRefs to it. Blocks for two messages. Any thread may call it; of several workers that register one name at
-    the same time, one succeeds. C++ workers find the object by `NodeRef::lookup`.
+    and all RRefs to it. This function blocks for two messages. Any thread may call it. If several workers register the
+    same name at the same time, one succeeds. C++ workers find the object with `NodeRef::lookup`.
 
     Args:
         name (str): 1 to 256 characters.
-        rref (RRef): to an object of any worker of the group.
+        rref (RRef): refers to an object on any worker of the group.
 
     Raises:
         ValueError: another object has the name; the text says on which worker. Or the name is empty or too long.
@@ -45,12 +45,12 @@ def register(name: str, rref: PyRRef) -> None:
 def lookup(name: str) -> Any:
     """Return an RRef to the object of that name.
 
-    Blocks for a message or two; where the group's store is lost, for one to each worker. Any thread may call it.
+    Blocks for one or two messages; if the group's store is lost, for one to each worker. Any thread may call it.
 
     Raises:
         NameNotFoundError: there is no object of that name.
         WorkerLostError: its owner is lost, and the object with it. Register another one.
-        TypeError, ValueError: the name is no str, or empty, or too long.
+        TypeError, ValueError: the name is not a str, or is empty or too long.
         ShutdownError: RPC is not initialized.
     """
     _check_name(name)

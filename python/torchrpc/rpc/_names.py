@@ -1,6 +1,6 @@
-"""Modules, functions and classes that arrive by name: how this worker finds its own of that name.
+"""Finds this worker's modules, functions and classes by names that other workers send.
 
-Any thread calls these functions.
+Any thread may call these functions.
 """
 
 import contextlib
@@ -24,19 +24,19 @@ _NOTEBOOK_ADVICE = (
 
 
 def public_module(name: str) -> str:
-    """Return the module that a program imports as torchrpc's `rpc` or `autograd`: torch's, where that was replaced."""
+    """Return the name under which programs import torchrpc's `rpc` or `autograd`: torch's, if that was replaced."""
     upstream = f"torch.distributed.{name}"
     ours = sys.modules.get(f"torchrpc.{name}")
     return upstream if ours and sys.modules.get(upstream) is ours else f"torchrpc.{name}"
 
 
 def this_worker() -> str:
-    """This worker's name, for error texts."""
+    """Return this worker's name, for error texts."""
     return _C._get_current_rpc_agent().get_worker_info().name if _C._is_current_rpc_agent_set() else "this process"
 
 
 def has_name(obj: Any) -> bool:
-    """Whether the module of this function or class has it under its name, so that others can find their own by that."""
+    """Whether the module of this function or class has it under its name, so that others can find theirs by it."""
     found: Any = sys.modules.get(obj.__module__)
     for part in obj.__qualname__.split("."):
         found = getattr(found, part, None)
@@ -75,7 +75,7 @@ def find_global(module: str, qualified_name: str) -> Any:
     Raises:
         NameNotFoundError, also an AttributeError or a ModuleNotFoundError: the text says what to do.
     """
-    # A module that another thread is importing may have the name already, and its import need not be waited for.
+    # A module that another thread is importing may have the name already; then this thread need not wait for it.
     with contextlib.suppress(KeyError, AttributeError):
         return functools.reduce(getattr, qualified_name.split("."), sys.modules[module])
     found = find_module(module)
@@ -96,5 +96,5 @@ _LONGEST_NAME_SHOWN = 200
 
 
 def shortened(name: str) -> str:
-    """A name from another worker, for error texts."""
+    """Return a name from another worker, shortened for error texts."""
     return name if len(name) <= _LONGEST_NAME_SHOWN else f"{name[:_LONGEST_NAME_SHOWN]}..."

@@ -1,8 +1,9 @@
-"""Python values without pickle, for workers that were started with `pickle="off"`: plain data, and objects of
+"""Sends Python values without pickle, for workers that were started with `pickle="off"`: plain data, and objects of
 registered or listed classes, as the name of the class and the values of its fields.
 
-The extension writes and reads plain data itself (PROTOCOL.md, "Values"). What it cannot write, `lower` turns into plain
-data in which each tuple begins with a letter that says what it stands for; `restore` does the reverse. Any thread.
+The extension writes and reads plain data itself (PROTOCOL.md, "Values"). `lower_call` and `lower_result` turn other
+values into plain data in which each tuple begins with a letter for its meaning. `restore_call` and `restore_result` do
+the reverse. Threads: any.
 """
 
 import builtins
@@ -22,7 +23,7 @@ from ._names import NAMED_KINDS, find_loaded, has_name, shortened, this_worker
 
 _T = TypeVar("_T", bound=type)
 
-_GREATEST_DEPTH = 90  # of values; with the containers that stand for objects, the extension's limit is 200
+_GREATEST_DEPTH = 90  # of values; an object takes two levels of plain data, of which the extension allows 200
 _data_classes: dict[str, type] = {}  # by "module.qualified name"
 
 
@@ -37,10 +38,11 @@ def register_data_class(cls: _T) -> _T:
         type: the class.
 
     Raises:
-        TypeError: it is no class, or has no name of its own at the top level of a module.
+        TypeError: `cls` is not a class, or has no name of its own at the top level of a module.
 
-    A received dataclass or NamedTuple is made by its constructor, which can check the values. An object of another
-    class is made without one. Classes in `allowed_functions` need no registration. Any thread may call it.
+    The receiver creates a dataclass or NamedTuple with its constructor, which can check the values, and an object of
+    another class without a constructor. Classes in `allowed_functions` need no registration. Any thread may call this
+    function.
 
     Example:
         >>> @rpc.register_data_class
@@ -61,7 +63,7 @@ def _is_data_class(cls: type, allowed: _C._AllowList | None) -> bool:
 
 
 class _Unsendable(Exception):
-    """A value that has no plain form; the arguments are where it is and why."""
+    """A value has no plain form. The arguments say where the value is, and why."""
 
 
 # --- Writing ---
@@ -71,7 +73,7 @@ def lower_call(to: str, function: Any, args: tuple, kwargs: dict) -> list:
     """Return the plain form of the arguments of a call.
 
     Raises:
-        SerializationError: names the argument, its type and what to do.
+        SerializationError: something cannot be sent; the text names it and says what to do.
     """
     called = getattr(function, "__qualname__", repr(function))
     if not isinstance(function, NAMED_KINDS) or not has_name(function):
@@ -186,7 +188,7 @@ def _require(condition: bool) -> None:
 
 
 def _made(make: Callable[..., Any], *arguments: Any) -> Any:
-    """Return `make(*arguments)`, of plain data that may be malformed."""
+    """Return `make(*arguments)`; raise SerializationError if the received arguments are malformed."""
     try:
         return make(*arguments)
     except (TypeError, ValueError, OverflowError, RuntimeError) as exc:
@@ -282,7 +284,7 @@ _RESTORE: dict[str, Callable[[tuple, _C._AllowList | None], Any]] = {
 
 
 def _find_data_class(module: str, qualified_name: str, allowed: _C._AllowList | None) -> type:
-    """Return the class of that name if it is registered or listed here. Nothing is imported for another name."""
+    """Return the class of that name if it is registered or listed here. For another name, nothing is imported."""
     name = f"{'__main__' if module == '__mp_main__' else module}.{qualified_name}"
     if found := _data_classes.get(name):
         return found
@@ -299,7 +301,7 @@ def _find_data_class(module: str, qualified_name: str, allowed: _C._AllowList | 
 
 # --- Exceptions ---
 
-_NAMED = b"N"  # the first byte of the detail of an exception whose type is named
+_NAMED = b"N"  # the first byte of the detail of an exception that only names the type
 
 
 def describe_type(exc: BaseException) -> bytes:
@@ -309,9 +311,9 @@ def describe_type(exc: BaseException) -> bytes:
 
 
 def find_type(detail: bytes, allowed: _C._AllowList | None) -> type[Exception] | None:
-    """On the caller: return the exception type that the detail names; None if it names none, or none that may be had.
+    """On the caller: return the exception type that the detail names; None if it names none, or no allowed one.
 
-    Python's and torchrpc's exceptions may be had, and registered and listed ones.
+    Python's and torchrpc's exceptions are allowed, and registered and listed classes.
     """
     if not detail.startswith(_NAMED):
         return None

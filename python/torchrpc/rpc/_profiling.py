@@ -1,4 +1,4 @@
-"""The ranges by which profilers, and the spans by which traces, show the calls that this worker makes."""
+"""Shows the calls that this worker makes, as ranges in profiles and as spans in traces."""
 
 import functools
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def _function_name(func: Callable) -> str:
 
 
 def _range_of(mode: RPCExecMode, to: Any, func: Callable) -> _CallRange | None:
-    """Return the range of a call, or None if the call has no valid callee or function: making it raises the error."""
+    """Return the range of a call, or None if the call has no valid callee or function: the call raises the error."""
     try:
         agent = _get_current_rpc_agent()
         callee = getattr(to, "name", None) or agent.get_worker_info(to).name
@@ -42,7 +42,7 @@ call_in_span: Callable[..., Any] | None = None
 def call_shown(
     mode: RPCExecMode, call: Callable[..., Any], to: Any, func: Any, args: Any, kwargs: Any, timeout: float
 ) -> Any:
-    """Make a call by `call`, a function of the extension, so that profiles and traces show it."""
+    """Make a call with `call`, a function of the extension, so that profiles and traces show it."""
     in_span = call_in_span
     if in_span is not None:
         call = functools.partial(in_span, mode, call)
@@ -54,7 +54,7 @@ def call_shown(
 def call_with_range(
     mode: RPCExecMode, call: Callable[..., Any], to: Any, func: Any, args: Any, kwargs: Any, timeout: float
 ) -> Any:
-    """Make a call by `call`, a function of the extension, inside a range for the profiles under way on this thread."""
+    """Make a call with `call`, a function of the extension, inside a range for the active profiles of this thread."""
     call_range = _range_of(mode, to, func)
     if call_range is None:
         return call(to, func, args, kwargs, timeout)

@@ -45,12 +45,12 @@ _HOW_TO_MEET = (
 )
 
 
-_deadline = math.inf  # of the init_rpc that runs
+_deadline = math.inf  # of the running init_rpc
 
 
 @contextlib.contextmanager
 def bounded() -> Iterator[None]:
-    """Let all waits in the block together last no longer than `init_timeout` says at its beginning."""
+    """Limit all waits in the block together to the `init_timeout` at its beginning."""
     global _deadline, _served_store
     _deadline = time.monotonic() + init_timeout().total_seconds()
     try:
@@ -61,7 +61,7 @@ def bounded() -> Iterator[None]:
 
 
 def init_timeout() -> timedelta:
-    """Return how long to wait for other workers to start; in a `bounded` block, what is left of that."""
+    """Return how long to wait for other workers to start; in a `bounded` block, the time that is left."""
     left = _deadline - time.monotonic()
     return _configured_timeout() if left == math.inf else timedelta(seconds=max(left, 0.001))
 
@@ -80,7 +80,7 @@ def _configured_timeout() -> timedelta:
 
 
 def to_timedelta(seconds: float, name: str) -> timedelta:
-    """Return a time-out for a store; 0 and more than a month become a month, which c10d can add to the time.
+    """Return a time-out for a store; 0, and more than 30 days, become 30 days, which c10d can add to the present time.
 
     Raises:
         ValueError: a negative number or NaN; the text has the `name` of the argument.
@@ -94,8 +94,8 @@ def open_store(init_method: str, rank: int, world_size: int | None, has_secret: 
     """Return the store of that URL, and this worker's rank, which may come from the URL or the environment.
 
     Args:
-        has_secret (bool): whether the group was given a secret; without one, the file of a file:// store has it, and
-            must be private.
+        has_secret (bool): whether the group was given a secret; without one, the file of a file:// store contains the
+            secret and must be private.
 
     Raises:
         ValueError, mostly also a RendezvousError: something is missing in the URL or the environment.
@@ -128,9 +128,9 @@ def open_store(init_method: str, rank: int, world_size: int | None, has_secret: 
 
 
 def world_size_of_environment(init_method: str, rank: int = -1) -> int | None:
-    """Return what an `env://` URL, WORLD_SIZE or (if it gives the rank, too) the launcher says.
+    """Return the world size of an `env://` URL, of WORLD_SIZE or, if `rank` is -1, of the launcher.
 
-    None: nothing, so the group grows.
+    None: there is no world size, so the group grows.
     """
     url = urlparse(init_method)
     if url.scheme != "env":
@@ -166,8 +166,8 @@ def _url_error(scheme: str, text: str) -> ValueError:
 
 
 def _check_file(path: str, has_secret: bool) -> None:
-    """Make the file of a store. Raise ValueError if it cannot be made, because c10d would try again and again until its
-    own time-out, or if it has the group's secret and others than its owner may read it.
+    """Create the file of a store. Raise ValueError if it cannot be created, because c10d would retry until its own
+    time-out, or if it contains the group's secret and users other than its owner may read it.
     """
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
@@ -181,7 +181,7 @@ def _check_file(path: str, has_secret: bool) -> None:
 
 
 def _open_by_torch(init_method: str, rank: int, world_size: int | None) -> tuple[dist.Store, int]:
-    """For file:// and all schemes that have been registered with torch."""
+    """Open a store of file://, or of a scheme that has been registered with torch."""
     store, rank, _ = next(_rendezvous_helper(init_method, rank, world_size, timeout=init_timeout()))
     return store, rank
 
@@ -225,7 +225,7 @@ def _open_tcp(host: str, port: int, rank: int, use_libuv: bool) -> dist.Store:
 
 
 def _wait_for_meeting_place(host: str, port: int, serves: bool) -> None:
-    """Wait until the name has an address and, unless this process will, somebody listens there.
+    """Wait until the host name has an address and, unless this process serves the store, a process listens there.
 
     The client of a TCPStore may pause for most of a minute when its first connection is refused, and fails at once if
     the name has no address yet.
@@ -248,16 +248,16 @@ def _log_if_slow(text: str) -> Iterator[None]:
 
 
 class NoPlaceError(Exception):
-    """The group that was found in the store cannot be joined any more: another one forms."""
+    """The group that was found in the store can no longer be joined: the workers form another one."""
 
 
 _takes_place = False
-_served_store: tuple[str, int] | None = None  # of the init_rpc that runs: where rank 0 serves the store
+_served_store: tuple[str, int] | None = None  # of the running init_rpc: host and port where rank 0 serves
 
 
 @contextlib.contextmanager
 def taking_place(takes_place: bool) -> Iterator[None]:
-    """In the block, an agent takes the place of its worker in a group that has formed, or joins one that forms."""
+    """In the block, agents take their worker's place in a formed group if `takes_place`, else they join a new group."""
     global _takes_place
     _takes_place = takes_place
     try:
@@ -281,11 +281,11 @@ def enter_group(
 ) -> tuple[dist.Store, int, bool]:
     """Return the part of `root` that belongs to this worker's group, the group's number, and whether it has formed.
 
-    Groups of a fixed size may follow one another on one store; each has a number. The store, not the process, keeps
-    which numbers are used: the members of a group may have been in different groups before.
+    Groups of a fixed size may follow one another on one store; each has a number. The store, not the process, records
+    the used numbers, because the members of a group may have been in different groups before.
 
     Args:
-        first (int): the least number.
+        first (int): the smallest number that the group may have.
         may_replace (bool): whether this worker may take a lost worker's place in a group that has formed.
     """
     if not world_size:
@@ -294,7 +294,7 @@ def enter_group(
 
 
 def has_ended(store: dist.Store) -> bool:
-    """Whether nobody can join the group of this part of a store any more."""
+    """Whether the group of this part of a store can no longer be joined."""
     try:
         return _has_ended(store)
     except RuntimeError:  # the store has ended

@@ -1,7 +1,7 @@
 """How the workers of a group of fixed size end together, and how this worker's agent is stopped.
 
-Runs on the thread that calls `shutdown`, or at the exit of the process. The functions that scripts replace in `api` are
-passed to it.
+Runs on the thread that calls `shutdown`, or at the exit of the process. It gets the functions that scripts replace in
+`api` as arguments.
 """
 
 import logging
@@ -33,7 +33,7 @@ def end_static_group(
         delete_rrefs: deletes this worker's references.
 
     Raises:
-        WorkerLostError: a worker is lost; all steps have run by then.
+        WorkerLostError: a worker is lost. All steps have run, except those that need a store which is lost with rank 0.
         RuntimeError: a step failed or timed out; later steps have not run.
     """
     lost: list[str] = []
@@ -62,7 +62,7 @@ def end_static_group(
 
 
 def answer_served_calls(agent: Any, limit_s: float) -> bool:
-    """Refuse new calls, and give functions that serve other workers 5 seconds to answer, or `limit_s`.
+    """Refuse new calls, and give functions that serve other workers 5 seconds to answer, or `limit_s` if that is less.
 
     The agent waits no longer than `limit_s` seconds from now for other workers, here and in stop_agent().
 
@@ -75,7 +75,7 @@ def answer_served_calls(agent: Any, limit_s: float) -> bool:
     try:
         while not agent._drain(max(deadline - time.monotonic(), 0.0), _SIGNAL_CHECK_S):
             pass
-    except BaseException:  # a signal's handler has raised: stop_agent() does not wait for other workers, either
+    except BaseException:  # a signal handler has raised: stop_agent() should not wait for other workers, either
         agent._drain(0.0, 0.0)
         raise
     return time.monotonic() < deadline
@@ -84,8 +84,8 @@ def answer_served_calls(agent: Any, limit_s: float) -> bool:
 def stop_agent(agent: Any, grace_s: float) -> None:
     """Stop the agent, after functions that other workers called here have returned.
 
-    After `grace_s` seconds, or when a signal's handler raises, they are abandoned: their threads go on, without RPC.
-    The other workers have time to read the answers to their calls before that.
+    After `grace_s` seconds, or when a signal handler raises, the functions are abandoned: their threads go on, without
+    RPC. Before that, the other workers have time to read the answers to their calls.
     """
     if not isinstance(agent, TensorPipeAgent):
         agent.shutdown()

@@ -1,5 +1,5 @@
-"""Dataclasses that C++ programs know as structs (TORCHRPC_STRUCT). They travel as their name and their fields, between
-Python workers, too, and need no pickle. The extension writes and reads them (PROTOCOL.md, "Values"). Any thread.
+"""Dataclasses that C++ programs know as structs (TORCHRPC_STRUCT). They are sent as their name and their fields, also
+between Python workers, and need no pickle. The extension writes and reads them (PROTOCOL.md, "Values"). Threads: any.
 """
 
 import dataclasses
@@ -22,30 +22,30 @@ def cpp_struct(cls: _T, /) -> _T: ...
 @overload
 def cpp_struct(cls: None = None, /, *, name: str | None = None) -> Callable[[_T], _T]: ...
 def cpp_struct(cls: Any = None, /, *, name: str | None = None) -> Any:
-    """Send the objects of a dataclass as the C++ struct of the same name, and make them of such structs; a decorator.
+    """Decorator: send objects of a dataclass as the C++ struct of the same name, and receive such structs as objects.
 
     A C++ program has `struct Point { double x = 0, y = 0; }; TORCHRPC_STRUCT(Point, x, y);`. Its functions take and
-    return objects of the dataclass, also within lists, tuples, dicts and other structs. Between Python workers they
-    travel in the same way, without pickle: decorate the class on each worker.
+    return objects of the dataclass, also within lists, tuples, dicts and other structs. Python workers also send
+    objects to each other in this way, without pickle: decorate the class on each worker.
 
     Args:
         cls (type): a dataclass. The values of its fields must be what C++ takes: None, bool, int, float, complex, str,
             bytes, torch.Tensor, dtype, device, RRef, structs, and lists, tuples and dicts of those.
-        name (str, optional): the name of the struct, as in TORCHRPC_STRUCT or TORCHRPC_STRUCT_AS. Default: that of the
-            class, without its module.
+        name (str, optional): the name of the struct, as in TORCHRPC_STRUCT or TORCHRPC_STRUCT_AS. Default: the name of
+            the class, without its module.
 
     Returns:
         type: the class.
 
     Raises:
-        TypeError: it is no dataclass, or the name is no str.
+        TypeError: `cls` is not a dataclass, or the name is not a str.
         ValueError: another class has that name, or the name is empty.
 
-    Fields may be added on one worker after the other, if they have defaults: a field that the receiver does not know is
-    ignored, and one that the sender does not have gets its default. A call fails with a SerializationError if a field
-    without a default is missing, or if each side has fields that the other does not have, as after a renaming. Objects
-    are made by the constructor, which can check the values. Attributes that are no fields are not sent. Any thread may
-    call it.
+    Fields with defaults may be added on one worker after the other: the receiver ignores a field that it does not know,
+    and gives its default to a field that the sender does not have. A call fails with a SerializationError if a field
+    without a default is missing, or if each side has fields that the other does not have, as after a renaming. The
+    receiver creates objects with the constructor, which can check the values. Attributes that are not fields are not
+    sent. Any thread may call this function.
 
     Example:
         >>> @torchrpc.cpp_struct
@@ -71,14 +71,14 @@ def _register(cls: Any, name: str | None) -> Any:
     if before is not None and claimed_name(before) != claimed_name(cls):
         raise ValueError(f"{before!r} is the struct {name} already: give {cls!r} another name, cpp_struct(name=...).")
     if "<" not in cls.__qualname__:
-        register_data_class(cls)  # for values that have no plain form for another reason
+        register_data_class(cls)  # for objects in values that the extension cannot write for another reason
     _classes[name] = cls
     struct_fields[cls] = (name, tuple(field.name for field in dataclasses.fields(cls)))
     return cls
 
 
 def make_struct(name: str, values: dict[str, Any]) -> Any:
-    """Return the object of the dataclass that stands for the struct of that name. Raises SerializationError."""
+    """Return an object of the dataclass that is registered for the struct of that name. Raises SerializationError."""
     cls = _classes.get(name)
     if cls is None:
         raise SerializationError(

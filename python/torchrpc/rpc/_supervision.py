@@ -1,7 +1,7 @@
-"""Supervised objects: a handle whose object is made again on another worker when its worker is lost.
+"""Supervised objects: a handle whose object is created again on another worker when its worker is lost.
 
-The worker that has called `supervise` supervises: it notices the loss when one of its calls fails. Any thread may use a
-handle.
+The worker that has called `supervise` is the supervisor: it notices the loss when one of its calls fails. Any thread
+may use a handle.
 """
 
 import threading
@@ -33,24 +33,24 @@ def supervise(
     repeat_calls: bool = False,
     name: str | None = None,
 ) -> "SupervisedObject":
-    """Make `factory(*args, **kwargs)` on the first of these workers, and again on the next one when that is lost.
+    """Create `factory(*args, **kwargs)` on the first of these workers, and again on the next when that worker is lost.
 
-    The object is made without waiting. What the earlier object knew is lost with it: let the factory load it. Any
-    thread may call it, and use the handle that it returns.
+    This function does not wait until the object exists. The state of an object is lost with its worker: let the factory
+    load it. Any thread may call this function, and use the handle that it returns.
 
     Args:
         factory (Callable): often a class; as the function of `rpc.remote`.
-        to (list): names, ranks or infos of workers, in this order; after the last one the first one has its turn again.
-            Workers that are not in the group at that moment are left out.
-        args (tuple), kwargs (dict): of the factory; no RRefs of workers that may be lost.
+        to (list): names, ranks or infos of workers, used in this order; after the last one, the first one is used
+            again. Workers that are not in the group at that moment are skipped.
+        args (tuple), kwargs (dict): arguments of the factory; no RRefs of workers that may be lost.
         restart (str): `"on_failure"`, or `"never"`: the handle fails as soon as the worker is lost.
-        max_restarts (int): how often the object may be made again, at most 1,000.
-        repeat_calls (bool): make calls whose worker was lost again on the new object, where they may run for a second
-            time. Otherwise they raise WorkerLostError, and later calls reach the new object.
-        name (str): register the object under this name (`torchrpc.register`), and each that replaces it.
+        max_restarts (int): how often the object may be created again, at most 1,000.
+        repeat_calls (bool): repeat a call whose worker was lost on the new object; the method may then run twice.
+            False: such a call raises WorkerLostError, and later calls reach the new object.
+        name (str): register the object, and each object that replaces it, under this name (`torchrpc.register`).
 
     Raises:
-        ValueError, TypeError: an argument of the wrong kind; the text names it. The name is taken.
+        ValueError, TypeError: an argument of the wrong kind; the text names it. Or the name is taken.
         RpcError: none of the workers is in the group.
         ShutdownError: RPC is not initialized.
 
@@ -91,9 +91,9 @@ class SupervisedObject:
     ) -> None:
         self._workers, self._making, self._repeat_calls, self._name = workers, making, repeat_calls, name
         self._max_restarts = max_restarts
-        self._lock = threading.RLock()  # guards what follows
+        self._lock = threading.RLock()  # guards the members below
         self._restarts = 0
-        self._next = 0  # in `_workers`
+        self._next = 0  # index in `_workers`
         self._rref = self._make()
 
     def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
@@ -115,7 +115,7 @@ class SupervisedObject:
 
     @property
     def restarts(self) -> int:
-        """How often the object has been made again."""
+        """How often the object has been created again."""
         with self._lock:
             return self._restarts
 
@@ -125,7 +125,7 @@ class SupervisedObject:
         )
 
     def _make(self) -> PyRRef:
-        """Make the object on the next worker that is in the group. With the lock held."""
+        """Create the object on the next worker that is in the group. Called with the lock held."""
         agent = _get_current_rpc_agent()
         present = {worker.name for worker in agent.get_worker_infos()}
         lost: RpcError | None = None
@@ -146,10 +146,10 @@ class SupervisedObject:
         raise RpcError(f"supervise: none of the workers {self._workers} can be reached.") from lost
 
     def _replace(self, rref: PyRRef, loss: RpcError) -> bool:
-        """The worker of that object is lost: make another one. Whether there is another one now."""
+        """Create a new object after the loss of the worker of `rref`. Return whether there is a new object now."""
         with self._lock:
             if rref is not self._rref:
-                return True  # another call has noticed it before
+                return True  # another call has replaced it already
             if self._restarts >= self._max_restarts:
                 return False
             self._restarts += 1

@@ -1,4 +1,4 @@
-"""What a worker needs for TLS."""
+"""The TLS options of a worker."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ Path = str | os.PathLike[str]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TlsOptions:
-    """PEM files with which a worker proves its name over TLS 1.3, and checks the proofs of others.
+    """The PEM files with which a worker proves its name over TLS 1.3, and verifies the names of others.
 
-    The files are read at the start, and again when they change: new connections use what they have then, open ones go
-    on. What is None comes from an environment variable. The files must exist, and OpenSSL 3 be installed, when the
-    worker joins its group.
+    The worker reads the files at the start, and again when they change: new connections use the new contents, open
+    connections go on. A value of None means the environment variable. The files must exist, and OpenSSL 3 must be
+    installed, when the worker joins its group.
 
     Args:
-        certificate (path): the certificate of this worker, then those between it and the authorities. Default:
+        certificate (path): the certificate of this worker, followed by the intermediate certificates. Default:
             TORCHRPC_TLS_CERTIFICATE.
         key (path): its private key, without a passphrase. Default: TORCHRPC_TLS_KEY.
         ca (path): the certificates of the authorities that sign workers' certificates; their revocation lists, too, if
-            there are any: then each authority needs one. Default: TORCHRPC_TLS_CA.
+            there are any; then each authority needs a list. Default: TORCHRPC_TLS_CA.
         names (str or list of str): how a certificate names a worker, as a DNS name or a URI of its subject alternative
-            name: `{name}` stands for the worker's name, `{base}` for that without the number at its end. For example
-            `"{name}.trainers.prod.svc"` or `"spiffe://example.org/ns/prod/sa/{base}"`. The same on all workers.
-            Default: TORCHRPC_TLS_NAMES, where spaces separate several; else `"{name}"`.
+            name: `{name}` stands for the worker's name, `{base}` for the name without the number at its end. For
+            example `"{name}.trainers.prod.svc"` or `"spiffe://example.org/ns/prod/sa/{base}"`. All workers need the
+            same. Default: TORCHRPC_TLS_NAMES, where spaces separate several; else `"{name}"`.
 
     Raises:
         TypeError: an argument of another type.
@@ -63,7 +63,7 @@ def tls_texts(tls: TlsOptions | None) -> dict[str, str]:
     """Return the options for the core.
 
     Raises:
-        TypeError: they are no TlsOptions.
+        TypeError: `tls` is not a TlsOptions.
     """
     if tls is None:
         return {}

@@ -1,4 +1,4 @@
-"""How workers join and leave a group without a fixed size: one at a time, while it holds a token in the store."""
+"""How workers join and leave a group without a fixed size: one worker at a time, the holder of a token in the store."""
 
 import contextlib
 import time
@@ -50,14 +50,15 @@ def _take_token(store: Store, mine: str) -> None:
 
 
 def _update_group_membership(worker_info: WorkerInfo, my_devices: list, reverse_device_map: dict, is_join: bool) -> Any:
-    """Runs on every member when the worker `worker_info` joins or leaves, called by that worker.
+    """Record that the worker `worker_info` joins or leaves. That worker calls it on every member.
 
-    The devices and maps are torch's arguments, without effect: members find them in the store, with the worker.
+    The devices and maps are torch's parameters, and have no effect: members read them from the worker's record in the
+    store.
 
     Raises:
         NotAllowedError: another worker has called it.
         RendezvousError: the store has no such record of the worker that joins.
-        RuntimeError: its devices and maps do not fit to those of this worker.
+        RuntimeError: its devices and maps do not fit those of this worker.
     """
     check_caller(worker_info.id)
     agent = _get_current_rpc_agent()

@@ -107,12 +107,12 @@ def wait(
 
     Returns:
         (ready, rest): two lists that together have all the futures, each in the order of `futures`. `ready` has
-        `num_returns` futures, or fewer after the timeout. If more are done, it has the first of them. A future whose
+        `num_returns` futures, or fewer after the timeout. If more are done, `ready` has the first ones. A future whose
         call failed is done; its `wait()` raises the error.
 
     Raises:
-        TypeError: `futures` has something that is not a future; `num_returns` or `timeout` has another type.
-        ValueError: a future is there twice; `num_returns` or `timeout` is out of range.
+        TypeError: `futures` contains something else than futures; `num_returns` or `timeout` has another type.
+        ValueError: a future occurs twice; `num_returns` or `timeout` is out of range.
 
     Any thread may call it, also with futures that other threads wait for. The timeout does not end the calls. Without
     futures the result is ([], []). The meaning is that of Ray's `ray.wait`. To treat workers fairly, append new futures
@@ -127,7 +127,7 @@ def wait(
     futures = list(futures)
     _check(futures, num_returns, timeout)
     for future in futures:
-        _mark_future_seen(future)  # those that are done already get no callback
+        _mark_future_seen(future)  # futures that are done already get no callback, which would mark them
     ready = [future for future in futures if future.done()]
     if len(ready) < min(num_returns, len(futures)) and timeout != 0:
         _wait_for_futures(futures, ready, num_returns, timeout)

@@ -62,7 +62,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-# False: shutdown() raises if the program still holds RRefs. They do no harm, so only a search for leaks sets this.
+# False: shutdown() raises if the program still holds RRefs. They do no harm, so set it only to search for leaks.
 _ignore_rref_leak = True
 
 _default_pickler = _internal_rpc_pickler  # the extension reads it for each call
@@ -90,7 +90,7 @@ def _use_rpc_pickler(rpc_pickler: Any) -> Iterator[None]:
 
 
 def _require_initialized(func: _F) -> _F:
-    """Decorator: ShutdownError unless `init_rpc` has been called."""
+    """Decorator: raise ShutdownError unless `init_rpc` has been called."""
 
     @functools.wraps(func)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -105,7 +105,7 @@ def _require_initialized(func: _F) -> _F:
 
 @_require_initialized
 def get_worker_info(worker_name: str | int | None = None) -> WorkerInfo:
-    """Return name and id of the worker with the given name or id; by default, of this one.
+    """Return name and id of the worker with the given name or id; by default, of this worker.
 
     Any thread may call it; nothing is sent.
 
@@ -130,9 +130,9 @@ def get_worker_infos() -> list[WorkerInfo]:
 class RRef(PyRRef, Generic[_T]):
     """A reference to a value of some type `_T` that lives on one worker, its owner.
 
-    `RRef(value, type_hint=None)` makes one whose owner is this worker; `remote` makes one on another worker. An RRef
-    can be sent in calls and results, and in no other way. The owner keeps the value as long as any worker holds a
-    reference. Any thread may call the methods; those that need the value block until it is there.
+    `RRef(value, type_hint=None)` creates a reference to a value on this worker; `remote` creates one to a value on
+    another worker. RRefs can be sent only in calls and results. The owner keeps the value as long as any worker holds a
+    reference. Any thread may call the methods. Methods that need the value block until it is available.
 
     Raises:
         ShutdownError: RPC is not initialized.
@@ -165,7 +165,7 @@ def _rref_typeof_on_user(rref: PyRRef, timeout: float = UNSET_RPC_TIMEOUT, block
 
 
 def _init_rpc_states(agent: Any) -> None:
-    """Make `agent` this process's agent, and start it unless its maker has done so."""
+    """Make `agent` this process's agent and start it, unless the backend's handler has done so already."""
     global _agent_pid
     if not _is_current_rpc_agent_set():
         attach(agent)
@@ -179,7 +179,7 @@ def _init_rpc_states(agent: Any) -> None:
 
 
 def _gather_to_leader(sequence_id: str, worker_name: str, obj: Any, worker_names: Iterable[str] | None = None) -> None:
-    """Runs on the leader for each worker, called by it."""
+    """Record the object of a worker. Each worker calls it on the leader."""
     if not _gather.is_own_part():
         check_caller(worker_name)
     names = worker_names or _gather.python_workers(_get_current_rpc_agent())
@@ -187,19 +187,19 @@ def _gather_to_leader(sequence_id: str, worker_name: str, obj: Any, worker_names
 
 
 def _broadcast_to_followers(sequence_id: str, objects_map: dict[str, Any] | None) -> None:
-    """Runs on each follower, called by the leader, when the leader has all objects."""
+    """Record the objects of all workers. The leader calls it on each follower when it has all objects."""
     caller = _caller()
     _gather.record_all(sequence_id, objects_map, None if caller is None else caller.name)
 
 
 def _gathering_numbers(worker_name: str) -> dict[str, int]:
-    """Runs on another worker for one that has been started again, called by it."""
+    """Return the numbers of the next gatherings. A restarted worker calls it on another worker."""
     check_caller(worker_name)
     return _gather.numbers_for(worker_name)
 
 
 def _adopt_gatherings() -> None:
-    """In a worker that has been started again: take part in the gatherings of the others from the next one on."""
+    """In a restarted worker: take part in the gatherings of the others from the next one on."""
     me = get_worker_info()
     for name in sorted({worker.name for worker in get_workers()} & _gather.python_workers(_get_current_rpc_agent())):
         if name == me.name:
@@ -213,11 +213,11 @@ def _adopt_gatherings() -> None:
 
 @_require_initialized
 def _all_gather(obj: Any, worker_names: set[str] | None = None, timeout: float = UNSET_RPC_TIMEOUT) -> dict[str, Any]:
-    """Every worker (of `worker_names`) contributes an object; return {name: object} of all. Blocks until all are here.
+    """Contribute `obj`. Block until all workers (of `worker_names`) have contributed; return {name: object} of all.
 
     Args:
-        timeout (float): seconds for each message and for the wait; unset: the group's for messages, no limit for the
-            wait; 0: no limit for either.
+        timeout (float): seconds for each message and for the wait; unset: the group's time-out for messages, no limit
+            for the wait; 0: no limit for either.
 
     Raises:
         WorkerLostError: some workers are lost; all others have contributed by then.
@@ -244,7 +244,7 @@ def _all_gather(obj: Any, worker_names: set[str] | None = None, timeout: float =
 
 @_require_initialized
 def _barrier(worker_names: Iterable[str]) -> None:
-    """Block until all workers of that list have called this. Time-outs are logged, not raised."""
+    """Block until all workers of that list have called this. Errors, such as a time-out, are logged and not raised."""
     try:
         _all_gather(None, set(worker_names))
     except RuntimeError:
@@ -257,7 +257,7 @@ def _wait_all_workers(timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
     try:
         _all_gather(None, timeout=timeout)
     except WorkerLostError:
-        raise  # shutdown() goes on, and says at its end who was lost
+        raise  # shutdown() goes on, and names the lost workers at its end
     except RuntimeError:
         logger.exception("Failed to respond to 'Shutdown Proceed' in time")
         raise
@@ -272,8 +272,8 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
 
     Args:
         graceful (bool): wait until all workers have called shutdown() and all work is done, and delete this worker's
-            references. False: stop now. Calls that this worker serves at that moment have 5 seconds to answer; those
-            that come later, or take longer, fail.
+            references. False: stop now. Calls that this worker serves at that moment have 5 seconds to answer; later
+            calls, and calls that take longer, fail.
         timeout (float): seconds to wait for other workers; 0: no limit.
 
     Raises:
@@ -282,9 +282,9 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
         ShutdownError: RPC is not initialized.
         RpcError: the thread serves a call, or, if `api._ignore_rref_leak` is False, the program still holds references.
 
-    This worker is shut down even if it raises, unless the thread serves a call: then an RpcError is all. One thread
-    calls it. It does not wait for a lost worker (see the option `liveness_timeout`), but for a busy one, however long
-    that takes.
+    This worker is shut down even if `shutdown` raises an error, unless the thread serves a call: then `shutdown` only
+    raises the RpcError. Only one thread may call it. It does not wait for a lost worker (see the option
+    `liveness_timeout`), but it waits for a busy one until `timeout`.
     """
     if _serves_call() or on_event_loop():
         raise RpcError(
@@ -328,7 +328,7 @@ def _leave_dynamic_group(agent: TensorPipeAgent, timeout: float) -> None:
 def _finalize_shutdown(grace_s: float = math.inf, limit_s: float = math.inf) -> None:
     try:
         try:
-            answer_served_calls(_get_current_rpc_agent(), limit_s)  # their functions may use RRefs
+            answer_served_calls(_get_current_rpc_agent(), limit_s)  # first, because their functions may use RRefs
         except BaseException:
             grace_s = EXIT_GRACE_S
             raise

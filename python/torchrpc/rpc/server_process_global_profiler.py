@@ -14,9 +14,9 @@ __all__: list[str] = []
 class _server_process_global_profile(profile):
     """A context manager like `torch.autograd.profiler_legacy.profile`, for the threads that serve calls.
 
-    Calls may enter and leave it: make one by `rpc.remote` on the worker to be profiled. Profiles nest; an outer one has
-    the events of the inner one, too. After the block, `function_events` has all events, and
-    `process_global_function_events` a list of events for each served request.
+    Other workers may enter and leave it by calls: create one with `rpc.remote` on the worker to be profiled. Profiles
+    may be nested; an outer one also has the events of the inner one. After the block, `function_events` has all
+    events, and `process_global_function_events` a list of events for each served request.
     """
 
     def __enter__(self) -> Any:
