@@ -1,5 +1,5 @@
-"""The allow-list of a worker that was started with `allowed_functions`: which functions its callers may run there, and
-which classes the pickles that it reads may have.
+"""The allow-list of a worker that was started with `allowed_functions`: the functions that its callers may run there,
+and the classes that pickles from other workers may contain.
 
 The extension checks operators, script functions and C++ functions (csrc/node/allow_list.h) and calls these functions
 for Python objects, on any thread. A refused name is not looked up, so nothing is imported for it. `_limited_unpickler`
@@ -29,8 +29,8 @@ from ._names import shortened as shortened
 logger = logging.getLogger(__name__)
 
 # Functions that the package itself calls on other workers: to join and leave a group, for RRefs, profiles, optimizers
-# and remote modules. A call may run them, but they are no values. Those that run a user's function check it against the
-# list.
+# and remote modules. A call may run them, but they cannot be sent as values. Those that run a user's function check it
+# against the list.
 _OWN = """
     rpc.rref_proxy._call_method
     rpc.api._gather_to_leader rpc.api._broadcast_to_followers rpc.api._gathering_numbers rpc.api._rref_typeof_on_owner
@@ -41,7 +41,7 @@ _OWN = """
     profiler._start profiler._stop profiler._clock
 """
 CALLED_BY_THE_PACKAGE = frozenset(f"torchrpc.{name}" for name in _OWN.split())
-# Those of them that clients may run, too. To gather and to join, a worker speaks for itself only.
+# The functions of `_OWN` that clients may run, too. In gatherings and joins, a worker acts only for itself.
 _OF_CLIENTS = """
     rpc.rref_proxy._call_method rpc.api._rref_typeof_on_owner rpc.api._gather_to_leader
     rpc.api._gathering_numbers rpc._utils._update_group_membership
@@ -49,7 +49,7 @@ _OF_CLIENTS = """
     nn.remote_module._set_training
 """
 _FOR_CLIENTS = frozenset(f"torchrpc.{name}" for name in _OF_CLIENTS.split())
-# To allow one of these is to allow everything: it runs, loads or looks up whatever arrives with the call.
+# Each of these would allow everything: it runs, loads or looks up anything that arrives with the call.
 _RUNS_ANYTHING = """
     builtins.eval builtins.exec builtins.compile builtins.__import__ builtins.getattr builtins.setattr builtins.globals
     builtins.vars builtins.__build_class__ importlib.import_module importlib.__import__ marshal.load marshal.loads
@@ -57,7 +57,7 @@ _RUNS_ANYTHING = """
     operator.methodcaller types.FunctionType types.CodeType types.MethodType code.InteractiveInterpreter
     runpy.run_module runpy.run_path torch.utils.cpp_extension.load torch.utils.cpp_extension.load_inline torch.hub.load
 """
-# The package's functions that may be listed; others are its pickler, its checks and their parts.
+# The package's functions that may be listed. The others are its pickler, its checks and their parts.
 _LISTABLE = frozenset(
     [
         "torchrpc.rpc.api.rpc_sync",
@@ -68,7 +68,7 @@ _LISTABLE = frozenset(
     ]
 )
 
-# The classes that entries name, by id: a class may be found in another module than the one that it names as its own.
+# The classes that entries name, by id. An entry may find a class in another module than the class's `__module__`.
 _classes_of_entries: dict[int, tuple[type, set[str]]] = {}
 
 
@@ -78,13 +78,12 @@ Entries: TypeAlias = Iterable[Callable[..., Any] | str]
 def allowances_of(
     allowed_functions: Entries | Mapping[str, Entries | None] | None,
 ) -> list[tuple[str, list[str] | None]]:
-    """Return `allowed_functions` as pairs: a pattern of callers' names, and the names by which calls refer to
-    the entries.
+    """Return `allowed_functions` as pairs: a pattern of callers' names, and the names of the entries in calls.
 
-    None in the place of names stands for everything. Without pairs, all may run everything.
+    None instead of the names allows everything. Without pairs, all callers may run everything.
 
     Raises:
-        TypeError: an entry is neither a callable nor a str, or a pattern is no str.
+        TypeError: an entry is neither a callable nor a str, or a pattern is not a str.
         ValueError: a function has no name of its own at the top level of a module, or a pattern is empty.
     """
     if allowed_functions is None:
@@ -132,10 +131,10 @@ def _name_of(entry: Any) -> str:
 
 
 def resolve(entries: Iterable[str]) -> list[str]:
-    """Return the entries, with the names by which calls refer to the objects of those that have another name.
+    """Return the entries, and the names by which calls refer to their objects, where these names differ.
 
-    Called by `init_rpc`, since it imports the modules of the entries. For example, `os.system` is `posix.system` in
-    calls, and `torch.add` is the operator `aten::add`.
+    `init_rpc` calls this function, because it imports the modules of the entries. For example, `os.system` is
+    `posix.system` in calls, and `torch.add` is the operator `aten::add`.
 
     Raises:
         ValueError: an entry allows everything, or names nothing, so that it could never match.
@@ -153,7 +152,7 @@ def resolve(entries: Iterable[str]) -> list[str]:
         if isinstance(found, type):
             _classes_of_entries.setdefault(id(found), (found, set()))[1].add(entry)
         if callable(found):
-            with contextlib.suppress(ValueError):  # it has no name of its own
+            with contextlib.suppress(ValueError):  # the object has no name of its own
                 names[_name_of(found)] = None
     return list(names)
 
@@ -196,8 +195,8 @@ def _why_unsafe(entry: str, look_up: bool = True) -> str:
     """Return why the entry may not be listed, as the end of a sentence; an empty string if it may.
 
     Args:
-        look_up: whether to compare the object that the entry names, too. That may run code, such as properties, so not
-            for a name from another worker.
+        look_up: whether to compare the object that the entry names, too. The look-up may run code, such as properties,
+            so it must be False for a name from another worker.
     """
     prefix = entry.removesuffix("*") if entry.endswith("*") else None
     module = entry.removesuffix("*").removesuffix(".") + "."
@@ -247,9 +246,9 @@ def _full_name(module: str, name: str) -> str:
 
 
 def claimed_name(obj: Any) -> str:
-    """Return the name that a function or class has by its own account; an empty string if it gives none.
+    """Return the name that a function or class gives for itself; an empty string if it gives none.
 
-    A metaclass cannot change what is read of a class.
+    A metaclass cannot change the name that is read from a class.
     """
     if isinstance(type(obj), type) and issubclass(type(obj), type):
         try:
@@ -266,7 +265,7 @@ _NAME_OF_TYPE: Any = vars(type)["__qualname__"]
 
 
 def refused(name: str, allowed: _C._AllowList) -> NotAllowedError:
-    """The error for a name that the list does not have."""
+    """Return the error for a name that is not on the list."""
     name = shortened(name)
     if not allowed.callers:
         return NotAllowedError(
@@ -289,7 +288,7 @@ def refused(name: str, allowed: _C._AllowList) -> NotAllowedError:
 
 
 def refused_code(what: str, allowed: _C._AllowList) -> NotAllowedError:
-    """The error for something that travels as code: it has no name that could be listed."""
+    """Return the error for an object that is sent as code: it has no name that could be listed."""
     worker = allowed.worker
     return NotAllowedError(
         f"{worker} does not let others send {what}, because its allowed_functions can allow only what has a name. "
@@ -299,7 +298,7 @@ def refused_code(what: str, allowed: _C._AllowList) -> NotAllowedError:
 
 
 def refused_value(name: str, allowed: _C._AllowList) -> NotAllowedError:
-    """The error for a function of the package in another place than the function of a call."""
+    """Return the error for a function of the package that is sent as a value and not as the function of a call."""
     return NotAllowedError(
         f"{allowed.worker} does not let others send {name} as a value, because it belongs to torchrpc. Send a function "
         "of your own, and list that function.",
@@ -308,7 +307,7 @@ def refused_value(name: str, allowed: _C._AllowList) -> NotAllowedError:
 
 
 def find_allowed(module: str, qualified_name: str, allowed: _C._AllowList | None = None) -> Any:
-    """Return the function of a call: one of the package's own, or one that the list has.
+    """Return the function of a call: one of the package's own, or one on the list.
 
     Args:
         allowed: default: the list in force.
@@ -326,7 +325,7 @@ def find_allowed(module: str, qualified_name: str, allowed: _C._AllowList | None
 
 
 def check_member(name: str, allowed: _C._AllowList) -> None:
-    """Raise NotAllowedError if the function of the package is part of the group's own work, and the caller a client."""
+    """Raise NotAllowedError if the caller is a client, and only members may run this function of the package."""
     if allowed.is_for_member or name in _FOR_CLIENTS:
         return
     raise NotAllowedError(
@@ -382,7 +381,7 @@ _PARTS_OF_CLASSES = (type, types.FunctionType, classmethod, staticmethod)
 
 
 def class_attribute(kind: type, name: str) -> Any:
-    """Return what the class or one of its bases has under that name, as it is stored there; None if there is nothing.
+    """Return the attribute of that name as the class, or one of its bases, stores it; None if there is none.
 
     No code of the class runs.
     """
@@ -399,13 +398,13 @@ _NOTHING: Any = object()
 
 
 def check_allowed(name: str, allowed: _C._AllowList) -> None:
-    """Raise NotAllowedError unless an entry allows this name of something that is no Python object."""
+    """Raise NotAllowedError unless an entry allows this name, which does not name a Python object."""
     if not allowed.entry_for(name):
         raise refused(name, allowed)
 
 
 def is_listed_class(kind: type, allowed: _C._AllowList) -> bool:
-    """Whether the list has this very class: one that only claims the name of a listed class is another one."""
+    """Whether the list has this very class, and not only a class whose name this one claims."""
     found, entries = _classes_of_entries.get(id(kind), (None, ()))
     if found is kind and any(allowed.entry_for(entry) for entry in entries):
         return True
@@ -453,9 +452,9 @@ def check_method(value: Any, name: str, kind: type | None = None) -> None:
 
 
 def _is_method_of_class(value: Any, name: str) -> bool:
-    """Whether `value.name` is what the class has under that name.
+    """Whether `value.name` is the attribute of that name of the class.
 
-    What the object has itself is no method of the class: its state may come from another worker.
+    An attribute of the object itself is not a method of the class: the object's state may come from another worker.
     """
     found = class_attribute(type(value), name)
     if found is None:
@@ -470,7 +469,7 @@ def _is_method_of_class(value: Any, name: str) -> bool:
 
 
 def local_value(rref: Any) -> Any:
-    """Return the value of an RRef that another worker has sent. With a list, it must be a real RRef."""
+    """Return the value of an RRef that another worker has sent. With an allow-list, `rref` must be a real RRef."""
     if (allowed := _C._allow_list()) is None:
         return rref.local_value()
     if not issubclass(type(rref), _C.PyRRef):

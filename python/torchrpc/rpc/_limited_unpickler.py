@@ -1,10 +1,10 @@
-"""Reads the pickles that a worker with `allowed_functions` receives. It is an interpreter of its own, because Python's
-unpickler can call any value, and set attributes of any object, once a pickle has got hold of it.
+"""Reads the pickles that a worker with `allowed_functions` receives. It has its own interpreter, because Python's
+unpickler can call any value, and set attributes of any object, to which a pickle can refer.
 
 A pickle may contain plain data, which the constructors of `_limited_data` build and check, and functions, classes and
-members of enums that the list has. It may call what a caller may call. It may change only the containers and the
-instances that it has made itself, and it sets no attributes but those in their `__dict__` and `__slots__`, or by the
-`__setstate__` of a listed class. See Note [Limited pickles]. Any thread; each pickle has a reader of its own.
+members of enums that the list has. It may call the functions that a caller may call. It may change only containers and
+instances that it has created itself. It sets attributes only in their `__dict__` and `__slots__`, or by the
+`__setstate__` of a listed class. See Note [Limited pickles]. Threads: any; each pickle has its own reader.
 """
 
 import _compat_pickle
@@ -52,35 +52,35 @@ from ._names import find_global
 
 # Note [Limited pickles]
 #
-# - Only the opcodes of `_HANDLERS` exist: those that Python's pickler writes for protocols 2 to 5, without persistent
-#   ids and extension codes.
-# - A name stands for plain data (`DATA`), a helper of the sender's pickler (`Helpers`), or something that the list has.
+# - Only the opcodes of `_HANDLERS` and `_run` exist: those that Python's pickler writes for protocols 2 to 5, without
+#   persistent ids and extension codes.
+# - A name stands for plain data (`DATA`), a helper of the sender's pickler (`Helpers`), or an object on the list.
 #   Nothing else is imported or looked up.
-# - Helpers, and functions of the package that only a call may run, are stand-ins (`StandIn`) on the stack. A pickle in
-#   which one is left over when it ends is refused, so they never become values.
-# - REDUCE, NEWOBJ and NEWOBJ_EX compare callables by identity with what this pickle has looked up, so an object cannot
-#   pass for one by its attributes or by its `__eq__`.
-# - BUILD, and items for containers, need an object that only this pickle refers to when it is made: a constructor may
-#   return an object that the worker shares, such as a singleton.
-# - The effort is bounded by the bytes that have arrived: numbers, keys and the depth of nesting have limits. The memo
-#   lets a few bytes refer to a large value again and again, so whoever copies a value, or computes with a number, pays
-#   for it out of a budget (`charge`).
+# - Helpers, and functions of the package that only a call may run, are stand-ins (`StandIn`) on the stack. A pickle
+#   that ends with a stand-in left is refused, so stand-ins never become values.
+# - REDUCE, NEWOBJ and NEWOBJ_EX compare callables by identity with the objects that this pickle has looked up, so an
+#   object cannot pass for a listed one by its attributes or by its `__eq__`.
+# - BUILD, and opcodes that add items, need an object to which only this pickle referred when the object was created: a
+#   constructor may return an object that the worker shares, such as a singleton.
+# - The effort is bounded by the number of received bytes: numbers, keys and the depth of nesting have limits. The memo
+#   lets a few bytes refer to a large value many times, so copies of values, and computations with numbers, are charged
+#   to a budget (`charge`).
 
 Helpers = Mapping[str, StandIn]  # name of a function of the sender's pickler -> what to do with its arguments
 
 _MOST_INT_BYTES = 1 << 16
 _MOST_NAME_CHARACTERS = 1000
-_DEEPEST_KEY = 200  # tuples in tuples, as keys: Python's hash of a tuple recurses without a check
+_DEEPEST_KEY = 200  # nested tuples in a key: Python's hash of a tuple recurses without a check
 _DEEPEST_VALUE = 5000
-_FREE_EFFORT = 1 << 20  # bytes to copy, in addition to those that follow
-_EFFORT_OF_A_BYTE = 16  # bytes to copy for each byte of the pickle
-_ELEMENT_EFFORT = 16  # bytes of an element of a container
+_FREE_EFFORT = 1 << 20  # bytes that may be copied, in addition to the following
+_EFFORT_OF_A_BYTE = 16  # bytes that may be copied for each byte of the pickle
+_ELEMENT_EFFORT = 16  # bytes to charge for an element of a container
 _LARGE_KEY_BITS = 1 << 10
-_KEY_EFFORT = 100_000  # tuples and their elements to hash, in addition to one for each byte of the pickle
+_KEY_EFFORT = 100_000  # tuples and elements that may be hashed, in addition to one for each byte of the pickle
 
 
 def _references_to_a_local() -> int:
-    """Return what `sys.getrefcount` has for an object to which one local variable refers: 2, since Python 3.14 1."""
+    """Return the `sys.getrefcount` of an object to which one local variable refers: 2; since Python 3.14: 1."""
     value = object()
     return sys.getrefcount(value)
 
@@ -89,7 +89,7 @@ _REFERENCES_TO_A_LOCAL = _references_to_a_local()
 
 
 class _Unbuilt:
-    """In the place of an object until BUILD has its contents."""
+    """A placeholder for an object until BUILD provides its contents."""
 
     __slots__ = ("build", "memo_index")
 
@@ -121,15 +121,15 @@ class LimitedUnpickler:
     """Reads one pickle. See the top of this file.
 
     Args:
-        data: the pickle; what follows its end is ignored.
-        allowed: the list.
-        tensors: for `tensor()`.
+        data: the pickle; bytes after its end are ignored.
+        allowed: the allow-list.
+        tensors: the tensors to which the pickle refers by index.
         buffers: out-of-band buffers, in the order of their use.
         helpers: functions of the sender's pickler.
-        code: names of functions that would bring code with them -> what that code is, for the text of the refusal.
-        is_call: whether it must be a call: then `load` returns a `Call`.
-        is_exception: whether it is part of an exception, and may have the types of Python's exceptions.
-        is_plain: whether it may have no names at all.
+        code: names of functions whose arguments would be code -> what that code is, for the text of the refusal.
+        is_call: whether the pickle must be a call: then `load` returns a `Call`.
+        is_exception: whether the pickle is part of an exception, and may contain the types of Python's exceptions.
+        is_plain: whether the pickle may contain no names at all.
     """
 
     def __init__(
@@ -158,25 +158,25 @@ class LimitedUnpickler:
         self._stack: list[Any] = []
         self._outer: list[list[Any]] = []  # the stacks below the marks
         self._memo: dict[int, Any] = {}
-        self._stand_ins = 0  # on the stacks and in values
+        self._stand_ins = 0  # the number of them on the stacks and in values
         self._call: Call | None = None
-        # By id, with the object, which keeps the id its own:
-        self._listed: dict[int, Any] = {}  # what the list has
+        # By id, with the object, so that no other object gets its id:
+        self._listed: dict[int, Any] = {}  # objects on the list that this pickle has looked up
         self._made: dict[int, Any] = {}  # instances of listed classes that only this pickle refers to
-        self._shared: dict[int, Any] = {}  # what the worker may share: returned by listed functions
-        self._key_efforts: dict[int, tuple[Any, int, int]] = {}  # of tuples: the effort to hash it, and its depth
-        self._copied: set[int] = set()  # storages
+        self._shared: dict[int, Any] = {}  # returned by listed functions; the worker may share them
+        self._key_efforts: dict[int, tuple[Any, int, int]] = {}  # of keys: the effort to hash it, and its depth
+        self._copied: set[int] = set()  # addresses of storages
         self._key_effort_left = _KEY_EFFORT + len(data)
         self._effort_left = _FREE_EFFORT + _EFFORT_OF_A_BYTE * len(data)
-        self._runs_listed_code = False  # whose exceptions are passed on as they are
+        self._runs_listed_code = False  # exceptions of such code are passed on unchanged
 
     def load(self) -> Any:
         """Return the object.
 
         Raises:
-            NotAllowedError: the list does not allow something in it.
-            SerializationError: it is malformed, or too much for its bytes.
-            NameNotFoundError: this worker does not have something that the list allows.
+            NotAllowedError: the list does not allow something in the pickle.
+            SerializationError: the pickle is malformed, or takes too much memory or time for its size.
+            NameNotFoundError: this worker does not have a name that the list allows.
             Exception: raised by listed classes and functions.
         """
         try:
@@ -200,7 +200,7 @@ class LimitedUnpickler:
         while True:
             opcode = data[at]
             at += 1
-            # The most frequent opcodes are here, and the others are functions.
+            # The most frequent opcodes are handled here, the others by functions.
             if opcode == _MEMOIZE:
                 memo[len(memo)] = stack[-1]
             elif opcode == _SHORT_BINUNICODE:
@@ -322,13 +322,13 @@ class LimitedUnpickler:
             )
 
     def charge(self, effort: int) -> None:
-        """Raise unless the budget of this pickle allows to copy so many bytes more."""
+        """Charge this number of bytes to the budget of this pickle. Raise if it is exceeded."""
         self._effort_left -= effort
         if self._effort_left < 0:
             raise MalformedError("it takes too much memory or time to read for the number of its bytes")
 
     def charge_for_copy(self, tensor: torch.Tensor) -> None:
-        """Pay for a copy of a tensor. The first copy of the memory that has arrived with it is free."""
+        """Charge a copy of a tensor to the budget. The first copy of its received memory is free."""
         bytes_of_copy = tensor.numel() * tensor.element_size()
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in self._copied:
@@ -337,7 +337,7 @@ class LimitedUnpickler:
         self.charge(bytes_of_copy)
 
     def _charge_for(self, values: Any) -> None:
-        """Pay for a copy of each value that a constructor gets."""
+        """Charge a copy of each value that a constructor gets to the budget."""
         if type(values) is dict:
             self.charge(_ELEMENT_EFFORT * len(values))
         elif type(values) is tuple:
@@ -348,7 +348,7 @@ class LimitedUnpickler:
                     self.charge(_ELEMENT_EFFORT * len(value))
 
     def _construct(self, function: Any, args: Any) -> Any:
-        """REDUCE: the result of `function(*args)`."""
+        """REDUCE: return the result of `function(*args)`."""
         if type(args) is not tuple:
             raise MalformedError("the arguments of a call in it are no tuple")
         if type(function) is StandIn:
@@ -364,7 +364,7 @@ class LimitedUnpickler:
         return self._call_listed(function, function, args, {})
 
     def _call_listed(self, function: Any, run: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Return `run(*args, **kwargs)`, which is `function` or, for a class, its `__new__`."""
+        """Return `run(*args, **kwargs)`. `run` is `function` or, for a class, its `__new__`."""
         self.check_callable(function)
         is_class = isinstance(function, type)
         if is_class and issubclass(function, type):
@@ -375,7 +375,7 @@ class LimitedUnpickler:
         value = run(*args, **kwargs)
         self._runs_listed_code = False
         kind = type(value)
-        # More than this function refers to it, or it is a member of an enum.
+        # Other code refers to the value, too, or it is a member of an enum.
         if sys.getrefcount(value) > _REFERENCES_TO_A_LOCAL or isinstance(kind, enum.EnumMeta):
             self._shared[id(value)] = value
         elif any(base is function for base in kind.__mro__) if is_class else is_listed_class(kind, self.allowed):
@@ -383,7 +383,7 @@ class LimitedUnpickler:
         return value
 
     def _make_object(self, kind: Any, args: Any, kwargs: Any) -> Any:
-        """NEWOBJ and NEWOBJ_EX: `kind.__new__(kind, *args, **kwargs)`."""
+        """NEWOBJ and NEWOBJ_EX: return `kind.__new__(kind, *args, **kwargs)`."""
         are_names = type(kwargs) is dict and (not kwargs or all(type(key) is str for key in kwargs))
         if type(args) is not tuple or not are_names:
             raise MalformedError("the arguments of a call in it are no tuple, or no dict with names")
@@ -526,11 +526,11 @@ class LimitedUnpickler:
     def checked_keys(self, keys: list[Any]) -> list[Any]:
         """Return the keys of a dict or the elements of a set, after a check of the effort to hash them.
 
-        A few bytes make tuples of tuples of which the same one occurs very often, or which are very deep.
+        A few bytes can create nested tuples that contain the same tuple very often, or that are very deep.
         """
         for key in keys:
             if type(key) in PLAIN_KEYS:
-                if type(key) is int and key.bit_length() > _LARGE_KEY_BITS:  # Python computes its hash each time
+                if type(key) is int and key.bit_length() > _LARGE_KEY_BITS:  # Python does not cache its hash
                     self.charge(key.bit_length() // 8)
                 continue
             effort, depth = self._key_effort(key)
@@ -586,7 +586,7 @@ class LimitedUnpickler:
                 todo += [(part, depth + 1) for part in parts if type(part) not in PLAIN_KEYS]
 
 
-# --- Opcodes: each takes the index of the byte after the opcode, and returns that of the next opcode ---
+# --- Opcodes: a handler takes the index of the byte after the opcode, and returns the index of the next opcode ---
 
 _Handler = Callable[[LimitedUnpickler, int], int]
 _HANDLERS: dict[int, _Handler] = {}

@@ -26,7 +26,7 @@ def _any_device(device: DeviceType) -> torch.device:
     found = torch.device("cuda", device) if bare else torch.device(device)
     if found.type == "meta":
         raise ValueError("Tensors on the device meta have no data: they need no device map.")
-    # "cuda" means another device on each thread; in a map it is the first.
+    # "cuda" means the current device of each thread; in a map it means the first device.
     return torch.device(found.type, 0) if found.index is None and found.type != "cpu" else found
 
 
@@ -92,7 +92,7 @@ _CHANNELS = {"cma", "mpt_uv", "basic", "xth", "cuda_ipc", "cuda_gdr", "cuda_xth"
 
 
 def _check_names(kind: str, names: list[str] | None, known: set[str]) -> None:
-    """Raise RuntimeError, as torch does, for a name that is none of a transport or channel."""
+    """Raise RuntimeError, as torch does, for an unknown name of a transport or channel."""
     for name in names or ():
         if name not in known:
             raise RuntimeError(f"Unknown {kind}: {name}. There are {', '.join(sorted(known))}.")
@@ -106,43 +106,44 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         rpc_timeout (float): default time-out of calls in seconds; 0: no limit.
         init_method (str): where the workers meet: `env://` (MASTER_ADDR and MASTER_PORT), `tcp://host:port` or
             `file:///path/on/a/shared/file/system`.
-        device_maps (dict or str): callee's name -> {device here: device there}: where the tensors of an accelerator go
-            in calls to that worker; in its replies they go the other way. The CPU can be one of the two. `"identity"`:
-            each device to the device of the same name, on all workers that have it and that `set_device_map` does not
-            name. Default: no maps; then only CPU tensors can be sent.
+        device_maps (dict or str): callee's name -> {device here: device there}: the callee's devices for the tensors of
+            an accelerator in calls to that worker; its replies use the inverse map. One of the two devices can be the
+            CPU. `"identity"`: each device maps to the device of the same name, on all workers that have it and that
+            `set_device_map` does not name. Default: no maps; then only CPU tensors can be sent.
         devices (list): the devices of an accelerator that this worker uses; default: those that the device maps of all
-            workers name. Each function that it serves gets streams of its own on them.
-        share_device_tensors (bool): send tensors of this worker's devices without a copy to workers of this machine, if
-            they can use the memory itself (docs: devices). Neither side may change such a tensor while the other uses
-            it, and this worker must not end before.
+            workers name. Each function that this worker serves gets its own streams on them.
+        share_device_tensors (bool): send tensors of this worker's devices without a copy to workers of this machine
+            that can use the memory itself (docs: devices). Neither side may change such a tensor while the other uses
+            it, and this worker must not end while another worker uses one.
         transport (str): `"native"` (shared memory within a host, else TCP), `"tcp"` (TCP everywhere), `"tensorpipe"`,
             `"ucx"` (UCX, if it is installed: `torchrpc[ucx]`) or `"auto"`, the same on all workers; default: the
             environment variable TORCHRPC_TRANSPORT, else `"auto"`, which is native.
         secret (str or bytes): the secret by which workers authenticate each other when they connect, at least 16 bytes,
             the same on all workers; default: the environment variables TORCHRPC_SECRET_FILE (a file that only its owner
             may read) or TORCHRPC_SECRET. Without one, workers that meet at a loopback address use a key that only
-            processes of their user can read; others a random secret, which the rendezvous hands to whoever asks.
+            processes of their user can read; others use a random secret, which the rendezvous gives to every
+            process that asks.
         identity (path): the file with the identity of this worker, which `torchrpc keygen` makes: a certificate of its
             name and role, and the group's secret. If one worker has an identity, all must. Default: the environment
-            variable TORCHRPC_IDENTITY_FILE, else none: then the names of workers are taken on trust.
+            variable TORCHRPC_IDENTITY_FILE, else none: then workers do not prove their names.
         tls (TlsOptions): the TLS certificate of this worker, its key, and the authorities that sign workers'
             certificates: another way to prove names, and to encrypt TCP. If one worker uses TLS, all must. Default: the
             environment variables TORCHRPC_TLS_CERTIFICATE, TORCHRPC_TLS_KEY and TORCHRPC_TLS_CA, else none.
         encryption (str): whether connections between hosts (TCP) are encrypted: `"on"`; `"off"`; or `"auto"`, which
             means on if a secret was given. The same on all workers; default: the environment variable
             TORCHRPC_ENCRYPTION, else `"auto"`. With a secret that the rendezvous distributes, encryption protects
-            against those only who cannot reach the rendezvous.
+            only against attackers that cannot reach the rendezvous.
         port (int or str): the TCP port to listen on, or a range such as `"29600-29700"`, of which the first free one is
             used; 0 or default: the environment variable TORCHRPC_PORT, else any free port.
         allowed_functions (list or dict): the only functions that other workers may run here: functions and classes,
             their names (`"package.module.function"`, `"aten::add"` for torch.add, `"cpp_function(name)"`), or prefixes
             of names (`"package.*"`). Methods of objects that RRefs refer to may be called if their class is listed, and
             so may those of a RemoteModule. Other workers may profile this one if `torchrpc.profiler.profile` is listed.
-            Pickles from other workers may contain only the same functions and plain data: no lambdas. A dict
-            has a list, or None for no restriction, for each pattern of callers' names:
-            `{"client-*": [infer], "trainer-*": None}`. The first pattern that matches decides, and a caller that none
-            matches may run nothing. A dict needs an `identity` or `tls`, by which workers prove their names. Default:
-            no restriction.
+            Pickles from other workers may contain only the same functions and plain data: no lambdas. A dict maps
+            patterns of callers' names to lists, or to None for no restriction:
+            `{"client-*": [infer], "trainer-*": None}`. The first pattern that matches applies, and a caller that no
+            pattern matches may run nothing. A dict needs an `identity` or `tls`, by which workers prove their names.
+            Default: no restriction.
         liveness_timeout (float): seconds. A worker with outstanding requests (a reply, a value, its end in `shutdown`)
             that stays silent this long counts as lost; a function may run for longer. 0: only a broken connection means
             a lost worker. Default: the environment variable TORCHRPC_LIVENESS_TIMEOUT, else 30.
@@ -154,14 +155,14 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         idempotency_window (float): seconds after the answer to a call with an `idempotency_key` in which this worker
             does not run it again. Default: the environment variable TORCHRPC_IDEMPOTENCY_WINDOW, else 600.
         metrics (bool): count calls by function and peer, with their latencies: see `torchrpc.observe`. Default: the
-            environment variable TORCHRPC_METRICS (0 or 1), else no.
+            environment variable TORCHRPC_METRICS (0 or 1), else False.
         slow_call_s (float): seconds. Calls that take longer, made or served by this worker, are logged with their
             function and the other worker, once while they are under way and again when they have ended; 0: none.
             Default: the environment variable TORCHRPC_SLOW_CALL_S, else none.
         pickle (str): `"off"`: this worker neither writes nor reads pickles. Plain data, tensors, RRefs, sets, functions
             and classes by their names, and objects of classes in `allowed_functions` or of `rpc.register_data_class`
             can be sent; other arguments and results raise a SerializationError that names them. Exceptions keep their
-            type if it is one of Python's or torchrpc's, or of such a class. All workers of a group need the same.
+            type if it is one of Python's or torchrpc's, or of such a class. All workers of a group need the same value.
             Default: the environment variable TORCHRPC_PICKLE, else `"on"`.
         limits (Limits): the largest messages that this worker sends and receives, e.g. `Limits(message_bytes=1 << 30)`.
             Default: 1 TiB.
@@ -169,18 +170,18 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             much of this worker each of these callers may use at a time. The first pattern (`*`, `?`, `[a-z]`) that
             matches a caller's name applies. Default: no quotas.
         audit_log (str, path, logging.Logger or function): where to record each call that this worker serves for others,
-            or refuses: a file, which only its owner can read and to which lines of JSON are appended; a logger, which
-            gets the same lines; or a function, which gets a dict for each, on a thread of its own. The keys are `time`,
+            or refuses: a file that only its owner can read, to which lines of JSON are appended; a logger, which gets
+            the same lines; or a function, which gets a dict for each call, on its own thread. The keys are `time`,
             `worker`, `caller`, `action`, `function`, `outcome` ("ok", "error" or "refused"), `error`, `reason`,
             `request_bytes`, `reply_bytes` and `seconds`; for a call that may be repeated, also `attempt`, `repeat` and
-            `key`. Calls do not wait for it: if events come faster than they can
-            be written, some are dropped, and `dropped_events` says how many. Default: no log.
+            `key`. Calls do not wait for the log: if events come faster than they can be written, some are dropped, and
+            `dropped_events` says how many. Default: no log.
         _transports, _channels (list of str): names of TensorPipe's transports and channels. With "shm" in `_transports`
             workers of one host share memory; with "uv" or "ibv" only, all use TCP. With transport="tensorpipe": in
             order of preference; those that do not work on this machine are skipped with a warning.
 
     Raises:
-        ValueError: a device map that is not 1-to-1, the CPU in `devices`, an empty secret, or another word for
+        ValueError: a device map that is not 1-to-1, the CPU in `devices`, an empty secret, or an unknown word for
             `device_maps` or `encryption`.
         TypeError: an argument of another type.
         RuntimeError: a number that must be positive and is not, or a limit that is too small for the group's own
@@ -304,7 +305,7 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
 
     @property
     def allowed_functions(self) -> list[str] | dict[str, list[str] | None] | None:
-        """What callers may run here, by name; None: everything."""
+        """The names of the functions that callers may run here; None: all functions."""
         if not self._allowed:
             return None
         if [callers for callers, _ in self._allowed] == ["*"]:
@@ -312,7 +313,7 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         return dict(self._allowed)
 
     def __repr__(self) -> str:
-        """The options that differ from their defaults, without secret and port, which have no attributes."""
+        """Return the options that differ from their defaults, without secret and port, which have no attributes."""
         default, shown = TensorPipeRpcBackendOptions(), []
         for name in inspect.signature(TensorPipeRpcBackendOptions).parameters:
             value = getattr(self, name, None)
@@ -321,7 +322,7 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         return f"TensorPipeRpcBackendOptions({', '.join(shown)})"
 
     def set_device_map(self, to: str, device_map: dict[DeviceType, DeviceType]) -> None:
-        """Add to the map {device here: device there} for calls to the worker named `to`.
+        """Add entries to the map {device here: device there} for calls to the worker named `to`.
 
         Replies use the inverse map. May be called several times, before `init_rpc`.
 
@@ -339,7 +340,7 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         self._set_device_map(to, added)
 
     def set_devices(self, devices: list[DeviceType]) -> None:
-        """Set the devices of an accelerator that this worker uses. Functions that it serves have streams of their own.
+        """Set the devices of an accelerator that this worker uses. Functions that it serves have their own streams.
 
         Raises:
             ValueError: a device is the CPU.
