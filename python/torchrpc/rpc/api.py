@@ -284,7 +284,7 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
 
     This worker is shut down even if `shutdown` raises an error, unless the thread serves a call: then `shutdown` only
     raises the RpcError. Only one thread may call it. It does not wait for a lost worker (see the option
-    `liveness_timeout`), but it waits for a busy one until `timeout`.
+    `liveness_timeout`), but it waits for a busy one, without a limit unless `timeout` is given.
     """
     if _serves_call() or on_event_loop():
         raise RpcError(

@@ -125,7 +125,8 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             process that asks.
         identity (path): the file with the identity of this worker, which `torchrpc keygen` makes: a certificate of its
             name and role, and the group's secret. If one worker has an identity, all must. Default: the environment
-            variable TORCHRPC_IDENTITY_FILE, else none: then workers do not prove their names.
+            variable TORCHRPC_IDENTITY_FILE, else none: without `tls`, workers then do not prove
+            their names.
         tls (TlsOptions): the TLS certificate of this worker, its key, and the authorities that sign workers'
             certificates: another way to prove names, and to encrypt TCP. If one worker uses TLS, all must. Default: the
             environment variables TORCHRPC_TLS_CERTIFICATE, TORCHRPC_TLS_KEY and TORCHRPC_TLS_CA, else none.
