@@ -266,7 +266,7 @@ class Gathering:
             states._names = self._names
             states._leaders.add(leader)
             for name in set(states.gathered_objects) - self._names:
-                del states.gathered_objects[name]  # this worker does not take part
+                del states.gathered_objects[name]  # the worker `name` does not take part
 
     def _wait_for_objects(self, leader: str) -> AllGatherStates:
         """On the leader, block until all workers that are not lost have reported; on a follower, until the leader has
