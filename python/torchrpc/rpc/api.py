@@ -274,7 +274,7 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
         graceful (bool): wait until all workers have called shutdown() and all work is done, and delete this worker's
             references. False: stop now. Calls that this worker serves at that moment have 5 seconds to answer; later
             calls, and calls that take longer, fail.
-        timeout (float): seconds to wait for other workers; 0: no limit.
+        timeout (float): seconds for which each step of the shutdown may wait for other workers; 0: no limit.
 
     Raises:
         WorkerLostError: a worker is lost; the text names it. The other workers have ended in order.
