@@ -156,6 +156,19 @@ def full(name, tids, serving, caller):
     )
 
 
+def test_a_circle_that_waits_for_another_circle_does_not_hide_it():
+    first, second, third, fourth = (("thread", f"w{i}", 1) for i in range(4))
+    graph = _why._Graph({})
+    graph.edges = {
+        first: _why.Edge([second, third], True, True, ""),
+        second: _why.Edge([first], True, True, ""),
+        third: _why.Edge([fourth], True, True, ""),
+        fourth: _why.Edge([third], True, True, ""),
+    }
+    graph._stuck = set(graph.edges)
+    assert graph.cycles() == [[first, second], [third, fourth]]
+
+
 def test_two_full_pools_that_wait_for_each_other():
     reports = {"w0": full("w0", [1001, 1002], [1, 2], "w1"), "w1": full("w1", [1101, 1102], [3, 4], "w0")}
     explanation = _why.explain(reports)

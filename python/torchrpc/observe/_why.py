@@ -291,7 +291,7 @@ class _Graph:
         return (any if edge.needs_all else all)(target in stuck for target in edge.targets)
 
     def cycles(self) -> list[list[Node]]:
-        """Return cycles of nodes that wait for each other, short ones; at most one for each connected set."""
+        """Return a short cycle of each strongly connected component: of nodes that all wait for each other."""
         stuck = self._stuck
         found: list[list[Node]] = []
         seen: set[Node] = set()
@@ -299,10 +299,9 @@ class _Graph:
             if start in seen:
                 continue
             cycle = self._shortest_cycle(start, stuck)
-            if cycle and seen.isdisjoint(cycle):
-                found.append(_from_smallest(cycle))
             if cycle:
-                seen |= self._reachable(start, stuck)
+                found.append(_from_smallest(cycle))
+                seen |= self._reachable(start, stuck) & self._waiters_of([start], stuck)
         return found
 
     def _shortest_cycle(self, start: Node, stuck: set[Node]) -> list[Node]:
@@ -350,18 +349,22 @@ class _Graph:
 
     def _waiting_for(self, cycle: list[Node], among: set[Node]) -> set[Node]:
         """Return the threads of `among` that wait, directly or through other nodes, for a node of a cycle."""
+        return {node for node in self._waiters_of(cycle, among) if node[0] == "thread"}
+
+    def _waiters_of(self, nodes: list[Node], among: set[Node]) -> set[Node]:
+        """Return the nodes of `among` that wait, directly or through other nodes, for one of these nodes."""
         waiters: dict[Node, list[Node]] = {}
         for node in among:
             for target in self.edges[node].targets:
                 waiters.setdefault(target, []).append(node)
         found: set[Node] = set()
-        todo = list(cycle)
+        todo = list(nodes)
         for node in todo:
             for waiter in waiters.get(node, []):
                 if waiter not in found:
                     found.add(waiter)
                     todo.append(waiter)
-        return {node for node in found if node[0] == "thread"}
+        return found
 
     def _rows_of(self, nodes: Iterable[Node]) -> list[Mapping[str, Any]]:
         return [self._calls_out[node[1:]] for node in nodes if node[0] == "call" and node[1:] in self._calls_out]
