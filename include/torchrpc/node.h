@@ -248,10 +248,9 @@ using LossHandler = std::function<void(const WorkerInfo&)>;
 ///
 /// Calls (or the futures of their results) throw Error: kUnknownWorker for a destination that is not in the group;
 /// kInvalidArgument or kSerialization for arguments that cannot be sent; kResultMismatch for results that are no `T`;
-/// kTimeout; kWorkerLost; kNoSuchFunction; kUserException if the function threw; kArgumentMismatch,
-/// kNotAllowed, kQuotaExceeded or kCancelled from the callee; kShutdown. Tensors are not copied
-/// before they are sent: do not change them until the call has ended. Calls made on a thread with an AutogradContext
-/// are recorded in it.
+/// kTimeout; kWorkerLost; kNoSuchFunction; kUserException if the function threw; kArgumentMismatch, kNotAllowed,
+/// kQuotaExceeded or kCancelled from the callee; kShutdown. Tensors are not copied before they are sent: do not change
+/// them until the call has ended. Calls made on a thread with an AutogradContext are recorded in it.
 class NodeRef {
  public:
   /// The name and rank of this worker.

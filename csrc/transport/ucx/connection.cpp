@@ -6,11 +6,11 @@
 // segments that follow the head (32 bits; 0 in other messages). The id of the message (PartKind) says whether it is a
 // head, a segment or the end of the connection.
 // UCX usually delivers the messages of an endpoint in order (MAX_EAGER_LANES in worker.cpp), but guarantees no order: a
-// message that has overtaken others waits in early_. The data of a rendezvous arrives later than its
-// message, and later than messages after it: so parts wait in incoming_ and become frames in order. The receiver starts
-// only one rendezvous at a time, that of the front part. So a peer can make it allocate memory for one segment whose
-// data has not arrived, and otherwise only for data that has arrived. A sender sends at most kMaxSentAhead parts beyond
-// the oldest part that UCX has not finished. So few parts of a correct peer wait, and a receiver disconnects a peer of
+// message that has overtaken others waits in early_. The data of a rendezvous arrives later than its message, and later
+// than messages after it: so parts wait in incoming_ and become frames in order. The receiver starts only one
+// rendezvous at a time, that of the front part. So a peer can make it allocate memory for one segment whose data has
+// not arrived, and otherwise only for data that has arrived. A sender sends at most kMaxSentAhead parts beyond the
+// oldest part that UCX has not finished. So few parts of a correct peer wait, and a receiver disconnects a peer of
 // which more than kMaxIncoming parts wait.
 
 #include "transport/ucx/connection.h"

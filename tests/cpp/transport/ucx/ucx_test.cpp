@@ -206,6 +206,8 @@ TEST_CASE("UCX: what was sent before the connection was closed arrives") {
   }
 }
 
+// Without AsyncThreadPause this crashes in some runs with UCX 1.17 and 1.18; with 1.22 no crash has been seen. The Pair
+// checks the callbacks.
 TEST_CASE("UCX: a transport may end while peers connect to it") {
   if (!canRun<Ucx>()) return;
   constexpr int kRounds = 20;
